@@ -1,0 +1,12 @@
+"""Enums whose repr is code, so that a printed scenario can be pasted back."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+
+class Choice(Enum):
+    """An `Enum` with string values, written to JSON as the value and printed as ``Class.MEMBER``."""
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}.{self.name}"

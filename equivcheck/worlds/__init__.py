@@ -1,0 +1,1 @@
+"""Worlds: N ranks that can run a function, as threads in simulation or as real processes."""

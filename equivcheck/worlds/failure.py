@@ -1,0 +1,72 @@
+"""What went wrong when ranks did not all finish: data, so that it can cross processes and be kept in a verdict."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from equivcheck.choice import Choice
+from equivcheck.errors import EquivCheckError
+
+
+class RankState(Choice):
+    """Where one rank was when its world gave up."""
+
+    FINISHED = "finished"
+    RAISED = "raised"
+    WAITING = "waiting"
+    RUNNING = "running"
+    DIED = "died"
+
+
+class FailureKind(Choice):
+    """Why a world gave up."""
+
+    RAISED = "raised"
+    DIED = "died"
+    DEADLOCK = "deadlock"
+    MISMATCH = "mismatch"
+    TIMEOUT = "timeout"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankReport:
+    """One rank's part in a failure."""
+
+    rank: int
+    """Global rank, from 0."""
+    state: RankState
+    """Where the rank was when the world gave up."""
+    error: str = ""
+    """``Type: message`` of what it raised, or how it died (``killed by SIGKILL``, ``exited with code 3``); else empty."""
+    pending: str = ""
+    """The collective that it waits in, as `Call.describe` writes it; else empty."""
+    stack: str = ""
+    """Its Python stack (or traceback), innermost frame last; empty when it could not be had."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failure:
+    """Why a run of N ranks gave no result."""
+
+    kind: FailureKind
+    """The first cause: a rank that raised or died comes before the hang that it caused in the others."""
+    summary: str
+    """One line for people: which rank, what."""
+    reports: tuple[RankReport, ...]
+    """One report a rank, in rank order."""
+
+    @property
+    def hung(self) -> bool:
+        """Whether ranks waited for each other in vain, rather than one of them failing by itself."""
+        return self.kind in (FailureKind.DEADLOCK, FailureKind.MISMATCH, FailureKind.TIMEOUT)
+
+
+class RanksFailed(EquivCheckError):
+    """At least one rank did not finish; `failure` says which and why."""
+
+    def __init__(self, failure: Failure) -> None:
+        super().__init__(failure.summary)
+        self.failure = failure
+
+    def __reduce__(self) -> tuple[type[RanksFailed], tuple[Failure]]:
+        return type(self), (self.failure,)

@@ -1,0 +1,1 @@
+"""N ranks as processes over gloo, started once and kept."""

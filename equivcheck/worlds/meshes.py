@@ -1,0 +1,29 @@
+"""Device meshes, kept: building one makes process groups, which costs more than a whole check."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
+_kept = threading.local()
+
+
+def device_mesh(shape: tuple[int, ...], names: tuple[str, ...]) -> DeviceMesh:
+    """The CPU mesh of this rank's world with that shape and those axis names, built at most once a rank.
+
+    A rank is a thread in sim and a process elsewhere, so what is kept per thread is kept per rank.
+    """
+    from torch.distributed.device_mesh import init_device_mesh
+
+    kept: dict[tuple[tuple[int, ...], tuple[str, ...]], DeviceMesh] = _kept.__dict__.setdefault("meshes", {})
+    if (shape, names) not in kept:
+        kept[shape, names] = init_device_mesh("cpu", shape, mesh_dim_names=names)
+    return kept[shape, names]
+
+
+def forget_meshes() -> None:
+    """Drop this rank's meshes, as its process groups have gone."""
+    _kept.__dict__.pop("meshes", None)

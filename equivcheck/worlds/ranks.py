@@ -1,0 +1,52 @@
+"""What every world offers: N ranks that can run one function."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, ClassVar, Self
+
+from equivcheck.worlds.call import Call
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """What N ranks left when all of them finished."""
+
+    values: tuple[Any, ...]
+    """What the program returned on each rank, in rank order."""
+    calls: tuple[tuple[Call, ...], ...] = ()
+    """Per rank, the communication calls in the order it issued them; empty in worlds that cannot see them."""
+
+
+class Ranks(ABC):
+    """N ranks kept alive between runs; each sees an initialised `torch.distributed` of its own."""
+
+    name: ClassVar[str]
+    """The world's name, as users type it."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+
+    @abstractmethod
+    def run(
+        self, program: Callable[..., Any], *arguments: Any, schedule_seed: int = 0, deadline: float = 60.0
+    ) -> Run:
+        """Call ``program(*arguments)`` on every rank and wait for all of them.
+
+        `deadline` is in seconds. Raises `RanksFailed` when a rank raises, dies, or waits in vain; the ranks can be used again afterwards.
+        """
+
+    @abstractmethod
+    def close(self) -> None:
+        """End every rank and undo whatever was changed in this process; calling it twice is fine."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

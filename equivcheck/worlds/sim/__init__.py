@@ -1,0 +1,1 @@
+"""N ranks as threads of this process, exactly one running at a time."""
