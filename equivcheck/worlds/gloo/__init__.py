@@ -1,1 +1,5 @@
-"""N ranks as processes over gloo, started once and kept."""
+"""Ranks as real processes that talk over gloo, kept alive between runs."""
+
+from equivcheck.worlds.gloo.world import GlooRanks
+
+__all__ = ["GlooRanks"]

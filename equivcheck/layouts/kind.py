@@ -1,0 +1,40 @@
+"""What a layout has to say about one kind of parallelism."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from equivcheck.scenario import Layout, Parallelism, Training
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
+    from equivcheck.train.setup import Setup
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limit:
+    """Something that a layout cannot run, or for which it is not equivalent by definition."""
+
+    reason: str
+    """One sentence for people: what, and why."""
+    applies: Callable[[Training, Layout], bool]
+    """Whether a scenario is beyond the limit."""
+    mend: Callable[[Training, Layout], Training]
+    """The nearest training within the limit; the generator uses it instead of rejecting. It never adds what another limit forbids."""
+
+
+class LayoutKind(ABC):
+    """How one parallelism is applied. Importing the module of a kind must not import torch: the generator asks for limits only."""
+
+    parallelism: ClassVar[type[Parallelism]]
+    """The noun that it applies."""
+    limits: ClassVar[tuple[Limit, ...]] = ()
+    """What it cannot run."""
+
+    @abstractmethod
+    def apply(self, setup: Setup, parallelism: Parallelism, mesh: DeviceMesh) -> None:
+        """Change the setup of this rank; `mesh` has the parallelism's own axes only. Called in rank order of nothing: every rank calls it."""

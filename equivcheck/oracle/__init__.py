@@ -1,0 +1,1 @@
+"""The oracle: runs the reference, measures the noise floor, compares, and gives a verdict."""

@@ -1,0 +1,1 @@
+"""`check`: one scenario, one verdict."""

@@ -1,0 +1,116 @@
+"""The outcome of a check, with its evidence."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from equivcheck.choice import Choice
+from equivcheck.errors import NotEquivalent
+from equivcheck.scenario import Scenario
+from equivcheck.worlds.failure import Failure
+
+
+class Outcome(Choice):
+    """What a check found."""
+
+    EQUIVALENT = "equivalent"
+    DIVERGED = "diverged"
+    CRASHED = "crashed"
+    HUNG = "hung"
+    KNOWN = "known"
+    INCONCLUSIVE = "inconclusive"
+    UNSUPPORTED = "unsupported"
+
+    @property
+    def is_finding(self) -> bool:
+        """Whether it is something new and wrong, to be kept and looked at."""
+        return self in (Outcome.DIVERGED, Outcome.CRASHED, Outcome.HUNG)
+
+
+class Phase(Choice):
+    """The parts of a step, in the order in which a first divergence is looked for."""
+
+    LOSS = "loss"
+    GRADIENT = "gradient"
+    CLIPPING = "clipping"
+    UPDATE = "update"
+    STATE = "state"
+    BUFFER = "buffer"
+
+
+class Difference(Choice):
+    """In what way a tensor differs."""
+
+    VALUE = "value"
+    RANKS_DISAGREE = "ranks_disagree"
+    MISSING = "missing"
+    EXTRA = "extra"
+    SHAPE = "shape"
+    DTYPE = "dtype"
+    NAN = "nan"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Divergence:
+    """One tensor that differs from the reference."""
+
+    step: int
+    """Step, from 0; the last one for state and buffers."""
+    phase: Phase
+    """Part of the step."""
+    tensor: str
+    """Canonical name; ``loss``, ``norm``, ``parameter/state`` for scalars and state."""
+    difference: Difference
+    """In what way."""
+    rank: int
+    """First rank on which it shows; -1 where no single rank is to blame (a mean over ranks)."""
+    index: tuple[int, ...] = ()
+    """Index of the worst element in the full tensor; empty where there is none."""
+    expected: str = ""
+    """The reference's value there (or shape, dtype, presence), printed so that it reads back exactly."""
+    actual: str = ""
+    """The candidate's."""
+    error: float = 0.0
+    """Norm of the error over the tolerance: above 1 is a divergence; infinite for anything but values."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """What `check` returns."""
+
+    outcome: Outcome
+    """What was found."""
+    scenario: Scenario
+    """What was checked."""
+    world: str
+    """Where the ranks ran."""
+    reason: str = ""
+    """One sentence for people; empty when equivalent."""
+    divergence: Divergence | None = None
+    """The first divergence; None unless diverged."""
+    followers: tuple[str, ...] = ()
+    """Other tensors that differ, as ``step 0 gradient layers.0.linear.weight``, in order, at most 20."""
+    failure: Failure | None = None
+    """What happened to the ranks; None unless crashed or hung."""
+    known: str = ""
+    """Identifier of the known upstream issue; empty unless known."""
+    worst_error: float = 0.0
+    """The largest error over all tensors in units of tolerance; below 1 when equivalent."""
+    seconds: float = 0.0
+    """Time of the whole check."""
+
+    def assert_equivalent(self) -> None:
+        """Raise `NotEquivalent` if something new and wrong was found; known, inconclusive and unsupported scenarios pass silently."""
+        if self.outcome.is_finding:
+            raise NotEquivalent(self.describe())
+
+    def describe(self) -> str:
+        """A few lines for people: outcome, where, what, and the ranks' states if they failed."""
+        lines = [f"{self.scenario.layout.name} in {self.world}: {self.outcome.value.upper()}. {self.reason}".rstrip()]
+        if self.followers:
+            lines.append("also differing: " + "; ".join(self.followers))
+        if self.failure is not None:
+            lines += [
+                f"  rank {report.rank} {report.state.value} {report.error or report.pending}".rstrip() for report in self.failure.reports
+            ]
+        return "\n".join([*lines, repr(self.scenario)])

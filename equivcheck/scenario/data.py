@@ -1,0 +1,30 @@
+"""The data of a training."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from equivcheck.errors import InvalidScenario
+
+MAX_MICROBATCHES = 4
+MAX_ROWS = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Data:
+    """What one step consumes, on all ranks together; drawn from the training's seed."""
+
+    microbatches: tuple[int, ...]
+    """Rows of each microbatch, 1 to 64; 1 to 4 microbatches, whose gradients are accumulated before the optimizer steps."""
+
+    def __post_init__(self) -> None:
+        if not 1 <= len(self.microbatches) <= MAX_MICROBATCHES:
+            raise InvalidScenario(f"Data.microbatches has {len(self.microbatches)} entries; allowed: 1 to {MAX_MICROBATCHES}")
+        for rows in self.microbatches:
+            if not 1 <= rows <= MAX_ROWS:
+                raise InvalidScenario(f"Data.microbatches has one of {rows} rows; allowed: 1 to {MAX_ROWS}")
+
+    @property
+    def batch(self) -> int:
+        """Rows of a whole step."""
+        return sum(self.microbatches)

@@ -1,0 +1,49 @@
+"""How a training is spread over ranks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from equivcheck.errors import InvalidScenario
+from equivcheck.scenario.mesh import DP, REPLICATE, SHARD, Mesh
+from equivcheck.scenario.parallelism import FSDP1, Parallelism
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """A mesh and what happens along its axes."""
+
+    mesh: Mesh
+    """The ranks."""
+    parallelisms: tuple[Parallelism, ...]
+    """What is applied, innermost first; together they take each axis of the mesh exactly once."""
+
+    def __post_init__(self) -> None:
+        if not self.parallelisms:
+            raise InvalidScenario("Layout.parallelisms is (); allowed: at least one parallelism")
+        taken = [name for parallelism in self.parallelisms for name in self.axes_of(parallelism)]
+        if sorted(taken) != sorted(self.mesh.names):
+            raise InvalidScenario(f"Layout.parallelisms {self.name} take the axes {taken}; the mesh has {list(self.mesh.names)}")
+        for parallelism in self.parallelisms:
+            if isinstance(parallelism, FSDP1) and parallelism.strategy.is_hybrid != (len(self.axes_of(parallelism)) == 2):
+                raise InvalidScenario(
+                    f"FSDP1.strategy is {parallelism.strategy!r}; allowed: a hybrid one exactly on the axes {REPLICATE}, {SHARD}"
+                )
+
+    def axes_of(self, parallelism: Parallelism) -> tuple[str, ...]:
+        """The mesh axes that a parallelism of this layout spreads over."""
+        for names in parallelism.axes:
+            if set(names) <= set(self.mesh.names):
+                return names
+        alternatives = " or ".join(str(names) for names in parallelism.axes)
+        raise InvalidScenario(f"Mesh.axes has the names {self.mesh.names}; {parallelism.tag} needs {alternatives}")
+
+    @property
+    def name(self) -> str:
+        """The tags of its parallelisms, outermost first: ``fsdp2 x tensor_parallel``."""
+        return " x ".join(parallelism.tag for parallelism in reversed(self.parallelisms))
+
+    @property
+    def num_data_ranks(self) -> int:
+        """Ranks that see different rows of the batch."""
+        return self.mesh.size(DP, REPLICATE, SHARD)

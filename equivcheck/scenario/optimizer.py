@@ -1,0 +1,220 @@
+"""The elementwise optimizers of `torch.optim`, a noun each, fields named as torch names them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from equivcheck.choice import Choice
+from equivcheck.scenario.ranges import refuse, require_between, require_not_negative, require_positive
+
+
+class Implementation(Choice):
+    """Which of torch's implementations of the same update runs."""
+
+    FOR_LOOP = "for_loop"
+    FOREACH = "foreach"
+    FUSED = "fused"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Optimizer:
+    """What every optimizer has; the class name is that of `torch.optim`."""
+
+    fusable: ClassVar[bool] = False
+    """Whether torch has a fused implementation on CPU."""
+    lr: float = 0.05
+    """Learning rate, above 0."""
+    weight_decay: float = 0.0
+    """Weight decay, at least 0; each optimizer couples it as torch does."""
+    maximize: bool = False
+    """Whether it ascends."""
+    implementation: Implementation = Implementation.FOR_LOOP
+    """Which implementation runs; `FUSED` only where torch has one on CPU."""
+
+    def __post_init__(self) -> None:
+        require_positive(self, "lr")
+        require_not_negative(self, "weight_decay")
+        if self.implementation is Implementation.FUSED and not self.fusable:
+            raise refuse(self, "implementation", "Implementation.FOR_LOOP, Implementation.FOREACH")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SGD(Optimizer):
+    """`torch.optim.SGD`."""
+
+    fusable: ClassVar[bool] = True
+    momentum: float = 0.0
+    """Momentum factor, 0 to 1."""
+    dampening: float = 0.0
+    """Dampening of the momentum, 0 to 1."""
+    nesterov: bool = False
+    """Nesterov momentum; needs momentum above 0 and no dampening."""
+
+    def __post_init__(self) -> None:
+        Optimizer.__post_init__(self)
+        require_between(self, "momentum", 0.0, 1.0)
+        require_between(self, "dampening", 0.0, 1.0)
+        if self.nesterov and (self.momentum == 0.0 or self.dampening != 0.0):
+            raise refuse(self, "nesterov", "only with momentum above 0 and dampening 0")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Adaptive(Optimizer):
+    """What the Adam family shares."""
+
+    betas: tuple[float, float] = (0.9, 0.999)
+    """Decay of the running averages of the gradient and of its square, each in [0, 1)."""
+    eps: float = 1e-8
+    """Added to the denominator, above 0."""
+
+    def __post_init__(self) -> None:
+        Optimizer.__post_init__(self)
+        require_positive(self, "eps")
+        if not all(0.0 <= beta < 1.0 for beta in self.betas):
+            raise refuse(self, "betas", "two numbers in [0, 1)")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Adam(_Adaptive):
+    """`torch.optim.Adam`."""
+
+    fusable: ClassVar[bool] = True
+    amsgrad: bool = False
+    """Whether the largest second moment so far is used."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdamW(Adam):
+    """`torch.optim.AdamW`: decoupled weight decay."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Adamax(_Adaptive):
+    """`torch.optim.Adamax`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NAdam(_Adaptive):
+    """`torch.optim.NAdam`."""
+
+    momentum_decay: float = 4e-3
+    """Decay of the momentum, at least 0."""
+    decoupled_weight_decay: bool = False
+    """Whether weight decay is applied as AdamW does."""
+
+    def __post_init__(self) -> None:
+        _Adaptive.__post_init__(self)
+        require_not_negative(self, "momentum_decay")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RAdam(_Adaptive):
+    """`torch.optim.RAdam`."""
+
+    decoupled_weight_decay: bool = False
+    """Whether weight decay is applied as AdamW does."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Adagrad(Optimizer):
+    """`torch.optim.Adagrad`."""
+
+    fusable: ClassVar[bool] = True
+    lr_decay: float = 0.0
+    """Decay of the learning rate, at least 0."""
+    initial_accumulator_value: float = 0.0
+    """Where the sum of squares starts, at least 0."""
+    eps: float = 1e-10
+    """Added to the denominator, above 0."""
+
+    def __post_init__(self) -> None:
+        Optimizer.__post_init__(self)
+        require_not_negative(self, "lr_decay", "initial_accumulator_value")
+        require_positive(self, "eps")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Adadelta(Optimizer):
+    """`torch.optim.Adadelta`."""
+
+    rho: float = 0.9
+    """Decay of the running averages, 0 to 1."""
+    eps: float = 1e-6
+    """Added to the denominator, above 0."""
+
+    def __post_init__(self) -> None:
+        Optimizer.__post_init__(self)
+        require_between(self, "rho", 0.0, 1.0)
+        require_positive(self, "eps")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RMSprop(Optimizer):
+    """`torch.optim.RMSprop`."""
+
+    alpha: float = 0.99
+    """Smoothing of the squared gradient, 0 to 1."""
+    eps: float = 1e-8
+    """Added to the denominator, above 0."""
+    momentum: float = 0.0
+    """Momentum factor, 0 to 1."""
+    centered: bool = False
+    """Whether the gradient is normalised by an estimate of its variance."""
+
+    def __post_init__(self) -> None:
+        Optimizer.__post_init__(self)
+        require_between(self, "alpha", 0.0, 1.0)
+        require_between(self, "momentum", 0.0, 1.0)
+        require_positive(self, "eps")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rprop(Optimizer):
+    """`torch.optim.Rprop`; it has no weight decay."""
+
+    etas: tuple[float, float] = (0.5, 1.2)
+    """Factors by which a step shrinks, in (0, 1), and grows, above 1."""
+    step_sizes: tuple[float, float] = (1e-6, 50.0)
+    """Smallest and largest step, above 0."""
+
+    def __post_init__(self) -> None:
+        Optimizer.__post_init__(self)
+        if self.weight_decay:
+            raise refuse(self, "weight_decay", "0.0")
+        if not 0.0 < self.etas[0] < 1.0 < self.etas[1]:
+            raise refuse(self, "etas", "a number in (0, 1) and one above 1")
+        if not 0.0 < self.step_sizes[0] <= self.step_sizes[1]:
+            raise refuse(self, "step_sizes", "two numbers above 0 in rising order")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ASGD(Optimizer):
+    """`torch.optim.ASGD`."""
+
+    lambd: float = 1e-4
+    """Decay term, at least 0."""
+    alpha: float = 0.75
+    """Power of the learning rate's decay, at least 0."""
+    t0: float = 1e6
+    """Step at which averaging starts, at least 0."""
+
+    def __post_init__(self) -> None:
+        Optimizer.__post_init__(self)
+        require_not_negative(self, "lambd", "alpha", "t0")
+
+
+OPTIMIZERS: tuple[type[Optimizer], ...] = (
+    SGD,
+    Adam,
+    AdamW,
+    Adamax,
+    NAdam,
+    RAdam,
+    Adagrad,
+    Adadelta,
+    RMSprop,
+    Rprop,
+    ASGD,
+)
+"""Every optimizer noun, simplest first."""

@@ -1,0 +1,162 @@
+"""What happens along the axes of a mesh: one noun for each kind of parallelism."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from equivcheck.choice import Choice
+from equivcheck.errors import InvalidScenario
+from equivcheck.scenario.mesh import DP, REPLICATE, SHARD, TP
+from equivcheck.scenario.model import MAX_LAYERS
+from equivcheck.scenario.ranges import require_positive
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parallelism:
+    """Base of every kind of parallelism; third parties subclass it and register a layout for it."""
+
+    tag: ClassVar[str]
+    """Its name in JSON, on the command line and in reports."""
+    axes: ClassVar[tuple[tuple[str, ...], ...]]
+    """The mesh axes that it may spread over, as alternatives."""
+
+
+class Wrapping(Choice):
+    """What becomes a unit of sharding."""
+
+    WHOLE = "whole"
+    PER_LAYER = "per_layer"
+
+
+class ShardingStrategy(Choice):
+    """The strategies of `torch.distributed.fsdp.ShardingStrategy`."""
+
+    FULL_SHARD = "FULL_SHARD"
+    SHARD_GRAD_OP = "SHARD_GRAD_OP"
+    NO_SHARD = "NO_SHARD"
+    HYBRID_SHARD = "HYBRID_SHARD"
+    HYBRID_SHARD_ZERO2 = "_HYBRID_SHARD_ZERO2"
+
+    @property
+    def is_hybrid(self) -> bool:
+        """Whether it shards along one axis and replicates along another."""
+        return self in (ShardingStrategy.HYBRID_SHARD, ShardingStrategy.HYBRID_SHARD_ZERO2)
+
+
+class Distribution(Choice):
+    """How SPMD data parallelism places parameters, gradients and optimizer state."""
+
+    REPLICATE = "replicate"
+    FULLY_SHARD = "fully_shard"
+
+
+class Split(Choice):
+    """How tensor parallelism places the weight of a linear."""
+
+    REPLICATED = "replicated"
+    COLUMN = "column"
+    ROW = "row"
+
+
+class Spread(Choice):
+    """How an activation lies over the ranks of an axis: whole on each, by its rows (sequence parallel), or by its features."""
+
+    WHOLE = "whole"
+    ROWS = "rows"
+    FEATURES = "features"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DDP(Parallelism):
+    """`torch.nn.parallel.DistributedDataParallel`."""
+
+    tag: ClassVar[str] = "ddp"
+    axes: ClassVar[tuple[tuple[str, ...], ...]] = ((DP,),)
+    bucket_cap_mb: float = 25.0
+    """Largest bucket in MiB, above 0; 0.0001 is 104 bytes."""
+    gradient_as_bucket_view: bool = False
+    """Whether gradients are views into the buckets."""
+    static_graph: bool = False
+    """Whether the graph is promised to be the same at every step."""
+    find_unused_parameters: bool = False
+    """Whether parameters that take no part in a step are looked for."""
+    no_sync: bool = False
+    """Whether all microbatches but the last run under `no_sync`, rather than each being reduced."""
+
+    def __post_init__(self) -> None:
+        require_positive(self, "bucket_cap_mb")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FSDP1(Parallelism):
+    """`torch.distributed.fsdp.FullyShardedDataParallel`."""
+
+    tag: ClassVar[str] = "fsdp1"
+    axes: ClassVar[tuple[tuple[str, ...], ...]] = ((DP,), (REPLICATE, SHARD))
+    strategy: ShardingStrategy = ShardingStrategy.FULL_SHARD
+    """What is sharded; a hybrid strategy exactly on a mesh of two axes."""
+    use_orig_params: bool = True
+    """Whether the optimizer sees the original parameters rather than flat ones."""
+    wrapping: Wrapping = Wrapping.WHOLE
+    """Whether each layer is a unit of its own inside the root's."""
+    no_sync: bool = False
+    """Whether all microbatches but the last run under `no_sync`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FSDP2(Parallelism):
+    """`torch.distributed.fsdp.fully_shard`; on a mesh of two axes it is HSDP."""
+
+    tag: ClassVar[str] = "fsdp2"
+    axes: ClassVar[tuple[tuple[str, ...], ...]] = ((DP,), (REPLICATE, SHARD))
+    wrapping: Wrapping = Wrapping.WHOLE
+    """Whether each layer is a unit of its own inside the root's."""
+    reshard_after_forward: bool = True
+    """Whether parameters are freed between forward and backward."""
+    no_sync: bool = False
+    """Whether only the last microbatch reduces gradients (`set_requires_gradient_sync`)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SPMD(Parallelism):
+    """Data parallelism by DTensor propagation: parameters distributed, the batch sharded by rows, nothing else said."""
+
+    tag: ClassVar[str] = "spmd"
+    axes: ClassVar[tuple[tuple[str, ...], ...]] = ((DP,),)
+    distribution: Distribution = Distribution.REPLICATE
+    """Placement of parameters."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerPlan:
+    """What tensor parallelism does to one layer."""
+
+    split: Split = Split.REPLICATED
+    """Placement of the linear's weight."""
+    output: Spread = Spread.WHOLE
+    """How the layer leaves its output, and so how the next one finds its input."""
+
+    def __post_init__(self) -> None:
+        if self.split is Split.REPLICATED and self.output is Spread.FEATURES:
+            raise InvalidScenario("LayerPlan.output is Spread.FEATURES; allowed with Split.REPLICATED: Spread.WHOLE, Spread.ROWS")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorParallel(Parallelism):
+    """`torch.distributed.tensor.parallel.parallelize_module` with a plan for each layer."""
+
+    tag: ClassVar[str] = "tensor_parallel"
+    axes: ClassVar[tuple[tuple[str, ...], ...]] = ((TP,),)
+    plan: tuple[LayerPlan, ...] = (LayerPlan(),)
+    """One entry a layer, 1 to 5; the last leaves its output whole."""
+
+    def __post_init__(self) -> None:
+        if not 1 <= len(self.plan) <= MAX_LAYERS:
+            raise InvalidScenario(f"TensorParallel.plan has {len(self.plan)} entries; allowed: 1 to {MAX_LAYERS}, one a layer")
+        if self.plan[-1].output is not Spread.WHOLE:
+            raise InvalidScenario(f"TensorParallel.plan ends with output {self.plan[-1].output!r}; allowed: Spread.WHOLE")
+
+
+PARALLELISMS: tuple[type[Parallelism], ...] = (DDP, FSDP1, FSDP2, TensorParallel, SPMD)
+"""Every parallelism that ships with the package, simplest first."""

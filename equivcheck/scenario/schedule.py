@@ -1,0 +1,67 @@
+"""Learning-rate schedules of `torch.optim.lr_scheduler`, stepped once after each optimizer step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from equivcheck.scenario.ranges import require_between, require_positive
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Schedule:
+    """What every schedule has in common: its class name is that of `torch.optim.lr_scheduler`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepLR(Schedule):
+    """`torch.optim.lr_scheduler.StepLR`."""
+
+    step_size: int = 1
+    """Steps between two decays, 1 to 5."""
+    gamma: float = 0.5
+    """Factor of a decay, above 0."""
+
+    def __post_init__(self) -> None:
+        require_between(self, "step_size", 1, 5)
+        require_positive(self, "gamma")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExponentialLR(Schedule):
+    """`torch.optim.lr_scheduler.ExponentialLR`."""
+
+    gamma: float = 0.5
+    """Factor of each step, above 0."""
+
+    def __post_init__(self) -> None:
+        require_positive(self, "gamma")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinearLR(Schedule):
+    """`torch.optim.lr_scheduler.LinearLR`: a warm-up."""
+
+    start_factor: float = 0.25
+    """Factor at the first step, above 0 to 1."""
+    total_iters: int = 3
+    """Steps until the factor is 1, 1 to 5."""
+
+    def __post_init__(self) -> None:
+        require_positive(self, "start_factor")
+        require_between(self, "start_factor", 0.0, 1.0)
+        require_between(self, "total_iters", 1, 5)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CosineAnnealingLR(Schedule):
+    """`torch.optim.lr_scheduler.CosineAnnealingLR`."""
+
+    T_max: int = 5
+    """Steps of half a period, 1 to 10."""
+
+    def __post_init__(self) -> None:
+        require_between(self, "T_max", 1, 10)
+
+
+SCHEDULES: tuple[type[Schedule], ...] = (StepLR, ExponentialLR, LinearLR, CosineAnnealingLR)
+"""Every schedule noun, simplest first."""

@@ -1,0 +1,104 @@
+"""What is trained; no word of ranks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from equivcheck.choice import Choice
+from equivcheck.scenario.clipping import Clipping
+from equivcheck.scenario.data import Data
+from equivcheck.scenario.model import Model
+from equivcheck.scenario.optimizer import SGD, Optimizer
+from equivcheck.scenario.ranges import require_between, require_not_negative, require_positive
+from equivcheck.scenario.schedule import Schedule
+
+MAX_STEPS = 5
+
+
+class Loss(Choice):
+    """The loss of a step; means are over all elements of the step's whole batch."""
+
+    MSE_MEAN = "mse_mean"
+    MSE_SUM = "mse_sum"
+    LINEAR_MEAN = "linear_mean"
+    LINEAR_SUM = "linear_sum"
+
+    @property
+    def is_mean(self) -> bool:
+        """Whether the loss is averaged over the batch rather than summed."""
+        return self in (Loss.MSE_MEAN, Loss.LINEAR_MEAN)
+
+    @property
+    def is_linear(self) -> bool:
+        """Whether the loss is of ``out - target`` rather than of its square."""
+        return self in (Loss.LINEAR_MEAN, Loss.LINEAR_SUM)
+
+
+class Precision(Choice):
+    """The element type of parameters, inputs and arithmetic."""
+
+    FLOAT64 = "float64"
+    FLOAT32 = "float32"
+
+
+class ZeroGrad(Choice):
+    """What gradients are set to before a step."""
+
+    NONE = "none"
+    ZERO = "zero"
+
+
+class Select(Choice):
+    """Which parameters a group takes."""
+
+    VECTORS = "vectors"
+    FIRST_LAYER = "first_layer"
+    ODD_LAYERS = "odd_layers"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Group:
+    """A parameter group with settings of its own; a parameter goes to the first group that selects it, else to the optimizer's own."""
+
+    select: Select = Select.VECTORS
+    """Which parameters: all with one dim (biases, norms), those of layer 0, or those of layers 1, 3 ..."""
+    lr_factor: float = 1.0
+    """Its learning rate as a multiple of the optimizer's, above 0."""
+    weight_decay: float = 0.0
+    """Its weight decay, at least 0; 0 with an optimizer that has none."""
+
+    def __post_init__(self) -> None:
+        require_positive(self, "lr_factor")
+        require_not_negative(self, "weight_decay")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Training:
+    """A whole training run on one device."""
+
+    model: Model
+    """What is trained."""
+    data: Data
+    """What one step consumes."""
+    optimizer: Optimizer = SGD()
+    """What updates the parameters."""
+    loss: Loss = Loss.MSE_MEAN
+    """What is minimised."""
+    groups: tuple[Group, ...] = ()
+    """Parameter groups beside the optimizer's own."""
+    schedule: Schedule | None = None
+    """Learning-rate schedule; None for a constant rate."""
+    clipping: Clipping | None = None
+    """Gradient clipping; None for none."""
+    zero_grad: ZeroGrad = ZeroGrad.NONE
+    """What gradients are set to before a step."""
+    precision: Precision = Precision.FLOAT64
+    """Element type."""
+    steps: int = 1
+    """Optimizer steps, 1 to 5."""
+    seed: int = 0
+    """Draws initial parameters and data, 0 to 2**32 - 1."""
+
+    def __post_init__(self) -> None:
+        require_between(self, "steps", 1, MAX_STEPS)
+        require_between(self, "seed", 0, 2**32 - 1)

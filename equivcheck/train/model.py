@@ -1,0 +1,86 @@
+"""The torch module of a model noun."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from equivcheck.scenario import Activation, Layer, Model, Norm, Side
+
+ACTIVATIONS: dict[Activation, Callable[[torch.Tensor], torch.Tensor]] = {
+    Activation.RELU: functional.relu,
+    Activation.GELU: functional.gelu,
+    Activation.TANH: torch.tanh,
+    Activation.SIGMOID: torch.sigmoid,
+    Activation.SILU: functional.silu,
+}
+"""Every activation but the identity, which is left out."""
+
+
+class _Linear(nn.Linear):
+    def reset_parameters(self) -> None:
+        """Leave the parameters alone: they are replaced, and drawing them would use the process-wide generator."""
+
+
+class Block(nn.Module):
+    """One layer of the MLP."""
+
+    def __init__(self, layer: Layer, inputs: int) -> None:
+        super().__init__()
+        self.layer = layer
+        self.norm = _norm(layer.norm, inputs)
+        self.linear = _Linear(inputs, layer.width, bias=layer.bias)
+        self.side = None if layer.side is None else _Linear(inputs, layer.width, bias=False)
+        self.activation = ACTIVATIONS.get(layer.activation)
+
+    def forward(self, inputs: torch.Tensor, mask: torch.Tensor | None, step: int) -> torch.Tensor:
+        """Map (rows, inputs) to (rows, width)."""
+        normed = inputs if self.norm is None else self.norm(inputs)
+        outputs: torch.Tensor = self.linear(normed)
+        if self.side is not None and self.layer.side is Side.EVEN_STEPS and step % 2 == 0:
+            outputs = outputs + self.side(normed)
+        if self.activation is not None:
+            outputs = self.activation(outputs)
+        if mask is not None:
+            outputs = outputs * mask
+        return outputs + inputs if self.layer.residual else outputs
+
+
+class MLP(nn.Module):
+    """A stack of blocks."""
+
+    def __init__(self, model: Model) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(Block(layer, model.inputs(index)) for index, layer in enumerate(model.layers))
+        if model.counter:
+            self.register_buffer("forwards", torch.zeros((), dtype=torch.int64))
+
+    def forward(self, inputs: torch.Tensor, masks: tuple[torch.Tensor | None, ...], step: int) -> torch.Tensor:
+        """Map (rows, features) to (rows, outputs); `step` decides which sides run."""
+        if "forwards" in self._buffers:
+            self.forwards += 1
+        for layer, mask in zip(self.layers, masks, strict=True):
+            inputs = layer(inputs, mask, step)
+        return inputs
+
+
+def build_model(model: Model, parameters: dict[str, torch.Tensor]) -> MLP:
+    """The module of a noun with copies of the given initial parameters."""
+    module = MLP(model)
+    for name, values in parameters.items():
+        owner, _, attribute = name.rpartition(".")
+        frozen = model.layers[int(name.split(".")[1])].frozen
+        setattr(module.get_submodule(owner), attribute, nn.Parameter(values.clone(), requires_grad=not frozen))
+    for index, layer in enumerate(model.layers):
+        if layer.shares is not None:
+            module.get_submodule(f"layers.{index}.linear").weight = module.get_submodule(f"layers.{layer.shares}.linear").weight
+    return module
+
+
+def _norm(norm: Norm | None, features: int) -> nn.Module | None:
+    if norm is None:
+        return None
+    return nn.LayerNorm(features) if norm is Norm.LAYER else nn.RMSNorm(features)

@@ -1,0 +1,66 @@
+"""The torch optimizer and schedule of their nouns."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import fields
+from functools import cache
+from typing import Any
+
+import torch
+from torch.optim import lr_scheduler
+
+from equivcheck.scenario import Group, Implementation, Optimizer, Rprop, Schedule, Select, Training
+
+
+def build_optimizer(training: Training, parameters: Iterable[tuple[str, torch.Tensor]]) -> torch.optim.Optimizer:
+    """The optimizer of a training over (canonical name, parameter) pairs; groups that would be empty are left out."""
+    chosen: dict[Group | None, list[torch.Tensor]] = {None: [], **{group: [] for group in training.groups}}
+    for name, parameter in parameters:
+        chosen[_group_of(training, name)].append(parameter)
+    groups = [_settings(training.optimizer, group) | {"params": members} for group, members in chosen.items() if members]
+    kind = getattr(torch.optim, type(training.optimizer).__name__)
+    built: torch.optim.Optimizer = kind(groups, **_arguments(training.optimizer))
+    return built
+
+
+def build_schedule(schedule: Schedule | None, optimizer: torch.optim.Optimizer) -> lr_scheduler.LRScheduler | None:
+    """The scheduler of a noun; None for a constant rate."""
+    if schedule is None:
+        return None
+    settings = {field.name: getattr(schedule, field.name) for field in fields(schedule)}
+    built: lr_scheduler.LRScheduler = getattr(lr_scheduler, type(schedule).__name__)(optimizer, **settings)
+    return built
+
+
+def selects(group: Group, name: str) -> bool:
+    """Whether a group takes the parameter of that canonical name."""
+    if group.select is Select.VECTORS:
+        return name.endswith(("bias", "norm.weight"))
+    layer = int(name.split(".")[1])
+    return layer == 0 if group.select is Select.FIRST_LAYER else layer % 2 == 1
+
+
+def _group_of(training: Training, name: str) -> Group | None:
+    return next((group for group in training.groups if selects(group, name)), None)
+
+
+def _settings(optimizer: Optimizer, group: Group | None) -> dict[str, Any]:
+    if group is None:
+        return {}
+    settings: dict[str, Any] = {"lr": optimizer.lr * group.lr_factor}
+    return settings if isinstance(optimizer, Rprop) else settings | {"weight_decay": group.weight_decay}
+
+
+@cache
+def _names(kind: type[Optimizer]) -> tuple[str, ...]:
+    left_out = {"implementation", "weight_decay"} if kind is Rprop else {"implementation"}
+    return tuple(field.name for field in fields(kind) if field.name not in left_out)
+
+
+def _arguments(optimizer: Optimizer) -> dict[str, Any]:
+    arguments = {name: getattr(optimizer, name) for name in _names(type(optimizer))}
+    arguments["foreach"] = optimizer.implementation is Implementation.FOREACH
+    if optimizer.fusable:
+        arguments["fused"] = optimizer.implementation is Implementation.FUSED
+    return arguments

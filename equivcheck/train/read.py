@@ -1,0 +1,121 @@
+"""Reading local values off parameters, gradients, optimizer state and buffers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
+
+from equivcheck.train.trace import Piece, Slot, Snapshot
+
+WRAPPER_PREFIXES = ("_fsdp_wrapped_module.", "_checkpoint_wrapped_module.", "_orig_mod.")
+"""What wrappers put into the names of parameters."""
+
+
+def canonical_name(name: str) -> str:
+    """A parameter's name without what wrappers add to it."""
+    for prefix in WRAPPER_PREFIXES:
+        name = name.replace(prefix, "")
+    return name
+
+
+def default_slots(model: nn.Module) -> tuple[Slot, ...]:
+    """A slot for each distinct parameter of a model whose parameters are plain tensors or DTensors."""
+    return tuple(
+        Slot(parameter=parameter, pieces=(piece_of(canonical_name(name), parameter),)) for name, parameter in model.named_parameters()
+    )
+
+
+def piece_of(name: str, tensor: torch.Tensor) -> Piece:
+    """What this rank holds of a tensor: all of it, or the box that a DTensor's placements give this rank.
+
+    The box is computed here, by the rule of `torch.chunk`, rather than asked of DTensor: a second opinion.
+    """
+    if not isinstance(tensor, DTensor):
+        return Piece(name=name, shape=tuple(tensor.shape))
+    start, size = [0] * tensor.ndim, list(tensor.shape)
+    coordinate = tensor.device_mesh.get_coordinate()
+    assert coordinate is not None, "a rank reads only tensors of meshes that it is part of"
+    for axis in _sharding_order(tensor):
+        dim = tensor.placements[axis].dim  # type: ignore[attr-defined]
+        chunk = -(-size[dim] // tensor.device_mesh.size(axis))
+        offset = min(coordinate[axis] * chunk, size[dim])
+        start[dim], size[dim] = start[dim] + offset, min(chunk, size[dim] - offset)
+    return Piece(name=name, shape=tuple(tensor.shape), start=tuple(start), size=tuple(size))
+
+
+def _sharding_order(tensor: DTensor) -> list[int]:
+    """Mesh axes in the order in which they cut the tensor: a strided shard (FSDP over TP) cuts what the later axes left."""
+    plain = [axis for axis, placement in enumerate(tensor.placements) if type(placement) is Shard]
+    strided = [axis for axis, placement in enumerate(tensor.placements) if type(placement).__name__ == "_StridedShard"]
+    return plain + strided[::-1]
+
+
+def local_values(tensor: torch.Tensor) -> torch.Tensor:
+    """This rank's elements of a plain tensor or DTensor; a pending sum over ranks is done first (a collective)."""
+    if not isinstance(tensor, DTensor):
+        return tensor.detach()
+    if any(isinstance(placement, Partial) for placement in tensor.placements):
+        whole = [Replicate() if isinstance(placement, Partial) else placement for placement in tensor.placements]
+        tensor = tensor.redistribute(placements=whole)
+    return tensor.detach().to_local()
+
+
+def snapshot(slots: Sequence[Slot], pieces: tuple[Piece, ...], tensors: Iterable[torch.Tensor | None]) -> Snapshot:
+    """Local values of one tensor a slot (its parameter, or that one's gradient), in one copy."""
+    present: list[bool] = []
+    fits: list[bool] = []
+    dtypes: list[str] = []
+    flat: list[torch.Tensor] = []
+    for slot, tensor in zip(slots, tensors, strict=True):
+        count = len(slot.pieces)
+        local = None if tensor is None else local_values(tensor)
+        fit = local is not None and local.numel() == sum(piece.numel for piece in slot.pieces)
+        present += [local is not None] * count
+        fits += [fit] * count
+        dtypes += [_dtype_name(local)] * count
+        if local is not None and fit:
+            flat.append(local.reshape(-1))
+    values = torch.cat(flat).numpy() if flat else np.empty(0)
+    return Snapshot(pieces=pieces, present=tuple(present), fits=tuple(fits), dtypes=tuple(dtypes), values=values)
+
+
+def state_snapshot(optimizer: torch.optim.Optimizer, slots: Sequence[Slot]) -> Snapshot:
+    """Optimizer state; a tensor as large as its parameter lies where that lies, anything else is whole on every rank that has it.
+
+    A rank that holds no element of a parameter has no say about its state.
+    """
+    named: list[Slot] = []
+    tensors: list[torch.Tensor] = []
+    for slot in slots:
+        for key, value in optimizer.state.get(slot.parameter, {}).items():
+            tensor = value if isinstance(value, torch.Tensor) else torch.tensor(value)
+            for found, piece_tensor in _state_slots(slot, key, tensor):
+                named.append(found)
+                tensors.append(piece_tensor)
+    return snapshot(named, tuple(piece for slot in named for piece in slot.pieces), tensors)
+
+
+def _state_slots(slot: Slot, key: str, tensor: torch.Tensor) -> list[tuple[Slot, torch.Tensor]]:
+    held = [piece for piece in slot.pieces if piece.name and piece.numel]
+    if tensor.shape == slot.parameter.shape:
+        pieces = tuple(
+            Piece(name=f"{piece.name}/{key}" if piece.name else "", shape=piece.shape, start=piece.start, size=piece.size, flat=piece.flat)
+            for piece in slot.pieces
+        )
+        return [(Slot(parameter=slot.parameter, pieces=pieces), tensor)] if held else []
+    return [(Slot(parameter=slot.parameter, pieces=(piece_of(f"{piece.name}/{key}", tensor),)), tensor) for piece in held]
+
+
+def buffer_snapshot(model: nn.Module) -> Snapshot:
+    """The buffers of a model."""
+    named = [(canonical_name(name), buffer) for name, buffer in model.named_buffers()]
+    slots = [Slot(parameter=buffer, pieces=(piece_of(name, buffer),)) for name, buffer in named]
+    return snapshot(slots, tuple(piece for slot in slots for piece in slot.pieces), [buffer for _, buffer in named])
+
+
+def _dtype_name(tensor: torch.Tensor | None) -> str:
+    return "" if tensor is None else str(tensor.dtype).removeprefix("torch.")

@@ -1,0 +1,56 @@
+"""What one rank trains with: every step of the loop that a layout (or a planted fault) may replace."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+
+import torch
+from torch import nn
+
+from equivcheck.scenario import ClipNorm, Training
+from equivcheck.train.material import Batch, material
+from equivcheck.train.model import build_model
+from equivcheck.train.optimizer import build_optimizer
+from equivcheck.train.read import default_slots
+from equivcheck.train.trace import Slot
+
+
+def clip_by_norm(module: nn.Module, parameters: list[torch.Tensor], clipping: ClipNorm) -> torch.Tensor:
+    """Clip as one device does; returns the norm before clipping."""
+    return nn.utils.clip_grad_norm_(parameters, clipping.max_norm, norm_type=float(clipping.norm_type.value))
+
+
+@dataclass(slots=True, kw_only=True)
+class Setup:
+    """A model and how to train it, single-device unless a layout changes it. Mutable: layouts are applied one after the other."""
+
+    training: Training
+    """What is trained."""
+    model: nn.Module
+    """The model itself: its parameters, wrapper prefixes aside, have canonical names."""
+    module: nn.Module
+    """What is called: the model or a wrapper around it."""
+    take: Callable[[Batch], Batch] = lambda batch: batch
+    """The part of a microbatch that this rank computes on."""
+    loss_scale: float = 1.0
+    """Factor of the loss before backward: data-parallel ranks average gradients, so a sum over the batch is scaled by their number."""
+    accumulation: Callable[[bool], AbstractContextManager[object]] = lambda last: nullcontext()
+    """Entered around forward and backward of a microbatch; told whether it is the step's last."""
+    clip_norm: Callable[[nn.Module, list[torch.Tensor], ClipNorm], torch.Tensor] = clip_by_norm
+    """Clips the gradients of parameters by norm and returns the norm before."""
+    find_slots: Callable[[nn.Module], tuple[Slot, ...]] = default_slots
+    """What this rank holds of each parameter of the model."""
+    build_optimizer: Callable[[Training, Iterable[tuple[str, torch.Tensor]]], torch.optim.Optimizer] = build_optimizer
+    """Builds the optimizer over (name, parameter) pairs; a parameter of several pieces has the name of its first."""
+    before_step: list[Callable[[torch.optim.Optimizer, int], None]] = field(default_factory=list)
+    """Called with the optimizer and the step's index before gradients are zeroed."""
+    before_update: list[Callable[[torch.optim.Optimizer, int], None]] = field(default_factory=list)
+    """Called with the optimizer and the step's index after backward, before gradients are read."""
+
+
+def single_device(training: Training) -> Setup:
+    """The setup of the reference: nothing parallel."""
+    model = build_model(training.model, material(training).parameters)
+    return Setup(training=training, model=model, module=model)

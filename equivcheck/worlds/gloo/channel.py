@@ -1,0 +1,75 @@
+"""Whole messages over a Unix socket, with open files attached and a time limit where one is wanted."""
+
+from __future__ import annotations
+
+import socket
+import struct
+import time
+
+_HEADER = struct.Struct("!QB")
+_NO_TIME_LEFT = 1e-4
+"""Seconds that a socket operation gets when its limit has passed; zero would mean non-blocking."""
+
+
+class Channel:
+    """One end of a socket pair. Every operation raises `EOFError` or `OSError` when the other end is gone."""
+
+    __slots__ = ("_socket",)
+
+    def __init__(self, end: socket.socket) -> None:
+        self._socket = end
+
+    @classmethod
+    def pair(cls) -> tuple[Channel, Channel]:
+        """Two connected ends."""
+        one, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        return cls(one), cls(other)
+
+    @classmethod
+    def of(cls, fd: int) -> Channel:
+        """The end behind an open file descriptor, which it takes over."""
+        return cls(socket.socket(fileno=fd))
+
+    def fileno(self) -> int:
+        """Its file descriptor, for selectors and for passing it on; -1 once closed."""
+        return self._socket.fileno()
+
+    def close(self) -> None:
+        """Close this end; closing twice is fine."""
+        self._socket.close()
+
+    def send(self, payload: bytes, fds: tuple[int, ...] = (), *, until: float | None = None) -> None:
+        """Send one message; raises `TimeoutError` when `until` (of `time.monotonic`) passes first."""
+        self._limit(until)
+        header = _HEADER.pack(len(payload), len(fds))
+        if fds:
+            socket.send_fds(self._socket, [header], fds)
+            self._socket.sendall(payload)
+        else:
+            self._socket.sendall(header + payload)
+
+    def receive(self, *, until: float | None = None) -> bytes:
+        """Wait for one message that carries no files; raises `TimeoutError` when `until` passes first."""
+        return self.receive_with_fds(until=until)[0]
+
+    def receive_with_fds(self, *, until: float | None = None) -> tuple[bytes, tuple[int, ...]]:
+        """Wait for one message and the file descriptors that came with it, which the caller closes."""
+        self._limit(until)
+        header, fds, _, _ = socket.recv_fds(self._socket, _HEADER.size, 8)
+        header += self._exactly(_HEADER.size - len(header))
+        length, num_fds = _HEADER.unpack(header)
+        assert len(fds) == num_fds
+        return self._exactly(length), tuple(fds)
+
+    def _limit(self, until: float | None) -> None:
+        self._socket.settimeout(None if until is None else max(until - time.monotonic(), _NO_TIME_LEFT))
+
+    def _exactly(self, length: int) -> bytes:
+        data = bytearray(length)
+        view = memoryview(data)
+        while view:
+            received = self._socket.recv_into(view)
+            if not received:
+                raise EOFError("the other end closed the channel")
+            view = view[received:]
+        return bytes(data)

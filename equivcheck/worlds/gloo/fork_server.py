@@ -1,0 +1,149 @@
+"""The owner's side of the fork server: one a process, started with its first user and ended with its last."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from typing import IO, Any
+
+from equivcheck.errors import EquivCheckError
+from equivcheck.worlds.gloo.channel import Channel
+
+START_SECONDS = 120.0
+"""Limit for importing torch in the server, or for joining in the ranks: generous, as disks can be cold."""
+_SHORT_OF_BLAS_THREADS = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+"""A process is safe to fork only as long as it has one thread; ranks want one each anyway."""
+
+
+class RanksDidNotStart(EquivCheckError):
+    """The processes could not be started, which says nothing about the program."""
+
+
+class ForkServer:
+    """Starts, watches and kills the processes of ranks."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self._num_users = 0
+        self._process: subprocess.Popen[bytes] | None = None
+        self._control: Channel | None = None
+
+    def join(self) -> None:
+        """Count one more user."""
+        with self._lock:
+            self._num_users += 1
+
+    def leave(self) -> None:
+        """Count one less; the last one ends the process."""
+        with self._lock:
+            self._num_users -= 1
+            if not self._num_users:
+                self._end()
+
+    def fork(self, fd: int) -> int:
+        """Start a rank that serves the channel behind `fd`; its process id. Raises `RanksDidNotStart`."""
+        with self._lock:
+            self._ensure_running()
+            try:
+                return int(self._ask("fork", (), fd))
+            except (EOFError, OSError) as error:
+                raise RanksDidNotStart(f"the fork server of the gloo ranks has gone: {error}") from error
+
+    def exit_code(self, pid: int) -> int | None:
+        """How a rank ended (minus the signal that killed it); None when it has not, or nobody knows."""
+        with self._lock, contextlib.suppress(EOFError, OSError):
+            code: int | None = self._ask("exit_code", (pid,))
+            return code
+        return None
+
+    def stop(self, pids: tuple[int, ...]) -> None:
+        """Kill ranks, and what they started, and wait until they are gone."""
+        with self._lock, contextlib.suppress(EOFError, OSError):
+            self._ask("stop", pids)
+
+    def forget(self) -> None:
+        """In a forked copy of this process: let go without ending what belongs to the parent."""
+        self._lock = threading.RLock()
+        self._num_users = 0
+        if self._control:
+            self._control.close()
+        if self._process:
+            self._process.returncode = 0  # not ours: no warning when the object goes
+        self._process = self._control = None
+
+    def _ask(self, verb: str, pids: tuple[int, ...], *fds: int) -> Any:
+        if self._control is None:
+            raise EOFError("it is not running")
+        try:
+            self._control.send(pickle.dumps((verb, pids)), fds)
+            return pickle.loads(self._control.receive())
+        except BaseException:
+            self._end()  # its next reply would be the answer to this request
+            raise
+
+    def _ensure_running(self) -> None:
+        if self._process is not None and self._process.poll() is not None:
+            self._end()
+        if self._process is None:
+            self._start()
+
+    def _start(self) -> None:
+        ours, its = Channel.pair()
+        with tempfile.TemporaryFile() as errors:
+            try:
+                self._control = ours
+                self._process = subprocess.Popen(
+                    [sys.executable, "-c", _command(its.fileno())],
+                    pass_fds=(its.fileno(),),
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    stderr=errors,
+                    env=os.environ | _SHORT_OF_BLAS_THREADS,
+                    start_new_session=True,
+                )
+                its.close()
+                self._greet(ours, errors)
+            except BaseException:
+                its.close()
+                self._end()
+                raise
+
+    def _greet(self, control: Channel, errors: IO[bytes]) -> None:
+        try:
+            trouble = control.receive(until=time.monotonic() + START_SECONDS).decode()
+        except (EOFError, OSError) as error:
+            errors.seek(0)
+            trouble = errors.read().decode(errors="replace") or str(error)
+        if trouble:
+            raise RanksDidNotStart(f"the fork server of the gloo ranks cannot start: {trouble.strip()}")
+
+    def _end(self) -> None:
+        """Closing the channel makes it kill every rank and exit; one that does not is killed, and its ranks with it."""
+        if self._control is not None:
+            self._control.close()
+        if self._process is not None:
+            try:
+                self._process.wait(timeout=5)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
+        self._process = self._control = None
+
+
+def absolute_path() -> tuple[str, ...]:
+    """`sys.path` as another process can use it."""
+    return tuple(os.path.abspath(entry) for entry in sys.path)
+
+
+def _command(fd: int) -> str:
+    return f"import sys; sys.path[:] = {absolute_path()!r}; from equivcheck.worlds.gloo.server import serve; serve({fd})"
+
+
+FORK_SERVER = ForkServer()
+os.register_at_fork(after_in_child=FORK_SERVER.forget)

@@ -1,0 +1,155 @@
+"""One rank's process: joins the gloo world, then runs the programs that its owner sends."""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import os
+import pickle
+import signal
+import socket
+import sys
+import threading
+import time
+import traceback
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+from equivcheck.worlds.gloo.channel import Channel
+
+STACK_SIGNAL = signal.SIGRTMIN + 7 if hasattr(signal, "SIGRTMIN") else signal.SIGUSR1
+"""Makes a rank write its stacks: a real-time signal that nothing else uses, or SIGUSR1 where the system has none."""
+_KEPT_OUTPUT = 1 << 16
+"""Bytes that a rank's output file may hold before it starts afresh."""
+_NEVER = timedelta(days=1)
+"""Gloo's own time limit: out of the way, as the owner's deadline decides."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where a rank belongs; the first message it gets, with its output file, its stack file and (rank 0) the store's socket attached."""
+
+    rank: int
+    """Global rank, from 0."""
+    size: int
+    """Number of ranks."""
+    port: int
+    """Of the store, on the loopback address."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Raised:
+    """What a rank sends instead of a value."""
+
+    error: str
+    """``Type: message``."""
+    stack: str
+    """The traceback, innermost frame last."""
+    when: float
+    """On `time.monotonic`, which all processes of one machine share."""
+
+
+def serve_rank(channel: Channel) -> None:
+    """Join, then run program after program until the owner closes the channel."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    message, (output, stacks, *listener) = channel.receive_with_fds()
+    place: Place = pickle.loads(message)
+    _redirect(output)
+    faulthandler.enable()
+    faulthandler.register(STACK_SIGNAL, file=stacks, all_threads=True)
+    _join(place, *listener)
+    channel.send(threading.get_ident().to_bytes(8, "big"))
+    with contextlib.suppress(EOFError, OSError):
+        while True:
+            request = channel.receive()
+            if os.fstat(output).st_size > _KEPT_OUTPUT:
+                os.ftruncate(output, 0)
+            channel.send(_answer(request, place.rank))
+
+
+def leave() -> None:
+    """Undo the joining; for processes that end by themselves."""
+    import torch.distributed as dist
+
+    dist.destroy_process_group()
+
+
+def _redirect(output: int) -> None:
+    """No input, and everything that is printed, by C++ as well, into the file."""
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+
+
+def _join(place: Place, listener: int | None = None) -> None:
+    import torch
+    import torch.distributed as dist
+
+    os.environ.update(RANK=str(place.rank), LOCAL_RANK=str(place.rank), WORLD_SIZE=str(place.size))
+    os.environ["GLOO_SOCKET_IFNAME"] = _loopback()
+    torch.set_num_threads(1)
+    store = dist.TCPStore(
+        "127.0.0.1",
+        place.port,
+        place.size,
+        is_master=listener is not None,
+        timeout=_NEVER,
+        wait_for_workers=False,
+        master_listen_fd=listener,
+    )
+    dist.init_process_group("gloo", store=store, rank=place.rank, world_size=place.size, timeout=_NEVER)
+
+
+def _loopback() -> str:
+    """The loopback interface: gloo's default is to look up the host's name, which need not resolve."""
+    names = [name for _, name in socket.if_nameindex()]
+    return next((name for name in names if name.startswith("lo")), names[0])
+
+
+def _answer(request: bytes, rank: int) -> bytes:
+    """Run what `request` holds; the pickled value or `Raised`, each after the byte that tells them apart."""
+    import torch
+
+    torch.default_generator.manual_seed(rank)
+    try:
+        program, arguments = _loaded(request)
+        value = program(*arguments)
+        return b"v" + _pickled(value)
+    except BaseException as error:
+        return b"e" + pickle.dumps(_raised(error))
+
+
+def _loaded(request: bytes) -> tuple[Any, tuple[Any, ...]]:
+    path, task = pickle.loads(request)
+    if path is not None:
+        sys.path[:] = path
+    try:
+        program, arguments = pickle.loads(task)
+    except Exception as error:
+        error.add_note("A rank is a process of its own: it imports what it is given by name, and never runs the main script.")
+        raise
+    return program, arguments
+
+
+def _pickled(value: object) -> bytes:
+    try:
+        return pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
+    except Exception as error:
+        raise TypeError(f"the program returned a value that cannot be pickled: {type(error).__name__}: {error}") from None
+
+
+def _raised(error: BaseException) -> Raised:
+    when = time.monotonic()
+    trace = error.__traceback__
+    stack = "".join(traceback.format_exception(type(error), error, trace and trace.tb_next))
+    return Raised(error=_named(error), stack=stack, when=when)
+
+
+def _named(error: BaseException) -> str:
+    try:
+        return f"{type(error).__name__}: {error}"
+    except Exception:
+        return f"{type(error).__name__}: (its text cannot be had)"

@@ -1,0 +1,134 @@
+"""The fork server's own process: single-threaded, torch imported once, forks a rank whenever its owner asks.
+
+It is not the one of `multiprocessing`: that one is shared with everybody else in the user's process, imports the user's main script again,
+ignores `sys.path` while preloading, and is asked to end only when the process ends.
+A rank that ended stays a zombie until the owner asks about it, so no process id is ever used for two ranks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import os
+import pickle
+import signal
+import sys
+import time
+import traceback
+
+from equivcheck.worlds.gloo.channel import Channel
+
+_EXIT_SECONDS = 1.0
+"""How long a rank that closed its channel may take to be gone."""
+_PR_SET_PDEATHSIG = 1
+
+
+def serve(fd: int) -> None:
+    """Serve the owner at the other end of `fd` until it goes away, then kill every rank that is left."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    control = Channel.of(fd)
+    server = _Server(control)
+    try:
+        control.send(_preload_error().encode())
+        while True:
+            server.answer(*control.receive_with_fds())
+    except (EOFError, OSError):
+        pass
+    finally:
+        server.stop(tuple(server.ranks))
+
+
+def _preload_error() -> str:
+    """Import everything; the traceback if that fails, else nothing."""
+    try:
+        from equivcheck.worlds.gloo.preload import preload
+
+        preload()
+    except Exception:
+        return traceback.format_exc()
+    gc.collect()
+    gc.freeze()  # objects that the collector never touches again stay in pages shared with every rank
+    return ""
+
+
+class _Server:
+    def __init__(self, control: Channel) -> None:
+        self.ranks: set[int] = set()
+        self._control = control
+
+    def answer(self, request: bytes, fds: tuple[int, ...]) -> None:
+        verb, pids = pickle.loads(request)
+        if verb == "fork":
+            reply: int | None = self._fork(*fds)
+        elif verb == "exit_code":
+            reply = self._exit_code(*pids)
+        else:
+            reply = self.stop(pids)
+        self._control.send(pickle.dumps(reply))
+
+    def _fork(self, fd: int) -> int:
+        pid = os.fork()
+        if pid == 0:
+            _become_rank(fd, self._control)
+        os.close(fd)
+        _lead_group(pid)
+        self.ranks.add(pid)
+        return pid
+
+    def _exit_code(self, pid: int) -> int | None:
+        """How a rank ended: its exit code, minus the signal that killed it, or None when it is still there."""
+        limit = time.monotonic() + _EXIT_SECONDS
+        while time.monotonic() < limit:
+            if os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT):
+                return self._end(pid)
+            time.sleep(0.002)
+        return None
+
+    def stop(self, pids: tuple[int, ...]) -> None:
+        alive = [pid for pid in pids if pid in self.ranks]
+        for pid in alive:
+            _kill_group(pid)
+        for pid in alive:
+            self._end(pid)
+
+    def _end(self, pid: int) -> int:
+        """Kill what a rank started itself, wait for it, and forget it."""
+        _kill_group(pid)
+        self.ranks.discard(pid)
+        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def _lead_group(pid: int) -> None:
+    """Give a rank a process group of its own; both sides do it, as either may come first."""
+    with contextlib.suppress(OSError):
+        os.setpgid(pid, pid)
+
+
+def _kill_group(pid: int) -> None:
+    with contextlib.suppress(OSError):
+        os.killpg(pid, signal.SIGKILL)
+
+
+def _become_rank(fd: int, control: Channel) -> None:
+    """In the forked process: serve as a rank; never returns."""
+    code = 1
+    try:
+        control.close()
+        _lead_group(os.getpid())
+        _die_with_server()
+        from equivcheck.worlds.gloo.rank import serve_rank
+
+        serve_rank(Channel.of(fd))
+        code = 0
+    except BaseException:
+        traceback.print_exc()
+        sys.stderr.flush()
+    finally:
+        os._exit(code)
+
+
+def _die_with_server() -> None:
+    """Where the system offers it, be killed when the server is; elsewhere a rank ends once it is idle."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -1,0 +1,78 @@
+"""Where a process that does not answer is: its Python stack, and whether it waits for other ranks."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import time
+import traceback
+from pathlib import Path
+
+from equivcheck.worlds.gloo.rank import STACK_SIGNAL
+
+_PATIENCE = 1.0
+"""Seconds that a process gets to write its stacks; one that is stopped never does."""
+_SETTLED = 0.02
+"""A dump has no end mark: it is complete when the file has not grown for so many seconds."""
+_THREAD = re.compile(r"^(?:Current thread|Thread) 0x([0-9a-f]+)", re.IGNORECASE)
+_FRAME = re.compile(r'^  File "(.*)", line (\d+) in (.*)$')
+_TORCH = f"{os.sep}torch{os.sep}"
+_DISTRIBUTED = f"{os.sep}torch{os.sep}distributed{os.sep}"
+_NO_COLLECTIVES = ("wrapper", "__call__", "inner", "forward", "backward")
+"""Functions of torch.distributed that other calls pass through."""
+
+Stack = traceback.StackSummary
+
+
+def ask_for_stacks(pids: tuple[int, ...]) -> None:
+    """Make every process write its stacks to its own file."""
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, STACK_SIGNAL)
+
+
+def read_stack(fd: int, thread: int) -> Stack:
+    """The stack of `thread` in a dump that is being written to `fd`, innermost frame last; empty when none came."""
+    limit = time.monotonic() + _PATIENCE
+    size = -1
+    while time.monotonic() < limit and (size <= 0 or size != os.fstat(fd).st_size):
+        size = os.fstat(fd).st_size
+        time.sleep(_SETTLED)
+    return parse_dump(os.pread(fd, 1 << 20, 0).decode(errors="replace"), thread)
+
+
+def parse_dump(dump: str, thread: int) -> Stack:
+    """The frames that faulthandler wrote for one thread."""
+    frames: list[traceback.FrameSummary] = []
+    inside = False
+    for line in dump.splitlines():
+        if header := _THREAD.match(line):
+            inside = int(header[1], 16) == thread
+        elif inside and (frame := _FRAME.match(line)):
+            frames.append(traceback.FrameSummary(frame[1], int(frame[2]), frame[3]))
+    return traceback.StackSummary.from_list(frames[::-1])
+
+
+def sleeps(pid: int) -> bool:
+    """Whether a process's main thread is blocked rather than computing; True where the system does not say."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return True
+    return stat.rpartition(")")[2].split()[0] != "R"
+
+
+def awaited(stack: Stack) -> str:
+    """What a blocked rank waits in, by the name of the call (``all_reduce``, ``wait``, ``backward``); empty when it looks like none.
+
+    A guess by where the stack ends: in torch.distributed, in autograd (whose hooks wait), or at a call of a work's ``wait``.
+    """
+    for frame in reversed(stack):
+        if _DISTRIBUTED in frame.filename and not frame.name.startswith("_") and frame.name not in _NO_COLLECTIVES:
+            return frame.name
+        if _TORCH not in frame.filename:
+            return "wait" if ".wait(" in (frame.line or "") else ""
+        if frame.name == "_engine_run_backward":
+            return "backward"
+    return ""
