@@ -1,0 +1,56 @@
+"""Does this parallel training compute what one device computes?"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from equivcheck.errors import EquivCheckError, InvalidScenario, NotEquivalent, UsageError
+    from equivcheck.oracle.check import check
+    from equivcheck.oracle.verdict import Outcome, Verdict
+    from equivcheck.scenario import Layout, Scenario, Training
+    from equivcheck.worlds.world import World
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "EquivCheckError": "equivcheck.errors",
+    "InvalidScenario": "equivcheck.errors",
+    "Layout": "equivcheck.scenario",
+    "NotEquivalent": "equivcheck.errors",
+    "Outcome": "equivcheck.oracle.verdict",
+    "Scenario": "equivcheck.scenario",
+    "Training": "equivcheck.scenario",
+    "UsageError": "equivcheck.errors",
+    "Verdict": "equivcheck.oracle.verdict",
+    "World": "equivcheck.worlds.world",
+    "check": "equivcheck.oracle.check",
+}
+
+__all__ = [
+    "EquivCheckError",
+    "InvalidScenario",
+    "Layout",
+    "NotEquivalent",
+    "Outcome",
+    "Scenario",
+    "Training",
+    "UsageError",
+    "Verdict",
+    "World",
+    "check",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name at first use (PEP 562): `import equivcheck` alone costs nothing and imports no torch."""
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(_HOMES[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

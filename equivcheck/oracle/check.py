@@ -1,1 +1,88 @@
 """`check`: one scenario, one verdict."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+from equivcheck.layouts.program import rank_program
+from equivcheck.layouts.registry import unsupported
+from equivcheck.oracle.compare import compare
+from equivcheck.oracle.known import known_issue
+from equivcheck.oracle.reference import confirming_reference, reference
+from equivcheck.oracle.verdict import Divergence, Outcome, Verdict
+from equivcheck.scenario import Scenario
+from equivcheck.tally import record
+from equivcheck.train.setup import Setup
+from equivcheck.worlds.failure import RanksFailed
+from equivcheck.worlds.pool import ranks
+from equivcheck.worlds.ranks import Ranks
+
+MAX_FOLLOWERS = 20
+"""Tensors named beside the first that differs."""
+
+
+def check(
+    scenario: Scenario, *, world: str | Ranks = "sim", deadline: float = 60.0, alter: Callable[[Setup], None] | None = None
+) -> Verdict:
+    """Say whether a scenario's parallel training computes what one device computes.
+
+    `world` names a world or is one of the right size; `deadline` is in seconds, for the ranks alone. `alter` is called with each rank's setup after
+    its layout has been applied: a way to plant a fault. Failures of the ranks are verdicts; `EquivCheckError` is raised for an unknown world only.
+    """
+    started = time.perf_counter()
+    verdict = _judge(scenario, world, deadline, alter)
+    record(scenario.layout.name, verdict.world, verdict.outcome.value)
+    return replace(verdict, seconds=time.perf_counter() - started)
+
+
+def _judge(scenario: Scenario, world: str | Ranks, deadline: float, alter: Callable[[Setup], None] | None) -> Verdict:
+    name = world if isinstance(world, str) else world.name
+    reason = unsupported(scenario.training, scenario.layout)
+    if reason is not None:
+        return Verdict(outcome=Outcome.UNSUPPORTED, scenario=scenario, world=name, reason=reason)
+    members = ranks(world, scenario.layout.mesh.num_ranks) if isinstance(world, str) else world
+    try:
+        run = members.run(rank_program, scenario, alter, schedule_seed=scenario.schedule_seed, deadline=deadline)
+    except RanksFailed as error:
+        outcome = Outcome.HUNG if error.failure.hung else Outcome.CRASHED
+        failed = Verdict(outcome=outcome, scenario=scenario, world=name, reason=error.failure.summary, failure=error.failure)
+        return _settle(failed)
+    return _settle(_compared(scenario, name, run.values))
+
+
+def _compared(scenario: Scenario, world: str, traces: tuple[object, ...]) -> Verdict:
+    expected = reference(scenario.training)
+    found = compare(expected, traces)  # type: ignore[arg-type]
+    if found.divergences:
+        expected = confirming_reference(scenario.training)
+        found = compare(expected, traces)  # type: ignore[arg-type]
+    verdict = Verdict(outcome=Outcome.EQUIVALENT, scenario=scenario, world=world, worst_error=found.worst_error)
+    if found.divergences:
+        first = found.divergences[0]
+        followers = tuple(_place(other) for other in found.divergences[1 : 1 + MAX_FOLLOWERS])
+        return replace(verdict, outcome=Outcome.DIVERGED, reason=_sentence(first), divergence=first, followers=followers)
+    if expected.doubt:
+        return replace(verdict, outcome=Outcome.INCONCLUSIVE, reason=expected.doubt)
+    return verdict
+
+
+def _settle(verdict: Verdict) -> Verdict:
+    """Mark a failure that an upstream issue on file explains."""
+    issue = known_issue(verdict) if verdict.outcome.is_finding else None
+    if issue is None:
+        return verdict
+    return replace(verdict, outcome=Outcome.KNOWN, known=issue.id, reason=f"{issue.link}: {verdict.reason}")
+
+
+def _place(divergence: Divergence) -> str:
+    return f"step {divergence.step} {divergence.phase.value} {divergence.tensor}"
+
+
+def _sentence(divergence: Divergence) -> str:
+    where = f"{_place(divergence)}{list(divergence.index) if divergence.index else ''}"
+    who = "averaged over ranks" if divergence.rank < 0 else f"on rank {divergence.rank}"
+    return (
+        f"{where} {who} is {divergence.actual}, expected {divergence.expected} ({divergence.difference.value}, {divergence.error:.3g} x tolerance)"
+    )

@@ -3,56 +3,35 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
-import os
 import pickle
 import selectors
-import signal
 import socket
-import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import IO, Any
+from typing import Any
 
-from equivcheck.worlds.failure import FailureKind, RanksFailed, RankReport, RankState
+from equivcheck.worlds.failure import Failure, RanksFailed, RankReport, RankState
 from equivcheck.worlds.gloo.channel import Channel
 from equivcheck.worlds.gloo.fork_server import START_SECONDS, RanksDidNotStart
-from equivcheck.worlds.gloo.rank import Place, Raised
-from equivcheck.worlds.gloo.stacks import ask_for_stacks, awaited, read_stack, sleeps
-from equivcheck.worlds.gloo.verdict import failure_of
+from equivcheck.worlds.gloo.member import Member
+from equivcheck.worlds.gloo.postmortem import died, failure_of, raised, unfinished
+from equivcheck.worlds.gloo.rank import Raised
 
 _GRACE = 1.0
 """Seconds that the others get to finish or raise after a rank has failed."""
-_TAIL = 4000
-"""Bytes of a dead rank's output that go into its report."""
 
-ExitCode = Callable[[int], int | None]
-"""How the process with that id ended: exit code, minus the signal that killed it, or None."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Member:
-    """A rank's process, seen from its owner."""
-
-    rank: int
-    """Global rank, from 0."""
-    pid: int
-    """Process id."""
-    channel: Channel
-    """Programs go in, values come out."""
-    output: IO[bytes]
-    """What it printed last."""
-    stacks: IO[bytes]
-    """Where it writes its stacks."""
+Gone = type(None)
+Answers = dict[int, bytes | None]
+"""What each rank sent, None when its process ended instead; a rank that is still busy is missing."""
 
 
 class Crew:
-    """Ranks 0 to N-1. A crew on which a run failed is of no use any more: whoever made the processes kills them."""
+    """Ranks 0 to N-1. After a failed run it is of no use any more: whoever made the processes kills them."""
 
-    def __init__(self, processes: tuple[tuple[int, Channel], ...], exit_code: ExitCode) -> None:
+    def __init__(self, processes: tuple[tuple[int, Channel], ...], exit_code: Callable[[int], int | None]) -> None:
+        """`processes` are ids and channels in rank order; `exit_code` says how one ended, minus the signal that killed it."""
         self._exit_code = exit_code
-        self._members = tuple(_member(rank, pid, channel) for rank, (pid, channel) in enumerate(processes))
+        self._members = tuple(Member.of(rank, pid, channel) for rank, (pid, channel) in enumerate(processes))
         self._threads: tuple[int, ...] = ()
         self._selector = selectors.DefaultSelector()
         for member in self._members:
@@ -69,14 +48,14 @@ class Crew:
         try:
             with socket.create_server(("127.0.0.1", 0)) as store:
                 for member in self._members:
-                    self._place(member, store)
+                    member.place(store, len(self._members), until=until)
             self._threads = tuple(int.from_bytes(member.channel.receive(until=until), "big") for member in self._members)
         except (EOFError, OSError) as error:
-            printed = "; ".join(filter(None, (_tail(member).strip() for member in self._members)))
+            printed = "; ".join(filter(None, (member.printed() for member in self._members)))
             raise RanksDidNotStart(f"the gloo ranks could not join: {printed or error}") from error
 
     def disturbed(self) -> bool:
-        """Whether a rank has died, or spoken, without being asked."""
+        """Whether a rank has died without being asked anything."""
         return bool(self._selector.select(0))
 
     def run(self, request: bytes, deadline: float) -> tuple[Any, ...]:
@@ -86,19 +65,14 @@ class Crew:
             with contextlib.suppress(OSError):  # dead or stopped: seen while gathering
                 member.channel.send(request, until=until)
         answers = self._gather(until)
-        values: dict[int, Any] = {}
-        failed: dict[int, RankReport] = {}
-        times: dict[int, float] = {}
-        for rank, answer in answers.items():
-            self._read(rank, answer, values, failed, times)
+        contents = {rank: _content(answer) for rank, answer in answers.items() if answer is not None}
+        values = tuple(contents[rank][0] for rank in sorted(contents) if not isinstance(contents[rank], Raised))
         if len(values) == len(self._members):
-            return tuple(values[member.rank] for member in self._members)
-        raise RanksFailed(self._failure(values, failed, times, deadline))
+            return values
+        raise RanksFailed(self._failure(answers, contents, deadline))
 
     def close(self) -> None:
         """Let go of channels and files."""
         self._selector.close()
         for member in self._members:
-            member.channel.close()
-            member.output.close()
-            member.stacks.close()
+            member.close()

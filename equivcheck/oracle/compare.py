@@ -1,0 +1,128 @@
+"""Comparing what the ranks left with the reference: every tensor of every moment, never stopping early."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from equivcheck.oracle.assemble import Assembled, Assembler, Misfit, element
+from equivcheck.oracle.floor import Expected
+from equivcheck.oracle.moments import Moment, moments
+from equivcheck.oracle.reference import Reference
+from equivcheck.oracle.tensors import Vector, norms
+from equivcheck.oracle.verdict import Difference, Divergence, Phase
+from equivcheck.train.trace import Snapshot, Trace
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """Everything that differs."""
+
+    divergences: tuple[Divergence, ...]
+    """In order of step, phase and tensor; empty when the traces are equivalent."""
+    worst_error: float
+    """The largest error of a value over all tensors, in units of tolerance."""
+
+
+def compare(reference: Reference, traces: Sequence[Trace]) -> Comparison:
+    """Compare the traces of all ranks, in rank order, with the reference."""
+    ranks = [moments(trace) for trace in traces]
+    assembler = Assembler()
+    divergences: list[Divergence] = []
+    worst = 0.0
+    for index, expected in enumerate(reference.moments):
+        snapshots = _snapshots([rank[index] for rank in ranks], expected.phase)
+        assembled = assembler.assemble(expected, snapshots)
+        errors, wrong = _errors(expected, assembled)
+        worst = max(worst, float(errors.max(initial=0.0)))
+        if wrong.any() or assembled.misfits:
+            divergences += _describe(expected, assembled, errors, wrong, snapshots)
+    return Comparison(divergences=tuple(divergences), worst_error=worst)
+
+
+def _snapshots(found: list[Moment], phase: Phase) -> list[Snapshot]:
+    """The snapshots to put together: a loss is the mean over ranks, as the ranks average their gradients."""
+    if phase is not Phase.LOSS:
+        return [moment.snapshot for moment in found]
+    mean = np.mean([moment.snapshot.values for moment in found], axis=0)
+    return [replace(found[0].snapshot, values=mean)]
+
+
+def _errors(expected: Expected, assembled: Assembled) -> tuple[Vector, np.ndarray[tuple[int], np.dtype[np.bool_]]]:
+    """Error of each tensor in units of its tolerance, and which are beyond it."""
+    same = (assembled.values == expected.values) | (np.isnan(assembled.values) & np.isnan(expected.values)) | ~assembled.covered
+    with np.errstate(invalid="ignore"):
+        distance = np.where(same, 0.0, assembled.values - expected.values)
+    size = norms(expected.table, distance)
+    size[np.isnan(size)] = np.inf
+    wrong = size > expected.tolerances
+    with np.errstate(invalid="ignore", divide="ignore"):
+        errors = np.where(size == 0.0, 0.0, size / expected.tolerances)
+    return errors, wrong
+
+
+def _describe(
+    expected: Expected,
+    assembled: Assembled,
+    errors: Vector,
+    wrong: np.ndarray[tuple[int], np.dtype[np.bool_]],
+    snapshots: Sequence[Snapshot],
+) -> list[Divergence]:
+    """The divergences of one moment in the order of its tensors."""
+    rows = expected.table.rows
+    found = [_misfit(expected, misfit) for misfit in assembled.misfits]
+    taken = {divergence.tensor for divergence in found}
+    found += [
+        _value(expected, assembled, int(row), float(errors[row]), snapshots)
+        for row in np.flatnonzero(wrong)
+        if expected.table.names[row] not in taken
+    ]
+    return sorted(found, key=lambda divergence: rows.get(divergence.tensor, len(rows)))
+
+
+def _misfit(expected: Expected, misfit: Misfit) -> Divergence:
+    return Divergence(
+        step=expected.step,
+        phase=expected.phase,
+        tensor=misfit.name,
+        difference=misfit.difference,
+        rank=misfit.rank,
+        index=misfit.index,
+        expected=misfit.expected,
+        actual=misfit.actual,
+        error=float("inf"),
+    )
+
+
+def _value(expected: Expected, assembled: Assembled, row: int, error: float, snapshots: Sequence[Snapshot]) -> Divergence:
+    table = expected.table
+    start = table.offsets[row]
+    end = table.offsets[row + 1] if row + 1 < len(table.offsets) else table.total
+    distance = np.abs(assembled.values[start:end] - expected.values[start:end])
+    position = start + int(np.argmax(np.nan_to_num(distance, nan=np.inf)))
+    actual = float(assembled.values[position])
+    return Divergence(
+        step=expected.step,
+        phase=expected.phase,
+        tensor=table.names[row],
+        difference=Difference.NAN if np.isnan(actual) else Difference.VALUE,
+        rank=_first_rank(expected, position, snapshots),
+        index=element(table, position)[1],
+        expected=repr(float(expected.values[position])),
+        actual=repr(actual),
+        error=error,
+    )
+
+
+def _first_rank(expected: Expected, position: int, snapshots: Sequence[Snapshot]) -> int:
+    """The first rank that holds an element; -1 for the loss, which is a mean over ranks."""
+    if expected.phase is Phase.LOSS:
+        return -1
+    for rank, snapshot in enumerate(snapshots):
+        for piece in snapshot.pieces:
+            where = expected.table.positions(piece)
+            if where is not None and position in where:
+                return rank
+    return -1

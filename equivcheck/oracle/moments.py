@@ -1,0 +1,52 @@
+"""A trace as a list of moments: every tensor of one phase of one step, in the order in which a first divergence is looked for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from equivcheck.oracle.verdict import Phase
+from equivcheck.train.trace import Piece, Snapshot, Step, Trace
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Moment:
+    """One phase of one step on one rank."""
+
+    step: int
+    """Step, from 0; the last one for state and buffers."""
+    phase: Phase
+    """Part of the step."""
+    snapshot: Snapshot
+    """The values."""
+
+
+def moments(trace: Trace) -> list[Moment]:
+    """Every moment of a trace; equal trainings give equally long lists."""
+    found = [moment for index, step in enumerate(trace.steps) for moment in _of_step(index, step)]
+    last = len(trace.steps) - 1
+    found.append(Moment(step=last, phase=Phase.STATE, snapshot=trace.state))
+    found.append(Moment(step=last, phase=Phase.BUFFER, snapshot=trace.buffers))
+    return found
+
+
+def _of_step(index: int, step: Step) -> list[Moment]:
+    found = [
+        Moment(step=index, phase=Phase.LOSS, snapshot=_scalar(_LOSS, step.loss)),
+        Moment(step=index, phase=Phase.GRADIENT, snapshot=step.gradients),
+    ]
+    if step.clip_norm is not None:
+        found.append(Moment(step=index, phase=Phase.CLIPPING, snapshot=_scalar(_NORM, step.clip_norm)))
+    if step.clipped is not None:
+        found.append(Moment(step=index, phase=Phase.CLIPPING, snapshot=step.clipped))
+    found.append(Moment(step=index, phase=Phase.UPDATE, snapshot=step.parameters))
+    return found
+
+
+_LOSS = (Piece(name="loss", shape=()),)
+_NORM = (Piece(name="norm", shape=()),)
+
+
+def _scalar(pieces: tuple[Piece, ...], value: float) -> Snapshot:
+    return Snapshot(pieces=pieces, present=(True,), fits=(True,), dtypes=("float64",), values=np.array([value]))

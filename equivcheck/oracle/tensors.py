@@ -1,0 +1,74 @@
+"""Which tensors a moment of the reference has, and where each lies in one flat vector."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from equivcheck.train.trace import Piece, Snapshot
+
+Vector = npt.NDArray[np.float64]
+Positions = npt.NDArray[np.intp]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Table:
+    """The tensors of a moment in the reference's order, present or not."""
+
+    names: tuple[str, ...]
+    """Canonical names, distinct."""
+    shapes: tuple[tuple[int, ...], ...]
+    """Full shapes."""
+    offsets: tuple[int, ...]
+    """Where each begins in the flat vector."""
+    total: int
+    """Length of the flat vector."""
+    rows: dict[str, int]
+    """Row of each name."""
+
+    def positions(self, piece: Piece) -> Positions | None:
+        """Where a piece's elements lie in the flat vector; None if the table has no such tensor of that shape."""
+        row = self.rows.get(piece.name)
+        if row is None or self.shapes[row] != piece.shape:
+            return None
+        everything = np.arange(self.offsets[row], self.offsets[row] + math.prod(piece.shape))
+        if not piece.start:
+            return everything
+        if piece.flat:
+            return everything[piece.start[0] : piece.start[0] + piece.size[0]]
+        box = tuple(slice(start, start + size) for start, size in zip(piece.start, piece.size, strict=True))
+        return everything.reshape(piece.shape)[box].ravel()
+
+
+def table_of(pieces: tuple[Piece, ...]) -> Table:
+    """The table of a reference's snapshot, whose pieces are whole tensors."""
+    sizes = [math.prod(piece.shape) for piece in pieces]
+    offsets = [0, *np.cumsum(sizes).tolist()]
+    return Table(
+        names=tuple(piece.name for piece in pieces),
+        shapes=tuple(piece.shape for piece in pieces),
+        offsets=tuple(offsets[:-1]),
+        total=offsets[-1],
+        rows={piece.name: row for row, piece in enumerate(pieces)},
+    )
+
+
+def full_vector(table: Table, snapshot: Snapshot) -> Vector:
+    """The values of a reference's snapshot in one vector as long as the table; zeros where a tensor is absent."""
+    if all(snapshot.present):
+        return snapshot.values.astype(np.float64)
+    vector = np.zeros(table.total)
+    kept = [np.arange(offset, offset + piece.numel) for offset, piece, there in zip(table.offsets, snapshot.pieces, snapshot.present, strict=True) if there]
+    if kept:
+        vector[np.concatenate(kept)] = snapshot.values
+    return vector
+
+
+def norms(table: Table, vector: Vector) -> Vector:
+    """Frobenius norm of each tensor of one vector (total,) or of several (count, total)."""
+    if not table.total:
+        return np.zeros((*vector.shape[:-1], len(table.names)))
+    return np.sqrt(np.add.reduceat(np.square(vector), table.offsets, axis=-1))

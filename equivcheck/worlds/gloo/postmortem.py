@@ -1,0 +1,76 @@
+"""Makes a `Failure` of what ranks said, and of where those were that said nothing."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Sequence
+
+from equivcheck.worlds.failure import Failure, FailureKind, RankReport, RankState
+from equivcheck.worlds.gloo.member import Member
+from equivcheck.worlds.gloo.rank import Raised
+from equivcheck.worlds.gloo.stacks import Stack, ask_for_stacks, awaited, read_stack, sleeps
+
+_SUMMARY_WIDTH = 300
+"""Characters of an error that go into the summary."""
+
+
+def died(member: Member, exit_code: int | None) -> RankReport:
+    """The report of a rank whose process has ended; the end of what it printed stands in for a stack."""
+    return RankReport(rank=member.rank, state=RankState.DIED, error=_end_in_words(exit_code), stack=member.printed())
+
+
+def raised(rank: int, what: Raised) -> RankReport:
+    """The report of a rank whose program raised."""
+    return RankReport(rank=rank, state=RankState.RAISED, error=what.error, stack=what.stack)
+
+
+def unfinished(members: Sequence[Member], threads: Sequence[int]) -> list[RankReport]:
+    """Reports of ranks that are still busy, `threads` being their main threads."""
+    asleep = [sleeps(member.pid) for member in members]  # before the signal wakes them
+    ask_for_stacks(tuple(member.pid for member in members))
+    stacks = [read_stack(member.stacks.fileno(), thread) for member, thread in zip(members, threads, strict=True)]
+    return [_busy(member.rank, stack, sleeping) for member, stack, sleeping in zip(members, stacks, asleep, strict=True)]
+
+
+def failure_of(reports: Sequence[RankReport], times: dict[int, float], deadline: float) -> Failure:
+    """The verdict over all ranks, in rank order; `times` says when those that raised did so."""
+    kind, summary = FailureKind.TIMEOUT, f"no result within {deadline:g} s: " + ", ".join(map(_doing, reports))
+    if dead := [report for report in reports if report.state is RankState.DIED]:
+        kind, summary = FailureKind.DIED, f"rank {dead[0].rank} {dead[0].error}"
+    elif culprits := [report for report in reports if report.state is RankState.RAISED]:
+        first = _first(culprits, times)
+        kind, summary = FailureKind.RAISED, f"rank {first.rank} raised {_one_line(first.error)}"
+    return Failure(kind=kind, summary=summary, reports=tuple(reports))
+
+
+def _first(reports: Sequence[RankReport], times: dict[int, float]) -> RankReport:
+    """The first to raise; among ranks that raised the same, the lowest, so that a repetition says the same."""
+    earliest = min(reports, key=lambda report: times[report.rank])
+    return next(report for report in reports if report.error == earliest.error)
+
+
+def _end_in_words(exit_code: int | None) -> str:
+    if exit_code is None:
+        return "was lost: its process has closed the channel"
+    if exit_code >= 0:
+        return f"exited with code {exit_code}"
+    try:
+        return f"killed by {signal.Signals(-exit_code).name}"
+    except ValueError:
+        return f"killed by signal {-exit_code}"
+
+
+def _busy(rank: int, stack: Stack, asleep: bool) -> RankReport:
+    pending = awaited(stack) if asleep else ""
+    state = RankState.WAITING if pending else RankState.RUNNING
+    return RankReport(rank=rank, state=state, pending=pending, stack="".join(stack.format()))
+
+
+def _doing(report: RankReport) -> str:
+    where = f" in {report.pending}" if report.pending else ""
+    return f"rank {report.rank} {report.state.value}{where}"
+
+
+def _one_line(error: str) -> str:
+    line = " ".join(error.split())
+    return line if len(line) <= _SUMMARY_WIDTH else line[: _SUMMARY_WIDTH - 3] + "..."

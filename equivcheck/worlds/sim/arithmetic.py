@@ -1,0 +1,162 @@
+"""What each collective computes, from the captured inputs of all members to the results of each.
+
+Reductions run in rank order, so that every rank gets the same bits. A combining function gets one list of tensors per member and returns one list
+of results per member; it may reuse the captured tensors and give several members the same one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from typing import Any
+
+import torch
+
+Shares = list[list[torch.Tensor]]
+Combine = Callable[[Any], Shares]
+
+_FOLDS: dict[str, Callable[[torch.Tensor, torch.Tensor], Any]] = {
+    "sum": torch.Tensor.add_,
+    "avg": torch.Tensor.add_,
+    "premul_sum": torch.Tensor.add_,
+    "product": torch.Tensor.mul_,
+    "min": lambda left, right: torch.minimum(left, right, out=left),
+    "max": lambda left, right: torch.maximum(left, right, out=left),
+    "band": torch.Tensor.bitwise_and_,
+    "bor": torch.Tensor.bitwise_or_,
+    "bxor": torch.Tensor.bitwise_xor_,
+}
+
+UNSET_BYTE = 0x5A
+"""Every byte of an integer result that has not been waited for."""
+
+
+class Disagreement(Exception):
+    """Members passed sizes that do not fit together; the text says which."""
+
+
+def withhold(output: torch.Tensor) -> None:
+    """Fill an output whose true value is not to be seen yet: NaN, or bytes of `UNSET_BYTE`, or True."""
+    output.fill_(unset_value(output.dtype))
+
+
+@lru_cache(maxsize=None)
+def unset_value(dtype: torch.dtype) -> float | int | bool:
+    """What a result of that type holds until it is waited for."""
+    if dtype == torch.bool:
+        return True
+    if dtype.is_floating_point or dtype.is_complex:
+        return float("nan")
+    return int.from_bytes(bytes([UNSET_BYTE]) * dtype.itemsize, "big")
+
+
+def fold(op: str, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Reduce in order, into the first of `tensors`."""
+    total = tensors[0]
+    step = _FOLDS[op]
+    for other in tensors[1:]:
+        step(total, other if other.shape == total.shape else other.view(total.shape))
+    if op == "avg":
+        exact = total.is_floating_point() or total.is_complex()
+        total.div_(len(tensors)) if exact else total.div_(len(tensors), rounding_mode="trunc")
+    return total
+
+
+@lru_cache(maxsize=None)
+def all_reduce(op: str) -> Combine:
+    """Every member gets, per tensor, the reduction over members."""
+
+    def combine(shares: Shares) -> Shares:
+        return [[fold(op, tensors) for tensors in zip(*shares, strict=True)]] * len(shares)
+
+    return combine
+
+
+@lru_cache(maxsize=None)
+def reduce(op: str, root: int) -> Combine:
+    """The root gets, per tensor, the reduction over members."""
+
+    def combine(shares: Shares) -> Shares:
+        totals = [fold(op, tensors) for tensors in zip(*shares, strict=True)]
+        return [totals if member == root else [] for member in range(len(shares))]
+
+    return combine
+
+
+@lru_cache(maxsize=None)
+def broadcast(root: int) -> Combine:
+    """Everybody else gets the root's tensors."""
+
+    def combine(shares: Shares) -> Shares:
+        return [[] if member == root else shares[root] for member in range(len(shares))]
+
+    return combine
+
+
+def all_gather(shares: Shares) -> Shares:
+    """Everybody gets every member's tensors: all members' first, then all members' second, and so on."""
+    gathered = [tensor for tensors in zip(*shares, strict=True) for tensor in tensors]
+    return [gathered] * len(shares)
+
+
+def all_gather_single(shares: Shares) -> Shares:
+    """Everybody gets, per tensor, the members' tensors one after another in one."""
+    gathered = [torch.cat([tensor.view(-1) for tensor in tensors]) for tensors in zip(*shares, strict=True)]
+    return [gathered] * len(shares)
+
+
+@lru_cache(maxsize=None)
+def reduce_scatter(op: str) -> Combine:
+    """Member i gets the reduction of everybody's i-th tensor."""
+
+    def combine(shares: Shares) -> Shares:
+        return [[fold(op, tensors)] for tensors in zip(*shares, strict=True)]
+
+    return combine
+
+
+@lru_cache(maxsize=None)
+def reduce_scatter_single(op: str) -> Combine:
+    """Member i gets, per tensor, the i-th equal part of the reduction."""
+
+    def combine(shares: Shares) -> Shares:
+        parts = [fold(op, tensors).view(len(shares), -1).unbind() for tensors in zip(*shares, strict=True)]
+        return [[part[member] for part in parts] for member in range(len(shares))]
+
+    return combine
+
+
+@lru_cache(maxsize=None)
+def gather(root: int) -> Combine:
+    """The root gets every member's tensor."""
+
+    def combine(shares: Shares) -> Shares:
+        return [[tensors[0] for tensors in shares] if member == root else [] for member in range(len(shares))]
+
+    return combine
+
+
+@lru_cache(maxsize=None)
+def scatter(root: int) -> Combine:
+    """Member i gets the root's i-th tensor."""
+
+    def combine(shares: Shares) -> Shares:
+        return [[tensor] for tensor in shares[root]]
+
+    return combine
+
+
+def all_to_all(shares: list[tuple[list[torch.Tensor], list[int]]]) -> Shares:
+    """Member i gets everybody's i-th tensor; a share also says how many elements the member expects from each."""
+    for receiver, (_, expected) in enumerate(shares):
+        for sender, (tensors, _) in enumerate(shares):
+            if tensors[receiver].numel() != expected[sender]:
+                raise Disagreement(
+                    f"member {sender} sends {tensors[receiver].numel()} elements to member {receiver}, which expects {expected[sender]}"
+                )
+    return [[tensors[receiver] for tensors, _ in shares] for receiver in range(len(shares))]
+
+
+def nothing(shares: Shares) -> Shares:
+    """A barrier moves no data."""
+    return [[]] * len(shares)

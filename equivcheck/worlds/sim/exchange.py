@@ -1,0 +1,180 @@
+"""Where ranks meet: the calls of one group, matched by their order, and the messages between two ranks, matched by their tag."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from equivcheck.worlds.call import Call
+from equivcheck.worlds.sim.arithmetic import Combine, Disagreement
+from equivcheck.worlds.sim.scheduler import Scheduler
+
+if TYPE_CHECKING:
+    from equivcheck.worlds.sim.work import SimWork
+
+MAX_GROUPS = 2000
+"""A world that has made more groups than this is built anew before its next run, since torch keeps them all."""
+
+RawCall = tuple[str, tuple[int, ...], int, tuple[torch.Size, ...], torch.dtype | None, int | None]
+"""The fields of a `Call` but its bytes, cheap to note at each call: op, ranks, index, shapes, dtype, peer."""
+
+
+def call_of(raw: RawCall) -> Call:
+    """The record of a call, from the notes that were taken when it was issued."""
+    op, ranks, index, shapes, dtype, peer = raw
+    num_bytes = 0 if dtype is None else sum(shape.numel() for shape in shapes) * dtype.itemsize
+    name = "" if dtype is None else str(dtype).removeprefix("torch.")
+    return Call(op=op, ranks=ranks, index=index, shapes=tuple(map(tuple, shapes)), dtype=name, num_bytes=num_bytes, peer=peer)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """What one rank asks of a group."""
+
+    op: str
+    """As in `Call.op`."""
+    combine: Combine
+    """Makes the results of all members from their shares."""
+    agree: Hashable
+    """Must be equal on all members."""
+    share: Any
+    """The rank's captured inputs, as `combine` takes them."""
+
+
+class Meeting:
+    """One collective, from the first member's call to the last member's wait."""
+
+    __slots__ = ("agree", "first", "num_missing", "results", "shares", "waiting")
+
+    def __init__(self, size: int, agree: Hashable, first: tuple[int, RawCall]) -> None:
+        self.agree = agree
+        self.first = first
+        self.num_missing = size
+        self.shares: list[Any] = [None] * size
+        self.results: list[list[torch.Tensor]] | None = None
+        self.waiting: list[int] = []
+
+    def complete(self, results: list[list[torch.Tensor]], scheduler: Scheduler) -> None:
+        """Make the results available and let the ranks that wait for them run."""
+        self.results = results
+        self.shares.clear()
+        for rank in self.waiting:
+            scheduler.wake(rank)
+
+
+class Parcel(Meeting):
+    """One message, from the first side's call to the last side's wait: slot 0 is the sender's, slot 1 the receiver's."""
+
+    __slots__ = ("payload", "receiver", "sender", "tag")
+
+    def __init__(self, sender: int | None, receiver: int, tag: int, first: tuple[int, RawCall]) -> None:
+        super().__init__(2, None, first)
+        self.sender = sender
+        self.receiver = receiver
+        self.tag = tag
+        self.payload: list[torch.Tensor] | None = None
+
+
+class Exchange:
+    """The calls of one group of ranks."""
+
+    def __init__(self, ranks: tuple[int, ...], scheduler: Scheduler) -> None:
+        self.ranks = ranks
+        self._scheduler = scheduler
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget every call, so that the next run starts from index 0."""
+        self.issued = [0] * len(self.ranks)
+        self._open: dict[int, Meeting] = {}
+        self._parcels: list[Parcel] = []
+        self._num_collectives = [0] * len(self.ranks)
+
+    def join(self, member: int, raw: RawCall, agree: Hashable, combine: Combine, share: Any) -> Meeting:
+        """Enter the member's next collective; the last member to come makes the results."""
+        index = self._num_collectives[member]
+        self._num_collectives[member] = index + 1
+        meeting = self._open.get(index)
+        if meeting is None:
+            meeting = self._open[index] = Meeting(len(self.ranks), agree, (self.ranks[member], raw))
+        elif meeting.agree != agree:
+            self._mismatch(member, raw, meeting, "")
+        meeting.shares[member] = share
+        meeting.num_missing -= 1
+        if not meeting.num_missing:
+            del self._open[index]
+            try:
+                results = combine(meeting.shares)
+            except Disagreement as error:
+                self._mismatch(member, raw, meeting, f": {error}")
+            meeting.complete(results, self._scheduler)
+        return meeting
+
+    def send(self, member: int, receiver: int, tag: int, raw: RawCall, payload: list[torch.Tensor]) -> Parcel:
+        """Hand over a message: to the oldest receive that takes it, or to be picked up later."""
+        for parcel in self._parcels:
+            if parcel.payload is None and parcel.receiver == receiver and parcel.tag == tag and parcel.sender in (member, None):
+                break
+        else:
+            parcel = Parcel(member, receiver, tag, (self.ranks[member], raw))
+            parcel.payload = payload
+            self._parcels.append(parcel)
+            return parcel
+        parcel.sender = member
+        self._match(member, parcel, raw, payload)
+        return parcel
+
+    def receive(self, member: int, sender: int | None, tag: int, raw: RawCall) -> Parcel:
+        """Take the oldest message that fits (from anybody when `sender` is None), or wait for one to come."""
+        for parcel in self._parcels:
+            if parcel.payload is not None and parcel.receiver == member and parcel.tag == tag and sender in (parcel.sender, None):
+                self._match(member, parcel, raw, parcel.payload)
+                return parcel
+        parcel = Parcel(sender, member, tag, (self.ranks[member], raw))
+        self._parcels.append(parcel)
+        return parcel
+
+    def _match(self, member: int, parcel: Parcel, raw: RawCall, payload: list[torch.Tensor]) -> None:
+        theirs = parcel.first[1]
+        if [shape.numel() for shape in raw[3]] != [shape.numel() for shape in theirs[3]] or raw[4] != theirs[4]:
+            self._mismatch(member, raw, parcel, "")
+        self._parcels.remove(parcel)
+        parcel.complete([[], payload], self._scheduler)
+
+    def _mismatch(self, member: int, raw: RawCall, meeting: Meeting, detail: str) -> None:
+        rank = self.ranks[member]
+        other, theirs = meeting.first
+        text = f"rank {rank} issued {call_of(raw).describe()} where rank {other} issued {call_of(theirs).describe()}{detail}"
+        self._scheduler.give_up(rank, raw, text)
+
+
+class Switchboard:
+    """Everything that the ranks of one world share: the scheduler, the groups, the notes of calls and the works not waited for."""
+
+    def __init__(self, size: int, scheduler: Scheduler) -> None:
+        self.scheduler = scheduler
+        self.calls: list[list[RawCall]] = [[] for _ in range(size)]
+        self.unwaited: set[SimWork] = set()
+        self._exchanges: dict[tuple[str, tuple[int, ...]], Exchange] = {}
+
+    def exchange(self, name: str, ranks: tuple[int, ...]) -> Exchange:
+        """The meeting place of the group with that name, made by the first member that asks."""
+        key = (name, ranks)
+        if key not in self._exchanges:
+            self._exchanges[key] = Exchange(ranks, self.scheduler)
+        return self._exchanges[key]
+
+    @property
+    def has_too_many_groups(self) -> bool:
+        """Whether programs have made so many groups that they should be dropped."""
+        return len(self._exchanges) > MAX_GROUPS
+
+    def clear(self) -> None:
+        """Forget what the last run issued; groups stay."""
+        self.calls = [[] for _ in self.calls]
+        self.unwaited.clear()
+        for exchange in self._exchanges.values():
+            exchange.clear()

@@ -1,0 +1,161 @@
+"""Exactly one rank runs at a time: who holds the baton, who may take it next, and when nobody can."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from random import Random
+from typing import Any
+
+POLLS_IN_VAIN = 10_000
+"""Unsuccessful `is_completed` calls in a row, over all ranks, after which polling counts as waiting (about half a second)."""
+
+
+class RankAborted(BaseException):
+    """Unwinds a rank whose run is over; not an `Exception`, so that programs do not catch it by accident."""
+
+
+class Scheduler:
+    """Passes one baton between rank threads, in an order that depends on the schedule seed alone.
+
+    Everything but `wait_until_quiet`, `abort` and `start` is called by the rank that holds the baton, so nothing here needs a lock.
+    """
+
+    def __init__(self, size: int, save_rng: Callable[[], Any], restore_rng: Callable[[Any], None]) -> None:
+        self.size = size
+        self.aborting = False
+        self.mismatch = ""
+        self.ended = [True] * size
+        self.pending: list[Any] = [None] * size
+        self._save_rng = save_rng
+        self._restore_rng = restore_rng
+        self._batons = [_taken_lock() for _ in range(size)]
+        self._quiet = _taken_lock()
+        self._runnable: deque[int] = deque()
+        self._chooser: Random | None = None
+        self._polls = 0
+
+    # Called by the thread that owns the run.
+
+    def start(self, schedule_seed: int) -> None:
+        """Let every rank run, the first of them at once."""
+        self.aborting = False
+        self.mismatch = ""
+        self.ended = [False] * self.size
+        self.pending = [None] * self.size
+        self._polls = 0
+        self._chooser = Random(schedule_seed) if schedule_seed else None
+        self._runnable.clear()
+        self._runnable.extend(range(self.size))
+        self._pass_on()
+
+    def wait_until_quiet(self, deadline: float) -> bool:
+        """Wait until no rank runs (all ended, or stuck); False when that took longer than `deadline` seconds."""
+        return self._quiet.acquire(timeout=min(deadline, threading.TIMEOUT_MAX))
+
+    def abort(self, patience: float) -> bool:
+        """Unwind the ranks that have not ended, while no rank runs; False when one did not end within `patience` seconds."""
+        self.aborting = True
+        for rank in range(self.size):
+            if not self.ended[rank]:
+                self._batons[rank].release()
+                if not self._quiet.acquire(timeout=patience):
+                    return False
+        return True
+
+    def release_all(self) -> None:
+        """Wake every rank that sleeps, from any state; only for threads that will not be used again."""
+        self.aborting = True
+        for baton in self._batons:
+            if baton.locked():
+                baton.release()
+
+    def can_run(self, rank: int) -> bool:
+        """Whether the rank only waits for its turn."""
+        return rank in self._runnable
+
+    # Called by ranks.
+
+    def sleep(self, rank: int) -> None:
+        """Wait for the baton between runs."""
+        self._batons[rank].acquire()
+
+    def finish(self, rank: int) -> None:
+        """The rank has ended its part of the run."""
+        self.ended[rank] = True
+        if self.aborting:
+            self._quiet.release()
+        else:
+            self._pass_on()
+
+    def check(self) -> None:
+        """Raise in a rank whose run is over."""
+        if self.aborting:
+            raise RankAborted
+
+    def block(self, rank: int, pending: Any) -> None:
+        """Wait until another rank calls `wake` for this one; `pending` says in what, for reports."""
+        if self.aborting:
+            raise RankAborted
+        self.pending[rank] = pending
+        self._hand_over(rank)
+        self.pending[rank] = None
+
+    def wake(self, rank: int) -> None:
+        """What the rank waits for has come: let it run when its turn comes."""
+        self._polls = 0
+        self._runnable.append(rank)
+
+    def poll(self, rank: int, pending: Any) -> bool:
+        """Let the others run before the rank looks again; False when looking again is pointless and it should wait."""
+        if self.aborting:
+            raise RankAborted
+        self._polls += 1
+        if self._polls > POLLS_IN_VAIN:
+            return False
+        if self._runnable:
+            self.pending[rank] = pending
+            self._runnable.append(rank)
+            self._hand_over(rank)
+            self.pending[rank] = None
+        return True
+
+    def progress(self) -> None:
+        """A call was issued, so polling is not in vain."""
+        self._polls = 0
+
+    def give_up(self, rank: int, pending: Any, mismatch: str) -> None:
+        """Stop everybody, since the rank's call does not match the others'; does not return."""
+        if self.aborting:
+            raise RankAborted
+        self.mismatch = mismatch
+        self.pending[rank] = pending
+        self._quiet.release()
+        self._batons[rank].acquire()
+        raise RankAborted
+
+    def _hand_over(self, rank: int) -> None:
+        rng = self._save_rng()
+        self._pass_on()
+        self._batons[rank].acquire()
+        if self.aborting:
+            raise RankAborted
+        self._restore_rng(rng)
+
+    def _pass_on(self) -> None:
+        runnable = self._runnable
+        if not runnable:
+            self._quiet.release()
+        elif self._chooser is None:
+            self._batons[runnable.popleft()].release()
+        else:
+            chosen = self._chooser.choice(sorted(runnable))
+            runnable.remove(chosen)
+            self._batons[chosen].release()
+
+
+def _taken_lock() -> threading.Lock:
+    lock = threading.Lock()
+    lock.acquire()
+    return lock

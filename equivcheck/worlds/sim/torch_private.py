@@ -1,0 +1,139 @@
+"""The private torch API that ranks as threads need; tried on torch 2.13.
+
+Three process-wide things are changed while ranks run, and only then: the ``_world`` of `torch.distributed` (each rank sees its own), thread
+isolation of the registry that maps group names to groups, and the backend name under which groups are made.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed import distributed_c10d as c10d
+
+BACKEND = "equivcheck_sim"
+"""Name of the backend as `torch.distributed` knows it while ranks run."""
+
+_OWN_FIELDS: dict[str, Callable[[], Any]] = {
+    "default_pg": lambda: None,
+    "pg_map": dict,
+    "pg_names": dict,
+    "pg_group_ranks": dict,
+    "pg_backend_config": dict,
+    "group_count": int,
+    "tags_to_pg": dict,
+    "pg_to_tag": dict,
+    "pg_coalesce_state": dict,
+    "comms": list,
+}
+
+
+class _ThreadWorlds(threading.local):
+    """Stands in for ``c10d._world``: a rank thread has fields of its own, every other thread sees the original."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name in _OWN_FIELDS and is_rank_thread():
+            self.__dict__.update((field, make()) for field, make in _OWN_FIELDS.items())
+            return self.__dict__[name]
+        if name == "pg_config_info" and is_rank_thread():
+            return c10d._World.pg_config_info.fget(self)  # type: ignore[attr-defined]
+        return getattr(_original_world, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if is_rank_thread():
+            self.__getattr__("default_pg") if not self.__dict__ else None
+            self.__dict__[name] = value
+        else:
+            setattr(_original_world, name, value)
+
+
+_marks = threading.local()
+_original_world: Any = c10d._world
+_thread_worlds = _ThreadWorlds()
+
+
+def prepare_rank_thread() -> None:
+    """Mark the calling thread as a rank, and let it compute and differentiate alone."""
+    _marks.is_rank = True
+    torch.autograd.set_multithreading_enabled(False)
+
+
+def is_rank_thread() -> bool:
+    """Whether the calling thread was prepared as a rank."""
+    return hasattr(_marks, "is_rank")
+
+
+@contextlib.contextmanager
+def separate_worlds(make_group: Callable[[Any, Any], Any]) -> Iterator[None]:
+    """While entered, each rank thread has a `torch.distributed` of its own, whose groups `make_group` makes."""
+    global _original_world
+    _original_world = c10d._world
+    hook = sys.excepthook
+    kept = {name: getattr(c10d, name) for name in ("_backend", "_default_pg_init_method") if hasattr(c10d, name)}
+    isolate = torch._C._distributed_c10d._set_thread_isolation_mode
+    _register_backend(make_group)
+    try:
+        c10d._world = _thread_worlds  # type: ignore[assignment]
+        isolate(True)
+        yield
+    finally:
+        isolate(False)
+        c10d._world = _original_world
+        _unregister_backend()
+        sys.excepthook = hook
+        for name, value in kept.items():
+            setattr(c10d, name, value)
+
+
+def _register_backend(make_group: Callable[[Any, Any], Any]) -> None:
+    backend: Any = dist.Backend
+    setattr(backend, BACKEND.upper(), BACKEND)
+    backend.backend_list.append(BACKEND)
+    backend.backend_type_map[BACKEND] = dist.ProcessGroup.BackendType.CUSTOM
+    backend.backend_capability[BACKEND] = ["cpu"]
+    backend._plugins[BACKEND.upper()] = backend._BackendPlugin(make_group, True)
+
+
+def _unregister_backend() -> None:
+    backend: Any = dist.Backend
+    delattr(backend, BACKEND.upper())
+    backend.backend_list.remove(BACKEND)
+    del backend.backend_type_map[BACKEND]
+    del backend.backend_capability[BACKEND]
+    del backend._plugins[BACKEND.upper()]
+
+
+_HIDDEN = torch._C.DispatchKeySet(torch._C.DispatchKey.AutogradFunctionality)
+for _key in ("ADInplaceOrView", "Python", "PythonTLSSnapshot"):
+    _HIDDEN = _HIDDEN | torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, _key))
+
+
+def raw_memory() -> Any:
+    """A guard under which torch operations act as a network card would: unseen by autograd, version counters and dispatch modes."""
+    return torch._C._ExcludeDispatchKeyGuard(_HIDDEN)
+
+
+def in_backward() -> bool:
+    """Whether the calling thread is inside a backward pass."""
+    return torch._C._current_graph_task_id() != -1
+
+
+def after_backward(callback: Callable[[], Any]) -> None:
+    """Call `callback` when the current backward pass has run its nodes, before callbacks that are queued later."""
+    torch.autograd.Variable._execution_engine.queue_callback(callback)
+
+
+def num_unwaited_works() -> int:
+    """How many results of functional collectives nobody has waited for, in the whole process."""
+    count = getattr(torch._C._distributed_c10d, "_get_work_registry_size", None)
+    return int(count()) if count else 0
+
+
+def premultiplier(op: Any) -> Any:
+    """The factor of a ``PREMUL_SUM`` reduction."""
+    return op.__getstate__()[1]

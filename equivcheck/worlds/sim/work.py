@@ -1,0 +1,180 @@
+"""Handles of issued calls: results are withheld until they are waited for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+import torch.futures
+
+from equivcheck.worlds.sim.torch_private import after_backward, in_backward, raw_memory
+
+if TYPE_CHECKING:
+    from equivcheck.worlds.sim.exchange import Meeting, Parcel, RawCall, Switchboard
+
+
+class SimWork(dist.Work):
+    """One rank's handle of one call."""
+
+    def __init__(
+        self, board: Switchboard, rank: int, raw: RawCall, meeting: Meeting, slot: int, outputs: list[torch.Tensor], shown: Any
+    ) -> None:
+        super().__init__()
+        self._board = board
+        self._rank = rank
+        self.raw = raw
+        self._meeting: Meeting | None = meeting
+        self._slot = slot
+        self.outputs = outputs
+        self._shown = shown
+        self._future: WorkFuture | None = None
+        board.unwaited.add(self)
+
+    def wait(self, timeout: Any = None) -> bool:
+        """Hand the baton over until every member has issued the call, then fill the outputs."""
+        meeting = self._meeting
+        if meeting is not None:
+            if meeting.results is None:
+                meeting.waiting.append(self._rank)
+                self._board.scheduler.block(self._rank, self.raw)
+            self._deliver(meeting)
+        return True
+
+    def is_completed(self) -> bool:
+        """Whether the outputs can be read; lets the other ranks run when not."""
+        meeting = self._meeting
+        if meeting is None:
+            return True
+        if meeting.results is None and not self._board.scheduler.poll(self._rank, self.raw):
+            return self.wait()
+        if meeting.results is None:
+            return False
+        self._deliver(meeting)
+        return True
+
+    def is_success(self) -> bool:
+        """As `is_completed`: a call either completes or ends the run."""
+        return self._meeting is None
+
+    def exception(self) -> None:
+        """None: a call that fails ends the run."""
+
+    def synchronize(self) -> None:
+        """As `wait`."""
+        self.wait()
+
+    def result(self) -> list[torch.Tensor]:
+        """The outputs, waited for."""
+        self.wait()
+        return list(self._shown)
+
+    def get_future(self) -> WorkFuture:
+        """A future of the outputs.
+
+        C++ waits for futures where the baton cannot be handed over, so outside a backward pass this is a wait; inside one, the wait is put at
+        its end, before whatever is queued there later (which is where DDP waits for its buckets).
+        """
+        if self._future is None:
+            self._future = WorkFuture(self)
+            if self._meeting is None:
+                self._future.fulfil(self._shown)
+            elif in_backward():
+                after_backward(self.wait)
+            else:
+                self.wait()
+        return self._future
+
+    def forget(self) -> None:
+        """Count as waited for without results, as the run is over."""
+        self._meeting = None
+        self._future = None
+
+    def _deliver(self, meeting: Meeting) -> None:
+        self._meeting = None
+        self._board.unwaited.discard(self)
+        results = meeting.results
+        assert results is not None
+        if self.outputs:
+            with raw_memory():
+                for output, result in zip(self.outputs, results[self._slot], strict=True):
+                    output.copy_(result if result.shape == output.shape else result.view(output.shape))
+        results[self._slot] = []
+        self.outputs = []
+        if self._future is not None:
+            self._future.fulfil(self._shown)
+
+
+class ReceiveWork(SimWork):
+    """A receive; it knows who sent."""
+
+    parcel: Parcel
+
+    def _source_rank(self) -> int:
+        self.wait()
+        assert self.parcel.sender is not None
+        return self.parcel.sender
+
+    def source_rank(self) -> int:
+        """Rank of the sender within the group."""
+        return self._source_rank()
+
+
+class CoalescedWork(dist.Work):
+    """Several calls behind one handle."""
+
+    def __init__(self, works: list[SimWork]) -> None:
+        super().__init__()
+        self._works = works
+
+    def wait(self, timeout: Any = None) -> bool:
+        """Wait for all of them, in the order of issue."""
+        for work in self._works:
+            work.wait()
+        return True
+
+    def is_completed(self) -> bool:
+        """Whether all of them are."""
+        return all([work.is_completed() for work in self._works])
+
+
+class WorkFuture(torch.futures.Future):  # type: ignore[type-arg]
+    """A future that hands the baton over when Python waits for it."""
+
+    def __init__(self, work: SimWork | None) -> None:
+        super().__init__()
+        self._work = work
+        self._continuations: list[Callable[[], None]] = []
+
+    def wait(self) -> Any:
+        """The value, waited for."""
+        if self._work is not None:
+            self._work.wait()
+        return super().wait()
+
+    def then(self, callback: Callable[[Any], Any]) -> WorkFuture:
+        """A future of ``callback(self)``."""
+        child = WorkFuture(self._work)
+
+        def proceed() -> None:
+            try:
+                value = callback(self)
+            except Exception as error:
+                child.set_exception(error)
+            else:
+                child.fulfil(value)
+
+        if self.done():
+            proceed()
+        else:
+            self._continuations.append(proceed)
+        return child
+
+    def fulfil(self, value: Any) -> None:
+        """Set the value and run what was to follow."""
+        self._work = None
+        self.set_result(value)
+        for proceed in self._continuations:
+            proceed()
+        self._continuations = []

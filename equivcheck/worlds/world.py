@@ -1,0 +1,47 @@
+"""The public world: any function on N ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, Self
+
+from equivcheck.worlds.pool import open_ranks
+from equivcheck.worlds.ranks import Run
+
+
+class World:
+    """N ranks, each with `torch.distributed` initialised, kept alive until closed.
+
+    ::
+
+        with World("sim", size=4) as world:
+            run = world.run(lambda: torch.distributed.get_rank())
+        assert run.values == (0, 1, 2, 3)
+    """
+
+    def __init__(self, name: str = "sim", *, size: int) -> None:
+        self._ranks = open_ranks(name, size)
+
+    @property
+    def size(self) -> int:
+        """Number of ranks."""
+        return self._ranks.size
+
+    def run(self, program: Callable[..., Any], *arguments: Any, schedule_seed: int = 0, deadline: float = 60.0) -> Run:
+        """Call ``program(*arguments)`` on every rank; `deadline` is in seconds.
+
+        In ``gloo`` the program and its arguments must be picklable. Raises `equivcheck.worlds.failure.RanksFailed` when a rank raises, dies, or
+        waits in vain; the world can be used again afterwards.
+        """
+        return self._ranks.run(program, *arguments, schedule_seed=schedule_seed, deadline=deadline)
+
+    def close(self) -> None:
+        """End every rank and undo whatever was changed in this process."""
+        self._ranks.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
