@@ -97,7 +97,8 @@ def expected_moments(training: Training, reference: Trace, perturbed: list[Trace
         moved = np.stack([full_vector(table, other[index].snapshot) for other in others])
         own = norms(table, values)
         scales = _scales(moment.phase, table, own)
-        spread = norms(table, moved - values).max(axis=0)
+        with np.errstate(invalid="ignore"):
+            spread = norms(table, moved - values).max(axis=0)
         tolerances = FACTOR * np.maximum(spread, eps * own) + ABSOLUTE * eps * scales
         found.append(
             Expected(moment.step, moment.phase, table, snapshot.present, snapshot.dtypes, values, own, tolerances, scales)

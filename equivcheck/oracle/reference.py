@@ -42,11 +42,12 @@ def confirming_reference(training: Training) -> Reference:
 def _reference(training: Training, num_perturbations: int) -> Reference:
     trace = train(single_device(training))
     found = expected_moments(training, trace, perturbed_traces(training, range(1, 1 + num_perturbations)))
-    return Reference(found, _doubt(training, found))
+    return Reference(found, doubt_about(training, found))
 
 
-def _doubt(training: Training, found: tuple[Expected, ...]) -> str:
-    if not all(np.isfinite(moment.values).all() for moment in found):
+def doubt_about(training: Training, found: tuple[Expected, ...]) -> str:
+    """Why agreement with a reference of these moments would prove nothing; empty if it would."""
+    if not all(np.isfinite(moment.norms).all() for moment in found):
         return "the reference has values that are not finite"
     if not any(moment.norms.any() for moment in found if moment.phase is Phase.GRADIENT):
         return "every gradient of the reference is zero"

@@ -71,4 +71,5 @@ def norms(table: Table, vector: Vector) -> Vector:
     """Frobenius norm of each tensor of one vector (total,) or of several (count, total)."""
     if not table.total:
         return np.zeros((*vector.shape[:-1], len(table.names)))
-    return np.sqrt(np.add.reduceat(np.square(vector), table.offsets, axis=-1))
+    with np.errstate(over="ignore", invalid="ignore"):
+        return np.sqrt(np.add.reduceat(np.square(vector), table.offsets, axis=-1))

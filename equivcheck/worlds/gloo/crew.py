@@ -8,6 +8,7 @@ import selectors
 import socket
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from equivcheck.worlds.failure import Failure, RanksFailed, RankReport, RankState
@@ -15,12 +16,11 @@ from equivcheck.worlds.gloo.channel import Channel
 from equivcheck.worlds.gloo.fork_server import START_SECONDS, RanksDidNotStart
 from equivcheck.worlds.gloo.member import Member
 from equivcheck.worlds.gloo.postmortem import died, failure_of, raised, unfinished
-from equivcheck.worlds.gloo.rank import Raised
+from equivcheck.worlds.gloo.rank import RAISED_TAG, Raised
 
 _GRACE = 1.0
 """Seconds that the others get to finish or raise after a rank has failed."""
 
-Gone = type(None)
 Answers = dict[int, bytes | None]
 """What each rank sent, None when its process ended instead; a rank that is still busy is missing."""
 
@@ -66,13 +66,61 @@ class Crew:
                 member.channel.send(request, until=until)
         answers = self._gather(until)
         contents = {rank: _content(answer) for rank, answer in answers.items() if answer is not None}
-        values = tuple(contents[rank][0] for rank in sorted(contents) if not isinstance(contents[rank], Raised))
+        values = tuple(contents[rank].value for rank in sorted(contents) if contents[rank].raised is None)
         if len(values) == len(self._members):
             return values
         raise RanksFailed(self._failure(answers, contents, deadline))
+
+    def _gather(self, until: float) -> Answers:
+        """Wait for every rank, or for `until`, or for a short while after the first failure."""
+        answers: Answers = {}
+        while len(answers) < len(self._members) and (left := until - time.monotonic()) > 0:
+            for key, _ in self._selector.select(left):
+                rank = key.data.rank
+                try:
+                    answers[rank] = answer = key.data.channel.receive(until=until)
+                except TimeoutError:
+                    continue
+                except (EOFError, OSError):
+                    answers[rank] = answer = None
+                    self._selector.unregister(key.fileobj)
+                if answer is None or answer[:1] == RAISED_TAG:
+                    until = min(until, time.monotonic() + _GRACE)
+        return answers
+
+    def _failure(self, answers: Answers, contents: dict[int, _Content], deadline: float) -> Failure:
+        busy = [member for member in self._members if member.rank not in answers]
+        reports = {report.rank: report for report in unfinished(busy, [self._threads[member.rank] for member in busy])}
+        times = {}
+        for member in self._members:
+            content = contents.get(member.rank)
+            if content is None and member.rank in answers:
+                reports[member.rank] = died(member, self._exit_code(member.pid))
+            elif content is not None and content.raised is not None:
+                reports[member.rank] = raised(member.rank, content.raised)
+                times[member.rank] = content.raised.when
+            elif content is not None:
+                reports[member.rank] = RankReport(rank=member.rank, state=RankState.FINISHED)
+        return failure_of([reports[member.rank] for member in self._members], times, deadline)
 
     def close(self) -> None:
         """Let go of channels and files."""
         self._selector.close()
         for member in self._members:
             member.close()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Content:
+    value: Any = None
+    raised: Raised | None = None
+
+
+def _content(answer: bytes) -> _Content:
+    """What an answer says; a value that cannot be read here counts as raised by its rank."""
+    try:
+        read = pickle.loads(memoryview(answer)[1:])
+    except Exception as error:
+        text = f"{type(error).__name__}: the program returned a value that cannot be read: {error}"
+        return _Content(raised=Raised(error=text, stack="", when=time.monotonic()))
+    return _Content(raised=read) if answer[:1] == RAISED_TAG else _Content(value=read)

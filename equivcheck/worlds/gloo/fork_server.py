@@ -14,6 +14,7 @@ from typing import IO, Any
 
 from equivcheck.errors import EquivCheckError
 from equivcheck.worlds.gloo.channel import Channel
+from equivcheck.worlds.gloo.request import import_path
 
 START_SECONDS = 120.0
 """Limit for importing torch in the server, or for joining in the ranks: generous, as disks can be cold."""
@@ -136,13 +137,8 @@ class ForkServer:
         self._process = self._control = None
 
 
-def absolute_path() -> tuple[str, ...]:
-    """`sys.path` as another process can use it."""
-    return tuple(os.path.abspath(entry) for entry in sys.path)
-
-
 def _command(fd: int) -> str:
-    return f"import sys; sys.path[:] = {absolute_path()!r}; from equivcheck.worlds.gloo.server import serve; serve({fd})"
+    return f"import sys; sys.path[:] = {import_path()!r}; from equivcheck.worlds.gloo.server import serve; serve({fd})"
 
 
 FORK_SERVER = ForkServer()

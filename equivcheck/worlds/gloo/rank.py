@@ -20,6 +20,8 @@ from equivcheck.worlds.gloo.channel import Channel
 
 STACK_SIGNAL = signal.SIGRTMIN + 7 if hasattr(signal, "SIGRTMIN") else signal.SIGUSR1
 """Makes a rank write its stacks: a real-time signal that nothing else uses, or SIGUSR1 where the system has none."""
+VALUE_TAG, RAISED_TAG = b"v", b"e"
+"""First byte of an answer: what is pickled in the rest."""
 _KEPT_OUTPUT = 1 << 16
 """Bytes that a rank's output file may hold before it starts afresh."""
 _NEVER = timedelta(days=1)
@@ -117,9 +119,9 @@ def _answer(request: bytes, rank: int) -> bytes:
     try:
         program, arguments = _loaded(request)
         value = program(*arguments)
-        return b"v" + _pickled(value)
+        return VALUE_TAG + _pickled(value)
     except BaseException as error:
-        return b"e" + pickle.dumps(_raised(error))
+        return RAISED_TAG + pickle.dumps(_raised(error))
 
 
 def _loaded(request: bytes) -> tuple[Any, tuple[Any, ...]]:

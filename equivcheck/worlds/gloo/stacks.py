@@ -9,7 +9,7 @@ import time
 import traceback
 from pathlib import Path
 
-from equivcheck.worlds.gloo.rank import STACK_SIGNAL
+from equivcheck.worlds.gloo import rank
 
 _PATIENCE = 1.0
 """Seconds that a process gets to write its stacks; one that is stopped never does."""
@@ -29,7 +29,7 @@ def ask_for_stacks(pids: tuple[int, ...]) -> None:
     """Make every process write its stacks to its own file."""
     for pid in pids:
         with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, STACK_SIGNAL)
+            os.kill(pid, rank.STACK_SIGNAL)
 
 
 def read_stack(fd: int, thread: int) -> Stack:
@@ -51,7 +51,13 @@ def parse_dump(dump: str, thread: int) -> Stack:
             inside = int(header[1], 16) == thread
         elif inside and (frame := _FRAME.match(line)):
             frames.append(traceback.FrameSummary(frame[1], int(frame[2]), frame[3]))
-    return traceback.StackSummary.from_list(frames[::-1])
+    return traceback.StackSummary.from_list(_of_program(frames[::-1]))
+
+
+def _of_program(frames: list[traceback.FrameSummary]) -> list[traceback.FrameSummary]:
+    """Without the frames that lead to the program, if it has been called at all."""
+    ours = [index for index, frame in enumerate(frames) if frame.filename == rank.__file__]
+    return frames[ours[-1] + 1 :] or frames if ours else frames
 
 
 def sleeps(pid: int) -> bool:

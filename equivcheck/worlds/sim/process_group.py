@@ -199,7 +199,7 @@ class SimGroup(dist.ProcessGroup):
         """Send tensors to another member."""
         raw = self._note("send", tensors, self._ranks[receiver])
         parcel = self._exchange.send(self._member, receiver, tag, raw, _capture(tensors))
-        return self._keep(SimWork(self._board, self._rank, raw, parcel, 0 if parcel.sender == self._member else 1, [], tensors))
+        return self._keep(SimWork(self._board, self._rank, raw, parcel, 0, [], tensors))
 
     def recv(self, tensors: Tensors, sender: int | None, tag: int = 0) -> SimWork:
         """Receive tensors from another member."""
@@ -268,7 +268,7 @@ class SimGroup(dist.ProcessGroup):
             return list(tensor.split(list(sizes)))
         if tensor.shape[0] % len(self._ranks):
             raise ValueError(f"all_to_all: dim 0 has {tensor.shape[0]} rows, allowed without sizes are multiples of {len(self._ranks)}")
-        return list(tensor.split(tensor.shape[0] // len(self._ranks))) or [tensor] * len(self._ranks)
+        return list(tensor.split([tensor.shape[0] // len(self._ranks)] * len(self._ranks)))
 
 
 def _listed(tensors: Any) -> Tensors:

@@ -27,6 +27,7 @@ class Scheduler:
         self.aborting = False
         self.mismatch = ""
         self.ended = [True] * size
+        self.holder = 0
         self.pending: list[Any] = [None] * size
         self._save_rng = save_rng
         self._restore_rng = restore_rng
@@ -71,10 +72,6 @@ class Scheduler:
             if baton.locked():
                 baton.release()
 
-    def can_run(self, rank: int) -> bool:
-        """Whether the rank only waits for its turn."""
-        return rank in self._runnable
-
     # Called by ranks.
 
     def sleep(self, rank: int) -> None:
@@ -84,10 +81,10 @@ class Scheduler:
     def finish(self, rank: int) -> None:
         """The rank has ended its part of the run."""
         self.ended[rank] = True
-        if self.aborting:
-            self._quiet.release()
-        else:
+        if not self.aborting:
             self._pass_on()
+        elif self._quiet.locked():
+            self._quiet.release()
 
     def check(self) -> None:
         """Raise in a rank whose run is over."""
@@ -148,11 +145,12 @@ class Scheduler:
         if not runnable:
             self._quiet.release()
         elif self._chooser is None:
-            self._batons[runnable.popleft()].release()
+            self.holder = holder = runnable.popleft()
+            self._batons[holder].release()
         else:
-            chosen = self._chooser.choice(sorted(runnable))
-            runnable.remove(chosen)
-            self._batons[chosen].release()
+            self.holder = holder = self._chooser.choice(sorted(runnable))
+            runnable.remove(holder)
+            self._batons[holder].release()
 
 
 def _taken_lock() -> threading.Lock:

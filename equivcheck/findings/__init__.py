@@ -1,0 +1,1 @@
+"""Failing scenarios, kept on disk, one a fingerprint."""

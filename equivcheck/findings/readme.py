@@ -1,0 +1,48 @@
+"""The text that a finding's folder greets people with."""
+
+from __future__ import annotations
+
+from equivcheck.findings.environment import Environment
+from equivcheck.oracle.verdict import Verdict
+
+_TEMPLATE = """\
+# {layout} on {ranks}: {outcome}
+
+{reason}
+
+```
+{description}
+```
+
+Found on {date} with equivcheck {equivcheck}, torch {torch}, NumPy {numpy}, Python {python} on {platform}, in the world `{world}`.
+
+See whether it still shows, from the folder that holds the store:
+
+    equivcheck replay {fingerprint}
+
+or check the scenario by itself:
+
+    equivcheck check scenario.json --world {world}
+{stacks}"""
+
+
+def readme(fingerprint: str, verdict: Verdict, found_in: Environment) -> str:
+    """Markdown for people: what is wrong, where it was seen, how to see it again."""
+    ranks = verdict.scenario.layout.mesh.num_ranks
+    return _TEMPLATE.format(
+        layout=verdict.scenario.layout.name,
+        ranks="1 rank" if ranks == 1 else f"{ranks} ranks",
+        outcome=verdict.outcome.value,
+        reason=verdict.reason or "No reason was given.",
+        description=verdict.describe(),
+        fingerprint=fingerprint,
+        world=verdict.world,
+        stacks=_stacks(verdict),
+        **{name: getattr(found_in, name) for name in ("date", "equivcheck", "torch", "numpy", "python", "platform")},
+    )
+
+
+def _stacks(verdict: Verdict) -> str:
+    reports = () if verdict.failure is None else verdict.failure.reports
+    sections = [f"\n## Rank {report.rank}, {report.state.value}\n\n```\n{report.stack.rstrip()}\n```\n" for report in reports if report.stack]
+    return "".join(sections)

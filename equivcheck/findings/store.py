@@ -1,0 +1,109 @@
+"""The folder of findings: equal fingerprints kept once, the simplest scenario of each."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+from filelock import FileLock
+
+from equivcheck.choice import Choice
+from equivcheck.errors import EquivCheckError, UsageError
+from equivcheck.findings.finding import BrokenFinding, Finding, load_finding, write_finding
+from equivcheck.findings.fingerprint import fingerprint
+from equivcheck.findings.size import size_of
+from equivcheck.oracle.verdict import Verdict
+
+DEFAULT_STORE = Path(".equivcheck/findings")
+_LOCK, _NEW, _OLD = ".lock", ".new-", ".old-"
+_LOCK_SECONDS = 30.0
+"""Limit for waiting for another writer; each holds the lock for a few milliseconds."""
+
+
+class StoreFailed(EquivCheckError):
+    """The folder of findings cannot be written; nothing in it was harmed."""
+
+
+class Kept(Choice):
+    """What the store did with a verdict."""
+
+    NEW = "new"
+    SMALLER = "smaller"
+    SEEN = "seen"
+
+
+class FindingStore:
+    """Findings on disk, one folder a fingerprint; any number of processes may write and read it at once."""
+
+    def __init__(self, path: Path | str = DEFAULT_STORE) -> None:
+        self.path = Path(path)
+
+    def keep(self, verdict: Verdict) -> Kept:
+        """Keep a failing verdict unless one with its fingerprint and a scenario no larger is there; raises `StoreFailed`."""
+        assert verdict.outcome.is_finding, f"{verdict.outcome!r} is nothing to keep"
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            with FileLock(self.path / _LOCK, timeout=_LOCK_SECONDS):
+                self._mend()
+                return self._keep(verdict)
+        except (OSError, TimeoutError) as error:
+            raise StoreFailed(f"findings cannot be kept in {self.path}: {type(error).__name__}: {error}") from error
+
+    def folder(self, mark: str) -> Path:
+        """The folder of a fingerprint, whether or not it is there."""
+        return self.path / mark
+
+    def fingerprints(self) -> tuple[str, ...]:
+        """Of everything kept, sorted."""
+        if not self.path.is_dir():
+            return ()
+        return tuple(sorted(entry.name for entry in self.path.iterdir() if entry.is_dir() and not entry.name.startswith(".")))
+
+    def load(self, prefix: str) -> Finding:
+        """The one finding whose fingerprint starts with `prefix`; raises `UsageError` if there is none or several."""
+        matches = [mark for mark in self.fingerprints() if prefix and mark.startswith(prefix)]
+        if len(matches) == 1:
+            return load_finding(self.folder(matches[0]))
+        if matches:
+            raise UsageError(f"fingerprint {prefix!r} is that of {len(matches)} findings in {self.path}: {', '.join(matches)}")
+        there = ", ".join(self.fingerprints()) or "nothing"
+        raise UsageError(f"finding {prefix!r} does not exist in {self.path}; there is {there}")
+
+    def _keep(self, verdict: Verdict) -> Kept:
+        mark = fingerprint(verdict)
+        kept = self._kept(mark)
+        if kept is not None and size_of(kept.verdict.scenario) <= size_of(verdict.scenario):
+            return Kept.SEEN
+        new = Path(tempfile.mkdtemp(prefix=_NEW, dir=self.path))
+        new.chmod(0o755)
+        write_finding(new, verdict)
+        self._swap_in(new, mark)
+        return Kept.NEW if kept is None else Kept.SMALLER
+
+    def _kept(self, mark: str) -> Finding | None:
+        """What is kept; a folder that cannot be read is as good as none, and is replaced."""
+        with contextlib.suppress(BrokenFinding):
+            return load_finding(self.folder(mark))
+        return None
+
+    def _swap_in(self, new: Path, mark: str) -> None:
+        """A folder cannot be renamed over another, so the old one steps aside first; `_mend` undoes half a swap."""
+        old = self.path / f"{_OLD}{mark}"
+        if self.folder(mark).exists():
+            os.rename(self.folder(mark), old)
+        os.rename(new, self.folder(mark))
+        shutil.rmtree(old, ignore_errors=True)
+
+    def _mend(self) -> None:
+        """Clear up after a writer that was killed; only with the lock held."""
+        for old in self.path.glob(f"{_OLD}*"):
+            mark = old.name.removeprefix(_OLD)
+            if self.folder(mark).exists():
+                shutil.rmtree(old)
+            else:
+                os.rename(old, self.folder(mark))
+        for new in self.path.glob(f"{_NEW}*"):
+            shutil.rmtree(new)

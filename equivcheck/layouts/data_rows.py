@@ -1,0 +1,31 @@
+"""Which rows of a microbatch a data-parallel rank computes on."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from equivcheck.train.material import Batch
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
+    from equivcheck.train.setup import Setup
+
+
+def take_rows(setup: Setup, mesh: DeviceMesh) -> None:
+    """Let this rank take its share of each microbatch, by row-major order over the mesh, before what inner layouts take of that."""
+    coordinate = mesh.get_coordinate()
+    assert coordinate is not None, "every rank of the world is in the mesh"
+    shape = tuple(mesh.shape)
+    rank = sum(index * math.prod(shape[axis + 1 :]) for axis, index in enumerate(coordinate))
+    size, inner = math.prod(shape), setup.take
+    setup.take = lambda batch: inner(rows_of(batch, rank, size))
+
+
+def rows_of(batch: Batch, rank: int, size: int) -> Batch:
+    """The rows of rank `rank` of `size`, which divides their number."""
+    rows = batch.inputs.shape[0] // size
+    part = slice(rank * rows, (rank + 1) * rows)
+    masks = tuple(None if mask is None else mask[part] for mask in batch.masks)
+    return Batch(inputs=batch.inputs[part], targets=batch.targets[part], masks=masks)

@@ -1,0 +1,33 @@
+"""Parameters and batches as DTensors."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distribute_tensor
+
+from equivcheck.scenario import Distribution
+from equivcheck.train.material import Batch
+
+
+def distribute_parameters(model: nn.Module, mesh: DeviceMesh, distribution: Distribution) -> None:
+    """Replace each distinct parameter, once and wherever it is held, by a DTensor."""
+    placement: Placement = Replicate() if distribution is Distribution.REPLICATE else Shard(0)
+    made: dict[nn.Parameter, nn.Parameter] = {}
+    for module in model.modules():
+        for name, parameter in list(module.named_parameters(recurse=False)):
+            if parameter not in made:
+                distributed = distribute_tensor(parameter.detach(), mesh, [placement])
+                made[parameter] = nn.Parameter(distributed, requires_grad=parameter.requires_grad)
+            module.register_parameter(name, made[parameter])
+
+
+def distribute_batch(batch: Batch, mesh: DeviceMesh) -> Batch:
+    """The whole batch, of which every rank has its own rows."""
+    masks = tuple(None if mask is None else _by_rows(mask, mesh) for mask in batch.masks)
+    return Batch(inputs=_by_rows(batch.inputs, mesh), targets=_by_rows(batch.targets, mesh), masks=masks)
+
+
+def _by_rows(local: torch.Tensor, mesh: DeviceMesh) -> DTensor:
+    return DTensor.from_local(local, mesh, [Shard(0)], run_check=False)

@@ -1,0 +1,60 @@
+"""Reading what a rank holds of the flat parameters of `FullyShardedDataParallel`.
+
+Private torch API (`FlatParamHandle`); tried on torch 2.13.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.fsdp import FullyShardedDataParallel
+
+from equivcheck.scenario import ClipNorm
+from equivcheck.train.read import canonical_name
+from equivcheck.train.trace import Piece, Slot
+
+
+def clip_flat(module: nn.Module, parameters: list[torch.Tensor], clipping: ClipNorm) -> torch.Tensor:
+    """Clip over all ranks by the root's own `clip_grad_norm_`; returns the norm before."""
+    assert isinstance(module, FullyShardedDataParallel), "the layout has wrapped it"
+    return module.clip_grad_norm_(clipping.max_norm, norm_type=float(clipping.norm_type.value))
+
+
+def flat_slots(root: FullyShardedDataParallel) -> tuple[Slot, ...]:
+    """What this rank holds: a slot for each original parameter, or for each flat one where the originals are gone."""
+    slots: list[Slot] = []
+    for prefix, handle in _handles(root):
+        pieces = [_piece(handle, index, prefix) for index in range(handle.flat_param._num_params)]
+        if handle._use_orig_params:
+            slots += [Slot(parameter=parameter, pieces=(piece,)) for parameter, piece in zip(handle.flat_param._params, pieces, strict=True)]
+        else:
+            slots.append(Slot(parameter=handle.flat_param, pieces=_padded(handle, pieces)))
+    return tuple(slots)
+
+
+def _handles(root: FullyShardedDataParallel) -> Iterator[tuple[str, Any]]:
+    """Each unit's handle with the canonical prefix of its module, in the order of the optimizer of one device."""
+    for name, unit in root.named_modules():
+        if isinstance(unit, FullyShardedDataParallel) and unit._handle is not None:
+            prefix = canonical_name(f"{name}." if name else "")
+            yield prefix, unit._handle
+
+
+def _piece(handle: Any, index: int, prefix: str) -> Piece:
+    flat = handle.flat_param
+    name, shape = canonical_name(prefix + flat._fqns[index]), tuple(flat._shapes[index])
+    if not handle.uses_sharded_strategy:
+        return Piece(name=name, shape=shape)
+    held = flat._shard_param_infos[index]
+    if not held.in_shard:
+        return Piece(name=name, shape=shape, start=(0,), size=(0,), flat=True)
+    return Piece(name=name, shape=shape, start=(held.intra_param_start_idx,), size=(held.numel_in_shard,), flat=True)
+
+
+def _padded(handle: Any, pieces: list[Piece]) -> tuple[Piece, ...]:
+    """The pieces of a flat parameter without alignment, and what pads its shard at the end."""
+    rest = handle.flat_param.numel() - sum(piece.numel for piece in pieces)
+    return (*pieces, Piece(name="", shape=(rest,))) if rest else tuple(pieces)

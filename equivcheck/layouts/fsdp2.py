@@ -1,0 +1,46 @@
+"""`torch.distributed.fsdp.fully_shard`."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, ClassVar
+
+from equivcheck.layouts.kind import LayoutKind, Limit
+from equivcheck.layouts.limits import EVEN_ROWS
+from equivcheck.scenario import FSDP2, Parallelism, Wrapping
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
+    from equivcheck.train.setup import Setup
+
+
+class FSDP2Kind(LayoutKind):
+    """Shards the model, or each layer and then the model, by `fully_shard`; on two axes it is HSDP."""
+
+    parallelism: ClassVar[type[Parallelism]] = FSDP2
+    limits: ClassVar[tuple[Limit, ...]] = (EVEN_ROWS,)
+
+    def apply(self, setup: Setup, parallelism: Parallelism, mesh: DeviceMesh) -> None:
+        """Shard the model in place."""
+        from torch.distributed.fsdp import FSDPModule, fully_shard
+
+        from equivcheck.layouts.data_rows import take_rows
+        from equivcheck.train.model import Block
+
+        assert isinstance(parallelism, FSDP2), parallelism
+        model = setup.model
+        if parallelism.wrapping is Wrapping.PER_LAYER:
+            for block in [module for module in model.modules() if isinstance(module, Block)]:
+                fully_shard(block, mesh=mesh, reshard_after_forward=parallelism.reshard_after_forward)
+        fully_shard(model, mesh=mesh, reshard_after_forward=parallelism.reshard_after_forward)
+        assert isinstance(model, FSDPModule), "fully_shard changes the class of the model"
+        setup.loss_scale = mesh.size()
+        if parallelism.no_sync:
+            setup.accumulation = lambda last: _reduce_only(model, last)
+        take_rows(setup, mesh)
+
+
+def _reduce_only(model: object, last: bool) -> AbstractContextManager[object]:
+    model.set_requires_gradient_sync(last)  # type: ignore[attr-defined]
+    return nullcontext()

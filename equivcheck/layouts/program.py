@@ -1,0 +1,43 @@
+"""What every rank of a world runs for a scenario."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from equivcheck.layouts.registry import kind_of
+from equivcheck.scenario import Layout, Scenario
+from equivcheck.train.loop import train
+from equivcheck.train.setup import Setup, single_device
+from equivcheck.train.trace import Trace
+from equivcheck.worlds.meshes import device_mesh
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
+
+def rank_program(scenario: Scenario, alter: Callable[[Setup], None] | None = None) -> Trace:
+    """Train this rank's part of a scenario; `alter` may change the setup last, to plant a fault."""
+    setup = rank_setup(scenario)
+    if alter is not None:
+        alter(setup)
+    return train(setup)
+
+
+def rank_setup(scenario: Scenario) -> Setup:
+    """The setup of this rank with every parallelism applied, innermost first."""
+    setup, layout = single_device(scenario.training), scenario.layout
+    mesh = device_mesh(layout.mesh.shape, layout.mesh.names)
+    for parallelism in layout.parallelisms:
+        kind_of(parallelism).apply(setup, parallelism, _submesh(mesh, layout, layout.axes_of(parallelism)))
+    return setup
+
+
+def _submesh(mesh: DeviceMesh, layout: Layout, axes: tuple[str, ...]) -> DeviceMesh:
+    """The part of a mesh along some axes, kept with the mesh: DTensor's caches go by it, and slicing is slow."""
+    if axes == layout.mesh.names:
+        return mesh
+    kept: dict[tuple[str, ...], DeviceMesh] = vars(mesh).setdefault("_equivcheck_submeshes", {})
+    if axes not in kept:
+        kept[axes] = mesh[axes]
+    return kept[axes]

@@ -1,0 +1,87 @@
+"""Which kind applies which parallelism, what layouts cannot run, and the nearest training that they can."""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib import import_module
+from importlib.metadata import EntryPoint, entry_points
+
+from equivcheck.errors import EquivCheckError, UsageError
+from equivcheck.layouts.kind import LayoutKind, Limit
+from equivcheck.scenario import Layout, Parallelism, Training
+
+ENTRY_POINTS = "equivcheck.layouts"
+"""Entry-point group of third parties; each entry names a subclass of `LayoutKind`."""
+
+MAX_MENDS = 64
+"""More mends of one training than this do not end: two of them undo each other."""
+
+_BUILT_IN = {
+    "ddp": ("equivcheck.layouts.ddp", "DDPKind"),
+    "fsdp1": ("equivcheck.layouts.fsdp1", "FSDP1Kind"),
+    "fsdp2": ("equivcheck.layouts.fsdp2", "FSDP2Kind"),
+    "tensor_parallel": ("equivcheck.layouts.tensor_parallel", "TensorParallelKind"),
+    "spmd": ("equivcheck.layouts.spmd", "SPMDKind"),
+}
+
+
+class BrokenLayout(EquivCheckError):
+    """An entry point does not give a usable kind of layout."""
+
+
+def kind_of(parallelism: Parallelism) -> LayoutKind:
+    """The kind that applies a parallelism. Raises `UsageError` for one that nobody registered, `BrokenLayout` for a broken entry point."""
+    kinds = layout_kinds()
+    if parallelism.tag not in kinds:
+        raise UsageError(f"no layout is registered for the parallelism {parallelism.tag!r}; registered: {', '.join(kinds)}")
+    return kinds[parallelism.tag]
+
+
+@cache
+def layout_kinds() -> dict[str, LayoutKind]:
+    """Every kind by the tag of its parallelism, built-in ones first; loaded once. Raises `BrokenLayout`."""
+    kinds: dict[str, LayoutKind] = {tag: getattr(import_module(module), name)() for tag, (module, name) in _BUILT_IN.items()}
+    for point in entry_points(group=ENTRY_POINTS):
+        kind = _load(point)
+        if kind.parallelism.tag in kinds:
+            raise BrokenLayout(f"{_place(point)}: the tag {kind.parallelism.tag!r} is taken; taken: {', '.join(kinds)}")
+        kinds[kind.parallelism.tag] = kind
+    return kinds
+
+
+def _load(point: EntryPoint) -> LayoutKind:
+    try:
+        kind = point.load()
+    except Exception as error:
+        raise BrokenLayout(f"{_place(point)}: {type(error).__name__}: {error}") from error
+    if not (isinstance(kind, type) and issubclass(kind, LayoutKind) and isinstance(getattr(kind, "parallelism", None), type)):
+        raise BrokenLayout(f"{_place(point)}: {kind!r} is not a subclass of LayoutKind with a parallelism")
+    try:
+        return kind()
+    except Exception as error:
+        raise BrokenLayout(f"{_place(point)}: {type(error).__name__}: {error}") from error
+
+
+def _place(point: EntryPoint) -> str:
+    return f"entry point {point.name!r} of {ENTRY_POINTS} ({point.value})"
+
+
+def unsupported(training: Training, layout: Layout) -> str | None:
+    """Why the layout cannot run the training; None where it can."""
+    limit = _first_limit(training, layout)
+    return None if limit is None else limit.reason
+
+
+def mended(training: Training, layout: Layout) -> Training:
+    """The nearest training that the layout can run. Raises `BrokenLayout` when mends do not end."""
+    for _ in range(MAX_MENDS):
+        limit = _first_limit(training, layout)
+        if limit is None:
+            return training
+        training = limit.mend(training, layout)
+    raise BrokenLayout(f"the mends of layout {layout.name} do not end; the last limit: {limit.reason if limit else None}")
+
+
+def _first_limit(training: Training, layout: Layout) -> Limit | None:
+    limits = (limit for parallelism in layout.parallelisms for limit in kind_of(parallelism).limits)
+    return next((limit for limit in limits if limit.applies(training, layout)), None)

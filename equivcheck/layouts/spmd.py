@@ -1,0 +1,31 @@
+"""Data parallelism by DTensor propagation alone."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+from equivcheck.layouts.kind import LayoutKind, Limit
+from equivcheck.layouts.limits import EVEN_ROWS
+from equivcheck.scenario import SPMD, Parallelism
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
+    from equivcheck.train.setup import Setup
+
+
+class SPMDKind(LayoutKind):
+    """Distributes the parameters, and the batch by rows."""
+
+    parallelism: ClassVar[type[Parallelism]] = SPMD
+    limits: ClassVar[tuple[Limit, ...]] = (EVEN_ROWS,)
+
+    def apply(self, setup: Setup, parallelism: Parallelism, mesh: DeviceMesh) -> None:
+        """Make parameters and batch DTensors; losses are then of the whole batch, and so are gradients."""
+        from equivcheck.layouts.data_rows import take_rows
+        from equivcheck.layouts.distributing import distribute_batch, distribute_parameters
+
+        assert isinstance(parallelism, SPMD), parallelism
+        distribute_parameters(setup.model, mesh, parallelism.distribution)
+        setup.take = lambda batch: distribute_batch(batch, mesh)
+        take_rows(setup, mesh)

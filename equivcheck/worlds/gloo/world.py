@@ -1,0 +1,116 @@
+"""The gloo world."""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+from equivcheck.errors import UsageError
+from equivcheck.worlds.gloo.channel import Channel
+from equivcheck.worlds.gloo.crew import Crew
+from equivcheck.worlds.gloo.fork_server import FORK_SERVER
+from equivcheck.worlds.gloo.request import import_path, packed, request
+from equivcheck.worlds.ranks import Ranks, Run
+
+
+class GlooRanks(Ranks):
+    """N ranks as processes: started at the first run, kept while runs succeed, started afresh after one that failed.
+
+    The program and its arguments are pickled, so a program is a function that can be imported, from a module other than the main script.
+    """
+
+    name: ClassVar[str] = "gloo"
+
+    def __init__(self, size: int) -> None:
+        if size < 1:
+            raise UsageError(f"gloo: size is {size}; allowed: 1 or more ranks")
+        super().__init__(size)
+        self._lock = threading.Lock()
+        self._processes = _Processes()
+        self._end = weakref.finalize(self, self._processes.end)
+
+    def run(self, program: Callable[..., Any], *arguments: Any, schedule_seed: int = 0, deadline: float = 60.0) -> Run:
+        """As `Ranks.run`, on processes, whose schedule nobody chooses; raises `UsageError` when the program cannot be sent."""
+        task = packed(program, arguments)
+        with self._lock:
+            return Run(values=self._processes.run(self.size, task, deadline))
+
+    def close(self) -> None:
+        """End every process; a later run starts them again."""
+        with self._lock:
+            self._processes.end()
+
+
+class _Processes:
+    """The processes of one world, now or at some time."""
+
+    def __init__(self) -> None:
+        self._owner = os.getpid()
+        self._crew: Crew | None = None
+        self._path: tuple[str, ...] = ()
+        self._uses_server = False
+
+    def run(self, size: int, task: bytes, deadline: float) -> tuple[Any, ...]:
+        self._leave_to_parent()
+        if self._crew is not None and self._crew.disturbed():
+            self._dismiss()
+        try:
+            crew = self._crew or self._hire(size)
+            path = import_path()
+            values = crew.run(request(task, None if path == self._path else path), deadline)
+            self._path = path
+            return values
+        except BaseException:  # Ctrl-C as well: ranks in the middle of something cannot be used again
+            self._dismiss()
+            raise
+
+    def end(self) -> None:
+        self._leave_to_parent()
+        self._dismiss()
+        if self._uses_server:
+            self._uses_server = False
+            FORK_SERVER.leave()
+
+    def _hire(self, size: int) -> Crew:
+        if not self._uses_server:
+            FORK_SERVER.join()
+            self._uses_server = True
+        processes: list[tuple[int, Channel]] = []
+        try:
+            for _ in range(size):
+                processes.append(_fork())
+        except BaseException:
+            FORK_SERVER.stop(tuple(pid for pid, _ in processes))
+            raise
+        self._path = ()
+        self._crew = Crew(tuple(processes), FORK_SERVER.exit_code)
+        self._crew.form()
+        return self._crew
+
+    def _dismiss(self) -> None:
+        crew, self._crew = self._crew, None
+        if crew is not None:
+            FORK_SERVER.stop(crew.pids)
+            crew.close()
+
+    def _leave_to_parent(self) -> None:
+        """In a forked copy of the process that hired them, they are not ours."""
+        if self._owner != os.getpid():
+            self._owner, self._uses_server = os.getpid(), False
+            if self._crew is not None:
+                self._crew.close()
+                self._crew = None
+
+
+def _fork() -> tuple[int, Channel]:
+    ours, its = Channel.pair()
+    try:
+        return FORK_SERVER.fork(its.fileno()), ours
+    except BaseException:
+        ours.close()
+        raise
+    finally:
+        its.close()

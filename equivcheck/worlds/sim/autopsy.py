@@ -1,0 +1,77 @@
+"""From ranks that did not all finish to the `Failure` that says so."""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from dataclasses import dataclass
+from types import FrameType
+
+from equivcheck.worlds.failure import Failure, FailureKind, RankReport, RankState
+from equivcheck.worlds.sim.exchange import call_of
+from equivcheck.worlds.sim.scheduler import Scheduler
+
+_OWN_FILES = ("worlds/sim/scheduler.py", "worlds/sim/ranks.py", "worlds/sim/exchange.py")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evidence:
+    """What is known about the ranks when their run is given up."""
+
+    scheduler: Scheduler
+    """Says who ended and who waits in what."""
+    thread_idents: tuple[int, ...]
+    """`threading.get_ident` of each rank's thread."""
+    errors: dict[int, BaseException]
+    """What ranks raised, in the order of raising."""
+    deadline: float | None
+    """Seconds that the run was given, when they have passed."""
+
+
+def failure_of(evidence: Evidence) -> Failure:
+    """Say why the run was given up; call it before the ranks are unwound."""
+    frames = sys._current_frames()
+    size = evidence.scheduler.size
+    reports = tuple(_report(rank, evidence, frames.get(evidence.thread_idents[rank])) for rank in range(size))
+    kind, summary = _cause(evidence, reports)
+    return Failure(kind=kind, summary=summary, reports=reports)
+
+
+def _cause(evidence: Evidence, reports: tuple[RankReport, ...]) -> tuple[FailureKind, str]:
+    for rank in evidence.errors:
+        return FailureKind.RAISED, f"rank {rank} raised {reports[rank].error}"
+    if evidence.scheduler.mismatch:
+        return FailureKind.MISMATCH, f"collectives do not match: {evidence.scheduler.mismatch}"
+    states = "; ".join(f"rank {report.rank} {_doing(report)}" for report in reports)
+    if evidence.deadline is not None:
+        return FailureKind.TIMEOUT, f"not finished after {evidence.deadline:g} s: {states}"
+    return FailureKind.DEADLOCK, f"no rank can go on: {states}"
+
+
+def _doing(report: RankReport) -> str:
+    if report.state is RankState.WAITING:
+        return f"waits in {report.pending}" if report.pending else "waits for its turn"
+    return report.state.value
+
+
+def _report(rank: int, evidence: Evidence, frame: FrameType | None) -> RankReport:
+    error = evidence.errors.get(rank)
+    if error is not None:
+        text = "".join(traceback.format_exception_only(error)).strip()
+        return RankReport(rank=rank, state=RankState.RAISED, error=text, stack="".join(traceback.format_exception(error)))
+    scheduler = evidence.scheduler
+    if scheduler.ended[rank]:
+        return RankReport(rank=rank, state=RankState.FINISHED)
+    stack = _stack(frame)
+    pending = scheduler.pending[rank]
+    if pending is None and scheduler.holder == rank:
+        return RankReport(rank=rank, state=RankState.RUNNING, stack=stack)
+    text = "" if pending is None else call_of(pending).describe()
+    return RankReport(rank=rank, state=RankState.WAITING, pending=text, stack=stack)
+
+
+def _stack(frame: FrameType | None) -> str:
+    """The stack from the program down to the call that it waits in, without our own thread loop and locks."""
+    entries = traceback.extract_stack(frame) if frame is not None else []
+    kept = [entry for entry in entries if not entry.filename.replace("\\", "/").endswith((*_OWN_FILES, "/threading.py"))]
+    return "".join(traceback.StackSummary.from_list(kept).format())

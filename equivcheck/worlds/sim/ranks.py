@@ -1,0 +1,201 @@
+"""N ranks as kept-alive threads of this process, one running at a time."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import threading
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from equivcheck.errors import EquivCheckError
+from equivcheck.worlds.failure import RanksFailed
+from equivcheck.worlds.ranks import Ranks, Run
+from equivcheck.worlds.sim.autopsy import Evidence, failure_of
+from equivcheck.worlds.sim.exchange import Switchboard, call_of
+from equivcheck.worlds.sim.processor import Pinning
+from equivcheck.worlds.sim.process_group import make_group, take_seat
+from equivcheck.worlds.sim.scheduler import RankAborted, Scheduler
+from equivcheck.worlds.sim.torch_private import BACKEND, is_rank_thread, num_unwaited_works, prepare_rank_thread, separate_worlds
+
+UNWIND_PATIENCE = 5.0
+"""Seconds that a rank gets to unwind after its run was given up, before its thread is abandoned."""
+
+INTERRUPT_PATIENCE = 1.0
+"""Seconds that a rank which computes gets to notice that its run was given up."""
+
+Program = Callable[[], Any]
+
+_one_run_at_a_time = threading.Lock()
+
+
+class SimRanks(Ranks):
+    """Ranks as threads: deterministic, and able to say at once that they wait for each other in vain.
+
+    One baton goes around: the rank that holds it runs until it waits in a communication call. Ranks share this process, so they share its modules and
+    defaults, but each has a `torch.distributed`, a state of the default random generator and autograd of its own.
+    """
+
+    name = "sim"
+
+    def __init__(self, size: int) -> None:
+        if size < 1:
+            raise EquivCheckError(f"SimRanks: size is {size}, allowed is 1 or more")
+        super().__init__(size)
+        self._crew: Crew | None = None
+
+    def run(self, program: Callable[..., Any], *arguments: Any, schedule_seed: int = 0, deadline: float = 60.0) -> Run:
+        """Call ``program(*arguments)`` on every rank and wait for all of them; see `Ranks.run`.
+
+        Schedule seed 0 lets ranks run in the order in which they become able to, other seeds in a random order of their own.
+        """
+        if is_rank_thread():
+            raise EquivCheckError("SimRanks.run: called by a rank of a simulated world, allowed is any other thread")
+        with _one_run_at_a_time, separate_worlds(make_group), _own_rng():
+            crew = self._ready_crew()
+            try:
+                return crew.run(lambda: program(*arguments), schedule_seed, deadline)
+            finally:
+                if not crew.usable:
+                    self._crew = None
+
+    def close(self) -> None:
+        """End the rank threads; the ranks start anew when they run again."""
+        crew, self._crew = self._crew, None
+        if crew is not None:
+            with _one_run_at_a_time, separate_worlds(make_group):
+                crew.dismiss()
+
+    def _ready_crew(self) -> Crew:
+        if self._crew is not None and self._crew.board.has_too_many_groups:
+            crew, self._crew = self._crew, None
+            crew.dismiss()
+        if self._crew is None:
+            crew = Crew(self.size)
+            crew.run(crew.join_world, 0, UNWIND_PATIENCE)
+            self._crew = crew
+        return self._crew
+
+
+class Crew:
+    """The threads of one world, from their start until they are dismissed or a run leaves them unusable."""
+
+    def __init__(self, size: int) -> None:
+        generator = torch.default_generator
+        self.scheduler = Scheduler(size, generator.get_state, generator.set_state)
+        self.board = Switchboard(size, self.scheduler)
+        self.usable = True
+        self._store = dist.HashStore()
+        self._program: Program | None = None
+        self._values: list[Any] = [None] * size
+        self._errors: dict[int, BaseException] = {}
+        self._rng_states = [torch.Generator().manual_seed(rank).get_state() for rank in range(size)]
+        self._threads = [threading.Thread(target=self._serve, args=(rank,), daemon=True, name=f"sim-rank-{rank}") for rank in range(size)]
+        for thread in self._threads:
+            thread.start()
+        self._pinning = Pinning([thread.native_id for thread in self._threads])
+
+    def join_world(self) -> None:
+        """Give the calling rank its default group."""
+        rank = self._threads.index(threading.current_thread())
+        timeout = timedelta(seconds=1)
+        dist.init_process_group(BACKEND, store=self._store, rank=rank, world_size=self.scheduler.size, timeout=timeout)
+
+    def run(self, program: Program, schedule_seed: int, deadline: float) -> Run:
+        """Run the program on all ranks, with the world's groups as they are."""
+        self._program = program
+        self._pinning.follow_caller()
+        finished = False
+        try:
+            self.scheduler.start(schedule_seed)
+            quiet = self.scheduler.wait_until_quiet(deadline)
+            finished = quiet and not self._errors and all(self.scheduler.ended)
+            if not finished:
+                self._give_up(quiet, deadline)
+            return Run(values=tuple(self._values), calls=tuple(tuple(map(call_of, calls)) for calls in self.board.calls))
+        except BaseException as error:
+            if not isinstance(error, RanksFailed):
+                self._abandon()
+            raise
+        finally:
+            self._clear()
+
+    def dismiss(self) -> None:
+        """Leave the world and end the threads."""
+        with contextlib.suppress(RanksFailed):
+            self.run(dist.destroy_process_group, 0, UNWIND_PATIENCE)
+        self.scheduler.release_all()
+        for thread in self._threads:
+            thread.join(UNWIND_PATIENCE)
+
+    def _give_up(self, quiet: bool, deadline: float) -> None:
+        idents = tuple(thread.ident or 0 for thread in self._threads)
+        evidence = Evidence(
+            scheduler=self.scheduler, thread_idents=idents, errors=dict(self._errors), deadline=None if quiet else deadline
+        )
+        failure = failure_of(evidence)
+        if not quiet or not self.scheduler.abort(UNWIND_PATIENCE):
+            self._abandon()
+        raise RanksFailed(failure)
+
+    def _abandon(self) -> None:
+        """Unwind the threads as far as possible, and never use them again."""
+        self.usable = False
+        self.scheduler.aborting = True
+        holder = self.scheduler.holder
+        ident = self._threads[holder].ident
+        if not self.scheduler.ended[holder] and ident is not None:
+            ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(ident), ctypes.py_object(RankAborted))
+        self.scheduler.release_all()
+        for thread in self._threads:
+            thread.join(INTERRUPT_PATIENCE)
+
+    def _clear(self) -> None:
+        """Drop everything that belongs to the run, so that a program's tensors do not outlive it."""
+        works = list(self.board.unwaited)
+        self.board.clear()
+        for work in works:
+            work.forget()
+        if works and self.usable and num_unwaited_works():
+            tensors = [tensor for work in works for tensor in work.outputs]
+            for tensor in tensors:
+                torch.ops._c10d_functional.wait_tensor(tensor)
+        self._program = None
+        self._values = [None] * self.scheduler.size
+        self._errors = {}
+
+    def _serve(self, rank: int) -> None:
+        prepare_rank_thread()
+        take_seat(self.board, rank)
+        with contextlib.suppress(RankAborted):
+            while True:
+                self.scheduler.sleep(rank)
+                program = self._program
+                if program is None or not self.usable:
+                    return
+                self._serve_once(rank, program)
+                del program
+                self.scheduler.finish(rank)
+
+    def _serve_once(self, rank: int, program: Program) -> None:
+        torch.default_generator.set_state(self._rng_states[rank])
+        try:
+            self._values[rank] = program()
+        except RankAborted:
+            pass
+        except BaseException as error:
+            self._errors[rank] = error
+
+
+@contextlib.contextmanager
+def _own_rng() -> Iterator[None]:
+    """Leave the default random generator as it was."""
+    state = torch.default_generator.get_state()
+    try:
+        yield
+    finally:
+        torch.default_generator.set_state(state)

@@ -1,0 +1,186 @@
+"""Tests for the comparison of traces."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from equivcheck.oracle.compare import Comparison, compare
+from equivcheck.oracle.reference import reference
+from equivcheck.oracle.verdict import Difference, Phase
+from equivcheck.scenario import Adam, ClipNorm, Data, Layer, Model, Side, Training
+from equivcheck.train.loop import train
+from equivcheck.train.setup import single_device
+from equivcheck.train.trace import Snapshot, Trace
+
+TRAINING = Training(
+    model=Model(features=3, layers=(Layer(width=4, side=Side.NEVER), Layer(width=2)), counter=True),
+    data=Data(microbatches=(4, 2)),
+    optimizer=Adam(),
+    clipping=ClipNorm(),
+    steps=2,
+)
+
+
+@pytest.fixture
+def trace() -> Trace:
+    """What one device leaves."""
+    return train(single_device(TRAINING))
+
+
+def with_step(trace: Trace, index: int, **changes: object) -> Trace:
+    """A trace with something else in one step."""
+    steps = list(trace.steps)
+    steps[index] = replace(steps[index], **changes)  # type: ignore[arg-type]
+    return replace(trace, steps=tuple(steps))
+
+
+def moved(snapshot: Snapshot, position: int, factor: float) -> Snapshot:
+    """A snapshot with one value multiplied."""
+    values = snapshot.values.copy()
+    values[position] *= factor
+    return replace(snapshot, values=values)
+
+
+def only(comparison: Comparison) -> tuple[int, Phase, str, Difference, int]:
+    """What identifies the one divergence of a comparison."""
+    (divergence,) = comparison.divergences
+    return divergence.step, divergence.phase, divergence.tensor, divergence.difference, divergence.rank
+
+
+def test_equal_traces_do_not_differ(trace: Trace) -> None:
+    """The reference agrees with itself on any number of ranks, without any error."""
+    assert compare(reference(TRAINING), [trace] * 3) == Comparison(divergences=(), worst_error=0.0)
+
+
+def test_a_change_of_a_few_roundings_is_within_tolerance(trace: Trace) -> None:
+    """An error of one unit in the last place is not a divergence, but is measured."""
+    nudged = with_step(trace, 1, gradients=moved(trace.steps[1].gradients, 0, 1 + 2e-16))
+
+    comparison = compare(reference(TRAINING), [nudged, nudged])
+
+    assert not comparison.divergences
+    assert 0 < comparison.worst_error < 1
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        (lambda step: {"loss": step.loss * (1 + 1e-10)}, (Phase.LOSS, "loss", -1)),
+        (lambda step: {"gradients": moved(step.gradients, 3, 1 + 1e-10)}, (Phase.GRADIENT, "layers.0.linear.weight", 0)),
+        (lambda step: {"clip_norm": step.clip_norm * (1 + 1e-10)}, (Phase.CLIPPING, "norm", 0)),
+        (lambda step: {"clipped": moved(step.clipped, 3, 1 + 1e-10)}, (Phase.CLIPPING, "layers.0.linear.weight", 0)),
+        (lambda step: {"parameters": moved(step.parameters, -1, 1 + 1e-10)}, (Phase.UPDATE, "layers.1.linear.bias", 0)),
+    ],
+    ids=["loss", "gradient", "clip norm", "clipped", "parameter"],
+)
+def test_every_phase_is_compared(trace: Trace, change: Callable[..., dict[str, object]], expected: tuple[Phase, str, int]) -> None:
+    """A relative change of 1e-10 in any phase is found where it was made, and nowhere else."""
+    changed = with_step(trace, 1, **change(trace.steps[1]))
+
+    step, phase, tensor, difference, rank = only(compare(reference(TRAINING), [changed, changed]))
+
+    assert (step, difference) == (1, Difference.VALUE)
+    assert (phase, tensor, rank) == expected
+
+
+def test_state_and_buffers_are_compared(trace: Trace) -> None:
+    """Optimizer state and buffers at the end count like any tensor."""
+    changed = replace(trace, state=moved(trace.state, -1, 2.0), buffers=moved(trace.buffers, 0, 2.0))
+
+    divergences = compare(reference(TRAINING), [changed]).divergences
+
+    assert [(found.phase, found.tensor) for found in divergences] == [
+        (Phase.STATE, trace.state.pieces[-1].name),
+        (Phase.BUFFER, "forwards"),
+    ]
+
+
+def test_ranks_that_disagree_are_found_on_the_one_that_is_off(trace: Trace) -> None:
+    """Replicas agree bit for bit, so a single last bit on one rank is a divergence there."""
+    values = trace.steps[0].parameters.values.copy()
+    values[2] = np.nextafter(values[2], np.inf)
+    off = with_step(trace, 0, parameters=replace(trace.steps[0].parameters, values=values))
+
+    found = only(compare(reference(TRAINING), [trace, trace, off]))
+
+    assert found == (0, Phase.UPDATE, "layers.0.linear.weight", Difference.RANKS_DISAGREE, 2)
+
+
+def without(snapshot: Snapshot, row: int) -> Snapshot:
+    """A snapshot in which one tensor is None."""
+    start = sum(piece.numel for piece, there in zip(snapshot.pieces[:row], snapshot.present[:row], strict=True) if there)
+    values = np.delete(snapshot.values, slice(start, start + snapshot.pieces[row].numel))
+    flags = tuple(there and index != row for index, there in enumerate(snapshot.present))
+    return replace(snapshot, present=flags, fits=flags, values=values)
+
+
+def test_a_gradient_that_is_none_on_one_rank_is_missing(trace: Trace) -> None:
+    """None where the reference has a tensor is a divergence on that rank, even if other ranks have it."""
+    off = with_step(trace, 0, gradients=without(trace.steps[0].gradients, 1))
+
+    assert only(compare(reference(TRAINING), [trace, off])) == (0, Phase.GRADIENT, "layers.0.linear.bias", Difference.MISSING, 1)
+
+
+def test_a_tensor_on_no_rank_is_missing(trace: Trace) -> None:
+    """A parameter that no rank has is a divergence rather than skipped."""
+    pieces = trace.steps[0].parameters.pieces[:-1]
+    flags = (True,) * len(pieces)
+    short = replace(
+        trace.steps[0].parameters, pieces=pieces, present=flags, fits=flags, dtypes=("float64",) * len(pieces), values=trace.steps[0].parameters.values[:-2]
+    )
+    off = with_step(trace, 0, parameters=short)
+
+    assert only(compare(reference(TRAINING), [off, off])) == (0, Phase.UPDATE, "layers.1.linear.bias", Difference.MISSING, -1)
+
+
+def test_a_gradient_where_the_reference_has_none_is_extra(trace: Trace) -> None:
+    """A tensor where the reference has None is a divergence, whatever its value."""
+    gradients = trace.steps[0].gradients
+    row = gradients.present.index(False)
+    start = sum(piece.numel for piece, there in zip(gradients.pieces[:row], gradients.present[:row], strict=True) if there)
+    flags = (True,) * len(gradients.pieces)
+    values = np.insert(gradients.values, [start] * gradients.pieces[row].numel, 0.0)
+    off = with_step(trace, 0, gradients=replace(gradients, present=flags, fits=flags, dtypes=("float64",) * len(flags), values=values))
+
+    assert only(compare(reference(TRAINING), [off])) == (0, Phase.GRADIENT, "layers.0.side.weight", Difference.EXTRA, 0)
+
+
+def test_another_element_type_is_a_difference(trace: Trace) -> None:
+    """Equal numbers in another precision are not equal."""
+    parameters = trace.steps[0].parameters
+    off = with_step(trace, 0, parameters=replace(parameters, dtypes=("float32", *parameters.dtypes[1:])))
+
+    assert only(compare(reference(TRAINING), [off])) == (0, Phase.UPDATE, "layers.0.linear.weight", Difference.DTYPE, 0)
+
+
+def test_nan_is_a_difference(trace: Trace) -> None:
+    """NaN where the reference has a number is found, and is infinitely far off."""
+    comparison = compare(reference(TRAINING), [with_step(trace, 1, gradients=moved(trace.steps[1].gradients, 0, np.nan))])
+
+    assert only(comparison)[3] is Difference.NAN
+    assert comparison.worst_error == np.inf
+
+
+def test_comparison_never_stops_at_the_first_difference(trace: Trace) -> None:
+    """Everything that differs is listed, earliest step and phase first."""
+    off = with_step(trace, 0, parameters=moved(trace.steps[0].parameters, 0, 2.0))
+    off = with_step(off, 1, gradients=moved(trace.steps[1].gradients, 0, 2.0), loss=7.0)
+
+    found = [(divergence.step, divergence.phase) for divergence in compare(reference(TRAINING), [off]).divergences]
+
+    assert found == [(0, Phase.UPDATE), (1, Phase.LOSS), (1, Phase.GRADIENT)]
+
+
+def test_the_worst_element_is_shown_with_both_values(trace: Trace) -> None:
+    """A divergence names the element that is furthest off and prints both values so that they read back exactly."""
+    gradients = trace.steps[1].gradients
+    off = with_step(trace, 1, gradients=moved(gradients, 4, 3.0))
+
+    (divergence,) = compare(reference(TRAINING), [off]).divergences
+
+    assert divergence.index == (1, 1)
+    assert float(divergence.expected) == gradients.values[4]
+    assert float(divergence.actual) == 3.0 * gradients.values[4]
+    assert divergence.error > 1

@@ -1,0 +1,48 @@
+"""Tests for the table of tensors."""
+
+import numpy as np
+import pytest
+
+from equivcheck.oracle.tensors import full_vector, norms, table_of
+from equivcheck.train.trace import Piece, Snapshot
+
+WHOLE = (Piece(name="a", shape=(2, 3)), Piece(name="b", shape=(4,)))
+
+
+@pytest.mark.parametrize(
+    ("piece", "positions"),
+    [
+        (Piece(name="a", shape=(2, 3)), [0, 1, 2, 3, 4, 5]),
+        (Piece(name="b", shape=(4,)), [6, 7, 8, 9]),
+        (Piece(name="a", shape=(2, 3), start=(1, 0), size=(1, 3)), [3, 4, 5]),
+        (Piece(name="a", shape=(2, 3), start=(0, 1), size=(2, 2)), [1, 2, 4, 5]),
+        (Piece(name="a", shape=(2, 3), start=(2,), size=(3,), flat=True), [2, 3, 4]),
+        (Piece(name="b", shape=(4,), start=(4,), size=(0,)), []),
+    ],
+)
+def test_a_piece_lies_where_its_region_says(piece: Piece, positions: list[int]) -> None:
+    """Positions in the flat vector follow from the region alone: whole, box or flat range."""
+    found = table_of(WHOLE).positions(piece)
+
+    assert found is not None
+    assert found.tolist() == positions
+
+
+@pytest.mark.parametrize("piece", [Piece(name="c", shape=(4,)), Piece(name="b", shape=(2, 2))])
+def test_a_tensor_of_another_name_or_shape_has_no_place(piece: Piece) -> None:
+    """What the reference lacks is not placed somewhere by chance."""
+    assert table_of(WHOLE).positions(piece) is None
+
+
+def test_absent_tensors_are_zero_in_the_full_vector() -> None:
+    """The values of present tensors keep their places when another one is None."""
+    snapshot = Snapshot(pieces=WHOLE, present=(False, True), fits=(False, True), dtypes=("", "float64"), values=np.arange(1.0, 5.0))
+
+    assert full_vector(table_of(WHOLE), snapshot).tolist() == [0, 0, 0, 0, 0, 0, 1, 2, 3, 4]
+
+
+def test_norms_are_per_tensor() -> None:
+    """Each tensor has its own Frobenius norm, also in a stack of vectors."""
+    vector = np.array([3.0, 0, 0, 0, 0, 4.0, 1, 1, 1, 1])
+
+    assert norms(table_of(WHOLE), np.stack([vector, 2 * vector])).tolist() == [[5, 2], [10, 4]]
