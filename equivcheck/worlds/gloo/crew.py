@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from equivcheck.worlds.failure import Failure, RanksFailed, RankReport, RankState
+from equivcheck.worlds.failure import Failure, RankReport, RanksFailed, RankState
 from equivcheck.worlds.gloo.channel import Channel
 from equivcheck.worlds.gloo.fork_server import START_SECONDS, RanksDidNotStart
 from equivcheck.worlds.gloo.member import Member
@@ -23,6 +23,12 @@ _GRACE = 1.0
 
 Answers = dict[int, bytes | None]
 """What each rank sent, None when its process ended instead; a rank that is still busy is missing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Content:
+    value: Any = None
+    raised: Raised | None = None
 
 
 class Crew:
@@ -108,12 +114,6 @@ class Crew:
         self._selector.close()
         for member in self._members:
             member.close()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Content:
-    value: Any = None
-    raised: Raised | None = None
 
 
 def _content(answer: bytes) -> _Content:

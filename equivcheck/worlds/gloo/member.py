@@ -59,6 +59,6 @@ class Member:
 
 
 def _appended_file() -> IO[bytes]:
-    file = tempfile.TemporaryFile(buffering=0)
+    file = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115  # closed by `Member.close`
     fcntl.fcntl(file, fcntl.F_SETFL, fcntl.fcntl(file, fcntl.F_GETFL) | os.O_APPEND)
     return file

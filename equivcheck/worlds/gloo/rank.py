@@ -30,7 +30,10 @@ _NEVER = timedelta(days=1)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """Where a rank belongs; the first message it gets, with its output file, its stack file and (rank 0) the store's socket attached."""
+    """Where a rank belongs: the first message it gets.
+
+    Attached are its output file, its stack file, and for rank 0 the listening socket of the store.
+    """
 
     rank: int
     """Global rank, from 0."""
@@ -93,7 +96,7 @@ def _join(place: Place, listener: int | None = None) -> None:
     os.environ.update(RANK=str(place.rank), LOCAL_RANK=str(place.rank), WORLD_SIZE=str(place.size))
     os.environ["GLOO_SOCKET_IFNAME"] = _loopback()
     torch.set_num_threads(1)
-    store = dist.TCPStore(
+    store = dist.TCPStore(  # type: ignore[attr-defined]
         "127.0.0.1",
         place.port,
         place.size,

@@ -15,7 +15,8 @@ def packed(program: Callable[..., Any], arguments: tuple[Any, ...]) -> bytes:
     """The task as bytes; raises `UsageError` when it cannot be sent, or would not be found on the other side."""
     if getattr(program, "__module__", None) == "__main__":
         raise UsageError(
-            f"gloo: the program {program!r} is in the main script, which ranks never run again; allowed: a function of an importable module"
+            f"gloo: the program {program!r} is in the main script, which ranks never run again; "
+            "allowed: a function of an importable module"
         )
     try:
         return pickle.dumps((program, arguments), pickle.HIGHEST_PROTOCOL)

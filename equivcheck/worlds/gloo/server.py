@@ -1,7 +1,7 @@
 """The fork server's own process: single-threaded, torch imported once, forks a rank whenever its owner asks.
 
-It is not the one of `multiprocessing`: that one is shared with everybody else in the user's process, imports the user's main script again,
-ignores `sys.path` while preloading, and is asked to end only when the process ends.
+It is not the one of `multiprocessing`: that one is shared with everybody else in the user's process, imports the user's main
+script again, ignores `sys.path` while preloading, and ends only with the process that started it.
 A rank that ended stays a zombie until the owner asks about it, so no process id is ever used for two ranks.
 """
 
@@ -58,13 +58,15 @@ class _Server:
         self._control = control
 
     def answer(self, request: bytes, fds: tuple[int, ...]) -> None:
+        """Do what the owner asks, and reply."""
         verb, pids = pickle.loads(request)
         if verb == "fork":
             reply: int | None = self._fork(*fds)
         elif verb == "exit_code":
             reply = self._exit_code(*pids)
         else:
-            reply = self.stop(pids)
+            self.stop(pids)
+            reply = None
         self._control.send(pickle.dumps(reply))
 
     def _fork(self, fd: int) -> int:
@@ -86,6 +88,7 @@ class _Server:
         return None
 
     def stop(self, pids: tuple[int, ...]) -> None:
+        """Kill ranks and wait until they are gone."""
         alive = [pid for pid in pids if pid in self.ranks]
         for pid in alive:
             _kill_group(pid)

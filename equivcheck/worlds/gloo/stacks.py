@@ -70,7 +70,7 @@ def sleeps(pid: int) -> bool:
 
 
 def awaited(stack: Stack) -> str:
-    """What a blocked rank waits in, by the name of the call (``all_reduce``, ``wait``, ``backward``); empty when it looks like none.
+    """The call that a blocked rank waits in (``all_reduce``, ``wait``, ``backward``); empty when it looks like none.
 
     A guess by where the stack ends: in torch.distributed, in autograd (whose hooks wait), or at a call of a work's ``wait``.
     """

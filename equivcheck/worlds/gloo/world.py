@@ -19,7 +19,7 @@ from equivcheck.worlds.ranks import Ranks, Run
 class GlooRanks(Ranks):
     """N ranks as processes: started at the first run, kept while runs succeed, started afresh after one that failed.
 
-    The program and its arguments are pickled, so a program is a function that can be imported, from a module other than the main script.
+    The program and its arguments are pickled, so a program is a function of a module, and not of the main script.
     """
 
     name: ClassVar[str] = "gloo"
@@ -32,7 +32,13 @@ class GlooRanks(Ranks):
         self._processes = _Processes()
         self._end = weakref.finalize(self, self._processes.end)
 
-    def run(self, program: Callable[..., Any], *arguments: Any, schedule_seed: int = 0, deadline: float = 60.0) -> Run:
+    def run(
+        self,
+        program: Callable[..., Any],
+        *arguments: Any,
+        schedule_seed: int = 0,  # noqa: ARG002
+        deadline: float = 60.0,
+    ) -> Run:
         """As `Ranks.run`, on processes, whose schedule nobody chooses; raises `UsageError` when the program cannot be sent."""
         task = packed(program, arguments)
         with self._lock:

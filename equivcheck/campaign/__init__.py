@@ -1,0 +1,1 @@
+"""Long fuzzing: worker processes, their supervision, a budget, and what they found."""

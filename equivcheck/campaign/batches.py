@@ -1,0 +1,55 @@
+"""Scenarios from Hypothesis, in batches, with its own shrinking for the one failure that a batch may end with."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+from collections.abc import Callable
+
+from hypothesis import HealthCheck, Phase, Verbosity, given, seed, settings
+from hypothesis.errors import Flaky
+from hypothesis.strategies import SearchStrategy
+
+from equivcheck.scenario import Scenario
+
+_BATCH = 500
+"""Scenarios a batch: large enough for Hypothesis to vary what it drew, small enough for what it remembers of a batch to stay small."""
+
+_SETTINGS = settings(
+    max_examples=_BATCH,
+    phases=(Phase.generate, Phase.shrink),
+    database=None,
+    deadline=None,
+    derandomize=False,
+    report_multiple_bugs=False,
+    print_blob=False,
+    suppress_health_check=tuple(HealthCheck),
+    verbosity=Verbosity.quiet,
+)
+
+
+class Shows(Exception):
+    """Raised by what takes scenarios to have the scenario of this moment shrunk: smaller ones that raise it too are looked for."""
+
+
+class Enough(BaseException):
+    """Raised by what takes scenarios to end the batch at once; no `Exception`, as Hypothesis would take that for a failure to shrink."""
+
+
+def run_batch(strategy: SearchStrategy[Scenario], batch_seed: int, take: Callable[[Scenario], None]) -> None:
+    """Draw scenarios and have each taken, until the batch is over, `take` raises `Enough`, or what raised `Shows` has been shrunk."""
+
+    @seed(batch_seed)
+    @_SETTINGS
+    @given(strategy)
+    def batch(scenario: Scenario) -> None:
+        take(scenario)
+
+    with contextlib.suppress(Enough, Shows, Flaky):
+        batch()
+
+
+def batch_seed(campaign_seed: int, *place: int) -> int:
+    """A seed for a batch: of a campaign's seed, a worker, which of that worker's processes it is, and the number of the batch."""
+    digest = hashlib.sha256(repr((campaign_seed, *place)).encode()).digest()
+    return int.from_bytes(digest[:8], "big")

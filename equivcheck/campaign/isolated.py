@@ -1,0 +1,46 @@
+"""One check in a process of its own, so that a scenario that kills its process gives a verdict."""
+
+from __future__ import annotations
+
+import time
+
+from equivcheck.campaign.messages import Broken, CheckOne, Checked
+from equivcheck.campaign.plan import Check, Plan, oracle_check
+from equivcheck.campaign.process import WorkerProcess
+from equivcheck.errors import EquivCheckError
+from equivcheck.oracle.verdict import Verdict
+from equivcheck.scenario import Scenario
+
+_START_SECONDS = 120.0
+"""Allowance for imports on a cold disk, on top of the limit for the check."""
+
+
+class CheckerFailed(EquivCheckError):
+    """The checker itself could not run, which says nothing about the scenario."""
+
+
+def check_isolated(scenario: Scenario, *, world: str, deadline: float, check: Check = oracle_check) -> Verdict:
+    """Like `equivcheck.check`, but the death of the process, or a check that never ends, is a verdict; raises `CheckerFailed`."""
+    plan = Plan(seconds=1.0, seed=0, world=world, deadline=deadline, stuck_seconds=deadline + _START_SECONDS, check=check)
+    worker = WorkerProcess(plan, (0, 0))
+    try:
+        worker.send(CheckOne(scenario=scenario))
+        return _verdict(worker, time.monotonic() + plan.stuck_seconds)
+    finally:
+        worker.close()
+
+
+def _verdict(worker: WorkerProcess, until: float) -> Verdict:
+    try:
+        while worker.link.poll(max(0.0, until - time.monotonic())):
+            message = worker.receive()
+            if isinstance(message, Checked):
+                return message.verdict
+            if isinstance(message, Broken):
+                raise CheckerFailed(message.summary)
+        verdict = worker.hang()
+    except EOFError:
+        verdict = worker.death()
+    if verdict is None:
+        raise CheckerFailed(f"the process of the check ended before it began: {worker.printed().strip()[-500:]}")
+    return verdict

@@ -1,0 +1,84 @@
+"""What a worker and its supervisor say to each other."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from equivcheck.campaign.tally import Tally
+from equivcheck.oracle.verdict import Verdict
+from equivcheck.scenario import Scenario
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fuzz:
+    """To the worker: draw and check until the time is up."""
+
+    seconds: float
+    """From the arrival of this message."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckOne:
+    """To the worker: check this, say `Checked`, and end."""
+
+    scenario: Scenario
+    """What to check."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MayShrink:
+    """To the worker: the answer to a `Found` that asks."""
+
+    yes: bool
+    """Whether nobody else shrinks it, or has."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stop:
+    """To the worker: end after the check that is running."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ready:
+    """From the worker: everything is imported."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """From the worker, a few times a second."""
+
+    tally: Tally
+    """Checks since the last message."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """From the worker: a finding, or a smaller scenario for one."""
+
+    verdict: Verdict
+    """What was found."""
+    asks: bool = False
+    """Whether the worker waits to be told whether to shrink it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checked:
+    """From the worker: the answer to `CheckOne`."""
+
+    verdict: Verdict
+    """What came of it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Broken:
+    """From the worker: the checker raised."""
+
+    summary: str
+    """``Type: message``, one line."""
+    trace: str
+    """The traceback, and the scenario if one was being checked."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Done:
+    """From the worker: its last word."""

@@ -1,0 +1,75 @@
+"""What a campaign is to do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from equivcheck.errors import UsageError
+from equivcheck.scenario import Scenario
+from equivcheck.scenario.mesh import MAX_RANKS
+
+if TYPE_CHECKING:
+    from hypothesis.strategies import SearchStrategy
+
+    from equivcheck.oracle.verdict import Verdict
+
+
+class Check(Protocol):
+    """What runs on every generated scenario."""
+
+    def __call__(self, scenario: Scenario, *, world: str, deadline: float) -> Verdict:
+        """The verdict; an exception means that the checker itself is broken, and ends the campaign."""
+
+
+def oracle_check(scenario: Scenario, *, world: str, deadline: float) -> Verdict:
+    """`equivcheck.check`, imported at first use."""
+    from equivcheck.oracle.check import check
+
+    return check(scenario, world=world, deadline=deadline)
+
+
+def generated_scenarios(plan: Plan) -> SearchStrategy[Scenario]:
+    """The scenarios of the plan's layouts, imported at first use."""
+    from equivcheck.strategies import scenarios
+
+    return scenarios(layouts=plan.layouts or None, max_ranks=plan.max_ranks)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """A campaign's budget and what it draws from; it travels to the workers."""
+
+    seconds: float
+    """Time budget, above 0; it starts when the workers have started."""
+    seed: int
+    """With the number of a worker it decides everything that the worker draws; at least 0."""
+    num_workers: int = 1
+    """Worker processes, at least 1."""
+    world: str = "sim"
+    """Where ranks run."""
+    layouts: tuple[str, ...] = ()
+    """Tags of the parallelisms to draw from; empty for all."""
+    max_ranks: int = MAX_RANKS
+    """Most ranks in a scenario, 1 to 8."""
+    deadline: float = 30.0
+    """Limit for one run of the ranks, in seconds."""
+    stuck_seconds: float = 120.0
+    """After this long without an end of a check a worker is given up; more than `deadline`."""
+    shrink_seconds: float = 30.0
+    """Limit for shrinking one finding."""
+    check: Check = oracle_check
+    """What is run on each scenario; picklable."""
+    strategy: Callable[[Plan], SearchStrategy[Scenario]] = generated_scenarios
+    """What scenarios are drawn from; picklable."""
+
+    def __post_init__(self) -> None:
+        low = {"seconds": 0.0, "seed": -1, "num_workers": 0, "max_ranks": 0, "deadline": 0.0, "shrink_seconds": -1.0}
+        for field, above in low.items():
+            if not getattr(self, field) > above:
+                raise UsageError(f"Plan.{field} is {getattr(self, field)!r}; allowed: above {above}")
+        if self.max_ranks > MAX_RANKS:
+            raise UsageError(f"Plan.max_ranks is {self.max_ranks}; allowed: 1 to {MAX_RANKS}")
+        if self.stuck_seconds <= self.deadline:
+            raise UsageError(f"Plan.stuck_seconds is {self.stuck_seconds}; allowed: above the deadline of {self.deadline}")

@@ -1,0 +1,174 @@
+"""The campaign: starts workers, keeps what they find, replaces those that die, and leaves no process behind."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Sequence
+from multiprocessing.connection import wait
+from typing import Any
+
+from equivcheck.campaign.events import Event, KeptFinding, Listener, Started, Summary, Ticked
+from equivcheck.campaign.interruption import Interruption
+from equivcheck.campaign.messages import Broken, Done, Found, Fuzz, MayShrink, Progress, Ready, Stop
+from equivcheck.campaign.plan import Plan
+from equivcheck.campaign.process import WorkerProcess
+from equivcheck.campaign.tally import Tally
+from equivcheck.findings.fingerprint import fingerprint
+from equivcheck.findings.size import size_of
+from equivcheck.findings.store import FindingStore, Kept
+from equivcheck.oracle.verdict import Verdict
+
+_TICK = 0.2
+"""Seconds between two looks at the workers."""
+_STOP_SECONDS = 2.0
+"""How long workers may take to finish their check after an interruption."""
+
+
+def fuzz(plan: Plan, store: FindingStore, listeners: Sequence[Listener] = ()) -> Summary:
+    """Check generated scenarios until the plan's time is up and keep what fails.
+
+    SIGINT and SIGTERM end it early, with a summary; a second one raises `KeyboardInterrupt`. Raises `StoreFailed` when findings cannot be kept.
+    """
+    with Interruption() as interruption:
+        return _Campaign(plan, store, listeners, interruption).run()
+
+
+class _Campaign:
+    def __init__(self, plan: Plan, store: FindingStore, listeners: Sequence[Listener], interruption: Interruption) -> None:
+        self._plan, self._store, self._listeners, self._interruption = plan, store, listeners, interruption
+        self._workers: list[WorkerProcess] = []
+        self._ready: list[WorkerProcess] = []
+        self._start: float | None = None
+        self._stop_at: float | None = None
+        self._tally = Tally()
+        self._findings: dict[str, KeptFinding] = {}
+        self._shrinking: set[str] = set()
+        self._broken = ""
+
+    def run(self) -> Summary:
+        self._tell(Started(plan=self._plan))
+        try:
+            for number in range(self._plan.num_workers):
+                self._workers.append(WorkerProcess(self._plan, (number, 0)))
+            while self._workers:
+                self._turn()
+        finally:
+            for worker in self._workers:
+                worker.close()
+        return self._summary()
+
+    def _turn(self) -> None:
+        links = {worker.link: worker for worker in self._workers}
+        for link in wait(list(links), timeout=_TICK):
+            self._hear(links[link])  # type: ignore[index]
+        for worker in [worker for worker in self._workers if worker.idle_seconds > self._plan.stuck_seconds]:
+            self._lost(worker, worker.hang())
+        if (self._interruption.requested or self._broken) and self._stop_at is None:
+            self._stop()
+        if self._stop_at is not None and time.monotonic() >= self._stop_at:
+            for worker in list(self._workers):
+                self._remove(worker)
+        self._tell(Ticked(seconds=self._seconds, tally=self._tally, num_findings=len(self._findings)))
+
+    @property
+    def _seconds(self) -> float:
+        return 0.0 if self._start is None else time.monotonic() - self._start
+
+    @property
+    def _over(self) -> bool:
+        return self._stop_at is not None or self._seconds >= self._plan.seconds
+
+    def _hear(self, worker: WorkerProcess) -> None:
+        try:
+            message = worker.receive()
+        except EOFError:
+            if worker.done:
+                self._remove(worker)
+            else:
+                self._lost(worker, worker.death())
+            return
+        self._obey(worker, message)
+
+    def _obey(self, worker: WorkerProcess, message: Any) -> None:
+        if isinstance(message, Progress):
+            self._tally.merge(message.tally)
+        elif isinstance(message, Found):
+            self._keep(message.verdict)
+            if message.asks:
+                self._answer(worker, fingerprint(message.verdict))
+        elif isinstance(message, Ready):
+            self._begin(worker)
+        elif isinstance(message, Done):
+            worker.done = True
+        elif isinstance(message, Broken):
+            worker.done = True
+            self._broken = self._broken or f"{message.summary}\n{message.trace}"
+
+    def _begin(self, worker: WorkerProcess) -> None:
+        """The clock starts when all of the first workers are ready; those that replace others begin at once."""
+        self._ready.append(worker)
+        if self._start is None and len(self._ready) == self._plan.num_workers:
+            self._start = time.monotonic()
+        if self._start is not None:
+            for other in self._ready:
+                other.send(Fuzz(seconds=self._plan.seconds - self._seconds))
+            self._ready.clear()
+
+    def _answer(self, worker: WorkerProcess, mark: str) -> None:
+        worker.send(MayShrink(yes=mark not in self._shrinking and not self._over))
+        self._shrinking.add(mark)
+
+    def _keep(self, verdict: Verdict) -> None:
+        mark = fingerprint(verdict)
+        kept = self._store.keep(verdict)
+        before = self._findings.get(mark)
+        if before is not None:
+            if size_of(before.verdict.scenario) <= size_of(verdict.scenario):
+                return
+            kept = before.kept if kept is Kept.SMALLER else kept
+        self._findings[mark] = KeptFinding(fingerprint=mark, path=self._store.folder(mark), verdict=verdict, kept=kept)
+        self._tell(self._findings[mark])
+
+    def _lost(self, worker: WorkerProcess, verdict: Verdict | None) -> None:
+        """A worker died or was killed for being stuck: its scenario is a finding, and another worker takes its place."""
+        if verdict is not None:
+            self._tally.add(verdict, worker.idle_seconds)
+            self._tally.fingerprints[fingerprint(verdict)] += 1
+            self._keep(verdict)
+        else:
+            self._broken = self._broken or f"a worker ended before its first check\n{worker.printed()}"
+        number, incarnation = worker.place
+        self._remove(worker)
+        if not (self._over or self._broken):
+            self._workers.append(WorkerProcess(self._plan, (number, incarnation + 1)))
+
+    def _remove(self, worker: WorkerProcess) -> None:
+        with contextlib.suppress(ValueError):
+            self._ready.remove(worker)
+        self._workers.remove(worker)
+        if worker.done:
+            worker.kill_after(_STOP_SECONDS)
+        worker.close()
+
+    def _stop(self) -> None:
+        self._stop_at = time.monotonic() + _STOP_SECONDS
+        for worker in self._workers:
+            worker.send(Stop())
+
+    def _tell(self, event: Event) -> None:
+        for listener in self._listeners:
+            listener(event)
+
+    def _summary(self) -> Summary:
+        summary = Summary(
+            plan=self._plan,
+            seconds=self._seconds,
+            tally=self._tally,
+            findings=tuple(self._findings.values()),
+            store=self._store.path,
+            interrupted=self._interruption.requested,
+            broken=self._broken,
+        )
+        self._tell(summary)
+        return summary

@@ -1,0 +1,206 @@
+"""The process of a worker: it draws, checks, counts and shrinks until told to stop."""
+
+from __future__ import annotations
+
+import faulthandler
+import importlib
+import itertools
+import os
+import queue
+import signal
+import threading
+import time
+import traceback
+from multiprocessing.connection import Connection
+
+from equivcheck.campaign.batches import Enough, Shows, batch_seed, run_batch
+from equivcheck.campaign.messages import Broken, CheckOne, Checked, Done, Found, Fuzz, MayShrink, Progress, Ready, Stop
+from equivcheck.campaign.plan import Plan, oracle_check
+from equivcheck.campaign.recorder import Recorder
+from equivcheck.campaign.tally import Tally
+from equivcheck.findings.fingerprint import fingerprint
+from equivcheck.findings.size import Size, size_of
+from equivcheck.oracle.verdict import Verdict
+from equivcheck.scenario import Scenario
+
+REPORT_SECONDS = 0.2
+"""How often counts are sent."""
+STACK_SIGNAL = signal.SIGUSR1
+"""Makes a worker write the stacks of its threads to its standard error."""
+
+
+class _CheckerBroke(BaseException):
+    """The check raised; no `Exception`, as Hypothesis would take that for a failure to shrink."""
+
+
+class _Link:
+    """The worker's end of the connection. A thread reads it, so that a stop, or the supervisor's death, is noticed during a check."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._inbox: queue.SimpleQueue[Fuzz | CheckOne | MayShrink] = queue.SimpleQueue()
+        self.stopped = threading.Event()
+        threading.Thread(target=self._read, name="equivcheck-worker-link", daemon=True).start()
+
+    def send(self, message: object) -> None:
+        self._connection.send(message)
+
+    def next(self) -> Fuzz | CheckOne | MayShrink:
+        """The next message that is an order or an answer."""
+        return self._inbox.get()
+
+    def _read(self) -> None:
+        try:
+            while True:
+                message = self._connection.recv()
+                if isinstance(message, Stop):
+                    self.stopped.set()
+                else:
+                    self._inbox.put(message)
+        except (EOFError, OSError):
+            os._exit(1)  # nobody is left to tell
+
+
+class _Shrinking:
+    """The search for a smaller scenario with one fingerprint."""
+
+    def __init__(self, verdict: Verdict, seconds: float) -> None:
+        self.mark = fingerprint(verdict)
+        self.best = verdict
+        self._until = time.monotonic() + seconds
+
+    @property
+    def time_is_up(self) -> bool:
+        return time.monotonic() >= self._until
+
+    def offer(self, verdict: Verdict) -> bool:
+        """Whether the verdict is of the same fault; if it is a smaller example, it is remembered."""
+        if not verdict.outcome.is_finding or fingerprint(verdict) != self.mark:
+            return False
+        if size_of(verdict.scenario) < size_of(self.best.scenario):
+            self.best = verdict
+        return True
+
+
+class Worker:
+    """One worker's run; `place` is its number and which of its processes this is, so that each draws something else."""
+
+    def __init__(self, plan: Plan, place: tuple[int, int], link: _Link, recorder: Recorder) -> None:
+        self._plan, self._place, self._link, self._recorder = plan, place, link, recorder
+        self._until = 0.0
+        self._tally, self._reported = Tally(), 0.0
+        self._smallest: dict[str, Size] = {}
+        self._shrinking: _Shrinking | None = None
+
+    def fuzz(self, seconds: float) -> None:
+        """Draw and check until the time is up or a stop arrives."""
+        self._until = time.monotonic() + seconds
+        strategy = self._plan.strategy(self._plan)
+        for number in itertools.count():
+            run_batch(strategy, batch_seed(self._plan.seed, *self._place, number), self._take)
+            self._end_shrinking()
+            if self._over:
+                break
+        self._report()
+
+    def check(self, scenario: Scenario) -> Verdict:
+        """Check one scenario, recorded first."""
+        self._recorder.begin(scenario)
+        try:
+            return self._plan.check(scenario, world=self._plan.world, deadline=self._plan.deadline)
+        except Exception as error:
+            raise _CheckerBroke(scenario) from error
+
+    @property
+    def _over(self) -> bool:
+        return self._link.stopped.is_set() or time.monotonic() >= self._until
+
+    def _take(self, scenario: Scenario) -> None:
+        if self._over or (self._shrinking and self._shrinking.time_is_up):
+            raise Enough
+        start = time.monotonic()
+        verdict = self.check(scenario)
+        now = time.monotonic()
+        if self._shrinking is None:
+            self._tally.add(verdict, now - start)
+        else:
+            self._tally.num_shrinking += 1
+        if now - self._reported >= REPORT_SECONDS:
+            self._report()
+        self._look_at(verdict)
+
+    def _look_at(self, verdict: Verdict) -> None:
+        if self._shrinking is not None:
+            if self._shrinking.offer(verdict):
+                raise Shows
+        elif verdict.outcome.is_finding:
+            self._found(verdict)
+
+    def _found(self, verdict: Verdict) -> None:
+        mark, size = fingerprint(verdict), size_of(verdict.scenario)
+        self._tally.fingerprints[mark] += 1
+        first = mark not in self._smallest
+        if not first and size >= self._smallest[mark]:
+            return
+        self._smallest[mark] = size
+        self._link.send(Found(verdict=verdict, asks=first))
+        if first and self._may_shrink():
+            self._shrinking = _Shrinking(verdict, self._plan.shrink_seconds)
+            raise Shows
+
+    def _may_shrink(self) -> bool:
+        answer = self._link.next()
+        assert isinstance(answer, MayShrink), answer
+        return answer.yes
+
+    def _end_shrinking(self) -> None:
+        if self._shrinking is None:
+            return
+        best, self._shrinking = self._shrinking.best, None
+        mark, size = fingerprint(best), size_of(best.scenario)
+        if size < self._smallest[mark]:
+            self._smallest[mark] = size
+            self._link.send(Found(verdict=best))
+
+    def _report(self) -> None:
+        self._link.send(Progress(tally=self._tally))
+        self._tally, self._reported = Tally(), time.monotonic()
+
+
+def main(fd: int, recorder_fd: int) -> None:
+    """Serve the supervisor at the other end of `fd`."""
+    faulthandler.enable()
+    faulthandler.register(STACK_SIGNAL, all_threads=True)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    connection = Connection(fd)
+    plan, place = connection.recv()
+    link = _Link(connection)
+    try:
+        _serve(Worker(plan, place, link, Recorder.inherited(recorder_fd)), plan, link)
+        link.send(Done())
+    except _CheckerBroke as broke:
+        link.send(_broken(broke.__cause__, f"while checking\n{broke.args[0]!r}"))
+    except Exception as error:
+        link.send(_broken(error, ""))
+
+
+def _serve(worker: Worker, plan: Plan, link: _Link) -> None:
+    _import_everything(plan)
+    link.send(Ready())
+    order = link.next()
+    if isinstance(order, Fuzz):
+        worker.fuzz(order.seconds)
+    elif isinstance(order, CheckOne):
+        link.send(Checked(verdict=worker.check(order.scenario)))
+
+
+def _import_everything(plan: Plan) -> None:
+    """Have torch and the strategies imported before the clock starts."""
+    if plan.check is oracle_check:
+        importlib.import_module("equivcheck.oracle.check")
+    plan.strategy(plan).validate()
+
+
+def _broken(error: BaseException | None, context: str) -> Broken:
+    trace = "".join(traceback.format_exception(error)) if error else ""
+    return Broken(summary=f"{type(error).__name__}: {error}".splitlines()[0], trace=f"{trace}{context}")

@@ -1,0 +1,235 @@
+"""How frozen dataclasses become plain JSON values and back: the cattrs converter behind the codec.
+
+Strict both ways: nothing is coerced but an integer to a float, and every refusal knows its place in the data. Members of a
+family (optimizers, schedules, clippings, parallelisms) carry a ``kind``. JSON has no infinity: it is written as a string.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, fields, is_dataclass
+from enum import Enum
+from types import NoneType, UnionType
+from typing import Any, Union, get_args, get_origin
+
+from cattrs import Converter, IterableValidationNote
+from cattrs.errors import IterableValidationError
+from cattrs.gen import make_dict_structure_fn, make_dict_unstructure_fn
+
+from equivcheck.scenario.clipping import ClipNorm, ClipValue
+from equivcheck.scenario.optimizer import OPTIMIZERS, Optimizer
+from equivcheck.scenario.parallelism import PARALLELISMS, Parallelism
+from equivcheck.scenario.schedule import SCHEDULES, Schedule
+
+KIND = "kind"
+"""The key that says which member of a family an object is."""
+
+JSON_TYPES = {
+    bool: "a boolean",
+    int: "an integer",
+    float: "a number",
+    str: "a string",
+    NoneType: "null",
+    list: "a list",
+    dict: "an object",
+}
+"""What people call the Python types that JSON is read as."""
+
+NON_FINITE = {"inf": math.inf, "-inf": -math.inf, "nan": math.nan}
+"""How floats that JSON lacks are written."""
+
+SHOWN_CHARACTERS = 40
+"""Of a value that does not fit, at most this much is quoted: texts are one line."""
+
+PARALLELISM_TAGS: dict[str, type[Parallelism]] = {kind.tag: kind for kind in PARALLELISMS}
+"""Every known parallelism by tag; grows when layouts are registered."""
+
+FAMILIES: dict[type, Mapping[str, type]] = {
+    Optimizer: {kind.__name__: kind for kind in OPTIMIZERS},
+    Schedule: {kind.__name__: kind for kind in SCHEDULES},
+    Parallelism: PARALLELISM_TAGS,
+}
+"""Base class of each family: its members by tag. Clippings have no base; a union is a family of its own."""
+
+
+class Misfit(ValueError):
+    """Data that does not fit, at one place: `below` is the path from where it was noticed."""
+
+    def __init__(self, problem: str, below: str = "") -> None:
+        super().__init__(problem)
+        self.below = below
+
+
+def tag_of(kind: type) -> str | None:
+    """The tag of a member of a family; None for any other class."""
+    if issubclass(kind, Parallelism):
+        return kind.tag
+    return kind.__name__ if issubclass(kind, (Optimizer, Schedule, ClipNorm, ClipValue)) else None
+
+
+def quote(value: object) -> str:
+    """A JSON value on one line, shortened."""
+    text = json.dumps(value, default=repr)
+    return text if len(text) <= SHOWN_CHARACTERS else text[: SHOWN_CHARACTERS - 3] + "..."
+
+
+def wrong_type(value: object, allowed: str) -> Misfit:
+    """The refusal of a value of the wrong type."""
+    name = JSON_TYPES.get(type(value), f"a {type(value).__name__}")
+    return Misfit(f"null; allowed: {allowed}" if value is None else f"{quote(value)} is {name}; allowed: {allowed}")
+
+
+def make_converter(ask_for_more_tags: Callable[[], None]) -> Converter:
+    """A converter of nouns; `ask_for_more_tags` is called before a tag is refused as unknown."""
+    converter = Converter(detailed_validation=True)
+    for scalar in (bool, int, str):
+        converter.register_structure_hook(scalar, _exactly)
+    converter.register_structure_hook(float, _structure_float)
+    converter.register_unstructure_hook(float, _unstructure_float)
+    converter.register_structure_hook_func(_is_enum, _structure_enum)
+    converter.register_structure_hook_factory(_is_tuple, lambda kind: _tuple_structurer(kind, converter))
+    converter.register_unstructure_hook_factory(_is_tuple, lambda kind: _tuple_unstructurer(kind, converter))
+    converter.register_structure_hook_factory(is_dataclass, lambda kind: _class_structurer(kind, converter))
+    converter.register_unstructure_hook_factory(is_dataclass, lambda kind: _class_unstructurer(kind, converter))
+    converter.register_structure_hook_factory(_is_union, lambda kind: _union_structurer(kind, converter, ask_for_more_tags))
+    converter.register_unstructure_hook_func(_is_union, converter.unstructure)
+    converter.register_structure_hook_factory(
+        FAMILIES.__contains__, lambda base: _family_structurer(FAMILIES[base], converter, ask_for_more_tags)
+    )
+    converter.register_unstructure_hook_func(FAMILIES.__contains__, converter.unstructure)
+    return converter
+
+
+def _is_enum(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, Enum)
+
+
+def _is_tuple(kind: Any) -> bool:
+    return get_origin(kind) is tuple
+
+
+def _is_union(kind: Any) -> bool:
+    return get_origin(kind) in (Union, UnionType)
+
+
+def _exactly(value: Any, kind: type) -> Any:
+    if type(value) is not kind:
+        raise wrong_type(value, JSON_TYPES[kind])
+    return value
+
+
+def _structure_float(value: Any, _: type) -> float:
+    if isinstance(value, str) and value in NON_FINITE:
+        return NON_FINITE[value]
+    if type(value) not in (int, float):
+        raise wrong_type(value, JSON_TYPES[float])
+    try:
+        number = float(value)
+    except OverflowError:
+        number = math.inf
+    if not math.isfinite(number):
+        raise Misfit(f"{quote(value)} is beyond what a float holds; allowed: a number")
+    return number
+
+
+def _unstructure_float(value: float) -> float | str:
+    return value if math.isfinite(value) else str(float(value))
+
+
+def _structure_enum(value: Any, kind: type[Enum]) -> Enum:
+    try:
+        return kind(value)
+    except ValueError:
+        choices = ", ".join(str(member.value) for member in kind)
+        raise Misfit(f"{quote(value)} is unknown; allowed: {choices}") from None
+
+
+def _tuple_structurer(kind: Any, converter: Converter) -> Callable[[Any, Any], tuple[Any, ...]]:
+    members = get_args(kind)
+    repeated = members[-1] is Ellipsis
+
+    def structure(value: Any, _: Any) -> tuple[Any, ...]:
+        if not isinstance(value, list):
+            raise wrong_type(value, "a list")
+        if not repeated and len(value) != len(members):
+            raise Misfit(f"a list of {len(value)}; allowed: {len(members)} entries")
+        entries = []
+        for index, entry in enumerate(value):
+            member = members[0 if repeated else index]
+            try:
+                entries.append(converter.structure(entry, member))
+            except Exception as error:
+                error.add_note(IterableValidationNote(f"at index {index}", index, member))
+                raise IterableValidationError("a list does not fit", [error], kind) from None
+        return tuple(entries)
+
+    return structure
+
+
+def _tuple_unstructurer(kind: Any, converter: Converter) -> Callable[[Any], list[Any]]:
+    members = get_args(kind)
+    if members[-1] is not Ellipsis:
+        return lambda value: [converter.unstructure(entry, member) for entry, member in zip(value, members, strict=True)]
+    unstructure = converter.get_unstructure_hook(members[0])
+    return lambda value: [unstructure(entry) for entry in value]
+
+
+def _class_structurer(kind: Any, converter: Converter) -> Callable[[Any, Any], Any]:
+    build = make_dict_structure_fn(kind, converter, _cattrs_forbid_extra_keys=False, _cattrs_detailed_validation=True)
+    names = [field.name for field in fields(kind)]
+    required = [field.name for field in fields(kind) if field.default is MISSING and field.default_factory is MISSING]
+    tag = tag_of(kind)
+    known = {*names, KIND} if tag is not None else set(names)
+
+    def structure(value: Any, _: Any) -> Any:
+        if not isinstance(value, dict):
+            raise wrong_type(value, "an object")
+        for name in value:
+            if name not in known:
+                place = name if str(name).isidentifier() else quote(name)
+                raise Misfit(f"unknown field; allowed: {', '.join(names) or 'none'}", f".{place}")
+        for name in required:
+            if name not in value:
+                raise Misfit(f"missing field; {kind.__name__} has no default for it", f".{name}")
+        if tag is not None:
+            _find_kind(value, {tag: kind}, lambda: None)
+        return build(value, kind)
+
+    return structure
+
+
+def _class_unstructurer(kind: Any, converter: Converter) -> Callable[[Any], dict[str, Any]]:
+    unstructure: Callable[[Any], dict[str, Any]] = make_dict_unstructure_fn(kind, converter)
+    tag = tag_of(kind)
+    return unstructure if tag is None else lambda value: {KIND: tag, **unstructure(value)}
+
+
+def _union_structurer(kind: Any, converter: Converter, ask: Callable[[], None]) -> Callable[[Any, Any], Any]:
+    members = [member for member in get_args(kind) if member is not NoneType]
+    optional = len(members) < len(get_args(kind))
+    if len(members) == 1:
+        inner = converter.get_structure_hook(members[0])
+    else:
+        inner = _family_structurer({str(tag_of(member)): member for member in members}, converter, ask)
+    return lambda value, _: None if optional and value is None else inner(value, members[0])
+
+
+def _family_structurer(members: Mapping[str, type], converter: Converter, ask: Callable[[], None]) -> Callable[[Any, Any], Any]:
+    def structure(value: Any, _: Any) -> Any:
+        return converter.structure(value, _find_kind(value, members, ask))
+
+    return structure
+
+
+def _find_kind(value: Any, members: Mapping[str, type], ask: Callable[[], None]) -> type:
+    if not isinstance(value, dict):
+        raise wrong_type(value, "an object")
+    tag = value.get(KIND)
+    if isinstance(tag, str) and tag not in members:
+        ask()
+    if isinstance(tag, str) and tag in members:
+        return members[tag]
+    problem = f"{quote(tag)} is unknown" if KIND in value else "missing field"
+    raise Misfit(f"{problem}; allowed: {', '.join(members)}", f".{KIND}")

@@ -1,0 +1,64 @@
+"""One run on fresh processes, as PyTorch's own multi-process tests do it: the yardstick of the benchmark."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from equivcheck.worlds.gloo.channel import Channel
+from equivcheck.worlds.gloo.crew import Crew
+from equivcheck.worlds.gloo.rank import leave, serve_rank
+from equivcheck.worlds.gloo.request import import_path, packed, request
+from equivcheck.worlds.ranks import Run
+
+_EXIT_SECONDS = 30.0
+"""How long a process may take to leave its world and exit."""
+
+
+def run_spawned(program: Callable[..., Any], *arguments: Any, size: int, deadline: float = 60.0) -> Run:
+    """Start `size` interpreters, call ``program(*arguments)`` on every rank, let them exit.
+
+    `deadline` is in seconds, from when all ranks have joined. Raises `RanksFailed` as other worlds do.
+    """
+    task = packed(program, arguments)
+    with contextlib.ExitStack() as undo:
+        started = [_start(undo) for _ in range(size)]
+        by_pid = {process.pid: process for process, _ in started}
+        crew = Crew(tuple((process.pid, channel) for process, channel in started), lambda pid: _exit_code(by_pid[pid]))
+        undo.callback(crew.close)
+        crew.form()
+        values = crew.run(request(task, None), deadline)
+        crew.close()
+        for process, _ in started:
+            process.wait(_EXIT_SECONDS)
+    return Run(values=values)
+
+
+def serve_once(fd: int) -> None:
+    """In a fresh process: be a rank until the owner hangs up, then leave properly."""
+    serve_rank(Channel.of(fd))
+    leave()
+
+
+def _start(undo: contextlib.ExitStack) -> tuple[subprocess.Popen[bytes], Channel]:
+    ours, its = Channel.pair()
+    serve = f"from equivcheck.worlds.spawn import serve_once; serve_once({its.fileno()})"
+    code = f"import sys; sys.path[:] = {import_path()!r}; {serve}"
+    process = subprocess.Popen([sys.executable, "-c", code], pass_fds=(its.fileno(),), stdin=subprocess.DEVNULL)
+    its.close()
+    undo.callback(_kill, process)
+    return process, ours
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    process.kill()
+    process.wait()
+
+
+def _exit_code(process: subprocess.Popen[bytes]) -> int | None:
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        return process.wait(1.0)
+    return None

@@ -1,0 +1,21 @@
+"""What one step consumes."""
+
+from __future__ import annotations
+
+from hypothesis import strategies as st
+from hypothesis.strategies import DrawFn, SearchStrategy
+
+from equivcheck.scenario import Data
+from equivcheck.scenario.data import MAX_MICROBATCHES
+from equivcheck.strategies.chance import EVENLY, below
+
+ROWS: SearchStrategy[int] = st.integers(1, 4)
+
+
+@st.composite
+def data(draw: DrawFn, *, rows: SearchStrategy[int] = ROWS, max_microbatches: int = MAX_MICROBATCHES) -> Data:
+    """Data of 1 to `max_microbatches` microbatches, of equal rows or not. For a layout, `scenarios` takes rows as those of one rank."""
+    num_microbatches = 1 + draw(below(max_microbatches))
+    if num_microbatches > 1 and draw(EVENLY):
+        return Data(microbatches=tuple(draw(rows) for _ in range(num_microbatches)))
+    return Data(microbatches=(draw(rows),) * num_microbatches)

@@ -1,0 +1,63 @@
+"""Models: layers fitted to each other."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from enum import Enum
+
+from hypothesis import strategies as st
+from hypothesis.strategies import DrawFn, SearchStrategy
+
+from equivcheck.scenario import Layer, Model
+from equivcheck.scenario.model import MAX_LAYERS
+from equivcheck.strategies.chance import RARELY, below
+from equivcheck.strategies.layer import WIDTHS, layers
+
+
+class _Fit(Enum):
+    """How a layer goes with those before it."""
+
+    FREE = "free"
+    SQUARE = "square"
+    SHARED = "shared"
+
+
+_FITS = st.sampled_from((_Fit.FREE, _Fit.SQUARE, _Fit.SHARED))
+
+
+@st.composite
+def models(
+    draw: DrawFn,
+    *,
+    layers: SearchStrategy[Layer] = layers(),
+    features: SearchStrategy[int] = WIDTHS,
+    max_layers: int = MAX_LAYERS,
+) -> Model:
+    """Models of 1 to `max_layers` layers; some square, some sharing an earlier layer's weight, at least one of them trained."""
+    num_layers = 1 + draw(below(max_layers))
+    inputs = [draw(features)]
+    stack: list[Layer] = []
+    for _ in range(num_layers):
+        stack.append(_fitted(draw, draw(layers), inputs, stack))
+        inputs.append(stack[-1].width)
+    if all(layer.frozen or layer.shares is not None for layer in stack):
+        stack[0] = replace(stack[0], frozen=False)
+    return Model(features=inputs[0], layers=tuple(stack), counter=draw(RARELY))
+
+
+def _fitted(draw: DrawFn, layer: Layer, inputs: list[int], before: list[Layer]) -> Layer:
+    fit = draw(_FITS) if before else _Fit.FREE
+    if layer.residual or fit is _Fit.SQUARE:
+        layer = replace(layer, width=inputs[-1])
+    if fit is not _Fit.SHARED:
+        return layer
+    widths = {inputs[-1]} if layer.residual else {layer.width for layer in before}
+    sharable = [
+        index
+        for index, other in enumerate(before)
+        if other.shares is None and inputs[index] == inputs[-1] and other.width in widths
+    ]
+    if not sharable:
+        return layer
+    shares = sharable[draw(below(len(sharable)))]
+    return replace(layer, width=before[shares].width, shares=shares)

@@ -1,0 +1,93 @@
+"""One strategy for each parallelism that ships with the package, and one for those of third parties."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from enum import Enum
+from functools import cache
+from typing import get_type_hints
+
+from hypothesis import strategies as st
+from hypothesis.strategies import DrawFn, SearchStrategy
+
+from equivcheck.errors import UsageError
+from equivcheck.layouts.registry import layout_kinds
+from equivcheck.scenario import DDP, FSDP1, FSDP2, SPMD, Distribution, Parallelism, ShardingStrategy, TensorParallel, Wrapping
+from equivcheck.strategies.chance import EVENLY, SOMETIMES
+
+_BUCKETS_MB = st.sampled_from((25.0, 0.0001, 0.001))
+"""One bucket for all parameters, about one for each parameter, a few."""
+_WRAPPINGS = st.sampled_from(Wrapping)
+_SHARDINGS = st.sampled_from(ShardingStrategy)
+_DISTRIBUTIONS = st.sampled_from(Distribution)
+
+
+@st.composite
+def ddp(draw: DrawFn) -> DDP:
+    """`DDP` with every combination of its options."""
+    return DDP(
+        no_sync=draw(EVENLY),
+        bucket_cap_mb=draw(_BUCKETS_MB),
+        gradient_as_bucket_view=draw(SOMETIMES),
+        static_graph=draw(SOMETIMES),
+        find_unused_parameters=draw(SOMETIMES),
+    )
+
+
+@st.composite
+def fsdp1(draw: DrawFn, *, strategies: SearchStrategy[ShardingStrategy] = _SHARDINGS) -> FSDP1:
+    """`FSDP1` with the sharding strategies given."""
+    return FSDP1(strategy=draw(strategies), wrapping=draw(_WRAPPINGS), no_sync=draw(EVENLY), use_orig_params=not draw(EVENLY))
+
+
+@st.composite
+def fsdp2(draw: DrawFn) -> FSDP2:
+    """`FSDP2` with every combination of its options."""
+    return FSDP2(wrapping=draw(_WRAPPINGS), no_sync=draw(EVENLY), reshard_after_forward=not draw(SOMETIMES))
+
+
+@st.composite
+def tensor_parallel(draw: DrawFn) -> TensorParallel:
+    """`TensorParallel` without a plan: `scenarios` draws one that is legal for the model."""
+    return TensorParallel()
+
+
+@st.composite
+def spmd(draw: DrawFn) -> SPMD:
+    """`SPMD` with either distribution."""
+    return SPMD(distribution=draw(_DISTRIBUTIONS))
+
+
+_SHIPPED: dict[str, SearchStrategy[Parallelism]] = {
+    DDP.tag: ddp(),
+    FSDP1.tag: fsdp1(),
+    FSDP2.tag: fsdp2(),
+    TensorParallel.tag: tensor_parallel(),
+    SPMD.tag: spmd(),
+}
+
+
+@cache
+def parallelisms_of(tag: str) -> SearchStrategy[Parallelism]:
+    """What to draw the parallelism of a registered layout from: its kind's own `strategy()`, where it has one, else its noun's fields.
+
+    Raises `UsageError` for a tag that is not registered.
+    """
+    kinds = layout_kinds()
+    if tag not in kinds:
+        raise UsageError(f"layout {tag!r} does not exist; allowed: {', '.join(kinds)}")
+    if tag in _SHIPPED:
+        return _SHIPPED[tag]
+    own = getattr(kinds[tag], "strategy", None)
+    return _from_fields(kinds[tag].parallelism) if own is None else own()
+
+
+def _from_fields(kind: type[Parallelism]) -> SearchStrategy[Parallelism]:
+    """Booleans and choices of any value, what else has a default left at it, the rest by type."""
+    hints = get_type_hints(kind)
+    drawn = {
+        field.name: st.from_type(hints[field.name])
+        for field in fields(kind)
+        if isinstance(hints[field.name], type) and issubclass(hints[field.name], (bool, Enum))
+    }
+    return st.builds(kind, **drawn)

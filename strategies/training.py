@@ -1,0 +1,59 @@
+"""Whole trainings."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from hypothesis import strategies as st
+from hypothesis.strategies import DrawFn, SearchStrategy
+
+from equivcheck.scenario import Data, Group, Loss, Model, Optimizer, Precision, Rprop, Schedule, Training, ZeroGrad
+from equivcheck.scenario.clipping import Clipping
+from equivcheck.strategies.chance import SEEDS, SOMETIMES
+from equivcheck.strategies.clipping import clippings
+from equivcheck.strategies.data import data
+from equivcheck.strategies.group import groups
+from equivcheck.strategies.model import models
+from equivcheck.strategies.optimizer import optimizers
+from equivcheck.strategies.schedule import schedules
+
+STEPS: SearchStrategy[int] = st.sampled_from((1, 2, 3, 4, 5, 3, 3))
+"""Mostly 3 and more: some faults show only once optimizer state matters."""
+LOSSES: SearchStrategy[Loss] = st.sampled_from(Loss)
+PRECISIONS: SearchStrategy[Precision] = st.sampled_from((Precision.FLOAT64,) * 4 + (Precision.FLOAT32,))
+
+_NUM_GROUPS = st.sampled_from((0, 0, 0, 1, 2))
+
+
+@st.composite
+def trainings(
+    draw: DrawFn,
+    *,
+    models: SearchStrategy[Model] = models(),
+    data: SearchStrategy[Data] = data(),
+    optimizers: SearchStrategy[Optimizer] = optimizers(),
+    losses: SearchStrategy[Loss] = LOSSES,
+    groups: SearchStrategy[Group] = groups(),
+    schedules: SearchStrategy[Schedule | None] = st.none() | schedules(),
+    clippings: SearchStrategy[Clipping | None] = st.none() | clippings(),
+    precisions: SearchStrategy[Precision] = PRECISIONS,
+    steps: SearchStrategy[int] = STEPS,
+) -> Training:
+    """Trainings, most of several steps; for a training that a layout can run, draw from `scenarios`."""
+    num_steps, model, batches, optimizer = draw(steps), draw(models), draw(data), draw(optimizers)
+    chosen = tuple(draw(groups) for _ in range(draw(_NUM_GROUPS)))
+    if isinstance(optimizer, Rprop):
+        chosen = tuple(replace(group, weight_decay=0.0) for group in chosen)
+    return Training(
+        model=model,
+        data=batches,
+        optimizer=optimizer,
+        loss=draw(losses),
+        groups=chosen,
+        schedule=draw(schedules),
+        clipping=draw(clippings),
+        zero_grad=ZeroGrad.ZERO if draw(SOMETIMES) else ZeroGrad.NONE,
+        precision=draw(precisions),
+        steps=num_steps,
+        seed=draw(SEEDS),
+    )
