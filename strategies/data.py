@@ -14,7 +14,7 @@ ROWS: SearchStrategy[int] = st.integers(1, 4)
 
 @st.composite
 def data(draw: DrawFn, *, rows: SearchStrategy[int] = ROWS, max_microbatches: int = MAX_MICROBATCHES) -> Data:
-    """Data of 1 to `max_microbatches` microbatches, of equal rows or not. For a layout, `scenarios` takes rows as those of one rank."""
+    """Data of 1 to `max_microbatches` microbatches, of equal rows or not."""
     num_microbatches = 1 + draw(below(max_microbatches))
     if num_microbatches > 1 and draw(EVENLY):
         return Data(microbatches=tuple(draw(rows) for _ in range(num_microbatches)))

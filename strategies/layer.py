@@ -6,34 +6,30 @@ from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn, SearchStrategy
 
 from equivcheck.scenario import Activation, Layer, Norm, Side
-from equivcheck.strategies.chance import RARELY, USUALLY
+from equivcheck.strategies.chance import EVENLY, SOMETIMES
 
-WIDTHS: SearchStrategy[int] = st.sampled_from((1, 2, 3, 4, 5, 6, 7, 8, 2, 4, 8, 12, 16, 32))
-"""Few values, so that layers often have equal shapes; those that many meshes divide come twice."""
+WIDTHS: SearchStrategy[int] = st.sampled_from((1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 32))
+"""Few values, so that layers often have equal shapes; some of them divided by every mesh, some by none."""
 ACTIVATIONS: SearchStrategy[Activation] = st.sampled_from(Activation)
-NORMS: SearchStrategy[Norm | None] = st.sampled_from((None, None, None, Norm.LAYER, Norm.RMS))
-DROPOUTS: SearchStrategy[float] = st.sampled_from((0.0, 0.0, 0.0, 0.0, 0.5, 0.25))
-SIDES: SearchStrategy[Side | None] = st.sampled_from((None, None, None, None, None, None, Side.NEVER, Side.EVEN_STEPS))
+
+_NORMS = st.sampled_from((None, Norm.LAYER, Norm.RMS))
+_DROPOUTS = st.sampled_from((0.0, 0.0, 0.5, 0.25))
+_SIDES = st.sampled_from((None, None, None, Side.NEVER, Side.EVEN_STEPS))
 
 
 @st.composite
-def layers(
-    draw: DrawFn,
-    *,
-    widths: SearchStrategy[int] = WIDTHS,
-    activations: SearchStrategy[Activation] = ACTIVATIONS,
-    norms: SearchStrategy[Norm | None] = NORMS,
-    dropouts: SearchStrategy[float] = DROPOUTS,
-    sides: SearchStrategy[Side | None] = SIDES,
-) -> Layer:
-    """Layers with weights of their own. One that is residual is given as many inputs as outputs by `models`."""
+def layers(draw: DrawFn, *, widths: SearchStrategy[int] = WIDTHS, activations: SearchStrategy[Activation] = ACTIVATIONS) -> Layer:
+    """Layers with weights of their own, half of them without options; `models` gives a residual one as many inputs as outputs."""
+    width, activation, has_options = draw(widths), draw(activations), draw(EVENLY)
+    if not has_options:
+        return Layer(width=width, activation=activation)
     return Layer(
-        width=draw(widths),
-        activation=draw(activations),
-        bias=draw(USUALLY),
-        norm=draw(norms),
-        residual=draw(RARELY),
-        dropout=draw(dropouts),
-        frozen=draw(RARELY),
-        side=draw(sides),
+        width=width,
+        activation=activation,
+        bias=not draw(SOMETIMES),
+        norm=draw(_NORMS),
+        residual=draw(SOMETIMES),
+        dropout=draw(_DROPOUTS),
+        frozen=draw(SOMETIMES),
+        side=draw(_SIDES),
     )

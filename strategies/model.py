@@ -10,7 +10,7 @@ from hypothesis.strategies import DrawFn, SearchStrategy
 
 from equivcheck.scenario import Layer, Model
 from equivcheck.scenario.model import MAX_LAYERS
-from equivcheck.strategies.chance import RARELY, below
+from equivcheck.strategies.chance import SOMETIMES, below
 from equivcheck.strategies.layer import WIDTHS, layers
 
 
@@ -22,6 +22,7 @@ class _Fit(Enum):
     SHARED = "shared"
 
 
+_LAYERS = layers()
 _FITS = st.sampled_from((_Fit.FREE, _Fit.SQUARE, _Fit.SHARED))
 
 
@@ -29,7 +30,7 @@ _FITS = st.sampled_from((_Fit.FREE, _Fit.SQUARE, _Fit.SHARED))
 def models(
     draw: DrawFn,
     *,
-    layers: SearchStrategy[Layer] = layers(),
+    layers: SearchStrategy[Layer] = _LAYERS,
     features: SearchStrategy[int] = WIDTHS,
     max_layers: int = MAX_LAYERS,
 ) -> Model:
@@ -42,7 +43,7 @@ def models(
         inputs.append(stack[-1].width)
     if all(layer.frozen or layer.shares is not None for layer in stack):
         stack[0] = replace(stack[0], frozen=False)
-    return Model(features=inputs[0], layers=tuple(stack), counter=draw(RARELY))
+    return Model(features=inputs[0], layers=tuple(stack), counter=draw(SOMETIMES))
 
 
 def _fitted(draw: DrawFn, layer: Layer, inputs: list[int], before: list[Layer]) -> Layer:

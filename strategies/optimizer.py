@@ -23,14 +23,15 @@ from equivcheck.scenario import (
     Rprop,
 )
 from equivcheck.scenario.optimizer import OPTIMIZERS
-from equivcheck.strategies.chance import EVENLY, RARELY, SOMETIMES
+from equivcheck.strategies.chance import EVENLY, SOMETIMES
 
 KINDS: SearchStrategy[type[Optimizer]] = st.sampled_from((*OPTIMIZERS, SGD, Adam, AdamW))
 """Every optimizer; those that most trainings use come twice."""
 
 _MOMENTUM = st.sampled_from((0.0, 0.9, 0.5))
+_MOMENTUM_OPTIONS: SearchStrategy[dict[str, Any]] = st.sampled_from(({}, {"nesterov": True}, {"dampening": 0.5}))
 _LR = st.sampled_from((0.05, 0.01, 0.1))
-_DECAY = st.sampled_from((0.0, 0.0, 0.1, 0.01))
+_DECAY = st.sampled_from((0.0, 0.1, 0.01))
 _BETAS = st.sampled_from(((0.9, 0.999), (0.9, 0.99), (0.5, 0.9)))
 _EPS = st.sampled_from((1e-8, 1e-6, 1e-3))
 _SINGLE = st.sampled_from((Implementation.FOR_LOOP, Implementation.FOREACH))
@@ -40,7 +41,7 @@ _COUPLED: dict[str, SearchStrategy[Any]] = {"lr": _LR, "weight_decay": _DECAY}
 _ADAPTIVE: dict[str, SearchStrategy[Any]] = {**_COUPLED, "betas": _BETAS, "eps": _EPS}
 
 HYPERPARAMETERS: dict[type[Optimizer], dict[str, SearchStrategy[Any]]] = {
-    SGD: {**_COUPLED, "momentum": _MOMENTUM, "dampening": st.sampled_from((0.0, 0.0, 0.5, 0.1)), "nesterov": EVENLY},
+    SGD: {**_COUPLED, "momentum": _MOMENTUM},
     Adam: {**_ADAPTIVE, "amsgrad": SOMETIMES},
     AdamW: {**_ADAPTIVE, "amsgrad": SOMETIMES},
     Adamax: _ADAPTIVE,
@@ -52,10 +53,24 @@ HYPERPARAMETERS: dict[type[Optimizer], dict[str, SearchStrategy[Any]]] = {
         "initial_accumulator_value": st.sampled_from((0.0, 0.1)),
         "eps": st.sampled_from((1e-10, 1e-8, 1e-3)),
     },
-    Adadelta: {**_COUPLED, "lr": st.sampled_from((0.05, 1.0)), "rho": st.sampled_from((0.9, 0.5)), "eps": st.sampled_from((1e-6, 1e-3))},
+    Adadelta: {
+        **_COUPLED,
+        "lr": st.sampled_from((0.05, 1.0)),
+        "rho": st.sampled_from((0.9, 0.5)),
+        "eps": st.sampled_from((1e-6, 1e-3)),
+    },
     RMSprop: {**_COUPLED, "alpha": st.sampled_from((0.99, 0.9)), "eps": _EPS, "momentum": _MOMENTUM, "centered": SOMETIMES},
-    Rprop: {"lr": _LR, "etas": st.sampled_from(((0.5, 1.2), (0.25, 2.0))), "step_sizes": st.sampled_from(((1e-6, 50.0), (1e-3, 0.1)))},
-    ASGD: {**_COUPLED, "lambd": st.sampled_from((1e-4, 0.1)), "alpha": st.sampled_from((0.75, 0.5)), "t0": st.sampled_from((1e6, 1.0, 0.0))},
+    Rprop: {
+        "lr": _LR,
+        "etas": st.sampled_from(((0.5, 1.2), (0.25, 2.0))),
+        "step_sizes": st.sampled_from(((1e-6, 50.0), (1e-3, 0.1))),
+    },
+    ASGD: {
+        **_COUPLED,
+        "lambd": st.sampled_from((1e-4, 0.1)),
+        "alpha": st.sampled_from((0.75, 0.5)),
+        "t0": st.sampled_from((1e6, 1.0, 0.0)),
+    },
 }
 """What is drawn of each optimizer beside what all have."""
 
@@ -65,6 +80,6 @@ def optimizers(draw: DrawFn, *, kinds: SearchStrategy[type[Optimizer]] = KINDS) 
     """Optimizers of the kinds given, with their flags and implementations."""
     kind = draw(kinds)
     chosen: dict[str, Any] = {name: draw(values) for name, values in HYPERPARAMETERS[kind].items()}
-    if kind is SGD:
-        chosen["nesterov"] &= chosen["momentum"] > 0.0 and chosen["dampening"] == 0.0
-    return kind(maximize=draw(RARELY), implementation=draw(_ANY if kind.fusable else _SINGLE), **chosen)
+    if kind is SGD and chosen["momentum"] > 0.0:
+        chosen |= draw(_MOMENTUM_OPTIONS)
+    return kind(maximize=draw(SOMETIMES), implementation=draw(_ANY if kind.fusable else _SINGLE), **chosen)

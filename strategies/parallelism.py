@@ -13,7 +13,7 @@ from hypothesis.strategies import DrawFn, SearchStrategy
 from equivcheck.errors import UsageError
 from equivcheck.layouts.registry import layout_kinds
 from equivcheck.scenario import DDP, FSDP1, FSDP2, SPMD, Distribution, Parallelism, ShardingStrategy, TensorParallel, Wrapping
-from equivcheck.strategies.chance import EVENLY, SOMETIMES
+from equivcheck.strategies.chance import EVENLY, MOSTLY, SOMETIMES
 
 _BUCKETS_MB = st.sampled_from((25.0, 0.0001, 0.001))
 """One bucket for all parameters, about one for each parameter, a few."""
@@ -24,7 +24,9 @@ _DISTRIBUTIONS = st.sampled_from(Distribution)
 
 @st.composite
 def ddp(draw: DrawFn) -> DDP:
-    """`DDP` with every combination of its options."""
+    """`DDP`, a third of it with defaults only, else with every combination of its options."""
+    if not draw(MOSTLY):
+        return DDP()
     return DDP(
         no_sync=draw(EVENLY),
         bucket_cap_mb=draw(_BUCKETS_MB),
@@ -46,10 +48,9 @@ def fsdp2(draw: DrawFn) -> FSDP2:
     return FSDP2(wrapping=draw(_WRAPPINGS), no_sync=draw(EVENLY), reshard_after_forward=not draw(SOMETIMES))
 
 
-@st.composite
-def tensor_parallel(draw: DrawFn) -> TensorParallel:
+def tensor_parallel() -> SearchStrategy[TensorParallel]:
     """`TensorParallel` without a plan: `scenarios` draws one that is legal for the model."""
-    return TensorParallel()
+    return st.builds(TensorParallel)
 
 
 @st.composite
@@ -69,7 +70,7 @@ _SHIPPED: dict[str, SearchStrategy[Parallelism]] = {
 
 @cache
 def parallelisms_of(tag: str) -> SearchStrategy[Parallelism]:
-    """What to draw the parallelism of a registered layout from: its kind's own `strategy()`, where it has one, else its noun's fields.
+    """What to draw the parallelism of a registered layout from: its kind's own `strategy()` where it has one, else its fields.
 
     Raises `UsageError` for a tag that is not registered.
     """

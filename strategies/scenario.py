@@ -1,43 +1,63 @@
-"""Scenarios: trainings that a layout declares to support, on that layout."""
+"""Scenarios: trainings on layouts that declare to support them."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
+from functools import cache
 
-from hypothesis.strategies import DrawFn, SearchStrategy, composite
+from hypothesis import strategies as st
+from hypothesis.strategies import DrawFn, SearchStrategy
 
-from equivcheck.layouts.plans import legal_plans
-from equivcheck.layouts.registry import mended, unsupported
-from equivcheck.scenario import Data, LayerPlan, Layout, Scenario, Spread, TensorParallel, Training
+from equivcheck.layouts.registry import mended
+from equivcheck.scenario import Data, Layout, Scenario, Training
 from equivcheck.scenario.data import MAX_ROWS
-from equivcheck.scenario.mesh import MAX_RANKS, TP
-from equivcheck.strategies.chance import SEEDS, SOMETIMES, below
+from equivcheck.scenario.mesh import MAX_RANKS
+from equivcheck.strategies.chance import EVENLY, SEEDS
 from equivcheck.strategies.layout import layouts
+from equivcheck.strategies.plan import needs_plan, with_drawn_plan, with_idle_plan
 from equivcheck.strategies.training import trainings
 
+_TRAININGS = trainings()
 
-@composite
+
+@st.composite
 def scenarios(
     draw: DrawFn,
     *,
-    trainings: SearchStrategy[Training] = trainings(),
-    layouts: SearchStrategy[Layout] | tuple[str, ...] | None = None,
+    trainings: SearchStrategy[Training] = _TRAININGS,
+    layouts: SearchStrategy[Layout] | Sequence[str] | None = None,
     max_ranks: int = MAX_RANKS,
 ) -> Scenario:
-    """Scenarios within what layouts declare to support, simplest on one rank.
+    """Scenarios within what layouts declare to support.
 
-    `layouts` is a strategy, tags (`("ddp", "fsdp2")`), or None for every registered layout; `max_ranks` goes with the latter two. A
-    training is fitted to its layout: rows that its data ranks cannot split are taken as those of one rank, and what the layout
-    cannot run is left out. A tensor-parallel plan that does not fit, or says nothing, is drawn.
+    `layouts` is a strategy, tags such as `("ddp", "fsdp2")`, or None for every registered layout; `max_ranks` goes with the
+    latter two. A training is fitted to its layout: rows that its data ranks cannot share out are taken to be those of one rank, and
+    what the layout cannot run is left out. Tensor parallelism with the default plan is given one that is legal for the model.
     """
-    layout = draw(_layouts(layouts, max_ranks))
+    layout = draw(layouts if isinstance(layouts, SearchStrategy) else _layouts(layouts and tuple(layouts), max_ranks))
     training = draw(trainings)
-    training = mended(replace(training, data=_split_over(draw, training.data, layout)), _without_plan(layout))
-    return Scenario(training=training, layout=_with_plan(draw, training, layout), schedule_seed=draw(SEEDS))
+    training = replace(training, data=_shared_out(training.data, _num_shares(draw, layout)))
+    if needs_plan(layout):
+        training = mended(training, with_idle_plan(layout, training))
+        layout = with_drawn_plan(draw, layout, training)
+    return Scenario(training=mended(training, layout), layout=layout, schedule_seed=draw(SEEDS))
 
 
-_named_layouts = layouts
+@cache
+def _layouts(tags: tuple[str, ...] | None, max_ranks: int) -> SearchStrategy[Layout]:
+    return layouts(tags=tags, max_ranks=max_ranks)
 
 
-def _layouts(given: SearchStrategy[Layout] | tuple[str, ...] | None, max_ranks: int) -> SearchStrategy[Layout]:
-    return given if isinstance(given, SearchStrategy) else _named_layouts(tags=given, max_ranks=max_ranks)
+def _num_shares(draw: DrawFn, layout: Layout) -> int:
+    """The number that rows are a multiple of: the data ranks, or often all, as sequence parallelism cuts rows over the others."""
+    if layout.num_data_ranks == layout.mesh.num_ranks or draw(EVENLY):
+        return layout.num_data_ranks
+    return layout.mesh.num_ranks
+
+
+def _shared_out(data: Data, shares: int) -> Data:
+    """Data whose microbatches are multiples of `shares`: left alone where they are, else each that many times as large."""
+    if all(rows % shares == 0 for rows in data.microbatches):
+        return data
+    return Data(microbatches=tuple(shares * min(rows, MAX_ROWS // shares) for rows in data.microbatches))

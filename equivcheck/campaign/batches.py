@@ -13,7 +13,7 @@ from hypothesis.strategies import SearchStrategy
 from equivcheck.scenario import Scenario
 
 _BATCH = 500
-"""Scenarios a batch: large enough for Hypothesis to vary what it drew, small enough for what it remembers of a batch to stay small."""
+"""Scenarios a batch: enough for Hypothesis to vary what it drew, few enough for what it remembers of them to stay small."""
 
 _SETTINGS = settings(
     max_examples=_BATCH,
@@ -29,15 +29,15 @@ _SETTINGS = settings(
 
 
 class Shows(Exception):
-    """Raised by what takes scenarios to have the scenario of this moment shrunk: smaller ones that raise it too are looked for."""
+    """Raised by what takes scenarios to have the one of this moment shrunk: smaller ones that raise it too are looked for."""
 
 
 class Enough(BaseException):
-    """Raised by what takes scenarios to end the batch at once; no `Exception`, as Hypothesis would take that for a failure to shrink."""
+    """Raised by what takes scenarios to end the batch at once; no `Exception`, which Hypothesis would shrink."""
 
 
 def run_batch(strategy: SearchStrategy[Scenario], batch_seed: int, take: Callable[[Scenario], None]) -> None:
-    """Draw scenarios and have each taken, until the batch is over, `take` raises `Enough`, or what raised `Shows` has been shrunk."""
+    """Have drawn scenarios taken until the batch is over, `take` raises `Enough`, or what raised `Shows` has been shrunk."""
 
     @seed(batch_seed)
     @_SETTINGS

@@ -11,7 +11,7 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class Interruption:
-    """While entered, the first signal is remembered and the second raises `KeyboardInterrupt`; outside the main thread it does nothing."""
+    """While entered, the first signal is remembered, the second raises `KeyboardInterrupt`; no effect outside the main thread."""
 
     def __init__(self) -> None:
         self.requested = False
@@ -26,7 +26,7 @@ class Interruption:
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
-    def _request(self, number: int, frame: FrameType | None) -> None:
+    def _request(self, _number: int, _frame: FrameType | None) -> None:
         if self.requested:
             raise KeyboardInterrupt
         self.requested = True

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from equivcheck.campaign.messages import Broken, CheckOne, Checked
+from equivcheck.campaign.messages import Broken, Checked, CheckOne
 from equivcheck.campaign.plan import Check, Plan, oracle_check
 from equivcheck.campaign.process import WorkerProcess
 from equivcheck.errors import EquivCheckError

@@ -28,7 +28,8 @@ _STOP_SECONDS = 2.0
 def fuzz(plan: Plan, store: FindingStore, listeners: Sequence[Listener] = ()) -> Summary:
     """Check generated scenarios until the plan's time is up and keep what fails.
 
-    SIGINT and SIGTERM end it early, with a summary; a second one raises `KeyboardInterrupt`. Raises `StoreFailed` when findings cannot be kept.
+    SIGINT and SIGTERM end it early, with a summary; a second one raises `KeyboardInterrupt`. Raises `StoreFailed` when findings
+    cannot be kept.
     """
     with Interruption() as interruption:
         return _Campaign(plan, store, listeners, interruption).run()
@@ -40,6 +41,7 @@ class _Campaign:
         self._workers: list[WorkerProcess] = []
         self._ready: list[WorkerProcess] = []
         self._start: float | None = None
+        self._end = 0.0
         self._stop_at: float | None = None
         self._tally = Tally()
         self._findings: dict[str, KeptFinding] = {}
@@ -68,12 +70,18 @@ class _Campaign:
             self._stop()
         if self._stop_at is not None and time.monotonic() >= self._stop_at:
             for worker in list(self._workers):
+                self._done(worker)
+                worker.kill()
                 self._remove(worker)
         self._tell(Ticked(seconds=self._seconds, tally=self._tally, num_findings=len(self._findings)))
 
     @property
     def _seconds(self) -> float:
-        return 0.0 if self._start is None else time.monotonic() - self._start
+        """Since the start of the clock; once no worker is at work, until the last one was done."""
+        if self._start is None:
+            return 0.0
+        at_work = any(not worker.done for worker in self._workers)
+        return (time.monotonic() if at_work else self._end) - self._start
 
     @property
     def _over(self) -> bool:
@@ -100,10 +108,14 @@ class _Campaign:
         elif isinstance(message, Ready):
             self._begin(worker)
         elif isinstance(message, Done):
-            worker.done = True
+            self._done(worker)
         elif isinstance(message, Broken):
-            worker.done = True
+            self._done(worker)
             self._broken = self._broken or f"{message.summary}\n{message.trace}"
+
+    def _done(self, worker: WorkerProcess) -> None:
+        worker.done = True
+        self._end = time.monotonic()
 
     def _begin(self, worker: WorkerProcess) -> None:
         """The clock starts when all of the first workers are ready; those that replace others begin at once."""
@@ -139,6 +151,7 @@ class _Campaign:
         else:
             self._broken = self._broken or f"a worker ended before its first check\n{worker.printed()}"
         number, incarnation = worker.place
+        self._done(worker)
         self._remove(worker)
         if not (self._over or self._broken):
             self._workers.append(WorkerProcess(self._plan, (number, incarnation + 1)))

@@ -14,7 +14,7 @@ import traceback
 from multiprocessing.connection import Connection
 
 from equivcheck.campaign.batches import Enough, Shows, batch_seed, run_batch
-from equivcheck.campaign.messages import Broken, CheckOne, Checked, Done, Found, Fuzz, MayShrink, Progress, Ready, Stop
+from equivcheck.campaign.messages import Broken, Checked, CheckOne, Done, Found, Fuzz, MayShrink, Progress, Ready, Stop
 from equivcheck.campaign.plan import Plan, oracle_check
 from equivcheck.campaign.recorder import Recorder
 from equivcheck.campaign.tally import Tally
@@ -23,6 +23,8 @@ from equivcheck.findings.size import Size, size_of
 from equivcheck.oracle.verdict import Verdict
 from equivcheck.scenario import Scenario
 
+_REMEMBERED = 100_000
+"""Scenarios after which what was checked is forgotten: some megabytes."""
 REPORT_SECONDS = 0.2
 """How often counts are sent."""
 STACK_SIGNAL = signal.SIGUSR1
@@ -34,7 +36,7 @@ class _CheckerBroke(BaseException):
 
 
 class _Link:
-    """The worker's end of the connection. A thread reads it, so that a stop, or the supervisor's death, is noticed during a check."""
+    """The worker's end of the connection; a thread reads it, so that a stop, or the supervisor's death, is noticed in a check."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -89,6 +91,7 @@ class Worker:
         self._plan, self._place, self._link, self._recorder = plan, place, link, recorder
         self._until = 0.0
         self._tally, self._reported = Tally(), 0.0
+        self._checked: set[int] = set()
         self._smallest: dict[str, Size] = {}
         self._shrinking: _Shrinking | None = None
 
@@ -118,6 +121,9 @@ class Worker:
     def _take(self, scenario: Scenario) -> None:
         if self._over or (self._shrinking and self._shrinking.time_is_up):
             raise Enough
+        if self._shrinking is None and self._seen_before(scenario):
+            self._recorder.beat()
+            return
         start = time.monotonic()
         verdict = self.check(scenario)
         now = time.monotonic()
@@ -128,6 +134,16 @@ class Worker:
         if now - self._reported >= REPORT_SECONDS:
             self._report()
         self._look_at(verdict)
+
+    def _seen_before(self, scenario: Scenario) -> bool:
+        """Whether it was checked already: Hypothesis draws one scenario in several ways, and every batch starts with simple ones."""
+        mark = hash(scenario)
+        if mark in self._checked:
+            return True
+        if len(self._checked) >= _REMEMBERED:
+            self._checked.clear()
+        self._checked.add(mark)
+        return False
 
     def _look_at(self, verdict: Verdict) -> None:
         if self._shrinking is not None:

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-from cattrs.errors import BaseValidationError
 
 from equivcheck.errors import InvalidScenario, UsageError
 from equivcheck.findings.environment import Environment, environment
 from equivcheck.findings.fingerprint import fingerprint
 from equivcheck.findings.readme import readme
-from equivcheck.findings.verdict_json import verdict_from_dict, verdict_to_dict
 from equivcheck.oracle.verdict import Verdict
-from equivcheck.scenario.codec import from_json, to_json
+from equivcheck.scenario.codec import decode, encode, from_json, load, to_json
 
 SCENARIO, VERDICT, ENVIRONMENT, README = "scenario.json", "verdict.json", "environment.json", "README.md"
 
@@ -41,15 +38,22 @@ class Finding:
         return fingerprint(self.verdict)
 
 
+def verdict_object(verdict: Verdict) -> dict[str, Any]:
+    """The verdict as JSON values, its scenario with the format version, as a scenario file has it."""
+    return {"fingerprint": fingerprint(verdict) if verdict.outcome.is_finding else None, **encode(verdict)} | {
+        "scenario": json.loads(to_json(verdict.scenario))
+    }
+
+
 def write_finding(folder: Path, verdict: Verdict) -> None:
     """Fill an existing folder with a finding."""
     found_in = environment()
-    values = verdict_to_dict(verdict)
+    values = encode(verdict)
     del values["scenario"]
     texts = {
         SCENARIO: to_json(verdict.scenario),
         VERDICT: json.dumps(values, indent=2, allow_nan=False),
-        ENVIRONMENT: json.dumps(asdict(found_in), indent=2),
+        ENVIRONMENT: json.dumps(encode(found_in), indent=2),
         README: readme(fingerprint(verdict), verdict, found_in),
     }
     for name, text in texts.items():
@@ -57,51 +61,28 @@ def write_finding(folder: Path, verdict: Verdict) -> None:
 
 
 def load_finding(folder: Path) -> Finding:
-    """Read a folder that `write_finding` filled; raises `BrokenFinding`."""
+    """Read a folder that `write_finding` filled; raises `BrokenFinding`, one line, naming the file and the place in it."""
     if not folder.is_dir():
         raise BrokenFinding(f"finding {folder} does not exist; expected a folder with {SCENARIO} and {VERDICT}")
-    scenario_text = _read(folder / SCENARIO)
-    values = _read_object(folder / VERDICT)
     try:
-        scenario = json.loads(to_json(from_json(scenario_text, where=str(folder / SCENARIO))))
+        scenario = from_json(_read(folder / SCENARIO), where=str(folder / SCENARIO))
+        values = _object(folder / VERDICT) | {"scenario": encode(scenario)}
+        verdict = decode(Verdict, values, where=str(folder / VERDICT))
+        found_in = decode(Environment, _object(folder / ENVIRONMENT), where=str(folder / ENVIRONMENT))
     except InvalidScenario as error:
-        raise BrokenFinding(str(error)) from error
-    return Finding(path=folder, verdict=_verdict(folder, values | {"scenario": scenario}), environment=_environment(folder))
+        raise BrokenFinding(f"broken finding: {error}") from error
+    return Finding(path=folder, verdict=verdict, environment=found_in)
 
 
-def _verdict(folder: Path, values: dict[str, Any]) -> Verdict:
-    try:
-        return verdict_from_dict(values)
-    except (BaseValidationError, ValueError, TypeError, KeyError) as error:
-        raise BrokenFinding(f"finding {folder}: {VERDICT} does not hold a verdict: {_first_line(error)}") from error
-
-
-def _environment(folder: Path) -> Environment:
-    try:
-        return Environment(**_read_object(folder / ENVIRONMENT))
-    except TypeError as error:
-        raise BrokenFinding(f"finding {folder}: {ENVIRONMENT} does not hold an environment: {_first_line(error)}") from error
+def _object(path: Path) -> dict[str, Any]:
+    values = load(_read(path), where=str(path))
+    if not isinstance(values, dict):
+        raise BrokenFinding(f"broken finding: {path}: {type(values).__name__}; allowed: an object")
+    return values
 
 
 def _read(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise BrokenFinding(f"finding {path.parent}: {path.name} cannot be read: {_first_line(error)}") from error
-
-
-def _read_object(path: Path) -> dict[str, Any]:
-    try:
-        values = json.loads(_read(path))
-    except json.JSONDecodeError as error:
-        raise BrokenFinding(f"finding {path.parent}: {path.name} is not JSON: {_first_line(error)}") from error
-    if not isinstance(values, dict):
-        raise BrokenFinding(f"finding {path.parent}: {path.name} holds {type(values).__name__}; expected an object")
-    return values
-
-
-def _first_line(error: BaseException) -> str:
-    """The innermost reason in one line: cattrs groups errors, one a field."""
-    while isinstance(error, BaseExceptionGroup) and error.exceptions:
-        error = error.exceptions[0]
-    return f"{type(error).__name__}: {error}".splitlines()[0]
+        raise BrokenFinding(f"broken finding: {path} cannot be read: {type(error).__name__}: {error}") from error

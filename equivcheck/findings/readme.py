@@ -44,5 +44,9 @@ def readme(fingerprint: str, verdict: Verdict, found_in: Environment) -> str:
 
 def _stacks(verdict: Verdict) -> str:
     reports = () if verdict.failure is None else verdict.failure.reports
-    sections = [f"\n## Rank {report.rank}, {report.state.value}\n\n```\n{report.stack.rstrip()}\n```\n" for report in reports if report.stack]
+    sections = [
+        f"\n## Rank {report.rank}, {report.state.value}\n\n```\n{report.stack.rstrip()}\n```\n"
+        for report in reports
+        if report.stack
+    ]
     return "".join(sections)

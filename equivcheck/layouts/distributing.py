@@ -1,6 +1,8 @@
-"""Parameters and batches as DTensors."""
+"""Parameters, their gradients, and batches as DTensors."""
 
 from __future__ import annotations
+
+from functools import partial
 
 import torch
 from torch import nn
@@ -21,6 +23,21 @@ def distribute_parameters(model: nn.Module, mesh: DeviceMesh, distribution: Dist
                 distributed = distribute_tensor(parameter.detach(), mesh, [placement])
                 made[parameter] = nn.Parameter(distributed, requires_grad=parameter.requires_grad)
             module.register_parameter(name, made[parameter])
+    settle_gradients(model)
+
+
+def settle_gradients(model: nn.Module) -> None:
+    """Let each gradient be reduced to where its parameter lies before it is accumulated.
+
+    Propagation may leave it pending a sum, or cut along another dim; in-place operations on such a gradient are refused.
+    """
+    for parameter in model.parameters():
+        if isinstance(parameter, DTensor) and parameter.requires_grad:
+            parameter.register_hook(partial(_settled, parameter.placements))
+
+
+def _settled(placements: tuple[Placement, ...], gradient: DTensor) -> DTensor:
+    return gradient if gradient.placements == placements else gradient.redistribute(placements=placements)
 
 
 def distribute_batch(batch: Batch, mesh: DeviceMesh) -> Batch:

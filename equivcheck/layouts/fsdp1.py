@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from equivcheck.layouts.kind import LayoutKind, Limit
-from equivcheck.layouts.limits import EVEN_ROWS
-from equivcheck.scenario import FSDP1, Parallelism, Wrapping
+from equivcheck.layouts.limits import EVEN_ROWS, parallelism_of
+from equivcheck.layouts.mends import has_shares, may_skip_parameters, without_frozen, without_shares, without_side
+from equivcheck.scenario import FSDP1, ClipNorm, Layer, Layout, Parallelism, Precision, ShardingStrategy, Training, Wrapping
+from equivcheck.scenario.mesh import DP, SHARD
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -15,11 +18,67 @@ if TYPE_CHECKING:
     from equivcheck.train.setup import Setup
 
 
+def _is_sharded(layout: Layout) -> bool:
+    return parallelism_of(layout, FSDP1).strategy is not ShardingStrategy.NO_SHARD and layout.mesh.size(DP, SHARD) > 1
+
+
+def _clips_float64(training: Training, layout: Layout) -> bool:
+    return isinstance(training.clipping, ClipNorm) and training.precision is Precision.FLOAT64 and _is_sharded(layout)
+
+
+NORM_IN_FLOAT32 = Limit(
+    reason="FullyShardedDataParallel: clip_grad_norm_ computes the norm of sharded gradients in float32 and refuses float64 ones",
+    applies=_clips_float64,
+    mend=lambda training, layout: replace(training, precision=Precision.FLOAT32),
+)
+
+ONE_UNIT_FOR_SHARED_WEIGHTS = Limit(
+    reason="FullyShardedDataParallel: layers that share a weight must be in one unit, but each layer is a unit of its own",
+    applies=lambda training, layout: parallelism_of(layout, FSDP1).wrapping is Wrapping.PER_LAYER and has_shares(training.model),
+    mend=lambda training, layout: without_shares(training),
+)
+
+
+def _mixes_frozen(training: Training, layout: Layout) -> bool:
+    fsdp = parallelism_of(layout, FSDP1)
+    return not fsdp.use_orig_params and fsdp.wrapping is Wrapping.WHOLE and any(map(_has_frozen_parameters, training.model.layers))
+
+
+def _has_frozen_parameters(layer: Layer) -> bool:
+    return layer.frozen and (layer.shares is None or layer.bias or layer.norm is not None or layer.side is not None)
+
+
+UNIFORM_FROZEN = Limit(
+    reason="FullyShardedDataParallel: without use_orig_params a unit cannot hold both frozen and trained parameters",
+    applies=_mixes_frozen,
+    mend=lambda training, layout: without_frozen(training),
+)
+
+NO_GROUPS_OF_FLAT_PARAMETERS = Limit(
+    reason="FullyShardedDataParallel: without use_orig_params a flat parameter holds parameters of several groups",
+    applies=lambda training, layout: bool(training.groups) and not parallelism_of(layout, FSDP1).use_orig_params,
+    mend=lambda training, layout: replace(training, groups=()),
+)
+
+NO_UNUSED_PARAMETERS = Limit(
+    reason="FullyShardedDataParallel: a parameter that takes no part in a step has a gradient of zeros, not None, as it is part of a flat one",
+    applies=lambda training, layout: may_skip_parameters(training),
+    mend=lambda training, layout: without_side(training),
+)
+
+
 class FSDP1Kind(LayoutKind):
     """Wraps the model, or each layer and then the model, in `FullyShardedDataParallel`."""
 
     parallelism: ClassVar[type[Parallelism]] = FSDP1
-    limits: ClassVar[tuple[Limit, ...]] = (EVEN_ROWS,)
+    limits: ClassVar[tuple[Limit, ...]] = (
+        EVEN_ROWS,
+        NORM_IN_FLOAT32,
+        ONE_UNIT_FOR_SHARED_WEIGHTS,
+        UNIFORM_FROZEN,
+        NO_GROUPS_OF_FLAT_PARAMETERS,
+        NO_UNUSED_PARAMETERS,
+    )
 
     def apply(self, setup: Setup, parallelism: Parallelism, mesh: DeviceMesh) -> None:
         """Wrap the model, read flat parameters and clip as FSDP asks for."""

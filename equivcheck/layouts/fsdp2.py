@@ -6,7 +6,8 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, ClassVar
 
 from equivcheck.layouts.kind import LayoutKind, Limit
-from equivcheck.layouts.limits import EVEN_ROWS
+from equivcheck.layouts.limits import DTENSOR_OPTIMIZERS, EVEN_ROWS, parallelism_of
+from equivcheck.layouts.mends import has_shares, without_shares
 from equivcheck.scenario import FSDP2, Parallelism, Wrapping
 
 if TYPE_CHECKING:
@@ -15,11 +16,18 @@ if TYPE_CHECKING:
     from equivcheck.train.setup import Setup
 
 
+ONE_UNIT_FOR_SHARED_WEIGHTS = Limit(
+    reason="fully_shard: layers that share a weight must be in one unit, but each layer is a unit of its own",
+    applies=lambda training, layout: parallelism_of(layout, FSDP2).wrapping is Wrapping.PER_LAYER and has_shares(training.model),
+    mend=lambda training, layout: without_shares(training),
+)
+
+
 class FSDP2Kind(LayoutKind):
     """Shards the model, or each layer and then the model, by `fully_shard`; on two axes it is HSDP."""
 
     parallelism: ClassVar[type[Parallelism]] = FSDP2
-    limits: ClassVar[tuple[Limit, ...]] = (EVEN_ROWS,)
+    limits: ClassVar[tuple[Limit, ...]] = (EVEN_ROWS, ONE_UNIT_FOR_SHARED_WEIGHTS, *DTENSOR_OPTIMIZERS)
 
     def apply(self, setup: Setup, parallelism: Parallelism, mesh: DeviceMesh) -> None:
         """Shard the model in place."""

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TypeVar
 
 from equivcheck.layouts.kind import Limit
 from equivcheck.layouts.mends import all_multiples, with_rows
-from equivcheck.scenario import Layout, Parallelism
+from equivcheck.scenario import SGD, Adagrad, Implementation, Layout, Parallelism, Rprop, Training
 
 P = TypeVar("P", bound=Parallelism)
 
@@ -19,7 +20,28 @@ def parallelism_of(layout: Layout, kind: type[P]) -> P:
 
 
 EVEN_ROWS = Limit(
-    reason="a microbatch whose rows are not a multiple of the data-parallel ranks cannot be split evenly over them",
+    reason="data parallelism: a microbatch can be split evenly only if its rows are a multiple of the data-parallel ranks",
     applies=lambda training, layout: not all_multiples(training.data.microbatches, layout.num_data_ranks),
     mend=lambda training, layout: with_rows(training, layout.num_data_ranks),
 )
+
+
+def _unlike_dtensor(training: Training, layout: Layout) -> bool:
+    optimizer = training.optimizer
+    return isinstance(optimizer, (SGD, Adagrad)) and optimizer.implementation is Implementation.FUSED
+
+
+NO_RPROP = Limit(
+    reason="DTensor: Rprop needs aten.index_put_ or aten._foreach_copy_, for which DTensor has no sharding strategy that works in place",
+    applies=lambda training, layout: isinstance(training.optimizer, Rprop),
+    mend=lambda training, layout: replace(training, optimizer=SGD(lr=training.optimizer.lr, maximize=training.optimizer.maximize)),
+)
+
+NO_FUSED_SGD = Limit(
+    reason="DTensor: no sharding strategy is registered for aten._fused_sgd_ and aten._fused_adagrad_",
+    applies=_unlike_dtensor,
+    mend=lambda training, layout: replace(training, optimizer=replace(training.optimizer, implementation=Implementation.FOREACH)),
+)
+
+DTENSOR_OPTIMIZERS = (NO_RPROP, NO_FUSED_SGD)
+"""What no layout can run whose parameters are DTensors."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
-from equivcheck.scenario import Layer, Model, Training
+from equivcheck.scenario import Layer, Model, Side, Training
 from equivcheck.scenario.data import MAX_ROWS
 from equivcheck.scenario.model import MAX_WIDTH
 
@@ -67,9 +67,15 @@ def has_shares(model: Model) -> bool:
     return any(layer.shares is not None for layer in model.layers)
 
 
-def has_side(model: Model) -> bool:
-    """Whether any layer has a second linear."""
-    return any(layer.side is not None for layer in model.layers)
+def trained_sides(model: Model) -> set[Side]:
+    """When the second linears run that are trained."""
+    return {layer.side for layer in model.layers if layer.side is not None and not layer.frozen}
+
+
+def may_skip_parameters(training: Training) -> bool:
+    """Whether at some step a trained parameter takes no part."""
+    sides = trained_sides(training.model)
+    return Side.NEVER in sides or (Side.EVEN_STEPS in sides and training.steps > 1)
 
 
 def all_multiples(values: Iterable[int], multiple: int) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar
 
 from equivcheck.layouts.kind import LayoutKind, Limit
-from equivcheck.layouts.limits import EVEN_ROWS
+from equivcheck.layouts.limits import DTENSOR_OPTIMIZERS, EVEN_ROWS
 from equivcheck.scenario import SPMD, Parallelism
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ class SPMDKind(LayoutKind):
     """Distributes the parameters, and the batch by rows."""
 
     parallelism: ClassVar[type[Parallelism]] = SPMD
-    limits: ClassVar[tuple[Limit, ...]] = (EVEN_ROWS,)
+    limits: ClassVar[tuple[Limit, ...]] = (EVEN_ROWS, *DTENSOR_OPTIMIZERS)
 
     def apply(self, setup: Setup, parallelism: Parallelism, mesh: DeviceMesh) -> None:
         """Make parameters and batch DTensors; losses are then of the whole batch, and so are gradients."""

@@ -6,20 +6,18 @@ Tolerance is measured, not chosen. The reference is run again with every input, 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 
-from equivcheck.oracle.moments import moments
-from equivcheck.oracle.tensors import Table, Vector, full_vector, norms, table_of
+from equivcheck.oracle.moments import Moment, moments
+from equivcheck.oracle.tensors import Matrix, Table, Vector, full_vector, norms, table_of
 from equivcheck.oracle.verdict import Phase
 from equivcheck.scenario import Training
-from equivcheck.train.loop import train
-from equivcheck.train.material import Batch, Material, material
-from equivcheck.train.model import build_model
-from equivcheck.train.setup import Setup
+from equivcheck.train.ensemble import EnsembleTrace, train_ensemble
+from equivcheck.train.material import Batch, material
 from equivcheck.train.trace import Trace
 
 NUM_PERTURBATIONS = 4
@@ -32,7 +30,7 @@ ABSOLUTE = 4.0
 """Tolerance for a tensor that is zero but for rounding, in units of eps times the largest norm of its kind in the step."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Expected:
     """One moment of the reference, with what rounding can do to it."""
 
@@ -56,54 +54,77 @@ class Expected:
     """Largest norm among the tensors of the same kind: what a tolerance is small or large against."""
 
 
-def perturbed_traces(training: Training, numbers: Iterable[int]) -> list[Trace]:
-    """Traces of the reference on perturbed material, one for each of the given seeds."""
-    return [_perturbed_trace(training, number) for number in numbers]
-
-
-def _perturbed_trace(training: Training, number: int) -> Trace:
-    generator = np.random.default_rng((training.seed, number))
+def perturbed(training: Training, num_copies: int) -> EnsembleTrace:
+    """What copies of the reference leave, each with material of its own moved by one unit in the last place; all in one pass."""
+    generator = np.random.default_rng((training.seed, num_copies))
     original = material(training)
-    moved = Material(
-        parameters={name: _perturb(values, generator) for name, values in original.parameters.items()},
-        steps=tuple(tuple(_perturb_batch(batch, generator) for batch in step) for step in original.steps),
-    )
-    model = build_model(training.model, moved.parameters)
-    return train(Setup(training=training, model=model, module=model), moved.steps)
+    parameters = {name: _perturb(values, num_copies, generator) for name, values in original.parameters.items()}
+    steps = tuple(tuple(_perturb_batch(batch, num_copies, generator) for batch in step) for step in original.steps)
+    return train_ensemble(training, parameters, steps)
 
 
-def _perturb(values: torch.Tensor, generator: np.random.Generator) -> torch.Tensor:
+def _perturb(values: torch.Tensor, num_copies: int, generator: np.random.Generator) -> torch.Tensor:
     numbers = values.numpy()
-    factor = 1.0 + np.finfo(numbers.dtype).eps * generator.uniform(-1.0, 1.0, numbers.shape)
-    return torch.from_numpy(np.asarray(numbers * factor.astype(numbers.dtype)))
+    factors = 1.0 + np.finfo(numbers.dtype).eps * generator.uniform(-1.0, 1.0, (num_copies, *numbers.shape))
+    return torch.from_numpy(numbers * factors.astype(numbers.dtype))
 
 
-def _perturb_batch(batch: Batch, generator: np.random.Generator) -> Batch:
-    return Batch(inputs=_perturb(batch.inputs, generator), targets=_perturb(batch.targets, generator), masks=batch.masks)
+def _perturb_batch(batch: Batch, num_copies: int, generator: np.random.Generator) -> Batch:
+    inputs, targets = (_perturb(values, num_copies, generator) for values in (batch.inputs, batch.targets))
+    return Batch(inputs=inputs, targets=targets, masks=batch.masks)
 
 
-def expected_moments(training: Training, reference: Trace, perturbed: list[Trace]) -> tuple[Expected, ...]:
+def expected_moments(training: Training, reference: Trace, copies: EnsembleTrace) -> tuple[Expected, ...]:
     """Every moment of the reference with its tolerances."""
     eps = float(np.finfo(np.dtype(training.precision.value)).eps)
-    others = [moments(trace) for trace in perturbed]
     tables: dict[int, Table] = {}
     found = []
-    for index, moment in enumerate(moments(reference)):
-        snapshot = moment.snapshot
-        if id(snapshot.pieces) not in tables:
-            tables[id(snapshot.pieces)] = table_of(snapshot.pieces)
-        table = tables[id(snapshot.pieces)]
-        values = full_vector(table, snapshot)
-        moved = np.stack([full_vector(table, other[index].snapshot) for other in others])
-        own = norms(table, values)
-        scales = _scales(moment.phase, table, own)
-        with np.errstate(invalid="ignore"):
-            spread = norms(table, moved - values).max(axis=0)
-        tolerances = FACTOR * np.maximum(spread, eps * own) + ABSOLUTE * eps * scales
-        found.append(
-            Expected(moment.step, moment.phase, table, snapshot.present, snapshot.dtypes, values, own, tolerances, scales)
-        )
+    for moment, moved in zip(moments(reference), _moved(copies), strict=True):
+        pieces = moment.snapshot.pieces
+        if id(pieces) not in tables:
+            tables[id(pieces)] = table_of(pieces)
+        found.append(_expected(moment, tables[id(pieces)], moved, eps))
     return tuple(found)
+
+
+def _moved(copies: EnsembleTrace) -> Iterator[Matrix | None]:
+    """The values of each moment in all copies, in the order of `moments`; None where rounding changes nothing."""
+    for step in copies.steps:
+        yield step.loss[:, None]
+        yield step.gradients
+        if step.clip_norm is not None:
+            yield step.clip_norm[:, None]
+        if step.clipped is not None:
+            yield step.clipped
+        yield step.parameters
+    yield copies.state
+    yield None
+
+
+def _expected(moment: Moment, table: Table, moved: Matrix | None, eps: float) -> Expected:
+    snapshot = moment.snapshot
+    values = full_vector(table, snapshot.present, snapshot.values)
+    own = norms(table, values)
+    scales = _scales(moment.phase, table, own)
+    spread = np.zeros(len(own)) if moved is None else _spread(table, values, full_vector(table, snapshot.present, moved))
+    return Expected(
+        step=moment.step,
+        phase=moment.phase,
+        table=table,
+        present=snapshot.present,
+        dtypes=snapshot.dtypes,
+        values=values,
+        norms=own,
+        tolerances=FACTOR * np.maximum(spread, eps * own) + ABSOLUTE * eps * scales,
+        scales=scales,
+    )
+
+
+def _spread(table: Table, values: Vector, moved: Matrix) -> Vector:
+    """How far each tensor moves at most."""
+    with np.errstate(invalid="ignore", over="ignore"):
+        spread: Vector = norms(table, moved - values).max(axis=0)
+    return spread
 
 
 def _scales(phase: Phase, table: Table, own: Vector) -> Vector:

@@ -7,11 +7,12 @@ from functools import lru_cache
 
 import numpy as np
 
-from equivcheck.oracle.floor import NUM_CONFIRMATIONS, NUM_PERTURBATIONS, Expected, expected_moments, perturbed_traces
+from equivcheck.oracle.floor import NUM_CONFIRMATIONS, NUM_PERTURBATIONS, Expected, expected_moments, perturbed
 from equivcheck.oracle.verdict import Phase
 from equivcheck.scenario import Training
 from equivcheck.train.loop import train
 from equivcheck.train.setup import single_device
+from equivcheck.train.threads import one_thread
 
 KEPT_REFERENCES = 64
 """References kept: the same training comes again under other layouts and while a scenario shrinks."""
@@ -40,8 +41,8 @@ def confirming_reference(training: Training) -> Reference:
 
 
 def _reference(training: Training, num_perturbations: int) -> Reference:
-    trace = train(single_device(training))
-    found = expected_moments(training, trace, perturbed_traces(training, range(1, 1 + num_perturbations)))
+    with one_thread():
+        found = expected_moments(training, train(single_device(training)), perturbed(training, num_perturbations))
     return Reference(found, doubt_about(training, found))
 
 

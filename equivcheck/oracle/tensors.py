@@ -8,9 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from equivcheck.train.trace import Piece, Snapshot
+from equivcheck.train.trace import Piece
 
 Vector = npt.NDArray[np.float64]
+Matrix = npt.NDArray[np.float64]
 Positions = npt.NDArray[np.intp]
 
 
@@ -56,15 +57,16 @@ def table_of(pieces: tuple[Piece, ...]) -> Table:
     )
 
 
-def full_vector(table: Table, snapshot: Snapshot) -> Vector:
-    """The values of a reference's snapshot in one vector as long as the table; zeros where a tensor is absent."""
-    if all(snapshot.present):
-        return snapshot.values.astype(np.float64)
-    vector = np.zeros(table.total)
-    kept = [np.arange(offset, offset + piece.numel) for offset, piece, there in zip(table.offsets, snapshot.pieces, snapshot.present, strict=True) if there]
+def full_vector(table: Table, present: tuple[bool, ...], values: npt.NDArray[np.floating]) -> npt.NDArray[np.float64]:
+    """Values of the present tensors, of one run (elements,) or of several (count, elements), with zeros put in for absent ones."""
+    if all(present):
+        return values.astype(np.float64)
+    full = np.zeros((*values.shape[:-1], table.total))
+    ends = [*table.offsets[1:], table.total]
+    kept = [np.arange(start, end) for start, end, there in zip(table.offsets, ends, present, strict=True) if there]
     if kept:
-        vector[np.concatenate(kept)] = snapshot.values
-    return vector
+        full[..., np.concatenate(kept)] = values
+    return full
 
 
 def norms(table: Table, vector: Vector) -> Vector:

@@ -13,7 +13,7 @@ from cattrs import AttributeValidationNote, IterableValidationNote
 from cattrs.errors import BaseValidationError
 
 from equivcheck.errors import InvalidScenario, UsageError
-from equivcheck.scenario.converter import KIND, PARALLELISM_TAGS, Misfit, make_converter, quote, wrong_type
+from equivcheck.scenario.converter import KIND, PARALLELISM_TAGS, MisfitError, make_converter, quote, wrong_type
 from equivcheck.scenario.parallelism import Parallelism
 from equivcheck.scenario.scenario import Scenario
 
@@ -52,7 +52,7 @@ def decode(kind: type[T], data: Any, *, where: str = "data") -> T:
     """The inverse of `encode` for a class. Raises `InvalidScenario`, one line, naming the place."""
     try:
         return _converter.structure(data, kind)
-    except (BaseValidationError, Misfit, InvalidScenario) as error:
+    except (BaseValidationError, MisfitError, InvalidScenario) as error:
         path, problem = _first_problem(error)
         raise InvalidScenario(": ".join(part for part in (where, path.removeprefix("."), problem) if part)) from None
 
@@ -112,7 +112,7 @@ def _first_problem(error: BaseException) -> tuple[str, str]:
                 path += f".{note.name}"
             elif isinstance(note, IterableValidationNote):
                 path += f"[{note.index}]"
-    if isinstance(error, Misfit):
+    if isinstance(error, MisfitError):
         path += error.below
     return path, str(error)
 

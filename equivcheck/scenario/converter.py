@@ -54,7 +54,7 @@ FAMILIES: dict[type, Mapping[str, type]] = {
 """Base class of each family: its members by tag. Clippings have no base; a union is a family of its own."""
 
 
-class Misfit(ValueError):
+class MisfitError(ValueError):
     """Data that does not fit, at one place: `below` is the path from where it was noticed."""
 
     def __init__(self, problem: str, below: str = "") -> None:
@@ -75,10 +75,10 @@ def quote(value: object) -> str:
     return text if len(text) <= SHOWN_CHARACTERS else text[: SHOWN_CHARACTERS - 3] + "..."
 
 
-def wrong_type(value: object, allowed: str) -> Misfit:
+def wrong_type(value: object, allowed: str) -> MisfitError:
     """The refusal of a value of the wrong type."""
     name = JSON_TYPES.get(type(value), f"a {type(value).__name__}")
-    return Misfit(f"null; allowed: {allowed}" if value is None else f"{quote(value)} is {name}; allowed: {allowed}")
+    return MisfitError(f"null; allowed: {allowed}" if value is None else f"{quote(value)} is {name}; allowed: {allowed}")
 
 
 def make_converter(ask_for_more_tags: Callable[[], None]) -> Converter:
@@ -130,7 +130,7 @@ def _structure_float(value: Any, _: type) -> float:
     except OverflowError:
         number = math.inf
     if not math.isfinite(number):
-        raise Misfit(f"{quote(value)} is beyond what a float holds; allowed: a number")
+        raise MisfitError(f"{quote(value)} is beyond what a float holds; allowed: a number")
     return number
 
 
@@ -143,7 +143,7 @@ def _structure_enum(value: Any, kind: type[Enum]) -> Enum:
         return kind(value)
     except ValueError:
         choices = ", ".join(str(member.value) for member in kind)
-        raise Misfit(f"{quote(value)} is unknown; allowed: {choices}") from None
+        raise MisfitError(f"{quote(value)} is unknown; allowed: {choices}") from None
 
 
 def _tuple_structurer(kind: Any, converter: Converter) -> Callable[[Any, Any], tuple[Any, ...]]:
@@ -154,7 +154,7 @@ def _tuple_structurer(kind: Any, converter: Converter) -> Callable[[Any, Any], t
         if not isinstance(value, list):
             raise wrong_type(value, "a list")
         if not repeated and len(value) != len(members):
-            raise Misfit(f"a list of {len(value)}; allowed: {len(members)} entries")
+            raise MisfitError(f"a list of {len(value)}; allowed: {len(members)} entries")
         entries = []
         for index, entry in enumerate(value):
             member = members[0 if repeated else index]
@@ -189,10 +189,10 @@ def _class_structurer(kind: Any, converter: Converter) -> Callable[[Any, Any], A
         for name in value:
             if name not in known:
                 place = name if str(name).isidentifier() else quote(name)
-                raise Misfit(f"unknown field; allowed: {', '.join(names) or 'none'}", f".{place}")
+                raise MisfitError(f"unknown field; allowed: {', '.join(names) or 'none'}", f".{place}")
         for name in required:
             if name not in value:
-                raise Misfit(f"missing field; {kind.__name__} has no default for it", f".{name}")
+                raise MisfitError(f"missing field; {kind.__name__} has no default for it", f".{name}")
         if tag is not None:
             _find_kind(value, {tag: kind}, lambda: None)
         return build(value, kind)
@@ -232,4 +232,4 @@ def _find_kind(value: Any, members: Mapping[str, type], ask: Callable[[], None])
     if isinstance(tag, str) and tag in members:
         return members[tag]
     problem = f"{quote(tag)} is unknown" if KIND in value else "missing field"
-    raise Misfit(f"{problem}; allowed: {', '.join(members)}", f".{KIND}")
+    raise MisfitError(f"{problem}; allowed: {', '.join(members)}", f".{KIND}")

@@ -59,7 +59,7 @@ def _accumulate(setup: Setup, microbatches: Sequence[Batch], index: int) -> floa
     for number, batch in enumerate(microbatches):
         with setup.accumulation(number == len(microbatches) - 1):
             loss = _loss(setup, setup.take(batch), index, batch.inputs.shape[0])
-            loss.backward()
+            loss.backward()  # type: ignore[no-untyped-call]
         total += scalar(loss)
     return total
 

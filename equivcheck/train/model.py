@@ -52,6 +52,8 @@ class Block(nn.Module):
 class MLP(nn.Module):
     """A stack of blocks."""
 
+    forwards: torch.Tensor
+
     def __init__(self, model: Model) -> None:
         super().__init__()
         self.layers = nn.ModuleList(Block(layer, model.inputs(index)) for index, layer in enumerate(model.layers))

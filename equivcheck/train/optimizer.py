@@ -59,7 +59,7 @@ def _names(kind: type[Optimizer]) -> tuple[str, ...]:
 
 
 def _arguments(optimizer: Optimizer) -> dict[str, Any]:
-    arguments = {name: getattr(optimizer, name) for name in _names(type(optimizer))}
+    arguments = {name: getattr(optimizer, name) for name in _names(type(optimizer))}  # type: ignore[arg-type]
     arguments["foreach"] = optimizer.implementation is Implementation.FOREACH
     if optimizer.fusable:
         arguments["fused"] = optimizer.implementation is Implementation.FUSED

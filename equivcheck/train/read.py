@@ -61,7 +61,8 @@ def local_values(tensor: torch.Tensor) -> torch.Tensor:
     if any(isinstance(placement, Partial) for placement in tensor.placements):
         whole = [Replicate() if isinstance(placement, Partial) else placement for placement in tensor.placements]
         tensor = tensor.redistribute(placements=whole)
-    return tensor.detach().to_local()
+    local: torch.Tensor = tensor.detach().to_local()  # type: ignore[attr-defined]
+    return local
 
 
 def snapshot(slots: Sequence[Slot], pieces: tuple[Piece, ...], tensors: Iterable[torch.Tensor | None]) -> Snapshot:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 from collections.abc import Sequence
 
@@ -12,6 +13,9 @@ from equivcheck.worlds.gloo.stacks import Stack, ask_for_stacks, awaited, read_s
 
 _SUMMARY_WIDTH = 300
 """Characters of an error that go into the summary."""
+
+_FUNCTION = re.compile(r'^  File ".*", line \d+, in (.*)$', re.MULTILINE)
+"""A frame of a stack as text; the group is the function's name."""
 
 
 def died(member: Member, exit_code: int | None) -> RankReport:
@@ -67,8 +71,9 @@ def _busy(rank: int, stack: Stack, asleep: bool) -> RankReport:
 
 
 def _doing(report: RankReport) -> str:
-    where = f" in {report.pending}" if report.pending else ""
-    return f"rank {report.rank} {report.state.value}{where}"
+    innermost = _FUNCTION.findall(report.stack)
+    where = report.pending or (innermost[-1] if innermost else "")
+    return f"rank {report.rank} {report.state.value}" + (f" in {where}" if where else "")
 
 
 def _one_line(error: str) -> str:

@@ -1,13 +1,13 @@
 """What each collective computes, from the captured inputs of all members to the results of each.
 
-Reductions run in rank order, so that every rank gets the same bits. A combining function gets one list of tensors per member and returns one list
-of results per member; it may reuse the captured tensors and give several members the same one.
+Reductions run in rank order, so that every rank gets the same bits. A combining function gets one list of tensors per member and
+returns one list of results per member; it may reuse the captured tensors and give several members the same one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import lru_cache
+from functools import cache
 from typing import Any
 
 import torch
@@ -31,7 +31,7 @@ UNSET_BYTE = 0x5A
 """Every byte of an integer result that has not been waited for."""
 
 
-class Disagreement(Exception):
+class DisagreementError(Exception):
     """Members passed sizes that do not fit together; the text says which."""
 
 
@@ -40,7 +40,7 @@ def withhold(output: torch.Tensor) -> None:
     output.fill_(unset_value(output.dtype))
 
 
-@lru_cache(maxsize=None)
+@cache
 def unset_value(dtype: torch.dtype) -> float | int | bool:
     """What a result of that type holds until it is waited for."""
     if dtype == torch.bool:
@@ -62,7 +62,7 @@ def fold(op: str, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
     return total
 
 
-@lru_cache(maxsize=None)
+@cache
 def all_reduce(op: str) -> Combine:
     """Every member gets, per tensor, the reduction over members."""
 
@@ -72,7 +72,7 @@ def all_reduce(op: str) -> Combine:
     return combine
 
 
-@lru_cache(maxsize=None)
+@cache
 def reduce(op: str, root: int) -> Combine:
     """The root gets, per tensor, the reduction over members."""
 
@@ -83,7 +83,7 @@ def reduce(op: str, root: int) -> Combine:
     return combine
 
 
-@lru_cache(maxsize=None)
+@cache
 def broadcast(root: int) -> Combine:
     """Everybody else gets the root's tensors."""
 
@@ -105,7 +105,7 @@ def all_gather_single(shares: Shares) -> Shares:
     return [gathered] * len(shares)
 
 
-@lru_cache(maxsize=None)
+@cache
 def reduce_scatter(op: str) -> Combine:
     """Member i gets the reduction of everybody's i-th tensor."""
 
@@ -115,7 +115,7 @@ def reduce_scatter(op: str) -> Combine:
     return combine
 
 
-@lru_cache(maxsize=None)
+@cache
 def reduce_scatter_single(op: str) -> Combine:
     """Member i gets, per tensor, the i-th equal part of the reduction."""
 
@@ -126,7 +126,7 @@ def reduce_scatter_single(op: str) -> Combine:
     return combine
 
 
-@lru_cache(maxsize=None)
+@cache
 def gather(root: int) -> Combine:
     """The root gets every member's tensor."""
 
@@ -136,7 +136,7 @@ def gather(root: int) -> Combine:
     return combine
 
 
-@lru_cache(maxsize=None)
+@cache
 def scatter(root: int) -> Combine:
     """Member i gets the root's i-th tensor."""
 
@@ -150,10 +150,10 @@ def all_to_all(shares: list[tuple[list[torch.Tensor], list[int]]]) -> Shares:
     """Member i gets everybody's i-th tensor; a share also says how many elements the member expects from each."""
     for receiver, (_, expected) in enumerate(shares):
         for sender, (tensors, _) in enumerate(shares):
-            if tensors[receiver].numel() != expected[sender]:
-                raise Disagreement(
-                    f"member {sender} sends {tensors[receiver].numel()} elements to member {receiver}, which expects {expected[sender]}"
-                )
+            sent = tensors[receiver].numel()
+            if sent != expected[sender]:
+                text = f"member {sender} sends {sent} elements to member {receiver}, which expects {expected[sender]}"
+                raise DisagreementError(text)
     return [[tensors[receiver] for tensors, _ in shares] for receiver in range(len(shares))]
 
 

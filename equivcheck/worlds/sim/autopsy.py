@@ -51,7 +51,7 @@ def _cause(evidence: Evidence, reports: tuple[RankReport, ...]) -> tuple[Failure
 def _doing(report: RankReport) -> str:
     if report.state is RankState.WAITING:
         return f"waits in {report.pending}" if report.pending else "waits for its turn"
-    return report.state.value
+    return str(report.state.value)
 
 
 def _report(rank: int, evidence: Evidence, frame: FrameType | None) -> RankReport:

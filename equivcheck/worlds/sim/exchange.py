@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
 from equivcheck.worlds.call import Call
-from equivcheck.worlds.sim.arithmetic import Combine, Disagreement
+from equivcheck.worlds.sim.arithmetic import Combine, DisagreementError
 from equivcheck.worlds.sim.scheduler import Scheduler
 
 if TYPE_CHECKING:
@@ -30,18 +29,21 @@ def call_of(raw: RawCall) -> Call:
     return Call(op=op, ranks=ranks, index=index, shapes=tuple(map(tuple, shapes)), dtype=name, num_bytes=num_bytes, peer=peer)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
-    """What one rank asks of a group."""
+class Request(NamedTuple):
+    """What one rank asks of its group."""
 
     op: str
     """As in `Call.op`."""
-    combine: Combine
-    """Makes the results of all members from their shares."""
-    agree: Hashable
-    """Must be equal on all members."""
+    tensors: list[torch.Tensor]
+    """The tensors that describe the call, as in `Call.shapes`."""
     share: Any
     """The rank's captured inputs, as `combine` takes them."""
+    combine: Combine
+    """Makes the results of all members from their shares."""
+    root: int | None = None
+    """Rank of the root within the group."""
+    sized: bool = True
+    """Whether all members must pass tensors of the same sizes."""
 
 
 class Meeting:
@@ -54,11 +56,11 @@ class Meeting:
         self.first = first
         self.num_missing = size
         self.shares: list[Any] = [None] * size
-        self.results: list[list[torch.Tensor]] | None = None
+        self.results: list[list[torch.Tensor]] | dict[int, list[torch.Tensor]] | None = None
         self.waiting: list[int] = []
 
-    def complete(self, results: list[list[torch.Tensor]], scheduler: Scheduler) -> None:
-        """Make the results available and let the ranks that wait for them run."""
+    def complete(self, results: list[list[torch.Tensor]] | dict[int, list[torch.Tensor]], scheduler: Scheduler) -> None:
+        """Make the results, by member, available and let the ranks that wait for them run."""
         self.results = results
         self.shares.clear()
         for rank in self.waiting:
@@ -66,12 +68,12 @@ class Meeting:
 
 
 class Parcel(Meeting):
-    """One message, from the first side's call to the last side's wait: slot 0 is the sender's, slot 1 the receiver's."""
+    """One message, from the first side's call to the last side's wait."""
 
     __slots__ = ("payload", "receiver", "sender", "tag")
 
     def __init__(self, sender: int | None, receiver: int, tag: int, first: tuple[int, RawCall]) -> None:
-        super().__init__(2, None, first)
+        super().__init__(0, None, first)
         self.sender = sender
         self.receiver = receiver
         self.tag = tag
@@ -108,7 +110,7 @@ class Exchange:
             del self._open[index]
             try:
                 results = combine(meeting.shares)
-            except Disagreement as error:
+            except DisagreementError as error:
                 self._mismatch(member, raw, meeting, f": {error}")
             meeting.complete(results, self._scheduler)
         return meeting
@@ -142,7 +144,8 @@ class Exchange:
         if [shape.numel() for shape in raw[3]] != [shape.numel() for shape in theirs[3]] or raw[4] != theirs[4]:
             self._mismatch(member, raw, parcel, "")
         self._parcels.remove(parcel)
-        parcel.complete([[], payload], self._scheduler)
+        assert parcel.sender is not None
+        parcel.complete({parcel.sender: [], parcel.receiver: payload}, self._scheduler)
 
     def _mismatch(self, member: int, raw: RawCall, meeting: Meeting, detail: str) -> None:
         rank = self.ranks[member]
@@ -152,7 +155,7 @@ class Exchange:
 
 
 class Switchboard:
-    """Everything that the ranks of one world share: the scheduler, the groups, the notes of calls and the works not waited for."""
+    """Everything that the ranks of one world share: the scheduler, the groups, the notes of calls, the works not waited for."""
 
     def __init__(self, size: int, scheduler: Scheduler) -> None:
         self.scheduler = scheduler
@@ -166,6 +169,14 @@ class Switchboard:
         if key not in self._exchanges:
             self._exchanges[key] = Exchange(ranks, self.scheduler)
         return self._exchanges[key]
+
+    def abandon(self, rank: int) -> list[SimWork]:
+        """The rank's handles that nobody waited for, which now count as waited for."""
+        works = [work for work in self.unwaited if work.group.global_rank == rank]
+        for work in works:
+            work.forget()
+        self.unwaited.difference_update(works)
+        return works
 
     @property
     def has_too_many_groups(self) -> bool:

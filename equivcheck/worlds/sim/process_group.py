@@ -9,14 +9,16 @@ import torch
 import torch.distributed as dist
 
 from equivcheck.worlds.sim import arithmetic
-from equivcheck.worlds.sim.exchange import RawCall, Switchboard
+from equivcheck.worlds.sim.exchange import RawCall, Request, Switchboard
 from equivcheck.worlds.sim.torch_private import BACKEND, premultiplier, raw_memory
 from equivcheck.worlds.sim.work import CoalescedWork, ReceiveWork, SimWork
 
 Tensors = list[torch.Tensor]
 
+_ProcessGroup: Any = dist.ProcessGroup
 _CPU = [torch.device("cpu")]
-_OPS = {getattr(dist.ReduceOp, name.upper()): name for name in ("sum", "avg", "product", "min", "max", "band", "bor", "bxor", "premul_sum")}
+_OP_NAMES = ("sum", "avg", "product", "min", "max", "band", "bor", "bxor", "premul_sum")
+_OPS = {getattr(dist.ReduceOp, name.upper()): name for name in _OP_NAMES}
 _seat = threading.local()
 
 
@@ -31,20 +33,20 @@ def make_group(options: Any, _: Any) -> SimGroup:
     return SimGroup(_seat.board, _seat.rank, options.group_id, ranks, options.group_rank)
 
 
-class SimGroup(dist.ProcessGroup):
+class SimGroup(_ProcessGroup):  # type: ignore[misc]  # torch's overloads differ from version to version
     """One rank's side of a group; the method names are those of torch 2.6 to 2.13."""
 
     supports_coalescing = False
     supports_splitting = False
     supports_time_estimate = False
 
-    def __init__(self, board: Switchboard, rank: int, name: str, ranks: tuple[int, ...], member: int) -> None:
+    def __init__(self, board: Switchboard, global_rank: int, name: str, ranks: tuple[int, ...], member: int) -> None:
         super().__init__(member, len(ranks))
-        self._board = board
-        self._rank = rank
+        self.board = board
+        self.global_rank = global_rank
         self._name = name
-        self._ranks = ranks
-        self._member = member
+        self.ranks = ranks
+        self.member = member
         self._exchange = board.exchange(name, ranks)
         self._coalesced: list[SimWork] | None = None
 
@@ -52,11 +54,11 @@ class SimGroup(dist.ProcessGroup):
 
     def rank(self) -> int:
         """Rank of the caller within the group."""
-        return self._member
+        return self.member
 
     def size(self) -> int:
         """Number of members."""
-        return len(self._ranks)
+        return len(self.ranks)
 
     def name(self) -> str:
         """Name of the backend."""
@@ -65,7 +67,7 @@ class SimGroup(dist.ProcessGroup):
     getBackendName = _get_backend_name = name  # noqa: N815 - the names that torch looks for
 
     @property
-    def group_name(self) -> str:  # type: ignore[override]
+    def group_name(self) -> str:
         """Name of the group."""
         return self._name
 
@@ -84,7 +86,7 @@ class SimGroup(dist.ProcessGroup):
     def _device_types(self) -> list[torch.device]:
         return _CPU
 
-    def _get_backend(self, device: torch.device) -> SimGroup:  # type: ignore[override]
+    def _get_backend(self, _device: torch.device) -> SimGroup:
         return self
 
     def shutdown(self) -> None:
@@ -98,7 +100,7 @@ class SimGroup(dist.ProcessGroup):
         """Reduce tensors in place on all members."""
         tensors = _listed(tensors)
         op, share = _reduction(opts, tensors)
-        return self._collective(f"all_reduce.{op}", tensors, share, arithmetic.all_reduce(op), tensors)
+        return self._collective(Request(f"all_reduce.{op}", tensors, share, arithmetic.all_reduce(op)), tensors)
 
     allreduce_coalesced = allreduce
 
@@ -107,14 +109,14 @@ class SimGroup(dist.ProcessGroup):
         tensors = _listed(tensors)
         op, share = _reduction(opts, tensors)
         root = opts.rootRank
-        outputs = tensors if root == self._member else []
-        return self._collective(f"reduce.{op}", tensors, share, arithmetic.reduce(op, root), outputs, root=root)
+        outputs = tensors if root == self.member else []
+        return self._collective(Request(f"reduce.{op}", tensors, share, arithmetic.reduce(op, root), root), outputs)
 
     def reduce_scatter(self, outputs: Any, inputs: Any, opts: Any = dist.ReduceOp.SUM) -> SimWork:
         """Reduce a list with one tensor for each member, and give each its own."""
         (listed,) = inputs if isinstance(inputs[0], (list, tuple)) else [inputs]
         op, share = _reduction(opts, listed)
-        return self._collective(f"reduce_scatter.{op}", listed, share, arithmetic.reduce_scatter(op), _listed(outputs))
+        return self._collective(Request(f"reduce_scatter.{op}", listed, share, arithmetic.reduce_scatter(op)), _listed(outputs))
 
     def reduce_scatter_single(self, output: torch.Tensor, source: torch.Tensor, opts: Any = dist.ReduceOp.SUM) -> SimWork:
         """Reduce a tensor and give each member an equal part."""
@@ -124,7 +126,7 @@ class SimGroup(dist.ProcessGroup):
         """`reduce_scatter_single` for several tensors."""
         self._check_sizes("reduce_scatter", outputs, inputs)
         op, share = _reduction(opts, inputs)
-        return self._collective(f"reduce_scatter.{op}", inputs, share, arithmetic.reduce_scatter_single(op), outputs)
+        return self._collective(Request(f"reduce_scatter.{op}", inputs, share, arithmetic.reduce_scatter_single(op)), outputs)
 
     # Collectives that move.
 
@@ -132,60 +134,61 @@ class SimGroup(dist.ProcessGroup):
         """Overwrite tensors with the root's."""
         tensors = _listed(tensors)
         root = _root(opts) if root is None else root
-        mine = root == self._member
-        combine = arithmetic.broadcast(root)
-        return self._collective("broadcast", tensors, _capture(tensors) if mine else [], combine, [] if mine else tensors, root=root, shown=tensors)
+        mine = root == self.member
+        share, outputs = (_capture(tensors), []) if mine else ([], tensors)
+        return self._collective(Request("broadcast", tensors, share, arithmetic.broadcast(root), root), outputs, tensors)
 
     def allgather(self, outputs: Any, inputs: Any, opts: Any = None) -> SimWork:
         """Gather one tensor of each member into a list, on all members."""
         nested = outputs if isinstance(outputs[0], (list, tuple)) else [outputs]
         return self.allgather_coalesced(nested, _listed(inputs), opts)
 
-    def allgather_coalesced(self, outputs: list[Tensors], inputs: Tensors, opts: Any = None) -> SimWork:
+    def allgather_coalesced(self, outputs: list[Tensors], inputs: Tensors, _opts: Any = None) -> SimWork:
         """`allgather` of several tensors."""
         flat = [tensor for gathered in outputs for tensor in gathered]
-        sizes = [tensor.numel() for tensor in inputs for _ in self._ranks]
+        sizes = [tensor.numel() for tensor in inputs for _ in self.ranks]
         if [tensor.numel() for tensor in flat] != sizes:
-            raise ValueError(f"all_gather: outputs of {[tensor.numel() for tensor in flat]} elements, allowed are {sizes}, as the input has")
-        return self._collective("all_gather", inputs, _capture(inputs), arithmetic.all_gather, flat, shown=outputs)
+            given = [tensor.numel() for tensor in flat]
+            raise ValueError(f"all_gather: outputs of {given} elements, allowed are {sizes}, as the inputs have")
+        return self._collective(Request("all_gather", inputs, _capture(inputs), arithmetic.all_gather), flat, outputs)
 
     def all_gather_single(self, output: torch.Tensor, source: torch.Tensor, opts: Any = None) -> SimWork:
         """Gather one tensor of each member into one, on all members."""
         return self.all_gather_single_coalesced([output], [source], opts)
 
-    def all_gather_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> SimWork:
+    def all_gather_single_coalesced(self, outputs: Tensors, inputs: Tensors, _opts: Any = None) -> SimWork:
         """`all_gather_single` for several tensors."""
         self._check_sizes("all_gather", inputs, outputs)
-        return self._collective("all_gather", inputs, _capture(inputs), arithmetic.all_gather_single, outputs)
+        return self._collective(Request("all_gather", inputs, _capture(inputs), arithmetic.all_gather_single), outputs)
 
     def gather(self, outputs: Any, inputs: Any, opts: Any = 0) -> SimWork:
         """Gather one tensor of each member into a list on the root."""
         inputs, root = _listed(inputs), _root(opts)
-        gathered = list(outputs[0]) if root == self._member else []
-        return self._collective("gather", inputs, _capture(inputs), arithmetic.gather(root), gathered, root=root)
+        gathered = list(outputs[0]) if root == self.member else []
+        return self._collective(Request("gather", inputs, _capture(inputs), arithmetic.gather(root), root), gathered)
 
     def scatter(self, outputs: Any, inputs: Any, opts: Any = 0) -> SimWork:
         """Give each member one tensor of the root's list."""
         outputs, root = _listed(outputs), _root(opts)
-        given = list(inputs[0]) if root == self._member else []
-        return self._collective("scatter", outputs, _capture(given), arithmetic.scatter(root), outputs, root=root)
+        given = list(inputs[0]) if root == self.member else []
+        return self._collective(Request("scatter", outputs, _capture(given), arithmetic.scatter(root), root), outputs)
 
-    def alltoall(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> SimWork:
+    def alltoall(self, outputs: Tensors, inputs: Tensors, _opts: Any = None) -> SimWork:
         """Send the i-th tensor to member i."""
         share = (_capture(inputs), [tensor.numel() for tensor in outputs])
-        return self._collective("all_to_all", inputs, share, arithmetic.all_to_all, outputs, sized=False)
+        return self._collective(Request("all_to_all", inputs, share, arithmetic.all_to_all, None, False), outputs)
 
     def all_to_all_single(
-        self, output: torch.Tensor, source: torch.Tensor, output_sizes: Any = None, input_sizes: Any = None, opts: Any = None
+        self, output: torch.Tensor, source: torch.Tensor, output_sizes: Any = None, input_sizes: Any = None, _opts: Any = None
     ) -> SimWork:
         """Send the i-th part along dim 0 to member i; sizes default to equal parts."""
         outputs, inputs = self._split(output, output_sizes), self._split(source, input_sizes)
         share = (_capture(inputs), [tensor.numel() for tensor in outputs])
-        return self._collective("all_to_all", [source], share, arithmetic.all_to_all, outputs, sized=False, shown=[output])
+        return self._collective(Request("all_to_all", [source], share, arithmetic.all_to_all, None, False), outputs, [output])
 
-    def barrier(self, opts: Any = None, timeout: Any = None) -> SimWork:
+    def barrier(self, opts: Any = None, timeout: Any = None) -> SimWork:  # noqa: ARG002 - torch names them
         """Wait for all members."""
-        return self._collective("barrier", [], [], arithmetic.nothing, [])
+        return self._collective(Request("barrier", [], [], arithmetic.nothing), [])
 
     _allgather_base = all_gather_single
     allgather_into_tensor_coalesced = all_gather_single_coalesced
@@ -193,22 +196,22 @@ class SimGroup(dist.ProcessGroup):
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
     alltoall_base = all_to_all_single
 
-    # Messages. A send is buffered: its handle completes when the receiver has taken it, so a blocking send waits for the receiver.
+    # Messages. A send is buffered; its handle completes when the receiver has taken it, so a blocking send waits for that.
 
     def send(self, tensors: Tensors, receiver: int, tag: int = 0) -> SimWork:
         """Send tensors to another member."""
-        raw = self._note("send", tensors, self._ranks[receiver])
-        parcel = self._exchange.send(self._member, receiver, tag, raw, _capture(tensors))
-        return self._keep(SimWork(self._board, self._rank, raw, parcel, 0, [], tensors))
+        raw = self._note("send", tensors, self.ranks[receiver])
+        parcel = self._exchange.send(self.member, receiver, tag, raw, _capture(tensors))
+        return self._keep(SimWork(self, raw, parcel, [], tensors))
 
     def recv(self, tensors: Tensors, sender: int | None, tag: int = 0) -> SimWork:
         """Receive tensors from another member."""
-        raw = self._note("recv", tensors, None if sender is None else self._ranks[sender])
-        parcel = self._exchange.receive(self._member, sender, tag, raw)
+        raw = self._note("recv", tensors, None if sender is None else self.ranks[sender])
+        parcel = self._exchange.receive(self.member, sender, tag, raw)
         with raw_memory():
             for tensor in tensors:
                 arithmetic.withhold(tensor)
-        work = ReceiveWork(self._board, self._rank, raw, parcel, 1, tensors, tensors)
+        work = ReceiveWork(self, raw, parcel, tensors, tensors)
         work.parcel = parcel
         return self._keep(work)
 
@@ -218,36 +221,36 @@ class SimGroup(dist.ProcessGroup):
 
     # Several calls behind one handle.
 
-    def _start_coalescing(self, device: torch.device) -> None:
+    def _start_coalescing(self, _device: torch.device) -> None:
         self._coalesced = []
 
-    def _end_coalescing(self, device: torch.device) -> CoalescedWork:  # type: ignore[override]
+    def _end_coalescing(self, _device: torch.device) -> CoalescedWork:
         works, self._coalesced = self._coalesced or [], None
         return CoalescedWork(works)
 
     # The common path.
 
-    def _collective(
-        self, op: str, described: Tensors, share: Any, combine: Any, outputs: Tensors, *, root: int | None = None, sized: bool = True, shown: Any = None
-    ) -> SimWork:
-        raw = self._note(op, described, None if root is None else self._ranks[root])
-        sizes = tuple([shape.numel() for shape in raw[3]]) if sized else ()
-        meeting = self._exchange.join(self._member, raw, (op, raw[4], root, sizes), combine, share)
+    def _collective(self, request: Request, outputs: Tensors, shown: Any = None) -> SimWork:
+        root = request.root
+        raw = self._note(request.op, request.tensors, None if root is None else self.ranks[root])
+        sizes = tuple([shape.numel() for shape in raw[3]]) if request.sized else ()
+        agree = (request.op, raw[4], root, sizes)
+        meeting = self._exchange.join(self.member, raw, agree, request.combine, request.share)
         if outputs:
             with raw_memory():
                 for output in outputs:
                     arithmetic.withhold(output)
-        return self._keep(SimWork(self._board, self._rank, raw, meeting, self._member, outputs, outputs if shown is None else shown))
+        return self._keep(SimWork(self, raw, meeting, outputs, outputs if shown is None else shown))
 
     def _note(self, op: str, tensors: Tensors, peer: int | None) -> RawCall:
-        scheduler = self._board.scheduler
+        scheduler = self.board.scheduler
         scheduler.check()
         scheduler.progress()
-        index = self._exchange.issued[self._member]
-        self._exchange.issued[self._member] = index + 1
+        index = self._exchange.issued[self.member]
+        self._exchange.issued[self.member] = index + 1
         dtype = tensors[0].dtype if tensors else None
-        raw = (op, self._ranks, index, tuple([tensor.shape for tensor in tensors]), dtype, peer)
-        self._board.calls[self._rank].append(raw)
+        raw = (op, self.ranks, index, tuple([tensor.shape for tensor in tensors]), dtype, peer)
+        self.board.calls[self.global_rank].append(raw)
         return raw
 
     def _keep(self, work: SimWork) -> SimWork:
@@ -257,18 +260,18 @@ class SimGroup(dist.ProcessGroup):
 
     def _check_sizes(self, op: str, parts: Tensors, wholes: Tensors) -> None:
         for part, whole in zip(parts, wholes, strict=True):
-            if part.numel() * len(self._ranks) != whole.numel() or part.dtype != whole.dtype:
+            if part.numel() * len(self.ranks) != whole.numel() or part.dtype != whole.dtype:
                 raise ValueError(
                     f"{op}: part {part.dtype} {list(part.shape)} does not go into whole {whole.dtype} {list(whole.shape)}, "
-                    f"which must have its type and {len(self._ranks)} times its elements"
+                    f"which must have its type and {len(self.ranks)} times its elements"
                 )
 
     def _split(self, tensor: torch.Tensor, sizes: Any) -> Tensors:
         if sizes:
-            return list(tensor.split(list(sizes)))
-        if tensor.shape[0] % len(self._ranks):
-            raise ValueError(f"all_to_all: dim 0 has {tensor.shape[0]} rows, allowed without sizes are multiples of {len(self._ranks)}")
-        return list(tensor.split([tensor.shape[0] // len(self._ranks)] * len(self._ranks)))
+            return list(torch.split(tensor, list(sizes)))
+        if tensor.shape[0] % len(self.ranks):
+            raise ValueError(f"all_to_all: dim 0 is {tensor.shape[0]}, allowed without sizes are multiples of {len(self.ranks)}")
+        return list(torch.split(tensor, [tensor.shape[0] // len(self.ranks)] * len(self.ranks)))
 
 
 def _listed(tensors: Any) -> Tensors:
@@ -292,5 +295,3 @@ def _reduction(opts: Any, tensors: Tensors) -> tuple[str, Tensors]:
         factor = premultiplier(reduce_op)
         share = [tensor.mul_(factor) for tensor in share]
     return op, share
-
-

@@ -17,10 +17,18 @@ from equivcheck.worlds.failure import RanksFailed
 from equivcheck.worlds.ranks import Ranks, Run
 from equivcheck.worlds.sim.autopsy import Evidence, failure_of
 from equivcheck.worlds.sim.exchange import Switchboard, call_of
-from equivcheck.worlds.sim.processor import Pinning
 from equivcheck.worlds.sim.process_group import make_group, take_seat
+from equivcheck.worlds.sim.processor import Pinning
 from equivcheck.worlds.sim.scheduler import RankAborted, Scheduler
-from equivcheck.worlds.sim.torch_private import BACKEND, is_rank_thread, num_unwaited_works, prepare_rank_thread, separate_worlds
+from equivcheck.worlds.sim.torch_private import (
+    BACKEND,
+    HashStore,
+    is_rank_thread,
+    keep_num_threads,
+    num_unwaited_works,
+    prepare_rank_thread,
+    separate_worlds,
+)
 
 UNWIND_PATIENCE = 5.0
 """Seconds that a rank gets to unwind after its run was given up, before its thread is abandoned."""
@@ -36,8 +44,9 @@ _one_run_at_a_time = threading.Lock()
 class SimRanks(Ranks):
     """Ranks as threads: deterministic, and able to say at once that they wait for each other in vain.
 
-    One baton goes around: the rank that holds it runs until it waits in a communication call. Ranks share this process, so they share its modules and
-    defaults, but each has a `torch.distributed`, a state of the default random generator and autograd of its own.
+    One baton goes around: the rank that holds it runs until it waits in a communication call. Ranks share this process,
+    so its modules and defaults too, but each has a `torch.distributed`, a state of the
+    default random generator and autograd of its own.
     """
 
     name = "sim"
@@ -75,8 +84,9 @@ class SimRanks(Ranks):
             crew, self._crew = self._crew, None
             crew.dismiss()
         if self._crew is None:
-            crew = Crew(self.size)
-            crew.run(crew.join_world, 0, UNWIND_PATIENCE)
+            with keep_num_threads():
+                crew = Crew(self.size)
+                crew.run(crew.join_world, 0, UNWIND_PATIENCE)
             self._crew = crew
         return self._crew
 
@@ -89,12 +99,14 @@ class Crew:
         self.scheduler = Scheduler(size, generator.get_state, generator.set_state)
         self.board = Switchboard(size, self.scheduler)
         self.usable = True
-        self._store = dist.HashStore()
+        self._store = HashStore()
         self._program: Program | None = None
         self._values: list[Any] = [None] * size
         self._errors: dict[int, BaseException] = {}
         self._rng_states = [torch.Generator().manual_seed(rank).get_state() for rank in range(size)]
-        self._threads = [threading.Thread(target=self._serve, args=(rank,), daemon=True, name=f"sim-rank-{rank}") for rank in range(size)]
+        self._threads = [
+            threading.Thread(target=self._serve, args=(rank,), daemon=True, name=f"sim-rank-{rank}") for rank in range(size)
+        ]
         for thread in self._threads:
             thread.start()
         self._pinning = Pinning([thread.native_id for thread in self._threads])
@@ -156,14 +168,7 @@ class Crew:
 
     def _clear(self) -> None:
         """Drop everything that belongs to the run, so that a program's tensors do not outlive it."""
-        works = list(self.board.unwaited)
         self.board.clear()
-        for work in works:
-            work.forget()
-        if works and self.usable and num_unwaited_works():
-            tensors = [tensor for work in works for tensor in work.outputs]
-            for tensor in tensors:
-                torch.ops._c10d_functional.wait_tensor(tensor)
         self._program = None
         self._values = [None] * self.scheduler.size
         self._errors = {}
@@ -172,10 +177,10 @@ class Crew:
         prepare_rank_thread()
         take_seat(self.board, rank)
         with contextlib.suppress(RankAborted):
-            while True:
+            while self.usable:
                 self.scheduler.sleep(rank)
                 program = self._program
-                if program is None or not self.usable:
+                if program is None:
                     return
                 self._serve_once(rank, program)
                 del program
@@ -189,6 +194,14 @@ class Crew:
             pass
         except BaseException as error:
             self._errors[rank] = error
+        if num_unwaited_works():
+            self._drop_works(rank)
+
+    def _drop_works(self, rank: int) -> None:
+        """Take the rank's handles that nobody waited for out of torch's registry, which would keep them for ever."""
+        for work in self.board.abandon(rank):
+            for tensor in work.outputs:
+                torch.ops._c10d_functional.wait_tensor(tensor)
 
 
 @contextlib.contextmanager

@@ -19,10 +19,10 @@ class RankAborted(BaseException):
 class Scheduler:
     """Passes one baton between rank threads, in an order that depends on the schedule seed alone.
 
-    Everything but `wait_until_quiet`, `abort` and `start` is called by the rank that holds the baton, so nothing here needs a lock.
+    What ranks call is called by the one that holds the baton, and the rest while no rank runs, so nothing here needs a lock.
     """
 
-    def __init__(self, size: int, save_rng: Callable[[], Any], restore_rng: Callable[[Any], None]) -> None:
+    def __init__(self, size: int, save_rng: Callable[[], Any], restore_rng: Callable[[Any], Any]) -> None:
         self.size = size
         self.aborting = False
         self.mismatch = ""

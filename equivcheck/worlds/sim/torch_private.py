@@ -1,7 +1,7 @@
 """The private torch API that ranks as threads need; tried on torch 2.13.
 
-Three process-wide things are changed while ranks run, and only then: the ``_world`` of `torch.distributed` (each rank sees its own), thread
-isolation of the registry that maps group names to groups, and the backend name under which groups are made.
+Three process-wide things are changed while ranks run, and only then: the ``_world`` of `torch.distributed` (each rank sees its
+own), thread isolation of the registry that maps group names to groups, and the backend name under which groups are made.
 """
 
 from __future__ import annotations
@@ -18,6 +18,9 @@ from torch.distributed import distributed_c10d as c10d
 
 BACKEND = "equivcheck_sim"
 """Name of the backend as `torch.distributed` knows it while ranks run."""
+
+_bindings: Any = torch._C._distributed_c10d
+HashStore: Any = _bindings.HashStore
 
 _OWN_FIELDS: dict[str, Callable[[], Any]] = {
     "default_pg": lambda: None,
@@ -61,6 +64,18 @@ def prepare_rank_thread() -> None:
     """Mark the calling thread as a rank, and let it compute and differentiate alone."""
     _marks.is_rank = True
     torch.autograd.set_multithreading_enabled(False)
+    torch.get_num_threads()  # takes the process's number for this thread, which would otherwise undo the next line later
+    torch.set_num_threads(1)
+
+
+@contextlib.contextmanager
+def keep_num_threads() -> Iterator[None]:
+    """Undo what `prepare_rank_thread` does to the number of threads that other threads of the process compute with."""
+    num_threads = torch.get_num_threads()
+    try:
+        yield
+    finally:
+        torch.set_num_threads(num_threads)
 
 
 def is_rank_thread() -> bool:
@@ -71,11 +86,11 @@ def is_rank_thread() -> bool:
 @contextlib.contextmanager
 def separate_worlds(make_group: Callable[[Any, Any], Any]) -> Iterator[None]:
     """While entered, each rank thread has a `torch.distributed` of its own, whose groups `make_group` makes."""
-    global _original_world
+    global _original_world  # noqa: PLW0603 - stands for a global of torch
     _original_world = c10d._world
     hook = sys.excepthook
     kept = {name: getattr(c10d, name) for name in ("_backend", "_default_pg_init_method") if hasattr(c10d, name)}
-    isolate = torch._C._distributed_c10d._set_thread_isolation_mode
+    isolate = _bindings._set_thread_isolation_mode
     _register_backend(make_group)
     try:
         c10d._world = _thread_worlds  # type: ignore[assignment]
@@ -114,13 +129,13 @@ for _key in ("ADInplaceOrView", "Python", "PythonTLSSnapshot"):
 
 
 def raw_memory() -> Any:
-    """A guard under which torch operations act as a network card would: unseen by autograd, version counters and dispatch modes."""
+    """A guard under which torch acts as a network card would: unseen by autograd, version counters and dispatch modes."""
     return torch._C._ExcludeDispatchKeyGuard(_HIDDEN)
 
 
-def in_backward() -> bool:
-    """Whether the calling thread is inside a backward pass."""
-    return torch._C._current_graph_task_id() != -1
+def in_backward_node() -> bool:
+    """Whether the calling thread is inside a node of a backward pass (or its hooks), not in what is called after all nodes."""
+    return torch._C._current_graph_task_id() != -1 and torch._C._current_autograd_node() is not None
 
 
 def after_backward(callback: Callable[[], Any]) -> None:
@@ -129,8 +144,8 @@ def after_backward(callback: Callable[[], Any]) -> None:
 
 
 def num_unwaited_works() -> int:
-    """How many results of functional collectives nobody has waited for, in the whole process."""
-    count = getattr(torch._C._distributed_c10d, "_get_work_registry_size", None)
+    """How many results of functional collectives of the calling rank nobody has waited for."""
+    count = getattr(_bindings, "_get_work_registry_size", None)
     return int(count()) if count else 0
 
 

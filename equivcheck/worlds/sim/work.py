@@ -9,36 +9,33 @@ import torch
 import torch.distributed as dist
 import torch.futures
 
-from equivcheck.worlds.sim.torch_private import after_backward, in_backward, raw_memory
+from equivcheck.worlds.sim.torch_private import after_backward, in_backward_node, raw_memory
 
 if TYPE_CHECKING:
-    from equivcheck.worlds.sim.exchange import Meeting, Parcel, RawCall, Switchboard
+    from equivcheck.worlds.sim.exchange import Meeting, Parcel, RawCall
+    from equivcheck.worlds.sim.process_group import SimGroup
 
 
 class SimWork(dist.Work):
     """One rank's handle of one call."""
 
-    def __init__(
-        self, board: Switchboard, rank: int, raw: RawCall, meeting: Meeting, slot: int, outputs: list[torch.Tensor], shown: Any
-    ) -> None:
+    def __init__(self, group: SimGroup, raw: RawCall, meeting: Meeting, outputs: list[torch.Tensor], shown: Any) -> None:
         super().__init__()
-        self._board = board
-        self._rank = rank
+        self.group = group
         self.raw = raw
-        self._meeting: Meeting | None = meeting
-        self._slot = slot
         self.outputs = outputs
+        self._meeting: Meeting | None = meeting
         self._shown = shown
         self._future: WorkFuture | None = None
-        board.unwaited.add(self)
+        group.board.unwaited.add(self)
 
-    def wait(self, timeout: Any = None) -> bool:
+    def wait(self, timeout: Any = None) -> bool:  # noqa: ARG002 - a call that cannot complete is known at once
         """Hand the baton over until every member has issued the call, then fill the outputs."""
         meeting = self._meeting
         if meeting is not None:
             if meeting.results is None:
-                meeting.waiting.append(self._rank)
-                self._board.scheduler.block(self._rank, self.raw)
+                meeting.waiting.append(self.group.global_rank)
+                self.group.board.scheduler.block(self.group.global_rank, self.raw)
             self._deliver(meeting)
         return True
 
@@ -47,7 +44,7 @@ class SimWork(dist.Work):
         meeting = self._meeting
         if meeting is None:
             return True
-        if meeting.results is None and not self._board.scheduler.poll(self._rank, self.raw):
+        if meeting.results is None and not self.group.board.scheduler.poll(self.group.global_rank, self.raw):
             return self.wait()
         if meeting.results is None:
             return False
@@ -73,14 +70,14 @@ class SimWork(dist.Work):
     def get_future(self) -> WorkFuture:
         """A future of the outputs.
 
-        C++ waits for futures where the baton cannot be handed over, so outside a backward pass this is a wait; inside one, the wait is put at
-        its end, before whatever is queued there later (which is where DDP waits for its buckets).
+        C++ waits for futures where the baton cannot be handed over, so outside the nodes of a backward pass this is a wait;
+        inside one, the wait is put after all nodes, before whatever is queued there later (where DDP waits for its buckets).
         """
         if self._future is None:
             self._future = WorkFuture(self)
             if self._meeting is None:
                 self._future.fulfil(self._shown)
-            elif in_backward():
+            elif in_backward_node():
                 after_backward(self.wait)
             else:
                 self.wait()
@@ -93,14 +90,14 @@ class SimWork(dist.Work):
 
     def _deliver(self, meeting: Meeting) -> None:
         self._meeting = None
-        self._board.unwaited.discard(self)
+        self.group.board.unwaited.discard(self)
         results = meeting.results
         assert results is not None
         if self.outputs:
             with raw_memory():
-                for output, result in zip(self.outputs, results[self._slot], strict=True):
+                for output, result in zip(self.outputs, results[self.group.member], strict=True):
                     output.copy_(result if result.shape == output.shape else result.view(output.shape))
-        results[self._slot] = []
+        results[self.group.member] = []
         self.outputs = []
         if self._future is not None:
             self._future.fulfil(self._shown)
@@ -128,7 +125,7 @@ class CoalescedWork(dist.Work):
         super().__init__()
         self._works = works
 
-    def wait(self, timeout: Any = None) -> bool:
+    def wait(self, timeout: Any = None) -> bool:  # noqa: ARG002 - a call that cannot complete is known at once
         """Wait for all of them, in the order of issue."""
         for work in self._works:
             work.wait()
@@ -136,7 +133,7 @@ class CoalescedWork(dist.Work):
 
     def is_completed(self) -> bool:
         """Whether all of them are."""
-        return all([work.is_completed() for work in self._works])
+        return all(work.is_completed() for work in self._works)
 
 
 class WorkFuture(torch.futures.Future):  # type: ignore[type-arg]

@@ -5,7 +5,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from equivcheck.oracle.floor import Expected
 from equivcheck.oracle.reference import confirming_reference, doubt_about, reference
 from equivcheck.oracle.verdict import Phase
 from equivcheck.scenario import SGD, Activation, Data, Layer, Model, Norm, Precision, Training
@@ -35,12 +34,13 @@ def test_tolerance_is_some_units_in_the_last_place(precision: Precision) -> None
     assert np.max(relative) < 5000 * eps
 
 
-def test_more_perturbations_never_make_the_floor_lower() -> None:
-    """The runs that confirm a divergence include those that raised the suspicion."""
+def test_more_perturbations_raise_the_floor_a_little() -> None:
+    """The many runs that confirm a divergence estimate the same spread as the few that raised the suspicion: no less than half of it."""
     quick, sure = reference(TRAINING), confirming_reference(TRAINING)
 
     for few, many in zip(quick.moments, sure.moments, strict=True):
-        assert (many.tolerances >= few.tolerances).all()
+        assert (many.tolerances >= 0.5 * few.tolerances).all()
+        assert (many.tolerances <= 10 * few.tolerances).all()
 
 
 def test_a_training_that_blows_up_proves_nothing() -> None:
@@ -62,17 +62,7 @@ def test_a_floor_of_more_than_half_the_digits_proves_nothing() -> None:
     moments = reference(TRAINING).moments
     row = next(index for index, moment in enumerate(moments) if moment.phase is Phase.UPDATE)
     noisy = moments[row]
-    loud = Expected(
-        noisy.step,
-        noisy.phase,
-        noisy.table,
-        noisy.present,
-        noisy.dtypes,
-        noisy.values,
-        noisy.norms,
-        noisy.tolerances + 1e-7 * noisy.scales,
-        noisy.scales,
-    )
+    loud = replace(noisy, tolerances=noisy.tolerances + 1e-7 * noisy.scales)
 
     assert doubt_about(TRAINING, moments) == ""
     assert noisy.table.names[0] in doubt_about(TRAINING, (*moments[:row], loud, *moments[row + 1 :]))

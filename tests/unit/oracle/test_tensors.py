@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from equivcheck.oracle.tensors import full_vector, norms, table_of
-from equivcheck.train.trace import Piece, Snapshot
+from equivcheck.train.trace import Piece
 
 WHOLE = (Piece(name="a", shape=(2, 3)), Piece(name="b", shape=(4,)))
 
@@ -35,10 +35,11 @@ def test_a_tensor_of_another_name_or_shape_has_no_place(piece: Piece) -> None:
 
 
 def test_absent_tensors_are_zero_in_the_full_vector() -> None:
-    """The values of present tensors keep their places when another one is None."""
-    snapshot = Snapshot(pieces=WHOLE, present=(False, True), fits=(False, True), dtypes=("", "float64"), values=np.arange(1.0, 5.0))
+    """The values of present tensors keep their places when another one is None, also in a stack of runs."""
+    values = np.arange(1.0, 5.0)
 
-    assert full_vector(table_of(WHOLE), snapshot).tolist() == [0, 0, 0, 0, 0, 0, 1, 2, 3, 4]
+    assert full_vector(table_of(WHOLE), (False, True), values).tolist() == [0, 0, 0, 0, 0, 0, 1, 2, 3, 4]
+    assert full_vector(table_of(WHOLE), (False, True), np.stack([values, values])).shape == (2, 10)
 
 
 def test_norms_are_per_tensor() -> None:

@@ -1,0 +1,57 @@
+"""`equivcheck check`: one scenario from a file."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from equivcheck.cli.options import console, deadline_option, json_option, print_json, world_option
+from equivcheck.cli.shell import ExitCode
+from equivcheck.errors import UsageError
+
+if TYPE_CHECKING:
+    from equivcheck.scenario import Scenario
+
+
+@click.command()
+@click.argument("file", type=click.Path(path_type=str))
+@world_option("sim")
+@deadline_option(60.0)
+@json_option
+def check(file: str, world: str, deadline: float, as_json: bool) -> ExitCode:
+    """Check the scenario in FILE (JSON; - for standard input)."""
+    scenario = read_scenario(file)
+    from equivcheck.findings.finding import verdict_object
+    from equivcheck.oracle.check import check as check_scenario
+    from equivcheck.report.verdict_text import print_verdict
+
+    verdict = check_scenario(scenario, world=world, deadline=deadline)
+    if as_json:
+        print_json(verdict_object(verdict))
+    else:
+        print_verdict(console(), verdict)
+    return ExitCode.FINDINGS if verdict.outcome.is_finding else ExitCode.NOTHING_FOUND
+
+
+def read_scenario(file: str) -> Scenario:
+    """The scenario in a file, or on standard input for ``-``. Raises `UsageError` or `InvalidScenario`."""
+    from equivcheck.scenario.codec import from_json
+
+    if file == "-":
+        return from_json(_decoded(sys.stdin.buffer.read(), "standard input"), where="standard input")
+    if Path(file).is_dir():
+        raise UsageError(f"file {file} is a folder; allowed: a file with a scenario (replay takes the folder of a finding)")
+    try:
+        return from_json(_decoded(Path(file).read_bytes(), file), where=file)
+    except OSError as error:
+        raise UsageError(f"file {file} cannot be read: {error.strerror}") from error
+
+
+def _decoded(raw: bytes, where: str) -> str:
+    try:
+        return raw.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{where} is not UTF-8 text: byte {error.start} is {raw[error.start]:#04x}") from error

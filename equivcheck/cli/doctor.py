@@ -1,0 +1,50 @@
+"""`equivcheck doctor`: what works here, and why the rest does not."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from equivcheck.cli.options import console, json_option, print_json
+from equivcheck.cli.shell import ExitCode
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from equivcheck.doctor import Probe
+
+
+@click.command()
+@json_option
+def doctor(as_json: bool) -> ExitCode:
+    """Say which versions are installed and which worlds and layouts work here: each is tried on two ranks."""
+    from equivcheck.doctor import probe_everything
+    from equivcheck.findings.environment import environment
+    from equivcheck.scenario.codec import encode
+
+    versions = environment()
+    probes = [_shown(probe) for probe in probe_everything()]
+    if as_json:
+        print_json({"environment": encode(versions), "probes": [encode(probe) for probe in probes]})
+    else:
+        for name, value in encode(versions).items():
+            click.echo(f"{name:<12}{value or 'not installed'}")
+        console().print(_table(probes))
+    return ExitCode.NOTHING_FOUND if all(probe.works for probe in probes) else ExitCode.CANNOT_RUN
+
+
+def _shown(probe: Probe) -> Probe:
+    click.echo(f"{probe.world} {probe.layout}: {'works' if probe.works else probe.reason}", err=True)
+    return probe
+
+
+def _table(probes: list[Probe]) -> Table:
+    from rich.table import Table
+
+    worlds = list(dict.fromkeys(probe.world for probe in probes))
+    table = Table("layout", *worlds, box=None, pad_edge=False, header_style="bold")
+    for layout in dict.fromkeys(probe.layout for probe in probes):
+        cells = {probe.world: "works" if probe.works else probe.reason for probe in probes if probe.layout == layout}
+        table.add_row(layout, *(cells[world] for world in worlds))
+    return table

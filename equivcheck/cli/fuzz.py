@@ -1,0 +1,90 @@
+"""`equivcheck fuzz`: generated scenarios for a time."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from equivcheck.cli.options import console, deadline_option, json_option, layouts_option, print_json, store_option, world_option
+from equivcheck.cli.shell import ExitCode
+from equivcheck.scenario.mesh import MAX_RANKS
+
+if TYPE_CHECKING:
+    from equivcheck.campaign.events import Summary
+    from equivcheck.campaign.plan import Plan
+
+
+@click.command()
+@click.option("--seconds", type=click.FloatRange(min=0, min_open=True), required=True, help="Time budget, from the first check.")
+@click.option("--seed", type=click.IntRange(min=0), help="Draw the same scenarios again; random if not given, and always shown.")
+@layouts_option
+@world_option("sim")
+@click.option("--workers", type=click.IntRange(min=1), help="Worker processes.  [default: one a core]")
+@click.option(
+    "--max-ranks", type=click.IntRange(1, MAX_RANKS), default=MAX_RANKS, show_default=True, help="Most ranks in a scenario."
+)
+@deadline_option(30.0)
+@store_option
+@json_option
+def fuzz(  # noqa: PLR0913, PLR0917 - options
+    seconds: float,
+    seed: int | None,
+    layouts: tuple[str, ...],
+    world: str,
+    workers: int | None,
+    max_ranks: int,
+    deadline: float,
+    store: Path,
+    as_json: bool,
+) -> ExitCode:
+    """Check generated scenarios, shrink what fails, and keep it.
+
+    Ctrl-C ends it early: what was found is kept, and the exit code is that of what was found.
+    """
+    from equivcheck.campaign.plan import Plan
+
+    plan = Plan(
+        seconds=seconds,
+        seed=secrets.randbits(32) if seed is None else seed,
+        num_workers=workers or num_cores(),
+        world=world,
+        layouts=layouts,
+        max_ranks=max_ranks,
+        deadline=deadline,
+        stuck_seconds=deadline + 90.0,
+    )
+    return run_plan(plan, store, as_json)
+
+
+def run_plan(plan: Plan, store: Path, as_json: bool) -> ExitCode:
+    """Run a campaign with a progress line on stderr and its summary on stdout."""
+    from equivcheck.campaign.supervisor import fuzz as run_campaign
+    from equivcheck.findings.store import FindingStore
+    from equivcheck.report.progress import ProgressLine
+    from equivcheck.report.summary_object import summary_object
+    from equivcheck.report.tables import print_summary
+
+    with ProgressLine(console(stderr=True)) as progress:
+        summary = run_campaign(plan, FindingStore(store), [progress])
+    if as_json:
+        print_json(summary_object(summary))
+    else:
+        print_summary(console(), summary)
+    return exit_code(summary)
+
+
+def exit_code(summary: Summary) -> ExitCode:
+    """Of a campaign: a checker that broke comes before what it had found."""
+    if summary.broken:
+        click.echo(f"error: the checker itself could not go on: {summary.broken.splitlines()[0]}", err=True)
+        return ExitCode.CANNOT_RUN
+    return ExitCode.FINDINGS if summary.findings else ExitCode.NOTHING_FOUND
+
+
+def num_cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -1,0 +1,77 @@
+"""Options that several commands share, and how they print."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+import click
+
+from equivcheck.findings.store import DEFAULT_STORE
+from equivcheck.worlds.pool import WORLDS
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class Option(Protocol):
+    """What adds an option to a command."""
+
+    def __call__(self, command: F, /) -> F:
+        """The command with the option."""
+
+
+json_option = click.option("--json", "as_json", is_flag=True, help="Print exactly one JSON object on stdout.")
+store_option = click.option(
+    "--store",
+    type=click.Path(file_okay=False, path_type=Path),
+    default=DEFAULT_STORE,
+    show_default=True,
+    help="Folder of the findings.",
+)
+world_type = click.Choice(list(WORLDS))
+
+
+def deadline_option(default: float) -> Option:
+    """``--deadline``."""
+    text = "Limit for one run of the ranks, in seconds."
+    return click.option("--deadline", type=click.FloatRange(min=0, min_open=True), default=default, show_default=True, help=text)
+
+
+def world_option(default: str | None, text: str = "Where the ranks run.") -> Option:
+    """``--world``."""
+    return click.option("--world", type=world_type, default=default, show_default=default is not None, help=text)
+
+
+def check_layouts(context: click.Context, parameter: click.Parameter, value: tuple[str, ...]) -> tuple[str, ...]:  # noqa: ARG001
+    """Refuse the tag of a layout that nobody registered, and name those that there are."""
+    if value:
+        from equivcheck.layouts.registry import layout_kinds
+
+        for tag in value:
+            if tag not in layout_kinds():
+                raise click.BadParameter(f"layout {tag!r} does not exist; allowed: {', '.join(layout_kinds())}")
+    return value
+
+
+layouts_option = click.option(
+    "--layout", "layouts", multiple=True, callback=check_layouts, metavar="TAG", help="Only this layout; may be repeated."
+)
+
+
+def console(*, stderr: bool = False) -> Console:
+    """A console for people on stdout or stderr; as wide as the terminal, and wide enough for tables elsewhere."""
+    from rich.console import Console
+
+    stream = sys.stderr if stderr else sys.stdout
+    return Console(file=stream, highlight=False, markup=False, width=None if stream.isatty() else 160)
+
+
+def print_json(value: dict[str, Any]) -> None:
+    """One object on stdout, strict JSON."""
+    click.echo(json.dumps(value, allow_nan=False))

@@ -1,0 +1,93 @@
+"""`equivcheck replay`: does a finding still show?"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from equivcheck.choice import Choice
+from equivcheck.cli.options import console, deadline_option, json_option, print_json, store_option, world_option
+from equivcheck.cli.shell import ExitCode
+
+if TYPE_CHECKING:
+    from equivcheck.findings.finding import Finding
+    from equivcheck.oracle.verdict import Verdict
+
+
+class Again(Choice):
+    """What a finding does when it is checked again."""
+
+    STILL = "still"
+    DIFFERENTLY = "differently"
+    NO_LONGER = "no_longer"
+
+
+_SENTENCES = {
+    Again.STILL: "still shows",
+    Again.DIFFERENTLY: "still fails, but in another way",
+    Again.NO_LONGER: "no longer shows",
+}
+
+
+@click.command()
+@click.argument("finding")
+@store_option
+@world_option(None, "Where the ranks run; by default where it was found.")
+@deadline_option(60.0)
+@json_option
+def replay(finding: str, store: Path, world: str | None, deadline: float, as_json: bool) -> ExitCode:
+    """Check a FINDING again: its folder, or the first digits of its fingerprint.
+
+    It runs in a process of its own, as some findings kill theirs.
+    """
+    from equivcheck.campaign.isolated import check_isolated
+
+    kept = find(finding, store)
+    verdict = check_isolated(kept.verdict.scenario, world=world or kept.verdict.world, deadline=deadline)
+    again = compare(kept, verdict)
+    if as_json:
+        print_json(_object(kept, again, verdict))
+    else:
+        _print(kept, again, verdict)
+    return ExitCode.NOTHING_FOUND if again is Again.NO_LONGER else ExitCode.FINDINGS
+
+
+def find(finding: str, store: Path) -> Finding:
+    """The finding in a folder, or in the store by its fingerprint. Raises `UsageError`."""
+    from equivcheck.findings.finding import load_finding
+    from equivcheck.findings.store import FindingStore
+
+    if Path(finding).is_dir() or "/" in finding:
+        return load_finding(Path(finding))
+    return FindingStore(store).load(finding)
+
+
+def compare(kept: Finding, verdict: Verdict) -> Again:
+    """What became of a finding."""
+    from equivcheck.findings.fingerprint import fingerprint
+
+    if not verdict.outcome.is_finding:
+        return Again.NO_LONGER
+    return Again.STILL if fingerprint(verdict) == kept.fingerprint else Again.DIFFERENTLY
+
+
+def _object(kept: Finding, again: Again, verdict: Verdict) -> dict[str, Any]:
+    from equivcheck.findings.finding import verdict_object
+    from equivcheck.scenario.codec import encode
+
+    return {
+        "fingerprint": kept.fingerprint,
+        "path": str(kept.path),
+        "shows": again.value,
+        "found_in": encode(kept.environment),
+        "verdict": verdict_object(verdict),
+    }
+
+
+def _print(kept: Finding, again: Again, verdict: Verdict) -> None:
+    from equivcheck.report.verdict_text import print_verdict
+
+    click.echo(f"{kept.fingerprint} {_SENTENCES[again]} (found {kept.environment.date} with torch {kept.environment.torch})")
+    print_verdict(console(), verdict)

@@ -1,0 +1,58 @@
+"""Exit codes, and errors as one line on stderr."""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from collections.abc import Sequence
+from enum import IntEnum
+from typing import Any, NoReturn
+
+import click
+from click.exceptions import NoArgsIsHelpError
+
+from equivcheck.errors import EquivCheckError, InvalidScenario, UsageError
+
+
+class ExitCode(IntEnum):
+    """What the process says when it ends."""
+
+    NOTHING_FOUND = 0
+    FINDINGS = 1
+    USAGE = 2
+    CANNOT_RUN = 3
+
+
+class Shell(click.Group):
+    """A group whose commands return an `ExitCode` and whose errors are one line; only a bug has a traceback."""
+
+    def main(self, args: Sequence[str] | None = None, prog_name: str | None = None, **extra: Any) -> NoReturn:  # type: ignore[override]
+        """Run a command and exit."""
+        extra["standalone_mode"] = False
+        try:
+            code = super().main(args, prog_name, **extra)
+        except Exception as error:
+            code = _report(error)
+        sys.exit(int(code or 0))
+
+
+def _report(error: Exception) -> ExitCode:
+    if isinstance(error, NoArgsIsHelpError):
+        error.show()
+        return ExitCode.USAGE
+    click.echo("error: " + " ".join(_sentence(error).split()), err=True)
+    is_usage = isinstance(error, (click.ClickException, UsageError, InvalidScenario))
+    return ExitCode.USAGE if is_usage else ExitCode.CANNOT_RUN
+
+
+def _sentence(error: Exception) -> str:
+    if isinstance(error, click.ClickException):
+        return error.format_message()
+    if isinstance(error, click.Abort):
+        return "interrupted"
+    if isinstance(error, EquivCheckError):
+        return str(error)
+    if isinstance(error, ModuleNotFoundError) and error.name == "torch":
+        return "torch is not installed; allowed: torch 2.6 or newer"
+    traceback.print_exception(error)
+    return f"{type(error).__name__}: {error} (a bug in the checker)"

@@ -1,0 +1,126 @@
+"""Which plans of tensor parallelism can run for which model.
+
+Activations travel between layers as local tensors, as `parallelize_module` leaves them by default. A local tensor does not carry the size of the
+whole, so what is cut between layers must be cut evenly; inside a layer torch cuts unevenly as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from itertools import product
+
+from equivcheck.layouts.mends import all_multiples, each_layer, with_num_layers, with_rows, with_widths
+from equivcheck.scenario import Layer, LayerPlan, Model, Split, Spread, Training
+
+ALL_PLANS: tuple[LayerPlan, ...] = tuple(
+    LayerPlan(split=split, output=output)
+    for split, output in product(Split, Spread)
+    if not (split is Split.REPLICATED and output is Spread.FEATURES)
+)
+"""Every plan of a layer, simplest first."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """A layer and how its input comes to it."""
+
+    model: Model
+    """The model."""
+    index: int
+    """Which layer."""
+    input: Spread
+    """How the layer before left it."""
+    tp: int
+    """Ranks along the tensor-parallel axis."""
+    rows: tuple[int, ...]
+    """Rows of each microbatch on these ranks."""
+
+    @property
+    def layer(self) -> Layer:
+        """The layer."""
+        return self.model.layers[self.index]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanRule:
+    """Something that a plan may not do at a place."""
+
+    reason: str
+    """One sentence for people."""
+    broken: Callable[[Place, LayerPlan], bool]
+    """Whether the plan does it there."""
+    mend: Callable[[Training, Place], Training]
+    """The nearest training for which it is allowed."""
+
+
+def _with_layer(training: Training, index: int, **changes: bool | None) -> Training:
+    return each_layer(training, lambda at, layer: replace(layer, **changes) if at == index else layer)  # type: ignore[arg-type]
+
+
+def _even_rows(training: Training, place: Place) -> Training:
+    factor = training.data.microbatches[0] // place.rows[0]
+    return with_rows(training, factor * place.tp)
+
+
+RULES: tuple[PlanRule, ...] = (
+    PlanRule(
+        reason="tensor parallelism: a norm needs all features of a row, but its layer finds its input cut by features",
+        broken=lambda place, plan: place.layer.norm is not None and place.input is Spread.FEATURES,
+        mend=lambda training, place: _with_layer(training, place.index, norm=None),
+    ),
+    PlanRule(
+        reason="tensor parallelism: a residual adds a layer's input to its output, but the plan spreads them differently",
+        broken=lambda place, plan: place.layer.residual and plan.output is not place.input,
+        mend=lambda training, place: _with_layer(training, place.index, residual=False),
+    ),
+    PlanRule(
+        reason="tensor parallelism: rows cut between layers must be a multiple of the ranks, as local tensors do not say how they were cut",
+        broken=lambda place, plan: plan.output is Spread.ROWS and not all_multiples(place.rows, place.tp),
+        mend=_even_rows,
+    ),
+    PlanRule(
+        reason="tensor parallelism: features cut between layers must be a multiple of the ranks, as local tensors do not say how they "
+        "were cut (pytorch#150336)",
+        broken=lambda place, plan: plan.output is Spread.FEATURES and place.layer.width % place.tp != 0,
+        mend=lambda training, place: with_widths(training, place.tp),
+    ),
+)
+"""What a plan may not do at its place; rules about the whole plan are in `legal_plans` and in the layout's limits."""
+
+
+def legal_plans(model: Model, index: int, input: Spread, tp: int, microbatches: tuple[int, ...]) -> tuple[LayerPlan, ...]:
+    """What can run for a layer whose input lies as `input`, and leaves its output so that the layers after it can run; never empty if reached so.
+
+    `microbatches` are the rows of each microbatch on the ranks of one tensor-parallel group.
+    """
+    place = Place(model=model, index=index, input=input, tp=tp, rows=microbatches)
+    return tuple(plan for plan in ALL_PLANS if not _breaks(place, plan) and _can_go_on(place, plan))
+
+
+def _breaks(place: Place, plan: LayerPlan) -> bool:
+    return any(rule.broken(place, plan) for rule in RULES)
+
+
+def _can_go_on(place: Place, plan: LayerPlan) -> bool:
+    after = place.index + 1
+    if after == len(place.model.layers):
+        return plan.output is Spread.WHOLE
+    following = replace(place, index=after, input=plan.output)
+    return any(not _breaks(following, entry) and _can_go_on(following, entry) for entry in ALL_PLANS)
+
+
+def places(model: Model, plan: tuple[LayerPlan, ...], tp: int, microbatches: tuple[int, ...]) -> tuple[Place, ...]:
+    """Where each entry of a plan of as many entries as layers would run."""
+    inputs = (Spread.WHOLE, *(entry.output for entry in plan[:-1]))
+    return tuple(Place(model=model, index=index, input=spread, tp=tp, rows=microbatches) for index, spread in enumerate(inputs))
+
+
+def fits(model: Model, plan: tuple[LayerPlan, ...]) -> bool:
+    """Whether a plan has one entry a layer."""
+    return len(plan) == len(model.layers)
+
+
+def fitted(training: Training, plan: tuple[LayerPlan, ...]) -> Training:
+    """The training with as many layers as the plan has entries."""
+    return with_num_layers(training, len(plan))

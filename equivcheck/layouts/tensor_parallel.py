@@ -1,0 +1,69 @@
+"""`torch.distributed.tensor.parallel.parallelize_module`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+from equivcheck.layouts.kind import LayoutKind, Limit
+from equivcheck.layouts.limits import DTENSOR_OPTIMIZERS, parallelism_of
+from equivcheck.layouts.mends import has_shares, without_shares
+from equivcheck.layouts.plans import RULES, Place, PlanRule, fits, fitted, places
+from equivcheck.scenario import Layout, Parallelism, TensorParallel, Training
+from equivcheck.scenario.mesh import TP
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
+    from equivcheck.train.setup import Setup
+
+
+def _first_broken(rule: PlanRule, training: Training, layout: Layout) -> Place | None:
+    plan = parallelism_of(layout, TensorParallel).plan
+    rows = tuple(rows // layout.num_data_ranks for rows in training.data.microbatches)
+    found = places(training.model, plan, layout.mesh.size(TP), rows)
+    return next((place for place, entry in zip(found, plan, strict=True) if rule.broken(place, entry)), None)
+
+
+def _limit(rule: PlanRule) -> Limit:
+    def mend(training: Training, layout: Layout) -> Training:
+        place = _first_broken(rule, training, layout)
+        return training if place is None else rule.mend(training, place)
+
+    return Limit(reason=rule.reason, applies=lambda training, layout: _first_broken(rule, training, layout) is not None, mend=mend)
+
+
+ONE_ENTRY_A_LAYER = Limit(
+    reason="tensor parallelism: the plan must have one entry for each layer of the model",
+    applies=lambda training, layout: not fits(training.model, parallelism_of(layout, TensorParallel).plan),
+    mend=lambda training, layout: fitted(training, parallelism_of(layout, TensorParallel).plan),
+)
+
+NO_SHARED_WEIGHTS = Limit(
+    reason="tensor parallelism: parallelize_module makes a new parameter for each module, which unties shared weights",
+    applies=lambda training, layout: has_shares(training.model),
+    mend=lambda training, layout: without_shares(training),
+)
+
+
+class TensorParallelKind(LayoutKind):
+    """Splits linears by columns or rows, and activations between layers by rows or features."""
+
+    parallelism: ClassVar[type[Parallelism]] = TensorParallel
+    limits: ClassVar[tuple[Limit, ...]] = (ONE_ENTRY_A_LAYER, NO_SHARED_WEIGHTS, *map(_limit, RULES), *DTENSOR_OPTIMIZERS)
+
+    def apply(self, setup: Setup, parallelism: Parallelism, mesh: DeviceMesh) -> None:
+        """Parallelize each layer by its plan, and take of each dropout mask what this rank has of the layer's output."""
+        from torch.distributed.tensor.parallel import parallelize_module
+
+        from equivcheck.layouts.distributing import settle_gradients
+        from equivcheck.layouts.styles import layer_styles, local_masks
+        from equivcheck.scenario import Spread
+
+        assert isinstance(parallelism, TensorParallel), parallelism
+        spread = Spread.WHOLE
+        for layer, plan in zip(setup.model.get_submodule("layers").children(), parallelism.plan, strict=True):
+            parallelize_module(layer, mesh, dict(layer_styles(layer, plan, spread)))
+            spread = plan.output
+        settle_gradients(setup.model)
+        rank, size, inner = mesh.get_local_rank(), mesh.size(), setup.take
+        setup.take = lambda batch: local_masks(inner(batch), parallelism.plan, rank, size)

@@ -1,0 +1,83 @@
+"""What a campaign leaves, as JSON values."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+from equivcheck.campaign.events import KeptFinding, Summary
+from equivcheck.campaign.tally import Tally
+from equivcheck.oracle.verdict import Outcome
+from equivcheck.report.words import in_words
+from equivcheck.scenario.codec import to_json
+
+
+def summary_object(summary: Summary) -> dict[str, Any]:
+    """One object; every outcome is named, also those that never came up."""
+    tally, plan = summary.tally, summary.plan
+    return {
+        "checks": tally.num_checks,
+        "seconds": round(summary.seconds, 3),
+        "checks_per_second": round(tally.num_checks / summary.seconds, 3) if summary.seconds else 0.0,
+        "shrinking_checks": tally.num_shrinking,
+        "outcomes": {outcome.value: _num(tally, outcome) for outcome in Outcome},
+        "layouts": {layout: _layout(tally, layout) for layout in sorted(tally.durations)},
+        "known": dict(tally.known.most_common()),
+        "reasons": [
+            {"outcome": outcome.value, "reason": reason, "checks": number}
+            for (outcome, reason), number in tally.reasons.most_common()
+        ],
+        "slowest": _slowest(tally),
+        "findings": [finding_object(finding, tally) for finding in summary.findings],
+        "store": str(summary.store),
+        "seed": plan.seed,
+        "world": plan.world,
+        "workers": plan.num_workers,
+        "budget_seconds": plan.seconds,
+        "interrupted": summary.interrupted,
+        "broken": summary.broken or None,
+    }
+
+
+def finding_object(finding: KeptFinding, tally: Tally) -> dict[str, Any]:
+    """One finding of a campaign."""
+    verdict = finding.verdict
+    return {
+        "fingerprint": finding.fingerprint,
+        "outcome": verdict.outcome.value,
+        "layout": verdict.scenario.layout.name,
+        "ranks": verdict.scenario.layout.mesh.num_ranks,
+        "reason": verdict.reason,
+        "path": str(finding.path),
+        "kept": finding.kept.value,
+        "checks": tally.fingerprints[finding.fingerprint],
+    }
+
+
+def _num(tally: Tally, outcome: Outcome) -> int:
+    return sum(number for (_, other), number in tally.outcomes.items() if other is outcome)
+
+
+def _layout(tally: Tally, layout: str) -> dict[str, Any]:
+    return {
+        "checks": sum(number for (name, _), number in tally.outcomes.items() if name == layout),
+        "outcomes": {outcome.value: tally.outcomes[layout, outcome] for outcome in Outcome},
+        "median_ms": milliseconds(tally.durations[layout].quantile(0.5)),
+        "p95_ms": milliseconds(tally.durations[layout].quantile(0.95)),
+    }
+
+
+def _slowest(tally: Tally) -> dict[str, Any] | None:
+    if tally.slowest is None:
+        return None
+    return {
+        "seconds": round(tally.slowest_seconds, 4),
+        "words": in_words(tally.slowest),
+        "scenario": json.loads(to_json(tally.slowest)),
+    }
+
+
+def milliseconds(seconds: float) -> float | None:
+    """Rounded to what is measured; None for what is not a number."""
+    return None if math.isnan(seconds) else round(seconds * 1000, 2)

@@ -1,0 +1,89 @@
+"""The end of a campaign, for people."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rich.console import Console, Group, RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from equivcheck.campaign.events import KeptFinding, Summary
+from equivcheck.campaign.tally import Tally
+from equivcheck.findings.store import Kept
+from equivcheck.oracle.verdict import Outcome
+from equivcheck.report.words import count, in_words
+
+STYLES = {
+    Outcome.EQUIVALENT: "green",
+    Outcome.DIVERGED: "red",
+    Outcome.CRASHED: "red",
+    Outcome.HUNG: "red",
+    Outcome.KNOWN: "yellow",
+    Outcome.INCONCLUSIVE: "yellow",
+    Outcome.UNSUPPORTED: "dim",
+}
+"""How an outcome is coloured where there is colour."""
+_KEPT = {Kept.NEW: "new", Kept.SMALLER: "seen before, now with a smaller scenario", Kept.SEEN: "seen before"}
+_MAX_REASONS = 8
+
+
+def print_summary(console: Console, summary: Summary) -> None:
+    """Layouts by outcome with times, the slowest scenario, and a paragraph for each finding."""
+    for part in _parts(summary):
+        console.print(part, soft_wrap=isinstance(part, Text))
+
+
+def _parts(summary: Summary) -> Iterator[RenderableType]:
+    tally = summary.tally
+    yield _table(tally)
+    rate = tally.num_checks / summary.seconds if summary.seconds else 0.0
+    early = " (stopped before the end)" if summary.interrupted else ""
+    yield Text(
+        f"{count(tally.num_checks, 'check')} in {summary.seconds:.1f} s{early}, {rate:.1f} checks/s, seed {summary.plan.seed}"
+    )
+    if tally.slowest is not None:
+        yield Text(f"slowest: {tally.slowest_seconds * 1000:.0f} ms, {in_words(tally.slowest)}")
+    yield from _notes(tally)
+    if summary.findings:
+        yield Text(f"\n{count(len(summary.findings), 'finding')}, kept in {summary.store}:", style="bold red")
+        yield from (_paragraph(finding, tally) for finding in summary.findings)
+    else:
+        yield Text(f"no findings; they would be kept in {summary.store}", style="bold green")
+    if summary.broken:
+        yield Text(f"\nthe checker itself could not go on: {summary.broken}", style="bold red")
+
+
+def _table(tally: Tally) -> Table:
+    shown = [outcome for outcome in Outcome if any(other is outcome for _, other in tally.outcomes)]
+    table = Table("layout", box=None, pad_edge=False, header_style="bold")
+    for outcome in shown:
+        table.add_column(outcome.value, justify="right", style=STYLES[outcome])
+    for heading in ("checks", "median ms", "p95 ms"):
+        table.add_column(heading, justify="right")
+    for layout in sorted(tally.durations):
+        numbers = [tally.outcomes[layout, outcome] for outcome in shown]
+        times = [f"{tally.durations[layout].quantile(share) * 1000:.1f}" for share in (0.5, 0.95)]
+        table.add_row(layout, *(str(number) for number in (*numbers, sum(numbers))), *times)
+    return table
+
+
+def _notes(tally: Tally) -> Iterator[Text]:
+    """What is on file or could not be decided, most frequent first."""
+    for name, number in tally.known.most_common(_MAX_REASONS):
+        yield Text(f"known: {name}, {count(number, 'check')}", style="yellow")
+    for (outcome, reason), number in tally.reasons.most_common(_MAX_REASONS):
+        yield Text(f"{outcome.value}: {reason}, {count(number, 'check')}", style=STYLES[outcome])
+
+
+def _paragraph(finding: KeptFinding, tally: Tally) -> RenderableType:
+    verdict = finding.verdict
+    title = Text.assemble((verdict.outcome.value.upper(), STYLES[verdict.outcome]), f" {in_words(verdict.scenario)}")
+    times = count(tally.fingerprints[finding.fingerprint], "check")
+    lines = (
+        title,
+        Text(verdict.reason),
+        Text(f"{finding.path} ({_KEPT[finding.kept]}, showed in {times}); again: equivcheck replay {finding.path}"),
+    )
+    return Padding(Group(*lines), (1, 0, 0, 2))

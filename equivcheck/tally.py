@@ -1,0 +1,22 @@
+"""How many scenarios this process has checked, by layout, world and outcome, for a face that sums up."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+Row = tuple[str, str, str]
+"""Layout, world, outcome."""
+
+_checked: Counter[Row] = Counter()
+
+
+def record(layout: str, world: str, outcome: str) -> None:
+    """Count one check; `layout` as `Layout.name` writes it, `outcome` as JSON does."""
+    _checked[layout, world, outcome] += 1
+
+
+def take() -> Counter[Row]:
+    """The checks counted since the last call."""
+    taken = _checked.copy()
+    _checked.clear()
+    return taken

@@ -1,0 +1,226 @@
+"""Several copies of a single-device training at once, each from material of its own: one pass instead of one a copy.
+
+Every tensor has the copies as its first dim. Nothing mixes copies: products are batched, losses are per copy (so that one
+backward gives every copy its own gradient), norms are taken per copy, and every optimizer that has a noun is elementwise, with
+step counts that do not depend on values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import nn
+from torch.nn import functional
+
+from equivcheck.scenario import ClipNorm, ClipValue, Layer, Norm, Side, Training, ZeroGrad
+from equivcheck.train.material import Batch
+from equivcheck.train.model import ACTIVATIONS
+from equivcheck.train.optimizer import build_optimizer, build_schedule
+
+Array = npt.NDArray[np.floating]
+
+CLIP_EPS = 1e-6
+"""What `torch.nn.utils.clip_grad_norm_` adds to the norm that it divides by."""
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class EnsembleStep:
+    """What one step leaves in each copy; row d is laid out as the values of the snapshot that copy d alone would leave."""
+
+    loss: Array
+    """Shape (copies,)."""
+    present: tuple[bool, ...]
+    """Per parameter, whether it has a gradient: the same in every copy."""
+    gradients: Array
+    """Shape (copies, elements of the gradients present), after the last backward, before clipping."""
+    clip_norm: Array | None
+    """Shape (copies,); None without clipping by norm."""
+    clipped: Array | None
+    """Shaped as `gradients`, after clipping; None without clipping."""
+    parameters: Array
+    """Shape (copies, elements of all parameters), after the update."""
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class EnsembleTrace:
+    """What a whole run leaves in each copy; buffers are left out, as they depend on no value."""
+
+    steps: tuple[EnsembleStep, ...]
+    """One a step."""
+    state_names: tuple[str, ...]
+    """``parameter/key`` of each state tensor, in the order of a single run's state snapshot."""
+    state: Array
+    """Shape (copies, elements of all state tensors); a step count and the like is repeated for every copy."""
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class _Block:
+    """A layer with its parameters, each of shape (copies, *shape)."""
+
+    layer: Layer
+    norm_weight: torch.Tensor | None
+    norm_bias: torch.Tensor | None
+    weight: torch.Tensor
+    bias: torch.Tensor | None
+    side: torch.Tensor | None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Run:
+    training: Training
+    blocks: tuple[_Block, ...]
+    parameters: tuple[torch.Tensor, ...]
+    optimizer: torch.optim.Optimizer
+
+
+def train_ensemble(training: Training, parameters: Mapping[str, torch.Tensor], steps: Sequence[Sequence[Batch]]) -> EnsembleTrace:
+    """Train one copy per entry of the first dim.
+
+    Args:
+        training: What each copy trains; its own material is not used.
+        parameters: Initial parameters of shape (copies, *shape) by canonical name, ordered as `Material.parameters`.
+        steps: Per step, its microbatches: inputs of shape (copies, rows, features), targets of shape (copies, rows, outputs),
+            masks of shape (rows, width) that all copies share.
+    """
+    copied = {name: values.clone().requires_grad_(_is_trained(training, name)) for name, values in parameters.items()}
+    optimizer = build_optimizer(training, copied.items())
+    run = _Run(training, _blocks(training, copied), tuple(copied.values()), optimizer)
+    schedule = build_schedule(training.schedule, optimizer)
+    kept = []
+    for index, microbatches in enumerate(steps):
+        kept.append(_step(run, microbatches, index))
+        if schedule is not None:
+            schedule.step()
+    state_names, state = _state(optimizer, copied)
+    return EnsembleTrace(steps=tuple(kept), state_names=state_names, state=state)
+
+
+def _is_trained(training: Training, name: str) -> bool:
+    return not training.model.layers[int(name.split(".")[1])].frozen
+
+
+def _blocks(training: Training, parameters: Mapping[str, torch.Tensor]) -> tuple[_Block, ...]:
+    return tuple(
+        _Block(
+            layer=layer,
+            norm_weight=parameters.get(f"layers.{index}.norm.weight"),
+            norm_bias=parameters.get(f"layers.{index}.norm.bias"),
+            weight=parameters[f"layers.{index if layer.shares is None else layer.shares}.linear.weight"],
+            bias=parameters.get(f"layers.{index}.linear.bias"),
+            side=parameters.get(f"layers.{index}.side.weight"),
+        )
+        for index, layer in enumerate(training.model.layers)
+    )
+
+
+def _step(run: _Run, microbatches: Sequence[Batch], index: int) -> EnsembleStep:
+    run.optimizer.zero_grad(set_to_none=run.training.zero_grad is ZeroGrad.NONE)
+    loss = _accumulate(run, microbatches, index)
+    grads = [parameter.grad for parameter in run.parameters]
+    there = [grad for grad in grads if grad is not None]
+    gradients = _rows(there)
+    clip_norm = _clip(run, there)
+    clipped = None if run.training.clipping is None else _rows(there)
+    run.optimizer.step()
+    return EnsembleStep(
+        loss=loss.numpy(),
+        present=tuple(grad is not None for grad in grads),
+        gradients=gradients,
+        clip_norm=None if clip_norm is None else clip_norm.numpy(),
+        clipped=clipped,
+        parameters=_rows([parameter.detach() for parameter in run.parameters]),
+    )
+
+
+def _accumulate(run: _Run, microbatches: Sequence[Batch], index: int) -> torch.Tensor:
+    """The loss of each copy; leaves the gradients."""
+    training, total = run.training, torch.zeros(())
+    for batch in microbatches:
+        values = batch.inputs
+        for block, mask in zip(run.blocks, batch.masks, strict=True):
+            values = _forward(block, values, mask, index)
+        loss = _losses(training, values, batch.targets)
+        if training.loss.is_mean and len(microbatches) > 1:
+            loss = loss * (batch.inputs.shape[1] / training.data.batch)
+        loss.backward(torch.ones_like(loss))  # type: ignore[no-untyped-call]
+        total = total + loss.detach()
+    return total
+
+
+def _forward(block: _Block, inputs: torch.Tensor, mask: torch.Tensor | None, step: int) -> torch.Tensor:
+    """Map (copies, rows, inputs) to (copies, rows, width)."""
+    layer, normed = block.layer, _normalise(block, inputs)
+    outputs = _linear(normed, block.weight, block.bias)
+    if block.side is not None and layer.side is Side.EVEN_STEPS and step % 2 == 0:
+        outputs = outputs + _linear(normed, block.side, None)
+    activation = ACTIVATIONS.get(layer.activation)
+    if activation is not None:
+        outputs = activation(outputs)
+    if mask is not None:
+        outputs = outputs * mask
+    return outputs + inputs if layer.residual else outputs
+
+
+def _normalise(block: _Block, inputs: torch.Tensor) -> torch.Tensor:
+    if block.norm_weight is None:
+        return inputs
+    weight, features = block.norm_weight.unsqueeze(1), inputs.shape[-1:]
+    if block.layer.norm is Norm.RMS:
+        return functional.rms_norm(inputs, features) * weight
+    assert block.norm_bias is not None, "a layer normalisation has a bias"
+    return functional.layer_norm(inputs, features) * weight + block.norm_bias.unsqueeze(1)
+
+
+def _linear(inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    turned = weight.transpose(1, 2)
+    return torch.bmm(inputs, turned) if bias is None else torch.baddbmm(bias.unsqueeze(1), inputs, turned)
+
+
+def _losses(training: Training, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """The loss of each copy, as `equivcheck.train.loop.loss_of` has it for one."""
+    errors = outputs - targets
+    if not training.loss.is_linear:
+        errors = errors.square()
+    return errors.mean((1, 2)) if training.loss.is_mean else errors.sum((1, 2))
+
+
+def _clip(run: _Run, gradients: list[torch.Tensor]) -> torch.Tensor | None:
+    """Clip in place; the norm of each copy before, if it is clipped by norm."""
+    clipping = run.training.clipping
+    if isinstance(clipping, ClipNorm):
+        return _clip_norm(clipping, gradients)
+    if isinstance(clipping, ClipValue):
+        nn.utils.clip_grad_value_(run.parameters, clipping.clip_value)
+    return None
+
+
+def _clip_norm(clipping: ClipNorm, gradients: list[torch.Tensor]) -> torch.Tensor:
+    order = float(clipping.norm_type.value)
+    norms = torch.stack([torch.linalg.vector_norm(gradient.flatten(1), order, dim=1) for gradient in gradients])
+    total: torch.Tensor = torch.linalg.vector_norm(norms, order, dim=0)
+    factor = (clipping.max_norm / (total + CLIP_EPS)).clamp(max=1.0)
+    for gradient in gradients:
+        gradient.mul_(factor.view(-1, *(1,) * (gradient.ndim - 1)))
+    return total
+
+
+def _rows(tensors: list[torch.Tensor]) -> Array:
+    """A copy of all values, shape (copies, elements)."""
+    rows: Array = torch.cat([tensor.flatten(1) for tensor in tensors], dim=1).numpy()
+    return rows
+
+
+def _state(optimizer: torch.optim.Optimizer, parameters: Mapping[str, torch.Tensor]) -> tuple[tuple[str, ...], Array]:
+    names: list[str] = []
+    tensors: list[torch.Tensor] = []
+    copies = len(next(iter(parameters.values())))
+    for name, parameter in parameters.items():
+        for key, value in optimizer.state.get(parameter, {}).items():
+            tensor = torch.as_tensor(value).detach()
+            names.append(f"{name}/{key}")
+            tensors.append(tensor if tensor.shape == parameter.shape else tensor.reshape(1, -1).expand(copies, -1))
+    return tuple(names), _rows(tensors) if tensors else np.empty((copies, 0))

@@ -1,0 +1,33 @@
+"""Hypothesis strategies for the nouns: valid by construction, composable, shrinking to what people would try first. No torch."""
+
+from equivcheck.strategies.clipping import clippings
+from equivcheck.strategies.data import data
+from equivcheck.strategies.group import groups
+from equivcheck.strategies.layer import layers
+from equivcheck.strategies.layout import layouts
+from equivcheck.strategies.mesh import meshes
+from equivcheck.strategies.model import models
+from equivcheck.strategies.optimizer import optimizers
+from equivcheck.strategies.parallelism import ddp, fsdp1, fsdp2, spmd, tensor_parallel
+from equivcheck.strategies.scenario import scenarios
+from equivcheck.strategies.schedule import schedules
+from equivcheck.strategies.training import trainings
+
+__all__ = [
+    "clippings",
+    "data",
+    "ddp",
+    "fsdp1",
+    "fsdp2",
+    "groups",
+    "layers",
+    "layouts",
+    "meshes",
+    "models",
+    "optimizers",
+    "scenarios",
+    "schedules",
+    "spmd",
+    "tensor_parallel",
+    "trainings",
+]

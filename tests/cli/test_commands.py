@@ -1,0 +1,240 @@
+"""The commands as users type them: exit codes, what goes to stdout, what to stderr."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+from unit.campaign import fakes
+
+from equivcheck import cli
+from equivcheck.campaign import isolated, plan
+from equivcheck.cli import main
+from equivcheck.findings.finding import load_finding
+from equivcheck.findings.fingerprint import fingerprint
+from equivcheck.findings.store import FindingStore
+from equivcheck.oracle.verdict import Outcome, Verdict
+from equivcheck.scenario import Scenario
+from equivcheck.scenario.codec import to_json
+
+
+def run(*arguments: object, stdin: str | bytes | None = None) -> Result:
+    """What a command line gives."""
+    return CliRunner().invoke(main, [str(argument) for argument in arguments], input=stdin)
+
+
+def the_object(result: Result) -> dict[str, Any]:
+    """The one JSON object on stdout."""
+    (line,) = result.stdout.splitlines()
+    value = json.loads(line, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
+    assert isinstance(value, dict)
+    return value
+
+
+def give(monkeypatch: pytest.MonkeyPatch, outcome: Outcome) -> None:
+    """Make every check of this process have that outcome."""
+
+    def check(scenario: Scenario, *, world: str, deadline: float) -> Verdict:
+        verdict = fakes.diverged(scenario, world=world)
+        return verdict if outcome is Outcome.DIVERGED else replace(verdict, outcome=outcome, divergence=None)
+
+    monkeypatch.setattr("equivcheck.oracle.check.check", check)
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    """A scenario in a file."""
+    path = tmp_path / "scenario.json"
+    path.write_text(to_json(fakes.scenario()))
+    return path
+
+
+@pytest.fixture
+def kept(tmp_path: Path) -> Path:
+    """The folder of a finding."""
+    store = FindingStore(tmp_path / "findings")
+    verdict = fakes.diverged(fakes.scenario(width=3))
+    store.keep(verdict)
+    return store.folder(fingerprint(verdict))
+
+
+@pytest.mark.parametrize("outcome", list(Outcome))
+def test_the_exit_code_of_a_check_says_whether_something_was_found(
+    file: Path, outcome: Outcome, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """1 for what is new and wrong, 0 for everything else; the outcome is shown."""
+    give(monkeypatch, outcome)
+    result = run("check", file)
+    assert result.exit_code == int(outcome in (Outcome.DIVERGED, Outcome.CRASHED, Outcome.HUNG))
+    assert outcome.name in result.stdout
+
+
+def test_a_check_is_real(file: Path) -> None:
+    """From a file, a scenario is trained on simulated ranks, and the verdict is one JSON object."""
+    result = run("check", file, "--json")
+    assert result.exit_code == 0
+    verdict = the_object(result)
+    assert verdict["outcome"] == "equivalent"
+    assert verdict["scenario"] == json.loads(file.read_text())
+
+
+def test_a_scenario_comes_from_standard_input_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A dash is standard input."""
+    give(monkeypatch, Outcome.EQUIVALENT)
+    assert run("check", "-", stdin=to_json(fakes.scenario())).exit_code == 0
+
+
+BAD_INPUTS: dict[str, tuple[tuple[str, ...], str | bytes | None, str]] = {
+    "unknown command": (("frobnicate",), None, "frobnicate"),
+    "unknown option": (("check", "-", "--frob"), None, "--frob"),
+    "missing file": (("check", "nowhere.json"), None, "nowhere.json"),
+    "folder": (("check", "."), None, "is a folder"),
+    "no argument": (("check",), None, "FILE"),
+    "empty": (("check", "-"), "", "standard input"),
+    "no JSON": (("check", "-"), "{", "invalid JSON"),
+    "no object": (("check", "-"), "[]", "an object"),
+    "no text": (("check", "-"), b"\xff\xfe", "UTF-8"),
+    "newer format": (("check", "-"), '{"format": 99}', "newer"),
+    "deep": (("check", "-"), "[" * 100_000, "invalid JSON"),
+    "unknown field": (("check", "-"), to_json(fakes.scenario()).replace('"steps"', '"stairs"'), "stairs"),
+    "out of range": (("check", "-"), to_json(fakes.scenario()).replace('"steps": 1', '"steps": 0'), "allowed"),
+    "unknown world": (("check", "-", "--world", "moon"), None, "gloo"),
+    "deadline": (("check", "-", "--deadline", "0"), None, "--deadline"),
+    "no seconds": (("fuzz",), None, "--seconds"),
+    "seconds": (("fuzz", "--seconds", "-1"), None, "--seconds"),
+    "seconds are NaN": (("fuzz", "--seconds", "nan"), None, "seconds"),
+    "unknown layout": (("fuzz", "--seconds", "1", "--layout", "nope"), None, "ddp, fsdp1, fsdp2, tensor_parallel, spmd"),
+    "ranks": (("fuzz", "--seconds", "1", "--max-ranks", "9"), None, "--max-ranks"),
+    "workers": (("fuzz", "--seconds", "1", "--workers", "0"), None, "--workers"),
+    "unknown finding": (("replay", "abc", "--store", "nowhere"), None, "nowhere"),
+    "finding that is a missing folder": (("replay", "nowhere/abc"), None, "does not exist"),
+    "bench of nothing": (("bench", "--scenarios", "0"), None, "--scenarios"),
+    "bench of an unknown layout": (("bench", "--layout", "nope"), None, "spmd"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_INPUTS)
+def test_bad_input_is_one_clear_line(case: str) -> None:
+    """Exit code 2, nothing on stdout, one line on stderr that names what is wrong or what is allowed."""
+    arguments, stdin, names = BAD_INPUTS[case]
+    result = run(*arguments, stdin=stdin)
+    assert result.exit_code == 2
+    assert result.stdout == ""
+    (line,) = result.stderr.splitlines()
+    assert line.startswith("error: ")
+    assert names in line
+
+
+def test_a_broken_finding_is_bad_input(kept: Path) -> None:
+    """A finding with a damaged file names the file."""
+    (kept / "verdict.json").write_text("{")
+    result = run("replay", kept)
+    assert result.exit_code == 2
+    assert "verdict.json" in result.stderr
+    assert len(result.stderr.splitlines()) == 1
+
+
+def use_checks(monkeypatch: pytest.MonkeyPatch, check: plan.Check) -> None:
+    """Make campaigns and isolated checks, in their own processes, use a fake."""
+    monkeypatch.setitem(plan.Plan.__init__.__kwdefaults__, "check", check)
+    monkeypatch.setitem(isolated.check_isolated.__kwdefaults__, "check", check)
+
+
+@pytest.mark.parametrize(
+    ("check", "shows", "code"),
+    [(fakes.wide_diverges, "still", 1), (fakes.fine, "no_longer", 0), (fakes.wide_dies, "differently", 1)],
+    ids=["still", "no longer", "differently"],
+)
+def test_replay_says_whether_a_finding_still_shows(
+    kept: Path, check: plan.Check, shows: str, code: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A finding shows as it was found, in another way, or no longer; only the last is nothing found."""
+    use_checks(monkeypatch, check)
+    result = run("replay", kept.name[:5], "--store", kept.parent, "--json")
+    assert result.exit_code == code
+    replayed = the_object(result)
+    assert replayed["shows"] == shows
+    assert replayed["fingerprint"] == kept.name
+    assert run("replay", kept).exit_code == code
+
+
+def test_fuzz_prints_one_object(tmp_path: Path) -> None:
+    """A short campaign over real scenarios counts by layout and outcome, and finds nothing new."""
+    result = run(
+        "fuzz",
+        "--seconds",
+        "3",
+        "--seed",
+        "1",
+        "--workers",
+        "1",
+        "--layout",
+        "ddp",
+        "--max-ranks",
+        "2",
+        "--store",
+        tmp_path,
+        "--json",
+    )
+    summary = the_object(result)
+    assert result.exit_code == 0, summary
+    assert summary["checks"] > 0
+    assert set(summary["outcomes"]) == {outcome.value for outcome in Outcome}
+    assert sum(summary["outcomes"].values()) == summary["checks"]
+    assert set(summary["layouts"]) == {"ddp"}
+    assert summary["layouts"]["ddp"]["outcomes"] == summary["outcomes"]
+    assert summary["checks_per_second"] == pytest.approx(summary["checks"] / summary["seconds"], rel=0.01)
+    assert summary["findings"] == []
+    assert "1 worker" in result.stderr
+
+
+def test_fuzz_tells_of_its_findings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Findings make exit code 1, and each is listed with where it lies and how it is seen again."""
+    use_checks(monkeypatch, fakes.wide_diverges)
+    arguments = ("fuzz", "--seconds", "2", "--seed", "1", "--workers", "1", "--store", tmp_path)
+    result = run(*arguments, "--json")
+    assert result.exit_code == 1
+    for finding in the_object(result)["findings"]:
+        kept = load_finding(Path(finding["path"]))
+        assert finding["outcome"] == kept.verdict.outcome.value == "diverged"
+        assert finding["ranks"] == kept.verdict.scenario.layout.mesh.num_ranks
+    text = run(*arguments)
+    assert text.exit_code == 1
+    assert "DIVERGED" in text.stdout
+    assert "equivcheck replay" in text.stdout
+    assert "seen before" in text.stdout
+
+
+def test_a_checker_that_breaks_is_exit_code_3(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the checker raises is told on stderr, and is neither a finding nor bad input; the object is still whole."""
+    use_checks(monkeypatch, fakes.raises)
+    result = run("fuzz", "--seconds", "20", "--workers", "1", "--store", tmp_path, "--json")
+    assert result.exit_code == 3
+    assert "RuntimeError: no such thing" in result.stderr
+    assert the_object(result)["findings"] == []
+
+
+def test_a_missing_torch_is_exit_code_3(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without torch the checker cannot run, and says so in one line."""
+    monkeypatch.delitem(sys.modules, "equivcheck.oracle.check", raising=False)
+    monkeypatch.setitem(sys.modules, "torch", None)
+    monkeypatch.delitem(sys.modules, "equivcheck.layouts.program", raising=False)
+    monkeypatch.delitem(sys.modules, "equivcheck.train.loop", raising=False)
+    result = run("check", file)
+    assert result.exit_code == 3
+    assert "torch" in result.stderr.splitlines()[-1]
+
+
+def test_help_and_version_need_no_torch() -> None:
+    """The command line is imported without torch, so that help is quick."""
+    code = "import sys, equivcheck.cli; sys.exit('torch' in sys.modules or 'hypothesis' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], env={"PYTHONPATH": ":".join(sys.path)}, check=False).returncode == 0
+    assert run("--version").stdout == f"equivcheck, version {cli.equivcheck.__version__}\n"
+    for command in main.commands:
+        assert run(command, "--help").exit_code == 0

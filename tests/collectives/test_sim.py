@@ -1,0 +1,426 @@
+"""Every collective of the simulated world against NumPy arithmetic."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+
+from equivcheck.worlds.failure import RanksFailed
+from equivcheck.worlds.meshes import device_mesh
+from equivcheck.worlds.sim import SimRanks
+
+World = Callable[[int], SimRanks]
+
+all_gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+reduce_scatter_single = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+
+REDUCTIONS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
+    "SUM": lambda stack: stack.sum(0),
+    "AVG": lambda stack: stack.mean(0),
+    "PRODUCT": lambda stack: stack.prod(0),
+    "MIN": lambda stack: stack.min(0),
+    "MAX": lambda stack: stack.max(0),
+}
+BITWISE: dict[str, Any] = {"BAND": np.bitwise_and, "BOR": np.bitwise_or, "BXOR": np.bitwise_xor}
+SHAPES = [(), (0,), (5,), (2, 3)]
+SIZES = [1, 2, 3]
+
+
+def values_of(rank: int, shape: tuple[int, ...], seed: int = 0) -> torch.Tensor:
+    """The float64 input of a rank: the same in every process and thread."""
+    return torch.tensor(np.random.default_rng([seed, rank]).standard_normal(shape), dtype=torch.float64)
+
+
+def stacked(size: int, shape: tuple[int, ...]) -> np.ndarray:
+    """Everybody's input."""
+    return np.stack([values_of(rank, shape).numpy() for rank in range(size)])
+
+
+def assert_all(results: tuple[Any, ...], expected: np.ndarray | list[Any]) -> None:
+    """Every rank has the expected value."""
+    for result in results:
+        np.testing.assert_allclose(np.asarray(result), np.asarray(expected), rtol=1e-15, atol=0)
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("op", REDUCTIONS)
+def test_all_reduce(world: World, size: int, shape: tuple[int, ...], op: str) -> None:
+    """Each reduction gives what NumPy gives, on every rank, to the bit alike."""
+
+    def program() -> np.ndarray:
+        tensor = values_of(dist.get_rank(), shape)
+        dist.all_reduce(tensor, op=getattr(dist.ReduceOp, op))
+        return tensor.numpy()
+
+    run = world(size).run(program)
+    assert_all(run.values, REDUCTIONS[op](stacked(size, shape)))
+    assert all(value.tobytes() == run.values[0].tobytes() for value in run.values)
+    assert run.calls[0][0].op == f"all_reduce.{op.lower()}"
+
+
+@pytest.mark.parametrize("op", BITWISE)
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int64])
+def test_all_reduce_bitwise(world: World, op: str, dtype: torch.dtype) -> None:
+    """Bitwise reductions give what NumPy gives."""
+    inputs = [torch.tensor([rank * 7 + 3, 255 - rank], dtype=dtype) for rank in range(3)]
+
+    def program() -> np.ndarray:
+        tensor = inputs[dist.get_rank()].clone()
+        dist.all_reduce(tensor, op=getattr(dist.ReduceOp, op))
+        return tensor.numpy()
+
+    assert_all(world(3).run(program).values, functools.reduce(BITWISE[op], [tensor.numpy() for tensor in inputs]))
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.float16, torch.bfloat16, torch.complex64])
+def test_all_reduce_types(world: World, dtype: torch.dtype) -> None:
+    """Small integers sum exactly in every type."""
+
+    def program() -> list[Any]:
+        tensor = torch.full((3,), dist.get_rank() + 1, dtype=dtype)
+        dist.all_reduce(tensor)
+        return tensor.tolist()
+
+    assert world(3).run(program).values == ([6, 6, 6],) * 3
+
+
+def test_premultiplied_sum(world: World) -> None:
+    """PREMUL_SUM multiplies each input by its rank's factor before adding."""
+
+    def program() -> np.ndarray:
+        tensor = values_of(dist.get_rank(), (4,))
+        dist.all_reduce(tensor, op=dist._make_nccl_premul_sum(0.5))
+        return tensor.numpy()
+
+    assert_all(world(3).run(program).values, (stacked(3, (4,)) * 0.5).sum(0))
+
+
+def test_reductions_run_in_rank_order(world: World) -> None:
+    """A sum is folded from rank 0 upwards, whatever the schedule."""
+    inputs = [1e16, 1.0, -1e16, 1.0]
+
+    def program() -> float:
+        tensor = torch.tensor([inputs[dist.get_rank()]], dtype=torch.float64)
+        dist.all_reduce(tensor)
+        return tensor.item()
+
+    expected = ((1e16 + 1.0) - 1e16) + 1.0
+    for seed in range(4):
+        assert world(4).run(program, schedule_seed=seed).values == (expected,) * 4
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_all_gather(world: World, size: int, shape: tuple[int, ...]) -> None:
+    """Lists and single tensors gather everybody's input in rank order; outputs need not be contiguous."""
+
+    def program() -> tuple[np.ndarray, np.ndarray]:
+        tensor = values_of(dist.get_rank(), shape)
+        listed = [torch.zeros((*shape, 2), dtype=torch.float64)[..., 0] for _ in range(size)]
+        dist.all_gather(listed, tensor)
+        single = torch.zeros((size, *shape), dtype=torch.float64)
+        all_gather_single(single.view(-1), tensor.view(-1))
+        return torch.stack(listed).numpy(), single.numpy()
+
+    for listed, single in world(size).run(program).values:
+        assert_all((listed, single), stacked(size, shape))
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("op", ["SUM", "AVG", "MAX"])
+def test_reduce_scatter(world: World, size: int, op: str) -> None:
+    """Each rank gets its own part of the reduction."""
+
+    def program() -> tuple[np.ndarray, np.ndarray]:
+        source = values_of(dist.get_rank(), (size * 2, 3))
+        single, listed = torch.zeros(2, 3, dtype=torch.float64), torch.zeros(3, 2, dtype=torch.float64).t()
+        reduce_scatter_single(single, source, op=getattr(dist.ReduceOp, op))
+        dist.reduce_scatter(listed, list(source.chunk(size)), op=getattr(dist.ReduceOp, op))
+        return single.numpy(), listed.numpy()
+
+    expected = REDUCTIONS[op](stacked(size, (size * 2, 3)))
+    for rank, results in enumerate(world(size).run(program).values):
+        assert_all(results, expected[2 * rank : 2 * rank + 2])
+
+
+@pytest.mark.parametrize("root", [0, 2])
+def test_rooted(world: World, root: int) -> None:
+    """Broadcast, reduce, gather and scatter go from or to the root, and leave other ranks' inputs alone."""
+
+    def program() -> dict[str, Any]:
+        rank = dist.get_rank()
+        sent, reduced = values_of(rank, (2, 2)), values_of(rank, (2, 2))
+        dist.broadcast(sent, src=root)
+        dist.reduce(reduced, dst=root)
+        gathered = [torch.zeros(2, 2, dtype=torch.float64) for _ in range(3)] if rank == root else None
+        dist.gather(values_of(rank, (2, 2)), gathered, dst=root)
+        scattered = torch.zeros(2, 2, dtype=torch.float64)
+        dist.scatter(scattered, list(values_of(rank, (6, 2)).chunk(3)) if rank == root else None, src=root)
+        return {"sent": sent, "reduced": reduced, "gathered": gathered, "scattered": scattered}
+
+    run = world(3).run(program)
+    inputs = stacked(3, (2, 2))
+    for rank, values in enumerate(run.values):
+        np.testing.assert_array_equal(values["sent"], inputs[root])
+        np.testing.assert_allclose(values["reduced"], inputs.sum(0) if rank == root else inputs[rank], rtol=1e-15)
+        np.testing.assert_array_equal(values["scattered"], values_of(root, (6, 2))[2 * rank : 2 * rank + 2])
+    np.testing.assert_array_equal(torch.stack(run.values[root]["gathered"]), inputs)
+    assert [call.peer for call in run.calls[0]] == [root] * 4
+
+
+def test_all_to_all(world: World) -> None:
+    """Part i goes to rank i: as a list, in equal parts, and in uneven ones."""
+    sizes = [[1, 0, 2], [3, 1, 1], [0, 2, 4]]
+
+    def program() -> tuple[list[float], list[float], list[float]]:
+        rank = dist.get_rank()
+        listed = [torch.zeros(1) for _ in range(3)]
+        dist.all_to_all(listed, [torch.tensor([10.0 * rank + other]) for other in range(3)])
+        even = torch.zeros(3)
+        dist.all_to_all_single(even, torch.arange(3.0) + 10 * rank)
+        incoming = [sizes[other][rank] for other in range(3)]
+        uneven = torch.zeros(sum(incoming))
+        outgoing = torch.cat([torch.full((sizes[rank][other],), 10.0 * rank + other) for other in range(3)])
+        dist.all_to_all_single(uneven, outgoing, incoming, sizes[rank])
+        return torch.cat(listed).tolist(), even.tolist(), uneven.tolist()
+
+    for rank, (listed, even, uneven) in enumerate(world(3).run(program).values):
+        assert listed == even == [10.0 * other + rank for other in range(3)]
+        assert uneven == [10.0 * other + rank for other in range(3) for _ in range(sizes[other][rank])]
+
+
+def test_all_to_all_of_nothing(world: World) -> None:
+    """Empty tensors go through."""
+
+    def program() -> int:
+        output = torch.ones(0, 3)
+        dist.all_to_all_single(output, torch.ones(0, 3))
+        return output.numel()
+
+    assert world(2).run(program).values == (0, 0)
+
+
+def test_coalesced(world: World) -> None:
+    """Coalesced calls give what single calls give, with one entry in the record."""
+
+    def program() -> tuple[np.ndarray, ...]:
+        rank = dist.get_rank()
+        first, second = values_of(rank, (2,)), values_of(rank, (3,))
+        with dist._coalescing_manager():
+            dist.all_reduce(first)
+            dist.all_reduce(second)
+        gathered = [torch.zeros(4, dtype=torch.float64), torch.zeros(6, dtype=torch.float64)]
+        with dist._coalescing_manager(async_ops=True) as handle:
+            all_gather_single(gathered[0], values_of(rank, (2,)))
+            all_gather_single(gathered[1], values_of(rank, (3,)))
+        handle.wait()
+        return first.numpy(), second.numpy(), gathered[0].numpy(), gathered[1].numpy()
+
+    run = world(2).run(program)
+    for first, second, *gathered in run.values:
+        assert_all((first,), stacked(2, (2,)).sum(0))
+        assert_all((second,), stacked(2, (3,)).sum(0))
+        assert_all((gathered[0],), stacked(2, (2,)).reshape(-1))
+        assert_all((gathered[1],), stacked(2, (3,)).reshape(-1))
+    assert [call.op for call in run.calls[0]] == ["all_reduce.sum", "all_gather"]
+
+
+def test_messages(world: World) -> None:
+    """Messages between two ranks keep their order and are told apart by tag."""
+
+    def program() -> list[float]:
+        rank, got = dist.get_rank(), torch.zeros(3)
+        if rank == 0:
+            works = [dist.isend(torch.tensor([value]), 1, tag=tag) for value, tag in ((1.0, 0), (2.0, 0), (3.0, 5))]
+            for work in works:
+                work.wait()
+        else:
+            dist.recv(got[2:], 0, tag=5)
+            dist.recv(got[:1], 0)
+            dist.recv(got[1:2], 0)
+        return got.tolist()
+
+    run = world(2).run(program)
+    assert run.values[1] == [1.0, 2.0, 3.0]
+    assert [(call.op, call.peer) for call in run.calls[1]] == [("recv", 0)] * 3
+
+
+def test_blocking_messages_in_a_ring(world: World) -> None:
+    """A batch of sends and receives goes around a ring without deadlock."""
+
+    def program() -> float:
+        rank, size, got = dist.get_rank(), dist.get_world_size(), torch.zeros(1)
+        ops = [
+            dist.P2POp(dist.isend, torch.tensor([float(rank)]), (rank + 1) % size),
+            dist.P2POp(dist.irecv, got, (rank - 1) % size),
+        ]
+        for work in dist.batch_isend_irecv(ops):
+            work.wait()
+        return got.item()
+
+    assert world(3).run(program).values == (2.0, 0.0, 1.0)
+
+
+def test_receive_from_anybody(world: World) -> None:
+    """A receive without a source takes what comes and says from whom, the same way each time."""
+
+    def program() -> list[tuple[int, float]]:
+        rank = dist.get_rank()
+        if rank:
+            dist.send(torch.tensor([float(rank)]), 0)
+            return []
+        got = []
+        for _ in range(2):
+            tensor = torch.zeros(1)
+            got.append((dist.recv(tensor), tensor.item()))
+        return got
+
+    orders = [world(3).run(program, schedule_seed=seed).values[0] for seed in range(1, 9) for _ in range(2)]
+    assert all(sorted(order) == [(1, 1.0), (2, 2.0)] for order in orders)
+    assert orders[::2] == orders[1::2]
+    assert len({tuple(order) for order in orders}) == 2
+
+
+def test_a_blocking_send_waits_for_its_receiver(world: World) -> None:
+    """Two ranks that both send first, blocking, wait for each other in vain."""
+
+    def program() -> None:
+        peer, tensor = 1 - dist.get_rank(), torch.zeros(1)
+        dist.send(tensor, peer)
+        dist.recv(tensor, peer)
+
+    with pytest.raises(RanksFailed, match=r"no rank can go on: rank 0 waits in send with rank 1 float32\[1\]"):
+        world(2).run(program)
+
+
+def test_objects(world: World) -> None:
+    """Object collectives work, as they are made of tensor collectives."""
+
+    def program() -> tuple[Any, Any]:
+        rank = dist.get_rank()
+        gathered: list[Any] = [None] * 3
+        dist.all_gather_object(gathered, {"rank": rank})
+        told = [f"from {rank}", rank]
+        dist.broadcast_object_list(told, src=1)
+        return gathered, told
+
+    assert world(3).run(program).values == (([{"rank": 0}, {"rank": 1}, {"rank": 2}], ["from 1", 1]),) * 3
+
+
+def test_groups_and_meshes(world: World) -> None:
+    """Subgroups and the axes of 2-D and 3-D meshes reduce among their own members."""
+
+    def program() -> tuple[float, list[float], list[float]]:
+        rank = dist.get_rank()
+        groups = [dist.new_group([0, 3]), dist.new_group([1, 2])]
+        mine = groups[0] if rank in (0, 3) else groups[1]
+        tensor = torch.tensor(float(rank))
+        dist.all_reduce(tensor, group=mine)
+        sums = []
+        for shape, names in (((2, 2), ("dp", "tp")), ((2, 1, 2), ("pp", "dp", "tp"))):
+            mesh = device_mesh(shape, names)
+            for name in names:
+                part = torch.tensor(float(rank))
+                dist.all_reduce(part, group=mesh.get_group(name))
+                sums.append(part.item())
+        return tensor.item(), sums[:2], sums[2:]
+
+    for _ in range(2):
+        values = world(4).run(program).values
+        assert [value[0] for value in values] == [3.0, 3.0, 3.0, 3.0]
+        assert [value[1] for value in values] == [[2.0, 1.0], [4.0, 1.0], [2.0, 5.0], [4.0, 5.0]]
+        assert [value[2] for value in values] == [[2.0, 0.0, 1.0], [4.0, 1.0, 1.0], [2.0, 2.0, 5.0], [4.0, 3.0, 5.0]]
+
+
+def test_functional_collectives(world: World) -> None:
+    """Functional collectives give an asynchronous tensor whose use waits."""
+
+    def program() -> tuple[list[float], list[float], list[float], list[float]]:
+        from torch.distributed import _functional_collectives as functional
+
+        rank, group = dist.get_rank(), dist.group.WORLD
+        tensor = torch.arange(2.0) + rank
+        reduced = functional.all_reduce(tensor, "sum", group)
+        gather = getattr(functional, "all_gather_single", None) or functional.all_gather_tensor
+        scatter = getattr(functional, "reduce_scatter_single", None) or functional.reduce_scatter_tensor
+        gathered, scattered = gather(tensor, 0, group), scatter(tensor, "sum", 0, group)
+        swapped = functional.all_to_all_single(tensor, None, None, group)
+        return (reduced + 0).tolist(), (gathered + 0).tolist(), (scattered + 0).tolist(), (swapped + 0).tolist()
+
+    assert world(2).run(program).values == (
+        ([1.0, 3.0], [0.0, 1.0, 1.0, 2.0], [1.0], [0.0, 1.0]),
+        ([1.0, 3.0], [0.0, 1.0, 1.0, 2.0], [3.0], [1.0, 2.0]),
+    )
+
+
+def test_results_are_withheld_until_waited_for(world: World) -> None:
+    """Between issue and wait an output is NaN or a sentinel, and the input may change without consequence."""
+
+    def program() -> tuple[bool, bool, list[float], list[int]]:
+        tensor, source = torch.ones(2), torch.ones(2, dtype=torch.int64)
+        gathered = torch.zeros(4, dtype=torch.int64)
+        works = [dist.all_reduce(tensor, async_op=True), all_gather_single(gathered, source, async_op=True)]
+        hidden = bool(tensor.isnan().all()), bool((gathered == 0x5A5A5A5A5A5A5A5A).all())
+        source.fill_(99)
+        for work in works:
+            work.wait()
+        return *hidden, tensor.tolist(), gathered.tolist()
+
+    assert world(2).run(program).values == ((True, True, [2.0, 2.0], [1, 1, 1, 1]),) * 2
+
+
+def test_polling_lets_others_run(world: World) -> None:
+    """A rank that polls a handle gets its result in the end, and polling in vain is a deadlock."""
+
+    def program(skip: bool) -> float:
+        tensor = torch.ones(1)
+        if skip and dist.get_rank():
+            return 0.0
+        work = dist.all_reduce(tensor, async_op=True)
+        while not work.is_completed():
+            pass
+        return tensor.item()
+
+    assert world(2).run(program, False).values == (2.0, 2.0)
+    with pytest.raises(RanksFailed, match="no rank can go on: rank 0 waits in all_reduce"):
+        world(2).run(program, True)
+
+
+def test_futures_hold_the_result(world: World) -> None:
+    """`get_future` outside a backward pass is a wait, and continuations see the value."""
+
+    def program() -> float:
+        future = dist.all_reduce(torch.ones(1), async_op=True).get_future()
+        return future.then(lambda done: done.value()[0].item() * 10).wait()
+
+    assert world(2).run(program).values == (20.0, 20.0)
+
+
+def test_barrier(world: World) -> None:
+    """Nobody leaves a barrier before everybody has come."""
+    order: list[str] = []
+
+    def program() -> None:
+        order.append("come")
+        dist.barrier()
+        order.append("gone")
+
+    world(3).run(program, schedule_seed=5)
+    assert order == ["come"] * 3 + ["gone"] * 3
+
+
+def test_a_size_that_does_not_fit_is_an_error_of_its_rank(world: World) -> None:
+    """An output of the wrong size raises where it was passed."""
+
+    def program() -> None:
+        all_gather_single(torch.zeros(5), torch.zeros(2))
+
+    with pytest.raises(RanksFailed, match=r"rank 0 raised ValueError: all_gather: part torch.float32 \[2\]"):
+        world(2).run(program)

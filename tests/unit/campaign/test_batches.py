@@ -1,0 +1,61 @@
+"""Scenarios from Hypothesis."""
+
+from __future__ import annotations
+
+from hypothesis import strategies as st
+from unit.campaign import fakes
+
+from equivcheck.campaign.batches import Enough, Shows, batch_seed, run_batch
+from equivcheck.scenario import Scenario
+
+SCENARIOS = st.builds(fakes.scenario, width=st.integers(1, 32), steps=st.integers(1, 5))
+
+
+def drawn(seed: int) -> list[Scenario]:
+    """The first scenarios of a batch."""
+    taken: list[Scenario] = []
+
+    def take(scenario: Scenario) -> None:
+        taken.append(scenario)
+        if len(taken) == 50:
+            raise Enough
+
+    run_batch(SCENARIOS, seed, take)
+    return taken
+
+
+def test_the_seed_decides_what_is_drawn() -> None:
+    """Equal seeds draw equal scenarios in the same order, and different seeds different ones."""
+    assert drawn(batch_seed(1, 0, 0, 0)) == drawn(batch_seed(1, 0, 0, 0))
+    assert drawn(batch_seed(1, 0, 0, 0)) != drawn(batch_seed(1, 1, 0, 0))
+
+
+def test_enough_ends_a_batch_at_once() -> None:
+    """After `Enough` no other scenario is taken."""
+    assert len(drawn(3)) == 50
+
+
+def test_what_shows_is_shrunk() -> None:
+    """A scenario that raises `Shows` is shrunk to the smallest that raises it."""
+    shown: list[Scenario] = []
+
+    def take(scenario: Scenario) -> None:
+        if scenario.training.model.layers[0].width >= 7:
+            shown.append(scenario)
+            raise Shows
+
+    run_batch(SCENARIOS, 5, take)
+    assert shown[-1] == fakes.scenario(width=7)
+
+
+def test_a_fault_that_does_not_show_again_ends_the_batch_quietly() -> None:
+    """What shows once and never again is no error."""
+    taken: list[Scenario] = []
+
+    def take(scenario: Scenario) -> None:
+        taken.append(scenario)
+        if len(taken) == 20:
+            raise Shows
+
+    run_batch(SCENARIOS, 5, take)
+    assert len(taken) >= 20

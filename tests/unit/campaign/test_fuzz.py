@@ -1,0 +1,130 @@
+"""Campaigns with checks that find, die, hang and break."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from unit.campaign import fakes
+
+from equivcheck.campaign.events import Event, KeptFinding, Started, Summary, Ticked
+from equivcheck.campaign.plan import Check, Plan
+from equivcheck.campaign.supervisor import fuzz
+from equivcheck.findings.store import FindingStore, Kept
+from equivcheck.oracle.verdict import Outcome
+from equivcheck.worlds.failure import RankState
+
+
+def plan(check: Check, **changes: object) -> Plan:
+    """A short plan of one worker that draws from the fakes."""
+    values: dict[str, object] = {
+        "seconds": 1.0,
+        "seed": 0,
+        "strategy": fakes.some_scenarios,
+        "check": check,
+        "shrink_seconds": 5.0,
+    }
+    return Plan(**(values | changes))  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> FindingStore:
+    """An empty store."""
+    return FindingStore(tmp_path / "findings")
+
+
+def children() -> set[str]:
+    """Processes that this one started and has not waited for."""
+    return set(Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text().split())
+
+
+def test_counts_every_check_and_stops_at_its_budget(store: FindingStore) -> None:
+    """Without findings a campaign takes its budget, counts what it checked, and keeps nothing."""
+    before = children()
+    summary = fuzz(plan(fakes.fine, num_workers=2), store)
+    assert summary.tally.num_checks > 100
+    assert summary.tally.outcomes == {("ddp", Outcome.EQUIVALENT): summary.tally.num_checks}
+    assert 1.0 <= summary.seconds < 2.0
+    assert summary.findings == ()
+    assert not summary.broken
+    assert children() == before
+
+
+def test_no_scenario_is_checked_twice(store: FindingStore) -> None:
+    """When there is nothing new to draw, a worker checks nothing, and is not taken to be stuck."""
+    summary = fuzz(plan(fakes.fine, strategy=fakes.two_scenarios, seconds=3.0, deadline=0.5, stuck_seconds=1.0), store)
+    assert summary.tally.num_checks == 2
+    assert summary.findings == ()
+
+
+def test_a_finding_is_kept_once_and_shrunk(store: FindingStore) -> None:
+    """Of a fault that shows in most scenarios one finding is left, with the smallest scenario that shows it."""
+    summary = fuzz(plan(fakes.wide_diverges, seconds=4.0), store)
+    (finding,) = summary.findings
+    assert finding.verdict.scenario == fakes.scenario(width=3, ranks=1)
+    assert finding.kept is Kept.NEW
+    assert store.load(finding.fingerprint).verdict == finding.verdict
+    assert summary.tally.fingerprints[finding.fingerprint] > 1
+    assert summary.tally.num_shrinking > 0
+
+
+def test_a_second_campaign_continues(store: FindingStore) -> None:
+    """What an earlier campaign left is not new to the next one."""
+    for expected in (Kept.NEW, Kept.SEEN):
+        (finding,) = fuzz(plan(fakes.wide_diverges, seconds=2.0), store).findings
+        assert finding.kept is expected
+    assert store.fingerprints() == (finding.fingerprint,)
+
+
+@pytest.mark.parametrize(
+    ("check", "how"),
+    [(fakes.long_exits, "exited with code 7"), (fakes.long_is_killed, "was killed by SIGSEGV")],
+    ids=["exit", "signal"],
+)
+def test_a_worker_that_dies_is_a_finding_and_is_replaced(store: FindingStore, check: Check, how: str) -> None:
+    """The death of a worker costs one verdict, which carries the scenario that caused it."""
+    summary = fuzz(plan(check, seconds=4.0), store)
+    (finding,) = summary.findings
+    assert finding.verdict.outcome is Outcome.CRASHED
+    assert finding.verdict.scenario.training.steps == 5
+    assert how in finding.verdict.reason
+    assert summary.tally.fingerprints[finding.fingerprint] > 1
+    assert not summary.broken
+
+
+def test_a_worker_that_is_stuck_is_a_finding_with_its_stack(store: FindingStore) -> None:
+    """A check that never ends is given up, and the verdict says where it was."""
+    summary = fuzz(plan(fakes.long_hangs, seconds=3.0, deadline=0.5, stuck_seconds=1.5), store)
+    (finding,) = summary.findings
+    assert finding.verdict.outcome is Outcome.HUNG
+    assert finding.verdict.scenario.training.steps == 5
+    assert finding.verdict.failure is not None
+    assert finding.verdict.failure.reports[0].state is RankState.RUNNING
+    assert "long_hangs" in finding.verdict.failure.reports[0].stack
+
+
+def test_a_check_that_raises_ends_the_campaign(store: FindingStore) -> None:
+    """A broken checker is no finding: the campaign ends and says what was raised, on which scenario."""
+    summary = fuzz(plan(fakes.raises, seconds=30.0), store)
+    assert summary.broken.startswith("RuntimeError: no such thing")
+    assert "Scenario(training=" in summary.broken
+    assert summary.findings == ()
+    assert summary.seconds < 10.0
+
+
+def test_a_worker_that_cannot_start_ends_the_campaign(store: FindingStore) -> None:
+    """A worker that dies before its first check is not replaced for ever, and what it printed is shown."""
+    summary = fuzz(plan(fakes.fine, seconds=30.0, strategy=fakes.dies_at_import), store)
+    assert "the disk is on fire" in summary.broken
+
+
+def test_listeners_hear_everything_in_order(store: FindingStore) -> None:
+    """Listeners are told of the start, of progress, of findings, and last of the summary."""
+    heard: list[Event] = []
+    summary = fuzz(plan(fakes.wide_diverges), store, [heard.append])
+    assert isinstance(heard[0], Started)
+    assert heard[-1] is summary
+    assert any(isinstance(event, Ticked) for event in heard)
+    assert any(isinstance(event, KeptFinding) for event in heard)
+    assert [type(event) for event in heard].count(Summary) == 1

@@ -1,0 +1,101 @@
+"""Ctrl-C, SIGTERM, and the sudden death of the supervisor."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+SCRIPT = """
+import json, sys
+from unit.campaign import fakes
+from equivcheck.campaign.plan import Plan
+from equivcheck.campaign.supervisor import fuzz
+from equivcheck.findings.store import FindingStore
+
+def tell(event):
+    if type(event).__name__ == "Ticked" and event.seconds and event.num_findings >= int(sys.argv[3]):
+        print("running", flush=True)
+
+check = getattr(fakes, sys.argv[2])
+plan = Plan(seconds=60.0, seed=0, num_workers=2, strategy=fakes.some_scenarios, check=check, shrink_seconds=1.0)
+summary = fuzz(plan, FindingStore(sys.argv[1]), [tell])
+print(json.dumps({"interrupted": summary.interrupted, "findings": len(summary.findings), "checks": summary.tally.num_checks}))
+"""
+
+
+def started(store: Path, check: str, num_findings: int = 0) -> subprocess.Popen[str]:
+    """A campaign of a minute in a process of its own, once its workers are at work and have found so much."""
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry)}
+    command = [sys.executable, "-c", SCRIPT, str(store), check, str(num_findings)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "running\n"
+    return process
+
+
+def workers_of(pid: int) -> list[int]:
+    """The processes that a process has started."""
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def gone(pid: int) -> bool:
+    """Whether a process has ended."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "Z"
+    except OSError:
+        return True
+
+
+def soon(condition: Callable[[], bool], seconds: float = 10.0) -> bool:
+    """Whether a condition comes true in time."""
+    until = time.monotonic() + seconds
+    while not condition() and time.monotonic() < until:
+        time.sleep(0.05)
+    return condition()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interruption_ends_it_with_a_summary_and_leaves_no_process(tmp_path: Path, number: signal.Signals) -> None:
+    """After a signal the campaign ends at once, keeps and counts what it found, and all of its workers are gone."""
+    process = started(tmp_path / "findings", "wide_diverges", 1)
+    workers = workers_of(process.pid)
+    before = time.monotonic()
+    process.send_signal(number)
+    output, _ = process.communicate(timeout=20)
+    assert time.monotonic() - before < 5
+    summary = json.loads(output.splitlines()[-1])
+    assert summary["interrupted"]
+    assert summary["findings"] == 1
+    assert process.returncode == 0
+    assert len(workers) == 2
+    assert all(gone(pid) for pid in workers)
+    assert len(list((tmp_path / "findings").glob("*/scenario.json"))) == 1
+
+
+def test_an_interruption_does_not_wait_for_a_check_that_hangs(tmp_path: Path) -> None:
+    """A worker that does not come back from its check is killed, and that is no finding."""
+    process = started(tmp_path / "findings", "long_hangs")
+    workers = workers_of(process.pid)
+    time.sleep(1.0)
+    process.send_signal(signal.SIGINT)
+    output, _ = process.communicate(timeout=10)
+    assert json.loads(output.splitlines()[-1])["findings"] == 0
+    assert all(gone(pid) for pid in workers)
+
+
+def test_workers_do_not_outlive_a_supervisor_that_was_killed(tmp_path: Path) -> None:
+    """Workers end when nobody is left to tell."""
+    process = started(tmp_path / "findings", "fine")
+    workers = workers_of(process.pid)
+    process.kill()
+    process.communicate(timeout=10)
+    assert len(workers) == 2
+    assert soon(lambda: all(gone(pid) for pid in workers))

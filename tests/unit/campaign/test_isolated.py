@@ -1,0 +1,30 @@
+"""One check in a process of its own."""
+
+from __future__ import annotations
+
+import pytest
+from unit.campaign import fakes
+
+from equivcheck.campaign.isolated import CheckerFailed, check_isolated
+from equivcheck.oracle.verdict import Outcome
+
+SCENARIO = fakes.scenario(steps=5)
+
+
+def test_a_verdict_comes_back() -> None:
+    """What the check returns in its process is what the caller gets."""
+    assert check_isolated(SCENARIO, world="sim", deadline=5.0, check=fakes.wide_diverges).outcome is Outcome.EQUIVALENT
+
+
+def test_the_death_of_the_process_is_a_verdict() -> None:
+    """A check that takes its process down gives CRASHED, with how it ended."""
+    verdict = check_isolated(SCENARIO, world="sim", deadline=5.0, check=fakes.long_is_killed)
+    assert verdict.outcome is Outcome.CRASHED
+    assert "SIGSEGV" in verdict.reason
+    assert verdict.scenario == SCENARIO
+
+
+def test_a_check_that_raises_is_no_verdict() -> None:
+    """A broken checker raises, one line."""
+    with pytest.raises(CheckerFailed, match=r"^RuntimeError: no such thing$"):
+        check_isolated(SCENARIO, world="sim", deadline=5.0, check=fakes.raises)

@@ -1,0 +1,250 @@
+"""Rules of the JSON codec."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import pytest
+from hypothesis import given
+
+import equivcheck.scenario as nouns
+from equivcheck.errors import InvalidScenario, UsageError
+from equivcheck.oracle.verdict import Difference, Divergence, Outcome, Phase, Verdict
+from equivcheck.scenario import (
+    DDP,
+    Adam,
+    Axis,
+    ClipNorm,
+    Data,
+    Layer,
+    Layout,
+    Mesh,
+    Model,
+    Parallelism,
+    Scenario,
+    StepLR,
+    Training,
+    codec,
+    converter,
+)
+from equivcheck.scenario.codec import decode, dump, encode, from_json, load, register_parallelism, to_json
+from equivcheck.strategies import scenarios
+from equivcheck.worlds.failure import Failure, FailureKind, RankReport, RankState
+
+SCENARIO = Scenario(
+    training=Training(
+        model=Model(features=2, layers=(Layer(width=2), Layer(width=2, shares=0))),
+        data=Data(microbatches=(2,)),
+        optimizer=Adam(),
+        schedule=StepLR(),
+        clipping=ClipNorm(),
+    ),
+    layout=Layout(mesh=Mesh(axes=(Axis(name="dp", size=2),)), parallelisms=(DDP(),)),
+)
+
+LAYER = ("training", "model", "layers", 0)
+OPTIMIZER = ("training", "optimizer")
+
+MISFITS: list[tuple[tuple[str | int, ...], Any, str]] = [
+    ((*LAYER, "widht"), 2, "training.model.layers[0].widht: unknown field; allowed: width, bias, activation, norm"),
+    (("a b\n",), 2, '"a b\\n": unknown field; allowed: training, layout, schedule_seed'),
+    ((*LAYER, "width"), True, "training.model.layers[0].width: true is a boolean; allowed: an integer"),
+    ((*LAYER, "width"), "2", 'training.model.layers[0].width: "2" is a string; allowed: an integer'),
+    ((*LAYER, "width"), 2.0, "training.model.layers[0].width: 2.0 is a number; allowed: an integer"),
+    ((*LAYER, "width"), None, "training.model.layers[0].width: null; allowed: an integer"),
+    ((*LAYER, "width"), 0, "training.model.layers[0]: Layer.width is 0; allowed: 1 to 32"),
+    ((*LAYER, "bias"), 1, "training.model.layers[0].bias: 1 is an integer; allowed: a boolean"),
+    ((*LAYER, "norm"), "batch", 'training.model.layers[0].norm: "batch" is unknown; allowed: layer, rms'),
+    ((*LAYER, "activation"), ["relu"], 'training.model.layers[0].activation: ["relu"] is unknown; allowed: identity, relu'),
+    ((*LAYER, "shares"), "0", 'training.model.layers[0].shares: "0" is a string; allowed: an integer'),
+    (LAYER, [], "training.model.layers[0]: [] is a list; allowed: an object"),
+    (("training", "model", "layers"), {}, "training.model.layers: {} is an object; allowed: a list"),
+    (("training", "model", "layers"), "ab", 'training.model.layers: "ab" is a string; allowed: a list'),
+    (("training", "data", "microbatches"), [2, "3"], 'training.data.microbatches[1]: "3" is a string; allowed: an integer'),
+    (("training", "data", "microbatches"), [], "training.data: Data.microbatches has 0 entries; allowed: 1 to 4"),
+    ((*OPTIMIZER, "kind"), "Lion", 'training.optimizer.kind: "Lion" is unknown; allowed: SGD, Adam'),
+    ((*OPTIMIZER, "kind"), 3, "training.optimizer.kind: 3 is unknown; allowed: SGD, Adam"),
+    ((*OPTIMIZER, "kind"), "SGD", "training.optimizer.betas: unknown field; allowed: lr, weight_decay"),
+    (OPTIMIZER, {}, "training.optimizer.kind: missing field; allowed: SGD, Adam"),
+    (OPTIMIZER, None, "training.optimizer: null; allowed: an object"),
+    ((*OPTIMIZER, "lr"), "fast", 'training.optimizer.lr: "fast" is a string; allowed: a number'),
+    ((*OPTIMIZER, "lr"), False, "training.optimizer.lr: false is a boolean; allowed: a number"),
+    ((*OPTIMIZER, "lr"), 10**400, "training.optimizer.lr: 1000000000000000000000000000000000000... is beyond what a float holds"),
+    ((*OPTIMIZER, "lr"), "inf", "training.optimizer: Adam.lr is inf; allowed: a finite number above 0"),
+    ((*OPTIMIZER, "betas"), [0.9], "training.optimizer.betas: a list of 1; allowed: 2 entries"),
+    (("training", "clipping", "kind"), "Adam", 'training.clipping.kind: "Adam" is unknown; allowed: ClipNorm, ClipValue'),
+    (("training", "schedule", "kind"), "OneCycleLR", 'training.schedule.kind: "OneCycleLR" is unknown; allowed: StepLR'),
+    (("layout", "parallelisms", 0, "kind"), "zero", 'layout.parallelisms[0].kind: "zero" is unknown; allowed: ddp, fsdp1'),
+    (("layout", "parallelisms"), [], "layout: Layout.parallelisms is (); allowed: at least one parallelism"),
+    (("schedule_seed",), -1, "Scenario.schedule_seed is -1; allowed: 0 to"),
+    (("format",), 2, "format: 2 is newer than this version of equivcheck reads; allowed: 1"),
+    (("format",), 0, "format: 0 is unknown; allowed: 1"),
+    (("format",), True, "format: true is a boolean; allowed: an integer"),
+]
+
+NOT_JSON = [
+    ("", "invalid JSON: Expecting value: line 1 column 1"),
+    ("{", "invalid JSON: Expecting property name"),
+    ('{"format": NaN}', "invalid JSON: NaN is not a number; allowed: finite numbers"),
+    ('{"format": -Infinity}', "invalid JSON: -Infinity is not a number; allowed: finite numbers"),
+    ('{"format": 1, "format": 1}', 'invalid JSON: field "format" occurs twice'),
+    ("[" * 100_000, "invalid JSON: maximum recursion depth exceeded"),
+    ("[]", "[] is a list; allowed: an object"),
+    ("null", "null; allowed: an object"),
+    ("{}", "format: missing field; allowed: 1"),
+]
+
+
+@given(scenarios())
+def test_reading_what_was_written_gives_an_equal_scenario(scenario: Scenario) -> None:
+    """A scenario survives JSON."""
+    assert from_json(to_json(scenario)) == scenario
+
+
+@given(scenarios())
+def test_repr_evaluates_to_an_equal_scenario(scenario: Scenario) -> None:
+    """A printed scenario can be pasted back."""
+    assert eval(repr(scenario), vars(nouns).copy()) == scenario
+
+
+@pytest.mark.parametrize(("path", "value", "problem"), MISFITS)
+def test_data_that_does_not_fit_is_one_line_that_names_the_place(path: tuple[str | int, ...], value: Any, problem: str) -> None:
+    """Every misfit says where it is, what is there and what is allowed."""
+    data = json.loads(to_json(SCENARIO))
+    place = data
+    for key in path[:-1]:
+        place = place[key]
+    place[path[-1]] = value
+    with pytest.raises(InvalidScenario) as raised:
+        from_json(json.dumps(data), where="found.json")
+    assert str(raised.value).startswith(f"found.json: {problem}")
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(("text", "problem"), NOT_JSON)
+def test_text_that_is_no_scenario_is_refused(text: str, problem: str) -> None:
+    """What is not strict JSON, or not an object with a format, is refused by name."""
+    with pytest.raises(InvalidScenario) as raised:
+        from_json(text)
+    assert str(raised.value).startswith(f"scenario: {problem}")
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("path", [("training",), ("training", "model"), (*LAYER, "width"), ("layout", "mesh", "axes", 0, "size")])
+def test_a_missing_field_without_default_is_named(path: tuple[str | int, ...]) -> None:
+    """What has no default must be there."""
+    data = encode(SCENARIO)
+    place = data
+    for key in path[:-1]:
+        place = place[key]
+    del place[path[-1]]
+    with pytest.raises(InvalidScenario, match=rf"{path[-1]}: missing field; [A-Z]\w+ has no default for it$"):
+        decode(Scenario, data)
+
+
+def test_fields_with_a_default_may_be_left_out() -> None:
+    """A person writes only what matters."""
+    text = """{"format": 1, "training": {"model": {"features": 2, "layers": [{"width": 3}]}, "data": {"microbatches": [2]}},
+               "layout": {"mesh": {"axes": [{"name": "dp", "size": 2}]}, "parallelisms": [{"kind": "ddp"}]}}"""
+    training = Training(model=Model(features=2, layers=(Layer(width=3),)), data=Data(microbatches=(2,)))
+    assert from_json(text) == Scenario(training=training, layout=SCENARIO.layout)
+
+
+def test_an_integer_is_accepted_for_a_float() -> None:
+    """A number is written as people write it."""
+    assert repr(decode(Adam, {"kind": "Adam", "lr": 1}).lr) == "1.0"
+
+
+def test_a_verdict_with_infinite_error_survives_strict_json() -> None:
+    """JSON has no infinity, but the error of a missing tensor is one."""
+    divergence = Divergence(
+        step=0, phase=Phase.GRADIENT, tensor="w", difference=Difference.MISSING, rank=1, index=(0, 2), error=math.inf
+    )
+    failure = Failure(kind=FailureKind.DIED, summary="rank 0 died", reports=(RankReport(rank=0, state=RankState.DIED),))
+    verdict = Verdict(outcome=Outcome.DIVERGED, scenario=SCENARIO, world="sim", divergence=divergence, failure=failure)
+    assert decode(Verdict, load(dump(encode(verdict)))) == verdict
+
+
+@pytest.fixture
+def known_tags(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, type[Parallelism]]]:
+    """The table of tags, restored afterwards."""
+    before = dict(converter.PARALLELISM_TAGS)
+    codec._ask_entry_points.cache_clear()
+    yield converter.PARALLELISM_TAGS
+    converter.PARALLELISM_TAGS.clear()
+    converter.PARALLELISM_TAGS.update(before)
+    codec._ask_entry_points.cache_clear()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Local(Parallelism):
+    """A third party's."""
+
+    tag: ClassVar[str] = "local"
+    axes: ClassVar[tuple[tuple[str, ...], ...]] = (("dp",),)
+    every: int = 1
+
+
+class LocalKind:
+    """What its entry point names."""
+
+    parallelism = Local
+
+
+class EntryPoint:
+    """Stands for one of `importlib.metadata`."""
+
+    def __init__(self, loaded: type | None) -> None:
+        self.loaded = loaded
+
+    def load(self) -> type:
+        """The class, or an import that fails."""
+        if self.loaded is None:
+            raise ImportError("broken")
+        return self.loaded
+
+
+def test_a_third_partys_parallelism_is_found_when_its_tag_is_met(
+    known_tags: dict[str, type[Parallelism]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tags are asked for when one is unknown; a broken entry point hides no other."""
+    monkeypatch.setattr(codec, "entry_points", lambda group: [EntryPoint(None), EntryPoint(LocalKind)])
+    scenario = Scenario(training=SCENARIO.training, layout=Layout(mesh=SCENARIO.layout.mesh, parallelisms=(Local(every=2),)))
+    assert "local" not in known_tags
+    assert from_json(to_json(scenario)) == scenario
+
+
+def test_registering_refuses_a_taken_tag_and_a_field_named_kind(known_tags: dict[str, type[Parallelism]]) -> None:
+    """One tag means one parallelism, and `kind` is the codec's own."""
+
+    @dataclass(frozen=True, kw_only=True)
+    class Taken(Parallelism):
+        tag: ClassVar[str] = "ddp"
+
+    @dataclass(frozen=True, kw_only=True)
+    class Kinded(Parallelism):
+        tag: ClassVar[str] = "kinded"
+        kind: str = ""
+
+    with pytest.raises(UsageError, match="'ddp', taken"):
+        register_parallelism(Taken)
+    with pytest.raises(UsageError, match=r"Kinded\.kind cannot be a field"):
+        register_parallelism(Kinded)
+    with pytest.raises(UsageError, match="allowed: dataclasses derived from Parallelism"):
+        register_parallelism(LocalKind)  # type: ignore[arg-type]
+
+
+def test_a_scenario_is_coded_in_less_than_a_millisecond() -> None:
+    """Findings, workers and replays code scenarios by the thousand."""
+    text = to_json(SCENARIO)
+    times = []
+    for _ in range(50):
+        started = time.perf_counter()
+        from_json(to_json(from_json(text)))
+        times.append(time.perf_counter() - started)
+    assert min(times) < 1e-3

@@ -1,0 +1,143 @@
+"""Rules that hold for every strategy."""
+
+from __future__ import annotations
+
+import inspect
+import subprocess
+import sys
+from dataclasses import dataclass
+from enum import Enum
+from typing import ClassVar
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.strategies import SearchStrategy
+
+import equivcheck.scenario as nouns
+from equivcheck import strategies
+from equivcheck.errors import UsageError
+from equivcheck.layouts.kind import LayoutKind
+from equivcheck.scenario import Parallelism
+from equivcheck.strategies import layouts
+from equivcheck.strategies import parallelism as module
+from equivcheck.strategies.parallelism import parallelisms_of
+
+NAMES = strategies.__all__
+
+
+def test_importing_the_strategies_leaves_torch_alone() -> None:
+    """Collecting tests is quick; drawing needs no torch either."""
+    program = (
+        "import sys, warnings; warnings.simplefilter('ignore')\n"
+        "from equivcheck.strategies import scenarios\n"
+        "scenarios().example()\n"
+        "sys.exit('torch' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", program], timeout=60).returncode == 0
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_options_are_by_keyword_with_defaults(name: str) -> None:
+    """Every strategy can be called without arguments, and options only by name."""
+    parameters = inspect.signature(getattr(strategies, name)).parameters.values()
+    assert all(parameter.kind is parameter.KEYWORD_ONLY and parameter.default is not parameter.empty for parameter in parameters)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_reprs_evaluate(name: str) -> None:
+    """A strategy is printed as the code that makes it."""
+    strategy = getattr(strategies, name)()
+    again = eval(repr(strategy), {**vars(nouns), "builds": st.builds, **vars(strategies)})
+    assert isinstance(again, SearchStrategy)
+    assert repr(again) == repr(strategy)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_is_drawn_prints_as_code(name: str) -> None:
+    """Every noun that is drawn can be pasted back."""
+
+    @settings(max_examples=50, deadline=None, database=None)
+    @given(getattr(strategies, name)())
+    def holds(noun: object) -> None:
+        assert eval(repr(noun), vars(nouns).copy()) == noun
+
+    holds()
+
+
+def test_an_unknown_tag_lists_those_that_exist() -> None:
+    """A misspelt layout is a clear error."""
+    with pytest.raises(UsageError, match=r"layout 'ddpp' does not exist; allowed: ddp, fsdp1"):
+        find_any(layouts(tags=("ddpp",)))
+
+
+def find_any(strategy: SearchStrategy[object]) -> None:
+    """Draw one example."""
+
+    @settings(max_examples=1, deadline=None, database=None)
+    @given(strategy)
+    def draw(_: object) -> None:
+        pass
+
+    draw()
+
+
+class Pace(Enum):
+    """An option of a third party's parallelism."""
+
+    SLOW = "slow"
+    FAST = "fast"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Local(Parallelism):
+    """A third party's parallelism."""
+
+    tag: ClassVar[str] = "local"
+    axes: ClassVar[tuple[tuple[str, ...], ...]] = (("dp",),)
+    pace: Pace = Pace.SLOW
+    lazy: bool = False
+    every: int = 1
+
+
+class Kind(LayoutKind):
+    """A kind without a strategy."""
+
+    parallelism = Local
+
+    def apply(self, setup: object, parallelism: Parallelism, mesh: object) -> None:
+        """Never called."""
+
+
+class OwnKind(Kind):
+    """A kind with a strategy."""
+
+    def strategy(self) -> SearchStrategy[Local]:
+        """Its own."""
+        return st.just(Local(every=7))
+
+
+def drawn_from(kind: LayoutKind, monkeypatch: pytest.MonkeyPatch) -> set[Local]:
+    """What is drawn for a third party's kind."""
+    monkeypatch.setattr(module, "layout_kinds", lambda: {"local": kind})
+    parallelisms_of.cache_clear()
+    found: set[Local] = set()
+
+    @settings(max_examples=100, deadline=None, database=None)
+    @given(parallelisms_of("local"))
+    def collect(parallelism: Local) -> None:
+        found.add(parallelism)
+
+    collect()
+    parallelisms_of.cache_clear()
+    return found
+
+
+def test_a_third_partys_parallelism_is_drawn_by_its_fields(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Choices and booleans take every value, other fields their default."""
+    assert drawn_from(Kind(), monkeypatch) == {Local(pace=pace, lazy=lazy) for pace in Pace for lazy in (False, True)}
+
+
+def test_a_third_partys_own_strategy_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kind that offers a strategy knows better."""
+    assert drawn_from(OwnKind(), monkeypatch) == {Local(every=7)}

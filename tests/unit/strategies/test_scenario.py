@@ -1,0 +1,247 @@
+"""Rules of generated scenarios: valid, varied, and simple once shrunk."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+
+import pytest
+from hypothesis import HealthCheck, Phase, find, given, settings
+from hypothesis import strategies as st
+
+from equivcheck.layouts.registry import layout_kinds, unsupported
+from equivcheck.scenario import (
+    DDP,
+    SGD,
+    Adam,
+    Axis,
+    ClipNorm,
+    ClipValue,
+    Data,
+    Implementation,
+    Layer,
+    LayerPlan,
+    Layout,
+    Mesh,
+    Model,
+    Norm,
+    NormType,
+    Precision,
+    Scenario,
+    Side,
+    Split,
+    Spread,
+    TensorParallel,
+    Training,
+    ZeroGrad,
+)
+from equivcheck.strategies import data, models, optimizers, scenarios, trainings
+
+SIMPLEST = Training(model=Model(features=1, layers=(Layer(width=1),)), data=Data(microbatches=(1,)))
+
+
+def drawn(count: int, **options: object) -> list[Scenario]:
+    """As many generated scenarios, the same ones each time."""
+    found: list[Scenario] = []
+
+    @settings(
+        max_examples=count,
+        database=None,
+        deadline=None,
+        derandomize=True,
+        phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(scenarios(**options))  # type: ignore[arg-type]
+    def collect(scenario: Scenario) -> None:
+        found.append(scenario)
+
+    collect()
+    return found
+
+
+@pytest.fixture(scope="module")
+def sample() -> list[Scenario]:
+    """A thousand scenarios of every layout."""
+    return drawn(1000)
+
+
+def shrunk(condition: Callable[[Scenario], bool]) -> Scenario:
+    """The simplest scenario that Hypothesis finds."""
+    return find(scenarios(), condition, settings=settings(max_examples=5000, database=None, deadline=None, derandomize=True))
+
+
+def test_every_scenario_is_supported(sample: list[Scenario]) -> None:
+    """Declared limits are respected without rejection."""
+    assert {unsupported(scenario.training, scenario.layout) for scenario in sample} == {None}
+
+
+def test_layouts_come_equally_often(sample: list[Scenario]) -> None:
+    """No layout is starved."""
+    counts = Counter(scenario.layout.name for scenario in sample)
+    assert set(counts) == set(layout_kinds())
+    assert min(counts.values()) > 0.1 * len(sample)
+
+
+def test_most_scenarios_are_distinct(sample: list[Scenario]) -> None:
+    """Checks are not spent on what was checked before."""
+    assert len(set(sample)) > 0.75 * len(sample)
+
+
+def has_layer(condition: Callable[[Layer], bool]) -> Callable[[Scenario], bool]:
+    """Whether any layer meets a condition."""
+    return lambda scenario: any(condition(layer) for layer in scenario.training.model.layers)
+
+
+def has_norm_type(norm_type: NormType) -> Callable[[Scenario], bool]:
+    """Whether gradients are clipped by a norm."""
+    return lambda scenario: isinstance(scenario.training.clipping, ClipNorm) and scenario.training.clipping.norm_type is norm_type
+
+
+def has_plan(condition: Callable[[LayerPlan], bool]) -> Callable[[Scenario], bool]:
+    """Whether a tensor-parallel plan on at least two ranks has such an entry."""
+    return lambda scenario: any(
+        isinstance(parallelism, TensorParallel) and scenario.layout.mesh.num_ranks > 1 and any(map(condition, parallelism.plan))
+        for parallelism in scenario.layout.parallelisms
+    )
+
+
+FEATURES: dict[str, tuple[float, Callable[[Scenario], bool]]] = {
+    "frozen": (0.1, has_layer(lambda layer: layer.frozen)),
+    "shared": (0.08, has_layer(lambda layer: layer.shares is not None)),
+    "unused side": (0.05, has_layer(lambda layer: layer.side is Side.NEVER)),
+    "conditional side": (0.05, has_layer(lambda layer: layer.side is Side.EVEN_STEPS)),
+    "residual": (0.1, has_layer(lambda layer: layer.residual)),
+    "dropout": (0.1, has_layer(lambda layer: layer.dropout > 0)),
+    "no bias": (0.1, has_layer(lambda layer: not layer.bias)),
+    "layer norm": (0.1, has_layer(lambda layer: layer.norm is Norm.LAYER)),
+    "RMS norm": (0.1, has_layer(lambda layer: layer.norm is Norm.RMS)),
+    "counter": (0.1, lambda scenario: scenario.training.model.counter),
+    "square": (
+        0.3,
+        lambda scenario: any(
+            1 < layer.width == scenario.training.model.inputs(index) for index, layer in enumerate(scenario.training.model.layers)
+        ),
+    ),
+    "five layers": (0.1, lambda scenario: len(scenario.training.model.layers) == 5),
+    "group without decay": (
+        0.05,
+        lambda scenario: (
+            scenario.training.optimizer.weight_decay > 0 and any(group.weight_decay == 0 for group in scenario.training.groups)
+        ),
+    ),
+    "clip norm 1": (0.03, has_norm_type(NormType.ONE)),
+    "clip norm 2": (0.03, has_norm_type(NormType.TWO)),
+    "clip norm inf": (0.03, has_norm_type(NormType.INF)),
+    "clip value": (0.03, lambda scenario: isinstance(scenario.training.clipping, ClipValue)),
+    "schedule": (0.2, lambda scenario: scenario.training.schedule is not None),
+    "even microbatches": (
+        0.15,
+        lambda scenario: len(scenario.training.data.microbatches) > 1 and len(set(scenario.training.data.microbatches)) == 1,
+    ),
+    "uneven microbatches": (0.15, lambda scenario: len(set(scenario.training.data.microbatches)) > 1),
+    "three steps": (0.5, lambda scenario: scenario.training.steps >= 3),
+    "float32": (0.1, lambda scenario: scenario.training.precision is Precision.FLOAT32),
+    "zeroed to zero": (0.1, lambda scenario: scenario.training.zero_grad is ZeroGrad.ZERO),
+    "nesterov": (0.01, lambda scenario: isinstance(scenario.training.optimizer, SGD) and scenario.training.optimizer.nesterov),
+    "amsgrad": (0.02, lambda scenario: isinstance(scenario.training.optimizer, Adam) and scenario.training.optimizer.amsgrad),
+    "maximize": (0.1, lambda scenario: scenario.training.optimizer.maximize),
+    "foreach": (0.1, lambda scenario: scenario.training.optimizer.implementation is Implementation.FOREACH),
+    "fused": (0.05, lambda scenario: scenario.training.optimizer.implementation is Implementation.FUSED),
+    "one rank": (0.03, lambda scenario: scenario.layout.mesh.num_ranks == 1),
+    "two ranks": (0.1, lambda scenario: scenario.layout.mesh.num_ranks == 2),
+    "an odd number of ranks": (0.1, lambda scenario: scenario.layout.mesh.num_ranks in (3, 5, 7)),
+    "replicas of shards": (0.03, lambda scenario: len(scenario.layout.mesh.axes) == 2 and min(scenario.layout.mesh.shape) > 1),
+    "an axis of size 1 beside another": (
+        0.02,
+        lambda scenario: 1 in scenario.layout.mesh.shape and scenario.layout.mesh.num_ranks > 1,
+    ),
+    "column plan": (0.02, has_plan(lambda entry: entry.split is Split.COLUMN)),
+    "row plan": (0.02, has_plan(lambda entry: entry.split is Split.ROW)),
+    "sequence parallel": (0.01, has_plan(lambda entry: entry.output is Spread.ROWS)),
+    "features cut": (0.01, has_plan(lambda entry: entry.output is Spread.FEATURES)),
+}
+
+
+@pytest.mark.parametrize("feature", FEATURES)
+def test_every_feature_is_reached(feature: str, sample: list[Scenario]) -> None:
+    """What hides faults, and what shows them, is drawn often enough to matter."""
+    share, condition = FEATURES[feature]
+    assert sum(map(condition, sample)) >= share * len(sample)
+
+
+def test_every_optimizer_is_reached(sample: list[Scenario]) -> None:
+    """No optimizer is left out."""
+    assert len({type(scenario.training.optimizer) for scenario in sample}) == 11
+
+
+def test_the_simplest_scenario_is_plain_ddp_on_one_rank() -> None:
+    """With nothing to go by, a scenario shrinks to the plainest of all."""
+    mesh = Mesh(axes=(Axis(name="dp", size=1),))
+    assert shrunk(lambda scenario: True) == Scenario(training=SIMPLEST, layout=Layout(mesh=mesh, parallelisms=(DDP(),)))
+
+
+@pytest.mark.parametrize("tag", layout_kinds())
+def test_a_fault_of_one_layout_shrinks_to_two_ranks_and_defaults(tag: str) -> None:
+    """A fault that needs two ranks of a layout leaves nothing else in the scenario."""
+    scenario = shrunk(lambda scenario: scenario.layout.name == tag and scenario.layout.mesh.num_ranks > 1)
+    (parallelism,) = scenario.layout.parallelisms
+    assert scenario.layout.mesh.num_ranks == 2
+    assert parallelism == type(parallelism)()
+    assert scenario.training.data.batch <= 2
+    assert scenario.training == Training(model=SIMPLEST.model, data=scenario.training.data)
+
+
+@pytest.mark.parametrize(
+    ("condition", "simplest"),
+    [
+        (lambda scenario: scenario.training.steps >= 2, {"steps": 2}),
+        (lambda scenario: isinstance(scenario.training.optimizer, Adam), {"optimizer": Adam()}),
+        (lambda scenario: isinstance(scenario.training.clipping, ClipNorm), {"clipping": ClipNorm()}),
+        (lambda scenario: len(scenario.training.model.layers) >= 2, {"model": Model(features=1, layers=(Layer(width=1),) * 2)}),
+        (has_layer(lambda layer: layer.frozen), None),
+        (lambda scenario: len(set(scenario.training.data.microbatches)) > 1, {"data": Data(microbatches=(1, 2))}),
+    ],
+)
+def test_a_fault_of_one_feature_shrinks_to_that_feature(
+    condition: Callable[[Scenario], bool], simplest: dict[str, object] | None
+) -> None:
+    """Whatever the fault needs stays, all else goes."""
+    scenario = shrunk(condition)
+    if simplest is None:
+        layers = (Layer(width=1), Layer(width=1, frozen=True))
+        assert sorted(map(repr, scenario.training.model.layers)) == sorted(map(repr, layers))
+    else:
+        changed = {name: getattr(scenario.training, name) for name in simplest}
+        assert changed == simplest
+        assert scenario.training == Training(**{"model": SIMPLEST.model, "data": SIMPLEST.data, **simplest})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("tag", layout_kinds())
+def test_layouts_can_be_named(tag: str) -> None:
+    """Tags restrict the layouts, `max_ranks` their size."""
+    found = drawn(30, layouts=(tag,), max_ranks=3)
+    assert {scenario.layout.name for scenario in found} == {tag}
+    assert max(scenario.layout.mesh.num_ranks for scenario in found) <= 3
+
+
+def test_parts_can_be_chosen() -> None:
+    """Strategies for parts go in as arguments, and a given layout is used as it is."""
+    layout = Layout(mesh=Mesh(axes=(Axis(name="dp", size=2),)), parallelisms=(DDP(no_sync=True),))
+    given_trainings = trainings(
+        models=models(max_layers=2), data=data(rows=st.just(3), max_microbatches=1), optimizers=optimizers(kinds=st.just(Adam))
+    )
+    for scenario in drawn(30, trainings=given_trainings, layouts=st.just(layout)):
+        assert scenario.layout == layout
+        assert len(scenario.training.model.layers) <= 2
+        assert scenario.training.data == Data(microbatches=(6,))
+        assert type(scenario.training.optimizer) is Adam
+
+
+def test_a_given_plan_is_kept() -> None:
+    """Tensor parallelism with a plan of its own keeps it; the training is fitted to it."""
+    plan = (LayerPlan(split=Split.COLUMN, output=Spread.FEATURES), LayerPlan(split=Split.ROW))
+    layout = Layout(mesh=Mesh(axes=(Axis(name="tp", size=2),)), parallelisms=(TensorParallel(plan=plan),))
+    for scenario in drawn(30, layouts=st.just(layout)):
+        assert scenario.layout == layout
+        assert unsupported(scenario.training, layout) is None

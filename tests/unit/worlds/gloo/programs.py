@@ -1,0 +1,125 @@
+"""Programs for ranks: they are imported by name in other processes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch.distributed.fsdp import fully_shard
+
+from equivcheck.worlds.meshes import device_mesh
+
+
+def place() -> tuple[int, int]:
+    """Global rank and number of ranks."""
+    return dist.get_rank(), dist.get_world_size()
+
+
+def process() -> int:
+    """Process id."""
+    return os.getpid()
+
+
+def ranks_sum(weights: np.ndarray) -> np.ndarray:
+    """The sum over ranks of (rank + 1) times `weights`."""
+    term = torch.from_numpy(weights) * (dist.get_rank() + 1)
+    dist.all_reduce(term)
+    return term.numpy()
+
+
+def random_number() -> float:
+    """From the default generator of torch."""
+    return float(torch.rand(()))
+
+
+def raise_on(ranks: tuple[int, ...]) -> None:
+    """Those ranks raise, the others wait for them."""
+    if dist.get_rank() in ranks:
+        raise ValueError(f"boom on {len(ranks)}")
+    dist.barrier()
+
+
+def leave_on(rank: int, code: int) -> None:
+    """That rank ends its process, the others wait for it."""
+    if dist.get_rank() == rank:
+        os._exit(code)
+    dist.barrier()
+
+
+def sys_exit() -> None:
+    """As a script would end."""
+    sys.exit(3)
+
+
+def segfault_on(rank: int) -> None:
+    """That rank has a fatal error in native code."""
+    if dist.get_rank() == rank:
+        os.kill(os.getpid(), signal.SIGSEGV)
+    dist.barrier()
+
+
+def hang_on(rank: int) -> None:
+    """That rank never comes, the others wait for it."""
+    if dist.get_rank() == rank:
+        sleep_forever()
+    dist.all_reduce(torch.ones(1))
+
+
+def sleep_forever() -> None:
+    """Do nothing for long."""
+    time.sleep(1000)
+
+
+def spin() -> None:
+    """Compute for long."""
+    while True:
+        pass
+
+
+def make_lock() -> Any:
+    """A value that cannot be pickled."""
+    return threading.Lock()
+
+
+class Unreadable:
+    """A value that pickles but does not unpickle."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return int, ("not a number",)
+
+
+def make_unreadable() -> Unreadable:
+    """A value that the owner cannot read."""
+    return Unreadable()
+
+
+def start_sleeper() -> int:
+    """Start a process and leave it running; its id."""
+    return subprocess.Popen(["sleep", "1000"]).pid
+
+
+def environment() -> tuple[int, str]:
+    """Number of threads, and the interface that gloo is told to use."""
+    return torch.get_num_threads(), os.environ["GLOO_SOCKET_IFNAME"]
+
+
+def train_fully_sharded() -> float:
+    """The last loss of a small FSDP2 training."""
+    mesh = device_mesh((dist.get_world_size(),), ("dp",))
+    torch.manual_seed(0)
+    model = fully_shard(torch.nn.Linear(4, 4, dtype=torch.float64), mesh=mesh)
+    optimizer = torch.optim.AdamW(model.parameters())
+    for _ in range(2):
+        optimizer.zero_grad()
+        loss = model(torch.ones(2, 4, dtype=torch.float64)).square().sum()
+        loss.backward()
+        optimizer.step()
+    return float(loss)

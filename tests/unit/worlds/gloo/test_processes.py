@@ -1,0 +1,137 @@
+"""No process outlives its owner, whichever way the owner ends."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+
+import pytest
+from unit.worlds.gloo import programs
+
+from equivcheck.worlds.failure import RanksFailed
+from equivcheck.worlds.gloo import GlooRanks
+from equivcheck.worlds.gloo.fork_server import FORK_SERVER
+from equivcheck.worlds.spawn import run_spawned
+
+OPENING = """
+import os, sys, time
+from equivcheck.worlds.gloo import GlooRanks
+ranks = GlooRanks(2)
+workers = ranks.run(os.getpid).values
+from equivcheck.worlds.gloo.fork_server import FORK_SERVER
+started = ranks.run(os.spawnlp, os.P_NOWAIT, "sleep", "sleep", "1000").values
+print(FORK_SERVER._process.pid, *workers, *started, flush=True)
+"""
+HANG = "ranks.run(time.sleep, 1000)\n"
+
+
+def start(body: str) -> tuple[subprocess.Popen[str], list[int]]:
+    """An owner in a process of its own, and the processes that it has started."""
+    owner = subprocess.Popen(
+        [sys.executable, "-c", OPENING + body],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert owner.stdout is not None
+    return owner, [int(pid) for pid in owner.stdout.readline().split()]
+
+
+def test_close_ends_ranks(ranks: GlooRanks, gone: Callable[..., bool]) -> None:
+    """After closing no rank is left, nor anything that a rank started; closing again is fine."""
+    ranks.run(programs.place)
+    other = GlooRanks(3)
+    pids = (*other.run(programs.process).values, *other.run(programs.start_sleeper).values)
+    other.close()
+    other.close()
+    assert gone(*pids)
+    assert ranks.run(programs.place).values == ((0, 2), (1, 2))
+
+
+def test_close_can_be_undone(ranks: GlooRanks) -> None:
+    """Ranks that were closed start again at the next run."""
+    with GlooRanks(1) as other:
+        first = other.run(programs.process).values
+        other.close()
+        assert other.run(programs.process).values != first
+
+
+def test_forgotten_ranks_end(ranks: GlooRanks, gone: Callable[..., bool]) -> None:
+    """Ranks that nobody refers to any more are closed."""
+    other = GlooRanks(1)
+    pids = other.run(programs.process).values
+    del other
+    assert gone(*pids)
+
+
+def test_a_killed_fork_server_is_replaced(ranks: GlooRanks, gone: Callable[..., bool]) -> None:
+    """Ranks die with their fork server, and the next run starts another one."""
+    pids = ranks.run(programs.process).values
+    process = FORK_SERVER._process
+    assert process is not None
+    os.kill(process.pid, signal.SIGKILL)
+    assert gone(*pids)
+    assert ranks.run(programs.place).values == ((0, 2), (1, 2))
+
+
+@pytest.mark.parametrize(
+    ("sent", "code"), [(signal.SIGKILL, -signal.SIGKILL), (signal.SIGTERM, -signal.SIGTERM), (signal.SIGINT, -signal.SIGINT)]
+)
+def test_nothing_outlives_an_owner_that_is_killed(sent: signal.Signals, code: int, gone: Callable[..., bool]) -> None:
+    """Fork server, ranks and what ranks started end with their owner, however suddenly, and print nothing."""
+    owner, pids = start(HANG)
+    assert len(pids) == 5
+    owner.send_signal(sent)
+    errors = owner.communicate(timeout=20)[1]
+    assert owner.returncode == code
+    assert gone(*pids)
+    assert "KeyboardInterrupt" in errors if sent is signal.SIGINT else errors == ""
+
+
+def test_ctrl_c_leaves_usable_ranks(gone: Callable[..., bool]) -> None:
+    """A run that is interrupted raises KeyboardInterrupt, and the next one works on fresh processes."""
+    owner, pids = start(
+        "import signal, threading\n"
+        "timer = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT))\n"
+        "try:\n    timer.start()\n    ranks.run(time.sleep, 1000)\n"
+        "except KeyboardInterrupt:\n    print(len(set(ranks.run(os.getpid).values) - set(workers)))\n"
+    )
+    assert owner.communicate(timeout=20) == ("2\n", "")
+    assert gone(*pids)
+
+
+def test_a_forked_copy_of_the_owner_leaves_its_ranks_alone(gone: Callable[..., bool]) -> None:
+    """A forked child neither ends nor uses its parent's ranks, and holds nothing that keeps them alive."""
+    owner, pids = start(
+        "if os.fork() == 0:\n"
+        "    mine = ranks.run(os.getpid).values\n"
+        "    print(set(mine) & set(workers), flush=True)\n"
+        "    sys.exit()\n"
+        "os.wait()\n"
+        "print(ranks.run(os.getpid).values == workers, flush=True)\n"
+    )
+    assert owner.communicate(timeout=60) == ("set()\nTrue\n", "")
+    assert gone(*pids)
+
+
+def test_a_main_script_without_a_guard_runs_once(tmp_path: os.PathLike[str], gone: Callable[..., bool]) -> None:
+    """Ranks never import the script that started them."""
+    script = os.path.join(tmp_path, "script.py")
+    with open(script, "w") as file:
+        file.write(OPENING)
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    done = subprocess.run([sys.executable, script], env=environment, capture_output=True, text=True, timeout=60, check=True)
+    assert done.stderr == ""
+    assert len(done.stdout.splitlines()) == 1
+    assert gone(*map(int, done.stdout.split()))
+
+
+def test_fresh_processes() -> None:
+    """The benchmark's baseline starts processes for one run, gives the same values and fails in the same way."""
+    assert run_spawned(programs.place, size=2).values == ((0, 2), (1, 2))
+    with pytest.raises(RanksFailed, match="rank 0 raised ValueError: boom on 1"):
+        run_spawned(programs.raise_on, (0,), size=1)

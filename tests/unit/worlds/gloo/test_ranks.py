@@ -1,0 +1,180 @@
+"""What gloo ranks give, and what they say when a program fails."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from unit.worlds.gloo import programs
+
+from equivcheck.errors import UsageError
+from equivcheck.worlds.failure import Failure, FailureKind, RanksFailed, RankState
+from equivcheck.worlds.gloo import GlooRanks
+
+
+def failure(ranks: GlooRanks, program: Callable[..., Any], *arguments: Any, deadline: float = 30.0) -> Failure:
+    """Run a program that must fail, see that the ranks work again, and give its failure."""
+    with pytest.raises(RanksFailed) as caught:
+        ranks.run(program, *arguments, deadline=deadline)
+    assert ranks.run(programs.place).values == ((0, 2), (1, 2))
+    return caught.value.failure
+
+
+def states(found: Failure) -> tuple[RankState, ...]:
+    """Where each rank was."""
+    assert [report.rank for report in found.reports] == [0, 1]
+    return tuple(report.state for report in found.reports)
+
+
+def test_values_come_in_rank_order(ranks: GlooRanks) -> None:
+    """The n-th value is what rank n returned."""
+    assert ranks.run(programs.place).values == ((0, 2), (1, 2))
+
+
+def test_ranks_communicate(ranks: GlooRanks) -> None:
+    """Collectives reach all ranks, and arrays travel unchanged in both directions, however large."""
+    weights = np.arange(300_000.0)
+    for value in ranks.run(programs.ranks_sum, weights).values:
+        np.testing.assert_array_equal(value, 3 * weights)
+
+
+def test_processes_are_kept(ranks: GlooRanks) -> None:
+    """Runs that succeed share processes, and a mesh made by one serves the next."""
+    before = ranks.run(programs.process).values
+    losses = {ranks.run(programs.train_fully_sharded).values for _ in range(2)}
+    assert len(losses) == 1
+    assert ranks.run(programs.process).values == before
+
+
+def test_random_numbers_repeat(ranks: GlooRanks) -> None:
+    """Every run starts from the same random state, another one on each rank."""
+    first, second = ranks.run(programs.random_number).values, ranks.run(programs.random_number).values
+    assert first == second
+    assert first[0] != first[1]
+
+
+def test_ranks_are_set_up(ranks: GlooRanks) -> None:
+    """A rank computes on one thread and talks over the loopback interface."""
+    assert set(ranks.run(programs.environment).values) == {(1, "lo")}
+
+
+def test_one_rank_raises(ranks: GlooRanks) -> None:
+    """The rank that raised is named with its traceback, the other with the collective that it waits in."""
+    found = failure(ranks, programs.raise_on, (1,))
+    assert (found.kind, found.summary) == (FailureKind.RAISED, "rank 1 raised ValueError: boom on 1")
+    assert states(found) == (RankState.WAITING, RankState.RAISED)
+    assert found.reports[0].pending == "barrier"
+    assert found.reports[1].error == "ValueError: boom on 1"
+    assert "in raise_on" in found.reports[1].stack
+
+
+def test_all_ranks_raise(ranks: GlooRanks) -> None:
+    """Of ranks that raised the same, the lowest is named, whichever came first."""
+    found = failure(ranks, programs.raise_on, (0, 1))
+    assert found.summary == "rank 0 raised ValueError: boom on 2"
+    assert states(found) == (RankState.RAISED, RankState.RAISED)
+
+
+def test_sys_exit_is_an_exception(ranks: GlooRanks) -> None:
+    """A program that asks the interpreter to exit has raised; its process lives."""
+    assert failure(ranks, programs.sys_exit).summary == "rank 0 raised SystemExit: 3"
+
+
+def test_a_rank_exits(ranks: GlooRanks) -> None:
+    """A process that ends itself died with its exit code, whatever the others raise because of it."""
+    found = failure(ranks, programs.leave_on, 1, 3)
+    assert (found.kind, found.summary) == (FailureKind.DIED, "rank 1 exited with code 3")
+    assert found.reports[1].state is RankState.DIED
+
+
+def test_a_rank_is_killed(ranks: GlooRanks) -> None:
+    """A rank killed in the middle of a run costs that run and names the signal."""
+    victim = ranks.run(programs.process).values[0]
+    threading.Timer(0.2, os.kill, (victim, signal.SIGKILL)).start()
+    found = failure(ranks, programs.hang_on, 0)
+    assert (found.kind, found.summary) == (FailureKind.DIED, "rank 0 killed by SIGKILL")
+    assert ranks.run(programs.process).values[0] != victim
+
+
+def test_a_rank_crashes(ranks: GlooRanks) -> None:
+    """A fatal signal leaves the Python stack in the dead rank's report."""
+    found = failure(ranks, programs.segfault_on, 0)
+    assert found.summary == "rank 0 killed by SIGSEGV"
+    assert "segfault_on" in found.reports[0].stack
+
+
+def test_an_idle_rank_is_killed(ranks: GlooRanks, gone: Callable[..., bool]) -> None:
+    """A rank that died between two runs costs no verdict."""
+    victim = ranks.run(programs.process).values[1]
+    os.kill(victim, signal.SIGKILL)
+    assert gone(victim)
+    assert ranks.run(programs.place).values == ((0, 2), (1, 2))
+
+
+def test_a_hang_is_a_timeout(ranks: GlooRanks) -> None:
+    """At the deadline every rank's stack is taken, from its own first function to where it hangs."""
+    found = failure(ranks, programs.hang_on, 1, deadline=0.5)
+    assert found.kind is FailureKind.TIMEOUT
+    assert found.summary == "no result within 0.5 s: rank 0 waiting in all_reduce, rank 1 running in sleep_forever"
+    assert states(found) == (RankState.WAITING, RankState.RUNNING)
+    assert "in sleep_forever" in found.reports[1].stack
+    assert all(report.stack.splitlines()[0].endswith("in hang_on") for report in found.reports)
+
+
+def test_an_endless_computation_is_a_timeout(ranks: GlooRanks) -> None:
+    """A rank that computes for ever counts as running."""
+    found = failure(ranks, programs.spin, deadline=0.3)
+    assert states(found) == (RankState.RUNNING, RankState.RUNNING)
+    assert "in spin" in found.reports[0].stack
+
+
+def test_a_stopped_rank_is_a_timeout(ranks: GlooRanks) -> None:
+    """A process that cannot even write its stack does not hold up its owner, which sends more than a socket takes."""
+    os.kill(ranks.run(programs.process).values[1], signal.SIGSTOP)
+    found = failure(ranks, programs.ranks_sum, np.ones(1_000_000), deadline=0.3)
+    assert found.kind is FailureKind.TIMEOUT
+    assert found.reports[1].stack == ""
+
+
+@pytest.mark.parametrize(
+    ("program", "text"),
+    [
+        (programs.make_lock, "TypeError: the program returned a value that cannot be pickled: TypeError: cannot pickle"),
+        (programs.make_unreadable, "ValueError: the program returned a value that cannot be read: invalid literal"),
+    ],
+)
+def test_values_that_cannot_travel(ranks: GlooRanks, program: Callable[[], Any], text: str) -> None:
+    """A value that does not survive pickling is an error of the program that returned it."""
+    assert failure(ranks, program).summary.startswith(f"rank 0 raised {text}")
+
+
+def test_programs_that_cannot_travel(ranks: GlooRanks, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A program or argument that ranks could not read is refused before anything is sent."""
+    before = ranks.run(programs.process).values
+    with pytest.raises(UsageError, match="cannot be pickled"):
+        ranks.run(programs.raise_on, threading.Lock())
+    monkeypatch.setattr(programs.place, "__module__", "__main__")
+    with pytest.raises(UsageError, match="main script"):
+        ranks.run(programs.place)
+    assert ranks.run(programs.process).values == before
+
+
+def test_a_program_that_ranks_cannot_import(ranks: GlooRanks, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A program of a module that only the owner has is an error that says how ranks find programs."""
+    module = type(os)("only_here")
+    exec("def program(): pass", module.__dict__)
+    monkeypatch.setitem(__import__("sys").modules, "only_here", module)
+    found = failure(ranks, module.program)
+    assert found.summary == "rank 0 raised ModuleNotFoundError: No module named 'only_here'"
+    assert "imports what it is given by name" in found.reports[0].stack
+
+
+def test_no_ranks_at_all() -> None:
+    """A world needs a rank."""
+    with pytest.raises(UsageError, match="size is 0"):
+        GlooRanks(0)

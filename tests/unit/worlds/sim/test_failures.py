@@ -1,0 +1,341 @@
+"""What the simulated world says when ranks do not all finish, and that it works again afterwards."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed import _functional_collectives as functional
+
+from equivcheck.errors import EquivCheckError
+from equivcheck.worlds.failure import Failure, FailureKind, RanksFailed, RankState
+from equivcheck.worlds.meshes import device_mesh
+from equivcheck.worlds.sim import SimRanks
+
+World = Callable[[int], SimRanks]
+
+
+def total() -> float:
+    """A program that finishes: the sum of the ranks, over a mesh."""
+    tensor = torch.tensor(float(dist.get_rank()))
+    dist.all_reduce(tensor, group=device_mesh((dist.get_world_size(),), ("dp",)).get_group())
+    return tensor.item()
+
+
+def failure_of(ranks: SimRanks, program: Callable[..., Any], **options: Any) -> Failure:
+    """Run a program that fails, check that the world works again, and return the failure."""
+    with pytest.raises(RanksFailed) as caught:
+        ranks.run(program, **options)
+    assert ranks.run(total).values == (sum(range(ranks.size)),) * ranks.size
+    return caught.value.failure
+
+
+def states(failure: Failure) -> list[RankState]:
+    """Every rank's state."""
+    return [report.state for report in failure.reports]
+
+
+def test_rank_that_skips_a_collective(world: World) -> None:
+    """Others waiting for a rank that finished is a deadlock, known at once, with the pending call and the program's stack."""
+
+    def program() -> None:
+        if dist.get_rank() != 1:
+            dist.all_reduce(torch.ones(3, 4, dtype=torch.float64))
+
+    start = time.perf_counter()
+    failure = failure_of(world(3), program)
+    assert time.perf_counter() - start < 1
+    assert failure.kind is FailureKind.DEADLOCK
+    assert failure.hung
+    assert states(failure) == [RankState.WAITING, RankState.FINISHED, RankState.WAITING]
+    assert failure.reports[0].pending == "all_reduce.sum float64[3, 4] on ranks (0, 1, 2), call 0"
+    assert "dist.all_reduce(torch.ones(3, 4" in failure.reports[0].stack
+    assert "rank 1 finished" in failure.summary
+    assert "\n" not in failure.summary
+
+
+def test_ranks_that_wait_for_each_other(world: World) -> None:
+    """Two groups entered in opposite order is a deadlock."""
+
+    def program() -> None:
+        groups = [dist.new_group([0, 1]), dist.new_group([0, 1])]
+        for group in groups if dist.get_rank() else groups[::-1]:
+            dist.barrier(group)
+
+    failure = failure_of(world(2), program)
+    assert failure.kind is FailureKind.DEADLOCK
+    assert [report.pending for report in failure.reports] == ["barrier on ranks (0, 1), call 0"] * 2
+
+
+def test_opposite_order_is_fine_when_asynchronous(world: World) -> None:
+    """Issuing does not block, so calls on two groups may be issued in opposite order."""
+
+    def program() -> list[float]:
+        groups, tensors = [dist.new_group([0, 1]), dist.new_group([0, 1])], [torch.ones(1), torch.ones(2)]
+        order = (0, 1) if dist.get_rank() else (1, 0)
+        for work in [dist.all_reduce(tensors[i], group=groups[i], async_op=True) for i in order]:
+            work.wait()
+        return torch.cat(tensors).tolist()
+
+    assert world(2).run(program).values == ([2.0, 2.0, 2.0],) * 2
+
+
+def reduce_other(rank: int) -> None:
+    """Another reduction."""
+    dist.all_reduce(torch.ones(2), op=dist.ReduceOp.MAX if rank else dist.ReduceOp.SUM)
+
+
+def type_other(rank: int) -> None:
+    """Another element type."""
+    dist.all_reduce(torch.ones(2, dtype=torch.float64 if rank else torch.float32))
+
+
+def size_other(rank: int) -> None:
+    """Another size."""
+    dist.all_reduce(torch.ones(2 + rank))
+
+
+def root_other(rank: int) -> None:
+    """Another root."""
+    dist.broadcast(torch.ones(2), src=rank)
+
+
+def call_other(rank: int) -> None:
+    """Another collective."""
+    dist.barrier() if rank else dist.all_reduce(torch.ones(2))
+
+
+def splits_other(_: int) -> None:
+    """Parts that the other does not expect."""
+    dist.all_to_all_single(torch.ones(3), torch.ones(3), [2, 1], [2, 1])
+
+
+def message_other(rank: int) -> None:
+    """A message of another size."""
+    dist.recv(torch.ones(3), 0) if rank else dist.send(torch.ones(2), 1)
+
+
+MISTAKES = [reduce_other, type_other, size_other, root_other, call_other, splits_other, message_other]
+
+
+@pytest.mark.parametrize("mistake", MISTAKES, ids=lambda mistake: mistake.__name__)
+def test_mismatch(world: World, mistake: Callable[[int], None]) -> None:
+    """Ranks that arrive at one call with different demands are told apart from a deadlock, with both calls in words."""
+    failure = failure_of(world(2), lambda: mistake(dist.get_rank()))
+    assert failure.kind is FailureKind.MISMATCH
+    assert failure.hung
+    assert states(failure) == [RankState.WAITING] * 2
+    assert "rank 1 issued" in failure.summary
+    assert "where rank 0 issued" in failure.summary
+    assert "\n" not in failure.summary
+    assert all(report.pending and report.stack for report in failure.reports)
+
+
+def test_rank_that_raises(world: World) -> None:
+    """The error comes before the hang that it causes; what others wait in is told."""
+
+    def program() -> None:
+        if dist.get_rank() == 1:
+            raise ValueError("no such layer")
+        dist.barrier()
+
+    failure = failure_of(world(3), program)
+    assert failure.kind is FailureKind.RAISED
+    assert not failure.hung
+    assert failure.summary == "rank 1 raised ValueError: no such layer"
+    assert states(failure) == [RankState.WAITING, RankState.RAISED, RankState.WAITING]
+    assert failure.reports[1].error == "ValueError: no such layer"
+    assert 'raise ValueError("no such layer")' in failure.reports[1].stack
+    assert failure.reports[0].pending == "barrier on ranks (0, 1, 2), call 0"
+
+
+def test_all_ranks_raise(world: World) -> None:
+    """The first error is the cause; all are reported."""
+
+    def program() -> None:
+        raise SystemExit(f"rank {dist.get_rank()}")
+
+    failure = failure_of(world(2), program)
+    assert failure.kind is FailureKind.RAISED
+    assert failure.summary == "rank 0 raised SystemExit: rank 0"
+    assert [report.error for report in failure.reports] == ["SystemExit: rank 0", "SystemExit: rank 1"]
+
+
+def test_endless_loop(world: World) -> None:
+    """A rank that computes for ever is a timeout with its stack, and is unwound."""
+    unwound = threading.Event()
+
+    def program() -> None:
+        try:
+            while dist.get_rank() == 1:
+                pass
+        finally:
+            if dist.get_rank() == 1:
+                unwound.set()
+        dist.barrier()
+
+    failure = failure_of(world(2), program, deadline=0.2)
+    assert failure.kind is FailureKind.TIMEOUT
+    assert failure.hung
+    assert unwound.is_set()
+    assert states(failure) == [RankState.WAITING, RankState.RUNNING]
+    assert "in program" in failure.reports[1].stack
+
+
+def test_rank_that_will_not_go(world: World) -> None:
+    """A rank that swallows being unwound is abandoned, and later runs have fresh ranks."""
+    stop = threading.Event()
+
+    def program() -> None:
+        while dist.get_rank() == 0 and not stop.is_set():
+            with contextlib.suppress(BaseException):
+                stop.wait()
+
+    try:
+        assert failure_of(world(2), program, deadline=0.1).kind is FailureKind.TIMEOUT
+    finally:
+        stop.set()
+
+
+def test_cleanup_code_cannot_communicate(world: World) -> None:
+    """A rank being unwound that calls a collective is unwound again, not hung."""
+
+    def program() -> None:
+        try:
+            if dist.get_rank() == 0:
+                dist.barrier()
+        finally:
+            if dist.get_rank() == 0:
+                dist.all_reduce(torch.ones(1))
+
+    assert failure_of(world(2), program).kind is FailureKind.DEADLOCK
+
+
+def test_calls_never_waited_for_do_not_leak(world: World) -> None:
+    """What a run issued and never waited for is unknown to the next."""
+
+    def program() -> None:
+        if dist.get_rank() == 0:
+            dist.all_reduce(torch.ones(1), async_op=True)
+            dist.isend(torch.ones(5), 1)
+            kept.append(functional.all_reduce(torch.ones(1), "sum", dist.group.WORLD))
+
+    def next_program() -> int:
+        tensor = torch.ones(1)
+        dist.recv(tensor, 0) if dist.get_rank() else dist.send(tensor, 1)
+        return int(torch._C._distributed_c10d._get_work_registry_size())
+
+    kept: list[torch.Tensor] = []
+    for _ in range(2):
+        world(2).run(program)
+        assert world(2).run(total).values == (1.0, 1.0)
+        assert world(2).run(next_program).values == (0, 0)
+
+
+def ddp_step(*, skip: int | None = None, raise_in: int | None = None) -> list[float]:
+    """One DDP backward; a rank may skip it or raise in it."""
+    rank = dist.get_rank()
+    linear = nn.Linear(2, 1, bias=False)
+    nn.init.ones_(linear.weight)
+    if rank == raise_in:
+        linear.weight.register_hook(lambda grad: 1 / 0)
+    model = nn.parallel.DistributedDataParallel(linear)
+    loss = model(torch.full((1, 2), float(rank + 1))).sum()
+    if rank != skip:
+        loss.backward()
+    return [] if linear.weight.grad is None else linear.weight.grad.flatten().tolist()
+
+
+def test_ddp_rank_skips_backward(world: World) -> None:
+    """Unwinding a rank inside the C++ of a DDP backward does no harm: the next DDP step is right."""
+    failure = failure_of(world(2), lambda: ddp_step(skip=1))
+    assert failure.kind is FailureKind.DEADLOCK
+    assert states(failure) == [RankState.WAITING, RankState.FINISHED]
+    assert failure.reports[0].pending.startswith("all_reduce.sum float32[2]")
+    assert "loss.backward()" in failure.reports[0].stack
+    assert world(2).run(ddp_step).values == ([1.5, 1.5],) * 2
+
+
+def test_ddp_rank_raises_in_backward(world: World) -> None:
+    """An error in a hook under C++ arrives with its type, and the next DDP step is right."""
+    failure = failure_of(world(2), lambda: ddp_step(raise_in=0))
+    assert failure.kind is FailureKind.RAISED
+    assert failure.summary == "rank 0 raised ZeroDivisionError: division by zero"
+    assert world(2).run(ddp_step).values == ([1.5, 1.5],) * 2
+
+
+def test_many_failures_in_a_row(world: World) -> None:
+    """Failures do not wear the world out, nor do they add threads."""
+
+    def program() -> None:
+        if dist.get_rank() == 0:
+            dist.barrier()
+
+    failure_of(world(2), program)
+    before = threading.active_count()
+    for _ in range(50):
+        with pytest.raises(RanksFailed):
+            world(2).run(program)
+    assert threading.active_count() == before
+
+
+def test_run_inside_a_run_is_refused(world: World) -> None:
+    """A rank cannot run a simulated world itself."""
+
+    def program() -> str:
+        try:
+            world(2).run(total)
+        except EquivCheckError as error:
+            return str(error)
+        return ""
+
+    assert world(2).run(program).values[0] == "SimRanks.run: called by a rank of a simulated world, allowed is any other thread"
+
+
+def test_size_is_checked() -> None:
+    """A world has at least one rank."""
+    with pytest.raises(EquivCheckError, match="size is 0, allowed is 1 or more"):
+        SimRanks(0)
+
+
+INTERRUPTED = """
+import os, signal, sys, threading, time
+import torch, torch.distributed as dist
+from torch.distributed import distributed_c10d as c10d
+from equivcheck.worlds.sim import SimRanks
+world, ranks = c10d._world, SimRanks(2)
+ranks.run(dist.barrier)
+def program():
+    if sys.argv[1] == "computing":
+        while dist.get_rank() == 1:
+            time.sleep(0.01)
+    dist.barrier()
+    time.sleep(30)
+threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
+try:
+    ranks.run(program)
+except KeyboardInterrupt:
+    print("interrupted", c10d._world is world, dist.is_initialized())
+print(ranks.run(dist.get_rank).values)
+ranks.close()
+print([thread.name for thread in threading.enumerate() if thread.name.startswith("sim") and sys.argv[1] == "computing"])
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="POSIX signals")
+@pytest.mark.parametrize("state", ["computing", "sleeping"])
+def test_interrupt(state: str) -> None:
+    """Ctrl-C ends a run at once, restores torch, and leaves ranks that can run again."""
+    done = subprocess.run([sys.executable, "-c", INTERRUPTED, state], check=False, capture_output=True, text=True, timeout=60)
+    assert done.stdout.splitlines() == ["interrupted True False", "(0, 1)", "[]"], done.stderr
+    assert done.returncode == 0
+    assert "Traceback" not in done.stderr
