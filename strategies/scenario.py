@@ -32,8 +32,8 @@ def scenarios(
     """Scenarios within what layouts declare to support.
 
     `layouts` is a strategy, tags such as `("ddp", "fsdp2")`, or None for every registered layout; `max_ranks` goes with the
-    latter two. A training is fitted to its layout: rows that its data ranks cannot share out are taken to be those of one rank, and
-    what the layout cannot run is left out. Tensor parallelism with the default plan is given one that is legal for the model.
+    latter two. A training is fitted to its layout: rows that its data ranks cannot share out are taken to be those of one rank,
+    and what the layout cannot run is left out. Tensor parallelism with the default plan is given one that is legal for the model.
     """
     layout = draw(layouts if isinstance(layouts, SearchStrategy) else _layouts(layouts and tuple(layouts), max_ranks))
     training = draw(trainings)

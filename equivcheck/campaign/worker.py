@@ -136,7 +136,7 @@ class Worker:
         self._look_at(verdict)
 
     def _seen_before(self, scenario: Scenario) -> bool:
-        """Whether it was checked already: Hypothesis draws one scenario in several ways, and every batch starts with simple ones."""
+        """Whether it was checked already: Hypothesis draws one scenario in several ways, and starts every batch simple."""
         mark = hash(scenario)
         if mark in self._checked:
             return True

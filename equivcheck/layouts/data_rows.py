@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def take_rows(setup: Setup, mesh: DeviceMesh) -> None:
-    """Let this rank take its share of each microbatch, by row-major order over the mesh, before what inner layouts take of that."""
+    """Let this rank take its share of each microbatch, row-major over the mesh; inner layouts take their part of that."""
     coordinate = mesh.get_coordinate()
     assert coordinate is not None, "every rank of the world is in the mesh"
     shape = tuple(mesh.shape)

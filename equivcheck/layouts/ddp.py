@@ -24,15 +24,15 @@ def _may_miss_parameters(training: Training, layout: Layout) -> bool:
 UNUSED_PARAMETERS = Limit(
     reason="DistributedDataParallel: parameters that take no part in a step need find_unused_parameters or static_graph",
     applies=_may_miss_parameters,
-    mend=lambda training, layout: without_side(training),
+    mend=lambda training, _layout: without_side(training),
 )
 
 CHANGING_GRAPH = Limit(
-    reason="DistributedDataParallel: static_graph promises that the same parameters are used at every step, but a side runs at even steps only",
+    reason="DistributedDataParallel: static_graph promises the same parameters at every step, but a side runs at even steps only",
     applies=lambda training, layout: (
         parallelism_of(layout, DDP).static_graph and Side.EVEN_STEPS in trained_sides(training.model) and training.steps > 1
     ),
-    mend=lambda training, layout: without_side(training),
+    mend=lambda training, _layout: without_side(training),
 )
 
 

@@ -33,7 +33,7 @@ def settle_gradients(model: nn.Module) -> None:
     """
     for parameter in model.parameters():
         if isinstance(parameter, DTensor) and parameter.requires_grad:
-            parameter.register_hook(partial(_settled, parameter.placements))
+            parameter.register_hook(partial(_settled, parameter.placements))  # type: ignore[no-untyped-call]
 
 
 def _settled(placements: tuple[Placement, ...], gradient: DTensor) -> DTensor:

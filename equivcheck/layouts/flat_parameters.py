@@ -17,7 +17,7 @@ from equivcheck.train.read import canonical_name
 from equivcheck.train.trace import Piece, Slot
 
 
-def clip_flat(module: nn.Module, parameters: list[torch.Tensor], clipping: ClipNorm) -> torch.Tensor:
+def clip_flat(module: nn.Module, _parameters: list[torch.Tensor], clipping: ClipNorm) -> torch.Tensor:
     """Clip over all ranks by the root's own `clip_grad_norm_`; returns the norm before."""
     assert isinstance(module, FullyShardedDataParallel), "the layout has wrapped it"
     return module.clip_grad_norm_(clipping.max_norm, norm_type=float(clipping.norm_type.value))
@@ -29,7 +29,8 @@ def flat_slots(root: FullyShardedDataParallel) -> tuple[Slot, ...]:
     for prefix, handle in _handles(root):
         pieces = [_piece(handle, index, prefix) for index in range(handle.flat_param._num_params)]
         if handle._use_orig_params:
-            slots += [Slot(parameter=parameter, pieces=(piece,)) for parameter, piece in zip(handle.flat_param._params, pieces, strict=True)]
+            originals = zip(handle.flat_param._params, pieces, strict=True)
+            slots += [Slot(parameter=parameter, pieces=(piece,)) for parameter, piece in originals]
         else:
             slots.append(Slot(parameter=handle.flat_param, pieces=_padded(handle, pieces)))
     return tuple(slots)

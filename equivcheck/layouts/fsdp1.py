@@ -29,19 +29,21 @@ def _clips_float64(training: Training, layout: Layout) -> bool:
 NORM_IN_FLOAT32 = Limit(
     reason="FullyShardedDataParallel: clip_grad_norm_ computes the norm of sharded gradients in float32 and refuses float64 ones",
     applies=_clips_float64,
-    mend=lambda training, layout: replace(training, precision=Precision.FLOAT32),
+    mend=lambda training, _layout: replace(training, precision=Precision.FLOAT32),
 )
 
 ONE_UNIT_FOR_SHARED_WEIGHTS = Limit(
     reason="FullyShardedDataParallel: layers that share a weight must be in one unit, but each layer is a unit of its own",
     applies=lambda training, layout: parallelism_of(layout, FSDP1).wrapping is Wrapping.PER_LAYER and has_shares(training.model),
-    mend=lambda training, layout: without_shares(training),
+    mend=lambda training, _layout: without_shares(training),
 )
 
 
 def _mixes_frozen(training: Training, layout: Layout) -> bool:
     fsdp = parallelism_of(layout, FSDP1)
-    return not fsdp.use_orig_params and fsdp.wrapping is Wrapping.WHOLE and any(map(_has_frozen_parameters, training.model.layers))
+    if fsdp.use_orig_params or fsdp.wrapping is Wrapping.PER_LAYER:
+        return False
+    return any(_has_frozen_parameters(layer) for layer in training.model.layers)
 
 
 def _has_frozen_parameters(layer: Layer) -> bool:
@@ -51,19 +53,19 @@ def _has_frozen_parameters(layer: Layer) -> bool:
 UNIFORM_FROZEN = Limit(
     reason="FullyShardedDataParallel: without use_orig_params a unit cannot hold both frozen and trained parameters",
     applies=_mixes_frozen,
-    mend=lambda training, layout: without_frozen(training),
+    mend=lambda training, _layout: without_frozen(training),
 )
 
 NO_GROUPS_OF_FLAT_PARAMETERS = Limit(
     reason="FullyShardedDataParallel: without use_orig_params a flat parameter holds parameters of several groups",
     applies=lambda training, layout: bool(training.groups) and not parallelism_of(layout, FSDP1).use_orig_params,
-    mend=lambda training, layout: replace(training, groups=()),
+    mend=lambda training, _layout: replace(training, groups=()),
 )
 
 NO_UNUSED_PARAMETERS = Limit(
-    reason="FullyShardedDataParallel: a parameter that takes no part in a step has a gradient of zeros, not None, as it is part of a flat one",
-    applies=lambda training, layout: may_skip_parameters(training),
-    mend=lambda training, layout: without_side(training),
+    reason="FullyShardedDataParallel: a parameter that takes no part in a step gets a gradient of zeros, not None",
+    applies=lambda training, _layout: may_skip_parameters(training),
+    mend=lambda training, _layout: without_side(training),
 )
 
 
@@ -92,7 +94,7 @@ class FSDP1Kind(LayoutKind):
         setup.module = module
         setup.loss_scale = mesh.size()
         setup.clip_norm = clip_flat
-        setup.find_slots = lambda model: flat_slots(module)
+        setup.find_slots = lambda _model: flat_slots(module)
         if parallelism.no_sync:
             setup.accumulation = lambda last: nullcontext() if last else module.no_sync()
         take_rows(setup, mesh)

@@ -24,11 +24,14 @@ class Limit:
     applies: Callable[[Training, Layout], bool]
     """Whether a scenario is beyond the limit."""
     mend: Callable[[Training, Layout], Training]
-    """The nearest training within the limit; the generator uses it instead of rejecting. It never adds what another limit forbids."""
+    """The nearest training within the limit, used instead of rejecting; it never adds what another limit forbids."""
 
 
 class LayoutKind(ABC):
-    """How one parallelism is applied. Importing the module of a kind must not import torch: the generator asks for limits only."""
+    """How one parallelism is applied.
+
+    Importing the module of a kind must not import torch: the generator asks for limits only.
+    """
 
     parallelism: ClassVar[type[Parallelism]]
     """The noun that it applies."""
@@ -37,4 +40,4 @@ class LayoutKind(ABC):
 
     @abstractmethod
     def apply(self, setup: Setup, parallelism: Parallelism, mesh: DeviceMesh) -> None:
-        """Change the setup of this rank; `mesh` has the parallelism's own axes only. Called in rank order of nothing: every rank calls it."""
+        """Change the setup of this rank; `mesh` has the parallelism's own axes only. Every rank calls it."""

@@ -26,21 +26,23 @@ EVEN_ROWS = Limit(
 )
 
 
-def _unlike_dtensor(training: Training, layout: Layout) -> bool:
+def _is_fused_sgd(training: Training, _layout: Layout) -> bool:
     optimizer = training.optimizer
     return isinstance(optimizer, (SGD, Adagrad)) and optimizer.implementation is Implementation.FUSED
 
 
 NO_RPROP = Limit(
-    reason="DTensor: Rprop needs aten.index_put_ or aten._foreach_copy_, for which DTensor has no sharding strategy that works in place",
-    applies=lambda training, layout: isinstance(training.optimizer, Rprop),
-    mend=lambda training, layout: replace(training, optimizer=SGD(lr=training.optimizer.lr, maximize=training.optimizer.maximize)),
+    reason="DTensor: Rprop needs aten.index_put_ or aten._foreach_copy_, which have no sharding strategy that works in place",
+    applies=lambda training, _layout: isinstance(training.optimizer, Rprop),
+    mend=lambda training, _layout: replace(training, optimizer=SGD(lr=training.optimizer.lr)),
 )
 
 NO_FUSED_SGD = Limit(
     reason="DTensor: no sharding strategy is registered for aten._fused_sgd_ and aten._fused_adagrad_",
-    applies=_unlike_dtensor,
-    mend=lambda training, layout: replace(training, optimizer=replace(training.optimizer, implementation=Implementation.FOREACH)),
+    applies=_is_fused_sgd,
+    mend=lambda training, _layout: replace(
+        training, optimizer=replace(training.optimizer, implementation=Implementation.FOREACH)
+    ),
 )
 
 DTENSOR_OPTIMIZERS = (NO_RPROP, NO_FUSED_SGD)

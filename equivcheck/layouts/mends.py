@@ -22,17 +22,17 @@ def each_layer(training: Training, change: Callable[[int, Layer], Layer]) -> Tra
 
 def without_shares(training: Training) -> Training:
     """Every layer has a weight of its own."""
-    return each_layer(training, lambda index, layer: replace(layer, shares=None))
+    return each_layer(training, lambda _index, layer: replace(layer, shares=None))
 
 
 def without_side(training: Training) -> Training:
     """No layer has a second linear."""
-    return each_layer(training, lambda index, layer: replace(layer, side=None))
+    return each_layer(training, lambda _index, layer: replace(layer, side=None))
 
 
 def without_frozen(training: Training) -> Training:
     """Every parameter is trained."""
-    return each_layer(training, lambda index, layer: replace(layer, frozen=False))
+    return each_layer(training, lambda _index, layer: replace(layer, frozen=False))
 
 
 def with_rows(training: Training, multiple: int) -> Training:
@@ -57,9 +57,9 @@ def with_num_layers(training: Training, count: int) -> Training:
 
 
 def rounded(value: int, multiple: int, largest: int) -> int:
-    """The value rounded up to a multiple, or down to the last one that is not above `largest`."""
+    """The value rounded up to a multiple, or down to the last one that is not above `largest`; 1 where there is none."""
     up = -(-value // multiple) * multiple
-    return up if up <= largest else largest // multiple * multiple
+    return up if up <= largest else max(largest // multiple * multiple, 1)
 
 
 def has_shares(model: Model) -> bool:

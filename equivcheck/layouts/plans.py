@@ -1,7 +1,7 @@
 """Which plans of tensor parallelism can run for which model.
 
-Activations travel between layers as local tensors, as `parallelize_module` leaves them by default. A local tensor does not carry the size of the
-whole, so what is cut between layers must be cut evenly; inside a layer torch cuts unevenly as well.
+Activations travel between layers as local tensors, as `parallelize_module` leaves them by default. A local tensor does
+not carry the size of the whole, so what is cut between layers must be cut evenly; inside a layer torch cuts unevenly too.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from itertools import product
 
 from equivcheck.layouts.mends import all_multiples, each_layer, with_num_layers, with_rows, with_widths
-from equivcheck.scenario import Layer, LayerPlan, Model, Split, Spread, Training
+from equivcheck.scenario import Layer, LayerPlan, Layout, Model, Split, Spread, Training
 
 ALL_PLANS: tuple[LayerPlan, ...] = tuple(
     LayerPlan(split=split, output=output)
@@ -50,7 +50,7 @@ class PlanRule:
     """One sentence for people."""
     broken: Callable[[Place, LayerPlan], bool]
     """Whether the plan does it there."""
-    mend: Callable[[Training, Place], Training]
+    mend: Callable[[Training, Layout, Place], Training]
     """The nearest training for which it is allowed."""
 
 
@@ -58,41 +58,38 @@ def _with_layer(training: Training, index: int, **changes: bool | None) -> Train
     return each_layer(training, lambda at, layer: replace(layer, **changes) if at == index else layer)  # type: ignore[arg-type]
 
 
-def _even_rows(training: Training, place: Place) -> Training:
-    factor = training.data.microbatches[0] // place.rows[0]
-    return with_rows(training, factor * place.tp)
-
-
 RULES: tuple[PlanRule, ...] = (
     PlanRule(
         reason="tensor parallelism: a norm needs all features of a row, but its layer finds its input cut by features",
-        broken=lambda place, plan: place.layer.norm is not None and place.input is Spread.FEATURES,
-        mend=lambda training, place: _with_layer(training, place.index, norm=None),
+        broken=lambda place, _plan: place.layer.norm is not None and place.input is Spread.FEATURES,
+        mend=lambda training, _layout, place: _with_layer(training, place.index, norm=None),
     ),
     PlanRule(
         reason="tensor parallelism: a residual adds a layer's input to its output, but the plan spreads them differently",
         broken=lambda place, plan: place.layer.residual and plan.output is not place.input,
-        mend=lambda training, place: _with_layer(training, place.index, residual=False),
+        mend=lambda training, _layout, place: _with_layer(training, place.index, residual=False),
     ),
     PlanRule(
-        reason="tensor parallelism: rows cut between layers must be a multiple of the ranks, as local tensors do not say how they were cut",
+        reason="tensor parallelism: rows cut between layers must be a multiple of the ranks, as local tensors do not tell how "
+        "they were cut",
         broken=lambda place, plan: plan.output is Spread.ROWS and not all_multiples(place.rows, place.tp),
-        mend=_even_rows,
+        mend=lambda training, layout, place: with_rows(training, layout.num_data_ranks * place.tp),
     ),
     PlanRule(
-        reason="tensor parallelism: features cut between layers must be a multiple of the ranks, as local tensors do not say how they "
-        "were cut (pytorch#150336)",
+        reason="tensor parallelism: features cut between layers must be a multiple of the ranks, as local tensors do not tell "
+        "how they were cut (pytorch#150336)",
         broken=lambda place, plan: plan.output is Spread.FEATURES and place.layer.width % place.tp != 0,
-        mend=lambda training, place: with_widths(training, place.tp),
+        mend=lambda training, _layout, place: with_widths(training, place.tp),
     ),
 )
 """What a plan may not do at its place; rules about the whole plan are in `legal_plans` and in the layout's limits."""
 
 
 def legal_plans(model: Model, index: int, input: Spread, tp: int, microbatches: tuple[int, ...]) -> tuple[LayerPlan, ...]:
-    """What can run for a layer whose input lies as `input`, and leaves its output so that the layers after it can run; never empty if reached so.
+    """What can run for a layer whose input lies as `input`, such that the layers after it can run as well.
 
-    `microbatches` are the rows of each microbatch on the ranks of one tensor-parallel group.
+    `microbatches` are the rows of each microbatch in one tensor-parallel group. Empty only where no plan of the layers before
+    leaves `input`.
     """
     place = Place(model=model, index=index, input=input, tp=tp, rows=microbatches)
     return tuple(plan for plan in ALL_PLANS if not _breaks(place, plan) and _can_go_on(place, plan))

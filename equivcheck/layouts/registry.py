@@ -30,7 +30,10 @@ class BrokenLayout(EquivCheckError):
 
 
 def kind_of(parallelism: Parallelism) -> LayoutKind:
-    """The kind that applies a parallelism. Raises `UsageError` for one that nobody registered, `BrokenLayout` for a broken entry point."""
+    """The kind that applies a parallelism.
+
+    Raises `UsageError` for one that nobody registered and `BrokenLayout` for a broken entry point.
+    """
     kinds = layout_kinds()
     if parallelism.tag not in kinds:
         raise UsageError(f"no layout is registered for the parallelism {parallelism.tag!r}; registered: {', '.join(kinds)}")

@@ -6,6 +6,7 @@ Subclasses `ParallelStyle`, whose `_apply` is private; tried on torch 2.13.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import nn
@@ -22,25 +23,28 @@ PLACEMENTS: dict[Spread, Placement] = {Spread.WHOLE: Replicate(), Spread.ROWS: S
 
 
 class Replicated(ParallelStyle):
-    """Runs a module with replicated parameters on an input in `computes`, and leaves the output in `output`; local tensors outside."""
+    """Runs a module with replicated parameters on its input redistributed to `computes`; local tensors outside."""
 
     def __init__(self, *, input: Placement, computes: Placement, output: Placement) -> None:
         super().__init__()
         self.input, self.computes, self.output = input, computes, output
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
-        return distribute_module(module, device_mesh, self._replicate, self._prepare_input, self._prepare_output)
+        # The annotations of distribute_module say that these two return nothing; it uses what they return.
+        prepare_input: Any = self._prepare_input
+        prepare_output: Any = self._prepare_output
+        return distribute_module(module, device_mesh, self._replicate, prepare_input, prepare_output)
 
-    def _replicate(self, name: str, module: nn.Module, mesh: DeviceMesh) -> None:
+    def _replicate(self, _name: str, module: nn.Module, mesh: DeviceMesh) -> None:
         for key, parameter in list(module.named_parameters(recurse=False)):
             whole = distribute_tensor(parameter.detach(), mesh, [Replicate()], src_data_rank=self.src_data_rank)
             module.register_parameter(key, nn.Parameter(whole, requires_grad=parameter.requires_grad))
 
-    def _prepare_input(self, module: nn.Module, inputs: tuple[torch.Tensor, ...], mesh: DeviceMesh) -> DTensor:
+    def _prepare_input(self, _module: nn.Module, inputs: tuple[torch.Tensor, ...], mesh: DeviceMesh) -> DTensor:
         whole = DTensor.from_local(inputs[0], mesh, [self.input], run_check=False)
         return whole.redistribute(placements=[self.computes])
 
-    def _prepare_output(self, module: nn.Module, outputs: DTensor, mesh: DeviceMesh) -> torch.Tensor:
+    def _prepare_output(self, _module: nn.Module, outputs: DTensor, _mesh: DeviceMesh) -> torch.Tensor:
         return outputs.redistribute(placements=[self.output]).to_local()
 
 

@@ -8,7 +8,7 @@ from equivcheck.layouts.kind import LayoutKind, Limit
 from equivcheck.layouts.limits import DTENSOR_OPTIMIZERS, parallelism_of
 from equivcheck.layouts.mends import has_shares, without_shares
 from equivcheck.layouts.plans import RULES, Place, PlanRule, fits, fitted, places
-from equivcheck.scenario import Layout, Parallelism, TensorParallel, Training
+from equivcheck.scenario import Layout, Parallelism, Spread, TensorParallel, Training
 from equivcheck.scenario.mesh import TP
 
 if TYPE_CHECKING:
@@ -19,17 +19,22 @@ if TYPE_CHECKING:
 
 def _first_broken(rule: PlanRule, training: Training, layout: Layout) -> Place | None:
     plan = parallelism_of(layout, TensorParallel).plan
+    if not fits(training.model, plan):
+        return None
     rows = tuple(rows // layout.num_data_ranks for rows in training.data.microbatches)
     found = places(training.model, plan, layout.mesh.size(TP), rows)
     return next((place for place, entry in zip(found, plan, strict=True) if rule.broken(place, entry)), None)
 
 
 def _limit(rule: PlanRule) -> Limit:
+    def applies(training: Training, layout: Layout) -> bool:
+        return _first_broken(rule, training, layout) is not None
+
     def mend(training: Training, layout: Layout) -> Training:
         place = _first_broken(rule, training, layout)
-        return training if place is None else rule.mend(training, place)
+        return training if place is None else rule.mend(training, layout, place)
 
-    return Limit(reason=rule.reason, applies=lambda training, layout: _first_broken(rule, training, layout) is not None, mend=mend)
+    return Limit(reason=rule.reason, applies=applies, mend=mend)
 
 
 ONE_ENTRY_A_LAYER = Limit(
@@ -40,8 +45,8 @@ ONE_ENTRY_A_LAYER = Limit(
 
 NO_SHARED_WEIGHTS = Limit(
     reason="tensor parallelism: parallelize_module makes a new parameter for each module, which unties shared weights",
-    applies=lambda training, layout: has_shares(training.model),
-    mend=lambda training, layout: without_shares(training),
+    applies=lambda training, _layout: has_shares(training.model),
+    mend=lambda training, _layout: without_shares(training),
 )
 
 
@@ -57,7 +62,6 @@ class TensorParallelKind(LayoutKind):
 
         from equivcheck.layouts.distributing import settle_gradients
         from equivcheck.layouts.styles import layer_styles, local_masks
-        from equivcheck.scenario import Spread
 
         assert isinstance(parallelism, TensorParallel), parallelism
         spread = Spread.WHOLE

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from rich.console import Console, Group, RenderableType
-from rich.padding import Padding
+from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
@@ -48,7 +47,8 @@ def _parts(summary: Summary) -> Iterator[RenderableType]:
     yield from _notes(tally)
     if summary.findings:
         yield Text(f"\n{count(len(summary.findings), 'finding')}, kept in {summary.store}:", style="bold red")
-        yield from (_paragraph(finding, tally) for finding in summary.findings)
+        for finding in summary.findings:
+            yield from _paragraph(finding, tally)
     else:
         yield Text(f"no findings; they would be kept in {summary.store}", style="bold green")
     if summary.broken:
@@ -77,13 +77,10 @@ def _notes(tally: Tally) -> Iterator[Text]:
         yield Text(f"{outcome.value}: {reason}, {count(number, 'check')}", style=STYLES[outcome])
 
 
-def _paragraph(finding: KeptFinding, tally: Tally) -> RenderableType:
+def _paragraph(finding: KeptFinding, tally: Tally) -> Iterator[Text]:
+    """Text that a terminal wraps where it likes: a path must stay whole to be copied."""
     verdict = finding.verdict
-    title = Text.assemble((verdict.outcome.value.upper(), STYLES[verdict.outcome]), f" {in_words(verdict.scenario)}")
     times = count(tally.fingerprints[finding.fingerprint], "check")
-    lines = (
-        title,
-        Text(verdict.reason),
-        Text(f"{finding.path} ({_KEPT[finding.kept]}, showed in {times}); again: equivcheck replay {finding.path}"),
-    )
-    return Padding(Group(*lines), (1, 0, 0, 2))
+    yield Text.assemble("\n  ", (verdict.outcome.value.upper(), STYLES[verdict.outcome]), f" {in_words(verdict.scenario)}")
+    yield Text(f"  {verdict.reason}")
+    yield Text(f"  {_KEPT[finding.kept]}, showed in {times}; again: equivcheck replay {finding.path}")

@@ -22,7 +22,7 @@ def _training(training: Training) -> str:
     parts = (
         f"widths {widths}",
         type(training.optimizer).__name__,
-        f"{count(len(training.data.microbatches), 'microbatch', 'microbatches')} of {rows} rows",
+        f"{count(len(training.data.microbatches), 'microbatch', 'microbatches')} of {rows} {'row' if rows == '1' else 'rows'}",
         count(training.steps, "step"),
         training.precision.value,
     )

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from equivcheck.choice import Choice
 from equivcheck.scenario.ranges import refuse, require_between, require_not_negative, require_positive
@@ -37,6 +38,10 @@ class Optimizer:
         require_not_negative(self, "weight_decay")
         if self.implementation is Implementation.FUSED and not self.fusable:
             raise refuse(self, "implementation", "Implementation.FOR_LOOP, Implementation.FOREACH")
+
+    def _repr_pretty_(self, printer: Any, _cycle: bool) -> None:
+        """Print as code: Hypothesis would write class variables as if they were arguments."""
+        printer.text(repr(self))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -184,8 +189,8 @@ class Rprop(Optimizer):
             raise refuse(self, "weight_decay", "0.0")
         if not 0.0 < self.etas[0] < 1.0 < self.etas[1]:
             raise refuse(self, "etas", "a number in (0, 1) and one above 1")
-        if not 0.0 < self.step_sizes[0] <= self.step_sizes[1]:
-            raise refuse(self, "step_sizes", "two numbers above 0 in rising order")
+        if not 0.0 < self.step_sizes[0] <= self.step_sizes[1] < math.inf:
+            raise refuse(self, "step_sizes", "two finite numbers above 0 in rising order")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from equivcheck.choice import Choice
 from equivcheck.errors import InvalidScenario
@@ -20,6 +20,10 @@ class Parallelism:
     """Its name in JSON, on the command line and in reports."""
     axes: ClassVar[tuple[tuple[str, ...], ...]]
     """The mesh axes that it may spread over, as alternatives."""
+
+    def _repr_pretty_(self, printer: Any, _cycle: bool) -> None:
+        """Print as code: Hypothesis would write class variables as if they were arguments."""
+        printer.text(repr(self))
 
 
 class Wrapping(Choice):

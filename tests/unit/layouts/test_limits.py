@@ -1,0 +1,162 @@
+"""What layouts cannot run, and the nearest training that they can."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from equivcheck.layouts.registry import kind_of, mended, unsupported
+from equivcheck.scenario import (
+    DDP,
+    FSDP1,
+    FSDP2,
+    SGD,
+    SPMD,
+    Axis,
+    ClipNorm,
+    Data,
+    Group,
+    Implementation,
+    Layer,
+    LayerPlan,
+    Layout,
+    Mesh,
+    Model,
+    Norm,
+    Parallelism,
+    Precision,
+    Rprop,
+    ShardingStrategy,
+    Side,
+    Split,
+    Spread,
+    TensorParallel,
+    Training,
+    Wrapping,
+)
+from equivcheck.strategies import layouts, trainings
+
+PLAIN = Training(model=Model(features=4, layers=(Layer(width=4), Layer(width=4))), data=Data(microbatches=(4,)), steps=2)
+PLANS = st.builds(LayerPlan, split=st.sampled_from([Split.COLUMN, Split.ROW]), output=st.sampled_from(list(Spread)))
+
+
+def _layout(parallelism: Parallelism, size: int = 2) -> Layout:
+    return Layout(mesh=Mesh(axes=(Axis(name=parallelism.axes[0][0], size=size),)), parallelisms=(parallelism,))
+
+
+def _with_layer(index: int = 1, **changes: object) -> Training:
+    layers = list(PLAIN.model.layers)
+    layers[index] = replace(layers[index], **changes)  # type: ignore[arg-type]
+    return replace(PLAIN, model=replace(PLAIN.model, layers=tuple(layers)))
+
+
+@st.composite
+def _tensor_parallel_layouts(draw: st.DrawFn) -> Layout:
+    plan = (*draw(st.lists(PLANS, max_size=4)), LayerPlan(split=draw(st.sampled_from(list(Split)))))
+    return _layout(TensorParallel(plan=plan), draw(st.integers(1, 8)))
+
+
+@settings(suppress_health_check=[HealthCheck.too_slow], deadline=None)
+@given(training=trainings(), layout=st.one_of(layouts(tags=("ddp", "fsdp1", "fsdp2", "spmd")), _tensor_parallel_layouts()))
+def test_a_mended_training_is_within_every_limit(training: Training, layout: Layout) -> None:
+    """Whatever training meets whatever layout, the mended one is supported, and mending it again changes nothing."""
+    nearest = mended(training, layout)
+    assert unsupported(nearest, layout) is None
+    assert mended(nearest, layout) is nearest
+
+
+@settings(suppress_health_check=[HealthCheck.too_slow], deadline=None)
+@given(training=trainings(), layout=layouts())
+def test_a_supported_training_is_left_alone(training: Training, layout: Layout) -> None:
+    """Mending changes a training exactly where something about it is unsupported."""
+    assert (mended(training, layout) is training) == (unsupported(training, layout) is None)
+
+
+SHARED = _with_layer(shares=0)
+UNUSED = _with_layer(side=Side.NEVER)
+CHANGING = _with_layer(side=Side.EVEN_STEPS)
+FROZEN = _with_layer(frozen=True)
+CLIPPED = replace(PLAIN, clipping=ClipNorm())
+GROUPED = replace(PLAIN, groups=(Group(),))
+FUSED = replace(PLAIN, optimizer=SGD(implementation=Implementation.FUSED))
+RPROP = replace(PLAIN, optimizer=Rprop())
+PER_LAYER_1, PER_LAYER_2 = FSDP1(wrapping=Wrapping.PER_LAYER), FSDP2(wrapping=Wrapping.PER_LAYER)
+FLAT = FSDP1(use_orig_params=False)
+WHOLE_PLAN = TensorParallel(plan=(LayerPlan(), LayerPlan()))
+FEATURES_PLAN = TensorParallel(plan=(LayerPlan(split=Split.COLUMN, output=Spread.FEATURES), LayerPlan(split=Split.ROW)))
+ROWS_PLAN = TensorParallel(plan=(LayerPlan(output=Spread.ROWS), LayerPlan()))
+
+
+@pytest.mark.parametrize(
+    ("training", "parallelism", "reason"),
+    [
+        (replace(PLAIN, data=Data(microbatches=(4, 3))), DDP(), "split evenly"),
+        (UNUSED, DDP(), "find_unused_parameters"),
+        (CHANGING, DDP(), "find_unused_parameters"),
+        (CHANGING, DDP(static_graph=True), "static_graph promises"),
+        (CLIPPED, FSDP1(), "refuses float64"),
+        (SHARED, PER_LAYER_1, "share a weight"),
+        (FROZEN, FLAT, "both frozen and trained"),
+        (GROUPED, FLAT, "several groups"),
+        (UNUSED, FSDP1(), "gradient of zeros"),
+        (SHARED, PER_LAYER_2, "share a weight"),
+        (RPROP, FSDP2(), "Rprop"),
+        (FUSED, SPMD(), "aten._fused_sgd_"),
+        (RPROP, WHOLE_PLAN, "Rprop"),
+        (PLAIN, TensorParallel(), "one entry for each layer"),
+        (SHARED, WHOLE_PLAN, "unties shared weights"),
+        (_with_layer(norm=Norm.RMS), FEATURES_PLAN, "a norm needs all features"),
+        (_with_layer(residual=True), FEATURES_PLAN, "a residual adds"),
+        (_with_layer(index=0, width=3), FEATURES_PLAN, "features cut between layers"),
+        (replace(PLAIN, data=Data(microbatches=(3,))), ROWS_PLAN, "rows cut between layers"),
+    ],
+)
+def test_what_a_layout_cannot_run_has_a_reason(training: Training, parallelism: Parallelism, reason: str) -> None:
+    """Each limit is met by a training that has just that feature, and its mend removes it."""
+    layout = _layout(parallelism)
+    assert reason in (unsupported(training, layout) or "")
+    assert unsupported(mended(training, layout), layout) is None
+
+
+@pytest.mark.parametrize(
+    ("training", "parallelism"),
+    [
+        (UNUSED, DDP(find_unused_parameters=True)),
+        (UNUSED, DDP(static_graph=True)),
+        (replace(CHANGING, steps=1), DDP()),
+        (_with_layer(side=Side.NEVER, frozen=True), DDP()),
+        (SHARED, DDP()),
+        (SHARED, FSDP1()),
+        (SHARED, FSDP2()),
+        (SHARED, SPMD()),
+        (FROZEN, FSDP1()),
+        (FROZEN, FSDP1(use_orig_params=False, wrapping=Wrapping.PER_LAYER)),
+        (GROUPED, FSDP1()),
+        (CLIPPED, FSDP1(strategy=ShardingStrategy.NO_SHARD)),
+        (replace(CLIPPED, precision=Precision.FLOAT32), FSDP1()),
+        (CHANGING, FSDP2()),
+        (FUSED, DDP()),
+        (RPROP, FSDP1()),
+        (_with_layer(norm=Norm.RMS, residual=True), ROWS_PLAN.__class__(plan=(LayerPlan(), LayerPlan()))),
+    ],
+)
+def test_limits_are_no_wider_than_they_must_be(training: Training, parallelism: Parallelism) -> None:
+    """What runs next to a limit stays supported."""
+    assert unsupported(training, _layout(parallelism)) is None
+
+
+def test_rows_beyond_the_largest_microbatch_are_rounded_down() -> None:
+    """A microbatch that would have to grow beyond 64 rows shrinks to the nearest multiple."""
+    layout = _layout(DDP(), size=7)
+    nearest = mended(replace(PLAIN, data=Data(microbatches=(64, 1))), layout)
+    assert nearest.data.microbatches == (63, 7)
+
+
+def test_each_limit_of_a_kind_has_a_reason_of_its_own() -> None:
+    """Reasons tell limits apart."""
+    for parallelism in (DDP(), FSDP1(), FSDP2(), SPMD(), TensorParallel()):
+        reasons = [limit.reason for limit in kind_of(parallelism).limits]
+        assert len(set(reasons)) == len(reasons)

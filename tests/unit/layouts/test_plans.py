@@ -1,0 +1,67 @@
+"""Which plans of tensor parallelism are legal."""
+
+from __future__ import annotations
+
+from itertools import product
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from equivcheck.layouts.plans import ALL_PLANS, legal_plans
+from equivcheck.layouts.registry import unsupported
+from equivcheck.scenario import Axis, Data, Layer, LayerPlan, Layout, Mesh, Model, Norm, Split, Spread, TensorParallel, Training
+
+LAYERS = st.lists(
+    st.builds(Layer, width=st.sampled_from([2, 3, 4]), norm=st.sampled_from([None, Norm.LAYER])), min_size=1, max_size=3
+)
+
+
+@st.composite
+def _models(draw: st.DrawFn) -> Model:
+    layers = draw(LAYERS)
+    features = draw(st.sampled_from([2, 3, 4]))
+    inputs = (features, *(layer.width for layer in layers))
+    drawn = [
+        Layer(width=layer.width, norm=layer.norm, residual=layer.width == width and draw(st.booleans()))
+        for layer, width in zip(layers, inputs, strict=False)
+    ]
+    return Model(features=features, layers=tuple(drawn))
+
+
+def _drawable(model: Model, tp: int, rows: tuple[int, ...]) -> set[tuple[LayerPlan, ...]]:
+    """Every plan that can be drawn layer by layer."""
+    partial: list[tuple[tuple[LayerPlan, ...], Spread]] = [((), Spread.WHOLE)]
+    for index in range(len(model.layers)):
+        partial = [
+            ((*done, plan), plan.output) for done, spread in partial for plan in legal_plans(model, index, spread, tp, rows)
+        ]
+    return {done for done, _ in partial}
+
+
+@given(model=_models(), tp=st.integers(1, 4), rows=st.lists(st.integers(1, 4), min_size=1, max_size=2).map(tuple))
+def test_plans_drawn_layer_by_layer_are_those_that_the_layout_supports(model: Model, tp: int, rows: tuple[int, ...]) -> None:
+    """Drawing legal plans in order reaches every supported plan of the whole model, and no other."""
+    training, mesh = Training(model=model, data=Data(microbatches=rows)), Mesh(axes=(Axis(name="tp", size=tp),))
+    whole = {plan for plan in product(ALL_PLANS, repeat=len(model.layers)) if plan[-1].output is Spread.WHOLE}
+    supported = {
+        plan for plan in whole if unsupported(training, Layout(mesh=mesh, parallelisms=(TensorParallel(plan=plan),))) is None
+    }
+    assert _drawable(model, tp, rows) == supported
+
+
+def test_uneven_widths_can_be_split_where_torch_cuts_them_itself() -> None:
+    """A width that is no multiple of the ranks may be split by columns or rows as long as whole activations leave the layer."""
+    model = Model(features=3, layers=(Layer(width=1),))
+    assert {plan.split for plan in legal_plans(model, 0, Spread.WHOLE, 2, (1,))} == set(Split)
+
+
+def test_every_plan_is_legal_on_one_rank_for_a_plain_layer_that_is_not_the_last() -> None:
+    """Nothing is uneven on an axis of size 1."""
+    model = Model(features=3, layers=(Layer(width=5), Layer(width=1)))
+    assert legal_plans(model, 0, Spread.WHOLE, 1, (3,)) == ALL_PLANS
+
+
+def test_the_last_layer_leaves_its_output_whole() -> None:
+    """The loss is computed on whole outputs."""
+    model = Model(features=4, layers=(Layer(width=4),))
+    assert {plan.output for plan in legal_plans(model, 0, Spread.ROWS, 2, (4,))} == {Spread.WHOLE}

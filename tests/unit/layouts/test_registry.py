@@ -1,0 +1,120 @@
+"""The registry: which kind applies which parallelism, and third parties."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from importlib.metadata import EntryPoint
+from typing import ClassVar
+
+import pytest
+
+from equivcheck.errors import UsageError
+from equivcheck.layouts import registry
+from equivcheck.layouts.kind import LayoutKind, Limit
+from equivcheck.layouts.registry import BrokenLayout, kind_of, layout_kinds, mended, unsupported
+from equivcheck.scenario import DDP, Axis, Data, Layer, Layout, Mesh, Model, Parallelism, Training
+from equivcheck.scenario.parallelism import PARALLELISMS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gossip(Parallelism):
+    """A third party's parallelism."""
+
+    tag: ClassVar[str] = "gossip"
+    axes: ClassVar[tuple[tuple[str, ...], ...]] = (("ring",),)
+
+
+def _next_seed(training: Training, _layout: Layout) -> Training:
+    return replace(training, seed=training.seed + 1)
+
+
+class GossipKind(LayoutKind):
+    """Its kind, whose one limit no mend gets rid of."""
+
+    parallelism: ClassVar[type[Parallelism]] = Gossip
+    limits: ClassVar[tuple[Limit, ...]] = (Limit(reason="never", applies=lambda training, layout: True, mend=_next_seed),)
+
+    def apply(self, setup: object, parallelism: Parallelism, mesh: object) -> None:
+        """Do nothing."""
+
+
+class TakenKind(GossipKind):
+    """A kind for a tag that a built-in one has."""
+
+    parallelism: ClassVar[type[Parallelism]] = DDP
+
+
+def _raises() -> None:
+    raise RuntimeError
+
+
+TRAINING = Training(model=Model(features=1, layers=(Layer(width=1),)), data=Data(microbatches=(1,)))
+GOSSIP = Layout(mesh=Mesh(axes=(Axis(name="ring", size=2),)), parallelisms=(Gossip(),))
+
+
+@pytest.fixture(autouse=True)
+def _fresh() -> Iterator[None]:
+    layout_kinds.cache_clear()
+    yield
+    layout_kinds.cache_clear()
+
+
+def _install(monkeypatch: pytest.MonkeyPatch, loaded: object) -> None:
+    point = EntryPoint(name="gossip", value="third_party:Kind", group=registry.ENTRY_POINTS)
+    monkeypatch.setattr(registry, "entry_points", lambda group: (point,))
+    monkeypatch.setattr(EntryPoint, "load", lambda point: loaded)
+
+
+def test_every_built_in_parallelism_has_a_kind_of_its_own() -> None:
+    """Each parallelism that ships has exactly one kind, under its tag."""
+    assert {tag: kind.parallelism for tag, kind in layout_kinds().items()} == {kind.tag: kind for kind in PARALLELISMS}
+
+
+def test_a_parallelism_that_nobody_registered_lists_those_that_are() -> None:
+    """An unknown tag is a usage error that names it and every registered one."""
+    with pytest.raises(UsageError, match=r"'gossip'; registered: ddp, fsdp1, fsdp2, tensor_parallel, spmd$"):
+        kind_of(Gossip())
+
+
+def test_an_entry_point_adds_a_kind(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A third party's kind is found by its parallelism and asked for its limits."""
+    _install(monkeypatch, GossipKind)
+    assert isinstance(kind_of(Gossip()), GossipKind)
+    assert unsupported(TRAINING, GOSSIP) == "never"
+
+
+@pytest.mark.parametrize(
+    ("loaded", "says"), [(_raises, "is not a subclass"), (TakenKind, "the tag 'ddp' is taken"), (LayoutKind, "not a sub")]
+)
+def test_an_entry_point_that_gives_no_kind_is_one_clear_line(monkeypatch: pytest.MonkeyPatch, loaded: object, says: str) -> None:
+    """What an entry point gives instead of a new kind is named, with the entry point."""
+    _install(monkeypatch, loaded)
+    with pytest.raises(BrokenLayout, match=rf"^entry point 'gossip' of equivcheck\.layouts .*{says}"):
+        layout_kinds()
+
+
+def test_an_entry_point_that_cannot_be_imported_is_one_clear_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An import error of a third party names its entry point and cause in one line."""
+    point = EntryPoint(name="gossip", value="no_such_module:Kind", group=registry.ENTRY_POINTS)
+    monkeypatch.setattr(registry, "entry_points", lambda group: (point,))
+    with pytest.raises(BrokenLayout, match=r"^entry point 'gossip' .*ModuleNotFoundError: No module named 'no_such_module'$"):
+        layout_kinds()
+
+
+def test_mends_that_never_end_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A limit that its own mend does not satisfy is reported rather than mended for ever."""
+    monkeypatch.setattr(registry, "layout_kinds", lambda: {"gossip": GossipKind()})
+    with pytest.raises(BrokenLayout, match=r"gossip do not end; the last limit: never"):
+        mended(TRAINING, GOSSIP)
+
+
+def test_asking_for_limits_imports_no_torch() -> None:
+    """The generator can ask every kind what it cannot run without torch."""
+    program = (
+        "import sys; from equivcheck.layouts.registry import layout_kinds; import equivcheck.layouts.plans;"
+        "[kind.limits for kind in layout_kinds().values()]; sys.exit('torch' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0

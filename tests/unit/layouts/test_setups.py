@@ -1,0 +1,195 @@
+"""What each layout makes of the setup of a rank."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+from torch.distributed.tensor import DTensor, Replicate
+
+from equivcheck.layouts.data_rows import rows_of
+from equivcheck.layouts.program import rank_program, rank_setup
+from equivcheck.scenario import (
+    DDP,
+    FSDP1,
+    FSDP2,
+    SPMD,
+    Axis,
+    Data,
+    Distribution,
+    Layer,
+    LayerPlan,
+    Layout,
+    Mesh,
+    Model,
+    Norm,
+    Parallelism,
+    Scenario,
+    ShardingStrategy,
+    Split,
+    Spread,
+    TensorParallel,
+    Training,
+    Wrapping,
+)
+from equivcheck.train.material import material
+from equivcheck.train.trace import Piece
+from equivcheck.worlds import meshes
+from equivcheck.worlds.world import World
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*NO_SHARD")
+
+TRAINING = Training(
+    model=Model(features=3, layers=(Layer(width=5, norm=Norm.LAYER, dropout=0.5), Layer(width=2), Layer(width=3, bias=False))),
+    data=Data(microbatches=(4, 8)),
+    steps=2,
+)
+SHARED = Training(model=Model(features=3, layers=(Layer(width=3), Layer(width=3, shares=0))), data=Data(microbatches=(4,)))
+FLAT_CASES = [
+    FSDP1(strategy=strategy, use_orig_params=originals, wrapping=wrapping)
+    for strategy in ShardingStrategy
+    for originals in (True, False)
+    for wrapping in Wrapping
+]
+TP_PLAN = TensorParallel(
+    plan=(LayerPlan(split=Split.COLUMN, output=Spread.ROWS), LayerPlan(output=Spread.ROWS), LayerPlan(split=Split.ROW))
+)
+
+
+def _scenario(parallelism: Parallelism, training: Training = TRAINING) -> Scenario:
+    hybrid = isinstance(parallelism, FSDP1) and parallelism.strategy.is_hybrid
+    names = parallelism.axes[1 if hybrid else 0]
+    axes = tuple(Axis(name=name, size=2) for name in names)
+    return Scenario(training=training, layout=Layout(mesh=Mesh(axes=axes), parallelisms=(parallelism,)))
+
+
+@pytest.fixture(scope="module")
+def two() -> Iterator[World]:
+    """Two ranks."""
+    with World("sim", size=2) as world:
+        yield world
+
+
+@pytest.fixture(scope="module")
+def four() -> Iterator[World]:
+    """Four ranks."""
+    with World("sim", size=4) as world:
+        yield world
+
+
+def _pieces_and_values(scenario: Scenario) -> list[tuple[Piece, np.ndarray]]:
+    setup, found = rank_setup(scenario), []
+    for slot in setup.find_slots(setup.model):
+        values, at = slot.parameter.detach().reshape(-1).numpy().copy(), 0
+        for piece in slot.pieces:
+            found.append((piece, values[at : at + piece.numel]))
+            at += piece.numel
+        assert at == values.size
+    return found
+
+
+@pytest.mark.parametrize("parallelism", FLAT_CASES, ids=str)
+def test_flat_parameters_hold_every_element_once_and_at_its_place(parallelism: FSDP1, two: World, four: World) -> None:
+    """Along the shard axis, slots cover each initial parameter exactly once with its own values; replicas hold the same."""
+    scenario = _scenario(parallelism)
+    world = four if parallelism.strategy.is_hybrid else two
+    ranks = world.run(_pieces_and_values, scenario).values
+    shards = 1 if parallelism.strategy is ShardingStrategy.NO_SHARD else 2
+    for name, expected in material(TRAINING).parameters.items():
+        counts, values = np.zeros(expected.numel(), dtype=int), np.full(expected.numel(), np.nan)
+        for piece, held in (pair for rank in ranks for pair in rank if pair[0].name == name):
+            assert piece.shape == tuple(expected.shape)
+            start = piece.start[0] if piece.flat else 0
+            counts[start : start + piece.numel] += 1
+            values[start : start + piece.numel] = held
+        assert set(counts) == {len(ranks) // shards}
+        assert np.array_equal(values, expected.numpy().reshape(-1))
+
+
+def _rows_taken(scenario: Scenario) -> list[tuple[int, float]]:
+    setup = rank_setup(scenario)
+    batch = material(scenario.training).steps[0][1]
+    taken = setup.take(batch)
+    inputs = taken.inputs.to_local() if isinstance(taken.inputs, DTensor) else taken.inputs
+    return [next(row for row in range(8) if torch.equal(batch.inputs[row], local)) for local in inputs]
+
+
+@pytest.mark.parametrize("parallelism", [DDP(), FSDP1(), FSDP2(), SPMD()], ids=lambda noun: noun.tag)
+def test_data_parallel_ranks_take_consecutive_rows(parallelism: Parallelism, two: World) -> None:
+    """Rank i of n computes on the i-th n-th of the rows."""
+    assert two.run(_rows_taken, _scenario(parallelism)).values == ([0, 1, 2, 3], [4, 5, 6, 7])
+
+
+def test_hybrid_ranks_take_rows_row_major_over_the_mesh(four: World) -> None:
+    """The last axis of the mesh is that of neighbouring rows."""
+    scenario = _scenario(FSDP1(strategy=ShardingStrategy.HYBRID_SHARD))
+    assert four.run(_rows_taken, scenario).values == ([0, 1], [2, 3], [4, 5], [6, 7])
+
+
+def test_masks_are_cut_with_the_rows() -> None:
+    """A rank's dropout masks are those of its rows."""
+    batch = material(TRAINING).steps[0][0]
+    part = rows_of(batch, 1, 2)
+    assert torch.equal(part.masks[0], batch.masks[0][2:])  # type: ignore[index, arg-type]
+    assert part.masks[1:] == (None, None)
+
+
+def _placements(scenario: Scenario) -> dict[str, str]:
+    model = rank_setup(scenario).model
+    return {name: repr(getattr(parameter, "placements", None)) for name, parameter in model.named_parameters()}
+
+
+def test_tensor_parallelism_leaves_no_plain_parameter(two: World) -> None:
+    """Parameters of replicated layers and of norms are DTensors like those that are split."""
+    placements = two.run(_placements, _scenario(TP_PLAN)).values[0]
+    assert set(placements) == set(material(TRAINING).parameters)
+    assert "None" not in placements.values()
+    assert placements["layers.1.linear.weight"] == placements["layers.0.norm.weight"] == repr((Replicate(),))
+
+
+def _num_weights(scenario: Scenario) -> int:
+    return sum(1 for _ in rank_setup(scenario).model.parameters())
+
+
+def test_spmd_keeps_shared_weights_shared(two: World) -> None:
+    """A weight that two layers share is distributed once."""
+    scenario = _scenario(SPMD(distribution=Distribution.FULLY_SHARD), SHARED)
+    assert two.run(_num_weights, scenario).values == (3, 3)
+
+
+def _gradient_placements(scenario: Scenario) -> list[bool]:
+    setup = rank_setup(scenario)
+    batch = setup.take(material(scenario.training).steps[0][0])
+    setup.module(batch.inputs, batch.masks, 0).sum().backward()
+    return [parameter.grad.placements == parameter.placements for parameter in setup.model.parameters()]  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("parallelism", [TP_PLAN, SPMD(), SPMD(distribution=Distribution.FULLY_SHARD)], ids=lambda noun: noun.tag)
+def test_gradients_lie_where_their_parameters_do(parallelism: Parallelism, two: World) -> None:
+    """No gradient is left pending a sum over ranks."""
+    assert all(all(rank) for rank in two.run(_gradient_placements, _scenario(parallelism)).values)
+
+
+def _mesh_objects(scenario: Scenario) -> bool:
+    shape, names = scenario.layout.mesh.shape, scenario.layout.mesh.names
+    before = meshes.device_mesh(shape, names)
+    rank_setup(scenario)
+    return meshes.device_mesh(shape, names) is before
+
+
+def test_meshes_are_kept_between_runs(two: World) -> None:
+    """A second setup makes no process groups."""
+    assert all(two.run(_mesh_objects, _scenario(DDP())).values)
+
+
+def _altered_last(scenario: Scenario) -> tuple[float, bool]:
+    seen: list[float] = []
+    trace = rank_program(scenario, lambda setup: seen.append(setup.loss_scale))
+    return seen[0], len(trace.steps) == scenario.training.steps
+
+
+def test_a_fault_is_planted_after_the_layout_was_applied(two: World) -> None:
+    """`alter` sees the setup as the layout left it."""
+    assert two.run(_altered_last, _scenario(DDP())).values == ((2, True), (2, True))

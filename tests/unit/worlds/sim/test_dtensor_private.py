@@ -1,0 +1,65 @@
+"""Ranks share what DTensor finds out about shapes, and keep a bounded amount of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed.tensor import Shard, distribute_tensor
+from torch.distributed.tensor._sharding_prop import ShardingPropagator
+
+from equivcheck.worlds.meshes import device_mesh
+from equivcheck.worlds.sim import SimRanks, dtensor_private
+
+World = Callable[[int], SimRanks]
+
+METHOD = "_propagate_tensor_meta_non_cached"
+
+
+def add(rows: int, dtype: torch.dtype = torch.float64) -> tuple[tuple[int, ...], torch.dtype, int]:
+    """Add one to a distributed tensor; also how many operations DTensor has worked out for this rank."""
+    mesh = device_mesh((dist.get_world_size(),), ("dp",))
+    total = distribute_tensor(torch.ones(rows, 3, dtype=dtype), mesh, [Shard(0)]) + 1
+    return tuple(total.full_tensor().shape), total.dtype, dtensor_private._num_misses()
+
+
+def test_shapes_are_found_out_once(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One rank traces an operation, the others take its answer, and DTensor is as before after the run."""
+    seen: list[Any] = []
+    original = getattr(ShardingPropagator, METHOD)
+
+    def counting(propagator: Any, schema: Any) -> Any:
+        seen.append(schema.op)
+        return original(propagator, schema)
+
+    monkeypatch.setattr(ShardingPropagator, METHOD, counting)
+    shapes = [value[:2] for value in world(4).run(add, 52).values]
+    assert shapes == [((52, 3), torch.float64)] * 4
+    assert seen.count(torch.ops.aten.add.Tensor) == 1
+    assert getattr(ShardingPropagator, METHOD) is counting
+
+
+def test_other_types_and_sizes_are_other_answers(world: World) -> None:
+    """What is shared depends on the sizes and types of the arguments."""
+    for rows, dtype in ((60, torch.float64), (60, torch.float32), (64, torch.float32)):
+        assert [value[:2] for value in world(2).run(add, rows, dtype).values] == [((rows, 3), dtype)] * 2
+
+
+def test_what_a_rank_keeps_is_bounded(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rank works an operation out once, and anew when it has kept more than the bound."""
+
+    def num_worked_out() -> int:
+        def program() -> int:
+            before = dtensor_private._num_misses()
+            return add(20)[2] - before
+
+        return world(2).run(program).values[0]
+
+    num_worked_out()
+    assert num_worked_out() == 0
+    monkeypatch.setattr(dtensor_private, "MAX_SHARDINGS", -1)
+    num_worked_out()
+    assert num_worked_out() > 0
