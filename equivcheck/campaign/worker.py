@@ -77,7 +77,7 @@ class _Shrinking:
 
     def offer(self, verdict: Verdict) -> bool:
         """Whether the verdict is of the same fault; if it is a smaller example, it is remembered."""
-        if not verdict.outcome.is_finding or fingerprint(verdict) != self.mark:
+        if fingerprint(verdict) != self.mark:
             return False
         if size_of(verdict.scenario) < size_of(self.best.scenario):
             self.best = verdict
@@ -133,7 +133,8 @@ class Worker:
             self._tally.num_shrinking += 1
         if now - self._reported >= REPORT_SECONDS:
             self._report()
-        self._look_at(verdict)
+        if verdict.outcome.is_finding and self._to_be_shrunk(verdict):
+            raise Shows  # the only place: Hypothesis takes what is raised elsewhere for another fault
 
     def _seen_before(self, scenario: Scenario) -> bool:
         """Whether it was checked already: Hypothesis draws one scenario in several ways, and starts every batch simple."""
@@ -145,24 +146,20 @@ class Worker:
         self._checked.add(mark)
         return False
 
-    def _look_at(self, verdict: Verdict) -> None:
-        if self._shrinking is not None:
-            if self._shrinking.offer(verdict):
-                raise Shows
-        elif verdict.outcome.is_finding:
-            self._found(verdict)
+    def _to_be_shrunk(self, verdict: Verdict) -> bool:
+        if self._shrinking is None and self._new(verdict) and self._may_shrink():
+            self._shrinking = _Shrinking(verdict, self._plan.shrink_seconds)
+        return self._shrinking is not None and self._shrinking.offer(verdict)
 
-    def _found(self, verdict: Verdict) -> None:
+    def _new(self, verdict: Verdict) -> bool:
+        """Whether this worker sees the fault for the first time; the supervisor is told of it, and of smaller scenarios for it."""
         mark, size = fingerprint(verdict), size_of(verdict.scenario)
         self._tally.fingerprints[mark] += 1
         first = mark not in self._smallest
-        if not first and size >= self._smallest[mark]:
-            return
-        self._smallest[mark] = size
-        self._link.send(Found(verdict=verdict, asks=first))
-        if first and self._may_shrink():
-            self._shrinking = _Shrinking(verdict, self._plan.shrink_seconds)
-            raise Shows
+        if first or size < self._smallest[mark]:
+            self._smallest[mark] = size
+            self._link.send(Found(verdict=verdict, asks=first))
+        return first
 
     def _may_shrink(self) -> bool:
         answer = self._link.next()

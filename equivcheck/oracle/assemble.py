@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from equivcheck.oracle.floor import Expected
-from equivcheck.oracle.tensors import Positions, Table, Vector
+from equivcheck.oracle.tensors import Flags, Positions, Table, Vector
 from equivcheck.oracle.verdict import Difference
 from equivcheck.train.trace import Piece, Snapshot
 
@@ -37,7 +37,7 @@ class Assembled:
 
     values: Vector
     """All elements as the first rank that holds them has them; NaN where no rank does."""
-    covered: np.ndarray[tuple[int], np.dtype[np.bool_]]
+    covered: Flags
     """Which elements some rank holds."""
     misfits: tuple[Misfit, ...]
     """What does not fit; at most one of a kind for each tensor."""
@@ -52,20 +52,13 @@ class Assembler:
 
     def assemble(self, expected: Expected, snapshots: Sequence[Snapshot]) -> Assembled:
         """The full tensors of one moment from the snapshots of all ranks, in rank order."""
-        table = expected.table
-        values = np.full(table.total, np.nan)
-        covered = np.zeros(table.total, dtype=np.bool_)
-        misfits: dict[tuple[str, Difference], Misfit] = {}
+        canvas = _Canvas(expected)
         for rank, snapshot in enumerate(snapshots):
-            located = self._locate(table, snapshot.pieces)
-            for misfit in _unfit(expected, snapshot, located, rank):
-                misfits.setdefault((misfit.name, misfit.difference), misfit)
-            where = _where(snapshot, located)
-            for misfit in _place(table, values, covered, where, snapshot, rank):
-                misfits.setdefault((misfit.name, misfit.difference), misfit)
-        for misfit in _absent(expected, covered, misfits):
-            misfits[misfit.name, misfit.difference] = misfit
-        return Assembled(values, covered, tuple(misfits.values()))
+            located = self._locate(expected.table, snapshot.pieces)
+            canvas.note(_unfit(expected, snapshot, located, rank))
+            canvas.place(_where(snapshot, located), snapshot.values.astype(np.float64), rank)
+        canvas.note(_absent(expected, canvas.covered, canvas.misfits))
+        return Assembled(canvas.values, canvas.covered, tuple(canvas.misfits.values()))
 
     def _locate(self, table: Table, pieces: tuple[Piece, ...]) -> list[Positions | None]:
         key = id(table), id(pieces)
@@ -73,6 +66,32 @@ class Assembler:
             self._alive += [table, pieces]
             self._kept[key] = [table.positions(piece) for piece in pieces]
         return self._kept[key]
+
+
+class _Canvas:
+    """The full tensors of one moment while rank after rank adds what it holds."""
+
+    def __init__(self, expected: Expected) -> None:
+        self.table = expected.table
+        self.values = np.full(self.table.total, np.nan)
+        self.covered = np.zeros(self.table.total, dtype=np.bool_)
+        self.misfits: dict[tuple[str, Difference], Misfit] = {}
+
+    def note(self, misfits: Iterable[Misfit]) -> None:
+        """Keep the first misfit of each kind for each tensor."""
+        for misfit in misfits:
+            self.misfits.setdefault((misfit.name, misfit.difference), misfit)
+
+    def place(self, where: Positions, local: Vector, rank: int) -> None:
+        """Put values where no rank has yet, and compare them bit for bit where one has."""
+        if len(where) and where.min() < 0:
+            where, local = where[where >= 0], local[where >= 0]
+        before, held = self.covered[where], self.values[where]
+        differing = before & (held.view(np.int64) != local.view(np.int64))
+        self.values[where[~before]] = local[~before]
+        self.covered[where] = True
+        if differing.any():
+            self.note(_disagreements(self.table, where[differing], held[differing], local[differing], rank))
 
 
 def _where(snapshot: Snapshot, located: list[Positions | None]) -> Positions:
@@ -83,19 +102,6 @@ def _where(snapshot: Snapshot, located: list[Positions | None]) -> Positions:
         if present and fits
     ]
     return np.concatenate(parts) if parts else np.empty(0, dtype=np.intp)
-
-
-def _place(table: Table, values: Vector, covered: np.ndarray, where: Positions, snapshot: Snapshot, rank: int) -> list[Misfit]:  # type: ignore[type-arg]
-    local = snapshot.values.astype(np.float64)
-    if len(where) and where.min() < 0:
-        where, local = where[where >= 0], local[where >= 0]
-    before = covered[where]
-    held = values[where]
-    differing = before & (held.view(np.int64) != local.view(np.int64))
-    new = ~before
-    values[where[new]] = local[new]
-    covered[where] = True
-    return _disagreements(table, where[differing], held[differing], local[differing], rank) if differing.any() else []
 
 
 def _disagreements(table: Table, where: Positions, held: Vector, local: Vector, rank: int) -> list[Misfit]:
@@ -118,34 +124,33 @@ def _disagreements(table: Table, where: Positions, held: Vector, local: Vector, 
 
 def _unfit(expected: Expected, snapshot: Snapshot, located: list[Positions | None], rank: int) -> list[Misfit]:
     """Pieces of one rank that should not be there, or are there and should not, or have another shape or element type."""
+    rows = zip(snapshot.pieces, located, snapshot.present, snapshot.fits, snapshot.dtypes, strict=True)
     found = []
-    for piece, positions, present, fits, dtype in zip(
-        snapshot.pieces, located, snapshot.present, snapshot.fits, snapshot.dtypes, strict=True
-    ):
+    for piece, positions, present, fits, dtype in rows:
         if not piece.name or not piece.numel:
             continue
         row = expected.table.rows.get(piece.name)
-        difference, want, got = _unfit_piece(expected, row, piece, positions is not None, present, fits, dtype)
-        if difference is not None:
-            found.append(Misfit(name=piece.name, difference=difference, rank=rank, expected=want, actual=got))
+        if row is None:
+            if present:
+                found.append(_misfit(piece, Difference.EXTRA, rank, ("no such tensor", f"{dtype}{list(piece.shape)}")))
+        elif present != expected.present[row]:
+            difference, words = (
+                (Difference.EXTRA, ("None", "a tensor")) if present else (Difference.MISSING, ("a tensor", "None"))
+            )
+            found.append(_misfit(piece, difference, rank, words))
+        elif present and not (fits and positions is not None):
+            words = str(expected.table.shapes[row]), f"{piece.shape} in a piece of {piece.numel} elements"
+            found.append(_misfit(piece, Difference.SHAPE, rank, words))
+        elif present and dtype != expected.dtypes[row]:
+            found.append(_misfit(piece, Difference.DTYPE, rank, (expected.dtypes[row], dtype)))
     return found
 
 
-def _unfit_piece(
-    expected: Expected, row: int | None, piece: Piece, located: bool, present: bool, fits: bool, dtype: str
-) -> tuple[Difference | None, str, str]:
-    if row is None:
-        return (Difference.EXTRA, "no such tensor", f"{dtype}{list(piece.shape)}") if present else (None, "", "")
-    if present != expected.present[row]:
-        return (Difference.EXTRA, "None", "a tensor") if present else (Difference.MISSING, "a tensor", "None")
-    if present and not (located and fits):
-        return Difference.SHAPE, str(expected.table.shapes[row]), f"{piece.shape} in a piece of {piece.numel} elements"
-    if present and dtype != expected.dtypes[row]:
-        return Difference.DTYPE, expected.dtypes[row], dtype
-    return None, "", ""
+def _misfit(piece: Piece, difference: Difference, rank: int, words: tuple[str, str]) -> Misfit:
+    return Misfit(name=piece.name, difference=difference, rank=rank, expected=words[0], actual=words[1])
 
 
-def _absent(expected: Expected, covered: np.ndarray, known: dict[tuple[str, Difference], Misfit]) -> list[Misfit]:  # type: ignore[type-arg]
+def _absent(expected: Expected, covered: Flags, known: dict[tuple[str, Difference], Misfit]) -> list[Misfit]:
     """Tensors of which no rank holds some element, where that has not been said already."""
     if covered.all():
         return []
@@ -153,7 +158,13 @@ def _absent(expected: Expected, covered: np.ndarray, known: dict[tuple[str, Diff
     ends = [*table.offsets[1:], table.total]
     said = {name for name, difference in known if difference is not Difference.RANKS_DISAGREE}
     return [
-        Misfit(name=name, difference=Difference.MISSING, rank=-1, expected="a tensor on some rank", actual="elements that no rank holds")
+        Misfit(
+            name=name,
+            difference=Difference.MISSING,
+            rank=-1,
+            expected="a tensor on some rank",
+            actual="elements that no rank holds",
+        )
         for name, start, end, present in zip(table.names, table.offsets, ends, expected.present, strict=True)
         if present and name not in said and not covered[start:end].all()
     ]

@@ -15,6 +15,7 @@ from equivcheck.oracle.verdict import Divergence, Outcome, Verdict
 from equivcheck.scenario import Scenario
 from equivcheck.tally import record
 from equivcheck.train.setup import Setup
+from equivcheck.train.trace import Trace
 from equivcheck.worlds.failure import RanksFailed
 from equivcheck.worlds.pool import ranks
 from equivcheck.worlds.ranks import Ranks
@@ -52,12 +53,12 @@ def _judge(scenario: Scenario, world: str | Ranks, deadline: float, alter: Calla
     return _settle(_compared(scenario, name, run.values))
 
 
-def _compared(scenario: Scenario, world: str, traces: tuple[object, ...]) -> Verdict:
+def _compared(scenario: Scenario, world: str, traces: tuple[Trace, ...]) -> Verdict:
     expected = reference(scenario.training)
-    found = compare(expected, traces)  # type: ignore[arg-type]
+    found = compare(expected, traces)
     if found.divergences:
         expected = confirming_reference(scenario.training)
-        found = compare(expected, traces)  # type: ignore[arg-type]
+        found = compare(expected, traces)
     verdict = Verdict(outcome=Outcome.EQUIVALENT, scenario=scenario, world=world, worst_error=found.worst_error)
     if found.divergences:
         first = found.divergences[0]
@@ -83,6 +84,4 @@ def _place(divergence: Divergence) -> str:
 def _sentence(divergence: Divergence) -> str:
     where = f"{_place(divergence)}{list(divergence.index) if divergence.index else ''}"
     who = "averaged over ranks" if divergence.rank < 0 else f"on rank {divergence.rank}"
-    return (
-        f"{where} {who} is {divergence.actual}, expected {divergence.expected} ({divergence.difference.value}, {divergence.error:.3g} x tolerance)"
-    )
+    return f"{where} {who} is {divergence.actual}, expected {divergence.expected} ({divergence.difference.value}, {divergence.error:.3g} x tolerance)"

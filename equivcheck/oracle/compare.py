@@ -11,7 +11,7 @@ from equivcheck.oracle.assemble import Assembled, Assembler, Misfit, element
 from equivcheck.oracle.floor import Expected
 from equivcheck.oracle.moments import Moment, moments
 from equivcheck.oracle.reference import Reference
-from equivcheck.oracle.tensors import Vector, norms
+from equivcheck.oracle.tensors import Flags, Vector, norms
 from equivcheck.oracle.verdict import Difference, Divergence, Phase
 from equivcheck.train.trace import Snapshot, Trace
 
@@ -50,7 +50,7 @@ def _snapshots(found: list[Moment], phase: Phase) -> list[Snapshot]:
     return [replace(found[0].snapshot, values=mean)]
 
 
-def _errors(expected: Expected, assembled: Assembled) -> tuple[Vector, np.ndarray[tuple[int], np.dtype[np.bool_]]]:
+def _errors(expected: Expected, assembled: Assembled) -> tuple[Vector, Flags]:
     """Error of each tensor in units of its tolerance, and which are beyond it."""
     same = (assembled.values == expected.values) | (np.isnan(assembled.values) & np.isnan(expected.values)) | ~assembled.covered
     with np.errstate(invalid="ignore"):
@@ -67,7 +67,7 @@ def _describe(
     expected: Expected,
     assembled: Assembled,
     errors: Vector,
-    wrong: np.ndarray[tuple[int], np.dtype[np.bool_]],
+    wrong: Flags,
     snapshots: Sequence[Snapshot],
 ) -> list[Divergence]:
     """The divergences of one moment in the order of its tensors."""

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from equivcheck.oracle.moments import Moment, moments
-from equivcheck.oracle.tensors import Matrix, Table, Vector, full_vector, norms, table_of
+from equivcheck.oracle.tensors import Numbers, Table, Vector, full_vector, norms, table_of
 from equivcheck.oracle.verdict import Phase
 from equivcheck.scenario import Training
 from equivcheck.train.ensemble import EnsembleTrace, train_ensemble
@@ -87,7 +87,7 @@ def expected_moments(training: Training, reference: Trace, copies: EnsembleTrace
     return tuple(found)
 
 
-def _moved(copies: EnsembleTrace) -> Iterator[Matrix | None]:
+def _moved(copies: EnsembleTrace) -> Iterator[Numbers | None]:
     """The values of each moment in all copies, in the order of `moments`; None where rounding changes nothing."""
     for step in copies.steps:
         yield step.loss[:, None]
@@ -101,7 +101,7 @@ def _moved(copies: EnsembleTrace) -> Iterator[Matrix | None]:
     yield None
 
 
-def _expected(moment: Moment, table: Table, moved: Matrix | None, eps: float) -> Expected:
+def _expected(moment: Moment, table: Table, moved: Numbers | None, eps: float) -> Expected:
     snapshot = moment.snapshot
     values = full_vector(table, snapshot.present, snapshot.values)
     own = norms(table, values)
@@ -120,7 +120,7 @@ def _expected(moment: Moment, table: Table, moved: Matrix | None, eps: float) ->
     )
 
 
-def _spread(table: Table, values: Vector, moved: Matrix) -> Vector:
+def _spread(table: Table, values: Vector, moved: Numbers) -> Vector:
     """How far each tensor moves at most."""
     with np.errstate(invalid="ignore", over="ignore"):
         spread: Vector = norms(table, moved - values).max(axis=0)

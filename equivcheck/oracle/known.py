@@ -49,7 +49,10 @@ class KnownIssue:
 def known_issues() -> tuple[KnownIssue, ...]:
     """The issues on file that apply to the installed torch."""
     rows = tomllib.loads(files("equivcheck.oracle").joinpath("known.toml").read_text("utf-8"))["issue"]
-    issues = (KnownIssue(**{**row, "kind": Kind(row["kind"]), "layouts": tuple(row["layouts"]), "needs": tuple(row.get("needs", ()))}) for row in rows)
+    issues = (
+        KnownIssue(**{**row, "kind": Kind(row["kind"]), "layouts": tuple(row["layouts"]), "needs": tuple(row.get("needs", ()))})
+        for row in rows
+    )
     return tuple(issue for issue in issues if Version(torch.__version__).base_version in SpecifierSet(issue.torch))
 
 

@@ -11,7 +11,8 @@ import numpy.typing as npt
 from equivcheck.train.trace import Piece
 
 Vector = npt.NDArray[np.float64]
-Matrix = npt.NDArray[np.float64]
+Numbers = npt.NDArray[np.floating]
+Flags = npt.NDArray[np.bool_]
 Positions = npt.NDArray[np.intp]
 
 
@@ -57,7 +58,7 @@ def table_of(pieces: tuple[Piece, ...]) -> Table:
     )
 
 
-def full_vector(table: Table, present: tuple[bool, ...], values: npt.NDArray[np.floating]) -> npt.NDArray[np.float64]:
+def full_vector(table: Table, present: tuple[bool, ...], values: Numbers) -> Vector:
     """Values of the present tensors, of one run (elements,) or of several (count, elements), with zeros put in for absent ones."""
     if all(present):
         return values.astype(np.float64)

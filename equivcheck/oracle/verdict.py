@@ -111,6 +111,7 @@ class Verdict:
             lines.append("also differing: " + "; ".join(self.followers))
         if self.failure is not None:
             lines += [
-                f"  rank {report.rank} {report.state.value} {report.error or report.pending}".rstrip() for report in self.failure.reports
+                f"  rank {report.rank} {report.state.value} {report.error or report.pending}".rstrip()
+                for report in self.failure.reports
             ]
         return "\n".join([*lines, repr(self.scenario)])

@@ -47,9 +47,12 @@ def material(training: Training) -> Material:
     """Draw the material of a training from its seed."""
     generator = np.random.default_rng(training.seed)
     dtype = np.dtype(training.precision.value)
-    parameters = {name: torch.from_numpy(values.astype(dtype)) for name, values in _draw_parameters(training.model, generator).items()}
+    parameters = {
+        name: torch.from_numpy(values.astype(dtype)) for name, values in _draw_parameters(training.model, generator).items()
+    }
     steps = tuple(
-        tuple(_draw_batch(training.model, rows, generator, dtype) for rows in training.data.microbatches) for _ in range(training.steps)
+        tuple(_draw_batch(training.model, rows, generator, dtype) for rows in training.data.microbatches)
+        for _ in range(training.steps)
     )
     return Material(parameters=parameters, steps=steps)
 

@@ -25,7 +25,8 @@ def canonical_name(name: str) -> str:
 def default_slots(model: nn.Module) -> tuple[Slot, ...]:
     """A slot for each distinct parameter of a model whose parameters are plain tensors or DTensors."""
     return tuple(
-        Slot(parameter=parameter, pieces=(piece_of(canonical_name(name), parameter),)) for name, parameter in model.named_parameters()
+        Slot(parameter=parameter, pieces=(piece_of(canonical_name(name), parameter),))
+        for name, parameter in model.named_parameters()
     )
 
 
@@ -104,7 +105,13 @@ def _state_slots(slot: Slot, key: str, tensor: torch.Tensor) -> list[tuple[Slot,
     held = [piece for piece in slot.pieces if piece.name and piece.numel]
     if tensor.shape == slot.parameter.shape:
         pieces = tuple(
-            Piece(name=f"{piece.name}/{key}" if piece.name else "", shape=piece.shape, start=piece.start, size=piece.size, flat=piece.flat)
+            Piece(
+                name=f"{piece.name}/{key}" if piece.name else "",
+                shape=piece.shape,
+                start=piece.start,
+                size=piece.size,
+                flat=piece.flat,
+            )
             for piece in slot.pieces
         )
         return [(Slot(parameter=slot.parameter, pieces=pieces), tensor)] if held else []

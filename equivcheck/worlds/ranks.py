@@ -31,9 +31,7 @@ class Ranks(ABC):
         self.size = size
 
     @abstractmethod
-    def run(
-        self, program: Callable[..., Any], *arguments: Any, schedule_seed: int = 0, deadline: float = 60.0
-    ) -> Run:
+    def run(self, program: Callable[..., Any], *arguments: Any, schedule_seed: int = 0, deadline: float = 60.0) -> Run:
         """Call ``program(*arguments)`` on every rank and wait for all of them.
 
         `deadline` is in seconds. Raises `RanksFailed` when a rank raises, dies, or waits in vain; the ranks can be used again afterwards.
@@ -46,7 +44,5 @@ class Ranks(ABC):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()

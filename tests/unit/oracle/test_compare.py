@@ -75,7 +75,9 @@ def test_a_change_of_a_few_roundings_is_within_tolerance(trace: Trace) -> None:
     ],
     ids=["loss", "gradient", "clip norm", "clipped", "parameter"],
 )
-def test_every_phase_is_compared(trace: Trace, change: Callable[..., dict[str, object]], expected: tuple[Phase, str, int]) -> None:
+def test_every_phase_is_compared(
+    trace: Trace, change: Callable[..., dict[str, object]], expected: tuple[Phase, str, int]
+) -> None:
     """A relative change of 1e-10 in any phase is found where it was made, and nowhere else."""
     changed = with_step(trace, 1, **change(trace.steps[1]))
 
@@ -128,7 +130,12 @@ def test_a_tensor_on_no_rank_is_missing(trace: Trace) -> None:
     pieces = trace.steps[0].parameters.pieces[:-1]
     flags = (True,) * len(pieces)
     short = replace(
-        trace.steps[0].parameters, pieces=pieces, present=flags, fits=flags, dtypes=("float64",) * len(pieces), values=trace.steps[0].parameters.values[:-2]
+        trace.steps[0].parameters,
+        pieces=pieces,
+        present=flags,
+        fits=flags,
+        dtypes=("float64",) * len(pieces),
+        values=trace.steps[0].parameters.values[:-2],
     )
     off = with_step(trace, 0, parameters=short)
 
@@ -142,7 +149,9 @@ def test_a_gradient_where_the_reference_has_none_is_extra(trace: Trace) -> None:
     start = sum(piece.numel for piece, there in zip(gradients.pieces[:row], gradients.present[:row], strict=True) if there)
     flags = (True,) * len(gradients.pieces)
     values = np.insert(gradients.values, [start] * gradients.pieces[row].numel, 0.0)
-    off = with_step(trace, 0, gradients=replace(gradients, present=flags, fits=flags, dtypes=("float64",) * len(flags), values=values))
+    off = with_step(
+        trace, 0, gradients=replace(gradients, present=flags, fits=flags, dtypes=("float64",) * len(flags), values=values)
+    )
 
     assert only(compare(reference(TRAINING), [off])) == (0, Phase.GRADIENT, "layers.0.side.weight", Difference.EXTRA, 0)
 
