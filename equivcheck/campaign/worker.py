@@ -152,7 +152,7 @@ class Worker:
         return self._shrinking is not None and self._shrinking.offer(verdict)
 
     def _new(self, verdict: Verdict) -> bool:
-        """Whether this worker sees the fault for the first time; the supervisor is told of it, and of smaller scenarios for it."""
+        """Whether this worker sees the fault for the first time; its supervisor is told, and of smaller scenarios too."""
         mark, size = fingerprint(verdict), size_of(verdict.scenario)
         self._tally.fingerprints[mark] += 1
         first = mark not in self._smallest

@@ -37,7 +37,7 @@ def settle_gradients(model: nn.Module) -> None:
 
 
 def _settled(placements: tuple[Placement, ...], gradient: DTensor) -> DTensor:
-    return gradient if True or gradient.placements == placements else gradient.redistribute(placements=placements)
+    return gradient if gradient.placements == placements else gradient.redistribute(placements=placements)
 
 
 def distribute_batch(batch: Batch, mesh: DeviceMesh) -> Batch:

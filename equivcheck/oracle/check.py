@@ -29,8 +29,9 @@ def check(
 ) -> Verdict:
     """Say whether a scenario's parallel training computes what one device computes.
 
-    `world` names a world or is one of the right size; `deadline` is in seconds, for the ranks alone. `alter` is called with each rank's setup after
-    its layout has been applied: a way to plant a fault. Failures of the ranks are verdicts; `EquivCheckError` is raised for an unknown world only.
+    `world` names a world or is one of the right size; `deadline` is in seconds, for the ranks alone. `alter` is called with each
+    rank's setup after its layout has been applied: a way to plant a fault. Failures of the ranks are verdicts; `UsageError` is
+    raised for a world that does not exist.
     """
     started = time.perf_counter()
     verdict = _judge(scenario, world, deadline, alter)
@@ -84,4 +85,5 @@ def _place(divergence: Divergence) -> str:
 def _sentence(divergence: Divergence) -> str:
     where = f"{_place(divergence)}{list(divergence.index) if divergence.index else ''}"
     who = "averaged over ranks" if divergence.rank < 0 else f"on rank {divergence.rank}"
-    return f"{where} {who} is {divergence.actual}, expected {divergence.expected} ({divergence.difference.value}, {divergence.error:.3g} x tolerance)"
+    how = f"{divergence.difference.value}, {divergence.error:.3g} x tolerance"
+    return f"{where} {who} is {divergence.actual}, expected {divergence.expected} ({how})"

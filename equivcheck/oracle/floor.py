@@ -23,7 +23,7 @@ from equivcheck.train.trace import Trace
 NUM_PERTURBATIONS = 4
 """Perturbed runs of the reference; enough for tensors of many elements (no false alarm in 400 honest runs at a factor of 3)."""
 NUM_CONFIRMATIONS = 32
-"""Further runs before a divergence is believed: for a scalar, four samples of noise are all small once in some thousand scenarios."""
+"""Further runs before a divergence is believed: of a scalar, all four samples of noise are tiny once in some thousand scenarios."""
 FACTOR = 4.0
 """Tolerance over spread. The error of honest runs was at most 1.24 (float64), 1.60 (float32) and 2.41 (bfloat16) spreads."""
 ABSOLUTE = 4.0

@@ -66,5 +66,6 @@ def _noise(training: Training, found: tuple[Expected, ...]) -> str:
         if moment.phase is not Phase.LOSS and len(noisy):
             row = int(noisy[0])
             share = moment.tolerances[row] / moment.scales[row]
-            return f"rounding alone moves {moment.table.names[row]} by {share:.1g} of its kind at step {moment.step} ({moment.phase.value})"
+            name = moment.table.names[row]
+            return f"rounding alone moves {name} by {share:.1g} of its kind at step {moment.step} ({moment.phase.value})"
     return ""

@@ -59,7 +59,7 @@ def table_of(pieces: tuple[Piece, ...]) -> Table:
 
 
 def full_vector(table: Table, present: tuple[bool, ...], values: Numbers) -> Vector:
-    """Values of the present tensors, of one run (elements,) or of several (count, elements), with zeros put in for absent ones."""
+    """Values of present tensors, of one run (elements,) or of several (count, elements), with zeros put in for absent ones."""
     if all(present):
         return values.astype(np.float64)
     full = np.zeros((*values.shape[:-1], table.total))

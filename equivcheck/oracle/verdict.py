@@ -100,7 +100,7 @@ class Verdict:
     """Time of the whole check."""
 
     def assert_equivalent(self) -> None:
-        """Raise `NotEquivalent` if something new and wrong was found; known, inconclusive and unsupported scenarios pass silently."""
+        """Raise `NotEquivalent` if something new and wrong was found; known, inconclusive and unsupported ones pass silently."""
         if self.outcome.is_finding:
             raise NotEquivalent(self.describe())
 

@@ -53,7 +53,7 @@ class Layer:
     residual: bool = False
     """Whether the layer's input is added to its output; needs as many inputs as outputs."""
     dropout: float = 0.0
-    """Probability of zeroing an output, 0 to 0.9; the mask belongs to the data, so that it means the same on one device and on many."""
+    """Probability of zeroing an output, 0 to 0.9; the mask belongs to the data: the same on one device and on many."""
     frozen: bool = False
     """Whether the parameters of this layer require no gradient; a shared weight belongs to the layer that first has it."""
     shares: int | None = None

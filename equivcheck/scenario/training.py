@@ -58,7 +58,7 @@ class Select(Choice):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
-    """A parameter group with settings of its own; a parameter goes to the first group that selects it, else to the optimizer's own."""
+    """A parameter group with settings of its own; a parameter goes to the first that selects it, else to the optimizer's own."""
 
     select: Select = Select.VECTORS
     """Which parameters: all with one dim (biases, norms), those of layer 0, or those of layers 1, 3 ..."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import nn
@@ -17,41 +18,48 @@ from equivcheck.train.setup import Setup
 from equivcheck.train.trace import Piece, Slot, Snapshot, Step, Trace
 
 
-def train(setup: Setup, steps: Sequence[Sequence[Batch]] | None = None) -> Trace:
-    """Train as the setup says, on the training's own batches unless others are given, and keep what every step leaves."""
-    training = setup.training
-    slots = setup.find_slots(setup.model)
+@dataclass(frozen=True, slots=True, eq=False)
+class _Run:
+    setup: Setup
+    slots: tuple[Slot, ...]
+    pieces: tuple[Piece, ...]
+    optimizer: torch.optim.Optimizer
+
+    def gradients(self) -> Snapshot:
+        return snapshot(self.slots, self.pieces, [slot.parameter.grad for slot in self.slots])
+
+    def parameters(self) -> Snapshot:
+        return snapshot(self.slots, self.pieces, [slot.parameter for slot in self.slots])
+
+
+def train(setup: Setup) -> Trace:
+    """Train as the setup says and keep what every step leaves."""
+    training, slots = setup.training, setup.find_slots(setup.model)
     pieces = tuple(piece for slot in slots for piece in slot.pieces)
     optimizer = setup.build_optimizer(training, [(slot.pieces[0].name, slot.parameter) for slot in slots])
+    run = _Run(setup, slots, pieces, optimizer)
     schedule = build_schedule(training.schedule, optimizer)
     kept = []
-    for index, microbatches in enumerate(material(training).steps if steps is None else steps):
-        kept.append(_step(setup, optimizer, slots, pieces, microbatches, index))
+    for index, microbatches in enumerate(material(training).steps):
+        kept.append(_step(run, microbatches, index))
         if schedule is not None:
             schedule.step()
     return Trace(steps=tuple(kept), state=state_snapshot(optimizer, slots), buffers=buffer_snapshot(setup.model))
 
 
-def _step(
-    setup: Setup,
-    optimizer: torch.optim.Optimizer,
-    slots: tuple[Slot, ...],
-    pieces: tuple[Piece, ...],
-    microbatches: Sequence[Batch],
-    index: int,
-) -> Step:
+def _step(run: _Run, microbatches: Sequence[Batch], index: int) -> Step:
+    setup, optimizer = run.setup, run.optimizer
     for hook in setup.before_step:
         hook(optimizer, index)
     optimizer.zero_grad(set_to_none=setup.training.zero_grad is ZeroGrad.NONE)
     loss = _accumulate(setup, microbatches, index)
     for hook in setup.before_update:
         hook(optimizer, index)
-    gradients = _gradients(slots, pieces)
-    clip_norm = _clip(setup, [slot.parameter for slot in slots])
-    clipped = None if setup.training.clipping is None else _gradients(slots, pieces)
+    gradients = run.gradients()
+    clip_norm = _clip(setup, [slot.parameter for slot in run.slots])
+    clipped = None if setup.training.clipping is None else run.gradients()
     optimizer.step()
-    parameters = snapshot(slots, pieces, [slot.parameter for slot in slots])
-    return Step(loss=loss, gradients=gradients, clip_norm=clip_norm, clipped=clipped, parameters=parameters)
+    return Step(loss=loss, gradients=gradients, clip_norm=clip_norm, clipped=clipped, parameters=run.parameters())
 
 
 def _accumulate(setup: Setup, microbatches: Sequence[Batch], index: int) -> float:
@@ -65,7 +73,7 @@ def _accumulate(setup: Setup, microbatches: Sequence[Batch], index: int) -> floa
 
 
 def _loss(setup: Setup, batch: Batch, index: int, rows: int) -> torch.Tensor:
-    """The loss of a microbatch, scaled so that the sum over microbatches (and, for a mean, the mean over ranks) is the step's loss."""
+    """The loss of a microbatch, scaled so that the sum over microbatches and the mean over ranks is the step's loss."""
     training = setup.training
     outputs = setup.module(batch.inputs, batch.masks, index)
     loss = loss_of(training, outputs, batch.targets)
@@ -88,10 +96,6 @@ def _clip(setup: Setup, parameters: list[torch.Tensor]) -> float | None:
     if isinstance(clipping, ClipValue):
         nn.utils.clip_grad_value_(parameters, clipping.clip_value)
     return None
-
-
-def _gradients(slots: tuple[Slot, ...], pieces: tuple[Piece, ...]) -> Snapshot:
-    return snapshot(slots, pieces, [slot.parameter.grad for slot in slots])
 
 
 def scalar(value: torch.Tensor) -> float:

@@ -17,7 +17,7 @@ from equivcheck.train.read import default_slots
 from equivcheck.train.trace import Slot
 
 
-def clip_by_norm(module: nn.Module, parameters: list[torch.Tensor], clipping: ClipNorm) -> torch.Tensor:
+def clip_by_norm(_module: nn.Module, parameters: list[torch.Tensor], clipping: ClipNorm) -> torch.Tensor:
     """Clip as one device does; returns the norm before clipping."""
     return nn.utils.clip_grad_norm_(parameters, clipping.max_norm, norm_type=float(clipping.norm_type.value))
 
@@ -35,8 +35,8 @@ class Setup:
     take: Callable[[Batch], Batch] = lambda batch: batch
     """The part of a microbatch that this rank computes on."""
     loss_scale: float = 1.0
-    """Factor of the loss before backward: data-parallel ranks average gradients, so a sum over the batch is scaled by their number."""
-    accumulation: Callable[[bool], AbstractContextManager[object]] = lambda last: nullcontext()
+    """Factor of a sum loss before backward: data-parallel ranks average gradients, so it is their number."""
+    accumulation: Callable[[bool], AbstractContextManager[object]] = lambda _last: nullcontext()
     """Entered around forward and backward of a microbatch; told whether it is the step's last."""
     clip_norm: Callable[[nn.Module, list[torch.Tensor], ClipNorm], torch.Tensor] = clip_by_norm
     """Clips the gradients of parameters by norm and returns the norm before."""

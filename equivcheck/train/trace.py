@@ -1,7 +1,7 @@
 """What a run leaves: pieces of full tensors by canonical name.
 
-A rank hands over what it holds and where that lies in the full tensor; nothing is gathered. The oracle puts the pieces together, so that reading
-costs no communication and does not rely on the code under test to undo its own sharding.
+A rank hands over what it holds and where that lies in the full tensor; nothing is gathered. The oracle puts the pieces together,
+so that reading costs no communication and does not rely on the code under test to undo its own sharding.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ class Call:
     """A collective (or a send or receive) issued by one rank."""
 
     op: str
-    """``all_reduce``, ``all_gather``, ``reduce_scatter``, ``broadcast``, ``send`` ...; for reductions followed by ``.sum`` etc."""
+    """``all_reduce``, ``all_gather``, ``broadcast``, ``send`` ...; for reductions followed by ``.sum`` etc."""
     ranks: tuple[int, ...]
     """Global ranks of the group it was issued on."""
     index: int

@@ -34,7 +34,8 @@ class Ranks(ABC):
     def run(self, program: Callable[..., Any], *arguments: Any, schedule_seed: int = 0, deadline: float = 60.0) -> Run:
         """Call ``program(*arguments)`` on every rank and wait for all of them.
 
-        `deadline` is in seconds. Raises `RanksFailed` when a rank raises, dies, or waits in vain; the ranks can be used again afterwards.
+        `deadline` is in seconds. Raises `RanksFailed` when a rank raises, dies, or waits in vain; the ranks can be used again
+        afterwards.
         """
 
     @abstractmethod

@@ -21,7 +21,7 @@ def test_each_issue_has_a_script_and_each_script_an_issue() -> None:
 
 @pytest.mark.parametrize("name", sorted(ISSUES))
 def test_the_issue_still_shows(name: str) -> None:
-    """A script on file exits with 1, for a wrong number, or with the error on file; one that does neither says that upstream fixed it."""
+    """A script on file exits with 1 for a wrong number or an error; one that does neither has been fixed upstream."""
     command = [
         sys.executable,
         "-m",

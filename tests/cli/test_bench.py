@@ -1,0 +1,47 @@
+"""What is measured."""
+
+from __future__ import annotations
+
+import pytest
+
+from equivcheck import bench
+from equivcheck.bench import DEFAULT_ROWS, Source, fixed_scenarios, generated_scenarios, measure_row
+from equivcheck.layouts.registry import unsupported
+
+
+@pytest.mark.parametrize(("tag", "size"), [("ddp", 2), ("tensor_parallel", 4)])
+def test_the_same_scenarios_are_drawn_every_time(tag: str, size: int) -> None:
+    """Generated scenarios are those of the row, can be run, and are the same in every run."""
+    drawn = generated_scenarios(tag, size, 4)
+    assert drawn == generated_scenarios(tag, size, 4)
+    assert [(scenario.layout.name, scenario.layout.mesh.num_ranks) for scenario in drawn] == [(tag, size)] * 4
+    assert [unsupported(scenario.training, scenario.layout) for scenario in drawn] == [None] * 4
+
+
+@pytest.mark.parametrize(("tag", "size"), DEFAULT_ROWS)
+def test_the_fixed_training_runs_everywhere(tag: str, size: int) -> None:
+    """Three linears, AdamW, three steps: one structure, other data each time, within the limits of every layout."""
+    scenarios = fixed_scenarios(tag, size, 3)
+    assert len({scenario.training.seed for scenario in scenarios}) == 3
+    assert [unsupported(scenario.training, scenario.layout) for scenario in scenarios] == [None] * 3
+
+
+def test_every_world_is_measured_on_data_that_no_other_check_had(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No measured check finds a reference that an earlier one left; with no spawned scenario that column is empty."""
+    seen: list[int] = []
+    real = bench.check
+
+    def check(scenario: bench.Scenario, **options: str) -> object:
+        seen.append(scenario.training.seed)
+        return real(scenario, world="sim")
+
+    monkeypatch.setattr(bench, "check", check)
+    row = measure_row("ddp", 2, source=Source.FIXED, num_scenarios=3, num_spawned=0)
+    assert len(seen) == 3 * 4
+    assert len(set(seen)) == len(seen)
+    assert row.scenarios == 3
+    assert row.spawn_ms is None
+    assert row.speedup_over_spawn is None
+    assert row.sim_ms is not None
+    assert row.ranks_only_ms is not None
+    assert 0 < row.ranks_only_ms < row.sim_ms

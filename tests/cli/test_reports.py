@@ -1,0 +1,95 @@
+"""What is said of a campaign."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+from unit.campaign import fakes
+
+from equivcheck.campaign.events import KeptFinding, Started, Summary, Ticked
+from equivcheck.campaign.plan import Plan
+from equivcheck.campaign.tally import Tally
+from equivcheck.findings.fingerprint import fingerprint
+from equivcheck.findings.store import Kept
+from equivcheck.oracle.verdict import Outcome, Verdict
+from equivcheck.report import progress
+from equivcheck.report.progress import ProgressLine, progress_text
+from equivcheck.report.summary_object import summary_object
+from equivcheck.report.tables import print_summary
+from equivcheck.report.words import in_words
+
+PLAN = Plan(seconds=60.0, seed=7)
+DIVERGED = fakes.diverged(fakes.scenario(ranks=2, width=3))
+
+
+@pytest.fixture
+def summary() -> Summary:
+    """Three checks, one of them a finding, one inconclusive."""
+    tally = Tally()
+    tally.add(DIVERGED, 0.5)
+    tally.add(Verdict(outcome=Outcome.EQUIVALENT, scenario=fakes.scenario(), world="sim"), 0.01)
+    tally.add(Verdict(outcome=Outcome.INCONCLUSIVE, scenario=fakes.scenario(), world="sim", reason="noise"), 0.01)
+    tally.fingerprints[fingerprint(DIVERGED)] += 1
+    path = Path("findings") / fingerprint(DIVERGED)
+    finding = KeptFinding(fingerprint=fingerprint(DIVERGED), path=path, verdict=DIVERGED, kept=Kept.NEW)
+    return Summary(plan=PLAN, seconds=2.0, tally=tally, findings=(finding,), store=Path("findings"))
+
+
+def printed(summary: Summary) -> str:
+    """What people read, on a narrow terminal."""
+    out = io.StringIO()
+    print_summary(Console(file=out, width=60), summary)
+    return out.getvalue()
+
+
+def test_the_end_says_everything_that_matters(summary: Summary) -> None:
+    """Counts by outcome, times, the slowest scenario in words, reasons, and each finding with how to see it again, unbroken."""
+    text = printed(summary)
+    (row,) = [line.split() for line in text.splitlines() if line.startswith("ddp")]
+    assert row[:5] == ["ddp", "1", "1", "1", "3"]
+    assert f"slowest: 500 ms, {in_words(DIVERGED.scenario)}" in text
+    assert "inconclusive: noise, 1 check" in text
+    assert f"equivcheck replay findings/{fingerprint(DIVERGED)}" in text
+    assert "1.5 checks/s, seed 7" in text
+
+
+def test_a_campaign_that_never_started_can_be_told_too() -> None:
+    """No check, no time: still a table and a JSON object without NaN."""
+    empty = Summary(plan=PLAN, seconds=0.0, tally=Tally(), findings=(), store=Path("findings"), broken="it broke")
+    assert "it broke" in printed(empty)
+    text = json.dumps(summary_object(empty), allow_nan=False)
+    assert json.loads(text)["checks_per_second"] == 0
+
+
+def test_the_object_has_every_outcome(summary: Summary) -> None:
+    """Outcomes that never came up are there with a count of 0, in all and for each layout."""
+    found = summary_object(summary)
+    expected = {outcome.value: 0 for outcome in Outcome} | {"diverged": 1, "equivalent": 1, "inconclusive": 1}
+    assert found["outcomes"] == expected
+    assert found["layouts"]["ddp"]["outcomes"] == expected
+    assert found["checks"] == 3
+    assert found["reasons"] == [{"outcome": "inconclusive", "reason": "noise", "checks": 1}]
+
+
+def test_progress_is_one_line(summary: Summary) -> None:
+    """Time of budget, checks, rate, findings, and outcomes that are neither fine nor a finding."""
+    event = Ticked(seconds=2.0, tally=summary.tally, num_findings=1)
+    assert progress_text(event, 60.0) == "2/60 s | 3 checks | 2 checks/s | 1 finding | 1 inconclusive"
+
+
+def test_without_a_terminal_progress_is_a_line_now_and_then(summary: Summary, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A log is not flooded: of many ticks few are written, and nothing moves the cursor."""
+    out = io.StringIO()
+    now = 0.0
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now)
+    with ProgressLine(Console(file=out)) as line:
+        line(Started(plan=PLAN))
+        for tick in range(125):
+            now = tick / 5
+            line(Ticked(seconds=now, tally=summary.tally, num_findings=0))
+    assert len(out.getvalue().splitlines()) == 3
+    assert "\x1b" not in out.getvalue()
