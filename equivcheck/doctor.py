@@ -24,9 +24,11 @@ class Probe:
     layout: str
     """Tag of the parallelism."""
     works: bool
-    """Whether the smallest training ran and was equivalent."""
+    """Whether the smallest training ran, and nothing was wrong with it that is not on file."""
     reason: str
     """Why not; empty if it works."""
+    known: str
+    """The known upstream issue that it shows; empty if none."""
     seconds: float
     """Time of the check, the start of the world included."""
 
@@ -41,20 +43,21 @@ def probe_everything() -> Iterator[Probe]:
 def probe(world: str, tag: str, parallelism: type[Parallelism]) -> Probe:
     """Train the smallest model once on two ranks; whatever goes wrong is the reason."""
     start = time.perf_counter()
-    reason = _why_not(world, parallelism)
-    return Probe(world=world, layout=tag, works=not reason, reason=reason, seconds=time.perf_counter() - start)
+    reason, known = _result(world, parallelism)
+    return Probe(world=world, layout=tag, works=not reason, reason=reason, known=known, seconds=time.perf_counter() - start)
 
 
-def _why_not(world: str, parallelism: type[Parallelism]) -> str:
+def _result(world: str, parallelism: type[Parallelism]) -> tuple[str, str]:
+    """Why it does not work, and what is known about it."""
     try:
         from equivcheck.oracle.check import check
 
         verdict = check(smallest(parallelism), world=world, deadline=_DEADLINE)
     except Exception as error:
-        return " ".join(f"{type(error).__name__}: {error}".split())
-    if verdict.outcome is Outcome.EQUIVALENT:
-        return ""
-    return f"{verdict.outcome.value}: {verdict.reason}"
+        return " ".join(f"{type(error).__name__}: {error}".split()), ""
+    if verdict.outcome in (Outcome.EQUIVALENT, Outcome.KNOWN):
+        return "", verdict.known
+    return f"{verdict.outcome.value}: {verdict.reason}", ""
 
 
 def smallest(parallelism: type[Parallelism]) -> Scenario:

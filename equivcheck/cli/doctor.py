@@ -35,8 +35,14 @@ def doctor(as_json: bool) -> ExitCode:
 
 
 def _shown(probe: Probe) -> Probe:
-    click.echo(f"{probe.world} {probe.layout}: {'works' if probe.works else probe.reason}", err=True)
+    click.echo(f"{probe.world} {probe.layout}: {_in_words(probe)}", err=True)
     return probe
+
+
+def _in_words(probe: Probe) -> str:
+    if not probe.works:
+        return probe.reason
+    return f"works, with the known issue {probe.known}" if probe.known else "works"
 
 
 def _table(probes: list[Probe]) -> Table:
@@ -45,6 +51,6 @@ def _table(probes: list[Probe]) -> Table:
     worlds = list(dict.fromkeys(probe.world for probe in probes))
     table = Table("layout", *worlds, box=None, pad_edge=False, header_style="bold")
     for layout in dict.fromkeys(probe.layout for probe in probes):
-        cells = {probe.world: "works" if probe.works else probe.reason for probe in probes if probe.layout == layout}
+        cells = {probe.world: _in_words(probe) for probe in probes if probe.layout == layout}
         table.add_row(layout, *(cells[world] for world in worlds))
     return table

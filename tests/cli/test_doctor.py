@@ -1,0 +1,35 @@
+"""What works here."""
+
+from __future__ import annotations
+
+import pytest
+
+from equivcheck import doctor
+from equivcheck.doctor import probe, smallest
+from equivcheck.layouts.registry import layout_kinds
+from equivcheck.scenario import DDP
+
+
+@pytest.mark.parametrize("tag", layout_kinds())
+def test_every_layout_works_in_simulation(tag: str) -> None:
+    """The smallest training of every layout runs, so that a doctor's bad news is about the machine."""
+    found = probe("sim", tag, layout_kinds()[tag].parallelism)
+    assert found.works, found.reason
+
+
+def test_what_goes_wrong_is_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A world that cannot start is one line of bad news, not a traceback."""
+
+    def check(*_: object, **__: object) -> None:
+        raise OSError("no network\nat all")
+
+    monkeypatch.setattr("equivcheck.oracle.check.check", check)
+    found = probe("gloo", "ddp", DDP)
+    assert not found.works
+    assert found.reason == "OSError: no network at all"
+
+
+def test_the_smallest_scenario_has_two_ranks() -> None:
+    """One rank would prove nothing about communication."""
+    for kind in layout_kinds().values():
+        assert smallest(kind.parallelism).layout.mesh.num_ranks == doctor._NUM_RANKS == 2

@@ -1,0 +1,126 @@
+"""Tests for the module of a model noun."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from equivcheck.scenario import Activation, Data, Layer, Model, Norm, Side, Training
+from equivcheck.train.material import material
+from equivcheck.train.model import MLP, build_model
+
+MODEL = Model(
+    features=3,
+    layers=(
+        Layer(width=3, norm=Norm.LAYER, side=Side.EVEN_STEPS),
+        Layer(width=4, norm=Norm.RMS, bias=False, frozen=True),
+        Layer(width=3, residual=False, side=Side.NEVER),
+        Layer(width=3, shares=0, frozen=True),
+    ),
+    counter=True,
+)
+SHAPES = {
+    "layers.0.norm.weight": (3,),
+    "layers.0.norm.bias": (3,),
+    "layers.0.linear.weight": (3, 3),
+    "layers.0.linear.bias": (3,),
+    "layers.0.side.weight": (3, 3),
+    "layers.1.norm.weight": (3,),
+    "layers.1.linear.weight": (4, 3),
+    "layers.2.linear.weight": (3, 4),
+    "layers.2.linear.bias": (3,),
+    "layers.2.side.weight": (3, 4),
+    "layers.3.linear.bias": (3,),
+}
+NO_MASKS = (None,) * 4
+INPUTS = torch.linspace(-1.0, 1.0, 6, dtype=torch.float64).reshape(2, 3)
+
+
+def built(model: Model) -> MLP:
+    """The module with its own initial parameters."""
+    return build_model(model, material(Training(model=model, data=Data(microbatches=(2,)))).parameters)
+
+
+@pytest.fixture
+def module() -> MLP:
+    """The module of `MODEL`."""
+    return built(MODEL)
+
+
+def test_names_and_shapes(module: MLP) -> None:
+    """Parameters have canonical names and shapes, a shared weight those of the layer that first has it, in the order drawn."""
+    assert [(name, tuple(parameter.shape)) for name, parameter in module.named_parameters()] == list(SHAPES.items())
+
+
+def test_shared_weight_is_one_parameter(module: MLP) -> None:
+    """A layer that shares has the other's parameter itself, not a copy."""
+    assert module.get_submodule("layers.3.linear").weight is module.get_submodule("layers.0.linear").weight
+
+
+def test_frozen_layers_require_no_gradient(module: MLP) -> None:
+    """What a frozen layer has of its own requires no gradient; a weight that it only shares still does."""
+    frozen = {name for name, parameter in module.named_parameters() if not parameter.requires_grad}
+    assert frozen == {"layers.1.norm.weight", "layers.1.linear.weight", "layers.3.linear.bias"}
+
+
+def test_initial_parameters_are_copied() -> None:
+    """Training a module leaves the material that it was built from alone."""
+    drawn = material(Training(model=MODEL, data=Data(microbatches=(2,))))
+    module = build_model(MODEL, drawn.parameters)
+    before = drawn.parameters["layers.0.linear.weight"].clone()
+    with torch.no_grad():
+        module.get_parameter("layers.0.linear.weight").zero_()
+    assert torch.equal(drawn.parameters["layers.0.linear.weight"], before)
+
+
+def test_building_draws_no_random_numbers() -> None:
+    """The process-wide generator is where it was: ranks may be threads."""
+    before = torch.get_rng_state()
+    built(MODEL)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.parametrize(("step", "runs"), [(0, True), (1, False), (2, True)])
+def test_side_runs_at_even_steps(module: MLP, step: int, runs: bool) -> None:
+    """A side of even steps takes part at steps 0, 2 ... and has no gradient at the others; one that never runs has none."""
+    module(INPUTS, NO_MASKS, step).sum().backward()
+    assert (module.get_parameter("layers.0.side.weight").grad is not None) is runs
+    assert module.get_parameter("layers.2.side.weight").grad is None
+
+
+def test_counter_counts_forwards(module: MLP) -> None:
+    """The buffer is one more after every forward."""
+    for _ in range(3):
+        module(INPUTS, NO_MASKS, 0)
+    assert module.forwards.tolist() == 3
+
+
+def test_model_without_counter_has_no_buffers() -> None:
+    """There is nothing to synchronise unless asked for."""
+    assert list(built(Model(features=2, layers=(Layer(width=2),))).buffers()) == []
+
+
+@pytest.mark.parametrize("residual", [False, True])
+@pytest.mark.parametrize(
+    ("activation", "module"),
+    [
+        (Activation.IDENTITY, nn.Identity()),
+        (Activation.RELU, nn.ReLU()),
+        (Activation.GELU, nn.GELU()),
+        (Activation.TANH, nn.Tanh()),
+        (Activation.SIGMOID, nn.Sigmoid()),
+        (Activation.SILU, nn.SiLU()),
+    ],
+)
+def test_layer_is_what_its_docstring_says(activation: Activation, module: nn.Module, residual: bool) -> None:
+    """Norm, linear plus side, activation, mask, and only then the residual."""
+    layer = Layer(width=3, activation=activation, residual=residual, norm=Norm.LAYER, side=Side.EVEN_STEPS, dropout=0.5)
+    model = built(Model(features=3, layers=(layer,)))
+    mask = torch.tensor([[0.0, 2.0, 2.0], [2.0, 0.0, 0.0]], dtype=torch.float64)
+    block = model.get_submodule("layers.0")
+    normed = block.norm(INPUTS)
+    expected = module(block.linear(normed) + block.side(normed)) * mask
+    if residual:
+        expected = expected + INPUTS
+    torch.testing.assert_close(model(INPUTS, (mask,), 0), expected, rtol=1e-14, atol=1e-14)
