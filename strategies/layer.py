@@ -6,10 +6,11 @@ from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn, SearchStrategy
 
 from equivcheck.scenario import Activation, Layer, Norm, Side
+from equivcheck.scenario.model import MAX_WIDTH
 from equivcheck.strategies.chance import EVENLY, SOMETIMES
 
-WIDTHS: SearchStrategy[int] = st.sampled_from((1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 32))
-"""Few values, so that layers often have equal shapes; some of them divided by every mesh, some by none."""
+WIDTHS: SearchStrategy[int] = st.sampled_from((1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 32)) | st.integers(1, MAX_WIDTH)
+"""Mostly one of a few, so that layers often have equal shapes; some of them divided by every mesh, some by none."""
 ACTIVATIONS: SearchStrategy[Activation] = st.sampled_from(Activation)
 
 _NORMS = st.sampled_from((None, Norm.LAYER, Norm.RMS))

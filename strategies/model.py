@@ -22,6 +22,7 @@ class _Fit(Enum):
     SHARED = "shared"
 
 
+_DEPTHS = st.sampled_from((1, 2, 2, 3, 3, 4, 5))
 _LAYERS = layers()
 _FITS = st.sampled_from((_Fit.FREE, _Fit.SQUARE, _Fit.SHARED))
 
@@ -35,7 +36,7 @@ def models(
     max_layers: int = MAX_LAYERS,
 ) -> Model:
     """Models of 1 to `max_layers` layers; some square, some sharing an earlier layer's weight, at least one of them trained."""
-    num_layers = 1 + draw(below(max_layers))
+    num_layers = min(draw(_DEPTHS), max_layers)
     inputs = [draw(features)]
     stack: list[Layer] = []
     for _ in range(num_layers):

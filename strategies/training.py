@@ -17,10 +17,12 @@ from equivcheck.strategies.model import models
 from equivcheck.strategies.optimizer import optimizers
 from equivcheck.strategies.schedule import schedules
 
-STEPS: SearchStrategy[int] = st.sampled_from((1, 2, 3, 4, 5))
+STEPS: SearchStrategy[int] = st.sampled_from((1, 2, 3, 3, 4, 5))
 """More often than not 3 and more: some faults show only once optimizer state matters."""
 LOSSES: SearchStrategy[Loss] = st.sampled_from(Loss)
 PRECISIONS: SearchStrategy[Precision] = st.sampled_from((Precision.FLOAT64,) * 3 + (Precision.FLOAT32,))
+SUM_SCALE = 1024
+"""How much smaller the learning rate of a summed square error is: 64 rows of 16 outputs."""
 
 _MODELS = models()
 _DATA = data()
@@ -50,11 +52,15 @@ def trainings(  # noqa: PLR0913 - a strategy for each field, all by keyword
     chosen = tuple(draw(groups) for _ in range(draw(_NUM_GROUPS)))
     if isinstance(optimizer, Rprop):
         chosen = tuple(replace(group, weight_decay=0.0) for group in chosen)
+    loss = draw(losses)
+    if loss is Loss.MSE_SUM:
+        # Its gradients grow with the batch: at the rate of a mean, a few steps of a deep model overflow and prove nothing.
+        optimizer = replace(optimizer, lr=optimizer.lr / SUM_SCALE)
     return Training(
         model=model,
         data=batches,
         optimizer=optimizer,
-        loss=draw(losses),
+        loss=loss,
         groups=chosen,
         schedule=draw(schedules),
         clipping=draw(clippings),

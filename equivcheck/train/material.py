@@ -71,16 +71,26 @@ def _draw_layer(layer: Layer, inputs: int, generator: np.random.Generator) -> di
     if layer.norm is Norm.LAYER:
         drawn["norm.bias"] = generator.uniform(-0.5, 0.5, inputs)
     if layer.shares is None:
-        drawn["linear.weight"] = generator.standard_normal((layer.width, inputs)) / np.sqrt(inputs)
+        drawn["linear.weight"] = _with_positive_first(generator.standard_normal((layer.width, inputs)) / np.sqrt(inputs))
     if layer.bias:
-        drawn["linear.bias"] = generator.uniform(-0.5, 0.5, layer.width)
+        drawn["linear.bias"] = _with_positive_first(generator.uniform(-0.5, 0.5, layer.width))
     if layer.side is not None:
         drawn["side.weight"] = generator.standard_normal((layer.width, inputs)) / np.sqrt(inputs)
     return drawn
 
 
+def _with_positive_first(values: Array) -> Array:
+    """Values whose first row is not negative.
+
+    The first unit of each layer, for the first row of each microbatch, then rarely dies in a ReLU: a small network in which no
+    unit is alive has no gradient, and proves nothing.
+    """
+    values[0] = np.abs(values[0])
+    return values
+
+
 def _draw_batch(model: Model, rows: int, generator: np.random.Generator, dtype: np.dtype[np.floating]) -> Batch:
-    inputs = generator.standard_normal((rows, model.features))
+    inputs = _with_positive_first(generator.standard_normal((rows, model.features)))
     targets = generator.standard_normal((rows, model.outputs))
     masks = tuple(_draw_mask(layer, rows, generator, dtype) for layer in model.layers)
     return Batch(inputs=torch.from_numpy(inputs.astype(dtype)), targets=torch.from_numpy(targets.astype(dtype)), masks=masks)
@@ -90,4 +100,5 @@ def _draw_mask(layer: Layer, rows: int, generator: np.random.Generator, dtype: n
     if not layer.dropout:
         return None
     kept = generator.random((rows, layer.width)) >= layer.dropout
+    kept[0, 0] = True
     return torch.from_numpy((kept / (1.0 - layer.dropout)).astype(dtype))

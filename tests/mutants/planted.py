@@ -1,7 +1,5 @@
 """Faults planted into the setup of a rank: each makes a parallel training wrong in one way that real code has got wrong."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 
