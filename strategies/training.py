@@ -21,8 +21,8 @@ STEPS: SearchStrategy[int] = st.sampled_from((1, 2, 3, 3, 4, 5))
 """More often than not 3 and more: some faults show only once optimizer state matters."""
 LOSSES: SearchStrategy[Loss] = st.sampled_from(Loss)
 PRECISIONS: SearchStrategy[Precision] = st.sampled_from((Precision.FLOAT64,) * 3 + (Precision.FLOAT32,))
-SUM_SCALE = 1024
-"""How much smaller the learning rate of a summed square error is: 64 rows of 16 outputs."""
+STEEP = 1024
+"""How much smaller the learning rate is where a square error is summed (over, say, 64 rows of 16 outputs) or ascended."""
 
 _MODELS = models()
 _DATA = data()
@@ -53,9 +53,9 @@ def trainings(  # noqa: PLR0913 - a strategy for each field, all by keyword
     if isinstance(optimizer, Rprop):
         chosen = tuple(replace(group, weight_decay=0.0) for group in chosen)
     loss = draw(losses)
-    if loss is Loss.MSE_SUM:
-        # Its gradients grow with the batch: at the rate of a mean, a few steps of a deep model overflow and prove nothing.
-        optimizer = replace(optimizer, lr=optimizer.lr / SUM_SCALE)
+    if loss is Loss.MSE_SUM or (loss is Loss.MSE_MEAN and optimizer.maximize):
+        # At the ordinary rate a few steps of a deep model overflow, and prove nothing.
+        optimizer = replace(optimizer, lr=optimizer.lr / STEEP)
     return Training(
         model=model,
         data=batches,
