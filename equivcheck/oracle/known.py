@@ -4,16 +4,25 @@ from __future__ import annotations
 
 import re
 import tomllib
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, fields
 from functools import cache
 from importlib.resources import files
+from typing import Any
 
 import torch
-from packaging.specifiers import SpecifierSet
+from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.version import Version
 
 from equivcheck.choice import Choice
-from equivcheck.oracle.verdict import Verdict
+from equivcheck.errors import EquivCheckError
+from equivcheck.oracle.known_predicates import NEEDS, SHOWS
+from equivcheck.oracle.verdict import Difference, Divergence, Outcome, Phase, Verdict
+from equivcheck.scenario import Scenario
+
+
+class InvalidKnownIssue(EquivCheckError, ValueError):
+    """An entry of known.toml does not describe an issue."""
 
 
 class Kind(Choice):
@@ -25,48 +34,114 @@ class Kind(Choice):
     LIMITATION = "limitation"
 
 
+_OUTCOMES = {
+    Kind.WRONG_NUMBERS: (Outcome.DIVERGED,),
+    Kind.CRASH: (Outcome.CRASHED, Outcome.HUNG),
+    Kind.HANG: (Outcome.HUNG,),
+    Kind.LIMITATION: (Outcome.CRASHED, Outcome.HUNG),
+}
+"""How an issue of a kind can end a check; a rank that raises may leave the others waiting."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KnownIssue:
     """One upstream issue, and how it is recognised."""
 
     id: str
-    """Short name, unique."""
+    """Short name, unique; its script has it too."""
     link: str
-    """Where it is reported, or the sentence that describes it when nobody has reported it."""
+    """Where it is reported, or that it is not, and the sentence that describes it."""
     torch: str
     """Version range in which it shows, as a PEP 440 specifier."""
     kind: Kind
     """What it does."""
     layouts: tuple[str, ...]
     """Tags of parallelisms in which it shows."""
-    error: str
-    """Regular expression that the verdict's reason or a rank's error must match."""
-    needs: tuple[str, ...] = ()
-    """Regular expressions that the scenario's repr must match, all of them."""
+    ranks: int = 2
+    """Ranks that its script runs on."""
+    needs: tuple[str, ...]
+    """Names of predicates that the scenario must satisfy, all of them; see `NEEDS`."""
+    error: str = ""
+    """Of anything but wrong numbers: regular expression found in the verdict's reason or in what a rank raised."""
+    phase: Phase | None = None
+    """Of wrong numbers: phase of the first divergence; what comes before it in the step must then be right."""
+    difference: Difference | None = None
+    """Of wrong numbers: in what way the first tensor differs."""
+    shows: tuple[str, ...] = ()
+    """Of wrong numbers: names of predicates that the first divergence must satisfy, all of them; see `SHOWS`."""
 
+    def __post_init__(self) -> None:
+        wrong = self.kind is Kind.WRONG_NUMBERS
+        if wrong != (self.phase is not None and self.difference is not None) or wrong == bool(self.error):
+            raise _refuse(self.id, f"of kind {self.kind.value} has the wrong evidence", ("phase and difference", "or else error"))
+        for field, names, table in (("needs", self.needs, NEEDS), ("shows", self.shows, SHOWS)):
+            for name in names:
+                if name not in table:
+                    raise _refuse(self.id, f"{field} names {name!r}", table)
 
-@cache
-def known_issues() -> tuple[KnownIssue, ...]:
-    """The issues on file that apply to the installed torch."""
-    rows = tomllib.loads(files("equivcheck.oracle").joinpath("known.toml").read_text("utf-8"))["issue"]
-    issues = (
-        KnownIssue(**{**row, "kind": Kind(row["kind"]), "layouts": tuple(row["layouts"]), "needs": tuple(row.get("needs", ()))})
-        for row in rows
-    )
-    return tuple(issue for issue in issues if Version(torch.__version__).base_version in SpecifierSet(issue.torch))
+    def explains(self, verdict: Verdict) -> bool:
+        """Whether a failing verdict is this issue."""
+        scenario = verdict.scenario
+        tags = {parallelism.tag for parallelism in scenario.layout.parallelisms}
+        return (
+            verdict.outcome in _OUTCOMES[self.kind]
+            and not tags.isdisjoint(self.layouts)
+            and all(NEEDS[name](scenario) for name in self.needs)
+            and (self._is_first(verdict.divergence, scenario) if verdict.divergence else self._is_raised(verdict))
+        )
+
+    def _is_first(self, divergence: Divergence, scenario: Scenario) -> bool:
+        return (divergence.phase, divergence.difference) == (self.phase, self.difference) and all(
+            SHOWS[name](scenario, divergence) for name in self.shows
+        )
+
+    def _is_raised(self, verdict: Verdict) -> bool:
+        errors = [report.error for report in verdict.failure.reports] if verdict.failure else []
+        return any(re.search(self.error, error) for error in (verdict.reason, *errors))
 
 
 def known_issue(verdict: Verdict) -> KnownIssue | None:
     """The issue on file that explains a failing verdict, if there is one."""
-    return next((issue for issue in known_issues() if _explains(issue, verdict)), None)
+    return next((issue for issue in known_issues() if issue.explains(verdict)), None)
 
 
-def _explains(issue: KnownIssue, verdict: Verdict) -> bool:
-    tags = {parallelism.tag for parallelism in verdict.scenario.layout.parallelisms}
-    errors = [verdict.reason, *(report.error for report in verdict.failure.reports)] if verdict.failure else [verdict.reason]
-    text = repr(verdict.scenario)
-    return (
-        not tags.isdisjoint(issue.layouts)
-        and any(re.search(issue.error, error) for error in errors)
-        and all(re.search(pattern, text) for pattern in issue.needs)
-    )
+@cache
+def known_issues() -> tuple[KnownIssue, ...]:
+    """The issues on file that apply to the installed torch. Raises `InvalidKnownIssue`."""
+    installed = Version(torch.__version__).base_version
+    issues = read_issues(files("equivcheck.oracle").joinpath("known.toml").read_text("utf-8"))
+    return tuple(issue for issue in issues if installed in SpecifierSet(issue.torch))
+
+
+def read_issues(text: str) -> tuple[KnownIssue, ...]:
+    """Every issue of a file such as known.toml. Raises `InvalidKnownIssue` for one that is not well-formed."""
+    return tuple(_issue(row) for row in tomllib.loads(text)["issue"])
+
+
+_CHOICES: dict[str, type[Choice]] = {"kind": Kind, "phase": Phase, "difference": Difference}
+
+
+def _issue(row: dict[str, Any]) -> KnownIssue:
+    known, name = {field.name for field in fields(KnownIssue)}, str(row.get("id", "without id"))
+    missing = {"id", "link", "torch", "kind", "layouts", "needs"} - set(row)
+    if missing or set(row) - known:
+        raise _refuse(name, f"lacks {sorted(missing)}, has the unknown {sorted(set(row) - known)}", sorted(known))
+    for key, choice in _CHOICES.items():
+        if row.get(key, "") not in ("", *(member.value for member in choice)):
+            raise _refuse(name, f"{key} is {row[key]!r}", [member.value for member in choice])
+    try:
+        SpecifierSet(row["torch"])
+        re.compile(row.get("error", ""))
+    except (InvalidSpecifier, re.error) as error:
+        raise _refuse(name, str(error), ("a version range in torch", "a regular expression in error")) from error
+    return KnownIssue(**{key: _read(key, value) for key, value in row.items()})
+
+
+def _read(key: str, value: Any) -> Any:
+    if key in _CHOICES:
+        return _CHOICES[key](value)
+    return tuple(value) if isinstance(value, list) else value
+
+
+def _refuse(name: str, wrong: str, allowed: Iterable[str]) -> InvalidKnownIssue:
+    return InvalidKnownIssue(f"known issue {name!r}: {wrong}; allowed: {', '.join(allowed)}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -13,26 +12,44 @@ from hypothesis import strategies as st
 
 from equivcheck.errors import UsageError
 from equivcheck.oracle.numpy_reference import NumpyBatch, NumpyStep, NumpyTrace, numpy_train
-from equivcheck.oracle.reference import reference
-from equivcheck.oracle.verdict import Phase
-from equivcheck.scenario import SGD, Adam, AdamW, Data, Layer, Model, Optimizer, Precision, RMSprop, Training
+from equivcheck.scenario import (
+    SGD,
+    Adam,
+    AdamW,
+    ClipNorm,
+    Data,
+    Layer,
+    Loss,
+    Model,
+    Norm,
+    NormType,
+    Optimizer,
+    Precision,
+    RMSprop,
+    StepLR,
+    Training,
+)
 from equivcheck.strategies import optimizers, trainings
 from equivcheck.train.loop import train
-from equivcheck.train.material import Material, material
+from equivcheck.train.material import material
 from equivcheck.train.setup import single_device
+from equivcheck.train.threads import one_thread
 from equivcheck.train.trace import Snapshot, Step
 
-Array = npt.NDArray[np.floating]
-Tensors = dict[str, Array | None]
+Tensors = dict[str, npt.NDArray[np.floating] | None]
+Moments = dict[str, Tensors]
+"""By what they are, the tensors of one step that are compared."""
 
 RELATIVE = 1e-10
 """Accepted error over the largest norm of its kind in the step; rounding leaves some 1e-15."""
 ABSOLUTE = 1e-13
 """Accepted besides: where tanh or sigmoid saturates, torch computes a slope near 0 as a difference of numbers near 1."""
-CONDITIONED = RELATIVE / 20
-"""Largest measured noise, on the same scale, of a training that is compared: Adam may divide noise by noise."""
+MARGIN = 50.0
+"""Accepted error over what rounding may do to a training that is compared."""
 SMALLEST_EPS = 1e-6
 """Adam's smallest epsilon here, so that it does not magnify `ABSOLUTE` beyond the tolerance."""
+NUM_PERTURBED = 3
+"""Runs from material moved by one unit in the last place, by which it is measured what rounding does."""
 EXAMPLES = max(200, settings().max_examples)
 
 PLAIN = Training(model=Model(features=3, layers=(Layer(width=4), Layer(width=2))), data=Data(microbatches=(2, 3)))
@@ -47,28 +64,49 @@ OPTIMIZERS = optimizers(kinds=st.sampled_from((SGD, Adam, AdamW))).map(with_larg
 FLOAT64_TRAININGS = trainings(optimizers=OPTIMIZERS, precisions=st.just(Precision.FLOAT64))
 
 
-def is_well_conditioned(training: Training) -> bool:
-    """Whether rounding alone moves no tensor of the training by more than a small part of the tolerance."""
-    found = reference(training)
-    compared = [moment for moment in found.moments if moment.phase not in (Phase.STATE, Phase.BUFFER)]
-    return not found.doubt and all((moment.tolerances <= CONDITIONED * moment.scales).all() for moment in compared)
+def numpy_trace(training: Training, generator: np.random.Generator | None = None) -> NumpyTrace:
+    """What NumPy computes from torch's material, or from the same moved by up to one unit in the last place."""
+    eps = np.finfo(np.float64).eps
 
+    def moved(values: npt.NDArray[np.floating]) -> npt.NDArray[np.floating]:
+        return values if generator is None else values * (1.0 + eps * generator.uniform(-1.0, 1.0, values.shape))
 
-def numpy_trace(training: Training, drawn: Material) -> NumpyTrace:
-    """What NumPy computes from the material that torch is given."""
-    parameters = {name: values.numpy() for name, values in drawn.parameters.items()}
+    drawn = material(training)
+    parameters = {name: moved(values.numpy()) for name, values in drawn.parameters.items()}
     steps = [
         [
             NumpyBatch(
-                inputs=batch.inputs.numpy(),
-                targets=batch.targets.numpy(),
+                inputs=moved(batch.inputs.numpy()),
+                targets=moved(batch.targets.numpy()),
                 masks=tuple(None if mask is None else mask.numpy() for mask in batch.masks),
             )
             for batch in microbatches
         ]
         for microbatches in drawn.steps
     ]
-    return numpy_train(training, parameters, steps)
+    with np.errstate(over="ignore", invalid="ignore"):
+        return numpy_train(training, parameters, steps)
+
+
+def torch_moments(step: Step) -> Moments:
+    """What is compared of a step of torch's."""
+    found: Moments = {"loss": {"": np.array(step.loss)}, "gradients": tensors(step.gradients)}
+    found["parameters"] = tensors(step.parameters)
+    if step.clip_norm is not None:
+        found["clip norm"] = {"": np.array(step.clip_norm)}
+    if step.clipped is not None:
+        found["clipped gradients"] = tensors(step.clipped)
+    return found
+
+
+def numpy_moments(step: NumpyStep) -> Moments:
+    """What is compared of a step of NumPy's."""
+    found: Moments = {"loss": {"": np.array(step.loss)}, "gradients": dict(step.gradients), "parameters": dict(step.parameters)}
+    if step.clip_norm is not None:
+        found["clip norm"] = {"": np.array(step.clip_norm)}
+    if step.clipped is not None:
+        found["clipped gradients"] = dict(step.clipped)
+    return found
 
 
 def tensors(snapshot: Snapshot) -> Tensors:
@@ -79,20 +117,8 @@ def tensors(snapshot: Snapshot) -> Tensors:
     for piece, there in zip(snapshot.pieces, snapshot.present, strict=True):
         found[piece.name] = snapshot.values[offset : offset + piece.numel].reshape(piece.shape) if there else None
         offset += piece.numel if there else 0
+    assert offset == snapshot.values.size
     return found
-
-
-def moments(torch_step: Step, numpy_step: NumpyStep) -> Iterator[tuple[str, Tensors, Tensors]]:
-    """What is compared of a step: its name, torch's tensors and NumPy's."""
-    yield "loss", {"": np.array(torch_step.loss)}, {"": np.array(numpy_step.loss)}
-    yield "gradients", tensors(torch_step.gradients), numpy_step.gradients
-    assert (torch_step.clip_norm is None) == (numpy_step.clip_norm is None)
-    if torch_step.clip_norm is not None and numpy_step.clip_norm is not None:
-        yield "clip norm", {"": np.array(torch_step.clip_norm)}, {"": np.array(numpy_step.clip_norm)}
-    assert (torch_step.clipped is None) == (numpy_step.clipped is None)
-    if torch_step.clipped is not None and numpy_step.clipped is not None:
-        yield "clipped gradients", tensors(torch_step.clipped), numpy_step.clipped
-    yield "parameters", tensors(torch_step.parameters), dict(numpy_step.parameters)
 
 
 def present(found: Tensors) -> dict[str, bool]:
@@ -100,52 +126,85 @@ def present(found: Tensors) -> dict[str, bool]:
     return {name: values is not None for name, values in found.items()}
 
 
-def assert_agree(found: Tensors, expected: Tensors, where: str) -> None:
+def largest_error(found: Tensors, expected: Tensors) -> float:
+    """The largest norm of an error, in units of tolerance; NaN if anything is not finite."""
+    pairs = [(found[name], values) for name, values in expected.items() if values is not None]
+    scale = np.max([np.linalg.norm(values) for _, values in pairs])
+    errors = [np.linalg.norm(np.subtract(found_values, values)) for found_values, values in pairs]
+    return float(np.max(errors) / (RELATIVE * scale + ABSOLUTE))
+
+
+def is_well_conditioned(training: Training, expected: NumpyTrace) -> bool:
+    """Whether rounding alone moves nothing by more than a small part of the tolerance; asks NumPy only, as torch is on trial."""
+    generator = np.random.default_rng(training.seed)
+    for _ in range(NUM_PERTURBED):
+        for step, moved in zip(expected.steps, numpy_trace(training, generator).steps, strict=True):
+            centre, other = numpy_moments(step), numpy_moments(moved)
+            with np.errstate(over="ignore", invalid="ignore"):
+                if not all(largest_error(other[what], centre[what]) <= 1.0 / MARGIN for what in centre):
+                    return False
+    return True
+
+
+def assert_agree(found: Moments, expected: Moments, where: str) -> None:
     """Same names, None at the same names, same shapes, and values within tolerance."""
-    assert present(found) == present(expected), where
-    scale = max((float(np.linalg.norm(values)) for values in expected.values() if values is not None), default=0.0)
-    for name, values in expected.items():
-        other = found[name]
-        if values is None or other is None:
-            continue
-        assert other.shape == values.shape, f"{where} {name}"
-        error = float(np.linalg.norm(other - values))
-        assert error <= RELATIVE * scale + ABSOLUTE, f"{where} {name}: error {error:.3g}, largest norm {scale:.3g}"
+    assert set(found) == set(expected), where
+    for what in expected:
+        assert present(found[what]) == present(expected[what]), f"{where} {what}"
+        assert {name: np.shape(values) for name, values in found[what].items()} == {
+            name: np.shape(values) for name, values in expected[what].items()
+        }, f"{where} {what}"
+        assert largest_error(found[what], expected[what]) <= 1.0, f"{where} {what}"
 
 
-def assert_references_agree(training: Training, drawn: Material) -> None:
-    """Torch from the training's material and NumPy from the material given compute the same."""
-    found, expected = train(single_device(training)), numpy_trace(training, drawn)
-    assert len(found.steps) == len(expected.steps) == training.steps
+def assert_references_agree(training: Training, expected: NumpyTrace) -> None:
+    """What torch computes is what NumPy computed."""
+    with one_thread():
+        found = train(single_device(training))
     for index, (torch_step, numpy_step) in enumerate(zip(found.steps, expected.steps, strict=True)):
-        for what, torch_tensors, numpy_tensors in moments(torch_step, numpy_step):
-            assert_agree(torch_tensors, numpy_tensors, f"step {index} {what}")
+        assert_agree(torch_moments(torch_step), numpy_moments(numpy_step), f"step {index}")
 
 
 @settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(FLOAT64_TRAININGS)
 def test_numpy_and_torch_agree(training: Training) -> None:
     """Every loss, gradient, clip norm and parameter of every step is the same in both references."""
-    assume(is_well_conditioned(training))
-    assert_references_agree(training, material(training))
+    expected = numpy_trace(training)
+    assume(is_well_conditioned(training, expected))
+    assert_references_agree(training, expected)
 
 
-@pytest.mark.parametrize("changed", ["layers.0.linear.weight", "layers.1.linear.bias"])
-def test_another_initial_parameter_is_noticed(changed: str) -> None:
-    """The comparison fails when NumPy starts from a parameter that is off by a hundred-millionth."""
-    drawn = material(PLAIN)
-    moved = replace(drawn, parameters=drawn.parameters | {changed: drawn.parameters[changed] * (1.0 + 1e-8)})
-    with pytest.raises(AssertionError, match="step 0 loss"):
-        assert_references_agree(PLAIN, moved)
+@pytest.mark.parametrize(
+    ("training", "wrong"),
+    [
+        (PLAIN, replace(PLAIN, loss=Loss.MSE_SUM)),
+        (PLAIN, replace(PLAIN, optimizer=SGD(lr=0.05 * (1.0 + 1e-7)))),
+        (replace(PLAIN, steps=2), replace(PLAIN, steps=2, schedule=StepLR())),
+        (replace(PLAIN, clipping=ClipNorm()), replace(PLAIN, clipping=ClipNorm(norm_type=NormType.INF))),
+        (replace(PLAIN, optimizer=Adam(eps=1e-3)), replace(PLAIN, optimizer=Adam(eps=1.01e-3))),
+    ],
+)
+def test_what_differs_is_noticed(training: Training, wrong: Training) -> None:
+    """The comparison fails when torch trains something else from the same material."""
+    with pytest.raises(AssertionError, match="step"):
+        assert_references_agree(wrong, numpy_trace(training))
 
 
-def test_a_gradient_that_should_be_none_is_noticed() -> None:
-    """Zero is not None."""
-    with pytest.raises(AssertionError, match="step 0"):
-        assert_agree({"weight": np.zeros(2)}, {"weight": None}, "step 0")
+def test_zero_is_not_none() -> None:
+    """A gradient of zeros where there should be none is noticed."""
+    with pytest.raises(AssertionError, match="step 0 gradients"):
+        assert_agree({"gradients": {"weight": np.zeros(2)}}, {"gradients": {"weight": None}}, "step 0")
+
+
+@pytest.mark.parametrize(("optimizer", "conditioned"), [(SGD(), True), (Adam(eps=1e-30), False), (SGD(lr=1e80), False)])
+def test_noise_and_overflow_are_left_out(optimizer: Optimizer, conditioned: bool) -> None:
+    """The weight before the normalisation of a single feature has a gradient of rounding only, which Adam divides by itself."""
+    layers = (Layer(width=1), Layer(width=3, norm=Norm.LAYER), Layer(width=1), Layer(width=2, norm=Norm.RMS))
+    training = Training(model=Model(features=3, layers=layers), data=Data(microbatches=(8,)), optimizer=optimizer, steps=5)
+    assert is_well_conditioned(training, numpy_trace(training)) is conditioned
 
 
 def test_other_optimizers_are_refused() -> None:
     """An optimizer without a NumPy twin is refused with a list of those that have one."""
     with pytest.raises(UsageError, match="optimizer RMSprop has no NumPy reference; available: SGD, Adam, AdamW"):
-        numpy_trace(replace(PLAIN, optimizer=RMSprop()), material(PLAIN))
+        numpy_trace(replace(PLAIN, optimizer=RMSprop()))

@@ -8,6 +8,7 @@ Exit code 1 when the difference shows. Seen on torch 2.13, CPU, gloo.
 """
 
 import sys
+from datetime import timedelta
 
 import torch
 import torch.distributed as dist
@@ -18,7 +19,7 @@ from torch.nn.functional import mse_loss
 
 def main() -> int:
     """Compare the gradient on one device with that of the sharded tensor."""
-    dist.init_process_group("gloo")
+    dist.init_process_group("gloo", timeout=timedelta(seconds=20))
     rank, size = dist.get_rank(), dist.get_world_size()
     mesh = init_device_mesh("cpu", (size,))
 
@@ -29,10 +30,11 @@ def main() -> int:
     sharded = DTensor.from_local(rows, mesh, [Shard(0)]).requires_grad_()
     mse_loss(sharded, DTensor.from_local(torch.zeros_like(rows), mesh, [Shard(0)])).backward()
 
-    difference = float((sharded.grad.full_tensor() - whole.grad).abs().max())
+    gradient = sharded.grad.full_tensor()
+    difference = float((gradient - whole.grad).abs().max())
     if rank == 0:
         print("one device:", whole.grad.flatten().tolist())
-        print("sharded:   ", sharded.grad.full_tensor().flatten().tolist())
+        print("sharded:   ", gradient.flatten().tolist())
         print("max difference", difference)
     dist.barrier()
     dist.destroy_process_group()

@@ -1,0 +1,273 @@
+"""What an entry of known.toml may ask of a scenario (`needs`) and of its first divergence (`shows`), by name.
+
+To put an issue on file that needs a new one, add a function and its name to one of the two tables at the end.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import accumulate
+from math import prod
+
+from equivcheck.oracle.verdict import Divergence
+from equivcheck.scenario import (
+    DDP,
+    FSDP1,
+    FSDP2,
+    SPMD,
+    Adam,
+    ClipNorm,
+    ClipValue,
+    Distribution,
+    Implementation,
+    Layer,
+    Loss,
+    Model,
+    Norm,
+    NormType,
+    Precision,
+    Scenario,
+    ShardingStrategy,
+    Split,
+    Spread,
+    TensorParallel,
+    Wrapping,
+)
+from equivcheck.scenario.mesh import DP, REPLICATE, SHARD, TP
+
+FLAT_ALIGNMENT = 16
+"""Bytes that `FullyShardedDataParallel` aligns original parameters to in a flat one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Parameter:
+    layer: int
+    shape: tuple[int, ...]
+    trained: bool
+
+
+def _parameters(model: Model) -> Iterator[_Parameter]:
+    """Every parameter once, in the order of `named_parameters`."""
+    for index, layer in enumerate(model.layers):
+        for shape in _shapes(layer, model.inputs(index)):
+            yield _Parameter(layer=index, shape=shape, trained=not layer.frozen)
+
+
+def _shapes(layer: Layer, inputs: int) -> Iterator[tuple[int, ...]]:
+    if layer.norm is not None:
+        yield (inputs,)
+    if layer.norm is Norm.LAYER:
+        yield (inputs,)
+    if layer.shares is None:
+        yield (layer.width, inputs)
+    if layer.bias:
+        yield (layer.width,)
+    if layer.side is not None:
+        yield (layer.width, inputs)
+
+
+def _some_rank_has_no_rows(size: int, ranks: int) -> bool:
+    """Whether `torch.chunk` leaves the last rank nothing of a dim."""
+    return -(-size // ranks) * (ranks - 1) >= size
+
+
+def gradient_has_an_empty_shard(scenario: Scenario) -> bool:
+    """A gradient that is a DTensor is cut along a dim so short that some rank holds nothing of it."""
+    return any(_some_rank_has_no_rows(size, ranks) for size, ranks in _cuts(scenario))
+
+
+def _cuts(scenario: Scenario) -> Iterator[tuple[int, int]]:
+    """The size of each dim along which the gradient of a parameter is cut, and over how many ranks."""
+    parameters = [parameter for parameter in _parameters(scenario.training.model) if parameter.trained]
+    mesh = scenario.layout.mesh
+    for parallelism in scenario.layout.parallelisms:
+        if isinstance(parallelism, TensorParallel):
+            yield from ((size, mesh.size(TP)) for size in _cut_by_tensor_parallel(scenario.training.model, parallelism))
+        elif isinstance(parallelism, FSDP2) or _is_sharded_by_rows(parallelism):
+            yield from ((parameter.shape[0], mesh.size(DP, SHARD)) for parameter in parameters)
+
+
+def _cut_by_tensor_parallel(model: Model, parallelism: TensorParallel) -> Iterator[int]:
+    for index, (layer, plan) in enumerate(zip(model.layers, parallelism.plan, strict=True)):
+        if plan.split is not Split.REPLICATED and not layer.frozen:
+            yield layer.width if plan.split is Split.COLUMN else model.inputs(index)
+
+
+def _is_sharded_by_rows(parallelism: object) -> bool:
+    return isinstance(parallelism, SPMD) and parallelism.distribution is Distribution.FULLY_SHARD
+
+
+def sharded_by_rows(scenario: Scenario) -> bool:
+    """DTensor SPMD with parameters sharded by their first dim."""
+    return any(map(_is_sharded_by_rows, scenario.layout.parallelisms))
+
+
+def rank_without_gradients(scenario: Scenario) -> bool:
+    """Some rank of an FSDP1 that keeps original parameters holds no element of a trained one."""
+    return any(
+        _some_rank_has_nothing_trained(scenario, parallelism.wrapping)
+        for parallelism in scenario.layout.parallelisms
+        if isinstance(parallelism, FSDP1)
+        and parallelism.use_orig_params
+        and parallelism.strategy is not ShardingStrategy.NO_SHARD
+    )
+
+
+def _some_rank_has_nothing_trained(scenario: Scenario, wrapping: Wrapping) -> bool:
+    training, ranks = scenario.training, scenario.layout.mesh.size(DP, SHARD)
+    parameters = list(_parameters(training.model))
+    units = [parameters] if wrapping is Wrapping.WHOLE else _by_layer(parameters)
+    alignment = FLAT_ALIGNMENT // (4 if training.precision is Precision.FLOAT32 else 8)
+    holders = {rank for unit in units for rank in _holders(unit, ranks, alignment)}
+    return len(holders) < ranks
+
+
+def _by_layer(parameters: list[_Parameter]) -> list[list[_Parameter]]:
+    layers = sorted({parameter.layer for parameter in parameters})
+    return [[parameter for parameter in parameters if parameter.layer == layer] for layer in layers]
+
+
+def _holders(unit: list[_Parameter], ranks: int, alignment: int) -> Iterator[int]:
+    """The ranks that hold an element of a trained parameter of a unit, each parameter aligned and all cut evenly."""
+    sizes = [prod(parameter.shape) for parameter in unit]
+    aligned = [-(-size // alignment) * alignment for size in sizes[:-1]]
+    starts = list(accumulate(aligned, initial=0))
+    share = -(-(starts[-1] + sizes[-1]) // ranks)
+    for parameter, start, size in zip(unit, starts, sizes, strict=True):
+        if parameter.trained:
+            yield from range(start // share, (start + size - 1) // share + 1)
+
+
+def replicas_of_one_shard(scenario: Scenario) -> bool:
+    """FSDP1 with a hybrid strategy where the axis of shards has one rank and that of replicas several."""
+    mesh = scenario.layout.mesh
+    hybrid = any(
+        isinstance(parallelism, FSDP1) and parallelism.strategy.is_hybrid for parallelism in scenario.layout.parallelisms
+    )
+    return hybrid and mesh.size(SHARD) == 1 and mesh.size(REPLICATE) > 1
+
+
+def frozen_sequence_parallel_norm(scenario: Scenario) -> bool:
+    """Tensor parallelism with a frozen norm whose input lies by rows."""
+    return bool(_frozen_norms(scenario))
+
+
+def _frozen_norms(scenario: Scenario) -> set[int]:
+    """The layers whose norms those are."""
+    layers = scenario.training.model.layers
+    found: set[int] = set()
+    for parallelism in scenario.layout.parallelisms:
+        if isinstance(parallelism, TensorParallel):
+            spreads = (Spread.WHOLE, *(plan.output for plan in parallelism.plan))
+            found |= {
+                index
+                for index, (layer, spread) in enumerate(zip(layers, spreads, strict=False))
+                if layer.norm is not None and layer.frozen and spread is Spread.ROWS
+            }
+    return found
+
+
+def column_of_one_on_one_rank(scenario: Scenario) -> bool:
+    """Tensor parallelism on one rank with a column-parallel layer of one output and a trained bias."""
+    if scenario.layout.mesh.size(TP) != 1:
+        return False
+    return any(
+        plan.split is Split.COLUMN and layer.width == 1 and layer.bias and not layer.frozen
+        for parallelism in scenario.layout.parallelisms
+        if isinstance(parallelism, TensorParallel)
+        for layer, plan in zip(scenario.training.model.layers, parallelism.plan, strict=True)
+    )
+
+
+def static_graph_without_sync(scenario: Scenario) -> bool:
+    """DDP with a static graph whose first backward runs under `no_sync`."""
+    return len(scenario.training.data.microbatches) > 1 and any(
+        isinstance(parallelism, DDP) and parallelism.static_graph and parallelism.no_sync
+        for parallelism in scenario.layout.parallelisms
+    )
+
+
+def rms_norm_after_a_layer(scenario: Scenario) -> bool:
+    """An RMSNorm gets what a linear computed."""
+    return any(layer.norm is Norm.RMS for layer in scenario.training.model.layers[1:])
+
+
+def mean_squared_error(scenario: Scenario) -> bool:
+    """The loss is the mean squared error."""
+    return scenario.training.loss is Loss.MSE_MEAN
+
+
+def inf_norm(scenario: Scenario) -> bool:
+    """Gradients are clipped by their largest element."""
+    clipping = scenario.training.clipping
+    return isinstance(clipping, ClipNorm) and clipping.norm_type is NormType.INF
+
+
+def fused_adam(scenario: Scenario) -> bool:
+    """The optimizer is Adam or AdamW in its fused implementation."""
+    optimizer = scenario.training.optimizer
+    return isinstance(optimizer, Adam) and optimizer.implementation is Implementation.FUSED
+
+
+def clipping_by_value(scenario: Scenario) -> bool:
+    """Gradients are clipped element by element."""
+    return isinstance(scenario.training.clipping, ClipValue)
+
+
+def several_data_ranks(scenario: Scenario) -> bool:
+    """The batch is spread over more than one rank."""
+    return scenario.layout.num_data_ranks > 1
+
+
+def times_data_ranks(scenario: Scenario, divergence: Divergence) -> bool:
+    """The value is the expected one times the number of data ranks, to 5 % of what it is off by."""
+    expected, actual = float(divergence.expected), float(divergence.actual)
+    return abs(actual - scenario.layout.num_data_ranks * expected) <= 0.05 * abs(actual - expected)
+
+
+def of_a_matrix(_scenario: Scenario, divergence: Divergence) -> bool:
+    """The tensor has two dims, so that it can be laid out in more than one way."""
+    return len(divergence.index) == 2
+
+
+def norm_of_an_earlier_step(_scenario: Scenario, divergence: Divergence) -> bool:
+    """The norm, right at the first step, is too large at a later one."""
+    return divergence.step > 0 and divergence.tensor == "norm" and float(divergence.actual) > float(divergence.expected)
+
+
+def on_frozen_sequence_parallel_norm(scenario: Scenario, divergence: Divergence) -> bool:
+    """The tensor is a parameter of a frozen norm whose input lies by rows."""
+    match = re.fullmatch(r"layers\.(\d+)\.norm\.(weight|bias)", divergence.tensor)
+    return match is not None and int(match[1]) in _frozen_norms(scenario)
+
+
+def _by_name(*functions: Callable[..., bool]) -> dict[str, Callable[..., bool]]:
+    return {function.__name__: function for function in functions}
+
+
+NEEDS: dict[str, Callable[[Scenario], bool]] = _by_name(
+    clipping_by_value,
+    column_of_one_on_one_rank,
+    frozen_sequence_parallel_norm,
+    fused_adam,
+    gradient_has_an_empty_shard,
+    inf_norm,
+    mean_squared_error,
+    rank_without_gradients,
+    replicas_of_one_shard,
+    rms_norm_after_a_layer,
+    several_data_ranks,
+    sharded_by_rows,
+    static_graph_without_sync,
+)
+"""What an issue may ask of a scenario."""
+
+SHOWS: dict[str, Callable[[Scenario, Divergence], bool]] = _by_name(
+    norm_of_an_earlier_step,
+    of_a_matrix,
+    on_frozen_sequence_parallel_norm,
+    times_data_ranks,
+)
+"""What an issue may ask of the first divergence."""
