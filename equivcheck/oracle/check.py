@@ -11,7 +11,7 @@ from equivcheck.layouts.program import rank_program
 from equivcheck.layouts.registry import unsupported
 from equivcheck.oracle.compare import compare
 from equivcheck.oracle.known import known_issue
-from equivcheck.oracle.reference import confirming_reference, reference
+from equivcheck.oracle.reference import confirming_reference, noise_limit, reference
 from equivcheck.oracle.verdict import Divergence, Outcome, Verdict
 from equivcheck.scenario import Scenario
 from equivcheck.tally import record
@@ -61,16 +61,20 @@ def _judge(scenario: Scenario, world: str | Ranks, deadline: float, alter: Calla
 def _compared(scenario: Scenario, world: str, traces: tuple[Trace, ...]) -> Verdict:
     expected = reference(scenario.training)
     found = compare(expected, traces)
+    doubt = expected.doubt
     if found.divergences:
-        expected = confirming_reference(scenario.training)
+        expected = confirming_reference(scenario.training, scenario.layout.num_data_ranks)
         found = compare(expected, traces)
+        if doubt and found.largest_share < noise_limit(scenario.training):
+            # What differs is as small as the noise for which the reference is in doubt: neither a pass nor a finding.
+            found = replace(found, divergences=())
     verdict = Verdict(outcome=Outcome.EQUIVALENT, scenario=scenario, world=world, worst_error=found.worst_error)
     if found.divergences:
         first = found.divergences[0]
         followers = tuple(_place(other) for other in found.divergences[1 : 1 + MAX_FOLLOWERS])
         return replace(verdict, outcome=Outcome.DIVERGED, reason=_sentence(first), divergence=first, followers=followers)
-    if expected.doubt:
-        return replace(verdict, outcome=Outcome.INCONCLUSIVE, reason=expected.doubt)
+    if doubt or expected.doubt:
+        return replace(verdict, outcome=Outcome.INCONCLUSIVE, reason=doubt or expected.doubt)
     return verdict
 
 

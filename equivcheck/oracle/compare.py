@@ -24,6 +24,8 @@ class Comparison:
     """In order of step, phase and tensor; empty when the traces are equivalent."""
     worst_error: float
     """The largest error of a value over all tensors, in units of tolerance."""
+    largest_share: float
+    """The largest error of a tensor that differs, over the largest of its kind; infinite for other differences."""
 
 
 def compare(reference: Reference, traces: Sequence[Trace]) -> Comparison:
@@ -31,7 +33,7 @@ def compare(reference: Reference, traces: Sequence[Trace]) -> Comparison:
     ranks = [moments(trace) for trace in traces]
     assembler = Assembler()
     divergences: list[Divergence] = []
-    worst = 0.0
+    worst = share = 0.0
     for index, expected in enumerate(reference.moments):
         snapshots = _snapshots([rank[index] for rank in ranks], expected.phase)
         assembled = assembler.assemble(expected, snapshots)
@@ -39,7 +41,16 @@ def compare(reference: Reference, traces: Sequence[Trace]) -> Comparison:
         worst = max(worst, float(errors.max(initial=0.0)))
         if wrong.any() or assembled.misfits:
             divergences += _describe(expected, assembled, errors, wrong, snapshots)
-    return Comparison(divergences=tuple(divergences), worst_error=worst)
+            share = max(share, _share(expected, assembled, errors, wrong))
+    return Comparison(divergences=tuple(divergences), worst_error=worst, largest_share=share)
+
+
+def _share(expected: Expected, assembled: Assembled, errors: Vector, wrong: Flags) -> float:
+    """How much of the largest tensor of its kind the largest error is."""
+    if assembled.misfits:
+        return float("inf")
+    sizes = errors[wrong] * expected.tolerances[wrong]
+    return float((sizes / np.maximum(expected.scales[wrong], np.finfo(np.float64).tiny)).max())
 
 
 def _snapshots(found: list[Moment], phase: Phase) -> list[Snapshot]:

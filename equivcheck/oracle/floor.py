@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import repeat
 
 import numpy as np
 import torch
@@ -17,13 +18,15 @@ from equivcheck.oracle.tensors import Numbers, Table, Vector, full_vector, norms
 from equivcheck.oracle.verdict import Phase
 from equivcheck.scenario import Training
 from equivcheck.train.ensemble import EnsembleTrace, train_ensemble
+from equivcheck.train.loop import train
 from equivcheck.train.material import Batch, material
+from equivcheck.train.setup import single_device
 from equivcheck.train.trace import Trace
 
-NUM_PERTURBATIONS = 4
-"""Perturbed runs of the reference; enough for tensors of many elements (no false alarm in 400 honest runs at a factor of 3)."""
+NUM_PERTURBATIONS = 8
+"""Perturbed runs of the reference; four are enough for tensors of many elements (no false alarm in 400 honest runs)."""
 NUM_CONFIRMATIONS = 32
-"""Further runs before a divergence is believed: of a scalar, all four samples of noise are tiny once in some thousand scenarios."""
+"""Further runs before a divergence is believed: of a scalar, a few samples of noise are all tiny now and then."""
 FACTOR = 4.0
 """Tolerance over spread. The error of honest runs was at most 1.24 (float64), 1.60 (float32) and 2.41 (bfloat16) spreads."""
 ABSOLUTE = 4.0
@@ -52,10 +55,12 @@ class Expected:
     """Largest accepted norm of the error of each tensor."""
     scales: Vector
     """Largest norm among the tensors of the same kind: what a tolerance is small or large against."""
+    shifts: Vector
+    """Norm of what the same training is off by when it is computed on one device in another order."""
 
 
 def perturbed(training: Training, num_copies: int) -> EnsembleTrace:
-    """What copies of the reference leave, each with material of its own moved by one unit in the last place; all in one pass."""
+    """What copies of the reference leave in one pass: one as it is, then `num_copies` moved by one unit in the last place."""
     generator = np.random.default_rng((training.seed, num_copies))
     original = material(training)
     parameters = {name: _perturb(values, num_copies, generator) for name, values in original.parameters.items()}
@@ -63,9 +68,23 @@ def perturbed(training: Training, num_copies: int) -> EnsembleTrace:
     return train_ensemble(training, parameters, steps)
 
 
+def split_trace(training: Training, num_parts: int) -> Trace:
+    """The reference with each microbatch cut into equal parts whose gradients are accumulated: how data parallelism sums."""
+    steps = [[part for batch in step for part in _parts(batch, num_parts)] for step in material(training).steps]
+    return train(single_device(training), steps)
+
+
+def _parts(batch: Batch, num_parts: int) -> Iterator[Batch]:
+    inputs, targets = (values.chunk(num_parts) for values in (batch.inputs, batch.targets))
+    for part, rows in enumerate(inputs):
+        masks = tuple(None if mask is None else mask.chunk(num_parts)[part] for mask in batch.masks)
+        yield Batch(inputs=rows, targets=targets[part], masks=masks)
+
+
 def _perturb(values: torch.Tensor, num_copies: int, generator: np.random.Generator) -> torch.Tensor:
     numbers = values.numpy()
-    factors = 1.0 + np.finfo(numbers.dtype).eps * generator.uniform(-1.0, 1.0, (num_copies, *numbers.shape))
+    factors = 1.0 + np.finfo(numbers.dtype).eps * generator.uniform(-1.0, 1.0, (1 + num_copies, *numbers.shape))
+    factors[0] = 1.0
     return torch.from_numpy(numbers * factors.astype(numbers.dtype))
 
 
@@ -74,16 +93,22 @@ def _perturb_batch(batch: Batch, num_copies: int, generator: np.random.Generator
     return Batch(inputs=inputs, targets=targets, masks=batch.masks)
 
 
-def expected_moments(training: Training, reference: Trace, copies: EnsembleTrace) -> tuple[Expected, ...]:
-    """Every moment of the reference with its tolerances."""
+def expected_moments(
+    training: Training, reference: Trace, copies: EnsembleTrace, other: Trace | None = None
+) -> tuple[Expected, ...]:
+    """Every moment of the reference with its tolerances.
+
+    What it is off by under `other`, the same training summed in another order, counts as spread.
+    """
     eps = float(np.finfo(np.dtype(training.precision.value)).eps)
     tables: dict[int, Table] = {}
     found = []
-    for moment, moved in zip(moments(reference), _moved(copies), strict=True):
+    others = repeat(None) if other is None else moments(other)
+    for moment, moved, again in zip(moments(reference), _moved(copies), others, strict=other is not None):
         pieces = moment.snapshot.pieces
         if id(pieces) not in tables:
             tables[id(pieces)] = table_of(pieces)
-        found.append(_expected(moment, tables[id(pieces)], moved, eps))
+        found.append(_expected(moment, tables[id(pieces)], eps, _noise(moment, tables[id(pieces)], moved, again)))
     return tuple(found)
 
 
@@ -101,12 +126,26 @@ def _moved(copies: EnsembleTrace) -> Iterator[Numbers | None]:
     yield None
 
 
-def _expected(moment: Moment, table: Table, moved: Numbers | None, eps: float) -> Expected:
+def _noise(moment: Moment, table: Table, moved: Numbers | None, again: Moment | None) -> tuple[Vector, Vector]:
+    """How far each tensor moves at most when its inputs do, and how far when only the order of arithmetic changes."""
+    if moved is None:
+        return np.zeros(len(table.names)), np.zeros(len(table.names))
+    present = moment.snapshot.present
+    values, copies = (full_vector(table, present, numbers) for numbers in (moment.snapshot.values, moved))
+    with np.errstate(invalid="ignore", over="ignore"):
+        spread, shift = norms(table, copies[1:] - copies[0]).max(axis=0), norms(table, copies[0] - values)
+        if again is None:
+            return spread, shift
+        reordered = norms(table, full_vector(table, present, again.snapshot.values) - values)
+    return np.maximum(spread, np.maximum(shift, reordered)), shift
+
+
+def _expected(moment: Moment, table: Table, eps: float, noise: tuple[Vector, Vector]) -> Expected:
     snapshot = moment.snapshot
     values = full_vector(table, snapshot.present, snapshot.values)
     own = norms(table, values)
     scales = _scales(moment.phase, table, own)
-    spread = np.zeros(len(own)) if moved is None else _spread(table, values, full_vector(table, snapshot.present, moved))
+    spread, shifts = noise
     return Expected(
         step=moment.step,
         phase=moment.phase,
@@ -117,14 +156,8 @@ def _expected(moment: Moment, table: Table, moved: Numbers | None, eps: float) -
         norms=own,
         tolerances=FACTOR * np.maximum(spread, eps * own) + ABSOLUTE * eps * scales,
         scales=scales,
+        shifts=shifts,
     )
-
-
-def _spread(table: Table, values: Vector, moved: Numbers) -> Vector:
-    """How far each tensor moves at most."""
-    with np.errstate(invalid="ignore", over="ignore"):
-        spread: Vector = norms(table, moved - values).max(axis=0)
-    return spread
 
 
 def _scales(phase: Phase, table: Table, own: Vector) -> Vector:

@@ -7,7 +7,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from equivcheck.oracle.floor import NUM_CONFIRMATIONS, NUM_PERTURBATIONS, Expected, expected_moments, perturbed
+from equivcheck.oracle.floor import NUM_CONFIRMATIONS, NUM_PERTURBATIONS, Expected, expected_moments, perturbed, split_trace
 from equivcheck.oracle.verdict import Phase
 from equivcheck.scenario import Training
 from equivcheck.train.loop import train
@@ -31,19 +31,31 @@ class Reference:
 @lru_cache(maxsize=KEPT_REFERENCES)
 def reference(training: Training) -> Reference:
     """Run a training on one device, and again with perturbed inputs for its noise floor."""
-    return _reference(training, NUM_PERTURBATIONS)
+    with one_thread():
+        found = expected_moments(training, train(single_device(training)), perturbed(training, NUM_PERTURBATIONS))
+    return Reference(found, doubt_about(training, found))
 
 
 @lru_cache(maxsize=KEPT_REFERENCES)
-def confirming_reference(training: Training) -> Reference:
-    """The same with a noise floor from many more perturbed runs; what decides before a divergence is reported."""
-    return _reference(training, NUM_PERTURBATIONS + NUM_CONFIRMATIONS)
+def confirming_reference(training: Training, num_parts: int) -> Reference:
+    """The same with a noise floor that decides before a divergence is reported.
 
-
-def _reference(training: Training, num_perturbations: int) -> Reference:
+    It comes from many more perturbed runs, and from other orders of arithmetic on one device, among them that of data parallelism
+    over `num_parts` ranks: a gradient that is zero by cancellation inside an operation moves with those, not with its inputs.
+    """
     with one_thread():
-        found = expected_moments(training, train(single_device(training)), perturbed(training, num_perturbations))
+        found = expected_moments(
+            training,
+            train(single_device(training)),
+            perturbed(training, NUM_PERTURBATIONS + NUM_CONFIRMATIONS),
+            split_trace(training, num_parts),
+        )
     return Reference(found, doubt_about(training, found))
+
+
+def noise_limit(training: Training) -> float:
+    """The share of a tensor's kind below which a difference is less than half of the digits: the square root of eps."""
+    return float(np.sqrt(np.finfo(np.dtype(training.precision.value)).eps))
 
 
 def doubt_about(training: Training, found: tuple[Expected, ...]) -> str:
@@ -52,7 +64,17 @@ def doubt_about(training: Training, found: tuple[Expected, ...]) -> str:
         return "the reference has values that are not finite"
     if not any(moment.norms.any() for moment in found if moment.phase is Phase.GRADIENT):
         return "every gradient of the reference is zero"
-    return _noise(training, found)
+    return _noise(training, found) or _disagreement(found)
+
+
+def _disagreement(found: tuple[Expected, ...]) -> str:
+    """Name the tensor that an independent way of running the same training finds elsewhere than rounding allows."""
+    for moment in found:
+        far = np.flatnonzero(moment.shifts > moment.tolerances)
+        if len(far):
+            name = moment.table.names[int(far[0])]
+            return f"two ways to compute {name} on one device disagree at step {moment.step} ({moment.phase.value})"
+    return ""
 
 
 def _noise(training: Training, found: tuple[Expected, ...]) -> str:
@@ -60,7 +82,7 @@ def _noise(training: Training, found: tuple[Expected, ...]) -> str:
 
     Loss and norm are left out: a loss may be zero by cancellation, and has no other of its kind to be small against.
     """
-    limit = float(np.sqrt(np.finfo(np.dtype(training.precision.value)).eps))
+    limit = noise_limit(training)
     for moment in found:
         noisy = np.flatnonzero(moment.tolerances > limit * moment.scales)
         if moment.phase is not Phase.LOSS and len(noisy):

@@ -32,15 +32,15 @@ class _Run:
         return snapshot(self.slots, self.pieces, [slot.parameter for slot in self.slots])
 
 
-def train(setup: Setup) -> Trace:
-    """Train as the setup says and keep what every step leaves."""
+def train(setup: Setup, steps: Sequence[Sequence[Batch]] | None = None) -> Trace:
+    """Train as the setup says, on the training's own microbatches unless others are given, and keep what every step leaves."""
     training, slots = setup.training, setup.find_slots(setup.model)
     pieces = tuple(piece for slot in slots for piece in slot.pieces)
     optimizer = setup.build_optimizer(training, [(slot.pieces[0].name, slot.parameter) for slot in slots])
     run = _Run(setup, slots, pieces, optimizer)
     schedule = build_schedule(training.schedule, optimizer)
     kept = []
-    for index, microbatches in enumerate(material(training).steps):
+    for index, microbatches in enumerate(material(training).steps if steps is None else steps):
         kept.append(_step(run, microbatches, index))
         if schedule is not None:
             schedule.step()

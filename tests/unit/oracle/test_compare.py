@@ -53,7 +53,7 @@ def only(comparison: Comparison) -> tuple[int, Phase, str, Difference, int]:
 
 def test_equal_traces_do_not_differ(trace: Trace) -> None:
     """The reference agrees with itself on two ranks, without any error."""
-    assert compare(reference(TRAINING), [trace] * 2) == Comparison(divergences=(), worst_error=0.0)
+    assert compare(reference(TRAINING), [trace] * 2) == Comparison(divergences=(), worst_error=0.0, largest_share=0.0)
 
 
 def test_a_change_of_a_few_roundings_is_within_tolerance(trace: Trace) -> None:

@@ -15,11 +15,13 @@ from equivcheck.scenario import (
     FSDP1,
     FSDP2,
     SPMD,
+    AdamW,
     Axis,
     ClipNorm,
     ClipValue,
     Data,
     Distribution,
+    Implementation,
     Layer,
     LayerPlan,
     Layout,
@@ -60,6 +62,9 @@ def scenario(parallelism: Parallelism, *layers: Layer, sizes: tuple[int, ...] = 
 
 
 NORMED = Layer(width=2, norm=Norm.LAYER)
+CROSSED = (Layer(width=3), Layer(width=8))
+"""Sharded by rows on two ranks, the gradient of the second weight comes back as a transposed product."""
+FUSED = {"optimizer": AdamW(implementation=Implementation.FUSED), "loss": Loss.LINEAR_SUM}
 FALLING = {"clipping": INF, "precision": FLOAT32, "steps": 5}
 SHOWN = {
     "dtensor_mse_loss_mean": (
@@ -112,6 +117,13 @@ SHOWN = {
             scenario(COLUMN, Layer(width=2), sizes=(1,)),
             scenario(COLUMN, ONE_WEIGHT, sizes=(1,)),
             scenario(TensorParallel(plan=(*COLUMN.plan, LayerPlan())), Layer(width=1, frozen=True), Layer(width=2), sizes=(1,)),
+        ],
+    ),
+    "fused_adam_strided_gradient": (
+        scenario(FULLY_SHARD, *CROSSED, features=8, **FUSED),
+        [
+            scenario(FULLY_SHARD, *CROSSED, features=8, optimizer=AdamW(), loss=Loss.LINEAR_SUM),
+            scenario(FSDP2(), *CROSSED, features=8, **FUSED),
         ],
     ),
     "ddp_static_graph_no_sync": (

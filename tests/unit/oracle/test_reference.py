@@ -36,7 +36,7 @@ def test_tolerance_is_some_units_in_the_last_place(precision: Precision) -> None
 
 def test_more_perturbations_raise_the_floor_a_little() -> None:
     """The many runs that confirm a divergence estimate the same spread as the few before them."""
-    quick, sure = reference(TRAINING), confirming_reference(TRAINING)
+    quick, sure = reference(TRAINING), confirming_reference(TRAINING, 2)
 
     for few, many in zip(quick.moments, sure.moments, strict=True):
         assert (many.tolerances >= 0.5 * few.tolerances).all()
@@ -55,7 +55,8 @@ def test_a_dead_network_proves_nothing() -> None:
 
     doubts = {reference(replace(often_dead, seed=seed)).doubt for seed in range(20)}
 
-    assert doubts == {"", "every gradient of the reference is zero"}
+    assert "every gradient of the reference is zero" in doubts
+    assert len(doubts) > 1
 
 
 def test_a_floor_of_more_than_half_the_digits_proves_nothing() -> None:
