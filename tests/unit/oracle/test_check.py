@@ -1,0 +1,151 @@
+"""Tests for `check`: each outcome, from the simplest scenario that gives it."""
+
+import os
+import signal
+from dataclasses import replace
+
+import pytest
+import torch.distributed as dist
+
+from equivcheck import NotEquivalent, Outcome, Scenario, UsageError, check
+from equivcheck.layouts.program import rank_program
+from equivcheck.oracle.verdict import Phase
+from equivcheck.scenario import DDP, SGD, Axis, Data, Layer, Layout, Mesh, Model, Training
+from equivcheck.tally import take
+from equivcheck.train.setup import Setup
+from equivcheck.train.trace import Trace
+from equivcheck.worlds.failure import FailureKind, RankState
+from equivcheck.worlds.pool import ranks
+
+TRAINING = Training(model=Model(features=2, layers=(Layer(width=2), Layer(width=1))), data=Data(microbatches=(4, 2)), steps=2)
+LAYOUT = Layout(mesh=Mesh(axes=(Axis(name="dp", size=2),)), parallelisms=(DDP(),))
+SCENARIO = Scenario(training=TRAINING, layout=LAYOUT)
+
+
+def double_the_gradients(setup: Setup) -> None:
+    """Make every rank's gradients twice as large."""
+    setup.loss_scale *= 2
+    setup.before_update.append(lambda optimizer, step: [p.grad.mul_(2) for p in setup.model.parameters()])  # type: ignore[union-attr]
+
+
+def raise_on_rank_one(setup: Setup) -> None:
+    """Raise on one rank before it communicates."""
+    if dist.get_rank() == 1:
+        raise RuntimeError("out of cheese")
+
+
+def kill_rank_one(setup: Setup) -> None:
+    """Kill the process of one rank before it communicates."""
+    if dist.get_rank() == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def spin_on_rank_one(setup: Setup) -> None:
+    """Let one rank wait for what nobody sends."""
+    if dist.get_rank() == 1:
+        dist.barrier()
+
+
+def test_a_right_training_is_equivalent() -> None:
+    """The verdict of a scenario that computes the same says so, with how close it was and how long it took."""
+    verdict = check(SCENARIO)
+
+    assert verdict.outcome is Outcome.EQUIVALENT
+    assert 0 <= verdict.worst_error < 1
+    assert verdict.seconds > 0
+    verdict.assert_equivalent()
+
+
+def test_a_wrong_training_has_diverged() -> None:
+    """The first divergence is named with both values, and `assert_equivalent` raises it with a scenario to paste."""
+    verdict = check(SCENARIO, alter=double_the_gradients)
+
+    assert verdict.outcome is Outcome.DIVERGED
+    assert verdict.divergence is not None
+    assert (verdict.divergence.step, verdict.divergence.phase) == (0, Phase.GRADIENT)
+    assert float(verdict.divergence.actual) == pytest.approx(2 * float(verdict.divergence.expected))
+    assert verdict.followers
+    with pytest.raises(NotEquivalent, match=r"Scenario\(training="):
+        verdict.assert_equivalent()
+
+
+@pytest.mark.parametrize("world", ["sim", "gloo"])
+def test_a_rank_that_raises_is_a_crash(world: str) -> None:
+    """The verdict has the error of the rank that raised, and the same ranks are right again in the next check."""
+    verdict = check(SCENARIO, world=world, alter=raise_on_rank_one)
+
+    assert verdict.outcome is Outcome.CRASHED
+    assert verdict.failure is not None
+    assert verdict.failure.kind is FailureKind.RAISED
+    assert verdict.failure.reports[1].error == "RuntimeError: out of cheese"
+    assert check(SCENARIO, world=world).outcome is Outcome.EQUIVALENT
+
+
+def test_a_killed_rank_costs_one_verdict() -> None:
+    """A process that is killed mid-check is a crash that names the signal; the next check runs on fresh ranks."""
+    assert check(SCENARIO, world="gloo").outcome is Outcome.EQUIVALENT
+
+    verdict = check(SCENARIO, world="gloo", alter=kill_rank_one)
+
+    assert verdict.outcome is Outcome.CRASHED
+    assert verdict.failure is not None
+    assert verdict.failure.reports[1].state is RankState.DIED
+    assert "SIGKILL" in verdict.failure.reports[1].error
+    assert check(SCENARIO, world="gloo").outcome is Outcome.EQUIVALENT
+
+
+@pytest.mark.parametrize("world", ["sim", "gloo"])
+def test_ranks_that_wait_for_each_other_are_a_hang(world: str) -> None:
+    """One rank in a collective that the others never enter is a hang, at once in sim and at the deadline elsewhere."""
+    verdict = check(SCENARIO, world=world, alter=spin_on_rank_one, deadline=2.0)
+
+    assert verdict.outcome is Outcome.HUNG
+    assert verdict.failure is not None
+    assert "spin_on_rank_one" in verdict.failure.reports[1].stack
+    assert check(SCENARIO, world=world).outcome is Outcome.EQUIVALENT
+
+
+def test_what_a_layout_cannot_run_is_unsupported() -> None:
+    """A scenario beyond a declared limit is not run, and the reason is given."""
+    odd = replace(SCENARIO, training=replace(TRAINING, data=Data(microbatches=(3,))))
+
+    verdict = check(odd)
+
+    assert verdict.outcome is Outcome.UNSUPPORTED
+    assert "rows are a multiple of the data-parallel ranks" in verdict.reason
+
+
+def test_a_reference_in_doubt_is_inconclusive() -> None:
+    """Agreement with a reference that proves nothing is no pass."""
+    overflowing = replace(SCENARIO, training=replace(TRAINING, optimizer=SGD(lr=1e300)))
+
+    assert check(overflowing).outcome is Outcome.INCONCLUSIVE
+
+
+def test_a_world_that_does_not_exist_is_refused() -> None:
+    """The error lists the worlds that do."""
+    with pytest.raises(UsageError, match="'moon' does not exist; allowed: sim, gloo"):
+        check(SCENARIO, world="moon")
+
+
+def test_verdicts_are_tallied() -> None:
+    """Each check is counted under its layout, world and outcome, for the summary of a test run."""
+    before = take()
+    check(SCENARIO)
+    after = take()
+
+    assert sum(after.values()) == 1
+    assert sum(before.values()) >= 0
+
+
+def test_sim_repeats_itself_bit_for_bit() -> None:
+    """The same scenario leaves the same bits on every rank, time after time and with other seeds of the schedule."""
+
+    def bits(seed: int) -> list[bytes]:
+        traces: tuple[Trace, ...] = ranks("sim", 2).run(rank_program, SCENARIO, schedule_seed=seed).values
+        return [step.parameters.values.tobytes() + step.gradients.values.tobytes() for trace in traces for step in trace.steps]
+
+    first = bits(0)
+
+    assert bits(0) == first
+    assert bits(5) == first

@@ -1,0 +1,52 @@
+"""Tests for worlds by name and the public world."""
+
+import threading
+
+import pytest
+import torch.distributed as dist
+
+from equivcheck import UsageError, World
+from equivcheck.worlds.pool import WORLDS, close_worlds, ranks
+
+
+def rank_and_sum() -> tuple[int, int]:
+    """This rank and the sum over all."""
+    gathered: list[int] = [0] * dist.get_world_size()
+    dist.all_gather_object(gathered, dist.get_rank())
+    return dist.get_rank(), sum(gathered)
+
+
+@pytest.mark.parametrize("name", list(WORLDS))
+def test_a_world_runs_a_function_on_every_rank(name: str) -> None:
+    """Values come back in rank order, from ranks that can talk to each other."""
+    with World(name, size=3) as world:
+        assert world.run(rank_and_sum).values == ((0, 3), (1, 3), (2, 3))
+
+
+def test_a_simulated_world_runs_closures() -> None:
+    """In simulation any callable will do, as ranks share the process."""
+    offset = 10
+
+    with World("sim", size=2) as world:
+        assert world.run(lambda: offset + dist.get_rank()).values == (10, 11)
+
+
+@pytest.mark.parametrize(
+    ("name", "size", "text"), [("moon", 2, "'moon' does not exist; allowed: sim, gloo"), ("sim", 0, "0 ranks cannot run")]
+)
+def test_a_world_that_cannot_be_is_refused(name: str, size: int, text: str) -> None:
+    """The error says what is allowed."""
+    with pytest.raises(UsageError, match=text):
+        World(name, size=size)
+
+
+def test_ranks_are_kept_until_worlds_are_closed() -> None:
+    """Asking again gives the same ranks; after `close_worlds` no rank thread is left, and new ranks can be had."""
+    first = ranks("sim", 2)
+    assert ranks("sim", 2) is first
+    first.run(rank_and_sum)
+
+    close_worlds()
+
+    assert not [thread.name for thread in threading.enumerate() if thread.name.startswith("sim-rank")]
+    assert ranks("sim", 2).run(rank_and_sum).values == ((0, 1), (1, 1))
