@@ -24,7 +24,7 @@ def meshes(draw: DrawFn, *, names: tuple[str, ...] = (DP,), max_ranks: int = MAX
 
 @cache
 def meshes_of(names: tuple[str, ...], max_ranks: int) -> SearchStrategy[Mesh]:
-    """What `meshes` draws from. Two ranks along an axis, then four and three, come more often: most telling, and cheapest to run."""
+    """What `meshes` draws from. Two, then four and three ranks along an axis come more often: most telling, and cheap to run."""
     shapes = [shape for shape in itertools.product(range(1, max_ranks + 1), repeat=len(names)) if math.prod(shape) <= max_ranks]
     shapes.sort(key=lambda shape: (math.prod(shape), max(shape)))
     shapes += [shape for shape in shapes for _ in range(MORE_OFTEN.get(max(shape), 0)) if min(shape) > 1]

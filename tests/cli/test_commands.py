@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
-from unit.campaign import fakes
 
 from equivcheck import cli
 from equivcheck.campaign import isolated, plan
@@ -22,6 +21,7 @@ from equivcheck.findings.store import FindingStore
 from equivcheck.oracle.verdict import Outcome, Verdict
 from equivcheck.scenario import Scenario
 from equivcheck.scenario.codec import to_json
+from unit.campaign import fakes
 
 
 def run(*arguments: object, stdin: str | bytes | None = None) -> Result:

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
-from unit.campaign import fakes
 
 from equivcheck.campaign.events import KeptFinding, Started, Summary, Ticked
 from equivcheck.campaign.plan import Plan
@@ -21,6 +20,7 @@ from equivcheck.report.progress import ProgressLine, progress_text
 from equivcheck.report.summary_object import summary_object
 from equivcheck.report.tables import print_summary
 from equivcheck.report.words import in_words
+from unit.campaign import fakes
 
 PLAN = Plan(seconds=60.0, seed=7)
 DIVERGED = fakes.diverged(fakes.scenario(ranks=2, width=3))

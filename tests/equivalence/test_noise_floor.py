@@ -19,7 +19,7 @@ PARTS = 4
 @settings(max_examples=max(100, settings().max_examples), deadline=None)
 @given(trainings())
 def test_a_batch_split_as_a_layout_splits_it_is_within_the_floor(training: Training) -> None:
-    """The floor from perturbed inputs covers another order of summation, which it has not seen; unless the reference is in doubt."""
+    """The floor from perturbed inputs covers another order of summation that it has not seen."""
     rows = tuple(PARTS * rows for rows in training.data.microbatches)
     training = replace(training, data=Data(microbatches=rows), model=replace(training.model, counter=False))
     with one_thread():

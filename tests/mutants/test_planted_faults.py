@@ -6,10 +6,10 @@ from datetime import timedelta
 
 import pytest
 from hypothesis import HealthCheck, find, settings
-from mutants.planted import FAULTS, Fault
 
 from equivcheck import Outcome, Scenario, check
 from equivcheck.strategies import scenarios
+from mutants.planted import FAULTS, Fault
 
 SEARCH = settings(max_examples=2000, deadline=None, database=None, derandomize=True, suppress_health_check=list(HealthCheck))
 

@@ -1,7 +1,7 @@
 """Fused Adam on CPU updates the wrong elements when a gradient is not laid out in memory as its parameter is.
 
-The kernel walks through the memory of both. A transposed gradient is legal and right under the other implementations; DTensor leaves such
-gradients after a redistribution. Fused AdamW does the same.
+The kernel walks through the memory of both. A transposed gradient is legal, and right under the other implementations; DTensor
+leaves such gradients after a redistribution. Fused AdamW does the same.
 
     torchrun --standalone --nproc-per-node 1 fused_adam_strided_gradient.py
 

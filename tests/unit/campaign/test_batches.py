@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from hypothesis import strategies as st
-from unit.campaign import fakes
 
 from equivcheck.campaign.batches import Enough, Shows, batch_seed, run_batch
 from equivcheck.scenario import Scenario
+from unit.campaign import fakes
 
 SCENARIOS = st.builds(fakes.scenario, width=st.integers(1, 32), steps=st.integers(1, 5))
 

@@ -6,7 +6,6 @@ import os
 from pathlib import Path
 
 import pytest
-from unit.campaign import fakes
 
 from equivcheck.campaign.events import Event, KeptFinding, Started, Summary, Ticked
 from equivcheck.campaign.plan import Check, Plan
@@ -14,6 +13,7 @@ from equivcheck.campaign.supervisor import fuzz
 from equivcheck.findings.store import FindingStore, Kept
 from equivcheck.oracle.verdict import Outcome
 from equivcheck.worlds.failure import RankState
+from unit.campaign import fakes
 
 
 def plan(check: Check, **changes: object) -> Plan:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from unit.campaign import fakes
 
 from equivcheck.campaign.isolated import CheckerFailed, check_isolated
 from equivcheck.oracle.verdict import Outcome
+from unit.campaign import fakes
 
 SCENARIO = fakes.scenario(steps=5)
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import os
 
-from unit.campaign import fakes
-
 from equivcheck.campaign.recorder import Recorder
 from equivcheck.scenario import Scenario
+from unit.campaign import fakes
 
 
 def test_the_last_scenario_can_be_read_by_another_owner_of_the_file() -> None:

@@ -6,10 +6,10 @@ import math
 from dataclasses import replace
 
 import pytest
-from unit.campaign import fakes
 
 from equivcheck.campaign.tally import Durations, Tally
 from equivcheck.oracle.verdict import Outcome, Verdict
+from unit.campaign import fakes
 
 
 def verdict(outcome: Outcome, **values: str) -> Verdict:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from unit.campaign.fakes import diverged, scenario
 
 from equivcheck.findings.fingerprint import blur, fingerprint, kind_of_tensor
 from equivcheck.oracle.verdict import Difference, Outcome, Phase, Verdict
 from equivcheck.worlds.failure import Failure, FailureKind, RankReport, RankState
+from unit.campaign.fakes import diverged, scenario
 
 
 def crashed(*errors: str, world: str = "sim") -> Verdict:

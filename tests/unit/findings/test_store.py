@@ -9,7 +9,6 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from unit.campaign.fakes import diverged, scenario
 
 from equivcheck.errors import UsageError
 from equivcheck.findings import store as store_module
@@ -18,6 +17,7 @@ from equivcheck.findings.fingerprint import fingerprint
 from equivcheck.findings.size import size_of
 from equivcheck.findings.store import FindingStore, Kept, StoreFailed
 from equivcheck.scenario.codec import from_json
+from unit.campaign.fakes import diverged, scenario
 
 FILES = {"README.md", "environment.json", "scenario.json", "verdict.json"}
 

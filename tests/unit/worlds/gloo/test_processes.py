@@ -9,12 +9,12 @@ import sys
 from collections.abc import Callable
 
 import pytest
-from unit.worlds.gloo import programs
 
 from equivcheck.worlds.failure import RanksFailed
 from equivcheck.worlds.gloo import GlooRanks
 from equivcheck.worlds.gloo.fork_server import FORK_SERVER
 from equivcheck.worlds.spawn import run_spawned
+from unit.worlds.gloo import programs
 
 OPENING = """
 import os, sys, time

@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from unit.worlds.gloo import programs
 
 from equivcheck.errors import UsageError
 from equivcheck.worlds.failure import Failure, FailureKind, RanksFailed, RankState
 from equivcheck.worlds.gloo import GlooRanks
+from unit.worlds.gloo import programs
 
 
 def failure(ranks: GlooRanks, program: Callable[..., Any], *arguments: Any, deadline: float = 30.0) -> Failure:
