@@ -12,11 +12,12 @@ from itertools import repeat
 
 import numpy as np
 import torch
+from torch import nn
 
 from equivcheck.oracle.moments import Moment, moments
 from equivcheck.oracle.tensors import Numbers, Table, Vector, full_vector, norms, table_of
 from equivcheck.oracle.verdict import Phase
-from equivcheck.scenario import Training
+from equivcheck.scenario import ClipNorm, Training
 from equivcheck.train.ensemble import EnsembleTrace, train_ensemble
 from equivcheck.train.loop import train
 from equivcheck.train.material import Batch, material
@@ -69,9 +70,18 @@ def perturbed(training: Training, num_copies: int) -> EnsembleTrace:
 
 
 def split_trace(training: Training, num_parts: int) -> Trace:
-    """The reference with each microbatch cut into equal parts whose gradients are accumulated: how data parallelism sums."""
+    """The reference as data parallelism sums: each microbatch in equal parts, the norm over all gradients as one tensor."""
     steps = [[part for batch in step for part in _parts(batch, num_parts)] for step in material(training).steps]
-    return train(single_device(training), steps)
+    setup = single_device(training)
+    setup.clip_norm = _clip_flat
+    return train(setup, steps)
+
+
+def _clip_flat(_module: nn.Module, parameters: list[torch.Tensor], clipping: ClipNorm) -> torch.Tensor:
+    gradients = [parameter.grad.reshape(-1) for parameter in parameters if parameter.grad is not None]
+    norm: torch.Tensor = torch.linalg.vector_norm(torch.cat(gradients), float(clipping.norm_type.value))
+    nn.utils.clip_grads_with_norm_(parameters, clipping.max_norm, norm)
+    return norm
 
 
 def _parts(batch: Batch, num_parts: int) -> Iterator[Batch]:
