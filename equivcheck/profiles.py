@@ -6,8 +6,6 @@ Meant for the entry-point group ``hypothesis``: they exist as soon as Hypothesis
 
 from __future__ import annotations
 
-from hypothesis import settings
-
 PREFIX = "equivcheck-"
 """Keeps the installed profiles apart from those of the tests that they are used in."""
 
@@ -21,6 +19,9 @@ def register_profiles(prefix: str = PREFIX) -> None:
     `ci` derives from Hypothesis's own, the others from its default: what is set there holds. None has a deadline, as a check
     takes as long as its ranks need.
     """
+    # Not above: Hypothesis imports this module while it is being imported itself.
+    from hypothesis import settings
+
     default = settings.get_profile("default")
     settings.register_profile(
         f"{prefix}ci", settings.get_profile("ci"), max_examples=EXAMPLES["ci"], derandomize=True, database=None, deadline=None

@@ -159,7 +159,7 @@ class RMSprop(Optimizer):
     """`torch.optim.RMSprop`."""
 
     alpha: float = 0.99
-    """Smoothing of the squared gradient, 0 to 1."""
+    """Smoothing of the squared gradient, 0 to 1; strictly between where centered, or the variance would be rounding or 0."""
     eps: float = 1e-8
     """Added to the denominator, above 0."""
     momentum: float = 0.0
@@ -172,6 +172,8 @@ class RMSprop(Optimizer):
         require_between(self, "alpha", 0.0, 1.0)
         require_between(self, "momentum", 0.0, 1.0)
         require_positive(self, "eps")
+        if self.centered and self.alpha in (0.0, 1.0):
+            raise refuse(self, "alpha", "a number in (0, 1) where centered")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,8 +8,8 @@ from equivcheck.choice import Choice
 from equivcheck.scenario.clipping import Clipping
 from equivcheck.scenario.data import Data
 from equivcheck.scenario.model import Model
-from equivcheck.scenario.optimizer import SGD, Optimizer
-from equivcheck.scenario.ranges import require_between, require_not_negative, require_positive
+from equivcheck.scenario.optimizer import SGD, Optimizer, Rprop
+from equivcheck.scenario.ranges import refuse, require_between, require_not_negative, require_positive
 from equivcheck.scenario.schedule import Schedule
 
 MAX_STEPS = 5
@@ -102,3 +102,6 @@ class Training:
     def __post_init__(self) -> None:
         require_between(self, "steps", 1, MAX_STEPS)
         require_between(self, "seed", 0, 2**32 - 1)
+        for group in self.groups:
+            if group.weight_decay and isinstance(self.optimizer, Rprop):
+                raise refuse(group, "weight_decay", "0.0 with Rprop, which has none")

@@ -1,0 +1,220 @@
+"""Rules of the nouns: a value outside its range is refused with the field, the value and what is allowed."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+
+import equivcheck.scenario as nouns
+from equivcheck.errors import InvalidScenario
+from equivcheck.scenario import (
+    ASGD,
+    DDP,
+    FSDP1,
+    SGD,
+    SPMD,
+    Adadelta,
+    Adagrad,
+    Adam,
+    Adamax,
+    AdamW,
+    Axis,
+    ClipNorm,
+    ClipValue,
+    CosineAnnealingLR,
+    Data,
+    ExponentialLR,
+    Group,
+    Implementation,
+    Layer,
+    LayerPlan,
+    Layout,
+    LinearLR,
+    Mesh,
+    Model,
+    NAdam,
+    Optimizer,
+    RAdam,
+    RMSprop,
+    Rprop,
+    Scenario,
+    ShardingStrategy,
+    Split,
+    Spread,
+    StepLR,
+    TensorParallel,
+    Training,
+)
+from equivcheck.scenario.optimizer import OPTIMIZERS
+
+Noun = Callable[..., Any]
+Invalid = tuple[Noun, dict[str, Any], str]
+
+MODEL = Model(features=2, layers=(Layer(width=2), Layer(width=3)))
+TRAINING = Training(model=MODEL, data=Data(microbatches=(2,)))
+DP = Axis(name="dp", size=2)
+MESH = Mesh(axes=(DP,))
+HYBRID = Mesh(axes=(Axis(name="dp_replicate", size=2), Axis(name="dp_shard", size=2)))
+LAYOUT = Layout(mesh=MESH, parallelisms=(DDP(),))
+
+a_model = partial(Model, features=2)
+a_training = partial(Training, model=MODEL, data=Data(microbatches=(2,)))
+a_scenario = partial(Scenario, training=TRAINING, layout=LAYOUT)
+
+POSITIVE = "allowed: a finite number above 0"
+NOT_NEGATIVE = "allowed: a finite number of at least 0"
+
+OF_MODELS: list[Invalid] = [
+    (Layer, {"width": 0}, "Layer.width is 0; allowed: 1 to 32"),
+    (Layer, {"width": 33}, "Layer.width is 33; allowed: 1 to 32"),
+    (Layer, {"width": 1, "dropout": 0.91}, "Layer.dropout is 0.91; allowed: 0.0 to 0.9"),
+    (Layer, {"width": 1, "dropout": math.nan}, "Layer.dropout is nan; allowed: 0.0 to 0.9"),
+    (Model, {"features": 0, "layers": (Layer(width=1),)}, "Model.features is 0; allowed: 1 to 32"),
+    (a_model, {"layers": ()}, "Model.layers has 0 layers; allowed: 1 to 5"),
+    (a_model, {"layers": (Layer(width=1),) * 6}, "Model.layers has 6 layers; allowed: 1 to 5"),
+    (a_model, {"layers": (Layer(width=1, frozen=True),)}, "Model.layers has no layer that is trained and has its own weight"),
+    (a_model, {"layers": (Layer(width=3, residual=True),)}, "allowed: only where inputs (2) equal width (3), layer 0"),
+    (a_model, {"layers": (Layer(width=2), Layer(width=2, shares=1))}, "Layer.shares is 1; allowed: an earlier layer"),
+    (a_model, {"layers": (Layer(width=2), Layer(width=2, shares=-1))}, "Layer.shares is -1; allowed: an earlier layer"),
+    (
+        a_model,
+        {"layers": (Layer(width=2), Layer(width=2, shares=0), Layer(width=2, shares=1))},
+        "Layer.shares is 1; allowed: an earlier layer with its own weight, layer 2",
+    ),
+    (a_model, {"layers": (Layer(width=2), Layer(width=3, shares=0))}, "a layer with the same inputs and width, layer 1"),
+]
+
+OF_OPTIMIZERS: list[Invalid] = [
+    (SGD, {"momentum": 1.5}, "SGD.momentum is 1.5; allowed: 0.0 to 1.0"),
+    (SGD, {"dampening": -0.5}, "SGD.dampening is -0.5; allowed: 0.0 to 1.0"),
+    (SGD, {"nesterov": True}, "SGD.nesterov is True; allowed: only with momentum above 0 and dampening 0"),
+    (SGD, {"nesterov": True, "momentum": 0.5, "dampening": 0.5}, "SGD.nesterov is True; allowed: only with momentum"),
+    *((kind, {"eps": 0.0}, f"{kind.__name__}.eps is 0.0; {POSITIVE}") for kind in (Adam, AdamW, Adamax, NAdam, RAdam)),
+    *((kind, {"eps": 0.0}, f"{kind.__name__}.eps is 0.0; {POSITIVE}") for kind in (Adagrad, Adadelta, RMSprop)),
+    *(
+        (kind, {"betas": (0.9, 1.0)}, f"{kind.__name__}.betas is (0.9, 1.0); allowed: two numbers in [0, 1)")
+        for kind in (Adam, AdamW, Adamax, NAdam, RAdam)
+    ),
+    (NAdam, {"momentum_decay": -0.1}, f"NAdam.momentum_decay is -0.1; {NOT_NEGATIVE}"),
+    (Adagrad, {"lr_decay": -0.1}, f"Adagrad.lr_decay is -0.1; {NOT_NEGATIVE}"),
+    (Adagrad, {"initial_accumulator_value": math.inf}, f"Adagrad.initial_accumulator_value is inf; {NOT_NEGATIVE}"),
+    (Adadelta, {"rho": 1.1}, "Adadelta.rho is 1.1; allowed: 0.0 to 1.0"),
+    (RMSprop, {"alpha": 1.1}, "RMSprop.alpha is 1.1; allowed: 0.0 to 1.0"),
+    (RMSprop, {"alpha": 0.0, "centered": True}, "RMSprop.alpha is 0.0; allowed: a number in (0, 1) where centered"),
+    (RMSprop, {"alpha": 1.0, "centered": True}, "RMSprop.alpha is 1.0; allowed: a number in (0, 1) where centered"),
+    (RMSprop, {"momentum": 2.0}, "RMSprop.momentum is 2.0; allowed: 0.0 to 1.0"),
+    (Rprop, {"weight_decay": 0.1}, "Rprop.weight_decay is 0.1; allowed: 0.0"),
+    (Rprop, {"etas": (0.5, 1.0)}, "Rprop.etas is (0.5, 1.0); allowed: a number in (0, 1) and one above 1"),
+    (Rprop, {"step_sizes": (2.0, 1.0)}, "Rprop.step_sizes is (2.0, 1.0); allowed: two finite numbers above 0 in rising order"),
+    (ASGD, {"lambd": -1.0}, f"ASGD.lambd is -1.0; {NOT_NEGATIVE}"),
+    (ASGD, {"alpha": -1.0}, f"ASGD.alpha is -1.0; {NOT_NEGATIVE}"),
+    (ASGD, {"t0": math.nan}, f"ASGD.t0 is nan; {NOT_NEGATIVE}"),
+]
+
+OF_TRAININGS: list[Invalid] = [
+    (Data, {"microbatches": ()}, "Data.microbatches has 0 entries; allowed: 1 to 4"),
+    (Data, {"microbatches": (1,) * 5}, "Data.microbatches has 5 entries; allowed: 1 to 4"),
+    (Data, {"microbatches": (1, 65)}, "Data.microbatches has one of 65 rows; allowed: 1 to 64"),
+    (Group, {"lr_factor": 0.0}, f"Group.lr_factor is 0.0; {POSITIVE}"),
+    (Group, {"weight_decay": -0.1}, f"Group.weight_decay is -0.1; {NOT_NEGATIVE}"),
+    (StepLR, {"step_size": 6}, "StepLR.step_size is 6; allowed: 1 to 5"),
+    (StepLR, {"gamma": 0.0}, f"StepLR.gamma is 0.0; {POSITIVE}"),
+    (ExponentialLR, {"gamma": -1.0}, f"ExponentialLR.gamma is -1.0; {POSITIVE}"),
+    (LinearLR, {"start_factor": 0.0}, f"LinearLR.start_factor is 0.0; {POSITIVE}"),
+    (LinearLR, {"start_factor": 1.5}, "LinearLR.start_factor is 1.5; allowed: 0.0 to 1.0"),
+    (LinearLR, {"total_iters": 0}, "LinearLR.total_iters is 0; allowed: 1 to 5"),
+    (CosineAnnealingLR, {"T_max": 11}, "CosineAnnealingLR.T_max is 11; allowed: 1 to 10"),
+    (ClipNorm, {"max_norm": math.inf}, f"ClipNorm.max_norm is inf; {POSITIVE}"),
+    (ClipValue, {"clip_value": 0.0}, f"ClipValue.clip_value is 0.0; {POSITIVE}"),
+    (a_training, {"steps": 6}, "Training.steps is 6; allowed: 1 to 5"),
+    (a_training, {"seed": 2**32}, "Training.seed is 4294967296; allowed: 0 to 4294967295"),
+    (
+        a_training,
+        {"optimizer": Rprop(), "groups": (Group(), Group(weight_decay=0.1))},
+        "Group.weight_decay is 0.1; allowed: 0.0 with Rprop, which has none",
+    ),
+]
+
+OF_LAYOUTS: list[Invalid] = [
+    (Axis, {"name": "dp", "size": 0}, "Axis.size is 0; allowed: 1 to 1048576"),
+    (Mesh, {"axes": ()}, "Mesh.axes has 0 axes; allowed: 1 to 3"),
+    (Mesh, {"axes": (DP, DP)}, "Mesh.axes has the names ('dp', 'dp'); allowed: distinct ones"),
+    (DDP, {"bucket_cap_mb": 0.0}, f"DDP.bucket_cap_mb is 0.0; {POSITIVE}"),
+    (LayerPlan, {"output": Spread.FEATURES}, "LayerPlan.output is Spread.FEATURES; allowed with Split.REPLICATED"),
+    (TensorParallel, {"plan": ()}, "TensorParallel.plan has 0 entries; allowed: 1 to 5, one a layer"),
+    (
+        TensorParallel,
+        {"plan": (LayerPlan(split=Split.COLUMN, output=Spread.FEATURES),)},
+        "TensorParallel.plan ends with output Spread.FEATURES; allowed: Spread.WHOLE",
+    ),
+    (Layout, {"mesh": MESH, "parallelisms": ()}, "Layout.parallelisms is (); allowed: at least one parallelism"),
+    (Layout, {"mesh": MESH, "parallelisms": (DDP(), SPMD())}, "take the axes ['dp', 'dp']; the mesh has ['dp']"),
+    (Layout, {"mesh": HYBRID, "parallelisms": (DDP(),)}, "ddp needs ('dp',)"),
+    (Layout, {"mesh": HYBRID, "parallelisms": (FSDP1(),)}, "FSDP1.strategy is ShardingStrategy.FULL_SHARD; allowed: a hybrid one"),
+    (
+        Layout,
+        {"mesh": MESH, "parallelisms": (FSDP1(strategy=ShardingStrategy.HYBRID_SHARD),)},
+        "FSDP1.strategy is ShardingStrategy.HYBRID_SHARD; allowed: a hybrid one exactly on the axes dp_replicate, dp_shard",
+    ),
+    (a_scenario, {"schedule_seed": -1}, "Scenario.schedule_seed is -1; allowed: 0 to 4294967295"),
+]
+
+INVALID = OF_MODELS + OF_OPTIMIZERS + OF_TRAININGS + OF_LAYOUTS
+
+
+@pytest.mark.parametrize(("noun", "fields", "words"), INVALID)
+def test_what_is_outside_its_range_is_refused(noun: Noun, fields: dict[str, Any], words: str) -> None:
+    """The error is one line that says the noun, the field, the value and what is allowed."""
+    with pytest.raises(InvalidScenario) as refused:
+        noun(**fields)
+    assert words in str(refused.value)
+    assert len(str(refused.value).splitlines()) == 1
+
+
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+@pytest.mark.parametrize(("field", "value", "words"), [("lr", 0.0, POSITIVE), ("weight_decay", -0.1, NOT_NEGATIVE)])
+def test_every_optimizer_checks_what_all_have(kind: type[Optimizer], field: str, value: float, words: str) -> None:
+    """An optimizer with checks of its own makes the common ones too."""
+    with pytest.raises(InvalidScenario) as refused:
+        kind(**{field: value})
+    assert str(refused.value) == f"{kind.__name__}.{field} is {value}; {words}"
+
+
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+def test_only_what_torch_fuses_on_cpu_is_fused(kind: type[Optimizer]) -> None:
+    """An optimizer without a fused implementation refuses it and lists what it has."""
+    if kind.fusable:
+        assert kind(implementation=Implementation.FUSED).implementation is Implementation.FUSED
+    else:
+        with pytest.raises(InvalidScenario, match="allowed: Implementation.FOR_LOOP, Implementation.FOREACH"):
+            kind(implementation=Implementation.FUSED)
+
+
+@pytest.mark.parametrize(
+    ("noun", "fields"),
+    [
+        (RMSprop, {"alpha": 0.0}),
+        (RMSprop, {"alpha": 1.0}),
+        (RMSprop, {"alpha": 0.5, "centered": True}),
+        (a_training, {"optimizer": Rprop(), "groups": (Group(lr_factor=2.0),)}),
+        (a_training, {"optimizer": SGD(), "groups": (Group(weight_decay=0.1),)}),
+    ],
+)
+def test_what_goes_together_is_taken(noun: Noun, fields: dict[str, Any]) -> None:
+    """A value that is refused only beside another one is taken without it."""
+    taken = noun(**fields)
+    assert {name: getattr(taken, name) for name in fields} == fields
+
+
+def test_every_check_is_tried() -> None:
+    """Every noun with a check has an invalid value in the tables above."""
+    checked = {
+        name for name, noun in vars(nouns).items() if inspect.isclass(noun) and "__post_init__" in vars(noun) and noun is not Optimizer
+    }
+    tried = {getattr(noun, "func", noun).__name__ for noun, _, _ in INVALID}
+    assert checked - tried == set()
