@@ -18,6 +18,7 @@ from equivcheck.findings.size import size_of
 from equivcheck.findings.store import FindingStore, Kept, StoreFailed
 from equivcheck.scenario.codec import from_json
 from unit.campaign.fakes import diverged, scenario
+from unit.findings.writer import keep_all
 
 FILES = {"README.md", "environment.json", "scenario.json", "verdict.json"}
 
@@ -90,13 +91,6 @@ def test_half_a_swap_is_undone(store: FindingStore) -> None:
     store.folder(mark).rename(store.path / f".old-{mark}")
     assert store.keep(diverged(scenario(width=3, ranks=8))) is Kept.SEEN
     assert store.load(mark).verdict == kept
-
-
-def keep_all(path: Path, first: int) -> None:
-    """Keep forty verdicts of four fingerprints."""
-    store = FindingStore(path)
-    for number in range(40):
-        store.keep(diverged(scenario(width=3, ranks=1 + (number // 4 + first) % 8), tensor=f"kind_{'abcd'[number % 4]}"))
 
 
 def test_writers_do_not_disturb_each_other(store: FindingStore) -> None:

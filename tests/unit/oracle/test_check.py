@@ -1,49 +1,22 @@
 """Tests for `check`: each outcome, from the simplest scenario that gives it."""
 
-import os
-import signal
 from dataclasses import replace
 
 import pytest
-import torch.distributed as dist
 
 from equivcheck import NotEquivalent, Outcome, Scenario, UsageError, check
 from equivcheck.layouts.program import rank_program
 from equivcheck.oracle.verdict import Phase
 from equivcheck.scenario import DDP, SGD, Axis, Data, Layer, Layout, Mesh, Model, Training
 from equivcheck.tally import take
-from equivcheck.train.setup import Setup
 from equivcheck.train.trace import Trace
 from equivcheck.worlds.failure import FailureKind, RankState
 from equivcheck.worlds.pool import ranks
+from unit.oracle.alterations import double_the_gradients, kill_rank_one, raise_on_rank_one, spin_on_rank_one
 
 TRAINING = Training(model=Model(features=2, layers=(Layer(width=2), Layer(width=1))), data=Data(microbatches=(4, 2)), steps=2)
 LAYOUT = Layout(mesh=Mesh(axes=(Axis(name="dp", size=2),)), parallelisms=(DDP(),))
 SCENARIO = Scenario(training=TRAINING, layout=LAYOUT)
-
-
-def double_the_gradients(setup: Setup) -> None:
-    """Make every rank's gradients twice as large."""
-    setup.loss_scale *= 2
-    setup.before_update.append(lambda optimizer, step: [p.grad.mul_(2) for p in setup.model.parameters()])  # type: ignore[union-attr]
-
-
-def raise_on_rank_one(setup: Setup) -> None:
-    """Raise on one rank before it communicates."""
-    if dist.get_rank() == 1:
-        raise RuntimeError("out of cheese")
-
-
-def kill_rank_one(setup: Setup) -> None:
-    """Kill the process of one rank before it communicates."""
-    if dist.get_rank() == 1:
-        os.kill(os.getpid(), signal.SIGKILL)
-
-
-def spin_on_rank_one(setup: Setup) -> None:
-    """Let one rank wait for what nobody sends."""
-    if dist.get_rank() == 1:
-        dist.barrier()
 
 
 def test_a_right_training_is_equivalent() -> None:

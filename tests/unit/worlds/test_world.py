@@ -7,13 +7,7 @@ import torch.distributed as dist
 
 from equivcheck import UsageError, World
 from equivcheck.worlds.pool import WORLDS, close_worlds, ranks
-
-
-def rank_and_sum() -> tuple[int, int]:
-    """This rank and the sum over all."""
-    gathered: list[int] = [0] * dist.get_world_size()
-    dist.all_gather_object(gathered, dist.get_rank())
-    return dist.get_rank(), sum(gathered)
+from unit.worlds.programs import rank_and_sum
 
 
 @pytest.mark.parametrize("name", list(WORLDS))
