@@ -16,6 +16,7 @@ from equivcheck.campaign.plan import Plan
 from equivcheck.campaign.recorder import Recorder
 from equivcheck.campaign.worker import STACK_SIGNAL
 from equivcheck.oracle.verdict import Outcome, Verdict
+from equivcheck.quiet import quiet
 from equivcheck.scenario import Scenario
 from equivcheck.worlds.failure import Failure, FailureKind, RankReport, RankState
 
@@ -51,7 +52,7 @@ class WorkerProcess:
                 stdin=subprocess.DEVNULL,
                 stdout=self._output,
                 stderr=self._output,
-                env=os.environ | _ONE_THREAD,
+                env=quiet(os.environ) | _ONE_THREAD,
                 start_new_session=True,  # Ctrl-C is for the supervisor
             )
         return ours, process

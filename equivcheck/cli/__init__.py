@@ -11,15 +11,18 @@ from equivcheck.cli.doctor import doctor
 from equivcheck.cli.fuzz import fuzz
 from equivcheck.cli.replay import replay
 from equivcheck.cli.shell import Shell
+from equivcheck.quiet import quiet_torch
 
 
 @click.group(cls=Shell, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(equivcheck.__version__, prog_name="equivcheck")
-def main() -> None:
+@click.pass_context
+def main(context: click.Context) -> None:
     """Does this parallel training compute what one device computes?
 
     Exit codes: 0 nothing found, 1 findings, 2 usage, 3 the checker itself could not run.
     """
+    context.with_resource(quiet_torch())
 
 
 for command in (check, fuzz, replay, doctor, bench):

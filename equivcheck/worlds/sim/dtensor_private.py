@@ -1,12 +1,14 @@
 """The private parts of DTensor that ranks as threads need; tried on torch 2.13.
 
-DTensor works out the shape of each result by tracing the operation on fake tensors, and keeps the answers per thread: once for
-each rank, and for ever. Here ranks share the answers, which do not depend on the rank, and what is kept is bounded.
+DTensor works out for each operation the shape of the result, by tracing it on fake tensors, and the sharding, by weighing every
+strategy. It keeps the answers per thread: once for each rank, and for ever. Here ranks share the answers where they do not depend
+on the rank, and what is kept is bounded.
 """
 
 from __future__ import annotations
 
 import contextlib
+import copy
 import sys
 import threading
 from collections.abc import Callable, Hashable, Iterator
@@ -14,41 +16,42 @@ from typing import Any
 
 import torch
 
-MAX_SHAPES = 20_000
-"""Answers that are shared before they are dropped (about half a kilobyte each)."""
+MAX_SHARED = 10_000
+"""Answers of a kind that are shared before they are dropped (a shape takes about half a kilobyte, a sharding two)."""
 
 MAX_SHARDINGS = 3_000
 """Operations whose sharding one rank keeps before it drops them (about 5 kilobytes each)."""
 
 _PROPAGATION = "torch.distributed.tensor._sharding_prop"
-_METHOD = "_propagate_tensor_meta_non_cached"
+_SHAPES = "_propagate_tensor_meta_non_cached"
+_SHARDINGS = "propagate_op_sharding_non_cached"
 _shapes: dict[Hashable, Any] = {}
+_shardings: dict[Hashable, Any] = {}
 _cleared = threading.local()
 
 
 @contextlib.contextmanager
-def shared_shapes() -> Iterator[None]:
-    """While entered, threads share what DTensor finds out about the shapes of results; without effect where it is not in use."""
+def shared_propagation() -> Iterator[None]:
+    """While entered, threads share what DTensor finds out about results; without effect where it is not in use."""
     propagator = getattr(sys.modules.get(_PROPAGATION), "ShardingPropagator", None)
-    original = getattr(propagator, _METHOD, None)
-    if original is None:
-        yield
-        return
-    setattr(propagator, _METHOD, _sharing(original))
+    wrappers = {_SHAPES: _sharing_shapes, _SHARDINGS: _sharing_shardings}
+    originals = {name: getattr(propagator, name) for name in wrappers if hasattr(propagator, name)}
+    for name, original in originals.items():
+        setattr(propagator, name, wrappers[name](original))
     try:
         yield
     finally:
-        setattr(propagator, _METHOD, original)
+        for name, original in originals.items():
+            setattr(propagator, name, original)
 
 
-def _sharing(original: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+def _sharing_shapes(original: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
     def propagate(propagator: Any, schema: Any) -> Any:
-        key = None if torch._C._len_torch_dispatch_stack() else _key_of(schema)
+        key = _key_of(schema, _meta)
         if key is None:
             return original(propagator, schema)
         if key not in _shapes:
-            if len(_shapes) >= MAX_SHAPES:
-                _shapes.clear()
+            _bound(_shapes)
             _shapes[key] = original(propagator, schema)
         shape = _shapes[key]
         return list(shape) if isinstance(shape, list) else shape
@@ -56,11 +59,54 @@ def _sharing(original: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
     return propagate
 
 
-def _key_of(schema: Any) -> Hashable | None:
-    """Everything that the shapes of the results depend on, or None when that cannot be told."""
+def _sharing_shardings(original: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    def propagate(propagator: Any, schema: Any) -> Any:
+        meshes = {id(spec.mesh): spec.mesh for spec in schema.args_spec}
+        key = _key_of(schema, _placed) if len(meshes) == 1 else None
+        if key is None:
+            return original(propagator, schema)
+        if key in _shardings:
+            return _moved(_shardings[key], next(iter(meshes.values())))
+        found = original(propagator, schema)
+        if not found.use_val_from_redistribute_schema:  # else it holds sizes of this rank's part
+            _bound(_shardings)
+            _shardings[key] = found
+        return found
+
+    return propagate
+
+
+def _moved(value: Any, mesh: Any) -> Any:
+    """An answer of one rank for the mesh object of another: the same ranks, but each has its own."""
+    if isinstance(value, (list, tuple)):
+        return type(value)(_moved(part, mesh) for part in value)
+    if isinstance(value, dict):
+        return {name: _moved(part, mesh) for name, part in value.items()}
+    if hasattr(value, "placements"):
+        moved = copy.copy(value)
+        moved.mesh = mesh
+        return moved
+    if hasattr(value, "args_schema"):
+        return type(value)(value.op, _moved(value.args_schema, mesh), _moved(value.kwargs_schema, mesh), value.schema_info)
+    if hasattr(value, "redistribute_schema"):
+        return type(value)(
+            _moved(value.output_spec, mesh), _moved(value.redistribute_schema, mesh), needs_redistribute=value.needs_redistribute
+        )
+    return value
+
+
+def _bound(answers: dict[Hashable, Any]) -> None:
+    if len(answers) >= MAX_SHARED:
+        answers.clear()
+
+
+def _key_of(schema: Any, describe: Callable[[Any], Hashable]) -> Hashable | None:
+    """Everything that an answer depends on, specs as `describe` has them; None when that cannot be told."""
+    if torch._C._len_torch_dispatch_stack():
+        return None
     try:
-        arguments = tuple(map(_frozen, schema.args_schema))
-        options = tuple((name, _frozen(value)) for name, value in schema.kwargs_schema.items())
+        arguments = tuple(_frozen(value, describe) for value in schema.args_schema)
+        options = tuple((name, _frozen(value, describe)) for name, value in schema.kwargs_schema.items())
         key = (schema.op, torch.get_default_dtype(), arguments, options)
         hash(key)
     except TypeError:
@@ -68,12 +114,25 @@ def _key_of(schema: Any) -> Hashable | None:
     return key
 
 
-def _frozen(value: Any) -> Hashable:
+def _frozen(value: Any, describe: Callable[[Any], Hashable]) -> Hashable:
     if isinstance(value, (list, tuple)):
-        return (type(value), *map(_frozen, value))
+        return (type(value), *(_frozen(part, describe) for part in value))
     if hasattr(value, "tensor_meta"):
-        return (type(value), value.tensor_meta)
+        return (type(value), describe(value))
     return (type(value), value)
+
+
+def _meta(spec: Any) -> Hashable:
+    """What shapes depend on."""
+    meta: Hashable = spec.tensor_meta
+    return meta
+
+
+def _placed(spec: Any) -> Hashable:
+    """What shardings depend on: how a tensor lies on a mesh of which shape, whichever ranks that has."""
+    mesh = spec.mesh
+    order, strided = getattr(spec, "shard_order", None), getattr(spec, "use_strided_shard_as_shard_order", None)
+    return (spec.tensor_meta, spec.placements, order, strided, mesh.device_type, tuple(mesh.shape), mesh.mesh_dim_names)
 
 
 def bound_shardings() -> None:

@@ -16,7 +16,7 @@ from equivcheck.errors import EquivCheckError
 from equivcheck.worlds.failure import RanksFailed
 from equivcheck.worlds.ranks import Ranks, Run
 from equivcheck.worlds.sim.autopsy import Evidence, failure_of
-from equivcheck.worlds.sim.dtensor_private import bound_shardings, shared_shapes
+from equivcheck.worlds.sim.dtensor_private import bound_shardings, shared_propagation
 from equivcheck.worlds.sim.exchange import Switchboard, call_of
 from equivcheck.worlds.sim.process_group import make_group, take_seat
 from equivcheck.worlds.sim.scheduler import RankAborted, Scheduler
@@ -64,7 +64,7 @@ class SimRanks(Ranks):
         """
         if is_rank_thread():
             raise EquivCheckError("SimRanks.run: called by a rank of a simulated world, allowed is any other thread")
-        with _one_run_at_a_time, separate_worlds(make_group), shared_shapes(), _own_rng():
+        with _one_run_at_a_time, separate_worlds(make_group), shared_propagation(), _own_rng():
             crew = self._ready_crew()
             try:
                 return crew.run(lambda: program(*arguments), schedule_seed, deadline)

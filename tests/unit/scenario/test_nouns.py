@@ -155,7 +155,7 @@ OF_LAYOUTS: list[Invalid] = [
     (Layout, {"mesh": MESH, "parallelisms": ()}, "Layout.parallelisms is (); allowed: at least one parallelism"),
     (Layout, {"mesh": MESH, "parallelisms": (DDP(), SPMD())}, "take the axes ['dp', 'dp']; the mesh has ['dp']"),
     (Layout, {"mesh": HYBRID, "parallelisms": (DDP(),)}, "ddp needs ('dp',)"),
-    (Layout, {"mesh": HYBRID, "parallelisms": (FSDP1(),)}, "FSDP1.strategy is ShardingStrategy.FULL_SHARD; allowed: a hybrid one"),
+    (Layout, {"mesh": HYBRID, "parallelisms": (FSDP1(),)}, "FSDP1.strategy is ShardingStrategy.FULL_SHARD; allowed: a hybrid"),
     (
         Layout,
         {"mesh": MESH, "parallelisms": (FSDP1(strategy=ShardingStrategy.HYBRID_SHARD),)},
@@ -191,7 +191,7 @@ def test_only_what_torch_fuses_on_cpu_is_fused(kind: type[Optimizer]) -> None:
     if kind.fusable:
         assert kind(implementation=Implementation.FUSED).implementation is Implementation.FUSED
     else:
-        with pytest.raises(InvalidScenario, match="allowed: Implementation.FOR_LOOP, Implementation.FOREACH"):
+        with pytest.raises(InvalidScenario, match=r"allowed: Implementation\.FOR_LOOP, Implementation\.FOREACH"):
             kind(implementation=Implementation.FUSED)
 
 
@@ -214,7 +214,9 @@ def test_what_goes_together_is_taken(noun: Noun, fields: dict[str, Any]) -> None
 def test_every_check_is_tried() -> None:
     """Every noun with a check has an invalid value in the tables above."""
     checked = {
-        name for name, noun in vars(nouns).items() if inspect.isclass(noun) and "__post_init__" in vars(noun) and noun is not Optimizer
+        name
+        for name, noun in vars(nouns).items()
+        if inspect.isclass(noun) and "__post_init__" in vars(noun) and noun is not Optimizer
     }
     tried = {getattr(noun, "func", noun).__name__ for noun, _, _ in INVALID}
     assert checked - tried == set()

@@ -26,20 +26,45 @@ def add(rows: int, dtype: torch.dtype = torch.float64) -> tuple[tuple[int, ...],
     return tuple(total.full_tensor().shape), total.dtype, dtensor_private._num_misses()
 
 
-def test_shapes_are_found_out_once(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One rank traces an operation, the others take its answer, and DTensor is as before after the run."""
+@pytest.mark.parametrize(("method", "rows"), [(METHOD, 52), ("propagate_op_sharding_non_cached", 56)])
+def test_answers_are_found_out_once(world: World, monkeypatch: pytest.MonkeyPatch, method: str, rows: int) -> None:
+    """One rank works out shape and sharding, the others take its answer, and DTensor is as before after the run."""
     seen: list[Any] = []
-    original = getattr(ShardingPropagator, METHOD)
+    original = getattr(ShardingPropagator, method)
 
     def counting(propagator: Any, schema: Any) -> Any:
         seen.append(schema.op)
         return original(propagator, schema)
 
-    monkeypatch.setattr(ShardingPropagator, METHOD, counting)
-    shapes = [value[:2] for value in world(4).run(add, 52).values]
-    assert shapes == [((52, 3), torch.float64)] * 4
+    monkeypatch.setattr(ShardingPropagator, method, counting)
+    shapes = [value[:2] for value in world(4).run(add, rows).values]
+    assert shapes == [((rows, 3), torch.float64)] * 4
     assert seen.count(torch.ops.aten.add.Tensor) == 1
-    assert getattr(ShardingPropagator, METHOD) is counting
+    assert getattr(ShardingPropagator, method) is counting
+
+
+def own_mesh() -> bool:
+    """Whether the result of an operation lies on this rank's own mesh object."""
+    mesh = device_mesh((dist.get_world_size(),), ("dp",))
+    total = distribute_tensor(torch.ones(44, 3), mesh, [Shard(0)]) * 3
+    return total.device_mesh is mesh and total._spec.mesh is mesh
+
+
+def test_a_shared_answer_is_for_the_mesh_of_the_rank_that_takes_it(world: World) -> None:
+    """Meshes of ranks are equal but not the same: each has process groups of its own."""
+    assert world(3).run(own_mesh).values == (True,) * 3
+
+
+def sizes_of_a_view(rows: int) -> tuple[int, ...]:
+    """The local shape of an uneven tensor that was viewed with its full sizes."""
+    mesh = device_mesh((dist.get_world_size(),), ("dp",))
+    viewed = distribute_tensor(torch.ones(rows, 6), mesh, [Shard(0)]).view(rows, 2, 3)
+    return tuple(viewed.to_local().shape)
+
+
+def test_answers_that_depend_on_the_rank_are_not_shared(world: World) -> None:
+    """Uneven parts have sizes of their own, also where an operation is given the sizes of the whole."""
+    assert world(3).run(sizes_of_a_view, 7).values == ((3, 2, 3), (3, 2, 3), (1, 2, 3))
 
 
 def test_other_types_and_sizes_are_other_answers(world: World) -> None:

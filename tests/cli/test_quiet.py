@@ -1,0 +1,70 @@
+"""Rules of what commands keep off stderr."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import warnings
+
+import pytest
+
+from equivcheck.quiet import quiet, quiet_torch
+from equivcheck.scenario import DDP, SPMD, Axis, Data, Distribution, Layer, Layout, Mesh, Model, Parallelism, Scenario, Training
+from equivcheck.scenario.codec import to_json
+
+TRAINING = Training(model=Model(features=4, layers=(Layer(width=4),) * 2), data=Data(microbatches=(4,)))
+PATH = {"PYTHONPATH": os.pathsep.join(sys.path)}
+CHECK_STDIN = """
+import sys
+from equivcheck import check
+from equivcheck.scenario.codec import from_json
+check(from_json(sys.stdin.read()))
+"""
+
+
+@pytest.fixture(params=[DDP(find_unused_parameters=True), SPMD(distribution=Distribution.FULLY_SHARD)], ids=lambda noun: noun.tag)
+def remarked_on(request: pytest.FixtureRequest) -> str:
+    """A scenario on which torch remarks: DDP does so in C++, DTensor through its logger."""
+    parallelism: Parallelism = request.param
+    layout = Layout(mesh=Mesh(axes=(Axis(name="dp", size=2),)), parallelisms=(parallelism,))
+    return to_json(Scenario(training=TRAINING, layout=layout))
+
+
+def stderr_of(arguments: list[str], scenario: str, environment: dict[str, str]) -> str:
+    """What a Python process given a scenario on stdin prints there."""
+    command = [sys.executable, *arguments]
+    return subprocess.run(
+        command, env=environment | PATH, input=scenario, capture_output=True, text=True, timeout=60, check=True
+    ).stderr
+
+
+def test_a_command_prints_only_its_own_lines(remarked_on: str) -> None:
+    """What torch remarks on a scenario is not printed."""
+    environment = {name: value for name, value in os.environ.items() if name not in quiet({})}
+    assert stderr_of(["-m", "equivcheck", "check", "-"], remarked_on, environment) == ""
+
+
+def test_the_processes_of_a_campaign_are_quiet(remarked_on: str) -> None:
+    """A worker's output is kept for what it says when it dies."""
+    assert stderr_of(["-c", CHECK_STDIN], remarked_on, quiet(os.environ)) == ""
+
+
+def test_what_the_user_has_set_stays() -> None:
+    """Who asks torch for its logs gets them."""
+    assert quiet({"TORCH_LOGS": "+distributed", "HOME": "/"})["TORCH_LOGS"] == "+distributed"
+    assert quiet({"HOME": "/"}).items() > {"HOME": "/", "TORCH_CPP_LOG_LEVEL": "ERROR"}.items()
+
+
+def test_the_environment_is_as_it_was_afterwards(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A command that is run inside another program leaves nothing behind."""
+    monkeypatch.setenv("TORCH_LOGS", "+distributed")
+    monkeypatch.delenv("TORCH_CPP_LOG_LEVEL", raising=False)
+    before = dict(os.environ)
+    with quiet_torch():
+        assert os.environ["TORCH_CPP_LOG_LEVEL"] == "ERROR"
+        assert os.environ["TORCH_LOGS"] == "+distributed"
+        warnings.warn("not seen", UserWarning, stacklevel=1)
+    assert dict(os.environ) == before
+    with pytest.warns(UserWarning, match="seen"):
+        warnings.warn("seen", UserWarning, stacklevel=1)
