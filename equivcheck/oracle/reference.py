@@ -14,8 +14,8 @@ from equivcheck.train.loop import train
 from equivcheck.train.setup import single_device
 from equivcheck.train.threads import one_thread
 
-KEPT_REFERENCES = 64
-"""References kept: the same training comes again under other layouts and while a scenario shrinks."""
+KEPT_REFERENCES = 16
+"""References kept, some hundred KiB each: the same training comes again under other layouts and while a scenario shrinks."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -16,7 +16,7 @@ from equivcheck.scenario import Layer, Model, Norm, Training
 
 Array = npt.NDArray[np.floating]
 
-KEPT_TRAININGS = 64
+KEPT_TRAININGS = 16
 """Materials kept: a scenario is looked up again by every rank and while it shrinks; each is some tens of KiB."""
 
 

@@ -16,10 +16,10 @@ from typing import Any
 
 import torch
 
-MAX_SHARED = 10_000
+MAX_SHARED = 5_000
 """Answers of a kind that are shared before they are dropped (a shape takes about half a kilobyte, a sharding two)."""
 
-MAX_SHARDINGS = 3_000
+MAX_SHARDINGS = 500
 """Operations whose sharding one rank keeps before it drops them (about 5 kilobytes each)."""
 
 _PROPAGATION = "torch.distributed.tensor._sharding_prop"
