@@ -16,13 +16,14 @@ from typing import Any
 
 import torch
 
-MAX_SHARED = 5_000
+MAX_SHARED = 2_000
 """Answers of a kind that are shared before they are dropped (a shape takes about half a kilobyte, a sharding two)."""
 
 MAX_SHARDINGS = 500
 """Operations whose sharding one rank keeps before it drops them (about 5 kilobytes each)."""
 
 _PROPAGATION = "torch.distributed.tensor._sharding_prop"
+_FAKE_TENSORS = "torch._subclasses.fake_tensor"
 _SHAPES = "_propagate_tensor_meta_non_cached"
 _SHARDINGS = "propagate_op_sharding_non_cached"
 _shapes: dict[Hashable, Any] = {}
@@ -96,8 +97,12 @@ def _moved(value: Any, mesh: Any) -> Any:
 
 
 def _bound(answers: dict[Hashable, Any]) -> None:
+    """Drop answers that have become many, and what tracing on fake tensors keeps of its own for ever."""
     if len(answers) >= MAX_SHARED:
         answers.clear()
+        clear = getattr(getattr(sys.modules.get(_FAKE_TENSORS), "FakeTensorMode", None), "cache_clear", None)
+        if clear is not None:
+            clear()
 
 
 def _key_of(schema: Any, describe: Callable[[Any], Hashable]) -> Hashable | None:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.tensor import Shard, distribute_tensor
 from torch.distributed.tensor._sharding_prop import ShardingPropagator
 
@@ -88,3 +89,13 @@ def test_what_a_rank_keeps_is_bounded(world: World, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(dtensor_private, "MAX_SHARDINGS", -1)
     num_worked_out()
     assert num_worked_out() > 0
+
+
+def test_what_ranks_share_is_bounded(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many shapes come by, answers and traces are dropped when there are more than the bound."""
+    monkeypatch.setattr(dtensor_private, "MAX_SHARED", 8)
+    for rows in range(70, 90):
+        world(2).run(add, rows)
+    assert len(dtensor_private._shapes) <= 8
+    assert len(dtensor_private._shardings) <= 8
+    assert len(FakeTensorMode.cache) < 60
