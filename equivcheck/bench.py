@@ -27,6 +27,7 @@ from equivcheck.scenario import (
     Layer,
     LayerPlan,
     Layout,
+    Loss,
     Mesh,
     Model,
     Parallelism,
@@ -189,5 +190,5 @@ def fixed_scenarios(tag: str, size: int, num: int) -> list[Scenario]:
     parallelism = parallelisms[tag]
     layout = Layout(mesh=Mesh(axes=(Axis(name=parallelism.axes[0][0], size=size),)), parallelisms=(parallelism,))
     model = Model(features=16, layers=(Layer(width=32), Layer(width=32), Layer(width=16)))
-    training = Training(model=model, data=Data(microbatches=(8,)), optimizer=AdamW(), steps=3)
+    training = Training(model=model, data=Data(microbatches=(8,)), optimizer=AdamW(), loss=Loss.MSE_SUM, steps=3)
     return [Scenario(training=replace(training, seed=1000 * number), layout=layout) for number in range(num)]
