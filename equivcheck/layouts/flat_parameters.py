@@ -36,6 +36,12 @@ def flat_slots(root: FullyShardedDataParallel) -> tuple[Slot, ...]:
     return tuple(slots)
 
 
+def release(root: FullyShardedDataParallel) -> None:
+    """Let go of the modules that flat parameters name: a hook in C++ may keep one alive for ever, where nothing collects it."""
+    for _, handle in list(_handles(root)):
+        handle.flat_param.__dict__.clear()
+
+
 def _handles(root: FullyShardedDataParallel) -> Iterator[tuple[str, Any]]:
     """Each unit's handle with the canonical prefix of its module, in the order of the optimizer of one device."""
     for name, unit in root.named_modules():

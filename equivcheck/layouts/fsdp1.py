@@ -87,7 +87,7 @@ class FSDP1Kind(LayoutKind):
         from torch.distributed.fsdp import FullyShardedDataParallel
 
         from equivcheck.layouts.data_rows import take_rows
-        from equivcheck.layouts.flat_parameters import clip_flat, flat_slots
+        from equivcheck.layouts.flat_parameters import clip_flat, flat_slots, release
 
         assert isinstance(parallelism, FSDP1), parallelism
         module = FullyShardedDataParallel(setup.module, **_options(parallelism, mesh))
@@ -95,6 +95,7 @@ class FSDP1Kind(LayoutKind):
         setup.loss_scale = mesh.size()
         setup.clip_norm = clip_flat
         setup.find_slots = lambda _model: flat_slots(module)
+        setup.release = lambda: release(module)
         if parallelism.no_sync:
             setup.accumulation = lambda last: nullcontext() if last else module.no_sync()
         take_rows(setup, mesh)

@@ -21,7 +21,10 @@ def rank_program(scenario: Scenario, alter: Callable[[Setup], None] | None = Non
     setup = rank_setup(scenario)
     if alter is not None:
         alter(setup)
-    return train(setup)
+    try:
+        return train(setup)
+    finally:
+        setup.release()
 
 
 def rank_setup(scenario: Scenario) -> Setup:

@@ -44,6 +44,8 @@ class Setup:
     """What this rank holds of each parameter of the model."""
     build_optimizer: Callable[[Training, Iterable[tuple[str, torch.Tensor]]], torch.optim.Optimizer] = build_optimizer
     """Builds the optimizer over (name, parameter) pairs; a parameter of several pieces has the name of its first."""
+    release: Callable[[], None] = lambda: None
+    """Called when all is over, also after an error, to let go of what would stay in memory."""
     before_step: list[Callable[[torch.optim.Optimizer, int], None]] = field(default_factory=list)
     """Called with the optimizer and the step's index before gradients are zeroed."""
     before_update: list[Callable[[torch.optim.Optimizer, int], None]] = field(default_factory=list)
