@@ -22,8 +22,3 @@ def device_mesh(shape: tuple[int, ...], names: tuple[str, ...]) -> DeviceMesh:
     if (shape, names) not in kept:
         kept[shape, names] = init_device_mesh("cpu", shape, mesh_dim_names=names)
     return kept[shape, names]
-
-
-def forget_meshes() -> None:
-    """Drop this rank's meshes, as its process groups have gone."""
-    _kept.__dict__.pop("meshes", None)
