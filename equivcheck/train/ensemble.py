@@ -181,7 +181,7 @@ def _linear(inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | Non
 
 
 def _losses(training: Training, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """The loss of each copy, as `equivcheck.train.loop.loss_of` has it for one."""
+    """The loss of each copy, as `equivcheck.train.accumulate.loss_of` has it for one."""
     errors = outputs - targets
     if not training.loss.is_linear:
         errors = errors.square()

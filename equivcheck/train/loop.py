@@ -7,10 +7,9 @@ from dataclasses import dataclass
 
 import torch
 from torch import nn
-from torch.distributed.tensor import DTensor
-from torch.nn import functional
 
-from equivcheck.scenario import ClipNorm, ClipValue, Training, ZeroGrad
+from equivcheck.scenario import ClipNorm, ClipValue, ZeroGrad
+from equivcheck.train.accumulate import scalar
 from equivcheck.train.material import Batch, material
 from equivcheck.train.optimizer import build_schedule
 from equivcheck.train.read import buffer_snapshot, snapshot, state_snapshot
@@ -52,7 +51,7 @@ def _step(run: _Run, microbatches: Sequence[Batch], index: int) -> Step:
     for hook in setup.before_step:
         hook(optimizer, index)
     optimizer.zero_grad(set_to_none=setup.training.zero_grad is ZeroGrad.NONE)
-    loss = _accumulate(setup, microbatches, index)
+    loss = setup.compute(setup, microbatches, index)
     for hook in setup.before_update:
         hook(optimizer, index)
     gradients = run.gradients()
@@ -62,33 +61,6 @@ def _step(run: _Run, microbatches: Sequence[Batch], index: int) -> Step:
     return Step(loss=loss, gradients=gradients, clip_norm=clip_norm, clipped=clipped, parameters=run.parameters())
 
 
-def _accumulate(setup: Setup, microbatches: Sequence[Batch], index: int) -> float:
-    total = 0.0
-    for number, batch in enumerate(microbatches):
-        with setup.accumulation(number == len(microbatches) - 1):
-            loss = _loss(setup, setup.take(batch), index, batch.inputs.shape[0])
-            loss.backward()  # type: ignore[no-untyped-call]
-        total += scalar(loss)
-    return total
-
-
-def _loss(setup: Setup, batch: Batch, index: int, rows: int) -> torch.Tensor:
-    """The loss of a microbatch, scaled so that the sum over microbatches and the mean over ranks is the step's loss."""
-    training = setup.training
-    outputs = setup.module(batch.inputs, batch.masks, index)
-    loss = loss_of(training, outputs, batch.targets)
-    share = rows / training.data.batch if training.loss.is_mean else setup.loss_scale
-    return loss if share == 1.0 else loss * share
-
-
-def loss_of(training: Training, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """The loss noun applied to outputs and targets of shape (rows, outputs)."""
-    if training.loss.is_linear:
-        difference = outputs - targets
-        return difference.mean() if training.loss.is_mean else difference.sum()
-    return functional.mse_loss(outputs, targets, reduction="mean" if training.loss.is_mean else "sum")
-
-
 def _clip(setup: Setup, parameters: list[torch.Tensor]) -> float | None:
     clipping = setup.training.clipping
     if isinstance(clipping, ClipNorm):
@@ -96,9 +68,3 @@ def _clip(setup: Setup, parameters: list[torch.Tensor]) -> float | None:
     if isinstance(clipping, ClipValue):
         nn.utils.clip_grad_value_(parameters, clipping.clip_value)
     return None
-
-
-def scalar(value: torch.Tensor) -> float:
-    """The full value of a scalar tensor, reduced over ranks first if it is a DTensor with a pending sum."""
-    value = value.detach()
-    return float(value.full_tensor() if isinstance(value, DTensor) else value)

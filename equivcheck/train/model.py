@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import nn
@@ -69,7 +69,7 @@ class MLP(nn.Module):
         return inputs
 
 
-def build_model(model: Model, parameters: dict[str, torch.Tensor]) -> MLP:
+def build_model(model: Model, parameters: Mapping[str, torch.Tensor]) -> MLP:
     """The module of a noun with copies of the given initial parameters."""
     module = MLP(model)
     for name, values in parameters.items():

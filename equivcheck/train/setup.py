@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 
@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from equivcheck.scenario import ClipNorm, Training
+from equivcheck.train.accumulate import accumulate
 from equivcheck.train.material import Batch, material
 from equivcheck.train.model import build_model
 from equivcheck.train.optimizer import build_optimizer
@@ -38,6 +39,8 @@ class Setup:
     """Factor of a sum loss before backward: data-parallel ranks average gradients, so it is their number."""
     accumulation: Callable[[bool], AbstractContextManager[object]] = lambda _last: nullcontext()
     """Entered around forward and backward of a microbatch; told whether it is the step's last."""
+    compute: Callable[[Setup, Sequence[Batch], int], float] = accumulate
+    """Leaves the gradients of a step's microbatches and returns the step's loss; told the step's index."""
     clip_norm: Callable[[nn.Module, list[torch.Tensor], ClipNorm], torch.Tensor] = clip_by_norm
     """Clips the gradients of parameters by norm and returns the norm before."""
     find_slots: Callable[[nn.Module], tuple[Slot, ...]] = default_slots
@@ -52,7 +55,7 @@ class Setup:
     """Called with the optimizer and the step's index after backward, before gradients are read."""
 
 
-def single_device(training: Training) -> Setup:
-    """The setup of the reference: nothing parallel."""
-    model = build_model(training.model, material(training).parameters)
+def single_device(training: Training, parameters: Mapping[str, torch.Tensor] | None = None) -> Setup:
+    """The setup of the reference: nothing parallel; it starts from the training's own parameters unless others are given."""
+    model = build_model(training.model, material(training).parameters if parameters is None else parameters)
     return Setup(training=training, model=model, module=model)

@@ -1,0 +1,50 @@
+"""Losses and gradients of a step, accumulated over its microbatches."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch.distributed.tensor import DTensor
+from torch.nn import functional
+
+from equivcheck.scenario import Training
+from equivcheck.train.material import Batch
+
+if TYPE_CHECKING:
+    from equivcheck.train.setup import Setup
+
+
+def accumulate(setup: Setup, microbatches: Sequence[Batch], index: int) -> float:
+    """Forward and backward of one microbatch after the other; returns the step's loss."""
+    total = 0.0
+    for number, batch in enumerate(microbatches):
+        with setup.accumulation(number == len(microbatches) - 1):
+            loss = part_loss(setup, setup.take(batch), index, batch.inputs.shape[0])
+            loss.backward()  # type: ignore[no-untyped-call]
+        total += scalar(loss)
+    return total
+
+
+def part_loss(setup: Setup, batch: Batch, index: int, rows: int) -> torch.Tensor:
+    """The loss of a microbatch, scaled so that the sum over microbatches and the mean over ranks is the step's loss."""
+    training = setup.training
+    outputs = setup.module(batch.inputs, batch.masks, index)
+    loss = loss_of(training, outputs, batch.targets)
+    share = rows / training.data.batch if training.loss.is_mean else setup.loss_scale
+    return loss if share == 1.0 else loss * share
+
+
+def loss_of(training: Training, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """The loss noun applied to outputs and targets of shape (rows, outputs)."""
+    if training.loss.is_linear:
+        difference = outputs - targets
+        return difference.mean() if training.loss.is_mean else difference.sum()
+    return functional.mse_loss(outputs, targets, reduction="mean" if training.loss.is_mean else "sum")
+
+
+def scalar(value: torch.Tensor) -> float:
+    """The full value of a scalar tensor, reduced over ranks first if it is a DTensor with a pending sum."""
+    value = value.detach()
+    return float(value.full_tensor() if isinstance(value, DTensor) else value)

@@ -1,0 +1,68 @@
+"""Several copies of a training, one after the other: for what `train_ensemble` cannot run in one pass over all copies."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+import torch
+
+from equivcheck.scenario import Training
+from equivcheck.train.ensemble import Array, EnsembleStep, EnsembleTrace
+from equivcheck.train.loop import train
+from equivcheck.train.material import Batch
+from equivcheck.train.setup import Setup, single_device
+from equivcheck.train.trace import Snapshot, Step, Trace
+
+MakeSetup = Callable[[Training, Mapping[str, torch.Tensor]], Setup]
+"""The setup of a copy from its initial parameters."""
+
+
+def train_copies(
+    training: Training,
+    parameters: Mapping[str, torch.Tensor],
+    steps: Sequence[Sequence[Batch]],
+    make_setup: MakeSetup = single_device,
+) -> EnsembleTrace:
+    """Train one copy per entry of the first dim; arguments and result are those of `train_ensemble`."""
+    copies = len(next(iter(parameters.values())))
+    return stacked([_train_copy(training, parameters, steps, make_setup, copy) for copy in range(copies)])
+
+
+def _train_copy(
+    training: Training,
+    parameters: Mapping[str, torch.Tensor],
+    steps: Sequence[Sequence[Batch]],
+    make_setup: MakeSetup,
+    copy: int,
+) -> Trace:
+    setup = make_setup(training, {name: values[copy] for name, values in parameters.items()})
+    return train(setup, [[_batch(batch, copy) for batch in step] for step in steps])
+
+
+def _batch(batch: Batch, copy: int) -> Batch:
+    return Batch(inputs=batch.inputs[copy], targets=batch.targets[copy], masks=batch.masks)
+
+
+def stacked(traces: Sequence[Trace]) -> EnsembleTrace:
+    """The traces of single-device runs of one training as one, with the copies as first dim."""
+    steps = tuple(_step(rows) for rows in zip(*(trace.steps for trace in traces), strict=True))
+    state = [trace.state for trace in traces]
+    return EnsembleTrace(steps=steps, state_names=tuple(piece.name for piece in state[0].pieces), state=_rows(state))
+
+
+def _step(rows: tuple[Step, ...]) -> EnsembleStep:
+    first = rows[0]
+    clipped = [row.clipped for row in rows if row.clipped is not None]
+    return EnsembleStep(
+        loss=np.array([row.loss for row in rows]),
+        present=first.gradients.present,
+        gradients=_rows([row.gradients for row in rows]),
+        clip_norm=None if first.clip_norm is None else np.array([row.clip_norm for row in rows], dtype=np.float64),
+        clipped=_rows(clipped) if clipped else None,
+        parameters=_rows([row.parameters for row in rows]),
+    )
+
+
+def _rows(snapshots: Sequence[Snapshot]) -> Array:
+    return np.stack([snapshot.values for snapshot in snapshots])
