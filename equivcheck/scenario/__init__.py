@@ -2,6 +2,7 @@
 
 from equivcheck.scenario.clipping import ClipNorm, ClipValue, NormType
 from equivcheck.scenario.data import Data
+from equivcheck.scenario.execution import Compile, Execution, Recompute
 from equivcheck.scenario.layout import Layout
 from equivcheck.scenario.mesh import Axis, Mesh
 from equivcheck.scenario.model import Activation, Layer, Model, Norm, Side
@@ -54,9 +55,11 @@ __all__ = [
     "Axis",
     "ClipNorm",
     "ClipValue",
+    "Compile",
     "CosineAnnealingLR",
     "Data",
     "Distribution",
+    "Execution",
     "ExponentialLR",
     "Group",
     "Implementation",
@@ -75,6 +78,7 @@ __all__ = [
     "Precision",
     "RAdam",
     "RMSprop",
+    "Recompute",
     "Rprop",
     "Scenario",
     "Schedule",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from equivcheck.errors import InvalidScenario
+from equivcheck.scenario.execution import Execution
 from equivcheck.scenario.mesh import DP, REPLICATE, SHARD, Mesh
 from equivcheck.scenario.parallelism import FSDP1, Parallelism
 
@@ -17,6 +18,8 @@ class Layout:
     """The ranks."""
     parallelisms: tuple[Parallelism, ...]
     """What is applied, innermost first; together they take each axis of the mesh exactly once."""
+    execution: Execution = Execution()
+    """How each rank runs its part."""
 
     def __post_init__(self) -> None:
         if not self.parallelisms:

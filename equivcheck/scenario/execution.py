@@ -1,0 +1,40 @@
+"""How a rank's forward and backward are carried out: nothing of it may change what is computed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from equivcheck.choice import Choice
+
+
+class Compile(Choice):
+    """What `torch.compile` makes of the model as a layout has wrapped it; its backward is compiled ahead of time with it."""
+
+    NONE = "none"
+    AOT_EAGER = "aot_eager"
+    INDUCTOR = "inductor"
+
+
+class Recompute(Choice):
+    """Which layers keep no activations and run again in backward."""
+
+    NONE = "none"
+    ODD_LAYERS = "odd_layers"
+    EVERY_LAYER = "every_layer"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Execution:
+    """Ways to run the same training."""
+
+    compile: Compile = Compile.NONE
+    """Backend of `torch.compile` for the module that is called."""
+    compiled_autograd: bool = False
+    """Whether the backward pass as a whole is compiled, by the same backend (``aot_eager`` if the forward is not compiled)."""
+    checkpointing: Recompute = Recompute.NONE
+    """Activation checkpointing: of no layer, of layers 1, 3 ..., or of all."""
+
+    @property
+    def is_compiled(self) -> bool:
+        """Whether any of it is compiled, which needs processes: threads share the compiler's state."""
+        return self.compile is not Compile.NONE or self.compiled_autograd

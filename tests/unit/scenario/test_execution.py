@@ -1,0 +1,38 @@
+"""Rules of how a layout is run."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from equivcheck.scenario import DDP, Axis, Compile, Data, Execution, Layer, Layout, Mesh, Model, Recompute, Scenario, Training
+from equivcheck.scenario.codec import from_json, to_json
+
+LAYOUT = Layout(mesh=Mesh(axes=(Axis(name="dp", size=2),)), parallelisms=(DDP(),))
+SCENARIO = Scenario(
+    training=Training(model=Model(features=1, layers=(Layer(width=1),)), data=Data(microbatches=(2,))), layout=LAYOUT
+)
+
+
+def test_a_layout_written_before_executions_is_run_plainly() -> None:
+    """JSON without the field reads as a layout with nothing compiled and nothing recomputed."""
+    data = json.loads(to_json(SCENARIO))
+    del data["layout"]["execution"]
+    assert from_json(json.dumps(data)) == SCENARIO
+    assert SCENARIO.layout.execution == Execution(compile=Compile.NONE, compiled_autograd=False, checkpointing=Recompute.NONE)
+
+
+@pytest.mark.parametrize(
+    ("execution", "compiled"),
+    [
+        (Execution(), False),
+        (Execution(checkpointing=Recompute.EVERY_LAYER), False),
+        (Execution(compile=Compile.AOT_EAGER), True),
+        (Execution(compile=Compile.INDUCTOR), True),
+        (Execution(compiled_autograd=True), True),
+    ],
+)
+def test_forward_or_backward_makes_an_execution_compiled(execution: Execution, compiled: bool) -> None:
+    """Checkpointing alone compiles nothing."""
+    assert execution.is_compiled is compiled
