@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from equivcheck.layouts.registry import layout_kinds
 from equivcheck.oracle.verdict import Outcome
 from equivcheck.scenario import Axis, Data, Layer, Layout, Mesh, Model, Parallelism, Scenario, Training
-from equivcheck.worlds.pool import WORLDS
+from equivcheck.worlds.pool import COMPARABLE
 
 _NUM_RANKS = 2
 _DEADLINE = 30.0
@@ -35,7 +35,7 @@ class Probe:
 
 def probe_everything() -> Iterator[Probe]:
     """Each layout in each world, one after the other."""
-    for world in WORLDS:
+    for world in COMPARABLE:
         for tag, kind in layout_kinds().items():
             yield probe(world, tag, kind.parallelism)
 

@@ -11,7 +11,7 @@ from hypothesis.strategies import DrawFn, SearchStrategy
 
 from equivcheck.layouts.registry import mended
 from equivcheck.scenario import Data, Layout, Scenario, Training
-from equivcheck.scenario.data import MAX_ROWS
+from equivcheck.scenario.data import USUAL_ROWS
 from equivcheck.scenario.mesh import MAX_RANKS
 from equivcheck.strategies.chance import EVENLY, SEEDS
 from equivcheck.strategies.layout import layouts
@@ -60,4 +60,4 @@ def _shared_out(data: Data, shares: int) -> Data:
     """Data whose microbatches are multiples of `shares`: left alone where they are, else each that many times as large."""
     if all(rows % shares == 0 for rows in data.microbatches):
         return data
-    return Data(microbatches=tuple(shares * min(rows, MAX_ROWS // shares) for rows in data.microbatches))
+    return Data(microbatches=tuple(shares * min(rows, USUAL_ROWS // shares) for rows in data.microbatches))

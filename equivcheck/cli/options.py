@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 import click
 
 from equivcheck.findings.store import DEFAULT_STORE
-from equivcheck.worlds.pool import WORLDS
+from equivcheck.worlds.pool import COMPARABLE
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -34,7 +34,7 @@ store_option = click.option(
     show_default=True,
     help="Folder of the findings.",
 )
-world_type = click.Choice(list(WORLDS))
+world_type = click.Choice(COMPARABLE)
 
 
 def deadline_option(default: float) -> Option:

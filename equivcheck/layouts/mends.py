@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from equivcheck.scenario import Layer, Model, Side, Training
-from equivcheck.scenario.data import MAX_ROWS
+from equivcheck.scenario.data import USUAL_ROWS
 from equivcheck.scenario.model import MAX_WIDTH
 
 
@@ -37,7 +37,7 @@ def without_frozen(training: Training) -> Training:
 
 def with_rows(training: Training, multiple: int) -> Training:
     """Rows of every microbatch rounded to a multiple: up, or down where that is more than a microbatch may have."""
-    microbatches = tuple(rounded(rows, multiple, MAX_ROWS) for rows in training.data.microbatches)
+    microbatches = tuple(rounded(rows, multiple, max(USUAL_ROWS, multiple)) for rows in training.data.microbatches)
     return replace(training, data=replace(training.data, microbatches=microbatches))
 
 

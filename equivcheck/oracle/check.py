@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Callable
 from dataclasses import replace
 
+from equivcheck.errors import UsageError
 from equivcheck.layouts.program import rank_program
 from equivcheck.layouts.registry import unsupported
 from equivcheck.oracle.compare import compare
@@ -18,7 +19,7 @@ from equivcheck.tally import record
 from equivcheck.train.setup import Setup
 from equivcheck.train.trace import Trace
 from equivcheck.worlds.failure import RanksFailed
-from equivcheck.worlds.pool import ranks
+from equivcheck.worlds.pool import COMPARABLE, ranks
 from equivcheck.worlds.ranks import Ranks
 
 MAX_FOLLOWERS = 20
@@ -46,6 +47,8 @@ def _judge(scenario: Scenario, world: str | Ranks, deadline: float, alter: Calla
     if reason is not None:
         return Verdict(outcome=Outcome.UNSUPPORTED, scenario=scenario, world=name, reason=reason)
     members = ranks(world, scenario.layout.mesh.num_ranks) if isinstance(world, str) else world
+    if not members.has_data:
+        raise UsageError(f"world {name!r} has no data to compare; allowed: {', '.join(COMPARABLE)}")
     try:
         with warnings.catch_warnings():
             # What torch warns of in a generated scenario is no news to anybody, and must not be an error where warnings are.

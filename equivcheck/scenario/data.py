@@ -7,7 +7,10 @@ from dataclasses import dataclass
 from equivcheck.errors import InvalidScenario
 
 MAX_MICROBATCHES = 4
-MAX_ROWS = 64
+MAX_ROWS = 2**16
+"""What a noun allows: a dry run has thousands of ranks."""
+USUAL_ROWS = 64
+"""What is generated."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -15,7 +18,7 @@ class Data:
     """What one step consumes, on all ranks together; drawn from the training's seed."""
 
     microbatches: tuple[int, ...]
-    """Rows of each microbatch, 1 to 64; 1 to 4 microbatches, whose gradients are accumulated before the optimizer steps."""
+    """Rows of each microbatch, 1 to 65,536; 1 to 4 microbatches, whose gradients are accumulated before the optimizer steps."""
 
     def __post_init__(self) -> None:
         if not 1 <= len(self.microbatches) <= MAX_MICROBATCHES:

@@ -21,8 +21,16 @@ def _gloo(size: int) -> Ranks:
     return GlooRanks(size)
 
 
-WORLDS: dict[str, Callable[[int], Ranks]] = {"sim": _sim, "gloo": _gloo}
+def _fake(size: int) -> Ranks:
+    from equivcheck.worlds.fake import FakeRanks
+
+    return FakeRanks(size)
+
+
+WORLDS: dict[str, Callable[[int], Ranks]] = {"sim": _sim, "gloo": _gloo, "fake": _fake}
 """How to open N ranks of each world; looked up by name only when asked, as each imports torch."""
+COMPARABLE = ("sim", "gloo")
+"""Those whose numbers mean something."""
 
 _open: dict[tuple[str, int], Ranks] = {}
 

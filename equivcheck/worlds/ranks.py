@@ -26,6 +26,8 @@ class Ranks(ABC):
 
     name: ClassVar[str]
     """The world's name, as users type it."""
+    has_data: ClassVar[bool] = True
+    """Whether every rank runs, so that what they leave can be compared."""
 
     def __init__(self, size: int) -> None:
         self.size = size

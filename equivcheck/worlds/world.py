@@ -31,8 +31,11 @@ class World:
     def run(self, program: Callable[..., Any], *arguments: Any, schedule_seed: int = 0, deadline: float = 60.0) -> Run:
         """Call ``program(*arguments)`` on every rank; `deadline` is in seconds.
 
-        In ``gloo`` the program and its arguments must be picklable. Raises `equivcheck.worlds.failure.RanksFailed` when a rank
-        raises, dies, or waits in vain; the world can be used again afterwards.
+        In ``gloo`` the program and its arguments must be picklable. In ``fake`` the first rank runs alone, of as many as one
+        likes: what it receives has the right shape and no meaning, and `Run` has its value only.
+
+        Raises `equivcheck.worlds.failure.RanksFailed` when a rank raises, dies, or waits in vain; the world can be used again
+        afterwards.
         """
         return self._ranks.run(program, *arguments, schedule_seed=schedule_seed, deadline=deadline)
 

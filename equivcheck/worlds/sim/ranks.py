@@ -38,7 +38,7 @@ INTERRUPT_PATIENCE = 1.0
 
 Program = Callable[[], Any]
 
-_one_run_at_a_time = threading.Lock()
+one_run_at_a_time = threading.Lock()
 
 
 class SimRanks(Ranks):
@@ -64,7 +64,7 @@ class SimRanks(Ranks):
         """
         if is_rank_thread():
             raise EquivCheckError("SimRanks.run: called by a rank of a simulated world, allowed is any other thread")
-        with _one_run_at_a_time, separate_worlds(make_group), shared_propagation(), _own_rng():
+        with one_run_at_a_time, separate_worlds(make_group), shared_propagation(), own_rng():
             crew = self._ready_crew()
             try:
                 return crew.run(lambda: program(*arguments), schedule_seed, deadline)
@@ -76,7 +76,7 @@ class SimRanks(Ranks):
         """End the rank threads; the ranks start anew when they run again."""
         crew, self._crew = self._crew, None
         if crew is not None:
-            with _one_run_at_a_time, separate_worlds(make_group):
+            with one_run_at_a_time, separate_worlds(make_group):
                 crew.dismiss()
 
     def _ready_crew(self) -> Crew:
@@ -204,7 +204,7 @@ class Crew:
 
 
 @contextlib.contextmanager
-def _own_rng() -> Iterator[None]:
+def own_rng() -> Iterator[None]:
     """Leave the default random generator as it was."""
     state = torch.default_generator.get_state()
     try:

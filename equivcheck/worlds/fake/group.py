@@ -1,0 +1,91 @@
+"""A group whose other members do not exist: calls are noted as in a simulated world, and complete at once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from equivcheck.worlds.sim.exchange import Exchange, Meeting, RawCall, Request
+from equivcheck.worlds.sim.process_group import SimGroup
+from equivcheck.worlds.sim.torch_private import raw_memory
+from equivcheck.worlds.sim.work import ReceiveWork, SimWork
+
+Tensors = list[torch.Tensor]
+
+
+class LoneScheduler:
+    """Stands in for the scheduler of many ranks: nobody else is to run."""
+
+    def check(self) -> None:
+        """Nothing can have gone wrong elsewhere."""
+
+    progress = check
+
+
+class LoneBoard:
+    """What the groups of one rank share."""
+
+    def __init__(self, rank: int) -> None:
+        self.scheduler: Any = LoneScheduler()
+        self.calls: dict[int, list[RawCall]] = {rank: []}
+        self.unwaited: set[SimWork] = set()
+        self._exchanges: dict[tuple[str, tuple[int, ...]], Exchange] = {}
+
+    def exchange(self, name: str, ranks: tuple[int, ...]) -> Exchange:
+        """Where a group counts its calls; nobody meets there."""
+        key = (name, ranks)
+        if key not in self._exchanges:
+            self._exchanges[key] = Exchange(ranks, self.scheduler)
+        return self._exchanges[key]
+
+
+class LoneGroup(SimGroup):
+    """One rank's side of a group without other sides.
+
+    What comes back has the right shape. A gathered tensor is the rank's own, once for each member; a reduced one is left as it
+    is; anything else keeps what was in its memory.
+    """
+
+    def send(self, tensors: Tensors, receiver: int, tag: int = 0) -> SimWork:  # noqa: ARG002 - torch names them
+        """Drop tensors."""
+        return self._done(self._note("send", tensors, self.ranks[receiver]), tensors)
+
+    def recv(self, tensors: Tensors, sender: int | None, tag: int = 0) -> SimWork:  # noqa: ARG002
+        """Leave tensors as they are; a message from anybody comes from the caller."""
+        raw = self._note("recv", tensors, None if sender is None else self.ranks[sender])
+        meeting = self._met(raw)
+        work = ReceiveWork(self, raw, meeting, [], tensors)
+        work.parcel = _Anybody(self.member if sender is None else sender)  # type: ignore[assignment]
+        return self._keep(work)
+
+    def _collective(self, request: Request, outputs: Tensors, shown: Any = None) -> SimWork:
+        root = request.root
+        raw = self._note(request.op, request.tensors, None if root is None else self.ranks[root])
+        if request.op == "all_gather":
+            self._fill(request.share, outputs)
+        return self._done(raw, outputs if shown is None else shown)
+
+    def _fill(self, inputs: Tensors, outputs: Tensors) -> None:
+        with raw_memory():
+            if len(outputs) == len(inputs) and len(self.ranks) > 1:
+                for source, output in zip(inputs, outputs, strict=True):
+                    output.view(len(self.ranks), -1).copy_(source.reshape(1, -1))
+            else:
+                for number, output in enumerate(outputs):
+                    output.copy_(inputs[number // len(self.ranks)].view(output.shape))
+
+    def _done(self, raw: RawCall, shown: Any) -> SimWork:
+        return self._keep(SimWork(self, raw, self._met(raw), [], shown))
+
+    def _met(self, raw: RawCall) -> Meeting:
+        meeting = Meeting(1, None, (self.member, raw))
+        meeting.results = {self.member: []}
+        return meeting
+
+
+class _Anybody:
+    """Where a message came from that nobody sent."""
+
+    def __init__(self, sender: int) -> None:
+        self.sender = sender

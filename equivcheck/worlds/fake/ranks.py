@@ -1,0 +1,93 @@
+"""One rank of a world without peers."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any, ClassVar
+
+import torch.distributed as dist
+
+from equivcheck.errors import EquivCheckError, UsageError
+from equivcheck.worlds.failure import Failure, FailureKind, RankReport, RanksFailed, RankState
+from equivcheck.worlds.fake.group import LoneBoard, LoneGroup
+from equivcheck.worlds.ranks import Ranks, Run
+from equivcheck.worlds.sim.exchange import call_of
+from equivcheck.worlds.sim.ranks import one_run_at_a_time, own_rng
+from equivcheck.worlds.sim.torch_private import (
+    BACKEND,
+    HashStore,
+    is_rank_thread,
+    keep_num_threads,
+    prepare_rank_thread,
+    separate_worlds,
+)
+
+
+class FakeRanks(Ranks):
+    """One rank of `size`: plans and shapes are real, numbers are not.
+
+    Each run makes its world anew, in a thread of its own, and holds the calls and the value of that rank alone.
+    """
+
+    name: ClassVar[str] = "fake"
+    has_data: ClassVar[bool] = False
+
+    def __init__(self, size: int, rank: int = 0) -> None:
+        if not 0 <= rank < size:
+            raise UsageError(f"rank {rank} is not in a world of {size}; allowed: 0 to {size - 1}")
+        super().__init__(size)
+        self.rank = rank
+
+    def run(self, program: Callable[..., Any], *arguments: Any, schedule_seed: int = 0, deadline: float = 60.0) -> Run:  # noqa: ARG002
+        """Call ``program(*arguments)`` on the one rank; raises `RanksFailed` when it raises or outlasts `deadline` seconds."""
+        if is_rank_thread():
+            raise EquivCheckError("FakeRanks.run: called by a rank, allowed is any other thread")
+        visit = _Visit(self.rank, self.size, lambda: program(*arguments))
+        with one_run_at_a_time, separate_worlds(visit.make_group), own_rng(), keep_num_threads():
+            visit.thread.start()
+            visit.thread.join(deadline)
+        if visit.thread.is_alive():
+            raise _failed(self.rank, RankState.RUNNING, FailureKind.TIMEOUT, f"rank {self.rank} still ran after {deadline:g} s")
+        if visit.error is not None:
+            text = f"{type(visit.error).__name__}: {visit.error}"
+            raise _failed(self.rank, RankState.RAISED, FailureKind.RAISED, text) from visit.error
+        return Run(values=(visit.value,), calls=(tuple(map(call_of, visit.board.calls[self.rank])),))
+
+    def close(self) -> None:
+        """Nothing is kept."""
+
+
+class _Visit:
+    """One run."""
+
+    def __init__(self, rank: int, size: int, program: Callable[[], Any]) -> None:
+        self.rank, self.size = rank, size
+        self.board = LoneBoard(rank)
+        self.value: Any = None
+        self.error: BaseException | None = None
+        self.thread = threading.Thread(target=self._serve, args=(program,), daemon=True, name=f"fake-rank-{rank}")
+
+    def make_group(self, options: Any, _: Any) -> LoneGroup:
+        """What `torch.distributed` calls for a group."""
+        ranks = tuple(options.global_ranks_in_group) or tuple(range(options.group_size))
+        board: Any = self.board
+        return LoneGroup(board, self.rank, options.group_id, ranks, options.group_rank)
+
+    def _serve(self, program: Callable[[], Any]) -> None:
+        try:
+            prepare_rank_thread()
+            timeout = timedelta(seconds=1)
+            dist.init_process_group(BACKEND, store=HashStore(), rank=self.rank, world_size=self.size, timeout=timeout)
+            self.value = program()
+        except BaseException as error:
+            self.error = error
+        finally:
+            if dist.is_initialized():
+                dist.destroy_process_group()
+
+
+def _failed(rank: int, state: RankState, kind: FailureKind, text: str) -> RanksFailed:
+    report = RankReport(rank=rank, state=state, error=text)
+    return RanksFailed(Failure(kind=kind, summary=text, reports=(report,)))
