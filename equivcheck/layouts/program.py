@@ -10,6 +10,7 @@ from equivcheck.scenario import Layout, Scenario
 from equivcheck.train.loop import train
 from equivcheck.train.setup import Setup, single_device
 from equivcheck.train.trace import Trace
+from equivcheck.worlds.marks import mark
 from equivcheck.worlds.meshes import device_mesh
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ def rank_program(scenario: Scenario, alter: Callable[[Setup], None] | None = Non
 def rank_setup(scenario: Scenario) -> Setup:
     """The setup of this rank with every parallelism applied, innermost first."""
     setup, layout = single_device(scenario.training), scenario.layout
+    setup.announce = mark
     mesh = device_mesh(layout.mesh.shape, layout.mesh.names)
     for parallelism in layout.parallelisms:
         kind_of(parallelism).apply(setup, parallelism, _submesh(mesh, layout, layout.axes_of(parallelism)))

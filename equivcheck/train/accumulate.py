@@ -11,6 +11,7 @@ from torch.nn import functional
 
 from equivcheck.scenario import Training
 from equivcheck.train.material import Batch
+from equivcheck.train.stage import Stage
 
 if TYPE_CHECKING:
     from equivcheck.train.setup import Setup
@@ -20,9 +21,11 @@ def accumulate(setup: Setup, microbatches: Sequence[Batch], index: int) -> float
     """Forward and backward of one microbatch after the other; returns the step's loss."""
     total = 0.0
     for number, batch in enumerate(microbatches):
+        setup.announce(Stage.COMPUTE, index)
         with setup.accumulation(number == len(microbatches) - 1):
             loss = part_loss(setup, setup.take(batch), index, batch.inputs.shape[0])
             loss.backward()  # type: ignore[no-untyped-call]
+        setup.announce(Stage.READING, index)
         total += scalar(loss)
     return total
 

@@ -14,6 +14,7 @@ from equivcheck.train.material import Batch, material
 from equivcheck.train.optimizer import build_schedule
 from equivcheck.train.read import buffer_snapshot, snapshot, state_snapshot
 from equivcheck.train.setup import Setup
+from equivcheck.train.stage import Stage
 from equivcheck.train.trace import Piece, Slot, Snapshot, Step, Trace
 
 
@@ -48,23 +49,29 @@ def train(setup: Setup, steps: Sequence[Sequence[Batch]] | None = None) -> Trace
 
 def _step(run: _Run, microbatches: Sequence[Batch], index: int) -> Step:
     setup, optimizer = run.setup, run.optimizer
+    setup.announce(Stage.COMPUTE, index)
     for hook in setup.before_step:
         hook(optimizer, index)
     optimizer.zero_grad(set_to_none=setup.training.zero_grad is ZeroGrad.NONE)
     loss = setup.compute(setup, microbatches, index)
+    setup.announce(Stage.COMPUTE, index)
     for hook in setup.before_update:
         hook(optimizer, index)
+    setup.announce(Stage.READING, index)
     gradients = run.gradients()
-    clip_norm = _clip(setup, [slot.parameter for slot in run.slots])
+    clip_norm = _clip(setup, [slot.parameter for slot in run.slots], index)
     clipped = None if setup.training.clipping is None else run.gradients()
+    setup.announce(Stage.UPDATE, index)
     optimizer.step()
+    setup.announce(Stage.READING, index)
     return Step(loss=loss, gradients=gradients, clip_norm=clip_norm, clipped=clipped, parameters=run.parameters())
 
 
-def _clip(setup: Setup, parameters: list[torch.Tensor]) -> float | None:
+def _clip(setup: Setup, parameters: list[torch.Tensor], index: int) -> float | None:
     clipping = setup.training.clipping
-    if isinstance(clipping, ClipNorm):
-        return scalar(setup.clip_norm(setup.module, parameters, clipping))
+    setup.announce(Stage.CLIPPING, index)
+    norm = setup.clip_norm(setup.module, parameters, clipping) if isinstance(clipping, ClipNorm) else None
     if isinstance(clipping, ClipValue):
         nn.utils.clip_grad_value_(parameters, clipping.clip_value)
-    return None
+    setup.announce(Stage.READING, index)
+    return None if norm is None else scalar(norm)

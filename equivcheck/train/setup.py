@@ -15,6 +15,7 @@ from equivcheck.train.material import Batch, material
 from equivcheck.train.model import build_model
 from equivcheck.train.optimizer import build_optimizer
 from equivcheck.train.read import default_slots
+from equivcheck.train.stage import Stage
 from equivcheck.train.trace import Slot
 
 
@@ -49,6 +50,8 @@ class Setup:
     """Builds the optimizer over (name, parameter) pairs; a parameter of several pieces has the name of its first."""
     release: Callable[[], None] = lambda: None
     """Called when all is over, also after an error, to let go of what would stay in memory."""
+    announce: Callable[[Stage, int], None] = lambda _stage, _step: None
+    """Told of every stage of every step as it begins, with the step's index."""
     before_step: list[Callable[[torch.optim.Optimizer, int], None]] = field(default_factory=list)
     """Called with the optimizer and the step's index before gradients are zeroed."""
     before_update: list[Callable[[torch.optim.Optimizer, int], None]] = field(default_factory=list)

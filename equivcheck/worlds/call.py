@@ -4,6 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from equivcheck.train.stage import Stage
+
+BEFORE_STEPS = -1
+"""The step of calls that are issued before the first step."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
@@ -23,6 +28,10 @@ class Call:
     """Bytes of those tensors."""
     peer: int | None = None
     """Global rank of the root or the other side; None where the call has none."""
+    stage: Stage = Stage.SETUP
+    """What the rank was doing, as far as the program said."""
+    step: int = BEFORE_STEPS
+    """In which step, from 0; `BEFORE_STEPS` in the setup."""
 
     def describe(self) -> str:
         """One line: ``all_reduce.sum float64[3, 4] on ranks (0, 1), call 7``."""

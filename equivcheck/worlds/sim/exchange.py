@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from equivcheck.worlds.call import Call
+from equivcheck.train.stage import Stage
+from equivcheck.worlds.call import BEFORE_STEPS, Call
 from equivcheck.worlds.sim.arithmetic import Combine, DisagreementError
 from equivcheck.worlds.sim.scheduler import Scheduler
 
@@ -17,16 +19,36 @@ if TYPE_CHECKING:
 MAX_GROUPS = 2000
 """A world that has made more groups than this is built anew before its next run, since torch keeps them all."""
 
-RawCall = tuple[str, tuple[int, ...], int, tuple[torch.Size, ...], torch.dtype | None, int | None]
-"""The fields of a `Call` but its bytes, cheap to note at each call: op, ranks, index, shapes, dtype, peer."""
+KEPT_CALLS = 4096
+"""Records kept, some hundred bytes each: the ranks of a group issue equal calls, and so do the runs of a campaign."""
+
+Mark = tuple[Stage, int]
+"""Where in a training a rank is: the stage and the step."""
+
+BEFORE: Mark = (Stage.SETUP, BEFORE_STEPS)
+"""Where a rank is until its program says more."""
+
+RawCall = tuple[str, tuple[int, ...], int, tuple[torch.Size, ...], torch.dtype | None, int | None, Mark]
+"""The fields of a `Call` but its bytes, cheap to note at each call: op, ranks, index, shapes, dtype, peer, stage and step."""
 
 
+@lru_cache(maxsize=KEPT_CALLS)
 def call_of(raw: RawCall) -> Call:
     """The record of a call, from the notes that were taken when it was issued."""
-    op, ranks, index, shapes, dtype, peer = raw
+    op, ranks, index, shapes, dtype, peer, (stage, step) = raw
     num_bytes = 0 if dtype is None else sum(shape.numel() for shape in shapes) * dtype.itemsize
     name = "" if dtype is None else str(dtype).removeprefix("torch.")
-    return Call(op=op, ranks=ranks, index=index, shapes=tuple(map(tuple, shapes)), dtype=name, num_bytes=num_bytes, peer=peer)
+    return Call(
+        op=op,
+        ranks=ranks,
+        index=index,
+        shapes=tuple(map(tuple, shapes)),
+        dtype=name,
+        num_bytes=num_bytes,
+        peer=peer,
+        stage=stage,
+        step=step,
+    )
 
 
 class Request(NamedTuple):
@@ -160,6 +182,7 @@ class Switchboard:
     def __init__(self, size: int, scheduler: Scheduler) -> None:
         self.scheduler = scheduler
         self.calls: list[list[RawCall]] = [[] for _ in range(size)]
+        self.marks: list[Mark] = [BEFORE] * size
         self.unwaited: set[SimWork] = set()
         self._exchanges: dict[tuple[str, tuple[int, ...]], Exchange] = {}
 
@@ -186,6 +209,7 @@ class Switchboard:
     def clear(self) -> None:
         """Forget what the last run issued; groups stay."""
         self.calls = [[] for _ in self.calls]
+        self.marks = [BEFORE] * len(self.calls)
         self.unwaited.clear()
         for exchange in self._exchanges.values():
             exchange.clear()

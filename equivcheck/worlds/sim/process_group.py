@@ -8,6 +8,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from equivcheck.worlds.marks import listen
 from equivcheck.worlds.sim import arithmetic
 from equivcheck.worlds.sim.exchange import RawCall, Request, Switchboard
 from equivcheck.worlds.sim.torch_private import BACKEND, premultiplier, raw_memory
@@ -25,6 +26,7 @@ _seat = threading.local()
 def take_seat(board: Switchboard, rank: int) -> None:
     """Make the calling thread that rank of that world, for the groups it will make."""
     _seat.board, _seat.rank = board, rank
+    listen(lambda stage, step: board.marks.__setitem__(rank, (stage, step)))
 
 
 def make_group(options: Any, _: Any) -> SimGroup:
@@ -249,8 +251,9 @@ class SimGroup(_ProcessGroup):  # type: ignore[misc]  # torch's overloads differ
         index = self._exchange.issued[self.member]
         self._exchange.issued[self.member] = index + 1
         dtype = tensors[0].dtype if tensors else None
-        raw = (op, self.ranks, index, tuple([tensor.shape for tensor in tensors]), dtype, peer)
-        self.board.calls[self.global_rank].append(raw)
+        rank = self.global_rank
+        raw = (op, self.ranks, index, tuple([tensor.shape for tensor in tensors]), dtype, peer, self.board.marks[rank])
+        self.board.calls[rank].append(raw)
         return raw
 
     def _keep(self, work: SimWork) -> SimWork:
