@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn, SearchStrategy
 
-from equivcheck.scenario import Activation, Layer, Norm, Side
+from equivcheck.scenario import Activation, Exercise, Layer, Norm, Side
 from equivcheck.scenario.model import MAX_WIDTH
 from equivcheck.strategies.chance import EVENLY, SOMETIMES
 
@@ -15,6 +15,7 @@ ACTIVATIONS: SearchStrategy[Activation] = st.sampled_from(Activation)
 
 _NORMS = st.sampled_from((None, Norm.LAYER, Norm.RMS))
 _DROPOUTS = st.sampled_from((0.0, 0.0, 0.5, 0.25))
+_EXERCISES = st.sampled_from((None,) * len(Exercise) + tuple(Exercise))
 _SIDES = st.sampled_from((None, None, None, Side.NEVER, Side.EVEN_STEPS))
 
 
@@ -33,4 +34,5 @@ def layers(draw: DrawFn, *, widths: SearchStrategy[int] = WIDTHS, activations: S
         dropout=draw(_DROPOUTS),
         frozen=draw(SOMETIMES),
         side=draw(_SIDES),
+        exercise=draw(_EXERCISES),
     )

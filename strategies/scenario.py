@@ -60,4 +60,4 @@ def _shared_out(data: Data, shares: int) -> Data:
     """Data whose microbatches are multiples of `shares`: left alone where they are, else each that many times as large."""
     if all(rows % shares == 0 for rows in data.microbatches):
         return data
-    return Data(microbatches=tuple(shares * min(rows, USUAL_ROWS // shares) for rows in data.microbatches))
+    return replace(data, microbatches=tuple(shares * min(rows, USUAL_ROWS // shares) for rows in data.microbatches))

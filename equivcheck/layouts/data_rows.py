@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from equivcheck.train.material import Batch
@@ -25,7 +26,7 @@ def take_rows(setup: Setup, mesh: DeviceMesh) -> None:
 
 def rows_of(batch: Batch, rank: int, size: int) -> Batch:
     """The rows of rank `rank` of `size`, which divides their number."""
-    rows = batch.inputs.shape[0] // size
-    part = slice(rank * rows, (rank + 1) * rows)
-    masks = tuple(None if mask is None else mask[part] for mask in batch.masks)
-    return Batch(inputs=batch.inputs[part], targets=batch.targets[part], masks=masks)
+    count = batch.rows // size
+    inputs, targets = (values.narrow(batch.batch_dim, rank * count, count) for values in (batch.inputs, batch.targets))
+    masks = tuple(None if mask is None else mask.narrow(0, rank * count, count) for mask in batch.masks)
+    return replace(batch, inputs=inputs, targets=targets, masks=masks)

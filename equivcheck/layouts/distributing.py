@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -42,9 +43,10 @@ def _settled(placements: tuple[Placement, ...], gradient: DTensor) -> DTensor:
 
 def distribute_batch(batch: Batch, mesh: DeviceMesh) -> Batch:
     """The whole batch, of which every rank has its own rows."""
-    masks = tuple(None if mask is None else _by_rows(mask, mesh) for mask in batch.masks)
-    return Batch(inputs=_by_rows(batch.inputs, mesh), targets=_by_rows(batch.targets, mesh), masks=masks)
+    inputs, targets = (_by_rows(values, mesh, batch.batch_dim) for values in (batch.inputs, batch.targets))
+    masks = tuple(None if mask is None else _by_rows(mask, mesh, 0) for mask in batch.masks)
+    return replace(batch, inputs=inputs, targets=targets, masks=masks)
 
 
-def _by_rows(local: torch.Tensor, mesh: DeviceMesh) -> DTensor:
-    return DTensor.from_local(local, mesh, [Shard(0)], run_check=False)
+def _by_rows(local: torch.Tensor, mesh: DeviceMesh, batch_dim: int) -> DTensor:
+    return DTensor.from_local(local, mesh, [Shard(batch_dim)], run_check=False)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from itertools import product
 
 from equivcheck.layouts.mends import all_multiples, each_layer, with_num_layers, with_rows, with_widths
-from equivcheck.scenario import Layer, LayerPlan, Layout, Model, Split, Spread, Training
+from equivcheck.scenario import Exercise, Layer, LayerPlan, Layout, Model, Split, Spread, Training
 
 ALL_PLANS: tuple[LayerPlan, ...] = tuple(
     LayerPlan(split=split, output=output)
@@ -68,6 +68,11 @@ RULES: tuple[PlanRule, ...] = (
         reason="tensor parallelism: a residual adds a layer's input to its output, but the plan spreads them differently",
         broken=lambda place, plan: place.layer.residual and plan.output is not place.input,
         mend=lambda training, _layout, place: _with_layer(training, place.index, residual=False),
+    ),
+    PlanRule(
+        reason="tensor parallelism: a layer counts features that its plan cuts, and a local tensor does not tell where it starts",
+        broken=lambda place, plan: place.layer.exercise is Exercise.ARANGE and plan.output is Spread.FEATURES,
+        mend=lambda training, _layout, place: _with_layer(training, place.index, exercise=None),
     ),
     PlanRule(
         reason="tensor parallelism: rows cut between layers must be a multiple of the ranks, as local tensors do not tell how "

@@ -6,6 +6,7 @@ Subclasses `ParallelStyle`, whose `_apply` is private; tried on torch 2.13.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -72,7 +73,7 @@ def _linear_style(plan: LayerPlan, spread: Spread) -> ParallelStyle:
 def local_masks(batch: Batch, plan: tuple[LayerPlan, ...], rank: int, size: int) -> Batch:
     """The batch with each layer's mask cut as the plan spreads the layer's output."""
     masks = tuple(_part(mask, entry.output, rank, size) for mask, entry in zip(batch.masks, plan, strict=True))
-    return Batch(inputs=batch.inputs, targets=batch.targets, masks=masks)
+    return replace(batch, masks=masks)
 
 
 def _part(mask: torch.Tensor | None, spread: Spread, rank: int, size: int) -> torch.Tensor | None:

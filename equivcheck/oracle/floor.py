@@ -7,7 +7,7 @@ Tolerance is measured, not chosen. The reference is run again with every input, 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import repeat
 
 import numpy as np
@@ -85,10 +85,10 @@ def _clip_flat(_module: nn.Module, parameters: list[torch.Tensor], clipping: Cli
 
 
 def _parts(batch: Batch, num_parts: int) -> Iterator[Batch]:
-    inputs, targets = (values.chunk(num_parts) for values in (batch.inputs, batch.targets))
+    inputs, targets = (values.chunk(num_parts, batch.batch_dim) for values in (batch.inputs, batch.targets))
     for part, rows in enumerate(inputs):
         masks = tuple(None if mask is None else mask.chunk(num_parts)[part] for mask in batch.masks)
-        yield Batch(inputs=rows, targets=targets[part], masks=masks)
+        yield replace(batch, inputs=rows, targets=targets[part], masks=masks)
 
 
 def _perturb(values: torch.Tensor, num_copies: int, generator: np.random.Generator) -> torch.Tensor:
@@ -100,7 +100,7 @@ def _perturb(values: torch.Tensor, num_copies: int, generator: np.random.Generat
 
 def _perturb_batch(batch: Batch, num_copies: int, generator: np.random.Generator) -> Batch:
     inputs, targets = (_perturb(values, num_copies, generator) for values in (batch.inputs, batch.targets))
-    return Batch(inputs=inputs, targets=targets, masks=batch.masks)
+    return replace(batch, inputs=inputs, targets=targets)
 
 
 def expected_moments(

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from equivcheck.oracle.numpy_layers import Array, activate, normalise, normalise_backward, slope
-from equivcheck.scenario import Layer, Model, Norm, Side
+from equivcheck.scenario import Exercise, Layer, Model, Norm, Side
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -43,7 +45,7 @@ def forward(model: Model, parameters: Mapping[str, Array], inputs: Array, masks:
         outputs = activate(layer.activation, kept[-1].linear)
         if mask is not None:
             outputs = outputs * mask
-        inputs = outputs + inputs if layer.residual else outputs
+        inputs = _exercised(layer, outputs + inputs if layer.residual else outputs)
     return Forward(model, step, masks, tuple(kept), inputs)
 
 
@@ -85,6 +87,13 @@ def _linear_forward(model: Model, parameters: Mapping[str, Array], index: int, i
     if _side_runs(layer, step):
         linear = linear + fed @ parameters[f"{prefix}.side.weight"].T
     return _Kept(normed=normed, factor=factor, fed=fed, linear=linear)
+
+
+def _exercised(layer: Layer, values: Array) -> Array:
+    """What the layer's exercise makes of its output; its derivative is one everywhere."""
+    if layer.exercise is Exercise.ARANGE:
+        return values + np.linspace(0.0, (layer.width - 1) / 8, layer.width, dtype=values.dtype)
+    return values + 1.0 if layer.exercise is Exercise.ONES else values
 
 
 def _layer_backward(run: Forward, parameters: Mapping[str, Array], index: int, gradient: Array) -> tuple[Array, dict[str, Array]]:

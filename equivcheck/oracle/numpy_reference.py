@@ -27,9 +27,9 @@ class NumpyBatch:
     """One microbatch."""
 
     inputs: Array
-    """Shape (rows, features)."""
+    """Shape (rows, features), or (features, rows) where the training's batch dim is 1."""
     targets: Array
-    """Shape (rows, outputs)."""
+    """Shape (rows, outputs), or (outputs, rows)."""
     masks: tuple[Array | None, ...]
     """Per layer, the scaled dropout mask of shape (rows, width); None for a layer without dropout."""
 
@@ -87,8 +87,9 @@ def _accumulate(
     """The loss of a step, and its gradients added to those given."""
     total, gradients = 0.0, dict(gradients)
     for batch in microbatches:
-        run = forward(training.model, parameters, batch.inputs, batch.masks, index)
-        loss, slope = _loss(training, run.outputs - batch.targets)
+        inputs, targets = (batch.inputs.T, batch.targets.T) if training.data.batch_dim else (batch.inputs, batch.targets)
+        run = forward(training.model, parameters, inputs, batch.masks, index)
+        loss, slope = _loss(training, run.outputs - targets)
         total += loss
         for name, values in backward(run, parameters, slope).items():
             before = gradients[name]

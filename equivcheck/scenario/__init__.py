@@ -5,7 +5,7 @@ from equivcheck.scenario.data import Data
 from equivcheck.scenario.execution import Compile, Execution, Recompute
 from equivcheck.scenario.layout import Layout
 from equivcheck.scenario.mesh import Axis, Mesh
-from equivcheck.scenario.model import Activation, Layer, Model, Norm, Side
+from equivcheck.scenario.model import Activation, Exercise, Layer, Model, Norm, Side
 from equivcheck.scenario.optimizer import (
     ASGD,
     SGD,
@@ -60,6 +60,7 @@ __all__ = [
     "Data",
     "Distribution",
     "Execution",
+    "Exercise",
     "ExponentialLR",
     "Group",
     "Implementation",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from equivcheck.errors import InvalidScenario
+from equivcheck.scenario.ranges import require_between
 
 MAX_MICROBATCHES = 4
 MAX_ROWS = 2**16
@@ -19,8 +20,11 @@ class Data:
 
     microbatches: tuple[int, ...]
     """Rows of each microbatch, 1 to 65,536; 1 to 4 microbatches, whose gradients are accumulated before the optimizer steps."""
+    batch_dim: int = 0
+    """Which dim of inputs, outputs and targets counts rows, 0 or 1; with 1 the model transposes in and out."""
 
     def __post_init__(self) -> None:
+        require_between(self, "batch_dim", 0, 1)
         if not 1 <= len(self.microbatches) <= MAX_MICROBATCHES:
             raise InvalidScenario(f"Data.microbatches has {len(self.microbatches)} entries; allowed: 1 to {MAX_MICROBATCHES}")
         for rows in self.microbatches:

@@ -38,9 +38,26 @@ class Side(Choice):
     EVEN_STEPS = "even_steps"
 
 
+class Exercise(Choice):
+    """What a layer does to its output last: keep it by a detour through other shapes, or add what a factory call makes."""
+
+    FLATTEN = "flatten"
+    SQUEEZE = "squeeze"
+    UNSQUEEZE = "unsqueeze"
+    VIEW = "view"
+    REPEAT = "repeat"
+    ARANGE = "arange"
+    ONES = "ones"
+    ZEROS = "zeros"
+
+
+ARANGE_STEP = 0.125
+"""From one feature to the next, what `Exercise.ARANGE` adds more; from 0."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layer:
-    """One layer: ``residual(dropout(activation(linear(norm(x)) + side(norm(x)))))``."""
+    """One layer: ``exercise(residual(dropout(activation(linear(norm(x)) + side(norm(x))))))``."""
 
     width: int
     """Output features, 1 to 32."""
@@ -60,6 +77,8 @@ class Layer:
     """Index of an earlier layer whose weight this one uses; None for its own."""
     side: Side | None = None
     """A second linear (no bias) beside the first that runs never or at steps 0, 2, 4 ...; None for none."""
+    exercise: Exercise | None = None
+    """What is done to the output beside arithmetic; None for nothing."""
 
     def __post_init__(self) -> None:
         require_between(self, "width", 1, MAX_WIDTH)

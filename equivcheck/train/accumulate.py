@@ -23,7 +23,7 @@ def accumulate(setup: Setup, microbatches: Sequence[Batch], index: int) -> float
     for number, batch in enumerate(microbatches):
         setup.announce(Stage.COMPUTE, index)
         with setup.accumulation(number == len(microbatches) - 1):
-            loss = part_loss(setup, setup.take(batch), index, batch.inputs.shape[0])
+            loss = part_loss(setup, setup.take(batch), index, batch.rows)
             loss.backward()  # type: ignore[no-untyped-call]
         setup.announce(Stage.READING, index)
         total += scalar(loss)
@@ -40,7 +40,7 @@ def part_loss(setup: Setup, batch: Batch, index: int, rows: int) -> torch.Tensor
 
 
 def loss_of(training: Training, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """The loss noun applied to outputs and targets of shape (rows, outputs)."""
+    """The loss noun applied to outputs and targets of one shape."""
     if training.loss.is_linear:
         difference = outputs - targets
         return difference.mean() if training.loss.is_mean else difference.sum()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -41,7 +42,7 @@ def _train_copy(
 
 
 def _batch(batch: Batch, copy: int) -> Batch:
-    return Batch(inputs=batch.inputs[copy], targets=batch.targets[copy], masks=batch.masks)
+    return replace(batch, inputs=batch.inputs[copy], targets=batch.targets[copy])
 
 
 def stacked(traces: Sequence[Trace]) -> EnsembleTrace:

@@ -17,6 +17,7 @@ from torch import nn
 from torch.nn import functional
 
 from equivcheck.scenario import ClipNorm, ClipValue, Layer, Norm, Side, Training, ZeroGrad
+from equivcheck.train.exercises import added
 from equivcheck.train.material import Batch
 from equivcheck.train.model import ACTIVATIONS
 from equivcheck.train.optimizer import build_optimizer, build_schedule
@@ -84,7 +85,7 @@ def train_ensemble(training: Training, parameters: Mapping[str, torch.Tensor], s
         training: What each copy trains; its own material is not used.
         parameters: Initial parameters of shape (copies, *shape) by canonical name, ordered as `Material.parameters`.
         steps: Per step, its microbatches: inputs of shape (copies, rows, features), targets of shape (copies, rows, outputs),
-            masks of shape (rows, width) that all copies share.
+            rows and the other dim the other way round where the batch dim is 1; masks of shape (rows, width) that all share.
     """
     copied = {name: values.clone().requires_grad_(_is_trained(training, name)) for name, values in parameters.items()}
     optimizer = build_optimizer(training, copied.items())
@@ -140,12 +141,12 @@ def _accumulate(run: _Run, microbatches: Sequence[Batch], index: int) -> torch.T
     """The loss of each copy; leaves the gradients."""
     training, total = run.training, torch.zeros(())
     for batch in microbatches:
-        values = batch.inputs
+        values = batch.inputs.mT if batch.batch_dim else batch.inputs
         for block, mask in zip(run.blocks, batch.masks, strict=True):
             values = _forward(block, values, mask, index)
-        loss = _losses(training, values, batch.targets)
+        loss = _losses(training, values.mT if batch.batch_dim else values, batch.targets)
         if training.loss.is_mean and len(microbatches) > 1:
-            loss = loss * (batch.inputs.shape[1] / training.data.batch)
+            loss = loss * (batch.inputs.shape[1 + batch.batch_dim] / training.data.batch)
         loss.backward(torch.ones_like(loss))  # type: ignore[no-untyped-call]
         total = total + loss.detach()
     return total
@@ -162,7 +163,10 @@ def _forward(block: _Block, inputs: torch.Tensor, mask: torch.Tensor | None, ste
         outputs = activation(outputs)
     if mask is not None:
         outputs = outputs * mask
-    return outputs + inputs if layer.residual else outputs
+    if layer.residual:
+        outputs = outputs + inputs
+    constant = added(layer.exercise, layer.width, outputs.dtype)
+    return outputs if constant is None else outputs + constant
 
 
 def _normalise(block: _Block, inputs: torch.Tensor) -> torch.Tensor:

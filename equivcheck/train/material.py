@@ -25,11 +25,18 @@ class Batch:
     """One microbatch; never written to."""
 
     inputs: torch.Tensor
-    """Shape (rows, features)."""
+    """Shape (rows, features), or (features, rows) with rows along dim 1."""
     targets: torch.Tensor
-    """Shape (rows, outputs)."""
+    """Shape (rows, outputs), or (outputs, rows)."""
     masks: tuple[torch.Tensor | None, ...]
     """Per layer, the dropout mask of shape (rows, width), scaled by 1 / (1 - p); None for a layer without dropout."""
+    batch_dim: int = 0
+    """The dim of inputs and targets along which the rows lie; of a batch of several copies, the dim within a copy."""
+
+    @property
+    def rows(self) -> int:
+        """How many rows it has."""
+        return self.inputs.shape[self.batch_dim]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +58,10 @@ def material(training: Training) -> Material:
         name: torch.from_numpy(values.astype(dtype)) for name, values in _draw_parameters(training.model, generator).items()
     }
     steps = tuple(
-        tuple(_draw_batch(training.model, rows, generator, dtype) for rows in training.data.microbatches)
+        tuple(
+            _laid(_draw_batch(training.model, rows, generator, dtype), training.data.batch_dim)
+            for rows in training.data.microbatches
+        )
         for _ in range(training.steps)
     )
     return Material(parameters=parameters, steps=steps)
@@ -94,6 +104,13 @@ def _draw_batch(model: Model, rows: int, generator: np.random.Generator, dtype: 
     targets = generator.standard_normal((rows, model.outputs))
     masks = tuple(_draw_mask(layer, rows, generator, dtype) for layer in model.layers)
     return Batch(inputs=torch.from_numpy(inputs.astype(dtype)), targets=torch.from_numpy(targets.astype(dtype)), masks=masks)
+
+
+def _laid(batch: Batch, batch_dim: int) -> Batch:
+    """The same batch with its rows along a dim."""
+    if batch_dim == 0:
+        return batch
+    return Batch(inputs=batch.inputs.T.contiguous(), targets=batch.targets.T.contiguous(), masks=batch.masks, batch_dim=batch_dim)
 
 
 def _draw_mask(layer: Layer, rows: int, generator: np.random.Generator, dtype: np.dtype[np.floating]) -> torch.Tensor | None:

@@ -9,6 +9,7 @@ from torch import nn
 from torch.nn import functional
 
 from equivcheck.scenario import Activation, Layer, Model, Norm, Side
+from equivcheck.train.exercises import EXERCISES
 
 ACTIVATIONS: dict[Activation, Callable[[torch.Tensor], torch.Tensor]] = {
     Activation.RELU: functional.relu,
@@ -35,6 +36,7 @@ class Block(nn.Module):
         self.linear = _Linear(inputs, layer.width, bias=layer.bias)
         self.side = None if layer.side is None else _Linear(inputs, layer.width, bias=False)
         self.activation = ACTIVATIONS.get(layer.activation)
+        self.exercise = None if layer.exercise is None else EXERCISES[layer.exercise]
 
     def forward(self, inputs: torch.Tensor, mask: torch.Tensor | None, step: int) -> torch.Tensor:
         """Map (rows, inputs) to (rows, width)."""
@@ -46,32 +48,36 @@ class Block(nn.Module):
             outputs = self.activation(outputs)
         if mask is not None:
             outputs = outputs * mask
-        return outputs + inputs if self.layer.residual else outputs
+        if self.layer.residual:
+            outputs = outputs + inputs
+        return outputs if self.exercise is None else self.exercise(outputs)
 
 
 class MLP(nn.Module):
-    """A stack of blocks."""
+    """A stack of blocks between two transpositions, where rows do not come first."""
 
     forwards: torch.Tensor
 
-    def __init__(self, model: Model) -> None:
+    def __init__(self, model: Model, batch_dim: int = 0) -> None:
         super().__init__()
+        self.batch_dim = batch_dim
         self.layers = nn.ModuleList(Block(layer, model.inputs(index)) for index, layer in enumerate(model.layers))
         if model.counter:
             self.register_buffer("forwards", torch.zeros((), dtype=torch.int64))
 
     def forward(self, inputs: torch.Tensor, masks: tuple[torch.Tensor | None, ...], step: int) -> torch.Tensor:
-        """Map (rows, features) to (rows, outputs); `step` decides which sides run."""
+        """Map (rows, features) to (rows, outputs), or (features, rows) to (outputs, rows); `step` decides which sides run."""
         if "forwards" in self._buffers:
             self.forwards += 1
+        values = inputs.T if self.batch_dim else inputs
         for layer, mask in zip(self.layers, masks, strict=True):
-            inputs = layer(inputs, mask, step)
-        return inputs
+            values = layer(values, mask, step)
+        return values.T if self.batch_dim else values
 
 
-def build_model(model: Model, parameters: Mapping[str, torch.Tensor]) -> MLP:
-    """The module of a noun with copies of the given initial parameters."""
-    module = MLP(model)
+def build_model(model: Model, parameters: Mapping[str, torch.Tensor], batch_dim: int = 0) -> MLP:
+    """The module of a noun with copies of the given initial parameters, for rows along a dim of inputs and outputs."""
+    module = MLP(model, batch_dim)
     for name, values in parameters.items():
         owner, _, attribute = name.rpartition(".")
         frozen = model.layers[int(name.split(".")[1])].frozen

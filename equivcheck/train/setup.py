@@ -60,5 +60,6 @@ class Setup:
 
 def single_device(training: Training, parameters: Mapping[str, torch.Tensor] | None = None) -> Setup:
     """The setup of the reference: nothing parallel; it starts from the training's own parameters unless others are given."""
-    model = build_model(training.model, material(training).parameters if parameters is None else parameters)
+    initial = material(training).parameters if parameters is None else parameters
+    model = build_model(training.model, initial, training.data.batch_dim)
     return Setup(training=training, model=model, module=model)

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from equivcheck.oracle.compare import compare
 from equivcheck.oracle.floor import NUM_CONFIRMATIONS, expected_moments, perturbed, split_trace
 from equivcheck.oracle.reference import Reference, reference
-from equivcheck.scenario import Data, Training
+from equivcheck.scenario import Training
 from equivcheck.strategies import trainings
 from equivcheck.train.loop import train
 from equivcheck.train.setup import single_device
@@ -21,7 +21,7 @@ PARTS = 4
 def test_a_batch_split_as_a_layout_splits_it_is_within_the_floor(training: Training) -> None:
     """The floor from perturbed inputs covers another order of summation that it has not seen."""
     rows = tuple(PARTS * rows for rows in training.data.microbatches)
-    training = replace(training, data=Data(microbatches=rows), model=replace(training.model, counter=False))
+    training = replace(training, data=replace(training.data, microbatches=rows), model=replace(training.model, counter=False))
     with one_thread():
         moments = expected_moments(training, train(single_device(training)), perturbed(training, NUM_CONFIRMATIONS))
         split = split_trace(training, PARTS)

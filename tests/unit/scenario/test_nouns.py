@@ -120,6 +120,7 @@ OF_TRAININGS: list[Invalid] = [
     (Data, {"microbatches": ()}, "Data.microbatches has 0 entries; allowed: 1 to 4"),
     (Data, {"microbatches": (1,) * 5}, "Data.microbatches has 5 entries; allowed: 1 to 4"),
     (Data, {"microbatches": (1, 65_537)}, "Data.microbatches has one of 65537 rows; allowed: 1 to 65536"),
+    (Data, {"microbatches": (1,), "batch_dim": 2}, "Data.batch_dim is 2; allowed: 0 to 1"),
     (Group, {"lr_factor": 0.0}, f"Group.lr_factor is 0.0; {POSITIVE}"),
     (Group, {"weight_decay": -0.1}, f"Group.weight_decay is -0.1; {NOT_NEGATIVE}"),
     (StepLR, {"step_size": 6}, "StepLR.step_size is 6; allowed: 1 to 5"),

@@ -92,7 +92,7 @@ def together(training: Training, copies: list[Material]) -> EnsembleTrace:
 
 def alone(training: Training, copy: Material) -> Trace:
     """One copy by the train loop."""
-    model = build_model(training.model, copy.parameters)
+    model = build_model(training.model, copy.parameters, training.data.batch_dim)
     with patch("equivcheck.train.loop.material", return_value=copy):
         return train(Setup(training=training, model=model, module=model))
 

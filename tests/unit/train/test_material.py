@@ -92,3 +92,13 @@ def test_no_bias_and_no_norm_weight_is_trivial() -> None:
     assert parameters["layers.0.linear.bias"].abs().min() > 0.0
     assert parameters["layers.0.norm.bias"].abs().min() > 0.0
     assert (parameters["layers.0.norm.weight"] - 1.0).abs().min() > 0.0
+
+
+def test_rows_may_lie_along_the_other_dim() -> None:
+    """The same numbers are drawn, inputs and targets the other way round, and a batch knows its rows."""
+    plain, turned = (material(replace(TRAINING, data=replace(TRAINING.data, batch_dim=dim))).steps[0][1] for dim in (0, 1))
+    assert (plain.rows, turned.rows) == (5, 5)
+    assert torch.equal(plain.inputs.T, turned.inputs)
+    assert torch.equal(plain.targets.T, turned.targets)
+    assert plain.masks[0] is not None
+    assert plain.masks[0].shape == (5, 4)

@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from equivcheck.scenario import Activation, Data, Layer, Model, Norm, Side, Training
+from equivcheck.scenario import Activation, Data, Exercise, Layer, Model, Norm, Side, Training
+from equivcheck.train.exercises import added
 from equivcheck.train.material import material
 from equivcheck.train.model import MLP, build_model
 
@@ -124,3 +125,24 @@ def test_layer_is_what_its_docstring_says(activation: Activation, module: nn.Mod
     if residual:
         expected = expected + INPUTS
     torch.testing.assert_close(model(INPUTS, (mask,), 0), expected, rtol=1e-14, atol=1e-14)
+
+
+@pytest.mark.parametrize("exercise", Exercise)
+@pytest.mark.parametrize("width", [1, 3, 4])
+def test_exercise_keeps_its_input_or_adds_to_it(exercise: Exercise, width: int) -> None:
+    """It comes last, gives back what it got plus what `added` says, and lets gradients through as they are."""
+    plain, exercised = (built(Model(features=3, layers=(Layer(width=width, exercise=chosen),))) for chosen in (None, exercise))
+    constant = added(exercise, width, torch.float64)
+    expected, found = (module(INPUTS, (None,), 0) for module in (plain, exercised))
+    assert torch.equal(found, expected if constant is None else expected + constant)
+    for outputs in (expected, found):
+        (outputs * torch.linspace(-1.0, 2.0, 2 * width, dtype=torch.float64).view(2, width)).sum().backward()
+    for one, other in zip(plain.parameters(), exercised.parameters(), strict=True):
+        torch.testing.assert_close(one.grad, other.grad, rtol=1e-14, atol=1e-14)
+
+
+def test_rows_along_dim_1_are_transposed_in_and_out() -> None:
+    """A model for such rows maps (features, rows) to (outputs, rows)."""
+    parameters = material(Training(model=MODEL, data=Data(microbatches=(2,)))).parameters
+    plain, turned = (build_model(MODEL, parameters, batch_dim) for batch_dim in (0, 1))
+    assert torch.equal(plain(INPUTS, NO_MASKS, 0).T, turned(INPUTS.T, NO_MASKS, 0))
