@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from equivcheck.worlds.sim.exchange import Exchange, Meeting, RawCall, Request
+from equivcheck.worlds.sim.exchange import BEFORE, Exchange, Mark, Meeting, RawCall, Request
 from equivcheck.worlds.sim.process_group import SimGroup
 from equivcheck.worlds.sim.torch_private import raw_memory
 from equivcheck.worlds.sim.work import ReceiveWork, SimWork
@@ -29,6 +29,7 @@ class LoneBoard:
     def __init__(self, rank: int) -> None:
         self.scheduler: Any = LoneScheduler()
         self.calls: dict[int, list[RawCall]] = {rank: []}
+        self.marks: dict[int, Mark] = {rank: BEFORE}
         self.unwaited: set[SimWork] = set()
         self._exchanges: dict[tuple[str, tuple[int, ...]], Exchange] = {}
 

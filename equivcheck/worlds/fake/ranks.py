@@ -12,6 +12,7 @@ import torch.distributed as dist
 from equivcheck.errors import EquivCheckError, UsageError
 from equivcheck.worlds.failure import Failure, FailureKind, RankReport, RanksFailed, RankState
 from equivcheck.worlds.fake.group import LoneBoard, LoneGroup
+from equivcheck.worlds.marks import listen
 from equivcheck.worlds.ranks import Ranks, Run
 from equivcheck.worlds.sim.exchange import call_of
 from equivcheck.worlds.sim.ranks import one_run_at_a_time, own_rng
@@ -78,6 +79,7 @@ class _Visit:
     def _serve(self, program: Callable[[], Any]) -> None:
         try:
             prepare_rank_thread()
+            listen(lambda stage, step: self.board.marks.__setitem__(self.rank, (stage, step)))
             timeout = timedelta(seconds=1)
             dist.init_process_group(BACKEND, store=HashStore(), rank=self.rank, world_size=self.size, timeout=timeout)
             self.value = program()
