@@ -17,6 +17,9 @@ from equivcheck.strategies.chance import EVENLY, MOSTLY, SOMETIMES
 
 _BUCKETS_MB = st.sampled_from((25.0, 0.0001, 0.001))
 """One bucket for all parameters, about one for each parameter, a few."""
+_ZERO_OPTIONS: SearchStrategy[dict[str, bool]] = st.sampled_from(
+    ({}, {}, {"zero_redundancy": True}, {"zero_redundancy": True, "parameters_as_bucket_view": True})
+)
 _WRAPPINGS = st.sampled_from(Wrapping)
 _SHARDINGS = st.sampled_from(ShardingStrategy)
 _DISTRIBUTIONS = st.sampled_from(Distribution)
@@ -33,6 +36,7 @@ def ddp(draw: DrawFn) -> DDP:
         gradient_as_bucket_view=draw(SOMETIMES),
         static_graph=draw(SOMETIMES),
         find_unused_parameters=draw(SOMETIMES),
+        **draw(_ZERO_OPTIONS),
     )
 
 

@@ -61,4 +61,8 @@ class DDPKind(LayoutKind):
         setup.loss_scale = mesh.size()
         if parallelism.no_sync:
             setup.accumulation = lambda last: nullcontext() if last else module.no_sync()
+        if parallelism.zero_redundancy:
+            from equivcheck.layouts.zero_redundancy import share_updates
+
+            share_updates(setup, mesh, parameters_as_bucket_view=parallelism.parameters_as_bucket_view)
         take_rows(setup, mesh)

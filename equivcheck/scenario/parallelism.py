@@ -9,7 +9,7 @@ from equivcheck.choice import Choice
 from equivcheck.errors import InvalidScenario
 from equivcheck.scenario.mesh import DP, REPLICATE, SHARD, TP
 from equivcheck.scenario.model import MAX_LAYERS
-from equivcheck.scenario.ranges import require_positive
+from equivcheck.scenario.ranges import refuse, require_positive
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,9 +87,15 @@ class DDP(Parallelism):
     """Whether parameters that take no part in a step are looked for."""
     no_sync: bool = False
     """Whether all microbatches but the last run under `no_sync`, rather than each being reduced."""
+    zero_redundancy: bool = False
+    """Whether each parameter is updated by one rank alone (`ZeroRedundancyOptimizer`), which sends it to the others."""
+    parameters_as_bucket_view: bool = False
+    """Whether the parameters that a rank updates are views into one tensor, sent whole; only with `zero_redundancy`."""
 
     def __post_init__(self) -> None:
         require_positive(self, "bucket_cap_mb")
+        if self.parameters_as_bucket_view and not self.zero_redundancy:
+            raise refuse(self, "parameters_as_bucket_view", "False without zero_redundancy")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -44,7 +44,7 @@ def train(setup: Setup, steps: Sequence[Sequence[Batch]] | None = None) -> Trace
         kept.append(_step(run, microbatches, index))
         if schedule is not None:
             schedule.step()
-    return Trace(steps=tuple(kept), state=state_snapshot(optimizer, slots), buffers=buffer_snapshot(setup.model))
+    return Trace(steps=tuple(kept), state=state_snapshot(setup.state_of(optimizer), slots), buffers=buffer_snapshot(setup.model))
 
 
 def _step(run: _Run, microbatches: Sequence[Batch], index: int) -> Step:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from functools import cache
 from typing import Any
 
@@ -13,15 +13,32 @@ from torch.optim import lr_scheduler
 from equivcheck.scenario import Group, Implementation, Optimizer, Rprop, Schedule, Select, Training
 
 
-def build_optimizer(training: Training, parameters: Iterable[tuple[str, torch.Tensor]]) -> torch.optim.Optimizer:
-    """The optimizer of a training over (canonical name, parameter) pairs; groups that would be empty are left out."""
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class OptimizerParts:
+    """What an optimizer is built from."""
+
+    kind: type[torch.optim.Optimizer]
+    """Its class."""
+    groups: list[dict[str, Any]]
+    """Its parameter groups, each with the settings that are its own."""
+    arguments: dict[str, Any]
+    """What it is called with beside the groups."""
+
+
+def optimizer_parts(training: Training, parameters: Iterable[tuple[str, torch.Tensor]]) -> OptimizerParts:
+    """What the optimizer of a training is built from, over (canonical name, parameter) pairs; empty groups are left out."""
     chosen: dict[Group | None, list[torch.Tensor]] = {None: [], **{group: [] for group in training.groups}}
     for name, parameter in parameters:
         chosen[_group_of(training, name)].append(parameter)
     groups = [_settings(training.optimizer, group) | {"params": members} for group, members in chosen.items() if members]
     kind = getattr(torch.optim, type(training.optimizer).__name__)
-    built: torch.optim.Optimizer = kind(groups, **_arguments(training.optimizer))
-    return built
+    return OptimizerParts(kind=kind, groups=groups, arguments=_arguments(training.optimizer))
+
+
+def build_optimizer(training: Training, parameters: Iterable[tuple[str, torch.Tensor]]) -> torch.optim.Optimizer:
+    """The optimizer of a training over (canonical name, parameter) pairs."""
+    parts = optimizer_parts(training, parameters)
+    return parts.kind(parts.groups, **parts.arguments)
 
 
 def build_schedule(schedule: Schedule | None, optimizer: torch.optim.Optimizer) -> lr_scheduler.LRScheduler | None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,6 +14,10 @@ from equivcheck.train.trace import Piece, Slot, Snapshot
 
 WRAPPER_PREFIXES = ("_fsdp_wrapped_module.", "_checkpoint_wrapped_module.", "_orig_mod.")
 """What wrappers put into the names of parameters."""
+
+
+State = Mapping[torch.Tensor, Mapping[str, Any]]
+"""Optimizer state by parameter and key."""
 
 
 def canonical_name(name: str) -> str:
@@ -85,7 +90,7 @@ def snapshot(slots: Sequence[Slot], pieces: tuple[Piece, ...], tensors: Iterable
     return Snapshot(pieces=pieces, present=tuple(present), fits=tuple(fits), dtypes=tuple(dtypes), values=values)
 
 
-def state_snapshot(optimizer: torch.optim.Optimizer, slots: Sequence[Slot]) -> Snapshot:
+def state_snapshot(state: State, slots: Sequence[Slot]) -> Snapshot:
     """Optimizer state; a tensor as large as its parameter lies where that lies, anything else is whole on every rank that has it.
 
     A rank that holds no element of a parameter has no say about its state.
@@ -93,7 +98,7 @@ def state_snapshot(optimizer: torch.optim.Optimizer, slots: Sequence[Slot]) -> S
     named: list[Slot] = []
     tensors: list[torch.Tensor] = []
     for slot in slots:
-        for key, value in optimizer.state.get(slot.parameter, {}).items():
+        for key, value in state.get(slot.parameter, {}).items():
             tensor = value if isinstance(value, torch.Tensor) else torch.tensor(value)
             for found, piece_tensor in _state_slots(slot, key, tensor):
                 named.append(found)

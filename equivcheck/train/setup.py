@@ -14,7 +14,7 @@ from equivcheck.train.accumulate import accumulate
 from equivcheck.train.material import Batch, material
 from equivcheck.train.model import build_model
 from equivcheck.train.optimizer import build_optimizer
-from equivcheck.train.read import default_slots
+from equivcheck.train.read import State, default_slots
 from equivcheck.train.stage import Stage
 from equivcheck.train.trace import Slot
 
@@ -22,6 +22,11 @@ from equivcheck.train.trace import Slot
 def clip_by_norm(_module: nn.Module, parameters: list[torch.Tensor], clipping: ClipNorm) -> torch.Tensor:
     """Clip as one device does; returns the norm before clipping."""
     return nn.utils.clip_grad_norm_(parameters, clipping.max_norm, norm_type=float(clipping.norm_type.value))
+
+
+def own_state(optimizer: torch.optim.Optimizer) -> State:
+    """The state of an optimizer that keeps all of it itself."""
+    return optimizer.state
 
 
 @dataclass(slots=True, kw_only=True)
@@ -48,6 +53,8 @@ class Setup:
     """What this rank holds of each parameter of the model."""
     build_optimizer: Callable[[Training, Iterable[tuple[str, torch.Tensor]]], torch.optim.Optimizer] = build_optimizer
     """Builds the optimizer over (name, parameter) pairs; a parameter of several pieces has the name of its first."""
+    state_of: Callable[[torch.optim.Optimizer], State] = own_state
+    """Where the optimizer keeps this rank's state, by parameter; a parameter of which this rank has none is not there."""
     release: Callable[[], None] = lambda: None
     """Called when all is over, also after an error, to let go of what would stay in memory."""
     announce: Callable[[Stage, int], None] = lambda _stage, _step: None

@@ -146,6 +146,11 @@ OF_LAYOUTS: list[Invalid] = [
     (Mesh, {"axes": ()}, "Mesh.axes has 0 axes; allowed: 1 to 3"),
     (Mesh, {"axes": (DP, DP)}, "Mesh.axes has the names ('dp', 'dp'); allowed: distinct ones"),
     (DDP, {"bucket_cap_mb": 0.0}, f"DDP.bucket_cap_mb is 0.0; {POSITIVE}"),
+    (
+        DDP,
+        {"parameters_as_bucket_view": True},
+        "DDP.parameters_as_bucket_view is True; allowed: False without zero_redundancy",
+    ),
     (LayerPlan, {"output": Spread.FEATURES}, "LayerPlan.output is Spread.FEATURES; allowed with Split.REPLICATED"),
     (TensorParallel, {"plan": ()}, "TensorParallel.plan has 0 entries; allowed: 1 to 5, one a layer"),
     (
