@@ -1,13 +1,14 @@
-"""Layouts: a parallelism on a mesh that it can spread over."""
+"""Layouts: parallelisms on a mesh that they can spread over."""
 
 from __future__ import annotations
 
 from functools import cache
+from itertools import product
 
 from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn, SearchStrategy
 
-from equivcheck.layouts.registry import layout_kinds
+from equivcheck.layouts.registry import kinds_of, layout_names, mended_layout
 from equivcheck.scenario import FSDP1, Layout, Parallelism
 from equivcheck.scenario.mesh import MAX_RANKS
 from equivcheck.strategies.chance import below
@@ -17,23 +18,30 @@ from equivcheck.strategies.parallelism import parallelisms_of
 
 @st.composite
 def layouts(draw: DrawFn, *, tags: tuple[str, ...] | None = None, max_ranks: int = MAX_RANKS) -> Layout:
-    """Layouts of one parallelism each, equally often those with the tags given (default: every registered one).
+    """Layouts of one parallelism or of several, equally often those with the names given (default: every one that exists).
 
-    Raises `UsageError` when drawn from, if a tag is not registered.
+    A layout is named by the tag of its parallelism, a composition as `Layout.name` writes it: `"fsdp2 x tensor_parallel"`.
+    Options that do not go together are left out. Raises `UsageError` when drawn from, if a name does not exist.
     """
-    parallelism = draw(parallelisms_of(draw(_tags(tags))))
-    choices = _axes(parallelism)
+    kinds = kinds_of(draw(_names(tags)))
+    parallelisms = tuple([draw(parallelisms_of(kind.parallelism.tag)) for kind in kinds])
+    choices = _axes(parallelisms)
     names = choices[draw(below(len(choices)))]
-    return Layout(mesh=draw(meshes_of(names, max_ranks)), parallelisms=(parallelism,))
+    return mended_layout(Layout(mesh=draw(meshes_of(names, max_ranks)), parallelisms=parallelisms))
 
 
 @cache
-def _tags(tags: tuple[str, ...] | None) -> SearchStrategy[str]:
-    return st.sampled_from(tuple(layout_kinds()) if tags is None else tags)
+def _names(names: tuple[str, ...] | None) -> SearchStrategy[str]:
+    return st.sampled_from(layout_names() if names is None else names)
 
 
-def _axes(parallelism: Parallelism) -> tuple[tuple[str, ...], ...]:
-    """The alternatives of axes that fit the options of a parallelism."""
+def _axes(parallelisms: tuple[Parallelism, ...]) -> list[tuple[str, ...]]:
+    """The alternatives of axes that fit the options of parallelisms: those of the innermost last, as they are neighbours."""
+    alternatives = product(*(_axes_of(parallelism) for parallelism in reversed(parallelisms)))
+    return [sum(names, start=()) for names in alternatives]
+
+
+def _axes_of(parallelism: Parallelism) -> tuple[tuple[str, ...], ...]:
     if not isinstance(parallelism, FSDP1):
         return parallelism.axes
     return tuple(names for names in parallelism.axes if (len(names) == 2) == parallelism.strategy.is_hybrid)

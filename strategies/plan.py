@@ -28,8 +28,9 @@ def with_drawn_plan(draw: DrawFn, layout: Layout, training: Training) -> Layout:
     """The layout with a plan that is legal for the training."""
     plan: list[LayerPlan] = []
     spread, ranks = Spread.WHOLE, layout.mesh.size(TP)
+    rows = tuple(rows // layout.num_data_ranks for rows in training.data.microbatches)
     for index in range(len(training.model.layers)):
-        legal = legal_plans(training.model, index, spread, ranks, training.data.microbatches)
+        legal = legal_plans(training.model, index, spread, ranks, rows)
         plan.append(legal[draw(below(len(legal)))])
         spread = plan[-1].output
     return _with_plan(layout, tuple(plan))

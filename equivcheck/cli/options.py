@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import click
 
+from equivcheck.errors import UsageError
 from equivcheck.findings.store import DEFAULT_STORE
 from equivcheck.worlds.pool import COMPARABLE
 
@@ -49,18 +50,20 @@ def world_option(default: str | None, text: str = "Where the ranks run.") -> Opt
 
 
 def check_layouts(context: click.Context, parameter: click.Parameter, value: tuple[str, ...]) -> tuple[str, ...]:  # noqa: ARG001
-    """Refuse the tag of a layout that nobody registered, and name those that there are."""
+    """Refuse the name of a layout that does not exist, and list those that do."""
     if value:
-        from equivcheck.layouts.registry import layout_kinds
+        from equivcheck.layouts.registry import kinds_of
 
-        for tag in value:
-            if tag not in layout_kinds():
-                raise click.BadParameter(f"layout {tag!r} does not exist; allowed: {', '.join(layout_kinds())}")
+        try:
+            for name in value:
+                kinds_of(name)
+        except UsageError as error:
+            raise click.BadParameter(str(error)) from None
     return value
 
 
 layouts_option = click.option(
-    "--layout", "layouts", multiple=True, callback=check_layouts, metavar="TAG", help="Only this layout; may be repeated."
+    "--layout", "layouts", multiple=True, callback=check_layouts, metavar="NAME", help="Only this layout; may be repeated."
 )
 
 

@@ -6,9 +6,9 @@ from contextlib import nullcontext
 from typing import TYPE_CHECKING, ClassVar
 
 from equivcheck.layouts.kind import LayoutKind, Limit
-from equivcheck.layouts.limits import EVEN_ROWS, parallelism_of
-from equivcheck.layouts.mends import may_skip_parameters, trained_sides, without_side
-from equivcheck.scenario import DDP, Layout, Parallelism, Side, Training
+from equivcheck.layouts.limits import EVEN_ROWS, has_parallelism, parallelism_of
+from equivcheck.layouts.mends import may_skip_parameters, trained_sides, without_frozen, without_side
+from equivcheck.scenario import DDP, Layout, Parallelism, Side, TensorParallel, Training
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -16,9 +16,19 @@ if TYPE_CHECKING:
     from equivcheck.train.setup import Setup
 
 
+def _as_reduced(training: Training, layout: Layout) -> Training:
+    """The training with what DDP takes for frozen: over tensor parallelism nothing, as local tensors are made trainable."""
+    return without_frozen(training) if has_parallelism(layout, TensorParallel) else training
+
+
 def _may_miss_parameters(training: Training, layout: Layout) -> bool:
     ddp = parallelism_of(layout, DDP)
-    return may_skip_parameters(training) and not (ddp.find_unused_parameters or ddp.static_graph)
+    return may_skip_parameters(_as_reduced(training, layout)) and not (ddp.find_unused_parameters or ddp.static_graph)
+
+
+def _changes_graph(training: Training, layout: Layout) -> bool:
+    sides = trained_sides(_as_reduced(training, layout).model)
+    return parallelism_of(layout, DDP).static_graph and Side.EVEN_STEPS in sides and training.steps > 1
 
 
 UNUSED_PARAMETERS = Limit(
@@ -29,9 +39,7 @@ UNUSED_PARAMETERS = Limit(
 
 CHANGING_GRAPH = Limit(
     reason="DistributedDataParallel: static_graph promises the same parameters at every step, but a side runs at even steps only",
-    applies=lambda training, layout: (
-        parallelism_of(layout, DDP).static_graph and Side.EVEN_STEPS in trained_sides(training.model) and training.steps > 1
-    ),
+    applies=_changes_graph,
     mend=lambda training, _layout: without_side(training),
 )
 
@@ -47,11 +55,12 @@ class DDPKind(LayoutKind):
         from torch.nn.parallel import DistributedDataParallel
 
         from equivcheck.layouts.data_rows import take_rows
+        from equivcheck.layouts.localized import clip_across, is_localized, localized_slots
 
         assert isinstance(parallelism, DDP), parallelism
         module = DistributedDataParallel(
             setup.module,
-            process_group=mesh.get_group(),
+            device_mesh=mesh,
             bucket_cap_mb=parallelism.bucket_cap_mb,
             gradient_as_bucket_view=parallelism.gradient_as_bucket_view,
             static_graph=parallelism.static_graph,
@@ -59,6 +68,9 @@ class DDPKind(LayoutKind):
         )
         setup.module = module
         setup.loss_scale = mesh.size()
+        if is_localized(setup.model):
+            setup.find_slots = localized_slots
+            setup.clip_norm = clip_across
         if parallelism.no_sync:
             setup.accumulation = lambda last: nullcontext() if last else module.no_sync()
         if parallelism.zero_redundancy:

@@ -6,6 +6,7 @@ Private torch API (`FlatParamHandle`); tried on torch 2.13.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ from torch import nn
 from torch.distributed.fsdp import FullyShardedDataParallel
 
 from equivcheck.scenario import ClipNorm
-from equivcheck.train.read import canonical_name
+from equivcheck.train.read import box_of, canonical_name
 from equivcheck.train.trace import Piece, Slot
 
 
@@ -52,13 +53,18 @@ def _handles(root: FullyShardedDataParallel) -> Iterator[tuple[str, Any]]:
 
 def _piece(handle: Any, index: int, prefix: str) -> Piece:
     flat = handle.flat_param
-    name, shape = canonical_name(prefix + flat._fqns[index]), tuple(flat._shapes[index])
+    box = _box(canonical_name(prefix + flat._fqns[index]), tuple(flat._shapes[index]), flat._param_extensions[index])
     if not handle.uses_sharded_strategy:
-        return Piece(name=name, shape=shape)
+        return box
     held = flat._shard_param_infos[index]
-    if not held.in_shard:
-        return Piece(name=name, shape=shape, start=(0,), size=(0,), flat=True)
-    return Piece(name=name, shape=shape, start=(held.intra_param_start_idx,), size=(held.numel_in_shard,), flat=True)
+    return replace(box, run=(held.intra_param_start_idx, held.numel_in_shard) if held.in_shard else (0, 0))
+
+
+def _box(name: str, local: tuple[int, ...], spec: Any) -> Piece:
+    """What the ranks of one unit hold together: all of a parameter, or this tensor-parallel rank's shard."""
+    if spec is None:
+        return Piece(name=name, shape=local)
+    return box_of(name, tuple(spec.shape), spec.mesh, spec.placements)
 
 
 def _padded(handle: Any, pieces: list[Piece]) -> tuple[Piece, ...]:

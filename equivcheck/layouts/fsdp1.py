@@ -6,11 +6,23 @@ from contextlib import nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from equivcheck.layouts.kind import LayoutKind, Limit
-from equivcheck.layouts.limits import EVEN_ROWS, parallelism_of
+from equivcheck.layouts.kind import LayoutKind, LayoutLimit, Limit
+from equivcheck.layouts.limits import EVEN_ROWS, has_parallelism, parallelism_of, with_options
 from equivcheck.layouts.mends import has_shares, may_skip_parameters, without_frozen, without_shares, without_side
-from equivcheck.scenario import FSDP1, ClipNorm, Layer, Layout, Parallelism, Precision, ShardingStrategy, Training, Wrapping
-from equivcheck.scenario.mesh import DP, SHARD
+from equivcheck.scenario import (
+    FSDP1,
+    ClipNorm,
+    ClipValue,
+    Layer,
+    Layout,
+    Parallelism,
+    Precision,
+    ShardingStrategy,
+    TensorParallel,
+    Training,
+    Wrapping,
+)
+from equivcheck.scenario.mesh import DP, SHARD, TP
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -69,18 +81,51 @@ NO_UNUSED_PARAMETERS = Limit(
 )
 
 
+def _has_views_of_local_shards(layout: Layout) -> bool:
+    return has_parallelism(layout, TensorParallel) and parallelism_of(layout, FSDP1).use_orig_params
+
+
+FLAT_UNSHARDED_OVER_TP = LayoutLimit(
+    reason="FullyShardedDataParallel over tensor parallelism: with use_orig_params an unsharded flat parameter (NO_SHARD, or one "
+    "rank to shard over) cannot be written back from DTensors (pytorch#119937)",
+    applies=lambda layout: _has_views_of_local_shards(layout) and not _is_sharded(layout),
+    mend=lambda layout: with_options(layout, FSDP1, use_orig_params=False),
+)
+
+NO_SYNC_OVER_TP = LayoutLimit(
+    reason="FullyShardedDataParallel over tensor parallelism: with use_orig_params no_sync fails, as unsharded gradients become "
+    "DTensors ('invalid python storage')",
+    applies=lambda layout: _has_views_of_local_shards(layout) and parallelism_of(layout, FSDP1).no_sync,
+    mend=lambda layout: with_options(layout, FSDP1, no_sync=False),
+)
+
+NORM_OF_ALL_SHARDS = Limit(
+    reason="FullyShardedDataParallel over tensor parallelism: clip_grad_norm_ reduces over the data-parallel ranks only, so each "
+    "tensor-parallel rank clips by another norm",
+    applies=lambda training, layout: isinstance(training.clipping, ClipNorm) and layout.mesh.size(TP) > 1,
+    mend=lambda training, _layout: replace(training, clipping=_by_value(training)),
+)
+
+
+def _by_value(training: Training) -> ClipValue:
+    assert isinstance(training.clipping, ClipNorm), training.clipping
+    return ClipValue(clip_value=training.clipping.max_norm)
+
+
 class FSDP1Kind(LayoutKind):
     """Wraps the model, or each layer and then the model, in `FullyShardedDataParallel`."""
 
     parallelism: ClassVar[type[Parallelism]] = FSDP1
     limits: ClassVar[tuple[Limit, ...]] = (
         EVEN_ROWS,
+        NORM_OF_ALL_SHARDS,
         NORM_IN_FLOAT32,
         ONE_UNIT_FOR_SHARED_WEIGHTS,
         UNIFORM_FROZEN,
         NO_GROUPS_OF_FLAT_PARAMETERS,
         NO_UNUSED_PARAMETERS,
     )
+    layout_limits: ClassVar[tuple[LayoutLimit, ...]] = (FLAT_UNSHARDED_OVER_TP, NO_SYNC_OVER_TP)
 
     def apply(self, setup: Setup, parallelism: Parallelism, mesh: DeviceMesh) -> None:
         """Wrap the model, read flat parameters and clip as FSDP asks for."""

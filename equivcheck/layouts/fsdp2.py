@@ -6,9 +6,11 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, ClassVar
 
 from equivcheck.layouts.kind import LayoutKind, Limit
-from equivcheck.layouts.limits import DTENSOR_OPTIMIZERS, EVEN_ROWS, parallelism_of
-from equivcheck.layouts.mends import has_shares, without_shares
-from equivcheck.scenario import FSDP2, Parallelism, Wrapping
+from equivcheck.layouts.limits import DTENSOR_OPTIMIZERS, EVEN_ROWS, has_parallelism, parallelism_of
+from equivcheck.layouts.mends import has_shares, with_widths, without_shares
+from equivcheck.layouts.plans import fits, leaves_nothing, trained_cuts
+from equivcheck.scenario import FSDP2, Layout, Parallelism, TensorParallel, Training, Wrapping
+from equivcheck.scenario.mesh import TP
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -23,11 +25,31 @@ ONE_UNIT_FOR_SHARED_WEIGHTS = Limit(
 )
 
 
+def _some_rank_reduces_nothing(training: Training, layout: Layout) -> bool:
+    if not has_parallelism(layout, TensorParallel):
+        return False
+    plan, ranks = parallelism_of(layout, TensorParallel).plan, layout.mesh.size(TP)
+    return fits(training.model, plan) and any(leaves_nothing(size, ranks) for size in trained_cuts(training.model, plan))
+
+
+NOTHING_TO_REDUCE = Limit(
+    reason="fully_shard over tensor parallelism: a rank that holds nothing of a parameter cannot reduce its gradient "
+    "('_chunk_cat expects non-empty tensor')",
+    applies=_some_rank_reduces_nothing,
+    mend=lambda training, layout: with_widths(training, layout.mesh.size(TP)),
+)
+
+
 class FSDP2Kind(LayoutKind):
     """Shards the model, or each layer and then the model, by `fully_shard`; on two axes it is HSDP."""
 
     parallelism: ClassVar[type[Parallelism]] = FSDP2
-    limits: ClassVar[tuple[Limit, ...]] = (EVEN_ROWS, ONE_UNIT_FOR_SHARED_WEIGHTS, *DTENSOR_OPTIMIZERS)
+    limits: ClassVar[tuple[Limit, ...]] = (
+        EVEN_ROWS,
+        ONE_UNIT_FOR_SHARED_WEIGHTS,
+        NOTHING_TO_REDUCE,
+        *DTENSOR_OPTIMIZERS,
+    )
 
     def apply(self, setup: Setup, parallelism: Parallelism, mesh: DeviceMesh) -> None:
         """Shard the model in place."""

@@ -27,6 +27,18 @@ class Limit:
     """The nearest training within the limit, used instead of rejecting; it never adds what another limit forbids."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayoutLimit:
+    """A combination of parallelisms, options and mesh that cannot run whatever is trained."""
+
+    reason: str
+    """One sentence for people: what, and why."""
+    applies: Callable[[Layout], bool]
+    """Whether a layout is beyond the limit."""
+    mend: Callable[[Layout], Layout]
+    """The nearest layout within the limit, on the same mesh; it never adds what another limit forbids."""
+
+
 class LayoutKind(ABC):
     """How one parallelism is applied.
 
@@ -37,6 +49,8 @@ class LayoutKind(ABC):
     """The noun that it applies."""
     limits: ClassVar[tuple[Limit, ...]] = ()
     """What it cannot run."""
+    layout_limits: ClassVar[tuple[LayoutLimit, ...]] = ()
+    """How it cannot be laid out."""
 
     @abstractmethod
     def apply(self, setup: Setup, parallelism: Parallelism, mesh: DeviceMesh) -> None:

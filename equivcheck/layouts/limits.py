@@ -19,6 +19,19 @@ def parallelism_of(layout: Layout, kind: type[P]) -> P:
     return found
 
 
+def has_parallelism(layout: Layout, kind: type[Parallelism]) -> bool:
+    """Whether a layout has a parallelism of that kind."""
+    return any(isinstance(parallelism, kind) for parallelism in layout.parallelisms)
+
+
+def with_options(layout: Layout, kind: type[Parallelism], **changes: object) -> Layout:
+    """The layout with other options of its parallelism of that kind."""
+    parallelisms = tuple(
+        replace(parallelism, **changes) if isinstance(parallelism, kind) else parallelism for parallelism in layout.parallelisms
+    )
+    return replace(layout, parallelisms=parallelisms)
+
+
 EVEN_ROWS = Limit(
     reason="data parallelism: a microbatch can be split evenly only if its rows are a multiple of the data-parallel ranks",
     applies=lambda training, layout: not all_multiples(training.data.microbatches, layout.num_data_ranks),

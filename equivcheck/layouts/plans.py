@@ -6,7 +6,7 @@ not carry the size of the whole, so what is cut between layers must be cut evenl
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from itertools import product
 
@@ -126,3 +126,15 @@ def fits(model: Model, plan: tuple[LayerPlan, ...]) -> bool:
 def fitted(training: Training, plan: tuple[LayerPlan, ...]) -> Training:
     """The training with as many layers as the plan has entries."""
     return with_num_layers(training, len(plan))
+
+
+def trained_cuts(model: Model, plan: tuple[LayerPlan, ...]) -> Iterator[int]:
+    """The size of each dim along which a plan of as many entries as layers cuts trained parameters."""
+    for index, (layer, entry) in enumerate(zip(model.layers, plan, strict=True)):
+        if entry.split is not Split.REPLICATED and not layer.frozen:
+            yield layer.width if entry.split is Split.COLUMN else model.inputs(index)
+
+
+def leaves_nothing(size: int, ranks: int) -> bool:
+    """Whether `torch.chunk` leaves the last of the ranks nothing of a dim."""
+    return -(-size // ranks) * (ranks - 1) >= size

@@ -7,7 +7,8 @@ from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 
 from equivcheck.errors import EquivCheckError, UsageError
-from equivcheck.layouts.kind import LayoutKind, Limit
+from equivcheck.layouts.compositions import COMPOSITIONS, TIMES
+from equivcheck.layouts.kind import LayoutKind, LayoutLimit, Limit
 from equivcheck.scenario import Layout, Parallelism, Training
 
 ENTRY_POINTS = "equivcheck.layouts"
@@ -52,6 +53,19 @@ def layout_kinds() -> dict[str, LayoutKind]:
     return kinds
 
 
+@cache
+def layout_names() -> tuple[str, ...]:
+    """Every layout that can be named: the registered parallelisms by their tags, then the compositions. Raises `BrokenLayout`."""
+    return (*layout_kinds(), *COMPOSITIONS)
+
+
+def kinds_of(name: str) -> tuple[LayoutKind, ...]:
+    """The kinds of the parallelisms of a named layout, innermost first. Raises `UsageError` for a name that does not exist."""
+    if name not in layout_names():
+        raise UsageError(f"layout {name!r} does not exist; allowed: {', '.join(layout_names())}")
+    return tuple(layout_kinds()[tag] for tag in reversed(name.split(TIMES)))
+
+
 def _load(point: EntryPoint) -> LayoutKind:
     try:
         kind = point.load()
@@ -71,12 +85,22 @@ def _place(point: EntryPoint) -> str:
 
 def unsupported(training: Training, layout: Layout) -> str | None:
     """Why the layout cannot run the training; None where it can."""
-    limit = _first_limit(training, layout)
+    limit = _first_layout_limit(layout) or _first_limit(training, layout)
     return None if limit is None else limit.reason
 
 
+def mended_layout(layout: Layout) -> Layout:
+    """The nearest layout that can run anything. Raises `BrokenLayout` when mends do not end."""
+    for _ in range(MAX_MENDS):
+        limit = _first_layout_limit(layout)
+        if limit is None:
+            return layout
+        layout = limit.mend(layout)
+    raise BrokenLayout(f"the mends of layout {layout.name} do not end; the last limit: {limit.reason if limit else None}")
+
+
 def mended(training: Training, layout: Layout) -> Training:
-    """The nearest training that the layout can run. Raises `BrokenLayout` when mends do not end."""
+    """The nearest training that the layout can run, if it can run any. Raises `BrokenLayout` when mends do not end."""
     for _ in range(MAX_MENDS):
         limit = _first_limit(training, layout)
         if limit is None:
@@ -88,3 +112,8 @@ def mended(training: Training, layout: Layout) -> Training:
 def _first_limit(training: Training, layout: Layout) -> Limit | None:
     limits = (limit for parallelism in layout.parallelisms for limit in kind_of(parallelism).limits)
     return next((limit for limit in limits if limit.applies(training, layout)), None)
+
+
+def _first_layout_limit(layout: Layout) -> LayoutLimit | None:
+    limits = (limit for parallelism in layout.parallelisms for limit in kind_of(parallelism).layout_limits)
+    return next((limit for limit in limits if limit.applies(layout)), None)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from math import prod
 
+from equivcheck.layouts.plans import leaves_nothing, trained_cuts
 from equivcheck.oracle.verdict import Divergence
 from equivcheck.scenario import (
     DDP,
@@ -68,14 +69,9 @@ def _shapes(layer: Layer, inputs: int) -> Iterator[tuple[int, ...]]:
         yield (layer.width, inputs)
 
 
-def _some_rank_has_no_rows(size: int, ranks: int) -> bool:
-    """Whether `torch.chunk` leaves the last rank nothing of a dim."""
-    return -(-size // ranks) * (ranks - 1) >= size
-
-
 def gradient_has_an_empty_shard(scenario: Scenario) -> bool:
     """A gradient that is a DTensor is cut along a dim so short that some rank holds nothing of it."""
-    return any(_some_rank_has_no_rows(size, ranks) for size, ranks in _cuts(scenario))
+    return any(leaves_nothing(size, ranks) for size, ranks in _cuts(scenario))
 
 
 def _cuts(scenario: Scenario) -> Iterator[tuple[int, int]]:
@@ -84,15 +80,9 @@ def _cuts(scenario: Scenario) -> Iterator[tuple[int, int]]:
     mesh = scenario.layout.mesh
     for parallelism in scenario.layout.parallelisms:
         if isinstance(parallelism, TensorParallel):
-            yield from ((size, mesh.size(TP)) for size in _cut_by_tensor_parallel(scenario.training.model, parallelism))
+            yield from ((size, mesh.size(TP)) for size in trained_cuts(scenario.training.model, parallelism.plan))
         elif isinstance(parallelism, FSDP2) or _is_sharded_by_rows(parallelism):
             yield from ((parameter.shape[0], mesh.size(DP, SHARD)) for parameter in parameters)
-
-
-def _cut_by_tensor_parallel(model: Model, parallelism: TensorParallel) -> Iterator[int]:
-    for index, (layer, plan) in enumerate(zip(model.layers, parallelism.plan, strict=True)):
-        if plan.split is not Split.REPLICATED and not layer.frozen:
-            yield layer.width if plan.split is Split.COLUMN else model.inputs(index)
 
 
 def _is_sharded_by_rows(parallelism: object) -> bool:
@@ -169,6 +159,12 @@ def _frozen_norms(scenario: Scenario) -> set[int]:
     return found
 
 
+def frozen_over_tensor_parallel(scenario: Scenario) -> bool:
+    """A frozen layer under tensor parallelism composed with another parallelism."""
+    kinds = {type(parallelism) for parallelism in scenario.layout.parallelisms}
+    return TensorParallel in kinds and len(kinds) > 1 and any(layer.frozen for layer in scenario.training.model.layers)
+
+
 def column_of_one_on_one_rank(scenario: Scenario) -> bool:
     """Tensor parallelism on one rank with a column-parallel layer of one output and a trained bias."""
     if scenario.layout.mesh.size(TP) != 1:
@@ -243,6 +239,12 @@ def on_frozen_sequence_parallel_norm(scenario: Scenario, divergence: Divergence)
     return match is not None and int(match[1]) in _frozen_norms(scenario)
 
 
+def of_a_frozen_layer(scenario: Scenario, divergence: Divergence) -> bool:
+    """The tensor is a parameter of a frozen layer."""
+    match = re.match(r"layers\.(\d+)\.", divergence.tensor)
+    return match is not None and scenario.training.model.layers[int(match[1])].frozen
+
+
 def _by_name(*functions: Callable[..., bool]) -> dict[str, Callable[..., bool]]:
     return {function.__name__: function for function in functions}
 
@@ -250,6 +252,7 @@ def _by_name(*functions: Callable[..., bool]) -> dict[str, Callable[..., bool]]:
 NEEDS: dict[str, Callable[[Scenario], bool]] = _by_name(
     clipping_by_value,
     column_of_one_on_one_rank,
+    frozen_over_tensor_parallel,
     frozen_sequence_parallel_norm,
     fused_adam,
     gradient_has_an_empty_shard,
@@ -266,6 +269,7 @@ NEEDS: dict[str, Callable[[Scenario], bool]] = _by_name(
 
 SHOWS: dict[str, Callable[[Scenario, Divergence], bool]] = _by_name(
     norm_of_an_earlier_step,
+    of_a_frozen_layer,
     of_a_matrix,
     on_frozen_sequence_parallel_norm,
     times_data_ranks,

@@ -37,12 +37,13 @@ class Table:
         if row is None or self.shapes[row] != piece.shape:
             return None
         everything = np.arange(self.offsets[row], self.offsets[row] + math.prod(piece.shape))
-        if not piece.start:
+        if piece.start:
+            box = tuple(slice(start, start + size) for start, size in zip(piece.start, piece.size, strict=True))
+            everything = everything.reshape(piece.shape)[box].ravel()
+        if piece.run is None:
             return everything
-        if piece.flat:
-            return everything[piece.start[0] : piece.start[0] + piece.size[0]]
-        box = tuple(slice(start, start + size) for start, size in zip(piece.start, piece.size, strict=True))
-        return everything.reshape(piece.shape)[box].ravel()
+        offset, length = piece.run
+        return everything[offset : offset + length]
 
 
 def table_of(pieces: tuple[Piece, ...]) -> Table:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
-from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
 
 from equivcheck.train.trace import Piece, Slot, Snapshot
 
@@ -36,27 +38,32 @@ def default_slots(model: nn.Module) -> tuple[Slot, ...]:
 
 
 def piece_of(name: str, tensor: torch.Tensor) -> Piece:
-    """What this rank holds of a tensor: all of it, or the box that a DTensor's placements give this rank.
-
-    The box is computed here, by the rule of `torch.chunk`, rather than asked of DTensor: a second opinion.
-    """
+    """What this rank holds of a tensor: all of it, or the box that a DTensor's placements give this rank."""
     if not isinstance(tensor, DTensor):
         return Piece(name=name, shape=tuple(tensor.shape))
-    start, size = [0] * tensor.ndim, list(tensor.shape)
-    coordinate = tensor.device_mesh.get_coordinate()
+    return box_of(name, tuple(tensor.shape), tensor.device_mesh, tensor.placements)
+
+
+def box_of(name: str, shape: tuple[int, ...], mesh: DeviceMesh, placements: Sequence[Placement]) -> Piece:
+    """The box that placements on a mesh give this rank of a tensor of that full shape.
+
+    It is computed here, by the rule of `torch.chunk`, rather than asked of DTensor: a second opinion.
+    """
+    start, size = [0] * len(shape), list(shape)
+    coordinate = mesh.get_coordinate()
     assert coordinate is not None, "a rank reads only tensors of meshes that it is part of"
-    for axis in _sharding_order(tensor):
-        dim = tensor.placements[axis].dim  # type: ignore[attr-defined]
-        chunk = -(-size[dim] // tensor.device_mesh.size(axis))
+    for axis in _sharding_order(placements):
+        dim = placements[axis].dim  # type: ignore[attr-defined]
+        chunk = -(-size[dim] // mesh.size(axis))
         offset = min(coordinate[axis] * chunk, size[dim])
         start[dim], size[dim] = start[dim] + offset, min(chunk, size[dim] - offset)
-    return Piece(name=name, shape=tuple(tensor.shape), start=tuple(start), size=tuple(size))
+    return Piece(name=name, shape=shape, start=tuple(start), size=tuple(size))
 
 
-def _sharding_order(tensor: DTensor) -> list[int]:
+def _sharding_order(placements: Sequence[Placement]) -> list[int]:
     """Mesh axes in the order in which they cut the tensor: a strided shard (FSDP over TP) cuts what the later axes left."""
-    plain = [axis for axis, placement in enumerate(tensor.placements) if type(placement) is Shard]
-    strided = [axis for axis, placement in enumerate(tensor.placements) if type(placement).__name__ == "_StridedShard"]
+    plain = [axis for axis, placement in enumerate(placements) if type(placement) is Shard]
+    strided = [axis for axis, placement in enumerate(placements) if type(placement).__name__ == "_StridedShard"]
     return plain + strided[::-1]
 
 
@@ -109,16 +116,7 @@ def state_snapshot(state: State, slots: Sequence[Slot]) -> Snapshot:
 def _state_slots(slot: Slot, key: str, tensor: torch.Tensor) -> list[tuple[Slot, torch.Tensor]]:
     held = [piece for piece in slot.pieces if piece.name and piece.numel]
     if tensor.shape == slot.parameter.shape:
-        pieces = tuple(
-            Piece(
-                name=f"{piece.name}/{key}" if piece.name else "",
-                shape=piece.shape,
-                start=piece.start,
-                size=piece.size,
-                flat=piece.flat,
-            )
-            for piece in slot.pieces
-        )
+        pieces = tuple(replace(piece, name=f"{piece.name}/{key}" if piece.name else "") for piece in slot.pieces)
         return [(Slot(parameter=slot.parameter, pieces=pieces), tensor)] if held else []
     return [(Slot(parameter=slot.parameter, pieces=(piece_of(f"{piece.name}/{key}", tensor),)), tensor) for piece in held]
 

@@ -23,16 +23,18 @@ class Piece:
     shape: tuple[int, ...]
     """Shape of the full tensor; of the run itself for padding."""
     start: tuple[int, ...] = ()
-    """First index along each dim, or a single flat offset; empty for all of the tensor."""
+    """First index of a box along each dim; empty for all of the tensor."""
     size: tuple[int, ...] = ()
-    """Extent along each dim, or a single flat length; as long as `start`."""
-    flat: bool = False
-    """Whether `start` and `size` are one offset and length into the flattened tensor."""
+    """Extent of the box along each dim; as long as `start`."""
+    run: tuple[int, int] | None = None
+    """Offset and length of the run within the flattened box; None for all of it."""
 
     @property
     def numel(self) -> int:
         """Elements in the piece."""
-        return math.prod(self.size) if self.start else math.prod(self.shape)
+        if self.run is not None:
+            return self.run[1]
+        return math.prod(self.size if self.start else self.shape)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -101,7 +101,7 @@ def test_flat_parameters_hold_every_element_once_and_at_its_place(parallelism: F
         counts, values = np.zeros(expected.numel(), dtype=int), np.full(expected.numel(), np.nan)
         for piece, held in (pair for rank in ranks for pair in rank if pair[0].name == name):
             assert piece.shape == tuple(expected.shape)
-            start = piece.start[0] if piece.flat else 0
+            start = piece.run[0] if piece.run else 0
             counts[start : start + piece.numel] += 1
             values[start : start + piece.numel] = held
         assert set(counts) == {len(ranks) // shards}

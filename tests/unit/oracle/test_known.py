@@ -33,6 +33,7 @@ from equivcheck.scenario import (
     Parallelism,
     Precision,
     ShardingStrategy,
+    Side,
     Split,
     Spread,
     TensorParallel,
@@ -48,6 +49,7 @@ FULLY_SHARD = SPMD(distribution=Distribution.FULLY_SHARD)
 HYBRID = FSDP1(strategy=ShardingStrategy.HYBRID_SHARD)
 ONE_WEIGHT = Layer(width=1, bias=False)
 COLUMN = TensorParallel(plan=(LayerPlan(split=Split.COLUMN),))
+FROZEN = Layer(width=1, bias=False, frozen=True)
 ROWS = TensorParallel(plan=(LayerPlan(output=Spread.ROWS), LayerPlan()))
 WHOLE = TensorParallel(plan=(LayerPlan(), LayerPlan()))
 
@@ -59,6 +61,14 @@ def scenario(parallelism: Parallelism, *layers: Layer, sizes: tuple[int, ...] = 
     fields = {"data": Data(microbatches=(mesh.num_ranks,)), "loss": Loss.MSE_SUM} | changes
     training = Training(model=Model(features=features, layers=layers or (ONE_WEIGHT,)), **fields)
     return Scenario(training=training, layout=Layout(mesh=mesh, parallelisms=(parallelism,)))
+
+
+def over_tp(parallelism: Parallelism, *layers: Layer, **changes) -> Scenario:
+    """A scenario on two data ranks, each alone along the axis of tensor parallelism that keeps every layer whole."""
+    alone = scenario(parallelism, *layers, **changes)
+    mesh = Mesh(axes=(*alone.layout.mesh.axes, Axis(name="tp", size=1)))
+    plan = TensorParallel(plan=(LayerPlan(),) * len(layers))
+    return replace(alone, layout=Layout(mesh=mesh, parallelisms=(plan, parallelism)))
 
 
 NORMED = Layer(width=2, norm=Norm.LAYER)
@@ -89,6 +99,10 @@ SHOWN = {
             scenario(ROWS, Layer(width=2), NORMED, sizes=(1,)),
             scenario(WHOLE, Layer(width=2), replace(NORMED, frozen=True), sizes=(1,)),
         ],
+    ),
+    "local_tensors_unfreeze": (
+        over_tp(DDP(), FROZEN, ONE_WEIGHT),
+        [over_tp(DDP(), ONE_WEIGHT, ONE_WEIGHT), over_tp(FSDP2(), FROZEN, ONE_WEIGHT), scenario(DDP(), FROZEN, ONE_WEIGHT)],
     ),
     "clip_grad_value_of_nothing": (
         scenario(FSDP1(), clipping=ClipValue()),
@@ -138,6 +152,8 @@ SHOWN = {
 """By issue: the smallest scenario that shows it, and some that are healthy but for one thing the same."""
 
 ALSO_SHOWN = [
+    ("local_tensors_unfreeze", over_tp(DDP(), replace(FROZEN, side=Side.EVEN_STEPS), ONE_WEIGHT)),
+    ("local_tensors_unfreeze", over_tp(FSDP1(), FROZEN, ONE_WEIGHT)),
     ("dtensor_mse_loss_mean", scenario(FULLY_SHARD, Layer(width=3), sizes=(4,), loss=Loss.MSE_MEAN, features=3)),
     ("dtensor_mse_loss_mean", scenario(SPMD(), loss=Loss.MSE_MEAN, data=Data(microbatches=(4, 2)), precision=FLOAT32)),
     ("fsdp1_hybrid_shard_of_one", scenario(replace(HYBRID, use_orig_params=False), sizes=(3, 1))),

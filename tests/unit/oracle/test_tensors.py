@@ -16,7 +16,9 @@ WHOLE = (Piece(name="a", shape=(2, 3)), Piece(name="b", shape=(4,)))
         (Piece(name="b", shape=(4,)), [6, 7, 8, 9]),
         (Piece(name="a", shape=(2, 3), start=(1, 0), size=(1, 3)), [3, 4, 5]),
         (Piece(name="a", shape=(2, 3), start=(0, 1), size=(2, 2)), [1, 2, 4, 5]),
-        (Piece(name="a", shape=(2, 3), start=(2,), size=(3,), flat=True), [2, 3, 4]),
+        (Piece(name="a", shape=(2, 3), run=(2, 3)), [2, 3, 4]),
+        (Piece(name="a", shape=(2, 3), start=(0, 1), size=(2, 2), run=(1, 2)), [2, 4]),
+        (Piece(name="a", shape=(2, 3), start=(0, 1), size=(2, 2), run=(0, 0)), []),
         (Piece(name="b", shape=(4,), start=(4,), size=(0,)), []),
     ],
 )

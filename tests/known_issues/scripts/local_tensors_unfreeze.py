@@ -1,0 +1,43 @@
+"""DDP (and FSDP1) over tensor parallelism make frozen parameters trainable: `_flatten_tensor` asks local tensors to be.
+
+    torchrun --standalone --nproc-per-node 1 local_tensors_unfreeze.py
+
+Exit code 1 when the difference shows. Seen on torch 2.13, CPU, gloo.
+"""
+
+import sys
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.nn.parallel import DistributedDataParallel
+
+
+def main() -> int:
+    """Train for one step with a frozen linear and see whether it has moved."""
+    dist.init_process_group("gloo", timeout=timedelta(seconds=20))
+    mesh = init_device_mesh("cpu", (1, dist.get_world_size()), mesh_dim_names=("dp", "tp"))
+
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    model[0].requires_grad_(False)
+    parallelize_module(model, mesh["tp"], {"0": ColwiseParallel(), "1": RowwiseParallel()})
+    frozen = model[0].weight.detach().to_local().clone()
+    assert not model[0].weight.requires_grad
+    ddp = DistributedDataParallel(model, device_mesh=mesh["dp"])
+    weight = model[0].weight
+    optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1)
+    ddp(torch.ones(2, 4)).sum().backward()
+    optimizer.step()
+
+    difference = float((weight.detach() - frozen).abs().max())
+    print("requires_grad, expected False:", weight.requires_grad)
+    print("max difference", difference)
+    dist.destroy_process_group()
+    return int(difference > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
