@@ -424,3 +424,26 @@ def test_a_size_that_does_not_fit_is_an_error_of_its_rank(world: World) -> None:
 
     with pytest.raises(RanksFailed, match=r"rank 0 raised ValueError: all_gather: part torch.float32 \[2\]"):
         world(2).run(program)
+
+
+@pytest.mark.parametrize(
+    ("call", "text"),
+    [
+        (lambda: dist.isend(torch.ones(1), dist.get_rank()), r"send: a message of rank 0 of the group to itself"),
+        (lambda: dist.irecv(torch.ones(1), dist.get_rank()), r"recv: a message of rank 0 of the group to itself"),
+        (lambda: dist.isend(torch.ones(2, 3).t(), 1), r"send: torch.float32 \[3, 2\] is not contiguous"),
+        (
+            lambda: dist.all_to_all_single(torch.ones(2, 2), torch.ones(2, 2).t()),
+            r"all_to_all: .* is not contiguous",
+        ),
+        (lambda: dist.broadcast(torch.ones(1), src=7), r"broadcast: root 7 is no member; allowed are 0 to 1"),
+        (
+            lambda: dist.all_reduce(torch.ones(1, dtype=torch.int16)),
+            r"all_reduce.sum does not take torch.int16: allowed",
+        ),
+    ],
+)
+def test_what_gloo_refuses_is_refused(world: World, call: Callable[[], Any], text: str) -> None:
+    """A call that gloo does not take is an error of the rank that issues it."""
+    with pytest.raises(RanksFailed, match=f"rank 0 raised equivcheck.worlds.sim.refusals.CallRefused: {text}"):
+        world(2).run(call)

@@ -11,6 +11,7 @@ import torch.distributed as dist
 from equivcheck.worlds.marks import listen
 from equivcheck.worlds.sim import arithmetic
 from equivcheck.worlds.sim.exchange import RawCall, Request, Switchboard
+from equivcheck.worlds.sim.refusals import check_contiguous, check_peer, check_root, check_type
 from equivcheck.worlds.sim.torch_private import BACKEND, premultiplier, raw_memory
 from equivcheck.worlds.sim.work import CoalescedWork, ReceiveWork, SimWork
 
@@ -184,6 +185,7 @@ class SimGroup(_ProcessGroup):  # type: ignore[misc]  # torch's overloads differ
         self, output: torch.Tensor, source: torch.Tensor, output_sizes: Any = None, input_sizes: Any = None, _opts: Any = None
     ) -> SimWork:
         """Send the i-th part along dim 0 to member i; sizes default to equal parts."""
+        check_contiguous("all_to_all", [output, source])
         outputs, inputs = self._split(output, output_sizes), self._split(source, input_sizes)
         share = (_capture(inputs), [tensor.numel() for tensor in outputs])
         return self._collective(Request("all_to_all", [source], share, arithmetic.all_to_all, None, False), outputs, [output])
@@ -202,12 +204,16 @@ class SimGroup(_ProcessGroup):  # type: ignore[misc]  # torch's overloads differ
 
     def send(self, tensors: Tensors, receiver: int, tag: int = 0) -> SimWork:
         """Send tensors to another member."""
+        check_peer("send", self.member, receiver)
+        check_contiguous("send", tensors)
         raw = self._note("send", tensors, self.ranks[receiver])
         parcel = self._exchange.send(self.member, receiver, tag, raw, _capture(tensors))
         return self._keep(SimWork(self, raw, parcel, [], tensors))
 
     def recv(self, tensors: Tensors, sender: int | None, tag: int = 0) -> SimWork:
         """Receive tensors from another member."""
+        check_peer("recv", self.member, sender)
+        check_contiguous("recv", tensors)
         raw = self._note("recv", tensors, None if sender is None else self.ranks[sender])
         parcel = self._exchange.receive(self.member, sender, tag, raw)
         with raw_memory():
@@ -234,6 +240,10 @@ class SimGroup(_ProcessGroup):  # type: ignore[misc]  # torch's overloads differ
 
     def _collective(self, request: Request, outputs: Tensors, shown: Any = None) -> SimWork:
         root = request.root
+        if request.tensors:
+            check_type(request.op, request.tensors[0].dtype)
+        if root is not None:
+            check_root(request.op, root, len(self.ranks))
         raw = self._note(request.op, request.tensors, None if root is None else self.ranks[root])
         sizes = tuple([shape.numel() for shape in raw[3]]) if request.sized else ()
         agree = (request.op, raw[4], root, sizes)

@@ -1,0 +1,60 @@
+"""What the simulated world refuses because gloo does, so that what runs here runs there; as gloo of torch 2.13 has it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+
+import torch
+
+from equivcheck.errors import EquivCheckError
+
+_CARRIED = "float16 bfloat16 float32 float64 int8 uint8 int32 int64 bool complex32 complex64 complex128"
+CARRIED = frozenset(getattr(torch, name) for name in _CARRIED.split())
+"""Element types of collectives; messages carry any."""
+_BITWISE = ("band", "bor", "bxor")
+_LINEAR = ("sum", "avg", "premul_sum")
+
+
+class CallRefused(EquivCheckError, ValueError):
+    """A call that no backend takes, or gloo does not; raised on the rank that issues it."""
+
+
+def check_type(op: str, dtype: torch.dtype) -> None:
+    """Raise `CallRefused` if a collective, named as in `Call.op`, does not take that element type."""
+    reason = _reason(op, dtype)
+    if reason:
+        raise CallRefused(f"{op} does not take {dtype}: {reason}")
+
+
+@cache
+def _reason(op: str, dtype: torch.dtype) -> str:
+    reduction = op.partition(".")[2]
+    if dtype not in CARRIED:
+        return f"allowed are {_CARRIED}"
+    if reduction in _BITWISE and (dtype.is_floating_point or dtype.is_complex):
+        return "bitwise reductions are for integers and bool"
+    if reduction == "avg" and not (dtype.is_floating_point or dtype.is_complex):
+        return "a mean is for floating-point and complex types"
+    if dtype.is_complex and reduction and reduction not in _LINEAR:
+        return "complex numbers are added or averaged only"
+    return ""
+
+
+def check_root(op: str, root: int, size: int) -> None:
+    """Raise `CallRefused` for a root that is no member of a group of `size`."""
+    if not 0 <= root < size:
+        raise CallRefused(f"{op}: root {root} is no member; allowed are 0 to {size - 1} within the group")
+
+
+def check_peer(op: str, member: int, peer: int | None) -> None:
+    """Raise `CallRefused` for a message to or from oneself."""
+    if member == peer:
+        raise CallRefused(f"{op}: a message of rank {member} of the group to itself; allowed is any other member")
+
+
+def check_contiguous(op: str, tensors: Sequence[torch.Tensor]) -> None:
+    """Raise `CallRefused` where a call sends memory as it lies and a tensor has gaps or another order."""
+    for tensor in tensors:
+        if not tensor.is_contiguous():
+            raise CallRefused(f"{op}: {tensor.dtype} {list(tensor.shape)} is not contiguous; allowed are contiguous tensors")

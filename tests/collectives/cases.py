@@ -1,0 +1,209 @@
+"""What is generated: one collective call of a group of ranks, as data. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from hypothesis import strategies as st
+from hypothesis.strategies import DrawFn, SearchStrategy
+
+from collectives.model import Array
+from equivcheck.choice import Choice
+
+MAX_SIZE = 5
+FLOATS = ("float64", "float32", "float16", "bfloat16")
+INTEGERS = ("int64", "int32", "int8", "uint8")
+COMPLEX = ("complex128", "complex64")
+DTYPES = (*FLOATS, *INTEGERS, "bool", *COMPLEX)
+ARITHMETIC = ("sum", "product", "min", "max")
+BITWISE = ("band", "bor", "bxor")
+
+
+class Kind(Choice):
+    """The collectives, by the form in which tensors are passed."""
+
+    BROADCAST = "broadcast"
+    ALL_REDUCE = "all_reduce"
+    REDUCE = "reduce"
+    REDUCE_SCATTER = "reduce_scatter"
+    REDUCE_SCATTER_SINGLE = "reduce_scatter_single"
+    ALL_GATHER = "all_gather"
+    ALL_GATHER_SINGLE = "all_gather_single"
+    GATHER = "gather"
+    SCATTER = "scatter"
+    ALL_TO_ALL = "all_to_all"
+    ALL_TO_ALL_SINGLE = "all_to_all_single"
+
+
+REDUCTIONS = (Kind.ALL_REDUCE, Kind.REDUCE, Kind.REDUCE_SCATTER, Kind.REDUCE_SCATTER_SINGLE)
+MOVES = tuple(kind for kind in Kind if kind not in REDUCTIONS)
+ROOTED = (Kind.BROADCAST, Kind.REDUCE, Kind.GATHER, Kind.SCATTER)
+IN_PARTS = (Kind.REDUCE_SCATTER, Kind.REDUCE_SCATTER_SINGLE, Kind.SCATTER, Kind.ALL_TO_ALL, Kind.ALL_TO_ALL_SINGLE)
+"""Each member puts in a part for each member."""
+CONCATENATED = (Kind.REDUCE_SCATTER_SINGLE, Kind.ALL_GATHER_SINGLE, Kind.ALL_TO_ALL_SINGLE)
+"""Parts are rows of one tensor, so a part has at least one dim."""
+STRIDED = tuple(kind for kind in Kind if kind not in CONCATENATED)
+"""Tensors need not be contiguous."""
+UNEVEN = (Kind.REDUCE_SCATTER, Kind.ALL_TO_ALL_SINGLE)
+"""Parts may have different numbers of rows, in every world."""
+
+
+class Values(Choice):
+    """What numbers inputs are made of."""
+
+    WHOLE = "whole"
+    """Small whole numbers, so that floating-point reductions are exact in any order."""
+    NORMAL = "normal"
+    """Standard normal in floating point; any number of an integer type."""
+    SPECIAL = "special"
+    """With NaN, infinities and negative zero where the type has them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """One collective, issued by the members of a group."""
+
+    kind: Kind
+    """Which."""
+    group: tuple[int, ...] = (0,)
+    """Global ranks of the members, ascending."""
+    dtype: str = "float64"
+    """Element type, as torch names it."""
+    shape: tuple[int, ...] = ()
+    """Shape of an input, or of each part; without dim 0 where `rows` gives that."""
+    rows: tuple[tuple[int, ...], ...] = ()
+    """Rows of the part that each member (first index) has for each; empty when all parts have `shape`."""
+    op: str = ""
+    """Reduction; empty for others."""
+    root: int = 0
+    """Rank of the root within the group; 0 for those that have none."""
+    strided: bool = False
+    """Whether tensors of two dims or more lie in memory with their dims reversed."""
+    asynchronous: bool = False
+    """Whether a handle is waited for after all calls of the batch have been issued, the last first."""
+    values: Values = Values.WHOLE
+    """What numbers."""
+    seed: int = 0
+    """Of the numbers."""
+
+    def part_shape(self, sender: int, receiver: int) -> tuple[int, ...]:
+        """Shape of what a member has for another."""
+        return (self.rows[sender][receiver], *self.shape) if self.rows else self.shape
+
+
+def inputs_of(case: Case, member: int) -> list[Array]:
+    """What a member puts in: one array, or its parts in the order of members."""
+    generator = np.random.default_rng([case.seed, member])
+    num_parts = len(case.group) if case.kind in IN_PARTS else 1
+    return [numbers(generator, case, case.part_shape(member, part)) for part in range(num_parts)]
+
+
+def numbers(generator: np.random.Generator, case: Case, shape: tuple[int, ...]) -> Array:
+    """Numbers that the case's type represents exactly, in the type that NumPy has for it."""
+    if case.dtype == "bool":
+        return generator.integers(0, 2, shape).astype(bool)
+    if "int" in case.dtype:
+        info = np.iinfo(case.dtype)
+        low, high = (info.min, info.max) if case.values is not Values.WHOLE else (max(info.min, -3), 3)
+        return generator.integers(low, high, shape, dtype=case.dtype, endpoint=True)
+    if case.dtype in COMPLEX:
+        found = np.empty(shape, dtype=case.dtype)
+        found.real, found.imag = reals(generator, case.values, shape), reals(generator, case.values, shape)
+        return found
+    return rounded(reals(generator, case.values, shape), case.dtype)
+
+
+def reals(generator: np.random.Generator, values: Values, shape: tuple[int, ...]) -> Array:
+    """Real numbers in float64."""
+    if values is Values.WHOLE:
+        return generator.integers(-3, 3, shape, endpoint=True).astype(np.float64)
+    found = np.asarray(generator.standard_normal(shape))
+    if values is Values.SPECIAL:
+        return np.where(generator.random(shape) < 0.5, found, generator.choice([np.nan, np.inf, -np.inf, -0.0], shape))
+    return found
+
+
+def numpy_dtype(dtype: str) -> np.dtype[np.generic]:
+    """The type in which NumPy holds tensors of a type; bfloat16 fits into float32."""
+    return np.dtype("float32" if dtype == "bfloat16" else dtype)
+
+
+def rounded(array: Array, dtype: str) -> Array:
+    """Floating-point numbers that the type represents, near those given."""
+    found = np.asarray(array).astype(numpy_dtype(dtype))
+    if dtype == "bfloat16":
+        return np.asarray((found.view(np.uint32) & np.uint32(0xFFFF0000)).view(np.float32)).reshape(array.shape)
+    return found
+
+
+@st.composite
+def shapes(draw: DrawFn, *, min_dims: int = 0) -> tuple[int, ...]:
+    """Shapes of up to three dims, 0-d and empty ones among them."""
+    return tuple(draw(st.lists(st.integers(0, 3), min_size=min_dims, max_size=3)))
+
+
+@st.composite
+def groups(draw: DrawFn, size: int) -> tuple[int, ...]:
+    """Groups of a world: all of it half of the time, else any subset."""
+    if draw(st.booleans()):
+        return tuple(sorted(draw(st.sets(st.integers(0, size - 1), min_size=1))))
+    return tuple(range(size))
+
+
+def _dtypes(op: str) -> tuple[str, ...]:
+    """Types that a reduction is defined for in every world; see `unsupported`."""
+    if op == "avg":
+        return (*FLOATS, *COMPLEX)
+    if op in BITWISE:
+        return (*INTEGERS, "bool")
+    return DTYPES if op == "sum" else (*FLOATS, *INTEGERS, "bool")
+
+
+@st.composite
+def reductions(draw: DrawFn, size: int) -> Case:
+    """Collectives that reduce."""
+    op = draw(st.sampled_from((*ARITHMETIC, "avg", *BITWISE)))
+    values = draw(st.sampled_from((Values.WHOLE, Values.NORMAL)))
+    plain = Case(kind=draw(st.sampled_from(REDUCTIONS)), dtype=draw(st.sampled_from(_dtypes(op))), op=op, values=values)
+    return draw(_filled_in(plain, size))
+
+
+@st.composite
+def moves(draw: DrawFn, size: int) -> Case:
+    """Collectives that move tensors unchanged."""
+    kind = draw(st.sampled_from(MOVES))
+    dtypes = tuple(dtype for dtype in DTYPES if kind is not Kind.GATHER or dtype not in COMPLEX)
+    return draw(_filled_in(Case(kind=kind, dtype=draw(st.sampled_from(dtypes)), values=draw(st.sampled_from(Values))), size))
+
+
+@st.composite
+def _filled_in(draw: DrawFn, case: Case, size: int) -> Case:
+    kind, group = case.kind, draw(groups(size))
+    uneven = kind in UNEVEN and draw(st.booleans())
+    return replace(
+        case,
+        group=group,
+        shape=draw(shapes(min_dims=1 if kind in CONCATENATED and not uneven else 0)),
+        rows=draw(_rows(kind, len(group))) if uneven else (),
+        root=draw(st.integers(0, len(group) - 1)) if kind in ROOTED else 0,
+        strided=kind in STRIDED and draw(st.booleans()),
+        asynchronous=draw(st.booleans()),
+        seed=draw(st.integers(0, 1000)),
+    )
+
+
+@st.composite
+def _rows(draw: DrawFn, kind: Kind, size: int) -> tuple[tuple[int, ...], ...]:
+    """Rows of each member's parts; what is reduced has the same for all members."""
+    row = st.lists(st.integers(0, 3), min_size=size, max_size=size).map(tuple)
+    return (draw(row),) * size if kind is Kind.REDUCE_SCATTER else tuple(draw(row) for _ in range(size))
+
+
+@st.composite
+def batches(draw: DrawFn, *families: str) -> tuple[int, tuple[Case, ...]]:
+    """A world's size and some calls that its ranks issue one after another, so that one run tries several."""
+    size = draw(st.integers(1, MAX_SIZE))
+    strategies: Sequence[SearchStrategy[Case]] = [{"reductions": reductions, "moves": moves}[family](size) for family in families]
+    return size, tuple(draw(st.lists(st.one_of(strategies), min_size=1, max_size=12)))
