@@ -21,7 +21,7 @@ PLAIN = Case(kind=Kind.ALL_REDUCE, group=GROUP, shape=(2,), op="sum")
 @pytest.mark.parametrize("world", BOTH)
 @pytest.mark.parametrize("refusal", REFUSALS, ids=lambda refusal: refusal.name)
 def test_what_is_refused_raises_on_every_rank(refusal: Refusal, world: str) -> None:
-    """Each call of the table raises with a text that says why, or agrees with the model in a world that the table does not name."""
+    """Each call of the table raises and says why; in a world that the table does not name it agrees with the model."""
     cases = [*refusal.cases(), PLAIN]
     *refused, plain = zip(*run_in(world, len(GROUP), run_batch, cases, False), strict=True)
     assert_received(PLAIN, plain)
