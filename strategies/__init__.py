@@ -9,7 +9,7 @@ from equivcheck.strategies.mesh import meshes
 from equivcheck.strategies.model import models
 from equivcheck.strategies.optimizer import optimizers
 from equivcheck.strategies.parallelism import ddp, fsdp1, fsdp2, spmd, tensor_parallel
-from equivcheck.strategies.scenario import scenarios
+from equivcheck.strategies.scenario import frontier, scenarios
 from equivcheck.strategies.schedule import schedules
 from equivcheck.strategies.training import trainings
 
@@ -17,6 +17,7 @@ __all__ = [
     "clippings",
     "data",
     "ddp",
+    "frontier",
     "fsdp1",
     "fsdp2",
     "groups",

@@ -24,13 +24,13 @@ def with_idle_plan(layout: Layout, training: Training) -> Layout:
     return _with_plan(layout, _NO_PLAN * len(training.model.layers))
 
 
-def with_drawn_plan(draw: DrawFn, layout: Layout, training: Training) -> Layout:
+def with_drawn_plan(draw: DrawFn, layout: Layout, training: Training, *, beyond: bool) -> Layout:
     """The layout with a plan that is legal for the training."""
     plan: list[LayerPlan] = []
     spread, ranks = Spread.WHOLE, layout.mesh.size(TP)
     rows = tuple(rows // layout.num_data_ranks for rows in training.data.microbatches)
     for index in range(len(training.model.layers)):
-        legal = legal_plans(training.model, index, spread, ranks, rows)
+        legal = legal_plans(training.model, index, spread, ranks, rows, beyond=beyond)
         plan.append(legal[draw(below(len(legal)))])
         spread = plan[-1].output
     return _with_plan(layout, tuple(plan))

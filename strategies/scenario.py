@@ -35,13 +35,34 @@ def scenarios(
     latter two. A training is fitted to its layout: rows that its data ranks cannot share out are taken to be those of one rank,
     and what the layout cannot run is left out. Tensor parallelism with the default plan is given one that is legal for the model.
     """
-    layout = draw(layouts if isinstance(layouts, SearchStrategy) else _layouts(layouts and tuple(layouts), max_ranks))
-    training = draw(trainings)
+    return _scenario(draw, _chosen(draw, layouts, max_ranks), draw(trainings), beyond=False)
+
+
+@st.composite
+def frontier(
+    draw: DrawFn,
+    *,
+    trainings: SearchStrategy[Training] = _TRAININGS,
+    layouts: SearchStrategy[Layout] | Sequence[str] | None = None,
+    max_ranks: int = MAX_RANKS,
+) -> Scenario:
+    """Scenarios as from `scenarios`, but also those that torch is known not to support: for ``check(..., beyond=True)``.
+
+    There a run should be right or raise on every rank, and neither be silently wrong nor hang.
+    """
+    return _scenario(draw, _chosen(draw, layouts, max_ranks), draw(trainings), beyond=True)
+
+
+def _chosen(draw: DrawFn, layouts: SearchStrategy[Layout] | Sequence[str] | None, max_ranks: int) -> Layout:
+    return draw(layouts if isinstance(layouts, SearchStrategy) else _layouts(layouts and tuple(layouts), max_ranks))
+
+
+def _scenario(draw: DrawFn, layout: Layout, training: Training, *, beyond: bool) -> Scenario:
     training = replace(training, data=_shared_out(training.data, _num_shares(draw, layout)))
     if needs_plan(layout):
-        training = mended(training, with_idle_plan(layout, training))
-        layout = with_drawn_plan(draw, layout, training)
-    return Scenario(training=mended(training, layout), layout=layout, schedule_seed=draw(SEEDS))
+        training = mended(training, with_idle_plan(layout, training), beyond=beyond)
+        layout = with_drawn_plan(draw, layout, training, beyond=beyond)
+    return Scenario(training=mended(training, layout, beyond=beyond), layout=layout, schedule_seed=draw(SEEDS))
 
 
 @cache

@@ -35,12 +35,14 @@ UNUSED_PARAMETERS = Limit(
     reason="DistributedDataParallel: parameters that take no part in a step need find_unused_parameters or static_graph",
     applies=_may_miss_parameters,
     mend=lambda training, _layout: without_side(training),
+    upstream=True,
 )
 
 CHANGING_GRAPH = Limit(
     reason="DistributedDataParallel: static_graph promises the same parameters at every step, but a side runs at even steps only",
     applies=_changes_graph,
     mend=lambda training, _layout: without_side(training),
+    upstream=True,
 )
 
 

@@ -42,12 +42,14 @@ NORM_IN_FLOAT32 = Limit(
     reason="FullyShardedDataParallel: clip_grad_norm_ computes the norm of sharded gradients in float32 and refuses float64 ones",
     applies=_clips_float64,
     mend=lambda training, _layout: replace(training, precision=Precision.FLOAT32),
+    upstream=True,
 )
 
 ONE_UNIT_FOR_SHARED_WEIGHTS = Limit(
     reason="FullyShardedDataParallel: layers that share a weight must be in one unit, but each layer is a unit of its own",
     applies=lambda training, layout: parallelism_of(layout, FSDP1).wrapping is Wrapping.PER_LAYER and has_shares(training.model),
     mend=lambda training, _layout: without_shares(training),
+    upstream=True,
 )
 
 
@@ -66,6 +68,7 @@ UNIFORM_FROZEN = Limit(
     reason="FullyShardedDataParallel: without use_orig_params a unit cannot hold both frozen and trained parameters",
     applies=_mixes_frozen,
     mend=lambda training, _layout: without_frozen(training),
+    upstream=True,
 )
 
 NO_GROUPS_OF_FLAT_PARAMETERS = Limit(

@@ -25,6 +25,9 @@ class Limit:
     """Whether a scenario is beyond the limit."""
     mend: Callable[[Training, Layout], Training]
     """The nearest training within the limit, used instead of rejecting; it never adds what another limit forbids."""
+    upstream: bool = False
+    """Whether torch alone draws the line. Beyond it a run must be right or raise on every rank, and `frontier` goes there; beyond
+    any other limit results differ by definition."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -48,6 +48,7 @@ NO_RPROP = Limit(
     reason="DTensor: Rprop needs aten.index_put_ or aten._foreach_copy_, which have no sharding strategy that works in place",
     applies=lambda training, _layout: isinstance(training.optimizer, Rprop),
     mend=lambda training, _layout: replace(training, optimizer=SGD(lr=training.optimizer.lr)),
+    upstream=True,
 )
 
 NO_FUSED_SGD = Limit(
@@ -56,6 +57,7 @@ NO_FUSED_SGD = Limit(
     mend=lambda training, _layout: replace(
         training, optimizer=replace(training.optimizer, implementation=Implementation.FOREACH)
     ),
+    upstream=True,
 )
 
 DTENSOR_OPTIMIZERS = (NO_RPROP, NO_FUSED_SGD)

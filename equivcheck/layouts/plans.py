@@ -52,6 +52,8 @@ class PlanRule:
     """Whether the plan does it there."""
     mend: Callable[[Training, Layout, Place], Training]
     """The nearest training for which it is allowed."""
+    upstream: bool = False
+    """As for a `Limit`."""
 
 
 def _with_layer(training: Training, index: int, **changes: bool | None) -> Training:
@@ -79,37 +81,41 @@ RULES: tuple[PlanRule, ...] = (
         "they were cut",
         broken=lambda place, plan: plan.output is Spread.ROWS and not all_multiples(place.rows, place.tp),
         mend=lambda training, layout, place: with_rows(training, layout.num_data_ranks * place.tp),
+        upstream=True,
     ),
     PlanRule(
         reason="tensor parallelism: features cut between layers must be a multiple of the ranks, as local tensors do not tell "
         "how they were cut (pytorch#150336)",
         broken=lambda place, plan: plan.output is Spread.FEATURES and place.layer.width % place.tp != 0,
         mend=lambda training, _layout, place: with_widths(training, place.tp),
+        upstream=True,
     ),
 )
 """What a plan may not do at its place; rules about the whole plan are in `legal_plans` and in the layout's limits."""
 
 
-def legal_plans(model: Model, index: int, input: Spread, tp: int, microbatches: tuple[int, ...]) -> tuple[LayerPlan, ...]:
+def legal_plans(
+    model: Model, index: int, input: Spread, tp: int, microbatches: tuple[int, ...], *, beyond: bool = False
+) -> tuple[LayerPlan, ...]:
     """What can run for a layer whose input lies as `input`, such that the layers after it can run as well.
 
     `microbatches` are the rows of each microbatch in one tensor-parallel group. Empty only where no plan of the layers before
-    leaves `input`.
+    leaves `input`. Rules that torch makes do not count with `beyond`.
     """
     place = Place(model=model, index=index, input=input, tp=tp, rows=microbatches)
-    return tuple(plan for plan in ALL_PLANS if not _breaks(place, plan) and _can_go_on(place, plan))
+    return tuple(plan for plan in ALL_PLANS if not _breaks(place, plan, beyond) and _can_go_on(place, plan, beyond))
 
 
-def _breaks(place: Place, plan: LayerPlan) -> bool:
-    return any(rule.broken(place, plan) for rule in RULES)
+def _breaks(place: Place, plan: LayerPlan, beyond: bool) -> bool:
+    return any(rule.broken(place, plan) for rule in RULES if not (beyond and rule.upstream))
 
 
-def _can_go_on(place: Place, plan: LayerPlan) -> bool:
+def _can_go_on(place: Place, plan: LayerPlan, beyond: bool) -> bool:
     after = place.index + 1
     if after == len(place.model.layers):
         return plan.output is Spread.WHOLE
     following = replace(place, index=after, input=plan.output)
-    return any(not _breaks(following, entry) and _can_go_on(following, entry) for entry in ALL_PLANS)
+    return any(not _breaks(following, entry, beyond) and _can_go_on(following, entry, beyond) for entry in ALL_PLANS)
 
 
 def places(model: Model, plan: tuple[LayerPlan, ...], tp: int, microbatches: tuple[int, ...]) -> tuple[Place, ...]:

@@ -83,9 +83,9 @@ def _place(point: EntryPoint) -> str:
     return f"entry point {point.name!r} of {ENTRY_POINTS} ({point.value})"
 
 
-def unsupported(training: Training, layout: Layout) -> str | None:
-    """Why the layout cannot run the training; None where it can."""
-    limit = _first_layout_limit(layout) or _first_limit(training, layout)
+def unsupported(training: Training, layout: Layout, *, beyond: bool = False) -> str | None:
+    """Why the layout cannot run the training; None where it can. Limits of trainings that torch draws do not count with `beyond`."""
+    limit = _first_layout_limit(layout) or _first_limit(training, layout, beyond)
     return None if limit is None else limit.reason
 
 
@@ -99,19 +99,19 @@ def mended_layout(layout: Layout) -> Layout:
     raise BrokenLayout(f"the mends of layout {layout.name} do not end; the last limit: {limit.reason if limit else None}")
 
 
-def mended(training: Training, layout: Layout) -> Training:
-    """The nearest training that the layout can run, if it can run any. Raises `BrokenLayout` when mends do not end."""
+def mended(training: Training, layout: Layout, *, beyond: bool = False) -> Training:
+    """The nearest training that the layout can run, as `unsupported` sees it. Raises `BrokenLayout` when mends do not end."""
     for _ in range(MAX_MENDS):
-        limit = _first_limit(training, layout)
+        limit = _first_limit(training, layout, beyond)
         if limit is None:
             return training
         training = limit.mend(training, layout)
     raise BrokenLayout(f"the mends of layout {layout.name} do not end; the last limit: {limit.reason if limit else None}")
 
 
-def _first_limit(training: Training, layout: Layout) -> Limit | None:
+def _first_limit(training: Training, layout: Layout, beyond: bool) -> Limit | None:
     limits = (limit for parallelism in layout.parallelisms for limit in kind_of(parallelism).limits)
-    return next((limit for limit in limits if limit.applies(training, layout)), None)
+    return next((limit for limit in limits if not (beyond and limit.upstream) and limit.applies(training, layout)), None)
 
 
 def _first_layout_limit(layout: Layout) -> LayoutLimit | None:

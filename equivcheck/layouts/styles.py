@@ -79,4 +79,6 @@ def local_masks(batch: Batch, plan: tuple[LayerPlan, ...], rank: int, size: int)
 def _part(mask: torch.Tensor | None, spread: Spread, rank: int, size: int) -> torch.Tensor | None:
     if mask is None or spread is Spread.WHOLE:
         return mask
-    return mask.chunk(size, dim=0 if spread is Spread.ROWS else 1)[rank]
+    dim = 0 if spread is Spread.ROWS else 1
+    parts = mask.chunk(size, dim)
+    return parts[rank] if rank < len(parts) else mask.narrow(dim, 0, 0)

@@ -34,7 +34,7 @@ def _limit(rule: PlanRule) -> Limit:
         place = _first_broken(rule, training, layout)
         return training if place is None else rule.mend(training, layout, place)
 
-    return Limit(reason=rule.reason, applies=applies, mend=mend)
+    return Limit(reason=rule.reason, applies=applies, mend=mend, upstream=rule.upstream)
 
 
 ONE_ENTRY_A_LAYER = Limit(
@@ -47,6 +47,7 @@ NO_SHARED_WEIGHTS = Limit(
     reason="tensor parallelism: parallelize_module makes a new parameter for each module, which unties shared weights",
     applies=lambda training, _layout: has_shares(training.model),
     mend=lambda training, _layout: without_shares(training),
+    upstream=True,
 )
 
 

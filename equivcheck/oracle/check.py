@@ -27,23 +27,30 @@ MAX_FOLLOWERS = 20
 
 
 def check(
-    scenario: Scenario, *, world: str | Ranks = "sim", deadline: float = 60.0, alter: Callable[[Setup], None] | None = None
+    scenario: Scenario,
+    *,
+    world: str | Ranks = "sim",
+    deadline: float = 60.0,
+    alter: Callable[[Setup], None] | None = None,
+    beyond: bool = False,
 ) -> Verdict:
     """Say whether a scenario's parallel training computes what one device computes.
 
     `world` names a world or is one of the right size; `deadline` is in seconds, for the ranks alone. `alter` is called with each
-    rank's setup after its layout has been applied: a way to plant a fault. Failures of the ranks are verdicts; `UsageError` is
+    rank's setup after its layout has been applied: a way to plant a fault. With `beyond`, what torch does not support is run all the same. Failures of the ranks are verdicts; `UsageError` is
     raised for a world that does not exist.
     """
     started = time.perf_counter()
-    verdict = _judge(scenario, world, deadline, alter)
+    verdict = _judge(scenario, world, deadline, alter, beyond)
     record(scenario.layout.name, verdict.world, verdict.outcome.value)
     return replace(verdict, seconds=time.perf_counter() - started)
 
 
-def _judge(scenario: Scenario, world: str | Ranks, deadline: float, alter: Callable[[Setup], None] | None) -> Verdict:
+def _judge(
+    scenario: Scenario, world: str | Ranks, deadline: float, alter: Callable[[Setup], None] | None, beyond: bool
+) -> Verdict:
     name = world if isinstance(world, str) else world.name
-    reason = unsupported(scenario.training, scenario.layout)
+    reason = unsupported(scenario.training, scenario.layout, beyond=beyond)
     if reason is not None:
         return Verdict(outcome=Outcome.UNSUPPORTED, scenario=scenario, world=name, reason=reason)
     members = ranks(world, scenario.layout.mesh.num_ranks) if isinstance(world, str) else world
