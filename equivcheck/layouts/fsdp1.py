@@ -49,7 +49,6 @@ ONE_UNIT_FOR_SHARED_WEIGHTS = Limit(
     reason="FullyShardedDataParallel: layers that share a weight must be in one unit, but each layer is a unit of its own",
     applies=lambda training, layout: parallelism_of(layout, FSDP1).wrapping is Wrapping.PER_LAYER and has_shares(training.model),
     mend=lambda training, _layout: without_shares(training),
-    upstream=True,
 )
 
 

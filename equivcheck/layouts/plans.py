@@ -94,7 +94,7 @@ RULES: tuple[PlanRule, ...] = (
 """What a plan may not do at its place; rules about the whole plan are in `legal_plans` and in the layout's limits."""
 
 
-def legal_plans(
+def legal_plans(  # noqa: PLR0913 - what makes a place
     model: Model, index: int, input: Spread, tp: int, microbatches: tuple[int, ...], *, beyond: bool = False
 ) -> tuple[LayerPlan, ...]:
     """What can run for a layer whose input lies as `input`, such that the layers after it can run as well.

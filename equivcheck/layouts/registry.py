@@ -84,7 +84,7 @@ def _place(point: EntryPoint) -> str:
 
 
 def unsupported(training: Training, layout: Layout, *, beyond: bool = False) -> str | None:
-    """Why the layout cannot run the training; None where it can. Limits of trainings that torch draws do not count with `beyond`."""
+    """Why the layout cannot run the training; None where it can. With `beyond`, limits that torch draws do not count."""
     limit = _first_layout_limit(layout) or _first_limit(training, layout, beyond)
     return None if limit is None else limit.reason
 

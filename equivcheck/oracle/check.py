@@ -37,8 +37,8 @@ def check(
     """Say whether a scenario's parallel training computes what one device computes.
 
     `world` names a world or is one of the right size; `deadline` is in seconds, for the ranks alone. `alter` is called with each
-    rank's setup after its layout has been applied: a way to plant a fault. With `beyond`, what torch does not support is run all the same. Failures of the ranks are verdicts; `UsageError` is
-    raised for a world that does not exist.
+    rank's setup after its layout has been applied: a way to plant a fault. With `beyond`, what torch is known not to support
+    is run all the same. Failures of the ranks are verdicts; `UsageError` is raised for a world that does not exist.
     """
     started = time.perf_counter()
     verdict = _judge(scenario, world, deadline, alter, beyond)

@@ -56,7 +56,7 @@ class KnownIssue:
     kind: Kind
     """What it does."""
     layouts: tuple[str, ...]
-    """Tags of parallelisms in which it shows."""
+    """Tags of parallelisms in which it shows; empty where no scenario gets there."""
     ranks: int = 2
     """Ranks that its script runs on."""
     needs: tuple[str, ...]
@@ -72,7 +72,8 @@ class KnownIssue:
 
     def __post_init__(self) -> None:
         wrong = self.kind is Kind.WRONG_NUMBERS
-        if wrong != (self.phase is not None and self.difference is not None) or wrong == bool(self.error):
+        has_first = self.phase is not None and self.difference is not None
+        if has_first != (wrong and bool(self.layouts)) or wrong == bool(self.error):
             raise _refuse(self.id, f"of kind {self.kind.value} has the wrong evidence", ("phase and difference", "or else error"))
         for field, names, table in (("needs", self.needs, NEEDS), ("shows", self.shows, SHOWS)):
             for name in names:

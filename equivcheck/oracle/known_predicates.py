@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from math import prod
 
+from equivcheck.layouts.mends import all_multiples, has_shares, may_skip_parameters
 from equivcheck.layouts.plans import leaves_nothing, trained_cuts
 from equivcheck.oracle.verdict import Divergence
 from equivcheck.scenario import (
@@ -185,6 +186,32 @@ def static_graph_without_sync(scenario: Scenario) -> bool:
     )
 
 
+def unused_parameters_not_looked_for(scenario: Scenario) -> bool:
+    """DDP with parameters that take no part in some step, told neither to look for such nor that the graph is static."""
+    return may_skip_parameters(scenario.training) and any(
+        isinstance(parallelism, DDP) and not (parallelism.find_unused_parameters or parallelism.static_graph)
+        for parallelism in scenario.layout.parallelisms
+    )
+
+
+def shared_weights(scenario: Scenario) -> bool:
+    """Some layers share a weight."""
+    return has_shares(scenario.training.model)
+
+
+def activations_cut_unevenly(scenario: Scenario) -> bool:
+    """Between two layers of a tensor-parallel plan, rows or features are cut into unequal parts."""
+    layout, ranks = scenario.layout, scenario.layout.mesh.size(TP)
+    rows = [rows // layout.num_data_ranks for rows in scenario.training.data.microbatches]
+    return any(
+        not all_multiples(rows if plan.output is Spread.ROWS else [layer.width], ranks)
+        for parallelism in layout.parallelisms
+        if isinstance(parallelism, TensorParallel)
+        for layer, plan in zip(scenario.training.model.layers, parallelism.plan, strict=True)
+        if plan.output is not Spread.WHOLE
+    )
+
+
 def rms_norm_after_a_layer(scenario: Scenario) -> bool:
     """An RMSNorm gets what a linear computed."""
     return any(layer.norm is Norm.RMS for layer in scenario.training.model.layers[1:])
@@ -212,6 +239,16 @@ def clipping_by_value(scenario: Scenario) -> bool:
     return isinstance(scenario.training.clipping, ClipValue)
 
 
+def clipping_by_norm(scenario: Scenario) -> bool:
+    """Gradients are clipped by a norm."""
+    return isinstance(scenario.training.clipping, ClipNorm)
+
+
+def double_precision(scenario: Scenario) -> bool:
+    """Parameters are float64."""
+    return scenario.training.precision is Precision.FLOAT64
+
+
 def several_data_ranks(scenario: Scenario) -> bool:
     """The batch is spread over more than one rank."""
     return scenario.layout.num_data_ranks > 1
@@ -226,6 +263,12 @@ def times_data_ranks(scenario: Scenario, divergence: Divergence) -> bool:
 def of_a_matrix(_scenario: Scenario, divergence: Divergence) -> bool:
     """The tensor has two dims, so that it can be laid out in more than one way."""
     return len(divergence.index) == 2
+
+
+def of_a_shared_weight(scenario: Scenario, divergence: Divergence) -> bool:
+    """The tensor is a weight that another layer has as well."""
+    shared = {layer.shares for layer in scenario.training.model.layers}
+    return divergence.tensor in {f"layers.{index}.linear.weight" for index in shared if index is not None}
 
 
 def norm_of_an_earlier_step(_scenario: Scenario, divergence: Divergence) -> bool:
@@ -250,9 +293,12 @@ def _by_name(*functions: Callable[..., bool]) -> dict[str, Callable[..., bool]]:
 
 
 NEEDS: dict[str, Callable[[Scenario], bool]] = _by_name(
+    activations_cut_unevenly,
+    clipping_by_norm,
     clipping_by_value,
     column_of_one_on_one_rank,
     frozen_over_tensor_parallel,
+    double_precision,
     frozen_sequence_parallel_norm,
     fused_adam,
     gradient_has_an_empty_shard,
@@ -262,8 +308,10 @@ NEEDS: dict[str, Callable[[Scenario], bool]] = _by_name(
     replicas_of_one_shard,
     rms_norm_after_a_layer,
     several_data_ranks,
+    shared_weights,
     sharded_by_rows,
     static_graph_without_sync,
+    unused_parameters_not_looked_for,
 )
 """What an issue may ask of a scenario."""
 
@@ -271,6 +319,7 @@ SHOWS: dict[str, Callable[[Scenario, Divergence], bool]] = _by_name(
     norm_of_an_earlier_step,
     of_a_frozen_layer,
     of_a_matrix,
+    of_a_shared_weight,
     on_frozen_sequence_parallel_norm,
     times_data_ranks,
 )

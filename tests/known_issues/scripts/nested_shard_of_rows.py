@@ -1,4 +1,4 @@
-"""Gathering a DTensor placed ``[Shard(0), Shard(0)]`` loses rows where they do not divide evenly over a mesh that has been flattened.
+"""Gathering a DTensor placed ``[Shard(0), Shard(0)]`` loses rows that do not divide evenly over a mesh that has been flattened.
 
 Nested sharding cuts 5 rows over a 2x2 mesh into 2, 1, 1, 1. Redistributing to `Replicate` goes through one all-gather over the
 flattened submesh, which takes the shards for those of a flat split, 2, 2, 1, 0: the last row is lost and padding comes in its

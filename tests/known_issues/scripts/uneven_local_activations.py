@@ -3,7 +3,7 @@
 Between the two, activations are local tensors, which do not say how large the whole is: the second takes its input to have ranks
 times the local features. Reported as https://github.com/pytorch/pytorch/issues/150336; ``use_local_output=False`` goes around it.
 
-    torchrun --standalone --nproc-per-node 2 uneven_column_to_row.py
+    torchrun --standalone --nproc-per-node 2 uneven_local_activations.py
 
 Exit code 1 when it raises. Seen on torch 2.13, CPU, gloo.
 """

@@ -1,0 +1,54 @@
+"""The property beyond what torch supports: a run is right or raises on every rank; it is never silently wrong and never hangs."""
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+
+from equivcheck import Outcome, Scenario, check
+from equivcheck.layouts.registry import layout_kinds, unsupported
+from equivcheck.oracle.verdict import Verdict
+from equivcheck.strategies import frontier, scenarios
+from equivcheck.worlds.failure import RankState
+
+LAYOUTS = tuple(layout_kinds())
+EXAMPLES = max(30, settings().max_examples // 4)
+UNHURRIED = settings(deadline=None, max_examples=EXAMPLES, suppress_health_check=[HealthCheck.too_slow])
+
+
+def raised_everywhere(verdict: Verdict) -> bool:
+    """Whether every rank raised, so that none is left waiting for another."""
+    reports = verdict.failure.reports if verdict.failure else ()
+    return bool(reports) and all(report.state is RankState.RAISED for report in reports)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_beyond_support_nothing_is_silently_wrong(layout: str) -> None:
+    """Whatever torch does not support raises on every rank, or works, or is on file."""
+
+    @UNHURRIED
+    @given(frontier(layouts=(layout,), max_ranks=4))
+    def right_or_refused(scenario: Scenario) -> None:
+        verdict = check(scenario, beyond=True)
+        if not (verdict.outcome is Outcome.CRASHED and raised_everywhere(verdict)):
+            verdict.assert_equivalent()
+
+    right_or_refused()
+
+
+@pytest.mark.parametrize("layout", ["ddp", "fsdp1", "fsdp2", "tensor_parallel", "spmd"])
+def test_the_frontier_is_beyond_what_is_supported(layout: str) -> None:
+    """Some scenarios of the frontier are refused by an ordinary check, and none of the ordinary ones is."""
+    refused = [0, 0]
+
+    def count(strategy: object, place: int) -> None:
+        @UNHURRIED
+        @given(strategy)
+        def look(scenario: Scenario) -> None:
+            refused[place] += unsupported(scenario.training, scenario.layout) is not None
+            assert unsupported(scenario.training, scenario.layout, beyond=True) is None
+
+        look()
+
+    count(frontier(layouts=(layout,)), 0)
+    count(scenarios(layouts=(layout,)), 1)
+    assert refused[0] > 0
+    assert refused[1] == 0
