@@ -2,13 +2,14 @@
 
 from equivcheck.strategies.clipping import clippings
 from equivcheck.strategies.data import data
+from equivcheck.strategies.execution import executions
 from equivcheck.strategies.group import groups
 from equivcheck.strategies.layer import layers
 from equivcheck.strategies.layout import layouts
 from equivcheck.strategies.mesh import meshes
 from equivcheck.strategies.model import models
 from equivcheck.strategies.optimizer import optimizers
-from equivcheck.strategies.parallelism import ddp, fsdp1, fsdp2, spmd, tensor_parallel
+from equivcheck.strategies.parallelism import ddp, fsdp1, fsdp2, replicate, spmd, tensor_parallel
 from equivcheck.strategies.scenario import frontier, scenarios
 from equivcheck.strategies.schedule import schedules
 from equivcheck.strategies.training import trainings
@@ -17,6 +18,7 @@ __all__ = [
     "clippings",
     "data",
     "ddp",
+    "executions",
     "frontier",
     "fsdp1",
     "fsdp2",
@@ -26,6 +28,7 @@ __all__ = [
     "meshes",
     "models",
     "optimizers",
+    "replicate",
     "scenarios",
     "schedules",
     "spmd",

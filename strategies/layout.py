@@ -9,25 +9,40 @@ from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn, SearchStrategy
 
 from equivcheck.layouts.registry import kinds_of, layout_names, mended_layout
-from equivcheck.scenario import FSDP1, Layout, Parallelism
+from equivcheck.scenario import FSDP1, Execution, Layout, Parallelism
 from equivcheck.scenario.mesh import MAX_RANKS
 from equivcheck.strategies.chance import below
+from equivcheck.strategies.execution import executions
 from equivcheck.strategies.mesh import meshes_of
 from equivcheck.strategies.parallelism import parallelisms_of
 
+MAX_COMPILING_RANKS = 4
+"""Most ranks of a compiled layout."""
+
+_EXECUTIONS = executions()
+
 
 @st.composite
-def layouts(draw: DrawFn, *, tags: tuple[str, ...] | None = None, max_ranks: int = MAX_RANKS) -> Layout:
+def layouts(
+    draw: DrawFn,
+    *,
+    tags: tuple[str, ...] | None = None,
+    max_ranks: int = MAX_RANKS,
+    executions: SearchStrategy[Execution] = _EXECUTIONS,
+) -> Layout:
     """Layouts of one parallelism or of several, equally often those with the names given (default: every one that exists).
 
     A layout is named by the tag of its parallelism, a composition as `Layout.name` writes it: `"fsdp2 x tensor_parallel"`.
-    Options that do not go together are left out. Raises `UsageError` when drawn from, if a name does not exist.
+    Options that do not go together are left out. A compiled layout has 4 ranks at most: each compiles for itself. Raises
+    `UsageError` when drawn from, if a name does not exist.
     """
     kinds = kinds_of(draw(_names(tags)))
     parallelisms = tuple([draw(parallelisms_of(kind.parallelism.tag)) for kind in kinds])
     choices = _axes(parallelisms)
     names = choices[draw(below(len(choices)))]
-    return mended_layout(Layout(mesh=draw(meshes_of(names, max_ranks)), parallelisms=parallelisms))
+    execution = draw(executions)
+    most = min(max_ranks, MAX_COMPILING_RANKS) if execution.is_compiled else max_ranks
+    return mended_layout(Layout(mesh=draw(meshes_of(names, most)), parallelisms=parallelisms, execution=execution))
 
 
 @cache

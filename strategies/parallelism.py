@@ -12,7 +12,19 @@ from hypothesis.strategies import DrawFn, SearchStrategy
 
 from equivcheck.errors import UsageError
 from equivcheck.layouts.registry import layout_kinds
-from equivcheck.scenario import DDP, FSDP1, FSDP2, SPMD, Distribution, Parallelism, ShardingStrategy, TensorParallel, Wrapping
+from equivcheck.scenario import (
+    DDP,
+    FSDP1,
+    FSDP2,
+    SPMD,
+    Distribution,
+    Parallelism,
+    Replicate,
+    Replicator,
+    ShardingStrategy,
+    TensorParallel,
+    Wrapping,
+)
 from equivcheck.strategies.chance import EVENLY, MOSTLY, SOMETIMES
 
 _BUCKETS_MB = st.sampled_from((25.0, 0.0001, 0.001))
@@ -20,6 +32,7 @@ _BUCKETS_MB = st.sampled_from((25.0, 0.0001, 0.001))
 _ZERO_OPTIONS: SearchStrategy[dict[str, bool]] = st.sampled_from(
     ({}, {}, {"zero_redundancy": True}, {"zero_redundancy": True, "parameters_as_bucket_view": True})
 )
+_REPLICATORS = st.sampled_from(Replicator)
 _WRAPPINGS = st.sampled_from(Wrapping)
 _SHARDINGS = st.sampled_from(ShardingStrategy)
 _DISTRIBUTIONS = st.sampled_from(Distribution)
@@ -38,6 +51,15 @@ def ddp(draw: DrawFn) -> DDP:
         find_unused_parameters=draw(SOMETIMES),
         **draw(_ZERO_OPTIONS),
     )
+
+
+@st.composite
+def replicate(draw: DrawFn) -> Replicate:
+    """`Replicate` by either implementation, with the options that it has."""
+    implementation, no_sync = draw(_REPLICATORS), draw(EVENLY)
+    if implementation is Replicator.DDP:
+        return Replicate(no_sync=no_sync, bucket_cap_mb=draw(_BUCKETS_MB))
+    return Replicate(implementation=implementation, no_sync=no_sync, wrapping=draw(_WRAPPINGS))
 
 
 @st.composite
@@ -65,6 +87,7 @@ def spmd(draw: DrawFn) -> SPMD:
 
 _SHIPPED: dict[str, SearchStrategy[Parallelism]] = {
     DDP.tag: ddp(),
+    Replicate.tag: replicate(),
     FSDP1.tag: fsdp1(),
     FSDP2.tag: fsdp2(),
     TensorParallel.tag: tensor_parallel(),

@@ -10,14 +10,16 @@ from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn, SearchStrategy
 
 from equivcheck.layouts.registry import mended
-from equivcheck.scenario import Data, Layout, Scenario, Training
+from equivcheck.scenario import Data, Execution, Layout, Scenario, Training
 from equivcheck.scenario.data import USUAL_ROWS
 from equivcheck.scenario.mesh import MAX_RANKS
 from equivcheck.strategies.chance import EVENLY, SEEDS
+from equivcheck.strategies.execution import executions
 from equivcheck.strategies.layout import layouts
 from equivcheck.strategies.plan import needs_plan, with_drawn_plan, with_idle_plan
 from equivcheck.strategies.training import trainings
 
+_EXECUTIONS = executions()
 _TRAININGS = trainings()
 
 
@@ -28,14 +30,16 @@ def scenarios(
     trainings: SearchStrategy[Training] = _TRAININGS,
     layouts: SearchStrategy[Layout] | Sequence[str] | None = None,
     max_ranks: int = MAX_RANKS,
+    executions: SearchStrategy[Execution] = _EXECUTIONS,
 ) -> Scenario:
     """Scenarios within what layouts declare to support.
 
-    `layouts` is a strategy, tags such as `("ddp", "fsdp2")`, or None for every registered layout; `max_ranks` goes with the
-    latter two. A training is fitted to its layout: rows that its data ranks cannot share out are taken to be those of one rank,
-    and what the layout cannot run is left out. Tensor parallelism with the default plan is given one that is legal for the model.
+    `layouts` is a strategy, tags such as `("ddp", "fsdp2")`, or None for every registered layout; `max_ranks` and `executions`
+    go with the latter two. A training is fitted to its layout: rows that its data ranks cannot share out are taken to be those of
+    one rank, and what the layout cannot run is left out. Tensor parallelism with the default plan is given one that is legal for
+    the model.
     """
-    return _scenario(draw, _chosen(draw, layouts, max_ranks), draw(trainings), beyond=False)
+    return _scenario(draw, _chosen(draw, layouts, max_ranks, executions), draw(trainings), beyond=False)
 
 
 @st.composite
@@ -50,11 +54,16 @@ def frontier(
 
     There a run should be right or raise on every rank, and neither be silently wrong nor hang.
     """
-    return _scenario(draw, _chosen(draw, layouts, max_ranks), draw(trainings), beyond=True)
+    return _scenario(draw, _chosen(draw, layouts, max_ranks, _EXECUTIONS), draw(trainings), beyond=True)
 
 
-def _chosen(draw: DrawFn, layouts: SearchStrategy[Layout] | Sequence[str] | None, max_ranks: int) -> Layout:
-    return draw(layouts if isinstance(layouts, SearchStrategy) else _layouts(layouts and tuple(layouts), max_ranks))
+def _chosen(
+    draw: DrawFn,
+    layouts: SearchStrategy[Layout] | Sequence[str] | None,
+    max_ranks: int,
+    executions: SearchStrategy[Execution],
+) -> Layout:
+    return draw(layouts if isinstance(layouts, SearchStrategy) else _layouts(layouts and tuple(layouts), max_ranks, executions))
 
 
 def _scenario(draw: DrawFn, layout: Layout, training: Training, *, beyond: bool) -> Scenario:
@@ -66,8 +75,8 @@ def _scenario(draw: DrawFn, layout: Layout, training: Training, *, beyond: bool)
 
 
 @cache
-def _layouts(tags: tuple[str, ...] | None, max_ranks: int) -> SearchStrategy[Layout]:
-    return layouts(tags=tags, max_ranks=max_ranks)
+def _layouts(tags: tuple[str, ...] | None, max_ranks: int, executions: SearchStrategy[Execution]) -> SearchStrategy[Layout]:
+    return layouts(tags=tags, max_ranks=max_ranks, executions=executions)
 
 
 def _num_shares(draw: DrawFn, layout: Layout) -> int:

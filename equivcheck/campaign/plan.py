@@ -31,10 +31,11 @@ def oracle_check(scenario: Scenario, *, world: str, deadline: float) -> Verdict:
 
 
 def generated_scenarios(plan: Plan) -> SearchStrategy[Scenario]:
-    """The scenarios of the plan's layouts, imported at first use."""
-    from equivcheck.strategies import scenarios
+    """The scenarios of the plan's layouts, a few of them compiled; imported at first use."""
+    from equivcheck.strategies import executions, scenarios
+    from equivcheck.strategies.execution import RARELY
 
-    return scenarios(layouts=plan.layouts or None, max_ranks=plan.max_ranks)
+    return scenarios(layouts=plan.layouts or None, max_ranks=plan.max_ranks, executions=executions(compiles=RARELY))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +56,7 @@ class Plan:
     """Most ranks in a scenario, 1 to 8."""
     deadline: float = 30.0
     """Limit for one run of the ranks, in seconds."""
-    stuck_seconds: float = 120.0
+    stuck_seconds: float = 180.0
     """After this long without an end of a check a worker is given up; more than `deadline`."""
     shrink_seconds: float = 30.0
     """Limit for shrinking one finding."""

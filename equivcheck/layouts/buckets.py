@@ -12,12 +12,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from equivcheck.scenario import Layer, Model, Norm, Side
+from equivcheck.scenario.parallelism import DEFAULT_BUCKET_MB
 
 MEBIBYTE = 2**20
 FIRST_BUCKET_BYTES = MEBIBYTE
 """Cap of the first bucket where the user gives none: the first gradients are sent early."""
-DEFAULT_CAP_MB = 25.0
-"""Cap of all others then."""
 USED_MAP_ITEM_BYTES = 4
 """Per parameter, what ranks tell each other about its use: an int32."""
 
@@ -92,7 +91,7 @@ def reductions(bucketing: Bucketing) -> Iterator[Reductions]:
 
 def _limits(cap_mb: float | None) -> tuple[int, ...]:
     if cap_mb is None:
-        return FIRST_BUCKET_BYTES, int(DEFAULT_CAP_MB * MEBIBYTE)
+        return FIRST_BUCKET_BYTES, int(DEFAULT_BUCKET_MB * MEBIBYTE)
     return (int(cap_mb * MEBIBYTE),)
 
 

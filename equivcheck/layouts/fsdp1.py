@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from equivcheck.layouts.kind import LayoutKind, LayoutLimit, Limit
-from equivcheck.layouts.limits import EVEN_ROWS, has_parallelism, parallelism_of, with_options
+from equivcheck.layouts.limits import EVEN_ROWS, NO_COMPILED_AUTOGRAD, has_parallelism, parallelism_of, with_options
 from equivcheck.layouts.mends import has_shares, may_skip_parameters, without_frozen, without_shares, without_side
 from equivcheck.scenario import (
     FSDP1,
@@ -127,7 +127,7 @@ class FSDP1Kind(LayoutKind):
         NO_GROUPS_OF_FLAT_PARAMETERS,
         NO_UNUSED_PARAMETERS,
     )
-    layout_limits: ClassVar[tuple[LayoutLimit, ...]] = (FLAT_UNSHARDED_OVER_TP, NO_SYNC_OVER_TP)
+    layout_limits: ClassVar[tuple[LayoutLimit, ...]] = (FLAT_UNSHARDED_OVER_TP, NO_SYNC_OVER_TP, NO_COMPILED_AUTOGRAD)
 
     def apply(self, setup: Setup, parallelism: Parallelism, mesh: DeviceMesh) -> None:
         """Wrap the model, read flat parameters and clip as FSDP asks for."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, ClassVar
 
-from equivcheck.layouts.kind import LayoutKind, Limit
-from equivcheck.layouts.limits import DTENSOR_OPTIMIZERS, EVEN_ROWS, has_parallelism, parallelism_of
+from equivcheck.layouts.kind import LayoutKind, LayoutLimit, Limit
+from equivcheck.layouts.limits import DTENSOR_OPTIMIZERS, EVEN_ROWS, NO_COMPILED_AUTOGRAD, has_parallelism, parallelism_of
 from equivcheck.layouts.mends import has_shares, with_widths, without_shares
 from equivcheck.layouts.plans import fits, leaves_nothing, trained_cuts
 from equivcheck.scenario import FSDP2, Layout, Parallelism, TensorParallel, Training, Wrapping
@@ -51,6 +51,7 @@ class FSDP2Kind(LayoutKind):
         NOTHING_TO_REDUCE,
         *DTENSOR_OPTIMIZERS,
     )
+    layout_limits: ClassVar[tuple[LayoutLimit, ...]] = (NO_COMPILED_AUTOGRAD,)
 
     def apply(self, setup: Setup, parallelism: Parallelism, mesh: DeviceMesh) -> None:
         """Shard the model in place."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TypeVar
 
-from equivcheck.layouts.kind import Limit
+from equivcheck.layouts.kind import LayoutLimit, Limit
 from equivcheck.layouts.mends import all_multiples, with_rows
 from equivcheck.scenario import SGD, Adagrad, Implementation, Layout, Parallelism, Rprop, Training
 
@@ -31,6 +31,18 @@ def with_options(layout: Layout, kind: type[Parallelism], **changes: object) -> 
     )
     return replace(layout, parallelisms=parallelisms)
 
+
+def with_execution(layout: Layout, **changes: object) -> Layout:
+    """The layout run in another way."""
+    return replace(layout, execution=replace(layout.execution, **changes))  # type: ignore[arg-type]
+
+
+NO_COMPILED_AUTOGRAD = LayoutLimit(
+    # https://github.com/pytorch/pytorch/pull/174906 took out what there was of it.
+    reason="FSDP: compiled autograd does not see its hooks, and gradients stay away",
+    applies=lambda layout: layout.execution.compiled_autograd,
+    mend=lambda layout: with_execution(layout, compiled_autograd=False),
+)
 
 EVEN_ROWS = Limit(
     reason="data parallelism: a microbatch can be split evenly only if its rows are a multiple of the data-parallel ranks",

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from equivcheck.layouts.checkpointing import recompute_layers
+from equivcheck.layouts.compiled import compile_setup, compiling
 from equivcheck.layouts.registry import kind_of
 from equivcheck.scenario import Layout, Scenario
 from equivcheck.train.loop import train
@@ -19,22 +21,25 @@ if TYPE_CHECKING:
 
 def rank_program(scenario: Scenario, alter: Callable[[Setup], None] | None = None) -> Trace:
     """Train this rank's part of a scenario; `alter` may change the setup last, to plant a fault."""
-    setup = rank_setup(scenario)
-    if alter is not None:
-        alter(setup)
-    try:
-        return train(setup)
-    finally:
-        setup.release()
+    with compiling(scenario.layout.execution):
+        setup = rank_setup(scenario)
+        if alter is not None:
+            alter(setup)
+        try:
+            return train(setup)
+        finally:
+            setup.release()
 
 
 def rank_setup(scenario: Scenario) -> Setup:
     """The setup of this rank with every parallelism applied, innermost first."""
     setup, layout = single_device(scenario.training), scenario.layout
     setup.announce = mark
+    recompute_layers(setup.model, layout.execution.checkpointing)
     mesh = device_mesh(layout.mesh.shape, layout.mesh.names)
     for parallelism in layout.parallelisms:
         kind_of(parallelism).apply(setup, parallelism, _submesh(mesh, layout, layout.axes_of(parallelism)))
+    compile_setup(setup, layout.execution)
     return setup
 
 

@@ -19,6 +19,7 @@ MAX_MENDS = 64
 
 _BUILT_IN = {
     "ddp": ("equivcheck.layouts.ddp", "DDPKind"),
+    "replicate": ("equivcheck.layouts.replicate", "ReplicateKind"),
     "fsdp1": ("equivcheck.layouts.fsdp1", "FSDP1Kind"),
     "fsdp2": ("equivcheck.layouts.fsdp2", "FSDP2Kind"),
     "tensor_parallel": ("equivcheck.layouts.tensor_parallel", "TensorParallelKind"),

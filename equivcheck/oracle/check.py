@@ -24,6 +24,10 @@ from equivcheck.worlds.ranks import Ranks
 
 MAX_FOLLOWERS = 20
 """Tensors named beside the first that differs."""
+COMPILE_SECONDS = 90.0
+"""Beyond the deadline of ranks, for each of them to compile what it runs; 2 to 20 s where nothing else runs."""
+THREADS, PROCESSES = "sim", "gloo"
+"""The world whose ranks cannot compile, and the one that then runs them."""
 
 
 def check(
@@ -36,14 +40,21 @@ def check(
 ) -> Verdict:
     """Say whether a scenario's parallel training computes what one device computes.
 
-    `world` names a world or is one of the right size; `deadline` is in seconds, for the ranks alone. `alter` is called with each
-    rank's setup after its layout has been applied: a way to plant a fault. With `beyond`, what torch is known not to support
-    is run all the same. Failures of the ranks are verdicts; `UsageError` is raised for a world that does not exist.
+    `world` names a world or is one of the right size; a scenario that compiles runs in gloo where sim is asked for, and the
+    verdict says so. `deadline` is in seconds, for the ranks alone; compiling gets 90 more. `alter` is called with each rank's
+    setup after its layout has been applied: a way to plant a fault. With `beyond`, what torch is known not to support is run all
+    the same. Failures of the ranks are verdicts; `UsageError` is raised for a world that does not exist.
     """
     started = time.perf_counter()
-    verdict = _judge(scenario, world, deadline, alter, beyond)
+    verdict = _judge(scenario, _able(scenario, world), deadline, alter, beyond)
     record(scenario.layout.name, verdict.world, verdict.outcome.value)
     return replace(verdict, seconds=time.perf_counter() - started)
+
+
+def _able(scenario: Scenario, world: str | Ranks) -> str | Ranks:
+    """The world asked for, or processes for what threads cannot run: ranks that compile would share the compiler's state."""
+    name = world if isinstance(world, str) else world.name
+    return PROCESSES if name == THREADS and scenario.layout.execution.is_compiled else world
 
 
 def _judge(
@@ -53,6 +64,8 @@ def _judge(
     reason = unsupported(scenario.training, scenario.layout, beyond=beyond)
     if reason is not None:
         return Verdict(outcome=Outcome.UNSUPPORTED, scenario=scenario, world=name, reason=reason)
+    if scenario.layout.execution.is_compiled:
+        deadline += COMPILE_SECONDS
     members = ranks(world, scenario.layout.mesh.num_ranks) if isinstance(world, str) else world
     if not members.has_data:
         raise UsageError(f"world {name!r} has no data to compare; allowed: {', '.join(COMPARABLE)}")

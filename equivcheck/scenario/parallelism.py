@@ -11,6 +11,9 @@ from equivcheck.scenario.mesh import DP, REPLICATE, SHARD, TP
 from equivcheck.scenario.model import MAX_LAYERS
 from equivcheck.scenario.ranges import refuse, require_positive
 
+DEFAULT_BUCKET_MB = 25.0
+"""Largest bucket of gradients in MiB where nothing else is said."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parallelism:
@@ -77,7 +80,7 @@ class DDP(Parallelism):
 
     tag: ClassVar[str] = "ddp"
     axes: ClassVar[tuple[tuple[str, ...], ...]] = ((DP,),)
-    bucket_cap_mb: float = 25.0
+    bucket_cap_mb: float = DEFAULT_BUCKET_MB
     """Largest bucket in MiB, above 0; 0.0001 is 104 bytes."""
     gradient_as_bucket_view: bool = False
     """Whether gradients are views into the buckets."""
@@ -96,6 +99,36 @@ class DDP(Parallelism):
         require_positive(self, "bucket_cap_mb")
         if self.parameters_as_bucket_view and not self.zero_redundancy:
             raise refuse(self, "parameters_as_bucket_view", "False without zero_redundancy")
+
+
+class Replicator(Choice):
+    """The two functions named `replicate` in `torch.distributed._composable`."""
+
+    DDP = "ddp"
+    FSDP = "fsdp"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replicate(Parallelism):
+    """Composable replicated data parallelism: the model keeps its class and names, hooks on it average gradients."""
+
+    tag: ClassVar[str] = "replicate"
+    axes: ClassVar[tuple[tuple[str, ...], ...]] = ((DP,),)
+    implementation: Replicator = Replicator.DDP
+    """`replicate`, with a `DistributedDataParallel` inside, or `replicate_with_fsdp`, which is `fully_shard` without shards."""
+    bucket_cap_mb: float = DEFAULT_BUCKET_MB
+    """Largest bucket in MiB, above 0; with `Replicator.DDP` only."""
+    wrapping: Wrapping = Wrapping.WHOLE
+    """Whether each layer is a unit of its own inside the root's; with `Replicator.FSDP` only."""
+    no_sync: bool = False
+    """Whether only the last microbatch reduces gradients (`set_requires_gradient_sync`)."""
+
+    def __post_init__(self) -> None:
+        require_positive(self, "bucket_cap_mb")
+        if self.implementation is Replicator.DDP and self.wrapping is not Wrapping.WHOLE:
+            raise refuse(self, "wrapping", "Wrapping.WHOLE with Replicator.DDP")
+        if self.implementation is Replicator.FSDP and self.bucket_cap_mb != DEFAULT_BUCKET_MB:
+            raise refuse(self, "bucket_cap_mb", f"{DEFAULT_BUCKET_MB} with Replicator.FSDP")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,5 +201,5 @@ class TensorParallel(Parallelism):
             raise InvalidScenario(f"TensorParallel.plan ends with output {self.plan[-1].output!r}; allowed: Spread.WHOLE")
 
 
-PARALLELISMS: tuple[type[Parallelism], ...] = (DDP, FSDP1, FSDP2, TensorParallel, SPMD)
+PARALLELISMS: tuple[type[Parallelism], ...] = (DDP, Replicate, FSDP1, FSDP2, TensorParallel, SPMD)
 """Every parallelism that ships with the package, simplest first."""

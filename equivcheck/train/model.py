@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import nn
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 
 from equivcheck.scenario import Activation, Layer, Model, Norm, Side
 from equivcheck.train.exercises import EXERCISES
@@ -37,9 +38,17 @@ class Block(nn.Module):
         self.side = None if layer.side is None else _Linear(inputs, layer.width, bias=False)
         self.activation = ACTIVATIONS.get(layer.activation)
         self.exercise = None if layer.exercise is None else EXERCISES[layer.exercise]
+        self.recomputes = False
 
     def forward(self, inputs: torch.Tensor, mask: torch.Tensor | None, step: int) -> torch.Tensor:
-        """Map (rows, inputs) to (rows, width)."""
+        """Map (rows, inputs) to (rows, width); a block that recomputes keeps nothing between the two for backward."""
+        if not self.recomputes:
+            return self.compute(inputs, mask, step)
+        outputs: torch.Tensor = checkpoint(self.compute, inputs, mask, step, use_reentrant=False)
+        return outputs
+
+    def compute(self, inputs: torch.Tensor, mask: torch.Tensor | None, step: int) -> torch.Tensor:
+        """What `forward` maps by."""
         normed = inputs if self.norm is None else self.norm(inputs)
         outputs: torch.Tensor = self.linear(normed)
         if self.side is not None and self.layer.side is Side.EVEN_STEPS and step % 2 == 0:

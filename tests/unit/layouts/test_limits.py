@@ -29,6 +29,8 @@ from equivcheck.scenario import (
     Norm,
     Parallelism,
     Precision,
+    Replicate,
+    Replicator,
     Rprop,
     ShardingStrategy,
     Side,
@@ -61,7 +63,10 @@ def _tensor_parallel_layouts(draw: st.DrawFn) -> Layout:
 
 
 @settings(suppress_health_check=[HealthCheck.too_slow], deadline=None)
-@given(training=trainings(), layout=st.one_of(layouts(tags=("ddp", "fsdp1", "fsdp2", "spmd")), _tensor_parallel_layouts()))
+@given(
+    training=trainings(),
+    layout=st.one_of(layouts(tags=("ddp", "replicate", "fsdp1", "fsdp2", "spmd")), _tensor_parallel_layouts()),
+)
 def test_a_mended_training_is_within_every_limit(training: Training, layout: Layout) -> None:
     """Whatever training meets whatever layout, the mended one is supported, and mending it again changes nothing."""
     nearest = mended(training, layout)
@@ -87,6 +92,8 @@ RPROP = replace(PLAIN, optimizer=Rprop())
 PER_LAYER_1, PER_LAYER_2 = FSDP1(wrapping=Wrapping.PER_LAYER), FSDP2(wrapping=Wrapping.PER_LAYER)
 FLAT = FSDP1(use_orig_params=False)
 WHOLE_PLAN = TensorParallel(plan=(LayerPlan(), LayerPlan()))
+REPLICATED = Replicate(implementation=Replicator.FSDP)
+REPLICATED_LAYERS = replace(REPLICATED, wrapping=Wrapping.PER_LAYER)
 FEATURES_PLAN = TensorParallel(plan=(LayerPlan(split=Split.COLUMN, output=Spread.FEATURES), LayerPlan(split=Split.ROW)))
 ROWS_PLAN = TensorParallel(plan=(LayerPlan(output=Spread.ROWS), LayerPlan()))
 
@@ -104,6 +111,9 @@ ROWS_PLAN = TensorParallel(plan=(LayerPlan(output=Spread.ROWS), LayerPlan()))
         (GROUPED, FLAT, "several groups"),
         (UNUSED, FSDP1(), "gradient of zeros"),
         (SHARED, PER_LAYER_2, "share a weight"),
+        (UNUSED, Replicate(), "take part in every step"),
+        (SHARED, REPLICATED_LAYERS, "share a weight"),
+        (RPROP, REPLICATED, "Rprop"),
         (RPROP, FSDP2(), "Rprop"),
         (FUSED, SPMD(), "aten._fused_sgd_"),
         (RPROP, WHOLE_PLAN, "Rprop"),
@@ -141,6 +151,11 @@ def test_what_a_layout_cannot_run_has_a_reason(training: Training, parallelism: 
         (replace(CLIPPED, precision=Precision.FLOAT32), FSDP1()),
         (CHANGING, FSDP2()),
         (FUSED, DDP()),
+        (FUSED, Replicate()),
+        (RPROP, Replicate()),
+        (SHARED, Replicate()),
+        (SHARED, REPLICATED),
+        (CHANGING, REPLICATED),
         (RPROP, FSDP1()),
         (_with_layer(index=0, exercise=Exercise.ARANGE), ROWS_PLAN),
         (_with_layer(index=0, exercise=Exercise.ONES), FEATURES_PLAN),
@@ -161,6 +176,6 @@ def test_rows_beyond_the_largest_microbatch_are_rounded_down() -> None:
 
 def test_each_limit_of_a_kind_has_a_reason_of_its_own() -> None:
     """Reasons tell limits apart."""
-    for parallelism in (DDP(), FSDP1(), FSDP2(), SPMD(), TensorParallel()):
+    for parallelism in (DDP(), Replicate(), FSDP1(), FSDP2(), SPMD(), TensorParallel()):
         reasons = [limit.reason for limit in kind_of(parallelism).limits]
         assert len(set(reasons)) == len(reasons)

@@ -26,6 +26,7 @@ from equivcheck.scenario import (
     Model,
     Norm,
     Parallelism,
+    Replicator,
     Scenario,
     ShardingStrategy,
     Split,
@@ -33,6 +34,9 @@ from equivcheck.scenario import (
     TensorParallel,
     Training,
     Wrapping,
+)
+from equivcheck.scenario import (
+    Replicate as Replicated,
 )
 from equivcheck.train.material import material
 from equivcheck.train.trace import Piece
@@ -116,7 +120,11 @@ def _rows_taken(scenario: Scenario) -> list[tuple[int, float]]:
     return [next(row for row in range(8) if torch.equal(batch.inputs[row], local)) for local in inputs]
 
 
-@pytest.mark.parametrize("parallelism", [DDP(), FSDP1(), FSDP2(), SPMD()], ids=lambda noun: noun.tag)
+@pytest.mark.parametrize(
+    "parallelism",
+    [DDP(), Replicated(), Replicated(implementation=Replicator.FSDP), FSDP1(), FSDP2(), SPMD()],
+    ids=lambda noun: noun.tag,
+)
 def test_data_parallel_ranks_take_consecutive_rows(parallelism: Parallelism, two: World) -> None:
     """Rank i of n computes on the i-th n-th of the rows."""
     assert two.run(_rows_taken, _scenario(parallelism)).values == ([0, 1, 2, 3], [4, 5, 6, 7])

@@ -79,7 +79,11 @@ MISFITS: list[tuple[tuple[str | int, ...], Any, str]] = [
     ((*OPTIMIZER, "betas"), [0.9], "training.optimizer.betas: a list of 1; allowed: 2 entries"),
     (("training", "clipping", "kind"), "Adam", 'training.clipping.kind: "Adam" is unknown; allowed: ClipNorm, ClipValue'),
     (("training", "schedule", "kind"), "OneCycleLR", 'training.schedule.kind: "OneCycleLR" is unknown; allowed: StepLR'),
-    (("layout", "parallelisms", 0, "kind"), "zero", 'layout.parallelisms[0].kind: "zero" is unknown; allowed: ddp, fsdp1'),
+    (
+        ("layout", "parallelisms", 0, "kind"),
+        "zero",
+        'layout.parallelisms[0].kind: "zero" is unknown; allowed: ddp, replicate',
+    ),
     (("layout", "parallelisms"), [], "layout: Layout.parallelisms is (); allowed: at least one parallelism"),
     (("schedule_seed",), -1, "Scenario.schedule_seed is -1; allowed: 0 to"),
     (("format",), 2, "format: 2 is newer than this version of equivcheck reads; allowed: 1"),

@@ -40,6 +40,8 @@ from equivcheck.scenario import (
     NAdam,
     Optimizer,
     RAdam,
+    Replicate,
+    Replicator,
     RMSprop,
     Rprop,
     Scenario,
@@ -49,6 +51,7 @@ from equivcheck.scenario import (
     StepLR,
     TensorParallel,
     Training,
+    Wrapping,
 )
 from equivcheck.scenario.optimizer import OPTIMIZERS
 
@@ -150,6 +153,17 @@ OF_LAYOUTS: list[Invalid] = [
         DDP,
         {"parameters_as_bucket_view": True},
         "DDP.parameters_as_bucket_view is True; allowed: False without zero_redundancy",
+    ),
+    (Replicate, {"bucket_cap_mb": 0.0}, f"Replicate.bucket_cap_mb is 0.0; {POSITIVE}"),
+    (
+        Replicate,
+        {"wrapping": Wrapping.PER_LAYER},
+        "Replicate.wrapping is Wrapping.PER_LAYER; allowed: Wrapping.WHOLE with Replicator.DDP",
+    ),
+    (
+        Replicate,
+        {"implementation": Replicator.FSDP, "bucket_cap_mb": 1.0},
+        "Replicate.bucket_cap_mb is 1.0; allowed: 25.0 with Replicator.FSDP",
     ),
     (LayerPlan, {"output": Spread.FEATURES}, "LayerPlan.output is Spread.FEATURES; allowed with Split.REPLICATED"),
     (TensorParallel, {"plan": ()}, "TensorParallel.plan has 0 entries; allowed: 1 to 5, one a layer"),

@@ -67,7 +67,7 @@ def test_what_is_drawn_prints_as_code(name: str) -> None:
 
 def test_an_unknown_tag_lists_those_that_exist() -> None:
     """A misspelt layout is a clear error."""
-    with pytest.raises(UsageError, match=r"layout 'ddpp' does not exist; allowed: ddp, fsdp1"):
+    with pytest.raises(UsageError, match=r"layout 'ddpp' does not exist; allowed: ddp, replicate"):
         find_any(layouts(tags=("ddpp",)))
 
 

@@ -1,0 +1,74 @@
+"""Composable `replicate`."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, ClassVar
+
+from equivcheck.layouts.kind import LayoutKind, LayoutLimit, Limit
+from equivcheck.layouts.limits import DTENSOR_OPTIMIZERS, EVEN_ROWS, NO_COMPILED_AUTOGRAD, parallelism_of
+from equivcheck.layouts.mends import has_shares, may_skip_parameters, without_shares, without_side
+from equivcheck.scenario import Parallelism, Replicate, Replicator, Wrapping
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
+    from equivcheck.train.setup import Setup
+
+
+def _only(implementation: Replicator, limit: Limit) -> Limit:
+    return replace(
+        limit,
+        applies=lambda training, layout: (
+            parallelism_of(layout, Replicate).implementation is implementation and limit.applies(training, layout)
+        ),
+    )
+
+
+COMPILED_AUTOGRAD_WITH_DDP_ONLY = replace(
+    NO_COMPILED_AUTOGRAD,
+    applies=lambda layout: (
+        parallelism_of(layout, Replicate).implementation is Replicator.FSDP and NO_COMPILED_AUTOGRAD.applies(layout)
+    ),
+)
+
+UNUSED_PARAMETERS = Limit(
+    reason="replicate: without find_unused_parameters every trained parameter must take part in every step",
+    applies=lambda training, _layout: may_skip_parameters(training),
+    mend=lambda training, _layout: without_side(training),
+)
+
+ONE_UNIT_FOR_SHARED_WEIGHTS = Limit(
+    reason="replicate_with_fsdp: layers that share a weight must be in one unit, but each layer is a unit of its own",
+    applies=lambda training, layout: (
+        parallelism_of(layout, Replicate).wrapping is Wrapping.PER_LAYER and has_shares(training.model)
+    ),
+    mend=lambda training, _layout: without_shares(training),
+)
+
+
+class ReplicateKind(LayoutKind):
+    """Calls one of the two `replicate` on the model."""
+
+    parallelism: ClassVar[type[Parallelism]] = Replicate
+    limits: ClassVar[tuple[Limit, ...]] = (
+        EVEN_ROWS,
+        _only(Replicator.DDP, UNUSED_PARAMETERS),
+        ONE_UNIT_FOR_SHARED_WEIGHTS,
+        *(_only(Replicator.FSDP, limit) for limit in DTENSOR_OPTIMIZERS),
+    )
+
+    layout_limits: ClassVar[tuple[LayoutLimit, ...]] = (COMPILED_AUTOGRAD_WITH_DDP_ONLY,)
+
+    def apply(self, setup: Setup, parallelism: Parallelism, mesh: DeviceMesh) -> None:
+        """Replicate the model in place."""
+        from equivcheck.layouts.data_rows import take_rows
+        from equivcheck.layouts.replicating import replicate_model, synchronises_only
+
+        assert isinstance(parallelism, Replicate), parallelism
+        model = setup.model
+        replicate_model(model, parallelism, mesh)
+        setup.loss_scale = mesh.size()
+        if parallelism.no_sync:
+            setup.accumulation = lambda last: synchronises_only(model, last)
+        take_rows(setup, mesh)

@@ -1,0 +1,47 @@
+"""Which layers run again in backward."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from equivcheck.layouts.checkpointing import recompute_layers
+from equivcheck.scenario import Data, Layer, Model, Recompute, Training
+from equivcheck.train.material import material
+from equivcheck.train.setup import single_device
+
+TRAINING = Training(
+    model=Model(features=3, layers=(Layer(width=5, dropout=0.5), Layer(width=2), Layer(width=3, bias=False))),
+    data=Data(microbatches=(4,)),
+)
+
+
+def _forwards(recompute: Recompute) -> tuple[list[int], list[torch.Tensor | None]]:
+    """How often each layer's linear was begun in one forward and backward, and the gradients."""
+    setup = single_device(TRAINING)
+    recompute_layers(setup.model, recompute)
+    counts = [0] * 3
+
+    def count(index: int) -> None:
+        counts[index] += 1
+
+    for index in range(3):
+        setup.model.get_submodule(f"layers.{index}.linear").register_forward_pre_hook(lambda *_, index=index: count(index))
+    batch = material(TRAINING).steps[0][0]
+    setup.module(batch.inputs, batch.masks, 0).sum().backward()
+    return counts, [parameter.grad for parameter in setup.model.parameters()]
+
+
+@pytest.mark.parametrize(
+    ("recompute", "counts"),
+    [(Recompute.NONE, [1, 1, 1]), (Recompute.ODD_LAYERS, [1, 2, 1]), (Recompute.EVERY_LAYER, [2, 2, 2])],
+)
+def test_chosen_layers_run_twice_and_give_the_same_gradients(recompute: Recompute, counts: list[int]) -> None:
+    """A layer that keeps no activations runs again in backward, and nothing else changes."""
+    found, gradients = _forwards(recompute)
+    _, expected = _forwards(Recompute.NONE)
+    assert found == counts
+    for gradient, plain in zip(gradients, expected, strict=True):
+        assert gradient is not None
+        assert plain is not None
+        assert torch.equal(gradient, plain)
