@@ -36,6 +36,7 @@ UNUSED_PARAMETERS = Limit(
     reason="replicate: without find_unused_parameters every trained parameter must take part in every step",
     applies=lambda training, _layout: may_skip_parameters(training),
     mend=lambda training, _layout: without_side(training),
+    upstream=True,
 )
 
 ONE_UNIT_FOR_SHARED_WEIGHTS = Limit(
@@ -44,6 +45,7 @@ ONE_UNIT_FOR_SHARED_WEIGHTS = Limit(
         parallelism_of(layout, Replicate).wrapping is Wrapping.PER_LAYER and has_shares(training.model)
     ),
     mend=lambda training, _layout: without_shares(training),
+    upstream=True,
 )
 
 
