@@ -1,0 +1,116 @@
+"""Where torch's gradients are not the adjoint, and why; as torch 2.13 has them. All others are generated and must be."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from collectives import model
+from collectives.cases import Case, Kind
+from collectives.gradients import Arrays, Derivative, Form, weights_of
+
+BOTH = ("sim", "gloo")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Difference:
+    """One derivative that torch defines otherwise, refuses or gets wrong."""
+
+    name: str
+    """What differs."""
+    derivative: Derivative
+    """The call."""
+    torch: Callable[[list[Arrays]], list[Arrays]] | None = None
+    """Everybody's gradients by torch, from everybody's weights; None where it raises."""
+    text: str = ""
+    """Regular expression that the error's text contains, forward or backward; empty where it does not raise."""
+    worlds: tuple[str, ...] = BOTH
+    """Where it shows; elsewhere the gradient is the adjoint."""
+    reason: str
+    """Why."""
+
+
+def weights(derivative: Derivative) -> list[Arrays]:
+    """Everybody's weights of the only tensor that goes in."""
+    return [weights_of(derivative, member)[0] for member in range(len(derivative.case.group))]
+
+
+def _derivative(form: Form, kind: Kind, op: str = "", group: tuple[int, ...] = (0, 1, 2), root: int = 0) -> Derivative:
+    return Derivative(form=form, case=Case(kind=kind, group=group, shape=(2,), op=op, root=root, seed=5))
+
+
+def _reduced(op: str) -> Difference:
+    return Difference(
+        name=f"nn.all_reduce of {op}",
+        derivative=_derivative(Form.NN, Kind.ALL_REDUCE, op),
+        torch=lambda given: [[array] for array in model.all_reduce([each[0] for each in given], op)],
+        reason="the backward reduces gradients as the forward reduced values, which is right for sums and means only",
+    )
+
+
+def _only_sums(form: Form, kind: Kind, op: str) -> Difference:
+    return Difference(
+        name=f"{form.value} {kind.value} of {op}",
+        derivative=_derivative(form, kind, op),
+        text="backward only supports 'sum'",
+        reason="the backward is there for sums only, and says so (pytorch #190007)",
+    )
+
+
+DIFFERENCES = (
+    *(_reduced(op) for op in ("max", "min", "product")),
+    Difference(
+        name="nn.reduce of avg",
+        derivative=_derivative(Form.NN, Kind.REDUCE, "avg", root=1),
+        torch=lambda given: [[given[1][0]]] * len(given),
+        reason="the backward broadcasts the root's gradient, and does not divide it by the number of ranks",
+    ),
+    Difference(
+        name="nn.reduce_scatter of avg",
+        derivative=_derivative(Form.NN, Kind.REDUCE_SCATTER, "avg"),
+        torch=lambda given: model.all_gather([each[0] for each in given]),
+        reason="the backward gathers gradients, and does not divide them by the number of ranks",
+    ),
+    *(
+        _only_sums(form, kind, op)
+        for form in (Form.FUNCTIONAL, Form.COALESCED)
+        for kind in (Kind.ALL_REDUCE, Kind.REDUCE_SCATTER_SINGLE)
+        for op in ("avg", "max")
+    ),
+    Difference(
+        name="functional.broadcast",
+        derivative=_derivative(Form.FUNCTIONAL, Kind.BROADCAST, root=1),
+        torch=lambda given: given,
+        reason="it has no backward of its own, so that gradients stay where they are: wrong numbers (pytorch #152127)",
+    ),
+    Difference(
+        name="nn.broadcast in a group of later ranks",
+        derivative=_derivative(Form.NN, Kind.BROADCAST, group=(2,), root=0),
+        torch=lambda given: [[np.zeros_like(each[0])] for each in given],
+        reason="the rank within the group is compared with the source's global rank: wrong numbers (pytorch #130515)",
+    ),
+    Difference(
+        name="nn.gather in a group of later ranks",
+        derivative=_derivative(Form.NN, Kind.GATHER, group=(1, 2), root=0),
+        text="gather_list",
+        reason="the rank within the group is compared with the destination's global rank",
+    ),
+    Difference(
+        name="nn.scatter in a group of later ranks",
+        derivative=_derivative(Form.NN, Kind.SCATTER, group=(1, 2), root=0),
+        text="scatter_list|Argument",
+        reason="the rank within the group is compared with the source's global rank",
+    ),
+    *(
+        Difference(
+            name=f"nn.{kind.value} in a group of later ranks",
+            derivative=_derivative(Form.NN, kind, group=(1, 2)),
+            text="not part of group",
+            worlds=("gloo",),
+            reason="over gloo parts are exchanged by scatters, whose sources are given as ranks within the group",
+        )
+        for kind in (Kind.ALL_TO_ALL, Kind.ALL_GATHER)
+    ),
+)

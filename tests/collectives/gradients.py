@@ -1,0 +1,126 @@
+"""What is generated of differentiable collectives, and their gradients by the NumPy model. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from hypothesis import strategies as st
+from hypothesis.strategies import DrawFn
+
+from collectives import model
+from collectives.cases import IN_PARTS, MAX_SIZE, ROOTED, Case, Kind, groups, numbers, shapes
+from collectives.model import Array
+from equivcheck.choice import Choice
+
+Arrays = list[Array]
+
+
+class Form(Choice):
+    """Where a differentiable collective comes from."""
+
+    NN = "nn"
+    """``torch.distributed.nn.functional``."""
+    FUNCTIONAL = "functional"
+    """``torch.distributed._functional_collectives``."""
+    COALESCED = "coalesced"
+    """The same, for two tensors at once: the input and twice the input."""
+
+
+FORMS: dict[Form, tuple[Kind, ...]] = {
+    Form.NN: tuple(kind for kind in Kind if kind not in (Kind.ALL_GATHER_SINGLE, Kind.REDUCE_SCATTER_SINGLE)),
+    Form.FUNCTIONAL: (Kind.ALL_REDUCE, Kind.ALL_GATHER_SINGLE, Kind.REDUCE_SCATTER_SINGLE, Kind.ALL_TO_ALL_SINGLE),
+    Form.COALESCED: (Kind.ALL_REDUCE, Kind.ALL_GATHER_SINGLE, Kind.REDUCE_SCATTER_SINGLE),
+}
+OF_FIRST_RANKS = (Kind.BROADCAST, Kind.GATHER, Kind.SCATTER, Kind.ALL_GATHER, Kind.ALL_TO_ALL)
+"""Where ``nn.functional`` takes ranks within the group for global ones, or the other way round; see `test_gradients`."""
+REDUCED = {Kind.ALL_REDUCE, Kind.REDUCE, Kind.REDUCE_SCATTER, Kind.REDUCE_SCATTER_SINGLE}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Derivative:
+    """A collective and the gradient of a weighted sum of all that it gives."""
+
+    form: Form
+    """Whose."""
+    case: Case
+    """The call; the op of reductions is ``sum`` unless a test says otherwise."""
+    dim: int = 0
+    """Along which a single tensor is gathered or scattered."""
+
+
+def weights_of(derivative: Derivative, member: int) -> list[Arrays]:
+    """What a member's outputs are multiplied with, for each tensor that goes in and each output that it gives."""
+    case = derivative.case
+    generator = np.random.default_rng([case.seed, member, 1])
+    size, count = len(case.group), 2 if derivative.form is Form.COALESCED else 1
+    if case.kind in (Kind.ALL_GATHER, Kind.ALL_GATHER_SINGLE, Kind.GATHER):
+        shapes_out = [case.shape] * size
+    elif case.kind in (Kind.ALL_TO_ALL, Kind.ALL_TO_ALL_SINGLE):
+        shapes_out = [case.part_shape(sender, member) for sender in range(size)]
+    else:
+        shapes_out = [case.part_shape(0, member) if case.kind in IN_PARTS else case.shape]
+    return [[numbers(generator, case, shape) for shape in shapes_out] for _ in range(count)]
+
+
+def expected_gradients(derivative: Derivative) -> list[Arrays]:
+    """Per member, the gradient of each input or part."""
+    case = derivative.case
+    weights = [weights_of(derivative, member) for member in range(len(case.group))]
+    found = adjoint(case, [given[0] for given in weights])
+    if derivative.form is not Form.COALESCED:
+        return found
+    twice = adjoint(case, [given[1] for given in weights])
+    return [[one + 2 * two for one, two in zip(*both, strict=True)] for both in zip(found, twice, strict=True)]
+
+
+def adjoint(case: Case, weights: Sequence[Arrays]) -> list[Arrays]:
+    """The model's gradients of every member's inputs, given those of every member's outputs."""
+    whole = [given[0] for given in weights]
+    found: dict[Kind, Callable[[], Sequence[Array | Arrays]]] = {
+        Kind.BROADCAST: lambda: model.broadcast_adjoint(whole, case.root),
+        Kind.ALL_REDUCE: lambda: model.all_reduce_adjoint(whole, case.op),
+        Kind.REDUCE: lambda: model.reduce_adjoint(whole, case.op, case.root),
+        Kind.REDUCE_SCATTER: lambda: model.reduce_scatter_adjoint(whole, case.op),
+        Kind.REDUCE_SCATTER_SINGLE: lambda: model.reduce_scatter_adjoint(whole, case.op),
+        Kind.ALL_GATHER: lambda: model.all_gather_adjoint(weights),
+        Kind.ALL_GATHER_SINGLE: lambda: model.all_gather_adjoint(weights),
+        Kind.GATHER: lambda: model.gather_adjoint(weights, case.root),
+        Kind.SCATTER: lambda: model.scatter_adjoint(whole, case.root),
+        Kind.ALL_TO_ALL: lambda: model.all_to_all_adjoint(weights),
+        Kind.ALL_TO_ALL_SINGLE: lambda: model.all_to_all_adjoint(weights),
+    }
+    return [given if isinstance(given, list) else [np.asarray(given)] for given in found[case.kind]()]
+
+
+@st.composite
+def derivatives(draw: DrawFn, size: int) -> Derivative:
+    """Collectives that torch can differentiate."""
+    form = draw(st.sampled_from(Form))
+    kind = draw(st.sampled_from(FORMS[form]))
+    group = draw(groups(size))
+    if form is Form.NN and kind in OF_FIRST_RANKS:
+        group = tuple(range(len(group)))
+    case = Case(
+        kind=kind,
+        group=group,
+        dtype=draw(st.sampled_from(("float64", "float32"))),
+        op="sum" if kind in REDUCED else "",
+        root=draw(st.integers(0, len(group) - 1)) if kind in ROOTED else 0,
+        seed=draw(st.integers(0, 1000)),
+    )
+    if kind is Kind.ALL_TO_ALL_SINGLE:
+        row = st.lists(st.integers(0, 3), min_size=len(group), max_size=len(group)).map(tuple)
+        return Derivative(form=form, case=replace(case, shape=draw(shapes()), rows=tuple(draw(row) for _ in group)))
+    single = kind in (Kind.ALL_GATHER_SINGLE, Kind.REDUCE_SCATTER_SINGLE)
+    case = replace(case, shape=draw(shapes(min_dims=int(single))))
+    dim = draw(st.integers(0, len(case.shape) - 1)) if single and form is Form.FUNCTIONAL else 0
+    return Derivative(form=form, case=case, dim=dim)
+
+
+@st.composite
+def derivative_batches(draw: DrawFn) -> tuple[int, tuple[Derivative, ...]]:
+    """A world's size and some differentiable calls."""
+    size = draw(st.integers(1, MAX_SIZE))
+    return size, tuple(draw(st.lists(derivatives(size), min_size=1, max_size=8)))

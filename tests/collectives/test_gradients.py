@@ -1,0 +1,82 @@
+"""The gradient of a differentiable collective is the adjoint that the NumPy model computes, in sim and over gloo."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+
+from collectives.differences import DIFFERENCES, Difference, weights
+from collectives.gradient_programs import differentiate, differentiate_all_gather_base
+from collectives.gradients import Derivative, derivative_batches, expected_gradients
+from collectives.judge import assert_received
+from collectives.programs import Result
+from collectives.worlds import WORLDS, run_in
+
+EXAMPLES = max(40, settings().max_examples // 2)
+
+
+@settings(max_examples=EXAMPLES, deadline=None)
+@given(derivative_batches())
+def test_gradients(batch: tuple[int, tuple[Derivative, ...]]) -> None:
+    """Values and gradients of every member are the model's; whole numbers, so exactly."""
+    size, derivatives = batch
+    for world in WORLDS:
+        by_rank = run_in(world, size, differentiate, derivatives)
+        for derivative, pairs in zip(derivatives, zip(*by_rank, strict=True), strict=True):
+            assert_differentiated(derivative, pairs)
+
+
+def assert_differentiated(derivative: Derivative, pairs: tuple[tuple[Result, Result] | None, ...]) -> None:
+    """`pairs` are by global rank."""
+    assert_received(derivative.case, [pair and pair[0] for pair in pairs])
+    expected = expected_gradients(derivative)
+    for rank, pair in enumerate(pairs):
+        assert (pair is not None) == (rank in derivative.case.group)
+        if pair is None:
+            continue
+        assert not pair[1].error, f"rank {rank} raised {pair[1].error} in the backward of {derivative}"
+        wanted = expected[derivative.case.group.index(rank)]
+        assert len(pair[1].outputs) == len(wanted)
+        for found, array in zip(pair[1].outputs, wanted, strict=True):
+            assert found.shape == array.shape, f"rank {rank} of {derivative}"
+            assert np.array_equal(found, array), f"rank {rank} of {derivative}: {found} instead of {array}"
+
+
+@pytest.mark.parametrize("world", WORLDS)
+@pytest.mark.parametrize("difference", DIFFERENCES, ids=lambda difference: difference.name)
+def test_gradients_that_are_not_the_adjoint(difference: Difference, world: str) -> None:
+    """Each is what the table says: another definition, an error on every rank, or wrong numbers; if not, torch has mended it."""
+    derivative = difference.derivative
+    pairs = [values[0] for values in run_in(world, 3, differentiate, [derivative])]
+    if world not in difference.worlds:
+        assert_differentiated(derivative, tuple(pairs))
+        return
+    for member, rank in enumerate(derivative.case.group):
+        values, gradients = pairs[rank]
+        if difference.torch is None:
+            assert re.search(difference.text, values.error or gradients.error), (values, gradients)
+            continue
+        for found, array in zip(gradients.outputs, difference.torch(weights(derivative))[member], strict=True):
+            np.testing.assert_array_equal(found, array)
+
+
+@pytest.mark.parametrize("difference", [each for each in DIFFERENCES if each.torch], ids=lambda difference: difference.name)
+def test_differences_differ(difference: Difference) -> None:
+    """The table holds nothing that is the adjoint: of sums, means and moves; the other reductions are not even linear."""
+    if difference.derivative.case.op not in ("max", "min", "product"):
+        adjoint = expected_gradients(difference.derivative)
+        found = difference.torch(weights(difference.derivative))
+        assert not all(
+            np.array_equal(one, other)
+            for ours, theirs in zip(found, adjoint, strict=True)
+            for one, other in zip(ours, theirs, strict=True)
+        )
+
+
+@pytest.mark.parametrize("world", WORLDS)
+def test_a_gather_into_one_tensor_has_no_gradient(world: str) -> None:
+    """``nn._all_gather_base`` raises in its backward but over NCCL."""
+    assert run_in(world, 2, differentiate_all_gather_base) == ("Backend not supported!",) * 2

@@ -1,0 +1,68 @@
+"""The model itself: a few values by hand, and adjoints by their definition."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from collectives import model
+from collectives.cases import inputs_of
+from collectives.gradients import Derivative, adjoint, derivatives, weights_of
+from collectives.judge import received
+from collectives.model import Array
+
+ONE, TWO, THREE = (np.array(value) for value in ([1, 5], [2, -4], [7, 3]))
+
+
+def listed(found: Sequence[Array]) -> list[list[int]]:
+    """As plain lists."""
+    return [np.asarray(array).tolist() for array in found]
+
+
+def test_values_by_hand() -> None:
+    """Sums, products, extrema, means and bits of two members, the order of parts, and who gets what."""
+    assert listed(model.all_reduce([ONE, TWO], "sum")) == [[3, 1], [3, 1]]
+    assert listed(model.all_reduce([ONE, TWO], "product")) == [[2, -20]] * 2
+    assert listed(model.all_reduce([ONE, TWO], "avg")) == [[1.5, 0.5]] * 2
+    assert listed(model.all_reduce([ONE, TWO], "max")) == [[2, 5]] * 2
+    assert listed(model.all_reduce([ONE, TWO], "bxor")) == [[3, 5 ^ -4]] * 2
+    assert listed(model.reduce_scatter([[ONE, TWO], [TWO, THREE]], "min")) == [[1, -4], [2, -4]]
+    assert listed(model.broadcast([ONE, TWO], 1)) == [[2, -4], [2, -4]]
+    assert [listed(found) for found in model.gather([ONE, TWO], 1)] == [[], [[1, 5], [2, -4]]]
+    assert listed(model.scatter([[ONE, TWO], [TWO, THREE]], 1)) == [[2, -4], [7, 3]]
+    assert [listed(found) for found in model.all_to_all([[ONE, TWO], [THREE, ONE]])] == [[[1, 5], [7, 3]], [[2, -4], [1, 5]]]
+
+
+def test_integers_wrap_and_booleans_are_logical() -> None:
+    """A sum stays in its type; of booleans it is *or*, a product *and*."""
+    high = np.array([200], dtype=np.uint8)
+    assert listed(model.all_reduce([high, high], "sum")) == [[144], [144]]
+    bits = [np.array([True, True, False]), np.array([True, False, False])]
+    assert model.fold(bits, "sum").tolist() == [True, True, False]
+    assert model.fold(bits, "product").tolist() == [True, False, False]
+
+
+def dot(left: Sequence[Sequence[Array]], right: Sequence[Sequence[Array]]) -> float:
+    """The inner product over all members and arrays."""
+    return sum(float(np.sum(a * b)) for ours, theirs in zip(left, right, strict=True) for a, b in zip(ours, theirs, strict=True))
+
+
+def promised(found: Array | list[Array] | None, weights: list[Array]) -> list[Array]:
+    """A member's outputs as a list, with zeros where it is promised nothing."""
+    if isinstance(found, list):
+        return found or [np.zeros_like(weight) for weight in weights]
+    return [np.zeros_like(weights[0]) if found is None else found]
+
+
+@given(st.integers(1, 5).flatmap(derivatives))
+def test_adjoints_by_definition(derivative: Derivative) -> None:
+    """For any inputs x and weights w, the inner product of w with the outputs is that of the adjoint of w with x."""
+    case = derivative.case
+    members = range(len(case.group))
+    inputs = [[array.astype(np.float64) for array in inputs_of(case, member)] for member in members]
+    weights = [weights_of(derivative, member)[0] for member in members]
+    outputs = [promised(found, given) for found, given in zip(received(case, inputs), weights, strict=True)]
+    assert dot(weights, outputs) == dot(adjoint(case, weights), inputs)
