@@ -92,6 +92,15 @@ class Case:
         """Shape of what a member has for another."""
         return (self.rows[sender][receiver], *self.shape) if self.rows else self.shape
 
+    def received_shapes(self, member: int) -> list[tuple[int, ...]]:
+        """Shapes of what a member receives; of a rooted collective, of what it would if it were the root."""
+        members = range(len(self.group))
+        if self.kind in (Kind.ALL_GATHER, Kind.ALL_GATHER_SINGLE, Kind.GATHER):
+            return [self.part_shape(sender, 0) for sender in members]
+        if self.kind in (Kind.ALL_TO_ALL, Kind.ALL_TO_ALL_SINGLE):
+            return [self.part_shape(sender, member) for sender in members]
+        return [self.part_shape(0, member) if self.kind in IN_PARTS else self.shape]
+
 
 def inputs_of(case: Case, member: int) -> list[Array]:
     """What a member puts in: one array, or its parts in the order of members."""

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn
 
 from collectives import model
-from collectives.cases import IN_PARTS, MAX_SIZE, ROOTED, Case, Kind, groups, numbers, shapes
+from collectives.cases import MAX_SIZE, ROOTED, Case, Kind, groups, numbers, shapes
 from collectives.model import Array
 from equivcheck.choice import Choice
 
@@ -54,14 +54,8 @@ def weights_of(derivative: Derivative, member: int) -> list[Arrays]:
     """What a member's outputs are multiplied with, for each tensor that goes in and each output that it gives."""
     case = derivative.case
     generator = np.random.default_rng([case.seed, member, 1])
-    size, count = len(case.group), 2 if derivative.form is Form.COALESCED else 1
-    if case.kind in (Kind.ALL_GATHER, Kind.ALL_GATHER_SINGLE, Kind.GATHER):
-        shapes_out = [case.shape] * size
-    elif case.kind in (Kind.ALL_TO_ALL, Kind.ALL_TO_ALL_SINGLE):
-        shapes_out = [case.part_shape(sender, member) for sender in range(size)]
-    else:
-        shapes_out = [case.part_shape(0, member) if case.kind in IN_PARTS else case.shape]
-    return [[numbers(generator, case, shape) for shape in shapes_out] for _ in range(count)]
+    count = 2 if derivative.form is Form.COALESCED else 1
+    return [[numbers(generator, case, shape) for shape in case.received_shapes(member)] for _ in range(count)]
 
 
 def expected_gradients(derivative: Derivative) -> list[Arrays]:
