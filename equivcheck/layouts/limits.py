@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from equivcheck.layouts.kind import LayoutLimit, Limit
 from equivcheck.layouts.mends import all_multiples, with_rows
-from equivcheck.scenario import SGD, Adagrad, Implementation, Layout, Parallelism, Rprop, Training
+from equivcheck.scenario import DDP, FSDP1, SGD, Adagrad, Implementation, Layout, Parallelism, Rprop, Training
 
 P = TypeVar("P", bound=Parallelism)
 
@@ -51,14 +51,24 @@ EVEN_ROWS = Limit(
 )
 
 
-def _is_fused_sgd(training: Training, _layout: Layout) -> bool:
+LOCALIZING: tuple[type[Parallelism], ...] = (DDP, FSDP1)
+"""Parallelisms that train the local tensors of DTensors in their place, so that an optimizer sees plain tensors only."""
+
+
+def keeps_dtensors(layout: Layout) -> bool:
+    """Whether an optimizer sees the DTensors of a layout that has such."""
+    return not any(isinstance(parallelism, LOCALIZING) for parallelism in layout.parallelisms)
+
+
+def _is_fused_sgd(training: Training, layout: Layout) -> bool:
     optimizer = training.optimizer
-    return isinstance(optimizer, (SGD, Adagrad)) and optimizer.implementation is Implementation.FUSED
+    is_fused = isinstance(optimizer, (SGD, Adagrad)) and optimizer.implementation is Implementation.FUSED
+    return is_fused and keeps_dtensors(layout)
 
 
 NO_RPROP = Limit(
     reason="DTensor: Rprop needs aten.index_put_ or aten._foreach_copy_, which have no sharding strategy that works in place",
-    applies=lambda training, _layout: isinstance(training.optimizer, Rprop),
+    applies=lambda training, layout: isinstance(training.optimizer, Rprop) and keeps_dtensors(layout),
     mend=lambda training, _layout: replace(training, optimizer=SGD(lr=training.optimizer.lr)),
     upstream=True,
 )

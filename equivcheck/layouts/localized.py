@@ -11,8 +11,8 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from equivcheck.layouts.clipping import clip_by_groups
 from equivcheck.scenario import ClipNorm
+from equivcheck.train.clipping import clip_by_norm_of_norms
 from equivcheck.train.read import box_of, canonical_name, piece_of
 from equivcheck.train.trace import Piece, Slot
 
@@ -35,12 +35,12 @@ def _piece(name: str, parameter: torch.Tensor) -> Piece:
     return piece_of(name, parameter) if spec is None else box_of(name, tuple(spec.shape), spec.mesh, spec.placements)
 
 
-def clip_across(module: nn.Module, parameters: list[torch.Tensor], clipping: ClipNorm) -> torch.Tensor:
+def clip_across(_module: nn.Module, parameters: list[torch.Tensor], clipping: ClipNorm) -> torch.Tensor:
     """Clip by the norm over all shards; returns the norm before.
 
     DDP leaves that to its users: `clip_grad_norm_` would take the norm over what this rank holds.
     """
-    return clip_by_groups(module, parameters, clipping, _gradient)
+    return clip_by_norm_of_norms(parameters, clipping, _gradient)
 
 
 def _gradient(parameter: torch.Tensor) -> torch.Tensor | None:

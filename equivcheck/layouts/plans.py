@@ -16,7 +16,7 @@ from equivcheck.scenario import Exercise, Layer, LayerPlan, Layout, Model, Split
 ALL_PLANS: tuple[LayerPlan, ...] = tuple(
     LayerPlan(split=split, output=output)
     for split, output in product(Split, Spread)
-    if not (split is Split.REPLICATED and output is Spread.FEATURES)
+    if not (split is Split.REPLICATED and output is Spread.FEATURES) and (split is not Split.OUTSIDE or output is Spread.WHOLE)
 )
 """Every plan of a layer, simplest first."""
 
@@ -107,7 +107,8 @@ def legal_plans(  # noqa: PLR0913 - what makes a place
 
 
 def _breaks(place: Place, plan: LayerPlan, beyond: bool) -> bool:
-    return any(rule.broken(place, plan) for rule in RULES if not (beyond and rule.upstream))
+    is_cut_off = plan.split is Split.OUTSIDE and place.input is not Spread.WHOLE
+    return is_cut_off or any(rule.broken(place, plan) for rule in RULES if not (beyond and rule.upstream))
 
 
 def _can_go_on(place: Place, plan: LayerPlan, beyond: bool) -> bool:
@@ -137,7 +138,7 @@ def fitted(training: Training, plan: tuple[LayerPlan, ...]) -> Training:
 def trained_cuts(model: Model, plan: tuple[LayerPlan, ...]) -> Iterator[int]:
     """The size of each dim along which a plan of as many entries as layers cuts trained parameters."""
     for index, (layer, entry) in enumerate(zip(model.layers, plan, strict=True)):
-        if entry.split is not Split.REPLICATED and not layer.frozen:
+        if entry.split in (Split.COLUMN, Split.ROW) and not layer.frozen:
             yield layer.width if entry.split is Split.COLUMN else model.inputs(index)
 
 

@@ -51,6 +51,8 @@ class Replicated(ParallelStyle):
 
 def layer_styles(layer: nn.Module, plan: LayerPlan, spread: Spread) -> Iterator[tuple[str, ParallelStyle]]:
     """The style of each child of a layer that has parameters, for an input that lies as `spread`."""
+    if plan.split is Split.OUTSIDE:
+        return
     for name, child in layer.named_children():
         yield name, _linear_style(plan, spread) if isinstance(child, nn.Linear) else _norm_style(spread)
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
 from equivcheck.layouts.kind import LayoutKind, Limit
-from equivcheck.layouts.limits import DTENSOR_OPTIMIZERS, parallelism_of
+from equivcheck.layouts.limits import DTENSOR_OPTIMIZERS, keeps_dtensors, parallelism_of
 from equivcheck.layouts.mends import has_shares, without_shares
 from equivcheck.layouts.plans import RULES, Place, PlanRule, fits, fitted, places
-from equivcheck.scenario import Layout, Parallelism, Spread, TensorParallel, Training
+from equivcheck.scenario import ASGD, Implementation, Layout, Parallelism, Split, Spread, TensorParallel, Training
 from equivcheck.scenario.mesh import TP
 
 if TYPE_CHECKING:
@@ -51,11 +52,35 @@ NO_SHARED_WEIGHTS = Limit(
 )
 
 
+def _mixes_tensors_in_one_call(training: Training, layout: Layout) -> bool:
+    outside = {entry.split is Split.OUTSIDE for entry in parallelism_of(layout, TensorParallel).plan}
+    if len(outside) == 1 or not keeps_dtensors(layout) or training.optimizer.implementation is Implementation.FOR_LOOP:
+        return False
+    # With others around they are all DTensors, of two meshes: only ASGD combines tensors of several parameters then.
+    return len(layout.parallelisms) == 1 or isinstance(training.optimizer, ASGD)
+
+
+NO_MIXED_CALLS = Limit(
+    reason="tensor parallelism: foreach and fused optimizers refuse plain parameters, those of layers outside the plan, beside "
+    "DTensors, and ASGD refuses DTensors of two meshes",
+    applies=_mixes_tensors_in_one_call,
+    mend=lambda training, _layout: replace(
+        training, optimizer=replace(training.optimizer, implementation=Implementation.FOR_LOOP)
+    ),
+)
+
+
 class TensorParallelKind(LayoutKind):
     """Splits linears by columns or rows, and activations between layers by rows or features."""
 
     parallelism: ClassVar[type[Parallelism]] = TensorParallel
-    limits: ClassVar[tuple[Limit, ...]] = (ONE_ENTRY_A_LAYER, NO_SHARED_WEIGHTS, *map(_limit, RULES), *DTENSOR_OPTIMIZERS)
+    limits: ClassVar[tuple[Limit, ...]] = (
+        ONE_ENTRY_A_LAYER,
+        NO_SHARED_WEIGHTS,
+        *map(_limit, RULES),
+        *DTENSOR_OPTIMIZERS,
+        NO_MIXED_CALLS,
+    )
 
     def apply(self, setup: Setup, parallelism: Parallelism, mesh: DeviceMesh) -> None:
         """Parallelize each layer by its plan, and take of each dropout mask what this rank has of the layer's output."""
@@ -67,7 +92,9 @@ class TensorParallelKind(LayoutKind):
         assert isinstance(parallelism, TensorParallel), parallelism
         spread = Spread.WHOLE
         for layer, plan in zip(setup.model.get_submodule("layers").children(), parallelism.plan, strict=True):
-            parallelize_module(layer, mesh, dict(layer_styles(layer, plan, spread)))
+            styles = dict(layer_styles(layer, plan, spread))
+            if styles:
+                parallelize_module(layer, mesh, styles)
             spread = plan.output
         settle_gradients(setup.model)
         rank, size, inner = mesh.get_local_rank(), mesh.size(), setup.take

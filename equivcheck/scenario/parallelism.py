@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, ClassVar
 
 from equivcheck.choice import Choice
@@ -59,11 +60,12 @@ class Distribution(Choice):
 
 
 class Split(Choice):
-    """How tensor parallelism places the weight of a linear."""
+    """How tensor parallelism places the weight of a linear; a layer outside the plan keeps plain tensors."""
 
     REPLICATED = "replicated"
     COLUMN = "column"
     ROW = "row"
+    OUTSIDE = "outside"
 
 
 class Spread(Choice):
@@ -183,6 +185,8 @@ class LayerPlan:
     def __post_init__(self) -> None:
         if self.split is Split.REPLICATED and self.output is Spread.FEATURES:
             raise InvalidScenario("LayerPlan.output is Spread.FEATURES; allowed with Split.REPLICATED: Spread.WHOLE, Spread.ROWS")
+        if self.split is Split.OUTSIDE and self.output is not Spread.WHOLE:
+            raise InvalidScenario(f"LayerPlan.output is {self.output!r}; allowed with Split.OUTSIDE: Spread.WHOLE")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -192,13 +196,18 @@ class TensorParallel(Parallelism):
     tag: ClassVar[str] = "tensor_parallel"
     axes: ClassVar[tuple[tuple[str, ...], ...]] = ((TP,),)
     plan: tuple[LayerPlan, ...] = (LayerPlan(),)
-    """One entry a layer, 1 to 5; the last leaves its output whole."""
+    """One entry a layer, 1 to 5; the last leaves its output whole, and so does one before a layer outside the plan."""
 
     def __post_init__(self) -> None:
         if not 1 <= len(self.plan) <= MAX_LAYERS:
             raise InvalidScenario(f"TensorParallel.plan has {len(self.plan)} entries; allowed: 1 to {MAX_LAYERS}, one a layer")
         if self.plan[-1].output is not Spread.WHOLE:
             raise InvalidScenario(f"TensorParallel.plan ends with output {self.plan[-1].output!r}; allowed: Spread.WHOLE")
+        for before, entry in pairwise(self.plan):
+            if entry.split is Split.OUTSIDE and before.output is not Spread.WHOLE:
+                raise InvalidScenario(
+                    f"TensorParallel.plan has an entry of Split.OUTSIDE after output {before.output!r}; allowed: Spread.WHOLE"
+                )
 
 
 PARALLELISMS: tuple[type[Parallelism], ...] = (DDP, Replicate, FSDP1, FSDP2, TensorParallel, SPMD)

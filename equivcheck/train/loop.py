@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import nn
 
 from equivcheck.scenario import ClipNorm, ClipValue, ZeroGrad
 from equivcheck.train.accumulate import scalar
+from equivcheck.train.clipping import clip_by_value
 from equivcheck.train.material import Batch, material
 from equivcheck.train.optimizer import build_schedule
 from equivcheck.train.read import buffer_snapshot, snapshot, state_snapshot
@@ -72,6 +72,6 @@ def _clip(setup: Setup, parameters: list[torch.Tensor], index: int) -> float | N
     setup.announce(Stage.CLIPPING, index)
     norm = setup.clip_norm(setup.module, parameters, clipping) if isinstance(clipping, ClipNorm) else None
     if isinstance(clipping, ClipValue):
-        nn.utils.clip_grad_value_(parameters, clipping.clip_value)
+        clip_by_value(parameters, clipping)
     setup.announce(Stage.READING, index)
     return None if norm is None else scalar(norm)

@@ -11,17 +11,13 @@ from torch import nn
 
 from equivcheck.scenario import ClipNorm, Training
 from equivcheck.train.accumulate import accumulate
+from equivcheck.train.clipping import clip_by_norm
 from equivcheck.train.material import Batch, material
 from equivcheck.train.model import build_model
 from equivcheck.train.optimizer import build_optimizer
 from equivcheck.train.read import State, default_slots
 from equivcheck.train.stage import Stage
 from equivcheck.train.trace import Slot
-
-
-def clip_by_norm(_module: nn.Module, parameters: list[torch.Tensor], clipping: ClipNorm) -> torch.Tensor:
-    """Clip as one device does; returns the norm before clipping."""
-    return nn.utils.clip_grad_norm_(parameters, clipping.max_norm, norm_type=float(clipping.norm_type.value))
 
 
 def own_state(optimizer: torch.optim.Optimizer) -> State:

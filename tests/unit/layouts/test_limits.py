@@ -8,8 +8,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from equivcheck.layouts.registry import kind_of, mended, unsupported
+from equivcheck.layouts.registry import kind_of, mended, mended_layout, unsupported
 from equivcheck.scenario import (
+    ASGD,
     DDP,
     FSDP1,
     FSDP2,
@@ -58,8 +59,12 @@ def _with_layer(index: int = 1, **changes: object) -> Training:
 
 @st.composite
 def _tensor_parallel_layouts(draw: st.DrawFn) -> Layout:
-    plan = (*draw(st.lists(PLANS, max_size=4)), LayerPlan(split=draw(st.sampled_from(list(Split)))))
-    return _layout(TensorParallel(plan=plan), draw(st.integers(1, 8)))
+    plan = draw(st.lists(PLANS, max_size=4))
+    may_be_outside = not plan or plan[-1].output is Spread.WHOLE
+    plan.append(
+        LayerPlan(split=draw(st.sampled_from([split for split in Split if may_be_outside or split is not Split.OUTSIDE])))
+    )
+    return _layout(TensorParallel(plan=tuple(plan)), draw(st.integers(1, 8)))
 
 
 @settings(suppress_health_check=[HealthCheck.too_slow], deadline=None)
@@ -131,6 +136,76 @@ def test_what_a_layout_cannot_run_has_a_reason(training: Training, parallelism: 
     layout = _layout(parallelism)
     assert reason in (unsupported(training, layout) or "")
     assert unsupported(mended(training, layout), layout) is None
+
+
+def _over_tp(parallelism: Parallelism, plan: TensorParallel, sizes: tuple[int, ...] = (2, 2)) -> Layout:
+    names = (*next(names for names in parallelism.axes if len(names) == len(sizes) - 1), "tp")
+    axes = tuple(Axis(name=name, size=size) for name, size in zip(names, sizes, strict=True))
+    return Layout(mesh=Mesh(axes=axes), parallelisms=(plan, parallelism))
+
+
+SPLIT_PLAN = TensorParallel(plan=(LayerPlan(split=Split.COLUMN), LayerPlan(split=Split.ROW)))
+OUTSIDE_PLAN = TensorParallel(plan=(LayerPlan(), LayerPlan(split=Split.OUTSIDE)))
+NARROW = _with_layer(index=0, width=1)
+FOREACH = replace(PLAIN, optimizer=SGD(implementation=Implementation.FOREACH))
+
+
+@pytest.mark.parametrize(
+    ("training", "layout", "reason"),
+    [
+        (replace(PLAIN, data=Data(microbatches=(3,))), _over_tp(FSDP2(), WHOLE_PLAN), "split evenly"),
+        (replace(PLAIN, data=Data(microbatches=(2,))), _over_tp(DDP(), ROWS_PLAN), "rows cut between layers"),
+        (_with_layer(side=Side.NEVER, frozen=True), _over_tp(DDP(), WHOLE_PLAN), "find_unused_parameters"),
+        (_with_layer(side=Side.EVEN_STEPS, frozen=True), _over_tp(DDP(static_graph=True), WHOLE_PLAN), "static_graph promises"),
+        (replace(CLIPPED, precision=Precision.FLOAT32), _over_tp(FSDP1(), WHOLE_PLAN), "clips by another norm"),
+        (NARROW, _over_tp(FSDP2(), SPLIT_PLAN), "_chunk_cat"),
+        (FOREACH, _layout(OUTSIDE_PLAN), "outside the plan"),
+        (replace(PLAIN, optimizer=ASGD(implementation=Implementation.FOREACH)), _over_tp(FSDP2(), OUTSIDE_PLAN), "two meshes"),
+    ],
+)
+def test_what_a_composition_cannot_run_has_a_reason(training: Training, layout: Layout, reason: str) -> None:
+    """Each limit of several parallelisms together is met by a training that has just that feature, and its mend removes it."""
+    assert reason in (unsupported(training, layout) or "")
+    assert unsupported(mended(training, layout), layout) is None
+
+
+@pytest.mark.parametrize(
+    ("training", "layout"),
+    [
+        (_with_layer(side=Side.NEVER, frozen=True), _over_tp(FSDP2(), WHOLE_PLAN)),
+        (replace(CLIPPED, precision=Precision.FLOAT32), _over_tp(FSDP1(), WHOLE_PLAN, (2, 1))),
+        (CLIPPED, _over_tp(DDP(), SPLIT_PLAN)),
+        (NARROW, _over_tp(DDP(), SPLIT_PLAN)),
+        (_with_layer(index=0, width=1, frozen=True), _over_tp(FSDP2(), SPLIT_PLAN, (2, 1))),
+        (FOREACH, _over_tp(FSDP2(), OUTSIDE_PLAN)),
+        (FOREACH, _layout(WHOLE_PLAN)),
+        (RPROP, _over_tp(DDP(), SPLIT_PLAN)),
+        (FUSED, _over_tp(FSDP1(), OUTSIDE_PLAN)),
+    ],
+)
+def test_limits_of_compositions_are_no_wider_than_they_must_be(training: Training, layout: Layout) -> None:
+    """What runs next to such a limit stays supported."""
+    assert unsupported(training, layout) is None
+
+
+@pytest.mark.parametrize(
+    ("parallelism", "sizes", "mended_to"),
+    [
+        (FSDP1(strategy=ShardingStrategy.NO_SHARD), (2, 2), {"use_orig_params": False}),
+        (FSDP1(), (1, 2), {"use_orig_params": False}),
+        (FSDP1(strategy=ShardingStrategy.HYBRID_SHARD, no_sync=True), (2, 1, 2), {"use_orig_params": False}),
+        (FSDP1(no_sync=True), (2, 2), {"no_sync": False}),
+        (FSDP1(no_sync=True, use_orig_params=False), (1, 2), {}),
+    ],
+)
+def test_options_that_do_not_go_together_have_a_reason(
+    parallelism: FSDP1, sizes: tuple[int, ...], mended_to: dict[str, object]
+) -> None:
+    """A layout beyond a limit supports no training, and its mend changes that option alone."""
+    layout = _over_tp(parallelism, WHOLE_PLAN, sizes)
+    assert ("over tensor parallelism: with use_orig_params" in (unsupported(PLAIN, layout) or "")) == bool(mended_to)
+    assert mended_layout(layout).parallelisms == (WHOLE_PLAN, replace(parallelism, **mended_to))
+    assert unsupported(PLAIN, mended_layout(layout)) is None
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ from itertools import product
 from hypothesis import given
 from hypothesis import strategies as st
 
+from equivcheck.errors import InvalidScenario
 from equivcheck.layouts.plans import ALL_PLANS, legal_plans
 from equivcheck.layouts.registry import unsupported
 from equivcheck.scenario import Axis, Data, Layer, LayerPlan, Layout, Mesh, Model, Norm, Split, Spread, TensorParallel, Training
@@ -42,11 +43,20 @@ def _drawable(model: Model, tp: int, rows: tuple[int, ...]) -> set[tuple[LayerPl
 def test_plans_drawn_layer_by_layer_are_those_that_the_layout_supports(model: Model, tp: int, rows: tuple[int, ...]) -> None:
     """Drawing legal plans in order reaches every supported plan of the whole model, and no other."""
     training, mesh = Training(model=model, data=Data(microbatches=rows)), Mesh(axes=(Axis(name="tp", size=tp),))
-    whole = {plan for plan in product(ALL_PLANS, repeat=len(model.layers)) if plan[-1].output is Spread.WHOLE}
     supported = {
-        plan for plan in whole if unsupported(training, Layout(mesh=mesh, parallelisms=(TensorParallel(plan=plan),))) is None
+        parallelism.plan
+        for parallelism in filter(None, map(_parallelism, product(ALL_PLANS, repeat=len(model.layers))))
+        if unsupported(training, Layout(mesh=mesh, parallelisms=(parallelism,))) is None
     }
     assert _drawable(model, tp, rows) == supported
+
+
+def _parallelism(plan: tuple[LayerPlan, ...]) -> TensorParallel | None:
+    """The noun, if it is one."""
+    try:
+        return TensorParallel(plan=plan)
+    except InvalidScenario:
+        return None
 
 
 def test_uneven_widths_can_be_split_where_torch_cuts_them_itself() -> None:

@@ -166,6 +166,16 @@ OF_LAYOUTS: list[Invalid] = [
         "Replicate.bucket_cap_mb is 1.0; allowed: 25.0 with Replicator.FSDP",
     ),
     (LayerPlan, {"output": Spread.FEATURES}, "LayerPlan.output is Spread.FEATURES; allowed with Split.REPLICATED"),
+    (
+        LayerPlan,
+        {"split": Split.OUTSIDE, "output": Spread.ROWS},
+        "LayerPlan.output is Spread.ROWS; allowed with Split.OUTSIDE: Spread.WHOLE",
+    ),
+    (
+        TensorParallel,
+        {"plan": (LayerPlan(output=Spread.ROWS), LayerPlan(split=Split.OUTSIDE))},
+        "TensorParallel.plan has an entry of Split.OUTSIDE after output Spread.ROWS; allowed: Spread.WHOLE",
+    ),
     (TensorParallel, {"plan": ()}, "TensorParallel.plan has 0 entries; allowed: 1 to 5, one a layer"),
     (
         TensorParallel,

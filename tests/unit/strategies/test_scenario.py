@@ -161,6 +161,7 @@ FEATURES: dict[str, tuple[float, Callable[[Scenario], bool]]] = {
     "column plan": (0.02, has_plan(lambda entry: entry.split is Split.COLUMN)),
     "row plan": (0.02, has_plan(lambda entry: entry.split is Split.ROW)),
     "sequence parallel": (0.01, has_plan(lambda entry: entry.output is Spread.ROWS)),
+    "outside the plan": (0.02, has_plan(lambda entry: entry.split is Split.OUTSIDE)),
     "three axes": (0.05, lambda scenario: len(scenario.layout.mesh.axes) == 3),
     "data ranks beside tensor-parallel ones": (
         0.1,

@@ -1,0 +1,56 @@
+"""Clipping gradients of which some may be plain tensors and some DTensors, or DTensors of different meshes.
+
+`clip_grad_norm_` puts all norms into one tensor and refuses such a mixture. Those who have one do as here: they take the norm of
+each kind, then the norm of those norms.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor
+
+from equivcheck.scenario import ClipNorm, ClipValue
+
+GradientOf = Callable[[torch.Tensor], torch.Tensor | None]
+
+
+def clip_by_norm(_module: nn.Module, parameters: list[torch.Tensor], clipping: ClipNorm) -> torch.Tensor:
+    """Clip as one device does, by one call where all parameters are of a kind; returns the norm before clipping."""
+    if len(_kinds(parameters)) > 1:
+        return clip_by_norm_of_norms(parameters, clipping)
+    return nn.utils.clip_grad_norm_(parameters, clipping.max_norm, norm_type=float(clipping.norm_type.value))
+
+
+def clip_by_norm_of_norms(
+    parameters: list[torch.Tensor], clipping: ClipNorm, gradient_of: GradientOf = lambda parameter: parameter.grad
+) -> torch.Tensor:
+    """Clip by the norm over all kinds of gradients and all ranks; `gradient_of` gives what a parameter adds to it."""
+    norm_type = float(clipping.norm_type.value)
+    gradients = [gradient for gradient in map(gradient_of, parameters) if gradient is not None]
+    norms = [_whole(nn.utils.get_total_norm(kind, norm_type)) for kind in _kinds(gradients)]
+    norm: torch.Tensor = torch.linalg.vector_norm(torch.stack(norms), norm_type) if norms else torch.zeros(())
+    for kind in _kinds(parameters):
+        nn.utils.clip_grads_with_norm_(kind, clipping.max_norm, norm)
+    return norm
+
+
+def clip_by_value(parameters: list[torch.Tensor], clipping: ClipValue) -> None:
+    """Clip each element, in one call for each kind of tensor."""
+    for kind in _kinds(parameters):
+        nn.utils.clip_grad_value_(kind, clipping.clip_value)
+
+
+def _kinds(tensors: Iterable[torch.Tensor]) -> list[list[torch.Tensor]]:
+    """The tensors by what they must have in common to be computed with together: the mesh of DTensors; plain ones have none."""
+    kinds: dict[Any, list[torch.Tensor]] = {}
+    for tensor in tensors:
+        kinds.setdefault(tensor.device_mesh if isinstance(tensor, DTensor) else None, []).append(tensor)
+    return list(kinds.values())
+
+
+def _whole(norm: torch.Tensor) -> torch.Tensor:
+    return norm.full_tensor() if isinstance(norm, DTensor) else norm
