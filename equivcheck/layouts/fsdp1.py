@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from equivcheck.layouts.kind import LayoutKind, LayoutLimit, Limit
 from equivcheck.layouts.limits import EVEN_ROWS, NO_COMPILED_AUTOGRAD, has_parallelism, parallelism_of, with_options
 from equivcheck.layouts.mends import has_shares, may_skip_parameters, without_frozen, without_shares, without_side
+from equivcheck.layouts.plans import splits_weights
 from equivcheck.scenario import (
     FSDP1,
     ClipNorm,
@@ -101,11 +102,17 @@ NO_SYNC_OVER_TP = LayoutLimit(
     mend=lambda layout: with_options(layout, FSDP1, no_sync=False),
 )
 
+
+def _shards_differ(layout: Layout) -> bool:
+    return layout.mesh.size(TP) > 1 and splits_weights(parallelism_of(layout, TensorParallel).plan)
+
+
 NORM_OF_ALL_SHARDS = Limit(
     reason="FullyShardedDataParallel over tensor parallelism: clip_grad_norm_ reduces over the data-parallel ranks only, so each "
     "tensor-parallel rank clips by another norm",
-    applies=lambda training, layout: isinstance(training.clipping, ClipNorm) and layout.mesh.size(TP) > 1,
+    applies=lambda training, layout: isinstance(training.clipping, ClipNorm) and _shards_differ(layout),
     mend=lambda training, _layout: replace(training, clipping=_by_value(training)),
+    upstream=True,
 )
 
 

@@ -38,6 +38,7 @@ NOTHING_TO_REDUCE = Limit(
     "('_chunk_cat expects non-empty tensor')",
     applies=_some_rank_reduces_nothing,
     mend=lambda training, layout: with_widths(training, layout.mesh.size(TP)),
+    upstream=True,
 )
 
 

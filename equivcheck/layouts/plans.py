@@ -135,6 +135,11 @@ def fitted(training: Training, plan: tuple[LayerPlan, ...]) -> Training:
     return with_num_layers(training, len(plan))
 
 
+def splits_weights(plan: tuple[LayerPlan, ...]) -> bool:
+    """Whether a plan gives ranks different parts of some weight."""
+    return any(entry.split in (Split.COLUMN, Split.ROW) for entry in plan)
+
+
 def trained_cuts(model: Model, plan: tuple[LayerPlan, ...]) -> Iterator[int]:
     """The size of each dim along which a plan of as many entries as layers cuts trained parameters."""
     for index, (layer, entry) in enumerate(zip(model.layers, plan, strict=True)):

@@ -67,6 +67,7 @@ NO_MIXED_CALLS = Limit(
     mend=lambda training, _layout: replace(
         training, optimizer=replace(training.optimizer, implementation=Implementation.FOR_LOOP)
     ),
+    upstream=True,
 )
 
 

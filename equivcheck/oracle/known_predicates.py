@@ -12,7 +12,7 @@ from itertools import accumulate
 from math import prod
 
 from equivcheck.layouts.mends import all_multiples, has_shares, may_skip_parameters
-from equivcheck.layouts.plans import leaves_nothing, trained_cuts
+from equivcheck.layouts.plans import leaves_nothing, splits_weights, trained_cuts
 from equivcheck.oracle.verdict import Divergence
 from equivcheck.scenario import (
     DDP,
@@ -83,7 +83,33 @@ def _cuts(scenario: Scenario) -> Iterator[tuple[int, int]]:
         if isinstance(parallelism, TensorParallel):
             yield from ((size, mesh.size(TP)) for size in trained_cuts(scenario.training.model, parallelism.plan))
         elif isinstance(parallelism, FSDP2) or _is_sharded_by_rows(parallelism):
-            yield from ((parameter.shape[0], mesh.size(DP, SHARD)) for parameter in parameters)
+            yield from ((_fewest_rows(scenario, parameter), mesh.size(DP, SHARD)) for parameter in parameters)
+
+
+def _fewest_rows(scenario: Scenario, parameter: _Parameter) -> int:
+    """The rows, at least one, that tensor parallelism leaves the last rank that has any; all of them without it."""
+    rows, ranks = parameter.shape[0], scenario.layout.mesh.size(TP)
+    splits = [other.plan[parameter.layer].split for other in scenario.layout.parallelisms if isinstance(other, TensorParallel)]
+    if Split.COLUMN not in splits:
+        return rows
+    return (rows - 1) % -(-rows // ranks) + 1
+
+
+def tensor_parallel_leaves_nothing(scenario: Scenario) -> bool:
+    """Tensor parallelism cuts a trained parameter along a dim so short that some rank holds nothing of it."""
+    ranks = scenario.layout.mesh.size(TP)
+    return any(
+        leaves_nothing(size, ranks)
+        for parallelism in scenario.layout.parallelisms
+        if isinstance(parallelism, TensorParallel)
+        for size in trained_cuts(scenario.training.model, parallelism.plan)
+    )
+
+
+def weights_split_over_ranks(scenario: Scenario) -> bool:
+    """Tensor parallelism gives several ranks different parts of some weight."""
+    plans = [parallelism.plan for parallelism in scenario.layout.parallelisms if isinstance(parallelism, TensorParallel)]
+    return scenario.layout.mesh.size(TP) > 1 and any(map(splits_weights, plans))
 
 
 def _is_sharded_by_rows(parallelism: object) -> bool:
@@ -311,6 +337,8 @@ NEEDS: dict[str, Callable[[Scenario], bool]] = _by_name(
     shared_weights,
     sharded_by_rows,
     static_graph_without_sync,
+    tensor_parallel_leaves_nothing,
+    weights_split_over_ranks,
     unused_parameters_not_looked_for,
 )
 """What an issue may ask of a scenario."""

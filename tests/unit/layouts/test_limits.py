@@ -157,7 +157,7 @@ FOREACH = replace(PLAIN, optimizer=SGD(implementation=Implementation.FOREACH))
         (replace(PLAIN, data=Data(microbatches=(2,))), _over_tp(DDP(), ROWS_PLAN), "rows cut between layers"),
         (_with_layer(side=Side.NEVER, frozen=True), _over_tp(DDP(), WHOLE_PLAN), "find_unused_parameters"),
         (_with_layer(side=Side.EVEN_STEPS, frozen=True), _over_tp(DDP(static_graph=True), WHOLE_PLAN), "static_graph promises"),
-        (replace(CLIPPED, precision=Precision.FLOAT32), _over_tp(FSDP1(), WHOLE_PLAN), "clips by another norm"),
+        (replace(CLIPPED, precision=Precision.FLOAT32), _over_tp(FSDP1(), SPLIT_PLAN), "clips by another norm"),
         (NARROW, _over_tp(FSDP2(), SPLIT_PLAN), "_chunk_cat"),
         (FOREACH, _layout(OUTSIDE_PLAN), "outside the plan"),
         (replace(PLAIN, optimizer=ASGD(implementation=Implementation.FOREACH)), _over_tp(FSDP2(), OUTSIDE_PLAN), "two meshes"),
@@ -173,7 +173,8 @@ def test_what_a_composition_cannot_run_has_a_reason(training: Training, layout: 
     ("training", "layout"),
     [
         (_with_layer(side=Side.NEVER, frozen=True), _over_tp(FSDP2(), WHOLE_PLAN)),
-        (replace(CLIPPED, precision=Precision.FLOAT32), _over_tp(FSDP1(), WHOLE_PLAN, (2, 1))),
+        (replace(CLIPPED, precision=Precision.FLOAT32), _over_tp(FSDP1(), SPLIT_PLAN, (2, 1))),
+        (replace(CLIPPED, precision=Precision.FLOAT32), _over_tp(FSDP1(), WHOLE_PLAN)),
         (CLIPPED, _over_tp(DDP(), SPLIT_PLAN)),
         (NARROW, _over_tp(DDP(), SPLIT_PLAN)),
         (_with_layer(index=0, width=1, frozen=True), _over_tp(FSDP2(), SPLIT_PLAN, (2, 1))),

@@ -63,11 +63,11 @@ def scenario(parallelism: Parallelism, *layers: Layer, sizes: tuple[int, ...] = 
     return Scenario(training=training, layout=Layout(mesh=mesh, parallelisms=(parallelism,)))
 
 
-def over_tp(parallelism: Parallelism, *layers: Layer, **changes) -> Scenario:
-    """A scenario on two data ranks, each alone along the axis of tensor parallelism that keeps every layer whole."""
+def over_tp(parallelism: Parallelism, *layers: Layer, tp: int = 1, split: Split = Split.REPLICATED, **changes) -> Scenario:
+    """A scenario on two data ranks for each of `tp` tensor-parallel ones, all linears split alike."""
     alone = scenario(parallelism, *layers, **changes)
-    mesh = Mesh(axes=(*alone.layout.mesh.axes, Axis(name="tp", size=1)))
-    plan = TensorParallel(plan=(LayerPlan(),) * len(layers))
+    mesh = Mesh(axes=(*alone.layout.mesh.axes, Axis(name="tp", size=tp)))
+    plan = TensorParallel(plan=(LayerPlan(split=split),) * len(layers))
     return replace(alone, layout=Layout(mesh=mesh, parallelisms=(plan, parallelism)))
 
 
@@ -148,6 +148,22 @@ SHOWN = {
         scenario(DDP(), SKIPPED),
         [scenario(DDP(find_unused_parameters=True), SKIPPED), scenario(DDP(), sizes=(1,)), scenario(DDP(), SKIPPED, sizes=(1,))],
     ),
+    "fsdp1_norm_over_tensor_parallel": (
+        over_tp(FSDP1(), Layer(width=2), tp=2, split=Split.COLUMN, clipping=ClipNorm(), precision=FLOAT32),
+        [
+            over_tp(FSDP1(), Layer(width=2), tp=2, clipping=ClipNorm(), precision=FLOAT32),
+            over_tp(FSDP1(), Layer(width=2), split=Split.COLUMN, clipping=ClipNorm(), precision=FLOAT32),
+            over_tp(FSDP2(), Layer(width=2), tp=2, split=Split.COLUMN, clipping=ClipNorm()),
+        ],
+    ),
+    "fsdp2_reduces_nothing": (
+        over_tp(FSDP2(), ONE_WEIGHT, tp=2, split=Split.COLUMN),
+        [
+            over_tp(FSDP2(), Layer(width=3), tp=2, split=Split.COLUMN),
+            over_tp(DDP(), ONE_WEIGHT, tp=2, split=Split.COLUMN),
+            over_tp(FSDP2(), ONE_WEIGHT, tp=2),
+        ],
+    ),
     "fsdp1_norm_of_doubles": (
         scenario(FSDP1(), clipping=ClipNorm()),
         [scenario(FSDP1(), clipping=ClipNorm(), precision=FLOAT32), scenario(FSDP1())],
@@ -175,6 +191,8 @@ REACHABLE = [issue for issue in known_issues() if issue.layouts]
 """Those that a scenario can show."""
 
 ALSO_SHOWN = [
+    ("inf_norm_of_empty_shard", over_tp(FSDP2(), Layer(width=3), tp=2, split=Split.COLUMN, clipping=INF)),
+    ("fsdp2_reduces_nothing", over_tp(FSDP2(), Layer(width=4), tp=2, split=Split.ROW)),
     ("local_tensors_unfreeze", over_tp(DDP(), replace(FROZEN, side=Side.EVEN_STEPS), ONE_WEIGHT)),
     ("local_tensors_unfreeze", over_tp(FSDP1(), FROZEN, ONE_WEIGHT)),
     ("dtensor_mse_loss_mean", scenario(FULLY_SHARD, Layer(width=3), sizes=(4,), loss=Loss.MSE_MEAN, features=3)),
