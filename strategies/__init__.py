@@ -10,6 +10,7 @@ from equivcheck.strategies.mesh import meshes
 from equivcheck.strategies.model import models
 from equivcheck.strategies.optimizer import optimizers
 from equivcheck.strategies.parallelism import ddp, fsdp1, fsdp2, replicate, spmd, tensor_parallel
+from equivcheck.strategies.rounding import mixed_precisions
 from equivcheck.strategies.scenario import frontier, scenarios
 from equivcheck.strategies.schedule import schedules
 from equivcheck.strategies.training import trainings
@@ -26,6 +27,7 @@ __all__ = [
     "layers",
     "layouts",
     "meshes",
+    "mixed_precisions",
     "models",
     "optimizers",
     "replicate",

@@ -14,6 +14,8 @@ from hypothesis.strategies import SearchStrategy
 
 SOMETIMES: SearchStrategy[bool] = st.sampled_from((False, False, True))
 """On in a third of all examples."""
+RARELY: SearchStrategy[bool] = st.sampled_from((False,) * 5 + (True,))
+"""On in a sixth."""
 MOSTLY: SearchStrategy[bool] = st.sampled_from((False, True, True))
 """On in two thirds."""
 EVENLY: SearchStrategy[bool] = st.booleans()

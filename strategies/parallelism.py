@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import fields
 from enum import Enum
 from functools import cache
-from typing import get_type_hints
+from typing import Any, get_type_hints
 
 from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn, SearchStrategy
@@ -25,14 +25,17 @@ from equivcheck.scenario import (
     TensorParallel,
     Wrapping,
 )
-from equivcheck.strategies.chance import EVENLY, MOSTLY, SOMETIMES
+from equivcheck.strategies.chance import EVENLY, MOSTLY, RARELY, SOMETIMES
+from equivcheck.strategies.rounding import DDP_OPTIONS, mixed_precisions
 
 _BUCKETS_MB = st.sampled_from((25.0, 0.0001, 0.001))
 """One bucket for all parameters, about one for each parameter, a few."""
-_ZERO_OPTIONS: SearchStrategy[dict[str, bool]] = st.sampled_from(
+_ZERO_OPTIONS: SearchStrategy[dict[str, Any]] = st.sampled_from(
     ({}, {}, {"zero_redundancy": True}, {"zero_redundancy": True, "parameters_as_bucket_view": True})
 )
 _REPLICATORS = st.sampled_from(Replicator)
+_MIXED_PRECISIONS = mixed_precisions()
+_WITHOUT_OUTPUTS = mixed_precisions(outputs=st.none())
 _WRAPPINGS = st.sampled_from(Wrapping)
 _SHARDINGS = st.sampled_from(ShardingStrategy)
 _DISTRIBUTIONS = st.sampled_from(Distribution)
@@ -50,6 +53,7 @@ def ddp(draw: DrawFn) -> DDP:
         static_graph=draw(SOMETIMES),
         find_unused_parameters=draw(SOMETIMES),
         **draw(_ZERO_OPTIONS),
+        **(draw(DDP_OPTIONS) if draw(RARELY) else {}),
     )
 
 
@@ -65,13 +69,24 @@ def replicate(draw: DrawFn) -> Replicate:
 @st.composite
 def fsdp1(draw: DrawFn, *, strategies: SearchStrategy[ShardingStrategy] = _SHARDINGS) -> FSDP1:
     """`FSDP1` with the sharding strategies given."""
-    return FSDP1(strategy=draw(strategies), wrapping=draw(_WRAPPINGS), no_sync=draw(EVENLY), use_orig_params=not draw(EVENLY))
+    return FSDP1(
+        strategy=draw(strategies),
+        wrapping=draw(_WRAPPINGS),
+        no_sync=draw(EVENLY),
+        use_orig_params=not draw(EVENLY),
+        mixed_precision=draw(_WITHOUT_OUTPUTS) if draw(RARELY) else None,
+    )
 
 
 @st.composite
 def fsdp2(draw: DrawFn) -> FSDP2:
     """`FSDP2` with every combination of its options."""
-    return FSDP2(wrapping=draw(_WRAPPINGS), no_sync=draw(EVENLY), reshard_after_forward=not draw(SOMETIMES))
+    return FSDP2(
+        wrapping=draw(_WRAPPINGS),
+        no_sync=draw(EVENLY),
+        reshard_after_forward=not draw(SOMETIMES),
+        mixed_precision=draw(_MIXED_PRECISIONS) if draw(RARELY) else None,
+    )
 
 
 def tensor_parallel() -> SearchStrategy[TensorParallel]:

@@ -3,15 +3,29 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
-from equivcheck.layouts.kind import LayoutKind, Limit
-from equivcheck.layouts.limits import EVEN_ROWS, has_parallelism, parallelism_of
+from equivcheck.layouts.kind import LayoutKind, LayoutLimit, Limit
+from equivcheck.layouts.limits import EVEN_ROWS, WHOLE_SUMS, has_parallelism, parallelism_of, with_options
 from equivcheck.layouts.mends import may_skip_parameters, trained_sides, without_frozen, without_side
-from equivcheck.scenario import DDP, Layout, Parallelism, Side, TensorParallel, Training
+from equivcheck.layouts.rounding import Rounding
+from equivcheck.scenario import (
+    DDP,
+    Compression,
+    ElementType,
+    Layout,
+    Parallelism,
+    Precision,
+    Side,
+    TensorParallel,
+    Training,
+)
+from equivcheck.scenario.mesh import DP
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
+    from torch.nn.parallel import DistributedDataParallel
 
     from equivcheck.train.setup import Setup
 
@@ -46,11 +60,32 @@ CHANGING_GRAPH = Limit(
 )
 
 
+AUTOCAST_OF_FLOAT32 = Limit(
+    reason="torch.autocast leaves float64 alone: with autocast the training's own precision must be float32",
+    applies=lambda training, layout: (
+        parallelism_of(layout, DDP).autocast is not None and training.precision is not Precision.FLOAT32
+    ),
+    mend=lambda training, _layout: replace(training, precision=Precision.FLOAT32),
+)
+
+NO_BF16_HOOK = LayoutLimit(
+    reason="DistributedDataParallel: bf16_compress_hook is refused without CUDA and NCCL (or XPU), and ranks here are on CPU",
+    applies=lambda layout: parallelism_of(layout, DDP).compression is Compression.BF16,
+    mend=lambda layout: with_options(layout, DDP, compression=Compression.FP16),
+)
+
+
 class DDPKind(LayoutKind):
     """Wraps the model in `DistributedDataParallel`."""
 
     parallelism: ClassVar[type[Parallelism]] = DDP
-    limits: ClassVar[tuple[Limit, ...]] = (EVEN_ROWS, UNUSED_PARAMETERS, CHANGING_GRAPH)
+    limits: ClassVar[tuple[Limit, ...]] = (
+        EVEN_ROWS,
+        UNUSED_PARAMETERS,
+        CHANGING_GRAPH,
+        AUTOCAST_OF_FLOAT32,
+    )
+    layout_limits: ClassVar[tuple[LayoutLimit, ...]] = (NO_BF16_HOOK, WHOLE_SUMS)
 
     def apply(self, setup: Setup, parallelism: Parallelism, mesh: DeviceMesh) -> None:
         """Wrap the model and average over the mesh."""
@@ -75,8 +110,35 @@ class DDPKind(LayoutKind):
             setup.clip_norm = clip_across
         if parallelism.no_sync:
             setup.accumulation = lambda last: nullcontext() if last else module.no_sync()
+        _lower_precision(setup, module, parallelism, mesh)
         if parallelism.zero_redundancy:
             from equivcheck.layouts.zero_redundancy import share_updates
 
             share_updates(setup, mesh, parameters_as_bucket_view=parallelism.parameters_as_bucket_view)
         take_rows(setup, mesh)
+
+    def rounding(self, parallelism: Parallelism, layout: Layout) -> Rounding | None:
+        """What autocast casts, and the element type of compressed gradients."""
+        assert isinstance(parallelism, DDP), parallelism
+        compressed = parallelism.compression is not Compression.NONE
+        if parallelism.autocast is None and not compressed:
+            return None
+        return Rounding(
+            replicas=1,
+            shards=layout.mesh.size(DP),
+            autocast=parallelism.autocast,
+            reduce=ElementType.FLOAT16 if compressed else None,
+            once=parallelism.no_sync,
+            whole=True,
+        )
+
+
+def _lower_precision(setup: Setup, module: DistributedDataParallel, parallelism: DDP, mesh: DeviceMesh) -> None:
+    import torch
+    from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
+
+    if parallelism.autocast is not None:
+        dtype: torch.dtype = getattr(torch, parallelism.autocast.value)
+        setup.around_forward = lambda: torch.autocast(mesh.device_type, dtype=dtype)
+    if parallelism.compression is Compression.FP16:
+        module.register_comm_hook(mesh.get_group(), fp16_compress_hook)

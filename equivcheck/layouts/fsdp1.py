@@ -7,15 +7,17 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from equivcheck.layouts.kind import LayoutKind, LayoutLimit, Limit
-from equivcheck.layouts.limits import EVEN_ROWS, NO_COMPILED_AUTOGRAD, has_parallelism, parallelism_of, with_options
+from equivcheck.layouts.limits import EVEN_ROWS, NO_COMPILED_AUTOGRAD, WHOLE_SUMS, has_parallelism, parallelism_of, with_options
 from equivcheck.layouts.mends import has_shares, may_skip_parameters, without_frozen, without_shares, without_side
 from equivcheck.layouts.plans import splits_weights
+from equivcheck.layouts.rounding import Division, Rounding
 from equivcheck.scenario import (
     FSDP1,
     ClipNorm,
     ClipValue,
     Layer,
     Layout,
+    MixedPrecision,
     Parallelism,
     Precision,
     ShardingStrategy,
@@ -23,9 +25,10 @@ from equivcheck.scenario import (
     Training,
     Wrapping,
 )
-from equivcheck.scenario.mesh import DP, SHARD, TP
+from equivcheck.scenario.mesh import DP, REPLICATE, SHARD, TP
 
 if TYPE_CHECKING:
+    import torch
     from torch.distributed.device_mesh import DeviceMesh
 
     from equivcheck.train.setup import Setup
@@ -134,7 +137,7 @@ class FSDP1Kind(LayoutKind):
         NO_GROUPS_OF_FLAT_PARAMETERS,
         NO_UNUSED_PARAMETERS,
     )
-    layout_limits: ClassVar[tuple[LayoutLimit, ...]] = (FLAT_UNSHARDED_OVER_TP, NO_SYNC_OVER_TP, NO_COMPILED_AUTOGRAD)
+    layout_limits: ClassVar[tuple[LayoutLimit, ...]] = (WHOLE_SUMS, FLAT_UNSHARDED_OVER_TP, NO_SYNC_OVER_TP, NO_COMPILED_AUTOGRAD)
 
     def apply(self, setup: Setup, parallelism: Parallelism, mesh: DeviceMesh) -> None:
         """Wrap the model, read flat parameters and clip as FSDP asks for."""
@@ -154,6 +157,22 @@ class FSDP1Kind(LayoutKind):
             setup.accumulation = lambda last: nullcontext() if last else module.no_sync()
         take_rows(setup, mesh)
 
+    def rounding(self, parallelism: Parallelism, layout: Layout) -> Rounding | None:
+        """What its mixed precision casts."""
+        assert isinstance(parallelism, FSDP1), parallelism
+        policy = parallelism.mixed_precision
+        if policy is None:
+            return None
+        return Rounding(
+            replicas=layout.mesh.size(REPLICATE),
+            shards=layout.mesh.size(DP, SHARD),
+            compute=policy.param,
+            reduce=policy.reduce or policy.param,
+            division=Division.AROUND,
+            once=parallelism.no_sync,
+            whole=not _is_sharded(layout),
+        )
+
 
 def _options(parallelism: FSDP1, mesh: DeviceMesh) -> dict[str, Any]:
     import torch
@@ -168,4 +187,15 @@ def _options(parallelism: FSDP1, mesh: DeviceMesh) -> dict[str, Any]:
         "auto_wrap_policy": ModuleWrapPolicy({Block}) if parallelism.wrapping is Wrapping.PER_LAYER else None,
         "device_id": torch.device("cpu"),
         "use_orig_params": parallelism.use_orig_params,
+        "mixed_precision": _policy(parallelism.mixed_precision),
     }
+
+
+def _policy(policy: MixedPrecision | None) -> torch.distributed.fsdp.MixedPrecision | None:
+    import torch
+    from torch.distributed import fsdp
+
+    if policy is None:
+        return None
+    param, reduce = (None if kind is None else getattr(torch, kind.value) for kind in (policy.param, policy.reduce))
+    return fsdp.MixedPrecision(param_dtype=param, reduce_dtype=reduce)

@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from equivcheck.layouts.kind import LayoutKind, LayoutLimit, Limit
-from equivcheck.layouts.limits import DTENSOR_OPTIMIZERS, EVEN_ROWS, NO_COMPILED_AUTOGRAD, has_parallelism, parallelism_of
+from equivcheck.layouts.limits import (
+    DTENSOR_OPTIMIZERS,
+    EVEN_ROWS,
+    NO_COMPILED_AUTOGRAD,
+    WHOLE_SUMS,
+    has_parallelism,
+    parallelism_of,
+)
 from equivcheck.layouts.mends import has_shares, with_widths, without_shares
 from equivcheck.layouts.plans import fits, leaves_nothing, trained_cuts
-from equivcheck.scenario import FSDP2, Layout, Parallelism, TensorParallel, Training, Wrapping
-from equivcheck.scenario.mesh import TP
+from equivcheck.layouts.rounding import Division, Rounding
+from equivcheck.scenario import FSDP2, ElementType, Layout, MixedPrecision, Parallelism, TensorParallel, Training, Wrapping
+from equivcheck.scenario.mesh import DP, REPLICATE, SHARD, TP
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.fsdp import MixedPrecisionPolicy
 
     from equivcheck.train.setup import Setup
 
@@ -52,7 +61,7 @@ class FSDP2Kind(LayoutKind):
         NOTHING_TO_REDUCE,
         *DTENSOR_OPTIMIZERS,
     )
-    layout_limits: ClassVar[tuple[LayoutLimit, ...]] = (NO_COMPILED_AUTOGRAD,)
+    layout_limits: ClassVar[tuple[LayoutLimit, ...]] = (WHOLE_SUMS, NO_COMPILED_AUTOGRAD)
 
     def apply(self, setup: Setup, parallelism: Parallelism, mesh: DeviceMesh) -> None:
         """Shard the model in place."""
@@ -62,18 +71,50 @@ class FSDP2Kind(LayoutKind):
         from equivcheck.train.model import Block
 
         assert isinstance(parallelism, FSDP2), parallelism
-        model = setup.model
+        model, policy = setup.model, parallelism.mixed_precision
+        options: dict[str, Any] = {"mesh": mesh, "reshard_after_forward": parallelism.reshard_after_forward}
         if parallelism.wrapping is Wrapping.PER_LAYER:
             for block in [module for module in model.modules() if isinstance(module, Block)]:
-                fully_shard(block, mesh=mesh, reshard_after_forward=parallelism.reshard_after_forward)
-        fully_shard(model, mesh=mesh, reshard_after_forward=parallelism.reshard_after_forward)
+                fully_shard(block, **options, mp_policy=_policy(policy, is_root=False))
+        fully_shard(model, **options, mp_policy=_policy(policy, is_root=True))
         assert isinstance(model, FSDPModule), "fully_shard changes the class of the model"
         setup.loss_scale = mesh.size()
         if parallelism.no_sync:
             setup.accumulation = lambda last: _reduce_only(model, last)
         take_rows(setup, mesh)
 
+    def rounding(self, parallelism: Parallelism, layout: Layout) -> Rounding | None:
+        """What its mixed precision casts."""
+        assert isinstance(parallelism, FSDP2), parallelism
+        policy = parallelism.mixed_precision
+        if policy is None:
+            return None
+        reduce = policy.reduce or policy.param
+        averages = reduce in (ElementType.FLOAT32, ElementType.BFLOAT16)
+        return Rounding(
+            replicas=layout.mesh.size(REPLICATE),
+            shards=layout.mesh.size(DP, SHARD),
+            compute=policy.param,
+            output=policy.output,
+            reduce=reduce,
+            division=Division.AFTER if averages else Division.AROUND,
+            once=parallelism.no_sync,
+            accumulates_reduced=True,
+        )
+
 
 def _reduce_only(model: object, last: bool) -> AbstractContextManager[object]:
     model.set_requires_gradient_sync(last)  # type: ignore[attr-defined]
     return nullcontext()
+
+
+def _policy(policy: MixedPrecision | None, *, is_root: bool) -> MixedPrecisionPolicy:
+    """The policy of a unit; what leaves a layer inside the model is not cast."""
+    import torch
+    from torch.distributed.fsdp import MixedPrecisionPolicy
+
+    if policy is None:
+        return MixedPrecisionPolicy()
+    kinds = (policy.param, policy.reduce, policy.output if is_root else None)
+    param, reduce, output = (None if kind is None else getattr(torch, kind.value) for kind in kinds)
+    return MixedPrecisionPolicy(param_dtype=param, reduce_dtype=reduce, output_dtype=output)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
+from equivcheck.layouts.rounding import Rounding
 from equivcheck.scenario import Layout, Parallelism, Training
 
 if TYPE_CHECKING:
@@ -58,3 +59,7 @@ class LayoutKind(ABC):
     @abstractmethod
     def apply(self, setup: Setup, parallelism: Parallelism, mesh: DeviceMesh) -> None:
         """Change the setup of this rank; `mesh` has the parallelism's own axes only. Every rank calls it."""
+
+    def rounding(self, parallelism: Parallelism, layout: Layout) -> Rounding | None:  # noqa: ARG002 - for those that do
+        """What it rounds to other element types than the training's; None for nothing."""
+        return None

@@ -7,7 +7,20 @@ from typing import TypeVar
 
 from equivcheck.layouts.kind import LayoutLimit, Limit
 from equivcheck.layouts.mends import all_multiples, with_rows
-from equivcheck.scenario import DDP, FSDP1, SGD, Adagrad, Implementation, Layout, Parallelism, Rprop, Training
+from equivcheck.scenario import (
+    DDP,
+    FSDP1,
+    FSDP2,
+    SGD,
+    Adagrad,
+    Compression,
+    Implementation,
+    Layout,
+    Parallelism,
+    Rprop,
+    TensorParallel,
+    Training,
+)
 
 P = TypeVar("P", bound=Parallelism)
 
@@ -24,8 +37,8 @@ def has_parallelism(layout: Layout, kind: type[Parallelism]) -> bool:
     return any(isinstance(parallelism, kind) for parallelism in layout.parallelisms)
 
 
-def with_options(layout: Layout, kind: type[Parallelism], **changes: object) -> Layout:
-    """The layout with other options of its parallelism of that kind."""
+def with_options(layout: Layout, kind: type[Parallelism] | tuple[type[Parallelism], ...], **changes: object) -> Layout:
+    """The layout with other options of its parallelism of that kind, or of one of those kinds."""
     parallelisms = tuple(
         replace(parallelism, **changes) if isinstance(parallelism, kind) else parallelism for parallelism in layout.parallelisms
     )
@@ -84,3 +97,25 @@ NO_FUSED_SGD = Limit(
 
 DTENSOR_OPTIMIZERS = (NO_RPROP, NO_FUSED_SGD)
 """What no layout can run whose parameters are DTensors."""
+
+
+def _rounds(layout: Layout) -> bool:
+    return any(_lowers_precision(parallelism) for parallelism in layout.parallelisms)
+
+
+def _lowers_precision(parallelism: Parallelism) -> bool:
+    if isinstance(parallelism, DDP):
+        return parallelism.autocast is not None or parallelism.compression is not Compression.NONE
+    return isinstance(parallelism, (FSDP1, FSDP2)) and parallelism.mixed_precision is not None
+
+
+def _without_rounding(layout: Layout) -> Layout:
+    layout = with_options(layout, DDP, autocast=None, compression=Compression.NONE)
+    return with_options(layout, (FSDP1, FSDP2), mixed_precision=None)
+
+
+WHOLE_SUMS = LayoutLimit(
+    reason="lower precision over tensor parallelism: each rank rounds its part of a sum, which no single device has",
+    applies=lambda layout: _rounds(layout) and has_parallelism(layout, TensorParallel),
+    mend=_without_rounding,
+)

@@ -9,6 +9,7 @@ from importlib.metadata import EntryPoint, entry_points
 from equivcheck.errors import EquivCheckError, UsageError
 from equivcheck.layouts.compositions import COMPOSITIONS, TIMES
 from equivcheck.layouts.kind import LayoutKind, LayoutLimit, Limit
+from equivcheck.layouts.rounding import Rounding
 from equivcheck.scenario import Layout, Parallelism, Training
 
 ENTRY_POINTS = "equivcheck.layouts"
@@ -108,6 +109,12 @@ def mended(training: Training, layout: Layout, *, beyond: bool = False) -> Train
             return training
         training = limit.mend(training, layout)
     raise BrokenLayout(f"the mends of layout {layout.name} do not end; the last limit: {limit.reason if limit else None}")
+
+
+def rounding_of(layout: Layout) -> Rounding | None:
+    """What the layout rounds to other element types than the training's; None for nothing."""
+    roundings = (kind_of(parallelism).rounding(parallelism, layout) for parallelism in layout.parallelisms)
+    return next((rounding for rounding in roundings if rounding is not None), None)
 
 
 def _first_limit(training: Training, layout: Layout, beyond: bool) -> Limit | None:

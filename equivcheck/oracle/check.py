@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from equivcheck.errors import UsageError
 from equivcheck.layouts.program import rank_program
-from equivcheck.layouts.registry import unsupported
+from equivcheck.layouts.registry import rounding_of, unsupported
 from equivcheck.oracle.compare import compare
 from equivcheck.oracle.known import known_issue
 from equivcheck.oracle.reference import confirming_reference, noise_limit, reference
@@ -82,13 +82,14 @@ def _judge(
 
 
 def _compared(scenario: Scenario, world: str, traces: tuple[Trace, ...]) -> Verdict:
-    expected = reference(scenario.training)
+    training, rounding = scenario.training, rounding_of(scenario.layout)
+    expected = reference(training, rounding)
     found = compare(expected, traces)
     doubt = expected.doubt
     if found.divergences:
-        expected = confirming_reference(scenario.training, scenario.layout.num_data_ranks)
+        expected = confirming_reference(training, scenario.layout.num_data_ranks, rounding)
         found = compare(expected, traces)
-        if doubt and found.largest_share < noise_limit(scenario.training):
+        if doubt and found.largest_share < noise_limit(training, rounding):
             # What differs is as small as the noise for which the reference is in doubt: neither a pass nor a finding.
             found = replace(found, divergences=())
     verdict = Verdict(outcome=Outcome.EQUIVALENT, scenario=scenario, world=world, worst_error=found.worst_error)

@@ -62,22 +62,35 @@ class Expected:
 
 def perturbed(training: Training, num_copies: int) -> EnsembleTrace:
     """What copies of the reference leave in one pass: one as it is, then `num_copies` moved by one unit in the last place."""
+    return train_ensemble(training, *perturbed_material(training, num_copies, eps_of(training.precision.value)))
+
+
+def perturbed_material(
+    training: Training, num_copies: int, eps: float
+) -> tuple[dict[str, torch.Tensor], tuple[tuple[Batch, ...], ...]]:
+    """Parameters and steps with the copies as first dim: one as it is, then `num_copies` moved by up to `eps` of each value."""
     generator = np.random.default_rng((training.seed, num_copies))
     original = material(training)
-    parameters = {name: _perturb(values, num_copies, generator) for name, values in original.parameters.items()}
-    steps = tuple(tuple(_perturb_batch(batch, num_copies, generator) for batch in step) for step in original.steps)
-    return train_ensemble(training, parameters, steps)
+    parameters = {name: _perturb(values, num_copies, eps, generator) for name, values in original.parameters.items()}
+    steps = tuple(tuple(_perturb_batch(batch, num_copies, eps, generator) for batch in step) for step in original.steps)
+    return parameters, steps
+
+
+def eps_of(kind: str) -> float:
+    """The unit in the last place of 1 in an element type."""
+    return float(torch.finfo(getattr(torch, kind)).eps)
 
 
 def split_trace(training: Training, num_parts: int) -> Trace:
     """The reference as data parallelism sums: each microbatch in equal parts, the norm over all gradients as one tensor."""
     steps = [[part for batch in step for part in _parts(batch, num_parts)] for step in material(training).steps]
     setup = single_device(training)
-    setup.clip_norm = _clip_flat
+    setup.clip_norm = clip_flat
     return train(setup, steps)
 
 
-def _clip_flat(_module: nn.Module, parameters: list[torch.Tensor], clipping: ClipNorm) -> torch.Tensor:
+def clip_flat(_module: nn.Module, parameters: list[torch.Tensor], clipping: ClipNorm) -> torch.Tensor:
+    """Clip by the norm of all gradients as one tensor; returns the norm before."""
     gradients = [parameter.grad.reshape(-1) for parameter in parameters if parameter.grad is not None]
     norm: torch.Tensor = torch.linalg.vector_norm(torch.cat(gradients), float(clipping.norm_type.value))
     nn.utils.clip_grads_with_norm_(parameters, clipping.max_norm, norm)
@@ -91,26 +104,27 @@ def _parts(batch: Batch, num_parts: int) -> Iterator[Batch]:
         yield replace(batch, inputs=rows, targets=targets[part], masks=masks)
 
 
-def _perturb(values: torch.Tensor, num_copies: int, generator: np.random.Generator) -> torch.Tensor:
+def _perturb(values: torch.Tensor, num_copies: int, eps: float, generator: np.random.Generator) -> torch.Tensor:
     numbers = values.numpy()
-    factors = 1.0 + np.finfo(numbers.dtype).eps * generator.uniform(-1.0, 1.0, (1 + num_copies, *numbers.shape))
+    factors = 1.0 + eps * generator.uniform(-1.0, 1.0, (1 + num_copies, *numbers.shape))
     factors[0] = 1.0
     return torch.from_numpy(numbers * factors.astype(numbers.dtype))
 
 
-def _perturb_batch(batch: Batch, num_copies: int, generator: np.random.Generator) -> Batch:
-    inputs, targets = (_perturb(values, num_copies, generator) for values in (batch.inputs, batch.targets))
+def _perturb_batch(batch: Batch, num_copies: int, eps: float, generator: np.random.Generator) -> Batch:
+    inputs, targets = (_perturb(values, num_copies, eps, generator) for values in (batch.inputs, batch.targets))
     return replace(batch, inputs=inputs, targets=targets)
 
 
 def expected_moments(
-    training: Training, reference: Trace, copies: EnsembleTrace, other: Trace | None = None
+    training: Training, reference: Trace, copies: EnsembleTrace, other: Trace | None = None, eps: float | None = None
 ) -> tuple[Expected, ...]:
     """Every moment of the reference with its tolerances.
 
-    What it is off by under `other`, the same training summed in another order, counts as spread.
+    What it is off by under `other`, the same training summed in another order, counts as spread. `eps` is the unit of rounding,
+    that of the training's precision unless given.
     """
-    eps = float(np.finfo(np.dtype(training.precision.value)).eps)
+    eps = eps_of(training.precision.value) if eps is None else eps
     tables: dict[int, Table] = {}
     found = []
     others = repeat(None) if other is None else moments(other)

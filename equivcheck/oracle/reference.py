@@ -7,7 +7,18 @@ from functools import lru_cache
 
 import numpy as np
 
-from equivcheck.oracle.floor import NUM_CONFIRMATIONS, NUM_PERTURBATIONS, Expected, expected_moments, perturbed, split_trace
+from equivcheck.layouts.rounding import Rounding
+from equivcheck.oracle.floor import (
+    NUM_CONFIRMATIONS,
+    NUM_PERTURBATIONS,
+    Expected,
+    eps_of,
+    expected_moments,
+    perturbed,
+    split_trace,
+)
+from equivcheck.oracle.rounded import rounded_setup
+from equivcheck.oracle.rounded_copies import reordered_trace, rounded_copies, unit_of
 from equivcheck.oracle.verdict import Phase
 from equivcheck.scenario import Training
 from equivcheck.train.loop import train
@@ -16,6 +27,9 @@ from equivcheck.train.threads import one_thread
 
 KEPT_REFERENCES = 16
 """References kept, some hundred KiB each: the same training comes again under other layouts and while a scenario shrinks."""
+
+NUM_ROUNDED = 3
+"""Perturbed runs of a reference that rounds: they come one after the other, and most ranks leave the very bits of it."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -28,21 +42,41 @@ class Reference:
     """Why agreement with it would prove nothing; empty if it does."""
 
 
+def reference(training: Training, rounding: Rounding | None = None) -> Reference:
+    """Run a training on one device, and again with perturbed inputs for its noise floor.
+
+    Given what a layout rounds, the device rounds alike.
+    """
+    return _plain(training) if rounding is None else _rounded(training, rounding)
+
+
 @lru_cache(maxsize=KEPT_REFERENCES)
-def reference(training: Training) -> Reference:
-    """Run a training on one device, and again with perturbed inputs for its noise floor."""
+def _plain(training: Training) -> Reference:
     with one_thread():
         found = expected_moments(training, train(single_device(training)), perturbed(training, NUM_PERTURBATIONS))
-    return Reference(found, doubt_about(training, found))
+    return Reference(found, doubt_about(found, noise_limit(training)))
 
 
 @lru_cache(maxsize=KEPT_REFERENCES)
-def confirming_reference(training: Training, num_parts: int) -> Reference:
+def _rounded(training: Training, rounding: Rounding) -> Reference:
+    with one_thread():
+        trace = train(rounded_setup(training, rounding))
+        copies = rounded_copies(training, rounding, trace, NUM_ROUNDED)
+        found = expected_moments(training, trace, copies, eps=unit_of(training, rounding))
+    return Reference(found, doubt_about(found, noise_limit(training, rounding)))
+
+
+def confirming_reference(training: Training, num_parts: int, rounding: Rounding | None = None) -> Reference:
     """The same with a noise floor that decides before a divergence is reported.
 
     It comes from many more perturbed runs, and from other orders of arithmetic on one device, among them that of data parallelism
     over `num_parts` ranks: a gradient that is zero by cancellation inside an operation moves with those, not with its inputs.
     """
+    return _confirming_plain(training, num_parts) if rounding is None else _confirming_rounded(training, rounding)
+
+
+@lru_cache(maxsize=KEPT_REFERENCES)
+def _confirming_plain(training: Training, num_parts: int) -> Reference:
     with one_thread():
         found = expected_moments(
             training,
@@ -50,21 +84,37 @@ def confirming_reference(training: Training, num_parts: int) -> Reference:
             perturbed(training, NUM_PERTURBATIONS + NUM_CONFIRMATIONS),
             split_trace(training, num_parts),
         )
-    return Reference(found, doubt_about(training, found))
+    return Reference(found, doubt_about(found, noise_limit(training)))
 
 
-def noise_limit(training: Training) -> float:
-    """The share of a tensor's kind below which a difference is less than half of the digits: the square root of eps."""
-    return float(np.sqrt(np.finfo(np.dtype(training.precision.value)).eps))
+@lru_cache(maxsize=KEPT_REFERENCES)
+def _confirming_rounded(training: Training, rounding: Rounding) -> Reference:
+    with one_thread():
+        trace = train(rounded_setup(training, rounding))
+        copies = rounded_copies(training, rounding, trace, NUM_PERTURBATIONS + NUM_CONFIRMATIONS, flips=True)
+        found = expected_moments(training, trace, copies, reordered_trace(training, rounding), eps=unit_of(training, rounding))
+    return Reference(found, doubt_about(found, noise_limit(training, rounding)))
 
 
-def doubt_about(training: Training, found: tuple[Expected, ...]) -> str:
-    """Why agreement with a reference of these moments would prove nothing; empty if it would."""
+def noise_limit(training: Training, rounding: Rounding | None = None) -> float:
+    """The share of a tensor's kind below which a difference is less than half of the digits: the square root of eps.
+
+    Digits are those of the coarsest element type that the training passes through.
+    """
+    kinds = (training.precision.value, *(rounding.element_types if rounding is not None else ()))
+    return float(np.sqrt(max(map(eps_of, kinds))))
+
+
+def doubt_about(found: tuple[Expected, ...], limit: float) -> str:
+    """Why agreement with a reference of these moments would prove nothing; empty if it would.
+
+    Noise above `limit`, as a share of a tensor's kind, is too much.
+    """
     if not all(np.isfinite(moment.norms).all() for moment in found):
         return "the reference has values that are not finite"
     if not any(moment.norms.any() for moment in found if moment.phase is Phase.GRADIENT):
         return "every gradient of the reference is zero"
-    return _noise(training, found) or _disagreement(found)
+    return _noise(found, limit) or _disagreement(found)
 
 
 def _disagreement(found: tuple[Expected, ...]) -> str:
@@ -77,12 +127,11 @@ def _disagreement(found: tuple[Expected, ...]) -> str:
     return ""
 
 
-def _noise(training: Training, found: tuple[Expected, ...]) -> str:
+def _noise(found: tuple[Expected, ...], limit: float) -> str:
     """Name the tensor of which more than half of the digits are noise, if there is one.
 
     Loss and norm are left out: a loss may be zero by cancellation, and has no other of its kind to be small against.
     """
-    limit = noise_limit(training)
     for moment in found:
         noisy = np.flatnonzero(moment.tolerances > limit * moment.scales)
         if moment.phase is not Phase.LOSS and len(noisy):

@@ -37,6 +37,7 @@ from equivcheck.scenario.parallelism import (
     TensorParallel,
     Wrapping,
 )
+from equivcheck.scenario.rounding import Compression, ElementType, LowPrecision, MixedPrecision
 from equivcheck.scenario.scenario import Scenario
 from equivcheck.scenario.schedule import CosineAnnealingLR, ExponentialLR, LinearLR, Schedule, StepLR
 from equivcheck.scenario.training import Group, Loss, Precision, Select, Training, ZeroGrad
@@ -58,9 +59,11 @@ __all__ = [
     "ClipNorm",
     "ClipValue",
     "Compile",
+    "Compression",
     "CosineAnnealingLR",
     "Data",
     "Distribution",
+    "ElementType",
     "Execution",
     "Exercise",
     "ExponentialLR",
@@ -71,7 +74,9 @@ __all__ = [
     "Layout",
     "LinearLR",
     "Loss",
+    "LowPrecision",
     "Mesh",
+    "MixedPrecision",
     "Model",
     "NAdam",
     "Norm",

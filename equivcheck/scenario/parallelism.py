@@ -11,6 +11,7 @@ from equivcheck.errors import InvalidScenario
 from equivcheck.scenario.mesh import DP, REPLICATE, SHARD, TP
 from equivcheck.scenario.model import MAX_LAYERS
 from equivcheck.scenario.ranges import refuse, require_positive
+from equivcheck.scenario.rounding import Compression, LowPrecision, MixedPrecision
 
 DEFAULT_BUCKET_MB = 25.0
 """Largest bucket of gradients in MiB where nothing else is said."""
@@ -96,6 +97,10 @@ class DDP(Parallelism):
     """Whether each parameter is updated by one rank alone (`ZeroRedundancyOptimizer`), which sends it to the others."""
     parameters_as_bucket_view: bool = False
     """Whether the parameters that a rank updates are views into one tensor, sent whole; only with `zero_redundancy`."""
+    autocast: LowPrecision | None = None
+    """What `torch.autocast` casts to around forward and loss; None for no autocast."""
+    compression: Compression = Compression.NONE
+    """Which hook compresses gradients for their reduction."""
 
     def __post_init__(self) -> None:
         require_positive(self, "bucket_cap_mb")
@@ -147,6 +152,12 @@ class FSDP1(Parallelism):
     """Whether each layer is a unit of its own inside the root's."""
     no_sync: bool = False
     """Whether all microbatches but the last run under `no_sync`."""
+    mixed_precision: MixedPrecision | None = None
+    """What is cast, outputs excepted; None for nothing."""
+
+    def __post_init__(self) -> None:
+        if self.mixed_precision is not None and self.mixed_precision.output is not None:
+            raise refuse(self, "mixed_precision", "one without output: FullyShardedDataParallel leaves outputs as they are")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,6 +172,8 @@ class FSDP2(Parallelism):
     """Whether parameters are freed between forward and backward."""
     no_sync: bool = False
     """Whether only the last microbatch reduces gradients (`set_requires_gradient_sync`)."""
+    mixed_precision: MixedPrecision | None = None
+    """What is cast; None for nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

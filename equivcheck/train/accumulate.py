@@ -33,8 +33,9 @@ def accumulate(setup: Setup, microbatches: Sequence[Batch], index: int) -> float
 def part_loss(setup: Setup, batch: Batch, index: int, rows: int) -> torch.Tensor:
     """The loss of a microbatch, scaled so that the sum over microbatches and the mean over ranks is the step's loss."""
     training = setup.training
-    outputs = setup.module(batch.inputs, batch.masks, index)
-    loss = loss_of(training, outputs, batch.targets)
+    with setup.around_forward():
+        outputs = setup.module(batch.inputs, batch.masks, index)
+        loss = loss_of(training, outputs.to(batch.targets.dtype), batch.targets)
     share = rows / training.data.batch if training.loss.is_mean else setup.loss_scale
     return loss if share == 1.0 else loss * share
 

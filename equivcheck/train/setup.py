@@ -41,6 +41,8 @@ class Setup:
     """Factor of a sum loss before backward: data-parallel ranks average gradients, so it is their number."""
     accumulation: Callable[[bool], AbstractContextManager[object]] = lambda _last: nullcontext()
     """Entered around forward and backward of a microbatch; told whether it is the step's last."""
+    around_forward: Callable[[], AbstractContextManager[object]] = nullcontext
+    """Entered around forward and loss of a microbatch, not around its backward."""
     compute: Callable[[Setup, Sequence[Batch], int], float] = accumulate
     """Leaves the gradients of a step's microbatches and returns the step's loss; told the step's index."""
     clip_norm: Callable[[nn.Module, list[torch.Tensor], ClipNorm], torch.Tensor] = clip_by_norm

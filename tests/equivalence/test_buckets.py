@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 from equivcheck import Scenario
 from equivcheck.layouts.buckets import MEBIBYTE, Bucketing, Reductions, ready_parameters, reductions, trained_parameters
 from equivcheck.layouts.program import rank_program
-from equivcheck.scenario import DDP, Precision
+from equivcheck.scenario import DDP, Compression, Precision
 from equivcheck.strategies import scenarios
 from equivcheck.train.material import material
 from equivcheck.worlds.call import Call
@@ -25,17 +25,19 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 
 UNHURRIED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much])
 BYTES = {Precision.FLOAT64: 8, Precision.FLOAT32: 4}
+FP16_BYTES = 2
 
 
 def _all_reduces(calls: tuple[Call, ...]) -> list[int]:
     return [call.num_bytes for call in calls if call.op == "all_reduce.sum"]
 
 
-def _flat(expected: Iterator[Reductions]) -> list[int]:
+def _flat(expected: Iterator[Reductions], compression: int = 1) -> list[int]:
     sent: list[int] = []
     for one in expected:
         used = [one.used_map] if one.used_map else []
-        sent += [*used, *one.buckets] if one.used_map_first else [*one.buckets, *used]
+        buckets = [num_bytes // compression for num_bytes in one.buckets]
+        sent += [*used, *buckets] if one.used_map_first else [*buckets, *used]
     return sent
 
 
@@ -60,7 +62,8 @@ def test_ddp_reduces_the_buckets_that_sizes_predict(scenario: Scenario) -> None:
     assume(not (ddp.static_graph and ddp.no_sync))  # crashes upstream
     run = ranks("sim", scenario.layout.mesh.num_ranks).run(rank_program, scenario)
     num_backwards = scenario.training.steps * (1 if ddp.no_sync else len(scenario.training.data.microbatches))
-    expected = _flat(islice(reductions(_bucketing(scenario, ddp)), num_backwards))
+    compression = 1 if ddp.compression is Compression.NONE else BYTES[scenario.training.precision] // FP16_BYTES
+    expected = _flat(islice(reductions(_bucketing(scenario, ddp)), num_backwards), compression)
     assert [_all_reduces(calls) for calls in run.calls] == [expected] * len(run.calls)
 
 

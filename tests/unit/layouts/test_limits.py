@@ -18,14 +18,18 @@ from equivcheck.scenario import (
     SPMD,
     Axis,
     ClipNorm,
+    Compression,
     Data,
+    ElementType,
     Exercise,
     Group,
     Implementation,
     Layer,
     LayerPlan,
     Layout,
+    LowPrecision,
     Mesh,
+    MixedPrecision,
     Model,
     Norm,
     Parallelism,
@@ -96,6 +100,7 @@ FUSED = replace(PLAIN, optimizer=SGD(implementation=Implementation.FUSED))
 RPROP = replace(PLAIN, optimizer=Rprop())
 PER_LAYER_1, PER_LAYER_2 = FSDP1(wrapping=Wrapping.PER_LAYER), FSDP2(wrapping=Wrapping.PER_LAYER)
 FLAT = FSDP1(use_orig_params=False)
+BF16 = MixedPrecision(param=ElementType.BFLOAT16)
 WHOLE_PLAN = TensorParallel(plan=(LayerPlan(), LayerPlan()))
 REPLICATED = Replicate(implementation=Replicator.FSDP)
 REPLICATED_LAYERS = replace(REPLICATED, wrapping=Wrapping.PER_LAYER)
@@ -110,6 +115,7 @@ ROWS_PLAN = TensorParallel(plan=(LayerPlan(output=Spread.ROWS), LayerPlan()))
         (UNUSED, DDP(), "find_unused_parameters"),
         (CHANGING, DDP(), "find_unused_parameters"),
         (CHANGING, DDP(static_graph=True), "static_graph promises"),
+        (PLAIN, DDP(autocast=LowPrecision.BFLOAT16), "leaves float64 alone"),
         (CLIPPED, FSDP1(), "refuses float64"),
         (SHARED, PER_LAYER_1, "share a weight"),
         (FROZEN, FLAT, "both frozen and trained"),
@@ -226,6 +232,8 @@ def test_options_that_do_not_go_together_have_a_reason(
         (CLIPPED, FSDP1(strategy=ShardingStrategy.NO_SHARD)),
         (replace(CLIPPED, precision=Precision.FLOAT32), FSDP1()),
         (CHANGING, FSDP2()),
+        (replace(PLAIN, precision=Precision.FLOAT32), DDP(autocast=LowPrecision.FLOAT16)),
+        (PLAIN, DDP(compression=Compression.FP16)),
         (FUSED, DDP()),
         (FUSED, Replicate()),
         (RPROP, Replicate()),
@@ -241,6 +249,30 @@ def test_options_that_do_not_go_together_have_a_reason(
 def test_limits_are_no_wider_than_they_must_be(training: Training, parallelism: Parallelism) -> None:
     """What runs next to a limit stays supported."""
     assert unsupported(training, _layout(parallelism)) is None
+
+
+@pytest.mark.parametrize(
+    ("parallelism", "plain"),
+    [
+        (DDP(compression=Compression.FP16), DDP()),
+        (DDP(autocast=LowPrecision.BFLOAT16), DDP()),
+        (FSDP1(mixed_precision=BF16), FSDP1()),
+        (FSDP2(mixed_precision=BF16), FSDP2()),
+    ],
+)
+def test_lower_precision_goes_with_no_tensor_parallelism(parallelism: Parallelism, plain: Parallelism) -> None:
+    """Ranks round their parts of a sum, so the layout is beyond its limits until the option is off."""
+    mesh = Mesh(axes=(Axis(name="dp", size=2), Axis(name="tp", size=2)))
+    layout = Layout(mesh=mesh, parallelisms=(WHOLE_PLAN, parallelism))
+    assert "rounds its part of a sum" in (unsupported(replace(PLAIN, precision=Precision.FLOAT32), layout) or "")
+    assert mended_layout(layout) == replace(layout, parallelisms=(WHOLE_PLAN, plain))
+
+
+def test_the_bf16_hook_is_for_no_cpu() -> None:
+    """A hook that DDP refuses on CPU is a reason, not a crash; the fp16 one is the nearest."""
+    layout = _layout(DDP(compression=Compression.BF16))
+    assert "refused without CUDA and NCCL" in (unsupported(PLAIN, layout) or "")
+    assert mended_layout(layout) == _layout(DDP(compression=Compression.FP16))
 
 
 def test_rows_beyond_the_largest_microbatch_are_rounded_down() -> None:

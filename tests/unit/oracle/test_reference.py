@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from equivcheck.oracle.reference import confirming_reference, doubt_about, reference
+from equivcheck.oracle.reference import confirming_reference, doubt_about, noise_limit, reference
 from equivcheck.oracle.verdict import Phase
 from equivcheck.scenario import SGD, Activation, Data, Layer, Model, Norm, Precision, Training
 
@@ -66,5 +66,6 @@ def test_a_floor_of_more_than_half_the_digits_proves_nothing() -> None:
     noisy = moments[row]
     loud = replace(noisy, tolerances=noisy.tolerances + 1e-7 * noisy.scales)
 
-    assert doubt_about(TRAINING, moments) == ""
-    assert noisy.table.names[0] in doubt_about(TRAINING, (*moments[:row], loud, *moments[row + 1 :]))
+    limit = noise_limit(TRAINING)
+    assert doubt_about(moments, limit) == ""
+    assert noisy.table.names[0] in doubt_about((*moments[:row], loud, *moments[row + 1 :]), limit)

@@ -28,6 +28,7 @@ from equivcheck.scenario import (
     ClipValue,
     CosineAnnealingLR,
     Data,
+    ElementType,
     ExponentialLR,
     Group,
     Implementation,
@@ -36,6 +37,7 @@ from equivcheck.scenario import (
     Layout,
     LinearLR,
     Mesh,
+    MixedPrecision,
     Model,
     NAdam,
     Optimizer,
@@ -148,6 +150,12 @@ OF_LAYOUTS: list[Invalid] = [
     (Axis, {"name": "dp", "size": 0}, "Axis.size is 0; allowed: 1 to 1048576"),
     (Mesh, {"axes": ()}, "Mesh.axes has 0 axes; allowed: 1 to 3"),
     (Mesh, {"axes": (DP, DP)}, "Mesh.axes has the names ('dp', 'dp'); allowed: distinct ones"),
+    (MixedPrecision, {}, "MixedPrecision has no element type; allowed: at least one of param, reduce, output"),
+    (
+        FSDP1,
+        {"mixed_precision": MixedPrecision(output=ElementType.FLOAT16)},
+        "FSDP1.mixed_precision is MixedPrecision(param=None, reduce=None, output=ElementType.FLOAT16); allowed: one without",
+    ),
     (DDP, {"bucket_cap_mb": 0.0}, f"DDP.bucket_cap_mb is 0.0; {POSITIVE}"),
     (
         DDP,

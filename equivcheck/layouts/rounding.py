@@ -1,0 +1,59 @@
+"""What a layout rounds to other element types, as data: the reference rounds at the same places.
+
+Of a layout that rounds, ranks compute on parts of a microbatch and each part's gradients are rounded before they are added up, so
+what one device computes on whole microbatches is another number. Its reference computes part by part.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from equivcheck.choice import Choice
+from equivcheck.scenario import ElementType, LowPrecision
+
+
+class Division(Choice):
+    """When a sum over parts is made a mean."""
+
+    BEFORE = "before"
+    """Each part is divided by their number before the sum."""
+    AROUND = "around"
+    """Each part is divided by a power of two near the square root of their number, the sum by the rest."""
+    AFTER = "after"
+    """The sum of each stage is divided by the number of its summands."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rounding:
+    """Which element types a step passes through on its way to gradients, and in what order."""
+
+    replicas: int
+    """Data-parallel ranks along the outer axis: over them runs the second stage of a reduction; 1 without one."""
+    shards: int
+    """Data-parallel ranks along the inner axis, whose gradients are added up first."""
+    compute: ElementType | None = None
+    """What parameters, inputs and masks are cast to; None leaves them."""
+    output: ElementType | None = None
+    """What the model's output is cast to; None leaves it."""
+    autocast: LowPrecision | None = None
+    """What `torch.autocast` casts to around forward and loss; None for no autocast."""
+    reduce: ElementType | None = None
+    """What gradients are added up in; None for the type that they have by then."""
+    division: Division = Division.BEFORE
+    """When the sum is made a mean."""
+    once: bool = False
+    """Whether only the last microbatch is followed by a reduction, of what all have left."""
+    whole: bool = False
+    """Whether ranks keep whole gradients, so that a reduction takes the result of the one before it along."""
+    accumulates_reduced: bool = False
+    """Whether gradients that wait for a reduction wait in its element type, not in the one that they were computed in."""
+
+    @property
+    def num_parts(self) -> int:
+        """Parts of a microbatch, one a data-parallel rank."""
+        return self.replicas * self.shards
+
+    @property
+    def element_types(self) -> tuple[str, ...]:
+        """The element types that it names."""
+        return tuple(kind.value for kind in (self.compute, self.output, self.autocast, self.reduce) if kind is not None)

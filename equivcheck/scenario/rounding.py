@@ -1,0 +1,48 @@
+"""Element types that a layout computes or communicates in instead of the training's own."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from equivcheck.choice import Choice
+from equivcheck.errors import InvalidScenario
+
+
+class ElementType(Choice):
+    """A floating-point type, by its name in torch."""
+
+    FLOAT64 = "float64"
+    FLOAT32 = "float32"
+    BFLOAT16 = "bfloat16"
+    FLOAT16 = "float16"
+
+
+class LowPrecision(Choice):
+    """What `torch.autocast` can cast to."""
+
+    BFLOAT16 = "bfloat16"
+    FLOAT16 = "float16"
+
+
+class Compression(Choice):
+    """Which hook of `torch.distributed.algorithms.ddp_comm_hooks.default_hooks` compresses gradients for their reduction."""
+
+    NONE = "none"
+    FP16 = "fp16"
+    BF16 = "bf16"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MixedPrecision:
+    """What fully sharded data parallelism casts; the parameters that the optimizer steps keep the training's precision."""
+
+    param: ElementType | None = None
+    """What parameters and inputs are cast to for forward and backward; None leaves them."""
+    reduce: ElementType | None = None
+    """What gradients are reduced in; None for the type that they are computed in."""
+    output: ElementType | None = None
+    """What the model's output is cast to; None leaves it."""
+
+    def __post_init__(self) -> None:
+        if self.param is self.reduce is self.output is None:
+            raise InvalidScenario("MixedPrecision has no element type; allowed: at least one of param, reduce, output")
