@@ -106,10 +106,13 @@ def trained_parameters(model: Model) -> tuple[str, ...]:
     )
 
 
-def ready_parameters(model: Model) -> tuple[str, ...]:
-    """The same in the order in which the first backward pass of an eager model has their gradients ready, unused ones last."""
+def ready_parameters(model: Model, *, autocast: bool = False) -> tuple[str, ...]:
+    """The same in the order in which the first backward pass of an eager model has their gradients ready, unused ones last.
+
+    Under autocast each gradient is first cast back.
+    """
     layers = [(index, layer) for index, layer in enumerate(model.layers) if not layer.frozen]
-    used = [f"layers.{index}.{name}" for index, layer in reversed(layers) for name in _ready_names(layer)]
+    used = [f"layers.{index}.{name}" for index, layer in reversed(layers) for name in _ready_names(layer, autocast)]
     unused = [name for name in trained_parameters(model) if name not in used]
     return (*used, *unused)
 
@@ -124,14 +127,14 @@ def _names(layer: Layer) -> Iterator[str]:
         yield "side.weight"
 
 
-def _ready_names(layer: Layer) -> Iterator[str]:
+def _ready_names(layer: Layer, autocast: bool) -> Iterator[str]:
     """What was computed last is differentiated first; a shared weight is ready where it was used first."""
     if layer.side is Side.EVEN_STEPS:
         yield "side.weight"
-    if layer.bias:
-        yield "linear.bias"
+    linear = ["linear.bias"] if layer.bias else []
     if layer.shares is None:
-        yield "linear.weight"
+        linear.insert(0 if autocast else 1, "linear.weight")
+    yield from linear
     yield from _norm_names(layer)
 
 

@@ -46,7 +46,7 @@ def _bucketing(scenario: Scenario, ddp: DDP) -> Bucketing:
     names, values = trained_parameters(training.model), material(training).parameters
     return Bucketing(
         num_bytes=tuple(values[name].numel() * BYTES[training.precision] for name in names),
-        ready=tuple(map(names.index, ready_parameters(training.model))),
+        ready=tuple(map(names.index, ready_parameters(training.model, autocast=ddp.autocast is not None))),
         cap_mb=ddp.bucket_cap_mb,
         find_unused_parameters=ddp.find_unused_parameters,
         static_graph=ddp.static_graph,
