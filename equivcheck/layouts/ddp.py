@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
 from equivcheck.layouts.kind import LayoutKind, LayoutLimit, Limit
-from equivcheck.layouts.limits import EVEN_ROWS, WHOLE_SUMS, has_parallelism, parallelism_of, with_options
+from equivcheck.layouts.limits import EVEN_ROWS, ROUNDING_LIMITS, has_parallelism, parallelism_of, with_options
 from equivcheck.layouts.mends import may_skip_parameters, trained_sides, without_frozen, without_side
 from equivcheck.layouts.rounding import Rounding
 from equivcheck.scenario import (
@@ -85,7 +85,7 @@ class DDPKind(LayoutKind):
         CHANGING_GRAPH,
         AUTOCAST_OF_FLOAT32,
     )
-    layout_limits: ClassVar[tuple[LayoutLimit, ...]] = (NO_BF16_HOOK, WHOLE_SUMS)
+    layout_limits: ClassVar[tuple[LayoutLimit, ...]] = (NO_BF16_HOOK, *ROUNDING_LIMITS)
 
     def apply(self, setup: Setup, parallelism: Parallelism, mesh: DeviceMesh) -> None:
         """Wrap the model and average over the mesh."""

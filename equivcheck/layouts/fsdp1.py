@@ -7,7 +7,14 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from equivcheck.layouts.kind import LayoutKind, LayoutLimit, Limit
-from equivcheck.layouts.limits import EVEN_ROWS, NO_COMPILED_AUTOGRAD, WHOLE_SUMS, has_parallelism, parallelism_of, with_options
+from equivcheck.layouts.limits import (
+    EVEN_ROWS,
+    NO_COMPILED_AUTOGRAD,
+    ROUNDING_LIMITS,
+    has_parallelism,
+    parallelism_of,
+    with_options,
+)
 from equivcheck.layouts.mends import has_shares, may_skip_parameters, without_frozen, without_shares, without_side
 from equivcheck.layouts.plans import splits_weights
 from equivcheck.layouts.rounding import Division, Rounding
@@ -137,7 +144,12 @@ class FSDP1Kind(LayoutKind):
         NO_GROUPS_OF_FLAT_PARAMETERS,
         NO_UNUSED_PARAMETERS,
     )
-    layout_limits: ClassVar[tuple[LayoutLimit, ...]] = (WHOLE_SUMS, FLAT_UNSHARDED_OVER_TP, NO_SYNC_OVER_TP, NO_COMPILED_AUTOGRAD)
+    layout_limits: ClassVar[tuple[LayoutLimit, ...]] = (
+        *ROUNDING_LIMITS,
+        FLAT_UNSHARDED_OVER_TP,
+        NO_SYNC_OVER_TP,
+        NO_COMPILED_AUTOGRAD,
+    )
 
     def apply(self, setup: Setup, parallelism: Parallelism, mesh: DeviceMesh) -> None:
         """Wrap the model, read flat parameters and clip as FSDP asks for."""

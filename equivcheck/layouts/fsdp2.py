@@ -10,7 +10,7 @@ from equivcheck.layouts.limits import (
     DTENSOR_OPTIMIZERS,
     EVEN_ROWS,
     NO_COMPILED_AUTOGRAD,
-    WHOLE_SUMS,
+    ROUNDING_LIMITS,
     has_parallelism,
     parallelism_of,
 )
@@ -61,7 +61,7 @@ class FSDP2Kind(LayoutKind):
         NOTHING_TO_REDUCE,
         *DTENSOR_OPTIMIZERS,
     )
-    layout_limits: ClassVar[tuple[LayoutLimit, ...]] = (WHOLE_SUMS, NO_COMPILED_AUTOGRAD)
+    layout_limits: ClassVar[tuple[LayoutLimit, ...]] = (*ROUNDING_LIMITS, NO_COMPILED_AUTOGRAD)
 
     def apply(self, setup: Setup, parallelism: Parallelism, mesh: DeviceMesh) -> None:
         """Shard the model in place."""

@@ -99,23 +99,36 @@ DTENSOR_OPTIMIZERS = (NO_RPROP, NO_FUSED_SGD)
 """What no layout can run whose parameters are DTensors."""
 
 
-def _rounds(layout: Layout) -> bool:
-    return any(_lowers_precision(parallelism) for parallelism in layout.parallelisms)
+def _casts(layout: Layout) -> bool:
+    """Whether the model or its reduction is in another element type by an option of its own."""
+    return any(
+        parallelism.autocast is not None if isinstance(parallelism, DDP) else parallelism.mixed_precision is not None
+        for parallelism in layout.parallelisms
+        if isinstance(parallelism, (DDP, FSDP1, FSDP2))
+    )
 
 
-def _lowers_precision(parallelism: Parallelism) -> bool:
-    if isinstance(parallelism, DDP):
-        return parallelism.autocast is not None or parallelism.compression is not Compression.NONE
-    return isinstance(parallelism, (FSDP1, FSDP2)) and parallelism.mixed_precision is not None
+def _compresses(layout: Layout) -> bool:
+    return any(
+        isinstance(parallelism, DDP) and parallelism.compression is not Compression.NONE for parallelism in layout.parallelisms
+    )
 
 
-def _without_rounding(layout: Layout) -> Layout:
-    layout = with_options(layout, DDP, autocast=None, compression=Compression.NONE)
-    return with_options(layout, (FSDP1, FSDP2), mixed_precision=None)
+def _without_casts(layout: Layout) -> Layout:
+    return with_options(with_options(layout, DDP, autocast=None), (FSDP1, FSDP2), mixed_precision=None)
 
 
 WHOLE_SUMS = LayoutLimit(
     reason="lower precision over tensor parallelism: each rank rounds its part of a sum, which no single device has",
-    applies=lambda layout: _rounds(layout) and has_parallelism(layout, TensorParallel),
-    mend=_without_rounding,
+    applies=lambda layout: (_casts(layout) or _compresses(layout)) and has_parallelism(layout, TensorParallel),
+    mend=lambda layout: with_options(_without_casts(layout), DDP, compression=Compression.NONE),
 )
+
+EAGER_ROUNDING = LayoutLimit(
+    reason="lower precision with torch.compile: a compiled graph need not round where an eager model does",
+    applies=lambda layout: layout.execution.is_compiled and _casts(layout),
+    mend=_without_casts,
+)
+
+ROUNDING_LIMITS = (WHOLE_SUMS, EAGER_ROUNDING)
+"""Where no single device can round as the ranks do."""

@@ -18,9 +18,11 @@ from equivcheck.scenario import (
     SPMD,
     Axis,
     ClipNorm,
+    Compile,
     Compression,
     Data,
     ElementType,
+    Execution,
     Exercise,
     Group,
     Implementation,
@@ -266,6 +268,15 @@ def test_lower_precision_goes_with_no_tensor_parallelism(parallelism: Parallelis
     layout = Layout(mesh=mesh, parallelisms=(WHOLE_PLAN, parallelism))
     assert "rounds its part of a sum" in (unsupported(replace(PLAIN, precision=Precision.FLOAT32), layout) or "")
     assert mended_layout(layout) == replace(layout, parallelisms=(WHOLE_PLAN, plain))
+
+
+def test_a_compiled_model_keeps_its_precision() -> None:
+    """What a compiler fuses it need not round in between; compressed gradients are no part of the graph."""
+    compiled = Execution(compile=Compile.AOT_EAGER)
+    layout = replace(_layout(FSDP2(mixed_precision=BF16)), execution=compiled)
+    assert "need not round where" in (unsupported(PLAIN, layout) or "")
+    assert mended_layout(layout) == replace(_layout(FSDP2()), execution=compiled)
+    assert unsupported(PLAIN, replace(_layout(DDP(compression=Compression.FP16)), execution=compiled)) is None
 
 
 def test_the_bf16_hook_is_for_no_cpu() -> None:
