@@ -9,7 +9,7 @@ from equivcheck.strategies.layout import layouts
 from equivcheck.strategies.mesh import meshes
 from equivcheck.strategies.model import models
 from equivcheck.strategies.optimizer import optimizers
-from equivcheck.strategies.parallelism import ddp, fsdp1, fsdp2, replicate, spmd, tensor_parallel
+from equivcheck.strategies.parallelism import ddp, fsdp1, fsdp2, pipeline, replicate, spmd, tensor_parallel
 from equivcheck.strategies.rounding import mixed_precisions
 from equivcheck.strategies.scenario import frontier, scenarios
 from equivcheck.strategies.schedule import schedules
@@ -30,6 +30,7 @@ __all__ = [
     "mixed_precisions",
     "models",
     "optimizers",
+    "pipeline",
     "replicate",
     "scenarios",
     "schedules",

@@ -19,6 +19,7 @@ from equivcheck.scenario import (
     SPMD,
     Distribution,
     Parallelism,
+    Pipeline,
     Replicate,
     Replicator,
     ShardingStrategy,
@@ -100,6 +101,11 @@ def spmd(draw: DrawFn) -> SPMD:
     return SPMD(distribution=draw(_DISTRIBUTIONS))
 
 
+def pipeline() -> SearchStrategy[Pipeline]:
+    """`Pipeline` with default options: `scenarios` draws some that its ranks and the model allow."""
+    return st.builds(Pipeline)
+
+
 _SHIPPED: dict[str, SearchStrategy[Parallelism]] = {
     DDP.tag: ddp(),
     Replicate.tag: replicate(),
@@ -107,6 +113,7 @@ _SHIPPED: dict[str, SearchStrategy[Parallelism]] = {
     FSDP2.tag: fsdp2(),
     TensorParallel.tag: tensor_parallel(),
     SPMD.tag: spmd(),
+    Pipeline.tag: pipeline(),
 }
 
 

@@ -10,13 +10,14 @@ from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn, SearchStrategy
 
 from equivcheck.layouts.registry import mended
-from equivcheck.scenario import Data, Execution, Layout, Scenario, Training
+from equivcheck.scenario import Data, Execution, Layout, Pipeline, Scenario, Training
 from equivcheck.scenario.data import USUAL_ROWS
 from equivcheck.scenario.mesh import MAX_RANKS
 from equivcheck.strategies.chance import EVENLY, SEEDS
 from equivcheck.strategies.execution import executions
 from equivcheck.strategies.layout import layouts
 from equivcheck.strategies.plan import needs_plan, with_drawn_plan, with_idle_plan
+from equivcheck.strategies.stages import needs_stages, with_drawn_boundaries, with_drawn_schedule
 from equivcheck.strategies.training import trainings
 
 _EXECUTIONS = executions()
@@ -37,7 +38,7 @@ def scenarios(
     `layouts` is a strategy, tags such as `("ddp", "fsdp2")`, or None for every registered layout; `max_ranks` and `executions`
     go with the latter two. A training is fitted to its layout: rows that its data ranks cannot share out are taken to be those of
     one rank, and what the layout cannot run is left out. Tensor parallelism with the default plan is given one that is legal for
-    the model.
+    the model, a pipeline with default options a schedule and stages.
     """
     return _scenario(draw, _chosen(draw, layouts, max_ranks, executions), draw(trainings), beyond=False)
 
@@ -67,7 +68,13 @@ def _chosen(
 
 
 def _scenario(draw: DrawFn, layout: Layout, training: Training, *, beyond: bool) -> Scenario:
+    staged = needs_stages(layout)
+    if staged:
+        layout = with_drawn_schedule(draw, layout)
     training = replace(training, data=_shared_out(training.data, _num_shares(draw, layout)))
+    if staged:
+        training = mended(training, layout, beyond=beyond)
+        layout = with_drawn_boundaries(draw, layout, len(training.model.layers))
     if needs_plan(layout):
         training = mended(training, with_idle_plan(layout, training), beyond=beyond)
         layout = with_drawn_plan(draw, layout, training, beyond=beyond)
@@ -80,7 +87,13 @@ def _layouts(tags: tuple[str, ...] | None, max_ranks: int, executions: SearchStr
 
 
 def _num_shares(draw: DrawFn, layout: Layout) -> int:
-    """The number that rows are a multiple of: the data ranks, or often all, as sequence parallelism cuts rows over the others."""
+    """The number that rows are a multiple of: the data ranks, or often all, as sequence parallelism cuts rows over the others.
+
+    A pipeline cuts them into its chunks.
+    """
+    pipelines = [parallelism for parallelism in layout.parallelisms if isinstance(parallelism, Pipeline)]
+    if pipelines:
+        return layout.num_data_ranks * pipelines[0].num_chunks
     if layout.num_data_ranks == layout.mesh.num_ranks or draw(EVENLY):
         return layout.num_data_ranks
     return layout.mesh.num_ranks

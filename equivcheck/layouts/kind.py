@@ -40,7 +40,7 @@ class LayoutLimit:
     applies: Callable[[Layout], bool]
     """Whether a layout is beyond the limit."""
     mend: Callable[[Layout], Layout]
-    """The nearest layout within the limit, on the same mesh; it never adds what another limit forbids."""
+    """The nearest layout within the limit, on the same mesh if any on that can run; it never adds what another limit forbids."""
 
 
 class LayoutKind(ABC):

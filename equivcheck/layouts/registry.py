@@ -25,6 +25,7 @@ _BUILT_IN = {
     "fsdp2": ("equivcheck.layouts.fsdp2", "FSDP2Kind"),
     "tensor_parallel": ("equivcheck.layouts.tensor_parallel", "TensorParallelKind"),
     "spmd": ("equivcheck.layouts.spmd", "SPMDKind"),
+    "pipeline": ("equivcheck.layouts.pipeline", "PipelineKind"),
 }
 
 

@@ -54,11 +54,12 @@ def _share(expected: Expected, assembled: Assembled, errors: Vector, wrong: Flag
 
 
 def _snapshots(found: list[Moment], phase: Phase) -> list[Snapshot]:
-    """The snapshots to put together: a loss is the mean over ranks, as the ranks average their gradients."""
+    """The snapshots to put together: a loss is the mean over the ranks that have one, as these average their gradients."""
+    snapshots = [moment.snapshot for moment in found]
     if phase is not Phase.LOSS:
-        return [moment.snapshot for moment in found]
-    mean = np.mean([moment.snapshot.values for moment in found], axis=0)
-    return [replace(found[0].snapshot, values=mean)]
+        return snapshots
+    losses = [snapshot for snapshot in snapshots if snapshot.present[0]] or snapshots
+    return [replace(losses[0], values=np.mean([snapshot.values for snapshot in losses], axis=0))]
 
 
 def _errors(expected: Expected, assembled: Assembled) -> tuple[Vector, Flags]:

@@ -13,6 +13,15 @@ from math import prod
 
 from equivcheck.layouts.mends import all_multiples, has_shares, may_skip_parameters
 from equivcheck.layouts.plans import leaves_nothing, splits_weights, trained_cuts
+from equivcheck.oracle.known_pipeline_predicates import (
+    always_splits_backward,
+    in_a_stage_behind_frozen_layers,
+    rank_of_stages_without_gradients,
+    sometimes_splits_backward,
+    splits_backward,
+    stage_behind_frozen_layers,
+    stage_ends_in_view,
+)
 from equivcheck.oracle.verdict import Divergence
 from equivcheck.scenario import (
     DDP,
@@ -122,8 +131,8 @@ def sharded_by_rows(scenario: Scenario) -> bool:
 
 
 def rank_without_gradients(scenario: Scenario) -> bool:
-    """Some rank of an FSDP1 that keeps original parameters holds no element of a trained one."""
-    return any(
+    """Some rank of an FSDP1 that keeps original parameters, or of a pipeline, holds no element of a trained one."""
+    return rank_of_stages_without_gradients(scenario) or any(
         _some_rank_has_nothing_trained(scenario, parallelism.wrapping)
         for parallelism in scenario.layout.parallelisms
         if isinstance(parallelism, FSDP1)
@@ -320,11 +329,12 @@ def _by_name(*functions: Callable[..., bool]) -> dict[str, Callable[..., bool]]:
 
 NEEDS: dict[str, Callable[[Scenario], bool]] = _by_name(
     activations_cut_unevenly,
+    always_splits_backward,
     clipping_by_norm,
     clipping_by_value,
     column_of_one_on_one_rank,
-    frozen_over_tensor_parallel,
     double_precision,
+    frozen_over_tensor_parallel,
     frozen_sequence_parallel_norm,
     fused_adam,
     gradient_has_an_empty_shard,
@@ -336,6 +346,10 @@ NEEDS: dict[str, Callable[[Scenario], bool]] = _by_name(
     several_data_ranks,
     shared_weights,
     sharded_by_rows,
+    sometimes_splits_backward,
+    splits_backward,
+    stage_behind_frozen_layers,
+    stage_ends_in_view,
     static_graph_without_sync,
     tensor_parallel_leaves_nothing,
     weights_split_over_ranks,
@@ -344,6 +358,7 @@ NEEDS: dict[str, Callable[[Scenario], bool]] = _by_name(
 """What an issue may ask of a scenario."""
 
 SHOWS: dict[str, Callable[[Scenario, Divergence], bool]] = _by_name(
+    in_a_stage_behind_frozen_layers,
     norm_of_an_earlier_step,
     of_a_frozen_layer,
     of_a_matrix,

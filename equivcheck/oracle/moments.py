@@ -48,5 +48,7 @@ _LOSS = (Piece(name="loss", shape=()),)
 _NORM = (Piece(name="norm", shape=()),)
 
 
-def _scalar(pieces: tuple[Piece, ...], value: float) -> Snapshot:
+def _scalar(pieces: tuple[Piece, ...], value: float | None) -> Snapshot:
+    if value is None:
+        return Snapshot(pieces=pieces, present=(False,), fits=(False,), dtypes=("",), values=np.empty(0))
     return Snapshot(pieces=pieces, present=(True,), fits=(True,), dtypes=("float64",), values=np.array([value]))

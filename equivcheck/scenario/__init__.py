@@ -28,7 +28,6 @@ from equivcheck.scenario.parallelism import (
     SPMD,
     Distribution,
     LayerPlan,
-    Parallelism,
     Replicate,
     Replicator,
     ShardingStrategy,
@@ -37,6 +36,8 @@ from equivcheck.scenario.parallelism import (
     TensorParallel,
     Wrapping,
 )
+from equivcheck.scenario.parallelism_base import Parallelism
+from equivcheck.scenario.pipeline import Pipeline, PipelineSchedule
 from equivcheck.scenario.rounding import Compression, ElementType, LowPrecision, MixedPrecision
 from equivcheck.scenario.scenario import Scenario
 from equivcheck.scenario.schedule import CosineAnnealingLR, ExponentialLR, LinearLR, Schedule, StepLR
@@ -83,6 +84,8 @@ __all__ = [
     "NormType",
     "Optimizer",
     "Parallelism",
+    "Pipeline",
+    "PipelineSchedule",
     "Precision",
     "RAdam",
     "RMSprop",

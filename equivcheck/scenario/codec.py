@@ -14,7 +14,7 @@ from cattrs.errors import BaseValidationError
 
 from equivcheck.errors import InvalidScenario, UsageError
 from equivcheck.scenario.converter import KIND, PARALLELISM_TAGS, MisfitError, make_converter, quote, wrong_type
-from equivcheck.scenario.parallelism import Parallelism
+from equivcheck.scenario.parallelism_base import Parallelism
 from equivcheck.scenario.scenario import Scenario
 
 FORMAT = 1

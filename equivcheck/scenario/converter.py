@@ -20,7 +20,8 @@ from cattrs.gen import make_dict_structure_fn, make_dict_unstructure_fn
 
 from equivcheck.scenario.clipping import ClipNorm, ClipValue
 from equivcheck.scenario.optimizer import OPTIMIZERS, Optimizer
-from equivcheck.scenario.parallelism import PARALLELISMS, Parallelism
+from equivcheck.scenario.parallelism import PARALLELISMS
+from equivcheck.scenario.parallelism_base import Parallelism
 from equivcheck.scenario.schedule import SCHEDULES, Schedule
 
 KIND = "kind"

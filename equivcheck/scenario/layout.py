@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from equivcheck.errors import InvalidScenario
 from equivcheck.scenario.execution import Execution
 from equivcheck.scenario.mesh import DP, REPLICATE, SHARD, Mesh
-from equivcheck.scenario.parallelism import FSDP1, Parallelism
+from equivcheck.scenario.parallelism import FSDP1
+from equivcheck.scenario.parallelism_base import Parallelism
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +29,7 @@ class Layout:
         if sorted(taken) != sorted(self.mesh.names):
             raise InvalidScenario(f"Layout.parallelisms {self.name} take the axes {taken}; the mesh has {list(self.mesh.names)}")
         for parallelism in self.parallelisms:
+            parallelism.require_ranks(self.mesh.size(*self.axes_of(parallelism)))
             if isinstance(parallelism, FSDP1) and parallelism.strategy.is_hybrid != (len(self.axes_of(parallelism)) == 2):
                 raise InvalidScenario(
                     f"FSDP1.strategy is {parallelism.strategy!r}; allowed: a hybrid one exactly on the axes {REPLICATE}, {SHARD}"

@@ -18,6 +18,8 @@ SHARD = "dp_shard"
 """The axis of hybrid sharding along which parameters are sharded."""
 TP = "tp"
 """The axis of tensor parallelism."""
+PP = "pp"
+"""The axis of pipeline parallelism."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,7 +27,7 @@ class Axis:
     """One axis of a mesh."""
 
     name: str
-    """``dp``, ``dp_replicate``, ``dp_shard``, ``tp`` or what a third party's parallelism calls its own."""
+    """``dp``, ``dp_replicate``, ``dp_shard``, ``tp``, ``pp`` or what a third party's parallelism calls its own."""
     size: int
     """Ranks along it, at least 1."""
 

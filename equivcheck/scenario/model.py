@@ -8,7 +8,7 @@ from equivcheck.choice import Choice
 from equivcheck.errors import InvalidScenario
 from equivcheck.scenario.ranges import refuse, require_between
 
-MAX_LAYERS = 5
+MAX_LAYERS = 8
 MAX_WIDTH = 32
 MAX_DROPOUT = 0.9
 
@@ -92,7 +92,7 @@ class Model:
     features: int
     """Input features, 1 to 32."""
     layers: tuple[Layer, ...]
-    """1 to 5 layers, at least one of them trained and with a weight of its own."""
+    """1 to 8 layers, at least one of them trained and with a weight of its own."""
     counter: bool = False
     """Whether the model has a buffer that counts its forward passes, as batch normalisation does."""
 

@@ -4,31 +4,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from equivcheck.choice import Choice
 from equivcheck.errors import InvalidScenario
 from equivcheck.scenario.mesh import DP, REPLICATE, SHARD, TP
 from equivcheck.scenario.model import MAX_LAYERS
+from equivcheck.scenario.parallelism_base import Parallelism
+from equivcheck.scenario.pipeline import Pipeline
 from equivcheck.scenario.ranges import refuse, require_positive
 from equivcheck.scenario.rounding import Compression, LowPrecision, MixedPrecision
 
 DEFAULT_BUCKET_MB = 25.0
 """Largest bucket of gradients in MiB where nothing else is said."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Parallelism:
-    """Base of every kind of parallelism; third parties subclass it and register a layout for it."""
-
-    tag: ClassVar[str]
-    """Its name in JSON, on the command line and in reports."""
-    axes: ClassVar[tuple[tuple[str, ...], ...]]
-    """The mesh axes that it may spread over, as alternatives."""
-
-    def _repr_pretty_(self, printer: Any, _cycle: bool) -> None:
-        """Print as code: Hypothesis would write class variables as if they were arguments."""
-        printer.text(repr(self))
 
 
 class Wrapping(Choice):
@@ -209,7 +197,7 @@ class TensorParallel(Parallelism):
     tag: ClassVar[str] = "tensor_parallel"
     axes: ClassVar[tuple[tuple[str, ...], ...]] = ((TP,),)
     plan: tuple[LayerPlan, ...] = (LayerPlan(),)
-    """One entry a layer, 1 to 5; the last leaves its output whole, and so does one before a layer outside the plan."""
+    """One entry a layer, 1 to 8; the last leaves its output whole, and so does one before a layer outside the plan."""
 
     def __post_init__(self) -> None:
         if not 1 <= len(self.plan) <= MAX_LAYERS:
@@ -223,5 +211,5 @@ class TensorParallel(Parallelism):
                 )
 
 
-PARALLELISMS: tuple[type[Parallelism], ...] = (DDP, Replicate, FSDP1, FSDP2, TensorParallel, SPMD)
+PARALLELISMS: tuple[type[Parallelism], ...] = (DDP, Replicate, FSDP1, FSDP2, TensorParallel, SPMD, Pipeline)
 """Every parallelism that ships with the package, simplest first."""

@@ -36,6 +36,12 @@ def part_loss(setup: Setup, batch: Batch, index: int, rows: int) -> torch.Tensor
     with setup.around_forward():
         outputs = setup.module(batch.inputs, batch.masks, index)
         loss = loss_of(training, outputs.to(batch.targets.dtype), batch.targets)
+    return scaled(setup, loss, rows)
+
+
+def scaled(setup: Setup, loss: torch.Tensor, rows: int) -> torch.Tensor:
+    """The loss of so many of the step's rows as a part of the step's loss."""
+    training = setup.training
     share = rows / training.data.batch if training.loss.is_mean else setup.loss_scale
     return loss if share == 1.0 else loss * share
 

@@ -67,8 +67,8 @@ class Snapshot:
 class Step:
     """What one step leaves on one rank."""
 
-    loss: float
-    """This rank's loss, scaled as it was for backward; the mean over all ranks is the loss of the step."""
+    loss: float | None
+    """This rank's loss, scaled as it was for backward; the mean over the ranks that have one is the loss of the step."""
     gradients: Snapshot
     """After the last backward, before clipping."""
     clip_norm: float | None

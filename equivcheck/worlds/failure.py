@@ -37,7 +37,8 @@ class RankReport:
     state: RankState
     """Where the rank was when the world gave up."""
     error: str = ""
-    """``Type: message`` of what it raised, or how it died (``killed by SIGKILL``, ``exited with code 3``); else empty."""
+    """``Type: message`` of what it raised and of what caused that, or how it died (``killed by SIGKILL``, ``exited with
+    code 3``); else empty."""
     pending: str = ""
     """The collective that it waits in, as `Call.describe` writes it; else empty."""
     stack: str = ""
@@ -59,6 +60,12 @@ class Failure:
     def hung(self) -> bool:
         """Whether ranks waited for each other in vain, rather than one of them failing by itself."""
         return self.kind in (FailureKind.DEADLOCK, FailureKind.MISMATCH, FailureKind.TIMEOUT)
+
+
+def causes(error: BaseException) -> str:
+    """``, caused by Type: message`` for each error that another was raised from; empty where there is none."""
+    cause = error.__cause__
+    return "" if cause is None else f", caused by {type(cause).__name__}: {cause}{causes(cause)}"
 
 
 class RanksFailed(EquivCheckError):

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
+from equivcheck.worlds.failure import causes
 from equivcheck.worlds.gloo.channel import Channel
 
 STACK_SIGNAL = signal.SIGRTMIN + 7 if hasattr(signal, "SIGRTMIN") else signal.SIGUSR1
@@ -155,6 +156,6 @@ def _raised(error: BaseException) -> Raised:
 
 def _named(error: BaseException) -> str:
     try:
-        return f"{type(error).__name__}: {error}"
+        return f"{type(error).__name__}: {error}{causes(error)}"
     except Exception:
         return f"{type(error).__name__}: (its text cannot be had)"

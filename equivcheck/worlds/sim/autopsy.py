@@ -7,7 +7,7 @@ import traceback
 from dataclasses import dataclass
 from types import FrameType
 
-from equivcheck.worlds.failure import Failure, FailureKind, RankReport, RankState
+from equivcheck.worlds.failure import Failure, FailureKind, RankReport, RankState, causes
 from equivcheck.worlds.sim.exchange import call_of
 from equivcheck.worlds.sim.scheduler import Scheduler
 
@@ -57,7 +57,7 @@ def _doing(report: RankReport) -> str:
 def _report(rank: int, evidence: Evidence, frame: FrameType | None) -> RankReport:
     error = evidence.errors.get(rank)
     if error is not None:
-        text = "".join(traceback.format_exception_only(error)).strip()
+        text = "".join(traceback.format_exception_only(error)).strip() + causes(error)
         return RankReport(rank=rank, state=RankState.RAISED, error=text, stack="".join(traceback.format_exception(error)))
     scheduler = evidence.scheduler
     if scheduler.ended[rank]:

@@ -29,12 +29,14 @@ from equivcheck.scenario import (
     Layer,
     LayerPlan,
     Layout,
+    Loss,
     LowPrecision,
     Mesh,
     MixedPrecision,
     Model,
     Norm,
     Parallelism,
+    Pipeline,
     Precision,
     Replicate,
     Replicator,
@@ -92,7 +94,13 @@ def test_a_supported_training_is_left_alone(training: Training, layout: Layout) 
     assert (mended(training, layout) is training) == (unsupported(training, layout) is None)
 
 
+def _with_layers(count: int) -> Training:
+    return replace(PLAIN, model=replace(PLAIN.model, layers=(Layer(width=4),) * count))
+
+
+SCALED = Pipeline(scale_grads=True, num_chunks=2)
 SHARED = _with_layer(shares=0)
+SHARED_IN_A_STAGE = replace(PLAIN, model=replace(PLAIN.model, layers=(Layer(width=4), Layer(width=4), Layer(width=4, shares=1))))
 UNUSED = _with_layer(side=Side.NEVER)
 CHANGING = _with_layer(side=Side.EVEN_STEPS)
 FROZEN = _with_layer(frozen=True)
@@ -137,6 +145,15 @@ ROWS_PLAN = TensorParallel(plan=(LayerPlan(output=Spread.ROWS), LayerPlan()))
         (_with_layer(index=0, exercise=Exercise.ARANGE), FEATURES_PLAN, "counts features"),
         (_with_layer(index=0, width=3), FEATURES_PLAN, "features cut between layers"),
         (replace(PLAIN, data=Data(microbatches=(3,))), ROWS_PLAN, "rows cut between layers"),
+        (_with_layers(1), Pipeline(), "at least one layer"),
+        (_with_layers(2), Pipeline(boundaries=(2,)), "at least one layer"),
+        (SHARED, Pipeline(), "shared between layers of different stages"),
+        (replace(PLAIN, data=Data(microbatches=(4, 3))), Pipeline(num_chunks=2), "a multiple of the chunks"),
+        (replace(PLAIN, data=Data(microbatches=(4,), batch_dim=1)), Pipeline(), "along dim 0"),
+        (replace(PLAIN, model=replace(PLAIN.model, counter=True)), Pipeline(), "counts forward passes"),
+        (replace(PLAIN, data=Data(microbatches=(4, 4))), SCALED, "what earlier ones have accumulated"),
+        (replace(PLAIN, loss=Loss.MSE_SUM), SCALED, "wrong for a sum loss"),
+        (replace(PLAIN, loss=Loss.LINEAR_SUM), SCALED, "wrong for a sum loss"),
     ],
 )
 def test_what_a_layout_cannot_run_has_a_reason(training: Training, parallelism: Parallelism, reason: str) -> None:
@@ -245,6 +262,9 @@ def test_options_that_do_not_go_together_have_a_reason(
         (RPROP, FSDP1()),
         (_with_layer(index=0, exercise=Exercise.ARANGE), ROWS_PLAN),
         (_with_layer(index=0, exercise=Exercise.ONES), FEATURES_PLAN),
+        (replace(PLAIN, data=Data(microbatches=(4, 4))), replace(SCALED, scale_grads=False)),
+        (replace(PLAIN, data=Data(microbatches=(4, 2))), Pipeline(num_chunks=2)),
+        (SHARED_IN_A_STAGE, Pipeline(boundaries=(1,))),
         (_with_layer(norm=Norm.RMS, residual=True), ROWS_PLAN.__class__(plan=(LayerPlan(), LayerPlan()))),
     ],
 )
@@ -295,6 +315,6 @@ def test_rows_beyond_the_largest_microbatch_are_rounded_down() -> None:
 
 def test_each_limit_of_a_kind_has_a_reason_of_its_own() -> None:
     """Reasons tell limits apart."""
-    for parallelism in (DDP(), Replicate(), FSDP1(), FSDP2(), SPMD(), TensorParallel()):
+    for parallelism in (DDP(), Replicate(), FSDP1(), FSDP2(), SPMD(), TensorParallel(), Pipeline()):
         reasons = [limit.reason for limit in kind_of(parallelism).limits]
         assert len(set(reasons)) == len(reasons)

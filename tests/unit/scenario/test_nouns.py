@@ -41,6 +41,8 @@ from equivcheck.scenario import (
     Model,
     NAdam,
     Optimizer,
+    Pipeline,
+    PipelineSchedule,
     RAdam,
     Replicate,
     Replicator,
@@ -71,6 +73,9 @@ a_model = partial(Model, features=2)
 a_training = partial(Training, model=MODEL, data=Data(microbatches=(2,)))
 a_scenario = partial(Scenario, training=TRAINING, layout=LAYOUT)
 
+a_pipeline = partial(Layout, mesh=Mesh(axes=(Axis(name="pp", size=3),)))
+LOOPED = Pipeline(schedule=PipelineSchedule.LOOPED_BFS, stages_per_rank=3)
+
 POSITIVE = "allowed: a finite number above 0"
 NOT_NEGATIVE = "allowed: a finite number of at least 0"
 
@@ -80,8 +85,8 @@ OF_MODELS: list[Invalid] = [
     (Layer, {"width": 1, "dropout": 0.91}, "Layer.dropout is 0.91; allowed: 0.0 to 0.9"),
     (Layer, {"width": 1, "dropout": math.nan}, "Layer.dropout is nan; allowed: 0.0 to 0.9"),
     (Model, {"features": 0, "layers": (Layer(width=1),)}, "Model.features is 0; allowed: 1 to 32"),
-    (a_model, {"layers": ()}, "Model.layers has 0 layers; allowed: 1 to 5"),
-    (a_model, {"layers": (Layer(width=1),) * 6}, "Model.layers has 6 layers; allowed: 1 to 5"),
+    (a_model, {"layers": ()}, "Model.layers has 0 layers; allowed: 1 to 8"),
+    (a_model, {"layers": (Layer(width=1),) * 9}, "Model.layers has 9 layers; allowed: 1 to 8"),
     (a_model, {"layers": (Layer(width=1, frozen=True),)}, "Model.layers has no layer that is trained and has its own weight"),
     (a_model, {"layers": (Layer(width=3, residual=True),)}, "allowed: only where inputs (2) equal width (3), layer 0"),
     (a_model, {"layers": (Layer(width=2), Layer(width=2, shares=1))}, "Layer.shares is 1; allowed: an earlier layer"),
@@ -184,11 +189,27 @@ OF_LAYOUTS: list[Invalid] = [
         {"plan": (LayerPlan(output=Spread.ROWS), LayerPlan(split=Split.OUTSIDE))},
         "TensorParallel.plan has an entry of Split.OUTSIDE after output Spread.ROWS; allowed: Spread.WHOLE",
     ),
-    (TensorParallel, {"plan": ()}, "TensorParallel.plan has 0 entries; allowed: 1 to 5, one a layer"),
+    (TensorParallel, {"plan": ()}, "TensorParallel.plan has 0 entries; allowed: 1 to 8, one a layer"),
     (
         TensorParallel,
         {"plan": (LayerPlan(split=Split.COLUMN, output=Spread.FEATURES),)},
         "TensorParallel.plan ends with output Spread.FEATURES; allowed: Spread.WHOLE",
+    ),
+    (Pipeline, {"num_chunks": 0}, "Pipeline.num_chunks is 0; allowed: 1 to 16"),
+    (Pipeline, {"stages_per_rank": 2}, "Pipeline.stages_per_rank is 2; allowed: 1 with PipelineSchedule.GPIPE"),
+    (Pipeline, {"schedule": PipelineSchedule.ZBV}, "Pipeline.stages_per_rank is 1; allowed: 2 with PipelineSchedule.ZBV"),
+    (Pipeline, {"boundaries": (0,)}, "Pipeline.boundaries is (0,); allowed: rising numbers from 1"),
+    (Pipeline, {"boundaries": (2, 2)}, "Pipeline.boundaries is (2, 2); allowed: rising numbers from 1"),
+    (a_pipeline, {"parallelisms": (LOOPED,)}, "Pipeline.stages_per_rank is 3; allowed: with 3 ranks at most 2"),
+    (
+        a_pipeline,
+        {"parallelisms": (Pipeline(boundaries=(1,)),)},
+        "Pipeline.boundaries is (1,); allowed: () or 2 of them: 3 ranks x 1 stages",
+    ),
+    (
+        a_pipeline,
+        {"parallelisms": (Pipeline(schedule=PipelineSchedule.ONE_F_ONE_B, num_chunks=2),)},
+        "Pipeline.num_chunks is 2; allowed: what PipelineSchedule.ONE_F_ONE_B can run on 3 ranks",
     ),
     (Layout, {"mesh": MESH, "parallelisms": ()}, "Layout.parallelisms is (); allowed: at least one parallelism"),
     (Layout, {"mesh": MESH, "parallelisms": (DDP(), SPMD())}, "take the axes ['dp', 'dp']; the mesh has ['dp']"),

@@ -1,0 +1,23 @@
+"""What every kind of parallelism has."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parallelism:
+    """Base of every kind of parallelism; third parties subclass it and register a layout for it."""
+
+    tag: ClassVar[str]
+    """Its name in JSON, on the command line and in reports."""
+    axes: ClassVar[tuple[tuple[str, ...], ...]]
+    """The mesh axes that it may spread over, as alternatives."""
+
+    def require_ranks(self, count: int) -> None:
+        """Raise `InvalidScenario` where it cannot spread over that many ranks; any number will do unless a subclass says so."""
+
+    def _repr_pretty_(self, printer: Any, _cycle: bool) -> None:
+        """Print as code: Hypothesis would write class variables as if they were arguments."""
+        printer.text(repr(self))

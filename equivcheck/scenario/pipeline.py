@@ -1,0 +1,87 @@
+"""Pipeline parallelism: consecutive layers in stages, a rank for each stage or for several."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from equivcheck.choice import Choice
+from equivcheck.scenario.mesh import PP
+from equivcheck.scenario.model import MAX_LAYERS
+from equivcheck.scenario.parallelism_base import Parallelism
+from equivcheck.scenario.ranges import refuse, require_between
+
+MAX_CHUNKS = 16
+
+
+class PipelineSchedule(Choice):
+    """The schedules of `torch.distributed.pipelining`: in which order a rank runs its stages forward and backward."""
+
+    GPIPE = "gpipe"
+    ONE_F_ONE_B = "1f1b"
+    LOOPED_BFS = "looped_bfs"
+    INTERLEAVED = "interleaved_1f1b"
+    INTERLEAVED_ZERO_BUBBLE = "interleaved_zero_bubble"
+    ZBV = "zbv_zero_bubble"
+    DUAL_PIPE_V = "dual_pipe_v"
+
+    @property
+    def is_single(self) -> bool:
+        """Whether a rank has one stage."""
+        return self in (PipelineSchedule.GPIPE, PipelineSchedule.ONE_F_ONE_B)
+
+    @property
+    def is_v(self) -> bool:
+        """Whether stages go down the ranks and up again, so that the first rank has the first and the last stage."""
+        return self in (PipelineSchedule.ZBV, PipelineSchedule.DUAL_PIPE_V)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pipeline(Parallelism):
+    """`torch.distributed.pipelining`, stages made by hand."""
+
+    tag: ClassVar[str] = "pipeline"
+    axes: ClassVar[tuple[tuple[str, ...], ...]] = ((PP,),)
+    schedule: PipelineSchedule = PipelineSchedule.GPIPE
+    """What runs when."""
+    num_chunks: int = 1
+    """Equal parts (torch's ``n_microbatches``) that the rows of each microbatch are cut into, 1 to 16."""
+    stages_per_rank: int = 1
+    """1 where a schedule gives each rank one stage, 2 where stages make a V, else 1 to 8."""
+    boundaries: tuple[int, ...] = ()
+    """First layer of each stage but the first, rising; empty for stages as even as can be."""
+    scale_grads: bool = False
+    """Whether torch divides gradients by the number of chunks after each microbatch, rather than the loss before."""
+    static_shapes: bool = False
+    """Whether stages are told the shapes of activations, rather than finding out in a pass of their own."""
+
+    def __post_init__(self) -> None:
+        require_between(self, "num_chunks", 1, MAX_CHUNKS)
+        require_between(self, "stages_per_rank", 1, MAX_LAYERS)
+        if self.schedule.is_single and self.stages_per_rank != 1:
+            raise refuse(self, "stages_per_rank", f"1 with {self.schedule!r}")
+        if self.schedule.is_v and self.stages_per_rank != 2:
+            raise refuse(self, "stages_per_rank", f"2 with {self.schedule!r}")
+        if any(after <= before for before, after in zip((0, *self.boundaries), self.boundaries, strict=False)):
+            raise refuse(self, "boundaries", "rising numbers from 1")
+
+    def require_ranks(self, count: int) -> None:
+        """Raise `InvalidScenario` for a number of ranks that stages, boundaries or the schedule do not allow."""
+        num_stages = count * self.stages_per_rank
+        if num_stages > MAX_LAYERS:
+            raise refuse(self, "stages_per_rank", f"with {count} ranks at most {MAX_LAYERS // count}: a layer for each stage")
+        if self.boundaries and len(self.boundaries) != num_stages - 1:
+            raise refuse(self, "boundaries", f"() or {num_stages - 1} of them: {count} ranks x {self.stages_per_rank} stages")
+        if not runs_chunks(self.schedule, self.num_chunks, count):
+            raise refuse(self, "num_chunks", f"what {self.schedule!r} can run on {count} ranks")
+
+
+def runs_chunks(schedule: PipelineSchedule, num_chunks: int, ranks: int) -> bool:
+    """Whether torch runs a schedule with that many chunks on that many ranks."""
+    if schedule is PipelineSchedule.ONE_F_ONE_B:
+        return num_chunks >= ranks
+    if schedule is PipelineSchedule.DUAL_PIPE_V:
+        return num_chunks >= 2 * ranks
+    if schedule in (PipelineSchedule.INTERLEAVED, PipelineSchedule.INTERLEAVED_ZERO_BUBBLE):
+        return num_chunks % max(1, num_chunks // ranks) == 0
+    return True

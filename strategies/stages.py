@@ -1,0 +1,79 @@
+"""Options of a pipeline, drawn from those that its ranks and the layers of a model allow."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+from itertools import combinations
+
+from hypothesis import strategies as st
+from hypothesis.strategies import DrawFn, SearchStrategy
+
+from equivcheck.layouts.limits import parallelism_of
+from equivcheck.scenario import Layout, Pipeline, PipelineSchedule
+from equivcheck.scenario.mesh import PP
+from equivcheck.scenario.model import MAX_LAYERS
+from equivcheck.scenario.pipeline import runs_chunks
+from equivcheck.strategies.chance import EVENLY, MOSTLY, SOMETIMES
+
+_NO_STAGES = Pipeline()
+_CHUNKS = (1, 2, 3, 4, 6, 8)
+
+
+def needs_stages(layout: Layout) -> bool:
+    """Whether a layout has a pipeline with the default options, which stand for none."""
+    return _NO_STAGES in layout.parallelisms
+
+
+def with_drawn_schedule(draw: DrawFn, layout: Layout) -> Layout:
+    """The layout with a schedule that its ranks can run, a third of them plain ones; for a model with a layer for each stage."""
+    if not draw(MOSTLY):
+        return layout
+    ranks = layout.mesh.size(PP)
+    schedule, stages_per_rank = draw(_schedules(ranks))
+    pipeline = Pipeline(
+        schedule=schedule,
+        stages_per_rank=stages_per_rank,
+        num_chunks=draw(_chunks(schedule, ranks)),
+        static_shapes=draw(SOMETIMES),
+        scale_grads=draw(SOMETIMES),
+    )
+    return _with_pipeline(layout, pipeline)
+
+
+def with_drawn_boundaries(draw: DrawFn, layout: Layout, num_layers: int) -> Layout:
+    """The layout with stages as even as can be, or, half of the time, of any lengths."""
+    pipeline = parallelism_of(layout, Pipeline)
+    num_stages = layout.mesh.size(PP) * pipeline.stages_per_rank
+    if num_stages in (1, num_layers) or not draw(EVENLY):
+        return layout
+    return _with_pipeline(layout, replace(pipeline, boundaries=draw(_boundaries(num_layers, num_stages))))
+
+
+@cache
+def _schedules(ranks: int) -> SearchStrategy[tuple[PipelineSchedule, int]]:
+    """Schedules with how many stages a rank has, one for each where it may."""
+    most = MAX_LAYERS // ranks
+    return st.sampled_from(
+        [
+            (schedule, stages)
+            for schedule in PipelineSchedule
+            for stages in ((1,) if schedule.is_single else (2,) if schedule.is_v else (1, 2, 3))
+            if stages <= most
+        ]
+    )
+
+
+@cache
+def _chunks(schedule: PipelineSchedule, ranks: int) -> SearchStrategy[int]:
+    return st.sampled_from([chunks for chunks in (*_CHUNKS, 2 * ranks) if runs_chunks(schedule, chunks, ranks)])
+
+
+@cache
+def _boundaries(num_layers: int, num_stages: int) -> SearchStrategy[tuple[int, ...]]:
+    return st.sampled_from(list(combinations(range(1, num_layers), num_stages - 1)))
+
+
+def _with_pipeline(layout: Layout, pipeline: Pipeline) -> Layout:
+    parallelisms = tuple(pipeline if isinstance(other, Pipeline) else other for other in layout.parallelisms)
+    return replace(layout, parallelisms=parallelisms)

@@ -1,0 +1,47 @@
+"""DualPipeV loses gradients of a stage whose input needs none, as every layer before it is frozen.
+
+Those are lost of the chunks of which it computes the gradients of inputs and of weights apart: `stage_backward_input` finds
+weights by way of the stage's input.
+
+    torchrun --standalone --nproc-per-node 2 dual_pipe_v_behind_frozen_layers.py
+
+Exit code 1 when the gradient is wrong. Seen on torch 2.13, CPU, gloo.
+"""
+
+import sys
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.pipelining import PipelineStage
+from torch.distributed.pipelining.schedules import ScheduleDualPipeV
+
+
+def main() -> int:
+    """Train three layers behind a first that is frozen."""
+    dist.init_process_group("gloo", timeout=timedelta(seconds=20))
+    rank = dist.get_rank()
+    torch.manual_seed(0)
+    layers = nn.Sequential(*(nn.Linear(2, 2) for _ in range(4)))
+    layers[0].requires_grad_(False)
+    inputs, targets = torch.randn(4, 2), torch.randn(4, 2)
+    loss = nn.MSELoss(reduction="sum")
+    loss(layers(inputs), targets).backward()
+    expected = layers[1].weight.grad
+    layers.zero_grad()
+
+    stages = [PipelineStage(layers[number], number, 4, torch.device("cpu")) for number in (rank, 3 - rank)]
+    schedule = ScheduleDualPipeV(stages, 4, loss_fn=loss, scale_grads=False)
+    schedule.step(*([inputs] if rank == 0 else []), target=targets if rank == 0 else None)
+
+    actual = layers[1].weight.grad
+    difference = torch.zeros(()) if rank == 0 else (expected - (0 if actual is None else actual)).abs().max()
+    dist.all_reduce(difference)
+    print("max difference", float(difference))
+    dist.destroy_process_group()
+    return int(float(difference) > 1e-4)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

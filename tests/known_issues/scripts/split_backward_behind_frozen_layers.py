@@ -1,0 +1,44 @@
+"""Zero-bubble schedules give no gradient at all to a stage whose input needs none, as every layer before it is frozen.
+
+`stage_backward_input` finds weights by way of the stage's input; only the first stage is spared.
+
+    torchrun --standalone --nproc-per-node 2 split_backward_behind_frozen_layers.py
+
+Exit code 1 when the gradient is wrong. Seen on torch 2.13, CPU, gloo.
+"""
+
+import sys
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.pipelining import PipelineStage
+from torch.distributed.pipelining.schedules import ScheduleInterleavedZeroBubble
+
+
+def main() -> int:
+    """Train a second layer behind a first that is frozen."""
+    dist.init_process_group("gloo", timeout=timedelta(seconds=20))
+    rank = dist.get_rank()
+    torch.manual_seed(0)
+    layers = [nn.Linear(2, 2).requires_grad_(False), nn.Linear(2, 2)]
+    inputs, targets = torch.randn(4, 2), torch.randn(4, 2)
+    loss = nn.MSELoss(reduction="sum")
+    loss(layers[1](layers[0](inputs)), targets).backward()
+    expected, layers[1].weight.grad = layers[1].weight.grad, None
+
+    stage = PipelineStage(layers[rank], rank, 2, torch.device("cpu"))
+    schedule = ScheduleInterleavedZeroBubble([stage], 2, loss_fn=loss, scale_grads=False)
+    schedule.step(*([inputs] if rank == 0 else []), target=targets if rank == 1 else None)
+
+    actual = layers[1].weight.grad
+    difference = torch.zeros(()) if rank == 0 else (expected - (0 if actual is None else actual)).abs().max()
+    dist.all_reduce(difference)
+    print("max difference", float(difference))
+    dist.destroy_process_group()
+    return int(float(difference) > 1e-4)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

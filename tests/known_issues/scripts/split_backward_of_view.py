@@ -1,0 +1,44 @@
+"""Zero-bubble schedules raise where a stage between the first and the last hands on a view.
+
+`stage_backward_input` detaches it in place; https://github.com/pytorch/pytorch/issues/142229 is about another such place.
+
+    torchrun --standalone --nproc-per-node 3 split_backward_of_view.py
+
+Exit code 1 when it raises. Seen on torch 2.13, CPU, gloo.
+"""
+
+import sys
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.pipelining import PipelineStage
+from torch.distributed.pipelining.schedules import ScheduleInterleavedZeroBubble
+
+
+class Flattened(nn.Module):
+    """A linear whose output is a view."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(2, 2)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        """Map (rows, 2) to (rows, 2)."""
+        return self.linear(inputs).view(-1, 2)
+
+
+def main() -> int:
+    """Run one step of three stages."""
+    dist.init_process_group("gloo", timeout=timedelta(seconds=20))
+    rank = dist.get_rank()
+    stage = PipelineStage(Flattened(), rank, 3, torch.device("cpu"))
+    schedule = ScheduleInterleavedZeroBubble([stage], 3, loss_fn=nn.MSELoss())
+    schedule.step(*([torch.ones(3, 2)] if rank == 0 else []), target=torch.ones(3, 2) if rank == 2 else None)
+    dist.destroy_process_group()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
