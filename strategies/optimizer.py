@@ -11,11 +11,13 @@ from equivcheck.scenario import (
     ASGD,
     SGD,
     Adadelta,
+    Adafactor,
     Adagrad,
     Adam,
     Adamax,
     AdamW,
-    Implementation,
+    AdjustLR,
+    Muon,
     NAdam,
     Optimizer,
     RAdam,
@@ -23,7 +25,7 @@ from equivcheck.scenario import (
     Rprop,
 )
 from equivcheck.scenario.optimizer import OPTIMIZERS
-from equivcheck.strategies.chance import EVENLY, SOMETIMES
+from equivcheck.strategies.chance import EVENLY, MOSTLY, SOMETIMES
 
 KINDS: SearchStrategy[type[Optimizer]] = st.sampled_from((*OPTIMIZERS, SGD, Adam, AdamW))
 """Every optimizer; those that most trainings use come twice."""
@@ -34,8 +36,8 @@ _LR = st.sampled_from((0.05, 0.01, 0.1))
 _DECAY = st.sampled_from((0.0, 0.1, 0.01))
 _BETAS = st.sampled_from(((0.9, 0.999), (0.9, 0.99), (0.5, 0.9)))
 _EPS = st.sampled_from((1e-8, 1e-6, 1e-3))
-_SINGLE = st.sampled_from((Implementation.FOR_LOOP, Implementation.FOREACH))
-_ANY = st.sampled_from(Implementation)
+_IMPLEMENTATIONS = {kind: st.sampled_from(kind.implementations()) for kind in OPTIMIZERS}
+_MAXIMIZE = {kind: SOMETIMES if kind.maximizable else st.just(False) for kind in OPTIMIZERS}
 
 _COUPLED: dict[str, SearchStrategy[Any]] = {"lr": _LR, "weight_decay": _DECAY}
 _ADAPTIVE: dict[str, SearchStrategy[Any]] = {**_COUPLED, "betas": _BETAS, "eps": _EPS}
@@ -71,6 +73,20 @@ HYPERPARAMETERS: dict[type[Optimizer], dict[str, SearchStrategy[Any]]] = {
         "alpha": st.sampled_from((0.75, 0.5)),
         "t0": st.sampled_from((1e6, 1.0, 0.0)),
     },
+    Adafactor: {
+        **_COUPLED,
+        "beta2_decay": st.sampled_from((-0.8, -0.5)),
+        "eps": st.sampled_from(((None, 1e-3), (1e-6, 1e-3), (1e-3, 0.1))),
+        "d": st.sampled_from((1.0, 2.0)),
+    },
+    Muon: {
+        **_COUPLED,
+        "lr": st.sampled_from((0.02, 0.01, 0.005)),
+        "momentum": st.sampled_from((0.95, 0.5, 0.0)),
+        "nesterov": MOSTLY,
+        "ns_steps": st.sampled_from((5, 3, 1)),
+        "adjust_lr_fn": st.sampled_from(AdjustLR),
+    },
 }
 """What is drawn of each optimizer beside what all have."""
 
@@ -82,4 +98,4 @@ def optimizers(draw: DrawFn, *, kinds: SearchStrategy[type[Optimizer]] = KINDS) 
     chosen: dict[str, Any] = {name: draw(values) for name, values in HYPERPARAMETERS[kind].items()}
     if kind is SGD and chosen["momentum"] > 0.0:
         chosen |= draw(_MOMENTUM_OPTIONS)
-    return kind(maximize=draw(SOMETIMES), implementation=draw(_ANY if kind.fusable else _SINGLE), **chosen)
+    return kind(maximize=draw(_MAXIMIZE[kind]), implementation=draw(_IMPLEMENTATIONS[kind]), **chosen)

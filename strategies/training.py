@@ -49,6 +49,8 @@ def trainings(  # noqa: PLR0913 - a strategy for each field, all by keyword
 ) -> Training:
     """Trainings, most of several steps; for a training that a layout can run, draw from `scenarios`."""
     num_steps, model, batches, optimizer = draw(steps), draw(models), draw(data), draw(optimizers)
+    if not optimizer.takes_vectors:
+        model = replace(model, layers=tuple(replace(layer, bias=False, norm=None) for layer in model.layers))
     chosen = tuple(draw(groups) for _ in range(draw(_NUM_GROUPS)))
     if isinstance(optimizer, Rprop):
         chosen = tuple(replace(group, weight_decay=0.0) for group in chosen)

@@ -18,6 +18,7 @@ from equivcheck.layouts.limits import (
 from equivcheck.layouts.mends import has_shares, may_skip_parameters, without_frozen, without_shares, without_side
 from equivcheck.layouts.plans import splits_weights
 from equivcheck.layouts.rounding import Division, Rounding
+from equivcheck.layouts.whole_parameters import elementwise
 from equivcheck.scenario import (
     FSDP1,
     ClipNorm,
@@ -131,6 +132,15 @@ def _by_value(training: Training) -> ClipValue:
     return ClipValue(clip_value=training.clipping.max_norm)
 
 
+ELEMENTWISE_OPTIMIZERS = Limit(
+    reason="FullyShardedDataParallel: shards and flat parameters have lost the shapes of parameters, which the optimizer needs",
+    applies=lambda training, layout: (
+        not training.optimizer.elementwise and (_is_sharded(layout) or not parallelism_of(layout, FSDP1).use_orig_params)
+    ),
+    mend=elementwise,
+)
+
+
 class FSDP1Kind(LayoutKind):
     """Wraps the model, or each layer and then the model, in `FullyShardedDataParallel`."""
 
@@ -143,6 +153,7 @@ class FSDP1Kind(LayoutKind):
         UNIFORM_FROZEN,
         NO_GROUPS_OF_FLAT_PARAMETERS,
         NO_UNUSED_PARAMETERS,
+        ELEMENTWISE_OPTIMIZERS,
     )
     layout_limits: ClassVar[tuple[LayoutLimit, ...]] = (
         *ROUNDING_LIMITS,

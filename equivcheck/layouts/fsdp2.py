@@ -17,6 +17,7 @@ from equivcheck.layouts.limits import (
 from equivcheck.layouts.mends import has_shares, with_widths, without_shares
 from equivcheck.layouts.plans import fits, leaves_nothing, trained_cuts
 from equivcheck.layouts.rounding import Division, Rounding
+from equivcheck.layouts.whole_parameters import WHOLE_PARAMETERS
 from equivcheck.scenario import FSDP2, ElementType, Layout, MixedPrecision, Parallelism, TensorParallel, Training, Wrapping
 from equivcheck.scenario.mesh import DP, REPLICATE, SHARD, TP
 
@@ -60,6 +61,7 @@ class FSDP2Kind(LayoutKind):
         ONE_UNIT_FOR_SHARED_WEIGHTS,
         NOTHING_TO_REDUCE,
         *DTENSOR_OPTIMIZERS,
+        *WHOLE_PARAMETERS,
     )
     layout_limits: ClassVar[tuple[LayoutLimit, ...]] = (*ROUNDING_LIMITS, NO_COMPILED_AUTOGRAD)
 

@@ -50,7 +50,7 @@ def with_widths(training: Training, multiple: int) -> Training:
 def with_num_layers(training: Training, count: int) -> Training:
     """The first layers, or all of them and plain ones of the same width after them."""
     layers = training.model.layers[:count]
-    layers += (Layer(width=layers[-1].width),) * (count - len(layers))
+    layers += (Layer(width=layers[-1].width, bias=training.optimizer.takes_vectors),) * (count - len(layers))
     if all(layer.frozen or layer.shares is not None for layer in layers):
         layers = (replace(layers[0], frozen=False), *layers[1:])
     return with_model(training, layers=layers)

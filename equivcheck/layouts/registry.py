@@ -5,11 +5,13 @@ from __future__ import annotations
 from functools import cache
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
+from itertools import chain
 
 from equivcheck.errors import EquivCheckError, UsageError
 from equivcheck.layouts.compositions import COMPOSITIONS, TIMES
 from equivcheck.layouts.kind import LayoutKind, LayoutLimit, Limit
 from equivcheck.layouts.rounding import Rounding
+from equivcheck.layouts.whole_parameters import ANYWHERE
 from equivcheck.scenario import Layout, Parallelism, Training
 
 ENTRY_POINTS = "equivcheck.layouts"
@@ -119,7 +121,7 @@ def rounding_of(layout: Layout) -> Rounding | None:
 
 
 def _first_limit(training: Training, layout: Layout, beyond: bool) -> Limit | None:
-    limits = (limit for parallelism in layout.parallelisms for limit in kind_of(parallelism).limits)
+    limits = chain(ANYWHERE, *(kind_of(parallelism).limits for parallelism in layout.parallelisms))
     return next((limit for limit in limits if not (beyond and limit.upstream) and limit.applies(training, layout)), None)
 
 

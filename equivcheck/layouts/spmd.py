@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from equivcheck.layouts.kind import LayoutKind, Limit
 from equivcheck.layouts.limits import DTENSOR_OPTIMIZERS, EVEN_ROWS
+from equivcheck.layouts.whole_parameters import WHOLE_PARAMETERS
 from equivcheck.scenario import SPMD, Parallelism
 
 if TYPE_CHECKING:
@@ -18,7 +19,7 @@ class SPMDKind(LayoutKind):
     """Distributes the parameters, and the batch by rows."""
 
     parallelism: ClassVar[type[Parallelism]] = SPMD
-    limits: ClassVar[tuple[Limit, ...]] = (EVEN_ROWS, *DTENSOR_OPTIMIZERS)
+    limits: ClassVar[tuple[Limit, ...]] = (EVEN_ROWS, *DTENSOR_OPTIMIZERS, *WHOLE_PARAMETERS)
 
     def apply(self, setup: Setup, parallelism: Parallelism, mesh: DeviceMesh) -> None:
         """Make parameters and batch DTensors; losses are then of the whole batch, and so are gradients."""

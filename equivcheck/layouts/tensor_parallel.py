@@ -9,6 +9,7 @@ from equivcheck.layouts.kind import LayoutKind, Limit
 from equivcheck.layouts.limits import DTENSOR_OPTIMIZERS, keeps_dtensors, parallelism_of
 from equivcheck.layouts.mends import has_shares, without_shares
 from equivcheck.layouts.plans import RULES, Place, PlanRule, fits, fitted, places
+from equivcheck.layouts.whole_parameters import WHOLE_PARAMETERS
 from equivcheck.scenario import ASGD, Implementation, Layout, Parallelism, Split, Spread, TensorParallel, Training
 from equivcheck.scenario.mesh import TP
 
@@ -80,6 +81,7 @@ class TensorParallelKind(LayoutKind):
         NO_SHARED_WEIGHTS,
         *map(_limit, RULES),
         *DTENSOR_OPTIMIZERS,
+        *WHOLE_PARAMETERS,
         NO_MIXED_CALLS,
     )
 

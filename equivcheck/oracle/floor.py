@@ -18,6 +18,7 @@ from equivcheck.oracle.moments import Moment, moments
 from equivcheck.oracle.tensors import Numbers, Table, Vector, full_vector, norms, table_of
 from equivcheck.oracle.verdict import Phase
 from equivcheck.scenario import ClipNorm, Training
+from equivcheck.train.copies import MakeSetup, train_copies
 from equivcheck.train.ensemble import EnsembleTrace, train_ensemble
 from equivcheck.train.loop import train
 from equivcheck.train.material import Batch, material
@@ -60,9 +61,15 @@ class Expected:
     """Norm of what the same training is off by when it is computed on one device in another order."""
 
 
-def perturbed(training: Training, num_copies: int) -> EnsembleTrace:
-    """What copies of the reference leave in one pass: one as it is, then `num_copies` moved by one unit in the last place."""
-    return train_ensemble(training, *perturbed_material(training, num_copies, eps_of(training.precision.value)))
+def perturbed(training: Training, num_copies: int, make_setup: MakeSetup = single_device) -> EnsembleTrace:
+    """What copies of the reference leave: one as it is, then `num_copies` moved by one unit in the last place.
+
+    All at once where the copies do not mix: where `make_setup` is left as it is, and the optimizer elementwise.
+    """
+    parameters, steps = perturbed_material(training, num_copies, eps_of(training.precision.value))
+    if training.optimizer.elementwise and make_setup is single_device:
+        return train_ensemble(training, parameters, steps)
+    return train_copies(training, parameters, steps, make_setup)
 
 
 def perturbed_material(

@@ -1,4 +1,7 @@
-"""SGD, Adam and AdamW with parameter groups, and the schedules in closed form, in NumPy; no torch."""
+"""SGD, Adam, AdamW, Adafactor and Muon with parameter groups, and the schedules in closed form, in NumPy; no torch.
+
+Nothing is rounded on the way, so Muon's matrices are made orthogonal in the element type of the parameters, not in bfloat16.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +15,14 @@ from equivcheck.errors import UsageError
 from equivcheck.oracle.numpy_layers import Array
 from equivcheck.scenario import (
     SGD,
+    Adafactor,
     Adam,
     AdamW,
+    AdjustLR,
     CosineAnnealingLR,
     ExponentialLR,
     LinearLR,
+    Muon,
     Optimizer,
     Schedule,
     Select,
@@ -25,8 +31,13 @@ from equivcheck.scenario import (
 )
 from equivcheck.scenario.schedule import SCHEDULES
 
-AVAILABLE: tuple[type[Optimizer], ...] = (SGD, Adam, AdamW)
+AVAILABLE: tuple[type[Optimizer], ...] = (SGD, Adam, AdamW, Adafactor, Muon)
 """The optimizers written out here."""
+
+NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
+"""Coefficients of the quintic iteration that torch's Muon has by default."""
+NEWTON_SCHULZ_EPS = 1e-7
+"""Smallest norm that Muon divides by."""
 
 
 @dataclass(slots=True)
@@ -60,15 +71,20 @@ class NumpyOptimizer:
     def _updated(self, name: str, values: Array, gradient: Array, factor: float) -> Array:
         optimizer, state = self._training.optimizer, self._states[name]
         rate, decay = self._settings[name]
+        rate *= factor
         state.num_updates += 1
         if optimizer.maximize:
             gradient = -gradient
-        if isinstance(optimizer, AdamW):
-            values = values - rate * factor * decay * values
-        else:
-            gradient = gradient + decay * values
-        direction = _adam(optimizer, state, gradient) if isinstance(optimizer, Adam) else _sgd(optimizer, state, gradient)
-        return values - rate * factor * direction
+        match optimizer:
+            case Adafactor():
+                return values * (1.0 - rate * decay) - _adafactor(optimizer, state, values, gradient, rate)
+            case Muon():
+                return values * (1.0 - rate * decay) - rate * _muon(optimizer, state, gradient)
+            case AdamW():
+                return values * (1.0 - rate * decay) - rate * _adam(optimizer, state, gradient)
+            case Adam():
+                return values - rate * _adam(optimizer, state, gradient + decay * values)
+        return values - rate * _sgd(optimizer, state, gradient + decay * values)
 
 
 def schedule_factor(schedule: Schedule | None, step: int) -> float:
@@ -122,3 +138,52 @@ def _adam(optimizer: Adam, state: _State, gradient: Array) -> Array:
     unbiased_second = second / (1.0 - second_beta**state.num_updates)
     direction: Array = unbiased_first / (np.sqrt(unbiased_second) + optimizer.eps)
     return direction
+
+
+def _adafactor(optimizer: Adafactor, state: _State, values: Array, gradient: Array, rate: float) -> Array:
+    """The step to be taken away from the values."""
+    eps = float(np.finfo(values.dtype).eps) if optimizer.eps[0] is None else optimizer.eps[0]
+    weight = state.num_updates**optimizer.beta2_decay
+    rate = min(rate, state.num_updates**-0.5) * max(optimizer.eps[1], _root_mean_square(values))
+    squares = np.square(gradient)
+    if gradient.ndim == 1:
+        second = _moved_to(state, "second", squares, weight)
+    else:
+        rows = _moved_to(state, "rows", squares.mean(axis=1, keepdims=True), weight)
+        columns = _moved_to(state, "columns", squares.mean(axis=0, keepdims=True), weight)
+        second = rows * columns / max(float(rows.mean()), eps)
+    update = gradient / np.sqrt(np.maximum(second, eps * eps))
+    step: Array = rate * update / max(1.0, _root_mean_square(update) / optimizer.d)
+    return step
+
+
+def _moved_to(state: _State, name: str, target: Array, weight: float) -> Array:
+    """A running average after one more value."""
+    before = state.averages.get(name, np.zeros_like(target))
+    state.averages[name] = before + weight * (target - before)
+    return state.averages[name]
+
+
+def _root_mean_square(values: Array) -> float:
+    return float(np.sqrt(np.square(values).mean()))
+
+
+def _muon(optimizer: Muon, state: _State, gradient: Array) -> Array:
+    momentum = _moved_to(state, "momentum", gradient, 1.0 - optimizer.momentum)
+    direction = gradient + optimizer.momentum * (momentum - gradient) if optimizer.nesterov else momentum
+    rows, columns = gradient.shape
+    if optimizer.adjust_lr_fn is AdjustLR.ORIGINAL:
+        factor = math.sqrt(max(1.0, rows / columns))
+    else:
+        factor = 0.2 * math.sqrt(max(rows, columns))
+    return factor * _orthogonal(direction, optimizer.ns_steps)
+
+
+def _orthogonal(matrix: Array, num_iterations: int) -> Array:
+    """A matrix with about the same singular vectors and singular values near 1: odd polynomials of its singular values."""
+    left, sizes, right = np.linalg.svd(matrix / max(float(np.linalg.norm(matrix)), NEWTON_SCHULZ_EPS), full_matrices=False)
+    first, third, fifth = NEWTON_SCHULZ
+    for _ in range(num_iterations):
+        sizes = first * sizes + third * sizes**3 + fifth * sizes**5
+    found: Array = (left * sizes) @ right
+    return found

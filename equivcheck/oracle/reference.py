@@ -17,6 +17,7 @@ from equivcheck.oracle.floor import (
     perturbed,
     split_trace,
 )
+from equivcheck.oracle.optimizer_rounding import rounding_setup
 from equivcheck.oracle.rounded import rounded_setup
 from equivcheck.oracle.rounded_copies import reordered_trace, rounded_copies, unit_of
 from equivcheck.oracle.verdict import Phase
@@ -71,6 +72,7 @@ def confirming_reference(training: Training, num_parts: int, rounding: Rounding 
 
     It comes from many more perturbed runs, and from other orders of arithmetic on one device, among them that of data parallelism
     over `num_parts` ranks: a gradient that is zero by cancellation inside an operation moves with those, not with its inputs.
+    What an optimizer rounds to fewer digits on its way counts too: over shards it rounds in other places.
     """
     return _confirming_plain(training, num_parts) if rounding is None else _confirming_rounded(training, rounding)
 
@@ -81,7 +83,7 @@ def _confirming_plain(training: Training, num_parts: int) -> Reference:
         found = expected_moments(
             training,
             train(single_device(training)),
-            perturbed(training, NUM_PERTURBATIONS + NUM_CONFIRMATIONS),
+            perturbed(training, NUM_PERTURBATIONS + NUM_CONFIRMATIONS, rounding_setup(training)),
             split_trace(training, num_parts),
         )
     return Reference(found, doubt_about(found, noise_limit(training)))
@@ -101,7 +103,8 @@ def noise_limit(training: Training, rounding: Rounding | None = None) -> float:
 
     Digits are those of the coarsest element type that the training passes through.
     """
-    kinds = (training.precision.value, *(rounding.element_types if rounding is not None else ()))
+    own = (training.precision.value, training.optimizer.rounds_to)
+    kinds = (*filter(None, own), *(rounding.element_types if rounding is not None else ()))
     return float(np.sqrt(max(map(eps_of, kinds))))
 
 

@@ -9,6 +9,7 @@ import numpy as np
 from equivcheck.layouts.rounding import Rounding
 from equivcheck.oracle.floor import clip_flat, eps_of, perturbed_material
 from equivcheck.oracle.jitter import Shaken, Shuffled
+from equivcheck.oracle.optimizer_rounding import round_in_optimizer
 from equivcheck.oracle.rounded import rounded_setup
 from equivcheck.scenario import ElementType, Training
 from equivcheck.train.copies import stacked
@@ -42,6 +43,8 @@ def rounded_copies(
     for copy in range(1, 1 + num_copies):
         moved = {name: values[copy] for name, values in parameters.items()}
         setup = rounded_setup(training, rounding, moved, jitter)
+        if flips:
+            round_in_optimizer(setup, generator)
         traces.append(train(setup, [[_copy(batch, copy) for batch in step] for step in steps]))
     return stacked(traces)
 

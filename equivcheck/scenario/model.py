@@ -121,6 +121,11 @@ class Model:
         return self.layers[index - 1].width if index else self.features
 
     @property
+    def has_vectors(self) -> bool:
+        """Whether any parameter has one dim: a bias or a norm's."""
+        return any(layer.bias or layer.norm is not None for layer in self.layers)
+
+    @property
     def outputs(self) -> int:
         """Output features of the model."""
         return self.layers[-1].width

@@ -1,4 +1,8 @@
-"""The elementwise optimizers of `torch.optim`, a noun each, fields named as torch names them."""
+"""The optimizers of `torch.optim`, a noun each, fields named as torch names them.
+
+Left out: LBFGS, whose `step` calls the model as often as its line search asks for, and SparseAdam, as no model here has sparse
+gradients.
+"""
 
 from __future__ import annotations
 
@@ -24,6 +28,18 @@ class Optimizer:
 
     fusable: ClassVar[bool] = False
     """Whether torch has a fused implementation on CPU."""
+    foreachable: ClassVar[bool] = True
+    """Whether torch has a foreach implementation."""
+    maximizable: ClassVar[bool] = True
+    """Whether it can ascend."""
+    elementwise: ClassVar[bool] = True
+    """Whether the update of an element depends on nothing but that element's gradients and values."""
+    takes_vectors: ClassVar[bool] = True
+    """Whether it updates parameters of one dim; else it refuses them."""
+    rounds_to: ClassVar[str] = ""
+    """Element type, named as torch does, that an update is computed in whatever that of the parameters; empty for theirs."""
+    since: ClassVar[str] = ""
+    """The torch release that brought it; empty if every supported one has it."""
     lr: float = 0.05
     """Learning rate, above 0."""
     weight_decay: float = 0.0
@@ -36,8 +52,16 @@ class Optimizer:
     def __post_init__(self) -> None:
         require_positive(self, "lr")
         require_not_negative(self, "weight_decay")
-        if self.implementation is Implementation.FUSED and not self.fusable:
-            raise refuse(self, "implementation", "Implementation.FOR_LOOP, Implementation.FOREACH")
+        if self.maximize and not self.maximizable:
+            raise refuse(self, "maximize", "False")
+        if self.implementation not in self.implementations():
+            raise refuse(self, "implementation", ", ".join(map(repr, self.implementations())))
+
+    @classmethod
+    def implementations(cls) -> tuple[Implementation, ...]:
+        """What torch has on CPU, simplest first."""
+        there = {Implementation.FOREACH: cls.foreachable, Implementation.FUSED: cls.fusable}
+        return tuple(implementation for implementation in Implementation if there.get(implementation, True))
 
     def _repr_pretty_(self, printer: Any, _cycle: bool) -> None:
         """Print as code: Hypothesis would write class variables as if they were arguments."""
@@ -211,6 +235,65 @@ class ASGD(Optimizer):
         require_not_negative(self, "lambd", "alpha", "t0")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Adafactor(Optimizer):
+    """`torch.optim.Adafactor`: second moments by rows and columns, rates relative to the norm of a parameter."""
+
+    elementwise: ClassVar[bool] = False
+    beta2_decay: float = -0.8
+    """Exponent of the decay of second moments over steps, at most 0."""
+    eps: tuple[float | None, float] = (None, 1e-3)
+    """Smallest second moment (None for the element type's eps), at least 0, and smallest norm of a parameter, above 0."""
+    d: float = 1.0
+    """Largest root mean square of an update, at least 1."""
+
+    def __post_init__(self) -> None:
+        Optimizer.__post_init__(self)
+        if not -math.inf < self.beta2_decay <= 0.0:
+            raise refuse(self, "beta2_decay", "a finite number of at most 0")
+        if not (self.eps[0] is None or 0.0 <= self.eps[0] < math.inf) or not 0.0 < self.eps[1] < math.inf:
+            raise refuse(self, "eps", "None or a finite number of at least 0, and a finite number above 0")
+        if not 1.0 <= self.d < math.inf:
+            raise refuse(self, "d", "a finite number of at least 1")
+
+
+class AdjustLR(Choice):
+    """How Muon fits the learning rate to the shape of a matrix."""
+
+    ORIGINAL = "original"
+    MATCH_RMS_ADAMW = "match_rms_adamw"
+
+
+MAX_NS_STEPS = 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Muon(Optimizer):
+    """`torch.optim.Muon`: momentum made orthogonal by Newton-Schulz iterations; takes matrices only."""
+
+    foreachable: ClassVar[bool] = False
+    maximizable: ClassVar[bool] = False
+    elementwise: ClassVar[bool] = False
+    takes_vectors: ClassVar[bool] = False
+    rounds_to: ClassVar[str] = "bfloat16"
+    since: ClassVar[str] = "2.9"
+    lr: float = 0.02
+    """Learning rate, above 0; an update is about as large as the rate, whatever the gradient."""
+    momentum: float = 0.95
+    """Momentum factor, 0 to 1."""
+    nesterov: bool = True
+    """Nesterov momentum."""
+    ns_steps: int = 5
+    """Newton-Schulz iterations, 1 to 20."""
+    adjust_lr_fn: AdjustLR = AdjustLR.ORIGINAL
+    """How the learning rate depends on the shape of a matrix."""
+
+    def __post_init__(self) -> None:
+        Optimizer.__post_init__(self)
+        require_between(self, "momentum", 0.0, 1.0)
+        require_between(self, "ns_steps", 1, MAX_NS_STEPS)
+
+
 OPTIMIZERS: tuple[type[Optimizer], ...] = (
     SGD,
     Adam,
@@ -223,5 +306,7 @@ OPTIMIZERS: tuple[type[Optimizer], ...] = (
     RMSprop,
     Rprop,
     ASGD,
+    Adafactor,
+    Muon,
 )
 """Every optimizer noun, simplest first."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from equivcheck.choice import Choice
+from equivcheck.errors import InvalidScenario
 from equivcheck.scenario.clipping import Clipping
 from equivcheck.scenario.data import Data
 from equivcheck.scenario.model import Model
@@ -102,6 +103,9 @@ class Training:
     def __post_init__(self) -> None:
         require_between(self, "steps", 1, MAX_STEPS)
         require_between(self, "seed", 0, 2**32 - 1)
+        if self.model.has_vectors and not self.optimizer.takes_vectors:
+            allowed = f"a model without biases and norms with {type(self.optimizer).__name__}, which takes matrices only"
+            raise InvalidScenario(f"Training.model has parameters of one dim; allowed: {allowed}")
         for group in self.groups:
             if group.weight_decay and isinstance(self.optimizer, Rprop):
                 raise refuse(group, "weight_decay", "0.0 with Rprop, which has none")

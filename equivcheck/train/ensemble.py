@@ -1,7 +1,7 @@
 """Several copies of a single-device training at once, each from material of its own: one pass instead of one a copy.
 
 Every tensor has the copies as its first dim. Nothing mixes copies: products are batched, losses are per copy (so that one
-backward gives every copy its own gradient), norms are taken per copy, and every optimizer that has a noun is elementwise, with
+backward gives every copy its own gradient), norms are taken per copy, and optimizers must be elementwise, with
 step counts that do not depend on values.
 """
 

@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch.optim import lr_scheduler
 
+from equivcheck.choice import Choice
+from equivcheck.errors import UsageError
 from equivcheck.scenario import Group, Implementation, Optimizer, Rprop, Schedule, Select, Training
 
 
@@ -31,14 +33,21 @@ def optimizer_parts(training: Training, parameters: Iterable[tuple[str, torch.Te
     for name, parameter in parameters:
         chosen[_group_of(training, name)].append(parameter)
     groups = [_settings(training.optimizer, group) | {"params": members} for group, members in chosen.items() if members]
-    kind = getattr(torch.optim, type(training.optimizer).__name__)
-    return OptimizerParts(kind=kind, groups=groups, arguments=_arguments(training.optimizer))
+    return OptimizerParts(kind=_class_of(training.optimizer), groups=groups, arguments=_arguments(training.optimizer))
 
 
 def build_optimizer(training: Training, parameters: Iterable[tuple[str, torch.Tensor]]) -> torch.optim.Optimizer:
     """The optimizer of a training over (canonical name, parameter) pairs."""
     parts = optimizer_parts(training, parameters)
     return parts.kind(parts.groups, **parts.arguments)
+
+
+def _class_of(optimizer: Optimizer) -> type[torch.optim.Optimizer]:
+    name = type(optimizer).__name__
+    kind: type[torch.optim.Optimizer] | None = getattr(torch.optim, name, None)
+    if kind is None:
+        raise UsageError(f"optimizer {name} does not exist in torch {torch.__version__}; it came with {optimizer.since}")
+    return kind
 
 
 def build_schedule(schedule: Schedule | None, optimizer: torch.optim.Optimizer) -> lr_scheduler.LRScheduler | None:
@@ -71,13 +80,19 @@ def _settings(optimizer: Optimizer, group: Group | None) -> dict[str, Any]:
 
 @cache
 def _names(kind: type[Optimizer]) -> tuple[str, ...]:
-    left_out = {"implementation", "weight_decay"} if kind is Rprop else {"implementation"}
+    left_out = {"implementation"}
+    if kind is Rprop:
+        left_out.add("weight_decay")
+    if not kind.maximizable:
+        left_out.add("maximize")
     return tuple(field.name for field in fields(kind) if field.name not in left_out)
 
 
 def _arguments(optimizer: Optimizer) -> dict[str, Any]:
-    arguments = {name: getattr(optimizer, name) for name in _names(type(optimizer))}  # type: ignore[arg-type]
-    arguments["foreach"] = optimizer.implementation is Implementation.FOREACH
+    values = {name: getattr(optimizer, name) for name in _names(type(optimizer))}  # type: ignore[arg-type]
+    arguments = {name: value.value if isinstance(value, Choice) else value for name, value in values.items()}
+    if optimizer.foreachable:
+        arguments["foreach"] = optimizer.implementation is Implementation.FOREACH
     if optimizer.fusable:
         arguments["fused"] = optimizer.implementation is Implementation.FUSED
     return arguments

@@ -6,6 +6,7 @@ from hypothesis import given, settings
 
 from equivcheck.oracle.compare import compare
 from equivcheck.oracle.floor import NUM_CONFIRMATIONS, expected_moments, perturbed, split_trace
+from equivcheck.oracle.optimizer_rounding import rounding_setup
 from equivcheck.oracle.reference import Reference, reference
 from equivcheck.scenario import Training
 from equivcheck.strategies import trainings
@@ -23,7 +24,8 @@ def test_a_batch_split_as_a_layout_splits_it_is_within_the_floor(training: Train
     rows = tuple(PARTS * rows for rows in training.data.microbatches)
     training = replace(training, data=replace(training.data, microbatches=rows), model=replace(training.model, counter=False))
     with one_thread():
-        moments = expected_moments(training, train(single_device(training)), perturbed(training, NUM_CONFIRMATIONS))
+        copies = perturbed(training, NUM_CONFIRMATIONS, rounding_setup(training))
+        moments = expected_moments(training, train(single_device(training)), copies)
         split = split_trace(training, PARTS)
 
     found = compare(Reference(moments, ""), [split])

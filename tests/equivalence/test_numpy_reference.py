@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from unittest.mock import patch
 
 import numpy as np
 import numpy.typing as npt
 import pytest
+import torch
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
@@ -14,6 +16,7 @@ from equivcheck.errors import UsageError
 from equivcheck.oracle.numpy_reference import NumpyBatch, NumpyStep, NumpyTrace, numpy_train
 from equivcheck.scenario import (
     SGD,
+    Adafactor,
     Adam,
     AdamW,
     ClipNorm,
@@ -21,6 +24,7 @@ from equivcheck.scenario import (
     Layer,
     Loss,
     Model,
+    Muon,
     Norm,
     NormType,
     Optimizer,
@@ -53,15 +57,19 @@ NUM_PERTURBED = 3
 EXAMPLES = max(200, settings().max_examples)
 
 PLAIN = Training(model=Model(features=3, layers=(Layer(width=4), Layer(width=2))), data=Data(microbatches=(2, 3)))
+MATRICES = replace(PLAIN, model=Model(features=3, layers=(Layer(width=4, bias=False), Layer(width=2, bias=False))))
 
 
 def with_large_eps(optimizer: Optimizer) -> Optimizer:
     """An optimizer that does not magnify rounding much."""
+    if isinstance(optimizer, Adafactor):
+        return replace(optimizer, eps=(max(optimizer.eps[0] or 0.0, SMALLEST_EPS), optimizer.eps[1]))
     return replace(optimizer, eps=max(optimizer.eps, SMALLEST_EPS)) if isinstance(optimizer, Adam) else optimizer
 
 
-OPTIMIZERS = optimizers(kinds=st.sampled_from((SGD, Adam, AdamW))).map(with_large_eps)
+OPTIMIZERS = optimizers(kinds=st.sampled_from((SGD, Adam, AdamW, Adafactor))).map(with_large_eps)
 FLOAT64_TRAININGS = trainings(optimizers=OPTIMIZERS, precisions=st.just(Precision.FLOAT64))
+MUON_TRAININGS = trainings(optimizers=optimizers(kinds=st.just(Muon)), precisions=st.just(Precision.FLOAT64))
 
 
 def numpy_trace(training: Training, generator: np.random.Generator | None = None) -> NumpyTrace:
@@ -174,6 +182,16 @@ def test_numpy_and_torch_agree(training: Training) -> None:
     assert_references_agree(training, expected)
 
 
+@settings(max_examples=EXAMPLES // 4, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(MUON_TRAININGS)
+def test_numpy_and_torch_agree_about_muon(training: Training) -> None:
+    """Without its rounding to bfloat16, torch's iteration over matrices gives what a polynomial of singular values gives."""
+    expected = numpy_trace(training)
+    assume(is_well_conditioned(training, expected))
+    with patch.object(torch.Tensor, "bfloat16", torch.Tensor.clone):
+        assert_references_agree(training, expected)
+
+
 @pytest.mark.parametrize(
     ("training", "wrong"),
     [
@@ -182,6 +200,9 @@ def test_numpy_and_torch_agree(training: Training) -> None:
         (replace(PLAIN, steps=2), replace(PLAIN, steps=2, schedule=StepLR())),
         (replace(PLAIN, clipping=ClipNorm()), replace(PLAIN, clipping=ClipNorm(norm_type=NormType.INF))),
         (replace(PLAIN, optimizer=Adam(eps=1e-3)), replace(PLAIN, optimizer=Adam(eps=1.01e-3))),
+        (replace(PLAIN, optimizer=Adafactor(), steps=2), replace(PLAIN, optimizer=Adafactor(beta2_decay=-0.81), steps=2)),
+        # At so small a rate what torch rounds to bfloat16 is within tolerance, and an iteration less is not.
+        (replace(MATRICES, optimizer=Muon(lr=1e-9)), replace(MATRICES, optimizer=Muon(lr=1e-9, ns_steps=4))),
     ],
 )
 def test_what_differs_is_noticed(training: Training, wrong: Training) -> None:
@@ -206,5 +227,7 @@ def test_noise_and_overflow_are_left_out(optimizer: Optimizer, conditioned: bool
 
 def test_other_optimizers_are_refused() -> None:
     """An optimizer without a NumPy twin is refused with a list of those that have one."""
-    with pytest.raises(UsageError, match="optimizer RMSprop has no NumPy reference; available: SGD, Adam, AdamW"):
+    with pytest.raises(
+        UsageError, match="optimizer RMSprop has no NumPy reference; available: SGD, Adam, AdamW, Adafactor, Muon"
+    ):
         numpy_trace(replace(PLAIN, optimizer=RMSprop()))

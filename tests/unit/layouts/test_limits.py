@@ -7,7 +7,9 @@ from dataclasses import replace
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from packaging.version import Version
 
+from equivcheck.layouts import whole_parameters
 from equivcheck.layouts.registry import kind_of, mended, mended_layout, unsupported
 from equivcheck.scenario import (
     ASGD,
@@ -16,11 +18,13 @@ from equivcheck.scenario import (
     FSDP2,
     SGD,
     SPMD,
+    Adafactor,
     Axis,
     ClipNorm,
     Compile,
     Compression,
     Data,
+    Distribution,
     ElementType,
     Execution,
     Exercise,
@@ -34,6 +38,7 @@ from equivcheck.scenario import (
     Mesh,
     MixedPrecision,
     Model,
+    Muon,
     Norm,
     Parallelism,
     Pipeline,
@@ -116,6 +121,12 @@ REPLICATED = Replicate(implementation=Replicator.FSDP)
 REPLICATED_LAYERS = replace(REPLICATED, wrapping=Wrapping.PER_LAYER)
 FEATURES_PLAN = TensorParallel(plan=(LayerPlan(split=Split.COLUMN, output=Spread.FEATURES), LayerPlan(split=Split.ROW)))
 ROWS_PLAN = TensorParallel(plan=(LayerPlan(output=Spread.ROWS), LayerPlan()))
+ROW_PLAN = TensorParallel(plan=(LayerPlan(split=Split.ROW), LayerPlan()))
+FULLY_SHARD = SPMD(distribution=Distribution.FULLY_SHARD)
+ADAFACTOR = replace(PLAIN, optimizer=Adafactor())
+MATRICES = Model(features=4, layers=(Layer(width=4, bias=False), Layer(width=4, bias=False)))
+MUON = replace(PLAIN, model=MATRICES, optimizer=Muon())
+SHORT_MUON = replace(MUON, model=replace(MATRICES, features=1, layers=(replace(MATRICES.layers[0], width=1), MATRICES.layers[1])))
 
 
 @pytest.mark.parametrize(
@@ -154,6 +165,15 @@ ROWS_PLAN = TensorParallel(plan=(LayerPlan(output=Spread.ROWS), LayerPlan()))
         (replace(PLAIN, data=Data(microbatches=(4, 4))), SCALED, "what earlier ones have accumulated"),
         (replace(PLAIN, loss=Loss.MSE_SUM), SCALED, "wrong for a sum loss"),
         (replace(PLAIN, loss=Loss.LINEAR_SUM), SCALED, "wrong for a sum loss"),
+        (ADAFACTOR, FSDP1(), "lost the shapes"),
+        (ADAFACTOR, FSDP1(strategy=ShardingStrategy.NO_SHARD, use_orig_params=False), "lost the shapes"),
+        (ADAFACTOR, FSDP2(), "Adafactor squares norms in place"),
+        (ADAFACTOR, FULLY_SHARD, "Adafactor squares norms in place"),
+        (ADAFACTOR, FEATURES_PLAN, "Adafactor squares norms in place"),
+        (MUON, FSDP1(), "lost the shapes"),
+        (SHORT_MUON, FSDP2(), "keeps no cut through Muon's products"),
+        (SHORT_MUON, FULLY_SHARD, "keeps no cut through Muon's products"),
+        (SHORT_MUON, ROW_PLAN, "keeps no cut through Muon's products"),
     ],
 )
 def test_what_a_layout_cannot_run_has_a_reason(training: Training, parallelism: Parallelism, reason: str) -> None:
@@ -265,6 +285,16 @@ def test_options_that_do_not_go_together_have_a_reason(
         (replace(PLAIN, data=Data(microbatches=(4, 4))), replace(SCALED, scale_grads=False)),
         (replace(PLAIN, data=Data(microbatches=(4, 2))), Pipeline(num_chunks=2)),
         (SHARED_IN_A_STAGE, Pipeline(boundaries=(1,))),
+        (ADAFACTOR, DDP()),
+        (ADAFACTOR, SPMD()),
+        (ADAFACTOR, WHOLE_PLAN),
+        (ADAFACTOR, FSDP1(strategy=ShardingStrategy.NO_SHARD)),
+        (MUON, DDP()),
+        (MUON, FSDP2()),
+        (MUON, FULLY_SHARD),
+        (MUON, FEATURES_PLAN),
+        (SHORT_MUON, SPMD()),
+        (SHORT_MUON, WHOLE_PLAN),
         (_with_layer(norm=Norm.RMS, residual=True), ROWS_PLAN.__class__(plan=(LayerPlan(), LayerPlan()))),
     ],
 )
@@ -304,6 +334,27 @@ def test_the_bf16_hook_is_for_no_cpu() -> None:
     layout = _layout(DDP(compression=Compression.BF16))
     assert "refused without CUDA and NCCL" in (unsupported(PLAIN, layout) or "")
     assert mended_layout(layout) == _layout(DDP(compression=Compression.FP16))
+
+
+@pytest.mark.parametrize(
+    ("width", "outer", "reason"),
+    [(4, DDP(), "no whole"), (6, FSDP2(), "cut unevenly along one dim"), (4, FSDP2(), None), (3, FSDP2(), "keeps no cut")],
+)
+def test_muon_over_tensor_parallelism(width: int, outer: Parallelism, reason: str | None) -> None:
+    """Muon goes with FSDP2 over tensor parallelism where their cuts are even, and not with what trains local tensors."""
+    plan = (LayerPlan(split=Split.COLUMN), LayerPlan())
+    mesh = Mesh(axes=(Axis(name="dp", size=2), Axis(name="tp", size=2)))
+    layout = Layout(mesh=mesh, parallelisms=(TensorParallel(plan=plan), outer))
+    layers = (replace(MATRICES.layers[0], width=width), MATRICES.layers[1])
+    found = unsupported(replace(MUON, model=replace(MATRICES, layers=layers)), layout)
+    assert found is reason or (reason is not None and reason in (found or ""))
+
+
+def test_what_torch_lacks_is_unsupported_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under a torch older than Muon every layout says so, and takes an elementwise optimizer instead."""
+    monkeypatch.setattr(whole_parameters, "installed_torch", lambda: Version("2.8.0"))
+    assert "Muon came with 2.9" in (unsupported(MUON, _layout(DDP())) or "")
+    assert mended(MUON, _layout(DDP())).optimizer.elementwise
 
 
 def test_rows_beyond_the_largest_microbatch_are_rounded_down() -> None:

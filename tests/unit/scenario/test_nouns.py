@@ -19,6 +19,7 @@ from equivcheck.scenario import (
     SGD,
     SPMD,
     Adadelta,
+    Adafactor,
     Adagrad,
     Adam,
     Adamax,
@@ -39,6 +40,7 @@ from equivcheck.scenario import (
     Mesh,
     MixedPrecision,
     Model,
+    Muon,
     NAdam,
     Optimizer,
     Pipeline,
@@ -124,6 +126,14 @@ OF_OPTIMIZERS: list[Invalid] = [
     (ASGD, {"lambd": -1.0}, f"ASGD.lambd is -1.0; {NOT_NEGATIVE}"),
     (ASGD, {"alpha": -1.0}, f"ASGD.alpha is -1.0; {NOT_NEGATIVE}"),
     (ASGD, {"t0": math.nan}, f"ASGD.t0 is nan; {NOT_NEGATIVE}"),
+    (Adafactor, {"beta2_decay": 0.1}, "Adafactor.beta2_decay is 0.1; allowed: a finite number of at most 0"),
+    (Adafactor, {"eps": (-1.0, 1e-3)}, "Adafactor.eps is (-1.0, 0.001); allowed: None or a finite number of at least 0, and"),
+    (Adafactor, {"eps": (None, 0.0)}, "Adafactor.eps is (None, 0.0); allowed: None or a finite number of at least 0, and"),
+    (Adafactor, {"d": 0.5}, "Adafactor.d is 0.5; allowed: a finite number of at least 1"),
+    (Muon, {"momentum": 1.5}, "Muon.momentum is 1.5; allowed: 0.0 to 1.0"),
+    (Muon, {"ns_steps": 0}, "Muon.ns_steps is 0; allowed: 1 to 20"),
+    (Muon, {"maximize": True}, "Muon.maximize is True; allowed: False"),
+    (Muon, {"implementation": Implementation.FOREACH}, "is Implementation.FOREACH; allowed: Implementation.FOR_LOOP"),
 ]
 
 OF_TRAININGS: list[Invalid] = [
@@ -148,6 +158,11 @@ OF_TRAININGS: list[Invalid] = [
         a_training,
         {"optimizer": Rprop(), "groups": (Group(), Group(weight_decay=0.1))},
         "Group.weight_decay is 0.1; allowed: 0.0 with Rprop, which has none",
+    ),
+    (
+        a_training,
+        {"optimizer": Muon()},
+        "Training.model has parameters of one dim; allowed: a model without biases and norms with Muon, which",
     ),
 ]
 
@@ -245,13 +260,14 @@ def test_every_optimizer_checks_what_all_have(kind: type[Optimizer], field: str,
 
 
 @pytest.mark.parametrize("kind", OPTIMIZERS)
-def test_only_what_torch_fuses_on_cpu_is_fused(kind: type[Optimizer]) -> None:
-    """An optimizer without a fused implementation refuses it and lists what it has."""
-    if kind.fusable:
-        assert kind(implementation=Implementation.FUSED).implementation is Implementation.FUSED
+@pytest.mark.parametrize("implementation", Implementation)
+def test_only_what_torch_has_on_cpu_is_taken(kind: type[Optimizer], implementation: Implementation) -> None:
+    """An optimizer refuses an implementation that torch lacks, and lists what it has."""
+    if implementation in kind.implementations():
+        assert kind(implementation=implementation).implementation is implementation
     else:
-        with pytest.raises(InvalidScenario, match=r"allowed: Implementation\.FOR_LOOP, Implementation\.FOREACH"):
-            kind(implementation=Implementation.FUSED)
+        with pytest.raises(InvalidScenario, match=r"allowed: Implementation\.FOR_LOOP"):
+            kind(implementation=implementation)
 
 
 @pytest.mark.parametrize(

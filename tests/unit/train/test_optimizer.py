@@ -10,6 +10,8 @@ import pytest
 import torch
 from torch.optim import lr_scheduler
 
+from equivcheck.choice import Choice
+from equivcheck.errors import UsageError
 from equivcheck.scenario import (
     SGD,
     Adam,
@@ -21,6 +23,7 @@ from equivcheck.scenario import (
     Layer,
     LinearLR,
     Model,
+    Muon,
     Norm,
     Optimizer,
     Rprop,
@@ -37,6 +40,7 @@ from equivcheck.train.optimizer import build_optimizer, build_schedule
 from equivcheck.train.setup import single_device
 
 MODEL = Model(features=2, layers=(Layer(width=2, norm=Norm.LAYER), Layer(width=2), Layer(width=2, shares=1)))
+MATRICES = Model(features=2, layers=(Layer(width=2, bias=False), Layer(width=3, bias=False)))
 TRAINING = Training(model=MODEL, data=Data(microbatches=(2,)), optimizer=SGD(lr=0.1, weight_decay=0.3))
 VECTORS, FIRST, ODD = (Group(select=select, lr_factor=factor) for select, factor in zip(Select, (2.0, 3.0, 4.0), strict=True))
 STEPS = range(12)
@@ -48,9 +52,9 @@ def built(training: Training) -> tuple[torch.optim.Optimizer, dict[int, str]]:
     return build_optimizer(training, parameters.items()), {id(parameter): name for name, parameter in parameters.items()}
 
 
-def implementations(kind: type[Optimizer]) -> list[Implementation]:
-    """The implementations that torch has on CPU."""
-    return [one for one in Implementation if kind.fusable or one is not Implementation.FUSED]
+def training_with(noun: Optimizer, **changes: Any) -> Training:
+    """The training with another optimizer, and with a model that it takes."""
+    return replace(TRAINING, optimizer=noun, model=MODEL if noun.takes_vectors else MATRICES, **changes)
 
 
 def members(training: Training) -> list[set[str]]:
@@ -102,18 +106,26 @@ def test_groups_have_their_own_settings() -> None:
     ]
 
 
-@pytest.mark.parametrize(("kind", "implementation"), [(kind, one) for kind in OPTIMIZERS for one in implementations(kind)])
+@pytest.mark.parametrize(("kind", "implementation"), [(kind, one) for kind in OPTIMIZERS for one in kind.implementations()])
 def test_noun_becomes_the_class_of_its_name(kind: type[Optimizer], implementation: Implementation) -> None:
     """Torch's class of the noun's name gets the implementation asked for and every hyperparameter."""
-    noun = kind(lr=0.125, maximize=True, implementation=implementation)
-    optimizer, _ = built(replace(TRAINING, optimizer=noun))
+    noun = kind(lr=0.125, maximize=kind.maximizable, implementation=implementation)
+    optimizer, _ = built(training_with(noun))
     settings: dict[str, Any] = optimizer.defaults
     assert type(optimizer).__name__ == kind.__name__
-    assert settings["foreach"] is (implementation is Implementation.FOREACH)
+    assert settings.get("foreach", False) is (implementation is Implementation.FOREACH)
     assert settings.get("fused", False) is (implementation is Implementation.FUSED)
-    left_out = {"implementation", "weight_decay"} if kind is Rprop else {"implementation"}
+    left_out = {Rprop: {"implementation", "weight_decay"}, Muon: {"implementation", "maximize"}}.get(kind, {"implementation"})
     for name in {field.name for field in fields(noun)} - left_out:
-        assert settings[name] == getattr(noun, name), name
+        value = getattr(noun, name)
+        assert settings[name] == (value.value if isinstance(value, Choice) else value), name
+
+
+def test_an_optimizer_that_torch_lacks_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under a torch older than the optimizer, the error says which release brought it."""
+    monkeypatch.delattr(torch.optim, "Muon")
+    with pytest.raises(UsageError, match=r"optimizer Muon does not exist in torch .*; it came with 2\.9"):
+        built(training_with(Muon()))
 
 
 @pytest.mark.parametrize("kind", OPTIMIZERS)
@@ -122,9 +134,9 @@ def test_noun_becomes_the_class_of_its_name(kind: type[Optimizer], implementatio
 def test_implementations_leave_equal_state(kind: type[Optimizer], maximize: bool, zero_grad: ZeroGrad) -> None:
     """Torch accepts every implementation with groups and maximize, and all have the same state tensors of the same types."""
     states = set()
-    for implementation in implementations(kind):
-        noun = kind(maximize=maximize, implementation=implementation)
-        state = train(single_device(replace(TRAINING, optimizer=noun, groups=(VECTORS,), steps=2, zero_grad=zero_grad))).state
+    for implementation in kind.implementations():
+        noun = kind(maximize=maximize and kind.maximizable, implementation=implementation)
+        state = train(single_device(training_with(noun, groups=(VECTORS,), steps=2, zero_grad=zero_grad))).state
         states.add((state.pieces, state.dtypes, state.present, state.fits))
     assert len(states) == 1
 

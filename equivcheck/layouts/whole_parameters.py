@@ -1,0 +1,84 @@
+"""What optimizers cannot run on that need parameters as a whole, and what an older torch lacks."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from importlib.metadata import version
+
+from packaging.version import Version
+
+from equivcheck.layouts.cuts import matrix_cuts
+from equivcheck.layouts.kind import Limit
+from equivcheck.layouts.limits import keeps_dtensors
+from equivcheck.scenario import Adafactor, AdamW, Layout, Muon, Training
+
+
+def installed_torch() -> Version:
+    """The torch that trainings run on; asked of its metadata, as importing it is slow."""
+    return Version(version("torch"))
+
+
+def elementwise(training: Training, _layout: Layout) -> Training:
+    """The training with an elementwise optimizer in place of one that is not."""
+    optimizer = training.optimizer
+    return replace(training, optimizer=AdamW(lr=optimizer.lr, weight_decay=optimizer.weight_decay, maximize=optimizer.maximize))
+
+
+ANYWHERE = (
+    Limit(
+        reason=f"torch: Muon came with {Muon.since}, and an older one is installed",
+        applies=lambda training, _layout: isinstance(training.optimizer, Muon) and installed_torch() < Version(Muon.since),
+        mend=elementwise,
+    ),
+)
+"""What no layout can run."""
+
+
+def _is_adafactor_of_cuts(training: Training, layout: Layout) -> bool:
+    return isinstance(training.optimizer, Adafactor) and keeps_dtensors(layout) and any(matrix_cuts(training, layout))
+
+
+def _is_muon_of_short_dims(training: Training, layout: Layout) -> bool:
+    is_muon = isinstance(training.optimizer, Muon) and keeps_dtensors(layout)
+    return is_muon and any(cut.size < cut.ranks for cut in matrix_cuts(training, layout))
+
+
+def _is_muon_of_uneven_strides(training: Training, layout: Layout) -> bool:
+    is_muon = isinstance(training.optimizer, Muon) and keeps_dtensors(layout)
+    return is_muon and any(cut.levels > 1 and cut.size % cut.ranks for cut in matrix_cuts(training, layout))
+
+
+def _sees_local_parts(training: Training, layout: Layout) -> bool:
+    sees = not training.optimizer.elementwise and not keeps_dtensors(layout)
+    return sees and any(cut.ranks > 1 for cut in matrix_cuts(training, layout))
+
+
+WHOLE_PARAMETERS = (
+    Limit(
+        reason="DTensor: Adafactor squares norms in place, which is refused while they are pending a sum over shards; of sharded "
+        "vectors it takes the norm of the local shard alone, as DTensor.item() does not reduce (pytorch#144054)",
+        applies=_is_adafactor_of_cuts,
+        mend=elementwise,
+        upstream=True,
+    ),
+    Limit(
+        reason="DTensor: a dim cut over more ranks than it is long keeps no cut through Muon's products, which is refused in "
+        "place",
+        applies=_is_muon_of_short_dims,
+        mend=elementwise,
+        upstream=True,
+    ),
+    Limit(
+        reason="DTensor: ranks disagree about the sizes of what two parallelisms cut unevenly along one dim when Muon's products "
+        "gather it (pytorch#168134)",
+        applies=_is_muon_of_uneven_strides,
+        mend=elementwise,
+    ),
+    Limit(
+        reason="data parallelism over tensor parallelism: what tensor parallelism cuts is trained as plain local tensors, of "
+        "which an optimizer that is not elementwise sees no whole",
+        applies=_sees_local_parts,
+        mend=elementwise,
+    ),
+)
+"""What no layout can run that cuts parameters."""
