@@ -4,6 +4,7 @@ from __future__ import annotations
 
 COMPOSITIONS: tuple[str, ...] = (
     "ddp x tensor_parallel",
+    "replicate x tensor_parallel",
     "fsdp1 x tensor_parallel",
     "fsdp2 x tensor_parallel",
 )

@@ -30,18 +30,18 @@ if TYPE_CHECKING:
     from equivcheck.train.setup import Setup
 
 
-def _as_reduced(training: Training, layout: Layout) -> Training:
+def as_reduced(training: Training, layout: Layout) -> Training:
     """The training with what DDP takes for frozen: over tensor parallelism nothing, as local tensors are made trainable."""
     return without_frozen(training) if has_parallelism(layout, TensorParallel) else training
 
 
 def _may_miss_parameters(training: Training, layout: Layout) -> bool:
     ddp = parallelism_of(layout, DDP)
-    return may_skip_parameters(_as_reduced(training, layout)) and not (ddp.find_unused_parameters or ddp.static_graph)
+    return may_skip_parameters(as_reduced(training, layout)) and not (ddp.find_unused_parameters or ddp.static_graph)
 
 
 def _changes_graph(training: Training, layout: Layout) -> bool:
-    sides = trained_sides(_as_reduced(training, layout).model)
+    sides = trained_sides(as_reduced(training, layout).model)
     return parallelism_of(layout, DDP).static_graph and Side.EVEN_STEPS in sides and training.steps > 1
 
 

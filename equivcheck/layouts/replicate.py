@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
+from equivcheck.layouts.ddp import as_reduced
+from equivcheck.layouts.fsdp2 import NOTHING_TO_REDUCE
 from equivcheck.layouts.kind import LayoutKind, LayoutLimit, Limit
 from equivcheck.layouts.limits import DTENSOR_OPTIMIZERS, EVEN_ROWS, NO_COMPILED_AUTOGRAD, parallelism_of
 from equivcheck.layouts.mends import has_shares, may_skip_parameters, without_shares, without_side
@@ -34,7 +36,7 @@ COMPILED_AUTOGRAD_WITH_DDP_ONLY = replace(
 
 UNUSED_PARAMETERS = Limit(
     reason="replicate: without find_unused_parameters every trained parameter must take part in every step",
-    applies=lambda training, _layout: may_skip_parameters(training),
+    applies=lambda training, layout: may_skip_parameters(as_reduced(training, layout)),
     mend=lambda training, _layout: without_side(training),
     upstream=True,
 )
@@ -57,7 +59,7 @@ class ReplicateKind(LayoutKind):
         EVEN_ROWS,
         _only(Replicator.DDP, UNUSED_PARAMETERS),
         ONE_UNIT_FOR_SHARED_WEIGHTS,
-        *(_only(Replicator.FSDP, limit) for limit in DTENSOR_OPTIMIZERS),
+        *(_only(Replicator.FSDP, limit) for limit in (NOTHING_TO_REDUCE, *DTENSOR_OPTIMIZERS)),
     )
 
     layout_limits: ClassVar[tuple[LayoutLimit, ...]] = (COMPILED_AUTOGRAD_WITH_DDP_ONLY,)
@@ -65,12 +67,16 @@ class ReplicateKind(LayoutKind):
     def apply(self, setup: Setup, parallelism: Parallelism, mesh: DeviceMesh) -> None:
         """Replicate the model in place."""
         from equivcheck.layouts.data_rows import take_rows
+        from equivcheck.layouts.localized import clip_across, is_localized, localized_slots
         from equivcheck.layouts.replicating import replicate_model, synchronises_only
 
         assert isinstance(parallelism, Replicate), parallelism
         model = setup.model
         replicate_model(model, parallelism, mesh)
         setup.loss_scale = mesh.size()
+        if is_localized(model):
+            setup.find_slots = localized_slots
+            setup.clip_norm = clip_across
         if parallelism.no_sync:
             setup.accumulation = lambda last: synchronises_only(model, last)
         take_rows(setup, mesh)

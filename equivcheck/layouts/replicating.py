@@ -30,6 +30,8 @@ def _replicate_with_ddp(model: nn.Module, parallelism: Replicate, mesh: DeviceMe
     from torch.distributed._composable.replicate import replicate
 
     replicate(model, device_mesh=mesh, bucket_cap_mb=parallelism.bucket_cap_mb)
+    # What the first forward would do: DTensors are replaced by their local tensors, which the optimizer must be built on.
+    replicate.state(model).lazy_init()
 
 
 def _replicate_with_fsdp(model: nn.Module, parallelism: Replicate, mesh: DeviceMesh) -> None:

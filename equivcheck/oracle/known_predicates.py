@@ -39,6 +39,8 @@ from equivcheck.scenario import (
     Norm,
     NormType,
     Precision,
+    Replicate,
+    Replicator,
     Scenario,
     ShardingStrategy,
     Split,
@@ -195,8 +197,14 @@ def _frozen_norms(scenario: Scenario) -> set[int]:
     return found
 
 
+def _replicates_by_fsdp(parallelism: object) -> bool:
+    return isinstance(parallelism, Replicate) and parallelism.implementation is Replicator.FSDP
+
+
 def frozen_over_tensor_parallel(scenario: Scenario) -> bool:
-    """A frozen layer under tensor parallelism composed with another parallelism."""
+    """A frozen layer under tensor parallelism composed with another parallelism that goes by local tensors."""
+    if any(_replicates_by_fsdp(parallelism) for parallelism in scenario.layout.parallelisms):
+        return False
     kinds = {type(parallelism) for parallelism in scenario.layout.parallelisms}
     return TensorParallel in kinds and len(kinds) > 1 and any(layer.frozen for layer in scenario.training.model.layers)
 

@@ -35,6 +35,8 @@ from equivcheck.scenario import (
     Pipeline,
     PipelineSchedule,
     Precision,
+    Replicate,
+    Replicator,
     ShardingStrategy,
     Side,
     Split,
@@ -52,6 +54,7 @@ FULLY_SHARD = SPMD(distribution=Distribution.FULLY_SHARD)
 HYBRID = FSDP1(strategy=ShardingStrategy.HYBRID_SHARD)
 ONE_WEIGHT = Layer(width=1, bias=False)
 COLUMN = TensorParallel(plan=(LayerPlan(split=Split.COLUMN),))
+REPLICATED = Replicate(implementation=Replicator.FSDP)
 FROZEN = Layer(width=1, bias=False, frozen=True)
 ROWS = TensorParallel(plan=(LayerPlan(output=Spread.ROWS), LayerPlan()))
 WHOLE = TensorParallel(plan=(LayerPlan(), LayerPlan()))
@@ -114,7 +117,12 @@ SHOWN = {
     ),
     "local_tensors_unfreeze": (
         over_tp(DDP(), FROZEN, ONE_WEIGHT),
-        [over_tp(DDP(), ONE_WEIGHT, ONE_WEIGHT), over_tp(FSDP2(), FROZEN, ONE_WEIGHT), scenario(DDP(), FROZEN, ONE_WEIGHT)],
+        [
+            over_tp(DDP(), ONE_WEIGHT, ONE_WEIGHT),
+            over_tp(FSDP2(), FROZEN, ONE_WEIGHT),
+            over_tp(REPLICATED, FROZEN, ONE_WEIGHT),
+            scenario(DDP(), FROZEN, ONE_WEIGHT),
+        ],
     ),
     "clip_grad_value_of_nothing": (
         scenario(FSDP1(), clipping=ClipValue()),
@@ -231,6 +239,7 @@ ALSO_SHOWN = [
     ),
     ("local_tensors_unfreeze", over_tp(DDP(), replace(FROZEN, side=Side.EVEN_STEPS), ONE_WEIGHT)),
     ("local_tensors_unfreeze", over_tp(FSDP1(), FROZEN, ONE_WEIGHT)),
+    ("local_tensors_unfreeze", over_tp(Replicate(), FROZEN, ONE_WEIGHT)),
     ("dtensor_mse_loss_mean", scenario(FULLY_SHARD, Layer(width=3), sizes=(4,), loss=Loss.MSE_MEAN, features=3)),
     ("dtensor_mse_loss_mean", scenario(SPMD(), loss=Loss.MSE_MEAN, data=Data(microbatches=(4, 2)), precision=FLOAT32)),
     ("fsdp1_hybrid_shard_of_one", scenario(replace(HYBRID, use_orig_params=False), sizes=(3, 1))),
