@@ -8,6 +8,7 @@ import equivcheck
 from equivcheck.cli.bench import bench
 from equivcheck.cli.check import check
 from equivcheck.cli.doctor import doctor
+from equivcheck.cli.dry_run import dry_run
 from equivcheck.cli.fuzz import fuzz
 from equivcheck.cli.replay import replay
 from equivcheck.cli.shell import Shell
@@ -25,5 +26,5 @@ def main(context: click.Context) -> None:
     context.with_resource(quiet_torch())
 
 
-for command in (check, fuzz, replay, doctor, bench):
+for command in (check, fuzz, replay, dry_run, doctor, bench):
     main.add_command(command)

@@ -1,0 +1,41 @@
+"""`equivcheck dry-run`: a layout at a size that no machine here has."""
+
+from __future__ import annotations
+
+import click
+
+from equivcheck.cli.check import read_scenario
+from equivcheck.cli.options import console, json_option, print_json
+from equivcheck.cli.shell import ExitCode
+
+
+@click.command("dry-run")
+@click.argument("file", type=click.Path(path_type=str))
+@click.option("--ranks", type=click.IntRange(min=1), help="Ranks of the mesh, whose outermost data axis grows. [default: as in FILE]")
+@json_option
+def dry_run(file: str, ranks: int | None, as_json: bool) -> ExitCode:
+    """Build the layout of the scenario in FILE on any number of ranks, and count.
+
+    One rank trains at a time, without the others. What it holds is compared with the arithmetic of partitions, and its calls with
+    those of a simulated world of few ranks. Exit code 1 where they differ.
+    """
+    scenario = read_scenario(file)
+    from equivcheck.dry_run.grow import grown
+    from equivcheck.dry_run.run import dry_run as run
+    from equivcheck.report.dry_run_text import print_dry_run
+    from equivcheck.scenario.codec import encode
+    from equivcheck.worlds.failure import RanksFailed
+
+    try:
+        found = run(scenario if ranks is None else grown(scenario, ranks))
+    except RanksFailed as error:
+        if as_json:
+            print_json({"failure": encode(error.failure)})
+        else:
+            click.echo(f"the layout does not run at that size: {error}")
+        return ExitCode.FINDINGS
+    if as_json:
+        print_json(encode(found))
+    else:
+        print_dry_run(console(), found)
+    return ExitCode.FINDINGS if found.problems else ExitCode.NOTHING_FOUND

@@ -1,0 +1,188 @@
+"""A dry run: one rank of a world as large as asked for builds the layout and trains, and what it holds and sends is counted."""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from equivcheck.dry_run.grow import shrunk
+from equivcheck.dry_run.partition import flat_bound, local_shape
+from equivcheck.errors import UsageError
+from equivcheck.layouts.communication import Traffic, traffic
+from equivcheck.layouts.program import rank_program
+from equivcheck.layouts.registry import unsupported
+from equivcheck.scenario import FSDP1, Layout, Scenario, ShardingStrategy
+from equivcheck.scenario.mesh import DP, SHARD
+from equivcheck.train.stage import Stage
+from equivcheck.train.trace import Piece, Snapshot, Trace
+from equivcheck.worlds.fake import FakeRanks
+from equivcheck.worlds.pool import ranks
+
+MAX_STEPS = 2
+"""Steps that are run: the first makes state and buckets, and the second is like all others."""
+FLAT_ALIGNMENT = 16
+"""Elements by which an original parameter may be padded in a flat one; the bound of what a rank holds is that much looser."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Holding:
+    """What one rank holds of a parameter."""
+
+    name: str
+    """Canonical name."""
+    shape: tuple[int, ...]
+    """Shape of the whole."""
+    local_shape: tuple[int, ...]
+    """Shape of the rank's shard; of a flat parameter its number of elements."""
+    num_bytes: int
+    """Bytes of the shard."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankPlan:
+    """What one rank holds and sends."""
+
+    rank: int
+    """Which."""
+    coordinates: tuple[int, ...]
+    """Its places along the axes of the mesh."""
+    holdings: tuple[Holding, ...]
+    """Of every parameter that it has a part in."""
+    parameter_bytes: int
+    """Bytes of its shards of parameters; gradients are as large."""
+    optimizer_bytes: int
+    """Bytes of its optimizer state."""
+    traffic: tuple[Traffic, ...]
+    """Calls of the setup and of each step, those of reading left out."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DryRun:
+    """What was found, and whether it is as it should be."""
+
+    scenario: Scenario
+    """What was run, with the mesh as large as asked for."""
+    small: Scenario
+    """The same on few ranks, all of which were run for comparison."""
+    plans: tuple[RankPlan, ...]
+    """Of the first rank and the last."""
+    problems: tuple[str, ...]
+    """What is not as the arithmetic of partitions or the small world has it; empty when all is."""
+    seconds: float
+    """How long it took."""
+
+
+def dry_run(scenario: Scenario) -> DryRun:
+    """Run the first and the last rank of a scenario without the others, and the same scenario on few ranks for comparison.
+
+    Raises `UsageError` for a layout that cannot run the training, and `RanksFailed` when a rank raises.
+    """
+    started = time.perf_counter()
+    scenario = replace(scenario, training=replace(scenario.training, steps=min(scenario.training.steps, MAX_STEPS)))
+    small = shrunk(scenario)
+    for one in (scenario, small):
+        reason = unsupported(one.training, one.layout)
+        if reason is not None:
+            raise UsageError(f"{one.layout.name} on {one.layout.mesh.num_ranks} ranks cannot run the training: {reason}")
+    last = scenario.layout.mesh.num_ranks - 1
+    found = [_run(scenario, rank) for rank in sorted({0, last})]
+    problems = [problem for plan, trace in found for problem in _misplaced(scenario, plan, trace)]
+    problems += _differing(found[0][0].traffic, _small_traffic(small), small.layout.mesh.num_ranks)
+    plans = tuple(plan for plan, _ in found)
+    return DryRun(
+        scenario=scenario, small=small, plans=plans, problems=tuple(problems), seconds=time.perf_counter() - started
+    )
+
+
+def _run(scenario: Scenario, rank: int) -> tuple[RankPlan, Trace]:
+    mesh = scenario.layout.mesh
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        run = FakeRanks(mesh.num_ranks, rank).run(rank_program, scenario)
+    trace: Trace = run.values[0]
+    parameters = trace.steps[-1].parameters
+    plan = RankPlan(
+        rank=rank,
+        coordinates=tuple(int(index) for index in np.unravel_index(rank, mesh.shape)),
+        holdings=tuple(_holdings(parameters)),
+        parameter_bytes=_num_bytes(parameters),
+        optimizer_bytes=_num_bytes(trace.state),
+        traffic=_told(traffic(run.calls[0], mesh)),
+    )
+    return plan, trace
+
+
+def _holdings(snapshot: Snapshot) -> Iterator[Holding]:
+    for piece, dtype in zip(snapshot.pieces, snapshot.dtypes, strict=True):
+        if piece.name:
+            size = piece.size if piece.start else piece.shape
+            num_bytes = piece.numel * _itemsize(dtype)
+            yield Holding(name=piece.name, shape=piece.shape, local_shape=size, num_bytes=num_bytes)
+
+
+def _num_bytes(snapshot: Snapshot) -> int:
+    pairs = zip(snapshot.pieces, snapshot.dtypes, strict=True)
+    return sum(piece.numel * _itemsize(dtype) for piece, dtype in pairs)
+
+
+def _itemsize(dtype: str) -> int:
+    import torch
+
+    return int(getattr(torch, dtype).itemsize) if dtype else 0
+
+
+def _told(found: tuple[Traffic, ...]) -> tuple[Traffic, ...]:
+    return tuple(entry for entry in found if entry.stage is not Stage.READING)
+
+
+def _small_traffic(small: Scenario) -> tuple[Traffic, ...]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        run = ranks("sim", small.layout.mesh.num_ranks).run(rank_program, small)
+    return _told(traffic(run.calls[0], small.layout.mesh))
+
+
+def _misplaced(scenario: Scenario, plan: RankPlan, trace: Trace) -> Iterator[str]:
+    """Where a rank holds something else than the arithmetic of partitions gives it."""
+    snapshot = trace.steps[-1].parameters
+    layout = scenario.layout
+    for piece, fits in zip(snapshot.pieces, snapshot.fits, strict=True):
+        if not fits:
+            yield f"rank {plan.rank} holds {piece.name} in another size than {list(_extent(piece))}"
+    flat = next((parallelism for parallelism in layout.parallelisms if isinstance(parallelism, FSDP1)), None)
+    if flat is not None:
+        yield from _overfull(layout, flat, plan)
+        return
+    coordinates = dict(zip(layout.mesh.names, plan.coordinates, strict=True))
+    for holding in plan.holdings:
+        expected = local_shape(layout, holding.name, holding.shape, coordinates)
+        if holding.local_shape != expected:
+            yield f"rank {plan.rank} holds {list(holding.local_shape)} of {holding.name}, expected {list(expected)}"
+
+
+def _overfull(layout: Layout, flat: FSDP1, plan: RankPlan) -> Iterator[str]:
+    shards = 1 if flat.strategy is ShardingStrategy.NO_SHARD else layout.mesh.size(DP, SHARD)
+    sizes = [int(np.prod(holding.shape)) for holding in plan.holdings]
+    held = sum(int(np.prod(holding.local_shape)) for holding in plan.holdings)
+    bound = flat_bound(sum(sizes), len(sizes), shards, FLAT_ALIGNMENT)
+    if held > bound:
+        yield f"rank {plan.rank} holds {held:,} elements, expected at most {bound:,} of {sum(sizes):,}"
+
+
+def _extent(piece: Piece) -> tuple[int, ...]:
+    return piece.size if piece.start else piece.shape
+
+
+def _differing(found: tuple[Traffic, ...], expected: tuple[Traffic, ...], num_ranks: int) -> Iterator[str]:
+    """Where the number of calls is not that of the small world."""
+    counts = [{(entry.step, entry.stage, entry.op, entry.axes): entry.num_calls for entry in side} for side in (found, expected)]
+    for key in dict.fromkeys([*counts[0], *counts[1]]):
+        here, there = (side.get(key, 0) for side in counts)
+        if here != there:
+            step, stage, op, axes = key
+            when = "setup" if stage is Stage.SETUP else f"step {step} {stage.value}"
+            yield f"{when}: {here} x {op} over {axes or 'one rank'}, but {there} on {num_ranks} ranks"
