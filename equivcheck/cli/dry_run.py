@@ -11,7 +11,7 @@ from equivcheck.cli.shell import ExitCode
 
 @click.command("dry-run")
 @click.argument("file", type=click.Path(path_type=str))
-@click.option("--ranks", type=click.IntRange(min=1), help="Ranks of the mesh, whose outermost data axis grows. [default: as in FILE]")
+@click.option("--ranks", type=click.IntRange(min=1), help="Ranks of the mesh, by growing its outermost data axis.")
 @json_option
 def dry_run(file: str, ranks: int | None, as_json: bool) -> ExitCode:
     """Build the layout of the scenario in FILE on any number of ranks, and count.

@@ -41,8 +41,6 @@ def resized(scenario: Scenario, sizes: Sequence[int]) -> Scenario:
     layout = scenario.layout
     axes = tuple(Axis(name=axis.name, size=size) for axis, size in zip(layout.mesh.axes, sizes, strict=True))
     wider = replace(layout, mesh=Mesh(axes=axes))
-    rows = tuple(
-        max(rows // layout.num_data_ranks, 1) * wider.num_data_ranks for rows in scenario.training.data.microbatches
-    )
+    rows = tuple(max(rows // layout.num_data_ranks, 1) * wider.num_data_ranks for rows in scenario.training.data.microbatches)
     data = replace(scenario.training.data, microbatches=rows)
     return replace(scenario, training=replace(scenario.training, data=data), layout=wider)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 import warnings
 from collections.abc import Iterator
@@ -93,9 +94,7 @@ def dry_run(scenario: Scenario) -> DryRun:
     problems = [problem for plan, trace in found for problem in _misplaced(scenario, plan, trace)]
     problems += _differing(found[0][0].traffic, _small_traffic(small), small.layout.mesh.num_ranks)
     plans = tuple(plan for plan, _ in found)
-    return DryRun(
-        scenario=scenario, small=small, plans=plans, problems=tuple(problems), seconds=time.perf_counter() - started
-    )
+    return DryRun(scenario=scenario, small=small, plans=plans, problems=tuple(problems), seconds=time.perf_counter() - started)
 
 
 def _run(scenario: Scenario, rank: int) -> tuple[RankPlan, Trace]:
@@ -119,9 +118,8 @@ def _run(scenario: Scenario, rank: int) -> tuple[RankPlan, Trace]:
 def _holdings(snapshot: Snapshot) -> Iterator[Holding]:
     for piece, dtype in zip(snapshot.pieces, snapshot.dtypes, strict=True):
         if piece.name:
-            size = piece.size if piece.start else piece.shape
             num_bytes = piece.numel * _itemsize(dtype)
-            yield Holding(name=piece.name, shape=piece.shape, local_shape=size, num_bytes=num_bytes)
+            yield Holding(name=piece.name, shape=piece.shape, local_shape=_extent(piece), num_bytes=num_bytes)
 
 
 def _num_bytes(snapshot: Snapshot) -> int:
@@ -155,7 +153,7 @@ def _misplaced(scenario: Scenario, plan: RankPlan, trace: Trace) -> Iterator[str
             yield f"rank {plan.rank} holds {piece.name} in another size than {list(_extent(piece))}"
     flat = next((parallelism for parallelism in layout.parallelisms if isinstance(parallelism, FSDP1)), None)
     if flat is not None:
-        yield from _overfull(layout, flat, plan)
+        yield from _overfull(layout, flat, plan.rank, [piece for piece in snapshot.pieces if piece.name])
         return
     coordinates = dict(zip(layout.mesh.names, plan.coordinates, strict=True))
     for holding in plan.holdings:
@@ -164,16 +162,19 @@ def _misplaced(scenario: Scenario, plan: RankPlan, trace: Trace) -> Iterator[str
             yield f"rank {plan.rank} holds {list(holding.local_shape)} of {holding.name}, expected {list(expected)}"
 
 
-def _overfull(layout: Layout, flat: FSDP1, plan: RankPlan) -> Iterator[str]:
+def _overfull(layout: Layout, flat: FSDP1, rank: int, pieces: list[Piece]) -> Iterator[str]:
+    """Where a rank holds more of flat parameters than its share; what they flatten may itself be cut."""
     shards = 1 if flat.strategy is ShardingStrategy.NO_SHARD else layout.mesh.size(DP, SHARD)
-    sizes = [int(np.prod(holding.shape)) for holding in plan.holdings]
-    held = sum(int(np.prod(holding.local_shape)) for holding in plan.holdings)
-    bound = flat_bound(sum(sizes), len(sizes), shards, FLAT_ALIGNMENT)
+    whole = sum(math.prod(piece.size if piece.start else piece.shape) for piece in pieces)
+    held = sum(piece.numel for piece in pieces)
+    bound = flat_bound(whole, len(pieces), shards, FLAT_ALIGNMENT)
     if held > bound:
-        yield f"rank {plan.rank} holds {held:,} elements, expected at most {bound:,} of {sum(sizes):,}"
+        yield f"rank {rank} holds {held:,} elements, expected at most {bound:,} of {whole:,}"
 
 
 def _extent(piece: Piece) -> tuple[int, ...]:
+    if piece.run is not None:
+        return (piece.run[1],)
     return piece.size if piece.start else piece.shape
 
 

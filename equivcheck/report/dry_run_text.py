@@ -22,7 +22,9 @@ def print_dry_run(console: Console, found: DryRun) -> None:
 
 def _parts(found: DryRun) -> Iterator[RenderableType]:
     mesh = found.scenario.layout.mesh
-    yield Text.assemble((found.scenario.layout.name, "bold"), f" on {mesh.num_ranks:,} ranks ({_axes(mesh)}), {found.seconds:.2f} s")
+    yield Text.assemble(
+        (found.scenario.layout.name, "bold"), f" on {mesh.num_ranks:,} ranks ({_axes(mesh)}), {found.seconds:.2f} s"
+    )
     yield _holdings(found.plans)
     yield _totals(found.plans)
     yield _traffic(found.plans[0].traffic)

@@ -1,0 +1,57 @@
+"""Dry runs."""
+
+import pytest
+
+from equivcheck import UsageError
+from equivcheck.dry_run import run
+from equivcheck.dry_run.grow import grown
+from equivcheck.dry_run.run import dry_run
+from equivcheck.train.stage import Stage
+from unit.dry_run.examples import fsdp2_over_tensor_parallel
+
+
+def test_thousands_of_ranks_are_counted_and_verified() -> None:
+    """4,096 ranks hold and send what arithmetic and a small world say."""
+    found = dry_run(grown(fsdp2_over_tensor_parallel(2, 8), 4096))
+    assert found.problems == ()
+    assert [plan.rank for plan in found.plans] == [0, 4095]
+    assert [plan.coordinates for plan in found.plans] == [(0, 0), (511, 7)]
+    first = {holding.name: holding.local_shape for holding in found.plans[0].holdings}
+    assert first["layers.0.linear.weight"] == (1, 16)  # 32 rows over 8 are 4, over 512 are 1
+    assert first["layers.1.linear.weight"] == (1, 4)  # 32 columns over 8 are 4, 16 rows over 512 are 1
+    assert found.plans[1].parameter_bytes == 0
+
+
+def test_bytes_are_those_of_the_shards() -> None:
+    """Eight bytes an element; AdamW keeps two tensors as large as each parameter, and a step count of four bytes."""
+    plan = dry_run(fsdp2_over_tensor_parallel(2, 2)).plans[0]
+    elements = 16 * 16 // 2 + 16 // 2 + 16 * 16 // 2 + 16 // 2
+    assert plan.parameter_bytes == 8 * elements
+    assert plan.optimizer_bytes == 2 * 8 * elements + 4 * 4
+
+
+def test_reading_is_not_counted() -> None:
+    """What the checker communicates to read values is no part of the layout."""
+    stages = {entry.stage for entry in dry_run(fsdp2_over_tensor_parallel()).plans[0].traffic}
+    assert stages == {Stage.SETUP, Stage.COMPUTE, Stage.CLIPPING}
+
+
+def test_a_shard_of_another_shape_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is held is compared with the arithmetic, which says rank, parameter, and both shapes."""
+    monkeypatch.setattr(run, "local_shape", lambda layout, name, shape, coordinates: shape)
+    problems = dry_run(fsdp2_over_tensor_parallel()).problems
+    assert "rank 0 holds [8, 16] of layers.0.linear.weight, expected [32, 16]" in problems
+
+
+def test_another_number_of_calls_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Calls are compared with those of a small world in which every rank runs."""
+    real = run._small_traffic
+    monkeypatch.setattr(run, "_small_traffic", lambda small: real(small)[1:])
+    problems = dry_run(grown(fsdp2_over_tensor_parallel(), 64)).problems
+    assert problems == ("setup: 1 x broadcast over tp, but 0 on 4 ranks",)
+
+
+def test_a_layout_that_cannot_run_there_is_refused() -> None:
+    """More tensor-parallel ranks than columns is refused with the layout's reason."""
+    with pytest.raises(UsageError, match=r"fsdp2 x tensor_parallel on 128 ranks .* must be a multiple of the ranks"):
+        dry_run(fsdp2_over_tensor_parallel(2, 64))

@@ -1,0 +1,112 @@
+"""The fake world beside torch's own `fake` backend: the same trainings, the same collectives."""
+
+import threading
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch.testing._internal.distributed.fake_pg import FakeStore
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from equivcheck.layouts.program import rank_setup
+from equivcheck.scenario import (
+    FSDP1,
+    FSDP2,
+    Axis,
+    Data,
+    Layer,
+    LayerPlan,
+    Layout,
+    Mesh,
+    Model,
+    Norm,
+    Parallelism,
+    Scenario,
+    Split,
+    Spread,
+    TensorParallel,
+    Training,
+)
+from equivcheck.train.loop import train
+from equivcheck.train.stage import Stage
+from equivcheck.worlds.fake import FakeRanks
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # what torch warns of is of no interest here
+
+PAIRWISE = TensorParallel(plan=(LayerPlan(split=Split.COLUMN, output=Spread.FEATURES), LayerPlan(split=Split.ROW)))
+SEQUENCE = TensorParallel(plan=(LayerPlan(split=Split.COLUMN, output=Spread.ROWS), LayerPlan(split=Split.ROW)))
+NAMES = {
+    "all_gather_into_tensor": "all_gather",
+    "_allgather_base_": "all_gather",
+    "reduce_scatter_tensor": "reduce_scatter.sum",
+    "_reduce_scatter_base_": "reduce_scatter.sum",
+    "all_reduce": "all_reduce.sum",
+    "allreduce_": "all_reduce.sum",
+}
+"""Ours, by the name of torch's operator."""
+
+
+class Collectives(TorchDispatchMode):
+    """Counts the collectives that torch dispatches."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Count and go on."""
+        if func.namespace in ("c10d", "_c10d_functional") and func.overloadpacket.__name__ in NAMES:
+            self.counts[NAMES[func.overloadpacket.__name__]] += 1
+        return func(*args, **(kwargs or {}))
+
+
+def under_torch_fake(program: Callable[[], Any], rank: int, size: int) -> Any:
+    """Run a program under the `fake` backend, in a thread of its own so that no mesh is kept for anybody else."""
+    results: list[Any] = []
+
+    def serve() -> None:
+        dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=size)
+        try:
+            results.append(program())
+        finally:
+            dist.destroy_process_group()
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    thread.join()
+    (result,) = results
+    return result
+
+
+def counted(scenario: Scenario) -> Counter[str]:
+    """The collectives of all steps, as torch dispatches them."""
+    setup = rank_setup(scenario)
+    with Collectives() as seen:
+        train(setup)
+    setup.release()
+    return seen.counts
+
+
+@pytest.mark.parametrize("tp_plan", [PAIRWISE, SEQUENCE], ids=["pairwise", "sequence"])
+@pytest.mark.parametrize("data_parallel", [FSDP2(), FSDP1()], ids=["fsdp2", "fsdp1"])
+def test_tensor_parallel_inside_fsdp_trains_under_both(tp_plan: TensorParallel, data_parallel: Parallelism) -> None:
+    """For any size of mesh and model and any rank, training issues the same collectives as torch counts under `fake`."""
+
+    @settings(max_examples=3, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    @given(dp=st.integers(2, 64), tp=st.sampled_from([2, 4, 8]), width=st.integers(1, 4), data=st.data())
+    def same(dp: int, tp: int, width: int, data: st.DataObject) -> None:
+        mesh = Mesh(axes=(Axis(name="dp", size=dp), Axis(name="tp", size=tp)))
+        layers = (Layer(width=8 * width), Layer(width=8, norm=Norm.RMS if tp_plan is SEQUENCE else None))
+        training = Training(model=Model(features=8, layers=layers), data=Data(microbatches=(dp * tp,)), steps=5)
+        scenario = Scenario(training=training, layout=Layout(mesh=mesh, parallelisms=(tp_plan, data_parallel)))
+        rank = data.draw(st.integers(0, dp * tp - 1))
+        (calls,) = FakeRanks(dp * tp, rank).run(lambda: train(rank_setup(scenario))).calls
+        ours = Counter(call.op for call in calls if call.stage is not Stage.SETUP)
+        assert ours == under_torch_fake(lambda: counted(scenario), rank, dp * tp)
+        assert ours["all_gather"] > 0
+
+    same()
