@@ -42,8 +42,11 @@ SEQUENCE = TensorParallel(plan=(LayerPlan(split=Split.COLUMN, output=Spread.ROWS
 NAMES = {
     "all_gather_into_tensor": "all_gather",
     "_allgather_base_": "all_gather",
+    "allgather_": "all_gather",
+    "all_gather_single_": "all_gather",
     "reduce_scatter_tensor": "reduce_scatter.sum",
     "_reduce_scatter_base_": "reduce_scatter.sum",
+    "reduce_scatter_single_": "reduce_scatter.sum",
     "all_reduce": "all_reduce.sum",
     "allreduce_": "all_reduce.sum",
 }
