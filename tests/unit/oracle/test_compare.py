@@ -195,3 +195,11 @@ def test_the_worst_element_is_shown_with_both_values(trace: Trace) -> None:
     assert float(divergence.expected) == gradients.values[4]
     assert float(divergence.actual) == 3.0 * gradients.values[4]
     assert divergence.error > 1
+
+
+def test_a_rank_without_a_loss_has_no_say(trace: Trace) -> None:
+    """The loss is the mean over the ranks that have one; where none has, it is missing."""
+    silent = with_step(trace, 0, loss=None)
+
+    assert compare(reference(TRAINING), [silent, trace]).divergences == ()
+    assert only(compare(reference(TRAINING), [silent, silent])) == (0, Phase.LOSS, "loss", Difference.MISSING, 0)
