@@ -10,7 +10,7 @@ from hypothesis.strategies import DrawFn, SearchStrategy
 
 from equivcheck.scenario import Layer, Model
 from equivcheck.scenario.model import MAX_LAYERS
-from equivcheck.strategies.chance import SOMETIMES, below
+from equivcheck.strategies.chance import below
 from equivcheck.strategies.layer import WIDTHS, layers
 
 
@@ -24,6 +24,9 @@ class _Fit(Enum):
 
 _DEPTHS = st.sampled_from((1, 2, 2, 3, 3, 4, 5))
 _LAYERS = layers()
+_BUFFERS: SearchStrategy[dict[str, bool]] = st.sampled_from(
+    ({}, {"counter": True}, {"offset": True}, {"counter": True, "offset": True})
+)
 _FITS = st.sampled_from((_Fit.FREE, _Fit.SQUARE, _Fit.SHARED, _Fit.SHARED))
 """Shared twice: tensor parallelism unties weights, so that many of them are lost."""
 
@@ -45,7 +48,7 @@ def models(
         inputs.append(stack[-1].width)
     if all(layer.frozen or layer.shares is not None for layer in stack):
         stack[0] = replace(stack[0], frozen=False)
-    return Model(features=inputs[0], layers=tuple(stack), counter=draw(SOMETIMES))
+    return Model(features=inputs[0], layers=tuple(stack), **draw(_BUFFERS))
 
 
 def _fitted(draw: DrawFn, layer: Layer, inputs: list[int], before: list[Layer]) -> Layer:

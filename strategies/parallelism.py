@@ -53,6 +53,7 @@ def ddp(draw: DrawFn) -> DDP:
         gradient_as_bucket_view=draw(SOMETIMES),
         static_graph=draw(SOMETIMES),
         find_unused_parameters=draw(SOMETIMES),
+        unequal_start=draw(SOMETIMES),
         **draw(_ZERO_OPTIONS),
         **(draw(DDP_OPTIONS) if draw(RARELY) else {}),
     )

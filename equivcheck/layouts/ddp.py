@@ -95,6 +95,10 @@ class DDPKind(LayoutKind):
         from equivcheck.layouts.localized import clip_across, is_localized, localized_slots
 
         assert isinstance(parallelism, DDP), parallelism
+        if parallelism.unequal_start:
+            from equivcheck.layouts.unequal import disturb
+
+            disturb(setup.model, mesh)
         module = DistributedDataParallel(
             setup.module,
             device_mesh=mesh,

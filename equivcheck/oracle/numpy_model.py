@@ -46,7 +46,8 @@ def forward(model: Model, parameters: Mapping[str, Array], inputs: Array, masks:
         if mask is not None:
             outputs = outputs * mask
         inputs = _exercised(layer, outputs + inputs if layer.residual else outputs)
-    return Forward(model, step, masks, tuple(kept), inputs)
+    outputs = inputs + np.linspace(0.25, 0.75, model.outputs, dtype=inputs.dtype) if model.offset else inputs
+    return Forward(model, step, masks, tuple(kept), outputs)
 
 
 def backward(run: Forward, parameters: Mapping[str, Array], gradient: Array) -> dict[str, Array]:

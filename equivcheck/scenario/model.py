@@ -95,6 +95,8 @@ class Model:
     """1 to 8 layers, at least one of them trained and with a weight of its own."""
     counter: bool = False
     """Whether the model has a buffer that counts its forward passes, as batch normalisation does."""
+    offset: bool = False
+    """Whether the model has a buffer of real numbers, one for each output, that is added to its outputs."""
 
     def __post_init__(self) -> None:
         require_between(self, "features", 1, MAX_WIDTH)

@@ -89,6 +89,8 @@ class DDP(Parallelism):
     """What `torch.autocast` casts to around forward and loss; None for no autocast."""
     compression: Compression = Compression.NONE
     """Which hook compresses gradients for their reduction."""
+    unequal_start: bool = False
+    """Whether ranks have different parameters and buffers until they are wrapped, which makes them those of the first."""
 
     def __post_init__(self) -> None:
         require_positive(self, "bucket_cap_mb")

@@ -19,7 +19,7 @@ from torch.nn import functional
 from equivcheck.scenario import ClipNorm, ClipValue, Layer, Norm, Side, Training, ZeroGrad
 from equivcheck.train.exercises import added
 from equivcheck.train.material import Batch
-from equivcheck.train.model import ACTIVATIONS
+from equivcheck.train.model import ACTIVATIONS, offset_of
 from equivcheck.train.optimizer import build_optimizer, build_schedule
 
 Array = npt.NDArray[np.floating]
@@ -144,6 +144,8 @@ def _accumulate(run: _Run, microbatches: Sequence[Batch], index: int) -> torch.T
         values = batch.inputs.mT if batch.batch_dim else batch.inputs
         for block, mask in zip(run.blocks, batch.masks, strict=True):
             values = _forward(block, values, mask, index)
+        if training.model.offset:
+            values = values + offset_of(training.model, values.dtype)
         loss = _losses(training, values.mT if batch.batch_dim else values, batch.targets)
         if training.loss.is_mean and len(microbatches) > 1:
             loss = loss * (batch.inputs.shape[1 + batch.batch_dim] / training.data.batch)

@@ -33,7 +33,7 @@ def _repeat(values: torch.Tensor) -> torch.Tensor:
 
 def _arange(values: torch.Tensor) -> torch.Tensor:
     made = ARANGE_STEP * torch.arange(values.shape[1], dtype=values.dtype, device=values.device)
-    return values + _beside(values, made).repeat(values.shape[0], 1)
+    return values + beside(values, made).repeat(values.shape[0], 1)
 
 
 def _ones(values: torch.Tensor) -> torch.Tensor:
@@ -64,7 +64,7 @@ def added(exercise: Exercise | None, width: int, dtype: torch.dtype) -> torch.Te
     return torch.ones(width, dtype=dtype) if exercise is Exercise.ONES else None
 
 
-def _beside(values: torch.Tensor, made: torch.Tensor) -> torch.Tensor:
+def beside(values: torch.Tensor, made: torch.Tensor) -> torch.Tensor:
     """A tensor made alike on every rank, such that it goes with the values: DTensors do not mix with plain tensors."""
     if not isinstance(values, DTensor):
         return made

@@ -10,7 +10,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from equivcheck.scenario import Activation, Layer, Model, Norm, Side
-from equivcheck.train.exercises import EXERCISES
+from equivcheck.train.exercises import EXERCISES, beside
 
 ACTIVATIONS: dict[Activation, Callable[[torch.Tensor], torch.Tensor]] = {
     Activation.RELU: functional.relu,
@@ -66,13 +66,16 @@ class MLP(nn.Module):
     """A stack of blocks between two transpositions, where rows do not come first."""
 
     forwards: torch.Tensor
+    offset: torch.Tensor
 
-    def __init__(self, model: Model, batch_dim: int = 0) -> None:
+    def __init__(self, model: Model, batch_dim: int = 0, dtype: torch.dtype = torch.float64) -> None:
         super().__init__()
         self.batch_dim = batch_dim
         self.layers = nn.ModuleList(Block(layer, model.inputs(index)) for index, layer in enumerate(model.layers))
         if model.counter:
             self.register_buffer("forwards", torch.zeros((), dtype=torch.int64))
+        if model.offset:
+            self.register_buffer("offset", offset_of(model, dtype))
 
     def forward(self, inputs: torch.Tensor, masks: tuple[torch.Tensor | None, ...], step: int) -> torch.Tensor:
         """Map (rows, features) to (rows, outputs), or (features, rows) to (outputs, rows); `step` decides which sides run."""
@@ -81,12 +84,14 @@ class MLP(nn.Module):
         values = inputs.T if self.batch_dim else inputs
         for layer, mask in zip(self.layers, masks, strict=True):
             values = layer(values, mask, step)
+        if "offset" in self._buffers:
+            values = values + beside(values, self.offset)
         return values.T if self.batch_dim else values
 
 
 def build_model(model: Model, parameters: Mapping[str, torch.Tensor], batch_dim: int = 0) -> MLP:
     """The module of a noun with copies of the given initial parameters, for rows along a dim of inputs and outputs."""
-    module = MLP(model, batch_dim)
+    module = MLP(model, batch_dim, next(iter(parameters.values())).dtype)
     for name, values in parameters.items():
         owner, _, attribute = name.rpartition(".")
         frozen = model.layers[int(name.split(".")[1])].frozen
@@ -95,6 +100,11 @@ def build_model(model: Model, parameters: Mapping[str, torch.Tensor], batch_dim:
         if layer.shares is not None:
             module.get_submodule(f"layers.{index}.linear").weight = module.get_submodule(f"layers.{layer.shares}.linear").weight
     return module
+
+
+def offset_of(model: Model, dtype: torch.dtype) -> torch.Tensor:
+    """What a model with an offset adds to its outputs, shape (outputs,): no two alike, none of them zero."""
+    return torch.linspace(0.25, 0.75, model.outputs, dtype=dtype)
 
 
 def _norm(norm: Norm | None, features: int) -> nn.Module | None:

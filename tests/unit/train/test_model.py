@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
@@ -95,6 +97,17 @@ def test_counter_counts_forwards(module: MLP) -> None:
     for _ in range(3):
         module(INPUTS, NO_MASKS, 0)
     assert module.forwards.tolist() == 3
+
+
+def test_offset_is_added_to_the_outputs() -> None:
+    """The buffer has one number for each output, none of them zero, and is not trained."""
+    model = Model(features=3, layers=(Layer(width=4),))
+    plain, moved = built(model), built(replace(model, offset=True))
+    assert torch.equal(moved(INPUTS, (None,), 0), plain(INPUTS, (None,), 0) + moved.offset)
+    assert moved.offset.shape == (4,)
+    assert moved.offset.dtype == torch.float64
+    assert moved.offset.all()
+    assert "offset" not in dict(moved.named_parameters())
 
 
 def test_model_without_counter_has_no_buffers() -> None:

@@ -1,0 +1,22 @@
+"""Ranks that start from other parameters and buffers than the first, for wrappers that promise to make them equal."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
+
+
+def disturb(model: nn.Module, mesh: DeviceMesh) -> None:
+    """Change what a rank holds of every parameter and buffer unless it is the first along all axes of the mesh; in place."""
+    coordinate = mesh.get_coordinate()
+    assert coordinate is not None, "every rank of the world is in the mesh"
+    if not any(coordinate):
+        return
+    generator = np.random.default_rng(coordinate)
+    with torch.no_grad():
+        for tensor in (*model.parameters(), *model.buffers()):
+            local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+            local += torch.from_numpy(np.asarray(generator.integers(1, 100, tuple(local.shape)))).to(local.dtype)
