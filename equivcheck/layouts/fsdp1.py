@@ -15,8 +15,8 @@ from equivcheck.layouts.limits import (
     parallelism_of,
     with_options,
 )
-from equivcheck.layouts.mends import has_shares, may_skip_parameters, without_frozen, without_shares, without_side
-from equivcheck.layouts.plans import splits_weights
+from equivcheck.layouts.mends import has_shares, may_skip_parameters, with_widths, without_frozen, without_shares, without_side
+from equivcheck.layouts.plans import fits, layers_of_nothing, splits_weights
 from equivcheck.layouts.rounding import Division, Rounding
 from equivcheck.layouts.whole_parameters import elementwise
 from equivcheck.scenario import (
@@ -127,6 +127,24 @@ NORM_OF_ALL_SHARDS = Limit(
 )
 
 
+def has_unit_of_nothing(training: Training, layout: Layout) -> bool:
+    """Whether tensor parallelism leaves some rank no element of what is to be one flat parameter."""
+    plans = [parallelism.plan for parallelism in layout.parallelisms if isinstance(parallelism, TensorParallel)]
+    if not plans or not fits(training.model, plans[0]):
+        return False
+    of_nothing = layers_of_nothing(training.model, plans[0], layout.mesh.size(TP))
+    return any(of_nothing) if parallelism_of(layout, FSDP1).wrapping is Wrapping.PER_LAYER else all(of_nothing)
+
+
+NOTHING_TO_FLATTEN = Limit(
+    reason="FullyShardedDataParallel over tensor parallelism: a rank that holds nothing of a unit cannot wrap it "
+    "('unsharded_start_idx: 0 unsharded_end_idx: -1')",
+    applies=has_unit_of_nothing,
+    mend=lambda training, layout: with_widths(training, layout.mesh.size(TP)),
+    upstream=True,
+)
+
+
 def _by_value(training: Training) -> ClipValue:
     assert isinstance(training.clipping, ClipNorm), training.clipping
     return ClipValue(clip_value=training.clipping.max_norm)
@@ -148,6 +166,7 @@ class FSDP1Kind(LayoutKind):
     limits: ClassVar[tuple[Limit, ...]] = (
         EVEN_ROWS,
         NORM_OF_ALL_SHARDS,
+        NOTHING_TO_FLATTEN,
         NORM_IN_FLOAT32,
         ONE_UNIT_FOR_SHARED_WEIGHTS,
         UNIFORM_FROZEN,

@@ -150,3 +150,15 @@ def trained_cuts(model: Model, plan: tuple[LayerPlan, ...]) -> Iterator[int]:
 def leaves_nothing(size: int, ranks: int) -> bool:
     """Whether `torch.chunk` leaves the last of the ranks nothing of a dim."""
     return -(-size // ranks) * (ranks - 1) >= size
+
+
+def layers_of_nothing(model: Model, plan: tuple[LayerPlan, ...], tp: int) -> list[bool]:
+    """Of each layer, whether a plan of as many entries as layers leaves the last of the ranks no element of any parameter."""
+    return [
+        layer.norm is None
+        and (
+            (entry.split is Split.COLUMN and leaves_nothing(layer.width, tp))
+            or (entry.split is Split.ROW and not layer.bias and leaves_nothing(model.inputs(index), tp))
+        )
+        for index, (layer, entry) in enumerate(zip(model.layers, plan, strict=True))
+    ]

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from math import prod
 
+from equivcheck.layouts.fsdp1 import has_unit_of_nothing
 from equivcheck.layouts.mends import all_multiples, has_shares, may_skip_parameters
 from equivcheck.layouts.plans import leaves_nothing, splits_weights, trained_cuts
 from equivcheck.oracle.known_pipeline_predicates import (
@@ -115,6 +116,12 @@ def tensor_parallel_leaves_nothing(scenario: Scenario) -> bool:
         if isinstance(parallelism, TensorParallel)
         for size in trained_cuts(scenario.training.model, parallelism.plan)
     )
+
+
+def unit_of_nothing(scenario: Scenario) -> bool:
+    """FSDP1 over tensor parallelism that leaves some rank no element of a unit."""
+    with_fsdp1 = any(isinstance(parallelism, FSDP1) for parallelism in scenario.layout.parallelisms)
+    return with_fsdp1 and has_unit_of_nothing(scenario.training, scenario.layout)
 
 
 def weights_split_over_ranks(scenario: Scenario) -> bool:
@@ -360,6 +367,7 @@ NEEDS: dict[str, Callable[[Scenario], bool]] = _by_name(
     stage_ends_in_view,
     static_graph_without_sync,
     tensor_parallel_leaves_nothing,
+    unit_of_nothing,
     weights_split_over_ranks,
     unused_parameters_not_looked_for,
 )

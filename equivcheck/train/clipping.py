@@ -40,8 +40,11 @@ def clip_by_norm_of_norms(
 
 def clip_by_value(parameters: list[torch.Tensor], clipping: ClipValue) -> None:
     """Clip each element, in one call for each kind of tensor."""
-    for kind in _kinds(parameters):
-        nn.utils.clip_grad_value_(kind, clipping.clip_value)
+    kinds = _kinds(parameters)
+    for kind in kinds:
+        # It raises where there is nothing to clip, which is nobody's fault if there is something elsewhere.
+        if len(kinds) == 1 or any(parameter.grad is not None for parameter in kind):
+            nn.utils.clip_grad_value_(kind, clipping.clip_value)
 
 
 def _kinds(tensors: Iterable[torch.Tensor]) -> list[list[torch.Tensor]]:

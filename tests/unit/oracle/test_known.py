@@ -55,6 +55,7 @@ HYBRID = FSDP1(strategy=ShardingStrategy.HYBRID_SHARD)
 ONE_WEIGHT = Layer(width=1, bias=False)
 COLUMN = TensorParallel(plan=(LayerPlan(split=Split.COLUMN),))
 REPLICATED = Replicate(implementation=Replicator.FSDP)
+PER_LAYER = FSDP1(wrapping=Wrapping.PER_LAYER)
 FROZEN = Layer(width=1, bias=False, frozen=True)
 ROWS = TensorParallel(plan=(LayerPlan(output=Spread.ROWS), LayerPlan()))
 WHOLE = TensorParallel(plan=(LayerPlan(), LayerPlan()))
@@ -172,6 +173,14 @@ SHOWN = {
             over_tp(FSDP2(), Layer(width=2), tp=2, split=Split.COLUMN, clipping=ClipNorm()),
         ],
     ),
+    "fsdp1_flattens_nothing": (
+        over_tp(FSDP1(), ONE_WEIGHT, tp=2, split=Split.COLUMN),
+        [
+            over_tp(FSDP1(), Layer(width=1), tp=2, split=Split.ROW),
+            over_tp(FSDP1(), ONE_WEIGHT, tp=2),
+            over_tp(FSDP1(), ONE_WEIGHT, Layer(width=2), tp=2, split=Split.COLUMN),
+        ],
+    ),
     "fsdp2_reduces_nothing": (
         over_tp(FSDP2(), ONE_WEIGHT, tp=2, split=Split.COLUMN),
         [
@@ -231,6 +240,8 @@ REACHABLE = [issue for issue in known_issues() if issue.layouts]
 
 ALSO_SHOWN = [
     ("inf_norm_of_empty_shard", over_tp(FSDP2(), Layer(width=3), tp=2, split=Split.COLUMN, clipping=INF)),
+    ("fsdp1_flattens_nothing", over_tp(PER_LAYER, ONE_WEIGHT, Layer(width=2), tp=2, split=Split.COLUMN)),
+    ("fsdp1_flattens_nothing", over_tp(FSDP1(), ONE_WEIGHT, tp=2, split=Split.ROW)),
     ("fsdp2_reduces_nothing", over_tp(FSDP2(), Layer(width=4), tp=2, split=Split.ROW)),
     ("clip_grad_value_of_nothing", scenario(Pipeline(), FROZEN, ONE_WEIGHT, clipping=ClipValue())),
     (
