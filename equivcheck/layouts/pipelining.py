@@ -33,18 +33,21 @@ SCHEDULES: dict[PipelineSchedule, str] = {
 
 
 class StageLayers(nn.Module):
-    """Consecutive layers as one module."""
+    """Consecutive layers as one module; those at the end add the model's offset, if it has one."""
 
-    def __init__(self, layers: range, blocks: Sequence[nn.Module]) -> None:
+    offset: torch.Tensor | None
+
+    def __init__(self, layers: range, blocks: Sequence[nn.Module], offset: torch.Tensor | None) -> None:
         super().__init__()
         self.indices = layers
         self.blocks = nn.ModuleList(blocks)
+        self.register_buffer("offset", offset)
 
     def forward(self, inputs: torch.Tensor, *, masks: tuple[torch.Tensor | None, ...], step: int) -> torch.Tensor:
         """Map (rows, inputs of the first layer) to (rows, width of the last); masks are those of all layers."""
         for index, block in zip(self.indices, self.blocks, strict=True):
             inputs = block(inputs, masks[index], step)
-        return inputs
+        return inputs if self.offset is None else inputs + self.offset
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -128,7 +131,11 @@ def build_pipeline(setup: Setup, parallelism: Pipeline, mesh: DeviceMesh) -> Non
     assert isinstance(layers, nn.ModuleList), "the model is a stack"
     spans = layers_of_stages(parallelism, ranks, len(layers))
     modules = {
-        stage: StageLayers(spans[stage], [layers[index] for index in spans[stage]])
+        stage: StageLayers(
+            spans[stage],
+            [layers[index] for index in spans[stage]],
+            setup.model.get_buffer("offset") if setup.training.model.offset and stage == len(spans) - 1 else None,
+        )
         for stage in stages_of_rank(parallelism, rank, ranks)
     }
     kept = {index for module in modules.values() for index in module.indices}

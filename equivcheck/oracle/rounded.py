@@ -20,7 +20,7 @@ from equivcheck.scenario import Training
 from equivcheck.scenario.rounding import ElementType, LowPrecision
 from equivcheck.train.accumulate import part_loss, scalar
 from equivcheck.train.material import Batch, material
-from equivcheck.train.model import build_model
+from equivcheck.train.model import build_model, offset_of
 from equivcheck.train.setup import Setup, single_device
 
 Gradients = dict[str, torch.Tensor]
@@ -53,6 +53,9 @@ class Twin(nn.Module):
         drawn = material(training).parameters
         cast = {name: values.to(self.dtype) for name, values in drawn.items()}
         self.twin = build_model(training.model, cast, training.data.batch_dim)
+        if training.model.offset:
+            # Buffers are not cast.
+            self.twin.offset = offset_of(training.model, _dtype(ElementType(training.precision.value)))
         self.cast = dict(self.twin.named_parameters())
 
     def forward(self, inputs: torch.Tensor, masks: tuple[torch.Tensor | None, ...], step: int) -> torch.Tensor:
