@@ -45,6 +45,10 @@ def received(case: Case, inputs: list[list[Array]]) -> Sequence[Array | list[Arr
 def assert_received(case: Case, results: Sequence[Result | None]) -> None:
     """Every member, and nobody else, received what the model says; `results` are by global rank."""
     expected = expected_of(case)
+    if case.kind is Kind.ALL_REDUCE:
+        assert len({result.outputs[0].tobytes() for result in results if result and result.outputs}) <= 1, (
+            f"ranks differ in {case}"
+        )
     for rank, result in enumerate(results):
         assert (result is not None) == (rank in case.group), f"rank {rank} of {case}"
         wanted = expected[case.group.index(rank)] if result is not None else None

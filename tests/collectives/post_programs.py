@@ -12,7 +12,7 @@ from torch.distributed import _functional_collectives as functional
 
 from collectives.cases import Case, Kind, inputs_of
 from collectives.model import Array
-from collectives.posts import Coalesced, Form, Post
+from collectives.posts import Barrier, Coalesced, Form, Post
 from collectives.programs import (
     Result,
     Tensors,
@@ -169,14 +169,17 @@ def _pass_on(objects: Sequence[Any], ranks: Sequence[int], member: int, group: A
     return got[0]
 
 
-def meet(ranks: Sequence[int], delays: Sequence[float], asynchronous: bool) -> tuple[float, float] | None:
+def meet(ranks: Sequence[int], delays: Sequence[float], barrier: Barrier) -> tuple[float, float] | None:
     """When the caller came to a barrier, after its delay in seconds, and when it left, by a clock that all share."""
     group = group_of(ranks)
     if dist.get_rank() not in ranks:
         return None
     time.sleep(delays[ranks.index(dist.get_rank())])
     came = time.monotonic()
-    work = dist.barrier(group=group, async_op=asynchronous)
-    if asynchronous:
-        work.wait()
+    if barrier is Barrier.MONITORED:
+        dist.monitored_barrier(group)
+    else:
+        work = dist.barrier(group=group, async_op=barrier is Barrier.ASYNCHRONOUS)
+        if work is not None:
+            work.wait()
     return came, time.monotonic()

@@ -26,6 +26,14 @@ class Form(Choice):
     """``batch_isend_irecv``."""
 
 
+class Barrier(Choice):
+    """How ranks wait for each other."""
+
+    BLOCKING = "blocking"
+    ASYNCHRONOUS = "asynchronous"
+    MONITORED = "monitored"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Post:
     """Messages between the members of a group; what is sent is drawn as for a broadcast from the sender."""

@@ -111,6 +111,13 @@ def _finish(result: Result, issued: Issued) -> None:
     result.outputs = arrays_of(outputs)
 
 
+def extreme_of_nan(op: str) -> Array:
+    """The least or greatest of what ranks have, of which rank 0 has NaN only."""
+    tensor = torch.full((3,), torch.nan if dist.get_rank() == 0 else 1.0)
+    dist.all_reduce(tensor, op=getattr(dist.ReduceOp, op.upper()))
+    return array_of(tensor)
+
+
 def _issue(case: Case) -> Issued:
     group = group_of(case.group)
     if dist.get_rank() not in case.group:

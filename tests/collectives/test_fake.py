@@ -16,7 +16,7 @@ from collectives.fakes import TRACED, in_fake_world, in_torchs_fake, trace
 from collectives.gradient_programs import differentiate
 from collectives.gradients import Derivative, derivatives
 from collectives.post_programs import deliver, meet, run_coalesced
-from collectives.posts import Coalesced, coalesced, posts
+from collectives.posts import Barrier, Coalesced, coalesced, posts
 from collectives.programs import run_batch
 
 FAKES = {"torch": in_torchs_fake, "equivcheck": in_fake_world}
@@ -83,7 +83,7 @@ def test_messages(fake: str, data: st.DataObject) -> None:
     mine = [index for index, case in enumerate(post.messages) if case.group[post.receivers[index]] == rank]
     assert {index: letter.shape for index, letter in letters.items()} == {index: post.messages[index].shape for index in mine}
     ranks = post.messages[0].group
-    assert (FAKES[fake](size, rank, meet, ranks, [0.0] * size, True) is None) == (rank not in ranks)
+    assert (FAKES[fake](size, rank, meet, ranks, [0.0] * size, Barrier.ASYNCHRONOUS) is None) == (rank not in ranks)
 
 
 @pytest.mark.parametrize("fake", FAKES)

@@ -14,7 +14,7 @@ from collectives import model
 from collectives.cases import MAX_SIZE, groups, inputs_of
 from collectives.judge import assert_received, same_bits
 from collectives.post_programs import deliver, exchange_objects, meet, run_coalesced
-from collectives.posts import Coalesced, Post, coalesced_batches, mails
+from collectives.posts import Barrier, Coalesced, Post, coalesced_batches, mails
 from collectives.worlds import WORLDS, run_in
 
 EXAMPLES = max(40, settings().max_examples // 2)
@@ -99,6 +99,6 @@ def test_barriers(world: str, data: st.DataObject) -> None:
     size = data.draw(st.integers(2, MAX_SIZE))
     ranks = data.draw(groups(size))
     delays = data.draw(st.lists(st.sampled_from((0.0, 0.002)), min_size=len(ranks), max_size=len(ranks)))
-    times = np.array([found for found in run_in(world, size, meet, ranks, delays, data.draw(st.booleans())) if found])
+    times = np.array([found for found in run_in(world, size, meet, ranks, delays, data.draw(st.sampled_from(Barrier))) if found])
     assert len(times) == len(ranks)
     assert times[:, 0].max() <= times[:, 1].min()

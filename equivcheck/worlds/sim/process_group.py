@@ -194,6 +194,10 @@ class SimGroup(_ProcessGroup):  # type: ignore[misc]  # torch's overloads differ
         """Wait for all members."""
         return self._collective(Request("barrier", [], [], arithmetic.nothing), [])
 
+    def monitored_barrier(self, timeout: Any = None, wait_all_ranks: bool = False) -> None:  # noqa: ARG002 - torch names them
+        """Wait for all members; who is missing is known without waiting for a time limit."""
+        self._collective(Request("monitored_barrier", [], [], arithmetic.nothing), []).wait()
+
     _allgather_base = all_gather_single
     allgather_into_tensor_coalesced = all_gather_single_coalesced
     _reduce_scatter_base = reduce_scatter_single

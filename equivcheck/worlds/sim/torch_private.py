@@ -1,7 +1,8 @@
 """The private torch API that ranks as threads need; tried on torch 2.13.
 
-Three process-wide things are changed while ranks run, and only then: the ``_world`` of `torch.distributed` (each rank sees its
-own), thread isolation of the registry that maps group names to groups, and the backend name under which groups are made.
+Four process-wide things are changed while ranks run, and only then: the ``_world`` of `torch.distributed` (each rank sees its
+own), thread isolation of the registry that maps group names to groups, the backend name under which groups are made, and
+`torch.distributed.monitored_barrier`, which takes groups of gloo only.
 """
 
 from __future__ import annotations
@@ -95,7 +96,8 @@ def separate_worlds(make_group: Callable[[Any, Any], Any]) -> Iterator[None]:
     try:
         c10d._world = _thread_worlds  # type: ignore[assignment]
         isolate(True)
-        yield
+        with _monitored_barrier_for_ranks():
+            yield
     finally:
         isolate(False)
         c10d._world = _original_world
@@ -103,6 +105,24 @@ def separate_worlds(make_group: Callable[[Any, Any], Any]) -> Iterator[None]:
         sys.excepthook = hook
         for name, value in kept.items():
             setattr(c10d, name, value)
+
+
+@contextlib.contextmanager
+def _monitored_barrier_for_ranks() -> Iterator[None]:
+    theirs = c10d.monitored_barrier
+
+    def monitored_barrier(group: Any = None, timeout: Any = None, wait_all_ranks: bool = False) -> None:
+        if not is_rank_thread():
+            theirs(group, timeout, wait_all_ranks)
+        elif group is not dist.GroupMember.NON_GROUP_MEMBER:
+            own: Any = group or dist.group.WORLD
+            own.monitored_barrier(timeout, wait_all_ranks)
+
+    try:
+        c10d.monitored_barrier = dist.monitored_barrier = monitored_barrier
+        yield
+    finally:
+        c10d.monitored_barrier = dist.monitored_barrier = theirs
 
 
 def _register_backend(make_group: Callable[[Any, Any], Any]) -> None:
