@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 from hypothesis import strategies as st
-from hypothesis.strategies import DrawFn, SearchStrategy
+from hypothesis.strategies import DrawFn
 
 from collectives.model import Array
 from equivcheck.choice import Choice
@@ -147,72 +146,69 @@ def rounded(array: Array, dtype: str) -> Array:
     return found
 
 
+SIZES = st.sampled_from((1, 2, 3, 4, MAX_SIZE, 2, 3, 4))
+"""Ranks of a world: seldom one, which hides most mistakes."""
+EXTENTS = st.sampled_from((1, 2, 3, 2, 3, 2, 3, 0))
+"""Of a dim: seldom none, which hides all."""
+SEEDS = st.integers(0, 1000)
+
+
 @st.composite
 def shapes(draw: DrawFn, *, min_dims: int = 0) -> tuple[int, ...]:
     """Shapes of up to three dims, 0-d and empty ones among them."""
-    return tuple(draw(st.lists(st.integers(0, 3), min_size=min_dims, max_size=3)))
+    return tuple(draw(st.lists(EXTENTS, min_size=min_dims, max_size=3)))
 
 
 @st.composite
 def groups(draw: DrawFn, size: int) -> tuple[int, ...]:
-    """Groups of a world: all of it half of the time, else any subset."""
+    """Groups of a world: all of it half of the time, else any subset, seldom of one."""
     if draw(st.booleans()):
-        return tuple(sorted(draw(st.sets(st.integers(0, size - 1), min_size=1))))
-    return tuple(range(size))
+        return tuple(range(size))
+    fewest = min(size, draw(st.sampled_from((1, 2, 2, 2))))
+    return tuple(sorted(draw(st.sets(st.integers(0, size - 1), min_size=fewest))))
 
 
-def _dtypes(op: str) -> tuple[str, ...]:
-    """Types that a reduction is defined for in every world; see `unsupported`."""
-    if op == "avg":
-        return (*FLOATS, *COMPLEX)
+def dtypes_of(kind: Kind, op: str) -> tuple[str, ...]:
+    """Types that a collective takes in every world; see `unsupported`."""
     if op in BITWISE:
         return (*INTEGERS, "bool")
-    return DTYPES if op == "sum" else (*FLOATS, *INTEGERS, "bool")
+    if op == "avg":
+        return (*FLOATS, *COMPLEX)
+    if kind is Kind.GATHER or op not in ("", "sum"):
+        return (*FLOATS, *INTEGERS, "bool")
+    return DTYPES
 
 
 @st.composite
-def reductions(draw: DrawFn, size: int) -> Case:
-    """Collectives that reduce."""
-    op = draw(st.sampled_from((*ARITHMETIC, "avg", *BITWISE)))
-    values = draw(st.sampled_from((Values.WHOLE, Values.NORMAL)))
-    plain = Case(kind=draw(st.sampled_from(REDUCTIONS)), dtype=draw(st.sampled_from(_dtypes(op))), op=op, values=values)
-    return draw(_filled_in(plain, size))
-
-
-@st.composite
-def moves(draw: DrawFn, size: int) -> Case:
-    """Collectives that move tensors unchanged."""
-    kind = draw(st.sampled_from(MOVES))
-    dtypes = tuple(dtype for dtype in DTYPES if kind is not Kind.GATHER or dtype not in COMPLEX)
-    return draw(_filled_in(Case(kind=kind, dtype=draw(st.sampled_from(dtypes)), values=draw(st.sampled_from(Values))), size))
-
-
-@st.composite
-def _filled_in(draw: DrawFn, case: Case, size: int) -> Case:
-    kind, group = case.kind, draw(groups(size))
+def calls(draw: DrawFn, kind: Kind, size: int) -> Case:
+    """One collective in a world of that size."""
+    op = draw(st.sampled_from((*ARITHMETIC, "avg", *BITWISE))) if kind in REDUCTIONS else ""
+    group = draw(groups(size))
     uneven = kind in UNEVEN and draw(st.booleans())
-    return replace(
-        case,
+    return Case(
+        kind=kind,
         group=group,
+        dtype=draw(st.sampled_from(dtypes_of(kind, op))),
         shape=draw(shapes(min_dims=1 if kind in CONCATENATED and not uneven else 0)),
-        rows=draw(_rows(kind, len(group))) if uneven else (),
+        rows=draw(rows_of(kind, len(group))) if uneven else (),
+        op=op,
         root=draw(st.integers(0, len(group) - 1)) if kind in ROOTED else 0,
         strided=kind in STRIDED and draw(st.booleans()),
         asynchronous=draw(st.booleans()),
-        seed=draw(st.integers(0, 1000)),
+        values=draw(st.sampled_from((Values.WHOLE, Values.NORMAL) if op else tuple(Values))),
+        seed=draw(SEEDS),
     )
 
 
 @st.composite
-def _rows(draw: DrawFn, kind: Kind, size: int) -> tuple[tuple[int, ...], ...]:
+def rows_of(draw: DrawFn, kind: Kind, size: int) -> tuple[tuple[int, ...], ...]:
     """Rows of each member's parts; what is reduced has the same for all members."""
-    row = st.lists(st.integers(0, 3), min_size=size, max_size=size).map(tuple)
+    row = st.lists(EXTENTS, min_size=size, max_size=size).map(tuple)
     return (draw(row),) * size if kind is Kind.REDUCE_SCATTER else tuple(draw(row) for _ in range(size))
 
 
 @st.composite
-def batches(draw: DrawFn, *families: str) -> tuple[int, tuple[Case, ...]]:
+def batches(draw: DrawFn, kind: Kind) -> tuple[int, tuple[Case, ...]]:
     """A world's size and some calls that its ranks issue one after another, so that one run tries several."""
-    size = draw(st.integers(1, MAX_SIZE))
-    strategies: Sequence[SearchStrategy[Case]] = [{"reductions": reductions, "moves": moves}[family](size) for family in families]
-    return size, tuple(draw(st.lists(st.one_of(strategies), min_size=1, max_size=12)))
+    size = draw(SIZES)
+    return size, tuple(draw(st.lists(calls(kind, size), min_size=1, max_size=12)))

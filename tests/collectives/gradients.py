@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn
 
 from collectives import model
-from collectives.cases import MAX_SIZE, ROOTED, Case, Kind, groups, numbers, shapes
+from collectives.cases import REDUCTIONS, ROOTED, SEEDS, SIZES, Case, Kind, groups, numbers, rows_of, shapes
 from collectives.model import Array
 from equivcheck.choice import Choice
 
@@ -35,7 +35,6 @@ FORMS: dict[Form, tuple[Kind, ...]] = {
 }
 OF_FIRST_RANKS = (Kind.BROADCAST, Kind.GATHER, Kind.SCATTER, Kind.ALL_GATHER, Kind.ALL_TO_ALL)
 """Where ``nn.functional`` takes ranks within the group for global ones, or the other way round; see `test_gradients`."""
-REDUCED = {Kind.ALL_REDUCE, Kind.REDUCE, Kind.REDUCE_SCATTER, Kind.REDUCE_SCATTER_SINGLE}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,33 +87,32 @@ def adjoint(case: Case, weights: Sequence[Arrays]) -> list[Arrays]:
     return [given if isinstance(given, list) else [np.asarray(given)] for given in found[case.kind]()]
 
 
+COMBINATIONS = tuple((form, kind) for form, kinds in FORMS.items() for kind in kinds)
+
+
 @st.composite
-def derivatives(draw: DrawFn, size: int) -> Derivative:
+def derivatives(draw: DrawFn, form: Form, kind: Kind, size: int) -> Derivative:
     """Collectives that torch can differentiate."""
-    form = draw(st.sampled_from(Form))
-    kind = draw(st.sampled_from(FORMS[form]))
     group = draw(groups(size))
     if form is Form.NN and kind in OF_FIRST_RANKS:
         group = tuple(range(len(group)))
+    single = kind in (Kind.ALL_GATHER_SINGLE, Kind.REDUCE_SCATTER_SINGLE)
     case = Case(
         kind=kind,
         group=group,
         dtype=draw(st.sampled_from(("float64", "float32"))),
-        op="sum" if kind in REDUCED else "",
+        shape=draw(shapes(min_dims=int(single))),
+        rows=draw(rows_of(kind, len(group))) if kind is Kind.ALL_TO_ALL_SINGLE else (),
+        op="sum" if kind in REDUCTIONS else "",
         root=draw(st.integers(0, len(group) - 1)) if kind in ROOTED else 0,
-        seed=draw(st.integers(0, 1000)),
+        seed=draw(SEEDS),
     )
-    if kind is Kind.ALL_TO_ALL_SINGLE:
-        row = st.lists(st.integers(0, 3), min_size=len(group), max_size=len(group)).map(tuple)
-        return Derivative(form=form, case=replace(case, shape=draw(shapes()), rows=tuple(draw(row) for _ in group)))
-    single = kind in (Kind.ALL_GATHER_SINGLE, Kind.REDUCE_SCATTER_SINGLE)
-    case = replace(case, shape=draw(shapes(min_dims=int(single))))
     dim = draw(st.integers(0, len(case.shape) - 1)) if single and form is Form.FUNCTIONAL else 0
     return Derivative(form=form, case=case, dim=dim)
 
 
 @st.composite
-def derivative_batches(draw: DrawFn) -> tuple[int, tuple[Derivative, ...]]:
+def derivative_batches(draw: DrawFn, form: Form, kind: Kind) -> tuple[int, tuple[Derivative, ...]]:
     """A world's size and some differentiable calls."""
-    size = draw(st.integers(1, MAX_SIZE))
-    return size, tuple(draw(st.lists(derivatives(size), min_size=1, max_size=8)))
+    size = draw(SIZES)
+    return size, tuple(draw(st.lists(derivatives(form, kind, size), min_size=1, max_size=8)))

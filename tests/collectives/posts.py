@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn
 
-from collectives.cases import ARITHMETIC, COMPLEX, DTYPES, FLOATS, INTEGERS, MAX_SIZE, Case, Kind, Values, groups, shapes
+from collectives.cases import ARITHMETIC, COMPLEX, DTYPES, MAX_SIZE, SEEDS, SIZES, Case, Kind, Values, dtypes_of, groups, shapes
 from equivcheck.choice import Choice
 
 MANY_TYPES = (*DTYPES, "int16", "uint16", "uint64")
@@ -63,10 +63,9 @@ class Coalesced:
 
 
 @st.composite
-def posts(draw: DrawFn, size: int) -> Post:
+def posts(draw: DrawFn, form: Form, size: int) -> Post:
     """Up to eight messages among the members of a group of at least two."""
     group = draw(groups(size).filter(lambda ranks: len(ranks) > 1))
-    form = draw(st.sampled_from(Form))
     count = draw(st.integers(1, 8))
     messages, receivers, tags = [], [], []
     for _ in range(count):
@@ -80,7 +79,7 @@ def posts(draw: DrawFn, size: int) -> Post:
                 dtype=draw(st.sampled_from(MANY_TYPES)),
                 shape=draw(shapes()),
                 root=sender,
-                seed=draw(st.integers(0, 1000)),
+                seed=draw(SEEDS),
             )
         )
     order = tuple(range(count)) if form is Form.BLOCKING else _interleaved(draw, messages, receivers, tags)
@@ -97,35 +96,29 @@ def _interleaved(draw: DrawFn, messages: list[Case], receivers: list[int], tags:
 
 
 @st.composite
-def mails(draw: DrawFn) -> tuple[int, tuple[Post, ...]]:
+def mails(draw: DrawFn, form: Form) -> tuple[int, tuple[Post, ...]]:
     """A world's size and some posts."""
     size = draw(st.integers(2, MAX_SIZE))
-    return size, tuple(draw(st.lists(posts(size), min_size=1, max_size=4)))
+    return size, tuple(draw(st.lists(posts(form, size), min_size=1, max_size=4)))
 
 
 @st.composite
-def coalesced(draw: DrawFn, size: int) -> Coalesced:
+def coalesced(draw: DrawFn, kind: Kind, size: int) -> Coalesced:
     """Up to four calls behind one handle."""
-    op = draw(st.sampled_from((*ARITHMETIC, "avg")))
-    dtypes = FLOATS if op == "avg" else (*FLOATS, *INTEGERS) if op != "sum" else (*FLOATS, *INTEGERS, *COMPLEX)
-    kind = draw(st.sampled_from(COALESCED))
-    first = Case(
-        kind=kind,
-        group=draw(groups(size)),
-        dtype=draw(st.sampled_from(dtypes)),
-        op="" if kind is Kind.ALL_GATHER_SINGLE else op,
-        values=draw(st.sampled_from((Values.WHOLE, Values.NORMAL))),
-    )
+    op = "" if kind is Kind.ALL_GATHER_SINGLE else draw(st.sampled_from((*ARITHMETIC, "avg")))
+    dtype = draw(st.sampled_from([dtype for dtype in dtypes_of(kind, op) if dtype != "bool"]))
+    values = draw(st.sampled_from((Values.WHOLE, Values.NORMAL)))
+    first = Case(kind=kind, group=draw(groups(size)), dtype=dtype, op=op, values=values)
     cases = tuple(
-        replace(first, shape=draw(shapes(min_dims=0 if kind is Kind.ALL_REDUCE else 1)), seed=draw(st.integers(0, 1000)))
+        replace(first, shape=draw(shapes(min_dims=0 if kind is Kind.ALL_REDUCE else 1)), seed=draw(SEEDS))
         for _ in range(draw(st.integers(1, 4)))
     )
-    refused = kind is Kind.ALL_GATHER_SINGLE and first.dtype in COMPLEX  # by gloo: see `unsupported`
+    refused = kind is Kind.ALL_GATHER_SINGLE and dtype in COMPLEX  # by gloo: see `unsupported`
     return Coalesced(functional=not refused and draw(st.booleans()), asynchronous=draw(st.booleans()), cases=cases)
 
 
 @st.composite
-def coalesced_batches(draw: DrawFn) -> tuple[int, tuple[Coalesced, ...]]:
+def coalesced_batches(draw: DrawFn, kind: Kind) -> tuple[int, tuple[Coalesced, ...]]:
     """A world's size and some coalesced calls."""
-    size = draw(st.integers(1, MAX_SIZE))
-    return size, tuple(draw(st.lists(coalesced(size), min_size=1, max_size=6)))
+    size = draw(SIZES)
+    return size, tuple(draw(st.lists(coalesced(kind, size), min_size=1, max_size=8)))

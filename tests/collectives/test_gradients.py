@@ -8,25 +8,32 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
+from collectives.cases import Kind
 from collectives.differences import DIFFERENCES, Difference, weights
 from collectives.gradient_programs import differentiate, differentiate_all_gather_base
-from collectives.gradients import Derivative, derivative_batches, expected_gradients
+from collectives.gradients import COMBINATIONS, Derivative, Form, derivative_batches, expected_gradients
 from collectives.judge import assert_received
 from collectives.programs import Result
 from collectives.worlds import WORLDS, run_in
 
-EXAMPLES = max(40, settings().max_examples // 2)
+EXAMPLES = max(12, settings().max_examples // 8)
+"""Batches of up to eight calls, for each kind of each form."""
 
 
-@settings(max_examples=EXAMPLES, deadline=None)
-@given(derivative_batches())
-def test_gradients(batch: tuple[int, tuple[Derivative, ...]]) -> None:
+@pytest.mark.parametrize(("form", "kind"), COMBINATIONS)
+def test_gradients(form: Form, kind: Kind) -> None:
     """Values and gradients of every member are the model's; whole numbers, so exactly."""
-    size, derivatives = batch
-    for world in WORLDS:
-        by_rank = run_in(world, size, differentiate, derivatives)
-        for derivative, pairs in zip(derivatives, zip(*by_rank, strict=True), strict=True):
-            assert_differentiated(derivative, pairs)
+
+    @settings(max_examples=EXAMPLES, deadline=None)
+    @given(derivative_batches(form, kind))
+    def agree(batch: tuple[int, tuple[Derivative, ...]]) -> None:
+        size, derivatives = batch
+        for world in WORLDS:
+            by_rank = run_in(world, size, differentiate, derivatives)
+            for derivative, pairs in zip(derivatives, zip(*by_rank, strict=True), strict=True):
+                assert_differentiated(derivative, pairs)
+
+    agree()
 
 
 def assert_differentiated(derivative: Derivative, pairs: tuple[tuple[Result, Result] | None, ...]) -> None:

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from collectives import model
-from collectives.cases import inputs_of
-from collectives.gradients import Derivative, adjoint, derivatives, weights_of
+from collectives.cases import SIZES, inputs_of
+from collectives.gradients import COMBINATIONS, Derivative, adjoint, derivatives, weights_of
 from collectives.judge import received
 from collectives.model import Array
 
@@ -57,7 +57,7 @@ def promised(found: Array | list[Array] | None, weights: list[Array]) -> list[Ar
     return [np.zeros_like(weights[0]) if found is None else found]
 
 
-@given(st.integers(1, 5).flatmap(derivatives))
+@given(st.tuples(st.sampled_from(COMBINATIONS), SIZES).flatmap(lambda drawn: derivatives(*drawn[0], drawn[1])))
 def test_adjoints_by_definition(derivative: Derivative) -> None:
     """For any inputs x and weights w, the inner product of w with the outputs is that of the adjoint of w with x."""
     case = derivative.case

@@ -11,13 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from collectives import model
-from collectives.cases import MAX_SIZE, groups, inputs_of
+from collectives.cases import SIZES, Kind, groups, inputs_of
 from collectives.judge import assert_received, same_bits
 from collectives.post_programs import deliver, exchange_objects, meet, run_coalesced
-from collectives.posts import Barrier, Coalesced, Post, coalesced_batches, mails
+from collectives.posts import COALESCED, Barrier, Coalesced, Form, Post, coalesced_batches, mails
 from collectives.worlds import WORLDS, run_in
 
-EXAMPLES = max(40, settings().max_examples // 2)
+EXAMPLES = max(20, settings().max_examples // 5)
 
 OBJECTS = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(max_size=5) | st.binary(max_size=5),
@@ -26,15 +26,20 @@ OBJECTS = st.recursive(
 )
 
 
-@settings(max_examples=EXAMPLES, deadline=None)
-@given(mails())
-def test_messages(mail: tuple[int, tuple[Post, ...]]) -> None:
+@pytest.mark.parametrize("form", Form)
+def test_messages(form: Form) -> None:
     """Every message arrives bit for bit at its receiver; tags and order of issue tell messages apart."""
-    size, sent = mail
-    for world in WORLDS:
-        by_rank = run_in(world, size, deliver, sent)
-        for post, received in zip(sent, zip(*by_rank, strict=True), strict=True):
-            assert_delivered(post, received)
+
+    @settings(max_examples=EXAMPLES, deadline=None)
+    @given(mails(form))
+    def arrive(mail: tuple[int, tuple[Post, ...]]) -> None:
+        size, sent = mail
+        for world in WORLDS:
+            by_rank = run_in(world, size, deliver, sent)
+            for post, received in zip(sent, zip(*by_rank, strict=True), strict=True):
+                assert_delivered(post, received)
+
+    arrive()
 
 
 def assert_delivered(post: Post, received: tuple[dict[int, Any], ...]) -> None:
@@ -47,23 +52,28 @@ def assert_delivered(post: Post, received: tuple[dict[int, Any], ...]) -> None:
             assert same_bits(letter, expected), f"message {index} of {post}: {letter} instead of {expected}"
 
 
-@settings(max_examples=EXAMPLES, deadline=None)
-@given(coalesced_batches())
-def test_coalesced(batch: tuple[int, tuple[Coalesced, ...]]) -> None:
+@pytest.mark.parametrize("kind", COALESCED)
+def test_coalesced(kind: Kind) -> None:
     """Calls behind one handle give what each gives alone."""
-    size, calls = batch
-    for world in WORLDS:
-        by_rank = run_in(world, size, run_coalesced, calls)
-        for call, results in zip(calls, zip(*by_rank, strict=True), strict=True):
-            for case, parts in zip(call.cases, zip(*results, strict=True), strict=True):
-                assert_received(case, parts)
+
+    @settings(max_examples=EXAMPLES, deadline=None)
+    @given(coalesced_batches(kind))
+    def agree(batch: tuple[int, tuple[Coalesced, ...]]) -> None:
+        size, calls = batch
+        for world in WORLDS:
+            by_rank = run_in(world, size, run_coalesced, calls)
+            for call, results in zip(calls, zip(*by_rank, strict=True), strict=True):
+                for case, parts in zip(call.cases, zip(*results, strict=True), strict=True):
+                    assert_received(case, parts)
+
+    agree()
 
 
 @settings(max_examples=EXAMPLES, deadline=None)
 @given(st.data())
 def test_objects(data: st.DataObject) -> None:
     """Objects, and the tensors in them, arrive equal."""
-    size = data.draw(st.integers(1, MAX_SIZE))
+    size = data.draw(SIZES)
     ranks = data.draw(groups(size))
     objects = data.draw(st.lists(OBJECTS, min_size=len(ranks), max_size=len(ranks)))
     root = data.draw(st.integers(0, len(ranks) - 1))
@@ -92,11 +102,11 @@ def listed(found: list[Any]) -> list[Any]:
 
 
 @pytest.mark.parametrize("world", WORLDS)
-@settings(max_examples=max(10, EXAMPLES // 4), deadline=None)
+@settings(max_examples=EXAMPLES, deadline=None)
 @given(st.data())
 def test_barriers(world: str, data: st.DataObject) -> None:
     """Nobody leaves a barrier before everybody has come, however late."""
-    size = data.draw(st.integers(2, MAX_SIZE))
+    size = data.draw(SIZES)
     ranks = data.draw(groups(size))
     delays = data.draw(st.lists(st.sampled_from((0.0, 0.002)), min_size=len(ranks), max_size=len(ranks)))
     times = np.array([found for found in run_in(world, size, meet, ranks, delays, data.draw(st.sampled_from(Barrier))) if found])

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given, settings
 
-from collectives.cases import Case, batches
+from collectives.cases import Case, Kind, batches
 from collectives.judge import assert_received, assert_withheld
 from collectives.programs import run_batch
 from collectives.worlds import run_in
 
-EXAMPLES = max(40, settings().max_examples // 2)
-"""Batches of up to twelve calls."""
+EXAMPLES = max(20, settings().max_examples // 5)
+"""Batches of up to twelve calls, for each kind."""
 
 
 def assert_agree(size: int, cases: tuple[Case, ...]) -> None:
@@ -23,15 +24,13 @@ def assert_agree(size: int, cases: tuple[Case, ...]) -> None:
                 assert_withheld(case, results[rank], case.group.index(rank))
 
 
-@settings(max_examples=EXAMPLES, deadline=None)
-@given(batches("reductions"))
-def test_reductions(batch: tuple[int, tuple[Case, ...]]) -> None:
-    """What is reduced is what NumPy reduces: exact where arithmetic is, else within what rounding can do in any order."""
-    assert_agree(*batch)
+@pytest.mark.parametrize("kind", Kind)
+def test_values(kind: Kind) -> None:
+    """What is moved arrives bit for bit; what is reduced is exact where arithmetic is, else within what rounding can do."""
 
+    @settings(max_examples=EXAMPLES, deadline=None)
+    @given(batches(kind))
+    def agree(batch: tuple[int, tuple[Case, ...]]) -> None:
+        assert_agree(*batch)
 
-@settings(max_examples=EXAMPLES, deadline=None)
-@given(batches("moves"))
-def test_moves(batch: tuple[int, tuple[Case, ...]]) -> None:
-    """What is moved arrives bit for bit, whole or in parts of different sizes."""
-    assert_agree(*batch)
+    agree()
