@@ -60,12 +60,13 @@ def excess(reference: Reference, one: Sequence[Trace], other: Sequence[Trace]) -
 
 
 def _by_moment(traces: Sequence[Trace]) -> list[list[Snapshot]]:
-    """For each moment the snapshots of all ranks; of losses their mean, as ranks average them."""
+    """For each moment the snapshots of all ranks; of losses the mean of those that have one, as ranks average them."""
     found = []
     for of_ranks in zip(*map(moments, traces), strict=True):
         snapshots = [moment.snapshot for moment in of_ranks]
         if of_ranks[0].phase is Phase.LOSS:
-            snapshots = [replace(snapshots[0], values=np.mean([snapshot.values for snapshot in snapshots], axis=0))]
+            losses = [snapshot for snapshot in snapshots if snapshot.present[0]]
+            snapshots = [replace(losses[0], values=np.mean([snapshot.values for snapshot in losses], axis=0))]
         found.append(snapshots)
     return found
 
