@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -39,16 +39,23 @@ class Finding:
 
 
 def verdict_object(verdict: Verdict) -> dict[str, Any]:
-    """The verdict as JSON values, its scenario with the format version, as a scenario file has it."""
-    return {"fingerprint": fingerprint(verdict) if verdict.outcome.is_finding else None, **encode(verdict)} | {
+    """The verdict as JSON values, without its calls; its scenario with the format version, as a scenario file has it."""
+    return {"fingerprint": fingerprint(verdict) if verdict.outcome.is_finding else None, **_values(verdict)} | {
         "scenario": json.loads(to_json(verdict.scenario))
     }
+
+
+def _values(verdict: Verdict) -> dict[str, Any]:
+    """The verdict but its calls, which can be had again and are many."""
+    values: dict[str, Any] = encode(replace(verdict, calls=()))
+    del values["calls"]
+    return values
 
 
 def write_finding(folder: Path, verdict: Verdict) -> None:
     """Fill an existing folder with a finding."""
     found_in = environment()
-    values = encode(verdict)
+    values = _values(verdict)
     del values["scenario"]
     texts = {
         SCENARIO: to_json(verdict.scenario),

@@ -7,7 +7,7 @@ its own shard for an all-gather, all that it has for a reduce-scatter.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import product
@@ -59,10 +59,12 @@ def traffic(calls: Iterable[Call], mesh: Mesh) -> tuple[Traffic, ...]:
     return as_traffic(totals(calls, mesh))
 
 
-def totals(calls: Iterable[Call], mesh: Mesh) -> Totals:
-    """The same, unordered, to be compared or added to."""
+def totals(calls: Iterable[Call], mesh: Mesh, without: Sequence[Stage] = ()) -> Totals:
+    """The same, unordered, to be compared or added to; some stages may be left out."""
     summed: dict[tuple[int, Stage, str, tuple[int, ...]], list[int]] = {}
     for call in calls:
+        if call.stage in without:
+            continue
         entry = summed.setdefault((call.step, call.stage, call.op, call.ranks), [0, 0])
         entry[0] += 1
         entry[1] += call.num_bytes

@@ -6,6 +6,8 @@ from contextlib import nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
+from equivcheck.layouts.foreseen.ddp import DDP_FORESIGHT
+from equivcheck.layouts.foreseen.foresight import Foresight
 from equivcheck.layouts.kind import LayoutKind, LayoutLimit, Limit
 from equivcheck.layouts.limits import EVEN_ROWS, ROUNDING_LIMITS, has_parallelism, parallelism_of, with_options
 from equivcheck.layouts.mends import may_skip_parameters, trained_sides, without_frozen, without_side
@@ -86,6 +88,7 @@ class DDPKind(LayoutKind):
         AUTOCAST_OF_FLOAT32,
     )
     layout_limits: ClassVar[tuple[LayoutLimit, ...]] = (NO_BF16_HOOK, *ROUNDING_LIMITS)
+    foresight: ClassVar[Foresight] = DDP_FORESIGHT
 
     def apply(self, setup: Setup, parallelism: Parallelism, mesh: DeviceMesh) -> None:
         """Wrap the model and average over the mesh."""

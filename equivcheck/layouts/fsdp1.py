@@ -6,6 +6,8 @@ from contextlib import nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from equivcheck.layouts.foreseen.foresight import Foresight
+from equivcheck.layouts.foreseen.fsdp1 import FSDP1_FORESIGHT
 from equivcheck.layouts.kind import LayoutKind, LayoutLimit, Limit
 from equivcheck.layouts.limits import (
     EVEN_ROWS,
@@ -180,6 +182,7 @@ class FSDP1Kind(LayoutKind):
         NO_SYNC_OVER_TP,
         NO_COMPILED_AUTOGRAD,
     )
+    foresight: ClassVar[Foresight] = FSDP1_FORESIGHT
 
     def apply(self, setup: Setup, parallelism: Parallelism, mesh: DeviceMesh) -> None:
         """Wrap the model, read flat parameters and clip as FSDP asks for."""

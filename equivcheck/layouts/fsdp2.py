@@ -5,6 +5,8 @@ from __future__ import annotations
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from equivcheck.layouts.foreseen.foresight import Foresight
+from equivcheck.layouts.foreseen.fsdp2 import FSDP2_FORESIGHT
 from equivcheck.layouts.kind import LayoutKind, LayoutLimit, Limit
 from equivcheck.layouts.limits import (
     DTENSOR_OPTIMIZERS,
@@ -64,6 +66,7 @@ class FSDP2Kind(LayoutKind):
         *WHOLE_PARAMETERS,
     )
     layout_limits: ClassVar[tuple[LayoutLimit, ...]] = (*ROUNDING_LIMITS, NO_COMPILED_AUTOGRAD)
+    foresight: ClassVar[Foresight] = FSDP2_FORESIGHT
 
     def apply(self, setup: Setup, parallelism: Parallelism, mesh: DeviceMesh) -> None:
         """Shard the model in place."""

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
+from equivcheck.layouts.foreseen.foresight import NO_FORESIGHT, Foresight
 from equivcheck.layouts.rounding import Rounding
 from equivcheck.scenario import Layout, Parallelism, Training
 
@@ -55,6 +56,8 @@ class LayoutKind(ABC):
     """What it cannot run."""
     layout_limits: ClassVar[tuple[LayoutLimit, ...]] = ()
     """How it cannot be laid out."""
+    foresight: ClassVar[Foresight] = NO_FORESIGHT
+    """What it can say of what it communicates."""
 
     @abstractmethod
     def apply(self, setup: Setup, parallelism: Parallelism, mesh: DeviceMesh) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
+from equivcheck.layouts.foreseen.foresight import Foresight
+from equivcheck.layouts.foreseen.spmd import SPMD_FORESIGHT
 from equivcheck.layouts.kind import LayoutKind, Limit
 from equivcheck.layouts.limits import DTENSOR_OPTIMIZERS, EVEN_ROWS
 from equivcheck.layouts.whole_parameters import WHOLE_PARAMETERS
@@ -20,6 +22,7 @@ class SPMDKind(LayoutKind):
 
     parallelism: ClassVar[type[Parallelism]] = SPMD
     limits: ClassVar[tuple[Limit, ...]] = (EVEN_ROWS, *DTENSOR_OPTIMIZERS, *WHOLE_PARAMETERS)
+    foresight: ClassVar[Foresight] = SPMD_FORESIGHT
 
     def apply(self, setup: Setup, parallelism: Parallelism, mesh: DeviceMesh) -> None:
         """Make parameters and batch DTensors; losses are then of the whole batch, and so are gradients."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
+from equivcheck.layouts.foreseen.foresight import Foresight
+from equivcheck.layouts.foreseen.tensor_parallel import TENSOR_PARALLEL_FORESIGHT
 from equivcheck.layouts.kind import LayoutKind, Limit
 from equivcheck.layouts.limits import DTENSOR_OPTIMIZERS, keeps_dtensors, parallelism_of
 from equivcheck.layouts.mends import has_shares, without_shares
@@ -84,6 +86,7 @@ class TensorParallelKind(LayoutKind):
         *WHOLE_PARAMETERS,
         NO_MIXED_CALLS,
     )
+    foresight: ClassVar[Foresight] = TENSOR_PARALLEL_FORESIGHT
 
     def apply(self, setup: Setup, parallelism: Parallelism, mesh: DeviceMesh) -> None:
         """Parallelize each layer by its plan, and take of each dropout mask what this rank has of the layer's output."""

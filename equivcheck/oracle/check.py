@@ -10,10 +10,11 @@ from dataclasses import replace
 from equivcheck.errors import UsageError
 from equivcheck.layouts.program import rank_program
 from equivcheck.layouts.registry import rounding_of, unsupported
+from equivcheck.oracle.communication import Overheard, overhear
 from equivcheck.oracle.compare import compare
 from equivcheck.oracle.known import known_issue
 from equivcheck.oracle.reference import confirming_reference, noise_limit, reference
-from equivcheck.oracle.verdict import Divergence, Outcome, Verdict
+from equivcheck.oracle.verdict import Divergence, Outcome, Phase, Verdict
 from equivcheck.scenario import Scenario
 from equivcheck.tally import record
 from equivcheck.train.setup import Setup
@@ -29,6 +30,9 @@ COMPILE_SECONDS = 90.0
 THREADS, PROCESSES = "sim", "gloo"
 """The world whose ranks cannot compile, and the one that then runs them."""
 
+BEYOND = "beyond what the layout supports nothing is foreseen"
+"""Why calls are not held against predictions there."""
+
 
 def check(
     scenario: Scenario,
@@ -43,7 +47,8 @@ def check(
     `world` names a world or is one of the right size; a scenario that compiles runs in gloo where sim is asked for, and the
     verdict says so. `deadline` is in seconds, for the ranks alone; compiling gets 90 more. `alter` is called with each rank's
     setup after its layout has been applied: a way to plant a fault. With `beyond`, what torch is known not to support is run all
-    the same. Failures of the ranks are verdicts; `UsageError` is raised for a world that does not exist.
+    the same, and calls are not held against predictions. Failures of the ranks are verdicts; `UsageError` is raised for a world
+    that does not exist.
     """
     started = time.perf_counter()
     verdict = _judge(scenario, _able(scenario, world), deadline, alter, beyond)
@@ -78,10 +83,12 @@ def _judge(
         outcome = Outcome.HUNG if error.failure.hung else Outcome.CRASHED
         failed = Verdict(outcome=outcome, scenario=scenario, world=name, reason=error.failure.summary, failure=error.failure)
         return _settle(failed)
-    return _settle(_compared(scenario, name, run.values))
+    heard = Overheard(unforeseen=BEYOND) if beyond else overhear(scenario, name, run)
+    verdict = _settle(_compared(scenario, name, run.values, heard))
+    return replace(verdict, calls=run.calls, unforeseen=heard.unforeseen)
 
 
-def _compared(scenario: Scenario, world: str, traces: tuple[Trace, ...]) -> Verdict:
+def _compared(scenario: Scenario, world: str, traces: tuple[Trace, ...], heard: Overheard) -> Verdict:
     training, rounding = scenario.training, rounding_of(scenario.layout)
     expected = reference(training, rounding)
     found = compare(expected, traces)
@@ -93,9 +100,10 @@ def _compared(scenario: Scenario, world: str, traces: tuple[Trace, ...]) -> Verd
             # What differs is as small as the noise for which the reference is in doubt: neither a pass nor a finding.
             found = replace(found, divergences=())
     verdict = Verdict(outcome=Outcome.EQUIVALENT, scenario=scenario, world=world, worst_error=found.worst_error)
-    if found.divergences:
-        first = found.divergences[0]
-        followers = tuple(_place(other) for other in found.divergences[1 : 1 + MAX_FOLLOWERS])
+    divergences = _in_order(found.divergences, heard.divergences)
+    if divergences:
+        first = divergences[0]
+        followers = tuple(_place(other) for other in divergences[1 : 1 + MAX_FOLLOWERS])
         return replace(verdict, outcome=Outcome.DIVERGED, reason=_sentence(first), divergence=first, followers=followers)
     if doubt or expected.doubt:
         return replace(verdict, outcome=Outcome.INCONCLUSIVE, reason=doubt or expected.doubt)
@@ -108,6 +116,11 @@ def _settle(verdict: Verdict) -> Verdict:
     if issue is None:
         return verdict
     return replace(verdict, outcome=Outcome.KNOWN, known=issue.id, reason=f"{issue.link}: {verdict.reason}")
+
+
+def _in_order(values: tuple[Divergence, ...], calls: tuple[Divergence, ...]) -> tuple[Divergence, ...]:
+    """By step; in a step, calls come after all values."""
+    return tuple(sorted((*values, *calls), key=lambda found: (found.step, found.phase is Phase.COMMUNICATION)))
 
 
 def _place(divergence: Divergence) -> str:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from equivcheck.choice import Choice
 from equivcheck.errors import NotEquivalent
 from equivcheck.scenario import Scenario
+from equivcheck.worlds.call import Call
 from equivcheck.worlds.failure import Failure
 
 
@@ -36,6 +37,7 @@ class Phase(Choice):
     UPDATE = "update"
     STATE = "state"
     BUFFER = "buffer"
+    COMMUNICATION = "communication"
 
 
 class Difference(Choice):
@@ -48,6 +50,8 @@ class Difference(Choice):
     SHAPE = "shape"
     DTYPE = "dtype"
     NAN = "nan"
+    CALLS = "calls"
+    BYTES = "bytes"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +63,7 @@ class Divergence:
     phase: Phase
     """Part of the step."""
     tensor: str
-    """Canonical name; ``loss``, ``norm``, ``parameter/state`` for scalars and state."""
+    """Canonical name; ``loss``, ``norm``, ``parameter/state`` for scalars and state; which calls, where these differ."""
     difference: Difference
     """In what way."""
     rank: int
@@ -67,7 +71,7 @@ class Divergence:
     index: tuple[int, ...] = ()
     """Index of the worst element in the full tensor; empty where there is none."""
     expected: str = ""
-    """The reference's value there (or shape, dtype, presence), printed so that it reads back exactly."""
+    """The reference's value there (or shape, dtype, presence, calls foreseen), printed so that it reads back exactly."""
     actual: str = ""
     """The candidate's."""
     error: float = 0.0
@@ -98,6 +102,10 @@ class Verdict:
     """The largest error over all tensors in units of tolerance; below 1 when equivalent."""
     seconds: float = 0.0
     """Time of the whole check."""
+    unforeseen: str = ""
+    """Why the ranks' calls were not held against a prediction; empty where they were, or where nothing was compared."""
+    calls: tuple[tuple[Call, ...], ...] = ()
+    """Per rank, its calls in the order of issue; empty in a world that does not see them, or where the ranks failed."""
 
     def assert_equivalent(self) -> None:
         """Raise `NotEquivalent` if something new and wrong was found; known, inconclusive and unsupported ones pass silently."""

@@ -31,7 +31,7 @@ def optimizer_parts(training: Training, parameters: Iterable[tuple[str, torch.Te
     """What the optimizer of a training is built from, over (canonical name, parameter) pairs; empty groups are left out."""
     chosen: dict[Group | None, list[torch.Tensor]] = {None: [], **{group: [] for group in training.groups}}
     for name, parameter in parameters:
-        chosen[_group_of(training, name)].append(parameter)
+        chosen[group_of(training, name)].append(parameter)
     groups = [_settings(training.optimizer, group) | {"params": members} for group, members in chosen.items() if members]
     return OptimizerParts(kind=_class_of(training.optimizer), groups=groups, arguments=_arguments(training.optimizer))
 
@@ -67,7 +67,8 @@ def selects(group: Group, name: str) -> bool:
     return layer == 0 if group.select is Select.FIRST_LAYER else layer % 2 == 1
 
 
-def _group_of(training: Training, name: str) -> Group | None:
+def group_of(training: Training, name: str) -> Group | None:
+    """The group of the parameter of that canonical name; None for the optimizer's own."""
     return next((group for group in training.groups if selects(group, name)), None)
 
 

@@ -1,0 +1,1 @@
+"""What each parallelism communicates, reckoned from nouns alone: no torch, no ranks."""

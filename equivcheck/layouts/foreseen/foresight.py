@@ -1,0 +1,42 @@
+"""What a kind of parallelism can say of what it communicates."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from equivcheck.layouts.communication import Totals
+from equivcheck.layouts.foreseen.seat import Held, Seat
+from equivcheck.scenario import Layout, Training
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gap:
+    """Something that runs, but whose communication is not foreseen."""
+
+    reason: str
+    """One sentence for people: what, and why."""
+    applies: Callable[[Training, Layout], bool]
+    """Whether a scenario has it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Foresight:
+    """How to foresee the calls of one kind of parallelism; `Any` is its noun."""
+
+    options: frozenset[str] = frozenset()
+    """Fields of the noun that are taken into account; where another has not its default, nothing is foreseen."""
+    calls: Callable[[Seat, Any], Totals] = lambda _seat, _parallelism: {}
+    """What a rank communicates because of it in all steps."""
+    hold: Callable[[Seat, Any], tuple[Held, ...]] = lambda seat, _parallelism: seat.held
+    """What a rank holds of each parameter, as parallelisms around this one find it."""
+    gaps: tuple[Gap, ...] = ()
+    """Where nothing is foreseen."""
+    uneven: bool = False
+    """Whether ranks along its axes may communicate differently."""
+
+
+UNSAID = Gap(reason="this parallelism does not say what it communicates", applies=lambda _training, _layout: True)
+NO_FORESIGHT = Foresight(gaps=(UNSAID,))
+"""For those that say nothing."""

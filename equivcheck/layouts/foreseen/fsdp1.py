@@ -1,0 +1,95 @@
+"""What `FullyShardedDataParallel` communicates: flat parameters gathered, their gradients reduced, a norm over shards."""
+
+from __future__ import annotations
+
+from equivcheck.layouts.communication import Totals
+from equivcheck.layouts.foreseen.foresight import Foresight
+from equivcheck.layouts.foreseen.fsdp2 import Unit, units_of
+from equivcheck.layouts.foreseen.seat import Held, Ledger, Seat, rounded_up
+from equivcheck.scenario import FSDP1, ClipNorm, NormType, ShardingStrategy, Wrapping
+from equivcheck.train.stage import Stage
+
+ALIGNMENT_BYTES = 16
+"""Where a flat parameter keeps the original ones, each starts at a multiple of this."""
+NORM_BYTES = 4
+"""A norm over shards is one float32."""
+
+_FREED_AFTER_FORWARD = (ShardingStrategy.FULL_SHARD, ShardingStrategy.HYBRID_SHARD)
+
+
+class FSDP1Calls:
+    """Goes through a training, step by step."""
+
+    def __init__(self, seat: Seat, fsdp: FSDP1) -> None:
+        self.seat, self.fsdp = seat, fsdp
+        names = seat.layout.axes_of(fsdp)
+        self.parts = seat.layout.mesh.size(names[-1])
+        self.shard_axis = seat.axes(names[-1])
+        self.replicas = seat.axes(names[0]) if fsdp.strategy.is_hybrid else None
+        self.is_sharded = fsdp.strategy is not ShardingStrategy.NO_SHARD and self.parts > 1
+        self.ledger = Ledger()
+        self.units = units_of(seat, fsdp.wrapping)
+
+    def totals(self) -> Totals:
+        """The calls of all steps."""
+        training = self.seat.training
+        last = len(training.data.microbatches) - 1
+        for step in range(training.steps):
+            for number in range(last + 1):
+                self._forward(step)
+                self._backward(step, reduces=number == last or not self.fsdp.no_sync)
+        return self.ledger.totals | (self._clipping() if isinstance(training.clipping, ClipNorm) else {})
+
+    def _forward(self, step: int) -> None:
+        for unit in self.units:
+            self._gather(unit, step)
+            if self.fsdp.wrapping is Wrapping.PER_LAYER and self.fsdp.strategy in _FREED_AFTER_FORWARD:
+                unit.gathered = False
+
+    def _backward(self, step: int, reduces: bool) -> None:
+        for unit in reversed(self.units):
+            if self.seat.differentiates(unit.last_layer, step):
+                self._gather(unit, step)
+            if reduces and any(held.trained for held in unit.held):
+                self._reduce(unit, step)
+            if reduces or self.fsdp.strategy in _FREED_AFTER_FORWARD:
+                unit.gathered = False
+
+    def _gather(self, unit: Unit, step: int) -> None:
+        if self.is_sharded and not unit.gathered:
+            num_elements = -(-self._num_flat(unit.held) // self.parts)
+            self.ledger.note(step, "all_gather", self.shard_axis, num_elements * self.seat.item_bytes)
+        unit.gathered = True
+
+    def _reduce(self, unit: Unit, step: int) -> None:
+        num_elements = self._num_flat(unit.held)
+        if not self.is_sharded:
+            self.ledger.note(step, "all_reduce.sum", self.shard_axis, num_elements * self.seat.item_bytes)
+            return
+        shard = -(-num_elements // self.parts) * self.seat.item_bytes
+        self.ledger.note(step, "reduce_scatter.sum", self.shard_axis, shard * self.parts)
+        if self.replicas is not None:
+            self.ledger.note(step, "all_reduce.sum", self.replicas, shard)
+
+    def _num_flat(self, held: tuple[Held, ...]) -> int:
+        """Elements of a flat parameter, padding between and after parameters included."""
+        if not self.fsdp.use_orig_params:
+            return sum(parameter.numel for parameter in held)
+        total = 0
+        for parameter in held:
+            total = rounded_up(total, ALIGNMENT_BYTES // self.seat.item_bytes) + parameter.numel
+        return rounded_up(total, self.parts)
+
+    def _clipping(self) -> Totals:
+        clipping, ledger = self.seat.training.clipping, Ledger(Stage.CLIPPING)
+        if self.is_sharded and isinstance(clipping, ClipNorm):
+            op = "all_reduce.max" if clipping.norm_type is NormType.INF else "all_reduce.sum"
+            for step in range(self.seat.training.steps):
+                ledger.note(step, op, self.shard_axis, NORM_BYTES)
+        return ledger.totals
+
+
+FSDP1_FORESIGHT = Foresight(
+    options=frozenset(("strategy", "use_orig_params", "wrapping", "no_sync")),
+    calls=lambda seat, fsdp: FSDP1Calls(seat, fsdp).totals(),
+)

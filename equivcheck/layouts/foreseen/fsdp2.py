@@ -1,0 +1,98 @@
+"""What `fully_shard` communicates: each unit gathered for forward, again for backward where it was freed, then reduced."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from equivcheck.layouts.communication import Totals
+from equivcheck.layouts.foreseen.clipping import dtensor_clipping
+from equivcheck.layouts.foreseen.foresight import Foresight
+from equivcheck.layouts.foreseen.seat import Held, Ledger, Seat
+from equivcheck.scenario import FSDP2, Precision, Wrapping
+
+
+@dataclass(slots=True, kw_only=True)
+class Unit:
+    """Parameters that are gathered and reduced together."""
+
+    held: tuple[Held, ...]
+    """The parameters."""
+    last_layer: int
+    """The layer whose output is the unit's."""
+    gathered: bool = False
+    """Whether the rank has all of it at the moment."""
+
+
+class FSDP2Calls:
+    """Goes through a training, step by step."""
+
+    def __init__(self, seat: Seat, fsdp: FSDP2) -> None:
+        self.seat, self.fsdp = seat, fsdp
+        names = seat.layout.axes_of(fsdp)
+        self.parts = seat.layout.mesh.size(names[-1])
+        self.shard_axis = seat.axes(names[-1])
+        self.replicas = seat.axes(names[0]) if len(names) == 2 else None
+        self.op = self._op()
+        self.ledger = Ledger()
+        self.units = units_of(seat, fsdp.wrapping)
+
+    def totals(self) -> Totals:
+        """The calls of all steps."""
+        training = self.seat.training
+        last = len(training.data.microbatches) - 1
+        for step in range(training.steps):
+            for number in range(last + 1):
+                self._forward(step)
+                self._backward(step, reduces=number == last or not self.fsdp.no_sync)
+        return self.ledger.totals
+
+    def _forward(self, step: int) -> None:
+        for unit in self.units:
+            self._gather(unit, step)
+            unit.gathered = not self.fsdp.reshard_after_forward
+
+    def _backward(self, step: int, reduces: bool) -> None:
+        """Each unit asks for the one before it ahead of time, whether that will be needed or not."""
+        for number in reversed(range(len(self.units))):
+            unit = self.units[number]
+            if self.seat.differentiates(unit.last_layer, step):
+                self._gather(unit, step)
+                if number:
+                    self._gather(self.units[number - 1], step)
+            if reduces:
+                self._reduce(unit, step)
+            unit.gathered = False
+
+    def _gather(self, unit: Unit, step: int) -> None:
+        if not unit.gathered and self.parts > 1:
+            num_elements = sum(held.padded_rows(self.parts) for held in unit.held)
+            self.ledger.note(step, "all_gather", self.shard_axis, num_elements * self.seat.item_bytes)
+        unit.gathered = True
+
+    def _reduce(self, unit: Unit, step: int) -> None:
+        reduced = [held for held in unit.held if self.seat.has_gradient(held, step)]
+        num_bytes = sum(held.padded_rows(self.parts) for held in reduced) * self.seat.item_bytes
+        if reduced and self.parts > 1:
+            self.ledger.note(step, f"reduce_scatter.{self.op}", self.shard_axis, num_bytes * self.parts)
+        if reduced and self.replicas is not None:
+            self.ledger.note(step, f"all_reduce.{self.op}", self.replicas, num_bytes)
+
+    def _op(self) -> str:
+        """The backend averages only in element types that cannot overflow; elsewhere the division is done apart."""
+        averages = self.seat.training.precision is Precision.FLOAT32 and self.seat.layout.num_data_ranks > 1
+        return "avg" if averages else "sum"
+
+
+def units_of(seat: Seat, wrapping: Wrapping) -> tuple[Unit, ...]:
+    """The units of a model in the order of forward."""
+    last = len(seat.training.model.layers) - 1
+    if wrapping is Wrapping.WHOLE:
+        return (Unit(held=seat.held, last_layer=last),)
+    return tuple(Unit(held=seat.of_layer(index), last_layer=index) for index in range(last + 1))
+
+
+def _all_calls(seat: Seat, fsdp: FSDP2) -> Totals:
+    return FSDP2Calls(seat, fsdp).totals() | dtensor_clipping(seat, seat.layout.axes_of(fsdp)[-1:])
+
+
+FSDP2_FORESIGHT = Foresight(options=frozenset(("wrapping", "reshard_after_forward", "no_sync")), calls=_all_calls)

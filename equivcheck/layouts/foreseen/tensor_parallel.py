@@ -1,0 +1,196 @@
+"""What `parallelize_module` communicates: activations and their gradients moved from where they lie to where they are needed.
+
+Layers hand local tensors to each other, so that every move belongs to one linear or norm: of its input, of its output, of the
+gradients of both, and of the gradients of parameters that every rank has but of which each sees only some rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import Enum
+
+from equivcheck.layouts.communication import Totals
+from equivcheck.layouts.foreseen.clipping import dtensor_clipping
+from equivcheck.layouts.foreseen.foresight import Foresight
+from equivcheck.layouts.foreseen.seat import Held, Ledger, Seat, rounded_up, side_runs
+from equivcheck.scenario import Split, Spread, TensorParallel
+from equivcheck.scenario.mesh import TP
+
+
+class Lies(Enum):
+    """How an activation of shape (rows, features) lies over the ranks; PENDING is whole, but yet to be summed."""
+
+    WHOLE = "whole"
+    ROWS = "rows"
+    FEATURES = "features"
+    PENDING = "pending"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Linear:
+    """How one linear computes."""
+
+    wanted: Lies
+    """How it needs its input."""
+    made: Lies
+    """How its output comes out."""
+    input_gradient: Lies
+    """How the gradient of the input comes out."""
+
+
+_OF_SPREAD = {Spread.WHOLE: Lies.WHOLE, Spread.ROWS: Lies.ROWS, Spread.FEATURES: Lies.FEATURES}
+_COLUMN = Linear(wanted=Lies.WHOLE, made=Lies.FEATURES, input_gradient=Lies.PENDING)
+_ROW = Linear(wanted=Lies.FEATURES, made=Lies.PENDING, input_gradient=Lies.FEATURES)
+_NARROW_COLUMN = Linear(wanted=Lies.WHOLE, made=Lies.WHOLE, input_gradient=Lies.WHOLE)
+_NARROW_ROW = Linear(wanted=Lies.FEATURES, made=Lies.WHOLE, input_gradient=Lies.WHOLE)
+_WHOLE = Linear(wanted=Lies.WHOLE, made=Lies.WHOLE, input_gradient=Lies.WHOLE)
+_BY_ROWS = Linear(wanted=Lies.ROWS, made=Lies.ROWS, input_gradient=Lies.ROWS)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pass:
+    """One linear in one forward and backward."""
+
+    step: int
+    """Step, from 0."""
+    rows: int
+    """Rows of the microbatch on all ranks of the group together."""
+    inputs: int
+    """Features of the input, all of them."""
+    width: int
+    """Features of the output, all of them."""
+    bias: bool
+    """Whether it has a bias."""
+    trained: bool
+    """Whether its parameters require gradients."""
+    differentiates: bool
+    """Whether its input does."""
+
+
+class TensorParallelCalls:
+    """Goes through a training, step by step."""
+
+    def __init__(self, seat: Seat, parallelism: TensorParallel) -> None:
+        self.seat, self.plan = seat, parallelism.plan
+        self.parts = seat.layout.mesh.size(TP)
+        self.axes = seat.axes(TP)
+        self.ledger = Ledger()
+
+    def totals(self) -> Totals:
+        """The calls of all steps."""
+        training = self.seat.training
+        inputs = (Spread.WHOLE, *(entry.output for entry in self.plan[:-1]))
+        for step in range(training.steps if self.parts > 1 else 0):
+            for rows in training.data.microbatches:
+                for index, spread in enumerate(inputs):
+                    self._layer(step, index, spread, rows // self.seat.layout.num_data_ranks)
+        return self.ledger.totals
+
+    def _layer(self, step: int, index: int, spread: Spread, rows: int) -> None:
+        model = self.seat.training.model
+        layer, own, linear = model.layers[index], self.seat.of_layer(index), self._linear_of(index, spread)
+        if spread is Spread.ROWS:
+            self._reduce_gradients(step, [held for held in own if held.name.startswith("norm.")])
+        for name in ("linear", "side") if side_runs(layer, step) else ("linear",):
+            once = Pass(
+                step=step,
+                rows=rows,
+                inputs=model.inputs(index),
+                width=layer.width,
+                bias=layer.bias and name == "linear",
+                trained=not layer.frozen,
+                differentiates=self.seat.differentiates(index - 1, step) or (layer.norm is not None and not layer.frozen),
+            )
+            self._activations(once, linear, _OF_SPREAD[spread], _OF_SPREAD[self.plan[index].output])
+            self._narrow(once, linear)
+            if linear is _BY_ROWS:
+                self._reduce_gradients(step, [held for held in own if held.name.startswith(name)])
+
+    def _linear_of(self, index: int, spread: Spread) -> Linear:
+        model, split = self.seat.training.model, self.plan[index].split
+        if split is Split.COLUMN:
+            return _COLUMN if model.layers[index].width >= self.parts else _NARROW_COLUMN
+        if split is Split.ROW:
+            return _ROW if model.inputs(index) >= self.parts else _NARROW_ROW
+        return _BY_ROWS if spread is Spread.ROWS else _WHOLE
+
+    def _activations(self, once: Pass, linear: Linear, before: Lies, after: Lies) -> None:
+        """Input and output where they are wanted, and their gradients back."""
+        self._move(once, before, linear.wanted, once.inputs)
+        self._move(once, linear.made, after, once.width)
+        if once.differentiates:
+            self._move(once, linear.input_gradient, before, once.inputs)
+        if once.differentiates or once.trained:
+            self._move(once, after, Lies.WHOLE if linear.made is Lies.PENDING else linear.made, once.width)
+
+    def _move(self, once: Pass, source: Lies, target: Lies, features: int) -> None:
+        """From one way to lie to another; where there is no all-to-all, as over gloo, DTensor gathers what it then cuts."""
+        if source is target or source is Lies.WHOLE:
+            return
+        if source is Lies.PENDING:
+            op, num_elements = "all_reduce.sum" if target is Lies.WHOLE else "reduce_scatter.sum", once.rows * features
+        elif source is Lies.ROWS:
+            padded = rounded_up(features, self.parts) if target is Lies.FEATURES else features
+            op, num_elements = "all_gather", once.rows // self.parts * padded
+        else:
+            op, num_elements = "all_gather", once.rows * self._chunk(features)
+        self.ledger.note(once.step, op, self.axes, num_elements * self.seat.item_bytes)
+
+    def _narrow(self, once: Pass, linear: Linear) -> None:
+        """What DTensor gathers of a linear with fewer features than ranks, which it will not compute in parts."""
+        if linear is _NARROW_COLUMN:
+            self._gather(once, self._chunk(once.width) * once.inputs, times=1 + once.differentiates)
+            self._gather(once, self._chunk(once.width), times=int(once.bias))
+        elif linear is _NARROW_ROW:
+            self._gather(once, self._chunk(once.inputs) * once.width, times=1 + once.differentiates)
+            self._gather(once, self._chunk(once.inputs) * once.rows, times=1 + once.trained)
+
+    def _gather(self, once: Pass, num_elements: int, times: int) -> None:
+        if times:
+            self.ledger.note(once.step, "all_gather", self.axes, num_elements * self.seat.item_bytes * times, times)
+
+    def _chunk(self, size: int) -> int:
+        return -(-size // self.parts)
+
+    def _reduce_gradients(self, step: int, parameters: list[Held]) -> None:
+        for held in parameters:
+            if self.seat.has_gradient(held, step):
+                self.ledger.note(step, "all_reduce.sum", self.axes, held.numel * self.seat.item_bytes)
+
+
+def _cut_held(seat: Seat, parallelism: TensorParallel) -> Iterator[Held]:
+    """What the rank holds of each parameter once the plan has cut it, by the rule of `torch.chunk`."""
+    parts, index = seat.layout.mesh.size(TP), seat.index(TP)
+    for held in seat.held:
+        dim = _cut_dim(held, parallelism.plan[held.layer].split)
+        yield held if dim is None else _part(held, dim, parts, index)
+
+
+def _cut_dim(held: Held, split: Split) -> int | None:
+    if held.name.startswith("norm.") or split is Split.REPLICATED:
+        return None
+    if split is Split.COLUMN:
+        return 0
+    return None if held.name == "linear.bias" else 1
+
+
+def _part(held: Held, dim: int, parts: int, index: int) -> Held:
+    size = held.shape[dim]
+    chunk = -(-size // parts)
+    mine = max(0, min(chunk, size - index * chunk))
+    shape = (*held.shape[:dim], mine, *held.shape[dim + 1 :])
+    return Held(name=held.name, layer=held.layer, shape=shape, trained=held.trained, cut=True)
+
+
+def _all_calls(seat: Seat, parallelism: TensorParallel) -> Totals:
+    is_cut = any(held.cut and held.trained for held in _cut_held(seat, parallelism))
+    return TensorParallelCalls(seat, parallelism).totals() | dtensor_clipping(seat, (TP,) if is_cut else ())
+
+
+TENSOR_PARALLEL_FORESIGHT = Foresight(
+    options=frozenset(("plan",)),
+    calls=_all_calls,
+    hold=lambda seat, parallelism: tuple(_cut_held(seat, parallelism)),
+    uneven=True,
+)

@@ -1,0 +1,58 @@
+"""Holding what the ranks told each other against what was foreseen."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from equivcheck.layouts.communication import Key, Totals, described, order_of, totals
+from equivcheck.layouts.prediction import predicted
+from equivcheck.oracle.verdict import Difference, Divergence, Phase
+from equivcheck.scenario import Scenario
+from equivcheck.train.stage import Stage
+from equivcheck.worlds.ranks import Run
+
+_NOT_FORESEEN = (Stage.SETUP, Stage.READING)
+"""Stages that are no part of the training's steps."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Overheard:
+    """How a run's calls compare with what was foreseen."""
+
+    divergences: tuple[Divergence, ...] = ()
+    """Each kind of calls that differs, at the first rank where it does, in the order of steps and stages."""
+    unforeseen: str = ""
+    """Why nothing was compared; empty where it was."""
+
+
+def overhear(scenario: Scenario, world: str, run: Run) -> Overheard:
+    """Compare the calls of each rank with what was foreseen for it."""
+    if not run.calls:
+        return Overheard(unforeseen=f"world {world} does not see calls")
+    training, layout = scenario.training, scenario.layout
+    reason = predicted(training, layout).reason
+    if reason:
+        return Overheard(unforeseen=reason)
+    found: dict[Key, Divergence] = {}
+    for rank, calls in enumerate(run.calls):
+        expected, actual = predicted(training, layout, rank).totals, totals(calls, layout.mesh, without=_NOT_FORESEEN)
+        if expected != actual:
+            for key in expected.keys() | actual.keys():
+                if expected.get(key) != actual.get(key) and key not in found:
+                    found[key] = _divergence(key, rank, expected, actual)
+    return Overheard(divergences=tuple(found[key] for key in sorted(found, key=order_of)))
+
+
+def _divergence(key: Key, rank: int, expected: Totals, actual: Totals) -> Divergence:
+    step, stage, op, axes = key
+    foreseen, counted = expected.get(key, (0, 0)), actual.get(key, (0, 0))
+    return Divergence(
+        step=step,
+        phase=Phase.COMMUNICATION,
+        tensor=f"{op} over {axes or 'one rank'} in {stage.value}",
+        difference=Difference.BYTES if foreseen[0] == counted[0] else Difference.CALLS,
+        rank=rank,
+        expected=described(*foreseen),
+        actual=described(*counted),
+        error=float("inf"),
+    )

@@ -1,0 +1,165 @@
+"""What ranks tell each other is held against what was foreseen, even where every number is right."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from equivcheck import Outcome, Scenario, check
+from equivcheck.oracle.verdict import Difference, Divergence, Phase
+from equivcheck.scenario import (
+    DDP,
+    FSDP1,
+    FSDP2,
+    SPMD,
+    Axis,
+    ClipNorm,
+    Data,
+    Distribution,
+    Layer,
+    Layout,
+    Mesh,
+    Model,
+    Parallelism,
+    Precision,
+    Training,
+    Wrapping,
+)
+from equivcheck.train.setup import Setup
+from equivcheck.worlds.call import Call
+from unit.oracle.alterations import double_the_gradients
+
+TRAINING = Training(
+    model=Model(features=2, layers=(Layer(width=2), Layer(width=1))), data=Data(microbatches=(4, 2)), steps=2, clipping=ClipNorm()
+)
+
+
+def scenario(parallelism: Parallelism, training: Training = TRAINING) -> Scenario:
+    """A training on two ranks."""
+    return Scenario(training=training, layout=Layout(mesh=Mesh(axes=(Axis(name="dp", size=2),)), parallelisms=(parallelism,)))
+
+
+def reduce_once_more(setup: Setup) -> None:
+    """Let ranks add up zeros before each update."""
+    setup.before_update.append(lambda _optimizer, _step: dist.all_reduce(torch.zeros(3)) and None)
+
+
+def reduce_once_more_on_rank_one(setup: Setup) -> None:
+    """Let rank 1 tell itself something in step 1."""
+    alone = dist.new_group([1])
+
+    def tell(_optimizer: object, step: int) -> None:
+        if dist.get_rank() == 1 and step == 1:
+            dist.all_reduce(torch.zeros(1), group=alone)
+
+    setup.before_update.append(tell)
+
+
+def reduce_by_parameter(setup: Setup) -> None:
+    """Average gradients right, but outside DDP's buckets: each by itself, none in a bucket."""
+    assert isinstance(setup.module, DistributedDataParallel)
+    module = setup.module
+    setup.accumulation = lambda _last: module.no_sync()
+
+    def reduce(_optimizer: object, _step: int) -> None:
+        for parameter in setup.model.parameters():
+            dist.all_reduce(parameter.grad.div_(dist.get_world_size()))
+
+    setup.before_update.append(reduce)
+
+
+def reduce_in_double(setup: Setup) -> None:
+    """Average float32 gradients in float64, which is right and costs twice the bytes."""
+    assert isinstance(setup.module, DistributedDataParallel)
+    group = setup.module.process_group
+
+    def average(_state: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+        wide = bucket.buffer().double().div_(group.size())
+        future = dist.all_reduce(wide, group=group, async_op=True).get_future()
+        return future.then(lambda done: done.value()[0].float())  # type: ignore[no-any-return]
+
+    setup.module.register_comm_hook(None, average)
+
+
+def gather_again(setup: Setup) -> None:
+    """Let FSDP2 free all layers after forward, which the layout told it not to."""
+    setup.model.set_reshard_after_forward(True)  # type: ignore[operator]
+
+
+SINGLE = replace(TRAINING, precision=Precision.FLOAT32)
+FAULTS: dict[str, tuple[Scenario, Callable[[Setup], None], str, str, str]] = {
+    "an extra call": (scenario(FSDP2()), reduce_once_more, "all_reduce.sum over dp in compute", "no call", "1 call, 12 bytes"),
+    "buckets left out": (
+        scenario(DDP(no_sync=True)),
+        reduce_by_parameter,
+        "all_reduce.sum over dp in compute",
+        "1 call",
+        "4 calls",
+    ),
+    "wide gradients": (scenario(DDP(), SINGLE), reduce_in_double, "all_reduce.sum over dp in compute", "72 bytes", "144 bytes"),
+    "gathered again": (
+        scenario(FSDP2(wrapping=Wrapping.PER_LAYER, reshard_after_forward=False)),
+        gather_again,
+        "all_gather over dp in compute",
+        "4 calls",
+        "8 calls",
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_right_numbers_by_other_calls_have_diverged(fault: str) -> None:
+    """An extra, a missing, a wider and a repeated call are divergences of communication, with what was foreseen and what came."""
+    plan, alter, tensor, expected, actual = FAULTS[fault]
+    assert check(plan).outcome is Outcome.EQUIVALENT
+
+    verdict = check(plan, alter=alter)
+
+    assert verdict.outcome is Outcome.DIVERGED
+    found = verdict.divergence
+    assert found is not None
+    assert (found.step, found.phase, found.tensor, found.rank) == (0, Phase.COMMUNICATION, tensor, 0)
+    assert expected in found.expected
+    assert actual in found.actual
+    assert found.difference is (Difference.BYTES if fault == "wide gradients" else Difference.CALLS)
+
+
+def test_every_rank_is_heard() -> None:
+    """A call that one rank alone issues, at the last step alone, is found there."""
+    found = check(scenario(DDP()), alter=reduce_once_more_on_rank_one).divergence
+
+    assert isinstance(found, Divergence)
+    assert (found.step, found.rank, found.tensor) == (1, 1, "all_reduce.sum over one rank in compute")
+
+
+def test_numbers_come_before_calls() -> None:
+    """Where both differ in a step, the first divergence is a number."""
+
+    def both(setup: Setup) -> None:
+        reduce_once_more(setup)
+        double_the_gradients(setup)
+
+    verdict = check(scenario(DDP()), alter=both)
+
+    assert verdict.divergence is not None
+    assert verdict.divergence.phase is Phase.GRADIENT
+    assert any("communication" in follower for follower in verdict.followers)
+
+
+def test_what_is_not_compared_is_said() -> None:
+    """A world that sees no calls, and a layout that leaves communication to propagation, give the reason."""
+    assert check(scenario(DDP())).unforeseen == ""
+    assert check(scenario(DDP()), world="gloo").unforeseen == "world gloo does not see calls"
+    assert "propagation" in check(scenario(SPMD(distribution=Distribution.FULLY_SHARD))).unforeseen
+
+
+def test_a_verdict_has_the_calls() -> None:
+    """Each rank's calls, in the order of issue, are in the verdict."""
+    verdict = check(scenario(FSDP1(), SINGLE))
+
+    assert [len(calls) for calls in verdict.calls] == [len(verdict.calls[0])] * 2
+    assert all(isinstance(call, Call) for call in verdict.calls[1])
+    assert [call.index for call in verdict.calls[0] if call.ranks == (0, 1)] == list(range(len(verdict.calls[0])))
