@@ -10,17 +10,18 @@ from equivcheck.scenario import ClipNorm, NormType, ZeroGrad
 from equivcheck.train.stage import Stage
 
 
-def dtensor_clipping(seat: Seat, axes: Iterable[str]) -> Totals:
-    """The calls of all steps, for gradients of which some are cut along each of `axes`.
+def dtensor_clipping(seat: Seat, axes: Iterable[str], kind: Iterable[Held]) -> Totals:
+    """The calls of all steps, for gradients of one kind of DTensors, of which some are cut along each of `axes`.
 
     The norms of all gradients are one tensor, reduced over one axis after the other; of an infinity norm the largest goes alone.
     """
     clipping, ledger = seat.training.clipping, Ledger(Stage.CLIPPING)
     if not isinstance(clipping, ClipNorm):
         return {}
+    parameters = tuple(kind)
     cut_along = [name for name in axes if seat.layout.mesh.size(name) > 1]
     for step in range(seat.training.steps):
-        num_norms = sum(_keeps_gradient(seat, held, step) for held in seat.held)
+        num_norms = sum(_keeps_gradient(seat, held, step) for held in parameters)
         for name in cut_along:
             if clipping.norm_type is NormType.INF:
                 ledger.note(step, "all_reduce.max", seat.axes(name), seat.item_bytes)

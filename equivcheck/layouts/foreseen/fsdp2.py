@@ -92,7 +92,7 @@ def units_of(seat: Seat, wrapping: Wrapping) -> tuple[Unit, ...]:
 
 
 def _all_calls(seat: Seat, fsdp: FSDP2) -> Totals:
-    return FSDP2Calls(seat, fsdp).totals() | dtensor_clipping(seat, seat.layout.axes_of(fsdp)[-1:])
+    return FSDP2Calls(seat, fsdp).totals() | dtensor_clipping(seat, seat.layout.axes_of(fsdp)[-1:], seat.held)
 
 
 FSDP2_FORESIGHT = Foresight(options=frozenset(("wrapping", "reshard_after_forward", "no_sync")), calls=_all_calls)

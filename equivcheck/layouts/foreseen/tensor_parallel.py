@@ -88,6 +88,8 @@ class TensorParallelCalls:
         return self.ledger.totals
 
     def _layer(self, step: int, index: int, spread: Spread, rows: int) -> None:
+        if self.plan[index].split is Split.OUTSIDE:
+            return
         model = self.seat.training.model
         layer, own, linear = model.layers[index], self.seat.of_layer(index), self._linear_of(index, spread)
         if spread is Spread.ROWS:
@@ -168,7 +170,7 @@ def _cut_held(seat: Seat, parallelism: TensorParallel) -> Iterator[Held]:
 
 
 def _cut_dim(held: Held, split: Split) -> int | None:
-    if held.name.startswith("norm.") or split is Split.REPLICATED:
+    if held.name.startswith("norm.") or split in (Split.REPLICATED, Split.OUTSIDE):
         return None
     if split is Split.COLUMN:
         return 0
@@ -184,8 +186,9 @@ def _part(held: Held, dim: int, parts: int, index: int) -> Held:
 
 
 def _all_calls(seat: Seat, parallelism: TensorParallel) -> Totals:
-    is_cut = any(held.cut and held.trained for held in _cut_held(seat, parallelism))
-    return TensorParallelCalls(seat, parallelism).totals() | dtensor_clipping(seat, (TP,) if is_cut else ())
+    kind = [held for held in _cut_held(seat, parallelism) if parallelism.plan[held.layer].split is not Split.OUTSIDE]
+    is_cut = any(held.cut and held.trained for held in kind)
+    return TensorParallelCalls(seat, parallelism).totals() | dtensor_clipping(seat, (TP,) if is_cut else (), kind)
 
 
 TENSOR_PARALLEL_FORESIGHT = Foresight(
