@@ -19,6 +19,7 @@ from equivcheck.scenario import (
     Adamax,
     AdamW,
     Data,
+    Execution,
     Layer,
     Layout,
     Model,
@@ -55,7 +56,8 @@ FORESEEN: dict[type, frozenset[str]] = {
     Model: frozenset(("features", "layers", "counter")),
     Layer: frozenset(("width", "bias", "activation", "norm", "residual", "dropout", "frozen", "shares", "side", "exercise")),
     Data: frozenset(("microbatches", "batch_dim")),
-    Layout: frozenset(("mesh", "parallelisms")),
+    Layout: frozenset(("mesh", "parallelisms", "execution")),
+    Execution: frozenset(("checkpointing",)),
 }
 """Fields that predictions take into account, or that change nothing about communication; any other must have its default."""
 
@@ -106,7 +108,7 @@ def _uneven_axes(layout: Layout, parallelism: Any) -> tuple[str, ...]:
 
 def _reasons(training: Training, layout: Layout) -> Iterator[str]:
     """Why nothing can be foreseen: what predictions do not know of, then what they know that they cannot say."""
-    for noun in (training, training.model, *training.model.layers, training.data, layout):
+    for noun in (training, training.model, *training.model.layers, training.data, layout, layout.execution):
         yield from _unforeseen(noun, FORESEEN[type(noun)])
     if type(training.optimizer) not in ELEMENTWISE:
         yield f"predictions know of no optimizer {type(training.optimizer).__name__}"

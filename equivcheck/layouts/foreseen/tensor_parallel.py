@@ -14,7 +14,7 @@ from equivcheck.layouts.communication import Totals
 from equivcheck.layouts.foreseen.clipping import dtensor_clipping
 from equivcheck.layouts.foreseen.foresight import Foresight
 from equivcheck.layouts.foreseen.seat import Held, Ledger, Seat, rounded_up, side_runs
-from equivcheck.scenario import Split, Spread, TensorParallel
+from equivcheck.scenario import Activation, Execution, Recompute, Split, Spread, TensorParallel
 from equivcheck.scenario.mesh import TP
 
 
@@ -66,6 +66,10 @@ class Pass:
     """Whether its parameters require gradients."""
     differentiates: bool
     """Whether its input does."""
+    recomputed: bool
+    """Whether backward asks for its input again."""
+    completed: bool
+    """Whether it then also computes: it does if something is kept for backward after it."""
 
 
 class TensorParallelCalls:
@@ -94,7 +98,10 @@ class TensorParallelCalls:
         layer, own, linear = model.layers[index], self.seat.of_layer(index), self._linear_of(index, spread)
         if spread is Spread.ROWS:
             self._reduce_gradients(step, [held for held in own if held.name.startswith("norm.")])
-        for name in ("linear", "side") if side_runs(layer, step) else ("linear",):
+        differentiates = self.seat.differentiates(index - 1, step) or (layer.norm is not None and not layer.frozen)
+        recomputed = recomputes(self.seat.layout.execution, index) and (differentiates or not layer.frozen)
+        names = ("linear", "side") if side_runs(layer, step) else ("linear",)
+        for name in names:
             once = Pass(
                 step=step,
                 rows=rows,
@@ -102,7 +109,9 @@ class TensorParallelCalls:
                 width=layer.width,
                 bias=layer.bias and name == "linear",
                 trained=not layer.frozen,
-                differentiates=self.seat.differentiates(index - 1, step) or (layer.norm is not None and not layer.frozen),
+                differentiates=differentiates,
+                recomputed=recomputed,
+                completed=recomputed and (name != names[-1] or layer.activation is not Activation.IDENTITY or layer.dropout > 0),
             )
             self._activations(once, linear, _OF_SPREAD[spread], _OF_SPREAD[self.plan[index].output])
             self._narrow(once, linear)
@@ -119,14 +128,14 @@ class TensorParallelCalls:
 
     def _activations(self, once: Pass, linear: Linear, before: Lies, after: Lies) -> None:
         """Input and output where they are wanted, and their gradients back."""
-        self._move(once, before, linear.wanted, once.inputs)
-        self._move(once, linear.made, after, once.width)
+        self._move(once, before, linear.wanted, once.inputs, times=1 + once.recomputed)
+        self._move(once, linear.made, after, once.width, times=1 + once.completed)
         if once.differentiates:
             self._move(once, linear.input_gradient, before, once.inputs)
         if once.differentiates or once.trained:
             self._move(once, after, Lies.WHOLE if linear.made is Lies.PENDING else linear.made, once.width)
 
-    def _move(self, once: Pass, source: Lies, target: Lies, features: int) -> None:
+    def _move(self, once: Pass, source: Lies, target: Lies, features: int, times: int = 1) -> None:
         """From one way to lie to another; where there is no all-to-all, as over gloo, DTensor gathers what it then cuts."""
         if source is target or source is Lies.WHOLE:
             return
@@ -137,16 +146,16 @@ class TensorParallelCalls:
             op, num_elements = "all_gather", once.rows // self.parts * padded
         else:
             op, num_elements = "all_gather", once.rows * self._chunk(features)
-        self.ledger.note(once.step, op, self.axes, num_elements * self.seat.item_bytes)
+        self.ledger.note(once.step, op, self.axes, num_elements * self.seat.item_bytes * times, times)
 
     def _narrow(self, once: Pass, linear: Linear) -> None:
         """What DTensor gathers of a linear with fewer features than ranks, which it will not compute in parts."""
         if linear is _NARROW_COLUMN:
-            self._gather(once, self._chunk(once.width) * once.inputs, times=1 + once.differentiates)
-            self._gather(once, self._chunk(once.width), times=int(once.bias))
+            self._gather(once, self._chunk(once.width) * once.inputs, times=1 + once.completed + once.differentiates)
+            self._gather(once, self._chunk(once.width), times=once.bias * (1 + once.completed))
         elif linear is _NARROW_ROW:
-            self._gather(once, self._chunk(once.inputs) * once.width, times=1 + once.differentiates)
-            self._gather(once, self._chunk(once.inputs) * once.rows, times=1 + once.trained)
+            self._gather(once, self._chunk(once.inputs) * once.width, times=1 + once.completed + once.differentiates)
+            self._gather(once, self._chunk(once.inputs) * once.rows, times=1 + once.completed + once.trained)
 
     def _gather(self, once: Pass, num_elements: int, times: int) -> None:
         if times:
@@ -159,6 +168,12 @@ class TensorParallelCalls:
         for held in parameters:
             if self.seat.has_gradient(held, step):
                 self.ledger.note(step, "all_reduce.sum", self.axes, held.numel * self.seat.item_bytes)
+
+
+def recomputes(execution: Execution, index: int) -> bool:
+    """Whether a layer runs again in backward."""
+    every, odd = execution.checkpointing is Recompute.EVERY_LAYER, execution.checkpointing is Recompute.ODD_LAYERS
+    return every or (odd and index % 2 == 1)
 
 
 def _cut_held(seat: Seat, parallelism: TensorParallel) -> Iterator[Held]:
