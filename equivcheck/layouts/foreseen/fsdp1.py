@@ -52,8 +52,14 @@ class FSDP1Calls:
                 self._gather(unit, step)
             if reduces and any(held.trained for held in unit.held):
                 self._reduce(unit, step)
-            if reduces or self.fsdp.strategy in _FREED_AFTER_FORWARD:
+            if self._frees(unit, step, reduces):
                 unit.gathered = False
+
+    def _frees(self, unit: Unit, step: int, reduces: bool) -> bool:
+        """Whether a unit is let go of after backward; one without part in it looks flat as if it had been, and is forgotten."""
+        if self.fsdp.strategy in _FREED_AFTER_FORWARD:
+            return True
+        return reduces and (self.fsdp.use_orig_params or self.seat.differentiates(unit.last_layer, step))
 
     def _gather(self, unit: Unit, step: int) -> None:
         if self.is_sharded and not unit.gathered:
