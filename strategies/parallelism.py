@@ -17,6 +17,7 @@ from equivcheck.scenario import (
     FSDP1,
     FSDP2,
     SPMD,
+    Compression,
     Distribution,
     Parallelism,
     Pipeline,
@@ -64,7 +65,8 @@ def replicate(draw: DrawFn) -> Replicate:
     """`Replicate` by either implementation, with the options that it has."""
     implementation, no_sync = draw(_REPLICATORS), draw(EVENLY)
     if implementation is Replicator.DDP:
-        return Replicate(no_sync=no_sync, bucket_cap_mb=draw(_BUCKETS_MB))
+        compression = Compression.FP16 if draw(RARELY) else Compression.NONE
+        return Replicate(no_sync=no_sync, bucket_cap_mb=draw(_BUCKETS_MB), compression=compression)
     return Replicate(implementation=implementation, no_sync=no_sync, wrapping=draw(_WRAPPINGS))
 
 

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
+from equivcheck.layouts.compression import NO_BF16_HOOK, SENT_AS, compress
 from equivcheck.layouts.foreseen.ddp import DDP_FORESIGHT
 from equivcheck.layouts.foreseen.foresight import Foresight
 from equivcheck.layouts.kind import LayoutKind, LayoutLimit, Limit
-from equivcheck.layouts.limits import EVEN_ROWS, ROUNDING_LIMITS, has_parallelism, parallelism_of, with_options
+from equivcheck.layouts.limits import EVEN_ROWS, ROUNDING_LIMITS, has_parallelism, parallelism_of
 from equivcheck.layouts.mends import may_skip_parameters, trained_sides, without_frozen, without_side
 from equivcheck.layouts.rounding import Rounding
 from equivcheck.scenario import (
     DDP,
-    Compression,
-    ElementType,
     Layout,
+    LowPrecision,
     Parallelism,
     Precision,
     Side,
@@ -27,7 +28,6 @@ from equivcheck.scenario.mesh import DP
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
-    from torch.nn.parallel import DistributedDataParallel
 
     from equivcheck.train.setup import Setup
 
@@ -68,12 +68,6 @@ AUTOCAST_OF_FLOAT32 = Limit(
         parallelism_of(layout, DDP).autocast is not None and training.precision is not Precision.FLOAT32
     ),
     mend=lambda training, _layout: replace(training, precision=Precision.FLOAT32),
-)
-
-NO_BF16_HOOK = LayoutLimit(
-    reason="DistributedDataParallel: bf16_compress_hook is refused without CUDA and NCCL (or XPU), and ranks here are on CPU",
-    applies=lambda layout: parallelism_of(layout, DDP).compression is Compression.BF16,
-    mend=lambda layout: with_options(layout, DDP, compression=Compression.FP16),
 )
 
 
@@ -117,7 +111,9 @@ class DDPKind(LayoutKind):
             setup.clip_norm = clip_across
         if parallelism.no_sync:
             setup.accumulation = lambda last: nullcontext() if last else module.no_sync()
-        _lower_precision(setup, module, parallelism, mesh)
+        compress(module, parallelism.compression, mesh)
+        if parallelism.autocast is not None:
+            setup.around_forward = _autocast(mesh.device_type, parallelism.autocast)
         if parallelism.zero_redundancy:
             from equivcheck.layouts.zero_redundancy import share_updates
 
@@ -127,25 +123,21 @@ class DDPKind(LayoutKind):
     def rounding(self, parallelism: Parallelism, layout: Layout) -> Rounding | None:
         """What autocast casts, and the element type of compressed gradients."""
         assert isinstance(parallelism, DDP), parallelism
-        compressed = parallelism.compression is not Compression.NONE
-        if parallelism.autocast is None and not compressed:
+        reduce = SENT_AS.get(parallelism.compression)
+        if parallelism.autocast is None and reduce is None:
             return None
         return Rounding(
             replicas=1,
             shards=layout.mesh.size(DP),
             autocast=parallelism.autocast,
-            reduce=ElementType.FLOAT16 if compressed else None,
+            reduce=reduce,
             once=parallelism.no_sync,
             whole=True,
         )
 
 
-def _lower_precision(setup: Setup, module: DistributedDataParallel, parallelism: DDP, mesh: DeviceMesh) -> None:
+def _autocast(device_type: str, kind: LowPrecision) -> Callable[[], AbstractContextManager[object]]:
     import torch
-    from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
 
-    if parallelism.autocast is not None:
-        dtype: torch.dtype = getattr(torch, parallelism.autocast.value)
-        setup.around_forward = lambda: torch.autocast(mesh.device_type, dtype=dtype)
-    if parallelism.compression is Compression.FP16:
-        module.register_comm_hook(mesh.get_group(), fp16_compress_hook)
+    dtype: torch.dtype = getattr(torch, kind.value)
+    return lambda: torch.autocast(device_type, dtype=dtype)

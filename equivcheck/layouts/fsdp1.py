@@ -161,6 +161,23 @@ ELEMENTWISE_OPTIMIZERS = Limit(
 )
 
 
+def _keeps_low_precision(training: Training, layout: Layout) -> bool:
+    fsdp = parallelism_of(layout, FSDP1)
+    if fsdp.mixed_precision is None or fsdp.mixed_precision.param is None or _is_sharded(layout):
+        return False
+    casts = fsdp.mixed_precision.param.value != training.precision.value
+    return casts and fsdp.use_orig_params and fsdp.no_sync and len(training.data.microbatches) > 1
+
+
+NO_SHARES_BETWEEN_MICROBATCHES = Limit(
+    reason="FullyShardedDataParallel: with use_orig_params and nothing sharded, a shared weight's gradient cannot be kept in "
+    "lower precision until the last microbatch ('attempting to assign a gradient with dtype')",
+    applies=lambda training, layout: has_shares(training.model) and _keeps_low_precision(training, layout),
+    mend=lambda training, _layout: without_shares(training),
+    upstream=True,
+)
+
+
 class FSDP1Kind(LayoutKind):
     """Wraps the model, or each layer and then the model, in `FullyShardedDataParallel`."""
 
@@ -174,6 +191,7 @@ class FSDP1Kind(LayoutKind):
         UNIFORM_FROZEN,
         NO_GROUPS_OF_FLAT_PARAMETERS,
         NO_UNUSED_PARAMETERS,
+        NO_SHARES_BETWEEN_MICROBATCHES,
         ELEMENTWISE_OPTIMIZERS,
     )
     layout_limits: ClassVar[tuple[LayoutLimit, ...]] = (

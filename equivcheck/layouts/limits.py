@@ -17,6 +17,7 @@ from equivcheck.scenario import (
     Implementation,
     Layout,
     Parallelism,
+    Replicate,
     Rprop,
     TensorParallel,
     Training,
@@ -110,7 +111,8 @@ def _casts(layout: Layout) -> bool:
 
 def _compresses(layout: Layout) -> bool:
     return any(
-        isinstance(parallelism, DDP) and parallelism.compression is not Compression.NONE for parallelism in layout.parallelisms
+        isinstance(parallelism, (DDP, Replicate)) and parallelism.compression is not Compression.NONE
+        for parallelism in layout.parallelisms
     )
 
 
@@ -121,7 +123,7 @@ def _without_casts(layout: Layout) -> Layout:
 WHOLE_SUMS = LayoutLimit(
     reason="lower precision over tensor parallelism: each rank rounds its part of a sum, which no single device has",
     applies=lambda layout: (_casts(layout) or _compresses(layout)) and has_parallelism(layout, TensorParallel),
-    mend=lambda layout: with_options(_without_casts(layout), DDP, compression=Compression.NONE),
+    mend=lambda layout: with_options(_without_casts(layout), (DDP, Replicate), compression=Compression.NONE),
 )
 
 EAGER_ROUNDING = LayoutLimit(

@@ -5,12 +5,15 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
+from equivcheck.layouts.compression import NO_BF16_HOOK, SENT_AS
 from equivcheck.layouts.ddp import as_reduced
 from equivcheck.layouts.fsdp2 import NOTHING_TO_REDUCE
 from equivcheck.layouts.kind import LayoutKind, LayoutLimit, Limit
-from equivcheck.layouts.limits import DTENSOR_OPTIMIZERS, EVEN_ROWS, NO_COMPILED_AUTOGRAD, parallelism_of
+from equivcheck.layouts.limits import DTENSOR_OPTIMIZERS, EVEN_ROWS, NO_COMPILED_AUTOGRAD, ROUNDING_LIMITS, parallelism_of
 from equivcheck.layouts.mends import has_shares, may_skip_parameters, without_shares, without_side
-from equivcheck.scenario import Parallelism, Replicate, Replicator, Wrapping
+from equivcheck.layouts.rounding import Rounding
+from equivcheck.scenario import Layout, Parallelism, Replicate, Replicator, Wrapping
+from equivcheck.scenario.mesh import DP
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -62,7 +65,7 @@ class ReplicateKind(LayoutKind):
         *(_only(Replicator.FSDP, limit) for limit in (NOTHING_TO_REDUCE, *DTENSOR_OPTIMIZERS)),
     )
 
-    layout_limits: ClassVar[tuple[LayoutLimit, ...]] = (COMPILED_AUTOGRAD_WITH_DDP_ONLY,)
+    layout_limits: ClassVar[tuple[LayoutLimit, ...]] = (COMPILED_AUTOGRAD_WITH_DDP_ONLY, NO_BF16_HOOK, *ROUNDING_LIMITS)
 
     def apply(self, setup: Setup, parallelism: Parallelism, mesh: DeviceMesh) -> None:
         """Replicate the model in place."""
@@ -80,3 +83,11 @@ class ReplicateKind(LayoutKind):
         if parallelism.no_sync:
             setup.accumulation = lambda last: synchronises_only(model, last)
         take_rows(setup, mesh)
+
+    def rounding(self, parallelism: Parallelism, layout: Layout) -> Rounding | None:
+        """The element type of compressed gradients."""
+        assert isinstance(parallelism, Replicate), parallelism
+        reduce = SENT_AS.get(parallelism.compression)
+        if reduce is None:
+            return None
+        return Rounding(replicas=1, shards=layout.mesh.size(DP), reduce=reduce, once=parallelism.no_sync, whole=True)

@@ -8,6 +8,7 @@ from typing import Any
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
+from equivcheck.layouts.compression import compress
 from equivcheck.scenario import Replicate, Replicator, Wrapping
 from equivcheck.train.model import Block
 
@@ -30,6 +31,7 @@ def _replicate_with_ddp(model: nn.Module, parallelism: Replicate, mesh: DeviceMe
     from torch.distributed._composable.replicate import replicate
 
     replicate(model, device_mesh=mesh, bucket_cap_mb=parallelism.bucket_cap_mb)
+    compress(model, parallelism.compression, mesh)
     # What the first forward would do: DTensors are replaced by their local tensors, which the optimizer must be built on.
     replicate.state(model).lazy_init()
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -60,7 +63,7 @@ def _plain(training: Training) -> Reference:
 
 @lru_cache(maxsize=KEPT_REFERENCES)
 def _rounded(training: Training, rounding: Rounding) -> Reference:
-    with one_thread():
+    with _quietly():
         trace = train(rounded_setup(training, rounding))
         copies = rounded_copies(training, rounding, trace, NUM_ROUNDED)
         found = expected_moments(training, trace, copies, eps=unit_of(training, rounding))
@@ -91,11 +94,19 @@ def _confirming_plain(training: Training, num_parts: int) -> Reference:
 
 @lru_cache(maxsize=KEPT_REFERENCES)
 def _confirming_rounded(training: Training, rounding: Rounding) -> Reference:
-    with one_thread():
+    with _quietly():
         trace = train(rounded_setup(training, rounding))
         copies = rounded_copies(training, rounding, trace, NUM_PERTURBATIONS + NUM_CONFIRMATIONS, flips=True)
         found = expected_moments(training, trace, copies, reordered_trace(training, rounding), eps=unit_of(training, rounding))
     return Reference(found, doubt_about(found, noise_limit(training, rounding)))
+
+
+@contextmanager
+def _quietly() -> Iterator[None]:
+    """Compute with one thread, and without torch's remarks on types that meet under autocast."""
+    with one_thread(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
 
 
 def noise_limit(training: Training, rounding: Rounding | None = None) -> float:

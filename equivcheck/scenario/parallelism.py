@@ -119,6 +119,8 @@ class Replicate(Parallelism):
     """Whether each layer is a unit of its own inside the root's; with `Replicator.FSDP` only."""
     no_sync: bool = False
     """Whether only the last microbatch reduces gradients (`set_requires_gradient_sync`)."""
+    compression: Compression = Compression.NONE
+    """Which hook compresses gradients for their reduction; with `Replicator.DDP` only."""
 
     def __post_init__(self) -> None:
         require_positive(self, "bucket_cap_mb")
@@ -126,6 +128,8 @@ class Replicate(Parallelism):
             raise refuse(self, "wrapping", "Wrapping.WHOLE with Replicator.DDP")
         if self.implementation is Replicator.FSDP and self.bucket_cap_mb != DEFAULT_BUCKET_MB:
             raise refuse(self, "bucket_cap_mb", f"{DEFAULT_BUCKET_MB} with Replicator.FSDP")
+        if self.implementation is Replicator.FSDP and self.compression is not Compression.NONE:
+            raise refuse(self, "compression", "Compression.NONE with Replicator.FSDP")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -106,6 +106,7 @@ def _with_layers(count: int) -> Training:
 SCALED = Pipeline(scale_grads=True, num_chunks=2)
 SHARED = _with_layer(shares=0)
 SHARED_IN_A_STAGE = replace(PLAIN, model=replace(PLAIN.model, layers=(Layer(width=4), Layer(width=4), Layer(width=4, shares=1))))
+TWICE_SHARED = replace(SHARED, data=Data(microbatches=(4, 4)))
 UNUSED = _with_layer(side=Side.NEVER)
 CHANGING = _with_layer(side=Side.EVEN_STEPS)
 FROZEN = _with_layer(frozen=True)
@@ -142,6 +143,7 @@ SHORT_MUON = replace(MUON, model=replace(MATRICES, features=1, layers=(replace(M
         (FROZEN, FLAT, "both frozen and trained"),
         (GROUPED, FLAT, "several groups"),
         (UNUSED, FSDP1(), "gradient of zeros"),
+        (TWICE_SHARED, FSDP1(strategy=ShardingStrategy.NO_SHARD, mixed_precision=BF16, no_sync=True), "cannot be kept in"),
         (SHARED, PER_LAYER_2, "share a weight"),
         (UNUSED, Replicate(), "take part in every step"),
         (SHARED, REPLICATED_LAYERS, "share a weight"),
@@ -268,6 +270,8 @@ def test_options_that_do_not_go_together_have_a_reason(
         (FROZEN, FSDP1()),
         (FROZEN, FSDP1(use_orig_params=False, wrapping=Wrapping.PER_LAYER)),
         (GROUPED, FSDP1()),
+        (TWICE_SHARED, FSDP1(mixed_precision=BF16, no_sync=True)),
+        (SHARED, FSDP1(strategy=ShardingStrategy.NO_SHARD, mixed_precision=BF16, no_sync=True)),
         (CLIPPED, FSDP1(strategy=ShardingStrategy.NO_SHARD)),
         (replace(CLIPPED, precision=Precision.FLOAT32), FSDP1()),
         (CHANGING, FSDP2()),
@@ -331,9 +335,10 @@ def test_a_compiled_model_keeps_its_precision() -> None:
 
 def test_the_bf16_hook_is_for_no_cpu() -> None:
     """A hook that DDP refuses on CPU is a reason, not a crash; the fp16 one is the nearest."""
-    layout = _layout(DDP(compression=Compression.BF16))
-    assert "refused without CUDA and NCCL" in (unsupported(PLAIN, layout) or "")
-    assert mended_layout(layout) == _layout(DDP(compression=Compression.FP16))
+    for kind in (DDP, Replicate):
+        layout = _layout(kind(compression=Compression.BF16))
+        assert "refused without CUDA and NCCL" in (unsupported(PLAIN, layout) or "")
+        assert mended_layout(layout) == _layout(kind(compression=Compression.FP16))
 
 
 @pytest.mark.parametrize(

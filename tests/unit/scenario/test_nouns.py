@@ -27,6 +27,7 @@ from equivcheck.scenario import (
     Axis,
     ClipNorm,
     ClipValue,
+    Compression,
     CosineAnnealingLR,
     Data,
     ElementType,
@@ -183,6 +184,11 @@ OF_LAYOUTS: list[Invalid] = [
         "DDP.parameters_as_bucket_view is True; allowed: False without zero_redundancy",
     ),
     (Replicate, {"bucket_cap_mb": 0.0}, f"Replicate.bucket_cap_mb is 0.0; {POSITIVE}"),
+    (
+        Replicate,
+        {"implementation": Replicator.FSDP, "compression": Compression.FP16},
+        "Replicate.compression is Compression.FP16; allowed: Compression.NONE with Replicator.FSDP",
+    ),
     (
         Replicate,
         {"wrapping": Wrapping.PER_LAYER},

@@ -1,0 +1,38 @@
+"""Gradients compressed for their reduction, as `DistributedDataParallel` and composable `replicate` have it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from equivcheck.layouts.kind import LayoutLimit
+from equivcheck.layouts.limits import with_options
+from equivcheck.scenario import DDP, Compression, ElementType, Layout, Replicate
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
+SENT_AS: dict[Compression, ElementType] = {Compression.FP16: ElementType.FLOAT16, Compression.BF16: ElementType.BFLOAT16}
+"""The element type of gradients on their way."""
+
+
+def _has_bf16_hook(layout: Layout) -> bool:
+    return any(
+        isinstance(parallelism, (DDP, Replicate)) and parallelism.compression is Compression.BF16
+        for parallelism in layout.parallelisms
+    )
+
+
+NO_BF16_HOOK = LayoutLimit(
+    reason="DistributedDataParallel: bf16_compress_hook is refused without CUDA and NCCL (or XPU), and ranks here are on CPU",
+    applies=_has_bf16_hook,
+    mend=lambda layout: with_options(layout, (DDP, Replicate), compression=Compression.FP16),
+)
+
+
+def compress(module: Any, compression: Compression, mesh: DeviceMesh) -> None:
+    """Register a hook with a module that has `register_comm_hook`; nothing where nothing is compressed."""
+    from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook, fp16_compress_hook
+
+    if compression is not Compression.NONE:
+        hook = fp16_compress_hook if compression is Compression.FP16 else bf16_compress_hook
+        module.register_comm_hook(mesh.get_group(), hook)
