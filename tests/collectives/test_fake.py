@@ -62,7 +62,7 @@ def test_shapes(fake: str, place: tuple[int, int, tuple[int, ...]], cases: tuple
 
 @pytest.mark.parametrize("fake", FAKES)
 @settings(max_examples=EXAMPLES, deadline=None)
-@given(places(), st.sampled_from(COALESCED).flatmap(lambda kind: coalesced(kind, 1)))
+@given(places(most=500), st.sampled_from(COALESCED).flatmap(lambda kind: coalesced(kind, 1)))
 def test_coalesced_shapes(fake: str, place: tuple[int, int, tuple[int, ...]], drawn: Coalesced) -> None:
     """Calls behind one handle likewise."""
     size, rank, group = place

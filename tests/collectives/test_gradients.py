@@ -16,7 +16,7 @@ from collectives.judge import assert_received
 from collectives.programs import Result
 from collectives.worlds import WORLDS, run_in
 
-EXAMPLES = max(12, settings().max_examples // 8)
+EXAMPLES = max(8, settings().max_examples // 12)
 """Batches of up to eight calls, for each kind of each form."""
 
 
