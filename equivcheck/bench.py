@@ -13,14 +13,10 @@ from typing import Any, ClassVar
 from equivcheck.campaign.batches import Enough, run_batch
 from equivcheck.choice import Choice
 from equivcheck.layouts.program import rank_program
-from equivcheck.layouts.registry import unsupported
+from equivcheck.layouts.registry import kinds_of, mended, mended_layout, unsupported
 from equivcheck.oracle.check import check
 from equivcheck.oracle.verdict import Outcome
 from equivcheck.scenario import (
-    DDP,
-    FSDP1,
-    FSDP2,
-    SPMD,
     AdamW,
     Axis,
     Data,
@@ -176,19 +172,27 @@ def generated_scenarios(tag: str, size: int, num: int) -> list[Scenario]:
     return random.Random(_SEED).sample(drawn, min(num, len(drawn)))
 
 
-def fixed_scenarios(tag: str, size: int, num: int) -> list[Scenario]:
+def fixed_scenarios(name: str, size: int, num: int) -> list[Scenario]:
     """One training with other data each time: three linears, AdamW, three steps."""
-    parallelisms: dict[str, Parallelism] = {
-        "ddp": DDP(),
-        "fsdp1": FSDP1(),
-        "fsdp2": FSDP2(),
-        "spmd": SPMD(),
-        "tensor_parallel": TensorParallel(
-            plan=(LayerPlan(split=Split.COLUMN, output=Spread.FEATURES), LayerPlan(split=Split.ROW), LayerPlan())
-        ),
-    }
-    parallelism = parallelisms[tag]
-    layout = Layout(mesh=Mesh(axes=(Axis(name=parallelism.axes[0][0], size=size),)), parallelisms=(parallelism,))
+    layout = mended_layout(_fixed_layout(name, size))
     model = Model(features=16, layers=(Layer(width=32), Layer(width=32), Layer(width=16)))
     training = Training(model=model, data=Data(microbatches=(8,)), optimizer=AdamW(), loss=Loss.MSE_SUM, steps=3)
+    training = mended(training, layout)
     return [Scenario(training=replace(training, seed=1000 * number), layout=layout) for number in range(num)]
+
+
+def _fixed_layout(name: str, size: int) -> Layout:
+    """A named layout with default options on `size` ranks, two of them innermost where parallelisms share four or more."""
+    parallelisms = tuple(_fixed_parallelism(kind.parallelism) for kind in kinds_of(name))
+    axes = [axis for parallelism in reversed(parallelisms) for axis in parallelism.axes[0]]
+    sizes = [size, *(1 for _ in axes[1:])]
+    if len(axes) > 1 and size > 2 and size % 2 == 0:
+        sizes[0], sizes[-1] = size // 2, 2
+    mesh = Mesh(axes=tuple(Axis(name=axis, size=ranks) for axis, ranks in zip(axes, sizes, strict=True)))
+    return Layout(mesh=mesh, parallelisms=parallelisms)
+
+
+def _fixed_parallelism(kind: type[Parallelism]) -> Parallelism:
+    if kind is not TensorParallel:
+        return kind()
+    return TensorParallel(plan=(LayerPlan(split=Split.COLUMN, output=Spread.FEATURES), LayerPlan(split=Split.ROW), LayerPlan()))

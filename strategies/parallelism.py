@@ -89,6 +89,7 @@ def fsdp2(draw: DrawFn) -> FSDP2:
         wrapping=draw(_WRAPPINGS),
         no_sync=draw(EVENLY),
         reshard_after_forward=not draw(SOMETIMES),
+        cpu_offload=draw(SOMETIMES),
         mixed_precision=draw(_MIXED_PRECISIONS) if draw(RARELY) else None,
     )
 

@@ -70,7 +70,7 @@ class FSDP2Kind(LayoutKind):
 
     def apply(self, setup: Setup, parallelism: Parallelism, mesh: DeviceMesh) -> None:
         """Shard the model in place."""
-        from torch.distributed.fsdp import FSDPModule, fully_shard
+        from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, fully_shard
 
         from equivcheck.layouts.data_rows import take_rows
         from equivcheck.train.model import Block
@@ -78,6 +78,8 @@ class FSDP2Kind(LayoutKind):
         assert isinstance(parallelism, FSDP2), parallelism
         model, policy = setup.model, parallelism.mixed_precision
         options: dict[str, Any] = {"mesh": mesh, "reshard_after_forward": parallelism.reshard_after_forward}
+        if parallelism.cpu_offload:
+            options["offload_policy"] = CPUOffloadPolicy(pin_memory=False)
         if parallelism.wrapping is Wrapping.PER_LAYER:
             for block in [module for module in model.modules() if isinstance(module, Block)]:
                 fully_shard(block, **options, mp_policy=_policy(policy, is_root=False))

@@ -168,6 +168,10 @@ class FSDP2(Parallelism):
     """Whether only the last microbatch reduces gradients (`set_requires_gradient_sync`)."""
     mixed_precision: MixedPrecision | None = None
     """What is cast; None for nothing."""
+    cpu_offload: bool = False
+    """Whether shards, gradients and optimizer state stay in the host's memory (`CPUOffloadPolicy`, not pinned).
+
+    `FSDP1` has no such option here: its offloading needs an accelerator."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

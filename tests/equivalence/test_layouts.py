@@ -4,23 +4,30 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 
 from equivcheck import Scenario, check
-from equivcheck.layouts.registry import layout_kinds
+from equivcheck.layouts.registry import layout_kinds, layout_names
 from equivcheck.strategies import scenarios
 
-LAYOUTS = tuple(layout_kinds())
+COMPOSITIONS = tuple(name for name in layout_names() if name not in layout_kinds())
 SIM_EXAMPLES = max(100, settings().max_examples)
 """Scenarios a layout in sim; a profile may ask for more."""
 GLOO_EXAMPLES = max(25, settings().max_examples // 4)
 """Scenarios a layout over gloo, where one costs many times as much."""
 
+SHARE_OF_COMPOSITIONS = 0.4
+"""How many times fewer scenarios a composition has: what its parallelisms do alone is tried alone, and its ranks are more."""
+
 UNHURRIED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+def _examples(layout: str, number: int) -> int:
+    return int(number * SHARE_OF_COMPOSITIONS) if layout in COMPOSITIONS else number
+
+
+@pytest.mark.parametrize("layout", layout_names())
 def test_parallel_equals_single_device_in_sim(layout: str) -> None:
     """Ranks as threads leave the parameters, gradients, losses, norms and state of the single-device run."""
 
-    @settings(UNHURRIED, max_examples=SIM_EXAMPLES)
+    @settings(UNHURRIED, max_examples=_examples(layout, SIM_EXAMPLES))
     @given(scenarios(layouts=(layout,)))
     def equivalent(scenario: Scenario) -> None:
         check(scenario).assert_equivalent()
@@ -28,11 +35,11 @@ def test_parallel_equals_single_device_in_sim(layout: str) -> None:
     equivalent()
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("layout", layout_names())
 def test_parallel_equals_single_device_over_gloo(layout: str) -> None:
     """Real processes leave the same."""
 
-    @settings(UNHURRIED, max_examples=GLOO_EXAMPLES, phases=(Phase.explicit, Phase.reuse, Phase.generate))
+    @settings(UNHURRIED, max_examples=_examples(layout, GLOO_EXAMPLES), phases=(Phase.explicit, Phase.reuse, Phase.generate))
     @given(scenarios(layouts=(layout,), max_ranks=4))
     def equivalent(scenario: Scenario) -> None:
         check(scenario, world="gloo").assert_equivalent()

@@ -1,0 +1,204 @@
+"""FSDP over tensor parallelism: gradients beside those of FSDP alone, and the collectives of one forward and backward."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+from torch.distributed.tensor import Shard
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, SequenceParallel, parallelize_module
+
+from equivcheck import Outcome, check
+from equivcheck.layouts.program import rank_program
+from equivcheck.layouts.registry import mended
+from equivcheck.oracle.assemble import Assembler
+from equivcheck.oracle.reference import reference
+from equivcheck.oracle.verdict import Phase
+from equivcheck.scenario import (
+    FSDP1,
+    Axis,
+    Data,
+    Layer,
+    LayerPlan,
+    Layout,
+    Mesh,
+    Model,
+    Norm,
+    Scenario,
+    Split,
+    Spread,
+    TensorParallel,
+    Training,
+)
+from equivcheck.strategies import fsdp1, fsdp2
+from equivcheck.train.trace import Snapshot, Trace
+from equivcheck.worlds.meshes import device_mesh
+from equivcheck.worlds.pool import ranks
+
+pytestmark = pytest.mark.filterwarnings("ignore:FSDP2-wrapped module")
+
+FEW = settings(deadline=None, max_examples=15)
+SIZES = st.sampled_from([(2, 2), (3, 2), (2, 3), (2, 1), (4, 2)])
+COLUMN_ROW = (LayerPlan(split=Split.COLUMN, output=Spread.FEATURES), LayerPlan(split=Split.ROW))
+SEQUENCE = (LayerPlan(output=Spread.ROWS), LayerPlan(split=Split.COLUMN, output=Spread.FEATURES), LayerPlan(split=Split.ROW))
+PLANS = st.sampled_from(
+    [(*COLUMN_ROW, LayerPlan(split=Split.OUTSIDE)), (*SEQUENCE, LayerPlan(split=Split.OUTSIDE)), (*SEQUENCE, LayerPlan())]
+)
+"""The last layer is outside the plan, or whole inside it."""
+
+
+@st.composite
+def _pairs(draw: st.DrawFn) -> tuple[Scenario, Scenario]:
+    """The same training under FSDP over tensor parallelism, and under the same FSDP alone."""
+    plan, (data_ranks, tp), parallelism = draw(PLANS), draw(SIZES), draw(st.one_of(fsdp2(), fsdp1()))
+    parallelism = replace(parallelism, mixed_precision=None)
+    if isinstance(parallelism, FSDP1):
+        parallelism = replace(parallelism, strategy=FSDP1().strategy, use_orig_params=True, no_sync=False)
+    norms = st.sampled_from([None, Norm.LAYER, Norm.RMS])
+    layers = [Layer(width=tp * draw(st.integers(1, 4)), bias=draw(st.booleans())) for _ in plan]
+    for index, entry in enumerate(plan):
+        if (
+            index
+            and plan[index - 1].output is not Spread.FEATURES
+            and layers[index - 1].width > 1
+            and entry.split is not Split.ROW
+        ):
+            layers[index] = replace(layers[index], norm=draw(norms))
+    data = Data(microbatches=(data_ranks * tp * draw(st.integers(1, 2)),))
+    model = Model(features=draw(st.integers(1, 5)), layers=tuple(layers))
+    training = Training(model=model, data=data, steps=1, seed=draw(st.integers(0, 2**16)))
+    over, alone = Axis(name="dp", size=data_ranks), Mesh(axes=(Axis(name="dp", size=data_ranks),))
+    layout = Layout(mesh=Mesh(axes=(over, Axis(name="tp", size=tp))), parallelisms=(TensorParallel(plan=plan), parallelism))
+    training = mended(training, layout)
+    return (
+        Scenario(training=training, layout=layout),
+        Scenario(training=training, layout=Layout(mesh=alone, parallelisms=(parallelism,))),
+    )
+
+
+def _gradients(scenario: Scenario) -> tuple[np.ndarray, Sequence[Trace]]:
+    """The full gradient of all parameters as one vector, and the traces that it comes from."""
+    traces = ranks("sim", scenario.layout.mesh.num_ranks).run(rank_program, scenario).values
+    (expected,) = (moment for moment in reference(scenario.training).moments if moment.phase is Phase.GRADIENT)
+    assembled = Assembler().assemble(expected, [trace.steps[0].gradients for trace in traces])
+    assert not assembled.misfits
+    assert assembled.covered.all()
+    return assembled.values, traces
+
+
+@FEW
+@given(_pairs())
+def test_gradients_over_tensor_parallelism_are_those_without(pair: tuple[Scenario, Scenario]) -> None:
+    """Put together, flattened, they equal those of FSDP alone and of one device, within the noise of rounding; none is NaN."""
+    assert {check(scenario).outcome for scenario in pair} <= {Outcome.EQUIVALENT, Outcome.INCONCLUSIVE}
+    (both, _), (alone, _) = map(_gradients, pair)
+    (expected,) = (moment for moment in reference(pair[0].training).moments if moment.phase is Phase.GRADIENT)
+    assert np.isfinite(both).all()
+    assert np.linalg.norm(both - alone) <= 2 * np.linalg.norm(expected.tolerances)
+
+
+def _held(snapshot: Snapshot) -> dict[str, bytes]:
+    """What a rank holds of each tensor."""
+    found, at = {}, 0
+    for piece in snapshot.pieces:
+        found[piece.name] = snapshot.values[at : at + piece.numel].tobytes()
+        at += piece.numel
+    return found
+
+
+@FEW
+@given(_pairs())
+def test_what_is_not_split_has_one_gradient_on_all_tensor_parallel_ranks(pair: tuple[Scenario, Scenario]) -> None:
+    """Norms, layers whole inside the plan and layers outside it agree bit for bit, and what is split does not."""
+    scenario, _ = pair
+    plan, tp = scenario.layout.parallelisms[0].plan, scenario.layout.mesh.size("tp")
+    _, traces = _gradients(scenario)
+    held = [_held(trace.steps[0].gradients) for trace in traces]
+    for first in range(0, len(held), tp):
+        for name, values in held[first].items():
+            split = plan[int(name.split(".")[1])].split
+            if "norm" in name or split in (Split.REPLICATED, Split.OUTSIDE) or (split is Split.ROW and "bias" in name):
+                assert all(other[name] == values for other in held[first : first + tp]), name
+
+
+@dataclass(frozen=True)
+class _Sizes:
+    """A norm and two linears with sequence parallelism around them."""
+
+    data_ranks: int
+    tp: int
+    rows: int
+    features: int
+    hidden: int
+    norm: str
+    bias: bool
+
+
+@st.composite
+def _sizes(draw: st.DrawFn) -> _Sizes:
+    data_ranks, tp = draw(st.sampled_from([(2, 2), (3, 2), (2, 3), (2, 4)]))
+    return _Sizes(
+        data_ranks=data_ranks,
+        tp=tp,
+        rows=tp * draw(st.integers(1, 3)),
+        features=draw(st.integers(1, 6)),
+        hidden=tp * draw(st.integers(1, 4)),
+        norm=draw(st.sampled_from(["RMSNorm", "LayerNorm"])),
+        bias=draw(st.booleans()),
+    )
+
+
+def _pass_forward_and_back(sizes: _Sizes, wrap: str, passes: int) -> None:
+    mesh = device_mesh((sizes.data_ranks, sizes.tp), ("dp", "tp"))
+    norm, linear = getattr(nn, sizes.norm), partial(nn.Linear, bias=sizes.bias)
+    model = nn.Sequential(norm(sizes.features), linear(sizes.features, sizes.hidden), linear(sizes.hidden, sizes.features))
+    plan = {
+        "0": SequenceParallel(sequence_dim=0),
+        "1": ColwiseParallel(input_layouts=Shard(0)),
+        "2": RowwiseParallel(output_layouts=Shard(0)),
+    }
+    parallelize_module(model, mesh["tp"], plan)
+    wrapped: nn.Module = model
+    if wrap == "fsdp2":
+        fully_shard(model, mesh=mesh["dp"])
+    else:
+        wrapped = FullyShardedDataParallel(model, device_mesh=mesh["dp"], device_id=torch.device("cpu"), use_orig_params=True)
+    for _ in range(passes):
+        wrapped(torch.ones(sizes.rows // sizes.tp, sizes.features)).sum().backward()
+
+
+def _calls(sizes: _Sizes, wrap: str, passes: int) -> list[Counter[tuple[str, bool]]]:
+    """Per rank, how often each collective was issued along tp (or else dp)."""
+    run = ranks("sim", sizes.data_ranks * sizes.tp).run(_pass_forward_and_back, sizes, wrap, passes)
+    return [
+        Counter((call.op.partition(".")[0], call.ranks[1] - call.ranks[0] == 1) for call in calls if len(call.ranks) > 1)
+        for calls in run.calls
+    ]
+
+
+@pytest.mark.parametrize("wrap", ["fsdp1", "fsdp2"])
+@FEW
+@given(sizes=_sizes())
+def test_one_pass_issues_exactly_the_expected_collectives(wrap: str, sizes: _Sizes) -> None:
+    """Along tp sequence parallelism gathers and scatters twice, along dp FSDP once; the norm's parameters are reduced once each.
+
+    The bias of the row-parallel linear is replicated as well, but its gradient comes from what has been gathered.
+    """
+    expected = {
+        ("all_gather", True): 2,
+        ("reduce_scatter", True): 2,
+        ("all_reduce", True): 1 if sizes.norm == "RMSNorm" else 2,
+        ("all_gather", False): 1,
+        ("reduce_scatter", False): 1,
+    }
+    for once, twice in zip(_calls(sizes, wrap, 1), _calls(sizes, wrap, 2), strict=True):
+        assert dict(twice - once) == expected
