@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -40,7 +39,7 @@ from equivcheck.scenario import (
     Training,
 )
 from equivcheck.strategies import fsdp1, fsdp2
-from equivcheck.train.trace import Snapshot, Trace
+from equivcheck.train.trace import Snapshot
 from equivcheck.worlds.meshes import device_mesh
 from equivcheck.worlds.pool import ranks
 
@@ -85,14 +84,18 @@ def _pairs(draw: st.DrawFn) -> tuple[Scenario, Scenario]:
     )
 
 
-def _gradients(scenario: Scenario) -> tuple[np.ndarray, Sequence[Trace]]:
-    """The full gradient of all parameters as one vector, and the traces that it comes from."""
-    traces = ranks("sim", scenario.layout.mesh.num_ranks).run(rank_program, scenario).values
+def _first_gradients(scenario: Scenario) -> list[Snapshot]:
+    """What each rank has after the first backward."""
+    return [trace.steps[0].gradients for trace in ranks("sim", scenario.layout.mesh.num_ranks).run(rank_program, scenario).values]
+
+
+def _full_gradient(scenario: Scenario) -> np.ndarray:
+    """The gradient of all parameters as one vector."""
     (expected,) = (moment for moment in reference(scenario.training).moments if moment.phase is Phase.GRADIENT)
-    assembled = Assembler().assemble(expected, [trace.steps[0].gradients for trace in traces])
+    assembled = Assembler().assemble(expected, _first_gradients(scenario))
     assert not assembled.misfits
     assert assembled.covered.all()
-    return assembled.values, traces
+    return assembled.values
 
 
 @FEW
@@ -100,7 +103,7 @@ def _gradients(scenario: Scenario) -> tuple[np.ndarray, Sequence[Trace]]:
 def test_gradients_over_tensor_parallelism_are_those_without(pair: tuple[Scenario, Scenario]) -> None:
     """Put together, flattened, they equal those of FSDP alone and of one device, within the noise of rounding; none is NaN."""
     assert {check(scenario).outcome for scenario in pair} <= {Outcome.EQUIVALENT, Outcome.INCONCLUSIVE}
-    (both, _), (alone, _) = map(_gradients, pair)
+    both, alone = map(_full_gradient, pair)
     (expected,) = (moment for moment in reference(pair[0].training).moments if moment.phase is Phase.GRADIENT)
     assert np.isfinite(both).all()
     assert np.linalg.norm(both - alone) <= 2 * np.linalg.norm(expected.tolerances)
@@ -121,8 +124,7 @@ def test_what_is_not_split_has_one_gradient_on_all_tensor_parallel_ranks(pair: t
     """Norms, layers whole inside the plan and layers outside it agree bit for bit, and what is split does not."""
     scenario, _ = pair
     plan, tp = scenario.layout.parallelisms[0].plan, scenario.layout.mesh.size("tp")
-    _, traces = _gradients(scenario)
-    held = [_held(trace.steps[0].gradients) for trace in traces]
+    held = [_held(snapshot) for snapshot in _first_gradients(scenario)]
     for first in range(0, len(held), tp):
         for name, values in held[first].items():
             split = plan[int(name.split(".")[1])].split
