@@ -13,7 +13,8 @@ import numpy as np
 from equivcheck.dry_run.grow import shrunk
 from equivcheck.dry_run.partition import flat_bound, local_shape
 from equivcheck.errors import UsageError
-from equivcheck.layouts.communication import Traffic, traffic
+from equivcheck.layouts.communication import Traffic, described, order_of, traffic
+from equivcheck.layouts.prediction import predicted
 from equivcheck.layouts.program import rank_program
 from equivcheck.layouts.registry import unsupported
 from equivcheck.scenario import FSDP1, Layout, Scenario, ShardingStrategy
@@ -72,7 +73,12 @@ class DryRun:
     plans: tuple[RankPlan, ...]
     """Of the first rank and the last."""
     problems: tuple[str, ...]
-    """What is not as the arithmetic of partitions or the small world has it; empty when all is."""
+    """Shards that are not those of the arithmetic, and calls that were not foreseen; where calls cannot be foreseen, those that
+    are not as many as in the small world. Empty when all is well."""
+    remarks: tuple[str, ...]
+    """Where calls are as foreseen, those that are not as many as in the small world."""
+    unforeseen: str
+    """Why calls cannot be foreseen; empty where they can."""
     seconds: float
     """How long it took."""
 
@@ -91,10 +97,20 @@ def dry_run(scenario: Scenario) -> DryRun:
             raise UsageError(f"{one.layout.name} on {one.layout.mesh.num_ranks} ranks cannot run the training: {reason}")
     last = scenario.layout.mesh.num_ranks - 1
     found = [_run(scenario, rank) for rank in sorted({0, last})]
-    problems = [problem for plan, trace in found for problem in _misplaced(scenario, plan, trace)]
-    problems += _differing(found[0][0].traffic, _small_traffic(small), small.layout.mesh.num_ranks)
+    misplaced = [problem for plan, trace in found for problem in _misplaced(scenario, plan, trace)]
     plans = tuple(plan for plan, _ in found)
-    return DryRun(scenario=scenario, small=small, plans=plans, problems=tuple(problems), seconds=time.perf_counter() - started)
+    fewer = tuple(_differing(plans[0].traffic, _small_traffic(small), small.layout.mesh.num_ranks))
+    unforeseen = predicted(scenario.training, scenario.layout).reason
+    surprises = fewer if unforeseen else tuple(text for plan in plans for text in _surprising(scenario, plan))
+    return DryRun(
+        scenario=scenario,
+        small=small,
+        plans=plans,
+        problems=(*misplaced, *surprises),
+        remarks=() if unforeseen else fewer,
+        unforeseen=unforeseen,
+        seconds=time.perf_counter() - started,
+    )
 
 
 def _run(scenario: Scenario, rank: int) -> tuple[RankPlan, Trace]:
@@ -176,6 +192,19 @@ def _extent(piece: Piece) -> tuple[int, ...]:
     if piece.run is not None:
         return (piece.run[1],)
     return piece.size if piece.start else piece.shape
+
+
+def _surprising(scenario: Scenario, plan: RankPlan) -> Iterator[str]:
+    """Where calls or bytes of a rank are not those that were foreseen for it."""
+    expected = predicted(scenario.training, scenario.layout, plan.rank).totals
+    steps = (entry for entry in plan.traffic if entry.stage is not Stage.SETUP)
+    actual = {(entry.step, entry.stage, entry.op, entry.axes): (entry.num_calls, entry.num_bytes) for entry in steps}
+    for key in sorted(expected.keys() | actual.keys(), key=order_of):
+        foreseen, counted = expected.get(key, (0, 0)), actual.get(key, (0, 0))
+        if foreseen != counted:
+            step, stage, op, axes = key
+            where = f"rank {plan.rank}, step {step} {stage.value}, {op} over {axes or 'one rank'}"
+            yield f"{where}: {described(*counted)}, foreseen {described(*foreseen)}"
 
 
 def _differing(found: tuple[Traffic, ...], expected: tuple[Traffic, ...], num_ranks: int) -> Iterator[str]:

@@ -33,10 +33,16 @@ def _parts(found: DryRun) -> Iterator[RenderableType]:
             yield Text(problem, style="red")
         return
     small = found.small.layout.mesh
-    yield Text(
-        f"shards are those of the arithmetic; calls are those of a simulated world of {small.num_ranks} ranks ({_axes(small)})",
-        style="green",
-    )
+    world = f"a simulated world of {small.num_ranks} ranks ({_axes(small)})"
+    if found.unforeseen:
+        verified = f"shards are those of the arithmetic, calls are as many as in {world}; not foreseen: {found.unforeseen}"
+    elif found.remarks:
+        verified = "shards are those of the arithmetic, calls and bytes are as foreseen"
+    else:
+        verified = f"shards are those of the arithmetic, calls and bytes are as foreseen, calls are as many as in {world}"
+    yield Text(verified, style="green")
+    for remark in found.remarks:
+        yield Text(remark, style="dim")
 
 
 def _axes(mesh: Mesh) -> str:

@@ -1,11 +1,14 @@
 """Dry runs."""
 
+from dataclasses import replace
+
 import pytest
 
 from equivcheck import UsageError
 from equivcheck.dry_run import run
 from equivcheck.dry_run.grow import grown
 from equivcheck.dry_run.run import dry_run
+from equivcheck.scenario import FSDP2, Axis, Data, Layer, Layout, Mesh, Model, Scenario, Training
 from equivcheck.train.stage import Stage
 from unit.dry_run.examples import fsdp2_over_tensor_parallel
 
@@ -55,3 +58,17 @@ def test_a_layout_that_cannot_run_there_is_refused() -> None:
     """More tensor-parallel ranks than columns is refused with the layout's reason."""
     with pytest.raises(UsageError, match=r"fsdp2 x tensor_parallel on 128 ranks .* must be a multiple of the ranks"):
         dry_run(fsdp2_over_tensor_parallel(2, 64))
+
+
+def test_calls_that_were_not_foreseen_are_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where calls can be foreseen, their number and bytes must be so, at any size."""
+    mesh = Mesh(axes=(Axis(name="dp", size=64),))
+    sharded = Scenario(
+        training=Training(model=Model(features=2, layers=(Layer(width=3),)), data=Data(microbatches=(64,))),
+        layout=Layout(mesh=mesh, parallelisms=(FSDP2(),)),
+    )
+    found = dry_run(sharded)
+    assert (found.problems, found.remarks, found.unforeseen) == ((), (), "")
+    real = run.traffic
+    monkeypatch.setattr(run, "traffic", lambda calls, mesh: tuple(replace(one, num_bytes=1) for one in real(calls, mesh)))
+    assert "rank 0, step 0 compute, all_gather over dp: 2 calls, 1 bytes, foreseen 2 calls, 48 bytes" in dry_run(sharded).problems
