@@ -11,6 +11,7 @@ from torch.distributed.tensor import DTensor, Replicate
 
 from equivcheck.layouts.data_rows import rows_of
 from equivcheck.layouts.program import rank_program, rank_setup
+from equivcheck.oracle.tensors import table_of
 from equivcheck.scenario import (
     DDP,
     FSDP1,
@@ -39,6 +40,7 @@ from equivcheck.scenario import (
     Replicate as Replicated,
 )
 from equivcheck.train.material import material
+from equivcheck.train.read import local_values
 from equivcheck.train.trace import Piece
 from equivcheck.worlds import meshes
 from equivcheck.worlds.world import World
@@ -60,6 +62,9 @@ FLAT_CASES = [
 TP_PLAN = TensorParallel(
     plan=(LayerPlan(split=Split.COLUMN, output=Spread.ROWS), LayerPlan(output=Spread.ROWS), LayerPlan(split=Split.ROW))
 )
+
+UNEVEN_PLAN = TensorParallel(plan=(LayerPlan(split=Split.COLUMN), LayerPlan(split=Split.ROW), LayerPlan(split=Split.COLUMN)))
+"""Cuts 5 columns, 5 rows and 3 columns."""
 
 
 def _scenario(parallelism: Parallelism, training: Training = TRAINING) -> Scenario:
@@ -86,7 +91,7 @@ def four() -> Iterator[World]:
 def _pieces_and_values(scenario: Scenario) -> list[tuple[Piece, np.ndarray]]:
     setup, found = rank_setup(scenario), []
     for slot in setup.find_slots(setup.model):
-        values, at = slot.parameter.detach().reshape(-1).numpy().copy(), 0
+        values, at = local_values(slot.parameter).reshape(-1).numpy().copy(), 0
         for piece in slot.pieces:
             found.append((piece, values[at : at + piece.numel]))
             at += piece.numel
@@ -110,6 +115,28 @@ def test_flat_parameters_hold_every_element_once_and_at_its_place(parallelism: F
             values[start : start + piece.numel] = held
         assert set(counts) == {len(ranks) // shards}
         assert np.array_equal(values, expected.numpy().reshape(-1))
+
+
+@pytest.mark.parametrize(
+    "parallelism",
+    [FSDP1(), FSDP1(use_orig_params=False), FSDP1(wrapping=Wrapping.PER_LAYER), FSDP2(), DDP()],
+    ids=str,
+)
+def test_pieces_over_tensor_parallelism_are_runs_of_boxes(parallelism: Parallelism, four: World) -> None:
+    """Of uneven shards too, every element of each initial parameter is held, with its own value, where a piece says it lies."""
+    axes = (Axis(name="dp", size=2), Axis(name="tp", size=2))
+    scenario = Scenario(training=TRAINING, layout=Layout(mesh=Mesh(axes=axes), parallelisms=(UNEVEN_PLAN, parallelism)))
+    ranks = four.run(_pieces_and_values, scenario).values
+    drawn = material(TRAINING).parameters
+    table = table_of(tuple(Piece(name=name, shape=tuple(values.shape)) for name, values in drawn.items()))
+    expected = np.concatenate([values.numpy().reshape(-1) for values in drawn.values()])
+    found = np.full(table.total, np.nan)
+    for piece, held in (pair for rank in ranks for pair in rank if pair[0].name):
+        where = table.positions(piece)
+        assert where is not None
+        assert np.array_equal(expected[where], held)
+        found[where] = held
+    assert np.array_equal(found, expected)
 
 
 def _rows_taken(scenario: Scenario) -> list[tuple[int, float]]:
