@@ -22,6 +22,8 @@ COMPILED: SearchStrategy[Execution] = st.sampled_from(
 )
 """Forward compiled, backward compiled, both; one in sixteen by Inductor, which takes several times as long."""
 
+_SELDOM = st.sampled_from((False,) * 11 + (True,))
+"""Tracing a step costs as much as running ten."""
 _CHECKPOINTINGS = st.sampled_from((Recompute.NONE,) * 6 + (Recompute.ODD_LAYERS, Recompute.EVERY_LAYER))
 
 
@@ -29,7 +31,7 @@ _CHECKPOINTINGS = st.sampled_from((Recompute.NONE,) * 6 + (Recompute.ODD_LAYERS,
 def executions(
     draw: DrawFn, *, compiles: SearchStrategy[bool] = NEVER, compiled: SearchStrategy[Execution] = COMPILED
 ) -> Execution:
-    """Executions, a quarter with activation checkpointing; one of `compiled` where `compiles` says so."""
-    execution = draw(compiled) if draw(compiles) else Execution()
+    """Executions, a quarter with activation checkpointing, some traced; one of `compiled` where `compiles` says so."""
+    execution = draw(compiled) if draw(compiles) else Execution(whole_step=draw(_SELDOM))
     checkpointing = draw(_CHECKPOINTINGS)
     return execution if checkpointing is Recompute.NONE else replace(execution, checkpointing=checkpointing)

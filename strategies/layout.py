@@ -17,7 +17,7 @@ from equivcheck.strategies.mesh import meshes_of
 from equivcheck.strategies.parallelism import parallelisms_of
 
 MAX_COMPILING_RANKS = 4
-"""Most ranks of a compiled layout."""
+"""Most ranks of a layout that is compiled, or whose steps are traced."""
 
 _EXECUTIONS = executions()
 
@@ -33,15 +33,15 @@ def layouts(
     """Layouts of one parallelism or of several, equally often those with the names given (default: every one that exists).
 
     A layout is named by the tag of its parallelism, a composition as `Layout.name` writes it: `"fsdp2 x tensor_parallel"`.
-    Options that do not go together are left out. A compiled layout has 4 ranks at most: each compiles for itself. Raises
-    `UsageError` when drawn from, if a name does not exist.
+    Options that do not go together are left out. A layout that is compiled or traced has 4 ranks at most: each does it for
+    itself. Raises `UsageError` when drawn from, if a name does not exist.
     """
     kinds = kinds_of(draw(_names(tags)))
     parallelisms = tuple([draw(parallelisms_of(kind.parallelism.tag)) for kind in kinds])
     choices = _axes(parallelisms)
     names = choices[draw(below(len(choices)))]
     execution = draw(executions)
-    most = min(max_ranks, MAX_COMPILING_RANKS) if execution.is_compiled else max_ranks
+    most = min(max_ranks, MAX_COMPILING_RANKS) if execution.is_compiled or execution.whole_step else max_ranks
     return mended_layout(Layout(mesh=draw(meshes_of(names, most)), parallelisms=parallelisms, execution=execution))
 
 

@@ -55,13 +55,10 @@ def trainings(  # noqa: PLR0913 - a strategy for each field, all by keyword
     if isinstance(optimizer, Rprop):
         chosen = tuple(replace(group, weight_decay=0.0) for group in chosen)
     loss = draw(losses)
-    if loss is Loss.MSE_SUM or (loss is Loss.MSE_MEAN and optimizer.maximize):
-        # At the ordinary rate a few steps of a deep model overflow, and prove nothing.
-        optimizer = replace(optimizer, lr=optimizer.lr / STEEP)
     return Training(
         model=model,
         data=batches,
-        optimizer=optimizer,
+        optimizer=tamed(optimizer, loss),
         loss=loss,
         groups=chosen,
         schedule=draw(schedules),
@@ -71,3 +68,10 @@ def trainings(  # noqa: PLR0913 - a strategy for each field, all by keyword
         steps=num_steps,
         seed=draw(SEEDS),
     )
+
+
+def tamed(optimizer: Optimizer, loss: Loss) -> Optimizer:
+    """The optimizer at a rate at which a few steps of a deep model do not overflow, as they would then prove nothing."""
+    if loss is Loss.MSE_SUM or (loss is Loss.MSE_MEAN and optimizer.maximize):
+        return replace(optimizer, lr=optimizer.lr / STEEP)
+    return optimizer

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
 
@@ -24,15 +25,15 @@ def distribute_parameters(model: nn.Module, mesh: DeviceMesh, distribution: Dist
                 distributed = distribute_tensor(parameter.detach(), mesh, [placement])
                 made[parameter] = nn.Parameter(distributed, requires_grad=parameter.requires_grad)
             module.register_parameter(name, made[parameter])
-    settle_gradients(model)
+    settle_gradients(model.parameters())
 
 
-def settle_gradients(model: nn.Module) -> None:
+def settle_gradients(parameters: Iterable[torch.Tensor]) -> None:
     """Let each gradient be reduced to where its parameter lies before it is accumulated.
 
     Propagation may leave it pending a sum, or cut along another dim; in-place operations on such a gradient are refused.
     """
-    for parameter in model.parameters():
+    for parameter in parameters:
         if isinstance(parameter, DTensor) and parameter.requires_grad:
             parameter.register_hook(partial(_settled, parameter.placements))  # type: ignore[no-untyped-call]
 

@@ -12,11 +12,15 @@ from equivcheck.scenario import (
     FSDP1,
     FSDP2,
     SGD,
+    Adadelta,
     Adagrad,
+    Adam,
+    AdamW,
     Compression,
     Implementation,
     Layout,
     Parallelism,
+    RMSprop,
     Replicate,
     Rprop,
     TensorParallel,
@@ -134,3 +138,32 @@ EAGER_ROUNDING = LayoutLimit(
 
 ROUNDING_LIMITS = (WHOLE_SUMS, EAGER_ROUNDING)
 """Where no single device can round as the ranks do."""
+
+
+def _counts_in_python(training: Training, layout: Layout) -> bool:
+    optimizer = training.optimizer
+    if not layout.execution.whole_step or type(optimizer) in (SGD, RMSprop, Adadelta):
+        return False
+    return not (type(optimizer) in (Adam, AdamW) and optimizer.implementation is Implementation.FUSED)
+
+
+def _with_graph_optimizer(training: Training, layout: Layout) -> Training:
+    optimizer = training.optimizer
+    # Over a tensor-parallel plan, fused optimizers have a limit of their own.
+    if type(optimizer) in (Adam, AdamW) and not has_parallelism(layout, TensorParallel):
+        return replace(training, optimizer=replace(optimizer, implementation=Implementation.FUSED))
+    return replace(training, optimizer=SGD(lr=optimizer.lr, weight_decay=optimizer.weight_decay, maximize=optimizer.maximize))
+
+
+STEPS_OF_OPERATIONS = LayoutLimit(
+    reason="a step as one graph: what hooks do outside of operations, as those of DDP and FSDP, no graph holds",
+    applies=lambda layout: layout.execution.whole_step and not all(taken.traceable for taken in layout.parallelisms),
+    mend=lambda layout: replace(layout, execution=replace(layout.execution, whole_step=False)),
+)
+
+NO_COUNTS_IN_GRAPHS = Limit(
+    reason="a step as one graph: the optimizer reads its step count as a number, which a graph does not hold (`capturable` "
+    "computes it in float32); SGD, RMSprop, Adadelta and fused Adam and AdamW do not",
+    applies=_counts_in_python,
+    mend=_with_graph_optimizer,
+)

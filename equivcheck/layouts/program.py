@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from equivcheck.layouts.checkpointing import recompute_layers
 from equivcheck.layouts.compiled import compile_setup, compiling
 from equivcheck.layouts.registry import kind_of
+from equivcheck.layouts.whole_step import trace_steps
 from equivcheck.scenario import Layout, Scenario
 from equivcheck.train.loop import train
 from equivcheck.train.setup import Setup, single_device
@@ -40,6 +41,8 @@ def rank_setup(scenario: Scenario) -> Setup:
     for parallelism in layout.parallelisms:
         kind_of(parallelism).apply(setup, parallelism, _submesh(mesh, layout, layout.axes_of(parallelism)))
     compile_setup(setup, layout.execution)
+    if layout.execution.whole_step:
+        trace_steps(setup)
     return setup
 
 

@@ -10,6 +10,7 @@ from itertools import chain
 from equivcheck.errors import EquivCheckError, UsageError
 from equivcheck.layouts.compositions import COMPOSITIONS, TIMES
 from equivcheck.layouts.kind import LayoutKind, LayoutLimit, Limit
+from equivcheck.layouts.limits import STEPS_OF_OPERATIONS
 from equivcheck.layouts.rounding import Rounding
 from equivcheck.layouts.whole_parameters import ANYWHERE
 from equivcheck.scenario import Layout, Parallelism, Training
@@ -126,5 +127,5 @@ def _first_limit(training: Training, layout: Layout, beyond: bool) -> Limit | No
 
 
 def _first_layout_limit(layout: Layout) -> LayoutLimit | None:
-    limits = (limit for parallelism in layout.parallelisms for limit in kind_of(parallelism).layout_limits)
-    return next((limit for limit in limits if limit.applies(layout)), None)
+    own = (limit for parallelism in layout.parallelisms for limit in kind_of(parallelism).layout_limits)
+    return next((limit for limit in (STEPS_OF_OPERATIONS, *own) if limit.applies(layout)), None)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 from equivcheck.layouts.foreseen.foresight import Foresight
 from equivcheck.layouts.foreseen.spmd import SPMD_FORESIGHT
 from equivcheck.layouts.kind import LayoutKind, Limit
-from equivcheck.layouts.limits import DTENSOR_OPTIMIZERS, EVEN_ROWS
+from equivcheck.layouts.limits import DTENSOR_OPTIMIZERS, EVEN_ROWS, NO_COUNTS_IN_GRAPHS
 from equivcheck.layouts.whole_parameters import WHOLE_PARAMETERS
 from equivcheck.scenario import SPMD, Parallelism
 
@@ -21,7 +21,7 @@ class SPMDKind(LayoutKind):
     """Distributes the parameters, and the batch by rows."""
 
     parallelism: ClassVar[type[Parallelism]] = SPMD
-    limits: ClassVar[tuple[Limit, ...]] = (EVEN_ROWS, *DTENSOR_OPTIMIZERS, *WHOLE_PARAMETERS)
+    limits: ClassVar[tuple[Limit, ...]] = (EVEN_ROWS, *DTENSOR_OPTIMIZERS, *WHOLE_PARAMETERS, NO_COUNTS_IN_GRAPHS)
     foresight: ClassVar[Foresight] = SPMD_FORESIGHT
 
     def apply(self, setup: Setup, parallelism: Parallelism, mesh: DeviceMesh) -> None:

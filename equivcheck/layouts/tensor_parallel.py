@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 from equivcheck.layouts.foreseen.foresight import Foresight
 from equivcheck.layouts.foreseen.tensor_parallel import TENSOR_PARALLEL_FORESIGHT
 from equivcheck.layouts.kind import LayoutKind, Limit
-from equivcheck.layouts.limits import DTENSOR_OPTIMIZERS, keeps_dtensors, parallelism_of
+from equivcheck.layouts.limits import DTENSOR_OPTIMIZERS, NO_COUNTS_IN_GRAPHS, keeps_dtensors, parallelism_of
 from equivcheck.layouts.mends import has_shares, without_shares
 from equivcheck.layouts.plans import RULES, Place, PlanRule, fits, fitted, places
 from equivcheck.layouts.whole_parameters import WHOLE_PARAMETERS
@@ -85,6 +85,7 @@ class TensorParallelKind(LayoutKind):
         *DTENSOR_OPTIMIZERS,
         *WHOLE_PARAMETERS,
         NO_MIXED_CALLS,
+        NO_COUNTS_IN_GRAPHS,
     )
     foresight: ClassVar[Foresight] = TENSOR_PARALLEL_FORESIGHT
 
@@ -102,6 +103,6 @@ class TensorParallelKind(LayoutKind):
             if styles:
                 parallelize_module(layer, mesh, styles)
             spread = plan.output
-        settle_gradients(setup.model)
+        settle_gradients(setup.model.parameters())
         rank, size, inner = mesh.get_local_rank(), mesh.size(), setup.take
         setup.take = lambda batch: local_masks(inner(batch), parallelism.plan, rank, size)

@@ -23,16 +23,24 @@ from equivcheck.oracle.known_pipeline_predicates import (
     stage_behind_frozen_layers,
     stage_ends_in_view,
 )
+from equivcheck.oracle.known_spmd_predicates import (
+    features_viewed_unevenly,
+    flattened_between_transpositions,
+    is_sharded_by_rows,
+    mean_of_uneven_means,
+    one_row_or_feature_on_one_rank,
+    outputs_cut_unevenly,
+    sharded_by_rows,
+    traced_steps,
+)
 from equivcheck.oracle.verdict import Divergence
 from equivcheck.scenario import (
     DDP,
     FSDP1,
     FSDP2,
-    SPMD,
     Adam,
     ClipNorm,
     ClipValue,
-    Distribution,
     Implementation,
     Layer,
     Loss,
@@ -94,7 +102,7 @@ def _cuts(scenario: Scenario) -> Iterator[tuple[int, int]]:
     for parallelism in scenario.layout.parallelisms:
         if isinstance(parallelism, TensorParallel):
             yield from ((size, mesh.size(TP)) for size in trained_cuts(scenario.training.model, parallelism.plan))
-        elif isinstance(parallelism, FSDP2) or _is_sharded_by_rows(parallelism):
+        elif isinstance(parallelism, FSDP2) or is_sharded_by_rows(parallelism):
             yield from ((_fewest_rows(scenario, parameter), mesh.size(DP, SHARD)) for parameter in parameters)
 
 
@@ -128,15 +136,6 @@ def weights_split_over_ranks(scenario: Scenario) -> bool:
     """Tensor parallelism gives several ranks different parts of some weight."""
     plans = [parallelism.plan for parallelism in scenario.layout.parallelisms if isinstance(parallelism, TensorParallel)]
     return scenario.layout.mesh.size(TP) > 1 and any(map(splits_weights, plans))
-
-
-def _is_sharded_by_rows(parallelism: object) -> bool:
-    return isinstance(parallelism, SPMD) and parallelism.distribution is Distribution.FULLY_SHARD
-
-
-def sharded_by_rows(scenario: Scenario) -> bool:
-    """DTensor SPMD with parameters sharded by their first dim."""
-    return any(map(_is_sharded_by_rows, scenario.layout.parallelisms))
 
 
 def rank_without_gradients(scenario: Scenario) -> bool:
@@ -349,32 +348,38 @@ NEEDS: dict[str, Callable[[Scenario], bool]] = _by_name(
     clipping_by_value,
     column_of_one_on_one_rank,
     double_precision,
+    features_viewed_unevenly,
+    flattened_between_transpositions,
     frozen_over_tensor_parallel,
     frozen_sequence_parallel_norm,
     fused_adam,
     gradient_has_an_empty_shard,
     inf_norm,
     mean_squared_error,
+    one_row_or_feature_on_one_rank,
+    outputs_cut_unevenly,
     rank_without_gradients,
     replicas_of_one_shard,
     rms_norm_after_a_layer,
     several_data_ranks,
-    shared_weights,
     sharded_by_rows,
+    shared_weights,
     sometimes_splits_backward,
     splits_backward,
     stage_behind_frozen_layers,
     stage_ends_in_view,
     static_graph_without_sync,
     tensor_parallel_leaves_nothing,
+    traced_steps,
     unit_of_nothing,
-    weights_split_over_ranks,
     unused_parameters_not_looked_for,
+    weights_split_over_ranks,
 )
 """What an issue may ask of a scenario."""
 
 SHOWS: dict[str, Callable[[Scenario, Divergence], bool]] = _by_name(
     in_a_stage_behind_frozen_layers,
+    mean_of_uneven_means,
     norm_of_an_earlier_step,
     of_a_frozen_layer,
     of_a_matrix,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from equivcheck.choice import Choice
+from equivcheck.scenario.ranges import refuse
 
 
 class Compile(Choice):
@@ -33,6 +34,13 @@ class Execution:
     """Whether the backward pass as a whole is compiled, by the same backend (``aot_eager`` if the forward is not compiled)."""
     checkpointing: Recompute = Recompute.NONE
     """Activation checkpointing: of no layer, of layers 1, 3 ..., or of all."""
+
+    whole_step: bool = False
+    """Whether forward, loss, backward, clipping and the optimizer's update are traced to one graph, which each rank then runs."""
+
+    def __post_init__(self) -> None:
+        if self.whole_step and self.is_compiled:
+            raise refuse(self, "whole_step", "only without compile and compiled_autograd")
 
     @property
     def is_compiled(self) -> bool:

@@ -180,6 +180,7 @@ class SPMD(Parallelism):
 
     tag: ClassVar[str] = "spmd"
     axes: ClassVar[tuple[tuple[str, ...], ...]] = ((DP,),)
+    traceable: ClassVar[bool] = True
     distribution: Distribution = Distribution.REPLICATE
     """Placement of parameters."""
 
@@ -206,6 +207,7 @@ class TensorParallel(Parallelism):
 
     tag: ClassVar[str] = "tensor_parallel"
     axes: ClassVar[tuple[tuple[str, ...], ...]] = ((TP,),)
+    traceable: ClassVar[bool] = True
     plan: tuple[LayerPlan, ...] = (LayerPlan(),)
     """One entry a layer, 1 to 8; the last leaves its output whole, and so does one before a layer outside the plan."""
 

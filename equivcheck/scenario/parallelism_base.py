@@ -15,6 +15,9 @@ class Parallelism:
     axes: ClassVar[tuple[tuple[str, ...], ...]]
     """The mesh axes that it may spread over, as alternatives."""
 
+    traceable: ClassVar[bool] = False
+    """Whether a step under it can be traced as one graph: operations do all that it does, no hooks outside them."""
+
     def require_ranks(self, count: int) -> None:
         """Raise `InvalidScenario` where it cannot spread over that many ranks; any number will do unless a subclass says so."""
 

@@ -56,5 +56,10 @@ def loss_of(training: Training, outputs: torch.Tensor, targets: torch.Tensor) ->
 
 def scalar(value: torch.Tensor) -> float:
     """The full value of a scalar tensor, reduced over ranks first if it is a DTensor with a pending sum."""
+    return float(whole(value))
+
+
+def whole(value: torch.Tensor) -> torch.Tensor:
+    """The full value as a plain tensor."""
     value = value.detach()
-    return float(value.full_tensor() if isinstance(value, DTensor) else value)
+    return value.full_tensor() if isinstance(value, DTensor) else value

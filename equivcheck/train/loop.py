@@ -62,7 +62,7 @@ def _step(run: _Run, microbatches: Sequence[Batch], index: int) -> Step:
     clip_norm = _clip(setup, [slot.parameter for slot in run.slots], index)
     clipped = None if setup.training.clipping is None else run.gradients()
     setup.announce(Stage.UPDATE, index)
-    optimizer.step()
+    setup.update(optimizer)
     setup.announce(Stage.READING, index)
     return Step(loss=loss, gradients=gradients, clip_norm=clip_norm, clipped=clipped, parameters=run.parameters())
 

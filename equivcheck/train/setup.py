@@ -25,6 +25,11 @@ def own_state(optimizer: torch.optim.Optimizer) -> State:
     return optimizer.state
 
 
+def step(optimizer: torch.optim.Optimizer) -> None:
+    """Update as the optimizer does."""
+    optimizer.step()
+
+
 @dataclass(slots=True, kw_only=True)
 class Setup:
     """A model and how to train it, single-device unless a layout changes it. Mutable: layouts are applied one after the other."""
@@ -47,6 +52,8 @@ class Setup:
     """Leaves the gradients of a step's microbatches and returns the step's loss, if this rank has it; told the step's index."""
     clip_norm: Callable[[nn.Module, list[torch.Tensor], ClipNorm], torch.Tensor] = clip_by_norm
     """Clips the gradients of parameters by norm and returns the norm before."""
+    update: Callable[[torch.optim.Optimizer], None] = step
+    """Lets the optimizer update the parameters from the gradients."""
     find_slots: Callable[[nn.Module], tuple[Slot, ...]] = default_slots
     """What this rank holds of each parameter of the model."""
     build_optimizer: Callable[[Training, Iterable[tuple[str, torch.Tensor]]], torch.optim.Optimizer] = build_optimizer

@@ -15,12 +15,14 @@ from equivcheck.scenario import (
     FSDP1,
     FSDP2,
     SPMD,
+    Activation,
     AdamW,
     Axis,
     ClipNorm,
     ClipValue,
     Data,
     Distribution,
+    Execution,
     Exercise,
     Implementation,
     Layer,
@@ -70,6 +72,11 @@ def scenario(parallelism: Parallelism, *layers: Layer, sizes: tuple[int, ...] = 
     return Scenario(training=training, layout=Layout(mesh=mesh, parallelisms=(parallelism,)))
 
 
+def traced(scenario: Scenario) -> Scenario:
+    """The scenario with each step as one graph."""
+    return replace(scenario, layout=replace(scenario.layout, execution=Execution(whole_step=True)))
+
+
 def over_tp(parallelism: Parallelism, *layers: Layer, tp: int = 1, split: Split = Split.REPLICATED, **changes) -> Scenario:
     """A scenario on two data ranks for each of `tp` tensor-parallel ones, all linears split alike."""
     alone = scenario(parallelism, *layers, **changes)
@@ -92,10 +99,61 @@ VIEWED = replace(ONE_WEIGHT, exercise=Exercise.VIEW)
 ZB = PipelineSchedule.INTERLEAVED_ZERO_BUBBLE
 DUAL = Pipeline(schedule=PipelineSchedule.DUAL_PIPE_V, stages_per_rank=2, num_chunks=4)
 FOUR_ROWS = Data(microbatches=(4,))
+FLAT = Layer(width=3, exercise=Exercise.FLATTEN)
+ONE_OUTPUT = Layer(width=1, activation=Activation.GELU)
+SPLIT = Layer(width=4, exercise=Exercise.VIEW)
+TURNED = {"data": Data(microbatches=(4,), batch_dim=1)}
+
+UNEVEN = {"sizes": (3,), "loss": Loss.MSE_MEAN, "data": Data(microbatches=(3,), batch_dim=1)}
+EVEN = UNEVEN | {"loss": Loss.LINEAR_MEAN}
+NO_OUTPUT = Layer(width=4)
+"""Cut over three ranks, two of them hold all."""
+
 SHOWN = {
+    "dtensor_mse_loss_mean_uneven": (
+        scenario(FULLY_SHARD, Layer(width=5), **UNEVEN),
+        [scenario(FULLY_SHARD, Layer(width=5), **EVEN), scenario(DDP(), Layer(width=5), **UNEVEN)],
+    ),
+    "dtensor_mse_loss_mean_of_nothing": (
+        scenario(FULLY_SHARD, NO_OUTPUT, **UNEVEN),
+        [scenario(FULLY_SHARD, NO_OUTPUT, **EVEN), scenario(DDP(), NO_OUTPUT, **UNEVEN)],
+    ),
+    "dtensor_mse_loss_mean_of_nothing_traced": (
+        traced(scenario(FULLY_SHARD, NO_OUTPUT, **UNEVEN)),
+        [traced(scenario(FULLY_SHARD, NO_OUTPUT, **EVEN)), scenario(DDP(), NO_OUTPUT, **UNEVEN)],
+    ),
     "dtensor_mse_loss_mean": (
         scenario(SPMD(), loss=Loss.MSE_MEAN),
         [scenario(SPMD()), scenario(SPMD(), sizes=(1,), loss=Loss.MSE_MEAN), scenario(SPMD(), loss=Loss.LINEAR_MEAN)],
+    ),
+    "dtensor_flatten_backward_strides": (
+        scenario(SPMD(), FLAT, **TURNED),
+        [
+            scenario(SPMD(), FLAT, data=Data(microbatches=(4,))),
+            scenario(SPMD(), FLAT, loss=Loss.LINEAR_SUM, **TURNED),
+            scenario(SPMD(), replace(FLAT, exercise=Exercise.VIEW), **TURNED),
+            scenario(DDP(), FLAT, **TURNED),
+        ],
+    ),
+    "dtensor_unflatten_unevenly": (
+        scenario(FULLY_SHARD, SPLIT, sizes=(3,)),
+        [
+            scenario(SPMD(), SPLIT, sizes=(3,)),
+            scenario(FULLY_SHARD, SPLIT),
+            scenario(FULLY_SHARD, replace(SPLIT, exercise=Exercise.SQUEEZE), sizes=(3,)),
+            scenario(DDP(), SPLIT, sizes=(3,)),
+        ],
+    ),
+    "dtensor_view_of_one": (
+        scenario(SPMD(), FLAT, sizes=(1,)),
+        [
+            scenario(SPMD(), FLAT, sizes=(1,), data=Data(microbatches=(2,))),
+            scenario(SPMD(), FLAT),
+            scenario(SPMD(), Layer(width=4), ONE_OUTPUT, sizes=(1,), loss=Loss.LINEAR_SUM),
+            scenario(FULLY_SHARD, Layer(width=4), replace(ONE_OUTPUT, bias=False), sizes=(1,), loss=Loss.LINEAR_SUM),
+            scenario(SPMD(), replace(FLAT, exercise=Exercise.VIEW), sizes=(1,)),
+            scenario(DDP(), FLAT, sizes=(1,)),
+        ],
     ),
     "fsdp1_hybrid_shard_of_one": (
         scenario(HYBRID, sizes=(2, 1)),
@@ -251,6 +309,7 @@ ALSO_SHOWN = [
     ("local_tensors_unfreeze", over_tp(DDP(), replace(FROZEN, side=Side.EVEN_STEPS), ONE_WEIGHT)),
     ("local_tensors_unfreeze", over_tp(FSDP1(), FROZEN, ONE_WEIGHT)),
     ("local_tensors_unfreeze", over_tp(Replicate(), FROZEN, ONE_WEIGHT)),
+    ("dtensor_view_of_one", scenario(FULLY_SHARD, Layer(width=4), ONE_OUTPUT, sizes=(1,), loss=Loss.LINEAR_SUM)),
     ("dtensor_mse_loss_mean", scenario(FULLY_SHARD, Layer(width=3), sizes=(4,), loss=Loss.MSE_MEAN, features=3)),
     ("dtensor_mse_loss_mean", scenario(SPMD(), loss=Loss.MSE_MEAN, data=Data(microbatches=(4, 2)), precision=FLOAT32)),
     ("fsdp1_hybrid_shard_of_one", scenario(replace(HYBRID, use_orig_params=False), sizes=(3, 1))),

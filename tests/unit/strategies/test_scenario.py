@@ -202,8 +202,12 @@ def test_no_norm_is_over_a_single_feature(sample: list[Scenario]) -> None:
 
 
 def test_every_optimizer_is_reached(sample: list[Scenario]) -> None:
-    """No optimizer is left out."""
-    assert len({type(scenario.training.optimizer) for scenario in sample}) == len(OPTIMIZERS)
+    """No optimizer is left out; one that few layouts support may be missing by chance, but at most one."""
+    missing = set(OPTIMIZERS) - {type(scenario.training.optimizer) for scenario in sample}
+    assert len(missing) <= 1
+    for kind in missing:
+        found = drawn(100, trainings=trainings(optimizers=optimizers(kinds=st.just(kind))))
+        assert any(type(scenario.training.optimizer) is kind for scenario in found)
 
 
 def test_the_simplest_scenario_is_plain_ddp_on_one_rank() -> None:
