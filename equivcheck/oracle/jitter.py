@@ -36,13 +36,16 @@ class Jitter:
 
 
 class Shuffled(Jitter):
-    """Sums in random order."""
+    """Sums in another order: in those of a ring that starts at another rank as far as there are any, then in random ones."""
 
-    def __init__(self, generator: np.random.Generator) -> None:
-        self.generator = generator
+    def __init__(self, generator: np.random.Generator, copy: int) -> None:
+        """`copy` counts from 1."""
+        self.generator, self.copy = generator, copy
 
     def ordered(self, parts: list[torch.Tensor]) -> list[torch.Tensor]:
-        """Any order."""
+        """An order of this copy's."""
+        if self.copy < len(parts):
+            return parts[self.copy :] + parts[: self.copy]
         return [parts[index] for index in self.generator.permutation(len(parts))]
 
 
@@ -52,9 +55,9 @@ class Shaken(Shuffled):
     At the first step all ranks cast the same bits.
     """
 
-    def __init__(self, generator: np.random.Generator, precision: str, to: str) -> None:
+    def __init__(self, generator: np.random.Generator, copy: int, precision: str, to: str) -> None:
         """`precision` is that of the training, `to` what parameters are cast to; types by name."""
-        super().__init__(generator)
+        super().__init__(generator, copy)
         self.precision: torch.dtype = getattr(torch, precision)
         self.to: torch.dtype = getattr(torch, to)
         self.step = 0

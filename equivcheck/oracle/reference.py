@@ -34,6 +34,8 @@ KEPT_REFERENCES = 16
 
 NUM_ROUNDED = 3
 """Perturbed runs of a reference that rounds: they come one after the other, and most ranks leave the very bits of it."""
+NUM_ROUNDED_CONFIRMATIONS = 16
+"""Such runs before a divergence is believed: among them all orders of a ring of 8, and a rounding flipped in each."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -96,7 +98,7 @@ def _confirming_plain(training: Training, num_parts: int) -> Reference:
 def _confirming_rounded(training: Training, rounding: Rounding) -> Reference:
     with _quietly():
         trace = train(rounded_setup(training, rounding))
-        copies = rounded_copies(training, rounding, trace, NUM_PERTURBATIONS + NUM_CONFIRMATIONS, flips=True)
+        copies = rounded_copies(training, rounding, trace, NUM_ROUNDED_CONFIRMATIONS, flips=True)
         found = expected_moments(training, trace, copies, reordered_trace(training, rounding), eps=unit_of(training, rounding))
     return Reference(found, doubt_about(found, noise_limit(training, rounding)))
 

@@ -38,9 +38,9 @@ def rounded_copies(
     """
     parameters, steps = perturbed_material(training, num_copies, unit_of(training, rounding))
     generator = np.random.default_rng((training.seed, num_copies))
-    jitter = _shaken(training, rounding, generator) if flips else Shuffled(generator)
     traces = [trace]
     for copy in range(1, 1 + num_copies):
+        jitter = _shaken(training, rounding, generator, copy) if flips else Shuffled(generator, copy)
         moved = {name: values[copy] for name, values in parameters.items()}
         setup = rounded_setup(training, rounding, moved, jitter)
         if flips:
@@ -51,14 +51,14 @@ def rounded_copies(
 
 def reordered_trace(training: Training, rounding: Rounding) -> Trace:
     """The reference with sums in another order, and the norm over all gradients as one tensor."""
-    setup = rounded_setup(training, rounding, None, Shuffled(np.random.default_rng(training.seed)))
+    setup = rounded_setup(training, rounding, None, Shuffled(np.random.default_rng(training.seed), rounding.num_parts))
     setup.clip_norm = clip_flat
     return train(setup)
 
 
-def _shaken(training: Training, rounding: Rounding, generator: np.random.Generator) -> Shaken:
+def _shaken(training: Training, rounding: Rounding, generator: np.random.Generator, copy: int) -> Shaken:
     kind = rounding.compute or rounding.autocast or training.precision
-    return Shaken(generator, training.precision.value, kind.value)
+    return Shaken(generator, copy, training.precision.value, kind.value)
 
 
 def _copy(batch: Batch, copy: int) -> Batch:

@@ -1,0 +1,103 @@
+"""The reference of a layout that rounds."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from equivcheck.layouts.data_rows import rows_of
+from equivcheck.layouts.rounding import Division, Rounding
+from equivcheck.oracle.jitter import Shaken, Shuffled
+from equivcheck.oracle.reference import confirming_reference, noise_limit, reference
+from equivcheck.oracle.rounded import rounded_setup
+from equivcheck.scenario import Adam, ClipNorm, Data, ElementType, Layer, Model, Norm, Precision, Training
+from equivcheck.train.loop import train
+from equivcheck.train.material import material
+from equivcheck.train.setup import single_device
+
+TRAINING = Training(
+    model=Model(features=3, layers=(Layer(width=4, norm=Norm.LAYER, dropout=0.5), Layer(width=2)), counter=True),
+    data=Data(microbatches=(6, 12)),
+    optimizer=Adam(),
+    clipping=ClipNorm(max_norm=0.1),
+    steps=3,
+)
+LINEAR = Training(model=Model(features=3, layers=(Layer(width=2, bias=False),)), data=Data(microbatches=(4,)))
+FP64 = ElementType.FLOAT64
+
+
+@pytest.mark.parametrize("division", list(Division))
+@pytest.mark.parametrize("once", [False, True])
+@pytest.mark.parametrize("whole", [False, True])
+def test_without_lower_precision_it_is_the_ordinary_reference(division: Division, once: bool, whole: bool) -> None:
+    """However parts are accumulated and averaged, in the training's own precision they give what whole microbatches give."""
+    rounding = Rounding(replicas=2, shards=3, compute=FP64, reduce=FP64, division=division, once=once, whole=whole)
+    ours, plain = train(rounded_setup(TRAINING, rounding)), train(single_device(TRAINING))
+    for step, expected in zip(ours.steps, plain.steps, strict=True):
+        assert step.loss == pytest.approx(expected.loss, rel=1e-12)
+        np.testing.assert_allclose(step.gradients.values, expected.gradients.values, rtol=1e-9, atol=1e-14)
+        np.testing.assert_allclose(step.parameters.values, expected.parameters.values, rtol=1e-6)
+    np.testing.assert_array_equal(ours.buffers.values, plain.buffers.values)
+
+
+def test_compressed_gradients_are_halved_before_they_are_added() -> None:
+    """Of two ranks, each casts its gradient to float16 and divides it; the sum of both is in float16 as well."""
+    rounding = Rounding(replicas=1, shards=2, reduce=ElementType.FLOAT16, whole=True)
+    drawn = material(LINEAR)
+    weight, batch = drawn.parameters["layers.0.linear.weight"], drawn.steps[0][0]
+    halves = []
+    for part in range(2):
+        rows = rows_of(batch, part, 2)
+        errors = rows.inputs @ weight.T - rows.targets
+        halves.append((2 / errors.numel() * errors.T @ rows.inputs).to(torch.float16) / 2)
+
+    (step,) = train(rounded_setup(LINEAR, rounding)).steps
+
+    assert step.gradients.values.tolist() == (halves[0] + halves[1]).double().flatten().tolist()
+
+
+def test_it_is_run_once_for_each_rounding() -> None:
+    """Equal roundings share a reference; an ordinary one is another."""
+    rounding = Rounding(replicas=1, shards=2, compute=ElementType.BFLOAT16)
+    assert reference(TRAINING, rounding) is reference(replace(TRAINING), replace(rounding))
+    assert reference(TRAINING, rounding) is not reference(TRAINING)
+    assert reference(TRAINING) is reference(TRAINING, None)
+
+
+def test_half_of_the_digits_are_those_of_the_coarsest_type() -> None:
+    """Noise is judged by the type with the fewest digits on the way."""
+    rounding = Rounding(replicas=1, shards=2, compute=ElementType.BFLOAT16, reduce=ElementType.FLOAT32)
+    assert noise_limit(TRAINING, rounding) == pytest.approx(2**-3.5)
+    assert noise_limit(TRAINING) == pytest.approx(2**-26)
+
+
+def test_before_a_divergence_is_believed_roundings_are_flipped() -> None:
+    """Two ranks leave no doubt at the first step; later a float32 parameter may be cast the other way."""
+    training = replace(TRAINING, precision=Precision.FLOAT32, clipping=None)
+    rounding = Rounding(replicas=1, shards=2, compute=ElementType.BFLOAT16, reduce=ElementType.FLOAT32)
+    first, *_, last = [
+        moment.tolerances.max() / moment.scales.max()
+        for moment in confirming_reference(training, 2, rounding).moments
+        if moment.phase.value == "gradient"
+    ]
+    assert first < 1e-5 < last
+
+
+def test_the_first_orders_are_those_of_a_ring() -> None:
+    """Ranks that add up around a ring start at any of them."""
+    parts = [torch.tensor(float(part)) for part in range(4)]
+    orders = [Shuffled(np.random.default_rng(0), copy).ordered(parts) for copy in range(1, 4)]
+    assert [[int(part) for part in order] for order in orders] == [[1, 2, 3, 0], [2, 3, 0, 1], [3, 0, 1, 2]]
+
+
+@pytest.mark.parametrize(("precision", "flips"), [("float32", 1), ("float64", 0)])
+def test_a_rounding_is_flipped_where_one_may_be(precision: str, flips: int) -> None:
+    """From float64 to bfloat16 no unit in the last place ever matters, from float32 it may."""
+    shaken = Shaken(np.random.default_rng(0), 1, precision, "bfloat16")
+    exact = torch.linspace(1, 2, 50, dtype=getattr(torch, precision))
+    rounded = exact.to(torch.bfloat16)
+    changed = shaken.rounded(exact, rounded.clone()) != rounded
+    assert int(changed.sum()) == flips
