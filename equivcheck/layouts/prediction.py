@@ -10,50 +10,16 @@ from typing import Any
 from equivcheck.layouts.communication import Totals, add
 from equivcheck.layouts.foreseen.seat import Seat, whole_parameters
 from equivcheck.layouts.registry import kind_of
-from equivcheck.scenario import (
-    ASGD,
-    SGD,
-    Adadelta,
-    Adagrad,
-    Adam,
-    Adamax,
-    AdamW,
-    Data,
-    Execution,
-    Layer,
-    Layout,
-    Model,
-    NAdam,
-    Optimizer,
-    RAdam,
-    RMSprop,
-    Rprop,
-    Training,
-)
+from equivcheck.scenario import Data, Execution, Layer, Layout, Model, Training
 
 KEPT_PREDICTIONS = 64
 """Predictions kept, a few KiB each: ranks that sit alike share one, and so do the runs of a training with other numbers."""
-
-ELEMENTWISE: tuple[type[Optimizer], ...] = (
-    SGD,
-    Adam,
-    AdamW,
-    Adamax,
-    NAdam,
-    RAdam,
-    Adagrad,
-    Adadelta,
-    RMSprop,
-    Rprop,
-    ASGD,
-)
-"""Optimizers that communicate nothing, wherever their elements lie."""
 
 FORESEEN: dict[type, frozenset[str]] = {
     Training: frozenset(
         ("model", "data", "optimizer", "loss", "groups", "schedule", "clipping", "zero_grad", "precision", "steps", "seed")
     ),
-    Model: frozenset(("features", "layers", "counter")),
+    Model: frozenset(("features", "layers", "counter", "offset")),
     Layer: frozenset(("width", "bias", "activation", "norm", "residual", "dropout", "frozen", "shares", "side", "exercise")),
     Data: frozenset(("microbatches", "batch_dim")),
     Layout: frozenset(("mesh", "parallelisms", "execution")),
@@ -110,8 +76,6 @@ def _reasons(training: Training, layout: Layout) -> Iterator[str]:
     """Why nothing can be foreseen: what predictions do not know of, then what they know that they cannot say."""
     for noun in (training, training.model, *training.model.layers, training.data, layout, layout.execution):
         yield from _unforeseen(noun, FORESEEN[type(noun)])
-    if type(training.optimizer) not in ELEMENTWISE:
-        yield f"predictions know of no optimizer {type(training.optimizer).__name__}"
     if len(layout.parallelisms) > 1:
         yield "predictions do not compose yet"
     for parallelism in layout.parallelisms:

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, ClassVar
 
 from equivcheck.layouts.compression import NO_BF16_HOOK, SENT_AS
 from equivcheck.layouts.ddp import as_reduced
+from equivcheck.layouts.foreseen.foresight import Foresight
+from equivcheck.layouts.foreseen.replicate import REPLICATE_FORESIGHT
 from equivcheck.layouts.fsdp2 import NOTHING_TO_REDUCE
 from equivcheck.layouts.kind import LayoutKind, LayoutLimit, Limit
 from equivcheck.layouts.limits import DTENSOR_OPTIMIZERS, EVEN_ROWS, NO_COMPILED_AUTOGRAD, ROUNDING_LIMITS, parallelism_of
@@ -66,6 +68,7 @@ class ReplicateKind(LayoutKind):
     )
 
     layout_limits: ClassVar[tuple[LayoutLimit, ...]] = (COMPILED_AUTOGRAD_WITH_DDP_ONLY, NO_BF16_HOOK, *ROUNDING_LIMITS)
+    foresight: ClassVar[Foresight] = REPLICATE_FORESIGHT
 
     def apply(self, setup: Setup, parallelism: Parallelism, mesh: DeviceMesh) -> None:
         """Replicate the model in place."""

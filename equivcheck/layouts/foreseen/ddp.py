@@ -7,17 +7,18 @@ from equivcheck.layouts.communication import Totals
 from equivcheck.layouts.foreseen.foresight import Foresight
 from equivcheck.layouts.foreseen.seat import Ledger, Seat
 from equivcheck.layouts.foreseen.zero_redundancy import update_totals
-from equivcheck.scenario import DDP
+from equivcheck.scenario import DDP, Compression
 
 INT32_BYTES = 4
 COUNTER_BYTES = 8
-"""Of the buffer that a model may have: one int64."""
+"""Of the buffer that counts forward passes: one int64."""
+COMPRESSED_BYTES = 2
+"""Of an element that a hook has compressed."""
 
 
-def ddp_totals(seat: Seat, ddp: DDP) -> Totals:
-    """The calls of all steps."""
+def ddp_totals(seat: Seat, ddp: DDP, axes: str, *, has_buffers: bool = True) -> Totals:
+    """The calls of all steps over a group; it may be that only parameters are wrapped."""
     ledger, training = Ledger(), seat.training
-    axes = seat.axes(*seat.layout.axes_of(ddp))
     bucketing = bucketing_of(seat, ddp)
     expected = reductions(bucketing)
     num_reduced, synchronised = 0, True
@@ -28,16 +29,29 @@ def ddp_totals(seat: Seat, ddp: DDP) -> Totals:
             if num_reduced == rebuilt_after:
                 _note_rebuilt(ledger, step, axes, bucketing)
                 rebuilt_after = -1
-            if synchronised and training.model.counter:
-                ledger.note(step, "broadcast", axes, COUNTER_BYTES)
+            for num_bytes in _buffers(seat) if synchronised and has_buffers else ():
+                ledger.note(step, "broadcast", axes, num_bytes)
             synchronised = number == last or not ddp.no_sync
             if synchronised:
                 reduced = next(expected)
                 num_reduced += 1
-                ledger.note(step, "all_reduce.sum", axes, sum(reduced.buckets), len(reduced.buckets))
+                num_bytes = sum(reduced.buckets) // seat.item_bytes * _reduced_bytes(seat, ddp)
+                ledger.note(step, "all_reduce.sum", axes, num_bytes, len(reduced.buckets))
                 if reduced.used_map:
                     ledger.note(step, "all_reduce.sum", axes, reduced.used_map)
     return ledger.totals
+
+
+def _buffers(seat: Seat) -> tuple[int, ...]:
+    """Bytes of the buffers, those of an element type together."""
+    model = seat.training.model
+    found = (COUNTER_BYTES if model.counter else 0, model.outputs * seat.item_bytes if model.offset else 0)
+    return tuple(filter(None, found))
+
+
+def _reduced_bytes(seat: Seat, ddp: DDP) -> int:
+    """Bytes of an element of a gradient on its way: what hooks compress to has two."""
+    return seat.item_bytes if ddp.compression is Compression.NONE else COMPRESSED_BYTES
 
 
 def rebuilding(ddp: DDP) -> int:
@@ -54,7 +68,7 @@ def bucketing_of(seat: Seat, ddp: DDP) -> Bucketing:
     sizes = {f"layers.{held.layer}.{held.name}": held.numel * seat.item_bytes for held in seat.held}
     return Bucketing(
         num_bytes=tuple(sizes[name] for name in names),
-        ready=tuple(map(names.index, ready_parameters(model))),
+        ready=tuple(map(names.index, ready_parameters(model, autocast=ddp.autocast is not None))),
         cap_mb=ddp.bucket_cap_mb,
         find_unused_parameters=ddp.find_unused_parameters,
         static_graph=ddp.static_graph,
@@ -69,7 +83,8 @@ def _note_rebuilt(ledger: Ledger, step: int, axes: str, bucketing: Bucketing) ->
 
 
 def _all_calls(seat: Seat, ddp: DDP) -> Totals:
-    return ddp_totals(seat, ddp) | (update_totals(seat, ddp) if ddp.zero_redundancy else {})
+    totals = ddp_totals(seat, ddp, seat.axes(*seat.layout.axes_of(ddp)))
+    return totals | (update_totals(seat, ddp) if ddp.zero_redundancy else {})
 
 
 DDP_FORESIGHT = Foresight(
@@ -82,6 +97,9 @@ DDP_FORESIGHT = Foresight(
             "no_sync",
             "zero_redundancy",
             "parameters_as_bucket_view",
+            "unequal_start",
+            "autocast",
+            "compression",
         )
     ),
     calls=_all_calls,

@@ -40,3 +40,9 @@ class Foresight:
 UNSAID = Gap(reason="this parallelism does not say what it communicates", applies=lambda _training, _layout: True)
 NO_FORESIGHT = Foresight(gaps=(UNSAID,))
 """For those that say nothing."""
+
+MIXED_ELEMENTS = Gap(
+    reason="of DTensors, what an optimizer communicates that is not elementwise is left to propagation",
+    applies=lambda training, _layout: not training.optimizer.elementwise,
+)
+"""For those whose parameters are DTensors."""

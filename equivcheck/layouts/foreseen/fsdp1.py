@@ -5,7 +5,7 @@ from __future__ import annotations
 from equivcheck.layouts.communication import Totals
 from equivcheck.layouts.foreseen.foresight import Foresight
 from equivcheck.layouts.foreseen.fsdp2 import Unit, units_of
-from equivcheck.layouts.foreseen.seat import Held, Ledger, Seat, rounded_up
+from equivcheck.layouts.foreseen.seat import ITEM_BYTES, Held, Ledger, Seat, rounded_up
 from equivcheck.scenario import FSDP1, ClipNorm, NormType, ShardingStrategy, Wrapping
 from equivcheck.train.stage import Stage
 
@@ -27,6 +27,10 @@ class FSDP1Calls:
         self.shard_axis = seat.axes(names[-1])
         self.replicas = seat.axes(names[0]) if fsdp.strategy.is_hybrid else None
         self.is_sharded = fsdp.strategy is not ShardingStrategy.NO_SHARD and self.parts > 1
+        kept, policy = seat.training.precision.value, fsdp.mixed_precision
+        computed = kept if policy is None or policy.param is None else policy.param.value
+        reduced = computed if policy is None or policy.reduce is None else policy.reduce.value
+        self.gathered_bytes, self.reduced_bytes = ITEM_BYTES[computed], ITEM_BYTES[reduced]
         self.ledger = Ledger()
         self.units = units_of(seat, fsdp.wrapping)
 
@@ -64,15 +68,15 @@ class FSDP1Calls:
     def _gather(self, unit: Unit, step: int) -> None:
         if self.is_sharded and not unit.gathered:
             num_elements = -(-self._num_flat(unit.held) // self.parts)
-            self.ledger.note(step, "all_gather", self.shard_axis, num_elements * self.seat.item_bytes)
+            self.ledger.note(step, "all_gather", self.shard_axis, num_elements * self.gathered_bytes)
         unit.gathered = True
 
     def _reduce(self, unit: Unit, step: int) -> None:
         num_elements = self._num_flat(unit.held)
         if not self.is_sharded:
-            self.ledger.note(step, "all_reduce.sum", self.shard_axis, num_elements * self.seat.item_bytes)
+            self.ledger.note(step, "all_reduce.sum", self.shard_axis, num_elements * self.reduced_bytes)
             return
-        shard = -(-num_elements // self.parts) * self.seat.item_bytes
+        shard = -(-num_elements // self.parts) * self.reduced_bytes
         self.ledger.note(step, "reduce_scatter.sum", self.shard_axis, shard * self.parts)
         if self.replicas is not None:
             self.ledger.note(step, "all_reduce.sum", self.replicas, shard)
@@ -83,7 +87,7 @@ class FSDP1Calls:
             return sum(parameter.numel for parameter in held)
         total = 0
         for parameter in held:
-            total = rounded_up(total, ALIGNMENT_BYTES // self.seat.item_bytes) + parameter.numel
+            total = rounded_up(total, ALIGNMENT_BYTES // self.gathered_bytes) + parameter.numel
         return rounded_up(total, self.parts)
 
     def _clipping(self) -> Totals:
@@ -96,6 +100,6 @@ class FSDP1Calls:
 
 
 FSDP1_FORESIGHT = Foresight(
-    options=frozenset(("strategy", "use_orig_params", "wrapping", "no_sync")),
+    options=frozenset(("strategy", "use_orig_params", "wrapping", "no_sync", "mixed_precision", "unequal_start")),
     calls=lambda seat, fsdp: FSDP1Calls(seat, fsdp).totals(),
 )

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 from equivcheck.layouts.communication import Totals
 from equivcheck.layouts.foreseen.clipping import dtensor_clipping
-from equivcheck.layouts.foreseen.foresight import Foresight
-from equivcheck.layouts.foreseen.seat import Held, Ledger, Seat
-from equivcheck.scenario import FSDP2, Precision, Wrapping
+from equivcheck.layouts.foreseen.foresight import MIXED_ELEMENTS, Foresight
+from equivcheck.layouts.foreseen.seat import ITEM_BYTES, Held, Ledger, Seat
+from equivcheck.scenario import FSDP2, Wrapping
 
 
 @dataclass(slots=True, kw_only=True)
@@ -32,7 +32,11 @@ class FSDP2Calls:
         self.parts = seat.layout.mesh.size(names[-1])
         self.shard_axis = seat.axes(names[-1])
         self.replicas = seat.axes(names[0]) if len(names) == 2 else None
-        self.op = self._op()
+        kept, policy = seat.training.precision.value, fsdp.mixed_precision
+        computed = kept if policy is None or policy.param is None else policy.param.value
+        reduced = computed if policy is None or policy.reduce is None else policy.reduce.value
+        self.gathered_bytes, self.reduced_bytes = ITEM_BYTES[computed], ITEM_BYTES[reduced]
+        self.op = reduce_op(seat, reduced)
         self.ledger = Ledger()
         self.units = units_of(seat, fsdp.wrapping)
 
@@ -66,21 +70,22 @@ class FSDP2Calls:
     def _gather(self, unit: Unit, step: int) -> None:
         if not unit.gathered and self.parts > 1:
             num_elements = sum(held.padded_rows(self.parts) for held in unit.held)
-            self.ledger.note(step, "all_gather", self.shard_axis, num_elements * self.seat.item_bytes)
+            self.ledger.note(step, "all_gather", self.shard_axis, num_elements * self.gathered_bytes)
         unit.gathered = True
 
     def _reduce(self, unit: Unit, step: int) -> None:
         reduced = [held for held in unit.held if self.seat.has_gradient(held, step)]
-        num_bytes = sum(held.padded_rows(self.parts) for held in reduced) * self.seat.item_bytes
+        num_bytes = sum(held.padded_rows(self.parts) for held in reduced) * self.reduced_bytes
         if reduced and self.parts > 1:
             self.ledger.note(step, f"reduce_scatter.{self.op}", self.shard_axis, num_bytes * self.parts)
         if reduced and self.replicas is not None:
             self.ledger.note(step, f"all_reduce.{self.op}", self.replicas, num_bytes)
 
-    def _op(self) -> str:
-        """The backend averages only in element types that cannot overflow; elsewhere the division is done apart."""
-        averages = self.seat.training.precision is Precision.FLOAT32 and self.seat.layout.num_data_ranks > 1
-        return "avg" if averages else "sum"
+
+def reduce_op(seat: Seat, element_type: str) -> str:
+    """The backend averages only in element types that do not overflow easily; in others the division is done apart."""
+    averages = element_type in ("float32", "bfloat16") and seat.layout.num_data_ranks > 1
+    return "avg" if averages else "sum"
 
 
 def units_of(seat: Seat, wrapping: Wrapping) -> tuple[Unit, ...]:
@@ -95,4 +100,8 @@ def _all_calls(seat: Seat, fsdp: FSDP2) -> Totals:
     return FSDP2Calls(seat, fsdp).totals() | dtensor_clipping(seat, seat.layout.axes_of(fsdp)[-1:], seat.held)
 
 
-FSDP2_FORESIGHT = Foresight(options=frozenset(("wrapping", "reshard_after_forward", "no_sync")), calls=_all_calls)
+FSDP2_FORESIGHT = Foresight(
+    options=frozenset(("wrapping", "reshard_after_forward", "no_sync", "mixed_precision")),
+    calls=_all_calls,
+    gaps=(MIXED_ELEMENTS,),
+)

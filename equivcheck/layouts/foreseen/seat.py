@@ -7,10 +7,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from equivcheck.layouts.communication import Key, Totals, add, axes_named
-from equivcheck.scenario import Layer, Layout, Norm, Precision, Side, Training
+from equivcheck.scenario import Layer, Layout, Norm, Side, Training
 from equivcheck.train.stage import Stage
 
-ITEM_BYTES: Mapping[Precision, int] = {Precision.FLOAT64: 8, Precision.FLOAT32: 4}
+ITEM_BYTES: Mapping[str, int] = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
+"""By the element type's name in torch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +55,7 @@ class Seat:
     @property
     def item_bytes(self) -> int:
         """Bytes of an element of parameters, gradients and activations."""
-        return ITEM_BYTES[self.training.precision]
+        return ITEM_BYTES[self.training.precision.value]
 
     def axes(self, *names: str) -> str:
         """What a group over those axes is called."""

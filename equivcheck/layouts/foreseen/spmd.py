@@ -7,7 +7,7 @@ is cut by rows. A bias before that has its gradient without any communication.
 from __future__ import annotations
 
 from equivcheck.layouts.communication import Totals
-from equivcheck.layouts.foreseen.foresight import Foresight, Gap
+from equivcheck.layouts.foreseen.foresight import MIXED_ELEMENTS, Foresight, Gap
 from equivcheck.layouts.foreseen.seat import Held, Ledger, Seat
 from equivcheck.scenario import SPMD, Activation, Distribution, Layout, Training
 
@@ -44,4 +44,6 @@ LEFT_TO_PROPAGATION = Gap(
     applies=_is_sharded,
 )
 
-SPMD_FORESIGHT = Foresight(options=frozenset(("distribution",)), calls=replicated_totals, gaps=(LEFT_TO_PROPAGATION,))
+SPMD_FORESIGHT = Foresight(
+    options=frozenset(("distribution",)), calls=replicated_totals, gaps=(LEFT_TO_PROPAGATION, MIXED_ELEMENTS)
+)

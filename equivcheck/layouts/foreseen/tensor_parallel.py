@@ -12,7 +12,7 @@ from enum import Enum
 
 from equivcheck.layouts.communication import Totals
 from equivcheck.layouts.foreseen.clipping import dtensor_clipping
-from equivcheck.layouts.foreseen.foresight import Foresight
+from equivcheck.layouts.foreseen.foresight import MIXED_ELEMENTS, Foresight
 from equivcheck.layouts.foreseen.seat import Held, Ledger, Seat, rounded_up, side_runs
 from equivcheck.scenario import Activation, Execution, Recompute, Split, Spread, TensorParallel
 from equivcheck.scenario.mesh import TP
@@ -210,5 +210,6 @@ TENSOR_PARALLEL_FORESIGHT = Foresight(
     options=frozenset(("plan",)),
     calls=_all_calls,
     hold=lambda seat, parallelism: tuple(_cut_held(seat, parallelism)),
+    gaps=(MIXED_ELEMENTS,),
     uneven=True,
 )
