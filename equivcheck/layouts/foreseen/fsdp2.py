@@ -101,7 +101,7 @@ def _all_calls(seat: Seat, fsdp: FSDP2) -> Totals:
 
 
 FSDP2_FORESIGHT = Foresight(
-    options=frozenset(("wrapping", "reshard_after_forward", "no_sync", "mixed_precision")),
+    options=frozenset(("wrapping", "reshard_after_forward", "no_sync", "mixed_precision", "cpu_offload")),
     calls=_all_calls,
     gaps=(MIXED_ELEMENTS,),
 )

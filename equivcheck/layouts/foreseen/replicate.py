@@ -12,7 +12,7 @@ from equivcheck.scenario import DDP, Layout, Replicate, Replicator, Training
 
 def _all_calls(seat: Seat, replicate: Replicate) -> Totals:
     if replicate.implementation is Replicator.DDP:
-        ddp = DDP(bucket_cap_mb=replicate.bucket_cap_mb, no_sync=replicate.no_sync)
+        ddp = DDP(bucket_cap_mb=replicate.bucket_cap_mb, no_sync=replicate.no_sync, compression=replicate.compression)
         return ddp_totals(seat, ddp, seat.axes(*seat.layout.axes_of(replicate)), has_buffers=False)
     return _fsdp_totals(seat, replicate)
 
@@ -36,7 +36,7 @@ def _mixes_elements(training: Training, layout: Layout) -> bool:
 
 
 REPLICATE_FORESIGHT = Foresight(
-    options=frozenset(("implementation", "bucket_cap_mb", "wrapping", "no_sync")),
+    options=frozenset(("implementation", "bucket_cap_mb", "wrapping", "no_sync", "compression")),
     calls=_all_calls,
     gaps=(Gap(reason=MIXED_ELEMENTS.reason, applies=_mixes_elements),),
 )
