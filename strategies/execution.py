@@ -14,13 +14,14 @@ RARELY: SearchStrategy[bool] = st.sampled_from((False,) * 59 + (True,))
 """Once in 60: a compiled scenario costs as much as hundreds of others."""
 COMPILED: SearchStrategy[Execution] = st.sampled_from(
     (
-        *(Execution(compile=Compile.AOT_EAGER),) * 7,
+        *(Execution(compile=Compile.AOT_EAGER),) * 4,
+        *(Execution(compile=Compile.AOT_EAGER, per_layer=True),) * 3,
         *(Execution(compiled_autograd=True),) * 4,
         *(Execution(compile=Compile.AOT_EAGER, compiled_autograd=True),) * 4,
         Execution(compile=Compile.INDUCTOR),
     )
 )
-"""Forward compiled, backward compiled, both; one in sixteen by Inductor, which takes several times as long."""
+"""Forward compiled as a whole or by layers, backward, both; one in sixteen by Inductor, which takes several times as long."""
 
 _SELDOM = st.sampled_from((False,) * 11 + (True,))
 """Tracing a step costs as much as running ten."""

@@ -13,12 +13,16 @@ from typing import Any
 import torch
 
 from equivcheck.scenario import Compile, Execution
+from equivcheck.train.model import Block
 from equivcheck.train.setup import Setup
 
 _REDUCER_MODULE = "torch.nn.parallel.distributed"
 """What a `DistributedDataParallel` built for compiled autograd adds to the modules that Dynamo looks into, for good."""
 _REDUCER_CONFIG = ("_fuse_ddp_communication", "_fuse_ddp_bucket_size")
 """What it sets in Inductor's configuration."""
+
+MAX_RECOMPILES = 64
+"""Variants of one function before Dynamo gives up and runs it eagerly: the layers of a model share theirs."""
 
 
 @contextmanager
@@ -31,7 +35,10 @@ def compiling(execution: Execution) -> Iterator[None]:
 
     torch._dynamo.reset()
     try:
-        with _traceable_reducer() if execution.compiled_autograd else nullcontext():
+        with (
+            torch._dynamo.config.patch(recompile_limit=MAX_RECOMPILES),
+            _traceable_reducer() if execution.compiled_autograd else nullcontext(),
+        ):
             yield
     finally:
         torch._dynamo.reset()
@@ -53,11 +60,15 @@ def _traceable_reducer() -> Iterator[None]:
 
 
 def compile_setup(setup: Setup, execution: Execution) -> None:
-    """Compile what is called, and the backward passes."""
-    if execution.compile is not Compile.NONE:
-        setup.module = torch.compile(setup.module, backend=execution.compile.value)  # type: ignore[assignment]
+    """Compile what is called or each layer, and the backward passes."""
+    backend = Compile.AOT_EAGER if execution.compile is Compile.NONE else execution.compile
+    if execution.per_layer:
+        for layer in [module for module in setup.model.modules() if isinstance(module, Block)]:
+            # Layers share their code: with symbolic shapes, those of DTensors recurse without end (torch 2.13).
+            layer.compile(backend=backend.value, dynamic=False)
+    elif execution.compile is not Compile.NONE:
+        setup.module = torch.compile(setup.module, backend=backend.value)  # type: ignore[assignment]
     if execution.compiled_autograd:
-        backend = Compile.AOT_EAGER if execution.compile is Compile.NONE else execution.compile
         setup.accumulation = partial(_accumulation, setup.accumulation, backend.value)
 
 

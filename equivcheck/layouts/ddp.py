@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
+from equivcheck.layouts.compile_limits import COMPILED_DDP
 from equivcheck.layouts.compression import NO_BF16_HOOK, SENT_AS, compress
 from equivcheck.layouts.foreseen.ddp import DDP_FORESIGHT
 from equivcheck.layouts.foreseen.foresight import Foresight
@@ -81,7 +82,7 @@ class DDPKind(LayoutKind):
         CHANGING_GRAPH,
         AUTOCAST_OF_FLOAT32,
     )
-    layout_limits: ClassVar[tuple[LayoutLimit, ...]] = (NO_BF16_HOOK, *ROUNDING_LIMITS)
+    layout_limits: ClassVar[tuple[LayoutLimit, ...]] = (NO_BF16_HOOK, *ROUNDING_LIMITS, *COMPILED_DDP)
     foresight: ClassVar[Foresight] = DDP_FORESIGHT
 
     def apply(self, setup: Setup, parallelism: Parallelism, mesh: DeviceMesh) -> None:

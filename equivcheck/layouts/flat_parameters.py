@@ -10,7 +10,6 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import nn
 from torch.distributed.fsdp import FullyShardedDataParallel
 
 from equivcheck.scenario import ClipNorm
@@ -18,9 +17,8 @@ from equivcheck.train.read import box_of, canonical_name
 from equivcheck.train.trace import Piece, Slot
 
 
-def clip_flat(module: nn.Module, _parameters: list[torch.Tensor], clipping: ClipNorm) -> torch.Tensor:
+def clip_flat(module: FullyShardedDataParallel, clipping: ClipNorm) -> torch.Tensor:
     """Clip over all ranks by the root's own `clip_grad_norm_`; returns the norm before."""
-    assert isinstance(module, FullyShardedDataParallel), "the layout has wrapped it"
     return module.clip_grad_norm_(clipping.max_norm, norm_type=float(clipping.norm_type.value))
 
 

@@ -6,12 +6,12 @@ from contextlib import nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from equivcheck.layouts.compile_limits import FSDP_WITHOUT_COMPILED_AUTOGRAD
 from equivcheck.layouts.foreseen.foresight import Foresight
 from equivcheck.layouts.foreseen.fsdp1 import FSDP1_FORESIGHT
 from equivcheck.layouts.kind import LayoutKind, LayoutLimit, Limit
 from equivcheck.layouts.limits import (
     EVEN_ROWS,
-    NO_COMPILED_AUTOGRAD,
     ROUNDING_LIMITS,
     has_parallelism,
     parallelism_of,
@@ -198,7 +198,7 @@ class FSDP1Kind(LayoutKind):
         *ROUNDING_LIMITS,
         FLAT_UNSHARDED_OVER_TP,
         NO_SYNC_OVER_TP,
-        NO_COMPILED_AUTOGRAD,
+        FSDP_WITHOUT_COMPILED_AUTOGRAD,
     )
     foresight: ClassVar[Foresight] = FSDP1_FORESIGHT
 
@@ -213,7 +213,7 @@ class FSDP1Kind(LayoutKind):
         module = FullyShardedDataParallel(setup.module, **_options(parallelism, mesh))
         setup.module = module
         setup.loss_scale = mesh.size()
-        setup.clip_norm = clip_flat
+        setup.clip_norm = lambda _module, _parameters, clipping: clip_flat(module, clipping)
         setup.find_slots = lambda _model: flat_slots(module)
         setup.release = lambda: release(module)
         if parallelism.no_sync:

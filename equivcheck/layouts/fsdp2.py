@@ -5,13 +5,13 @@ from __future__ import annotations
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from equivcheck.layouts.compile_limits import FSDP_WITHOUT_COMPILED_AUTOGRAD
 from equivcheck.layouts.foreseen.foresight import Foresight
 from equivcheck.layouts.foreseen.fsdp2 import FSDP2_FORESIGHT
 from equivcheck.layouts.kind import LayoutKind, LayoutLimit, Limit
 from equivcheck.layouts.limits import (
     DTENSOR_OPTIMIZERS,
     EVEN_ROWS,
-    NO_COMPILED_AUTOGRAD,
     ROUNDING_LIMITS,
     has_parallelism,
     parallelism_of,
@@ -65,7 +65,7 @@ class FSDP2Kind(LayoutKind):
         *DTENSOR_OPTIMIZERS,
         *WHOLE_PARAMETERS,
     )
-    layout_limits: ClassVar[tuple[LayoutLimit, ...]] = (*ROUNDING_LIMITS, NO_COMPILED_AUTOGRAD)
+    layout_limits: ClassVar[tuple[LayoutLimit, ...]] = (*ROUNDING_LIMITS, FSDP_WITHOUT_COMPILED_AUTOGRAD)
     foresight: ClassVar[Foresight] = FSDP2_FORESIGHT
 
     def apply(self, setup: Setup, parallelism: Parallelism, mesh: DeviceMesh) -> None:

@@ -55,13 +55,6 @@ def with_execution(layout: Layout, **changes: object) -> Layout:
     return replace(layout, execution=replace(layout.execution, **changes))  # type: ignore[arg-type]
 
 
-NO_COMPILED_AUTOGRAD = LayoutLimit(
-    # https://github.com/pytorch/pytorch/pull/174906 took out what there was of it.
-    reason="FSDP: compiled autograd does not see its hooks, and gradients stay away",
-    applies=lambda layout: layout.execution.compiled_autograd,
-    mend=lambda layout: with_execution(layout, compiled_autograd=False),
-)
-
 EVEN_ROWS = Limit(
     reason="data parallelism: a microbatch can be split evenly only if its rows are a multiple of the data-parallel ranks",
     applies=lambda training, layout: not all_multiples(training.data.microbatches, layout.num_data_ranks),

@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
+from equivcheck.layouts.compile_limits import uncompiled
 from equivcheck.layouts.kind import LayoutKind, LayoutLimit, Limit
-from equivcheck.layouts.limits import parallelism_of, with_execution
+from equivcheck.layouts.limits import parallelism_of
 from equivcheck.layouts.mends import all_multiples, each_layer, with_model, with_num_layers, with_rows
 from equivcheck.layouts.stages import num_stages, stage_of_layers
-from equivcheck.scenario import Compile, Layout, Loss, Parallelism, Pipeline, Training
+from equivcheck.scenario import Layout, Loss, Parallelism, Pipeline, Training
 from equivcheck.scenario.mesh import PP
 
 if TYPE_CHECKING:
@@ -94,7 +95,7 @@ NOTHING_AROUND_STAGES = LayoutLimit(
 NOTHING_COMPILED = LayoutLimit(
     reason="pipeline: what is compiled is the model as it is called, but a schedule calls stages",
     applies=lambda layout: layout.execution.is_compiled,
-    mend=lambda layout: with_execution(layout, compile=Compile.NONE, compiled_autograd=False),
+    mend=uncompiled,
 )
 
 

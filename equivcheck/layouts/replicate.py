@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
+from equivcheck.layouts.compile_limits import COMPILED_DDP, FSDP_WITHOUT_COMPILED_AUTOGRAD
 from equivcheck.layouts.compression import NO_BF16_HOOK, SENT_AS
 from equivcheck.layouts.ddp import as_reduced
 from equivcheck.layouts.foreseen.foresight import Foresight
 from equivcheck.layouts.foreseen.replicate import REPLICATE_FORESIGHT
 from equivcheck.layouts.fsdp2 import NOTHING_TO_REDUCE
 from equivcheck.layouts.kind import LayoutKind, LayoutLimit, Limit
-from equivcheck.layouts.limits import DTENSOR_OPTIMIZERS, EVEN_ROWS, NO_COMPILED_AUTOGRAD, ROUNDING_LIMITS, parallelism_of
+from equivcheck.layouts.limits import DTENSOR_OPTIMIZERS, EVEN_ROWS, ROUNDING_LIMITS, parallelism_of
 from equivcheck.layouts.mends import has_shares, may_skip_parameters, without_shares, without_side
 from equivcheck.layouts.rounding import Rounding
 from equivcheck.scenario import Layout, Parallelism, Replicate, Replicator, Wrapping
@@ -33,9 +34,9 @@ def _only(implementation: Replicator, limit: Limit) -> Limit:
 
 
 COMPILED_AUTOGRAD_WITH_DDP_ONLY = replace(
-    NO_COMPILED_AUTOGRAD,
+    FSDP_WITHOUT_COMPILED_AUTOGRAD,
     applies=lambda layout: (
-        parallelism_of(layout, Replicate).implementation is Replicator.FSDP and NO_COMPILED_AUTOGRAD.applies(layout)
+        parallelism_of(layout, Replicate).implementation is Replicator.FSDP and FSDP_WITHOUT_COMPILED_AUTOGRAD.applies(layout)
     ),
 )
 
@@ -67,7 +68,12 @@ class ReplicateKind(LayoutKind):
         *(_only(Replicator.FSDP, limit) for limit in (NOTHING_TO_REDUCE, *DTENSOR_OPTIMIZERS)),
     )
 
-    layout_limits: ClassVar[tuple[LayoutLimit, ...]] = (COMPILED_AUTOGRAD_WITH_DDP_ONLY, NO_BF16_HOOK, *ROUNDING_LIMITS)
+    layout_limits: ClassVar[tuple[LayoutLimit, ...]] = (
+        *COMPILED_DDP,
+        COMPILED_AUTOGRAD_WITH_DDP_ONLY,
+        NO_BF16_HOOK,
+        *ROUNDING_LIMITS,
+    )
     foresight: ClassVar[Foresight] = REPLICATE_FORESIGHT
 
     def apply(self, setup: Setup, parallelism: Parallelism, mesh: DeviceMesh) -> None:

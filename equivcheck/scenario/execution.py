@@ -29,7 +29,9 @@ class Execution:
     """Ways to run the same training."""
 
     compile: Compile = Compile.NONE
-    """Backend of `torch.compile` for the module that is called."""
+    """Backend of `torch.compile` for the module that is called, or for each layer."""
+    per_layer: bool = False
+    """Whether each layer is compiled by itself, for each shape anew, rather than what is called; with `compile` only."""
     compiled_autograd: bool = False
     """Whether the backward pass as a whole is compiled, by the same backend (``aot_eager`` if the forward is not compiled)."""
     checkpointing: Recompute = Recompute.NONE
@@ -41,6 +43,8 @@ class Execution:
     def __post_init__(self) -> None:
         if self.whole_step and self.is_compiled:
             raise refuse(self, "whole_step", "only without compile and compiled_autograd")
+        if self.per_layer and self.compile is Compile.NONE:
+            raise refuse(self, "per_layer", "False with Compile.NONE")
 
     @property
     def is_compiled(self) -> bool:

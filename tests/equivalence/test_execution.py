@@ -2,19 +2,94 @@
 
 from __future__ import annotations
 
-from hypothesis import HealthCheck, given, settings
+from dataclasses import replace
+
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from equivcheck import Scenario, check
-from equivcheck.scenario import Execution, Recompute
-from equivcheck.strategies import scenarios
+from equivcheck.scenario import (
+    DDP,
+    Axis,
+    Compile,
+    Execution,
+    LayerPlan,
+    Layout,
+    Mesh,
+    Recompute,
+    Replicate,
+    Replicator,
+    Split,
+    Spread,
+    TensorParallel,
+)
+from equivcheck.strategies import models, scenarios, trainings
 
 UNHURRIED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+COMPILING = settings(UNHURRIED, phases=(Phase.explicit, Phase.generate), max_examples=max(6, settings().max_examples // 16))
+"""A compiled scenario costs seconds, so few of them, and none to shrink with."""
+
 RECOMPUTING = st.sampled_from((Execution(checkpointing=Recompute.EVERY_LAYER), Execution(checkpointing=Recompute.ODD_LAYERS)))
+RECOMPUTES = st.sampled_from((Recompute.NONE, Recompute.NONE, Recompute.ODD_LAYERS))
+SMALL = trainings(models=models(max_layers=3), steps=st.sampled_from((2, 1)))
+
+REPLICATED = ("ddp", "replicate")
+COMPILED = (*REPLICATED, "fsdp1", "fsdp2", "tensor_parallel", "spmd", "fsdp2 x tensor_parallel", "replicate x tensor_parallel")
 
 
-@settings(UNHURRIED, max_examples=settings().max_examples)
+@settings(UNHURRIED, max_examples=max(30, settings().max_examples // 4))
 @given(scenarios(executions=RECOMPUTING, max_ranks=4))
 def test_recomputed_layers_leave_what_kept_activations_leave(scenario: Scenario) -> None:
-    """Under every layout, with dropout and without, checkpointed layers change nothing."""
+    """Under any layout, with dropout and without, checkpointed layers change nothing."""
+    check(scenario).assert_equivalent()
+
+
+@pytest.mark.parametrize(
+    ("options", "layouts"),
+    [
+        ({"compile": Compile.AOT_EAGER}, COMPILED),
+        ({"compile": Compile.AOT_EAGER, "per_layer": True}, COMPILED),
+        ({"compiled_autograd": True}, (*REPLICATED, "tensor_parallel", "spmd")),
+        ({"compile": Compile.AOT_EAGER, "compiled_autograd": True}, REPLICATED),
+    ],
+    ids=["forward", "layers", "backward", "both"],
+)
+def test_compiled_equals_single_device(options: dict[str, object], layouts: tuple[str, ...]) -> None:
+    """With synchronisation at every microbatch or at the last, forward and backward leave the same when they are compiled."""
+
+    @settings(COMPILING)
+    @given(scenarios(layouts=layouts, executions=_executions(options), trainings=SMALL, max_ranks=2))
+    def equivalent(scenario: Scenario) -> None:
+        verdict = check(scenario)
+        assert verdict.world == ("gloo" if scenario.layout.execution.is_compiled else "sim")
+        verdict.assert_equivalent()
+
+    equivalent()
+
+
+def _executions(options: dict[str, object]) -> st.SearchStrategy[Execution]:
+    return st.builds(Execution, checkpointing=RECOMPUTES, **{name: st.just(value) for name, value in options.items()})
+
+
+COLUMN, ROW = LayerPlan(split=Split.COLUMN, output=Spread.FEATURES), LayerPlan(split=Split.ROW)
+PAIRS = Layout(
+    mesh=Mesh(axes=(Axis(name="dp", size=2), Axis(name="tp", size=2))),
+    parallelisms=(TensorParallel(plan=(COLUMN, ROW, COLUMN, ROW)), DDP()),
+    execution=Execution(compile=Compile.AOT_EAGER, per_layer=True),
+)
+REPLICAS = st.sampled_from(
+    (DDP(), Replicate(), DDP(no_sync=True), Replicate(no_sync=True), Replicate(implementation=Replicator.FSDP))
+)
+"""What replicates over tensor parallelism."""
+
+
+@settings(COMPILING)
+@given(
+    scenarios(
+        layouts=REPLICAS.map(lambda replica: replace(PAIRS, parallelisms=(*PAIRS.parallelisms[:1], replica))), trainings=SMALL
+    )
+)
+def test_compiled_pairs_of_column_and_row_under_replication(scenario: Scenario) -> None:
+    """Four linears, column then row twice, on a mesh of (dp, tp): compiled they leave what one device leaves."""
     check(scenario).assert_equivalent()

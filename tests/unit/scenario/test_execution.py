@@ -29,7 +29,7 @@ def test_a_layout_written_before_executions_is_run_plainly() -> None:
         (Execution(), False),
         (Execution(checkpointing=Recompute.EVERY_LAYER), False),
         (Execution(compile=Compile.AOT_EAGER), True),
-        (Execution(compile=Compile.INDUCTOR), True),
+        (Execution(compile=Compile.INDUCTOR, per_layer=True), True),
         (Execution(compiled_autograd=True), True),
     ],
 )

@@ -201,6 +201,7 @@ OF_LAYOUTS: list[Invalid] = [
         {"implementation": Replicator.FSDP, "bucket_cap_mb": 1.0},
         "Replicate.bucket_cap_mb is 1.0; allowed: 25.0 with Replicator.FSDP",
     ),
+    (Execution, {"per_layer": True}, "Execution.per_layer is True; allowed: False with Compile.NONE"),
     (LayerPlan, {"output": Spread.FEATURES}, "LayerPlan.output is Spread.FEATURES; allowed with Split.REPLICATED"),
     (
         LayerPlan,

@@ -1,0 +1,72 @@
+"""What cannot be compiled, and the nearest layout that can."""
+
+from __future__ import annotations
+
+from equivcheck.layouts.kind import LayoutLimit
+from equivcheck.layouts.limits import has_parallelism, with_execution, with_options
+from equivcheck.scenario import DDP, Compile, Layout, Replicate, Replicator, TensorParallel
+from equivcheck.scenario.parallelism import DEFAULT_BUCKET_MB
+
+FIRST_BUCKET_MB = 1.0
+"""Size of the first bucket that `DDPOptimizer`, which cuts what is compiled to fit buckets, takes for granted."""
+
+
+def uncompiled(layout: Layout) -> Layout:
+    """The layout run eagerly."""
+    return with_execution(layout, compile=Compile.NONE, per_layer=False, compiled_autograd=False)
+
+
+def _reduces_by_ddp(layout: Layout) -> bool:
+    return has_parallelism(layout, DDP) or any(
+        isinstance(parallelism, Replicate) and parallelism.implementation is Replicator.DDP for parallelism in layout.parallelisms
+    )
+
+
+def _has_small_buckets(layout: Layout) -> bool:
+    execution = layout.execution
+    return (
+        execution.compile is not Compile.NONE
+        and not execution.compiled_autograd
+        and any(
+            isinstance(parallelism, (DDP, Replicate)) and parallelism.bucket_cap_mb < FIRST_BUCKET_MB
+            for parallelism in layout.parallelisms
+        )
+    )
+
+
+NO_SMALL_BUCKETS = LayoutLimit(
+    reason="torch.compile of DistributedDataParallel: no bucket may be smaller than 1 MiB ('First bucket should be ...')",
+    applies=_has_small_buckets,
+    mend=lambda layout: with_options(layout, (DDP, Replicate), bucket_cap_mb=DEFAULT_BUCKET_MB),
+)
+
+LOCAL_TENSORS_BY_LAYER = LayoutLimit(
+    reason="DistributedDataParallel over tensor parallelism: compiled as a whole, its swapping of DTensors and local tensors "
+    "makes a parameter that backward goes through twice; compile each layer",
+    applies=lambda layout: (
+        _reduces_by_ddp(layout)
+        and has_parallelism(layout, TensorParallel)
+        and layout.execution.compile is not Compile.NONE
+        and not layout.execution.per_layer
+    ),
+    mend=lambda layout: with_execution(layout, per_layer=True),
+)
+
+LOCAL_TENSORS_WITHOUT_COMPILED_AUTOGRAD = LayoutLimit(
+    # https://github.com/pytorch/pytorch/issues/127797
+    reason="DistributedDataParallel over tensor parallelism: compiled autograd cannot trace the backward of its DTensors",
+    applies=lambda layout: (
+        _reduces_by_ddp(layout) and has_parallelism(layout, TensorParallel) and layout.execution.compiled_autograd
+    ),
+    mend=lambda layout: with_execution(layout, compiled_autograd=False),
+)
+
+COMPILED_DDP = (NO_SMALL_BUCKETS, LOCAL_TENSORS_BY_LAYER, LOCAL_TENSORS_WITHOUT_COMPILED_AUTOGRAD)
+"""Of everything that has a `DistributedDataParallel` in it."""
+
+FSDP_WITHOUT_COMPILED_AUTOGRAD = LayoutLimit(
+    # https://github.com/pytorch/pytorch/pull/174906 took out what there was of it.
+    reason="FSDP: compiled autograd does not see its hooks, and gradients stay away",
+    applies=lambda layout: layout.execution.compiled_autograd,
+    mend=lambda layout: with_execution(layout, compiled_autograd=False),
+)

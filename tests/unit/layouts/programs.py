@@ -1,0 +1,33 @@
+"""What ranks of other processes run for the tests beside it."""
+
+from __future__ import annotations
+
+from torch._dynamo.utils import counters
+
+from equivcheck.layouts.program import rank_program
+from equivcheck.scenario import Scenario
+from equivcheck.train.setup import Setup
+
+
+def compiled_graphs(scenario: Scenario) -> tuple[int, int, bool]:
+    """How many graphs of the forward and of the backward were compiled, and whether the compiler is as before."""
+    before = _settings()
+    counters.clear()
+    captured: list[tuple[int, int]] = []
+
+    def note(_optimizer: object, _step: int) -> None:
+        captured.append((counters["stats"]["unique_graphs"], counters["compiled_autograd"]["captures"]))
+
+    def alter(setup: Setup) -> None:
+        setup.before_update.append(note)
+
+    rank_program(scenario, alter)
+    return (*captured[-1], before == _settings())
+
+
+def _settings() -> tuple[object, ...]:
+    from torch._dynamo import config, trace_rules
+    from torch._inductor import config as inductor
+
+    modules = frozenset(trace_rules.get_legacy_mod_inlinelist())
+    return config.optimize_ddp, config.recompile_limit, inductor._fuse_ddp_communication, inductor._fuse_ddp_bucket_size, modules

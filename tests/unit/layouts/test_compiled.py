@@ -1,0 +1,102 @@
+"""What is compiled, and that nothing of it stays."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from equivcheck.layouts.registry import mended_layout, unsupported
+from equivcheck.scenario import (
+    DDP,
+    FSDP1,
+    FSDP2,
+    Axis,
+    Compile,
+    Data,
+    Execution,
+    Layer,
+    LayerPlan,
+    Layout,
+    Mesh,
+    Model,
+    Parallelism,
+    Replicate,
+    Replicator,
+    Scenario,
+    TensorParallel,
+    Training,
+)
+from equivcheck.worlds.pool import ranks
+from unit.layouts.programs import compiled_graphs
+
+TRAINING = Training(model=Model(features=2, layers=(Layer(width=3), Layer(width=2))), data=Data(microbatches=(2,)))
+FORWARD = Execution(compile=Compile.AOT_EAGER)
+LAYERS = Execution(compile=Compile.AOT_EAGER, per_layer=True)
+BACKWARD = Execution(compiled_autograd=True)
+BOTH = Execution(compile=Compile.AOT_EAGER, compiled_autograd=True)
+SMALL = 0.001
+
+
+def _layout(parallelism: Parallelism, execution: Execution) -> Layout:
+    return Layout(mesh=Mesh(axes=(Axis(name="dp", size=1),)), parallelisms=(parallelism,), execution=execution)
+
+
+def _over_tp(parallelism: Parallelism, execution: Execution) -> Layout:
+    mesh = Mesh(axes=(Axis(name="dp", size=1), Axis(name="tp", size=1)))
+    plan = TensorParallel(plan=(LayerPlan(), LayerPlan()))
+    return Layout(mesh=mesh, parallelisms=(plan, parallelism), execution=execution)
+
+
+@pytest.mark.parametrize(
+    ("execution", "forward", "backward"),
+    [(Execution(), False, False), (FORWARD, True, False), (LAYERS, True, False), (BACKWARD, True, True), (BOTH, True, True)],
+    ids=["eager", "forward", "layers", "backward", "both"],
+)
+def test_what_is_asked_for_is_compiled_and_settings_are_put_back(execution: Execution, forward: bool, backward: bool) -> None:
+    """Graphs are compiled of the forward, of the backward, or of both; the next scenario finds the compiler as this one did.
+
+    A compiled backward is itself a graph of Dynamo's.
+    """
+    (found,) = ranks("gloo", 1).run(compiled_graphs, Scenario(training=TRAINING, layout=_layout(DDP(), execution))).values
+    graphs, captures, as_before = found
+    assert (graphs > 0, captures > 0, as_before) == (forward, backward, True)
+
+
+@pytest.mark.parametrize(
+    ("layout", "nearest"),
+    [
+        (_layout(FSDP1(), BOTH), _layout(FSDP1(), FORWARD)),
+        (_layout(FSDP2(), BACKWARD), _layout(FSDP2(), Execution())),
+        (_layout(Replicate(implementation=Replicator.FSDP), BOTH), _layout(Replicate(implementation=Replicator.FSDP), FORWARD)),
+        (_layout(DDP(bucket_cap_mb=SMALL), FORWARD), _layout(DDP(), FORWARD)),
+        (_layout(Replicate(bucket_cap_mb=SMALL), LAYERS), _layout(Replicate(), LAYERS)),
+        (_over_tp(DDP(), BOTH), _over_tp(DDP(), LAYERS)),
+        (_over_tp(Replicate(), FORWARD), _over_tp(Replicate(), LAYERS)),
+        (_over_tp(Replicate(), BACKWARD), _over_tp(Replicate(), Execution())),
+    ],
+    ids=lambda layout: f"{layout.name} {layout.execution}",
+)
+def test_what_cannot_be_compiled_has_a_reason_and_a_mend(layout: Layout, nearest: Layout) -> None:
+    """A layout that torch cannot compile is unsupported, and the nearest one that it can is found."""
+    assert unsupported(TRAINING, layout)
+    assert mended_layout(layout) == nearest
+    assert unsupported(TRAINING, nearest) is None
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [
+        _layout(DDP(bucket_cap_mb=SMALL), BOTH),
+        _layout(Replicate(), BOTH),
+        _layout(FSDP2(), LAYERS),
+        _over_tp(Replicate(implementation=Replicator.FSDP), FORWARD),
+        _over_tp(FSDP2(), FORWARD),
+        _over_tp(DDP(), LAYERS),
+    ],
+    ids=lambda layout: f"{layout.name} {layout.execution}",
+)
+def test_what_torch_compiles_is_supported(layout: Layout) -> None:
+    """Limits of compilation are no wider than they must be."""
+    assert unsupported(TRAINING, layout) is None
+    assert mended_layout(replace(layout)) == layout
