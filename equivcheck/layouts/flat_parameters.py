@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -67,5 +68,7 @@ def _box(name: str, local: tuple[int, ...], spec: Any) -> Piece:
 
 def _padded(handle: Any, pieces: list[Piece]) -> tuple[Piece, ...]:
     """The pieces of a flat parameter without alignment, and what pads its shard at the end."""
-    rest = handle.flat_param.numel() - sum(piece.numel for piece in pieces)
-    return (*pieces, Piece(name="", shape=(rest,))) if rest else tuple(pieces)
+    total, ends = handle.flat_param.numel(), list(accumulate((piece.numel for piece in pieces), initial=0))
+    placed = [replace(piece, place=(start, total)) for piece, start in zip(pieces, ends, strict=False)]
+    rest = total - ends[-1]
+    return (*placed, Piece(name="", shape=(rest,))) if rest else tuple(placed)

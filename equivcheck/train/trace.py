@@ -28,6 +28,8 @@ class Piece:
     """Extent of the box along each dim; as long as `start`."""
     run: tuple[int, int] | None = None
     """Offset and length of the run within the flattened box; None for all of it."""
+    place: tuple[int, int] | None = None
+    """Where other tensors share the local tensor: offset of the run in it, and its length; None for a tensor of its own."""
 
     @property
     def numel(self) -> int:

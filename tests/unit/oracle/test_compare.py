@@ -112,6 +112,26 @@ def test_ranks_that_disagree_are_found_on_the_one_that_is_off(trace: Trace) -> N
     assert found == (0, Phase.UPDATE, "layers.0.linear.weight", Difference.RANKS_DISAGREE, 2)
 
 
+def placed(snapshot: Snapshot, start: int) -> Snapshot:
+    """A snapshot whose first piece shares a local tensor with others, of which it begins at `start`."""
+    first, *others = snapshot.pieces
+    return replace(snapshot, pieces=(replace(first, place=(start, 100)), *others))
+
+
+@pytest.mark.parametrize(
+    ("factor", "place", "differs"),
+    [(1 + 2e-16, 0, True), (1 + 2e-16, 8, False), (1 + 1e-10, 8, True)],
+    ids=["alike", "elsewhere", "elsewhere and far off"],
+)
+def test_replicas_that_lie_alike_agree_bit_for_bit(trace: Trace, factor: float, place: int, differs: bool) -> None:
+    """Kernels round by where an element lies, so replicas that lie elsewhere need agree within tolerance only."""
+    parameters = trace.steps[0].parameters
+    first = with_step(trace, 0, parameters=placed(parameters, 0))
+    other = with_step(trace, 0, parameters=placed(moved(parameters, 0, factor), place))
+    found = compare(reference(TRAINING), [first, other]).divergences
+    assert [divergence.difference for divergence in found] == [Difference.RANKS_DISAGREE] * differs
+
+
 def without(snapshot: Snapshot, row: int) -> Snapshot:
     """A snapshot in which one tensor is None."""
     start = sum(piece.numel for piece, there in zip(snapshot.pieces[:row], snapshot.present[:row], strict=True) if there)
