@@ -5,44 +5,50 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
+from operator import and_
 
 from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn, SearchStrategy
 
 from equivcheck.layouts.registry import mended
-from equivcheck.scenario import SPMD, Data, Execution, Layout, Loss, Pipeline, Scenario, Training
-from equivcheck.scenario.data import USUAL_ROWS
+from equivcheck.scenario import SPMD, Execution, Layout, Loss, Pipeline, Scenario, Training
 from equivcheck.scenario.mesh import MAX_RANKS
-from equivcheck.strategies.chance import EVENLY, SEEDS
+from equivcheck.strategies.chance import EVENLY, RARELY, SEEDS
 from equivcheck.strategies.execution import executions
 from equivcheck.strategies.layout import layouts
 from equivcheck.strategies.plan import needs_plan, with_drawn_plan, with_idle_plan
+from equivcheck.strategies.rows import shared_out
 from equivcheck.strategies.stages import needs_stages, with_drawn_boundaries, with_drawn_schedule
+from equivcheck.strategies.start import with_drawn_start
 from equivcheck.strategies.training import tamed, trainings
 
 _EXECUTIONS = executions()
 _TRAININGS = trainings()
 _SUMMED = st.sampled_from((True,) * 5 + (False,))
+_HAND_OVERS = st.builds(and_, RARELY, RARELY)
 
 
 @st.composite
-def scenarios(
+def scenarios(  # noqa: PLR0913 - a strategy for each part, all by keyword
     draw: DrawFn,
     *,
     trainings: SearchStrategy[Training] = _TRAININGS,
     layouts: SearchStrategy[Layout] | Sequence[str] | None = None,
     max_ranks: int = MAX_RANKS,
     executions: SearchStrategy[Execution] = _EXECUTIONS,
+    hand_overs: SearchStrategy[bool] = _HAND_OVERS,
 ) -> Scenario:
     """Scenarios within what layouts declare to support.
 
     `layouts` is a strategy, tags such as `("ddp", "fsdp2")`, or None for every registered layout; `max_ranks` and `executions`
     go with the latter two. A training is fitted to its layout: rows that its data ranks cannot share out are taken to be those of
     one rank, and what the layout cannot run is left out. Tensor parallelism with the default plan is given one that is legal for
-    the model, a pipeline with default options a schedule and stages.
+    the model, a pipeline with default options a schedule and stages. Where `hand_overs` says so, and it can be, the first steps
+    run under another layout.
     """
     layout = _chosen(draw, layouts, max_ranks, executions)
-    return _scenario(draw, layout, _training(draw, trainings, layout), beyond=False)
+    scenario = _scenario(draw, layout, _training(draw, trainings, layout), beyond=False)
+    return with_drawn_start(draw, scenario) if draw(hand_overs) else scenario
 
 
 @st.composite
@@ -74,7 +80,7 @@ def _scenario(draw: DrawFn, layout: Layout, training: Training, *, beyond: bool)
     staged = needs_stages(layout)
     if staged:
         layout = with_drawn_schedule(draw, layout)
-    training = replace(training, data=_shared_out(training.data, _num_shares(draw, layout)))
+    training = replace(training, data=shared_out(training.data, _num_shares(draw, layout)))
     if staged:
         training = mended(training, layout, beyond=beyond)
         layout = with_drawn_boundaries(draw, layout, len(training.model.layers))
@@ -114,10 +120,3 @@ def _num_shares(draw: DrawFn, layout: Layout) -> int:
     if layout.num_data_ranks == layout.mesh.num_ranks or draw(EVENLY):
         return layout.num_data_ranks
     return layout.mesh.num_ranks
-
-
-def _shared_out(data: Data, shares: int) -> Data:
-    """Data whose microbatches are multiples of `shares`: left alone where they are, else each that many times as large."""
-    if all(rows % shares == 0 for rows in data.microbatches):
-        return data
-    return replace(data, microbatches=tuple(shares * min(rows, USUAL_ROWS // shares) for rows in data.microbatches))

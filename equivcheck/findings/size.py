@@ -17,7 +17,7 @@ def size_of(scenario: Scenario) -> Size:
     training = scenario.training
     model = training.model
     return (
-        scenario.layout.mesh.num_ranks,
+        sum(layout.mesh.num_ranks for layout in scenario.layouts),
         len(model.layers),
         training.steps,
         training.data.batch,

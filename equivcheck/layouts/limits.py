@@ -21,6 +21,7 @@ from equivcheck.scenario import (
     Layout,
     Parallelism,
     Replicate,
+    Replicator,
     RMSprop,
     Rprop,
     TensorParallel,
@@ -62,13 +63,16 @@ EVEN_ROWS = Limit(
 )
 
 
-LOCALIZING: tuple[type[Parallelism], ...] = (DDP, FSDP1)
-"""Parallelisms that train the local tensors of DTensors in their place, so that an optimizer sees plain tensors only."""
+def _localizes(parallelism: Parallelism) -> bool:
+    """Whether it trains the local tensors of DTensors in their place, so that an optimizer sees plain tensors only."""
+    if isinstance(parallelism, Replicate):
+        return parallelism.implementation is Replicator.DDP
+    return isinstance(parallelism, (DDP, FSDP1))
 
 
 def keeps_dtensors(layout: Layout) -> bool:
     """Whether an optimizer sees the DTensors of a layout that has such."""
-    return not any(isinstance(parallelism, LOCALIZING) for parallelism in layout.parallelisms)
+    return not any(map(_localizes, layout.parallelisms))
 
 
 def _is_fused_sgd(training: Training, layout: Layout) -> bool:

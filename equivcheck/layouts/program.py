@@ -20,12 +20,15 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
 
-def rank_program(scenario: Scenario, alter: Callable[[Setup], None] | None = None) -> Trace:
-    """Train this rank's part of a scenario; `alter` may change the setup last, to plant a fault."""
+def rank_program(
+    scenario: Scenario, alter: Callable[[Setup], None] | None = None, prepare: Callable[[Setup], None] | None = None
+) -> Trace:
+    """Train this rank's part of a scenario; `prepare` may change the setup, and `alter` last, to plant a fault."""
     with compiling(scenario.layout.execution):
         setup = rank_setup(scenario)
-        if alter is not None:
-            alter(setup)
+        for change in (prepare, alter):
+            if change is not None:
+                change(setup)
         try:
             return train(setup)
         finally:

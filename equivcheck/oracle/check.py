@@ -3,35 +3,32 @@
 from __future__ import annotations
 
 import time
-import warnings
 from collections.abc import Callable
 from dataclasses import replace
 
-from equivcheck.errors import UsageError
-from equivcheck.layouts.program import rank_program
-from equivcheck.layouts.registry import rounding_of, unsupported
+from equivcheck.layouts.hand_over_limits import why_unsupported
+from equivcheck.layouts.registry import rounding_of
 from equivcheck.oracle.communication import Overheard, overhear
 from equivcheck.oracle.compare import compare
 from equivcheck.oracle.known import known_issue
 from equivcheck.oracle.reference import confirming_reference, noise_limit, reference
+from equivcheck.oracle.running import Left, Runner
 from equivcheck.oracle.verdict import Divergence, Outcome, Phase, Verdict
 from equivcheck.scenario import Scenario
 from equivcheck.tally import record
 from equivcheck.train.setup import Setup
-from equivcheck.train.trace import Trace
 from equivcheck.worlds.failure import RanksFailed
-from equivcheck.worlds.pool import COMPARABLE, ranks
 from equivcheck.worlds.ranks import Ranks
 
 MAX_FOLLOWERS = 20
 """Tensors named beside the first that differs."""
-COMPILE_SECONDS = 90.0
-"""Beyond the deadline of ranks, for each of them to compile what it runs; 2 to 20 s where nothing else runs."""
 THREADS, PROCESSES = "sim", "gloo"
 """The world whose ranks cannot compile, and the one that then runs them."""
 
 BEYOND = "beyond what the layout supports nothing is foreseen"
 """Why calls are not held against predictions there."""
+HANDED_OVER = "what a checkpoint tells ranks between two layouts is not foreseen"
+"""Why calls are not held against predictions where the first steps ran under another layout."""
 
 
 def check(
@@ -59,43 +56,44 @@ def check(
 def _able(scenario: Scenario, world: str | Ranks) -> str | Ranks:
     """The world asked for, or processes for what threads cannot run: ranks that compile would share the compiler's state."""
     name = world if isinstance(world, str) else world.name
-    return PROCESSES if name == THREADS and scenario.layout.execution.is_compiled else world
+    is_compiled = any(layout.execution.is_compiled for layout in scenario.layouts)
+    return PROCESSES if name == THREADS and is_compiled else world
 
 
 def _judge(
     scenario: Scenario, world: str | Ranks, deadline: float, alter: Callable[[Setup], None] | None, beyond: bool
 ) -> Verdict:
     name = world if isinstance(world, str) else world.name
-    reason = unsupported(scenario.training, scenario.layout, beyond=beyond)
+    reason = why_unsupported(scenario, beyond=beyond)
     if reason is not None:
         return Verdict(outcome=Outcome.UNSUPPORTED, scenario=scenario, world=name, reason=reason)
-    if scenario.layout.execution.is_compiled:
-        deadline += COMPILE_SECONDS
-    members = ranks(world, scenario.layout.mesh.num_ranks) if isinstance(world, str) else world
-    if not members.has_data:
-        raise UsageError(f"world {name!r} has no data to compare; allowed: {', '.join(COMPARABLE)}")
     try:
-        with warnings.catch_warnings():
-            # What torch warns of in a generated scenario is no news to anybody, and must not be an error where warnings are.
-            warnings.simplefilter("ignore")
-            run = members.run(rank_program, scenario, alter, schedule_seed=scenario.schedule_seed, deadline=deadline)
+        left = Runner(world=world, deadline=deadline, alter=alter).run(scenario)
     except RanksFailed as error:
         outcome = Outcome.HUNG if error.failure.hung else Outcome.CRASHED
         failed = Verdict(outcome=outcome, scenario=scenario, world=name, reason=error.failure.summary, failure=error.failure)
         return _settle(failed)
-    heard = Overheard(unforeseen=BEYOND) if beyond else overhear(scenario, name, run)
-    verdict = _settle(_compared(scenario, name, run.values, heard))
-    return replace(verdict, calls=run.calls, unforeseen=heard.unforeseen)
+    heard = _heard(scenario, name, left, beyond)
+    verdict = _settle(_compared(scenario, name, left, heard))
+    return replace(verdict, calls=left.run.calls, unforeseen=heard.unforeseen)
 
 
-def _compared(scenario: Scenario, world: str, traces: tuple[Trace, ...], heard: Overheard) -> Verdict:
+def _heard(scenario: Scenario, world: str, left: Left, beyond: bool) -> Overheard:
+    """The run's calls held against what is foreseen."""
+    if beyond or scenario.start is not None:
+        return Overheard(unforeseen=BEYOND if beyond else HANDED_OVER)
+    return overhear(scenario, world, left.run)
+
+
+def _compared(scenario: Scenario, world: str, left: Left, heard: Overheard) -> Verdict:
     training, rounding = scenario.training, rounding_of(scenario.layout)
     expected = reference(training, rounding)
-    found = compare(expected, traces)
+    found = compare(expected, left.run.values, left.before)
     doubt = expected.doubt
     if found.divergences:
-        expected = confirming_reference(training, scenario.layout.num_data_ranks, rounding)
-        found = compare(expected, traces)
+        num_parts = max(layout.num_data_ranks for layout in scenario.layouts)
+        expected = confirming_reference(training, num_parts, rounding)
+        found = compare(expected, left.run.values, left.before)
         if doubt and found.largest_share < noise_limit(training, rounding):
             # What differs is as small as the noise for which the reference is in doubt: neither a pass nor a finding.
             found = replace(found, divergences=())

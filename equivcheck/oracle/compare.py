@@ -9,7 +9,7 @@ import numpy as np
 
 from equivcheck.oracle.assemble import Assembled, Assembler, Misfit, element
 from equivcheck.oracle.floor import Expected
-from equivcheck.oracle.moments import Moment, moments
+from equivcheck.oracle.moments import Moment, moments, moments_of_steps
 from equivcheck.oracle.reference import Reference
 from equivcheck.oracle.tensors import Flags, Vector, norms
 from equivcheck.oracle.verdict import Difference, Divergence, Phase
@@ -28,14 +28,17 @@ class Comparison:
     """The largest error of a tensor that differs, over the largest of its kind; infinite for other differences."""
 
 
-def compare(reference: Reference, traces: Sequence[Trace]) -> Comparison:
-    """Compare the traces of all ranks, in rank order, with the reference."""
-    ranks = [moments(trace) for trace in traces]
+def compare(reference: Reference, traces: Sequence[Trace], before: Sequence[Trace] = ()) -> Comparison:
+    """Compare the traces of all ranks, in rank order, with the reference.
+
+    `before` are the traces of other ranks that ran the first steps.
+    """
+    ranks = [*moments_of_steps(before), *zip(*map(moments, traces), strict=True)]
     assembler = Assembler()
     divergences: list[Divergence] = []
     worst = share = 0.0
-    for index, expected in enumerate(reference.moments):
-        snapshots = _snapshots([rank[index] for rank in ranks], expected.phase)
+    for expected, found in zip(reference.moments, ranks, strict=True):
+        snapshots = _snapshots(list(found), expected.phase)
         assembled = assembler.assemble(expected, snapshots)
         errors, wrong = _errors(expected, assembled)
         worst = max(worst, float(errors.max(initial=0.0)))

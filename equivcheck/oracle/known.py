@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Iterable
-from dataclasses import dataclass, fields
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, fields, replace
 from functools import cache
 from importlib.resources import files
 from typing import Any
@@ -103,7 +103,24 @@ class KnownIssue:
 
 def known_issue(verdict: Verdict) -> KnownIssue | None:
     """The issue on file that explains a failing verdict, if there is one."""
-    return next((issue for issue in known_issues() if issue.explains(verdict)), None)
+    views = list(_views(verdict))
+    return next((issue for issue in known_issues() if any(map(issue.explains, views))), None)
+
+
+def _views(verdict: Verdict) -> Iterator[Verdict]:
+    """The verdict as it would be of one layout alone, for each that may have caused it: after a hand-over steps count anew."""
+    scenario, divergence = verdict.scenario, verdict.divergence
+    if scenario.start is None:
+        yield verdict
+        return
+    first = replace(verdict, scenario=replace(scenario, layout=scenario.start.layout, start=None))
+    second = replace(verdict, scenario=replace(scenario, start=None))
+    if divergence is None:
+        yield from (first, second)
+    elif divergence.step < scenario.start.steps:
+        yield first
+    else:
+        yield replace(second, divergence=replace(divergence, step=divergence.step - scenario.start.steps))
 
 
 @cache

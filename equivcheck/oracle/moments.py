@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -26,9 +27,13 @@ def moments(trace: Trace) -> list[Moment]:
     """Every moment of a trace; equal trainings give equally long lists."""
     found = [moment for index, step in enumerate(trace.steps) for moment in _of_step(index, step)]
     last = len(trace.steps) - 1
-    found.append(Moment(step=last, phase=Phase.STATE, snapshot=trace.state))
-    found.append(Moment(step=last, phase=Phase.BUFFER, snapshot=trace.buffers))
-    return found
+    ends = (trace.state, trace.buffers)
+    return found + [Moment(step=last, phase=phase, snapshot=end) for phase, end in zip(_AT_THE_END, ends, strict=True)]
+
+
+def moments_of_steps(traces: Sequence[Trace]) -> list[tuple[Moment, ...]]:
+    """Per moment but those of the end, that of each rank; nothing for no ranks."""
+    return list(zip(*map(moments, traces), strict=True))[: -len(_AT_THE_END)]
 
 
 def _of_step(index: int, step: Step) -> list[Moment]:
@@ -44,6 +49,7 @@ def _of_step(index: int, step: Step) -> list[Moment]:
     return found
 
 
+_AT_THE_END = (Phase.STATE, Phase.BUFFER)
 _LOSS = (Piece(name="loss", shape=()),)
 _NORM = (Piece(name="norm", shape=()),)
 

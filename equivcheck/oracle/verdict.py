@@ -114,7 +114,7 @@ class Verdict:
 
     def describe(self) -> str:
         """A few lines for people: outcome, where, what, and the ranks' states if they failed."""
-        lines = [f"{self.scenario.layout.name} in {self.world}: {self.outcome.value.upper()}. {self.reason}".rstrip()]
+        lines = [f"{self.scenario.name} in {self.world}: {self.outcome.value.upper()}. {self.reason}".rstrip()]
         if self.followers:
             lines.append("also differing: " + "; ".join(self.followers))
         if self.failure is not None:

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from equivcheck.scenario import Mesh, Scenario, Training
+from equivcheck.scenario import Layout, Mesh, Scenario, Training
 
 
 def in_words(scenario: Scenario) -> str:
     """For people: ``fsdp2 on 4 ranks, widths 4-8-2, AdamW, 2 microbatches of 4 + 3 rows, 3 steps, float64``."""
-    return f"{scenario.layout.name} on {_mesh(scenario.layout.mesh)}, {_training(scenario.training)}"
+    start = scenario.start
+    first = "" if start is None else f"{count(start.steps, 'step')} of {_layout(start.layout)}, then "
+    return f"{first}{_layout(scenario.layout)}, {_training(scenario.training)}"
+
+
+def _layout(layout: Layout) -> str:
+    return f"{layout.name} on {_mesh(layout.mesh)}"
 
 
 def _mesh(mesh: Mesh) -> str:

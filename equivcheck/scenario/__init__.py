@@ -42,7 +42,7 @@ from equivcheck.scenario.parallelism import (
 from equivcheck.scenario.parallelism_base import Parallelism
 from equivcheck.scenario.pipeline import Pipeline, PipelineSchedule
 from equivcheck.scenario.rounding import Compression, ElementType, LowPrecision, MixedPrecision
-from equivcheck.scenario.scenario import Scenario
+from equivcheck.scenario.scenario import Scenario, Start
 from equivcheck.scenario.schedule import CosineAnnealingLR, ExponentialLR, LinearLR, Schedule, StepLR
 from equivcheck.scenario.training import Group, Loss, Precision, Select, Training, ZeroGrad
 
@@ -106,6 +106,7 @@ __all__ = [
     "Side",
     "Split",
     "Spread",
+    "Start",
     "StepLR",
     "TensorParallel",
     "Training",

@@ -5,8 +5,24 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from equivcheck.scenario.layout import Layout
-from equivcheck.scenario.ranges import require_between
+from equivcheck.scenario.ranges import refuse, require_between
 from equivcheck.scenario.training import Training
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Start:
+    """The first steps of a training, run under another layout, whose checkpoint is what the scenario's own goes on from."""
+
+    layout: Layout
+    """How the first steps are spread, over as many ranks as it likes."""
+    steps: int = 1
+    """How many they are, at least 1 and fewer than the training has."""
+    flatten_optimizer_state_dict: bool = False
+    """Whether optimizer state and settings are saved by parameter on one level, as `StateDictOptions` calls it."""
+
+    def __post_init__(self) -> None:
+        if self.steps < 1:
+            raise refuse(self, "steps", "at least 1")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,6 +35,20 @@ class Scenario:
     """How it is spread."""
     schedule_seed: int = 0
     """Which order simulated ranks run in, 0 to 2**32 - 1; 0 is lowest rank first."""
+    start: Start | None = None
+    """How the first steps are spread, if otherwise; None where one layout runs them all."""
 
     def __post_init__(self) -> None:
         require_between(self, "schedule_seed", 0, 2**32 - 1)
+        if self.start is not None and self.start.steps >= self.training.steps:
+            raise refuse(self.start, "steps", f"fewer than the {self.training.steps} of the training")
+
+    @property
+    def layouts(self) -> tuple[Layout, ...]:
+        """The layouts in the order in which they run."""
+        return (self.layout,) if self.start is None else (self.start.layout, self.layout)
+
+    @property
+    def name(self) -> str:
+        """The names of the layouts in that order: ``ddp`` or ``ddp -> fsdp2``."""
+        return " -> ".join(layout.name for layout in self.layouts)

@@ -39,12 +39,18 @@ def train(setup: Setup, steps: Sequence[Sequence[Batch]] | None = None) -> Trace
     optimizer = setup.build_optimizer(training, [(slot.pieces[0].name, slot.parameter) for slot in slots])
     run = _Run(setup, slots, pieces, optimizer)
     schedule = build_schedule(training.schedule, optimizer)
+    for hook in setup.before_training:
+        hook(optimizer, schedule)
     kept = []
-    for index, microbatches in enumerate(material(training).steps if steps is None else steps):
-        kept.append(_step(run, microbatches, index))
+    batches = material(training).steps if steps is None else steps
+    for index in range(len(batches)) if setup.span is None else setup.span:
+        kept.append(_step(run, batches[index], index))
         if schedule is not None:
             schedule.step()
-    return Trace(steps=tuple(kept), state=state_snapshot(setup.state_of(optimizer), slots), buffers=buffer_snapshot(setup.model))
+    state, buffers = state_snapshot(setup.state_of(optimizer), slots), buffer_snapshot(setup.model)
+    for hook in setup.after_training:
+        hook(optimizer, schedule)
+    return Trace(steps=tuple(kept), state=state, buffers=buffers)
 
 
 def _step(run: _Run, microbatches: Sequence[Batch], index: int) -> Step:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 import torch
 from torch import nn
+from torch.optim.lr_scheduler import LRScheduler
 
 from equivcheck.scenario import ClipNorm, Training
 from equivcheck.train.accumulate import accumulate
@@ -60,6 +61,12 @@ class Setup:
     """Builds the optimizer over (name, parameter) pairs; a parameter of several pieces has the name of its first."""
     state_of: Callable[[torch.optim.Optimizer], State] = own_state
     """Where the optimizer keeps this rank's state, by parameter; a parameter of which this rank has none is not there."""
+    span: range | None = None
+    """The steps of the training that are run, in a row; None for all."""
+    before_training: list[Callable[[torch.optim.Optimizer, LRScheduler | None], None]] = field(default_factory=list)
+    """Called with the optimizer and the schedule before the first step that is run."""
+    after_training: list[Callable[[torch.optim.Optimizer, LRScheduler | None], None]] = field(default_factory=list)
+    """Called with both after the last one, when all has been read."""
     release: Callable[[], None] = lambda: None
     """Called when all is over, also after an error, to let go of what would stay in memory."""
     announce: Callable[[Stage, int], None] = lambda _stage, _step: None

@@ -86,7 +86,7 @@ class Trace:
     """What a whole run leaves on one rank."""
 
     steps: tuple[Step, ...]
-    """One a step."""
+    """One a step that was run."""
     state: Snapshot
     """Optimizer state at the end; names are ``parameter/key``."""
     buffers: Snapshot

@@ -18,6 +18,7 @@ from equivcheck.worlds.ranks import Ranks, Run
 from equivcheck.worlds.sim.autopsy import Evidence, failure_of
 from equivcheck.worlds.sim.dtensor_private import bound_shardings, shared_propagation
 from equivcheck.worlds.sim.exchange import Switchboard, call_of
+from equivcheck.worlds.sim.fsdp_private import untimed_state_dicts
 from equivcheck.worlds.sim.process_group import make_group, take_seat
 from equivcheck.worlds.sim.scheduler import RankAborted, Scheduler
 from equivcheck.worlds.sim.torch_private import (
@@ -64,7 +65,7 @@ class SimRanks(Ranks):
         """
         if is_rank_thread():
             raise EquivCheckError("SimRanks.run: called by a rank of a simulated world, allowed is any other thread")
-        with one_run_at_a_time, separate_worlds(make_group), shared_propagation(), own_rng():
+        with one_run_at_a_time, separate_worlds(make_group), shared_propagation(), untimed_state_dicts(), own_rng():
             crew = self._ready_crew()
             try:
                 return crew.run(lambda: program(*arguments), schedule_seed, deadline)

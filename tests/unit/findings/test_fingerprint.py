@@ -8,8 +8,11 @@ import pytest
 
 from equivcheck.findings.fingerprint import blur, fingerprint, kind_of_tensor
 from equivcheck.oracle.verdict import Difference, Outcome, Phase, Verdict
+from equivcheck.scenario import Start
 from equivcheck.worlds.failure import Failure, FailureKind, RankReport, RankState
 from unit.campaign.fakes import diverged, scenario
+
+TWO_STEPS = replace(scenario().training, steps=2)
 
 
 def crashed(*errors: str, world: str = "sim") -> Verdict:
@@ -44,8 +47,9 @@ def test_the_same_fault_elsewhere_is_the_same_finding() -> None:
         replace(diverged(scenario()), divergence=replace(diverged(scenario()).divergence, phase=Phase.UPDATE)),
         replace(diverged(scenario()), divergence=replace(diverged(scenario()).divergence, difference=Difference.NAN)),
         crashed("RuntimeError: x"),
+        diverged(replace(scenario(), training=TWO_STEPS, start=Start(layout=scenario().layout))),
     ],
-    ids=["bias", "norm", "phase", "difference", "outcome"],
+    ids=["bias", "norm", "phase", "difference", "outcome", "start"],
 )
 def test_another_fault_is_another_finding(other: Verdict) -> None:
     """Kind of tensor, phase, difference and outcome count."""

@@ -56,6 +56,22 @@ def test_equal_traces_do_not_differ(trace: Trace) -> None:
     assert compare(reference(TRAINING), [trace] * 2) == Comparison(divergences=(), worst_error=0.0, largest_share=0.0)
 
 
+def split(trace: Trace, steps: int) -> tuple[Trace, Trace]:
+    """What is left by ranks that run so many steps and then stop, and by those that go on."""
+    none = moved(trace.state, 0, 2.0)
+    return replace(trace, steps=trace.steps[:steps], state=none), replace(trace, steps=trace.steps[steps:])
+
+
+def test_steps_may_be_left_by_different_ranks(trace: Trace) -> None:
+    """The first steps are those of other, and other many, ranks; their state is nobody's concern."""
+    before, after = split(trace, 1)
+    assert compare(reference(TRAINING), [after] * 2, [before] * 3).divergences == ()
+    wrong = with_step(before, 0, parameters=moved(before.steps[0].parameters, 0, 2.0))
+    assert only(compare(reference(TRAINING), [after], [wrong, wrong]))[:2] == (0, Phase.UPDATE)
+    later = with_step(after, 0, parameters=moved(after.steps[0].parameters, 0, 2.0))
+    assert only(compare(reference(TRAINING), [later], [before]))[:2] == (1, Phase.UPDATE)
+
+
 def test_a_change_of_a_few_roundings_is_within_tolerance(trace: Trace) -> None:
     """An error of one unit in the last place is not a divergence, but is measured."""
     nudged = with_step(trace, 1, gradients=moved(trace.steps[1].gradients, 0, 1 + 2e-16))

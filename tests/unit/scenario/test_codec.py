@@ -6,7 +6,7 @@ import json
 import math
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import pytest
@@ -27,6 +27,7 @@ from equivcheck.scenario import (
     Model,
     Parallelism,
     Scenario,
+    Start,
     StepLR,
     Training,
     codec,
@@ -157,6 +158,15 @@ def test_fields_with_a_default_may_be_left_out() -> None:
                "layout": {"mesh": {"axes": [{"name": "dp", "size": 2}]}, "parallelisms": [{"kind": "ddp"}]}}"""
     training = Training(model=Model(features=2, layers=(Layer(width=3),)), data=Data(microbatches=(2,)))
     assert from_json(text) == Scenario(training=training, layout=SCENARIO.layout)
+
+
+def test_a_start_is_part_of_a_scenario() -> None:
+    """First steps under another layout survive JSON and repr; a scenario written without them has none."""
+    start = Start(layout=SCENARIO.layout, flatten_optimizer_state_dict=True)
+    scenario = replace(SCENARIO, training=replace(SCENARIO.training, steps=2), start=start)
+    assert from_json(to_json(scenario)) == scenario
+    assert eval(repr(scenario), vars(nouns)) == scenario
+    assert from_json(to_json(SCENARIO).replace(', "start": null', "")) == SCENARIO
 
 
 def test_an_integer_is_accepted_for_a_float() -> None:

@@ -57,6 +57,7 @@ from equivcheck.scenario import (
     ShardingStrategy,
     Split,
     Spread,
+    Start,
     StepLR,
     TensorParallel,
     Training,
@@ -246,6 +247,8 @@ OF_LAYOUTS: list[Invalid] = [
         "FSDP1.strategy is ShardingStrategy.HYBRID_SHARD; allowed: a hybrid one exactly on the axes dp_replicate, dp_shard",
     ),
     (a_scenario, {"schedule_seed": -1}, "Scenario.schedule_seed is -1; allowed: 0 to 4294967295"),
+    (Start, {"layout": LAYOUT, "steps": 0}, "Start.steps is 0; allowed: at least 1"),
+    (a_scenario, {"start": Start(layout=LAYOUT)}, "Start.steps is 1; allowed: fewer than the 1 of the training"),
 ]
 
 INVALID = OF_MODELS + OF_OPTIMIZERS + OF_TRAININGS + OF_LAYOUTS

@@ -126,7 +126,7 @@ FEATURES: dict[str, tuple[float, Callable[[Scenario], bool]]] = {
             1 < layer.width == scenario.training.model.inputs(index) for index, layer in enumerate(scenario.training.model.layers)
         ),
     ),
-    "five layers": (0.1, lambda scenario: len(scenario.training.model.layers) == 5),
+    "five layers": (0.07, lambda scenario: len(scenario.training.model.layers) == 5),
     "group without decay": (
         0.05,
         lambda scenario: (
@@ -193,6 +193,13 @@ def test_every_feature_of_plans_is_reached(feature: str, sample_of_plans: list[S
     """Where a layout has a plan, each thing that it can say is drawn often enough to matter."""
     share, condition = PLAN_FEATURES[feature]
     assert sum(map(condition, sample_of_plans)) >= share * len(sample_of_plans)
+
+
+def test_hand_overs_are_rare(sample: list[Scenario]) -> None:
+    """A second layout comes now and then, unless asked for: it costs twice as much."""
+    share = sum(scenario.start is not None for scenario in sample) / len(sample)
+    assert 0.003 < share < 0.1
+    assert sum(scenario.start is not None for scenario in drawn(100, hand_overs=st.just(True))) > 20
 
 
 def test_no_norm_is_over_a_single_feature(sample: list[Scenario]) -> None:

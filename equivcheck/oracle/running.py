@@ -1,0 +1,75 @@
+"""Running a scenario on the ranks of a world: in one part, or in two with a checkpoint between them."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from equivcheck.errors import UsageError
+from equivcheck.layouts.program import rank_program
+from equivcheck.scenario import Layout, Scenario
+from equivcheck.train.setup import Setup
+from equivcheck.train.trace import Trace
+from equivcheck.worlds.failure import RanksFailed
+from equivcheck.worlds.pool import COMPARABLE, ranks
+from equivcheck.worlds.ranks import Ranks, Run
+
+COMPILE_SECONDS = 90.0
+"""Beyond the deadline of ranks, for each of them to compile what it runs; 2 to 20 s where nothing else runs."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Left:
+    """What a scenario left on all ranks, in rank order."""
+
+    run: Run
+    """Under the scenario's layout; its values are traces."""
+    before: tuple[Trace, ...] = ()
+    """Traces of the layout that ran the first steps; empty where there is none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Runner:
+    """Where and how ranks run."""
+
+    world: str | Ranks
+    """A world's name, or ranks for a layout of as many."""
+    deadline: float
+    """Seconds that the ranks have for a part."""
+    alter: Callable[[Setup], None] | None = None
+    """Called with each rank's setup; None for nothing."""
+
+    def run(self, scenario: Scenario) -> Left:
+        """Run every part. Raises `RanksFailed`, and `UsageError` for a world that does not exist or has no data."""
+        with warnings.catch_warnings():
+            # What torch warns of in a generated scenario is no news to anybody, and must not be an error where warnings are.
+            warnings.simplefilter("ignore")
+            if scenario.start is None:
+                return Left(run=self._part(scenario.layout, scenario, rank_program, scenario, self.alter))
+            return self._run_both(scenario, scenario.start.layout)
+
+    def _run_both(self, scenario: Scenario, first: Layout) -> Left:
+        from equivcheck.layouts.hand_over import first_part, second_part
+
+        with TemporaryDirectory(prefix="equivcheck-") as folder:
+            try:
+                before = self._part(first, scenario, first_part, scenario, folder, self.alter).values
+            except RanksFailed as error:
+                summary = f"before the hand-over, under {first.name}: {error.failure.summary}"
+                raise RanksFailed(replace(error.failure, summary=summary)) from None
+            return Left(run=self._part(scenario.layout, scenario, second_part, scenario, folder, self.alter), before=before)
+
+    def _part(self, layout: Layout, scenario: Scenario, program: Callable[..., Trace], *arguments: Any) -> Run:
+        members = self._members(layout.mesh.num_ranks)
+        deadline = self.deadline + (COMPILE_SECONDS if layout.execution.is_compiled else 0.0)
+        return members.run(program, *arguments, schedule_seed=scenario.schedule_seed, deadline=deadline)
+
+    def _members(self, size: int) -> Ranks:
+        name = self.world if isinstance(self.world, str) else self.world.name
+        members = self.world if isinstance(self.world, Ranks) and self.world.size == size else ranks(name, size)
+        if not members.has_data:
+            raise UsageError(f"world {name!r} has no data to compare; allowed: {', '.join(COMPARABLE)}")
+        return members

@@ -1,0 +1,64 @@
+"""First steps under another layout, handed over by a checkpoint."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+from math import lcm
+
+from hypothesis.strategies import DrawFn, SearchStrategy
+
+from equivcheck.layouts.hand_over_limits import can_hand_over, flattenings, handed_over, handing_over
+from equivcheck.layouts.stages import num_stages
+from equivcheck.scenario import Layout, Pipeline, Scenario, Start
+from equivcheck.scenario.data import USUAL_ROWS
+from equivcheck.strategies.chance import below
+from equivcheck.strategies.layout import layouts
+from equivcheck.strategies.plan import needs_plan, with_drawn_plan, with_idle_plan
+from equivcheck.strategies.rows import shared_out
+from equivcheck.strategies.stages import needs_stages, with_drawn_boundaries, with_drawn_schedule
+
+MAX_FIRST_RANKS = 4
+"""Most ranks of the layout that runs the first steps."""
+
+
+def with_drawn_start(draw: DrawFn, scenario: Scenario) -> Scenario:
+    """The scenario with its first steps under another layout.
+
+    The scenario as it is where that cannot be: for a training of one step, a layout that cannot take over, rows that the two
+    layouts cannot both share out, fewer layers than the first one has stages, and optimizer state that only one could take.
+    """
+    training, layout = scenario.training, scenario.layout
+    if training.steps == 1 or not can_hand_over(layout):
+        return scenario
+    first = handing_over(draw(_first_layouts()))
+    staged = needs_stages(first)
+    if staged:
+        first = with_drawn_schedule(draw, first)
+    choices = flattenings(layout, first)
+    shares = lcm(_shares(layout), _shares(first))
+    if not choices or shares > USUAL_ROWS or (staged and num_stages(first) > len(training.model.layers)):
+        return scenario
+    training = replace(training, data=shared_out(training.data, shares))
+    if staged:
+        first = with_drawn_boundaries(draw, first, len(training.model.layers))
+    if needs_plan(first):
+        training = handed_over(training, layout, with_idle_plan(first, training))
+        first = with_drawn_plan(draw, first, training, beyond=False)
+    start = Start(
+        layout=first,
+        steps=1 + draw(below(training.steps - 1)),
+        flatten_optimizer_state_dict=choices[draw(below(len(choices)))],
+    )
+    return replace(scenario, training=handed_over(training, layout, first), start=start)
+
+
+@cache
+def _first_layouts() -> SearchStrategy[Layout]:
+    return layouts(max_ranks=MAX_FIRST_RANKS)
+
+
+def _shares(layout: Layout) -> int:
+    """A number of which rows are a multiple wherever the layout may cut them."""
+    chunks = [parallelism.num_chunks for parallelism in layout.parallelisms if isinstance(parallelism, Pipeline)]
+    return layout.mesh.num_ranks * max(chunks, default=1)
