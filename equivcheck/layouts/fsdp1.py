@@ -17,8 +17,16 @@ from equivcheck.layouts.limits import (
     parallelism_of,
     with_options,
 )
-from equivcheck.layouts.mends import has_shares, may_skip_parameters, with_widths, without_frozen, without_shares, without_side
-from equivcheck.layouts.plans import fits, layers_of_nothing, splits_weights
+from equivcheck.layouts.mends import (
+    all_multiples,
+    has_shares,
+    may_skip_parameters,
+    with_widths,
+    without_frozen,
+    without_shares,
+    without_side,
+)
+from equivcheck.layouts.plans import cuts, fits, layers_of_nothing, splits_weights
 from equivcheck.layouts.rounding import Division, Rounding
 from equivcheck.layouts.whole_parameters import elementwise
 from equivcheck.scenario import (
@@ -31,6 +39,7 @@ from equivcheck.scenario import (
     Parallelism,
     Precision,
     ShardingStrategy,
+    Spread,
     TensorParallel,
     Training,
     Wrapping,
@@ -68,9 +77,19 @@ ONE_UNIT_FOR_SHARED_WEIGHTS = Limit(
 
 def _mixes_frozen(training: Training, layout: Layout) -> bool:
     fsdp = parallelism_of(layout, FSDP1)
-    if fsdp.use_orig_params or fsdp.wrapping is Wrapping.PER_LAYER:
+    if fsdp.use_orig_params:
         return False
+    if fsdp.wrapping is Wrapping.PER_LAYER:
+        return _unfreezes_norms(training, layout)
     return any(_has_frozen_parameters(layer) for layer in training.model.layers)
+
+
+def _unfreezes_norms(training: Training, layout: Layout) -> bool:
+    """Whether a frozen norm becomes trainable, as `SequenceParallel` makes it, in a layer that else stays frozen."""
+    plans = [parallelism.plan for parallelism in layout.parallelisms if isinstance(parallelism, TensorParallel)]
+    inputs = [Spread.WHOLE, *(entry.output for entry in plans[0])] if plans else []
+    layers = zip(training.model.layers, inputs, strict=False)
+    return any(layer.frozen and layer.norm is not None and spread is Spread.ROWS for layer, spread in layers)
 
 
 def _has_frozen_parameters(layer: Layer) -> bool:
@@ -147,6 +166,21 @@ NOTHING_TO_FLATTEN = Limit(
 )
 
 
+def _lies_differently(training: Training, layout: Layout) -> bool:
+    plans = [parallelism.plan for parallelism in layout.parallelisms if isinstance(parallelism, TensorParallel)]
+    if not plans or parallelism_of(layout, FSDP1).use_orig_params or not fits(training.model, plans[0]):
+        return False
+    return not all_multiples((size for _, size in cuts(training.model, plans[0])), layout.mesh.size(TP))
+
+
+EVEN_SHARDS_IN_FLAT_PARAMETERS = Limit(
+    reason="FullyShardedDataParallel over tensor parallelism: after uneven shards parameters lie elsewhere on each rank, without "
+    "use_orig_params unaligned, and kernels round by alignment: replicas differ in their last bits",
+    applies=_lies_differently,
+    mend=lambda training, layout: with_widths(training, layout.mesh.size(TP)),
+)
+
+
 def _by_value(training: Training) -> ClipValue:
     assert isinstance(training.clipping, ClipNorm), training.clipping
     return ClipValue(clip_value=training.clipping.max_norm)
@@ -186,6 +220,7 @@ class FSDP1Kind(LayoutKind):
         EVEN_ROWS,
         NORM_OF_ALL_SHARDS,
         NOTHING_TO_FLATTEN,
+        EVEN_SHARDS_IN_FLAT_PARAMETERS,
         NORM_IN_FLOAT32,
         ONE_UNIT_FOR_SHARED_WEIGHTS,
         UNIFORM_FROZEN,

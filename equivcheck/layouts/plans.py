@@ -140,11 +140,16 @@ def splits_weights(plan: tuple[LayerPlan, ...]) -> bool:
     return any(entry.split in (Split.COLUMN, Split.ROW) for entry in plan)
 
 
-def trained_cuts(model: Model, plan: tuple[LayerPlan, ...]) -> Iterator[int]:
-    """The size of each dim along which a plan of as many entries as layers cuts trained parameters."""
+def cuts(model: Model, plan: tuple[LayerPlan, ...]) -> Iterator[tuple[Layer, int]]:
+    """Each layer that a plan of as many entries as layers cuts, and the size of the dim along which it does."""
     for index, (layer, entry) in enumerate(zip(model.layers, plan, strict=True)):
-        if entry.split in (Split.COLUMN, Split.ROW) and not layer.frozen:
-            yield layer.width if entry.split is Split.COLUMN else model.inputs(index)
+        if entry.split in (Split.COLUMN, Split.ROW):
+            yield layer, layer.width if entry.split is Split.COLUMN else model.inputs(index)
+
+
+def trained_cuts(model: Model, plan: tuple[LayerPlan, ...]) -> Iterator[int]:
+    """The sizes of those of trained layers."""
+    return (size for layer, size in cuts(model, plan) if not layer.frozen)
 
 
 def leaves_nothing(size: int, ranks: int) -> bool:

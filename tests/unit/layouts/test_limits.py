@@ -192,6 +192,7 @@ def _over_tp(parallelism: Parallelism, plan: TensorParallel, sizes: tuple[int, .
 
 
 SPLIT_PLAN = TensorParallel(plan=(LayerPlan(split=Split.COLUMN), LayerPlan(split=Split.ROW)))
+COLUMN_PLAN = TensorParallel(plan=(LayerPlan(), LayerPlan(split=Split.COLUMN)))
 OUTSIDE_PLAN = TensorParallel(plan=(LayerPlan(), LayerPlan(split=Split.OUTSIDE)))
 NARROW = _with_layer(index=0, width=1)
 FOREACH = replace(PLAIN, optimizer=SGD(implementation=Implementation.FOREACH))
@@ -206,6 +207,12 @@ FOREACH = replace(PLAIN, optimizer=SGD(implementation=Implementation.FOREACH))
         (_with_layer(side=Side.EVEN_STEPS, frozen=True), _over_tp(DDP(static_graph=True), WHOLE_PLAN), "static_graph promises"),
         (replace(CLIPPED, precision=Precision.FLOAT32), _over_tp(FSDP1(), SPLIT_PLAN), "clips by another norm"),
         (NARROW, _over_tp(FSDP2(), SPLIT_PLAN), "_chunk_cat"),
+        (
+            _with_layer(norm=Norm.RMS, frozen=True),
+            _over_tp(FSDP1(use_orig_params=False, wrapping=Wrapping.PER_LAYER), ROWS_PLAN),
+            "both frozen and trained",
+        ),
+        (_with_layer(width=3), _over_tp(FLAT, COLUMN_PLAN), "differ in their last bits"),
         (FOREACH, _layout(OUTSIDE_PLAN), "outside the plan"),
         (replace(PLAIN, optimizer=ASGD(implementation=Implementation.FOREACH)), _over_tp(FSDP2(), OUTSIDE_PLAN), "two meshes"),
     ],
@@ -225,6 +232,12 @@ def test_what_a_composition_cannot_run_has_a_reason(training: Training, layout: 
         (CLIPPED, _over_tp(DDP(), SPLIT_PLAN)),
         (NARROW, _over_tp(DDP(), SPLIT_PLAN)),
         (_with_layer(index=0, width=1, frozen=True), _over_tp(FSDP2(), SPLIT_PLAN, (2, 1))),
+        (_with_layer(width=3), _over_tp(FSDP1(), COLUMN_PLAN)),
+        (
+            _with_layer(norm=Norm.RMS, frozen=True),
+            _over_tp(FSDP1(use_orig_params=False, wrapping=Wrapping.PER_LAYER), WHOLE_PLAN),
+        ),
+        (_with_layer(width=3), _over_tp(FLAT, SPLIT_PLAN)),
         (FOREACH, _over_tp(FSDP2(), OUTSIDE_PLAN)),
         (FOREACH, _layout(WHOLE_PLAN)),
         (RPROP, _over_tp(DDP(), SPLIT_PLAN)),
