@@ -18,7 +18,6 @@ from equivcheck.layouts.limits import (
     with_options,
 )
 from equivcheck.layouts.mends import (
-    all_multiples,
     has_shares,
     may_skip_parameters,
     with_widths,
@@ -26,7 +25,7 @@ from equivcheck.layouts.mends import (
     without_shares,
     without_side,
 )
-from equivcheck.layouts.plans import cuts, fits, layers_of_nothing, splits_weights
+from equivcheck.layouts.plans import fits, layers_of_nothing, splits_weights
 from equivcheck.layouts.rounding import Division, Rounding
 from equivcheck.layouts.whole_parameters import elementwise
 from equivcheck.scenario import (
@@ -166,21 +165,6 @@ NOTHING_TO_FLATTEN = Limit(
 )
 
 
-def _lies_differently(training: Training, layout: Layout) -> bool:
-    plans = [parallelism.plan for parallelism in layout.parallelisms if isinstance(parallelism, TensorParallel)]
-    if not plans or parallelism_of(layout, FSDP1).use_orig_params or not fits(training.model, plans[0]):
-        return False
-    return not all_multiples((size for _, size in cuts(training.model, plans[0])), layout.mesh.size(TP))
-
-
-EVEN_SHARDS_IN_FLAT_PARAMETERS = Limit(
-    reason="FullyShardedDataParallel over tensor parallelism: after uneven shards parameters lie elsewhere on each rank, without "
-    "use_orig_params unaligned, and kernels round by alignment: replicas differ in their last bits",
-    applies=_lies_differently,
-    mend=lambda training, layout: with_widths(training, layout.mesh.size(TP)),
-)
-
-
 def _by_value(training: Training) -> ClipValue:
     assert isinstance(training.clipping, ClipNorm), training.clipping
     return ClipValue(clip_value=training.clipping.max_norm)
@@ -220,7 +204,6 @@ class FSDP1Kind(LayoutKind):
         EVEN_ROWS,
         NORM_OF_ALL_SHARDS,
         NOTHING_TO_FLATTEN,
-        EVEN_SHARDS_IN_FLAT_PARAMETERS,
         NORM_IN_FLOAT32,
         ONE_UNIT_FOR_SHARED_WEIGHTS,
         UNIFORM_FROZEN,

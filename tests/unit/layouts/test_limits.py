@@ -212,7 +212,6 @@ FOREACH = replace(PLAIN, optimizer=SGD(implementation=Implementation.FOREACH))
             _over_tp(FSDP1(use_orig_params=False, wrapping=Wrapping.PER_LAYER), ROWS_PLAN),
             "both frozen and trained",
         ),
-        (_with_layer(width=3), _over_tp(FLAT, COLUMN_PLAN), "differ in their last bits"),
         (FOREACH, _layout(OUTSIDE_PLAN), "outside the plan"),
         (replace(PLAIN, optimizer=ASGD(implementation=Implementation.FOREACH)), _over_tp(FSDP2(), OUTSIDE_PLAN), "two meshes"),
     ],
@@ -233,6 +232,7 @@ def test_what_a_composition_cannot_run_has_a_reason(training: Training, layout: 
         (NARROW, _over_tp(DDP(), SPLIT_PLAN)),
         (_with_layer(index=0, width=1, frozen=True), _over_tp(FSDP2(), SPLIT_PLAN, (2, 1))),
         (_with_layer(width=3), _over_tp(FSDP1(), COLUMN_PLAN)),
+        (_with_layer(width=3), _over_tp(FLAT, COLUMN_PLAN)),
         (
             _with_layer(norm=Norm.RMS, frozen=True),
             _over_tp(FSDP1(use_orig_params=False, wrapping=Wrapping.PER_LAYER), WHOLE_PLAN),
