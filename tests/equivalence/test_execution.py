@@ -24,15 +24,16 @@ from equivcheck.scenario import (
     Spread,
     TensorParallel,
 )
-from equivcheck.strategies import models, scenarios, trainings
+from equivcheck.strategies import data, models, scenarios, trainings
 
 UNHURRIED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
-COMPILING = settings(UNHURRIED, phases=(Phase.explicit, Phase.generate), max_examples=max(6, settings().max_examples // 16))
-"""A compiled scenario costs seconds, so few of them, and none to shrink with."""
+COMPILING = settings(UNHURRIED, phases=(Phase.explicit, Phase.generate))
+"""A compiled scenario costs seconds, so none to shrink with, and few of them in all."""
+FEW = max(5, settings().max_examples // 20)
 
 RECOMPUTING = st.sampled_from((Execution(checkpointing=Recompute.EVERY_LAYER), Execution(checkpointing=Recompute.ODD_LAYERS)))
 RECOMPUTES = st.sampled_from((Recompute.NONE, Recompute.NONE, Recompute.ODD_LAYERS))
-SMALL = trainings(models=models(max_layers=3), steps=st.sampled_from((2, 1)))
+SMALL = trainings(models=models(max_layers=3), data=data(max_microbatches=2), steps=st.sampled_from((2, 1)))
 
 REPLICATED = ("ddp", "replicate")
 COMPILED = (*REPLICATED, "fsdp1", "fsdp2", "tensor_parallel", "spmd", "fsdp2 x tensor_parallel", "replicate x tensor_parallel")
@@ -58,7 +59,7 @@ def test_recomputed_layers_leave_what_kept_activations_leave(scenario: Scenario)
 def test_compiled_equals_single_device(options: dict[str, object], layouts: tuple[str, ...]) -> None:
     """With synchronisation at every microbatch or at the last, forward and backward leave the same when they are compiled."""
 
-    @settings(COMPILING)
+    @settings(COMPILING, max_examples=FEW)
     @given(scenarios(layouts=layouts, executions=_executions(options), trainings=SMALL, max_ranks=2))
     def equivalent(scenario: Scenario) -> None:
         verdict = check(scenario)
@@ -84,7 +85,7 @@ REPLICAS = st.sampled_from(
 """What replicates over tensor parallelism."""
 
 
-@settings(COMPILING)
+@settings(COMPILING, max_examples=FEW)
 @given(
     scenarios(
         layouts=REPLICAS.map(lambda replica: replace(PAIRS, parallelisms=(*PAIRS.parallelisms[:1], replica))), trainings=SMALL
