@@ -32,7 +32,7 @@ _HAND_OVERS = st.builds(and_, RARELY, RARELY)
 def scenarios(  # noqa: PLR0913 - a strategy for each part, all by keyword
     draw: DrawFn,
     *,
-    trainings: SearchStrategy[Training] = _TRAININGS,
+    trainings: SearchStrategy[Training] | None = None,
     layouts: SearchStrategy[Layout] | Sequence[str] | None = None,
     max_ranks: int = MAX_RANKS,
     executions: SearchStrategy[Execution] = _EXECUTIONS,
@@ -55,7 +55,7 @@ def scenarios(  # noqa: PLR0913 - a strategy for each part, all by keyword
 def frontier(
     draw: DrawFn,
     *,
-    trainings: SearchStrategy[Training] = _TRAININGS,
+    trainings: SearchStrategy[Training] | None = None,
     layouts: SearchStrategy[Layout] | Sequence[str] | None = None,
     max_ranks: int = MAX_RANKS,
 ) -> Scenario:
@@ -90,14 +90,16 @@ def _scenario(draw: DrawFn, layout: Layout, training: Training, *, beyond: bool)
     return Scenario(training=mended(training, layout, beyond=beyond), layout=layout, schedule_seed=draw(SEEDS))
 
 
-def _training(draw: DrawFn, trainings: SearchStrategy[Training], layout: Layout) -> Training:
+def _training(draw: DrawFn, trainings: SearchStrategy[Training] | None, layout: Layout) -> Training:
     """A training; mostly with a sum where errors were to be squared and averaged under SPMD, unless trainings are given.
 
     DTensor gets the gradient of that mean wrong (`dtensor_mse_loss_mean`): a check that ends as KNOWN proves nothing else about
     its scenario, and a quarter of them would. Some are left as they are, as the issue may be mended.
     """
-    training = draw(trainings)
-    by_propagation = trainings is _TRAININGS and any(isinstance(parallelism, SPMD) for parallelism in layout.parallelisms)
+    if trainings is not None:
+        return draw(trainings)
+    training = draw(_TRAININGS)
+    by_propagation = any(isinstance(parallelism, SPMD) for parallelism in layout.parallelisms)
     if not by_propagation or training.loss is not Loss.MSE_MEAN or not draw(_SUMMED):
         return training
     optimizer = training.optimizer if training.optimizer.maximize else tamed(training.optimizer, Loss.MSE_SUM)

@@ -49,6 +49,13 @@ def trace_steps(setup: Setup) -> None:
     setup.compute, setup.clip_norm, setup.update = steps.compute, steps.clip_norm, steps.update
 
 
+def graphs_of(setup: Setup) -> tuple[GraphModule, ...]:
+    """The graphs that a setup whose steps are traced has traced so far."""
+    steps = setup.update.__self__  # type: ignore[attr-defined]
+    assert isinstance(steps, _WholeSteps), "its steps are traced"
+    return tuple(graph.run for graph in steps.graphs.values())
+
+
 @dataclass(slots=True, eq=False)
 class _WholeSteps:
     setup: Setup

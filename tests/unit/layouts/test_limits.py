@@ -18,7 +18,9 @@ from equivcheck.scenario import (
     FSDP2,
     SGD,
     SPMD,
+    Adadelta,
     Adafactor,
+    Adam,
     Axis,
     ClipNorm,
     Compile,
@@ -45,6 +47,7 @@ from equivcheck.scenario import (
     Precision,
     Replicate,
     Replicator,
+    RMSprop,
     Rprop,
     ShardingStrategy,
     Side,
@@ -373,6 +376,29 @@ def test_what_torch_lacks_is_unsupported_everywhere(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(whole_parameters, "installed_torch", lambda: Version("2.8.0"))
     assert "Muon came with 2.9" in (unsupported(MUON, _layout(DDP())) or "")
     assert mended(MUON, _layout(DDP())).optimizer.elementwise
+
+
+TRACED = Execution(whole_step=True)
+
+
+def test_a_graph_counts_no_steps() -> None:
+    """Traced, an optimizer that reads its step count gives way to one that does not, fused where a fused one can be."""
+    adam, eager = replace(PLAIN, optimizer=Adam()), _layout(SPMD())
+    traced, over_tp = (replace(layout, execution=TRACED) for layout in (eager, _layout(WHOLE_PLAN)))
+    assert unsupported(adam, eager) is None
+    assert "step count" in (unsupported(adam, traced) or "")
+    assert mended(adam, traced).optimizer == Adam(implementation=Implementation.FUSED)
+    assert mended(adam, over_tp).optimizer == SGD(lr=adam.optimizer.lr)
+    for optimizer in (SGD(momentum=0.5), RMSprop(), Adadelta(), Adam(implementation=Implementation.FUSED)):
+        assert unsupported(replace(PLAIN, optimizer=optimizer), traced) is None
+
+
+def test_hooks_are_in_no_graph() -> None:
+    """A step is traced only where operations do everything."""
+    layout = replace(_layout(FSDP2()), execution=TRACED)
+    assert "no graph holds" in (unsupported(PLAIN, layout) or "")
+    assert mended_layout(layout) == _layout(FSDP2())
+    assert mended_layout(replace(_layout(SPMD()), execution=TRACED)).execution == TRACED
 
 
 def test_rows_beyond_the_largest_microbatch_are_rounded_down() -> None:

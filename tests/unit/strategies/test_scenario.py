@@ -23,6 +23,7 @@ from equivcheck.scenario import (
     Layer,
     LayerPlan,
     Layout,
+    Loss,
     Mesh,
     Model,
     Norm,
@@ -200,6 +201,15 @@ def test_hand_overs_are_rare(sample: list[Scenario]) -> None:
     share = sum(scenario.start is not None for scenario in sample) / len(sample)
     assert 0.003 < share < 0.1
     assert sum(scenario.start is not None for scenario in drawn(100, hand_overs=st.just(True))) > 20
+
+
+def test_a_loss_that_propagation_gets_wrong_is_drawn_now_and_then() -> None:
+    """Under SPMD a mean of squared errors, whose gradient is known to be wrong, is rare; given trainings keep theirs."""
+    found = drawn(400, layouts=("spmd",))
+    means = sum(scenario.training.loss is Loss.MSE_MEAN for scenario in found)
+    assert 0 < means <= 0.12 * len(found)
+    given_losses = {scenario.training.loss for scenario in drawn(20, layouts=("spmd",), trainings=st.just(SIMPLEST))}
+    assert given_losses == {Loss.MSE_MEAN}
 
 
 def test_no_norm_is_over_a_single_feature(sample: list[Scenario]) -> None:
