@@ -27,8 +27,8 @@ _LAYERS = layers()
 _BUFFERS: SearchStrategy[dict[str, bool]] = st.sampled_from(
     ({}, {"counter": True}, {"offset": True}, {"counter": True, "offset": True})
 )
-_FITS = st.sampled_from((_Fit.FREE, _Fit.SQUARE, _Fit.SHARED, _Fit.SHARED))
-"""Shared twice: tensor parallelism unties weights, so that many of them are lost."""
+_FITS = st.sampled_from((_Fit.FREE, _Fit.SQUARE, _Fit.SHARED, _Fit.SHARED, _Fit.SHARED))
+"""Shared thrice: tensor parallelism unties weights, so that many of them are lost."""
 
 
 @st.composite

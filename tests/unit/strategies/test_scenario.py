@@ -207,7 +207,7 @@ def test_a_loss_that_propagation_gets_wrong_is_drawn_now_and_then() -> None:
     """Under SPMD a mean of squared errors, whose gradient is known to be wrong, is rare; given trainings keep theirs."""
     found = drawn(400, layouts=("spmd",))
     means = sum(scenario.training.loss is Loss.MSE_MEAN for scenario in found)
-    assert 0 < means <= 0.12 * len(found)
+    assert 0 < means <= 0.18 * len(found)
     given_losses = {scenario.training.loss for scenario in drawn(20, layouts=("spmd",), trainings=st.just(SIMPLEST))}
     assert given_losses == {Loss.MSE_MEAN}
 
