@@ -19,7 +19,7 @@ from equivcheck.strategies.layout import layouts
 from equivcheck.strategies.plan import needs_plan, with_drawn_plan, with_idle_plan
 from equivcheck.strategies.rows import shared_out
 from equivcheck.strategies.stages import needs_stages, with_drawn_boundaries, with_drawn_schedule
-from equivcheck.strategies.start import with_drawn_start
+from equivcheck.strategies.start import may_start, with_drawn_start
 from equivcheck.strategies.training import tamed, trainings
 
 _EXECUTIONS = executions()
@@ -48,7 +48,7 @@ def scenarios(  # noqa: PLR0913 - a strategy for each part, all by keyword
     """
     layout = _chosen(draw, layouts, max_ranks, executions)
     scenario = _scenario(draw, layout, _training(draw, trainings, layout), beyond=False)
-    return with_drawn_start(draw, scenario) if draw(hand_overs) else scenario
+    return with_drawn_start(draw, scenario) if may_start(scenario) and draw(hand_overs) else scenario
 
 
 @st.composite

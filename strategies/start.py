@@ -22,15 +22,18 @@ MAX_FIRST_RANKS = 4
 """Most ranks of the layout that runs the first steps."""
 
 
-def with_drawn_start(draw: DrawFn, scenario: Scenario) -> Scenario:
-    """The scenario with its first steps under another layout.
+def may_start(scenario: Scenario) -> bool:
+    """Whether there are first steps, and a layout that can take over."""
+    return scenario.training.steps > 1 and can_hand_over(scenario.layout)
 
-    The scenario as it is where that cannot be: for a training of one step, a layout that cannot take over, rows that the two
-    layouts cannot both share out, fewer layers than the first one has stages, and optimizer state that only one could take.
+
+def with_drawn_start(draw: DrawFn, scenario: Scenario) -> Scenario:
+    """A scenario that may start otherwise, with its first steps under another layout.
+
+    The scenario as it is where the two layouts do not go together: for rows that they cannot both share out, fewer layers than
+    the first one has stages, and optimizer state that only one could take.
     """
     training, layout = scenario.training, scenario.layout
-    if training.steps == 1 or not can_hand_over(layout):
-        return scenario
     first = handing_over(draw(_first_layouts()))
     staged = needs_stages(first)
     if staged:

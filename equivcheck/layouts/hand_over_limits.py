@@ -20,6 +20,7 @@ from equivcheck.scenario import (
     NAdam,
     Pipeline,
     Precision,
+    Replicate,
     Scenario,
     Spread,
     TensorParallel,
@@ -48,7 +49,7 @@ def _on_dtensors(layout: Layout) -> Layout:
 
 
 def _in_one_precision(layout: Layout) -> Layout:
-    layout = with_options(layout, DDP, autocast=None, compression=Compression.NONE)
+    layout = with_options(with_options(layout, DDP, autocast=None), (DDP, Replicate), compression=Compression.NONE)
     return with_options(layout, (FSDP1, FSDP2), mixed_precision=None)
 
 

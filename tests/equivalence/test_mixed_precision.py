@@ -33,8 +33,8 @@ from equivcheck.strategies import scenarios
 from equivcheck.worlds.pool import ranks
 from lowered import OPTIONS, lowered_layouts
 
-SIM_EXAMPLES = max(20, settings().max_examples // 4)
-GLOO_EXAMPLES = max(6, settings().max_examples // 16)
+SIM_EXAMPLES = max(12, settings().max_examples // 8)
+GLOO_EXAMPLES = max(5, settings().max_examples // 20)
 UNHURRIED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much])
 
 TRAINING = Training(

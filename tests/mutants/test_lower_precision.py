@@ -19,7 +19,7 @@ from mutants.lower_precision import keep_masters_in_bfloat16, reduce_in_bfloat16
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
-EXAMPLES = max(8, settings().max_examples // 12)
+EXAMPLES = max(5, settings().max_examples // 20)
 UNHURRIED = settings(deadline=None, phases=(Phase.explicit, Phase.reuse, Phase.generate), suppress_health_check=list(HealthCheck))
 TRAININGS = trainings(optimizers=optimizers(kinds=st.sampled_from((SGD, AdamW))))
 """Those that mix elements may be in doubt: a single rounding may move all of a matrix."""

@@ -27,6 +27,7 @@ from equivcheck.scenario import (
     Parallelism,
     Pipeline,
     Precision,
+    Replicate,
     Scenario,
     ShardingStrategy,
     Side,
@@ -68,7 +69,14 @@ FROZEN = replace(PLAIN, model=with_last_layer(frozen=True))
 
 
 @pytest.mark.parametrize(
-    "other", [layout(DDP(compression=Compression.FP16)), layout(ZERO), layout(TensorParallel(plan=PLAN), DDP()), HYBRID]
+    "other",
+    [
+        layout(DDP(compression=Compression.FP16)),
+        layout(Replicate(compression=Compression.FP16)),
+        layout(ZERO),
+        layout(TensorParallel(plan=PLAN), DDP()),
+        HYBRID,
+    ],
 )
 def test_a_layout_that_cannot_hand_over_says_why(other: Layout) -> None:
     """Both ways there is a reason, alone there is none, and the nearest layout on the same mesh can."""
