@@ -26,7 +26,7 @@ def meshes(draw: DrawFn, *, names: tuple[str, ...] = (DP,), max_ranks: int = MAX
 def meshes_of(names: tuple[str, ...], max_ranks: int) -> SearchStrategy[Mesh]:
     """What `meshes` draws from. Two, then four and three ranks along an axis come more often: most telling, and cheap to run."""
     shapes = [shape for shape in itertools.product(range(1, max_ranks + 1), repeat=len(names)) if math.prod(shape) <= max_ranks]
-    # The second shape is tried whenever an example shrinks: it must take no more choices than others of two ranks, as a plan does.
+    # The second shape is tried whenever an example shrinks: it must take no more choices than others of two ranks (a plan does).
     inner = names.index(TP) if TP in names else None
     shapes.sort(key=lambda shape: (math.prod(shape), max(shape), 0 if inner is None else shape[inner]))
     shapes += [shape for shape in shapes for _ in range(MORE_OFTEN.get(max(shape), 0)) if min(shape) > 1]
