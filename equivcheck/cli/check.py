@@ -20,19 +20,23 @@ if TYPE_CHECKING:
 @click.argument("file", type=click.Path(path_type=str))
 @world_option("sim")
 @deadline_option(60.0)
+@click.option("--comm", is_flag=True, help="Also show what the ranks tell each other, beside what is foreseen.")
 @json_option
-def check(file: str, world: str, deadline: float, as_json: bool) -> ExitCode:
+def check(file: str, world: str, deadline: float, comm: bool, as_json: bool) -> ExitCode:
     """Check the scenario in FILE (JSON; - for standard input)."""
     scenario = read_scenario(file)
-    from equivcheck.findings.finding import verdict_object
+    from equivcheck.findings.finding import communication_object, verdict_object
     from equivcheck.oracle.check import check as check_scenario
+    from equivcheck.report.communication_text import print_communication
     from equivcheck.report.verdict_text import print_verdict
 
     verdict = check_scenario(scenario, world=world, deadline=deadline)
     if as_json:
-        print_json(verdict_object(verdict))
+        print_json(verdict_object(verdict) | ({"communication": communication_object(verdict)} if comm else {}))
     else:
         print_verdict(console(), verdict)
+        if comm:
+            print_communication(console(), verdict)
     return ExitCode.FINDINGS if verdict.outcome.is_finding else ExitCode.NOTHING_FOUND
 
 

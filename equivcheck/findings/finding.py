@@ -11,6 +11,8 @@ from equivcheck.errors import InvalidScenario, UsageError
 from equivcheck.findings.environment import Environment, environment
 from equivcheck.findings.fingerprint import fingerprint
 from equivcheck.findings.readme import readme
+from equivcheck.layouts.communication import as_traffic
+from equivcheck.layouts.prediction import predicted
 from equivcheck.oracle.verdict import Verdict
 from equivcheck.scenario.codec import decode, encode, from_json, load, to_json
 
@@ -42,6 +44,17 @@ def verdict_object(verdict: Verdict) -> dict[str, Any]:
     """The verdict as JSON values, without its calls; its scenario with the format version, as a scenario file has it."""
     return {"fingerprint": fingerprint(verdict) if verdict.outcome.is_finding else None, **_values(verdict)} | {
         "scenario": json.loads(to_json(verdict.scenario))
+    }
+
+
+def communication_object(verdict: Verdict) -> dict[str, Any]:
+    """Every call of every rank, and what was foreseen of each, as JSON values."""
+    training, layout = verdict.scenario.training, verdict.scenario.layout
+    foreseen = [as_traffic(predicted(training, layout, rank).totals) for rank in range(len(verdict.calls))]
+    return {
+        "unforeseen": verdict.unforeseen,
+        "calls": encode(verdict.calls),
+        "foreseen": None if verdict.unforeseen else [[encode(traffic) for traffic in rank] for rank in foreseen],
     }
 
 

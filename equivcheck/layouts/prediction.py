@@ -76,8 +76,6 @@ def _reasons(training: Training, layout: Layout) -> Iterator[str]:
     """Why nothing can be foreseen: what predictions do not know of, then what they know that they cannot say."""
     for noun in (training, training.model, *training.model.layers, training.data, layout, layout.execution):
         yield from _unforeseen(noun, FORESEEN[type(noun)])
-    if len(layout.parallelisms) > 1:
-        yield "predictions do not compose yet"
     for parallelism in layout.parallelisms:
         foresight = kind_of(parallelism).foresight
         yield from (gap.reason for gap in foresight.gaps if gap.applies(training, layout))

@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from equivcheck import Scenario
 from equivcheck.layouts.foreseen.foresight import NO_FORESIGHT, UNSAID
 from equivcheck.layouts.prediction import predicted
-from equivcheck.layouts.registry import layout_kinds
+from equivcheck.layouts.registry import kinds_of, layout_kinds, layout_names
 from equivcheck.strategies import scenarios
 
 DECLARED = tuple(gap.reason for kind in layout_kinds().values() for gap in kind.foresight.gaps if gap is not UNSAID)
@@ -17,9 +17,11 @@ FORESEEN_SHARE = 0.95
 """Of all other scenarios of a layout, at least."""
 ANY_SHARE = 0.1
 """Of all, whatever their layout declares, at least."""
+SAYING = tuple(name for name in layout_names() if all(kind.foresight is not NO_FORESIGHT for kind in kinds_of(name)))
+"""Layouts of which every parallelism says what it communicates."""
 
 
-@pytest.mark.parametrize("layout", [name for name, kind in layout_kinds().items() if kind.foresight is not NO_FORESIGHT])
+@pytest.mark.parametrize("layout", SAYING)
 def test_communication_is_foreseen(layout: str) -> None:
     """Of nearly all scenarios that are drawn, calls and bytes of every step are foreseen; of others, there is a reason."""
     reasons: list[str] = []
@@ -33,3 +35,8 @@ def test_communication_is_foreseen(layout: str) -> None:
     unforeseen = [reason for reason in reasons if reason and reason not in DECLARED]
     assert len(unforeseen) <= (1 - FORESEEN_SHARE) * len(reasons), set(unforeseen)
     assert reasons.count("") >= ANY_SHARE * len(reasons)
+
+
+def test_only_pipelines_say_nothing() -> None:
+    """Of all layouts that ship with the package, no other leaves out what it communicates."""
+    assert set(layout_names()) - set(SAYING) == {"pipeline"}

@@ -7,7 +7,7 @@ from equivcheck.layouts.communication import Totals
 from equivcheck.layouts.foreseen.foresight import Foresight
 from equivcheck.layouts.foreseen.seat import Ledger, Seat
 from equivcheck.layouts.foreseen.zero_redundancy import update_totals
-from equivcheck.scenario import DDP, Compression
+from equivcheck.scenario import DDP, Compression, Split, TensorParallel
 
 INT32_BYTES = 4
 COUNTER_BYTES = 8
@@ -68,11 +68,24 @@ def bucketing_of(seat: Seat, ddp: DDP) -> Bucketing:
     sizes = {f"layers.{held.layer}.{held.name}": held.numel * seat.item_bytes for held in seat.held}
     return Bucketing(
         num_bytes=tuple(sizes[name] for name in names),
-        ready=tuple(map(names.index, ready_parameters(model, autocast=ddp.autocast is not None))),
+        ready=tuple(map(names.index, _ready(seat, ddp))),
         cap_mb=ddp.bucket_cap_mb,
         find_unused_parameters=ddp.find_unused_parameters,
         static_graph=ddp.static_graph,
     )
+
+
+def _ready(seat: Seat, ddp: DDP) -> tuple[str, ...]:
+    """Parameters in the order in which backward has their gradients ready.
+
+    Those that were DTensors are made so again where forward begins, one after the other: their gradients come last, in reverse.
+    """
+    ready = ready_parameters(seat.training.model, autocast=ddp.autocast is not None)
+    plans = [one.plan for one in seat.layout.parallelisms if isinstance(one, TensorParallel)]
+    if not plans:
+        return ready
+    plain = [name for name in ready if plans[0][int(name.split(".")[1])].split is Split.OUTSIDE]
+    return (*plain, *(name for name in reversed(trained_parameters(seat.training.model)) if name not in plain))
 
 
 def _note_rebuilt(ledger: Ledger, step: int, axes: str, bucketing: Bucketing) -> None:

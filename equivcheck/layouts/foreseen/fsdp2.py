@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from equivcheck.layouts.communication import Totals
+from equivcheck.layouts.communication import Totals, add
 from equivcheck.layouts.foreseen.clipping import dtensor_clipping
 from equivcheck.layouts.foreseen.foresight import MIXED_ELEMENTS, Foresight
 from equivcheck.layouts.foreseen.seat import ITEM_BYTES, Held, Ledger, Seat
-from equivcheck.scenario import FSDP2, Wrapping
+from equivcheck.scenario import FSDP2, Split, TensorParallel, Wrapping
 
 
 @dataclass(slots=True, kw_only=True)
@@ -97,7 +97,19 @@ def units_of(seat: Seat, wrapping: Wrapping) -> tuple[Unit, ...]:
 
 
 def _all_calls(seat: Seat, fsdp: FSDP2) -> Totals:
-    return FSDP2Calls(seat, fsdp).totals() | dtensor_clipping(seat, seat.layout.axes_of(fsdp)[-1:], seat.held)
+    found, axes = FSDP2Calls(seat, fsdp).totals(), seat.layout.axes_of(fsdp)[-1:]
+    for kind in _kinds(seat):
+        for key, (num_calls, num_bytes) in dtensor_clipping(seat, axes, kind).items():
+            add(found, key, num_calls, num_bytes)
+    return found
+
+
+def _kinds(seat: Seat) -> list[list[Held]]:
+    """What is clipped apart: parameters that tensor parallelism has taken, and those outside its plan."""
+    plans = [one.plan for one in seat.layout.parallelisms if isinstance(one, TensorParallel)]
+    outside = {index for plan in plans for index, entry in enumerate(plan) if entry.split is Split.OUTSIDE}
+    kinds = [[held for held in seat.held if (held.layer in outside) is apart] for apart in (False, True)]
+    return [kind for kind in kinds if kind]
 
 
 FSDP2_FORESIGHT = Foresight(

@@ -14,7 +14,18 @@ from equivcheck.layouts.communication import Totals
 from equivcheck.layouts.foreseen.clipping import dtensor_clipping
 from equivcheck.layouts.foreseen.foresight import MIXED_ELEMENTS, Foresight
 from equivcheck.layouts.foreseen.seat import Held, Ledger, Seat, rounded_up, side_runs
-from equivcheck.scenario import Activation, Execution, Recompute, Split, Spread, TensorParallel
+from equivcheck.scenario import (
+    FSDP2,
+    Activation,
+    Execution,
+    Layout,
+    Recompute,
+    Replicate,
+    Replicator,
+    Split,
+    Spread,
+    TensorParallel,
+)
 from equivcheck.scenario.mesh import TP
 
 
@@ -89,15 +100,15 @@ class TensorParallelCalls:
             for rows in training.data.microbatches:
                 for index, spread in enumerate(inputs):
                     self._layer(step, index, spread, rows // self.seat.layout.num_data_ranks)
+            for index, spread in enumerate(inputs):
+                self._settle(step, index, spread)
         return self.ledger.totals
 
     def _layer(self, step: int, index: int, spread: Spread, rows: int) -> None:
         if self.plan[index].split is Split.OUTSIDE:
             return
         model = self.seat.training.model
-        layer, own, linear = model.layers[index], self.seat.of_layer(index), self._linear_of(index, spread)
-        if spread is Spread.ROWS:
-            self._reduce_gradients(step, [held for held in own if held.name.startswith("norm.")])
+        layer, linear = model.layers[index], self._linear_of(index, spread)
         differentiates = self.seat.differentiates(index - 1, step) or (layer.norm is not None and not layer.frozen)
         recomputed = recomputes(self.seat.layout.execution, index) and (differentiates or not layer.frozen)
         names = ("linear", "side") if side_runs(layer, step) else ("linear",)
@@ -115,8 +126,6 @@ class TensorParallelCalls:
             )
             self._activations(once, linear, _OF_SPREAD[spread], _OF_SPREAD[self.plan[index].output])
             self._narrow(once, linear)
-            if linear is _BY_ROWS:
-                self._reduce_gradients(step, [held for held in own if held.name.startswith(name)])
 
     def _linear_of(self, index: int, spread: Spread) -> Linear:
         model, split = self.seat.training.model, self.plan[index].split
@@ -164,10 +173,24 @@ class TensorParallelCalls:
     def _chunk(self, size: int) -> int:
         return -(-size // self.parts)
 
-    def _reduce_gradients(self, step: int, parameters: list[Held]) -> None:
-        for held in parameters:
-            if self.seat.has_gradient(held, step):
-                self.ledger.note(step, "all_reduce.sum", self.axes, held.numel * self.seat.item_bytes)
+    def _settle(self, step: int, index: int, spread: Spread) -> None:
+        """Gradients of parameters that every rank has whole, of which each rank has seen some rows: summed when they are kept."""
+        if spread is not Spread.ROWS:
+            return
+        times = 1 if holds_back(self.seat.layout) else len(self.seat.training.data.microbatches)
+        for held in self.seat.of_layer(index):
+            is_whole = held.name.startswith("norm.") or self._linear_of(index, spread) is _BY_ROWS
+            if is_whole and self.seat.has_gradient(held, step):
+                num_bytes = held.numel * self.seat.item_bytes * times
+                self.ledger.note(step, "all_reduce.sum", self.axes, num_bytes, times)
+
+
+def holds_back(layout: Layout) -> bool:
+    """Whether a parallelism around this one takes up gradients at the last microbatch alone, as they are."""
+    for one in layout.parallelisms:
+        if isinstance(one, FSDP2) or (isinstance(one, Replicate) and one.implementation is Replicator.FSDP):
+            return one.no_sync
+    return False
 
 
 def recomputes(execution: Execution, index: int) -> bool:

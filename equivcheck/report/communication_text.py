@@ -1,0 +1,101 @@
+"""What the ranks of a check told each other, for people: a table, and a lane for each rank."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from equivcheck.layouts.communication import Key, Totals, described, order_of, totals
+from equivcheck.layouts.prediction import predicted
+from equivcheck.oracle.verdict import Verdict
+from equivcheck.report.lanes import LETTERS, Lanes, group_names, lanes
+from equivcheck.train.stage import Stage
+from equivcheck.worlds.call import BEFORE_STEPS
+
+_MAX_COLUMNS = 60
+"""Calls of a step shown in a lane."""
+_STEPLESS = (Stage.SETUP, Stage.READING)
+"""Stages of which nothing is foreseen, as they are no part of training."""
+
+
+def print_communication(console: Console, verdict: Verdict) -> None:
+    """Calls and bytes by step beside what was foreseen, for ranks that are alike at once, then lanes."""
+    if not verdict.calls:
+        console.print(Text(f"no calls to show: {verdict.unforeseen or 'the ranks did not finish'}"), soft_wrap=True)
+        return
+    if verdict.unforeseen:
+        console.print(Text(f"calls are not held against a prediction: {verdict.unforeseen}"), soft_wrap=True)
+    for rows, members in _alike(verdict).items():
+        console.print(Text(f"\n{_ranks(members)}:", style="bold"))
+        console.print(_table(rows, foreseen=not verdict.unforeseen))
+    _print_lanes(console, verdict)
+
+
+Rows = tuple[tuple[Key, tuple[int, int], tuple[int, int]], ...]
+"""Each kind of calls with what was counted and what was foreseen."""
+
+
+def _alike(verdict: Verdict) -> dict[Rows, list[int]]:
+    """Ranks by what they communicate."""
+    scenario, found = verdict.scenario, dict[Rows, list[int]]()
+    for rank, calls in enumerate(verdict.calls):
+        expected = {} if verdict.unforeseen else predicted(scenario.training, scenario.layout, rank).totals
+        found.setdefault(_rows(totals(calls, scenario.layout.mesh), expected), []).append(rank)
+    return found
+
+
+def _rows(actual: Totals, expected: Totals) -> Rows:
+    keys = sorted(actual.keys() | expected.keys(), key=order_of)
+    return tuple((key, actual.get(key, (0, 0)), expected.get(key, (0, 0))) for key in keys)
+
+
+def _table(rows: Rows, *, foreseen: bool) -> Table:
+    table = Table("step", "stage", "call", "over", box=None, pad_edge=False, header_style="bold")
+    for heading in ("calls", "bytes"):
+        table.add_column(heading, justify="right")
+    table.add_column("foreseen")
+    for (step, stage, op, axes), (num_calls, num_bytes), expected in rows:
+        said = _said((num_calls, num_bytes), expected) if foreseen and stage not in _STEPLESS else Text("-", style="dim")
+        where = "" if step == BEFORE_STEPS else str(step)
+        table.add_row(where, stage.value, op, axes or "one rank", f"{num_calls:,}", f"{num_bytes:,}", said)
+    return table
+
+
+def _said(actual: tuple[int, int], expected: tuple[int, int]) -> Text:
+    return Text("the same", style="green") if actual == expected else Text(described(*expected), style="red")
+
+
+def _print_lanes(console: Console, verdict: Verdict) -> None:
+    mesh = verdict.scenario.layout.mesh
+    for block in lanes(verdict.calls, mesh):
+        console.print(Text(f"\n{_steps(block)}", style="bold"))
+        for line in _lines(block):
+            console.print(Text(line, no_wrap=True), soft_wrap=True)
+    names = group_names(verdict.calls, mesh)
+    groups = ", ".join(f"{chr(ord('a') + number % 26)} {name or 'one rank'}" for number, name in enumerate(names))
+    used = dict.fromkeys(call.op.partition(".")[0] for rank in verdict.calls for call in rank)
+    console.print(
+        Text("\n" + ", ".join(f"{LETTERS.get(op, '?')} {op}" for op in used) + f"; {groups}", style="dim"), soft_wrap=True
+    )
+
+
+def _lines(block: Lanes) -> Iterator[str]:
+    digits = len(str(len(block.ranks) - 1))
+    for rank, cells in enumerate(block.ranks):
+        left_out = len(cells) - _MAX_COLUMNS
+        more = f" and {left_out:,} more" if left_out > 0 else ""
+        yield f"  rank {rank:>{digits}}  {' '.join(cells[:_MAX_COLUMNS])}{more}"
+
+
+def _steps(block: Lanes) -> str:
+    first, last = block.steps[0], block.steps[-1]
+    if first == BEFORE_STEPS:
+        return "setup"
+    return f"step {first}" if first == last else f"steps {first} to {last}, each"
+
+
+def _ranks(found: list[int]) -> str:
+    return f"rank {found[0]}" if len(found) == 1 else f"ranks {', '.join(map(str, found))}"

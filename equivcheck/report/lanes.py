@@ -1,0 +1,96 @@
+"""Calls of all ranks side by side: what members of a group issue together is in one column."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from equivcheck.layouts.communication import axes_of
+from equivcheck.scenario import Mesh
+from equivcheck.worlds.call import Call
+
+LETTERS = {
+    "all_gather": "G",
+    "reduce_scatter": "S",
+    "all_reduce": "R",
+    "broadcast": "B",
+    "all_to_all": "X",
+    "scatter": "C",
+    "gather": "H",
+    "reduce": "D",
+    "barrier": "|",
+    "send": ">",
+    "recv": "<",
+}
+"""How a kind of call is written; others are ``?``."""
+IDLE = " ."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lanes:
+    """The calls of one step, or of several steps that are alike."""
+
+    steps: tuple[int, ...]
+    """Which steps."""
+    ranks: tuple[tuple[str, ...], ...]
+    """Per rank, a cell of two characters for each column: a letter for the kind of call and one for the group, or `IDLE`."""
+
+
+def group_names(calls: Sequence[Sequence[Call]], mesh: Mesh) -> tuple[str, ...]:
+    """What groups are called over which ranks communicate, in the order of their first use."""
+    return tuple(dict.fromkeys(axes_of(call.ranks, mesh) for rank in calls for call in rank))
+
+
+def lanes(calls: Sequence[Sequence[Call]], mesh: Mesh) -> Iterator[Lanes]:
+    """The calls of each step, those before the first one first; consecutive steps that are alike are told once."""
+    letters = {name: chr(ord("a") + number % 26) for number, name in enumerate(group_names(calls, mesh))}
+    found: Lanes | None = None
+    for step in sorted({call.step for rank in calls for call in rank}):
+        of_step = [[call for call in rank if call.step == step] for rank in calls]
+        cells = _cells(of_step, [[_cell(call, mesh, letters) for call in rank] for rank in of_step])
+        if found is not None and found.ranks == cells:
+            found = Lanes(steps=(*found.steps, step), ranks=cells)
+            continue
+        if found is not None:
+            yield found
+        found = Lanes(steps=(step,), ranks=cells)
+    if found is not None:
+        yield found
+
+
+def _cell(call: Call, mesh: Mesh, letters: dict[str, str]) -> str:
+    return LETTERS.get(call.op.partition(".")[0], "?") + letters[axes_of(call.ranks, mesh)]
+
+
+def _cells(calls: list[list[Call]], cells: list[list[str]]) -> tuple[tuple[str, ...], ...]:
+    columns = _columns(calls)
+    width = max((column for rank in columns for column in rank), default=-1) + 1
+    rows = []
+    for rank, found in enumerate(columns):
+        row = [IDLE] * width
+        for number, column in enumerate(found):
+            row[column] = cells[rank][number]
+        rows.append(tuple(row))
+    return tuple(rows)
+
+
+def _columns(calls: list[list[Call]]) -> list[list[int]]:
+    """A column for each call of each rank: calls that a group issues together wait for the member that comes last."""
+    columns: list[list[int]] = [[] for _ in calls]
+    while any(len(done) < len(issued) for done, issued in zip(columns, calls, strict=True)):
+        heads = {rank: calls[rank][len(done)] for rank, done in enumerate(columns) if len(done) < len(calls[rank])}
+        ready = _ready(heads)
+        column = max((columns[rank][-1] + 1 for rank in ready if columns[rank]), default=0)
+        for rank in ready:
+            columns[rank].append(column)
+    return columns
+
+
+def _ready(heads: dict[int, Call]) -> list[int]:
+    """Ranks whose next calls are one: a whole group's, or else that of the first rank alone, as messages and faults are."""
+    for call in heads.values():
+        members = [rank for rank in call.ranks if rank in heads and heads[rank].ranks == call.ranks]
+        if len(members) == len(call.ranks) and len({heads[rank].op for rank in members}) == 1:
+            return members
+    alone = [rank for rank, call in heads.items() if call.peer is not None]
+    return [alone[0] if alone else next(iter(heads))]

@@ -1,0 +1,115 @@
+"""``check --comm``: what ranks tell each other, as a table, as lanes and as JSON."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from equivcheck.cli import main
+from equivcheck.report.lanes import lanes
+from equivcheck.scenario import DDP, SPMD, Axis, Data, Distribution, Layer, Layout, Mesh, Model, Parallelism, Scenario, Training
+from equivcheck.scenario.codec import to_json
+from equivcheck.train.stage import Stage
+from equivcheck.worlds.call import Call
+
+MESH = Mesh(axes=(Axis(name="dp", size=2), Axis(name="tp", size=2)))
+
+
+def call(op: str, ranks: tuple[int, ...], *, peer: int | None = None, step: int = 0) -> Call:
+    """A call of a step."""
+    where = {"stage": Stage.COMPUTE, "step": step}
+    return Call(op=op, ranks=ranks, index=0, shapes=((1,),), dtype="float64", num_bytes=8, peer=peer, **where)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    """A scenario that reduces nine numbers at each of two steps."""
+    return written(tmp_path, DDP())
+
+
+def written(folder: Path, parallelism: Parallelism) -> Path:
+    """A scenario in a file."""
+    training = Training(model=Model(features=2, layers=(Layer(width=3),)), data=Data(microbatches=(4,)), steps=2)
+    layout = Layout(mesh=Mesh(axes=(Axis(name="dp", size=2),)), parallelisms=(parallelism,))
+    path = folder / "scenario.json"
+    path.write_text(to_json(Scenario(training=training, layout=layout)))
+    return path
+
+
+def test_communication_is_shown_beside_what_is_foreseen(file: Path) -> None:
+    """A row for each kind of calls of each step, with bytes and whether they are those foreseen, and a lane for each rank."""
+    lines = CliRunner().invoke(main, ["check", str(file), "--comm"]).stdout.splitlines()
+
+    assert "ranks 0, 1:" in lines
+    assert ["0", "compute", "all_reduce.sum", "dp", "1", "72", "the", "same"] in [line.split() for line in lines]
+    assert ["1", "compute", "broadcast", "dp", "2", "16", "the", "same"] in [line.split() for line in lines]
+    after = lines.index("step 1")
+    assert [line.split() for line in lines[after + 1 : after + 3]] == [["rank", str(rank), "Ba", "Ba", "Ra"] for rank in (0, 1)]
+
+
+def test_without_being_asked_nothing_of_it_is_shown(file: Path) -> None:
+    """A check without the option says nothing of calls, in JSON neither."""
+    assert "all_reduce" not in CliRunner().invoke(main, ["check", str(file)]).stdout
+    found = json.loads(CliRunner().invoke(main, ["check", str(file), "--json"]).stdout)
+    assert "communication" not in found
+    assert "calls" not in found
+
+
+def test_json_has_every_call(file: Path) -> None:
+    """Each rank's calls in the order of issue, and the totals that were foreseen for it."""
+    found = json.loads(CliRunner().invoke(main, ["check", str(file), "--comm", "--json"]).stdout)["communication"]
+
+    assert [len(rank) for rank in found["calls"]] == [len(found["calls"][0])] * 2
+    last = found["calls"][1][-1]
+    assert (last["op"], last["ranks"], last["num_bytes"], last["stage"], last["step"]) == (
+        "all_reduce.sum",
+        [0, 1],
+        72,
+        "compute",
+        1,
+    )
+    reduced = [entry for entry in found["foreseen"][1] if entry["op"] == "all_reduce.sum"]
+    assert [(entry["step"], entry["num_calls"], entry["num_bytes"]) for entry in reduced] == [(0, 1, 72), (1, 1, 72)]
+
+
+@pytest.mark.parametrize(("world", "reason"), [("sim", "propagation"), ("gloo", "does not see calls")])
+def test_why_nothing_is_compared_is_said(tmp_path: Path, world: str, reason: str) -> None:
+    """Where nothing is foreseen, or nothing seen, the reason is given."""
+    path = written(tmp_path, SPMD(distribution=Distribution.FULLY_SHARD))
+    assert reason in CliRunner().invoke(main, ["check", str(path), "--comm", "--world", world]).stdout
+
+
+def test_calls_of_a_group_share_a_column() -> None:
+    """A group's call stands under its members at the column of the one that comes last; others are idle meanwhile."""
+    rows, columns, whole = ((0, 1), (2, 3)), ((0, 2), (1, 3)), (0, 1, 2, 3)
+    calls = [
+        [call("all_gather", rows[0]), call("all_reduce.sum", whole)],
+        [call("all_gather", rows[0]), call("reduce_scatter.sum", columns[1]), call("all_reduce.sum", whole)],
+        [call("all_reduce.sum", whole)],
+        [call("reduce_scatter.sum", columns[1]), call("all_reduce.sum", whole)],
+    ]
+
+    (found,) = lanes(calls, MESH)
+
+    assert [" ".join(rank) for rank in found.ranks] == ["Ga  . Rb", "Ga Sc Rb", " .  . Rb", " . Sc Rb"]
+
+
+def test_messages_and_calls_that_others_lack_are_shown() -> None:
+    """What no whole group issues together stands alone, and lanes end."""
+    calls = [[call("send", (0, 1), peer=1), call("all_reduce.sum", (0, 1))], [call("recv", (0, 1), peer=0)], [], []]
+
+    (found,) = lanes(calls, MESH)
+
+    assert [" ".join(rank) for rank in found.ranks[:2]] == [">a Ra", "<a  ."]
+
+
+def test_steps_that_are_alike_are_told_once() -> None:
+    """Three steps, of which the last two are the same, are two blocks."""
+    calls = [
+        [call("barrier", (0, 1)), call("all_gather", (0, 1), step=1), call("all_gather", (0, 1), step=2)] if rank < 2 else []
+        for rank in range(4)
+    ]
+    assert [block.steps for block in lanes(calls, MESH)] == [(0,), (1, 2)]
