@@ -8,6 +8,7 @@ from functools import lru_cache
 from typing import Any
 
 from equivcheck.layouts.communication import Totals, add
+from equivcheck.layouts.foreseen.foresight import Gap
 from equivcheck.layouts.foreseen.seat import Seat, whole_parameters
 from equivcheck.layouts.registry import kind_of
 from equivcheck.scenario import Data, Execution, Layer, Layout, Model, Training
@@ -26,6 +27,19 @@ FORESEEN: dict[type, frozenset[str]] = {
     Execution: frozenset(("checkpointing",)),
 }
 """Fields that predictions take into account, or that change nothing about communication; any other must have its default."""
+
+
+EXECUTION_GAPS = (
+    Gap(
+        reason="a step traced to one graph communicates what the graph says, not what wrappers and hooks would",
+        applies=lambda _training, layout: layout.execution.whole_step,
+    ),
+    Gap(
+        reason="what is compiled may communicate in another order and in other pieces",
+        applies=lambda _training, layout: layout.execution.is_compiled,
+    ),
+)
+"""Ways to run that leave nothing to foresee, whatever the parallelism."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +88,7 @@ def _uneven_axes(layout: Layout, parallelism: Any) -> tuple[str, ...]:
 
 def _reasons(training: Training, layout: Layout) -> Iterator[str]:
     """Why nothing can be foreseen: what predictions do not know of, then what they know that they cannot say."""
+    yield from (gap.reason for gap in EXECUTION_GAPS if gap.applies(training, layout))
     for noun in (training, training.model, *training.model.layers, training.data, layout, layout.execution):
         yield from _unforeseen(noun, FORESEEN[type(noun)])
     for parallelism in layout.parallelisms:

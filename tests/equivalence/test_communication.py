@@ -7,11 +7,15 @@ from hypothesis import HealthCheck, Phase, given, settings
 
 from equivcheck import Scenario
 from equivcheck.layouts.foreseen.foresight import NO_FORESIGHT, UNSAID
-from equivcheck.layouts.prediction import predicted
+from equivcheck.layouts.prediction import EXECUTION_GAPS, predicted
 from equivcheck.layouts.registry import kinds_of, layout_kinds, layout_names
 from equivcheck.strategies import scenarios
 
-DECLARED = tuple(gap.reason for kind in layout_kinds().values() for gap in kind.foresight.gaps if gap is not UNSAID)
+DECLARED = tuple(
+    gap.reason
+    for gap in (*EXECUTION_GAPS, *(gap for kind in layout_kinds().values() for gap in kind.foresight.gaps))
+    if gap is not UNSAID
+)
 """Why some scenarios are not foreseen, as their layouts declare it."""
 FORESEEN_SHARE = 0.95
 """Of all other scenarios of a layout, at least."""
