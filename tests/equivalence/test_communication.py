@@ -30,7 +30,14 @@ def test_communication_is_foreseen(layout: str) -> None:
     """Of nearly all scenarios that are drawn, calls and bytes of every step are foreseen; of others, there is a reason."""
     reasons: list[str] = []
 
-    @settings(max_examples=100, deadline=None, database=None, phases=(Phase.generate,), suppress_health_check=list(HealthCheck))
+    @settings(
+        max_examples=100,
+        derandomize=True,
+        deadline=None,
+        database=None,
+        phases=(Phase.generate,),
+        suppress_health_check=list(HealthCheck),
+    )
     @given(scenarios(layouts=(layout,)))
     def foreseen(scenario: Scenario) -> None:
         reasons.append(predicted(scenario.training, scenario.layout).reason)
