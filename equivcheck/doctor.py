@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from equivcheck.layouts.registry import layout_kinds
+from equivcheck.layouts.registry import layout_kinds, mended
 from equivcheck.oracle.verdict import Outcome
 from equivcheck.scenario import Axis, Data, Layer, Layout, Mesh, Model, Parallelism, Scenario, Training
 from equivcheck.worlds.pool import COMPARABLE
@@ -61,8 +61,9 @@ def _result(world: str, parallelism: type[Parallelism]) -> tuple[str, str]:
 
 
 def smallest(parallelism: type[Parallelism]) -> Scenario:
-    """One layer, one step, two ranks along the parallelism's first axis and one along its others."""
+    """One layer (more where the layout needs more), one step, two ranks along the parallelism's first axis, one along its others."""
     names = parallelism.axes[0]
     axes = tuple(Axis(name=name, size=1 if index else _NUM_RANKS) for index, name in enumerate(names))
     training = Training(model=Model(features=2, layers=(Layer(width=2),)), data=Data(microbatches=(_NUM_RANKS,)))
-    return Scenario(training=training, layout=Layout(mesh=Mesh(axes=axes), parallelisms=(parallelism(),)))
+    layout = Layout(mesh=Mesh(axes=axes), parallelisms=(parallelism(),))
+    return Scenario(training=mended(training, layout), layout=layout)

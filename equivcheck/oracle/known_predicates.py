@@ -158,6 +158,26 @@ def _some_rank_has_nothing_trained(scenario: Scenario, wrapping: Wrapping) -> bo
     return len(holders) < ranks
 
 
+def flat_parameter_of_one_element(scenario: Scenario) -> bool:
+    """A sharded FSDP1 without original parameters has a unit with one trained element (on each tensor-parallel rank)."""
+    mesh, parameters = scenario.layout.mesh, list(_parameters(scenario.training.model))
+    return mesh.size(DP, SHARD) > 1 and any(
+        sum(prod(parameter.shape) for parameter in unit) <= mesh.size(TP) and unit[0].trained
+        for parallelism in scenario.layout.parallelisms
+        if isinstance(parallelism, FSDP1)
+        and not parallelism.use_orig_params
+        and parallelism.strategy is not ShardingStrategy.NO_SHARD
+        for unit in ([parameters] if parallelism.wrapping is Wrapping.WHOLE else _by_layer(parameters))
+    )
+
+
+def reduces_each_microbatch(scenario: Scenario) -> bool:
+    """Gradients are accumulated over several microbatches, each of which is reduced."""
+    return len(scenario.training.data.microbatches) > 1 and any(
+        isinstance(parallelism, FSDP1) and not parallelism.no_sync for parallelism in scenario.layout.parallelisms
+    )
+
+
 def _by_layer(parameters: list[_Parameter]) -> list[list[_Parameter]]:
     layers = sorted({parameter.layer for parameter in parameters})
     return [[parameter for parameter in parameters if parameter.layer == layer] for layer in layers]
@@ -351,6 +371,7 @@ NEEDS: dict[str, Callable[[Scenario], bool]] = _by_name(
     features_viewed_unevenly,
     flattened_between_transpositions,
     frozen_over_tensor_parallel,
+    flat_parameter_of_one_element,
     frozen_sequence_parallel_norm,
     fused_adam,
     gradient_has_an_empty_shard,
@@ -359,6 +380,7 @@ NEEDS: dict[str, Callable[[Scenario], bool]] = _by_name(
     one_row_or_feature_on_one_rank,
     outputs_cut_unevenly,
     rank_without_gradients,
+    reduces_each_microbatch,
     replicas_of_one_shard,
     rms_norm_after_a_layer,
     several_data_ranks,

@@ -109,7 +109,11 @@ BAD_INPUTS: dict[str, tuple[tuple[str, ...], str | bytes | None, str]] = {
     "no seconds": (("fuzz",), None, "--seconds"),
     "seconds": (("fuzz", "--seconds", "-1"), None, "--seconds"),
     "seconds are NaN": (("fuzz", "--seconds", "nan"), None, "seconds"),
-    "unknown layout": (("fuzz", "--seconds", "1", "--layout", "nope"), None, "ddp, fsdp1, fsdp2, tensor_parallel, spmd"),
+    "unknown layout": (
+        ("fuzz", "--seconds", "1", "--layout", "nope"),
+        None,
+        "ddp, replicate, fsdp1, fsdp2, tensor_parallel, spmd",
+    ),
     "ranks": (("fuzz", "--seconds", "1", "--max-ranks", "9"), None, "--max-ranks"),
     "workers": (("fuzz", "--seconds", "1", "--workers", "0"), None, "--workers"),
     "unknown finding": (("replay", "abc", "--store", "nowhere"), None, "nowhere"),
@@ -219,15 +223,13 @@ def test_a_checker_that_breaks_is_exit_code_3(tmp_path: Path, monkeypatch: pytes
     assert the_object(result)["findings"] == []
 
 
-def test_a_missing_torch_is_exit_code_3(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_torch_is_exit_code_3(file: Path) -> None:
     """Without torch the checker cannot run, and says so in one line."""
-    monkeypatch.delitem(sys.modules, "equivcheck.oracle.check", raising=False)
-    monkeypatch.setitem(sys.modules, "torch", None)
-    monkeypatch.delitem(sys.modules, "equivcheck.layouts.program", raising=False)
-    monkeypatch.delitem(sys.modules, "equivcheck.train.loop", raising=False)
-    result = run("check", file)
-    assert result.exit_code == 3
-    assert "torch" in result.stderr.splitlines()[-1]
+    code = f"import sys; sys.modules['torch'] = None; from equivcheck.cli import main; main(['check', {str(file)!r}])"
+    environment = {"PYTHONPATH": ":".join(sys.path)}
+    ended = subprocess.run([sys.executable, "-c", code], env=environment, check=False, capture_output=True, text=True)
+    assert ended.returncode == 3
+    assert "torch" in ended.stderr.splitlines()[-1]
 
 
 def test_help_and_version_need_no_torch() -> None:

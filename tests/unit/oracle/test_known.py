@@ -247,6 +247,16 @@ SHOWN = {
             over_tp(FSDP2(), ONE_WEIGHT, tp=2),
         ],
     ),
+    "fsdp1_accumulates_one_element": (
+        scenario(replace(FSDP1(), use_orig_params=False), data=Data(microbatches=(2, 2))),
+        [
+            scenario(FSDP1(), data=Data(microbatches=(2, 2))),
+            scenario(FSDP1(use_orig_params=False), data=Data(microbatches=(4,))),
+            scenario(FSDP1(use_orig_params=False, no_sync=True), data=Data(microbatches=(2, 2))),
+            scenario(FSDP1(use_orig_params=False), Layer(width=1), data=Data(microbatches=(2, 2))),
+            scenario(FSDP1(use_orig_params=False), sizes=(1,), data=Data(microbatches=(2, 2))),
+        ],
+    ),
     "fsdp1_norm_of_doubles": (
         scenario(FSDP1(), clipping=ClipNorm()),
         [scenario(FSDP1(), clipping=ClipNorm(), precision=FLOAT32), scenario(FSDP1())],
