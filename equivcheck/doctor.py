@@ -61,7 +61,7 @@ def _result(world: str, parallelism: type[Parallelism]) -> tuple[str, str]:
 
 
 def smallest(parallelism: type[Parallelism]) -> Scenario:
-    """One layer (more where the layout needs more), one step, two ranks along the parallelism's first axis, one along its others."""
+    """One layer (or as many as the layout needs), one step, two ranks along the parallelism's first axis and one along others."""
     names = parallelism.axes[0]
     axes = tuple(Axis(name=name, size=1 if index else _NUM_RANKS) for index, name in enumerate(names))
     training = Training(model=Model(features=2, layers=(Layer(width=2),)), data=Data(microbatches=(_NUM_RANKS,)))

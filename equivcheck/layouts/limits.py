@@ -20,6 +20,7 @@ from equivcheck.scenario import (
     Implementation,
     Layout,
     Parallelism,
+    Recompute,
     Replicate,
     Replicator,
     RMSprop,
@@ -156,6 +157,12 @@ STEPS_OF_OPERATIONS = LayoutLimit(
     reason="a step as one graph: what hooks do outside of operations, as those of DDP and FSDP, no graph holds",
     applies=lambda layout: layout.execution.whole_step and not all(taken.traceable for taken in layout.parallelisms),
     mend=lambda layout: replace(layout, execution=replace(layout.execution, whole_step=False)),
+)
+
+NOTHING_TWICE_IN_GRAPHS = LayoutLimit(
+    reason="a step as one graph: activation checkpointing runs a layer again on what it kept, which tracing takes for foreign",
+    applies=lambda layout: layout.execution.whole_step and layout.execution.checkpointing is not Recompute.NONE,
+    mend=lambda layout: replace(layout, execution=replace(layout.execution, checkpointing=Recompute.NONE)),
 )
 
 NO_COUNTS_IN_GRAPHS = Limit(

@@ -10,7 +10,7 @@ from itertools import chain
 from equivcheck.errors import EquivCheckError, UsageError
 from equivcheck.layouts.compositions import COMPOSITIONS, TIMES
 from equivcheck.layouts.kind import LayoutKind, LayoutLimit, Limit
-from equivcheck.layouts.limits import STEPS_OF_OPERATIONS
+from equivcheck.layouts.limits import NOTHING_TWICE_IN_GRAPHS, STEPS_OF_OPERATIONS
 from equivcheck.layouts.rounding import Rounding
 from equivcheck.layouts.whole_parameters import ANYWHERE
 from equivcheck.scenario import Layout, Parallelism, Training
@@ -128,4 +128,4 @@ def _first_limit(training: Training, layout: Layout, beyond: bool) -> Limit | No
 
 def _first_layout_limit(layout: Layout) -> LayoutLimit | None:
     own = (limit for parallelism in layout.parallelisms for limit in kind_of(parallelism).layout_limits)
-    return next((limit for limit in (STEPS_OF_OPERATIONS, *own) if limit.applies(layout)), None)
+    return next((limit for limit in (STEPS_OF_OPERATIONS, NOTHING_TWICE_IN_GRAPHS, *own) if limit.applies(layout)), None)

@@ -45,6 +45,7 @@ from equivcheck.scenario import (
     Parallelism,
     Pipeline,
     Precision,
+    Recompute,
     Replicate,
     Replicator,
     RMSprop,
@@ -399,6 +400,13 @@ def test_hooks_are_in_no_graph() -> None:
     assert "no graph holds" in (unsupported(PLAIN, layout) or "")
     assert mended_layout(layout) == _layout(FSDP2())
     assert mended_layout(replace(_layout(SPMD()), execution=TRACED)).execution == TRACED
+
+
+def test_no_layer_runs_twice_in_a_graph() -> None:
+    """Traced steps leave activation checkpointing out."""
+    layout = replace(_layout(SPMD()), execution=replace(TRACED, checkpointing=Recompute.EVERY_LAYER))
+    assert "runs a layer again" in (unsupported(PLAIN, layout) or "")
+    assert mended_layout(layout).execution == TRACED
 
 
 def test_rows_beyond_the_largest_microbatch_are_rounded_down() -> None:
