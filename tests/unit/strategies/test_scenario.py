@@ -81,7 +81,7 @@ def test_every_scenario_is_supported(sample: list[Scenario]) -> None:
 
 
 def test_layouts_come_equally_often(sample: list[Scenario]) -> None:
-    """No layout is starved: Hypothesis goes on from what it has drawn, so shares are uneven by a half."""
+    """No layout is starved: Hypothesis goes on from what it has drawn, so shares are uneven, but none is below a third."""
     counts = Counter(scenario.layout.name for scenario in sample)
     assert set(counts) == set(layout_names())
     assert min(counts.values()) > 0.33 * len(sample) / len(counts)
@@ -112,7 +112,7 @@ def has_plan(condition: Callable[[LayerPlan], bool]) -> Callable[[Scenario], boo
 
 FEATURES: dict[str, tuple[float, Callable[[Scenario], bool]]] = {
     "frozen": (0.1, has_layer(lambda layer: layer.frozen)),
-    "shared": (0.08, has_layer(lambda layer: layer.shares is not None)),
+    "shared": (0.06, has_layer(lambda layer: layer.shares is not None)),
     "unused side": (0.05, has_layer(lambda layer: layer.side is Side.NEVER)),
     "conditional side": (0.05, has_layer(lambda layer: layer.side is Side.EVEN_STEPS)),
     "residual": (0.1, has_layer(lambda layer: layer.residual)),
@@ -283,7 +283,7 @@ def test_parts_can_be_chosen() -> None:
     given_trainings = trainings(
         models=models(max_layers=2), data=data(rows=st.just(3), max_microbatches=1), optimizers=optimizers(kinds=st.just(Adam))
     )
-    for scenario in drawn(30, trainings=given_trainings, layouts=st.just(layout)):
+    for scenario in drawn(30, trainings=given_trainings, layouts=st.just(layout), hand_overs=st.just(False)):
         assert scenario.layout == layout
         assert len(scenario.training.model.layers) <= 2
         assert scenario.training.data.microbatches == (6,)
