@@ -257,10 +257,13 @@ def static_graph_without_sync(scenario: Scenario) -> bool:
 
 def unused_parameters_not_looked_for(scenario: Scenario) -> bool:
     """DDP with parameters that take no part in some step, told neither to look for such nor that the graph is static."""
-    return may_skip_parameters(scenario.training) and any(
-        isinstance(parallelism, DDP) and not (parallelism.find_unused_parameters or parallelism.static_graph)
-        for parallelism in scenario.layout.parallelisms
-    )
+    return may_skip_parameters(scenario.training) and any(map(_looks_for_none, scenario.layout.parallelisms))
+
+
+def _looks_for_none(parallelism: object) -> bool:
+    if isinstance(parallelism, Replicate):
+        return parallelism.implementation is Replicator.DDP
+    return isinstance(parallelism, DDP) and not (parallelism.find_unused_parameters or parallelism.static_graph)
 
 
 def shared_weights(scenario: Scenario) -> bool:

@@ -12,7 +12,7 @@ from equivcheck.oracle.known import Kind, KnownIssue, known_issues
 
 SCRIPTS = Path(__file__).parent / "scripts"
 ISSUES = known_issues()
-WRONG_NUMBER = r"max difference ([1-9]|0\.0*[1-9])"
+WRONG_NUMBER = r"max difference (nan|[1-9]|0\.0*[1-9])"
 SECONDS = 90
 """Until a script is given up; it takes 3 to 6, and 20 more if a rank waits in vain."""
 
