@@ -16,7 +16,7 @@ from equivcheck.train.threads import one_thread
 
 PARTS = 4
 NORM_MARGIN = 2.0
-"""Accepted error of a norm in units of the first tolerance; 1.11 was the largest of some hundreds."""
+"""Accepted error of a norm in units of the first tolerance; 1.11 has been seen once in some hundreds."""
 
 
 @settings(max_examples=max(100, settings().max_examples), deadline=None)
