@@ -13,7 +13,7 @@ SIM_EXAMPLES = max(100, settings().max_examples)
 GLOO_EXAMPLES = max(25, settings().max_examples // 4)
 """Scenarios a layout over gloo, where one costs many times as much."""
 
-SHARE_OF_COMPOSITIONS = 0.3
+SHARE_OF_COMPOSITIONS = 0.2
 """How many times fewer scenarios a composition has: what its parallelisms do alone is tried alone, and its ranks are more."""
 
 UNHURRIED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])

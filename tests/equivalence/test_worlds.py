@@ -20,7 +20,7 @@ from equivcheck.train.trace import Snapshot, Trace
 from equivcheck.worlds.failure import RanksFailed
 from equivcheck.worlds.pool import ranks
 
-EXAMPLES = max(25, settings().max_examples // 4)
+EXAMPLES = max(15, settings().max_examples // 6)
 UNHURRIED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
