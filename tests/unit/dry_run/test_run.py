@@ -8,6 +8,7 @@ from equivcheck import UsageError
 from equivcheck.dry_run import run
 from equivcheck.dry_run.grow import grown
 from equivcheck.dry_run.run import dry_run
+from equivcheck.layouts.prediction import Prediction
 from equivcheck.scenario import FSDP2, Axis, Data, Layer, Layout, Mesh, Model, Scenario, Training
 from equivcheck.train.stage import Stage
 from unit.dry_run.examples import fsdp2_over_tensor_parallel
@@ -46,12 +47,21 @@ def test_a_shard_of_another_shape_is_a_problem(monkeypatch: pytest.MonkeyPatch) 
     assert "rank 0 holds [8, 16] of layers.0.linear.weight, expected [32, 16]" in problems
 
 
-def test_another_number_of_calls_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_number_of_calls_is_remarked(monkeypatch: pytest.MonkeyPatch) -> None:
     """Calls are compared with those of a small world in which every rank runs."""
     real = run._small_traffic
     monkeypatch.setattr(run, "_small_traffic", lambda small: real(small)[1:])
-    problems = dry_run(grown(fsdp2_over_tensor_parallel(), 64)).problems
-    assert problems == ("setup: 1 x broadcast over tp, but 0 on 4 ranks",)
+    found = dry_run(grown(fsdp2_over_tensor_parallel(), 64))
+    assert (found.problems, found.remarks) == ((), ("setup: 1 x broadcast over tp, but 0 on 4 ranks",))
+
+
+def test_where_nothing_is_foreseen_another_number_of_calls_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The small world is all that calls can be compared with, where the layout does not say what it communicates."""
+    real = run._small_traffic
+    monkeypatch.setattr(run, "_small_traffic", lambda small: real(small)[1:])
+    monkeypatch.setattr(run, "predicted", lambda training, layout: Prediction(totals={}, reason="nobody can say"))
+    found = dry_run(grown(fsdp2_over_tensor_parallel(), 64))
+    assert (found.problems, found.remarks) == (("setup: 1 x broadcast over tp, but 0 on 4 ranks",), ())
 
 
 def test_a_layout_that_cannot_run_there_is_refused() -> None:
