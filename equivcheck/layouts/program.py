@@ -40,7 +40,7 @@ def rank_setup(scenario: Scenario) -> Setup:
     setup, layout = single_device(scenario.training), scenario.layout
     setup.announce = mark
     recompute_layers(setup.model, layout.execution.checkpointing)
-    mesh = device_mesh(layout.mesh.shape, layout.mesh.names)
+    mesh = setup.mesh = device_mesh(layout.mesh.shape, layout.mesh.names)
     for parallelism in layout.parallelisms:
         kind_of(parallelism).apply(setup, parallelism, _submesh(mesh, layout, layout.axes_of(parallelism)))
     compile_setup(setup, layout.execution)

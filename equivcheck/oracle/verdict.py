@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from equivcheck.choice import Choice
 from equivcheck.errors import NotEquivalent
+from equivcheck.oracle.cause import Diagnosis
 from equivcheck.scenario import Scenario
 from equivcheck.worlds.call import Call
 from equivcheck.worlds.failure import Failure
@@ -96,6 +97,12 @@ class Verdict:
     """Other tensors that differ, as ``step 0 gradient layers.0.linear.weight``, in order, at most 20."""
     failure: Failure | None = None
     """What happened to the ranks; None unless crashed or hung."""
+    diagnosis: Diagnosis | None = None
+    """Why, if something that is known to go wrong explains it; None when nothing does, or nobody has asked (`explained`)."""
+    drift: str = ""
+    """Where it starts, found by giving the ranks the reference's values at the start of each step; empty if nobody has asked."""
+    confirmed: str = ""
+    """Whether another world finds the same, in words; empty if nobody has asked."""
     known: str = ""
     """Identifier of the known upstream issue; empty unless known."""
     worst_error: float = 0.0

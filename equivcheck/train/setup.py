@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 import torch
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
 from torch.optim.lr_scheduler import LRScheduler
 
 from equivcheck.scenario import ClipNorm, Training
@@ -61,6 +62,8 @@ class Setup:
     """Builds the optimizer over (name, parameter) pairs; a parameter of several pieces has the name of its first."""
     state_of: Callable[[torch.optim.Optimizer], State] = own_state
     """Where the optimizer keeps this rank's state, by parameter; a parameter of which this rank has none is not there."""
+    mesh: DeviceMesh | None = None
+    """The ranks with the names of the axes; None on one device."""
     span: range | None = None
     """The steps of the training that are run, in a row; None for all."""
     before_training: list[Callable[[torch.optim.Optimizer, LRScheduler | None], None]] = field(default_factory=list)

@@ -1,0 +1,1 @@
+"""Which pairs of features generated scenarios have, and which they could have."""

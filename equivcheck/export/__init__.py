@@ -1,0 +1,1 @@
+"""Scripts that show a scenario with torch alone."""

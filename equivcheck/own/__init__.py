@@ -1,0 +1,1 @@
+"""Models, parallelisations and data that users bring."""
