@@ -1,0 +1,8 @@
+"""Accumulation and loss normalisation, wrong on purpose."""
+
+from __future__ import annotations
+
+from equivcheck.mutants.mutant import Mutant
+
+MUTANTS: tuple[Mutant, ...] = ()
+"""Every mutant of the family."""

@@ -1,0 +1,70 @@
+"""Every mutant by its name: those that ship, and third parties'."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from functools import cache
+from importlib import import_module
+from importlib.metadata import EntryPoint, entry_points
+
+from equivcheck.errors import EquivCheckError, UsageError
+from equivcheck.layouts.registry import layout_names
+from equivcheck.mutants.mutant import Family, Mutant
+
+ENTRY_POINTS = "equivcheck.mutants"
+"""Entry-point group of third parties; each entry names a `Mutant`."""
+
+_MODULES = tuple(f"equivcheck.mutants.{family.value}" for family in Family)
+"""One a family, each with a tuple `MUTANTS`."""
+
+
+class BrokenMutant(EquivCheckError):
+    """An entry point does not give a usable mutant."""
+
+
+@cache
+def mutants() -> dict[str, Mutant]:
+    """Every mutant by its name, built-in ones first, family by family; loaded once. Raises `BrokenMutant`."""
+    found: dict[str, Mutant] = {}
+    for module in _MODULES:
+        for built_in in import_module(module).MUTANTS:
+            assert built_in.name not in found, built_in.name
+            found[built_in.name] = built_in
+    for point in entry_points(group=ENTRY_POINTS):
+        other = _load(point)
+        if other.name in found:
+            raise BrokenMutant(f"{_place(point)}: the name {other.name!r} is taken; allowed: a name of its own")
+        found[other.name] = other
+    return found
+
+
+def mutant(name: str) -> Mutant:
+    """The mutant of that name. Raises `UsageError` for one that does not exist and `BrokenMutant` for a broken entry point."""
+    if name not in mutants():
+        raise UsageError(f"mutant {name!r} does not exist; allowed: {', '.join(mutants())}")
+    return mutants()[name]
+
+
+def mutants_of(names: Collection[str]) -> tuple[Mutant, ...]:
+    """The mutants that may be planted in any of the named layouts. Raises `UsageError` for a layout that does not exist."""
+    for name in names:
+        if name not in layout_names():
+            raise UsageError(f"layout {name!r} does not exist; allowed: {', '.join(layout_names())}")
+    return tuple(found for found in mutants().values() if not set(names).isdisjoint(found.layouts))
+
+
+def _load(point: EntryPoint) -> Mutant:
+    try:
+        loaded = point.load()
+    except Exception as error:
+        raise BrokenMutant(f"{_place(point)}: {type(error).__name__}: {error}") from error
+    if not isinstance(loaded, Mutant):
+        raise BrokenMutant(f"{_place(point)}: {loaded!r} is not a Mutant")
+    unknown = [name for name in loaded.layouts if name not in layout_names()]
+    if unknown:
+        raise BrokenMutant(f"{_place(point)}: layout {unknown[0]!r} does not exist; allowed: {', '.join(layout_names())}")
+    return loaded
+
+
+def _place(point: EntryPoint) -> str:
+    return f"entry point {point.name!r} of {ENTRY_POINTS} ({point.value})"

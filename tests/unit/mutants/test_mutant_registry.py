@@ -1,0 +1,106 @@
+"""The registry of mutants: names, layouts, and third parties."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from importlib.metadata import EntryPoint
+
+import pytest
+
+from equivcheck.errors import UsageError
+from equivcheck.layouts.registry import layout_names
+from equivcheck.mutants import registry
+from equivcheck.mutants.mutant import Family, Minimum, Mutant
+from equivcheck.mutants.registry import BrokenMutant, mutant, mutants, mutants_of
+from equivcheck.oracle.cause import Cause
+
+
+def _nothing(_setup: object) -> None:
+    """Plant nothing."""
+
+
+FOREIGN = Mutant(
+    name="a_third_party_s_own",
+    wrong="Something of theirs.",
+    family=Family.RUNTIME,
+    layouts=("ddp", "fsdp2"),
+    plant=_nothing,
+    causes=(Cause.SUMMED,),
+    minimum=Minimum(because="it takes two ranks"),
+)
+
+
+@pytest.fixture(autouse=True)
+def _fresh() -> Iterator[None]:
+    mutants.cache_clear()
+    yield
+    mutants.cache_clear()
+
+
+def _install(monkeypatch: pytest.MonkeyPatch, *loaded: object) -> None:
+    points = [
+        EntryPoint(name=f"entry{index}", value="third_party:MUTANT", group=registry.ENTRY_POINTS) for index in range(len(loaded))
+    ]
+    by_name = {point.name: value for point, value in zip(points, loaded, strict=True)}
+    monkeypatch.setattr(registry, "entry_points", lambda group: points)
+    monkeypatch.setattr(EntryPoint, "load", lambda point: by_name[point.name])
+
+
+def test_every_built_in_mutant_is_under_its_name_and_in_the_module_of_its_family() -> None:
+    """Each family has a module, and what it lists says the family."""
+    for family, module in zip(Family, registry._MODULES, strict=True):
+        assert module == f"equivcheck.mutants.{family.value}"
+        assert {found.family for found in registry.import_module(module).MUTANTS} <= {family}
+    assert all(name == found.name for name, found in mutants().items())
+
+
+def test_every_built_in_mutant_names_layouts_that_exist() -> None:
+    """A scenario can be drawn for each."""
+    assert {name for found in mutants().values() for name in found.layouts} <= set(layout_names())
+
+
+def test_an_entry_point_adds_a_mutant(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A third party's mutant is found by its name and by its layouts."""
+    _install(monkeypatch, FOREIGN)
+    assert mutant(FOREIGN.name) is FOREIGN
+    assert FOREIGN in mutants_of(("fsdp2",))
+    assert FOREIGN not in mutants_of(("pipeline",))
+
+
+def test_an_unknown_name_lists_those_that_exist(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A mutant that does not exist is a usage error that names it and every one that does."""
+    _install(monkeypatch, FOREIGN)
+    with pytest.raises(UsageError, match=r"^mutant 'typo' does not exist; allowed: .*a_third_party_s_own$"):
+        mutant("typo")
+
+
+def test_an_unknown_layout_lists_those_that_exist() -> None:
+    """A layout that does not exist is a usage error that names it and every one that does."""
+    with pytest.raises(UsageError, match=r"^layout 'typo' does not exist; allowed: ddp, "):
+        mutants_of(("ddp", "typo"))
+
+
+@pytest.mark.parametrize(
+    ("loaded", "says"),
+    [
+        ((_nothing,), r"is not a Mutant$"),
+        ((FOREIGN, FOREIGN), r"the name 'a_third_party_s_own' is taken; allowed: a name of its own$"),
+        ((replace(FOREIGN, layouts=("ddp", "typo")),), r"layout 'typo' does not exist; allowed: ddp, "),
+    ],
+)
+def test_an_entry_point_that_gives_no_new_mutant_is_one_clear_line(
+    monkeypatch: pytest.MonkeyPatch, loaded: tuple[object, ...], says: str
+) -> None:
+    """What an entry point gives instead is named, with the entry point."""
+    _install(monkeypatch, *loaded)
+    with pytest.raises(BrokenMutant, match=rf"^entry point 'entry\d' of equivcheck\.mutants \(third_party:MUTANT\): .*{says}"):
+        mutants()
+
+
+def test_an_entry_point_that_cannot_be_imported_is_one_clear_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An import error of a third party names its entry point and cause in one line."""
+    point = EntryPoint(name="theirs", value="no_such_module:MUTANT", group=registry.ENTRY_POINTS)
+    monkeypatch.setattr(registry, "entry_points", lambda group: (point,))
+    with pytest.raises(BrokenMutant, match=r"^entry point 'theirs' .*ModuleNotFoundError: No module named 'no_such_module'$"):
+        mutants()
