@@ -13,6 +13,7 @@ from equivcheck.oracle.compare import compare
 from equivcheck.oracle.known import known_issue
 from equivcheck.oracle.reference import confirming_reference, noise_limit, reference
 from equivcheck.oracle.running import Left, Runner
+from equivcheck.oracle.sentences import place, sentence
 from equivcheck.oracle.verdict import Divergence, Outcome, Phase, Verdict
 from equivcheck.scenario import Scenario
 from equivcheck.tally import record
@@ -101,8 +102,8 @@ def _compared(scenario: Scenario, world: str, left: Left, heard: Overheard) -> V
     divergences = _in_order(found.divergences, heard.divergences)
     if divergences:
         first = divergences[0]
-        followers = tuple(_place(other) for other in divergences[1 : 1 + MAX_FOLLOWERS])
-        return replace(verdict, outcome=Outcome.DIVERGED, reason=_sentence(first), divergence=first, followers=followers)
+        followers = tuple(place(other) for other in divergences[1 : 1 + MAX_FOLLOWERS])
+        return replace(verdict, outcome=Outcome.DIVERGED, reason=sentence(first), divergence=first, followers=followers)
     if doubt or expected.doubt:
         return replace(verdict, outcome=Outcome.INCONCLUSIVE, reason=doubt or expected.doubt)
     return verdict
@@ -119,14 +120,3 @@ def _settle(verdict: Verdict) -> Verdict:
 def _in_order(values: tuple[Divergence, ...], calls: tuple[Divergence, ...]) -> tuple[Divergence, ...]:
     """By step; in a step, calls come after all values."""
     return tuple(sorted((*values, *calls), key=lambda found: (found.step, found.phase is Phase.COMMUNICATION)))
-
-
-def _place(divergence: Divergence) -> str:
-    return f"step {divergence.step} {divergence.phase.value} {divergence.tensor}"
-
-
-def _sentence(divergence: Divergence) -> str:
-    where = f"{_place(divergence)}{list(divergence.index) if divergence.index else ''}"
-    who = "averaged over ranks" if divergence.rank < 0 else f"on rank {divergence.rank}"
-    how = f"{divergence.difference.value}, {divergence.error:.3g} x tolerance"
-    return f"{where} {who} is {divergence.actual}, expected {divergence.expected} ({how})"

@@ -6,7 +6,7 @@ Tolerance is measured, not chosen. The reference is run again with every input, 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import repeat
 
@@ -132,14 +132,24 @@ def expected_moments(
     that of the training's precision unless given.
     """
     eps = eps_of(training.precision.value) if eps is None else eps
+    return expected_of(reference, _moved(copies), eps, other)
+
+
+def expected_of(
+    reference: Trace, moved: Iterable[Numbers | None], eps: float, other: Trace | None = None
+) -> tuple[Expected, ...]:
+    """Every moment of a reference with its tolerances, from the values of each moment in all copies, as rows, the first as it is.
+
+    None stands for a moment in which rounding changes nothing; `other` is the same training summed in another order.
+    """
     tables: dict[int, Table] = {}
     found = []
     others = repeat(None) if other is None else moments(other)
-    for moment, moved, again in zip(moments(reference), _moved(copies), others, strict=other is not None):
+    for moment, copies, again in zip(moments(reference), moved, others, strict=other is not None):
         pieces = moment.snapshot.pieces
         if id(pieces) not in tables:
             tables[id(pieces)] = table_of(pieces)
-        found.append(_expected(moment, tables[id(pieces)], eps, _noise(moment, tables[id(pieces)], moved, again)))
+        found.append(_expected(moment, tables[id(pieces)], eps, _noise(moment, tables[id(pieces)], copies, again)))
     return tuple(found)
 
 

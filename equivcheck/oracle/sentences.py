@@ -1,0 +1,18 @@
+"""A divergence in words."""
+
+from __future__ import annotations
+
+from equivcheck.oracle.verdict import Divergence
+
+
+def place(divergence: Divergence) -> str:
+    """Where it is: ``step 0 gradient layers.0.linear.weight``."""
+    return f"step {divergence.step} {divergence.phase.value} {divergence.tensor}"
+
+
+def sentence(divergence: Divergence) -> str:
+    """Where it is, on which rank, both values and the error."""
+    where = f"{place(divergence)}{list(divergence.index) if divergence.index else ''}"
+    who = "averaged over ranks" if divergence.rank < 0 else f"on rank {divergence.rank}"
+    how = f"{divergence.difference.value}, {divergence.error:.3g} x tolerance"
+    return f"{where} {who} is {divergence.actual}, expected {divergence.expected} ({how})"
