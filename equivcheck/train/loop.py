@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 
 import torch
 
+from equivcheck.choice import Choice
 from equivcheck.scenario import ClipNorm, ClipValue, ZeroGrad
 from equivcheck.train.accumulate import scalar
 from equivcheck.train.clipping import clip_by_value
@@ -16,6 +17,15 @@ from equivcheck.train.read import buffer_snapshot, snapshot, state_snapshot
 from equivcheck.train.setup import Setup
 from equivcheck.train.stage import Stage
 from equivcheck.train.trace import Piece, Slot, Snapshot, Step, Trace
+
+
+class Pause(Choice):
+    """Where trainings that run side by side wait for each other."""
+
+    ZEROED = "zeroed"
+    """Before the step's loss and gradients are computed."""
+    UPDATED = "updated"
+    """After the update, before parameters are read."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -34,6 +44,17 @@ class _Run:
 
 def train(setup: Setup, steps: Sequence[Sequence[Batch]] | None = None) -> Trace:
     """Train as the setup says, on the training's own microbatches unless others are given, and keep what every step leaves."""
+    running = pausing(setup, steps)
+    while True:
+        try:
+            next(running)
+        except StopIteration as end:
+            trace: Trace = end.value
+            return trace
+
+
+def pausing(setup: Setup, steps: Sequence[Sequence[Batch]] | None = None) -> Generator[Pause, None, Trace]:
+    """`train`, stopping twice a step, so that several can be run side by side."""
     training, slots = setup.training, setup.find_slots(setup.model)
     pieces = tuple(piece for slot in slots for piece in slot.pieces)
     optimizer = setup.build_optimizer(training, [(slot.pieces[0].name, slot.parameter) for slot in slots])
@@ -44,7 +65,7 @@ def train(setup: Setup, steps: Sequence[Sequence[Batch]] | None = None) -> Trace
     kept = []
     batches = material(training).steps if steps is None else steps
     for index in range(len(batches)) if setup.span is None else setup.span:
-        kept.append(_step(run, batches[index], index))
+        kept.append((yield from _step(run, batches[index], index)))
         if schedule is not None:
             schedule.step()
     state, buffers = state_snapshot(setup.state_of(optimizer), slots), buffer_snapshot(setup.model)
@@ -53,12 +74,13 @@ def train(setup: Setup, steps: Sequence[Sequence[Batch]] | None = None) -> Trace
     return Trace(steps=tuple(kept), state=state, buffers=buffers)
 
 
-def _step(run: _Run, microbatches: Sequence[Batch], index: int) -> Step:
+def _step(run: _Run, microbatches: Sequence[Batch], index: int) -> Generator[Pause, None, Step]:
     setup, optimizer = run.setup, run.optimizer
     setup.announce(Stage.COMPUTE, index)
     for hook in setup.before_step:
         hook(optimizer, index)
     optimizer.zero_grad(set_to_none=setup.training.zero_grad is ZeroGrad.NONE)
+    yield Pause.ZEROED
     loss = setup.compute(setup, microbatches, index)
     setup.announce(Stage.COMPUTE, index)
     for hook in setup.before_update:
@@ -69,6 +91,7 @@ def _step(run: _Run, microbatches: Sequence[Batch], index: int) -> Step:
     clipped = None if setup.training.clipping is None else run.gradients()
     setup.announce(Stage.UPDATE, index)
     setup.update(optimizer)
+    yield Pause.UPDATED
     setup.announce(Stage.READING, index)
     return Step(loss=loss, gradients=gradients, clip_norm=clip_norm, clipped=clipped, parameters=run.parameters())
 

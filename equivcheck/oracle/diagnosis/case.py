@@ -1,0 +1,80 @@
+"""What a diagnosis starts from: what the ranks left, beside what they should have left."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from equivcheck.layouts.registry import rounding_of
+from equivcheck.layouts.rounding import Rounding
+from equivcheck.oracle.compare import compare
+from equivcheck.oracle.moments import Moment, moments, moments_of_steps
+from equivcheck.oracle.reference import Reference, confirming_reference
+from equivcheck.oracle.running import Runner
+from equivcheck.oracle.verdict import Divergence, Phase
+from equivcheck.scenario import Scenario
+from equivcheck.train.setup import Setup
+from equivcheck.train.trace import Trace
+from equivcheck.worlds.ranks import Ranks
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class Case:
+    """A diverged scenario with the traces of its ranks."""
+
+    scenario: Scenario
+    """What diverged."""
+    reference: Reference
+    """What one device computes."""
+    before: tuple[Trace, ...]
+    """Traces of the ranks of another layout that ran the first steps; mostly empty."""
+    traces: tuple[Trace, ...]
+    """Traces of the layout's own ranks."""
+    found: tuple[tuple[Moment, ...], ...]
+    """Per moment of the reference, that of each rank."""
+    divergences: tuple[Divergence, ...]
+    """All that differ by value, at least one, in order."""
+
+    @property
+    def first(self) -> Divergence:
+        """The first divergence."""
+        return self.divergences[0]
+
+    @property
+    def rounding(self) -> Rounding | None:
+        """What the layout rounds."""
+        return rounding_of(self.scenario.layout)
+
+    @property
+    def num_moments(self) -> int:
+        """Moments up to the end of the first step that differs."""
+        last = len(self.reference.moments)
+        return next((at for at, moment in enumerate(self.reference.moments) if self._is_later(moment.step, moment.phase)), last)
+
+    def _is_later(self, step: int, phase: Phase) -> bool:
+        return step > self.first.step or phase in (Phase.STATE, Phase.BUFFER)
+
+    def differing(self, phase: Phase) -> tuple[str, ...]:
+        """The tensors that differ in a phase of the first step that does, in order."""
+        return tuple(
+            dict.fromkeys(found.tensor for found in self.divergences if (found.step, found.phase) == (self.first.step, phase))
+        )
+
+
+def case_of(scenario: Scenario, alter: Callable[[Setup], None] | None, world: str | Ranks, deadline: float = 60.0) -> Case | None:
+    """Run a scenario's ranks again; None if nothing differs by value. Raises `RanksFailed`."""
+    left = Runner(world=world, deadline=deadline, alter=alter).run(scenario)
+    num_parts = max(layout.num_data_ranks for layout in scenario.layouts)
+    reference = confirming_reference(scenario.training, num_parts, rounding_of(scenario.layout))
+    divergences = compare(reference, left.run.values, left.before).divergences
+    if not divergences:
+        return None
+    found = [*moments_of_steps(left.before), *zip(*map(moments, left.run.values), strict=True)]
+    return Case(
+        scenario=scenario,
+        reference=reference,
+        before=tuple(left.before),
+        traces=tuple(left.run.values),
+        found=tuple(found),
+        divergences=divergences,
+    )

@@ -1,0 +1,77 @@
+"""`explained`: why a scenario is a finding."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from equivcheck.oracle.cause import Diagnosis
+from equivcheck.oracle.diagnosis.agreement import num_agreeing
+from equivcheck.oracle.diagnosis.case import Case, case_of
+from equivcheck.oracle.diagnosis.catalogue import counterfactuals
+from equivcheck.oracle.diagnosis.counterfactual import Counterfactual
+from equivcheck.oracle.diagnosis.failures import diagnosis_of_failure
+from equivcheck.oracle.verdict import Outcome, Verdict
+from equivcheck.train.setup import Setup
+from equivcheck.train.threads import one_thread
+from equivcheck.worlds.failure import RanksFailed
+from equivcheck.worlds.ranks import Ranks
+
+
+def explained(verdict: Verdict, *, alter: Callable[[Setup], None] | None = None, world: str | Ranks = "sim") -> Verdict:
+    """The verdict with a diagnosis, if something that is known to go wrong explains it.
+
+    `alter` must be what the verdict was found with: the scenario's ranks run again. Verdicts that are no findings come back as
+    they are.
+    """
+    if verdict.failure is not None and verdict.outcome.is_finding:
+        return replace(verdict, diagnosis=diagnosis_of_failure(verdict.failure))
+    if verdict.outcome is not Outcome.DIVERGED:
+        return verdict
+    try:
+        case = case_of(verdict.scenario, alter, world)
+    except RanksFailed:
+        return verdict
+    return verdict if case is None else replace(verdict, diagnosis=diagnosis_of(case))
+
+
+def diagnosis_of(case: Case) -> Diagnosis | None:
+    """What explains a case; None if nothing that is known does."""
+    with one_thread(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        fits = [fit for candidate in counterfactuals(case) for fit in (_fit(case, candidate),) if fit is not None]
+    exact = [fit for fit in fits if fit.exact]
+    if exact:
+        return _told(exact[0], exact)
+    return _told(max(fits, key=lambda fit: fit.num_moments), []) if fits else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fit:
+    """A counterfactual that leaves what the ranks left, at least up to the end of the first step that differs."""
+
+    candidate: Counterfactual
+    num_moments: int
+    exact: bool
+    step: int
+
+
+def _fit(case: Case, candidate: Counterfactual) -> Fit | None:
+    step, everything = case.first.step, case.scenario.training.steps
+    if step + 1 < everything and num_agreeing(case, candidate.run(step + 1)) < case.num_moments:
+        return None
+    count = num_agreeing(case, candidate.run(everything))
+    if count < case.num_moments:
+        return None
+    return Fit(candidate=candidate, num_moments=count, exact=count == len(case.found), step=step)
+
+
+def _told(fit: Fit, others: list[Fit]) -> Diagnosis:
+    sentence = fit.candidate.sentence
+    if not fit.exact:
+        sentence += f" at step {fit.step}; what follows differs from that as well"
+    also = next((other.candidate for other in others if other.candidate.cause is not fit.candidate.cause), None)
+    if also is not None:
+        sentence += f" (what the ranks left does not tell this from another: {also.sentence})"
+    return Diagnosis(cause=fit.candidate.cause, sentence=sentence, exact=fit.exact)

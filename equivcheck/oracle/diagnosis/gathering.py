@@ -1,0 +1,68 @@
+"""Which elements a rank holds, and from whom it has the others."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import torch
+
+from equivcheck.oracle.diagnosis.agreement import part_of
+from equivcheck.oracle.diagnosis.case import Case
+
+
+class Gathering:
+    """Puts whole tensors together on every rank, each element from a rank that holds it."""
+
+    def __init__(self, case: Case, coordinates: Sequence[Mapping[str, int]]) -> None:
+        self._coordinates = coordinates
+        self._held = _held(case)
+        self._sources = {name: self._sources_of(holders) for name, holders in self._held.items()}
+
+    def held(self, name: str, rank: int) -> torch.Tensor:
+        """Which elements of a tensor a rank holds, as a tensor of its shape."""
+        return torch.from_numpy(self._held[name][rank])
+
+    def gather(self, tensors: Sequence[Mapping[str, torch.Tensor]]) -> None:
+        """Replace, in place, what ranks do not hold by what a rank has that does."""
+        for name, sources in self._sources.items():
+            if sources is None or any(name not in each for each in tensors):
+                continue
+            before = [each[name].clone() for each in tensors]
+            for rank, each in enumerate(tensors):
+                for source, chosen in sources[rank]:
+                    each[name][chosen] = before[source][chosen]
+
+    def _sources_of(self, holders: Sequence[np.ndarray]) -> list[list[tuple[int, torch.Tensor]]] | None:
+        if all(held.all() for held in holders):
+            return None
+        return [self._sources_for(rank, holders) for rank in range(len(holders))]
+
+    def _sources_for(self, rank: int, holders: Sequence[np.ndarray]) -> list[tuple[int, torch.Tensor]]:
+        missing, found = ~holders[rank], []
+        for other in sorted(range(len(holders)), key=lambda other: (self._apart(rank, other), other)):
+            chosen = missing & holders[other]
+            if chosen.any():
+                found.append((other, torch.from_numpy(chosen)))
+                missing = missing & ~chosen
+        return found
+
+    def _apart(self, rank: int, other: int) -> int:
+        """Along how many axes two ranks differ."""
+        mine, theirs = self._coordinates[rank], self._coordinates[other]
+        return sum(mine[name] != theirs[name] for name in mine)
+
+
+def _held(case: Case) -> dict[str, list[np.ndarray]]:
+    """Per parameter, which elements each rank holds."""
+    table = case.reference.moments[1].table
+    held = {
+        name: [np.zeros(shape, dtype=np.bool_) for _ in case.traces]
+        for name, shape in zip(table.names, table.shapes, strict=True)
+    }
+    for rank, trace in enumerate(case.traces):
+        for piece in trace.steps[0].parameters.pieces:
+            if piece.name in held and held[piece.name][rank].shape == piece.shape:
+                places = np.arange(held[piece.name][rank].size).reshape(piece.shape)
+                held[piece.name][rank].reshape(-1)[part_of(places, piece)] = True
+    return held

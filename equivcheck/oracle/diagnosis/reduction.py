@@ -1,0 +1,91 @@
+"""Gradients that are reduced over ranks in a wrong way."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from itertools import combinations
+
+import torch
+
+from equivcheck.oracle.cause import Cause
+from equivcheck.oracle.diagnosis.case import Case
+from equivcheck.oracle.diagnosis.counterfactual import Counterfactual, alone, side_by_side
+from equivcheck.oracle.diagnosis.side_by_side import Reduction, SideBySide, data_axes
+from equivcheck.oracle.diagnosis.suspects import suspects
+from equivcheck.oracle.diagnosis.words import gradients, over
+from equivcheck.train.setup import Setup
+
+
+def wrong_reductions(case: Case) -> Iterator[Counterfactual]:
+    """Missing, partial, summed, averaged twice: of the tensors that differ first, or of all."""
+    for names in suspects(case):
+        yield lost(case, names)
+        yield from _over_part(case, names)
+        yield from _scaled(case, names)
+
+
+def lost(case: Case, names: Sequence[str]) -> Counterfactual:
+    """Gradients that are zero."""
+    return alone(case, Cause.GRADIENT_LOST, f"{gradients(case, names)} zero", lambda setup: scale(setup, names, 0.0))
+
+
+def _over_part(case: Case, names: Sequence[str]) -> Iterator[Counterfactual]:
+    mesh, axes = case.scenario.layout.mesh, _wide_axes(case)
+    if not axes or case.rounding is not None or case.scenario.start is not None:
+        return
+    for count in range(len(axes)):
+        for kept in combinations(axes, count):
+            lacking = tuple(name for name in axes if name not in kept)
+            if kept:
+                sentence = f"reduced over {over(mesh, kept)}, and not over {over(mesh, lacking)}"
+            else:
+                sentence = f"that of each rank's own rows: it is not reduced over {over(mesh, lacking)}"
+            cause = Cause.REDUCED_OVER_PART if kept else Cause.NOT_REDUCED
+            yield _reduced(case, cause, names, sentence, Reduction(axes=kept))
+            divided = f"{sentence}, but divided by their number"
+            yield _reduced(case, cause, names, divided, Reduction(axes=kept, factor=1 / mesh.size(*lacking)))
+
+
+def _scaled(case: Case, names: Sequence[str]) -> Iterator[Counterfactual]:
+    """Sums that are not divided, or divided once more, over some of the axes along which rows differ."""
+    mesh, axes = case.scenario.layout.mesh, _wide_axes(case)
+    several = len(case.scenario.training.data.microbatches) > 1
+    for count in range(len(axes), 0, -1):
+        for chosen in combinations(axes, count):
+            size, where = mesh.size(*chosen), over(mesh, chosen)
+            for cause, factor, words in (
+                (Cause.SUMMED, size, f"the sum over {where}, not the mean"),
+                (Cause.AVERAGED_TWICE, 1 / size, f"divided by the number of {where} twice"),
+            ):
+                yield alone(case, cause, f"{gradients(case, names)} {words}", _scaling(names, factor))
+                if several and case.rounding is None and case.scenario.start is None:
+                    yield _reduced(case, cause, names, f"{words}, at each microbatch", Reduction(axes=axes, factor=factor))
+
+
+def _wide_axes(case: Case) -> tuple[str, ...]:
+    mesh = case.scenario.layout.mesh
+    return tuple(name for name in data_axes(case.scenario.layout) if mesh.size(name) > 1)
+
+
+def _reduced(case: Case, cause: Cause, names: Sequence[str], words: str, reduction: Reduction) -> Counterfactual:
+    def change(trainings: SideBySide) -> None:
+        trainings.reductions.update(dict.fromkeys(names, reduction))
+
+    return side_by_side(case, cause, f"{gradients(case, names)} {words}", change)
+
+
+def _scaling(names: Sequence[str], factor: float) -> Callable[[Setup], None]:
+    return lambda setup: scale(setup, names, factor)
+
+
+def scale(setup: Setup, names: Sequence[str], factor: float) -> None:
+    """Multiply some gradients before they are read."""
+    parameters = dict(setup.model.named_parameters())
+
+    def multiply(_optimizer: torch.optim.Optimizer, _step: int) -> None:
+        for name in names:
+            gradient = parameters[name].grad
+            if gradient is not None:
+                gradient.mul_(factor)
+
+    setup.before_update.append(multiply)
