@@ -55,7 +55,7 @@ def fuzz(  # noqa: PLR0913, PLR0917 - options
         layouts=layouts,
         max_ranks=max_ranks,
         deadline=deadline,
-        stuck_seconds=deadline + 150.0,
+        stuck_seconds=deadline + 400.0,
     )
     return run_plan(plan, store, as_json)
 

@@ -43,7 +43,7 @@ def check(
     """Say whether a scenario's parallel training computes what one device computes.
 
     `world` names a world or is one of the right size; a scenario that compiles runs in gloo where sim is asked for, and the
-    verdict says so. `deadline` is in seconds, for the ranks alone; compiling gets 90 more. `alter` is called with each rank's
+    verdict says so. `deadline` is in seconds, for the ranks alone; compiling gets 300 more. `alter` is called with each rank's
     setup after its layout has been applied: a way to plant a fault. With `beyond`, what torch is known not to support is run all
     the same, and calls are not held against predictions. Failures of the ranks are verdicts; `UsageError` is raised for a world
     that does not exist.
