@@ -8,10 +8,11 @@ from dataclasses import replace
 
 from equivcheck.layouts.hand_over_limits import why_unsupported
 from equivcheck.layouts.registry import rounding_of
+from equivcheck.oracle.coarse import is_large
 from equivcheck.oracle.communication import Overheard, overhear
 from equivcheck.oracle.compare import compare
 from equivcheck.oracle.known import known_issue
-from equivcheck.oracle.reference import confirming_reference, noise_limit, reference
+from equivcheck.oracle.reference import coarse_reference, confirming_reference, noise_limit, reference
 from equivcheck.oracle.running import Left, Runner
 from equivcheck.oracle.sentences import place, sentence
 from equivcheck.oracle.verdict import Divergence, Outcome, Phase, Verdict
@@ -32,24 +33,27 @@ HANDED_OVER = "what a checkpoint tells ranks between two layouts is not foreseen
 """Why calls are not held against predictions where the first steps ran under another layout."""
 
 
-def check(
+def check(  # noqa: PLR0913 - options, all by keyword
     scenario: Scenario,
     *,
     world: str | Ranks = "sim",
     deadline: float = 60.0,
     alter: Callable[[Setup], None] | None = None,
     beyond: bool = False,
+    coarse: bool = False,
 ) -> Verdict:
     """Say whether a scenario's parallel training computes what one device computes.
 
     `world` names a world or is one of the right size; a scenario that compiles runs in gloo where sim is asked for, and the
     verdict says so. `deadline` is in seconds, for the ranks alone; compiling gets 300 more. `alter` is called with each rank's
     setup after its layout has been applied: a way to plant a fault. With `beyond`, what torch is known not to support is run all
-    the same, and calls are not held against predictions. Failures of the ranks are verdicts; `UsageError` is raised for a world
-    that does not exist.
+    the same, and calls are not held against predictions. With `coarse`, meant for shrinking, what is too far from the reference
+    for any noise is judged without measuring noise, and all else as usual: DIVERGED may then turn out INCONCLUSIVE in full.
+    Failures of the ranks are verdicts; `UsageError` is raised for a world that does not exist.
     """
     started = time.perf_counter()
-    verdict = _judge(scenario, _able(scenario, world), deadline, alter, beyond)
+    runner = Runner(world=_able(scenario, world), deadline=deadline, alter=alter)
+    verdict = _judge(scenario, runner, beyond=beyond, coarse=coarse)
     record(scenario.layout.name, verdict.world, verdict.outcome.value)
     return replace(verdict, seconds=time.perf_counter() - started)
 
@@ -61,21 +65,20 @@ def _able(scenario: Scenario, world: str | Ranks) -> str | Ranks:
     return PROCESSES if name == THREADS and is_compiled else world
 
 
-def _judge(
-    scenario: Scenario, world: str | Ranks, deadline: float, alter: Callable[[Setup], None] | None, beyond: bool
-) -> Verdict:
-    name = world if isinstance(world, str) else world.name
+def _judge(scenario: Scenario, runner: Runner, *, beyond: bool, coarse: bool) -> Verdict:
+    name = runner.world if isinstance(runner.world, str) else runner.world.name
     reason = why_unsupported(scenario, beyond=beyond)
     if reason is not None:
         return Verdict(outcome=Outcome.UNSUPPORTED, scenario=scenario, world=name, reason=reason)
     try:
-        left = Runner(world=world, deadline=deadline, alter=alter).run(scenario)
+        left = runner.run(scenario)
     except RanksFailed as error:
         outcome = Outcome.HUNG if error.failure.hung else Outcome.CRASHED
         failed = Verdict(outcome=outcome, scenario=scenario, world=name, reason=error.failure.summary, failure=error.failure)
         return _settle(failed)
     heard = _heard(scenario, name, left, beyond)
-    verdict = _settle(_compared(scenario, name, left, heard))
+    compared = _far_apart(scenario, name, left, heard) if coarse else None
+    verdict = _settle(_compared(scenario, name, left, heard) if compared is None else compared)
     return replace(verdict, calls=left.run.calls, unforeseen=heard.unforeseen)
 
 
@@ -84,6 +87,17 @@ def _heard(scenario: Scenario, world: str, left: Left, beyond: bool) -> Overhear
     if beyond or scenario.start is not None:
         return Overheard(unforeseen=BEYOND if beyond else HANDED_OVER)
     return overhear(scenario, world, left.run)
+
+
+def _far_apart(scenario: Scenario, world: str, left: Left, heard: Overheard) -> Verdict | None:
+    """The verdict where ranks are so far from a single run of the reference that its noise need not be known; else None."""
+    expected = coarse_reference(scenario.training, rounding_of(scenario.layout))
+    if expected.doubt:
+        return None
+    found = compare(expected, left.run.values, left.before)
+    if not is_large(found.divergences):
+        return None
+    return _diverged(scenario, world, _in_order(found.divergences, heard.divergences), found.worst_error)
 
 
 def _compared(scenario: Scenario, world: str, left: Left, heard: Overheard) -> Verdict:
@@ -98,15 +112,25 @@ def _compared(scenario: Scenario, world: str, left: Left, heard: Overheard) -> V
         if doubt and found.largest_share < noise_limit(training, rounding):
             # What differs is as small as the noise for which the reference is in doubt: neither a pass nor a finding.
             found = replace(found, divergences=())
-    verdict = Verdict(outcome=Outcome.EQUIVALENT, scenario=scenario, world=world, worst_error=found.worst_error)
     divergences = _in_order(found.divergences, heard.divergences)
     if divergences:
-        first = divergences[0]
-        followers = tuple(place(other) for other in divergences[1 : 1 + MAX_FOLLOWERS])
-        return replace(verdict, outcome=Outcome.DIVERGED, reason=sentence(first), divergence=first, followers=followers)
-    if doubt or expected.doubt:
-        return replace(verdict, outcome=Outcome.INCONCLUSIVE, reason=doubt or expected.doubt)
-    return verdict
+        return _diverged(scenario, world, divergences, found.worst_error)
+    doubt = doubt or expected.doubt
+    outcome = Outcome.INCONCLUSIVE if doubt else Outcome.EQUIVALENT
+    return Verdict(outcome=outcome, scenario=scenario, world=world, reason=doubt, worst_error=found.worst_error)
+
+
+def _diverged(scenario: Scenario, world: str, divergences: tuple[Divergence, ...], worst_error: float) -> Verdict:
+    first = divergences[0]
+    return Verdict(
+        outcome=Outcome.DIVERGED,
+        scenario=scenario,
+        world=world,
+        reason=sentence(first),
+        divergence=first,
+        followers=tuple(place(other) for other in divergences[1 : 1 + MAX_FOLLOWERS]),
+        worst_error=worst_error,
+    )
 
 
 def _settle(verdict: Verdict) -> Verdict:

@@ -185,7 +185,7 @@ def _expected(moment: Moment, table: Table, eps: float, noise: tuple[Vector, Vec
     snapshot = moment.snapshot
     values = full_vector(table, snapshot.present, snapshot.values)
     own = norms(table, values)
-    scales = _scales(moment.phase, table, own)
+    scales = scales_of(moment.phase, table, own)
     spread, shifts = noise
     return Expected(
         step=moment.step,
@@ -201,7 +201,7 @@ def _expected(moment: Moment, table: Table, eps: float, noise: tuple[Vector, Vec
     )
 
 
-def _scales(phase: Phase, table: Table, own: Vector) -> Vector:
+def scales_of(phase: Phase, table: Table, own: Vector) -> Vector:
     """The largest norm among tensors of the same kind: state by its key, since a second moment is no gradient."""
     if not len(own):
         return own

@@ -11,6 +11,7 @@ from functools import lru_cache
 import numpy as np
 
 from equivcheck.layouts.rounding import Rounding
+from equivcheck.oracle.coarse import coarse_moments
 from equivcheck.oracle.floor import (
     NUM_CONFIRMATIONS,
     NUM_PERTURBATIONS,
@@ -28,6 +29,7 @@ from equivcheck.scenario import Training
 from equivcheck.train.loop import train
 from equivcheck.train.setup import single_device
 from equivcheck.train.threads import one_thread
+from equivcheck.train.trace import Trace
 
 KEPT_REFERENCES = 16
 """References kept, some hundred KiB each: the same training comes again under other layouts and while a scenario shrinks."""
@@ -56,17 +58,37 @@ def reference(training: Training, rounding: Rounding | None = None) -> Reference
     return _plain(training) if rounding is None else _rounded(training, rounding)
 
 
+def coarse_reference(training: Training, rounding: Rounding | None = None) -> Reference:
+    """The same of one run alone, for differences so large that noise of that size would put it in doubt."""
+    trace = _trace(training) if rounding is None else _rounded_trace(training, rounding)
+    limit = noise_limit(training, rounding)
+    found = coarse_moments(trace, limit)
+    return Reference(found, doubt_about(found, limit))
+
+
+@lru_cache(maxsize=KEPT_REFERENCES)
+def _trace(training: Training) -> Trace:
+    with one_thread():
+        return train(single_device(training))
+
+
+@lru_cache(maxsize=KEPT_REFERENCES)
+def _rounded_trace(training: Training, rounding: Rounding) -> Trace:
+    with _quietly():
+        return train(rounded_setup(training, rounding))
+
+
 @lru_cache(maxsize=KEPT_REFERENCES)
 def _plain(training: Training) -> Reference:
     with one_thread():
-        found = expected_moments(training, train(single_device(training)), perturbed(training, NUM_PERTURBATIONS))
+        found = expected_moments(training, _trace(training), perturbed(training, NUM_PERTURBATIONS))
     return Reference(found, doubt_about(found, noise_limit(training)))
 
 
 @lru_cache(maxsize=KEPT_REFERENCES)
 def _rounded(training: Training, rounding: Rounding) -> Reference:
     with _quietly():
-        trace = train(rounded_setup(training, rounding))
+        trace = _rounded_trace(training, rounding)
         copies = rounded_copies(training, rounding, trace, NUM_ROUNDED)
         found = expected_moments(training, trace, copies, eps=unit_of(training, rounding))
     return Reference(found, doubt_about(found, noise_limit(training, rounding)))
@@ -87,7 +109,7 @@ def _confirming_plain(training: Training, num_parts: int) -> Reference:
     with one_thread():
         found = expected_moments(
             training,
-            train(single_device(training)),
+            _trace(training),
             perturbed(training, NUM_PERTURBATIONS + NUM_CONFIRMATIONS, rounding_setup(training)),
             split_trace(training, num_parts),
         )
@@ -97,7 +119,7 @@ def _confirming_plain(training: Training, num_parts: int) -> Reference:
 @lru_cache(maxsize=KEPT_REFERENCES)
 def _confirming_rounded(training: Training, rounding: Rounding) -> Reference:
     with _quietly():
-        trace = train(rounded_setup(training, rounding))
+        trace = _rounded_trace(training, rounding)
         copies = rounded_copies(training, rounding, trace, NUM_ROUNDED_CONFIRMATIONS, flips=True)
         found = expected_moments(training, trace, copies, reordered_trace(training, rounding), eps=unit_of(training, rounding))
     return Reference(found, doubt_about(found, noise_limit(training, rounding)))

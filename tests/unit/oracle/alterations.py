@@ -11,7 +11,7 @@ from equivcheck.train.setup import Setup
 def double_the_gradients(setup: Setup) -> None:
     """Make every rank's gradients twice as large."""
     setup.loss_scale *= 2
-    setup.before_update.append(lambda optimizer, step: [p.grad.mul_(2) for p in setup.model.parameters()])  # type: ignore[union-attr]
+    setup.before_update.append(lambda optimizer, step: _scale(setup, 2.0))
 
 
 def raise_on_rank_one(setup: Setup) -> None:
@@ -30,3 +30,14 @@ def spin_on_rank_one(setup: Setup) -> None:
     """Let one rank wait for what nobody sends."""
     if dist.get_rank() == 1:
         dist.barrier()
+
+
+def nudge_the_gradients(setup: Setup) -> None:
+    """Change every rank's gradients in the tenth digit."""
+    setup.before_update.append(lambda optimizer, step: _scale(setup, 1 + 1e-10))
+
+
+def _scale(setup: Setup, factor: float) -> None:
+    for parameter in setup.model.parameters():
+        if parameter.grad is not None:
+            parameter.grad.mul_(factor)
