@@ -1,0 +1,72 @@
+"""Optimizer state that counts wrongly, or that a checkpoint loses."""
+
+from __future__ import annotations
+
+from collections.abc import MutableMapping
+from typing import TYPE_CHECKING, Any, cast
+
+from equivcheck.mutants.mutant import Family, Minimum, Mutant
+from equivcheck.mutants.places import EVERYWHERE
+from equivcheck.oracle.cause import Cause
+from equivcheck.scenario import ASGD, SGD, Adafactor, Adagrad, Adam, Adamax, Muon, NAdam, RAdam, Scenario
+
+if TYPE_CHECKING:
+    from torch.optim import Optimizer
+
+    from equivcheck.train.setup import Setup
+
+
+def forget_step_count(setup: Setup) -> None:
+    """Let the optimizer take each step for its first."""
+
+    def forget(optimizer: Optimizer, _step: int) -> None:
+        for state in setup.state_of(optimizer).values():
+            if "step" in state:
+                cast(MutableMapping[str, Any], state)["step"] = 0.0 * state["step"]
+
+    setup.before_step.append(forget)
+
+
+def lose_state_of_checkpoint(setup: Setup) -> None:
+    """Go on from a checkpoint without optimizer state."""
+    if setup.span is not None and setup.span.start > 0:
+        setup.before_training.append(lambda optimizer, _schedule: optimizer.state.clear())
+
+
+def _counts(scenario: Scenario) -> bool:
+    """Whether an update goes by the number of steps, and there is a second one."""
+    optimizer = scenario.training.optimizer
+    uses = isinstance(optimizer, (Adam, Adamax, NAdam, RAdam, ASGD, Adafactor))
+    return scenario.training.steps > 1 and (uses or (isinstance(optimizer, Adagrad) and optimizer.lr_decay > 0.0))
+
+
+def _hands_state_over(scenario: Scenario) -> bool:
+    """Whether a checkpoint holds state that the optimizer makes anew where there is none: Adagrad does so when it is built."""
+    optimizer = scenario.training.optimizer
+    is_kept = not isinstance(optimizer, (Adagrad, Muon)) and not (isinstance(optimizer, SGD) and optimizer.momentum == 0.0)
+    return scenario.start is not None and is_kept
+
+
+STATES: tuple[Mutant, ...] = (
+    Mutant(
+        name="step_not_counted",
+        wrong="The optimizer takes each step for its first.",
+        family=Family.OPTIMIZER,
+        layouts=EVERYWHERE,
+        applies=_counts,
+        plant=forget_step_count,
+        causes=(Cause.STEP_COUNT,),
+        minimum=Minimum(ranks=1, steps=2, because="the first step is the first"),
+    ),
+    Mutant(
+        name="state_not_handed_over",
+        wrong="A checkpoint restores parameters, but not optimizer state.",
+        family=Family.OPTIMIZER,
+        layouts=EVERYWHERE,
+        applies=_hands_state_over,
+        plant=lose_state_of_checkpoint,
+        causes=(Cause.STATE_LOST,),
+        minimum=Minimum(ranks=1, steps=2, because="a step before the checkpoint and one after it"),
+    ),
+)
+"""Every such mutant."""
