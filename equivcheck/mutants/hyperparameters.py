@@ -138,7 +138,7 @@ def _with(training: Training, **changes: object) -> Training:
 
 
 def _has_decay(training: Training) -> bool:
-    return any(part.weight_decay > 0.0 for part in (training.optimizer, *training.groups))
+    return training.optimizer.weight_decay > 0.0 or any(group.weight_decay > 0.0 for group in training.groups)
 
 
 def _decays(scenario: Scenario) -> bool:
