@@ -1,0 +1,66 @@
+"""Communication that is easily foreseen wrong: each number by hand, and a run that agrees."""
+
+from __future__ import annotations
+
+import pytest
+
+from equivcheck import Outcome, Scenario, check
+from equivcheck.layouts.prediction import predicted
+from equivcheck.scenario import (
+    FSDP1,
+    FSDP2,
+    Axis,
+    Data,
+    Layer,
+    Layout,
+    Mesh,
+    Model,
+    Parallelism,
+    ShardingStrategy,
+    Side,
+    Training,
+    Wrapping,
+)
+from equivcheck.train.stage import Stage
+
+FROZEN_FIRST = Model(features=2, layers=(Layer(width=2, frozen=True), Layer(width=2)))
+SIDE = Model(features=2, layers=(Layer(width=2, side=Side.EVEN_STEPS),))
+ODD = Model(features=3, layers=(Layer(width=1),))
+ZERO2 = ShardingStrategy.SHARD_GRAD_OP
+
+CASES: dict[str, tuple[Model, Parallelism, str, list[tuple[int, int]]]] = {
+    # Each layer for forward, the second for backward, and the first ahead of time though nobody differentiates it.
+    "fsdp2 gathers ahead in vain": (FROZEN_FIRST, FSDP2(wrapping=Wrapping.PER_LAYER), "all_gather", [(8, 192)] * 2),
+    # The first layer once and for all, as FSDP1 takes it for freed; the second for each microbatch.
+    "fsdp1 forgets to free": (
+        FROZEN_FIRST,
+        FSDP1(strategy=ZERO2, wrapping=Wrapping.PER_LAYER, use_orig_params=False),
+        "all_gather",
+        [(3, 72), (2, 48)],
+    ),
+    # Three elements and one, each on a boundary of 16 bytes, and then a multiple of the ranks: six in all.
+    "fsdp1 aligns": (ODD, FSDP1(use_orig_params=True), "reduce_scatter.sum", [(2, 96)] * 2),
+    # The side's gradient is there at even steps only.
+    "fsdp2 reduces what has a gradient": (SIDE, FSDP2(), "reduce_scatter.sum", [(2, 160), (2, 96)]),
+}
+
+
+def scenario(model: Model, parallelism: Parallelism) -> Scenario:
+    """Two steps of two microbatches on two ranks."""
+    training = Training(model=model, data=Data(microbatches=(4, 4)), steps=2)
+    axis = Axis(name=parallelism.axes[0][0], size=2)
+    return Scenario(training=training, layout=Layout(mesh=Mesh(axes=(axis,)), parallelisms=(parallelism,)))
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_calls_and_bytes_are_those_counted_by_hand(case: str) -> None:
+    """Of each step, and the ranks of a run issue just those."""
+    model, parallelism, op, expected = CASES[case]
+    plan = scenario(model, parallelism)
+
+    found = predicted(plan.training, plan.layout).totals
+
+    axes = plan.layout.mesh.names[0]
+    assert [found.get((step, Stage.COMPUTE, op, axes), (0, 0)) for step in range(2)] == expected
+    verdict = check(plan)
+    assert (verdict.outcome, verdict.unforeseen) == (Outcome.EQUIVALENT, "")
