@@ -14,20 +14,30 @@ if TYPE_CHECKING:
     from hypothesis.strategies import SearchStrategy
 
     from equivcheck.oracle.verdict import Verdict
+    from equivcheck.train.setup import Setup
+
+
+Alter = Callable[["Setup"], None]
+"""What plants a fault into the setup of each rank."""
 
 
 class Check(Protocol):
     """What runs on every generated scenario."""
 
-    def __call__(self, scenario: Scenario, *, world: str, deadline: float) -> Verdict:
-        """The verdict; an exception means that the checker itself is broken, and ends the campaign."""
+    def __call__(
+        self, scenario: Scenario, *, world: str, deadline: float, alter: Alter | None = None, coarse: bool = False
+    ) -> Verdict:
+        """The verdict; an exception means that the checker itself is broken, and ends the campaign.
+
+        `alter` and `coarse` are those of `equivcheck.check`.
+        """
 
 
-def oracle_check(scenario: Scenario, *, world: str, deadline: float) -> Verdict:
+def oracle_check(scenario: Scenario, *, world: str, deadline: float, alter: Alter | None = None, coarse: bool = False) -> Verdict:
     """`equivcheck.check`, imported at first use; its verdict goes to another process, and so goes without calls."""
     from equivcheck.oracle.check import check
 
-    return replace(check(scenario, world=world, deadline=deadline), calls=())
+    return replace(check(scenario, world=world, deadline=deadline, alter=alter, coarse=coarse), calls=())
 
 
 def generated_scenarios(plan: Plan) -> SearchStrategy[Scenario]:
@@ -58,8 +68,8 @@ class Plan:
     """Limit for one run of the ranks, in seconds."""
     stuck_seconds: float = 180.0
     """After this long without an end of a check a worker is given up; more than `deadline`."""
-    shrink_seconds: float = 30.0
-    """Limit for shrinking one finding."""
+    shrink_seconds: float = 20.0
+    """Limit for shrinking one finding, its last judgement excepted."""
     check: Check = oracle_check
     """What is run on each scenario; picklable."""
     strategy: Callable[[Plan], SearchStrategy[Scenario]] = generated_scenarios

@@ -17,6 +17,7 @@ from equivcheck.campaign.batches import Enough, Shows, batch_seed, run_batch
 from equivcheck.campaign.messages import Broken, Checked, CheckOne, Done, Found, Fuzz, MayShrink, Progress, Ready, Stop
 from equivcheck.campaign.plan import Plan, oracle_check
 from equivcheck.campaign.recorder import Recorder
+from equivcheck.campaign.shrinking import Shrinking, same_fingerprint
 from equivcheck.campaign.tally import Tally
 from equivcheck.findings.fingerprint import fingerprint
 from equivcheck.findings.size import Size, size_of
@@ -63,27 +64,6 @@ class _Link:
             os._exit(1)  # nobody is left to tell
 
 
-class _Shrinking:
-    """The search for a smaller scenario with one fingerprint."""
-
-    def __init__(self, verdict: Verdict, seconds: float) -> None:
-        self.mark = fingerprint(verdict)
-        self.best = verdict
-        self._until = time.monotonic() + seconds
-
-    @property
-    def time_is_up(self) -> bool:
-        return time.monotonic() >= self._until
-
-    def offer(self, verdict: Verdict) -> bool:
-        """Whether the verdict is of the same fault; if it is a smaller example, it is remembered."""
-        if fingerprint(verdict) != self.mark:
-            return False
-        if size_of(verdict.scenario) < size_of(self.best.scenario):
-            self.best = verdict
-        return True
-
-
 class Worker:
     """One worker's run; `place` is its number and which of its processes this is, so that each draws something else."""
 
@@ -93,7 +73,7 @@ class Worker:
         self._tally, self._reported = Tally(), 0.0
         self._checked: set[int] = set()
         self._smallest: dict[str, Size] = {}
-        self._shrinking: _Shrinking | None = None
+        self._shrinking: Shrinking | None = None
 
     def fuzz(self, seconds: float) -> None:
         """Draw and check until the time is up or a stop arrives."""
@@ -106,11 +86,11 @@ class Worker:
                 break
         self._report()
 
-    def check(self, scenario: Scenario) -> Verdict:
+    def check(self, scenario: Scenario, *, coarse: bool = False) -> Verdict:
         """Check one scenario, recorded first."""
         self._recorder.begin(scenario)
         try:
-            return self._plan.check(scenario, world=self._plan.world, deadline=self._plan.deadline)
+            return self._plan.check(scenario, world=self._plan.world, deadline=self._plan.deadline, coarse=coarse)
         except Exception as error:
             raise _CheckerBroke(scenario) from error
 
@@ -119,13 +99,13 @@ class Worker:
         return self._link.stopped.is_set() or time.monotonic() >= self._until
 
     def _take(self, scenario: Scenario) -> None:
-        if self._over or (self._shrinking and self._shrinking.time_is_up):
+        if self._over or (self._shrinking and self._shrinking.is_drawn_out):
             raise Enough
         if self._shrinking is None and self._seen_before(scenario):
             self._recorder.beat()
             return
         start = time.monotonic()
-        verdict = self.check(scenario)
+        verdict = self.check(scenario, coarse=self._shrinking is not None and self._shrinking.coarse)
         now = time.monotonic()
         if self._shrinking is None:
             self._tally.add(verdict, now - start)
@@ -148,8 +128,17 @@ class Worker:
 
     def _to_be_shrunk(self, verdict: Verdict) -> bool:
         if self._shrinking is None and self._new(verdict) and self._may_shrink():
-            self._shrinking = _Shrinking(verdict, self._plan.shrink_seconds)
+            self._shrinking = self._search(verdict)
         return self._shrinking is not None and self._shrinking.offer(verdict)
+
+    def _search(self, verdict: Verdict) -> Shrinking:
+        same = same_fingerprint(verdict)
+        return Shrinking(verdict, self._try, same=same, seconds=self._plan.shrink_seconds, stopped=lambda: self._over)
+
+    def _try(self, scenario: Scenario, *, coarse: bool) -> Verdict:
+        """Check what Hypothesis did not propose."""
+        self._tally.num_shrinking += 1
+        return self.check(scenario, coarse=coarse)
 
     def _new(self, verdict: Verdict) -> bool:
         """Whether this worker sees the fault for the first time; its supervisor is told, and of smaller scenarios too."""
@@ -169,7 +158,8 @@ class Worker:
     def _end_shrinking(self) -> None:
         if self._shrinking is None:
             return
-        best, self._shrinking = self._shrinking.best, None
+        best = self._shrinking.finish()
+        self._shrinking = None
         mark, size = fingerprint(best), size_of(best.scenario)
         if size < self._smallest[mark]:
             self._smallest[mark] = size

@@ -34,11 +34,12 @@ def _settings(value: Any) -> Iterator[Any]:
     elif is_dataclass(value):
         for field in fields(value):
             inner = getattr(value, field.name)
-            if _is_default(field, inner):
+            if is_default(field, inner):
                 continue
             yield inner
             yield from _settings(inner)
 
 
-def _is_default(field: Field[Any], value: object) -> bool:
+def is_default(field: Field[Any], value: object) -> bool:
+    """Whether a setting has its default, if it has one."""
     return field.default is not MISSING and field.default == value

@@ -40,7 +40,7 @@ def the_object(result: Result) -> dict[str, Any]:
 def give(monkeypatch: pytest.MonkeyPatch, outcome: Outcome) -> None:
     """Make every check of this process have that outcome."""
 
-    def check(scenario: Scenario, *, world: str, deadline: float) -> Verdict:
+    def check(scenario: Scenario, *, world: str, deadline: float, **_options: object) -> Verdict:
         verdict = fakes.diverged(scenario, world=world)
         return verdict if outcome is Outcome.DIVERGED else replace(verdict, outcome=outcome, divergence=None)
 

@@ -32,13 +32,13 @@ def two_scenarios(_: Plan) -> st.SearchStrategy[Scenario]:
     return st.builds(scenario, width=st.integers(1, 2))
 
 
-def fine(scenario: Scenario, *, world: str, deadline: float) -> Verdict:
+def fine(scenario: Scenario, *, world: str, deadline: float, **_options: object) -> Verdict:
     """Finds nothing."""
     time.sleep(0.001)
     return Verdict(outcome=Outcome.EQUIVALENT, scenario=scenario, world=world)
 
 
-def wide_diverges(scenario: Scenario, *, world: str, deadline: float) -> Verdict:
+def wide_diverges(scenario: Scenario, *, world: str, deadline: float, **_options: object) -> Verdict:
     """Finds the same fault wherever the first layer has at least 3 outputs."""
     if scenario.training.model.layers[0].width < 3:
         return fine(scenario, world=world, deadline=deadline)
@@ -51,35 +51,35 @@ def diverged(scenario: Scenario, *, world: str = "sim", tensor: str = "layers.0.
     return Verdict(outcome=Outcome.DIVERGED, scenario=scenario, world=world, reason=f"{tensor} differs", divergence=divergence)
 
 
-def long_exits(scenario: Scenario, *, world: str, deadline: float) -> Verdict:
+def long_exits(scenario: Scenario, *, world: str, deadline: float, **_options: object) -> Verdict:
     """Takes its process down with scenarios of five steps."""
     if scenario.training.steps == 5:
         os._exit(7)
     return fine(scenario, world=world, deadline=deadline)
 
 
-def wide_dies(scenario: Scenario, *, world: str, deadline: float) -> Verdict:
+def wide_dies(scenario: Scenario, *, world: str, deadline: float, **_options: object) -> Verdict:
     """Takes its process down where the first layer has at least 3 outputs."""
     if scenario.training.model.layers[0].width >= 3:
         os._exit(7)
     return fine(scenario, world=world, deadline=deadline)
 
 
-def long_is_killed(scenario: Scenario, *, world: str, deadline: float) -> Verdict:
+def long_is_killed(scenario: Scenario, *, world: str, deadline: float, **_options: object) -> Verdict:
     """Is killed, as by a segmentation fault, with scenarios of five steps."""
     if scenario.training.steps == 5:
         os.kill(os.getpid(), signal.SIGSEGV)
     return fine(scenario, world=world, deadline=deadline)
 
 
-def long_hangs(scenario: Scenario, *, world: str, deadline: float) -> Verdict:
+def long_hangs(scenario: Scenario, *, world: str, deadline: float, **_options: object) -> Verdict:
     """Never comes back from scenarios of five steps."""
     while scenario.training.steps == 5:
         time.sleep(1)
     return fine(scenario, world=world, deadline=deadline)
 
 
-def raises(scenario: Scenario, *, world: str, deadline: float) -> Verdict:
+def raises(scenario: Scenario, *, world: str, deadline: float, **_options: object) -> Verdict:
     """Is broken itself."""
     raise RuntimeError("no such thing")
 

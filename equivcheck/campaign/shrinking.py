@@ -1,0 +1,101 @@
+"""The search for a smaller scenario that shows one fault: Hypothesis proposes, then single changes are tried, one by one."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+from equivcheck.campaign.simpler import simpler
+from equivcheck.findings.fingerprint import fingerprint
+from equivcheck.findings.size import size_of
+from equivcheck.oracle.verdict import Outcome, Verdict
+from equivcheck.scenario import Scenario
+
+DRAWING_SHARE = 0.7
+"""Part of the time after which Hypothesis is stopped, so that some is left for single changes."""
+
+
+class Judge(Protocol):
+    """What checks a scenario while one shrinks."""
+
+    def __call__(self, scenario: Scenario, *, coarse: bool) -> Verdict:
+        """The verdict; with `coarse` as `equivcheck.check` has it."""
+
+
+def same_fingerprint(first: Verdict) -> Callable[[Verdict], bool]:
+    """What tells whether a verdict is of the same fault as another."""
+    mark = fingerprint(first)
+    return lambda verdict: verdict.outcome.is_finding and fingerprint(verdict) == mark
+
+
+class Shrinking:
+    """One search. Verdicts of Hypothesis's proposals are offered to it as they come; `finish` does the rest.
+
+    Judging is coarse where that sees the fault in the scenario to begin with; what is kept in the end is judged in full.
+    """
+
+    def __init__(
+        self,
+        first: Verdict,
+        judge: Judge,
+        *,
+        same: Callable[[Verdict], bool],
+        seconds: float,
+        stopped: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self._judge, self._same, self._stopped = judge, same, stopped
+        self._found = [first]
+        self._seconds, self._start = seconds, time.monotonic()
+        self.coarse = first.outcome is Outcome.DIVERGED and same(judge(first.scenario, coarse=True))
+
+    @property
+    def best(self) -> Verdict:
+        """The smallest so far."""
+        return self._found[-1]
+
+    @property
+    def is_drawn_out(self) -> bool:
+        """Whether Hypothesis has had its part of the time."""
+        return time.monotonic() - self._start > self._seconds * DRAWING_SHARE
+
+    @property
+    def _is_over(self) -> bool:
+        return time.monotonic() - self._start > self._seconds or self._stopped()
+
+    def offer(self, verdict: Verdict) -> bool:
+        """Whether the verdict is of the same fault; if it is a smaller example, it is remembered."""
+        if not self._same(verdict):
+            return False
+        if size_of(verdict.scenario) < size_of(self.best.scenario):
+            self._found.append(verdict)
+        return True
+
+    def finish(self) -> Verdict:
+        """Try what is simpler by one change until nothing is; the smallest verdict that holds in full."""
+        self._go_back_to_what_holds()
+        while self._improve():
+            pass
+        return self.best
+
+    def _go_back_to_what_holds(self) -> None:
+        """Drop what only the coarse judgement found; the first of all was judged in full."""
+        while self.coarse and len(self._found) > 1:
+            verdict = self._judge(self.best.scenario, coarse=False)
+            if self._same(verdict):
+                self._found[-1] = verdict
+                return
+            self._found.pop()
+
+    def _improve(self) -> bool:
+        """Whether a single change that the fault survives has been found in time."""
+        for scenario in simpler(self.best.scenario):
+            if self._is_over:
+                return False
+            verdict = self._judge(scenario, coarse=self.coarse)
+            if self._same(verdict) and self.coarse:
+                verdict = self._judge(scenario, coarse=False)
+            if self._same(verdict):
+                self._found.append(verdict)
+                return True
+        return False

@@ -1,0 +1,161 @@
+"""Scenarios one change simpler than another: what Hypothesis, which knows choices but no scenarios, may have missed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import MISSING, fields, is_dataclass, replace
+from typing import Any, TypeVar
+
+from equivcheck.errors import EquivCheckError
+from equivcheck.findings.size import is_default, size_of
+from equivcheck.layouts.hand_over_limits import why_unsupported
+from equivcheck.layouts.registry import mended, mended_layout
+from equivcheck.scenario import Layer, LayerPlan, Layout, Mesh, Model, Pipeline, Scenario, Spread, TensorParallel, Training
+
+T = TypeVar("T")
+
+Parts = tuple[Training, Layout]
+
+_WIDTHS = (1, 2, 3, 4)
+"""Tried for features and widths."""
+
+
+def simpler(scenario: Scenario) -> Iterator[Scenario]:
+    """Scenarios that can run and are smaller (`size_of`), each by one change; what saves most comes first."""
+    size, seen = size_of(scenario), {scenario}
+    if scenario.start is not None:
+        yield replace(scenario, start=None)
+    for training, layout in _changed(scenario.training, scenario.layout):
+        found = _fitted(scenario, training, layout)
+        if found is not None and found not in seen and size_of(found) < size:
+            seen.add(found)
+            yield found
+    if scenario.schedule_seed:
+        yield replace(scenario, schedule_seed=0)
+
+
+def _fitted(scenario: Scenario, training: Training, layout: Layout) -> Scenario | None:
+    """The scenario with another training and layout, what these cannot run together left out; None where nothing helps."""
+    with suppress(EquivCheckError):
+        layout = mended_layout(layout)
+        found = replace(scenario, training=mended(training, layout), layout=layout)
+        return found if why_unsupported(found) is None else None
+    return None
+
+
+def _changed(training: Training, layout: Layout) -> Iterator[Parts]:
+    """The two with one change each; some do not fit together, or are no smaller."""
+    yield from ((training, changed) for changed in _fewer_ranks(layout))
+    yield from _fewer_layers(training, layout)
+    yield from ((replace(training, steps=steps), layout) for steps in range(1, training.steps))
+    yield from ((changed, layout) for changed in _fewer_rows(training))
+    yield from ((_with_model(training, model), layout) for model in _narrower(training.model))
+    yield from ((changed, layout) for changed in with_defaults(training))
+    yield from ((training, changed) for changed in with_defaults(layout))
+    yield from ((_with_model(training, model), layout) for model in _plainer(training.model))
+
+
+def _fewer_ranks(layout: Layout) -> Iterator[Layout]:
+    """Fewer ranks along one axis; a pipeline's stages are then as even as can be."""
+    parallelisms = tuple(replace(each, boundaries=()) if isinstance(each, Pipeline) else each for each in layout.parallelisms)
+    for number, axis in enumerate(layout.mesh.axes):
+        for size in range(1, axis.size):
+            axes = list(layout.mesh.axes)
+            axes[number] = replace(axis, size=size)
+            with suppress(EquivCheckError):
+                yield replace(layout, mesh=Mesh(axes=tuple(axes)), parallelisms=parallelisms)
+
+
+def _fewer_layers(training: Training, layout: Layout) -> Iterator[Parts]:
+    """One layer less, in the plan of tensor parallelism as well."""
+    model = training.model
+    for index in range(len(model.layers)) if len(model.layers) > 1 else ():
+        with suppress(EquivCheckError):
+            parallelisms = tuple(_without_entry(each, index) for each in layout.parallelisms)
+            yield _with_model(training, _without_layer(model, index)), replace(layout, parallelisms=parallelisms)
+
+
+def _without_layer(model: Model, index: int) -> Model:
+    """The other layers; where widths no longer meet, none is residual and none shares a weight."""
+    features = model.features if index else model.layers[0].width
+    layers = tuple(_after(layer, index) for number, layer in enumerate(model.layers) if number != index)
+    with suppress(EquivCheckError):
+        return replace(model, features=features, layers=layers)
+    return replace(model, features=features, layers=tuple(replace(layer, residual=False, shares=None) for layer in layers))
+
+
+def _after(layer: Layer, index: int) -> Layer:
+    if layer.shares is None or layer.shares < index:
+        return layer
+    return replace(layer, shares=None if layer.shares == index else layer.shares - 1)
+
+
+def _without_entry(parallelism: Any, index: int) -> Any:
+    if isinstance(parallelism, Pipeline):
+        return replace(parallelism, boundaries=())
+    if not isinstance(parallelism, TensorParallel) or len(parallelism.plan) == 1:
+        return parallelism
+    plan = [*parallelism.plan[:index], *parallelism.plan[index + 1 :]]
+    plan[-1] = replace(plan[-1], output=Spread.WHOLE)
+    return replace(parallelism, plan=tuple(plan))
+
+
+def _fewer_rows(training: Training) -> Iterator[Training]:
+    """Fewer microbatches, and fewer rows in them: too few are made as many as the layout needs."""
+    rows = training.data.microbatches
+    shorter = [(1,), (2,), rows[:1], *(rows[:index] + rows[index + 1 :] for index in range(len(rows)))]
+    shorter += [(1,) * len(rows), (2,) * len(rows)]
+    shorter += [(*rows[:index], fewer, *rows[index + 1 :]) for index in range(len(rows)) for fewer in (1, rows[index] // 2)]
+    for microbatches in dict.fromkeys(shorter):
+        with suppress(EquivCheckError):
+            yield replace(training, data=replace(training.data, microbatches=microbatches))
+
+
+def _with_model(training: Training, model: Model) -> Training:
+    return replace(training, model=model)
+
+
+def _narrower(model: Model) -> Iterator[Model]:
+    """Smaller widths: all of them alike, then one by one."""
+    for width in _WIDTHS:
+        yield replace(model, features=width, layers=tuple(replace(layer, width=width) for layer in model.layers))
+    for width in _WIDTHS:
+        with suppress(EquivCheckError):
+            yield replace(model, features=width)
+        for index, layer in enumerate(model.layers):
+            with suppress(EquivCheckError):
+                layers = (*model.layers[:index], replace(layer, width=width), *model.layers[index + 1 :])
+                yield replace(model, layers=layers)
+
+
+def _plainer(model: Model) -> Iterator[Model]:
+    """No options of any layer, then of one."""
+    plain = tuple(Layer(width=layer.width) for layer in model.layers)
+    yield replace(model, layers=plain)
+    for index in range(len(plain)):
+        with suppress(EquivCheckError):
+            yield replace(model, layers=(*model.layers[:index], plain[index], *model.layers[index + 1 :]))
+
+
+def with_defaults(value: T) -> Iterator[T]:
+    """A noun with one of the settings in it at its default."""
+    if isinstance(value, tuple):
+        for index, item in enumerate(value):
+            for changed in with_defaults(item):
+                yield (*value[:index], changed, *value[index + 1 :])  # type: ignore[misc]
+    elif is_dataclass(value) and not isinstance(value, (type, Mesh, LayerPlan)):
+        yield from _settings_at_default(value)
+
+
+def _settings_at_default(value: Any) -> Iterator[Any]:
+    for field in fields(value):
+        inner = getattr(value, field.name)
+        if is_default(field, inner):
+            continue
+        if field.default is not MISSING:
+            with suppress(EquivCheckError):
+                yield replace(value, **{field.name: field.default})
+        for changed in with_defaults(inner):
+            with suppress(EquivCheckError):
+                yield replace(value, **{field.name: changed})
