@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
+from torch.nn.parallel import DistributedDataParallel
 
 from equivcheck.layouts.compression import compress
 from equivcheck.scenario import Replicate, Replicator, Wrapping
@@ -25,6 +26,16 @@ def synchronises_only(model: Any, last: bool) -> AbstractContextManager[object]:
     """Average at the last microbatch, keep local gradients at others."""
     model.set_requires_gradient_sync(last)
     return nullcontext()
+
+
+def wrapper_of(model: nn.Module) -> DistributedDataParallel | None:
+    """The wrapper inside a model that was replicated by it; None for any other model."""
+    from torch.distributed._composable.replicate import DDP, replicate
+
+    if not isinstance(model, DDP):
+        return None
+    wrapper: DistributedDataParallel = replicate.state(model)._ddp
+    return wrapper
 
 
 def _replicate_with_ddp(model: nn.Module, parallelism: Replicate, mesh: DeviceMesh) -> None:

@@ -1,0 +1,55 @@
+"""Reductions of gradients by `DistributedDataParallel`, replaced by others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import GradBucket
+from torch.nn.parallel import DistributedDataParallel
+
+from equivcheck.layouts.replicating import wrapper_of
+from equivcheck.train.setup import Setup
+
+Reduce = Callable[[GradBucket, dist.ProcessGroup], "torch.futures.Future[torch.Tensor]"]
+"""What becomes of a bucket of gradients that are to be averaged over a group."""
+
+
+def wrapper(setup: Setup) -> DistributedDataParallel | None:
+    """The `DistributedDataParallel` that reduces the gradients of a setup; None where something else does."""
+    if isinstance(setup.module, DistributedDataParallel):
+        return setup.module
+    return wrapper_of(setup.model)
+
+
+def reduce_by(setup: Setup, reduce: Reduce) -> None:
+    """Let gradients be reduced otherwise; nothing where no `DistributedDataParallel` does it."""
+    module = wrapper(setup)
+    if module is not None:
+        # Without annotations, as they would be compared with types and are strings here.
+        module.register_comm_hook(None, lambda _state, bucket: reduce(bucket, module.process_group))
+
+
+def kept(bucket: GradBucket, _group: dist.ProcessGroup) -> torch.futures.Future[torch.Tensor]:
+    """The bucket as this rank has it."""
+    return done(bucket.buffer())
+
+
+def summed(bucket: GradBucket, group: dist.ProcessGroup) -> torch.futures.Future[torch.Tensor]:
+    """The sum over ranks."""
+    future = dist.all_reduce(bucket.buffer(), group=group, async_op=True).get_future()
+    return future.then(lambda result: result.value()[0])  # type: ignore[no-any-return]
+
+
+def averaged(bucket: GradBucket, group: dist.ProcessGroup) -> torch.futures.Future[torch.Tensor]:
+    """The mean over ranks, as it should be."""
+    bucket.buffer().div_(group.size())
+    return summed(bucket, group)
+
+
+def done(values: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
+    """A future that has its value."""
+    future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+    future.set_result(values)
+    return future
