@@ -53,7 +53,7 @@ def _changed(training: Training, layout: Layout) -> Iterator[Parts]:
     yield from ((_with_model(training, model), layout) for model in _narrower(training.model))
     yield from ((changed, layout) for changed in with_defaults(training))
     yield from ((training, changed) for changed in with_defaults(layout))
-    yield from ((_with_model(training, model), layout) for model in _plainer(training.model))
+    yield from ((_with_model(training, model), layout) for model in _plainer(training))
 
 
 def _fewer_ranks(layout: Layout) -> Iterator[Layout]:
@@ -113,7 +113,10 @@ def _fewer_rows(training: Training) -> Iterator[Training]:
 
 
 def _with_model(training: Training, model: Model) -> Training:
-    return replace(training, model=model)
+    """The training of another model; as it was where its optimizer does not take that."""
+    with suppress(EquivCheckError):
+        return replace(training, model=model)
+    return training
 
 
 def _narrower(model: Model) -> Iterator[Model]:
@@ -129,9 +132,10 @@ def _narrower(model: Model) -> Iterator[Model]:
                 yield replace(model, layers=layers)
 
 
-def _plainer(model: Model) -> Iterator[Model]:
+def _plainer(training: Training) -> Iterator[Model]:
     """No options of any layer, then of one."""
-    plain = tuple(Layer(width=layer.width) for layer in model.layers)
+    model = training.model
+    plain = tuple(Layer(width=layer.width, bias=training.optimizer.takes_vectors) for layer in model.layers)
     yield replace(model, layers=plain)
     for index in range(len(plain)):
         with suppress(EquivCheckError):
