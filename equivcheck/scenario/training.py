@@ -13,7 +13,7 @@ from equivcheck.scenario.optimizer import SGD, Optimizer, Rprop
 from equivcheck.scenario.ranges import refuse, require_between, require_not_negative, require_positive
 from equivcheck.scenario.schedule import Schedule
 
-MAX_STEPS = 5
+MAX_STEPS = 10
 
 
 class Loss(Choice):

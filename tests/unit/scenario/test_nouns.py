@@ -156,7 +156,7 @@ OF_TRAININGS: list[Invalid] = [
     (CosineAnnealingLR, {"T_max": 11}, "CosineAnnealingLR.T_max is 11; allowed: 1 to 10"),
     (ClipNorm, {"max_norm": math.inf}, f"ClipNorm.max_norm is inf; {POSITIVE}"),
     (ClipValue, {"clip_value": 0.0}, f"ClipValue.clip_value is 0.0; {POSITIVE}"),
-    (a_training, {"steps": 6}, "Training.steps is 6; allowed: 1 to 5"),
+    (a_training, {"steps": 11}, "Training.steps is 11; allowed: 1 to 10"),
     (a_training, {"seed": 2**32}, "Training.seed is 4294967296; allowed: 0 to 4294967295"),
     (
         a_training,

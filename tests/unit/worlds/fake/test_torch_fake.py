@@ -104,7 +104,7 @@ def test_tensor_parallel_inside_fsdp_trains_under_both(tp_plan: TensorParallel, 
     def same(dp: int, tp: int, width: int, data: st.DataObject) -> None:
         mesh = Mesh(axes=(Axis(name="dp", size=dp), Axis(name="tp", size=tp)))
         layers = (Layer(width=8 * width), Layer(width=8, norm=Norm.RMS if tp_plan is SEQUENCE else None))
-        training = Training(model=Model(features=8, layers=layers), data=Data(microbatches=(dp * tp,)), steps=5)
+        training = Training(model=Model(features=8, layers=layers), data=Data(microbatches=(dp * tp,)), steps=10)
         scenario = Scenario(training=training, layout=Layout(mesh=mesh, parallelisms=(tp_plan, data_parallel)))
         rank = data.draw(st.integers(0, dp * tp - 1))
         (calls,) = FakeRanks(dp * tp, rank).run(lambda: train(rank_setup(scenario))).calls
