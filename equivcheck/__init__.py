@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from equivcheck.errors import EquivCheckError, InvalidScenario, NotEquivalent, UsageError
     from equivcheck.oracle.check import check
     from equivcheck.oracle.verdict import Outcome, Verdict
+    from equivcheck.own.check import check_training
     from equivcheck.scenario import Layout, Scenario, Training
     from equivcheck.worlds.world import World
 
@@ -26,6 +27,7 @@ _HOMES = {
     "Verdict": "equivcheck.oracle.verdict",
     "World": "equivcheck.worlds.world",
     "check": "equivcheck.oracle.check",
+    "check_training": "equivcheck.own.check",
 }
 
 __all__ = [
@@ -40,6 +42,7 @@ __all__ = [
     "Verdict",
     "World",
     "check",
+    "check_training",
 ]
 
 

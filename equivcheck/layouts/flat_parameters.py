@@ -11,6 +11,7 @@ from itertools import accumulate
 from typing import Any
 
 import torch
+from torch import nn
 from torch.distributed.fsdp import FullyShardedDataParallel
 
 from equivcheck.scenario import ClipNorm
@@ -23,7 +24,7 @@ def clip_flat(module: FullyShardedDataParallel, clipping: ClipNorm) -> torch.Ten
     return module.clip_grad_norm_(clipping.max_norm, norm_type=float(clipping.norm_type.value))
 
 
-def flat_slots(root: FullyShardedDataParallel) -> tuple[Slot, ...]:
+def flat_slots(root: nn.Module) -> tuple[Slot, ...]:
     """What this rank holds: a slot for each original parameter, or for each flat one where the originals are gone."""
     slots: list[Slot] = []
     for prefix, handle in _handles(root):
@@ -42,7 +43,7 @@ def release(root: FullyShardedDataParallel) -> None:
         handle.flat_param.__dict__.clear()
 
 
-def _handles(root: FullyShardedDataParallel) -> Iterator[tuple[str, Any]]:
+def _handles(root: nn.Module) -> Iterator[tuple[str, Any]]:
     """Each unit's handle with the canonical prefix of its module, in the order of the optimizer of one device."""
     for name, unit in root.named_modules():
         if isinstance(unit, FullyShardedDataParallel) and unit._handle is not None:

@@ -25,12 +25,13 @@ def is_localized(model: nn.Module) -> bool:
 def localized_slots(model: nn.Module) -> tuple[Slot, ...]:
     """A slot for each distinct parameter: whole, or the shard that it was the local tensor of."""
     return tuple(
-        Slot(parameter=parameter, pieces=(_piece(canonical_name(name), parameter),))
+        Slot(parameter=parameter, pieces=(localized_piece(canonical_name(name), parameter),))
         for name, parameter in model.named_parameters()
     )
 
 
-def _piece(name: str, parameter: torch.Tensor) -> Piece:
+def localized_piece(name: str, parameter: torch.Tensor) -> Piece:
+    """What this rank holds of a parameter: whole, or the shard that it was, or is, the local tensor of."""
     spec = _spec(parameter)
     return piece_of(name, parameter) if spec is None else box_of(name, tuple(spec.shape), spec.mesh, spec.placements)
 

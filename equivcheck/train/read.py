@@ -6,7 +6,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
@@ -93,8 +92,9 @@ def snapshot(slots: Sequence[Slot], pieces: tuple[Piece, ...], tensors: Iterable
         dtypes += [_dtype_name(local)] * count
         if local is not None and fit:
             flat.append(local.reshape(-1))
-    values = torch.cat(flat).numpy() if flat else np.empty(0)
-    return Snapshot(pieces=pieces, present=tuple(present), fits=tuple(fits), dtypes=tuple(dtypes), values=values)
+    values = torch.cat(flat) if flat else torch.empty(0)
+    numbers = (values.float() if values.dtype is torch.bfloat16 else values).numpy()  # NumPy has no bfloat16
+    return Snapshot(pieces=pieces, present=tuple(present), fits=tuple(fits), dtypes=tuple(dtypes), values=numbers)
 
 
 def state_snapshot(state: State, slots: Sequence[Slot]) -> Snapshot:

@@ -1,0 +1,29 @@
+"""The scripts of `examples/` run, and say what README tells of them."""
+
+from __future__ import annotations
+
+import runpy
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+SAYS = {
+    "transformer_block": ["EQUIVALENT: a training of yours on dp 2 x tp 2"],
+    "own_data_parallel": ["DIVERGED: a training of yours on dp 2", "step 0 gradient 2.weight", "EQUIVALENT: a training of yours"],
+    "pipeline": ["EQUIVALENT: a training of yours on dp 2 x pp 2"],
+}
+
+
+def test_every_example_is_run() -> None:
+    """A new script is a new row here."""
+    assert {path.stem for path in EXAMPLES.glob("*.py")} == set(SAYS)
+
+
+@pytest.mark.parametrize("name", SAYS)
+def test_an_example_says_what_it_finds(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each has a `main` that prints its verdicts, in this order."""
+    runpy.run_path(str(EXAMPLES / f"{name}.py"))["main"]()
+    printed, position = capsys.readouterr().out, 0
+    for words in SAYS[name]:
+        position = printed.index(words, position) + 1

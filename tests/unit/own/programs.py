@@ -1,0 +1,51 @@
+"""A training that users might bring, of functions that processes can import."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.nn.parallel import DistributedDataParallel
+
+STEPS = 3
+
+
+def build() -> nn.Module:
+    """A small model with a norm."""
+    return nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.LayerNorm(6), nn.Linear(6, 2))
+
+
+def batches(rows: int = 4, steps: int = STEPS) -> list[Any]:
+    """Inputs and targets of each step."""
+    generator = torch.Generator().manual_seed(1)
+    return [(torch.randn(rows, 4, generator=generator), torch.randn(rows, 2, generator=generator)) for _ in range(steps)]
+
+
+def loss(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """A mean over rows."""
+    return nn.functional.mse_loss(outputs, targets)
+
+
+def adam(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+    """With state."""
+    return torch.optim.Adam(parameters, lr=0.01)
+
+
+def in_ddp(model: nn.Module, _mesh: DeviceMesh) -> nn.Module:
+    """Data parallelism as torch has it."""
+    return DistributedDataParallel(model)
+
+
+def brought(**changes: Any) -> dict[str, Any]:
+    """Arguments of `check_training` that give EQUIVALENT, changed."""
+    usual = {
+        "model": build,
+        "parallelize": in_ddp,
+        "mesh": {"dp": 2},
+        "batches": batches(),
+        "loss": loss,
+        "optimizer": adam,
+    }
+    return usual | changes
