@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -94,16 +94,16 @@ class Pipe:
         return self.schedules[rows]
 
     def _build(self, part: Batch, rows: int) -> Any:
-        parallelism, num_chunks = self.parallelism, self.parallelism.num_chunks
-        counted = rows if parallelism.scale_grads else rows // num_chunks
-
-        def loss(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-            return scaled(self.setup, loss_of(self.setup.training, outputs, targets), counted)
-
+        parallelism = self.parallelism
         stages = [self._stage(number, part) for number in self.modules]
         kind = getattr(torch_schedules, SCHEDULES[parallelism.schedule])
         made = stages[0] if parallelism.schedule.is_single else stages
-        return kind(made, num_chunks, loss_fn=loss, scale_grads=parallelism.scale_grads)
+        return kind(made, parallelism.num_chunks, loss_fn=self.loss_of_chunk(rows), scale_grads=parallelism.scale_grads)
+
+    def loss_of_chunk(self, rows: int) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
+        """Maps outputs and targets of a chunk of a microbatch of `rows` rows to its part of the step's loss."""
+        counted = rows if self.parallelism.scale_grads else rows // self.parallelism.num_chunks
+        return lambda outputs, targets: scaled(self.setup, loss_of(self.setup.training, outputs, targets), counted)
 
     def _stage(self, number: int, part: Batch) -> PipelineStage:
         module = self.modules[number]

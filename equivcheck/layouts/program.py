@@ -38,7 +38,7 @@ def rank_program(
 def rank_setup(scenario: Scenario) -> Setup:
     """The setup of this rank with every parallelism applied, innermost first."""
     setup, layout = single_device(scenario.training), scenario.layout
-    setup.announce = mark
+    setup.announce, setup.layout = mark, layout
     recompute_layers(setup.model, layout.execution.checkpointing)
     mesh = setup.mesh = device_mesh(layout.mesh.shape, layout.mesh.names)
     for parallelism in layout.parallelisms:

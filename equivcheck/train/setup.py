@@ -11,7 +11,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.optim.lr_scheduler import LRScheduler
 
-from equivcheck.scenario import ClipNorm, Training
+from equivcheck.scenario import ClipNorm, Layout, Training
 from equivcheck.train.accumulate import accumulate
 from equivcheck.train.clipping import clip_by_norm
 from equivcheck.train.material import Batch, material
@@ -64,6 +64,8 @@ class Setup:
     """Where the optimizer keeps this rank's state, by parameter; a parameter of which this rank has none is not there."""
     mesh: DeviceMesh | None = None
     """The ranks with the names of the axes; None on one device."""
+    layout: Layout | None = None
+    """How the training is spread; None on one device."""
     span: range | None = None
     """The steps of the training that are run, in a row; None for all."""
     before_training: list[Callable[[torch.optim.Optimizer, LRScheduler | None], None]] = field(default_factory=list)
