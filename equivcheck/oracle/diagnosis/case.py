@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from equivcheck.layouts.registry import rounding_of
 from equivcheck.layouts.rounding import Rounding
 from equivcheck.oracle.compare import compare
+from equivcheck.oracle.diagnosis.starts import Begun, watched
 from equivcheck.oracle.moments import Moment, moments, moments_of_steps
+from equivcheck.oracle.pieces import Whole
 from equivcheck.oracle.reference import Reference, confirming_reference
 from equivcheck.oracle.running import Runner
 from equivcheck.oracle.verdict import Divergence, Phase
@@ -32,6 +34,8 @@ class Case:
     """Traces of the layout's own ranks."""
     found: tuple[tuple[Moment, ...], ...]
     """Per moment of the reference, that of each rank."""
+    starts: tuple[Begun, ...]
+    """What each rank started from; empty where that could not be seen."""
     divergences: tuple[Divergence, ...]
     """All that differ by value, at least one, in order."""
 
@@ -54,6 +58,19 @@ class Case:
     def _is_later(self, step: int, phase: Phase) -> bool:
         return step > self.first.step or phase in (Phase.STATE, Phase.BUFFER)
 
+    @property
+    def updated(self) -> tuple[str, ...]:
+        """The parameters that the reference updates at some step."""
+        found = [moment for moment in self.reference.moments if moment.phase is Phase.GRADIENT]
+        return tuple(name for at, name in enumerate(found[0].table.names) if any(moment.present[at] for moment in found))
+
+    def expected_parameters(self, step: int) -> Whole:
+        """The reference's parameters after a step."""
+        (found,) = [moment for moment in self.reference.moments if (moment.step, moment.phase) == (step, Phase.UPDATE)]
+        ends = [*found.table.offsets[1:], found.table.total]
+        rows = zip(found.table.names, found.table.shapes, found.table.offsets, ends, strict=True)
+        return {name: found.values[start:end].reshape(shape) for name, shape, start, end in rows}
+
     def differing(self, phase: Phase) -> tuple[str, ...]:
         """The tensors that differ in a phase of the first step that does, in order."""
         return tuple(
@@ -63,7 +80,9 @@ class Case:
 
 def case_of(scenario: Scenario, alter: Callable[[Setup], None] | None, world: str | Ranks, deadline: float = 60.0) -> Case | None:
     """Run a scenario's ranks again; None if nothing differs by value. Raises `RanksFailed`."""
-    left = Runner(world=world, deadline=deadline, alter=alter).run(scenario)
+    kept: dict[int, Begun] = {}
+    sees = world == "sim" and scenario.start is None and not scenario.layout.execution.is_compiled
+    left = Runner(world=world, deadline=deadline, alter=watched(alter, kept) if sees else alter).run(scenario)
     num_parts = max(layout.num_data_ranks for layout in scenario.layouts)
     reference = confirming_reference(scenario.training, num_parts, rounding_of(scenario.layout))
     divergences = compare(reference, left.run.values, left.before).divergences
@@ -76,5 +95,6 @@ def case_of(scenario: Scenario, alter: Callable[[Setup], None] | None, world: st
         before=tuple(left.before),
         traces=tuple(left.run.values),
         found=tuple(found),
+        starts=tuple(start for _, start in sorted(kept.items())),
         divergences=divergences,
     )

@@ -4,15 +4,32 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
+from equivcheck.oracle.diagnosis.accumulation import wrong_accumulations
 from equivcheck.oracle.diagnosis.case import Case
 from equivcheck.oracle.diagnosis.counterfactual import Counterfactual
+from equivcheck.oracle.diagnosis.optimizer import wrong_optimizers
 from equivcheck.oracle.diagnosis.reduction import wrong_reductions
+from equivcheck.oracle.diagnosis.rows import wrong_rows, wrong_starts
+from equivcheck.oracle.diagnosis.state import stale_values, wrong_updates
+from equivcheck.oracle.verdict import Phase
 
-CATALOGUE: tuple[Callable[[Case], Iterator[Counterfactual]], ...] = (wrong_reductions,)
-"""Each gives what may explain a case; where several do, the first is told."""
+_COMPUTED = (Phase.LOSS, Phase.GRADIENT)
+_UPDATED = (Phase.UPDATE, Phase.STATE)
+
+CATALOGUE: tuple[tuple[Callable[[Case], Iterator[Counterfactual]], tuple[Phase, ...]], ...] = (
+    (wrong_starts, (*_COMPUTED, *_UPDATED, Phase.BUFFER)),
+    (wrong_reductions, _COMPUTED),
+    (wrong_rows, _COMPUTED),
+    (wrong_accumulations, _COMPUTED),
+    (stale_values, (*_COMPUTED, *_UPDATED)),
+    (wrong_updates, _UPDATED),
+    (wrong_optimizers, _UPDATED),
+)
+"""Each gives what may explain a case that differs first in one of some phases; where several do, the first is told."""
 
 
 def counterfactuals(case: Case) -> Iterator[Counterfactual]:
     """What is tried on a case, in order."""
-    for wrong in CATALOGUE:
-        yield from wrong(case)
+    for wrong, phases in CATALOGUE:
+        if case.first.phase in phases:
+            yield from wrong(case)

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import torch
 
-from equivcheck.oracle.diagnosis.agreement import part_of
 from equivcheck.oracle.diagnosis.case import Case
+from equivcheck.oracle.pieces import fill
 
 
 class Gathering:
@@ -22,6 +22,11 @@ class Gathering:
     def held(self, name: str, rank: int) -> torch.Tensor:
         """Which elements of a tensor a rank holds, as a tensor of its shape."""
         return torch.from_numpy(self._held[name][rank])
+
+    @property
+    def is_sharded(self) -> bool:
+        """Whether any rank lacks any element."""
+        return any(sources is not None for sources in self._sources.values())
 
     def gather(self, tensors: Sequence[Mapping[str, torch.Tensor]]) -> None:
         """Replace, in place, what ranks do not hold by what a rank has that does."""
@@ -63,6 +68,5 @@ def _held(case: Case) -> dict[str, list[np.ndarray]]:
     for rank, trace in enumerate(case.traces):
         for piece in trace.steps[0].parameters.pieces:
             if piece.name in held and held[piece.name][rank].shape == piece.shape:
-                places = np.arange(held[piece.name][rank].size).reshape(piece.shape)
-                held[piece.name][rank].reshape(-1)[part_of(places, piece)] = True
+                fill(held[piece.name][rank], piece, np.ones(piece.numel, dtype=np.bool_))
     return held

@@ -98,6 +98,7 @@ class SideBySide:
         self.take: Callable[[Seat, Batch], Batch] = self.take_rows
         self.reductions: dict[str, Reduction] = {}
         self.gathers_gradients = True
+        self.weighs = True
         self.before_reducing: list[Callable[[int, list[Gradients]], None]] = []
         self.after_reducing: list[Callable[[int, list[Gradients]], None]] = []
 
@@ -179,7 +180,7 @@ class SideBySide:
             return {}
         count = self._place(seat)[1]
         rows = batch.rows
-        if self.training.loss.is_mean:
+        if self.training.loss.is_mean and self.weighs:
             rows = part.rows * count
         setup.loss_scale = count
         loss = part_loss(setup, part, index, rows)

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from equivcheck.oracle.diagnosis.case import Case
-from equivcheck.oracle.diagnosis.words import trained
 from equivcheck.oracle.verdict import Phase
 
 
 def suspects(case: Case) -> Iterator[tuple[str, ...]]:
     """Sets of parameters whose gradients may be wrong, the smallest first."""
-    everything = trained(case)
+    everything = case.updated
     differing = tuple(name for name in case.differing(Phase.GRADIENT) if name in everything)
     if differing:
         yield differing

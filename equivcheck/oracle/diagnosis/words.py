@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import numpy.typing as npt
 
 from equivcheck.oracle.diagnosis.case import Case
 from equivcheck.scenario import Mesh
@@ -28,19 +31,27 @@ def gradients(case: Case, names: Sequence[str]) -> str:
     """The gradient of one or of some tensors, or of all that have one, with the verb that follows: is or are."""
     if len(names) == 1:
         return f"the gradient of `{names[0]}` is"
-    if set(names) >= set(trained(case)):
+    if set(names) >= set(case.updated):
         return "all gradients are"
     return f"the gradients of {tensors(names)} are"
-
-
-def trained(case: Case) -> tuple[str, ...]:
-    """The parameters that have a gradient, or had one at some step."""
-    moments = [moment for moment in case.reference.moments if moment.phase.value == "gradient"]
-    names = moments[0].table.names
-    return tuple(name for at, name in enumerate(names) if any(moment.present[at] for moment in moments))
 
 
 def over(mesh: Mesh, axes: Sequence[str]) -> str:
     """The ranks along some axes: ``the 2 dp ranks``, ``the 2 x 2 dp_replicate x dp_shard ranks``."""
     sizes = " x ".join(str(mesh.size(name)) for name in axes)
     return f"the {sizes} {' x '.join(axes)} ranks"
+
+
+def rows_of_tensor(masks: Mapping[str, npt.NDArray[np.bool_]]) -> str:
+    """Some elements of tensors: ``rows 2 to 3 of `a```, or ``5 of 8 elements of `a```."""
+    return listed([_rows(name, mask) for name, mask in masks.items()][:_NAMED])
+
+
+def _rows(name: str, mask: npt.NDArray[np.bool_]) -> str:
+    along = mask.reshape(mask.shape[0], -1)
+    rows = np.flatnonzero(along.any(axis=1))
+    if mask.all():
+        return f"all of `{name}`"
+    if not along[rows].all() or len(rows) != rows[-1] - rows[0] + 1:
+        return f"{int(mask.sum())} of the {mask.size} elements of `{name}`"
+    return f"row {rows[0]} of `{name}`" if len(rows) == 1 else f"rows {rows[0]} to {rows[-1]} of `{name}`"

@@ -1,0 +1,119 @@
+"""Ranks that compute on the wrong rows, with the wrong masks, or from another start."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+from equivcheck.oracle.cause import Cause
+from equivcheck.oracle.diagnosis.case import Case
+from equivcheck.oracle.diagnosis.counterfactual import Counterfactual, alone, side_by_side
+from equivcheck.oracle.diagnosis.side_by_side import Seat, SideBySide, cut, data_axes
+from equivcheck.oracle.diagnosis.starts import moved
+from equivcheck.oracle.diagnosis.words import listed, over, tensors
+from equivcheck.oracle.pieces import fill
+from equivcheck.train.material import Batch
+from equivcheck.train.setup import Setup
+
+
+def wrong_rows(case: Case) -> Iterator[Counterfactual]:
+    """Rows of one rank for all, all rows for all, rows left out, masks of other rows or none."""
+    mesh = case.scenario.layout.mesh
+    axes = tuple(name for name in data_axes(case.scenario.layout) if mesh.size(name) > 1)
+    if axes:
+        for name in axes if len(axes) > 1 else ():
+            words = f"{over(mesh, (name,))} compute on the same rows: those of the first"
+            yield _taking(case, Cause.SAME_ROWS, words, _of_first((name,)))
+        words = f"{over(mesh, axes)} compute on the same rows: those of the first"
+        yield _taking(case, Cause.SAME_ROWS, words, _of_first(axes))
+        words = f"{over(mesh, axes)} compute on all rows each, as if these were their own part"
+        yield alone(case, Cause.SAME_ROWS, words, _scaling_loss(mesh.size(*axes)))
+    yield from _left_out(case)
+    yield from _masked(case)
+
+
+def _taking(case: Case, cause: Cause, words: str, take: Callable[[SideBySide, Seat, Batch], Batch]) -> Counterfactual:
+    def change(trainings: SideBySide) -> None:
+        trainings.take = lambda seat, batch: take(trainings, seat, batch)
+
+    return side_by_side(case, cause, words, change)
+
+
+def _of_first(axes: tuple[str, ...]) -> Callable[[SideBySide, Seat, Batch], Batch]:
+    def take(trainings: SideBySide, seat: Seat, batch: Batch) -> Batch:
+        coordinate = {name: 0 if name in axes else index for name, index in seat.coordinate.items()}
+        return trainings.take_rows(replace(seat, coordinate=coordinate), batch)
+
+    return take
+
+
+def _scaling_loss(factor: float) -> Callable[[Setup], None]:
+    def change(setup: Setup) -> None:
+        setup.loss_scale *= factor
+
+    return change
+
+
+def _left_out(case: Case) -> Iterator[Counterfactual]:
+    """The first or last row of each rank's part, with the mean over the others or as if it were zero."""
+    for last in (True, False):
+        place = "last" if last else "first"
+        for weighs in (False, True):
+            words = f"the {place} row of each rank's part of a microbatch is left out"
+
+            def change(trainings: SideBySide, last: bool = last, weighs: bool = weighs) -> None:
+                trainings.take = lambda seat, batch: _without_one(trainings.take_rows(seat, batch), last)
+                trainings.weighs = weighs
+
+            yield side_by_side(case, Cause.ROWS_LOST, words, change)
+
+
+def _without_one(batch: Batch, last: bool) -> Batch:
+    return cut(batch, range(batch.rows - 1) if last else range(min(1, batch.rows), batch.rows))
+
+
+def _masked(case: Case) -> Iterator[Counterfactual]:
+    if not any(layer.dropout for layer in case.scenario.training.model.layers):
+        return
+    ways: tuple[tuple[str, Callable[[SideBySide, Seat, Batch], Batch]], ...] = (
+        ("dropout is left out", lambda trainings, seat, batch: _unmasked(trainings.take_rows(seat, batch))),
+        ("every rank uses the dropout masks of the first rank's rows", _masks_of_first),
+    )
+    for words, take in ways:
+        yield _taking(case, Cause.ANOTHER_MASK, words, take)
+
+
+def _unmasked(batch: Batch) -> Batch:
+    return replace(batch, masks=tuple(None for _ in batch.masks))
+
+
+def _masks_of_first(trainings: SideBySide, seat: Seat, batch: Batch) -> Batch:
+    own, first = trainings.take_rows(seat, batch), trainings.take_rows(trainings.seats[0], batch)
+    return replace(own, masks=first.masks)
+
+
+def wrong_starts(case: Case) -> Iterator[Counterfactual]:
+    """Ranks that begin with other parameters or buffers than the training's own."""
+    differing = moved(case.scenario.training, case.starts)
+    if differing:
+        names = sorted({name for name, _ in differing})
+        ranks = sorted({rank for _, rank in differing})
+        words = f"{_who(ranks, len(case.starts))} from other values of {tensors(names)} than those given"
+        yield side_by_side(case, Cause.UNEQUAL_START, words, lambda trainings: _start_there(case, trainings))
+
+
+def _who(ranks: list[int], count: int) -> str:
+    if len(ranks) == count:
+        return "every rank starts"
+    if len(ranks) == 1:
+        return f"rank {ranks[0]} starts"
+    return f"ranks {listed([str(rank) for rank in ranks])} start"
+
+
+def _start_there(case: Case, trainings: SideBySide) -> None:
+    for setup, start in zip(trainings.setups, case.starts, strict=True):
+        held = {**dict(setup.model.named_parameters()), **dict(setup.model.named_buffers())}
+        for piece, values in start.parts():
+            if piece.name in held:
+                fill(held[piece.name].detach().numpy(), piece, values)
+    trainings.gathering.gather([{name: value.data for name, value in each.model.named_parameters()} for each in trainings.setups])
