@@ -143,6 +143,6 @@ def _stepping(*, zeroing: bool, whole: bool) -> Callable[[Setup], None]:
 
 def _keep_gradients(setup: Setup) -> None:
     def keep(optimizer: torch.optim.Optimizer, _schedule: object) -> None:
-        optimizer.zero_grad = lambda **_: None  # type: ignore[method-assign, assignment]
+        optimizer.zero_grad = lambda **_: None  # type: ignore[method-assign]
 
     setup.before_training.append(keep)

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import numpy as np
+
 from equivcheck.layouts.registry import rounding_of
 from equivcheck.layouts.rounding import Rounding
 from equivcheck.oracle.compare import compare
 from equivcheck.oracle.diagnosis.starts import Begun, watched
 from equivcheck.oracle.moments import Moment, moments, moments_of_steps
-from equivcheck.oracle.pieces import Whole
+from equivcheck.oracle.pieces import Whole, fill, parts_of
 from equivcheck.oracle.reference import Reference, confirming_reference
 from equivcheck.oracle.running import Runner
 from equivcheck.oracle.verdict import Divergence, Phase
@@ -64,12 +66,26 @@ class Case:
         found = [moment for moment in self.reference.moments if moment.phase is Phase.GRADIENT]
         return tuple(name for at, name in enumerate(found[0].table.names) if any(moment.present[at] for moment in found))
 
-    def expected_parameters(self, step: int) -> Whole:
-        """The reference's parameters after a step."""
-        (found,) = [moment for moment in self.reference.moments if (moment.step, moment.phase) == (step, Phase.UPDATE)]
-        ends = [*found.table.offsets[1:], found.table.total]
-        rows = zip(found.table.names, found.table.shapes, found.table.offsets, ends, strict=True)
-        return {name: found.values[start:end].reshape(shape) for name, shape, start, end in rows}
+    def expected_values(self, step: int, phase: Phase) -> Whole:
+        """The reference's tensors of a phase of a step."""
+        values: Whole = {}
+        for found in self.reference.moments:
+            if (found.step, found.phase) == (step, phase):
+                ends = [*found.table.offsets[1:], found.table.total]
+                rows = zip(found.table.names, found.table.shapes, found.table.offsets, ends, strict=True)
+                values |= {name: found.values[start:end].reshape(shape) for name, shape, start, end in rows}
+        return values
+
+    def whole(self, step: int, phase: Phase) -> Whole:
+        """The same of the ranks, put together; where ranks disagree, the lowest counts."""
+        values: Whole = {}
+        for expected, found in zip(self.reference.moments, self.found, strict=True):
+            if (expected.step, expected.phase) == (step, phase):
+                for moment in reversed(found):
+                    for piece, held in parts_of(moment.snapshot):
+                        if piece.name and held is not None:
+                            fill(values.setdefault(piece.name, np.full(piece.shape, np.nan)), piece, held)
+        return values
 
     def differing(self, phase: Phase) -> tuple[str, ...]:
         """The tensors that differ in a phase of the first step that does, in order."""

@@ -59,9 +59,12 @@ class Fit:
 
 def _fit(case: Case, candidate: Counterfactual) -> Fit | None:
     step, everything = case.first.step, case.scenario.training.steps
-    if step + 1 < everything and num_agreeing(case, candidate.run(step + 1)) < case.num_moments:
-        return None
-    count = num_agreeing(case, candidate.run(everything))
+    try:
+        if step + 1 < everything and num_agreeing(case, candidate.run(step + 1)) < case.num_moments:
+            return None
+        count = num_agreeing(case, candidate.run(everything))
+    except RuntimeError:
+        return None  # torch refuses what is wrong in this way, as clipping where no gradient is left
     if count < case.num_moments:
         return None
     return Fit(candidate=candidate, num_moments=count, exact=count == len(case.found), step=step)

@@ -24,6 +24,23 @@ class Gathering:
         return torch.from_numpy(self._held[name][rank])
 
     @property
+    def names(self) -> tuple[str, ...]:
+        """All tensors."""
+        return tuple(self._held)
+
+    def held_by_any(self, name: str, ranks: Sequence[int]) -> torch.Tensor:
+        """Which elements of a tensor some ranks hold together."""
+        return torch.from_numpy(np.any([self._held[name][rank] for rank in ranks], axis=0))
+
+    def copies(self, name: str, axes: Sequence[str]) -> torch.Tensor:
+        """By how many ranks that differ along some axes only each element is held, at most."""
+        lines: dict[tuple[int, ...], list[int]] = {}
+        for rank, coordinate in enumerate(self._coordinates):
+            lines.setdefault(tuple(index for axis, index in coordinate.items() if axis not in axes), []).append(rank)
+        counts = [np.sum([self._held[name][rank] for rank in line], axis=0) for line in lines.values()]
+        return torch.from_numpy(np.max(counts, axis=0))
+
+    @property
     def is_sharded(self) -> bool:
         """Whether any rank lacks any element."""
         return any(sources is not None for sources in self._sources.values())

@@ -47,19 +47,30 @@ def _over_part(case: Case, names: Sequence[str]) -> Iterator[Counterfactual]:
 
 
 def _scaled(case: Case, names: Sequence[str]) -> Iterator[Counterfactual]:
-    """Sums that are not divided, or divided once more, over some of the axes along which rows differ."""
+    """Sums that are not divided, or divided once more: over axes along which rows differ, then over others."""
     mesh, axes = case.scenario.layout.mesh, _wide_axes(case)
     several = len(case.scenario.training.data.microbatches) > 1
-    for count in range(len(axes), 0, -1):
-        for chosen in combinations(axes, count):
+    for chosen in _subsets(axes):
+        size, where = mesh.size(*chosen), over(mesh, chosen)
+        for cause, factor, words in (
+            (Cause.SUMMED, size, f"the sum over {where}, not the mean"),
+            (Cause.AVERAGED_TWICE, 1 / size, f"divided by the number of {where} twice"),
+        ):
+            yield alone(case, cause, f"{gradients(case, names)} {words}", _scaling(names, factor))
+            if several and case.rounding is None and case.scenario.start is None:
+                yield _reduced(case, cause, names, f"{words}, at each microbatch", Reduction(axes=axes, factor=factor))
+    for chosen in _subsets(tuple(name for name in mesh.names if mesh.size(name) > 1)):
+        if not set(chosen) <= set(axes):
             size, where = mesh.size(*chosen), over(mesh, chosen)
-            for cause, factor, words in (
-                (Cause.SUMMED, size, f"the sum over {where}, not the mean"),
-                (Cause.AVERAGED_TWICE, 1 / size, f"divided by the number of {where} twice"),
-            ):
-                yield alone(case, cause, f"{gradients(case, names)} {words}", _scaling(names, factor))
-                if several and case.rounding is None and case.scenario.start is None:
-                    yield _reduced(case, cause, names, f"{words}, at each microbatch", Reduction(axes=axes, factor=factor))
+            words = f"{gradients(case, names)} multiplied by the number of {where}, as if it were summed over them"
+            yield alone(case, Cause.SUMMED, words, _scaling(names, size))
+            words = f"{gradients(case, names)} divided by the number of {where}"
+            yield alone(case, Cause.AVERAGED_TWICE, words, _scaling(names, 1 / size))
+
+
+def _subsets(axes: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
+    """Every choice of at least one axis, the largest first."""
+    return (chosen for count in range(len(axes), 0, -1) for chosen in combinations(axes, count))
 
 
 def _wide_axes(case: Case) -> tuple[str, ...]:

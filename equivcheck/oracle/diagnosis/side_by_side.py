@@ -99,6 +99,8 @@ class SideBySide:
         self.reductions: dict[str, Reduction] = {}
         self.gathers_gradients = True
         self.weighs = True
+        self.reduces_in: torch.dtype | None = None
+        self.divides_first = False
         self.before_reducing: list[Callable[[int, list[Gradients]], None]] = []
         self.after_reducing: list[Callable[[int, list[Gradients]], None]] = []
 
@@ -206,10 +208,18 @@ class SideBySide:
         reduction = self.reductions.get(name, Reduction(axes=self.rows_along))
         peers = self.peers(seat, reduction.axes)
         values = [gradients[rank][name] for rank in peers if name in gradients[rank]]
-        total = values[0].clone()
-        for value in values[1:]:
+        return self._sum(values, reduction.factor / len(peers))
+
+    def _sum(self, values: list[torch.Tensor], factor: float) -> torch.Tensor:
+        own = values[0].dtype
+        summands = [self._lowered(value * factor if self.divides_first else value) for value in values]
+        total = summands[0].clone()
+        for value in summands[1:]:
             total += value
-        return total * (reduction.factor / len(peers))
+        return (total if self.divides_first else total * factor).to(own)
+
+    def _lowered(self, value: torch.Tensor) -> torch.Tensor:
+        return value if self.reduces_in is None else value.to(self.reduces_in)
 
 
 def _giving(losses: list[float], rank: int) -> Callable[[Setup, Sequence[Batch], int], float | None]:

@@ -153,7 +153,9 @@ def stale_values(case: Case) -> Iterator[Counterfactual]:
         yield alone(case, Cause.STALE, words, _with_old_parameters(first=False))
         words = "loss and gradients are computed with the parameters of the first step"
         yield alone(case, Cause.STALE, words, _with_old_parameters(first=True))
-        yield alone(case, Cause.STALE, "the optimizer updates by the gradients of the step before", _by_old_gradients)
+        words = "the optimizer updates by the gradients of the step before"
+        yield alone(case, Cause.STALE, words, _by_old_gradients)
+        yield alone(case, Cause.STALE, words, _with_old_gradients)
 
 
 def _with_old_parameters(*, first: bool) -> Callable[[Setup], None]:
@@ -191,3 +193,15 @@ def _by_old_gradients(setup: Setup) -> None:
             parameter.grad = gradient
 
     setup.update = update
+
+
+def _with_old_gradients(setup: Setup) -> None:
+    kept: list[list[torch.Tensor | None]] = []
+
+    def replace(_optimizer: torch.optim.Optimizer, _step: int) -> None:
+        parameters = list(setup.model.parameters())
+        kept.append([None if parameter.grad is None else parameter.grad.clone() for parameter in parameters])
+        for parameter, old in zip(parameters, kept[max(0, len(kept) - 2)], strict=True):
+            parameter.grad = None if old is None else old.clone()
+
+    setup.before_update.append(replace)
