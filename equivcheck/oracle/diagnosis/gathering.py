@@ -9,6 +9,7 @@ import torch
 
 from equivcheck.oracle.diagnosis.case import Case
 from equivcheck.oracle.pieces import fill
+from equivcheck.scenario import DDP
 
 
 class Gathering:
@@ -17,6 +18,7 @@ class Gathering:
     def __init__(self, case: Case, coordinates: Sequence[Mapping[str, int]]) -> None:
         self._coordinates = coordinates
         self._held = _held(case)
+        self._owners = _owners(case)
         self._sources = {name: self._sources_of(holders) for name, holders in self._held.items()}
 
     def held(self, name: str, rank: int) -> torch.Tensor:
@@ -55,6 +57,12 @@ class Gathering:
                 for source, chosen in sources[rank]:
                     each[name][chosen] = before[source][chosen]
 
+    def take_from_owners(self, tensors: Sequence[Mapping[str, torch.Tensor]]) -> None:
+        """Replace, in place, what one rank alone updates by what that rank has."""
+        for name, owner in self._owners.items():
+            for each in tensors:
+                each[name].copy_(tensors[owner][name])
+
     def _sources_of(self, holders: Sequence[np.ndarray]) -> list[list[tuple[int, torch.Tensor]]] | None:
         if all(held.all() for held in holders):
             return None
@@ -87,3 +95,14 @@ def _held(case: Case) -> dict[str, list[np.ndarray]]:
             if piece.name in held and held[piece.name][rank].shape == piece.shape:
                 fill(held[piece.name][rank], piece, np.ones(piece.numel, dtype=np.bool_))
     return held
+
+
+def _owners(case: Case) -> dict[str, int]:
+    """The rank that updates a parameter for all, where one does: the only one with state, though every rank holds all of it."""
+    if not any(isinstance(each, DDP) and each.zero_redundancy for each in case.scenario.layout.parallelisms):
+        return {}
+    found: dict[str, int] = {}
+    for rank, trace in enumerate(case.traces):
+        for piece in trace.state.pieces:
+            found.setdefault(piece.name.rpartition("/")[0], rank)
+    return found

@@ -34,13 +34,18 @@ def _decay(case: Case) -> Iterator[Counterfactual]:
     if any(decay != own for decay in groups):
         words = f"weight decay {own:g} is applied to all groups"
         yield alone(case, Cause.DECAY_EVERYWHERE, words, _grouped(lambda group: group.update(weight_decay=own)))
+        words = f"weight decay {own:g} is applied to groups that should have none"
+        yield alone(
+            case, Cause.DECAY_EVERYWHERE, words, _grouped(lambda group: group["weight_decay"] or group.update(weight_decay=own))
+        )
         for other in dict.fromkeys(decay for decay in groups if decay != own):
             words = f"weight decay {other:g}, that of a group, is applied to all"
             change = _grouped(lambda group, other=other: group.update(weight_decay=other))  # type: ignore[misc]
             yield alone(case, Cause.DECAY_EVERYWHERE, words, change)
     if not any((own, *groups)):
         return
-    for coupled, words in ((True, "weight decay is added to the gradients, not taken off the parameters"),) * 1 + (
+    for coupled, words in (
+        (True, "weight decay is added to the gradients, not taken off the parameters"),
         (False, "weight decay is taken off the parameters, not added to the gradients"),
     ):
         yield alone(case, Cause.DECAY_COUPLED, words, _decaying(coupled=coupled, extra=False))
@@ -202,7 +207,7 @@ def _others(case: Case, optimizer: Optimizer, name: str, own: Any) -> Iterator[A
         yield not own
     elif name == "betas":
         first, second = own
-        yield from ((first, other) for other in (0.999, 0.99, 0.95, 0.9, 0.98, first))
+        yield from ((first, other) for other in (0.999, 0.99, 0.95, 0.9, 0.98, 0.0, max(0.0, round(10 * second - 9, 12)), first))
         yield from ((other, second) for other in (0.9, 0.0, 0.99, 0.95))
         yield second, first
     elif isinstance(own, float):

@@ -8,7 +8,7 @@ from dataclasses import replace
 from equivcheck.oracle.cause import Cause
 from equivcheck.oracle.diagnosis.case import Case
 from equivcheck.oracle.diagnosis.counterfactual import Counterfactual, alone, side_by_side
-from equivcheck.oracle.diagnosis.side_by_side import Seat, SideBySide, cut, data_axes
+from equivcheck.oracle.diagnosis.side_by_side import Gradients, Seat, SideBySide, cut, data_axes, seats_of
 from equivcheck.oracle.diagnosis.starts import moved
 from equivcheck.oracle.diagnosis.words import listed, over, tensors
 from equivcheck.oracle.pieces import fill
@@ -28,6 +28,7 @@ def wrong_rows(case: Case) -> Iterator[Counterfactual]:
         yield _taking(case, Cause.SAME_ROWS, words, _of_first(axes))
         words = f"{over(mesh, axes)} compute on all rows each, as if these were their own part"
         yield alone(case, Cause.SAME_ROWS, words, _scaling_loss(mesh.size(*axes)))
+        yield from _of_others(case, axes)
     yield from _left_out(case)
     yield from _masked(case)
 
@@ -45,6 +46,51 @@ def _of_first(axes: tuple[str, ...]) -> Callable[[SideBySide, Seat, Batch], Batc
         return trainings.take_rows(replace(seat, coordinate=coordinate), batch)
 
     return take
+
+
+def _of_others(case: Case, axes: tuple[str, ...]) -> Iterator[Counterfactual]:
+    """One rank computes on another's rows, or its gradients count as zero."""
+    seats = [
+        seat
+        for seat in seats_of(case.scenario.layout.mesh)
+        if not any(i for name, i in seat.coordinate.items() if name not in axes)
+    ]
+    for seat in reversed(seats):
+        for other in reversed(seats):
+            if other is not seat:
+                words = f"rank {seat.rank} computes on the rows of rank {other.rank}, and nobody on its own"
+                yield _taking(case, Cause.ROWS_LOST, words, _in_place_of(seat, other, axes))
+        for divided in (True, False):
+            words = f"the gradients of rank {seat.rank}'s rows are left out"
+            more = ", and the mean is over the others" if divided else ""
+            yield side_by_side(case, Cause.ROWS_LOST, words + more, _silent(seat, axes, divided=divided))
+
+
+def _is_at(seat: Seat, other: Seat, axes: tuple[str, ...]) -> bool:
+    """Whether two seats are alike along some axes."""
+    return all(seat.coordinate[name] == other.coordinate[name] for name in axes)
+
+
+def _in_place_of(seat: Seat, other: Seat, axes: tuple[str, ...]) -> Callable[[SideBySide, Seat, Batch], Batch]:
+    def take(trainings: SideBySide, own: Seat, batch: Batch) -> Batch:
+        return trainings.take_rows(other if _is_at(own, seat, axes) else own, batch)
+
+    return take
+
+
+def _silent(seat: Seat, axes: tuple[str, ...], *, divided: bool) -> Callable[[SideBySide], None]:
+    def change(trainings: SideBySide) -> None:
+        count = trainings.layout.mesh.size(*axes)
+        factor = count / (count - 1) if divided else 1.0
+
+        def silence(_index: int, gradients: list[Gradients]) -> None:
+            for other, own in zip(trainings.seats, gradients, strict=True):
+                for value in own.values():
+                    value.mul_(0.0 if _is_at(other, seat, axes) else factor)
+
+        trainings.before_reducing.append(silence)
+
+    return change
 
 
 def _scaling_loss(factor: float) -> Callable[[Setup], None]:

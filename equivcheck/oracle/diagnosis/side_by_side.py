@@ -148,7 +148,9 @@ class SideBySide:
             self._compute(models, losses, steps[index], index)
             for each in running:
                 next(each)
-            self.gathering.gather([{name: value.data for name, value in model.items()} for model in models])
+            whole = [{name: value.data for name, value in model.items()} for model in models]
+            self.gathering.gather(whole)
+            self.gathering.take_from_owners(whole)
         return tuple(_finish(each) for each in running)
 
     def _compute(
