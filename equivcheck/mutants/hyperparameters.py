@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 from equivcheck.layouts.registry import rounding_of
 from equivcheck.mutants.mutant import Family, Minimum, Mutant
-from equivcheck.mutants.places import EVERYWHERE, both, by_operations, updates_tell
+from equivcheck.mutants.needs import is_eager
+from equivcheck.mutants.places import EVERYWHERE, both, updates_tell
 from equivcheck.oracle.cause import Cause
 from equivcheck.scenario import SGD, Adam, AdamW, NAdam, Precision, RAdam, RMSprop, Rprop, Scenario, Training
 
@@ -171,7 +172,7 @@ def _optimizer(  # noqa: PLR0913 - the fields of a mutant, by keyword
         wrong=wrong,
         family=Family.OPTIMIZER,
         layouts=EVERYWHERE,
-        applies=both(by_operations, updates_tell, differs, applies),
+        applies=both(is_eager, updates_tell, differs, applies),
         plant=OptimizerOfAnother(change=change),
         causes=causes,
         minimum=Minimum(ranks=1, layers=layers, steps=steps, because=because),
@@ -280,7 +281,7 @@ HYPERPARAMETERS: tuple[Mutant, ...] = (
         wrong="The learning rate is multiplied by the number of ranks, although gradients are averaged.",
         family=Family.OPTIMIZER,
         layouts=EVERYWHERE,
-        applies=both(by_operations, updates_tell),
+        applies=both(is_eager, updates_tell),
         plant=scale_rate_by_ranks,
         causes=(Cause.HYPERPARAMETER,),
         minimum=Minimum(because="times one rank is no change"),

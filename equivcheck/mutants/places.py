@@ -17,15 +17,6 @@ def within(*tags: str) -> tuple[str, ...]:
     return tuple(name for name in EVERYWHERE if not set(name.split(" x ")).isdisjoint(tags))
 
 
-def by_operations(scenario: Scenario) -> bool:
-    """Whether every rank runs its steps one operation after the other.
-
-    A graph of a whole step is traced from a setup as it was before anything is planted, and a compiled module runs what it was
-    compiled from: neither would notice.
-    """
-    return not any(layout.execution.whole_step or layout.execution.is_compiled for layout in scenario.layouts)
-
-
 TELLING_RATE = 1e-3
 """The least learning rate at which, in float32, an update is well above the rounding of what it updates."""
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from equivcheck.mutants.mutant import Family, Minimum, Mutant
-from equivcheck.mutants.places import both, by_operations, within
+from equivcheck.mutants.needs import is_eager
+from equivcheck.mutants.places import both, within
 from equivcheck.oracle.cause import Cause
 from equivcheck.scenario import SPMD, Scenario
 
@@ -65,7 +66,7 @@ PROPAGATION: tuple[Mutant, ...] = (
         wrong="Gradients that are pending a sum over ranks are taken for the sum.",
         family=Family.TENSOR_PARALLEL,
         layouts=within(SPMD.tag),
-        applies=both(by_operations, _has_ranks),
+        applies=both(is_eager, _has_ranks),
         plant=leave_gradients_partial,
         causes=(Cause.NOT_REDUCED, Cause.RANKS_DISAGREE),
         minimum=Minimum(because="over one rank there is nothing to sum"),

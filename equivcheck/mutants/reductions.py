@@ -48,6 +48,34 @@ def averaged(bucket: GradBucket, group: dist.ProcessGroup) -> torch.futures.Futu
     return summed(bucket, group)
 
 
+def averaged_in(dtype: torch.dtype, bucket: GradBucket, group: dist.ProcessGroup) -> torch.futures.Future[torch.Tensor]:
+    """The mean over ranks, sent and added up in another element type."""
+    values = bucket.buffer()
+    low = values.to(dtype).div_(group.size())
+    future = dist.all_reduce(low, group=group, async_op=True).get_future()
+    return future.then(lambda result: values.copy_(result.value()[0]))  # type: ignore[no-any-return]
+
+
+class Unawaited:
+    """The mean over ranks, taken as done as soon as it has begun."""
+
+    def __init__(self) -> None:
+        self._begun: list[dist.Work] = []
+
+    def __call__(self, bucket: GradBucket, group: dist.ProcessGroup) -> torch.futures.Future[torch.Tensor]:
+        """Begin, and go on with what is there."""
+        values = bucket.buffer().div_(group.size())
+        work = dist.all_reduce(values, group=group, async_op=True)
+        assert work is not None, "it is asynchronous"
+        self._begun.append(work)
+        return done(values)
+
+    def wait(self) -> None:
+        """Wait for all that has begun."""
+        while self._begun:
+            self._begun.pop().wait()
+
+
 def done(values: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
     """A future that has its value."""
     future: torch.futures.Future[torch.Tensor] = torch.futures.Future()

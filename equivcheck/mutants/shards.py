@@ -6,7 +6,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from equivcheck.mutants.mutant import Family, Minimum, Mutant
-from equivcheck.mutants.places import both, by_operations
+from equivcheck.mutants.needs import is_eager
+from equivcheck.mutants.places import both
 from equivcheck.mutants.plan import WITH_A_PLAN, Planned, blocks, has_layer
 from equivcheck.oracle.cause import Cause
 from equivcheck.scenario import Scenario, Split, Spread
@@ -126,7 +127,7 @@ SHARDS: tuple[Mutant, ...] = (
         wrong="A square weight is cut along the wrong dim.",
         family=Family.TENSOR_PARALLEL,
         layouts=WITH_A_PLAN,
-        applies=both(by_operations, has_layer(_is_square)),
+        applies=both(is_eager, has_layer(_is_square)),
         plant=cut_other_dim,
         causes=(Cause.PERMUTED,),
         minimum=Minimum(because="one rank has all of it"),
@@ -136,7 +137,7 @@ SHARDS: tuple[Mutant, ...] = (
         wrong="A weight split by columns is cut as if it were two fused ones: each rank has a part of either half.",
         family=Family.TENSOR_PARALLEL,
         layouts=WITH_A_PLAN,
-        applies=both(by_operations, has_layer(_has_halves)),
+        applies=both(is_eager, has_layer(_has_halves)),
         plant=cut_halves_apart,
         causes=(Cause.PERMUTED,),
         minimum=Minimum(because="one rank has both halves"),
@@ -146,7 +147,7 @@ SHARDS: tuple[Mutant, ...] = (
         wrong="The shards of the output of a layer split by columns are put together in another order.",
         family=Family.TENSOR_PARALLEL,
         layouts=WITH_A_PLAN,
-        applies=both(by_operations, has_layer(_is_gathered)),
+        applies=both(is_eager, has_layer(_is_gathered)),
         plant=gather_columns_in_another_order,
         causes=(Cause.PERMUTED,),
         minimum=Minimum(because="one shard has no order"),
@@ -156,7 +157,7 @@ SHARDS: tuple[Mutant, ...] = (
         wrong="Under sequence parallelism, the rows of all ranks are put together in another order.",
         family=Family.TENSOR_PARALLEL,
         layouts=WITH_A_PLAN,
-        applies=both(by_operations, has_layer(_gathers_rows)),
+        applies=both(is_eager, has_layer(_gathers_rows)),
         plant=gather_rows_in_another_order,
         causes=(Cause.PERMUTED,),
         minimum=Minimum(layers=2, because="it takes a layer before it to leave its output by rows"),
@@ -166,7 +167,7 @@ SHARDS: tuple[Mutant, ...] = (
         wrong="Tensor-parallel ranks drop other activations than the first of them does.",
         family=Family.TENSOR_PARALLEL,
         layouts=WITH_A_PLAN,
-        applies=both(by_operations, _drops_on_several),
+        applies=both(is_eager, _drops_on_several),
         plant=draw_masks_on_each_rank,
         causes=(Cause.ANOTHER_MASK, Cause.RANKS_DISAGREE),
         minimum=Minimum(because="one rank is the first"),

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from equivcheck.mutants.mutant import Family, Minimum, Mutant
-from equivcheck.mutants.places import both, by_operations
+from equivcheck.mutants.needs import is_eager
+from equivcheck.mutants.places import both
 from equivcheck.mutants.plan import WITH_A_PLAN, Planned, blocks, has_layer
 from equivcheck.oracle.cause import Cause
 from equivcheck.scenario import Split, Spread
@@ -124,7 +125,7 @@ SPLIT_LAYERS: tuple[Mutant, ...] = (
         wrong="The gradient of the input of a layer split by columns is not summed over ranks.",
         family=Family.TENSOR_PARALLEL,
         layouts=WITH_A_PLAN,
-        applies=both(by_operations, has_layer(_is_column_after_something)),
+        applies=both(is_eager, has_layer(_is_column_after_something)),
         plant=leave_out_input_sum,
         causes=(Cause.PARTIAL_INPUT_GRADIENT, Cause.RANKS_DISAGREE),
         minimum=Minimum(because="a norm in the layer itself is before it; over one rank there is nothing to sum"),
@@ -134,7 +135,7 @@ SPLIT_LAYERS: tuple[Mutant, ...] = (
         wrong="The gradient of the input of a layer split by columns is summed over ranks twice.",
         family=Family.TENSOR_PARALLEL,
         layouts=WITH_A_PLAN,
-        applies=both(by_operations, has_layer(_is_column_after_something)),
+        applies=both(is_eager, has_layer(_is_column_after_something)),
         plant=repeat_input_sum,
         causes=(Cause.INPUT_GRADIENT_SUMMED_TWICE, Cause.SCALED),
         minimum=Minimum(because="a norm in the layer itself is before it; over one rank a second sum changes nothing"),
@@ -144,7 +145,7 @@ SPLIT_LAYERS: tuple[Mutant, ...] = (
         wrong="Under sequence parallelism, the gradient of a norm is not summed over ranks.",
         family=Family.TENSOR_PARALLEL,
         layouts=WITH_A_PLAN,
-        applies=both(by_operations, has_layer(_is_norm_of_rows)),
+        applies=both(is_eager, has_layer(_is_norm_of_rows)),
         plant=leave_out_norm_sum,
         causes=(Cause.NOT_REDUCED, Cause.REDUCED_OVER_PART, Cause.RANKS_DISAGREE),
         minimum=Minimum(layers=2, because="it takes a layer before the norm to leave its output by rows"),
@@ -154,7 +155,7 @@ SPLIT_LAYERS: tuple[Mutant, ...] = (
         wrong="Under sequence parallelism, the gradient of a layer that is not split is not summed over ranks.",
         family=Family.TENSOR_PARALLEL,
         layouts=WITH_A_PLAN,
-        applies=both(by_operations, has_layer(_is_whole_on_rows)),
+        applies=both(is_eager, has_layer(_is_whole_on_rows)),
         plant=leave_out_whole_layer_sum,
         causes=(Cause.NOT_REDUCED, Cause.REDUCED_OVER_PART, Cause.RANKS_DISAGREE),
         minimum=Minimum(layers=2, because="it takes a layer before it to leave its output by rows"),
@@ -164,7 +165,7 @@ SPLIT_LAYERS: tuple[Mutant, ...] = (
         wrong="The bias of a layer split by rows is added on every rank, and so summed.",
         family=Family.TENSOR_PARALLEL,
         layouts=WITH_A_PLAN,
-        applies=both(by_operations, has_layer(_is_row_with_bias)),
+        applies=both(is_eager, has_layer(_is_row_with_bias)),
         plant=add_bias_on_every_rank,
         causes=(Cause.BIAS_ON_EVERY_RANK,),
         minimum=Minimum(because="one rank adds it once"),
@@ -174,7 +175,7 @@ SPLIT_LAYERS: tuple[Mutant, ...] = (
         wrong="The output of a layer split by rows is averaged over ranks, not summed.",
         family=Family.TENSOR_PARALLEL,
         layouts=WITH_A_PLAN,
-        applies=both(by_operations, has_layer(_is_row)),
+        applies=both(is_eager, has_layer(_is_row)),
         plant=average_outputs,
         causes=(Cause.OUTPUT_AVERAGED,),
         minimum=Minimum(because="over one rank, mean and sum are the same"),
@@ -184,7 +185,7 @@ SPLIT_LAYERS: tuple[Mutant, ...] = (
         wrong="The output of a layer split by rows is not summed over ranks.",
         family=Family.TENSOR_PARALLEL,
         layouts=WITH_A_PLAN,
-        applies=both(by_operations, has_layer(_is_row)),
+        applies=both(is_eager, has_layer(_is_row)),
         plant=leave_out_output_sum,
         causes=(Cause.PARTIAL_OUTPUT, Cause.RANKS_DISAGREE),
         minimum=Minimum(because="over one rank there is nothing to sum"),
