@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
-import subprocess
-import sys
 import tempfile
 import time
 from multiprocessing.connection import Connection, Pipe
@@ -14,20 +11,16 @@ from typing import Any
 
 from equivcheck.campaign.plan import Plan
 from equivcheck.campaign.recorder import Recorder
+from equivcheck.campaign.starting import Process, end_within, how_it_ended, kill, start
 from equivcheck.campaign.worker import STACK_SIGNAL
 from equivcheck.oracle.verdict import Outcome, Verdict
-from equivcheck.quiet import quiet
 from equivcheck.scenario import Scenario
 from equivcheck.worlds.failure import Failure, FailureKind, RankReport, RankState
 
 _TAIL = 8000
 """Bytes of what a worker printed last that are kept."""
-_EXIT_SECONDS = 5.0
-"""Limit for a process to be gone after it closed its connection."""
 _STACK_SECONDS = 0.5
 """How long a stuck worker gets to write its stacks."""
-_ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-"""The tensors are tiny, and every core has a worker already."""
 
 
 class WorkerProcess:
@@ -43,18 +36,10 @@ class WorkerProcess:
         self._last_count, self._last_time = 0, time.monotonic()
         self.send((plan, place))
 
-    def _start(self) -> tuple[Connection, subprocess.Popen[bytes]]:
+    def _start(self) -> tuple[Connection, Process]:
         ours, its = Pipe()
         with its:
-            process = subprocess.Popen(
-                [sys.executable, "-c", _command(its.fileno(), self._recorder.fd)],
-                pass_fds=(its.fileno(), self._recorder.fd),
-                stdin=subprocess.DEVNULL,
-                stdout=self._output,
-                stderr=self._output,
-                env=quiet(os.environ) | _ONE_THREAD,
-                start_new_session=True,  # Ctrl-C is for the supervisor
-            )
+            process = start("equivcheck.campaign.worker", (its.fileno(), self._recorder.fd), self._output)
         return ours, process
 
     def send(self, message: object) -> None:
@@ -78,8 +63,7 @@ class WorkerProcess:
 
     def death(self) -> Verdict | None:
         """The verdict on the scenario during which it died; None if it had begun none."""
-        self.kill_after(_EXIT_SECONDS)
-        how = f"the process that simulated the ranks {_how_it_ended(self._process.returncode)}"
+        how = f"the process that simulated the ranks {how_it_ended(self._process)}"
         return self._verdict(Outcome.CRASHED, FailureKind.DIED, RankState.DIED, how)
 
     def hang(self) -> Verdict | None:
@@ -117,16 +101,11 @@ class WorkerProcess:
 
     def kill_after(self, seconds: float) -> None:
         """Wait for its end, and end it if that takes too long."""
-        try:
-            self._process.wait(timeout=max(0.0, seconds))
-        except subprocess.TimeoutExpired:
-            self.kill()
+        end_within(self._process, seconds)
 
     def kill(self) -> None:
-        """End it and what it started, at once. The ranks of other worlds end when they lose their owner."""
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait()
+        """End it and what it started, at once."""
+        kill(self._process)
 
     def close(self) -> None:
         """Kill it if need be and let go of everything."""
@@ -135,14 +114,3 @@ class WorkerProcess:
         self.link.close()
         self._recorder.close()
         self._output.close()
-
-
-def _how_it_ended(code: int) -> str:
-    if code < 0:
-        return f"was killed by {signal.Signals(-code).name}"
-    return f"exited with code {code}"
-
-
-def _command(fd: int, recorder_fd: int) -> str:
-    path = tuple(os.path.abspath(entry) for entry in sys.path)
-    return f"import sys; sys.path[:] = {path!r}; from equivcheck.campaign.worker import main; main({fd}, {recorder_fd})"

@@ -11,6 +11,7 @@ from equivcheck.cli.doctor import doctor
 from equivcheck.cli.dry_run import dry_run
 from equivcheck.cli.fuzz import fuzz
 from equivcheck.cli.replay import replay
+from equivcheck.cli.selftest import selftest
 from equivcheck.cli.shell import Shell
 from equivcheck.quiet import quiet_torch
 
@@ -26,5 +27,5 @@ def main(context: click.Context) -> None:
     context.with_resource(quiet_torch())
 
 
-for command in (check, fuzz, replay, dry_run, doctor, bench):
+for command in (check, fuzz, replay, dry_run, doctor, bench, selftest):
     main.add_command(command)

@@ -1,1 +1,1 @@
-"""How good the checker is, measured by parallel trainings that are wrong on purpose."""
+"""How good the checker is: generated scenarios against trainings that are wrong on purpose."""

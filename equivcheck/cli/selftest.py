@@ -1,0 +1,75 @@
+"""`equivcheck selftest`: how good the checker is."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from equivcheck.cli.fuzz import num_cores
+from equivcheck.cli.options import console, json_option, print_json
+from equivcheck.cli.shell import ExitCode
+
+if TYPE_CHECKING:
+    from equivcheck.mutants.mutant import Mutant
+    from equivcheck.selftest.row import Row, Selftest
+
+
+@click.command()
+@click.option("--mutants", metavar="NAME,...", help="Only these, in that order; may be repeated.  [default: all]", multiple=True)
+@click.option(
+    "--examples", type=click.IntRange(1, 500), default=200, show_default=True, help="Scenarios drawn for a mutant at most."
+)
+@click.option(
+    "--seconds-per-mutant",
+    "seconds",
+    type=click.FloatRange(min=0, min_open=True),
+    default=60.0,
+    show_default=True,
+    help="Time for drawing and checking them; shrinking takes up to 20 more.",
+)
+@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Draws the scenarios.")
+@click.option("--workers", type=click.IntRange(min=1), help="Processes.  [default: one a core]")
+@json_option
+def selftest(  # noqa: PLR0913, PLR0917 - options
+    mutants: tuple[str, ...], examples: int, seconds: float, seed: int, workers: int | None, as_json: bool
+) -> ExitCode:
+    """Plant trainings that are wrong on purpose, and see whether generated scenarios reach and the checker catches them.
+
+    What is caught is shrunk and explained. Exit code 1 where a mutant was not reached or survives. Ctrl-C ends it early, with
+    what is known by then.
+    """
+    from equivcheck.report.selftest_object import selftest_object
+    from equivcheck.report.selftest_text import print_selftest
+    from equivcheck.selftest.effort import Effort
+    from equivcheck.selftest.supervisor import selftest as examine_all
+
+    chosen = _chosen(mutants)
+    found = examine_all(
+        chosen,
+        Effort(seed=seed, examples=examples, seconds=seconds),
+        num_workers=workers or num_cores(),
+        listener=lambda row, count: _tell(row, count, len(chosen)),
+    )
+    if as_json:
+        print_json(selftest_object(found))
+    else:
+        print_selftest(console(), found)
+    return _exit_code(found)
+
+
+def _chosen(names: tuple[str, ...]) -> tuple[Mutant, ...]:
+    from equivcheck.mutants.registry import mutant, mutants
+
+    wanted = dict.fromkeys(name.strip() for part in names for name in part.split(","))
+    return tuple(map(mutant, wanted)) if wanted else tuple(mutants().values())
+
+
+def _tell(row: Row, count: int, total: int) -> None:
+    from equivcheck.report.selftest_text import in_a_line
+
+    click.echo(f"{count}/{total} {in_a_line(row)}", err=True)
+
+
+def _exit_code(found: Selftest) -> ExitCode:
+    return ExitCode.NOTHING_FOUND if found.is_passed else ExitCode.FINDINGS

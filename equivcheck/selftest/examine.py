@@ -1,0 +1,140 @@
+"""One mutant: in how many scenarios it changes anything, in how many it is caught, and what is left of a catch."""
+
+from __future__ import annotations
+
+import time
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from equivcheck.campaign.batches import Enough, Shows, batch_seed, run_batch
+from equivcheck.campaign.shrinking import Shrinking
+from equivcheck.findings.settings import settings_of
+from equivcheck.findings.size import size_of
+from equivcheck.mutants.mutant import Mutant
+from equivcheck.oracle.check import check
+from equivcheck.oracle.diagnosis.explain import explained
+from equivcheck.oracle.verdict import Outcome, Verdict
+from equivcheck.scenario import Scenario
+from equivcheck.selftest.effort import Effort
+from equivcheck.selftest.reach import is_reached
+from equivcheck.selftest.row import Row, Shrunk
+from equivcheck.strategies import scenarios
+
+Tell = Callable[[Row], None]
+"""Told of a row as it grows."""
+
+
+def examine(mutant: Mutant, effort: Effort, tell: Tell = lambda _row: None) -> Row:
+    """Draw scenarios of the mutant's layouts, unfiltered, until enough is known of it; then shrink a catch and explain it."""
+    drawing = _Drawing(mutant, effort, tell)
+    run_batch(scenarios(layouts=mutant.layouts), _seed(mutant, effort), drawing.take)
+    row = drawing.row
+    if drawing.smallest is None:
+        return row
+    row = replace(row, shrunk=_shrunk(mutant, effort, drawing.smallest))
+    tell(row)
+    assert row.shrunk is not None
+    verdict = check(row.shrunk.scenario, alter=mutant.plant, deadline=effort.deadline)
+    return replace(row, given=explained(verdict, alter=mutant.plant).diagnosis)
+
+
+def _seed(mutant: Mutant, effort: Effort) -> int:
+    return batch_seed(effort.seed, zlib.crc32(mutant.name.encode()))
+
+
+class _Drawing:
+    """Counts what comes of the scenarios that are drawn."""
+
+    def __init__(self, mutant: Mutant, effort: Effort, tell: Tell) -> None:
+        self._mutant, self._effort, self._tell = mutant, effort, tell
+        self._start = time.monotonic()
+        self._seen: set[Scenario] = set()
+        self._reached_after_catch = 0
+        self.row = Row(name=mutant.name, family=mutant.family, expected=mutant.causes)
+        self.smallest: Verdict | None = None
+        """Of the catches."""
+
+    def take(self, scenario: Scenario) -> None:
+        """One scenario that was drawn; raises `Enough` after the last."""
+        if self._is_enough():
+            raise Enough
+        if scenario in self._seen:
+            return
+        self._seen.add(scenario)
+        self.row = replace(self.row, drawn=self.row.drawn + 1)
+        if self._mutant.applies(scenario) and is_reached(scenario, self._mutant, self._effort.deadline):
+            self._reached_after_catch += self.row.is_killed
+            self.row = replace(self.row, reachable=self.row.reachable + 1)
+            self._judge(scenario)
+        if not self.row.is_killed:
+            self.row = replace(self.row, seconds=time.monotonic() - self._start)
+        self._tell(self.row)
+
+    def _is_enough(self) -> bool:
+        return (
+            self.row.drawn >= self._effort.examples
+            or time.monotonic() - self._start > self._effort.seconds
+            or self._reached_after_catch >= self._effort.reached_after_catch
+        )
+
+    def _judge(self, scenario: Scenario) -> None:
+        honest = check(scenario, deadline=self._effort.deadline)
+        verdict = check(scenario, alter=self._mutant.plant, deadline=self._effort.deadline)
+        if verdict.outcome.is_finding and not honest.outcome.is_finding:
+            self._caught(verdict)
+        elif honest.outcome is not Outcome.EQUIVALENT:
+            self.row = replace(self.row, undecided=self.row.undecided + 1)
+        elif self.row.survivor is None or size_of(scenario) < size_of(self.row.survivor):
+            self.row = replace(self.row, survivor=scenario)
+
+    def _caught(self, verdict: Verdict) -> None:
+        if not self.row.is_killed:
+            self.row = replace(self.row, examples=self.row.drawn, seconds=time.monotonic() - self._start)
+        self.row = replace(self.row, caught=self.row.caught + 1)
+        if self.smallest is None or size_of(verdict.scenario) < size_of(self.smallest.scenario):
+            self.smallest = verdict
+
+
+@dataclass(slots=True)
+class _Judge:
+    """Checks scenarios in which a mutant is planted, while they shrink."""
+
+    mutant: Mutant
+    """What is planted."""
+    deadline: float
+    """Limit for one run of the ranks, in seconds."""
+    checks: int = 0
+    """How many so far."""
+
+    def __call__(self, scenario: Scenario, *, coarse: bool) -> Verdict:
+        if not self.mutant.applies(scenario) or scenario.layout.name not in self.mutant.layouts:
+            return Verdict(outcome=Outcome.UNSUPPORTED, scenario=scenario, world="sim", reason="nothing to plant it into")
+        self.checks += 1
+        return check(scenario, alter=self.mutant.plant, deadline=self.deadline, coarse=coarse)
+
+
+def _shrunk(mutant: Mutant, effort: Effort, first: Verdict) -> Shrunk:
+    """The smallest scenario with the same outcome: Hypothesis draws the same ones again, and shrinks the one that was caught."""
+    start, judge = time.monotonic(), _Judge(mutant, effort.deadline)
+    search = Shrinking(first, judge, same=lambda verdict: verdict.outcome is first.outcome, seconds=effort.shrink_seconds)
+    has_begun = False
+
+    def take(scenario: Scenario) -> None:
+        nonlocal has_begun
+        if search.is_drawn_out:
+            raise Enough
+        has_begun = has_begun or scenario == first.scenario
+        if has_begun and search.offer(judge(scenario, coarse=search.coarse)):
+            raise Shows
+
+    run_batch(scenarios(layouts=mutant.layouts), _seed(mutant, effort), take)
+    best = search.finish()
+    return Shrunk(
+        scenario=best.scenario,
+        outcome=best.outcome,
+        minimum=mutant.minimum,
+        options=settings_of(best.scenario),
+        seconds=time.monotonic() - start,
+        checks=judge.checks,
+    )

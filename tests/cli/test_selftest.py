@@ -1,0 +1,90 @@
+"""`equivcheck selftest` as users type it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from equivcheck.cli import main
+
+NAME = "gradients_summed"
+
+
+def run(*arguments: str) -> Result:
+    """What a command line gives."""
+    return CliRunner().invoke(main, ["selftest", *arguments])
+
+
+def test_a_mutant_is_killed_and_all_of_it_is_told() -> None:
+    """Exit code 0, one object on stdout with every field that programs read, a line a mutant on stderr."""
+    result = run("--mutants", NAME, "--examples", "30", "--workers", "1", "--json")
+    assert result.exit_code == 0, result.output
+    (line,) = result.stdout.splitlines()
+    found = json.loads(line)
+    (row,) = found["mutants"]
+    assert row["name"] == NAME
+    assert 0 < row["caught"] == row["reachable"] - row["undecided"]
+    assert 0 < row["examples"] <= row["drawn"] <= 30
+    shrunk = row["shrunk"]
+    assert (shrunk["ranks"], shrunk["layers"], shrunk["steps"]) == (2, 1, 1)
+    assert shrunk["small"]
+    assert shrunk["minimum"]["because"]
+    assert shrunk["repr"].startswith("Scenario(")
+    assert (found["kill_rate"], found["reached_rate"]) == (1.0, 1.0)
+    assert row["diagnosis_expected"] == "summed"
+    assert found["diagnosis_rate"] == float(row["diagnosis_right"])
+    assert f"1/1 {NAME}: caught in " in result.stderr
+
+
+def test_a_mutant_that_is_not_reached_fails_the_selftest() -> None:
+    """One example, which is the plainest scenario of one rank, reaches no fault of several: exit code 1, and it is named."""
+    result = run("--mutants", NAME, "--examples", "1", "--workers", "1")
+    assert result.exit_code == 1
+    assert f"{NAME} was never reached in 1 example" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "names"),
+    [
+        (("--mutants", "nope"), NAME),
+        (("--examples", "0"), "--examples"),
+        (("--seconds-per-mutant", "0"), "--seconds-per-mutant"),
+        (("--workers", "0"), "--workers"),
+        (("--seed", "-1"), "--seed"),
+    ],
+    ids=lambda value: value[0] if isinstance(value, tuple) else "",
+)
+def test_bad_input_is_one_clear_line(arguments: tuple[str, ...], names: str) -> None:
+    """Exit code 2, nothing on stdout, one line on stderr that names what is wrong or what is allowed."""
+    result = run(*arguments)
+    assert result.exit_code == 2
+    assert result.stdout == ""
+    (line,) = result.stderr.splitlines()
+    assert line.startswith("error: ")
+    assert names in line
+
+
+def test_an_interruption_keeps_what_was_found_and_leaves_no_process() -> None:
+    """After the first mutant is through, Ctrl-C ends the rest: the first is told, exit code 1, no process is left."""
+    command = [sys.executable, "-m", "equivcheck", "selftest", "--examples", "1", "--workers", "1", "--json"]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry)}
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+    assert process.stderr is not None
+    while not (line := process.stderr.readline()).startswith("1/"):
+        assert line or process.poll() is None, "it ended before the first mutant"
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    process.send_signal(signal.SIGINT)
+    output, _ = process.communicate(timeout=20)
+    found = json.loads(output)
+    assert process.returncode == 1
+    assert found["interrupted"]
+    assert 1 <= found["examined"] < found["asked"]
+    assert children
+    assert not any(Path(f"/proc/{child}").exists() for child in children)
