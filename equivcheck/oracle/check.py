@@ -11,7 +11,7 @@ from equivcheck.layouts.registry import rounding_of
 from equivcheck.oracle.coarse import is_large
 from equivcheck.oracle.communication import Overheard, overhear
 from equivcheck.oracle.compare import compare
-from equivcheck.oracle.known import known_issue
+from equivcheck.oracle.known import known_issue, known_issues
 from equivcheck.oracle.reference import coarse_reference, confirming_reference, noise_limit, reference
 from equivcheck.oracle.running import Left, Runner
 from equivcheck.oracle.sentences import place, sentence
@@ -78,8 +78,18 @@ def _judge(scenario: Scenario, runner: Runner, *, beyond: bool, coarse: bool) ->
         return _settle(failed)
     heard = _heard(scenario, name, left, beyond)
     compared = _far_apart(scenario, name, left, heard) if coarse else None
-    verdict = _settle(_compared(scenario, name, left, heard) if compared is None else compared)
+    found = _compared(scenario, name, left, heard) if compared is None else compared
+    verdict = _settle(found)
+    if verdict.outcome is Outcome.KNOWN and _is_wrong_without(verdict, runner, coarse=coarse):
+        verdict = found
     return replace(verdict, calls=left.run.calls, unforeseen=heard.unforeseen)
+
+
+def _is_wrong_without(verdict: Verdict, runner: Runner, *, coarse: bool) -> bool:
+    """Whether the ranks are wrong as well where the issue that was taken for the reason cannot show."""
+    issue = next(issue for issue in known_issues() if issue.id == verdict.known)
+    avoided = issue.avoided(verdict.scenario)
+    return avoided is not None and _judge(avoided, runner, beyond=False, coarse=coarse).outcome.is_finding
 
 
 def _heard(scenario: Scenario, world: str, left: Left, beyond: bool) -> Overheard:

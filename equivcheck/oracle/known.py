@@ -16,6 +16,7 @@ from packaging.version import Version
 
 from equivcheck.choice import Choice
 from equivcheck.errors import EquivCheckError
+from equivcheck.oracle.known_avoidances import WITHOUT
 from equivcheck.oracle.known_predicates import NEEDS, SHOWS
 from equivcheck.oracle.verdict import Difference, Divergence, Outcome, Phase, Verdict
 from equivcheck.scenario import Scenario
@@ -69,13 +70,17 @@ class KnownIssue:
     """Of wrong numbers: in what way the first tensor differs."""
     shows: tuple[str, ...] = ()
     """Of wrong numbers: names of predicates that the first divergence must satisfy, all of them; see `SHOWS`."""
+    without: str = ""
+    """Of wrong numbers: name of a change by which the issue is avoided, and which must leave nothing wrong; see `WITHOUT`."""
 
     def __post_init__(self) -> None:
         wrong = self.kind is Kind.WRONG_NUMBERS
         has_first = self.phase is not None and self.difference is not None
         if has_first != (wrong and bool(self.layouts)) or wrong == bool(self.error):
             raise _refuse(self.id, f"of kind {self.kind.value} has the wrong evidence", ("phase and difference", "or else error"))
-        for field, names, table in (("needs", self.needs, NEEDS), ("shows", self.shows, SHOWS)):
+        avoided = (self.without,) if self.without else ()
+        tables = (("needs", self.needs, NEEDS), ("shows", self.shows, SHOWS), ("without", avoided, WITHOUT))
+        for field, names, table in tables:
             for name in names:
                 if name not in table:
                     raise _refuse(self.id, f"{field} names {name!r}", table)
@@ -90,6 +95,10 @@ class KnownIssue:
             and all(NEEDS[name](scenario) for name in self.needs)
             and (self._is_first(verdict.divergence, scenario) if verdict.divergence else self._is_raised(verdict))
         )
+
+    def avoided(self, scenario: Scenario) -> Scenario | None:
+        """The scenario in which the issue cannot show, and everything else can; None if nobody knows one."""
+        return WITHOUT[self.without](scenario) if self.without else None
 
     def _is_first(self, divergence: Divergence, scenario: Scenario) -> bool:
         return (divergence.phase, divergence.difference) == (self.phase, self.difference) and all(

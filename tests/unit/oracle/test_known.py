@@ -6,8 +6,10 @@ import pytest
 
 from equivcheck import Outcome, Scenario, Verdict, check
 from equivcheck.layouts.registry import layout_kinds
+from equivcheck.mutants.registry import mutant
 from equivcheck.oracle import known_predicates
 from equivcheck.oracle.known import InvalidKnownIssue, KnownIssue, known_issue, known_issues, read_issues
+from equivcheck.oracle.known_avoidances import WITHOUT
 from equivcheck.oracle.known_predicates import NEEDS, SHOWS
 from equivcheck.oracle.verdict import Difference, Divergence, Phase
 from equivcheck.scenario import (
@@ -483,6 +485,16 @@ def test_an_empty_shard_is_what_the_infinity_norm_stumbles_over(example: Scenari
     assert (check(clipped).known == "inf_norm_of_empty_shard") is expected
 
 
+def test_what_is_wrong_without_an_issue_as_well_is_a_finding() -> None:
+    """An update that goes wrong under fused Adam is its known issue only where plain Adam is right."""
+    shown, _ = SHOWN["fused_adam_strided_gradient"]
+    healthy = over_tp(DDP(), Layer(width=2), Layer(width=2), optimizer=FUSED["optimizer"])
+
+    assert check(healthy).outcome is Outcome.EQUIVALENT
+    assert check(healthy, alter=mutant("masters_in_bfloat16").plant).outcome is Outcome.DIVERGED
+    assert check(shown, alter=mutant("masters_in_bfloat16").plant).outcome is Outcome.DIVERGED
+
+
 @pytest.mark.parametrize("name", NEEDS)
 def test_each_need_holds_for_some_scenario_and_not_for_another(name: str) -> None:
     """A predicate that always or never holds narrows nothing down."""
@@ -501,6 +513,7 @@ def test_issues_are_well_formed() -> None:
     assert all(issue.link.startswith(LINKS) for issue in issues)
     assert {name for issue in issues for name in issue.needs} == set(NEEDS)
     assert {name for issue in issues for name in issue.shows} == set(SHOWS)
+    assert {issue.without for issue in issues} - {""} == set(WITHOUT)
     assert all(function.__doc__ for function in (*NEEDS.values(), *SHOWS.values())), known_predicates.__name__
 
 
@@ -512,6 +525,7 @@ CRASH = {"id": "x", "link": "y", "torch": ">=2", "kind": "crash", "layouts": ["d
     [
         ({"needs": ["inf_nrom"]}, "known issue 'x': needs names 'inf_nrom'; allowed: activations_cut_unevenly, "),
         ({"shows": ["inf_norm"]}, "known issue 'x': shows names 'inf_norm'; allowed: in_a_stage_behind_frozen_layers, "),
+        ({"without": "inf_norm"}, "known issue 'x': without names 'inf_norm'; allowed: plain_implementation"),
         ({"kind": "crush"}, "known issue 'x': kind is 'crush'; allowed: wrong_numbers, crash, "),
         (
             {"kind": "wrong_numbers"},
