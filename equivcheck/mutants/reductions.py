@@ -43,8 +43,8 @@ def summed(bucket: GradBucket, group: dist.ProcessGroup) -> torch.futures.Future
 
 
 def averaged(bucket: GradBucket, group: dist.ProcessGroup) -> torch.futures.Future[torch.Tensor]:
-    """The mean over ranks, as it should be."""
-    bucket.buffer().div_(group.size())
+    """The mean over ranks, as it should be: to the last bit, where gradients are no views into buckets."""
+    bucket.buffer().mul_(1.0 / group.size())
     return summed(bucket, group)
 
 

@@ -46,6 +46,8 @@ class Cause(Choice):
     """The norm counts what ranks hold alike several times."""
     PART_OF_NORM = "part_of_norm"
     """The norm leaves parameters out."""
+    ANOTHER_NORM = "another_norm"
+    """Clipping goes by a norm of another type, or one put together wrongly from those of shards."""
     NORM_MISREPORTED = "norm_misreported"
     """Gradients are clipped rightly, and another norm is returned."""
     NOT_CLIPPED = "not_clipped"

@@ -13,7 +13,8 @@ from equivcheck.train.stage import Stage
 def dtensor_clipping(seat: Seat, axes: Iterable[str], kind: Iterable[Held]) -> Totals:
     """The calls of all steps, for gradients of one kind of DTensors, of which some are cut along each of `axes`.
 
-    The norms of all gradients are one tensor, reduced over one axis after the other; of an infinity norm the largest goes alone.
+    The norms of all gradients are one tensor, reduced over one axis after the other; of an infinity norm the largest goes alone,
+    and where there is no gradient of this kind nothing does.
     """
     clipping, ledger = seat.training.clipping, Ledger(Stage.CLIPPING)
     if not isinstance(clipping, ClipNorm):
@@ -22,7 +23,7 @@ def dtensor_clipping(seat: Seat, axes: Iterable[str], kind: Iterable[Held]) -> T
     cut_along = [name for name in axes if seat.layout.mesh.size(name) > 1]
     for step in range(seat.training.steps):
         num_norms = sum(_keeps_gradient(seat, held, step) for held in parameters)
-        for name in cut_along:
+        for name in cut_along if num_norms else ():
             if clipping.norm_type is NormType.INF:
                 ledger.note(step, "all_reduce.max", seat.axes(name), seat.item_bytes)
             else:

@@ -20,11 +20,15 @@ from equivcheck.scenario import (
     Data,
     Distribution,
     Layer,
+    LayerPlan,
     Layout,
     Mesh,
     Model,
+    NormType,
     Parallelism,
     Precision,
+    Split,
+    TensorParallel,
     Training,
     Wrapping,
 )
@@ -163,3 +167,17 @@ def test_a_verdict_has_the_calls() -> None:
     assert [len(calls) for calls in verdict.calls] == [len(verdict.calls[0])] * 2
     assert all(isinstance(call, Call) for call in verdict.calls[1])
     assert [call.index for call in verdict.calls[0] if call.ranks == (0, 1)] == list(range(len(verdict.calls[0])))
+
+
+def test_frozen_layers_outside_a_plan_have_no_norm_of_their_own() -> None:
+    """Gradients of two kinds are clipped by two norms, but where one kind has no gradient there is one, as is foreseen."""
+    training = Training(
+        model=Model(features=4, layers=(Layer(width=4, frozen=True), Layer(width=4))),
+        data=Data(microbatches=(2,)),
+        clipping=ClipNorm(max_norm=0.01, norm_type=NormType.INF),
+    )
+    plan = (LayerPlan(split=Split.OUTSIDE), LayerPlan(split=Split.COLUMN))
+    mesh = Mesh(axes=(Axis(name="dp", size=2), Axis(name="tp", size=2)))
+    layout = Layout(mesh=mesh, parallelisms=(TensorParallel(plan=plan), FSDP2()))
+
+    assert check(Scenario(training=training, layout=layout)).outcome is Outcome.EQUIVALENT
