@@ -5,12 +5,9 @@ from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
-from torch import nn
-from torch.distributed.tensor import DTensor, Shard
 from torch.nn.parallel import DistributedDataParallel
 
-from equivcheck.layouts.distributing import distribute_batch
-from equivcheck.train.material import Batch
+from equivcheck.mutants.registry import mutant
 from equivcheck.train.setup import Setup
 
 
@@ -63,50 +60,17 @@ def divide_twice(setup: Setup) -> None:
     setup.before_update.append(divide)
 
 
-def add_row_bias_everywhere(setup: Setup) -> None:
-    """Add the bias of a row-parallel linear on every rank before the sum rather than once."""
-    for name, module in setup.model.named_modules():
-        weight = getattr(module, "weight", None)
-        by_rows = isinstance(weight, DTensor) and weight.placements == (Shard(1),)
-        if name.endswith(".linear") and by_rows and module.bias is not None:
-            module.register_forward_hook(_add_bias)
-
-
-def _add_bias(module: nn.Module, inputs: object, output: torch.Tensor) -> torch.Tensor:
-    bias = module.bias
-    assert isinstance(bias, DTensor)
-    return output + (dist.get_world_size() - 1) * bias.full_tensor()
-
-
-def whole_batch_everywhere(setup: Setup) -> None:
-    """Give every rank the whole batch as if it were its own part."""
-    mesh = next(parameter.device_mesh for parameter in setup.model.parameters() if isinstance(parameter, DTensor))
-
-    def take(batch: Batch) -> Batch:
-        return distribute_batch(batch, mesh)
-
-    setup.take = take
-
-
 def lose_momentum(setup: Setup) -> None:
     """Forget the optimizer's state at each step."""
     setup.before_step.append(lambda optimizer, step: optimizer.state.clear())
-
-
-def skip_a_collective(setup: Setup) -> None:
-    """Let rank 1 leave out the reduction of its gradients."""
-    assert isinstance(setup.module, DistributedDataParallel)
-    if dist.get_rank() == 1:
-        module = setup.module
-        setup.accumulation = lambda last: module.no_sync()
 
 
 FAULTS = (
     Fault(name="DDP hook sums instead of averaging", layout="ddp", plant=sum_instead_of_mean),
     Fault(name="one parameter left out of the reduction", layout="ddp", plant=leave_one_parameter_out),
     Fault(name="FSDP2 gradient divided twice", layout="fsdp2", plant=divide_twice),
-    Fault(name="row-parallel bias added on every rank", layout="tensor_parallel", plant=add_row_bias_everywhere),
-    Fault(name="SPMD batch given whole to every rank", layout="spmd", plant=whole_batch_everywhere),
+    Fault(name="row-parallel bias added on every rank", layout="tensor_parallel", plant=mutant("row_bias_on_every_rank").plant),
+    Fault(name="SPMD batch given whole to every rank", layout="spmd", plant=mutant("whole_batch_on_every_rank").plant),
     Fault(name="momentum lost at each step", layout="fsdp2", plant=lose_momentum),
-    Fault(name="one rank skips a collective", layout="ddp", plant=skip_a_collective),
+    Fault(name="one rank skips a collective", layout="ddp", plant=mutant("rank_skips_reduction").plant),
 )
