@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from equivcheck.campaign.messages import Control
 from equivcheck.campaign.plan import Plan
 from equivcheck.campaign.tally import Tally
 from equivcheck.findings.store import Kept
@@ -64,6 +65,13 @@ class Summary:
     """Whether it was stopped before its budget was spent."""
     broken: str = ""
     """Why the checker itself could not go on, with a traceback; empty if it could."""
+    control: Control | None = None
+    """What came of the wrong training that was to be caught; None where there was none, or the end came before it was known."""
+
+    @property
+    def has_survivor(self) -> bool:
+        """Whether the control was not caught, so that whatever else was not found says nothing."""
+        return self.control is not None and not self.control.caught
 
 
 Event = Started | Ticked | KeptFinding | Summary

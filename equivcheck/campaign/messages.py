@@ -80,5 +80,21 @@ class Broken:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Control:
+    """From the worker: what came of the wrong training that is part of the campaign."""
+
+    name: str
+    """The mutant's."""
+    wrong: str
+    """What is wrong with it."""
+    examples: int = 0
+    """Scenarios in which it was planted and checked, until it was caught."""
+    seconds: float = 0.0
+    """Time that it took."""
+    caught: bool = False
+    """Whether it was found; if not, what the campaign did not find says nothing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Done:
     """From the worker: its last word."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
@@ -13,6 +13,7 @@ from equivcheck.scenario.mesh import MAX_RANKS
 if TYPE_CHECKING:
     from hypothesis.strategies import SearchStrategy
 
+    from equivcheck.mutants.mutant import Mutant
     from equivcheck.oracle.verdict import Verdict
     from equivcheck.train.setup import Setup
 
@@ -74,6 +75,8 @@ class Plan:
     """What is run on each scenario; picklable."""
     strategy: Callable[[Plan], SearchStrategy[Scenario]] = generated_scenarios
     """What scenarios are drawn from; picklable."""
+    controls: Callable[[Plan], Sequence[Mutant]] | None = None
+    """What the control is drawn from by the seed, a mutant that the check must catch; picklable; None for no control."""
 
     def __post_init__(self) -> None:
         low = {"seconds": 0.0, "seed": -1, "num_workers": 0, "max_ranks": 0, "deadline": 0.0, "shrink_seconds": -1.0}

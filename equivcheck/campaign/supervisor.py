@@ -10,7 +10,7 @@ from typing import Any
 
 from equivcheck.campaign.events import Event, KeptFinding, Listener, Started, Summary, Ticked
 from equivcheck.campaign.interruption import Interruption
-from equivcheck.campaign.messages import Broken, Done, Found, Fuzz, MayShrink, Progress, Ready, Stop
+from equivcheck.campaign.messages import Broken, Control, Done, Found, Fuzz, MayShrink, Progress, Ready, Stop
 from equivcheck.campaign.plan import Plan
 from equivcheck.campaign.process import WorkerProcess
 from equivcheck.campaign.tally import Tally
@@ -47,6 +47,7 @@ class _Campaign:
         self._findings: dict[str, KeptFinding] = {}
         self._shrinking: set[str] = set()
         self._broken = ""
+        self._control: Control | None = None
 
     def run(self) -> Summary:
         self._tell(Started(plan=self._plan))
@@ -105,6 +106,8 @@ class _Campaign:
             self._keep(message.verdict)
             if message.asks:
                 self._answer(worker, fingerprint(message.verdict))
+        elif isinstance(message, Control):
+            self._control = message
         elif isinstance(message, Ready):
             self._begin(worker)
         elif isinstance(message, Done):
@@ -182,6 +185,7 @@ class _Campaign:
             store=self._store.path,
             interrupted=self._interruption.requested,
             broken=self._broken,
+            control=self._control,
         )
         self._tell(summary)
         return summary

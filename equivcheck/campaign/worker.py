@@ -14,8 +14,9 @@ import traceback
 from multiprocessing.connection import Connection
 
 from equivcheck.campaign.batches import Enough, Shows, batch_seed, run_batch
+from equivcheck.campaign.control import ControlRun, control_of
 from equivcheck.campaign.messages import Broken, Checked, CheckOne, Done, Found, Fuzz, MayShrink, Progress, Ready, Stop
-from equivcheck.campaign.plan import Plan, oracle_check
+from equivcheck.campaign.plan import Alter, Plan, oracle_check
 from equivcheck.campaign.recorder import Recorder
 from equivcheck.campaign.shrinking import Shrinking, same_fingerprint
 from equivcheck.campaign.tally import Tally
@@ -74,16 +75,22 @@ class Worker:
         self._checked: set[int] = set()
         self._smallest: dict[str, Size] = {}
         self._shrinking: Shrinking | None = None
+        self._control = control_of(plan) if place[0] == 0 else None
+        self._start = time.monotonic()
 
     def fuzz(self, seconds: float) -> None:
         """Draw and check until the time is up or a stop arrives."""
-        self._until = time.monotonic() + seconds
+        self._start = time.monotonic()
+        self._until = self._start + seconds
         strategy = self._plan.strategy(self._plan)
         for number in itertools.count():
             run_batch(strategy, batch_seed(self._plan.seed, *self._place, number), self._take)
             self._end_shrinking()
             if self._over:
                 break
+            if self._control is not None:
+                self._control.draw()
+        self._end_control()
         self._report()
 
     def check(self, scenario: Scenario, *, coarse: bool = False) -> Verdict:
@@ -94,6 +101,30 @@ class Worker:
         except Exception as error:
             raise _CheckerBroke(scenario) from error
 
+    def _step_control(self, control: ControlRun) -> None:
+        """One example of the control; the supervisor is told when it is over."""
+        control.step(self._check_altered)
+        if control.is_over:
+            self._link.send(control.result)
+            self._control = None
+
+    def _end_control(self) -> None:
+        """What is left of the control when the time is up: without it the run would prove nothing."""
+        while (control := self._control) is not None and not self._link.stopped.is_set():
+            control.draw()
+            if control.is_over:
+                self._link.send(control.result)
+                self._control = None
+            elif control.has_waiting:
+                self._step_control(control)
+
+    def _check_altered(self, scenario: Scenario, alter: Alter) -> Verdict:
+        self._recorder.beat()
+        try:
+            return self._plan.check(scenario, world=self._plan.world, deadline=self._plan.deadline, alter=alter)
+        except Exception as error:
+            raise _CheckerBroke(scenario) from error
+
     @property
     def _over(self) -> bool:
         return self._link.stopped.is_set() or time.monotonic() >= self._until
@@ -101,6 +132,8 @@ class Worker:
     def _take(self, scenario: Scenario) -> None:
         if self._over or (self._shrinking and self._shrinking.is_drawn_out):
             raise Enough
+        if self._control is not None and self._control.is_due(time.monotonic() - self._start):
+            self._step_control(self._control)
         if self._shrinking is None and self._seen_before(scenario):
             self._recorder.beat()
             return

@@ -43,8 +43,10 @@ def fuzz(  # noqa: PLR0913, PLR0917 - options
 ) -> ExitCode:
     """Check generated scenarios, shrink what fails, and keep it.
 
+    A training that is wrong on purpose, drawn by the seed, is part of it as a control: exit code 3 where that is not found.
     Ctrl-C ends it early: what was found is kept, and the exit code is that of what was found.
     """
+    from equivcheck.campaign.control import applicable_mutants
     from equivcheck.campaign.plan import Plan
 
     plan = Plan(
@@ -56,6 +58,7 @@ def fuzz(  # noqa: PLR0913, PLR0917 - options
         max_ranks=max_ranks,
         deadline=deadline,
         stuck_seconds=deadline + 400.0,
+        controls=applicable_mutants,
     )
     return run_plan(plan, store, as_json)
 
@@ -78,9 +81,15 @@ def run_plan(plan: Plan, store: Path, as_json: bool) -> ExitCode:
 
 
 def exit_code(summary: Summary) -> ExitCode:
-    """Of a campaign: a checker that broke comes before what it had found."""
+    """Of a campaign: a checker that broke, or missed its control, comes before what it had found."""
     if summary.broken:
         click.echo(f"error: the checker itself could not go on: {summary.broken.splitlines()[0]}", err=True)
+        return ExitCode.CANNOT_RUN
+    if summary.control is not None and summary.has_survivor:
+        from equivcheck.report.tables import control_text
+
+        told = "what this run did not find says nothing"
+        click.echo(f"error: {control_text(summary.control)} ({summary.control.wrong.rstrip('.')}); {told}", err=True)
         return ExitCode.CANNOT_RUN
     return ExitCode.FINDINGS if summary.findings else ExitCode.NOTHING_FOUND
 

@@ -7,6 +7,7 @@ import math
 from typing import Any
 
 from equivcheck.campaign.events import KeptFinding, Summary
+from equivcheck.campaign.messages import Control
 from equivcheck.campaign.tally import Tally
 from equivcheck.oracle.verdict import Outcome
 from equivcheck.report.words import in_words
@@ -30,6 +31,7 @@ def summary_object(summary: Summary) -> dict[str, Any]:
         ],
         "slowest": _slowest(tally),
         "findings": [finding_object(finding, tally) for finding in summary.findings],
+        "control": None if summary.control is None else _control(summary.control),
         "store": str(summary.store),
         "seed": plan.seed,
         "world": plan.world,
@@ -37,6 +39,16 @@ def summary_object(summary: Summary) -> dict[str, Any]:
         "budget_seconds": plan.seconds,
         "interrupted": summary.interrupted,
         "broken": summary.broken or None,
+    }
+
+
+def _control(control: Control) -> dict[str, Any]:
+    return {
+        "name": control.name,
+        "wrong": control.wrong,
+        "examples": control.examples,
+        "seconds": round(control.seconds, 3),
+        "caught": control.caught,
     }
 
 

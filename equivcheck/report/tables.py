@@ -9,6 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from equivcheck.campaign.events import KeptFinding, Summary
+from equivcheck.campaign.messages import Control
 from equivcheck.campaign.tally import Tally
 from equivcheck.findings.store import Kept
 from equivcheck.oracle.verdict import Outcome
@@ -45,6 +46,8 @@ def _parts(summary: Summary) -> Iterator[RenderableType]:
     if tally.slowest is not None:
         yield Text(f"slowest: {tally.slowest_seconds * 1000:.0f} ms, {in_words(tally.slowest)}")
     yield from _notes(tally)
+    if summary.control is not None:
+        yield Text(control_text(summary.control), style="green" if summary.control.caught else "bold red")
     if summary.findings:
         yield Text(f"\n{count(len(summary.findings), 'finding')}, kept in {summary.store}:", style="bold red")
         for finding in summary.findings:
@@ -53,6 +56,12 @@ def _parts(summary: Summary) -> Iterator[RenderableType]:
         yield Text(f"no findings; they would be kept in {summary.store}", style="bold green")
     if summary.broken:
         yield Text(f"\nthe checker itself could not go on: {summary.broken}", style="bold red")
+
+
+def control_text(control: Control) -> str:
+    """``control: gradients_summed caught after 3 examples``."""
+    done = "caught after" if control.caught else "not caught in"
+    return f"control: {control.name} {done} {count(control.examples, 'example')}"
 
 
 def _table(tally: Tally) -> Table:

@@ -195,6 +195,8 @@ def test_fuzz_prints_one_object(tmp_path: Path) -> None:
     assert summary["layouts"]["ddp"]["outcomes"] == summary["outcomes"]
     assert summary["checks_per_second"] == pytest.approx(summary["checks"] / summary["seconds"], rel=0.01)
     assert "1 worker" in result.stderr
+    assert summary["control"]["caught"]
+    assert 0 < summary["control"]["examples"] <= 200
 
 
 def test_fuzz_tells_of_its_findings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -212,6 +214,20 @@ def test_fuzz_tells_of_its_findings(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert "DIVERGED" in text.stdout
     assert "equivcheck replay" in text.stdout
     assert "seen before" in text.stdout
+
+
+def test_a_run_whose_control_survives_is_exit_code_3(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a checker that misses a wrong training did not find says nothing; what it found is kept and told all the same."""
+    use_checks(monkeypatch, fakes.wide_diverges_but_blind)
+    arguments = ("fuzz", "--seconds", "2", "--seed", "1", "--workers", "1", "--layout", "ddp", "--store", tmp_path)
+    result = run(*arguments, "--json")
+    assert result.exit_code == 3
+    (line,) = [line for line in result.stderr.splitlines() if line.startswith("error: ")]
+    summary = the_object(result)
+    assert summary["findings"]
+    assert not summary["control"]["caught"]
+    assert summary["control"]["examples"] > 10
+    assert summary["control"]["name"] in line
 
 
 def test_a_checker_that_breaks_is_exit_code_3(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,10 +5,13 @@ from __future__ import annotations
 import os
 import signal
 import time
+from collections.abc import Callable
 
 from hypothesis import strategies as st
 
 from equivcheck.campaign.plan import Plan
+from equivcheck.mutants.mutant import Family, Minimum, Mutant
+from equivcheck.oracle.cause import Cause
 from equivcheck.oracle.verdict import Difference, Divergence, Outcome, Phase, Verdict
 from equivcheck.scenario import DDP, Axis, Data, Layer, Layout, Mesh, Model, Scenario, Training
 
@@ -32,17 +35,63 @@ def two_scenarios(_: Plan) -> st.SearchStrategy[Scenario]:
     return st.builds(scenario, width=st.integers(1, 2))
 
 
-def fine(scenario: Scenario, *, world: str, deadline: float, **_options: object) -> Verdict:
+def fine(scenario: Scenario, *, world: str, deadline: float, alter: object = None, **_options: object) -> Verdict:
+    """Finds nothing but what is wrong on purpose."""
+    if alter is not None:
+        return diverged(scenario, world=world)
+    return blind(scenario, world=world, deadline=deadline)
+
+
+def blind(scenario: Scenario, *, world: str, deadline: float, **_options: object) -> Verdict:
     """Finds nothing."""
     time.sleep(0.001)
     return Verdict(outcome=Outcome.EQUIVALENT, scenario=scenario, world=world)
 
 
-def wide_diverges(scenario: Scenario, *, world: str, deadline: float, **_options: object) -> Verdict:
+def wide_diverges(scenario: Scenario, *, world: str, deadline: float, **options: object) -> Verdict:
     """Finds the same fault wherever the first layer has at least 3 outputs."""
     if scenario.training.model.layers[0].width < 3:
-        return fine(scenario, world=world, deadline=deadline)
+        return fine(scenario, world=world, deadline=deadline, **options)
     return diverged(scenario, world=world)
+
+
+def wide_diverges_but_blind(scenario: Scenario, *, world: str, deadline: float, alter: object = None, **_: object) -> Verdict:
+    """Finds a fault of its own, and nothing that is wrong on purpose."""
+    found = wide_diverges if alter is None else blind
+    return found(scenario, world=world, deadline=deadline)
+
+
+def mutant(name: str, applies: Callable[[Scenario], bool] = lambda _scenario: True) -> Mutant:
+    """A mutant for checks that look at nothing but whether there is one."""
+    return Mutant(
+        name=name,
+        wrong="Nothing.",
+        family=Family.DATA_PARALLEL,
+        layouts=("ddp",),
+        applies=applies,
+        plant=leave,
+        causes=(Cause.SUMMED,),
+        minimum=Minimum(because="it shows anywhere"),
+    )
+
+
+def leave(_: object) -> None:
+    """Change nothing."""
+
+
+def some_mutants(_: Plan) -> tuple[Mutant, ...]:
+    """Two to draw from."""
+    return mutant("doubled"), mutant("doubled_too")
+
+
+def unreachable_mutants(_: Plan) -> tuple[Mutant, ...]:
+    """One that applies nowhere."""
+    return (mutant("nowhere", nowhere),)
+
+
+def nowhere(_: Scenario) -> bool:
+    """Never."""
+    return False
 
 
 def diverged(scenario: Scenario, *, world: str = "sim", tensor: str = "layers.0.linear.weight", step: int = 0) -> Verdict:

@@ -1,0 +1,68 @@
+"""The control: what a campaign must find, so that what it does not find means something."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from equivcheck.campaign.control import MAX_DRAWN, applicable_mutants, control_of
+from equivcheck.campaign.plan import Plan
+from equivcheck.campaign.supervisor import fuzz
+from equivcheck.findings.store import FindingStore
+from equivcheck.mutants.mutant import Family
+from unit.campaign import fakes
+
+PLAN = Plan(seconds=1.0, seed=0, strategy=fakes.some_scenarios, check=fakes.fine, controls=fakes.some_mutants)
+
+
+@pytest.fixture
+def store(tmp_path_factory: pytest.TempPathFactory) -> FindingStore:
+    """An empty store."""
+    return FindingStore(tmp_path_factory.mktemp("findings"))
+
+
+def test_a_control_is_caught_beside_the_ordinary_work(store: FindingStore) -> None:
+    """The seed names the mutant; its examples are no checks of the campaign, and nothing of it is kept."""
+    for seed, name in ((0, "doubled"), (1, "doubled_too")):
+        summary = fuzz(replace(PLAN, seed=seed, num_workers=2), store)
+        assert summary.control is not None
+        assert (summary.control.name, summary.control.caught, summary.control.examples) == (name, True, 1)
+        assert not summary.has_survivor
+        assert summary.findings == ()
+        assert summary.tally.num_checks > 50
+
+
+def test_a_blind_check_is_found_out(store: FindingStore) -> None:
+    """A check that finds nothing wrong on purpose within the bound has a survivor."""
+    summary = fuzz(replace(PLAN, check=fakes.blind), store)
+    assert summary.control is not None
+    assert not summary.control.caught
+    assert 10 < summary.control.examples <= MAX_DRAWN
+    assert summary.has_survivor
+
+
+def test_a_control_that_is_never_reached_is_no_control(store: FindingStore) -> None:
+    """What cannot be planted in any scenario that is drawn proves nothing either."""
+    summary = fuzz(replace(PLAN, controls=fakes.unreachable_mutants), store)
+    assert summary.control is not None
+    assert summary.control.examples == 0
+    assert summary.has_survivor
+
+
+def test_without_mutants_there_is_no_control(store: FindingStore) -> None:
+    """A plan that names none runs without."""
+    summary = fuzz(replace(PLAN, controls=None), store)
+    assert summary.control is None
+    assert not summary.has_survivor
+
+
+def test_controls_go_with_the_layouts_of_a_plan() -> None:
+    """Only what can be planted there is drawn, with as many ranks as there may be; where a hang takes long, none that hang."""
+    plan = replace(PLAN, layouts=("fsdp2",), max_ranks=2)
+    chosen = applicable_mutants(plan)
+    assert chosen
+    assert all("fsdp2" in mutant.layouts and mutant.minimum.ranks <= 2 for mutant in chosen)
+    assert Family.RUNTIME in {mutant.family for mutant in applicable_mutants(PLAN)}
+    assert Family.RUNTIME not in {mutant.family for mutant in applicable_mutants(replace(PLAN, world="gloo"))}
+    assert control_of(replace(plan, controls=applicable_mutants)) is not None
