@@ -9,6 +9,7 @@ from equivcheck.cli.bench import bench
 from equivcheck.cli.check import check
 from equivcheck.cli.doctor import doctor
 from equivcheck.cli.dry_run import dry_run
+from equivcheck.cli.export import export
 from equivcheck.cli.fuzz import fuzz
 from equivcheck.cli.replay import replay
 from equivcheck.cli.selftest import selftest
@@ -27,5 +28,5 @@ def main(context: click.Context) -> None:
     context.with_resource(quiet_torch())
 
 
-for command in (check, fuzz, replay, dry_run, doctor, bench, selftest):
+for command in (check, fuzz, replay, export, dry_run, doctor, bench, selftest):
     main.add_command(command)

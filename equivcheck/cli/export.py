@@ -1,0 +1,145 @@
+"""`equivcheck export`: one script of torch alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from equivcheck.choice import Choice
+from equivcheck.cli.check import read_scenario
+from equivcheck.cli.options import json_option, print_json, store_option
+from equivcheck.cli.replay import find
+from equivcheck.cli.shell import ExitCode
+from equivcheck.errors import UsageError
+
+if TYPE_CHECKING:
+    from equivcheck.export.launch import Launched
+    from equivcheck.export.numbers import Numbers
+    from equivcheck.mutants.mutant import Mutant
+    from equivcheck.oracle.verdict import Verdict
+
+DEADLINE = 60.0
+"""Seconds for the check of a scenario of which nothing is known yet."""
+DEFAULT_NAME = "repro.py"
+
+
+class Wanted(Choice):
+    """Where a script shall have its numbers from."""
+
+    AUTO = "auto"
+    EXACT = "exact"
+    DRAWN = "drawn"
+
+
+@click.command()
+@click.argument("finding")
+@store_option
+@click.option("-o", "--output", type=click.Path(path_type=Path), help="File to write; stdout if none is given, or for -.")
+@click.option("--mutant", "mutant_name", metavar="NAME", help="Plant this mutant's bug in the parallel part.")
+@click.option(
+    "--numbers",
+    type=click.Choice([wanted.value for wanted in Wanted]),
+    default=Wanted.AUTO.value,
+    show_default=True,
+    help="The scenario's own numbers as literals, or drawn by torch; auto: literals where few, or where others show nothing.",
+)
+@click.option("--run", is_flag=True, help="Run it by torchrun, and show what it prints.")
+@json_option
+def export(  # noqa: PLR0913, PLR0917 - an argument for each option
+    finding: str, store: Path, output: Path | None, mutant_name: str | None, numbers: str, run: bool, as_json: bool
+) -> ExitCode:
+    """Write a script that shows a FINDING with torch alone: its folder, its fingerprint's first digits, or a scenario's file.
+
+    The script runs the training on one device and in parallel, prints how far each tensor is apart, and exits with 1 when a
+    difference shows.
+    """
+    mutant = _mutant(mutant_name)
+    verdict, seen_on = _verdict(finding, store, mutant)
+    name = DEFAULT_NAME if output is None or str(output) == "-" else output.name
+    text = _text(verdict, mutant, Wanted(numbers), name=name, seen_on=seen_on)
+    launched = _launched(text, verdict, name) if run else None
+    _write(text, output, quiet=as_json or run)
+    if as_json:
+        print_json(_object(verdict, text, launched))
+    elif launched is not None:
+        click.echo(launched.printed, nl=False)
+        click.echo(launched.errors, nl=False, err=True)
+        click.echo(f"exit code {launched.code}")
+    return ExitCode.FINDINGS if launched is not None and launched.code else ExitCode.NOTHING_FOUND
+
+
+def _mutant(name: str | None) -> Mutant | None:
+    from equivcheck.mutants.registry import mutant
+
+    return None if name is None else mutant(name)
+
+
+def _verdict(finding: str, store: Path, mutant: Mutant | None) -> tuple[Verdict, str]:
+    """What is wrong with what was asked for, and on which torch it was seen (empty for this one)."""
+    if not (Path(finding).is_file() or finding == "-"):
+        if mutant is None:
+            kept = find(finding, store)
+            return kept.verdict, kept.environment.torch
+        scenario = find(finding, store).verdict.scenario
+    else:
+        scenario = read_scenario(finding)
+    from equivcheck.campaign.isolated import check_isolated
+    from equivcheck.oracle.check import check
+
+    if mutant is None:
+        return check_isolated(scenario, world="sim", deadline=DEADLINE), ""
+    if scenario.layout.name not in mutant.layouts or not mutant.applies(scenario):
+        raise UsageError(f"mutant {mutant.name!r} does not apply to this scenario of {scenario.layout.name}: {mutant.wrong}")
+    return check(scenario, deadline=DEADLINE, alter=mutant.plant), ""
+
+
+def _text(verdict: Verdict, mutant: Mutant | None, wanted: Wanted, *, name: str, seen_on: str) -> str:
+    from equivcheck.export.numbers import Numbers, usual_numbers
+    from equivcheck.export.script import script_of
+
+    def written(numbers: Numbers) -> str:
+        return script_of(verdict.scenario, verdict=verdict, mutant=mutant, numbers=numbers, name=name, seen_on=seen_on)
+
+    if wanted is not Wanted.AUTO:
+        return written(Numbers(wanted.value))
+    usual = usual_numbers(verdict.scenario.training)
+    if usual is Numbers.EXACT or not _is_wrong(verdict):
+        return written(usual)
+    click.echo("running the script once, to see whether other numbers show it too ...", err=True)
+    drawn = written(Numbers.DRAWN)
+    return drawn if _launched(drawn, verdict, name).code else written(Numbers.EXACT)
+
+
+def _is_wrong(verdict: Verdict) -> bool:
+    return verdict.divergence is not None or verdict.failure is not None
+
+
+def _launched(text: str, verdict: Verdict, name: str) -> Launched:
+    from equivcheck.export.launch import launch
+
+    return launch(text, verdict.scenario.layout.mesh.num_ranks, name=name)
+
+
+def _write(text: str, output: Path | None, *, quiet: bool) -> None:
+    if output is None or str(output) == "-":
+        if not quiet:
+            click.echo(text, nl=False)
+        return
+    try:
+        output.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"file {output} cannot be written: {error.strerror}") from error
+
+
+def _object(verdict: Verdict, text: str, launched: Launched | None) -> dict[str, Any]:
+    return {
+        "layout": verdict.scenario.name,
+        "ranks": verdict.scenario.layout.mesh.num_ranks,
+        "outcome": verdict.outcome.value,
+        "script": text,
+        "lines": text.count("\n"),
+        "exit_code": None if launched is None else launched.code,
+        "printed": None if launched is None else launched.printed,
+    }

@@ -1,0 +1,79 @@
+"""What compares both runs and prints how far they are apart."""
+
+from __future__ import annotations
+
+from equivcheck.export.draft import Draft
+from equivcheck.export.loop import may_be_none
+from equivcheck.export.text import indented
+
+HANG_SECONDS = 20
+"""How long a rank of a script waits for others in vain."""
+
+FULL = (
+    "def full(tensor: torch.Tensor | None) -> torch.Tensor | None:",
+    '    """A copy of a tensor as a whole, whatever part of it this rank holds."""',
+    "    if isinstance(tensor, DTensor):",
+    "        tensor = tensor.full_tensor()",
+    "    return None if tensor is None else tensor.detach().clone()",
+)
+_COPY = (
+    "def full(tensor: torch.Tensor | None) -> torch.Tensor | None:",
+    '    """A copy of a tensor, if there is one."""',
+    "    return None if tensor is None else tensor.detach().clone()",
+)
+_DISTANCE = (
+    "def distance(actual: torch.Tensor | None, expected: torch.Tensor | None) -> torch.Tensor:",
+    '    """Largest difference of two tensors; infinite where only one of them is there."""',
+    "    if actual is None or expected is None:",
+    "        return torch.tensor(0.0 if actual is expected else torch.inf)",
+    "    return (actual - expected).abs().max()",
+)
+
+
+def helpers(draft: Draft) -> list[list[str]]:
+    """The functions that reading and comparing take."""
+    found = []
+    none = may_be_none(draft.scenario.training)
+    if draft.has_dtensors:
+        draft.need("torch.distributed.tensor", "DTensor")
+        found.append(list(FULL))
+    elif none and not draft.reading:
+        found.append(list(_COPY))
+    return found + ([list(_DISTANCE)] if none else [])
+
+
+def main_lines(draft: Draft) -> list[str]:
+    """The function ``main`` and its call."""
+    draft.need("sys")
+    draft.need("datetime", "timedelta")
+    return [
+        "def main() -> int:",
+        *indented(
+            [
+                '"""Train in both ways, and compare everything."""',
+                f'dist.init_process_group("gloo", timeout=timedelta(seconds={HANG_SECONDS}))',
+                "expected, actual = train(parallel=False), train(parallel=True)",
+                "code = 0",
+                "for name, values in expected.items():",
+                *indented(_difference(draft)),
+                "    dist.all_reduce(difference, op=dist.ReduceOp.MAX)",
+                "    if dist.get_rank() == 0:",
+                '        print(f"{name}: max difference {float(difference)}")',
+                "    code |= not float(difference) <= TOLERANCE",
+                "dist.barrier()",
+                "dist.destroy_process_group()",
+                "return code",
+            ]
+        ),
+        "",
+        "",
+        'if __name__ == "__main__":',
+        "    sys.exit(main())",
+    ]
+
+
+def _difference(draft: Draft) -> list[str]:
+    found = "distance(actual[name], values)" if may_be_none(draft.scenario.training) else "(actual[name] - values).abs().max()"
+    if not draft.may_lack:
+        return [f"difference = {found}"]
+    return ["difference = torch.zeros(())", "if name in actual:", f"    difference = {found}"]

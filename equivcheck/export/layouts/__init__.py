@@ -1,0 +1,1 @@
+"""What each parallelism puts into a script; one module each."""

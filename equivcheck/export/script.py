@@ -1,0 +1,141 @@
+"""One script of torch alone for a scenario."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+from equivcheck.export.comparison import helpers, main_lines
+from equivcheck.export.draft import Draft
+from equivcheck.export.form import form_of
+from equivcheck.export.header import docstring
+from equivcheck.export.layouts.registry import write_layout
+from equivcheck.export.loop import train_lines
+from equivcheck.export.mutants import plant
+from equivcheck.export.numbers import Numbers, constants, initial_lines, usual_numbers
+from equivcheck.export.refusal import CannotExport, refuse
+from equivcheck.export.text import formatted, indented
+from equivcheck.export.tolerance import tolerance_of
+from equivcheck.mutants.mutant import Mutant
+from equivcheck.oracle.verdict import Phase, Verdict
+from equivcheck.scenario import Precision, Scenario
+
+_STANDARD = ("contextlib", "datetime", "functools", "sys")
+"""Modules of the standard library that scripts import."""
+
+
+def script_of(  # noqa: PLR0913 - all by keyword
+    scenario: Scenario,
+    *,
+    verdict: Verdict | None = None,
+    mutant: Mutant | None = None,
+    numbers: Numbers | None = None,
+    name: str = "repro.py",
+    seen_on: str = "",
+) -> str:
+    """The text of a script that runs a scenario, on one device and in parallel, and compares both.
+
+    `verdict` says what was found, `mutant` plants a bug, `numbers` are literals where few unless chosen, `seen_on` is a torch
+    version, by default this one's. Raises `CannotExport`, naming the option.
+    """
+    draft = _drafted(scenario, verdict, mutant, numbers or usual_numbers(scenario.training))
+    header = docstring(
+        scenario=scenario,
+        form=draft.form,
+        verdict=verdict,
+        mutant=mutant,
+        numbers=draft.numbers,
+        name=name,
+        torch=seen_on or torch.__version__.partition("+")[0],
+    )
+    text = formatted([*header, "", *_body(draft, tolerance_of(scenario, verdict))])
+    compile(text, name, "exec")
+    return text
+
+
+def can_export(scenario: Scenario, mutant: Mutant | None = None) -> bool:
+    """Whether a script can express a scenario, and a mutant's bug in it."""
+    try:
+        _drafted(scenario, None, mutant, Numbers.EXACT)
+    except CannotExport:
+        return False
+    return True
+
+
+def _drafted(scenario: Scenario, verdict: Verdict | None, mutant: Mutant | None, numbers: Numbers) -> Draft:
+    _refuse(scenario, verdict)
+    draft = Draft(scenario=scenario, form=form_of(scenario), numbers=numbers)
+    write_layout(draft)
+    if mutant is not None:
+        plant(draft, mutant)
+    return draft
+
+
+def _refuse(scenario: Scenario, verdict: Verdict | None) -> None:
+    if scenario.start is not None:
+        raise refuse("Scenario.start", "a script trains under one layout, without a checkpoint")
+    if verdict is not None and verdict.divergence is not None:
+        phase = verdict.divergence.phase
+        if phase in (Phase.STATE, Phase.BUFFER, Phase.COMMUNICATION):
+            raise refuse(f"a divergence of {phase.value}", "a script compares losses, gradients, norms and parameters")
+
+
+def _body(draft: Draft, tolerance: float) -> Iterator[str]:
+    train, main = train_lines(draft), main_lines(draft)
+    functions = [*map(list, draft.form.classes), *(found for found in draft.definitions if len(found) > 1)]
+    functions += [*helpers(draft), _build(draft), train, main]
+    _import_usual(draft)
+    yield from _imports(draft)
+    yield ""
+    if draft.scenario.training.precision is Precision.FLOAT64:
+        yield from ("torch.set_default_dtype(torch.float64)", "")
+    yield from constants(draft.scenario.training, draft.form, draft.numbers)
+    yield from (line for found in draft.definitions if len(found) == 1 for line in found)
+    yield f"TOLERANCE = {tolerance:.1e}  # measured: what rounding may leave of a difference, four times over"
+    for function in functions:
+        yield from ("", "", *function)
+
+
+def _build(draft: Draft) -> list[str]:
+    form, model = draft.form, draft.scenario.training.model
+    seed = [f"torch.manual_seed({draft.scenario.training.seed})"] if draft.numbers is Numbers.DRAWN else []
+    ties = [
+        f"model.{_attribute(form.paths[f'layers.{index}.linear'])}.weight = "
+        f"model.{_attribute(form.paths[f'layers.{layer.shares}.linear'])}.weight"
+        for index, layer in enumerate(model.layers)
+        if layer.shares is not None
+    ]
+    more = [*ties, *initial_lines(draft.numbers)]
+    lines = [*seed, f"model = {form.expression}", *more, "return model"] if more else [*seed, f"return {form.expression}"]
+    return ["def build() -> nn.Module:", *indented(['"""The model with its initial parameters."""', *lines])]
+
+
+def _attribute(path: str) -> str:
+    return f'get_submodule("{path}")'
+
+
+def _import_usual(draft: Draft) -> None:
+    draft.need("torch", "")
+    draft.need("torch.distributed", "as dist")
+    draft.need("torch", "nn")
+    for module, name in draft.form.imports:
+        draft.need(module, name)
+
+
+def _imports(draft: Draft) -> Iterator[str]:
+    standard = [module for module in draft.imports if module in _STANDARD]
+    yield from _import_lines(draft, standard)
+    yield ""
+    yield from _import_lines(draft, [module for module in draft.imports if module not in _STANDARD])
+
+
+def _import_lines(draft: Draft, modules: list[str]) -> Iterator[str]:
+    whole = {module: {name for name in draft.imports[module] if not name or name.startswith("as ")} for module in modules}
+    for module in sorted(modules):
+        if whole[module] or not draft.imports[module]:
+            yield f"import {module} {next(iter(whole[module]), '')}".rstrip()
+    for module in sorted(modules):
+        names = sorted(draft.imports[module] - whole[module], key=lambda name: (not name.isupper(), name.islower(), name))
+        if names:
+            yield f"from {module} import {', '.join(names)}"

@@ -1,0 +1,117 @@
+"""Python source as text: long lines broken as a formatter would, so that a script reads as if written by hand."""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from collections.abc import Iterable, Iterator, Sequence
+
+WIDTH = 100
+"""Longest line, in characters."""
+INDENT = "    "
+
+_OPENING, _CLOSING = "([{", ")]}"
+_NUMBER = re.compile(r"-?[\d.]+(e[+-]?\d+)?")
+_CLAUSE = re.compile(r" (?=for |if )")
+
+
+def indented(lines: Iterable[str], levels: int = 1) -> list[str]:
+    """Lines further to the right; empty ones stay empty."""
+    return [f"{INDENT * levels}{line}" if line else "" for line in lines]
+
+
+def block(opening: str, lines: Sequence[str]) -> list[str]:
+    """A statement with lines of its own, such as ``if parallel:``; nothing if there are none."""
+    return [opening, *indented(lines)] if lines else []
+
+
+def call(name: str, *arguments: str, **keywords: object) -> str:
+    """A call as code; a text among the keywords is code, None is left out, and anything else is written as it reads back."""
+    written = {key: value if isinstance(value, str) else repr(value) for key, value in keywords.items() if value is not None}
+    named = [f"{key}={value}" for key, value in written.items()]
+    return f"{name}({', '.join([*arguments, *named])})"
+
+
+def listed(items: Sequence[str]) -> str:
+    """Expressions as a tuple."""
+    return f"({items[0]},)" if len(items) == 1 else f"({', '.join(items)})"
+
+
+def paragraph(text: str) -> str:
+    """Prose, filled."""
+    return textwrap.fill(" ".join(text.split()), WIDTH, break_long_words=False, break_on_hyphens=False)
+
+
+def formatted(lines: Iterable[str]) -> str:
+    """Lines as a text, broken where they are too long."""
+    return "".join(f"{part}\n" for line in lines for part in broken(line))
+
+
+def broken(line: str) -> list[str]:
+    """A line, or the lines that it becomes: split at its last bracket, then at commas or clauses, as often as it takes."""
+    body = line.lstrip()
+    pairs = [(start, end) for start, end in _outermost(line) if end > start + 1]
+    if len(line) <= WIDTH or not pairs or body.startswith("#"):
+        return [line]
+    start, end = pairs[-1]
+    indent = line[: len(line) - len(body)]
+    inner = line[start + 1 : end].strip()
+    middle = [f"{indent}{INDENT}{inner}"]
+    if len(middle[0]) > WIDTH:
+        middle = [part for item in _items(inner, len(indent) + len(INDENT)) for part in broken(f"{indent}{INDENT}{item}")]
+    return [line[: start + 1], *middle, f"{indent}{line[end:]}"]
+
+
+def _items(inner: str, indent: int) -> list[str]:
+    """What is between two brackets, item by item or clause by clause; numbers share lines."""
+    parts, clauses = _split(inner), _clauses(inner)
+    if len(clauses) > 1:
+        return clauses
+    if all(_NUMBER.fullmatch(part) for part in parts):
+        return textwrap.wrap(", ".join(parts) + ",", WIDTH - indent)
+    return [f"{part}," for part in parts] if len(parts) > 1 else [inner]
+
+
+def _split(inner: str) -> list[str]:
+    """The parts between commas that are in no bracket."""
+    commas = [position for position, depth in _depths(inner) if depth == 0 and inner[position] == ","]
+    ends = zip([-1, *commas], [*commas, len(inner)], strict=True)
+    return [part for start, end in ends if (part := inner[start + 1 : end].strip())]
+
+
+def _clauses(inner: str) -> list[str]:
+    """A comprehension, clause by clause; anything else as it is."""
+    depths = dict(_depths(inner))
+    places = [match.start() for match in _CLAUSE.finditer(inner) if depths.get(match.start()) == 0]
+    if not any(inner[place:].startswith(" for ") for place in places):
+        return [inner]
+    ends = zip([0, *places], [*places, len(inner)], strict=True)
+    return [inner[start:end].strip() for start, end in ends]
+
+
+def _outermost(line: str) -> list[tuple[int, int]]:
+    """Where brackets open and close that are in no other."""
+    opened, pairs = 0, []
+    for position, depth in _depths(line):
+        if line[position] in _OPENING and depth == 0:
+            opened = position
+        elif line[position] in _CLOSING and depth == 0:
+            pairs.append((opened, position))
+    return pairs
+
+
+def _depths(line: str) -> Iterator[tuple[int, int]]:
+    """Each position outside of strings with the number of brackets that it is in; a bracket counts as outside of itself."""
+    depth, quote = 0, ""
+    for position, character in enumerate(line):
+        if quote:
+            quote = "" if character == quote and line[position - 1] != "\\" else quote
+            continue
+        if character in "\"'":
+            quote = character
+            continue
+        if character == "#":
+            return
+        depth -= character in _CLOSING
+        yield position, depth
+        depth += character in _OPENING

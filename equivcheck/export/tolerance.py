@@ -1,0 +1,44 @@
+"""How far apart both runs of a script may be: what was measured for the check."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from equivcheck.layouts.registry import rounding_of
+from equivcheck.oracle.floor import Expected
+from equivcheck.oracle.reference import reference
+from equivcheck.oracle.verdict import Divergence, Phase, Verdict
+from equivcheck.scenario import Scenario
+
+_COMPARED = (Phase.LOSS, Phase.GRADIENT, Phase.CLIPPING, Phase.UPDATE)
+"""What a script compares."""
+
+
+def tolerance_of(scenario: Scenario, verdict: Verdict | None = None) -> float:
+    """The largest accepted error of any tensor that a script compares; where that hides a divergence, that of its tensor."""
+    moments = reference(scenario.training, rounding_of(scenario.layout)).moments
+    everything = max((value for moment in moments if moment.phase in _COMPARED for value in _finite(moment)), default=0.0)
+    divergence = None if verdict is None else verdict.divergence
+    if divergence is None or _size(divergence) > everything:
+        return everything
+    own = [value for moment in moments for value in _of_tensor(moment, divergence)]
+    return min([everything, *own])
+
+
+def _finite(moment: Expected) -> Iterator[float]:
+    return (float(value) for value in moment.tolerances if math.isfinite(value))
+
+
+def _of_tensor(moment: Expected, divergence: Divergence) -> Iterator[float]:
+    row = moment.table.rows.get(divergence.tensor)
+    if row is not None and (moment.step, moment.phase) == (divergence.step, divergence.phase):
+        yield float(moment.tolerances[row])
+
+
+def _size(divergence: Divergence) -> float:
+    """How far the worst element is off; infinite where no number is."""
+    try:
+        return abs(float(divergence.actual) - float(divergence.expected))
+    except ValueError:
+        return math.inf

@@ -1,0 +1,116 @@
+"""The property of exported scripts: they print the differences that a check finds, and exit as its outcome says."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
+from equivcheck import Outcome, Scenario, check
+from equivcheck.export.mutants import expressible
+from equivcheck.export.numbers import Numbers
+from equivcheck.export.refusal import CannotExport
+from equivcheck.export.script import script_of
+from equivcheck.export.tolerance import tolerance_of
+from equivcheck.mutants.mutant import Mutant
+from equivcheck.mutants.registry import mutants
+from equivcheck.oracle import verdict as verdicts
+from equivcheck.scenario import Precision
+from equivcheck.strategies import scenarios
+from exported import Differences, differences_of_traces, printed_differences
+
+EXAMPLES = max(6, settings().max_examples // 20)
+"""Scenarios that are run as they are, and that have a mutant planted."""
+UNHURRIED = settings(deadline=None, phases=(Phase.explicit, Phase.reuse, Phase.generate), suppress_health_check=list(HealthCheck))
+WRONG = (Outcome.DIVERGED, Outcome.CRASHED, Outcome.HUNG, Outcome.KNOWN)
+COMPARED = (verdicts.Phase.LOSS, verdicts.Phase.GRADIENT, verdicts.Phase.CLIPPING, verdicts.Phase.UPDATE)
+DIGITS = {Precision.FLOAT64: 1e-9, Precision.FLOAT32: 1e-3}
+"""How much of a large difference may be rounding: both worlds sum in orders of their own, and steps make it more."""
+
+
+@pytest.fixture(autouse=True)
+def _tolerate_torch_warnings() -> Iterator[None]:
+    """What torch warns of in a generated scenario is not what is tested."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+def agrees(scenario: Scenario, folder: Path, mutant: Mutant | None = None) -> bool:
+    """Run the script of a scenario; False where none can be written, or where the check says nothing that a script compares."""
+    plant = None if mutant is None else mutant.plant
+    verdict = check(scenario, alter=plant)
+    if verdict.outcome is Outcome.INCONCLUSIVE or (verdict.divergence is not None and verdict.divergence.phase not in COMPARED):
+        return False
+    try:
+        script = script_of(scenario, verdict=verdict, mutant=mutant, numbers=Numbers.EXACT)
+    except CannotExport:
+        return False
+    code, printed, output = printed_differences(script, scenario.layout.mesh.num_ranks, folder)
+    assert code == int(verdict.outcome in WRONG), f"{verdict.reason}\n{output}\n{script}"
+    if verdict.failure is None:
+        judge(scenario, differences_of_traces(scenario, plant), printed)
+    return True
+
+
+def judge(scenario: Scenario, found: Differences, printed: Differences) -> None:
+    """Both sides name the same tensors, and differ by rounding."""
+    assert sorted(found) == sorted(printed)
+    rounding = 2 * tolerance_of(scenario)
+    for place, difference in found.items():
+        if difference != printed[place]:
+            allowed = rounding + DIGITS[scenario.training.precision] * max(difference, printed[place])
+            assert abs(difference - printed[place]) <= allowed, f"{place}: {difference} in the check, {printed[place]} printed"
+
+
+def test_a_script_prints_what_the_check_finds(tmp_path: Path) -> None:
+    """Honest trainings under any layout: the same tensors, as far from the single device as in the traces, and exit code 0."""
+    ran: list[bool] = []
+
+    @settings(UNHURRIED, max_examples=EXAMPLES)
+    @given(scenarios(max_ranks=3))
+    def equal(scenario: Scenario) -> None:
+        ran.append(agrees(scenario, tmp_path))
+
+    equal()
+    assert sum(ran) > len(ran) / 2
+
+
+def test_a_script_has_the_bug_of_a_mutant(tmp_path: Path) -> None:
+    """With a mutant planted on both sides, too; the exit code is 1 where the check diverges."""
+    ran: list[bool] = []
+    planted = st.sampled_from([mutants()[name] for name in expressible()])
+
+    @settings(UNHURRIED, max_examples=EXAMPLES)
+    @given(planted.flatmap(lambda mutant: st.tuples(st.just(mutant), scenarios(layouts=mutant.layouts, max_ranks=2))))
+    def equal(drawn: tuple[Mutant, Scenario]) -> None:
+        mutant, scenario = drawn
+        if mutant.applies(scenario):
+            ran.append(agrees(scenario, tmp_path, mutant))
+
+    equal()
+    assert any(ran)
+
+
+LEAST_SHARE = 0.7
+"""Of generated scenarios, those of which a script can be written."""
+MANY = max(80, settings().max_examples)
+
+
+def test_most_scenarios_can_be_exported() -> None:
+    """At least 70 % of generated scenarios can be written, numbers and tolerance left aside."""
+    from equivcheck.export.script import can_export
+
+    written: list[bool] = []
+
+    @settings(UNHURRIED, max_examples=MANY)
+    @given(scenarios())
+    def counted(scenario: Scenario) -> None:
+        written.append(can_export(scenario))
+
+    counted()
+    assert sum(written) >= LEAST_SHARE * len(written)
