@@ -18,9 +18,9 @@ from equivcheck.scenario.mesh import MAX_RANKS
 if TYPE_CHECKING:
     from equivcheck.mutants.mutant import Mutant
 
-MAX_DRAWN = 200
+MAX_DRAWN = 500
 """Scenarios after which a control that was not caught has survived, or cannot be reached."""
-_CHUNK = 50
+_CHUNK = 100
 """Scenarios drawn at once."""
 _SHARE = 0.1
 """Part of a worker's time that a control may take before the end."""

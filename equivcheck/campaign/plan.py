@@ -71,6 +71,8 @@ class Plan:
     """After this long without an end of a check a worker is given up; more than `deadline`."""
     shrink_seconds: float = 20.0
     """Limit for shrinking one finding, its last judgement excepted."""
+    confirm: bool = True
+    """Whether what is left of a finding of another world runs once more in gloo."""
     check: Check = oracle_check
     """What is run on each scenario; picklable."""
     strategy: Callable[[Plan], SearchStrategy[Scenario]] = generated_scenarios

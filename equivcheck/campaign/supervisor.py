@@ -16,7 +16,7 @@ from equivcheck.campaign.process import WorkerProcess
 from equivcheck.campaign.tally import Tally
 from equivcheck.findings.fingerprint import fingerprint
 from equivcheck.findings.size import size_of
-from equivcheck.findings.store import FindingStore, Kept
+from equivcheck.findings.store import FindingStore, Kept, adds_confirmation
 from equivcheck.oracle.verdict import Verdict
 
 _TICK = 0.2
@@ -139,9 +139,10 @@ class _Campaign:
         kept = self._store.keep(verdict)
         before = self._findings.get(mark)
         if before is not None:
-            if size_of(before.verdict.scenario) <= size_of(verdict.scenario):
+            adds = adds_confirmation(before.verdict, verdict)
+            if not adds and size_of(before.verdict.scenario) <= size_of(verdict.scenario):
                 return
-            kept = before.kept if kept is Kept.SMALLER else kept
+            kept = before.kept if adds or kept is Kept.SMALLER else kept
         self._findings[mark] = KeptFinding(fingerprint=mark, path=self._store.folder(mark), verdict=verdict, kept=kept)
         self._tell(self._findings[mark])
 

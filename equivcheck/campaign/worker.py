@@ -12,6 +12,7 @@ import threading
 import time
 import traceback
 from multiprocessing.connection import Connection
+from typing import Any
 
 from equivcheck.campaign.batches import Enough, Shows, batch_seed, run_batch
 from equivcheck.campaign.control import ControlRun, control_of
@@ -22,6 +23,7 @@ from equivcheck.campaign.shrinking import Shrinking, same_fingerprint
 from equivcheck.campaign.tally import Tally
 from equivcheck.findings.fingerprint import fingerprint
 from equivcheck.findings.size import Size, size_of
+from equivcheck.oracle.confirm import CONFIRMING, CONFIRMING_SECONDS, confirmed, may_be_confirmed
 from equivcheck.oracle.verdict import Verdict
 from equivcheck.scenario import Scenario
 
@@ -96,8 +98,12 @@ class Worker:
     def check(self, scenario: Scenario, *, coarse: bool = False) -> Verdict:
         """Check one scenario, recorded first."""
         self._recorder.begin(scenario)
+        return self._asked(scenario, coarse=coarse)
+
+    def _asked(self, scenario: Scenario, **options: Any) -> Verdict:
+        """What the plan's check says, asked with options other than usual."""
         try:
-            return self._plan.check(scenario, world=self._plan.world, deadline=self._plan.deadline, coarse=coarse)
+            return self._plan.check(scenario, **{"world": self._plan.world, "deadline": self._plan.deadline, **options})
         except Exception as error:
             raise _CheckerBroke(scenario) from error
 
@@ -120,10 +126,7 @@ class Worker:
 
     def _check_altered(self, scenario: Scenario, alter: Alter) -> Verdict:
         self._recorder.beat()
-        try:
-            return self._plan.check(scenario, world=self._plan.world, deadline=self._plan.deadline, alter=alter)
-        except Exception as error:
-            raise _CheckerBroke(scenario) from error
+        return self._asked(scenario, alter=alter)
 
     @property
     def _over(self) -> bool:
@@ -191,12 +194,20 @@ class Worker:
     def _end_shrinking(self) -> None:
         if self._shrinking is None:
             return
-        best = self._shrinking.finish()
+        best = self._confirmed(self._shrinking.finish())
         self._shrinking = None
         mark, size = fingerprint(best), size_of(best.scenario)
-        if size < self._smallest[mark]:
+        if size < self._smallest[mark] or best.confirmed:
             self._smallest[mark] = size
             self._link.send(Found(verdict=best))
+
+    def _confirmed(self, best: Verdict) -> Verdict:
+        """The smallest example once more where ranks are processes."""
+        if self._link.stopped.is_set() or not (self._plan.confirm and may_be_confirmed(best)):
+            return best
+        self._tally.num_shrinking += 1
+        deadline = min(self._plan.deadline, CONFIRMING_SECONDS)
+        return confirmed(best, self._asked(best.scenario, world=CONFIRMING, deadline=deadline))
 
     def _report(self) -> None:
         self._link.send(Progress(tally=self._tally))

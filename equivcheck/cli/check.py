@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from equivcheck.cli.options import console, deadline_option, json_option, print_json, world_option
+from equivcheck.cli.options import confirm_option, console, deadline_option, json_option, print_json, world_option
 from equivcheck.cli.shell import ExitCode
 from equivcheck.errors import UsageError
 
@@ -21,16 +21,22 @@ if TYPE_CHECKING:
 @world_option("sim")
 @deadline_option(60.0)
 @click.option("--comm", is_flag=True, help="Also show what the ranks tell each other, beside what is foreseen.")
+@confirm_option
 @json_option
-def check(file: str, world: str, deadline: float, comm: bool, as_json: bool) -> ExitCode:
+def check(  # noqa: PLR0913, PLR0917 - options
+    file: str, world: str, deadline: float, comm: bool, confirm: bool, as_json: bool
+) -> ExitCode:
     """Check the scenario in FILE (JSON; - for standard input)."""
     scenario = read_scenario(file)
     from equivcheck.findings.finding import communication_object, verdict_object
     from equivcheck.oracle.check import check as check_scenario
+    from equivcheck.oracle.confirm import CONFIRMING, confirmed, may_be_confirmed
     from equivcheck.report.communication_text import print_communication
     from equivcheck.report.verdict_text import print_verdict
 
     verdict = check_scenario(scenario, world=world, deadline=deadline)
+    if confirm and may_be_confirmed(verdict):
+        verdict = confirmed(verdict, check_scenario(scenario, world=CONFIRMING, deadline=deadline))
     if as_json:
         print_json(verdict_object(verdict) | ({"communication": communication_object(verdict)} if comm else {}))
     else:

@@ -35,6 +35,7 @@ store_option = click.option(
     show_default=True,
     help="Folder of the findings.",
 )
+confirm_option = click.option("--confirm", is_flag=True, help="Run a finding once more, on the processes of gloo.")
 world_type = click.Choice(COMPARABLE)
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from equivcheck.choice import Choice
-from equivcheck.cli.options import console, deadline_option, json_option, print_json, store_option, world_option
+from equivcheck.cli.options import confirm_option, console, deadline_option, json_option, print_json, store_option, world_option
 from equivcheck.cli.shell import ExitCode
 
 if TYPE_CHECKING:
@@ -36,16 +36,22 @@ _SENTENCES = {
 @store_option
 @world_option(None, "Where the ranks run; by default where it was found.")
 @deadline_option(60.0)
+@confirm_option
 @json_option
-def replay(finding: str, store: Path, world: str | None, deadline: float, as_json: bool) -> ExitCode:
+def replay(  # noqa: PLR0913, PLR0917 - options
+    finding: str, store: Path, world: str | None, deadline: float, confirm: bool, as_json: bool
+) -> ExitCode:
     """Check a FINDING again: its folder, or the first digits of its fingerprint.
 
     It runs in a process of its own, as some findings kill theirs.
     """
     from equivcheck.campaign.isolated import check_isolated
+    from equivcheck.oracle.confirm import CONFIRMING, confirmed, may_be_confirmed
 
     kept = find(finding, store)
     verdict = check_isolated(kept.verdict.scenario, world=world or kept.verdict.world, deadline=deadline)
+    if confirm and may_be_confirmed(verdict):
+        verdict = confirmed(verdict, check_isolated(verdict.scenario, world=CONFIRMING, deadline=deadline))
     again = compare(kept, verdict)
     if as_json:
         print_json(_object(kept, again, verdict))

@@ -42,7 +42,10 @@ class FindingStore:
         self.path = Path(path)
 
     def keep(self, verdict: Verdict) -> Kept:
-        """Keep a failing verdict unless one with its fingerprint and a scenario no larger is there; raises `StoreFailed`."""
+        """Keep a failing verdict unless one with its fingerprint and a scenario no larger is there; raises `StoreFailed`.
+
+        Whether another world finds the same is added to one with the same scenario.
+        """
         assert verdict.outcome.is_finding, f"{verdict.outcome!r} is nothing to keep"
         try:
             self.path.mkdir(parents=True, exist_ok=True)
@@ -76,12 +79,17 @@ class FindingStore:
         mark = fingerprint(verdict)
         kept = self._kept(mark)
         if kept is not None and size_of(kept.verdict.scenario) <= size_of(verdict.scenario):
+            if adds_confirmation(kept.verdict, verdict):
+                self._write(verdict, mark)
             return Kept.SEEN
+        self._write(verdict, mark)
+        return Kept.NEW if kept is None else Kept.SMALLER
+
+    def _write(self, verdict: Verdict, mark: str) -> None:
         new = Path(tempfile.mkdtemp(prefix=_NEW, dir=self.path))
         new.chmod(0o755)
         write_finding(new, verdict)
         self._swap_in(new, mark)
-        return Kept.NEW if kept is None else Kept.SMALLER
 
     def _kept(self, mark: str) -> Finding | None:
         """What is kept; a folder that cannot be read is as good as none, and is replaced."""
@@ -107,3 +115,8 @@ class FindingStore:
                 os.rename(old, self.folder(mark))
         for new in self.path.glob(f"{_NEW}*"):
             shutil.rmtree(new)
+
+
+def adds_confirmation(before: Verdict, verdict: Verdict) -> bool:
+    """Whether a verdict on the same scenario says more: whether another world finds the same."""
+    return bool(verdict.confirmed) and not before.confirmed and before.scenario == verdict.scenario

@@ -124,6 +124,8 @@ class Verdict:
         lines = [f"{self.scenario.name} in {self.world}: {self.outcome.value.upper()}. {self.reason}".rstrip()]
         if self.followers:
             lines.append("also differing: " + "; ".join(self.followers))
+        if self.confirmed:
+            lines.append(self.confirmed)
         if self.failure is not None:
             lines += [
                 f"  rank {report.rank} {report.state.value} {report.error or report.pending}".rstrip()

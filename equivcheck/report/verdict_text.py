@@ -27,6 +27,8 @@ def _evidence(verdict: Verdict) -> list[str]:
         lines.append(f"the largest error is {verdict.worst_error:.2g} of its tolerance")
     if verdict.followers:
         lines.append("also differing: " + "; ".join(verdict.followers))
+    if verdict.confirmed:
+        lines.append(verdict.confirmed)
     if verdict.failure is not None:
         lines += [
             f"  rank {report.rank} {report.state.value} {report.error or report.pending}" for report in verdict.failure.reports

@@ -84,6 +84,19 @@ def test_a_check_is_real(file: Path) -> None:
     assert verdict["scenario"] == json.loads(file.read_text())
 
 
+def test_a_finding_is_confirmed_on_request(file: Path, kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With --confirm a finding runs on processes too, and what came of it is told; without, and of no finding, nothing is."""
+    give(monkeypatch, Outcome.DIVERGED)
+    assert the_object(run("check", file, "--confirm", "--json"))["confirmed"] == "diverged on gloo too"
+    assert "diverged on gloo too" in run("check", file, "--confirm").stdout
+    assert the_object(run("check", file, "--json"))["confirmed"] == ""
+    give(monkeypatch, Outcome.EQUIVALENT)
+    assert the_object(run("check", file, "--confirm", "--json"))["confirmed"] == ""
+    use_checks(monkeypatch, fakes.wide_diverges_in_sim)
+    replayed = the_object(run("replay", kept, "--confirm", "--json"))
+    assert replayed["verdict"]["confirmed"] == "not seen on gloo: equivalent there"
+
+
 def test_a_scenario_comes_from_standard_input_too(monkeypatch: pytest.MonkeyPatch) -> None:
     """A dash is standard input."""
     give(monkeypatch, Outcome.EQUIVALENT)

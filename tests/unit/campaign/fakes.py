@@ -94,6 +94,12 @@ def nowhere(_: Scenario) -> bool:
     return False
 
 
+def wide_diverges_in_sim(scenario: Scenario, *, world: str, deadline: float, **options: object) -> Verdict:
+    """Finds a fault in one world that another does not show."""
+    found = wide_diverges if world == "sim" else fine
+    return found(scenario, world=world, deadline=deadline, **options)
+
+
 def diverged(scenario: Scenario, *, world: str = "sim", tensor: str = "layers.0.linear.weight", step: int = 0) -> Verdict:
     """A verdict of a wrong gradient."""
     divergence = Divergence(step=step, phase=Phase.GRADIENT, tensor=tensor, difference=Difference.VALUE, rank=0, error=9.0)

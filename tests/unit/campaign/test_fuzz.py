@@ -69,6 +69,21 @@ def test_a_finding_is_kept_once_and_shrunk(store: FindingStore) -> None:
     assert summary.tally.num_shrinking >= 5
 
 
+@pytest.mark.parametrize(
+    ("check", "words"),
+    [(fakes.wide_diverges, "diverged on gloo too"), (fakes.wide_diverges_in_sim, "not seen on gloo: equivalent there")],
+    ids=["confirmed", "not confirmed"],
+)
+def test_what_is_left_of_a_finding_runs_in_another_world(store: FindingStore, check: Check, words: str) -> None:
+    """The shrunk scenario is checked on processes too, and the finding that is kept says what came of it."""
+    summary = fuzz(plan(check, seconds=2.0), store)
+    (finding,) = summary.findings
+    assert finding.verdict.confirmed == words
+    assert finding.kept is Kept.NEW
+    assert store.load(finding.fingerprint).verdict == finding.verdict
+    assert words in (finding.path / "README.md").read_text()
+
+
 def test_a_second_campaign_continues(store: FindingStore) -> None:
     """What an earlier campaign left is not new to the next one."""
     for expected in (Kept.NEW, Kept.SEEN):

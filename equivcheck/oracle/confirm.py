@@ -1,0 +1,30 @@
+"""Whether another world finds what one has found: processes have no scheduler of ours, no shared memory and torch's own group."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from equivcheck.oracle.verdict import Outcome, Verdict
+
+CONFIRMING = "gloo"
+"""The world that what others found is run in once more."""
+CONFIRMING_SECONDS = 15.0
+"""Limit for its ranks: a hang takes all of it."""
+
+
+def may_be_confirmed(verdict: Verdict) -> bool:
+    """Whether it says anything that another world could confirm."""
+    return verdict.outcome.is_finding and verdict.world != CONFIRMING and not verdict.confirmed
+
+
+def confirmed(verdict: Verdict, again: Verdict) -> Verdict:
+    """The verdict with what came of the same scenario, and the same fault if one was planted, in another world."""
+    return replace(verdict, confirmed=_in_words(verdict.outcome, again))
+
+
+def _in_words(outcome: Outcome, again: Verdict) -> str:
+    if again.outcome is outcome:
+        return f"{outcome.value} on {again.world} too"
+    if again.outcome.is_finding:
+        return f"otherwise on {again.world}, where it {again.outcome.value}: {again.reason}"
+    return f"not seen on {again.world}: {again.outcome.value} there"
