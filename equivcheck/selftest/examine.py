@@ -53,7 +53,8 @@ class _Drawing:
         self._reached_after_catch = 0
         self.row = Row(name=mutant.name, family=mutant.family, expected=mutant.causes)
         self.smallest: Verdict | None = None
-        """Of the catches."""
+        """Of the catches, those first of which the honest training is equivalent."""
+        self._rank: tuple[int, ...] | None = None
 
     def take(self, scenario: Scenario) -> None:
         """One scenario that was drawn; raises `Enough` after the last."""
@@ -75,30 +76,34 @@ class _Drawing:
         return (
             self.row.drawn >= self._effort.examples
             or time.monotonic() - self._start > self._effort.seconds
-            or self._reached_after_catch >= self._effort.reached_after_catch
+            or (self.row.is_killed and self._reached_after_catch >= self._effort.reached_after_catch)
         )
 
     def _judge(self, scenario: Scenario) -> None:
         honest = check(scenario, deadline=self._effort.deadline)
         verdict = check(scenario, alter=self._mutant.plant, deadline=self._effort.deadline)
         if verdict.outcome.is_finding and not honest.outcome.is_finding:
-            self._caught(verdict)
+            self._caught(verdict, is_clear=honest.outcome is Outcome.EQUIVALENT)
         elif honest.outcome is not Outcome.EQUIVALENT:
             self.row = replace(self.row, undecided=self.row.undecided + 1)
         elif self.row.survivor is None or size_of(scenario) < size_of(self.row.survivor):
             self.row = replace(self.row, survivor=scenario)
 
-    def _caught(self, verdict: Verdict) -> None:
+    def _caught(self, verdict: Verdict, *, is_clear: bool) -> None:
         if not self.row.is_killed:
             self.row = replace(self.row, examples=self.row.drawn, seconds=time.monotonic() - self._start)
         self.row = replace(self.row, caught=self.row.caught + 1)
-        if self.smallest is None or size_of(verdict.scenario) < size_of(self.smallest.scenario):
-            self.smallest = verdict
+        rank = (not is_clear, *size_of(verdict.scenario))
+        if self._rank is None or rank < self._rank:
+            self.smallest, self._rank = verdict, rank
 
 
 @dataclass(slots=True)
 class _Judge:
-    """Checks scenarios in which a mutant is planted, while they shrink."""
+    """Checks scenarios in which a mutant is planted, while they shrink.
+
+    In full, only what is equivalent without the mutant counts: else it might shrink to what nobody could compute.
+    """
 
     mutant: Mutant
     """What is planted."""
@@ -111,7 +116,11 @@ class _Judge:
         if not self.mutant.applies(scenario) or scenario.layout.name not in self.mutant.layouts:
             return Verdict(outcome=Outcome.UNSUPPORTED, scenario=scenario, world="sim", reason="nothing to plant it into")
         self.checks += 1
-        return check(scenario, alter=self.mutant.plant, deadline=self.deadline, coarse=coarse)
+        verdict = check(scenario, alter=self.mutant.plant, deadline=self.deadline, coarse=coarse)
+        if coarse or not verdict.outcome.is_finding:
+            return verdict
+        honest = check(scenario, deadline=self.deadline)
+        return verdict if honest.outcome is Outcome.EQUIVALENT else honest
 
 
 def _shrunk(mutant: Mutant, effort: Effort, first: Verdict) -> Shrunk:

@@ -1,0 +1,39 @@
+"""What is left of a generated catch, held against the least that is known to show a mutant: mutants of some families.
+
+The selftest does this for all of them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from equivcheck import Outcome, check
+from equivcheck.mutants.registry import mutant
+from equivcheck.selftest.effort import Effort
+from equivcheck.selftest.examine import examine
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+ONE_CATCH = Effort(reached_after_catch=0)
+SHRINK_SECONDS = 20.0
+REPRESENTATIVES = (
+    "gradients_summed",
+    "not_clipped",
+    "column_input_gradient_not_reduced",
+    "schedule_stuck",
+    "tied_weight_without_gradient",
+)
+
+
+@pytest.mark.parametrize("name", REPRESENTATIVES)
+def test_a_catch_shrinks_to_at_most_one_more_than_it_takes(name: str) -> None:
+    """At most one rank, one layer and one step more than the known minimum are left, in less than 20 seconds of shrinking."""
+    chosen = mutant(name)
+    row = examine(replace(chosen, layouts=chosen.layouts[:1]), ONE_CATCH)
+    assert row.shrunk is not None
+    assert row.shrunk.is_small, row.shrunk
+    assert row.shrunk.seconds < SHRINK_SECONDS
+    assert row.shrunk.outcome.is_finding
+    assert check(row.shrunk.scenario).outcome is Outcome.EQUIVALENT
