@@ -9,8 +9,9 @@ from equivcheck.oracle.diagnosis.case import Case
 from equivcheck.oracle.diagnosis.clipping import wrong_clippings
 from equivcheck.oracle.diagnosis.counterfactual import Counterfactual
 from equivcheck.oracle.diagnosis.optimizer import wrong_optimizers
+from equivcheck.oracle.diagnosis.order import wrong_orders
 from equivcheck.oracle.diagnosis.precision import wrong_masters, wrong_reduction_precision
-from equivcheck.oracle.diagnosis.reduction import wrong_reductions
+from equivcheck.oracle.diagnosis.reduction import wrong_factors, wrong_reductions
 from equivcheck.oracle.diagnosis.rows import wrong_rows, wrong_starts
 from equivcheck.oracle.diagnosis.state import stale_values, wrong_updates
 from equivcheck.oracle.diagnosis.tensor_parallel import wrong_splits
@@ -22,7 +23,9 @@ _UPDATED = (Phase.UPDATE, Phase.STATE)
 CATALOGUE: tuple[tuple[Callable[[Case], Iterator[Counterfactual]], tuple[Phase, ...]], ...] = (
     (wrong_starts, (*_COMPUTED, *_UPDATED, Phase.BUFFER)),
     (wrong_reductions, _COMPUTED),
-    (wrong_splits, (*_COMPUTED, Phase.CLIPPING)),
+    (wrong_splits, _COMPUTED),
+    (wrong_orders, _COMPUTED),
+    (wrong_factors, _COMPUTED),
     (wrong_rows, _COMPUTED),
     (wrong_accumulations, _COMPUTED),
     (wrong_clippings, (Phase.GRADIENT, Phase.CLIPPING)),

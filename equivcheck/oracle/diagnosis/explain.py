@@ -40,11 +40,23 @@ def diagnosis_of(case: Case) -> Diagnosis | None:
     """What explains a case; None if nothing that is known does."""
     with one_thread(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        fits = [fit for candidate in counterfactuals(case) for fit in (_fit(case, candidate),) if fit is not None]
+        fits = _fits(case)
     exact = [fit for fit in fits if fit.exact]
     if exact:
         return _told(exact[0], exact)
     return _told(max(fits, key=lambda fit: fit.num_moments), []) if fits else None
+
+
+def _fits(case: Case) -> list[Fit]:
+    """What fits, until two different causes explain everything."""
+    found: list[Fit] = []
+    for candidate in counterfactuals(case):
+        fit = _fit(case, candidate)
+        if fit is not None:
+            found.append(fit)
+            if len({each.candidate.cause for each in found if each.exact}) > 1:
+                break
+    return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -59,13 +59,19 @@ def _scaled(case: Case, names: Sequence[str]) -> Iterator[Counterfactual]:
             yield alone(case, cause, f"{gradients(case, names)} {words}", _scaling(names, factor))
             if several and case.rounding is None and case.scenario.start is None:
                 yield _reduced(case, cause, names, f"{words}, at each microbatch", Reduction(axes=axes, factor=factor))
-    for chosen in _subsets(tuple(name for name in mesh.names if mesh.size(name) > 1)):
-        if not set(chosen) <= set(axes):
-            size, where = mesh.size(*chosen), over(mesh, chosen)
-            words = f"{gradients(case, names)} multiplied by the number of {where}, as if it were summed over them"
-            yield alone(case, Cause.SUMMED, words, _scaling(names, size))
-            words = f"{gradients(case, names)} divided by the number of {where}"
-            yield alone(case, Cause.AVERAGED_TWICE, words, _scaling(names, 1 / size))
+
+
+def wrong_factors(case: Case) -> Iterator[Counterfactual]:
+    """Gradients multiplied or divided by the size of axes along which rows do not differ."""
+    mesh, axes = case.scenario.layout.mesh, _wide_axes(case)
+    for names in suspects(case):
+        for chosen in _subsets(tuple(name for name in mesh.names if mesh.size(name) > 1)):
+            if not set(chosen) <= set(axes):
+                size, where = mesh.size(*chosen), over(mesh, chosen)
+                words = f"{gradients(case, names)} multiplied by the number of {where}, as if it were summed over them"
+                yield alone(case, Cause.SUMMED, words, _scaling(names, size))
+                words = f"{gradients(case, names)} divided by the number of {where}"
+                yield alone(case, Cause.AVERAGED_TWICE, words, _scaling(names, 1 / size))
 
 
 def _subsets(axes: tuple[str, ...]) -> Iterator[tuple[str, ...]]:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+
+import torch
 
 from equivcheck.oracle.cause import Cause
 from equivcheck.oracle.diagnosis.case import Case
 from equivcheck.oracle.diagnosis.counterfactual import Counterfactual, alone, side_by_side
 from equivcheck.oracle.diagnosis.side_by_side import Gradients, Seat, SideBySide, cut, data_axes, seats_of
-from equivcheck.oracle.diagnosis.starts import moved
+from equivcheck.oracle.diagnosis.starts import moved, permuted
 from equivcheck.oracle.diagnosis.words import listed, over, tensors
 from equivcheck.oracle.pieces import fill
+from equivcheck.scenario import Pipeline
 from equivcheck.train.material import Batch
 from equivcheck.train.setup import Setup
 
@@ -30,6 +33,7 @@ def wrong_rows(case: Case) -> Iterator[Counterfactual]:
         yield alone(case, Cause.SAME_ROWS, words, _scaling_loss(mesh.size(*axes)))
         yield from _of_others(case, axes)
     yield from _left_out(case)
+    yield from _chunks_left_out(case)
     yield from _masked(case)
 
 
@@ -94,8 +98,19 @@ def _silent(seat: Seat, axes: tuple[str, ...], *, divided: bool) -> Callable[[Si
 
 
 def _scaling_loss(factor: float) -> Callable[[Setup], None]:
+    """A loss so much larger, with its gradients."""
+
     def change(setup: Setup) -> None:
-        setup.loss_scale *= factor
+        inner = setup.compute
+
+        def compute(setup: Setup, microbatches: Sequence[Batch], index: int) -> float | None:
+            loss = inner(setup, microbatches, index)
+            for parameter in setup.model.parameters():
+                if parameter.grad is not None:
+                    parameter.grad.mul_(factor)
+            return None if loss is None else loss * factor
+
+        setup.compute = compute
 
     return change
 
@@ -112,6 +127,32 @@ def _left_out(case: Case) -> Iterator[Counterfactual]:
                 trainings.weighs = weighs
 
             yield side_by_side(case, Cause.ROWS_LOST, words, change)
+
+
+def _chunks_left_out(case: Case) -> Iterator[Counterfactual]:
+    """Chunks in which a pipeline computes each microbatch."""
+    count = next((each.num_chunks for each in case.scenario.layout.parallelisms if isinstance(each, Pipeline)), 1)
+    for index in range(count if count > 1 else 0):
+        for weighs in (True, False):
+            words = f"chunk {index} of each microbatch is left out"
+
+            def change(trainings: SideBySide, index: int = index, weighs: bool = weighs) -> None:
+                trainings.take = lambda seat, batch: _without_chunk(trainings.take_rows(seat, batch), index, count)
+                trainings.weighs = weighs
+
+            yield side_by_side(case, Cause.MICROBATCH_LOST, words, change)
+    if count > 1:
+        words = f"the {count} chunks of each microbatch are summed, not averaged"
+        yield alone(case, Cause.MICROBATCHES_SUMMED, words, _scaling_loss(count))
+
+
+def _without_chunk(batch: Batch, index: int, count: int) -> Batch:
+    kept = [row for at, rows in enumerate(torch.arange(batch.rows).chunk(count)) if at != index for row in rows.tolist()]
+    rows = torch.tensor(kept, dtype=torch.int64)
+    inputs, targets = (values.index_select(batch.batch_dim, rows) for values in (batch.inputs, batch.targets))
+    return replace(
+        batch, inputs=inputs, targets=targets, masks=tuple(None if mask is None else mask[rows] for mask in batch.masks)
+    )
 
 
 def _without_one(batch: Batch, last: bool) -> Batch:
@@ -144,8 +185,14 @@ def wrong_starts(case: Case) -> Iterator[Counterfactual]:
     if differing:
         names = sorted({name for name, _ in differing})
         ranks = sorted({rank for _, rank in differing})
-        words = f"{_who(ranks, len(case.starts))} from other values of {tensors(names)} than those given"
-        yield side_by_side(case, Cause.UNEQUAL_START, words, lambda trainings: _start_there(case, trainings))
+        cause, words = (
+            Cause.UNEQUAL_START,
+            f"{_who(ranks, len(case.starts))} from other values of {tensors(names)} than those given",
+        )
+        if permuted(case.scenario.training, case.starts, names):
+            cause = Cause.PERMUTED
+            words = f"the elements of {tensors(names)} lie in the wrong places: shards in another order, or along another dim"
+        yield side_by_side(case, cause, words, lambda trainings: _start_there(case, trainings))
 
 
 def _who(ranks: list[int], count: int) -> str:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch.distributed as dist
 
-from equivcheck.oracle.pieces import part_of, parts_of, whole_tensors
+from equivcheck.oracle.pieces import fill, part_of, parts_of, whole_tensors
 from equivcheck.oracle.tensors import Vector
 from equivcheck.scenario import Training
 from equivcheck.train.read import buffer_snapshot, snapshot
@@ -62,3 +62,15 @@ def moved(training: Training, starts: tuple[Begun, ...]) -> list[tuple[str, int]
         for piece, values in start.parts()
         if piece.name in given and not np.array_equal(values, part_of(given[piece.name], piece))
     ]
+
+
+def permuted(training: Training, starts: tuple[Begun, ...], names: list[str]) -> bool:
+    """Whether tensors have the right elements in other places, put together from all ranks."""
+    own = begun(single_device(training))
+    given = whole_tensors(own.parameters) | whole_tensors(own.buffers)
+    found = {name: np.full(given[name].shape, np.nan) for name in names}
+    for start in reversed(starts):
+        for piece, values in start.parts():
+            if piece.name in found and piece.shape == found[piece.name].shape:
+                fill(found[piece.name], piece, values)
+    return all(np.array_equal(np.sort(found[name], axis=None), np.sort(given[name], axis=None)) for name in names)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 import torch
 from torch import nn
@@ -71,7 +72,9 @@ def _of_rows(case: Case, layers: tuple[int, ...], ranks: int) -> Iterator[Counte
         words = f"the output of {who} is averaged over {where}, not summed"
         yield alone(case, Cause.OUTPUT_AVERAGED, words, _forwarding(layers, _averaged(ranks, backward=backward)))
     words = f"the output of {who} is that of each rank's own features: it is not summed over {where}"
-    yield side_by_side(case, Cause.PARTIAL_OUTPUT, words, _on_each(layers, lambda place: _own_features(place, ranks)))
+    for everywhere in (False, True):
+        change = _on_each(layers, lambda place, every=everywhere: _own_features(place, ranks, biased=every or not place))  # type: ignore[misc]
+        yield side_by_side(case, Cause.PARTIAL_OUTPUT, words, change)
 
 
 def _of_columns(case: Case, layers: tuple[int, ...], ranks: int) -> Iterator[Counterfactual]:
@@ -90,9 +93,10 @@ def _named(layers: tuple[int, ...]) -> str:
 def _forwarding(layers: tuple[int, ...], forward: Forward) -> Callable[[Setup], None]:
     def change(setup: Setup) -> None:
         for layer in layers:
-            linear = setup.model.get_submodule(f"layers.{layer}.linear")
-            assert isinstance(linear, nn.Linear), "a layer has a linear"
-            linear.forward = lambda values, linear=linear: forward(linear, values)  # type: ignore[method-assign, misc]
+            for name in ("linear", "side"):
+                linear = getattr(setup.model.get_submodule(f"layers.{layer}"), name)
+                if linear is not None:
+                    linear.forward = partial(forward, linear)
 
     return change
 
@@ -124,11 +128,14 @@ def _averaged(ranks: int, *, backward: bool) -> Forward:
     return forward
 
 
-def _own_features(place: int, ranks: int) -> Forward:
+def _own_features(place: int, ranks: int, *, biased: bool) -> Forward:
+    """Without a bias, it counts as zero and still has a gradient."""
+
     def forward(linear: nn.Linear, values: torch.Tensor) -> torch.Tensor:
         size = -(-values.shape[-1] // ranks)
         own = slice(place * size, (place + 1) * size)
-        return functional.linear(values[..., own], linear.weight[:, own], linear.bias)
+        bias = linear.bias if biased or linear.bias is None else linear.bias - linear.bias.detach()
+        return functional.linear(values[..., own], linear.weight[:, own], bias)
 
     return forward
 
