@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 from equivcheck.campaign.messages import Broken, Checked, CheckOne
-from equivcheck.campaign.plan import Check, Plan, oracle_check
+from equivcheck.campaign.plan import Check, Plan, explaining_check
 from equivcheck.campaign.process import WorkerProcess
 from equivcheck.errors import EquivCheckError
 from equivcheck.oracle.verdict import Verdict
@@ -19,8 +19,11 @@ class CheckerFailed(EquivCheckError):
     """The checker itself could not run, which says nothing about the scenario."""
 
 
-def check_isolated(scenario: Scenario, *, world: str, deadline: float, check: Check = oracle_check) -> Verdict:
-    """Like `equivcheck.check`, but the death of the process, or a check that never ends, is a verdict; raises `CheckerFailed`."""
+def check_isolated(scenario: Scenario, *, world: str, deadline: float, check: Check = explaining_check) -> Verdict:
+    """`equivcheck.check` with a diagnosis; the death of the process, or a check that never ends, is a verdict.
+
+    Raises `CheckerFailed`.
+    """
     plan = Plan(seconds=1.0, seed=0, world=world, deadline=deadline, stuck_seconds=deadline + _START_SECONDS, check=check)
     worker = WorkerProcess(plan, (0, 0))
     try:

@@ -41,6 +41,16 @@ def oracle_check(scenario: Scenario, *, world: str, deadline: float, alter: Alte
     return replace(check(scenario, world=world, deadline=deadline, alter=alter, coarse=coarse), calls=())
 
 
+def explaining_check(
+    scenario: Scenario, *, world: str, deadline: float, alter: Alter | None = None, coarse: bool = False
+) -> Verdict:
+    """The same with a diagnosis: for one scenario, not for many."""
+    from equivcheck.oracle.diagnosis import explained
+
+    verdict = oracle_check(scenario, world=world, deadline=deadline, alter=alter, coarse=coarse)
+    return explained(verdict, alter=alter, deadline=deadline)
+
+
 def generated_scenarios(plan: Plan) -> SearchStrategy[Scenario]:
     """The scenarios of the plan's layouts, a few of them compiled; imported at first use."""
     from equivcheck.strategies import executions, scenarios

@@ -16,7 +16,7 @@ from equivcheck.campaign.process import WorkerProcess
 from equivcheck.campaign.tally import Tally
 from equivcheck.findings.fingerprint import fingerprint
 from equivcheck.findings.size import size_of
-from equivcheck.findings.store import FindingStore, Kept, adds_confirmation
+from equivcheck.findings.store import FindingStore, Kept, says_more
 from equivcheck.oracle.verdict import Verdict
 
 _TICK = 0.2
@@ -139,7 +139,7 @@ class _Campaign:
         kept = self._store.keep(verdict)
         before = self._findings.get(mark)
         if before is not None:
-            adds = adds_confirmation(before.verdict, verdict)
+            adds = says_more(before.verdict, verdict)
             if not adds and size_of(before.verdict.scenario) <= size_of(verdict.scenario):
                 return
             kept = before.kept if adds or kept is Kept.SMALLER else kept

@@ -194,12 +194,21 @@ class Worker:
     def _end_shrinking(self) -> None:
         if self._shrinking is None:
             return
-        best = self._confirmed(self._shrinking.finish())
+        best = self._confirmed(self._explained(self._shrinking.finish()))
         self._shrinking = None
         mark, size = fingerprint(best), size_of(best.scenario)
-        if size < self._smallest[mark] or best.confirmed:
+        if size < self._smallest[mark] or best.confirmed or best.drift:
             self._smallest[mark] = size
             self._link.send(Found(verdict=best))
+
+    def _explained(self, best: Verdict) -> Verdict:
+        """The smallest example with a diagnosis."""
+        if self._link.stopped.is_set() or self._plan.check is not oracle_check:
+            return best
+        from equivcheck.oracle.diagnosis import explained
+
+        self._recorder.begin(best.scenario)
+        return explained(best, world=self._plan.world, deadline=self._plan.deadline)
 
     def _confirmed(self, best: Verdict) -> Verdict:
         """The smallest example once more where ranks are processes."""

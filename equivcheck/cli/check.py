@@ -31,10 +31,11 @@ def check(  # noqa: PLR0913, PLR0917 - options
     from equivcheck.findings.finding import communication_object, verdict_object
     from equivcheck.oracle.check import check as check_scenario
     from equivcheck.oracle.confirm import CONFIRMING, confirmed, may_be_confirmed
+    from equivcheck.oracle.diagnosis import explained
     from equivcheck.report.communication_text import print_communication
     from equivcheck.report.verdict_text import print_verdict
 
-    verdict = check_scenario(scenario, world=world, deadline=deadline)
+    verdict = explained(check_scenario(scenario, world=world, deadline=deadline), deadline=deadline)
     if confirm and may_be_confirmed(verdict):
         verdict = confirmed(verdict, check_scenario(scenario, world=CONFIRMING, deadline=deadline))
     if as_json:

@@ -79,7 +79,7 @@ class FindingStore:
         mark = fingerprint(verdict)
         kept = self._kept(mark)
         if kept is not None and size_of(kept.verdict.scenario) <= size_of(verdict.scenario):
-            if adds_confirmation(kept.verdict, verdict):
+            if says_more(kept.verdict, verdict):
                 self._write(verdict, mark)
             return Kept.SEEN
         self._write(verdict, mark)
@@ -117,6 +117,7 @@ class FindingStore:
             shutil.rmtree(new)
 
 
-def adds_confirmation(before: Verdict, verdict: Verdict) -> bool:
-    """Whether a verdict on the same scenario says more: whether another world finds the same."""
-    return bool(verdict.confirmed) and not before.confirmed and before.scenario == verdict.scenario
+def says_more(before: Verdict, verdict: Verdict) -> bool:
+    """Whether a verdict on the same scenario says more: why it failed, or whether another world finds the same."""
+    adds = (verdict.confirmed and not before.confirmed) or (verdict.drift and not before.drift)
+    return bool(adds) and before.scenario == verdict.scenario

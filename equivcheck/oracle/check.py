@@ -13,7 +13,7 @@ from equivcheck.oracle.communication import Overheard, overhear
 from equivcheck.oracle.compare import compare
 from equivcheck.oracle.known import known_issue, known_issues
 from equivcheck.oracle.reference import coarse_reference, confirming_reference, noise_limit, reference
-from equivcheck.oracle.running import Left, Runner
+from equivcheck.oracle.running import Left, Runner, able
 from equivcheck.oracle.sentences import place, sentence
 from equivcheck.oracle.verdict import Divergence, Outcome, Phase, Verdict
 from equivcheck.scenario import Scenario
@@ -24,9 +24,6 @@ from equivcheck.worlds.ranks import Ranks
 
 MAX_FOLLOWERS = 20
 """Tensors named beside the first that differs."""
-THREADS, PROCESSES = "sim", "gloo"
-"""The world whose ranks cannot compile, and the one that then runs them."""
-
 BEYOND = "beyond what the layout supports nothing is foreseen"
 """Why calls are not held against predictions there."""
 HANDED_OVER = "what a checkpoint tells ranks between two layouts is not foreseen"
@@ -52,17 +49,10 @@ def check(  # noqa: PLR0913 - options, all by keyword
     Failures of the ranks are verdicts; `UsageError` is raised for a world that does not exist.
     """
     started = time.perf_counter()
-    runner = Runner(world=_able(scenario, world), deadline=deadline, alter=alter)
+    runner = Runner(world=able(scenario, world), deadline=deadline, alter=alter)
     verdict = _judge(scenario, runner, beyond=beyond, coarse=coarse)
     record(scenario.layout.name, verdict.world, verdict.outcome.value)
     return replace(verdict, seconds=time.perf_counter() - started)
-
-
-def _able(scenario: Scenario, world: str | Ranks) -> str | Ranks:
-    """The world asked for, or processes for what threads cannot run: ranks that compile would share the compiler's state."""
-    name = world if isinstance(world, str) else world.name
-    is_compiled = any(layout.execution.is_compiled for layout in scenario.layouts)
-    return PROCESSES if name == THREADS and is_compiled else world
 
 
 def _judge(scenario: Scenario, runner: Runner, *, beyond: bool, coarse: bool) -> Verdict:

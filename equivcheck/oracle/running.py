@@ -76,3 +76,14 @@ class Runner:
         if not members.has_data:
             raise UsageError(f"world {name!r} has no data to compare; allowed: {', '.join(COMPARABLE)}")
         return members
+
+
+THREADS, PROCESSES = "sim", "gloo"
+"""The world whose ranks cannot compile, and the one that then runs them."""
+
+
+def able(scenario: Scenario, world: str | Ranks) -> str | Ranks:
+    """The world asked for, or processes for what threads cannot run: ranks that compile would share the compiler's state."""
+    name = world if isinstance(world, str) else world.name
+    is_compiled = any(layout.execution.is_compiled for layout in scenario.layouts)
+    return PROCESSES if name == THREADS and is_compiled else world

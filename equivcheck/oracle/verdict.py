@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from equivcheck.choice import Choice
 from equivcheck.errors import NotEquivalent
 from equivcheck.oracle.cause import Diagnosis
+from equivcheck.oracle.description import describe
 from equivcheck.scenario import Scenario
 from equivcheck.worlds.call import Call
 from equivcheck.worlds.failure import Failure
+
+if TYPE_CHECKING:
+    from equivcheck.train.setup import Setup
 
 
 class Outcome(Choice):
@@ -114,21 +120,20 @@ class Verdict:
     calls: tuple[tuple[Call, ...], ...] = ()
     """Per rank, its calls in the order of issue; empty in a world that does not see them, or where the ranks failed."""
 
-    def assert_equivalent(self) -> None:
-        """Raise `NotEquivalent` if something new and wrong was found; known, inconclusive and unsupported ones pass silently."""
+    def assert_equivalent(self, *, alter: Callable[[Setup], None] | None = None) -> None:
+        """Raise `NotEquivalent` if something new and wrong was found; known, inconclusive and unsupported ones pass silently.
+
+        Its text has a diagnosis, worked out when it is asked for: where many are raised, as while Hypothesis shrinks, few are
+        read. The ranks run again for it, with `alter` if that is what the verdict was found with.
+        """
         if self.outcome.is_finding:
-            raise NotEquivalent(self.describe())
+            raise NotEquivalent(self.describe(), lambda: self._explained(alter))
 
     def describe(self) -> str:
-        """A few lines for people: outcome, where, what, and the ranks' states if they failed."""
-        lines = [f"{self.scenario.name} in {self.world}: {self.outcome.value.upper()}. {self.reason}".rstrip()]
-        if self.followers:
-            lines.append("also differing: " + "; ".join(self.followers))
-        if self.confirmed:
-            lines.append(self.confirmed)
-        if self.failure is not None:
-            lines += [
-                f"  rank {report.rank} {report.state.value} {report.error or report.pending}".rstrip()
-                for report in self.failure.reports
-            ]
-        return "\n".join([*lines, repr(self.scenario)])
+        """At most ten lines for people, then the scenario as code."""
+        return describe(self)
+
+    def _explained(self, alter: Callable[[Setup], None] | None) -> str:
+        from equivcheck.oracle.diagnosis import explained
+
+        return describe(self if self.drift or self.diagnosis else explained(self, alter=alter))

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from equivcheck.campaign.events import Event, KeptFinding, Started, Ticked
 from equivcheck.oracle.verdict import Outcome
-from equivcheck.report.words import count, in_words
+from equivcheck.scenario.words import count, in_words
 
 _QUIET_SECONDS = 10.0
 """Between two lines where there is no terminal."""

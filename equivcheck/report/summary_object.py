@@ -10,8 +10,8 @@ from equivcheck.campaign.events import KeptFinding, Summary
 from equivcheck.campaign.messages import Control
 from equivcheck.campaign.tally import Tally
 from equivcheck.oracle.verdict import Outcome
-from equivcheck.report.words import in_words
 from equivcheck.scenario.codec import to_json
+from equivcheck.scenario.words import in_words
 
 
 def summary_object(summary: Summary) -> dict[str, Any]:

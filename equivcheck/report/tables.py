@@ -13,7 +13,7 @@ from equivcheck.campaign.messages import Control
 from equivcheck.campaign.tally import Tally
 from equivcheck.findings.store import Kept
 from equivcheck.oracle.verdict import Outcome
-from equivcheck.report.words import count, in_words
+from equivcheck.scenario.words import count, in_words
 
 STYLES = {
     Outcome.EQUIVALENT: "green",

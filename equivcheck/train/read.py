@@ -102,15 +102,18 @@ def state_snapshot(state: State, slots: Sequence[Slot]) -> Snapshot:
 
     A rank that holds no element of a parameter has no say about its state.
     """
-    named: list[Slot] = []
-    tensors: list[torch.Tensor] = []
+    found = state_slots(state, slots)
+    named = [slot for slot, _ in found]
+    return snapshot(named, tuple(piece for slot in named for piece in slot.pieces), [tensor for _, tensor in found])
+
+
+def state_slots(state: State, slots: Sequence[Slot]) -> list[tuple[Slot, torch.Tensor]]:
+    """Each tensor of the optimizer's state, with a slot that says what it holds; names are ``parameter/key``."""
+    found: list[tuple[Slot, torch.Tensor]] = []
     for slot in slots:
         for key, value in state.get(slot.parameter, {}).items():
-            tensor = value if isinstance(value, torch.Tensor) else torch.tensor(value)
-            for found, piece_tensor in _state_slots(slot, key, tensor):
-                named.append(found)
-                tensors.append(piece_tensor)
-    return snapshot(named, tuple(piece for slot in named for piece in slot.pieces), tensors)
+            found += _state_slots(slot, key, value if isinstance(value, torch.Tensor) else torch.tensor(value))
+    return found
 
 
 def _state_slots(slot: Slot, key: str, tensor: torch.Tensor) -> list[tuple[Slot, torch.Tensor]]:

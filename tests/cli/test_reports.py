@@ -19,7 +19,7 @@ from equivcheck.report import progress
 from equivcheck.report.progress import ProgressLine, progress_text
 from equivcheck.report.summary_object import summary_object
 from equivcheck.report.tables import print_summary
-from equivcheck.report.words import in_words
+from equivcheck.scenario.words import in_words
 from unit.campaign import fakes
 
 PLAN = Plan(seconds=60.0, seed=7)

@@ -6,34 +6,54 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from equivcheck.oracle.cause import Diagnosis
+from equivcheck.oracle.cause import Cause, Diagnosis
 from equivcheck.oracle.diagnosis.agreement import num_agreeing
 from equivcheck.oracle.diagnosis.case import Case, case_of
 from equivcheck.oracle.diagnosis.catalogue import counterfactuals
 from equivcheck.oracle.diagnosis.counterfactual import Counterfactual
+from equivcheck.oracle.diagnosis.drift import drift_of
 from equivcheck.oracle.diagnosis.failures import diagnosis_of_failure
-from equivcheck.oracle.verdict import Outcome, Verdict
+from equivcheck.oracle.running import able
+from equivcheck.oracle.verdict import Outcome, Phase, Verdict
 from equivcheck.train.setup import Setup
 from equivcheck.train.threads import one_thread
 from equivcheck.worlds.failure import RanksFailed
 from equivcheck.worlds.ranks import Ranks
 
 
-def explained(verdict: Verdict, *, alter: Callable[[Setup], None] | None = None, world: str | Ranks = "sim") -> Verdict:
-    """The verdict with a diagnosis, if something that is known to go wrong explains it.
+def explained(
+    verdict: Verdict,
+    *,
+    alter: Callable[[Setup], None] | None = None,
+    world: str | Ranks = "sim",
+    deadline: float = 60.0,
+) -> Verdict:
+    """The verdict with a diagnosis, if something that is known to go wrong explains it, and with the steps that go wrong.
 
-    `alter` must be what the verdict was found with: the scenario's ranks run again. Verdicts that are no findings come back as
-    they are.
+    `alter` must be what the verdict was found with: the scenario's ranks run again, in `world`, or where that shows nothing in
+    the verdict's own; `deadline` is in seconds, for each run. Verdicts that are no findings come back as they are.
     """
     if verdict.failure is not None and verdict.outcome.is_finding:
         return replace(verdict, diagnosis=diagnosis_of_failure(verdict.failure))
     if verdict.outcome is not Outcome.DIVERGED:
         return verdict
-    try:
-        case = case_of(verdict.scenario, alter, world)
-    except RanksFailed:
-        return verdict
-    return verdict if case is None else replace(verdict, diagnosis=diagnosis_of(case))
+    for place in dict.fromkeys((able(verdict.scenario, world), verdict.world)):
+        try:
+            case = case_of(verdict.scenario, alter, place, deadline)
+        except RanksFailed as error:
+            return replace(verdict, drift=f"not found: run again, the ranks fail ({error})")
+        if case is not None:
+            return replace(verdict, diagnosis=diagnosis_of(case), drift=drift_of(case, alter, place, deadline))
+    return _of_calls(verdict)
+
+
+def _of_calls(verdict: Verdict) -> Verdict:
+    """Of ranks that leave the right values: in this run as in the one that the verdict is about, or in this one only."""
+    first = verdict.divergence
+    if first is None or first.phase is not Phase.COMMUNICATION:
+        return replace(verdict, drift="not found: run again, the ranks leave what they should")
+    words = f"values are right, but not what ranks tell each other: {first.tensor} is {first.actual}, not {first.expected}"
+    return replace(verdict, diagnosis=Diagnosis(cause=Cause.COMMUNICATION, sentence=words, exact=False))
 
 
 def diagnosis_of(case: Case) -> Diagnosis | None:
