@@ -106,6 +106,8 @@ class Cause(Choice):
     """Values are right, but calls or bytes are not those that were foreseen."""
     SCALED = "scaled"
     """A constant ratio between both sides, of which nothing more is known."""
+    PART_OF_TENSOR = "part_of_tensor"
+    """Only some rows of a tensor differ, or only what some ranks hold, and nothing more is known."""
     RANKS_DISAGREE = "ranks_disagree"
     """Ranks that should agree do not, and nothing more is known."""
 

@@ -13,8 +13,10 @@ from equivcheck.oracle.diagnosis.order import wrong_orders
 from equivcheck.oracle.diagnosis.precision import wrong_masters, wrong_reduction_precision
 from equivcheck.oracle.diagnosis.reduction import wrong_factors, wrong_reductions
 from equivcheck.oracle.diagnosis.rows import wrong_rows, wrong_starts
+from equivcheck.oracle.diagnosis.scaled import constant_ratios
 from equivcheck.oracle.diagnosis.state import stale_values, wrong_updates
 from equivcheck.oracle.diagnosis.tensor_parallel import wrong_splits
+from equivcheck.oracle.diagnosis.ties import wrong_ties
 from equivcheck.oracle.verdict import Phase
 
 _COMPUTED = (Phase.LOSS, Phase.GRADIENT)
@@ -30,6 +32,8 @@ CATALOGUE: tuple[tuple[Callable[[Case], Iterator[Counterfactual]], tuple[Phase, 
     (wrong_accumulations, _COMPUTED),
     (wrong_clippings, (Phase.GRADIENT, Phase.CLIPPING)),
     (wrong_reduction_precision, _COMPUTED),
+    (wrong_ties, _COMPUTED),
+    (constant_ratios, (*_COMPUTED, Phase.CLIPPING)),
     (stale_values, (*_COMPUTED, *_UPDATED)),
     (wrong_masters, (*_COMPUTED, *_UPDATED)),
     (wrong_updates, _UPDATED),

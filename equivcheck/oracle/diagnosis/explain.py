@@ -13,6 +13,8 @@ from equivcheck.oracle.diagnosis.catalogue import counterfactuals
 from equivcheck.oracle.diagnosis.counterfactual import Counterfactual
 from equivcheck.oracle.diagnosis.drift import drift_of
 from equivcheck.oracle.diagnosis.failures import diagnosis_of_failure
+from equivcheck.oracle.diagnosis.leaving_out import culprit_of
+from equivcheck.oracle.diagnosis.patterns import pattern_of
 from equivcheck.oracle.running import able
 from equivcheck.oracle.verdict import Outcome, Phase, Verdict
 from equivcheck.train.setup import Setup
@@ -43,7 +45,8 @@ def explained(
         except RanksFailed as error:
             return replace(verdict, drift=f"not found: run again, the ranks fail ({error})")
         if case is not None:
-            return replace(verdict, diagnosis=diagnosis_of(case), drift=drift_of(case, alter, place, deadline))
+            found = diagnosis_of(case) or culprit_of(verdict.scenario, alter, place, deadline) or pattern_of(case)
+            return replace(verdict, diagnosis=found, drift=drift_of(case, alter, place, deadline))
     return _of_calls(verdict)
 
 

@@ -73,4 +73,8 @@ def permuted(training: Training, starts: tuple[Begun, ...], names: list[str]) ->
         for piece, values in start.parts():
             if piece.name in found and piece.shape == found[piece.name].shape:
                 fill(found[piece.name], piece, values)
-    return all(np.array_equal(np.sort(found[name], axis=None), np.sort(given[name], axis=None)) for name in names)
+    return all(
+        not np.array_equal(found[name], given[name])
+        and np.array_equal(np.sort(found[name], axis=None), np.sort(given[name], axis=None))
+        for name in names
+    )
