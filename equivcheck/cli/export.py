@@ -37,6 +37,7 @@ class Wanted(Choice):
 @click.argument("finding")
 @store_option
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="File to write; stdout if none is given, or for -.")
+@click.option("--name", metavar="NAME", help="What the script calls itself; by default the name of the file.")
 @click.option("--mutant", "mutant_name", metavar="NAME", help="Plant this mutant's bug in the parallel part.")
 @click.option(
     "--numbers",
@@ -48,7 +49,14 @@ class Wanted(Choice):
 @click.option("--run", is_flag=True, help="Run it by torchrun, and show what it prints.")
 @json_option
 def export(  # noqa: PLR0913, PLR0917 - an argument for each option
-    finding: str, store: Path, output: Path | None, mutant_name: str | None, numbers: str, run: bool, as_json: bool
+    finding: str,
+    store: Path,
+    output: Path | None,
+    name: str | None,
+    mutant_name: str | None,
+    numbers: str,
+    run: bool,
+    as_json: bool,
 ) -> ExitCode:
     """Write a script that shows a FINDING with torch alone: its folder, its fingerprint's first digits, or a scenario's file.
 
@@ -57,7 +65,7 @@ def export(  # noqa: PLR0913, PLR0917 - an argument for each option
     """
     mutant = _mutant(mutant_name)
     verdict, seen_on = _verdict(finding, store, mutant)
-    name = DEFAULT_NAME if output is None or str(output) == "-" else output.name
+    name = name or (DEFAULT_NAME if output is None or str(output) == "-" else output.name)
     text = _text(verdict, mutant, Wanted(numbers), name=name, seen_on=seen_on)
     launched = _launched(text, verdict, name) if run else None
     _write(text, output, quiet=as_json or run)
@@ -65,7 +73,8 @@ def export(  # noqa: PLR0913, PLR0917 - an argument for each option
         print_json(_object(verdict, text, launched))
     elif launched is not None:
         click.echo(launched.printed, nl=False)
-        click.echo(launched.errors, nl=False, err=True)
+        if "max difference" not in launched.printed:
+            click.echo(launched.errors, nl=False, err=True)
         click.echo(f"exit code {launched.code}")
     return ExitCode.FINDINGS if launched is not None and launched.code else ExitCode.NOTHING_FOUND
 

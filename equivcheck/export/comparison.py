@@ -9,11 +9,15 @@ from equivcheck.export.text import indented
 HANG_SECONDS = 20
 """How long a rank of a script waits for others in vain."""
 
-FULL = (
-    "def full(tensor: torch.Tensor | None) -> torch.Tensor | None:",
+_FULL = (
+    "def full(tensor: torch.Tensor) -> torch.Tensor:",
     '    """A copy of a tensor as a whole, whatever part of it this rank holds."""',
-    "    if isinstance(tensor, DTensor):",
-    "        tensor = tensor.full_tensor()",
+    "    return (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor).detach().clone()",
+)
+_FULL_OR_NONE = (
+    "def full(tensor: torch.Tensor | None) -> torch.Tensor | None:",
+    '    """A copy of a tensor as a whole, whatever part of it this rank holds; None if there is none."""',
+    "    tensor = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor",
     "    return None if tensor is None else tensor.detach().clone()",
 )
 _COPY = (
@@ -36,7 +40,7 @@ def helpers(draft: Draft) -> list[list[str]]:
     none = may_be_none(draft.scenario.training)
     if draft.has_dtensors:
         draft.need("torch.distributed.tensor", "DTensor")
-        found.append(list(FULL))
+        found.append(list(_FULL_OR_NONE if none else _FULL))
     elif none and not draft.reading:
         found.append(list(_COPY))
     return found + ([list(_DISTANCE)] if none else [])
@@ -60,7 +64,6 @@ def main_lines(draft: Draft) -> list[str]:
                 "    if dist.get_rank() == 0:",
                 '        print(f"{name}: max difference {float(difference)}")',
                 "    code |= not float(difference) <= TOLERANCE",
-                "dist.barrier()",
                 "dist.destroy_process_group()",
                 "return code",
             ]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from equivcheck.export.form import Form
 from equivcheck.export.numbers import Numbers
 from equivcheck.export.text import paragraph
@@ -71,6 +73,8 @@ def _evidence(form: Form, verdict: Verdict | None) -> list[str]:
         found.append(paragraph(_sentence(_reported(issue.link))))
     if verdict.diagnosis is not None:
         found.append(paragraph(_sentence(form.translated(verdict.diagnosis.sentence))))
+    reason = re.sub(r"\b(step \d+) clipping norm\b", r"\1 norm", re.sub(r"\b(step \d+) update ", r"\1 parameter ", reason))
+    reason = re.sub(r"\b(step \d+) clipping ", r"\1 clipped gradient ", reason)
     first = "First divergence: " if verdict.divergence is not None else ""
     return [*found, paragraph(_sentence(first + form.translated(reason)))]
 

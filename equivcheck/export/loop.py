@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from equivcheck.export.draft import Draft, Place
-from equivcheck.export.numbers import Numbers
+from equivcheck.export.numbers import Numbers, initial_lines
 from equivcheck.export.optimizer import optimizer_lines
 from equivcheck.export.text import block, call, indented
 from equivcheck.scenario import ClipNorm, ClipValue, NormType, Training, ZeroGrad
@@ -13,18 +13,28 @@ def train_lines(draft: Draft) -> list[str]:
     """The function ``train``."""
     assigned = "model" if draft.module == "model" else "model = module"
     body = [
-        f"{assigned} = build()",
+        *([f"torch.manual_seed({draft.scenario.training.seed})"] if draft.numbers is Numbers.DRAWN else []),
+        f"{assigned} = {draft.form.expression}",
+        *_ties(draft),
+        *initial_lines(draft.scenario.training, draft.numbers),
         *draft.before_wrap,
         *block("if parallel:", draft.lines[Place.WRAP]),
         *draft.after_wrap,
         *optimizer_lines(draft),
-        "",
         "left = {}",
         *block(f"for step, {_batches(draft)} in enumerate(BATCHES):", _step(draft)),
         "return left",
     ]
     what = '"""Train on one device or in parallel, and return what every step leaves."""'
     return ["def train(parallel: bool) -> dict[str, torch.Tensor | None]:", *indented([what, *body])]
+
+
+def _ties(draft: Draft) -> list[str]:
+    """Lines that let layers use the weights of others."""
+    paths, layers = draft.form.paths, draft.scenario.training.model.layers
+    linears = [f'model.get_submodule("{paths[f"layers.{index}.linear"]}")' for index in range(len(layers))]
+    pairs = [(linears[index], linears[layer.shares]) for index, layer in enumerate(layers) if layer.shares is not None]
+    return [f"{own}.weight = {other}.weight" for own, other in pairs]
 
 
 def has_several(draft: Draft) -> bool:

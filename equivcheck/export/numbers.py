@@ -42,15 +42,14 @@ def constants(training: Training, form: Form, numbers: Numbers) -> list[str]:
     return _drawn(training) if numbers is Numbers.DRAWN else _literals(training, form)
 
 
-def initial_lines(numbers: Numbers) -> list[str]:
-    """What gives a model its parameters, before and after it is built."""
+def initial_lines(training: Training, numbers: Numbers) -> list[str]:
+    """What gives a model its parameters after it is built."""
     if numbers is Numbers.DRAWN:
         return []
-    return [
-        "with torch.no_grad():",
-        "    for name, values in PARAMETERS.items():",
-        "        model.get_parameter(name).copy_(torch.tensor(values))",
-    ]
+    model = training.model
+    others = model.counter or model.offset or any(layer.shares is not None for layer in model.layers)
+    values = "{name: torch.tensor(values) for name, values in PARAMETERS.items()}"
+    return [f"model.load_state_dict({values}{', strict=False' * others})"]
 
 
 def _literals(training: Training, form: Form) -> list[str]:
@@ -60,14 +59,10 @@ def _literals(training: Training, form: Form) -> list[str]:
     several = len(training.data.microbatches) > 1
     batches = [f"[{', '.join(step)}]" if several else step[0] for step in steps]
     return [
-        *_opened("PARAMETERS = {", parameters, "}", ""),
-        *_opened("BATCHES = [", batches, "]", f"  # of each step{': of each microbatch' * several}: {_words(training)}"),
+        f"PARAMETERS = {{{', '.join(parameters)}}}",
+        f"# Per step{' and microbatch' * several}: {_words(training)}.",
+        f"BATCHES = [{', '.join(batches)}]",
     ]
-
-
-def _opened(opening: str, items: list[str], closing: str, comment: str) -> list[str]:
-    """A collection, one item a line."""
-    return [opening + comment, *(f"    {item}," for item in items), closing]
 
 
 def _drawn(training: Training) -> list[str]:

@@ -13,9 +13,9 @@ from equivcheck.export.header import docstring
 from equivcheck.export.layouts.registry import write_layout
 from equivcheck.export.loop import train_lines
 from equivcheck.export.mutants import plant
-from equivcheck.export.numbers import Numbers, constants, initial_lines, usual_numbers
+from equivcheck.export.numbers import Numbers, constants, usual_numbers
 from equivcheck.export.refusal import CannotExport, refuse
-from equivcheck.export.text import formatted, indented
+from equivcheck.export.text import formatted
 from equivcheck.export.tolerance import tolerance_of
 from equivcheck.mutants.mutant import Mutant
 from equivcheck.oracle.verdict import Phase, Verdict
@@ -84,7 +84,7 @@ def _refuse(scenario: Scenario, verdict: Verdict | None) -> None:
 def _body(draft: Draft, tolerance: float) -> Iterator[str]:
     train, main = train_lines(draft), main_lines(draft)
     functions = [*map(list, draft.form.classes), *(found for found in draft.definitions if len(found) > 1)]
-    functions += [*helpers(draft), _build(draft), train, main]
+    functions += [*helpers(draft), train, main]
     _import_usual(draft)
     yield from _imports(draft)
     yield ""
@@ -95,24 +95,6 @@ def _body(draft: Draft, tolerance: float) -> Iterator[str]:
     yield f"TOLERANCE = {tolerance:.1e}  # measured: what rounding may leave of a difference, four times over"
     for function in functions:
         yield from ("", "", *function)
-
-
-def _build(draft: Draft) -> list[str]:
-    form, model = draft.form, draft.scenario.training.model
-    seed = [f"torch.manual_seed({draft.scenario.training.seed})"] if draft.numbers is Numbers.DRAWN else []
-    ties = [
-        f"model.{_attribute(form.paths[f'layers.{index}.linear'])}.weight = "
-        f"model.{_attribute(form.paths[f'layers.{layer.shares}.linear'])}.weight"
-        for index, layer in enumerate(model.layers)
-        if layer.shares is not None
-    ]
-    more = [*ties, *initial_lines(draft.numbers)]
-    lines = [*seed, f"model = {form.expression}", *more, "return model"] if more else [*seed, f"return {form.expression}"]
-    return ["def build() -> nn.Module:", *indented(['"""The model with its initial parameters."""', *lines])]
-
-
-def _attribute(path: str) -> str:
-    return f'get_submodule("{path}")'
 
 
 def _import_usual(draft: Draft) -> None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from equivcheck.export.draft import Draft, Place
 from equivcheck.export.form import Form
 from equivcheck.export.layouts.mesh import keep_local_between_microbatches, mesh_of, take_rows
-from equivcheck.export.loop import norm_arguments
+from equivcheck.export.loop import may_be_none, norm_arguments
 from equivcheck.export.refusal import refuse
-from equivcheck.export.text import call, indented
-from equivcheck.scenario import FSDP1, ClipNorm, Layout, Parallelism, ShardingStrategy, Wrapping
+from equivcheck.export.text import block, call, indented
+from equivcheck.scenario import FSDP1, ClipNorm, Layout, Parallelism, ShardingStrategy, Training, Wrapping
 from equivcheck.scenario.mesh import DP, REPLICATE, SHARD
 
 
@@ -58,7 +58,7 @@ def _read(draft: Draft, parallelism: FSDP1) -> None:
     """Read shards by gathering them: a parameter is a run of its shard, or shares a flat one with others."""
     layout = draft.scenario.layout
     sharded = parallelism.strategy is not ShardingStrategy.NO_SHARD and layout.mesh.size(DP, SHARD) > 1
-    draft.definitions.append(_unflattened(layout, sharded=sharded))
+    draft.definitions.append(_unflattened(draft.scenario.training, layout, sharded=sharded))
     draft.before_wrap = ["units = [{name: parameter.shape} for name, parameter in model.named_parameters()]"]
     if not parallelism.use_orig_params:
         draft.lines[Place.WRAP][:0] = _units(draft, parallelism)
@@ -86,7 +86,7 @@ def _units(draft: Draft, parallelism: FSDP1) -> list[str]:
     return [f"units = [{named} for index in ({', '.join(indices)})]"]
 
 
-def _unflattened(layout: Layout, *, sharded: bool) -> list[str]:
+def _unflattened(training: Training, layout: Layout, *, sharded: bool) -> list[str]:
     several = layout.mesh.size(REPLICATE) > 1
     size = layout.mesh.size(SHARD)
     gathering = [
@@ -95,16 +95,17 @@ def _unflattened(layout: Layout, *, sharded: bool) -> list[str]:
         *([f"shards = shards[dist.get_rank() // {size} * {size} :][:{size}]"] if several else []),
     ]
     gather = ["shards = [tensor]", "if gather:", *indented(gathering)] if sharded else ["shards = [tensor]"]
-    return [
-        "def unflattened(label: str, unit: dict[str, torch.Size], tensor: torch.Tensor | None"
-        + ", gather: bool" * sharded
-        + ") -> dict[str, torch.Tensor | None]:",
-        f'    """The tensors of a unit by name{", out of the flat shards that ranks hold of it" * sharded}."""',
-        *indented(gather),
-        "    if all(shard is None for shard in shards):",
-        '        return dict.fromkeys(f"{label} {name}" for name in unit)',
-        "    flat = torch.cat([shard.detach().flatten() for shard in shards if shard is not None])",
-        "    sizes = [shape.numel() for shape in unit.values()]",
-        "    parts = flat[: sum(sizes)].split(sizes)",
-        '    return {f"{label} {name}": part.view(unit[name]) for name, part in zip(unit, parts)}',
+    nothing = [
+        "if all(shard is None for shard in shards):",
+        '    return dict.fromkeys(f"{label} {name}" for name in unit)',
     ]
+    body = [
+        f'"""The tensors of a unit by name{", out of the flat shards that ranks hold of it" * sharded}."""',
+        *gather,
+        *(nothing if may_be_none(training) else []),
+        "flat = torch.cat([shard.detach().flatten() for shard in shards if shard is not None])",
+        "sizes = [shape.numel() for shape in unit.values()]",
+        "parts = flat[: sum(sizes)].split(sizes)",
+        'return {f"{label} {name}": part.view(unit[name]) for name, part in zip(unit, parts)}',
+    ]
+    return block(f"def unflattened(label, unit, tensor{', gather' * sharded}):", body)

@@ -74,7 +74,7 @@ def _build(draft: Draft, parallelism: Pipeline, ranks: int, spans: tuple[range, 
     """The stages of this rank, the schedule, and identities in the place of other layers."""
     last = ranks * parallelism.stages_per_rank - 1
     rows = tuple(sorted(set(draft.scenario.training.data.microbatches)))
-    if parallelism.schedule.is_single:
+    if parallelism.stages_per_rank == 1:
         numbers = "(dist.get_rank(),)"
     elif parallelism.schedule.is_v:
         numbers = f"(dist.get_rank(), {last} - dist.get_rank())"
@@ -83,8 +83,14 @@ def _build(draft: Draft, parallelism: Pipeline, ranks: int, spans: tuple[range, 
     stage = _stage(draft, parallelism, last + 1, spans)
     made = "stages[0]" if parallelism.schedule.is_single else "stages"
     scale = str(parallelism.scale_grads)
-    built = call(SCHEDULES[parallelism.schedule], made, str(parallelism.num_chunks), loss_fn="loss_fn", scale_grads=scale)
-    pipe = [f"stages = [{stage} for number in numbers]", *_loss_fn(draft, parallelism, rows)]
+    built = call(
+        SCHEDULES[parallelism.schedule],
+        made,
+        str(parallelism.num_chunks),
+        loss_fn=_loss_fn(draft, parallelism, rows),
+        scale_grads=scale,
+    )
+    pipe = [f"stages = [{stage} for number in numbers]"]
     if len(rows) == 1:
         pipe = [line.replace("rows // ", f"{rows[0]} // ") for line in pipe] + [f"pipe = {built}"]
     else:
@@ -126,17 +132,22 @@ def _define_shapes(draft: Draft, spans: tuple[range, ...]) -> None:
     )
 
 
-def _loss_fn(draft: Draft, parallelism: Pipeline, rows: tuple[int, ...]) -> list[str]:
-    """The loss of a chunk's outputs, as a part of the step's."""
+def _loss_fn(draft: Draft, parallelism: Pipeline, rows: tuple[int, ...]) -> str:
+    """Define the loss of a chunk's outputs, as a part of the step's, and give the expression of it."""
     training = draft.scenario.training
     loss, arguments = loss_of(draft, "outputs"), "outputs, targets"
     chunks = 1 if parallelism.scale_grads else parallelism.num_chunks
-    if training.loss.is_mean and len(rows) > 1:
-        # Bound now: the loop goes on.
-        loss, arguments = f"{loss} * share", f"{arguments}, share=rows / {chunks * training.data.batch}"
+    uneven = training.loss.is_mean and len(rows) > 1
+    if uneven:
+        loss, arguments = f"{loss} * share", f"{arguments}, share"
     elif training.loss.is_mean and chunks * training.data.batch > rows[0]:
         loss = f"{loss} / {chunks * training.data.batch // rows[0]}"
-    return [f"loss_fn = lambda {arguments}: {loss}"]
+    text = '"""The loss of a chunk as a part of the step\'s."""'
+    draft.definitions.append(block(f"def loss_fn({arguments}):", [text, f"return {loss}"]))
+    if not uneven:
+        return "loss_fn"
+    draft.need("functools", "partial")
+    return f"partial(loss_fn, share=rows / {chunks * training.data.batch})"
 
 
 def _compute(draft: Draft, parallelism: Pipeline, ranks: int) -> list[str]:

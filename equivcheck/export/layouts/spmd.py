@@ -57,11 +57,13 @@ def _makes_tensors(training: Training) -> bool:
 
 def _distribute(placement: str, training: Training) -> list[str]:
     shares = any(layer.shares is not None for layer in training.model.layers)
-    made = f"nn.Parameter(distribute_tensor(parameter.detach(), mesh, [{placement}]), parameter.requires_grad)"
+    spread = f"spread = distribute_tensor(parameter.detach(), mesh, [{placement}])"
+    made = "nn.Parameter(spread, parameter.requires_grad)"
     if not shares:
-        inner = [f"setattr(module, name, {made})"]
+        inner = [spread, f"setattr(module, name, {made})"]
     else:
-        inner = [*block("if parameter not in made:", [f"made[parameter] = {made}"]), "setattr(module, name, made[parameter])"]
+        inner = [*block("if parameter not in made:", [spread, f"made[parameter] = {made}"])]
+        inner.append("setattr(module, name, made[parameter])")
     return [
         "def distribute(model: nn.Module, mesh: DeviceMesh) -> None:",
         f'    """Make each parameter a DTensor{", a shared one once" * shares}."""',

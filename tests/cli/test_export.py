@@ -1,0 +1,125 @@
+"""The command ``export`` as users type it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from equivcheck import check
+from equivcheck.campaign import isolated
+from equivcheck.cli import main
+from equivcheck.export.launch import Launched
+from equivcheck.findings.store import FindingStore
+from equivcheck.oracle.verdict import Outcome
+from equivcheck.scenario import Scenario, Start
+from equivcheck.scenario.codec import to_json
+from unit.campaign import fakes
+
+
+def run(*arguments: object, stdin: str | None = None) -> Result:
+    """What a command line gives."""
+    return CliRunner().invoke(main, ["export", *(str(argument) for argument in arguments)], input=stdin)
+
+
+@pytest.fixture(autouse=True)
+def _check_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Check in this process, which is quicker than in one of its own."""
+    monkeypatch.setattr(isolated, "check_isolated", lambda scenario, *, world, deadline: check(scenario, world=world))
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    """A store with one finding."""
+    FindingStore(tmp_path / "store").keep(fakes.diverged(fakes.scenario(ranks=2)))
+    return tmp_path / "store"
+
+
+def test_a_finding_is_written_to_stdout(store: Path) -> None:
+    """By the first digits of its fingerprint; the docstring has what was found, where, and the command."""
+    (mark,) = FindingStore(store).fingerprints()
+
+    result = run(mark[:4], "--store", store)
+
+    assert result.exit_code == 0, result.output
+    assert "First divergence: " in result.stdout
+    assert "torchrun --standalone --nproc-per-node 2 repro.py" in result.stdout
+    assert "import equivcheck" not in result.stdout
+    compile(result.stdout, "repro.py", "exec")
+
+
+def test_a_file_takes_the_script_and_names_it(store: Path, tmp_path: Path) -> None:
+    """`-o` writes the file and prints nothing; the command in it has the file's name."""
+    (mark,) = FindingStore(store).fingerprints()
+    output = tmp_path / "issue_1.py"
+
+    result = run(store / mark, "-o", output)
+
+    assert (result.exit_code, result.stdout) == (0, "")
+    assert "--nproc-per-node 2 issue_1.py" in output.read_text("utf-8")
+
+
+def test_a_scenario_is_checked_first() -> None:
+    """A scenario on standard input: what a check finds is in the object, and nothing else is on stdout."""
+    result = run("-", "--json", stdin=to_json(fakes.scenario(ranks=2)))
+
+    written = json.loads(result.stdout)
+    assert written["outcome"] == Outcome.EQUIVALENT.value
+    assert (written["ranks"], written["exit_code"]) == (2, None)
+    assert written["lines"] == written["script"].count("\n")
+    assert "and on one device" in written["script"]
+
+
+def test_a_mutant_is_planted() -> None:
+    """The sentence of the bug is the title, and its lines are in the script."""
+    result = run("-", "--mutant", "gradients_summed", stdin=to_json(fakes.scenario(ranks=2)))
+
+    assert result.exit_code == 0, result.output
+    assert "Gradients are summed over ranks" in result.stdout
+    assert "module.register_comm_hook(None, add_up)" in result.stdout
+
+
+@pytest.mark.parametrize(("code", "expected"), [(0, 0), (1, 1)])
+def test_a_run_prints_what_the_script_prints(code: int, expected: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With `--run`, the lines of the script and its exit code; findings are exit code 1."""
+    ran: list[int] = []
+
+    def launch(text: str, ranks: int, *, name: str) -> Launched:
+        ran.append(ranks)
+        return Launched(code=code, printed="step 0 loss: max difference 0.5\n", errors="noise of torchrun")
+
+    monkeypatch.setattr("equivcheck.export.launch.launch", launch)
+
+    result = run("-", "--run", stdin=to_json(fakes.scenario(ranks=2)))
+
+    assert (result.exit_code, ran) == (expected, [2])
+    assert result.stdout == f"step 0 loss: max difference 0.5\nexit code {code}\n"
+
+
+def handed_over() -> Scenario:
+    """A scenario whose first step runs under another layout."""
+    scenario = fakes.scenario(ranks=2)
+    training = replace(scenario.training, steps=2)
+    return replace(scenario, training=training, start=Start(layout=scenario.layout))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "scenario", "words"),
+    [
+        ((), handed_over(), "Scenario.start cannot be exported"),
+        (("--mutant", "no_such"), fakes.scenario(), "mutant 'no_such' does not exist; allowed: "),
+        (("--mutant", "row_output_averaged"), fakes.scenario(ranks=2), "does not apply to this scenario of ddp"),
+        (("-o", "/no/such/folder/x.py"), fakes.scenario(), "cannot be written"),
+    ],
+    ids=["option", "no mutant", "mutant elsewhere", "no folder"],
+)
+def test_what_cannot_be_written_is_named_in_a_line(arguments: tuple[str, ...], scenario: Scenario, words: str) -> None:
+    """Exit code 2, one line on stderr, nothing on stdout."""
+    result = run("-", *arguments, stdin=to_json(scenario))
+
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert words in result.stderr
+    assert result.stderr.count("\n") == 1

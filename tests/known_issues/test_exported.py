@@ -1,0 +1,47 @@
+"""Tests for scripts that were exported from scenarios of upstream issues: unedited, up to date, and they show the issue."""
+
+from pathlib import Path
+
+import pytest
+
+from equivcheck import check
+from equivcheck.export.script import script_of
+from equivcheck.oracle.known import known_issues
+from equivcheck.scenario.codec import from_json
+from launched import launched
+
+EXPORTED = Path(__file__).parent / "exported"
+SCENARIOS = sorted(EXPORTED.glob("*.json"))
+SEEN_ON = "2.13.0"
+ISSUES = {issue.id: issue for issue in known_issues()}
+
+
+def test_each_script_has_a_scenario() -> None:
+    """Every file is one of a pair that is named after an issue on file."""
+    assert [path.stem for path in SCENARIOS] == [path.stem for path in sorted(EXPORTED.glob("*.py"))]
+    assert {path.stem for path in SCENARIOS} <= set(ISSUES)
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda path: path.stem)
+def test_the_script_is_what_is_written_today(scenario: Path) -> None:
+    """The very text comes out again for the version of torch that it names."""
+    script = scenario.with_suffix(".py")
+
+    verdict = check(from_json(scenario.read_text("utf-8")))
+
+    assert verdict.known == scenario.stem
+    assert script_of(verdict.scenario, verdict=verdict, name=script.name, seen_on=SEEN_ON) == script.read_text("utf-8")
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda path: path.stem)
+def test_the_script_shows_the_issue(scenario: Path, tmp_path: Path) -> None:
+    """It runs on torch alone, exits with 1, and prints where the difference is."""
+    script = scenario.with_suffix(".py")
+    text = script.read_text("utf-8")
+    assert "equivcheck" not in text
+    ranks = int(text.partition("--nproc-per-node ")[2].split()[0])
+
+    code, printed = launched(script, ranks, tmp_path)
+
+    assert code == 1, printed
+    assert "max difference" in printed

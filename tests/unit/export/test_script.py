@@ -1,0 +1,134 @@
+"""What a script has, and that it has nothing else."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from equivcheck.export.form import form_of
+from equivcheck.export.mutants import SNIPPETS, expressible
+from equivcheck.export.numbers import MOST_LITERALS, Numbers, count_numbers
+from equivcheck.export.refusal import CannotExport
+from equivcheck.export.script import can_export, script_of
+from equivcheck.export.text import WIDTH
+from equivcheck.mutants.registry import mutants
+from equivcheck.scenario import (
+    DDP,
+    FSDP2,
+    Axis,
+    ClipNorm,
+    Compression,
+    Data,
+    Execution,
+    Layer,
+    Layout,
+    Mesh,
+    Model,
+    Norm,
+    Precision,
+    Scenario,
+    Training,
+)
+from equivcheck.train.material import material
+
+PLAIN = Training(model=Model(features=1, layers=(Layer(width=1),)), data=Data(microbatches=(2,)))
+TWO = Mesh(axes=(Axis(name="dp", size=2),))
+
+
+def scenario(training: Training = PLAIN, parallelism: DDP | FSDP2 | None = None, **execution: bool) -> Scenario:
+    """A training on two data-parallel ranks."""
+    layout = Layout(mesh=TWO, parallelisms=(parallelism or DDP(),), execution=Execution(**execution))  # type: ignore[arg-type]
+    return Scenario(training=training, layout=layout)
+
+
+@pytest.mark.parametrize("parallelism", [DDP(), FSDP2()], ids=["ddp", "fsdp2"])
+def test_a_small_script_fits_on_a_page(parallelism: DDP | FSDP2) -> None:
+    """A shrunk case takes fewer than 80 lines, none too wide, and names nothing but torch and the standard library."""
+    text = script_of(scenario(parallelism=parallelism))
+
+    assert text.count("\n") < 80
+    assert max(map(len, text.splitlines())) <= WIDTH
+    imported = {line.split()[1].partition(".")[0] for line in text.splitlines() if line.startswith(("import ", "from "))}
+    assert imported <= {"torch", "sys", "datetime"}
+
+
+def test_what_is_not_used_is_not_written() -> None:
+    """No microbatches, clipping, schedules, masks or missing gradients where a scenario has none."""
+    text = script_of(scenario())
+
+    for word in ("microbatch", "clip", "schedule", "mask", "None:", "no_sync", "class ", "DTensor"):
+        assert word not in text, word
+
+
+@pytest.mark.parametrize("precision", list(Precision))
+def test_literals_read_back_exactly(precision: Precision) -> None:
+    """Parameters are the scenario's own, to the last bit, in either precision."""
+    training = replace(PLAIN, precision=precision, model=Model(features=3, layers=(Layer(width=4, norm=Norm.LAYER),)))
+    text = script_of(scenario(training), numbers=Numbers.EXACT)
+
+    start = text.index("PARAMETERS = ")
+    found = eval(text[start + len("PARAMETERS = ") : text.index("# Per step", start)])
+    names = form_of(scenario(training)).name_of
+    expected = material(training).parameters
+    assert {names(name) for name in expected} == set(found)
+    for name, values in expected.items():
+        assert values.new_tensor(found[names(name)]).equal(values)
+
+
+def test_many_numbers_are_drawn_and_it_is_said() -> None:
+    """Beyond some numbers torch draws them, and the docstring says that they are others."""
+    large = replace(PLAIN, model=Model(features=16, layers=(Layer(width=16),)))
+    assert count_numbers(large) > MOST_LITERALS
+
+    text = script_of(scenario(large))
+
+    assert "torch.manual_seed(0)" in text
+    assert "drawn by torch" in text
+    assert "PARAMETERS" not in text
+    assert "PARAMETERS" in script_of(scenario(large), numbers=Numbers.EXACT)
+
+
+@pytest.mark.parametrize(
+    ("refused", "words"),
+    [
+        (scenario(parallelism=DDP(compression=Compression.FP16)), "DDP.compression"),
+        (scenario(compiled_autograd=True), "Execution.compiled_autograd"),
+    ],
+    ids=["compression", "compiled autograd"],
+)
+def test_what_cannot_be_exported_is_named(refused: Scenario, words: str) -> None:
+    """One line names the option."""
+    with pytest.raises(CannotExport, match=words) as caught:
+        script_of(refused)
+    assert "\n" not in str(caught.value)
+    assert not can_export(refused)
+
+
+def test_a_mutant_without_lines_is_refused_with_those_that_have_some() -> None:
+    """The error lists what can be planted."""
+    other = next(mutant for name, mutant in mutants().items() if name not in expressible())
+
+    with pytest.raises(CannotExport, match="gradients_summed"):
+        script_of(scenario(), mutant=other)
+
+
+def test_lines_are_known_for_many_mutants_that_exist() -> None:
+    """Each snippet is that of a mutant; at least ten can be planted."""
+    assert set(SNIPPETS) <= set(mutants())
+    assert len(expressible()) >= 10
+
+
+def test_a_mutant_that_changes_the_optimizer_builds_two() -> None:
+    """One device keeps its own settings."""
+    text = script_of(scenario(), mutant=mutants()["rate_scaled_by_ranks"])
+
+    assert "if parallel:\n        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n    else:" in text
+
+
+def test_clipping_is_compared_before_and_after() -> None:
+    """The norm is kept, and gradients twice."""
+    text = script_of(scenario(replace(PLAIN, clipping=ClipNorm())))
+
+    assert 'left[f"step {step} norm"]' in text
+    assert 'left[f"step {step} clipped gradient {name}"]' in text
