@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import MutableMapping
+from copy import deepcopy
 from typing import TYPE_CHECKING, Any, cast
 
+from equivcheck.layouts.compositions import TIMES
 from equivcheck.mutants.mutant import Family, Minimum, Mutant
 from equivcheck.mutants.places import EVERYWHERE
 from equivcheck.oracle.cause import Cause
-from equivcheck.scenario import ASGD, SGD, Adafactor, Adagrad, Adam, Adamax, Muon, NAdam, RAdam, Scenario
+from equivcheck.scenario import ASGD, FSDP2, SGD, Adafactor, Adagrad, Adam, Adamax, NAdam, RAdam, Scenario
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
+    from torch.optim.lr_scheduler import LRScheduler
 
     from equivcheck.train.setup import Setup
 
@@ -28,9 +31,22 @@ def forget_step_count(setup: Setup) -> None:
 
 
 def lose_state_of_checkpoint(setup: Setup) -> None:
-    """Go on from a checkpoint without optimizer state."""
-    if setup.span is not None and setup.span.start > 0:
-        setup.before_training.append(lambda optimizer, _schedule: optimizer.state.clear())
+    """Go on from a checkpoint with the optimizer state that was there before it was loaded: mostly none."""
+    if setup.span is None or setup.span.start == 0:
+        return
+    from equivcheck.mutants.axes import stepped
+
+    kept: dict[int, Any] = {}
+
+    def remember(optimizer: Optimizer, _schedule: LRScheduler | None) -> None:
+        kept.update(deepcopy({number: optimizer.state.get(each, {}) for number, each in enumerate(stepped(optimizer))}))
+
+    def restore(optimizer: Optimizer, _schedule: LRScheduler | None) -> None:
+        optimizer.state.clear()
+        optimizer.state.update({each: kept[number] for number, each in enumerate(stepped(optimizer)) if kept[number]})
+
+    setup.before_training.insert(0, remember)
+    setup.before_training.append(restore)
 
 
 def _counts(scenario: Scenario) -> bool:
@@ -41,11 +57,13 @@ def _counts(scenario: Scenario) -> bool:
 
 
 def _hands_state_over(scenario: Scenario) -> bool:
-    """Whether a checkpoint holds state that the optimizer makes anew where there is none: Adagrad does so when it is built."""
+    """Whether a checkpoint holds state."""
     optimizer = scenario.training.optimizer
-    is_kept = not isinstance(optimizer, (Adagrad, Muon)) and not (isinstance(optimizer, SGD) and optimizer.momentum == 0.0)
-    return scenario.start is not None and is_kept
+    return scenario.start is not None and not (isinstance(optimizer, SGD) and optimizer.momentum == 0.0)
 
+
+_HANDED_OVER = tuple(name for name in EVERYWHERE if TIMES not in name or FSDP2.tag in name)
+"""Layouts that a training can go on under; other compositions train local tensors, which checkpoints know nothing of."""
 
 STATES: tuple[Mutant, ...] = (
     Mutant(
@@ -62,7 +80,7 @@ STATES: tuple[Mutant, ...] = (
         name="state_not_handed_over",
         wrong="A checkpoint restores parameters, but not optimizer state.",
         family=Family.OPTIMIZER,
-        layouts=EVERYWHERE,
+        layouts=_HANDED_OVER,
         applies=_hands_state_over,
         plant=lose_state_of_checkpoint,
         causes=(Cause.STATE_LOST,),
