@@ -22,6 +22,9 @@ from equivcheck.train.threads import one_thread
 from equivcheck.worlds.failure import RanksFailed
 from equivcheck.worlds.ranks import Ranks
 
+_SAYING_NO_MORE = (Cause.SCALED, Cause.NOT_UNSCALED)
+"""Not named beside another cause that fits: any constant factor is one of these as well."""
+
 
 def explained(
     verdict: Verdict,
@@ -109,7 +112,8 @@ def _told(fit: Fit, others: list[Fit]) -> Diagnosis:
     sentence = fit.candidate.sentence
     if not fit.exact:
         sentence += f" at step {fit.step}; what follows differs from that as well"
-    also = next((other.candidate for other in others if other.candidate.cause is not fit.candidate.cause), None)
+    told = (fit.candidate.cause, *_SAYING_NO_MORE)
+    also = next((other.candidate for other in others if other.candidate.cause not in told), None)
     if also is not None:
         sentence += f" (what the ranks left does not tell this from another: {also.sentence})"
     return Diagnosis(cause=fit.candidate.cause, sentence=sentence, exact=fit.exact)
