@@ -103,7 +103,7 @@ MUTANTS: tuple[Mutant, ...] = (
         applies=_sends_by_norm,
         plant=norms.clip_buckets,
         causes=(Cause.CLIPPED_BEFORE_REDUCTION,),
-        minimum=Minimum(ranks=1, because="gradients that are smaller before clipping show it on one rank already"),
+        minimum=Minimum(because="on one rank there is nothing to come before; of two, one may clip and the other not"),
     ),
     Mutant(
         name="clamped_before_reduction",

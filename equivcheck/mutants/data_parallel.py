@@ -6,6 +6,7 @@ from equivcheck.mutants import gradients, rows, wrappers
 from equivcheck.mutants.gradients import Scaled
 from equivcheck.mutants.mutant import Family, Minimum, Mutant
 from equivcheck.mutants.needs import has_data_ranks, has_steps, is_eager, reduces_by_hooks
+from equivcheck.mutants.places import both, updates_tell
 from equivcheck.mutants.rows import SharesOf
 from equivcheck.oracle.cause import Cause
 from equivcheck.scenario import DDP, Scenario, Side
@@ -210,7 +211,7 @@ MUTANTS: tuple[Mutant, ...] = (
         wrong="Gradients are right, but zeroed between clipping and the update.",
         family=Family.DATA_PARALLEL,
         layouts=DATA_PARALLEL,
-        applies=is_eager,
+        applies=both(is_eager, updates_tell),
         plant=gradients.zero_before_update,
         causes=(Cause.GRADIENT_LOST, Cause.NOT_UPDATED),
         minimum=Minimum(ranks=1, because="the first update shows it, and it alone: gradients are right"),

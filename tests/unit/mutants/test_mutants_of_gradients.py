@@ -1,0 +1,130 @@
+"""Mutants of data parallelism, accumulation, clipping and sharding: all kinds are there, each caught where it is smallest."""
+
+from __future__ import annotations
+
+import pickle
+import warnings
+from collections.abc import Iterator
+
+import pytest
+
+from equivcheck import Outcome, check
+from equivcheck.layouts.registry import layout_names
+from equivcheck.mutants.mutant import Family
+from equivcheck.mutants.registry import mutant, mutants
+from equivcheck.oracle.verdict import Phase
+from mutants.minimums import MINIMUMS
+
+KINDS: dict[Family, dict[str, tuple[str, ...]]] = {
+    Family.DATA_PARALLEL: {
+        "all-reduce never runs": ("reduction_missing",),
+        "gradients summed, not averaged": ("gradients_summed",),
+        "averaged twice": ("averaged_twice", "averaged_over_all_ranks"),
+        "one parameter left out of the reduction": ("parameter_left_out",),
+        "last bucket dropped": ("last_bucket_kept", "last_bucket_lost"),
+        "every rank reads the same slice of the batch": ("same_rows_everywhere", "last_rows_lost", "shuffled_apart"),
+        "initial weights not broadcast": ("weights_not_broadcast", "buffers_not_broadcast"),
+        "gradients not zeroed between steps": ("gradients_not_zeroed",),
+        "forward under no_sync, backward outside": ("forward_without_sync",),
+        "calling the wrapped module's inner module": ("inner_module_called",),
+        "unused layer with find_unused_parameters=False": ("unused_not_looked_for",),
+    },
+    Family.ACCUMULATION: {
+        "missing 1/K": ("microbatches_summed",),
+        "only the last microbatch kept": ("only_last_microbatch",),
+        "rescaled at each microbatch": ("rescaled_each_microbatch",),
+        "optimizer steps at each microbatch": ("stepped_each_microbatch",),
+        "mean per microbatch instead of over the batch": ("mean_of_means",),
+    },
+    Family.CLIPPING: {
+        "norm of the local shard only": ("local_norm", "norms_added_up"),
+        "clip before the reduction": ("clipped_before_reduction", "clamped_before_reduction"),
+        "replicas counted in the norm": ("replicas_in_norm",),
+        "some parameters left out of the norm": ("vectors_not_in_norm", "first_parameter_not_in_norm"),
+        "returned norm wrong, update right": ("norm_after_clipping_returned",),
+    },
+    Family.SHARDING: {
+        "reduce-scatter sums, not averages": ("reduce_scatter_sums", "flat_gradients_summed"),
+        "padded last shard not updated": ("padded_tail_not_updated",),
+        "optimizer holds the parameters from before wrapping": ("optimizer_of_unwrapped_parameters",),
+        "optimizer state lost at each step": ("state_lost",),
+        "optimizer state of one rank used on another": ("state_of_another_rank",),
+        "HSDP: no all-reduce across replicas": ("replicas_not_reduced",),
+        "HSDP: divided by the shard count only": ("divided_by_shards_only",),
+        "statistics computed on local shards": ("statistics_of_shards",),
+    },
+}
+"""Ways in which parallel trainings of these families are known to go wrong, and the mutants that go wrong in that way."""
+NAMES = [name for name, found in mutants().items() if found.family in KINDS]
+HIDDEN_FROM_PARAMETERS = ("norm_after_clipping_returned",)
+HIDDEN_FROM_GRADIENTS = ("zeroed_before_update", "padded_tail_not_updated", "not_clipped", "optimizer_of_unwrapped_parameters")
+
+
+@pytest.fixture(autouse=True)
+def _tolerate_torch_warnings() -> Iterator[None]:
+    """Half-finished runs make torch warn."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+@pytest.mark.parametrize("family", KINDS)
+def test_every_known_kind_of_a_family_has_a_mutant(family: Family) -> None:
+    """No kind on the list is without one of that family."""
+    for kind, names in KINDS[family].items():
+        assert names, kind
+        assert {mutant(name).family for name in names} == {family}, kind
+
+
+def test_every_mutant_of_gradients_has_a_minimum() -> None:
+    """Each has one scenario that shows it, and none is left of a mutant that is gone."""
+    assert sorted(MINIMUMS) == sorted(NAMES)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_mutant_of_gradients_can_be_sent_to_processes(name: str) -> None:
+    """Ranks may be processes, which are sent what to plant; layouts are those that exist."""
+    assert pickle.loads(pickle.dumps(mutant(name).plant)) == mutant(name).plant
+    assert set(mutant(name).layouts) <= set(layout_names())
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_mutant_of_gradients_is_caught_in_its_minimum(name: str) -> None:
+    """The scenario is as small as the mutant says, has what it breaks, and is a finding with it alone."""
+    found, scenario = mutant(name), MINIMUMS[name]
+    size = scenario.layout.mesh.num_ranks, len(scenario.training.model.layers), scenario.training.steps
+
+    assert size == (found.minimum.ranks, found.minimum.layers, found.minimum.steps)
+    assert scenario.layout.name in found.layouts
+    assert found.applies(scenario)
+    assert check(scenario).outcome is Outcome.EQUIVALENT
+    assert check(scenario, alter=found.plant).outcome is Outcome.DIVERGED
+    assert check(scenario).outcome is Outcome.EQUIVALENT, "nothing that is planted stays with the ranks"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_mutant_of_gradients_is_found_by_numbers(name: str) -> None:
+    """What is wrong are values: calls alone would show nothing to those who cannot foresee them."""
+    divergence = check(MINIMUMS[name], alter=mutant(name).plant).divergence
+
+    assert divergence is not None
+    assert divergence.phase is not Phase.COMMUNICATION
+
+
+@pytest.mark.parametrize("name", HIDDEN_FROM_GRADIENTS)
+def test_a_mutant_after_backward_leaves_gradients_right(name: str) -> None:
+    """Those who compare gradients alone, as backward leaves them, see nothing in one step."""
+    divergence = check(MINIMUMS[name], alter=mutant(name).plant).divergence
+
+    assert divergence is not None
+    assert divergence.phase not in (Phase.LOSS, Phase.GRADIENT)
+
+
+@pytest.mark.parametrize("name", HIDDEN_FROM_PARAMETERS)
+def test_a_misreported_norm_is_all_that_differs(name: str) -> None:
+    """Gradients and parameters are right: the norm alone shows it."""
+    verdict = check(MINIMUMS[name], alter=mutant(name).plant)
+
+    assert verdict.divergence is not None
+    assert verdict.divergence.tensor == "norm"
+    assert verdict.followers == ()
