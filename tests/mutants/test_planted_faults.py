@@ -8,9 +8,19 @@ import pytest
 from hypothesis import HealthCheck, find, settings
 
 from equivcheck import Outcome, Scenario, check
+from equivcheck.mutants.registry import mutant
 from equivcheck.strategies import scenarios
-from mutants.planted import FAULTS, Fault
 
+PLANTED = (
+    ("gradients_summed", "ddp"),
+    ("parameter_left_out", "ddp"),
+    ("averaged_twice", "fsdp2"),
+    ("row_bias_on_every_rank", "tensor_parallel"),
+    ("whole_batch_on_every_rank", "spmd"),
+    ("state_lost", "fsdp2"),
+    ("rank_skips_reduction", "ddp"),
+)
+"""Names of mutants, each with a layout in which it is planted."""
 SEARCH = settings(max_examples=2000, deadline=None, database=None, derandomize=True, suppress_health_check=list(HealthCheck))
 
 
@@ -22,14 +32,20 @@ def _tolerate_torch_warnings() -> Iterator[None]:
         yield
 
 
-@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
-def test_a_planted_fault_is_caught_and_shrinks(fault: Fault) -> None:
-    """At most two ranks, two layers and three steps are left, and the same scenario without the fault is equivalent."""
+def _shrunk(name: str, layout: str, outcomes: tuple[Outcome, ...]) -> Scenario:
+    """The smallest scenario in which a mutant is a finding of one of these outcomes."""
+    found = mutant(name)
 
     def caught(scenario: Scenario) -> bool:
-        return check(scenario, alter=fault.plant).outcome.is_finding
+        return found.applies(scenario) and check(scenario, alter=found.plant).outcome in outcomes
 
-    smallest = find(scenarios(layouts=(fault.layout,)), caught, settings=SEARCH)
+    return find(scenarios(layouts=(layout,)), caught, settings=SEARCH)
+
+
+@pytest.mark.parametrize(("name", "layout"), PLANTED)
+def test_a_planted_fault_is_caught_and_shrinks(name: str, layout: str) -> None:
+    """At most two ranks, two layers and three steps are left, and the same scenario without the fault is equivalent."""
+    smallest = _shrunk(name, layout, tuple(outcome for outcome in Outcome if outcome.is_finding))
 
     assert smallest.layout.mesh.num_ranks <= 2
     assert len(smallest.training.model.layers) <= 2
@@ -39,14 +55,9 @@ def test_a_planted_fault_is_caught_and_shrinks(fault: Fault) -> None:
 
 def test_a_rank_that_skips_a_collective_is_a_hang_with_every_ranks_place() -> None:
     """A deadlock or mismatch is known at once, and each rank says where it was."""
-    (fault,) = [fault for fault in FAULTS if "skips" in fault.name]
-    smallest = find(
-        scenarios(layouts=(fault.layout,)),
-        lambda scenario: check(scenario, alter=fault.plant).outcome is Outcome.HUNG,
-        settings=SEARCH,
-    )
+    smallest = _shrunk("rank_skips_reduction", "ddp", (Outcome.HUNG,))
 
-    verdict = check(smallest, alter=fault.plant)
+    verdict = check(smallest, alter=mutant("rank_skips_reduction").plant)
 
     assert verdict.failure is not None
     assert len(verdict.failure.reports) == smallest.layout.mesh.num_ranks

@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from equivcheck import Scenario, check
+from equivcheck.mutants.registry import mutant
 from equivcheck.oracle.cause import Cause
 from equivcheck.oracle.diagnosis import explained
 from equivcheck.scenario import DDP, FSDP2, SGD, Axis, Data, Layer, Layout, Mesh, Model, Training
 from equivcheck.train.setup import Setup
-from mutants.planted import leave_one_parameter_out, sum_instead_of_mean
 
 TRAINING = Training(
     model=Model(features=2, layers=(Layer(width=2), Layer(width=1))),
@@ -37,13 +37,13 @@ def multiplied(factor: float) -> Callable[[Setup], None]:
 CASES = (
     (
         DDP_OF_2,
-        sum_instead_of_mean,
+        mutant("gradients_summed").plant,
         Cause.SUMMED,
         "all gradients are the sum over the 2 dp ranks, not the mean, at each microbatch",
     ),
     (
         DDP_OF_2,
-        leave_one_parameter_out,
+        mutant("parameter_left_out").plant,
         Cause.NOT_REDUCED,
         "the gradient of `layers.1.linear.bias` is that of each rank's own rows: it is not reduced over the 2 dp ranks",
     ),
