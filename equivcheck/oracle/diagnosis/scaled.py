@@ -36,7 +36,7 @@ def constant_ratios(case: Case) -> Iterator[Counterfactual]:
 
 
 def ratio_of(case: Case, names: Sequence[str], phase: Phase) -> float | None:
-    """The ratio between both sides of all elements of some tensors, if it is one; a whole number or its inverse if near."""
+    """The ratio between both sides of all elements of some tensors, if it is one but 1; a whole number or its inverse if near."""
     found, expected = case.whole(case.first.step, phase), case.expected_values(case.first.step, phase)
     ratios = [
         (found[name] / expected[name])[expected[name] != 0.0].reshape(-1)
@@ -47,7 +47,7 @@ def ratio_of(case: Case, names: Sequence[str], phase: Phase) -> float | None:
     if not len(values) or not np.isfinite(values).all() or not values.all():
         return None
     ratio = float(np.median(values))
-    if not np.allclose(values, ratio, rtol=1e-4):
+    if not np.allclose(values, ratio, rtol=1e-4) or math.isclose(ratio, 1.0, rel_tol=1e-4):
         return None
     for whole in (round(ratio), 1 / round(1 / ratio) if abs(ratio) < 1 else 0.0):
         if whole and math.isclose(whole, ratio, rel_tol=1e-4):
