@@ -27,7 +27,7 @@ from equivcheck.scenario import (
     TensorParallel,
     Wrapping,
 )
-from equivcheck.strategies.chance import EVENLY, MOSTLY, RARELY, SOMETIMES
+from equivcheck.strategies.chance import EVENLY, MOSTLY, SOMETIMES
 from equivcheck.strategies.rounding import DDP_OPTIONS, mixed_precisions
 
 _BUCKETS_MB = st.sampled_from((25.0, 0.0001, 0.001))
@@ -56,7 +56,7 @@ def ddp(draw: DrawFn) -> DDP:
         find_unused_parameters=draw(SOMETIMES),
         unequal_start=draw(SOMETIMES),
         **draw(_ZERO_OPTIONS),
-        **(draw(DDP_OPTIONS) if draw(RARELY) else {}),
+        **(draw(DDP_OPTIONS) if draw(SOMETIMES) else {}),
     )
 
 
@@ -65,7 +65,7 @@ def replicate(draw: DrawFn) -> Replicate:
     """`Replicate` by either implementation, with the options that it has."""
     implementation, no_sync = draw(_REPLICATORS), draw(EVENLY)
     if implementation is Replicator.DDP:
-        compression = Compression.FP16 if draw(RARELY) else Compression.NONE
+        compression = Compression.FP16 if draw(SOMETIMES) else Compression.NONE
         return Replicate(no_sync=no_sync, bucket_cap_mb=draw(_BUCKETS_MB), compression=compression)
     return Replicate(implementation=implementation, no_sync=no_sync, wrapping=draw(_WRAPPINGS))
 
@@ -78,7 +78,7 @@ def fsdp1(draw: DrawFn, *, strategies: SearchStrategy[ShardingStrategy] = _SHARD
         wrapping=draw(_WRAPPINGS),
         no_sync=draw(EVENLY),
         use_orig_params=not draw(EVENLY),
-        mixed_precision=draw(_WITHOUT_OUTPUTS) if draw(RARELY) else None,
+        mixed_precision=draw(_WITHOUT_OUTPUTS) if draw(SOMETIMES) else None,
     )
 
 
@@ -90,7 +90,7 @@ def fsdp2(draw: DrawFn) -> FSDP2:
         no_sync=draw(EVENLY),
         reshard_after_forward=not draw(SOMETIMES),
         cpu_offload=draw(SOMETIMES),
-        mixed_precision=draw(_MIXED_PRECISIONS) if draw(RARELY) else None,
+        mixed_precision=draw(_MIXED_PRECISIONS) if draw(SOMETIMES) else None,
     )
 
 

@@ -52,11 +52,21 @@ def explaining_check(
 
 
 def generated_scenarios(plan: Plan) -> SearchStrategy[Scenario]:
-    """The scenarios of the plan's layouts, a few of them compiled; imported at first use."""
+    """The scenarios of the plan's layouts, a few of them compiled, one in nine handed over; imported at first use."""
+    from operator import and_
+
+    from hypothesis import strategies as st
+
     from equivcheck.strategies import executions, scenarios
+    from equivcheck.strategies.chance import SOMETIMES
     from equivcheck.strategies.execution import RARELY
 
-    return scenarios(layouts=plan.layouts or None, max_ranks=plan.max_ranks, executions=executions(compiles=RARELY))
+    return scenarios(
+        layouts=plan.layouts or None,
+        max_ranks=plan.max_ranks,
+        executions=executions(compiles=RARELY),
+        hand_overs=st.builds(and_, SOMETIMES, SOMETIMES),
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from dataclasses import dataclass, field
 
+from equivcheck.coverage.reach import Reach
 from equivcheck.findings.fingerprint import blur
 from equivcheck.oracle.verdict import Outcome, Verdict
 from equivcheck.scenario import Scenario
@@ -56,6 +57,8 @@ class Tally:
     """Duration of the slowest check."""
     slowest: Scenario | None = None
     """Its scenario; None before the first check."""
+    reach: Reach = field(default_factory=Reach)
+    """Which pairs of features came together in what was checked."""
     num_shrinking: int = 0
     """Checks that were spent on shrinking; no other figure includes them."""
 
@@ -73,6 +76,7 @@ class Tally:
             self.known[verdict.known] += 1
         elif verdict.outcome in (Outcome.INCONCLUSIVE, Outcome.UNSUPPORTED):
             self.reasons[verdict.outcome, blur(verdict.reason)] += 1
+        self.reach.add(verdict.scenario)
         self._note_slowest(seconds, verdict.scenario)
 
     def merge(self, other: Tally) -> None:
@@ -83,6 +87,7 @@ class Tally:
         self.known.update(other.known)
         self.reasons.update(other.reasons)
         self.fingerprints.update(other.fingerprints)
+        self.reach.merge(other.reach)
         self.num_shrinking += other.num_shrinking
         self._note_slowest(other.slowest_seconds, other.slowest)
 

@@ -21,6 +21,7 @@ from equivcheck.campaign.plan import Alter, Plan, oracle_check
 from equivcheck.campaign.recorder import Recorder
 from equivcheck.campaign.shrinking import Shrinking, same_fingerprint
 from equivcheck.campaign.tally import Tally
+from equivcheck.coverage.novelty import Novelty
 from equivcheck.findings.fingerprint import fingerprint
 from equivcheck.findings.size import Size, size_of
 from equivcheck.oracle.confirm import CONFIRMING, CONFIRMING_SECONDS, confirmed, may_be_confirmed
@@ -75,6 +76,7 @@ class Worker:
         self._until = 0.0
         self._tally, self._reported = Tally(), 0.0
         self._checked: set[int] = set()
+        self._novelty = Novelty()
         self._smallest: dict[str, Size] = {}
         self._shrinking: Shrinking | None = None
         self._control = control_of(plan) if place[0] == 0 else None
@@ -137,7 +139,7 @@ class Worker:
             raise Enough
         if self._control is not None and self._control.is_due(time.monotonic() - self._start):
             self._step_control(self._control)
-        if self._shrinking is None and self._seen_before(scenario):
+        if self._shrinking is None and not self._is_worth_it(scenario):
             self._recorder.beat()
             return
         start = time.monotonic()
@@ -152,15 +154,18 @@ class Worker:
         if verdict.outcome.is_finding and self._to_be_shrunk(verdict):
             raise Shows  # the only place: Hypothesis takes what is raised elsewhere for another fault
 
-    def _seen_before(self, scenario: Scenario) -> bool:
-        """Whether it was checked already: Hypothesis draws one scenario in several ways, and starts every batch simple."""
+    def _is_worth_it(self, scenario: Scenario) -> bool:
+        """Whether it was not checked already, and brings something new.
+
+        Hypothesis draws one scenario in several ways, and starts every batch simple.
+        """
         mark = hash(scenario)
-        if mark in self._checked:
-            return True
+        if mark in self._checked or not self._novelty.wants(scenario):
+            return False
         if len(self._checked) >= _REMEMBERED:
             self._checked.clear()
         self._checked.add(mark)
-        return False
+        return True
 
     def _to_be_shrunk(self, verdict: Verdict) -> bool:
         if self._shrinking is None and self._new(verdict) and self._may_shrink():

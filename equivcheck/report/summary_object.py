@@ -10,6 +10,7 @@ from equivcheck.campaign.events import KeptFinding, Summary
 from equivcheck.campaign.messages import Control
 from equivcheck.campaign.tally import Tally
 from equivcheck.oracle.verdict import Outcome
+from equivcheck.report.coverage_text import reach_object
 from equivcheck.scenario.codec import to_json
 from equivcheck.scenario.words import in_words
 
@@ -29,6 +30,7 @@ def summary_object(summary: Summary) -> dict[str, Any]:
             {"outcome": outcome.value, "reason": reason, "checks": number}
             for (outcome, reason), number in tally.reasons.most_common()
         ],
+        "pairs": reach_object(tally.reach),
         "slowest": _slowest(tally),
         "findings": [finding_object(finding, tally) for finding in summary.findings],
         "control": None if summary.control is None else _control(summary.control),

@@ -13,6 +13,7 @@ from equivcheck.campaign.messages import Control
 from equivcheck.campaign.tally import Tally
 from equivcheck.findings.store import Kept
 from equivcheck.oracle.verdict import Outcome
+from equivcheck.report.coverage_text import pairs_line
 from equivcheck.scenario.words import count, in_words
 
 STYLES = {
@@ -45,6 +46,8 @@ def _parts(summary: Summary) -> Iterator[RenderableType]:
     )
     if tally.slowest is not None:
         yield Text(f"slowest: {tally.slowest_seconds * 1000:.0f} ms, {in_words(tally.slowest)}")
+    if tally.num_checks:
+        yield Text(pairs_line(tally.reach))
     yield from _notes(tally)
     if summary.control is not None:
         yield Text(control_text(summary.control), style="green" if summary.control.caught else "bold red")

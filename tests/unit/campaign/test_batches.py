@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 from hypothesis import strategies as st
 
 from equivcheck.campaign.batches import Enough, Shows, batch_seed, run_batch
 from equivcheck.scenario import Scenario
+from equivcheck.strategies import scenarios
 from unit.campaign import fakes
 
 SCENARIOS = st.builds(fakes.scenario, width=st.integers(1, 32), steps=st.integers(1, 5))
@@ -59,3 +62,17 @@ def test_a_fault_that_does_not_show_again_ends_the_batch_quietly() -> None:
 
     run_batch(SCENARIOS, 5, take)
     assert len(taken) >= 20
+
+
+def test_scenarios_of_a_batch_are_drawn_afresh() -> None:
+    """They are no variations of a few: neighbours seldom have their layout in common, which a variation mostly keeps."""
+    taken: list[Scenario] = []
+
+    def take(scenario: Scenario) -> None:
+        taken.append(scenario)
+        if len(taken) == 60:
+            raise Enough
+
+    run_batch(scenarios(), 3, take)
+    same = sum(before.layout.name == after.layout.name for before, after in pairwise(taken))
+    assert same < 20

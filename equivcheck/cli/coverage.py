@@ -1,0 +1,68 @@
+"""`equivcheck coverage`: which pairs of features generated scenarios reach."""
+
+from __future__ import annotations
+
+import secrets
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from equivcheck.cli.options import console, json_option, layouts_option, print_json
+from equivcheck.cli.shell import ExitCode
+
+if TYPE_CHECKING:
+    from equivcheck.coverage.legality import Examples
+
+
+@click.command()
+@click.option("--seconds", type=click.FloatRange(min=0, min_open=True), required=True, help="How long scenarios are drawn.")
+@click.option("--seed", type=click.IntRange(min=0), help="Draw the same scenarios again; random if not given, and always shown.")
+@layouts_option
+@click.option(
+    "--legal",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Afterwards find out which pairs are legal, by trying those never drawn, and write them to this file. Takes minutes.",
+)
+@json_option
+def coverage(seconds: float, seed: int | None, layouts: tuple[str, ...], legal: Path | None, as_json: bool) -> ExitCode:
+    """Draw scenarios as fuzz does, check none, and tell which pairs of features came together.
+
+    A feature is a field of a scenario with one of its values; a pair is legal if a scenario within all limits can have both.
+    """
+    from equivcheck.campaign.draws import draw
+    from equivcheck.campaign.plan import Plan
+    from equivcheck.coverage.legality import Examples
+    from equivcheck.coverage.reach import Reach
+    from equivcheck.report.coverage_text import Measured, coverage_object, print_coverage
+    from equivcheck.scenario import Scenario
+
+    plan = Plan(seconds=seconds, seed=secrets.randbits(32) if seed is None else seed, layouts=layouts)
+    reach, examples = Reach(), Examples()
+
+    def take(scenario: Scenario) -> None:
+        reach.add(scenario)
+        if legal is not None:
+            examples.add(scenario)
+
+    took = draw(plan, take)
+    if legal is not None:
+        write_legal(examples, legal)
+    measured = Measured(reach=reach, plan=plan, seconds=took)
+    if as_json:
+        print_json(coverage_object(measured))
+    else:
+        print_coverage(console(), measured)
+    return ExitCode.NOTHING_FOUND
+
+
+def write_legal(examples: Examples, file: Path) -> None:
+    """Look for a scenario of each pair that was never drawn, and write which pairs are legal."""
+    from equivcheck.coverage.legality import witness
+    from equivcheck.coverage.pairs import table_of
+
+    undrawn = examples.undrawn()
+    with click.progressbar(undrawn, label="legal pairs", file=sys.stderr) as pairs:
+        found = [(one, other) for one, other in pairs if witness(one, other, examples) is not None]
+    file.write_text(table_of(examples.legal(found)), encoding="utf-8")

@@ -1,0 +1,136 @@
+"""Which pairs of features can occur together, found by trying: a pair is legal if a scenario within all limits has both.
+
+What the strategies draw is legal. For any other pair, examples of the one are given what makes the other, field by field and noun
+by noun, then mended as the strategies mend what they draw: if both are still there, the pair is legal. Where no example can be
+brought to have both, a limit or a noun forbids it: options of two layouts that are not composed, a flag that another rules out,
+what a layout cannot run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from itertools import combinations, product
+from typing import Any
+
+from equivcheck.coverage.features import Feature, Path, features, located_features
+from equivcheck.coverage.pairs import Pairs, pairs_of
+from equivcheck.errors import InvalidScenario
+from equivcheck.layouts.hand_over_limits import handed_over, why_unsupported
+from equivcheck.layouts.registry import BrokenLayout, mended, mended_layout
+from equivcheck.scenario import Axis, Layout, Mesh, Pipeline, Scenario
+from equivcheck.strategies.rows import shared_out
+
+KEPT_EXAMPLES = 4
+"""Scenarios kept of each feature."""
+
+
+class Examples:
+    """A few scenarios of each feature, of different layouts as far as there are any, and what came together in all of them."""
+
+    def __init__(self) -> None:
+        self._kept: dict[Feature, dict[str, Scenario]] = {}
+        self._beside: dict[Feature, set[Feature]] = {}
+
+    def add(self, scenario: Scenario) -> None:
+        """Count a scenario, and keep it where its features have too few."""
+        found = features(scenario)
+        for feature in found:
+            self._beside.setdefault(feature, set()).update(found)
+            kept = self._kept.setdefault(feature, {})
+            if len(kept) < KEPT_EXAMPLES:
+                kept.setdefault(scenario.layout.name, scenario)
+
+    def of(self, feature: Feature) -> Iterable[Scenario]:
+        """Those of a feature."""
+        return self._kept.get(feature, {}).values()
+
+    def undrawn(self) -> list[tuple[Feature, Feature]]:
+        """The pairs of features that never came together."""
+        return [(one, other) for one, other in combinations(sorted(self._beside), 2) if other not in self._beside[one]]
+
+    def legal(self, others: Iterable[tuple[Feature, Feature]]) -> Pairs:
+        """The pairs that came together, and others that are known to be able to."""
+        drawn = ((one, other) for one, beside in self._beside.items() for other in beside if one < other)
+        return pairs_of(self._beside, [*drawn, *others])
+
+
+def witness(one: Feature, other: Feature, examples: Examples) -> Scenario | None:
+    """A scenario within all limits that has both; None if no example could be brought to."""
+    if _is_same_field(one, other):
+        return None
+    for first, second in product(examples.of(one), examples.of(other)):
+        for scenario in (*_crossed(first, second, other), *_crossed(second, first, one)):
+            if {one, other} <= features(scenario) and why_unsupported(scenario) is None:
+                return scenario
+    return None
+
+
+def _is_same_field(one: Feature, other: Feature) -> bool:
+    """Whether both are values of a field that a scenario has once: nouns in tuples it may have several times."""
+    several = ("Layer", "LayerPlan", "Group", "Axis")
+    same = (one.part, one.noun, one.field) == (other.part, other.noun, other.field)
+    return same and one.noun not in several and not one.field.endswith("[]")
+
+
+def _crossed(base: Scenario, source: Scenario, feature: Feature) -> Iterator[Scenario]:
+    """The base with what gives the source a feature: the field alone, the noun that has it, and so on to all but the root."""
+    for found, path in located_features(source):
+        if found == feature:
+            for length in range(len(path), 0, -1):
+                for candidate in (base, _on_one_rank(base)):
+                    crossed = _mended(_with(candidate, path[:length], _at(source, path[:length])))
+                    if crossed is not None:
+                        yield crossed
+            return
+
+
+def _on_one_rank(scenario: Scenario) -> Scenario | None:
+    """The same on axes of size 1, where any number of rows can be shared out."""
+    axes = tuple(Axis(name=axis.name, size=1) for axis in scenario.layout.mesh.axes)
+    try:
+        return replace(scenario, layout=replace(scenario.layout, mesh=Mesh(axes=axes)))
+    except InvalidScenario:
+        return None
+
+
+def _at(value: Any, path: Path) -> Any:
+    for step in path:
+        value = value[step] if isinstance(step, int) else getattr(value, step)
+    return value
+
+
+def _with(value: Any, path: Path, new: Any) -> Any:
+    """The value with something new in a place; None if there is no such place, or nothing new may be there."""
+    if value is None or not path:
+        return new if not path else None
+    step, rest = path[0], path[1:]
+    try:
+        if isinstance(step, int):
+            place = min(step, len(value) - 1)
+            inner = _with(value[place], rest, new)
+            return None if inner is None and rest else (*value[:place], inner, *value[place + 1 :])
+        inner = _with(getattr(value, step), rest, new)
+        return None if inner is None and rest else replace(value, **{step: inner})
+    except (AttributeError, IndexError, TypeError, ValueError):
+        return None
+
+
+def _mended(scenario: Scenario | None) -> Scenario | None:
+    """The nearest scenario within all limits, rows shared out as the strategies do; None if there is none."""
+    if scenario is None:
+        return None
+    try:
+        layout = mended_layout(scenario.layout)
+        training = replace(scenario.training, data=shared_out(scenario.training.data, _shares(layout)))
+        training = mended(training, layout)
+        if scenario.start is not None:
+            training = handed_over(training, layout, scenario.start.layout)
+        return replace(scenario, training=training, layout=layout)
+    except (BrokenLayout, InvalidScenario, AttributeError, IndexError, ZeroDivisionError):
+        return None
+
+
+def _shares(layout: Layout) -> int:
+    chunks = [parallelism.num_chunks for parallelism in layout.parallelisms if isinstance(parallelism, Pipeline)]
+    return layout.num_data_ranks * max(chunks, default=1)

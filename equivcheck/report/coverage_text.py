@@ -1,0 +1,119 @@
+"""Which pairs of features were drawn, for people and as JSON values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from equivcheck.campaign.plan import Plan
+from equivcheck.coverage.reach import Reach, by_parts
+from equivcheck.scenario.words import count
+
+_MAX_FEATURES, _MAX_PAIRS = 12, 20
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class Measured:
+    """What was drawn, and how."""
+
+    reach: Reach
+    """What came together."""
+    plan: Plan
+    """What was drawn from."""
+    seconds: float
+    """How long it took."""
+
+
+def print_coverage(console: Console, measured: Measured) -> None:
+    """Pairs by parts of a scenario, the features whose pairs are missing most, and some of those pairs."""
+    reach = measured.reach
+    console.print(_table(reach))
+    for line in _lines(measured):
+        console.print(Text(line), soft_wrap=True)
+
+
+def pairs_line(reach: Reach) -> str:
+    """One line: ``pairs of features drawn: 41,000 of 43,000 (95.3 %)``."""
+    return f"pairs of features drawn: {reach.drawn.count:,} of {reach.legal.count:,} ({100 * reach.share:.1f} %)"
+
+
+def coverage_object(measured: Measured) -> dict[str, Any]:
+    """One object; `missing` has every legal pair that was never drawn, those of the features that lack most first."""
+    reach = measured.reach
+    legal, drawn = by_parts(reach.legal), by_parts(reach.drawn)
+    return {
+        "scenarios": reach.num_scenarios,
+        "seconds": round(measured.seconds, 3),
+        "scenarios_per_second": round(reach.num_scenarios / measured.seconds, 3) if measured.seconds else 0.0,
+        "features": len(reach.legal.features),
+        "legal_pairs": reach.legal.count,
+        "drawn_pairs": reach.drawn.count,
+        "share": round(reach.share, 6),
+        "parts": [{"one": one, "other": other, "legal": legal[one, other], "drawn": drawn[one, other]} for one, other in legal],
+        "lacking": [{"feature": name, "missing": missing, "legal": total} for name, missing, total in _lacking(reach)],
+        "missing": [list(pair) for pair in _missing(reach)],
+        "unknown_features": sorted(map(str, reach.unknown)),
+        "seed": measured.plan.seed,
+        "layouts": list(measured.plan.layouts),
+    }
+
+
+def reach_object(reach: Reach) -> dict[str, Any]:
+    """The figures alone, for the summary of a campaign."""
+    return {"legal_pairs": reach.legal.count, "drawn_pairs": reach.drawn.count, "share": round(reach.share, 6)}
+
+
+def _table(reach: Reach) -> Table:
+    legal, drawn = by_parts(reach.legal), by_parts(reach.drawn)
+    table = Table("features of", "with features of", box=None, pad_edge=False, header_style="bold")
+    for heading in ("drawn", "legal", "share"):
+        table.add_column(heading, justify="right")
+    for (one, other), total in sorted(legal.items(), key=lambda item: drawn[item[0]] - item[1]):
+        if total:
+            table.add_row(one, other, f"{drawn[one, other]:,}", f"{total:,}", f"{100 * drawn[one, other] / total:.1f} %")
+    return table
+
+
+def _lines(measured: Measured) -> list[str]:
+    reach, rate = measured.reach, measured.reach.num_scenarios / measured.seconds if measured.seconds else 0.0
+    lines = [
+        f"\n{count(reach.num_scenarios, 'scenario')} in {measured.seconds:.1f} s, {rate:.0f} a second, seed {measured.plan.seed}",
+        pairs_line(reach),
+    ]
+    lacking = _lacking(reach)
+    if lacking:
+        lines.append("\nfeatures that lack most:")
+        lines += [f"  {name}: {missing:,} of {total:,} pairs" for name, missing, total in lacking[:_MAX_FEATURES]]
+        missing = _missing(reach)
+        lines.append(f"\npairs never drawn, {min(_MAX_PAIRS, len(missing))} of {len(missing):,} (--json has all):")
+        lines += [f"  {one} with {other}" for one, other in missing[:_MAX_PAIRS]]
+    if reach.unknown:
+        lines.append(f"\nfeatures that the table of legal pairs does not know, counted in no pair: {_names(reach)}")
+    return lines
+
+
+def _names(reach: Reach) -> str:
+    return "; ".join(sorted(map(str, reach.unknown)))
+
+
+def _lacking(reach: Reach) -> list[tuple[str, int, int]]:
+    """Features with how many of their legal pairs were never drawn, and how many there are; those that lack most first."""
+    legal, missing = reach.legal, reach.missing
+    rows = [
+        (str(feature), gone.bit_count(), there.bit_count())
+        for feature, gone, there in zip(legal.features, missing.rows, legal.rows, strict=True)
+        if gone
+    ]
+    return sorted(rows, key=lambda row: (-row[1], row[0]))
+
+
+def _missing(reach: Reach) -> list[tuple[str, str]]:
+    pairs = reach.missing
+    lacks = [row.bit_count() for row in pairs.rows]
+    found = [(number, other) for number in range(len(pairs.features)) for other in pairs.of(number) if number < other]
+    found.sort(key=lambda pair: (-max(lacks[pair[0]], lacks[pair[1]]), pair))
+    return [(str(pairs.features[one]), str(pairs.features[other])) for one, other in found]

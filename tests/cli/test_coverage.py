@@ -1,0 +1,47 @@
+"""`equivcheck coverage`: what generated scenarios reach."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from equivcheck.cli import main
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    """Exit code, standard output and standard error."""
+    with pytest.raises(SystemExit) as left:
+        main(list(arguments))
+    captured = capsys.readouterr()
+    return int(str(left.value.code)), captured.out, captured.err
+
+
+def test_json_has_every_figure(capsys: pytest.CaptureFixture[str]) -> None:
+    """Counts fit each other, and what is missing is named."""
+    code, out, _ = run(capsys, "coverage", "--seconds", "1", "--seed", "3", "--json")
+    found = json.loads(out)
+    assert code == 0
+    assert found["scenarios"] > 5
+    assert found["drawn_pairs"] + len(found["missing"]) == found["legal_pairs"]
+    assert found["share"] == pytest.approx(found["drawn_pairs"] / found["legal_pairs"], abs=1e-6)
+    assert sum(part["drawn"] for part in found["parts"]) == found["drawn_pairs"]
+    assert sum(part["legal"] for part in found["parts"]) == found["legal_pairs"]
+    assert found["seed"] == 3
+    assert found["unknown_features"] == []
+
+
+def test_people_get_a_table(capsys: pytest.CaptureFixture[str]) -> None:
+    """Parts by parts, then what lacks most."""
+    code, out, _ = run(capsys, "coverage", "--seconds", "0.5", "--layout", "ddp")
+    assert code == 0
+    assert "layout.parallelisms" in out
+    assert "pairs of features drawn: " in out
+    assert "features that lack most:" in out
+
+
+def test_a_layout_that_does_not_exist_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    """With those that do, and exit code 2."""
+    code, _, err = run(capsys, "coverage", "--seconds", "1", "--layout", "dpp")
+    assert code == 2
+    assert "layout 'dpp' does not exist; allowed: ddp" in err

@@ -1,0 +1,61 @@
+"""Counting pairs of features as scenarios are drawn."""
+
+from __future__ import annotations
+
+import pickle
+from itertools import combinations
+
+from hypothesis import HealthCheck, Phase, given, settings
+
+from equivcheck.coverage.features import features
+from equivcheck.coverage.pairs import legal_pairs, pairs_of, table_of
+from equivcheck.coverage.reach import Reach, by_parts
+from equivcheck.scenario import Scenario
+from equivcheck.strategies import executions, scenarios
+from equivcheck.strategies.execution import RARELY
+
+from .test_features import SCENARIO
+
+
+def test_pairs_are_counted_once() -> None:
+    """Every two features of a scenario are a pair; the same scenario again adds none."""
+    reach, count = Reach(), len(features(SCENARIO))
+    reach.add(SCENARIO)
+    assert reach.drawn.count == count * (count - 1) // 2
+    reach.add(SCENARIO)
+    assert (reach.drawn.count, reach.num_scenarios) == (count * (count - 1) // 2, 2)
+    assert reach.drawn.count + reach.missing.count == reach.legal.count
+    assert 0 < reach.share < 1
+    assert sum(by_parts(reach.drawn).values()) == reach.drawn.count
+
+
+def test_counts_of_workers_add_up() -> None:
+    """Merged, and sent to another process, they are what one would have counted."""
+    one, other, both = Reach(), Reach(), Reach()
+    layout = SCENARIO.layout
+    second = Scenario(training=SCENARIO.training, layout=layout, start=None)
+    for reach, scenario in ((one, SCENARIO), (other, second), (both, SCENARIO), (both, second)):
+        reach.add(scenario)
+    one.merge(pickle.loads(pickle.dumps(other)))
+    assert (one.drawn.rows, one.num_scenarios) == (both.drawn.rows, both.num_scenarios)
+
+
+def test_the_table_is_read_as_it_is_written() -> None:
+    """A set of pairs goes to text and back."""
+    few = sorted(features(SCENARIO))[:4]
+    pairs = pairs_of(few, combinations(few[:3], 2))
+    assert pairs.count == 3
+    assert list(pairs.of(3)) == []
+    assert few[0].noun in table_of(pairs)
+
+
+@settings(max_examples=300, phases=(Phase.generate,), suppress_health_check=list(HealthCheck))
+@given(scenarios(executions=executions(compiles=RARELY)))
+def test_the_table_knows_what_is_drawn(scenario: Scenario) -> None:
+    """Every feature of the nouns that ship, and every pair that comes up, is in the table of legal pairs."""
+    known = legal_pairs()
+    numbers = {feature: number for number, feature in enumerate(known.features)}
+    found = features(scenario)
+    assert found <= numbers.keys(), "equivcheck coverage --seconds 300 --legal equivcheck/coverage/legal_pairs.json"
+    for one, other in combinations(found, 2):
+        assert known.rows[numbers[one]] >> numbers[other] & 1, f"{one} with {other} is not in the table of legal pairs"
