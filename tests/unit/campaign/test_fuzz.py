@@ -53,7 +53,7 @@ def test_counts_every_check_and_stops_at_its_budget(store: FindingStore) -> None
 
 def test_no_scenario_is_checked_twice(store: FindingStore) -> None:
     """When there is nothing new to draw, a worker checks nothing, and is not taken to be stuck."""
-    summary = fuzz(plan(fakes.fine, strategy=fakes.two_scenarios, seconds=3.0, deadline=0.5, stuck_seconds=1.0), store)
+    summary = fuzz(plan(fakes.fine, strategy=fakes.two_scenarios, seconds=3.0, deadline=0.5, stuck_seconds=2.0), store)
     assert summary.tally.num_checks == 2
     assert summary.findings == ()
 
