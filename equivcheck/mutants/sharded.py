@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -45,10 +46,15 @@ def leave_replicas_apart(setup: Setup) -> None:
 
 
 def gather_once(setup: Setup) -> None:
-    """Keep parameters that have been gathered, whatever the optimizer does to their shards."""
-    for module in _units(setup):
-        module.set_reshard_after_forward(False)
-        module.set_reshard_after_backward(False)
+    """Keep what the last backward of a step has gathered, whatever the optimizer then does to its shards."""
+    accumulation = setup.accumulation
+
+    def keeping(last: bool) -> AbstractContextManager[object]:
+        for module in _units(setup):
+            module.set_reshard_after_backward(not last)
+        return accumulation(last)
+
+    setup.accumulation = keeping
 
 
 def _units(setup: Setup) -> Iterator[FSDPModule]:

@@ -204,7 +204,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="parameters_not_gathered_again",
-        wrong="Parameters stay gathered as they were at first, while the optimizer updates their shards.",
+        wrong="Parameters stay gathered after backward: the next forward does not see what the optimizer has updated.",
         family=Family.SHARDING,
         layouts=FULLY_SHARDED,
         applies=both(has_steps, updates_tell),
