@@ -5,13 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
+from equivcheck.layouts.limits import with_execution
 from equivcheck.scenario import Implementation, Scenario
 
 
 def plain_implementation(scenario: Scenario) -> Scenario:
-    """The optimizer updates one parameter after the other, an operation at a time."""
+    """The optimizer updates one parameter after the other, an operation at a time; not in a graph, which may not hold that."""
     optimizer = replace(scenario.training.optimizer, implementation=Implementation.FOR_LOOP)
-    return replace(scenario, training=replace(scenario.training, optimizer=optimizer))
+    start = scenario.start and replace(scenario.start, layout=with_execution(scenario.start.layout, whole_step=False))
+    return replace(
+        scenario,
+        training=replace(scenario.training, optimizer=optimizer),
+        layout=with_execution(scenario.layout, whole_step=False),
+        start=start,
+    )
 
 
 WITHOUT: dict[str, Callable[[Scenario], Scenario]] = {plain_implementation.__name__: plain_implementation}

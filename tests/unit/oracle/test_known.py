@@ -493,6 +493,7 @@ def test_what_is_wrong_without_an_issue_as_well_is_a_finding() -> None:
     assert check(healthy).outcome is Outcome.EQUIVALENT
     assert check(healthy, alter=mutant("masters_in_bfloat16").plant).outcome is Outcome.DIVERGED
     assert check(shown, alter=mutant("masters_in_bfloat16").plant).outcome is Outcome.DIVERGED
+    assert check(traced(shown), alter=mutant("masters_in_bfloat16").plant).outcome is Outcome.DIVERGED
 
 
 @pytest.mark.parametrize("name", NEEDS)
