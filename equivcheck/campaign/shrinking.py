@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
-from equivcheck.campaign.simpler import simpler
+from equivcheck.campaign.simpler import KINDS, Kind, simpler_by
 from equivcheck.findings.fingerprint import fingerprint
 from equivcheck.findings.size import size_of
 from equivcheck.oracle.verdict import Outcome, Verdict
@@ -74,7 +74,7 @@ class Shrinking:
     def finish(self) -> Verdict:
         """Try what is simpler by one change until nothing is; the smallest verdict that holds in full."""
         self._go_back_to_what_holds()
-        while self._improve():
+        while sum(map(self._improve, KINDS)):
             pass
         return self.best
 
@@ -87,9 +87,15 @@ class Shrinking:
                 return
             self._found.pop()
 
-    def _improve(self) -> bool:
-        """Whether a single change that the fault survives has been found in time."""
-        for scenario in simpler(self.best.scenario):
+    def _improve(self, kind: Kind) -> bool:
+        """Make changes of one kind as long as the fault survives one; whether it has survived any."""
+        before = self.best
+        while self._survives_one(kind):
+            pass
+        return self.best is not before
+
+    def _survives_one(self, kind: Kind) -> bool:
+        for scenario in simpler_by(kind, self.best.scenario):
             if self._is_over:
                 return False
             verdict = self._judge(scenario, coarse=self.coarse)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import MISSING, fields, is_dataclass, replace
 from typing import Any, TypeVar
@@ -11,11 +11,24 @@ from equivcheck.errors import EquivCheckError
 from equivcheck.findings.size import is_default, size_of
 from equivcheck.layouts.hand_over_limits import why_unsupported
 from equivcheck.layouts.registry import mended, mended_layout
-from equivcheck.scenario import Layer, LayerPlan, Layout, Mesh, Model, Pipeline, Scenario, Spread, TensorParallel, Training
+from equivcheck.scenario import (
+    Execution,
+    Layer,
+    LayerPlan,
+    Layout,
+    Mesh,
+    Model,
+    Pipeline,
+    Scenario,
+    Spread,
+    TensorParallel,
+    Training,
+)
 
 T = TypeVar("T")
 
-Parts = tuple[Training, Layout]
+Kind = Callable[[Scenario], Iterator[Scenario]]
+"""Makes one change of a scenario in several ways; some of what comes out cannot run as it is, or is no smaller."""
 
 _WIDTHS = (1, 2, 3, 4)
 """Tried for features and widths."""
@@ -23,37 +36,94 @@ _WIDTHS = (1, 2, 3, 4)
 
 def simpler(scenario: Scenario) -> Iterator[Scenario]:
     """Scenarios that can run and are smaller (`size_of`), each by one change; what saves most comes first."""
-    size, seen = size_of(scenario), {scenario}
-    if scenario.start is not None:
-        yield replace(scenario, start=None)
-    for training, layout in _changed(scenario.training, scenario.layout):
-        found = _fitted(scenario, training, layout)
-        if found is not None and found not in seen and size_of(found) < size:
-            seen.add(found)
+    seen = {scenario}
+    for kind in KINDS:
+        for found in simpler_by(kind, scenario):
+            if found not in seen:
+                seen.add(found)
+                yield found
+
+
+def simpler_by(kind: Kind, scenario: Scenario) -> Iterator[Scenario]:
+    """Those by one kind of change."""
+    size = size_of(scenario)
+    for changed in kind(scenario):
+        found = _fitted(changed)
+        if found is not None and size_of(found) < size:
             yield found
-    if scenario.schedule_seed:
-        yield replace(scenario, schedule_seed=0)
 
 
-def _fitted(scenario: Scenario, training: Training, layout: Layout) -> Scenario | None:
-    """The scenario with another training and layout, what these cannot run together left out; None where nothing helps."""
+def _fitted(scenario: Scenario) -> Scenario | None:
+    """The scenario without what its parts cannot run together; None where nothing helps."""
     with suppress(EquivCheckError):
-        layout = mended_layout(layout)
-        found = replace(scenario, training=mended(training, layout), layout=layout)
+        layout = mended_layout(scenario.layout)
+        found = replace(scenario, training=mended(scenario.training, layout), layout=layout)
         return found if why_unsupported(found) is None else None
     return None
 
 
-def _changed(training: Training, layout: Layout) -> Iterator[Parts]:
-    """The two with one change each; some do not fit together, or are no smaller."""
-    yield from ((training, changed) for changed in _fewer_ranks(layout))
-    yield from _fewer_layers(training, layout)
-    yield from ((replace(training, steps=steps), layout) for steps in range(1, training.steps))
-    yield from ((changed, layout) for changed in _fewer_rows(training))
-    yield from ((_with_model(training, model), layout) for model in _narrower(training.model))
-    yield from ((changed, layout) for changed in with_defaults(training))
-    yield from ((training, changed) for changed in with_defaults(layout))
-    yield from ((_with_model(training, model), layout) for model in _plainer(training))
+def _without_start(scenario: Scenario) -> Iterator[Scenario]:
+    yield replace(scenario, start=None)
+
+
+def _eagerly(scenario: Scenario) -> Iterator[Scenario]:
+    """Without what makes each of the following checks dear."""
+    yield replace(scenario, layout=replace(scenario.layout, execution=Execution()))
+
+
+def _on_fewer_ranks(scenario: Scenario) -> Iterator[Scenario]:
+    return (replace(scenario, layout=layout) for layout in _fewer_ranks(scenario.layout))
+
+
+def _of_fewer_layers(scenario: Scenario) -> Iterator[Scenario]:
+    parts = _fewer_layers(scenario.training, scenario.layout)
+    return (replace(scenario, training=training, layout=layout) for training, layout in parts)
+
+
+def _in_fewer_steps(scenario: Scenario) -> Iterator[Scenario]:
+    for steps in range(1, scenario.training.steps):
+        with suppress(EquivCheckError):
+            yield replace(scenario, training=replace(scenario.training, steps=steps))
+
+
+def _of_less_data(scenario: Scenario) -> Iterator[Scenario]:
+    return (replace(scenario, training=training) for training in _fewer_rows(scenario.training))
+
+
+def _of_less_width(scenario: Scenario) -> Iterator[Scenario]:
+    models = _narrower(scenario.training.model)
+    return (replace(scenario, training=_with_model(scenario.training, model)) for model in models)
+
+
+def _of_plainer_layers(scenario: Scenario) -> Iterator[Scenario]:
+    models = _plainer(scenario.training)
+    return (replace(scenario, training=_with_model(scenario.training, model)) for model in models)
+
+
+def _with_fewer_settings(scenario: Scenario) -> Iterator[Scenario]:
+    for training in with_defaults(scenario.training):
+        with suppress(EquivCheckError):
+            yield replace(scenario, training=training)
+    yield from (replace(scenario, layout=layout) for layout in with_defaults(scenario.layout))
+
+
+def _in_plain_order(scenario: Scenario) -> Iterator[Scenario]:
+    yield replace(scenario, schedule_seed=0)
+
+
+KINDS: tuple[Kind, ...] = (
+    _without_start,
+    _eagerly,
+    _on_fewer_ranks,
+    _of_fewer_layers,
+    _in_fewer_steps,
+    _of_less_data,
+    _of_less_width,
+    _of_plainer_layers,
+    _with_fewer_settings,
+    _in_plain_order,
+)
+"""What saves most comes first."""
 
 
 def _fewer_ranks(layout: Layout) -> Iterator[Layout]:
@@ -67,7 +137,7 @@ def _fewer_ranks(layout: Layout) -> Iterator[Layout]:
                 yield replace(layout, mesh=Mesh(axes=tuple(axes)), parallelisms=parallelisms)
 
 
-def _fewer_layers(training: Training, layout: Layout) -> Iterator[Parts]:
+def _fewer_layers(training: Training, layout: Layout) -> Iterator[tuple[Training, Layout]]:
     """One layer less, in the plan of tensor parallelism as well."""
     model = training.model
     for index in range(len(model.layers)) if len(model.layers) > 1 else ():

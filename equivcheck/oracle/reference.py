@@ -59,11 +59,12 @@ def reference(training: Training, rounding: Rounding | None = None) -> Reference
 
 
 def coarse_reference(training: Training, rounding: Rounding | None = None) -> Reference:
-    """The same of one run alone, for differences so large that noise of that size would put it in doubt."""
+    """The same of one run alone: what is beyond its tolerances is so far off that noise of that size would be a doubt.
+
+    A doubt does not count against such a difference in the full judgement either, so that none is looked for.
+    """
     trace = _trace(training) if rounding is None else _rounded_trace(training, rounding)
-    limit = noise_limit(training, rounding)
-    found = coarse_moments(trace, limit)
-    return Reference(found, doubt_about(found, limit))
+    return Reference(coarse_moments(trace, noise_limit(training, rounding)), doubt="")
 
 
 @lru_cache(maxsize=KEPT_REFERENCES)

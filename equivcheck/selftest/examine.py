@@ -53,7 +53,7 @@ class _Drawing:
         self._reached_after_catch = 0
         self.row = Row(name=mutant.name, family=mutant.family, expected=mutant.causes)
         self.smallest: Verdict | None = None
-        """Of the catches, those first of which the honest training is equivalent."""
+        """Of the catches; rather one of which the honest training is equivalent, and steps are not traced, which is slow."""
         self._rank: tuple[int, ...] | None = None
 
     def take(self, scenario: Scenario) -> None:
@@ -93,7 +93,7 @@ class _Drawing:
         if not self.row.is_killed:
             self.row = replace(self.row, examples=self.row.drawn, seconds=time.monotonic() - self._start)
         self.row = replace(self.row, caught=self.row.caught + 1)
-        rank = (not is_clear, *size_of(verdict.scenario))
+        rank = (not is_clear, verdict.scenario.layout.execution.whole_step, *size_of(verdict.scenario))
         if self._rank is None or rank < self._rank:
             self.smallest, self._rank = verdict, rank
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from equivcheck.campaign.shrinking import Shrinking, same_fingerprint
 from equivcheck.campaign.simpler import simpler
@@ -18,7 +19,7 @@ from unit.campaign import fakes
 
 
 @settings(max_examples=max(10, settings().max_examples // 4), deadline=None, suppress_health_check=list(HealthCheck))
-@given(scenarios())
+@given(scenarios(hand_overs=st.booleans()))
 def test_what_is_simpler_can_run_and_is_smaller(scenario: Scenario) -> None:
     """Every change leaves a scenario that its layout supports and that there is less to look at of; none comes twice."""
     found = list(simpler(scenario))
