@@ -12,7 +12,7 @@ from equivcheck.findings.size import size_of
 from equivcheck.oracle.verdict import Outcome, Verdict
 from equivcheck.scenario import Scenario
 
-DRAWING_SHARE = 0.7
+DRAWING_SHARE = 0.6
 """Part of the time after which Hypothesis is stopped, so that some is left for single changes."""
 
 
@@ -74,18 +74,26 @@ class Shrinking:
     def finish(self) -> Verdict:
         """Try what is simpler by one change until nothing is; the smallest verdict that holds in full."""
         self._go_back_to_what_holds()
-        while sum(map(self._improve, KINDS)):
-            pass
+        self._descend()
+        if not self._go_back_to_what_holds():
+            self.coarse = False
+            self._descend()
         return self.best
 
-    def _go_back_to_what_holds(self) -> None:
-        """Drop what only the coarse judgement found; the first of all was judged in full."""
+    def _descend(self) -> None:
+        while sum(map(self._improve, KINDS)):
+            pass
+
+    def _go_back_to_what_holds(self) -> bool:
+        """Drop what only the coarse judgement found; whether that was nothing. The first of all was judged in full."""
+        before = len(self._found)
         while self.coarse and len(self._found) > 1:
             verdict = self._judge(self.best.scenario, coarse=False)
             if self._same(verdict):
                 self._found[-1] = verdict
-                return
+                break
             self._found.pop()
+        return len(self._found) == before
 
     def _improve(self, kind: Kind) -> bool:
         """Make changes of one kind as long as the fault survives one; whether it has survived any."""
@@ -99,8 +107,6 @@ class Shrinking:
             if self._is_over:
                 return False
             verdict = self._judge(scenario, coarse=self.coarse)
-            if self._same(verdict) and self.coarse:
-                verdict = self._judge(scenario, coarse=False)
             if self._same(verdict):
                 self._found.append(verdict)
                 return True
