@@ -18,7 +18,7 @@ from equivcheck.oracle.diagnosis.norms import norm_of, scale_to
 from equivcheck.oracle.diagnosis.side_by_side import Gradients, Meeting, SideBySide, data_axes, seats_of
 from equivcheck.oracle.diagnosis.words import over, tensors
 from equivcheck.oracle.verdict import Phase
-from equivcheck.scenario import ClipNorm, ClipValue
+from equivcheck.scenario import ClipNorm, ClipValue, NormType
 from equivcheck.train.setup import Setup
 
 Clip = Callable[[nn.Module, list[torch.Tensor], ClipNorm], torch.Tensor]
@@ -40,6 +40,7 @@ def wrong_clippings(case: Case) -> Iterator[Counterfactual]:
         yield from _replicas(case)
         yield from _part(case, clipping)
         yield from _each(case)
+        yield from _another(case, clipping)
     yield from clipped_early(case)
 
 
@@ -73,7 +74,54 @@ def _each(case: Case) -> Iterator[Counterfactual]:
                 scale_to([parameter], clipping, norm_of([parameter.grad], clipping.norm_type))
         return whole
 
-    yield alone(case, Cause.LOCAL_NORM, "each tensor is clipped by its own norm", _with_clip(clip))
+    yield alone(case, Cause.PART_OF_NORM, "each tensor is clipped by its own norm", _with_clip(clip))
+
+
+def _another(case: Case, clipping: ClipNorm) -> Iterator[Counterfactual]:
+    """Norms of another type, or of parts, added up."""
+    for kind in NormType:
+        if kind is not clipping.norm_type:
+            words = f"gradients are clipped by their {kind.value}-norm, not by their {clipping.norm_type.value}-norm"
+            yield alone(case, Cause.ANOTHER_NORM, words, _clipping_with(replace(clipping, norm_type=kind)))
+    words = "the norms of tensors are added up, not put together as their type asks for"
+    yield alone(case, Cause.ANOTHER_NORM, words, _with_clip(_added_up_over_tensors))
+    if case.scenario.start is None and case.rounding is None:
+        words = "the norms of what each rank holds are added up, not put together as their type asks for"
+        yield side_by_side(case, Cause.ANOTHER_NORM, words, _added_up_over_ranks)
+
+
+def _added_up_over_tensors(_module: nn.Module, parameters: list[torch.Tensor], clipping: ClipNorm) -> torch.Tensor:
+    norm: torch.Tensor = torch.stack([norm_of([each], clipping.norm_type) for each in _gradients(parameters)]).sum()
+    scale_to(parameters, clipping, norm)
+    return norm
+
+
+def _added_up_over_ranks(trainings: SideBySide) -> None:
+    for setup in trainings.setups:
+        names: dict[torch.Tensor, str] = {parameter: name for name, parameter in setup.model.named_parameters()}
+
+        def clip(
+            _module: nn.Module,
+            parameters: list[torch.Tensor],
+            clipping: ClipNorm,
+            names: Mapping[torch.Tensor, str] = names,
+        ) -> torch.Tensor:
+            norms = [
+                norm_of(
+                    [
+                        parameter.grad[trainings.gathering.held(names[parameter], seat.rank)]
+                        for parameter in parameters
+                        if parameter.grad is not None
+                    ],
+                    clipping.norm_type,
+                )
+                for seat in trainings.seats
+            ]
+            norm: torch.Tensor = torch.stack(norms).sum()
+            scale_to(parameters, clipping, norm)
+            return norm
+
+        setup.clip_norm = clip
 
 
 def _local(case: Case) -> Iterator[Counterfactual]:

@@ -32,6 +32,8 @@ class Beginning:
     """Full parameters by name."""
     state: Whole
     """Optimizer state, ``parameter/key``; empty before the first update."""
+    types: dict[str, torch.dtype]
+    """The element type of each state."""
 
 
 def beginnings(scenario: Scenario) -> list[Beginning]:
@@ -42,19 +44,25 @@ def beginnings(scenario: Scenario) -> list[Beginning]:
     def keep(optimizer: torch.optim.Optimizer, _step: int) -> None:
         named = dict(setup.model.named_parameters())
         state = {
-            f"{name}/{key}": _array(value)
+            f"{name}/{key}": torch.as_tensor(value)
             for name, parameter in named.items()
             for key, value in optimizer.state.get(parameter, {}).items()
         }
-        kept.append(Beginning(parameters={name: _array(value) for name, value in named.items()}, state=state))
+        kept.append(
+            Beginning(
+                parameters={name: _array(value) for name, value in named.items()},
+                state={name: _array(value) for name, value in state.items()},
+                types={name: value.dtype for name, value in state.items()},
+            )
+        )
 
     setup.before_step.append(keep)
     train(setup)
     return kept
 
 
-def _array(value: Any) -> Any:
-    return torch.as_tensor(value).detach().to(torch.float64).numpy().copy()
+def _array(value: torch.Tensor) -> Any:
+    return value.detach().to(torch.float64).numpy().copy()
 
 
 def forcing(begun: Sequence[Beginning], alter: Callable[[Setup], None] | None, *, state: bool) -> Callable[[Setup], None]:
@@ -77,20 +85,20 @@ def _begin(setup: Setup, optimizer: torch.optim.Optimizer, begun: Beginning, *, 
         _write(slot.parameter, slot.pieces, begun.parameters)
     if state:
         if setup.state_of is own_state:
-            _make_missing(optimizer, slots, begun.state)
+            _make_missing(optimizer, slots, begun)
         for slot, tensor in state_slots(setup.state_of(optimizer), slots):
             _write(tensor, slot.pieces, begun.state)
 
 
-def _make_missing(optimizer: torch.optim.Optimizer, slots: Sequence[Slot], state: Whole) -> None:
+def _make_missing(optimizer: torch.optim.Optimizer, slots: Sequence[Slot], begun: Beginning) -> None:
     """Make state that the reference has by now: as large as its parameter, or the same on every rank."""
     for slot in slots:
         piece = slot.pieces[0]
-        for name, value in state.items():
+        for name, value in begun.state.items():
             parameter, _, key = name.rpartition("/")
             if parameter == piece.name and key not in optimizer.state.get(slot.parameter, {}):
                 whole = value.shape == piece.shape
-                made = torch.zeros_like(slot.parameter) if whole else torch.from_numpy(np.array(value))
+                made = torch.zeros_like(slot.parameter) if whole else torch.from_numpy(np.array(value)).to(begun.types[name])
                 cast(MutableMapping[str, Any], optimizer.state[slot.parameter])[key] = made
 
 

@@ -216,7 +216,7 @@ def _others(case: Case, optimizer: Optimizer, name: str, own: Any) -> Iterator[A
 
 def _numbers(case: Case, name: str, own: float) -> Iterator[float]:
     if name == "eps":
-        yield from (1e-4, 1e-5, 1e-6, 1e-7, 1e-8, 1e-9, 1e-10, 1e-12, 1e-15, own * 100, own / 100)
+        yield from (1e-3, 1e-4, 1e-5, 1e-6, 1e-7, 1e-8, 1e-9, 1e-10, 1e-12, 1e-15, own * 100, own / 100)
         return
     mesh = case.scenario.layout.mesh
     counts = dict.fromkeys((*mesh.shape, mesh.num_ranks, len(case.scenario.training.data.microbatches), 2, 10))

@@ -11,7 +11,7 @@ from equivcheck.oracle.cause import Cause, Diagnosis
 from equivcheck.oracle.diagnosis.case import Case
 from equivcheck.oracle.diagnosis.precision import KINDS
 from equivcheck.oracle.diagnosis.scaled import ratio_of
-from equivcheck.oracle.diagnosis.words import listed, over, rows_of_tensor, tensors
+from equivcheck.oracle.diagnosis.words import listed, number_of, rows_of_tensor, tensors
 from equivcheck.oracle.pieces import Whole, part_of, parts_of
 from equivcheck.oracle.verdict import Difference, Phase
 
@@ -88,19 +88,8 @@ def _earlier(case: Case, names: list[str], found: Whole) -> Iterator[Diagnosis]:
 
 def _multiple(case: Case, names: list[str]) -> Iterator[Diagnosis]:
     ratio = ratio_of(case, names, case.first.phase)
-    if ratio is not None and (case.first.tensor not in SCALARS or _named(case, ratio)):
-        yield _pattern(Cause.SCALED, f"{_what(case, names)} {ratio:g} times what it should be{_named(case, ratio)}")
-
-
-def _named(case: Case, ratio: float) -> str:
-    mesh = case.scenario.layout.mesh
-    counts = {axis.size: f"{over(mesh, (axis.name,))}" for axis in mesh.axes if axis.size > 1}
-    counts.setdefault(len(case.scenario.training.data.microbatches), "the microbatches")
-    counts.setdefault(mesh.num_ranks, f"the {mesh.num_ranks} ranks")
-    for number, words in counts.items():
-        if number > 1 and ratio in (number, 1 / number):
-            return f": the number of {words}" if ratio > 1 else f": one over the number of {words}"
-    return ""
+    if ratio is not None and (case.first.tensor not in SCALARS or number_of(case, ratio)):
+        yield _pattern(Cause.SCALED, f"{_what(case, names)} {ratio:g} times what it should be{number_of(case, ratio)}")
 
 
 def _disagreeing(case: Case) -> Iterator[Diagnosis]:

@@ -10,9 +10,9 @@ import torch
 from equivcheck.oracle.cause import Cause
 from equivcheck.oracle.diagnosis.case import Case
 from equivcheck.oracle.diagnosis.counterfactual import Counterfactual, alone, side_by_side
-from equivcheck.oracle.diagnosis.side_by_side import Reduction, SideBySide, data_axes
+from equivcheck.oracle.diagnosis.side_by_side import Meeting, Reduction, SideBySide, data_axes
 from equivcheck.oracle.diagnosis.suspects import suspects
-from equivcheck.oracle.diagnosis.words import gradients, over
+from equivcheck.oracle.diagnosis.words import gradients, listed, over
 from equivcheck.train.setup import Setup
 
 
@@ -22,6 +22,7 @@ def wrong_reductions(case: Case) -> Iterator[Counterfactual]:
         yield lost(case, names)
         yield from _over_part(case, names)
         yield from _scaled(case, names)
+    yield from _not_of_all_microbatches(case)
 
 
 def lost(case: Case, names: Sequence[str]) -> Counterfactual:
@@ -44,6 +45,23 @@ def _over_part(case: Case, names: Sequence[str]) -> Iterator[Counterfactual]:
             yield _reduced(case, cause, names, sentence, Reduction(axes=kept))
             divided = f"{sentence}, but divided by their number"
             yield _reduced(case, cause, names, divided, Reduction(axes=kept, factor=1 / mesh.size(*lacking)))
+
+
+def _not_of_all_microbatches(case: Case) -> Iterator[Counterfactual]:
+    """Gradients of some microbatches stay those of each rank's own rows."""
+    mesh, axes, count = case.scenario.layout.mesh, _wide_axes(case), len(case.scenario.training.data.microbatches)
+    if not axes or count == 1 or case.rounding is not None or case.scenario.start is not None:
+        return
+    for numbers in dict.fromkeys((tuple(range(1, count)), tuple(range(count - 1)), (count - 1,), (0,))):
+        which = "microbatch" if len(numbers) == 1 else "microbatches"
+        words = (
+            f"what {which} {listed([str(number) for number in numbers])} adds to gradients is not reduced over {over(mesh, axes)}"
+        )
+
+        def change(trainings: SideBySide, numbers: tuple[int, ...] = numbers) -> None:
+            trainings.local_microbatches, trainings.meeting = frozenset(numbers), Meeting.EACH
+
+        yield side_by_side(case, Cause.NOT_REDUCED, words, change)
 
 
 def _scaled(case: Case, names: Sequence[str]) -> Iterator[Counterfactual]:

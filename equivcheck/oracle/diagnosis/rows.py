@@ -10,7 +10,7 @@ import torch
 from equivcheck.oracle.cause import Cause
 from equivcheck.oracle.diagnosis.case import Case
 from equivcheck.oracle.diagnosis.counterfactual import Counterfactual, alone, side_by_side
-from equivcheck.oracle.diagnosis.side_by_side import Gradients, Seat, SideBySide, cut, data_axes, seats_of
+from equivcheck.oracle.diagnosis.side_by_side import Seat, SideBySide, cut, data_axes, seats_of
 from equivcheck.oracle.diagnosis.starts import moved, permuted
 from equivcheck.oracle.diagnosis.words import listed, over, tensors
 from equivcheck.oracle.pieces import fill
@@ -31,6 +31,8 @@ def wrong_rows(case: Case) -> Iterator[Counterfactual]:
         yield _taking(case, Cause.SAME_ROWS, words, _of_first(axes))
         words = f"{over(mesh, axes)} compute on all rows each, as if these were their own part"
         yield alone(case, Cause.SAME_ROWS, words, _scaling_loss(mesh.size(*axes)))
+        words = f"the loss is not multiplied by the number of {over(mesh, axes)}, over which gradients are averaged"
+        yield alone(case, Cause.AVERAGED_TWICE, words, _scaling_loss(1 / mesh.size(*axes)))
         yield from _of_others(case, axes)
     yield from _left_out(case)
     yield from _chunks_left_out(case)
@@ -68,6 +70,10 @@ def _of_others(case: Case, axes: tuple[str, ...]) -> Iterator[Counterfactual]:
             words = f"the gradients of rank {seat.rank}'s rows are left out"
             more = ", and the mean is over the others" if divided else ""
             yield side_by_side(case, Cause.ROWS_LOST, words + more, _silent(seat, axes, divided=divided))
+        count = len(case.scenario.training.data.microbatches)
+        for number in range(count if count > 1 else 0):
+            words = f"the gradients of rank {seat.rank}'s rows of microbatch {number} are left out"
+            yield side_by_side(case, Cause.ROWS_LOST, words, _silent(seat, axes, divided=False, microbatch=number))
 
 
 def _is_at(seat: Seat, other: Seat, axes: tuple[str, ...]) -> bool:
@@ -82,17 +88,17 @@ def _in_place_of(seat: Seat, other: Seat, axes: tuple[str, ...]) -> Callable[[Si
     return take
 
 
-def _silent(seat: Seat, axes: tuple[str, ...], *, divided: bool) -> Callable[[SideBySide], None]:
+def _silent(seat: Seat, axes: tuple[str, ...], *, divided: bool, microbatch: int | None = None) -> Callable[[SideBySide], None]:
+    """Gradients of a rank count as zero, of one microbatch or of all."""
+
     def change(trainings: SideBySide) -> None:
         count = trainings.layout.mesh.size(*axes)
-        factor = count / (count - 1) if divided else 1.0
+        others = count / (count - 1) if divided else 1.0
 
-        def silence(_index: int, gradients: list[Gradients]) -> None:
-            for other, own in zip(trainings.seats, gradients, strict=True):
-                for value in own.values():
-                    value.mul_(0.0 if _is_at(other, seat, axes) else factor)
+        def weight(other: Seat, number: int) -> float:
+            return 0.0 if _is_at(other, seat, axes) and microbatch in (None, number) else others
 
-        trainings.before_reducing.append(silence)
+        trainings.weight_of = weight
 
     return change
 

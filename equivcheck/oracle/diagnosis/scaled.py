@@ -12,7 +12,7 @@ from equivcheck.oracle.cause import Cause
 from equivcheck.oracle.diagnosis.case import Case
 from equivcheck.oracle.diagnosis.counterfactual import Counterfactual, alone
 from equivcheck.oracle.diagnosis.reduction import scale
-from equivcheck.oracle.diagnosis.words import gradients
+from equivcheck.oracle.diagnosis.words import gradients, number_of
 from equivcheck.oracle.verdict import Phase
 from equivcheck.train.setup import Setup
 
@@ -28,7 +28,7 @@ def constant_ratios(case: Case) -> Iterator[Counterfactual]:
         return
     is_scaler = abs(ratio) >= LEAST_SCALE and math.log2(abs(ratio)).is_integer()
     cause = Cause.NOT_UNSCALED if is_scaler else Cause.SCALED
-    why = ", as if it were never taken out of a scaled loss" if is_scaler else ""
+    why = ", as if it were never taken out of a scaled loss" if is_scaler else number_of(case, ratio)
     for chosen in dict.fromkeys((names, case.updated)):
         words = f"{gradients(case, chosen)} {ratio:g} times what they should be"
         yield alone(case, cause, words + why, _scaling(chosen, ratio))

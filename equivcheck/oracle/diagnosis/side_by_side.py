@@ -99,6 +99,8 @@ class SideBySide:
         self.reductions: dict[str, Reduction] = {}
         self.gathers_gradients = True
         self.weighs = True
+        self.weight_of: Callable[[Seat, int], float] = lambda _seat, _number: 1.0
+        self.local_microbatches: frozenset[int] = frozenset()
         self.reduces_in: torch.dtype | None = None
         self.divides_first = False
         self.before_reducing: list[Callable[[int, list[Gradients]], None]] = []
@@ -162,8 +164,11 @@ class SideBySide:
         losses[:] = [0.0] * len(losses)
         for number, batch in enumerate(batches):
             fresh = [self._backward(seat, models[seat.rank], losses, batch, index) for seat in self.seats]
-            last = number == len(batches) - 1
-            totals = self._accumulated(totals, fresh, index, last)
+            fresh = [_times(each, self.weight_of(seat, number)) for seat, each in zip(self.seats, fresh, strict=True)]
+            if number in self.local_microbatches:
+                totals = _added(totals, fresh)
+            else:
+                totals = self._accumulated(totals, fresh, index, number == len(batches) - 1)
         for hook in self.after_reducing:
             hook(index, totals)
         if self.gathers_gradients:
@@ -233,6 +238,10 @@ def cut(batch: Batch, rows: range) -> Batch:
     inputs, targets = (values.narrow(batch.batch_dim, rows.start, len(rows)) for values in (batch.inputs, batch.targets))
     masks = tuple(None if mask is None else mask.narrow(0, rows.start, len(rows)) for mask in batch.masks)
     return replace(batch, inputs=inputs, targets=targets, masks=masks)
+
+
+def _times(gradients: Gradients, factor: float) -> Gradients:
+    return gradients if factor == 1.0 else {name: value * factor for name, value in gradients.items()}
 
 
 def _added(totals: list[Gradients], fresh: list[Gradients]) -> list[Gradients]:

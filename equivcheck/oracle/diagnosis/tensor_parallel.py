@@ -72,8 +72,10 @@ def _of_rows(case: Case, layers: tuple[int, ...], ranks: int) -> Iterator[Counte
         words = f"the output of {who} is averaged over {where}, not summed"
         yield alone(case, Cause.OUTPUT_AVERAGED, words, _forwarding(layers, _averaged(ranks, backward=backward)))
     words = f"the output of {who} is that of each rank's own features: it is not summed over {where}"
-    for everywhere in (False, True):
-        change = _on_each(layers, lambda place, every=everywhere: _own_features(place, ranks, biased=every or not place))  # type: ignore[misc]
+    for share in (1.0, 1 / ranks, 0.0):
+        # Of no share for the others, the first has all of it.
+        shares = [share or 1.0, *[share] * (ranks - 1)]
+        change = _on_each(layers, lambda place, shares=shares: _own_features(place, ranks, shares[place]))  # type: ignore[misc]
         yield side_by_side(case, Cause.PARTIAL_OUTPUT, words, change)
 
 
@@ -128,14 +130,14 @@ def _averaged(ranks: int, *, backward: bool) -> Forward:
     return forward
 
 
-def _own_features(place: int, ranks: int, *, biased: bool) -> Forward:
-    """Without a bias, it counts as zero and still has a gradient."""
+def _own_features(place: int, ranks: int, share: float) -> Forward:
+    """With so much of the bias; its gradient is that of all of it."""
 
     def forward(linear: nn.Linear, values: torch.Tensor) -> torch.Tensor:
         size = -(-values.shape[-1] // ranks)
         own = slice(place * size, (place + 1) * size)
-        bias = linear.bias if biased or linear.bias is None else linear.bias - linear.bias.detach()
-        return functional.linear(values[..., own], linear.weight[:, own], bias)
+        outputs = functional.linear(values[..., own], linear.weight[:, own])
+        return outputs if linear.bias is None else outputs + (linear.bias + (share - 1.0) * linear.bias.detach())
 
     return forward
 

@@ -55,3 +55,15 @@ def _rows(name: str, mask: npt.NDArray[np.bool_]) -> str:
     if not along[rows].all() or len(rows) != rows[-1] - rows[0] + 1:
         return f"{int(mask.sum())} of the {mask.size} elements of `{name}`"
     return f"row {rows[0]} of `{name}`" if len(rows) == 1 else f"rows {rows[0]} to {rows[-1]} of `{name}`"
+
+
+def number_of(case: Case, ratio: float) -> str:
+    """What a ratio, or one over it, is the number of, with a colon before it; empty if of nothing."""
+    mesh = case.scenario.layout.mesh
+    counts = {axis.size: f"{over(mesh, (axis.name,))}" for axis in mesh.axes if axis.size > 1}
+    counts.setdefault(len(case.scenario.training.data.microbatches), "the microbatches")
+    counts.setdefault(mesh.num_ranks, f"the {mesh.num_ranks} ranks")
+    for number, words in counts.items():
+        if number > 1 and ratio in (number, 1 / number):
+            return f": the number of {words}" if ratio > 1 else f": one over the number of {words}"
+    return ""
