@@ -137,3 +137,32 @@ def test_a_falsifying_example_can_be_pasted(runner: pytest.Pytester) -> None:
     assert isinstance(scenario, Scenario)
     assert scenario.layout.parallelisms == (FSDP2(),)
     assert scenario.training.clipping is not None
+
+
+DIVERGES = """
+    from hypothesis import given, settings, strategies as st
+    from equivcheck import check
+    from equivcheck.mutants.registry import mutant
+    from equivcheck.scenario import *
+
+    PLANT = mutant("gradients_summed").plant
+    SCENARIO = Scenario(
+        training=Training(model=Model(features=1, layers=(Layer(width=1),)), data=Data(microbatches=(2,))),
+        layout=Layout(mesh=Mesh(axes=(Axis(name="dp", size=2),)), parallelisms=(DDP(),)),
+    )
+
+    @settings(derandomize=True, database=None, deadline=None)
+    @given(scenario=st.just(SCENARIO))
+    def test_sums(scenario):
+        check(scenario, alter=PLANT).assert_equivalent(alter=PLANT)
+"""
+
+
+def test_a_failure_is_explained_once(runner: pytest.Pytester) -> None:
+    """The text has the first divergence, where and why, and is there once."""
+    runner.makepyfile(DIVERGES)
+    printed = run(runner).stdout.str()
+
+    assert printed.count("first: step 0, gradient, layers.0.linear.weight[0, 0] on rank 0") == 1
+    assert printed.count("the sum over the 2 dp ranks, not the mean") == 1
+    assert printed.count("where: the only step is wrong by itself") == 1

@@ -13,9 +13,9 @@ from torch import nn
 from equivcheck.oracle.cause import Cause
 from equivcheck.oracle.diagnosis.case import Case
 from equivcheck.oracle.diagnosis.counterfactual import Counterfactual, alone, side_by_side
-from equivcheck.oracle.diagnosis.gathering import Gathering
+from equivcheck.oracle.diagnosis.gathering import gathering_of
 from equivcheck.oracle.diagnosis.norms import norm_of, scale_to
-from equivcheck.oracle.diagnosis.side_by_side import Gradients, Meeting, SideBySide, data_axes, seats_of
+from equivcheck.oracle.diagnosis.side_by_side import Gradients, Meeting, SideBySide, data_axes
 from equivcheck.oracle.diagnosis.words import over, tensors
 from equivcheck.oracle.verdict import Phase
 from equivcheck.scenario import ClipNorm, ClipValue, NormType
@@ -38,9 +38,9 @@ def wrong_clippings(case: Case) -> Iterator[Counterfactual]:
         yield alone(case, Cause.NOT_CLIPPED, "gradients are not clipped", _with_clip(_not_at_all))
         yield from _local(case)
         yield from _replicas(case)
+        yield from _another(case, clipping)
         yield from _part(case, clipping)
         yield from _each(case)
-        yield from _another(case, clipping)
     yield from clipped_early(case)
 
 
@@ -174,8 +174,7 @@ def _replicas(case: Case) -> Iterator[Counterfactual]:
     axes = tuple(name for name in mesh.names if mesh.size(name) > 1)
     if case.scenario.start is not None:
         return
-    seats = seats_of(mesh)
-    gathering = Gathering(case, [seat.coordinate for seat in seats])
+    gathering = gathering_of(case)
     for count in range(len(axes), 0, -1):
         for chosen in combinations(axes, count):
             counts = {name: gathering.copies(name, chosen) for name in gathering.names}

@@ -24,6 +24,8 @@ class Counterfactual:
     """What is wrong, for people, without a full stop."""
     run: Callable[[int], tuple[Trace, ...]]
     """Trains that many steps; one trace for all ranks, or one for each."""
+    alone: bool
+    """Whether it is one training, rather than one for each rank: quick."""
 
 
 def alone(case: Case, cause: Cause, sentence: str, change: Callable[[Setup], None]) -> Counterfactual:
@@ -37,7 +39,7 @@ def alone(case: Case, cause: Cause, sentence: str, change: Callable[[Setup], Non
         change(setup)
         return (train(setup),)
 
-    return Counterfactual(cause=cause, sentence=sentence, run=run)
+    return Counterfactual(cause=cause, sentence=sentence, run=run, alone=True)
 
 
 def side_by_side(case: Case, cause: Cause, sentence: str, change: Callable[[SideBySide], None]) -> Counterfactual:
@@ -48,4 +50,4 @@ def side_by_side(case: Case, cause: Cause, sentence: str, change: Callable[[Side
         change(trainings)
         return trainings.train(num_steps)
 
-    return Counterfactual(cause=cause, sentence=sentence, run=run)
+    return Counterfactual(cause=cause, sentence=sentence, run=run, alone=False)

@@ -64,6 +64,11 @@ def _of_calls(verdict: Verdict) -> Verdict:
 
 def diagnosis_of(case: Case) -> Diagnosis | None:
     """What explains a case; None if nothing that is known does."""
+    if {found.tensor for found in case.divergences} == {"norm"}:
+        words = (
+            f"gradients are clipped as they should be, but the norm returned is {case.first.actual}, not {case.first.expected}"
+        )
+        return Diagnosis(cause=Cause.NORM_MISREPORTED, sentence=words, exact=True)
     with one_thread(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         fits = _fits(case)
@@ -74,14 +79,15 @@ def diagnosis_of(case: Case) -> Diagnosis | None:
 
 
 def _fits(case: Case) -> list[Fit]:
-    """What fits, until two different causes explain everything."""
+    """What fits, until two different causes explain everything; for the second, only what is quick is tried."""
     found: list[Fit] = []
     for candidate in counterfactuals(case):
-        fit = _fit(case, candidate)
+        causes = {each.candidate.cause for each in found if each.exact}
+        if len(causes) > 1:
+            break
+        fit = _fit(case, candidate) if candidate.alone or not causes else None
         if fit is not None:
             found.append(fit)
-            if len({each.candidate.cause for each in found if each.exact}) > 1:
-                break
     return found
 
 

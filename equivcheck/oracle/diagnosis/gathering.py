@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 
 import numpy as np
 import torch
 
 from equivcheck.oracle.diagnosis.case import Case
+from equivcheck.oracle.diagnosis.seats import seats_of
 from equivcheck.oracle.pieces import fill
 from equivcheck.scenario import DDP
+
+
+@lru_cache(maxsize=4)
+def gathering_of(case: Case) -> Gathering:
+    """That of a case, made once."""
+    return Gathering(case, [seat.coordinate for seat in seats_of(case.scenario.layout.mesh)])
 
 
 class Gathering:

@@ -10,7 +10,8 @@ import torch
 from equivcheck.oracle.cause import Cause
 from equivcheck.oracle.diagnosis.case import Case
 from equivcheck.oracle.diagnosis.counterfactual import Counterfactual, alone, side_by_side
-from equivcheck.oracle.diagnosis.side_by_side import Seat, SideBySide, cut, data_axes, seats_of
+from equivcheck.oracle.diagnosis.seats import Seat, seats_of
+from equivcheck.oracle.diagnosis.side_by_side import SideBySide, cut, data_axes
 from equivcheck.oracle.diagnosis.starts import moved, permuted
 from equivcheck.oracle.diagnosis.words import listed, over, tensors
 from equivcheck.oracle.pieces import fill

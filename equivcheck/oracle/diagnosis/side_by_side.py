@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 
 import torch
 
 from equivcheck.choice import Choice
 from equivcheck.oracle.diagnosis.case import Case
-from equivcheck.oracle.diagnosis.gathering import Gathering
-from equivcheck.scenario import DDP, FSDP1, FSDP2, Layout, Mesh, Replicate, Replicator
+from equivcheck.oracle.diagnosis.gathering import Gathering, gathering_of
+from equivcheck.oracle.diagnosis.seats import Seat, seats_of
+from equivcheck.scenario import DDP, FSDP1, FSDP2, Layout, Replicate, Replicator
 from equivcheck.scenario.mesh import DP, REPLICATE, SHARD
 from equivcheck.train.accumulate import part_loss, scalar
 from equivcheck.train.loop import pausing
@@ -25,27 +25,6 @@ from equivcheck.train.trace import Trace
 
 Gradients = dict[str, torch.Tensor]
 """By canonical name; a missing one is not there."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Seat:
-    """A rank's place in the mesh."""
-
-    rank: int
-    """Global rank."""
-    coordinate: dict[str, int]
-    """Its index along each axis."""
-
-
-def seats_of(mesh: Mesh) -> tuple[Seat, ...]:
-    """The seats of a mesh in rank order: row-major."""
-    found = []
-    for rank in range(mesh.num_ranks):
-        rest, coordinate = rank, {}
-        for axis in reversed(mesh.axes):
-            rest, coordinate[axis.name] = divmod(rest, axis.size)
-        found.append(Seat(rank=rank, coordinate=coordinate))
-    return tuple(found)
 
 
 def data_axes(layout: Layout) -> tuple[str, ...]:
@@ -106,10 +85,10 @@ class SideBySide:
         self.before_reducing: list[Callable[[int, list[Gradients]], None]] = []
         self.after_reducing: list[Callable[[int, list[Gradients]], None]] = []
 
-    @cached_property
+    @property
     def gathering(self) -> Gathering:
         """What each rank holds of each tensor."""
-        return Gathering(self.case, [seat.coordinate for seat in self.seats])
+        return gathering_of(self.case)
 
     def take_rows(self, seat: Seat, batch: Batch) -> Batch:
         """The rows of a rank, as near to equal in number as can be."""

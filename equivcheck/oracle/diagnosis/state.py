@@ -10,8 +10,8 @@ import torch
 from equivcheck.oracle.cause import Cause
 from equivcheck.oracle.diagnosis.case import Case
 from equivcheck.oracle.diagnosis.counterfactual import Counterfactual, alone
-from equivcheck.oracle.diagnosis.gathering import Gathering
-from equivcheck.oracle.diagnosis.side_by_side import seats_of
+from equivcheck.oracle.diagnosis.gathering import Gathering, gathering_of
+from equivcheck.oracle.diagnosis.seats import seats_of
 from equivcheck.oracle.diagnosis.unchanged import unchanged
 from equivcheck.oracle.diagnosis.words import rows_of_tensor, tensors
 from equivcheck.oracle.verdict import Phase
@@ -113,7 +113,7 @@ def _of_another(case: Case) -> Iterator[Counterfactual]:
     seats = seats_of(case.scenario.layout.mesh)
     if case.scenario.start is not None or len(seats) == 1:
         return
-    gathering = Gathering(case, [seat.coordinate for seat in seats])
+    gathering = gathering_of(case)
     if not gathering.is_sharded:
         return
     for shift in range(1, len(seats)):

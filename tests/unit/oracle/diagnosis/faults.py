@@ -20,6 +20,7 @@ from equivcheck.scenario import (
     Layer,
     LayerPlan,
     Layout,
+    Loss,
     Mesh,
     Model,
     Parallelism,
@@ -59,7 +60,7 @@ LAYOUTS = (
     spread(FSDP1(use_orig_params=False)),
     spread(FSDP1()),
     ON_FSDP2,
-    spread(SPMD()),
+    spread(SPMD(), replace(TRAINING, loss=Loss.MSE_SUM)),
     tensor_parallel(Split.COLUMN, Split.ROW),
     spread(Pipeline(), axis="pp"),
 )

@@ -20,7 +20,11 @@ TRAINING = Training(
     steps=2,
 )
 DDP_OF_2 = Scenario(training=TRAINING, layout=Layout(mesh=Mesh(axes=(Axis(name="dp", size=2),)), parallelisms=(DDP(),)))
-FSDP_OF_4 = replace(DDP_OF_2, layout=Layout(mesh=Mesh(axes=(Axis(name="dp", size=4),)), parallelisms=(FSDP2(),)))
+FSDP_OF_4 = replace(
+    DDP_OF_2,
+    training=replace(TRAINING, data=Data(microbatches=(4,)), steps=1),
+    layout=Layout(mesh=Mesh(axes=(Axis(name="dp", size=4),)), parallelisms=(FSDP2(),)),
+)
 
 
 def multiplied(factor: float) -> Callable[[Setup], None]:

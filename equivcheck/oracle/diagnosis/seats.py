@@ -1,0 +1,28 @@
+"""Where ranks sit in a mesh."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from equivcheck.scenario import Mesh
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seat:
+    """A rank's place in the mesh."""
+
+    rank: int
+    """Global rank."""
+    coordinate: dict[str, int]
+    """Its index along each axis."""
+
+
+def seats_of(mesh: Mesh) -> tuple[Seat, ...]:
+    """The seats of a mesh in rank order: row-major."""
+    found = []
+    for rank in range(mesh.num_ranks):
+        rest, coordinate = rank, {}
+        for axis in reversed(mesh.axes):
+            rest, coordinate[axis.name] = divmod(rest, axis.size)
+        found.append(Seat(rank=rank, coordinate=coordinate))
+    return tuple(found)

@@ -1,0 +1,133 @@
+"""The text of a verdict: at most ten lines and the scenario, the same for every face."""
+
+from __future__ import annotations
+
+import pickle
+from dataclasses import replace
+
+import pytest
+from rich.console import Console
+
+import equivcheck.scenario as nouns
+from equivcheck import NotEquivalent, Verdict
+from equivcheck.findings.environment import environment
+from equivcheck.findings.readme import readme
+from equivcheck.oracle.cause import Cause, Diagnosis
+from equivcheck.oracle.verdict import Difference, Divergence, Outcome, Phase
+from equivcheck.report.verdict_text import print_verdict
+from equivcheck.scenario import Scenario
+from equivcheck.worlds.failure import Failure, FailureKind, RankReport, RankState
+from unit.oracle.diagnosis.faults import ON_DDP
+
+DIVERGED = Verdict(
+    outcome=Outcome.DIVERGED,
+    scenario=ON_DDP,
+    world="sim",
+    reason="something differs",
+    divergence=Divergence(
+        step=0,
+        phase=Phase.GRADIENT,
+        tensor="layers.0.linear.weight",
+        difference=Difference.VALUE,
+        rank=1,
+        index=(2, 0),
+        expected="0.5",
+        actual="1.0",
+        error=1.25e13,
+    ),
+    followers=(
+        "step 0 gradient layers.0.linear.bias",
+        "step 0 update layers.0.linear.weight",
+        "step 0 update layers.1.linear.bias",
+    ),
+    diagnosis=Diagnosis(cause=Cause.SUMMED, sentence="all gradients are the sum over the 2 dp ranks, not the mean", exact=True),
+    drift="every step is wrong by itself",
+    confirmed="diverged on gloo too",
+)
+TEXT = """\
+DIVERGED: ddp on 2 ranks, widths 4-4-2, Adam, 2 microbatches of 4 + 4 rows, 2 steps, float64, in sim
+  first: step 0, gradient, layers.0.linear.weight[2, 0] on rank 1
+    expected 0.5
+    actual   1.0   (1.25e+13 x tolerance)
+  then:  step 0 gradient of layers.0.linear.bias, step 0 update of 2 tensors
+  why:   all gradients are the sum over the 2 dp ranks, not the mean
+  where: every step is wrong by itself
+  confirmed: diverged on gloo too
+  again: the scenario below, as @example(...) of a test, or as JSON for `equivcheck check FILE`"""
+
+
+def evaluated(code: str) -> object:
+    """A scenario from its code."""
+    return eval(code, {name: getattr(nouns, name) for name in nouns.__all__})
+
+
+def test_a_divergence_is_told_in_ten_lines() -> None:
+    """Scenario in words, first divergence, what follows, why, where, confirmed, how to see it again; then it as code."""
+    *lines, code = DIVERGED.describe().splitlines()
+
+    assert lines == TEXT.splitlines()
+    assert len(lines) <= 10
+    assert evaluated(code) == ON_DDP
+
+
+def test_every_face_has_the_same_lines(capsys: pytest.CaptureFixture[str]) -> None:
+    """The command line adds its time, the finding's README is the text as it is."""
+    print_verdict(Console(width=80, no_color=True), DIVERGED)
+    printed = capsys.readouterr().out
+
+    first, *others = TEXT.splitlines()
+    assert printed.splitlines()[:-1] == [f"{first}, 0 ms", *others]
+    assert DIVERGED.describe() in readme("0123456789ab", DIVERGED, environment())
+
+
+def test_that_nothing_explains_it_is_said_only_where_it_was_asked() -> None:
+    """A verdict that nobody has explained says nothing of why."""
+    unexplained = replace(DIVERGED, diagnosis=None)
+
+    assert "why:   nothing that is known to go wrong explains it" in unexplained.describe()
+    assert "why:" not in replace(unexplained, drift="").describe()
+
+
+def test_ranks_in_one_place_share_a_line() -> None:
+    """A hang of many ranks is told in ten lines, too."""
+    waiting = [RankReport(rank=rank, state=RankState.WAITING, pending=f"barrier {rank % 6}") for rank in range(8)]
+    failure = Failure(kind=FailureKind.DEADLOCK, summary="no rank can go on", reports=tuple(waiting))
+    verdict = Verdict(outcome=Outcome.HUNG, scenario=ON_DDP, world="sim", reason=failure.summary, failure=failure)
+    lines = verdict.describe().splitlines()[:-1]
+
+    assert "  rank 0, 6 waiting barrier 0" in lines
+    assert lines[-2] == "  and 2 more ranks elsewhere"
+    assert len(lines) <= 10
+
+
+def test_an_error_is_explained_when_it_is_read_and_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hypothesis raises hundreds while it shrinks; only the one that is printed costs a diagnosis. It can be pickled."""
+    asked: list[Scenario] = []
+
+    def explained(verdict: Verdict, **_: object) -> Verdict:
+        asked.append(verdict.scenario)
+        return replace(verdict, drift="every step is wrong by itself")
+
+    monkeypatch.setattr("equivcheck.oracle.diagnosis.explained", explained)
+    with pytest.raises(NotEquivalent) as caught:
+        replace(DIVERGED, diagnosis=None, drift="").assert_equivalent()
+    assert not asked
+
+    assert "every step is wrong by itself" in str(caught.value)
+    assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)
+    assert asked == [ON_DDP]
+
+
+def test_a_diagnosis_that_fails_hides_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The verdict stands, with what went wrong in its explanation."""
+
+    def explained(*_: object, **__: object) -> Verdict:
+        raise KeyError("no such cause")
+
+    monkeypatch.setattr("equivcheck.oracle.diagnosis.explained", explained)
+    plain = replace(DIVERGED, diagnosis=None, drift="")
+    with pytest.raises(NotEquivalent) as caught:
+        plain.assert_equivalent()
+
+    assert str(caught.value) == f"{plain.describe()}\n(no diagnosis: KeyError: 'no such cause')"
+    assert str(NotEquivalent("a text")) == "a text"
