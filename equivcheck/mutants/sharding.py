@@ -197,7 +197,7 @@ MUTANTS: tuple[Mutant, ...] = (
         wrong="An optimizer that needs whole matrices is given shards of them.",
         family=Family.SHARDING,
         layouts=FULLY_SHARDED,
-        applies=both(_needs_whole, updates_tell),
+        applies=both(_starts_here, _needs_whole, updates_tell),
         plant=local_updates.update_shards,
         causes=(Cause.LOCAL_STATISTICS,),
         minimum=Minimum(because=OF_SHARDS),
