@@ -89,8 +89,10 @@ class Draft:
     """The process group of the ranks that average gradients; None for all."""
     after_wrap: list[str] = field(default_factory=list)
     """Lines after everything is wrapped, on one device too."""
-    alone_only: set[str] = field(default_factory=set)
-    """Lines of the loop that run on one device only, as a bug leaves them out in parallel."""
+    conditions: dict[str, str] = field(default_factory=dict)
+    """Lines of the loop that do not always run, as a bug leaves them out, each with when they do."""
+    weight: str = ""
+    """What the gradient of a microbatch counts in parallel, as an expression of its number; empty for 1."""
 
     def __post_init__(self) -> None:
         self.trained = self.scenario.training

@@ -63,7 +63,7 @@ def _step(draft: Draft) -> list[str]:
         *reading(draft, "gradient", "parameter.grad"),
         *_clipping(draft),
         *block("if parallel:", lines[Place.BEFORE_UPDATE]),
-        "optimizer.step()",
+        *_unless_left_out(draft, "optimizer.step()"),
         *block("if parallel:", lines[Place.AFTER_UPDATE]),
         *(_unless_left_out(draft, "schedule.step()") if training.schedule is not None else []),
         *reading(draft, "parameter", "parameter"),
@@ -71,7 +71,7 @@ def _step(draft: Draft) -> list[str]:
 
 
 def _unless_left_out(draft: Draft, line: str) -> list[str]:
-    return block("if not parallel:", [line]) if line in draft.alone_only else [line]
+    return block(f"if {draft.conditions[line]}:", [line]) if line in draft.conditions else [line]
 
 
 def _averaging() -> list[str]:
@@ -123,7 +123,10 @@ def _backward(draft: Draft) -> list[str]:
     scale = list(draft.lines[Place.SCALE])
     if draft.loss_scale > 1 and not draft.scenario.training.loss.is_mean:
         scale.insert(0, f"loss = loss * {draft.loss_scale}  # the gradients of so many ranks are averaged")
-    return [*lines, *block("if parallel:", scale), "loss.backward()"]
+    backward = ["loss.backward()"]
+    if draft.weight:
+        backward = [f"weight = {draft.weight} if parallel else 1.0", "(loss * weight).backward()"]
+    return [*lines, *block("if parallel:", scale), *backward]
 
 
 def loss_of(draft: Draft, outputs: str) -> str:
