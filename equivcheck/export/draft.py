@@ -79,6 +79,10 @@ class Draft:
     """The expression of what the optimizer updates."""
     names: tuple[str, str] = ("name, parameter", "model.named_parameters()")
     """What names parameters: the variables of a loop, and what it runs over."""
+    mixes_tensors: bool = False
+    """Whether some parameters are DTensors and others plain, or DTensors of another mesh."""
+    clip_value: str = ""
+    """What clips by value in parallel, if otherwise than on one device."""
     may_lack: bool = False
     """Whether a rank leaves out what it does not hold."""
     loss_rank: int = 0

@@ -174,16 +174,24 @@ def _clipping(draft: Draft) -> list[str]:
         return []
     again = reading(draft, "clipped gradient", "parameter.grad")
     if isinstance(clipping, ClipValue):
-        return [f"nn.utils.clip_grad_value_({draft.parameters}, {clipping.clip_value!r})", *again]
+        return [*_either(draft.clip_value, f"nn.utils.clip_grad_value_({draft.parameters}, {clipping.clip_value!r})"), *again]
     kept = f'left[f"step {{step}} norm"] = {"full(norm)" if draft.has_dtensors else "norm.detach().clone()"}'
     return [*_by_norm(draft, clipping), kept, *again]
 
 
 def _by_norm(draft: Draft, clipping: ClipNorm) -> list[str]:
-    plain = f"norm = nn.utils.clip_grad_norm_({draft.parameters}, {norm_arguments(clipping)})"
-    if not draft.clip_norm:
-        return [plain]
-    return ["if parallel:", f"    norm = {draft.clip_norm}", "else:", f"    {plain}"]
+    in_parallel = f"norm = {draft.clip_norm}" if draft.clip_norm else ""
+    return _either(in_parallel, f"norm = nn.utils.clip_grad_norm_({draft.parameters}, {norm_arguments(clipping)})")
+
+
+def _either(in_parallel: str, alone: str) -> list[str]:
+    """A line for each way to run, or one for both if there is none for ranks."""
+    return ["if parallel:", f"    {in_parallel}", "else:", f"    {alone}"] if in_parallel else [alone]
+
+
+def order_of(clipping: ClipNorm) -> str:
+    """The exponent of a norm, as code."""
+    return "torch.inf" if clipping.norm_type is NormType.INF else f"{clipping.norm_type.value}.0"
 
 
 def norm_arguments(clipping: ClipNorm) -> str:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from equivcheck.export.bugs.snippet import Snippet
 from equivcheck.export.draft import Draft
-from equivcheck.export.loop import norm_arguments
+from equivcheck.export.loop import norm_arguments, order_of
 from equivcheck.export.refusal import refuse
 from equivcheck.export.text import block
 from equivcheck.scenario import ClipNorm, NormType
@@ -17,10 +17,6 @@ def _clipping(draft: Draft) -> ClipNorm:
     if not isinstance(clipping, ClipNorm):
         raise refuse("the mutant", "it needs clipping by norm")
     return clipping
-
-
-def _order(clipping: ClipNorm) -> str:
-    return "torch.inf" if clipping.norm_type is NormType.INF else f"{clipping.norm_type.value}.0"
 
 
 def _clipped_by(draft: Draft, name: str, words: str, body: list[str]) -> None:
@@ -41,7 +37,7 @@ def _local_norm(draft: Draft) -> None:
     body = [
         _gradients(),
         f"held = {held}",
-        f"norm = nn.utils.get_total_norm([gradient for gradient in held if gradient.numel()], {_order(clipping)})",
+        f"norm = nn.utils.get_total_norm([gradient for gradient in held if gradient.numel()], {order_of(clipping)})",
         "for gradient in gradients:",
         f"    gradient.mul_(float(min(1.0, {clipping.max_norm!r} / (norm + 1e-6))))",
         "return norm",
@@ -53,7 +49,7 @@ def _not_clipped(draft: Draft) -> None:
     clipping = _clipping(draft)
     if draft.clip_norm:
         raise refuse("the mutant", f"{draft.scenario.layout.name} has a norm of its own")
-    body = [_gradients(), f"return nn.utils.get_total_norm(gradients, {_order(clipping)})"]
+    body = [_gradients(), f"return nn.utils.get_total_norm(gradients, {order_of(clipping)})"]
     _clipped_by(draft, "forget_to_clip", "Return the norm, and leave gradients as they are", body)
 
 
@@ -63,7 +59,7 @@ def _vectors_not_in_norm(draft: Draft) -> None:
         raise refuse("the mutant", f"{draft.scenario.layout.name} has a norm of its own")
     body = [
         _gradients(" and parameter.dim() > 1"),
-        f"norm = nn.utils.get_total_norm(gradients, {_order(clipping)})",
+        f"norm = nn.utils.get_total_norm(gradients, {order_of(clipping)})",
         *(["norm = norm.full_tensor() if isinstance(norm, DTensor) else norm"] if draft.has_dtensors else []),
         f"nn.utils.clip_grads_with_norm_(parameters, {clipping.max_norm!r}, norm)",
         "return norm",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from equivcheck.export.draft import Draft, Place
 from equivcheck.export.layouts.local_shards import read_local_shards
-from equivcheck.export.layouts.mesh import keep_local_between_microbatches, mesh_of, take_rows
+from equivcheck.export.layouts.mesh import data_rank, keep_local_between_microbatches, mesh_of, take_rows
 from equivcheck.export.refusal import refuse
 from equivcheck.export.text import call
 from equivcheck.scenario import DDP, Compression, Parallelism
@@ -18,11 +18,11 @@ def write(draft: Draft, parallelism: Parallelism) -> None:
     draft.need("torch.nn.parallel", "DistributedDataParallel")
     composed = len(draft.scenario.layout.parallelisms) > 1
     draft.module, draft.loss_scale = "module", draft.scenario.layout.num_data_ranks
-    if parallelism.unequal_start:
+    if parallelism.unequal_start and draft.scenario.layout.num_data_ranks > 1:
         draft.add(
             Place.WRAP,
             "for tensor in (*model.parameters(), *model.buffers()):",
-            "    tensor.data += dist.get_rank()  # to be made equal by wrapping",
+            f"    tensor.data += {data_rank(draft)}  # to be made equal by wrapping",
         )
     mesh = mesh_of(draft, parallelism) if composed else None
     draft.hooked, draft.group = "module", f"{mesh}.get_group()" if composed else "None"

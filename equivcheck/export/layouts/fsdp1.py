@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from equivcheck.export.draft import Draft, Place
 from equivcheck.export.form import Form
-from equivcheck.export.layouts.mesh import keep_local_between_microbatches, mesh_of, take_rows
+from equivcheck.export.layouts.local_shards import define_whole
+from equivcheck.export.layouts.mesh import inner_ranks, keep_local_between_microbatches, mesh_of, take_rows
 from equivcheck.export.loop import may_be_none, norm_arguments
 from equivcheck.export.refusal import refuse
 from equivcheck.export.text import block, call, indented
@@ -18,8 +19,6 @@ def write(draft: Draft, parallelism: Parallelism) -> None:
     layout, form = draft.scenario.layout, draft.form
     if parallelism.mixed_precision is not None:
         raise refuse("FSDP1.mixed_precision", "one device has to round as the ranks do, which no short script shows")
-    if len(layout.parallelisms) > 1:
-        raise refuse(f"layout {layout.name}", "flat parameters of tensor-parallel shards take private API to be read")
     draft.need("torch.distributed.fsdp", "FullyShardedDataParallel")
     draft.module, draft.loss_scale = "module", layout.num_data_ranks
     draft.parameters = "module.parameters()"
@@ -40,7 +39,7 @@ def _options(draft: Draft, parallelism: FSDP1) -> dict[str, object]:
     if parallelism.strategy is not ShardingStrategy.FULL_SHARD:
         draft.need("torch.distributed.fsdp", "ShardingStrategy")
         options["sharding_strategy"] = f"ShardingStrategy.{parallelism.strategy.value}"
-    if parallelism.strategy.is_hybrid:
+    if parallelism.strategy.is_hybrid or len(draft.scenario.layout.parallelisms) > 1:
         options["device_mesh"] = mesh_of(draft, parallelism)
     return options
 
@@ -60,39 +59,68 @@ def _read(draft: Draft, parallelism: FSDP1) -> None:
     sharded = parallelism.strategy is not ShardingStrategy.NO_SHARD and layout.mesh.size(DP, SHARD) > 1
     draft.definitions.append(_unflattened(draft.scenario.training, layout, sharded=sharded))
     draft.before_wrap = ["units = [{name: parameter.shape} for name, parameter in model.named_parameters()]"]
-    if not parallelism.use_orig_params:
-        draft.lines[Place.WRAP][:0] = _units(draft, parallelism)
+    composed = len(layout.parallelisms) > 1
+    if composed:
+        define_whole(draft)
+        draft.need("torch.distributed.tensor", "DTensor")
+        draft.definitions.append(list(_LOCAL))
+    if composed or not parallelism.use_orig_params:
+        units = _units(draft, parallelism, local=composed)
+        # Before anything is flattened, and after tensor parallelism has cut.
+        lines = draft.lines[Place.WRAP]
+        wraps = [index for index, line in enumerate(lines) if "FullyShardedDataParallel(" in line]
+        start = wraps[0] - (lines[wraps[0]].startswith("    "))
+        lines[start:start] = units
     # Of groups alone, which flat parameters have not: each unit is then one parameter.
     draft.names = ("(name,), parameter", "zip(units, module.parameters())")
     arguments = ", parallel" * sharded
+    each = f'unflattened(f"step {{{{step}}}} {{label}}", unit, {{attribute}}{arguments})'
     draft.reading = (
         "for unit, parameter in zip(units, module.parameters(), strict=True):",
-        f'    left |= unflattened(f"step {{{{step}}}} {{label}}", unit, {{attribute}}{arguments})',
+        *(
+            (
+                f"    for place, part in {each}.items():",
+                "        left[place] = whole(part, SHARDED.get(place.split()[-1]) if parallel else None)",
+            )
+            if composed
+            else (f"    left |= {each}",)
+        ),
     )
 
 
-def _units(draft: Draft, parallelism: FSDP1) -> list[str]:
-    """What is in each flat parameter, before they are made."""
+_LOCAL = (
+    "def local(tensor: torch.Tensor) -> torch.Tensor:",
+    '    """What this rank holds of a tensor."""',
+    "    return tensor.to_local() if isinstance(tensor, DTensor) else tensor",
+)
+
+
+def _units(draft: Draft, parallelism: FSDP1, *, local: bool) -> list[str]:
+    """What is in each flat parameter, or of each parameter, before they are flattened."""
+    shape = "local(parameter).shape" if local else "parameter.shape"
+    if parallelism.use_orig_params:
+        return [f"units = [{{name: {shape}}} for name, parameter in model.named_parameters()]"]
     if parallelism.wrapping is Wrapping.WHOLE:
-        return ["units = [{name: shape for unit in units for name, shape in unit.items()}]"]
+        return [f"units = [{{name: {shape} for name, parameter in model.named_parameters()}}]"]
     form = draft.form
     many = form.stack if form.is_all_layers else f"({', '.join(form.layers)},)"
     prefix = "layers." if form.stack == "model.layers" else ""
     if form.is_all_layers:
-        named = f'{{f"{prefix}{{index}}.{{name}}": parameter.shape for name, parameter in layer.named_parameters()}}'
+        named = f'{{f"{prefix}{{index}}.{{name}}": {shape} for name, parameter in layer.named_parameters()}}'
         return [f"units = [{named} for index, layer in enumerate({many})]"]
     indices = [layer.removeprefix(f"{form.stack}[").removesuffix("]") for layer in form.layers]
-    named = f'{{f"{prefix}{{index}}.{{name}}": parameter.shape for name, parameter in {form.stack}[index].named_parameters()}}'
+    named = f'{{f"{prefix}{{index}}.{{name}}": {shape} for name, parameter in {form.stack}[index].named_parameters()}}'
     return [f"units = [{named} for index in ({', '.join(indices)})]"]
 
 
 def _unflattened(training: Training, layout: Layout, *, sharded: bool) -> list[str]:
-    several = layout.mesh.size(REPLICATE) > 1
-    size = layout.mesh.size(SHARD)
+    several, inner = layout.mesh.size(REPLICATE) > 1, inner_ranks(layout)
+    size = layout.mesh.size(SHARD) * inner
     gathering = [
         "shards = [None] * dist.get_world_size()",
         "dist.all_gather_object(shards, tensor if tensor is None else tensor.detach())",
         *([f"shards = shards[dist.get_rank() // {size} * {size} :][:{size}]"] if several else []),
+        *([f"shards = shards[dist.get_rank() % {inner} :: {inner}]"] if inner > 1 else []),
     ]
     gather = ["shards = [tensor]", "if gather:", *indented(gathering)] if sharded else ["shards = [tensor]"]
     nothing = [

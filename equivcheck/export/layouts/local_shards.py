@@ -5,16 +5,30 @@ from __future__ import annotations
 from equivcheck.export.draft import Draft
 from equivcheck.export.layouts.mesh import inner_ranks
 from equivcheck.export.layouts.plans import sharded_dims
-from equivcheck.export.refusal import refuse
+from equivcheck.export.loop import order_of
 from equivcheck.export.text import block, indented
 from equivcheck.scenario import ClipNorm
 
 
 def read_local_shards(draft: Draft) -> None:
-    """Gather each parameter along the dim that the plan cuts."""
+    """Gather each parameter along the dim that the plan cuts, and clip by the norm of what is gathered."""
+    define_whole(draft)
+    draft.after_wrap.append("parameters = dict(model.named_parameters())  # as they are outside of forward")
+    draft.parameters, draft.names = "parameters.values()", ("name, parameter", "parameters.items()")
+    draft.reading = (
+        "for name, parameter in parameters.items():",
+        "    dim = SHARDED.get(name) if parallel else None",
+        '    left[f"step {{step}} {label} {{name}}"] = whole({attribute}, dim)',
+    )
+    clipping = draft.scenario.training.clipping
+    if isinstance(clipping, ClipNorm):
+        draft.definitions.append(_clip(clipping))
+        draft.clip_norm = "clip_across_shards(parameters)"
+
+
+def define_whole(draft: Draft) -> None:
+    """Define the function that puts a tensor together."""
     layout = draft.scenario.layout
-    if isinstance(draft.scenario.training.clipping, ClipNorm):
-        raise refuse("ClipNorm", f"under {layout.name} torch leaves the norm over local shards to its users")
     size = inner_ranks(layout)
     draft.has_dtensors = False
     draft.definitions.append([f"SHARDED = {sharded_dims(draft)}  # dims along which tensor parallelism cuts"])
@@ -34,10 +48,15 @@ def read_local_shards(draft: Draft) -> None:
             ),
         ]
     )
-    draft.after_wrap.append("parameters = dict(model.named_parameters())  # as they are outside of forward")
-    draft.parameters, draft.names = "parameters.values()", ("name, parameter", "parameters.items()")
-    draft.reading = (
-        "for name, parameter in parameters.items():",
-        "    dim = SHARDED.get(name) if parallel else None",
-        '    left[f"step {{step}} {label} {{name}}"] = whole({attribute}, dim)',
-    )
+
+
+def _clip(clipping: ClipNorm) -> list[str]:
+    order = order_of(clipping)
+    return [
+        "def clip_across_shards(parameters: dict[str, nn.Parameter]) -> torch.Tensor:",
+        '    """Clip by the norm over the shards of all ranks, and return it."""',
+        "    gradients = [whole(parameter.grad, SHARDED.get(name)) for name, parameter in parameters.items()]",
+        f"    norm = nn.utils.get_total_norm([each for each in gradients if each is not None], {order})",
+        f"    nn.utils.clip_grads_with_norm_(parameters.values(), {clipping.max_norm!r}, norm)",
+        "    return norm",
+    ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from equivcheck.export.draft import Draft, Place
-from equivcheck.export.loop import has_several, loss_of
+from equivcheck.export.loop import has_several, loss_of, order_of
 from equivcheck.export.refusal import refuse
 from equivcheck.export.text import block, call, indented
 from equivcheck.layouts.pipelining import SCHEDULES
@@ -168,7 +168,7 @@ def _compute(draft: Draft, parallelism: Pipeline, ranks: int) -> list[str]:
 
 
 def _clip(clipping: ClipNorm) -> list[str]:
-    order = {NormType.ONE: "1.0", NormType.TWO: "2.0", NormType.INF: "torch.inf"}[clipping.norm_type]
+    order = order_of(clipping)
     if clipping.norm_type is NormType.INF:
         across = ["dist.all_reduce(norm, op=dist.ReduceOp.MAX)"]
     else:

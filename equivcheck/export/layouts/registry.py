@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from equivcheck.export.draft import Draft, Place
 from equivcheck.export.layouts import ddp, fsdp1, fsdp2, pipeline, replicate, spmd, tensor_parallel
+from equivcheck.export.layouts.kinds import clip_kinds
 from equivcheck.export.layouts.units import loop_over_units
 from equivcheck.export.refusal import refuse
 from equivcheck.scenario import DDP, FSDP1, FSDP2, SPMD, Compile, Parallelism, Pipeline, Replicate, TensorParallel
@@ -29,6 +30,8 @@ def write_layout(draft: Draft) -> None:
         if writer is None:
             raise refuse(f"parallelism {parallelism.tag}", "only those that ship with the package are written")
         writer(draft, parallelism)
+    if draft.mixes_tensors and draft.has_dtensors:
+        clip_kinds(draft)
     if layout.mesh.num_ranks == 1:
         draft.averages_loss = False
     _compile(draft)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from equivcheck.export.draft import Draft, Place
 from equivcheck.export.layouts.mesh import inner_ranks, mesh_of
 from equivcheck.export.layouts.spmd import settle_gradients
-from equivcheck.export.refusal import refuse
 from equivcheck.export.text import call
 from equivcheck.scenario import LayerPlan, Parallelism, Split, Spread, TensorParallel
 
@@ -14,7 +13,7 @@ PLACEMENTS: dict[Spread, str] = {Spread.WHOLE: "Replicate()", Spread.ROWS: "Shar
 
 _REPLICATED = (
     "def replicated(module: nn.Module, mesh: DeviceMesh, lies: Placement, runs: Placement, output: Placement):",
-    '    """Run a module with whole parameters on its input redistributed; local tensors go in and out."""',
+    '    """Run a module with whole parameters on its input redistributed; local tensors outside."""',
     "    def prepare(_module, inputs, mesh):",
     "        lying = DTensor.from_local(inputs[0], mesh, [lies], run_check=False)",
     "        return lying.redistribute(placements=[runs])",
@@ -29,7 +28,7 @@ _REPLICATED = (
 def write(draft: Draft, parallelism: Parallelism) -> None:
     """Parallelize each layer by its plan, and cut dropout masks as it spreads outputs."""
     assert isinstance(parallelism, TensorParallel), parallelism
-    _refuse_mixture(draft, parallelism)
+    draft.mixes_tensors = len({entry.split is Split.OUTSIDE for entry in parallelism.plan}) > 1
     mesh = mesh_of(draft, parallelism)
     draft.has_dtensors = True
     styles, by_hand = _styles(draft, parallelism, mesh)
@@ -40,12 +39,6 @@ def write(draft: Draft, parallelism: Parallelism) -> None:
     if by_hand or any("SequenceParallel" in style for style in styles):
         settle_gradients(draft)
     _cut_masks(draft, parallelism)
-
-
-def _refuse_mixture(draft: Draft, parallelism: TensorParallel) -> None:
-    outside = {entry.split is Split.OUTSIDE for entry in parallelism.plan}
-    if len(outside) > 1 and draft.scenario.training.clipping is not None:
-        raise refuse("Training.clipping", "torch leaves clipping to its users where some layers are outside the plan")
 
 
 def _styles(draft: Draft, parallelism: TensorParallel, mesh: str) -> tuple[list[str], list[str]]:
