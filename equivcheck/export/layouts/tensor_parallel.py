@@ -6,7 +6,9 @@ from equivcheck.export.draft import Draft, Place
 from equivcheck.export.layouts.mesh import inner_ranks, mesh_of
 from equivcheck.export.layouts.spmd import settle_gradients
 from equivcheck.export.text import call
+from equivcheck.layouts.plans import cuts
 from equivcheck.scenario import LayerPlan, Parallelism, Split, Spread, TensorParallel
+from equivcheck.scenario.mesh import TP
 
 PLACEMENTS: dict[Spread, str] = {Spread.WHOLE: "Replicate()", Spread.ROWS: "Shard(0)", Spread.FEATURES: "Shard(-1)"}
 """The placement of an activation of shape (rows, features)."""
@@ -36,7 +38,9 @@ def write(draft: Draft, parallelism: Parallelism) -> None:
         draft.need("torch.distributed.tensor.parallel", "parallelize_module")
         draft.add(Place.WRAP, f"parallelize_module(model, {mesh}, {{{', '.join(styles)}}})")
     draft.add(Place.WRAP, *by_hand)
-    if by_hand or any("SequenceParallel" in style for style in styles):
+    uneven = any(size % draft.scenario.layout.mesh.size(TP) for _, size in cuts(draft.scenario.training.model, parallelism.plan))
+    if by_hand or uneven or any("SequenceParallel" in style for style in styles):
+        # Only of whole layers cut evenly does each gradient lie as its parameter does, whatever propagation chooses.
         settle_gradients(draft)
     _cut_masks(draft, parallelism)
 
