@@ -56,7 +56,7 @@ def train(parallel: bool) -> dict[str, torch.Tensor | None]:
     model.load_state_dict({name: torch.tensor(values) for name, values in PARAMETERS.items()})
     units = [{name: parameter.shape} for name, parameter in model.named_parameters()]
     if parallel:
-        units = [{name: shape for unit in units for name, shape in unit.items()}]
+        units = [{name: parameter.shape for name, parameter in model.named_parameters()}]
         module = FullyShardedDataParallel(
             model, device_id=torch.device("cpu"), use_orig_params=False
         )
