@@ -14,6 +14,7 @@ from equivcheck.oracle.diagnosis.precision import wrong_masters, wrong_reduction
 from equivcheck.oracle.diagnosis.reduction import wrong_factors, wrong_reductions
 from equivcheck.oracle.diagnosis.rows import wrong_rows, wrong_starts
 from equivcheck.oracle.diagnosis.scaled import constant_ratios
+from equivcheck.oracle.diagnosis.shards import local_statistics, wrong_shards
 from equivcheck.oracle.diagnosis.state import stale_values, wrong_updates
 from equivcheck.oracle.diagnosis.tensor_parallel import wrong_splits
 from equivcheck.oracle.diagnosis.ties import wrong_ties
@@ -27,6 +28,7 @@ CATALOGUE: tuple[tuple[Callable[[Case], Iterator[Counterfactual]], tuple[Phase, 
     (wrong_reductions, _COMPUTED),
     (wrong_splits, _COMPUTED),
     (wrong_orders, _COMPUTED),
+    (wrong_shards, _COMPUTED),
     (wrong_factors, _COMPUTED),
     (wrong_rows, _COMPUTED),
     (wrong_accumulations, _COMPUTED),
@@ -36,6 +38,7 @@ CATALOGUE: tuple[tuple[Callable[[Case], Iterator[Counterfactual]], tuple[Phase, 
     (constant_ratios, (*_COMPUTED, Phase.CLIPPING)),
     (stale_values, (*_COMPUTED, *_UPDATED)),
     (wrong_masters, (*_COMPUTED, *_UPDATED)),
+    (local_statistics, _UPDATED),
     (wrong_updates, _UPDATED),
     (wrong_optimizers, _UPDATED),
 )

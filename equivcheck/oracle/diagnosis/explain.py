@@ -64,17 +64,17 @@ def _of_calls(verdict: Verdict) -> Verdict:
 
 def diagnosis_of(case: Case) -> Diagnosis | None:
     """What explains a case; None if nothing that is known does."""
-    if {found.tensor for found in case.divergences} == {"norm"}:
-        words = (
-            f"gradients are clipped as they should be, but the norm returned is {case.first.actual}, not {case.first.expected}"
-        )
-        return Diagnosis(cause=Cause.NORM_MISREPORTED, sentence=words, exact=True)
     with one_thread(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         fits = _fits(case)
     exact = [fit for fit in fits if fit.exact]
     if exact:
         return _told(exact[0], exact)
+    if {found.tensor for found in case.divergences} == {"norm"}:
+        words = (
+            f"gradients are clipped as they should be, but the norm returned is {case.first.actual}, not {case.first.expected}"
+        )
+        return Diagnosis(cause=Cause.NORM_MISREPORTED, sentence=words, exact=True)
     return _told(max(fits, key=lambda fit: fit.num_moments), []) if fits else None
 
 

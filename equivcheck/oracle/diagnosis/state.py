@@ -12,6 +12,7 @@ from equivcheck.oracle.diagnosis.case import Case
 from equivcheck.oracle.diagnosis.counterfactual import Counterfactual, alone
 from equivcheck.oracle.diagnosis.gathering import Gathering, gathering_of
 from equivcheck.oracle.diagnosis.seats import seats_of
+from equivcheck.oracle.diagnosis.shards import swap
 from equivcheck.oracle.diagnosis.unchanged import unchanged
 from equivcheck.oracle.diagnosis.words import rows_of_tensor, tensors
 from equivcheck.oracle.verdict import Phase
@@ -127,23 +128,15 @@ def _swapping(gathering: Gathering, num_ranks: int, source_of: Callable[[int], i
     def change(setup: Setup) -> None:
         names: dict[torch.Tensor, str] = {parameter: name for name, parameter in setup.model.named_parameters()}
 
-        def swap(optimizer: torch.optim.Optimizer, _step: int) -> None:
+        def swap_all(optimizer: torch.optim.Optimizer, _step: int) -> None:
             for parameter, state in optimizer.state.items():
                 for value in state.values():
                     if isinstance(value, torch.Tensor) and value.shape == parameter.shape:
-                        _swap(value, gathering, names[parameter], num_ranks, source_of)
+                        swap(value, gathering, names[parameter], num_ranks, source_of)
 
-        setup.before_step.append(swap)
+        setup.before_step.append(swap_all)
 
     return change
-
-
-def _swap(value: torch.Tensor, gathering: Gathering, name: str, num_ranks: int, source_of: Callable[[int], int]) -> None:
-    before = value.clone()
-    for rank in range(num_ranks):
-        mine, theirs = gathering.held(name, rank), gathering.held(name, source_of(rank) % num_ranks)
-        if int(mine.sum()) == int(theirs.sum()):
-            value[mine] = before[theirs]
 
 
 def stale_values(case: Case) -> Iterator[Counterfactual]:
