@@ -27,9 +27,10 @@ def evidence(verdict: Verdict) -> list[str]:
     """What was found, a line each: without the outcome, and without the scenario as code."""
     if not verdict.outcome.is_finding:
         return _plainly(verdict)
-    lines = _of_divergence(verdict) if verdict.divergence is not None else [f"what: {_short(verdict.reason)}"]
+    first = verdict.divergence
+    lines = [f"what: {_short(verdict.reason)}"] if first is None else of_divergence(first, verdict.followers)
     if verdict.failure is not None and verdict.diagnosis is None:
-        lines += _of_ranks(verdict.failure)
+        lines += of_ranks(verdict.failure)
     lines += _why(verdict)
     if verdict.confirmed:
         lines.append(f"confirmed: {verdict.confirmed}")
@@ -47,16 +48,15 @@ def _plainly(verdict: Verdict) -> list[str]:
     return [*lines, f"on file as {verdict.known}"] if verdict.known else lines
 
 
-def _of_divergence(verdict: Verdict) -> list[str]:
-    first = verdict.divergence
-    assert first is not None, "only a divergence is described so"
+def of_divergence(first: Divergence, followers: tuple[str, ...]) -> list[str]:
+    """Where it is, both values, and which other tensors follow."""
     lines = [
         f"first: step {first.step}, {first.phase.value}, {first.tensor}{list(first.index) if first.index else ''} {_who(first)}",
         f"  expected {first.expected}",
         f"  actual   {first.actual}   ({_how_far(first)})",
     ]
-    if verdict.followers:
-        lines.append(f"then:  {_grouped(verdict.followers)}")
+    if followers:
+        lines.append(f"then:  {_grouped(followers)}")
     return lines
 
 
@@ -83,7 +83,7 @@ def _grouped(followers: tuple[str, ...]) -> str:
     return ", ".join(parts[:MAX_GROUPS]) + (f" and {count(rest, 'more moment')}" if rest > 0 else "")
 
 
-def _of_ranks(failure: Failure) -> list[str]:
+def of_ranks(failure: Failure) -> list[str]:
     """Where each rank was, those in the same place in one line."""
     places: dict[str, list[str]] = defaultdict(list)
     for report in failure.reports:

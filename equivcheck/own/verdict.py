@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from dataclasses import dataclass
 
 from equivcheck.errors import NotEquivalent
+from equivcheck.oracle.description import of_divergence, of_ranks
 from equivcheck.oracle.verdict import Divergence, Outcome
 from equivcheck.worlds.failure import Failure, RankState
 
@@ -47,42 +47,27 @@ class OwnVerdict:
     def describe(self) -> str:
         """A few lines for people."""
         axes = " x ".join(f"{name} {size}" for name, size in self.mesh)
-        lines = [f"{self.outcome.value.upper()}: a training of yours on {axes}, {self.precision}, in {self.world}"]
-        if self.failure is None or self.failure.hung:
-            lines.append(f"  {self.reason or f'the largest error is {self.worst_error:.2g} of its tolerance'}")
-        if self.followers:
-            lines.append(f"  also differing: {'; '.join(self.followers[:SHOWN])}{_more(len(self.followers) - SHOWN)}")
+        heading = f"{self.outcome.value.upper()}: a training of yours on {axes}, {self.precision}, in {self.world}"
+        return "\n".join([heading, *(f"  {line}" for line in self._evidence())])
+
+    def _evidence(self) -> list[str]:
+        lines = [self.reason or f"the largest error is {self.worst_error:.2g} of its tolerance"]
+        if self.divergence is not None:
+            lines = of_divergence(self.divergence, self.followers)
+        elif self.failure is not None:
+            lines = [*of_ranks(self.failure), *_frames(self.failure)]
         if self.hint:
-            lines.append(f"  {self.hint}")
+            lines.append(f"why:   {self.hint}")
         if self.unread:
-            lines.append(f"  not compared, as no rank could hand it over: {', '.join(self.unread)}")
-        if self.failure is not None:
-            lines += _of_ranks(self.failure)
-        return "\n".join(lines)
-
-
-SHOWN = 4
-"""Followers that `describe` names."""
+            lines.append(f"not compared, as no rank could hand it over: {', '.join(self.unread)}")
+        return lines
 
 
 FRAMES = 8
 """Last lines that `describe` shows of a traceback."""
 
 
-def _of_ranks(failure: Failure) -> list[str]:
-    """Where each rank was, those in the same place in one line, and how the first that raised came there."""
-    reports, places = failure.reports, defaultdict[str, list[str]](list)
-    for report in reports:
-        places[" ".join(f"{report.state.value} {report.error or report.pending}".split())].append(str(report.rank))
-    lines = [f"  rank {', '.join(members)} {where}" for where, members in places.items()]
-    raised = next((report for report in reports if report.state is RankState.RAISED and report.stack), None)
-    return lines if raised is None else [*lines, *(f"    {line}" for line in _frames(raised.stack)[-FRAMES:])]
-
-
-def _frames(stack: str) -> list[str]:
-    """The lines of a traceback without those that underline parts of others."""
-    return [line for line in stack.rstrip().splitlines() if line.strip(" ^~")]
-
-
-def _more(count: int) -> str:
-    return f" and {count} more" if count > 0 else ""
+def _frames(failure: Failure) -> list[str]:
+    """The end of the traceback of the first rank that raised, without lines that underline parts of others."""
+    stack = next((report.stack for report in failure.reports if report.state is RankState.RAISED), "")
+    return [f"  {line}" for line in stack.rstrip().splitlines() if line.strip(" ^~")][-FRAMES:]
