@@ -33,7 +33,8 @@ def docstring(  # noqa: PLR0913 - all by keyword
     if numbers is Numbers.DRAWN:
         parts.append(paragraph("Parameters and data are drawn by torch, and not those that this was first seen with."))
     parts.append(f"    torchrun --standalone --nproc-per-node {ranks} {name}")
-    parts.append(f"Exit code 1 when a difference shows, 0 when none does. Seen on torch {torch}, CPU, gloo.")
+    shows = "a difference shows" if verdict is None or verdict.failure is None else "it fails or a difference shows"
+    parts.append(f"Exit code 1 when {shows}, 0 when none does. Seen on torch {torch}, CPU, gloo.")
     text = "\n\n".join(parts).replace("\\", "\\\\").replace('"""', "'''")
     return [*f'"""{text}'.splitlines(), '"""']
 
@@ -75,7 +76,7 @@ def _evidence(form: Form, verdict: Verdict | None) -> list[str]:
         found.append(paragraph(_sentence(form.translated(verdict.diagnosis.sentence))))
     reason = re.sub(r"\b(step \d+) clipping norm\b", r"\1 norm", re.sub(r"\b(step \d+) update ", r"\1 parameter ", reason))
     reason = re.sub(r"\b(step \d+) clipping ", r"\1 clipped gradient ", reason)
-    first = "First divergence: " if verdict.divergence is not None else ""
+    first = "First divergence: " if verdict.divergence is not None else "What happens: " if verdict.failure is not None else ""
     return [*found, paragraph(_sentence(first + form.translated(reason)))]
 
 

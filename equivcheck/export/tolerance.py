@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from equivcheck.layouts.registry import rounding_of
 from equivcheck.oracle.floor import Expected
-from equivcheck.oracle.reference import reference
+from equivcheck.oracle.reference import confirming_reference
 from equivcheck.oracle.verdict import Divergence, Phase, Verdict
 from equivcheck.scenario import Scenario
 
@@ -17,7 +17,8 @@ _COMPARED = (Phase.LOSS, Phase.GRADIENT, Phase.CLIPPING, Phase.UPDATE)
 
 def tolerance_of(scenario: Scenario, verdict: Verdict | None = None) -> float:
     """The largest accepted error of any tensor that a script compares; where that hides a divergence, that of its tensor."""
-    moments = reference(scenario.training, rounding_of(scenario.layout)).moments
+    num_parts = max(layout.num_data_ranks for layout in scenario.layouts)
+    moments = confirming_reference(scenario.training, num_parts, rounding_of(scenario.layout)).moments
     everything = max((value for moment in moments if moment.phase in _COMPARED for value in _finite(moment)), default=0.0)
     divergence = None if verdict is None else verdict.divergence
     if divergence is None or _size(divergence) > everything:

@@ -16,10 +16,10 @@ from equivcheck.export.numbers import Numbers
 from equivcheck.export.refusal import CannotExport
 from equivcheck.export.script import script_of
 from equivcheck.export.tolerance import tolerance_of
-from equivcheck.mutants.mutant import Mutant
+from equivcheck.mutants.mutant import Family, Mutant
 from equivcheck.mutants.registry import mutants
 from equivcheck.oracle import verdict as verdicts
-from equivcheck.scenario import Precision
+from equivcheck.scenario import DDP, Axis, Data, Layer, Layout, Mesh, Model, Precision, Training
 from equivcheck.strategies import scenarios
 from exported import Differences, differences_of_traces, printed_differences
 
@@ -83,7 +83,7 @@ def test_a_script_prints_what_the_check_finds(tmp_path: Path) -> None:
 def test_a_script_has_the_bug_of_a_mutant(tmp_path: Path) -> None:
     """With a mutant planted on both sides, too; the exit code is 1 where the check diverges."""
     ran: list[bool] = []
-    planted = st.sampled_from([mutants()[name] for name in expressible()])
+    planted = st.sampled_from([mutants()[name] for name in expressible() if mutants()[name].family is not Family.RUNTIME])
 
     @settings(UNHURRIED, max_examples=EXAMPLES)
     @given(planted.flatmap(lambda mutant: st.tuples(st.just(mutant), scenarios(layouts=mutant.layouts, max_ranks=2))))
@@ -94,6 +94,22 @@ def test_a_script_has_the_bug_of_a_mutant(tmp_path: Path) -> None:
 
     equal()
     assert any(ran)
+
+
+def test_a_script_of_a_failing_rank_fails_too(tmp_path: Path) -> None:
+    """What a rank raises is printed with its traceback, and the exit code is 1."""
+    axes = (Axis(name="dp", size=2),)
+    training = Training(model=Model(features=1, layers=(Layer(width=1),)), data=Data(microbatches=(2,)))
+    scenario = Scenario(training=training, layout=Layout(mesh=Mesh(axes=axes), parallelisms=(DDP(),)))
+    mutant = mutants()["rank_raises"]
+    verdict = check(scenario, alter=mutant.plant)
+
+    script = script_of(scenario, verdict=verdict, mutant=mutant)
+    code, differences, printed = printed_differences(script, 2, tmp_path)
+
+    assert (verdict.outcome, code, differences) == (Outcome.CRASHED, 1, {})
+    assert "What happens: rank 1 raised RuntimeError" in script
+    assert "RuntimeError: rank 1 fails on purpose" in printed
 
 
 LEAST_SHARE = 0.7
