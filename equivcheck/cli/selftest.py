@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     "--seconds-per-mutant",
     "seconds",
     type=click.FloatRange(min=0, min_open=True),
-    default=60.0,
+    default=120.0,
     show_default=True,
     help="Time for drawing and checking them; shrinking takes up to 20 more.",
 )

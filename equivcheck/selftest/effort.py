@@ -15,7 +15,7 @@ class Effort:
     """With the name of a mutant it decides everything that is drawn; at least 0."""
     examples: int = 200
     """Scenarios drawn at most, 1 to 500."""
-    seconds: float = 60.0
+    seconds: float = 120.0
     """Time for drawing and checking, above 0; shrinking and explaining come after it."""
     reached_after_catch: int = 5
     """Further scenarios in which the mutant changes something, once one has been caught."""
