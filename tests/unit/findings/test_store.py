@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import multiprocessing
 import shutil
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -187,3 +188,14 @@ def test_size_goes_by_ranks_before_anything_else() -> None:
     """Fewer ranks beat fewer layers, those fewer steps, those smaller widths."""
     order = [scenario(ranks=1, layers=5), scenario(width=9), scenario(width=1, steps=2), scenario(layers=2)]
     assert [size_of(small) < size_of(large) for small, large in pairwise(order)] == [True] * 3
+
+
+def test_what_another_world_says_is_added_to_the_same_scenario(store: FindingStore) -> None:
+    """A verdict no smaller replaces the one that is there if it alone says whether it was confirmed."""
+    verdict = diverged(scenario(width=3))
+    store.keep(verdict)
+    confirmed = replace(verdict, confirmed="diverged on gloo too")
+    assert store.keep(confirmed) is Kept.SEEN
+    assert store.load(fingerprint(verdict)).verdict == confirmed
+    store.keep(verdict)
+    assert store.load(fingerprint(verdict)).verdict == confirmed
