@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -24,6 +25,10 @@ from equivcheck.worlds.ranks import Ranks
 
 _SAYING_NO_MORE = (Cause.SCALED, Cause.NOT_UNSCALED)
 """Not named beside another cause that fits: any constant factor is one of these as well."""
+
+
+LONGEST_SECONDS = 120.0
+"""After so much trying nothing more is tried; scenarios that have been shrunk take less than one, most others a few."""
 
 
 def explained(
@@ -81,7 +86,10 @@ def diagnosis_of(case: Case) -> Diagnosis | None:
 def _fits(case: Case) -> list[Fit]:
     """What fits, until two different causes explain everything; for the second, only what is quick is tried."""
     found: list[Fit] = []
+    start = time.monotonic()
     for candidate in counterfactuals(case):
+        if time.monotonic() - start > LONGEST_SECONDS:
+            break
         causes = {each.candidate.cause for each in found if each.exact}
         if len(causes) > 1:
             break

@@ -38,12 +38,12 @@ def _over_part(case: Case, names: Sequence[str]) -> Iterator[Counterfactual]:
         for kept in combinations(axes, count):
             lacking = tuple(name for name in axes if name not in kept)
             if kept:
-                sentence = f"reduced over {over(mesh, kept)}, and not over {over(mesh, lacking)}"
+                sentence = f"reduced over {over(mesh, kept)}, but not over {over(mesh, lacking)}"
             else:
-                sentence = f"that of each rank's own rows: it is not reduced over {over(mesh, lacking)}"
+                sentence = f"not reduced over {over(mesh, lacking)}: each has what its own rows give"
             cause = Cause.REDUCED_OVER_PART if kept else Cause.NOT_REDUCED
             yield _reduced(case, cause, names, sentence, Reduction(axes=kept))
-            divided = f"{sentence}, but divided by their number"
+            divided = f"{sentence}, divided by their number all the same"
             yield _reduced(case, cause, names, divided, Reduction(axes=kept, factor=1 / mesh.size(*lacking)))
 
 

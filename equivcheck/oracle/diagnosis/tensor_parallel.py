@@ -48,10 +48,10 @@ def _replicated(case: Case, ranks: int) -> Iterator[Counterfactual]:
     """Gradients of what every rank of the axis holds, from its own rows, or summed once more."""
     where = over(case.scenario.layout.mesh, (TP,))
     for names in suspects(case):
-        rows = f"{gradients(case, names)} that of each rank's own rows: it is not reduced over {where}"
+        rows = f"{gradients(case, names)} not reduced over {where}: each has what its own rows give"
         if case.scenario.start is None:
             yield side_by_side(case, Cause.NOT_REDUCED, rows, _own_rows(names, 1 / ranks))
-            yield side_by_side(case, Cause.NOT_REDUCED, f"{rows}, but divided by their number", _own_rows(names, 1.0))
+            yield side_by_side(case, Cause.NOT_REDUCED, f"{rows}, divided by their number all the same", _own_rows(names, 1.0))
 
 
 def _own_rows(names: Sequence[str], factor: float) -> Callable[[SideBySide], None]:
