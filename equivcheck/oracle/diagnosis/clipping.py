@@ -13,9 +13,10 @@ from torch import nn
 from equivcheck.oracle.cause import Cause
 from equivcheck.oracle.diagnosis.case import Case
 from equivcheck.oracle.diagnosis.counterfactual import Counterfactual, alone, side_by_side
+from equivcheck.oracle.diagnosis.early_clipping import clipped_early
 from equivcheck.oracle.diagnosis.gathering import gathering_of
-from equivcheck.oracle.diagnosis.norms import norm_of, scale_to
-from equivcheck.oracle.diagnosis.side_by_side import Gradients, Meeting, SideBySide, data_axes
+from equivcheck.oracle.diagnosis.norms import gradients_of, norm_of, not_at_all, scale_to
+from equivcheck.oracle.diagnosis.side_by_side import SideBySide
 from equivcheck.oracle.diagnosis.words import over, tensors
 from equivcheck.oracle.verdict import Phase
 from equivcheck.scenario import ClipNorm, ClipValue, NormType
@@ -35,7 +36,7 @@ def wrong_clippings(case: Case) -> Iterator[Counterfactual]:
         huge = replace(clipping, clip_value=1e300)
         yield alone(case, Cause.NOT_CLIPPED, "gradients are not clipped", _clipping_with(huge))
     else:
-        yield alone(case, Cause.NOT_CLIPPED, "gradients are not clipped", _with_clip(_not_at_all))
+        yield alone(case, Cause.NOT_CLIPPED, "gradients are not clipped", _with_clip(not_at_all))
         yield from _local(case)
         yield from _replicas(case)
         yield from _another(case, clipping)
@@ -58,17 +59,9 @@ def _with_clip(clip: Clip) -> Callable[[Setup], None]:
     return change
 
 
-def _gradients(parameters: list[torch.Tensor]) -> list[torch.Tensor]:
-    return [parameter.grad for parameter in parameters if parameter.grad is not None]
-
-
-def _not_at_all(_module: nn.Module, parameters: list[torch.Tensor], clipping: ClipNorm) -> torch.Tensor:
-    return norm_of(_gradients(parameters), clipping.norm_type)
-
-
 def _each(case: Case) -> Iterator[Counterfactual]:
     def clip(_module: nn.Module, parameters: list[torch.Tensor], clipping: ClipNorm) -> torch.Tensor:
-        whole = _not_at_all(_module, parameters, clipping)
+        whole = not_at_all(_module, parameters, clipping)
         for parameter in parameters:
             if parameter.grad is not None:
                 scale_to([parameter], clipping, norm_of([parameter.grad], clipping.norm_type))
@@ -91,7 +84,7 @@ def _another(case: Case, clipping: ClipNorm) -> Iterator[Counterfactual]:
 
 
 def _added_up_over_tensors(_module: nn.Module, parameters: list[torch.Tensor], clipping: ClipNorm) -> torch.Tensor:
-    norm: torch.Tensor = torch.stack([norm_of([each], clipping.norm_type) for each in _gradients(parameters)]).sum()
+    norm: torch.Tensor = torch.stack([norm_of([each], clipping.norm_type) for each in gradients_of(parameters)]).sum()
     scale_to(parameters, clipping, norm)
     return norm
 
@@ -159,7 +152,7 @@ def _locally(kept: tuple[str, ...], *, reported: bool) -> Callable[[SideBySide],
                     for parameter in parameters
                     if parameter.grad is not None
                 ]
-                norm, whole = norm_of(values, clipping.norm_type), _not_at_all(module, parameters, clipping)
+                norm, whole = norm_of(values, clipping.norm_type), not_at_all(module, parameters, clipping)
                 scale_to(parameters, clipping, norm)
                 return whole if reported else norm
 
@@ -251,50 +244,11 @@ def _partly(names: Sequence[str], *, everything: bool, reported: bool) -> Callab
 
         def clip(module: nn.Module, every: list[torch.Tensor], clipping: ClipNorm) -> torch.Tensor:
             chosen = [parameters[name] for name in names]
-            whole = _not_at_all(module, every, clipping)
+            whole = not_at_all(module, every, clipping)
             norm = norm_of([value.grad for value in chosen if value.grad is not None], clipping.norm_type)
             scale_to(every if everything else chosen, clipping, norm)
             return whole if reported else norm
 
         setup.clip_norm = clip
-
-    return change
-
-
-def clipped_early(case: Case) -> Iterator[Counterfactual]:
-    """Each rank clips its own gradients, then they are reduced."""
-    clipping = case.scenario.training.clipping
-    axes = data_axes(case.scenario.layout)
-    if clipping is None or case.rounding is not None or case.scenario.start is not None:
-        return
-    if case.scenario.layout.mesh.size(*axes) == 1:
-        return
-    words = "each rank clips the gradients of its own rows before they are reduced"
-    for again in (False, True):
-        more = ", and clips once more after that" if again else ""
-        yield side_by_side(case, Cause.CLIPPED_BEFORE_REDUCTION, words + more, _early(clipping, again=again, each=False))
-        yield side_by_side(case, Cause.CLIPPED_BEFORE_REDUCTION, words + more, _early(clipping, again=again, each=True))
-
-
-def _early(clipping: ClipNorm | ClipValue, *, again: bool, each: bool) -> Callable[[SideBySide], None]:
-    def clip(gradients: Gradients) -> None:
-        holders = [torch.empty_like(value) for value in gradients.values()]
-        for holder, value in zip(holders, gradients.values(), strict=True):
-            holder.grad = value
-        if isinstance(clipping, ClipNorm):
-            scale_to(holders, clipping, norm_of(gradients.values(), clipping.norm_type))
-        else:
-            nn.utils.clip_grad_value_(holders, clipping.clip_value)
-
-    def clip_all(_index: int, gradients: list[Gradients]) -> None:
-        for own in gradients:
-            clip(own)
-
-    def change(trainings: SideBySide) -> None:
-        trainings.meeting = Meeting.EACH if each else Meeting.ONCE
-        trainings.before_reducing.append(clip_all)
-        if not again:
-            for setup in trainings.setups:
-                setup.clip_norm = _not_at_all
 
     return change

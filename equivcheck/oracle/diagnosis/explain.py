@@ -104,9 +104,13 @@ class Fit:
     """A counterfactual that leaves what the ranks left, at least up to the end of the first step that differs."""
 
     candidate: Counterfactual
+    """The one that fits."""
     num_moments: int
+    """How many moments, from the first on, are alike."""
     exact: bool
+    """Whether all are."""
     step: int
+    """The first step that differs from the reference."""
 
 
 def _fit(case: Case, candidate: Counterfactual) -> Fit | None:

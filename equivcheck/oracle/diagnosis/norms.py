@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import torch
+from torch import nn
 
 from equivcheck.scenario import ClipNorm, NormType
 
@@ -18,3 +19,13 @@ def norm_of(values: Iterable[torch.Tensor], kind: NormType) -> torch.Tensor:
 def scale_to(parameters: Iterable[torch.Tensor], clipping: ClipNorm, norm: torch.Tensor) -> None:
     """Scale gradients as `clip_grad_norm_` does for a norm."""
     torch.nn.utils.clip_grads_with_norm_(list(parameters), clipping.max_norm, norm)
+
+
+def gradients_of(parameters: list[torch.Tensor]) -> list[torch.Tensor]:
+    """The gradients that there are."""
+    return [parameter.grad for parameter in parameters if parameter.grad is not None]
+
+
+def not_at_all(_module: nn.Module, parameters: list[torch.Tensor], clipping: ClipNorm) -> torch.Tensor:
+    """Return the norm, and leave gradients alone."""
+    return norm_of(gradients_of(parameters), clipping.norm_type)
