@@ -41,6 +41,7 @@ from equivcheck.scenario import (
     Adam,
     ClipNorm,
     ClipValue,
+    Compile,
     Implementation,
     Layer,
     Loss,
@@ -130,6 +131,17 @@ def unit_of_nothing(scenario: Scenario) -> bool:
     """FSDP1 over tensor parallelism that leaves some rank no element of a unit."""
     with_fsdp1 = any(isinstance(parallelism, FSDP1) for parallelism in scenario.layout.parallelisms)
     return with_fsdp1 and has_unit_of_nothing(scenario.training, scenario.layout)
+
+
+def compiled_original_parameters(scenario: Scenario) -> bool:
+    """FSDP1, which keeps the parameters of the model, of a compiled forward."""
+    keeps = any(isinstance(parallelism, FSDP1) and parallelism.use_orig_params for parallelism in scenario.layout.parallelisms)
+    return keeps and scenario.layout.execution.compile is not Compile.NONE
+
+
+def microbatches_of_several_sizes(scenario: Scenario) -> bool:
+    """A later microbatch of a step has another shape than one before it."""
+    return len(set(scenario.training.data.microbatches)) > 1
 
 
 def weights_split_over_ranks(scenario: Scenario) -> bool:
@@ -370,6 +382,7 @@ NEEDS: dict[str, Callable[[Scenario], bool]] = _by_name(
     clipping_by_norm,
     clipping_by_value,
     column_of_one_on_one_rank,
+    compiled_original_parameters,
     double_precision,
     features_viewed_unevenly,
     flattened_between_transpositions,
@@ -380,6 +393,7 @@ NEEDS: dict[str, Callable[[Scenario], bool]] = _by_name(
     gradient_has_an_empty_shard,
     inf_norm,
     mean_squared_error,
+    microbatches_of_several_sizes,
     one_row_or_feature_on_one_rank,
     outputs_cut_unevenly,
     rank_without_gradients,

@@ -22,6 +22,7 @@ from equivcheck.scenario import (
     Axis,
     ClipNorm,
     ClipValue,
+    Compile,
     Data,
     Distribution,
     Execution,
@@ -77,6 +78,11 @@ def scenario(parallelism: Parallelism, *layers: Layer, sizes: tuple[int, ...] = 
 def traced(scenario: Scenario) -> Scenario:
     """The scenario with each step as one graph."""
     return replace(scenario, layout=replace(scenario.layout, execution=Execution(whole_step=True)))
+
+
+def compiled(scenario: Scenario) -> Scenario:
+    """The scenario with a compiled forward."""
+    return replace(scenario, layout=replace(scenario.layout, execution=Execution(compile=Compile.AOT_EAGER)))
 
 
 def over_tp(parallelism: Parallelism, *layers: Layer, tp: int = 1, split: Split = Split.REPLICATED, **changes) -> Scenario:
@@ -257,6 +263,14 @@ SHOWN = {
             scenario(FSDP1(use_orig_params=False, no_sync=True), data=Data(microbatches=(2, 2))),
             scenario(FSDP1(use_orig_params=False), Layer(width=1), data=Data(microbatches=(2, 2))),
             scenario(FSDP1(use_orig_params=False), sizes=(1,), data=Data(microbatches=(2, 2))),
+        ],
+    ),
+    "fsdp1_compiles_beside_gradients": (
+        compiled(scenario(FSDP1(), Layer(width=2), features=2, data=Data(microbatches=(2, 4)))),
+        [
+            compiled(scenario(FSDP1(), Layer(width=2), features=2, data=Data(microbatches=(4, 4)))),
+            compiled(scenario(FSDP1(use_orig_params=False), Layer(width=2), features=2, data=Data(microbatches=(2, 4)))),
+            scenario(FSDP1(), Layer(width=2), features=2, data=Data(microbatches=(2, 4))),
         ],
     ),
     "fsdp1_norm_of_doubles": (
