@@ -13,7 +13,7 @@ from hypothesis.strategies import DrawFn, SearchStrategy
 from equivcheck.layouts.registry import mended
 from equivcheck.scenario import SPMD, Execution, Layout, Loss, Pipeline, Scenario, Training
 from equivcheck.scenario.mesh import MAX_RANKS
-from equivcheck.strategies.chance import EVENLY, RARELY, SEEDS
+from equivcheck.strategies.chance import EVENLY, RARELY, SEEDS, SOMETIMES
 from equivcheck.strategies.execution import executions
 from equivcheck.strategies.layout import layouts
 from equivcheck.strategies.plan import needs_plan, with_drawn_plan, with_idle_plan
@@ -26,6 +26,8 @@ _EXECUTIONS = executions()
 _TRAININGS = trainings()
 _SUMMED = st.sampled_from((False,) + (True,) * 5)
 _HAND_OVERS = st.builds(and_, RARELY, RARELY)
+MORE_HAND_OVERS = st.builds(and_, SOMETIMES, SOMETIMES)
+"""One in nine rather than one in 36: for long runs, which are to reach what only a hand-over shows."""
 
 
 @st.composite

@@ -53,19 +53,15 @@ def explaining_check(
 
 def generated_scenarios(plan: Plan) -> SearchStrategy[Scenario]:
     """The scenarios of the plan's layouts, a few of them compiled, one in nine handed over; imported at first use."""
-    from operator import and_
-
-    from hypothesis import strategies as st
-
     from equivcheck.strategies import executions, scenarios
-    from equivcheck.strategies.chance import SOMETIMES
     from equivcheck.strategies.execution import RARELY
+    from equivcheck.strategies.scenario import MORE_HAND_OVERS
 
     return scenarios(
         layouts=plan.layouts or None,
         max_ranks=plan.max_ranks,
         executions=executions(compiles=RARELY),
-        hand_overs=st.builds(and_, SOMETIMES, SOMETIMES),
+        hand_overs=MORE_HAND_OVERS,
     )
 
 

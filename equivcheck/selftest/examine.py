@@ -7,6 +7,8 @@ import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from hypothesis.strategies import SearchStrategy
+
 from equivcheck.campaign.batches import Enough, Shows, batch_seed, run_batch
 from equivcheck.campaign.shrinking import Shrinking
 from equivcheck.findings.settings import settings_of
@@ -20,6 +22,7 @@ from equivcheck.selftest.effort import Effort
 from equivcheck.selftest.reach import is_reached
 from equivcheck.selftest.row import Row, Shrunk
 from equivcheck.strategies import scenarios
+from equivcheck.strategies.scenario import MORE_HAND_OVERS
 
 Tell = Callable[[Row], None]
 """Told of a row as it grows."""
@@ -28,7 +31,7 @@ Tell = Callable[[Row], None]
 def examine(mutant: Mutant, effort: Effort, tell: Tell = lambda _row: None) -> Row:
     """Draw scenarios of the mutant's layouts, unfiltered, until enough is known of it; then shrink a catch and explain it."""
     drawing = _Drawing(mutant, effort, tell)
-    run_batch(scenarios(layouts=mutant.layouts), _seed(mutant, effort), drawing.take)
+    run_batch(_scenarios(mutant), _seed(mutant, effort), drawing.take)
     row = drawing.row
     if drawing.smallest is None:
         return row
@@ -37,6 +40,10 @@ def examine(mutant: Mutant, effort: Effort, tell: Tell = lambda _row: None) -> R
     assert row.shrunk is not None
     verdict = check(row.shrunk.scenario, alter=mutant.plant, deadline=effort.deadline)
     return replace(row, given=explained(verdict, alter=mutant.plant).diagnosis)
+
+
+def _scenarios(mutant: Mutant) -> SearchStrategy[Scenario]:
+    return scenarios(layouts=mutant.layouts, hand_overs=MORE_HAND_OVERS)
 
 
 def _seed(mutant: Mutant, effort: Effort) -> int:
@@ -137,7 +144,7 @@ def _shrunk(mutant: Mutant, effort: Effort, first: Verdict) -> Shrunk:
         if has_begun and search.offer(judge(scenario, coarse=search.coarse)):
             raise Shows
 
-    run_batch(scenarios(layouts=mutant.layouts), _seed(mutant, effort), take)
+    run_batch(_scenarios(mutant), _seed(mutant, effort), take)
     best = search.finish()
     return Shrunk(
         scenario=best.scenario,
