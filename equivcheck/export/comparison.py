@@ -34,7 +34,7 @@ _DISTANCE = (
 )
 
 
-def helpers(draft: Draft) -> list[list[str]]:
+def comparison_functions(draft: Draft) -> list[list[str]]:
     """The functions that reading and comparing take."""
     found = []
     none = may_be_none(draft.scenario.training)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import torch
 
-from equivcheck.export.comparison import helpers, main_lines
+from equivcheck.export.comparison import comparison_functions, main_lines
 from equivcheck.export.draft import Draft
 from equivcheck.export.form import form_of
 from equivcheck.export.header import docstring
@@ -84,7 +84,7 @@ def _refuse(scenario: Scenario, verdict: Verdict | None) -> None:
 def _body(draft: Draft, tolerance: float) -> Iterator[str]:
     train, main = train_lines(draft), main_lines(draft)
     functions = [*map(list, draft.form.classes), *(found for found in draft.definitions if len(found) > 1)]
-    functions += [*helpers(draft), train, main]
+    functions += [*comparison_functions(draft), train, main]
     _import_usual(draft)
     yield from _imports(draft)
     yield ""
