@@ -70,6 +70,8 @@ def _run(script: str) -> None:
     torch.set_num_threads(1)
     try:
         runpy.run_path(script, run_name="__main__")
-    except Exception:  # as at the top of an interpreter
+    except SystemExit:
+        raise
+    except BaseException:  # as at the top of an interpreter; what torch.distributed.checkpoint raises is no Exception
         traceback.print_exc()
         sys.exit(1)

@@ -55,7 +55,7 @@ class _Shards:
     def state(self, optimizer: torch.optim.Optimizer) -> State:
         """The state of local tensors as that of their parameters."""
         return {
-            parameter: {key: _as_whole(parameter, value) for key, value in optimizer.state[local].items()}
+            parameter: {key: _as_whole(parameter, local, value) for key, value in optimizer.state[local].items()}
             for parameter, local in self.locals_of.items()
             if local in optimizer.state
         }
@@ -67,9 +67,9 @@ def _leaf(parameter: torch.Tensor) -> torch.Tensor:
     return local.detach().requires_grad_(parameter.requires_grad)
 
 
-def _as_whole(parameter: torch.Tensor, value: Any) -> Any:
+def _as_whole(parameter: torch.Tensor, local: torch.Tensor, value: Any) -> Any:
     """A state tensor as large as a shard as a DTensor that lies as its parameter does."""
-    if not (isinstance(parameter, DTensor) and isinstance(value, torch.Tensor) and value.dim() == parameter.dim()):
+    if not (isinstance(parameter, DTensor) and isinstance(value, torch.Tensor) and value.shape == local.shape):
         return value
     return DTensor.from_local(
         value,

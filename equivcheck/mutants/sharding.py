@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from equivcheck.layouts.plans import splits_weights
 from equivcheck.mutants import gradients, local_updates, sharded
 from equivcheck.mutants.gradients import Scaled
 from equivcheck.mutants.mutant import Family, Minimum, Mutant
 from equivcheck.mutants.needs import has_data_ranks, has_steps, is_eager
 from equivcheck.mutants.places import both, updates_tell
 from equivcheck.oracle.cause import Cause
-from equivcheck.scenario import DDP, SGD, Layer, Muon, Scenario
-from equivcheck.scenario.mesh import DP, REPLICATE, SHARD
+from equivcheck.oracle.known_spmd_predicates import is_sharded_by_rows
+from equivcheck.scenario import DDP, FSDP2, SGD, Adafactor, Layer, Muon, Scenario, TensorParallel
+from equivcheck.scenario.mesh import DP, REPLICATE, SHARD, TP
 
 FULLY_SHARDED = ("fsdp2", "fsdp2 x tensor_parallel")
 """Layouts of `fully_shard`."""
@@ -62,11 +64,22 @@ def _needs_whole(scenario: Scenario) -> bool:
     """Whether an optimizer needs whole matrices, some have several rows, and what it makes of shards is no rounding.
 
     With each further step, Muon's iteration in bfloat16 makes more of directions that a gradient hardly has: rounding then moves
-    an update by about as much as it is.
+    an update by about as much as it is. Adafactor takes no more than means over rows and columns.
     """
     optimizer, layers = scenario.training.optimizer, scenario.training.model.layers
     has_rows = any(layer.width > 1 and layer.shares is None and not layer.frozen for layer in layers)
-    return _is_sharded(scenario) and isinstance(optimizer, Muon) and optimizer.ns_steps == 1 and has_rows
+    tells = isinstance(optimizer, Adafactor) or (isinstance(optimizer, Muon) and optimizer.ns_steps == 1)
+    return _cuts_weights(scenario) and tells and has_rows
+
+
+def _cuts_weights(scenario: Scenario) -> bool:
+    """Whether ranks hold different parts of some weight, as DTensors."""
+    return any(
+        is_sharded_by_rows(parallelism)
+        or (isinstance(parallelism, FSDP2) and _num_shards(scenario) > 1)
+        or (isinstance(parallelism, TensorParallel) and scenario.layout.mesh.size(TP) > 1 and splits_weights(parallelism.plan))
+        for parallelism in scenario.layout.parallelisms
+    )
 
 
 def _starts_here(scenario: Scenario) -> bool:
@@ -136,11 +149,21 @@ MUTANTS: tuple[Mutant, ...] = (
         name="divided_by_shards_only",
         wrong="Gradients are summed over shards and replicas, and divided by the number of shards only.",
         family=Family.SHARDING,
-        layouts=("fsdp2", "fsdp1"),
+        layouts=("fsdp2",),
         applies=_replicates_shards,
         plant=Scaled(gradients.replicas),
         causes=(Cause.SUMMED, Cause.SCALED),
         minimum=Minimum(because="two replicas, even if each is one shard"),
+    ),
+    Mutant(
+        name="flat_divided_by_shards_only",
+        wrong="Gradients of flat parameters are summed over shards and replicas, and divided by the number of shards only.",
+        family=Family.SHARDING,
+        layouts=("fsdp1",),
+        applies=both(_replicates_shards, _is_sharded),
+        plant=Scaled(gradients.replicas),
+        causes=(Cause.SUMMED, Cause.SCALED),
+        minimum=Minimum(ranks=4, because="two replicas of two shards: of one shard each, they are on file"),
     ),
     Mutant(
         name="divided_by_replicas_only",
@@ -196,7 +219,7 @@ MUTANTS: tuple[Mutant, ...] = (
         name="statistics_of_shards",
         wrong="An optimizer that needs whole matrices is given shards of them.",
         family=Family.SHARDING,
-        layouts=FULLY_SHARDED,
+        layouts=("fsdp2", "tensor_parallel", "spmd", "fsdp2 x tensor_parallel"),
         applies=both(_starts_here, _needs_whole, updates_tell),
         plant=local_updates.update_shards,
         causes=(Cause.LOCAL_STATISTICS,),

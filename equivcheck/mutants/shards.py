@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from equivcheck.layouts.plans import Place
 from equivcheck.mutants.mutant import Family, Minimum, Mutant
 from equivcheck.mutants.needs import is_eager
 from equivcheck.mutants.places import both
@@ -34,6 +35,16 @@ def _has_halves(layer: Planned) -> bool:
 
 def _is_gathered(layer: Planned) -> bool:
     return layer.plan.split is Split.COLUMN and layer.plan.output is Spread.WHOLE and layer.place.layer.width > 1
+
+
+def _tells_order(scenario: Scenario) -> bool:
+    """Whether such a layer's features are told apart: outputs of the last layer, if they are only added up, are not."""
+    adds_up = scenario.training.loss.is_linear
+    return has_layer(lambda layer: _is_gathered(layer) and not (adds_up and _ends_alike(layer.place)))(scenario)
+
+
+def _ends_alike(place: Place) -> bool:
+    return place.index == len(place.model.layers) - 1 and not place.layer.dropout
 
 
 def _gathers_rows(layer: Planned) -> bool:
@@ -147,7 +158,7 @@ SHARDS: tuple[Mutant, ...] = (
         wrong="The shards of the output of a layer split by columns are put together in another order.",
         family=Family.TENSOR_PARALLEL,
         layouts=WITH_A_PLAN,
-        applies=both(is_eager, has_layer(_is_gathered)),
+        applies=both(is_eager, _tells_order),
         plant=gather_columns_in_another_order,
         causes=(Cause.PERMUTED,),
         minimum=Minimum(because="one shard has no order"),

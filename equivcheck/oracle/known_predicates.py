@@ -133,6 +133,19 @@ def unit_of_nothing(scenario: Scenario) -> bool:
     return with_fsdp1 and has_unit_of_nothing(scenario.training, scenario.layout)
 
 
+def columns_cut_again_unevenly(scenario: Scenario) -> bool:
+    """``fully_shard`` cuts the rows of a layer that is cut by columns once more, and not all parts are alike."""
+    model, layout = scenario.training.model, scenario.layout
+    plans = [parallelism.plan for parallelism in layout.parallelisms if isinstance(parallelism, TensorParallel)]
+    parts = layout.mesh.size(DP, SHARD) * layout.mesh.size(TP)
+    is_sharded = any(isinstance(parallelism, FSDP2) for parallelism in layout.parallelisms)
+    return is_sharded and any(
+        entry.split is Split.COLUMN and layer.width % parts
+        for plan in plans
+        for layer, entry in zip(model.layers, plan, strict=True)
+    )
+
+
 def compiled_original_parameters(scenario: Scenario) -> bool:
     """FSDP1, which keeps the parameters of the model, of a compiled forward."""
     keeps = any(isinstance(parallelism, FSDP1) and parallelism.use_orig_params for parallelism in scenario.layout.parallelisms)
@@ -382,6 +395,7 @@ NEEDS: dict[str, Callable[[Scenario], bool]] = _by_name(
     clipping_by_norm,
     clipping_by_value,
     column_of_one_on_one_rank,
+    columns_cut_again_unevenly,
     compiled_original_parameters,
     double_precision,
     features_viewed_unevenly,

@@ -68,6 +68,7 @@ def beside(sizes: dict[str, int]) -> Scenario:
 REMEMBERING = SGD(momentum=0.9)
 HYBRID = {REPLICATE: 2, SHARD: 1}
 FLAT = FSDP1(strategy=ShardingStrategy.FULL_SHARD)
+HYBRID_FLAT = FSDP1(strategy=ShardingStrategy.HYBRID_SHARD)
 
 MINIMUMS: dict[str, Scenario] = {
     "reduction_missing": over(2),
@@ -120,6 +121,7 @@ MINIMUMS: dict[str, Scenario] = {
     "reduce_scatter_shifted": over(2, SHARDED),
     "replicas_not_reduced": on_mesh(HYBRID, SHARDED),
     "divided_by_shards_only": on_mesh(HYBRID, SHARDED),
+    "flat_divided_by_shards_only": on_mesh({REPLICATE: 2, SHARD: 2}, HYBRID_FLAT, data=Data(microbatches=(4,))),
     "divided_by_replicas_only": on_mesh({REPLICATE: 1, SHARD: 2}, SHARDED),
     "padded_tail_not_updated": over(2, SHARDED, layer=Layer(width=3)),
     "optimizer_of_unwrapped_parameters": over(1, SHARDED),

@@ -46,6 +46,7 @@ from equivcheck.scenario import (
     Side,
     Split,
     Spread,
+    Start,
     TensorParallel,
     Training,
     Wrapping,
@@ -91,6 +92,17 @@ def over_tp(parallelism: Parallelism, *layers: Layer, tp: int = 1, split: Split 
     mesh = Mesh(axes=(*alone.layout.mesh.axes, Axis(name="tp", size=tp)))
     plan = TensorParallel(plan=(LayerPlan(split=split),) * len(layers))
     return replace(alone, layout=Layout(mesh=mesh, parallelisms=(plan, parallelism)))
+
+
+def into_columns(rows: int) -> Scenario:
+    """A checkpoint of one rank, loaded by six that cut a weight by columns and its rows once more."""
+    mesh = Mesh(axes=(Axis(name="dp", size=3), Axis(name="tp", size=2)))
+    whole = Layout(mesh=Mesh(axes=(Axis(name="dp", size=1),)), parallelisms=(DDP(),))
+    return Scenario(
+        training=Training(model=Model(features=1, layers=(Layer(width=rows),)), data=Data(microbatches=(6,)), steps=2),
+        layout=Layout(mesh=mesh, parallelisms=(TensorParallel(plan=(LayerPlan(split=Split.COLUMN),)), FSDP2())),
+        start=Start(layout=whole, steps=1),
+    )
 
 
 NORMED = Layer(width=2, norm=Norm.LAYER)
@@ -272,6 +284,10 @@ SHOWN = {
             compiled(scenario(FSDP1(use_orig_params=False), Layer(width=2), features=2, data=Data(microbatches=(2, 4)))),
             scenario(FSDP1(), Layer(width=2), features=2, data=Data(microbatches=(2, 4))),
         ],
+    ),
+    "checkpoint_of_uneven_strided_shards": (
+        into_columns(rows=7),
+        [into_columns(rows=6)],
     ),
     "fsdp1_norm_of_doubles": (
         scenario(FSDP1(), clipping=ClipNorm()),
