@@ -42,7 +42,7 @@ def check(  # noqa: PLR0913 - options, all by keyword
     """Say whether a scenario's parallel training computes what one device computes.
 
     `world` names a world or is one of the right size; a scenario that compiles runs in gloo where sim is asked for, and the
-    verdict says so. `deadline` is in seconds, for the ranks alone; compiling gets 300 more. `alter` is called with each rank's
+    verdict says so. `deadline` is in seconds, for the ranks alone; compiling gets 150 more. `alter` is called with each rank's
     setup after its layout has been applied: a way to plant a fault. With `beyond`, what torch is known not to support is run all
     the same, and calls are not held against predictions. With `coarse`, meant for shrinking, what is too far from the reference
     for any noise is judged without measuring noise, and all else as usual: DIVERGED may then turn out INCONCLUSIVE in full.

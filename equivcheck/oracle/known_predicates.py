@@ -12,8 +12,9 @@ from itertools import accumulate
 from math import prod
 
 from equivcheck.layouts.fsdp1 import has_unit_of_nothing
+from equivcheck.layouts.limits import keeps_dtensors
 from equivcheck.layouts.mends import all_multiples, has_shares, may_skip_parameters
-from equivcheck.layouts.plans import leaves_nothing, splits_weights, trained_cuts
+from equivcheck.layouts.plans import cuts, leaves_nothing, splits_weights, trained_cuts
 from equivcheck.oracle.known_pipeline_predicates import (
     always_splits_backward,
     in_a_stage_behind_frozen_layers,
@@ -44,6 +45,7 @@ from equivcheck.scenario import (
     Compile,
     Implementation,
     Layer,
+    LayerPlan,
     Loss,
     Model,
     Norm,
@@ -102,9 +104,17 @@ def _cuts(scenario: Scenario) -> Iterator[tuple[int, int]]:
     mesh = scenario.layout.mesh
     for parallelism in scenario.layout.parallelisms:
         if isinstance(parallelism, TensorParallel):
-            yield from ((size, mesh.size(TP)) for size in trained_cuts(scenario.training.model, parallelism.plan))
+            yield from ((size, mesh.size(TP)) for size in _cut_with_gradient(scenario, parallelism.plan))
         elif isinstance(parallelism, FSDP2) or is_sharded_by_rows(parallelism):
             yield from ((_fewest_rows(scenario, parameter), mesh.size(DP, SHARD)) for parameter in parameters)
+
+
+def _cut_with_gradient(scenario: Scenario, plan: tuple[LayerPlan, ...]) -> Iterator[int]:
+    """Sizes that tensor parallelism cuts of what gets a gradient: frozen layers too, where their local tensors unfreeze."""
+    if keeps_dtensors(scenario.layout):
+        yield from trained_cuts(scenario.training.model, plan)
+    else:
+        yield from (size for _, size in cuts(scenario.training.model, plan))
 
 
 def _fewest_rows(scenario: Scenario, parameter: _Parameter) -> int:

@@ -17,7 +17,7 @@ from equivcheck.worlds.failure import RanksFailed
 from equivcheck.worlds.pool import COMPARABLE, ranks
 from equivcheck.worlds.ranks import Ranks, Run
 
-COMPILE_SECONDS = 300.0
+COMPILE_SECONDS = 150.0
 """Beyond the deadline of ranks, for each of them to compile what it runs.
 
 2 to 20 s where nothing else runs; ten times as long beside other work, and a slow compiler must not be called a hang.

@@ -340,6 +340,12 @@ REACHABLE = [issue for issue in known_issues() if issue.layouts]
 
 ALSO_SHOWN = [
     ("inf_norm_of_empty_shard", over_tp(FSDP2(), Layer(width=3), tp=2, split=Split.COLUMN, clipping=INF)),
+    (
+        "inf_norm_of_empty_shard",
+        over_tp(
+            Replicate(), Layer(width=5, frozen=True), Layer(width=4), tp=4, split=Split.COLUMN, clipping=INF, precision=FLOAT32
+        ),
+    ),
     ("fsdp1_flattens_nothing", over_tp(PER_LAYER, ONE_WEIGHT, Layer(width=2), tp=2, split=Split.COLUMN)),
     ("fsdp1_flattens_nothing", over_tp(FSDP1(), ONE_WEIGHT, tp=2, split=Split.ROW)),
     ("fsdp2_reduces_nothing", over_tp(FSDP2(), Layer(width=4), tp=2, split=Split.ROW)),
