@@ -41,12 +41,10 @@ def applicable_mutants(plan: Plan) -> tuple[Mutant, ...]:
     """The mutants that can be planted in a plan's layouts; if there are any, those that show most simply in one of them."""
     from equivcheck.layouts.registry import layout_names
     from equivcheck.mutants.mutant import Family
-    from equivcheck.mutants.registry import mutants
+    from equivcheck.mutants.registry import mutants_of
 
     names = plan.layouts or layout_names()
-    found = [
-        mutant for mutant in mutants().values() if set(mutant.layouts) & set(names) and mutant.minimum.ranks <= plan.max_ranks
-    ]
+    found = [mutant for mutant in mutants_of(names) if mutant.minimum.ranks <= plan.max_ranks]
     if plan.world != "sim":
         # There a hang lasts until the deadline.
         found = [each for each in found if each.family is not Family.RUNTIME]

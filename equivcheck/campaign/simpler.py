@@ -34,22 +34,13 @@ _WIDTHS = (1, 2, 3, 4)
 """Tried for features and widths."""
 
 
-def simpler(scenario: Scenario) -> Iterator[Scenario]:
-    """Scenarios that can run and are smaller (`size_of`), each by one change; what saves most comes first."""
-    seen = {scenario}
-    for kind in KINDS:
-        for found in simpler_by(kind, scenario):
-            if found not in seen:
-                seen.add(found)
-                yield found
-
-
 def simpler_by(kind: Kind, scenario: Scenario) -> Iterator[Scenario]:
-    """Those by one kind of change."""
-    size = size_of(scenario)
+    """Scenarios that can run and are smaller (`size_of`) by one change of a kind, each once: two changes may be mended alike."""
+    size, seen = size_of(scenario), set[Scenario]()
     for changed in kind(scenario):
         found = _fitted(changed)
-        if found is not None and size_of(found) < size:
+        if found is not None and size_of(found) < size and found not in seen:
+            seen.add(found)
             yield found
 
 

@@ -57,7 +57,7 @@ def fuzz(  # noqa: PLR0913, PLR0917 - options
         layouts=layouts,
         max_ranks=max_ranks,
         deadline=deadline,
-        stuck_seconds=deadline + 400.0,
+        stuck_seconds=2 * deadline + 400.0,  # two layouts may compile, 150 s each
         controls=applicable_mutants,
     )
     return run_plan(plan, store, as_json)

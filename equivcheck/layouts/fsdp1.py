@@ -17,15 +17,8 @@ from equivcheck.layouts.limits import (
     parallelism_of,
     with_options,
 )
-from equivcheck.layouts.mends import (
-    has_shares,
-    may_skip_parameters,
-    with_widths,
-    without_frozen,
-    without_shares,
-    without_side,
-)
-from equivcheck.layouts.plans import fits, layers_of_nothing, splits_weights
+from equivcheck.layouts.mends import has_shares, may_skip_parameters, with_widths, without_frozen, without_shares, without_side
+from equivcheck.layouts.plans import fits, layers_of_nothing, splits_weights, unfrozen_norms
 from equivcheck.layouts.rounding import Division, Rounding
 from equivcheck.layouts.whole_parameters import elementwise
 from equivcheck.scenario import (
@@ -38,7 +31,6 @@ from equivcheck.scenario import (
     Parallelism,
     Precision,
     ShardingStrategy,
-    Spread,
     TensorParallel,
     Training,
     Wrapping,
@@ -79,16 +71,8 @@ def _mixes_frozen(training: Training, layout: Layout) -> bool:
     if fsdp.use_orig_params:
         return False
     if fsdp.wrapping is Wrapping.PER_LAYER:
-        return _unfreezes_norms(training, layout)
+        return bool(unfrozen_norms(training.model, layout))
     return any(_has_frozen_parameters(layer) for layer in training.model.layers)
-
-
-def _unfreezes_norms(training: Training, layout: Layout) -> bool:
-    """Whether a frozen norm becomes trainable, as `SequenceParallel` makes it, in a layer that else stays frozen."""
-    plans = [parallelism.plan for parallelism in layout.parallelisms if isinstance(parallelism, TensorParallel)]
-    inputs = [Spread.WHOLE, *(entry.output for entry in plans[0])] if plans else []
-    layers = zip(training.model.layers, inputs, strict=False)
-    return any(layer.frozen and layer.norm is not None and spread is Spread.ROWS for layer, spread in layers)
 
 
 def _has_frozen_parameters(layer: Layer) -> bool:

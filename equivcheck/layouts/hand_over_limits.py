@@ -7,6 +7,7 @@ from dataclasses import replace
 from equivcheck.layouts.kind import LayoutLimit, Limit
 from equivcheck.layouts.limits import has_parallelism, keeps_dtensors, with_options
 from equivcheck.layouts.mends import each_layer, may_skip_parameters, without_frozen, without_side
+from equivcheck.layouts.plans import unfrozen_norms
 from equivcheck.layouts.registry import MAX_MENDS, BrokenLayout, mended, mended_layout, rounding_of, unsupported
 from equivcheck.scenario import (
     ASGD,
@@ -22,7 +23,6 @@ from equivcheck.scenario import (
     Precision,
     Replicate,
     Scenario,
-    Spread,
     TensorParallel,
     Training,
 )
@@ -81,15 +81,6 @@ LAYOUT_LIMITS: tuple[LayoutLimit, ...] = (
 """Which layouts a training can neither leave nor go on under."""
 
 
-def _unfreezes_norms(training: Training, layout: Layout) -> bool:
-    plans = [parallelism.plan for parallelism in layout.parallelisms if isinstance(parallelism, TensorParallel)]
-    return any(
-        layer.frozen and layer.norm is not None and before.output is Spread.ROWS
-        for plan in plans
-        for layer, before in zip(training.model.layers[1:], plan, strict=False)
-    )
-
-
 LIMITS: tuple[Limit, ...] = (
     Limit(
         reason="checkpoint: an optimizer makes state for every trained parameter before state is loaded into it, and a "
@@ -107,7 +98,7 @@ LIMITS: tuple[Limit, ...] = (
     Limit(
         reason="checkpoint: SequenceParallel makes frozen norms trainable, so that one layout has optimizer state for them and "
         "the other none",
-        applies=_unfreezes_norms,
+        applies=lambda training, layout: bool(unfrozen_norms(training.model, layout)),
         mend=lambda training, _layout: each_layer(
             training, lambda _index, layer: replace(layer, norm=None) if layer.frozen else layer
         ),

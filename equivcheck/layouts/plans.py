@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from itertools import product
 
 from equivcheck.layouts.mends import all_multiples, each_layer, with_num_layers, with_rows, with_widths
-from equivcheck.scenario import Exercise, Layer, LayerPlan, Layout, Model, Split, Spread, Training
+from equivcheck.scenario import Exercise, Layer, LayerPlan, Layout, Model, Split, Spread, TensorParallel, Training
 
 ALL_PLANS: tuple[LayerPlan, ...] = tuple(
     LayerPlan(split=split, output=output)
@@ -150,6 +150,17 @@ def cuts(model: Model, plan: tuple[LayerPlan, ...]) -> Iterator[tuple[Layer, int
 def trained_cuts(model: Model, plan: tuple[LayerPlan, ...]) -> Iterator[int]:
     """The sizes of those of trained layers."""
     return (size for layer, size in cuts(model, plan) if not layer.frozen)
+
+
+def unfrozen_norms(model: Model, layout: Layout) -> set[int]:
+    """The frozen layers whose norms `SequenceParallel`, which takes inputs that lie by rows, makes trainable."""
+    plans = [parallelism.plan for parallelism in layout.parallelisms if isinstance(parallelism, TensorParallel)]
+    return {
+        index
+        for plan in plans
+        for index, (layer, before) in enumerate(zip(model.layers[1:], plan, strict=False), start=1)
+        if layer.norm is not None and layer.frozen and before.output is Spread.ROWS
+    }
 
 
 def leaves_nothing(size: int, ranks: int) -> bool:

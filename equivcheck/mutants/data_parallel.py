@@ -24,10 +24,6 @@ TAKES_ROWS = (*DATA_PARALLEL, "spmd")
 """Layouts in which ranks take their share of the rows."""
 
 
-def _over_several(scenario: Scenario) -> bool:
-    return has_data_ranks(scenario) and scenario.layout.mesh.size(TP) > 1
-
-
 def _has_offset(scenario: Scenario) -> bool:
     return has_data_ranks(scenario) and scenario.training.model.offset
 

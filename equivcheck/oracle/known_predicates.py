@@ -14,7 +14,7 @@ from math import prod
 from equivcheck.layouts.fsdp1 import has_unit_of_nothing
 from equivcheck.layouts.limits import keeps_dtensors
 from equivcheck.layouts.mends import all_multiples, has_shares, may_skip_parameters
-from equivcheck.layouts.plans import cuts, leaves_nothing, splits_weights, trained_cuts
+from equivcheck.layouts.plans import cuts, leaves_nothing, splits_weights, trained_cuts, unfrozen_norms
 from equivcheck.oracle.known_pipeline_predicates import (
     always_splits_backward,
     in_a_stage_behind_frozen_layers,
@@ -240,22 +240,7 @@ def replicas_of_one_shard(scenario: Scenario) -> bool:
 
 def frozen_sequence_parallel_norm(scenario: Scenario) -> bool:
     """Tensor parallelism with a frozen norm whose input lies by rows."""
-    return bool(_frozen_norms(scenario))
-
-
-def _frozen_norms(scenario: Scenario) -> set[int]:
-    """The layers whose norms those are."""
-    layers = scenario.training.model.layers
-    found: set[int] = set()
-    for parallelism in scenario.layout.parallelisms:
-        if isinstance(parallelism, TensorParallel):
-            spreads = (Spread.WHOLE, *(plan.output for plan in parallelism.plan))
-            found |= {
-                index
-                for index, (layer, spread) in enumerate(zip(layers, spreads, strict=False))
-                if layer.norm is not None and layer.frozen and spread is Spread.ROWS
-            }
-    return found
+    return bool(unfrozen_norms(scenario.training.model, scenario.layout))
 
 
 def _replicates_by_fsdp(parallelism: object) -> bool:
@@ -386,7 +371,7 @@ def norm_of_an_earlier_step(_scenario: Scenario, divergence: Divergence) -> bool
 def on_frozen_sequence_parallel_norm(scenario: Scenario, divergence: Divergence) -> bool:
     """The tensor is a parameter of a frozen norm whose input lies by rows."""
     match = re.fullmatch(r"layers\.(\d+)\.norm\.(weight|bias)", divergence.tensor)
-    return match is not None and int(match[1]) in _frozen_norms(scenario)
+    return match is not None and int(match[1]) in unfrozen_norms(scenario.training.model, scenario.layout)
 
 
 def of_a_frozen_layer(scenario: Scenario, divergence: Divergence) -> bool:

@@ -20,7 +20,7 @@ from equivcheck.worlds.ranks import Ranks, Run
 COMPILE_SECONDS = 150.0
 """Beyond the deadline of ranks, for each of them to compile what it runs.
 
-2 to 20 s where nothing else runs; ten times as long beside other work, and a slow compiler must not be called a hang.
+2 to 20 s where nothing else runs, and more than 90 were seen beside other work; some never end.
 """
 
 

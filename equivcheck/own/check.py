@@ -15,6 +15,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.optim.lr_scheduler import LRScheduler
 
 from equivcheck.errors import UsageError
+from equivcheck.oracle.check import MAX_FOLLOWERS
 from equivcheck.oracle.compare import Comparison, compare
 from equivcheck.oracle.floor import Expected
 from equivcheck.oracle.reference import Reference
@@ -31,8 +32,6 @@ from equivcheck.worlds.failure import RanksFailed
 from equivcheck.worlds.pool import COMPARABLE, ranks
 from equivcheck.worlds.ranks import Ranks
 
-MAX_FOLLOWERS = 20
-"""Tensors named beside the first that differs."""
 NAME = "check_training"
 """What stands for a layout where checks are counted."""
 
