@@ -8,6 +8,7 @@ from equivcheck.campaign.messages import Broken, Checked, CheckOne
 from equivcheck.campaign.plan import Check, Plan, explaining_check
 from equivcheck.campaign.process import WorkerProcess
 from equivcheck.errors import EquivCheckError
+from equivcheck.oracle.patience import all_compile_seconds
 from equivcheck.oracle.verdict import Verdict
 from equivcheck.scenario import Scenario
 
@@ -24,11 +25,11 @@ def check_isolated(scenario: Scenario, *, world: str, deadline: float, check: Ch
 
     Raises `CheckerFailed`.
     """
-    plan = Plan(seconds=1.0, seed=0, world=world, deadline=deadline, stuck_seconds=deadline + _START_SECONDS, check=check)
+    plan = Plan(seconds=1.0, seed=0, world=world, deadline=deadline, stuck_seconds=2 * deadline + _START_SECONDS, check=check)
     worker = WorkerProcess(plan, (0, 0))
     try:
         worker.send(CheckOne(scenario=scenario))
-        return _verdict(worker, time.monotonic() + plan.stuck_seconds)
+        return _verdict(worker, time.monotonic() + plan.stuck_seconds + all_compile_seconds(scenario))
     finally:
         worker.close()
 

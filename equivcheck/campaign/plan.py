@@ -84,7 +84,7 @@ class Plan:
     deadline: float = 30.0
     """Limit for one run of the ranks, in seconds."""
     stuck_seconds: float = 180.0
-    """After this long without an end of a check a worker is given up; more than `deadline`."""
+    """After this long without an end of a check, and what it may compile for, a worker is given up; more than `deadline`."""
     shrink_seconds: float = 20.0
     """Limit for shrinking one finding, its last judgement excepted."""
     confirm: bool = True

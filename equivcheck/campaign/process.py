@@ -13,6 +13,7 @@ from equivcheck.campaign.plan import Plan
 from equivcheck.campaign.recorder import Recorder
 from equivcheck.campaign.starting import Process, end_within, how_it_ended, kill, start
 from equivcheck.campaign.worker import STACK_SIGNAL
+from equivcheck.oracle.patience import all_compile_seconds
 from equivcheck.oracle.verdict import Outcome, Verdict
 from equivcheck.scenario import Scenario
 from equivcheck.worlds.failure import Failure, FailureKind, RankReport, RankState
@@ -61,6 +62,18 @@ class WorkerProcess:
             self._last_count, self._last_time = self._recorder.num_begun, time.monotonic()
         return time.monotonic() - self._last_time
 
+    @property
+    def is_stuck(self) -> bool:
+        """Whether it has not begun a check for longer than any may take."""
+        # Reading back what is checked costs more than a look at the clock.
+        return self.idle_seconds > self._plan.stuck_seconds and self.idle_seconds > self.patience
+
+    @property
+    def patience(self) -> float:
+        """Seconds that what it began last may take."""
+        scenario = self._recorder.last()
+        return self._plan.stuck_seconds + (all_compile_seconds(scenario) if scenario else 0.0)
+
     def death(self) -> Verdict | None:
         """The verdict on the scenario during which it died; None if it had begun none."""
         how = f"the process that simulated the ranks {how_it_ended(self._process)}"
@@ -72,7 +85,7 @@ class WorkerProcess:
             self._process.send_signal(STACK_SIGNAL)
             time.sleep(_STACK_SECONDS)
         self.kill()
-        how = f"the check did not end within {self._plan.stuck_seconds:.0f} s"
+        how = f"the check did not end within {self.patience:.0f} s"
         return self._verdict(Outcome.HUNG, FailureKind.TIMEOUT, RankState.RUNNING, how)
 
     def _verdict(self, outcome: Outcome, kind: FailureKind, state: RankState, how: str) -> Verdict | None:

@@ -65,7 +65,7 @@ class _Campaign:
         links = {worker.link: worker for worker in self._workers}
         for link in wait(list(links), timeout=_TICK):
             self._hear(links[link])  # type: ignore[index]
-        for worker in [worker for worker in self._workers if worker.idle_seconds > self._plan.stuck_seconds]:
+        for worker in [worker for worker in self._workers if worker.is_stuck]:
             self._lost(worker, worker.hang())
         if (self._interruption.requested or self._broken) and self._stop_at is None:
             self._stop()

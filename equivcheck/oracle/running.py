@@ -10,18 +10,13 @@ from typing import Any
 
 from equivcheck.errors import UsageError
 from equivcheck.layouts.program import rank_program
+from equivcheck.oracle.patience import compile_seconds
 from equivcheck.scenario import Layout, Scenario
 from equivcheck.train.setup import Setup
 from equivcheck.train.trace import Trace
 from equivcheck.worlds.failure import RanksFailed
 from equivcheck.worlds.pool import COMPARABLE, ranks
 from equivcheck.worlds.ranks import Ranks, Run
-
-COMPILE_SECONDS = 150.0
-"""Beyond the deadline of ranks, for each of them to compile what it runs.
-
-2 to 20 s where nothing else runs, and more than 90 were seen beside other work; some never end.
-"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +62,7 @@ class Runner:
 
     def _part(self, layout: Layout, scenario: Scenario, program: Callable[..., Trace], *arguments: Any) -> Run:
         members = self._members(layout.mesh.num_ranks)
-        deadline = self.deadline + (COMPILE_SECONDS if layout.execution.is_compiled else 0.0)
+        deadline = self.deadline + compile_seconds(scenario.training, layout)
         return members.run(program, *arguments, schedule_seed=scenario.schedule_seed, deadline=deadline)
 
     def _members(self, size: int) -> Ranks:

@@ -6,6 +6,7 @@ import os
 import signal
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 from hypothesis import strategies as st
 
@@ -13,7 +14,7 @@ from equivcheck.campaign.plan import Plan
 from equivcheck.mutants.mutant import Family, Minimum, Mutant
 from equivcheck.oracle.cause import Cause
 from equivcheck.oracle.verdict import Difference, Divergence, Outcome, Phase, Verdict
-from equivcheck.scenario import DDP, Axis, Data, Layer, Layout, Mesh, Model, Scenario, Training
+from equivcheck.scenario import DDP, Axis, Compile, Data, Execution, Layer, Layout, Mesh, Model, Scenario, Training
 
 
 def scenario(*, width: int = 1, steps: int = 1, ranks: int = 2, layers: int = 1) -> Scenario:
@@ -33,6 +34,12 @@ def some_scenarios(_: Plan) -> st.SearchStrategy[Scenario]:
 def two_scenarios(_: Plan) -> st.SearchStrategy[Scenario]:
     """Soon exhausted."""
     return st.builds(scenario, width=st.integers(1, 2))
+
+
+def compiled_scenarios(_: Plan) -> st.SearchStrategy[Scenario]:
+    """Only one."""
+    eager = scenario()
+    return st.just(replace(eager, layout=replace(eager.layout, execution=Execution(compile=Compile.AOT_EAGER))))
 
 
 def fine(scenario: Scenario, *, world: str, deadline: float, alter: object = None, **_options: object) -> Verdict:
@@ -131,6 +138,12 @@ def long_hangs(scenario: Scenario, *, world: str, deadline: float, **_options: o
     """Never comes back from scenarios of five steps."""
     while scenario.training.steps == 5:
         time.sleep(1)
+    return fine(scenario, world=world, deadline=deadline)
+
+
+def slow(scenario: Scenario, *, world: str, deadline: float, **_options: object) -> Verdict:
+    """Takes two and a half seconds."""
+    time.sleep(2.5)
     return fine(scenario, world=world, deadline=deadline)
 
 

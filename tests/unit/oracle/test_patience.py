@@ -1,0 +1,44 @@
+"""How long ranks may compile."""
+
+from dataclasses import replace
+
+import pytest
+
+from equivcheck.oracle.patience import COMPILE_SECONDS, all_compile_seconds, num_graphs
+from equivcheck.scenario import DDP, Axis, Compile, Data, Execution, Layer, Layout, Mesh, Model, Scenario, Side, Start, Training
+
+LAYOUT = Layout(mesh=Mesh(axes=(Axis(name="dp", size=2),)), parallelisms=(DDP(),))
+COMPILED = replace(LAYOUT, execution=Execution(compile=Compile.AOT_EAGER))
+
+
+def training(*microbatches: int, steps: int = 2, side: Side | None = None) -> Training:
+    """A small training."""
+    model = Model(features=1, layers=(Layer(width=1, side=side),))
+    return Training(model=model, data=Data(microbatches=microbatches), steps=steps)
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        (training(4, 4), 1),
+        (training(4, 2, 4), 2),
+        (training(4, side=Side.EVEN_STEPS), 2),
+        (training(4, steps=1, side=Side.EVEN_STEPS), 1),
+        (training(4, side=Side.NEVER), 1),
+        (training(4, 2, side=Side.EVEN_STEPS), 4),
+    ],
+    ids=["one size", "two sizes", "even steps", "one step", "never", "both"],
+)
+def test_every_pass_that_differs_is_compiled(given: Training, expected: int) -> None:
+    """Sizes of microbatches and what runs at a step make another graph; repeated ones do not."""
+    assert num_graphs(given) == expected
+
+
+def test_time_is_given_to_each_layout_that_compiles() -> None:
+    """Layouts that compile nothing have none beyond the deadline."""
+    compiled = Scenario(training=training(4, 2), layout=COMPILED)
+
+    assert all_compile_seconds(replace(compiled, layout=LAYOUT)) == 0.0
+    assert all_compile_seconds(compiled) == 2 * COMPILE_SECONDS
+    assert all_compile_seconds(replace(compiled, start=Start(layout=LAYOUT, steps=1))) == 2 * COMPILE_SECONDS
+    assert all_compile_seconds(replace(compiled, start=Start(layout=COMPILED, steps=1))) == 4 * COMPILE_SECONDS
