@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import sys
+from functools import cache
+
 from equivcheck.layouts.kind import LayoutLimit
 from equivcheck.layouts.limits import has_parallelism, with_execution, with_options
 from equivcheck.scenario import DDP, Compile, Layout, Replicate, Replicator, TensorParallel
@@ -9,6 +14,19 @@ from equivcheck.scenario.parallelism import DEFAULT_BUCKET_MB
 
 FIRST_BUCKET_MB = 1.0
 """Size of the first bucket that `DDPOptimizer`, which cuts what is compiled to fit buckets, takes for granted."""
+
+
+@cache
+def has_compiler() -> bool:
+    """Whether there is the C++ compiler that Inductor takes: that of the environment variable CXX, or else the system's."""
+    return shutil.which(os.environ.get("CXX", "clang++" if sys.platform == "darwin" else "g++")) is not None
+
+
+NO_COMPILER = LayoutLimit(
+    reason="torch.compile with backend inductor: there is no C++ compiler here, neither that of CXX nor the system's",
+    applies=lambda layout: layout.execution.compile is Compile.INDUCTOR and not has_compiler(),
+    mend=lambda layout: with_execution(layout, compile=Compile.AOT_EAGER),
+)
 
 
 def uncompiled(layout: Layout) -> Layout:

@@ -8,6 +8,7 @@ from importlib.metadata import EntryPoint, entry_points
 from itertools import chain
 
 from equivcheck.errors import EquivCheckError, UsageError
+from equivcheck.layouts.compile_limits import NO_COMPILER
 from equivcheck.layouts.compositions import COMPOSITIONS, TIMES
 from equivcheck.layouts.kind import LayoutKind, LayoutLimit, Limit
 from equivcheck.layouts.limits import NOTHING_TWICE_IN_GRAPHS, STEPS_OF_OPERATIONS
@@ -128,4 +129,5 @@ def _first_limit(training: Training, layout: Layout, beyond: bool) -> Limit | No
 
 def _first_layout_limit(layout: Layout) -> LayoutLimit | None:
     own = (limit for parallelism in layout.parallelisms for limit in kind_of(parallelism).layout_limits)
-    return next((limit for limit in (STEPS_OF_OPERATIONS, NOTHING_TWICE_IN_GRAPHS, *own) if limit.applies(layout)), None)
+    limits = chain((STEPS_OF_OPERATIONS, NOTHING_TWICE_IN_GRAPHS, NO_COMPILER), own)
+    return next((limit for limit in limits if limit.applies(layout)), None)

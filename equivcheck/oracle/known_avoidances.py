@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from equivcheck.layouts.limits import with_execution
-from equivcheck.scenario import Implementation, Scenario
+from equivcheck.scenario import Compile, Implementation, Scenario
 
 
 def plain_implementation(scenario: Scenario) -> Scenario:
@@ -21,5 +21,14 @@ def plain_implementation(scenario: Scenario) -> Scenario:
     )
 
 
-WITHOUT: dict[str, Callable[[Scenario], Scenario]] = {plain_implementation.__name__: plain_implementation}
+def nothing_kept_on_disk(scenario: Scenario) -> Scenario:
+    """What Inductor would compile stays with Dynamo and AOTAutograd, in memory."""
+    if scenario.layout.execution.compile is not Compile.INDUCTOR:
+        return scenario
+    return replace(scenario, layout=with_execution(scenario.layout, compile=Compile.AOT_EAGER))
+
+
+WITHOUT: dict[str, Callable[[Scenario], Scenario]] = {
+    change.__name__: change for change in (plain_implementation, nothing_kept_on_disk)
+}
 """Changes of a scenario, by name: the issue cannot show in what they leave, and all else is as it was."""

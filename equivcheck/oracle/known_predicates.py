@@ -162,6 +162,11 @@ def compiled_original_parameters(scenario: Scenario) -> bool:
     return keeps and scenario.layout.execution.compile is not Compile.NONE
 
 
+def compiled_by_inductor(scenario: Scenario) -> bool:
+    """A forward, and with it its backward, whose compiled code is kept on disk."""
+    return scenario.layout.execution.compile is Compile.INDUCTOR
+
+
 def microbatches_of_several_sizes(scenario: Scenario) -> bool:
     """A later microbatch of a step has another shape than one before it."""
     return len(set(scenario.training.data.microbatches)) > 1
@@ -391,6 +396,7 @@ NEEDS: dict[str, Callable[[Scenario], bool]] = _by_name(
     clipping_by_value,
     column_of_one_on_one_rank,
     columns_cut_again_unevenly,
+    compiled_by_inductor,
     compiled_original_parameters,
     double_precision,
     features_viewed_unevenly,

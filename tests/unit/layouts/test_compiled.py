@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
 
+from equivcheck.layouts.compile_limits import has_compiler
 from equivcheck.layouts.registry import mended_layout, unsupported
 from equivcheck.scenario import (
     DDP,
@@ -100,3 +102,25 @@ def test_what_torch_compiles_is_supported(layout: Layout) -> None:
     """Limits of compilation are no wider than they must be."""
     assert unsupported(TRAINING, layout) is None
     assert mended_layout(replace(layout)) == layout
+
+
+@pytest.fixture
+def no_compiler(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Somebody whose machine has none."""
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    has_compiler.cache_clear()
+    yield
+    has_compiler.cache_clear()
+
+
+@pytest.mark.usefixtures("no_compiler")
+def test_without_a_compiler_nothing_is_drawn_for_inductor() -> None:
+    """What cannot run on a machine is unsupported there, which is no finding, and compiled by what needs no compiler."""
+    mesh = Mesh(axes=(Axis(name="dp", size=2),))
+    layout = Layout(mesh=mesh, parallelisms=(DDP(),), execution=Execution(compile=Compile.INDUCTOR))
+
+    reason = unsupported(TRAINING, layout)
+
+    assert reason is not None
+    assert "no C++ compiler" in reason
+    assert mended_layout(layout).execution == FORWARD
