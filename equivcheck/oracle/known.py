@@ -73,6 +73,9 @@ class KnownIssue:
     without: str = ""
     """Of wrong numbers: name of a change by which the issue is avoided, and which must leave nothing wrong; see `WITHOUT`."""
 
+    hand_over: bool = False
+    """Whether it is what a checkpoint between two layouts holds: a wrong number then shows in the first step after it."""
+
     def __post_init__(self) -> None:
         wrong = self.kind is Kind.WRONG_NUMBERS
         has_first = self.phase is not None and self.difference is not None
@@ -112,24 +115,25 @@ class KnownIssue:
 
 def known_issue(verdict: Verdict) -> KnownIssue | None:
     """The issue on file that explains a failing verdict, if there is one."""
-    views = list(_views(verdict))
-    return next((issue for issue in known_issues() if any(map(issue.explains, views))), None)
+    views = {hand_over: tuple(_views(verdict, hand_over)) for hand_over in (False, True)}
+    return next((issue for issue in known_issues() if any(map(issue.explains, views[issue.hand_over]))), None)
 
 
-def _views(verdict: Verdict) -> Iterator[Verdict]:
-    """The verdict as it would be of one layout alone, for each that may have caused it: after a hand-over steps count anew."""
-    scenario, divergence = verdict.scenario, verdict.divergence
-    if scenario.start is None:
-        yield verdict
+def _views(verdict: Verdict, hand_over: bool) -> Iterator[Verdict]:
+    """The verdict as it would be of one layout alone, for each that may have caused it, by its checkpoint or without one."""
+    start = verdict.scenario.start
+    if start is None:
+        yield from () if hand_over else (verdict,)
         return
-    first = replace(verdict, scenario=replace(scenario, layout=scenario.start.layout, start=None))
-    second = replace(verdict, scenario=replace(scenario, start=None))
-    if divergence is None:
-        yield from (first, second)
-    elif divergence.step < scenario.start.steps:
-        yield first
-    else:
-        yield replace(second, divergence=replace(divergence, step=divergence.step - scenario.start.steps))
+    both = (start.layout, verdict.scenario.layout)
+    of_first, of_second = (replace(verdict, scenario=replace(verdict.scenario, layout=layout, start=None)) for layout in both)
+    divergence = verdict.divergence
+    if divergence is None or (hand_over and divergence.step == start.steps):
+        yield from (of_first, of_second)
+    elif not hand_over and divergence.step < start.steps:
+        yield of_first
+    elif not hand_over:
+        yield replace(of_second, divergence=replace(divergence, step=divergence.step - start.steps))  # they count anew
 
 
 @cache
