@@ -130,6 +130,7 @@ ONE_OUTPUT = Layer(width=1, activation=Activation.GELU)
 SPLIT = Layer(width=4, exercise=Exercise.VIEW)
 TURNED = {"data": Data(microbatches=(4,), batch_dim=1)}
 
+DIFFERENT = (Layer(width=4), Layer(width=2))
 BESIDE = Layer(width=4, side=Side.EVEN_STEPS)
 THRICE = {"features": 4, "data": Data(microbatches=(4,)), "loss": Loss.LINEAR_SUM, "steps": 3}
 """In the third step the first step's graph is compiled once more, for any step."""
@@ -344,6 +345,15 @@ SHOWN = {
         [
             scenario(Pipeline(schedule=ZB), VIEWED, ONE_WEIGHT, VIEWED, sizes=(3,)),
             scenario(Pipeline(), ONE_WEIGHT, VIEWED, ONE_WEIGHT, sizes=(3,)),
+        ],
+    ),
+    "dtensor_symbolic_shapes_recurse": (
+        compiled(over_tp(PER_LAYER, *DIFFERENT, features=2)),
+        [
+            compiled(over_tp(FSDP1(), *DIFFERENT, features=2)),
+            compiled(over_tp(replace(PER_LAYER, use_orig_params=False), *DIFFERENT, features=2)),
+            compiled(over_tp(FSDP2(wrapping=Wrapping.PER_LAYER), *DIFFERENT, features=2)),
+            over_tp(PER_LAYER, *DIFFERENT, features=2),
         ],
     ),
     "inductor_cache_across_ranks": (
