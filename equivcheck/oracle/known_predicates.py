@@ -12,9 +12,15 @@ from itertools import accumulate
 from math import prod
 
 from equivcheck.layouts.fsdp1 import has_unit_of_nothing
-from equivcheck.layouts.limits import has_parallelism, keeps_dtensors
+from equivcheck.layouts.limits import keeps_dtensors
 from equivcheck.layouts.mends import all_multiples, has_shares, may_skip_parameters
 from equivcheck.layouts.plans import cuts, leaves_nothing, splits_weights, trained_cuts, unfrozen_norms
+from equivcheck.oracle.known_compile_predicates import (
+    compiled_by_inductor,
+    compiled_like_shards,
+    compiled_original_parameters,
+    compiled_units_over_tensor_parallel,
+)
 from equivcheck.oracle.known_pipeline_predicates import (
     always_splits_backward,
     in_a_stage_behind_frozen_layers,
@@ -42,7 +48,6 @@ from equivcheck.scenario import (
     Adam,
     ClipNorm,
     ClipValue,
-    Compile,
     Implementation,
     Layer,
     LayerPlan,
@@ -154,28 +159,6 @@ def columns_cut_again_unevenly(scenario: Scenario) -> bool:
         for plan in plans
         for layer, entry in zip(model.layers, plan, strict=True)
     )
-
-
-def compiled_original_parameters(scenario: Scenario) -> bool:
-    """FSDP1, which keeps the parameters of the model, of a compiled forward."""
-    keeps = any(isinstance(parallelism, FSDP1) and parallelism.use_orig_params for parallelism in scenario.layout.parallelisms)
-    return keeps and scenario.layout.execution.compile is not Compile.NONE
-
-
-def compiled_by_inductor(scenario: Scenario) -> bool:
-    """A forward, and with it its backward, whose compiled code is kept on disk."""
-    return scenario.layout.execution.compile is Compile.INDUCTOR
-
-
-def compiled_units_over_tensor_parallel(scenario: Scenario) -> bool:
-    """FSDP1 units of single layers, which keep the model's parameters, of several layers with DTensors under one compiler."""
-    layout = scenario.layout
-    has_units = any(
-        isinstance(parallelism, FSDP1) and parallelism.use_orig_params and parallelism.wrapping is Wrapping.PER_LAYER
-        for parallelism in layout.parallelisms
-    )
-    compiles = layout.execution.compile is not Compile.NONE and not layout.execution.per_layer
-    return has_units and compiles and has_parallelism(layout, TensorParallel) and len(scenario.training.model.layers) > 1
 
 
 def microbatches_of_several_sizes(scenario: Scenario) -> bool:
@@ -408,6 +391,7 @@ NEEDS: dict[str, Callable[[Scenario], bool]] = _by_name(
     column_of_one_on_one_rank,
     columns_cut_again_unevenly,
     compiled_by_inductor,
+    compiled_like_shards,
     compiled_original_parameters,
     compiled_units_over_tensor_parallel,
     double_precision,

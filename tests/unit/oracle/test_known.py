@@ -130,6 +130,9 @@ ONE_OUTPUT = Layer(width=1, activation=Activation.GELU)
 SPLIT = Layer(width=4, exercise=Exercise.VIEW)
 TURNED = {"data": Data(microbatches=(4,), batch_dim=1)}
 
+UNFLATTENED = FSDP1(use_orig_params=False)
+COLUMNS = {"features": 4, "tp": 2, "split": Split.COLUMN}
+LIKE = (Layer(width=4), Layer(width=3))
 DIFFERENT = (Layer(width=4), Layer(width=2))
 BESIDE = Layer(width=4, side=Side.EVEN_STEPS)
 THRICE = {"features": 4, "data": Data(microbatches=(4,)), "loss": Loss.LINEAR_SUM, "steps": 3}
@@ -354,6 +357,14 @@ SHOWN = {
             compiled(over_tp(replace(PER_LAYER, use_orig_params=False), *DIFFERENT, features=2)),
             compiled(over_tp(FSDP2(wrapping=Wrapping.PER_LAYER), *DIFFERENT, features=2)),
             over_tp(PER_LAYER, *DIFFERENT, features=2),
+        ],
+    ),
+    "dtensor_guarded_by_its_shard": (
+        compiled(over_tp(UNFLATTENED, *LIKE, **COLUMNS)),
+        [
+            compiled(over_tp(UNFLATTENED, *DIFFERENT, **COLUMNS)),
+            over_tp(UNFLATTENED, *LIKE, **COLUMNS),
+            compiled(over_tp(UNFLATTENED, *LIKE, features=2, tp=2)),
         ],
     ),
     "inductor_cache_across_ranks": (

@@ -1,0 +1,50 @@
+"""What issues on file may ask of a scenario that is compiled."""
+
+from __future__ import annotations
+
+from itertools import combinations, repeat
+
+from equivcheck.layouts.limits import has_parallelism
+from equivcheck.layouts.plans import cuts
+from equivcheck.scenario import FSDP1, Compile, Scenario, TensorParallel, Wrapping
+from equivcheck.scenario.mesh import TP
+
+
+def compiled_original_parameters(scenario: Scenario) -> bool:
+    """FSDP1, which keeps the parameters of the model, of a compiled forward."""
+    keeps = any(isinstance(parallelism, FSDP1) and parallelism.use_orig_params for parallelism in scenario.layout.parallelisms)
+    return keeps and scenario.layout.execution.compile is not Compile.NONE
+
+
+def compiled_by_inductor(scenario: Scenario) -> bool:
+    """A forward, and with it its backward, whose compiled code is kept on disk."""
+    return scenario.layout.execution.compile is Compile.INDUCTOR
+
+
+def compiled_units_over_tensor_parallel(scenario: Scenario) -> bool:
+    """FSDP1 units of single layers, which keep the model's parameters, of several layers with DTensors under one compiler."""
+    layout = scenario.layout
+    has_units = any(
+        isinstance(parallelism, FSDP1) and parallelism.use_orig_params and parallelism.wrapping is Wrapping.PER_LAYER
+        for parallelism in layout.parallelisms
+    )
+    compiles = layout.execution.compile is not Compile.NONE and not layout.execution.per_layer
+    return has_units and compiles and has_parallelism(layout, TensorParallel) and len(scenario.training.model.layers) > 1
+
+
+def compiled_like_shards(scenario: Scenario) -> bool:
+    """Compiled layers which tensor parallelism cuts along dims of several sizes, of which some rank has shards of one size."""
+    layout, ranks = scenario.layout, scenario.layout.mesh.size(TP)
+    plans = [parallelism.plan for parallelism in layout.parallelisms if isinstance(parallelism, TensorParallel)]
+    sizes = {size for plan in plans for _, size in cuts(scenario.training.model, plan)}
+    compiles = layout.execution.compile is not Compile.NONE
+    return compiles and any(map(_has_like_chunks, combinations(sizes, 2), repeat(ranks)))
+
+
+def _has_like_chunks(sizes: tuple[int, int], ranks: int) -> bool:
+    """Whether `torch.chunk` gives some rank as much of a dim of one size as of another."""
+    per_rank = [-(-size // ranks) for size in sizes]
+    chunks = [
+        [min(most, max(0, size - most * rank)) for rank in range(ranks)] for size, most in zip(sizes, per_rank, strict=True)
+    ]
+    return any(first == second for first, second in zip(*chunks, strict=True))

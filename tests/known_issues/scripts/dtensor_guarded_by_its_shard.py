@@ -1,0 +1,50 @@
+"""What was compiled for one DTensor is taken for another of a different size, where this rank's shards are of one shape.
+
+Of a DTensor that needs no gradient Dynamo's guards have the shape of the local tensor alone: of 10 rows and of 9, the first of
+two ranks holds 5, so that its second layer has 10 outputs as well.
+
+    torchrun --standalone --nproc-per-node 2 dtensor_guarded_by_its_shard.py
+
+Exit code 1 when it raises. Seen on torch 2.13, CPU, gloo.
+"""
+
+import sys
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Replicate
+from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
+
+
+class Layer(nn.Module):
+    """A linear in a module of one's own, so that all of them share what is compiled."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(inputs, outputs).requires_grad_(False)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        """Of shape (rows, inputs)."""
+        return self.linear(inputs)
+
+
+def main() -> int:
+    """Run two layers, and hold the result against targets of its shape."""
+    dist.init_process_group("gloo", timeout=timedelta(seconds=20))
+    mesh = init_device_mesh("cpu", (2,))
+    model = nn.Sequential(Layer(10, 10), Layer(10, 9))
+    for layer in model:
+        parallelize_module(layer, mesh, {"linear": ColwiseParallel(output_layouts=Replicate())})
+        layer.compile(backend="aot_eager")
+    outputs = model(torch.ones(2, 10))
+    print(f"outputs of shape {tuple(outputs.shape)} on rank {dist.get_rank()}")
+    print((outputs - torch.ones(2, 9)).sum().item())
+    dist.destroy_process_group()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
