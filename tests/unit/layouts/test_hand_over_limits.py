@@ -14,10 +14,14 @@ from equivcheck.scenario import (
     DDP,
     FSDP1,
     FSDP2,
+    SPMD,
     Adagrad,
+    AdamW,
     Axis,
     Compression,
     Data,
+    Execution,
+    Implementation,
     Layer,
     LayerPlan,
     Layout,
@@ -31,6 +35,7 @@ from equivcheck.scenario import (
     Scenario,
     ShardingStrategy,
     Side,
+    Split,
     Spread,
     Start,
     TensorParallel,
@@ -112,6 +117,16 @@ def test_a_training_that_cannot_be_handed_over_says_why(training: Training, reas
 def test_limits_are_no_wider_than_they_must_be(training: Training) -> None:
     """What runs next to a limit stays supported."""
     assert why_unsupported(handing(layout(FSDP2()), layout(FSDP1()), training)) is None
+
+
+def test_mends_of_two_layouts_come_to_an_end() -> None:
+    """One asks for an optimizer that a graph holds, as a fused one, and the other for a loop: both can have it otherwise."""
+    step = replace(layout(SPMD()), execution=Execution(whole_step=True))
+    partly = layout(TensorParallel(plan=(LayerPlan(split=Split.COLUMN), LayerPlan(split=Split.OUTSIDE))))
+    fused = replace(PLAIN, optimizer=AdamW(implementation=Implementation.FUSED))
+
+    for first, second in ((step, partly), (partly, step)):
+        assert why_unsupported(handing(first, second, handed_over(fused, first, second))) is None
 
 
 def test_optimizer_state_is_nested_or_flattened_as_both_layouts_allow() -> None:
