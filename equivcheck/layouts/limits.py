@@ -147,7 +147,7 @@ def _counts_in_python(training: Training, layout: Layout) -> bool:
 
 def _with_graph_optimizer(training: Training, layout: Layout) -> Training:
     optimizer = training.optimizer
-    # Over a tensor-parallel plan fused optimizers have a limit of their own, whose mend is a loop, here or where a training goes on.
+    # Over a tensor-parallel plan fused optimizers have a limit of their own; its mend is a loop, also where a training goes on.
     is_loop = optimizer.implementation is Implementation.FOR_LOOP
     if type(optimizer) in (Adam, AdamW) and not is_loop and not has_parallelism(layout, TensorParallel):
         return replace(training, optimizer=replace(optimizer, implementation=Implementation.FUSED))
