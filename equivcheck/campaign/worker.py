@@ -17,6 +17,7 @@ from typing import Any
 from equivcheck.campaign.batches import Enough, Shows, batch_seed, run_batch
 from equivcheck.campaign.control import ControlRun, control_of
 from equivcheck.campaign.messages import Broken, Checked, CheckOne, Done, Found, Fuzz, MayShrink, Progress, Ready, Stop
+from equivcheck.campaign.pace import Pace
 from equivcheck.campaign.plan import Alter, Plan, oracle_check
 from equivcheck.campaign.recorder import Recorder
 from equivcheck.campaign.shrinking import Shrinking, same_fingerprint
@@ -77,6 +78,7 @@ class Worker:
         self._tally, self._reported = Tally(), 0.0
         self._checked: set[int] = set()
         self._novelty = Novelty()
+        self._pace = Pace(plan.seconds)
         self._smallest: dict[str, Size] = {}
         self._shrinking: Shrinking | None = None
         self._control = control_of(plan) if place[0] == 0 else None
@@ -147,6 +149,7 @@ class Worker:
         now = time.monotonic()
         if self._shrinking is None:
             self._tally.add(verdict, now - start)
+            self._pace.spend(scenario, now - start)
         else:
             self._tally.num_shrinking += 1
         if now - self._reported >= REPORT_SECONDS:
@@ -155,12 +158,12 @@ class Worker:
             raise Shows  # the only place: Hypothesis takes what is raised elsewhere for another fault
 
     def _is_worth_it(self, scenario: Scenario) -> bool:
-        """Whether it was not checked already, and brings something new.
+        """Whether it was not checked already, there is time for it, and it brings something new.
 
         Hypothesis draws one scenario in several ways, and starts every batch simple.
         """
         mark = hash(scenario)
-        if mark in self._checked or not self._novelty.wants(scenario):
+        if mark in self._checked or not self._pace.allows(scenario) or not self._novelty.wants(scenario):
             return False
         if len(self._checked) >= _REMEMBERED:
             self._checked.clear()

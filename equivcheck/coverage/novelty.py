@@ -7,7 +7,7 @@ from collections import deque
 from equivcheck.coverage.reach import Reach
 from equivcheck.scenario import Scenario
 
-WINDOW = 24
+WINDOW = 40
 """Scenarios drawn for each that is checked, about, as long as there are pairs of features that have not come together."""
 WINDOW_OF_COMPILED = 4
 """The same for those that are compiled, which cost hundreds of others, and would always bring something new."""

@@ -1,15 +1,14 @@
-"""How long ranks may compile before that is called a hang."""
+"""How long ranks compile, and how long they may before that is called a hang."""
 
 from __future__ import annotations
 
-from equivcheck.scenario import Layout, Scenario, Side, Training
+from equivcheck.scenario import SPMD, Compile, Layout, Scenario, Side, TensorParallel, Training
 
 COMPILE_SECONDS = 150.0
-"""For all that one pass compiles: 2 to 20 s where nothing else runs.
-
-40 s on 4 ranks with compiled autograd over DTensors, whose graph breaks at each of their conversions
-(https://github.com/pytorch/pytorch/issues/127797); and beside other work several times as long.
-"""
+"""For all that one pass compiles; it is often done in a thirtieth of that, but not where other work runs beside it."""
+_USUAL_SECONDS, _SLOW_SECONDS = 4.0, 40.0
+"""What one pass takes on two cores: slow are Inductor, which calls a C++ compiler, and compiled autograd over DTensors, whose
+graph breaks at each of their conversions (https://github.com/pytorch/pytorch/issues/127797)."""
 
 
 def num_graphs(training: Training) -> int:
@@ -26,3 +25,16 @@ def compile_seconds(training: Training, layout: Layout) -> float:
 def all_compile_seconds(scenario: Scenario) -> float:
     """The same for all layouts that a scenario is handed over between."""
     return sum(compile_seconds(scenario.training, layout) for layout in scenario.layouts)
+
+
+def expected_compile_seconds(scenario: Scenario) -> float:
+    """What compiling is expected to take, of all layouts; 0 where nothing is compiled."""
+    seconds = (_expected(layout) for layout in scenario.layouts if layout.execution.is_compiled)
+    return num_graphs(scenario.training) * sum(seconds)
+
+
+def _expected(layout: Layout) -> float:
+    has_dtensors = any(isinstance(parallelism, (TensorParallel, SPMD)) for parallelism in layout.parallelisms)
+    execution = layout.execution
+    slow = execution.compile is Compile.INDUCTOR or (execution.compiled_autograd and has_dtensors)
+    return _SLOW_SECONDS if slow else _USUAL_SECONDS

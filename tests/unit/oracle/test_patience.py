@@ -4,8 +4,23 @@ from dataclasses import replace
 
 import pytest
 
-from equivcheck.oracle.patience import COMPILE_SECONDS, all_compile_seconds, num_graphs
-from equivcheck.scenario import DDP, Axis, Compile, Data, Execution, Layer, Layout, Mesh, Model, Scenario, Side, Start, Training
+from equivcheck.oracle.patience import COMPILE_SECONDS, all_compile_seconds, expected_compile_seconds, num_graphs
+from equivcheck.scenario import (
+    DDP,
+    SPMD,
+    Axis,
+    Compile,
+    Data,
+    Execution,
+    Layer,
+    Layout,
+    Mesh,
+    Model,
+    Scenario,
+    Side,
+    Start,
+    Training,
+)
 
 LAYOUT = Layout(mesh=Mesh(axes=(Axis(name="dp", size=2),)), parallelisms=(DDP(),))
 COMPILED = replace(LAYOUT, execution=Execution(compile=Compile.AOT_EAGER))
@@ -42,3 +57,21 @@ def test_time_is_given_to_each_layout_that_compiles() -> None:
     assert all_compile_seconds(compiled) == 2 * COMPILE_SECONDS
     assert all_compile_seconds(replace(compiled, start=Start(layout=LAYOUT, steps=1))) == 2 * COMPILE_SECONDS
     assert all_compile_seconds(replace(compiled, start=Start(layout=COMPILED, steps=1))) == 4 * COMPILE_SECONDS
+
+
+def test_slow_compilers_are_expected_to_take_longer() -> None:
+    """Inductor takes several times what others do; a graph more takes as long again; what is not compiled takes nothing."""
+    usual = Scenario(training=training(4), layout=COMPILED)
+    slow = replace(usual, layout=replace(LAYOUT, execution=Execution(compile=Compile.INDUCTOR)))
+
+    assert expected_compile_seconds(replace(usual, layout=LAYOUT)) == 0.0
+    assert expected_compile_seconds(slow) > 5 * expected_compile_seconds(usual) > 0.0
+    assert expected_compile_seconds(replace(slow, training=training(4, 2))) == 2 * expected_compile_seconds(slow)
+
+
+def test_compiled_backward_over_dtensors_is_slow() -> None:
+    """Compiled autograd alone is as fast as anything; where gradients are DTensors its graph breaks."""
+    backward = replace(COMPILED, execution=Execution(compiled_autograd=True))
+    data, dtensors = (Scenario(training=training(4), layout=replace(backward, parallelisms=(kind,))) for kind in (DDP(), SPMD()))
+
+    assert expected_compile_seconds(dtensors) > 5 * expected_compile_seconds(data)

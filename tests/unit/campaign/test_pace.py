@@ -1,0 +1,38 @@
+"""What a worker has time for."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from equivcheck.campaign.pace import COMPILED_SHARE, Pace
+from equivcheck.oracle.patience import expected_compile_seconds
+from equivcheck.scenario import Compile, Execution
+from unit.campaign import fakes
+
+EAGER = fakes.scenario()
+COMPILED = replace(EAGER, layout=replace(EAGER.layout, execution=Execution(compile=Compile.AOT_EAGER)))
+EXPECTED = expected_compile_seconds(COMPILED)
+
+
+def test_compiled_scenarios_have_a_share_of_the_time() -> None:
+    """When it is used up none is checked any more, and others go on."""
+    pace = Pace(2 * EXPECTED / COMPILED_SHARE)
+    for _ in range(2):
+        assert pace.allows(COMPILED)
+        pace.spend(COMPILED, EXPECTED)
+
+    assert not pace.allows(COMPILED)
+    assert pace.allows(EAGER)
+
+
+def test_what_is_not_compiled_uses_nothing_up() -> None:
+    """The share is for compiling."""
+    pace = Pace(EXPECTED / COMPILED_SHARE)
+    pace.spend(EAGER, 1000.0)
+
+    assert pace.allows(COMPILED)
+
+
+def test_a_short_run_begins_nothing_that_takes_longer() -> None:
+    """A scenario whose compiling would take most of a worker's time is left to longer runs."""
+    assert not Pace(EXPECTED / COMPILED_SHARE * 0.9).allows(COMPILED)
