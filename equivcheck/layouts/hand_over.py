@@ -71,4 +71,26 @@ def _options(start: Start) -> StateDictOptions:
 def _state(start: Start, setup: Setup, optimizer: Optimizer, schedule: LRScheduler | None) -> dict[str, Any]:
     model, optimizer_state = get_state_dict(setup.module, optimizer, options=_options(start))
     state: dict[str, Any] = {"model": model, "optimizer": optimizer_state}
-    return state if schedule is None else state | {"schedule": schedule}
+    return state if schedule is None else state | {"schedule": _Progress(schedule)}
+
+
+class _Progress:
+    """How far a schedule is, without what it has for each parameter group: those of a pipeline's stages are their own.
+
+    A `Stateful` of `torch.distributed.checkpoint`, which keeps one state for all ranks.
+    """
+
+    def __init__(self, schedule: LRScheduler) -> None:
+        self._schedule = schedule
+
+    def state_dict(self) -> dict[str, Any]:
+        """What all ranks have alike."""
+        return {name: value for name, value in self._schedule.state_dict().items() if name not in _BY_GROUP}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from there; learning rates come back with the optimizer's state."""
+        self._schedule.load_state_dict(state)
+
+
+_BY_GROUP = ("base_lrs", "_last_lr")
+"""What a schedule has one of for each parameter group."""

@@ -45,6 +45,7 @@ from equivcheck.scenario import (
     DDP,
     FSDP1,
     FSDP2,
+    Adafactor,
     Adam,
     ClipNorm,
     ClipValue,
@@ -319,6 +320,11 @@ def inf_norm(scenario: Scenario) -> bool:
     return isinstance(clipping, ClipNorm) and clipping.norm_type is NormType.INF
 
 
+def adafactor(scenario: Scenario) -> bool:
+    """The optimizer divides by the number of a parameter's elements."""
+    return isinstance(scenario.training.optimizer, Adafactor)
+
+
 def fused_adam(scenario: Scenario) -> bool:
     """The optimizer is Adam or AdamW in its fused implementation."""
     optimizer = scenario.training.optimizer
@@ -385,6 +391,7 @@ def _by_name(*functions: Callable[..., bool]) -> dict[str, Callable[..., bool]]:
 
 NEEDS: dict[str, Callable[[Scenario], bool]] = _by_name(
     activations_cut_unevenly,
+    adafactor,
     always_splits_backward,
     clipping_by_norm,
     clipping_by_value,

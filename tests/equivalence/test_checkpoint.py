@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,18 +22,25 @@ from equivcheck.scenario import (
     DDP,
     FSDP1,
     FSDP2,
+    SGD,
     SPMD,
     Adam,
     Axis,
+    CosineAnnealingLR,
     Data,
     Distribution,
     Execution,
+    Group,
     Layer,
     Layout,
+    LinearLR,
     Loss,
     Mesh,
     Model,
     Parallelism,
+    Pipeline,
+    Schedule,
+    Select,
     Start,
     StepLR,
     Training,
@@ -78,6 +86,7 @@ TRAINING = Training(
     schedule=StepLR(step_size=2),
     steps=3,
 )
+PIPELINE = Pipeline()
 FULLY_SHARD = SPMD(distribution=Distribution.FULLY_SHARD)
 
 
@@ -85,7 +94,7 @@ def handed_over(first: Parallelism, second: Parallelism, sizes: tuple[int, int] 
     """One step under the first parallelism, two under the second."""
 
     def layout(parallelism: Parallelism, size: int) -> Layout:
-        return Layout(mesh=Mesh(axes=(Axis(name="dp", size=size),)), parallelisms=(parallelism,))
+        return Layout(mesh=Mesh(axes=(Axis(name=parallelism.axes[0][0], size=size),)), parallelisms=(parallelism,))
 
     return Scenario(training=TRAINING, layout=layout(second, sizes[1]), start=Start(layout=layout(first, sizes[0])))
 
@@ -97,6 +106,19 @@ PAIRS = [(DDP(), FSDP2()), (FSDP2(), DDP()), (FSDP1(), FULLY_SHARD), (FULLY_SHAR
 def test_the_pairs_below_are_equivalent_without_a_fault(first: Parallelism, second: Parallelism) -> None:
     """What the faults of the tests below are planted in is right without them."""
     assert check(handed_over(first, second)).outcome is Outcome.EQUIVALENT
+
+
+@pytest.mark.parametrize("schedule", [CosineAnnealingLR(T_max=2), StepLR(step_size=1), LinearLR(total_iters=2)])
+def test_stages_with_groups_of_their_own_go_on_with_the_schedule(schedule: Schedule) -> None:
+    """What a schedule has for each parameter group is not that of the first rank, whose stage has other groups."""
+    into, out_of = handed_over(DDP(), PIPELINE, (2, 2)), handed_over(PIPELINE, DDP(), (2, 2))
+    groups = (Group(select=Select.FIRST_LAYER, lr_factor=0.5),)
+
+    for scenario in (into, out_of):
+        model = replace(scenario.training.model, counter=False)
+        training = replace(scenario.training, model=model, groups=groups, schedule=schedule, optimizer=SGD())
+        start = replace(scenario.start, flatten_optimizer_state_dict=True) if scenario.start else None
+        check(replace(scenario, training=training, start=start)).assert_equivalent()
 
 
 def without(part: str) -> Callable[[pytest.MonkeyPatch], None]:

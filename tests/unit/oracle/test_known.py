@@ -18,6 +18,7 @@ from equivcheck.scenario import (
     FSDP2,
     SPMD,
     Activation,
+    Adafactor,
     AdamW,
     Axis,
     ClipNorm,
@@ -94,6 +95,15 @@ def over_tp(parallelism: Parallelism, *layers: Layer, tp: int = 1, split: Split 
     return replace(alone, layout=Layout(mesh=mesh, parallelisms=(plan, parallelism)))
 
 
+def first_cut(layer: Layer, *around: Parallelism, **changes) -> Scenario:
+    """Two tensor-parallel ranks that share the first of two layers by columns."""
+    names = ("dp", "tp") if around else ("tp",)
+    mesh = Mesh(axes=tuple(Axis(name=name, size=1 + (name == "tp")) for name in names))
+    plan = TensorParallel(plan=(LayerPlan(split=Split.COLUMN), LayerPlan(split=Split.OUTSIDE)))
+    training = Training(model=Model(features=1, layers=(layer, Layer(width=2))), data=Data(microbatches=(1,)), **changes)
+    return Scenario(training=training, layout=Layout(mesh=mesh, parallelisms=(plan, *around)))
+
+
 def in_columns(dp: int) -> Layout:
     """Two tensor-parallel ranks for each of `dp`: a weight is cut by columns, and its rows once more."""
     mesh = Mesh(axes=(Axis(name="dp", size=dp), Axis(name="tp", size=2)))
@@ -130,6 +140,8 @@ ONE_OUTPUT = Layer(width=1, activation=Activation.GELU)
 SPLIT = Layer(width=4, exercise=Exercise.VIEW)
 TURNED = {"data": Data(microbatches=(4,), batch_dim=1)}
 
+THAWED = Layer(width=1, frozen=True)
+"""Cut over two ranks the second has nothing of it, of which data parallelism makes something trainable."""
 UNFLATTENED = FSDP1(use_orig_params=False)
 COLUMNS = {"features": 4, "tp": 2, "split": Split.COLUMN}
 LIKE = (Layer(width=4), Layer(width=3))
@@ -366,6 +378,10 @@ SHOWN = {
             over_tp(UNFLATTENED, *LIKE, **COLUMNS),
             compiled(over_tp(UNFLATTENED, *LIKE, features=2, tp=2)),
         ],
+    ),
+    "adafactor_of_nothing": (
+        first_cut(THAWED, Replicate(), optimizer=Adafactor()),
+        [first_cut(THAWED, optimizer=Adafactor()), first_cut(replace(THAWED, width=2, frozen=False), Replicate())],
     ),
     "inductor_cache_across_ranks": (
         compiled(scenario(FULLY_SHARD, BESIDE, **THRICE), Compile.INDUCTOR),
