@@ -13,7 +13,8 @@ from equivcheck.layouts.foreseen.ddp import DDP_FORESIGHT
 from equivcheck.layouts.foreseen.foresight import Foresight
 from equivcheck.layouts.kind import LayoutKind, LayoutLimit, Limit
 from equivcheck.layouts.limits import EVEN_ROWS, ROUNDING_LIMITS, has_parallelism, parallelism_of
-from equivcheck.layouts.mends import may_skip_parameters, trained_sides, without_frozen, without_side
+from equivcheck.layouts.mends import may_skip_parameters, trained_sides, with_widths, without_frozen, without_side
+from equivcheck.layouts.plans import cuts, fits
 from equivcheck.layouts.rounding import Rounding
 from equivcheck.scenario import (
     DDP,
@@ -25,7 +26,7 @@ from equivcheck.scenario import (
     TensorParallel,
     Training,
 )
-from equivcheck.scenario.mesh import DP
+from equivcheck.scenario.mesh import DP, TP
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -72,6 +73,22 @@ AUTOCAST_OF_FLOAT32 = Limit(
 )
 
 
+def _shifts_buckets(training: Training, layout: Layout) -> bool:
+    if not parallelism_of(layout, DDP).parameters_as_bucket_view or not has_parallelism(layout, TensorParallel):
+        return False
+    plan, model = parallelism_of(layout, TensorParallel).plan, training.model
+    return fits(model, plan) and any(size % layout.mesh.size(TP) for _, size in cuts(model, plan))
+
+
+BUCKETS_OF_EQUAL_PARTS = Limit(
+    reason="ZeroRedundancyOptimizer with parameters_as_bucket_view over tensor parallelism: behind parts of unequal size a "
+    "parameter is aligned otherwise on each rank, BLAS then rounds products of the same values otherwise, and copies part by a "
+    "last place; what is cut must be a multiple of the ranks",
+    applies=_shifts_buckets,
+    mend=lambda training, layout: with_widths(training, layout.mesh.size(TP)),
+)
+
+
 class DDPKind(LayoutKind):
     """Wraps the model in `DistributedDataParallel`."""
 
@@ -81,6 +98,7 @@ class DDPKind(LayoutKind):
         UNUSED_PARAMETERS,
         CHANGING_GRAPH,
         AUTOCAST_OF_FLOAT32,
+        BUCKETS_OF_EQUAL_PARTS,
     )
     layout_limits: ClassVar[tuple[LayoutLimit, ...]] = (NO_BF16_HOOK, *ROUNDING_LIMITS, *COMPILED_DDP)
     foresight: ClassVar[Foresight] = DDP_FORESIGHT

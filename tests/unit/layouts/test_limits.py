@@ -395,6 +395,23 @@ def test_a_graph_counts_no_steps() -> None:
         assert unsupported(replace(PLAIN, optimizer=optimizer), traced) is None
 
 
+def test_buckets_of_unequal_parts_are_no_views() -> None:
+    """Behind parts of unequal size parameters are aligned otherwise on each rank, and products rounded otherwise."""
+    views = DDP(zero_redundancy=True, parameters_as_bucket_view=True)
+    mesh = Mesh(axes=(Axis(name="dp", size=2), Axis(name="tp", size=2)))
+    column, outside = LayerPlan(split=Split.COLUMN), LayerPlan(split=Split.OUTSIDE)
+    over_tp = Layout(mesh=mesh, parallelisms=(TensorParallel(plan=(column, outside)), views))
+    whole = replace(over_tp, parallelisms=(TensorParallel(plan=(outside, outside)), views))
+    copies = replace(over_tp, parallelisms=(over_tp.parallelisms[0], replace(views, parameters_as_bucket_view=False)))
+    odd, even = (replace(PLAIN, model=Model(features=4, layers=(Layer(width=width), Layer(width=2)))) for width in (5, 6))
+
+    assert "rounds products" in (unsupported(odd, over_tp) or "")
+    assert unsupported(even, over_tp) is None
+    assert unsupported(odd, whole) is None
+    assert unsupported(odd, copies) is None
+    assert mended(odd, over_tp) == even
+
+
 def test_hooks_are_in_no_graph() -> None:
     """A step is traced only where operations do everything."""
     layout = replace(_layout(FSDP2()), execution=TRACED)
