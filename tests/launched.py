@@ -15,6 +15,7 @@ SECONDS = 90
 FORKS = multiprocessing.get_context("forkserver")
 FORKS.set_forkserver_preload(
     [
+        "torch._inductor.compile_fx",
         "torch.distributed.fsdp",
         "torch.distributed.pipelining",
         "torch.distributed.tensor.parallel",

@@ -36,17 +36,17 @@ def two_scenarios(_: Plan) -> st.SearchStrategy[Scenario]:
     return st.builds(scenario, width=st.integers(1, 2))
 
 
-def compiled_scenarios(_: Plan) -> st.SearchStrategy[Scenario]:
-    """Only one."""
-    eager = scenario()
-    return st.just(replace(eager, layout=replace(eager.layout, execution=Execution(compile=Compile.AOT_EAGER))))
-
-
 def fine(scenario: Scenario, *, world: str, deadline: float, alter: object = None, **_options: object) -> Verdict:
     """Finds nothing but what is wrong on purpose."""
     if alter is not None:
         return diverged(scenario, world=world)
     return blind(scenario, world=world, deadline=deadline)
+
+
+def compiled() -> Scenario:
+    """One that a compiler is run for."""
+    eager = scenario(steps=5)
+    return replace(eager, layout=replace(eager.layout, execution=Execution(compile=Compile.AOT_EAGER)))
 
 
 def blind(scenario: Scenario, *, world: str, deadline: float, **_options: object) -> Verdict:
@@ -138,12 +138,6 @@ def long_hangs(scenario: Scenario, *, world: str, deadline: float, **_options: o
     """Never comes back from scenarios of five steps."""
     while scenario.training.steps == 5:
         time.sleep(1)
-    return fine(scenario, world=world, deadline=deadline)
-
-
-def slow(scenario: Scenario, *, world: str, deadline: float, **_options: object) -> Verdict:
-    """Takes two and a half seconds."""
-    time.sleep(2.5)
     return fine(scenario, world=world, deadline=deadline)
 
 

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from hypothesis.strategies import SearchStrategy
 
 from equivcheck.campaign.events import Event, KeptFinding, Started, Summary, Ticked
 from equivcheck.campaign.plan import Check, Plan
 from equivcheck.campaign.supervisor import fuzz
 from equivcheck.findings.store import FindingStore, Kept
 from equivcheck.oracle.verdict import Outcome
-from equivcheck.scenario import Scenario
 from equivcheck.worlds.failure import RankState
 from unit.campaign import fakes
 
@@ -120,15 +117,6 @@ def test_a_worker_that_is_stuck_is_a_finding_with_its_stack(store: FindingStore)
     assert finding.verdict.failure is not None
     assert finding.verdict.failure.reports[0].state is RankState.RUNNING
     assert "long_hangs" in finding.verdict.failure.reports[0].stack
-
-
-@pytest.mark.parametrize(("strategy", "found"), [(fakes.two_scenarios, True), (fakes.compiled_scenarios, False)])
-def test_a_worker_that_compiles_is_not_taken_to_be_stuck(
-    store: FindingStore, strategy: Callable[[Plan], SearchStrategy[Scenario]], found: bool
-) -> None:
-    """A compiled scenario may take minutes longer than others."""
-    summary = fuzz(plan(fakes.slow, strategy=strategy, seconds=3.5, deadline=0.5, stuck_seconds=1.5), store)
-    assert any(finding.verdict.outcome is Outcome.HUNG for finding in summary.findings) is found
 
 
 def test_a_check_that_raises_ends_the_campaign(store: FindingStore) -> None:

@@ -1,0 +1,36 @@
+"""A worker as its supervisor sees it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+
+from equivcheck.campaign.messages import CheckOne
+from equivcheck.campaign.plan import Plan
+from equivcheck.campaign.process import WorkerProcess
+from equivcheck.scenario import Scenario
+from unit.campaign import fakes
+
+STUCK_SECONDS = 0.5
+PLAN = Plan(seconds=1.0, seed=0, check=fakes.long_hangs, deadline=0.1, stuck_seconds=STUCK_SECONDS)
+
+
+@contextmanager
+def at_work_on(scenario: Scenario) -> Iterator[WorkerProcess]:
+    """A worker that has begun a check which never ends."""
+    with closing(WorkerProcess(PLAN, (0, 0))) as worker:
+        worker.send(CheckOne(scenario=scenario))
+        idle = worker.idle_seconds
+        while (now := worker.idle_seconds) >= idle:
+            idle = now
+            time.sleep(0.01)
+        yield worker
+
+
+def test_a_worker_that_compiles_is_not_taken_to_be_stuck() -> None:
+    """A compiled scenario may take minutes longer than others."""
+    with at_work_on(fakes.scenario(steps=5)) as eager, at_work_on(fakes.compiled()) as compiled:
+        time.sleep(2 * STUCK_SECONDS)
+        assert eager.is_stuck
+        assert not compiled.is_stuck
