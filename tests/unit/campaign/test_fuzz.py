@@ -45,7 +45,7 @@ def test_counts_every_check_and_stops_at_its_budget(store: FindingStore) -> None
     summary = fuzz(plan(fakes.fine, num_workers=2), store)
     assert summary.tally.num_checks > 50
     assert summary.tally.outcomes == {("ddp", Outcome.EQUIVALENT): summary.tally.num_checks}
-    assert 1.0 <= summary.seconds < 2.0
+    assert 1.0 <= summary.seconds < 3.0
     assert summary.findings == ()
     assert not summary.broken
     assert children() == before
