@@ -23,7 +23,7 @@ from equivcheck.scenario import DDP, Axis, Data, Layer, Layout, Mesh, Model, Pre
 from equivcheck.strategies import scenarios
 from exported import Differences, differences_of_traces, printed_differences
 
-EXAMPLES = max(6, settings().max_examples // 20)
+EXAMPLES = max(4, settings().max_examples // 25)
 """Scenarios that are run as they are, and that have a mutant planted."""
 UNHURRIED = settings(deadline=None, phases=(Phase.explicit, Phase.reuse, Phase.generate), suppress_health_check=list(HealthCheck))
 WRONG = (Outcome.DIVERGED, Outcome.CRASHED, Outcome.HUNG, Outcome.KNOWN)

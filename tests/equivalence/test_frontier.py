@@ -10,7 +10,7 @@ from equivcheck.strategies import frontier, scenarios
 from equivcheck.worlds.failure import RankState
 
 LAYOUTS = tuple(layout_kinds())
-EXAMPLES = max(30, settings().max_examples // 4)
+EXAMPLES = max(20, settings().max_examples // 5)
 UNHURRIED = settings(deadline=None, max_examples=EXAMPLES, suppress_health_check=[HealthCheck.too_slow])
 
 

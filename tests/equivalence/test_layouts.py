@@ -10,7 +10,7 @@ from equivcheck.strategies import scenarios
 COMPOSITIONS = tuple(name for name in layout_names() if name not in layout_kinds())
 SIM_EXAMPLES = max(100, settings().max_examples)
 """Scenarios a layout in sim; a profile may ask for more."""
-GLOO_EXAMPLES = max(25, settings().max_examples // 4)
+GLOO_EXAMPLES = max(10, settings().max_examples // 10)
 """Scenarios a layout over gloo, where one costs many times as much."""
 
 SHARE_OF_COMPOSITIONS = 0.2

@@ -31,7 +31,7 @@ from equivcheck.scenario import (
 from equivcheck.strategies import optimizers, scenarios, trainings
 from equivcheck.train.setup import Setup
 
-EXAMPLES = max(30, settings().max_examples // 4)
+EXAMPLES = max(20, settings().max_examples // 5)
 
 
 @pytest.mark.parametrize("kind", [Adafactor, Muon])
