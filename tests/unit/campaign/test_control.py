@@ -30,7 +30,7 @@ def test_a_control_is_caught_beside_the_ordinary_work(store: FindingStore) -> No
         assert (summary.control.name, summary.control.caught, summary.control.examples) == (name, True, 1)
         assert not summary.has_survivor
         assert summary.findings == ()
-        assert summary.tally.num_checks > 20
+        assert summary.tally.num_checks > 5
 
 
 def test_a_blind_check_is_found_out(store: FindingStore) -> None:
