@@ -50,7 +50,7 @@ class Tally:
     known: Counter[str] = field(default_factory=Counter)
     """Checks that showed a known upstream issue, by its identifier."""
     reasons: Counter[tuple[Outcome, str]] = field(default_factory=Counter)
-    """Why checks were inconclusive or unsupported, numbers left out."""
+    """Why checks were inconclusive or unsupported, or equivalent up to some step; numbers left out."""
     fingerprints: Counter[str] = field(default_factory=Counter)
     """How often each finding showed."""
     slowest_seconds: float = 0.0
@@ -67,6 +67,11 @@ class Tally:
         """All checks but those of shrinking."""
         return self.outcomes.total()
 
+    @property
+    def num_undecided(self) -> int:
+        """Checks that are equivalent up to some step, after which nothing could be decided."""
+        return sum(number for (outcome, _), number in self.reasons.items() if outcome is Outcome.EQUIVALENT)
+
     def add(self, verdict: Verdict, seconds: float) -> None:
         """Count a check that took so long."""
         layout = verdict.scenario.layout.name
@@ -76,6 +81,8 @@ class Tally:
             self.known[verdict.known] += 1
         elif verdict.outcome in (Outcome.INCONCLUSIVE, Outcome.UNSUPPORTED):
             self.reasons[verdict.outcome, blur(verdict.reason)] += 1
+        elif verdict.undecided:
+            self.reasons[verdict.outcome, blur(verdict.undecided)] += 1
         self.reach.add(verdict.scenario)
         self._note_slowest(seconds, verdict.scenario)
 

@@ -10,7 +10,8 @@ from equivcheck.layouts.hand_over_limits import why_unsupported
 from equivcheck.layouts.registry import rounding_of
 from equivcheck.oracle.coarse import is_large
 from equivcheck.oracle.communication import Overheard, overhear
-from equivcheck.oracle.compare import compare
+from equivcheck.oracle.compare import apart_before, compare
+from equivcheck.oracle.doubt import Doubt, earlier
 from equivcheck.oracle.known import known_issue, known_issues
 from equivcheck.oracle.reference import coarse_reference, confirming_reference, noise_limit, reference
 from equivcheck.oracle.running import Left, Runner, able
@@ -45,7 +46,7 @@ def check(  # noqa: PLR0913 - options, all by keyword
     verdict says so. `deadline` is in seconds, for the ranks alone; compiling gets 150 more. `alter` is called with each rank's
     setup after its layout has been applied: a way to plant a fault. With `beyond`, what torch is known not to support is run all
     the same, and calls are not held against predictions. With `coarse`, meant for shrinking, what is too far from the reference
-    for any noise is judged without measuring noise, and all else as usual: DIVERGED may then turn out INCONCLUSIVE in full.
+    for any noise is judged without measuring noise, and all else as usual: DIVERGED may then be in doubt in full.
     Failures of the ranks are verdicts; `UsageError` is raised for a world that does not exist.
     """
     started = time.perf_counter()
@@ -101,21 +102,27 @@ def _far_apart(scenario: Scenario, world: str, left: Left, heard: Overheard) -> 
 def _compared(scenario: Scenario, world: str, left: Left, heard: Overheard) -> Verdict:
     training, rounding = scenario.training, rounding_of(scenario.layout)
     expected = reference(training, rounding)
-    found = compare(expected, left.run.values, left.before)
-    doubt = expected.doubt
+    found, doubt = compare(expected, left.run.values, left.before), expected.doubt
     if found.divergences:
         num_parts = max(layout.num_data_ranks for layout in scenario.layouts)
-        expected = confirming_reference(training, num_parts, rounding)
-        found = compare(expected, left.run.values, left.before)
-        if doubt and found.largest_share < noise_limit(training, rounding):
-            # What differs is as small as the noise for which the reference is in doubt: neither a pass nor a finding.
-            found = replace(found, divergences=())
+        sure = confirming_reference(training, num_parts, rounding)
+        found, doubt = compare(sure, left.run.values, left.before), earlier(doubt, sure.doubt)
+        if expected.doubt and doubt and found.largest_share < noise_limit(training, rounding):
+            found = apart_before(doubt, found)
     divergences = _in_order(found.divergences, heard.divergences)
     if divergences:
         return _diverged(scenario, world, divergences, found.worst_error)
-    doubt = doubt or expected.doubt
-    outcome = Outcome.INCONCLUSIVE if doubt else Outcome.EQUIVALENT
-    return Verdict(outcome=outcome, scenario=scenario, world=world, reason=doubt, worst_error=found.worst_error)
+    return _agreeing(scenario, world, doubt, found.worst_error)
+
+
+def _agreeing(scenario: Scenario, world: str, doubt: Doubt | None, worst_error: float) -> Verdict:
+    """What agreement says: of a reference that is lost at some step, what the steps before it say of all layouts."""
+    verdict = Verdict(outcome=Outcome.EQUIVALENT, scenario=scenario, world=world, worst_error=worst_error)
+    if doubt is None:
+        return verdict
+    if doubt.step <= (scenario.start.steps if scenario.start else 0):
+        return replace(verdict, outcome=Outcome.INCONCLUSIVE, reason=doubt.reason)
+    return replace(verdict, undecided=f"not decided from step {doubt.step} on: {doubt.reason}")
 
 
 def _diverged(scenario: Scenario, world: str, divergences: tuple[Divergence, ...], worst_error: float) -> Verdict:

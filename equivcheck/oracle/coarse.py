@@ -18,7 +18,7 @@ from equivcheck.train.trace import Trace
 def coarse_moments(reference: Trace, limit: float) -> tuple[Expected, ...]:
     """Every moment of a reference; tolerated is the share `limit` of the largest tensor of a kind.
 
-    Nothing beyond `noise_limit` is passed by the full judgement: noise as large as that puts the reference in doubt.
+    Nothing beyond `noise_limit` is passed by the full judgement: noise as large as that puts the reference in doubt there.
     """
     tables: dict[int, Table] = {}
     found = []

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from equivcheck.oracle.assemble import Assembled, Assembler, Misfit, element
+from equivcheck.oracle.doubt import Doubt
 from equivcheck.oracle.floor import Expected
 from equivcheck.oracle.moments import Moment, moments, moments_of_steps
 from equivcheck.oracle.reference import Reference
@@ -48,10 +49,15 @@ def compare(reference: Reference, traces: Sequence[Trace], before: Sequence[Trac
     return Comparison(divergences=tuple(divergences), worst_error=worst, largest_share=share)
 
 
+def apart_before(doubt: Doubt, found: Comparison) -> Comparison:
+    """What differs in steps that the reference can tell: later, a difference as small as its noise is no finding, and no pass."""
+    return replace(found, divergences=tuple(divergence for divergence in found.divergences if divergence.step < doubt.step))
+
+
 def _share(expected: Expected, assembled: Assembled, errors: Vector, wrong: Flags) -> float:
     """How much of the largest tensor of its kind the largest error is."""
-    if assembled.misfits:
-        return float("inf")
+    if assembled.misfits or not expected.tolerances[wrong].all():
+        return float("inf")  # where nothing of a kind is other than zero, no noise explains what is
     sizes = errors[wrong] * expected.tolerances[wrong]
     return float((sizes / np.maximum(expected.scales[wrong], np.finfo(np.float64).tiny)).max())
 

@@ -45,6 +45,8 @@ def describe(verdict: Verdict) -> str:
 
 def _plainly(verdict: Verdict) -> list[str]:
     lines = [verdict.reason or f"the largest error is {verdict.worst_error:.2g} of its tolerance"]
+    if verdict.undecided:
+        lines.append(verdict.undecided)
     return [*lines, f"on file as {verdict.known}"] if verdict.known else lines
 
 

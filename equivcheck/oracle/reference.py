@@ -12,6 +12,7 @@ import numpy as np
 
 from equivcheck.layouts.rounding import Rounding
 from equivcheck.oracle.coarse import coarse_moments
+from equivcheck.oracle.doubt import Doubt, doubt_about
 from equivcheck.oracle.floor import (
     NUM_CONFIRMATIONS,
     NUM_PERTURBATIONS,
@@ -24,7 +25,6 @@ from equivcheck.oracle.floor import (
 from equivcheck.oracle.optimizer_rounding import rounding_setup
 from equivcheck.oracle.rounded import rounded_setup
 from equivcheck.oracle.rounded_copies import reordered_trace, rounded_copies, unit_of
-from equivcheck.oracle.verdict import Phase
 from equivcheck.scenario import Training
 from equivcheck.train.loop import train
 from equivcheck.train.setup import single_device
@@ -46,8 +46,8 @@ class Reference:
 
     moments: tuple[Expected, ...]
     """Every moment of the run."""
-    doubt: str
-    """Why agreement with it would prove nothing; empty if it does."""
+    doubt: Doubt | None
+    """From where on agreement with it proves nothing, and why; None if it does at every step."""
 
 
 def reference(training: Training, rounding: Rounding | None = None) -> Reference:
@@ -64,7 +64,7 @@ def coarse_reference(training: Training, rounding: Rounding | None = None) -> Re
     A doubt does not count against such a difference in the full judgement either, so that none is looked for.
     """
     trace = _trace(training) if rounding is None else _rounded_trace(training, rounding)
-    return Reference(coarse_moments(trace, noise_limit(training, rounding)), doubt="")
+    return Reference(coarse_moments(trace, noise_limit(training, rounding)), doubt=None)
 
 
 @lru_cache(maxsize=KEPT_REFERENCES)
@@ -142,40 +142,3 @@ def noise_limit(training: Training, rounding: Rounding | None = None) -> float:
     own = (training.precision.value, training.optimizer.rounds_to)
     kinds = (*filter(None, own), *(rounding.element_types if rounding is not None else ()))
     return float(np.sqrt(max(map(eps_of, kinds))))
-
-
-def doubt_about(found: tuple[Expected, ...], limit: float) -> str:
-    """Why agreement with a reference of these moments would prove nothing; empty if it would.
-
-    Noise above `limit`, as a share of a tensor's kind, is too much.
-    """
-    if not all(np.isfinite(moment.norms).all() for moment in found):
-        return "the reference has values that are not finite"
-    if not any(moment.norms.any() for moment in found if moment.phase is Phase.GRADIENT):
-        return "every gradient of the reference is zero"
-    return _noise(found, limit) or _disagreement(found)
-
-
-def _disagreement(found: tuple[Expected, ...]) -> str:
-    """Name the tensor that an independent way of running the same training finds elsewhere than rounding allows."""
-    for moment in found:
-        far = np.flatnonzero(moment.shifts > moment.tolerances)
-        if len(far):
-            name = moment.table.names[int(far[0])]
-            return f"two ways to compute {name} on one device disagree at step {moment.step} ({moment.phase.value})"
-    return ""
-
-
-def _noise(found: tuple[Expected, ...], limit: float) -> str:
-    """Name the tensor of which more than half of the digits are noise, if there is one.
-
-    Loss and norm are left out: a loss may be zero by cancellation, and has no other of its kind to be small against.
-    """
-    for moment in found:
-        noisy = np.flatnonzero(moment.tolerances > limit * moment.scales)
-        if moment.phase is not Phase.LOSS and len(noisy):
-            row = int(noisy[0])
-            share = moment.tolerances[row] / moment.scales[row]
-            name = moment.table.names[row]
-            return f"rounding alone moves {name} by {share:.1g} of its kind at step {moment.step} ({moment.phase.value})"
-    return ""

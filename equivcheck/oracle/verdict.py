@@ -115,10 +115,17 @@ class Verdict:
     """The largest error over all tensors in units of tolerance; below 1 when equivalent."""
     seconds: float = 0.0
     """Time of the whole check."""
+    undecided: str = ""
+    """Why later steps of what is equivalent say nothing, and from which on; empty where every step does."""
     unforeseen: str = ""
     """Why the ranks' calls were not held against a prediction; empty where they were, or where nothing was compared."""
     calls: tuple[tuple[Call, ...], ...] = ()
     """Per rank, its calls in the order of issue; empty in a world that does not see them, or where the ranks failed."""
+
+    @property
+    def is_clear(self) -> bool:
+        """Whether it is equivalent, and at every step."""
+        return self.outcome is Outcome.EQUIVALENT and not self.undecided
 
     def assert_equivalent(self, *, alter: Callable[[Setup], None] | None = None) -> None:
         """Raise `NotEquivalent` if something new and wrong was found; known, inconclusive and unsupported ones pass silently.

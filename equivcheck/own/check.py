@@ -16,7 +16,8 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from equivcheck.errors import UsageError
 from equivcheck.oracle.check import MAX_FOLLOWERS
-from equivcheck.oracle.compare import Comparison, compare
+from equivcheck.oracle.compare import Comparison, apart_before, compare
+from equivcheck.oracle.doubt import earlier
 from equivcheck.oracle.floor import Expected
 from equivcheck.oracle.reference import Reference
 from equivcheck.oracle.sentences import place, sentence
@@ -147,7 +148,8 @@ def _raise_usage(failed: RanksFailed) -> None:
 
 def _compared(verdict: OwnVerdict, original: Original, traces: tuple[Trace, ...]) -> OwnVerdict:
     reference, unread = _readable(original, original.reference(), traces)
-    doubt, parts, hint = reference.doubt, None, ""
+    quick = doubt = reference.doubt
+    hint = ""
     found = compare(reference, traces) if reference.moments else Comparison(divergences=(), worst_error=0.0, largest_share=0.0)
     if found.divergences:
         parts = original.parts()
@@ -155,8 +157,9 @@ def _compared(verdict: OwnVerdict, original: Original, traces: tuple[Trace, ...]
         reference, _ = _readable(original, original.confirming_reference(None if far else parts), traces)
         found = compare(reference, traces) if reference.moments else found
         hint = "" if far is None else _about_parts(far)
-        if doubt and found.largest_share < original.limit:
-            found = replace(found, divergences=())
+        doubt = earlier(quick, reference.doubt)
+        if quick and doubt and found.largest_share < original.limit:
+            found = apart_before(doubt, found)
     verdict = replace(verdict, worst_error=found.worst_error, unread=unread)
     if found.divergences:
         first, *others = found.divergences
@@ -165,8 +168,9 @@ def _compared(verdict: OwnVerdict, original: Original, traces: tuple[Trace, ...]
         return replace(
             verdict, outcome=Outcome.DIVERGED, reason=sentence(first), divergence=first, followers=followers, hint=hint
         )
-    if doubt or reference.doubt:
-        return replace(verdict, outcome=Outcome.INCONCLUSIVE, reason=doubt or reference.doubt)
+    if doubt:
+        so_far = f"; before step {doubt.step} all agrees" if doubt.step else ""
+        return replace(verdict, outcome=Outcome.INCONCLUSIVE, reason=doubt.reason + so_far)
     return verdict
 
 

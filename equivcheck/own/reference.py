@@ -11,9 +11,10 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from equivcheck.errors import UsageError
+from equivcheck.oracle.doubt import Doubt, doubt_about
 from equivcheck.oracle.floor import NUM_CONFIRMATIONS, NUM_PERTURBATIONS, Expected, expected_of
 from equivcheck.oracle.moments import moments
-from equivcheck.oracle.reference import Reference, doubt_about
+from equivcheck.oracle.reference import Reference
 from equivcheck.oracle.tensors import full_vector, norms
 from equivcheck.own.batches import converted, factors, moved, split
 from equivcheck.own.loop import train
@@ -69,7 +70,7 @@ class Original:
                 self._copies.append(_copy(self.task, len(self._copies), self.eps))
         rows = list(zip(*map(_values, (self.trace, *self._copies)), strict=True))
         if any(len({len(row) for row in values}) > 1 for values in rows):
-            return Reference((), "rounding alone decides which gradients there are")
+            return Reference((), Doubt(reason="rounding alone decides which gradients there are", step=0))
         found = expected_of(self.trace, [np.stack(values) for values in rows], self.eps, parts)
         return Reference(found, doubt_about(found, self.limit))
 

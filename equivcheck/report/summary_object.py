@@ -24,6 +24,7 @@ def summary_object(summary: Summary) -> dict[str, Any]:
         "checks_per_second": round(tally.num_checks / summary.seconds, 3) if summary.seconds else 0.0,
         "shrinking_checks": tally.num_shrinking,
         "outcomes": {outcome.value: _num(tally, outcome) for outcome in Outcome},
+        "equivalent_up_to_a_step": tally.num_undecided,
         "layouts": {layout: _layout(tally, layout) for layout in sorted(tally.durations)},
         "known": dict(tally.known.most_common()),
         "reasons": [

@@ -90,8 +90,8 @@ class _Drawing:
         honest = check(scenario, deadline=self._effort.deadline)
         verdict = check(scenario, alter=self._mutant.plant, deadline=self._effort.deadline)
         if verdict.outcome.is_finding and not honest.outcome.is_finding:
-            self._caught(verdict, is_clear=honest.outcome is Outcome.EQUIVALENT)
-        elif honest.outcome is not Outcome.EQUIVALENT:
+            self._caught(verdict, is_clear=honest.is_clear)
+        elif not honest.is_clear:
             self.row = replace(self.row, undecided=self.row.undecided + 1)
         elif self.row.survivor is None or size_of(scenario) < size_of(self.row.survivor):
             self.row = replace(self.row, survivor=scenario)
@@ -127,7 +127,7 @@ class _Judge:
         if coarse or not verdict.outcome.is_finding:
             return verdict
         honest = check(scenario, deadline=self.deadline)
-        return verdict if honest.outcome is Outcome.EQUIVALENT else honest
+        return verdict if honest.is_clear else honest
 
 
 def _shrunk(mutant: Mutant, effort: Effort, first: Verdict) -> Shrunk:

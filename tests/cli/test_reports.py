@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,7 @@ from unit.campaign import fakes
 
 PLAN = Plan(seconds=60.0, seed=7)
 DIVERGED = fakes.diverged(fakes.scenario(ranks=2, width=3))
+EQUIVALENT = Verdict(outcome=Outcome.EQUIVALENT, scenario=fakes.scenario(), world="sim")
 
 
 @pytest.fixture
@@ -31,7 +33,7 @@ def summary() -> Summary:
     """Three checks, one of them a finding, one inconclusive."""
     tally = Tally()
     tally.add(DIVERGED, 0.5)
-    tally.add(Verdict(outcome=Outcome.EQUIVALENT, scenario=fakes.scenario(), world="sim"), 0.01)
+    tally.add(EQUIVALENT, 0.01)
     tally.add(Verdict(outcome=Outcome.INCONCLUSIVE, scenario=fakes.scenario(), world="sim", reason="noise"), 0.01)
     tally.fingerprints[fingerprint(DIVERGED)] += 1
     path = Path("findings") / fingerprint(DIVERGED)
@@ -73,6 +75,13 @@ def test_the_object_has_every_outcome(summary: Summary) -> None:
     assert found["layouts"]["ddp"]["outcomes"] == expected
     assert found["checks"] == 3
     assert found["reasons"] == [{"outcome": "inconclusive", "reason": "noise", "checks": 1}]
+
+
+def test_what_is_decided_in_part_is_told(summary: Summary) -> None:
+    """Of what is equivalent, checks whose later steps nothing could decide are counted, with the reason."""
+    summary.tally.add(replace(EQUIVALENT, undecided="not decided from step 2 on: noise"), 0.1)
+    assert "equivalent: not decided from step N on: noise, 1 check" in printed(summary)
+    assert summary_object(summary)["equivalent_up_to_a_step"] == 1
 
 
 def test_progress_is_one_line(summary: Summary) -> None:

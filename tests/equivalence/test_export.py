@@ -44,7 +44,9 @@ def agrees(scenario: Scenario, folder: Path, mutant: Mutant | None = None) -> bo
     """Run the script of a scenario; False where none can be written, or where the check says nothing that a script compares."""
     plant = None if mutant is None else mutant.plant
     verdict = check(scenario, alter=plant)
-    if verdict.outcome is Outcome.INCONCLUSIVE or (verdict.divergence is not None and verdict.divergence.phase not in COMPARED):
+    if verdict.outcome is Outcome.INCONCLUSIVE or verdict.undecided:
+        return False
+    if verdict.divergence is not None and verdict.divergence.phase not in COMPARED:
         return False
     try:
         script = script_of(scenario, verdict=verdict, mutant=mutant, numbers=Numbers.EXACT)

@@ -34,7 +34,7 @@ def test_a_batch_split_as_a_layout_splits_it_is_within_the_floor(training: Train
         moments = expected_moments(training, train(single_device(training)), copies)
         split = split_trace(training, PARTS)
 
-    found = compare(Reference(moments, ""), [split])
+    found = compare(Reference(moments, None), [split])
 
     beyond = [far for far in found.divergences if not (far.tensor == "norm" and far.error <= NORM_MARGIN)]
     assert not beyond or reference(training).doubt

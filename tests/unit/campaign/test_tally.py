@@ -38,6 +38,7 @@ def test_merging_is_adding() -> None:
         verdict(Outcome.KNOWN, known="torch-1"),
         verdict(Outcome.INCONCLUSIVE, reason="floor is 0.25"),
         verdict(Outcome.INCONCLUSIVE, reason="floor is 0.5"),
+        verdict(Outcome.EQUIVALENT, undecided="not decided from step 2 on"),
     ]
     parts = (Tally(), Tally())
     whole = Tally()
@@ -47,9 +48,10 @@ def test_merging_is_adding() -> None:
     parts[0].merge(parts[1])
     assert parts[0].outcomes == whole.outcomes
     assert parts[0].known == {"torch-1": 1}
-    assert parts[0].reasons == {(Outcome.INCONCLUSIVE, "floor is N"): 2}
-    assert parts[0].slowest_seconds == pytest.approx(0.4)
-    assert parts[0].num_checks == 4
+    assert parts[0].reasons == {(Outcome.INCONCLUSIVE, "floor is N"): 2, (Outcome.EQUIVALENT, "not decided from step N on"): 1}
+    assert parts[0].num_undecided == 1
+    assert parts[0].slowest_seconds == pytest.approx(0.5)
+    assert parts[0].num_checks == 5
     assert parts[0].durations["ddp"].quantile(0.99) == whole.durations["ddp"].quantile(0.99)
 
 

@@ -7,16 +7,27 @@ import pytest
 from equivcheck import NotEquivalent, Outcome, Scenario, UsageError, check
 from equivcheck.layouts.program import rank_program
 from equivcheck.oracle.verdict import Phase
-from equivcheck.scenario import DDP, SGD, Axis, Data, Layer, Layout, Mesh, Model, Training
+from equivcheck.scenario import DDP, SGD, Axis, Data, Layer, Layout, Mesh, Model, Start, Training
 from equivcheck.tally import take
 from equivcheck.train.trace import Trace
 from equivcheck.worlds.failure import FailureKind, RankState
 from equivcheck.worlds.pool import ranks
-from unit.oracle.alterations import double_the_gradients, kill_rank_one, raise_on_rank_one, spin_on_rank_one
+from unit.oracle.alterations import (
+    double_the_gradients,
+    kill_rank_one,
+    nudge_the_gradients,
+    raise_on_rank_one,
+    spin_on_rank_one,
+)
 
 TRAINING = Training(model=Model(features=2, layers=(Layer(width=2), Layer(width=1))), data=Data(microbatches=(4, 2)), steps=2)
 LAYOUT = Layout(mesh=Mesh(axes=(Axis(name="dp", size=2),)), parallelisms=(DDP(),))
 SCENARIO = Scenario(training=TRAINING, layout=LAYOUT)
+LOST_AT_STEP_ONE = replace(
+    SCENARIO,
+    training=replace(TRAINING, model=Model(features=2, layers=(Layer(width=2),) * 3), optimizer=SGD(lr=1e100)),
+)
+"""Its first update is large, its second forward overflows."""
 
 
 def test_a_right_training_is_equivalent() -> None:
@@ -93,6 +104,34 @@ def test_a_reference_in_doubt_is_inconclusive() -> None:
     overflowing = replace(SCENARIO, training=replace(TRAINING, optimizer=SGD(lr=1e300)))
 
     assert check(overflowing).outcome is Outcome.INCONCLUSIVE
+
+
+def test_steps_before_a_doubt_are_decided() -> None:
+    """A reference that is lost later tells the steps before, and the verdict says from which on it does not."""
+    verdict = check(LOST_AT_STEP_ONE)
+
+    assert verdict.outcome is Outcome.EQUIVALENT
+    assert not verdict.is_clear
+    assert verdict.undecided.startswith("not decided from step 1 on: the reference has values that are not finite")
+    assert verdict.undecided in verdict.describe()
+    assert check(SCENARIO).is_clear
+
+
+def test_a_small_fault_before_a_doubt_is_found() -> None:
+    """What is lost later hides nothing of the steps before, however small."""
+    verdict = check(LOST_AT_STEP_ONE, alter=nudge_the_gradients)
+
+    assert verdict.outcome is Outcome.DIVERGED
+    assert verdict.divergence is not None
+    assert verdict.divergence.step == 0
+
+
+def test_a_doubt_before_a_hand_over_leaves_nothing_of_what_follows() -> None:
+    """Steps of the first layout alone say nothing of the second."""
+    start = Start(layout=LAYOUT, steps=1)
+
+    assert check(replace(LOST_AT_STEP_ONE, start=start)).outcome is Outcome.INCONCLUSIVE
+    assert check(replace(SCENARIO, start=start)).outcome is Outcome.EQUIVALENT
 
 
 def test_a_world_that_does_not_exist_is_refused() -> None:

@@ -82,6 +82,19 @@ def test_a_change_of_a_few_roundings_is_within_tolerance(trace: Trace) -> None:
     assert 0 < comparison.worst_error < 1
 
 
+def test_the_share_of_a_difference_is_in_units_of_its_kind(trace: Trace) -> None:
+    """What is other than zero where a whole kind is zero is larger than any noise."""
+    found = reference(TRAINING)
+    row = next(index for index, moment in enumerate(found.moments) if moment.phase is Phase.GRADIENT)
+    gradients = found.moments[row]
+    zero = {name: np.zeros_like(getattr(gradients, name)) for name in ("values", "norms", "tolerances", "scales")}
+    dead = replace(found, moments=(*found.moments[:row], replace(gradients, **zero), *found.moments[row + 1 :]))
+    twice = with_step(trace, 0, gradients=replace(trace.steps[0].gradients, values=2 * trace.steps[0].gradients.values))
+
+    assert compare(found, [twice]).largest_share == pytest.approx(1.0)
+    assert compare(dead, [trace]).largest_share == np.inf
+
+
 @pytest.mark.parametrize(
     ("change", "expected"),
     [

@@ -1,13 +1,13 @@
-"""Tests for the reference, its noise floor and the doubt about it."""
+"""Tests for the reference and its noise floor."""
 
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from equivcheck.oracle.reference import confirming_reference, doubt_about, noise_limit, reference
+from equivcheck.oracle.reference import confirming_reference, reference
 from equivcheck.oracle.verdict import Phase
-from equivcheck.scenario import SGD, Activation, Data, Layer, Model, Norm, Precision, Training
+from equivcheck.scenario import Activation, Data, Layer, Model, Norm, Precision, Training
 
 TRAINING = Training(
     model=Model(features=4, layers=(Layer(width=3, activation=Activation.TANH, norm=Norm.LAYER), Layer(width=2))),
@@ -29,7 +29,7 @@ def test_tolerance_is_some_units_in_the_last_place(precision: Precision) -> None
 
     relative = [moment.tolerances / moment.norms for moment in found.moments if moment.phase is Phase.UPDATE]
 
-    assert found.doubt == ""
+    assert found.doubt is None
     assert np.min(relative) >= 4 * eps
     assert np.max(relative) < 5000 * eps
 
@@ -41,31 +41,3 @@ def test_more_perturbations_raise_the_floor_a_little() -> None:
     for few, many in zip(quick.moments, sure.moments, strict=True):
         assert (many.tolerances >= 0.5 * few.tolerances).all()
         assert (many.tolerances <= 10 * few.tolerances).all()
-
-
-def test_a_training_that_blows_up_proves_nothing() -> None:
-    """A reference with values that are not finite is in doubt."""
-    assert "not finite" in reference(replace(TRAINING, optimizer=SGD(lr=1e300))).doubt
-
-
-def test_a_dead_network_proves_nothing() -> None:
-    """All-zero gradients agree with any layout, so a reference with nothing else is in doubt."""
-    layer = Layer(width=1, bias=False, norm=Norm.LAYER, activation=Activation.RELU)
-    often_dead = replace(TRAINING, model=Model(features=1, layers=(layer,)), steps=1)
-
-    doubts = {reference(replace(often_dead, seed=seed)).doubt for seed in range(20)}
-
-    assert "every gradient of the reference is zero" in doubts
-    assert len(doubts) > 1
-
-
-def test_a_floor_of_more_than_half_the_digits_proves_nothing() -> None:
-    """A tensor that rounding alone can move by more than sqrt(eps) of its kind puts the reference in doubt, by name."""
-    moments = reference(TRAINING).moments
-    row = next(index for index, moment in enumerate(moments) if moment.phase is Phase.UPDATE)
-    noisy = moments[row]
-    loud = replace(noisy, tolerances=noisy.tolerances + 1e-7 * noisy.scales)
-
-    limit = noise_limit(TRAINING)
-    assert doubt_about(moments, limit) == ""
-    assert noisy.table.names[0] in doubt_about((*moments[:row], loud, *moments[row + 1 :]), limit)

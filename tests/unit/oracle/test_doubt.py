@@ -1,0 +1,107 @@
+"""Tests for what a reference cannot tell."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from equivcheck.oracle.doubt import NO_GRADIENT, Doubt, doubt_about, earlier
+from equivcheck.oracle.floor import Expected
+from equivcheck.oracle.reference import noise_limit, reference
+from equivcheck.oracle.verdict import Phase
+from equivcheck.scenario import SGD, Activation, Data, Layer, Model, Norm, Training
+
+TRAINING = Training(
+    model=Model(features=4, layers=(Layer(width=3, activation=Activation.TANH, norm=Norm.LAYER), Layer(width=2))),
+    data=Data(microbatches=(4,)),
+    steps=3,
+)
+
+
+def moments() -> tuple[Expected, ...]:
+    """Those of a training that leaves no doubt."""
+    return reference(TRAINING).moments
+
+
+def with_tolerances(phase: Phase, step: int, tolerance: float) -> Doubt | None:
+    """The doubt where rounding moves every tensor of one moment by the same share of its kind."""
+    altered = tuple(
+        replace(moment, tolerances=tolerance * moment.scales) if (moment.phase, moment.step) == (phase, step) else moment
+        for moment in moments()
+    )
+    return doubt_about(altered, noise_limit(TRAINING))
+
+
+def without_gradients(steps: int) -> tuple[Expected, ...]:
+    """Moments of which the gradients of the first steps are zero."""
+    return tuple(
+        replace(moment, norms=np.zeros_like(moment.norms)) if moment.phase is Phase.GRADIENT and moment.step < steps else moment
+        for moment in moments()
+    )
+
+
+def test_a_well_conditioned_training_leaves_no_doubt() -> None:
+    """Every step of it can be told."""
+    assert doubt_about(moments(), noise_limit(TRAINING)) is None
+
+
+@pytest.mark.parametrize("lr", [1e300, 1e100])
+def test_a_training_that_blows_up_proves_nothing_from_there_on(lr: float) -> None:
+    """What overflows in the update is lost at once, what overflows in the next forward a step later."""
+    found = reference(replace(TRAINING, model=Model(features=4, layers=(Layer(width=3),) * 3), optimizer=SGD(lr=lr))).doubt
+
+    assert found is not None
+    assert "not finite" in found.reason
+    assert found.step == (0 if lr == 1e300 else 1)
+
+
+def test_a_dead_network_proves_nothing() -> None:
+    """All-zero gradients agree with any layout, so a reference with nothing else is in doubt."""
+    layer = Layer(width=1, bias=False, norm=Norm.LAYER, activation=Activation.RELU)
+    often_dead = replace(TRAINING, model=Model(features=1, layers=(layer,)), steps=1)
+
+    doubts = {reference(replace(often_dead, seed=seed)).doubt for seed in range(20)}
+
+    assert Doubt(reason=NO_GRADIENT, step=0) in doubts
+    assert len(doubts) > 1
+
+
+@pytest.mark.parametrize("step", [0, 1, 2])
+def test_a_floor_of_more_than_half_the_digits_proves_nothing_from_there_on(step: int) -> None:
+    """A tensor that rounding alone can move by more than sqrt(eps) of its kind is named with its step."""
+    found = with_tolerances(Phase.UPDATE, step, 1e-7)
+
+    assert found is not None
+    assert found.step == step
+    assert found.reason == f"rounding alone moves layers.0.norm.weight by 1e-07 of its kind at step {step} (update)"
+
+
+@pytest.mark.parametrize("tolerance", [float("nan"), float("inf")])
+@pytest.mark.parametrize("phase", [Phase.LOSS, Phase.UPDATE])
+def test_a_tolerance_without_bounds_proves_nothing(phase: Phase, tolerance: float) -> None:
+    """Where a copy that rounding has moved overflows nothing is beyond the tolerance, not even of a loss."""
+    found = with_tolerances(phase, 1, tolerance)
+
+    assert found == Doubt(reason=f"rounding alone makes values that are not finite at step 1 ({phase.value})", step=1)
+
+
+def test_steps_before_any_gradient_do_not_count() -> None:
+    """Of a reference that is lost, steps whose gradients are all zero prove as little as what follows."""
+    lost = tuple(
+        replace(moment, norms=moment.norms * np.inf) if moment.step == 2 else moment for moment in without_gradients(steps=2)
+    )
+
+    found = doubt_about(lost, noise_limit(TRAINING))
+
+    assert found is not None
+    assert (found.step, "not finite" in found.reason) == (0, True)
+    assert doubt_about(without_gradients(steps=2), noise_limit(TRAINING)) is None
+
+
+def test_the_earlier_of_two_doubts_counts() -> None:
+    """It leaves fewer steps; no doubt leaves all."""
+    one, other = Doubt(reason="one", step=1), Doubt(reason="other", step=2)
+
+    assert earlier(one, other) is earlier(other, one) is one
+    assert earlier(None, other) is earlier(other, None) is other
+    assert earlier(None, None) is None
