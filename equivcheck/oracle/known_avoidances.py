@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from equivcheck.layouts.limits import with_execution
-from equivcheck.scenario import Compile, Implementation, Scenario
+from equivcheck.scenario import Compile, Implementation, Layout, Scenario
 
 
 def plain_implementation(scenario: Scenario) -> Scenario:
@@ -23,9 +23,14 @@ def plain_implementation(scenario: Scenario) -> Scenario:
 
 def nothing_kept_on_disk(scenario: Scenario) -> Scenario:
     """What Inductor would compile stays with Dynamo and AOTAutograd, in memory."""
-    if scenario.layout.execution.compile is not Compile.INDUCTOR:
-        return scenario
-    return replace(scenario, layout=with_execution(scenario.layout, compile=Compile.AOT_EAGER))
+    start = scenario.start and replace(scenario.start, layout=_without_inductor(scenario.start.layout))
+    return replace(scenario, layout=_without_inductor(scenario.layout), start=start)
+
+
+def _without_inductor(layout: Layout) -> Layout:
+    if layout.execution.compile is not Compile.INDUCTOR:
+        return layout
+    return with_execution(layout, compile=Compile.AOT_EAGER)
 
 
 WITHOUT: dict[str, Callable[[Scenario], Scenario]] = {

@@ -42,9 +42,12 @@ def compiled_like_shards(scenario: Scenario) -> bool:
 
 
 def _has_like_chunks(sizes: tuple[int, int], ranks: int) -> bool:
-    """Whether `torch.chunk` gives some rank as much of a dim of one size as of another."""
-    per_rank = [-(-size // ranks) for size in sizes]
-    chunks = [
-        [min(most, max(0, size - most * rank)) for rank in range(ranks)] for size, most in zip(sizes, per_rank, strict=True)
-    ]
-    return any(first == second for first, second in zip(*chunks, strict=True))
+    """Whether some rank has as much of a dim of one size as of another."""
+    first, second = (_chunks(size, ranks) for size in sizes)
+    return any(one == other for one, other in zip(first, second, strict=True))
+
+
+def _chunks(size: int, ranks: int) -> list[int]:
+    """How much of a dim each rank has by `torch.chunk`."""
+    most = -(-size // ranks)
+    return [min(most, max(0, size - most * rank)) for rank in range(ranks)]

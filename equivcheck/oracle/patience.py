@@ -29,8 +29,8 @@ def all_compile_seconds(scenario: Scenario) -> float:
 
 def expected_compile_seconds(scenario: Scenario) -> float:
     """What compiling is expected to take, of all layouts; 0 where nothing is compiled."""
-    seconds = (_expected(layout) for layout in scenario.layouts if layout.execution.is_compiled)
-    return num_graphs(scenario.training) * sum(seconds)
+    seconds = sum(_expected(layout) for layout in scenario.layouts if layout.execution.is_compiled)
+    return num_graphs(scenario.training) * seconds if seconds else 0.0
 
 
 def _expected(layout: Layout) -> float:

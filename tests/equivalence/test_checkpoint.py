@@ -33,13 +33,11 @@ from equivcheck.scenario import (
     Group,
     Layer,
     Layout,
-    LinearLR,
     Loss,
     Mesh,
     Model,
     Parallelism,
     Pipeline,
-    Schedule,
     Select,
     Start,
     StepLR,
@@ -108,15 +106,15 @@ def test_the_pairs_below_are_equivalent_without_a_fault(first: Parallelism, seco
     assert check(handed_over(first, second)).outcome is Outcome.EQUIVALENT
 
 
-@pytest.mark.parametrize("schedule", [CosineAnnealingLR(T_max=2), StepLR(step_size=1), LinearLR(total_iters=2)])
-def test_stages_with_groups_of_their_own_go_on_with_the_schedule(schedule: Schedule) -> None:
+def test_stages_with_groups_of_their_own_go_on_with_the_schedule() -> None:
     """What a schedule has for each parameter group is not that of the first rank, whose stage has other groups."""
+    # Of the schedules this one reckons a rate from the rate before it.
     into, out_of = handed_over(DDP(), PIPELINE, (2, 2)), handed_over(PIPELINE, DDP(), (2, 2))
     groups = (Group(select=Select.FIRST_LAYER, lr_factor=0.5),)
 
     for scenario in (into, out_of):
         model = replace(scenario.training.model, counter=False)
-        training = replace(scenario.training, model=model, groups=groups, schedule=schedule, optimizer=SGD())
+        training = replace(scenario.training, model=model, groups=groups, schedule=CosineAnnealingLR(T_max=2), optimizer=SGD())
         start = replace(scenario.start, flatten_optimizer_state_dict=True) if scenario.start else None
         check(replace(scenario, training=training, start=start)).assert_equivalent()
 

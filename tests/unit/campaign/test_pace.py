@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from equivcheck.campaign.pace import COMPILED_SHARE, Pace
 from equivcheck.oracle.patience import expected_compile_seconds
-from equivcheck.scenario import Compile, Execution
 from unit.campaign import fakes
 
 EAGER = fakes.scenario()
-COMPILED = replace(EAGER, layout=replace(EAGER.layout, execution=Execution(compile=Compile.AOT_EAGER)))
+COMPILED = fakes.compiled()
 EXPECTED = expected_compile_seconds(COMPILED)
 
 

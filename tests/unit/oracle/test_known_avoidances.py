@@ -1,0 +1,35 @@
+"""What an issue on file cannot show in."""
+
+from dataclasses import replace
+
+from equivcheck import Scenario
+from equivcheck.layouts.limits import with_execution
+from equivcheck.oracle.known_avoidances import nothing_kept_on_disk, plain_implementation
+from equivcheck.scenario import Adam, Compile, Implementation, Start
+from unit.campaign import fakes
+
+EAGER = fakes.scenario(steps=2)
+
+
+def both(*, whole_step: bool = False, compiler: Compile = Compile.NONE) -> Scenario:
+    """A scenario with the same execution before and after a hand-over."""
+    layout = with_execution(EAGER.layout, whole_step=whole_step, compile=compiler)
+    return replace(EAGER, layout=layout, start=Start(layout=layout))
+
+
+def test_inductor_is_left_out_of_every_layout() -> None:
+    """Before a hand-over as well; other compilers stay."""
+    eager = both(compiler=Compile.AOT_EAGER)
+
+    assert nothing_kept_on_disk(both(compiler=Compile.INDUCTOR)) == eager
+    assert nothing_kept_on_disk(eager) == eager
+    assert nothing_kept_on_disk(EAGER) == EAGER
+
+
+def test_a_plain_implementation_is_in_no_graph() -> None:
+    """A traced step may hold no loop over parameters, before a hand-over either."""
+    training = replace(EAGER.training, optimizer=Adam(implementation=Implementation.FUSED))
+
+    found = plain_implementation(replace(both(whole_step=True), training=training))
+
+    assert found == replace(both(), training=replace(training, optimizer=Adam()))
