@@ -49,5 +49,6 @@ def _move(optimizer: torch.optim.Optimizer, eps: float, generator: np.random.Gen
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             if parameter.grad is not None:
-                factors = 1.0 + eps * generator.uniform(-1.0, 1.0, parameter.grad.shape)
+                # A norm that is rounded moves all elements together; of elements moved each for itself it stays as it is.
+                factors = 1.0 + eps * (generator.uniform(-1.0, 1.0) + generator.uniform(-1.0, 1.0, parameter.grad.shape))
                 parameter.grad.mul_(torch.from_numpy(factors).to(parameter.grad.dtype))

@@ -4,12 +4,30 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 
+from equivcheck import Scenario, check
 from equivcheck.oracle import floor
 from equivcheck.oracle.floor import perturbed
-from equivcheck.oracle.optimizer_rounding import rounding_setup
+from equivcheck.oracle.optimizer_rounding import round_in_optimizer, rounding_setup
 from equivcheck.oracle.reference import noise_limit
-from equivcheck.scenario import SGD, Adafactor, Data, Layer, Model, Muon, Optimizer, Precision, Training
+from equivcheck.scenario import (
+    FSDP2,
+    SGD,
+    Activation,
+    Adafactor,
+    Axis,
+    Data,
+    Layer,
+    Layout,
+    Loss,
+    Mesh,
+    Model,
+    Muon,
+    Optimizer,
+    Precision,
+    Training,
+)
 from equivcheck.train.copies import train_copies
 from equivcheck.train.ensemble import train_ensemble
 from equivcheck.train.loop import train
@@ -54,6 +72,38 @@ def test_rounding_inside_the_optimizer_moves_what_follows() -> None:
     assert spread(rounded.steps[0].gradients) < 1e-14
     assert spread(exact.steps[0].parameters) < 1e-14
     assert 1e-5 < spread(rounded.steps[0].parameters) < 1e-1
+
+
+def test_a_norm_that_is_rounded_moves_a_matrix_as_a_whole() -> None:
+    """Muon divides by a norm in bfloat16, which stays where many elements move each for itself, and of shards rounds otherwise."""
+    parameter = torch.nn.Parameter(torch.zeros(64, 64, dtype=torch.float64))
+    setup = single_device(MUON)
+    round_in_optimizer(setup, np.random.default_rng(0))
+    optimizer = setup.build_optimizer(MUON, [("weight", parameter)])
+    norms = []
+    for _ in range(20):
+        parameter.grad = torch.ones_like(parameter)
+        optimizer.step()
+        norms.append(float(torch.linalg.vector_norm(parameter.grad)) / 64)
+
+    assert 0.001 < np.std(norms) < torch.finfo(torch.bfloat16).eps
+
+
+@pytest.mark.parametrize(("width", "seed"), [(30, 3), (30, 21), (30, 25), (30, 27), (26, 26)])
+def test_a_sum_over_a_matrix_moved_as_a_whole_is_no_finding(width: int, seed: int) -> None:
+    """A loss that adds up all outputs shows what a common factor does much more than what single elements do."""
+    layer = Layer(width=width, bias=False, activation=Activation.SIGMOID)
+    training = Training(
+        model=Model(features=1, layers=(layer, layer)),
+        data=Data(microbatches=(6,)),
+        optimizer=Muon(ns_steps=1),
+        loss=Loss.LINEAR_SUM,
+        steps=2,
+        seed=seed,
+    )
+    layout = Layout(mesh=Mesh(axes=(Axis(name="dp", size=2),)), parallelisms=(FSDP2(),))
+
+    assert check(Scenario(training=training, layout=layout)).is_clear
 
 
 def test_what_an_optimizer_rounds_to_limits_the_noise() -> None:
