@@ -75,7 +75,7 @@ def test_rounding_inside_the_optimizer_moves_what_follows() -> None:
 
 
 def test_a_norm_that_is_rounded_moves_a_matrix_as_a_whole() -> None:
-    """Muon divides by a norm in bfloat16, which stays where many elements move each for itself, and of shards rounds otherwise."""
+    """Muon divides by a norm in bfloat16: it stays where elements move each for itself, and of shards rounds otherwise."""
     parameter = torch.nn.Parameter(torch.zeros(64, 64, dtype=torch.float64))
     setup = single_device(MUON)
     round_in_optimizer(setup, np.random.default_rng(0))
