@@ -1,0 +1,53 @@
+"""Tests for the file of upstream issues: what an entry must have."""
+
+import pytest
+
+from equivcheck.layouts.registry import layout_kinds
+from equivcheck.oracle import known_predicates
+from equivcheck.oracle.known import InvalidKnownIssue, known_issues, read_issues
+from equivcheck.oracle.known_avoidances import WITHOUT
+from equivcheck.oracle.known_predicates import NEEDS, SHOWS
+
+LINKS = ("https://github.com/pytorch/pytorch/", "not reported yet: ", "documented, not checked: ")
+
+
+def test_issues_are_well_formed() -> None:
+    """Ids are distinct, layouts exist, links lead to pytorch or say that there is none, and no predicate is left over."""
+    issues = known_issues()
+    assert len({issue.id for issue in issues}) == len(issues)
+    assert {tag for issue in issues for tag in issue.layouts} <= set(layout_kinds())
+    assert all(issue.link.startswith(LINKS) for issue in issues)
+    assert {name for issue in issues for name in issue.needs} == set(NEEDS)
+    assert {name for issue in issues for name in issue.shows} == set(SHOWS)
+    assert {issue.without for issue in issues} - {""} == set(WITHOUT)
+    assert all(function.__doc__ for function in (*NEEDS.values(), *SHOWS.values())), known_predicates.__name__
+
+
+CRASH = {"id": "x", "link": "y", "torch": ">=2", "kind": "crash", "layouts": ["ddp"], "needs": ["inf_norm"], "error": "z"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"needs": ["inf_nrom"]}, "known issue 'x': needs names 'inf_nrom'; allowed: activations_cut_unevenly, "),
+        ({"shows": ["inf_norm"]}, "known issue 'x': shows names 'inf_norm'; allowed: in_a_stage_behind_frozen_layers, "),
+        ({"without": "inf_norm"}, "known issue 'x': without names 'inf_norm'; allowed: plain_implementation"),
+        ({"kind": "crush"}, "known issue 'x': kind is 'crush'; allowed: wrong_numbers, crash, "),
+        (
+            {"kind": "wrong_numbers"},
+            "known issue 'x': of kind wrong_numbers has the wrong evidence; allowed: phase and difference, ",
+        ),
+        ({"error": ""}, "known issue 'x': of kind crash has the wrong evidence; allowed: "),
+        ({"error": "("}, "known issue 'x': missing ), unterminated subpattern at position 0; allowed: "),
+        ({"torch": "new"}, "known issue 'x': Invalid specifier: 'new'; allowed: "),
+        ({"layout": "ddp"}, "known issue 'x': lacks [], has the unknown ['layout']; allowed: "),
+    ],
+)
+def test_an_entry_that_is_not_well_formed_is_refused_in_one_line(changes: dict[str, object], text: str) -> None:
+    """The text names the entry, what is wrong with it, and what is allowed."""
+    entry = "\n".join(f"{key} = {value!r}" for key, value in (CRASH | changes).items())
+    assert [issue.id for issue in read_issues("[[issue]]\n" + "\n".join(f"{key} = {value!r}" for key, value in CRASH.items()))]
+    with pytest.raises(InvalidKnownIssue) as caught:
+        read_issues("[[issue]]\n" + entry)
+    assert str(caught.value).startswith(text)
+    assert "\n" not in str(caught.value)

@@ -1,0 +1,84 @@
+"""Tests for what an entry on file may ask of a scenario."""
+
+from dataclasses import replace
+
+import pytest
+
+from equivcheck import Scenario, check
+from equivcheck.oracle.known_predicates import NEEDS
+from equivcheck.scenario import (
+    DDP,
+    FSDP1,
+    FSDP2,
+    SPMD,
+    ClipValue,
+    Layer,
+    LayerPlan,
+    Norm,
+    ShardingStrategy,
+    Split,
+    TensorParallel,
+    Wrapping,
+)
+from unit.oracle.known_examples import FULLY_SHARD, HYBRID, INF, SHOWN, scenario
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*NO_SHARD", "ignore:Called FSDP.clip_grad_norm_")
+
+SMALL = replace(FSDP1(), wrapping=Wrapping.PER_LAYER)
+TRAINED_LAST = (Layer(width=2, frozen=True), Layer(width=2, bias=False))
+
+
+@pytest.mark.parametrize(
+    ("example", "expected"),
+    [
+        (scenario(FSDP1()), True),
+        (scenario(FSDP1(), sizes=(1,)), False),
+        (scenario(FSDP1(use_orig_params=False)), False),
+        (scenario(FSDP1(strategy=ShardingStrategy.NO_SHARD)), False),
+        (scenario(FSDP1(), Layer(width=2, bias=False)), False),
+        (scenario(FSDP1(), Layer(width=2, bias=False), sizes=(3,)), True),
+        (scenario(FSDP1(), Layer(width=1)), False),
+        (scenario(FSDP1(), Layer(width=1), sizes=(3,)), True),
+        (scenario(FSDP1(), Layer(width=3, bias=False, norm=Norm.RMS), sizes=(4,)), True),
+        (scenario(FSDP1(), *TRAINED_LAST, features=2), True),
+        (scenario(SMALL, *TRAINED_LAST, features=2), False),
+        (scenario(HYBRID, sizes=(2, 2)), True),
+        (scenario(HYBRID, sizes=(2, 1)), False),
+        (scenario(FSDP2()), False),
+    ],
+)
+def test_a_rank_without_gradients_is_one_that_does_not_reach_the_clipping(example: Scenario, expected: bool) -> None:
+    """The predicate says exactly on which layouts `clip_grad_value_` finds nothing to clip."""
+    assert NEEDS["rank_without_gradients"](example) is expected
+    clipped = replace(example, training=replace(example.training, clipping=ClipValue()))
+    assert (check(clipped).known == "clip_grad_value_of_nothing") is expected
+
+
+@pytest.mark.parametrize(
+    ("example", "expected"),
+    [
+        (scenario(FSDP2(), Layer(width=4), sizes=(3,)), True),
+        (scenario(FSDP2(), Layer(width=5), sizes=(3,)), False),
+        (scenario(FSDP2(), Layer(width=1), sizes=(2, 1)), False),
+        (scenario(FSDP2(), Layer(width=1), sizes=(1, 2)), True),
+        (scenario(FSDP2(), Layer(width=2), Layer(width=1, frozen=True)), False),
+        (scenario(FSDP2(), Layer(width=2, norm=Norm.RMS)), True),
+        (scenario(SPMD()), False),
+        (scenario(FULLY_SHARD), True),
+        (scenario(TensorParallel(plan=(LayerPlan(split=Split.ROW),)), Layer(width=1), features=2), False),
+        (scenario(TensorParallel(), Layer(width=1)), False),
+        (scenario(DDP()), False),
+    ],
+)
+def test_an_empty_shard_is_what_the_infinity_norm_stumbles_over(example: Scenario, expected: bool) -> None:
+    """The predicate says exactly on which layouts a rank holds nothing of some gradient."""
+    assert NEEDS["gradient_has_an_empty_shard"](example) is expected
+    clipped = replace(example, training=replace(example.training, clipping=INF))
+    assert (check(clipped).known == "inf_norm_of_empty_shard") is expected
+
+
+@pytest.mark.parametrize("name", NEEDS)
+def test_each_need_holds_for_some_scenario_and_not_for_another(name: str) -> None:
+    """A predicate that always or never holds narrows nothing down."""
+    examples = [example for shown, healthy in SHOWN.values() for example in (shown, *healthy)]
+    assert {NEEDS[name](example) for example in examples} == {True, False}
