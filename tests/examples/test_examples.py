@@ -30,4 +30,6 @@ def test_an_example_says_what_it_finds(name: str, capsys: pytest.CaptureFixture[
     runpy.run_path(str(EXAMPLES / f"{name}.py"))["main"]()
     printed, position = capsys.readouterr().out, 0
     for words in SAYS[name]:
-        position = printed.index(words, position) + 1
+        found = printed.find(words, position)
+        assert found >= 0, f"{words!r} is not, or not there, in\n{printed}"
+        position = found + 1
