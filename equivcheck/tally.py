@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 
+IN_PART = "in part"
+"""Stands for the outcome of what is equivalent up to some step, after which nothing could be decided."""
+
 Row = tuple[str, str, str]
 """Layout, world, outcome."""
 
@@ -11,7 +14,7 @@ _checked: Counter[Row] = Counter()
 
 
 def record(layout: str, world: str, outcome: str) -> None:
-    """Count one check; `layout` as `Layout.name` writes it, `outcome` as JSON does."""
+    """Count one check; `layout` as `Layout.name` writes it, `outcome` as JSON does, or `IN_PART`."""
     _checked[layout, world, outcome] += 1
 
 

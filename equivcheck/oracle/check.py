@@ -18,7 +18,7 @@ from equivcheck.oracle.running import Left, Runner, able
 from equivcheck.oracle.sentences import place, sentence
 from equivcheck.oracle.verdict import Divergence, Outcome, Phase, Verdict
 from equivcheck.scenario import Scenario
-from equivcheck.tally import record
+from equivcheck.tally import IN_PART, record
 from equivcheck.train.setup import Setup
 from equivcheck.worlds.failure import RanksFailed
 from equivcheck.worlds.ranks import Ranks
@@ -52,7 +52,7 @@ def check(  # noqa: PLR0913 - options, all by keyword
     started = time.perf_counter()
     runner = Runner(world=able(scenario, world), deadline=deadline, alter=alter)
     verdict = _judge(scenario, runner, beyond=beyond, coarse=coarse)
-    record(scenario.layout.name, verdict.world, verdict.outcome.value)
+    record(scenario.layout.name, verdict.world, IN_PART if verdict.undecided else verdict.outcome.value)
     return replace(verdict, seconds=time.perf_counter() - started)
 
 

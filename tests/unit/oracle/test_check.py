@@ -8,7 +8,7 @@ from equivcheck import NotEquivalent, Outcome, Scenario, UsageError, check
 from equivcheck.layouts.program import rank_program
 from equivcheck.oracle.verdict import Phase
 from equivcheck.scenario import DDP, SGD, Axis, Data, Layer, Layout, Mesh, Model, Start, Training
-from equivcheck.tally import take
+from equivcheck.tally import IN_PART, take
 from equivcheck.train.trace import Trace
 from equivcheck.worlds.failure import FailureKind, RankState
 from equivcheck.worlds.pool import ranks
@@ -148,6 +148,14 @@ def test_verdicts_are_tallied() -> None:
 
     assert sum(after.values()) == 1
     assert sum(before.values()) >= 0
+
+
+def test_what_is_decided_in_part_is_tallied_as_such() -> None:
+    """A summary of a test run does not take it for what is equivalent at every step."""
+    take()
+    check(LOST_AT_STEP_ONE)
+
+    assert take() == {("ddp", "sim", IN_PART): 1}
 
 
 def test_sim_repeats_itself_bit_for_bit() -> None:
