@@ -12,15 +12,13 @@ from itertools import repeat
 
 import numpy as np
 import torch
-from torch import nn
 
 from equivcheck.oracle.moments import Moment, moments
 from equivcheck.oracle.tensors import Numbers, Table, Vector, full_vector, norms, table_of
 from equivcheck.oracle.verdict import Phase
-from equivcheck.scenario import ClipNorm, Training
+from equivcheck.scenario import Training
 from equivcheck.train.copies import MakeSetup, train_copies
 from equivcheck.train.ensemble import EnsembleTrace, train_ensemble
-from equivcheck.train.loop import train
 from equivcheck.train.material import Batch, material
 from equivcheck.train.setup import single_device
 from equivcheck.train.trace import Trace
@@ -88,29 +86,6 @@ def eps_of(kind: str) -> float:
     return float(torch.finfo(getattr(torch, kind)).eps)
 
 
-def split_trace(training: Training, num_parts: int) -> Trace:
-    """The reference as data parallelism sums: each microbatch in equal parts, the norm over all gradients as one tensor."""
-    steps = [[part for batch in step for part in _parts(batch, num_parts)] for step in material(training).steps]
-    setup = single_device(training)
-    setup.clip_norm = clip_flat
-    return train(setup, steps)
-
-
-def clip_flat(_module: nn.Module, parameters: list[torch.Tensor], clipping: ClipNorm) -> torch.Tensor:
-    """Clip by the norm of all gradients as one tensor; returns the norm before."""
-    gradients = [parameter.grad.reshape(-1) for parameter in parameters if parameter.grad is not None]
-    norm: torch.Tensor = torch.linalg.vector_norm(torch.cat(gradients), float(clipping.norm_type.value))
-    nn.utils.clip_grads_with_norm_(parameters, clipping.max_norm, norm)
-    return norm
-
-
-def _parts(batch: Batch, num_parts: int) -> Iterator[Batch]:
-    inputs, targets = (values.chunk(num_parts, batch.batch_dim) for values in (batch.inputs, batch.targets))
-    for part, rows in enumerate(inputs):
-        masks = tuple(None if mask is None else mask.chunk(num_parts)[part] for mask in batch.masks)
-        yield replace(batch, inputs=rows, targets=targets[part], masks=masks)
-
-
 def _perturb(values: torch.Tensor, num_copies: int, eps: float, generator: np.random.Generator) -> torch.Tensor:
     numbers = values.numpy()
     factors = 1.0 + eps * generator.uniform(-1.0, 1.0, (1 + num_copies, *numbers.shape))
@@ -124,32 +99,30 @@ def _perturb_batch(batch: Batch, num_copies: int, eps: float, generator: np.rand
 
 
 def expected_moments(
-    training: Training, reference: Trace, copies: EnsembleTrace, other: Trace | None = None, eps: float | None = None
+    training: Training, reference: Trace, copies: EnsembleTrace, *others: Trace, eps: float | None = None
 ) -> tuple[Expected, ...]:
     """Every moment of the reference with its tolerances.
 
-    What it is off by under `other`, the same training summed in another order, counts as spread. `eps` is the unit of rounding,
-    that of the training's precision unless given.
+    What it is off by from any of `others`, the same training summed in other ways, counts as spread. `eps` is the unit of
+    rounding, that of the training's precision unless given.
     """
     eps = eps_of(training.precision.value) if eps is None else eps
-    return expected_of(reference, _moved(copies), eps, other)
+    return expected_of(reference, _moved(copies), eps, *others)
 
 
-def expected_of(
-    reference: Trace, moved: Iterable[Numbers | None], eps: float, other: Trace | None = None
-) -> tuple[Expected, ...]:
+def expected_of(reference: Trace, moved: Iterable[Numbers | None], eps: float, *others: Trace) -> tuple[Expected, ...]:
     """Every moment of a reference with its tolerances, from the values of each moment in all copies, as rows, the first as it is.
 
-    None stands for a moment in which rounding changes nothing; `other` is the same training summed in another order.
+    None stands for a moment in which rounding changes nothing; `others` are the same training summed in other ways.
     """
     tables: dict[int, Table] = {}
     found = []
-    others = repeat(None) if other is None else moments(other)
-    for moment, copies, again in zip(moments(reference), moved, others, strict=other is not None):
+    again: Iterable[tuple[Moment, ...]] = zip(*map(moments, others), strict=True) if others else repeat(())
+    for moment, copies, same in zip(moments(reference), moved, again, strict=bool(others)):
         pieces = moment.snapshot.pieces
         if id(pieces) not in tables:
             tables[id(pieces)] = table_of(pieces)
-        found.append(_expected(moment, tables[id(pieces)], eps, _noise(moment, tables[id(pieces)], copies, again)))
+        found.append(_expected(moment, tables[id(pieces)], eps, _noise(moment, tables[id(pieces)], copies, same)))
     return tuple(found)
 
 
@@ -167,18 +140,16 @@ def _moved(copies: EnsembleTrace) -> Iterator[Numbers | None]:
     yield None
 
 
-def _noise(moment: Moment, table: Table, moved: Numbers | None, again: Moment | None) -> tuple[Vector, Vector]:
-    """How far each tensor moves at most when its inputs do, and how far when only the order of arithmetic changes."""
+def _noise(moment: Moment, table: Table, moved: Numbers | None, again: tuple[Moment, ...]) -> tuple[Vector, Vector]:
+    """How far each tensor moves at most when its inputs do or sums are others, and how far when copies train at once."""
     if moved is None:
         return np.zeros(len(table.names)), np.zeros(len(table.names))
     present = moment.snapshot.present
     values, copies = (full_vector(table, present, numbers) for numbers in (moment.snapshot.values, moved))
     with np.errstate(invalid="ignore", over="ignore"):
         spread, shift = norms(table, copies[1:] - copies[0]).max(axis=0), norms(table, copies[0] - values)
-        if again is None:
-            return spread, shift
-        reordered = norms(table, full_vector(table, present, again.snapshot.values) - values)
-    return np.maximum(spread, np.maximum(shift, reordered)), shift
+        summed = [norms(table, full_vector(table, present, other.snapshot.values) - values) for other in again]
+    return np.maximum.reduce([spread, *([shift, *summed] if again else ())]), shift
 
 
 def _expected(moment: Moment, table: Table, eps: float, noise: tuple[Vector, Vector]) -> Expected:

@@ -15,6 +15,7 @@ from equivcheck.oracle.known_spmd_predicates import is_sharded_by_rows
 from equivcheck.scenario import (
     FSDP1,
     FSDP2,
+    Compile,
     Layer,
     LayerPlan,
     Model,
@@ -128,6 +129,21 @@ def flat_parameter_of_one_element(scenario: Scenario) -> bool:
         and not parallelism.use_orig_params
         and parallelism.strategy is not ShardingStrategy.NO_SHARD
         for unit in ([parameters] if parallelism.wrapping is Wrapping.WHOLE else _by_layer(parameters))
+    )
+
+
+def compiled_flat_parameter_of_several(scenario: Scenario) -> bool:
+    """An FSDP1 without original parameters, compiled as a whole, has a unit of more than one parameter."""
+    execution, parameters = scenario.layout.execution, list(_parameters(scenario.training.model))
+    return (
+        execution.compile is not Compile.NONE
+        and not execution.per_layer
+        and any(
+            len(unit) > 1
+            for parallelism in scenario.layout.parallelisms
+            if isinstance(parallelism, FSDP1) and not parallelism.use_orig_params
+            for unit in ([parameters] if parallelism.wrapping is Wrapping.WHOLE else _by_layer(parameters))
+        )
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+from equivcheck.layouts.limits import keeps_dtensors
 from equivcheck.layouts.mends import all_multiples
 from equivcheck.layouts.plans import leaves_nothing, splits_weights, trained_cuts, unfrozen_norms
 from equivcheck.oracle.verdict import Divergence
@@ -59,11 +60,12 @@ def frozen_over_tensor_parallel(scenario: Scenario) -> bool:
 
 
 def column_of_one_on_one_rank(scenario: Scenario) -> bool:
-    """Tensor parallelism on one rank with a column-parallel layer of one output and a trained bias."""
+    """Tensor parallelism on one rank with a column-parallel layer of one output and a bias that gets a gradient."""
     if scenario.layout.mesh.size(TP) != 1:
         return False
+    unfreezes = not keeps_dtensors(scenario.layout)
     return any(
-        plan.split is Split.COLUMN and layer.width == 1 and layer.bias and not layer.frozen
+        plan.split is Split.COLUMN and layer.width == 1 and layer.bias and (unfreezes or not layer.frozen)
         for parallelism in scenario.layout.parallelisms
         if isinstance(parallelism, TensorParallel)
         for layer, plan in zip(scenario.training.model.layers, parallelism.plan, strict=True)

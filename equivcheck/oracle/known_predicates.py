@@ -15,6 +15,7 @@ from equivcheck.oracle.known_compile_predicates import (
 )
 from equivcheck.oracle.known_ddp_predicates import static_graph_without_sync, unused_parameters_not_looked_for
 from equivcheck.oracle.known_fsdp_predicates import (
+    compiled_flat_parameter_of_several,
     flat_parameter_of_one_element,
     gradient_has_an_empty_shard,
     rank_without_gradients,
@@ -84,6 +85,7 @@ NEEDS: dict[str, Callable[[Scenario], bool]] = _by_name(
     column_of_one_on_one_rank,
     columns_cut_again_unevenly,
     compiled_by_inductor,
+    compiled_flat_parameter_of_several,
     compiled_like_shards,
     compiled_original_parameters,
     compiled_units_over_tensor_parallel,

@@ -20,11 +20,11 @@ from equivcheck.oracle.floor import (
     eps_of,
     expected_moments,
     perturbed,
-    split_trace,
 )
 from equivcheck.oracle.optimizer_rounding import rounding_setup
 from equivcheck.oracle.rounded import rounded_setup
-from equivcheck.oracle.rounded_copies import reordered_trace, rounded_copies, unit_of
+from equivcheck.oracle.rounded_copies import reordered_traces, rounded_copies, unit_of
+from equivcheck.oracle.summation import split_trace, widely_clipped_trace
 from equivcheck.scenario import Training
 from equivcheck.train.loop import train
 from equivcheck.train.setup import single_device
@@ -113,6 +113,7 @@ def _confirming_plain(training: Training, num_parts: int) -> Reference:
             _trace(training),
             perturbed(training, NUM_PERTURBATIONS + NUM_CONFIRMATIONS, rounding_setup(training)),
             split_trace(training, num_parts),
+            widely_clipped_trace(training),
         )
     return Reference(found, doubt_about(found, noise_limit(training)))
 
@@ -122,7 +123,8 @@ def _confirming_rounded(training: Training, rounding: Rounding) -> Reference:
     with _quietly():
         trace = _rounded_trace(training, rounding)
         copies = rounded_copies(training, rounding, trace, NUM_ROUNDED_CONFIRMATIONS, flips=True)
-        found = expected_moments(training, trace, copies, reordered_trace(training, rounding), eps=unit_of(training, rounding))
+        others = reordered_traces(training, rounding)
+        found = expected_moments(training, trace, copies, *others, eps=unit_of(training, rounding))
     return Reference(found, doubt_about(found, noise_limit(training, rounding)))
 
 

@@ -7,10 +7,11 @@ from dataclasses import replace
 import numpy as np
 
 from equivcheck.layouts.rounding import Rounding
-from equivcheck.oracle.floor import clip_flat, eps_of, perturbed_material
+from equivcheck.oracle.floor import eps_of, perturbed_material
 from equivcheck.oracle.jitter import Shaken, Shuffled
 from equivcheck.oracle.optimizer_rounding import round_in_optimizer
 from equivcheck.oracle.rounded import rounded_setup
+from equivcheck.oracle.summation import clip_flat, clip_widely
 from equivcheck.scenario import ElementType, Training
 from equivcheck.train.copies import stacked
 from equivcheck.train.ensemble import EnsembleTrace
@@ -49,11 +50,13 @@ def rounded_copies(
     return stacked(traces)
 
 
-def reordered_trace(training: Training, rounding: Rounding) -> Trace:
-    """The reference with sums in another order, and the norm over all gradients as one tensor."""
-    setup = rounded_setup(training, rounding, None, Shuffled(np.random.default_rng(training.seed), rounding.num_parts))
-    setup.clip_norm = clip_flat
-    return train(setup)
+def reordered_traces(training: Training, rounding: Rounding) -> tuple[Trace, Trace]:
+    """The reference with sums in another order, and the norm over all gradients as one tensor; and with a norm summed widely."""
+    reordered = rounded_setup(training, rounding, None, Shuffled(np.random.default_rng(training.seed), rounding.num_parts))
+    reordered.clip_norm = clip_flat
+    widely_clipped = rounded_setup(training, rounding)
+    widely_clipped.clip_norm = clip_widely
+    return train(reordered), train(widely_clipped)
 
 
 def _shaken(training: Training, rounding: Rounding, generator: np.random.Generator, copy: int) -> Shaken:

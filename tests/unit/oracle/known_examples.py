@@ -109,6 +109,11 @@ def into_columns(rows: int, *, start: Layout = ONE_RANK) -> Scenario:
     return Scenario(training=training, layout=in_columns(3), start=Start(layout=start, steps=1))
 
 
+def going_on(parallelism: Parallelism, *layers: Layer) -> Scenario:
+    """A checkpoint of one rank, loaded by another parallelism on one."""
+    return replace(scenario(parallelism, *layers, sizes=(1,), steps=2), start=Start(layout=ONE_RANK, steps=1))
+
+
 NORMED = Layer(width=2, norm=Norm.LAYER)
 SKIPPED = replace(ONE_WEIGHT, side=Side.NEVER)
 TIED = (Layer(width=2, bias=False), Layer(width=2, bias=False, shares=0))
@@ -299,6 +304,14 @@ SHOWN = {
             scenario(FSDP1(), Layer(width=2), features=2, data=Data(microbatches=(2, 4))),
         ],
     ),
+    "compiled_flat_parameters_load": (
+        compiled(going_on(UNFLATTENED, Layer(width=2))),
+        [
+            compiled(going_on(UNFLATTENED, Layer(width=2, bias=False))),
+            compiled(going_on(FSDP1(), Layer(width=2))),
+            going_on(UNFLATTENED, Layer(width=2)),
+        ],
+    ),
     "checkpoint_of_uneven_strided_shards": (
         into_columns(rows=7),
         [into_columns(rows=6)],
@@ -379,6 +392,7 @@ SHOWN = {
 """By issue: the smallest scenario that shows it, and some that are healthy but for one thing the same."""
 
 ALSO_SHOWN = [
+    ("colwise_parallel_of_one", over_tp(FSDP1(), ONE_WEIGHT, Layer(width=1, frozen=True), split=Split.COLUMN)),
     ("inf_norm_of_empty_shard", over_tp(FSDP2(), Layer(width=3), tp=2, split=Split.COLUMN, clipping=INF)),
     (
         "inf_norm_of_empty_shard",

@@ -1,0 +1,59 @@
+"""The same training on one device, summed in other ways: what the order of arithmetic alone can do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+import torch
+from torch import nn
+
+from equivcheck.scenario import ClipNorm, Training
+from equivcheck.train.loop import train
+from equivcheck.train.material import Batch, material
+from equivcheck.train.setup import single_device
+from equivcheck.train.trace import Trace
+
+
+def split_trace(training: Training, num_parts: int) -> Trace:
+    """The reference as data parallelism sums: each microbatch in equal parts, the norm over all gradients as one tensor."""
+    steps = [[part for batch in step for part in _parts(batch, num_parts)] for step in material(training).steps]
+    setup = single_device(training)
+    setup.clip_norm = clip_flat
+    return train(setup, steps)
+
+
+def clip_flat(_module: nn.Module, parameters: list[torch.Tensor], clipping: ClipNorm) -> torch.Tensor:
+    """Clip by the norm of all gradients as one tensor; returns the norm before."""
+    gradients = [parameter.grad.reshape(-1) for parameter in parameters if parameter.grad is not None]
+    norm: torch.Tensor = torch.linalg.vector_norm(torch.cat(gradients), float(clipping.norm_type.value))
+    nn.utils.clip_grads_with_norm_(parameters, clipping.max_norm, norm)
+    return norm
+
+
+def widely_clipped_trace(training: Training) -> Trace:
+    """The reference with the norm of all gradients summed in the widest floating point there is.
+
+    How far its own norm is off shows in nothing else: many gradients are alike, and a sum of alike terms errs always to one side.
+    """
+    setup = single_device(training)
+    setup.clip_norm = clip_widely
+    return train(setup)
+
+
+def clip_widely(_module: nn.Module, parameters: list[torch.Tensor], clipping: ClipNorm) -> torch.Tensor:
+    """Clip by the norm of all gradients, summed in the widest floating point there is; returns the norm before."""
+    gradients = [parameter.grad.detach() for parameter in parameters if parameter.grad is not None]
+    values = np.concatenate([gradient.double().numpy().ravel() for gradient in gradients]).astype(np.longdouble)
+    exact = np.linalg.norm(values, float(clipping.norm_type.value))
+    norm = torch.tensor(float(exact), dtype=gradients[0].dtype)
+    nn.utils.clip_grads_with_norm_(parameters, clipping.max_norm, norm)
+    return norm
+
+
+def _parts(batch: Batch, num_parts: int) -> Iterator[Batch]:
+    inputs, targets = (values.chunk(num_parts, batch.batch_dim) for values in (batch.inputs, batch.targets))
+    for part, rows in enumerate(inputs):
+        masks = tuple(None if mask is None else mask.chunk(num_parts)[part] for mask in batch.masks)
+        yield replace(batch, inputs=rows, targets=targets[part], masks=masks)

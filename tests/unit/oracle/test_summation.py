@@ -1,0 +1,90 @@
+"""Tests for the same training on one device, summed in other ways."""
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+
+from equivcheck import Scenario, check
+from equivcheck.oracle.reference import confirming_reference, reference
+from equivcheck.oracle.summation import clip_flat, clip_widely
+from equivcheck.oracle.verdict import Phase
+from equivcheck.scenario import (
+    DDP,
+    Axis,
+    ClipNorm,
+    Data,
+    Layer,
+    LayerPlan,
+    Layout,
+    Loss,
+    Mesh,
+    Model,
+    NormType,
+    Split,
+    TensorParallel,
+    Training,
+)
+
+ALIKE = Training(
+    model=Model(features=12, layers=(Layer(width=32),)),
+    data=Data(microbatches=(20,), batch_dim=1),
+    clipping=ClipNorm(max_norm=0.1, norm_type=NormType.ONE),
+    loss=Loss.LINEAR_MEAN,
+    steps=2,
+    seed=2781109,
+)
+"""Of a linear with a mean of its outputs every row of the weight has the same gradient."""
+
+
+def alike(number: int) -> list[torch.Tensor]:
+    """Two parameters whose gradients are the same number everywhere."""
+    parameters: list[torch.Tensor] = [nn.Parameter(torch.zeros(number, dtype=torch.float64)) for _ in range(2)]
+    for parameter in parameters:
+        parameter.grad = torch.full((number,), 0.1, dtype=torch.float64)
+    return parameters
+
+
+@pytest.mark.parametrize(
+    ("norm_type", "exact"),
+    [(NormType.ONE, math.fsum([0.1] * 2000)), (NormType.TWO, math.sqrt(math.fsum([0.1 * 0.1] * 2000))), (NormType.INF, 0.1)],
+)
+def test_a_norm_summed_widely_is_rounded_once(norm_type: NormType, exact: float) -> None:
+    """It is what the norm would be in exact arithmetic, and gradients are clipped by it."""
+    parameters = alike(1000)
+
+    norm = clip_widely(nn.Module(), parameters, ClipNorm(max_norm=exact / 2, norm_type=norm_type))
+
+    assert float(norm) == pytest.approx(exact, rel=2.3e-16)
+    assert parameters[1].grad is not None
+    assert float(parameters[1].grad[0]) == pytest.approx(0.05, rel=1e-5)
+
+
+@pytest.mark.parametrize("clip", [clip_flat, clip_widely])
+def test_clipping_goes_by_the_gradients_that_are_there(clip: Callable[..., torch.Tensor]) -> None:
+    """Parameters that took no part in a step have none."""
+    parameters = [*alike(3), nn.Parameter(torch.zeros(4, dtype=torch.float64))]
+
+    assert float(clip(nn.Module(), parameters, ClipNorm(max_norm=1.0, norm_type=NormType.ONE))) == pytest.approx(0.6)
+
+
+def test_how_far_the_norm_of_the_reference_is_off_counts_as_noise() -> None:
+    """Perturbed copies sum in the same order, and of alike terms every rounding goes the same way."""
+    quick, sure = (
+        next(moment for moment in found.moments if (moment.phase, moment.step) == (Phase.CLIPPING, 1))
+        for found in (reference(ALIKE), confirming_reference(ALIKE, 1))
+    )
+
+    assert quick.table.names == ("norm",)
+    assert quick.tolerances[0] < 10 * torch.finfo(torch.float64).eps * quick.norms[0]
+    assert sure.tolerances[0] > 30 * torch.finfo(torch.float64).eps * sure.norms[0]
+
+
+def test_a_norm_that_ranks_find_more_exactly_is_no_finding() -> None:
+    """Four ranks sum a quarter each, and err less than one device."""
+    mesh = Mesh(axes=(Axis(name="dp", size=1), Axis(name="tp", size=4)))
+    layout = Layout(mesh=mesh, parallelisms=(TensorParallel(plan=(LayerPlan(split=Split.ROW),)), DDP()))
+
+    assert check(Scenario(training=ALIKE, layout=layout)).is_clear
