@@ -141,6 +141,28 @@ def test_noise_is_no_pass() -> None:
     assert verdict.outcome is Outcome.INCONCLUSIVE
 
 
+def large_steps(lr: float) -> dict[str, Any]:
+    """Arguments with steps so large that the parameters, or what is computed of them next, overflow."""
+    return brought(optimizer=lambda parameters: torch.optim.SGD(parameters, lr=lr))
+
+
+@pytest.mark.parametrize(("lr", "says"), [(1e200, "not finite at step 0 (update)"), (1e90, "; before step 1 all agrees")])
+def test_a_training_that_is_lost_is_no_pass(lr: float, says: str) -> None:
+    """Users ask about all steps; where those before the loss agree, the text says so."""
+    verdict = check_training(**large_steps(lr))
+    assert verdict.outcome is Outcome.INCONCLUSIVE
+    assert verdict.reason.endswith(says)
+
+
+def test_a_small_fault_before_a_training_is_lost_is_found() -> None:
+    """What rounding does later hides nothing of the steps before."""
+    wrong = {"parallelize": lambda model, _: reduced(model, lambda average: average * (1 + 1e-12))}
+    verdict = check_training(**large_steps(1e90) | wrong)
+    assert verdict.outcome is Outcome.DIVERGED
+    assert verdict.divergence is not None
+    assert verdict.divergence.step == 0
+
+
 def test_what_is_no_mean_over_rows_is_hinted_at() -> None:
     """Statistics over a batch differ where each rank has a part of it, as one device tells that takes parts."""
     verdict = check_training(
