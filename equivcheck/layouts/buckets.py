@@ -112,9 +112,15 @@ def ready_parameters(model: Model, *, autocast: bool = False) -> tuple[str, ...]
     Under autocast each gradient is first cast back.
     """
     layers = [(index, layer) for index, layer in enumerate(model.layers) if not layer.frozen]
-    used = [f"layers.{index}.{name}" for index, layer in reversed(layers) for name in _ready_names(layer, autocast)]
-    unused = [name for name in trained_parameters(model) if name not in used]
-    return (*used, *unused)
+    used = (f"layers.{index}.{name}" for index, layer in reversed(layers) for name in _ready_names(layer, autocast))
+    return (*used, *unused_parameters(model))
+
+
+def unused_parameters(model: Model) -> tuple[str, ...]:
+    """Those of which no backward pass has a gradient, in the order of the model's parameters."""
+    return tuple(
+        f"layers.{index}.side.weight" for index, layer in enumerate(model.layers) if layer.side is Side.NEVER and not layer.frozen
+    )
 
 
 def _names(layer: Layer) -> Iterator[str]:

@@ -6,7 +6,7 @@ from itertools import combinations, repeat
 
 from equivcheck.layouts.limits import has_parallelism
 from equivcheck.layouts.plans import cuts
-from equivcheck.scenario import FSDP1, Compile, Scenario, TensorParallel, Wrapping
+from equivcheck.scenario import FSDP1, Compile, Scenario, Side, TensorParallel, Wrapping, ZeroGrad
 from equivcheck.scenario.mesh import TP
 
 
@@ -14,6 +14,13 @@ def compiled_original_parameters(scenario: Scenario) -> bool:
     """FSDP1, which keeps the parameters of the model, of a compiled forward."""
     keeps = any(isinstance(parallelism, FSDP1) and parallelism.use_orig_params for parallelism in scenario.layout.parallelisms)
     return keeps and scenario.layout.execution.compile is not Compile.NONE
+
+
+def compiled_anew_beside_gradients(scenario: Scenario) -> bool:
+    """A later pass is another one while gradients are there: of another size, or at a step that starts from zeros."""
+    training = scenario.training
+    alternates = training.steps > 1 and any(layer.side is Side.EVEN_STEPS for layer in training.model.layers)
+    return len(set(training.data.microbatches)) > 1 or (alternates and training.zero_grad is ZeroGrad.ZERO)
 
 
 def compiled_by_inductor(scenario: Scenario) -> bool:

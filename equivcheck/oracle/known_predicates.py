@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from equivcheck.oracle.known_compile_predicates import (
+    compiled_anew_beside_gradients,
     compiled_by_inductor,
     compiled_like_shards,
     compiled_original_parameters,
@@ -59,7 +60,6 @@ from equivcheck.oracle.known_training_predicates import (
     fused_adam,
     inf_norm,
     mean_squared_error,
-    microbatches_of_several_sizes,
     norm_of_an_earlier_step,
     of_a_matrix,
     of_a_shared_weight,
@@ -84,6 +84,7 @@ NEEDS: dict[str, Callable[[Scenario], bool]] = _by_name(
     clipping_by_value,
     column_of_one_on_one_rank,
     columns_cut_again_unevenly,
+    compiled_anew_beside_gradients,
     compiled_by_inductor,
     compiled_flat_parameter_of_several,
     compiled_like_shards,
@@ -99,7 +100,6 @@ NEEDS: dict[str, Callable[[Scenario], bool]] = _by_name(
     gradient_has_an_empty_shard,
     inf_norm,
     mean_squared_error,
-    microbatches_of_several_sizes,
     one_row_or_feature_on_one_rank,
     outputs_cut_unevenly,
     rank_without_gradients,

@@ -7,11 +7,6 @@ from equivcheck.oracle.verdict import Divergence
 from equivcheck.scenario import Adafactor, Adam, ClipNorm, ClipValue, Implementation, Loss, Norm, NormType, Precision, Scenario
 
 
-def microbatches_of_several_sizes(scenario: Scenario) -> bool:
-    """A later microbatch of a step has another shape than one before it."""
-    return len(set(scenario.training.data.microbatches)) > 1
-
-
 def shared_weights(scenario: Scenario) -> bool:
     """Some layers share a weight."""
     return has_shares(scenario.training.model)

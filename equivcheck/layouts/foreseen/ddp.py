@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from equivcheck.layouts.buckets import Bucketing, ready_parameters, rebuilt_buckets, reductions, trained_parameters
+from equivcheck.layouts.buckets import (
+    Bucketing,
+    ready_parameters,
+    rebuilt_buckets,
+    reductions,
+    trained_parameters,
+    unused_parameters,
+)
 from equivcheck.layouts.communication import Totals
 from equivcheck.layouts.foreseen.foresight import Foresight
 from equivcheck.layouts.foreseen.seat import Ledger, Seat
@@ -78,14 +85,18 @@ def bucketing_of(seat: Seat, ddp: DDP) -> Bucketing:
 def _ready(seat: Seat, ddp: DDP) -> tuple[str, ...]:
     """Parameters in the order in which backward has their gradients ready.
 
-    Those that were DTensors are made so again where forward begins, one after the other: their gradients come last, in reverse.
+    Those that were DTensors are made so again where forward begins, one after the other: their gradients come after all others,
+    in reverse. Unused ones are last in any case.
     """
     ready = ready_parameters(seat.training.model, autocast=ddp.autocast is not None)
     plans = [one.plan for one in seat.layout.parallelisms if isinstance(one, TensorParallel)]
     if not plans:
         return ready
-    plain = [name for name in ready if plans[0][int(name.split(".")[1])].split is Split.OUTSIDE]
-    return (*plain, *(name for name in reversed(trained_parameters(seat.training.model)) if name not in plain))
+    unused = unused_parameters(seat.training.model)
+    used = [name for name in ready if name not in unused]
+    plain = [name for name in used if plans[0][int(name.split(".")[1])].split is Split.OUTSIDE]
+    distributed = [name for name in trained_parameters(seat.training.model) if name in used and name not in plain]
+    return (*plain, *reversed(distributed), *unused)
 
 
 def _note_rebuilt(ledger: Ledger, step: int, axes: str, bucketing: Bucketing) -> None:

@@ -7,17 +7,22 @@ import pytest
 from equivcheck import Outcome, Scenario, check
 from equivcheck.layouts.prediction import predicted
 from equivcheck.scenario import (
+    DDP,
     FSDP1,
     FSDP2,
     Axis,
     Data,
     Layer,
+    LayerPlan,
     Layout,
     Mesh,
     Model,
+    Norm,
     Parallelism,
     ShardingStrategy,
     Side,
+    Split,
+    TensorParallel,
     Training,
     Wrapping,
 )
@@ -45,21 +50,34 @@ CASES: dict[str, tuple[Model, Parallelism, str, list[tuple[int, int]]]] = {
 }
 
 
-def scenario(model: Model, parallelism: Parallelism) -> Scenario:
-    """Two steps of two microbatches on two ranks."""
+def scenario(model: Model, parallelism: Parallelism, *inner: Parallelism) -> Scenario:
+    """Two steps of two microbatches on two data ranks, each with one rank of what is applied before."""
     training = Training(model=model, data=Data(microbatches=(4, 4)), steps=2)
-    axis = Axis(name=parallelism.axes[0][0], size=2)
-    return Scenario(training=training, layout=Layout(mesh=Mesh(axes=(axis,)), parallelisms=(parallelism,)))
+    axes = (Axis(name=parallelism.axes[0][0], size=2), *(Axis(name=one.axes[0][0], size=1) for one in inner))
+    return Scenario(training=training, layout=Layout(mesh=Mesh(axes=axes), parallelisms=(*inner, parallelism)))
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_calls_and_bytes_are_those_counted_by_hand(case: str) -> None:
     """Of each step, and the ranks of a run issue just those."""
     model, parallelism, op, expected = CASES[case]
-    plan = scenario(model, parallelism)
+    assert_foreseen(scenario(model, parallelism), op, expected)
 
+
+def test_unused_gradients_come_last_in_rebuilt_buckets() -> None:
+    """Buckets are closed at 1,048 bytes, once their order is known: bias and weight are one, norm and side another."""
+    model = Model(features=27, layers=(Layer(width=12, norm=Norm.RMS, side=Side.NEVER),))
+    rows = TensorParallel(plan=(LayerPlan(split=Split.ROW),))
+
+    plan = scenario(model, DDP(bucket_cap_mb=0.001, static_graph=True), rows)
+
+    # At first all are one bucket, and a map of the four that are used goes before; in the second step two, twice.
+    assert_foreseen(plan, "all_reduce.sum", [(3, 16 + 2 * 5496), (4, 2 * 5496)])
+
+
+def assert_foreseen(plan: Scenario, op: str, expected: list[tuple[int, int]]) -> None:
+    """What the first axis is foreseen to carry is as expected, and what a run issues."""
     found = predicted(plan.training, plan.layout).totals
-
     axes = plan.layout.mesh.names[0]
     assert [found.get((step, Stage.COMPUTE, op, axes), (0, 0)) for step in range(2)] == expected
     verdict = check(plan)

@@ -42,6 +42,7 @@ from equivcheck.scenario import (
     TensorParallel,
     Training,
     Wrapping,
+    ZeroGrad,
 )
 
 INF, FLOAT32 = ClipNorm(norm_type=NormType.INF), Precision.FLOAT32
@@ -140,6 +141,7 @@ COLUMNS = {"features": 4, "tp": 2, "split": Split.COLUMN}
 LIKE = (Layer(width=4), Layer(width=3))
 DIFFERENT = (Layer(width=4), Layer(width=2))
 BESIDE = Layer(width=4, side=Side.EVEN_STEPS)
+ALTERNATING = (Layer(width=2, side=Side.EVEN_STEPS, frozen=True), Layer(width=2))
 THRICE = {"features": 4, "data": Data(microbatches=(4,)), "loss": Loss.LINEAR_SUM, "steps": 3}
 """In the third step the first step's graph is compiled once more, for any step."""
 
@@ -302,6 +304,7 @@ SHOWN = {
             compiled(scenario(FSDP1(), Layer(width=2), features=2, data=Data(microbatches=(4, 4)))),
             compiled(scenario(FSDP1(use_orig_params=False), Layer(width=2), features=2, data=Data(microbatches=(2, 4)))),
             scenario(FSDP1(), Layer(width=2), features=2, data=Data(microbatches=(2, 4))),
+            compiled(scenario(FSDP1(), *ALTERNATING, features=2, steps=2)),
         ],
     ),
     "compiled_flat_parameters_load": (
@@ -392,6 +395,10 @@ SHOWN = {
 """By issue: the smallest scenario that shows it, and some that are healthy but for one thing the same."""
 
 ALSO_SHOWN = [
+    (
+        "fsdp1_compiles_beside_gradients",
+        compiled(scenario(FSDP1(), *ALTERNATING, features=2, steps=2, zero_grad=ZeroGrad.ZERO)),
+    ),
     ("colwise_parallel_of_one", over_tp(FSDP1(), ONE_WEIGHT, Layer(width=1, frozen=True), split=Split.COLUMN)),
     ("inf_norm_of_empty_shard", over_tp(FSDP2(), Layer(width=3), tp=2, split=Split.COLUMN, clipping=INF)),
     (
