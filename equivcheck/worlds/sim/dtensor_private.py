@@ -1,8 +1,8 @@
 """The private parts of DTensor that ranks as threads need; tried on torch 2.13.
 
 DTensor works out for each operation the shape of the result, by tracing it on fake tensors, and the sharding, by weighing every
-strategy. It keeps the answers per thread: once for each rank, and for ever. Here ranks share the answers where they do not depend
-on the rank, and what is kept is bounded.
+strategy. It keeps the answers per thread (`equivcheck.worlds.dtensor_caches`): once for each rank. Here ranks share the answers
+where they do not depend on the rank, and what is shared is bounded.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import sys
-import threading
 from collections.abc import Callable, Hashable, Iterator
 from typing import Any
 
@@ -19,16 +18,12 @@ import torch
 MAX_SHARED = 2_000
 """Answers of a kind that are shared before they are dropped (a shape takes about half a kilobyte, a sharding two)."""
 
-MAX_SHARDINGS = 500
-"""Operations whose sharding one rank keeps before it drops them (about 5 kilobytes each)."""
-
 _PROPAGATION = "torch.distributed.tensor._sharding_prop"
 _FAKE_TENSORS = "torch._subclasses.fake_tensor"
 _SHAPES = "_propagate_tensor_meta_non_cached"
 _SHARDINGS = "propagate_op_sharding_non_cached"
 _shapes: dict[Hashable, Any] = {}
 _shardings: dict[Hashable, Any] = {}
-_cleared = threading.local()
 
 
 @contextlib.contextmanager
@@ -138,35 +133,3 @@ def _placed(spec: Any) -> Hashable:
     mesh = spec.mesh
     order, strided = getattr(spec, "shard_order", None), getattr(spec, "use_strided_shard_as_shard_order", None)
     return (spec.tensor_meta, spec.placements, order, strided, mesh.device_type, tuple(mesh.shape), mesh.mesh_dim_names)
-
-
-def bound_shardings() -> None:
-    """Drop what DTensor keeps for the calling thread when it has become much."""
-    misses = _num_misses()
-    if misses - _cleared.__dict__.get("misses", 0) > MAX_SHARDINGS:
-        for clear in (getattr(torch._C, "_clear_DTensor_sharding_propagator_cache", None), *_python_caches()):
-            if clear is not None:
-                clear()
-        _cleared.misses = _num_misses()
-
-
-def _num_misses() -> int:
-    """How many operations DTensor has worked out for the calling thread."""
-    stats = getattr(torch._C, "_get_DTensor_sharding_propagator_cache_stats", None)
-    if _PROPAGATION not in sys.modules:
-        return 0
-    if stats is not None:
-        return int(stats()[1])
-    cache = _propagator().propagate_op_sharding
-    return int(cache.cache_info().misses)
-
-
-def _python_caches() -> list[Callable[[], None] | None]:
-    redistribute = sys.modules.get("torch.distributed.tensor._redistribute")
-    names = ("_gen_transform_infos", "_gen_transform_infos_non_cached")
-    caches = [_propagator().propagate_op_sharding, *(getattr(redistribute, name, None) for name in names)]
-    return [getattr(cache, "cache_clear", None) for cache in caches]
-
-
-def _propagator() -> Any:
-    return sys.modules["torch.distributed.tensor"].DTensor._op_dispatcher.sharding_propagator

@@ -13,10 +13,11 @@ import torch
 import torch.distributed as dist
 
 from equivcheck.errors import EquivCheckError
+from equivcheck.worlds.dtensor_caches import bound_shardings
 from equivcheck.worlds.failure import RanksFailed
 from equivcheck.worlds.ranks import Ranks, Run
 from equivcheck.worlds.sim.autopsy import Evidence, failure_of
-from equivcheck.worlds.sim.dtensor_private import bound_shardings, shared_propagation
+from equivcheck.worlds.sim.dtensor_private import shared_propagation
 from equivcheck.worlds.sim.exchange import Switchboard, call_of
 from equivcheck.worlds.sim.fsdp_private import untimed_state_dicts
 from equivcheck.worlds.sim.process_group import make_group, take_seat

@@ -12,6 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.tensor import Shard, distribute_tensor
 from torch.distributed.tensor._sharding_prop import ShardingPropagator
 
+from equivcheck.worlds import dtensor_caches
 from equivcheck.worlds.meshes import device_mesh
 from equivcheck.worlds.sim import SimRanks, dtensor_private
 
@@ -24,7 +25,7 @@ def add(rows: int, dtype: torch.dtype = torch.float64) -> tuple[tuple[int, ...],
     """Add one to a distributed tensor; also how many operations DTensor has worked out for this rank."""
     mesh = device_mesh((dist.get_world_size(),), ("dp",))
     total = distribute_tensor(torch.ones(rows, 3, dtype=dtype), mesh, [Shard(0)]) + 1
-    return tuple(total.full_tensor().shape), total.dtype, dtensor_private._num_misses()
+    return tuple(total.full_tensor().shape), total.dtype, dtensor_caches.num_worked_out()
 
 
 @pytest.mark.parametrize(("method", "rows"), [(METHOD, 52), ("propagate_op_sharding_non_cached", 56)])
@@ -79,14 +80,14 @@ def test_what_a_rank_keeps_is_bounded(world: World, monkeypatch: pytest.MonkeyPa
 
     def num_worked_out() -> int:
         def program() -> int:
-            before = dtensor_private._num_misses()
+            before = dtensor_caches.num_worked_out()
             return add(20)[2] - before
 
         return world(2).run(program).values[0]
 
     num_worked_out()
     assert num_worked_out() == 0
-    monkeypatch.setattr(dtensor_private, "MAX_SHARDINGS", -1)
+    monkeypatch.setattr(dtensor_caches, "MAX_SHARDINGS", -1)
     num_worked_out()
     assert num_worked_out() > 0
 
