@@ -25,6 +25,7 @@ from equivcheck.worlds.sim.scheduler import RankAborted, Scheduler
 from equivcheck.worlds.sim.torch_private import (
     BACKEND,
     HashStore,
+    drop_unfinished_backward,
     is_rank_thread,
     keep_num_threads,
     num_unwaited_works,
@@ -190,10 +191,10 @@ class Crew:
         torch.default_generator.set_state(self._rng_states[rank])
         try:
             self._values[rank] = program()
-        except RankAborted:
-            pass
         except BaseException as error:
-            self._errors[rank] = error
+            if not isinstance(error, RankAborted):
+                self._errors[rank] = error
+            drop_unfinished_backward()
         if num_unwaited_works():
             self._drop_works(rank)
         bound_shardings()

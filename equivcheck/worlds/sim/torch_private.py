@@ -67,6 +67,17 @@ def prepare_rank_thread() -> None:
     torch.autograd.set_multithreading_enabled(False)
     torch.get_num_threads()  # takes the process's number for this thread, which would otherwise undo the next line later
     torch.set_num_threads(1)
+    _marks.oldest = torch.zeros((), requires_grad=True) * 1
+
+
+def drop_unfinished_backward() -> None:
+    """Take what a backward pass that raised has left out of the calling thread's queue.
+
+    There it would keep its tensors alive, and be dropped when the thread has ended, without the interpreter's lock: at exit that
+    aborts the process. The queue gives out newer nodes first, and skips those whose pass is over: so the oldest is asked for.
+    """
+    leaf = _marks.oldest.grad_fn.next_functions[0][0].variable
+    torch.autograd.grad(_marks.oldest, leaf, retain_graph=True)
 
 
 @contextlib.contextmanager

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import subprocess
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -271,6 +273,40 @@ def test_ddp_rank_raises_in_backward(world: World) -> None:
     assert failure.kind is FailureKind.RAISED
     assert failure.summary == "rank 0 raised ZeroDivisionError: division by zero"
     assert world(2).run(ddp_step).values == ([1.5, 1.5],) * 2
+
+
+class Kept(torch.autograd.Function):
+    """A node that keeps what it is given."""
+
+    @staticmethod
+    def forward(ctx: Any, inputs: torch.Tensor, kept: object) -> torch.Tensor:
+        """Twice the inputs."""
+        ctx.kept = kept
+        return 2 * inputs
+
+    @staticmethod
+    def backward(_ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
+        """Twice the gradient."""
+        return 2 * grad, None
+
+
+def test_what_is_left_of_a_backward_that_raised_is_dropped(world: World) -> None:
+    """Nodes that were to come keep nothing alive, and are not left to the end of the thread, when nobody may touch Python."""
+    left: list[weakref.ref[nn.Module]] = []
+
+    def program() -> None:
+        kept = nn.Module()
+        left.append(weakref.ref(kept))
+        older = Kept.apply(torch.ones(3, requires_grad=True), kept)
+        newer = torch.ones(3, requires_grad=True) * 2
+        newer.register_hook(lambda grad: 1 / 0)
+        (older.sum() + newer.sum()).backward()
+
+    with pytest.raises(RanksFailed, match="ZeroDivisionError"):
+        world(2).run(program)
+    gc.collect()
+
+    assert [reference() for reference in left] == [None, None]
 
 
 def test_many_failures_in_a_row(world: World) -> None:
