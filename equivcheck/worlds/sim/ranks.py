@@ -194,7 +194,8 @@ class Crew:
         except BaseException as error:
             if not isinstance(error, RankAborted):
                 self._errors[rank] = error
-            drop_unfinished_backward()
+            with contextlib.suppress(RuntimeError):  # a program may have left something switched on that forbids it
+                drop_unfinished_backward()
         if num_unwaited_works():
             self._drop_works(rank)
         bound_shardings()

@@ -395,6 +395,7 @@ SHOWN = {
 """By issue: the smallest scenario that shows it, and some that are healthy but for one thing the same."""
 
 ALSO_SHOWN = [
+    ("checkpoint_of_uneven_strided_shards", into_columns(rows=19, start=in_columns(2))),
     (
         "fsdp1_compiles_beside_gradients",
         compiled(scenario(FSDP1(), *ALTERNATING, features=2, steps=2, zero_grad=ZeroGrad.ZERO)),
