@@ -84,8 +84,8 @@ class Shaken(Shuffled):
     def _flip_one(self, values: torch.Tensor, kind: torch.dtype) -> None:
         """Move one element to a neighbour in that element type."""
         if values.numel():
-            position = int(self.generator.integers(values.numel()))
-            values.view(-1)[position] *= 1.0 + float(self.generator.choice((-1.0, 1.0))) * torch.finfo(kind).eps
+            position = tuple(int(self.generator.integers(size)) for size in values.shape)
+            values[position] *= 1.0 + float(self.generator.choice((-1.0, 1.0))) * torch.finfo(kind).eps
 
 
 def _may_flip(exact: torch.dtype, rounded: torch.dtype) -> bool:

@@ -101,3 +101,12 @@ def test_a_rounding_is_flipped_where_one_may_be(precision: str, flips: int) -> N
     rounded = exact.to(torch.bfloat16)
     changed = shaken.rounded(exact, rounded.clone()) != rounded
     assert int(changed.sum()) == flips
+
+
+def test_a_rounding_is_flipped_wherever_a_tensor_lies() -> None:
+    """Outputs whose rows lie along another dim are no run of numbers in memory."""
+    shaken = Shaken(np.random.default_rng(0), 1, "float64", "float32")
+    exact = torch.ones(3, 2, 4, dtype=torch.float64).transpose(0, 1)
+    rounded = exact.to(torch.float32)
+    assert not rounded.is_contiguous()
+    assert int((shaken.rounded(exact, rounded) != 1.0).sum()) == 1
