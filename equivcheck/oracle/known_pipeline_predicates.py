@@ -6,7 +6,7 @@ import re
 
 from equivcheck.layouts.stages import layers_of_stages, stage_of_layers, stages_of_rank, trained_layers
 from equivcheck.oracle.verdict import Divergence
-from equivcheck.scenario import Exercise, Pipeline, PipelineSchedule, Scenario
+from equivcheck.scenario import Exercise, Layer, Pipeline, PipelineSchedule, Scenario
 from equivcheck.scenario.mesh import PP
 
 ALWAYS_SPLIT = (PipelineSchedule.INTERLEAVED_ZERO_BUBBLE, PipelineSchedule.ZBV)
@@ -70,6 +70,23 @@ def stage_ends_in_view(scenario: Scenario) -> bool:
         return False
     layers = scenario.training.model.layers
     return any(layers[span[-1]].exercise in ENDS_IN_VIEW for span in _spans(scenario, pipeline)[1:-1])
+
+
+def weight_shared_around_others(scenario: Scenario) -> bool:
+    """In a stage behind the first, a trained parameter lies between two uses of a trained weight."""
+    pipeline, layers = _pipeline(scenario), scenario.training.model.layers
+    if pipeline is None:
+        return False
+    return any(
+        owner is not None and owner in span and not layers[owner].frozen and _has_trained(layers[owner + 1 : index + 1])
+        for span in _spans(scenario, pipeline)[1:]
+        for index, owner in ((index, layers[index].shares) for index in span)
+    )
+
+
+def _has_trained(layers: tuple[Layer, ...]) -> bool:
+    """Whether any has a trained parameter before its linear, or a trained linear of its own."""
+    return any(not layer.frozen and (layer.norm is not None or layer.shares is None) for layer in layers)
 
 
 def rank_of_stages_without_gradients(scenario: Scenario) -> bool:

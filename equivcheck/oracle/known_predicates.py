@@ -31,6 +31,7 @@ from equivcheck.oracle.known_pipeline_predicates import (
     splits_backward,
     stage_behind_frozen_layers,
     stage_ends_in_view,
+    weight_shared_around_others,
 )
 from equivcheck.oracle.known_plan_predicates import (
     activations_cut_unevenly,
@@ -118,6 +119,7 @@ NEEDS: dict[str, Callable[[Scenario], bool]] = _by_name(
     traced_steps,
     unit_of_nothing,
     unused_parameters_not_looked_for,
+    weight_shared_around_others,
     weights_split_over_ranks,
 )
 """What an issue may ask of a scenario."""

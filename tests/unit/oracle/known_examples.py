@@ -119,6 +119,7 @@ NORMED = Layer(width=2, norm=Norm.LAYER)
 SKIPPED = replace(ONE_WEIGHT, side=Side.NEVER)
 TIED = (Layer(width=2, bias=False), Layer(width=2, bias=False, shares=0))
 UNTIED = (Layer(width=2, bias=False), Layer(width=2, bias=False))
+AROUND = (Layer(width=2, bias=False), Layer(width=2, bias=False, norm=Norm.LAYER, shares=2))
 FEATURES = TensorParallel(plan=(LayerPlan(split=Split.COLUMN, output=Spread.FEATURES), LayerPlan(split=Split.ROW)))
 CROSSED = (Layer(width=3), Layer(width=8))
 """Sharded by rows on two ranks, the gradient of the second weight comes back as a transposed product."""
@@ -305,6 +306,15 @@ SHOWN = {
             compiled(scenario(FSDP1(use_orig_params=False), Layer(width=2), features=2, data=Data(microbatches=(2, 4)))),
             scenario(FSDP1(), Layer(width=2), features=2, data=Data(microbatches=(2, 4))),
             compiled(scenario(FSDP1(), *ALTERNATING, features=2, steps=2)),
+        ],
+    ),
+    "split_backward_of_shared_weight": (
+        scenario(Pipeline(schedule=ZB), *UNTIED, *AROUND, features=2),
+        [
+            scenario(Pipeline(), *UNTIED, *AROUND, features=2),
+            scenario(Pipeline(schedule=ZB), *UNTIED, AROUND[0], replace(AROUND[1], norm=None), features=2),
+            scenario(Pipeline(schedule=ZB), *UNTIED, AROUND[0], replace(AROUND[1], frozen=True), features=2),
+            scenario(Pipeline(schedule=ZB), UNTIED[0], AROUND[0], features=2),
         ],
     ),
     "compiled_flat_parameters_load": (

@@ -1,0 +1,46 @@
+"""Zero-bubble schedules raise where a stage uses a weight twice, with another parameter between the two uses.
+
+To compute gradients of weights apart, `stage_backward_weight` runs backward once for each group of parameters, from where they
+meet the path to the stage's input. The group of what lies between runs through the later use of the shared weight, and frees what
+that saved.
+
+    torchrun --standalone --nproc-per-node 2 split_backward_of_shared_weight.py
+
+Exit code 1 when it raises. Seen on torch 2.13, CPU, gloo.
+"""
+
+import sys
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.pipelining import PipelineStage
+from torch.distributed.pipelining.schedules import ScheduleInterleavedZeroBubble
+
+
+class Twice(nn.Module):
+    """The same linear before and after a norm."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.norm = nn.Linear(2, 2), nn.LayerNorm(2)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        """Map (rows, 2) to (rows, 2)."""
+        return self.linear(self.norm(self.linear(inputs)))
+
+
+def main() -> int:
+    """Run one step of two stages."""
+    dist.init_process_group("gloo", timeout=timedelta(seconds=20))
+    rank = dist.get_rank()
+    stage = PipelineStage(Twice(), rank, 2, torch.device("cpu"))
+    schedule = ScheduleInterleavedZeroBubble([stage], 2, loss_fn=nn.MSELoss())
+    schedule.step(*([torch.ones(2, 2)] if rank == 0 else []), target=torch.ones(2, 2) if rank == 1 else None)
+    dist.destroy_process_group()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
