@@ -112,7 +112,7 @@ class Verdict:
     known: str = ""
     """Identifier of the known upstream issue; empty unless known."""
     worst_error: float = 0.0
-    """The largest error over all tensors in units of tolerance; below 1 when equivalent."""
+    """The largest error over all tensors in units of tolerance; below 1 when equivalent at every step."""
     seconds: float = 0.0
     """Time of the whole check."""
     undecided: str = ""

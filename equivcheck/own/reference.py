@@ -71,7 +71,7 @@ class Original:
         rows = list(zip(*map(_values, (self.trace, *self._copies)), strict=True))
         if any(len({len(row) for row in values}) > 1 for values in rows):
             return Reference((), Doubt(reason="rounding alone decides which gradients there are", step=0))
-        found = expected_of(self.trace, [np.stack(values) for values in rows], self.eps, *filter(None, (parts,)))
+        found = expected_of(self.trace, [np.stack(values) for values in rows], self.eps, *(() if parts is None else (parts,)))
         return Reference(found, doubt_about(found, self.limit))
 
     def _tensors(self) -> list[torch.dtype]:

@@ -18,7 +18,8 @@ import torch
 MAX_SHARDINGS = 500
 """Operations whose sharding one rank keeps before it drops them (about 5 kilobytes each)."""
 
-_PROPAGATION = "torch.distributed.tensor._sharding_prop"
+PROPAGATION = "torch.distributed.tensor._sharding_prop"
+"""The module of DTensor that finds shardings; imported only where DTensor is in use."""
 _forgotten = threading.local()
 
 
@@ -30,7 +31,7 @@ def bound_shardings() -> None:
 
 def forget_shardings() -> None:
     """Drop what is kept for the calling thread."""
-    if _PROPAGATION not in sys.modules:
+    if PROPAGATION not in sys.modules:
         return
     for clear in (getattr(torch._C, "_clear_DTensor_sharding_propagator_cache", None), *_python_caches()):
         if clear is not None:
@@ -41,7 +42,7 @@ def forget_shardings() -> None:
 def num_worked_out() -> int:
     """How many operations DTensor has worked out for the calling thread."""
     stats = getattr(torch._C, "_get_DTensor_sharding_propagator_cache_stats", None)
-    if _PROPAGATION not in sys.modules:
+    if PROPAGATION not in sys.modules:
         return 0
     if stats is not None:
         return int(stats()[1])

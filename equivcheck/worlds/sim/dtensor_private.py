@@ -15,10 +15,11 @@ from typing import Any
 
 import torch
 
+from equivcheck.worlds.dtensor_caches import PROPAGATION
+
 MAX_SHARED = 2_000
 """Answers of a kind that are shared before they are dropped (a shape takes about half a kilobyte, a sharding two)."""
 
-_PROPAGATION = "torch.distributed.tensor._sharding_prop"
 _FAKE_TENSORS = "torch._subclasses.fake_tensor"
 _SHAPES = "_propagate_tensor_meta_non_cached"
 _SHARDINGS = "propagate_op_sharding_non_cached"
@@ -29,7 +30,7 @@ _shardings: dict[Hashable, Any] = {}
 @contextlib.contextmanager
 def shared_propagation() -> Iterator[None]:
     """While entered, threads share what DTensor finds out about results; without effect where it is not in use."""
-    propagator = getattr(sys.modules.get(_PROPAGATION), "ShardingPropagator", None)
+    propagator = getattr(sys.modules.get(PROPAGATION), "ShardingPropagator", None)
     wrappers = {_SHAPES: _sharing_shapes, _SHARDINGS: _sharing_shardings}
     originals = {name: getattr(propagator, name) for name in wrappers if hasattr(propagator, name)}
     for name, original in originals.items():
