@@ -1,9 +1,10 @@
-"""What DTensor keeps for each thread, and how it is dropped; private, tried on torch 2.13.
+"""What DTensor keeps between operations, and how it is dropped; private, tried on torch 2.13 and 2.15.
 
-For each operation it keeps the sharding of the result, by the placements and the mesh of the arguments. Meshes of the same names
-and ranks are equal, be they parts of different ones, with process groups of their own: an answer that was found on one is given
-for the other, and the result then lies on a mesh that it was not computed on. Ranks of which one has such an answer and another
-has none communicate over different groups, and wait for ever.
+For each operation it keeps the sharding of the result, by the placements and the mesh of the arguments, and for each
+redistribution its plan. Meshes of the same names and ranks are equal, be they parts of different ones or made by another run,
+with process groups of their own: an answer that was found on one is given for the other, and the result then lies on a mesh that
+it was not computed on. Ranks of which one has such an answer and another has none communicate over different groups, and wait for
+ever.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ def bound_shardings() -> None:
 
 
 def forget_shardings() -> None:
-    """Drop what is kept for the calling thread."""
+    """Drop what is kept for the calling thread, and plans, which are quick to make again, of all threads."""
     if PROPAGATION not in sys.modules:
         return
     for clear in (getattr(torch._C, "_clear_DTensor_sharding_propagator_cache", None), *_python_caches()):
@@ -54,7 +55,8 @@ def _python_caches() -> list[Callable[[], None] | None]:
     redistribute = sys.modules.get("torch.distributed.tensor._redistribute")
     names = ("_gen_transform_infos", "_gen_transform_infos_non_cached")
     caches = [_propagator().propagate_op_sharding, *(getattr(redistribute, name, None) for name in names)]
-    return [getattr(cache, "cache_clear", None) for cache in caches]
+    planners = getattr(redistribute, "_planner_cache", None)
+    return [getattr(planners, "clear", None), *(getattr(cache, "cache_clear", None) for cache in caches)]
 
 
 def _propagator() -> Any:

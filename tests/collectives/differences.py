@@ -11,8 +11,6 @@ from collectives import model
 from collectives.cases import Case, Kind
 from collectives.gradients import Arrays, Derivative, Form, weights_of
 
-BOTH = ("sim", "gloo")
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:
@@ -26,8 +24,6 @@ class Difference:
     """Everybody's gradients by torch, from everybody's weights; None where it raises."""
     text: str = ""
     """Regular expression that the error's text contains, forward or backward; empty where it does not raise."""
-    worlds: tuple[str, ...] = BOTH
-    """Where it shows; elsewhere the gradient is the adjoint."""
     reason: str
     """Why."""
 
@@ -108,7 +104,6 @@ DIFFERENCES = (
             name=f"nn.{kind.value} in a group of later ranks",
             derivative=_derivative(Form.NN, kind, group=(1, 2)),
             text="not part of group",
-            worlds=("gloo",),
             reason="over gloo parts are exchanged by scatters, whose sources are given as ranks within the group",
         )
         for kind in (Kind.ALL_TO_ALL, Kind.ALL_GATHER)

@@ -58,9 +58,6 @@ def test_gradients_that_are_not_the_adjoint(difference: Difference, world: str) 
     """Each is what the table says: another definition, an error on every rank, or wrong numbers; if not, torch has mended it."""
     derivative = difference.derivative
     pairs = [values[0] for values in run_in(world, 3, differentiate, [derivative])]
-    if world not in difference.worlds:
-        assert_differentiated(derivative, tuple(pairs))
-        return
     for member, rank in enumerate(derivative.case.group):
         values, gradients = pairs[rank]
         if difference.torch is None:

@@ -36,17 +36,6 @@ def assert_all(results: tuple[Any, ...], expected: np.ndarray | list[Any]) -> No
         np.testing.assert_allclose(np.asarray(result), np.asarray(expected), rtol=1e-15, atol=0)
 
 
-def test_premultiplied_sum(world: World) -> None:
-    """PREMUL_SUM multiplies each input by its rank's factor before adding."""
-
-    def program() -> np.ndarray:
-        tensor = values_of(dist.get_rank(), (4,))
-        dist.all_reduce(tensor, op=dist._make_nccl_premul_sum(0.5))
-        return tensor.numpy()
-
-    assert_all(world(3).run(program).values, (stacked(3, (4,)) * 0.5).sum(0))
-
-
 def test_reductions_run_in_rank_order(world: World) -> None:
     """A sum is folded from rank 0 upwards, whatever the schedule."""
     inputs = [1e16, 1.0, -1e16, 1.0]
@@ -295,6 +284,11 @@ def test_a_size_that_does_not_fit_is_an_error_of_its_rank(world: World) -> None:
             lambda: dist.all_reduce(torch.ones(1, dtype=torch.int16)),
             r"all_reduce.sum does not take torch.int16: allowed",
         ),
+        (
+            lambda: dist.all_reduce(torch.ones(4), op=dist._make_nccl_premul_sum(0.5)),
+            r"all_reduce.premul_sum does not take torch.float32: gloo has no premultiplied sum",
+        ),
+        (lambda: dist.new_group(backend="mpi"), r"a group of backend 'mpi': allowed in a simulated world is 'gloo'"),
     ],
 )
 def test_what_gloo_refuses_is_refused(world: World, call: Callable[[], Any], text: str) -> None:

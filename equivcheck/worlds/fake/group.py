@@ -80,7 +80,7 @@ class LoneGroup(SimGroup):
         return self._keep(SimWork(self, raw, self._met(raw), [], shown))
 
     def _met(self, raw: RawCall) -> Meeting:
-        meeting = Meeting(1, None, (self.member, raw))
+        meeting = Meeting(1, (), (self.member, raw))
         meeting.results = {self.member: []}
         return meeting
 

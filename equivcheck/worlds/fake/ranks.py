@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from datetime import timedelta
 from typing import Any, ClassVar
 
 import torch.distributed as dist
@@ -13,16 +12,17 @@ from equivcheck.errors import EquivCheckError, UsageError
 from equivcheck.worlds.failure import Failure, FailureKind, RankReport, RanksFailed, RankState
 from equivcheck.worlds.fake.group import LoneBoard, LoneGroup
 from equivcheck.worlds.marks import listen
+from equivcheck.worlds.meshes import end_run
 from equivcheck.worlds.ranks import Ranks, Run
 from equivcheck.worlds.sim.exchange import call_of
-from equivcheck.worlds.sim.ranks import one_run_at_a_time, own_rng
+from equivcheck.worlds.sim.rank_variables import RankVariables
+from equivcheck.worlds.sim.ranks import threads_as_ranks
 from equivcheck.worlds.sim.torch_private import (
-    BACKEND,
     HashStore,
     is_rank_thread,
+    join_world,
     keep_num_threads,
     prepare_rank_thread,
-    separate_worlds,
 )
 
 
@@ -46,7 +46,7 @@ class FakeRanks(Ranks):
         if is_rank_thread():
             raise EquivCheckError("FakeRanks.run: called by a rank, allowed is any other thread")
         visit = _Visit(self.rank, self.size, lambda: program(*arguments))
-        with one_run_at_a_time, separate_worlds(visit.make_group), own_rng(), keep_num_threads():
+        with threads_as_ranks(visit.make_group, RankVariables()), keep_num_threads():
             visit.thread.start()
             visit.thread.join(deadline)
         if visit.thread.is_alive():
@@ -80,12 +80,12 @@ class _Visit:
         try:
             prepare_rank_thread()
             listen(lambda stage, step: self.board.marks.__setitem__(self.rank, (stage, step)))
-            timeout = timedelta(seconds=1)
-            dist.init_process_group(BACKEND, store=HashStore(), rank=self.rank, world_size=self.size, timeout=timeout)
+            join_world(HashStore(), self.rank, self.size)
             self.value = program()
         except BaseException as error:
             self.error = error
         finally:
+            end_run()
             if dist.is_initialized():
                 dist.destroy_process_group()
 

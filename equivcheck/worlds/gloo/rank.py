@@ -94,6 +94,8 @@ def _join(place: Place, listener: int | None = None) -> None:
     import torch
     import torch.distributed as dist
 
+    from equivcheck.worlds.meshes import end_run
+
     os.environ.update(RANK=str(place.rank), LOCAL_RANK=str(place.rank), WORLD_SIZE=str(place.size))
     os.environ["GLOO_SOCKET_IFNAME"] = _loopback()
     torch.set_num_threads(1)
@@ -107,6 +109,7 @@ def _join(place: Place, listener: int | None = None) -> None:
         master_listen_fd=listener,
     )
     dist.init_process_group("gloo", store=store, rank=place.rank, world_size=place.size, timeout=_NEVER)
+    end_run()
 
 
 def _loopback() -> str:
@@ -119,10 +122,13 @@ def _answer(request: bytes, rank: int) -> bytes:
     """Run what `request` holds; the pickled value or `Raised`, each after the byte that tells them apart."""
     import torch
 
+    from equivcheck.worlds.meshes import end_run
+
     torch.default_generator.manual_seed(rank)
     try:
         program, arguments = _loaded(request)
         value = program(*arguments)
+        end_run()
         return VALUE_TAG + _pickled(value)
     except BaseException as error:
         return RAISED_TAG + pickle.dumps(_raised(error))

@@ -18,7 +18,6 @@ Combine = Callable[[Any], Shares]
 _FOLDS: dict[str, Callable[[torch.Tensor, torch.Tensor], Any]] = {
     "sum": torch.Tensor.add_,
     "avg": torch.Tensor.add_,
-    "premul_sum": torch.Tensor.add_,
     "product": torch.Tensor.mul_,
     "min": lambda left, right: torch.minimum(left, right, out=left),
     "max": lambda left, right: torch.maximum(left, right, out=left),

@@ -1,4 +1,4 @@
-"""The private parts of DTensor that ranks as threads need; tried on torch 2.13.
+"""The private parts of DTensor that ranks as threads need; tried on torch 2.13 and 2.15.
 
 DTensor works out for each operation the shape of the result, by tracing it on fake tensors, and the sharding, by weighing every
 strategy. It keeps the answers per thread (`equivcheck.worlds.dtensor_caches`): once for each rank. Here ranks share the answers
@@ -23,6 +23,8 @@ MAX_SHARED = 2_000
 _FAKE_TENSORS = "torch._subclasses.fake_tensor"
 _SHAPES = "_propagate_tensor_meta_non_cached"
 _SHARDINGS = "propagate_op_sharding_non_cached"
+_STATELESS = ("Shard", "Replicate", "Partial", "_StridedShard")
+"""Placements that say where a tensor lies, and no more."""
 _shapes: dict[Hashable, Any] = {}
 _shardings: dict[Hashable, Any] = {}
 
@@ -65,12 +67,27 @@ def _sharing_shardings(original: Callable[[Any, Any], Any]) -> Callable[[Any, An
         if key in _shardings:
             return _moved(_shardings[key], next(iter(meshes.values())))
         found = original(propagator, schema)
-        if not found.use_val_from_redistribute_schema:  # else it holds sizes of this rank's part
+        if not found.use_val_from_redistribute_schema and not _has_state(found):  # else it holds sizes of this rank's part
             _bound(_shardings)
             _shardings[key] = found
         return found
 
     return propagate
+
+
+def _has_state(value: Any) -> bool:
+    """Whether an answer holds a placement that a rank writes to: what a vocabulary-parallel embedding leaves holds its mask."""
+    if isinstance(value, (list, tuple)):
+        return any(map(_has_state, value))
+    if isinstance(value, dict):
+        return _has_state(list(value.values()))
+    if hasattr(value, "placements"):
+        return any(type(placement).__name__ not in _STATELESS for placement in value.placements)
+    if hasattr(value, "args_schema"):
+        return _has_state(value.args_schema) or _has_state(value.kwargs_schema)
+    if hasattr(value, "redistribute_schema"):
+        return _has_state(value.output_spec) or _has_state(value.redistribute_schema)
+    return False
 
 
 def _moved(value: Any, mesh: Any) -> Any:

@@ -66,6 +66,8 @@ class Request(NamedTuple):
     """Rank of the root within the group."""
     sized: bool = True
     """Whether all members must pass tensors of the same sizes."""
+    orders: tuple[Hashable, ...] = ()
+    """How tensors lie in memory, where all members' must lie alike; empty for contiguous ones."""
 
 
 class Meeting:
@@ -73,7 +75,7 @@ class Meeting:
 
     __slots__ = ("agree", "first", "num_missing", "results", "shares", "waiting")
 
-    def __init__(self, size: int, agree: Hashable, first: tuple[int, RawCall]) -> None:
+    def __init__(self, size: int, agree: tuple[Hashable, ...], first: tuple[int, RawCall]) -> None:
         self.agree = agree
         self.first = first
         self.num_missing = size
@@ -95,7 +97,7 @@ class Parcel(Meeting):
     __slots__ = ("payload", "receiver", "sender", "tag")
 
     def __init__(self, sender: int | None, receiver: int, tag: int, first: tuple[int, RawCall]) -> None:
-        super().__init__(0, None, first)
+        super().__init__(0, (), first)
         self.sender = sender
         self.receiver = receiver
         self.tag = tag
@@ -117,7 +119,7 @@ class Exchange:
         self._parcels: list[Parcel] = []
         self._num_collectives = [0] * len(self.ranks)
 
-    def join(self, member: int, raw: RawCall, agree: Hashable, combine: Combine, share: Any) -> Meeting:
+    def join(self, member: int, raw: RawCall, agree: tuple[Hashable, ...], combine: Combine, share: Any) -> Meeting:
         """Enter the member's next collective; the last member to come makes the results."""
         index = self._num_collectives[member]
         self._num_collectives[member] = index + 1
@@ -125,7 +127,7 @@ class Exchange:
         if meeting is None:
             meeting = self._open[index] = Meeting(len(self.ranks), agree, (self.ranks[member], raw))
         elif meeting.agree != agree:
-            self._mismatch(member, raw, meeting, "")
+            self._mismatch(member, raw, meeting, _other_orders(agree, meeting.agree))
         meeting.shares[member] = share
         meeting.num_missing -= 1
         if not meeting.num_missing:
@@ -174,6 +176,14 @@ class Exchange:
         other, theirs = meeting.first
         text = f"rank {rank} issued {call_of(raw).describe()} where rank {other} issued {call_of(theirs).describe()}{detail}"
         self._scheduler.give_up(rank, raw, text)
+
+
+def _other_orders(agree: tuple[Hashable, ...], theirs: tuple[Hashable, ...]) -> str:
+    """What to add to the text of a mismatch that is one of memory alone."""
+    if agree[:-1] != theirs[:-1]:
+        return ""
+    ours, others = (orders or "contiguous" for orders in (agree[-1], theirs[-1]))
+    return f": dims lie in memory in the orders {ours} and {others}, which comes out wrong over gloo (pytorch #192920)"
 
 
 class Switchboard:

@@ -11,8 +11,16 @@ import torch.distributed as dist
 from equivcheck.worlds.marks import listen
 from equivcheck.worlds.sim import arithmetic
 from equivcheck.worlds.sim.exchange import RawCall, Request, Switchboard
-from equivcheck.worlds.sim.refusals import check_contiguous, check_peer, check_root, check_type
-from equivcheck.worlds.sim.torch_private import BACKEND, premultiplier, raw_memory
+from equivcheck.worlds.sim.refusals import (
+    check_contiguous,
+    check_gaps,
+    check_peer,
+    check_root,
+    check_type,
+    common_order,
+    orders_in_memory,
+)
+from equivcheck.worlds.sim.torch_private import raw_memory
 from equivcheck.worlds.sim.work import CoalescedWork, ReceiveWork, SimWork
 
 Tensors = list[torch.Tensor]
@@ -37,11 +45,13 @@ def make_group(options: Any, _: Any) -> SimGroup:
 
 
 class SimGroup(_ProcessGroup):  # type: ignore[misc]  # torch's overloads differ from version to version
-    """One rank's side of a group; the method names are those of torch 2.6 to 2.13."""
+    """One rank's side of a group; the method names are those of torch 2.6 to 2.15."""
 
     supports_coalescing = False
     supports_splitting = False
     supports_time_estimate = False
+    is_complete = False
+    """Whether `torch.distributed` knows the group; before, it has no devices, so that torch attaches no recorder of calls."""
 
     def __init__(self, board: Switchboard, global_rank: int, name: str, ranks: tuple[int, ...], member: int) -> None:
         super().__init__(member, len(ranks))
@@ -64,10 +74,14 @@ class SimGroup(_ProcessGroup):  # type: ignore[misc]  # torch's overloads differ
         return len(self.ranks)
 
     def name(self) -> str:
-        """Name of the backend."""
-        return BACKEND
+        """Name of the backend, for Python."""
+        return "gloo"
 
-    getBackendName = _get_backend_name = name  # noqa: N815 - the names that torch looks for
+    _get_backend_name = name
+
+    def getBackendName(self) -> str:  # noqa: N802
+        """Name of the backend, for C++, which would look inside gloo's for what to log."""
+        return "equivcheck_sim"
 
     @property
     def group_name(self) -> str:
@@ -87,10 +101,14 @@ class SimGroup(_ProcessGroup):  # type: ignore[misc]  # torch's overloads differ
 
     @property
     def _device_types(self) -> list[torch.device]:
-        return _CPU
+        return _CPU if self.is_complete else []
 
     def _get_backend(self, _device: torch.device) -> SimGroup:
         return self
+
+    def supports_tensor_alloc(self, _device: torch.device) -> bool:
+        """Whether the group has memory of its own to give."""
+        return False
 
     def shutdown(self) -> None:
         """Nothing is held."""
@@ -102,24 +120,32 @@ class SimGroup(_ProcessGroup):  # type: ignore[misc]  # torch's overloads differ
     def allreduce(self, tensors: Any, opts: Any = dist.ReduceOp.SUM) -> SimWork:
         """Reduce tensors in place on all members."""
         tensors = _listed(tensors)
+        check_gaps("all_reduce", tensors)
         op, share = _reduction(opts, tensors)
-        return self._collective(Request(f"all_reduce.{op}", tensors, share, arithmetic.all_reduce(op)), tensors)
+        request = Request(f"all_reduce.{op}", tensors, share, arithmetic.all_reduce(op), orders=orders_in_memory(tensors))
+        return self._collective(request, tensors)
 
     allreduce_coalesced = allreduce
 
     def reduce(self, tensors: Any, opts: Any) -> SimWork:
         """Reduce tensors onto the root."""
         tensors = _listed(tensors)
+        check_gaps("reduce", tensors)
         op, share = _reduction(opts, tensors)
         root = opts.rootRank
         outputs = tensors if root == self.member else []
-        return self._collective(Request(f"reduce.{op}", tensors, share, arithmetic.reduce(op, root), root), outputs)
+        request = Request(f"reduce.{op}", tensors, share, arithmetic.reduce(op, root), root, orders=orders_in_memory(tensors))
+        return self._collective(request, outputs)
 
     def reduce_scatter(self, outputs: Any, inputs: Any, opts: Any = dist.ReduceOp.SUM) -> SimWork:
         """Reduce a list with one tensor for each member, and give each its own."""
         (listed,) = inputs if isinstance(inputs[0], (list, tuple)) else [inputs]
+        outputs = _listed(outputs)
+        check_gaps("reduce_scatter", outputs)
+        orders = common_order("reduce_scatter", [*listed, *outputs])
         op, share = _reduction(opts, listed)
-        return self._collective(Request(f"reduce_scatter.{op}", listed, share, arithmetic.reduce_scatter(op)), _listed(outputs))
+        request = Request(f"reduce_scatter.{op}", listed, share, arithmetic.reduce_scatter(op), orders=orders)
+        return self._collective(request, outputs)
 
     def reduce_scatter_single(self, output: torch.Tensor, source: torch.Tensor, opts: Any = dist.ReduceOp.SUM) -> SimWork:
         """Reduce a tensor and give each member an equal part."""
@@ -129,7 +155,9 @@ class SimGroup(_ProcessGroup):  # type: ignore[misc]  # torch's overloads differ
         """`reduce_scatter_single` for several tensors."""
         self._check_sizes("reduce_scatter", outputs, inputs)
         op, share = _reduction(opts, inputs)
-        return self._collective(Request(f"reduce_scatter.{op}", inputs, share, arithmetic.reduce_scatter_single(op)), outputs)
+        orders = orders_in_memory(inputs)
+        request = Request(f"reduce_scatter.{op}", inputs, share, arithmetic.reduce_scatter_single(op), orders=orders)
+        return self._collective(request, outputs)
 
     # Collectives that move.
 
@@ -137,9 +165,11 @@ class SimGroup(_ProcessGroup):  # type: ignore[misc]  # torch's overloads differ
         """Overwrite tensors with the root's."""
         tensors = _listed(tensors)
         root = _root(opts) if root is None else root
+        check_gaps("broadcast", tensors)
         mine = root == self.member
         share, outputs = (_capture(tensors), []) if mine else ([], tensors)
-        return self._collective(Request("broadcast", tensors, share, arithmetic.broadcast(root), root), outputs, tensors)
+        request = Request("broadcast", tensors, share, arithmetic.broadcast(root), root, orders=orders_in_memory(tensors))
+        return self._collective(request, outputs, tensors)
 
     def allgather(self, outputs: Any, inputs: Any, opts: Any = None) -> SimWork:
         """Gather one tensor of each member into a list, on all members."""
@@ -174,7 +204,10 @@ class SimGroup(_ProcessGroup):  # type: ignore[misc]  # torch's overloads differ
         """Give each member one tensor of the root's list."""
         outputs, root = _listed(outputs), _root(opts)
         given = list(inputs[0]) if root == self.member else []
-        return self._collective(Request("scatter", outputs, _capture(given), arithmetic.scatter(root), root), outputs)
+        check_gaps("scatter", [*outputs, *given])
+        orders = common_order("scatter", [*outputs, *given])
+        request = Request("scatter", outputs, _capture(given), arithmetic.scatter(root), root, orders=orders)
+        return self._collective(request, outputs)
 
     def alltoall(self, outputs: Tensors, inputs: Tensors, _opts: Any = None) -> SimWork:
         """Send the i-th tensor to member i."""
@@ -250,7 +283,7 @@ class SimGroup(_ProcessGroup):  # type: ignore[misc]  # torch's overloads differ
             check_root(request.op, root, len(self.ranks))
         raw = self._note(request.op, request.tensors, None if root is None else self.ranks[root])
         sizes = tuple([shape.numel() for shape in raw[3]]) if request.sized else ()
-        agree = (request.op, raw[4], root, sizes)
+        agree = (request.op, raw[4], root, sizes, request.orders)
         meeting = self._exchange.join(self.member, raw, agree, request.combine, request.share)
         if outputs:
             with raw_memory():
@@ -307,8 +340,4 @@ def _capture(tensors: Tensors) -> Tensors:
 def _reduction(opts: Any, tensors: Tensors) -> tuple[str, Tensors]:
     reduce_op = getattr(opts, "reduceOp", opts)
     op = _OPS[getattr(reduce_op, "op", reduce_op)]
-    share = _capture(tensors)
-    if op == "premul_sum":
-        factor = premultiplier(reduce_op)
-        share = [tensor.mul_(factor) for tensor in share]
-    return op, share
+    return op, _capture(tensors)

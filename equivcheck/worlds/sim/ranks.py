@@ -6,27 +6,27 @@ import contextlib
 import ctypes
 import threading
 from collections.abc import Callable, Iterator
-from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from equivcheck.errors import EquivCheckError
-from equivcheck.worlds.dtensor_caches import bound_shardings
 from equivcheck.worlds.failure import RanksFailed
+from equivcheck.worlds.meshes import end_run
 from equivcheck.worlds.ranks import Ranks, Run
 from equivcheck.worlds.sim.autopsy import Evidence, failure_of
 from equivcheck.worlds.sim.dtensor_private import shared_propagation
 from equivcheck.worlds.sim.exchange import Switchboard, call_of
-from equivcheck.worlds.sim.fsdp_private import untimed_state_dicts
+from equivcheck.worlds.sim.mesh_private import meshes_of_threads
 from equivcheck.worlds.sim.process_group import make_group, take_seat
+from equivcheck.worlds.sim.rank_variables import RankVariables
 from equivcheck.worlds.sim.scheduler import RankAborted, Scheduler
 from equivcheck.worlds.sim.torch_private import (
-    BACKEND,
     HashStore,
     drop_unfinished_backward,
     is_rank_thread,
+    join_world,
     keep_num_threads,
     num_unwaited_works,
     prepare_rank_thread,
@@ -41,7 +41,14 @@ INTERRUPT_PATIENCE = 1.0
 
 Program = Callable[[], Any]
 
-one_run_at_a_time = threading.Lock()
+_one_run_at_a_time = threading.Lock()
+
+
+@contextlib.contextmanager
+def threads_as_ranks(make_group: Callable[[Any, Any], Any], variables: RankVariables) -> Iterator[None]:
+    """While entered, torch can be used by rank threads, one at a time, whose groups `make_group` makes."""
+    with _one_run_at_a_time, variables.kept(), separate_worlds(make_group), meshes_of_threads():
+        yield
 
 
 class SimRanks(Ranks):
@@ -59,6 +66,7 @@ class SimRanks(Ranks):
             raise EquivCheckError(f"SimRanks: size is {size}, allowed is 1 or more")
         super().__init__(size)
         self._crew: Crew | None = None
+        self._variables = RankVariables()
 
     def run(self, program: Callable[..., Any], *arguments: Any, schedule_seed: int = 0, deadline: float = 60.0) -> Run:
         """Call ``program(*arguments)`` on every rank and wait for all of them; see `Ranks.run`.
@@ -67,7 +75,7 @@ class SimRanks(Ranks):
         """
         if is_rank_thread():
             raise EquivCheckError("SimRanks.run: called by a rank of a simulated world, allowed is any other thread")
-        with one_run_at_a_time, separate_worlds(make_group), shared_propagation(), untimed_state_dicts(), own_rng():
+        with threads_as_ranks(make_group, self._variables), shared_propagation():
             crew = self._ready_crew()
             try:
                 return crew.run(lambda: program(*arguments), schedule_seed, deadline)
@@ -79,7 +87,7 @@ class SimRanks(Ranks):
         """End the rank threads; the ranks start anew when they run again."""
         crew, self._crew = self._crew, None
         if crew is not None:
-            with one_run_at_a_time, separate_worlds(make_group):
+            with threads_as_ranks(make_group, self._variables):
                 crew.dismiss()
 
     def _ready_crew(self) -> Crew:
@@ -88,7 +96,7 @@ class SimRanks(Ranks):
             crew.dismiss()
         if self._crew is None:
             with keep_num_threads():
-                crew = Crew(self.size)
+                crew = Crew(self.size, self._variables)
                 crew.run(crew.join_world, 0, UNWIND_PATIENCE)
             self._crew = crew
         return self._crew
@@ -97,9 +105,8 @@ class SimRanks(Ranks):
 class Crew:
     """The threads of one world, from their start until they are dismissed or a run leaves them unusable."""
 
-    def __init__(self, size: int) -> None:
-        generator = torch.default_generator
-        self.scheduler = Scheduler(size, generator.get_state, generator.set_state)
+    def __init__(self, size: int, variables: RankVariables) -> None:
+        self.scheduler = Scheduler(size, variables.save, variables.restore)
         self.board = Switchboard(size, self.scheduler)
         self.usable = True
         self._store = HashStore()
@@ -116,8 +123,7 @@ class Crew:
     def join_world(self) -> None:
         """Give the calling rank its default group."""
         rank = self._threads.index(threading.current_thread())
-        timeout = timedelta(seconds=1)
-        dist.init_process_group(BACKEND, store=self._store, rank=rank, world_size=self.scheduler.size, timeout=timeout)
+        join_world(self._store, rank, self.scheduler.size)
 
     def run(self, program: Program, schedule_seed: int, deadline: float) -> Run:
         """Run the program on all ranks, with the world's groups as they are."""
@@ -198,20 +204,10 @@ class Crew:
                 drop_unfinished_backward()
         if num_unwaited_works():
             self._drop_works(rank)
-        bound_shardings()
+        end_run()
 
     def _drop_works(self, rank: int) -> None:
         """Take the rank's handles that nobody waited for out of torch's registry, which would keep them for ever."""
         for work in self.board.abandon(rank):
             for tensor in work.outputs:
                 torch.ops._c10d_functional.wait_tensor(tensor)
-
-
-@contextlib.contextmanager
-def own_rng() -> Iterator[None]:
-    """Leave the default random generator as it was."""
-    state = torch.default_generator.get_state()
-    try:
-        yield
-    finally:
-        torch.default_generator.set_state(state)

@@ -1,4 +1,7 @@
-"""What the simulated world refuses because gloo does, so that what runs here runs there; as gloo of torch 2.13 has it."""
+"""What the simulated world refuses because gloo does, or computes wrongly, so that what runs here is right there.
+
+As gloo of torch 2.13 and 2.15 has it.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ _CARRIED = "float16 bfloat16 float32 float64 int8 uint8 int32 int64 bool complex
 CARRIED = frozenset(getattr(torch, name) for name in _CARRIED.split())
 """Element types of collectives; messages carry any."""
 _BITWISE = ("band", "bor", "bxor")
-_LINEAR = ("sum", "avg", "premul_sum")
+_LINEAR = ("sum", "avg")
 
 
 class CallRefused(EquivCheckError, ValueError):
@@ -30,6 +33,8 @@ def check_type(op: str, dtype: torch.dtype) -> None:
 @cache
 def _reason(op: str, dtype: torch.dtype) -> str:
     reduction = op.partition(".")[2]
+    if reduction == "premul_sum":
+        return "gloo has no premultiplied sum"
     if dtype not in CARRIED:
         return f"allowed are {_CARRIED}"
     if reduction in _BITWISE and (dtype.is_floating_point or dtype.is_complex):
@@ -58,3 +63,40 @@ def check_contiguous(op: str, tensors: Sequence[torch.Tensor]) -> None:
     for tensor in tensors:
         if not tensor.is_contiguous():
             raise CallRefused(f"{op}: {tensor.dtype} {list(tensor.shape)} is not contiguous; allowed are contiguous tensors")
+
+
+def check_gaps(op: str, tensors: Sequence[torch.Tensor]) -> None:
+    """Raise `CallRefused` for tensors with gaps in memory, of which gloo reads and writes other elements (pytorch #192920)."""
+    for tensor in tensors:
+        if not tensor.is_contiguous() and not torch.ops.aten.is_non_overlapping_and_dense(tensor):
+            text = f"{op}: {tensor.dtype} {list(tensor.shape)} with strides {list(tensor.stride())} comes out wrong over gloo"
+            raise CallRefused(f"{text} (pytorch #192920); allowed are tensors without gaps in memory")
+
+
+Order = tuple[int, ...]
+"""Dims of a tensor from the one with the widest stride to the one with the smallest; empty where they lie as usual."""
+
+
+def orders_in_memory(tensors: Sequence[torch.Tensor]) -> tuple[Order, ...]:
+    """How tensors lie, where gloo takes memory as it lies and values are wrong if ranks differ; empty if all lie as usual."""
+    if all(tensor.is_contiguous() for tensor in tensors):
+        return ()
+    orders = tuple(map(_order, tensors))
+    return orders if any(orders) else ()
+
+
+def common_order(op: str, tensors: Sequence[torch.Tensor]) -> tuple[Order, ...]:
+    """As `orders_in_memory`, where parts of one list end in others' tensors (pytorch #24836); raises if they lie differently."""
+    orders = set(orders_in_memory([tensor for tensor in tensors if sum(size > 1 for size in tensor.shape) > 1]))
+    if len(orders) > 1:
+        raise CallRefused(
+            f"{op}: tensors whose dims lie in memory in the orders {sorted(orders)} come out wrong over gloo (pytorch #24836); "
+            "allowed are contiguous tensors"
+        )
+    return tuple(orders)
+
+
+def _order(tensor: torch.Tensor) -> Order:
+    dims = [dim for dim, size in enumerate(tensor.shape) if size > 1]
+    order = sorted(dims, key=tensor.stride, reverse=True)
+    return () if order == dims else tuple(order)

@@ -22,15 +22,16 @@ class Scheduler:
     What ranks call is called by the one that holds the baton, and the rest while no rank runs, so nothing here needs a lock.
     """
 
-    def __init__(self, size: int, save_rng: Callable[[], Any], restore_rng: Callable[[Any], Any]) -> None:
+    def __init__(self, size: int, save_state: Callable[[], Any], restore_state: Callable[[Any], Any]) -> None:
         self.size = size
         self.aborting = False
+        self.abandoned = False
         self.mismatch = ""
         self.ended = [True] * size
         self.holder = 0
         self.pending: list[Any] = [None] * size
-        self._save_rng = save_rng
-        self._restore_rng = restore_rng
+        self._save_state = save_state
+        self._restore_state = restore_state
         self._batons = [_taken_lock() for _ in range(size)]
         self._quiet = _taken_lock()
         self._runnable: deque[int] = deque()
@@ -66,8 +67,8 @@ class Scheduler:
         return True
 
     def release_all(self) -> None:
-        """Wake every rank that sleeps, from any state; only for threads that will not be used again."""
-        self.aborting = True
+        """Wake every rank that sleeps, from any state, all at once; only for threads that will not be used again."""
+        self.aborting = self.abandoned = True
         for baton in self._batons:
             if baton.locked():
                 baton.release()
@@ -79,8 +80,10 @@ class Scheduler:
         self._batons[rank].acquire()
 
     def finish(self, rank: int) -> None:
-        """The rank has ended its part of the run."""
+        """The rank has ended its part of the run, and what it has left changed ends with it."""
         self.ended[rank] = True
+        if not self.abandoned:
+            self._save_state()
         if not self.aborting:
             self._pass_on()
         elif self._quiet.locked():
@@ -128,17 +131,20 @@ class Scheduler:
             raise RankAborted
         self.mismatch = mismatch
         self.pending[rank] = pending
-        self._quiet.release()
-        self._batons[rank].acquire()
-        raise RankAborted
+        self._wait_after(rank, self._quiet.release)
 
     def _hand_over(self, rank: int) -> None:
-        rng = self._save_rng()
-        self._pass_on()
+        self._wait_after(rank, self._pass_on)
+
+    def _wait_after(self, rank: int, let_go: Callable[[], None]) -> None:
+        """Let go of the baton and wait for it; a rank whose run is over meanwhile unwinds in its own state, too."""
+        state = self._save_state()
+        let_go()
         self._batons[rank].acquire()
+        if not self.abandoned:
+            self._restore_state(state)
         if self.aborting:
             raise RankAborted
-        self._restore_rng(rng)
 
     def _pass_on(self) -> None:
         runnable = self._runnable

@@ -1,24 +1,33 @@
-"""The private torch API that ranks as threads need; tried on torch 2.13.
+"""The private torch API that ranks as threads need; tried on torch 2.13 and 2.15.
 
 Four process-wide things are changed while ranks run, and only then: the ``_world`` of `torch.distributed` (each rank sees its
-own), thread isolation of the registry that maps group names to groups, the backend name under which groups are made, and
-`torch.distributed.monitored_barrier`, which takes groups of gloo only.
+own), thread isolation of the registry that maps group names to groups, the backend name under which groups are made, and the
+function that makes groups, so that those of ranks pass for gloo's. What else differs from rank to rank is in
+`equivcheck.worlds.sim.rank_variables`.
 """
 
 from __future__ import annotations
 
 import contextlib
-import sys
 import threading
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
-BACKEND = "equivcheck_sim"
-"""Name of the backend as `torch.distributed` knows it while ranks run."""
+from equivcheck.worlds.sim.refusals import CallRefused
+
+_BACKEND = "equivcheck_sim"
+"""Name of the backend that makes the groups of ranks, as `torch.distributed` knows it while ranks run."""
+
+_PASSES_FOR = "gloo"
+"""Name of the backend that programs see, since ranks compute what they would compute there."""
+
+_TAKEN = (_PASSES_FOR, f"cpu:{_PASSES_FOR}", "undefined")
+"""Names under which programs may ask for a group: gloo's, and none at all."""
 
 _bindings: Any = torch._C._distributed_c10d
 HashStore: Any = _bindings.HashStore
@@ -34,6 +43,7 @@ _OWN_FIELDS: dict[str, Callable[[], Any]] = {
     "pg_to_tag": dict,
     "pg_coalesce_state": dict,
     "comms": list,
+    "pg_flight_recorder_hooks": dict,
 }
 
 
@@ -80,6 +90,11 @@ def drop_unfinished_backward() -> None:
     torch.autograd.grad(_marks.oldest, leaf, retain_graph=True)
 
 
+def join_world(store: Any, rank: int, size: int) -> None:
+    """Give the calling rank thread its default group."""
+    dist.init_process_group(_PASSES_FOR, store=store, rank=rank, world_size=size, timeout=timedelta(seconds=1))
+
+
 @contextlib.contextmanager
 def keep_num_threads() -> Iterator[None]:
     """Undo what `prepare_rank_thread` does to the number of threads that other threads of the process compute with."""
@@ -100,58 +115,59 @@ def separate_worlds(make_group: Callable[[Any, Any], Any]) -> Iterator[None]:
     """While entered, each rank thread has a `torch.distributed` of its own, whose groups `make_group` makes."""
     global _original_world  # noqa: PLW0603 - stands for a global of torch
     _original_world = c10d._world
-    hook = sys.excepthook
-    kept = {name: getattr(c10d, name) for name in ("_backend", "_default_pg_init_method") if hasattr(c10d, name)}
     isolate = _bindings._set_thread_isolation_mode
     _register_backend(make_group)
     try:
         c10d._world = _thread_worlds  # type: ignore[assignment]
         isolate(True)
-        with _monitored_barrier_for_ranks():
+        with _groups_pass_for_gloo():
             yield
     finally:
         isolate(False)
         c10d._world = _original_world
         _unregister_backend()
-        sys.excepthook = hook
-        for name, value in kept.items():
-            setattr(c10d, name, value)
 
 
 @contextlib.contextmanager
-def _monitored_barrier_for_ranks() -> Iterator[None]:
-    theirs = c10d.monitored_barrier
+def _groups_pass_for_gloo() -> Iterator[None]:
+    """While entered, the groups of ranks are made by the simulated backend, and are gloo's for whoever asks."""
+    original: Any = c10d._new_process_group_helper
 
-    def monitored_barrier(group: Any = None, timeout: Any = None, wait_all_ranks: bool = False) -> None:
+    def make(size: int, rank: int, ranks: list[int], backend: str, *arguments: Any, **options: Any) -> tuple[Any, Any]:
         if not is_rank_thread():
-            theirs(group, timeout, wait_all_ranks)
-        elif group is not dist.GroupMember.NON_GROUP_MEMBER:
-            own: Any = group or dist.group.WORLD
-            own.monitored_barrier(timeout, wait_all_ranks)
+            return original(size, rank, ranks, backend, *arguments, **options)  # type: ignore[no-any-return]
+        if backend not in _TAKEN:
+            raise CallRefused(f"a group of backend {backend!r}: allowed in a simulated world is {_PASSES_FOR!r}")
+        group, store = original(size, rank, ranks, _BACKEND, *arguments, **options)
+        if group is not dist.GroupMember.NON_GROUP_MEMBER:
+            c10d._world.pg_map[group] = (_PASSES_FOR, store)
+            c10d._world.pg_backend_config[group] = str(c10d.BackendConfig(c10d.Backend(_PASSES_FOR)))
+            group.is_complete = True
+        return group, store
 
     try:
-        c10d.monitored_barrier = dist.monitored_barrier = monitored_barrier
+        c10d._new_process_group_helper = make  # type: ignore[assignment]
         yield
     finally:
-        c10d.monitored_barrier = dist.monitored_barrier = theirs
+        c10d._new_process_group_helper = original
 
 
 def _register_backend(make_group: Callable[[Any, Any], Any]) -> None:
     backend: Any = dist.Backend
-    setattr(backend, BACKEND.upper(), BACKEND)
-    backend.backend_list.append(BACKEND)
-    backend.backend_type_map[BACKEND] = dist.ProcessGroup.BackendType.CUSTOM
-    backend.backend_capability[BACKEND] = ["cpu"]
-    backend._plugins[BACKEND.upper()] = backend._BackendPlugin(make_group, True)
+    setattr(backend, _BACKEND.upper(), _BACKEND)
+    backend.backend_list.append(_BACKEND)
+    backend.backend_type_map[_BACKEND] = dist.ProcessGroup.BackendType.CUSTOM
+    backend.backend_capability[_BACKEND] = ["cpu"]
+    backend._plugins[_BACKEND.upper()] = backend._BackendPlugin(make_group, True)
 
 
 def _unregister_backend() -> None:
     backend: Any = dist.Backend
-    delattr(backend, BACKEND.upper())
-    backend.backend_list.remove(BACKEND)
-    del backend.backend_type_map[BACKEND]
-    del backend.backend_capability[BACKEND]
-    del backend._plugins[BACKEND.upper()]
+    delattr(backend, _BACKEND.upper())
+    backend.backend_list.remove(_BACKEND)
+    del backend.backend_type_map[_BACKEND]
+    del backend.backend_capability[_BACKEND]
+    del backend._plugins[_BACKEND.upper()]
 
 
 _HIDDEN = torch._C.DispatchKeySet(torch._C.DispatchKey.AutogradFunctionality)
@@ -178,8 +194,3 @@ def num_unwaited_works() -> int:
     """How many results of functional collectives of the calling rank nobody has waited for."""
     count = getattr(_bindings, "_get_work_registry_size", None)
     return int(count()) if count else 0
-
-
-def premultiplier(op: Any) -> Any:
-    """The factor of a ``PREMUL_SUM`` reduction."""
-    return op.__getstate__()[1]

@@ -1,0 +1,99 @@
+"""Programs whose right answer is known, by which sim, gloo and plain arithmetic are held against each other.
+
+They read DTensors whose dims are cut unevenly, twice or in strides: what torch works out for such a tensor depends on the rank,
+so that ranks as threads of one process go wrong here first where they share what they must not.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import torch
+from torch import nn
+
+MESHES = ((4,), (2, 2), (2, 2), (2, 2), (1, 4), (4, 1))
+"""Shapes of meshes of four ranks; those that can cut a dim twice come more often."""
+NUM_RANKS = 4
+"""Ranks that the programs need."""
+
+
+def redistributed(seed: int) -> list[bool]:
+    """Whether `full_tensor` of a random DTensor gives what it was made of, as distributed and after up to two redistributions."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import distribute_tensor
+
+    chance = random.Random(seed)
+    mesh = init_device_mesh("cpu", chance.choice(MESHES))
+    shape = [chance.randint(1, 7) for _ in range(chance.choice((1, 2, 2)))]
+    full = torch.arange(1, 1 + torch.Size(shape).numel(), dtype=torch.float64).view(shape)
+    tensor = distribute_tensor(full, mesh, _placements(chance, mesh.ndim, len(shape)))
+    found = [torch.equal(tensor.full_tensor(), full)]
+    for _ in range(chance.randrange(3)):
+        tensor = tensor.redistribute(placements=_placements(chance, mesh.ndim, len(shape)))
+        found.append(torch.equal(tensor.full_tensor(), full))
+    return found
+
+
+def _placements(chance: random.Random, num_axes: int, num_dims: int) -> list[Any]:
+    from torch.distributed.tensor import Replicate, Shard
+
+    choices = [Replicate(), *[Shard(dim) for dim in range(num_dims)] * 2]
+    return [chance.choice(choices) for _ in range(num_axes)]
+
+
+def sharded_twice(kind: str, rows: int) -> list[bool]:
+    """Whether weight and gradient of a layer are read as they are: tensor parallelism and `fully_shard` cut both along dim 0.
+
+    `kind` is ``linear`` (column-parallel) or ``embedding`` (vocabulary-parallel), `rows` its outputs or its vocabulary.
+    """
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.tensor import Replicate
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+    alone, spread = _layer(kind, rows), nn.Sequential(_layer(kind, rows))
+    embedding = kind == "embedding"
+    style = RowwiseParallel(input_layouts=Replicate()) if embedding else ColwiseParallel(output_layouts=Replicate())
+    parallelize_module(spread, mesh["tp"], {"0": style})
+    fully_shard(spread, mesh=mesh["dp"])
+    inputs = torch.tensor([[0, 3 % rows, 6 % rows]]) if embedding else torch.ones(2, 4, dtype=torch.float64)
+    for layer in (alone, spread):
+        outputs = layer(inputs)
+        (outputs * torch.arange(outputs.numel(), dtype=torch.float64).view(outputs.shape)).sum().backward()
+    weight: Any = spread[0].weight
+    return [torch.equal(weight.full_tensor(), alone.weight), torch.equal(weight.grad.full_tensor(), alone.weight.grad)]
+
+
+def _layer(kind: str, rows: int) -> Any:
+    layer = nn.Embedding(rows, 4) if kind == "embedding" else nn.Linear(4, rows, bias=False)
+    with torch.no_grad():
+        layer.weight.copy_(torch.arange(4 * rows).view(rows, 4) % 11)
+    return layer.double()
+
+
+def in_loss_parallel() -> list[bool]:
+    """Whether `loss_parallel` gives loss and gradient of a plain cross-entropy, and ends for each rank when it leaves."""
+    import torch.distributed as dist
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Shard, distribute_tensor
+    from torch.distributed.tensor.parallel import loss_parallel
+
+    mesh = init_device_mesh("cpu", (NUM_RANKS,))
+    logits = (torch.arange(42, dtype=torch.float64).view(6, 7) * 5 % 8).requires_grad_()
+    target = torch.tensor([0, 6, 3, 2, 5, 1])
+    loss = nn.functional.cross_entropy(logits, target)
+    loss.backward()  # type: ignore[no-untyped-call]
+    spread = distribute_tensor(logits.detach(), mesh, [Shard(1)]).requires_grad_()
+    for _ in range(dist.get_rank()):
+        dist.barrier()
+    with loss_parallel():
+        for _ in range(NUM_RANKS - dist.get_rank()):
+            dist.barrier()
+        found: Any = nn.functional.cross_entropy(spread, target)
+        found.backward()
+    dist.barrier()
+    assert logits.grad is not None
+    gradient: Any = spread.grad
+    return [torch.allclose(found.full_tensor(), loss), torch.allclose(gradient.full_tensor(), logits.grad)]

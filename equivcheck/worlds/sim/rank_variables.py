@@ -1,0 +1,154 @@
+"""State that torch keeps once for a process and that differs between ranks: kept for each rank while ranks run.
+
+Rank threads share one process. What torch keeps per thread is a rank's own already; process groups are told apart in
+`equivcheck.worlds.sim.torch_private`, caches that are keyed by a mesh in `equivcheck.worlds.sim.mesh_private`. The rest stands in
+the table below: plain variables, saved when a rank hands the baton over and put back when it goes on. Private, tried on torch
+2.13 and 2.15; what a version does not have is left out.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from operator import getitem
+from typing import Any
+
+import torch
+
+VARIABLES: Mapping[str, tuple[str, ...]] = {
+    # the excepthook and the last group's name, which `init_process_group` assigns
+    "sys": ("excepthook",),
+    "torch.distributed.distributed_c10d": ("_backend", "_default_pg_init_method"),
+    # hooks that are called for every module and every optimizer
+    "torch.nn.modules.module": (
+        "_global_buffer_registration_hooks",
+        "_global_module_registration_hooks",
+        "_global_parameter_registration_hooks",
+        "_global_backward_pre_hooks",
+        "_global_backward_hooks",
+        "_global_is_full_backward_hook",
+        "_global_forward_pre_hooks",
+        "_global_forward_hooks",
+        "_global_forward_hooks_always_called",
+        "_global_forward_hooks_with_kwargs",
+    ),
+    "torch.optim.optimizer": ("_global_optimizer_pre_hooks", "_global_optimizer_post_hooks"),
+    # what a context manager switches for as long as it is entered
+    "torch.nn.utils.parametrize": ("_cache_enabled", "_cache"),
+    "torch.utils.checkpoint": ("_enable_checkpoint_early_stop", "_checkpoint_debug_enabled"),
+    "torch.autograd.graph": ("_allow_mutation_on_saved_tensors_enabled",),
+    "torch.utils._python_dispatch": (
+        "_is_in_torch_dispatch_mode",
+        "_is_in_non_infra_torch_dispatch_mode",
+        "_is_in_any_mode_without_ignore_compile_internals",
+    ),
+    "torch.nn.parallel.distributed": ("DistributedDataParallel._active_ddp_module",),
+    "torch.distributed._shard.api": ("_CURRENT_PROCESS_GROUP",),
+    "torch.distributed.fsdp._fully_shard._fully_shard": ("_enable_fsdp_module_new_init",),
+    "torch.distributed.tensor._redistribute": (
+        "_FORCE_MIN_COST_REDISTRIBUTION_PLAN",
+        "_DISABLE_REDISTRIBUTE_TRANSFORM_OPTIMIZATION",
+        "_warned_flatten_issues",
+    ),
+    # what `loss_parallel` adds to, and takes away from, when a rank enters and leaves it
+    "torch.distributed.tensor": ("DTensor._op_dispatcher._custom_op_handlers",),
+    # what FSDP1 assigns over tensor parallelism, and how it times state dicts (two at once are an error)
+    "torch.distributed.fsdp._fsdp_extensions": ("_extensions",),
+    "torch.distributed.fsdp._debug_utils": ("SimpleProfiler.results", "SimpleProfiler.profiling"),
+    # plans of checkpoints, by the name of what is saved
+    "torch.distributed.checkpoint.planner": (
+        "SavePlanner._cached_save_plan",
+        "SavePlanner._cached_final_save_plan",
+        "SavePlanner._cached_all_plans",
+        "SavePlanner._cached_global_plan",
+        "SavePlanner._cached_metadata",
+    ),
+}
+"""Variables by module, as dotted paths. A rank starts with what the process has: containers are copied, the rest is shared."""
+
+Saved = tuple[torch.Tensor, tuple[Any, ...] | None]
+"""A rank's state of the default random generator, and its values of the variables; None where they are the process's."""
+
+
+class RankVariables:
+    """The variables of the table, as one rank after the other has them.
+
+    Ranks rarely change any, so one comparison tells whether there is something to save, and mostly nothing is put back. Between
+    two ranks the process has what it had before the first, containers as copies. Modules that are imported while ranks run are
+    taken up at the next change of ranks, with the values that they have then.
+    """
+
+    def __init__(self) -> None:
+        self._places: list[tuple[Any, str]] = []
+        self._namespaces: list[Mapping[str, Any]] = []
+        self._names: list[str] = []
+        self._process: tuple[Any, ...] = ()
+        self._untouched: tuple[Any, ...] = ()
+        self._num_modules = 0
+
+    @contextlib.contextmanager
+    def kept(self) -> Iterator[None]:
+        """On leaving, everything is as it was on entering."""
+        self._process = self._untouched = ()
+        self._find()
+        generator = torch.default_generator.get_state()
+        try:
+            self._put(map(_own, self._untouched))
+            yield
+        finally:
+            self._put(self._process)
+            torch.default_generator.set_state(generator)
+
+    def save(self) -> Saved:
+        """Take over what the rank that runs has changed; the next one finds what the process had."""
+        if len(sys.modules) != self._num_modules:
+            self._find()
+        generator, values = torch.default_generator.get_state(), self._values()
+        if values == self._untouched:
+            return generator, None
+        self._put(map(_own, self._untouched))
+        return generator, values
+
+    def restore(self, saved: Saved) -> None:
+        """Let a rank go on with what it had, where the last one's was saved."""
+        generator, values = saved
+        torch.default_generator.set_state(generator)
+        if values is not None:
+            self._put(values)
+
+    def _values(self) -> tuple[Any, ...]:
+        return tuple(map(getitem, self._namespaces, self._names))
+
+    def _put(self, values: Iterable[Any]) -> None:
+        for (owner, name), namespace, value in zip(self._places, self._namespaces, values, strict=False):
+            if namespace[name] is not value:
+                setattr(owner, name, value)
+
+    def _find(self) -> None:
+        """Take up the variables of modules that were imported since, as they are now."""
+        if len(sys.modules) != self._num_modules:
+            self._num_modules = len(sys.modules)
+            self._places += [place for place in _places() if place not in self._places]
+            self._namespaces = [vars(owner) for owner, _ in self._places]
+            self._names = [name for _, name in self._places]
+        self._process += self._values()[len(self._process) :]
+        self._untouched += tuple(map(_own, self._process[len(self._untouched) :]))
+
+
+def _places() -> Iterator[tuple[Any, str]]:
+    """Owner and name of each variable that there is."""
+    for module, paths in VARIABLES.items():
+        for path in paths:
+            owner: Any = sys.modules.get(module)
+            *owners, name = path.split(".")
+            for part in owners:
+                owner = getattr(owner, part, None)
+            if name in getattr(owner, "__dict__", ()):
+                yield owner, name
+
+
+def _own(value: Any) -> Any:
+    """The value for one more rank."""
+    return copy.copy(value) if isinstance(value, (dict, set, list)) else value
