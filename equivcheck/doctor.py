@@ -1,30 +1,43 @@
-"""What works here: every layout in every world, really run on two ranks."""
+"""What works here: every layout in every world, really run on two ranks, and programs whose answer is known."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+import warnings
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from equivcheck.layouts.registry import layout_kinds, mended
 from equivcheck.oracle.verdict import Outcome
 from equivcheck.scenario import Axis, Data, Layer, Layout, Mesh, Model, Parallelism, Scenario, Training
-from equivcheck.worlds.pool import COMPARABLE
+from equivcheck.worlds import probes
+from equivcheck.worlds.pool import COMPARABLE, ranks
 
 _NUM_RANKS = 2
 _DEADLINE = 30.0
 
+Runs = tuple[Callable[..., list[bool]], tuple[tuple[Any, ...], ...]]
+"""A program that says what is right, and the arguments that it is run with."""
+
+PROGRAMS: dict[str, Runs] = {
+    "redistributed tensors": (probes.redistributed, tuple((seed,) for seed in range(12))),
+    "parameters cut twice": (probes.sharded_twice, (("linear", 5), ("embedding", 7))),
+    "loss_parallel": (probes.in_loss_parallel, ((),)),
+}
+"""What goes wrong first where ranks as threads share what torch keeps for a process: sim must be right where gloo is."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Probe:
-    """One layout in one world."""
+    """One subject in one world."""
 
     world: str
     """Name of the world."""
-    layout: str
-    """Tag of the parallelism."""
+    subject: str
+    """Tag of a parallelism, or what a program tries whose answer is known."""
     works: bool
-    """Whether the smallest training ran, and nothing was wrong with it that is not on file."""
+    """Whether the smallest training, or the program, ran, and nothing was wrong with it that is not on file."""
     reason: str
     """Why not; empty if it works."""
     known: str
@@ -34,17 +47,45 @@ class Probe:
 
 
 def probe_everything() -> Iterator[Probe]:
-    """Each layout in each world, one after the other."""
+    """Each layout and each program in each world, one after the other."""
     for world in COMPARABLE:
         for tag, kind in layout_kinds().items():
             yield probe(world, tag, kind.parallelism)
+        for subject, runs in PROGRAMS.items():
+            yield probe_program(world, subject, runs)
 
 
 def probe(world: str, tag: str, parallelism: type[Parallelism]) -> Probe:
     """Train the smallest model once on two ranks; whatever goes wrong is the reason."""
     start = time.perf_counter()
     reason, known = _result(world, parallelism)
-    return Probe(world=world, layout=tag, works=not reason, reason=reason, known=known, seconds=time.perf_counter() - start)
+    return Probe(world=world, subject=tag, works=not reason, reason=reason, known=known, seconds=time.perf_counter() - start)
+
+
+def probe_program(world: str, subject: str, runs: Runs) -> Probe:
+    """Run a program with each of some arguments; what it finds wrong, or raises, is the reason."""
+    start = time.perf_counter()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # what torch warns of there is no news about this machine
+        reason = _wrong(world, runs)
+    return Probe(world=world, subject=subject, works=not reason, reason=reason, known="", seconds=time.perf_counter() - start)
+
+
+def _wrong(world: str, runs: Runs) -> str:
+    program, choices = runs
+    for arguments in choices:
+        try:
+            found = ranks(world, probes.NUM_RANKS).run(program, *arguments, deadline=_DEADLINE).values
+        except Exception as error:
+            return _line(error)
+        wrong = [rank for rank, right in enumerate(found) if not all(right)]
+        if wrong:
+            return f"{program.__name__}{arguments} is wrong on ranks {wrong}"
+    return ""
+
+
+def _line(error: Exception) -> str:
+    return " ".join(f"{type(error).__name__}: {error}".split())
 
 
 def _result(world: str, parallelism: type[Parallelism]) -> tuple[str, str]:
@@ -54,7 +95,7 @@ def _result(world: str, parallelism: type[Parallelism]) -> tuple[str, str]:
 
         verdict = check(smallest(parallelism), world=world, deadline=_DEADLINE)
     except Exception as error:
-        return " ".join(f"{type(error).__name__}: {error}".split()), ""
+        return _line(error), ""
     if verdict.outcome in (Outcome.EQUIVALENT, Outcome.KNOWN):
         return "", verdict.known
     return f"{verdict.outcome.value}: {verdict.reason}", ""

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 @click.command()
 @json_option
 def doctor(as_json: bool) -> ExitCode:
-    """Say which versions are installed and which worlds and layouts work here: each is tried on two ranks."""
+    """Say which versions are installed and what works here: each layout on two ranks, and whether sim computes what gloo does."""
     from equivcheck.doctor import probe_everything
     from equivcheck.findings.environment import environment
     from equivcheck.scenario.codec import encode
@@ -35,7 +35,7 @@ def doctor(as_json: bool) -> ExitCode:
 
 
 def _shown(probe: Probe) -> Probe:
-    click.echo(f"{probe.world} {probe.layout}: {_in_words(probe)}", err=True)
+    click.echo(f"{probe.world} {probe.subject}: {_in_words(probe)}", err=True)
     return probe
 
 
@@ -49,8 +49,8 @@ def _table(probes: list[Probe]) -> Table:
     from rich.table import Table
 
     worlds = list(dict.fromkeys(probe.world for probe in probes))
-    table = Table("layout", *worlds, box=None, pad_edge=False, header_style="bold")
-    for layout in dict.fromkeys(probe.layout for probe in probes):
-        cells = {probe.world: _in_words(probe) for probe in probes if probe.layout == layout}
-        table.add_row(layout, *(cells[world] for world in worlds))
+    table = Table("what", *worlds, box=None, pad_edge=False, header_style="bold")
+    for subject in dict.fromkeys(probe.subject for probe in probes):
+        cells = {probe.world: _in_words(probe) for probe in probes if probe.subject == subject}
+        table.add_row(subject, *(cells[world] for world in worlds))
     return table

@@ -104,6 +104,8 @@ class Cause(Choice):
     """One rank raises or dies; the others wait for it."""
     COMMUNICATION = "communication"
     """Values are right, but calls or bytes are not those that were foreseen."""
+    READ_BY_TORCH = "read_by_torch"
+    """What ranks hold is right, but `full_tensor()` gives something else."""
     SCALED = "scaled"
     """A constant ratio between both sides, of which nothing more is known."""
     PART_OF_TENSOR = "part_of_tensor"

@@ -10,6 +10,7 @@ import numpy as np
 from equivcheck.oracle.assemble import Assembled, Assembler, Misfit, element
 from equivcheck.oracle.doubt import Doubt
 from equivcheck.oracle.floor import Expected
+from equivcheck.oracle.full_tensors import read_otherwise
 from equivcheck.oracle.moments import Moment, moments, moments_of_steps
 from equivcheck.oracle.reference import Reference
 from equivcheck.oracle.tensors import Flags, Vector, norms
@@ -46,6 +47,10 @@ def compare(reference: Reference, traces: Sequence[Trace], before: Sequence[Trac
         if wrong.any() or assembled.misfits:
             divergences += _describe(expected, assembled, errors, wrong, snapshots)
             share = max(share, _share(expected, assembled, errors, wrong))
+        otherwise = read_otherwise(expected, assembled, [moment.full for moment in found])
+        if otherwise:
+            divergences += otherwise
+            share = float("inf")
     return Comparison(divergences=tuple(divergences), worst_error=worst, largest_share=share)
 
 

@@ -21,6 +21,8 @@ class Moment:
     """Part of the step."""
     snapshot: Snapshot
     """The values."""
+    full: Snapshot | None = None
+    """What `full_tensor()` gives of them; None where nobody asked."""
 
 
 def moments(trace: Trace) -> list[Moment]:
@@ -39,13 +41,13 @@ def moments_of_steps(traces: Sequence[Trace]) -> list[tuple[Moment, ...]]:
 def _of_step(index: int, step: Step) -> list[Moment]:
     found = [
         Moment(step=index, phase=Phase.LOSS, snapshot=_scalar(_LOSS, step.loss)),
-        Moment(step=index, phase=Phase.GRADIENT, snapshot=step.gradients),
+        Moment(step=index, phase=Phase.GRADIENT, snapshot=step.gradients, full=step.full_gradients),
     ]
     if step.clip_norm is not None:
         found.append(Moment(step=index, phase=Phase.CLIPPING, snapshot=_scalar(_NORM, step.clip_norm)))
     if step.clipped is not None:
         found.append(Moment(step=index, phase=Phase.CLIPPING, snapshot=step.clipped))
-    found.append(Moment(step=index, phase=Phase.UPDATE, snapshot=step.parameters))
+    found.append(Moment(step=index, phase=Phase.UPDATE, snapshot=step.parameters, full=step.full_parameters))
     return found
 
 

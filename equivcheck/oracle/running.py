@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from tempfile import TemporaryDirectory
 from typing import Any
+from zlib import crc32
 
 from equivcheck.errors import UsageError
 from equivcheck.layouts.program import rank_program
@@ -17,6 +18,9 @@ from equivcheck.train.trace import Trace
 from equivcheck.worlds.failure import RanksFailed
 from equivcheck.worlds.pool import COMPARABLE, ranks
 from equivcheck.worlds.ranks import Ranks, Run
+
+FULL_TENSORS_ONE_IN = 8
+"""In one of so many checks `full_tensor()` is read too, at the last step: for large layouts it costs as much as the step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +50,7 @@ class Runner:
             # What torch warns of in a generated scenario is no news to anybody, and must not be an error where warnings are.
             warnings.simplefilter("ignore")
             if scenario.start is None:
-                return Left(run=self._part(scenario.layout, scenario, rank_program, scenario, self.alter))
+                return Left(run=self._part(scenario.layout, scenario, rank_program, scenario, self._change(scenario)))
             return self._run_both(scenario, scenario.start.layout)
 
     def _run_both(self, scenario: Scenario, first: Layout) -> Left:
@@ -54,11 +58,16 @@ class Runner:
 
         with TemporaryDirectory(prefix="equivcheck-") as folder:
             try:
-                before = self._part(first, scenario, first_part, scenario, folder, self.alter).values
+                before = self._part(first, scenario, first_part, scenario, folder, self._change(scenario)).values
             except RanksFailed as error:
                 summary = f"before the hand-over, under {first.name}: {error.failure.summary}"
                 raise RanksFailed(replace(error.failure, summary=summary)) from None
-            return Left(run=self._part(scenario.layout, scenario, second_part, scenario, folder, self.alter), before=before)
+            run = self._part(scenario.layout, scenario, second_part, scenario, folder, self._change(scenario))
+            return Left(run=run, before=before)
+
+    def _change(self, scenario: Scenario) -> Callable[[Setup], None] | None:
+        """What is changed in each rank's setup; a planted fault is all that is, so that it shows as it would elsewhere."""
+        return read_full_tensors if self.alter is None and asks_full_tensors(scenario) else self.alter
 
     def _part(self, layout: Layout, scenario: Scenario, program: Callable[..., Trace], *arguments: Any) -> Run:
         members = self._members(layout.mesh.num_ranks)
@@ -71,6 +80,16 @@ class Runner:
         if not members.has_data:
             raise UsageError(f"world {name!r} has no data to compare; allowed: {', '.join(COMPARABLE)}")
         return members
+
+
+def asks_full_tensors(scenario: Scenario) -> bool:
+    """Whether a check holds `full_tensor()` against its own reading: by the training's seed, which shrinking can keep."""
+    return crc32(scenario.training.seed.to_bytes(8)) % FULL_TENSORS_ONE_IN == 0
+
+
+def read_full_tensors(setup: Setup) -> None:
+    """Let a rank read what `full_tensor()` gives, too."""
+    setup.reads_full_tensors = True
 
 
 THREADS, PROCESSES = "sim", "gloo"

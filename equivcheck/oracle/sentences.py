@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from equivcheck.oracle.verdict import Divergence
+from equivcheck.oracle.verdict import Difference, Divergence
 
 
 def place(divergence: Divergence) -> str:
@@ -13,6 +13,10 @@ def place(divergence: Divergence) -> str:
 def sentence(divergence: Divergence) -> str:
     """Where it is, on which rank, both values and the error."""
     where = f"{place(divergence)}{list(divergence.index) if divergence.index else ''}"
+    if divergence.difference is Difference.FULL_TENSOR:
+        return (
+            f"{where} is {divergence.actual} by full_tensor() on rank {divergence.rank}, where shards hold {divergence.expected}"
+        )
     who = "averaged over ranks" if divergence.rank < 0 else f"on rank {divergence.rank}"
     how = f"{divergence.difference.value}, {divergence.error:.3g} x tolerance"
     return f"{where} {who} is {divergence.actual}, expected {divergence.expected} ({how})"

@@ -57,6 +57,7 @@ class Difference(Choice):
     SHAPE = "shape"
     DTYPE = "dtype"
     NAN = "nan"
+    FULL_TENSOR = "full_tensor"
     CALLS = "calls"
     BYTES = "bytes"
 

@@ -13,7 +13,7 @@ from equivcheck.train.accumulate import scalar
 from equivcheck.train.clipping import clip_by_value
 from equivcheck.train.material import Batch, material
 from equivcheck.train.optimizer import build_schedule
-from equivcheck.train.read import buffer_snapshot, snapshot, state_snapshot
+from equivcheck.train.read import buffer_snapshot, full_snapshot, snapshot, state_snapshot
 from equivcheck.train.setup import Setup
 from equivcheck.train.stage import Stage
 from equivcheck.train.trace import Piece, Slot, Snapshot, Step, Trace
@@ -41,6 +41,12 @@ class _Run:
     def parameters(self) -> Snapshot:
         return snapshot(self.slots, self.pieces, [slot.parameter for slot in self.slots])
 
+    def full_gradients(self) -> Snapshot:
+        return full_snapshot(self.slots, [slot.parameter.grad for slot in self.slots])
+
+    def full_parameters(self) -> Snapshot:
+        return full_snapshot(self.slots, [slot.parameter for slot in self.slots])
+
 
 def train(setup: Setup, steps: Sequence[Sequence[Batch]] | None = None) -> Trace:
     """Train as the setup says, on the training's own microbatches unless others are given, and keep what every step leaves."""
@@ -64,8 +70,9 @@ def pausing(setup: Setup, steps: Sequence[Sequence[Batch]] | None = None) -> Gen
         hook(optimizer, schedule)
     kept = []
     batches = material(training).steps if steps is None else steps
-    for index in range(len(batches)) if setup.span is None else setup.span:
-        kept.append((yield from _step(run, batches[index], index)))
+    span = range(len(batches)) if setup.span is None else setup.span
+    for index in span:
+        kept.append((yield from _step(run, batches[index], index, setup.reads_full_tensors and index == span[-1])))
         if schedule is not None:
             schedule.step()
     state, buffers = state_snapshot(setup.state_of(optimizer), slots), buffer_snapshot(setup.model)
@@ -74,7 +81,7 @@ def pausing(setup: Setup, steps: Sequence[Sequence[Batch]] | None = None) -> Gen
     return Trace(steps=tuple(kept), state=state, buffers=buffers)
 
 
-def _step(run: _Run, microbatches: Sequence[Batch], index: int) -> Generator[Pause, None, Step]:
+def _step(run: _Run, microbatches: Sequence[Batch], index: int, reads_full: bool) -> Generator[Pause, None, Step]:
     setup, optimizer = run.setup, run.optimizer
     setup.announce(Stage.COMPUTE, index)
     for hook in setup.before_step:
@@ -87,13 +94,22 @@ def _step(run: _Run, microbatches: Sequence[Batch], index: int) -> Generator[Pau
         hook(optimizer, index)
     setup.announce(Stage.READING, index)
     gradients = run.gradients()
+    full_gradients = run.full_gradients() if reads_full else None
     clip_norm = _clip(setup, [slot.parameter for slot in run.slots], index)
     clipped = None if setup.training.clipping is None else run.gradients()
     setup.announce(Stage.UPDATE, index)
     setup.update(optimizer)
     yield Pause.UPDATED
     setup.announce(Stage.READING, index)
-    return Step(loss=loss, gradients=gradients, clip_norm=clip_norm, clipped=clipped, parameters=run.parameters())
+    return Step(
+        loss=loss,
+        gradients=gradients,
+        clip_norm=clip_norm,
+        clipped=clipped,
+        parameters=run.parameters(),
+        full_gradients=full_gradients,
+        full_parameters=run.full_parameters() if reads_full else None,
+    )
 
 
 def _clip(setup: Setup, parameters: list[torch.Tensor], index: int) -> float | None:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
@@ -95,6 +96,21 @@ def snapshot(slots: Sequence[Slot], pieces: tuple[Piece, ...], tensors: Iterable
     values = torch.cat(flat) if flat else torch.empty(0)
     numbers = (values.float() if values.dtype is torch.bfloat16 else values).numpy()  # NumPy has no bfloat16
     return Snapshot(pieces=pieces, present=tuple(present), fits=tuple(fits), dtypes=tuple(dtypes), values=numbers)
+
+
+def full_snapshot(slots: Sequence[Slot], tensors: Iterable[torch.Tensor | None]) -> Snapshot:
+    """What `full_tensor()` gives of each DTensor that no rank lacks: it communicates, so that others would wait for that rank."""
+    named = [(slot.pieces[0].name, tensor) for slot, tensor in zip(slots, tensors, strict=True)]
+    own = {name: isinstance(tensor, DTensor) for name, tensor in named}
+    everybody: list[dict[str, bool]] = [{}] * dist.get_world_size()
+    dist.all_gather_object(everybody, own)
+    full = {
+        name: tensor.detach().full_tensor()  # type: ignore[attr-defined]
+        for name, tensor in named
+        if isinstance(tensor, DTensor) and all(other.get(name, True) for other in everybody)
+    }
+    whole = [Slot(parameter=tensor, pieces=(Piece(name=name, shape=tuple(tensor.shape)),)) for name, tensor in full.items()]
+    return snapshot(whole, tuple(slot.pieces[0] for slot in whole), full.values())
 
 
 def state_snapshot(state: State, slots: Sequence[Slot]) -> Snapshot:

@@ -66,6 +66,8 @@ class Setup:
     """The ranks with the names of the axes; None on one device."""
     layout: Layout | None = None
     """How the training is spread; None on one device."""
+    reads_full_tensors: bool = False
+    """Whether what `full_tensor()` gives of DTensors is read as well, at the last step that is run."""
     span: range | None = None
     """The steps of the training that are run, in a row; None for all."""
     before_training: list[Callable[[torch.optim.Optimizer, LRScheduler | None], None]] = field(default_factory=list)

@@ -79,6 +79,10 @@ class Step:
     """Gradients after clipping; None without clipping."""
     parameters: Snapshot
     """After the update."""
+    full_gradients: Snapshot | None = None
+    """What `full_tensor()` gives of each gradient that is a DTensor, before clipping; None where nobody asked."""
+    full_parameters: Snapshot | None = None
+    """What it gives of each parameter, after the update; None where nobody asked."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,7 +10,12 @@ import random
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, loss_parallel, parallelize_module
 
 MESHES = ((4,), (2, 2), (2, 2), (2, 2), (1, 4), (4, 1))
 """Shapes of meshes of four ranks; those that can cut a dim twice come more often."""
@@ -20,9 +25,6 @@ NUM_RANKS = 4
 
 def redistributed(seed: int) -> list[bool]:
     """Whether `full_tensor` of a random DTensor gives what it was made of, as distributed and after up to two redistributions."""
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.tensor import distribute_tensor
-
     chance = random.Random(seed)
     mesh = init_device_mesh("cpu", chance.choice(MESHES))
     shape = [chance.randint(1, 7) for _ in range(chance.choice((1, 2, 2)))]
@@ -36,8 +38,6 @@ def redistributed(seed: int) -> list[bool]:
 
 
 def _placements(chance: random.Random, num_axes: int, num_dims: int) -> list[Any]:
-    from torch.distributed.tensor import Replicate, Shard
-
     choices = [Replicate(), *[Shard(dim) for dim in range(num_dims)] * 2]
     return [chance.choice(choices) for _ in range(num_axes)]
 
@@ -47,11 +47,6 @@ def sharded_twice(kind: str, rows: int) -> list[bool]:
 
     `kind` is ``linear`` (column-parallel) or ``embedding`` (vocabulary-parallel), `rows` its outputs or its vocabulary.
     """
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import fully_shard
-    from torch.distributed.tensor import Replicate
-    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
-
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
     alone, spread = _layer(kind, rows), nn.Sequential(_layer(kind, rows))
     embedding = kind == "embedding"
@@ -75,11 +70,6 @@ def _layer(kind: str, rows: int) -> Any:
 
 def in_loss_parallel() -> list[bool]:
     """Whether `loss_parallel` gives loss and gradient of a plain cross-entropy, and ends for each rank when it leaves."""
-    import torch.distributed as dist
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.tensor import Shard, distribute_tensor
-    from torch.distributed.tensor.parallel import loss_parallel
-
     mesh = init_device_mesh("cpu", (NUM_RANKS,))
     logits = (torch.arange(42, dtype=torch.float64).view(6, 7) * 5 % 8).requires_grad_()
     target = torch.tensor([0, 6, 3, 2, 5, 1])

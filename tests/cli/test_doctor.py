@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import pytest
+import torch.distributed as dist
 
 from equivcheck import doctor
-from equivcheck.doctor import probe, smallest
+from equivcheck.doctor import PROGRAMS, probe, probe_program, smallest
 from equivcheck.layouts.registry import layout_kinds
 from equivcheck.scenario import DDP
 
@@ -15,6 +16,24 @@ def test_every_layout_works_in_simulation(tag: str) -> None:
     """The smallest training of every layout runs, so that a doctor's bad news is about the machine."""
     found = probe("sim", tag, layout_kinds()[tag].parallelism)
     assert found.works, found.reason
+
+
+@pytest.mark.parametrize("subject", PROGRAMS)
+def test_simulated_ranks_keep_apart_what_torch_keeps_for_a_process(subject: str) -> None:
+    """The programs whose answer is known are right in sim, as they are on processes."""
+    found = probe_program("sim", subject, PROGRAMS[subject])
+    assert found.works, found.reason
+
+
+def test_a_program_that_is_wrong_names_its_arguments_and_ranks() -> None:
+    """Bad news says how to see it again."""
+    found = probe_program("sim", "three", (on_rank_three, ((1,), (0,))))
+    assert found.reason == "on_rank_three(0,) is wrong on ranks [3]"
+
+
+def on_rank_three(right: int) -> list[bool]:
+    """Whether this is another rank, or it is right anyway."""
+    return [dist.get_rank() != 3 or bool(right)]
 
 
 def test_what_goes_wrong_is_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:

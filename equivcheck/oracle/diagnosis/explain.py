@@ -17,7 +17,7 @@ from equivcheck.oracle.diagnosis.failures import diagnosis_of_failure
 from equivcheck.oracle.diagnosis.leaving_out import culprit_of
 from equivcheck.oracle.diagnosis.patterns import pattern_of
 from equivcheck.oracle.running import able
-from equivcheck.oracle.verdict import Outcome, Phase, Verdict
+from equivcheck.oracle.verdict import Difference, Outcome, Phase, Verdict
 from equivcheck.train.setup import Setup
 from equivcheck.train.threads import one_thread
 from equivcheck.worlds.failure import RanksFailed
@@ -47,6 +47,8 @@ def explained(
         return replace(verdict, diagnosis=diagnosis_of_failure(verdict.failure))
     if verdict.outcome is not Outcome.DIVERGED:
         return verdict
+    if verdict.divergence is not None and verdict.divergence.difference is Difference.FULL_TENSOR:
+        return _of_right_values(verdict)
     for place in dict.fromkeys((able(verdict.scenario, world), verdict.world)):
         try:
             case = case_of(verdict.scenario, alter, place, deadline)
@@ -55,12 +57,15 @@ def explained(
         if case is not None:
             found = diagnosis_of(case) or culprit_of(verdict.scenario, alter, place, deadline) or pattern_of(case)
             return replace(verdict, diagnosis=found, drift=drift_of(case, alter, place, deadline))
-    return _of_calls(verdict)
+    return _of_right_values(verdict)
 
 
-def _of_calls(verdict: Verdict) -> Verdict:
+def _of_right_values(verdict: Verdict) -> Verdict:
     """Of ranks that leave the right values: in this run as in the one that the verdict is about, or in this one only."""
     first = verdict.divergence
+    if first is not None and first.difference is Difference.FULL_TENSOR:
+        words = f"shards are right, but DTensor's full_tensor() does not put them together again: {first.tensor}"
+        return replace(verdict, diagnosis=Diagnosis(cause=Cause.READ_BY_TORCH, sentence=words, exact=False))
     if first is None or first.phase is not Phase.COMMUNICATION:
         return replace(verdict, drift="not found: run again, the ranks leave what they should")
     words = f"values are right, but not what ranks tell each other: {first.tensor} is {first.actual}, not {first.expected}"

@@ -1,0 +1,133 @@
+"""What `DTensor.full_tensor` gives is held against the tensors that the oracle puts together itself."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed.tensor import DTensor
+
+from equivcheck import Outcome, check
+from equivcheck.oracle.cause import Cause
+from equivcheck.oracle.diagnosis import explained
+from equivcheck.oracle.running import FULL_TENSORS_ONE_IN, asks_full_tensors, read_full_tensors
+from equivcheck.oracle.verdict import Difference, Phase, Verdict
+from equivcheck.scenario import (
+    DDP,
+    FSDP2,
+    Axis,
+    Data,
+    Layer,
+    LayerPlan,
+    Layout,
+    Mesh,
+    Model,
+    Scenario,
+    Split,
+    TensorParallel,
+    Training,
+)
+from equivcheck.train.setup import Setup
+from equivcheck.train.stage import Stage
+from equivcheck.worlds.sim import ranks as sim_ranks
+from equivcheck.worlds.sim.ranks import SimRanks
+
+
+def scenario(seed: int = 0, microbatches: tuple[int, ...] = (4,)) -> Scenario:
+    """A column of five rows under tensor parallelism and `fully_shard`, so that dim 0 is cut twice and not evenly."""
+    return Scenario(
+        training=Training(
+            model=Model(features=2, layers=(Layer(width=5),)), data=Data(microbatches=microbatches), steps=2, seed=seed
+        ),
+        layout=Layout(
+            mesh=Mesh(axes=(Axis(name="dp", size=2), Axis(name="tp", size=2))),
+            parallelisms=(TensorParallel(plan=(LayerPlan(split=Split.COLUMN),)), FSDP2()),
+        ),
+    )
+
+
+CHOSEN = next(seed for seed in range(100) if asks_full_tensors(scenario(seed)))
+PASSED_OVER = next(seed for seed in range(100) if not asks_full_tensors(scenario(seed)))
+
+
+def rolled_on(rank: int) -> Callable[[DTensor], torch.Tensor]:
+    """A `full_tensor` that returns rows in another order on one rank."""
+    original = DTensor.full_tensor
+
+    def full_tensor(tensor: DTensor, **options: Any) -> torch.Tensor:
+        full = original(tensor, **options)
+        return full.roll(1, 0) if dist.get_rank() == rank else full
+
+    return full_tensor
+
+
+def test_a_tensor_that_is_read_otherwise_has_diverged(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The verdict names the gradient of the last step, the rank and both values, and says that the shards are right."""
+    monkeypatch.setattr(DTensor, "full_tensor", rolled_on(2))
+    verdict = check(scenario(CHOSEN))
+
+    assert verdict.outcome is Outcome.DIVERGED
+    assert verdict.divergence is not None
+    assert (verdict.divergence.step, verdict.divergence.phase, verdict.divergence.rank) == (1, Phase.GRADIENT, 2)
+    assert verdict.divergence.difference is Difference.FULL_TENSOR
+    assert "by full_tensor() on rank 2, where shards hold" in verdict.reason
+    told = explained(verdict)
+    assert told.diagnosis is not None
+    assert told.diagnosis.cause is Cause.READ_BY_TORCH
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_only_some_checks_read_it(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which ones, the training's seed says, whatever else a scenario is made of."""
+    monkeypatch.setattr(DTensor, "full_tensor", rolled_on(0))
+    found: Verdict = check(scenario(seed))
+
+    assert (found.outcome is Outcome.DIVERGED) == asks_full_tensors(scenario(seed, (2, 2)))
+
+
+def test_a_share_of_all_seeds_is_chosen() -> None:
+    """About one in eight."""
+    chosen = sum(asks_full_tensors(scenario(seed)) for seed in range(4000))
+    assert 0.8 < chosen / 4000 * FULL_TENSORS_ONE_IN < 1.2
+
+
+def test_reading_is_no_part_of_the_training() -> None:
+    """Calls of the training are those that are expected, with the reading and without."""
+    verdicts = [check(scenario(seed)) for seed in (CHOSEN, PASSED_OVER)]
+    assert [verdict.outcome for verdict in verdicts] == [Outcome.EQUIVALENT] * 2
+    with_it, without = ([call for call in verdict.calls[0] if call.stage is Stage.READING] for verdict in verdicts)
+    assert len(with_it) > len(without)
+
+
+def test_what_ranks_shared_wrongly_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where ranks take each other's plans of redistribution, as all did before their meshes differed, the check fails."""
+    with SimRanks(4) as members:
+        monkeypatch.setattr(sim_ranks, "meshes_of_threads", contextlib.nullcontext)
+        assert check(scenario(CHOSEN), world=members).outcome.is_finding
+
+
+def test_a_gradient_that_one_rank_lacks_is_missing_and_no_hang() -> None:
+    """Ranks ask for the full tensors of what all of them have."""
+
+    def lose(setup: Setup) -> None:
+        read_full_tensors(setup)
+
+        def forget(optimizer: torch.optim.Optimizer, _step: int) -> None:
+            if dist.get_rank() == 1:
+                optimizer.param_groups[0]["params"][0].grad = None
+
+        setup.before_update.append(forget)
+
+    verdict = check(scenario(), alter=lose)
+    assert verdict.divergence is not None
+    assert verdict.divergence.difference is Difference.MISSING
+
+
+def test_layouts_without_dtensors_have_nothing_to_read() -> None:
+    """Plain tensors are not asked for a full tensor."""
+    layout = Layout(mesh=Mesh(axes=(Axis(name="dp", size=2),)), parallelisms=(DDP(),))
+    assert check(Scenario(training=scenario(CHOSEN).training, layout=layout)).outcome is Outcome.EQUIVALENT
