@@ -17,8 +17,6 @@ class Cut:
     """Length of the dim."""
     ranks: int
     """Over how many ranks."""
-    levels: int
-    """By how many parallelisms, one inside the other."""
 
 
 def matrix_cuts(training: Training, layout: Layout) -> Iterator[Cut]:
@@ -30,7 +28,7 @@ def matrix_cuts(training: Training, layout: Layout) -> Iterator[Cut]:
                 cutting = [parallelism for parallelism in layout.parallelisms if _cuts(parallelism, index, dim)]
                 if cutting:
                     axes = [name for parallelism in cutting for name in layout.axes_of(parallelism) if name in (DP, SHARD, TP)]
-                    yield Cut(size=size, ranks=layout.mesh.size(*axes), levels=len(cutting))
+                    yield Cut(size=size, ranks=layout.mesh.size(*axes))
 
 
 def _cuts(parallelism: Parallelism, index: int, dim: int) -> bool:

@@ -43,11 +43,6 @@ def _is_muon_of_short_dims(training: Training, layout: Layout) -> bool:
     return is_muon and any(cut.size < cut.ranks for cut in matrix_cuts(training, layout))
 
 
-def _is_muon_of_uneven_strides(training: Training, layout: Layout) -> bool:
-    is_muon = isinstance(training.optimizer, Muon) and keeps_dtensors(layout)
-    return is_muon and any(cut.levels > 1 and cut.size % cut.ranks for cut in matrix_cuts(training, layout))
-
-
 def _sees_local_parts(training: Training, layout: Layout) -> bool:
     sees = not training.optimizer.elementwise and not keeps_dtensors(layout)
     return sees and any(cut.ranks > 1 for cut in matrix_cuts(training, layout))
@@ -67,12 +62,6 @@ WHOLE_PARAMETERS = (
         applies=_is_muon_of_short_dims,
         mend=elementwise,
         upstream=True,
-    ),
-    Limit(
-        reason="DTensor: ranks disagree about the sizes of what two parallelisms cut unevenly along one dim when Muon's products "
-        "gather it (pytorch#168134)",
-        applies=_is_muon_of_uneven_strides,
-        mend=elementwise,
     ),
     Limit(
         reason="data parallelism over tensor parallelism: what tensor parallelism cuts is trained as plain local tensors, of "

@@ -19,6 +19,7 @@ from equivcheck.scenario import (
     Data,
     Distribution,
     Layer,
+    LayerPlan,
     Layout,
     Loss,
     Mesh,
@@ -26,6 +27,8 @@ from equivcheck.scenario import (
     Muon,
     Optimizer,
     Parallelism,
+    Split,
+    TensorParallel,
     Training,
 )
 from equivcheck.strategies import optimizers, scenarios, trainings
@@ -70,6 +73,20 @@ def local(tensor: torch.Tensor) -> torch.Tensor:
     """This rank's elements."""
     assert isinstance(tensor, DTensor)
     return tensor.to_local()
+
+
+@pytest.mark.parametrize("width", [5, 6, 7, 9])
+def test_muon_puts_together_what_is_cut_twice(width: int) -> None:
+    """Its products gather columns that tensor parallelism and `fully_shard` have cut, and not evenly."""
+    training = Training(
+        model=Model(features=3, layers=(Layer(width=width, bias=False),)), data=Data(microbatches=(4,)), optimizer=Muon(), steps=2
+    )
+    layout = Layout(
+        mesh=Mesh(axes=(Axis(name="dp", size=2), Axis(name="tp", size=2))),
+        parallelisms=(TensorParallel(plan=(LayerPlan(split=Split.COLUMN),)), FSDP2()),
+    )
+    verdict = check(Scenario(training=training, layout=layout))
+    assert verdict.outcome is Outcome.EQUIVALENT, verdict.describe()
 
 
 @pytest.mark.parametrize("parallelism", [FSDP2(), SPMD(distribution=Distribution.FULLY_SHARD)])

@@ -360,10 +360,10 @@ def test_the_bf16_hook_is_for_no_cpu() -> None:
 
 @pytest.mark.parametrize(
     ("width", "outer", "reason"),
-    [(4, DDP(), "no whole"), (6, FSDP2(), "cut unevenly along one dim"), (4, FSDP2(), None), (3, FSDP2(), "keeps no cut")],
+    [(4, DDP(), "no whole"), (6, FSDP2(), None), (4, FSDP2(), None), (3, FSDP2(), "keeps no cut")],
 )
 def test_muon_over_tensor_parallelism(width: int, outer: Parallelism, reason: str | None) -> None:
-    """Muon goes with FSDP2 over tensor parallelism where their cuts are even, and not with what trains local tensors."""
+    """Muon goes with FSDP2 over tensor parallelism where each rank has a part, and not with what trains local tensors."""
     plan = (LayerPlan(split=Split.COLUMN), LayerPlan())
     mesh = Mesh(axes=(Axis(name="dp", size=2), Axis(name="tp", size=2)))
     layout = Layout(mesh=mesh, parallelisms=(TensorParallel(plan=plan), outer))

@@ -406,6 +406,7 @@ SHOWN = {
 
 ALSO_SHOWN = [
     ("checkpoint_of_uneven_strided_shards", into_columns(rows=19, start=in_columns(2))),
+    ("checkpoint_of_uneven_strided_shards", into_columns(rows=13, start=in_columns(3))),
     (
         "fsdp1_compiles_beside_gradients",
         compiled(scenario(FSDP1(), *ALTERNATING, features=2, steps=2, zero_grad=ZeroGrad.ZERO)),
