@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 
 from equivcheck.scenario import FSDP2, SPMD, Distribution, Layout, Parallelism, Split, TensorParallel
@@ -14,7 +13,8 @@ Shape = tuple[int, ...]
 def local_shape(layout: Layout, name: str, shape: Shape, coordinates: Mapping[str, int]) -> Shape:
     """The shape of a rank's shard of a parameter, whose `coordinates` are its places along the axes of the mesh.
 
-    Right for layouts that cut tensors along dims, and for those that cut nothing; flat parameters are `flat_bound`'s.
+    Right for layouts that cut tensors along dims, and for those that cut nothing; what shards of flat
+    parameters hold, `equivcheck.layouts.flat_layout` says.
     """
     for parallelism in layout.parallelisms:
         dim = _cut_dim(parallelism, name)
@@ -51,8 +51,3 @@ def _cut(shape: Shape, dim: int, parts: int, part: int) -> Shape:
     each = -(-shape[dim] // parts)
     size = min(max(shape[dim] - part * each, 0), each)
     return (*shape[:dim], size, *shape[dim + 1 :])
-
-
-def flat_bound(num_elements: int, num_tensors: int, num_shards: int, alignment: int) -> int:
-    """The most elements that a rank holds of tensors that are put one after the other, each aligned, and cut evenly."""
-    return math.ceil((num_elements + num_tensors * (alignment - 1)) / num_shards)

@@ -7,17 +7,19 @@ import time
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import groupby
 
 import numpy as np
 
 from equivcheck.dry_run.grow import shrunk
-from equivcheck.dry_run.partition import flat_bound, local_shape
+from equivcheck.dry_run.partition import local_shape
 from equivcheck.errors import UsageError
 from equivcheck.layouts.communication import Traffic, described, order_of, traffic
+from equivcheck.layouts.flat_layout import alignment_of, held_of
 from equivcheck.layouts.prediction import predicted
 from equivcheck.layouts.program import rank_program
 from equivcheck.layouts.registry import unsupported
-from equivcheck.scenario import FSDP1, Layout, Scenario, ShardingStrategy
+from equivcheck.scenario import FSDP1, Scenario, ShardingStrategy, Wrapping
 from equivcheck.scenario.mesh import DP, SHARD
 from equivcheck.train.stage import Stage
 from equivcheck.train.trace import Piece, Snapshot, Trace
@@ -26,8 +28,6 @@ from equivcheck.worlds.pool import ranks
 
 MAX_STEPS = 2
 """Steps that are run: the first makes state and buckets, and the second is like all others."""
-FLAT_ALIGNMENT = 16
-"""Elements by which an original parameter may be padded in a flat one; the bound of what a rank holds is that much looser."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,7 +169,7 @@ def _misplaced(scenario: Scenario, plan: RankPlan, trace: Trace) -> Iterator[str
             yield f"rank {plan.rank} holds {piece.name} in another size than {list(_extent(piece))}"
     flat = next((parallelism for parallelism in layout.parallelisms if isinstance(parallelism, FSDP1)), None)
     if flat is not None:
-        yield from _overfull(layout, flat, plan.rank, [piece for piece in snapshot.pieces if piece.name])
+        yield from _misheld(scenario, flat, plan, [piece for piece in snapshot.pieces if piece.name])
         return
     coordinates = dict(zip(layout.mesh.names, plan.coordinates, strict=True))
     for holding in plan.holdings:
@@ -178,14 +178,24 @@ def _misplaced(scenario: Scenario, plan: RankPlan, trace: Trace) -> Iterator[str
             yield f"rank {plan.rank} holds {list(holding.local_shape)} of {holding.name}, expected {list(expected)}"
 
 
-def _overfull(layout: Layout, flat: FSDP1, rank: int, pieces: list[Piece]) -> Iterator[str]:
-    """Where a rank holds more of flat parameters than its share; what they flatten may itself be cut."""
-    shards = 1 if flat.strategy is ShardingStrategy.NO_SHARD else layout.mesh.size(DP, SHARD)
-    whole = sum(math.prod(piece.size if piece.start else piece.shape) for piece in pieces)
-    held = sum(piece.numel for piece in pieces)
-    bound = flat_bound(whole, len(pieces), shards, FLAT_ALIGNMENT)
-    if held > bound:
-        yield f"rank {rank} holds {held:,} elements, expected at most {bound:,} of {whole:,}"
+def _misheld(scenario: Scenario, flat: FSDP1, plan: RankPlan, pieces: list[Piece]) -> Iterator[str]:
+    """Where a rank holds other parts of flat parameters than its shard has; what they flatten may itself be cut."""
+    mesh, is_sharded = scenario.layout.mesh, flat.strategy is not ShardingStrategy.NO_SHARD
+    num_shards = mesh.size(DP, SHARD) if is_sharded else 1
+    shard = plan.coordinates[mesh.names.index(scenario.layout.axes_of(flat)[-1])] if is_sharded else 0
+    for unit in _units(flat, pieces):
+        whole = [math.prod(piece.size if piece.start else piece.shape) for piece in unit]
+        expected = held_of(whole, alignment_of(scenario.training, flat), num_shards, shard)
+        for piece, numel in zip(unit, expected, strict=True):
+            if piece.numel != numel:
+                yield f"rank {plan.rank} holds {piece.numel:,} elements of {piece.name}, expected {numel:,}"
+
+
+def _units(flat: FSDP1, pieces: list[Piece]) -> list[list[Piece]]:
+    """The pieces of each flat parameter; a parameter's name begins with ``layers.`` and the index of its layer."""
+    if flat.wrapping is Wrapping.WHOLE:
+        return [pieces]
+    return [list(unit) for _, unit in groupby(pieces, key=lambda piece: piece.name.split(".")[1])]
 
 
 def _extent(piece: Piece) -> tuple[int, ...]:

@@ -11,7 +11,9 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from equivcheck.scenario import Layer, Model, Norm, Side
+from equivcheck.layers.linear.facts import shapes
+from equivcheck.layers.parameters import parameters_of
+from equivcheck.scenario import Layer, Model, Side
 from equivcheck.scenario.parallelism import DEFAULT_BUCKET_MB
 
 MEBIBYTE = 2**20
@@ -101,9 +103,7 @@ def _bytes(bucketing: Bucketing, buckets: tuple[tuple[int, ...], ...]) -> tuple[
 
 def trained_parameters(model: Model) -> tuple[str, ...]:
     """Canonical names of the parameters that require a gradient, in the order of the model's parameters."""
-    return tuple(
-        f"layers.{index}.{name}" for index, layer in enumerate(model.layers) if not layer.frozen for name in _names(layer)
-    )
+    return tuple(parameter.full_name for parameter in parameters_of(model) if parameter.trained)
 
 
 def ready_parameters(model: Model, *, autocast: bool = False) -> tuple[str, ...]:
@@ -112,7 +112,11 @@ def ready_parameters(model: Model, *, autocast: bool = False) -> tuple[str, ...]
     Under autocast each gradient is first cast back.
     """
     layers = [(index, layer) for index, layer in enumerate(model.layers) if not layer.frozen]
-    used = (f"layers.{index}.{name}" for index, layer in reversed(layers) for name in _ready_names(layer, autocast))
+    used = (
+        f"layers.{index}.{name}"
+        for index, layer in reversed(layers)
+        for name in _ready_names(layer, model.inputs(index), autocast)
+    )
     return (*used, *unused_parameters(model))
 
 
@@ -123,29 +127,9 @@ def unused_parameters(model: Model) -> tuple[str, ...]:
     )
 
 
-def _names(layer: Layer) -> Iterator[str]:
-    yield from _norm_names(layer)
-    if layer.shares is None:
-        yield "linear.weight"
-    if layer.bias:
-        yield "linear.bias"
-    if layer.side is not None:
-        yield "side.weight"
-
-
-def _ready_names(layer: Layer, autocast: bool) -> Iterator[str]:
+def _ready_names(layer: Layer, inputs: int, autocast: bool) -> list[str]:
     """What was computed last is differentiated first; a shared weight is ready where it was used first."""
-    if layer.side is Side.EVEN_STEPS:
-        yield "side.weight"
-    linear = ["linear.bias"] if layer.bias else []
-    if layer.shares is None:
-        linear.insert(0 if autocast else 1, "linear.weight")
-    yield from linear
-    yield from _norm_names(layer)
-
-
-def _norm_names(layer: Layer) -> Iterator[str]:
-    if layer.norm is not None:
-        yield "norm.weight"
-    if layer.norm is Norm.LAYER:
-        yield "norm.bias"
+    side = ["side.weight"] if layer.side is Side.EVEN_STEPS else []
+    linear = ("linear.weight", "linear.bias") if autocast else ("linear.bias", "linear.weight")
+    owned = shapes(layer, inputs)
+    return side + [name for name in (*linear, "norm.weight", "norm.bias") if name in owned]

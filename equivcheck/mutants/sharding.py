@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from equivcheck.layers.parameters import parameters_of
 from equivcheck.layouts.plans import splits_weights
 from equivcheck.mutants import gradients, local_updates, sharded
 from equivcheck.mutants.gradients import Scaled
@@ -10,7 +11,7 @@ from equivcheck.mutants.needs import has_data_ranks, has_steps, is_eager
 from equivcheck.mutants.places import both, updates_tell
 from equivcheck.oracle.cause import Cause
 from equivcheck.oracle.known_spmd_predicates import is_sharded_by_rows
-from equivcheck.scenario import DDP, FSDP2, SGD, Adafactor, Layer, Muon, Scenario, TensorParallel
+from equivcheck.scenario import DDP, FSDP2, SGD, Adafactor, Muon, Scenario, TensorParallel
 from equivcheck.scenario.mesh import DP, REPLICATE, SHARD, TP
 
 FULLY_SHARDED = ("fsdp2", "fsdp2 x tensor_parallel")
@@ -40,15 +41,8 @@ def _shards_replicas(scenario: Scenario) -> bool:
 def _has_tail(scenario: Scenario) -> bool:
     """Whether some rank has fewer rows than others of a parameter that is trained, and any at all."""
     model, count = scenario.training.model, _num_shards(scenario)
-    sizes = [
-        size for index, layer in enumerate(model.layers) if not layer.frozen for size in _lengths(layer, model.inputs(index))
-    ]
+    sizes = [parameter.shape[0] for parameter in parameters_of(model) if parameter.trained]
     return _is_sharded(scenario) and any(size % -(-size // count) for size in sizes)
-
-
-def _lengths(layer: Layer, inputs: int) -> list[int]:
-    """First dims of its parameters."""
-    return [layer.width] if layer.norm is None else [layer.width, inputs]
 
 
 def _keeps_state(scenario: Scenario) -> bool:

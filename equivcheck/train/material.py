@@ -12,7 +12,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from equivcheck.scenario import Layer, Model, Norm, Training
+from equivcheck.layers.parameters import Parameter, parameters_of
+from equivcheck.scenario import Layer, Model, Training
 
 Array = npt.NDArray[np.floating]
 
@@ -68,25 +69,19 @@ def material(training: Training) -> Material:
 
 
 def _draw_parameters(model: Model, generator: np.random.Generator) -> dict[str, Array]:
-    drawn: dict[str, Array] = {}
-    for index, layer in enumerate(model.layers):
-        drawn |= {f"layers.{index}.{name}": values for name, values in _draw_layer(layer, model.inputs(index), generator).items()}
-    return drawn
+    return {parameter.full_name: _draw(parameter, generator) for parameter in parameters_of(model)}
 
 
-def _draw_layer(layer: Layer, inputs: int, generator: np.random.Generator) -> dict[str, Array]:
-    drawn: dict[str, Array] = {}
-    if layer.norm is not None:
-        drawn["norm.weight"] = generator.uniform(0.5, 1.5, inputs)
-    if layer.norm is Norm.LAYER:
-        drawn["norm.bias"] = generator.uniform(-0.5, 0.5, inputs)
-    if layer.shares is None:
-        drawn["linear.weight"] = _with_positive_first(generator.standard_normal((layer.width, inputs)) / np.sqrt(inputs))
-    if layer.bias:
-        drawn["linear.bias"] = _with_positive_first(generator.uniform(-0.5, 0.5, layer.width))
-    if layer.side is not None:
-        drawn["side.weight"] = generator.standard_normal((layer.width, inputs)) / np.sqrt(inputs)
-    return drawn
+def _draw(parameter: Parameter, generator: np.random.Generator) -> Array:
+    match parameter.name:
+        case "norm.weight":
+            return generator.uniform(0.5, 1.5, parameter.shape)
+        case "norm.bias":
+            return generator.uniform(-0.5, 0.5, parameter.shape)
+        case "linear.bias":
+            return _with_positive_first(generator.uniform(-0.5, 0.5, parameter.shape))
+    weight = generator.standard_normal(parameter.shape) / np.sqrt(parameter.shape[1])
+    return _with_positive_first(weight) if parameter.name == "linear.weight" else weight
 
 
 def _with_positive_first(values: Array) -> Array:

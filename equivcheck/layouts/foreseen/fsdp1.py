@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from equivcheck.layouts.communication import Totals
+from equivcheck.layouts.flat_layout import ITEM_BYTES, alignment_of, flat_starts
 from equivcheck.layouts.foreseen.foresight import Foresight
 from equivcheck.layouts.foreseen.fsdp2 import Unit, units_of
-from equivcheck.layouts.foreseen.seat import ITEM_BYTES, Held, Ledger, Seat, rounded_up
+from equivcheck.layouts.foreseen.seat import Held, Ledger, Seat, rounded_up
 from equivcheck.scenario import FSDP1, ClipNorm, NormType, ShardingStrategy, Wrapping
 from equivcheck.train.stage import Stage
 
-ALIGNMENT_BYTES = 16
-"""Where a flat parameter keeps the original ones, each starts at a multiple of this."""
 NORM_BYTES = 4
 """A norm over shards is one float32."""
 
@@ -83,12 +82,8 @@ class FSDP1Calls:
 
     def _num_flat(self, held: tuple[Held, ...]) -> int:
         """Elements of a flat parameter, padding between and after parameters included."""
-        if not self.fsdp.use_orig_params:
-            return sum(parameter.numel for parameter in held)
-        total = 0
-        for parameter in held:
-            total = rounded_up(total, ALIGNMENT_BYTES // self.gathered_bytes) + parameter.numel
-        return rounded_up(total, self.parts)
+        total = flat_starts([parameter.numel for parameter in held], alignment_of(self.seat.training, self.fsdp))[-1]
+        return rounded_up(total, self.parts) if self.fsdp.use_orig_params else total
 
     def _clipping(self) -> Totals:
         clipping, ledger = self.seat.training.clipping, Ledger(Stage.CLIPPING)

@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from equivcheck.layouts.communication import Totals, add
+from equivcheck.layouts.flat_layout import ITEM_BYTES
 from equivcheck.layouts.foreseen.clipping import dtensor_clipping
 from equivcheck.layouts.foreseen.foresight import MIXED_ELEMENTS, Foresight
-from equivcheck.layouts.foreseen.seat import ITEM_BYTES, Held, Ledger, Seat
+from equivcheck.layouts.foreseen.seat import Held, Ledger, Seat
 from equivcheck.scenario import FSDP2, Split, TensorParallel, Wrapping
 
 

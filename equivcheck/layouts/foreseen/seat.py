@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+from equivcheck.layers.parameters import parameters_of
 from equivcheck.layouts.communication import Key, Totals, add, axes_named
-from equivcheck.scenario import Layer, Layout, Norm, Side, Training
+from equivcheck.layouts.flat_layout import ITEM_BYTES
+from equivcheck.scenario import Layer, Layout, Side, Training
 from equivcheck.train.stage import Stage
-
-ITEM_BYTES: Mapping[str, int] = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
-"""By the element type's name in torch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,25 +104,10 @@ def side_runs(layer: Layer, step: int) -> bool:
 
 def whole_parameters(training: Training) -> tuple[Held, ...]:
     """Every distinct parameter, uncut, in the order of the model."""
-    model = training.model
     return tuple(
-        Held(name=name, layer=index, shape=shape, trained=not layer.frozen)
-        for index, layer in enumerate(model.layers)
-        for name, shape in _shapes(layer, model.inputs(index))
+        Held(name=parameter.name, layer=parameter.layer, shape=parameter.shape, trained=parameter.trained)
+        for parameter in parameters_of(training.model)
     )
-
-
-def _shapes(layer: Layer, inputs: int) -> Iterator[tuple[str, tuple[int, ...]]]:
-    if layer.norm is not None:
-        yield "norm.weight", (inputs,)
-    if layer.norm is Norm.LAYER:
-        yield "norm.bias", (inputs,)
-    if layer.shares is None:
-        yield "linear.weight", (layer.width, inputs)
-    if layer.bias:
-        yield "linear.bias", (layer.width,)
-    if layer.side is not None:
-        yield "side.weight", (layer.width, inputs)
 
 
 def rounded_up(number: int, multiple: int) -> int:

@@ -1,0 +1,22 @@
+"""The parameters of a linear layer, as its noun says they are."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from equivcheck.scenario import Layer, Norm
+
+Shape = tuple[int, ...]
+
+
+def shapes(layer: Layer, inputs: int) -> Mapping[str, Shape]:
+    """Each parameter that the layer owns, in the order of `torch.nn.Module.named_parameters`, with its shape."""
+    matrix, vector = (layer.width, inputs), (layer.width,)
+    owned: dict[str, Shape | None] = {
+        "norm.weight": None if layer.norm is None else (inputs,),
+        "norm.bias": (inputs,) if layer.norm is Norm.LAYER else None,
+        "linear.weight": matrix if layer.shares is None else None,
+        "linear.bias": vector if layer.bias else None,
+        "side.weight": None if layer.side is None else matrix,
+    }
+    return {name: shape for name, shape in owned.items() if shape is not None}
