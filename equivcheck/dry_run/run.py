@@ -9,8 +9,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import groupby
 
-import numpy as np
-
 from equivcheck.dry_run.grow import shrunk
 from equivcheck.dry_run.partition import local_shape
 from equivcheck.errors import UsageError
@@ -122,7 +120,7 @@ def _run(scenario: Scenario, rank: int) -> tuple[RankPlan, Trace]:
     parameters = trace.steps[-1].parameters
     plan = RankPlan(
         rank=rank,
-        coordinates=tuple(int(index) for index in np.unravel_index(rank, mesh.shape)),
+        coordinates=mesh.coordinate(rank),
         holdings=tuple(_holdings(parameters)),
         parameter_bytes=_num_bytes(parameters),
         optimizer_bytes=_num_bytes(trace.state),

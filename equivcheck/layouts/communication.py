@@ -104,17 +104,9 @@ def axes_named(names: Iterable[str], mesh: Mesh) -> str:
 @lru_cache(maxsize=1024)
 def axes_of(ranks: tuple[int, ...], mesh: Mesh) -> str:
     """What a group of global ranks is called: by the axes along which it spreads, else by its ranks."""
-    coordinates = [_coordinates(rank, mesh) for rank in ranks]
+    coordinates = [mesh.coordinate(rank) for rank in ranks]
     along = [sorted({coordinate[axis] for coordinate in coordinates}) for axis in range(len(mesh.axes))]
     whole = all(len(found) in (1, axis.size) for found, axis in zip(along, mesh.axes, strict=True))
     if not whole or sorted(coordinates) != sorted(product(*along)):
         return f"ranks {', '.join(map(str, ranks))}"
     return axes_named([axis.name for found, axis in zip(along, mesh.axes, strict=True) if len(found) > 1], mesh)
-
-
-def _coordinates(rank: int, mesh: Mesh) -> tuple[int, ...]:
-    found: list[int] = []
-    for size in reversed(mesh.shape):
-        rank, index = divmod(rank, size)
-        found.append(index)
-    return tuple(reversed(found))

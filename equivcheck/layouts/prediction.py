@@ -74,12 +74,9 @@ def _predicted(training: Training, layout: Layout, coordinate: tuple[int, ...]) 
 
 def _coordinate(layout: Layout, rank: int) -> tuple[int, ...]:
     """Indices along the axes of the mesh; 0 along those whose ranks communicate alike."""
-    found: list[int] = []
-    for axis in reversed(layout.mesh.axes):
-        rank, index = divmod(rank, axis.size)
-        found.append(index)
+    mesh = layout.mesh
     uneven = {name for parallelism in layout.parallelisms for name in _uneven_axes(layout, parallelism)}
-    return tuple(index if axis.name in uneven else 0 for axis, index in zip(layout.mesh.axes, reversed(found), strict=True))
+    return tuple(index if name in uneven else 0 for name, index in zip(mesh.names, mesh.coordinate(rank), strict=True))
 
 
 def _uneven_axes(layout: Layout, parallelism: Any) -> tuple[str, ...]:

@@ -63,6 +63,14 @@ class Mesh:
         """Ranks in the mesh."""
         return math.prod(self.shape)
 
+    def coordinate(self, rank: int) -> tuple[int, ...]:
+        """The rank's index along each axis, outermost first; `rank` is 0 to ``num_ranks - 1``."""
+        found: list[int] = []
+        for size in reversed(self.shape):
+            rank, index = divmod(rank, size)
+            found.append(index)
+        return tuple(reversed(found))
+
     def size(self, *names: str) -> int:
         """Ranks along the axes of those names together; an axis that the mesh lacks counts as 1."""
         return math.prod(axis.size for axis in self.axes if axis.name in names)

@@ -18,11 +18,7 @@ class Seat:
 
 
 def seats_of(mesh: Mesh) -> tuple[Seat, ...]:
-    """The seats of a mesh in rank order: row-major."""
-    found = []
-    for rank in range(mesh.num_ranks):
-        rest, coordinate = rank, {}
-        for axis in reversed(mesh.axes):
-            rest, coordinate[axis.name] = divmod(rest, axis.size)
-        found.append(Seat(rank=rank, coordinate=coordinate))
-    return tuple(found)
+    """The seats of a mesh in rank order."""
+    return tuple(
+        Seat(rank=rank, coordinate=dict(zip(mesh.names, mesh.coordinate(rank), strict=True))) for rank in range(mesh.num_ranks)
+    )

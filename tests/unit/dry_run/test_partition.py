@@ -1,6 +1,5 @@
 """The arithmetic of partitions, held against what ranks hold."""
 
-import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 
@@ -27,7 +26,7 @@ def test_every_rank_holds_what_the_arithmetic_says(layout: str) -> None:
         except RanksFailed:
             return  # an upstream issue on file: other tests are about those
         for rank, trace in enumerate(traces):
-            coordinates = dict(zip(mesh.names, map(int, np.unravel_index(rank, mesh.shape)), strict=True))
+            coordinates = dict(zip(mesh.names, mesh.coordinate(rank), strict=True))
             for piece in trace.steps[-1].parameters.pieces:
                 held = piece.size if piece.start else piece.shape
                 assert held == local_shape(scenario.layout, piece.name, piece.shape, coordinates)

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import numpy as np
 import pytest
 
 import equivcheck.scenario as nouns
@@ -308,3 +309,10 @@ def test_every_check_is_tried() -> None:
     }
     tried = {getattr(noun, "func", noun).__name__ for noun, _, _ in INVALID}
     assert checked - tried == set()
+
+
+@pytest.mark.parametrize("shape", [(1,), (4,), (2, 3), (3, 1, 2)])
+def test_a_coordinate_is_row_major(shape: tuple[int, ...]) -> None:
+    """The last axis is that of neighbours, as in an array of that shape."""
+    mesh = Mesh(axes=tuple(Axis(name=f"axis{index}", size=size) for index, size in enumerate(shape)))
+    assert [mesh.coordinate(rank) for rank in range(mesh.num_ranks)] == list(np.ndindex(*shape))
