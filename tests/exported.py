@@ -9,11 +9,11 @@ from pathlib import Path
 import numpy as np
 
 from equivcheck.export.form import form_of
-from equivcheck.oracle.moments import Moment, moments
 from equivcheck.oracle.running import Runner
-from equivcheck.oracle.tensors import full_vector, table_of
-from equivcheck.oracle.verdict import Phase
 from equivcheck.scenario import Scenario
+from equivcheck.trace.differences import Phase
+from equivcheck.trace.moments import Moment, moments
+from equivcheck.trace.tensors import full_vector, table_of
 from equivcheck.train.loop import train
 from equivcheck.train.setup import Setup, single_device
 from launched import launched

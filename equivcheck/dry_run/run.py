@@ -19,8 +19,8 @@ from equivcheck.layouts.program import rank_program
 from equivcheck.layouts.registry import unsupported
 from equivcheck.scenario import FSDP1, Scenario, ShardingStrategy, Wrapping
 from equivcheck.scenario.mesh import DP, SHARD
-from equivcheck.train.stage import Stage
-from equivcheck.train.trace import Piece, Snapshot, Trace
+from equivcheck.trace.stage import Stage
+from equivcheck.trace.trace import Piece, Snapshot, Trace
 from equivcheck.worlds.fake import FakeRanks
 from equivcheck.worlds.pool import ranks
 

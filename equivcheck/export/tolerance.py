@@ -8,8 +8,9 @@ from collections.abc import Iterator
 from equivcheck.layouts.registry import rounding_of
 from equivcheck.oracle.floor import Expected
 from equivcheck.oracle.reference import confirming_reference
-from equivcheck.oracle.verdict import Divergence, Phase, Verdict
+from equivcheck.oracle.verdict import Verdict
 from equivcheck.scenario import Scenario
+from equivcheck.trace.differences import Divergence, Phase
 
 _COMPARED = (Phase.LOSS, Phase.GRADIENT, Phase.CLIPPING, Phase.UPDATE)
 """What a script compares."""

@@ -13,7 +13,7 @@ from functools import lru_cache
 from itertools import product
 
 from equivcheck.scenario import Mesh
-from equivcheck.train.stage import Stage
+from equivcheck.trace.stage import Stage
 from equivcheck.worlds.call import Call
 
 Key = tuple[int, Stage, str, str]

@@ -15,8 +15,8 @@ from torch import nn
 from torch.distributed.fsdp import FullyShardedDataParallel
 
 from equivcheck.scenario import ClipNorm
+from equivcheck.trace.trace import Piece, Slot
 from equivcheck.train.read import box_of, canonical_name
-from equivcheck.train.trace import Piece, Slot
 
 
 def clip_flat(module: FullyShardedDataParallel, clipping: ClipNorm) -> torch.Tensor:

@@ -13,8 +13,8 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from equivcheck.layouts.program import rank_program
 from equivcheck.scenario import Scenario, Start
+from equivcheck.trace.trace import Trace
 from equivcheck.train.setup import Setup
-from equivcheck.train.trace import Trace
 
 Alter = Callable[[Setup], None]
 

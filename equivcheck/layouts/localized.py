@@ -12,9 +12,9 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from equivcheck.scenario import ClipNorm
+from equivcheck.trace.trace import Piece, Slot
 from equivcheck.train.clipping import clip_by_norm_of_norms
 from equivcheck.train.read import box_of, canonical_name, piece_of
-from equivcheck.train.trace import Piece, Slot
 
 
 def is_localized(model: nn.Module) -> bool:

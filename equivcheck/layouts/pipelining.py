@@ -15,10 +15,10 @@ from torch.distributed.pipelining import schedules as torch_schedules
 
 from equivcheck.layouts.stages import layers_of_stages, stages_of_rank, trained_layers
 from equivcheck.scenario import ClipNorm, NormType, Pipeline, PipelineSchedule
+from equivcheck.trace.stage import Stage
 from equivcheck.train.accumulate import loss_of, scalar, scaled
 from equivcheck.train.material import Batch
 from equivcheck.train.setup import Setup
-from equivcheck.train.stage import Stage
 
 SCHEDULES: dict[PipelineSchedule, str] = {
     PipelineSchedule.GPIPE: "ScheduleGPipe",

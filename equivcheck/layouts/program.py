@@ -10,9 +10,9 @@ from equivcheck.layouts.compiled import compile_setup, compiling
 from equivcheck.layouts.registry import kind_of
 from equivcheck.layouts.whole_step import trace_steps
 from equivcheck.scenario import Layout, Scenario
+from equivcheck.trace.trace import Trace
 from equivcheck.train.loop import train
 from equivcheck.train.setup import Setup, single_device
-from equivcheck.train.trace import Trace
 from equivcheck.worlds.marks import mark
 from equivcheck.worlds.meshes import device_mesh
 

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 
 import torch
 
+from equivcheck.trace.trace import Piece
 from equivcheck.train.read import local_values
 from equivcheck.train.setup import Setup
-from equivcheck.train.trace import Piece
 
 
 @torch.no_grad()

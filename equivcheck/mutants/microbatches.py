@@ -11,10 +11,10 @@ import torch
 
 from equivcheck.mutants.axes import data_rank, data_ranks
 from equivcheck.scenario import ZeroGrad
+from equivcheck.trace.stage import Stage
 from equivcheck.train.accumulate import part_loss, scalar
 from equivcheck.train.material import Batch
 from equivcheck.train.setup import Setup
-from equivcheck.train.stage import Stage
 
 Weight = Callable[[Setup, int], float]
 """What the gradient of a microbatch is multiplied by; told its number."""

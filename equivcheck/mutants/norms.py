@@ -15,10 +15,10 @@ from equivcheck.mutants.axes import axis_names, mesh_of, size_of
 from equivcheck.mutants.reductions import averaged, reduce_by
 from equivcheck.scenario import ClipNorm, ClipValue, NormType
 from equivcheck.scenario.mesh import DP, REPLICATE, SHARD
+from equivcheck.trace.stage import Stage
 from equivcheck.train.accumulate import whole
 from equivcheck.train.read import local_values
 from equivcheck.train.setup import Setup
-from equivcheck.train.stage import Stage
 
 BEYOND_ALL = 1e30
 """A largest norm at which nothing is clipped, in any element type that has it."""

@@ -15,9 +15,9 @@ from equivcheck.mutants.axes import axis_names, mesh_of, stepped
 from equivcheck.mutants.torch_private import ReduceScatter, forget_replicas, send_nothing
 from equivcheck.scenario import Training
 from equivcheck.scenario.mesh import DP, REPLICATE, SHARD
+from equivcheck.trace.stage import Stage
 from equivcheck.train.read import State
 from equivcheck.train.setup import Setup
-from equivcheck.train.stage import Stage
 
 
 def sum_up(setup: Setup) -> None:

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from equivcheck.oracle.floor import Expected
-from equivcheck.oracle.tensors import Flags, Positions, Table, Vector
-from equivcheck.oracle.verdict import Difference
-from equivcheck.train.trace import Piece, Snapshot
+from equivcheck.trace.differences import Difference
+from equivcheck.trace.tensors import Flags, Positions, Table, Vector
+from equivcheck.trace.trace import Piece, Snapshot
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,9 +16,10 @@ from equivcheck.oracle.known import known_issue, known_issues
 from equivcheck.oracle.reference import coarse_reference, confirming_reference, noise_limit, reference
 from equivcheck.oracle.running import Left, Runner, able
 from equivcheck.oracle.sentences import place, sentence
-from equivcheck.oracle.verdict import Divergence, Outcome, Phase, Verdict
+from equivcheck.oracle.verdict import Outcome, Verdict
 from equivcheck.scenario import Scenario
 from equivcheck.tally import IN_PART, record
+from equivcheck.trace.differences import Divergence, Phase
 from equivcheck.train.setup import Setup
 from equivcheck.worlds.failure import RanksFailed
 from equivcheck.worlds.ranks import Ranks

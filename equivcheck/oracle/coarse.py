@@ -9,10 +9,10 @@ from __future__ import annotations
 import numpy as np
 
 from equivcheck.oracle.floor import Expected, scales_of
-from equivcheck.oracle.moments import Moment, moments
-from equivcheck.oracle.tensors import Table, full_vector, norms, table_of
-from equivcheck.oracle.verdict import Divergence, Phase
-from equivcheck.train.trace import Trace
+from equivcheck.trace.differences import Divergence, Phase
+from equivcheck.trace.moments import Moment, moments
+from equivcheck.trace.tensors import Table, full_vector, norms, table_of
+from equivcheck.trace.trace import Trace
 
 
 def coarse_moments(reference: Trace, limit: float) -> tuple[Expected, ...]:

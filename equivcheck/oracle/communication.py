@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 from equivcheck.layouts.communication import Key, Totals, described, order_of, totals
 from equivcheck.layouts.prediction import predicted
-from equivcheck.oracle.verdict import Difference, Divergence, Phase
 from equivcheck.scenario import Scenario
-from equivcheck.train.stage import Stage
+from equivcheck.trace.differences import Difference, Divergence, Phase
+from equivcheck.trace.stage import Stage
 from equivcheck.worlds.ranks import Run
 
 _NOT_FORESEEN = (Stage.SETUP, Stage.READING)

@@ -11,11 +11,11 @@ from equivcheck.oracle.assemble import Assembled, Assembler, Misfit, element
 from equivcheck.oracle.doubt import Doubt
 from equivcheck.oracle.floor import Expected
 from equivcheck.oracle.full_tensors import read_otherwise
-from equivcheck.oracle.moments import Moment, moments, moments_of_steps
 from equivcheck.oracle.reference import Reference
-from equivcheck.oracle.tensors import Flags, Vector, norms
-from equivcheck.oracle.verdict import Difference, Divergence, Phase
-from equivcheck.train.trace import Snapshot, Trace
+from equivcheck.trace.differences import Difference, Divergence, Phase
+from equivcheck.trace.moments import Moment, moments, moments_of_steps
+from equivcheck.trace.tensors import Flags, Vector, norms
+from equivcheck.trace.trace import Snapshot, Trace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

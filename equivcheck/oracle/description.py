@@ -9,7 +9,8 @@ from equivcheck.scenario.words import count, in_words
 from equivcheck.worlds.failure import Failure
 
 if TYPE_CHECKING:
-    from equivcheck.oracle.verdict import Divergence, Verdict
+    from equivcheck.oracle.verdict import Verdict
+    from equivcheck.trace.differences import Divergence
 
 MAX_GROUPS = 4
 """Lines on ranks, or groups of tensors that differ as well, before the rest is counted."""

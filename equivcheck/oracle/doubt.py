@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from equivcheck.oracle.floor import Expected
-from equivcheck.oracle.verdict import Phase
+from equivcheck.trace.differences import Phase
 
 NO_GRADIENT = "every gradient of the reference is zero"
 """What agrees with anything."""

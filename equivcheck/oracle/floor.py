@@ -13,15 +13,15 @@ from itertools import repeat
 import numpy as np
 import torch
 
-from equivcheck.oracle.moments import Moment, moments
-from equivcheck.oracle.tensors import Numbers, Table, Vector, full_vector, norms, table_of
-from equivcheck.oracle.verdict import Phase
 from equivcheck.scenario import Training
+from equivcheck.trace.differences import Phase
+from equivcheck.trace.moments import Moment, moments
+from equivcheck.trace.tensors import Numbers, Table, Vector, full_vector, norms, table_of
+from equivcheck.trace.trace import Trace
 from equivcheck.train.copies import MakeSetup, train_copies
 from equivcheck.train.ensemble import EnsembleTrace, train_ensemble
 from equivcheck.train.material import Batch, material
 from equivcheck.train.setup import single_device
-from equivcheck.train.trace import Trace
 
 NUM_PERTURBATIONS = 8
 """Perturbed runs of the reference; four are enough for tensors of many elements (no false alarm in 400 honest runs)."""

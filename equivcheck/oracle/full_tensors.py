@@ -8,9 +8,9 @@ import numpy as np
 
 from equivcheck.oracle.assemble import Assembled, element
 from equivcheck.oracle.floor import Expected
-from equivcheck.oracle.tensors import Vector
-from equivcheck.oracle.verdict import Difference, Divergence
-from equivcheck.train.trace import Piece, Snapshot
+from equivcheck.trace.differences import Difference, Divergence
+from equivcheck.trace.tensors import Vector
+from equivcheck.trace.trace import Piece, Snapshot
 
 
 def read_otherwise(expected: Expected, assembled: Assembled, full: Sequence[Snapshot | None]) -> list[Divergence]:

@@ -18,8 +18,9 @@ from equivcheck.choice import Choice
 from equivcheck.errors import EquivCheckError
 from equivcheck.oracle.known_avoidances import WITHOUT
 from equivcheck.oracle.known_predicates import NEEDS, SHOWS
-from equivcheck.oracle.verdict import Difference, Divergence, Outcome, Phase, Verdict
+from equivcheck.oracle.verdict import Outcome, Verdict
 from equivcheck.scenario import Scenario
+from equivcheck.trace.differences import Difference, Divergence, Phase
 
 
 class InvalidKnownIssue(EquivCheckError, ValueError):

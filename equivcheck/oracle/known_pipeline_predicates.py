@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 
 from equivcheck.layouts.stages import layers_of_stages, stage_of_layers, stages_of_rank, trained_layers
-from equivcheck.oracle.verdict import Divergence
 from equivcheck.scenario import Exercise, Layer, Pipeline, PipelineSchedule, Scenario
 from equivcheck.scenario.mesh import PP
+from equivcheck.trace.differences import Divergence
 
 ALWAYS_SPLIT = (PipelineSchedule.INTERLEAVED_ZERO_BUBBLE, PipelineSchedule.ZBV)
 """Schedules that compute gradients of inputs and of weights apart, for every chunk."""

@@ -69,8 +69,8 @@ from equivcheck.oracle.known_training_predicates import (
     shared_weights,
     times_data_ranks,
 )
-from equivcheck.oracle.verdict import Divergence
 from equivcheck.scenario import Scenario
+from equivcheck.trace.differences import Divergence
 
 
 def _by_name(*functions: Callable[..., bool]) -> dict[str, Callable[..., bool]]:

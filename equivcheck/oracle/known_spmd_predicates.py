@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from equivcheck.oracle.verdict import Divergence
 from equivcheck.scenario import SPMD, Distribution, Exercise, Scenario
+from equivcheck.trace.differences import Divergence
 
 
 def is_sharded_by_rows(parallelism: object) -> bool:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from equivcheck.layouts.mends import has_shares
-from equivcheck.oracle.verdict import Divergence
 from equivcheck.scenario import Adafactor, Adam, ClipNorm, ClipValue, Implementation, Loss, Norm, NormType, Precision, Scenario
+from equivcheck.trace.differences import Divergence
 
 
 def shared_weights(scenario: Scenario) -> bool:

@@ -26,10 +26,10 @@ from equivcheck.oracle.rounded import rounded_setup
 from equivcheck.oracle.rounded_copies import reordered_traces, rounded_copies, unit_of
 from equivcheck.oracle.summation import split_trace, widely_clipped_trace
 from equivcheck.scenario import Training
+from equivcheck.trace.trace import Trace
 from equivcheck.train.loop import train
 from equivcheck.train.setup import single_device
 from equivcheck.train.threads import one_thread
-from equivcheck.train.trace import Trace
 
 KEPT_REFERENCES = 16
 """References kept, some hundred KiB each: the same training comes again under other layouts and while a scenario shrinks."""

@@ -13,11 +13,11 @@ from equivcheck.oracle.optimizer_rounding import round_in_optimizer
 from equivcheck.oracle.rounded import rounded_setup
 from equivcheck.oracle.summation import clip_flat, clip_widely
 from equivcheck.scenario import ElementType, Training
+from equivcheck.trace.trace import Trace
 from equivcheck.train.copies import stacked
 from equivcheck.train.ensemble import EnsembleTrace
 from equivcheck.train.loop import train
 from equivcheck.train.material import Batch
-from equivcheck.train.trace import Trace
 
 
 def unit_of(training: Training, rounding: Rounding) -> float:

@@ -13,8 +13,8 @@ from equivcheck.errors import UsageError
 from equivcheck.layouts.program import rank_program
 from equivcheck.oracle.patience import compile_seconds
 from equivcheck.scenario import Layout, Scenario
+from equivcheck.trace.trace import Trace
 from equivcheck.train.setup import Setup
-from equivcheck.train.trace import Trace
 from equivcheck.worlds.failure import RanksFailed
 from equivcheck.worlds.pool import COMPARABLE, ranks
 from equivcheck.worlds.ranks import Ranks, Run

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from equivcheck.oracle.verdict import Difference, Divergence
+from equivcheck.trace.differences import Difference, Divergence
 
 
 def place(divergence: Divergence) -> str:

@@ -10,10 +10,10 @@ import torch
 from torch import nn
 
 from equivcheck.scenario import ClipNorm, Training
+from equivcheck.trace.trace import Trace
 from equivcheck.train.loop import train
 from equivcheck.train.material import Batch, material
 from equivcheck.train.setup import single_device
-from equivcheck.train.trace import Trace
 
 
 def split_trace(training: Training, num_parts: int) -> Trace:

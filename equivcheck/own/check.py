@@ -21,14 +21,15 @@ from equivcheck.oracle.doubt import earlier
 from equivcheck.oracle.floor import Expected
 from equivcheck.oracle.reference import Reference
 from equivcheck.oracle.sentences import place, sentence
-from equivcheck.oracle.verdict import Difference, Outcome, Phase
+from equivcheck.oracle.verdict import Outcome
 from equivcheck.own.batches import require_parts
 from equivcheck.own.ranks import rank_trace
 from equivcheck.own.reference import Original, far_moment
 from equivcheck.own.task import Loss, Task, TrainStep, data_axes_of, mesh_of
 from equivcheck.own.verdict import OwnVerdict
 from equivcheck.tally import record
-from equivcheck.train.trace import Trace
+from equivcheck.trace.differences import Difference, Phase
+from equivcheck.trace.trace import Trace
 from equivcheck.worlds.failure import RanksFailed
 from equivcheck.worlds.pool import COMPARABLE, ranks
 from equivcheck.worlds.ranks import Ranks

@@ -12,9 +12,9 @@ from equivcheck.errors import UsageError
 from equivcheck.own.batches import microbatches
 from equivcheck.own.reading import Reader
 from equivcheck.own.task import Loss, Task, TrainStep
+from equivcheck.trace.stage import Stage
+from equivcheck.trace.trace import Snapshot, Step, Trace
 from equivcheck.train.accumulate import scalar
-from equivcheck.train.stage import Stage
-from equivcheck.train.trace import Snapshot, Step, Trace
 from equivcheck.worlds.marks import mark
 
 

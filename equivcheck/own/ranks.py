@@ -12,7 +12,7 @@ from equivcheck.own.names import Names
 from equivcheck.own.randomness import seeded
 from equivcheck.own.reading import Reader
 from equivcheck.own.task import Task
-from equivcheck.train.trace import Trace
+from equivcheck.trace.trace import Trace
 from equivcheck.worlds.meshes import device_mesh
 
 

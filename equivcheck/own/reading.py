@@ -13,8 +13,8 @@ from equivcheck.errors import UsageError
 from equivcheck.layouts.flat_parameters import flat_slots
 from equivcheck.layouts.localized import localized_piece
 from equivcheck.own.names import Names
+from equivcheck.trace.trace import Piece, Slot, Snapshot
 from equivcheck.train.read import State, canonical_name, snapshot, state_snapshot
-from equivcheck.train.trace import Piece, Slot, Snapshot
 
 FullTensors = Callable[[nn.Module], Mapping[str, torch.Tensor]]
 """Whole tensors of a module by name; every rank calls it, so that it may communicate."""

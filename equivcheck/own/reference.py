@@ -13,9 +13,7 @@ from torch.overrides import TorchFunctionMode
 from equivcheck.errors import UsageError
 from equivcheck.oracle.doubt import Doubt, doubt_about
 from equivcheck.oracle.floor import NUM_CONFIRMATIONS, NUM_PERTURBATIONS, Expected, expected_of
-from equivcheck.oracle.moments import moments
 from equivcheck.oracle.reference import Reference
-from equivcheck.oracle.tensors import full_vector, norms
 from equivcheck.own.batches import converted, factors, moved, split
 from equivcheck.own.loop import train
 from equivcheck.own.names import Names
@@ -23,8 +21,10 @@ from equivcheck.own.randomness import seeded
 from equivcheck.own.ranks import build
 from equivcheck.own.reading import Reader
 from equivcheck.own.task import Task
+from equivcheck.trace.moments import moments
+from equivcheck.trace.tensors import full_vector, norms
+from equivcheck.trace.trace import Trace
 from equivcheck.train.threads import one_thread
-from equivcheck.train.trace import Trace
 
 
 class Original:

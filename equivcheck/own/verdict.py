@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 from equivcheck.errors import NotEquivalent
 from equivcheck.oracle.description import of_divergence, of_ranks
-from equivcheck.oracle.verdict import Divergence, Outcome
+from equivcheck.oracle.verdict import Outcome
+from equivcheck.trace.differences import Divergence
 from equivcheck.worlds.failure import Failure, RankState
 
 

@@ -12,7 +12,7 @@ from equivcheck.layouts.communication import Key, Totals, described, order_of, t
 from equivcheck.layouts.prediction import predicted
 from equivcheck.oracle.verdict import Verdict
 from equivcheck.report.lanes import LETTERS, Lanes, group_names, lanes
-from equivcheck.train.stage import Stage
+from equivcheck.trace.stage import Stage
 from equivcheck.worlds.call import BEFORE_STEPS
 
 _MAX_COLUMNS = 60

@@ -11,7 +11,7 @@ from rich.text import Text
 from equivcheck.dry_run.run import DryRun, Holding, RankPlan
 from equivcheck.layouts.communication import Traffic
 from equivcheck.scenario import Mesh
-from equivcheck.train.stage import Stage
+from equivcheck.trace.stage import Stage
 
 
 def print_dry_run(console: Console, found: DryRun) -> None:

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 from equivcheck.mutants.mutant import Mutant
 from equivcheck.oracle.cause import Cause
-from equivcheck.oracle.moments import Moment, moments
 from equivcheck.oracle.running import Left, Runner
 from equivcheck.scenario import Scenario
-from equivcheck.train.trace import Trace
+from equivcheck.trace.moments import Moment, moments
+from equivcheck.trace.trace import Trace
 from equivcheck.worlds.failure import RanksFailed
 
 

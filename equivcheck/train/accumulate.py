@@ -10,8 +10,8 @@ from torch.distributed.tensor import DTensor
 from torch.nn import functional
 
 from equivcheck.scenario import Training
+from equivcheck.trace.stage import Stage
 from equivcheck.train.material import Batch
-from equivcheck.train.stage import Stage
 
 if TYPE_CHECKING:
     from equivcheck.train.setup import Setup

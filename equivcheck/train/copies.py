@@ -9,11 +9,11 @@ import numpy as np
 import torch
 
 from equivcheck.scenario import Training
+from equivcheck.trace.trace import Snapshot, Step, Trace
 from equivcheck.train.ensemble import Array, EnsembleStep, EnsembleTrace
 from equivcheck.train.loop import train
 from equivcheck.train.material import Batch
 from equivcheck.train.setup import Setup, single_device
-from equivcheck.train.trace import Snapshot, Step, Trace
 
 MakeSetup = Callable[[Training, Mapping[str, torch.Tensor]], Setup]
 """The setup of a copy from its initial parameters."""

@@ -9,14 +9,14 @@ import torch
 
 from equivcheck.choice import Choice
 from equivcheck.scenario import ClipNorm, ClipValue, ZeroGrad
+from equivcheck.trace.stage import Stage
+from equivcheck.trace.trace import Piece, Slot, Snapshot, Step, Trace
 from equivcheck.train.accumulate import scalar
 from equivcheck.train.clipping import clip_by_value
 from equivcheck.train.material import Batch, material
 from equivcheck.train.optimizer import build_schedule
 from equivcheck.train.read import buffer_snapshot, full_snapshot, snapshot, state_snapshot
 from equivcheck.train.setup import Setup
-from equivcheck.train.stage import Stage
-from equivcheck.train.trace import Piece, Slot, Snapshot, Step, Trace
 
 
 class Pause(Choice):

@@ -12,7 +12,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
 
-from equivcheck.train.trace import Piece, Slot, Snapshot
+from equivcheck.trace.trace import Piece, Slot, Snapshot
 
 WRAPPER_PREFIXES = ("_fsdp_wrapped_module.", "_checkpoint_wrapped_module.", "_orig_mod.")
 """What wrappers put into the names of parameters."""

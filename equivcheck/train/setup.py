@@ -12,14 +12,14 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.optim.lr_scheduler import LRScheduler
 
 from equivcheck.scenario import ClipNorm, Layout, Training
+from equivcheck.trace.stage import Stage
+from equivcheck.trace.trace import Slot
 from equivcheck.train.accumulate import accumulate
 from equivcheck.train.clipping import clip_by_norm
 from equivcheck.train.material import Batch, material
 from equivcheck.train.model import build_model
 from equivcheck.train.optimizer import build_optimizer
 from equivcheck.train.read import State, default_slots
-from equivcheck.train.stage import Stage
-from equivcheck.train.trace import Slot
 
 
 def own_state(optimizer: torch.optim.Optimizer) -> State:

@@ -12,7 +12,7 @@ from equivcheck.cli import main
 from equivcheck.report.lanes import lanes
 from equivcheck.scenario import DDP, SPMD, Axis, Data, Distribution, Layer, Layout, Mesh, Model, Parallelism, Scenario, Training
 from equivcheck.scenario.codec import to_json
-from equivcheck.train.stage import Stage
+from equivcheck.trace.stage import Stage
 from equivcheck.worlds.call import Call
 
 MESH = Mesh(axes=(Axis(name="dp", size=2), Axis(name="tp", size=2)))

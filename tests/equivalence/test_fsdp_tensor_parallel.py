@@ -21,7 +21,6 @@ from equivcheck.layouts.program import rank_program
 from equivcheck.layouts.registry import mended
 from equivcheck.oracle.assemble import Assembler
 from equivcheck.oracle.reference import reference
-from equivcheck.oracle.verdict import Phase
 from equivcheck.scenario import (
     FSDP1,
     Axis,
@@ -39,7 +38,8 @@ from equivcheck.scenario import (
     Training,
 )
 from equivcheck.strategies import fsdp1, fsdp2
-from equivcheck.train.trace import Snapshot
+from equivcheck.trace.differences import Phase
+from equivcheck.trace.trace import Snapshot
 from equivcheck.worlds.meshes import device_mesh
 from equivcheck.worlds.pool import ranks
 

@@ -15,7 +15,7 @@ from equivcheck import Outcome, check
 from equivcheck.oracle.cause import Cause
 from equivcheck.oracle.diagnosis import explained
 from equivcheck.oracle.running import FULL_TENSORS_ONE_IN, asks_full_tensors, read_full_tensors
-from equivcheck.oracle.verdict import Difference, Phase, Verdict
+from equivcheck.oracle.verdict import Verdict
 from equivcheck.scenario import (
     DDP,
     FSDP2,
@@ -31,8 +31,9 @@ from equivcheck.scenario import (
     TensorParallel,
     Training,
 )
+from equivcheck.trace.differences import Difference, Phase
+from equivcheck.trace.stage import Stage
 from equivcheck.train.setup import Setup
-from equivcheck.train.stage import Stage
 from equivcheck.worlds.sim import ranks as sim_ranks
 from equivcheck.worlds.sim.ranks import SimRanks
 

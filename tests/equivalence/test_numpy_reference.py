@@ -34,11 +34,11 @@ from equivcheck.scenario import (
     Training,
 )
 from equivcheck.strategies import optimizers, trainings
+from equivcheck.trace.trace import Snapshot, Step
 from equivcheck.train.loop import train
 from equivcheck.train.material import material
 from equivcheck.train.setup import single_device
 from equivcheck.train.threads import one_thread
-from equivcheck.train.trace import Snapshot, Step
 
 Tensors = dict[str, npt.NDArray[np.floating] | None]
 Moments = dict[str, Tensors]

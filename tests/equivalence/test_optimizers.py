@@ -10,7 +10,6 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from equivcheck import Outcome, Scenario, check
-from equivcheck.oracle.verdict import Phase
 from equivcheck.scenario import (
     FSDP2,
     SPMD,
@@ -32,6 +31,7 @@ from equivcheck.scenario import (
     Training,
 )
 from equivcheck.strategies import optimizers, scenarios, trainings
+from equivcheck.trace.differences import Phase
 from equivcheck.train.setup import Setup
 
 EXAMPLES = max(20, settings().max_examples // 5)

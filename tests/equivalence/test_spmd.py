@@ -13,9 +13,7 @@ from equivcheck import Outcome, Scenario, check
 from equivcheck.layouts.program import rank_program
 from equivcheck.layouts.registry import mended
 from equivcheck.oracle.compare import compare
-from equivcheck.oracle.moments import moments
 from equivcheck.oracle.reference import Reference, confirming_reference
-from equivcheck.oracle.tensors import full_vector
 from equivcheck.scenario import (
     DDP,
     SGD,
@@ -39,7 +37,9 @@ from equivcheck.scenario import (
     ZeroGrad,
 )
 from equivcheck.strategies import models, scenarios, trainings
-from equivcheck.train.trace import Trace
+from equivcheck.trace.moments import moments
+from equivcheck.trace.tensors import full_vector
+from equivcheck.trace.trace import Trace
 from equivcheck.worlds.pool import ranks
 
 OPTIMIZERS: dict[str, Optimizer] = {

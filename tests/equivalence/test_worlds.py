@@ -11,12 +11,12 @@ from hypothesis import HealthCheck, event, given, settings
 
 from equivcheck import Scenario
 from equivcheck.layouts.program import rank_program
-from equivcheck.oracle.moments import moments
 from equivcheck.oracle.reference import Reference, confirming_reference, reference
-from equivcheck.oracle.tensors import Numbers, Table, Vector, norms
-from equivcheck.oracle.verdict import Phase
 from equivcheck.strategies import scenarios
-from equivcheck.train.trace import Snapshot, Trace
+from equivcheck.trace.differences import Phase
+from equivcheck.trace.moments import moments
+from equivcheck.trace.tensors import Numbers, Table, Vector, norms
+from equivcheck.trace.trace import Snapshot, Trace
 from equivcheck.worlds.failure import RanksFailed
 from equivcheck.worlds.pool import ranks
 

@@ -12,7 +12,7 @@ from equivcheck import Scenario, check
 from equivcheck.layouts.program import rank_program
 from equivcheck.scenario import DDP, Layout
 from equivcheck.strategies import layouts, scenarios
-from equivcheck.train.trace import Trace
+from equivcheck.trace.trace import Trace
 from equivcheck.worlds.pool import ranks
 
 UNHURRIED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])

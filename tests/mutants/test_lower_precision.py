@@ -12,8 +12,8 @@ from equivcheck.layouts.program import rank_program
 from equivcheck.mutants.lower_precision import keep_masters_in_bfloat16, reduce_in_bfloat16
 from equivcheck.scenario import SGD, AdamW, ElementType, MixedPrecision
 from equivcheck.strategies import optimizers, scenarios, trainings
+from equivcheck.trace.trace import Trace
 from equivcheck.train.setup import Setup
-from equivcheck.train.trace import Trace
 from equivcheck.worlds.pool import ranks
 from lowered import lowered_layouts
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from equivcheck.layouts.communication import Totals
 from equivcheck.layouts.foreseen.seat import Held, Ledger, Seat
 from equivcheck.scenario import ClipNorm, NormType, ZeroGrad
-from equivcheck.train.stage import Stage
+from equivcheck.trace.stage import Stage
 
 
 def dtensor_clipping(seat: Seat, axes: Iterable[str], kind: Iterable[Held]) -> Totals:

@@ -8,7 +8,7 @@ from equivcheck.layouts.foreseen.foresight import Foresight
 from equivcheck.layouts.foreseen.fsdp2 import Unit, units_of
 from equivcheck.layouts.foreseen.seat import Held, Ledger, Seat, rounded_up
 from equivcheck.scenario import FSDP1, ClipNorm, NormType, ShardingStrategy, Wrapping
-from equivcheck.train.stage import Stage
+from equivcheck.trace.stage import Stage
 
 NORM_BYTES = 4
 """A norm over shards is one float32."""

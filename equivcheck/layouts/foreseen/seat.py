@@ -9,7 +9,7 @@ from equivcheck.layers.parameters import parameters_of
 from equivcheck.layouts.communication import Key, Totals, add, axes_named
 from equivcheck.layouts.flat_layout import ITEM_BYTES
 from equivcheck.scenario import Layer, Layout, Side, Training
-from equivcheck.train.stage import Stage
+from equivcheck.trace.stage import Stage
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

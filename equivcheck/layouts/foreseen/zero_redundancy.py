@@ -5,7 +5,7 @@ from __future__ import annotations
 from equivcheck.layouts.communication import Totals
 from equivcheck.layouts.foreseen.seat import Held, Ledger, Seat
 from equivcheck.scenario import DDP
-from equivcheck.train.stage import Stage
+from equivcheck.trace.stage import Stage
 
 EMPTY_BUCKET_BYTES = 4
 """What a rank sends all the same that has nothing to send: one float32."""

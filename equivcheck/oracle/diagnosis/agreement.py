@@ -9,11 +9,11 @@ import numpy as np
 
 from equivcheck.oracle.diagnosis.case import Case
 from equivcheck.oracle.floor import ABSOLUTE, FACTOR, Expected, eps_of
-from equivcheck.oracle.moments import Moment, moments
-from equivcheck.oracle.pieces import Whole, part_of, parts_of, whole_tensors
-from equivcheck.oracle.tensors import Vector
-from equivcheck.oracle.verdict import Difference, Phase
-from equivcheck.train.trace import Piece, Trace
+from equivcheck.trace.differences import Difference, Phase
+from equivcheck.trace.moments import Moment, moments
+from equivcheck.trace.pieces import Whole, part_of, parts_of, whole_tensors
+from equivcheck.trace.tensors import Vector
+from equivcheck.trace.trace import Piece, Trace
 
 
 def num_agreeing(case: Case, traces: Sequence[Trace]) -> int:

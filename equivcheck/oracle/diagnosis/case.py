@@ -11,14 +11,14 @@ from equivcheck.layouts.registry import rounding_of
 from equivcheck.layouts.rounding import Rounding
 from equivcheck.oracle.compare import compare
 from equivcheck.oracle.diagnosis.starts import Begun, watched
-from equivcheck.oracle.moments import Moment, moments, moments_of_steps
-from equivcheck.oracle.pieces import Whole, fill, parts_of
 from equivcheck.oracle.reference import Reference, confirming_reference
 from equivcheck.oracle.running import Runner
-from equivcheck.oracle.verdict import Divergence, Phase
 from equivcheck.scenario import Scenario
+from equivcheck.trace.differences import Divergence, Phase
+from equivcheck.trace.moments import Moment, moments, moments_of_steps
+from equivcheck.trace.pieces import Whole, fill, parts_of
+from equivcheck.trace.trace import Trace
 from equivcheck.train.setup import Setup
-from equivcheck.train.trace import Trace
 from equivcheck.worlds.ranks import Ranks
 
 

@@ -18,7 +18,7 @@ from equivcheck.oracle.diagnosis.shards import local_statistics, wrong_shards
 from equivcheck.oracle.diagnosis.state import stale_values, wrong_updates
 from equivcheck.oracle.diagnosis.tensor_parallel import wrong_splits
 from equivcheck.oracle.diagnosis.ties import wrong_ties
-from equivcheck.oracle.verdict import Phase
+from equivcheck.trace.differences import Phase
 
 _COMPUTED = (Phase.LOSS, Phase.GRADIENT)
 _UPDATED = (Phase.UPDATE, Phase.STATE)

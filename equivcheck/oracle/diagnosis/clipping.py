@@ -18,8 +18,8 @@ from equivcheck.oracle.diagnosis.gathering import gathering_of
 from equivcheck.oracle.diagnosis.norms import gradients_of, norm_of, not_at_all, scale_to
 from equivcheck.oracle.diagnosis.side_by_side import SideBySide
 from equivcheck.oracle.diagnosis.words import over, tensors
-from equivcheck.oracle.verdict import Phase
 from equivcheck.scenario import ClipNorm, ClipValue, NormType
+from equivcheck.trace.differences import Phase
 from equivcheck.train.setup import Setup
 
 Clip = Callable[[nn.Module, list[torch.Tensor], ClipNorm], torch.Tensor]

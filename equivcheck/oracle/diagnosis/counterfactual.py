@@ -9,9 +9,9 @@ from equivcheck.oracle.cause import Cause
 from equivcheck.oracle.diagnosis.case import Case
 from equivcheck.oracle.diagnosis.side_by_side import SideBySide
 from equivcheck.oracle.rounded import rounded_setup
+from equivcheck.trace.trace import Trace
 from equivcheck.train.loop import train
 from equivcheck.train.setup import Setup, single_device
-from equivcheck.train.trace import Trace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

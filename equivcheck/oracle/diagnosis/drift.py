@@ -10,7 +10,7 @@ from equivcheck.oracle.diagnosis.case import Case
 from equivcheck.oracle.diagnosis.forcing import beginnings, forcing
 from equivcheck.oracle.diagnosis.words import listed
 from equivcheck.oracle.running import Runner
-from equivcheck.oracle.verdict import Divergence
+from equivcheck.trace.differences import Divergence
 from equivcheck.train.setup import Setup
 from equivcheck.worlds.failure import RanksFailed
 from equivcheck.worlds.ranks import Ranks

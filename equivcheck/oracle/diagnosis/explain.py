@@ -17,7 +17,8 @@ from equivcheck.oracle.diagnosis.failures import diagnosis_of_failure
 from equivcheck.oracle.diagnosis.leaving_out import culprit_of
 from equivcheck.oracle.diagnosis.patterns import pattern_of
 from equivcheck.oracle.running import able
-from equivcheck.oracle.verdict import Difference, Outcome, Phase, Verdict
+from equivcheck.oracle.verdict import Outcome, Verdict
+from equivcheck.trace.differences import Difference, Phase
 from equivcheck.train.setup import Setup
 from equivcheck.train.threads import one_thread
 from equivcheck.worlds.failure import RanksFailed

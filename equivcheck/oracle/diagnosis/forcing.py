@@ -11,13 +11,13 @@ import torch
 
 from equivcheck.errors import EquivCheckError
 from equivcheck.layouts.registry import rounding_of
-from equivcheck.oracle.pieces import Whole, part_of
 from equivcheck.oracle.rounded import rounded_setup
 from equivcheck.scenario import Scenario
+from equivcheck.trace.pieces import Whole, part_of
+from equivcheck.trace.trace import Piece, Slot
 from equivcheck.train.loop import train
 from equivcheck.train.read import local_values, state_slots
 from equivcheck.train.setup import Setup, own_state, single_device
-from equivcheck.train.trace import Piece, Slot
 
 
 class NotWritable(EquivCheckError):

@@ -10,8 +10,8 @@ import torch
 
 from equivcheck.oracle.diagnosis.case import Case
 from equivcheck.oracle.diagnosis.seats import seats_of
-from equivcheck.oracle.pieces import fill
 from equivcheck.scenario import DDP
+from equivcheck.trace.pieces import fill
 
 
 @lru_cache(maxsize=4)

@@ -12,8 +12,8 @@ from equivcheck.oracle.diagnosis.case import Case
 from equivcheck.oracle.diagnosis.precision import KINDS
 from equivcheck.oracle.diagnosis.scaled import ratio_of
 from equivcheck.oracle.diagnosis.words import listed, number_of, rows_of_tensor, tensors
-from equivcheck.oracle.pieces import Whole, part_of, parts_of
-from equivcheck.oracle.verdict import Difference, Phase
+from equivcheck.trace.differences import Difference, Phase
+from equivcheck.trace.pieces import Whole, part_of, parts_of
 
 NEAR = 1e-6
 """Share of a value by which two may differ and still be called alike in a pattern."""

@@ -14,8 +14,8 @@ from equivcheck.oracle.diagnosis.seats import Seat, seats_of
 from equivcheck.oracle.diagnosis.side_by_side import SideBySide, cut, data_axes
 from equivcheck.oracle.diagnosis.starts import moved, permuted
 from equivcheck.oracle.diagnosis.words import listed, over, tensors
-from equivcheck.oracle.pieces import fill
 from equivcheck.scenario import Pipeline
+from equivcheck.trace.pieces import fill
 from equivcheck.train.material import Batch
 from equivcheck.train.setup import Setup
 

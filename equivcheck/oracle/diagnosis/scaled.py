@@ -13,7 +13,7 @@ from equivcheck.oracle.diagnosis.case import Case
 from equivcheck.oracle.diagnosis.counterfactual import Counterfactual, alone
 from equivcheck.oracle.diagnosis.reduction import scale
 from equivcheck.oracle.diagnosis.words import gradients, number_of
-from equivcheck.oracle.verdict import Phase
+from equivcheck.trace.differences import Phase
 from equivcheck.train.setup import Setup
 
 LEAST_SCALE = 16.0

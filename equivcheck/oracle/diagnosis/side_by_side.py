@@ -17,11 +17,11 @@ from equivcheck.oracle.diagnosis.gathering import Gathering, gathering_of
 from equivcheck.oracle.diagnosis.seats import Seat, seats_of
 from equivcheck.scenario import DDP, FSDP1, FSDP2, Layout, Replicate, Replicator
 from equivcheck.scenario.mesh import DP, REPLICATE, SHARD
+from equivcheck.trace.trace import Trace
 from equivcheck.train.accumulate import part_loss, scalar
 from equivcheck.train.loop import pausing
 from equivcheck.train.material import Batch, material
 from equivcheck.train.setup import Setup, single_device
-from equivcheck.train.trace import Trace
 
 Gradients = dict[str, torch.Tensor]
 """By canonical name; a missing one is not there."""

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 import numpy as np
 import torch.distributed as dist
 
-from equivcheck.oracle.pieces import fill, part_of, parts_of, whole_tensors
-from equivcheck.oracle.tensors import Vector
 from equivcheck.scenario import Training
+from equivcheck.trace.pieces import fill, part_of, parts_of, whole_tensors
+from equivcheck.trace.tensors import Vector
+from equivcheck.trace.trace import Piece, Snapshot
 from equivcheck.train.read import buffer_snapshot, snapshot
 from equivcheck.train.setup import Setup, single_device
-from equivcheck.train.trace import Piece, Snapshot
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,7 +15,7 @@ from equivcheck.oracle.diagnosis.seats import seats_of
 from equivcheck.oracle.diagnosis.shards import swap
 from equivcheck.oracle.diagnosis.unchanged import unchanged
 from equivcheck.oracle.diagnosis.words import rows_of_tensor, tensors
-from equivcheck.oracle.verdict import Phase
+from equivcheck.trace.differences import Phase
 from equivcheck.train.setup import Setup
 
 

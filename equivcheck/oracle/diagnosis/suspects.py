@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from equivcheck.oracle.diagnosis.case import Case
-from equivcheck.oracle.verdict import Phase
+from equivcheck.trace.differences import Phase
 
 
 def suspects(case: Case) -> Iterator[tuple[str, ...]]:

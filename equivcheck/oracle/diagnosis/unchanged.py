@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from equivcheck.oracle.diagnosis.case import Case
-from equivcheck.oracle.pieces import Whole
-from equivcheck.oracle.verdict import Phase
+from equivcheck.trace.differences import Phase
+from equivcheck.trace.pieces import Whole
 from equivcheck.train.material import material
 
 

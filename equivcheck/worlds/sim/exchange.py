@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from equivcheck.train.stage import Stage
+from equivcheck.trace.stage import Stage
 from equivcheck.worlds.call import BEFORE_STEPS, Call
 from equivcheck.worlds.sim.arithmetic import Combine, DisagreementError
 from equivcheck.worlds.sim.scheduler import Scheduler

@@ -10,7 +10,7 @@ from equivcheck.dry_run.grow import grown
 from equivcheck.dry_run.run import dry_run
 from equivcheck.layouts.prediction import Prediction
 from equivcheck.scenario import FSDP2, Axis, Data, Layer, Layout, Mesh, Model, Scenario, Training
-from equivcheck.train.stage import Stage
+from equivcheck.trace.stage import Stage
 from unit.dry_run.examples import fsdp2_over_tensor_parallel
 
 

@@ -8,8 +8,8 @@ import torch.distributed as dist
 from equivcheck.layouts.communication import axes_of, traffic
 from equivcheck.layouts.program import rank_program
 from equivcheck.scenario import DDP, FSDP2, Axis, ClipNorm, Data, Layer, Layout, Mesh, Model, Parallelism, Scenario, Training
+from equivcheck.trace.stage import Stage
 from equivcheck.train.setup import Setup
-from equivcheck.train.stage import Stage
 from equivcheck.worlds.call import BEFORE_STEPS
 from equivcheck.worlds.pool import ranks
 

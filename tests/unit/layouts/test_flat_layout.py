@@ -24,7 +24,7 @@ from equivcheck.scenario import (
     Training,
     Wrapping,
 )
-from equivcheck.train.trace import Trace
+from equivcheck.trace.trace import Trace
 from equivcheck.worlds.pool import ranks
 
 NUM_RANKS = 3

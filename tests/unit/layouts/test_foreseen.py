@@ -26,7 +26,7 @@ from equivcheck.scenario import (
     Training,
     Wrapping,
 )
-from equivcheck.train.stage import Stage
+from equivcheck.trace.stage import Stage
 
 FROZEN_FIRST = Model(features=2, layers=(Layer(width=2, frozen=True), Layer(width=2)))
 SIDE = Model(features=2, layers=(Layer(width=2, side=Side.EVEN_STEPS),))

@@ -11,7 +11,6 @@ from torch.distributed.tensor import DTensor, Replicate
 
 from equivcheck.layouts.data_rows import rows_of
 from equivcheck.layouts.program import rank_program, rank_setup
-from equivcheck.oracle.tensors import table_of
 from equivcheck.scenario import (
     DDP,
     FSDP1,
@@ -39,9 +38,10 @@ from equivcheck.scenario import (
 from equivcheck.scenario import (
     Replicate as Replicated,
 )
+from equivcheck.trace.tensors import table_of
+from equivcheck.trace.trace import Piece
 from equivcheck.train.material import material
 from equivcheck.train.read import local_values
-from equivcheck.train.trace import Piece
 from equivcheck.worlds import meshes
 from equivcheck.worlds.world import World
 

@@ -12,7 +12,7 @@ from equivcheck import Outcome, check
 from equivcheck.layouts.registry import layout_names
 from equivcheck.mutants.mutant import Family
 from equivcheck.mutants.registry import mutant, mutants
-from equivcheck.oracle.verdict import Phase
+from equivcheck.trace.differences import Phase
 from mutants.minimums import MINIMUMS
 
 KINDS: dict[Family, dict[str, tuple[str, ...]]] = {

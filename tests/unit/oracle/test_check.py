@@ -6,10 +6,10 @@ import pytest
 
 from equivcheck import NotEquivalent, Outcome, Scenario, UsageError, check
 from equivcheck.layouts.program import rank_program
-from equivcheck.oracle.verdict import Phase
 from equivcheck.scenario import DDP, SGD, Axis, Data, Layer, Layout, Mesh, Model, Start, Training
 from equivcheck.tally import IN_PART, take
-from equivcheck.train.trace import Trace
+from equivcheck.trace.differences import Phase
+from equivcheck.trace.trace import Trace
 from equivcheck.worlds.failure import FailureKind, RankState
 from equivcheck.worlds.pool import ranks
 from unit.oracle.alterations import (

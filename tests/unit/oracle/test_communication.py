@@ -9,7 +9,6 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from equivcheck import Outcome, Scenario, check
-from equivcheck.oracle.verdict import Difference, Divergence, Phase
 from equivcheck.scenario import (
     DDP,
     FSDP1,
@@ -32,6 +31,7 @@ from equivcheck.scenario import (
     Training,
     Wrapping,
 )
+from equivcheck.trace.differences import Difference, Divergence, Phase
 from equivcheck.train.setup import Setup
 from equivcheck.worlds.call import Call
 from unit.oracle.alterations import double_the_gradients

@@ -8,12 +8,12 @@ import pytest
 
 from equivcheck.oracle.compare import Comparison, compare
 from equivcheck.oracle.reference import reference
-from equivcheck.oracle.verdict import Difference, Phase
 from equivcheck.scenario import Adam, ClipNorm, Data, Layer, Model, Side, Training
+from equivcheck.trace.differences import Difference, Phase
+from equivcheck.trace.trace import Snapshot, Trace
 from equivcheck.train.loop import train
 from equivcheck.train.setup import single_device
 from equivcheck.train.threads import one_thread
-from equivcheck.train.trace import Snapshot, Trace
 
 TRAINING = Training(
     model=Model(features=3, layers=(Layer(width=4, side=Side.NEVER), Layer(width=2)), counter=True),

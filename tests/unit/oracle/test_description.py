@@ -13,9 +13,10 @@ from equivcheck import NotEquivalent, Verdict
 from equivcheck.findings.environment import environment
 from equivcheck.findings.readme import readme
 from equivcheck.oracle.cause import Cause, Diagnosis
-from equivcheck.oracle.verdict import Difference, Divergence, Outcome, Phase
+from equivcheck.oracle.verdict import Outcome
 from equivcheck.report.verdict_text import print_verdict
 from equivcheck.scenario import Scenario
+from equivcheck.trace.differences import Difference, Divergence, Phase
 from equivcheck.worlds.failure import Failure, FailureKind, RankReport, RankState
 from unit.oracle.diagnosis.faults import ON_DDP
 

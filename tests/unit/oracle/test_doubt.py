@@ -8,8 +8,8 @@ import pytest
 from equivcheck.oracle.doubt import NO_GRADIENT, Doubt, doubt_about, earlier
 from equivcheck.oracle.floor import Expected
 from equivcheck.oracle.reference import noise_limit, reference
-from equivcheck.oracle.verdict import Phase
 from equivcheck.scenario import SGD, Activation, Data, Layer, Model, Norm, Training
+from equivcheck.trace.differences import Phase
 
 TRAINING = Training(
     model=Model(features=4, layers=(Layer(width=3, activation=Activation.TANH, norm=Norm.LAYER), Layer(width=2))),

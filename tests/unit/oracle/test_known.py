@@ -9,8 +9,8 @@ from equivcheck import Outcome, Scenario, Verdict, check
 from equivcheck.mutants.registry import mutant
 from equivcheck.oracle.known import KnownIssue, known_issue, known_issues
 from equivcheck.oracle.known_predicates import NEEDS
-from equivcheck.oracle.verdict import Difference, Divergence, Phase
 from equivcheck.scenario import DDP, Layer
+from equivcheck.trace.differences import Difference, Divergence, Phase
 from equivcheck.worlds.failure import Failure, FailureKind, RankReport, RankState
 from unit.oracle.known_examples import ALSO_SHOWN, FUSED, SHOWN, over_tp, traced
 

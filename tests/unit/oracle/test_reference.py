@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from equivcheck.oracle.reference import confirming_reference, reference
-from equivcheck.oracle.verdict import Phase
 from equivcheck.scenario import Activation, Data, Layer, Model, Norm, Precision, Training
+from equivcheck.trace.differences import Phase
 
 TRAINING = Training(
     model=Model(features=4, layers=(Layer(width=3, activation=Activation.TANH, norm=Norm.LAYER), Layer(width=2))),

@@ -10,7 +10,6 @@ from torch import nn
 from equivcheck import Scenario, check
 from equivcheck.oracle.reference import confirming_reference, reference
 from equivcheck.oracle.summation import clip_flat, clip_widely
-from equivcheck.oracle.verdict import Phase
 from equivcheck.scenario import (
     DDP,
     Axis,
@@ -27,6 +26,7 @@ from equivcheck.scenario import (
     TensorParallel,
     Training,
 )
+from equivcheck.trace.differences import Phase
 
 ALIKE = Training(
     model=Model(features=12, layers=(Layer(width=32),)),

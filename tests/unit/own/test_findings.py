@@ -12,7 +12,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from equivcheck import NotEquivalent, Outcome, check_training
-from equivcheck.oracle.verdict import Difference, Phase
+from equivcheck.trace.differences import Difference, Phase
 from unit.own.programs import brought, build, in_ddp
 
 

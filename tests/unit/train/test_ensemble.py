@@ -30,13 +30,13 @@ from equivcheck.scenario import (
 from equivcheck.scenario.clipping import Clipping
 from equivcheck.scenario.optimizer import OPTIMIZERS
 from equivcheck.strategies import optimizers, trainings
+from equivcheck.trace.trace import Step, Trace
 from equivcheck.train.ensemble import EnsembleStep, EnsembleTrace, train_ensemble
 from equivcheck.train.loop import train
 from equivcheck.train.material import Batch, Material, material
 from equivcheck.train.model import build_model
 from equivcheck.train.setup import Setup
 from equivcheck.train.threads import one_thread
-from equivcheck.train.trace import Step, Trace
 
 ELEMENTWISE = [kind for kind in OPTIMIZERS if kind.elementwise]
 COPIES = 3

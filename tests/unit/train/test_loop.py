@@ -27,11 +27,11 @@ from equivcheck.scenario import (
     ZeroGrad,
 )
 from equivcheck.scenario.clipping import Clipping
+from equivcheck.trace.trace import Snapshot, Trace
 from equivcheck.train.loop import train
 from equivcheck.train.material import material
 from equivcheck.train.model import build_model
 from equivcheck.train.setup import Setup, single_device
-from equivcheck.train.trace import Snapshot, Trace
 
 MODEL = Model(
     features=3,

@@ -31,8 +31,8 @@ from equivcheck.scenario import (
     TensorParallel,
     Training,
 )
+from equivcheck.trace.stage import Stage
 from equivcheck.train.loop import train
-from equivcheck.train.stage import Stage
 from equivcheck.worlds.fake import FakeRanks
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # what torch warns of is of no interest here

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from equivcheck.oracle.verdict import Phase
-from equivcheck.train.trace import Piece, Snapshot, Step, Trace
+from equivcheck.trace.differences import Phase
+from equivcheck.trace.trace import Piece, Snapshot, Step, Trace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

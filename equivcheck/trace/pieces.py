@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from equivcheck.oracle.tensors import Vector
-from equivcheck.train.trace import Piece, Snapshot
+from equivcheck.trace.tensors import Vector
+from equivcheck.trace.trace import Piece, Snapshot
 
 Whole = dict[str, Vector]
 """Full tensors by name; one that is None is left out."""

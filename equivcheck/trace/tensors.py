@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from equivcheck.train.trace import Piece
+from equivcheck.trace.trace import Piece
 
 Vector = npt.NDArray[np.float64]
 Numbers = npt.NDArray[np.floating]
