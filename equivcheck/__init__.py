@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from equivcheck.errors import EquivCheckError, InvalidScenario, NotEquivalent, UsageError
     from equivcheck.oracle.check import check
-    from equivcheck.oracle.verdict import Outcome, Verdict
-    from equivcheck.own.check import check_training
     from equivcheck.scenario import Layout, Scenario, Training
+    from equivcheck.user.check import check_training
+    from equivcheck.verdict.verdict import Outcome, Verdict
     from equivcheck.worlds.world import World
 
 __version__ = "0.1.0"
@@ -20,14 +20,14 @@ _HOMES = {
     "InvalidScenario": "equivcheck.errors",
     "Layout": "equivcheck.scenario",
     "NotEquivalent": "equivcheck.errors",
-    "Outcome": "equivcheck.oracle.verdict",
+    "Outcome": "equivcheck.verdict.verdict",
     "Scenario": "equivcheck.scenario",
     "Training": "equivcheck.scenario",
     "UsageError": "equivcheck.errors",
-    "Verdict": "equivcheck.oracle.verdict",
+    "Verdict": "equivcheck.verdict.verdict",
     "World": "equivcheck.worlds.world",
     "check": "equivcheck.oracle.check",
-    "check_training": "equivcheck.own.check",
+    "check_training": "equivcheck.user.check",
 }
 
 __all__ = [

@@ -15,7 +15,6 @@ from equivcheck.choice import Choice
 from equivcheck.layouts.program import rank_program
 from equivcheck.layouts.registry import kinds_of, mended, mended_layout, unsupported
 from equivcheck.oracle.check import check
-from equivcheck.oracle.verdict import Outcome
 from equivcheck.scenario import (
     AdamW,
     Axis,
@@ -34,6 +33,7 @@ from equivcheck.scenario import (
     Training,
 )
 from equivcheck.strategies import scenarios
+from equivcheck.verdict.verdict import Outcome
 from equivcheck.worlds.pool import ranks
 from equivcheck.worlds.ranks import Ranks, Run
 from equivcheck.worlds.spawn import run_spawned

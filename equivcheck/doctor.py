@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from equivcheck.layouts.registry import layout_kinds, mended
-from equivcheck.oracle.verdict import Outcome
 from equivcheck.scenario import Axis, Data, Layer, Layout, Mesh, Model, Parallelism, Scenario, Training
+from equivcheck.verdict.verdict import Outcome
 from equivcheck.worlds import probes
 from equivcheck.worlds.pool import COMPARABLE, ranks
 

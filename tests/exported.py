@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from equivcheck.export.form import form_of
-from equivcheck.oracle.running import Runner
+from equivcheck.layouts.running import Runner
 from equivcheck.scenario import Scenario
 from equivcheck.trace.differences import Phase
 from equivcheck.trace.moments import Moment, moments

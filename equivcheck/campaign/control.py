@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 from equivcheck.campaign.batches import Enough, batch_seed, run_batch
 from equivcheck.campaign.messages import Control
 from equivcheck.campaign.plan import Alter, Plan
-from equivcheck.oracle.verdict import Verdict
 from equivcheck.scenario import Scenario
 from equivcheck.scenario.mesh import MAX_RANKS
+from equivcheck.verdict.verdict import Verdict
 
 if TYPE_CHECKING:
     from equivcheck.mutants.mutant import Mutant

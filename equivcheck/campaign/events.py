@@ -10,7 +10,7 @@ from equivcheck.campaign.messages import Control
 from equivcheck.campaign.plan import Plan
 from equivcheck.campaign.tally import Tally
 from equivcheck.findings.store import Kept
-from equivcheck.oracle.verdict import Verdict
+from equivcheck.verdict.verdict import Verdict
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,9 +8,9 @@ from equivcheck.campaign.messages import Broken, Checked, CheckOne
 from equivcheck.campaign.plan import Check, Plan, explaining_check
 from equivcheck.campaign.process import WorkerProcess
 from equivcheck.errors import EquivCheckError
-from equivcheck.oracle.patience import all_compile_seconds
-from equivcheck.oracle.verdict import Verdict
+from equivcheck.layouts.patience import all_compile_seconds
 from equivcheck.scenario import Scenario
+from equivcheck.verdict.verdict import Verdict
 
 _START_SECONDS = 120.0
 """Allowance for imports on a cold disk, on top of the limit for the check."""

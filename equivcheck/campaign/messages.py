@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from equivcheck.campaign.tally import Tally
-from equivcheck.oracle.verdict import Verdict
 from equivcheck.scenario import Scenario
+from equivcheck.verdict.verdict import Verdict
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

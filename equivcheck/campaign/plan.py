@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from hypothesis.strategies import SearchStrategy
 
     from equivcheck.mutants.mutant import Mutant
-    from equivcheck.oracle.verdict import Verdict
     from equivcheck.train.setup import Setup
+    from equivcheck.verdict.verdict import Verdict
 
 
 Alter = Callable[["Setup"], None]
@@ -45,7 +45,7 @@ def explaining_check(
     scenario: Scenario, *, world: str, deadline: float, alter: Alter | None = None, coarse: bool = False
 ) -> Verdict:
     """The same with a diagnosis: for one scenario, not for many."""
-    from equivcheck.oracle.diagnosis import explained
+    from equivcheck.diagnosis.explain import explained
 
     verdict = oracle_check(scenario, world=world, deadline=deadline, alter=alter, coarse=coarse)
     return explained(verdict, alter=alter, deadline=deadline)

@@ -9,8 +9,8 @@ from typing import Protocol
 from equivcheck.campaign.simpler import KINDS, Kind, simpler_by
 from equivcheck.findings.fingerprint import fingerprint
 from equivcheck.findings.size import size_of
-from equivcheck.oracle.verdict import Outcome, Verdict
 from equivcheck.scenario import Scenario
+from equivcheck.verdict.verdict import Outcome, Verdict
 
 DRAWING_SHARE = 0.6
 """Part of the time after which Hypothesis is stopped, so that some is left for single changes."""

@@ -17,7 +17,7 @@ from equivcheck.campaign.tally import Tally
 from equivcheck.findings.fingerprint import fingerprint
 from equivcheck.findings.size import size_of
 from equivcheck.findings.store import FindingStore, Kept, says_more
-from equivcheck.oracle.verdict import Verdict
+from equivcheck.verdict.verdict import Verdict
 
 _TICK = 0.2
 """Seconds between two looks at the workers."""

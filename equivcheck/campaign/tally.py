@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 
 from equivcheck.coverage.reach import Reach
 from equivcheck.findings.fingerprint import blur
-from equivcheck.oracle.verdict import Outcome, Verdict
 from equivcheck.scenario import Scenario
+from equivcheck.verdict.verdict import Outcome, Verdict
 
 _LOG_RATIO = math.log(1.05)
 """Width of a bucket of durations: a quantile is off by at most 2.5 %."""

@@ -26,8 +26,8 @@ from equivcheck.coverage.novelty import Novelty
 from equivcheck.findings.fingerprint import fingerprint
 from equivcheck.findings.size import Size, size_of
 from equivcheck.oracle.confirm import CONFIRMING, CONFIRMING_SECONDS, confirmed, may_be_confirmed
-from equivcheck.oracle.verdict import Verdict
 from equivcheck.scenario import Scenario
+from equivcheck.verdict.verdict import Verdict
 
 _REMEMBERED = 100_000
 """Scenarios after which what was checked is forgotten: some megabytes."""
@@ -213,7 +213,7 @@ class Worker:
         """The smallest example with a diagnosis."""
         if self._link.stopped.is_set() or self._plan.check is not oracle_check:
             return best
-        from equivcheck.oracle.diagnosis import explained
+        from equivcheck.diagnosis.explain import explained
 
         self._recorder.begin(best.scenario)
         return explained(best, world=self._plan.world, deadline=self._plan.deadline)

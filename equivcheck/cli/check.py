@@ -28,10 +28,10 @@ def check(  # noqa: PLR0913, PLR0917 - options
 ) -> ExitCode:
     """Check the scenario in FILE (JSON; - for standard input)."""
     scenario = read_scenario(file)
+    from equivcheck.diagnosis.explain import explained
     from equivcheck.findings.finding import communication_object, verdict_object
     from equivcheck.oracle.check import check as check_scenario
     from equivcheck.oracle.confirm import CONFIRMING, confirmed, may_be_confirmed
-    from equivcheck.oracle.diagnosis import explained
     from equivcheck.report.communication_text import print_communication
     from equivcheck.report.verdict_text import print_verdict
 

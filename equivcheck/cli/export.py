@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from equivcheck.export.launch import Launched
     from equivcheck.export.numbers import Numbers
     from equivcheck.mutants.mutant import Mutant
-    from equivcheck.oracle.verdict import Verdict
+    from equivcheck.verdict.verdict import Verdict
 
 DEADLINE = 60.0
 """Seconds for the check of a scenario of which nothing is known yet."""

@@ -13,7 +13,7 @@ from equivcheck.cli.shell import ExitCode
 
 if TYPE_CHECKING:
     from equivcheck.findings.finding import Finding
-    from equivcheck.oracle.verdict import Verdict
+    from equivcheck.verdict.verdict import Verdict
 
 
 class Again(Choice):

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from equivcheck.scenario import FSDP2, SPMD, Distribution, Layout, Parallelism, Split, TensorParallel
+from equivcheck.layouts.cuts import is_sharded_by_rows
+from equivcheck.scenario import FSDP2, Layout, Parallelism, Split, TensorParallel
 from equivcheck.scenario.mesh import DP, SHARD, TP
 
 Shape = tuple[int, ...]
@@ -30,10 +31,7 @@ def _cut_dim(parallelism: Parallelism, name: str) -> int | None:
     """The dim along which a parallelism cuts a parameter; None for one that it leaves whole."""
     if isinstance(parallelism, TensorParallel):
         return _plan_dim(parallelism, name)
-    sharded = isinstance(parallelism, FSDP2) or (
-        isinstance(parallelism, SPMD) and parallelism.distribution is Distribution.FULLY_SHARD
-    )
-    return 0 if sharded else None
+    return 0 if isinstance(parallelism, FSDP2) or is_sharded_by_rows(parallelism) else None
 
 
 def _plan_dim(parallelism: TensorParallel, name: str) -> int | None:

@@ -7,10 +7,10 @@ import re
 from equivcheck.export.form import Form
 from equivcheck.export.numbers import Numbers
 from equivcheck.export.text import paragraph
+from equivcheck.known_issues.known import known_issues
 from equivcheck.mutants.mutant import Mutant
-from equivcheck.oracle.known import known_issues
-from equivcheck.oracle.verdict import Outcome, Verdict
 from equivcheck.scenario import Parallelism, Scenario
+from equivcheck.verdict.verdict import Outcome, Verdict
 
 TITLES: dict[str, str] = {
     "ddp": "DistributedDataParallel",

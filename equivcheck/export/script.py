@@ -18,9 +18,9 @@ from equivcheck.export.refusal import CannotExport, refuse
 from equivcheck.export.text import formatted
 from equivcheck.export.tolerance import tolerance_of
 from equivcheck.mutants.mutant import Mutant
-from equivcheck.oracle.verdict import Verdict
 from equivcheck.scenario import Precision, Scenario
 from equivcheck.trace.differences import Phase
+from equivcheck.verdict.verdict import Verdict
 
 _STANDARD = ("contextlib", "datetime", "functools", "sys")
 """Modules of the standard library that scripts import."""

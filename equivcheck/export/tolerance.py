@@ -6,11 +6,11 @@ import math
 from collections.abc import Iterator
 
 from equivcheck.layouts.registry import rounding_of
-from equivcheck.oracle.floor import Expected
-from equivcheck.oracle.reference import confirming_reference
-from equivcheck.oracle.verdict import Verdict
+from equivcheck.reference.noise import Expected
+from equivcheck.reference.reference import confirming_reference
 from equivcheck.scenario import Scenario
 from equivcheck.trace.differences import Divergence, Phase
+from equivcheck.verdict.verdict import Verdict
 
 _COMPARED = (Phase.LOSS, Phase.GRADIENT, Phase.CLIPPING, Phase.UPDATE)
 """What a script compares."""

@@ -13,8 +13,8 @@ from equivcheck.findings.fingerprint import fingerprint
 from equivcheck.findings.readme import readme
 from equivcheck.layouts.communication import as_traffic
 from equivcheck.layouts.prediction import predicted
-from equivcheck.oracle.verdict import Verdict
 from equivcheck.scenario.codec import decode, encode, from_json, load, to_json
+from equivcheck.verdict.verdict import Verdict
 
 SCENARIO, VERDICT, ENVIRONMENT, README = "scenario.json", "verdict.json", "environment.json", "README.md"
 

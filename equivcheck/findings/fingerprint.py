@@ -5,8 +5,8 @@ from __future__ import annotations
 import hashlib
 import re
 
-from equivcheck.oracle.verdict import Verdict
 from equivcheck.trace.differences import Divergence
+from equivcheck.verdict.verdict import Verdict
 from equivcheck.worlds.failure import Failure, FailureKind, RankState
 
 _LENGTH = 12

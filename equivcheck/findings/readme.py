@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from equivcheck.findings.environment import Environment
-from equivcheck.oracle.verdict import Verdict
+from equivcheck.verdict.verdict import Verdict
 
 _TEMPLATE = """\
 # {layout} on {ranks}: {outcome}

@@ -15,7 +15,7 @@ from equivcheck.errors import EquivCheckError, UsageError
 from equivcheck.findings.finding import BrokenFinding, Finding, load_finding, write_finding
 from equivcheck.findings.fingerprint import fingerprint
 from equivcheck.findings.size import size_of
-from equivcheck.oracle.verdict import Verdict
+from equivcheck.verdict.verdict import Verdict
 
 DEFAULT_STORE = Path(".equivcheck/findings")
 _LOCK, _NEW, _OLD = ".lock", ".new-", ".old-"

@@ -35,5 +35,9 @@ def _cuts(parallelism: Parallelism, index: int, dim: int) -> bool:
     if isinstance(parallelism, TensorParallel):
         plan = parallelism.plan[index] if index < len(parallelism.plan) else LayerPlan()
         return plan.split is (Split.ROW if dim else Split.COLUMN)
-    by_rows = isinstance(parallelism, SPMD) and parallelism.distribution is Distribution.FULLY_SHARD
-    return dim == 0 and (by_rows or isinstance(parallelism, FSDP2))
+    return dim == 0 and (is_sharded_by_rows(parallelism) or isinstance(parallelism, FSDP2))
+
+
+def is_sharded_by_rows(parallelism: Parallelism) -> bool:
+    """Whether a parallelism is DTensor SPMD with parameters sharded by their first dim."""
+    return isinstance(parallelism, SPMD) and parallelism.distribution is Distribution.FULLY_SHARD

@@ -7,8 +7,8 @@ from equivcheck.mutants.data_parallel import DATA_PARALLEL
 from equivcheck.mutants.microbatches import Weighted
 from equivcheck.mutants.mutant import Family, Minimum, Mutant
 from equivcheck.mutants.needs import has_data_ranks, has_microbatches
-from equivcheck.oracle.cause import Cause
 from equivcheck.scenario import FSDP1, Scenario
+from equivcheck.verdict.cause import Cause
 
 ACCUMULATES = ("ddp", "replicate", "fsdp1", "fsdp2", "spmd", "fsdp2 x tensor_parallel")
 """Layouts in which a rank accumulates over microbatches by itself: not a pipeline, whose schedule does."""

@@ -7,9 +7,9 @@ from equivcheck.mutants.data_parallel import OVER_OTHERS, WRAPPED
 from equivcheck.mutants.mutant import Family, Minimum, Mutant
 from equivcheck.mutants.needs import is_eager, is_wrapped, reduces_by_hooks
 from equivcheck.mutants.norms import By
-from equivcheck.oracle.cause import Cause
 from equivcheck.scenario import DDP, ClipNorm, ClipValue, Layer, NormType, Replicate, Scenario
 from equivcheck.scenario.mesh import DP, REPLICATE, SHARD, TP
+from equivcheck.verdict.cause import Cause
 
 BY_NORM = ("ddp", "replicate", "fsdp1", "fsdp2", "tensor_parallel", "fsdp2 x tensor_parallel")
 """Layouts that clip by norm."""

@@ -8,9 +8,9 @@ from equivcheck.mutants.mutant import Family, Minimum, Mutant
 from equivcheck.mutants.needs import has_data_ranks, has_steps, is_eager, reduces_by_hooks
 from equivcheck.mutants.places import both, updates_tell
 from equivcheck.mutants.rows import SharesOf
-from equivcheck.oracle.cause import Cause
 from equivcheck.scenario import DDP, Scenario, Side
 from equivcheck.scenario.mesh import TP
+from equivcheck.verdict.cause import Cause
 
 WRAPPED = ("ddp", "replicate", "ddp x tensor_parallel", "replicate x tensor_parallel")
 """Layouts in which a `DistributedDataParallel` may reduce gradients."""

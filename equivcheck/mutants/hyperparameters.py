@@ -10,8 +10,8 @@ from equivcheck.layouts.registry import rounding_of
 from equivcheck.mutants.mutant import Family, Minimum, Mutant
 from equivcheck.mutants.needs import is_eager
 from equivcheck.mutants.places import EVERYWHERE, both, updates_tell
-from equivcheck.oracle.cause import Cause
 from equivcheck.scenario import SGD, Adam, AdamW, NAdam, Precision, RAdam, RMSprop, Rprop, Scenario, Training
+from equivcheck.verdict.cause import Cause
 
 if TYPE_CHECKING:
     import torch

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from equivcheck.choice import Choice
 from equivcheck.errors import InvalidScenario
-from equivcheck.oracle.cause import Cause
 from equivcheck.scenario import Scenario
+from equivcheck.verdict.cause import Cause
 
 if TYPE_CHECKING:
     from equivcheck.train.setup import Setup

@@ -9,9 +9,9 @@ from equivcheck.layouts.limits import parallelism_of
 from equivcheck.layouts.stages import layers_of_stages, stages_of_rank
 from equivcheck.mutants.mutant import Family, Minimum, Mutant
 from equivcheck.mutants.places import within
-from equivcheck.oracle.cause import Cause
 from equivcheck.scenario import Layout, Model, Pipeline, Scenario
 from equivcheck.scenario.mesh import PP
+from equivcheck.verdict.cause import Cause
 
 if TYPE_CHECKING:
     from equivcheck.layouts.pipelining import Pipe

@@ -8,9 +8,9 @@ from equivcheck.layouts.registry import rounding_of
 from equivcheck.mutants.mutant import Family, Minimum, Mutant
 from equivcheck.mutants.needs import is_eager, is_wrapped, reduces_by_hooks
 from equivcheck.mutants.places import EVERYWHERE, both, within
-from equivcheck.oracle.cause import Cause
 from equivcheck.scenario import DDP, FSDP1, FSDP2, SPMD, ElementType, Layout, Recompute, Replicate, Scenario
 from equivcheck.scenario.mesh import DP, SHARD
+from equivcheck.verdict.cause import Cause
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer

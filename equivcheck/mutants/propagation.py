@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 from equivcheck.mutants.mutant import Family, Minimum, Mutant
 from equivcheck.mutants.needs import is_eager
 from equivcheck.mutants.places import both, within
-from equivcheck.oracle.cause import Cause
 from equivcheck.scenario import SPMD, Scenario
+from equivcheck.verdict.cause import Cause
 
 if TYPE_CHECKING:
     from equivcheck.train.setup import Setup

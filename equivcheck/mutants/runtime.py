@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from equivcheck.mutants.mutant import Family, Minimum, Mutant
 from equivcheck.mutants.needs import has_data_ranks, is_eager, reduces_by_hooks
 from equivcheck.mutants.places import EVERYWHERE, both, within
-from equivcheck.oracle.cause import Cause
 from equivcheck.scenario import DDP, Replicate, Scenario
+from equivcheck.verdict.cause import Cause
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer

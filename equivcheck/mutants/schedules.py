@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from equivcheck.mutants.mutant import Family, Minimum, Mutant
 from equivcheck.mutants.places import EVERYWHERE, updates_tell
-from equivcheck.oracle.cause import Cause
 from equivcheck.scenario import Scenario
+from equivcheck.verdict.cause import Cause
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from equivcheck.layers.parameters import parameters_of
+from equivcheck.layouts.cuts import is_sharded_by_rows
 from equivcheck.layouts.plans import splits_weights
 from equivcheck.mutants import gradients, local_updates, sharded
 from equivcheck.mutants.gradients import Scaled
 from equivcheck.mutants.mutant import Family, Minimum, Mutant
 from equivcheck.mutants.needs import has_data_ranks, has_steps, is_eager
 from equivcheck.mutants.places import both, updates_tell
-from equivcheck.oracle.cause import Cause
-from equivcheck.oracle.known_spmd_predicates import is_sharded_by_rows
 from equivcheck.scenario import DDP, FSDP2, SGD, Adafactor, Muon, Scenario, TensorParallel
 from equivcheck.scenario.mesh import DP, REPLICATE, SHARD, TP
+from equivcheck.verdict.cause import Cause
 
 FULLY_SHARDED = ("fsdp2", "fsdp2 x tensor_parallel")
 """Layouts of `fully_shard`."""

@@ -10,9 +10,9 @@ from equivcheck.mutants.mutant import Family, Minimum, Mutant
 from equivcheck.mutants.needs import is_eager
 from equivcheck.mutants.places import both
 from equivcheck.mutants.plan import WITH_A_PLAN, Planned, blocks, has_layer
-from equivcheck.oracle.cause import Cause
 from equivcheck.scenario import Scenario, Split, Spread
 from equivcheck.scenario.mesh import TP
+from equivcheck.verdict.cause import Cause
 
 if TYPE_CHECKING:
     import torch

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, cast
 from equivcheck.layouts.compositions import TIMES
 from equivcheck.mutants.mutant import Family, Minimum, Mutant
 from equivcheck.mutants.places import EVERYWHERE
-from equivcheck.oracle.cause import Cause
 from equivcheck.scenario import ASGD, FSDP2, SGD, Adafactor, Adagrad, Adam, Adamax, NAdam, RAdam, Scenario
+from equivcheck.verdict.cause import Cause
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer

@@ -1,1 +1,1 @@
-"""The oracle: runs the reference, measures the noise floor, compares, and gives a verdict."""
+"""The judge: runs a scenario and its reference, compares, and gives a verdict."""

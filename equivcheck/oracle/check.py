@@ -6,21 +6,21 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
+from equivcheck.comparison.communication import Overheard, overhear
+from equivcheck.comparison.compare import apart_before, compare
+from equivcheck.known_issues.known import known_issue, known_issues
 from equivcheck.layouts.hand_over_limits import why_unsupported
 from equivcheck.layouts.registry import rounding_of
-from equivcheck.oracle.coarse import is_large
-from equivcheck.oracle.communication import Overheard, overhear
-from equivcheck.oracle.compare import apart_before, compare
-from equivcheck.oracle.doubt import Doubt, earlier
-from equivcheck.oracle.known import known_issue, known_issues
-from equivcheck.oracle.reference import coarse_reference, confirming_reference, noise_limit, reference
-from equivcheck.oracle.running import Left, Runner, able
-from equivcheck.oracle.sentences import place, sentence
-from equivcheck.oracle.verdict import Outcome, Verdict
+from equivcheck.layouts.running import Left, Runner, able
+from equivcheck.reference.coarse import is_large
+from equivcheck.reference.doubt import Doubt, earlier
+from equivcheck.reference.reference import coarse_reference, confirming_reference, noise_limit, reference
 from equivcheck.scenario import Scenario
 from equivcheck.tally import IN_PART, record
 from equivcheck.trace.differences import Divergence, Phase
 from equivcheck.train.setup import Setup
+from equivcheck.verdict.sentences import place, sentence
+from equivcheck.verdict.verdict import Outcome, Verdict
 from equivcheck.worlds.failure import RanksFailed
 from equivcheck.worlds.ranks import Ranks
 
@@ -54,7 +54,14 @@ def check(  # noqa: PLR0913 - options, all by keyword
     runner = Runner(world=able(scenario, world), deadline=deadline, alter=alter)
     verdict = _judge(scenario, runner, beyond=beyond, coarse=coarse)
     record(scenario.layout.name, verdict.world, IN_PART if verdict.undecided else verdict.outcome.value)
-    return replace(verdict, seconds=time.perf_counter() - started)
+    return replace(verdict, seconds=time.perf_counter() - started, explain=_explained)
+
+
+def _explained(verdict: Verdict, alter: Callable[[Setup], None] | None) -> Verdict:
+    """Imported when it is asked for: a diagnosis is what few checks need."""
+    from equivcheck.diagnosis.explain import explained
+
+    return explained(verdict, alter=alter)
 
 
 def _judge(scenario: Scenario, runner: Runner, *, beyond: bool, coarse: bool) -> Verdict:

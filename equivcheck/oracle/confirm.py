@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from equivcheck.oracle.verdict import Outcome, Verdict
+from equivcheck.verdict.verdict import Outcome, Verdict
 
 CONFIRMING = "gloo"
 """The world that what others found is run in once more."""

@@ -10,9 +10,9 @@ from rich.text import Text
 
 from equivcheck.layouts.communication import Key, Totals, described, order_of, totals
 from equivcheck.layouts.prediction import predicted
-from equivcheck.oracle.verdict import Verdict
 from equivcheck.report.lanes import LETTERS, Lanes, group_names, lanes
 from equivcheck.trace.stage import Stage
+from equivcheck.verdict.verdict import Verdict
 from equivcheck.worlds.call import BEFORE_STEPS
 
 _MAX_COLUMNS = 60

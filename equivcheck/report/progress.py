@@ -11,8 +11,8 @@ from rich.live import Live
 from rich.text import Text
 
 from equivcheck.campaign.events import Event, KeptFinding, Started, Ticked
-from equivcheck.oracle.verdict import Outcome
 from equivcheck.scenario.words import count, in_words
+from equivcheck.verdict.verdict import Outcome
 
 _QUIET_SECONDS = 10.0
 """Between two lines where there is no terminal."""

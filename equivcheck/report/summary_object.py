@@ -9,10 +9,10 @@ from typing import Any
 from equivcheck.campaign.events import KeptFinding, Summary
 from equivcheck.campaign.messages import Control
 from equivcheck.campaign.tally import Tally
-from equivcheck.oracle.verdict import Outcome
 from equivcheck.report.coverage_text import reach_object
 from equivcheck.scenario.codec import to_json
 from equivcheck.scenario.words import in_words
+from equivcheck.verdict.verdict import Outcome
 
 
 def summary_object(summary: Summary) -> dict[str, Any]:

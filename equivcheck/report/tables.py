@@ -12,9 +12,9 @@ from equivcheck.campaign.events import KeptFinding, Summary
 from equivcheck.campaign.messages import Control
 from equivcheck.campaign.tally import Tally
 from equivcheck.findings.store import Kept
-from equivcheck.oracle.verdict import Outcome
 from equivcheck.report.coverage_text import pairs_line
 from equivcheck.scenario.words import count, in_words
+from equivcheck.verdict.verdict import Outcome
 
 STYLES = {
     Outcome.EQUIVALENT: "green",

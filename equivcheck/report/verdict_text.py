@@ -5,17 +5,16 @@ from __future__ import annotations
 from rich.console import Console
 from rich.text import Text
 
-from equivcheck.oracle.description import evidence, heading
-from equivcheck.oracle.verdict import Verdict
 from equivcheck.report.tables import STYLES
+from equivcheck.verdict.verdict import Verdict
 
 
 def print_verdict(console: Console, verdict: Verdict) -> None:
     """Outcome, scenario in words, evidence; of something new and wrong also the scenario as code."""
-    title = Text.assemble((verdict.outcome.value.upper(), f"bold {STYLES[verdict.outcome]}"), f": {heading(verdict)}")
+    title = Text.assemble((verdict.outcome.value.upper(), f"bold {STYLES[verdict.outcome]}"), f": {verdict.heading()}")
     title.append(f", {verdict.seconds * 1000:.0f} ms")
     console.print(title, soft_wrap=True)
-    for line in evidence(verdict):
+    for line in verdict.evidence():
         console.print(Text(f"  {line}"), soft_wrap=True)
     if verdict.outcome.is_finding:
         console.print(Text(repr(verdict.scenario)), soft_wrap=True)

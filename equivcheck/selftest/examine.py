@@ -11,18 +11,18 @@ from hypothesis.strategies import SearchStrategy
 
 from equivcheck.campaign.batches import Enough, Shows, batch_seed, run_batch
 from equivcheck.campaign.shrinking import Shrinking
+from equivcheck.diagnosis.explain import explained
 from equivcheck.findings.settings import settings_of
 from equivcheck.findings.size import size_of
 from equivcheck.mutants.mutant import Mutant
 from equivcheck.oracle.check import check
-from equivcheck.oracle.diagnosis.explain import explained
-from equivcheck.oracle.verdict import Outcome, Verdict
 from equivcheck.scenario import Scenario
 from equivcheck.selftest.effort import Effort
 from equivcheck.selftest.reach import is_reached
 from equivcheck.selftest.row import Row, Shrunk
 from equivcheck.strategies import scenarios
 from equivcheck.strategies.scenario import MORE_HAND_OVERS
+from equivcheck.verdict.verdict import Outcome, Verdict
 
 Tell = Callable[[Row], None]
 """Told of a row as it grows."""

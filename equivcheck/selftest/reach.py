@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from equivcheck.layouts.running import Left, Runner
 from equivcheck.mutants.mutant import Mutant
-from equivcheck.oracle.cause import Cause
-from equivcheck.oracle.running import Left, Runner
 from equivcheck.scenario import Scenario
 from equivcheck.trace.moments import Moment, moments
 from equivcheck.trace.trace import Trace
+from equivcheck.verdict.cause import Cause
 from equivcheck.worlds.failure import RanksFailed
 
 

@@ -6,9 +6,9 @@ import statistics
 from dataclasses import dataclass
 
 from equivcheck.mutants.mutant import Family, Minimum
-from equivcheck.oracle.cause import Cause, Diagnosis
-from equivcheck.oracle.verdict import Outcome
 from equivcheck.scenario import Scenario
+from equivcheck.verdict.cause import Cause, Diagnosis
+from equivcheck.verdict.verdict import Outcome
 
 SLACK = 1
 """Ranks, layers and steps that a shrunk scenario may have more than the known minimum."""

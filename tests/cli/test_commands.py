@@ -18,9 +18,9 @@ from equivcheck.cli import main
 from equivcheck.findings.finding import load_finding
 from equivcheck.findings.fingerprint import fingerprint
 from equivcheck.findings.store import FindingStore
-from equivcheck.oracle.verdict import Outcome, Verdict
 from equivcheck.scenario import Scenario
 from equivcheck.scenario.codec import to_json
+from equivcheck.verdict.verdict import Outcome, Verdict
 from unit.campaign import fakes
 
 

@@ -14,9 +14,9 @@ from equivcheck.campaign import isolated
 from equivcheck.cli import main
 from equivcheck.export.launch import Launched
 from equivcheck.findings.store import FindingStore
-from equivcheck.oracle.verdict import Outcome
 from equivcheck.scenario import Scenario, Start
 from equivcheck.scenario.codec import to_json
+from equivcheck.verdict.verdict import Outcome
 from unit.campaign import fakes
 
 

@@ -15,12 +15,12 @@ from equivcheck.campaign.plan import Plan
 from equivcheck.campaign.tally import Tally
 from equivcheck.findings.fingerprint import fingerprint
 from equivcheck.findings.store import Kept
-from equivcheck.oracle.verdict import Outcome, Verdict
 from equivcheck.report import progress
 from equivcheck.report.progress import ProgressLine, progress_text
 from equivcheck.report.summary_object import summary_object
 from equivcheck.report.tables import print_summary
 from equivcheck.scenario.words import in_words
+from equivcheck.verdict.verdict import Outcome, Verdict
 from unit.campaign import fakes
 
 PLAN = Plan(seconds=60.0, seed=7)

@@ -16,8 +16,7 @@ from torch.distributed.tensor import DTensor
 
 from equivcheck import Outcome, Scenario, check
 from equivcheck.layouts import hand_over
-from equivcheck.oracle import verdict
-from equivcheck.oracle.running import Runner
+from equivcheck.layouts.running import Runner
 from equivcheck.scenario import (
     DDP,
     FSDP1,
@@ -45,6 +44,7 @@ from equivcheck.scenario import (
 )
 from equivcheck.strategies import scenarios, trainings
 from equivcheck.train.setup import Setup
+from equivcheck.verdict import verdict
 
 SIM_EXAMPLES = max(40, settings().max_examples // 2)
 GLOO_EXAMPLES = 6

@@ -18,9 +18,9 @@ from equivcheck.export.script import script_of
 from equivcheck.export.tolerance import tolerance_of
 from equivcheck.mutants.mutant import Family, Mutant
 from equivcheck.mutants.registry import mutants
-from equivcheck.oracle import verdict as verdicts
 from equivcheck.scenario import DDP, Axis, Data, Layer, Layout, Mesh, Model, Precision, Training
 from equivcheck.strategies import scenarios
+from equivcheck.verdict import verdict as verdicts
 from exported import Differences, differences_of_traces, printed_differences
 
 EXAMPLES = max(4, settings().max_examples // 25)

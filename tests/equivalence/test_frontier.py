@@ -5,8 +5,8 @@ from hypothesis import HealthCheck, given, settings
 
 from equivcheck import Outcome, Scenario, check
 from equivcheck.layouts.registry import layout_kinds, unsupported
-from equivcheck.oracle.verdict import Verdict
 from equivcheck.strategies import frontier, scenarios
+from equivcheck.verdict.verdict import Verdict
 from equivcheck.worlds.failure import RankState
 
 LAYOUTS = tuple(layout_kinds())

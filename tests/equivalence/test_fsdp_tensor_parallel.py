@@ -17,10 +17,10 @@ from torch.distributed.tensor import Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, SequenceParallel, parallelize_module
 
 from equivcheck import Outcome, check
+from equivcheck.comparison.assemble import Assembler
 from equivcheck.layouts.program import rank_program
 from equivcheck.layouts.registry import mended
-from equivcheck.oracle.assemble import Assembler
-from equivcheck.oracle.reference import reference
+from equivcheck.reference.reference import reference
 from equivcheck.scenario import (
     FSDP1,
     Axis,

@@ -12,10 +12,8 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
 from equivcheck import Outcome, check
-from equivcheck.oracle.cause import Cause
-from equivcheck.oracle.diagnosis import explained
-from equivcheck.oracle.running import FULL_TENSORS_ONE_IN, asks_full_tensors, read_full_tensors
-from equivcheck.oracle.verdict import Verdict
+from equivcheck.diagnosis.explain import explained
+from equivcheck.layouts.running import FULL_TENSORS_ONE_IN, asks_full_tensors, read_full_tensors
 from equivcheck.scenario import (
     DDP,
     FSDP2,
@@ -34,6 +32,8 @@ from equivcheck.scenario import (
 from equivcheck.trace.differences import Difference, Phase
 from equivcheck.trace.stage import Stage
 from equivcheck.train.setup import Setup
+from equivcheck.verdict.cause import Cause
+from equivcheck.verdict.verdict import Verdict
 from equivcheck.worlds.sim import ranks as sim_ranks
 from equivcheck.worlds.sim.ranks import SimRanks
 

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 
 from equivcheck import Scenario, check
+from equivcheck.comparison.compare import compare
 from equivcheck.layouts.program import rank_program
 from equivcheck.layouts.registry import rounding_of
-from equivcheck.oracle.compare import compare
-from equivcheck.oracle.reference import reference
+from equivcheck.reference.reference import reference
 from equivcheck.scenario import (
     DDP,
     FSDP2,

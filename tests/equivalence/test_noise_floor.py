@@ -4,11 +4,11 @@ from dataclasses import replace
 
 from hypothesis import given, settings
 
-from equivcheck.oracle.compare import compare
-from equivcheck.oracle.floor import NUM_CONFIRMATIONS, expected_moments, perturbed
-from equivcheck.oracle.optimizer_rounding import rounding_setup
-from equivcheck.oracle.reference import Reference, reference
-from equivcheck.oracle.summation import split_trace
+from equivcheck.comparison.compare import compare
+from equivcheck.reference.noise import NUM_CONFIRMATIONS, expected_moments, perturbed
+from equivcheck.reference.optimizer_rounding import rounding_setup
+from equivcheck.reference.reference import Reference, reference
+from equivcheck.reference.summation import split_trace
 from equivcheck.scenario import Training
 from equivcheck.strategies import trainings
 from equivcheck.train.loop import train

@@ -13,7 +13,6 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from equivcheck.errors import UsageError
-from equivcheck.oracle.numpy_reference import NumpyBatch, NumpyStep, NumpyTrace, numpy_train
 from equivcheck.scenario import (
     SGD,
     Adafactor,
@@ -39,6 +38,7 @@ from equivcheck.train.loop import train
 from equivcheck.train.material import material
 from equivcheck.train.setup import single_device
 from equivcheck.train.threads import one_thread
+from numpy_reference.reference import NumpyBatch, NumpyStep, NumpyTrace, numpy_train
 
 Tensors = dict[str, npt.NDArray[np.floating] | None]
 Moments = dict[str, Tensors]

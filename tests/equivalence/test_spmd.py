@@ -10,10 +10,10 @@ from hypothesis import HealthCheck, Phase, assume, given, settings
 from hypothesis import strategies as st
 
 from equivcheck import Outcome, Scenario, check
+from equivcheck.comparison.compare import compare
 from equivcheck.layouts.program import rank_program
 from equivcheck.layouts.registry import mended
-from equivcheck.oracle.compare import compare
-from equivcheck.oracle.reference import Reference, confirming_reference
+from equivcheck.reference.reference import Reference, confirming_reference
 from equivcheck.scenario import (
     DDP,
     SGD,

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, event, given, settings
 
 from equivcheck import Scenario
 from equivcheck.layouts.program import rank_program
-from equivcheck.oracle.reference import Reference, confirming_reference, reference
+from equivcheck.reference.reference import Reference, confirming_reference, reference
 from equivcheck.strategies import scenarios
 from equivcheck.trace.differences import Phase
 from equivcheck.trace.moments import moments

@@ -6,7 +6,7 @@ import pytest
 
 from equivcheck import check
 from equivcheck.export.script import script_of
-from equivcheck.oracle.known import known_issues
+from equivcheck.known_issues.known import known_issues
 from equivcheck.scenario.codec import from_json
 from launched import launched
 

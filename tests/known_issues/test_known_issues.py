@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from equivcheck.oracle.known import Kind, KnownIssue, known_issues
+from equivcheck.known_issues.known import Kind, KnownIssue, known_issues
 from launched import launched
 
 SCRIPTS = Path(__file__).parent / "scripts"

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from equivcheck import check
+from equivcheck.diagnosis.explain import explained
 from equivcheck.mutants.registry import mutants
-from equivcheck.oracle.diagnosis import explained
 from mutants import minimums, minimums_of_layers
 
 pytestmark = pytest.mark.filterwarnings("ignore")

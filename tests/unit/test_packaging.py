@@ -82,7 +82,7 @@ def test_a_wheel_has_all_that_is_needed(wheel: Path) -> None:
     files = contents(wheel)
     assert {name for name in files if name.startswith("equivcheck/strategies/")} == REAL_CODE
     assert b"def scenarios(" in files["equivcheck/strategies/scenario.py"]
-    assert {"equivcheck/py.typed", "equivcheck/oracle/known.toml"} <= files.keys()
+    assert {"equivcheck/py.typed", "equivcheck/known_issues/known.toml"} <= files.keys()
 
 
 def test_a_wheel_declares_its_entry_points(wheel: Path) -> None:

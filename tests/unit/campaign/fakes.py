@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from equivcheck.campaign.plan import Plan
 from equivcheck.mutants.mutant import Family, Minimum, Mutant
-from equivcheck.oracle.cause import Cause
-from equivcheck.oracle.verdict import Outcome, Verdict
 from equivcheck.scenario import DDP, Axis, Compile, Data, Execution, Layer, Layout, Mesh, Model, Scenario, Training
 from equivcheck.trace.differences import Difference, Divergence, Phase
+from equivcheck.verdict.cause import Cause
+from equivcheck.verdict.verdict import Outcome, Verdict
 
 
 def scenario(*, width: int = 1, steps: int = 1, ranks: int = 2, layers: int = 1) -> Scenario:

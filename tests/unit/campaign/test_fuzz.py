@@ -11,7 +11,7 @@ from equivcheck.campaign.events import Event, KeptFinding, Started, Summary, Tic
 from equivcheck.campaign.plan import Check, Plan
 from equivcheck.campaign.supervisor import fuzz
 from equivcheck.findings.store import FindingStore, Kept
-from equivcheck.oracle.verdict import Outcome
+from equivcheck.verdict.verdict import Outcome
 from equivcheck.worlds.failure import RankState
 from unit.campaign import fakes
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from equivcheck.campaign.isolated import CheckerFailed, check_isolated
-from equivcheck.oracle.verdict import Outcome
+from equivcheck.verdict.verdict import Outcome
 from unit.campaign import fakes
 
 SCENARIO = fakes.scenario(steps=5)

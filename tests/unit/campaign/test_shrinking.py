@@ -12,9 +12,9 @@ from equivcheck.campaign.shrinking import Shrinking, same_fingerprint
 from equivcheck.campaign.simpler import KINDS, simpler_by
 from equivcheck.findings.size import size_of
 from equivcheck.layouts.hand_over_limits import why_unsupported
-from equivcheck.oracle.verdict import Outcome, Verdict
 from equivcheck.scenario import Scenario
 from equivcheck.strategies import scenarios
+from equivcheck.verdict.verdict import Outcome, Verdict
 from unit.campaign import fakes
 
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from equivcheck.campaign.tally import Durations, Tally
-from equivcheck.oracle.verdict import Outcome, Verdict
+from equivcheck.verdict.verdict import Outcome, Verdict
 from unit.campaign import fakes
 
 

@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 
 from equivcheck.findings.fingerprint import blur, fingerprint, kind_of_tensor
-from equivcheck.oracle.verdict import Outcome, Verdict
 from equivcheck.scenario import Start
 from equivcheck.trace.differences import Difference, Phase
+from equivcheck.verdict.verdict import Outcome, Verdict
 from equivcheck.worlds.failure import Failure, FailureKind, RankReport, RankState
 from unit.campaign.fakes import diverged, scenario
 

@@ -13,7 +13,7 @@ from equivcheck.layouts.registry import layout_names
 from equivcheck.mutants import registry
 from equivcheck.mutants.mutant import Family, Minimum, Mutant
 from equivcheck.mutants.registry import BrokenMutant, mutant, mutants, mutants_of
-from equivcheck.oracle.cause import Cause
+from equivcheck.verdict.cause import Cause
 
 
 def _nothing(_setup: object) -> None:

@@ -6,8 +6,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from equivcheck.oracle.compare import Comparison, compare
-from equivcheck.oracle.reference import reference
+from equivcheck.comparison.compare import Comparison, compare
+from equivcheck.reference.reference import reference
 from equivcheck.scenario import Adam, ClipNorm, Data, Layer, Model, Side, Training
 from equivcheck.trace.differences import Difference, Phase
 from equivcheck.trace.trace import Snapshot, Trace

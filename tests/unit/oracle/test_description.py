@@ -12,13 +12,13 @@ import equivcheck.scenario as nouns
 from equivcheck import NotEquivalent, Verdict
 from equivcheck.findings.environment import environment
 from equivcheck.findings.readme import readme
-from equivcheck.oracle.cause import Cause, Diagnosis
-from equivcheck.oracle.verdict import Outcome
 from equivcheck.report.verdict_text import print_verdict
 from equivcheck.scenario import Scenario
 from equivcheck.trace.differences import Difference, Divergence, Phase
+from equivcheck.verdict.cause import Cause, Diagnosis
+from equivcheck.verdict.verdict import Outcome
 from equivcheck.worlds.failure import Failure, FailureKind, RankReport, RankState
-from unit.oracle.diagnosis.faults import ON_DDP
+from unit.diagnosis.faults import ON_DDP
 
 DIVERGED = Verdict(
     outcome=Outcome.DIVERGED,
@@ -109,7 +109,7 @@ def test_an_error_is_explained_when_it_is_read_and_once(monkeypatch: pytest.Monk
         asked.append(verdict.scenario)
         return replace(verdict, drift="every step is wrong by itself")
 
-    monkeypatch.setattr("equivcheck.oracle.diagnosis.explained", explained)
+    monkeypatch.setattr("equivcheck.diagnosis.explained", explained)
     with pytest.raises(NotEquivalent) as caught:
         replace(DIVERGED, diagnosis=None, drift="").assert_equivalent()
     assert not asked
@@ -125,7 +125,7 @@ def test_a_diagnosis_that_fails_hides_nothing(monkeypatch: pytest.MonkeyPatch) -
     def explained(*_: object, **__: object) -> Verdict:
         raise KeyError("no such cause")
 
-    monkeypatch.setattr("equivcheck.oracle.diagnosis.explained", explained)
+    monkeypatch.setattr("equivcheck.diagnosis.explained", explained)
     plain = replace(DIVERGED, diagnosis=None, drift="")
     with pytest.raises(NotEquivalent) as caught:
         plain.assert_equivalent()

@@ -5,9 +5,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from equivcheck.oracle.doubt import NO_GRADIENT, Doubt, doubt_about, earlier
-from equivcheck.oracle.floor import Expected
-from equivcheck.oracle.reference import noise_limit, reference
+from equivcheck.reference.doubt import NO_GRADIENT, Doubt, doubt_about, earlier
+from equivcheck.reference.noise import Expected
+from equivcheck.reference.reference import noise_limit, reference
 from equivcheck.scenario import SGD, Activation, Data, Layer, Model, Norm, Training
 from equivcheck.trace.differences import Phase
 

@@ -6,9 +6,9 @@ from functools import cache
 import pytest
 
 from equivcheck import Outcome, Scenario, Verdict, check
+from equivcheck.known_issues.known import KnownIssue, known_issue, known_issues
+from equivcheck.known_issues.predicates import NEEDS
 from equivcheck.mutants.registry import mutant
-from equivcheck.oracle.known import KnownIssue, known_issue, known_issues
-from equivcheck.oracle.known_predicates import NEEDS
 from equivcheck.scenario import DDP, Layer
 from equivcheck.trace.differences import Difference, Divergence, Phase
 from equivcheck.worlds.failure import Failure, FailureKind, RankReport, RankState

@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from equivcheck.oracle.known import known_issue
-from equivcheck.oracle.verdict import Outcome, Verdict
+from equivcheck.known_issues.known import known_issue
 from equivcheck.scenario import DDP, SPMD, Axis, Data, Layer, Layout, Mesh, Model, Parallelism, Scenario, Start, Training
 from equivcheck.trace.differences import Difference, Divergence, Phase
+from equivcheck.verdict.verdict import Outcome, Verdict
 
 TRAINING = Training(model=Model(features=2, layers=(Layer(width=2),)), data=Data(microbatches=(2,)), steps=3)
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from equivcheck import Scenario, check
-from equivcheck.oracle.known_predicates import NEEDS
+from equivcheck.known_issues.predicates import NEEDS
 from equivcheck.scenario import (
     DDP,
     FSDP1,

@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from equivcheck import Scenario, check
-from equivcheck.oracle import floor
-from equivcheck.oracle.floor import perturbed
-from equivcheck.oracle.optimizer_rounding import round_in_optimizer, rounding_setup
-from equivcheck.oracle.reference import noise_limit
+from equivcheck.reference import noise as floor
+from equivcheck.reference.noise import perturbed
+from equivcheck.reference.optimizer_rounding import round_in_optimizer, rounding_setup
+from equivcheck.reference.reference import noise_limit
 from equivcheck.scenario import (
     FSDP2,
     SGD,

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from equivcheck.oracle.reference import confirming_reference, reference
+from equivcheck.reference.reference import confirming_reference, reference
 from equivcheck.scenario import Activation, Data, Layer, Model, Norm, Precision, Training
 from equivcheck.trace.differences import Phase
 

@@ -10,9 +10,9 @@ import torch
 
 from equivcheck.layouts.data_rows import rows_of
 from equivcheck.layouts.rounding import Division, Rounding
-from equivcheck.oracle.jitter import Shaken, Shuffled
-from equivcheck.oracle.reference import confirming_reference, noise_limit, reference
-from equivcheck.oracle.rounded import rounded_setup
+from equivcheck.reference.perturbed_rounding import Shaken, Shuffled
+from equivcheck.reference.reference import confirming_reference, noise_limit, reference
+from equivcheck.reference.rounded import rounded_setup
 from equivcheck.scenario import Adam, ClipNorm, Data, ElementType, Layer, Model, Norm, Precision, Training
 from equivcheck.train.loop import train
 from equivcheck.train.material import material

@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 from equivcheck import Scenario, check
-from equivcheck.oracle.reference import confirming_reference, reference
-from equivcheck.oracle.summation import clip_flat, clip_widely
+from equivcheck.reference.reference import confirming_reference, reference
+from equivcheck.reference.summation import clip_flat, clip_widely
 from equivcheck.scenario import (
     DDP,
     Axis,

@@ -14,7 +14,6 @@ from hypothesis import given
 
 import equivcheck.scenario as nouns
 from equivcheck.errors import InvalidScenario, UsageError
-from equivcheck.oracle.verdict import Outcome, Verdict
 from equivcheck.scenario import (
     DDP,
     Adam,
@@ -36,6 +35,7 @@ from equivcheck.scenario import (
 from equivcheck.scenario.codec import decode, dump, encode, from_json, load, register_parallelism, to_json
 from equivcheck.strategies import scenarios
 from equivcheck.trace.differences import Difference, Divergence, Phase
+from equivcheck.verdict.verdict import Outcome, Verdict
 from equivcheck.worlds.failure import Failure, FailureKind, RankReport, RankState
 
 SCENARIO = Scenario(

@@ -9,12 +9,12 @@ from rich.console import Console
 
 from equivcheck.errors import UsageError
 from equivcheck.mutants.mutant import Family, Minimum
-from equivcheck.oracle.cause import Cause, Diagnosis
-from equivcheck.oracle.verdict import Outcome
 from equivcheck.report.selftest_object import selftest_object
 from equivcheck.report.selftest_text import in_a_line, print_selftest
 from equivcheck.selftest.effort import Effort
 from equivcheck.selftest.row import Row, Selftest, Shrunk
+from equivcheck.verdict.cause import Cause, Diagnosis
+from equivcheck.verdict.verdict import Outcome
 from unit.campaign import fakes
 
 SHRUNK = Shrunk(

@@ -6,8 +6,8 @@ import torch
 import torch.distributed as dist
 
 from equivcheck.mutants.mutant import Family, Minimum, Mutant
-from equivcheck.oracle.cause import Cause
 from equivcheck.train.setup import Setup
+from equivcheck.verdict.cause import Cause
 
 
 def _scale(setup: Setup, factor: float) -> None:

@@ -1,0 +1,209 @@
+"""Putting full tensors together from what each rank holds, and saying where ranks do not fit together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from equivcheck.reference.noise import Expected
+from equivcheck.trace.differences import Difference
+from equivcheck.trace.tensors import Flags, Positions, Table, Vector
+from equivcheck.trace.trace import Piece, Snapshot
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Misfit:
+    """A tensor that could not be compared by value, or on which ranks disagree."""
+
+    name: str
+    """Canonical name."""
+    difference: Difference
+    """In what way."""
+    rank: int
+    """First rank on which it shows."""
+    expected: str
+    """What the reference (or another rank) has."""
+    actual: str
+    """What this rank has."""
+    index: tuple[int, ...] = ()
+    """Element, where there is one."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Assembled:
+    """One moment put together from all ranks."""
+
+    values: Vector
+    """All elements as the first rank that holds them has them; NaN where no rank does."""
+    covered: Flags
+    """Which elements some rank holds."""
+    misfits: tuple[Misfit, ...]
+    """What does not fit; at most one of a kind for each tensor."""
+
+
+class Assembler:
+    """Puts moments together; keeps where pieces lie, as they lie the same at every step."""
+
+    def __init__(self) -> None:
+        self._kept: dict[tuple[int, int], list[Positions | None]] = {}
+        self._alive: list[object] = []
+
+    def assemble(self, expected: Expected, snapshots: Sequence[Snapshot]) -> Assembled:
+        """The full tensors of one moment from the snapshots of all ranks, in rank order."""
+        canvas = _Canvas(expected)
+        for rank, snapshot in enumerate(snapshots):
+            located = self._locate(expected.table, snapshot.pieces)
+            canvas.note(_unfit(expected, snapshot, located, rank))
+            differing = canvas.place(_where(snapshot, located), snapshot.values.astype(np.float64))
+            if len(differing.where):
+                canvas.note(_disagreements(expected, snapshots[: rank + 1], differing))
+        canvas.note(_absent(expected, canvas.covered, canvas.misfits))
+        return Assembled(canvas.values, canvas.covered, tuple(canvas.misfits.values()))
+
+    def _locate(self, table: Table, pieces: tuple[Piece, ...]) -> list[Positions | None]:
+        key = id(table), id(pieces)
+        if key not in self._kept:
+            self._alive += [table, pieces]
+            self._kept[key] = [table.positions(piece) for piece in pieces]
+        return self._kept[key]
+
+
+class _Canvas:
+    """The full tensors of one moment while rank after rank adds what it holds."""
+
+    def __init__(self, expected: Expected) -> None:
+        self.table = expected.table
+        self.values = np.full(self.table.total, np.nan)
+        self.covered = np.zeros(self.table.total, dtype=np.bool_)
+        self.misfits: dict[tuple[str, Difference], Misfit] = {}
+
+    def note(self, misfits: Iterable[Misfit]) -> None:
+        """Keep the first misfit of each kind for each tensor."""
+        for misfit in misfits:
+            self.misfits.setdefault((misfit.name, misfit.difference), misfit)
+
+    def place(self, where: Positions, local: Vector) -> _Differing:
+        """Put values where no rank has yet, and compare them bit for bit where one has."""
+        if len(where) and where.min() < 0:
+            where, local = where[where >= 0], local[where >= 0]
+        before, held = self.covered[where], self.values[where]
+        differing = before & (held.view(np.int64) != local.view(np.int64))
+        self.values[where[~before]] = local[~before]
+        self.covered[where] = True
+        return _Differing(where[differing], held[differing], local[differing])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Differing:
+    """Elements that another rank holds with other bits."""
+
+    where: Positions
+    held: Vector
+    local: Vector
+
+
+def _where(snapshot: Snapshot, located: list[Positions | None]) -> Positions:
+    """The position of each of a snapshot's values; -1 for those that belong to no expected tensor."""
+    parts = [
+        np.full(piece.numel, -1) if positions is None else positions
+        for piece, positions, present, fits in zip(snapshot.pieces, located, snapshot.present, snapshot.fits, strict=True)
+        if present and fits
+    ]
+    return np.concatenate(parts) if parts else np.empty(0, dtype=np.intp)
+
+
+def _disagreements(expected: Expected, snapshots: Sequence[Snapshot], differing: _Differing) -> list[Misfit]:
+    """Where the last of some ranks disagrees with those before it.
+
+    Bit for bit where an element lies alike on both; elsewhere, kernels round it differently (in a vectorized body or at its end),
+    and only what is beyond tolerance counts.
+    """
+    table, found = expected.table, []
+    rows = np.searchsorted(table.offsets, differing.where, side="right") - 1
+    for row in np.unique(rows):
+        chosen = rows == row
+        distance = np.abs(np.nan_to_num(differing.held - differing.local, nan=np.inf))[chosen]
+        if not _lies_alike(table, table.names[row], snapshots) and np.linalg.norm(distance) <= expected.tolerances[row]:
+            continue
+        worst = np.flatnonzero(chosen)[np.argmax(distance)]
+        found.append(
+            Misfit(
+                name=table.names[row],
+                difference=Difference.RANKS_DISAGREE,
+                rank=len(snapshots) - 1,
+                expected=repr(float(differing.held[worst])),
+                actual=repr(float(differing.local[worst])),
+                index=element(table, int(differing.where[worst]))[1],
+            )
+        )
+    return found
+
+
+def _lies_alike(table: Table, name: str, snapshots: Sequence[Snapshot]) -> bool:
+    """Whether what the last rank holds of a tensor has the same place in memory on every rank that holds any of it."""
+    *before, own = ([piece for piece in snapshot.pieces if piece.name == name] for snapshot in snapshots)
+    held = {position for piece in own for position in _positions(table, piece)}
+    others = [piece for pieces in before for piece in pieces if not held.isdisjoint(_positions(table, piece))]
+    return all(piece in own for piece in others)
+
+
+def _positions(table: Table, piece: Piece) -> list[int]:
+    found = table.positions(piece)
+    return [] if found is None else [int(position) for position in found]
+
+
+def _unfit(expected: Expected, snapshot: Snapshot, located: list[Positions | None], rank: int) -> list[Misfit]:
+    """Pieces of one rank that should not be there, or are there and should not, or have another shape or element type."""
+    rows = zip(snapshot.pieces, located, snapshot.present, snapshot.fits, snapshot.dtypes, strict=True)
+    found = []
+    for piece, positions, present, fits, dtype in rows:
+        if not piece.name or not piece.numel:
+            continue
+        row = expected.table.rows.get(piece.name)
+        if row is None:
+            if present:
+                found.append(_misfit(piece, Difference.EXTRA, rank, ("no such tensor", f"{dtype}{list(piece.shape)}")))
+        elif present != expected.present[row]:
+            difference, words = (
+                (Difference.EXTRA, ("None", "a tensor")) if present else (Difference.MISSING, ("a tensor", "None"))
+            )
+            found.append(_misfit(piece, difference, rank, words))
+        elif present and not (fits and positions is not None):
+            words = str(expected.table.shapes[row]), f"{piece.shape} in a piece of {piece.numel} elements"
+            found.append(_misfit(piece, Difference.SHAPE, rank, words))
+        elif present and dtype != expected.dtypes[row]:
+            found.append(_misfit(piece, Difference.DTYPE, rank, (expected.dtypes[row], dtype)))
+    return found
+
+
+def _misfit(piece: Piece, difference: Difference, rank: int, words: tuple[str, str]) -> Misfit:
+    return Misfit(name=piece.name, difference=difference, rank=rank, expected=words[0], actual=words[1])
+
+
+def _absent(expected: Expected, covered: Flags, known: dict[tuple[str, Difference], Misfit]) -> list[Misfit]:
+    """Tensors of which no rank holds some element, where that has not been said already."""
+    if covered.all():
+        return []
+    table = expected.table
+    ends = [*table.offsets[1:], table.total]
+    said = {name for name, difference in known if difference is not Difference.RANKS_DISAGREE}
+    return [
+        Misfit(
+            name=name,
+            difference=Difference.MISSING,
+            rank=-1,
+            expected="a tensor on some rank",
+            actual="elements that no rank holds",
+        )
+        for name, start, end, present in zip(table.names, table.offsets, ends, expected.present, strict=True)
+        if present and name not in said and not covered[start:end].all()
+    ]
+
+
+def element(table: Table, position: int) -> tuple[int, tuple[int, ...]]:
+    """Row of the tensor and index within it of a position in the flat vector."""
+    row = int(np.searchsorted(table.offsets, position, side="right")) - 1
+    index = np.unravel_index(position - table.offsets[row], table.shapes[row])
+    return row, tuple(int(part) for part in index)

@@ -1,0 +1,154 @@
+"""Comparing what the ranks left with the reference: every tensor of every moment, never stopping early."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from equivcheck.comparison.assemble import Assembled, Assembler, Misfit, element
+from equivcheck.comparison.full_tensors import read_otherwise
+from equivcheck.reference.doubt import Doubt
+from equivcheck.reference.noise import Expected
+from equivcheck.reference.reference import Reference
+from equivcheck.trace.differences import Difference, Divergence, Phase
+from equivcheck.trace.moments import Moment, moments, moments_of_steps
+from equivcheck.trace.tensors import Flags, Vector, norms
+from equivcheck.trace.trace import Snapshot, Trace
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """Everything that differs."""
+
+    divergences: tuple[Divergence, ...]
+    """In order of step, phase and tensor; empty when the traces are equivalent."""
+    worst_error: float
+    """The largest error of a value over all tensors, in units of tolerance."""
+    largest_share: float
+    """The largest error of a tensor that differs, over the largest of its kind; infinite for other differences."""
+
+
+def compare(reference: Reference, traces: Sequence[Trace], before: Sequence[Trace] = ()) -> Comparison:
+    """Compare the traces of all ranks, in rank order, with the reference.
+
+    `before` are the traces of other ranks that ran the first steps.
+    """
+    ranks = [*moments_of_steps(before), *zip(*map(moments, traces), strict=True)]
+    assembler = Assembler()
+    divergences: list[Divergence] = []
+    worst = share = 0.0
+    for expected, found in zip(reference.moments, ranks, strict=True):
+        snapshots = _snapshots(list(found), expected.phase)
+        assembled = assembler.assemble(expected, snapshots)
+        errors, wrong = _errors(expected, assembled)
+        worst = max(worst, float(errors.max(initial=0.0)))
+        if wrong.any() or assembled.misfits:
+            divergences += _describe(expected, assembled, errors, wrong, snapshots)
+            share = max(share, _share(expected, assembled, errors, wrong))
+        otherwise = read_otherwise(expected, assembled, [moment.full for moment in found])
+        if otherwise:
+            divergences += otherwise
+            share = float("inf")
+    return Comparison(divergences=tuple(divergences), worst_error=worst, largest_share=share)
+
+
+def apart_before(doubt: Doubt, found: Comparison) -> Comparison:
+    """What differs in steps that the reference can tell: later, a difference as small as its noise is no finding, and no pass."""
+    return replace(found, divergences=tuple(divergence for divergence in found.divergences if divergence.step < doubt.step))
+
+
+def _share(expected: Expected, assembled: Assembled, errors: Vector, wrong: Flags) -> float:
+    """How much of the largest tensor of its kind the largest error is."""
+    if assembled.misfits or not expected.tolerances[wrong].all():
+        return float("inf")  # where nothing of a kind is other than zero, no noise explains what is
+    sizes = errors[wrong] * expected.tolerances[wrong]
+    return float((sizes / np.maximum(expected.scales[wrong], np.finfo(np.float64).tiny)).max())
+
+
+def _snapshots(found: list[Moment], phase: Phase) -> list[Snapshot]:
+    """The snapshots to put together: a loss is the mean over the ranks that have one, as these average their gradients."""
+    snapshots = [moment.snapshot for moment in found]
+    if phase is not Phase.LOSS:
+        return snapshots
+    losses = [snapshot for snapshot in snapshots if snapshot.present[0]] or snapshots
+    return [replace(losses[0], values=np.mean([snapshot.values for snapshot in losses], axis=0))]
+
+
+def _errors(expected: Expected, assembled: Assembled) -> tuple[Vector, Flags]:
+    """Error of each tensor in units of its tolerance, and which are beyond it."""
+    same = (assembled.values == expected.values) | (np.isnan(assembled.values) & np.isnan(expected.values)) | ~assembled.covered
+    with np.errstate(invalid="ignore"):
+        distance = np.where(same, 0.0, assembled.values - expected.values)
+    size = norms(expected.table, distance)
+    size[np.isnan(size)] = np.inf
+    wrong = size > expected.tolerances
+    with np.errstate(invalid="ignore", divide="ignore"):
+        errors = np.where(size == 0.0, 0.0, size / expected.tolerances)
+    return errors, wrong
+
+
+def _describe(
+    expected: Expected,
+    assembled: Assembled,
+    errors: Vector,
+    wrong: Flags,
+    snapshots: Sequence[Snapshot],
+) -> list[Divergence]:
+    """The divergences of one moment in the order of its tensors."""
+    rows = expected.table.rows
+    found = [_misfit(expected, misfit) for misfit in assembled.misfits]
+    taken = {divergence.tensor for divergence in found}
+    found += [
+        _value(expected, assembled, int(row), float(errors[row]), snapshots)
+        for row in np.flatnonzero(wrong)
+        if expected.table.names[row] not in taken
+    ]
+    return sorted(found, key=lambda divergence: rows.get(divergence.tensor, len(rows)))
+
+
+def _misfit(expected: Expected, misfit: Misfit) -> Divergence:
+    return Divergence(
+        step=expected.step,
+        phase=expected.phase,
+        tensor=misfit.name,
+        difference=misfit.difference,
+        rank=misfit.rank,
+        index=misfit.index,
+        expected=misfit.expected,
+        actual=misfit.actual,
+        error=float("inf"),
+    )
+
+
+def _value(expected: Expected, assembled: Assembled, row: int, error: float, snapshots: Sequence[Snapshot]) -> Divergence:
+    table = expected.table
+    start = table.offsets[row]
+    end = table.offsets[row + 1] if row + 1 < len(table.offsets) else table.total
+    distance = np.abs(assembled.values[start:end] - expected.values[start:end])
+    position = start + int(np.argmax(np.nan_to_num(distance, nan=np.inf)))
+    actual = float(assembled.values[position])
+    return Divergence(
+        step=expected.step,
+        phase=expected.phase,
+        tensor=table.names[row],
+        difference=Difference.NAN if np.isnan(actual) else Difference.VALUE,
+        rank=_first_rank(expected, position, snapshots),
+        index=element(table, position)[1],
+        expected=repr(float(expected.values[position])),
+        actual=repr(actual),
+        error=error,
+    )
+
+
+def _first_rank(expected: Expected, position: int, snapshots: Sequence[Snapshot]) -> int:
+    """The first rank that holds an element; -1 for the loss, which is a mean over ranks."""
+    if expected.phase is Phase.LOSS:
+        return -1
+    for rank, snapshot in enumerate(snapshots):
+        for piece in snapshot.pieces:
+            where = expected.table.positions(piece)
+            if where is not None and position in where:
+                return rank
+    return -1

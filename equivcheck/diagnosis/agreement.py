@@ -1,0 +1,106 @@
+"""How far what the ranks left agrees with what a counterfactual training leaves."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from equivcheck.diagnosis.case import Case
+from equivcheck.reference.noise import ABSOLUTE, FACTOR, Expected, eps_of
+from equivcheck.trace.differences import Difference, Phase
+from equivcheck.trace.moments import Moment, moments
+from equivcheck.trace.pieces import Whole, part_of, parts_of, whole_tensors
+from equivcheck.trace.tensors import Vector
+from equivcheck.trace.trace import Piece, Trace
+
+
+def num_agreeing(case: Case, traces: Sequence[Trace]) -> int:
+    """How many moments, from the first on, the ranks left as the counterfactual did: its traces are one for each rank, or one."""
+    made = list(zip(*map(moments, traces), strict=True))
+    count = 0
+    for index, (expected, found, other) in enumerate(zip(case.reference.moments, case.found, made, strict=False)):
+        if (expected.step, expected.phase) != (other[0].step, other[0].phase):
+            break  # the counterfactual ran fewer steps
+        if not _agrees(case, expected, found, other) or not _disagrees_alike(case, expected, other):
+            break
+        count = index + 1
+    return count
+
+
+def _agrees(case: Case, expected: Expected, found: tuple[Moment, ...], made: tuple[Moment, ...]) -> bool:
+    wholes = [whole_tensors(moment.snapshot) for moment in made]
+    if expected.phase is Phase.LOSS:
+        return _losses_agree(case, expected, found, wholes)
+    limits = _limits(case, expected, wholes)
+    held: dict[str, int] = {}
+    for rank, moment in enumerate(found):
+        whole = wholes[rank % len(wholes)]
+        if not all(moment.snapshot.fits[at] or not moment.snapshot.present[at] for at in range(len(moment.snapshot.fits))):
+            return False
+        for piece, values in parts_of(moment.snapshot):
+            if not _piece_agrees(piece, values, whole, limits):
+                return False
+            held[piece.name] = held.get(piece.name, 0) + piece.numel
+    return all(held.get(name, 0) >= values.size for name, values in wholes[0].items())
+
+
+def _piece_agrees(piece: Piece, values: Vector | None, whole: Whole, limits: dict[str, float]) -> bool:
+    if not piece.name or not piece.numel:
+        return True
+    other = whole.get(piece.name)
+    if other is None or values is None:
+        return other is None and values is None
+    if other.shape != piece.shape:
+        return False
+    return _distance(values, part_of(other, piece)) <= limits[piece.name]
+
+
+def _losses_agree(case: Case, expected: Expected, found: tuple[Moment, ...], wholes: list[Whole]) -> bool:
+    held = [moment.snapshot.values for moment in found if moment.snapshot.present[0]]
+    made = [whole["loss"] for whole in wholes if "loss" in whole]
+    if not held or not made:
+        return not held and not made
+    limits = _limits(case, expected, wholes)
+    return _distance(np.mean(held, axis=0).reshape(-1), np.mean(made, axis=0).reshape(-1)) <= limits["loss"]
+
+
+def _distance(values: Vector, other: Vector) -> float:
+    same = (values == other) | (np.isnan(values) & np.isnan(other))
+    with np.errstate(invalid="ignore", over="ignore"):
+        distance = np.linalg.norm(np.where(same, 0.0, values - other))
+    return math.inf if np.isnan(distance) else float(distance)
+
+
+def _limits(case: Case, expected: Expected, wholes: list[Whole]) -> dict[str, float]:
+    """The tolerance of each tensor: the reference's, grown as the tensor is larger in the counterfactual."""
+    eps = eps_of(case.scenario.training.precision.value)
+    with np.errstate(invalid="ignore", over="ignore"):
+        sizes = [{name: float(np.linalg.norm(values)) for name, values in whole.items()} for whole in wholes]
+    largest = np.nanmax([size for each in sizes for size in each.values()], initial=0.0)
+    limits = {}
+    for name in dict.fromkeys(name for each in sizes for name in each):
+        size = max(each.get(name, 0.0) for each in sizes)
+        row = expected.table.rows.get(name)
+        limit = FACTOR * eps * size + ABSOLUTE * eps * float(largest)
+        if row is not None:
+            own = float(expected.norms[row])
+            limit = max(limit, float(expected.tolerances[row]) * max(1.0, size / own if own else 1.0))
+        limits[name] = limit
+    return limits
+
+
+def _disagrees_alike(case: Case, expected: Expected, made: tuple[Moment, ...]) -> bool:
+    """Whether tensors on which ranks disagree are also such in the counterfactual."""
+    names = {
+        divergence.tensor
+        for divergence in case.divergences
+        if divergence.difference is Difference.RANKS_DISAGREE
+        and (divergence.step, divergence.phase) == (expected.step, expected.phase)
+    }
+    if not names:
+        return True
+    wholes = [whole_tensors(moment.snapshot) for moment in made]
+    here = [name for name in names if any(name in whole for whole in wholes)]
+    return all(any(not np.array_equal(whole[name], wholes[0][name]) for whole in wholes[1:]) for name in here)

@@ -1,0 +1,55 @@
+"""Why ranks hung or crashed, from what each was doing when the world gave up."""
+
+from __future__ import annotations
+
+from equivcheck.diagnosis.words import listed
+from equivcheck.verdict.cause import Cause, Diagnosis
+from equivcheck.worlds.failure import Failure, RankReport, RankState
+
+_FAILED = (RankState.RAISED, RankState.DIED)
+
+
+def diagnosis_of_failure(failure: Failure) -> Diagnosis:
+    """Ranks that call different things, or one that fails while others wait."""
+    failed = [report for report in failure.reports if report.state in _FAILED]
+    if failed and not failure.hung:
+        return Diagnosis(cause=Cause.RANK_FAILED, sentence=_of_failed(failed, failure.reports), exact=True)
+    return Diagnosis(cause=Cause.CALLS_DIFFER, sentence=_of_calls(failure.reports), exact=True)
+
+
+def _of_failed(failed: list[RankReport], reports: tuple[RankReport, ...]) -> str:
+    first = failed[0]
+    who = "every rank" if len(failed) == len(reports) else _ranks(failed)
+    verb = "raises" if first.state is RankState.RAISED else "dies:"
+    lines = first.error.splitlines()
+    waiting = [report for report in reports if report.state is RankState.WAITING]
+    wait = f"; {_ranks(waiting)} {_verb(waiting, 'waits', 'wait')} in {waiting[0].pending}" if waiting else ""
+    return f"{who} {verb} {lines[0] if lines else 'without a word'}{wait}"
+
+
+def _of_calls(reports: tuple[RankReport, ...]) -> str:
+    """Ranks in groups by what they do."""
+    groups: dict[str, list[RankReport]] = {}
+    for report in reports:
+        groups.setdefault(_doing(report), []).append(report)
+    parts = [f"{_ranks(group)} {_verb(group, *doing.split('|'))}" for doing, group in groups.items()]
+    return f"ranks do not issue the same calls: {'; '.join(parts)}"
+
+
+def _doing(report: RankReport) -> str:
+    """What a rank does, for one and for several."""
+    if report.state is RankState.WAITING:
+        return f"waits in {report.pending}|wait in {report.pending}"
+    if report.state in _FAILED:
+        error = report.error.splitlines()[0] if report.error else "without a word"
+        return f"fails: {error}|fail: {error}"
+    return "has finished|have finished" if report.state is RankState.FINISHED else "still computes|still compute"
+
+
+def _ranks(reports: list[RankReport]) -> str:
+    numbers = [str(report.rank) for report in reports]
+    return f"rank {numbers[0]}" if len(numbers) == 1 else f"ranks {listed(numbers)}"
+
+
+def _verb(reports: list[RankReport], one: str, many: str) -> str:
+    return one if len(reports) == 1 else many

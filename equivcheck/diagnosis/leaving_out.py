@@ -1,0 +1,39 @@
+"""Which feature of a training is to blame: ranks that are right without it go wrong by it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+from equivcheck.diagnosis.case import case_of
+from equivcheck.errors import EquivCheckError
+from equivcheck.layouts.hand_over_limits import why_unsupported
+from equivcheck.layouts.mends import each_layer, has_shares, without_shares
+from equivcheck.scenario import Scenario
+from equivcheck.train.setup import Setup
+from equivcheck.verdict.cause import Cause, Diagnosis
+from equivcheck.worlds.ranks import Ranks
+
+
+def culprit_of(
+    scenario: Scenario, alter: Callable[[Setup], None] | None, world: str | Ranks, deadline: float
+) -> Diagnosis | None:
+    """The first feature without which the ranks leave what they should; runs them again for each."""
+    for plainer, cause, words in _plainer(scenario):
+        try:
+            if why_unsupported(plainer) is None and case_of(plainer, alter, world, deadline) is None:
+                return Diagnosis(cause=cause, sentence=words, exact=False)
+        except EquivCheckError:
+            continue  # ranks that fail are no better
+    return None
+
+
+def _plainer(scenario: Scenario) -> Iterator[tuple[Scenario, Cause, str]]:
+    training = scenario.training
+    if any(layer.dropout for layer in training.model.layers):
+        plain = each_layer(training, lambda _, layer: replace(layer, dropout=0.0))
+        words = "dropout masks are not those of the rows: without dropout the ranks are right"
+        yield replace(scenario, training=plain), Cause.ANOTHER_MASK, words
+    if has_shares(training.model):
+        words = "a shared weight is not treated as one: without sharing the ranks are right"
+        yield replace(scenario, training=without_shares(training)), Cause.UNTIED, words

@@ -1,0 +1,69 @@
+"""Tensors, ranks and axes in the words of a diagnosis."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from equivcheck.diagnosis.case import Case
+from equivcheck.scenario import Mesh
+
+_NAMED = 2
+"""Tensors named before the rest is counted."""
+
+
+def tensors(names: Sequence[str]) -> str:
+    """```a` and `b```, or ```a`, `b` and 3 more``."""
+    quoted = [f"`{name}`" for name in names]
+    if len(quoted) <= _NAMED + 1:
+        return listed(quoted)
+    return f"{', '.join(quoted[:_NAMED])} and {len(quoted) - _NAMED} more"
+
+
+def listed(parts: Sequence[str]) -> str:
+    """``a, b and c``."""
+    return parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}"
+
+
+def gradients(case: Case, names: Sequence[str]) -> str:
+    """The gradient of one or of some tensors, or of all that have one, with the verb that follows: is or are."""
+    if len(names) == 1:
+        return f"the gradient of `{names[0]}` is"
+    if set(names) >= set(case.updated):
+        return "all gradients are"
+    return f"the gradients of {tensors(names)} are"
+
+
+def over(mesh: Mesh, axes: Sequence[str]) -> str:
+    """The ranks along some axes: ``the 2 dp ranks``, ``the 2 x 2 dp_replicate x dp_shard ranks``."""
+    sizes = " x ".join(str(mesh.size(name)) for name in axes)
+    return f"the {sizes} {' x '.join(axes)} ranks"
+
+
+def rows_of_tensor(masks: Mapping[str, npt.NDArray[np.bool_]]) -> str:
+    """Some elements of tensors: ``rows 2 to 3 of `a```, or ``5 of 8 elements of `a```."""
+    return listed([_rows(name, mask) for name, mask in masks.items()][:_NAMED])
+
+
+def _rows(name: str, mask: npt.NDArray[np.bool_]) -> str:
+    along = mask.reshape(mask.shape[0], -1)
+    rows = np.flatnonzero(along.any(axis=1))
+    if mask.all():
+        return f"all of `{name}`"
+    if not along[rows].all() or len(rows) != rows[-1] - rows[0] + 1:
+        return f"{int(mask.sum())} of the {mask.size} elements of `{name}`"
+    return f"row {rows[0]} of `{name}`" if len(rows) == 1 else f"rows {rows[0]} to {rows[-1]} of `{name}`"
+
+
+def number_of(case: Case, ratio: float) -> str:
+    """What a ratio, or one over it, is the number of, with a colon before it; empty if of nothing."""
+    mesh = case.scenario.layout.mesh
+    counts = {axis.size: f"{over(mesh, (axis.name,))}" for axis in mesh.axes if axis.size > 1}
+    counts.setdefault(len(case.scenario.training.data.microbatches), "the microbatches")
+    counts.setdefault(mesh.num_ranks, f"the {mesh.num_ranks} ranks")
+    for number, words in counts.items():
+        if number > 1 and ratio in (number, 1 / number):
+            return f": the number of {words}" if ratio > 1 else f": one over the number of {words}"
+    return ""

@@ -1,0 +1,179 @@
+"""Upstream issues on file: failures of torch itself that a check meets again and again."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, fields, replace
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+import torch
+from packaging.specifiers import InvalidSpecifier, SpecifierSet
+from packaging.version import Version
+
+from equivcheck.choice import Choice
+from equivcheck.errors import EquivCheckError
+from equivcheck.known_issues.avoidances import WITHOUT
+from equivcheck.known_issues.predicates import NEEDS, SHOWS
+from equivcheck.scenario import Scenario
+from equivcheck.trace.differences import Difference, Divergence, Phase
+from equivcheck.verdict.verdict import Outcome, Verdict
+
+
+class InvalidKnownIssue(EquivCheckError, ValueError):
+    """An entry of known.toml does not describe an issue."""
+
+
+class Kind(Choice):
+    """What an upstream issue does."""
+
+    WRONG_NUMBERS = "wrong_numbers"
+    CRASH = "crash"
+    HANG = "hang"
+    LIMITATION = "limitation"
+
+
+_OUTCOMES = {
+    Kind.WRONG_NUMBERS: (Outcome.DIVERGED,),
+    Kind.CRASH: (Outcome.CRASHED, Outcome.HUNG),
+    Kind.HANG: (Outcome.HUNG,),
+    Kind.LIMITATION: (Outcome.CRASHED, Outcome.HUNG),
+}
+"""How an issue of a kind can end a check; a rank that raises may leave the others waiting."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KnownIssue:
+    """One upstream issue, and how it is recognised."""
+
+    id: str
+    """Short name, unique; its script has it too."""
+    link: str
+    """Where it is reported, or that it is not, and the sentence that describes it."""
+    torch: str
+    """Version range in which it shows, as a PEP 440 specifier."""
+    kind: Kind
+    """What it does."""
+    layouts: tuple[str, ...]
+    """Tags of parallelisms in which it shows; empty where no scenario gets there."""
+    ranks: int = 2
+    """Ranks that its script runs on."""
+    needs: tuple[str, ...]
+    """Names of predicates that the scenario must satisfy, all of them; see `NEEDS`."""
+    error: str = ""
+    """Of anything but wrong numbers: regular expression found in the verdict's reason or in what a rank raised."""
+    phase: Phase | None = None
+    """Of wrong numbers: phase of the first divergence; what comes before it in the step must then be right."""
+    difference: Difference | None = None
+    """Of wrong numbers: in what way the first tensor differs."""
+    shows: tuple[str, ...] = ()
+    """Of wrong numbers: names of predicates that the first divergence must satisfy, all of them; see `SHOWS`."""
+    without: str = ""
+    """Of wrong numbers: name of a change by which the issue is avoided, and which must leave nothing wrong; see `WITHOUT`."""
+
+    hand_over: bool = False
+    """Whether it is what a checkpoint between two layouts holds: a wrong number then shows in the first step after it."""
+
+    def __post_init__(self) -> None:
+        wrong = self.kind is Kind.WRONG_NUMBERS
+        has_first = self.phase is not None and self.difference is not None
+        if has_first != (wrong and bool(self.layouts)) or wrong == bool(self.error):
+            raise _refuse(self.id, f"of kind {self.kind.value} has the wrong evidence", ("phase and difference", "or else error"))
+        avoided = (self.without,) if self.without else ()
+        tables = (("needs", self.needs, NEEDS), ("shows", self.shows, SHOWS), ("without", avoided, WITHOUT))
+        for field, names, table in tables:
+            for name in names:
+                if name not in table:
+                    raise _refuse(self.id, f"{field} names {name!r}", table)
+
+    def explains(self, verdict: Verdict) -> bool:
+        """Whether a failing verdict is this issue."""
+        scenario = verdict.scenario
+        tags = {parallelism.tag for parallelism in scenario.layout.parallelisms}
+        return (
+            verdict.outcome in _OUTCOMES[self.kind]
+            and not tags.isdisjoint(self.layouts)
+            and all(NEEDS[name](scenario) for name in self.needs)
+            and (self._is_first(verdict.divergence, scenario) if verdict.divergence else self._is_raised(verdict))
+        )
+
+    def avoided(self, scenario: Scenario) -> Scenario | None:
+        """The scenario in which the issue cannot show, and everything else can; None if nobody knows one."""
+        return WITHOUT[self.without](scenario) if self.without else None
+
+    def _is_first(self, divergence: Divergence, scenario: Scenario) -> bool:
+        return (divergence.phase, divergence.difference) == (self.phase, self.difference) and all(
+            SHOWS[name](scenario, divergence) for name in self.shows
+        )
+
+    def _is_raised(self, verdict: Verdict) -> bool:
+        errors = [report.error for report in verdict.failure.reports] if verdict.failure else []
+        return any(re.search(self.error, error) for error in (verdict.reason, *errors))
+
+
+def known_issue(verdict: Verdict) -> KnownIssue | None:
+    """The issue on file that explains a failing verdict, if there is one."""
+    views = {hand_over: tuple(_views(verdict, hand_over)) for hand_over in (False, True)}
+    return next((issue for issue in known_issues() if any(map(issue.explains, views[issue.hand_over]))), None)
+
+
+def _views(verdict: Verdict, hand_over: bool) -> Iterator[Verdict]:
+    """The verdict as it would be of one layout alone, for each that may have caused it, by its checkpoint or without one."""
+    start = verdict.scenario.start
+    if start is None:
+        yield from () if hand_over else (verdict,)
+        return
+    both = (start.layout, verdict.scenario.layout)
+    of_first, of_second = (replace(verdict, scenario=replace(verdict.scenario, layout=layout, start=None)) for layout in both)
+    divergence = verdict.divergence
+    if divergence is None or (hand_over and divergence.step == start.steps):
+        yield from (of_first, of_second)
+    elif not hand_over and divergence.step < start.steps:
+        yield of_first
+    elif not hand_over:
+        yield replace(of_second, divergence=replace(divergence, step=divergence.step - start.steps))  # they count anew
+
+
+@cache
+def known_issues() -> tuple[KnownIssue, ...]:
+    """The issues on file that apply to the installed torch. Raises `InvalidKnownIssue`."""
+    installed = Version(torch.__version__).base_version
+    issues = read_issues(files("equivcheck.known_issues").joinpath("known.toml").read_text("utf-8"))
+    return tuple(issue for issue in issues if installed in SpecifierSet(issue.torch))
+
+
+def read_issues(text: str) -> tuple[KnownIssue, ...]:
+    """Every issue of a file such as known.toml. Raises `InvalidKnownIssue` for one that is not well-formed."""
+    return tuple(_issue(row) for row in tomllib.loads(text)["issue"])
+
+
+_CHOICES: dict[str, type[Choice]] = {"kind": Kind, "phase": Phase, "difference": Difference}
+
+
+def _issue(row: dict[str, Any]) -> KnownIssue:
+    known, name = {field.name for field in fields(KnownIssue)}, str(row.get("id", "without id"))
+    missing = {"id", "link", "torch", "kind", "layouts", "needs"} - set(row)
+    if missing or set(row) - known:
+        raise _refuse(name, f"lacks {sorted(missing)}, has the unknown {sorted(set(row) - known)}", sorted(known))
+    for key, choice in _CHOICES.items():
+        if row.get(key, "") not in ("", *(member.value for member in choice)):
+            raise _refuse(name, f"{key} is {row[key]!r}", [member.value for member in choice])
+    try:
+        SpecifierSet(row["torch"])
+        re.compile(row.get("error", ""))
+    except (InvalidSpecifier, re.error) as error:
+        raise _refuse(name, str(error), ("a version range in torch", "a regular expression in error")) from error
+    return KnownIssue(**{key: _read(key, value) for key, value in row.items()})
+
+
+def _read(key: str, value: Any) -> Any:
+    if key in _CHOICES:
+        return _CHOICES[key](value)
+    return tuple(value) if isinstance(value, list) else value
+
+
+def _refuse(name: str, wrong: str, allowed: Iterable[str]) -> InvalidKnownIssue:
+    return InvalidKnownIssue(f"known issue {name!r}: {wrong}; allowed: {', '.join(allowed)}")

@@ -1,0 +1,97 @@
+"""What entries of known.toml ask of tensor-parallel plans: part of the tables of `equivcheck.known_issues.predicates`."""
+
+from __future__ import annotations
+
+import re
+
+from equivcheck.layouts.limits import keeps_dtensors
+from equivcheck.layouts.mends import all_multiples
+from equivcheck.layouts.plans import leaves_nothing, splits_weights, trained_cuts, unfrozen_norms
+from equivcheck.scenario import FSDP2, Replicate, Replicator, Scenario, Split, Spread, TensorParallel
+from equivcheck.scenario.mesh import DP, SHARD, TP
+from equivcheck.trace.differences import Divergence
+
+
+def tensor_parallel_leaves_nothing(scenario: Scenario) -> bool:
+    """Tensor parallelism cuts a trained parameter along a dim so short that some rank holds nothing of it."""
+    ranks = scenario.layout.mesh.size(TP)
+    return any(
+        leaves_nothing(size, ranks)
+        for parallelism in scenario.layout.parallelisms
+        if isinstance(parallelism, TensorParallel)
+        for size in trained_cuts(scenario.training.model, parallelism.plan)
+    )
+
+
+def columns_cut_again_unevenly(scenario: Scenario) -> bool:
+    """``fully_shard`` cuts the rows of a layer that is cut by columns once more, and not all parts are alike."""
+    model, layout = scenario.training.model, scenario.layout
+    plans = [parallelism.plan for parallelism in layout.parallelisms if isinstance(parallelism, TensorParallel)]
+    parts = layout.mesh.size(DP, SHARD) * layout.mesh.size(TP)
+    is_sharded = any(isinstance(parallelism, FSDP2) for parallelism in layout.parallelisms)
+    return is_sharded and any(
+        entry.split is Split.COLUMN and layer.width % parts
+        for plan in plans
+        for layer, entry in zip(model.layers, plan, strict=True)
+    )
+
+
+def weights_split_over_ranks(scenario: Scenario) -> bool:
+    """Tensor parallelism gives several ranks different parts of some weight."""
+    plans = [parallelism.plan for parallelism in scenario.layout.parallelisms if isinstance(parallelism, TensorParallel)]
+    return scenario.layout.mesh.size(TP) > 1 and any(map(splits_weights, plans))
+
+
+def frozen_sequence_parallel_norm(scenario: Scenario) -> bool:
+    """Tensor parallelism with a frozen norm whose input lies by rows."""
+    return bool(unfrozen_norms(scenario.training.model, scenario.layout))
+
+
+def _replicates_by_fsdp(parallelism: object) -> bool:
+    return isinstance(parallelism, Replicate) and parallelism.implementation is Replicator.FSDP
+
+
+def frozen_over_tensor_parallel(scenario: Scenario) -> bool:
+    """A frozen layer under tensor parallelism composed with another parallelism that goes by local tensors."""
+    if any(_replicates_by_fsdp(parallelism) for parallelism in scenario.layout.parallelisms):
+        return False
+    kinds = {type(parallelism) for parallelism in scenario.layout.parallelisms}
+    return TensorParallel in kinds and len(kinds) > 1 and any(layer.frozen for layer in scenario.training.model.layers)
+
+
+def column_of_one_on_one_rank(scenario: Scenario) -> bool:
+    """Tensor parallelism on one rank with a column-parallel layer of one output and a bias that gets a gradient."""
+    if scenario.layout.mesh.size(TP) != 1:
+        return False
+    unfreezes = not keeps_dtensors(scenario.layout)
+    return any(
+        plan.split is Split.COLUMN and layer.width == 1 and layer.bias and (unfreezes or not layer.frozen)
+        for parallelism in scenario.layout.parallelisms
+        if isinstance(parallelism, TensorParallel)
+        for layer, plan in zip(scenario.training.model.layers, parallelism.plan, strict=True)
+    )
+
+
+def activations_cut_unevenly(scenario: Scenario) -> bool:
+    """Between two layers of a tensor-parallel plan, rows or features are cut into unequal parts."""
+    layout, ranks = scenario.layout, scenario.layout.mesh.size(TP)
+    rows = [rows // layout.num_data_ranks for rows in scenario.training.data.microbatches]
+    return any(
+        not all_multiples(rows if plan.output is Spread.ROWS else [layer.width], ranks)
+        for parallelism in layout.parallelisms
+        if isinstance(parallelism, TensorParallel)
+        for layer, plan in zip(scenario.training.model.layers, parallelism.plan, strict=True)
+        if plan.output is not Spread.WHOLE
+    )
+
+
+def on_frozen_sequence_parallel_norm(scenario: Scenario, divergence: Divergence) -> bool:
+    """The tensor is a parameter of a frozen norm whose input lies by rows."""
+    match = re.fullmatch(r"layers\.(\d+)\.norm\.(weight|bias)", divergence.tensor)
+    return match is not None and int(match[1]) in unfrozen_norms(scenario.training.model, scenario.layout)
+
+
+def of_a_frozen_layer(scenario: Scenario, divergence: Divergence) -> bool:
+    """The tensor is a parameter of a frozen layer."""
+    match = re.match(r"layers\.(\d+)\.", divergence.tensor)
+    return match is not None and scenario.training.model.layers[int(match[1])].frozen

@@ -1,5 +1,0 @@
-"""Why a scenario diverged: trainings that are wrong in a known way, tried one after the other."""
-
-from equivcheck.oracle.diagnosis.explain import explained
-
-__all__ = ["explained"]

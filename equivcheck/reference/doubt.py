@@ -1,0 +1,78 @@
+"""From where on agreement with a reference proves nothing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from equivcheck.reference.noise import Expected
+from equivcheck.trace.differences import Phase
+
+NO_GRADIENT = "every gradient of the reference is zero"
+"""What agrees with anything."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Doubt:
+    """What a reference cannot tell, and why."""
+
+    reason: str
+    """In words for people."""
+    step: int
+    """The first step that it cannot tell, from 0; those before it are as good as a training of that many steps."""
+
+
+def doubt_about(found: tuple[Expected, ...], limit: float) -> Doubt | None:
+    """Why agreement with a reference of these moments proves nothing, and from which step on; None if it does at every step.
+
+    Noise above `limit`, as a share of a tensor's kind, is too much.
+    """
+    gradients = [moment.step for moment in found if moment.phase is Phase.GRADIENT and moment.norms.any()]
+    if not gradients:
+        return Doubt(reason=NO_GRADIENT, step=0)
+    lost = next((Doubt(reason=reason, step=moment.step) for moment in found if (reason := _why_lost(moment, limit))), None)
+    if lost is not None and lost.step <= gradients[0]:
+        return Doubt(reason=lost.reason, step=0)
+    return lost
+
+
+def earlier(one: Doubt | None, other: Doubt | None) -> Doubt | None:
+    """Of two doubts, the one that leaves fewer steps; the first if they leave as many."""
+    return min(filter(None, (one, other)), key=lambda doubt: doubt.step, default=None)
+
+
+def _why_lost(moment: Expected, limit: float) -> str:
+    """Why a moment of the reference cannot tell; empty if it can."""
+    return _not_finite(moment) or _noise(moment, limit) or _disagreement(moment)
+
+
+def _not_finite(moment: Expected) -> str:
+    if not np.isfinite(moment.norms).all():
+        return f"the reference has values that are not finite {_when(moment)}"
+    if not np.isfinite(moment.tolerances).all():
+        return f"rounding alone makes values that are not finite {_when(moment)}"
+    return ""
+
+
+def _noise(moment: Expected, limit: float) -> str:
+    """Name the tensor of which more than half of the digits are noise, if there is one.
+
+    Loss and norm are left out: a loss may be zero by cancellation, and has no other of its kind to be small against.
+    """
+    noisy = np.flatnonzero(moment.tolerances > limit * moment.scales)
+    if moment.phase is Phase.LOSS or not len(noisy):
+        return ""
+    row = int(noisy[0])
+    share = moment.tolerances[row] / moment.scales[row]
+    return f"rounding alone moves {moment.table.names[row]} by {share:.1g} of its kind {_when(moment)}"
+
+
+def _disagreement(moment: Expected) -> str:
+    """Name the tensor that an independent way of running the same training finds elsewhere than rounding allows."""
+    far = np.flatnonzero(moment.shifts > moment.tolerances)
+    return f"two ways to compute {moment.table.names[int(far[0])]} on one device disagree {_when(moment)}" if len(far) else ""
+
+
+def _when(moment: Expected) -> str:
+    return f"at step {moment.step} ({moment.phase.value})"

@@ -1,0 +1,101 @@
+"""Batches of users: tensors in tuples, lists and dicts."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torch.distributed.device_mesh import DeviceMesh
+
+from equivcheck.errors import UsageError
+from equivcheck.user.task import Task
+
+
+def mapped(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """The same structure with every tensor changed; what is no tensor, tuple, list or dict stays as it is."""
+    if isinstance(value, torch.Tensor):
+        return change(value)
+    if isinstance(value, tuple):
+        parts = [mapped(part, change) for part in value]
+        return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)
+    if isinstance(value, list):
+        return [mapped(part, change) for part in value]
+    if isinstance(value, dict):
+        return {key: mapped(part, change) for key, part in value.items()}
+    return value
+
+
+def converted(batch: Any, dtype: torch.dtype | None) -> Any:
+    """A batch whose real numbers have another element type; always of tensors of its own."""
+    return mapped(batch, lambda tensor: tensor.detach().to(dtype if tensor.is_floating_point() else None, copy=True))
+
+
+def moved(batch: Any, eps: float, generator: np.random.Generator) -> Any:
+    """A batch whose real numbers are off by up to one unit in the last place."""
+    return mapped(batch, lambda tensor: tensor * factors(tensor, eps, generator) if tensor.is_floating_point() else tensor)
+
+
+def factors(tensor: torch.Tensor, eps: float, generator: np.random.Generator) -> torch.Tensor:
+    """``1 + eps * U(-1, 1)`` for each element."""
+    return torch.from_numpy(np.asarray(1.0 + eps * generator.uniform(-1.0, 1.0, tuple(tensor.shape)))).to(tensor.dtype)
+
+
+def share_of(task: Task, batch: Any, mesh: DeviceMesh) -> Any:
+    """What this rank computes on: what the user says, or its rows of every tensor, in row-major order over the data axes."""
+    if task.shard is not None:
+        return task.shard(mapped(batch, torch.clone), mesh)
+    coordinate = mesh.get_coordinate()
+    assert coordinate is not None, "every rank of the world is in the mesh"
+    number = 0
+    for (name, size), index in zip(task.mesh, coordinate, strict=True):
+        number = number * size + index if name in task.data_axes else number
+    return part_of(batch, number, task.num_data_ranks)
+
+
+def part_of(batch: Any, number: int, count: int) -> Any:
+    """One of equal parts of the rows of every tensor, copied; numbers without dims are whole in every part."""
+    return mapped(batch, lambda tensor: (tensor.chunk(count)[number] if tensor.dim() else tensor).clone())
+
+
+def split(batch: Any, count: int) -> list[Any]:
+    """The microbatches of a step, each in equal parts."""
+    return [part_of(microbatch, number, count) for microbatch in microbatches(batch) for number in range(count)]
+
+
+def microbatches(batch: Any) -> list[Any]:
+    """The microbatches of a step."""
+    return batch if isinstance(batch, list) else [batch]
+
+
+def require_parts(task: Task) -> None:
+    """Raise `UsageError` for batches that are no pairs, or whose rows the data axes cannot share out."""
+    for number, batch in enumerate(task.batches):
+        if task.step is None or task.rank_step is None:
+            for microbatch in microbatches(batch):
+                _require_pair(number, microbatch)
+            if not microbatches(batch):
+                raise UsageError(f"check_training: batch {number} is []; allowed: at least one microbatch")
+        if task.shard is None:
+            _require_rows(task, number, batch)
+
+
+def _require_pair(number: int, microbatch: Any) -> None:
+    if not (isinstance(microbatch, tuple) and len(microbatch) == 2):
+        allowed = "a tuple (inputs, targets), a list of such microbatches, or anything with a step of your own"
+        raise UsageError(f"check_training: batch {number} is a {type(microbatch).__name__}; allowed: {allowed}")
+
+
+def _require_rows(task: Task, number: int, batch: Any) -> None:
+    def require(tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.dim() and tensor.shape[0] % task.num_data_ranks:
+            axes = " x ".join(f"{name} {size}" for name, size in task.mesh if name in task.data_axes)
+            raise UsageError(
+                f"check_training: batch {number} has a tensor of {tensor.shape[0]} rows, which {axes} cannot share out evenly; "
+                f"allowed: a multiple of {math.prod(size for name, size in task.mesh if name in task.data_axes)}, or shard=..."
+            )
+        return tensor
+
+    mapped(batch, require)

@@ -1,0 +1,206 @@
+"""`check_training`: a user's training and how they spread it, one verdict."""
+
+from __future__ import annotations
+
+import pickle
+import time
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.optim.lr_scheduler import LRScheduler
+
+from equivcheck.comparison.compare import Comparison, apart_before, compare
+from equivcheck.errors import UsageError
+from equivcheck.oracle.check import MAX_FOLLOWERS
+from equivcheck.reference.doubt import earlier
+from equivcheck.reference.noise import Expected
+from equivcheck.reference.reference import Reference
+from equivcheck.tally import record
+from equivcheck.trace.differences import Difference, Phase
+from equivcheck.trace.trace import Trace
+from equivcheck.user.batches import require_parts
+from equivcheck.user.ranks import rank_trace
+from equivcheck.user.reference import Original, far_moment
+from equivcheck.user.task import Loss, Task, TrainStep, data_axes_of, mesh_of
+from equivcheck.user.verdict import OwnVerdict
+from equivcheck.verdict.sentences import place, sentence
+from equivcheck.verdict.verdict import Outcome
+from equivcheck.worlds.failure import RanksFailed
+from equivcheck.worlds.pool import COMPARABLE, ranks
+from equivcheck.worlds.ranks import Ranks
+
+NAME = "check_training"
+"""What stands for a layout where checks are counted."""
+
+
+def check_training(  # noqa: PLR0913 - one for each thing that users bring, all by keyword
+    *,
+    model: Callable[[], nn.Module],
+    parallelize: Callable[[nn.Module, DeviceMesh], nn.Module | None],
+    mesh: Mapping[str, int],
+    batches: Sequence[Any],
+    loss: Loss,
+    optimizer: Callable[[list[nn.Parameter]], torch.optim.Optimizer],
+    reduction: str = "mean",
+    scheduler: Callable[[torch.optim.Optimizer], LRScheduler] | None = None,
+    step: TrainStep | None = None,
+    rank_step: TrainStep | None = None,
+    data_axes: Sequence[str] | None = None,
+    shard: Callable[[Any, DeviceMesh], Any] | None = None,
+    full_tensors: Callable[[nn.Module], Mapping[str, torch.Tensor]] | None = None,
+    dtype: torch.dtype | None = torch.float64,
+    seed: int = 0,
+    world: str | Ranks = "sim",
+    schedule_seed: int = 0,
+    deadline: float = 60.0,
+) -> OwnVerdict:
+    """Say whether a training spread over ranks computes what one device computes: loss, gradients, parameters at every step.
+
+    `model` builds the same model at each call: torch, numpy and random are seeded. ``parallelize(model, mesh)`` returns what is
+    called, or None where it changes the model in place; `mesh` gives the sizes of the named axes. Each of `batches` is a step's
+    ``(inputs, targets)``, or a list of microbatches; a rank gets its equal part of the rows (dim 0) over `data_axes` (default:
+    those named dp, fsdp, replicate, shard ...), or what ``shard(batch, mesh)`` returns. `loss` takes outputs and targets and is
+    the mean over their rows, which data ranks average; with ``reduction="sum"`` it sums, and is multiplied by the number of data
+    ranks before backward, as they average gradients. `optimizer` takes a list of parameters, `scheduler` the optimizer.
+
+    ``step(model, batch, optimizer, loss)`` replaces forward, backward and update and returns the loss; `rank_step` does so on
+    ranks alone, where it may return None. ``full_tensors(module)`` returns whole tensors by name where parameters are shards that
+    are neither DTensors nor those of FSDP. Model and batches are converted to `dtype`; None leaves them as they are, with
+    tolerances to match. `deadline` is in seconds, for the ranks alone.
+
+    Failures of the ranks are verdicts. Raises `UsageError` for arguments that make no sense, and for a model or training that is
+    not the same each time; what the run on one device raises is left as it is.
+    """
+    started = time.perf_counter()
+    axes = mesh_of(mesh)
+    chosen = data_axes_of(axes, data_axes, by_hand=shard is not None)
+    task = Task(
+        model=model,
+        parallelize=parallelize,
+        mesh=axes,
+        batches=tuple(batches),
+        loss=loss,
+        reduction=reduction,
+        optimizer=optimizer,
+        scheduler=scheduler,
+        step=step,
+        rank_step=rank_step or step,
+        data_axes=chosen,
+        shard=shard,
+        full_tensors=full_tensors,
+        dtype=dtype,
+        seed=seed,
+    )
+    require_parts(task)
+    members = _members(task, world)
+    original = Original(task)
+    verdict = OwnVerdict(outcome=Outcome.EQUIVALENT, mesh=axes, world=members.name, precision=_name(original.precision))
+    verdict = _judge(verdict, original, members, schedule_seed, deadline)
+    record(NAME, members.name, verdict.outcome.value)
+    return replace(verdict, seconds=time.perf_counter() - started)
+
+
+def _members(task: Task, world: str | Ranks) -> Ranks:
+    if isinstance(world, Ranks) and world.size != task.num_ranks:
+        raise UsageError(f"check_training: world has {world.size} ranks; allowed: the {task.num_ranks} of the mesh")
+    members = world if isinstance(world, Ranks) else ranks(world, task.num_ranks)
+    if not members.has_data:
+        raise UsageError(f"check_training: world {members.name!r} has no data to compare; allowed: {', '.join(COMPARABLE)}")
+    if members.name == "gloo":
+        _require_picklable(task)
+    return members
+
+
+def _require_picklable(task: Task) -> None:
+    for name, value in task.callables.items():
+        try:
+            pickle.dumps(value)
+        except Exception:
+            raise UsageError(
+                f"check_training: {name} is {value!r}, which cannot be sent to the processes of gloo; "
+                "allowed there: functions of an importable module (in sim, closures and lambdas too)"
+            ) from None
+
+
+def _judge(verdict: OwnVerdict, original: Original, members: Ranks, schedule_seed: int, deadline: float) -> OwnVerdict:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # what torch warns of on each rank, it has mostly warned of on one device
+            traces = members.run(rank_trace, original.task, schedule_seed=schedule_seed, deadline=deadline).values
+    except RanksFailed as error:
+        _raise_usage(error)
+        outcome = Outcome.HUNG if error.failure.hung else Outcome.CRASHED
+        return replace(verdict, outcome=outcome, reason=error.failure.summary, failure=error.failure)
+    return _compared(verdict, original, traces)
+
+
+def _raise_usage(failed: RanksFailed) -> None:
+    """What a rank finds wrong with an argument is no failure of the training."""
+    for report in failed.failure.reports:
+        kind, _, text = report.error.partition(": ")
+        if kind.endswith(UsageError.__name__) and text.startswith(f"{NAME}: "):
+            raise UsageError(text) from None
+
+
+def _compared(verdict: OwnVerdict, original: Original, traces: tuple[Trace, ...]) -> OwnVerdict:
+    reference, unread = _readable(original, original.reference(), traces)
+    quick = doubt = reference.doubt
+    hint = ""
+    found = compare(reference, traces) if reference.moments else Comparison(divergences=(), worst_error=0.0, largest_share=0.0)
+    if found.divergences:
+        parts = original.parts()
+        far = None if parts is None else far_moment(reference, parts, original.limit)
+        reference, _ = _readable(original, original.confirming_reference(None if far else parts), traces)
+        found = compare(reference, traces) if reference.moments else found
+        hint = "" if far is None else _about_parts(far)
+        doubt = earlier(quick, reference.doubt)
+        if quick and doubt and found.largest_share < original.limit:
+            found = apart_before(doubt, found)
+    verdict = replace(verdict, worst_error=found.worst_error, unread=unread)
+    if found.divergences:
+        first, *others = found.divergences
+        followers = tuple(place(other) for other in others[:MAX_FOLLOWERS])
+        hint = _ABOUT_SHARDS if first.difference is Difference.SHAPE else hint
+        return replace(
+            verdict, outcome=Outcome.DIVERGED, reason=sentence(first), divergence=first, followers=followers, hint=hint
+        )
+    if doubt:
+        so_far = f"; before step {doubt.step} all agrees" if doubt.step else ""
+        return replace(verdict, outcome=Outcome.INCONCLUSIVE, reason=doubt.reason + so_far)
+    return verdict
+
+
+_ABOUT_SHARDS = "a parameter that is a shard, and no DTensor, needs full_tensors=fn(module) -> {name: tensor} to be read"
+
+
+def _about_parts(far: Expected) -> str:
+    return (
+        "one device that takes the parts of the ranks one after the other does not compute the same either "
+        f"(step {far.step}, {far.phase.value}): is the loss, or something in the model, no mean over rows?"
+    )
+
+
+def _readable(original: Original, reference: Reference, traces: tuple[Trace, ...]) -> tuple[Reference, tuple[str, ...]]:
+    """The reference without optimizer state that no rank could hand over, where users read tensors themselves."""
+    if original.task.full_tensors is None or not reference.moments:
+        return reference, ()
+    held = {piece.name for trace in traces for piece in trace.state.pieces}
+    unread: list[str] = []
+    kept = []
+    for moment in reference.moments:
+        if moment.phase is Phase.STATE:
+            there = tuple(present and name in held for name, present in zip(moment.table.names, moment.present, strict=True))
+            unread = [name for name, present in zip(moment.table.names, there, strict=True) if not present]
+            kept.append(replace(moment, present=there))
+        else:
+            kept.append(moment)
+    return Reference(tuple(kept), reference.doubt), tuple(unread)
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

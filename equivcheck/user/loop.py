@@ -1,0 +1,100 @@
+"""Training a user's module and keeping what every step leaves: on one device and on every rank alike."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from equivcheck.errors import UsageError
+from equivcheck.trace.stage import Stage
+from equivcheck.trace.trace import Snapshot, Step, Trace
+from equivcheck.train.accumulate import scalar
+from equivcheck.user.batches import microbatches
+from equivcheck.user.reading import Reader
+from equivcheck.user.task import Loss, Task, TrainStep
+from equivcheck.worlds.marks import mark
+
+
+def train(task: Task, reader: Reader, batches: Sequence[Any], step: TrainStep | None, loss_scale: float) -> Trace:
+    """Train the reader's module on batches, step by step; losses are multiplied by `loss_scale` before backward."""
+    optimizer = build_optimizer(task, reader.module)
+    scheduler = None if task.scheduler is None else task.scheduler(optimizer)
+    found = _Gradients(reader, optimizer)
+    take_step = step or (usual_step if task.reduction == "mean" else summing_step)
+    loss = _scaled(task.loss, loss_scale)
+    kept = []
+    for index, batch in enumerate(batches):
+        mark(Stage.COMPUTE, index)
+        found.taken = None
+        value = _number(take_step(reader.module, batch, optimizer, loss))
+        mark(Stage.READING, index)
+        gradients = found.taken or reader.gradients()
+        kept.append(Step(loss=value, gradients=gradients, clip_norm=None, clipped=None, parameters=reader.parameters()))
+        if scheduler is not None:
+            scheduler.step()
+    return Trace(steps=tuple(kept), state=reader.state(optimizer), buffers=reader.buffers())
+
+
+def usual_step(model: nn.Module, batch: Any, optimizer: torch.optim.Optimizer, loss: Loss) -> float:
+    """Forward and backward of each microbatch, every one counting alike, then the optimizer; returns the mean of their losses."""
+    return _step(model, batch, optimizer, loss, share=1.0 / len(microbatches(batch)))
+
+
+def summing_step(model: nn.Module, batch: Any, optimizer: torch.optim.Optimizer, loss: Loss) -> float:
+    """The same for a loss that sums over rows; returns the sum."""
+    return _step(model, batch, optimizer, loss, share=1.0)
+
+
+def _step(model: nn.Module, batch: Any, optimizer: torch.optim.Optimizer, loss: Loss, share: float) -> float:
+    optimizer.zero_grad()
+    total = 0.0
+    for inputs, targets in microbatches(batch):
+        value = loss(_called(model, inputs), targets)
+        (value if share == 1.0 else value * share).backward()  # type: ignore[no-untyped-call]
+        total += scalar(value) * share
+    optimizer.step()
+    return total
+
+
+def _called(model: nn.Module, inputs: Any) -> Any:
+    """Inputs in a tuple or dict are several arguments."""
+    if isinstance(inputs, tuple):
+        return model(*inputs)
+    return model(**inputs) if isinstance(inputs, dict) else model(inputs)
+
+
+def build_optimizer(task: Task, module: nn.Module) -> torch.optim.Optimizer:
+    """The user's optimizer over the parameters of a module. Raises `UsageError` for what is none."""
+    optimizer = task.optimizer(list(module.parameters()))
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise UsageError(f"check_training: optimizer returned {optimizer!r:.100}; allowed: a torch.optim.Optimizer")
+    return optimizer
+
+
+class _Gradients:
+    """The gradients as the optimizer finds them, the last time that it steps."""
+
+    def __init__(self, reader: Reader, optimizer: torch.optim.Optimizer) -> None:
+        self.taken: Snapshot | None = None
+        self._reader = reader
+        optimizer.register_step_pre_hook(self._take)
+
+    def _take(self, _optimizer: torch.optim.Optimizer, _arguments: Any, _keywords: Any) -> None:
+        self.taken = self._reader.gradients()
+
+
+def _scaled(loss: Loss, factor: float) -> Loss:
+    return loss if factor == 1.0 else lambda outputs, targets: loss(outputs, targets) * factor
+
+
+def _number(value: Any) -> float | None:
+    if value is None or isinstance(value, (int, float)):
+        return value
+    if isinstance(value, torch.Tensor) and value.numel() == 1:
+        return scalar(value)
+    raise UsageError(
+        f"check_training: step returned {value!r:.100}; allowed: the loss, as a tensor of one element or a number, or None"
+    )

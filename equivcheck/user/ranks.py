@@ -1,0 +1,46 @@
+"""What every rank of a world runs for a user's training."""
+
+from __future__ import annotations
+
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+
+from equivcheck.errors import UsageError
+from equivcheck.trace.trace import Trace
+from equivcheck.user.batches import converted, share_of
+from equivcheck.user.loop import train
+from equivcheck.user.names import Names
+from equivcheck.user.randomness import seeded
+from equivcheck.user.reading import Reader
+from equivcheck.user.task import Task
+from equivcheck.worlds.meshes import device_mesh
+
+
+def rank_trace(task: Task) -> Trace:
+    """Train this rank's part."""
+    mesh = device_mesh(task.shape, task.axis_names)
+    model = build(task)
+    names = Names(model)
+    module = _parallelized(task, model, mesh)
+    batches = [share_of(task, converted(batch, task.dtype), mesh) for batch in task.batches]
+    scale = float(task.num_data_ranks) if task.reduction == "sum" else 1.0
+    return train(task, Reader(names, module, task.full_tensors), batches, task.rank_step, scale)
+
+
+def build(task: Task) -> nn.Module:
+    """The model as its factory builds it each time, of the task's element type. Raises `UsageError` for what is no module."""
+    with seeded(task.seed):
+        model = task.model()
+    if not isinstance(model, nn.Module):
+        raise UsageError(f"check_training: model returned {model!r:.100}; allowed: a torch.nn.Module")
+    return model if task.dtype is None else model.to(task.dtype)
+
+
+def _parallelized(task: Task, model: nn.Module, mesh: DeviceMesh) -> nn.Module:
+    module = task.parallelize(model, mesh)
+    if module is None:
+        return model
+    if not isinstance(module, nn.Module):
+        allowed = "a torch.nn.Module, or None where the model is changed in place"
+        raise UsageError(f"check_training: parallelize returned {module!r:.100}; allowed: {allowed}")
+    return module

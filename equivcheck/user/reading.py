@@ -1,0 +1,131 @@
+"""What a rank, or the one device, holds of a user's model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.fsdp import FullyShardedDataParallel
+
+from equivcheck.errors import UsageError
+from equivcheck.layouts.flat_parameters import flat_slots
+from equivcheck.layouts.localized import localized_piece
+from equivcheck.trace.trace import Piece, Slot, Snapshot
+from equivcheck.train.read import State, canonical_name, snapshot, state_snapshot
+from equivcheck.user.names import Names
+
+FullTensors = Callable[[nn.Module], Mapping[str, torch.Tensor]]
+"""Whole tensors of a module by name; every rank calls it, so that it may communicate."""
+
+
+class Reader:
+    """Reads parameters, gradients, optimizer state and buffers as pieces of full tensors.
+
+    Plain tensors count as whole, DTensors and the parameters of `FullyShardedDataParallel` are known. For others the user has
+    `full_tensors`, which gathers parameters: gradients and state are put in their place while it gathers them too.
+    """
+
+    def __init__(self, names: Names, module: nn.Module, full_tensors: FullTensors | None = None) -> None:
+        self.names, self.module, self.full_tensors = names, module, full_tensors
+        self._is_flat = any(isinstance(unit, FullyShardedDataParallel) for unit in module.modules())
+        self._known: dict[str, torch.Tensor] = {}
+        self._slots: tuple[Slot, ...] = ()
+        self._find()
+
+    def parameters(self) -> Snapshot:
+        """As they are now."""
+        return self._read(lambda parameter: parameter)
+
+    def gradients(self) -> Snapshot:
+        """Of all parameters; of those that have none it is kept that they have none."""
+        return self._read(lambda parameter: parameter.grad)
+
+    def state(self, optimizer: torch.optim.Optimizer) -> Snapshot:
+        """What the optimizer keeps; with `full_tensors` what lies as parameters do, and the rest where names are known."""
+        state = _state_of(optimizer)
+        if self.full_tensors is None:
+            return state_snapshot(state, self._find())
+        keys = sorted({key for values in state.values() for key in values})
+        rows = [row for key in keys for row in self._state_rows(state, key)]
+        return _joined(rows)
+
+    def buffers(self) -> Snapshot:
+        """As they are now."""
+        return _joined([(name, buffer) for name, buffer in self.names.buffers(self.module)], localized_piece)
+
+    def _read(self, part: Callable[[torch.Tensor], torch.Tensor | None]) -> Snapshot:
+        if self.full_tensors is not None:
+            return _joined(self._gathered([(parameter, part(parameter)) for parameter in self.module.parameters()]))
+        slots = self._find()
+        return snapshot(slots, self._pieces, [part(slot.parameter) for slot in slots])
+
+    def _find(self) -> tuple[Slot, ...]:
+        """A slot for each parameter; those that have been replaced are found anew, those that are hidden for a time are kept.
+
+        `DistributedDataParallel` over tensor parallelism hides shards behind other tensors.
+        """
+        found = self._known | dict(self.names.parameters(self.module))
+        if found.keys() != self._known.keys() or any(self._known[name] is not parameter for name, parameter in found.items()):
+            self._known = found
+            self._slots = flat_slots(self.module) if self._is_flat else tuple(map(_slot, found, found.values()))
+            self._pieces = tuple(piece for slot in self._slots for piece in slot.pieces)
+        return self._slots
+
+    def _gathered(self, parts: Sequence[tuple[nn.Parameter, torch.Tensor | None]]) -> list[tuple[str, torch.Tensor | None]]:
+        """Full tensors of what is put in the place of each parameter; what comes of nothing but absent ones is absent."""
+        assert self.full_tensors is not None, "asked for only where the user has given it"
+        kept = [parameter.data for parameter, _ in parts]
+        try:
+            for parameter, part in parts:
+                parameter.data = torch.full_like(parameter.data, float("nan")) if part is None else part.detach()
+            gathered = _require_tensors(self.full_tensors(self.module))
+        finally:
+            for (parameter, _), data in zip(parts, kept, strict=True):
+                parameter.data = data
+        some_absent = any(part is None for _, part in parts)
+        return [(canonical_name(name), None if some_absent and bool(full.isnan().all()) else full) for name, full in gathered]
+
+    def _state_rows(self, state: State, key: str) -> list[tuple[str, torch.Tensor | None]]:
+        parameters = list(self.module.parameters())
+        values = [state.get(parameter, {}).get(key) for parameter in parameters]
+        alike = [
+            isinstance(value, torch.Tensor) and value.shape == parameter.shape
+            for value, parameter in zip(values, parameters, strict=True)
+        ]
+        if any(alike):
+            fitting = [value if fits else None for value, fits in zip(values, alike, strict=True)]
+            gathered = self._gathered(list(zip(parameters, fitting, strict=True)))
+            return [(f"{name}/{key}", full) for name, full in gathered if full is not None]
+        named = {parameter: name for name, parameter in self.names.parameters(self.module)}
+        rows = [(named.get(parameter), value) for parameter, value in zip(parameters, values, strict=True) if value is not None]
+        return [(f"{name}/{key}", torch.as_tensor(value)) for name, value in rows if name is not None]
+
+
+def _require_tensors(gathered: Any) -> list[tuple[str, torch.Tensor]]:
+    if not (isinstance(gathered, Mapping) and all(isinstance(value, torch.Tensor) for value in gathered.values())):
+        allowed = "a dict of tensors by name"
+        raise UsageError(f"check_training: full_tensors returned a {type(gathered).__name__}; allowed: {allowed}")
+    return [(name, value.detach().clone()) for name, value in gathered.items()]
+
+
+def _state_of(optimizer: torch.optim.Optimizer) -> State:
+    """Under `ZeroRedundancyOptimizer` that of the optimizer within, which has what this rank updates."""
+    inner = getattr(optimizer, "optim", None)
+    state: State = (inner if isinstance(inner, torch.optim.Optimizer) else optimizer).state
+    return state
+
+
+def _slot(name: str, parameter: torch.Tensor) -> Slot:
+    return Slot(parameter=parameter, pieces=(localized_piece(name, parameter),))
+
+
+def _whole(name: str, tensor: torch.Tensor) -> Piece:
+    return Piece(name=name, shape=tuple(tensor.shape))
+
+
+def _joined(rows: Sequence[tuple[str, torch.Tensor | None]], piece: Callable[[str, torch.Tensor], Piece] = _whole) -> Snapshot:
+    held = [(name, torch.empty(0) if tensor is None else tensor) for name, tensor in rows]
+    slots = [Slot(parameter=tensor, pieces=(piece(name, tensor),)) for name, tensor in held]
+    return snapshot(slots, tuple(part for slot in slots for part in slot.pieces), [tensor for _, tensor in rows])

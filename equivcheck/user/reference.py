@@ -1,0 +1,172 @@
+"""What one device computes of a user's training, and how far rounding alone moves it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch.overrides import TorchFunctionMode
+
+from equivcheck.errors import UsageError
+from equivcheck.reference.doubt import Doubt, doubt_about
+from equivcheck.reference.noise import NUM_CONFIRMATIONS, NUM_PERTURBATIONS, Expected, expected_of
+from equivcheck.reference.reference import Reference
+from equivcheck.trace.moments import moments
+from equivcheck.trace.tensors import full_vector, norms
+from equivcheck.trace.trace import Trace
+from equivcheck.train.threads import one_thread
+from equivcheck.user.batches import converted, factors, moved, split
+from equivcheck.user.loop import train
+from equivcheck.user.names import Names
+from equivcheck.user.randomness import seeded
+from equivcheck.user.ranks import build
+from equivcheck.user.reading import Reader
+from equivcheck.user.task import Task
+
+
+class Original:
+    """The run on one device, with as many copies as have been asked for, each moved by one unit in the last place."""
+
+    def __init__(self, task: Task) -> None:
+        """Raises `UsageError` for a model or training that is not the same each time."""
+        self.task = task
+        self._copies: list[Trace] = []
+        with one_thread():
+            _require_same_model(task)
+            model = build(task)
+            with _Precision() as precision:
+                self.trace = _trace(task, seed=task.seed, model=model)
+            self.precision = precision.coarsest(self._tensors())
+            self.eps = float(torch.finfo(self.precision).eps)
+            _require_same_training(self.trace, _trace(task, seed=task.seed + 1))
+
+    @property
+    def limit(self) -> float:
+        """Noise of more than half of the digits, as a share of a tensor's kind."""
+        return float(np.sqrt(self.eps))
+
+    def reference(self) -> Reference:
+        """With the noise floor of a few copies."""
+        return self._reference(NUM_PERTURBATIONS, None)
+
+    def confirming_reference(self, parts: Trace | None) -> Reference:
+        """With that of many, and of the same training over parts of its batches, where given."""
+        return self._reference(NUM_PERTURBATIONS + NUM_CONFIRMATIONS, parts)
+
+    def parts(self) -> Trace | None:
+        """The run over the parts that data ranks take, one after the other; None where users cut, or step, in their own way."""
+        task = self.task
+        if task.num_data_ranks == 1 or task.shard is not None or task.step is not None:
+            return None
+        with one_thread():
+            return _trace(task, seed=task.seed, batches=[split(batch, task.num_data_ranks) for batch in task.batches])
+
+    def _reference(self, num_copies: int, parts: Trace | None) -> Reference:
+        with one_thread():
+            while len(self._copies) < num_copies:
+                self._copies.append(_copy(self.task, len(self._copies), self.eps))
+        rows = list(zip(*map(_values, (self.trace, *self._copies)), strict=True))
+        if any(len({len(row) for row in values}) > 1 for values in rows):
+            return Reference((), Doubt(reason="rounding alone decides which gradients there are", step=0))
+        found = expected_of(self.trace, [np.stack(values) for values in rows], self.eps, *(() if parts is None else (parts,)))
+        return Reference(found, doubt_about(found, self.limit))
+
+    def _tensors(self) -> list[torch.dtype]:
+        names = {name for step in self.trace.steps for name in step.parameters.dtypes}
+        return [dtype for dtype in (getattr(torch, name) for name in names) if dtype.is_floating_point]
+
+
+def far_moment(reference: Reference, trace: Trace, limit: float) -> Expected | None:
+    """The first moment at which another run on one device is elsewhere by more than `limit` of a tensor's kind."""
+    for expected, moment in zip(reference.moments, moments(trace), strict=True):
+        if moment.snapshot.present != expected.present:
+            return expected
+        values = full_vector(expected.table, expected.present, moment.snapshot.values)
+        with np.errstate(invalid="ignore"):
+            far = norms(expected.table, values - expected.values) > expected.tolerances + limit * expected.scales
+        if far.any():
+            return expected
+    return None
+
+
+def _trace(task: Task, *, seed: int, batches: Sequence[Any] | None = None, model: nn.Module | None = None) -> Trace:
+    """One run on one device. What it raises is the user's own, with a note of where."""
+    try:
+        module = build(task) if model is None else model
+        given = task.batches if batches is None else batches
+        with seeded(seed):
+            return train(task, Reader(Names(module), module), [converted(b, task.dtype) for b in given], task.step, 1.0)
+    except UsageError:
+        raise
+    except Exception as error:
+        how = "as they are" if task.dtype is None else f"converted to {task.dtype} (dtype=None leaves them as they are)"
+        error.add_note(f"check_training: in the run on one device, with model and batches {how}")
+        raise
+
+
+def _copy(task: Task, number: int, eps: float) -> Trace:
+    generator = np.random.default_rng((task.seed, number))
+    model = build(task)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.is_floating_point():
+                parameter.mul_(factors(parameter, eps, generator))
+    batches = [moved(converted(batch, task.dtype), eps, generator) for batch in task.batches]
+    return _trace(task, seed=task.seed, batches=batches, model=model)
+
+
+def _values(trace: Trace) -> list[Any]:
+    return [moment.snapshot.values for moment in moments(trace)]
+
+
+def _require_same_model(task: Task) -> None:
+    first, second = build(task), build(task)
+    allowed = "a function that builds a new one, the same each time; torch, numpy and random are seeded before each call"
+    if {id(module) for module in first.modules()} & {id(module) for module in second.modules()}:
+        raise UsageError(f"check_training: model returns the same module, or parts of it, at each call; allowed: {allowed}")
+    before, after = (dict([*model.named_parameters(), *model.named_buffers()]) for model in (first, second))
+    differing = [name for name in before | after if not _equal(before.get(name), after.get(name))]
+    if differing:
+        raise UsageError(f"check_training: model gives another {differing[0]} at each call; allowed: {allowed}")
+    complex_ones = [name for name, tensor in before.items() if tensor.is_complex()]
+    if complex_ones:
+        raise UsageError(f"check_training: {complex_ones[0]} is complex; allowed: real parameters and buffers")
+
+
+def _equal(first: torch.Tensor | None, second: torch.Tensor | None) -> bool:
+    if first is None or second is None or first.dtype != second.dtype or first.shape != second.shape:
+        return False
+    return bool(torch.isclose(first.detach(), second.detach(), rtol=0.0, atol=0.0, equal_nan=True).all())
+
+
+def _require_same_training(first: Trace, second: Trace) -> None:
+    """Two runs that differ in nothing but the state of random generators leave the same bits."""
+    for one, other in zip(moments(first), moments(second), strict=True):
+        if one.snapshot.present != other.snapshot.present or not np.array_equal(
+            one.snapshot.values, other.snapshot.values, equal_nan=True
+        ):
+            raise UsageError(
+                f"check_training: two runs on one device differ at step {one.step} ({one.phase.value}), as if it drew random "
+                "numbers (dropout?); allowed: a training that draws none, as each rank would draw its own"
+            )
+
+
+class _Precision(TorchFunctionMode):
+    """Notes which types results that need gradients have: some models compute in lower precision within."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._seen: set[torch.dtype] = set()
+
+    def __torch_function__(self, function: Any, types: Any, arguments: Any = (), keywords: Any = None) -> Any:
+        result = function(*arguments, **(keywords or {}))
+        if isinstance(result, torch.Tensor) and result.requires_grad and result.is_floating_point():
+            self._seen.add(result.dtype)
+        return result
+
+    def coarsest(self, others: Sequence[torch.dtype]) -> torch.dtype:
+        """Of those seen and others."""
+        return max((*self._seen, *others), key=lambda dtype: torch.finfo(dtype).eps, default=torch.float64)

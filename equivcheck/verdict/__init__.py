@@ -1,0 +1,1 @@
+"""The outcome of a check with its evidence, in words and as data."""

@@ -1,0 +1,137 @@
+"""The outcome of a check, with its evidence."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from equivcheck.choice import Choice
+from equivcheck.errors import NotEquivalent
+from equivcheck.scenario import Scenario
+from equivcheck.scenario.words import in_words
+from equivcheck.trace.differences import Divergence
+from equivcheck.verdict.cause import Diagnosis
+from equivcheck.verdict.description import of_divergence, of_ranks, shortened
+from equivcheck.worlds.call import Call
+from equivcheck.worlds.failure import Failure
+
+if TYPE_CHECKING:
+    from equivcheck.train.setup import Setup
+
+    Alter = Callable[[Setup], None]
+
+AGAIN = "again: the scenario below, as @example(...) of a test, or as JSON for `equivcheck check FILE`"
+
+
+class Outcome(Choice):
+    """What a check found."""
+
+    EQUIVALENT = "equivalent"
+    DIVERGED = "diverged"
+    CRASHED = "crashed"
+    HUNG = "hung"
+    KNOWN = "known"
+    INCONCLUSIVE = "inconclusive"
+    UNSUPPORTED = "unsupported"
+
+    @property
+    def is_finding(self) -> bool:
+        """Whether it is something new and wrong, to be kept and looked at."""
+        return self in (Outcome.DIVERGED, Outcome.CRASHED, Outcome.HUNG)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """What `check` returns."""
+
+    outcome: Outcome
+    """What was found."""
+    scenario: Scenario
+    """What was checked."""
+    world: str
+    """Where the ranks ran."""
+    reason: str = ""
+    """One sentence for people; empty when equivalent."""
+    divergence: Divergence | None = None
+    """The first divergence; None unless diverged."""
+    followers: tuple[str, ...] = ()
+    """Other tensors that differ, as ``step 0 gradient layers.0.linear.weight``, in order, at most 20."""
+    failure: Failure | None = None
+    """What happened to the ranks; None unless crashed or hung."""
+    diagnosis: Diagnosis | None = None
+    """Why, if something that is known to go wrong explains it; None when nothing does, or nobody has asked (`explained`)."""
+    drift: str = ""
+    """Where it starts, found by giving the ranks the reference's values at the start of each step; empty if nobody has asked."""
+    confirmed: str = ""
+    """Whether another world finds the same, in words; empty if nobody has asked."""
+    known: str = ""
+    """Identifier of the known upstream issue; empty unless known."""
+    worst_error: float = 0.0
+    """The largest error over all tensors in units of tolerance; below 1 when equivalent at every step."""
+    seconds: float = 0.0
+    """Time of the whole check."""
+    undecided: str = ""
+    """Why later steps of what is equivalent say nothing, and from which on; empty where every step does."""
+    unforeseen: str = ""
+    """Why the ranks' calls were not held against a prediction; empty where they were, or where nothing was compared."""
+    calls: tuple[tuple[Call, ...], ...] = ()
+    """Per rank, its calls in the order of issue; empty in a world that does not see them, or where the ranks failed."""
+    explain: Callable[[Verdict, Alter | None], Verdict] | None = field(default=None, repr=False, compare=False)
+    """Gives the verdict a diagnosis, for the fault that was planted, if any; None where nobody can."""
+
+    @property
+    def is_clear(self) -> bool:
+        """Whether it is equivalent, and at every step."""
+        return self.outcome is Outcome.EQUIVALENT and not self.undecided
+
+    def assert_equivalent(self, *, alter: Alter | None = None) -> None:
+        """Raise `NotEquivalent` if something new and wrong was found; known, inconclusive and unsupported ones pass silently.
+
+        Its text has a diagnosis, worked out when it is asked for: where many are raised, as while Hypothesis shrinks, few are
+        read. The ranks run again for it, with `alter` if that is what the verdict was found with.
+        """
+        if self.outcome.is_finding:
+            raise NotEquivalent(self.describe(), lambda: self._explained(alter))
+
+    def describe(self) -> str:
+        """At most ten lines for people, then the scenario as code."""
+        lines = [f"{self.outcome.value.upper()}: {self.heading()}", *(f"  {line}" for line in self.evidence())]
+        return "\n".join([*lines, repr(self.scenario)])
+
+    def heading(self) -> str:
+        """What was checked where: ``ddp on 2 ranks, widths 1-1, SGD, 1 microbatch of 2 rows, 1 step, float64, in sim``."""
+        return f"{in_words(self.scenario)}, in {self.world}"
+
+    def evidence(self) -> list[str]:
+        """What was found, a line each: without the outcome, and without the scenario as code."""
+        if not self.outcome.is_finding:
+            return self._plainly()
+        first = self.divergence
+        lines = [f"what: {shortened(self.reason)}"] if first is None else of_divergence(first, self.followers)
+        if self.failure is not None and self.diagnosis is None:
+            lines += of_ranks(self.failure)
+        lines += self._why()
+        if self.confirmed:
+            lines.append(f"confirmed: {self.confirmed}")
+        return [*lines, AGAIN]
+
+    def _plainly(self) -> list[str]:
+        lines = [self.reason or f"the largest error is {self.worst_error:.2g} of its tolerance"]
+        if self.undecided:
+            lines.append(self.undecided)
+        return [*lines, f"on file as {self.known}"] if self.known else lines
+
+    def _why(self) -> list[str]:
+        if self.diagnosis is not None:
+            lines = [f"why:   {shortened(self.diagnosis.sentence)}"]
+        elif self.drift:
+            lines = ["why:   nothing that is known to go wrong explains it"]
+        else:
+            return []
+        return [*lines, f"where: {self.drift}"] if self.drift else lines
+
+    def _explained(self, alter: Alter | None) -> str:
+        if self.explain is None or self.drift or self.diagnosis:
+            return self.describe()
+        return self.explain(self, alter).describe()

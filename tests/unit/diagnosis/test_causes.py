@@ -1,0 +1,92 @@
+"""Each kind of fault, planted by hand, is told by its cause and in a sentence."""
+
+from dataclasses import replace
+
+import pytest
+
+from equivcheck import Scenario, check
+from equivcheck.diagnosis.explain import explained
+from equivcheck.scenario import Adam, AdamW, ClipNorm, Data, Group, Layer, Model, Select, Split, StepLR
+from equivcheck.verdict.cause import Cause
+from unit.diagnosis import faults
+from unit.diagnosis.faults import ON_DDP, ON_FSDP2, TRAINING, Fault
+
+CLIPPED = replace(ON_FSDP2, training=replace(TRAINING, clipping=ClipNorm(max_norm=0.125)))
+DECAYED = replace(
+    ON_DDP,
+    training=replace(TRAINING, optimizer=AdamW(weight_decay=0.25), groups=(Group(select=Select.VECTORS),)),
+)
+SCHEDULED = replace(ON_DDP, training=replace(TRAINING, schedule=StepLR(), steps=3))
+ROW = faults.tensor_parallel(Split.COLUMN, Split.ROW)
+
+CASES: tuple[tuple[Scenario, Fault, Cause, str], ...] = (
+    (ON_DDP, faults.rows_of_first, Cause.SAME_ROWS, "the 2 dp ranks compute on the same rows: those of the first"),
+    (ON_DDP, faults.keep_gradients, Cause.NOT_ZEROED, "gradients are not zeroed between steps"),
+    (ON_FSDP2, faults.lose_state, Cause.STATE_LOST, "the state of the optimizer is lost at each step"),
+    (ON_DDP, faults.nothing_is_updated, Cause.NOT_UPDATED, "no parameter is ever updated"),
+    (ON_DDP, faults.another_start, Cause.UNEQUAL_START, "rank 1 starts from other values of"),
+    (CLIPPED, faults.clip_nothing, Cause.NOT_CLIPPED, "gradients are not clipped"),
+    (CLIPPED, faults.clip_by_own_shard, Cause.LOCAL_NORM, "each rank clips by the norm of what it holds alone"),
+    (ON_DDP, faults.settings(eps=1e-3), Cause.HYPERPARAMETER, "the optimizer runs with eps = "),
+    (ON_DDP, faults.settings(betas=(0.9, 0.99)), Cause.HYPERPARAMETER, "betas = (0.9, 0.99), not (0.9, 0.999)"),
+    (DECAYED, faults.settings(weight_decay=0.25), Cause.DECAY_EVERYWHERE, "weight decay 0.25 is applied to all groups"),
+    (ROW, faults.bias_everywhere, Cause.BIAS_ON_EVERY_RANK, "the bias of `layers.1.linear` is added on each of the 2 tp ranks"),
+    (ON_DDP, faults.round_parameters, Cause.MASTERS_IN_LOWER_PRECISION, "parameters are kept in bfloat16 between steps"),
+    (ON_DDP, faults.gradients(lambda values: values.mul_(1024.0)), Cause.NOT_UNSCALED, "1024 times what they should be"),
+    (ON_DDP, faults.gradients(lambda values: values.mul_(3.0)), Cause.SCALED, "3 times what they should be"),
+)
+
+
+@pytest.mark.parametrize(("scenario", "alter", "cause", "words"), CASES, ids=[case[2].value for case in CASES])
+def test_a_fault_is_told_by_its_cause(scenario: Scenario, alter: Fault, cause: Cause, words: str) -> None:
+    """One device that is wrong in this way leaves what the ranks left, over all steps."""
+    verdict = explained(check(scenario, alter=alter), alter=alter)
+
+    assert verdict.diagnosis is not None, verdict.describe()
+    assert (verdict.diagnosis.cause, verdict.diagnosis.exact) == (cause, True), verdict.diagnosis.sentence
+    assert words in verdict.diagnosis.sentence
+
+
+def test_nothing_explains_what_is_not_known() -> None:
+    """No cause is made up: the text says that none fits."""
+    verdict = explained(check(ON_DDP, alter=faults.spoil), alter=faults.spoil)
+
+    assert verdict.diagnosis is None, verdict.diagnosis
+    assert "why:   nothing that is known to go wrong explains it" in verdict.describe()
+
+
+def test_values_that_have_not_arrived_are_told_by_their_pattern() -> None:
+    """NaN where the reference has none is what asynchronous results are until they are waited for; that is no proof."""
+    verdict = explained(check(ON_DDP, alter=faults.unread), alter=faults.unread)
+
+    assert verdict.diagnosis is not None
+    assert (verdict.diagnosis.cause, verdict.diagnosis.exact) == (Cause.READ_BEFORE_DONE, False)
+
+
+def test_what_looks_the_same_is_named_beside_it() -> None:
+    """Over two ranks and two equal microbatches, a factor of two has two explanations."""
+    double = faults.gradients(lambda values: values.mul_(2.0))
+    training = replace(
+        TRAINING, data=Data(microbatches=(2, 2)), model=Model(features=1, layers=(Layer(width=1),)), optimizer=Adam()
+    )
+    scenario = replace(ON_FSDP2, training=training)
+    verdict = explained(check(scenario, alter=double), alter=double)
+
+    assert verdict.diagnosis is not None
+    assert verdict.diagnosis.cause is Cause.SUMMED
+    assert "does not tell this from another: the gradient is the sum over the 2 microbatches" in verdict.diagnosis.sentence
+
+
+def test_verdicts_that_are_no_findings_stay_as_they_are() -> None:
+    """Honest ranks are never diagnosed, nor run again."""
+    verdict = check(ON_DDP)
+
+    assert explained(verdict, alter=faults.spoil) is verdict
+
+
+def test_ranks_that_do_not_diverge_again_are_not_diagnosed() -> None:
+    """A verdict of a fault that is no longer planted says that it does not show."""
+    verdict = explained(check(ON_DDP, alter=faults.spoil))
+
+    assert verdict.diagnosis is None
+    assert verdict.drift == "not found: run again, the ranks leave what they should"

@@ -1,0 +1,18 @@
+"""Ranks of which the first is right."""
+
+from equivcheck import check
+from equivcheck.diagnosis.explain import explained
+from equivcheck.mutants.registry import mutant
+from equivcheck.verdict.cause import Cause
+from mutants.minimums_of_layers import MINIMUMS
+
+
+def test_a_second_rank_that_is_not_updated_disagrees() -> None:
+    """What the first rank holds is right, so that neither unchanged rows nor a ratio explain it."""
+    skips = mutant("rank_skips_update")
+
+    verdict = explained(check(MINIMUMS[skips.name], alter=skips.plant), alter=skips.plant)
+
+    assert verdict.diagnosis is not None
+    assert verdict.diagnosis.cause is Cause.RANKS_DISAGREE
+    assert verdict.diagnosis.cause in skips.causes

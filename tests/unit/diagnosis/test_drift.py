@@ -1,0 +1,54 @@
+"""Ranks that begin each step with the reference's values say at which steps they go wrong by themselves."""
+
+import pytest
+
+from equivcheck import Scenario, check
+from equivcheck.comparison.compare import compare
+from equivcheck.diagnosis.explain import explained
+from equivcheck.diagnosis.forcing import beginnings, forcing
+from equivcheck.layouts.running import Runner
+from equivcheck.reference.reference import confirming_reference
+from unit.diagnosis import faults
+from unit.diagnosis.faults import ON_DDP, ON_FSDP2, Fault
+
+
+@pytest.mark.parametrize("scenario", faults.LAYOUTS, ids=[f"{number} {at.name}" for number, at in enumerate(faults.LAYOUTS)])
+def test_what_is_lost_between_steps_is_given_back_under_every_layout(scenario: Scenario) -> None:
+    """Ranks that start elsewhere and lose their state leave the reference's values, if these are given to them at each step."""
+
+    def lose_everything(setup: faults.Setup) -> None:
+        if setup.state_of.__name__ == "own_state":
+            faults.lose_state(setup)
+        faults.another_start(setup)
+
+    forced = forcing(beginnings(scenario), lose_everything, state=True)
+    left = Runner(world="sim", deadline=60.0, alter=forced).run(scenario)
+
+    assert compare(confirming_reference(scenario.training, 2), left.run.values).divergences == ()
+
+
+@pytest.mark.parametrize(
+    ("scenario", "alter", "drift"),
+    [
+        (ON_DDP, faults.gradients(lambda values: values.mul_(3.0)), "every step is wrong by itself"),
+        (
+            ON_FSDP2,
+            faults.lose_state,
+            "each step is right by itself from the reference's values: it is optimizer state carried over that goes wrong",
+        ),
+        (
+            ON_DDP,
+            faults.another_start,
+            "each step is right by itself from the reference's values: it is the parameters carried over that goes wrong",
+        ),
+        (
+            ON_DDP,
+            faults.keep_gradients,
+            "step 0 is right by itself; step 1 is wrong: gradient of layers.0.linear.weight",
+        ),
+    ],
+    ids=["every step", "state", "parameters", "from the second on"],
+)
+def test_a_verdict_says_which_steps_are_wrong_by_themselves(scenario: Scenario, alter: Fault, drift: str) -> None:
+    """Whether a step goes wrong, or what it begins with."""
+    assert explained(check(scenario, alter=alter), alter=alter).drift == drift

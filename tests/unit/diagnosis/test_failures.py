@@ -1,0 +1,34 @@
+"""Ranks that hang or crash are told by what each was doing."""
+
+from equivcheck import check
+from equivcheck.diagnosis.explain import explained
+from equivcheck.diagnosis.failures import diagnosis_of_failure
+from equivcheck.verdict.cause import Cause
+from equivcheck.worlds.failure import Failure, FailureKind, RankReport, RankState
+from unit.diagnosis.faults import ON_DDP, skip_a_collective
+
+WAITS = {"state": RankState.WAITING, "pending": "all_reduce.sum float64[2] on ranks (0, 1, 2), call 3"}
+
+
+def test_a_rank_that_raises_is_named_with_those_that_wait_for_it() -> None:
+    """Who raised what, and who waits where."""
+    reports = (
+        RankReport(rank=0, **WAITS),  # type: ignore[arg-type]
+        RankReport(rank=1, state=RankState.RAISED, error="ValueError: no\nmore"),
+        RankReport(rank=2, **WAITS),  # type: ignore[arg-type]
+    )
+    found = diagnosis_of_failure(Failure(kind=FailureKind.RAISED, summary="", reports=reports))
+
+    assert found.cause is Cause.RANK_FAILED
+    assert found.sentence == f"rank 1 raises ValueError: no; ranks 0 and 2 wait in {WAITS['pending']}"
+
+
+def test_ranks_that_call_differently_are_named_with_their_calls() -> None:
+    """A rank that leaves a reduction out is beside those that wait in one."""
+    verdict = explained(check(ON_DDP, alter=skip_a_collective), alter=skip_a_collective)
+
+    assert verdict.diagnosis is not None
+    assert verdict.diagnosis.cause is Cause.CALLS_DIFFER
+    assert "rank 0 waits in all_reduce.sum" in verdict.diagnosis.sentence
+    assert "rank 1" in verdict.diagnosis.sentence
+    assert len(verdict.describe().splitlines()) <= 11

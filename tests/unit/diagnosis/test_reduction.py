@@ -1,0 +1,67 @@
+"""Gradients that are reduced in a wrong way are told by what they are."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+
+from equivcheck import Scenario, check
+from equivcheck.diagnosis.explain import explained
+from equivcheck.mutants.registry import mutant
+from equivcheck.scenario import DDP, FSDP2, SGD, Axis, Data, Layer, Layout, Mesh, Model, Training
+from equivcheck.train.setup import Setup
+from equivcheck.verdict.cause import Cause
+
+TRAINING = Training(
+    model=Model(features=2, layers=(Layer(width=2), Layer(width=1))),
+    data=Data(microbatches=(4, 4)),
+    optimizer=SGD(lr=0.125, momentum=0.5),
+    steps=2,
+)
+DDP_OF_2 = Scenario(training=TRAINING, layout=Layout(mesh=Mesh(axes=(Axis(name="dp", size=2),)), parallelisms=(DDP(),)))
+FSDP_OF_4 = replace(
+    DDP_OF_2,
+    training=replace(TRAINING, data=Data(microbatches=(4,)), steps=1),
+    layout=Layout(mesh=Mesh(axes=(Axis(name="dp", size=4),)), parallelisms=(FSDP2(),)),
+)
+
+
+def multiplied(factor: float) -> Callable[[Setup], None]:
+    """Plant gradients multiplied before they are read."""
+
+    def multiply(setup: Setup, _optimizer: torch.optim.Optimizer) -> None:
+        for parameter in setup.model.parameters():
+            assert parameter.grad is not None
+            parameter.grad.mul_(factor)
+
+    return lambda setup: setup.before_update.append(lambda optimizer, _step: multiply(setup, optimizer))
+
+
+CASES = (
+    (
+        DDP_OF_2,
+        mutant("gradients_summed").plant,
+        Cause.SUMMED,
+        "all gradients are the sum over the 2 dp ranks, not the mean, at each microbatch",
+    ),
+    (
+        DDP_OF_2,
+        mutant("parameter_left_out").plant,
+        Cause.NOT_REDUCED,
+        "the gradient of `layers.1.linear.bias` is not reduced over the 2 dp ranks: each has what its own rows give",
+    ),
+    (FSDP_OF_4, multiplied(4.0), Cause.SUMMED, "all gradients are the sum over the 4 dp ranks, not the mean"),
+    (FSDP_OF_4, multiplied(0.25), Cause.AVERAGED_TWICE, "all gradients are divided by the number of the 4 dp ranks twice"),
+    (FSDP_OF_4, multiplied(0.0), Cause.GRADIENT_LOST, "all gradients are zero"),
+)
+
+
+@pytest.mark.parametrize(("scenario", "alter", "cause", "sentence"), CASES, ids=lambda value: getattr(value, "value", None))
+def test_a_wrong_reduction_is_named(scenario: Scenario, alter: Callable[[Setup], None], cause: Cause, sentence: str) -> None:
+    """The cause, the tensors and the ranks, over all steps."""
+    verdict = explained(check(scenario, alter=alter), alter=alter)
+
+    assert verdict.diagnosis is not None
+    assert (verdict.diagnosis.cause, verdict.diagnosis.exact) == (cause, True)
+    assert verdict.diagnosis.sentence == sentence

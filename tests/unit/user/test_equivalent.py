@@ -1,0 +1,232 @@
+"""What `check_training` says of honest trainings, whatever they are spread by."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed._functional_collectives import all_gather_tensor
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.nn.parallel import DistributedDataParallel
+
+from equivcheck import Outcome, check_training
+from equivcheck.layouts.zero_redundancy import ZeroRedundancyOptimizer
+from unit.user.programs import adam, batches, brought, in_ddp
+
+
+def in_fsdp1(model: nn.Module, _mesh: DeviceMesh) -> nn.Module:
+    """Flat parameters behind the original ones."""
+    return FullyShardedDataParallel(model, device_id=torch.device("cpu"), use_orig_params=True)
+
+
+def in_flat_fsdp1(model: nn.Module, _mesh: DeviceMesh) -> nn.Module:
+    """Flat parameters, by layers."""
+    for index in (0, 3):
+        model[index] = FullyShardedDataParallel(model[index], device_id=torch.device("cpu"))
+    return FullyShardedDataParallel(model, device_id=torch.device("cpu"))
+
+
+def in_fsdp2(model: nn.Module, mesh: DeviceMesh) -> None:
+    """In place, by layers."""
+    for layer in (model[0], model[3], model):
+        fully_shard(layer, mesh=mesh)
+
+
+def in_ddp_over_tp(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
+    """Two axes."""
+    parallelize_module(model, mesh["tp"], {"0": ColwiseParallel(output_layouts=torch.distributed.tensor.Replicate())})
+    return DistributedDataParallel(model, device_mesh=mesh["dp"])
+
+
+def in_tp(model: nn.Module, mesh: DeviceMesh) -> None:
+    """No axis of data: every rank takes the whole batch."""
+    parallelize_module(model, mesh, {"0": RowwiseParallel(input_layouts=torch.distributed.tensor.Replicate())})
+
+
+@pytest.mark.parametrize(
+    ("parallelize", "mesh"),
+    [
+        (in_ddp, {"dp": 2}),
+        (in_ddp, {"dp": 1}),
+        (in_fsdp1, {"fsdp": 2}),
+        (in_flat_fsdp1, {"dp": 2}),
+        (in_fsdp2, {"dp_replicate": 2, "dp_shard": 2}),
+        (in_ddp_over_tp, {"dp": 2, "tp": 2}),
+        (in_tp, {"tp": 3}),
+    ],
+    ids=lambda value: getattr(value, "__name__", str(value)),
+)
+def test_what_torch_offers_is_equivalent(parallelize: Callable[..., Any], mesh: dict[str, int]) -> None:
+    """Every parallelism of torch is read back whole, with its state, and agrees."""
+    verdict = check_training(**brought(parallelize=parallelize, mesh=mesh))
+    assert verdict.outcome is Outcome.EQUIVALENT, verdict.describe()
+    assert verdict.precision == "float64"
+    verdict.assert_equivalent()
+
+
+class Halved(nn.Module):
+    """A linear of which each rank has the half of the rows: a shard that is no DTensor."""
+
+    def __init__(self, linear: nn.Linear, rank: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(linear.weight.detach().chunk(2)[rank].clone())
+        self.bias = nn.Parameter(linear.bias.detach().chunk(2)[rank].clone())
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        """What both ranks compute of it, side by side."""
+        return _Gathered.apply(nn.functional.linear(inputs, self.weight, self.bias))
+
+
+class _Gathered(torch.autograd.Function):
+    @staticmethod
+    def forward(context: Any, part: torch.Tensor) -> torch.Tensor:
+        parts = [torch.empty_like(part) for _ in range(2)]
+        dist.all_gather(parts, part.contiguous())
+        return torch.cat(parts, dim=-1)
+
+    @staticmethod
+    def backward(context: Any, gradient: torch.Tensor) -> torch.Tensor:
+        return gradient.chunk(2, dim=-1)[dist.get_rank()].contiguous()
+
+
+def halve_first(model: nn.Module, mesh: DeviceMesh) -> None:
+    """Split the first layer, whose input needs no gradient, by hand."""
+    model[0] = Halved(model[0], mesh.get_rank())
+
+
+def gathered(module: nn.Module) -> dict[str, torch.Tensor]:
+    """Every tensor whole, by the model's own names."""
+    halves = {f"0.{name}": all_gather_tensor(part.detach(), 0, dist.group.WORLD) for name, part in module[0].named_parameters()}
+    rest = {f"{index}.{name}": part for index in (2, 3) for name, part in module[index].named_parameters()}
+    return halves | rest
+
+
+def test_shards_of_hand_are_read_by_a_function() -> None:
+    """With `full_tensors`, parameters, gradients and state are compared whole; without, shards are no equal shape."""
+    arguments = brought(parallelize=halve_first, mesh={"tp": 2})
+    verdict = check_training(**arguments, full_tensors=gathered)
+    assert verdict.outcome is Outcome.EQUIVALENT, verdict.describe()
+    assert not verdict.unread
+    unread = check_training(**arguments)
+    assert unread.outcome is Outcome.DIVERGED
+    assert "full_tensors" in unread.describe()
+
+
+def test_a_wrong_shard_of_hand_is_seen() -> None:
+    """What is gathered is compared: a rank that scales its gradients shows."""
+
+    def wrong(model: nn.Module, mesh: DeviceMesh) -> None:
+        halve_first(model, mesh)
+        model[0].weight.register_hook(lambda gradient: gradient * (1 + mesh.get_rank()))
+
+    verdict = check_training(**brought(parallelize=wrong, mesh={"tp": 2}), full_tensors=gathered)
+    assert verdict.divergence is not None
+    assert (verdict.divergence.phase.value, verdict.divergence.tensor) == ("gradient", "0.weight")
+    assert verdict.divergence.index[0] >= 3
+
+
+def test_closures_and_lambdas_run() -> None:
+    """Everything may be defined where it is used."""
+    width = 5
+    verdict = check_training(
+        model=lambda: nn.Linear(4, width),
+        parallelize=lambda model, _mesh: DistributedDataParallel(model),
+        mesh={"dp": 2},
+        batches=[(inputs, inputs @ torch.ones(4, width)) for inputs, _ in batches()],
+        loss=lambda outputs, targets: (outputs - targets).abs().mean(),
+        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1),
+    )
+    verdict.assert_equivalent()
+
+
+def test_steps_of_their_own_may_clip_and_accumulate() -> None:
+    """A step function gets what it is given, cut for the rank; gradients are those that the optimizer finds."""
+
+    def step(model: nn.Module, batch: Any, optimizer: torch.optim.Optimizer, loss: Any) -> torch.Tensor:
+        optimizer.zero_grad()
+        value = sum(loss(model(part["x"]), part["y"]) for part in batch) / len(batch)
+        value.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+        optimizer.step()
+        return value
+
+    parts = [[{"x": x, "y": y}, {"x": -x, "y": y}] for x, y in batches()]
+    check_training(**brought(step=step, batches=parts)).assert_equivalent()
+
+
+def test_microbatches_schedules_and_sums() -> None:
+    """Lists are accumulated over, schedules step, and a sum of rows is made one of all ranks' rows."""
+    steps = [[batch, batches(2)[0]] for batch in batches()]
+    verdict = check_training(
+        **brought(
+            batches=steps,
+            reduction="sum",
+            loss=lambda outputs, targets: ((outputs - targets) ** 2).sum(),
+            scheduler=lambda optimizer: torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5),
+        )
+    )
+    verdict.assert_equivalent()
+
+
+def test_rows_are_cut_as_users_say() -> None:
+    """Axes of any name may cut rows, and so may a function."""
+    check_training(**brought(mesh={"workers": 2}, data_axes=("workers",))).assert_equivalent()
+
+    def alternate(batch: Any, mesh: DeviceMesh) -> Any:
+        return tuple(part[mesh.get_rank() :: 2] for part in batch)
+
+    check_training(**brought(mesh={"workers": 2}, shard=alternate)).assert_equivalent()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_precision_is_what_is_asked_for(dtype: torch.dtype) -> None:
+    """Without conversion the model's own type decides how far rounding may go."""
+    verdict = check_training(
+        **brought(
+            model=lambda: nn.Linear(4, 2, dtype=dtype),
+            batches=[tuple(part.abs().to(dtype) for part in batch) for batch in batches()],
+            loss=lambda outputs, targets: (outputs * targets).mean(),
+            optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1),
+            dtype=None,
+        )
+    )
+    assert verdict.precision == str(dtype).removeprefix("torch.")
+    assert verdict.outcome is Outcome.EQUIVALENT, verdict.describe()
+
+
+def test_lower_precision_within_is_noticed() -> None:
+    """A model that computes in float32 inside is held to float32."""
+
+    class Within(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(4, 2)
+
+        def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+            return torch.tanh(self.linear(inputs).float()).double()
+
+    assert check_training(**brought(model=Within)).precision == "float32"
+
+
+def test_optimizers_that_share_state_are_read() -> None:
+    """Under `ZeroRedundancyOptimizer` a rank has the state of what it updates."""
+    verdict = check_training(
+        **brought(optimizer=lambda parameters: _shared(parameters) if dist.is_initialized() else adam(parameters))
+    )
+    verdict.assert_equivalent()
+
+
+def _shared(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+    return ZeroRedundancyOptimizer(parameters, optimizer_class=torch.optim.Adam, lr=0.01)
+
+
+def test_processes_run_what_they_can_import() -> None:
+    """In gloo the same functions give the same outcome."""
+    verdict = check_training(**brought(), world="gloo")
+    assert (verdict.outcome, verdict.world) == (Outcome.EQUIVALENT, "gloo")

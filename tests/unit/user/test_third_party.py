@@ -1,0 +1,62 @@
+"""A third party's layout and mutant, found by their entry points, are checked as those that ship."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from importlib.metadata import EntryPoint
+
+import pytest
+from hypothesis import given, settings
+
+from equivcheck import Outcome, Scenario, Verdict, check
+from equivcheck.layouts import registry as layouts
+from equivcheck.mutants import registry as mutants
+from equivcheck.strategies import scenarios
+from equivcheck.strategies.layout import _names
+from equivcheck.strategies.parallelism import parallelisms_of
+
+POINTS = {
+    "equivcheck.layouts": EntryPoint("by_hand", "unit.user.third_party:ByHandKind", "equivcheck.layouts"),
+    "equivcheck.mutants": EntryPoint("doubled", "unit.user.third_party:DOUBLED", "equivcheck.mutants"),
+}
+CACHES = (layouts.layout_kinds, layouts.layout_names, mutants.mutants, parallelisms_of, _names)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _installed() -> Iterator[None]:
+    """As if a package with these entry points were installed."""
+    with pytest.MonkeyPatch.context() as patch:
+        for registry in (layouts, mutants):
+            patch.setattr(registry, "entry_points", lambda group: (POINTS[group],))
+        _forget()
+        yield
+    _forget()
+
+
+def _forget() -> None:
+    for cache in CACHES:
+        cache.cache_clear()
+
+
+def _is_of_another(verdict: Verdict) -> bool:
+    """Whether an issue on file showed before a hand-over, under a layout of torch's own."""
+    return verdict.outcome is Outcome.KNOWN and "before the hand-over, under " in verdict.reason
+
+
+@settings(max_examples=5)
+@given(scenarios(layouts=("by_hand",), max_ranks=2))
+def test_a_layout_is_generated_and_checked(scenario: Scenario) -> None:
+    """Its options are drawn from its fields, and it is equivalent."""
+    assert scenario.layout.name == "by_hand"
+    verdict = check(scenario)
+    assert verdict.outcome in (Outcome.EQUIVALENT, Outcome.INCONCLUSIVE) or _is_of_another(verdict), verdict.reason
+
+
+@settings(max_examples=5)
+@given(scenarios(layouts=("by_hand",), max_ranks=2))
+def test_a_mutant_is_planted_and_caught(scenario: Scenario) -> None:
+    """It is found by its name, and by the layouts that it goes with."""
+    mutant = mutants.mutant("doubled_by_hand")
+    assert mutant in mutants.mutants_of(("by_hand",))
+    verdict = check(scenario, alter=mutant.plant)
+    assert verdict.outcome in (Outcome.DIVERGED, Outcome.INCONCLUSIVE) or _is_of_another(verdict), verdict.reason

@@ -1,0 +1,70 @@
+"""Arguments of `check_training` that make no sense are told in one line."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from equivcheck import UsageError, check_training
+from equivcheck.worlds.pool import ranks
+from unit.user.programs import batches, brought, build
+
+_counter = itertools.count(1)
+_one = build()
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"mesh": (2, 2)}, r"mesh is \(2, 2\); allowed: a dict of axis sizes"),
+        ({"mesh": {}}, "mesh is {}; allowed: a dict"),
+        ({"mesh": {"dp": 0}}, "mesh has 'dp': 0; allowed"),
+        ({"mesh": {"dp": True}}, "mesh has 'dp': True; allowed"),
+        ({"mesh": {"workers": 2}}, r"axis 'workers' of the mesh may cut the batch or not; say so by data_axes=\(...\)"),
+        ({"data_axes": ("tp",)}, r"data_axes is \('tp',\); allowed: a tuple of axes of the mesh, dp"),
+        ({"data_axes": "dp"}, "data_axes is 'dp'; allowed: a tuple"),
+        ({"batches": []}, "batches is empty; allowed: at least one"),
+        ({"batches": [[]]}, r"batch 0 is \[\]; allowed: at least one microbatch"),
+        ({"batches": [torch.ones(4, 4)]}, r"batch 0 is a Tensor; allowed: a tuple \(inputs, targets\)"),
+        ({"batches": batches(3)}, "batch 0 has a tensor of 3 rows, which dp 2 cannot share out evenly; allowed: a multiple of 2"),
+        ({"model": nn.Linear(4, 2), "loss": 3}, "loss is 3; allowed: a callable"),
+        ({"step": 3}, "step is 3; allowed: a callable or None"),
+        ({"reduction": "max"}, "reduction is 'max'; allowed: mean, sum"),
+        ({"dtype": torch.int64}, "dtype is torch.int64; allowed: a floating-point"),
+        ({"model": lambda: None}, "model returned None; allowed: a torch.nn.Module"),
+        ({"model": lambda: _one}, "model returns the same module, or parts of it, at each call"),
+        ({"model": lambda: nn.Linear(4, 2).requires_grad_() if next(_counter) % 2 else build()}, "model gives another"),
+        ({"model": lambda: nn.Sequential(build(), nn.Dropout())}, r"two runs on one device differ at step 0 \(loss\)"),
+        ({"model": lambda: nn.Linear(4, 2, dtype=torch.complex128), "dtype": None}, "weight is complex; allowed: real"),
+        ({"optimizer": lambda parameters: None}, "optimizer returned None; allowed: a torch.optim.Optimizer"),
+        ({"step": lambda *arguments: "done"}, "step returned 'done'; allowed: the loss"),
+        ({"parallelize": lambda model, mesh: mesh}, "parallelize returned DeviceMesh.*; allowed: a torch.nn.Module, or None"),
+        ({"full_tensors": lambda module: 3}, "full_tensors returned a int; allowed: a dict of tensors by name"),
+        ({"world": "fake"}, "world 'fake' has no data to compare; allowed: sim, gloo"),
+        ({"world": "mpi"}, "world 'mpi' does not exist; allowed: sim, gloo, fake"),
+        ({"world": "gloo", "loss": lambda outputs, targets: outputs.sum()}, "loss is <function <lambda>.*cannot be sent to"),
+    ],
+    ids=lambda value: "" if isinstance(value, str) else "-".join(value),
+)
+def test_one_line_says_what_and_what_is_allowed(changes: dict[str, Any], words: str) -> None:
+    """Every wrong argument is named with its value."""
+    with pytest.raises(UsageError, match=words) as caught:
+        check_training(**brought(**changes))
+    assert "\n" not in str(caught.value)
+
+
+def test_ranks_must_be_those_of_the_mesh() -> None:
+    """Ranks that are given are as many as the mesh has."""
+    with pytest.raises(UsageError, match="world has 3 ranks; allowed: the 2 of the mesh"):
+        check_training(**brought(world=ranks("sim", 3)))
+
+
+def test_what_one_device_raises_stays_as_it_is() -> None:
+    """An error of the user's own code comes through, with a note of where it was raised."""
+    with pytest.raises(ZeroDivisionError) as caught:
+        check_training(**brought(loss=lambda outputs, targets: 1 / 0))
+    assert "in the run on one device, with model and batches converted to torch.float64" in caught.value.__notes__[0]
