@@ -15,7 +15,8 @@ from equivcheck.trace.differences import Phase
 from equivcheck.trace.moments import Moment, moments
 from equivcheck.trace.tensors import full_vector, table_of
 from equivcheck.train.loop import train
-from equivcheck.train.setup import Setup, single_device
+from equivcheck.train.setup import Setup
+from equivcheck.train.single_device import single_device
 from launched import launched
 
 Differences = dict[str, float]

@@ -10,7 +10,8 @@ from equivcheck.diagnosis.side_by_side import SideBySide
 from equivcheck.reference.rounded import rounded_setup
 from equivcheck.trace.trace import Trace
 from equivcheck.train.loop import train
-from equivcheck.train.setup import Setup, single_device
+from equivcheck.train.setup import Setup
+from equivcheck.train.single_device import single_device
 from equivcheck.verdict.cause import Cause
 
 

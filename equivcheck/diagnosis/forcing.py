@@ -17,7 +17,8 @@ from equivcheck.trace.pieces import Whole, part_of
 from equivcheck.trace.trace import Piece, Slot
 from equivcheck.train.loop import train
 from equivcheck.train.read import local_values, state_slots
-from equivcheck.train.setup import Setup, own_state, single_device
+from equivcheck.train.setup import Setup, own_state
+from equivcheck.train.single_device import single_device
 
 
 class NotWritable(EquivCheckError):

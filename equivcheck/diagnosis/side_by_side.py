@@ -21,7 +21,8 @@ from equivcheck.trace.trace import Trace
 from equivcheck.train.accumulate import part_loss, scalar
 from equivcheck.train.loop import pausing
 from equivcheck.train.material import Batch, material
-from equivcheck.train.setup import Setup, single_device
+from equivcheck.train.setup import Setup
+from equivcheck.train.single_device import single_device
 
 Gradients = dict[str, torch.Tensor]
 """By canonical name; a missing one is not there."""

@@ -13,7 +13,8 @@ from equivcheck.trace.pieces import fill, part_of, parts_of, whole_tensors
 from equivcheck.trace.tensors import Vector
 from equivcheck.trace.trace import Piece, Snapshot
 from equivcheck.train.read import buffer_snapshot, snapshot
-from equivcheck.train.setup import Setup, single_device
+from equivcheck.train.setup import Setup
+from equivcheck.train.single_device import single_device
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

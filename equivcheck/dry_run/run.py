@@ -21,7 +21,7 @@ from equivcheck.scenario import FSDP1, Scenario, ShardingStrategy, Wrapping
 from equivcheck.scenario.mesh import DP, SHARD
 from equivcheck.trace.stage import Stage
 from equivcheck.trace.trace import Piece, Snapshot, Trace
-from equivcheck.worlds.fake import FakeRanks
+from equivcheck.worlds.fake.ranks import FakeRanks
 from equivcheck.worlds.pool import ranks
 
 MAX_STEPS = 2

@@ -12,7 +12,8 @@ from equivcheck.layouts.whole_step import trace_steps
 from equivcheck.scenario import Layout, Scenario
 from equivcheck.trace.trace import Trace
 from equivcheck.train.loop import train
-from equivcheck.train.setup import Setup, single_device
+from equivcheck.train.setup import Setup
+from equivcheck.train.single_device import single_device
 from equivcheck.worlds.marks import mark
 from equivcheck.worlds.meshes import device_mesh
 

@@ -21,7 +21,7 @@ from equivcheck.trace.trace import Trace
 from equivcheck.train.copies import MakeSetup, train_copies
 from equivcheck.train.ensemble import EnsembleTrace, train_ensemble
 from equivcheck.train.material import Batch, material
-from equivcheck.train.setup import single_device
+from equivcheck.train.single_device import single_device
 
 NUM_PERTURBATIONS = 8
 """Perturbed runs of the reference; four are enough for tensors of many elements (no false alarm in 400 honest runs)."""

@@ -9,7 +9,8 @@ import torch
 
 from equivcheck.scenario import Training
 from equivcheck.train.copies import MakeSetup
-from equivcheck.train.setup import Setup, single_device
+from equivcheck.train.setup import Setup
+from equivcheck.train.single_device import single_device
 
 
 def rounding_setup(training: Training) -> MakeSetup:

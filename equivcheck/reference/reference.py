@@ -28,7 +28,7 @@ from equivcheck.reference.summation import split_trace, widely_clipped_trace
 from equivcheck.scenario import Training
 from equivcheck.trace.trace import Trace
 from equivcheck.train.loop import train
-from equivcheck.train.setup import single_device
+from equivcheck.train.single_device import single_device
 from equivcheck.train.threads import one_thread
 
 KEPT_REFERENCES = 16

@@ -21,7 +21,8 @@ from equivcheck.scenario.rounding import ElementType, LowPrecision
 from equivcheck.train.accumulate import part_loss, scalar
 from equivcheck.train.material import Batch, material
 from equivcheck.train.model import build_model, offset_of
-from equivcheck.train.setup import Setup, single_device
+from equivcheck.train.setup import Setup
+from equivcheck.train.single_device import single_device
 
 Gradients = dict[str, torch.Tensor]
 """Gradients of one part that wait for a reduction, by the name of their parameter."""

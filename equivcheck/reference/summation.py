@@ -13,7 +13,7 @@ from equivcheck.scenario import ClipNorm, Training
 from equivcheck.trace.trace import Trace
 from equivcheck.train.loop import train
 from equivcheck.train.material import Batch, material
-from equivcheck.train.setup import single_device
+from equivcheck.train.single_device import single_device
 
 
 def split_trace(training: Training, num_parts: int) -> Trace:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import torch
 from torch.distributed.tensor import DTensor
@@ -12,9 +11,7 @@ from torch.nn import functional
 from equivcheck.scenario import Training
 from equivcheck.trace.stage import Stage
 from equivcheck.train.material import Batch
-
-if TYPE_CHECKING:
-    from equivcheck.train.setup import Setup
+from equivcheck.train.setup import Setup
 
 
 def accumulate(setup: Setup, microbatches: Sequence[Batch], index: int) -> float:

@@ -13,7 +13,8 @@ from equivcheck.trace.trace import Snapshot, Step, Trace
 from equivcheck.train.ensemble import Array, EnsembleStep, EnsembleTrace
 from equivcheck.train.loop import train
 from equivcheck.train.material import Batch
-from equivcheck.train.setup import Setup, single_device
+from equivcheck.train.setup import Setup
+from equivcheck.train.single_device import single_device
 
 MakeSetup = Callable[[Training, Mapping[str, torch.Tensor]], Setup]
 """The setup of a copy from its initial parameters."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 
@@ -14,10 +14,8 @@ from torch.optim.lr_scheduler import LRScheduler
 from equivcheck.scenario import ClipNorm, Layout, Training
 from equivcheck.trace.stage import Stage
 from equivcheck.trace.trace import Slot
-from equivcheck.train.accumulate import accumulate
 from equivcheck.train.clipping import clip_by_norm
-from equivcheck.train.material import Batch, material
-from equivcheck.train.model import build_model
+from equivcheck.train.material import Batch
 from equivcheck.train.optimizer import build_optimizer
 from equivcheck.train.read import State, default_slots
 
@@ -50,7 +48,7 @@ class Setup:
     """Entered around forward and backward of a microbatch; told whether it is the step's last."""
     around_forward: Callable[[], AbstractContextManager[object]] = nullcontext
     """Entered around forward and loss of a microbatch, not around its backward."""
-    compute: Callable[[Setup, Sequence[Batch], int], float | None] = accumulate
+    compute: Callable[[Setup, Sequence[Batch], int], float | None]
     """Leaves the gradients of a step's microbatches and returns the step's loss, if this rank has it; told the step's index."""
     clip_norm: Callable[[nn.Module, list[torch.Tensor], ClipNorm], torch.Tensor] = clip_by_norm
     """Clips the gradients of parameters by norm and returns the norm before."""
@@ -82,10 +80,3 @@ class Setup:
     """Called with the optimizer and the step's index before gradients are zeroed."""
     before_update: list[Callable[[torch.optim.Optimizer, int], None]] = field(default_factory=list)
     """Called with the optimizer and the step's index after backward, before gradients are read."""
-
-
-def single_device(training: Training, parameters: Mapping[str, torch.Tensor] | None = None) -> Setup:
-    """The setup of the reference: nothing parallel; it starts from the training's own parameters unless others are given."""
-    initial = material(training).parameters if parameters is None else parameters
-    model = build_model(training.model, initial, training.data.batch_dim)
-    return Setup(training=training, model=model, module=model)

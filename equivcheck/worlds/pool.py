@@ -10,19 +10,19 @@ from equivcheck.worlds.ranks import Ranks
 
 
 def _sim(size: int) -> Ranks:
-    from equivcheck.worlds.sim import SimRanks
+    from equivcheck.worlds.sim.ranks import SimRanks
 
     return SimRanks(size)
 
 
 def _gloo(size: int) -> Ranks:
-    from equivcheck.worlds.gloo import GlooRanks
+    from equivcheck.worlds.gloo.world import GlooRanks
 
     return GlooRanks(size)
 
 
 def _fake(size: int) -> Ranks:
-    from equivcheck.worlds.fake import FakeRanks
+    from equivcheck.worlds.fake.ranks import FakeRanks
 
     return FakeRanks(size)
 

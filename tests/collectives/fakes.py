@@ -14,7 +14,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from collectives.gradient_programs import gather_single, scatter_single
-from equivcheck.worlds.fake import FakeRanks
+from equivcheck.worlds.fake.ranks import FakeRanks
 
 
 def in_torchs_fake(size: int, rank: int, program: Callable[..., Any], *arguments: Any) -> Any:

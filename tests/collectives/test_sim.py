@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from equivcheck.worlds.failure import RanksFailed
 from equivcheck.worlds.meshes import device_mesh
-from equivcheck.worlds.sim import SimRanks
+from equivcheck.worlds.sim.ranks import SimRanks
 
 World = Callable[[int], SimRanks]
 

@@ -12,7 +12,7 @@ from equivcheck.reference.summation import split_trace
 from equivcheck.scenario import Training
 from equivcheck.strategies import trainings
 from equivcheck.train.loop import train
-from equivcheck.train.setup import single_device
+from equivcheck.train.single_device import single_device
 from equivcheck.train.threads import one_thread
 
 PARTS = 4

@@ -36,7 +36,7 @@ from equivcheck.strategies import optimizers, trainings
 from equivcheck.trace.trace import Snapshot, Step
 from equivcheck.train.loop import train
 from equivcheck.train.material import material
-from equivcheck.train.setup import single_device
+from equivcheck.train.single_device import single_device
 from equivcheck.train.threads import one_thread
 from numpy_reference.reference import NumpyBatch, NumpyStep, NumpyTrace, numpy_train
 

@@ -1,5 +1,1 @@
 """Ranks as real processes that talk over gloo, kept alive between runs."""
-
-from equivcheck.worlds.gloo.world import GlooRanks
-
-__all__ = ["GlooRanks"]

@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from equivcheck.worlds.marks import listen
 from equivcheck.worlds.sim import arithmetic
-from equivcheck.worlds.sim.exchange import RawCall, Request, Switchboard
+from equivcheck.worlds.sim.exchange import RawCall, Request
 from equivcheck.worlds.sim.refusals import (
     check_contiguous,
     check_gaps,
@@ -20,6 +20,7 @@ from equivcheck.worlds.sim.refusals import (
     common_order,
     orders_in_memory,
 )
+from equivcheck.worlds.sim.switchboard import Switchboard
 from equivcheck.worlds.sim.torch_private import raw_memory
 from equivcheck.worlds.sim.work import CoalescedWork, ReceiveWork, SimWork
 

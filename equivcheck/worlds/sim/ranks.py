@@ -17,11 +17,12 @@ from equivcheck.worlds.meshes import end_run
 from equivcheck.worlds.ranks import Ranks, Run
 from equivcheck.worlds.sim.autopsy import Evidence, failure_of
 from equivcheck.worlds.sim.dtensor_private import shared_propagation
-from equivcheck.worlds.sim.exchange import Switchboard, call_of
+from equivcheck.worlds.sim.exchange import call_of
 from equivcheck.worlds.sim.mesh_private import meshes_of_threads
 from equivcheck.worlds.sim.process_group import make_group, take_seat
 from equivcheck.worlds.sim.rank_variables import RankVariables
 from equivcheck.worlds.sim.scheduler import RankAborted, Scheduler
+from equivcheck.worlds.sim.switchboard import Switchboard
 from equivcheck.worlds.sim.torch_private import (
     HashStore,
     drop_unfinished_backward,

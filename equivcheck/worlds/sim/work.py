@@ -3,23 +3,49 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
 import torch.futures
 
+from equivcheck.worlds.sim.exchange import Meeting, Parcel, RawCall
+from equivcheck.worlds.sim.scheduler import Scheduler
 from equivcheck.worlds.sim.torch_private import after_backward, in_backward_node, raw_memory
 
-if TYPE_CHECKING:
-    from equivcheck.worlds.sim.exchange import Meeting, Parcel, RawCall
-    from equivcheck.worlds.sim.process_group import SimGroup
+
+class Board(Protocol):
+    """What handles need of what the ranks of a world share."""
+
+    @property
+    def scheduler(self) -> Scheduler:
+        """Hands the baton over."""
+
+    @property
+    def unwaited(self) -> set[SimWork]:
+        """Handles that nobody has waited for yet."""
+
+
+class Side(Protocol):
+    """What handles need of the rank's side of the group that issued the call."""
+
+    @property
+    def board(self) -> Board:
+        """What the ranks share."""
+
+    @property
+    def global_rank(self) -> int:
+        """The rank."""
+
+    @property
+    def member(self) -> int:
+        """Its rank within the group."""
 
 
 class SimWork(dist.Work):
     """One rank's handle of one call."""
 
-    def __init__(self, group: SimGroup, raw: RawCall, meeting: Meeting, outputs: list[torch.Tensor], shown: Any) -> None:
+    def __init__(self, group: Side, raw: RawCall, meeting: Meeting, outputs: list[torch.Tensor], shown: Any) -> None:
         super().__init__()
         self.group = group
         self.raw = raw

@@ -8,7 +8,7 @@ import torch
 from equivcheck.layouts.checkpointing import recompute_layers
 from equivcheck.scenario import Data, Layer, Model, Recompute, Training
 from equivcheck.train.material import material
-from equivcheck.train.setup import single_device
+from equivcheck.train.single_device import single_device
 
 TRAINING = Training(
     model=Model(features=3, layers=(Layer(width=5, dropout=0.5), Layer(width=2), Layer(width=3, bias=False))),

@@ -12,7 +12,7 @@ from equivcheck.scenario import Adam, ClipNorm, Data, Layer, Model, Side, Traini
 from equivcheck.trace.differences import Difference, Phase
 from equivcheck.trace.trace import Snapshot, Trace
 from equivcheck.train.loop import train
-from equivcheck.train.setup import single_device
+from equivcheck.train.single_device import single_device
 from equivcheck.train.threads import one_thread
 
 TRAINING = Training(

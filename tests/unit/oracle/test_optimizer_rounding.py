@@ -31,7 +31,7 @@ from equivcheck.scenario import (
 from equivcheck.train.copies import train_copies
 from equivcheck.train.ensemble import train_ensemble
 from equivcheck.train.loop import train
-from equivcheck.train.setup import single_device
+from equivcheck.train.single_device import single_device
 
 MODEL = Model(features=4, layers=(Layer(width=3, bias=False), Layer(width=2, bias=False)))
 TRAINING = Training(model=MODEL, data=Data(microbatches=(4,)), steps=2)

@@ -16,7 +16,7 @@ from equivcheck.reference.rounded import rounded_setup
 from equivcheck.scenario import Adam, ClipNorm, Data, ElementType, Layer, Model, Norm, Precision, Training
 from equivcheck.train.loop import train
 from equivcheck.train.material import material
-from equivcheck.train.setup import single_device
+from equivcheck.train.single_device import single_device
 
 TRAINING = Training(
     model=Model(features=3, layers=(Layer(width=4, norm=Norm.LAYER, dropout=0.5), Layer(width=2)), counter=True),

@@ -31,6 +31,7 @@ from equivcheck.scenario.clipping import Clipping
 from equivcheck.scenario.optimizer import OPTIMIZERS
 from equivcheck.strategies import optimizers, trainings
 from equivcheck.trace.trace import Step, Trace
+from equivcheck.train.accumulate import accumulate
 from equivcheck.train.ensemble import EnsembleStep, EnsembleTrace, train_ensemble
 from equivcheck.train.loop import train
 from equivcheck.train.material import Batch, Material, material
@@ -95,7 +96,7 @@ def alone(training: Training, copy: Material) -> Trace:
     """One copy by the train loop."""
     model = build_model(training.model, copy.parameters, training.data.batch_dim)
     with patch("equivcheck.train.loop.material", return_value=copy):
-        return train(Setup(training=training, model=model, module=model))
+        return train(Setup(training=training, model=model, module=model, compute=accumulate))
 
 
 def error_of(found: npt.ArrayLike, expected: npt.ArrayLike, precision: Precision) -> float:

@@ -31,7 +31,8 @@ from equivcheck.trace.trace import Snapshot, Trace
 from equivcheck.train.loop import train
 from equivcheck.train.material import material
 from equivcheck.train.model import build_model
-from equivcheck.train.setup import Setup, single_device
+from equivcheck.train.setup import Setup
+from equivcheck.train.single_device import single_device
 
 MODEL = Model(
     features=3,

@@ -37,7 +37,7 @@ from equivcheck.scenario.optimizer import OPTIMIZERS
 from equivcheck.train.loop import train
 from equivcheck.train.material import material
 from equivcheck.train.optimizer import build_optimizer, build_schedule
-from equivcheck.train.setup import single_device
+from equivcheck.train.single_device import single_device
 
 MODEL = Model(features=2, layers=(Layer(width=2, norm=Norm.LAYER), Layer(width=2), Layer(width=2, shares=1)))
 MATRICES = Model(features=2, layers=(Layer(width=2, bias=False), Layer(width=3, bias=False)))

@@ -24,7 +24,7 @@ from equivcheck.scenario import (
     Training,
 )
 from equivcheck.worlds.failure import RanksFailed
-from equivcheck.worlds.fake import FakeRanks
+from equivcheck.worlds.fake.ranks import FakeRanks
 from equivcheck.worlds.pool import ranks
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # what torch warns of is of no interest here

@@ -33,7 +33,7 @@ from equivcheck.scenario import (
 )
 from equivcheck.trace.stage import Stage
 from equivcheck.train.loop import train
-from equivcheck.worlds.fake import FakeRanks
+from equivcheck.worlds.fake.ranks import FakeRanks
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # what torch warns of is of no interest here
 

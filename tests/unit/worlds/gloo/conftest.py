@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from equivcheck.worlds.gloo import GlooRanks
+from equivcheck.worlds.gloo.world import GlooRanks
 
 
 @pytest.fixture(scope="session")

@@ -11,14 +11,14 @@ from collections.abc import Callable
 import pytest
 
 from equivcheck.worlds.failure import RanksFailed
-from equivcheck.worlds.gloo import GlooRanks
 from equivcheck.worlds.gloo.fork_server import FORK_SERVER
+from equivcheck.worlds.gloo.world import GlooRanks
 from equivcheck.worlds.spawn import run_spawned
 from unit.worlds.gloo import programs
 
 OPENING = """
 import os, sys, time
-from equivcheck.worlds.gloo import GlooRanks
+from equivcheck.worlds.gloo.world import GlooRanks
 ranks = GlooRanks(2)
 workers = ranks.run(os.getpid).values
 from equivcheck.worlds.gloo.fork_server import FORK_SERVER

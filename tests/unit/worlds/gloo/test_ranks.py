@@ -13,7 +13,7 @@ import pytest
 
 from equivcheck.errors import UsageError
 from equivcheck.worlds.failure import Failure, FailureKind, RanksFailed, RankState
-from equivcheck.worlds.gloo import GlooRanks
+from equivcheck.worlds.gloo.world import GlooRanks
 from unit.worlds.gloo import programs
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from equivcheck.worlds.sim import SimRanks
+from equivcheck.worlds.sim.ranks import SimRanks
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor, Shard
 
 from equivcheck.worlds.meshes import device_mesh
-from equivcheck.worlds.sim import SimRanks
+from equivcheck.worlds.sim.ranks import SimRanks
 
 World = Callable[[int], SimRanks]
 FLAT, DEEP = ((2, 2), ("dp", "tp")), ((1, 2, 2), ("dp_replicate", "dp_shard", "tp"))

@@ -14,7 +14,8 @@ from torch.distributed.tensor._sharding_prop import ShardingPropagator
 
 from equivcheck.worlds import dtensor_caches
 from equivcheck.worlds.meshes import device_mesh
-from equivcheck.worlds.sim import SimRanks, dtensor_private
+from equivcheck.worlds.sim import dtensor_private
+from equivcheck.worlds.sim.ranks import SimRanks
 
 World = Callable[[int], SimRanks]
 

@@ -21,7 +21,7 @@ from torch.distributed import _functional_collectives as functional
 from equivcheck.errors import EquivCheckError
 from equivcheck.worlds.failure import Failure, FailureKind, RanksFailed, RankState
 from equivcheck.worlds.meshes import device_mesh
-from equivcheck.worlds.sim import SimRanks
+from equivcheck.worlds.sim.ranks import SimRanks
 
 World = Callable[[int], SimRanks]
 
@@ -347,7 +347,7 @@ INTERRUPTED = """
 import os, signal, sys, threading, time
 import torch, torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
-from equivcheck.worlds.sim import SimRanks
+from equivcheck.worlds.sim.ranks import SimRanks
 world, ranks = c10d._world, SimRanks(2)
 ranks.run(dist.barrier)
 def program():

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
 from equivcheck.worlds.failure import RanksFailed
-from equivcheck.worlds.sim import SimRanks
+from equivcheck.worlds.sim.ranks import SimRanks
 
 World = Callable[[int], SimRanks]
 

@@ -13,7 +13,7 @@ from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 from equivcheck.worlds import probes
 from equivcheck.worlds.pool import ranks
-from equivcheck.worlds.sim import SimRanks
+from equivcheck.worlds.sim.ranks import SimRanks
 
 World = Callable[[int], SimRanks]
 pytestmark = pytest.mark.filterwarnings("ignore")  # torch warns of what it would do faster on other meshes

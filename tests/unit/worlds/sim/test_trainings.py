@@ -16,7 +16,7 @@ from torch.distributed.tensor import Shard, distribute_module, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 from equivcheck.worlds.meshes import device_mesh
-from equivcheck.worlds.sim import SimRanks
+from equivcheck.worlds.sim.ranks import SimRanks
 
 World = Callable[[int], SimRanks]
 Tensors = list[torch.Tensor]

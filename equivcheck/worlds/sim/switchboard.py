@@ -1,0 +1,49 @@
+"""What the ranks of one simulated world share."""
+
+from __future__ import annotations
+
+from equivcheck.worlds.sim.exchange import BEFORE, Exchange, Mark, RawCall
+from equivcheck.worlds.sim.scheduler import Scheduler
+from equivcheck.worlds.sim.work import SimWork
+
+MAX_GROUPS = 2000
+"""A world that has made more groups than this is built anew before its next run, since torch keeps them all."""
+
+
+class Switchboard:
+    """Everything that the ranks of one world share: the scheduler, the groups, the notes of calls, the works not waited for."""
+
+    def __init__(self, size: int, scheduler: Scheduler) -> None:
+        self.scheduler = scheduler
+        self.calls: list[list[RawCall]] = [[] for _ in range(size)]
+        self.marks: list[Mark] = [BEFORE] * size
+        self.unwaited: set[SimWork] = set()
+        self._exchanges: dict[tuple[str, tuple[int, ...]], Exchange] = {}
+
+    def exchange(self, name: str, ranks: tuple[int, ...]) -> Exchange:
+        """The meeting place of the group with that name, made by the first member that asks."""
+        key = (name, ranks)
+        if key not in self._exchanges:
+            self._exchanges[key] = Exchange(ranks, self.scheduler)
+        return self._exchanges[key]
+
+    def abandon(self, rank: int) -> list[SimWork]:
+        """The rank's handles that nobody waited for, which now count as waited for."""
+        works = [work for work in self.unwaited if work.group.global_rank == rank]
+        for work in works:
+            work.forget()
+        self.unwaited.difference_update(works)
+        return works
+
+    @property
+    def has_too_many_groups(self) -> bool:
+        """Whether programs have made so many groups that they should be dropped."""
+        return len(self._exchanges) > MAX_GROUPS
+
+    def clear(self) -> None:
+        """Forget what the last run issued; groups stay."""
+        self.calls = [[] for _ in self.calls]
+        self.marks = [BEFORE] * len(self.calls)
+        self.unwaited.clear()
+        for exchange in self._exchanges.values():
+            exchange.clear()
