@@ -20,7 +20,7 @@ from equivcheck.tally import IN_PART, record
 from equivcheck.trace.differences import Divergence, Phase
 from equivcheck.train.setup import Setup
 from equivcheck.verdict.sentences import place, sentence
-from equivcheck.verdict.verdict import Outcome, Verdict
+from equivcheck.verdict.verdict import Outcome, Verdict, explain_by
 from equivcheck.worlds.failure import RanksFailed
 from equivcheck.worlds.ranks import Ranks
 
@@ -54,7 +54,7 @@ def check(  # noqa: PLR0913 - options, all by keyword
     runner = Runner(world=able(scenario, world), deadline=deadline, alter=alter)
     verdict = _judge(scenario, runner, beyond=beyond, coarse=coarse)
     record(scenario.layout.name, verdict.world, IN_PART if verdict.undecided else verdict.outcome.value)
-    return replace(verdict, seconds=time.perf_counter() - started, explain=_explained)
+    return replace(verdict, seconds=time.perf_counter() - started)
 
 
 def _explained(verdict: Verdict, alter: Callable[[Setup], None] | None) -> Verdict:
@@ -62,6 +62,9 @@ def _explained(verdict: Verdict, alter: Callable[[Setup], None] | None) -> Verdi
     from equivcheck.diagnosis.explain import explained
 
     return explained(verdict, alter=alter)
+
+
+explain_by(_explained)
 
 
 def _judge(scenario: Scenario, runner: Runner, *, beyond: bool, coarse: bool) -> Verdict:

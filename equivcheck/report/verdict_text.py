@@ -17,4 +17,4 @@ def print_verdict(console: Console, verdict: Verdict) -> None:
     for line in verdict.evidence():
         console.print(Text(f"  {line}"), soft_wrap=True)
     if verdict.outcome.is_finding:
-        console.print(Text(repr(verdict.scenario)), soft_wrap=True)
+        console.print(Text(verdict.code()), soft_wrap=True)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from equivcheck.choice import Choice
+from equivcheck.scenario.noun import noun
 from equivcheck.scenario.ranges import require_positive
 
 
@@ -16,7 +15,7 @@ class NormType(Choice):
     INF = "inf"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@noun
 class ClipNorm:
     """Scale all gradients so that their norm is at most `max_norm`, as `torch.nn.utils.clip_grad_norm_` does."""
 
@@ -29,7 +28,7 @@ class ClipNorm:
         require_positive(self, "max_norm")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@noun
 class ClipValue:
     """Clamp each gradient element, as `torch.nn.utils.clip_grad_value_` does."""
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from equivcheck.errors import InvalidScenario
+from equivcheck.scenario.noun import noun
 from equivcheck.scenario.ranges import require_between
 
 MAX_MICROBATCHES = 4
@@ -14,7 +13,7 @@ USUAL_ROWS = 64
 """What is generated."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@noun
 class Data:
     """What one step consumes, on all ranks together; drawn from the training's seed."""
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from equivcheck.choice import Choice
+from equivcheck.scenario.noun import noun
 from equivcheck.scenario.ranges import refuse
 
 
@@ -24,7 +23,7 @@ class Recompute(Choice):
     EVERY_LAYER = "every_layer"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@noun
 class Execution:
     """Ways to run the same training."""
 

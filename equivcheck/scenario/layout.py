@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from equivcheck.errors import InvalidScenario
 from equivcheck.scenario.execution import Execution
 from equivcheck.scenario.mesh import DP, REPLICATE, SHARD, Mesh
+from equivcheck.scenario.noun import noun
 from equivcheck.scenario.parallelism import FSDP1
 from equivcheck.scenario.parallelism_base import Parallelism
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@noun
 class Layout:
     """A mesh and what happens along its axes."""
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 from equivcheck.errors import InvalidScenario
+from equivcheck.scenario.noun import noun
 from equivcheck.scenario.ranges import require_between
 
 MAX_RANKS = 8
@@ -22,7 +22,7 @@ PP = "pp"
 """The axis of pipeline parallelism."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@noun
 class Axis:
     """One axis of a mesh."""
 
@@ -35,7 +35,7 @@ class Axis:
         require_between(self, "size", 1, 2**20)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@noun
 class Mesh:
     """Ranks in row-major order over the axes: the last axis is that of neighbours."""
 

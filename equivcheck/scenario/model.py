@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from equivcheck.choice import Choice
 from equivcheck.errors import InvalidScenario
+from equivcheck.scenario.noun import noun
 from equivcheck.scenario.ranges import refuse, require_between
 
 MAX_LAYERS = 8
@@ -55,7 +54,7 @@ ARANGE_STEP = 0.125
 """From one feature to the next, what `Exercise.ARANGE` adds more; from 0."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@noun
 class Layer:
     """One layer: ``exercise(residual(dropout(activation(linear(norm(x)) + side(norm(x))))))``."""
 
@@ -85,7 +84,7 @@ class Layer:
         require_between(self, "dropout", 0.0, MAX_DROPOUT)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@noun
 class Model:
     """A multi-layer perceptron."""
 

@@ -7,10 +7,10 @@ gradients.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from equivcheck.choice import Choice
+from equivcheck.scenario.noun import noun
 from equivcheck.scenario.ranges import refuse, require_between, require_not_negative, require_positive
 
 
@@ -22,7 +22,7 @@ class Implementation(Choice):
     FUSED = "fused"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@noun
 class Optimizer:
     """What every optimizer has; the class name is that of `torch.optim`."""
 
@@ -68,7 +68,7 @@ class Optimizer:
         printer.text(repr(self))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@noun
 class SGD(Optimizer):
     """`torch.optim.SGD`."""
 
@@ -88,7 +88,7 @@ class SGD(Optimizer):
             raise refuse(self, "nesterov", "only with momentum above 0 and dampening 0")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@noun
 class _Adaptive(Optimizer):
     """What the Adam family shares."""
 
@@ -104,7 +104,7 @@ class _Adaptive(Optimizer):
             raise refuse(self, "betas", "two numbers in [0, 1)")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@noun
 class Adam(_Adaptive):
     """`torch.optim.Adam`."""
 
@@ -113,17 +113,17 @@ class Adam(_Adaptive):
     """Whether the largest second moment so far is used."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@noun
 class AdamW(Adam):
     """`torch.optim.AdamW`: decoupled weight decay."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@noun
 class Adamax(_Adaptive):
     """`torch.optim.Adamax`."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@noun
 class NAdam(_Adaptive):
     """`torch.optim.NAdam`."""
 
@@ -137,7 +137,7 @@ class NAdam(_Adaptive):
         require_not_negative(self, "momentum_decay")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@noun
 class RAdam(_Adaptive):
     """`torch.optim.RAdam`."""
 
@@ -145,7 +145,7 @@ class RAdam(_Adaptive):
     """Whether weight decay is applied as AdamW does."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@noun
 class Adagrad(Optimizer):
     """`torch.optim.Adagrad`."""
 
@@ -163,7 +163,7 @@ class Adagrad(Optimizer):
         require_positive(self, "eps")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@noun
 class Adadelta(Optimizer):
     """`torch.optim.Adadelta`."""
 
@@ -178,7 +178,7 @@ class Adadelta(Optimizer):
         require_positive(self, "eps")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@noun
 class RMSprop(Optimizer):
     """`torch.optim.RMSprop`."""
 
@@ -200,7 +200,7 @@ class RMSprop(Optimizer):
             raise refuse(self, "alpha", "a number in (0, 1) where centered")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@noun
 class Rprop(Optimizer):
     """`torch.optim.Rprop`; it has no weight decay."""
 
@@ -219,7 +219,7 @@ class Rprop(Optimizer):
             raise refuse(self, "step_sizes", "two finite numbers above 0 in rising order")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@noun
 class ASGD(Optimizer):
     """`torch.optim.ASGD`."""
 
@@ -235,7 +235,7 @@ class ASGD(Optimizer):
         require_not_negative(self, "lambd", "alpha", "t0")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@noun
 class Adafactor(Optimizer):
     """`torch.optim.Adafactor`: second moments by rows and columns, rates relative to the norm of a parameter."""
 
@@ -267,7 +267,7 @@ class AdjustLR(Choice):
 MAX_NS_STEPS = 20
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@noun
 class Muon(Optimizer):
     """`torch.optim.Muon`: momentum made orthogonal by Newton-Schulz iterations; takes matrices only."""
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import ClassVar
 
@@ -10,6 +9,7 @@ from equivcheck.choice import Choice
 from equivcheck.errors import InvalidScenario
 from equivcheck.scenario.mesh import DP, REPLICATE, SHARD, TP
 from equivcheck.scenario.model import MAX_LAYERS
+from equivcheck.scenario.noun import noun
 from equivcheck.scenario.parallelism_base import Parallelism
 from equivcheck.scenario.pipeline import Pipeline
 from equivcheck.scenario.ranges import refuse, require_positive
@@ -65,7 +65,7 @@ class Spread(Choice):
     FEATURES = "features"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@noun
 class DDP(Parallelism):
     """`torch.nn.parallel.DistributedDataParallel`."""
 
@@ -105,7 +105,7 @@ class Replicator(Choice):
     FSDP = "fsdp"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@noun
 class Replicate(Parallelism):
     """Composable replicated data parallelism: the model keeps its class and names, hooks on it average gradients."""
 
@@ -132,7 +132,7 @@ class Replicate(Parallelism):
             raise refuse(self, "compression", "Compression.NONE with Replicator.FSDP")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@noun
 class FSDP1(Parallelism):
     """`torch.distributed.fsdp.FullyShardedDataParallel`."""
 
@@ -154,7 +154,7 @@ class FSDP1(Parallelism):
             raise refuse(self, "mixed_precision", "one without output: FullyShardedDataParallel leaves outputs as they are")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@noun
 class FSDP2(Parallelism):
     """`torch.distributed.fsdp.fully_shard`; on a mesh of two axes it is HSDP."""
 
@@ -174,7 +174,7 @@ class FSDP2(Parallelism):
     `FSDP1` has no such option here: its offloading needs an accelerator."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@noun
 class SPMD(Parallelism):
     """Data parallelism by DTensor propagation: parameters distributed, the batch sharded by rows, nothing else said."""
 
@@ -185,7 +185,7 @@ class SPMD(Parallelism):
     """Placement of parameters."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@noun
 class LayerPlan:
     """What tensor parallelism does to one layer."""
 
@@ -201,7 +201,7 @@ class LayerPlan:
             raise InvalidScenario(f"LayerPlan.output is {self.output!r}; allowed with Split.OUTSIDE: Spread.WHOLE")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@noun
 class TensorParallel(Parallelism):
     """`torch.distributed.tensor.parallel.parallelize_module` with a plan for each layer."""
 

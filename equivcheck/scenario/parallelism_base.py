@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from equivcheck.scenario.noun import noun
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+
+@noun
 class Parallelism:
     """Base of every kind of parallelism; third parties subclass it and register a layout for it."""
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 from equivcheck.choice import Choice
 from equivcheck.scenario.mesh import PP
 from equivcheck.scenario.model import MAX_LAYERS
+from equivcheck.scenario.noun import noun
 from equivcheck.scenario.parallelism_base import Parallelism
 from equivcheck.scenario.ranges import refuse, require_between
 
@@ -36,7 +36,7 @@ class PipelineSchedule(Choice):
         return self in (PipelineSchedule.ZBV, PipelineSchedule.DUAL_PIPE_V)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@noun
 class Pipeline(Parallelism):
     """`torch.distributed.pipelining`, stages made by hand."""
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from equivcheck.choice import Choice
 from equivcheck.errors import InvalidScenario
+from equivcheck.scenario.noun import noun
 
 
 class ElementType(Choice):
@@ -32,7 +31,7 @@ class Compression(Choice):
     BF16 = "bf16"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@noun
 class MixedPrecision:
     """What fully sharded data parallelism casts; the parameters that the optimizer steps keep the training's precision."""
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from equivcheck.scenario.layout import Layout
+from equivcheck.scenario.noun import noun
 from equivcheck.scenario.ranges import refuse, require_between
 from equivcheck.scenario.training import Training
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@noun
 class Start:
     """The first steps of a training, run under another layout, whose checkpoint is what the scenario's own goes on from."""
 
@@ -25,7 +24,7 @@ class Start:
             raise refuse(self, "steps", "at least 1")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@noun
 class Scenario:
     """One training, one way to spread it, one interleaving of the ranks."""
 

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from equivcheck.scenario.noun import noun
 from equivcheck.scenario.ranges import require_between, require_positive
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@noun
 class Schedule:
     """What every schedule has in common: its class name is that of `torch.optim.lr_scheduler`."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@noun
 class StepLR(Schedule):
     """`torch.optim.lr_scheduler.StepLR`."""
 
@@ -26,7 +25,7 @@ class StepLR(Schedule):
         require_positive(self, "gamma")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@noun
 class ExponentialLR(Schedule):
     """`torch.optim.lr_scheduler.ExponentialLR`."""
 
@@ -37,7 +36,7 @@ class ExponentialLR(Schedule):
         require_positive(self, "gamma")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@noun
 class LinearLR(Schedule):
     """`torch.optim.lr_scheduler.LinearLR`: a warm-up."""
 
@@ -52,7 +51,7 @@ class LinearLR(Schedule):
         require_between(self, "total_iters", 1, 5)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@noun
 class CosineAnnealingLR(Schedule):
     """`torch.optim.lr_scheduler.CosineAnnealingLR`."""
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from equivcheck.choice import Choice
 from equivcheck.errors import InvalidScenario
 from equivcheck.scenario.clipping import Clipping
 from equivcheck.scenario.data import Data
 from equivcheck.scenario.model import Model
+from equivcheck.scenario.noun import noun
 from equivcheck.scenario.optimizer import SGD, Optimizer, Rprop
 from equivcheck.scenario.ranges import refuse, require_between, require_not_negative, require_positive
 from equivcheck.scenario.schedule import Schedule
@@ -57,7 +56,7 @@ class Select(Choice):
     ODD_LAYERS = "odd_layers"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@noun
 class Group:
     """A parameter group with settings of its own; a parameter goes to the first that selects it, else to the optimizer's own."""
 
@@ -73,7 +72,7 @@ class Group:
         require_not_negative(self, "weight_decay")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@noun
 class Training:
     """A whole training run on one device."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from equivcheck.choice import Choice
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
     Alter = Callable[[Setup], None]
 
+CODE_WIDTH = 100
+"""Characters of a line of code."""
 AGAIN = "again: the scenario below, as @example(...) of a test, or as JSON for `equivcheck check FILE`"
 
 
@@ -77,8 +79,6 @@ class Verdict:
     """Why the ranks' calls were not held against a prediction; empty where they were, or where nothing was compared."""
     calls: tuple[tuple[Call, ...], ...] = ()
     """Per rank, its calls in the order of issue; empty in a world that does not see them, or where the ranks failed."""
-    explain: Callable[[Verdict, Alter | None], Verdict] | None = field(default=None, repr=False, compare=False)
-    """Gives the verdict a diagnosis, for the fault that was planted, if any; None where nobody can."""
 
     @property
     def is_clear(self) -> bool:
@@ -97,7 +97,13 @@ class Verdict:
     def describe(self) -> str:
         """At most ten lines for people, then the scenario as code."""
         lines = [f"{self.outcome.value.upper()}: {self.heading()}", *(f"  {line}" for line in self.evidence())]
-        return "\n".join([*lines, repr(self.scenario)])
+        return "\n".join([*lines, self.code()])
+
+    def code(self) -> str:
+        """The scenario as code, broken over lines as a formatter would."""
+        from rich.pretty import pretty_repr
+
+        return pretty_repr(self.scenario, max_width=CODE_WIDTH)
 
     def heading(self) -> str:
         """What was checked where: ``ddp on 2 ranks, widths 1-1, SGD, 1 microbatch of 2 rows, 1 step, float64, in sim``."""
@@ -132,6 +138,14 @@ class Verdict:
         return [*lines, f"where: {self.drift}"] if self.drift else lines
 
     def _explained(self, alter: Alter | None) -> str:
-        if self.explain is None or self.drift or self.diagnosis:
-            return self.describe()
-        return self.explain(self, alter).describe()
+        told = self.drift or self.diagnosis
+        return (self if told or _explain is None else _explain(self, alter)).describe()
+
+
+_explain: Callable[[Verdict, Alter | None], Verdict] | None = None
+
+
+def explain_by(explain: Callable[[Verdict, Alter | None], Verdict]) -> None:
+    """Let errors ask for a diagnosis when their text is read; the judge says of whom, as it knows the diagnosis."""
+    global _explain  # noqa: PLW0603 - set once, when the judge is imported
+    _explain = explain

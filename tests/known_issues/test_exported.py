@@ -24,13 +24,19 @@ def test_each_script_has_a_scenario() -> None:
 
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda path: path.stem)
 def test_the_script_is_what_is_written_today(scenario: Path) -> None:
-    """The very text comes out again for the version of torch that it names."""
+    """The very text comes out again for the torch that it names, but for the numbers, which depend on the processor."""
     script = scenario.with_suffix(".py")
 
     verdict = check(from_json(scenario.read_text("utf-8")))
 
     assert verdict.known == scenario.stem
-    assert script_of(verdict.scenario, verdict=verdict, name=script.name, seen_on=SEEN_ON) == script.read_text("utf-8")
+    written = script_of(verdict.scenario, verdict=verdict, name=script.name, seen_on=SEEN_ON)
+    assert without_numbers(written) == without_numbers(script.read_text("utf-8"))
+
+
+def without_numbers(text: str) -> list[str]:
+    """The paragraphs of a script but the one that says which element was seen to differ, and by how much."""
+    return [paragraph for paragraph in text.split("\n\n") if "tolerance)" not in " ".join(paragraph.split())]
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda path: path.stem)

@@ -49,7 +49,7 @@ def test_a_wrong_training_has_diverged() -> None:
     assert (verdict.divergence.step, verdict.divergence.phase) == (0, Phase.GRADIENT)
     assert float(verdict.divergence.actual) == pytest.approx(2 * float(verdict.divergence.expected))
     assert verdict.followers
-    with pytest.raises(NotEquivalent, match=r"Scenario\(training="):
+    with pytest.raises(NotEquivalent, match=r"Scenario\(\s*training="):
         verdict.assert_equivalent()
 
 

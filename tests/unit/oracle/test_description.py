@@ -16,7 +16,7 @@ from equivcheck.report.verdict_text import print_verdict
 from equivcheck.scenario import Scenario
 from equivcheck.trace.differences import Difference, Divergence, Phase
 from equivcheck.verdict.cause import Cause, Diagnosis
-from equivcheck.verdict.verdict import Outcome
+from equivcheck.verdict.verdict import CODE_WIDTH, Outcome
 from equivcheck.worlds.failure import Failure, FailureKind, RankReport, RankState
 from unit.diagnosis.faults import ON_DDP
 
@@ -64,11 +64,12 @@ def evaluated(code: str) -> object:
 
 def test_a_divergence_is_told_in_ten_lines() -> None:
     """Scenario in words, first divergence, what follows, why, where, confirmed, how to see it again; then it as code."""
-    *lines, code = DIVERGED.describe().splitlines()
+    text, code = DIVERGED.describe().removesuffix(DIVERGED.code()), DIVERGED.code()
 
-    assert lines == TEXT.splitlines()
-    assert len(lines) <= 10
+    assert text == f"{TEXT}\n"
+    assert len(text.splitlines()) <= 10
     assert evaluated(code) == ON_DDP
+    assert max(map(len, code.splitlines())) <= CODE_WIDTH
 
 
 def test_every_face_has_the_same_lines(capsys: pytest.CaptureFixture[str]) -> None:
@@ -77,7 +78,7 @@ def test_every_face_has_the_same_lines(capsys: pytest.CaptureFixture[str]) -> No
     printed = capsys.readouterr().out
 
     first, *others = TEXT.splitlines()
-    assert printed.splitlines()[:-1] == [f"{first}, 0 ms", *others]
+    assert printed == "\n".join([f"{first}, 0 ms", *others, DIVERGED.code(), ""])
     assert DIVERGED.describe() in readme("0123456789ab", DIVERGED, environment())
 
 
@@ -94,7 +95,7 @@ def test_ranks_in_one_place_share_a_line() -> None:
     waiting = [RankReport(rank=rank, state=RankState.WAITING, pending=f"barrier {rank % 6}") for rank in range(8)]
     failure = Failure(kind=FailureKind.DEADLOCK, summary="no rank can go on", reports=tuple(waiting))
     verdict = Verdict(outcome=Outcome.HUNG, scenario=ON_DDP, world="sim", reason=failure.summary, failure=failure)
-    lines = verdict.describe().splitlines()[:-1]
+    lines = verdict.describe().removesuffix(verdict.code()).splitlines()
 
     assert "  rank 0, 6 waiting barrier 0" in lines
     assert lines[-2] == "  and 2 more ranks elsewhere"
@@ -105,11 +106,11 @@ def test_an_error_is_explained_when_it_is_read_and_once(monkeypatch: pytest.Monk
     """Hypothesis raises hundreds while it shrinks; only the one that is printed costs a diagnosis. It can be pickled."""
     asked: list[Scenario] = []
 
-    def explained(verdict: Verdict, **_: object) -> Verdict:
+    def explain(verdict: Verdict, _alter: object) -> Verdict:
         asked.append(verdict.scenario)
         return replace(verdict, drift="every step is wrong by itself")
 
-    monkeypatch.setattr("equivcheck.diagnosis.explained", explained)
+    monkeypatch.setattr("equivcheck.verdict.verdict._explain", explain)
     with pytest.raises(NotEquivalent) as caught:
         replace(DIVERGED, diagnosis=None, drift="").assert_equivalent()
     assert not asked
@@ -122,10 +123,10 @@ def test_an_error_is_explained_when_it_is_read_and_once(monkeypatch: pytest.Monk
 def test_a_diagnosis_that_fails_hides_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """The verdict stands, with what went wrong in its explanation."""
 
-    def explained(*_: object, **__: object) -> Verdict:
+    def explain(*_: object) -> Verdict:
         raise KeyError("no such cause")
 
-    monkeypatch.setattr("equivcheck.diagnosis.explained", explained)
+    monkeypatch.setattr("equivcheck.verdict.verdict._explain", explain)
     plain = replace(DIVERGED, diagnosis=None, drift="")
     with pytest.raises(NotEquivalent) as caught:
         plain.assert_equivalent()

@@ -179,7 +179,7 @@ OF_LAYOUTS: list[Invalid] = [
     (
         FSDP1,
         {"mixed_precision": MixedPrecision(output=ElementType.FLOAT16)},
-        "FSDP1.mixed_precision is MixedPrecision(param=None, reduce=None, output=ElementType.FLOAT16); allowed: one without",
+        "FSDP1.mixed_precision is MixedPrecision(output=ElementType.FLOAT16); allowed: one without",
     ),
     (DDP, {"bucket_cap_mb": 0.0}, f"DDP.bucket_cap_mb is 0.0; {POSITIVE}"),
     (

@@ -1,0 +1,49 @@
+"""What all nouns are: frozen dataclasses that print as code, without what has its default."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import MISSING, Field, dataclass, field, fields
+from typing import Any, TypeVar, dataclass_transform
+
+T = TypeVar("T")
+
+
+@dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(field,))
+def noun(cls: type[T]) -> type[T]:
+    """Make a class a frozen dataclass with slots and keywords only, whose repr evaluates to an equal value.
+
+    Rich breaks it over lines by ``__rich_repr__``, Hypothesis and IPython by ``_repr_pretty_``.
+    """
+    cls.__repr__ = _repr  # type: ignore[method-assign]
+    cls.__rich_repr__ = changed  # type: ignore[attr-defined]
+    cls._repr_pretty_ = _print_pretty  # type: ignore[attr-defined]
+    return dataclass(frozen=True, slots=True, kw_only=True, repr=False)(cls)
+
+
+def changed(value: Any) -> Iterator[tuple[str, Any]]:
+    """Name and value of each field of a noun that has not its default."""
+    for each in fields(value):
+        found = getattr(value, each.name)
+        if _default(each) is MISSING or found != _default(each):
+            yield each.name, found
+
+
+def _default(each: Field[Any]) -> Any:
+    return each.default if each.default_factory is MISSING else each.default_factory()
+
+
+def _repr(value: Any) -> str:
+    return f"{type(value).__name__}({', '.join(f'{name}={found!r}' for name, found in changed(value))})"
+
+
+def _print_pretty(value: Any, printer: Any, _cycle: bool) -> None:
+    with printer.group(4, f"{type(value).__name__}(", ")"):
+        for number, (name, found) in enumerate(changed(value)):
+            if number:
+                printer.text(",")
+                printer.breakable()
+            else:
+                printer.breakable("")
+            printer.text(f"{name}=")
+            printer.pretty(found)
