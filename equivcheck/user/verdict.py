@@ -45,6 +45,11 @@ class OwnVerdict:
         if self.outcome is not Outcome.EQUIVALENT:
             raise NotEquivalent(self.describe())
 
+    def assert_no_finding(self) -> None:
+        """Raise `NotEquivalent` if the outcome is DIVERGED, CRASHED or HUNG; what could not be established passes."""
+        if self.outcome.is_finding:
+            raise NotEquivalent(self.describe())
+
     def describe(self) -> str:
         """A few lines for people."""
         axes = " x ".join(f"{name} {size}" for name, size in self.mesh)

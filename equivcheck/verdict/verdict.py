@@ -86,7 +86,12 @@ class Verdict:
         return self.outcome is Outcome.EQUIVALENT and not self.undecided
 
     def assert_equivalent(self, *, alter: Alter | None = None) -> None:
-        """Raise `NotEquivalent` if something new and wrong was found; known, inconclusive and unsupported ones pass silently.
+        """Raise `NotEquivalent` unless the outcome is EQUIVALENT; `alter` is as for `assert_no_finding`."""
+        if self.outcome is not Outcome.EQUIVALENT:
+            raise NotEquivalent(self.describe(), lambda: self._explained(alter))
+
+    def assert_no_finding(self, *, alter: Alter | None = None) -> None:
+        """Raise `NotEquivalent` if something new and wrong was found: DIVERGED, CRASHED or HUNG; for generated scenarios.
 
         Its text has a diagnosis, worked out when it is asked for: where many are raised, as while Hypothesis shrinks, few are
         read. The ranks run again for it, with `alter` if that is what the verdict was found with.
@@ -138,7 +143,7 @@ class Verdict:
         return [*lines, f"where: {self.drift}"] if self.drift else lines
 
     def _explained(self, alter: Alter | None) -> str:
-        told = self.drift or self.diagnosis
+        told = self.drift or self.diagnosis or not self.outcome.is_finding
         return (self if told or _explain is None else _explain(self, alter)).describe()
 
 

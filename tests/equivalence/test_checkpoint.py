@@ -59,7 +59,7 @@ HANDED_OVER = {
 def assert_handed_over(scenario: Scenario, world: str) -> None:
     """A scenario of two layouts is equivalent; one that could not be given a second is left to other tests."""
     if scenario.start is not None:
-        check(scenario, world=world).assert_equivalent()
+        check(scenario, world=world).assert_no_finding()
 
 
 @settings(UNHURRIED, max_examples=SIM_EXAMPLES)
@@ -116,7 +116,7 @@ def test_stages_with_groups_of_their_own_go_on_with_the_schedule() -> None:
         model = replace(scenario.training.model, counter=False)
         training = replace(scenario.training, model=model, groups=groups, schedule=CosineAnnealingLR(T_max=2), optimizer=SGD())
         start = replace(scenario.start, flatten_optimizer_state_dict=True) if scenario.start else None
-        check(replace(scenario, training=training, start=start)).assert_equivalent()
+        check(replace(scenario, training=training, start=start)).assert_no_finding()
 
 
 def without(part: str) -> Callable[[pytest.MonkeyPatch], None]:

@@ -127,7 +127,7 @@ def test_every_optimizer_trains_as_on_one_device_and_as_under_ddp(name: str, dis
         )
         scenario = Scenario(training=training, layout=layout(SPMD(distribution=distribution), num_ranks))
         verdict = check(scenario)
-        verdict.assert_equivalent()
+        verdict.assert_no_finding()
         assume(verdict.is_clear)
         replicated = run(replace(scenario, layout=layout(DDP(), num_ranks)))
         assert not compare(taken_as_reference(training, replicated), run(scenario)).divergences
@@ -149,7 +149,7 @@ def test_rows_are_followed_through_every_detour(exercise: Exercise) -> None:
     def followed(training: Training, num_ranks: int, distribution: Distribution, batch_dim: int) -> None:
         data = Data(microbatches=tuple(rows * num_ranks for rows in training.data.microbatches), batch_dim=batch_dim)
         chosen = layout(SPMD(distribution=distribution), num_ranks)
-        check(Scenario(training=mended(replace(training, data=data), chosen), layout=chosen)).assert_equivalent()
+        check(Scenario(training=mended(replace(training, data=data), chosen), layout=chosen)).assert_no_finding()
 
     followed()
 
@@ -166,7 +166,7 @@ def test_a_step_traced_as_one_graph_equals_the_eager_one(scenario: Scenario) -> 
     """Ranks that run each step as a graph leave the bits that they leave without, and those of one device within the floor."""
     eager = replace(scenario, layout=replace(scenario.layout, execution=Execution()))
     verdict = check(scenario)
-    verdict.assert_equivalent()
+    verdict.assert_no_finding()
     assume(verdict.outcome in (Outcome.EQUIVALENT, Outcome.INCONCLUSIVE))
     for found, expected in zip(run(scenario), run(eager), strict=True):
         for one, other in zip(moments(found), moments(expected), strict=True):

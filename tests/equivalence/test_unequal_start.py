@@ -36,7 +36,7 @@ def _unequal(layout: Layout) -> Layout:
 @given(scenarios(layouts=layouts(tags=("ddp", "ddp x tensor_parallel"), max_ranks=4).map(_unequal)))
 def test_ddp_makes_ranks_equal(scenario: Scenario) -> None:
     """DDP sends the first rank's parameters and buffers, plain and of DTensors, along its own axis: the training is as always."""
-    check(scenario).assert_equivalent()
+    check(scenario).assert_no_finding()
 
 
 class _Module(nn.Module):

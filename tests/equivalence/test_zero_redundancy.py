@@ -34,7 +34,7 @@ SHARING = scenarios(layouts=_sharing_layouts())
 @given(SHARING)
 def test_sharing_updates_equals_single_device(scenario: Scenario) -> None:
     """Every optimizer, with its flags, groups, schedule and clipping, comes to the same when ranks share its update."""
-    check(scenario).assert_equivalent()
+    check(scenario).assert_no_finding()
 
 
 @settings(UNHURRIED, max_examples=max(30, settings().max_examples // 3))

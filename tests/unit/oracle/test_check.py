@@ -1,5 +1,6 @@
 """Tests for `check`: each outcome, from the simplest scenario that gives it."""
 
+from contextlib import nullcontext
 from dataclasses import replace
 
 import pytest
@@ -10,6 +11,8 @@ from equivcheck.scenario import DDP, SGD, Axis, Data, Layer, Layout, Mesh, Model
 from equivcheck.tally import IN_PART, take
 from equivcheck.trace.differences import Phase
 from equivcheck.trace.trace import Trace
+from equivcheck.user.verdict import OwnVerdict
+from equivcheck.verdict.verdict import Verdict
 from equivcheck.worlds.failure import FailureKind, RankState
 from equivcheck.worlds.pool import ranks
 from unit.oracle.alterations import (
@@ -38,6 +41,21 @@ def test_a_right_training_is_equivalent() -> None:
     assert 0 <= verdict.worst_error < 1
     assert verdict.seconds > 0
     verdict.assert_equivalent()
+
+
+@pytest.mark.parametrize("outcome", Outcome)
+def test_two_assertions_say_what_they_pass(outcome: Outcome) -> None:
+    """One passes what is equivalent and nothing else, the other all that is no finding; verdicts of users' trainings alike."""
+    for verdict in (
+        Verdict(outcome=outcome, scenario=SCENARIO, world="sim"),
+        OwnVerdict(outcome=outcome, mesh=(("dp", 2),), world="sim", precision="float64"),
+    ):
+        for assertion, passes in (
+            (verdict.assert_equivalent, outcome is Outcome.EQUIVALENT),
+            (verdict.assert_no_finding, not outcome.is_finding),
+        ):
+            with nullcontext() if passes else pytest.raises(NotEquivalent):
+                assertion()
 
 
 def test_a_wrong_training_has_diverged() -> None:
