@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 from equivcheck.campaign.batches import Enough, run_batch
 from equivcheck.choice import Choice
 from equivcheck.layouts.program import rank_program
-from equivcheck.layouts.registry import kinds_of, mended, mended_layout, unsupported
+from equivcheck.layouts.registry import kinds_of, repaired, repaired_layout, unsupported
 from equivcheck.oracle.check import check
 from equivcheck.scenario import (
     AdamW,
@@ -174,10 +174,10 @@ def generated_scenarios(tag: str, size: int, num: int) -> list[Scenario]:
 
 def fixed_scenarios(name: str, size: int, num: int) -> list[Scenario]:
     """One training with other data each time: three linears, AdamW, three steps."""
-    layout = mended_layout(_fixed_layout(name, size))
+    layout = repaired_layout(_fixed_layout(name, size))
     model = Model(features=16, layers=(Layer(width=32), Layer(width=32), Layer(width=16)))
     training = Training(model=model, data=Data(microbatches=(8,)), optimizer=AdamW(), loss=Loss.MSE_SUM, steps=3)
-    training = mended(training, layout)
+    training = repaired(training, layout)
     return [Scenario(training=replace(training, seed=1000 * number), layout=layout) for number in range(num)]
 
 

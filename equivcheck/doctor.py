@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from equivcheck.layouts.registry import layout_kinds, mended
+from equivcheck.layouts.registry import layout_kinds, repaired
 from equivcheck.scenario import Axis, Data, Layer, Layout, Mesh, Model, Parallelism, Scenario, Training
 from equivcheck.verdict.verdict import Outcome
 from equivcheck.worlds import probes
@@ -107,4 +107,4 @@ def smallest(parallelism: type[Parallelism]) -> Scenario:
     axes = tuple(Axis(name=name, size=1 if index else _NUM_RANKS) for index, name in enumerate(names))
     training = Training(model=Model(features=2, layers=(Layer(width=2),)), data=Data(microbatches=(_NUM_RANKS,)))
     layout = Layout(mesh=Mesh(axes=axes), parallelisms=(parallelism(),))
-    return Scenario(training=mended(training, layout), layout=layout)
+    return Scenario(training=repaired(training, layout), layout=layout)

@@ -8,7 +8,7 @@ from itertools import product
 from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn, SearchStrategy
 
-from equivcheck.layouts.registry import kinds_of, layout_names, mended_layout
+from equivcheck.layouts.registry import kinds_of, layout_names, repaired_layout
 from equivcheck.scenario import FSDP1, Execution, Layout, Parallelism
 from equivcheck.scenario.mesh import MAX_RANKS
 from equivcheck.strategies.chance import below
@@ -42,7 +42,7 @@ def layouts(
     names = choices[draw(below(len(choices)))]
     execution = draw(executions)
     most = min(max_ranks, MAX_COMPILING_RANKS) if execution.is_compiled or execution.whole_step else max_ranks
-    return mended_layout(Layout(mesh=draw(meshes_of(names, most)), parallelisms=parallelisms, execution=execution))
+    return repaired_layout(Layout(mesh=draw(meshes_of(names, most)), parallelisms=parallelisms, execution=execution))
 
 
 @cache

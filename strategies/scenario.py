@@ -10,7 +10,7 @@ from operator import and_
 from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn, SearchStrategy
 
-from equivcheck.layouts.registry import mended
+from equivcheck.layouts.registry import repaired
 from equivcheck.scenario import SPMD, Execution, Layout, Loss, Pipeline, Scenario, Training
 from equivcheck.scenario.mesh import MAX_RANKS
 from equivcheck.strategies.chance import EVENLY, RARELY, SEEDS, SOMETIMES
@@ -84,19 +84,19 @@ def _scenario(draw: DrawFn, layout: Layout, training: Training, *, beyond: bool)
         layout = with_drawn_schedule(draw, layout)
     training = replace(training, data=shared_out(training.data, _num_shares(draw, layout)))
     if staged:
-        training = mended(training, layout, beyond=beyond)
+        training = repaired(training, layout, beyond=beyond)
         layout = with_drawn_boundaries(draw, layout, len(training.model.layers))
     if needs_plan(layout):
-        training = mended(training, with_idle_plan(layout, training), beyond=beyond)
+        training = repaired(training, with_idle_plan(layout, training), beyond=beyond)
         layout = with_drawn_plan(draw, layout, training, beyond=beyond)
-    return Scenario(training=mended(training, layout, beyond=beyond), layout=layout, schedule_seed=draw(SEEDS))
+    return Scenario(training=repaired(training, layout, beyond=beyond), layout=layout, schedule_seed=draw(SEEDS))
 
 
 def _training(draw: DrawFn, trainings: SearchStrategy[Training] | None, layout: Layout) -> Training:
     """A training; mostly with a sum where errors were to be squared and averaged under SPMD, unless trainings are given.
 
     DTensor gets the gradient of that mean wrong (`dtensor_mse_loss_mean`): a check that ends as KNOWN proves nothing else about
-    its scenario, and a quarter of them would. Some are left as they are, as the issue may be mended.
+    its scenario, and a quarter of them would. Some are left as they are, as the issue may be repaired.
     """
     if trainings is not None:
         return draw(trainings)

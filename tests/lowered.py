@@ -6,7 +6,7 @@ from typing import Any
 from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn, SearchStrategy
 
-from equivcheck.layouts.registry import mended_layout, rounding_of
+from equivcheck.layouts.registry import repaired_layout, rounding_of
 from equivcheck.scenario import Compression, Layout, Replicator
 from equivcheck.strategies import layouts, mixed_precisions
 from equivcheck.strategies.rounding import DDP_OPTIONS
@@ -26,7 +26,7 @@ def lowered_layouts(draw: DrawFn, tag: str, max_ranks: int = 8, options: SearchS
     layout = draw(layouts(tags=(tag,), max_ranks=max_ranks).filter(lambda layout: tag != "replicate" or _by_ddp(layout)))
     (parallelism,) = layout.parallelisms
     lowered = replace(parallelism, **draw(OPTIONS[tag] if options is None else options))
-    layout = mended_layout(replace(layout, parallelisms=(lowered,)))
+    layout = repaired_layout(replace(layout, parallelisms=(lowered,)))
     assert rounding_of(layout) is not None
     return layout
 

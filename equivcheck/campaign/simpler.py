@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from equivcheck.errors import EquivCheckError
 from equivcheck.findings.size import is_default, size_of
 from equivcheck.layouts.hand_over_limits import why_unsupported
-from equivcheck.layouts.registry import mended, mended_layout
+from equivcheck.layouts.registry import repaired, repaired_layout
 from equivcheck.scenario import (
     Execution,
     Layer,
@@ -35,7 +35,7 @@ _WIDTHS = (1, 2, 3, 4)
 
 
 def simpler_by(kind: Kind, scenario: Scenario) -> Iterator[Scenario]:
-    """Scenarios that can run and are smaller (`size_of`) by one change of a kind, each once: two changes may be mended alike."""
+    """Scenarios that can run and are smaller (`size_of`) by one change of a kind, each once: two may be repaired alike."""
     size, seen = size_of(scenario), set[Scenario]()
     for changed in kind(scenario):
         found = _fitted(changed)
@@ -47,8 +47,8 @@ def simpler_by(kind: Kind, scenario: Scenario) -> Iterator[Scenario]:
 def _fitted(scenario: Scenario) -> Scenario | None:
     """The scenario without what its parts cannot run together; None where nothing helps."""
     with suppress(EquivCheckError):
-        layout = mended_layout(scenario.layout)
-        found = replace(scenario, training=mended(scenario.training, layout), layout=layout)
+        layout = repaired_layout(scenario.layout)
+        found = replace(scenario, training=repaired(scenario.training, layout), layout=layout)
         return found if why_unsupported(found) is None else None
     return None
 

@@ -88,7 +88,7 @@ def exit_code(summary: Summary) -> ExitCode:
     if summary.control is not None and summary.has_survivor:
         from equivcheck.report.tables import control_text
 
-        told = "what this run did not find says nothing"
+        told = "a clean result here proves nothing: the control was not caught"
         click.echo(f"error: {control_text(summary.control)} ({summary.control.wrong.rstrip('.')}); {told}", err=True)
         return ExitCode.CANNOT_RUN
     return ExitCode.FINDINGS if summary.findings else ExitCode.NOTHING_FOUND

@@ -16,7 +16,7 @@ _NOT_FORESEEN = (Stage.SETUP, Stage.READING)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Overheard:
+class CallComparison:
     """How a run's calls compare with what was foreseen."""
 
     divergences: tuple[Divergence, ...] = ()
@@ -25,14 +25,14 @@ class Overheard:
     """Why nothing was compared; empty where it was."""
 
 
-def overhear(scenario: Scenario, world: str, run: Run) -> Overheard:
+def compare_calls(scenario: Scenario, world: str, run: Run) -> CallComparison:
     """Compare the calls of each rank with what was foreseen for it."""
     if not run.calls:
-        return Overheard(unforeseen=f"world {world} does not see calls")
+        return CallComparison(unforeseen=f"world {world} does not see calls")
     training, layout = scenario.training, scenario.layout
     reason = predicted(training, layout).reason
     if reason:
-        return Overheard(unforeseen=reason)
+        return CallComparison(unforeseen=reason)
     found: dict[Key, Divergence] = {}
     for rank, calls in enumerate(run.calls):
         expected, actual = predicted(training, layout, rank).totals, totals(calls, layout.mesh, without=_NOT_FORESEEN)
@@ -40,7 +40,7 @@ def overhear(scenario: Scenario, world: str, run: Run) -> Overheard:
             for key in expected.keys() | actual.keys():
                 if expected.get(key) != actual.get(key) and key not in found:
                     found[key] = _divergence(key, rank, expected, actual)
-    return Overheard(divergences=tuple(found[key] for key in sorted(found, key=order_of)))
+    return CallComparison(divergences=tuple(found[key] for key in sorted(found, key=order_of)))
 
 
 def _divergence(key: Key, rank: int, expected: Totals, actual: Totals) -> Divergence:

@@ -1,9 +1,9 @@
 """Which pairs of features can occur together, found by trying: a pair is legal if a scenario within all limits has both.
 
 What the strategies draw is legal. For any other pair, examples of the one are given what makes the other, field by field and noun
-by noun, then mended as the strategies mend what they draw: if both are still there, the pair is legal. Where no example can be
-brought to have both, a limit or a noun forbids it: options of two layouts that are not composed, a flag that another rules out,
-what a layout cannot run.
+by noun, then repaired as the strategies repair what they draw: if both are still there, the pair is legal. Where no example can
+be brought to have both, a limit or a noun forbids it: options of two layouts that are not composed, a flag that another rules
+out, what a layout cannot run.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from equivcheck.coverage.features import Feature, Path, features, located_featur
 from equivcheck.coverage.pairs import Pairs, pairs_of
 from equivcheck.errors import InvalidScenario
 from equivcheck.layouts.hand_over_limits import handed_over, why_unsupported
-from equivcheck.layouts.registry import BrokenLayout, mended, mended_layout
+from equivcheck.layouts.registry import BrokenLayout, repaired, repaired_layout
 from equivcheck.scenario import Axis, Layout, Mesh, Pipeline, Scenario
 from equivcheck.strategies.rows import shared_out
 
@@ -79,7 +79,7 @@ def _crossed(base: Scenario, source: Scenario, feature: Feature) -> Iterator[Sce
         if found == feature:
             for length in range(len(path), 0, -1):
                 for candidate in (base, _on_one_rank(base)):
-                    crossed = _mended(_with(candidate, path[:length], _at(source, path[:length])))
+                    crossed = _repaired(_with(candidate, path[:length], _at(source, path[:length])))
                     if crossed is not None:
                         yield crossed
             return
@@ -116,14 +116,14 @@ def _with(value: Any, path: Path, new: Any) -> Any:
         return None
 
 
-def _mended(scenario: Scenario | None) -> Scenario | None:
+def _repaired(scenario: Scenario | None) -> Scenario | None:
     """The nearest scenario within all limits, rows shared out as the strategies do; None if there is none."""
     if scenario is None:
         return None
     try:
-        layout = mended_layout(scenario.layout)
+        layout = repaired_layout(scenario.layout)
         training = replace(scenario.training, data=shared_out(scenario.training.data, _shares(layout)))
-        training = mended(training, layout)
+        training = repaired(training, layout)
         if scenario.start is not None:
             training = handed_over(training, layout, scenario.start.layout)
         return replace(scenario, training=training, layout=layout)

@@ -10,7 +10,7 @@ from torch import nn
 from equivcheck.diagnosis.case import Case
 from equivcheck.diagnosis.counterfactual import Counterfactual, side_by_side
 from equivcheck.diagnosis.norms import norm_of, not_at_all, scale_to
-from equivcheck.diagnosis.side_by_side import Gradients, Meeting, SideBySide, data_axes
+from equivcheck.diagnosis.side_by_side import Gradients, SideBySide, WhenReduced, data_axes
 from equivcheck.scenario import ClipNorm, ClipValue
 from equivcheck.verdict.cause import Cause
 
@@ -45,7 +45,7 @@ def _early(clipping: ClipNorm | ClipValue, *, again: bool, each: bool) -> Callab
             clip(own)
 
     def change(trainings: SideBySide) -> None:
-        trainings.meeting = Meeting.EACH if each else Meeting.ONCE
+        trainings.meeting = WhenReduced.EACH if each else WhenReduced.ONCE
         trainings.before_reducing.append(clip_all)
         if not again:
             for setup in trainings.setups:

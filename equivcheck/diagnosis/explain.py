@@ -68,8 +68,8 @@ def _of_right_values(verdict: Verdict) -> Verdict:
         words = f"shards are right, but DTensor's full_tensor() does not put them together again: {first.tensor}"
         return replace(verdict, diagnosis=Diagnosis(cause=Cause.READ_BY_TORCH, sentence=words, exact=False))
     if first is None or first.phase is not Phase.COMMUNICATION:
-        return replace(verdict, drift="not found: run again, the ranks leave what they should")
-    words = f"values are right, but not what ranks tell each other: {first.tensor} is {first.actual}, not {first.expected}"
+        return replace(verdict, drift="not reproduced: a second run matched")
+    words = f"values match; communication does not: {first.tensor} is {first.actual}, not {first.expected}"
     return replace(verdict, diagnosis=Diagnosis(cause=Cause.COMMUNICATION, sentence=words, exact=False))
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from equivcheck.diagnosis.case import Case
-from equivcheck.diagnosis.seats import seats_of
+from equivcheck.diagnosis.rank_coordinates import coordinates_of_ranks
 from equivcheck.scenario import DDP
 from equivcheck.trace.pieces import fill
 
@@ -17,7 +17,7 @@ from equivcheck.trace.pieces import fill
 @lru_cache(maxsize=4)
 def gathering_of(case: Case) -> Gathering:
     """That of a case, made once."""
-    return Gathering(case, [seat.coordinate for seat in seats_of(case.scenario.layout.mesh)])
+    return Gathering(case, [seat.coordinate for seat in coordinates_of_ranks(case.scenario.layout.mesh)])
 
 
 class Gathering:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from equivcheck.diagnosis.case import case_of
 from equivcheck.errors import EquivCheckError
 from equivcheck.layouts.hand_over_limits import why_unsupported
-from equivcheck.layouts.mends import each_layer, has_shares, without_shares
+from equivcheck.layouts.repairs import each_layer, has_shares, without_shares
 from equivcheck.scenario import Scenario
 from equivcheck.train.setup import Setup
 from equivcheck.verdict.cause import Cause, Diagnosis

@@ -8,7 +8,7 @@ import torch
 
 from equivcheck.diagnosis.case import Case
 from equivcheck.diagnosis.counterfactual import Counterfactual, alone, side_by_side
-from equivcheck.diagnosis.side_by_side import Meeting, SideBySide
+from equivcheck.diagnosis.side_by_side import SideBySide, WhenReduced
 from equivcheck.train.setup import Setup
 from equivcheck.verdict.cause import Cause
 
@@ -29,14 +29,14 @@ def wrong_reduction_precision(case: Case) -> Iterator[Counterfactual]:
     for kind, name in _lower(case):
         words = f"gradients are reduced in {name}"
         if case.scenario.start is None:
-            for meeting in dict.fromkeys((None, Meeting.ONCE, Meeting.EACH, Meeting.WHOLE)):
+            for meeting in dict.fromkeys((None, WhenReduced.ONCE, WhenReduced.EACH, WhenReduced.WHOLE)):
                 for first in (False, True):
                     change = _reducing_in(kind, meeting, first=first)
                     yield side_by_side(case, Cause.REDUCED_IN_LOWER_PRECISION, words, change)
         yield alone(case, Cause.REDUCED_IN_LOWER_PRECISION, f"gradients are rounded to {name}", _rounding_gradients(kind))
 
 
-def _reducing_in(kind: torch.dtype, meeting: Meeting | None, *, first: bool) -> Callable[[SideBySide], None]:
+def _reducing_in(kind: torch.dtype, meeting: WhenReduced | None, *, first: bool) -> Callable[[SideBySide], None]:
     def change(trainings: SideBySide) -> None:
         trainings.reduces_in, trainings.divides_first = kind, first
         if meeting is not None:

@@ -9,7 +9,7 @@ import torch
 
 from equivcheck.diagnosis.case import Case
 from equivcheck.diagnosis.counterfactual import Counterfactual, alone, side_by_side
-from equivcheck.diagnosis.side_by_side import Meeting, Reduction, SideBySide, data_axes
+from equivcheck.diagnosis.side_by_side import Reduction, SideBySide, WhenReduced, data_axes
 from equivcheck.diagnosis.suspects import suspects
 from equivcheck.diagnosis.words import gradients, listed, over
 from equivcheck.train.setup import Setup
@@ -59,7 +59,7 @@ def _not_of_all_microbatches(case: Case) -> Iterator[Counterfactual]:
         )
 
         def change(trainings: SideBySide, numbers: tuple[int, ...] = numbers) -> None:
-            trainings.local_microbatches, trainings.meeting = frozenset(numbers), Meeting.EACH
+            trainings.local_microbatches, trainings.meeting = frozenset(numbers), WhenReduced.EACH
 
         yield side_by_side(case, Cause.NOT_REDUCED, words, change)
 

@@ -9,7 +9,7 @@ import torch
 
 from equivcheck.diagnosis.case import Case
 from equivcheck.diagnosis.counterfactual import Counterfactual, alone, side_by_side
-from equivcheck.diagnosis.seats import Seat, seats_of
+from equivcheck.diagnosis.rank_coordinates import RankCoordinate, coordinates_of_ranks
 from equivcheck.diagnosis.side_by_side import SideBySide, cut, data_axes
 from equivcheck.diagnosis.starts import moved, permuted
 from equivcheck.diagnosis.words import listed, over, tensors
@@ -40,15 +40,15 @@ def wrong_rows(case: Case) -> Iterator[Counterfactual]:
     yield from _masked(case)
 
 
-def _taking(case: Case, cause: Cause, words: str, take: Callable[[SideBySide, Seat, Batch], Batch]) -> Counterfactual:
+def _taking(case: Case, cause: Cause, words: str, take: Callable[[SideBySide, RankCoordinate, Batch], Batch]) -> Counterfactual:
     def change(trainings: SideBySide) -> None:
         trainings.take = lambda seat, batch: take(trainings, seat, batch)
 
     return side_by_side(case, cause, words, change)
 
 
-def _of_first(axes: tuple[str, ...]) -> Callable[[SideBySide, Seat, Batch], Batch]:
-    def take(trainings: SideBySide, seat: Seat, batch: Batch) -> Batch:
+def _of_first(axes: tuple[str, ...]) -> Callable[[SideBySide, RankCoordinate, Batch], Batch]:
+    def take(trainings: SideBySide, seat: RankCoordinate, batch: Batch) -> Batch:
         coordinate = {name: 0 if name in axes else index for name, index in seat.coordinate.items()}
         return trainings.take_rows(replace(seat, coordinate=coordinate), batch)
 
@@ -59,7 +59,7 @@ def _of_others(case: Case, axes: tuple[str, ...]) -> Iterator[Counterfactual]:
     """One rank computes on another's rows, or its gradients count as zero."""
     seats = [
         seat
-        for seat in seats_of(case.scenario.layout.mesh)
+        for seat in coordinates_of_ranks(case.scenario.layout.mesh)
         if not any(i for name, i in seat.coordinate.items() if name not in axes)
     ]
     for seat in reversed(seats):
@@ -77,26 +77,30 @@ def _of_others(case: Case, axes: tuple[str, ...]) -> Iterator[Counterfactual]:
             yield side_by_side(case, Cause.ROWS_LOST, words, _silent(seat, axes, divided=False, microbatch=number))
 
 
-def _is_at(seat: Seat, other: Seat, axes: tuple[str, ...]) -> bool:
+def _is_at(seat: RankCoordinate, other: RankCoordinate, axes: tuple[str, ...]) -> bool:
     """Whether two seats are alike along some axes."""
     return all(seat.coordinate[name] == other.coordinate[name] for name in axes)
 
 
-def _in_place_of(seat: Seat, other: Seat, axes: tuple[str, ...]) -> Callable[[SideBySide, Seat, Batch], Batch]:
-    def take(trainings: SideBySide, own: Seat, batch: Batch) -> Batch:
+def _in_place_of(
+    seat: RankCoordinate, other: RankCoordinate, axes: tuple[str, ...]
+) -> Callable[[SideBySide, RankCoordinate, Batch], Batch]:
+    def take(trainings: SideBySide, own: RankCoordinate, batch: Batch) -> Batch:
         return trainings.take_rows(other if _is_at(own, seat, axes) else own, batch)
 
     return take
 
 
-def _silent(seat: Seat, axes: tuple[str, ...], *, divided: bool, microbatch: int | None = None) -> Callable[[SideBySide], None]:
+def _silent(
+    seat: RankCoordinate, axes: tuple[str, ...], *, divided: bool, microbatch: int | None = None
+) -> Callable[[SideBySide], None]:
     """Gradients of a rank count as zero, of one microbatch or of all."""
 
     def change(trainings: SideBySide) -> None:
         count = trainings.layout.mesh.size(*axes)
         others = count / (count - 1) if divided else 1.0
 
-        def weight(other: Seat, number: int) -> float:
+        def weight(other: RankCoordinate, number: int) -> float:
             return 0.0 if _is_at(other, seat, axes) and microbatch in (None, number) else others
 
         trainings.weight_of = weight
@@ -169,7 +173,7 @@ def _without_one(batch: Batch, last: bool) -> Batch:
 def _masked(case: Case) -> Iterator[Counterfactual]:
     if not any(layer.dropout for layer in case.scenario.training.model.layers):
         return
-    ways: tuple[tuple[str, Callable[[SideBySide, Seat, Batch], Batch]], ...] = (
+    ways: tuple[tuple[str, Callable[[SideBySide, RankCoordinate, Batch], Batch]], ...] = (
         ("dropout is left out", lambda trainings, seat, batch: _unmasked(trainings.take_rows(seat, batch))),
         ("every rank uses the dropout masks of the first rank's rows", _masks_of_first),
     )
@@ -181,7 +185,7 @@ def _unmasked(batch: Batch) -> Batch:
     return replace(batch, masks=tuple(None for _ in batch.masks))
 
 
-def _masks_of_first(trainings: SideBySide, seat: Seat, batch: Batch) -> Batch:
+def _masks_of_first(trainings: SideBySide, seat: RankCoordinate, batch: Batch) -> Batch:
     own, first = trainings.take_rows(seat, batch), trainings.take_rows(trainings.seats[0], batch)
     return replace(own, masks=first.masks)
 

@@ -14,7 +14,7 @@ import torch
 from equivcheck.choice import Choice
 from equivcheck.diagnosis.case import Case
 from equivcheck.diagnosis.gathering import Gathering, gathering_of
-from equivcheck.diagnosis.seats import Seat, seats_of
+from equivcheck.diagnosis.rank_coordinates import RankCoordinate, coordinates_of_ranks
 from equivcheck.scenario import DDP, FSDP1, FSDP2, Layout, Replicate, Replicator
 from equivcheck.scenario.mesh import DP, REPLICATE, SHARD
 from equivcheck.trace.trace import Trace
@@ -43,7 +43,7 @@ class Reduction:
     """Times this."""
 
 
-class Meeting(Choice):
+class WhenReduced(Choice):
     """When gradients are reduced."""
 
     EACH = "each"
@@ -54,14 +54,14 @@ class Meeting(Choice):
     """After the last one."""
 
 
-def meeting_of(layout: Layout) -> Meeting:
+def when_reduced(layout: Layout) -> WhenReduced:
     """When a layout reduces gradients."""
     for parallelism in layout.parallelisms:
         if isinstance(parallelism, (DDP, Replicate, FSDP1, FSDP2)) and parallelism.no_sync:
-            return Meeting.ONCE
+            return WhenReduced.ONCE
         if isinstance(parallelism, DDP) or (isinstance(parallelism, Replicate) and parallelism.implementation is Replicator.DDP):
-            return Meeting.WHOLE
-    return Meeting.EACH
+            return WhenReduced.WHOLE
+    return WhenReduced.EACH
 
 
 class SideBySide:
@@ -71,15 +71,15 @@ class SideBySide:
         self.case = case
         self.layout = case.scenario.layout
         self.training = case.scenario.training
-        self.seats = seats_of(self.layout.mesh)
+        self.seats = coordinates_of_ranks(self.layout.mesh)
         self.rows_along = data_axes(self.layout)
         self.setups: list[Setup] = [single_device(self.training) for _ in self.seats]
-        self.meeting = meeting_of(self.layout)
-        self.take: Callable[[Seat, Batch], Batch] = self.take_rows
+        self.meeting = when_reduced(self.layout)
+        self.take: Callable[[RankCoordinate, Batch], Batch] = self.take_rows
         self.reductions: dict[str, Reduction] = {}
         self.gathers_gradients = True
         self.weighs = True
-        self.weight_of: Callable[[Seat, int], float] = lambda _seat, _number: 1.0
+        self.weight_of: Callable[[RankCoordinate, int], float] = lambda _seat, _number: 1.0
         self.local_microbatches: frozenset[int] = frozenset()
         self.reduces_in: torch.dtype | None = None
         self.divides_first = False
@@ -91,21 +91,21 @@ class SideBySide:
         """What each rank holds of each tensor."""
         return gathering_of(self.case)
 
-    def take_rows(self, seat: Seat, batch: Batch) -> Batch:
+    def take_rows(self, seat: RankCoordinate, batch: Batch) -> Batch:
         """The rows of a rank, as near to equal in number as can be."""
         place, count = self._place(seat)
         size = -(-batch.rows // count)
         start = min(place * size, batch.rows)
         return cut(batch, range(start, min(start + size, batch.rows)))
 
-    def _place(self, seat: Seat) -> tuple[int, int]:
+    def _place(self, seat: RankCoordinate) -> tuple[int, int]:
         place, count = 0, 1
         for name in self.rows_along:
             size = self.layout.mesh.size(name)
             place, count = place * size + seat.coordinate[name], count * size
         return place, count
 
-    def peers(self, seat: Seat, axes: Sequence[str]) -> list[int]:
+    def peers(self, seat: RankCoordinate, axes: Sequence[str]) -> list[int]:
         """The ranks that differ from one along some axes only."""
         return [
             other.rank
@@ -158,7 +158,7 @@ class SideBySide:
                 value.grad = total.get(name)
 
     def _backward(
-        self, seat: Seat, model: dict[str, torch.nn.Parameter], losses: list[float], batch: Batch, index: int
+        self, seat: RankCoordinate, model: dict[str, torch.nn.Parameter], losses: list[float], batch: Batch, index: int
     ) -> Gradients:
         """Gradients of a rank's rows of a microbatch, scaled so that the mean over ranks is that of all."""
         setup = self.setups[seat.rank]
@@ -178,10 +178,10 @@ class SideBySide:
         return {name: value.grad for name, value in model.items() if value.grad is not None}
 
     def _accumulated(self, totals: list[Gradients], fresh: list[Gradients], index: int, last: bool) -> list[Gradients]:
-        if self.meeting is Meeting.EACH:
+        if self.meeting is WhenReduced.EACH:
             return _added(totals, self._reduced(fresh, index))
         totals = _added(totals, fresh)
-        return self._reduced(totals, index) if last or self.meeting is Meeting.WHOLE else totals
+        return self._reduced(totals, index) if last or self.meeting is WhenReduced.WHOLE else totals
 
     def _reduced(self, gradients: list[Gradients], index: int) -> list[Gradients]:
         for hook in self.before_reducing:
@@ -191,7 +191,7 @@ class SideBySide:
             for seat in self.seats
         ]
 
-    def _mean(self, seat: Seat, name: str, gradients: list[Gradients]) -> torch.Tensor | None:
+    def _mean(self, seat: RankCoordinate, name: str, gradients: list[Gradients]) -> torch.Tensor | None:
         reduction = self.reductions.get(name, Reduction(axes=self.rows_along))
         peers = self.peers(seat, reduction.axes)
         values = [gradients[rank][name] for rank in peers if name in gradients[rank]]

@@ -10,7 +10,7 @@ import torch
 from equivcheck.diagnosis.case import Case
 from equivcheck.diagnosis.counterfactual import Counterfactual, alone
 from equivcheck.diagnosis.gathering import Gathering, gathering_of
-from equivcheck.diagnosis.seats import seats_of
+from equivcheck.diagnosis.rank_coordinates import coordinates_of_ranks
 from equivcheck.diagnosis.shards import swap
 from equivcheck.diagnosis.unchanged import unchanged
 from equivcheck.diagnosis.words import rows_of_tensor, tensors
@@ -111,7 +111,7 @@ def _clearing(names: Sequence[str] | None) -> Callable[[Setup], None]:
 
 
 def _of_another(case: Case) -> Iterator[Counterfactual]:
-    seats = seats_of(case.scenario.layout.mesh)
+    seats = coordinates_of_ranks(case.scenario.layout.mesh)
     if case.scenario.start is not None or len(seats) == 1:
         return
     gathering = gathering_of(case)

@@ -10,7 +10,7 @@ from equivcheck.export.numbers import Numbers
 from equivcheck.scenario import Scenario, Training
 
 
-class Place(Choice):
+class LoopPosition(Choice):
     """Where lines that only run in parallel stand in the train loop."""
 
     WRAP = "wrap"
@@ -49,7 +49,7 @@ class Draft:
     """Names imported, by module; a module imported as a whole has the name that it is given, or the empty one."""
     definitions: list[list[str]] = field(default_factory=list)
     """Functions and classes, each line by line."""
-    lines: dict[Place, list[str]] = field(default_factory=lambda: {place: [] for place in Place})
+    lines: dict[LoopPosition, list[str]] = field(default_factory=lambda: {place: [] for place in LoopPosition})
     """What runs in parallel only, by its place."""
     module: str = "model"
     """What is called: the model, or what it is wrapped in."""
@@ -105,6 +105,6 @@ class Draft:
         """Import names from a module, or a module by the name `as ...` or whole."""
         self.imports.setdefault(module, set()).update(names)
 
-    def add(self, place: Place, *lines: str) -> None:
+    def add(self, place: LoopPosition, *lines: str) -> None:
         """Lines at a place, after those that are there."""
         self.lines[place] += lines

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from equivcheck.export.draft import Draft, Place
+from equivcheck.export.draft import Draft, LoopPosition
 from equivcheck.export.numbers import Numbers, initial_lines
 from equivcheck.export.optimizer import optimizer_lines
 from equivcheck.export.text import block, call, indented
@@ -18,7 +18,7 @@ def train_lines(draft: Draft) -> list[str]:
         *_ties(draft),
         *initial_lines(draft.scenario.training, draft.numbers),
         *draft.before_wrap,
-        *block("if parallel:", draft.lines[Place.WRAP]),
+        *block("if parallel:", draft.lines[LoopPosition.WRAP]),
         *draft.after_wrap,
         *optimizer_lines(draft),
         "left = {}",
@@ -55,16 +55,16 @@ def _unpacked(draft: Draft) -> str:
 def _step(draft: Draft) -> list[str]:
     training, lines = draft.scenario.training, draft.lines
     return [
-        *block("if parallel:", lines[Place.BEFORE_STEP]),
+        *block("if parallel:", lines[LoopPosition.BEFORE_STEP]),
         *_unless_left_out(draft, f"optimizer.zero_grad({'' if training.zero_grad is ZeroGrad.NONE else 'set_to_none=False'})"),
         *_microbatches(draft),
-        *block("if parallel:", [*(_averaging() if draft.averages_loss else []), *lines[Place.BEFORE_READING]]),
+        *block("if parallel:", [*(_averaging() if draft.averages_loss else []), *lines[LoopPosition.BEFORE_READING]]),
         *_kept_loss(draft),
         *reading(draft, "gradient", "parameter.grad"),
         *_clipping(draft),
-        *block("if parallel:", lines[Place.BEFORE_UPDATE]),
+        *block("if parallel:", lines[LoopPosition.BEFORE_UPDATE]),
         *_unless_left_out(draft, "optimizer.step()"),
-        *block("if parallel:", lines[Place.AFTER_UPDATE]),
+        *block("if parallel:", lines[LoopPosition.AFTER_UPDATE]),
         *(_unless_left_out(draft, "schedule.step()") if training.schedule is not None else []),
         *reading(draft, "parameter", "parameter"),
     ]
@@ -104,12 +104,12 @@ def _microbatch(draft: Draft) -> list[str]:
         lines.append(f"{_unpacked(draft)} = map(torch.tensor, batch)")
     elif has_several(draft) and _is_uneven_mean(draft):
         lines.append(f"{_unpacked(draft)} = batch")
-    lines += block("if parallel:", draft.lines[Place.TAKE])
+    lines += block("if parallel:", draft.lines[LoopPosition.TAKE])
     if draft.computes:
         return [*lines, *block("if parallel:", draft.computes), *block("else:", single_lines(draft))]
     backward = _backward(draft)
     within = block(f"with {draft.context}:", backward) if draft.context else backward
-    return [*lines, *within, *block("if parallel:", draft.lines[Place.AFTER_BACKWARD])]
+    return [*lines, *within, *block("if parallel:", draft.lines[LoopPosition.AFTER_BACKWARD])]
 
 
 def single_lines(draft: Draft) -> list[str]:
@@ -120,7 +120,7 @@ def single_lines(draft: Draft) -> list[str]:
 def _backward(draft: Draft) -> list[str]:
     outputs = call(draft.module, "inputs", *draft.form.extras)
     lines = [f"loss = {loss_of(draft, outputs)}{share(draft)}"]
-    scale = list(draft.lines[Place.SCALE])
+    scale = list(draft.lines[LoopPosition.SCALE])
     if draft.loss_scale > 1 and not draft.scenario.training.loss.is_mean:
         scale.insert(0, f"loss = loss * {draft.loss_scale}  # the gradients of so many ranks are averaged")
     backward = ["loss.backward()"]

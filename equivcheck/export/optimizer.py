@@ -6,7 +6,7 @@ import inspect
 from dataclasses import fields
 
 from equivcheck.errors import UsageError
-from equivcheck.export.draft import Draft, Place
+from equivcheck.export.draft import Draft, LoopPosition
 from equivcheck.export.refusal import refuse
 from equivcheck.export.text import block, call, listed
 from equivcheck.scenario import Group, Rprop, Training
@@ -19,7 +19,7 @@ def optimizer_lines(draft: Draft) -> list[str]:
     training = draft.scenario.training
     in_parallel, alone = _built(draft, draft.trained, shared=True), _built(draft, training, shared=False)
     lines = alone if in_parallel == alone else [*block("if parallel:", in_parallel), *block("else:", alone)]
-    return [*lines, *_schedule(training), *block("if parallel:", draft.lines[Place.AFTER_OPTIMIZER])]
+    return [*lines, *_schedule(training), *block("if parallel:", draft.lines[LoopPosition.AFTER_OPTIMIZER])]
 
 
 def _built(draft: Draft, training: Training, *, shared: bool) -> list[str]:

@@ -50,7 +50,7 @@ class FindingStore:
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             with FileLock(self.path / _LOCK, timeout=_LOCK_SECONDS):
-                self._mend()
+                self._repair()
                 return self._keep(verdict)
         except (OSError, TimeoutError) as error:
             raise StoreFailed(f"findings cannot be kept in {self.path}: {type(error).__name__}: {error}") from error
@@ -98,14 +98,14 @@ class FindingStore:
         return None
 
     def _swap_in(self, new: Path, mark: str) -> None:
-        """A folder cannot be renamed over another, so the old one steps aside first; `_mend` undoes half a swap."""
+        """A folder cannot be renamed over another, so the old one steps aside first; `_repair` undoes half a swap."""
         old = self.path / f"{_OLD}{mark}"
         if self.folder(mark).exists():
             os.rename(self.folder(mark), old)
         os.rename(new, self.folder(mark))
         shutil.rmtree(old, ignore_errors=True)
 
-    def _mend(self) -> None:
+    def _repair(self) -> None:
         """Clear up after a writer that was killed; only with the lock held."""
         for old in self.path.glob(f"{_OLD}*"):
             mark = old.name.removeprefix(_OLD)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from equivcheck.layouts.mends import may_skip_parameters
+from equivcheck.layouts.repairs import may_skip_parameters
 from equivcheck.scenario import DDP, Replicate, Replicator, Scenario
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 
 from equivcheck.layouts.limits import keeps_dtensors
-from equivcheck.layouts.mends import all_multiples
 from equivcheck.layouts.plans import leaves_nothing, splits_weights, trained_cuts, unfrozen_norms
+from equivcheck.layouts.repairs import all_multiples
 from equivcheck.scenario import FSDP2, Replicate, Replicator, Scenario, Split, Spread, TensorParallel
 from equivcheck.scenario.mesh import DP, SHARD, TP
 from equivcheck.trace.differences import Divergence

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from equivcheck.layouts.mends import has_shares
+from equivcheck.layouts.repairs import has_shares
 from equivcheck.scenario import Adafactor, Adam, ClipNorm, ClipValue, Implementation, Loss, Norm, NormType, Precision, Scenario
 from equivcheck.trace.differences import Divergence
 

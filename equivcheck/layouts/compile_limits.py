@@ -25,7 +25,7 @@ def has_compiler() -> bool:
 NO_COMPILER = LayoutLimit(
     reason="torch.compile with backend inductor: there is no C++ compiler here, neither that of CXX nor the system's",
     applies=lambda layout: layout.execution.compile is Compile.INDUCTOR and not has_compiler(),
-    mend=lambda layout: with_execution(layout, compile=Compile.AOT_EAGER),
+    repair=lambda layout: with_execution(layout, compile=Compile.AOT_EAGER),
 )
 
 
@@ -55,7 +55,7 @@ def _has_small_buckets(layout: Layout) -> bool:
 NO_SMALL_BUCKETS = LayoutLimit(
     reason="torch.compile of DistributedDataParallel: no bucket may be smaller than 1 MiB ('First bucket should be ...')",
     applies=_has_small_buckets,
-    mend=lambda layout: with_options(layout, (DDP, Replicate), bucket_cap_mb=DEFAULT_BUCKET_MB),
+    repair=lambda layout: with_options(layout, (DDP, Replicate), bucket_cap_mb=DEFAULT_BUCKET_MB),
 )
 
 LOCAL_TENSORS_BY_LAYER = LayoutLimit(
@@ -67,7 +67,7 @@ LOCAL_TENSORS_BY_LAYER = LayoutLimit(
         and layout.execution.compile is not Compile.NONE
         and not layout.execution.per_layer
     ),
-    mend=lambda layout: with_execution(layout, per_layer=True),
+    repair=lambda layout: with_execution(layout, per_layer=True),
 )
 
 LOCAL_TENSORS_WITHOUT_COMPILED_AUTOGRAD = LayoutLimit(
@@ -76,7 +76,7 @@ LOCAL_TENSORS_WITHOUT_COMPILED_AUTOGRAD = LayoutLimit(
     applies=lambda layout: (
         _reduces_by_ddp(layout) and has_parallelism(layout, TensorParallel) and layout.execution.compiled_autograd
     ),
-    mend=lambda layout: with_execution(layout, compiled_autograd=False),
+    repair=lambda layout: with_execution(layout, compiled_autograd=False),
 )
 
 COMPILED_DDP = (NO_SMALL_BUCKETS, LOCAL_TENSORS_BY_LAYER, LOCAL_TENSORS_WITHOUT_COMPILED_AUTOGRAD)
@@ -86,5 +86,5 @@ FSDP_WITHOUT_COMPILED_AUTOGRAD = LayoutLimit(
     # https://github.com/pytorch/pytorch/pull/174906 took out what there was of it.
     reason="FSDP: compiled autograd does not see its hooks, and gradients stay away",
     applies=lambda layout: layout.execution.compiled_autograd,
-    mend=lambda layout: with_execution(layout, compiled_autograd=False),
+    repair=lambda layout: with_execution(layout, compiled_autograd=False),
 )

@@ -25,7 +25,7 @@ def _has_bf16_hook(layout: Layout) -> bool:
 NO_BF16_HOOK = LayoutLimit(
     reason="DistributedDataParallel: bf16_compress_hook is refused without CUDA and NCCL (or XPU), and ranks here are on CPU",
     applies=_has_bf16_hook,
-    mend=lambda layout: with_options(layout, (DDP, Replicate), compression=Compression.FP16),
+    repair=lambda layout: with_options(layout, (DDP, Replicate), compression=Compression.FP16),
 )
 
 

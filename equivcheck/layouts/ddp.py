@@ -13,8 +13,8 @@ from equivcheck.layouts.foreseen.ddp import DDP_FORESIGHT
 from equivcheck.layouts.foreseen.foresight import Foresight
 from equivcheck.layouts.kind import LayoutKind, LayoutLimit, Limit
 from equivcheck.layouts.limits import EVEN_ROWS, ROUNDING_LIMITS, has_parallelism, parallelism_of
-from equivcheck.layouts.mends import may_skip_parameters, trained_sides, with_widths, without_frozen, without_side
 from equivcheck.layouts.plans import cuts, fits
+from equivcheck.layouts.repairs import may_skip_parameters, trained_sides, with_widths, without_frozen, without_side
 from equivcheck.layouts.rounding import Rounding
 from equivcheck.scenario import (
     DDP,
@@ -52,14 +52,14 @@ def _changes_graph(training: Training, layout: Layout) -> bool:
 UNUSED_PARAMETERS = Limit(
     reason="DistributedDataParallel: parameters that take no part in a step need find_unused_parameters or static_graph",
     applies=_may_miss_parameters,
-    mend=lambda training, _layout: without_side(training),
+    repair=lambda training, _layout: without_side(training),
     upstream=True,
 )
 
 CHANGING_GRAPH = Limit(
     reason="DistributedDataParallel: static_graph promises the same parameters at every step, but a side runs at even steps only",
     applies=_changes_graph,
-    mend=lambda training, _layout: without_side(training),
+    repair=lambda training, _layout: without_side(training),
     upstream=True,
 )
 
@@ -69,7 +69,7 @@ AUTOCAST_OF_FLOAT32 = Limit(
     applies=lambda training, layout: (
         parallelism_of(layout, DDP).autocast is not None and training.precision is not Precision.FLOAT32
     ),
-    mend=lambda training, _layout: replace(training, precision=Precision.FLOAT32),
+    repair=lambda training, _layout: replace(training, precision=Precision.FLOAT32),
 )
 
 
@@ -82,10 +82,10 @@ def _shifts_buckets(training: Training, layout: Layout) -> bool:
 
 BUCKETS_OF_EQUAL_PARTS = Limit(
     reason="ZeroRedundancyOptimizer with parameters_as_bucket_view over tensor parallelism: behind parts of unequal size a "
-    "parameter is aligned otherwise on each rank, BLAS then rounds products of the same values otherwise, and copies part by a "
-    "last place; what is cut must be a multiple of the ranks",
+    "parameter is aligned otherwise on each rank, BLAS then rounds products of the same values otherwise, and "
+    "replicas differ by one ulp; what is cut must be a multiple of the ranks",
     applies=_shifts_buckets,
-    mend=lambda training, layout: with_widths(training, layout.mesh.size(TP)),
+    repair=lambda training, layout: with_widths(training, layout.mesh.size(TP)),
 )
 
 

@@ -17,8 +17,8 @@ from equivcheck.layouts.limits import (
     parallelism_of,
     with_options,
 )
-from equivcheck.layouts.mends import has_shares, may_skip_parameters, with_widths, without_frozen, without_shares, without_side
 from equivcheck.layouts.plans import fits, layers_of_nothing, splits_weights, unfrozen_norms
+from equivcheck.layouts.repairs import has_shares, may_skip_parameters, with_widths, without_frozen, without_shares, without_side
 from equivcheck.layouts.rounding import Division, Rounding
 from equivcheck.layouts.whole_parameters import elementwise
 from equivcheck.scenario import (
@@ -55,14 +55,14 @@ def _clips_float64(training: Training, layout: Layout) -> bool:
 NORM_IN_FLOAT32 = Limit(
     reason="FullyShardedDataParallel: clip_grad_norm_ computes the norm of sharded gradients in float32 and refuses float64 ones",
     applies=_clips_float64,
-    mend=lambda training, _layout: replace(training, precision=Precision.FLOAT32),
+    repair=lambda training, _layout: replace(training, precision=Precision.FLOAT32),
     upstream=True,
 )
 
 ONE_UNIT_FOR_SHARED_WEIGHTS = Limit(
     reason="FullyShardedDataParallel: layers that share a weight must be in one unit, but each layer is a unit of its own",
     applies=lambda training, layout: parallelism_of(layout, FSDP1).wrapping is Wrapping.PER_LAYER and has_shares(training.model),
-    mend=lambda training, _layout: without_shares(training),
+    repair=lambda training, _layout: without_shares(training),
 )
 
 
@@ -82,20 +82,20 @@ def _has_frozen_parameters(layer: Layer) -> bool:
 UNIFORM_FROZEN = Limit(
     reason="FullyShardedDataParallel: without use_orig_params a unit cannot hold both frozen and trained parameters",
     applies=_mixes_frozen,
-    mend=lambda training, _layout: without_frozen(training),
+    repair=lambda training, _layout: without_frozen(training),
     upstream=True,
 )
 
 NO_GROUPS_OF_FLAT_PARAMETERS = Limit(
     reason="FullyShardedDataParallel: without use_orig_params a flat parameter holds parameters of several groups",
     applies=lambda training, layout: bool(training.groups) and not parallelism_of(layout, FSDP1).use_orig_params,
-    mend=lambda training, _layout: replace(training, groups=()),
+    repair=lambda training, _layout: replace(training, groups=()),
 )
 
 NO_UNUSED_PARAMETERS = Limit(
     reason="FullyShardedDataParallel: a parameter that takes no part in a step gets a gradient of zeros, not None",
     applies=lambda training, _layout: may_skip_parameters(training),
-    mend=lambda training, _layout: without_side(training),
+    repair=lambda training, _layout: without_side(training),
 )
 
 
@@ -107,14 +107,14 @@ FLAT_UNSHARDED_OVER_TP = LayoutLimit(
     reason="FullyShardedDataParallel over tensor parallelism: with use_orig_params an unsharded flat parameter (NO_SHARD, or one "
     "rank to shard over) cannot be written back from DTensors (pytorch#119937)",
     applies=lambda layout: _has_views_of_local_shards(layout) and not _is_sharded(layout),
-    mend=lambda layout: with_options(layout, FSDP1, use_orig_params=False),
+    repair=lambda layout: with_options(layout, FSDP1, use_orig_params=False),
 )
 
 NO_SYNC_OVER_TP = LayoutLimit(
     reason="FullyShardedDataParallel over tensor parallelism: with use_orig_params no_sync fails, as unsharded gradients become "
     "DTensors ('invalid python storage')",
     applies=lambda layout: _has_views_of_local_shards(layout) and parallelism_of(layout, FSDP1).no_sync,
-    mend=lambda layout: with_options(layout, FSDP1, no_sync=False),
+    repair=lambda layout: with_options(layout, FSDP1, no_sync=False),
 )
 
 
@@ -126,7 +126,7 @@ NORM_OF_ALL_SHARDS = Limit(
     reason="FullyShardedDataParallel over tensor parallelism: clip_grad_norm_ reduces over the data-parallel ranks only, so each "
     "tensor-parallel rank clips by another norm",
     applies=lambda training, layout: isinstance(training.clipping, ClipNorm) and _shards_differ(layout),
-    mend=lambda training, _layout: replace(training, clipping=_by_value(training)),
+    repair=lambda training, _layout: replace(training, clipping=_by_value(training)),
     upstream=True,
 )
 
@@ -144,7 +144,7 @@ NOTHING_TO_FLATTEN = Limit(
     reason="FullyShardedDataParallel over tensor parallelism: a rank that holds nothing of a unit cannot wrap it "
     "('unsharded_start_idx: 0 unsharded_end_idx: -1')",
     applies=has_unit_of_nothing,
-    mend=lambda training, layout: with_widths(training, layout.mesh.size(TP)),
+    repair=lambda training, layout: with_widths(training, layout.mesh.size(TP)),
     upstream=True,
 )
 
@@ -159,7 +159,7 @@ ELEMENTWISE_OPTIMIZERS = Limit(
     applies=lambda training, layout: (
         not training.optimizer.elementwise and (_is_sharded(layout) or not parallelism_of(layout, FSDP1).use_orig_params)
     ),
-    mend=elementwise,
+    repair=elementwise,
 )
 
 
@@ -175,7 +175,7 @@ NO_SHARES_BETWEEN_MICROBATCHES = Limit(
     reason="FullyShardedDataParallel: with use_orig_params and nothing sharded, a shared weight's gradient cannot be kept in "
     "lower precision until the last microbatch ('attempting to assign a gradient with dtype')",
     applies=lambda training, layout: has_shares(training.model) and _keeps_low_precision(training, layout),
-    mend=lambda training, _layout: without_shares(training),
+    repair=lambda training, _layout: without_shares(training),
     upstream=True,
 )
 

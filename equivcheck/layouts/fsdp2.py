@@ -16,8 +16,8 @@ from equivcheck.layouts.limits import (
     has_parallelism,
     parallelism_of,
 )
-from equivcheck.layouts.mends import has_shares, with_widths, without_shares
 from equivcheck.layouts.plans import fits, leaves_nothing, trained_cuts
+from equivcheck.layouts.repairs import has_shares, with_widths, without_shares
 from equivcheck.layouts.rounding import Division, Rounding
 from equivcheck.layouts.whole_parameters import WHOLE_PARAMETERS
 from equivcheck.scenario import FSDP2, ElementType, Layout, MixedPrecision, Parallelism, TensorParallel, Training, Wrapping
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 ONE_UNIT_FOR_SHARED_WEIGHTS = Limit(
     reason="fully_shard: layers that share a weight must be in one unit, but each layer is a unit of its own",
     applies=lambda training, layout: parallelism_of(layout, FSDP2).wrapping is Wrapping.PER_LAYER and has_shares(training.model),
-    mend=lambda training, _layout: without_shares(training),
+    repair=lambda training, _layout: without_shares(training),
     upstream=True,
 )
 
@@ -49,7 +49,7 @@ NOTHING_TO_REDUCE = Limit(
     reason="fully_shard over tensor parallelism: a rank that holds nothing of a parameter cannot reduce its gradient "
     "('_chunk_cat expects non-empty tensor')",
     applies=_some_rank_reduces_nothing,
-    mend=lambda training, layout: with_widths(training, layout.mesh.size(TP)),
+    repair=lambda training, layout: with_widths(training, layout.mesh.size(TP)),
     upstream=True,
 )
 

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 from equivcheck.layouts.kind import LayoutLimit, Limit
 from equivcheck.layouts.limits import has_parallelism, keeps_dtensors, with_options
-from equivcheck.layouts.mends import each_layer, may_skip_parameters, without_frozen, without_side
 from equivcheck.layouts.plans import unfrozen_norms
-from equivcheck.layouts.registry import MAX_MENDS, BrokenLayout, mended, mended_layout, rounding_of, unsupported
+from equivcheck.layouts.registry import MAX_REPAIRS, BrokenLayout, repaired, repaired_layout, rounding_of, unsupported
+from equivcheck.layouts.repairs import each_layer, may_skip_parameters, without_frozen, without_side
 from equivcheck.scenario import (
     ASGD,
     DDP,
@@ -57,25 +57,25 @@ LAYOUT_LIMITS: tuple[LayoutLimit, ...] = (
     LayoutLimit(
         reason="checkpoint: the reference rounds as one layout does, and cannot change that in the middle",
         applies=lambda layout: rounding_of(layout) is not None,
-        mend=_in_one_precision,
+        repair=_in_one_precision,
     ),
     LayoutLimit(
         reason="checkpoint: ZeroRedundancyOptimizer has a state_dict only on ranks that it was consolidated to, and "
         "torch.distributed.checkpoint asks every rank",
         applies=_shares_updates,
-        mend=lambda layout: with_options(layout, DDP, zero_redundancy=False, parameters_as_bucket_view=False),
+        repair=lambda layout: with_options(layout, DDP, zero_redundancy=False, parameters_as_bucket_view=False),
     ),
     LayoutLimit(
         reason="checkpoint: FullyShardedDataParallel.optim_state_dict, on replicas of a single shard, broadcasts from rank 0 in "
         "groups that are without it",
         applies=_has_replicas_of_one_shard,
-        mend=_on_dtensors,
+        repair=_on_dtensors,
     ),
     LayoutLimit(
         reason="checkpoint: over tensor parallelism DistributedDataParallel, replicate and FullyShardedDataParallel train "
         "local tensors, and torch.distributed.checkpoint does not know where they lie",
         applies=_is_localized,
-        mend=_on_dtensors,
+        repair=_on_dtensors,
     ),
 )
 """Which layouts a training can neither leave nor go on under."""
@@ -86,20 +86,20 @@ LIMITS: tuple[Limit, ...] = (
         reason="checkpoint: an optimizer makes state for every trained parameter before state is loaded into it, and a "
         "checkpoint has none for one that took no part",
         applies=lambda training, _layout: may_skip_parameters(training),
-        mend=lambda training, _layout: without_side(training),
+        repair=lambda training, _layout: without_side(training),
     ),
     Limit(
         reason="checkpoint: state of frozen parameters, which Adagrad makes when it is built, is neither asked for nor kept",
         applies=lambda training, _layout: (
             isinstance(training.optimizer, Adagrad) and any(layer.frozen for layer in training.model.layers)
         ),
-        mend=lambda training, _layout: without_frozen(training),
+        repair=lambda training, _layout: without_frozen(training),
     ),
     Limit(
         reason="checkpoint: SequenceParallel makes frozen norms trainable, so that one layout has optimizer state for them and "
         "the other none",
         applies=lambda training, layout: bool(unfrozen_norms(training.model, layout)),
-        mend=lambda training, _layout: each_layer(
+        repair=lambda training, _layout: each_layer(
             training, lambda _index, layer: replace(layer, norm=None) if layer.frozen else layer
         ),
     ),
@@ -108,7 +108,7 @@ LIMITS: tuple[Limit, ...] = (
         applies=lambda training, _layout: (
             isinstance(training.optimizer, (ASGD, NAdam)) and training.precision is not Precision.FLOAT32
         ),
-        mend=lambda training, _layout: replace(training, precision=Precision.FLOAT32),
+        repair=lambda training, _layout: replace(training, precision=Precision.FLOAT32),
     ),
 )
 """Which trainings cannot be handed over."""
@@ -146,24 +146,24 @@ def can_hand_over(layout: Layout) -> bool:
 
 
 def handing_over(layout: Layout) -> Layout:
-    """The nearest layout that a training can leave, and go on under. Raises `BrokenLayout` when mends do not end."""
-    for _ in range(MAX_MENDS):
-        layout = mended_layout(layout)
+    """The nearest layout that a training can leave, and go on under. Raises `BrokenLayout` when repairs do not end."""
+    for _ in range(MAX_REPAIRS):
+        layout = repaired_layout(layout)
         limit = next((limit for limit in LAYOUT_LIMITS if limit.applies(layout)), None)
         if limit is None:
             return layout
-        layout = limit.mend(layout)
-    raise BrokenLayout(f"the mends of layout {layout.name} for a checkpoint do not end")
+        layout = limit.repair(layout)
+    raise BrokenLayout(f"the repairs of layout {layout.name} for a checkpoint do not end")
 
 
 def handed_over(training: Training, *layouts: Layout) -> Training:
-    """The nearest training that can be handed from one layout to the other. Raises `BrokenLayout` when mends do not end."""
-    for _ in range(MAX_MENDS):
+    """The nearest training that can be handed from one layout to the other. Raises `BrokenLayout` when repairs do not end."""
+    for _ in range(MAX_REPAIRS):
         before = training
         for layout in layouts:
-            training = mended(training, layout)
+            training = repaired(training, layout)
             for limit in LIMITS:
-                training = limit.mend(training, layout) if limit.applies(training, layout) else training
+                training = limit.repair(training, layout) if limit.applies(training, layout) else training
         if training is before:
             return training
-    raise BrokenLayout(f"the mends for a checkpoint between {' and '.join(layout.name for layout in layouts)} do not end")
+    raise BrokenLayout(f"the repairs for a checkpoint between {' and '.join(layout.name for layout in layouts)} do not end")

@@ -25,7 +25,7 @@ class Limit:
     """One sentence for people: what, and why."""
     applies: Callable[[Training, Layout], bool]
     """Whether a scenario is beyond the limit."""
-    mend: Callable[[Training, Layout], Training]
+    repair: Callable[[Training, Layout], Training]
     """The nearest training within the limit, used instead of rejecting; it never adds what another limit forbids."""
     upstream: bool = False
     """Whether torch alone draws the line. Beyond it a run must be right or raise on every rank, and `frontier` goes there; beyond
@@ -40,7 +40,7 @@ class LayoutLimit:
     """One sentence for people: what, and why."""
     applies: Callable[[Layout], bool]
     """Whether a layout is beyond the limit."""
-    mend: Callable[[Layout], Layout]
+    repair: Callable[[Layout], Layout]
     """The nearest layout within the limit, on the same mesh if any on that can run; it never adds what another limit forbids."""
 
 

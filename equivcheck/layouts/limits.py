@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TypeVar
 
 from equivcheck.layouts.kind import LayoutLimit, Limit
-from equivcheck.layouts.mends import all_multiples, with_rows
+from equivcheck.layouts.repairs import all_multiples, with_rows
 from equivcheck.scenario import (
     DDP,
     FSDP1,
@@ -60,7 +60,7 @@ def with_execution(layout: Layout, **changes: object) -> Layout:
 EVEN_ROWS = Limit(
     reason="data parallelism: a microbatch can be split evenly only if its rows are a multiple of the data-parallel ranks",
     applies=lambda training, layout: not all_multiples(training.data.microbatches, layout.num_data_ranks),
-    mend=lambda training, layout: with_rows(training, layout.num_data_ranks),
+    repair=lambda training, layout: with_rows(training, layout.num_data_ranks),
 )
 
 
@@ -85,14 +85,14 @@ def _is_fused_sgd(training: Training, layout: Layout) -> bool:
 NO_RPROP = Limit(
     reason="DTensor: Rprop needs aten.index_put_ or aten._foreach_copy_, which have no sharding strategy that works in place",
     applies=lambda training, layout: isinstance(training.optimizer, Rprop) and keeps_dtensors(layout),
-    mend=lambda training, _layout: replace(training, optimizer=SGD(lr=training.optimizer.lr)),
+    repair=lambda training, _layout: replace(training, optimizer=SGD(lr=training.optimizer.lr)),
     upstream=True,
 )
 
 NO_FUSED_SGD = Limit(
     reason="DTensor: no sharding strategy is registered for aten._fused_sgd_ and aten._fused_adagrad_",
     applies=_is_fused_sgd,
-    mend=lambda training, _layout: replace(
+    repair=lambda training, _layout: replace(
         training, optimizer=replace(training.optimizer, implementation=Implementation.FOREACH)
     ),
     upstream=True,
@@ -125,13 +125,13 @@ def _without_casts(layout: Layout) -> Layout:
 WHOLE_SUMS = LayoutLimit(
     reason="lower precision over tensor parallelism: each rank rounds its part of a sum, which no single device has",
     applies=lambda layout: (_casts(layout) or _compresses(layout)) and has_parallelism(layout, TensorParallel),
-    mend=lambda layout: with_options(_without_casts(layout), (DDP, Replicate), compression=Compression.NONE),
+    repair=lambda layout: with_options(_without_casts(layout), (DDP, Replicate), compression=Compression.NONE),
 )
 
 EAGER_ROUNDING = LayoutLimit(
     reason="lower precision with torch.compile: a compiled graph need not round where an eager model does",
     applies=lambda layout: layout.execution.is_compiled and _casts(layout),
-    mend=_without_casts,
+    repair=_without_casts,
 )
 
 ROUNDING_LIMITS = (WHOLE_SUMS, EAGER_ROUNDING)
@@ -147,7 +147,7 @@ def _counts_in_python(training: Training, layout: Layout) -> bool:
 
 def _with_graph_optimizer(training: Training, layout: Layout) -> Training:
     optimizer = training.optimizer
-    # Over a tensor-parallel plan fused optimizers have a limit of their own; its mend is a loop, also where a training goes on.
+    # Over a tensor-parallel plan fused optimizers have a limit of their own; its repair is a loop, also where a training goes on.
     is_loop = optimizer.implementation is Implementation.FOR_LOOP
     if type(optimizer) in (Adam, AdamW) and not is_loop and not has_parallelism(layout, TensorParallel):
         return replace(training, optimizer=replace(optimizer, implementation=Implementation.FUSED))
@@ -157,18 +157,18 @@ def _with_graph_optimizer(training: Training, layout: Layout) -> Training:
 STEPS_OF_OPERATIONS = LayoutLimit(
     reason="a step as one graph: what hooks do outside of operations, as those of DDP and FSDP, no graph holds",
     applies=lambda layout: layout.execution.whole_step and not all(taken.traceable for taken in layout.parallelisms),
-    mend=lambda layout: replace(layout, execution=replace(layout.execution, whole_step=False)),
+    repair=lambda layout: replace(layout, execution=replace(layout.execution, whole_step=False)),
 )
 
 NOTHING_TWICE_IN_GRAPHS = LayoutLimit(
     reason="a step as one graph: activation checkpointing runs a layer again on what it kept, which tracing takes for foreign",
     applies=lambda layout: layout.execution.whole_step and layout.execution.checkpointing is not Recompute.NONE,
-    mend=lambda layout: replace(layout, execution=replace(layout.execution, checkpointing=Recompute.NONE)),
+    repair=lambda layout: replace(layout, execution=replace(layout.execution, checkpointing=Recompute.NONE)),
 )
 
 NO_COUNTS_IN_GRAPHS = Limit(
     reason="a step as one graph: the optimizer reads its step count as a number, which a graph does not hold (`capturable` "
     "computes it in float32); SGD, RMSprop, Adadelta and fused Adam and AdamW do not",
     applies=_counts_in_python,
-    mend=_with_graph_optimizer,
+    repair=_with_graph_optimizer,
 )

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from itertools import product
 
-from equivcheck.layouts.mends import all_multiples, each_layer, with_num_layers, with_rows, with_widths
+from equivcheck.layouts.repairs import all_multiples, each_layer, with_num_layers, with_rows, with_widths
 from equivcheck.scenario import Exercise, Layer, LayerPlan, Layout, Model, Split, Spread, TensorParallel, Training
 
 ALL_PLANS: tuple[LayerPlan, ...] = tuple(
@@ -22,7 +22,7 @@ ALL_PLANS: tuple[LayerPlan, ...] = tuple(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class LayerSite:
     """A layer and how its input comes to it."""
 
     model: Model
@@ -48,9 +48,9 @@ class PlanRule:
 
     reason: str
     """One sentence for people."""
-    broken: Callable[[Place, LayerPlan], bool]
+    broken: Callable[[LayerSite, LayerPlan], bool]
     """Whether the plan does it there."""
-    mend: Callable[[Training, Layout, Place], Training]
+    repair: Callable[[Training, Layout, LayerSite], Training]
     """The nearest training for which it is allowed."""
     upstream: bool = False
     """As for a `Limit`."""
@@ -64,30 +64,30 @@ RULES: tuple[PlanRule, ...] = (
     PlanRule(
         reason="tensor parallelism: a norm needs all features of a row, but its layer finds its input cut by features",
         broken=lambda place, _plan: place.layer.norm is not None and place.input is Spread.FEATURES,
-        mend=lambda training, _layout, place: _with_layer(training, place.index, norm=None),
+        repair=lambda training, _layout, place: _with_layer(training, place.index, norm=None),
     ),
     PlanRule(
         reason="tensor parallelism: a residual adds a layer's input to its output, but the plan spreads them differently",
         broken=lambda place, plan: place.layer.residual and plan.output is not place.input,
-        mend=lambda training, _layout, place: _with_layer(training, place.index, residual=False),
+        repair=lambda training, _layout, place: _with_layer(training, place.index, residual=False),
     ),
     PlanRule(
         reason="tensor parallelism: a layer counts features that its plan cuts, and a local tensor does not tell where it starts",
         broken=lambda place, plan: place.layer.exercise is Exercise.ARANGE and plan.output is Spread.FEATURES,
-        mend=lambda training, _layout, place: _with_layer(training, place.index, exercise=None),
+        repair=lambda training, _layout, place: _with_layer(training, place.index, exercise=None),
     ),
     PlanRule(
         reason="tensor parallelism: rows cut between layers must be a multiple of the ranks, as local tensors do not tell how "
         "they were cut",
         broken=lambda place, plan: plan.output is Spread.ROWS and not all_multiples(place.rows, place.tp),
-        mend=lambda training, layout, place: with_rows(training, layout.num_data_ranks * place.tp),
+        repair=lambda training, layout, place: with_rows(training, layout.num_data_ranks * place.tp),
         upstream=True,
     ),
     PlanRule(
         reason="tensor parallelism: features cut between layers must be a multiple of the ranks, as local tensors do not tell "
         "how they were cut (pytorch#150336)",
         broken=lambda place, plan: plan.output is Spread.FEATURES and place.layer.width % place.tp != 0,
-        mend=lambda training, _layout, place: with_widths(training, place.tp),
+        repair=lambda training, _layout, place: with_widths(training, place.tp),
         upstream=True,
     ),
 )
@@ -102,16 +102,16 @@ def legal_plans(  # noqa: PLR0913 - what makes a place
     `microbatches` are the rows of each microbatch in one tensor-parallel group. Empty only where no plan of the layers before
     leaves `input`. Rules that torch makes do not count with `beyond`.
     """
-    place = Place(model=model, index=index, input=input, tp=tp, rows=microbatches)
+    place = LayerSite(model=model, index=index, input=input, tp=tp, rows=microbatches)
     return tuple(plan for plan in ALL_PLANS if not _breaks(place, plan, beyond) and _can_go_on(place, plan, beyond))
 
 
-def _breaks(place: Place, plan: LayerPlan, beyond: bool) -> bool:
+def _breaks(place: LayerSite, plan: LayerPlan, beyond: bool) -> bool:
     is_cut_off = plan.split is Split.OUTSIDE and place.input is not Spread.WHOLE
     return is_cut_off or any(rule.broken(place, plan) for rule in RULES if not (beyond and rule.upstream))
 
 
-def _can_go_on(place: Place, plan: LayerPlan, beyond: bool) -> bool:
+def _can_go_on(place: LayerSite, plan: LayerPlan, beyond: bool) -> bool:
     after = place.index + 1
     if after == len(place.model.layers):
         return plan.output is Spread.WHOLE
@@ -119,10 +119,12 @@ def _can_go_on(place: Place, plan: LayerPlan, beyond: bool) -> bool:
     return any(not _breaks(following, entry, beyond) and _can_go_on(following, entry, beyond) for entry in ALL_PLANS)
 
 
-def places(model: Model, plan: tuple[LayerPlan, ...], tp: int, microbatches: tuple[int, ...]) -> tuple[Place, ...]:
+def places(model: Model, plan: tuple[LayerPlan, ...], tp: int, microbatches: tuple[int, ...]) -> tuple[LayerSite, ...]:
     """Where each entry of a plan of as many entries as layers would run."""
     inputs = (Spread.WHOLE, *(entry.output for entry in plan[:-1]))
-    return tuple(Place(model=model, index=index, input=spread, tp=tp, rows=microbatches) for index, spread in enumerate(inputs))
+    return tuple(
+        LayerSite(model=model, index=index, input=spread, tp=tp, rows=microbatches) for index, spread in enumerate(inputs)
+    )
 
 
 def fits(model: Model, plan: tuple[LayerPlan, ...]) -> bool:

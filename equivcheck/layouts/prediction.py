@@ -9,7 +9,7 @@ from typing import Any
 
 from equivcheck.layouts.communication import Totals, add
 from equivcheck.layouts.foreseen.foresight import Gap
-from equivcheck.layouts.foreseen.seat import Seat, whole_parameters
+from equivcheck.layouts.foreseen.rank_view import RankView, whole_parameters
 from equivcheck.layouts.registry import kind_of
 from equivcheck.scenario import Data, Execution, Layer, Layout, Model, Training
 
@@ -62,7 +62,7 @@ def _predicted(training: Training, layout: Layout, coordinate: tuple[int, ...]) 
     reason = next(_reasons(training, layout), "")
     if reason:
         return Prediction(totals={}, reason=reason)
-    seat = Seat(training=training, layout=layout, coordinate=coordinate, held=whole_parameters(training))
+    seat = RankView(training=training, layout=layout, coordinate=coordinate, held=whole_parameters(training))
     found: Totals = {}
     for parallelism in layout.parallelisms:
         foresight = kind_of(parallelism).foresight

@@ -19,8 +19,8 @@ from equivcheck.scenario import Layout, Parallelism, Training
 ENTRY_POINTS = "equivcheck.layouts"
 """Entry-point group of third parties; each entry names a subclass of `LayoutKind`."""
 
-MAX_MENDS = 64
-"""More mends of one training than this do not end: two of them undo each other."""
+MAX_REPAIRS = 64
+"""More repairs of one training than this do not end: two of them undo each other."""
 
 _BUILT_IN = {
     "ddp": ("equivcheck.layouts.ddp", "DDPKind"),
@@ -96,24 +96,24 @@ def unsupported(training: Training, layout: Layout, *, beyond: bool = False) -> 
     return None if limit is None else limit.reason
 
 
-def mended_layout(layout: Layout) -> Layout:
-    """The nearest layout that can run anything. Raises `BrokenLayout` when mends do not end."""
-    for _ in range(MAX_MENDS):
+def repaired_layout(layout: Layout) -> Layout:
+    """The nearest layout that can run anything. Raises `BrokenLayout` when repairs do not end."""
+    for _ in range(MAX_REPAIRS):
         limit = _first_layout_limit(layout)
         if limit is None:
             return layout
-        layout = limit.mend(layout)
-    raise BrokenLayout(f"the mends of layout {layout.name} do not end; the last limit: {limit.reason if limit else None}")
+        layout = limit.repair(layout)
+    raise BrokenLayout(f"the repairs of layout {layout.name} do not end; the last limit: {limit.reason if limit else None}")
 
 
-def mended(training: Training, layout: Layout, *, beyond: bool = False) -> Training:
-    """The nearest training that the layout can run, as `unsupported` sees it. Raises `BrokenLayout` when mends do not end."""
-    for _ in range(MAX_MENDS):
+def repaired(training: Training, layout: Layout, *, beyond: bool = False) -> Training:
+    """The nearest training that the layout can run, as `unsupported` sees it. Raises `BrokenLayout` when repairs do not end."""
+    for _ in range(MAX_REPAIRS):
         limit = _first_limit(training, layout, beyond)
         if limit is None:
             return training
-        training = limit.mend(training, layout)
-    raise BrokenLayout(f"the mends of layout {layout.name} do not end; the last limit: {limit.reason if limit else None}")
+        training = limit.repair(training, layout)
+    raise BrokenLayout(f"the repairs of layout {layout.name} do not end; the last limit: {limit.reason if limit else None}")
 
 
 def rounding_of(layout: Layout) -> Rounding | None:

@@ -13,7 +13,7 @@ from equivcheck.layouts.foreseen.replicate import REPLICATE_FORESIGHT
 from equivcheck.layouts.fsdp2 import NOTHING_TO_REDUCE
 from equivcheck.layouts.kind import LayoutKind, LayoutLimit, Limit
 from equivcheck.layouts.limits import DTENSOR_OPTIMIZERS, EVEN_ROWS, ROUNDING_LIMITS, parallelism_of
-from equivcheck.layouts.mends import has_shares, may_skip_parameters, without_shares, without_side
+from equivcheck.layouts.repairs import has_shares, may_skip_parameters, without_shares, without_side
 from equivcheck.layouts.rounding import Rounding
 from equivcheck.scenario import Layout, Parallelism, Replicate, Replicator, Wrapping
 from equivcheck.scenario.mesh import DP
@@ -43,7 +43,7 @@ COMPILED_AUTOGRAD_WITH_DDP_ONLY = replace(
 UNUSED_PARAMETERS = Limit(
     reason="replicate: without find_unused_parameters every trained parameter must take part in every step",
     applies=lambda training, layout: may_skip_parameters(as_reduced(training, layout)),
-    mend=lambda training, _layout: without_side(training),
+    repair=lambda training, _layout: without_side(training),
     upstream=True,
 )
 
@@ -52,7 +52,7 @@ ONE_UNIT_FOR_SHARED_WEIGHTS = Limit(
     applies=lambda training, layout: (
         parallelism_of(layout, Replicate).wrapping is Wrapping.PER_LAYER and has_shares(training.model)
     ),
-    mend=lambda training, _layout: without_shares(training),
+    repair=lambda training, _layout: without_shares(training),
     upstream=True,
 )
 

@@ -24,7 +24,7 @@ FULL_TENSORS_ONE_IN = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Left:
+class RanksResult:
     """What a scenario left on all ranks, in rank order."""
 
     run: Run
@@ -44,16 +44,16 @@ class Runner:
     alter: Callable[[Setup], None] | None = None
     """Called with each rank's setup; None for nothing."""
 
-    def run(self, scenario: Scenario) -> Left:
+    def run(self, scenario: Scenario) -> RanksResult:
         """Run every part. Raises `RanksFailed`, and `UsageError` for a world that does not exist or has no data."""
         with warnings.catch_warnings():
             # What torch warns of in a generated scenario is no news to anybody, and must not be an error where warnings are.
             warnings.simplefilter("ignore")
             if scenario.start is None:
-                return Left(run=self._part(scenario.layout, scenario, rank_program, scenario, self._change(scenario)))
+                return RanksResult(run=self._part(scenario.layout, scenario, rank_program, scenario, self._change(scenario)))
             return self._run_both(scenario, scenario.start.layout)
 
-    def _run_both(self, scenario: Scenario, first: Layout) -> Left:
+    def _run_both(self, scenario: Scenario, first: Layout) -> RanksResult:
         from equivcheck.layouts.hand_over import first_part, second_part
 
         with TemporaryDirectory(prefix="equivcheck-") as folder:
@@ -63,7 +63,7 @@ class Runner:
                 summary = f"before the hand-over, under {first.name}: {error.failure.summary}"
                 raise RanksFailed(replace(error.failure, summary=summary)) from None
             run = self._part(scenario.layout, scenario, second_part, scenario, folder, self._change(scenario))
-            return Left(run=run, before=before)
+            return RanksResult(run=run, before=before)
 
     def _change(self, scenario: Scenario) -> Callable[[Setup], None] | None:
         """What is changed in each rank's setup; a planted fault is all that is, so that it shows as it would elsewhere."""

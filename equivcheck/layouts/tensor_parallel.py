@@ -9,8 +9,8 @@ from equivcheck.layouts.foreseen.foresight import Foresight
 from equivcheck.layouts.foreseen.tensor_parallel import TENSOR_PARALLEL_FORESIGHT
 from equivcheck.layouts.kind import LayoutKind, Limit
 from equivcheck.layouts.limits import DTENSOR_OPTIMIZERS, NO_COUNTS_IN_GRAPHS, keeps_dtensors, parallelism_of
-from equivcheck.layouts.mends import has_shares, without_shares
-from equivcheck.layouts.plans import RULES, Place, PlanRule, fits, fitted, places
+from equivcheck.layouts.plans import RULES, LayerSite, PlanRule, fits, fitted, places
+from equivcheck.layouts.repairs import has_shares, without_shares
 from equivcheck.layouts.whole_parameters import WHOLE_PARAMETERS
 from equivcheck.scenario import ASGD, Implementation, Layout, Parallelism, Split, Spread, TensorParallel, Training
 from equivcheck.scenario.mesh import TP
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from equivcheck.train.setup import Setup
 
 
-def _first_broken(rule: PlanRule, training: Training, layout: Layout) -> Place | None:
+def _first_broken(rule: PlanRule, training: Training, layout: Layout) -> LayerSite | None:
     plan = parallelism_of(layout, TensorParallel).plan
     if not fits(training.model, plan):
         return None
@@ -34,23 +34,23 @@ def _limit(rule: PlanRule) -> Limit:
     def applies(training: Training, layout: Layout) -> bool:
         return _first_broken(rule, training, layout) is not None
 
-    def mend(training: Training, layout: Layout) -> Training:
+    def repair(training: Training, layout: Layout) -> Training:
         place = _first_broken(rule, training, layout)
-        return training if place is None else rule.mend(training, layout, place)
+        return training if place is None else rule.repair(training, layout, place)
 
-    return Limit(reason=rule.reason, applies=applies, mend=mend, upstream=rule.upstream)
+    return Limit(reason=rule.reason, applies=applies, repair=repair, upstream=rule.upstream)
 
 
 ONE_ENTRY_A_LAYER = Limit(
     reason="tensor parallelism: the plan must have one entry for each layer of the model",
     applies=lambda training, layout: not fits(training.model, parallelism_of(layout, TensorParallel).plan),
-    mend=lambda training, layout: fitted(training, parallelism_of(layout, TensorParallel).plan),
+    repair=lambda training, layout: fitted(training, parallelism_of(layout, TensorParallel).plan),
 )
 
 NO_SHARED_WEIGHTS = Limit(
     reason="tensor parallelism: parallelize_module makes a new parameter for each module, which unties shared weights",
     applies=lambda training, _layout: has_shares(training.model),
-    mend=lambda training, _layout: without_shares(training),
+    repair=lambda training, _layout: without_shares(training),
     upstream=True,
 )
 
@@ -67,7 +67,7 @@ NO_MIXED_CALLS = Limit(
     reason="tensor parallelism: foreach and fused optimizers refuse plain parameters, those of layers outside the plan, beside "
     "DTensors, and ASGD refuses DTensors of two meshes",
     applies=_mixes_tensors_in_one_call,
-    mend=lambda training, _layout: replace(
+    repair=lambda training, _layout: replace(
         training, optimizer=replace(training.optimizer, implementation=Implementation.FOR_LOOP)
     ),
     upstream=True,

@@ -28,7 +28,7 @@ ANYWHERE = (
     Limit(
         reason=f"torch: Muon came with {Muon.since}, and an older one is installed",
         applies=lambda training, _layout: isinstance(training.optimizer, Muon) and installed_torch() < Version(Muon.since),
-        mend=elementwise,
+        repair=elementwise,
     ),
 )
 """What no layout can run."""
@@ -53,21 +53,21 @@ WHOLE_PARAMETERS = (
         reason="DTensor: Adafactor squares norms in place, which is refused while they are pending a sum over shards; of sharded "
         "vectors it takes the norm of the local shard alone, as DTensor.item() does not reduce (pytorch#144054)",
         applies=_is_adafactor_of_cuts,
-        mend=elementwise,
+        repair=elementwise,
         upstream=True,
     ),
     Limit(
         reason="DTensor: a dim cut over more ranks than it is long keeps no cut through Muon's products, which is refused in "
         "place",
         applies=_is_muon_of_short_dims,
-        mend=elementwise,
+        repair=elementwise,
         upstream=True,
     ),
     Limit(
         reason="data parallelism over tensor parallelism: what tensor parallelism cuts is trained as plain local tensors, of "
         "which an optimizer that is not elementwise sees no whole",
         applies=_sees_local_parts,
-        mend=elementwise,
+        repair=elementwise,
     ),
 )
 """What no layout can run that cuts parameters."""

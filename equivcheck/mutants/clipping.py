@@ -6,7 +6,7 @@ from equivcheck.mutants import norms
 from equivcheck.mutants.data_parallel import OVER_OTHERS, WRAPPED
 from equivcheck.mutants.mutant import Family, Minimum, Mutant
 from equivcheck.mutants.needs import is_eager, is_wrapped, reduces_by_hooks
-from equivcheck.mutants.norms import By
+from equivcheck.mutants.norms import ClipByNorm
 from equivcheck.scenario import DDP, ClipNorm, ClipValue, Layer, NormType, Replicate, Scenario
 from equivcheck.scenario.mesh import DP, REPLICATE, SHARD, TP
 from equivcheck.verdict.cause import Cause
@@ -81,7 +81,7 @@ MUTANTS: tuple[Mutant, ...] = (
         family=Family.CLIPPING,
         layouts=("fsdp2", "fsdp1", "tensor_parallel", *OVER_OTHERS),
         applies=_clips_shards,
-        plant=By(norms.of_own_shard),
+        plant=ClipByNorm(norms.of_own_shard),
         causes=(Cause.LOCAL_NORM,),
         minimum=Minimum(because=f"{SPLIT}; one layer is enough"),
     ),
@@ -91,7 +91,7 @@ MUTANTS: tuple[Mutant, ...] = (
         family=Family.CLIPPING,
         layouts=("fsdp2", "fsdp1"),
         applies=_adds_norms,
-        plant=By(norms.added_up),
+        plant=ClipByNorm(norms.added_up),
         causes=(Cause.ANOTHER_NORM,),
         minimum=Minimum(because=f"{SPLIT}; one layer is enough"),
     ),
@@ -121,7 +121,7 @@ MUTANTS: tuple[Mutant, ...] = (
         family=Family.CLIPPING,
         layouts=("ddp", "replicate", "fsdp2", "ddp x tensor_parallel", "replicate x tensor_parallel"),
         applies=_has_replicas,
-        plant=By(norms.with_replicas),
+        plant=ClipByNorm(norms.with_replicas),
         causes=(Cause.REPLICAS_IN_NORM,),
         minimum=Minimum(because="two ranks hold one gradient alike"),
     ),
@@ -131,7 +131,7 @@ MUTANTS: tuple[Mutant, ...] = (
         family=Family.CLIPPING,
         layouts=BY_PARAMETERS,
         applies=_clips_vectors,
-        plant=By(norms.of_matrices),
+        plant=ClipByNorm(norms.of_matrices),
         causes=(Cause.PART_OF_NORM,),
         minimum=Minimum(ranks=1, because="one layer has a weight and a bias"),
     ),
@@ -141,7 +141,7 @@ MUTANTS: tuple[Mutant, ...] = (
         family=Family.CLIPPING,
         layouts=BY_PARAMETERS,
         applies=_clips_by_norm,
-        plant=By(norms.of_all_but_first),
+        plant=ClipByNorm(norms.of_all_but_first),
         causes=(Cause.PART_OF_NORM, Cause.NOT_CLIPPED),
         minimum=Minimum(ranks=1, because="what is left out may be all there is: then nothing is clipped"),
     ),

@@ -63,7 +63,7 @@ def clip_by(setup: Setup, clip: Callable[[Clipping], torch.Tensor]) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class By:
+class ClipByNorm:
     """Clip by another norm, and return it; called with the setup of a rank."""
 
     norm: Callable[[Clipping], torch.Tensor]

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from equivcheck.layouts.plans import Place, places
+from equivcheck.layouts.plans import LayerSite, places
 from equivcheck.mutants.places import within
 from equivcheck.scenario import LayerPlan, Layout, Model, Scenario, TensorParallel
 from equivcheck.scenario.mesh import TP
@@ -23,7 +23,7 @@ WITH_A_PLAN = within(TensorParallel.tag)
 class Planned:
     """One layer and what the plan does to it."""
 
-    place: Place
+    place: LayerSite
     """The layer, and how its input lies."""
     plan: LayerPlan
     """How it is split, and how its output lies."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from equivcheck.layouts.plans import Place
+from equivcheck.layouts.plans import LayerSite
 from equivcheck.mutants.mutant import Family, Minimum, Mutant
 from equivcheck.mutants.needs import is_eager
 from equivcheck.mutants.places import both
@@ -43,7 +43,7 @@ def _tells_order(scenario: Scenario) -> bool:
     return has_layer(lambda layer: _is_gathered(layer) and not (adds_up and _ends_alike(layer.place)))(scenario)
 
 
-def _ends_alike(place: Place) -> bool:
+def _ends_alike(place: LayerSite) -> bool:
     return place.index == len(place.model.layers) - 1 and not place.layer.dropout
 
 

@@ -6,12 +6,12 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
-from equivcheck.comparison.communication import Overheard, overhear
+from equivcheck.comparison.communication import CallComparison, compare_calls
 from equivcheck.comparison.compare import apart_before, compare
 from equivcheck.known_issues.known import known_issue, known_issues
 from equivcheck.layouts.hand_over_limits import why_unsupported
 from equivcheck.layouts.registry import rounding_of
-from equivcheck.layouts.running import Left, Runner, able
+from equivcheck.layouts.running import RanksResult, Runner, able
 from equivcheck.reference.coarse import is_large
 from equivcheck.reference.doubt import Doubt, earlier
 from equivcheck.reference.reference import coarse_reference, confirming_reference, noise_limit, reference
@@ -94,14 +94,14 @@ def _is_wrong_without(verdict: Verdict, runner: Runner, *, coarse: bool) -> bool
     return avoided is not None and _judge(avoided, runner, beyond=False, coarse=coarse).outcome.is_finding
 
 
-def _heard(scenario: Scenario, world: str, left: Left, beyond: bool) -> Overheard:
+def _heard(scenario: Scenario, world: str, left: RanksResult, beyond: bool) -> CallComparison:
     """The run's calls held against what is foreseen."""
     if beyond or scenario.start is not None:
-        return Overheard(unforeseen=BEYOND if beyond else HANDED_OVER)
-    return overhear(scenario, world, left.run)
+        return CallComparison(unforeseen=BEYOND if beyond else HANDED_OVER)
+    return compare_calls(scenario, world, left.run)
 
 
-def _far_apart(scenario: Scenario, world: str, left: Left, heard: Overheard) -> Verdict | None:
+def _far_apart(scenario: Scenario, world: str, left: RanksResult, heard: CallComparison) -> Verdict | None:
     """The verdict where ranks are so far from a single run of the reference that its noise need not be known; else None."""
     expected = coarse_reference(scenario.training, rounding_of(scenario.layout))
     found = compare(expected, left.run.values, left.before)
@@ -110,7 +110,7 @@ def _far_apart(scenario: Scenario, world: str, left: Left, heard: Overheard) -> 
     return _diverged(scenario, world, _in_order(found.divergences, heard.divergences), found.worst_error)
 
 
-def _compared(scenario: Scenario, world: str, left: Left, heard: Overheard) -> Verdict:
+def _compared(scenario: Scenario, world: str, left: RanksResult, heard: CallComparison) -> Verdict:
     training, rounding = scenario.training, rounding_of(scenario.layout)
     expected = reference(training, rounding)
     found, doubt = compare(expected, left.run.values, left.before), expected.doubt

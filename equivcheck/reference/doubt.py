@@ -65,7 +65,7 @@ def _noise(moment: Expected, limit: float) -> str:
         return ""
     row = int(noisy[0])
     share = moment.tolerances[row] / moment.scales[row]
-    return f"rounding alone moves {moment.table.names[row]} by {share:.1g} of its kind {_when(moment)}"
+    return f"rounding noise in {moment.table.names[row]} is {100 * share:.1g} % of the largest such tensor {_when(moment)}"
 
 
 def _disagreement(moment: Expected) -> str:

@@ -49,7 +49,7 @@ class Shuffled(Jitter):
         return [parts[index] for index in self.generator.permutation(len(parts))]
 
 
-class Shaken(Shuffled):
+class PerturbedRounding(Shuffled):
     """Moreover one element of what is rounded goes to its neighbour, of parameters from the second step on.
 
     At the first step all ranks cast the same bits.

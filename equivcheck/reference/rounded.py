@@ -33,7 +33,7 @@ def rounded_setup(
 ) -> Setup:
     """The setup of one device that rounds as a layout does; `jitter` says where it may as well round otherwise."""
     setup = single_device(training, parameters)
-    twin = Twin(training, rounding, jitter or Jitter())
+    twin = MixedPrecisionModel(training, rounding, jitter or Jitter())
     setup.module, setup.compute, setup.loss_scale = twin, twin.compute, rounding.num_parts
     if rounding.autocast is not None:
         setup.around_forward = _autocast(rounding.autocast)
@@ -44,7 +44,7 @@ def _autocast(kind: LowPrecision) -> Callable[[], AbstractContextManager[object]
     return lambda: torch.autocast("cpu", dtype=_dtype(kind))
 
 
-class Twin(nn.Module):
+class MixedPrecisionModel(nn.Module):
     """The model with parameters as they are computed with, and how its gradients become those of the model itself."""
 
     def __init__(self, training: Training, rounding: Rounding, jitter: Jitter) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 from equivcheck.layouts.rounding import Rounding
 from equivcheck.reference.noise import eps_of, perturbed_material
 from equivcheck.reference.optimizer_rounding import round_in_optimizer
-from equivcheck.reference.perturbed_rounding import Shaken, Shuffled
+from equivcheck.reference.perturbed_rounding import PerturbedRounding, Shuffled
 from equivcheck.reference.rounded import rounded_setup
 from equivcheck.reference.summation import clip_flat, clip_widely
 from equivcheck.scenario import ElementType, Training
@@ -59,9 +59,9 @@ def reordered_traces(training: Training, rounding: Rounding) -> tuple[Trace, Tra
     return train(reordered), train(widely_clipped)
 
 
-def _shaken(training: Training, rounding: Rounding, generator: np.random.Generator, copy: int) -> Shaken:
+def _shaken(training: Training, rounding: Rounding, generator: np.random.Generator, copy: int) -> PerturbedRounding:
     kind = rounding.compute or rounding.autocast or training.precision
-    return Shaken(generator, copy, training.precision.value, kind.value)
+    return PerturbedRounding(generator, copy, training.precision.value, kind.value)
 
 
 def _copy(batch: Batch, copy: int) -> Batch:

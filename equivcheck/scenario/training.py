@@ -95,7 +95,7 @@ class Training:
     precision: Precision = Precision.FLOAT64
     """Element type."""
     steps: int = 1
-    """Optimizer steps, 1 to 5."""
+    """Optimizer steps, 1 to 10."""
     seed: int = 0
     """Draws initial parameters and data, 0 to 2**32 - 1."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from equivcheck.layouts.running import Left, Runner
+from equivcheck.layouts.running import RanksResult, Runner
 from equivcheck.mutants.mutant import Mutant
 from equivcheck.scenario import Scenario
 from equivcheck.trace.moments import Moment, moments
@@ -31,7 +31,7 @@ def is_reached(scenario: Scenario, mutant: Mutant, deadline: float) -> bool:
     return not _alike(_traces(honest), _traces(wrong))
 
 
-def _traces(left: Left) -> tuple[Trace, ...]:
+def _traces(left: RanksResult) -> tuple[Trace, ...]:
     return (*left.before, *left.run.values)
 
 

@@ -25,9 +25,9 @@ from equivcheck.trace.differences import Difference, Phase
 from equivcheck.trace.trace import Trace
 from equivcheck.user.batches import require_parts
 from equivcheck.user.ranks import rank_trace
-from equivcheck.user.reference import Original, far_moment
+from equivcheck.user.reference import SingleDeviceRun, far_moment
 from equivcheck.user.task import Loss, Task, TrainStep, data_axes_of, mesh_of
-from equivcheck.user.verdict import OwnVerdict
+from equivcheck.user.verdict import UserVerdict
 from equivcheck.verdict.sentences import place, sentence
 from equivcheck.verdict.verdict import Outcome
 from equivcheck.worlds.failure import RanksFailed
@@ -58,7 +58,7 @@ def check_training(  # noqa: PLR0913 - one for each thing that users bring, all 
     world: str | Ranks = "sim",
     schedule_seed: int = 0,
     deadline: float = 60.0,
-) -> OwnVerdict:
+) -> UserVerdict:
     """Say whether a training spread over ranks computes what one device computes: loss, gradients, parameters at every step.
 
     `model` builds the same model at each call: torch, numpy and random are seeded. ``parallelize(model, mesh)`` returns what is
@@ -98,8 +98,8 @@ def check_training(  # noqa: PLR0913 - one for each thing that users bring, all 
     )
     require_parts(task)
     members = _members(task, world)
-    original = Original(task)
-    verdict = OwnVerdict(outcome=Outcome.EQUIVALENT, mesh=axes, world=members.name, precision=_name(original.precision))
+    original = SingleDeviceRun(task)
+    verdict = UserVerdict(outcome=Outcome.EQUIVALENT, mesh=axes, world=members.name, precision=_name(original.precision))
     verdict = _judge(verdict, original, members, schedule_seed, deadline)
     record(NAME, members.name, verdict.outcome.value)
     return replace(verdict, seconds=time.perf_counter() - started)
@@ -127,7 +127,7 @@ def _require_picklable(task: Task) -> None:
             ) from None
 
 
-def _judge(verdict: OwnVerdict, original: Original, members: Ranks, schedule_seed: int, deadline: float) -> OwnVerdict:
+def _judge(verdict: UserVerdict, original: SingleDeviceRun, members: Ranks, schedule_seed: int, deadline: float) -> UserVerdict:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # what torch warns of on each rank, it has mostly warned of on one device
@@ -147,7 +147,7 @@ def _raise_usage(failed: RanksFailed) -> None:
             raise UsageError(text) from None
 
 
-def _compared(verdict: OwnVerdict, original: Original, traces: tuple[Trace, ...]) -> OwnVerdict:
+def _compared(verdict: UserVerdict, original: SingleDeviceRun, traces: tuple[Trace, ...]) -> UserVerdict:
     reference, unread = _readable(original, original.reference(), traces)
     quick = doubt = reference.doubt
     hint = ""
@@ -185,7 +185,7 @@ def _about_parts(far: Expected) -> str:
     )
 
 
-def _readable(original: Original, reference: Reference, traces: tuple[Trace, ...]) -> tuple[Reference, tuple[str, ...]]:
+def _readable(original: SingleDeviceRun, reference: Reference, traces: tuple[Trace, ...]) -> tuple[Reference, tuple[str, ...]]:
     """The reference without optimizer state that no rank could hand over, where users read tensors themselves."""
     if original.task.full_tensors is None or not reference.moments:
         return reference, ()

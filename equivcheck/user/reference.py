@@ -27,7 +27,7 @@ from equivcheck.user.reading import Reader
 from equivcheck.user.task import Task
 
 
-class Original:
+class SingleDeviceRun:
     """The run on one device, with as many copies as have been asked for, each moved by one unit in the last place."""
 
     def __init__(self, task: Task) -> None:

@@ -12,7 +12,7 @@ from equivcheck.worlds.failure import Failure, RankState
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OwnVerdict:
+class UserVerdict:
     """What `check_training` returns."""
 
     outcome: Outcome

@@ -137,7 +137,7 @@ class Verdict:
         if self.diagnosis is not None:
             lines = [f"why:   {shortened(self.diagnosis.sentence)}"]
         elif self.drift:
-            lines = ["why:   nothing that is known to go wrong explains it"]
+            lines = ["why:   unexplained: no known fault reproduces this"]
         else:
             return []
         return [*lines, f"where: {self.drift}"] if self.drift else lines

@@ -55,7 +55,7 @@ def assert_differentiated(derivative: Derivative, pairs: tuple[tuple[Result, Res
 @pytest.mark.parametrize("world", WORLDS)
 @pytest.mark.parametrize("difference", DIFFERENCES, ids=lambda difference: difference.name)
 def test_gradients_that_are_not_the_adjoint(difference: Difference, world: str) -> None:
-    """Each is what the table says: another definition, an error on every rank, or wrong numbers; if not, torch has mended it."""
+    """Each is what the table says: another definition, an error on every rank, or wrong numbers; if not, torch mended it."""
     derivative = difference.derivative
     pairs = [values[0] for values in run_in(world, 3, differentiate, [derivative])]
     for member, rank in enumerate(derivative.case.group):

@@ -19,7 +19,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from equivcheck import Outcome, check
 from equivcheck.comparison.assemble import Assembler
 from equivcheck.layouts.program import rank_program
-from equivcheck.layouts.registry import mended
+from equivcheck.layouts.registry import repaired
 from equivcheck.reference.reference import reference
 from equivcheck.scenario import (
     FSDP1,
@@ -77,7 +77,7 @@ def _pairs(draw: st.DrawFn) -> tuple[Scenario, Scenario]:
     training = Training(model=model, data=data, steps=1, seed=draw(st.integers(0, 2**16)))
     over, alone = Axis(name="dp", size=data_ranks), Mesh(axes=(Axis(name="dp", size=data_ranks),))
     layout = Layout(mesh=Mesh(axes=(over, Axis(name="tp", size=tp))), parallelisms=(TensorParallel(plan=plan), parallelism))
-    training = mended(training, layout)
+    training = repaired(training, layout)
     return (
         Scenario(training=training, layout=layout),
         Scenario(training=training, layout=Layout(mesh=alone, parallelisms=(parallelism,))),

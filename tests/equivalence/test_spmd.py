@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from equivcheck import Outcome, Scenario, check
 from equivcheck.comparison.compare import compare
 from equivcheck.layouts.program import rank_program
-from equivcheck.layouts.registry import mended
+from equivcheck.layouts.registry import repaired
 from equivcheck.reference.reference import Reference, confirming_reference
 from equivcheck.scenario import (
     DDP,
@@ -149,7 +149,7 @@ def test_rows_are_followed_through_every_detour(exercise: Exercise) -> None:
     def followed(training: Training, num_ranks: int, distribution: Distribution, batch_dim: int) -> None:
         data = Data(microbatches=tuple(rows * num_ranks for rows in training.data.microbatches), batch_dim=batch_dim)
         chosen = layout(SPMD(distribution=distribution), num_ranks)
-        check(Scenario(training=mended(replace(training, data=data), chosen), layout=chosen)).assert_no_finding()
+        check(Scenario(training=repaired(replace(training, data=data), chosen), layout=chosen)).assert_no_finding()
 
     followed()
 
@@ -157,7 +157,7 @@ def test_rows_are_followed_through_every_detour(exercise: Exercise) -> None:
 def traced(scenario: Scenario) -> Scenario:
     """The scenario with its steps traced."""
     chosen = replace(scenario.layout, execution=Execution(whole_step=True))
-    return replace(scenario, training=mended(scenario.training, chosen), layout=chosen)
+    return replace(scenario, training=repaired(scenario.training, chosen), layout=chosen)
 
 
 @settings(UNHURRIED, max_examples=EXAMPLES // 3)

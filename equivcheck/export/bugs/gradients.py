@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from equivcheck.export.bugs.snippet import Snippet, each_gradient
-from equivcheck.export.draft import Draft, Place
+from equivcheck.export.draft import Draft, LoopPosition
 from equivcheck.export.layouts.mesh import data_rank
 from equivcheck.export.refusal import refuse
 from equivcheck.export.text import block, indented
@@ -15,7 +15,7 @@ def _reduced_by(draft: Draft, name: str, body: list[str], words: str) -> None:
     text = f'"""{words}."""'
     draft.definitions.append(block(f"def {name}(group: dist.ProcessGroup | None, bucket: dist.GradBucket):", [text, *body]))
     # A hook on a composable replica is taken up when that is set up, which is then the last line.
-    lines = draft.lines[Place.WRAP]
+    lines = draft.lines[LoopPosition.WRAP]
     end = len(lines) - any(line.startswith("replicate.state(") for line in lines)
     lines.insert(end, f"{draft.hooked}.register_comm_hook({draft.group}, {name})")
 
@@ -37,24 +37,24 @@ def _scaled(factor: str, words: str) -> Snippet:
     def plant_factor(draft: Draft) -> None:
         ranks = draft.scenario.layout.num_data_ranks
         line = f"parameter.grad {factor.format(ranks)}  # {words}"
-        draft.add(Place.BEFORE_READING, "with torch.no_grad():", *indented(each_gradient(draft, line)))
+        draft.add(LoopPosition.BEFORE_READING, "with torch.no_grad():", *indented(each_gradient(draft, line)))
 
     return plant_factor
 
 
 def _parameter_left_out(draft: Draft) -> None:
     draft.add(
-        Place.WRAP,
+        LoopPosition.WRAP,
         "left_out = [parameter for parameter in model.parameters() if parameter.requires_grad][-1]",
         "own = []  # its gradients as this rank computes them",
         "left_out.register_hook(lambda gradient: own.append(gradient.clone()))",
     )
-    draft.add(Place.BEFORE_READING, "if own:", "    left_out.grad.copy_(torch.stack(own).sum(0))", "    own.clear()")
+    draft.add(LoopPosition.BEFORE_READING, "if own:", "    left_out.grad.copy_(torch.stack(own).sum(0))", "    own.clear()")
 
 
 def _weights_not_broadcast(draft: Draft) -> None:
     draft.add(
-        Place.AFTER_OPTIMIZER,
+        LoopPosition.AFTER_OPTIMIZER,
         "with torch.no_grad():",
         f"    for parameter in {draft.parameters}:",
         f"        parameter.mul_(1 + 0.25 * ({data_rank(draft)}))  # nobody makes ranks equal again",
@@ -67,9 +67,9 @@ def _gradients_not_zeroed(draft: Draft) -> None:
 
 
 def _gradients_of_last_step(draft: Draft) -> None:
-    draft.add(Place.AFTER_OPTIMIZER, "kept = {}")
+    draft.add(LoopPosition.AFTER_OPTIMIZER, "kept = {}")
     draft.add(
-        Place.BEFORE_READING,
+        LoopPosition.BEFORE_READING,
         *each_gradient(
             draft,
             "now = parameter.grad.clone()",
@@ -80,13 +80,13 @@ def _gradients_of_last_step(draft: Draft) -> None:
 
 
 def _zeroed_before_update(draft: Draft) -> None:
-    draft.add(Place.BEFORE_UPDATE, *each_gradient(draft, "parameter.grad.zero_()"))
+    draft.add(LoopPosition.BEFORE_UPDATE, *each_gradient(draft, "parameter.grad.zero_()"))
 
 
 def _inner_module_called(draft: Draft) -> None:
     if draft.module != "module" or draft.context:
         raise refuse("the mutant", "only where DistributedDataParallel is called, without no_sync")
-    draft.add(Place.WRAP, "module = module.module  # whose call runs no hooks")
+    draft.add(LoopPosition.WRAP, "module = module.module  # whose call runs no hooks")
 
 
 SNIPPETS: dict[str, Snippet] = {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from equivcheck.export.bugs.snippet import Snippet
-from equivcheck.export.draft import Draft, Place
+from equivcheck.export.draft import Draft, LoopPosition
 from equivcheck.layouts.limits import parallelism_of
 from equivcheck.scenario import Split, TensorParallel
 
@@ -20,7 +20,7 @@ def _row_linears(draft: Draft) -> list[tuple[int, str]]:
 def _row_output_averaged(draft: Draft) -> None:
     for _, path in _row_linears(draft):
         halve = "lambda _, inputs: inputs[0] / inputs[0].device_mesh.size()"
-        draft.add(Place.WRAP, f'model.get_submodule("{path}").register_forward_pre_hook({halve})')
+        draft.add(LoopPosition.WRAP, f'model.get_submodule("{path}").register_forward_pre_hook({halve})')
 
 
 def _row_bias_on_every_rank(draft: Draft) -> None:
@@ -29,7 +29,7 @@ def _row_bias_on_every_rank(draft: Draft) -> None:
     more = "outputs + (outputs.device_mesh.size() - 1) * linear.bias.detach()"
     for path in paths:
         hook = f"lambda linear, _, outputs: {more}"
-        draft.add(Place.WRAP, f'model.get_submodule("{path}").register_forward_hook({hook}, prepend=True)')
+        draft.add(LoopPosition.WRAP, f'model.get_submodule("{path}").register_forward_hook({hook}, prepend=True)')
 
 
 SNIPPETS: dict[str, Snippet] = {

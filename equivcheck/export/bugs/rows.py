@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from equivcheck.export.bugs.snippet import Snippet
-from equivcheck.export.draft import Draft, Place
+from equivcheck.export.draft import Draft, LoopPosition
 from equivcheck.export.layouts.mesh import data_rank
 from equivcheck.export.refusal import refuse
 from equivcheck.scenario import SPMD
@@ -15,7 +15,7 @@ def _share(index: str) -> Snippet:
         if any(isinstance(parallelism, SPMD) for parallelism in draft.scenario.layout.parallelisms):
             raise refuse("the mutant", "under spmd rows are distributed by one call")
         other = f"[{index.format(rank=data_rank(draft), last=count - 2)}]"
-        draft.lines[Place.TAKE] = [line.replace(own, other) for line in draft.lines[Place.TAKE]]
+        draft.lines[LoopPosition.TAKE] = [line.replace(own, other) for line in draft.lines[LoopPosition.TAKE]]
 
     return take
 
@@ -25,7 +25,7 @@ def _shuffled_apart(draft: Draft) -> None:
     lines = [f"inputs, targets = (values.roll({rank}, {dim}) for values in (inputs, targets))  # each rank otherwise"]
     if "masks" in draft.form.extras:
         lines.append(f"masks = [mask.roll({rank}, 0) for mask in masks]")
-    draft.lines[Place.TAKE][:0] = lines
+    draft.lines[LoopPosition.TAKE][:0] = lines
 
 
 def _whole_batch_on_every_rank(draft: Draft) -> None:
@@ -34,7 +34,7 @@ def _whole_batch_on_every_rank(draft: Draft) -> None:
             line = line.replace(f"distribute_tensor({name}, mesh, ", f"DTensor.from_local({name}, mesh, ")
         return line
 
-    draft.lines[Place.TAKE] = [whole(line) for line in draft.lines[Place.TAKE]]
+    draft.lines[LoopPosition.TAKE] = [whole(line) for line in draft.lines[LoopPosition.TAKE]]
 
 
 SNIPPETS: dict[str, Snippet] = {

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from equivcheck.export.bugs.snippet import Snippet
-from equivcheck.export.draft import Draft, Place
+from equivcheck.export.draft import Draft, LoopPosition
 
 
 def _rate_scaled_by_ranks(draft: Draft) -> None:
@@ -17,7 +17,7 @@ def _rate_scaled_by_ranks(draft: Draft) -> None:
 def _schedule_more_often(times: Callable[[Draft], int]) -> Snippet:
     def step(draft: Draft) -> None:
         if times(draft) > 1:
-            draft.add(Place.AFTER_UPDATE, f"for _ in range({times(draft) - 1}):", "    schedule.step()")
+            draft.add(LoopPosition.AFTER_UPDATE, f"for _ in range({times(draft) - 1}):", "    schedule.step()")
 
     return step
 
@@ -31,11 +31,11 @@ def _rank_skips_update(draft: Draft) -> None:
 
 
 def _rank_raises(draft: Draft) -> None:
-    draft.add(Place.BEFORE_READING, "if dist.get_rank() == 1:", '    raise RuntimeError("rank 1 fails on purpose")')
+    draft.add(LoopPosition.BEFORE_READING, "if dist.get_rank() == 1:", '    raise RuntimeError("rank 1 fails on purpose")')
 
 
 def _rank_reduces_once_more(draft: Draft) -> None:
-    draft.add(Place.BEFORE_READING, "if dist.get_rank() == 1:", "    dist.all_reduce(torch.zeros(1))  # nobody else does")
+    draft.add(LoopPosition.BEFORE_READING, "if dist.get_rank() == 1:", "    dist.all_reduce(torch.zeros(1))  # nobody else does")
 
 
 def _rank_skips_reduction(draft: Draft) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from equivcheck.export.draft import Draft, Place
+from equivcheck.export.draft import Draft, LoopPosition
 from equivcheck.export.layouts.local_shards import read_local_shards
 from equivcheck.export.layouts.mesh import data_rank, keep_local_between_microbatches, mesh_of, take_rows
 from equivcheck.export.refusal import refuse
@@ -20,13 +20,15 @@ def write(draft: Draft, parallelism: Parallelism) -> None:
     draft.module, draft.loss_scale = "module", draft.scenario.layout.num_data_ranks
     if parallelism.unequal_start and draft.scenario.layout.num_data_ranks > 1:
         draft.add(
-            Place.WRAP,
+            LoopPosition.WRAP,
             "for tensor in (*model.parameters(), *model.buffers()):",
             f"    tensor.data += {data_rank(draft)}  # to be made equal by wrapping",
         )
     mesh = mesh_of(draft, parallelism) if composed else None
     draft.hooked, draft.group = "module", f"{mesh}.get_group()" if composed else "None"
-    draft.add(Place.WRAP, f"module = {call('DistributedDataParallel', 'model', device_mesh=mesh, **_options(parallelism))}")
+    draft.add(
+        LoopPosition.WRAP, f"module = {call('DistributedDataParallel', 'model', device_mesh=mesh, **_options(parallelism))}"
+    )
     if composed:
         read_local_shards(draft)
     if parallelism.no_sync:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from equivcheck.export.draft import Draft, Place
+from equivcheck.export.draft import Draft, LoopPosition
 from equivcheck.export.form import Form
 from equivcheck.export.layouts.local_shards import define_whole
 from equivcheck.export.layouts.mesh import inner_ranks, keep_local_between_microbatches, mesh_of, take_rows
@@ -24,8 +24,8 @@ def write(draft: Draft, parallelism: Parallelism) -> None:
     draft.parameters = "module.parameters()"
     options = _options(draft, parallelism)
     if parallelism.wrapping is Wrapping.PER_LAYER:
-        draft.add(Place.WRAP, *_wrapped_layers(form, options))
-    draft.add(Place.WRAP, f"module = {call('FullyShardedDataParallel', 'model', **options)}")
+        draft.add(LoopPosition.WRAP, *_wrapped_layers(form, options))
+    draft.add(LoopPosition.WRAP, f"module = {call('FullyShardedDataParallel', 'model', **options)}")
     if isinstance(draft.scenario.training.clipping, ClipNorm):
         draft.clip_norm = f"module.clip_grad_norm_({norm_arguments(draft.scenario.training.clipping)})"
     _read(draft, parallelism)
@@ -67,7 +67,7 @@ def _read(draft: Draft, parallelism: FSDP1) -> None:
     if composed or not parallelism.use_orig_params:
         units = _units(draft, parallelism, local=composed)
         # Before anything is flattened, and after tensor parallelism has cut.
-        lines = draft.lines[Place.WRAP]
+        lines = draft.lines[LoopPosition.WRAP]
         wraps = [index for index, line in enumerate(lines) if "FullyShardedDataParallel(" in line]
         start = wraps[0] - (lines[wraps[0]].startswith("    "))
         lines[start:start] = units

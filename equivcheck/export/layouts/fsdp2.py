@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from equivcheck.export.draft import Draft, Place
+from equivcheck.export.draft import Draft, LoopPosition
 from equivcheck.export.layouts.mesh import mesh_of, reduce_at_last_microbatch, take_rows
 from equivcheck.export.layouts.units import loop_over_units
 from equivcheck.export.refusal import refuse
@@ -24,8 +24,8 @@ def write(draft: Draft, parallelism: Parallelism) -> None:
         draft.need("torch.distributed.fsdp", "CPUOffloadPolicy")
         options["offload_policy"] = "CPUOffloadPolicy(pin_memory=False)"
     if parallelism.wrapping is Wrapping.PER_LAYER:
-        draft.add(Place.WRAP, *loop_over_units(draft, call("fully_shard", "layer", **options)))
-    draft.add(Place.WRAP, call("fully_shard", "model", **options))
+        draft.add(LoopPosition.WRAP, *loop_over_units(draft, call("fully_shard", "layer", **options)))
+    draft.add(LoopPosition.WRAP, call("fully_shard", "model", **options))
     if parallelism.no_sync:
         reduce_at_last_microbatch(draft)
     take_rows(draft)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from equivcheck.export.draft import Draft, Place
+from equivcheck.export.draft import Draft, LoopPosition
 from equivcheck.export.refusal import refuse
 from equivcheck.export.text import listed
 from equivcheck.scenario import Layout, Parallelism
@@ -15,8 +15,8 @@ def mesh_of(draft: Draft, parallelism: Parallelism) -> str:
     draft.need("torch.distributed.device_mesh", "init_device_mesh")
     names = f", mesh_dim_names={listed([repr_of(name) for name in mesh.names])}" if len(mesh.names) > 1 else ""
     made = f'mesh = init_device_mesh("cpu", {listed(list(map(str, mesh.shape)))}{names})'
-    if made not in draft.lines[Place.WRAP]:
-        draft.add(Place.WRAP, made)
+    if made not in draft.lines[LoopPosition.WRAP]:
+        draft.add(LoopPosition.WRAP, made)
     return "mesh" if axes == mesh.names else f"mesh[{', '.join(map(repr_of, axes))}]"
 
 
@@ -47,7 +47,7 @@ def take_rows(draft: Draft) -> None:
     lines = [f"inputs, targets = (values.chunk({size}{dim})[{rank}] for values in (inputs, targets))"]
     if "masks" in draft.form.extras:
         lines.append(f"masks = [mask.chunk({size})[{rank}] for mask in masks]")
-    draft.lines[Place.TAKE][:0] = lines
+    draft.lines[LoopPosition.TAKE][:0] = lines
 
 
 def keep_local_between_microbatches(draft: Draft) -> None:
@@ -64,4 +64,4 @@ def reduce_at_last_microbatch(draft: Draft) -> None:
     last = len(draft.scenario.training.data.microbatches) - 1
     if last:
         draft.needs_number = True
-        draft.add(Place.TAKE, f"model.set_requires_gradient_sync(number == {last})")
+        draft.add(LoopPosition.TAKE, f"model.set_requires_gradient_sync(number == {last})")

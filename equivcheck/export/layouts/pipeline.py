@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from equivcheck.export.draft import Draft, Place
+from equivcheck.export.draft import Draft, LoopPosition
 from equivcheck.export.loop import has_several, loss_of, order_of
 from equivcheck.export.refusal import refuse
 from equivcheck.export.text import block, call, indented
@@ -96,7 +96,7 @@ def _build(draft: Draft, parallelism: Pipeline, ranks: int, spans: tuple[range, 
     else:
         pipe = ["pipes = {}", *block(f"for rows in {rows}:", [*pipe, f"pipes[rows] = {built}"])]
     draft.add(
-        Place.WRAP,
+        LoopPosition.WRAP,
         f"numbers = {numbers}",
         *pipe,
         f"for index in range({len(draft.form.layers)}):",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from equivcheck.export.draft import Draft, Place
+from equivcheck.export.draft import Draft, LoopPosition
 from equivcheck.export.layouts import ddp, fsdp1, fsdp2, pipeline, replicate, spmd, tensor_parallel
 from equivcheck.export.layouts.kinds import clip_kinds
 from equivcheck.export.layouts.units import loop_over_units
@@ -47,7 +47,7 @@ def _compile(draft: Draft) -> None:
         return
     if execution.per_layer:
         applied = f'layer.compile(backend="{execution.compile.value}", dynamic=False)'
-        draft.add(Place.WRAP, *loop_over_units(draft, applied))
+        draft.add(LoopPosition.WRAP, *loop_over_units(draft, applied))
         return
-    draft.add(Place.WRAP, f'module = torch.compile({draft.module}, backend="{execution.compile.value}")')
+    draft.add(LoopPosition.WRAP, f'module = torch.compile({draft.module}, backend="{execution.compile.value}")')
     draft.module = "module"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from equivcheck.export.draft import Draft, Place
+from equivcheck.export.draft import Draft, LoopPosition
 from equivcheck.export.layouts.local_shards import read_local_shards
 from equivcheck.export.layouts.mesh import mesh_of, reduce_at_last_microbatch, take_rows
 from equivcheck.export.layouts.units import loop_over_units
@@ -32,10 +32,10 @@ def _with_ddp(draft: Draft, parallelism: Replicate, mesh: str) -> None:
     draft.need("torch.distributed._composable.replicate", "replicate")
     draft.hooked, draft.group = "model", f"{mesh}.get_group()"
     bucket = None if parallelism.bucket_cap_mb == DEFAULT_BUCKET_MB else parallelism.bucket_cap_mb
-    draft.add(Place.WRAP, call("replicate", "model", device_mesh=mesh, bucket_cap_mb=bucket))
+    draft.add(LoopPosition.WRAP, call("replicate", "model", device_mesh=mesh, bucket_cap_mb=bucket))
     if len(draft.scenario.layout.parallelisms) > 1:
         # What the first forward would do: the optimizer needs the local tensors that take the place of DTensors.
-        draft.add(Place.WRAP, "replicate.state(model).lazy_init()  # puts local tensors in the place of DTensors")
+        draft.add(LoopPosition.WRAP, "replicate.state(model).lazy_init()  # puts local tensors in the place of DTensors")
         read_local_shards(draft)
 
 
@@ -43,5 +43,5 @@ def _with_fsdp(draft: Draft, parallelism: Replicate, mesh: str) -> None:
     draft.need("torch.distributed._composable.replicate_with_fsdp", "replicate")
     draft.has_dtensors = True
     if parallelism.wrapping is Wrapping.PER_LAYER:
-        draft.add(Place.WRAP, *loop_over_units(draft, call("replicate", "layer", mesh=mesh)))
-    draft.add(Place.WRAP, call("replicate", "model", mesh=mesh))
+        draft.add(LoopPosition.WRAP, *loop_over_units(draft, call("replicate", "layer", mesh=mesh)))
+    draft.add(LoopPosition.WRAP, call("replicate", "model", mesh=mesh))

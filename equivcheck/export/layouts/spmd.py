@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from equivcheck.export.draft import Draft, Place
+from equivcheck.export.draft import Draft, LoopPosition
 from equivcheck.export.layouts.mesh import mesh_of
 from equivcheck.export.text import block, indented
 from equivcheck.scenario import SPMD, Distribution, Exercise, Parallelism, Training
@@ -33,12 +33,14 @@ def write(draft: Draft, parallelism: Parallelism) -> None:
     draft.need("torch.distributed.device_mesh", "DeviceMesh")
     draft.has_dtensors, draft.averages_loss = True, False
     draft.definitions.append(_distribute(placement, training))
-    draft.add(Place.WRAP, f"distribute(model, {mesh})")
+    draft.add(LoopPosition.WRAP, f"distribute(model, {mesh})")
     settle_gradients(draft)
     rows = f"Shard({training.data.batch_dim})"
-    draft.add(Place.TAKE, f"inputs, targets = (distribute_tensor(values, {mesh}, [{rows}]) for values in (inputs, targets))")
+    draft.add(
+        LoopPosition.TAKE, f"inputs, targets = (distribute_tensor(values, {mesh}, [{rows}]) for values in (inputs, targets))"
+    )
     if "masks" in draft.form.extras:
-        draft.add(Place.TAKE, f"masks = [distribute_tensor(mask, {mesh}, [Shard(0)]) for mask in masks]")
+        draft.add(LoopPosition.TAKE, f"masks = [distribute_tensor(mask, {mesh}, [Shard(0)]) for mask in masks]")
     if _makes_tensors(training):
         draft.need("torch.distributed.tensor", "Replicate")
         draft.definitions.insert(0, list(_BESIDE))
@@ -48,7 +50,7 @@ def settle_gradients(draft: Draft) -> None:
     """Put the hooks on parameters."""
     draft.need("functools", "partial")
     draft.need("torch.distributed.tensor", "DTensor")
-    draft.add(Place.WRAP, *SETTLE)
+    draft.add(LoopPosition.WRAP, *SETTLE)
 
 
 def _makes_tensors(training: Training) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from equivcheck.export.draft import Draft, Place
+from equivcheck.export.draft import Draft, LoopPosition
 from equivcheck.export.layouts.mesh import inner_ranks, mesh_of
 from equivcheck.export.layouts.spmd import settle_gradients
 from equivcheck.export.text import call
@@ -36,8 +36,8 @@ def write(draft: Draft, parallelism: Parallelism) -> None:
     styles, by_hand = _styles(draft, parallelism, mesh)
     if styles:
         draft.need("torch.distributed.tensor.parallel", "parallelize_module")
-        draft.add(Place.WRAP, f"parallelize_module(model, {mesh}, {{{', '.join(styles)}}})")
-    draft.add(Place.WRAP, *by_hand)
+        draft.add(LoopPosition.WRAP, f"parallelize_module(model, {mesh}, {{{', '.join(styles)}}})")
+    draft.add(LoopPosition.WRAP, *by_hand)
     uneven = any(size % draft.scenario.layout.mesh.size(TP) for _, size in cuts(draft.scenario.training.model, parallelism.plan))
     if by_hand or uneven or any("SequenceParallel" in style for style in styles):
         # Only of whole layers cut evenly does each gradient lie as its parameter does, whatever propagation chooses.
@@ -104,4 +104,4 @@ def _cut_masks(draft: Draft, parallelism: TensorParallel) -> None:
     for index, entry in enumerate(masked):
         if entry.output is not Spread.WHOLE:
             dim = ", 1" * (entry.output is Spread.FEATURES)
-            draft.add(Place.TAKE, f"masks[{index}] = masks[{index}].chunk({size}{dim})[dist.get_rank() % {size}]")
+            draft.add(LoopPosition.TAKE, f"masks[{index}] = masks[{index}].chunk({size}{dim})[dist.get_rank() % {size}]")

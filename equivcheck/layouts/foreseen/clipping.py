@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from equivcheck.layouts.communication import Totals
-from equivcheck.layouts.foreseen.seat import Held, Ledger, Seat
+from equivcheck.layouts.foreseen.rank_view import Held, Ledger, RankView
 from equivcheck.scenario import ClipNorm, NormType, ZeroGrad
 from equivcheck.trace.stage import Stage
 
 
-def dtensor_clipping(seat: Seat, axes: Iterable[str], kind: Iterable[Held]) -> Totals:
+def dtensor_clipping(seat: RankView, axes: Iterable[str], kind: Iterable[Held]) -> Totals:
     """The calls of all steps, for gradients of one kind of DTensors, of which some are cut along each of `axes`.
 
     The norms of all gradients are one tensor, reduced over one axis after the other; of an infinity norm the largest goes alone,
@@ -31,7 +31,7 @@ def dtensor_clipping(seat: Seat, axes: Iterable[str], kind: Iterable[Held]) -> T
     return ledger.totals
 
 
-def _keeps_gradient(seat: Seat, held: Held, step: int) -> bool:
+def _keeps_gradient(seat: RankView, held: Held, step: int) -> bool:
     """Whether a parameter has a gradient after a step's backward: set to zero, one of an earlier step is still there."""
     steps = range(step + 1) if seat.training.zero_grad is ZeroGrad.ZERO else (step,)
     return any(seat.has_gradient(held, before) for before in steps)

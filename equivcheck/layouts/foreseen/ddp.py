@@ -12,7 +12,7 @@ from equivcheck.layouts.buckets import (
 )
 from equivcheck.layouts.communication import Totals
 from equivcheck.layouts.foreseen.foresight import Foresight
-from equivcheck.layouts.foreseen.seat import Ledger, Seat
+from equivcheck.layouts.foreseen.rank_view import Ledger, RankView
 from equivcheck.layouts.foreseen.zero_redundancy import update_totals
 from equivcheck.scenario import DDP, Compression, Split, TensorParallel
 
@@ -23,7 +23,7 @@ COMPRESSED_BYTES = 2
 """Of an element that a hook has compressed."""
 
 
-def ddp_totals(seat: Seat, ddp: DDP, axes: str, *, has_buffers: bool = True) -> Totals:
+def ddp_totals(seat: RankView, ddp: DDP, axes: str, *, has_buffers: bool = True) -> Totals:
     """The calls of all steps over a group; it may be that only parameters are wrapped."""
     ledger, training = Ledger(), seat.training
     bucketing = bucketing_of(seat, ddp)
@@ -49,14 +49,14 @@ def ddp_totals(seat: Seat, ddp: DDP, axes: str, *, has_buffers: bool = True) -> 
     return ledger.totals
 
 
-def _buffers(seat: Seat) -> tuple[int, ...]:
+def _buffers(seat: RankView) -> tuple[int, ...]:
     """Bytes of the buffers, those of an element type together."""
     model = seat.training.model
     found = (COUNTER_BYTES if model.counter else 0, model.outputs * seat.item_bytes if model.offset else 0)
     return tuple(filter(None, found))
 
 
-def _reduced_bytes(seat: Seat, ddp: DDP) -> int:
+def _reduced_bytes(seat: RankView, ddp: DDP) -> int:
     """Bytes of an element of a gradient on its way: what hooks compress to has two."""
     return seat.item_bytes if ddp.compression is Compression.NONE else COMPRESSED_BYTES
 
@@ -68,7 +68,7 @@ def rebuilding(ddp: DDP) -> int:
     return -1 if ddp.find_unused_parameters else 1
 
 
-def bucketing_of(seat: Seat, ddp: DDP) -> Bucketing:
+def bucketing_of(seat: RankView, ddp: DDP) -> Bucketing:
     """What decides about the buckets of a rank."""
     model = seat.training.model
     names = trained_parameters(model)
@@ -82,7 +82,7 @@ def bucketing_of(seat: Seat, ddp: DDP) -> Bucketing:
     )
 
 
-def _ready(seat: Seat, ddp: DDP) -> tuple[str, ...]:
+def _ready(seat: RankView, ddp: DDP) -> tuple[str, ...]:
     """Parameters in the order in which backward has their gradients ready.
 
     Those that were DTensors are made so again where forward begins, one after the other: their gradients come after all others,
@@ -106,7 +106,7 @@ def _note_rebuilt(ledger: Ledger, step: int, axes: str, bucketing: Bucketing) ->
     ledger.note(step, "broadcast", axes, INT32_BYTES * len(rebuilt_buckets(bucketing)))
 
 
-def _all_calls(seat: Seat, ddp: DDP) -> Totals:
+def _all_calls(seat: RankView, ddp: DDP) -> Totals:
     totals = ddp_totals(seat, ddp, seat.axes(*seat.layout.axes_of(ddp)))
     return totals | (update_totals(seat, ddp) if ddp.zero_redundancy else {})
 

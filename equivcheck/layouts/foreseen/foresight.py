@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from equivcheck.layouts.communication import Totals
-from equivcheck.layouts.foreseen.seat import Held, Seat
+from equivcheck.layouts.foreseen.rank_view import Held, RankView
 from equivcheck.scenario import Layout, Training
 
 
@@ -27,9 +27,9 @@ class Foresight:
 
     options: frozenset[str] = frozenset()
     """Fields of the noun that are taken into account; where another has not its default, nothing is foreseen."""
-    calls: Callable[[Seat, Any], Totals] = lambda _seat, _parallelism: {}
+    calls: Callable[[RankView, Any], Totals] = lambda _seat, _parallelism: {}
     """What a rank communicates because of it in all steps."""
-    hold: Callable[[Seat, Any], tuple[Held, ...]] = lambda seat, _parallelism: seat.held
+    hold: Callable[[RankView, Any], tuple[Held, ...]] = lambda seat, _parallelism: seat.held
     """What a rank holds of each parameter, as parallelisms around this one find it."""
     gaps: tuple[Gap, ...] = ()
     """Where nothing is foreseen."""

@@ -6,7 +6,7 @@ from equivcheck.layouts.communication import Totals
 from equivcheck.layouts.flat_layout import ITEM_BYTES, alignment_of, flat_starts
 from equivcheck.layouts.foreseen.foresight import Foresight
 from equivcheck.layouts.foreseen.fsdp2 import Unit, units_of
-from equivcheck.layouts.foreseen.seat import Held, Ledger, Seat, rounded_up
+from equivcheck.layouts.foreseen.rank_view import Held, Ledger, RankView, rounded_up
 from equivcheck.scenario import FSDP1, ClipNorm, NormType, ShardingStrategy, Wrapping
 from equivcheck.trace.stage import Stage
 
@@ -19,7 +19,7 @@ _FREED_AFTER_FORWARD = (ShardingStrategy.FULL_SHARD, ShardingStrategy.HYBRID_SHA
 class FSDP1Calls:
     """Goes through a training, step by step."""
 
-    def __init__(self, seat: Seat, fsdp: FSDP1) -> None:
+    def __init__(self, seat: RankView, fsdp: FSDP1) -> None:
         self.seat, self.fsdp = seat, fsdp
         names = seat.layout.axes_of(fsdp)
         self.parts = seat.layout.mesh.size(names[-1])

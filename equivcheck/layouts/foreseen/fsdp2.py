@@ -8,7 +8,7 @@ from equivcheck.layouts.communication import Totals, add
 from equivcheck.layouts.flat_layout import ITEM_BYTES
 from equivcheck.layouts.foreseen.clipping import dtensor_clipping
 from equivcheck.layouts.foreseen.foresight import MIXED_ELEMENTS, Foresight
-from equivcheck.layouts.foreseen.seat import Held, Ledger, Seat
+from equivcheck.layouts.foreseen.rank_view import Held, Ledger, RankView
 from equivcheck.scenario import FSDP2, Split, TensorParallel, Wrapping
 
 
@@ -27,7 +27,7 @@ class Unit:
 class FSDP2Calls:
     """Goes through a training, step by step."""
 
-    def __init__(self, seat: Seat, fsdp: FSDP2) -> None:
+    def __init__(self, seat: RankView, fsdp: FSDP2) -> None:
         self.seat, self.fsdp = seat, fsdp
         names = seat.layout.axes_of(fsdp)
         self.parts = seat.layout.mesh.size(names[-1])
@@ -83,13 +83,13 @@ class FSDP2Calls:
             self.ledger.note(step, f"all_reduce.{self.op}", self.replicas, num_bytes)
 
 
-def reduce_op(seat: Seat, element_type: str) -> str:
+def reduce_op(seat: RankView, element_type: str) -> str:
     """The backend averages only in element types that do not overflow easily; in others the division is done apart."""
     averages = element_type in ("float32", "bfloat16") and seat.layout.num_data_ranks > 1
     return "avg" if averages else "sum"
 
 
-def units_of(seat: Seat, wrapping: Wrapping) -> tuple[Unit, ...]:
+def units_of(seat: RankView, wrapping: Wrapping) -> tuple[Unit, ...]:
     """The units of a model in the order of forward."""
     last = len(seat.training.model.layers) - 1
     if wrapping is Wrapping.WHOLE:
@@ -97,7 +97,7 @@ def units_of(seat: Seat, wrapping: Wrapping) -> tuple[Unit, ...]:
     return tuple(Unit(held=seat.of_layer(index), last_layer=index) for index in range(last + 1))
 
 
-def _all_calls(seat: Seat, fsdp: FSDP2) -> Totals:
+def _all_calls(seat: RankView, fsdp: FSDP2) -> Totals:
     found, axes = FSDP2Calls(seat, fsdp).totals(), seat.layout.axes_of(fsdp)[-1:]
     for kind in _kinds(seat):
         for key, (num_calls, num_bytes) in dtensor_clipping(seat, axes, kind).items():
@@ -105,7 +105,7 @@ def _all_calls(seat: Seat, fsdp: FSDP2) -> Totals:
     return found
 
 
-def _kinds(seat: Seat) -> list[list[Held]]:
+def _kinds(seat: RankView) -> list[list[Held]]:
     """What is clipped apart: parameters that tensor parallelism has taken, and those outside its plan."""
     plans = [one.plan for one in seat.layout.parallelisms if isinstance(one, TensorParallel)]
     outside = {index for plan in plans for index, entry in enumerate(plan) if entry.split is Split.OUTSIDE}

@@ -6,18 +6,18 @@ from equivcheck.layouts.communication import Totals
 from equivcheck.layouts.foreseen.ddp import ddp_totals
 from equivcheck.layouts.foreseen.foresight import MIXED_ELEMENTS, Foresight, Gap
 from equivcheck.layouts.foreseen.fsdp2 import reduce_op, units_of
-from equivcheck.layouts.foreseen.seat import Ledger, Seat
+from equivcheck.layouts.foreseen.rank_view import Ledger, RankView
 from equivcheck.scenario import DDP, Layout, Replicate, Replicator, Training
 
 
-def _all_calls(seat: Seat, replicate: Replicate) -> Totals:
+def _all_calls(seat: RankView, replicate: Replicate) -> Totals:
     if replicate.implementation is Replicator.DDP:
         ddp = DDP(bucket_cap_mb=replicate.bucket_cap_mb, no_sync=replicate.no_sync, compression=replicate.compression)
         return ddp_totals(seat, ddp, seat.axes(*seat.layout.axes_of(replicate)), has_buffers=False)
     return _fsdp_totals(seat, replicate)
 
 
-def _fsdp_totals(seat: Seat, replicate: Replicate) -> Totals:
+def _fsdp_totals(seat: RankView, replicate: Replicate) -> Totals:
     """Gradients alone, unit by unit."""
     ledger, units = Ledger(), units_of(seat, replicate.wrapping)
     axes, op = seat.axes(*seat.layout.axes_of(replicate)), f"all_reduce.{reduce_op(seat, seat.training.precision.value)}"

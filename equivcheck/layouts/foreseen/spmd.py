@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from equivcheck.layouts.communication import Totals
 from equivcheck.layouts.foreseen.foresight import MIXED_ELEMENTS, Foresight, Gap
-from equivcheck.layouts.foreseen.seat import Held, Ledger, Seat
+from equivcheck.layouts.foreseen.rank_view import Held, Ledger, RankView
 from equivcheck.scenario import SPMD, Activation, Distribution, Layout, Training
 
 
-def replicated_totals(seat: Seat, spmd: SPMD) -> Totals:
+def replicated_totals(seat: RankView, spmd: SPMD) -> Totals:
     """The calls of all steps."""
     ledger, names = Ledger(), seat.layout.axes_of(spmd)
     num_microbatches = len(seat.training.data.microbatches)
@@ -24,7 +24,7 @@ def replicated_totals(seat: Seat, spmd: SPMD) -> Totals:
     return ledger.totals
 
 
-def _is_whole(seat: Seat, held: Held) -> bool:
+def _is_whole(seat: RankView, held: Held) -> bool:
     """Whether a gradient comes out whole on every rank."""
     if held.name != "linear.bias" or not seat.training.loss.is_linear:
         return False

@@ -13,7 +13,7 @@ from enum import Enum
 from equivcheck.layouts.communication import Totals
 from equivcheck.layouts.foreseen.clipping import dtensor_clipping
 from equivcheck.layouts.foreseen.foresight import MIXED_ELEMENTS, Foresight
-from equivcheck.layouts.foreseen.seat import Held, Ledger, Seat, rounded_up, side_runs
+from equivcheck.layouts.foreseen.rank_view import Held, Ledger, RankView, rounded_up, side_runs
 from equivcheck.scenario import (
     FSDP2,
     Activation,
@@ -86,7 +86,7 @@ class Pass:
 class TensorParallelCalls:
     """Goes through a training, step by step."""
 
-    def __init__(self, seat: Seat, parallelism: TensorParallel) -> None:
+    def __init__(self, seat: RankView, parallelism: TensorParallel) -> None:
         self.seat, self.plan = seat, parallelism.plan
         self.parts = seat.layout.mesh.size(TP)
         self.axes = seat.axes(TP)
@@ -199,7 +199,7 @@ def recomputes(execution: Execution, index: int) -> bool:
     return every or (odd and index % 2 == 1)
 
 
-def _cut_held(seat: Seat, parallelism: TensorParallel) -> Iterator[Held]:
+def _cut_held(seat: RankView, parallelism: TensorParallel) -> Iterator[Held]:
     """What the rank holds of each parameter once the plan has cut it, by the rule of `torch.chunk`."""
     parts, index = seat.layout.mesh.size(TP), seat.index(TP)
     for held in seat.held:
@@ -223,7 +223,7 @@ def _part(held: Held, dim: int, parts: int, index: int) -> Held:
     return Held(name=held.name, layer=held.layer, shape=shape, trained=held.trained, cut=True)
 
 
-def _all_calls(seat: Seat, parallelism: TensorParallel) -> Totals:
+def _all_calls(seat: RankView, parallelism: TensorParallel) -> Totals:
     kind = [held for held in _cut_held(seat, parallelism) if parallelism.plan[held.layer].split is not Split.OUTSIDE]
     is_cut = any(held.cut and held.trained for held in kind)
     return TensorParallelCalls(seat, parallelism).totals() | dtensor_clipping(seat, (TP,) if is_cut else (), kind)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from equivcheck.layouts.communication import Totals
-from equivcheck.layouts.foreseen.seat import Held, Ledger, Seat
+from equivcheck.layouts.foreseen.rank_view import Held, Ledger, RankView
 from equivcheck.scenario import DDP
 from equivcheck.trace.stage import Stage
 
@@ -11,7 +11,7 @@ EMPTY_BUCKET_BYTES = 4
 """What a rank sends all the same that has nothing to send: one float32."""
 
 
-def update_totals(seat: Seat, ddp: DDP) -> Totals:
+def update_totals(seat: RankView, ddp: DDP) -> Totals:
     """The calls of all steps."""
     ledger, names = Ledger(Stage.UPDATE), seat.layout.axes_of(ddp)
     if ddp.parameters_as_bucket_view:
@@ -24,7 +24,7 @@ def update_totals(seat: Seat, ddp: DDP) -> Totals:
     return ledger.totals
 
 
-def _parts(seat: Seat, num_ranks: int) -> list[list[Held]]:
+def _parts(seat: RankView, num_ranks: int) -> list[list[Held]]:
     """Which parameters each rank updates: group after group, the largest first, each to the rank with least so far."""
     parts: list[list[Held]] = [[] for _ in range(num_ranks)]
     sizes = [0] * num_ranks
@@ -36,7 +36,7 @@ def _parts(seat: Seat, num_ranks: int) -> list[list[Held]]:
     return parts
 
 
-def _groups(seat: Seat) -> list[list[Held]]:
+def _groups(seat: RankView) -> list[list[Held]]:
     from equivcheck.train.optimizer import group_of
 
     training = seat.training

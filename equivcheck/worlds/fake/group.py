@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from equivcheck.worlds.sim.exchange import BEFORE, Exchange, Mark, Meeting, RawCall, Request
+from equivcheck.worlds.sim.exchange import BEFORE, Exchange, Mark, PendingCollective, RawCall, Request
 from equivcheck.worlds.sim.process_group import SimGroup
 from equivcheck.worlds.sim.torch_private import raw_memory
 from equivcheck.worlds.sim.work import ReceiveWork, SimWork
@@ -79,8 +79,8 @@ class LoneGroup(SimGroup):
     def _done(self, raw: RawCall, shown: Any) -> SimWork:
         return self._keep(SimWork(self, raw, self._met(raw), [], shown))
 
-    def _met(self, raw: RawCall) -> Meeting:
-        meeting = Meeting(1, (), (self.member, raw))
+    def _met(self, raw: RawCall) -> PendingCollective:
+        meeting = PendingCollective(1, (), (self.member, raw))
         meeting.results = {self.member: []}
         return meeting
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import IO
 
 from equivcheck.worlds.gloo.channel import Channel
-from equivcheck.worlds.gloo.rank import Place
+from equivcheck.worlds.gloo.rank import RankAddress
 
 _TAIL = 4000
 """Bytes of a rank's output worth showing."""
@@ -42,7 +42,7 @@ class Member:
         fds = [self.output.fileno(), self.stacks.fileno()]
         if self.rank == 0:
             fds.append(store.fileno())
-        place = Place(rank=self.rank, size=size, port=store.getsockname()[1])
+        place = RankAddress(rank=self.rank, size=size, port=store.getsockname()[1])
         self.channel.send(pickle.dumps(place), tuple(fds), until=until)
 
     def printed(self) -> str:

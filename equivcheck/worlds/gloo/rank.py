@@ -30,7 +30,7 @@ _NEVER = timedelta(days=1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class RankAddress:
     """Where a rank belongs: the first message it gets.
 
     Attached are its output file, its stack file, and for rank 0 the listening socket of the store.
@@ -60,7 +60,7 @@ def serve_rank(channel: Channel) -> None:
     """Join, then run program after program until the owner closes the channel."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     message, (output, stacks, *listener) = channel.receive_with_fds()
-    place: Place = pickle.loads(message)
+    place: RankAddress = pickle.loads(message)
     _redirect(output)
     faulthandler.enable()
     faulthandler.register(STACK_SIGNAL, file=stacks, all_threads=True)
@@ -90,7 +90,7 @@ def _redirect(output: int) -> None:
     os.dup2(output, 2)
 
 
-def _join(place: Place, listener: int | None = None) -> None:
+def _join(place: RankAddress, listener: int | None = None) -> None:
     import torch
     import torch.distributed as dist
 

@@ -64,7 +64,7 @@ class Request(NamedTuple):
     """How tensors lie in memory, where all members' must lie alike; empty for contiguous ones."""
 
 
-class Meeting:
+class PendingCollective:
     """One collective, from the first member's call to the last member's wait."""
 
     __slots__ = ("agree", "first", "num_missing", "results", "shares", "waiting")
@@ -85,7 +85,7 @@ class Meeting:
             scheduler.wake(rank)
 
 
-class Parcel(Meeting):
+class Parcel(PendingCollective):
     """One message, from the first side's call to the last side's wait."""
 
     __slots__ = ("payload", "receiver", "sender", "tag")
@@ -109,17 +109,17 @@ class Exchange:
     def clear(self) -> None:
         """Forget every call, so that the next run starts from index 0."""
         self.issued = [0] * len(self.ranks)
-        self._open: dict[int, Meeting] = {}
+        self._open: dict[int, PendingCollective] = {}
         self._parcels: list[Parcel] = []
         self._num_collectives = [0] * len(self.ranks)
 
-    def join(self, member: int, raw: RawCall, agree: tuple[Hashable, ...], combine: Combine, share: Any) -> Meeting:
+    def join(self, member: int, raw: RawCall, agree: tuple[Hashable, ...], combine: Combine, share: Any) -> PendingCollective:
         """Enter the member's next collective; the last member to come makes the results."""
         index = self._num_collectives[member]
         self._num_collectives[member] = index + 1
         meeting = self._open.get(index)
         if meeting is None:
-            meeting = self._open[index] = Meeting(len(self.ranks), agree, (self.ranks[member], raw))
+            meeting = self._open[index] = PendingCollective(len(self.ranks), agree, (self.ranks[member], raw))
         elif meeting.agree != agree:
             self._mismatch(member, raw, meeting, _other_orders(agree, meeting.agree))
         meeting.shares[member] = share
@@ -165,7 +165,7 @@ class Exchange:
         assert parcel.sender is not None
         parcel.complete({parcel.sender: [], parcel.receiver: payload}, self._scheduler)
 
-    def _mismatch(self, member: int, raw: RawCall, meeting: Meeting, detail: str) -> None:
+    def _mismatch(self, member: int, raw: RawCall, meeting: PendingCollective, detail: str) -> None:
         rank = self.ranks[member]
         other, theirs = meeting.first
         text = f"rank {rank} issued {call_of(raw).describe()} where rank {other} issued {call_of(theirs).describe()}{detail}"

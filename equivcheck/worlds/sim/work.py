@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 import torch.futures
 
-from equivcheck.worlds.sim.exchange import Meeting, Parcel, RawCall
+from equivcheck.worlds.sim.exchange import Parcel, PendingCollective, RawCall
 from equivcheck.worlds.sim.scheduler import Scheduler
 from equivcheck.worlds.sim.torch_private import after_backward, in_backward_node, raw_memory
 
@@ -45,12 +45,12 @@ class Side(Protocol):
 class SimWork(dist.Work):
     """One rank's handle of one call."""
 
-    def __init__(self, group: Side, raw: RawCall, meeting: Meeting, outputs: list[torch.Tensor], shown: Any) -> None:
+    def __init__(self, group: Side, raw: RawCall, meeting: PendingCollective, outputs: list[torch.Tensor], shown: Any) -> None:
         super().__init__()
         self.group = group
         self.raw = raw
         self.outputs = outputs
-        self._meeting: Meeting | None = meeting
+        self._meeting: PendingCollective | None = meeting
         self._shown = shown
         self._future: WorkFuture | None = None
         group.board.unwaited.add(self)
@@ -114,7 +114,7 @@ class SimWork(dist.Work):
         self._meeting = None
         self._future = None
 
-    def _deliver(self, meeting: Meeting) -> None:
+    def _deliver(self, meeting: PendingCollective) -> None:
         self._meeting = None
         self.group.board.unwaited.discard(self)
         results = meeting.results

@@ -52,7 +52,7 @@ def test_nothing_explains_what_is_not_known() -> None:
     verdict = explained(check(ON_DDP, alter=faults.spoil), alter=faults.spoil)
 
     assert verdict.diagnosis is None, verdict.diagnosis
-    assert "why:   nothing that is known to go wrong explains it" in verdict.describe()
+    assert "why:   unexplained: no known fault reproduces this" in verdict.describe()
 
 
 def test_values_that_have_not_arrived_are_told_by_their_pattern() -> None:
@@ -89,4 +89,4 @@ def test_ranks_that_do_not_diverge_again_are_not_diagnosed() -> None:
     verdict = explained(check(ON_DDP, alter=faults.spoil))
 
     assert verdict.diagnosis is None
-    assert verdict.drift == "not found: run again, the ranks leave what they should"
+    assert verdict.drift == "not reproduced: a second run matched"

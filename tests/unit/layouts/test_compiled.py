@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from equivcheck.layouts.compile_limits import has_compiler
-from equivcheck.layouts.registry import mended_layout, unsupported
+from equivcheck.layouts.registry import repaired_layout, unsupported
 from equivcheck.scenario import (
     DDP,
     FSDP1,
@@ -79,10 +79,10 @@ def test_what_is_asked_for_is_compiled_and_settings_are_put_back(execution: Exec
     ],
     ids=lambda layout: f"{layout.name} {layout.execution}",
 )
-def test_what_cannot_be_compiled_has_a_reason_and_a_mend(layout: Layout, nearest: Layout) -> None:
+def test_what_cannot_be_compiled_has_a_reason_and_a_repair(layout: Layout, nearest: Layout) -> None:
     """A layout that torch cannot compile is unsupported, and the nearest one that it can is found."""
     assert unsupported(TRAINING, layout)
-    assert mended_layout(layout) == nearest
+    assert repaired_layout(layout) == nearest
     assert unsupported(TRAINING, nearest) is None
 
 
@@ -101,7 +101,7 @@ def test_what_cannot_be_compiled_has_a_reason_and_a_mend(layout: Layout, nearest
 def test_what_torch_compiles_is_supported(layout: Layout) -> None:
     """Limits of compilation are no wider than they must be."""
     assert unsupported(TRAINING, layout) is None
-    assert mended_layout(replace(layout)) == layout
+    assert repaired_layout(replace(layout)) == layout
 
 
 @pytest.fixture
@@ -123,4 +123,4 @@ def test_without_a_compiler_nothing_is_drawn_for_inductor() -> None:
 
     assert reason is not None
     assert "no C++ compiler" in reason
-    assert mended_layout(layout).execution == FORWARD
+    assert repaired_layout(layout).execution == FORWARD

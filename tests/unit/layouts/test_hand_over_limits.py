@@ -103,7 +103,7 @@ def test_a_layout_that_cannot_hand_over_says_why(other: Layout) -> None:
     ],
 )
 def test_a_training_that_cannot_be_handed_over_says_why(training: Training, reason: str) -> None:
-    """Each limit is met by a training that has just that feature, and its mend removes it."""
+    """Each limit is met by a training that has just that feature, and its repair removes it."""
     first = layout(ROWS)
     second = layout(DDP(find_unused_parameters=True))
     assert reason in (why_unsupported(handing(first, second, training)) or "")
@@ -119,7 +119,7 @@ def test_limits_are_no_wider_than_they_must_be(training: Training) -> None:
     assert why_unsupported(handing(layout(FSDP2()), layout(FSDP1()), training)) is None
 
 
-def test_mends_of_two_layouts_come_to_an_end() -> None:
+def test_repairs_of_two_layouts_come_to_an_end() -> None:
     """One asks for an optimizer that a graph holds, as a fused one, and the other for a loop: both can have it otherwise."""
     step = replace(layout(SPMD()), execution=Execution(whole_step=True))
     partly = layout(TensorParallel(plan=(LayerPlan(split=Split.COLUMN), LayerPlan(split=Split.OUTSIDE))))

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from packaging.version import Version
 
 from equivcheck.layouts import whole_parameters
-from equivcheck.layouts.registry import kind_of, mended, mended_layout, unsupported
+from equivcheck.layouts.registry import kind_of, repaired, repaired_layout, unsupported
 from equivcheck.scenario import (
     ASGD,
     DDP,
@@ -89,18 +89,18 @@ def _tensor_parallel_layouts(draw: st.DrawFn) -> Layout:
     training=trainings(),
     layout=st.one_of(layouts(tags=("ddp", "replicate", "fsdp1", "fsdp2", "spmd")), _tensor_parallel_layouts()),
 )
-def test_a_mended_training_is_within_every_limit(training: Training, layout: Layout) -> None:
-    """Whatever training meets whatever layout, the mended one is supported, and mending it again changes nothing."""
-    nearest = mended(training, layout)
+def test_a_repaired_training_is_within_every_limit(training: Training, layout: Layout) -> None:
+    """Whatever training meets whatever layout, the repaired one is supported, and repairing it again changes nothing."""
+    nearest = repaired(training, layout)
     assert unsupported(nearest, layout) is None
-    assert mended(nearest, layout) is nearest
+    assert repaired(nearest, layout) is nearest
 
 
 @settings(suppress_health_check=[HealthCheck.too_slow], deadline=None)
 @given(training=trainings(), layout=layouts())
 def test_a_supported_training_is_left_alone(training: Training, layout: Layout) -> None:
     """Mending changes a training exactly where something about it is unsupported."""
-    assert (mended(training, layout) is training) == (unsupported(training, layout) is None)
+    assert (repaired(training, layout) is training) == (unsupported(training, layout) is None)
 
 
 def _with_layers(count: int) -> Training:
@@ -183,10 +183,10 @@ SHORT_MUON = replace(MUON, model=replace(MATRICES, features=1, layers=(replace(M
     ],
 )
 def test_what_a_layout_cannot_run_has_a_reason(training: Training, parallelism: Parallelism, reason: str) -> None:
-    """Each limit is met by a training that has just that feature, and its mend removes it."""
+    """Each limit is met by a training that has just that feature, and its repair removes it."""
     layout = _layout(parallelism)
     assert reason in (unsupported(training, layout) or "")
-    assert unsupported(mended(training, layout), layout) is None
+    assert unsupported(repaired(training, layout), layout) is None
 
 
 def _over_tp(parallelism: Parallelism, plan: TensorParallel, sizes: tuple[int, ...] = (2, 2)) -> Layout:
@@ -221,9 +221,9 @@ FOREACH = replace(PLAIN, optimizer=SGD(implementation=Implementation.FOREACH))
     ],
 )
 def test_what_a_composition_cannot_run_has_a_reason(training: Training, layout: Layout, reason: str) -> None:
-    """Each limit of several parallelisms together is met by a training that has just that feature, and its mend removes it."""
+    """Each limit of several parallelisms together is met by a training that has just that feature, and its repair removes it."""
     assert reason in (unsupported(training, layout) or "")
-    assert unsupported(mended(training, layout), layout) is None
+    assert unsupported(repaired(training, layout), layout) is None
 
 
 @pytest.mark.parametrize(
@@ -266,11 +266,11 @@ def test_limits_of_compositions_are_no_wider_than_they_must_be(training: Trainin
 def test_options_that_do_not_go_together_have_a_reason(
     parallelism: FSDP1, sizes: tuple[int, ...], mended_to: dict[str, object]
 ) -> None:
-    """A layout beyond a limit supports no training, and its mend changes that option alone."""
+    """A layout beyond a limit supports no training, and its repair changes that option alone."""
     layout = _over_tp(parallelism, WHOLE_PLAN, sizes)
     assert ("over tensor parallelism: with use_orig_params" in (unsupported(PLAIN, layout) or "")) == bool(mended_to)
-    assert mended_layout(layout).parallelisms == (WHOLE_PLAN, replace(parallelism, **mended_to))
-    assert unsupported(PLAIN, mended_layout(layout)) is None
+    assert repaired_layout(layout).parallelisms == (WHOLE_PLAN, replace(parallelism, **mended_to))
+    assert unsupported(PLAIN, repaired_layout(layout)) is None
 
 
 @pytest.mark.parametrize(
@@ -338,7 +338,7 @@ def test_lower_precision_goes_with_no_tensor_parallelism(parallelism: Parallelis
     mesh = Mesh(axes=(Axis(name="dp", size=2), Axis(name="tp", size=2)))
     layout = Layout(mesh=mesh, parallelisms=(WHOLE_PLAN, parallelism))
     assert "rounds its part of a sum" in (unsupported(replace(PLAIN, precision=Precision.FLOAT32), layout) or "")
-    assert mended_layout(layout) == replace(layout, parallelisms=(WHOLE_PLAN, plain))
+    assert repaired_layout(layout) == replace(layout, parallelisms=(WHOLE_PLAN, plain))
 
 
 def test_a_compiled_model_keeps_its_precision() -> None:
@@ -346,7 +346,7 @@ def test_a_compiled_model_keeps_its_precision() -> None:
     compiled = Execution(compile=Compile.AOT_EAGER)
     layout = replace(_layout(FSDP2(mixed_precision=BF16)), execution=compiled)
     assert "need not round where" in (unsupported(PLAIN, layout) or "")
-    assert mended_layout(layout) == replace(_layout(FSDP2()), execution=compiled)
+    assert repaired_layout(layout) == replace(_layout(FSDP2()), execution=compiled)
     assert unsupported(PLAIN, replace(_layout(DDP(compression=Compression.FP16)), execution=compiled)) is None
 
 
@@ -355,7 +355,7 @@ def test_the_bf16_hook_is_for_no_cpu() -> None:
     for kind in (DDP, Replicate):
         layout = _layout(kind(compression=Compression.BF16))
         assert "refused without CUDA and NCCL" in (unsupported(PLAIN, layout) or "")
-        assert mended_layout(layout) == _layout(kind(compression=Compression.FP16))
+        assert repaired_layout(layout) == _layout(kind(compression=Compression.FP16))
 
 
 @pytest.mark.parametrize(
@@ -376,7 +376,7 @@ def test_what_torch_lacks_is_unsupported_everywhere(monkeypatch: pytest.MonkeyPa
     """Under a torch older than Muon every layout says so, and takes an elementwise optimizer instead."""
     monkeypatch.setattr(whole_parameters, "installed_torch", lambda: Version("2.8.0"))
     assert "Muon came with 2.9" in (unsupported(MUON, _layout(DDP())) or "")
-    assert mended(MUON, _layout(DDP())).optimizer.elementwise
+    assert repaired(MUON, _layout(DDP())).optimizer.elementwise
 
 
 TRACED = Execution(whole_step=True)
@@ -388,9 +388,9 @@ def test_a_graph_counts_no_steps() -> None:
     traced, over_tp = (replace(layout, execution=TRACED) for layout in (eager, _layout(WHOLE_PLAN)))
     assert unsupported(adam, eager) is None
     assert "step count" in (unsupported(adam, traced) or "")
-    assert mended(adam, traced).optimizer == Adam(implementation=Implementation.FUSED)
-    assert mended(adam, over_tp).optimizer == SGD(lr=adam.optimizer.lr)
-    assert mended(replace(PLAIN, optimizer=Adam()), traced).optimizer == SGD(lr=adam.optimizer.lr)
+    assert repaired(adam, traced).optimizer == Adam(implementation=Implementation.FUSED)
+    assert repaired(adam, over_tp).optimizer == SGD(lr=adam.optimizer.lr)
+    assert repaired(replace(PLAIN, optimizer=Adam()), traced).optimizer == SGD(lr=adam.optimizer.lr)
     for optimizer in (SGD(momentum=0.5), RMSprop(), Adadelta(), Adam(implementation=Implementation.FUSED)):
         assert unsupported(replace(PLAIN, optimizer=optimizer), traced) is None
 
@@ -409,28 +409,28 @@ def test_buckets_of_unequal_parts_are_no_views() -> None:
     assert unsupported(even, over_tp) is None
     assert unsupported(odd, whole) is None
     assert unsupported(odd, copies) is None
-    assert mended(odd, over_tp) == even
+    assert repaired(odd, over_tp) == even
 
 
 def test_hooks_are_in_no_graph() -> None:
     """A step is traced only where operations do everything."""
     layout = replace(_layout(FSDP2()), execution=TRACED)
     assert "no graph holds" in (unsupported(PLAIN, layout) or "")
-    assert mended_layout(layout) == _layout(FSDP2())
-    assert mended_layout(replace(_layout(SPMD()), execution=TRACED)).execution == TRACED
+    assert repaired_layout(layout) == _layout(FSDP2())
+    assert repaired_layout(replace(_layout(SPMD()), execution=TRACED)).execution == TRACED
 
 
 def test_no_layer_runs_twice_in_a_graph() -> None:
     """Traced steps leave activation checkpointing out."""
     layout = replace(_layout(SPMD()), execution=replace(TRACED, checkpointing=Recompute.EVERY_LAYER))
     assert "runs a layer again" in (unsupported(PLAIN, layout) or "")
-    assert mended_layout(layout).execution == TRACED
+    assert repaired_layout(layout).execution == TRACED
 
 
 def test_rows_beyond_the_largest_microbatch_are_rounded_down() -> None:
     """A microbatch that would have to grow beyond 64 rows shrinks to the nearest multiple."""
     layout = _layout(DDP(), size=7)
-    nearest = mended(replace(PLAIN, data=Data(microbatches=(64, 1))), layout)
+    nearest = repaired(replace(PLAIN, data=Data(microbatches=(64, 1))), layout)
     assert nearest.data.microbatches == (63, 7)
 
 

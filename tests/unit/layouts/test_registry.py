@@ -14,7 +14,7 @@ import pytest
 from equivcheck.errors import UsageError
 from equivcheck.layouts import registry
 from equivcheck.layouts.kind import LayoutKind, Limit
-from equivcheck.layouts.registry import BrokenLayout, kind_of, layout_kinds, mended, unsupported
+from equivcheck.layouts.registry import BrokenLayout, kind_of, layout_kinds, repaired, unsupported
 from equivcheck.scenario import DDP, Axis, Data, Layer, Layout, Mesh, Model, Parallelism, Training
 from equivcheck.scenario.parallelism import PARALLELISMS
 
@@ -32,10 +32,10 @@ def _next_seed(training: Training, _layout: Layout) -> Training:
 
 
 class GossipKind(LayoutKind):
-    """Its kind, whose one limit no mend gets rid of."""
+    """Its kind, whose one limit no repair gets rid of."""
 
     parallelism: ClassVar[type[Parallelism]] = Gossip
-    limits: ClassVar[tuple[Limit, ...]] = (Limit(reason="never", applies=lambda training, layout: True, mend=_next_seed),)
+    limits: ClassVar[tuple[Limit, ...]] = (Limit(reason="never", applies=lambda training, layout: True, repair=_next_seed),)
 
     def apply(self, setup: object, parallelism: Parallelism, mesh: object) -> None:
         """Do nothing."""
@@ -104,11 +104,11 @@ def test_an_entry_point_that_cannot_be_imported_is_one_clear_line(monkeypatch: p
         layout_kinds()
 
 
-def test_mends_that_never_end_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A limit that its own mend does not satisfy is reported rather than mended for ever."""
+def test_repairs_that_never_end_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A limit that its own repair does not satisfy is reported rather than repaired for ever."""
     monkeypatch.setattr(registry, "layout_kinds", lambda: {"gossip": GossipKind()})
     with pytest.raises(BrokenLayout, match=r"gossip do not end; the last limit: never"):
-        mended(TRAINING, GOSSIP)
+        repaired(TRAINING, GOSSIP)
 
 
 def test_asking_for_limits_imports_no_torch() -> None:

@@ -11,7 +11,7 @@ from equivcheck.scenario import DDP, SGD, Axis, Data, Layer, Layout, Mesh, Model
 from equivcheck.tally import IN_PART, take
 from equivcheck.trace.differences import Phase
 from equivcheck.trace.trace import Trace
-from equivcheck.user.verdict import OwnVerdict
+from equivcheck.user.verdict import UserVerdict
 from equivcheck.verdict.verdict import Verdict
 from equivcheck.worlds.failure import FailureKind, RankState
 from equivcheck.worlds.pool import ranks
@@ -48,7 +48,7 @@ def test_two_assertions_say_what_they_pass(outcome: Outcome) -> None:
     """One passes what is equivalent and nothing else, the other all that is no finding; verdicts of users' trainings alike."""
     for verdict in (
         Verdict(outcome=outcome, scenario=SCENARIO, world="sim"),
-        OwnVerdict(outcome=outcome, mesh=(("dp", 2),), world="sim", precision="float64"),
+        UserVerdict(outcome=outcome, mesh=(("dp", 2),), world="sim", precision="float64"),
     ):
         for assertion, passes in (
             (verdict.assert_equivalent, outcome is Outcome.EQUIVALENT),

@@ -86,7 +86,7 @@ def test_that_nothing_explains_it_is_said_only_where_it_was_asked() -> None:
     """A verdict that nobody has explained says nothing of why."""
     unexplained = replace(DIVERGED, diagnosis=None)
 
-    assert "why:   nothing that is known to go wrong explains it" in unexplained.describe()
+    assert "why:   unexplained: no known fault reproduces this" in unexplained.describe()
     assert "why:" not in replace(unexplained, drift="").describe()
 
 

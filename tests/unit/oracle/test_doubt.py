@@ -73,7 +73,7 @@ def test_a_floor_of_more_than_half_the_digits_proves_nothing_from_there_on(step:
 
     assert found is not None
     assert found.step == step
-    assert found.reason == f"rounding alone moves layers.0.norm.weight by 1e-07 of its kind at step {step} (update)"
+    assert found.reason == f"rounding noise in layers.0.norm.weight is 1e-05 % of the largest such tensor at step {step} (update)"
 
 
 @pytest.mark.parametrize("tolerance", [float("nan"), float("inf")])

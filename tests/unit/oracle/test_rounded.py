@@ -10,7 +10,7 @@ import torch
 
 from equivcheck.layouts.data_rows import rows_of
 from equivcheck.layouts.rounding import Division, Rounding
-from equivcheck.reference.perturbed_rounding import Shaken, Shuffled
+from equivcheck.reference.perturbed_rounding import PerturbedRounding, Shuffled
 from equivcheck.reference.reference import confirming_reference, noise_limit, reference
 from equivcheck.reference.rounded import rounded_setup
 from equivcheck.scenario import Adam, ClipNorm, Data, ElementType, Layer, Model, Norm, Precision, Training
@@ -96,7 +96,7 @@ def test_the_first_orders_are_those_of_a_ring() -> None:
 @pytest.mark.parametrize(("precision", "flips"), [("float32", 1), ("float64", 0)])
 def test_a_rounding_is_flipped_where_one_may_be(precision: str, flips: int) -> None:
     """From float64 to bfloat16 no unit in the last place ever matters, from float32 it may."""
-    shaken = Shaken(np.random.default_rng(0), 1, precision, "bfloat16")
+    shaken = PerturbedRounding(np.random.default_rng(0), 1, precision, "bfloat16")
     exact = torch.linspace(1, 2, 50, dtype=getattr(torch, precision))
     rounded = exact.to(torch.bfloat16)
     changed = shaken.rounded(exact, rounded.clone()) != rounded
@@ -105,7 +105,7 @@ def test_a_rounding_is_flipped_where_one_may_be(precision: str, flips: int) -> N
 
 def test_a_rounding_is_flipped_wherever_a_tensor_lies() -> None:
     """Outputs whose rows lie along another dim are no run of numbers in memory."""
-    shaken = Shaken(np.random.default_rng(0), 1, "float64", "float32")
+    shaken = PerturbedRounding(np.random.default_rng(0), 1, "float64", "float32")
     exact = torch.ones(3, 2, 4, dtype=torch.float64).transpose(0, 1)
     rounded = exact.to(torch.float32)
     assert not rounded.is_contiguous()

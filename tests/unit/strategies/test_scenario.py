@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, find, given, settings
 from hypothesis import strategies as st
 
-from equivcheck.layouts.registry import layout_names, mended, mended_layout, unsupported
+from equivcheck.layouts.registry import layout_names, repaired, repaired_layout, unsupported
 from equivcheck.scenario import (
     DDP,
     SGD,
@@ -239,9 +239,9 @@ def test_a_fault_of_one_layout_shrinks_to_two_ranks_and_defaults(name: str) -> N
     scenario = shrunk(lambda scenario: scenario.layout.name == name and scenario.layout.mesh.num_ranks > 1)
     assert scenario.layout.mesh.num_ranks == 2
     plain = tuple(type(parallelism)() for parallelism in scenario.layout.parallelisms)
-    assert scenario.layout == mended_layout(replace(scenario.layout, parallelisms=plain))
+    assert scenario.layout == repaired_layout(replace(scenario.layout, parallelisms=plain))
     assert scenario.training.data.batch <= 2
-    assert scenario.training == Training(model=mended(SIMPLEST, scenario.layout).model, data=scenario.training.data)
+    assert scenario.training == Training(model=repaired(SIMPLEST, scenario.layout).model, data=scenario.training.data)
 
 
 @pytest.mark.parametrize(

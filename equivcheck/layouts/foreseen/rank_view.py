@@ -38,7 +38,7 @@ class Held:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Seat:
+class RankView:
     """Where a rank sits: predictions are for it."""
 
     training: Training

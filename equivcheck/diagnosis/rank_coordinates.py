@@ -8,7 +8,7 @@ from equivcheck.scenario import Mesh
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Seat:
+class RankCoordinate:
     """A rank's place in the mesh."""
 
     rank: int
@@ -17,8 +17,9 @@ class Seat:
     """Its index along each axis."""
 
 
-def seats_of(mesh: Mesh) -> tuple[Seat, ...]:
+def coordinates_of_ranks(mesh: Mesh) -> tuple[RankCoordinate, ...]:
     """The seats of a mesh in rank order."""
     return tuple(
-        Seat(rank=rank, coordinate=dict(zip(mesh.names, mesh.coordinate(rank), strict=True))) for rank in range(mesh.num_ranks)
+        RankCoordinate(rank=rank, coordinate=dict(zip(mesh.names, mesh.coordinate(rank), strict=True)))
+        for rank in range(mesh.num_ranks)
     )

@@ -1,4 +1,4 @@
-"""Trainings without one feature each: what limits mend with."""
+"""Trainings without one feature each: what limits repair with."""
 
 from __future__ import annotations
 
