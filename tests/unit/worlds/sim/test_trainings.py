@@ -122,6 +122,14 @@ def fsdp2(shape: tuple[int, ...] | None = None, names: tuple[str, ...] = ("dp",)
     return full(train(model, mine(INPUTS), mine(TARGETS)))
 
 
+def fsdp2_in_memory_of_the_group() -> Tensors:
+    """FSDP2 that asks its group for memory, which gloo has none to give."""
+    model = copy.deepcopy(BASE)
+    module = fully_shard(model, mesh=device_mesh((dist.get_world_size(),), ("dp",)))
+    module.set_allocate_memory_from_process_group_for_comm(True)
+    return full(train(model, mine(INPUTS), mine(TARGETS)))
+
+
 def hsdp() -> Tensors:
     """FSDP2 on a 2-D mesh: replicas of shards."""
     return fsdp2((2, dist.get_world_size() // 2), ("replicate", "shard"))
@@ -160,6 +168,7 @@ CASES = [
     (fsdp1_grad_only, 2),
     (fsdp2, 2),
     (fsdp2, 4),
+    (fsdp2_in_memory_of_the_group, 2),
     (hsdp, 4),
     (tensor_parallel, 2),
     (tensor_parallel, 4),
