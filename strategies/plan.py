@@ -16,7 +16,7 @@ _NO_PLAN = TensorParallel().plan
 
 def needs_plan(layout: Layout) -> bool:
     """Whether a layout has tensor parallelism with the default plan, which stands for none."""
-    return any(isinstance(parallelism, TensorParallel) and parallelism.plan == _NO_PLAN for parallelism in layout.parallelisms)
+    return any(parallelism.plan == _NO_PLAN for parallelism in layout.of(TensorParallel))
 
 
 def with_idle_plan(layout: Layout, training: Training) -> Layout:

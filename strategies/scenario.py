@@ -101,7 +101,7 @@ def _training(draw: DrawFn, trainings: SearchStrategy[Training] | None, layout: 
     if trainings is not None:
         return draw(trainings)
     training = draw(_TRAININGS)
-    by_propagation = any(isinstance(parallelism, SPMD) for parallelism in layout.parallelisms)
+    by_propagation = layout.has(SPMD)
     # Drawn whatever the loss is: a mean of squared errors, the plainest of all, must take no more choices than others.
     if not (by_propagation and draw(_SUMMED)) or training.loss is not Loss.MSE_MEAN:
         return training
@@ -119,7 +119,7 @@ def _num_shares(draw: DrawFn, layout: Layout) -> int:
 
     A pipeline cuts them into its chunks.
     """
-    pipelines = [parallelism for parallelism in layout.parallelisms if isinstance(parallelism, Pipeline)]
+    pipelines = layout.of(Pipeline)
     if pipelines:
         return layout.num_data_ranks * pipelines[0].num_chunks
     if layout.num_data_ranks == layout.mesh.num_ranks or draw(EVENLY):

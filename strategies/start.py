@@ -63,5 +63,5 @@ def _first_layouts() -> SearchStrategy[Layout]:
 
 def _shares(layout: Layout) -> int:
     """A number of which rows are a multiple wherever the layout may cut them."""
-    chunks = [parallelism.num_chunks for parallelism in layout.parallelisms if isinstance(parallelism, Pipeline)]
+    chunks = [parallelism.num_chunks for parallelism in layout.of(Pipeline)]
     return layout.mesh.num_ranks * max(chunks, default=1)

@@ -132,5 +132,5 @@ def _repaired(scenario: Scenario | None) -> Scenario | None:
 
 
 def _shares(layout: Layout) -> int:
-    chunks = [parallelism.num_chunks for parallelism in layout.parallelisms if isinstance(parallelism, Pipeline)]
+    chunks = [parallelism.num_chunks for parallelism in layout.of(Pipeline)]
     return layout.num_data_ranks * max(chunks, default=1)

@@ -107,7 +107,7 @@ def _held(case: Case) -> dict[str, list[np.ndarray]]:
 
 def _owners(case: Case) -> dict[str, int]:
     """The rank that updates a parameter for all, where one does: the only one with state, though every rank holds all of it."""
-    if not any(isinstance(each, DDP) and each.zero_redundancy for each in case.scenario.layout.parallelisms):
+    if not any(each.zero_redundancy for each in case.scenario.layout.of(DDP)):
         return {}
     found: dict[str, int] = {}
     for rank, trace in enumerate(case.traces):

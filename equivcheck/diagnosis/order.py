@@ -28,7 +28,7 @@ def wrong_orders(case: Case) -> Iterator[Counterfactual]:
     layout = case.scenario.layout
     if case.rounding is not None or case.scenario.start is not None:
         return
-    if layout.mesh.size(TP) > 1 and any(isinstance(each, TensorParallel) for each in layout.parallelisms):
+    if layout.mesh.size(TP) > 1 and layout.has(TensorParallel):
         yield from _shards(case, layout)
     for pipeline in layout.parallelisms:
         if isinstance(pipeline, Pipeline):

@@ -142,7 +142,7 @@ def _left_out(case: Case) -> Iterator[Counterfactual]:
 
 def _chunks_left_out(case: Case) -> Iterator[Counterfactual]:
     """Chunks in which a pipeline computes each microbatch."""
-    count = next((each.num_chunks for each in case.scenario.layout.parallelisms if isinstance(each, Pipeline)), 1)
+    count = next((each.num_chunks for each in case.scenario.layout.of(Pipeline)), 1)
     for index in range(count if count > 1 else 0):
         for weighs in (True, False):
             words = f"chunk {index} of each microbatch is left out"

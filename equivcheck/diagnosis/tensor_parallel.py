@@ -26,7 +26,7 @@ Forward = Callable[[nn.Linear, torch.Tensor], torch.Tensor]
 
 def wrong_splits(case: Case) -> Iterator[Counterfactual]:
     """Of all layers that are split alike, or of one."""
-    plan = next((each.plan for each in case.scenario.layout.parallelisms if isinstance(each, TensorParallel)), None)
+    plan = next((each.plan for each in case.scenario.layout.of(TensorParallel)), None)
     ranks = case.scenario.layout.mesh.size(TP)
     if plan is None or ranks == 1 or case.rounding is not None or not fits(case.scenario.training.model, plan):
         return

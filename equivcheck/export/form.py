@@ -60,7 +60,7 @@ class _Forms:
         self.is_nested = bool(self.special) or _has_units(self.layout, self.model)
 
     def form(self) -> Form:
-        distributed = any(isinstance(parallelism, SPMD) for parallelism in self.layout.parallelisms)
+        distributed = self.layout.has(SPMD)
         classes = [class_of(self._class(kind), kind, distributed=distributed) for kind in self.special]
         extras = {name for kind in self.kinds for name in kind.extras}
         expression, stack = self._stack(), "model"
@@ -183,7 +183,7 @@ def has_units_of_layers(parallelism: Parallelism) -> bool:
 
 def _has_units(layout: Layout, model: Model) -> bool:
     """Whether layers must be modules, as something takes them for units and they are more than a linear."""
-    if any(isinstance(parallelism, Pipeline) for parallelism in layout.parallelisms):
+    if layout.has(Pipeline):
         return True
     takes = layout.execution.per_layer or any(map(has_units_of_layers, layout.parallelisms))
     return takes and any(map(_is_several, model.layers))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from itertools import combinations, repeat
 
-from equivcheck.layouts.limits import has_parallelism
 from equivcheck.layouts.plans import cuts
 from equivcheck.scenario import FSDP1, Compile, Scenario, Side, TensorParallel, Wrapping, ZeroGrad
 from equivcheck.scenario.mesh import TP
@@ -12,7 +11,7 @@ from equivcheck.scenario.mesh import TP
 
 def compiled_original_parameters(scenario: Scenario) -> bool:
     """FSDP1, which keeps the parameters of the model, of a compiled forward."""
-    keeps = any(isinstance(parallelism, FSDP1) and parallelism.use_orig_params for parallelism in scenario.layout.parallelisms)
+    keeps = any(parallelism.use_orig_params for parallelism in scenario.layout.of(FSDP1))
     return keeps and scenario.layout.execution.compile is not Compile.NONE
 
 
@@ -32,17 +31,16 @@ def compiled_units_over_tensor_parallel(scenario: Scenario) -> bool:
     """FSDP1 units of single layers, which keep the model's parameters, of several layers with DTensors under one compiler."""
     layout = scenario.layout
     has_units = any(
-        isinstance(parallelism, FSDP1) and parallelism.use_orig_params and parallelism.wrapping is Wrapping.PER_LAYER
-        for parallelism in layout.parallelisms
+        parallelism.use_orig_params and parallelism.wrapping is Wrapping.PER_LAYER for parallelism in layout.of(FSDP1)
     )
     compiles = layout.execution.compile is not Compile.NONE and not layout.execution.per_layer
-    return has_units and compiles and has_parallelism(layout, TensorParallel) and len(scenario.training.model.layers) > 1
+    return has_units and compiles and layout.has(TensorParallel) and len(scenario.training.model.layers) > 1
 
 
 def compiled_like_shards(scenario: Scenario) -> bool:
     """Compiled layers which tensor parallelism cuts along dims of several sizes, of which some rank has shards of one size."""
     layout, ranks = scenario.layout, scenario.layout.mesh.size(TP)
-    plans = [parallelism.plan for parallelism in layout.parallelisms if isinstance(parallelism, TensorParallel)]
+    plans = [parallelism.plan for parallelism in layout.of(TensorParallel)]
     sizes = {size for plan in plans for _, size in cuts(scenario.training.model, plan)}
     compiles = layout.execution.compile is not Compile.NONE
     return compiles and any(map(_has_like_chunks, combinations(sizes, 2), repeat(ranks)))

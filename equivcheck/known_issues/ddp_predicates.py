@@ -9,8 +9,7 @@ from equivcheck.scenario import DDP, Replicate, Replicator, Scenario
 def static_graph_without_sync(scenario: Scenario) -> bool:
     """DDP with a static graph whose first backward runs under `no_sync`."""
     return len(scenario.training.data.microbatches) > 1 and any(
-        isinstance(parallelism, DDP) and parallelism.static_graph and parallelism.no_sync
-        for parallelism in scenario.layout.parallelisms
+        parallelism.static_graph and parallelism.no_sync for parallelism in scenario.layout.of(DDP)
     )
 
 

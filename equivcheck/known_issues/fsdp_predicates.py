@@ -52,7 +52,7 @@ def _cut_with_gradient(scenario: Scenario, plan: tuple[LayerPlan, ...]) -> Itera
 def _fewest_rows(scenario: Scenario, parameter: Parameter) -> int:
     """The rows, at least one, that tensor parallelism leaves the last rank that has any; all of them without it."""
     rows, ranks = parameter.shape[0], scenario.layout.mesh.size(TP)
-    splits = [other.plan[parameter.layer].split for other in scenario.layout.parallelisms if isinstance(other, TensorParallel)]
+    splits = [other.plan[parameter.layer].split for other in scenario.layout.of(TensorParallel)]
     if Split.COLUMN not in splits:
         return rows
     return (rows - 1) % -(-rows // ranks) + 1
@@ -60,7 +60,7 @@ def _fewest_rows(scenario: Scenario, parameter: Parameter) -> int:
 
 def unit_of_nothing(scenario: Scenario) -> bool:
     """FSDP1 over tensor parallelism that leaves some rank no element of a unit."""
-    with_fsdp1 = any(isinstance(parallelism, FSDP1) for parallelism in scenario.layout.parallelisms)
+    with_fsdp1 = scenario.layout.has(FSDP1)
     return with_fsdp1 and has_unit_of_nothing(scenario.training, scenario.layout)
 
 
@@ -68,10 +68,8 @@ def rank_without_gradients(scenario: Scenario) -> bool:
     """Some rank of an FSDP1 that keeps original parameters, or of a pipeline, holds no element of a trained one."""
     return rank_of_stages_without_gradients(scenario) or any(
         _some_rank_has_nothing_trained(scenario, parallelism)
-        for parallelism in scenario.layout.parallelisms
-        if isinstance(parallelism, FSDP1)
-        and parallelism.use_orig_params
-        and parallelism.strategy is not ShardingStrategy.NO_SHARD
+        for parallelism in scenario.layout.of(FSDP1)
+        if parallelism.use_orig_params and parallelism.strategy is not ShardingStrategy.NO_SHARD
     )
 
 
@@ -99,10 +97,8 @@ def flat_parameter_of_one_element(scenario: Scenario) -> bool:
     mesh = scenario.layout.mesh
     return mesh.size(DP, SHARD) > 1 and any(
         sum(parameter.numel for parameter in unit) <= mesh.size(TP) and unit[0].trained
-        for parallelism in scenario.layout.parallelisms
-        if isinstance(parallelism, FSDP1)
-        and not parallelism.use_orig_params
-        and parallelism.strategy is not ShardingStrategy.NO_SHARD
+        for parallelism in scenario.layout.of(FSDP1)
+        if not parallelism.use_orig_params and parallelism.strategy is not ShardingStrategy.NO_SHARD
         for unit in _units(scenario, parallelism)
     )
 
@@ -115,8 +111,8 @@ def compiled_flat_parameter_of_several(scenario: Scenario) -> bool:
         and not execution.per_layer
         and any(
             len(unit) > 1
-            for parallelism in scenario.layout.parallelisms
-            if isinstance(parallelism, FSDP1) and not parallelism.use_orig_params
+            for parallelism in scenario.layout.of(FSDP1)
+            if not parallelism.use_orig_params
             for unit in _units(scenario, parallelism)
         )
     )
@@ -125,14 +121,12 @@ def compiled_flat_parameter_of_several(scenario: Scenario) -> bool:
 def reduces_each_microbatch(scenario: Scenario) -> bool:
     """Gradients are accumulated over several microbatches, each of which is reduced."""
     return len(scenario.training.data.microbatches) > 1 and any(
-        isinstance(parallelism, FSDP1) and not parallelism.no_sync for parallelism in scenario.layout.parallelisms
+        not parallelism.no_sync for parallelism in scenario.layout.of(FSDP1)
     )
 
 
 def replicas_of_one_shard(scenario: Scenario) -> bool:
     """FSDP1 with a hybrid strategy where the axis of shards has one rank and that of replicas several."""
     mesh = scenario.layout.mesh
-    hybrid = any(
-        isinstance(parallelism, FSDP1) and parallelism.strategy.is_hybrid for parallelism in scenario.layout.parallelisms
-    )
+    hybrid = any(parallelism.strategy.is_hybrid for parallelism in scenario.layout.of(FSDP1))
     return hybrid and mesh.size(SHARD) == 1 and mesh.size(REPLICATE) > 1

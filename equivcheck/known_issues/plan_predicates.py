@@ -17,8 +17,7 @@ def tensor_parallel_leaves_nothing(scenario: Scenario) -> bool:
     ranks = scenario.layout.mesh.size(TP)
     return any(
         leaves_nothing(size, ranks)
-        for parallelism in scenario.layout.parallelisms
-        if isinstance(parallelism, TensorParallel)
+        for parallelism in scenario.layout.of(TensorParallel)
         for size in trained_cuts(scenario.training.model, parallelism.plan)
     )
 
@@ -26,9 +25,9 @@ def tensor_parallel_leaves_nothing(scenario: Scenario) -> bool:
 def columns_cut_again_unevenly(scenario: Scenario) -> bool:
     """``fully_shard`` cuts the rows of a layer that is cut by columns once more, and not all parts are alike."""
     model, layout = scenario.training.model, scenario.layout
-    plans = [parallelism.plan for parallelism in layout.parallelisms if isinstance(parallelism, TensorParallel)]
+    plans = [parallelism.plan for parallelism in layout.of(TensorParallel)]
     parts = layout.mesh.size(DP, SHARD) * layout.mesh.size(TP)
-    is_sharded = any(isinstance(parallelism, FSDP2) for parallelism in layout.parallelisms)
+    is_sharded = layout.has(FSDP2)
     return is_sharded and any(
         entry.split is Split.COLUMN and layer.width % parts
         for plan in plans
@@ -38,7 +37,7 @@ def columns_cut_again_unevenly(scenario: Scenario) -> bool:
 
 def weights_split_over_ranks(scenario: Scenario) -> bool:
     """Tensor parallelism gives several ranks different parts of some weight."""
-    plans = [parallelism.plan for parallelism in scenario.layout.parallelisms if isinstance(parallelism, TensorParallel)]
+    plans = [parallelism.plan for parallelism in scenario.layout.of(TensorParallel)]
     return scenario.layout.mesh.size(TP) > 1 and any(map(splits_weights, plans))
 
 
@@ -66,8 +65,7 @@ def column_of_one_on_one_rank(scenario: Scenario) -> bool:
     unfreezes = not keeps_dtensors(scenario.layout)
     return any(
         plan.split is Split.COLUMN and layer.width == 1 and layer.bias and (unfreezes or not layer.frozen)
-        for parallelism in scenario.layout.parallelisms
-        if isinstance(parallelism, TensorParallel)
+        for parallelism in scenario.layout.of(TensorParallel)
         for layer, plan in zip(scenario.training.model.layers, parallelism.plan, strict=True)
     )
 
@@ -78,8 +76,7 @@ def activations_cut_unevenly(scenario: Scenario) -> bool:
     rows = [rows // layout.num_data_ranks for rows in scenario.training.data.microbatches]
     return any(
         not all_multiples(rows if plan.output is Spread.ROWS else [layer.width], ranks)
-        for parallelism in layout.parallelisms
-        if isinstance(parallelism, TensorParallel)
+        for parallelism in layout.of(TensorParallel)
         for layer, plan in zip(scenario.training.model.layers, parallelism.plan, strict=True)
         if plan.output is not Spread.WHOLE
     )

@@ -8,7 +8,7 @@ import sys
 from functools import cache
 
 from equivcheck.layouts.kind import LayoutLimit
-from equivcheck.layouts.limits import has_parallelism, with_execution, with_options
+from equivcheck.layouts.limits import with_execution, with_options
 from equivcheck.scenario import DDP, Compile, Layout, Replicate, Replicator, TensorParallel
 from equivcheck.scenario.parallelism import DEFAULT_BUCKET_MB
 
@@ -35,20 +35,14 @@ def uncompiled(layout: Layout) -> Layout:
 
 
 def _reduces_by_ddp(layout: Layout) -> bool:
-    return has_parallelism(layout, DDP) or any(
-        isinstance(parallelism, Replicate) and parallelism.implementation is Replicator.DDP for parallelism in layout.parallelisms
-    )
+    return layout.has(DDP) or any(parallelism.implementation is Replicator.DDP for parallelism in layout.of(Replicate))
 
 
 def _has_small_buckets(layout: Layout) -> bool:
     execution = layout.execution
+    caps = [ddp.bucket_cap_mb for ddp in layout.of(DDP)] + [replicate.bucket_cap_mb for replicate in layout.of(Replicate)]
     return (
-        execution.compile is not Compile.NONE
-        and not execution.compiled_autograd
-        and any(
-            isinstance(parallelism, (DDP, Replicate)) and parallelism.bucket_cap_mb < FIRST_BUCKET_MB
-            for parallelism in layout.parallelisms
-        )
+        execution.compile is not Compile.NONE and not execution.compiled_autograd and any(cap < FIRST_BUCKET_MB for cap in caps)
     )
 
 
@@ -63,7 +57,7 @@ LOCAL_TENSORS_BY_LAYER = LayoutLimit(
     "makes a parameter that backward goes through twice; compile each layer",
     applies=lambda layout: (
         _reduces_by_ddp(layout)
-        and has_parallelism(layout, TensorParallel)
+        and layout.has(TensorParallel)
         and layout.execution.compile is not Compile.NONE
         and not layout.execution.per_layer
     ),
@@ -73,9 +67,7 @@ LOCAL_TENSORS_BY_LAYER = LayoutLimit(
 LOCAL_TENSORS_WITHOUT_COMPILED_AUTOGRAD = LayoutLimit(
     # https://github.com/pytorch/pytorch/issues/127797
     reason="DistributedDataParallel over tensor parallelism: compiled autograd cannot trace the backward of its DTensors",
-    applies=lambda layout: (
-        _reduces_by_ddp(layout) and has_parallelism(layout, TensorParallel) and layout.execution.compiled_autograd
-    ),
+    applies=lambda layout: _reduces_by_ddp(layout) and layout.has(TensorParallel) and layout.execution.compiled_autograd,
     repair=lambda layout: with_execution(layout, compiled_autograd=False),
 )
 

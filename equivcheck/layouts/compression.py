@@ -16,10 +16,8 @@ SENT_AS: dict[Compression, ElementType] = {Compression.FP16: ElementType.FLOAT16
 
 
 def _has_bf16_hook(layout: Layout) -> bool:
-    return any(
-        isinstance(parallelism, (DDP, Replicate)) and parallelism.compression is Compression.BF16
-        for parallelism in layout.parallelisms
-    )
+    compressions = [ddp.compression for ddp in layout.of(DDP)] + [replicate.compression for replicate in layout.of(Replicate)]
+    return Compression.BF16 in compressions
 
 
 NO_BF16_HOOK = LayoutLimit(

@@ -12,7 +12,7 @@ from equivcheck.layouts.compression import NO_BF16_HOOK, SENT_AS, compress
 from equivcheck.layouts.foreseen.ddp import DDP_FORESIGHT
 from equivcheck.layouts.foreseen.foresight import Foresight
 from equivcheck.layouts.kind import LayoutKind, LayoutLimit, Limit
-from equivcheck.layouts.limits import EVEN_ROWS, ROUNDING_LIMITS, has_parallelism, parallelism_of
+from equivcheck.layouts.limits import EVEN_ROWS, ROUNDING_LIMITS, parallelism_of
 from equivcheck.layouts.plans import cuts, fits
 from equivcheck.layouts.repairs import may_skip_parameters, trained_sides, with_widths, without_frozen, without_side
 from equivcheck.layouts.rounding import Rounding
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 def as_reduced(training: Training, layout: Layout) -> Training:
     """The training with what DDP takes for frozen: over tensor parallelism nothing, as local tensors are made trainable."""
-    return without_frozen(training) if has_parallelism(layout, TensorParallel) else training
+    return without_frozen(training) if layout.has(TensorParallel) else training
 
 
 def _may_miss_parameters(training: Training, layout: Layout) -> bool:
@@ -74,7 +74,7 @@ AUTOCAST_OF_FLOAT32 = Limit(
 
 
 def _shifts_buckets(training: Training, layout: Layout) -> bool:
-    if not parallelism_of(layout, DDP).parameters_as_bucket_view or not has_parallelism(layout, TensorParallel):
+    if not parallelism_of(layout, DDP).parameters_as_bucket_view or not layout.has(TensorParallel):
         return False
     plan, model = parallelism_of(layout, TensorParallel).plan, training.model
     return fits(model, plan) and any(size % layout.mesh.size(TP) for _, size in cuts(model, plan))

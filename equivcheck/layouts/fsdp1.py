@@ -13,7 +13,6 @@ from equivcheck.layouts.kind import LayoutKind, LayoutLimit, Limit
 from equivcheck.layouts.limits import (
     EVEN_ROWS,
     ROUNDING_LIMITS,
-    has_parallelism,
     parallelism_of,
     with_options,
 )
@@ -100,7 +99,7 @@ NO_UNUSED_PARAMETERS = Limit(
 
 
 def _has_views_of_local_shards(layout: Layout) -> bool:
-    return has_parallelism(layout, TensorParallel) and parallelism_of(layout, FSDP1).use_orig_params
+    return layout.has(TensorParallel) and parallelism_of(layout, FSDP1).use_orig_params
 
 
 FLAT_UNSHARDED_OVER_TP = LayoutLimit(
@@ -133,7 +132,7 @@ NORM_OF_ALL_SHARDS = Limit(
 
 def has_unit_of_nothing(training: Training, layout: Layout) -> bool:
     """Whether tensor parallelism leaves some rank no element of what is to be one flat parameter."""
-    plans = [parallelism.plan for parallelism in layout.parallelisms if isinstance(parallelism, TensorParallel)]
+    plans = [parallelism.plan for parallelism in layout.of(TensorParallel)]
     if not plans or not fits(training.model, plans[0]):
         return False
     of_nothing = layers_of_nothing(training.model, plans[0], layout.mesh.size(TP))

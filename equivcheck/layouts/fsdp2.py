@@ -13,7 +13,6 @@ from equivcheck.layouts.limits import (
     DTENSOR_OPTIMIZERS,
     EVEN_ROWS,
     ROUNDING_LIMITS,
-    has_parallelism,
     parallelism_of,
 )
 from equivcheck.layouts.plans import fits, leaves_nothing, trained_cuts
@@ -39,7 +38,7 @@ ONE_UNIT_FOR_SHARED_WEIGHTS = Limit(
 
 
 def _some_rank_reduces_nothing(training: Training, layout: Layout) -> bool:
-    if not has_parallelism(layout, TensorParallel):
+    if not layout.has(TensorParallel):
         return False
     plan, ranks = parallelism_of(layout, TensorParallel).plan, layout.mesh.size(TP)
     return fits(training.model, plan) and any(leaves_nothing(size, ranks) for size in trained_cuts(training.model, plan))

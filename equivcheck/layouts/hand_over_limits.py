@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from equivcheck.layouts.kind import LayoutLimit, Limit
-from equivcheck.layouts.limits import has_parallelism, keeps_dtensors, with_options
+from equivcheck.layouts.limits import keeps_dtensors, with_options
 from equivcheck.layouts.plans import unfrozen_norms
 from equivcheck.layouts.registry import MAX_REPAIRS, BrokenLayout, repaired, repaired_layout, rounding_of, unsupported
 from equivcheck.layouts.repairs import each_layer, may_skip_parameters, without_frozen, without_side
@@ -30,16 +30,16 @@ from equivcheck.scenario.mesh import REPLICATE, SHARD
 
 
 def _shares_updates(layout: Layout) -> bool:
-    return any(isinstance(parallelism, DDP) and parallelism.zero_redundancy for parallelism in layout.parallelisms)
+    return any(parallelism.zero_redundancy for parallelism in layout.of(DDP))
 
 
 def _is_localized(layout: Layout) -> bool:
-    return has_parallelism(layout, TensorParallel) and not keeps_dtensors(layout)
+    return layout.has(TensorParallel) and not keeps_dtensors(layout)
 
 
 def _has_replicas_of_one_shard(layout: Layout) -> bool:
     mesh = layout.mesh
-    return has_parallelism(layout, FSDP1) and mesh.size(SHARD) == 1 and mesh.size(REPLICATE) > 1
+    return layout.has(FSDP1) and mesh.size(SHARD) == 1 and mesh.size(REPLICATE) > 1
 
 
 def _on_dtensors(layout: Layout) -> Layout:
@@ -116,7 +116,7 @@ LIMITS: tuple[Limit, ...] = (
 
 def flattenings(*layouts: Layout) -> tuple[bool, ...]:
     """Whether optimizer state that goes from one layout to another may be left nested, and whether it may be flattened."""
-    has_stages = any(has_parallelism(layout, Pipeline) for layout in layouts)
+    has_stages = any(layout.has(Pipeline) for layout in layouts)
     is_flat = any(isinstance(each, FSDP1) and not each.use_orig_params for layout in layouts for each in layout.parallelisms)
     return (*(() if has_stages else (False,)), *(() if is_flat else (True,)))
 

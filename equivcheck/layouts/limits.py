@@ -34,14 +34,9 @@ P = TypeVar("P", bound=Parallelism)
 
 def parallelism_of(layout: Layout, kind: type[P]) -> P:
     """The parallelism of one kind in a layout that has it."""
-    found = next((parallelism for parallelism in layout.parallelisms if isinstance(parallelism, kind)), None)
+    found = next((parallelism for parallelism in layout.of(kind)), None)
     assert found is not None, "limits are asked only about layouts that have the parallelism"
     return found
-
-
-def has_parallelism(layout: Layout, kind: type[Parallelism]) -> bool:
-    """Whether a layout has a parallelism of that kind."""
-    return any(isinstance(parallelism, kind) for parallelism in layout.parallelisms)
 
 
 def with_options(layout: Layout, kind: type[Parallelism] | tuple[type[Parallelism], ...], **changes: object) -> Layout:
@@ -104,18 +99,13 @@ DTENSOR_OPTIMIZERS = (NO_RPROP, NO_FUSED_SGD)
 
 def _casts(layout: Layout) -> bool:
     """Whether the model or its reduction is in another element type by an option of its own."""
-    return any(
-        parallelism.autocast is not None if isinstance(parallelism, DDP) else parallelism.mixed_precision is not None
-        for parallelism in layout.parallelisms
-        if isinstance(parallelism, (DDP, FSDP1, FSDP2))
-    )
+    policies = [fsdp.mixed_precision for fsdp in layout.of(FSDP1)] + [fsdp.mixed_precision for fsdp in layout.of(FSDP2)]
+    return any(policies) or any(ddp.autocast for ddp in layout.of(DDP))
 
 
 def _compresses(layout: Layout) -> bool:
-    return any(
-        isinstance(parallelism, (DDP, Replicate)) and parallelism.compression is not Compression.NONE
-        for parallelism in layout.parallelisms
-    )
+    compressions = [ddp.compression for ddp in layout.of(DDP)] + [replicate.compression for replicate in layout.of(Replicate)]
+    return any(compression is not Compression.NONE for compression in compressions)
 
 
 def _without_casts(layout: Layout) -> Layout:
@@ -124,7 +114,7 @@ def _without_casts(layout: Layout) -> Layout:
 
 WHOLE_SUMS = LayoutLimit(
     reason="lower precision over tensor parallelism: each rank rounds its part of a sum, which no single device has",
-    applies=lambda layout: (_casts(layout) or _compresses(layout)) and has_parallelism(layout, TensorParallel),
+    applies=lambda layout: (_casts(layout) or _compresses(layout)) and layout.has(TensorParallel),
     repair=lambda layout: with_options(_without_casts(layout), (DDP, Replicate), compression=Compression.NONE),
 )
 
@@ -149,7 +139,7 @@ def _with_graph_optimizer(training: Training, layout: Layout) -> Training:
     optimizer = training.optimizer
     # Over a tensor-parallel plan fused optimizers have a limit of their own; its repair is a loop, also where a training goes on.
     is_loop = optimizer.implementation is Implementation.FOR_LOOP
-    if type(optimizer) in (Adam, AdamW) and not is_loop and not has_parallelism(layout, TensorParallel):
+    if type(optimizer) in (Adam, AdamW) and not is_loop and not layout.has(TensorParallel):
         return replace(training, optimizer=replace(optimizer, implementation=Implementation.FUSED))
     return replace(training, optimizer=SGD(lr=optimizer.lr, weight_decay=optimizer.weight_decay, maximize=optimizer.maximize))
 

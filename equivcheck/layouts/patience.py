@@ -34,7 +34,7 @@ def expected_compile_seconds(scenario: Scenario) -> float:
 
 
 def _expected(layout: Layout) -> float:
-    has_dtensors = any(isinstance(parallelism, (TensorParallel, SPMD)) for parallelism in layout.parallelisms)
+    has_dtensors = layout.has(TensorParallel, SPMD)
     execution = layout.execution
     slow = execution.compile is Compile.INDUCTOR or (execution.compiled_autograd and has_dtensors)
     return _SLOW_SECONDS if slow else _USUAL_SECONDS

@@ -156,7 +156,7 @@ def trained_cuts(model: Model, plan: tuple[LayerPlan, ...]) -> Iterator[int]:
 
 def unfrozen_norms(model: Model, layout: Layout) -> set[int]:
     """The frozen layers whose norms `SequenceParallel`, which takes inputs that lie by rows, makes trainable."""
-    plans = [parallelism.plan for parallelism in layout.parallelisms if isinstance(parallelism, TensorParallel)]
+    plans = [parallelism.plan for parallelism in layout.of(TensorParallel)]
     return {
         index
         for plan in plans

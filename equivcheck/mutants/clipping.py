@@ -42,7 +42,7 @@ def _has_replicas(scenario: Scenario) -> bool:
 
 
 def _replicates(scenario: Scenario) -> bool:
-    return any(isinstance(parallelism, (DDP, Replicate)) for parallelism in scenario.layout.parallelisms)
+    return scenario.layout.has(DDP, Replicate)
 
 
 def _has_vectors(layer: Layer) -> bool:

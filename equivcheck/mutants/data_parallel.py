@@ -29,10 +29,7 @@ def _has_offset(scenario: Scenario) -> bool:
 
 
 def _looks_for_unused(scenario: Scenario) -> bool:
-    looks = any(
-        isinstance(parallelism, DDP) and (parallelism.find_unused_parameters or parallelism.static_graph)
-        for parallelism in scenario.layout.parallelisms
-    )
+    looks = any((parallelism.find_unused_parameters or parallelism.static_graph) for parallelism in scenario.layout.of(DDP))
     sides = [layer.side for layer in scenario.training.model.layers if not layer.frozen]
     has_unused = Side.NEVER in sides or (Side.EVEN_STEPS in sides and scenario.training.steps > 1)
     return reduces_by_hooks(scenario) and looks and has_unused

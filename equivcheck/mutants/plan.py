@@ -34,7 +34,7 @@ Chosen = Callable[[Planned], bool]
 
 def _planned(model: Model, layout: Layout) -> tuple[Planned, ...]:
     """The layers of a layout that splits them over several ranks; none of another."""
-    plans = [parallelism.plan for parallelism in layout.parallelisms if isinstance(parallelism, TensorParallel)]
+    plans = [parallelism.plan for parallelism in layout.of(TensorParallel)]
     tp = layout.mesh.size(TP)
     if not plans or tp == 1:
         return ()

@@ -92,7 +92,7 @@ _NARROW = (ElementType.BFLOAT16, ElementType.FLOAT16)
 
 
 def _scatters(layout: Layout) -> bool:
-    return any(isinstance(parallelism, FSDP2) for parallelism in layout.parallelisms) and layout.mesh.size(DP, SHARD) > 1
+    return layout.has(FSDP2) and layout.mesh.size(DP, SHARD) > 1
 
 
 def _clips(scenario: Scenario) -> bool:

@@ -38,7 +38,7 @@ def leave_gradients_partial(setup: Setup) -> None:
 def _is_propagated(setup: Setup) -> bool:
     """Whether the layout of this part of the training is what the mutant is about; a hand-over may start with another."""
     assert setup.layout is not None, "a mutant is planted into a rank"
-    return any(isinstance(parallelism, SPMD) for parallelism in setup.layout.parallelisms)
+    return setup.layout.has(SPMD)
 
 
 def _has_ranks(scenario: Scenario) -> bool:

@@ -82,7 +82,7 @@ def _starts_here(scenario: Scenario) -> bool:
 
 
 def _shares_updates(scenario: Scenario) -> bool:
-    shares = any(isinstance(parallelism, DDP) and parallelism.zero_redundancy for parallelism in scenario.layout.parallelisms)
+    shares = any(parallelism.zero_redundancy for parallelism in scenario.layout.of(DDP))
     return has_data_ranks(scenario) and shares
 
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from typing import TypeVar
+
 from equivcheck.errors import InvalidScenario
 from equivcheck.scenario.execution import Execution
 from equivcheck.scenario.mesh import DP, REPLICATE, SHARD, Mesh
 from equivcheck.scenario.noun import noun
 from equivcheck.scenario.parallelism import FSDP1
 from equivcheck.scenario.parallelism_base import Parallelism
+
+P = TypeVar("P", bound=Parallelism)
 
 
 @noun
@@ -41,6 +45,14 @@ class Layout:
                 return names
         alternatives = " or ".join(str(names) for names in parallelism.axes)
         raise InvalidScenario(f"Mesh.axes has the names {self.mesh.names}; {parallelism.tag} needs {alternatives}")
+
+    def of(self, *kinds: type[P]) -> tuple[P, ...]:
+        """Its parallelisms of some kinds, innermost first."""
+        return tuple(parallelism for parallelism in self.parallelisms if isinstance(parallelism, kinds))
+
+    def has(self, *kinds: type[Parallelism]) -> bool:
+        """Whether it has a parallelism of one of some kinds."""
+        return bool(self.of(*kinds))
 
     @property
     def name(self) -> str:

@@ -12,7 +12,7 @@ from equivcheck.scenario import SPMD
 def _share(index: str) -> Snippet:
     def take(draft: Draft) -> None:
         own, count = f"[{data_rank(draft)}]", draft.scenario.layout.num_data_ranks
-        if any(isinstance(parallelism, SPMD) for parallelism in draft.scenario.layout.parallelisms):
+        if draft.scenario.layout.has(SPMD):
             raise refuse("the mutant", "under spmd rows are distributed by one call")
         other = f"[{index.format(rank=data_rank(draft), last=count - 2)}]"
         draft.lines[LoopPosition.TAKE] = [line.replace(own, other) for line in draft.lines[LoopPosition.TAKE]]

@@ -89,7 +89,7 @@ def _ready(seat: RankView, ddp: DDP) -> tuple[str, ...]:
     in reverse. Unused ones are last in any case.
     """
     ready = ready_parameters(seat.training.model, autocast=ddp.autocast is not None)
-    plans = [one.plan for one in seat.layout.parallelisms if isinstance(one, TensorParallel)]
+    plans = [one.plan for one in seat.layout.of(TensorParallel)]
     if not plans:
         return ready
     unused = unused_parameters(seat.training.model)

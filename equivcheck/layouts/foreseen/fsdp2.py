@@ -107,7 +107,7 @@ def _all_calls(seat: RankView, fsdp: FSDP2) -> Totals:
 
 def _kinds(seat: RankView) -> list[list[Held]]:
     """What is clipped apart: parameters that tensor parallelism has taken, and those outside its plan."""
-    plans = [one.plan for one in seat.layout.parallelisms if isinstance(one, TensorParallel)]
+    plans = [one.plan for one in seat.layout.of(TensorParallel)]
     outside = {index for plan in plans for index, entry in enumerate(plan) if entry.split is Split.OUTSIDE}
     kinds = [[held for held in seat.held if (held.layer in outside) is apart] for apart in (False, True)]
     return [kind for kind in kinds if kind]

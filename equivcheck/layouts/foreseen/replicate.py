@@ -31,7 +31,7 @@ def _fsdp_totals(seat: RankView, replicate: Replicate) -> Totals:
 
 
 def _mixes_elements(training: Training, layout: Layout) -> bool:
-    has_dtensors = any(isinstance(one, Replicate) and one.implementation is Replicator.FSDP for one in layout.parallelisms)
+    has_dtensors = any(one.implementation is Replicator.FSDP for one in layout.of(Replicate))
     return has_dtensors and MIXED_ELEMENTS.applies(training, layout)
 
 

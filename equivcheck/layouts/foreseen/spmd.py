@@ -36,7 +36,7 @@ def _is_whole(seat: RankView, held: Held) -> bool:
 
 
 def _is_sharded(_training: Training, layout: Layout) -> bool:
-    return any(isinstance(spmd, SPMD) and spmd.distribution is Distribution.FULLY_SHARD for spmd in layout.parallelisms)
+    return any(spmd.distribution is Distribution.FULLY_SHARD for spmd in layout.of(SPMD))
 
 
 LEFT_TO_PROPAGATION = Gap(

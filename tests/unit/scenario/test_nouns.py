@@ -316,3 +316,13 @@ def test_a_coordinate_is_row_major(shape: tuple[int, ...]) -> None:
     """The last axis is that of neighbours, as in an array of that shape."""
     mesh = Mesh(axes=tuple(Axis(name=f"axis{index}", size=size) for index, size in enumerate(shape)))
     assert [mesh.coordinate(rank) for rank in range(mesh.num_ranks)] == list(np.ndindex(*shape))
+
+
+def test_a_layout_is_asked_for_its_parallelisms() -> None:
+    """By kind, innermost first; several kinds at once."""
+    parallelisms = (nouns.TensorParallel(), nouns.FSDP2())
+    layout = nouns.Layout(mesh=Mesh(axes=(Axis(name="dp", size=1), Axis(name="tp", size=1))), parallelisms=parallelisms)
+    assert layout.of(nouns.FSDP2) == parallelisms[1:]
+    assert layout.of(nouns.FSDP2, nouns.TensorParallel) == parallelisms
+    assert layout.has(nouns.DDP, nouns.FSDP2)
+    assert not layout.has(nouns.DDP)
