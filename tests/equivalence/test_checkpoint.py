@@ -43,8 +43,8 @@ from equivcheck.scenario import (
     Training,
 )
 from equivcheck.strategies import scenarios, trainings
+from equivcheck.trace import differences as verdict
 from equivcheck.train.setup import Setup
-from equivcheck.verdict import verdict
 
 SIM_EXAMPLES = max(40, settings().max_examples // 2)
 GLOO_EXAMPLES = 6

@@ -20,7 +20,7 @@ from equivcheck.mutants.mutant import Family, Mutant
 from equivcheck.mutants.registry import mutants
 from equivcheck.scenario import DDP, Axis, Data, Layer, Layout, Mesh, Model, Precision, Training
 from equivcheck.strategies import scenarios
-from equivcheck.verdict import verdict as verdicts
+from equivcheck.trace import differences as verdicts
 from exported import Differences, differences_of_traces, printed_differences
 
 EXAMPLES = max(4, settings().max_examples // 25)
