@@ -165,7 +165,7 @@ def _misplaced(scenario: Scenario, plan: RankPlan, trace: Trace) -> Iterator[str
     for piece, fits in zip(snapshot.pieces, snapshot.fits, strict=True):
         if not fits:
             yield f"rank {plan.rank} holds {piece.name} in another size than {list(_extent(piece))}"
-    flat = next((parallelism for parallelism in layout.of(FSDP1)), None)
+    flat = next(iter(layout.of(FSDP1)), None)
     if flat is not None:
         yield from _misheld(scenario, flat, plan, [piece for piece in snapshot.pieces if piece.name])
         return

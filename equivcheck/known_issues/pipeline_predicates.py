@@ -17,7 +17,7 @@ ENDS_IN_VIEW = (Exercise.FLATTEN, Exercise.SQUEEZE, Exercise.VIEW)
 
 
 def _pipeline(scenario: Scenario) -> Pipeline | None:
-    return next((found for found in scenario.layout.of(Pipeline)), None)
+    return next(iter(scenario.layout.of(Pipeline)), None)
 
 
 def _spans(scenario: Scenario, pipeline: Pipeline) -> tuple[range, ...]:

@@ -34,7 +34,7 @@ P = TypeVar("P", bound=Parallelism)
 
 def parallelism_of(layout: Layout, kind: type[P]) -> P:
     """The parallelism of one kind in a layout that has it."""
-    found = next((parallelism for parallelism in layout.of(kind)), None)
+    found = next(iter(layout.of(kind)), None)
     assert found is not None, "limits are asked only about layouts that have the parallelism"
     return found
 
