@@ -34,3 +34,10 @@ def test_values(kind: Kind) -> None:
         assert_agree(*batch)
 
     agree()
+
+
+@pytest.mark.parametrize("rows", [(2, 0), (0, 3), (1, 2), (3, 2)])
+def test_uneven_parts_may_lie_in_any_order(rows: tuple[int, int]) -> None:
+    """Parts of a reduce-scatter that have other numbers of rows, none and one among them, need not be contiguous."""
+    case = Case(kind=Kind.REDUCE_SCATTER, group=(0, 1), shape=(3, 2), rows=(rows, rows), op="sum", strided=True)
+    assert_agree(2, (case,))

@@ -143,7 +143,8 @@ class SimGroup(_ProcessGroup):  # type: ignore[misc]  # torch's overloads differ
         (listed,) = inputs if isinstance(inputs[0], (list, tuple)) else [inputs]
         outputs = _listed(outputs)
         check_gaps("reduce_scatter", outputs)
-        orders = common_order("reduce_scatter", [*listed, *outputs])
+        common_order("reduce_scatter", [*listed[self.member : self.member + 1], *outputs])
+        orders = orders_in_memory(listed)
         op, share = _reduction(opts, listed)
         request = Request(f"reduce_scatter.{op}", listed, share, arithmetic.reduce_scatter(op), orders=orders)
         return self._collective(request, outputs)

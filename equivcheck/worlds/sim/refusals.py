@@ -86,8 +86,8 @@ def orders_in_memory(tensors: Sequence[torch.Tensor]) -> tuple[Order, ...]:
 
 
 def common_order(op: str, tensors: Sequence[torch.Tensor]) -> tuple[Order, ...]:
-    """As `orders_in_memory`, where parts of one list end in others' tensors (pytorch #24836); raises if they lie differently."""
-    orders = set(orders_in_memory([tensor for tensor in tensors if sum(size > 1 for size in tensor.shape) > 1]))
+    """As `orders_in_memory` of tensors of one shape, one of which may end in any other; raises where two lie differently."""
+    orders = set(orders_in_memory(tensors))
     if len(orders) > 1:
         raise CallRefused(
             f"{op}: tensors whose dims lie in memory in the orders {sorted(orders)} come out wrong over gloo (pytorch #24836); "
@@ -97,6 +97,8 @@ def common_order(op: str, tensors: Sequence[torch.Tensor]) -> tuple[Order, ...]:
 
 
 def _order(tensor: torch.Tensor) -> Order:
+    if tensor.is_contiguous():
+        return ()
     dims = [dim for dim, size in enumerate(tensor.shape) if size > 1]
     order = sorted(dims, key=tensor.stride, reverse=True)
     return () if order == dims else tuple(order)
