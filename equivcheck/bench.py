@@ -12,8 +12,8 @@ from typing import Any, ClassVar
 
 from equivcheck.campaign.batches import Enough, run_batch
 from equivcheck.choice import Choice
-from equivcheck.layouts.program import rank_program
-from equivcheck.layouts.registry import kinds_of, repaired, repaired_layout, unsupported
+from equivcheck.composition.program import rank_program
+from equivcheck.composition.registry import kinds_of, repaired, repaired_layout, unsupported
 from equivcheck.oracle.check import check
 from equivcheck.scenario import (
     AdamW,

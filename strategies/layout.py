@@ -8,7 +8,7 @@ from itertools import product
 from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn, SearchStrategy
 
-from equivcheck.layouts.registry import kinds_of, layout_names, repaired_layout
+from equivcheck.composition.registry import kinds_of, layout_names, repaired_layout
 from equivcheck.scenario import FSDP1, Execution, Layout, Parallelism
 from equivcheck.scenario.mesh import MAX_RANKS
 from equivcheck.strategies.chance import below

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from hypothesis.strategies import DrawFn
 
-from equivcheck.layouts.plans import legal_plans
+from equivcheck.parallelisms.tensor_parallel.plans import legal_plans
 from equivcheck.scenario import LayerPlan, Layout, Spread, TensorParallel, Training
 from equivcheck.scenario.mesh import TP
 from equivcheck.strategies.chance import below

@@ -10,7 +10,7 @@ from operator import and_
 from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn, SearchStrategy
 
-from equivcheck.layouts.registry import repaired
+from equivcheck.composition.registry import repaired
 from equivcheck.scenario import SPMD, Execution, Layout, Loss, Pipeline, Scenario, Training
 from equivcheck.scenario.mesh import MAX_RANKS
 from equivcheck.strategies.chance import EVENLY, RARELY, SEEDS, SOMETIMES

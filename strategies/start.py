@@ -8,8 +8,8 @@ from math import lcm
 
 from hypothesis.strategies import DrawFn, SearchStrategy
 
-from equivcheck.layouts.hand_over_limits import can_hand_over, flattenings, handed_over, handing_over
-from equivcheck.layouts.stages import num_stages
+from equivcheck.composition.hand_over_limits import can_hand_over, flattenings, handed_over, handing_over
+from equivcheck.parallelisms.pipeline.stages import num_stages
 from equivcheck.scenario import Layout, Pipeline, Scenario, Start
 from equivcheck.scenario.data import USUAL_ROWS
 from equivcheck.strategies.chance import below

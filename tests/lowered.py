@@ -6,7 +6,7 @@ from typing import Any
 from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn, SearchStrategy
 
-from equivcheck.layouts.registry import repaired_layout, rounding_of
+from equivcheck.composition.registry import repaired_layout, rounding_of
 from equivcheck.scenario import Compression, Layout, Replicator
 from equivcheck.strategies import layouts, mixed_precisions
 from equivcheck.strategies.rounding import DDP_OPTIONS

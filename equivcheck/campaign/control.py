@@ -39,7 +39,7 @@ def control_of(plan: Plan) -> ControlRun | None:
 
 def applicable_mutants(plan: Plan) -> tuple[Mutant, ...]:
     """The mutants that can be planted in a plan's layouts; if there are any, those that show most simply in one of them."""
-    from equivcheck.layouts.registry import layout_names
+    from equivcheck.composition.registry import layout_names
     from equivcheck.mutants.mutant import Family
     from equivcheck.mutants.registry import mutants_of
 

@@ -8,7 +8,7 @@ from equivcheck.campaign.messages import Broken, Checked, CheckOne
 from equivcheck.campaign.plan import Check, Plan, explaining_check
 from equivcheck.campaign.process import WorkerProcess
 from equivcheck.errors import EquivCheckError
-from equivcheck.layouts.patience import all_compile_seconds
+from equivcheck.layouts.execution.compile_time import all_compile_seconds
 from equivcheck.scenario import Scenario
 from equivcheck.verdict.verdict import Verdict
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from equivcheck.layouts.patience import expected_compile_seconds
+from equivcheck.layouts.execution.compile_time import expected_compile_seconds
 from equivcheck.scenario import Scenario
 
 COMPILED_SHARE = 0.15

@@ -13,7 +13,7 @@ from equivcheck.campaign.plan import Plan
 from equivcheck.campaign.recorder import Recorder
 from equivcheck.campaign.starting import Process, end_within, how_it_ended, kill, start
 from equivcheck.campaign.worker import STACK_SIGNAL
-from equivcheck.layouts.patience import all_compile_seconds
+from equivcheck.layouts.execution.compile_time import all_compile_seconds
 from equivcheck.scenario import Scenario
 from equivcheck.verdict.verdict import Outcome, Verdict
 from equivcheck.worlds.failure import Failure, FailureKind, RankReport, RankState

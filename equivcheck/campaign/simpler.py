@@ -7,10 +7,10 @@ from contextlib import suppress
 from dataclasses import MISSING, fields, is_dataclass, replace
 from typing import Any, TypeVar
 
+from equivcheck.composition.hand_over_limits import why_unsupported
+from equivcheck.composition.registry import repaired, repaired_layout
 from equivcheck.errors import EquivCheckError
 from equivcheck.findings.size import is_default, size_of
-from equivcheck.layouts.hand_over_limits import why_unsupported
-from equivcheck.layouts.registry import repaired, repaired_layout
 from equivcheck.scenario import (
     Execution,
     Layer,

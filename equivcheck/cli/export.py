@@ -16,7 +16,7 @@ from equivcheck.errors import UsageError
 
 if TYPE_CHECKING:
     from equivcheck.export.launch import Launched
-    from equivcheck.export.numbers import Numbers
+    from equivcheck.layouts.script.numbers import Numbers
     from equivcheck.mutants.mutant import Mutant
     from equivcheck.verdict.verdict import Verdict
 
@@ -105,8 +105,8 @@ def _verdict(finding: str, store: Path, mutant: Mutant | None) -> tuple[Verdict,
 
 
 def _text(verdict: Verdict, mutant: Mutant | None, wanted: Wanted, *, name: str, seen_on: str) -> str:
-    from equivcheck.export.numbers import Numbers, usual_numbers
     from equivcheck.export.script import script_of
+    from equivcheck.layouts.script.numbers import Numbers, usual_numbers
 
     def written(numbers: Numbers) -> str:
         return script_of(verdict.scenario, verdict=verdict, mutant=mutant, numbers=numbers, name=name, seen_on=seen_on)

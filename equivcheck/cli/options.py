@@ -53,7 +53,7 @@ def world_option(default: str | None, text: str = "Where the ranks run.") -> Opt
 def check_layouts(context: click.Context, parameter: click.Parameter, value: tuple[str, ...]) -> tuple[str, ...]:  # noqa: ARG001
     """Refuse the name of a layout that does not exist, and list those that do."""
     if value:
-        from equivcheck.layouts.registry import kinds_of
+        from equivcheck.composition.registry import kinds_of
 
         try:
             for name in value:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from equivcheck.layouts.communication import Key, Totals, described, order_of, totals
-from equivcheck.layouts.prediction import predicted
+from equivcheck.composition.expected_calls import predicted
+from equivcheck.layouts.expected_calls.communication import Key, Totals, described, order_of, totals
 from equivcheck.scenario import Scenario
 from equivcheck.trace.differences import Difference, Divergence, Phase
 from equivcheck.trace.stage import Stage

@@ -13,11 +13,11 @@ from dataclasses import replace
 from itertools import combinations, product
 from typing import Any
 
+from equivcheck.composition.hand_over_limits import handed_over, why_unsupported
+from equivcheck.composition.registry import BrokenLayout, repaired, repaired_layout
 from equivcheck.coverage.features import Feature, Path, features, located_features
 from equivcheck.coverage.pairs import Pairs, pairs_of
 from equivcheck.errors import InvalidScenario
-from equivcheck.layouts.hand_over_limits import handed_over, why_unsupported
-from equivcheck.layouts.registry import BrokenLayout, repaired, repaired_layout
 from equivcheck.scenario import Axis, Layout, Mesh, Pipeline, Scenario
 from equivcheck.strategies.rows import shared_out
 

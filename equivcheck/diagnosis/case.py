@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from equivcheck.comparison.compare import compare
+from equivcheck.composition.registry import rounding_of
+from equivcheck.composition.running import Runner
 from equivcheck.diagnosis.starts import Begun, watched
-from equivcheck.layouts.registry import rounding_of
 from equivcheck.layouts.rounding import Rounding
-from equivcheck.layouts.running import Runner
 from equivcheck.reference.reference import Reference, confirming_reference
 from equivcheck.scenario import Scenario
 from equivcheck.trace.differences import Divergence, Phase

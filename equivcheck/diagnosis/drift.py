@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from equivcheck.comparison.compare import compare
+from equivcheck.composition.running import Runner
 from equivcheck.diagnosis.case import Case
 from equivcheck.diagnosis.forcing import beginnings, forcing
 from equivcheck.diagnosis.words import listed
 from equivcheck.errors import EquivCheckError
-from equivcheck.layouts.running import Runner
 from equivcheck.trace.differences import Divergence
 from equivcheck.train.setup import Setup
 from equivcheck.worlds.failure import RanksFailed

@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from equivcheck.composition.running import able
 from equivcheck.diagnosis.agreement import num_agreeing
 from equivcheck.diagnosis.case import Case, case_of
 from equivcheck.diagnosis.catalogue import counterfactuals
@@ -15,7 +16,6 @@ from equivcheck.diagnosis.drift import drift_of
 from equivcheck.diagnosis.failures import diagnosis_of_failure
 from equivcheck.diagnosis.leaving_out import culprit_of
 from equivcheck.diagnosis.patterns import pattern_of
-from equivcheck.layouts.running import able
 from equivcheck.trace.differences import Difference, Phase
 from equivcheck.train.setup import Setup
 from equivcheck.train.threads import one_thread

@@ -9,8 +9,8 @@ from typing import Any, cast
 import numpy as np
 import torch
 
+from equivcheck.composition.registry import rounding_of
 from equivcheck.errors import EquivCheckError
-from equivcheck.layouts.registry import rounding_of
 from equivcheck.reference.rounded import rounded_setup
 from equivcheck.scenario import Scenario
 from equivcheck.trace.pieces import Whole, part_of

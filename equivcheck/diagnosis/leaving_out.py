@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
+from equivcheck.composition.hand_over_limits import why_unsupported
 from equivcheck.diagnosis.case import case_of
 from equivcheck.errors import EquivCheckError
-from equivcheck.layouts.hand_over_limits import why_unsupported
-from equivcheck.layouts.repairs import each_layer, has_shares, without_shares
+from equivcheck.layouts.limits.repairs import each_layer, has_shares, without_shares
 from equivcheck.scenario import Scenario
 from equivcheck.train.setup import Setup
 from equivcheck.verdict.cause import Cause, Diagnosis

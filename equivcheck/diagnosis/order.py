@@ -13,7 +13,7 @@ from equivcheck.diagnosis.case import Case
 from equivcheck.diagnosis.counterfactual import Counterfactual, alone, side_by_side
 from equivcheck.diagnosis.side_by_side import SideBySide
 from equivcheck.diagnosis.words import over
-from equivcheck.layouts.stages import layers_of_stages
+from equivcheck.parallelisms.pipeline.stages import layers_of_stages
 from equivcheck.scenario import Layout, Pipeline, TensorParallel
 from equivcheck.scenario.mesh import PP, TP
 from equivcheck.train.setup import Setup

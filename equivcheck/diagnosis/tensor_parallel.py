@@ -14,7 +14,7 @@ from equivcheck.diagnosis.counterfactual import Counterfactual, alone, side_by_s
 from equivcheck.diagnosis.side_by_side import Reduction, SideBySide, data_axes
 from equivcheck.diagnosis.suspects import suspects
 from equivcheck.diagnosis.words import gradients, listed, over
-from equivcheck.layouts.plans import fits
+from equivcheck.parallelisms.tensor_parallel.plans import fits
 from equivcheck.scenario import Split, TensorParallel
 from equivcheck.scenario.mesh import TP
 from equivcheck.train.setup import Setup

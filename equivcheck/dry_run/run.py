@@ -9,14 +9,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import groupby
 
+from equivcheck.composition.expected_calls import predicted
+from equivcheck.composition.program import rank_program
+from equivcheck.composition.registry import unsupported
 from equivcheck.dry_run.grow import shrunk
-from equivcheck.dry_run.partition import local_shape
 from equivcheck.errors import UsageError
-from equivcheck.layouts.communication import Traffic, described, order_of, traffic
-from equivcheck.layouts.flat_layout import alignment_of, held_of
-from equivcheck.layouts.prediction import predicted
-from equivcheck.layouts.program import rank_program
-from equivcheck.layouts.registry import unsupported
+from equivcheck.layers.parameters import parameters_of
+from equivcheck.layouts.expected_calls.communication import Traffic, described, order_of, traffic
+from equivcheck.layouts.partition import local_shape
+from equivcheck.parallelisms.fsdp1.flat_layout import alignment_of, held_of
 from equivcheck.scenario import FSDP1, Scenario, ShardingStrategy, Wrapping
 from equivcheck.scenario.mesh import DP, SHARD
 from equivcheck.trace.stage import Stage
@@ -170,8 +171,9 @@ def _misplaced(scenario: Scenario, plan: RankPlan, trace: Trace) -> Iterator[str
         yield from _misheld(scenario, flat, plan, [piece for piece in snapshot.pieces if piece.name])
         return
     coordinates = dict(zip(layout.mesh.names, plan.coordinates, strict=True))
+    parameters = {parameter.full_name: parameter for parameter in parameters_of(scenario.training.model)}
     for holding in plan.holdings:
-        expected = local_shape(layout, holding.name, holding.shape, coordinates)
+        expected = local_shape(layout, parameters[holding.name], coordinates)
         if holding.local_shape != expected:
             yield f"rank {plan.rank} holds {list(holding.local_shape)} of {holding.name}, expected {list(expected)}"
 

@@ -7,16 +7,16 @@ from collections.abc import Iterator
 import torch
 
 from equivcheck.export.comparison import comparison_functions, main_lines
-from equivcheck.export.draft import Draft
-from equivcheck.export.form import form_of
 from equivcheck.export.header import docstring
-from equivcheck.export.layouts.registry import write_layout
-from equivcheck.export.loop import train_lines
+from equivcheck.export.layout import write_layout
 from equivcheck.export.mutants import plant
-from equivcheck.export.numbers import Numbers, constants, usual_numbers
-from equivcheck.export.refusal import CannotExport, refuse
-from equivcheck.export.text import formatted
 from equivcheck.export.tolerance import tolerance_of
+from equivcheck.layouts.script.draft import Draft
+from equivcheck.layouts.script.form import form_of
+from equivcheck.layouts.script.loop import train_lines
+from equivcheck.layouts.script.numbers import Numbers, constants, usual_numbers
+from equivcheck.layouts.script.refusal import CannotExport, refuse
+from equivcheck.layouts.script.text import formatted
 from equivcheck.mutants.mutant import Mutant
 from equivcheck.scenario import Precision, Scenario
 from equivcheck.trace.differences import Phase

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from equivcheck.layouts.registry import rounding_of
+from equivcheck.composition.registry import rounding_of
 from equivcheck.reference.noise import Expected
 from equivcheck.reference.reference import confirming_reference
 from equivcheck.scenario import Scenario

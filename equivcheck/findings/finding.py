@@ -7,12 +7,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from equivcheck.composition.expected_calls import predicted
 from equivcheck.errors import InvalidScenario, UsageError
 from equivcheck.findings.environment import Environment, environment
 from equivcheck.findings.fingerprint import fingerprint
 from equivcheck.findings.readme import readme
-from equivcheck.layouts.communication import as_traffic
-from equivcheck.layouts.prediction import predicted
+from equivcheck.layouts.expected_calls.communication import as_traffic
 from equivcheck.scenario.codec import decode, encode, from_json, load, to_json
 from equivcheck.verdict.verdict import Verdict
 

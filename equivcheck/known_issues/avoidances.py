@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from equivcheck.layouts.limits import with_execution
+from equivcheck.layouts.limits.repairs import with_execution
 from equivcheck.scenario import Compile, Implementation, Layout, Scenario
 
 

@@ -11,6 +11,9 @@ from dataclasses import dataclass
 from equivcheck.choice import Choice
 from equivcheck.scenario import ElementType, LowPrecision
 
+ITEM_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
+"""Bytes of an element, by the element type's name in torch."""
+
 
 class Division(Choice):
     """When a sum over parts is made a mean."""

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING
 
-from equivcheck.layouts.registry import rounding_of
+from equivcheck.composition.registry import rounding_of
 from equivcheck.mutants.mutant import Family, Minimum, Mutant
 from equivcheck.mutants.needs import is_eager
 from equivcheck.mutants.places import EVERYWHERE, both, updates_tell

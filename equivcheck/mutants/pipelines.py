@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from equivcheck.layouts.limits import parallelism_of
-from equivcheck.layouts.stages import layers_of_stages, stages_of_rank
+from equivcheck.layouts.limits.limit import parallelism_of
 from equivcheck.mutants.mutant import Family, Minimum, Mutant
 from equivcheck.mutants.places import within
+from equivcheck.parallelisms.pipeline.stages import layers_of_stages, stages_of_rank
 from equivcheck.scenario import Layout, Model, Pipeline, Scenario
 from equivcheck.scenario.mesh import PP
 from equivcheck.verdict.cause import Cause
 
 if TYPE_CHECKING:
-    from equivcheck.layouts.pipelining import Pipe
+    from equivcheck.parallelisms.pipeline.schedules import Pipe
     from equivcheck.train.setup import Setup
 
 

@@ -7,7 +7,7 @@ from itertools import count
 
 import torch
 
-from equivcheck.layouts.pipelining import Pipe
+from equivcheck.parallelisms.pipeline.schedules import Pipe
 from equivcheck.train.accumulate import loss_of, scaled
 from equivcheck.train.setup import Setup
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from equivcheck.layouts.compositions import COMPOSITIONS
+from equivcheck.composition.registry import COMPOSITIONS
 from equivcheck.scenario import Precision, Scenario
 from equivcheck.scenario.parallelism import PARALLELISMS
 

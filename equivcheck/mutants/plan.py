@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from equivcheck.layouts.plans import LayerSite, places
 from equivcheck.mutants.places import within
+from equivcheck.parallelisms.tensor_parallel.plans import LayerSite, places
 from equivcheck.scenario import LayerPlan, Layout, Model, Scenario, TensorParallel
 from equivcheck.scenario.mesh import TP
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from equivcheck.layouts.registry import rounding_of
+from equivcheck.composition.registry import rounding_of
 from equivcheck.mutants.mutant import Family, Minimum, Mutant
 from equivcheck.mutants.needs import is_eager, is_wrapped, reduces_by_hooks
 from equivcheck.mutants.places import EVERYWHERE, both, within

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 def give_whole_batch(setup: Setup) -> None:
     """Give every rank the whole batch as if it were its own part."""
-    from equivcheck.layouts.distributing import distribute_batch
+    from equivcheck.layouts.distribute import distribute_batch
 
     mesh = setup.mesh
     if _is_propagated(setup) and mesh is not None:

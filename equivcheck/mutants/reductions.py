@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import GradBucket
 from torch.nn.parallel import DistributedDataParallel
 
-from equivcheck.layouts.replicating import wrapper_of
+from equivcheck.parallelisms.replicate.torch_private import wrapper_of
 from equivcheck.train.setup import Setup
 
 Reduce = Callable[[GradBucket, dist.ProcessGroup], "torch.futures.Future[torch.Tensor]"]

@@ -7,8 +7,8 @@ from functools import cache
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 
+from equivcheck.composition.registry import layout_names
 from equivcheck.errors import EquivCheckError, UsageError
-from equivcheck.layouts.registry import layout_names
 from equivcheck.mutants.mutant import Family, Mutant
 
 ENTRY_POINTS = "equivcheck.mutants"

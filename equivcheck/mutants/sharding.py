@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from equivcheck.layers.parameters import parameters_of
-from equivcheck.layouts.cuts import is_sharded_by_rows
-from equivcheck.layouts.plans import splits_weights
 from equivcheck.mutants import gradients, local_updates, sharded
 from equivcheck.mutants.gradients import Scaled
 from equivcheck.mutants.mutant import Family, Minimum, Mutant
 from equivcheck.mutants.needs import has_data_ranks, has_steps, is_eager
 from equivcheck.mutants.places import both, updates_tell
-from equivcheck.scenario import DDP, FSDP2, SGD, Adafactor, Muon, Scenario, TensorParallel
+from equivcheck.parallelisms.tensor_parallel.plans import splits_weights
+from equivcheck.scenario import DDP, FSDP2, SGD, SPMD, Adafactor, Distribution, Muon, Scenario, TensorParallel
 from equivcheck.scenario.mesh import DP, REPLICATE, SHARD, TP
 from equivcheck.verdict.cause import Cause
 
@@ -69,7 +68,7 @@ def _needs_whole(scenario: Scenario) -> bool:
 def _cuts_weights(scenario: Scenario) -> bool:
     """Whether ranks hold different parts of some weight, as DTensors."""
     return any(
-        is_sharded_by_rows(parallelism)
+        (isinstance(parallelism, SPMD) and parallelism.distribution is Distribution.FULLY_SHARD)
         or (isinstance(parallelism, FSDP2) and _num_shards(scenario) > 1)
         or (isinstance(parallelism, TensorParallel) and scenario.layout.mesh.size(TP) > 1 and splits_weights(parallelism.plan))
         for parallelism in scenario.layout.parallelisms

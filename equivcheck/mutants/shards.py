@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from equivcheck.layouts.plans import LayerSite
 from equivcheck.mutants.mutant import Family, Minimum, Mutant
 from equivcheck.mutants.needs import is_eager
 from equivcheck.mutants.places import both
 from equivcheck.mutants.plan import WITH_A_PLAN, Planned, blocks, has_layer
+from equivcheck.parallelisms.tensor_parallel.plans import LayerSite
 from equivcheck.scenario import Scenario, Split, Spread
 from equivcheck.scenario.mesh import TP
 from equivcheck.verdict.cause import Cause

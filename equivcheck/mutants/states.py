@@ -6,7 +6,7 @@ from collections.abc import MutableMapping
 from copy import deepcopy
 from typing import TYPE_CHECKING, Any, cast
 
-from equivcheck.layouts.compositions import TIMES
+from equivcheck.composition.registry import TIMES
 from equivcheck.mutants.mutant import Family, Minimum, Mutant
 from equivcheck.mutants.places import EVERYWHERE
 from equivcheck.scenario import ASGD, FSDP2, SGD, Adafactor, Adagrad, Adam, Adamax, NAdam, RAdam, Scenario

@@ -8,10 +8,10 @@ from dataclasses import replace
 
 from equivcheck.comparison.communication import CallComparison, compare_calls
 from equivcheck.comparison.compare import apart_before, compare
+from equivcheck.composition.hand_over_limits import why_unsupported
+from equivcheck.composition.registry import rounding_of
+from equivcheck.composition.running import RanksResult, Runner, able
 from equivcheck.known_issues.known import known_issue, known_issues
-from equivcheck.layouts.hand_over_limits import why_unsupported
-from equivcheck.layouts.registry import rounding_of
-from equivcheck.layouts.running import RanksResult, Runner, able
 from equivcheck.reference.coarse import is_large
 from equivcheck.reference.doubt import Doubt, earlier
 from equivcheck.reference.reference import coarse_reference, confirming_reference, noise_limit, reference

@@ -8,8 +8,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from equivcheck.layouts.communication import Key, Totals, described, order_of, totals
-from equivcheck.layouts.prediction import predicted
+from equivcheck.composition.expected_calls import predicted
+from equivcheck.layouts.expected_calls.communication import Key, Totals, described, order_of, totals
 from equivcheck.report.lanes import LETTERS, Lanes, group_names, lanes
 from equivcheck.trace.stage import Stage
 from equivcheck.verdict.verdict import Verdict

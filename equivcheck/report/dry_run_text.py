@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from equivcheck.dry_run.run import DryRun, Holding, RankPlan
-from equivcheck.layouts.communication import Traffic
+from equivcheck.layouts.expected_calls.communication import Traffic
 from equivcheck.scenario import Mesh
 from equivcheck.trace.stage import Stage
 

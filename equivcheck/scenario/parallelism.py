@@ -173,6 +173,9 @@ class FSDP2(Parallelism):
 
     `FSDP1` has no such option here: its offloading needs an accelerator."""
 
+    def cut_dim(self, layer: int, column: int | None, row: int | None) -> int | None:  # noqa: ARG002, D102 - as inherited
+        return 0
+
 
 @noun
 class SPMD(Parallelism):
@@ -183,6 +186,9 @@ class SPMD(Parallelism):
     traceable: ClassVar[bool] = True
     distribution: Distribution = Distribution.REPLICATE
     """Placement of parameters."""
+
+    def cut_dim(self, layer: int, column: int | None, row: int | None) -> int | None:  # noqa: ARG002, D102 - as inherited
+        return 0 if self.distribution is Distribution.FULLY_SHARD else None
 
 
 @noun
@@ -221,6 +227,11 @@ class TensorParallel(Parallelism):
                 raise InvalidScenario(
                     f"TensorParallel.plan has an entry of Split.OUTSIDE after output {before.output!r}; allowed: Spread.WHOLE"
                 )
+
+    def cut_dim(self, layer: int, column: int | None, row: int | None) -> int | None:  # noqa: D102 - as inherited
+        # A plan that does not fit the model has a limit of its own.
+        split = self.plan[layer].split if layer < len(self.plan) else Split.REPLICATED
+        return {Split.COLUMN: column, Split.ROW: row}.get(split)
 
 
 PARALLELISMS: tuple[type[Parallelism], ...] = (DDP, Replicate, FSDP1, FSDP2, TensorParallel, SPMD, Pipeline)

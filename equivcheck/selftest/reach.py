@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from equivcheck.layouts.running import RanksResult, Runner
+from equivcheck.composition.running import RanksResult, Runner
 from equivcheck.mutants.mutant import Mutant
 from equivcheck.scenario import Scenario
 from equivcheck.trace.moments import Moment, moments

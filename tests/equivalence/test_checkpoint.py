@@ -15,8 +15,8 @@ from torch.distributed.checkpoint import state_dict_loader
 from torch.distributed.tensor import DTensor
 
 from equivcheck import Outcome, Scenario, check
-from equivcheck.layouts import hand_over
-from equivcheck.layouts.running import Runner
+from equivcheck.composition import hand_over
+from equivcheck.composition.running import Runner
 from equivcheck.scenario import (
     DDP,
     FSDP1,

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 
 from equivcheck import Scenario
-from equivcheck.layouts.foreseen.foresight import NO_FORESIGHT, UNSAID
-from equivcheck.layouts.prediction import EXECUTION_GAPS, predicted
-from equivcheck.layouts.registry import kinds_of, layout_kinds, layout_names
+from equivcheck.composition.expected_calls import EXECUTION_GAPS, predicted
+from equivcheck.composition.registry import kinds_of, layout_kinds, layout_names
+from equivcheck.layouts.expected_calls.model import NO_FORESIGHT, UNSAID
 from equivcheck.strategies import scenarios
 
 DECLARED = tuple(

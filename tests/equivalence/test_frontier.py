@@ -4,7 +4,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 from equivcheck import Outcome, Scenario, check
-from equivcheck.layouts.registry import layout_kinds, unsupported
+from equivcheck.composition.registry import layout_kinds, unsupported
 from equivcheck.strategies import frontier, scenarios
 from equivcheck.verdict.verdict import Verdict
 from equivcheck.worlds.failure import RankState

@@ -18,8 +18,8 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 
 from equivcheck import Outcome, check
 from equivcheck.comparison.assemble import Assembler
-from equivcheck.layouts.program import rank_program
-from equivcheck.layouts.registry import repaired
+from equivcheck.composition.program import rank_program
+from equivcheck.composition.registry import repaired
 from equivcheck.reference.reference import reference
 from equivcheck.scenario import (
     FSDP1,

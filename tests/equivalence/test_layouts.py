@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, Phase, given, reject, settings
 
 import equivcheck
 from equivcheck import Scenario, Verdict
-from equivcheck.layouts.registry import layout_kinds, layout_names
+from equivcheck.composition.registry import layout_kinds, layout_names
 from equivcheck.scenario.codec import from_json
 from equivcheck.strategies import scenarios
 

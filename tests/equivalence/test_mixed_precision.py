@@ -7,8 +7,8 @@ from hypothesis import HealthCheck, Phase, given, settings
 
 from equivcheck import Scenario, check
 from equivcheck.comparison.compare import compare
-from equivcheck.layouts.program import rank_program
-from equivcheck.layouts.registry import rounding_of
+from equivcheck.composition.program import rank_program
+from equivcheck.composition.registry import rounding_of
 from equivcheck.reference.reference import reference
 from equivcheck.scenario import (
     DDP,

@@ -10,7 +10,7 @@ import numpy as np
 from hypothesis import HealthCheck, event, given, settings
 
 from equivcheck import Scenario
-from equivcheck.layouts.program import rank_program
+from equivcheck.composition.program import rank_program
 from equivcheck.reference.reference import Reference, confirming_reference, reference
 from equivcheck.strategies import scenarios
 from equivcheck.trace.differences import Phase

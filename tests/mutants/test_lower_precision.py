@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, Phase, find, given, settings
 from hypothesis import strategies as st
 
 from equivcheck import Outcome, Scenario, check
-from equivcheck.layouts.program import rank_program
+from equivcheck.composition.program import rank_program
 from equivcheck.mutants.lower_precision import keep_masters_in_bfloat16, reduce_in_bfloat16
 from equivcheck.scenario import SGD, AdamW, ElementType, MixedPrecision
 from equivcheck.strategies import optimizers, scenarios, trainings

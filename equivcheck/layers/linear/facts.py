@@ -8,6 +8,11 @@ from equivcheck.scenario import Layer, Norm
 
 Shape = tuple[int, ...]
 
+COLUMN_DIMS: Mapping[str, int] = {"linear.weight": 0, "linear.bias": 0, "side.weight": 0}
+"""The dim of each parameter that a column-parallel layer cuts; others stay whole."""
+ROW_DIMS: Mapping[str, int] = {"linear.weight": 1, "side.weight": 1}
+"""The dim of each parameter that a row-parallel layer cuts; others stay whole."""
+
 
 def shapes(layer: Layer, inputs: int) -> Mapping[str, Shape]:
     """Each parameter that the layer owns, in the order of `torch.nn.Module.named_parameters`, with its shape."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from equivcheck.campaign.pace import COMPILED_SHARE, Pace
-from equivcheck.layouts.patience import expected_compile_seconds
+from equivcheck.layouts.execution.compile_time import expected_compile_seconds
 from unit.campaign import fakes
 
 EAGER = fakes.scenario()

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from equivcheck.campaign.shrinking import Shrinking, same_fingerprint
 from equivcheck.campaign.simpler import KINDS, simpler_by
+from equivcheck.composition.hand_over_limits import why_unsupported
 from equivcheck.findings.size import size_of
-from equivcheck.layouts.hand_over_limits import why_unsupported
 from equivcheck.scenario import Scenario
 from equivcheck.strategies import scenarios
 from equivcheck.verdict.verdict import Outcome, Verdict

@@ -4,9 +4,9 @@ import pytest
 
 from equivcheck import Scenario, check
 from equivcheck.comparison.compare import compare
+from equivcheck.composition.running import Runner
 from equivcheck.diagnosis.explain import explained
 from equivcheck.diagnosis.forcing import beginnings, forcing
-from equivcheck.layouts.running import Runner
 from equivcheck.reference.reference import confirming_reference
 from unit.diagnosis import faults
 from unit.diagnosis.faults import ON_DDP, ON_FSDP2, Fault

@@ -5,10 +5,10 @@ from dataclasses import replace
 import pytest
 
 from equivcheck import UsageError
+from equivcheck.composition.expected_calls import Prediction
 from equivcheck.dry_run import run
 from equivcheck.dry_run.grow import grown
 from equivcheck.dry_run.run import dry_run
-from equivcheck.layouts.prediction import Prediction
 from equivcheck.scenario import FSDP2, Axis, Data, Layer, Layout, Mesh, Model, Scenario, Training
 from equivcheck.trace.stage import Stage
 from unit.dry_run.examples import fsdp2_over_tensor_parallel
@@ -42,7 +42,7 @@ def test_reading_is_not_counted() -> None:
 
 def test_a_shard_of_another_shape_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is held is compared with the arithmetic, which says rank, parameter, and both shapes."""
-    monkeypatch.setattr(run, "local_shape", lambda layout, name, shape, coordinates: shape)
+    monkeypatch.setattr(run, "local_shape", lambda layout, parameter, coordinates: parameter.shape)
     problems = dry_run(fsdp2_over_tensor_parallel()).problems
     assert "rank 0 holds [8, 16] of layers.0.linear.weight, expected [32, 16]" in problems
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from equivcheck import Outcome, Scenario, check
-from equivcheck.layouts.prediction import predicted
+from equivcheck.composition.expected_calls import predicted
 from equivcheck.scenario import (
     DDP,
     FSDP1,

@@ -9,8 +9,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from packaging.version import Version
 
-from equivcheck.layouts import whole_parameters
-from equivcheck.layouts.registry import kind_of, repaired, repaired_layout, unsupported
+from equivcheck.composition.registry import kind_of, repaired, repaired_layout, unsupported
+from equivcheck.layouts.limits import optimizers
 from equivcheck.scenario import (
     ASGD,
     DDP,
@@ -374,7 +374,7 @@ def test_muon_over_tensor_parallelism(width: int, outer: Parallelism, reason: st
 
 def test_what_torch_lacks_is_unsupported_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
     """Under a torch older than Muon every layout says so, and takes an elementwise optimizer instead."""
-    monkeypatch.setattr(whole_parameters, "installed_torch", lambda: Version("2.8.0"))
+    monkeypatch.setattr(optimizers, "installed_torch", lambda: Version("2.8.0"))
     assert "Muon came with 2.9" in (unsupported(MUON, _layout(DDP())) or "")
     assert repaired(MUON, _layout(DDP())).optimizer.elementwise
 

@@ -7,9 +7,9 @@ from itertools import product
 from hypothesis import given
 from hypothesis import strategies as st
 
+from equivcheck.composition.registry import unsupported
 from equivcheck.errors import InvalidScenario
-from equivcheck.layouts.plans import ALL_PLANS, legal_plans
-from equivcheck.layouts.registry import unsupported
+from equivcheck.parallelisms.tensor_parallel.plans import ALL_PLANS, legal_plans
 from equivcheck.scenario import Axis, Data, Layer, LayerPlan, Layout, Mesh, Model, Norm, Split, Spread, TensorParallel, Training
 
 LAYERS = st.lists(

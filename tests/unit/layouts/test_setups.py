@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch.distributed.tensor import DTensor, Replicate
 
+from equivcheck.composition.program import rank_program, rank_setup
 from equivcheck.layouts.data_rows import rows_of
-from equivcheck.layouts.program import rank_program, rank_setup
 from equivcheck.scenario import (
     DDP,
     FSDP1,

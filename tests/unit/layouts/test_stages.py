@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from equivcheck.layouts.stages import layers_of_stages, stages_of_rank, trained_layers
+from equivcheck.parallelisms.pipeline.stages import layers_of_stages, stages_of_rank, trained_layers
 from equivcheck.scenario import Layer, Model, Norm, Pipeline, PipelineSchedule, Scenario, Side
 from equivcheck.strategies import models, scenarios
 

@@ -9,7 +9,7 @@ import pytest
 from torch.fx import GraphModule
 
 from equivcheck import Outcome, Scenario, check
-from equivcheck.layouts.whole_step import graphs_of
+from equivcheck.layouts.execution.whole_step import graphs_of
 from equivcheck.scenario import (
     SGD,
     SPMD,

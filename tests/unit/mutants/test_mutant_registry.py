@@ -8,8 +8,8 @@ from importlib.metadata import EntryPoint
 
 import pytest
 
+from equivcheck.composition.registry import layout_names
 from equivcheck.errors import UsageError
-from equivcheck.layouts.registry import layout_names
 from equivcheck.mutants import registry
 from equivcheck.mutants.mutant import Family, Minimum, Mutant
 from equivcheck.mutants.registry import BrokenMutant, mutant, mutants, mutants_of

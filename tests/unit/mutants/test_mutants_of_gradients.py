@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from equivcheck import Outcome, check
-from equivcheck.layouts.registry import layout_names
+from equivcheck.composition.registry import layout_names
 from equivcheck.mutants.mutant import Family
 from equivcheck.mutants.registry import mutant, mutants
 from equivcheck.trace.differences import Phase

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from equivcheck import NotEquivalent, Outcome, Scenario, UsageError, check
-from equivcheck.layouts.program import rank_program
+from equivcheck.composition.program import rank_program
 from equivcheck.scenario import DDP, SGD, Axis, Data, Layer, Layout, Mesh, Model, Start, Training
 from equivcheck.tally import IN_PART, take
 from equivcheck.trace.differences import Phase

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from equivcheck import Scenario
 from equivcheck.known_issues.avoidances import nothing_kept_on_disk, plain_implementation
-from equivcheck.layouts.limits import with_execution
+from equivcheck.layouts.limits.repairs import with_execution
 from equivcheck.scenario import Adam, Compile, Implementation, Start
 from unit.campaign import fakes
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from equivcheck.layouts.patience import COMPILE_SECONDS, all_compile_seconds, expected_compile_seconds, num_graphs
+from equivcheck.layouts.execution.compile_time import COMPILE_SECONDS, all_compile_seconds, expected_compile_seconds, num_graphs
 from equivcheck.scenario import (
     DDP,
     SPMD,

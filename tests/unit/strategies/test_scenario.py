@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, find, given, settings
 from hypothesis import strategies as st
 
-from equivcheck.layouts.registry import layout_names, repaired, repaired_layout, unsupported
+from equivcheck.composition.registry import layout_names, repaired, repaired_layout, unsupported
 from equivcheck.scenario import (
     DDP,
     SGD,

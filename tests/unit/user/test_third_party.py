@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 
 from equivcheck import Outcome, Scenario, Verdict, check
-from equivcheck.layouts import registry as layouts
+from equivcheck.composition import registry as layouts
 from equivcheck.mutants import registry as mutants
 from equivcheck.strategies import scenarios
 from equivcheck.strategies.layout import _names

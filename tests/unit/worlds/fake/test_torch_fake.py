@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from equivcheck.layouts.program import rank_setup
+from equivcheck.composition.program import rank_setup
 from equivcheck.scenario import (
     FSDP1,
     FSDP2,

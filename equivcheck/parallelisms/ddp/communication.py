@@ -1,0 +1,130 @@
+"""What `DistributedDataParallel` communicates: gradients in buckets, a map of used parameters, buffers, its plan of buckets."""
+
+from __future__ import annotations
+
+from equivcheck.layouts.expected_calls.communication import Totals
+from equivcheck.layouts.expected_calls.model import Foresight
+from equivcheck.layouts.expected_calls.rank_view import Ledger, RankView
+from equivcheck.parallelisms.ddp.buckets import (
+    Bucketing,
+    ready_parameters,
+    rebuilt_buckets,
+    reductions,
+    trained_parameters,
+    unused_parameters,
+)
+from equivcheck.parallelisms.ddp.zero_redundancy_communication import update_totals
+from equivcheck.scenario import DDP, Compression, Split, TensorParallel
+
+INT32_BYTES = 4
+COUNTER_BYTES = 8
+"""Of the buffer that counts forward passes: one int64."""
+COMPRESSED_BYTES = 2
+"""Of an element that a hook has compressed."""
+
+
+def ddp_totals(seat: RankView, ddp: DDP, axes: str, *, has_buffers: bool = True) -> Totals:
+    """The calls of all steps over a group; it may be that only parameters are wrapped."""
+    ledger, training = Ledger(), seat.training
+    bucketing = bucketing_of(seat, ddp)
+    expected = reductions(bucketing)
+    num_reduced, synchronised = 0, True
+    last = len(training.data.microbatches) - 1
+    rebuilt_after = rebuilding(ddp)
+    for step in range(training.steps):
+        for number in range(last + 1):
+            if num_reduced == rebuilt_after:
+                _note_rebuilt(ledger, step, axes, bucketing)
+                rebuilt_after = -1
+            for num_bytes in _buffers(seat) if synchronised and has_buffers else ():
+                ledger.note(step, "broadcast", axes, num_bytes)
+            synchronised = number == last or not ddp.no_sync
+            if synchronised:
+                reduced = next(expected)
+                num_reduced += 1
+                num_bytes = sum(reduced.buckets) // seat.item_bytes * _reduced_bytes(seat, ddp)
+                ledger.note(step, "all_reduce.sum", axes, num_bytes, len(reduced.buckets))
+                if reduced.used_map:
+                    ledger.note(step, "all_reduce.sum", axes, reduced.used_map)
+    return ledger.totals
+
+
+def _buffers(seat: RankView) -> tuple[int, ...]:
+    """Bytes of the buffers, those of an element type together."""
+    model = seat.training.model
+    found = (COUNTER_BYTES if model.counter else 0, model.outputs * seat.item_bytes if model.offset else 0)
+    return tuple(filter(None, found))
+
+
+def _reduced_bytes(seat: RankView, ddp: DDP) -> int:
+    """Bytes of an element of a gradient on its way: what hooks compress to has two."""
+    return seat.item_bytes if ddp.compression is Compression.NONE else COMPRESSED_BYTES
+
+
+def rebuilding(ddp: DDP) -> int:
+    """After how many reductions the buckets are rebuilt; -1 for never."""
+    if ddp.static_graph:
+        return 2
+    return -1 if ddp.find_unused_parameters else 1
+
+
+def bucketing_of(seat: RankView, ddp: DDP) -> Bucketing:
+    """What decides about the buckets of a rank."""
+    model = seat.training.model
+    names = trained_parameters(model)
+    sizes = {f"layers.{held.layer}.{held.name}": held.numel * seat.item_bytes for held in seat.held}
+    return Bucketing(
+        num_bytes=tuple(sizes[name] for name in names),
+        ready=tuple(map(names.index, _ready(seat, ddp))),
+        cap_mb=ddp.bucket_cap_mb,
+        find_unused_parameters=ddp.find_unused_parameters,
+        static_graph=ddp.static_graph,
+    )
+
+
+def _ready(seat: RankView, ddp: DDP) -> tuple[str, ...]:
+    """Parameters in the order in which backward has their gradients ready.
+
+    Those that were DTensors are made so again where forward begins, one after the other: their gradients come after all others,
+    in reverse. Unused ones are last in any case.
+    """
+    ready = ready_parameters(seat.training.model, autocast=ddp.autocast is not None)
+    plans = [one.plan for one in seat.layout.of(TensorParallel)]
+    if not plans:
+        return ready
+    unused = unused_parameters(seat.training.model)
+    used = [name for name in ready if name not in unused]
+    plain = [name for name in used if plans[0][int(name.split(".")[1])].split is Split.OUTSIDE]
+    distributed = [name for name in trained_parameters(seat.training.model) if name in used and name not in plain]
+    return (*plain, *reversed(distributed), *unused)
+
+
+def _note_rebuilt(ledger: Ledger, step: int, axes: str, bucketing: Bucketing) -> None:
+    """The first rank tells the others which gradient goes into which bucket: their indices and number, and how many each has."""
+    num_indices = len(bucketing.num_bytes) + 1
+    ledger.note(step, "broadcast", axes, INT32_BYTES * num_indices)
+    ledger.note(step, "broadcast", axes, INT32_BYTES * len(rebuilt_buckets(bucketing)))
+
+
+def _all_calls(seat: RankView, ddp: DDP) -> Totals:
+    totals = ddp_totals(seat, ddp, seat.axes(*seat.layout.axes_of(ddp)))
+    return totals | (update_totals(seat, ddp) if ddp.zero_redundancy else {})
+
+
+DDP_FORESIGHT = Foresight(
+    options=frozenset(
+        (
+            "bucket_cap_mb",
+            "gradient_as_bucket_view",
+            "static_graph",
+            "find_unused_parameters",
+            "no_sync",
+            "zero_redundancy",
+            "parameters_as_bucket_view",
+            "unequal_start",
+            "autocast",
+            "compression",
+        )
+    ),
+    calls=_all_calls,
+)

@@ -1,0 +1,120 @@
+"""What `fully_shard` communicates: each unit gathered for forward, again for backward where it was freed, then reduced."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from equivcheck.layouts.expected_calls.clipping import dtensor_clipping
+from equivcheck.layouts.expected_calls.communication import Totals, add
+from equivcheck.layouts.expected_calls.model import MIXED_ELEMENTS, Foresight
+from equivcheck.layouts.expected_calls.rank_view import Held, Ledger, RankView
+from equivcheck.layouts.rounding import ITEM_BYTES
+from equivcheck.scenario import FSDP2, Split, TensorParallel, Wrapping
+
+
+@dataclass(slots=True, kw_only=True)
+class Unit:
+    """Parameters that are gathered and reduced together."""
+
+    held: tuple[Held, ...]
+    """The parameters."""
+    last_layer: int
+    """The layer whose output is the unit's."""
+    gathered: bool = False
+    """Whether the rank has all of it at the moment."""
+
+
+class FSDP2Calls:
+    """Goes through a training, step by step."""
+
+    def __init__(self, seat: RankView, fsdp: FSDP2) -> None:
+        self.seat, self.fsdp = seat, fsdp
+        names = seat.layout.axes_of(fsdp)
+        self.parts = seat.layout.mesh.size(names[-1])
+        self.shard_axis = seat.axes(names[-1])
+        self.replicas = seat.axes(names[0]) if len(names) == 2 else None
+        kept, policy = seat.training.precision.value, fsdp.mixed_precision
+        computed = kept if policy is None or policy.param is None else policy.param.value
+        reduced = computed if policy is None or policy.reduce is None else policy.reduce.value
+        self.gathered_bytes, self.reduced_bytes = ITEM_BYTES[computed], ITEM_BYTES[reduced]
+        self.op = reduce_op(seat, reduced)
+        self.ledger = Ledger()
+        self.units = units_of(seat, fsdp.wrapping)
+
+    def totals(self) -> Totals:
+        """The calls of all steps."""
+        training = self.seat.training
+        last = len(training.data.microbatches) - 1
+        for step in range(training.steps):
+            for number in range(last + 1):
+                self._forward(step)
+                self._backward(step, reduces=number == last or not self.fsdp.no_sync)
+        return self.ledger.totals
+
+    def _forward(self, step: int) -> None:
+        for unit in self.units:
+            self._gather(unit, step)
+            unit.gathered = not self.fsdp.reshard_after_forward
+
+    def _backward(self, step: int, reduces: bool) -> None:
+        """Each unit asks for the one before it ahead of time, whether that will be needed or not."""
+        for number in reversed(range(len(self.units))):
+            unit = self.units[number]
+            if self.seat.differentiates(unit.last_layer, step):
+                self._gather(unit, step)
+                if number:
+                    self._gather(self.units[number - 1], step)
+            if reduces:
+                self._reduce(unit, step)
+            unit.gathered = False
+
+    def _gather(self, unit: Unit, step: int) -> None:
+        if not unit.gathered and self.parts > 1:
+            num_elements = sum(held.padded_rows(self.parts) for held in unit.held)
+            self.ledger.note(step, "all_gather", self.shard_axis, num_elements * self.gathered_bytes)
+        unit.gathered = True
+
+    def _reduce(self, unit: Unit, step: int) -> None:
+        reduced = [held for held in unit.held if self.seat.has_gradient(held, step)]
+        num_bytes = sum(held.padded_rows(self.parts) for held in reduced) * self.reduced_bytes
+        if reduced and self.parts > 1:
+            self.ledger.note(step, f"reduce_scatter.{self.op}", self.shard_axis, num_bytes * self.parts)
+        if reduced and self.replicas is not None:
+            self.ledger.note(step, f"all_reduce.{self.op}", self.replicas, num_bytes)
+
+
+def reduce_op(seat: RankView, element_type: str) -> str:
+    """The backend averages only in element types that do not overflow easily; in others the division is done apart."""
+    averages = element_type in ("float32", "bfloat16") and seat.layout.num_data_ranks > 1
+    return "avg" if averages else "sum"
+
+
+def units_of(seat: RankView, wrapping: Wrapping) -> tuple[Unit, ...]:
+    """The units of a model in the order of forward."""
+    last = len(seat.training.model.layers) - 1
+    if wrapping is Wrapping.WHOLE:
+        return (Unit(held=seat.held, last_layer=last),)
+    return tuple(Unit(held=seat.of_layer(index), last_layer=index) for index in range(last + 1))
+
+
+def _all_calls(seat: RankView, fsdp: FSDP2) -> Totals:
+    found, axes = FSDP2Calls(seat, fsdp).totals(), seat.layout.axes_of(fsdp)[-1:]
+    for kind in _kinds(seat):
+        for key, (num_calls, num_bytes) in dtensor_clipping(seat, axes, kind).items():
+            add(found, key, num_calls, num_bytes)
+    return found
+
+
+def _kinds(seat: RankView) -> list[list[Held]]:
+    """What is clipped apart: parameters that tensor parallelism has taken, and those outside its plan."""
+    plans = [one.plan for one in seat.layout.of(TensorParallel)]
+    outside = {index for plan in plans for index, entry in enumerate(plan) if entry.split is Split.OUTSIDE}
+    kinds = [[held for held in seat.held if (held.layer in outside) is apart] for apart in (False, True)]
+    return [kind for kind in kinds if kind]
+
+
+FSDP2_FORESIGHT = Foresight(
+    options=frozenset(("wrapping", "reshard_after_forward", "no_sync", "mixed_precision", "cpu_offload")),
+    calls=_all_calls,
+    gaps=(MIXED_ELEMENTS,),
+)

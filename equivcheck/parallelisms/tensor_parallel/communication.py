@@ -1,0 +1,220 @@
+"""What `parallelize_module` communicates: activations and their gradients moved from where they lie to where they are needed.
+
+Layers hand local tensors to each other, so that every move belongs to one linear or norm: of its input, of its output, of the
+gradients of both, and of the gradients of parameters that every rank has but of which each sees only some rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from enum import Enum
+
+from equivcheck.layouts.expected_calls.clipping import dtensor_clipping
+from equivcheck.layouts.expected_calls.communication import Totals
+from equivcheck.layouts.expected_calls.model import MIXED_ELEMENTS, Foresight
+from equivcheck.layouts.expected_calls.rank_view import Held, Ledger, RankView, side_runs
+from equivcheck.layouts.partition import chunk_size, cut_dim, part_of
+from equivcheck.scenario import (
+    FSDP2,
+    Activation,
+    Execution,
+    Layout,
+    Recompute,
+    Replicate,
+    Replicator,
+    Split,
+    Spread,
+    TensorParallel,
+)
+from equivcheck.scenario.mesh import TP
+
+
+class Lies(Enum):
+    """How an activation of shape (rows, features) lies over the ranks; PENDING is whole, but yet to be summed."""
+
+    WHOLE = "whole"
+    ROWS = "rows"
+    FEATURES = "features"
+    PENDING = "pending"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Linear:
+    """How one linear computes."""
+
+    wanted: Lies
+    """How it needs its input."""
+    made: Lies
+    """How its output comes out."""
+    input_gradient: Lies
+    """How the gradient of the input comes out."""
+
+
+_OF_SPREAD = {Spread.WHOLE: Lies.WHOLE, Spread.ROWS: Lies.ROWS, Spread.FEATURES: Lies.FEATURES}
+_COLUMN = Linear(wanted=Lies.WHOLE, made=Lies.FEATURES, input_gradient=Lies.PENDING)
+_ROW = Linear(wanted=Lies.FEATURES, made=Lies.PENDING, input_gradient=Lies.FEATURES)
+_NARROW_COLUMN = Linear(wanted=Lies.WHOLE, made=Lies.WHOLE, input_gradient=Lies.WHOLE)
+_NARROW_ROW = Linear(wanted=Lies.FEATURES, made=Lies.WHOLE, input_gradient=Lies.WHOLE)
+_WHOLE = Linear(wanted=Lies.WHOLE, made=Lies.WHOLE, input_gradient=Lies.WHOLE)
+_BY_ROWS = Linear(wanted=Lies.ROWS, made=Lies.ROWS, input_gradient=Lies.ROWS)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pass:
+    """One linear in one forward and backward."""
+
+    step: int
+    """Step, from 0."""
+    rows: int
+    """Rows of the microbatch on all ranks of the group together."""
+    inputs: int
+    """Features of the input, all of them."""
+    width: int
+    """Features of the output, all of them."""
+    bias: bool
+    """Whether it has a bias."""
+    trained: bool
+    """Whether its parameters require gradients."""
+    differentiates: bool
+    """Whether its input does."""
+    recomputed: bool
+    """Whether backward asks for its input again."""
+    completed: bool
+    """Whether it then also computes: it does if something is kept for backward after it."""
+
+
+class TensorParallelCalls:
+    """Goes through a training, step by step."""
+
+    def __init__(self, seat: RankView, parallelism: TensorParallel) -> None:
+        self.seat, self.plan = seat, parallelism.plan
+        self.parts = seat.layout.mesh.size(TP)
+        self.axes = seat.axes(TP)
+        self.ledger = Ledger()
+
+    def totals(self) -> Totals:
+        """The calls of all steps."""
+        training = self.seat.training
+        inputs = (Spread.WHOLE, *(entry.output for entry in self.plan[:-1]))
+        for step in range(training.steps if self.parts > 1 else 0):
+            for rows in training.data.microbatches:
+                for index, spread in enumerate(inputs):
+                    self._layer(step, index, spread, rows // self.seat.layout.num_data_ranks)
+            for index, spread in enumerate(inputs):
+                self._settle(step, index, spread)
+        return self.ledger.totals
+
+    def _layer(self, step: int, index: int, spread: Spread, rows: int) -> None:
+        if self.plan[index].split is Split.OUTSIDE:
+            return
+        model = self.seat.training.model
+        layer, linear = model.layers[index], self._linear_of(index, spread)
+        differentiates = self.seat.differentiates(index - 1, step) or (layer.norm is not None and not layer.frozen)
+        recomputed = recomputes(self.seat.layout.execution, index) and (differentiates or not layer.frozen)
+        names = ("linear", "side") if side_runs(layer, step) else ("linear",)
+        for name in names:
+            once = Pass(
+                step=step,
+                rows=rows,
+                inputs=model.inputs(index),
+                width=layer.width,
+                bias=layer.bias and name == "linear",
+                trained=not layer.frozen,
+                differentiates=differentiates,
+                recomputed=recomputed,
+                completed=recomputed and (name != names[-1] or layer.activation is not Activation.IDENTITY or layer.dropout > 0),
+            )
+            self._activations(once, linear, _OF_SPREAD[spread], _OF_SPREAD[self.plan[index].output])
+            self._narrow(once, linear)
+
+    def _linear_of(self, index: int, spread: Spread) -> Linear:
+        model, split = self.seat.training.model, self.plan[index].split
+        if split is Split.COLUMN:
+            return _COLUMN if model.layers[index].width >= self.parts else _NARROW_COLUMN
+        if split is Split.ROW:
+            return _ROW if model.inputs(index) >= self.parts else _NARROW_ROW
+        return _BY_ROWS if spread is Spread.ROWS else _WHOLE
+
+    def _activations(self, once: Pass, linear: Linear, before: Lies, after: Lies) -> None:
+        """Input and output where they are wanted, and their gradients back."""
+        self._move(once, before, linear.wanted, once.inputs, times=1 + once.recomputed)
+        self._move(once, linear.made, after, once.width, times=1 + once.completed)
+        if once.differentiates:
+            self._move(once, linear.input_gradient, before, once.inputs)
+        if once.differentiates or once.trained:
+            self._move(once, after, Lies.WHOLE if linear.made is Lies.PENDING else linear.made, once.width)
+
+    def _move(self, once: Pass, source: Lies, target: Lies, features: int, times: int = 1) -> None:
+        """From one way to lie to another; where there is no all-to-all, as over gloo, DTensor gathers what it then cuts."""
+        if source is target or source is Lies.WHOLE:
+            return
+        if source is Lies.PENDING:
+            op, num_elements = "all_reduce.sum" if target is Lies.WHOLE else "reduce_scatter.sum", once.rows * features
+        elif source is Lies.ROWS:
+            padded = chunk_size(features, self.parts) * self.parts if target is Lies.FEATURES else features
+            op, num_elements = "all_gather", once.rows // self.parts * padded
+        else:
+            op, num_elements = "all_gather", once.rows * chunk_size(features, self.parts)
+        self.ledger.note(once.step, op, self.axes, num_elements * self.seat.item_bytes * times, times)
+
+    def _narrow(self, once: Pass, linear: Linear) -> None:
+        """What DTensor gathers of a linear with fewer features than ranks, which it will not compute in parts."""
+        if linear is _NARROW_COLUMN:
+            self._gather(once, chunk_size(once.width, self.parts) * once.inputs, times=1 + once.completed + once.differentiates)
+            self._gather(once, chunk_size(once.width, self.parts), times=once.bias * (1 + once.completed))
+        elif linear is _NARROW_ROW:
+            self._gather(once, chunk_size(once.inputs, self.parts) * once.width, times=1 + once.completed + once.differentiates)
+            self._gather(once, chunk_size(once.inputs, self.parts) * once.rows, times=1 + once.completed + once.trained)
+
+    def _gather(self, once: Pass, num_elements: int, times: int) -> None:
+        if times:
+            self.ledger.note(once.step, "all_gather", self.axes, num_elements * self.seat.item_bytes * times, times)
+
+    def _settle(self, step: int, index: int, spread: Spread) -> None:
+        """Gradients of parameters that every rank has whole, of which each rank has seen some rows: summed when they are kept."""
+        if spread is not Spread.ROWS:
+            return
+        times = 1 if holds_back(self.seat.layout) else len(self.seat.training.data.microbatches)
+        for held in self.seat.of_layer(index):
+            is_whole = held.name.startswith("norm.") or self._linear_of(index, spread) is _BY_ROWS
+            if is_whole and self.seat.has_gradient(held, step):
+                num_bytes = held.numel * self.seat.item_bytes * times
+                self.ledger.note(step, "all_reduce.sum", self.axes, num_bytes, times)
+
+
+def holds_back(layout: Layout) -> bool:
+    """Whether a parallelism around this one takes up gradients at the last microbatch alone, as they are."""
+    for one in layout.parallelisms:
+        if isinstance(one, FSDP2) or (isinstance(one, Replicate) and one.implementation is Replicator.FSDP):
+            return one.no_sync
+    return False
+
+
+def recomputes(execution: Execution, index: int) -> bool:
+    """Whether a layer runs again in backward."""
+    every, odd = execution.checkpointing is Recompute.EVERY_LAYER, execution.checkpointing is Recompute.ODD_LAYERS
+    return every or (odd and index % 2 == 1)
+
+
+def _cut_held(seat: RankView, parallelism: TensorParallel) -> Iterator[Held]:
+    """What the rank holds of each parameter once the plan has cut it."""
+    parts, index = seat.layout.mesh.size(TP), seat.index(TP)
+    for held in seat.held:
+        dim = cut_dim(parallelism, held.parameter)
+        yield held if dim is None else replace(held, shape=part_of(held.shape, dim, parts, index), cut=True)
+
+
+def _all_calls(seat: RankView, parallelism: TensorParallel) -> Totals:
+    kind = [held for held in _cut_held(seat, parallelism) if parallelism.plan[held.layer].split is not Split.OUTSIDE]
+    is_cut = any(held.cut and held.trained for held in kind)
+    return TensorParallelCalls(seat, parallelism).totals() | dtensor_clipping(seat, (TP,) if is_cut else (), kind)
+
+
+TENSOR_PARALLEL_FORESIGHT = Foresight(
+    options=frozenset(("plan",)),
+    calls=_all_calls,
+    hold=lambda seat, parallelism: tuple(_cut_held(seat, parallelism)),
+    gaps=(MIXED_ELEMENTS,),
+    uneven=True,
+)
