@@ -7,7 +7,7 @@ from dataclasses import replace
 from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn, SearchStrategy
 
-from equivcheck.scenario import Data, Group, Loss, Model, Optimizer, Precision, Rprop, Schedule, Training, ZeroGrad
+from equivcheck.scenario import Data, Group, Loss, Model, Optimizer, Precision, Schedule, Training, ZeroGrad
 from equivcheck.scenario.clipping import Clipping
 from equivcheck.strategies.chance import SEEDS, SOMETIMES
 from equivcheck.strategies.clipping import clippings
@@ -52,7 +52,7 @@ def trainings(  # noqa: PLR0913 - a strategy for each field, all by keyword
     if not optimizer.takes_vectors:
         model = replace(model, layers=tuple(replace(layer, bias=False, norm=None) for layer in model.layers))
     chosen = tuple(draw(groups) for _ in range(draw(_NUM_GROUPS)))
-    if isinstance(optimizer, Rprop):
+    if not optimizer.decays:
         chosen = tuple(replace(group, weight_decay=0.0) for group in chosen)
     loss = draw(losses)
     return Training(

@@ -10,15 +10,12 @@ from equivcheck.layouts.limits.optimizers import keeps_dtensors
 from equivcheck.layouts.limits.repairs import each_layer, may_skip_parameters, with_options, without_frozen, without_side
 from equivcheck.parallelisms.tensor_parallel.plans import unfrozen_norms
 from equivcheck.scenario import (
-    ASGD,
     DDP,
     FSDP1,
     FSDP2,
     SPMD,
-    Adagrad,
     Compression,
     Layout,
-    NAdam,
     Pipeline,
     Precision,
     Replicate,
@@ -91,7 +88,7 @@ LIMITS: tuple[Limit, ...] = (
     Limit(
         reason="checkpoint: state of frozen parameters, which Adagrad makes when it is built, is neither asked for nor kept",
         applies=lambda training, _layout: (
-            isinstance(training.optimizer, Adagrad) and any(layer.frozen for layer in training.model.layers)
+            training.optimizer.keeps_state_of_frozen and any(layer.frozen for layer in training.model.layers)
         ),
         repair=lambda training, _layout: without_frozen(training),
     ),
@@ -105,9 +102,7 @@ LIMITS: tuple[Limit, ...] = (
     ),
     Limit(
         reason="checkpoint: Optimizer.load_state_dict casts to the parameter's element type what ASGD and NAdam count in float32",
-        applies=lambda training, _layout: (
-            isinstance(training.optimizer, (ASGD, NAdam)) and training.precision is not Precision.FLOAT32
-        ),
+        applies=lambda training, _layout: training.optimizer.counts_in_float32 and training.precision is not Precision.FLOAT32,
         repair=lambda training, _layout: replace(training, precision=Precision.FLOAT32),
     ),
 )

@@ -97,6 +97,10 @@ class DDP(Parallelism):
         if self.parameters_as_bucket_view and not self.zero_redundancy:
             raise refuse(self, "parameters_as_bucket_view", "False without zero_redundancy")
 
+    @property
+    def trains_local_tensors(self) -> bool:  # noqa: D102 - as inherited
+        return True
+
 
 class Replicator(Choice):
     """The two functions named `replicate` in `torch.distributed._composable`."""
@@ -131,6 +135,10 @@ class Replicate(Parallelism):
         if self.implementation is Replicator.FSDP and self.compression is not Compression.NONE:
             raise refuse(self, "compression", "Compression.NONE with Replicator.FSDP")
 
+    @property
+    def trains_local_tensors(self) -> bool:  # noqa: D102 - as inherited
+        return self.implementation is Replicator.DDP
+
 
 @noun
 class FSDP1(Parallelism):
@@ -152,6 +160,10 @@ class FSDP1(Parallelism):
     def __post_init__(self) -> None:
         if self.mixed_precision is not None and self.mixed_precision.output is not None:
             raise refuse(self, "mixed_precision", "one without output: FullyShardedDataParallel leaves outputs as they are")
+
+    @property
+    def trains_local_tensors(self) -> bool:  # noqa: D102 - as inherited
+        return True
 
 
 @noun

@@ -19,6 +19,11 @@ class Parallelism:
     traceable: ClassVar[bool] = False
     """Whether a step under it can be traced as one graph: operations do all that it does, no hooks outside them."""
 
+    @property
+    def trains_local_tensors(self) -> bool:
+        """Whether it puts local tensors in the place of DTensors, so that an optimizer sees plain tensors only."""
+        return False
+
     def cut_dim(self, layer: int, column: int | None, row: int | None) -> int | None:  # noqa: ARG002 - for those that cut
         """The dim along which it cuts a parameter of a layer into the parts of `torch.chunk`; None for one that it leaves whole.
 

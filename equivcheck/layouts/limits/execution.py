@@ -12,14 +12,10 @@ from equivcheck.layouts.limits.limit import LayoutLimit, Limit
 from equivcheck.layouts.limits.repairs import with_execution
 from equivcheck.scenario import (
     SGD,
-    Adadelta,
-    Adam,
-    AdamW,
     Compile,
     Implementation,
     Layout,
     Recompute,
-    RMSprop,
     TensorParallel,
     Training,
 )
@@ -45,16 +41,14 @@ def uncompiled(layout: Layout) -> Layout:
 
 def _counts_in_python(training: Training, layout: Layout) -> bool:
     optimizer = training.optimizer
-    if not layout.execution.whole_step or type(optimizer) in (SGD, RMSprop, Adadelta):
-        return False
-    return not (type(optimizer) in (Adam, AdamW) and optimizer.implementation is Implementation.FUSED)
+    return layout.execution.whole_step and optimizer.implementation not in optimizer.traceable
 
 
 def _with_graph_optimizer(training: Training, layout: Layout) -> Training:
     optimizer = training.optimizer
     # Over a tensor-parallel plan fused optimizers have a limit of their own; its repair is a loop, also where a training goes on.
     is_loop = optimizer.implementation is Implementation.FOR_LOOP
-    if type(optimizer) in (Adam, AdamW) and not is_loop and not layout.has(TensorParallel):
+    if Implementation.FUSED in optimizer.traceable and not is_loop and not layout.has(TensorParallel):
         return replace(training, optimizer=replace(optimizer, implementation=Implementation.FUSED))
     return replace(training, optimizer=SGD(lr=optimizer.lr, weight_decay=optimizer.weight_decay, maximize=optimizer.maximize))
 

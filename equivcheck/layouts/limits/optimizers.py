@@ -10,58 +10,41 @@ from packaging.version import Version
 from equivcheck.layouts.limits.limit import Limit
 from equivcheck.layouts.partition import matrix_cuts
 from equivcheck.scenario import (
-    DDP,
-    FSDP1,
     SGD,
     Adafactor,
-    Adagrad,
     AdamW,
-    Implementation,
     Layout,
     Muon,
-    Parallelism,
-    Replicate,
-    Replicator,
-    Rprop,
+    Optimizer,
     Training,
 )
-
-
-def _localizes(parallelism: Parallelism) -> bool:
-    """Whether it trains the local tensors of DTensors in their place, so that an optimizer sees plain tensors only."""
-    if isinstance(parallelism, Replicate):
-        return parallelism.implementation is Replicator.DDP
-    return isinstance(parallelism, (DDP, FSDP1))
+from equivcheck.scenario.optimizer import OPTIMIZERS
 
 
 def keeps_dtensors(layout: Layout) -> bool:
     """Whether an optimizer sees the DTensors of a layout that has such."""
-    return not any(map(_localizes, layout.parallelisms))
+    return not any(parallelism.trains_local_tensors for parallelism in layout.parallelisms)
 
 
-def _is_fused_sgd(training: Training, layout: Layout) -> bool:
+def _lacks_strategy(training: Training, layout: Layout) -> bool:
+    return training.optimizer.implementation in training.optimizer.without_dtensor and keeps_dtensors(layout)
+
+
+def _with_strategy(training: Training, _layout: Layout) -> Training:
     optimizer = training.optimizer
-    is_fused = isinstance(optimizer, (SGD, Adagrad)) and optimizer.implementation is Implementation.FUSED
-    return is_fused and keeps_dtensors(layout)
+    left = [each for each in optimizer.implementations() if each not in optimizer.without_dtensor]
+    return replace(training, optimizer=replace(optimizer, implementation=left[-1]) if left else SGD(lr=optimizer.lr))
 
 
-NO_RPROP = Limit(
-    reason="DTensor: Rprop needs aten.index_put_ or aten._foreach_copy_, which have no sharding strategy that works in place",
-    applies=lambda training, layout: isinstance(training.optimizer, Rprop) and keeps_dtensors(layout),
-    repair=lambda training, _layout: replace(training, optimizer=SGD(lr=training.optimizer.lr)),
-    upstream=True,
-)
-
-NO_FUSED_SGD = Limit(
-    reason="DTensor: no sharding strategy is registered for aten._fused_sgd_ and aten._fused_adagrad_",
-    applies=_is_fused_sgd,
-    repair=lambda training, _layout: replace(
-        training, optimizer=replace(training.optimizer, implementation=Implementation.FOREACH)
+DTENSOR_OPTIMIZERS = (
+    Limit(
+        reason="DTensor: no sharding strategy is registered for aten._fused_sgd_ and aten._fused_adagrad_, and none that works "
+        "in place for aten.index_put_ and aten._foreach_copy_, of which Rprop needs one",
+        applies=_lacks_strategy,
+        repair=_with_strategy,
+        upstream=True,
     ),
-    upstream=True,
 )
-
-DTENSOR_OPTIMIZERS = (NO_RPROP, NO_FUSED_SGD)
 """What no layout can run whose parameters are DTensors."""
 
 
@@ -76,13 +59,15 @@ def elementwise(training: Training, _layout: Layout) -> Training:
     return replace(training, optimizer=AdamW(lr=optimizer.lr, weight_decay=optimizer.weight_decay, maximize=optimizer.maximize))
 
 
-ANYWHERE = (
-    Limit(
-        reason=f"torch: Muon came with {Muon.since}, and an older one is installed",
-        applies=lambda training, _layout: isinstance(training.optimizer, Muon) and installed_torch() < Version(Muon.since),
+def _came_with(kind: type[Optimizer]) -> Limit:
+    return Limit(
+        reason=f"torch: {kind.__name__} came with {kind.since}, and an older one is installed",
+        applies=lambda training, _layout: isinstance(training.optimizer, kind) and installed_torch() < Version(kind.since),
         repair=elementwise,
-    ),
-)
+    )
+
+
+ANYWHERE = tuple(_came_with(kind) for kind in OPTIMIZERS if kind.since)
 """What no layout can run."""
 
 

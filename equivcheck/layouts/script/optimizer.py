@@ -9,7 +9,7 @@ from equivcheck.errors import UsageError
 from equivcheck.layouts.script.draft import Draft, LoopPosition
 from equivcheck.layouts.script.refusal import refuse
 from equivcheck.layouts.script.text import block, call, listed
-from equivcheck.scenario import Group, Rprop, Training
+from equivcheck.scenario import Group, Training
 from equivcheck.train.material import material
 from equivcheck.train.optimizer import OptimizerParts, group_of, optimizer_parts
 
@@ -66,7 +66,7 @@ def _groups(draft: Draft, training: Training) -> list[str]:
 def _own(training: Training, group: Group | None) -> str:
     if group is None:
         return ""
-    decay = "" if isinstance(training.optimizer, Rprop) else f', "weight_decay": {group.weight_decay!r}'
+    decay = f', "weight_decay": {group.weight_decay!r}' if training.optimizer.decays else ""
     return f', "lr": {training.optimizer.lr * group.lr_factor!r}{decay}'
 
 
