@@ -9,10 +9,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from equivcheck.choice import Choice
-from equivcheck.scenario import ElementType, LowPrecision
+from equivcheck.scenario import ElementType, LowPrecision, MixedPrecision, Precision
 
 ITEM_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 """Bytes of an element, by the element type's name in torch."""
+
+
+def element_types(precision: Precision, policy: MixedPrecision | None) -> tuple[str, str]:
+    """What a unit of FSDP computes in and what it reduces gradients in: element types, named as torch names them."""
+    param, reduce = (None, None) if policy is None else (policy.param, policy.reduce)
+    computed = precision.value if param is None else param.value
+    return computed, computed if reduce is None else reduce.value
 
 
 class Division(Choice):

@@ -6,7 +6,7 @@ from equivcheck.layouts.expected_calls.communication import Totals
 from equivcheck.layouts.expected_calls.model import Foresight
 from equivcheck.layouts.expected_calls.rank_view import Held, Ledger, RankView
 from equivcheck.layouts.partition import chunk_size
-from equivcheck.layouts.rounding import ITEM_BYTES
+from equivcheck.layouts.rounding import ITEM_BYTES, element_types
 from equivcheck.parallelisms.fsdp1.flat_layout import alignment_of, flat_starts
 from equivcheck.parallelisms.fsdp2.communication import Unit, units_of
 from equivcheck.scenario import FSDP1, ClipNorm, NormType, ShardingStrategy, Wrapping
@@ -28,9 +28,7 @@ class FSDP1Calls:
         self.shard_axis = seat.axes(names[-1])
         self.replicas = seat.axes(names[0]) if fsdp.strategy.is_hybrid else None
         self.is_sharded = fsdp.strategy is not ShardingStrategy.NO_SHARD and self.parts > 1
-        kept, policy = seat.training.precision.value, fsdp.mixed_precision
-        computed = kept if policy is None or policy.param is None else policy.param.value
-        reduced = computed if policy is None or policy.reduce is None else policy.reduce.value
+        computed, reduced = element_types(seat.training.precision, fsdp.mixed_precision)
         self.gathered_bytes, self.reduced_bytes = ITEM_BYTES[computed], ITEM_BYTES[reduced]
         self.ledger = Ledger()
         self.units = units_of(seat, fsdp.wrapping)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from equivcheck.layouts.rounding import ITEM_BYTES
+from equivcheck.layouts.rounding import ITEM_BYTES, element_types
 from equivcheck.scenario import FSDP1, Training
 
 ALIGNMENT_BYTES = 16
@@ -17,9 +17,8 @@ ALIGNMENT_BYTES = 16
 
 def alignment_of(training: Training, fsdp: FSDP1) -> int:
     """Elements of which each parameter starts at a multiple."""
-    policy = fsdp.mixed_precision
-    computed = training.precision if policy is None or policy.param is None else policy.param
-    return ALIGNMENT_BYTES // ITEM_BYTES[computed.value] if fsdp.use_orig_params else 1
+    computed, _ = element_types(training.precision, fsdp.mixed_precision)
+    return ALIGNMENT_BYTES // ITEM_BYTES[computed] if fsdp.use_orig_params else 1
 
 
 def flat_starts(numels: Sequence[int], alignment: int) -> tuple[int, ...]:

@@ -9,9 +9,9 @@ from equivcheck.layouts.expected_calls.model import Foresight
 from equivcheck.layouts.kind import LayoutKind
 from equivcheck.layouts.limits.limit import LayoutLimit, Limit
 from equivcheck.layouts.rounding import Division, Rounding
-from equivcheck.parallelisms.fsdp2.communication import FSDP2_FORESIGHT
+from equivcheck.parallelisms.fsdp2.communication import FSDP2_FORESIGHT, averages
 from equivcheck.parallelisms.fsdp2.limits import LAYOUT_LIMITS, LIMITS
-from equivcheck.scenario import FSDP2, ElementType, Layout, MixedPrecision, Parallelism, Wrapping
+from equivcheck.scenario import FSDP2, Layout, MixedPrecision, Parallelism, Wrapping
 from equivcheck.scenario.mesh import DP, REPLICATE, SHARD
 
 if TYPE_CHECKING:
@@ -58,14 +58,13 @@ class FSDP2Kind(LayoutKind):
         if policy is None:
             return None
         reduce = policy.reduce or policy.param
-        averages = reduce in (ElementType.FLOAT32, ElementType.BFLOAT16)
         return Rounding(
             replicas=layout.mesh.size(REPLICATE),
             shards=layout.mesh.size(DP, SHARD),
             compute=policy.param,
             output=policy.output,
             reduce=reduce,
-            division=Division.AFTER if averages else Division.AROUND,
+            division=Division.AFTER if reduce is not None and averages(reduce.value) else Division.AROUND,
             once=parallelism.no_sync,
             accumulates_reduced=True,
         )

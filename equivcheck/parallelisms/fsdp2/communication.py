@@ -8,7 +8,7 @@ from equivcheck.layouts.expected_calls.clipping import dtensor_clipping
 from equivcheck.layouts.expected_calls.communication import Totals, add
 from equivcheck.layouts.expected_calls.model import MIXED_ELEMENTS, Foresight
 from equivcheck.layouts.expected_calls.rank_view import Held, Ledger, RankView
-from equivcheck.layouts.rounding import ITEM_BYTES
+from equivcheck.layouts.rounding import ITEM_BYTES, element_types
 from equivcheck.scenario import FSDP2, Split, TensorParallel, Wrapping
 
 
@@ -33,9 +33,7 @@ class FSDP2Calls:
         self.parts = seat.layout.mesh.size(names[-1])
         self.shard_axis = seat.axes(names[-1])
         self.replicas = seat.axes(names[0]) if len(names) == 2 else None
-        kept, policy = seat.training.precision.value, fsdp.mixed_precision
-        computed = kept if policy is None or policy.param is None else policy.param.value
-        reduced = computed if policy is None or policy.reduce is None else policy.reduce.value
+        computed, reduced = element_types(seat.training.precision, fsdp.mixed_precision)
         self.gathered_bytes, self.reduced_bytes = ITEM_BYTES[computed], ITEM_BYTES[reduced]
         self.op = reduce_op(seat, reduced)
         self.ledger = Ledger()
@@ -84,9 +82,13 @@ class FSDP2Calls:
 
 
 def reduce_op(seat: RankView, element_type: str) -> str:
-    """The backend averages only in element types that do not overflow easily; in others the division is done apart."""
-    averages = element_type in ("float32", "bfloat16") and seat.layout.num_data_ranks > 1
-    return "avg" if averages else "sum"
+    """What a reduction over data ranks is called."""
+    return "avg" if averages(element_type) and seat.layout.num_data_ranks > 1 else "sum"
+
+
+def averages(element_type: str) -> bool:
+    """Whether the backend averages: only in element types that do not overflow easily, else the division is done apart."""
+    return element_type in ("float32", "bfloat16")
 
 
 def units_of(seat: RankView, wrapping: Wrapping) -> tuple[Unit, ...]:
