@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from equivcheck.composition.registry import import_parts
 from equivcheck.export.clipping_by_mesh import clip_kinds
-from equivcheck.layouts.script.draft import Draft, LoopPosition
-from equivcheck.layouts.script.refusal import refuse
-from equivcheck.layouts.script.units import loop_over_units
+from equivcheck.layouts.script.draft import Draft, LoopPosition, loop_over_units, refuse
 from equivcheck.scenario import Compile
 
 

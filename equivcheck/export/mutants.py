@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from equivcheck.export.bugs import accumulation, clipping, gradients, layers, rows, updates
 from equivcheck.export.bugs.snippet import Snippet
-from equivcheck.layouts.script.draft import Draft
-from equivcheck.layouts.script.refusal import CannotExport
+from equivcheck.layouts.script.draft import CannotExport, Draft
 from equivcheck.mutants.hyperparameters import OptimizerOfAnother
 from equivcheck.mutants.mutant import Mutant
 

@@ -11,11 +11,10 @@ from equivcheck.export.header import docstring
 from equivcheck.export.layout import write_layout
 from equivcheck.export.mutants import plant
 from equivcheck.export.tolerance import tolerance_of
-from equivcheck.layouts.script.draft import Draft
+from equivcheck.layouts.script.draft import CannotExport, Draft, refuse
 from equivcheck.layouts.script.form import form_of
 from equivcheck.layouts.script.loop import train_lines
 from equivcheck.layouts.script.numbers import Numbers, constants, usual_numbers
-from equivcheck.layouts.script.refusal import CannotExport, refuse
 from equivcheck.layouts.script.text import formatted
 from equivcheck.mutants.mutant import Mutant
 from equivcheck.scenario import Precision, Scenario

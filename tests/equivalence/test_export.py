@@ -14,8 +14,8 @@ from equivcheck import Outcome, Scenario, check
 from equivcheck.export.mutants import expressible
 from equivcheck.export.script import script_of
 from equivcheck.export.tolerance import tolerance_of
+from equivcheck.layouts.script.draft import CannotExport
 from equivcheck.layouts.script.numbers import Numbers
-from equivcheck.layouts.script.refusal import CannotExport
 from equivcheck.mutants.mutant import Family, Mutant
 from equivcheck.mutants.registry import mutants
 from equivcheck.scenario import DDP, Axis, Data, Layer, Layout, Mesh, Model, Precision, Training

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 
 from equivcheck.choice import Choice
+from equivcheck.errors import UsageError
 from equivcheck.layouts.script.form import Form
 from equivcheck.layouts.script.numbers import Numbers
+from equivcheck.layouts.script.text import listed
 from equivcheck.scenario import Scenario, Training
 
 
@@ -108,3 +111,20 @@ class Draft:
     def add(self, place: LoopPosition, *lines: str) -> None:
         """Lines at a place, after those that are there."""
         self.lines[place] += lines
+
+
+class CannotExport(UsageError):
+    """A scenario, or a mutant, has something that no script expresses; the text names it."""
+
+
+def refuse(what: str, why: str) -> CannotExport:
+    """The error for an option, by its name in the scenario, and the reason."""
+    return CannotExport(f"{what} cannot be exported: {why}")
+
+
+def loop_over_units(draft: Draft, applied: str) -> list[str]:
+    """A loop that applies something to each layer, as ``layer``."""
+    form = draft.form
+    if len(form.layers) == 1:
+        return [re.sub(r"\blayer\b", form.layers[0], applied)]
+    return [f"for layer in {form.stack if form.is_all_layers else listed(list(form.layers))}:", f"    {applied}"]

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from equivcheck.layouts.script.draft import Draft, LoopPosition
-from equivcheck.layouts.script.refusal import refuse
+from equivcheck.layouts.script.draft import Draft, LoopPosition, refuse
 from equivcheck.layouts.script.text import listed
 from equivcheck.scenario import Layout, Parallelism
 from equivcheck.scenario.mesh import TP

@@ -6,8 +6,7 @@ import inspect
 from dataclasses import fields
 
 from equivcheck.errors import UsageError
-from equivcheck.layouts.script.draft import Draft, LoopPosition
-from equivcheck.layouts.script.refusal import refuse
+from equivcheck.layouts.script.draft import Draft, LoopPosition, refuse
 from equivcheck.layouts.script.text import block, call, listed
 from equivcheck.scenario import Group, Training
 from equivcheck.train.material import material

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from equivcheck.layouts.expected_calls.communication import Totals
 from equivcheck.layouts.expected_calls.model import Foresight
-from equivcheck.layouts.expected_calls.rank_view import Ledger, RankView
+from equivcheck.layouts.expected_calls.rank_view import Held, Ledger, RankView
 from equivcheck.parallelisms.ddp.buckets import (
     Bucketing,
     ready_parameters,
@@ -13,14 +13,16 @@ from equivcheck.parallelisms.ddp.buckets import (
     trained_parameters,
     unused_parameters,
 )
-from equivcheck.parallelisms.ddp.zero_redundancy_communication import update_totals
 from equivcheck.scenario import DDP, Compression, Split, TensorParallel
+from equivcheck.trace.stage import Stage
 
 INT32_BYTES = 4
 COUNTER_BYTES = 8
 """Of the buffer that counts forward passes: one int64."""
 COMPRESSED_BYTES = 2
 """Of an element that a hook has compressed."""
+EMPTY_BUCKET_BYTES = 4
+"""What a rank sends all the same that has nothing to send: one float32."""
 
 
 def ddp_totals(seat: RankView, ddp: DDP, axes: str, *, has_buffers: bool = True) -> Totals:
@@ -109,6 +111,42 @@ def _note_rebuilt(ledger: Ledger, step: int, axes: str, bucketing: Bucketing) ->
 def _all_calls(seat: RankView, ddp: DDP) -> Totals:
     totals = ddp_totals(seat, ddp, seat.axes(*seat.layout.axes_of(ddp)))
     return totals | (update_totals(seat, ddp) if ddp.zero_redundancy else {})
+
+
+def update_totals(seat: RankView, ddp: DDP) -> Totals:
+    """What `ZeroRedundancyOptimizer` sends: of all steps, each parameter, or each rank's, from the rank that has updated it."""
+    ledger, names = Ledger(Stage.UPDATE), seat.layout.axes_of(ddp)
+    if ddp.parameters_as_bucket_view:
+        trained = [sum(held.numel for held in part if held.trained) for part in _parts(seat, seat.layout.mesh.size(*names))]
+        sent = [number * seat.item_bytes or EMPTY_BUCKET_BYTES for number in trained]
+    else:
+        sent = [held.numel * seat.item_bytes for held in seat.held]
+    for step in range(seat.training.steps):
+        ledger.note(step, "broadcast", seat.axes(*names), sum(sent), len(sent))
+    return ledger.totals
+
+
+def _parts(seat: RankView, num_ranks: int) -> list[list[Held]]:
+    """Which parameters each rank updates: group after group, the largest first, each to the rank with least so far."""
+    parts: list[list[Held]] = [[] for _ in range(num_ranks)]
+    sizes = [0] * num_ranks
+    for group in _groups(seat):
+        for held in sorted(group, key=lambda found: found.numel, reverse=True):
+            rank = sizes.index(min(sizes))
+            parts[rank].append(held)
+            sizes[rank] += held.numel
+    return parts
+
+
+def _groups(seat: RankView) -> list[list[Held]]:
+    from equivcheck.train.optimizer import group_of
+
+    training = seat.training
+    order = {group: number for number, group in enumerate((None, *dict.fromkeys(training.groups)))}
+    groups: list[list[Held]] = [[] for _ in order]
+    for held in seat.held:
+        groups[order[group_of(training, f"layers.{held.layer}.{held.name}")]].append(held)
+    return groups
 
 
 DDP_FORESIGHT = Foresight(

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from equivcheck.layouts.script.draft import Draft, LoopPosition
+from equivcheck.layouts.script.draft import Draft, LoopPosition, refuse
 from equivcheck.layouts.script.mesh import data_rank, keep_local_between_microbatches, mesh_of, take_rows
-from equivcheck.layouts.script.refusal import refuse
 from equivcheck.layouts.script.text import call
-from equivcheck.parallelisms.tensor_parallel.export_local_shards import read_local_shards
+from equivcheck.parallelisms.tensor_parallel.export_shards import read_local_shards
 from equivcheck.scenario import DDP, Compression, Parallelism
 from equivcheck.scenario.parallelism import DEFAULT_BUCKET_MB
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from equivcheck.layouts.script.draft import Draft, LoopPosition
+from equivcheck.layouts.script.draft import Draft, LoopPosition, refuse
 from equivcheck.layouts.script.form import Form
 from equivcheck.layouts.script.loop import may_be_none, norm_arguments
 from equivcheck.layouts.script.mesh import inner_ranks, keep_local_between_microbatches, mesh_of, take_rows
-from equivcheck.layouts.script.refusal import refuse
 from equivcheck.layouts.script.text import block, call, indented
-from equivcheck.parallelisms.tensor_parallel.export_local_shards import define_whole
+from equivcheck.parallelisms.tensor_parallel.export_shards import define_whole
 from equivcheck.scenario import FSDP1, ClipNorm, Layout, Parallelism, ShardingStrategy, Training, Wrapping
 from equivcheck.scenario.mesh import DP, REPLICATE, SHARD
 

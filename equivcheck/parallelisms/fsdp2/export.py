@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from equivcheck.layouts.script.draft import Draft, LoopPosition
+from equivcheck.layouts.script.draft import Draft, LoopPosition, loop_over_units, refuse
 from equivcheck.layouts.script.mesh import mesh_of, reduce_at_last_microbatch, take_rows
-from equivcheck.layouts.script.refusal import refuse
 from equivcheck.layouts.script.text import call
-from equivcheck.layouts.script.units import loop_over_units
 from equivcheck.scenario import FSDP2, Parallelism, Wrapping
 
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from equivcheck.layouts.script.draft import Draft, LoopPosition
+from equivcheck.layouts.script.draft import Draft, LoopPosition, refuse
 from equivcheck.layouts.script.loop import has_several, loss_of, order_of
-from equivcheck.layouts.script.refusal import refuse
 from equivcheck.layouts.script.text import block, call, indented
 from equivcheck.parallelisms.pipeline.schedules import SCHEDULES
 from equivcheck.parallelisms.pipeline.stages import layers_of_stages, trained_layers

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from equivcheck.layouts.script.draft import Draft, LoopPosition
+from equivcheck.layouts.script.draft import Draft, LoopPosition, loop_over_units, refuse
 from equivcheck.layouts.script.mesh import mesh_of, reduce_at_last_microbatch, take_rows
-from equivcheck.layouts.script.refusal import refuse
 from equivcheck.layouts.script.text import call
-from equivcheck.layouts.script.units import loop_over_units
-from equivcheck.parallelisms.tensor_parallel.export_local_shards import read_local_shards
+from equivcheck.parallelisms.tensor_parallel.export_shards import read_local_shards
 from equivcheck.scenario import Compression, Parallelism, Replicate, Replicator, Wrapping
 from equivcheck.scenario.parallelism import DEFAULT_BUCKET_MB
 

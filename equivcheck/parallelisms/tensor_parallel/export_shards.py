@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from equivcheck.layers.parameters import parameters_of
+from equivcheck.layouts.limits.limit import parallelism_of
+from equivcheck.layouts.partition import cut_dim
 from equivcheck.layouts.script.draft import Draft
 from equivcheck.layouts.script.loop import order_of
 from equivcheck.layouts.script.mesh import inner_ranks
 from equivcheck.layouts.script.text import block, indented
-from equivcheck.parallelisms.tensor_parallel.export_plans import sharded_dims
-from equivcheck.scenario import ClipNorm
+from equivcheck.scenario import ClipNorm, TensorParallel
 
 
 def read_local_shards(draft: Draft) -> None:
@@ -60,3 +62,12 @@ def _clip(clipping: ClipNorm) -> list[str]:
         f"    nn.utils.clip_grads_with_norm_(parameters.values(), {clipping.max_norm!r}, norm)",
         "    return norm",
     ]
+
+
+def sharded_dims(draft: Draft) -> str:
+    """The dims along which parameters are cut, by name, as code."""
+    plan = parallelism_of(draft.scenario.layout, TensorParallel)
+    parameters = parameters_of(draft.scenario.training.model)
+    dims = {draft.form.name_of(found.full_name): cut_dim(plan, found) for found in parameters}
+    items = ", ".join(f'"{name}": {dim}' for name, dim in dims.items() if dim is not None)
+    return f"{{{items}}}"
