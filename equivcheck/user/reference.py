@@ -44,7 +44,7 @@ class SingleDeviceRun:
             _require_same_training(self.trace, _trace(task, seed=task.seed + 1))
 
     @property
-    def limit(self) -> float:
+    def noise_limit(self) -> float:
         """Noise of more than half of the digits, as a share of a tensor's kind."""
         return float(np.sqrt(self.eps))
 
@@ -72,7 +72,7 @@ class SingleDeviceRun:
         if any(len({len(row) for row in values}) > 1 for values in rows):
             return Reference((), Doubt(reason="rounding alone decides which gradients there are", step=0))
         found = expected_of(self.trace, [np.stack(values) for values in rows], self.eps, *(() if parts is None else (parts,)))
-        return Reference(found, doubt_about(found, self.limit))
+        return Reference(found, doubt_about(found, self.noise_limit))
 
     def _tensors(self) -> list[torch.dtype]:
         names = {name for step in self.trace.steps for name in step.parameters.dtypes}
