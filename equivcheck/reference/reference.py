@@ -52,7 +52,7 @@ class Reference:
     """From where on agreement with it proves nothing, and why; None if it does at every step."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class ReferenceRun:
     """A training on one device, which rounds where a layout rounds; equal ones share what has been computed."""
 
@@ -67,7 +67,7 @@ class ReferenceRun:
     def of(cls, scenario: Scenario) -> ReferenceRun:
         """What the ranks of a scenario are compared with."""
         num_parts = max(layout.num_data_ranks for layout in scenario.layouts)
-        return cls(training=scenario.training, rounding=rounding_of(scenario.layout), num_parts=num_parts)
+        return cls(scenario.training, rounding_of(scenario.layout), num_parts)
 
     @property
     def noise_limit(self) -> float:

@@ -7,7 +7,7 @@ import pytest
 
 from equivcheck.reference.doubt import NO_GRADIENT, Doubt, doubt_about, earlier
 from equivcheck.reference.noise import Expected
-from equivcheck.reference.reference import noise_limit, reference
+from equivcheck.reference.reference import ReferenceRun
 from equivcheck.scenario import SGD, Activation, Data, Layer, Model, Norm, Training
 from equivcheck.trace.differences import Phase
 
@@ -20,7 +20,7 @@ TRAINING = Training(
 
 def moments() -> tuple[Expected, ...]:
     """Those of a training that leaves no doubt."""
-    return reference(TRAINING).moments
+    return ReferenceRun(TRAINING).reference().moments
 
 
 def with_tolerances(phase: Phase, step: int, tolerance: float) -> Doubt | None:
@@ -29,7 +29,7 @@ def with_tolerances(phase: Phase, step: int, tolerance: float) -> Doubt | None:
         replace(moment, tolerances=tolerance * moment.scales) if (moment.phase, moment.step) == (phase, step) else moment
         for moment in moments()
     )
-    return doubt_about(altered, noise_limit(TRAINING))
+    return doubt_about(altered, ReferenceRun(TRAINING).noise_limit)
 
 
 def without_gradients(steps: int) -> tuple[Expected, ...]:
@@ -42,13 +42,14 @@ def without_gradients(steps: int) -> tuple[Expected, ...]:
 
 def test_a_well_conditioned_training_leaves_no_doubt() -> None:
     """Every step of it can be told."""
-    assert doubt_about(moments(), noise_limit(TRAINING)) is None
+    assert doubt_about(moments(), ReferenceRun(TRAINING).noise_limit) is None
 
 
 @pytest.mark.parametrize("lr", [1e300, 1e100])
 def test_a_training_that_blows_up_proves_nothing_from_there_on(lr: float) -> None:
     """What overflows in the update is lost at once, what overflows in the next forward a step later."""
-    found = reference(replace(TRAINING, model=Model(features=4, layers=(Layer(width=3),) * 3), optimizer=SGD(lr=lr))).doubt
+    training = replace(TRAINING, model=Model(features=4, layers=(Layer(width=3),) * 3), optimizer=SGD(lr=lr))
+    found = ReferenceRun(training).reference().doubt
 
     assert found is not None
     assert "not finite" in found.reason
@@ -60,7 +61,7 @@ def test_a_dead_network_proves_nothing() -> None:
     layer = Layer(width=1, bias=False, norm=Norm.LAYER, activation=Activation.RELU)
     often_dead = replace(TRAINING, model=Model(features=1, layers=(layer,)), steps=1)
 
-    doubts = {reference(replace(often_dead, seed=seed)).doubt for seed in range(20)}
+    doubts = {ReferenceRun(replace(often_dead, seed=seed)).reference().doubt for seed in range(20)}
 
     assert Doubt(reason=NO_GRADIENT, step=0) in doubts
     assert len(doubts) > 1
@@ -91,11 +92,11 @@ def test_steps_before_any_gradient_do_not_count() -> None:
         replace(moment, norms=moment.norms * np.inf) if moment.step == 2 else moment for moment in without_gradients(steps=2)
     )
 
-    found = doubt_about(lost, noise_limit(TRAINING))
+    found = doubt_about(lost, ReferenceRun(TRAINING).noise_limit)
 
     assert found is not None
     assert (found.step, "not finite" in found.reason) == (0, True)
-    assert doubt_about(without_gradients(steps=2), noise_limit(TRAINING)) is None
+    assert doubt_about(without_gradients(steps=2), ReferenceRun(TRAINING).noise_limit) is None
 
 
 def test_the_earlier_of_two_doubts_counts() -> None:
