@@ -101,7 +101,6 @@ def _held_against_one_device(verdict: Verdict, left: RanksResult, calls: tuple[D
     case = Case(
         reference=run.reference,
         confirming_reference=run.confirming_reference,
-        noise_limit=run.noise_limit,
         required_steps=1 + (start.steps if start else 0),
         calls=calls,
     )

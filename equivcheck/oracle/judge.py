@@ -33,8 +33,6 @@ class Case:
     """What ranks are compared with first."""
     confirming_reference: Callable[[], Reference]
     """What decides where they differ from the first: the same run with a noise floor from many more."""
-    noise_limit: float
-    """The share of a tensor's kind that is half of its digits: what differs by less may be the noise of a reference in doubt."""
     required_steps: int
     """Steps that a reference must be able to tell for agreement to say anything: fewer leave the case INCONCLUSIVE."""
     calls: tuple[Divergence, ...] = ()
@@ -52,7 +50,7 @@ def judge(verdict: V, case: Case, left: RanksResult) -> tuple[V, Doubt | None]:
     if found.divergences:
         confirming = case.confirming_reference()
         found, doubt = _compared(confirming, left, found), earlier(reference.doubt, confirming.doubt)
-        if reference.doubt and doubt and found.largest_share < case.noise_limit:
+        if reference.doubt and doubt and found.largest_share < reference.noise_limit:
             found = apart_before(doubt, found)
     verdict = _diverged(verdict, found, case.calls)
     if verdict.outcome is Outcome.EQUIVALENT and doubt is not None and doubt.step < case.required_steps:

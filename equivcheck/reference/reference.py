@@ -50,6 +50,8 @@ class Reference:
     """Every moment of the run."""
     doubt: Doubt | None
     """From where on agreement with it proves nothing, and why; None if it does at every step."""
+    noise_limit: float
+    """The share of a tensor's kind below which a difference is less than half of its digits: larger noise is a doubt."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,14 +71,6 @@ class ReferenceRun:
         num_parts = max(layout.num_data_ranks for layout in scenario.layouts)
         return cls(scenario.training, rounding_of(scenario.layout), num_parts)
 
-    @property
-    def noise_limit(self) -> float:
-        """The share of a tensor's kind below which a difference is less than half of the digits: the square root of eps.
-
-        Digits are those of the coarsest element type that the training passes through.
-        """
-        return _noise_limit(self.training, self.rounding)
-
     def reference(self) -> Reference:
         """With the noise floor of a few runs with perturbed inputs."""
         return _reference(self.training, self.rounding)
@@ -95,7 +89,8 @@ class ReferenceRun:
 
         A doubt does not count against such a difference in the full judgement either, so that none is looked for.
         """
-        return Reference(coarse_moments(_trace(self.training, self.rounding), self.noise_limit), doubt=None)
+        limit = noise_limit(self.training, self.rounding)
+        return Reference(coarse_moments(_trace(self.training, self.rounding), limit), None, limit)
 
 
 @lru_cache(maxsize=KEPT_REFERENCES)
@@ -130,8 +125,9 @@ def _confirming_reference(training: Training, rounding: Rounding | None, num_par
 
 def _measured(training: Training, rounding: Rounding | None, copies: EnsembleTrace, trace: Trace, *others: Trace) -> Reference:
     """A run with the noise floor that its copies show, and other runs of the same training."""
-    found = expected_moments(training, trace, copies, *others, eps=unit_of(training, rounding))
-    return Reference(found, doubt_about(found, _noise_limit(training, rounding)))
+    eps = None if rounding is None else unit_of(training, rounding)
+    found, limit = expected_moments(training, trace, copies, *others, eps=eps), noise_limit(training, rounding)
+    return Reference(found, doubt_about(found, limit), limit)
 
 
 @contextmanager
@@ -141,7 +137,11 @@ def _computing(rounding: Rounding | None) -> Iterator[None]:
         yield
 
 
-def _noise_limit(training: Training, rounding: Rounding | None) -> float:
+def noise_limit(training: Training, rounding: Rounding | None = None) -> float:
+    """The share of a tensor's kind below which a difference is less than half of the digits: the square root of eps.
+
+    Digits are those of the coarsest element type that the training passes through.
+    """
     own = (training.precision.value, training.optimizer.rounds_to)
     kinds = (*filter(None, own), *(rounding.element_types if rounding is not None else ()))
     return float(np.sqrt(max(map(eps_of, kinds))))

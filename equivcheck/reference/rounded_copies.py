@@ -20,15 +20,14 @@ from equivcheck.train.loop import train
 from equivcheck.train.material import Batch
 
 
-def unit_of(training: Training, rounding: Rounding | None) -> float:
+def unit_of(training: Training, rounding: Rounding) -> float:
     """The unit of rounding that honest runs differ by: of the training's precision, or of float32 where that computes.
 
     A product of float32 comes out otherwise where its operands lie otherwise in memory. Products of lower precision add up in
     float32 and are then rounded: on the same rows they come out bit for bit the same.
     """
-    own = eps_of(training.precision.value)
-    computes_in_float32 = rounding is not None and rounding.compute is ElementType.FLOAT32
-    return max(own, eps_of(ElementType.FLOAT32.value)) if computes_in_float32 else own
+    kind = ElementType.FLOAT32 if rounding.compute is ElementType.FLOAT32 else training.precision
+    return max(eps_of(kind.value), eps_of(training.precision.value))
 
 
 def rounded_copies(

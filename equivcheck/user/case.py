@@ -28,7 +28,6 @@ class UserCase:
         return Case(
             reference=lambda: self._reference,
             confirming_reference=lambda: self._readable(self._run.confirming_reference(None if self._far else self._parts)),
-            noise_limit=self._run.noise_limit,
             required_steps=len(self._run.task.batches),
         )
 
@@ -62,13 +61,13 @@ class UserCase:
     @cached_property
     def _far(self) -> Expected | None:
         """Where the parts of the ranks, taken one after the other, are no second estimate of the same training."""
-        return None if self._parts is None else far_moment(self._reference, self._parts, self._run.noise_limit)
+        return None if self._parts is None else far_moment(self._reference, self._parts)
 
     def _readable(self, reference: Reference) -> Reference:
         """The reference without optimizer state that no rank could hand over, where users read tensors themselves."""
         if self._run.task.full_tensors is None:
             return reference
-        return Reference(tuple(map(self._without_unread, reference.moments)), reference.doubt)
+        return replace(reference, moments=tuple(map(self._without_unread, reference.moments)))
 
     def _without_unread(self, moment: Expected) -> Expected:
         if moment.phase is not Phase.STATE:

@@ -91,7 +91,7 @@ def taken_as_reference(training: Training, traces: tuple[Trace, ...]) -> Referen
         replace(expected, values=full_vector(expected.table, moment.snapshot.present, moment.snapshot.values))
         for expected, moment in rows
     )
-    return Reference(found, None)
+    return replace(reference, moments=found, doubt=None)
 
 
 def exercised(model: Model, exercise: Exercise) -> Model:

@@ -7,7 +7,7 @@ import pytest
 
 from equivcheck.reference.doubt import NO_GRADIENT, Doubt, doubt_about, earlier
 from equivcheck.reference.noise import Expected
-from equivcheck.reference.reference import ReferenceRun
+from equivcheck.reference.reference import ReferenceRun, noise_limit
 from equivcheck.scenario import SGD, Activation, Data, Layer, Model, Norm, Training
 from equivcheck.trace.differences import Phase
 
@@ -29,7 +29,7 @@ def with_tolerances(phase: Phase, step: int, tolerance: float) -> Doubt | None:
         replace(moment, tolerances=tolerance * moment.scales) if (moment.phase, moment.step) == (phase, step) else moment
         for moment in moments()
     )
-    return doubt_about(altered, ReferenceRun(TRAINING).noise_limit)
+    return doubt_about(altered, noise_limit(TRAINING))
 
 
 def without_gradients(steps: int) -> tuple[Expected, ...]:
@@ -42,7 +42,7 @@ def without_gradients(steps: int) -> tuple[Expected, ...]:
 
 def test_a_well_conditioned_training_leaves_no_doubt() -> None:
     """Every step of it can be told."""
-    assert doubt_about(moments(), ReferenceRun(TRAINING).noise_limit) is None
+    assert doubt_about(moments(), noise_limit(TRAINING)) is None
 
 
 @pytest.mark.parametrize("lr", [1e300, 1e100])
@@ -92,11 +92,11 @@ def test_steps_before_any_gradient_do_not_count() -> None:
         replace(moment, norms=moment.norms * np.inf) if moment.step == 2 else moment for moment in without_gradients(steps=2)
     )
 
-    found = doubt_about(lost, ReferenceRun(TRAINING).noise_limit)
+    found = doubt_about(lost, noise_limit(TRAINING))
 
     assert found is not None
     assert (found.step, "not finite" in found.reason) == (0, True)
-    assert doubt_about(without_gradients(steps=2), ReferenceRun(TRAINING).noise_limit) is None
+    assert doubt_about(without_gradients(steps=2), noise_limit(TRAINING)) is None
 
 
 def test_the_earlier_of_two_doubts_counts() -> None:

@@ -10,7 +10,7 @@ from equivcheck import Scenario, check
 from equivcheck.reference import noise as floor
 from equivcheck.reference.noise import perturbed
 from equivcheck.reference.optimizer_rounding import round_in_optimizer, rounding_setup
-from equivcheck.reference.reference import ReferenceRun
+from equivcheck.reference.reference import noise_limit
 from equivcheck.scenario import (
     FSDP2,
     SGD,
@@ -108,6 +108,6 @@ def test_a_sum_over_a_matrix_moved_as_a_whole_is_no_finding(width: int, seed: in
 
 def test_what_an_optimizer_rounds_to_limits_the_noise() -> None:
     """Half of the digits are those of the coarsest type that a step computes in."""
-    assert ReferenceRun(TRAINING).noise_limit == pytest.approx(2.0**-26)
-    assert ReferenceRun(replace(TRAINING, precision=Precision.FLOAT32)).noise_limit == pytest.approx(2.0**-11.5)
-    assert ReferenceRun(MUON).noise_limit == pytest.approx(2.0**-3.5)
+    assert noise_limit(TRAINING) == pytest.approx(2.0**-26)
+    assert noise_limit(replace(TRAINING, precision=Precision.FLOAT32)) == pytest.approx(2.0**-11.5)
+    assert noise_limit(MUON) == pytest.approx(2.0**-3.5)
