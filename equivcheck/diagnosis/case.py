@@ -12,7 +12,7 @@ from equivcheck.composition.registry import rounding_of
 from equivcheck.composition.running import Runner
 from equivcheck.diagnosis.starts import Begun, watched
 from equivcheck.layouts.rounding import Rounding
-from equivcheck.reference.reference import Reference, confirming_reference
+from equivcheck.reference.reference import Reference, ReferenceRun
 from equivcheck.scenario import Scenario
 from equivcheck.trace.differences import Divergence, Phase
 from equivcheck.trace.moments import Moment, moments, moments_of_steps
@@ -99,8 +99,7 @@ def case_of(scenario: Scenario, alter: Callable[[Setup], None] | None, world: st
     kept: dict[int, Begun] = {}
     sees = world == "sim" and scenario.start is None and not scenario.layout.execution.is_compiled
     left = Runner(world=world, deadline=deadline, alter=watched(alter, kept) if sees else alter).run(scenario)
-    num_parts = max(layout.num_data_ranks for layout in scenario.layouts)
-    reference = confirming_reference(scenario.training, num_parts, rounding_of(scenario.layout))
+    reference = ReferenceRun.of(scenario).confirming_reference()
     divergences = compare(reference, left.run.values, left.before).divergences
     if not divergences:
         return None

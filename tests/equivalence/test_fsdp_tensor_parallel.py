@@ -20,7 +20,7 @@ from equivcheck import Outcome, check
 from equivcheck.comparison.assemble import Assembler
 from equivcheck.composition.program import rank_program
 from equivcheck.composition.registry import repaired
-from equivcheck.reference.reference import reference
+from equivcheck.reference.reference import ReferenceRun
 from equivcheck.scenario import (
     FSDP1,
     Axis,
@@ -91,7 +91,7 @@ def _first_gradients(scenario: Scenario) -> list[Snapshot]:
 
 def _full_gradient(scenario: Scenario) -> np.ndarray:
     """The gradient of all parameters as one vector."""
-    (expected,) = (moment for moment in reference(scenario.training).moments if moment.phase is Phase.GRADIENT)
+    (expected,) = (moment for moment in ReferenceRun(scenario.training).reference().moments if moment.phase is Phase.GRADIENT)
     assembled = Assembler().assemble(expected, _first_gradients(scenario))
     assert not assembled.misfits
     assert assembled.covered.all()
@@ -107,7 +107,7 @@ def test_gradients_over_tensor_parallelism_are_those_without(pair: tuple[Scenari
         return  # what is on file is wrong already
     assert outcomes <= {Outcome.EQUIVALENT, Outcome.INCONCLUSIVE}
     both, alone = map(_full_gradient, pair)
-    (expected,) = (moment for moment in reference(pair[0].training).moments if moment.phase is Phase.GRADIENT)
+    (expected,) = (moment for moment in ReferenceRun(pair[0].training).reference().moments if moment.phase is Phase.GRADIENT)
     assert np.isfinite(both).all()
     assert np.linalg.norm(both - alone) <= 2 * np.linalg.norm(expected.tolerances)
 

@@ -13,7 +13,7 @@ from equivcheck import Outcome, Scenario, check
 from equivcheck.comparison.compare import compare
 from equivcheck.composition.program import rank_program
 from equivcheck.composition.registry import repaired
-from equivcheck.reference.reference import Reference, confirming_reference
+from equivcheck.reference.reference import Reference, ReferenceRun
 from equivcheck.scenario import (
     DDP,
     SGD,
@@ -85,12 +85,13 @@ def taken_as_reference(training: Training, traces: tuple[Trace, ...]) -> Referen
     """What ranks that each hold everything have left, with the tolerances of the training on one device."""
     losses = np.mean([[step.loss for step in trace.steps] for trace in traces], axis=0)
     steps = tuple(replace(step, loss=float(loss)) for step, loss in zip(traces[0].steps, losses, strict=True))
-    rows = zip(confirming_reference(training, len(traces)).moments, moments(replace(traces[0], steps=steps)), strict=True)
+    reference = ReferenceRun(training, num_parts=len(traces)).confirming_reference()
+    rows = zip(reference.moments, moments(replace(traces[0], steps=steps)), strict=True)
     found = tuple(
         replace(expected, values=full_vector(expected.table, moment.snapshot.present, moment.snapshot.values))
         for expected, moment in rows
     )
-    return Reference(found, None)
+    return replace(reference, moments=found, doubt=None)
 
 
 def exercised(model: Model, exercise: Exercise) -> Model:

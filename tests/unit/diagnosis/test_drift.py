@@ -7,7 +7,7 @@ from equivcheck.comparison.compare import compare
 from equivcheck.composition.running import Runner
 from equivcheck.diagnosis.explain import explained
 from equivcheck.diagnosis.forcing import beginnings, forcing
-from equivcheck.reference.reference import confirming_reference
+from equivcheck.reference.reference import ReferenceRun
 from unit.diagnosis import faults
 from unit.diagnosis.faults import ON_DDP, ON_FSDP2, Fault
 
@@ -24,7 +24,7 @@ def test_what_is_lost_between_steps_is_given_back_under_every_layout(scenario: S
     forced = forcing(beginnings(scenario), lose_everything, state=True)
     left = Runner(world="sim", deadline=60.0, alter=forced).run(scenario)
 
-    assert compare(confirming_reference(scenario.training, 2), left.run.values).divergences == ()
+    assert compare(ReferenceRun(scenario.training, num_parts=2).confirming_reference(), left.run.values).divergences == ()
 
 
 @pytest.mark.parametrize(

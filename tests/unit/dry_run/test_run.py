@@ -1,10 +1,9 @@
 """Dry runs."""
 
-from dataclasses import replace
-
 import pytest
 
 from equivcheck import UsageError
+from equivcheck.comparison import communication
 from equivcheck.composition.expected_calls import Prediction
 from equivcheck.dry_run import run
 from equivcheck.dry_run.grow import grown
@@ -79,6 +78,8 @@ def test_calls_that_were_not_foreseen_are_a_problem(monkeypatch: pytest.MonkeyPa
     )
     found = dry_run(sharded)
     assert (found.problems, found.remarks, found.unforeseen) == ((), (), "")
-    real = run.traffic
-    monkeypatch.setattr(run, "traffic", lambda calls, mesh: tuple(replace(one, num_bytes=1) for one in real(calls, mesh)))
+    real = communication.totals
+    monkeypatch.setattr(
+        communication, "totals", lambda *given, **named: {key: (calls, 1) for key, (calls, _) in real(*given, **named).items()}
+    )
     assert "rank 0, step 0 compute, all_gather over dp: 2 calls, 1 bytes, foreseen 2 calls, 48 bytes" in dry_run(sharded).problems
