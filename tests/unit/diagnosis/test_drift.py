@@ -1,12 +1,13 @@
-"""Ranks that begin each step with the reference's values say at which steps they go wrong by themselves."""
+"""Ranks that start each step from the reference's values show where a run goes wrong."""
 
 import pytest
 
 from equivcheck import Scenario, check
 from equivcheck.comparison.compare import compare
 from equivcheck.composition.running import Runner
+from equivcheck.diagnosis.drift import FROM_REFERENCE
 from equivcheck.diagnosis.explain import explained
-from equivcheck.diagnosis.forcing import beginnings, forcing
+from equivcheck.diagnosis.reference_values import starting_from, values_at_steps
 from equivcheck.reference.reference import ReferenceRun
 from unit.diagnosis import faults
 from unit.diagnosis.faults import ON_DDP, ON_FSDP2, Fault
@@ -21,7 +22,7 @@ def test_what_is_lost_between_steps_is_given_back_under_every_layout(scenario: S
             faults.lose_state(setup)
         faults.another_start(setup)
 
-    forced = forcing(beginnings(scenario), lose_everything, state=True)
+    forced = starting_from(values_at_steps(scenario), lose_everything, state=True)
     left = Runner(world="sim", deadline=60.0, alter=forced).run(scenario)
 
     assert compare(ReferenceRun(scenario.training, num_parts=2).confirming_reference(), left.run.values).divergences == ()
@@ -30,25 +31,25 @@ def test_what_is_lost_between_steps_is_given_back_under_every_layout(scenario: S
 @pytest.mark.parametrize(
     ("scenario", "alter", "drift"),
     [
-        (ON_DDP, faults.gradients(lambda values: values.mul_(3.0)), "every step is wrong by itself"),
+        (ON_DDP, faults.gradients(lambda values: values.mul_(3.0)), f"in every step, also {FROM_REFERENCE}"),
         (
             ON_FSDP2,
             faults.lose_state,
-            "each step is right by itself from the reference's values: it is optimizer state carried over that goes wrong",
+            f"between steps: each is right {FROM_REFERENCE}, so the optimizer state carried over is wrong",
         ),
         (
             ON_DDP,
             faults.another_start,
-            "each step is right by itself from the reference's values: it is the parameters carried over that goes wrong",
+            f"between steps: each is right {FROM_REFERENCE}, so the parameters carried over are wrong",
         ),
         (
             ON_DDP,
             faults.keep_gradients,
-            "step 0 is right by itself; step 1 is wrong: gradient of layers.0.linear.weight",
+            f"in step 1 (gradient of layers.0.linear.weight), also {FROM_REFERENCE}; step 0 is right",
         ),
     ],
     ids=["every step", "state", "parameters", "from the second on"],
 )
-def test_a_verdict_says_which_steps_are_wrong_by_themselves(scenario: Scenario, alter: Fault, drift: str) -> None:
+def test_a_verdict_says_where_the_run_goes_wrong(scenario: Scenario, alter: Fault, drift: str) -> None:
     """Whether a step goes wrong, or what it begins with."""
     assert explained(check(scenario, alter=alter), alter=alter).drift == drift

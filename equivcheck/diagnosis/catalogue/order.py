@@ -1,4 +1,4 @@
-"""Parts that lie in another order than they should: shards of an activation, stages of a pipeline."""
+"""Shards of an activation or stages of a pipeline in the wrong order."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from itertools import combinations
 import torch
 from torch import nn
 
-from equivcheck.diagnosis.case import Case
-from equivcheck.diagnosis.counterfactual import Counterfactual, alone, side_by_side
-from equivcheck.diagnosis.side_by_side import SideBySide
+from equivcheck.diagnosis.catalogue.counterfactual import Change, Counterfactual, on_emulated_ranks, on_one_device
+from equivcheck.diagnosis.diverged_run import DivergedRun
+from equivcheck.diagnosis.emulation.emulated_ranks import EmulatedRanks
 from equivcheck.diagnosis.words import over
 from equivcheck.parallelisms.pipeline.stages import layers_of_stages
 from equivcheck.scenario import Layout, Pipeline, TensorParallel
@@ -23,30 +23,28 @@ Reorder = Callable[[torch.Tensor], torch.Tensor]
 """The same parts of an activation in another order."""
 
 
-def wrong_orders(case: Case) -> Iterator[Counterfactual]:
+def wrong_orders(diverged: DivergedRun) -> Iterator[Counterfactual]:
     """Shards of what goes into or comes out of a linear, and stages."""
-    layout = case.scenario.layout
-    if case.rounding is not None or case.scenario.start is not None:
+    layout = diverged.layout
+    if not diverged.can_be_emulated:
         return
     if layout.mesh.size(TP) > 1 and layout.has(TensorParallel):
-        yield from _shards(case, layout)
-    for pipeline in layout.parallelisms:
-        if isinstance(pipeline, Pipeline):
-            yield from _stages(case, pipeline)
+        yield from _shards(diverged, layout)
+    for pipeline in layout.of(Pipeline):
+        yield from _stages(diverged, pipeline)
 
 
-def _shards(case: Case, layout: Layout) -> Iterator[Counterfactual]:
-    ranks, count = layout.mesh.size(TP), len(case.scenario.training.model.layers)
+def _shards(diverged: DivergedRun, layout: Layout) -> Iterator[Counterfactual]:
+    ranks, count = layout.mesh.size(TP), len(diverged.training.model.layers)
     choices = [tuple(range(count)), *((layer,) for layer in range(count))] if count > 1 else [(0,)]
     for layers in choices:
-        who = "each layer" if len(layers) > 1 else f"`layers.{layers[0]}.linear`"
+        who = "every layer" if len(layers) > 1 else f"`layers.{layers[0]}.linear`"
         for outputs in (True, False):
             for dim in (-1, 0):
-                parts = "features" if dim else "rows"
-                words = f"the {parts} of the {'output' if outputs else 'input'} of {who} are put together in another order"
+                what = f"the {'features' if dim else 'rows'} of the {'output' if outputs else 'input'} of {who}"
+                words = f"{what} are gathered from {over(layout.mesh, (TP,))} in the wrong order"
                 for reorder in _orders(ranks, dim):
-                    words_of_ranks = f"{words} of {over(layout.mesh, (TP,))}"
-                    yield _everywhere(case, words_of_ranks, _reordering(layers, reorder, outputs=outputs))
+                    yield _everywhere(diverged, words, _reordering(layers, reorder, outputs=outputs))
 
 
 def _orders(ranks: int, dim: int) -> Iterator[Reorder]:
@@ -60,19 +58,19 @@ def _rolled(values: torch.Tensor, *, ranks: int, dim: int, shift: int) -> torch.
     return values.roll(shift * -(-values.shape[dim] // ranks), dim)
 
 
-def _everywhere(case: Case, words: str, change: Callable[[Setup], None]) -> Counterfactual:
+def _everywhere(diverged: DivergedRun, words: str, change: Change) -> Counterfactual:
     """The change on one device, or for each rank where these have rows of their own."""
-    if case.scenario.layout.num_data_ranks == 1:
-        return alone(case, Cause.PERMUTED, words, change)
+    if diverged.layout.num_data_ranks == 1:
+        return on_one_device(diverged, Cause.PERMUTED, words, change)
 
-    def change_all(trainings: SideBySide) -> None:
-        for setup in trainings.setups:
+    def change_all(ranks: EmulatedRanks) -> None:
+        for setup in ranks.setups:
             change(setup)
 
-    return side_by_side(case, Cause.PERMUTED, words, change_all)
+    return on_emulated_ranks(diverged, Cause.PERMUTED, words, change_all)
 
 
-def _reordering(layers: tuple[int, ...], reorder: Reorder, *, outputs: bool) -> Callable[[Setup], None]:
+def _reordering(layers: tuple[int, ...], reorder: Reorder, *, outputs: bool) -> Change:
     def change(setup: Setup) -> None:
         for layer in layers:
             linear = setup.model.get_submodule(f"layers.{layer}.linear")
@@ -84,13 +82,13 @@ def _reordering(layers: tuple[int, ...], reorder: Reorder, *, outputs: bool) -> 
     return change
 
 
-def _stages(case: Case, pipeline: Pipeline) -> Iterator[Counterfactual]:
-    layers = layers_of_stages(pipeline, case.scenario.layout.mesh.size(PP), len(case.scenario.training.model.layers))
+def _stages(diverged: DivergedRun, pipeline: Pipeline) -> Iterator[Counterfactual]:
+    layers = layers_of_stages(pipeline, diverged.layout.mesh.size(PP), len(diverged.training.model.layers))
     for one, other in combinations(range(len(layers)), 2):
         order = list(layers)
         order[one], order[other] = order[other], order[one]
-        words = f"stages {one} and {other} of the pipeline have changed places"
-        yield _everywhere(case, words, partial(_reorder_layers, order=[layer for stage in order for layer in stage]))
+        words = f"stages {one} and {other} of the pipeline are swapped"
+        yield _everywhere(diverged, words, partial(_reorder_layers, order=[layer for stage in order for layer in stage]))
 
 
 def _reorder_layers(setup: Setup, order: list[int]) -> None:

@@ -1,4 +1,4 @@
-"""Ranks that begin every step with the reference's parameters and optimizer state."""
+"""Ranks that start every step from the reference's parameters and optimizer state."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class NotWritable(EquivCheckError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Beginning:
+class StepValues:
     """What the reference has at the start of a step."""
 
     parameters: Whole
@@ -37,9 +37,9 @@ class Beginning:
     """The element type of each state."""
 
 
-def beginnings(scenario: Scenario) -> list[Beginning]:
-    """Train on one device and keep what each step begins with."""
-    rounding, kept = rounding_of(scenario.layout), list[Beginning]()
+def values_at_steps(scenario: Scenario) -> list[StepValues]:
+    """Train on one device and keep what each step starts from."""
+    rounding, kept = rounding_of(scenario.layout), list[StepValues]()
     setup = single_device(scenario.training) if rounding is None else rounded_setup(scenario.training, rounding)
 
     def keep(optimizer: torch.optim.Optimizer, _step: int) -> None:
@@ -50,7 +50,7 @@ def beginnings(scenario: Scenario) -> list[Beginning]:
             for key, value in optimizer.state.get(parameter, {}).items()
         }
         kept.append(
-            Beginning(
+            StepValues(
                 parameters={name: _array(value) for name, value in named.items()},
                 state={name: _array(value) for name, value in state.items()},
                 types={name: value.dtype for name, value in state.items()},
@@ -66,7 +66,7 @@ def _array(value: torch.Tensor) -> Any:
     return value.detach().to(torch.float64).numpy().copy()
 
 
-def forcing(begun: Sequence[Beginning], alter: Callable[[Setup], None] | None, *, state: bool) -> Callable[[Setup], None]:
+def starting_from(values: Sequence[StepValues], alter: Callable[[Setup], None] | None, *, state: bool) -> Callable[[Setup], None]:
     """`alter`, and then at each step's start the reference's parameters, and its optimizer state if asked for.
 
     After whatever else happens there: what is lost between two steps is given back.
@@ -75,31 +75,31 @@ def forcing(begun: Sequence[Beginning], alter: Callable[[Setup], None] | None, *
     def change(setup: Setup) -> None:
         if alter is not None:
             alter(setup)
-        setup.before_step.append(lambda optimizer, step: _begin(setup, optimizer, begun[step], state=state))
+        setup.before_step.append(lambda optimizer, step: _write_all(setup, optimizer, values[step], state=state))
 
     return change
 
 
-def _begin(setup: Setup, optimizer: torch.optim.Optimizer, begun: Beginning, *, state: bool) -> None:
+def _write_all(setup: Setup, optimizer: torch.optim.Optimizer, values: StepValues, *, state: bool) -> None:
     slots = setup.find_slots(setup.model)
     for slot in slots:
-        _write(slot.parameter, slot.pieces, begun.parameters)
+        _write(slot.parameter, slot.pieces, values.parameters)
     if state:
         if setup.state_of is own_state:
-            _make_missing(optimizer, slots, begun)
+            _make_missing(optimizer, slots, values)
         for slot, tensor in state_slots(setup.state_of(optimizer), slots):
-            _write(tensor, slot.pieces, begun.state)
+            _write(tensor, slot.pieces, values.state)
 
 
-def _make_missing(optimizer: torch.optim.Optimizer, slots: Sequence[Slot], begun: Beginning) -> None:
+def _make_missing(optimizer: torch.optim.Optimizer, slots: Sequence[Slot], values: StepValues) -> None:
     """Make state that the reference has by now: as large as its parameter, or the same on every rank."""
     for slot in slots:
         piece = slot.pieces[0]
-        for name, value in begun.state.items():
+        for name, value in values.state.items():
             parameter, _, key = name.rpartition("/")
             if parameter == piece.name and key not in optimizer.state.get(slot.parameter, {}):
                 whole = value.shape == piece.shape
-                made = torch.zeros_like(slot.parameter) if whole else torch.from_numpy(np.array(value)).to(begun.types[name])
+                made = torch.zeros_like(slot.parameter) if whole else torch.from_numpy(np.array(value)).to(values.types[name])
                 cast(MutableMapping[str, Any], optimizer.state[slot.parameter])[key] = made
 
 

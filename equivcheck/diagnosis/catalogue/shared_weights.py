@@ -1,4 +1,4 @@
-"""Shared weights that are no longer shared."""
+"""Weights shared among layers that are no longer shared."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from equivcheck.diagnosis.case import Case
-from equivcheck.diagnosis.counterfactual import Counterfactual, alone
+from equivcheck.diagnosis.catalogue.counterfactual import Change, Counterfactual, on_one_device
+from equivcheck.diagnosis.diverged_run import DivergedRun
 from equivcheck.diagnosis.words import listed
 from equivcheck.scenario import Training
 from equivcheck.train.optimizer import build_optimizer
@@ -19,30 +19,31 @@ from equivcheck.train.setup import Setup
 from equivcheck.verdict.cause import Cause
 
 
-def wrong_ties(case: Case) -> Iterator[Counterfactual]:
+def wrong_sharing(diverged: DivergedRun) -> Iterator[Counterfactual]:
     """In one place of several a shared weight stays as it was, gets no gradient, or is a parameter of its own."""
-    if case.rounding is not None:
+    if diverged.rounding is not None:
         return
-    layers = case.scenario.training.model.layers
+    layers = diverged.training.model.layers
     for owner in sorted({layer.shares for layer in layers if layer.shares is not None}):
+        weight = f"`layers.{owner}.linear.weight`"
         sharers = [index for index, layer in enumerate(layers) if layer.shares == owner]
         choices = [tuple(sharers), *((place,) for place in (*sharers, owner))]
         for places in dict.fromkeys(choices):
-            layers_of = "layer" if len(places) == 1 else "layers"
-            where = f"`layers.{owner}.linear.weight` in {layers_of} {listed([str(at) for at in places])}"
-            yield alone(case, Cause.UNTIED, f"the shared {where} contributes nothing to its gradient", _linear(places, _detached))
-            yield alone(case, Cause.UNTIED, f"the shared {where} stays as it was at the start", _linear(places, _left_behind))
-        where = f"`layers.{owner}.linear.weight`"
-        for trained in (True, False):
-            words = f"{where} is no longer shared: {'each layer updates its own' if trained else 'other layers keep their own'}"
-            yield alone(case, Cause.UNTIED, words, _apart(sharers, trained=trained))
+            where = f"layer{'' if len(places) == 1 else 's'} {listed([str(at) for at in places])}"
+            words = f"the use of the shared {weight} in {where} adds nothing to its gradient"
+            yield on_one_device(diverged, Cause.UNTIED, words, _linear(places, _detached))
+            words = f"the shared {weight} keeps its initial value in {where}"
+            yield on_one_device(diverged, Cause.UNTIED, words, _linear(places, _left_behind))
+        for trained, fate in ((True, "updated on its own"), (False, "never updated")):
+            words = f"{weight} is no longer shared: each layer that shares it has a copy that is {fate}"
+            yield on_one_device(diverged, Cause.UNTIED, words, _apart(sharers, trained=trained))
 
 
 Weight = Callable[[nn.Linear], Callable[[], torch.Tensor]]
 """What a linear takes for its weight, made before training."""
 
 
-def _linear(places: Iterable[int], weight: Weight) -> Callable[[Setup], None]:
+def _linear(places: Iterable[int], weight: Weight) -> Change:
     def change(setup: Setup) -> None:
         for place in places:
             linear = setup.model.get_submodule(f"layers.{place}.linear")
@@ -66,7 +67,7 @@ def _left_behind(linear: nn.Linear) -> Callable[[], torch.Tensor]:
     return lambda: start + (linear.weight - linear.weight.detach())
 
 
-def _apart(sharers: list[int], *, trained: bool) -> Callable[[Setup], None]:
+def _apart(sharers: list[int], *, trained: bool) -> Change:
     def change(setup: Setup) -> None:
         own: dict[str, nn.Parameter] = {}
         for place in sharers:
