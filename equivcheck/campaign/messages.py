@@ -34,11 +34,6 @@ class MayShrink:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stop:
-    """To the worker: end after the check that is running."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Ready:
     """From the worker: everything is imported."""
 

@@ -31,7 +31,7 @@ def coverage(seconds: float, seed: int | None, layouts: tuple[str, ...], legal: 
 
     A feature is a field of a scenario with one of its values; a pair is legal if a scenario within all limits can have both.
     """
-    from equivcheck.campaign.draws import draw
+    from equivcheck.campaign.batches import draw
     from equivcheck.campaign.plan import Plan
     from equivcheck.coverage.legality import Examples
     from equivcheck.coverage.reach import Reach

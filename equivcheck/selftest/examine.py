@@ -58,7 +58,7 @@ class _Drawing:
         self._start = time.monotonic()
         self._seen: set[Scenario] = set()
         self._reached_after_catch = 0
-        self.row = Row(name=mutant.name, family=mutant.family, expected=mutant.causes)
+        self.row = Row.of(mutant)
         self.smallest: Verdict | None = None
         """Of the catches; rather one of which the honest training is equivalent, and steps are not traced, which is slow."""
         self._rank: tuple[int, ...] | None = None

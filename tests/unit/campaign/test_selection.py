@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from equivcheck.campaign.pace import COMPILED_SHARE, Pace
+from equivcheck.campaign.selection import COMPILED_SHARE, Pace
 from equivcheck.layouts.execution.compile_time import expected_compile_seconds
 from unit.campaign import fakes
 
