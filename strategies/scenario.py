@@ -14,8 +14,7 @@ from equivcheck.composition.fitting import fitted_training, row_multiple, with_s
 from equivcheck.scenario import SPMD, Execution, Layout, Loss, Pipeline, Scenario, Training
 from equivcheck.scenario.mesh import MAX_RANKS
 from equivcheck.strategies.chance import EVENLY, RARELY, SEEDS, SOMETIMES
-from equivcheck.strategies.execution import executions
-from equivcheck.strategies.layout import layouts
+from equivcheck.strategies.layout import executions, layouts
 from equivcheck.strategies.plan import needs_plan, with_drawn_plan, with_idle_plan
 from equivcheck.strategies.stages import needs_stages, with_drawn_boundaries, with_drawn_schedule
 from equivcheck.strategies.start import may_start, with_drawn_start
