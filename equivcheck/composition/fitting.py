@@ -5,9 +5,9 @@ from __future__ import annotations
 from contextlib import suppress
 from dataclasses import replace
 
-from equivcheck.errors import EquivCheckError
 from equivcheck.composition.hand_over_limits import handed_over, why_unsupported
 from equivcheck.composition.registry import repaired, repaired_layout
+from equivcheck.errors import EquivCheckError
 from equivcheck.scenario import Layout, Pipeline, Scenario, Training
 from equivcheck.scenario.data import USUAL_ROWS
 
