@@ -34,17 +34,17 @@ _SETTINGS = settings(
 )
 
 
-class Shows(Exception):
+class FaultShown(Exception):
     """Raised by what takes scenarios to have the one of this moment shrunk: smaller ones that raise it too are looked for."""
 
 
-class Enough(BaseException):
+class EndBatch(BaseException):
     """Raised by what takes scenarios to end the batch at once; no `Exception`, which Hypothesis would shrink."""
 
 
 def run_batch(strategy: SearchStrategy[Scenario], batch_seed: int, take: Callable[[Scenario], None]) -> None:
-    """Have drawn scenarios taken until the batch is over, `take` raises `Enough`, or what raised `Shows` has been shrunk."""
-    with contextlib.suppress(Enough, Shows, Flaky):
+    """Take drawn scenarios until the batch is over, `take` raises `EndBatch`, or what raised `FaultShown` has been shrunk."""
+    with contextlib.suppress(EndBatch, FaultShown, Flaky):
         for number in range(_BATCH // _FRESH):
             _run_fresh(strategy, batch_seed + number, take)
 
@@ -75,7 +75,7 @@ def draw(plan: Plan, take: Callable[[Scenario], None]) -> float:
 
     def take_in_time(scenario: Scenario) -> None:
         if time.monotonic() - started >= plan.seconds:
-            raise Enough
+            raise EndBatch
         take(scenario)
 
     for number in itertools.count():

@@ -87,7 +87,7 @@ class Control:
     seconds: float = 0.0
     """Time that it took."""
     caught: bool = False
-    """Whether it was found; if not, what the campaign did not find says nothing."""
+    """Whether it was found; if not, a clean result of the campaign proves nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

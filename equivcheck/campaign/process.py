@@ -38,10 +38,10 @@ class CheckingProcess(WorkerProcess):
     def is_stuck(self) -> bool:
         """Whether it has not begun a check for longer than any may take."""
         # Reading back what is checked costs more than a look at the clock.
-        return self.idle_seconds > self._plan.stuck_seconds and self.idle_seconds > self.patience
+        return self.idle_seconds > self._plan.stuck_seconds and self.idle_seconds > self.allowed_seconds
 
     @property
-    def patience(self) -> float:
+    def allowed_seconds(self) -> float:
         """Seconds that what it began last may take; before its first check, also to start."""
         if not self._recorder.num_begun:
             return self._plan.stuck_seconds + START_SECONDS
@@ -57,7 +57,7 @@ class CheckingProcess(WorkerProcess):
         """The verdict on the scenario in which it is stuck, with its stacks; it is killed. None if it had begun none."""
         self.print_stacks()
         self.kill()
-        how = f"the check did not end within {self.patience:.0f} s"
+        how = f"the check did not end within {self.allowed_seconds:.0f} s"
         return self._verdict(Outcome.HUNG, FailureKind.TIMEOUT, RankState.RUNNING, how)
 
     def _verdict(self, outcome: Outcome, kind: FailureKind, state: RankState, how: str) -> Verdict | None:

@@ -16,7 +16,7 @@ class Selection:
     """Wants what was not checked before, what there is time for, and what brings something new."""
 
     def __init__(self, seconds: float) -> None:
-        self._pace = Pace(seconds)
+        self._compile_budget = CompileBudget(seconds)
         self._novelty = Novelty()
         self._checked: set[int] = set()
 
@@ -26,7 +26,7 @@ class Selection:
         Hypothesis draws one scenario in several ways, and starts every batch simple.
         """
         mark = hash(scenario)
-        if mark in self._checked or not self._pace.allows(scenario) or not self._novelty.wants(scenario):
+        if mark in self._checked or not self._compile_budget.allows(scenario) or not self._novelty.wants(scenario):
             return False
         if len(self._checked) >= _REMEMBERED:
             self._checked.clear()
@@ -35,10 +35,10 @@ class Selection:
 
     def spend(self, scenario: Scenario, seconds: float) -> None:
         """Count what a check has taken."""
-        self._pace.spend(scenario, seconds)
+        self._compile_budget.spend(scenario, seconds)
 
 
-class Pace:
+class CompileBudget:
     """Lets a scenario that compiles pass while there is time for it; `seconds` are all that the worker has."""
 
     def __init__(self, seconds: float) -> None:

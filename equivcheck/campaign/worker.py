@@ -8,7 +8,7 @@ import time
 import traceback
 from typing import Any
 
-from equivcheck.campaign.batches import Enough, Shows, batch_seed, run_batch
+from equivcheck.campaign.batches import EndBatch, FaultShown, batch_seed, run_batch
 from equivcheck.campaign.control import ControlRun, control_of
 from equivcheck.campaign.messages import Broken, Checked, CheckOne, Done, Found, Fuzz, MayShrink, Progress, Ready
 from equivcheck.campaign.plan import Alter, Plan, oracle_check
@@ -98,7 +98,7 @@ class Worker:
 
     def _take(self, scenario: Scenario) -> None:
         if self._over or (self._shrinking and self._shrinking.is_drawn_out):
-            raise Enough
+            raise EndBatch
         if self._control is not None and self._control.is_due(time.monotonic() - self._start):
             self._step_control(self._control)
         if self._shrinking is None and not self._selection.wants(scenario):
@@ -115,7 +115,7 @@ class Worker:
         if now - self._reported >= REPORT_SECONDS:
             self._report()
         if verdict.outcome.is_finding and self._to_be_shrunk(verdict):
-            raise Shows  # the only place: Hypothesis takes what is raised elsewhere for another fault
+            raise FaultShown  # the only place: Hypothesis takes what is raised elsewhere for another fault
 
     def _to_be_shrunk(self, verdict: Verdict) -> bool:
         if self._shrinking is None and self._new(verdict) and self._may_shrink():

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from hypothesis.strategies import SearchStrategy
 
-from equivcheck.campaign.batches import Enough, Shows, batch_seed, run_batch
+from equivcheck.campaign.batches import EndBatch, FaultShown, batch_seed, run_batch
 from equivcheck.campaign.shrinking import Shrinking
 from equivcheck.diagnosis.explain import explained
 from equivcheck.findings.settings import settings_of
@@ -64,9 +64,9 @@ class _Drawing:
         self._rank: tuple[int, ...] | None = None
 
     def take(self, scenario: Scenario) -> None:
-        """One scenario that was drawn; raises `Enough` after the last."""
+        """One scenario that was drawn; raises `EndBatch` after the last."""
         if self._is_enough():
-            raise Enough
+            raise EndBatch
         if scenario in self._seen:
             return
         self._seen.add(scenario)
@@ -139,10 +139,10 @@ def _shrunk(mutant: Mutant, effort: Effort, first: Verdict) -> Shrunk:
     def take(scenario: Scenario) -> None:
         nonlocal has_begun
         if search.is_drawn_out:
-            raise Enough
+            raise EndBatch
         has_begun = has_begun or scenario == first.scenario
         if has_begun and search.offer(judge(scenario, coarse=search.coarse)):
-            raise Shows
+            raise FaultShown
 
     run_batch(_scenarios(mutant), _seed(mutant, effort), take)
     best = search.finish()

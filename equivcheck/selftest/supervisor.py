@@ -10,7 +10,7 @@ from dataclasses import replace
 from equivcheck.mutants.mutant import Mutant
 from equivcheck.selftest.effort import Effort
 from equivcheck.selftest.row import Row, Selftest
-from equivcheck.selftest.worker import Examined
+from equivcheck.selftest.worker import MutantDone
 from equivcheck.workers.process import Ended, WorkerProcess
 from equivcheck.workers.supervision import Interruption, Pool, Stuck
 
@@ -85,7 +85,7 @@ class _Supervisor:
     def _hear(self, examiner: _Examiner, message: object) -> None:
         if isinstance(message, Row):
             examiner.row = message
-        elif isinstance(message, Examined):
+        elif isinstance(message, MutantDone):
             self._done(message.row)
             self._next(examiner)
         elif isinstance(message, Stuck):

@@ -16,7 +16,7 @@ _TELL_SECONDS = 0.2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Examined:
+class MutantDone:
     """From the process: the answer to the name of a mutant. Rows that it sends before are not yet complete."""
 
     row: Row
@@ -48,4 +48,4 @@ def main(fd: int) -> None:
     """Serve the supervisor at the other end of `fd` until it ends."""
     link = Link(fd)
     while True:
-        link.send(Examined(row=_Examination(link.next(), link).complete(link.task)))
+        link.send(MutantDone(row=_Examination(link.next(), link).complete(link.task)))
