@@ -69,7 +69,7 @@ def run_plan(plan: Plan, store: Path, as_json: bool) -> ExitCode:
     from equivcheck.findings.store import FindingStore
     from equivcheck.report.progress import ProgressLine
     from equivcheck.report.summary_object import summary_object
-    from equivcheck.report.tables import print_summary
+    from equivcheck.report.summary_text import print_summary
 
     with ProgressLine(console(stderr=True)) as progress:
         summary = run_campaign(plan, FindingStore(store), [progress])
@@ -86,7 +86,7 @@ def exit_code(summary: Summary) -> ExitCode:
         click.echo(f"error: the checker itself could not go on: {summary.broken.splitlines()[0]}", err=True)
         return ExitCode.CANNOT_RUN
     if summary.control is not None and summary.has_survivor:
-        from equivcheck.report.tables import control_text
+        from equivcheck.report.summary_text import control_text
 
         told = "a clean result here proves nothing: the control was not caught"
         click.echo(f"error: {control_text(summary.control)} ({summary.control.wrong.rstrip('.')}); {told}", err=True)

@@ -41,7 +41,7 @@ def selftest(  # noqa: PLR0913, PLR0917 - options
     """
     from equivcheck.report.selftest_object import selftest_object
     from equivcheck.report.selftest_text import print_selftest
-    from equivcheck.selftest.effort import Effort
+    from equivcheck.selftest.examine import Effort
     from equivcheck.selftest.supervisor import selftest as examine_all
 
     chosen = _chosen(mutants)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from equivcheck.mutants.mutant import Mutant
-from equivcheck.selftest.effort import Effort
+from equivcheck.selftest.examine import Effort
 from equivcheck.selftest.row import Row, Selftest
 from equivcheck.selftest.worker import MutantDone
 from equivcheck.workers.process import Ended, WorkerProcess

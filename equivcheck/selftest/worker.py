@@ -6,8 +6,7 @@ import time
 from dataclasses import dataclass, replace
 
 from equivcheck.mutants.registry import mutant
-from equivcheck.selftest.effort import Effort
-from equivcheck.selftest.examine import examine
+from equivcheck.selftest.examine import Effort, examine
 from equivcheck.selftest.row import Row
 from equivcheck.workers.link import Link
 

@@ -11,7 +11,7 @@ from equivcheck.errors import UsageError
 from equivcheck.mutants.mutant import Family, Minimum
 from equivcheck.report.selftest_object import selftest_object
 from equivcheck.report.selftest_text import in_a_line, print_selftest
-from equivcheck.selftest.effort import Effort
+from equivcheck.selftest.examine import Effort
 from equivcheck.selftest.row import Row, Selftest, Shrunk
 from equivcheck.verdict.cause import Cause, Diagnosis
 from equivcheck.verdict.verdict import Outcome

@@ -13,19 +13,10 @@ from equivcheck.campaign.messages import Control
 from equivcheck.campaign.tally import Tally
 from equivcheck.findings.store import Kept
 from equivcheck.report.coverage_text import pairs_line
+from equivcheck.report.verdict_text import STYLES
 from equivcheck.scenario.words import count, in_words
 from equivcheck.verdict.verdict import Outcome
 
-STYLES = {
-    Outcome.EQUIVALENT: "green",
-    Outcome.DIVERGED: "red",
-    Outcome.CRASHED: "red",
-    Outcome.HUNG: "red",
-    Outcome.KNOWN: "yellow",
-    Outcome.INCONCLUSIVE: "yellow",
-    Outcome.UNSUPPORTED: "dim",
-}
-"""How an outcome is coloured where there is colour."""
 _KEPT = {Kept.NEW: "new", Kept.SMALLER: "seen before, now with a smaller scenario", Kept.SEEN: "seen before"}
 _MAX_REASONS = 8
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from equivcheck.campaign.batches import EndBatch, run_batch
-from equivcheck.coverage.novelty import WINDOW, Novelty
+from equivcheck.campaign.selection import WINDOW, Novelty
 from equivcheck.coverage.reach import Reach
 from equivcheck.scenario import Scenario
 from equivcheck.strategies import scenarios
