@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
-from equivcheck.campaign.batches import Enough, run_batch
+from equivcheck.campaign.batches import EndBatch, run_batch
 from equivcheck.choice import Choice
 from equivcheck.composition.program import rank_program
 from equivcheck.composition.registry import kinds_of, repaired, repaired_layout, unsupported
@@ -163,7 +163,7 @@ def generated_scenarios(tag: str, size: int, num: int) -> list[Scenario]:
         if unsupported(scenario.training, scenario.layout) is None:
             drawn.append(scenario)
         if len(drawn) >= num * _DRAWN_PER_SCENARIO:
-            raise Enough
+            raise EndBatch
 
     of_size = scenarios(layouts=(tag,), max_ranks=size).filter(lambda scenario: scenario.layout.mesh.num_ranks == size)
     for batch in range(num):

@@ -8,14 +8,14 @@ from math import lcm
 
 from hypothesis.strategies import DrawFn, SearchStrategy
 
-from equivcheck.composition.hand_over_limits import can_hand_over, flattenings, handed_over, handing_over
+from equivcheck.composition.fitting import fitted_training, row_multiple, with_scaled_rows
+from equivcheck.composition.hand_over_limits import can_hand_over, flattenings, handing_over
 from equivcheck.parallelisms.pipeline.stages import num_stages
-from equivcheck.scenario import Layout, Pipeline, Scenario, Start
+from equivcheck.scenario import Layout, Scenario, Start
 from equivcheck.scenario.data import USUAL_ROWS
 from equivcheck.strategies.chance import below
 from equivcheck.strategies.layout import layouts
 from equivcheck.strategies.plan import needs_plan, with_drawn_plan, with_idle_plan
-from equivcheck.strategies.rows import shared_out
 from equivcheck.strategies.stages import needs_stages, with_drawn_boundaries, with_drawn_schedule
 
 MAX_FIRST_RANKS = 4
@@ -39,29 +39,23 @@ def with_drawn_start(draw: DrawFn, scenario: Scenario) -> Scenario:
     if staged:
         first = with_drawn_schedule(draw, first)
     choices = flattenings(layout, first)
-    shares = lcm(_shares(layout), _shares(first))
-    if not choices or shares > USUAL_ROWS or (staged and num_stages(first) > len(training.model.layers)):
+    multiple = lcm(*(row_multiple(each, over_all_ranks=True) for each in (layout, first)))
+    if not choices or multiple > USUAL_ROWS or (staged and num_stages(first) > len(training.model.layers)):
         return scenario
-    training = replace(training, data=shared_out(training.data, shares))
+    training = with_scaled_rows(training, multiple)
     if staged:
         first = with_drawn_boundaries(draw, first, len(training.model.layers))
     if needs_plan(first):
-        training = handed_over(training, layout, with_idle_plan(first, training))
+        training = fitted_training(training, layout, with_idle_plan(first, training))
         first = with_drawn_plan(draw, first, training, beyond=False)
     start = Start(
         layout=first,
         steps=1 + draw(below(training.steps - 1)),
         flatten_optimizer_state_dict=choices[draw(below(len(choices)))],
     )
-    return replace(scenario, training=handed_over(training, layout, first), start=start)
+    return replace(scenario, training=fitted_training(training, layout, first), start=start)
 
 
 @cache
 def _first_layouts() -> SearchStrategy[Layout]:
     return layouts(max_ranks=MAX_FIRST_RANKS)
-
-
-def _shares(layout: Layout) -> int:
-    """A number of which rows are a multiple wherever the layout may cut them."""
-    chunks = [parallelism.num_chunks for parallelism in layout.of(Pipeline)]
-    return layout.mesh.num_ranks * max(chunks, default=1)

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from equivcheck.campaign.batches import Enough, batch_seed, run_batch
+from equivcheck.campaign.batches import EndBatch, batch_seed, run_batch
 from equivcheck.campaign.messages import Control
 from equivcheck.campaign.plan import Alter, Plan
 from equivcheck.scenario import Scenario
@@ -111,7 +111,7 @@ def _drawn(names: tuple[str, ...], max_ranks: int, seed: int) -> list[Scenario]:
 
     def take(scenario: Scenario) -> None:
         if len(found) >= _CHUNK:
-            raise Enough
+            raise EndBatch
         if scenario not in found:  # the plainest comes again and again
             found.append(scenario)
 

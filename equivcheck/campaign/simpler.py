@@ -7,8 +7,7 @@ from contextlib import suppress
 from dataclasses import MISSING, fields, is_dataclass, replace
 from typing import Any, TypeVar
 
-from equivcheck.composition.hand_over_limits import why_unsupported
-from equivcheck.composition.registry import repaired, repaired_layout
+from equivcheck.composition.fitting import fitted
 from equivcheck.errors import EquivCheckError
 from equivcheck.findings.size import is_default, size_of
 from equivcheck.scenario import (
@@ -38,19 +37,10 @@ def simpler_by(kind: Kind, scenario: Scenario) -> Iterator[Scenario]:
     """Scenarios that can run and are smaller (`size_of`) by one change of a kind, each once: two may be repaired alike."""
     size, seen = size_of(scenario), set[Scenario]()
     for changed in kind(scenario):
-        found = _fitted(changed)
+        found = fitted(changed)
         if found is not None and size_of(found) < size and found not in seen:
             seen.add(found)
             yield found
-
-
-def _fitted(scenario: Scenario) -> Scenario | None:
-    """The scenario without what its parts cannot run together; None where nothing helps."""
-    with suppress(EquivCheckError):
-        layout = repaired_layout(scenario.layout)
-        found = replace(scenario, training=repaired(scenario.training, layout), layout=layout)
-        return found if why_unsupported(found) is None else None
-    return None
 
 
 def _without_start(scenario: Scenario) -> Iterator[Scenario]:

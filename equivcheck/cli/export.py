@@ -37,16 +37,16 @@ class Wanted(Choice):
 @click.argument("finding")
 @store_option
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="File to write; stdout if none is given, or for -.")
-@click.option("--name", metavar="NAME", help="What the script calls itself; by default the name of the file.")
-@click.option("--mutant", "mutant_name", metavar="NAME", help="Plant this mutant's bug in the parallel part.")
+@click.option("--name", metavar="NAME", help="File name that the script mentions; by default that of the output file.")
+@click.option("--mutant", "mutant_name", metavar="NAME", help="Plant the bug of this mutant into the parallel training.")
 @click.option(
     "--numbers",
     type=click.Choice([wanted.value for wanted in Wanted]),
     default=Wanted.AUTO.value,
     show_default=True,
-    help="The scenario's own numbers as literals, or drawn by torch; auto: literals where few, or where others show nothing.",
+    help="exact: the scenario's own, as literals; drawn: random ones; auto: exact if few, or if random ones do not reproduce it.",
 )
-@click.option("--run", is_flag=True, help="Run it by torchrun, and show what it prints.")
+@click.option("--run", is_flag=True, help="Run the script by torchrun, and print its output.")
 @json_option
 def export(  # noqa: PLR0913, PLR0917 - an argument for each option
     finding: str,
@@ -58,10 +58,10 @@ def export(  # noqa: PLR0913, PLR0917 - an argument for each option
     run: bool,
     as_json: bool,
 ) -> ExitCode:
-    """Write a script that shows a FINDING with torch alone: its folder, its fingerprint's first digits, or a scenario's file.
+    """Write a script that reproduces a FINDING with torch alone: its folder, its fingerprint's first digits, or a scenario file.
 
-    The script runs the training on one device and in parallel, prints how far each tensor is apart, and exits with 1 when a
-    difference shows.
+    The script runs the training on one device and in parallel, prints the difference of each tensor, and exits with 1 if there
+    is any.
     """
     mutant = _mutant(mutant_name)
     verdict, seen_on = _verdict(finding, store, mutant)
@@ -116,7 +116,7 @@ def _text(verdict: Verdict, mutant: Mutant | None, wanted: Wanted, *, name: str,
     usual = usual_numbers(verdict.scenario.training)
     if usual is Numbers.EXACT or not _is_wrong(verdict):
         return written(usual)
-    click.echo("running the script once, to see whether other numbers show it too ...", err=True)
+    click.echo("running the script once, to see whether random numbers reproduce it too ...", err=True)
     drawn = written(Numbers.DRAWN)
     return drawn if _launched(drawn, verdict, name).code else written(Numbers.EXACT)
 

@@ -43,7 +43,7 @@ def replay(  # noqa: PLR0913, PLR0917 - options
 ) -> ExitCode:
     """Check a FINDING again: its folder, or the first digits of its fingerprint.
 
-    It runs in a process of its own, as some findings kill theirs.
+    It runs in a separate process, as some findings crash theirs.
     """
     from equivcheck.campaign.isolated import check_isolated
     from equivcheck.oracle.confirm import CONFIRMING, confirmed, may_be_confirmed

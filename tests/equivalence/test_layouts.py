@@ -23,6 +23,7 @@ SHARE_OF_COMPOSITIONS = 0.2
 
 UNHURRIED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
+pytestmark = pytest.mark.mostly_equivalent
 
 UNDECIDED = tuple(from_json(path.read_text("utf-8")) for path in Path(__file__).with_name("undecided").glob("*.json"))
 """Findings that nobody has decided yet, each a difference of a few tolerances that rounding may explain, or may not.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from equivcheck.campaign.pace import COMPILED_SHARE, Pace
+from equivcheck.campaign.selection import COMPILED_SHARE, CompileBudget
 from equivcheck.layouts.execution.compile_time import expected_compile_seconds
 from unit.campaign import fakes
 
@@ -13,23 +13,23 @@ EXPECTED = expected_compile_seconds(COMPILED)
 
 def test_compiled_scenarios_have_a_share_of_the_time() -> None:
     """When it is used up none is checked any more, and others go on."""
-    pace = Pace(2 * EXPECTED / COMPILED_SHARE)
+    budget = CompileBudget(2 * EXPECTED / COMPILED_SHARE)
     for _ in range(2):
-        assert pace.allows(COMPILED)
-        pace.spend(COMPILED, EXPECTED)
+        assert budget.allows(COMPILED)
+        budget.spend(COMPILED, EXPECTED)
 
-    assert not pace.allows(COMPILED)
-    assert pace.allows(EAGER)
+    assert not budget.allows(COMPILED)
+    assert budget.allows(EAGER)
 
 
 def test_what_is_not_compiled_uses_nothing_up() -> None:
     """The share is for compiling."""
-    pace = Pace(EXPECTED / COMPILED_SHARE)
-    pace.spend(EAGER, 1000.0)
+    budget = CompileBudget(EXPECTED / COMPILED_SHARE)
+    budget.spend(EAGER, 1000.0)
 
-    assert pace.allows(COMPILED)
+    assert budget.allows(COMPILED)
 
 
 def test_a_short_run_begins_nothing_that_takes_longer() -> None:
     """A scenario whose compiling would take most of a worker's time is left to longer runs."""
-    assert not Pace(EXPECTED / COMPILED_SHARE * 0.9).allows(COMPILED)
+    assert not CompileBudget(EXPECTED / COMPILED_SHARE * 0.9).allows(COMPILED)

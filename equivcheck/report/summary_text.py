@@ -13,19 +13,10 @@ from equivcheck.campaign.messages import Control
 from equivcheck.campaign.tally import Tally
 from equivcheck.findings.store import Kept
 from equivcheck.report.coverage_text import pairs_line
+from equivcheck.report.verdict_text import STYLES
 from equivcheck.scenario.words import count, in_words
 from equivcheck.verdict.verdict import Outcome
 
-STYLES = {
-    Outcome.EQUIVALENT: "green",
-    Outcome.DIVERGED: "red",
-    Outcome.CRASHED: "red",
-    Outcome.HUNG: "red",
-    Outcome.KNOWN: "yellow",
-    Outcome.INCONCLUSIVE: "yellow",
-    Outcome.UNSUPPORTED: "dim",
-}
-"""How an outcome is coloured where there is colour."""
 _KEPT = {Kept.NEW: "new", Kept.SMALLER: "seen before, now with a smaller scenario", Kept.SEEN: "seen before"}
 _MAX_REASONS = 8
 
@@ -56,9 +47,9 @@ def _parts(summary: Summary) -> Iterator[RenderableType]:
         for finding in summary.findings:
             yield from _paragraph(finding, tally)
     else:
-        yield Text(f"no findings; they would be kept in {summary.store}", style="bold green")
+        yield Text(f"no findings (the folder for them is {summary.store})", style="bold green")
     if summary.broken:
-        yield Text(f"\nthe checker itself could not go on: {summary.broken}", style="bold red")
+        yield Text(f"\nthe checker itself failed: {summary.broken}", style="bold red")
 
 
 def control_text(control: Control) -> str:
@@ -82,7 +73,7 @@ def _table(tally: Tally) -> Table:
 
 
 def _notes(tally: Tally) -> Iterator[Text]:
-    """What is on file or could not be decided, most frequent first."""
+    """Known issues that showed, and what could not be decided, most frequent first."""
     for name, number in tally.known.most_common(_MAX_REASONS):
         yield Text(f"known: {name}, {count(number, 'check')}", style="yellow")
     for (outcome, reason), number in tally.reasons.most_common(_MAX_REASONS):
@@ -95,4 +86,4 @@ def _paragraph(finding: KeptFinding, tally: Tally) -> Iterator[Text]:
     times = count(tally.fingerprints[finding.fingerprint], "check")
     yield Text.assemble("\n  ", (verdict.outcome.value.upper(), STYLES[verdict.outcome]), f" {in_words(verdict.scenario)}")
     yield Text(f"  {verdict.reason}")
-    yield Text(f"  {_KEPT[finding.kept]}, showed in {times}; again: equivcheck replay {finding.path}")
+    yield Text(f"  {_KEPT[finding.kept]}, seen in {times}; reproduce with: equivcheck replay {finding.path}")

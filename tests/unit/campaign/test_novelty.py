@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from equivcheck.campaign.batches import Enough, run_batch
-from equivcheck.coverage.novelty import WINDOW, Novelty
+from equivcheck.campaign.batches import EndBatch, run_batch
+from equivcheck.campaign.selection import WINDOW, Novelty
 from equivcheck.coverage.reach import Reach
 from equivcheck.scenario import Scenario
 from equivcheck.strategies import scenarios
@@ -18,7 +18,7 @@ def drawn(count: int) -> list[Scenario]:
     def take(scenario: Scenario) -> None:
         found.append(scenario)
         if len(found) == count:
-            raise Enough
+            raise EndBatch
 
     run_batch(scenarios(), 1, take)
     return found
