@@ -17,12 +17,12 @@ project = "equivcheck"
 author = "the equivcheck developers"
 copyright = "2026, the equivcheck developers"
 version = release = equivcheck.__version__
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_click"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 html_theme = "furo"
 html_title = "equivcheck"
 html_static_path = ["_static"]
 html_css_files = ["tables.css"]
-myst_enable_extensions = ["colon_fence"]
+myst_enable_extensions = ["deflist"]
 myst_heading_anchors = 3
 default_role = "literal"
 autodoc_member_order = "bysource"

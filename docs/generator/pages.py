@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+import click
 from rich.pretty import pretty_repr
 
 from generator import sources
@@ -30,20 +31,22 @@ def _limits_of(name: str, found: Iterable[sources.AnyLimit]) -> str:
 
 
 def mutants() -> str:
-    """Every mutant, a table for each family."""
+    """Every mutant, family by family."""
     families = dict.fromkeys(mutant.family for mutant in sources.mutants().values())
     sections = [_mutants_of(family) for family in families]
     return "\n\n".join([_MUTANTS.format(count=len(sources.mutants())), *sections]) + "\n"
 
 
 def _mutants_of(family: object) -> str:
-    rows = [
-        (f"`{mutant.name}`", _prose(mutant.wrong), _briefly(mutant.layouts), _smallest(mutant.minimum))
-        for mutant in sources.mutants().values()
-        if mutant.family is family
-    ]
     title = str(family.value).replace("_", " ").capitalize()
-    return f"## {title}\n\n" + _table(("name", "what is wrong", "layouts", "shown by"), rows)
+    return "\n\n".join([f"## {title}", *(_mutant(each) for each in sources.mutants().values() if each.family is family)])
+
+
+def _mutant(mutant: object) -> str:
+    return (
+        f"`{mutant.name}`\n: {_prose(mutant.wrong)}\n\n"
+        f"  *Layouts*: {_briefly(mutant.layouts)}. *Shown by*: {_smallest(mutant.minimum)}."
+    )
 
 
 def _smallest(minimum: object) -> str:
@@ -117,6 +120,54 @@ def _table(heads: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
+def cli() -> str:
+    """What `--help` says, of the program and of each command."""
+    with click.Context(sources.main, info_name="equivcheck", max_content_width=CODE_WIDTH) as context:
+        sections = [_help(sources.main, context)]
+        for name, command in sources.main.commands.items():
+            with click.Context(command, info_name=name, parent=context, max_content_width=CODE_WIDTH) as inner:
+                sections.append(f"## `{name}`\n\n{_help(command, inner)}")
+    return "\n\n".join(["# Command line", *sections]) + "\n"
+
+
+def _help(command: click.Command, context: click.Context) -> str:
+    return f"```text\n{command.get_help(context)}\n```"
+
+
+def scenario() -> str:
+    """Every noun, by topic: what a scenario is made of."""
+    nouns = sources.nouns()
+    topics = sorted(nouns, key=lambda topic: TOPICS.index(topic) if topic in TOPICS else len(TOPICS))
+    sections = [f"## {topic.replace('_', ' ').capitalize()}\n\n{_documented(nouns[topic])}" for topic in topics]
+    return "\n\n".join([_SCENARIO, *sections]) + "\n"
+
+
+def _documented(names: Iterable[str]) -> str:
+    lines = [f".. autoclass:: equivcheck.scenario.{name}\n   :members:\n   :undoc-members:" for name in names]
+    return "\n".join(["```{eval-rst}", *lines, "```"])
+
+
+TOPICS = (
+    "scenario",
+    "training",
+    "model",
+    "data",
+    "optimizer",
+    "schedule",
+    "clipping",
+    "layout",
+    "mesh",
+    "parallelism",
+    "pipeline",
+)
+"""In which order the reference has them; others come last."""
+
+_SCENARIO = """\
+# Scenarios
+
+The values of which a scenario is made, all in `equivcheck.scenario`. They are frozen, print as code that leaves out defaults, and
+are checked when they are built: a value outside its range raises `InvalidScenario`."""
+
 _LIMITS = """\
 # What each layout cannot run
 
@@ -140,7 +191,13 @@ _ISSUES = """\
 {count} problems of torch that equivcheck recognises. A check that meets one of them is KNOWN instead of a finding. Each has a
 script that shows it with torch alone. The tests run every script on torch 2.13, so that a fix is noticed."""
 
-PAGES: dict[str, Callable[[], str]] = {"limits": limits, "mutants": mutants, "known_issues": known_issues}
+PAGES: dict[str, Callable[[], str]] = {
+    "limits": limits,
+    "mutants": mutants,
+    "known_issues": known_issues,
+    "cli": cli,
+    "scenario": scenario,
+}
 """By the name of the file."""
 
 

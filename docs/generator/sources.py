@@ -10,6 +10,8 @@ from importlib import import_module
 from pathlib import Path
 
 import equivcheck
+import equivcheck.scenario
+from equivcheck.cli import main
 from equivcheck.known_issues.known import known_issues
 from equivcheck.layouts.kind import LayoutLimit, Limit
 from equivcheck.layouts.registry import layout_kinds
@@ -19,7 +21,7 @@ from equivcheck.scenario import Scenario
 ROOT = Path(__file__).parents[2]
 SCRIPTS = ROOT / "tests/known_issues/scripts"
 
-__all__ = ["SCRIPTS", "AnyLimit", "known_issues", "limits_by_layout", "mutants", "smallest_scenarios"]
+__all__ = ["SCRIPTS", "AnyLimit", "known_issues", "limits_by_layout", "main", "mutants", "nouns", "smallest_scenarios"]
 
 AnyLimit = Limit | LayoutLimit
 
@@ -47,6 +49,15 @@ def _limits_in(value: object) -> Iterator[AnyLimit]:
 def _modules() -> Iterable[object]:
     names = [module.name for module in pkgutil.walk_packages(equivcheck.__path__, "equivcheck.")]
     return [import_module(name) for name in names if not name.endswith("__main__")]
+
+
+def nouns() -> dict[str, list[str]]:
+    """Names of the public classes of scenarios by topic, the name of their module: the widest noun of each comes first."""
+    found: dict[str, list[str]] = {}
+    for name in equivcheck.scenario.__all__:
+        home = getattr(equivcheck.scenario, name).__module__
+        found.setdefault(home.rpartition(".")[2].removesuffix("_base"), []).append(name)
+    return {topic: sorted(names, key=lambda name: name.lower() != topic) for topic, names in found.items()}
 
 
 def smallest_scenarios() -> dict[str, Scenario]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import re
 import sys
 
 import pytest
@@ -13,17 +14,32 @@ sys.path.insert(0, str(ROOT / "docs"))
 
 from generator import pages, sources
 
+import equivcheck.scenario
+from equivcheck.cli import main
 from equivcheck.known_issues.known import known_issues
 from equivcheck.layouts.kind import LayoutLimit, Limit
 from equivcheck.mutants.registry import mutants
 
 
 @pytest.mark.parametrize("name", mutants())
-def test_each_mutant_has_a_row(name: str) -> None:
+def test_each_mutant_has_an_entry(name: str) -> None:
     """One that says what is wrong."""
-    (row,) = [line for line in pages.mutants().splitlines() if line.startswith(f"| `{name}` |")]
-    assert row.count(" | ") == 3
-    assert plain(mutants()[name].wrong) in plain(row)
+    (entry,) = [entry for entry in re.split(r"^(?=`)", pages.mutants(), flags=re.MULTILINE) if entry.startswith(f"`{name}`\n")]
+    assert plain(mutants()[name].wrong) in plain(entry)
+
+
+@pytest.mark.parametrize("name", equivcheck.scenario.__all__)
+def test_each_noun_is_documented(name: str) -> None:
+    """Once."""
+    assert pages.scenario().count(f".. autoclass:: equivcheck.scenario.{name}\n") == 1
+
+
+@pytest.mark.parametrize("name", main.commands)
+def test_each_command_has_its_help(name: str) -> None:
+    """With its options."""
+    section = pages.cli().partition(f"## `{name}`\n")[2].partition("\n## ")[0]
+    assert f"Usage: equivcheck {name} " in section
+    assert "  --json " in section
 
 
 def test_each_known_issue_has_a_section() -> None:
