@@ -6,6 +6,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from equivcheck.diagnosis.explain import explained
     from equivcheck.errors import EquivCheckError, InvalidScenario, NotEquivalent, UsageError
     from equivcheck.oracle.check import check
     from equivcheck.scenario import Layout, Scenario, Training
@@ -28,6 +29,7 @@ _HOMES = {
     "World": "equivcheck.worlds.world",
     "check": "equivcheck.oracle.check",
     "check_training": "equivcheck.user.check",
+    "explained": "equivcheck.diagnosis.explain",
 }
 
 __all__ = [
@@ -43,6 +45,7 @@ __all__ = [
     "World",
     "check",
     "check_training",
+    "explained",
 ]
 
 

@@ -1,4 +1,4 @@
-"""The scripts of `examples/` run, and say what README tells of them."""
+"""The scripts of `examples/` run, and say what the docs tell of them."""
 
 from __future__ import annotations
 
@@ -33,11 +33,3 @@ def test_an_example_says_what_it_finds(name: str, capsys: pytest.CaptureFixture[
         found = printed.find(words, position)
         assert found >= 0, f"{words!r} is not, or not there, in\n{printed}"
         position = found + 1
-
-
-def test_the_first_example_of_the_readme_is_equivalent(capsys: pytest.CaptureFixture[str]) -> None:
-    """What a reader tries first ends well; other properties of this page run where they are tested."""
-    readme = EXAMPLES.parent.joinpath("README.md").read_text("utf-8")
-    first = readme.split("```python\n")[1].split("```")[0]
-    exec(compile(first, "README.md", "exec"), {})
-    assert capsys.readouterr().out.startswith("EQUIVALENT: fsdp2 on 2 ranks")

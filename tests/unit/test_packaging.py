@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import sysconfig
@@ -11,6 +12,8 @@ from configparser import ConfigParser
 from pathlib import Path, PurePosixPath
 
 import pytest
+
+import equivcheck
 
 ROOT = Path(__file__).parents[2]
 DIST_INFO = "equivcheck-*.dist-info"
@@ -102,6 +105,7 @@ def test_the_sdist_builds_the_same_wheel(wheel: Path, tmp_path: Path) -> None:
     with tarfile.open(built(ROOT, "sdist", tmp_path / "sdist")) as archive:
         archive.extractall(tmp_path, filter="data")
     (source,) = tmp_path.glob("equivcheck-*")
+    assert not [name for name in ("docs/conf.py", "CONTRIBUTING.md", "CITATION.cff", "README.md") if not (source / name).exists()]
     assert contents(built(source, "wheel", tmp_path / "wheel")) == contents(wheel)
 
 
@@ -128,3 +132,10 @@ def test_an_editable_install_hides_no_other_strategies(editable: Path, tmp_path:
     (tmp_path / path_file.name).write_text(path_file.read_text())
     (tmp_path / "strategies.py").write_text("theirs = True")
     assert run_in(tmp_path, "import strategies, equivcheck.strategies; print(strategies.theirs)") == "True"
+
+
+def test_versions_are_said_alike() -> None:
+    """That of the package where it is cited, that of ruff where it runs before a commit."""
+    assert f"\nversion: {equivcheck.__version__}\n" in (ROOT / "CITATION.cff").read_text("utf-8")
+    pinned = re.findall(r"^ruff==.*$", (ROOT / "constraints.txt").read_text("utf-8"), re.MULTILINE)
+    assert pinned == sorted(set(re.findall(r"ruff==[\d.]+", (ROOT / ".pre-commit-config.yaml").read_text("utf-8"))))

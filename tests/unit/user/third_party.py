@@ -1,4 +1,4 @@
-"""A layout and a mutant as a third party would write them; README shows both."""
+"""A layout and a mutant as a third party would write them; the docs show both."""
 
 from __future__ import annotations
 

@@ -1,0 +1,210 @@
+"""The generated pages, as MyST Markdown."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import click
+from rich.pretty import pretty_repr
+
+from generator import sources
+
+SCRIPTS = "../../tests/known_issues/scripts"
+"""The scripts of known issues, as seen from the generated pages."""
+CODE_WIDTH = 80
+"""Characters of a line of code."""
+TIMES = " x "
+"""What stands between the parallelisms of a layout's name."""
+
+
+def limits() -> str:
+    """What each layout cannot run, and why."""
+    sections = [_limits_of(name, found) for name, found in sources.limits_by_layout().items() if found]
+    return "\n\n".join([_LIMITS, *sections]) + "\n"
+
+
+def _limits_of(name: str, found: Iterable[sources.AnyLimit]) -> str:
+    rows = [(_prose(limit.reason), "torch" if getattr(limit, "upstream", False) else "equivcheck") for limit in found]
+    return f"## {f'`{name}`' if name else 'Any layout'}\n\n" + _table(("what, and why", "drawn by"), rows)
+
+
+def mutants() -> str:
+    """Every mutant, family by family."""
+    families = dict.fromkeys(mutant.family for mutant in sources.mutants().values())
+    sections = [_mutants_of(family) for family in families]
+    return "\n\n".join([_MUTANTS.format(count=len(sources.mutants())), *sections]) + "\n"
+
+
+def _mutants_of(family: object) -> str:
+    title = str(family.value).replace("_", " ").capitalize()
+    return "\n\n".join([f"## {title}", *(_mutant(each) for each in sources.mutants().values() if each.family is family)])
+
+
+def _mutant(mutant: object) -> str:
+    return (
+        f"`{mutant.name}`\n: {_prose(mutant.wrong)}\n\n"
+        f"  *Layouts*: {_briefly(mutant.layouts)}. *Shown by*: {_smallest(mutant.minimum)}."
+    )
+
+
+def _smallest(minimum: object) -> str:
+    counts = ((minimum.ranks, "rank"), (minimum.layers, "layer"), (minimum.steps, "step"))
+    return ", ".join(_counted(count, noun) for count, noun in counts)
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count} {noun}{'s' * (count != 1)}"
+
+
+def _briefly(layouts: Iterable[str]) -> str:
+    """Names of layouts, with those over another parallelism after the others: ``ddp, fsdp2; over tensor_parallel: fsdp2``."""
+    alone = [name for name in layouts if TIMES not in name]
+    over: dict[str, list[str]] = {}
+    for name in layouts:
+        outer, times, inner = name.partition(TIMES)
+        if times:
+            over.setdefault(inner, []).append(outer)
+    parts = [", ".join(alone)] if alone else []
+    return _prose("; ".join(parts + [f"over {inner}: {', '.join(outers)}" for inner, outers in over.items()]))
+
+
+def known_issues() -> str:
+    """Every problem of torch on file: what, in which versions, the smallest scenario and the script that show it."""
+    smallest = sources.smallest_scenarios()
+    found = sources.known_issues()
+    rows = [(f"[`{issue.id}`](#{_anchor(issue.id)})", issue.kind.value.replace("_", " "), issue.torch) for issue in found]
+    table = _table(("issue", "kind", "torch"), rows)
+    sections = [_issue(issue, smallest.get(issue.id)) for issue in found]
+    return "\n\n".join([_ISSUES.format(count=len(found)), table, *sections]) + "\n"
+
+
+def _issue(issue: object, smallest: object | None) -> str:
+    script = sources.SCRIPTS / f"{issue.id}.py"
+    what = script.read_text("utf-8").split('"""')[1].split("\n\n")[0]
+    facts = [
+        f"- **Kind**: {issue.kind.value.replace('_', ' ')}",
+        f"- **Versions**: torch {_prose(issue.torch)}",
+        f"- **Layouts**: {', '.join(f'`{tag}`' for tag in issue.layouts) or 'none of those that are generated'}",
+        f"- **Upstream**: {_upstream(issue.link)}",
+    ]
+    parts = [f"({_anchor(issue.id)})=\n\n## {_prose(issue.id)}", _prose(what), "\n".join(facts)]
+    if smallest is not None:
+        parts += ["The smallest scenario that shows it:", f"```python\n{pretty_repr(smallest, max_width=CODE_WIDTH)}\n```"]
+    return "\n\n".join([*parts, _script(script.name, issue.ranks)])
+
+
+def _upstream(link: str) -> str:
+    return f"<{link}>" if link.startswith("http") else _prose(link)
+
+
+def _script(name: str, ranks: int) -> str:
+    summary = f"Script on {_counted(ranks, 'rank')}, torch alone: <code>{name}</code>"
+    code = f"```{{literalinclude}} {SCRIPTS}/{name}\n:language: python\n```"
+    return f"<details><summary>{summary}</summary>\n\n{code}\n\n</details>"
+
+
+def _anchor(issue_id: str) -> str:
+    return "issue-" + issue_id.replace("_", "-")
+
+
+def _prose(text: str) -> str:
+    """Text of the code as Markdown: what is code in it stays so, and no other character means anything."""
+    parts = re.split(r"(`[^`]*`)", " ".join(text.replace("``", "`").split()))
+    return "".join(part if part.startswith("`") else re.sub(r"([_*\[\]<>|#])", r"\\\1", part) for part in parts)
+
+
+def _table(heads: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
+    lines = [heads, ("---",) * len(heads), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def cli() -> str:
+    """What `--help` says, of the program and of each command."""
+    with click.Context(sources.main, info_name="equivcheck", max_content_width=CODE_WIDTH) as context:
+        sections = [_help(sources.main, context)]
+        for name, command in sources.main.commands.items():
+            with click.Context(command, info_name=name, parent=context, max_content_width=CODE_WIDTH) as inner:
+                sections.append(f"## `{name}`\n\n{_help(command, inner)}")
+    return "\n\n".join(["# Command line", *sections]) + "\n"
+
+
+def _help(command: click.Command, context: click.Context) -> str:
+    return f"```text\n{command.get_help(context)}\n```"
+
+
+def scenario() -> str:
+    """Every noun, by topic: what a scenario is made of."""
+    nouns = sources.nouns()
+    topics = sorted(nouns, key=lambda topic: TOPICS.index(topic) if topic in TOPICS else len(TOPICS))
+    sections = [f"## {topic.replace('_', ' ').capitalize()}\n\n{_documented(nouns[topic])}" for topic in topics]
+    return "\n\n".join([_SCENARIO, *sections]) + "\n"
+
+
+def _documented(names: Iterable[str]) -> str:
+    lines = [f".. autoclass:: equivcheck.scenario.{name}\n   :members:\n   :undoc-members:" for name in names]
+    return "\n".join(["```{eval-rst}", *lines, "```"])
+
+
+TOPICS = (
+    "scenario",
+    "training",
+    "model",
+    "data",
+    "optimizer",
+    "schedule",
+    "clipping",
+    "layout",
+    "mesh",
+    "parallelism",
+    "pipeline",
+)
+"""In which order the reference has them; others come last."""
+
+_SCENARIO = """\
+# Scenarios
+
+The values of which a scenario is made, all in `equivcheck.scenario`. They are frozen, print as code that leaves out defaults, and
+are checked when they are built: a value outside its range raises `InvalidScenario`."""
+
+_LIMITS = """\
+# What each layout cannot run
+
+A scenario beyond a limit is UNSUPPORTED, with the reason below. The generator draws nothing beyond a limit: it repairs a
+scenario to the nearest one within it.
+
+Limits drawn by *torch* are gaps of torch. Strategies named `frontier` go beyond these: there a run must be right or raise on
+every rank. Limits drawn by *equivcheck* separate trainings that a layout changes by definition, so that a difference would
+prove nothing."""
+
+_MUTANTS = """\
+# Mutants
+
+{count} parallel trainings that are wrong on purpose. `equivcheck selftest` plants each in generated scenarios and reports which
+were reached, caught, shrunk and explained; every `equivcheck fuzz` run has one of them as its control. *Shown by* is the
+smallest scenario in which the fault can be seen."""
+
+_ISSUES = """\
+# Problems of torch on file
+
+{count} problems of torch that equivcheck recognises. A check that meets one of them is KNOWN instead of a finding. Each has a
+script that shows it with torch alone. The tests run every script on torch 2.13, so that a fix is noticed."""
+
+PAGES: dict[str, Callable[[], str]] = {
+    "limits": limits,
+    "mutants": mutants,
+    "known_issues": known_issues,
+    "cli": cli,
+    "scenario": scenario,
+}
+"""By the name of the file."""
+
+
+def write(folder: Path) -> None:
+    """Write every page that has changed."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, page in PAGES.items():
+        path, text = folder / f"{name}.md", page()
+        if not path.exists() or path.read_text("utf-8") != text:
+            path.write_text(text, "utf-8")

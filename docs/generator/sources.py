@@ -1,0 +1,69 @@
+"""What the generated pages are made of: the only place of the docs that imports internals of equivcheck, or its tests."""
+
+from __future__ import annotations
+
+import pkgutil
+import sys
+from collections.abc import Iterable, Iterator
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+
+import equivcheck
+import equivcheck.scenario
+from equivcheck.cli import main
+from equivcheck.known_issues.known import known_issues
+from equivcheck.layouts.kind import LayoutLimit, Limit
+from equivcheck.layouts.registry import layout_kinds
+from equivcheck.mutants.registry import mutants
+from equivcheck.scenario import Scenario
+
+ROOT = Path(__file__).parents[2]
+SCRIPTS = ROOT / "tests/known_issues/scripts"
+
+__all__ = ["SCRIPTS", "AnyLimit", "known_issues", "limits_by_layout", "main", "mutants", "nouns", "smallest_scenarios"]
+
+AnyLimit = Limit | LayoutLimit
+
+
+def limits_by_layout() -> dict[str, tuple[AnyLimit, ...]]:
+    """What each parallelism declares, by its tag; under an empty name, what holds for all of them and for combinations."""
+    own = {tag: (*kind.layout_limits, *kind.limits) for tag, kind in layout_kinds().items()}
+    of_kinds = {id(limit) for limits in own.values() for limit in limits}
+    return {"": tuple(limit for limit in _all_limits() if id(limit) not in of_kinds)} | own
+
+
+@cache
+def _all_limits() -> tuple[AnyLimit, ...]:
+    """Every limit that a module of the package has as a variable, alone or in a tuple, once each."""
+    found = {id(limit): limit for module in _modules() for value in vars(module).values() for limit in _limits_in(value)}
+    return tuple(found.values())
+
+
+def _limits_in(value: object) -> Iterator[AnyLimit]:
+    for each in value if isinstance(value, tuple) else (value,):
+        if isinstance(each, AnyLimit):
+            yield each
+
+
+def _modules() -> Iterable[object]:
+    names = [module.name for module in pkgutil.walk_packages(equivcheck.__path__, "equivcheck.")]
+    return [import_module(name) for name in names if not name.endswith("__main__")]
+
+
+def nouns() -> dict[str, list[str]]:
+    """Names of the public classes of scenarios by topic, the name of their module: the widest noun of each comes first."""
+    found: dict[str, list[str]] = {}
+    for name in equivcheck.scenario.__all__:
+        home = getattr(equivcheck.scenario, name).__module__
+        found.setdefault(home.rpartition(".")[2].removesuffix("_base"), []).append(name)
+    return {topic: sorted(names, key=lambda name: name.lower() != topic) for topic, names in found.items()}
+
+
+def smallest_scenarios() -> dict[str, Scenario]:
+    """The smallest scenario that shows a known issue, by its id; those that no scenario reaches are left out."""
+    if str(ROOT / "tests") not in sys.path:
+        sys.path.append(str(ROOT / "tests"))
+    from unit.oracle.known_examples import SHOWN
+
+    return {name: smallest for name, (smallest, _healthy) in SHOWN.items()}

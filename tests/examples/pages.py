@@ -1,0 +1,187 @@
+"""README and the pages of the docs: their fenced examples, and running them.
+
+A page's examples share one folder and one namespace, in their order:
+
+- ``python`` runs; if its first line is ``# name.py``, it is written to that file instead.
+- ``text`` right after it is what it prints.
+- ``console`` has commands behind ``$`` and what they print.
+- ``sh`` has commands that take too long, or install something: they do not run, but those of equivcheck must parse.
+
+Each line shown is found in what is printed, in the same order, as a line with the same first word and the same numbers. A line
+``...`` stands for what is left out. Times and numbers of a tolerance depend on the machine and are not compared, nor is wording,
+which belongs to the tests of what prints it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import math
+import os
+import re
+import runpy
+import shlex
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+from click.testing import CliRunner
+
+from equivcheck.cli import main
+from launched import launched
+
+ROOT = Path(__file__).parents[2]
+PAGES = (ROOT / "README.md", *sorted(path for path in ROOT.glob("docs/**/*.md") if "generated" not in path.parts))
+FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+FILE = re.compile(r"# ([\w-]+\.py)\n")
+NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:e[+-]?\d+)?")
+MEASURED = re.compile(r"\(.*tolerance\)|[\d.e+-]+ of its tolerance|, [\d.]+ m?s$| in [\d.]+s ")
+SKIPPED = "..."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Example:
+    """A fenced block."""
+
+    language: str
+    """What stands behind the fence."""
+    text: str
+    """What stands in it."""
+    line: int
+    """Where it begins in its page."""
+
+
+def examples(page: Path) -> list[Example]:
+    """The fenced blocks of a page, in order."""
+    text = page.read_text("utf-8")
+    return [
+        Example(language=found[1], text=found[2], line=text.count("\n", 0, found.start()) + 2) for found in FENCE.finditer(text)
+    ]
+
+
+def run(page: Path) -> None:
+    """Run what runs on a page, in the current folder, and compare what it prints."""
+    namespace: dict[str, Any] = {"__name__": "__page__"}
+    printed = ""
+    for example in examples(page):
+        where = f"{page.name}:{example.line}"
+        if example.language == "python":
+            printed = run_python(example, where, namespace)
+        elif example.language == "console":
+            run_console(example, where)
+        elif example.language == "text":
+            require(example.text, printed, where)
+
+
+def run_python(example: Example, where: str, namespace: dict[str, Any]) -> str:
+    """Run code and return what it prints, or write it to the file that its first line names."""
+    file = FILE.match(example.text)
+    if file:
+        Path(file[1]).write_text(example.text, "utf-8")
+        return ""
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        exec(compile(example.text, where, "exec"), namespace)
+    return printed.getvalue()
+
+
+def run_console(example: Example, where: str) -> None:
+    """Run each command, and compare what it prints."""
+    for command, shown in commands(example):
+        name, *arguments = shlex.split(command)
+        require(shown, RUN[name](arguments), f"{where} $ {command}")
+
+
+def commands(example: Example) -> Iterator[tuple[str, str]]:
+    """Each command of a block with what is shown below it."""
+    for part in f"\n{example.text}".split("\n$ ")[1:]:
+        command, _, shown = part.partition("\n")
+        yield command, shown
+
+
+def run_equivcheck(arguments: list[str]) -> str:
+    """In this process, which has imported torch."""
+    result = CliRunner().invoke(main, arguments)
+    return result.output
+
+
+def run_pytest(arguments: list[str]) -> str:
+    """In another process, with the plugin, installed or not."""
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    for name in ("CI", "BUILD_NUMBER", "PYTEST_ADDOPTS"):  # under the first two, pytest prints errors at another width
+        environment.pop(name, None)
+    plugin = () if is_installed() else ("-p", "equivcheck.pytest_plugin")
+    command = [sys.executable, "-m", "pytest", *plugin, *arguments]
+    return subprocess.run(command, check=False, capture_output=True, text=True, timeout=300, env=environment).stdout
+
+
+def is_installed() -> bool:
+    """Whether pytest finds the plugin by itself."""
+    from importlib.metadata import entry_points
+
+    return any(entry.value == "equivcheck.pytest_plugin" for entry in entry_points(group="pytest11"))
+
+
+def run_torchrun(arguments: list[str]) -> str:
+    """In forked processes, as other tests run scripts: seconds less."""
+    *_, ranks, script = arguments
+    return launched(Path(script), int(ranks), Path.cwd())[1]
+
+
+def run_python_script(arguments: list[str]) -> str:
+    """One of this repository, in this process."""
+    (script,) = arguments
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        runpy.run_path(str(ROOT / script), run_name="__main__")
+    return printed.getvalue()
+
+
+RUN: dict[str, Callable[[list[str]], str]] = {
+    "equivcheck": run_equivcheck,
+    "pytest": run_pytest,
+    "python": run_python_script,
+    "torchrun": run_torchrun,
+}
+"""How a command of a console runs, by its name."""
+
+
+def require(shown: str, printed: str, where: str) -> None:
+    """Find each line that a page shows in what was printed, in the same order."""
+    lines = iter(printed.splitlines())
+    for line in shown.splitlines():
+        if line.strip() and line.strip() != SKIPPED:
+            assert any(same(line, other) for other in lines), f"{where}: {line!r} is not, or not there, in\n{printed}"
+
+
+def same(shown: str, printed: str) -> bool:
+    """Whether two lines begin alike and have the same numbers."""
+    return first_word(shown) == first_word(printed) and close(numbers(shown), numbers(printed))
+
+
+def first_word(line: str) -> str:
+    """What a line begins with, but for the mark of pytest's errors."""
+    words = line.removeprefix("E ").split()
+    return words[0] if words else ""
+
+
+def numbers(line: str) -> list[float]:
+    """What a line says in digits."""
+    return [float(number) for number in NUMBER.findall(MEASURED.sub("", line))]
+
+
+def close(these: list[float], those: list[float]) -> bool:
+    """Whether numbers are the same but for rounding on another processor."""
+    return len(these) == len(those) and all(math.isclose(*pair, rel_tol=1e-6) for pair in zip(these, those, strict=True))
+
+
+def parse(command: str) -> None:
+    """Raise if equivcheck has no such command, or the command no such option."""
+    name, *arguments = shlex.split(command, comments=True)
+    if name == "equivcheck":
+        with click.Context(main) as context:
+            _, chosen, rest = main.resolve_command(context, arguments)
+            assert chosen is not None
+            chosen.make_parser(context).parse_args(args=list(rest))

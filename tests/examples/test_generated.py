@@ -1,0 +1,74 @@
+"""Pages of the docs that are written from the code leave nothing out."""
+
+from __future__ import annotations
+
+import gc
+import re
+import sys
+
+import pytest
+
+from examples.pages import ROOT
+
+sys.path.insert(0, str(ROOT / "docs"))
+
+from generator import pages, sources
+
+import equivcheck.scenario
+from equivcheck.cli import main
+from equivcheck.known_issues.known import known_issues
+from equivcheck.layouts.kind import LayoutLimit, Limit
+from equivcheck.mutants.registry import mutants
+
+
+@pytest.mark.parametrize("name", mutants())
+def test_each_mutant_has_an_entry(name: str) -> None:
+    """One that says what is wrong."""
+    (entry,) = [entry for entry in re.split(r"^(?=`)", pages.mutants(), flags=re.MULTILINE) if entry.startswith(f"`{name}`\n")]
+    assert plain(mutants()[name].wrong) in plain(entry)
+
+
+@pytest.mark.parametrize("name", equivcheck.scenario.__all__)
+def test_each_noun_is_documented(name: str) -> None:
+    """Once."""
+    assert pages.scenario().count(f".. autoclass:: equivcheck.scenario.{name}\n") == 1
+
+
+@pytest.mark.parametrize("name", main.commands)
+def test_each_command_has_its_help(name: str) -> None:
+    """With its options."""
+    section = pages.cli().partition(f"## `{name}`\n")[2].partition("\n## ")[0]
+    assert f"Usage: equivcheck {name} " in section
+    assert "  --json " in section
+
+
+def test_each_known_issue_has_a_section() -> None:
+    """With its script, and with a scenario if one reaches it."""
+    page = pages.known_issues()
+    sections = {section.split("\n")[0].replace("\\", ""): section for section in page.split("\n## ")[1:]}
+    assert list(sections) == [issue.id for issue in known_issues()]
+    for issue in known_issues():
+        assert f"/{issue.id}.py\n" in sections[issue.id]
+        assert ("Scenario(" in sections[issue.id]) == bool(issue.layouts)
+        assert f"(#issue-{issue.id.replace('_', '-')})" in page
+
+
+def test_each_limit_has_a_row() -> None:
+    """Also one that no parallelism has for its own: what the interpreter holds is on the page."""
+    page = plain(pages.limits())
+    limits = [found for found in gc.get_objects() if type(found) in (Limit, LayoutLimit)]
+    ours = [limit for limit in limits if limit.applies.__module__.startswith("equivcheck.")]
+    assert len(ours) > 50
+    assert not [limit.reason for limit in ours if plain(limit.reason) not in page]
+
+
+def test_limits_are_listed_by_layout() -> None:
+    """Each layout that has any has a part of the page."""
+    for tag, limits in sources.limits_by_layout().items():
+        part = pages.limits().partition(f"## {f'`{tag}`' if tag else 'Any layout'}\n")[2].partition("\n## ")[0]
+        assert part.count("\n| ") == len(limits) + 2
+
+
+def plain(text: str) -> str:
+    """Text without what Markdown needs."""
+    return " ".join(text.replace("\\", "").replace("`", "").split())

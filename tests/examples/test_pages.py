@@ -1,0 +1,70 @@
+"""What README and the docs show is what happens."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from examples import pages
+
+IDS = [str(page.relative_to(pages.ROOT)) for page in pages.PAGES]
+LANGUAGES = {"python", "text", "console", "sh", "toml", "yaml"}
+
+
+@pytest.mark.parametrize("page", pages.PAGES, ids=IDS)
+def test_what_a_page_shows_happens(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its code runs, and prints what stands below it."""
+    monkeypatch.chdir(tmp_path)
+    pages.run(page)
+
+
+@pytest.mark.parametrize("page", pages.PAGES, ids=IDS)
+def test_commands_that_do_not_run_exist(page: Path) -> None:
+    """So do their options."""
+    for example in pages.examples(page):
+        assert example.language in LANGUAGES, f"{page.name}:{example.line}: who runs {example.language!r}?"
+        if example.language == "sh":
+            for command in example.text.splitlines():
+                pages.parse(command)
+
+
+@pytest.mark.parametrize("page", pages.PAGES, ids=IDS)
+def test_links_lead_to_files(page: Path) -> None:
+    """Those to other pages and files of this repository; generated pages are known by name."""
+    for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text("utf-8")):
+        path = (page.parent / target).resolve()
+        assert path.exists() or path.parent.name == "generated", f"{page.name}: {target}"
+
+
+def test_readme_is_short() -> None:
+    """It is for somebody with two minutes."""
+    assert len(pages.PAGES[0].read_text("utf-8").splitlines()) <= 120
+
+
+@pytest.mark.parametrize(
+    ("shown", "printed"),
+    [
+        ("DIVERGED: ddp on 2 ranks", "EQUIVALENT: ddp on 2 ranks"),
+        ("expected 0.5296573195692034", "expected 0.5296673195692034"),
+        ("expected 0.5", ""),
+        ("first: step 0\nthen: step 1", "then: step 1\nfirst: step 0"),
+    ],
+)
+def test_what_is_not_printed_is_noticed(shown: str, printed: str) -> None:
+    """Another outcome, another number, nothing at all, another order."""
+    with pytest.raises(AssertionError, match="is not, or not there"):
+        pages.require(shown, printed, "page.md:1")
+
+
+def test_numbers_of_a_tolerance_are_not_compared() -> None:
+    """They depend on the processor."""
+    pages.require("actual 1.5 (4.74e+14 x tolerance)\n...\nwhy: b", "actual 1.5 (4e+14 x tolerance)\nwhy: a b", "page.md:1")
+
+
+@pytest.mark.parametrize("command", ["equivcheck fuss", "equivcheck fuzz --hours 1"])
+def test_a_command_that_does_not_exist_is_noticed(command: str) -> None:
+    """By its name, and by its options."""
+    with pytest.raises(Exception, match=r"No such (command|option)"):
+        pages.parse(command)
