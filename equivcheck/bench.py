@@ -12,8 +12,9 @@ from typing import Any, ClassVar
 
 from equivcheck.campaign.batches import EndBatch, run_batch
 from equivcheck.choice import Choice
+from equivcheck.composition.limits import repaired, repaired_layout, unsupported
 from equivcheck.composition.program import rank_program
-from equivcheck.composition.registry import kinds_of, repaired, repaired_layout, unsupported
+from equivcheck.composition.registry import kinds_of
 from equivcheck.oracle.check import check
 from equivcheck.scenario import (
     AdamW,

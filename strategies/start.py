@@ -9,7 +9,8 @@ from math import lcm
 from hypothesis.strategies import DrawFn, SearchStrategy
 
 from equivcheck.composition.fitting import fitted_training, row_multiple, with_scaled_rows
-from equivcheck.composition.hand_over_limits import can_hand_over, flattenings, handing_over
+from equivcheck.composition.hand_over_limits import flattenings
+from equivcheck.composition.limits import can_hand_over, handing_over
 from equivcheck.parallelisms.pipeline.stages import num_stages
 from equivcheck.scenario import Layout, Scenario, Start
 from equivcheck.scenario.data import USUAL_ROWS

@@ -6,7 +6,8 @@ from typing import Any
 from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn, SearchStrategy
 
-from equivcheck.composition.registry import repaired_layout, rounding_of
+from equivcheck.composition.limits import repaired_layout
+from equivcheck.composition.registry import rounding_of
 from equivcheck.scenario import Compression, Layout, Replicator
 from equivcheck.strategies import layouts, mixed_precisions
 from equivcheck.strategies.parallelism import DDP_PRECISIONS

@@ -5,8 +5,7 @@ from __future__ import annotations
 from contextlib import suppress
 from dataclasses import replace
 
-from equivcheck.composition.hand_over_limits import handed_over, why_unsupported
-from equivcheck.composition.registry import repaired, repaired_layout
+from equivcheck.composition.limits import handed_over, repaired, repaired_layout, why_unsupported
 from equivcheck.errors import EquivCheckError
 from equivcheck.scenario import Layout, Pipeline, Scenario, Training
 from equivcheck.scenario.data import USUAL_ROWS

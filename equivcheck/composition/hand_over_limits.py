@@ -1,10 +1,10 @@
-"""What cannot be handed over from one layout to another by a checkpoint, and the nearest layout or training that can."""
+"""What cannot be handed over from one layout to another by a checkpoint."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from equivcheck.composition.registry import MAX_REPAIRS, BrokenLayout, repaired, repaired_layout, rounding_of, unsupported
+from equivcheck.composition.registry import rounding_of
 from equivcheck.layouts.limits.limit import LayoutLimit, Limit
 from equivcheck.layouts.limits.optimizers import keeps_dtensors
 from equivcheck.layouts.limits.repairs import each_layer, may_skip_parameters, with_options, without_frozen, without_side
@@ -21,7 +21,6 @@ from equivcheck.scenario import (
     Replicate,
     Scenario,
     TensorParallel,
-    Training,
 )
 from equivcheck.scenario.mesh import REPLICATE, SHARD
 
@@ -50,7 +49,7 @@ def _in_one_precision(layout: Layout) -> Layout:
     return with_options(layout, (FSDP1, FSDP2), mixed_precision=None)
 
 
-LAYOUT_LIMITS: tuple[LayoutLimit, ...] = (
+CHECKPOINT_LAYOUT_LIMITS: tuple[LayoutLimit, ...] = (
     LayoutLimit(
         reason="checkpoint: the reference rounds as one layout does, and cannot change that in the middle",
         applies=lambda layout: rounding_of(layout) is not None,
@@ -78,7 +77,7 @@ LAYOUT_LIMITS: tuple[LayoutLimit, ...] = (
 """Which layouts a training can neither leave nor go on under."""
 
 
-LIMITS: tuple[Limit, ...] = (
+CHECKPOINT_LIMITS: tuple[Limit, ...] = (
     Limit(
         reason="checkpoint: an optimizer makes state for every trained parameter before state is loaded into it, and a "
         "checkpoint has none for one that took no part",
@@ -116,7 +115,8 @@ def flattenings(*layouts: Layout) -> tuple[bool, ...]:
     return (*(() if has_stages else (False,)), *(() if is_flat else (True,)))
 
 
-def _wrong_flattening(scenario: Scenario) -> str | None:
+def wrong_flattening(scenario: Scenario) -> str | None:
+    """Why optimizer state cannot go from one layout to the other as the scenario has it; None where it can."""
     if scenario.start is None or scenario.start.flatten_optimizer_state_dict in flattenings(*scenario.layouts):
         return None
     if scenario.start.flatten_optimizer_state_dict:
@@ -124,41 +124,3 @@ def _wrong_flattening(scenario: Scenario) -> str | None:
             "checkpoint: FullyShardedDataParallel without use_orig_params takes no flattened state of optimizers that have none"
         )
     return "checkpoint: stages of a pipeline have parameter groups of their own under one name unless their state is flattened"
-
-
-def why_unsupported(scenario: Scenario, *, beyond: bool = False) -> str | None:
-    """Why a scenario cannot run; None where it can. With `beyond`, limits that torch draws on layouts do not count."""
-    reasons = [unsupported(scenario.training, layout, beyond=beyond) for layout in scenario.layouts]
-    if scenario.start is not None:
-        reasons += [limit.reason for layout in scenario.layouts for limit in LAYOUT_LIMITS if limit.applies(layout)]
-        reasons += [limit.reason for layout in scenario.layouts for limit in LIMITS if limit.applies(scenario.training, layout)]
-    return next(filter(None, reasons), _wrong_flattening(scenario))
-
-
-def can_hand_over(layout: Layout) -> bool:
-    """Whether a training can leave a layout, and go on under it."""
-    return not any(limit.applies(layout) for limit in LAYOUT_LIMITS)
-
-
-def handing_over(layout: Layout) -> Layout:
-    """The nearest layout that a training can leave, and go on under. Raises `BrokenLayout` when repairs do not end."""
-    for _ in range(MAX_REPAIRS):
-        layout = repaired_layout(layout)
-        limit = next((limit for limit in LAYOUT_LIMITS if limit.applies(layout)), None)
-        if limit is None:
-            return layout
-        layout = limit.repair(layout)
-    raise BrokenLayout(f"the repairs of layout {layout.name} for a checkpoint do not end")
-
-
-def handed_over(training: Training, *layouts: Layout) -> Training:
-    """The nearest training that can be handed from one layout to the other. Raises `BrokenLayout` when repairs do not end."""
-    for _ in range(MAX_REPAIRS):
-        before = training
-        for layout in layouts:
-            training = repaired(training, layout)
-            for limit in LIMITS:
-                training = limit.repair(training, layout) if limit.applies(training, layout) else training
-        if training is before:
-            return training
-    raise BrokenLayout(f"the repairs for a checkpoint between {' and '.join(layout.name for layout in layouts)} do not end")

@@ -1,27 +1,20 @@
-"""Which kind applies which parallelism, what layouts cannot run, and the nearest training that they can."""
+"""Which kind applies which parallelism, and which layouts can be named."""
 
 from __future__ import annotations
 
 from functools import cache
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
-from itertools import chain
 from types import ModuleType
 
 from equivcheck.errors import EquivCheckError, UsageError
 from equivcheck.layouts.kind import LayoutKind
-from equivcheck.layouts.limits.execution import NO_COMPILER, NOTHING_TWICE_IN_GRAPHS, STEPS_OF_OPERATIONS
-from equivcheck.layouts.limits.limit import LayoutLimit, Limit
-from equivcheck.layouts.limits.optimizers import ANYWHERE
 from equivcheck.layouts.rounding import Rounding
-from equivcheck.scenario import Layout, Parallelism, Training
+from equivcheck.scenario import Layout, Parallelism
 from equivcheck.scenario.parallelism import PARALLELISMS
 
 ENTRY_POINTS = "equivcheck.layouts"
 """Entry-point group of third parties; each entry names a subclass of `LayoutKind`."""
-
-MAX_REPAIRS = 64
-"""More repairs of one training than this do not end: two of them undo each other."""
 
 COMPOSITIONS: tuple[str, ...] = (
     "ddp x tensor_parallel",
@@ -103,44 +96,7 @@ def _place(point: EntryPoint) -> str:
     return f"entry point {point.name!r} of {ENTRY_POINTS} ({point.value})"
 
 
-def unsupported(training: Training, layout: Layout, *, beyond: bool = False) -> str | None:
-    """Why the layout cannot run the training; None where it can. With `beyond`, limits that torch draws do not count."""
-    limit = _first_layout_limit(layout) or _first_limit(training, layout, beyond)
-    return None if limit is None else limit.reason
-
-
-def repaired_layout(layout: Layout) -> Layout:
-    """The nearest layout that can run anything. Raises `BrokenLayout` when repairs do not end."""
-    for _ in range(MAX_REPAIRS):
-        limit = _first_layout_limit(layout)
-        if limit is None:
-            return layout
-        layout = limit.repair(layout)
-    raise BrokenLayout(f"the repairs of layout {layout.name} do not end; the last limit: {limit.reason if limit else None}")
-
-
-def repaired(training: Training, layout: Layout, *, beyond: bool = False) -> Training:
-    """The nearest training that the layout can run, as `unsupported` sees it. Raises `BrokenLayout` when repairs do not end."""
-    for _ in range(MAX_REPAIRS):
-        limit = _first_limit(training, layout, beyond)
-        if limit is None:
-            return training
-        training = limit.repair(training, layout)
-    raise BrokenLayout(f"the repairs of layout {layout.name} do not end; the last limit: {limit.reason if limit else None}")
-
-
 def rounding_of(layout: Layout) -> Rounding | None:
     """What the layout rounds to other element types than the training's; None for nothing."""
     roundings = (kind_of(parallelism).rounding(parallelism, layout) for parallelism in layout.parallelisms)
     return next((rounding for rounding in roundings if rounding is not None), None)
-
-
-def _first_limit(training: Training, layout: Layout, beyond: bool) -> Limit | None:
-    limits = chain(ANYWHERE, *(kind_of(parallelism).limits for parallelism in layout.parallelisms))
-    return next((limit for limit in limits if not (beyond and limit.upstream) and limit.applies(training, layout)), None)
-
-
-def _first_layout_limit(layout: Layout) -> LayoutLimit | None:
-    own = (limit for parallelism in layout.parallelisms for limit in kind_of(parallelism).layout_limits)
-    limits = chain((STEPS_OF_OPERATIONS, NOTHING_TWICE_IN_GRAPHS, NO_COMPILER), own)
-    return next((limit for limit in limits if limit.applies(layout)), None)

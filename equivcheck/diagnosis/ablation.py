@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
-from equivcheck.composition.hand_over_limits import why_unsupported
+from equivcheck.composition.limits import why_unsupported
 from equivcheck.diagnosis.diverged_run import run_again
 from equivcheck.errors import EquivCheckError
 from equivcheck.layouts.limits.repairs import each_layer, has_shares, without_shares

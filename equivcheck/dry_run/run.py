@@ -11,8 +11,8 @@ from itertools import groupby
 
 from equivcheck.comparison.communication import differing_calls
 from equivcheck.composition.expected_calls import predicted
+from equivcheck.composition.limits import unsupported
 from equivcheck.composition.program import rank_program
-from equivcheck.composition.registry import unsupported
 from equivcheck.dry_run.grow import shrunk
 from equivcheck.errors import UsageError
 from equivcheck.layers.parameters import parameters_of

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from equivcheck.comparison.communication import CallComparison, compare_calls
-from equivcheck.composition.hand_over_limits import why_unsupported
+from equivcheck.composition.limits import why_unsupported
 from equivcheck.composition.running import RanksResult, Runner, able
 from equivcheck.known_issues.known import known_issue, known_issues
 from equivcheck.oracle.judge import Case, judge, judge_coarsely, judge_failure

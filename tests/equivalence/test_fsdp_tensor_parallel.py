@@ -18,8 +18,8 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 
 from equivcheck import Outcome, check
 from equivcheck.comparison.assemble import Assembler
+from equivcheck.composition.limits import repaired
 from equivcheck.composition.program import rank_program
-from equivcheck.composition.registry import repaired
 from equivcheck.reference.reference import ReferenceRun
 from equivcheck.scenario import (
     FSDP1,

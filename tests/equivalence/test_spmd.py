@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from equivcheck import Outcome, Scenario, check
 from equivcheck.comparison.compare import compare
+from equivcheck.composition.limits import repaired
 from equivcheck.composition.program import rank_program
-from equivcheck.composition.registry import repaired
 from equivcheck.reference.reference import Reference, ReferenceRun
 from equivcheck.scenario import (
     DDP,

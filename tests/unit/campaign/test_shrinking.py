@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from equivcheck.campaign.shrinking import Shrinking, same_fingerprint
 from equivcheck.campaign.simpler import KINDS, simpler_by
-from equivcheck.composition.hand_over_limits import why_unsupported
+from equivcheck.composition.limits import why_unsupported
 from equivcheck.findings.size import size_of
 from equivcheck.scenario import Scenario
 from equivcheck.strategies import scenarios

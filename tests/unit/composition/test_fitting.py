@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from equivcheck.composition.fitting import fitted, row_multiple, with_scaled_rows
-from equivcheck.composition.hand_over_limits import why_unsupported
+from equivcheck.composition.limits import why_unsupported
 from equivcheck.scenario import (
     ASGD,
     DDP,

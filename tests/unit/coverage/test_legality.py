@@ -7,7 +7,7 @@ from functools import cache
 import pytest
 from hypothesis import HealthCheck, Phase, given, seed, settings
 
-from equivcheck.composition.hand_over_limits import why_unsupported
+from equivcheck.composition.limits import why_unsupported
 from equivcheck.coverage.features import Feature, features
 from equivcheck.coverage.legality import Examples, witness
 from equivcheck.scenario import Scenario

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from equivcheck.composition.registry import repaired_layout, unsupported
+from equivcheck.composition.limits import repaired_layout, unsupported
 from equivcheck.layouts.limits.execution import has_compiler
 from equivcheck.scenario import (
     DDP,

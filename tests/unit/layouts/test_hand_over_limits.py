@@ -8,7 +8,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from equivcheck.composition.hand_over_limits import can_hand_over, flattenings, handed_over, handing_over, why_unsupported
+from equivcheck.composition.hand_over_limits import flattenings
+from equivcheck.composition.limits import can_hand_over, handed_over, handing_over, why_unsupported
 from equivcheck.scenario import (
     ASGD,
     DDP,

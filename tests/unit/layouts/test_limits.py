@@ -9,7 +9,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from packaging.version import Version
 
-from equivcheck.composition.registry import kind_of, repaired, repaired_layout, unsupported
+from equivcheck.composition.limits import repaired, repaired_layout, unsupported
+from equivcheck.composition.registry import kind_of
 from equivcheck.layouts.limits import optimizers
 from equivcheck.scenario import (
     ASGD,

@@ -7,7 +7,7 @@ from itertools import product
 from hypothesis import given
 from hypothesis import strategies as st
 
-from equivcheck.composition.registry import unsupported
+from equivcheck.composition.limits import unsupported
 from equivcheck.errors import InvalidScenario
 from equivcheck.parallelisms.tensor_parallel.plans import ALL_PLANS, legal_plans
 from equivcheck.scenario import Axis, Data, Layer, LayerPlan, Layout, Mesh, Model, Norm, Split, Spread, TensorParallel, Training

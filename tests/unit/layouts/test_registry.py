@@ -12,7 +12,8 @@ from typing import ClassVar
 import pytest
 
 from equivcheck.composition import registry
-from equivcheck.composition.registry import BrokenLayout, kind_of, layout_kinds, repaired, unsupported
+from equivcheck.composition.limits import repaired, unsupported
+from equivcheck.composition.registry import BrokenLayout, kind_of, layout_kinds
 from equivcheck.errors import UsageError
 from equivcheck.layouts.kind import LayoutKind
 from equivcheck.layouts.limits.limit import Limit

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import HealthCheck, Phase, find, given, settings
 from hypothesis import strategies as st
 
-from equivcheck.composition.registry import layout_names, repaired, repaired_layout, unsupported
+from equivcheck.composition.limits import repaired, repaired_layout, unsupported
+from equivcheck.composition.registry import layout_names
 from equivcheck.scenario import (
     DDP,
     SGD,
