@@ -6,15 +6,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from equivcheck.composition.expected_calls import predicted
-from equivcheck.layouts.expected_calls.communication import Key, described, order_of, totals
+from equivcheck.layouts.expected_calls.communication import Key, Totals, described, order_of, totals
 from equivcheck.scenario import Scenario
 from equivcheck.trace.differences import Difference, Divergence, Phase
 from equivcheck.trace.stage import Stage
 from equivcheck.worlds.call import Call
 from equivcheck.worlds.ranks import Run
 
-NO_CALLS = (0, 0)
-"""Calls and bytes where there are none."""
 _NOT_FORESEEN = (Stage.SETUP, Stage.READING)
 """Stages that are no part of the training's steps."""
 
@@ -29,40 +27,6 @@ class CallComparison:
     """Why nothing was compared; empty where it was."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CallDifference:
-    """Calls of one kind, over one group in one stage of a step, that a rank did not issue as was foreseen."""
-
-    key: Key
-    """Step, stage, op and axes."""
-    rank: int
-    """Which rank."""
-    expected: tuple[int, int]
-    """Calls and bytes foreseen."""
-    actual: tuple[int, int]
-    """Those that it issued."""
-
-    @property
-    def calls(self) -> str:
-        """Which calls: ``all_gather over dp``."""
-        _, _, op, axes = self.key
-        return f"{op} over {axes or 'one rank'}"
-
-    def as_divergence(self) -> Divergence:
-        """As part of a verdict."""
-        step, stage, _, _ = self.key
-        return Divergence(
-            step=step,
-            phase=Phase.COMMUNICATION,
-            tensor=f"{self.calls} in {stage.value}",
-            difference=Difference.BYTES if self.expected[0] == self.actual[0] else Difference.CALLS,
-            rank=self.rank,
-            expected=described(*self.expected),
-            actual=described(*self.actual),
-            error=float("inf"),
-        )
-
-
 def compare_calls(scenario: Scenario, world: str, run: Run) -> CallComparison:
     """Compare the calls of each rank with what was foreseen for it."""
     if not run.calls:
@@ -70,21 +34,32 @@ def compare_calls(scenario: Scenario, world: str, run: Run) -> CallComparison:
     reason = predicted(scenario.training, scenario.layout).reason
     if reason:
         return CallComparison(unforeseen=reason)
-    found: dict[Key, CallDifference] = {}
+    found: dict[Key, Divergence] = {}
     for rank, calls in enumerate(run.calls):
-        for difference in differing_calls(scenario, rank, calls):
-            found.setdefault(difference.key, difference)
-    return CallComparison(divergences=tuple(found[key].as_divergence() for key in sorted(found, key=order_of)))
+        found = differing_calls(scenario, rank, calls) | found
+    return CallComparison(divergences=tuple(found[key] for key in sorted(found, key=order_of)))
 
 
-def differing_calls(scenario: Scenario, rank: int, calls: Iterable[Call]) -> list[CallDifference]:
+def differing_calls(scenario: Scenario, rank: int, calls: Iterable[Call]) -> dict[Key, Divergence]:
     """Where the calls of a rank in the steps are not those that were foreseen for it, in the order of steps and stages."""
     training, layout = scenario.training, scenario.layout
     expected, actual = predicted(training, layout, rank).totals, totals(calls, layout.mesh, without=_NOT_FORESEEN)
     if expected == actual:
-        return []
-    return [
-        CallDifference(key=key, rank=rank, expected=expected.get(key, NO_CALLS), actual=actual.get(key, NO_CALLS))
-        for key in sorted(expected.keys() | actual.keys(), key=order_of)
-        if expected.get(key) != actual.get(key)
-    ]
+        return {}
+    keys = sorted(expected.keys() | actual.keys(), key=order_of)
+    return {key: _divergence(key, rank, expected, actual) for key in keys if expected.get(key) != actual.get(key)}
+
+
+def _divergence(key: Key, rank: int, expected: Totals, actual: Totals) -> Divergence:
+    step, stage, op, axes = key
+    foreseen, counted = expected.get(key, (0, 0)), actual.get(key, (0, 0))
+    return Divergence(
+        step=step,
+        phase=Phase.COMMUNICATION,
+        tensor=f"{op} over {axes or 'one rank'} in {stage.value}",
+        difference=Difference.BYTES if foreseen[0] == counted[0] else Difference.CALLS,
+        rank=rank,
+        expected=described(*foreseen),
+        actual=described(*counted),
+        error=float("inf"),
+    )

@@ -16,7 +16,7 @@ from equivcheck.composition.program import rank_program
 from equivcheck.dry_run.grow import shrunk
 from equivcheck.errors import UsageError
 from equivcheck.layers.parameters import parameters_of
-from equivcheck.layouts.expected_calls.communication import Traffic, described, traffic
+from equivcheck.layouts.expected_calls.communication import Traffic, traffic
 from equivcheck.layouts.partition import local_shape
 from equivcheck.parallelisms.fsdp1.flat_layout import alignment_of, held_of
 from equivcheck.scenario import FSDP1, Scenario, ShardingStrategy, Wrapping
@@ -211,10 +211,9 @@ def _extent(piece: Piece) -> tuple[int, ...]:
 
 def _surprising(scenario: Scenario, rank: int, calls: Iterable[Call]) -> Iterator[str]:
     """Where calls or bytes of a rank are not those that were foreseen for it."""
-    for found in differing_calls(scenario, rank, calls):
-        step, stage, _, _ = found.key
-        told = f"{described(*found.actual)}, foreseen {described(*found.expected)}"
-        yield f"rank {rank}, step {step} {stage.value}, {found.calls}: {told}"
+    for (step, stage, op, axes), found in differing_calls(scenario, rank, calls).items():
+        where = f"rank {rank}, step {step} {stage.value}, {op} over {axes or 'one rank'}"
+        yield f"{where}: {found.actual}, foreseen {found.expected}"
 
 
 def _differing(found: tuple[Traffic, ...], expected: tuple[Traffic, ...], num_ranks: int) -> Iterator[str]:
