@@ -123,4 +123,4 @@ class Diagnosis:
     sentence: str
     """For people, naming tensors, ranks and axes."""
     exact: bool
-    """Whether one device, trained wrongly in this way, reproduces all that the ranks left, within tolerance; else it is a hint."""
+    """Whether one device, trained wrongly in this way, leaves all that the ranks left, within tolerance; else it is a hint."""
