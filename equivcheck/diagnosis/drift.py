@@ -10,7 +10,7 @@ from equivcheck.diagnosis.diverged_run import DivergedRun
 from equivcheck.diagnosis.reference_values import starting_from, values_at_steps
 from equivcheck.diagnosis.words import listed
 from equivcheck.errors import EquivCheckError
-from equivcheck.trace.differences import Divergence
+from equivcheck.trace.differences import Divergence, Phase
 from equivcheck.train.setup import Setup
 from equivcheck.worlds.failure import RanksFailed
 from equivcheck.worlds.ranks import Ranks
@@ -53,7 +53,8 @@ def _told(num_steps: int, divergences_with: Callable[[bool], tuple[Divergence, .
         return f"in every step, also {FROM_REFERENCE}"
     right = [step for step in range(num_steps) if step not in wrong]
     first = next(each for each in found if each.step == wrong[0])
-    where = f"in {_numbered(wrong)} ({first.phase.value} of {first.tensor}), also {FROM_REFERENCE}"
+    what = first.tensor if first.phase is Phase.LOSS else f"{first.phase.value} of {first.tensor}"
+    where = f"in {_numbered(wrong)} ({what}), also {FROM_REFERENCE}"
     return f"{where}; {_numbered(right)} {'is' if len(right) == 1 else 'are'} right"
 
 

@@ -57,9 +57,10 @@ def _unread(diverged: DivergedRun) -> Iterator[Diagnosis]:
 
 
 def _what(diverged: DivergedRun, names: list[str]) -> str:
-    phase = diverged.first.phase
-    kind = {Phase.GRADIENT: "the gradient of ", Phase.CLIPPING: "the clipped gradient of "}.get(phase, "")
-    return f"{kind}{tensors(names)} {'is' if len(names) == 1 else 'are'}"
+    kind = {Phase.GRADIENT: "gradient", Phase.CLIPPING: "clipped gradient"}.get(diverged.first.phase, "")
+    if len(names) == 1:
+        return f"{f'the {kind} of ' if kind else ''}{tensors(names)} is"
+    return f"{f'the {kind}s of ' if kind else ''}{tensors(names)} are"
 
 
 def _zero(diverged: DivergedRun, names: list[str], found: Whole) -> Iterator[Diagnosis]:

@@ -133,7 +133,7 @@ def _ahead(setup: Setup) -> None:
 
 def _step_count(diverged: DivergedRun) -> Iterator[Counterfactual]:
     ways: tuple[tuple[str, Callable[[torch.Tensor], object], bool], ...] = (
-        ("the optimizer takes every step for the first", lambda count: count.zero_(), True),
+        ("the optimizer counts every step as the first", lambda count: count.zero_(), True),
         ("the optimizer's step count does not advance", lambda count: count.sub_(1), False),
         ("the optimizer's step count advances twice per step", lambda count: count.add_(1), False),
     )

@@ -34,11 +34,11 @@ def skipped_updates(diverged: DivergedRun) -> Iterator[Counterfactual]:
         return
     if all(mask.all() for mask in masks.values()):
         everything = set(masks) >= set(diverged.updated)
-        words = "the optimizer updates no parameter" if everything else f"the optimizer never updates {tensors(tuple(masks))}"
+        words = "the optimizer updates no parameter" if everything else f"the optimizer does not update {tensors(tuple(masks))}"
         yield on_one_device(diverged, Cause.NOT_UPDATED, words, _without_gradients(tuple(masks)))
         yield on_one_device(diverged, Cause.NOT_UPDATED, words, _restoring(masks))
         return
-    words = f"the optimizer never updates {rows_of_tensor(masks)}"
+    words = f"the optimizer does not update {rows_of_tensor(masks)}"
     yield on_one_device(diverged, Cause.NOT_UPDATED, words, _restoring(masks))
     yield on_one_device(diverged, Cause.NOT_UPDATED, words, _restoring(masks, state=True))
 

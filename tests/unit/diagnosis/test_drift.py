@@ -1,14 +1,19 @@
 """Ranks that start each step from the reference's values show where a run goes wrong."""
 
+from dataclasses import replace
+
 import pytest
 
 from equivcheck import Scenario, check
 from equivcheck.comparison.compare import compare
 from equivcheck.composition.running import Runner
-from equivcheck.diagnosis.drift import FROM_REFERENCE
+from equivcheck.diagnosis.diverged_run import run_again
+from equivcheck.diagnosis.drift import FROM_REFERENCE, drift_of
 from equivcheck.diagnosis.explain import explained
 from equivcheck.diagnosis.reference_values import starting_from, values_at_steps
 from equivcheck.reference.reference import ReferenceRun
+from equivcheck.scenario import Start
+from equivcheck.trace.trace import Slot
 from unit.diagnosis import faults
 from unit.diagnosis.faults import ON_DDP, ON_FSDP2, Fault
 
@@ -53,3 +58,49 @@ def test_what_is_lost_between_steps_is_given_back_under_every_layout(scenario: S
 def test_a_verdict_says_where_the_run_goes_wrong(scenario: Scenario, alter: Fault, drift: str) -> None:
     """Whether a step goes wrong, or what it begins with."""
     assert explained(check(scenario, alter=alter), alter=alter).drift == drift
+
+
+@pytest.mark.parametrize(
+    ("world", "change", "drift"),
+    [
+        ("sim", {"steps": 1}, "in the only step"),
+        ("gloo", {"steps": 2}, "not examined: only ranks in sim can be given the reference's values"),
+    ],
+    ids=["one step", "processes"],
+)
+def test_where_there_is_nothing_to_examine_the_reason_is_given(world: str, change: dict[str, int], drift: str) -> None:
+    """No rank runs again for that."""
+    fault = faults.gradients(lambda values: values.mul_(3.0))
+    diverged = run_again(replace(ON_DDP, training=replace(ON_DDP.training, **change)), fault, "sim")  # type: ignore[arg-type]
+    assert diverged is not None
+
+    assert drift_of(diverged, fault, world, 60.0) == drift
+
+
+def test_a_run_that_resumes_is_not_examined() -> None:
+    """The first steps ran on other ranks, under another layout."""
+    fault = faults.gradients(lambda values: values.mul_(3.0))
+    diverged = run_again(replace(ON_DDP, start=Start(layout=ON_FSDP2.layout, steps=1)), fault, "sim")
+    assert diverged is not None
+
+    assert drift_of(diverged, fault, "sim", 60.0) == "not examined: the first steps run under another layout"
+
+
+def test_ranks_that_cannot_be_given_values_are_told_with_the_reason() -> None:
+    """A parameter that is not as large as its layout says."""
+
+    def shrink(setup: faults.Setup) -> None:
+        inner = setup.find_slots
+        setup.before_step.append(
+            lambda _optimizer, step: setattr(setup, "find_slots", lambda model: inner(model) if step else _halved(inner(model)))
+        )
+
+    run = run_again(ON_DDP, faults.gradients(lambda values: values.mul_(3.0)), "sim")
+    assert run is not None
+
+    assert "has 16 elements on a rank where its layout says otherwise" in drift_of(run, shrink, "sim", 60.0)
+
+
+def _halved(slots: tuple[Slot, ...]) -> tuple[Slot, ...]:
+    """Slots that say that each parameter is held twice."""
+    return tuple(replace(slot, pieces=slot.pieces * 2) for slot in slots)
