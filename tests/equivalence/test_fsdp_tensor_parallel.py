@@ -57,13 +57,16 @@ PLANS = st.sampled_from(
 
 @st.composite
 def _pairs(draw: st.DrawFn) -> tuple[Scenario, Scenario]:
-    """The same training under FSDP over tensor parallelism, and under the same FSDP alone."""
+    """The same training under FSDP over tensor parallelism, and under the same FSDP alone; none that is on file to crash."""
     plan, (data_ranks, tp), parallelism = draw(PLANS), draw(SIZES), draw(st.one_of(fsdp2(), fsdp1()))
     parallelism = replace(parallelism, mixed_precision=None)
     if isinstance(parallelism, FSDP1):
         parallelism = replace(parallelism, strategy=FSDP1().strategy, use_orig_params=True, no_sync=False)
     norms = st.sampled_from([None, Norm.LAYER, Norm.RMS])
     layers = [Layer(width=tp * draw(st.integers(1, 4)), bias=draw(st.booleans())) for _ in plan]
+    for index, entry in enumerate(plan):
+        if tp == 1 and entry.split is Split.COLUMN and layers[index].width == 1:
+            layers[index] = replace(layers[index], bias=False)  # the known issue colwise_parallel_of_one
     for index, entry in enumerate(plan):
         if (
             index
@@ -102,10 +105,7 @@ def _full_gradient(scenario: Scenario) -> np.ndarray:
 @given(_pairs())
 def test_gradients_over_tensor_parallelism_are_those_without(pair: tuple[Scenario, Scenario]) -> None:
     """Put together, flattened, they equal those of FSDP alone and of one device, within the noise of rounding; none is NaN."""
-    outcomes = {check(scenario).outcome for scenario in pair}
-    if Outcome.KNOWN in outcomes:
-        return  # what is on file is wrong already
-    assert outcomes <= {Outcome.EQUIVALENT, Outcome.INCONCLUSIVE}
+    assert {check(scenario).outcome for scenario in pair} <= {Outcome.EQUIVALENT, Outcome.INCONCLUSIVE}
     both, alone = map(_full_gradient, pair)
     (expected,) = (moment for moment in ReferenceRun(pair[0].training).reference().moments if moment.phase is Phase.GRADIENT)
     assert np.isfinite(both).all()
@@ -124,7 +124,7 @@ def _held(snapshot: Snapshot) -> dict[str, bytes]:
 @FEW
 @given(_pairs())
 def test_what_is_not_split_has_one_gradient_on_all_tensor_parallel_ranks(pair: tuple[Scenario, Scenario]) -> None:
-    """Norms, layers whole inside the plan and layers outside it agree bit for bit, and what is split does not."""
+    """Norms, layers whole inside the plan and layers outside it agree bit for bit."""
     scenario, _ = pair
     plan, tp = scenario.layout.parallelisms[0].plan, scenario.layout.mesh.size("tp")
     held = [_held(snapshot) for snapshot in _first_gradients(scenario)]
