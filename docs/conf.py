@@ -17,7 +17,7 @@ project = "equivcheck"
 author = "the equivcheck developers"
 copyright = "2026, the equivcheck developers"
 version = release = equivcheck.__version__
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+extensions = ["myst_parser", "sphinx.ext.autodoc"]
 html_theme = "furo"
 html_title = "equivcheck"
 html_static_path = ["_static"]

@@ -15,6 +15,8 @@ SCRIPTS = "../../tests/known_issues/scripts"
 """The scripts of known issues, as seen from the generated pages."""
 CODE_WIDTH = 80
 """Characters of a line of code."""
+GAPS, FIXED = "Gaps of torch", "Fixed limits"
+"""Two kinds of limits."""
 TIMES = " x "
 """What stands between the parallelisms of a layout's name."""
 
@@ -26,8 +28,11 @@ def limits() -> str:
 
 
 def _limits_of(name: str, found: Iterable[sources.AnyLimit]) -> str:
-    rows = [(_prose(limit.reason), "torch" if getattr(limit, "upstream", False) else "equivcheck") for limit in found]
-    return f"## {f'`{name}`' if name else 'Any layout'}\n\n" + _table(("what, and why", "drawn by"), rows)
+    kinds: dict[str, list[str]] = {GAPS: [], FIXED: []}
+    for limit in found:
+        kinds[GAPS if getattr(limit, "upstream", False) else FIXED].append(f"- {_prose(limit.reason)}")
+    lists = ["\n".join([f"{title}:\n", *reasons]) for title, reasons in kinds.items() if reasons]
+    return "\n\n".join([f"## {f'`{name}`' if name else 'Any layout'}", *lists])
 
 
 def mutants() -> str:
@@ -174,9 +179,9 @@ _LIMITS = """\
 A scenario beyond a limit is UNSUPPORTED, with the reason below. The generator draws nothing beyond a limit: it repairs a
 scenario to the nearest one within it.
 
-Limits drawn by *torch* are gaps of torch. Strategies named `frontier` go beyond these: there a run must be right or raise on
-every rank. Limits drawn by *equivcheck* separate trainings that a layout changes by definition, so that a difference would
-prove nothing."""
+There are two kinds. *Gaps of torch*: torch refuses or fails there; the strategy `frontier` goes beyond them, where a run must be
+right or raise on every rank. *Fixed limits*: the layout cannot be built, or computes something else by definition, so that a
+comparison would prove nothing."""
 
 _MUTANTS = """\
 # Mutants

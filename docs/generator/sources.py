@@ -29,8 +29,8 @@ AnyLimit = Limit | LayoutLimit
 def limits_by_layout() -> dict[str, tuple[AnyLimit, ...]]:
     """What each parallelism declares, by its tag; under an empty name, what holds for all of them and for combinations."""
     own = {tag: (*kind.layout_limits, *kind.limits) for tag, kind in layout_kinds().items()}
-    of_kinds = {id(limit) for limits in own.values() for limit in limits}
-    return {"": tuple(limit for limit in _all_limits() if id(limit) not in of_kinds)} | own
+    of_kinds = {limit.reason for limits in own.values() for limit in limits}
+    return {"": tuple(limit for limit in _all_limits() if limit.reason not in of_kinds)} | own
 
 
 @cache

@@ -63,18 +63,19 @@ def examples(page: Path) -> list[Example]:
     ]
 
 
-def run(page: Path) -> None:
-    """Run what runs on a page, in the current folder, and compare what it prints."""
+def run(page: Path) -> list[str]:
+    """Run what runs on a page, in the current folder; what is shown and not printed, in words."""
     namespace: dict[str, Any] = {"__name__": "__page__"}
-    printed = ""
+    printed, wrong = "", []
     for example in examples(page):
         where = f"{page.name}:{example.line}"
         if example.language == "python":
             printed = run_python(example, where, namespace)
         elif example.language == "console":
-            run_console(example, where)
+            wrong += [missing(shown, run_command(command), f"{where} $ {command}") for command, shown in commands(example)]
         elif example.language == "text":
-            require(example.text, printed, where)
+            wrong.append(missing(example.text, printed, where))
+    return list(filter(None, wrong))
 
 
 def run_python(example: Example, where: str, namespace: dict[str, Any]) -> str:
@@ -88,11 +89,10 @@ def run_python(example: Example, where: str, namespace: dict[str, Any]) -> str:
     return printed.getvalue()
 
 
-def run_console(example: Example, where: str) -> None:
-    """Run each command, and compare what it prints."""
-    for command, shown in commands(example):
-        name, *arguments = shlex.split(command)
-        require(shown, RUN[name](arguments), f"{where} $ {command}")
+def run_command(command: str) -> str:
+    """What a command prints."""
+    name, *arguments = shlex.split(command)
+    return RUN[name](arguments)
 
 
 def commands(example: Example) -> Iterator[tuple[str, str]]:
@@ -148,12 +148,13 @@ RUN: dict[str, Callable[[list[str]], str]] = {
 """How a command of a console runs, by its name."""
 
 
-def require(shown: str, printed: str, where: str) -> None:
-    """Find each line that a page shows in what was printed, in the same order."""
+def missing(shown: str, printed: str, where: str) -> str:
+    """Look for each line that a page shows in what was printed, in the same order; the first that is not there, in words."""
     lines = iter(printed.splitlines())
     for line in shown.splitlines():
-        if line.strip() and line.strip() != SKIPPED:
-            assert any(same(line, other) for other in lines), f"{where}: {line!r} is not, or not there, in\n{printed}"
+        if line.strip() not in ("", SKIPPED) and not any(same(line, other) for other in lines):
+            return f"{where}: {line!r} is not, or not there, in\n{printed}"
+    return ""
 
 
 def same(shown: str, printed: str) -> bool:
