@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 @click.argument("file", type=click.Path(path_type=str))
 @world_option("sim")
 @deadline_option(60.0)
-@click.option("--comm", is_flag=True, help="Also show what the ranks tell each other, beside what is foreseen.")
+@click.option("--comm", is_flag=True, help="Also show what the ranks communicate, beside what is expected.")
 @confirm_option
 @json_option
 def check(  # noqa: PLR0913, PLR0917 - options

@@ -48,13 +48,13 @@ def verdict_object(verdict: Verdict) -> dict[str, Any]:
 
 
 def communication_object(verdict: Verdict) -> dict[str, Any]:
-    """Every call of every rank, and what was foreseen of each, as JSON values."""
+    """Every call of every rank, and what was expected of each, as JSON values."""
     training, layout = verdict.scenario.training, verdict.scenario.layout
-    foreseen = [as_traffic(predicted(training, layout, rank).totals) for rank in range(len(verdict.calls))]
+    expected = [as_traffic(predicted(training, layout, rank).totals) for rank in range(len(verdict.calls))]
     return {
-        "unforeseen": verdict.unforeseen,
+        "unmodelled": verdict.unmodelled,
         "calls": encode(verdict.calls),
-        "foreseen": None if verdict.unforeseen else [[encode(traffic) for traffic in rank] for rank in foreseen],
+        "expected": None if verdict.unmodelled else [[encode(traffic) for traffic in rank] for rank in expected],
     }
 
 

@@ -30,14 +30,14 @@ class Norm(Choice):
     RMS = "rms"
 
 
-class Side(Choice):
+class AuxiliaryLinear(Choice):
     """When the second linear beside a layer's own runs."""
 
     NEVER = "never"
     EVEN_STEPS = "even_steps"
 
 
-class Exercise(Choice):
+class ShapeOp(Choice):
     """What a layer does to its output last: keep it by a detour through other shapes, or add what a factory call makes."""
 
     FLATTEN = "flatten"
@@ -51,12 +51,12 @@ class Exercise(Choice):
 
 
 ARANGE_STEP = 0.125
-"""From one feature to the next, what `Exercise.ARANGE` adds more; from 0."""
+"""From one feature to the next, what `ShapeOp.ARANGE` adds more; from 0."""
 
 
 @noun
 class Layer:
-    """One layer: ``exercise(residual(dropout(activation(linear(norm(x)) + side(norm(x))))))``."""
+    """One layer: ``shape_op(residual(dropout(activation(linear(norm(x)) + auxiliary(norm(x))))))``."""
 
     width: int
     """Output features, 1 to 32."""
@@ -74,9 +74,9 @@ class Layer:
     """Whether the parameters of this layer require no gradient; a shared weight belongs to the layer that first has it."""
     shares: int | None = None
     """Index of an earlier layer whose weight this one uses; None for its own."""
-    side: Side | None = None
+    auxiliary: AuxiliaryLinear | None = None
     """A second linear (no bias) beside the first that runs never or at steps 0, 2, 4 ...; None for none."""
-    exercise: Exercise | None = None
+    shape_op: ShapeOp | None = None
     """What is done to the output beside arithmetic; None for nothing."""
 
     def __post_init__(self) -> None:

@@ -9,7 +9,7 @@ from equivcheck.scenario.training import Training
 
 
 @noun
-class Start:
+class Resume:
     """The first steps of a training, run under another layout, whose checkpoint is what the scenario's own goes on from."""
 
     layout: Layout
@@ -34,18 +34,18 @@ class Scenario:
     """How it is spread."""
     schedule_seed: int = 0
     """Which order simulated ranks run in, 0 to 2**32 - 1; 0 is lowest rank first."""
-    start: Start | None = None
+    resume: Resume | None = None
     """How the first steps are spread, if otherwise; None where one layout runs them all."""
 
     def __post_init__(self) -> None:
         require_between(self, "schedule_seed", 0, 2**32 - 1)
-        if self.start is not None and self.start.steps >= self.training.steps:
-            raise refuse(self.start, "steps", f"fewer than the {self.training.steps} of the training")
+        if self.resume is not None and self.resume.steps >= self.training.steps:
+            raise refuse(self.resume, "steps", f"fewer than the {self.training.steps} of the training")
 
     @property
     def layouts(self) -> tuple[Layout, ...]:
         """The layouts in the order in which they run."""
-        return (self.layout,) if self.start is None else (self.start.layout, self.layout)
+        return (self.layout,) if self.resume is None else (self.resume.layout, self.layout)
 
     @property
     def name(self) -> str:

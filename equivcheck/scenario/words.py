@@ -7,8 +7,8 @@ from equivcheck.scenario import Layout, Mesh, Scenario, Training
 
 def in_words(scenario: Scenario) -> str:
     """For people: ``fsdp2 on 4 ranks, widths 4-8-2, AdamW, 2 microbatches of 4 + 3 rows, 3 steps, float64``."""
-    start = scenario.start
-    first = "" if start is None else f"{count(start.steps, 'step')} of {_layout(start.layout)}, then "
+    resume = scenario.resume
+    first = "" if resume is None else f"{count(resume.steps, 'step')} of {_layout(resume.layout)}, then "
     return f"{first}{_layout(scenario.layout)}, {_training(scenario.training)}"
 
 

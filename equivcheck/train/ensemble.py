@@ -16,11 +16,11 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from equivcheck.scenario import ClipNorm, ClipValue, Layer, Norm, Side, Training, ZeroGrad
-from equivcheck.train.exercises import added
+from equivcheck.scenario import AuxiliaryLinear, ClipNorm, ClipValue, Layer, Norm, Training, ZeroGrad
 from equivcheck.train.material import Batch
 from equivcheck.train.model import ACTIVATIONS, offset_of
 from equivcheck.train.optimizer import build_optimizer, build_schedule
+from equivcheck.train.shape_ops import added
 
 Array = npt.NDArray[np.floating]
 
@@ -67,7 +67,7 @@ class _Block:
     norm_bias: torch.Tensor | None
     weight: torch.Tensor
     bias: torch.Tensor | None
-    side: torch.Tensor | None
+    auxiliary: torch.Tensor | None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -112,7 +112,7 @@ def _blocks(training: Training, parameters: Mapping[str, torch.Tensor]) -> tuple
             norm_bias=parameters.get(f"layers.{index}.norm.bias"),
             weight=parameters[f"layers.{index if layer.shares is None else layer.shares}.linear.weight"],
             bias=parameters.get(f"layers.{index}.linear.bias"),
-            side=parameters.get(f"layers.{index}.side.weight"),
+            auxiliary=parameters.get(f"layers.{index}.auxiliary.weight"),
         )
         for index, layer in enumerate(training.model.layers)
     )
@@ -158,8 +158,8 @@ def _forward(block: _Block, inputs: torch.Tensor, mask: torch.Tensor | None, ste
     """Map (copies, rows, inputs) to (copies, rows, width)."""
     layer, normed = block.layer, _normalise(block, inputs)
     outputs = _linear(normed, block.weight, block.bias)
-    if block.side is not None and layer.side is Side.EVEN_STEPS and step % 2 == 0:
-        outputs = outputs + _linear(normed, block.side, None)
+    if block.auxiliary is not None and layer.auxiliary is AuxiliaryLinear.EVEN_STEPS and step % 2 == 0:
+        outputs = outputs + _linear(normed, block.auxiliary, None)
     activation = ACTIVATIONS.get(layer.activation)
     if activation is not None:
         outputs = activation(outputs)
@@ -167,7 +167,7 @@ def _forward(block: _Block, inputs: torch.Tensor, mask: torch.Tensor | None, ste
         outputs = outputs * mask
     if layer.residual:
         outputs = outputs + inputs
-    constant = added(layer.exercise, layer.width, outputs.dtype)
+    constant = added(layer.shape_op, layer.width, outputs.dtype)
     return outputs if constant is None else outputs + constant
 
 

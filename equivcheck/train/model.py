@@ -9,8 +9,8 @@ from torch import nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from equivcheck.scenario import Activation, Layer, Model, Norm, Side
-from equivcheck.train.exercises import EXERCISES, beside
+from equivcheck.scenario import Activation, AuxiliaryLinear, Layer, Model, Norm
+from equivcheck.train.shape_ops import SHAPE_OPS, beside
 
 ACTIVATIONS: dict[Activation, Callable[[torch.Tensor], torch.Tensor]] = {
     Activation.RELU: functional.relu,
@@ -35,9 +35,9 @@ class Block(nn.Module):
         self.layer = layer
         self.norm = _norm(layer.norm, inputs)
         self.linear = _Linear(inputs, layer.width, bias=layer.bias)
-        self.side = None if layer.side is None else _Linear(inputs, layer.width, bias=False)
+        self.auxiliary = None if layer.auxiliary is None else _Linear(inputs, layer.width, bias=False)
         self.activation = ACTIVATIONS.get(layer.activation)
-        self.exercise = None if layer.exercise is None else EXERCISES[layer.exercise]
+        self.shape_op = None if layer.shape_op is None else SHAPE_OPS[layer.shape_op]
         self.recomputes = False
 
     def forward(self, inputs: torch.Tensor, mask: torch.Tensor | None, step: int) -> torch.Tensor:
@@ -51,15 +51,15 @@ class Block(nn.Module):
         """What `forward` maps by."""
         normed = inputs if self.norm is None else self.norm(inputs)
         outputs: torch.Tensor = self.linear(normed)
-        if self.side is not None and self.layer.side is Side.EVEN_STEPS and step % 2 == 0:
-            outputs = outputs + self.side(normed)
+        if self.auxiliary is not None and self.layer.auxiliary is AuxiliaryLinear.EVEN_STEPS and step % 2 == 0:
+            outputs = outputs + self.auxiliary(normed)
         if self.activation is not None:
             outputs = self.activation(outputs)
         if mask is not None:
             outputs = outputs * mask
         if self.layer.residual:
             outputs = outputs + inputs
-        return outputs if self.exercise is None else self.exercise(outputs)
+        return outputs if self.shape_op is None else self.shape_op(outputs)
 
 
 class MLP(nn.Module):
@@ -78,7 +78,7 @@ class MLP(nn.Module):
             self.register_buffer("offset", offset_of(model, dtype))
 
     def forward(self, inputs: torch.Tensor, masks: tuple[torch.Tensor | None, ...], step: int) -> torch.Tensor:
-        """Map (rows, features) to (rows, outputs), or (features, rows) to (outputs, rows); `step` decides which sides run."""
+        """Map (rows, features) to (rows, outputs), or both the other way round; `step` decides which auxiliary linears run."""
         if "forwards" in self._buffers:
             self.forwards += 1
         values = inputs.T if self.batch_dim else inputs

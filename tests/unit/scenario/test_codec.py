@@ -28,8 +28,8 @@ from equivcheck.scenario import (
     Mesh,
     Model,
     Parallelism,
+    Resume,
     Scenario,
-    Start,
     StepLR,
     Training,
     codec,
@@ -176,13 +176,13 @@ def test_fields_with_a_default_may_be_left_out() -> None:
     assert from_json(text) == Scenario(training=training, layout=SCENARIO.layout)
 
 
-def test_a_start_is_part_of_a_scenario() -> None:
+def test_a_resume_is_part_of_a_scenario() -> None:
     """First steps under another layout survive JSON and repr; a scenario written without them has none."""
-    start = Start(layout=SCENARIO.layout, flatten_optimizer_state_dict=True)
-    scenario = replace(SCENARIO, training=replace(SCENARIO.training, steps=2), start=start)
+    resume = Resume(layout=SCENARIO.layout, flatten_optimizer_state_dict=True)
+    scenario = replace(SCENARIO, training=replace(SCENARIO.training, steps=2), resume=resume)
     assert from_json(to_json(scenario)) == scenario
     assert eval(repr(scenario), vars(nouns)) == scenario
-    assert from_json(to_json(SCENARIO).replace(', "start": null', "")) == SCENARIO
+    assert from_json(to_json(SCENARIO).replace(', "resume": null', "")) == SCENARIO
 
 
 def test_an_integer_is_accepted_for_a_float() -> None:
