@@ -86,12 +86,20 @@ def load_finding(folder: Path) -> Finding:
         raise BrokenFinding(f"finding {folder} does not exist; expected a folder with {SCENARIO} and {VERDICT}")
     try:
         scenario = from_json(_read(folder / SCENARIO), where=str(folder / SCENARIO))
-        values = _object(folder / VERDICT) | {"scenario": encode(scenario)}
+        values = _upgraded(_object(folder / VERDICT)) | {"scenario": encode(scenario)}
         verdict = decode(Verdict, values, where=str(folder / VERDICT))
         found_in = decode(Environment, _object(folder / ENVIRONMENT), where=str(folder / ENVIRONMENT))
     except InvalidScenario as error:
         raise BrokenFinding(f"broken finding: {error}") from error
     return Finding(path=folder, verdict=verdict, environment=found_in)
+
+
+def _upgraded(values: dict[str, Any]) -> dict[str, Any]:
+    """The verdict of a finding kept before fields and tensors had their present names."""
+    old_names = {"unforeseen": "unmodelled"}
+    text = json.dumps({old_names.get(name, name): value for name, value in values.items()})
+    upgraded: dict[str, Any] = json.loads(text.replace(".side.weight", ".auxiliary.weight"))
+    return upgraded
 
 
 def _object(path: Path) -> dict[str, Any]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from equivcheck.choice import Choice
 from equivcheck.errors import InvalidScenario
 from equivcheck.scenario.noun import noun
@@ -31,14 +33,14 @@ class Norm(Choice):
 
 
 class AuxiliaryLinear(Choice):
-    """When the second linear beside a layer's own runs."""
+    """At which steps the auxiliary linear of a layer takes part."""
 
     NEVER = "never"
     EVEN_STEPS = "even_steps"
 
 
 class ShapeOp(Choice):
-    """What a layer does to its output last: keep it by a detour through other shapes, or add what a factory call makes."""
+    """What a layer does to its output last: an identity through other shapes, or the sum with what a factory function makes."""
 
     FLATTEN = "flatten"
     SQUEEZE = "squeeze"
@@ -58,6 +60,7 @@ ARANGE_STEP = 0.125
 class Layer:
     """One layer: ``shape_op(residual(dropout(activation(linear(norm(x)) + auxiliary(norm(x))))))``."""
 
+    tag: ClassVar[str] = "linear"
     width: int
     """Output features, 1 to 32."""
     bias: bool = True
@@ -75,9 +78,9 @@ class Layer:
     shares: int | None = None
     """Index of an earlier layer whose weight this one uses; None for its own."""
     auxiliary: AuxiliaryLinear | None = None
-    """A second linear (no bias) beside the first that runs never or at steps 0, 2, 4 ...; None for none."""
+    """A second linear (no bias) whose output is added to the first's, never or at steps 0, 2, 4 ...; None for none."""
     shape_op: ShapeOp | None = None
-    """What is done to the output beside arithmetic; None for nothing."""
+    """What is done to the output last; None for nothing."""
 
     def __post_init__(self) -> None:
         require_between(self, "width", 1, MAX_WIDTH)

@@ -10,12 +10,12 @@ from equivcheck.scenario.training import Training
 
 @noun
 class Resume:
-    """The first steps of a training, run under another layout, whose checkpoint is what the scenario's own goes on from."""
+    """A checkpoint that a scenario resumes from: it is saved after first steps under another layout."""
 
     layout: Layout
-    """How the first steps are spread, over as many ranks as it likes."""
+    """How the steps before the checkpoint are spread, over any number of ranks."""
     steps: int = 1
-    """How many they are, at least 1 and fewer than the training has."""
+    """Steps before the checkpoint, at least 1 and fewer than the training has."""
     flatten_optimizer_state_dict: bool = False
     """Whether optimizer state and settings are saved by parameter on one level, as `StateDictOptions` calls it."""
 
@@ -35,7 +35,7 @@ class Scenario:
     schedule_seed: int = 0
     """Which order simulated ranks run in, 0 to 2**32 - 1; 0 is lowest rank first."""
     resume: Resume | None = None
-    """How the first steps are spread, if otherwise; None where one layout runs them all."""
+    """The checkpoint that it resumes from; None where one layout runs all steps."""
 
     def __post_init__(self) -> None:
         require_between(self, "schedule_seed", 0, 2**32 - 1)
