@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 import torch
 from torch import nn
@@ -12,7 +13,9 @@ from torch.utils.checkpoint import checkpoint
 from equivcheck.scenario import Activation, AuxiliaryLinear, Layer, Model, Norm
 from equivcheck.train.shape_ops import SHAPE_OPS, beside
 
-ACTIVATIONS: dict[Activation, Callable[[torch.Tensor], torch.Tensor]] = {
+Function = Callable[[torch.Tensor], torch.Tensor]
+
+ACTIVATIONS: dict[Activation, Function] = {
     Activation.RELU: functional.relu,
     Activation.GELU: functional.gelu,
     Activation.TANH: torch.tanh,
@@ -25,6 +28,33 @@ ACTIVATIONS: dict[Activation, Callable[[torch.Tensor], torch.Tensor]] = {
 class _Linear(nn.Linear):
     def reset_parameters(self) -> None:
         """Leave the parameters alone: they are replaced, and drawing them would use the process-wide generator."""
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class LayerFunctions:
+    """A layer as functions, for what computes without a `Block`; None for what it has not."""
+
+    layer: Layer
+    norm: Function | None
+    linear: Function
+    auxiliary: Function | None
+    activation: Function | None
+    shape_op: Function | None
+
+
+def layer_output(block: Block | LayerFunctions, inputs: torch.Tensor, mask: torch.Tensor | None, step: int) -> torch.Tensor:
+    """Map (rows, inputs) to (rows, width), or copies of the one to copies of the other."""
+    normed = inputs if block.norm is None else block.norm(inputs)
+    outputs: torch.Tensor = block.linear(normed)
+    if block.auxiliary is not None and block.layer.auxiliary is AuxiliaryLinear.EVEN_STEPS and step % 2 == 0:
+        outputs = outputs + block.auxiliary(normed)
+    if block.activation is not None:
+        outputs = block.activation(outputs)
+    if mask is not None:
+        outputs = outputs * mask
+    if block.layer.residual:
+        outputs = outputs + inputs
+    return outputs if block.shape_op is None else block.shape_op(outputs)
 
 
 class Block(nn.Module):
@@ -49,17 +79,7 @@ class Block(nn.Module):
 
     def compute(self, inputs: torch.Tensor, mask: torch.Tensor | None, step: int) -> torch.Tensor:
         """What `forward` maps by."""
-        normed = inputs if self.norm is None else self.norm(inputs)
-        outputs: torch.Tensor = self.linear(normed)
-        if self.auxiliary is not None and self.layer.auxiliary is AuxiliaryLinear.EVEN_STEPS and step % 2 == 0:
-            outputs = outputs + self.auxiliary(normed)
-        if self.activation is not None:
-            outputs = self.activation(outputs)
-        if mask is not None:
-            outputs = outputs * mask
-        if self.layer.residual:
-            outputs = outputs + inputs
-        return outputs if self.shape_op is None else self.shape_op(outputs)
+        return layer_output(self, inputs, mask, step)
 
 
 class MLP(nn.Module):
