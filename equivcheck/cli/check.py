@@ -49,7 +49,7 @@ def check(  # noqa: PLR0913, PLR0917 - options
 
 def read_scenario(file: str) -> Scenario:
     """The scenario in a file, or on standard input for ``-``. Raises `UsageError` or `InvalidScenario`."""
-    from equivcheck.scenario.codec import from_json
+    from equivcheck.scenario.file_format.codec import from_json
 
     if file == "-":
         return from_json(_decoded(sys.stdin.buffer.read(), "standard input"), where="standard input")

@@ -81,7 +81,7 @@ def compare(kept: Finding, verdict: Verdict) -> ReplayResult:
 
 def _object(kept: Finding, again: ReplayResult, verdict: Verdict) -> dict[str, Any]:
     from equivcheck.findings.finding import verdict_object
-    from equivcheck.scenario.codec import encode
+    from equivcheck.scenario.file_format.codec import encode
 
     return {
         "fingerprint": kept.fingerprint,

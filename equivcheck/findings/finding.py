@@ -13,7 +13,7 @@ from equivcheck.findings.environment import Environment, environment
 from equivcheck.findings.fingerprint import fingerprint
 from equivcheck.findings.readme import readme
 from equivcheck.layouts.expected_calls.communication import as_traffic
-from equivcheck.scenario.codec import decode, encode, from_json, load, to_json
+from equivcheck.scenario.file_format.codec import decode, encode, from_json, load, to_json
 from equivcheck.verdict.verdict import Verdict
 
 SCENARIO, VERDICT, ENVIRONMENT, README = "scenario.json", "verdict.json", "environment.json", "README.md"

@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 
 from equivcheck.errors import InvalidScenario
-from equivcheck.scenario.noun import noun
-from equivcheck.scenario.ranges import require_between
+from equivcheck.scenario.noun import noun, require_between
 
 MAX_RANKS = 8
 

@@ -6,8 +6,7 @@ from typing import ClassVar
 
 from equivcheck.choice import Choice
 from equivcheck.errors import InvalidScenario
-from equivcheck.scenario.noun import noun
-from equivcheck.scenario.ranges import refuse, require_between
+from equivcheck.scenario.noun import noun, refuse, require_between
 
 MAX_LAYERS = 8
 MAX_WIDTH = 32

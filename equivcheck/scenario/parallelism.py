@@ -9,10 +9,9 @@ from equivcheck.choice import Choice
 from equivcheck.errors import InvalidScenario
 from equivcheck.scenario.mesh import DP, REPLICATE, SHARD, TP
 from equivcheck.scenario.model import MAX_LAYERS
-from equivcheck.scenario.noun import noun
+from equivcheck.scenario.noun import noun, refuse, require_positive
 from equivcheck.scenario.parallelism_base import Parallelism
 from equivcheck.scenario.pipeline import Pipeline
-from equivcheck.scenario.ranges import refuse, require_positive
 from equivcheck.scenario.rounding import Compression, LowPrecision, MixedPrecision
 
 DEFAULT_BUCKET_MB = 25.0

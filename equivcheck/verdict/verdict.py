@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from equivcheck.choice import Choice
 from equivcheck.errors import NotEquivalent
 from equivcheck.scenario import Scenario
-from equivcheck.scenario.words import in_words
+from equivcheck.scenario.scenario import in_words
 from equivcheck.trace.differences import Divergence
 from equivcheck.verdict.cause import Diagnosis
 from equivcheck.verdict.description import of_divergence, of_ranks, shortened

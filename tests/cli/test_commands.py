@@ -19,7 +19,7 @@ from equivcheck.findings.finding import load_finding
 from equivcheck.findings.fingerprint import fingerprint
 from equivcheck.findings.store import FindingStore
 from equivcheck.scenario import Scenario
-from equivcheck.scenario.codec import to_json
+from equivcheck.scenario.file_format.codec import to_json
 from equivcheck.verdict.verdict import Outcome, Verdict
 from unit.campaign import fakes
 

@@ -11,7 +11,7 @@ from click.testing import CliRunner
 from equivcheck.cli import main
 from equivcheck.report.lanes import lanes
 from equivcheck.scenario import DDP, SPMD, Axis, Data, Distribution, Layer, Layout, Mesh, Model, Parallelism, Scenario, Training
-from equivcheck.scenario.codec import to_json
+from equivcheck.scenario.file_format.codec import to_json
 from equivcheck.trace.stage import Stage
 from equivcheck.worlds.call import Call
 

@@ -7,7 +7,7 @@ import pytest
 from click.testing import CliRunner
 
 from equivcheck.cli import main
-from equivcheck.scenario.codec import to_json
+from equivcheck.scenario.file_format.codec import to_json
 from unit.dry_run.examples import fsdp2_over_tensor_parallel
 
 

@@ -15,7 +15,7 @@ from equivcheck.cli import main
 from equivcheck.export.launch import Launched
 from equivcheck.findings.store import FindingStore
 from equivcheck.scenario import Resume, Scenario
-from equivcheck.scenario.codec import to_json
+from equivcheck.scenario.file_format.codec import to_json
 from equivcheck.verdict.verdict import Outcome
 from unit.campaign import fakes
 

@@ -17,7 +17,7 @@ from equivcheck.findings.finding import BrokenFinding, load_finding
 from equivcheck.findings.fingerprint import fingerprint
 from equivcheck.findings.size import size_of
 from equivcheck.findings.store import FindingStore, Kept, StoreFailed
-from equivcheck.scenario.codec import from_json
+from equivcheck.scenario.file_format.codec import from_json
 from unit.campaign.fakes import diverged, scenario
 from unit.findings.writer import keep_all
 

@@ -35,7 +35,7 @@ from equivcheck.scenario import (
     codec,
     converter,
 )
-from equivcheck.scenario.codec import decode, dump, encode, from_json, load, register_parallelism, to_json
+from equivcheck.scenario.file_format.codec import decode, dump, encode, from_json, load, register_parallelism, to_json
 from equivcheck.strategies import scenarios
 from equivcheck.trace.differences import Difference, Divergence, Phase
 from equivcheck.verdict.verdict import Outcome, Verdict

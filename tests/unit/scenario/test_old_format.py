@@ -43,7 +43,7 @@ from equivcheck.scenario import (
     Training,
     ZeroGrad,
 )
-from equivcheck.scenario.codec import from_json, to_json
+from equivcheck.scenario.file_format.codec import from_json, to_json
 from equivcheck.scenario.model import Activation
 
 FILES = sorted((Path(__file__).parent / "format_1").glob("*.json"))

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from equivcheck.scenario.converter import KIND, Features
 from equivcheck.scenario.data import Data
+from equivcheck.scenario.file_format.converter import KIND, Features
 from equivcheck.scenario.model import Layer
 
 Change = Callable[[Any], Any]

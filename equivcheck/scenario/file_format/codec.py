@@ -13,9 +13,9 @@ from cattrs import AttributeValidationNote, IterableValidationNote
 from cattrs.errors import BaseValidationError, ForbiddenExtraKeysError
 
 from equivcheck.errors import InvalidScenario, UsageError
-from equivcheck.scenario.converter import KIND, PARALLELISM_TAGS, json_names, make_converter
-from equivcheck.scenario.misfit import MisfitError, quote, unknown_field, wrong_type
-from equivcheck.scenario.old_format import upgraded
+from equivcheck.scenario.file_format.converter import KIND, PARALLELISM_TAGS, json_names, make_converter
+from equivcheck.scenario.file_format.misfit import MisfitError, quote, unknown_field, wrong_type
+from equivcheck.scenario.file_format.old_format import upgraded
 from equivcheck.scenario.parallelism_base import Parallelism
 from equivcheck.scenario.scenario import Scenario
 

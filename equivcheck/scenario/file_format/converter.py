@@ -22,7 +22,7 @@ from cattrs.errors import IterableValidationError
 from cattrs.gen import make_dict_structure_fn, make_dict_unstructure_fn, override
 
 from equivcheck.scenario.clipping import ClipNorm, ClipValue
-from equivcheck.scenario.misfit import JSON_TYPES, MisfitError, quote, unknown_field, wrong_type
+from equivcheck.scenario.file_format.misfit import JSON_TYPES, MisfitError, quote, unknown_field, wrong_type
 from equivcheck.scenario.model import Model
 from equivcheck.scenario.optimizer import OPTIMIZERS, Optimizer
 from equivcheck.scenario.parallelism import PARALLELISMS
