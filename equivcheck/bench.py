@@ -17,6 +17,7 @@ from equivcheck.composition.program import rank_program
 from equivcheck.composition.registry import kinds_of
 from equivcheck.oracle.check import check
 from equivcheck.scenario import (
+    ActivationSharding,
     AdamW,
     Axis,
     Data,
@@ -29,7 +30,6 @@ from equivcheck.scenario import (
     Parallelism,
     Scenario,
     Split,
-    Spread,
     TensorParallel,
     Training,
 )
@@ -196,4 +196,6 @@ def _fixed_layout(name: str, size: int) -> Layout:
 def _fixed_parallelism(kind: type[Parallelism]) -> Parallelism:
     if kind is not TensorParallel:
         return kind()
-    return TensorParallel(plan=(LayerPlan(split=Split.COLUMN, output=Spread.FEATURES), LayerPlan(split=Split.ROW), LayerPlan()))
+    return TensorParallel(
+        plan=(LayerPlan(split=Split.COLUMN, output=ActivationSharding.FEATURES), LayerPlan(split=Split.ROW), LayerPlan())
+    )

@@ -16,16 +16,16 @@ from equivcheck.scenario.mesh import MAX_RANKS
 from equivcheck.strategies.chance import EVENLY, RARELY, SEEDS, SOMETIMES
 from equivcheck.strategies.layout import executions, layouts
 from equivcheck.strategies.plan import needs_plan, with_drawn_plan, with_idle_plan
+from equivcheck.strategies.resume import may_resume, with_drawn_resume
 from equivcheck.strategies.stages import needs_stages, with_drawn_boundaries, with_drawn_schedule
-from equivcheck.strategies.start import may_start, with_drawn_start
 from equivcheck.strategies.training import tamed, trainings
 
 _EXECUTIONS = executions()
 _TRAININGS = trainings()
 _SUMMED = st.sampled_from((False,) + (True,) * 5)
-_HAND_OVERS = st.builds(and_, RARELY, RARELY)
-MORE_HAND_OVERS = st.builds(and_, SOMETIMES, SOMETIMES)
-"""One in nine rather than one in 36: for long runs, which are to reach what only a hand-over shows."""
+_RESUMES = st.builds(and_, RARELY, RARELY)
+MORE_RESUMES = st.builds(and_, SOMETIMES, SOMETIMES)
+"""One in nine rather than one in 36: for long runs, which are to reach what only resuming from a checkpoint shows."""
 
 
 @st.composite
@@ -36,19 +36,19 @@ def scenarios(  # noqa: PLR0913 - a strategy for each part, all by keyword
     layouts: SearchStrategy[Layout] | Sequence[str] | None = None,
     max_ranks: int = MAX_RANKS,
     executions: SearchStrategy[Execution] = _EXECUTIONS,
-    hand_overs: SearchStrategy[bool] = _HAND_OVERS,
+    resumes: SearchStrategy[bool] = _RESUMES,
 ) -> Scenario:
     """Scenarios within what layouts declare to support.
 
     `layouts` is a strategy, tags such as `("ddp", "fsdp2")`, or None for every registered layout; `max_ranks` and `executions`
     go with the latter two. A training is fitted to its layout: rows that its data ranks cannot share out are taken to be those of
     one rank, and what the layout cannot run is left out. Tensor parallelism with the default plan is given one that is legal for
-    the model, a pipeline with default options a schedule and stages. Where `hand_overs` says so, and it can be, the first steps
+    the model, a pipeline with default options a schedule and stages. Where `resumes` says so, and it can be, the first steps
     run under another layout.
     """
     layout = _chosen(draw, layouts, max_ranks, executions)
     scenario = _scenario(draw, layout, _training(draw, trainings, layout), beyond=False)
-    return with_drawn_start(draw, scenario) if may_start(scenario) and draw(hand_overs) else scenario
+    return with_drawn_resume(draw, scenario) if may_resume(scenario) and draw(resumes) else scenario
 
 
 @st.composite

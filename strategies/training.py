@@ -33,6 +33,7 @@ from equivcheck.strategies.model import models
 from equivcheck.strategies.optimizer import optimizers
 
 STEPS: SearchStrategy[int] = st.sampled_from((1, 2, 3, 3, 4, 5))
+"""What is generated; `Training.steps` says what is allowed."""
 """More often than not 3 and more: some faults show only once optimizer state matters."""
 LOSSES: SearchStrategy[Loss] = st.sampled_from(Loss)
 PRECISIONS: SearchStrategy[Precision] = st.sampled_from((Precision.FLOAT64,) * 3 + (Precision.FLOAT32,))

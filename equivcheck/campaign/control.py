@@ -105,7 +105,7 @@ class ControlRun:
 
 def _drawn(names: tuple[str, ...], max_ranks: int, seed: int) -> list[Scenario]:
     from equivcheck.strategies import scenarios
-    from equivcheck.strategies.scenario import MORE_HAND_OVERS
+    from equivcheck.strategies.scenario import MORE_RESUMES
 
     found: list[Scenario] = []
 
@@ -115,5 +115,5 @@ def _drawn(names: tuple[str, ...], max_ranks: int, seed: int) -> list[Scenario]:
         if scenario not in found:  # the plainest comes again and again
             found.append(scenario)
 
-    run_batch(scenarios(layouts=names, max_ranks=max_ranks, hand_overs=MORE_HAND_OVERS), seed, take)
+    run_batch(scenarios(layouts=names, max_ranks=max_ranks, resumes=MORE_RESUMES), seed, take)
     return found

@@ -11,6 +11,7 @@ from equivcheck.composition.fitting import fitted
 from equivcheck.errors import EquivCheckError
 from equivcheck.findings.size import is_default, size_of
 from equivcheck.scenario import (
+    ActivationSharding,
     Execution,
     Layer,
     LayerPlan,
@@ -19,7 +20,6 @@ from equivcheck.scenario import (
     Model,
     Pipeline,
     Scenario,
-    Spread,
     TensorParallel,
     Training,
 )
@@ -43,8 +43,8 @@ def simpler_by(kind: Kind, scenario: Scenario) -> Iterator[Scenario]:
             yield found
 
 
-def _without_start(scenario: Scenario) -> Iterator[Scenario]:
-    yield replace(scenario, start=None)
+def _without_resume(scenario: Scenario) -> Iterator[Scenario]:
+    yield replace(scenario, resume=None)
 
 
 def _eagerly(scenario: Scenario) -> Iterator[Scenario]:
@@ -93,7 +93,7 @@ def _in_plain_order(scenario: Scenario) -> Iterator[Scenario]:
 
 
 KINDS: tuple[Kind, ...] = (
-    _without_start,
+    _without_resume,
     _eagerly,
     _on_fewer_ranks,
     _of_fewer_layers,
@@ -148,7 +148,7 @@ def _without_entry(parallelism: Any, index: int) -> Any:
     if not isinstance(parallelism, TensorParallel) or len(parallelism.plan) == 1:
         return parallelism
     plan = [*parallelism.plan[:index], *parallelism.plan[index + 1 :]]
-    plan[-1] = replace(plan[-1], output=Spread.WHOLE)
+    plan[-1] = replace(plan[-1], output=ActivationSharding.WHOLE)
     return replace(parallelism, plan=tuple(plan))
 
 

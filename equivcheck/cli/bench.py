@@ -41,7 +41,7 @@ def bench(  # noqa: PLR0913, PLR0917 - options
     """Time checks of the same scenarios in sim, in gloo and on new processes, and the ranks' trainings alone."""
     from equivcheck.bench import DEFAULT_ROWS, Source, measure_row
     from equivcheck.findings.environment import environment
-    from equivcheck.scenario.codec import encode
+    from equivcheck.scenario.file_format.codec import encode
 
     rows = []
     for tag in layouts or tuple(dict.fromkeys(tag for tag, _ in DEFAULT_ROWS)):

@@ -21,7 +21,7 @@ def doctor(as_json: bool) -> ExitCode:
     """Print installed versions, and test what works here: each layout on two ranks, and where sim may differ from gloo."""
     from equivcheck.doctor import probe_everything
     from equivcheck.findings.environment import environment
-    from equivcheck.scenario.codec import encode
+    from equivcheck.scenario.file_format.codec import encode
 
     versions = environment()
     probes = [_shown(probe) for probe in probe_everything()]

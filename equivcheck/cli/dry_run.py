@@ -23,7 +23,7 @@ def dry_run(file: str, ranks: int | None, as_json: bool) -> ExitCode:
     from equivcheck.dry_run.grow import grown
     from equivcheck.dry_run.run import dry_run as run
     from equivcheck.report.dry_run_text import print_dry_run
-    from equivcheck.scenario.codec import encode
+    from equivcheck.scenario.file_format.codec import encode
     from equivcheck.worlds.failure import RanksFailed
 
     try:

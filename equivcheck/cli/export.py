@@ -25,8 +25,8 @@ DEADLINE = 60.0
 DEFAULT_NAME = "repro.py"
 
 
-class Wanted(Choice):
-    """Where a script shall have its numbers from."""
+class NumberSource(Choice):
+    """Where a script takes its numbers from."""
 
     AUTO = "auto"
     EXACT = "exact"
@@ -41,8 +41,8 @@ class Wanted(Choice):
 @click.option("--mutant", "mutant_name", metavar="NAME", help="Plant the bug of this mutant into the parallel training.")
 @click.option(
     "--numbers",
-    type=click.Choice([wanted.value for wanted in Wanted]),
-    default=Wanted.AUTO.value,
+    type=click.Choice([wanted.value for wanted in NumberSource]),
+    default=NumberSource.AUTO.value,
     show_default=True,
     help="exact: the scenario's own, as literals; drawn: random ones; auto: exact if few, or if random ones do not reproduce it.",
 )
@@ -66,7 +66,7 @@ def export(  # noqa: PLR0913, PLR0917 - an argument for each option
     mutant = _mutant(mutant_name)
     verdict, seen_on = _verdict(finding, store, mutant)
     name = name or (DEFAULT_NAME if output is None or str(output) == "-" else output.name)
-    text = _text(verdict, mutant, Wanted(numbers), name=name, seen_on=seen_on)
+    text = _text(verdict, mutant, NumberSource(numbers), name=name, seen_on=seen_on)
     launched = _launched(text, verdict, name) if run else None
     _write(text, output, quiet=as_json or run)
     if as_json:
@@ -104,14 +104,14 @@ def _verdict(finding: str, store: Path, mutant: Mutant | None) -> tuple[Verdict,
     return check(scenario, deadline=DEADLINE, alter=mutant.plant), ""
 
 
-def _text(verdict: Verdict, mutant: Mutant | None, wanted: Wanted, *, name: str, seen_on: str) -> str:
+def _text(verdict: Verdict, mutant: Mutant | None, wanted: NumberSource, *, name: str, seen_on: str) -> str:
     from equivcheck.export.script import script_of
     from equivcheck.layouts.script.numbers import Numbers, usual_numbers
 
     def written(numbers: Numbers) -> str:
         return script_of(verdict.scenario, verdict=verdict, mutant=mutant, numbers=numbers, name=name, seen_on=seen_on)
 
-    if wanted is not Wanted.AUTO:
+    if wanted is not NumberSource.AUTO:
         return written(Numbers(wanted.value))
     usual = usual_numbers(verdict.scenario.training)
     if usual is Numbers.EXACT or not _is_wrong(verdict):

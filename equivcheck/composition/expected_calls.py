@@ -9,19 +9,19 @@ from typing import Any
 
 from equivcheck.composition.registry import kind_of
 from equivcheck.layouts.expected_calls.communication import Totals, add
-from equivcheck.layouts.expected_calls.model import Gap
+from equivcheck.layouts.expected_calls.model import Unmodelled
 from equivcheck.layouts.expected_calls.rank_view import RankView, whole_parameters
 from equivcheck.scenario import Data, Execution, Layer, Layout, Model, Training
 
 KEPT_PREDICTIONS = 64
 """Predictions kept, a few KiB each: ranks that sit alike share one, and so do the runs of a training with other numbers."""
 
-FORESEEN: dict[type, frozenset[str]] = {
+MODELLED: dict[type, frozenset[str]] = {
     Training: frozenset(
         ("model", "data", "optimizer", "loss", "groups", "schedule", "clipping", "zero_grad", "precision", "steps", "seed")
     ),
     Model: frozenset(("features", "layers", "counter", "offset")),
-    Layer: frozenset(("width", "bias", "activation", "norm", "residual", "dropout", "frozen", "shares", "side", "exercise")),
+    Layer: frozenset(("width", "bias", "activation", "norm", "residual", "dropout", "frozen", "shares", "auxiliary", "shape_op")),
     Data: frozenset(("microbatches", "batch_dim")),
     Layout: frozenset(("mesh", "parallelisms", "execution")),
     Execution: frozenset(("checkpointing",)),
@@ -29,17 +29,17 @@ FORESEEN: dict[type, frozenset[str]] = {
 """Fields that predictions take into account, or that change nothing about communication; any other must have its default."""
 
 
-EXECUTION_GAPS = (
-    Gap(
+UNMODELLED_EXECUTION = (
+    Unmodelled(
         reason="a step traced to one graph communicates what the graph says, not what wrappers and hooks would",
         applies=lambda _training, layout: layout.execution.whole_step,
     ),
-    Gap(
+    Unmodelled(
         reason="what is compiled may communicate in another order and in other pieces",
         applies=lambda _training, layout: layout.execution.is_compiled,
     ),
 )
-"""Ways to run that leave nothing to foresee, whatever the parallelism."""
+"""Ways to run that cannot be predicted, whatever the parallelism."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,13 +62,13 @@ def _predicted(training: Training, layout: Layout, coordinate: tuple[int, ...]) 
     reason = next(_reasons(training, layout), "")
     if reason:
         return Prediction(totals={}, reason=reason)
-    seat = RankView(training=training, layout=layout, coordinate=coordinate, held=whole_parameters(training))
+    view = RankView(training=training, layout=layout, coordinate=coordinate, held=whole_parameters(training))
     found: Totals = {}
     for parallelism in layout.parallelisms:
-        foresight = kind_of(parallelism).foresight
-        for key, (num_calls, num_bytes) in foresight.calls(seat, parallelism).items():
+        communication = kind_of(parallelism).communication
+        for key, (num_calls, num_bytes) in communication.calls(view, parallelism).items():
             add(found, key, num_calls, num_bytes)
-        seat = replace(seat, held=foresight.hold(seat, parallelism))
+        view = replace(view, held=communication.hold(view, parallelism))
     return Prediction(totals=found)
 
 
@@ -80,21 +80,21 @@ def _coordinate(layout: Layout, rank: int) -> tuple[int, ...]:
 
 
 def _uneven_axes(layout: Layout, parallelism: Any) -> tuple[str, ...]:
-    return layout.axes_of(parallelism) if kind_of(parallelism).foresight.uneven else ()
+    return layout.axes_of(parallelism) if kind_of(parallelism).communication.uneven else ()
 
 
 def _reasons(training: Training, layout: Layout) -> Iterator[str]:
-    """Why nothing can be foreseen: what predictions do not know of, then what they know that they cannot say."""
-    yield from (gap.reason for gap in EXECUTION_GAPS if gap.applies(training, layout))
+    """Why nothing can be predicted: what predictions do not know of, then what they know that they cannot say."""
+    yield from (unmodelled.reason for unmodelled in UNMODELLED_EXECUTION if unmodelled.applies(training, layout))
     for noun in (training, training.model, *training.model.layers, training.data, layout, layout.execution):
-        yield from _unforeseen(noun, FORESEEN[type(noun)])
+        yield from _unmodelled(noun, MODELLED[type(noun)])
     for parallelism in layout.parallelisms:
-        foresight = kind_of(parallelism).foresight
-        yield from (gap.reason for gap in foresight.gaps if gap.applies(training, layout))
-        yield from _unforeseen(parallelism, foresight.options)
+        communication = kind_of(parallelism).communication
+        yield from (unmodelled.reason for unmodelled in communication.unmodelled if unmodelled.applies(training, layout))
+        yield from _unmodelled(parallelism, communication.options)
 
 
-def _unforeseen(noun: Any, names: frozenset[str]) -> Iterator[str]:
+def _unmodelled(noun: Any, names: frozenset[str]) -> Iterator[str]:
     for field in fields(noun):
         if field.name not in names and getattr(noun, field.name) != field.default:
             yield f"predictions do not take {type(noun).__name__}.{field.name} into account"

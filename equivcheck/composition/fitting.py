@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import suppress
 from dataclasses import replace
 
-from equivcheck.composition.limits import handed_over, repaired, repaired_layout, why_unsupported
+from equivcheck.composition.limits import repaired, repaired_layout, resumable_training, why_unsupported
 from equivcheck.errors import EquivCheckError
 from equivcheck.scenario import Layout, Pipeline, Scenario, Training
 from equivcheck.scenario.data import USUAL_ROWS
@@ -15,7 +15,7 @@ def fitted(scenario: Scenario) -> Scenario | None:
     """The nearest scenario within all limits; None where repairs lead to none."""
     with suppress(EquivCheckError):
         layout = repaired_layout(scenario.layout)
-        first = () if scenario.start is None else (scenario.start.layout,)
+        first = () if scenario.resume is None else (scenario.resume.layout,)
         found = replace(scenario, training=fitted_training(scenario.training, layout, *first), layout=layout)
         return found if why_unsupported(found) is None else None
     return None
@@ -26,7 +26,7 @@ def fitted_training(training: Training, *layouts: Layout, beyond: bool = False) 
 
     With `beyond`, limits that torch draws on a layout do not count.
     """
-    return handed_over(training, *layouts) if len(layouts) > 1 else repaired(training, *layouts, beyond=beyond)
+    return resumable_training(training, *layouts) if len(layouts) > 1 else repaired(training, *layouts, beyond=beyond)
 
 
 def row_multiple(layout: Layout, *, over_all_ranks: bool = False) -> int:

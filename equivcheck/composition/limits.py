@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from itertools import chain
 
-from equivcheck.composition.hand_over_limits import CHECKPOINT_LAYOUT_LIMITS, CHECKPOINT_LIMITS, wrong_flattening
 from equivcheck.composition.registry import BrokenLayout, kind_of
+from equivcheck.composition.resume_limits import CHECKPOINT_LAYOUT_LIMITS, CHECKPOINT_LIMITS, wrong_flattening
 from equivcheck.layouts.limits.execution import NO_COMPILER, NOTHING_TWICE_IN_GRAPHS, STEPS_OF_OPERATIONS
 from equivcheck.layouts.limits.limit import LayoutLimit, Limit
 from equivcheck.layouts.limits.optimizers import ANYWHERE
@@ -19,7 +19,7 @@ def why_unsupported(scenario: Scenario, *, beyond: bool = False) -> str | None:
     """Why a scenario cannot run; None where it can. With `beyond`, limits that torch draws on layouts do not count."""
     layouts, training = scenario.layouts, scenario.training
     reasons = [unsupported(training, layout, beyond=beyond) for layout in layouts]
-    if scenario.start is not None:
+    if scenario.resume is not None:
         reasons += [limit.reason for layout in layouts for limit in CHECKPOINT_LAYOUT_LIMITS if limit.applies(layout)]
         reasons += [limit.reason for layout in layouts for limit in CHECKPOINT_LIMITS if limit.applies(training, layout)]
     return next(filter(None, reasons), wrong_flattening(scenario))
@@ -51,12 +51,12 @@ def repaired(training: Training, layout: Layout, *, beyond: bool = False) -> Tra
     raise BrokenLayout(f"the repairs of layout {layout.name} do not end; the last limit: {limit.reason if limit else None}")
 
 
-def can_hand_over(layout: Layout) -> bool:
+def can_resume(layout: Layout) -> bool:
     """Whether a training can leave a layout, and go on under it."""
     return not any(limit.applies(layout) for limit in CHECKPOINT_LAYOUT_LIMITS)
 
 
-def handing_over(layout: Layout) -> Layout:
+def resumable_layout(layout: Layout) -> Layout:
     """The nearest layout that a training can leave, and go on under. Raises `BrokenLayout` when repairs do not end."""
     for _ in range(MAX_REPAIRS):
         layout = repaired_layout(layout)
@@ -67,8 +67,8 @@ def handing_over(layout: Layout) -> Layout:
     raise BrokenLayout(f"the repairs of layout {layout.name} for a checkpoint do not end")
 
 
-def handed_over(training: Training, *layouts: Layout) -> Training:
-    """The nearest training that can be handed from one layout to the other. Raises `BrokenLayout` when repairs do not end."""
+def resumable_training(training: Training, *layouts: Layout) -> Training:
+    """The nearest training that can resume under another layout. Raises `BrokenLayout` when repairs do not end."""
     for _ in range(MAX_REPAIRS):
         before = training
         for layout in layouts:

@@ -49,18 +49,18 @@ class Runner:
         with warnings.catch_warnings():
             # What torch warns of in a generated scenario is no news to anybody, and must not be an error where warnings are.
             warnings.simplefilter("ignore")
-            if scenario.start is None:
+            if scenario.resume is None:
                 return RanksResult(run=self._part(scenario.layout, scenario, rank_program, scenario, self._change(scenario)))
-            return self._run_both(scenario, scenario.start.layout)
+            return self._run_both(scenario, scenario.resume.layout)
 
     def _run_both(self, scenario: Scenario, first: Layout) -> RanksResult:
-        from equivcheck.composition.hand_over import first_part, second_part
+        from equivcheck.composition.resume import first_part, second_part
 
         with TemporaryDirectory(prefix="equivcheck-") as folder:
             try:
                 before = self._part(first, scenario, first_part, scenario, folder, self._change(scenario)).values
             except RanksFailed as error:
-                summary = f"before the hand-over, under {first.name}: {error.failure.summary}"
+                summary = f"before the checkpoint, under {first.name}: {error.failure.summary}"
                 raise RanksFailed(replace(error.failure, summary=summary)) from None
             run = self._part(scenario.layout, scenario, second_part, scenario, folder, self._change(scenario))
             return RanksResult(run=run, before=before)

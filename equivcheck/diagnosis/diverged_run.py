@@ -98,7 +98,7 @@ class DivergedRun:
     @property
     def resumes(self) -> bool:
         """Whether the first steps ran under another layout."""
-        return self.scenario.start is not None
+        return self.scenario.resume is not None
 
     @property
     def can_be_emulated(self) -> bool:
@@ -187,18 +187,18 @@ def run_again(
 ) -> DivergedRun | None:
     """Run a scenario's ranks again; None if nothing differs by value. Raises `RanksFailed`."""
     initial: dict[int, InitialValues] = {}
-    sees = world == "sim" and scenario.start is None and not scenario.layout.execution.is_compiled
-    left = Runner(world=world, deadline=deadline, alter=_recording(alter, initial) if sees else alter).run(scenario)
+    sees = world == "sim" and scenario.resume is None and not scenario.layout.execution.is_compiled
+    result = Runner(world=world, deadline=deadline, alter=_recording(alter, initial) if sees else alter).run(scenario)
     reference = ReferenceRun.of(scenario).confirming_reference()
-    divergences = compare(reference, left.run.values, left.before).divergences
+    divergences = compare(reference, result.run.values, result.before).divergences
     if not divergences:
         return None
-    found = [*moments_of_steps(left.before), *zip(*map(moments, left.run.values), strict=True)]
+    found = [*moments_of_steps(result.before), *zip(*map(moments, result.run.values), strict=True)]
     return DivergedRun(
         scenario=scenario,
         reference=reference,
-        before=tuple(left.before),
-        traces=tuple(left.run.values),
+        before=tuple(result.before),
+        traces=tuple(result.run.values),
         found=tuple(found),
         initial=tuple(values for _, values in sorted(initial.items())),
         divergences=divergences,

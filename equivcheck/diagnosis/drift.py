@@ -39,8 +39,8 @@ def _divergences(
 ) -> tuple[Divergence, ...]:
     """What still differs if each step starts from the reference's parameters, and from its optimizer state if asked for."""
     forced = starting_from(values_at_steps(diverged.scenario), alter, state=state)
-    left = Runner(world=world, deadline=deadline, alter=forced).run(diverged.scenario)
-    return compare(diverged.reference, left.run.values).divergences
+    result = Runner(world=world, deadline=deadline, alter=forced).run(diverged.scenario)
+    return compare(diverged.reference, result.run.values).divergences
 
 
 def _told(num_steps: int, divergences_with: Callable[[bool], tuple[Divergence, ...]]) -> str:

@@ -53,7 +53,7 @@ def explained(
     world: str | Ranks = "sim",
     deadline: float = 60.0,
 ) -> Verdict:
-    """The verdict with a diagnosis, if something that is known to go wrong explains it, and with the steps that go wrong.
+    """The verdict with a diagnosis, if a known fault reproduces it, and with the steps that go wrong.
 
     `alter` must be what the verdict was found with: the scenario's ranks run again, in `world`, or where that shows nothing in
     the verdict's own; `deadline` is in seconds, for each run. Verdicts that are no findings come back as they are.

@@ -75,12 +75,12 @@ class DryRun:
     plans: tuple[RankPlan, ...]
     """Of the first rank and the last."""
     problems: tuple[str, ...]
-    """Shards that are not those of the arithmetic, and calls that were not foreseen; where calls cannot be foreseen, those that
+    """Shards that are not those of the arithmetic, and calls that were not expected; where calls cannot be predicted, those that
     are not as many as in the small world. Empty when all is well."""
     remarks: tuple[str, ...]
-    """Where calls are as foreseen, those that are not as many as in the small world."""
-    unforeseen: str
-    """Why calls cannot be foreseen; empty where they can."""
+    """Where calls are as expected, those that are not as many as in the small world."""
+    unmodelled: str
+    """Why calls cannot be predicted; empty where they can."""
     seconds: float
     """How long it took."""
 
@@ -102,17 +102,17 @@ def dry_run(scenario: Scenario) -> DryRun:
     misplaced = [problem for plan, run in found for problem in _misplaced(scenario, plan, run.values[0])]
     plans = tuple(plan for plan, _ in found)
     fewer = tuple(_differing(plans[0].traffic, _small_traffic(small), small.layout.mesh.num_ranks))
-    unforeseen = predicted(scenario.training, scenario.layout).reason
+    unmodelled = predicted(scenario.training, scenario.layout).reason
     surprises = (
-        fewer if unforeseen else tuple(text for plan, run in found for text in _surprising(scenario, plan.rank, run.calls[0]))
+        fewer if unmodelled else tuple(text for plan, run in found for text in _surprising(scenario, plan.rank, run.calls[0]))
     )
     return DryRun(
         scenario=scenario,
         small=small,
         plans=plans,
         problems=(*misplaced, *surprises),
-        remarks=() if unforeseen else fewer,
-        unforeseen=unforeseen,
+        remarks=() if unmodelled else fewer,
+        unmodelled=unmodelled,
         seconds=time.perf_counter() - started,
     )
 
@@ -210,10 +210,10 @@ def _extent(piece: Piece) -> tuple[int, ...]:
 
 
 def _surprising(scenario: Scenario, rank: int, calls: Iterable[Call]) -> Iterator[str]:
-    """Where calls or bytes of a rank are not those that were foreseen for it."""
+    """Where calls or bytes of a rank are not those that were expected for it."""
     for (step, stage, op, axes), found in differing_calls(scenario, rank, calls).items():
         where = f"rank {rank}, step {step} {stage.value}, {op} over {axes or 'one rank'}"
-        yield f"{where}: {found.actual}, foreseen {found.expected}"
+        yield f"{where}: {found.actual}, expected {found.expected}"
 
 
 def _differing(found: tuple[Traffic, ...], expected: tuple[Traffic, ...], num_ranks: int) -> Iterator[str]:

@@ -73,8 +73,8 @@ def _drafted(scenario: Scenario, verdict: Verdict | None, mutant: Mutant | None,
 
 
 def _refuse(scenario: Scenario, verdict: Verdict | None) -> None:
-    if scenario.start is not None:
-        raise refuse("Scenario.start", "a script trains under one layout, without a checkpoint")
+    if scenario.resume is not None:
+        raise refuse("Scenario.resume", "a script trains under one layout, without a checkpoint")
     if verdict is not None and verdict.divergence is not None:
         phase = verdict.divergence.phase
         if phase in (Phase.STATE, Phase.BUFFER, Phase.COMMUNICATION):

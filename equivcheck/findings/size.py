@@ -57,8 +57,8 @@ def _of_layout(scenario: Scenario) -> Iterator[str]:
     for parallelism in scenario.layout.parallelisms:
         yield from _of(parallelism, parallelism.tag)
     yield from _of(scenario.layout.execution, "execution")
-    if scenario.start is not None:
-        yield f"start under {scenario.start.layout.name}"
+    if scenario.resume is not None:
+        yield f"resumes from a checkpoint of {scenario.resume.layout.name}"
 
 
 def _of(value: Any, path: str) -> Iterator[str]:

@@ -7,7 +7,7 @@ from itertools import combinations, repeat
 from equivcheck.layouts.known_predicates import need
 from equivcheck.layouts.partition import chunk_sizes
 from equivcheck.parallelisms.tensor_parallel.plans import cuts
-from equivcheck.scenario import FSDP1, Compile, Scenario, Side, TensorParallel, Wrapping, ZeroGrad
+from equivcheck.scenario import FSDP1, AuxiliaryLinear, Compile, Scenario, TensorParallel, Wrapping, ZeroGrad
 from equivcheck.scenario.mesh import TP
 
 
@@ -22,7 +22,7 @@ def compiled_original_parameters(scenario: Scenario) -> bool:
 def compiled_anew_beside_gradients(scenario: Scenario) -> bool:
     """A later pass is another one while gradients are there: of another size, or at a step that starts from zeros."""
     training = scenario.training
-    alternates = training.steps > 1 and any(layer.side is Side.EVEN_STEPS for layer in training.model.layers)
+    alternates = training.steps > 1 and any(layer.auxiliary is AuxiliaryLinear.EVEN_STEPS for layer in training.model.layers)
     return len(set(training.data.microbatches)) > 1 or (alternates and training.zero_grad is ZeroGrad.ZERO)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, ClassVar
 
-from equivcheck.layouts.expected_calls.model import NO_FORESIGHT, Foresight
+from equivcheck.layouts.expected_calls.model import NO_COMMUNICATION_MODEL, CommunicationModel
 from equivcheck.layouts.limits.limit import LayoutLimit, Limit
 from equivcheck.layouts.rounding import Rounding, WhenReduced
 from equivcheck.scenario import Layout, Parallelism
@@ -28,8 +28,8 @@ class LayoutKind(ABC):
     """What it cannot run."""
     layout_limits: ClassVar[tuple[LayoutLimit, ...]] = ()
     """How it cannot be laid out."""
-    foresight: ClassVar[Foresight] = NO_FORESIGHT
-    """What it can say of what it communicates."""
+    communication: ClassVar[CommunicationModel] = NO_COMMUNICATION_MODEL
+    """What it is expected to communicate."""
 
     @abstractmethod
     def apply(self, setup: Setup, parallelism: Parallelism, mesh: DeviceMesh) -> None:

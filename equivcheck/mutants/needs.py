@@ -61,7 +61,7 @@ def has_steps(scenario: Scenario) -> bool:
 
 def runs_steps(scenario: Scenario) -> bool:
     """Whether the layout that is named runs several steps, not counting those before a checkpoint."""
-    before = 0 if scenario.start is None else scenario.start.steps
+    before = 0 if scenario.resume is None else scenario.resume.steps
     return scenario.training.steps - before > 1
 
 

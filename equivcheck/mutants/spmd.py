@@ -15,7 +15,7 @@ from equivcheck.verdict.cause import Cause
 
 
 def _is_propagated(setup: Setup) -> bool:
-    """Whether the layout of this part of the training is what the mutant is about; a hand-over may start with another."""
+    """Whether the layout of this part of the training is what the mutant is about; the first steps may have another."""
     assert setup.layout is not None, "a mutant is planted into a rank"
     return setup.layout.has(SPMD)
 

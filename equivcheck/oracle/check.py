@@ -20,9 +20,9 @@ from equivcheck.verdict.verdict import Outcome, Verdict, explain_by
 from equivcheck.worlds.failure import RanksFailed
 from equivcheck.worlds.ranks import Ranks
 
-BEYOND = "beyond what the layout supports nothing is foreseen"
+BEYOND = "beyond what the layout supports no calls are predicted"
 """Why calls are not held against predictions there."""
-HANDED_OVER = "what a checkpoint tells ranks between two layouts is not foreseen"
+RESUMED = "saving and loading a checkpoint is not modelled"
 """Why calls are not held against predictions where the first steps ran under another layout."""
 
 
@@ -68,15 +68,15 @@ def _judge(scenario: Scenario, runner: Runner, *, beyond: bool, coarse: bool) ->
     if reason is not None:
         return replace(verdict, outcome=Outcome.UNSUPPORTED, reason=reason)
     try:
-        left = runner.run(scenario)
+        result = runner.run(scenario)
     except RanksFailed as error:
         return _settle(judge_failure(verdict, error.failure))
-    heard = _heard(scenario, name, left, beyond)
-    found = _held_against_one_device(verdict, left, heard.divergences, coarse=coarse)
+    compared_calls = _compared_calls(scenario, name, result, beyond)
+    found = _held_against_one_device(verdict, result, compared_calls.divergences, coarse=coarse)
     verdict = _settle(found)
     if verdict.outcome is Outcome.KNOWN and _is_wrong_without(verdict, runner, coarse=coarse):
         verdict = found
-    return replace(verdict, calls=left.run.calls, unforeseen=heard.unforeseen)
+    return replace(verdict, calls=result.run.calls, unmodelled=compared_calls.unmodelled)
 
 
 def _is_wrong_without(verdict: Verdict, runner: Runner, *, coarse: bool) -> bool:
@@ -86,25 +86,25 @@ def _is_wrong_without(verdict: Verdict, runner: Runner, *, coarse: bool) -> bool
     return avoided is not None and _judge(avoided, runner, beyond=False, coarse=coarse).outcome.is_finding
 
 
-def _heard(scenario: Scenario, world: str, left: RanksResult, beyond: bool) -> CallComparison:
-    """The run's calls held against what is foreseen."""
-    if beyond or scenario.start is not None:
-        return CallComparison(unforeseen=BEYOND if beyond else HANDED_OVER)
-    return compare_calls(scenario, world, left.run)
+def _compared_calls(scenario: Scenario, world: str, result: RanksResult, beyond: bool) -> CallComparison:
+    """The run's calls held against what is expected."""
+    if beyond or scenario.resume is not None:
+        return CallComparison(unmodelled=BEYOND if beyond else RESUMED)
+    return compare_calls(scenario, world, result.run)
 
 
-def _held_against_one_device(verdict: Verdict, left: RanksResult, calls: tuple[Divergence, ...], *, coarse: bool) -> Verdict:
-    run, start = ReferenceRun.of(verdict.scenario), verdict.scenario.start
-    far = judge_coarsely(verdict, run.coarse_reference(), left, calls) if coarse else None
+def _held_against_one_device(verdict: Verdict, result: RanksResult, calls: tuple[Divergence, ...], *, coarse: bool) -> Verdict:
+    run, resume = ReferenceRun.of(verdict.scenario), verdict.scenario.resume
+    far = judge_coarsely(verdict, run.coarse_reference(), result, calls) if coarse else None
     if far is not None:
         return far
     case = Case(
         reference=run.reference,
         confirming_reference=run.confirming_reference,
-        required_steps=1 + (start.steps if start else 0),
+        required_steps=1 + (resume.steps if resume else 0),
         calls=calls,
     )
-    verdict, doubt = judge(verdict, case, left)
+    verdict, doubt = judge(verdict, case, result)
     if verdict.outcome is Outcome.EQUIVALENT and doubt is not None:
         return replace(verdict, undecided=f"not decided from step {doubt.step} on: {doubt.reason}")
     return verdict

@@ -39,17 +39,17 @@ class Case:
     """Where ranks did not issue the calls that are expected of them; empty where nothing is expected."""
 
 
-def judge(verdict: V, case: Case, left: RanksResult) -> tuple[V, Doubt | None]:
+def judge(verdict: V, case: Case, result: RanksResult) -> tuple[V, Doubt | None]:
     """What is to be said of ranks that all finished, and from where on agreement with the reference proves nothing.
 
     What differs is held against the confirming reference before it counts. Where the first reference is in doubt as well, a
     difference no larger than its noise counts only in the steps before.
     """
     reference = case.reference()
-    found, doubt = _compared(reference, left, Comparison(divergences=(), worst_error=0.0, largest_share=0.0)), reference.doubt
+    found, doubt = _compared(reference, result, Comparison(divergences=(), worst_error=0.0, largest_share=0.0)), reference.doubt
     if found.divergences:
         confirming = case.confirming_reference()
-        found, doubt = _compared(confirming, left, found), earlier(reference.doubt, confirming.doubt)
+        found, doubt = _compared(confirming, result, found), earlier(reference.doubt, confirming.doubt)
         if reference.doubt and doubt and found.largest_share < reference.noise_limit:
             found = apart_before(doubt, found)
     verdict = _diverged(verdict, found, case.calls)
@@ -58,9 +58,9 @@ def judge(verdict: V, case: Case, left: RanksResult) -> tuple[V, Doubt | None]:
     return verdict, doubt
 
 
-def judge_coarsely(verdict: V, coarse: Reference, left: RanksResult, calls: tuple[Divergence, ...]) -> V | None:
+def judge_coarsely(verdict: V, coarse: Reference, result: RanksResult, calls: tuple[Divergence, ...]) -> V | None:
     """The same where ranks are so far from a single run of the reference that its noise need not be known; else None."""
-    found = compare(coarse, left.run.values, left.before)
+    found = compare(coarse, result.run.values, result.before)
     return _diverged(verdict, found, calls) if is_large(found.divergences) else None
 
 
@@ -70,9 +70,9 @@ def judge_failure(verdict: V, failure: Failure) -> V:
     return replace(verdict, outcome=outcome, reason=failure.summary, failure=failure)
 
 
-def _compared(reference: Reference, left: RanksResult, otherwise: Comparison) -> Comparison:
+def _compared(reference: Reference, result: RanksResult, otherwise: Comparison) -> Comparison:
     """How ranks compare with a reference; one that is lost before its first moment leaves what was found `otherwise`."""
-    return compare(reference, left.run.values, left.before) if reference.moments else otherwise
+    return compare(reference, result.run.values, result.before) if reference.moments else otherwise
 
 
 def _diverged(verdict: V, found: Comparison, calls: tuple[Divergence, ...]) -> V:

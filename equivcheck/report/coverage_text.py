@@ -11,7 +11,7 @@ from rich.text import Text
 
 from equivcheck.campaign.plan import Plan
 from equivcheck.coverage.reach import Reach, by_parts
-from equivcheck.scenario.words import count
+from equivcheck.scenario.scenario import count
 
 _MAX_FEATURES, _MAX_PAIRS = 12, 20
 

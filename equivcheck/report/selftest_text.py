@@ -8,7 +8,7 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from equivcheck.scenario.words import count, in_words
+from equivcheck.scenario.scenario import count, in_words
 from equivcheck.selftest.row import Row, Selftest, Shrunk
 
 

@@ -14,7 +14,7 @@ from equivcheck.campaign.tally import Tally
 from equivcheck.findings.store import Kept
 from equivcheck.report.coverage_text import pairs_line
 from equivcheck.report.verdict_text import STYLES
-from equivcheck.scenario.words import count, in_words
+from equivcheck.scenario.scenario import count, in_words
 from equivcheck.verdict.verdict import Outcome
 
 _KEPT = {Kept.NEW: "new", Kept.SMALLER: "seen before, now with a smaller scenario", Kept.SEEN: "seen before"}

@@ -10,8 +10,7 @@ import math
 from typing import Any, ClassVar
 
 from equivcheck.choice import Choice
-from equivcheck.scenario.noun import noun
-from equivcheck.scenario.ranges import refuse, require_between, require_not_negative, require_positive
+from equivcheck.scenario.noun import noun, refuse, require_between, require_not_negative, require_positive
 
 
 class Implementation(Choice):

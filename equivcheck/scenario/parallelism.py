@@ -9,10 +9,9 @@ from equivcheck.choice import Choice
 from equivcheck.errors import InvalidScenario
 from equivcheck.scenario.mesh import DP, REPLICATE, SHARD, TP
 from equivcheck.scenario.model import MAX_LAYERS
-from equivcheck.scenario.noun import noun
+from equivcheck.scenario.noun import noun, refuse, require_positive
 from equivcheck.scenario.parallelism_base import Parallelism
 from equivcheck.scenario.pipeline import Pipeline
-from equivcheck.scenario.ranges import refuse, require_positive
 from equivcheck.scenario.rounding import Compression, LowPrecision, MixedPrecision
 
 DEFAULT_BUCKET_MB = 25.0
@@ -57,7 +56,7 @@ class Split(Choice):
     OUTSIDE = "outside"
 
 
-class Spread(Choice):
+class ActivationSharding(Choice):
     """How an activation lies over the ranks of an axis: whole on each, by its rows (sequence parallel), or by its features."""
 
     WHOLE = "whole"
@@ -209,14 +208,16 @@ class LayerPlan:
 
     split: Split = Split.REPLICATED
     """Placement of the linear's weight."""
-    output: Spread = Spread.WHOLE
+    output: ActivationSharding = ActivationSharding.WHOLE
     """How the layer leaves its output, and so how the next one finds its input."""
 
     def __post_init__(self) -> None:
-        if self.split is Split.REPLICATED and self.output is Spread.FEATURES:
-            raise InvalidScenario("LayerPlan.output is Spread.FEATURES; allowed with Split.REPLICATED: Spread.WHOLE, Spread.ROWS")
-        if self.split is Split.OUTSIDE and self.output is not Spread.WHOLE:
-            raise InvalidScenario(f"LayerPlan.output is {self.output!r}; allowed with Split.OUTSIDE: Spread.WHOLE")
+        if self.split is Split.REPLICATED and self.output is ActivationSharding.FEATURES:
+            raise InvalidScenario(
+                "LayerPlan.output is ActivationSharding.FEATURES; allowed with Split.REPLICATED: ActivationSharding.WHOLE or ROWS"
+            )
+        if self.split is Split.OUTSIDE and self.output is not ActivationSharding.WHOLE:
+            raise InvalidScenario(f"LayerPlan.output is {self.output!r}; allowed with Split.OUTSIDE: ActivationSharding.WHOLE")
 
 
 @noun
@@ -232,12 +233,14 @@ class TensorParallel(Parallelism):
     def __post_init__(self) -> None:
         if not 1 <= len(self.plan) <= MAX_LAYERS:
             raise InvalidScenario(f"TensorParallel.plan has {len(self.plan)} entries; allowed: 1 to {MAX_LAYERS}, one a layer")
-        if self.plan[-1].output is not Spread.WHOLE:
-            raise InvalidScenario(f"TensorParallel.plan ends with output {self.plan[-1].output!r}; allowed: Spread.WHOLE")
+        if self.plan[-1].output is not ActivationSharding.WHOLE:
+            raise InvalidScenario(
+                f"TensorParallel.plan ends with output {self.plan[-1].output!r}; allowed: ActivationSharding.WHOLE"
+            )
         for before, entry in pairwise(self.plan):
-            if entry.split is Split.OUTSIDE and before.output is not Spread.WHOLE:
+            if entry.split is Split.OUTSIDE and before.output is not ActivationSharding.WHOLE:
                 raise InvalidScenario(
-                    f"TensorParallel.plan has an entry of Split.OUTSIDE after output {before.output!r}; allowed: Spread.WHOLE"
+                    f"TensorParallel.plan has Split.OUTSIDE after output {before.output!r}; allowed: ActivationSharding.WHOLE"
                 )
 
     def cut_dim(self, layer: int, column: int | None, row: int | None) -> int | None:  # noqa: D102 - as inherited

@@ -7,9 +7,8 @@ from equivcheck.errors import InvalidScenario
 from equivcheck.scenario.clipping import Clipping
 from equivcheck.scenario.data import Data
 from equivcheck.scenario.model import Model
-from equivcheck.scenario.noun import noun
+from equivcheck.scenario.noun import noun, refuse, require_between, require_not_negative, require_positive
 from equivcheck.scenario.optimizer import SGD, Optimizer
-from equivcheck.scenario.ranges import refuse, require_between, require_not_negative, require_positive
 from equivcheck.scenario.schedule import Schedule
 
 MAX_STEPS = 10

@@ -20,7 +20,7 @@ from equivcheck.scenario import Scenario
 from equivcheck.selftest.reach import is_reached
 from equivcheck.selftest.row import Row, Shrunk
 from equivcheck.strategies import scenarios
-from equivcheck.strategies.scenario import MORE_HAND_OVERS
+from equivcheck.strategies.scenario import MORE_RESUMES
 from equivcheck.verdict.verdict import Outcome, Verdict
 
 Tell = Callable[[Row], None]
@@ -68,7 +68,7 @@ def examine(mutant: Mutant, effort: Effort, tell: Tell = lambda _row: None) -> R
 
 
 def _scenarios(mutant: Mutant) -> SearchStrategy[Scenario]:
-    return scenarios(layouts=mutant.layouts, hand_overs=MORE_HAND_OVERS)
+    return scenarios(layouts=mutant.layouts, resumes=MORE_RESUMES)
 
 
 def _seed(mutant: Mutant, effort: Effort) -> int:

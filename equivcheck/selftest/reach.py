@@ -31,8 +31,8 @@ def is_reached(scenario: Scenario, mutant: Mutant, deadline: float) -> bool:
     return not _alike(_traces(honest), _traces(wrong))
 
 
-def _traces(left: RanksResult) -> tuple[Trace, ...]:
-    return (*left.before, *left.run.values)
+def _traces(result: RanksResult) -> tuple[Trace, ...]:
+    return (*result.before, *result.run.values)
 
 
 def _alike(first: Sequence[Trace], second: Sequence[Trace]) -> bool:

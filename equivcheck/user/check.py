@@ -111,9 +111,9 @@ def _checked(task: Task, world: str | Ranks, schedule_seed: int, deadline: float
     return replace(verdict, seconds=time.perf_counter() - started)
 
 
-def _judged(verdict: UserVerdict, original: SingleDeviceRun, left: RanksResult) -> UserVerdict:
-    brought = UserCase(original, left.run.values)
-    verdict, doubt = judge(verdict, brought.case(), left)
+def _judged(verdict: UserVerdict, original: SingleDeviceRun, result: RanksResult) -> UserVerdict:
+    brought = UserCase(original, result.run.values)
+    verdict, doubt = judge(verdict, brought.case(), result)
     verdict = replace(verdict, unread=brought.unread)
     if verdict.divergence is not None:
         return replace(verdict, hint=brought.hint(verdict.divergence))

@@ -48,7 +48,7 @@ class UserVerdict(Judgement):
         if self.hint:
             lines.append(f"why:   {self.hint}")
         if self.unread:
-            lines.append(f"not compared, as no rank could hand it over: {', '.join(self.unread)}")
+            lines.append(f"not compared, as no rank could read it: {', '.join(self.unread)}")
         return lines
 
 

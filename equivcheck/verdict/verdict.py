@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from equivcheck.choice import Choice
 from equivcheck.errors import NotEquivalent
 from equivcheck.scenario import Scenario
-from equivcheck.scenario.words import in_words
+from equivcheck.scenario.scenario import in_words
 from equivcheck.trace.differences import Divergence
 from equivcheck.verdict.cause import Diagnosis
 from equivcheck.verdict.description import of_divergence, of_ranks, shortened
@@ -76,7 +76,7 @@ class Verdict(Judgement):
     scenario: Scenario
     """What was checked."""
     diagnosis: Diagnosis | None = None
-    """Why, if something that is known to go wrong explains it; None when nothing does, or nobody has asked (`explained`)."""
+    """Why, if a known fault reproduces it; None when none does, or nobody has asked (`explained`)."""
     drift: str = ""
     """Where it starts, found by giving the ranks the reference's values at the start of each step; empty if nobody has asked."""
     confirmed: str = ""
@@ -85,7 +85,7 @@ class Verdict(Judgement):
     """Identifier of the known upstream issue; empty unless known."""
     undecided: str = ""
     """Why later steps of what is equivalent say nothing, and from which on; empty where every step does."""
-    unforeseen: str = ""
+    unmodelled: str = ""
     """Why the ranks' calls were not held against a prediction; empty where they were, or where nothing was compared."""
     calls: tuple[tuple[Call, ...], ...] = ()
     """Per rank, its calls in the order of issue; empty in a world that does not see them, or where the ranks failed."""

@@ -23,6 +23,7 @@ from equivcheck.composition.program import rank_program
 from equivcheck.reference.reference import ReferenceRun
 from equivcheck.scenario import (
     FSDP1,
+    ActivationSharding,
     Axis,
     Data,
     Layer,
@@ -33,7 +34,6 @@ from equivcheck.scenario import (
     Norm,
     Scenario,
     Split,
-    Spread,
     TensorParallel,
     Training,
 )
@@ -47,8 +47,12 @@ pytestmark = pytest.mark.filterwarnings("ignore:FSDP2-wrapped module")
 
 FEW = settings(deadline=None, max_examples=15)
 SIZES = st.sampled_from([(2, 2), (3, 2), (2, 3), (2, 1), (4, 2)])
-COLUMN_ROW = (LayerPlan(split=Split.COLUMN, output=Spread.FEATURES), LayerPlan(split=Split.ROW))
-SEQUENCE = (LayerPlan(output=Spread.ROWS), LayerPlan(split=Split.COLUMN, output=Spread.FEATURES), LayerPlan(split=Split.ROW))
+COLUMN_ROW = (LayerPlan(split=Split.COLUMN, output=ActivationSharding.FEATURES), LayerPlan(split=Split.ROW))
+SEQUENCE = (
+    LayerPlan(output=ActivationSharding.ROWS),
+    LayerPlan(split=Split.COLUMN, output=ActivationSharding.FEATURES),
+    LayerPlan(split=Split.ROW),
+)
 PLANS = st.sampled_from(
     [(*COLUMN_ROW, LayerPlan(split=Split.OUTSIDE)), (*SEQUENCE, LayerPlan(split=Split.OUTSIDE)), (*SEQUENCE, LayerPlan())]
 )
@@ -70,7 +74,7 @@ def _pairs(draw: st.DrawFn) -> tuple[Scenario, Scenario]:
     for index, entry in enumerate(plan):
         if (
             index
-            and plan[index - 1].output is not Spread.FEATURES
+            and plan[index - 1].output is not ActivationSharding.FEATURES
             and layers[index - 1].width > 1
             and entry.split is not Split.ROW
         ):

@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, Phase, given, reject, settings
 import equivcheck
 from equivcheck import Scenario, Verdict
 from equivcheck.composition.registry import layout_kinds, layout_names
-from equivcheck.scenario.codec import from_json
+from equivcheck.scenario.file_format.codec import from_json
 from equivcheck.strategies import scenarios
 
 COMPOSITIONS = tuple(name for name in layout_names() if name not in layout_kinds())

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import equivcheck
-from equivcheck.composition.expected_calls import FORESEEN
+from equivcheck.composition.expected_calls import MODELLED
 from equivcheck.composition.registry import layout_kinds
 from equivcheck.coverage.features import _fields
 from equivcheck.scenario import Data, Execution, Layer, Layout, Mesh, Model, Parallelism, Training
@@ -89,8 +89,8 @@ def test_an_option_has_limits_or_none_on_purpose(kind: type[Parallelism], name: 
 @pytest.mark.parametrize(("kind", "name"), OPTIONS)
 def test_the_calls_of_an_option_are_expected_or_not_on_purpose(kind: type[Parallelism], name: str) -> None:
     """Expected calls take an option into account, or the parallelism says that they are not modelled."""
-    foresight = layout_kinds()[kind.tag].foresight
-    assert name in foresight.options or (not foresight.options and foresight.gaps)
+    communication = layout_kinds()[kind.tag].communication
+    assert name in communication.options or (not communication.options and communication.gaps)
 
 
 @pytest.mark.parametrize(("kind", "name"), NOUNS)
@@ -107,7 +107,7 @@ def test_every_field_is_a_feature(kind: type) -> None:
     assert [field.name for field in _fields(kind)] == [field.name for field in fields(kind) if not field.name.endswith("seed")]
 
 
-@pytest.mark.parametrize("kind", FORESEEN)
+@pytest.mark.parametrize("kind", MODELLED)
 def test_expected_calls_know_only_fields_that_exist(kind: type) -> None:
     """A field that is renamed is renamed there as well."""
-    assert FORESEEN[kind] <= {field.name for field in fields(kind)}
+    assert MODELLED[kind] <= {field.name for field in fields(kind)}

@@ -96,7 +96,7 @@ def _named(layers: tuple[int, ...]) -> str:
 def _forwarding(layers: tuple[int, ...], forward: Forward) -> Change:
     def change(setup: Setup) -> None:
         for layer in layers:
-            for name in ("linear", "side"):
+            for name in ("linear", "auxiliary"):
                 linear = getattr(setup.model.get_submodule(f"layers.{layer}"), name)
                 if linear is not None:
                     linear.forward = partial(forward, linear)

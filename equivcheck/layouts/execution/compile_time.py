@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from equivcheck.scenario import SPMD, Compile, Layout, Scenario, Side, TensorParallel, Training
+from equivcheck.scenario import SPMD, AuxiliaryLinear, Compile, Layout, Scenario, TensorParallel, Training
 
 COMPILE_SECONDS = 150.0
 """For all that one pass compiles; it is often done in a thirtieth of that, but not where other work runs beside it."""
@@ -13,7 +13,7 @@ graph breaks at each of their conversions (https://github.com/pytorch/pytorch/is
 
 def num_graphs(training: Training) -> int:
     """Passes that differ, each compiled anew: for every size of microbatch, and with and without what runs at even steps."""
-    changes = training.steps > 1 and any(layer.side is Side.EVEN_STEPS for layer in training.model.layers)
+    changes = training.steps > 1 and any(layer.auxiliary is AuxiliaryLinear.EVEN_STEPS for layer in training.model.layers)
     return len(set(training.data.microbatches)) * (2 if changes else 1)
 
 
@@ -23,7 +23,7 @@ def compile_seconds(training: Training, layout: Layout) -> float:
 
 
 def all_compile_seconds(scenario: Scenario) -> float:
-    """The same for all layouts that a scenario is handed over between."""
+    """The same for all layouts of a scenario together."""
     return sum(compile_seconds(scenario.training, layout) for layout in scenario.layouts)
 
 

@@ -18,7 +18,7 @@ from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from equivcheck.layouts.distribute import settle_gradients
-from equivcheck.scenario import ClipNorm, ClipValue, Side
+from equivcheck.scenario import AuxiliaryLinear, ClipNorm, ClipValue
 from equivcheck.train.accumulate import part_loss, whole
 from equivcheck.train.material import Batch
 from equivcheck.train.read import canonical_name
@@ -127,9 +127,9 @@ class _WholeSteps:
         }
 
     def _key(self, given: dict[str, Nest], index: int) -> object:
-        """What a graph holds beside tensors: which sides run, learning rates, which gradients and state there are."""
+        """What a graph holds beside tensors: which auxiliary linears run, learning rates, which gradients and state there are."""
         assert self.optimizer is not None, "the loop prepares a step before it computes it"
-        changing = any(layer.side is Side.EVEN_STEPS for layer in self.setup.training.model.layers)
+        changing = any(layer.auxiliary is AuxiliaryLinear.EVEN_STEPS for layer in self.setup.training.model.layers)
         rates = tuple(group["lr"] for group in self.optimizer.param_groups)
         there = tuple(gradient is not None for gradient in given["gradients"])
         return changing and index % 2, rates, there, tuple(tuple(state) for state in given["state"])

@@ -1,4 +1,4 @@
-"""What a kind of parallelism can say of what it communicates."""
+"""What a kind of parallelism is expected to communicate."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from equivcheck.scenario import Layout, Training
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Gap:
-    """Something that runs, but whose communication is not foreseen."""
+class Unmodelled:
+    """Something that runs, but whose communication has no model."""
 
     reason: str
     """One sentence for people: what, and why."""
@@ -22,26 +22,26 @@ class Gap:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Foresight:
-    """How to foresee the calls of one kind of parallelism; `Any` is its noun."""
+class CommunicationModel:
+    """Which calls one kind of parallelism makes; `Any` is its noun."""
 
     options: frozenset[str] = frozenset()
-    """Fields of the noun that are taken into account; where another has not its default, nothing is foreseen."""
+    """Fields of the noun that are taken into account; where another has not its default, no calls are predicted."""
     calls: Callable[[RankView, Any], Totals] = lambda _seat, _parallelism: {}
     """What a rank communicates because of it in all steps."""
-    hold: Callable[[RankView, Any], tuple[Held, ...]] = lambda seat, _parallelism: seat.held
+    hold: Callable[[RankView, Any], tuple[Held, ...]] = lambda view, _parallelism: view.held
     """What a rank holds of each parameter, as parallelisms around this one find it."""
-    gaps: tuple[Gap, ...] = ()
-    """Where nothing is foreseen."""
+    unmodelled: tuple[Unmodelled, ...] = ()
+    """Where no calls are predicted."""
     uneven: bool = False
     """Whether ranks along its axes may communicate differently."""
 
 
-UNSAID = Gap(reason="this parallelism does not say what it communicates", applies=lambda _training, _layout: True)
-NO_FORESIGHT = Foresight(gaps=(UNSAID,))
+UNSAID = Unmodelled(reason="this parallelism does not say what it communicates", applies=lambda _training, _layout: True)
+NO_COMMUNICATION_MODEL = CommunicationModel(unmodelled=(UNSAID,))
 """For those that say nothing."""
 
-MIXED_ELEMENTS = Gap(
+MIXED_ELEMENTS = Unmodelled(
     reason="of DTensors, what an optimizer communicates that is not elementwise is left to propagation",
     applies=lambda training, _layout: not training.optimizer.elementwise,
 )

@@ -9,7 +9,7 @@ from equivcheck.layers.parameters import Parameter, parameters_of
 from equivcheck.layouts.expected_calls.communication import Key, Totals, add, axes_named
 from equivcheck.layouts.partition import chunk_size
 from equivcheck.layouts.rounding import ITEM_BYTES
-from equivcheck.scenario import Layer, Layout, Side, Training
+from equivcheck.scenario import AuxiliaryLinear, Layer, Layout, Training
 from equivcheck.trace.stage import Stage
 
 
@@ -81,7 +81,7 @@ class RankView:
 
     def has_gradient(self, held: Held, step: int) -> bool:
         """Whether a parameter gets a gradient in a step."""
-        return held.trained and (held.name != "side.weight" or side_runs(self.training.model.layers[held.layer], step))
+        return held.trained and (held.name != "auxiliary.weight" or auxiliary_runs(self.training.model.layers[held.layer], step))
 
     def differentiates(self, index: int, step: int) -> bool:
         """Whether the output of a layer requires a gradient in a step; that of layer -1 is the input."""
@@ -97,7 +97,7 @@ class RankView:
 
 
 class Ledger:
-    """Counts the calls of one stage as they are foreseen."""
+    """Counts the calls of one stage as they are expected."""
 
     def __init__(self, stage: Stage = Stage.COMPUTE) -> None:
         self.stage = stage
@@ -109,9 +109,9 @@ class Ledger:
         add(self.totals, key, num_calls, num_bytes)
 
 
-def side_runs(layer: Layer, step: int) -> bool:
+def auxiliary_runs(layer: Layer, step: int) -> bool:
     """Whether the second linear of a layer takes part in a step."""
-    return layer.side is Side.EVEN_STEPS and step % 2 == 0
+    return layer.auxiliary is AuxiliaryLinear.EVEN_STEPS and step % 2 == 0
 
 
 def whole_parameters(training: Training) -> tuple[Held, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
-from equivcheck.scenario import Layer, Layout, Model, Parallelism, Side, Training
+from equivcheck.scenario import AuxiliaryLinear, Layer, Layout, Model, Parallelism, Training
 from equivcheck.scenario.data import USUAL_ROWS
 from equivcheck.scenario.model import MAX_WIDTH
 
@@ -25,9 +25,9 @@ def without_shares(training: Training) -> Training:
     return each_layer(training, lambda _index, layer: replace(layer, shares=None))
 
 
-def without_side(training: Training) -> Training:
+def without_auxiliary(training: Training) -> Training:
     """No layer has a second linear."""
-    return each_layer(training, lambda _index, layer: replace(layer, side=None))
+    return each_layer(training, lambda _index, layer: replace(layer, auxiliary=None))
 
 
 def without_frozen(training: Training) -> Training:
@@ -67,15 +67,15 @@ def has_shares(model: Model) -> bool:
     return any(layer.shares is not None for layer in model.layers)
 
 
-def trained_sides(model: Model) -> set[Side]:
+def trained_auxiliaries(model: Model) -> set[AuxiliaryLinear]:
     """When the second linears run that are trained."""
-    return {layer.side for layer in model.layers if layer.side is not None and not layer.frozen}
+    return {layer.auxiliary for layer in model.layers if layer.auxiliary is not None and not layer.frozen}
 
 
 def may_skip_parameters(training: Training) -> bool:
     """Whether at some step a trained parameter takes no part."""
-    sides = trained_sides(training.model)
-    return Side.NEVER in sides or (Side.EVEN_STEPS in sides and training.steps > 1)
+    auxiliaries = trained_auxiliaries(training.model)
+    return AuxiliaryLinear.NEVER in auxiliaries or (AuxiliaryLinear.EVEN_STEPS in auxiliaries and training.steps > 1)
 
 
 def all_multiples(values: Iterable[int], multiple: int) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from equivcheck.layouts.script.text import INDENT, block, indented
-from equivcheck.scenario import Activation, Exercise, Layer, Norm, Side
+from equivcheck.scenario import Activation, AuxiliaryLinear, Layer, Norm, ShapeOp
 from equivcheck.scenario.model import ARANGE_STEP
 
 ACTIVATIONS: dict[Activation, tuple[str, str]] = {
@@ -19,15 +19,15 @@ ACTIVATIONS: dict[Activation, tuple[str, str]] = {
 
 NORMS: dict[Norm, str] = {Norm.LAYER: "nn.LayerNorm", Norm.RMS: "nn.RMSNorm"}
 
-_EXERCISES: dict[Exercise, tuple[str, str]] = {
-    Exercise.FLATTEN: ("there and back by a flat view", "values.flatten().view(values.shape)"),
-    Exercise.SQUEEZE: ("there and back by a dim of one", "values.view(values.shape[0], 1, values.shape[1]).squeeze(1)"),
-    Exercise.UNSQUEEZE: ("there and back by a dim of one", "values.unsqueeze(0).mean(0)"),
-    Exercise.VIEW: ("there and back by a view", "values.view(values.shape[0], {half}, -1).flatten(1)"),
-    Exercise.REPEAT: ("there and back by a copy", "values.unsqueeze(1).repeat(1, 2, 1).mean(1)"),
-    Exercise.ARANGE: ("plus its place among features", "values + {made}.repeat(values.shape[0], 1)"),
-    Exercise.ONES: ("plus one", "values + torch.ones_like(values)"),
-    Exercise.ZEROS: ("plus zero", "values + values.new_zeros((values.shape[0], 1))"),
+_SHAPE_OPS: dict[ShapeOp, tuple[str, str]] = {
+    ShapeOp.FLATTEN: ("there and back by a flat view", "values.flatten().view(values.shape)"),
+    ShapeOp.SQUEEZE: ("there and back by a dim of one", "values.view(values.shape[0], 1, values.shape[1]).squeeze(1)"),
+    ShapeOp.UNSQUEEZE: ("there and back by a dim of one", "values.unsqueeze(0).mean(0)"),
+    ShapeOp.VIEW: ("there and back by a view", "values.view(values.shape[0], {half}, -1).flatten(1)"),
+    ShapeOp.REPEAT: ("there and back by a copy", "values.unsqueeze(1).repeat(1, 2, 1).mean(1)"),
+    ShapeOp.ARANGE: ("plus its place among features", "values + {made}.repeat(values.shape[0], 1)"),
+    ShapeOp.ONES: ("plus one", "values + torch.ones_like(values)"),
+    ShapeOp.ZEROS: ("plus zero", "values + values.new_zeros((values.shape[0], 1))"),
 }
 """In words, and as an expression."""
 
@@ -41,19 +41,19 @@ class Kind:
     activation: Activation
     residual: bool
     masked: bool
-    side: Side | None
-    exercise: Exercise | None
+    auxiliary: AuxiliaryLinear | None
+    shape_op: ShapeOp | None
     recomputes: bool
 
     @property
     def is_plain(self) -> bool:
         """Whether modules in a row are enough."""
-        return not (self.residual or self.masked or self.side or self.exercise or self.recomputes)
+        return not (self.residual or self.masked or self.auxiliary or self.shape_op or self.recomputes)
 
     @property
     def extras(self) -> tuple[str, ...]:
         """What it is called with beside its inputs."""
-        return ("mask",) * self.masked + ("step",) * (self.side is Side.EVEN_STEPS)
+        return ("mask",) * self.masked + ("step",) * (self.auxiliary is AuxiliaryLinear.EVEN_STEPS)
 
 
 def kind_of(layer: Layer, *, recomputes: bool) -> Kind:
@@ -64,8 +64,8 @@ def kind_of(layer: Layer, *, recomputes: bool) -> Kind:
         activation=layer.activation,
         residual=layer.residual,
         masked=layer.dropout > 0,
-        side=layer.side,
-        exercise=layer.exercise,
+        auxiliary=layer.auxiliary,
+        shape_op=layer.shape_op,
         recomputes=recomputes,
     )
 
@@ -76,7 +76,7 @@ def class_of(name: str, kind: Kind, *, distributed: bool) -> list[str]:
     made = ["super().__init__()"]
     made += [f"self.norm = {NORMS[kind.norm]}(inputs)"] if kind.norm else []
     made += [f"self.linear = {linear}"]
-    made += ["self.side = nn.Linear(inputs, width, bias=False)"] if kind.side else []
+    made += ["self.auxiliary = nn.Linear(inputs, width, bias=False)"] if kind.auxiliary else []
     return [
         f"class {name}(nn.Module):",
         f'{INDENT}"""{_words(kind)}."""',
@@ -97,33 +97,36 @@ def _forward(kind: Kind, distributed: bool) -> list[str]:
 
 
 def _compute(kind: Kind, distributed: bool) -> list[str]:
-    lines = ["normed = self.norm(inputs)"] if kind.norm and kind.side is Side.EVEN_STEPS else []
+    lines = ["normed = self.norm(inputs)"] if kind.norm and kind.auxiliary is AuxiliaryLinear.EVEN_STEPS else []
     normed = "normed" if lines else "self.norm(inputs)" if kind.norm else "inputs"
     values = f"self.linear({normed})"
-    if kind.side is Side.EVEN_STEPS:
-        lines += [f"values = {values}", "if step % 2 == 0:", f"{INDENT}values = values + self.side({normed})"]
+    if kind.auxiliary is AuxiliaryLinear.EVEN_STEPS:
+        lines += [f"values = {values}", "if step % 2 == 0:", f"{INDENT}values = values + self.auxiliary({normed})"]
         values = "values"
     if kind.activation in ACTIVATIONS:
         values = f"{ACTIVATIONS[kind.activation][1]}({values})"
     values += " * mask" * kind.masked + " + inputs" * kind.residual
-    if kind.exercise is not None:
+    if kind.shape_op is not None:
         lines += [f"values = {values}"] if values != "values" else []
-        values = _exercise(kind.exercise, distributed)
+        values = _shape_op(kind.shape_op, distributed)
     return [*lines, f"return {values}"]
 
 
-def _exercise(exercise: Exercise, distributed: bool) -> str:
+def _shape_op(shape_op: ShapeOp, distributed: bool) -> str:
     made = f"{ARANGE_STEP} * torch.arange(values.shape[1], dtype=values.dtype)"
     made = f"beside(values, {made})" if distributed else f"({made})"
     half = "2 if values.shape[1] % 2 == 0 else values.shape[1]"
-    return _EXERCISES[exercise][1].format(made=made, half=half)
+    return _SHAPE_OPS[shape_op][1].format(made=made, half=half)
 
 
 def _words(kind: Kind) -> str:
-    beside = {Side.NEVER: "another beside it that never runs", Side.EVEN_STEPS: "another beside it at even steps"}
-    parts = [beside[kind.side]] if kind.side else []
+    beside = {
+        AuxiliaryLinear.NEVER: "another beside it that never runs",
+        AuxiliaryLinear.EVEN_STEPS: "another beside it at even steps",
+    }
+    parts = [beside[kind.auxiliary]] if kind.auxiliary else []
     parts += ["dropout"] * kind.masked + ["a residual"] * kind.residual
-    parts += [_EXERCISES[kind.exercise][0]] if kind.exercise else []
+    parts += [_SHAPE_OPS[kind.shape_op][0]] if kind.shape_op else []
     words = "A linear with " + " and ".join(parts) if parts else "A linear"
     return words + ", computed again in backward" * kind.recomputes
 

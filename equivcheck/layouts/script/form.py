@@ -112,7 +112,7 @@ class _Forms:
         position = 0
         for index, kind in enumerate(self.kinds):
             if not kind.is_plain:
-                owners = {"norm": kind.norm, "linear": True, "side": kind.side}
+                owners = {"norm": kind.norm, "linear": True, "auxiliary": kind.auxiliary}
                 paths |= {f"layers.{index}.{owner}": f"{index}.{owner}" for owner, there in owners.items() if there}
                 continue
             modules = self._modules(index)

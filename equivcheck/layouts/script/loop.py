@@ -156,7 +156,7 @@ def whole(draft: Draft, tensor: str) -> str:
 
 def may_be_none(training: Training) -> bool:
     """Whether a parameter may have no gradient."""
-    return any(layer.frozen or layer.side is not None for layer in training.model.layers)
+    return any(layer.frozen or layer.auxiliary is not None for layer in training.model.layers)
 
 
 def reading(draft: Draft, label: str, attribute: str) -> list[str]:

@@ -11,7 +11,7 @@ from equivcheck.mutants.comm_hooks import averaged, ddp_of, kept, lost, reduce_b
 from equivcheck.mutants.mutant import Minimum, fault
 from equivcheck.mutants.needs import WRAPPED, reduces_by_hooks
 from equivcheck.mutants.rank import mesh_of
-from equivcheck.scenario import DDP, Scenario, Side
+from equivcheck.scenario import DDP, AuxiliaryLinear, Scenario
 from equivcheck.scenario.mesh import TP
 from equivcheck.train.setup import Setup
 from equivcheck.verdict.cause import Cause
@@ -19,8 +19,10 @@ from equivcheck.verdict.cause import Cause
 
 def _looks_for_unused(scenario: Scenario) -> bool:
     looks = any((parallelism.find_unused_parameters or parallelism.static_graph) for parallelism in scenario.layout.of(DDP))
-    sides = [layer.side for layer in scenario.training.model.layers if not layer.frozen]
-    has_unused = Side.NEVER in sides or (Side.EVEN_STEPS in sides and scenario.training.steps > 1)
+    auxiliaries = [layer.auxiliary for layer in scenario.training.model.layers if not layer.frozen]
+    has_unused = AuxiliaryLinear.NEVER in auxiliaries or (
+        AuxiliaryLinear.EVEN_STEPS in auxiliaries and scenario.training.steps > 1
+    )
     return reduces_by_hooks(scenario) and looks and has_unused
 
 
@@ -118,7 +120,9 @@ def inner_module_called(setup: Setup) -> None:
     applies=_looks_for_unused,
     # A step later the wrapper raises.
     causes=(Cause.NOT_REDUCED, Cause.RANK_FAILED),
-    minimum=Minimum(because="one layer can have a side that never runs, in one bucket with all others; two ranks then disagree"),
+    minimum=Minimum(
+        because="a layer can have an auxiliary linear that never runs, in one bucket with all others; two ranks then disagree"
+    ),
 )
 def unused_not_looked_for(setup: Setup) -> None:
     """A layer takes no part in a step and nobody looks for unused parameters: its bucket never goes."""

@@ -17,7 +17,7 @@ from equivcheck.scenario import ASGD, FSDP2, Adafactor, Adagrad, Adam, Adamax, N
 from equivcheck.train.setup import Setup
 from equivcheck.verdict.cause import Cause
 
-_HANDED_OVER = tuple(name for name in EVERYWHERE if TIMES not in name or FSDP2.tag in name)
+_RESUMABLE = tuple(name for name in EVERYWHERE if TIMES not in name or FSDP2.tag in name)
 """Layouts that a training can go on under; other compositions train local tensors, which checkpoints know nothing of."""
 
 
@@ -28,9 +28,9 @@ def _counts(scenario: Scenario) -> bool:
     return scenario.training.steps > 1 and (uses or (isinstance(optimizer, Adagrad) and optimizer.lr_decay > 0.0))
 
 
-def _hands_state_over(scenario: Scenario) -> bool:
+def _resumes_with_state(scenario: Scenario) -> bool:
     """Whether a checkpoint holds state."""
-    return scenario.start is not None and keeps_state(scenario)
+    return scenario.resume is not None and keeps_state(scenario)
 
 
 @fault(
@@ -51,12 +51,12 @@ def step_not_counted(setup: Setup) -> None:
 
 
 @fault(
-    layouts=_HANDED_OVER,
-    applies=_hands_state_over,
+    layouts=_RESUMABLE,
+    applies=_resumes_with_state,
     causes=(Cause.STATE_LOST,),
     minimum=Minimum(ranks=1, steps=2, because="a step before the checkpoint and one after it"),
 )
-def state_not_handed_over(setup: Setup) -> None:
+def state_not_restored(setup: Setup) -> None:
     """A checkpoint restores parameters, but not optimizer state."""
     if setup.span is None or setup.span.start == 0:
         return

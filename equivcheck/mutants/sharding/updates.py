@@ -33,7 +33,7 @@ def _has_tail(scenario: Scenario) -> bool:
 
 def starts_here(scenario: Scenario) -> bool:
     """Whether hooks are called, and no checkpoint is saved: that of an optimizer of other parameters cannot be."""
-    return is_eager(scenario) and scenario.start is None
+    return is_eager(scenario) and scenario.resume is None
 
 
 def _shares_updates(scenario: Scenario) -> bool:

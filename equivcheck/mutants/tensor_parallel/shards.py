@@ -17,7 +17,7 @@ from equivcheck.mutants.precision.layers import other_mask
 from equivcheck.mutants.rank import rank_along
 from equivcheck.mutants.tensor_parallel.plan import WITH_A_PLAN, Planned, blocks, has_layer
 from equivcheck.parallelisms.tensor_parallel.plans import LayerSite
-from equivcheck.scenario import Scenario, Split, Spread
+from equivcheck.scenario import ActivationSharding, Scenario, Split
 from equivcheck.scenario.mesh import TP
 from equivcheck.trace.trace import Piece
 from equivcheck.train.material import Batch, material
@@ -38,7 +38,7 @@ def _has_halves(layer: Planned) -> bool:
 
 
 def _is_gathered(layer: Planned) -> bool:
-    return layer.plan.split is Split.COLUMN and layer.plan.output is Spread.WHOLE and layer.site.layer.width > 1
+    return layer.plan.split is Split.COLUMN and layer.plan.output is ActivationSharding.WHOLE and layer.site.layer.width > 1
 
 
 def _tells_order(scenario: Scenario) -> bool:
@@ -52,7 +52,7 @@ def _ends_alike(site: LayerSite) -> bool:
 
 
 def _gathers_rows(layer: Planned) -> bool:
-    return layer.plan.split is Split.COLUMN and layer.site.input is Spread.ROWS
+    return layer.plan.split is Split.COLUMN and layer.site.input is ActivationSharding.ROWS
 
 
 def _drops_on_several(scenario: Scenario) -> bool:
@@ -67,7 +67,7 @@ def _drops_on_several(scenario: Scenario) -> bool:
 )
 def sharded_along_wrong_dim(setup: Setup) -> None:
     """A square weight is cut along the wrong dim."""
-    _change_weights(setup, _is_square, ("linear.weight", "side.weight"), lambda weight, _layer: weight.T)
+    _change_weights(setup, _is_square, ("linear.weight", "auxiliary.weight"), lambda weight, _layer: weight.T)
 
 
 @fault(
@@ -78,7 +78,7 @@ def sharded_along_wrong_dim(setup: Setup) -> None:
 )
 def fused_weight_cut_in_halves(setup: Setup) -> None:
     """A weight split by columns is cut as if it were two fused ones: each rank has a part of either half."""
-    _change_weights(setup, _has_halves, ("linear.weight", "linear.bias", "side.weight"), _halves_interleaved)
+    _change_weights(setup, _has_halves, ("linear.weight", "linear.bias", "auxiliary.weight"), _halves_interleaved)
 
 
 def _halves_interleaved(whole: torch.Tensor, layer: Planned) -> torch.Tensor:

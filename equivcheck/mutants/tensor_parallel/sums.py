@@ -11,7 +11,7 @@ from equivcheck.mutants.mutant import Minimum, fault
 from equivcheck.mutants.needs import all_of, is_eager
 from equivcheck.mutants.parameter_use import Through, changed, sum_twice, unreduced, use_through, without_sum
 from equivcheck.mutants.tensor_parallel.plan import WITH_A_PLAN, Planned, blocks, has_layer
-from equivcheck.scenario import Split, Spread
+from equivcheck.scenario import ActivationSharding, Split
 from equivcheck.train.model import Block
 from equivcheck.train.setup import Setup
 from equivcheck.verdict.cause import Cause
@@ -36,18 +36,18 @@ def _is_row_with_bias(layer: Planned) -> bool:
 
 def _is_norm_of_rows(layer: Planned) -> bool:
     is_normed = layer.site.layer.norm is not None and layer.plan.split is not Split.OUTSIDE
-    return is_normed and layer.site.input is Spread.ROWS
+    return is_normed and layer.site.input is ActivationSharding.ROWS
 
 
 def _is_whole_on_rows(layer: Planned) -> bool:
-    return layer.plan.split is Split.REPLICATED and layer.site.input is Spread.ROWS
+    return layer.plan.split is Split.REPLICATED and layer.site.input is ActivationSharding.ROWS
 
 
 def _linears(block: Block) -> Iterator[nn.Linear]:
-    """The linears of a layer: its own, and that at its side."""
+    """The linears of a layer: its own, and the auxiliary one."""
     yield block.linear
-    if block.side is not None:
-        yield block.side
+    if block.auxiliary is not None:
+        yield block.auxiliary
 
 
 @fault(

@@ -6,11 +6,11 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, ClassVar
 
-from equivcheck.layouts.expected_calls.model import Foresight
+from equivcheck.layouts.expected_calls.model import CommunicationModel
 from equivcheck.layouts.kind import LayoutKind
 from equivcheck.layouts.limits.limit import LayoutLimit, Limit
 from equivcheck.layouts.rounding import Rounding, WhenReduced
-from equivcheck.parallelisms.ddp.communication import DDP_FORESIGHT
+from equivcheck.parallelisms.ddp.communication import DDP_COMMUNICATION
 from equivcheck.parallelisms.ddp.compression import SENT_AS, compress
 from equivcheck.parallelisms.ddp.limits import LAYOUT_LIMITS, LIMITS
 from equivcheck.scenario import (
@@ -33,7 +33,7 @@ class DDPKind(LayoutKind):
     parallelism: ClassVar[type[Parallelism]] = DDP
     limits: ClassVar[tuple[Limit, ...]] = LIMITS
     layout_limits: ClassVar[tuple[LayoutLimit, ...]] = LAYOUT_LIMITS
-    foresight: ClassVar[Foresight] = DDP_FORESIGHT
+    communication: ClassVar[CommunicationModel] = DDP_COMMUNICATION
 
     def apply(self, setup: Setup, parallelism: Parallelism, mesh: DeviceMesh) -> None:
         """Wrap the model and average over the mesh."""

@@ -13,14 +13,14 @@ from dataclasses import dataclass
 
 from equivcheck.layers.linear.facts import shapes
 from equivcheck.layers.parameters import parameters_of
-from equivcheck.scenario import Layer, Model, Side
+from equivcheck.scenario import AuxiliaryLinear, Layer, Model
 from equivcheck.scenario.parallelism import DEFAULT_BUCKET_MB
 
 MEBIBYTE = 2**20
 FIRST_BUCKET_BYTES = MEBIBYTE
 """Cap of the first bucket where the user gives none: the first gradients are sent early."""
 USED_MAP_ITEM_BYTES = 4
-"""Per parameter, what ranks tell each other about its use: an int32."""
+"""Per parameter, what ranks say of its use: an int32."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,13 +123,15 @@ def ready_parameters(model: Model, *, autocast: bool = False) -> tuple[str, ...]
 def unused_parameters(model: Model) -> tuple[str, ...]:
     """Those of which no backward pass has a gradient, in the order of the model's parameters."""
     return tuple(
-        f"layers.{index}.side.weight" for index, layer in enumerate(model.layers) if layer.side is Side.NEVER and not layer.frozen
+        f"layers.{index}.auxiliary.weight"
+        for index, layer in enumerate(model.layers)
+        if layer.auxiliary is AuxiliaryLinear.NEVER and not layer.frozen
     )
 
 
 def _ready_names(layer: Layer, inputs: int, autocast: bool) -> list[str]:
     """What was computed last is differentiated first; a shared weight is ready where it was used first."""
-    side = ["side.weight"] if layer.side is Side.EVEN_STEPS else []
+    auxiliary = ["auxiliary.weight"] if layer.auxiliary is AuxiliaryLinear.EVEN_STEPS else []
     linear = ("linear.weight", "linear.bias") if autocast else ("linear.bias", "linear.weight")
     owned = shapes(layer, inputs)
-    return side + [name for name in (*linear, "norm.weight", "norm.bias") if name in owned]
+    return auxiliary + [name for name in (*linear, "norm.weight", "norm.bias") if name in owned]

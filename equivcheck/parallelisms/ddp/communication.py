@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from equivcheck.layouts.expected_calls.communication import Totals
-from equivcheck.layouts.expected_calls.model import Foresight
+from equivcheck.layouts.expected_calls.model import CommunicationModel
 from equivcheck.layouts.expected_calls.rank_view import Held, Ledger, RankView
 from equivcheck.parallelisms.ddp.buckets import (
     Bucketing,
@@ -25,10 +25,10 @@ EMPTY_BUCKET_BYTES = 4
 """What a rank sends all the same that has nothing to send: one float32."""
 
 
-def ddp_totals(seat: RankView, ddp: DDP, axes: str, *, has_buffers: bool = True) -> Totals:
+def ddp_totals(view: RankView, ddp: DDP, axes: str, *, has_buffers: bool = True) -> Totals:
     """The calls of all steps over a group; it may be that only parameters are wrapped."""
-    ledger, training = Ledger(), seat.training
-    bucketing = bucketing_of(seat, ddp)
+    ledger, training = Ledger(), view.training
+    bucketing = bucketing_of(view, ddp)
     expected = reductions(bucketing)
     num_reduced, synchronised = 0, True
     last = len(training.data.microbatches) - 1
@@ -38,29 +38,29 @@ def ddp_totals(seat: RankView, ddp: DDP, axes: str, *, has_buffers: bool = True)
             if num_reduced == rebuilt_after:
                 _note_rebuilt(ledger, step, axes, bucketing)
                 rebuilt_after = -1
-            for num_bytes in _buffers(seat) if synchronised and has_buffers else ():
+            for num_bytes in _buffers(view) if synchronised and has_buffers else ():
                 ledger.note(step, "broadcast", axes, num_bytes)
             synchronised = number == last or not ddp.no_sync
             if synchronised:
                 reduced = next(expected)
                 num_reduced += 1
-                num_bytes = sum(reduced.buckets) // seat.item_bytes * _reduced_bytes(seat, ddp)
+                num_bytes = sum(reduced.buckets) // view.item_bytes * _reduced_bytes(view, ddp)
                 ledger.note(step, "all_reduce.sum", axes, num_bytes, len(reduced.buckets))
                 if reduced.used_map:
                     ledger.note(step, "all_reduce.sum", axes, reduced.used_map)
     return ledger.totals
 
 
-def _buffers(seat: RankView) -> tuple[int, ...]:
+def _buffers(view: RankView) -> tuple[int, ...]:
     """Bytes of the buffers, those of an element type together."""
-    model = seat.training.model
-    found = (COUNTER_BYTES if model.counter else 0, model.outputs * seat.item_bytes if model.offset else 0)
+    model = view.training.model
+    found = (COUNTER_BYTES if model.counter else 0, model.outputs * view.item_bytes if model.offset else 0)
     return tuple(filter(None, found))
 
 
-def _reduced_bytes(seat: RankView, ddp: DDP) -> int:
+def _reduced_bytes(view: RankView, ddp: DDP) -> int:
     """Bytes of an element of a gradient on its way: what hooks compress to has two."""
-    return seat.item_bytes if ddp.compression is Compression.NONE else COMPRESSED_BYTES
+    return view.item_bytes if ddp.compression is Compression.NONE else COMPRESSED_BYTES
 
 
 def rebuilding(ddp: DDP) -> int:
@@ -70,34 +70,34 @@ def rebuilding(ddp: DDP) -> int:
     return -1 if ddp.find_unused_parameters else 1
 
 
-def bucketing_of(seat: RankView, ddp: DDP) -> Bucketing:
+def bucketing_of(view: RankView, ddp: DDP) -> Bucketing:
     """What decides about the buckets of a rank."""
-    model = seat.training.model
+    model = view.training.model
     names = trained_parameters(model)
-    sizes = {f"layers.{held.layer}.{held.name}": held.numel * seat.item_bytes for held in seat.held}
+    sizes = {f"layers.{held.layer}.{held.name}": held.numel * view.item_bytes for held in view.held}
     return Bucketing(
         num_bytes=tuple(sizes[name] for name in names),
-        ready=tuple(map(names.index, _ready(seat, ddp))),
+        ready=tuple(map(names.index, _ready(view, ddp))),
         cap_mb=ddp.bucket_cap_mb,
         find_unused_parameters=ddp.find_unused_parameters,
         static_graph=ddp.static_graph,
     )
 
 
-def _ready(seat: RankView, ddp: DDP) -> tuple[str, ...]:
+def _ready(view: RankView, ddp: DDP) -> tuple[str, ...]:
     """Parameters in the order in which backward has their gradients ready.
 
     Those that were DTensors are made so again where forward begins, one after the other: their gradients come after all others,
     in reverse. Unused ones are last in any case.
     """
-    ready = ready_parameters(seat.training.model, autocast=ddp.autocast is not None)
-    plans = [one.plan for one in seat.layout.of(TensorParallel)]
+    ready = ready_parameters(view.training.model, autocast=ddp.autocast is not None)
+    plans = [one.plan for one in view.layout.of(TensorParallel)]
     if not plans:
         return ready
-    unused = unused_parameters(seat.training.model)
+    unused = unused_parameters(view.training.model)
     used = [name for name in ready if name not in unused]
     plain = [name for name in used if plans[0][int(name.split(".")[1])].split is Split.OUTSIDE]
-    distributed = [name for name in trained_parameters(seat.training.model) if name in used and name not in plain]
+    distributed = [name for name in trained_parameters(view.training.model) if name in used and name not in plain]
     return (*plain, *reversed(distributed), *unused)
 
 
@@ -108,29 +108,29 @@ def _note_rebuilt(ledger: Ledger, step: int, axes: str, bucketing: Bucketing) ->
     ledger.note(step, "broadcast", axes, INT32_BYTES * len(rebuilt_buckets(bucketing)))
 
 
-def _all_calls(seat: RankView, ddp: DDP) -> Totals:
-    totals = ddp_totals(seat, ddp, seat.axes(*seat.layout.axes_of(ddp)))
-    return totals | (update_totals(seat, ddp) if ddp.zero_redundancy else {})
+def _all_calls(view: RankView, ddp: DDP) -> Totals:
+    totals = ddp_totals(view, ddp, view.axes(*view.layout.axes_of(ddp)))
+    return totals | (update_totals(view, ddp) if ddp.zero_redundancy else {})
 
 
-def update_totals(seat: RankView, ddp: DDP) -> Totals:
+def update_totals(view: RankView, ddp: DDP) -> Totals:
     """What `ZeroRedundancyOptimizer` sends: of all steps, each parameter, or each rank's, from the rank that has updated it."""
-    ledger, names = Ledger(Stage.UPDATE), seat.layout.axes_of(ddp)
+    ledger, names = Ledger(Stage.UPDATE), view.layout.axes_of(ddp)
     if ddp.parameters_as_bucket_view:
-        trained = [sum(held.numel for held in part if held.trained) for part in _parts(seat, seat.layout.mesh.size(*names))]
-        sent = [number * seat.item_bytes or EMPTY_BUCKET_BYTES for number in trained]
+        trained = [sum(held.numel for held in part if held.trained) for part in _parts(view, view.layout.mesh.size(*names))]
+        sent = [number * view.item_bytes or EMPTY_BUCKET_BYTES for number in trained]
     else:
-        sent = [held.numel * seat.item_bytes for held in seat.held]
-    for step in range(seat.training.steps):
-        ledger.note(step, "broadcast", seat.axes(*names), sum(sent), len(sent))
+        sent = [held.numel * view.item_bytes for held in view.held]
+    for step in range(view.training.steps):
+        ledger.note(step, "broadcast", view.axes(*names), sum(sent), len(sent))
     return ledger.totals
 
 
-def _parts(seat: RankView, num_ranks: int) -> list[list[Held]]:
+def _parts(view: RankView, num_ranks: int) -> list[list[Held]]:
     """Which parameters each rank updates: group after group, the largest first, each to the rank with least so far."""
     parts: list[list[Held]] = [[] for _ in range(num_ranks)]
     sizes = [0] * num_ranks
-    for group in _groups(seat):
+    for group in _groups(view):
         for held in sorted(group, key=lambda found: found.numel, reverse=True):
             rank = sizes.index(min(sizes))
             parts[rank].append(held)
@@ -138,18 +138,18 @@ def _parts(seat: RankView, num_ranks: int) -> list[list[Held]]:
     return parts
 
 
-def _groups(seat: RankView) -> list[list[Held]]:
+def _groups(view: RankView) -> list[list[Held]]:
     from equivcheck.train.optimizer import group_of
 
-    training = seat.training
+    training = view.training
     order = {group: number for number, group in enumerate((None, *dict.fromkeys(training.groups)))}
     groups: list[list[Held]] = [[] for _ in order]
-    for held in seat.held:
+    for held in view.held:
         groups[order[group_of(training, f"layers.{held.layer}.{held.name}")]].append(held)
     return groups
 
 
-DDP_FORESIGHT = Foresight(
+DDP_COMMUNICATION = CommunicationModel(
     options=frozenset(
         (
             "bucket_cap_mb",

@@ -6,14 +6,20 @@ from dataclasses import replace
 
 from equivcheck.layouts.limits.data_parallel import COMPILED_DDP, EVEN_ROWS, ROUNDING_LIMITS
 from equivcheck.layouts.limits.limit import LayoutLimit, Limit, parallelism_of
-from equivcheck.layouts.limits.repairs import may_skip_parameters, trained_sides, with_widths, without_frozen, without_side
+from equivcheck.layouts.limits.repairs import (
+    may_skip_parameters,
+    trained_auxiliaries,
+    with_widths,
+    without_auxiliary,
+    without_frozen,
+)
 from equivcheck.parallelisms.ddp.compression import NO_BF16_HOOK
 from equivcheck.parallelisms.tensor_parallel.plans import cuts, fits
 from equivcheck.scenario import (
     DDP,
+    AuxiliaryLinear,
     Layout,
     Precision,
-    Side,
     TensorParallel,
     Training,
 )
@@ -31,21 +37,22 @@ def _may_miss_parameters(training: Training, layout: Layout) -> bool:
 
 
 def _changes_graph(training: Training, layout: Layout) -> bool:
-    sides = trained_sides(as_reduced(training, layout).model)
-    return parallelism_of(layout, DDP).static_graph and Side.EVEN_STEPS in sides and training.steps > 1
+    auxiliaries = trained_auxiliaries(as_reduced(training, layout).model)
+    return parallelism_of(layout, DDP).static_graph and AuxiliaryLinear.EVEN_STEPS in auxiliaries and training.steps > 1
 
 
 UNUSED_PARAMETERS = Limit(
     reason="DistributedDataParallel: parameters that take no part in a step need find_unused_parameters or static_graph",
     applies=_may_miss_parameters,
-    repair=lambda training, _layout: without_side(training),
+    repair=lambda training, _layout: without_auxiliary(training),
     upstream=True,
 )
 
 CHANGING_GRAPH = Limit(
-    reason="DistributedDataParallel: static_graph promises the same parameters at every step, but a side runs at even steps only",
+    reason="DistributedDataParallel: static_graph promises the same parameters at every step, but an "
+    "auxiliary linear runs at even steps only",
     applies=_changes_graph,
-    repair=lambda training, _layout: without_side(training),
+    repair=lambda training, _layout: without_auxiliary(training),
     upstream=True,
 )
 

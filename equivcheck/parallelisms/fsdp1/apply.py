@@ -5,11 +5,11 @@ from __future__ import annotations
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from equivcheck.layouts.expected_calls.model import Foresight
+from equivcheck.layouts.expected_calls.model import CommunicationModel
 from equivcheck.layouts.kind import LayoutKind
 from equivcheck.layouts.limits.limit import LayoutLimit, Limit
 from equivcheck.layouts.rounding import Division, Rounding, WhenReduced
-from equivcheck.parallelisms.fsdp1.communication import FSDP1_FORESIGHT
+from equivcheck.parallelisms.fsdp1.communication import FSDP1_COMMUNICATION
 from equivcheck.parallelisms.fsdp1.limits import LAYOUT_LIMITS, LIMITS, is_sharded
 from equivcheck.scenario import (
     FSDP1,
@@ -33,7 +33,7 @@ class FSDP1Kind(LayoutKind):
     parallelism: ClassVar[type[Parallelism]] = FSDP1
     limits: ClassVar[tuple[Limit, ...]] = LIMITS
     layout_limits: ClassVar[tuple[LayoutLimit, ...]] = LAYOUT_LIMITS
-    foresight: ClassVar[Foresight] = FSDP1_FORESIGHT
+    communication: ClassVar[CommunicationModel] = FSDP1_COMMUNICATION
 
     def apply(self, setup: Setup, parallelism: Parallelism, mesh: DeviceMesh) -> None:
         """Wrap the model, read flat parameters and clip as FSDP asks for."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from equivcheck.layouts.expected_calls.communication import Totals
-from equivcheck.layouts.expected_calls.model import Foresight
+from equivcheck.layouts.expected_calls.model import CommunicationModel
 from equivcheck.layouts.expected_calls.rank_view import Held, Ledger, RankView
 from equivcheck.layouts.partition import chunk_size
 from equivcheck.layouts.rounding import ITEM_BYTES, element_types
@@ -21,21 +21,21 @@ _FREED_AFTER_FORWARD = (ShardingStrategy.FULL_SHARD, ShardingStrategy.HYBRID_SHA
 class FSDP1Calls:
     """Goes through a training, step by step."""
 
-    def __init__(self, seat: RankView, fsdp: FSDP1) -> None:
-        self.seat, self.fsdp = seat, fsdp
-        names = seat.layout.axes_of(fsdp)
-        self.parts = seat.layout.mesh.size(names[-1])
-        self.shard_axis = seat.axes(names[-1])
-        self.replicas = seat.axes(names[0]) if fsdp.strategy.is_hybrid else None
+    def __init__(self, view: RankView, fsdp: FSDP1) -> None:
+        self.view, self.fsdp = view, fsdp
+        names = view.layout.axes_of(fsdp)
+        self.parts = view.layout.mesh.size(names[-1])
+        self.shard_axis = view.axes(names[-1])
+        self.replicas = view.axes(names[0]) if fsdp.strategy.is_hybrid else None
         self.is_sharded = fsdp.strategy is not ShardingStrategy.NO_SHARD and self.parts > 1
-        computed, reduced = element_types(seat.training.precision, fsdp.mixed_precision)
+        computed, reduced = element_types(view.training.precision, fsdp.mixed_precision)
         self.gathered_bytes, self.reduced_bytes = ITEM_BYTES[computed], ITEM_BYTES[reduced]
         self.ledger = Ledger()
-        self.units = units_of(seat, fsdp.wrapping)
+        self.units = units_of(view, fsdp.wrapping)
 
     def totals(self) -> Totals:
         """The calls of all steps."""
-        training = self.seat.training
+        training = self.view.training
         last = len(training.data.microbatches) - 1
         for step in range(training.steps):
             for number in range(last + 1):
@@ -51,7 +51,7 @@ class FSDP1Calls:
 
     def _backward(self, step: int, reduces: bool) -> None:
         for unit in reversed(self.units):
-            if self.seat.differentiates(unit.last_layer, step):
+            if self.view.differentiates(unit.last_layer, step):
                 self._gather(unit, step)
             if reduces and any(held.trained for held in unit.held):
                 self._reduce(unit, step)
@@ -62,7 +62,7 @@ class FSDP1Calls:
         """Whether a unit is let go of after backward; one without part in it looks flat as if it had been, and is forgotten."""
         if self.fsdp.strategy in _FREED_AFTER_FORWARD:
             return True
-        return reduces and (self.fsdp.use_orig_params or self.seat.differentiates(unit.last_layer, step))
+        return reduces and (self.fsdp.use_orig_params or self.view.differentiates(unit.last_layer, step))
 
     def _gather(self, unit: Unit, step: int) -> None:
         if self.is_sharded and not unit.gathered:
@@ -82,19 +82,19 @@ class FSDP1Calls:
 
     def _num_flat(self, held: tuple[Held, ...]) -> int:
         """Elements of a flat parameter, padding between and after parameters included."""
-        total = flat_starts([parameter.numel for parameter in held], alignment_of(self.seat.training, self.fsdp))[-1]
+        total = flat_starts([parameter.numel for parameter in held], alignment_of(self.view.training, self.fsdp))[-1]
         return chunk_size(total, self.parts) * self.parts if self.fsdp.use_orig_params else total
 
     def _clipping(self) -> Totals:
-        clipping, ledger = self.seat.training.clipping, Ledger(Stage.CLIPPING)
+        clipping, ledger = self.view.training.clipping, Ledger(Stage.CLIPPING)
         if self.is_sharded and isinstance(clipping, ClipNorm):
             op = "all_reduce.max" if clipping.norm_type is NormType.INF else "all_reduce.sum"
-            for step in range(self.seat.training.steps):
+            for step in range(self.view.training.steps):
                 ledger.note(step, op, self.shard_axis, NORM_BYTES)
         return ledger.totals
 
 
-FSDP1_FORESIGHT = Foresight(
+FSDP1_COMMUNICATION = CommunicationModel(
     options=frozenset(("strategy", "use_orig_params", "wrapping", "no_sync", "mixed_precision", "unequal_start")),
-    calls=lambda seat, fsdp: FSDP1Calls(seat, fsdp).totals(),
+    calls=lambda view, fsdp: FSDP1Calls(view, fsdp).totals(),
 )

@@ -12,9 +12,9 @@ from equivcheck.layouts.limits.repairs import (
     may_skip_parameters,
     with_options,
     with_widths,
+    without_auxiliary,
     without_frozen,
     without_shares,
-    without_side,
 )
 from equivcheck.parallelisms.tensor_parallel.plans import fits, layers_of_nothing, splits_weights, unfrozen_norms
 from equivcheck.scenario import (
@@ -65,7 +65,7 @@ def _mixes_frozen(training: Training, layout: Layout) -> bool:
 
 
 def _has_frozen_parameters(layer: Layer) -> bool:
-    return layer.frozen and (layer.shares is None or layer.bias or layer.norm is not None or layer.side is not None)
+    return layer.frozen and (layer.shares is None or layer.bias or layer.norm is not None or layer.auxiliary is not None)
 
 
 UNIFORM_FROZEN = Limit(
@@ -84,7 +84,7 @@ NO_GROUPS_OF_FLAT_PARAMETERS = Limit(
 NO_UNUSED_PARAMETERS = Limit(
     reason="FullyShardedDataParallel: a parameter that takes no part in a step gets a gradient of zeros, not None",
     applies=lambda training, _layout: may_skip_parameters(training),
-    repair=lambda training, _layout: without_side(training),
+    repair=lambda training, _layout: without_auxiliary(training),
 )
 
 

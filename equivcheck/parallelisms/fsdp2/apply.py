@@ -5,11 +5,11 @@ from __future__ import annotations
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from equivcheck.layouts.expected_calls.model import Foresight
+from equivcheck.layouts.expected_calls.model import CommunicationModel
 from equivcheck.layouts.kind import LayoutKind
 from equivcheck.layouts.limits.limit import LayoutLimit, Limit
 from equivcheck.layouts.rounding import Division, Rounding, WhenReduced
-from equivcheck.parallelisms.fsdp2.communication import FSDP2_FORESIGHT, averages
+from equivcheck.parallelisms.fsdp2.communication import FSDP2_COMMUNICATION, averages
 from equivcheck.parallelisms.fsdp2.limits import LAYOUT_LIMITS, LIMITS
 from equivcheck.scenario import FSDP2, Layout, MixedPrecision, Parallelism, Wrapping
 from equivcheck.scenario.mesh import DP, REPLICATE, SHARD
@@ -27,7 +27,7 @@ class FSDP2Kind(LayoutKind):
     parallelism: ClassVar[type[Parallelism]] = FSDP2
     limits: ClassVar[tuple[Limit, ...]] = LIMITS
     layout_limits: ClassVar[tuple[LayoutLimit, ...]] = LAYOUT_LIMITS
-    foresight: ClassVar[Foresight] = FSDP2_FORESIGHT
+    communication: ClassVar[CommunicationModel] = FSDP2_COMMUNICATION
 
     def apply(self, setup: Setup, parallelism: Parallelism, mesh: DeviceMesh) -> None:
         """Shard the model in place."""

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
-from equivcheck.layouts.expected_calls.model import Foresight
+from equivcheck.layouts.expected_calls.model import CommunicationModel
 from equivcheck.layouts.kind import LayoutKind
 from equivcheck.layouts.limits.limit import LayoutLimit, Limit
-from equivcheck.parallelisms.pipeline.communication import PIPELINE_FORESIGHT
+from equivcheck.parallelisms.pipeline.communication import PIPELINE_COMMUNICATION
 from equivcheck.parallelisms.pipeline.limits import LAYOUT_LIMITS, LIMITS
 from equivcheck.scenario import Parallelism, Pipeline
 
@@ -23,7 +23,7 @@ class PipelineKind(LayoutKind):
     parallelism: ClassVar[type[Parallelism]] = Pipeline
     limits: ClassVar[tuple[Limit, ...]] = LIMITS
     layout_limits: ClassVar[tuple[LayoutLimit, ...]] = LAYOUT_LIMITS
-    foresight: ClassVar[Foresight] = PIPELINE_FORESIGHT
+    communication: ClassVar[CommunicationModel] = PIPELINE_COMMUNICATION
 
     def apply(self, setup: Setup, parallelism: Parallelism, mesh: DeviceMesh) -> None:
         """Take the model apart, and let a schedule compute each step."""

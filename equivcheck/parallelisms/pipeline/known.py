@@ -6,14 +6,14 @@ import re
 
 from equivcheck.layouts.known_predicates import need, show
 from equivcheck.parallelisms.pipeline.stages import layers_of_stages, stage_of_layers, stages_of_rank, trained_layers
-from equivcheck.scenario import Exercise, Layer, Pipeline, PipelineSchedule, Scenario
+from equivcheck.scenario import Layer, Pipeline, PipelineSchedule, Scenario, ShapeOp
 from equivcheck.scenario.mesh import PP
 from equivcheck.trace.differences import Divergence
 
 ALWAYS_SPLIT = (PipelineSchedule.INTERLEAVED_ZERO_BUBBLE, PipelineSchedule.ZBV)
 """Schedules that compute gradients of inputs and of weights apart, for every chunk."""
 
-ENDS_IN_VIEW = (Exercise.FLATTEN, Exercise.SQUEEZE, Exercise.VIEW)
+ENDS_IN_VIEW = (ShapeOp.FLATTEN, ShapeOp.SQUEEZE, ShapeOp.VIEW)
 """What leaves a layer's output a view of another tensor."""
 
 
@@ -76,7 +76,7 @@ def stage_ends_in_view(scenario: Scenario) -> bool:
     if pipeline is None:
         return False
     layers = scenario.training.model.layers
-    return any(layers[span[-1]].exercise in ENDS_IN_VIEW for span in _spans(scenario, pipeline)[1:-1])
+    return any(layers[span[-1]].shape_op in ENDS_IN_VIEW for span in _spans(scenario, pipeline)[1:-1])
 
 
 @need

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from equivcheck.layouts.limits.limit import parallelism_of
-from equivcheck.scenario import Layer, Layout, Model, Pipeline, Side
+from equivcheck.scenario import AuxiliaryLinear, Layer, Layout, Model, Pipeline
 from equivcheck.scenario.mesh import PP
 
 
@@ -43,6 +43,6 @@ def trained_layers(model: Model) -> tuple[bool, ...]:
 
 
 def _is_trained(model: Model, layer: Layer) -> bool:
-    own = layer.shares is None or layer.bias or layer.norm is not None or layer.side is Side.EVEN_STEPS
+    own = layer.shares is None or layer.bias or layer.norm is not None or layer.auxiliary is AuxiliaryLinear.EVEN_STEPS
     shared = layer.shares is not None and not model.layers[layer.shares].frozen
     return (own and not layer.frozen) or shared

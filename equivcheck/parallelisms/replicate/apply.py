@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
-from equivcheck.layouts.expected_calls.model import Foresight
+from equivcheck.layouts.expected_calls.model import CommunicationModel
 from equivcheck.layouts.kind import LayoutKind
 from equivcheck.layouts.limits.limit import LayoutLimit, Limit
 from equivcheck.layouts.rounding import Rounding, WhenReduced
 from equivcheck.parallelisms.ddp.compression import SENT_AS
-from equivcheck.parallelisms.replicate.communication import REPLICATE_FORESIGHT
+from equivcheck.parallelisms.replicate.communication import REPLICATE_COMMUNICATION
 from equivcheck.parallelisms.replicate.limits import LAYOUT_LIMITS, LIMITS
 from equivcheck.scenario import Layout, Parallelism, Replicate, Replicator
 from equivcheck.scenario.mesh import DP
@@ -26,7 +26,7 @@ class ReplicateKind(LayoutKind):
     parallelism: ClassVar[type[Parallelism]] = Replicate
     limits: ClassVar[tuple[Limit, ...]] = LIMITS
     layout_limits: ClassVar[tuple[LayoutLimit, ...]] = LAYOUT_LIMITS
-    foresight: ClassVar[Foresight] = REPLICATE_FORESIGHT
+    communication: ClassVar[CommunicationModel] = REPLICATE_COMMUNICATION
 
     def apply(self, setup: Setup, parallelism: Parallelism, mesh: DeviceMesh) -> None:
         """Replicate the model in place."""

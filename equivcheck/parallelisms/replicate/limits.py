@@ -7,7 +7,7 @@ from dataclasses import replace
 from equivcheck.layouts.limits.data_parallel import COMPILED_DDP, EVEN_ROWS, FSDP_WITHOUT_COMPILED_AUTOGRAD, ROUNDING_LIMITS
 from equivcheck.layouts.limits.limit import LayoutLimit, Limit, parallelism_of
 from equivcheck.layouts.limits.optimizers import DTENSOR_OPTIMIZERS
-from equivcheck.layouts.limits.repairs import has_shares, may_skip_parameters, without_shares, without_side
+from equivcheck.layouts.limits.repairs import has_shares, may_skip_parameters, without_auxiliary, without_shares
 from equivcheck.parallelisms.ddp.compression import NO_BF16_HOOK
 from equivcheck.parallelisms.ddp.limits import as_reduced
 from equivcheck.parallelisms.fsdp2.limits import NOTHING_TO_REDUCE
@@ -33,7 +33,7 @@ COMPILED_AUTOGRAD_WITH_DDP_ONLY = replace(
 UNUSED_PARAMETERS = Limit(
     reason="replicate: without find_unused_parameters every trained parameter must take part in every step",
     applies=lambda training, layout: may_skip_parameters(as_reduced(training, layout)),
-    repair=lambda training, _layout: without_side(training),
+    repair=lambda training, _layout: without_auxiliary(training),
     upstream=True,
 )
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
-from equivcheck.layouts.expected_calls.model import Foresight
+from equivcheck.layouts.expected_calls.model import CommunicationModel
 from equivcheck.layouts.kind import LayoutKind
 from equivcheck.layouts.limits.limit import Limit
-from equivcheck.parallelisms.spmd.communication import SPMD_FORESIGHT
+from equivcheck.parallelisms.spmd.communication import SPMD_COMMUNICATION
 from equivcheck.parallelisms.spmd.limits import LIMITS
 from equivcheck.scenario import SPMD, Parallelism
 
@@ -22,7 +22,7 @@ class SPMDKind(LayoutKind):
 
     parallelism: ClassVar[type[Parallelism]] = SPMD
     limits: ClassVar[tuple[Limit, ...]] = LIMITS
-    foresight: ClassVar[Foresight] = SPMD_FORESIGHT
+    communication: ClassVar[CommunicationModel] = SPMD_COMMUNICATION
 
     def apply(self, setup: Setup, parallelism: Parallelism, mesh: DeviceMesh) -> None:
         """Make parameters and batch DTensors; losses are then of the whole batch, and so are gradients."""

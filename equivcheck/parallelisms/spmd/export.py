@@ -5,7 +5,7 @@ from __future__ import annotations
 from equivcheck.layouts.script.draft import Draft, LoopPosition
 from equivcheck.layouts.script.mesh import mesh_of
 from equivcheck.layouts.script.text import block, indented
-from equivcheck.scenario import SPMD, Distribution, Exercise, Parallelism, Training
+from equivcheck.scenario import SPMD, Distribution, Parallelism, ShapeOp, Training
 
 SETTLE = (
     "for parameter in model.parameters():",
@@ -54,7 +54,7 @@ def settle_gradients(draft: Draft) -> None:
 
 
 def _makes_tensors(training: Training) -> bool:
-    return training.model.offset or any(layer.exercise is Exercise.ARANGE for layer in training.model.layers)
+    return training.model.offset or any(layer.shape_op is ShapeOp.ARANGE for layer in training.model.layers)
 
 
 def _distribute(placement: str, training: Training) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from equivcheck.layouts.known_predicates import need, show
 from equivcheck.layouts.partition import chunk_sizes
-from equivcheck.scenario import SPMD, Distribution, Exercise, Scenario
+from equivcheck.scenario import SPMD, Distribution, Scenario, ShapeOp
 from equivcheck.trace.differences import Divergence
 
 
@@ -18,7 +18,7 @@ def sharded_by_rows(scenario: Scenario) -> bool:
 def flattened_between_transpositions(scenario: Scenario) -> bool:
     """A layer flattens its output, rows lie along dim 1, and gradients are not all alike."""
     training = scenario.training
-    flattens = any(layer.exercise is Exercise.FLATTEN for layer in training.model.layers)
+    flattens = any(layer.shape_op is ShapeOp.FLATTEN for layer in training.model.layers)
     return flattens and training.data.batch_dim == 1 and not training.loss.is_linear
 
 
@@ -26,7 +26,7 @@ def flattened_between_transpositions(scenario: Scenario) -> bool:
 def features_viewed_unevenly(scenario: Scenario) -> bool:
     """A layer views its features as two dims, the first of which is no multiple of the data ranks."""
     return any(
-        layer.exercise is Exercise.VIEW and (2 if layer.width % 2 == 0 else layer.width) % scenario.layout.num_data_ranks != 0
+        layer.shape_op is ShapeOp.VIEW and (2 if layer.width % 2 == 0 else layer.width) % scenario.layout.num_data_ranks != 0
         for layer in scenario.training.model.layers
     )
 
@@ -35,7 +35,7 @@ def features_viewed_unevenly(scenario: Scenario) -> bool:
 def one_row_or_feature_on_one_rank(scenario: Scenario) -> bool:
     """On one rank, a layer flattens a microbatch of one row, or a layer sharded by rows has one output and a bias."""
     layers, microbatches = scenario.training.model.layers, scenario.training.data.microbatches
-    rows = 1 in microbatches and any(layer.exercise is Exercise.FLATTEN for layer in layers)
+    rows = 1 in microbatches and any(layer.shape_op is ShapeOp.FLATTEN for layer in layers)
     features = sharded_by_rows(scenario) and any(layer.width == 1 and layer.bias for layer in layers)
     return scenario.layout.mesh.num_ranks == 1 and (rows or features)
 

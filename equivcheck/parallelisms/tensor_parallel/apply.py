@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
-from equivcheck.layouts.expected_calls.model import Foresight
+from equivcheck.layouts.expected_calls.model import CommunicationModel
 from equivcheck.layouts.kind import LayoutKind
 from equivcheck.layouts.limits.limit import Limit
-from equivcheck.parallelisms.tensor_parallel.communication import TENSOR_PARALLEL_FORESIGHT
+from equivcheck.parallelisms.tensor_parallel.communication import TENSOR_PARALLEL_COMMUNICATION
 from equivcheck.parallelisms.tensor_parallel.limits import LIMITS
-from equivcheck.scenario import Parallelism, Spread, TensorParallel
+from equivcheck.scenario import ActivationSharding, Parallelism, TensorParallel
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -22,7 +22,7 @@ class TensorParallelKind(LayoutKind):
 
     parallelism: ClassVar[type[Parallelism]] = TensorParallel
     limits: ClassVar[tuple[Limit, ...]] = LIMITS
-    foresight: ClassVar[Foresight] = TENSOR_PARALLEL_FORESIGHT
+    communication: ClassVar[CommunicationModel] = TENSOR_PARALLEL_COMMUNICATION
 
     def apply(self, setup: Setup, parallelism: Parallelism, mesh: DeviceMesh) -> None:
         """Parallelize each layer by its plan, and take of each dropout mask what this rank has of the layer's output."""
@@ -32,12 +32,12 @@ class TensorParallelKind(LayoutKind):
         from equivcheck.parallelisms.tensor_parallel.styles import layer_styles, local_masks
 
         assert isinstance(parallelism, TensorParallel), parallelism
-        spread = Spread.WHOLE
+        sharding = ActivationSharding.WHOLE
         for layer, plan in zip(setup.model.get_submodule("layers").children(), parallelism.plan, strict=True):
-            styles = dict(layer_styles(layer, plan, spread))
+            styles = dict(layer_styles(layer, plan, sharding))
             if styles:
                 parallelize_module(layer, mesh, styles)
-            spread = plan.output
+            sharding = plan.output
         settle_gradients(setup.model.parameters())
         rank, size, inner = mesh.get_local_rank(), mesh.size(), setup.take
         setup.take = lambda batch: local_masks(inner(batch), parallelism.plan, rank, size)

@@ -12,25 +12,25 @@ from enum import Enum
 
 from equivcheck.layouts.expected_calls.clipping import dtensor_clipping
 from equivcheck.layouts.expected_calls.communication import Totals
-from equivcheck.layouts.expected_calls.model import MIXED_ELEMENTS, Foresight
-from equivcheck.layouts.expected_calls.rank_view import Held, Ledger, RankView, side_runs
+from equivcheck.layouts.expected_calls.model import MIXED_ELEMENTS, CommunicationModel
+from equivcheck.layouts.expected_calls.rank_view import Held, Ledger, RankView, auxiliary_runs
 from equivcheck.layouts.partition import chunk_size, cut_dim, part_of
 from equivcheck.scenario import (
     FSDP2,
     Activation,
+    ActivationSharding,
     Execution,
     Layout,
     Recompute,
     Replicate,
     Replicator,
     Split,
-    Spread,
     TensorParallel,
 )
 from equivcheck.scenario.mesh import TP
 
 
-class Lies(Enum):
+class ActivationPlacement(Enum):
     """How an activation of shape (rows, features) lies over the ranks; PENDING is whole, but yet to be summed."""
 
     WHOLE = "whole"
@@ -43,21 +43,29 @@ class Lies(Enum):
 class Linear:
     """How one linear computes."""
 
-    wanted: Lies
+    wanted: ActivationPlacement
     """How it needs its input."""
-    made: Lies
+    made: ActivationPlacement
     """How its output comes out."""
-    input_gradient: Lies
+    input_gradient: ActivationPlacement
     """How the gradient of the input comes out."""
 
 
-_OF_SPREAD = {Spread.WHOLE: Lies.WHOLE, Spread.ROWS: Lies.ROWS, Spread.FEATURES: Lies.FEATURES}
-_COLUMN = Linear(wanted=Lies.WHOLE, made=Lies.FEATURES, input_gradient=Lies.PENDING)
-_ROW = Linear(wanted=Lies.FEATURES, made=Lies.PENDING, input_gradient=Lies.FEATURES)
-_NARROW_COLUMN = Linear(wanted=Lies.WHOLE, made=Lies.WHOLE, input_gradient=Lies.WHOLE)
-_NARROW_ROW = Linear(wanted=Lies.FEATURES, made=Lies.WHOLE, input_gradient=Lies.WHOLE)
-_WHOLE = Linear(wanted=Lies.WHOLE, made=Lies.WHOLE, input_gradient=Lies.WHOLE)
-_BY_ROWS = Linear(wanted=Lies.ROWS, made=Lies.ROWS, input_gradient=Lies.ROWS)
+_OF_SHARDING = {
+    ActivationSharding.WHOLE: ActivationPlacement.WHOLE,
+    ActivationSharding.ROWS: ActivationPlacement.ROWS,
+    ActivationSharding.FEATURES: ActivationPlacement.FEATURES,
+}
+_COLUMN = Linear(wanted=ActivationPlacement.WHOLE, made=ActivationPlacement.FEATURES, input_gradient=ActivationPlacement.PENDING)
+_ROW = Linear(wanted=ActivationPlacement.FEATURES, made=ActivationPlacement.PENDING, input_gradient=ActivationPlacement.FEATURES)
+_NARROW_COLUMN = Linear(
+    wanted=ActivationPlacement.WHOLE, made=ActivationPlacement.WHOLE, input_gradient=ActivationPlacement.WHOLE
+)
+_NARROW_ROW = Linear(
+    wanted=ActivationPlacement.FEATURES, made=ActivationPlacement.WHOLE, input_gradient=ActivationPlacement.WHOLE
+)
+_WHOLE = Linear(wanted=ActivationPlacement.WHOLE, made=ActivationPlacement.WHOLE, input_gradient=ActivationPlacement.WHOLE)
+_BY_ROWS = Linear(wanted=ActivationPlacement.ROWS, made=ActivationPlacement.ROWS, input_gradient=ActivationPlacement.ROWS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,32 +95,32 @@ class Pass:
 class TensorParallelCalls:
     """Goes through a training, step by step."""
 
-    def __init__(self, seat: RankView, parallelism: TensorParallel) -> None:
-        self.seat, self.plan = seat, parallelism.plan
-        self.parts = seat.layout.mesh.size(TP)
-        self.axes = seat.axes(TP)
+    def __init__(self, view: RankView, parallelism: TensorParallel) -> None:
+        self.view, self.plan = view, parallelism.plan
+        self.parts = view.layout.mesh.size(TP)
+        self.axes = view.axes(TP)
         self.ledger = Ledger()
 
     def totals(self) -> Totals:
         """The calls of all steps."""
-        training = self.seat.training
-        inputs = (Spread.WHOLE, *(entry.output for entry in self.plan[:-1]))
+        training = self.view.training
+        inputs = (ActivationSharding.WHOLE, *(entry.output for entry in self.plan[:-1]))
         for step in range(training.steps if self.parts > 1 else 0):
             for rows in training.data.microbatches:
-                for index, spread in enumerate(inputs):
-                    self._layer(step, index, spread, rows // self.seat.layout.num_data_ranks)
-            for index, spread in enumerate(inputs):
-                self._settle(step, index, spread)
+                for index, sharding in enumerate(inputs):
+                    self._layer(step, index, sharding, rows // self.view.layout.num_data_ranks)
+            for index, sharding in enumerate(inputs):
+                self._settle(step, index, sharding)
         return self.ledger.totals
 
-    def _layer(self, step: int, index: int, spread: Spread, rows: int) -> None:
+    def _layer(self, step: int, index: int, sharding: ActivationSharding, rows: int) -> None:
         if self.plan[index].split is Split.OUTSIDE:
             return
-        model = self.seat.training.model
-        layer, linear = model.layers[index], self._linear_of(index, spread)
-        differentiates = self.seat.differentiates(index - 1, step) or (layer.norm is not None and not layer.frozen)
-        recomputed = recomputes(self.seat.layout.execution, index) and (differentiates or not layer.frozen)
-        names = ("linear", "side") if side_runs(layer, step) else ("linear",)
+        model = self.view.training.model
+        layer, linear = model.layers[index], self._linear_of(index, sharding)
+        differentiates = self.view.differentiates(index - 1, step) or (layer.norm is not None and not layer.frozen)
+        recomputed = recomputes(self.view.layout.execution, index) and (differentiates or not layer.frozen)
+        names = ("linear", "auxiliary") if auxiliary_runs(layer, step) else ("linear",)
         for name in names:
             once = Pass(
                 step=step,
@@ -125,38 +133,43 @@ class TensorParallelCalls:
                 recomputed=recomputed,
                 completed=recomputed and (name != names[-1] or layer.activation is not Activation.IDENTITY or layer.dropout > 0),
             )
-            self._activations(once, linear, _OF_SPREAD[spread], _OF_SPREAD[self.plan[index].output])
+            self._activations(once, linear, _OF_SHARDING[sharding], _OF_SHARDING[self.plan[index].output])
             self._narrow(once, linear)
 
-    def _linear_of(self, index: int, spread: Spread) -> Linear:
-        model, split = self.seat.training.model, self.plan[index].split
+    def _linear_of(self, index: int, sharding: ActivationSharding) -> Linear:
+        model, split = self.view.training.model, self.plan[index].split
         if split is Split.COLUMN:
             return _COLUMN if model.layers[index].width >= self.parts else _NARROW_COLUMN
         if split is Split.ROW:
             return _ROW if model.inputs(index) >= self.parts else _NARROW_ROW
-        return _BY_ROWS if spread is Spread.ROWS else _WHOLE
+        return _BY_ROWS if sharding is ActivationSharding.ROWS else _WHOLE
 
-    def _activations(self, once: Pass, linear: Linear, before: Lies, after: Lies) -> None:
+    def _activations(self, once: Pass, linear: Linear, before: ActivationPlacement, after: ActivationPlacement) -> None:
         """Input and output where they are wanted, and their gradients back."""
         self._move(once, before, linear.wanted, once.inputs, times=1 + once.recomputed)
         self._move(once, linear.made, after, once.width, times=1 + once.completed)
         if once.differentiates:
             self._move(once, linear.input_gradient, before, once.inputs)
         if once.differentiates or once.trained:
-            self._move(once, after, Lies.WHOLE if linear.made is Lies.PENDING else linear.made, once.width)
+            self._move(
+                once, after, ActivationPlacement.WHOLE if linear.made is ActivationPlacement.PENDING else linear.made, once.width
+            )
 
-    def _move(self, once: Pass, source: Lies, target: Lies, features: int, times: int = 1) -> None:
+    def _move(self, once: Pass, source: ActivationPlacement, target: ActivationPlacement, features: int, times: int = 1) -> None:
         """From one way to lie to another; where there is no all-to-all, as over gloo, DTensor gathers what it then cuts."""
-        if source is target or source is Lies.WHOLE:
+        if source is target or source is ActivationPlacement.WHOLE:
             return
-        if source is Lies.PENDING:
-            op, num_elements = "all_reduce.sum" if target is Lies.WHOLE else "reduce_scatter.sum", once.rows * features
-        elif source is Lies.ROWS:
-            padded = chunk_size(features, self.parts) * self.parts if target is Lies.FEATURES else features
+        if source is ActivationPlacement.PENDING:
+            op, num_elements = (
+                "all_reduce.sum" if target is ActivationPlacement.WHOLE else "reduce_scatter.sum",
+                once.rows * features,
+            )
+        elif source is ActivationPlacement.ROWS:
+            padded = chunk_size(features, self.parts) * self.parts if target is ActivationPlacement.FEATURES else features
             op, num_elements = "all_gather", once.rows // self.parts * padded
         else:
             op, num_elements = "all_gather", once.rows * chunk_size(features, self.parts)
-        self.ledger.note(once.step, op, self.axes, num_elements * self.seat.item_bytes * times, times)
+        self.ledger.note(once.step, op, self.axes, num_elements * self.view.item_bytes * times, times)
 
     def _narrow(self, once: Pass, linear: Linear) -> None:
         """What DTensor gathers of a linear with fewer features than ranks, which it will not compute in parts."""
@@ -169,17 +182,17 @@ class TensorParallelCalls:
 
     def _gather(self, once: Pass, num_elements: int, times: int) -> None:
         if times:
-            self.ledger.note(once.step, "all_gather", self.axes, num_elements * self.seat.item_bytes * times, times)
+            self.ledger.note(once.step, "all_gather", self.axes, num_elements * self.view.item_bytes * times, times)
 
-    def _settle(self, step: int, index: int, spread: Spread) -> None:
+    def _settle(self, step: int, index: int, sharding: ActivationSharding) -> None:
         """Gradients of parameters that every rank has whole, of which each rank has seen some rows: summed when they are kept."""
-        if spread is not Spread.ROWS:
+        if sharding is not ActivationSharding.ROWS:
             return
-        times = 1 if holds_back(self.seat.layout) else len(self.seat.training.data.microbatches)
-        for held in self.seat.of_layer(index):
-            is_whole = held.name.startswith("norm.") or self._linear_of(index, spread) is _BY_ROWS
-            if is_whole and self.seat.has_gradient(held, step):
-                num_bytes = held.numel * self.seat.item_bytes * times
+        times = 1 if holds_back(self.view.layout) else len(self.view.training.data.microbatches)
+        for held in self.view.of_layer(index):
+            is_whole = held.name.startswith("norm.") or self._linear_of(index, sharding) is _BY_ROWS
+            if is_whole and self.view.has_gradient(held, step):
+                num_bytes = held.numel * self.view.item_bytes * times
                 self.ledger.note(step, "all_reduce.sum", self.axes, num_bytes, times)
 
 
@@ -197,24 +210,24 @@ def recomputes(execution: Execution, index: int) -> bool:
     return every or (odd and index % 2 == 1)
 
 
-def _cut_held(seat: RankView, parallelism: TensorParallel) -> Iterator[Held]:
+def _cut_held(view: RankView, parallelism: TensorParallel) -> Iterator[Held]:
     """What the rank holds of each parameter once the plan has cut it."""
-    parts, index = seat.layout.mesh.size(TP), seat.index(TP)
-    for held in seat.held:
+    parts, index = view.layout.mesh.size(TP), view.index(TP)
+    for held in view.held:
         dim = cut_dim(parallelism, held.parameter)
         yield held if dim is None else replace(held, shape=part_of(held.shape, dim, parts, index), cut=True)
 
 
-def _all_calls(seat: RankView, parallelism: TensorParallel) -> Totals:
-    kind = [held for held in _cut_held(seat, parallelism) if parallelism.plan[held.layer].split is not Split.OUTSIDE]
+def _all_calls(view: RankView, parallelism: TensorParallel) -> Totals:
+    kind = [held for held in _cut_held(view, parallelism) if parallelism.plan[held.layer].split is not Split.OUTSIDE]
     is_cut = any(held.cut and held.trained for held in kind)
-    return TensorParallelCalls(seat, parallelism).totals() | dtensor_clipping(seat, (TP,) if is_cut else (), kind)
+    return TensorParallelCalls(view, parallelism).totals() | dtensor_clipping(view, (TP,) if is_cut else (), kind)
 
 
-TENSOR_PARALLEL_FORESIGHT = Foresight(
+TENSOR_PARALLEL_COMMUNICATION = CommunicationModel(
     options=frozenset(("plan",)),
     calls=_all_calls,
-    hold=lambda seat, parallelism: tuple(_cut_held(seat, parallelism)),
-    gaps=(MIXED_ELEMENTS,),
+    hold=lambda view, parallelism: tuple(_cut_held(view, parallelism)),
+    unmodelled=(MIXED_ELEMENTS,),
     uneven=True,
 )

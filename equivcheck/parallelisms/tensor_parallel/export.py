@@ -7,10 +7,14 @@ from equivcheck.layouts.script.mesh import inner_ranks, mesh_of
 from equivcheck.layouts.script.text import call
 from equivcheck.parallelisms.spmd.export import settle_gradients
 from equivcheck.parallelisms.tensor_parallel.plans import cuts
-from equivcheck.scenario import LayerPlan, Parallelism, Split, Spread, TensorParallel
+from equivcheck.scenario import ActivationSharding, LayerPlan, Parallelism, Split, TensorParallel
 from equivcheck.scenario.mesh import TP
 
-PLACEMENTS: dict[Spread, str] = {Spread.WHOLE: "Replicate()", Spread.ROWS: "Shard(0)", Spread.FEATURES: "Shard(-1)"}
+PLACEMENTS: dict[ActivationSharding, str] = {
+    ActivationSharding.WHOLE: "Replicate()",
+    ActivationSharding.ROWS: "Shard(0)",
+    ActivationSharding.FEATURES: "Shard(-1)",
+}
 """The placement of an activation of shape (rows, features)."""
 
 _REPLICATED = (
@@ -48,28 +52,32 @@ def write(draft: Draft, parallelism: Parallelism) -> None:
 def _styles(draft: Draft, parallelism: TensorParallel, mesh: str) -> tuple[list[str], list[str]]:
     """Entries of a plan for `parallelize_module`, and lines for what it has no style for."""
     styles, by_hand = [], []
-    spread = Spread.WHOLE
+    sharding = ActivationSharding.WHOLE
     for index, (layer, entry) in enumerate(zip(draft.scenario.training.model.layers, parallelism.plan, strict=True)):
-        owners = ["norm"] * (layer.norm is not None) + ["linear"] + ["side"] * (layer.side is not None)
+        owners = ["norm"] * (layer.norm is not None) + ["linear"] + ["auxiliary"] * (layer.auxiliary is not None)
         for owner in owners if entry.split is not Split.OUTSIDE else []:
-            path, style = draft.form.paths[f"layers.{index}.{owner}"], _style(draft, owner, entry, spread)
+            path, style = draft.form.paths[f"layers.{index}.{owner}"], _style(draft, owner, entry, sharding)
             if style:
                 styles.append(f'"{path}": {style}')
             else:
-                by_hand.append(_replicated(draft, path, mesh, owner, entry, spread))
-        spread = entry.output
+                by_hand.append(_replicated(draft, path, mesh, owner, entry, sharding))
+        sharding = entry.output
     return styles, by_hand
 
 
-def _style(draft: Draft, owner: str, entry: LayerPlan, spread: Spread) -> str:
+def _style(draft: Draft, owner: str, entry: LayerPlan, sharding: ActivationSharding) -> str:
     if owner == "norm":
-        return _named(draft, "SequenceParallel", sequence_dim="0", use_local_output="True") if spread is Spread.ROWS else ""
+        return (
+            _named(draft, "SequenceParallel", sequence_dim="0", use_local_output="True")
+            if sharding is ActivationSharding.ROWS
+            else ""
+        )
     if entry.split is Split.REPLICATED:
         return ""
-    name, usual = ("ColwiseParallel", (Spread.WHOLE, Spread.FEATURES))
+    name, usual = ("ColwiseParallel", (ActivationSharding.WHOLE, ActivationSharding.FEATURES))
     if entry.split is Split.ROW:
-        name, usual = "RowwiseParallel", (Spread.FEATURES, Spread.WHOLE)
-    lies = None if spread is usual[0] else _placement(draft, spread)
+        name, usual = "RowwiseParallel", (ActivationSharding.FEATURES, ActivationSharding.WHOLE)
+    lies = None if sharding is usual[0] else _placement(draft, sharding)
     output = None if entry.output is usual[1] else _placement(draft, entry.output)
     return _named(draft, name, input_layouts=lies, output_layouts=output)
 
@@ -79,20 +87,20 @@ def _named(draft: Draft, style: str, **keywords: str | None) -> str:
     return call(style, **keywords)
 
 
-def _placement(draft: Draft, spread: Spread) -> str:
-    code = PLACEMENTS[spread]
+def _placement(draft: Draft, sharding: ActivationSharding) -> str:
+    code = PLACEMENTS[sharding]
     draft.need("torch.distributed.tensor", code.partition("(")[0])
     return code
 
 
-def _replicated(draft: Draft, path: str, mesh: str, owner: str, entry: LayerPlan, spread: Spread) -> str:  # noqa: PLR0913, PLR0917
+def _replicated(draft: Draft, path: str, mesh: str, owner: str, entry: LayerPlan, sharding: ActivationSharding) -> str:  # noqa: PLR0913, PLR0917
     if list(_REPLICATED) not in draft.definitions:
         draft.definitions.append(list(_REPLICATED))
         draft.need("torch.distributed.device_mesh", "DeviceMesh")
         draft.need("torch.distributed.tensor", "DTensor", "Placement", "distribute_module")
-    output = spread if owner == "norm" else entry.output
-    runs = spread if owner != "norm" and spread is Spread.ROWS else Spread.WHOLE
-    places = ", ".join(_placement(draft, place) for place in (spread, runs, output))
+    output = sharding if owner == "norm" else entry.output
+    runs = sharding if owner != "norm" and sharding is ActivationSharding.ROWS else ActivationSharding.WHOLE
+    places = ", ".join(_placement(draft, place) for place in (sharding, runs, output))
     return f'replicated(model.get_submodule("{path}"), {mesh}, {places})'
 
 
@@ -102,6 +110,6 @@ def _cut_masks(draft: Draft, parallelism: TensorParallel) -> None:
         return
     masked = [entry for layer, entry in zip(layers, parallelism.plan, strict=True) if layer.dropout]
     for index, entry in enumerate(masked):
-        if entry.output is not Spread.WHOLE:
-            dim = ", 1" * (entry.output is Spread.FEATURES)
+        if entry.output is not ActivationSharding.WHOLE:
+            dim = ", 1" * (entry.output is ActivationSharding.FEATURES)
             draft.add(LoopPosition.TAKE, f"masks[{index}] = masks[{index}].chunk({size}{dim})[dist.get_rank() % {size}]")

@@ -9,7 +9,7 @@ from equivcheck.layouts.limits.optimizers import keeps_dtensors
 from equivcheck.layouts.limits.repairs import all_multiples
 from equivcheck.layouts.partition import leaves_nothing
 from equivcheck.parallelisms.tensor_parallel.plans import splits_weights, trained_cuts, unfrozen_norms
-from equivcheck.scenario import FSDP2, Replicate, Replicator, Scenario, Split, Spread, TensorParallel
+from equivcheck.scenario import FSDP2, ActivationSharding, Replicate, Replicator, Scenario, Split, TensorParallel
 from equivcheck.scenario.mesh import DP, SHARD, TP
 from equivcheck.trace.differences import Divergence
 
@@ -84,10 +84,10 @@ def activations_cut_unevenly(scenario: Scenario) -> bool:
     layout, ranks = scenario.layout, scenario.layout.mesh.size(TP)
     rows = [rows // layout.num_data_ranks for rows in scenario.training.data.microbatches]
     return any(
-        not all_multiples(rows if plan.output is Spread.ROWS else [layer.width], ranks)
+        not all_multiples(rows if plan.output is ActivationSharding.ROWS else [layer.width], ranks)
         for parallelism in layout.of(TensorParallel)
         for layer, plan in zip(scenario.training.model.layers, parallelism.plan, strict=True)
-        if plan.output is not Spread.WHOLE
+        if plan.output is not ActivationSharding.WHOLE
     )
 
 

@@ -12,12 +12,13 @@ from itertools import product
 
 from equivcheck.layouts.limits.repairs import all_multiples, each_layer, with_num_layers, with_rows, with_widths
 from equivcheck.layouts.partition import leaves_nothing
-from equivcheck.scenario import Exercise, Layer, LayerPlan, Layout, Model, Split, Spread, TensorParallel, Training
+from equivcheck.scenario import ActivationSharding, Layer, LayerPlan, Layout, Model, ShapeOp, Split, TensorParallel, Training
 
 ALL_PLANS: tuple[LayerPlan, ...] = tuple(
     LayerPlan(split=split, output=output)
-    for split, output in product(Split, Spread)
-    if not (split is Split.REPLICATED and output is Spread.FEATURES) and (split is not Split.OUTSIDE or output is Spread.WHOLE)
+    for split, output in product(Split, ActivationSharding)
+    if not (split is Split.REPLICATED and output is ActivationSharding.FEATURES)
+    and (split is not Split.OUTSIDE or output is ActivationSharding.WHOLE)
 )
 """Every plan of a layer, simplest first."""
 
@@ -30,7 +31,7 @@ class LayerSite:
     """The model."""
     index: int
     """Which layer."""
-    input: Spread
+    input: ActivationSharding
     """How the layer before left it."""
     tp: int
     """Ranks along the tensor-parallel axis."""
@@ -64,7 +65,7 @@ def _with_layer(training: Training, index: int, **changes: bool | None) -> Train
 RULES: tuple[PlanRule, ...] = (
     PlanRule(
         reason="tensor parallelism: a norm needs all features of a row, but its layer finds its input cut by features",
-        broken=lambda place, _plan: place.layer.norm is not None and place.input is Spread.FEATURES,
+        broken=lambda place, _plan: place.layer.norm is not None and place.input is ActivationSharding.FEATURES,
         repair=lambda training, _layout, place: _with_layer(training, place.index, norm=None),
     ),
     PlanRule(
@@ -74,20 +75,20 @@ RULES: tuple[PlanRule, ...] = (
     ),
     PlanRule(
         reason="tensor parallelism: a layer counts features that its plan cuts, and a local tensor does not tell where it starts",
-        broken=lambda place, plan: place.layer.exercise is Exercise.ARANGE and plan.output is Spread.FEATURES,
-        repair=lambda training, _layout, place: _with_layer(training, place.index, exercise=None),
+        broken=lambda place, plan: place.layer.shape_op is ShapeOp.ARANGE and plan.output is ActivationSharding.FEATURES,
+        repair=lambda training, _layout, place: _with_layer(training, place.index, shape_op=None),
     ),
     PlanRule(
         reason="tensor parallelism: rows cut between layers must be a multiple of the ranks, as local tensors do not tell how "
         "they were cut",
-        broken=lambda place, plan: plan.output is Spread.ROWS and not all_multiples(place.rows, place.tp),
+        broken=lambda place, plan: plan.output is ActivationSharding.ROWS and not all_multiples(place.rows, place.tp),
         repair=lambda training, layout, place: with_rows(training, layout.num_data_ranks * place.tp),
         upstream=True,
     ),
     PlanRule(
         reason="tensor parallelism: features cut between layers must be a multiple of the ranks, as local tensors do not tell "
         "how they were cut (pytorch#150336)",
-        broken=lambda place, plan: plan.output is Spread.FEATURES and place.layer.width % place.tp != 0,
+        broken=lambda place, plan: plan.output is ActivationSharding.FEATURES and place.layer.width % place.tp != 0,
         repair=lambda training, _layout, place: with_widths(training, place.tp),
         upstream=True,
     ),
@@ -96,7 +97,7 @@ RULES: tuple[PlanRule, ...] = (
 
 
 def legal_plans(  # noqa: PLR0913 - what makes a place
-    model: Model, index: int, input: Spread, tp: int, microbatches: tuple[int, ...], *, beyond: bool = False
+    model: Model, index: int, input: ActivationSharding, tp: int, microbatches: tuple[int, ...], *, beyond: bool = False
 ) -> tuple[LayerPlan, ...]:
     """What can run for a layer whose input lies as `input`, such that the layers after it can run as well.
 
@@ -108,23 +109,23 @@ def legal_plans(  # noqa: PLR0913 - what makes a place
 
 
 def _breaks(place: LayerSite, plan: LayerPlan, beyond: bool) -> bool:
-    is_cut_off = plan.split is Split.OUTSIDE and place.input is not Spread.WHOLE
+    is_cut_off = plan.split is Split.OUTSIDE and place.input is not ActivationSharding.WHOLE
     return is_cut_off or any(rule.broken(place, plan) for rule in RULES if not (beyond and rule.upstream))
 
 
 def _can_go_on(place: LayerSite, plan: LayerPlan, beyond: bool) -> bool:
     after = place.index + 1
     if after == len(place.model.layers):
-        return plan.output is Spread.WHOLE
+        return plan.output is ActivationSharding.WHOLE
     following = replace(place, index=after, input=plan.output)
     return any(not _breaks(following, entry, beyond) and _can_go_on(following, entry, beyond) for entry in ALL_PLANS)
 
 
 def places(model: Model, plan: tuple[LayerPlan, ...], tp: int, microbatches: tuple[int, ...]) -> tuple[LayerSite, ...]:
     """Where each entry of a plan of as many entries as layers would run."""
-    inputs = (Spread.WHOLE, *(entry.output for entry in plan[:-1]))
+    inputs = (ActivationSharding.WHOLE, *(entry.output for entry in plan[:-1]))
     return tuple(
-        LayerSite(model=model, index=index, input=spread, tp=tp, rows=microbatches) for index, spread in enumerate(inputs)
+        LayerSite(model=model, index=index, input=sharding, tp=tp, rows=microbatches) for index, sharding in enumerate(inputs)
     )
 
 
@@ -162,7 +163,7 @@ def unfrozen_norms(model: Model, layout: Layout) -> set[int]:
         index
         for plan in plans
         for index, (layer, before) in enumerate(zip(model.layers[1:], plan, strict=False), start=1)
-        if layer.norm is not None and layer.frozen and before.output is Spread.ROWS
+        if layer.norm is not None and layer.frozen and before.output is ActivationSharding.ROWS
     }
 
 

@@ -16,10 +16,14 @@ from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distr
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, SequenceParallel
 from torch.distributed.tensor.parallel.style import ParallelStyle
 
-from equivcheck.scenario import LayerPlan, Split, Spread
+from equivcheck.scenario import ActivationSharding, LayerPlan, Split
 from equivcheck.train.material import Batch
 
-PLACEMENTS: dict[Spread, Placement] = {Spread.WHOLE: Replicate(), Spread.ROWS: Shard(0), Spread.FEATURES: Shard(-1)}
+PLACEMENTS: dict[ActivationSharding, Placement] = {
+    ActivationSharding.WHOLE: Replicate(),
+    ActivationSharding.ROWS: Shard(0),
+    ActivationSharding.FEATURES: Shard(-1),
+}
 """The DTensor placement of an activation of shape (rows, features)."""
 
 
@@ -49,27 +53,27 @@ class Replicated(ParallelStyle):
         return outputs.redistribute(placements=[self.output]).to_local()
 
 
-def layer_styles(layer: nn.Module, plan: LayerPlan, spread: Spread) -> Iterator[tuple[str, ParallelStyle]]:
-    """The style of each child of a layer that has parameters, for an input that lies as `spread`."""
+def layer_styles(layer: nn.Module, plan: LayerPlan, sharding: ActivationSharding) -> Iterator[tuple[str, ParallelStyle]]:
+    """The style of each child of a layer that has parameters, for an input that lies as `sharding`."""
     if plan.split is Split.OUTSIDE:
         return
     for name, child in layer.named_children():
-        yield name, _linear_style(plan, spread) if isinstance(child, nn.Linear) else _norm_style(spread)
+        yield name, _linear_style(plan, sharding) if isinstance(child, nn.Linear) else _norm_style(sharding)
 
 
-def _norm_style(spread: Spread) -> ParallelStyle:
-    if spread is Spread.ROWS:
+def _norm_style(sharding: ActivationSharding) -> ParallelStyle:
+    if sharding is ActivationSharding.ROWS:
         return SequenceParallel(sequence_dim=0, use_local_output=True)
-    return Replicated(input=PLACEMENTS[spread], computes=Replicate(), output=PLACEMENTS[spread])
+    return Replicated(input=PLACEMENTS[sharding], computes=Replicate(), output=PLACEMENTS[sharding])
 
 
-def _linear_style(plan: LayerPlan, spread: Spread) -> ParallelStyle:
-    lies, output = PLACEMENTS[spread], PLACEMENTS[plan.output]
+def _linear_style(plan: LayerPlan, sharding: ActivationSharding) -> ParallelStyle:
+    lies, output = PLACEMENTS[sharding], PLACEMENTS[plan.output]
     if plan.split is Split.COLUMN:
         return ColwiseParallel(input_layouts=lies, output_layouts=output)
     if plan.split is Split.ROW:
         return RowwiseParallel(input_layouts=lies, output_layouts=output)
-    return Replicated(input=lies, computes=Shard(0) if spread is Spread.ROWS else Replicate(), output=output)
+    return Replicated(input=lies, computes=Shard(0) if sharding is ActivationSharding.ROWS else Replicate(), output=output)
 
 
 def local_masks(batch: Batch, plan: tuple[LayerPlan, ...], rank: int, size: int) -> Batch:
@@ -78,9 +82,9 @@ def local_masks(batch: Batch, plan: tuple[LayerPlan, ...], rank: int, size: int)
     return replace(batch, masks=masks)
 
 
-def _part(mask: torch.Tensor | None, spread: Spread, rank: int, size: int) -> torch.Tensor | None:
-    if mask is None or spread is Spread.WHOLE:
+def _part(mask: torch.Tensor | None, sharding: ActivationSharding, rank: int, size: int) -> torch.Tensor | None:
+    if mask is None or sharding is ActivationSharding.WHOLE:
         return mask
-    dim = 0 if spread is Spread.ROWS else 1
+    dim = 0 if sharding is ActivationSharding.ROWS else 1
     parts = mask.chunk(size, dim)
     return parts[rank] if rank < len(parts) else mask.narrow(dim, 0, 0)

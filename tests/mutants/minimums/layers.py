@@ -9,6 +9,7 @@ from equivcheck.scenario import (
     FSDP2,
     SGD,
     SPMD,
+    ActivationSharding,
     Adam,
     AdamW,
     Axis,
@@ -29,11 +30,10 @@ from equivcheck.scenario import (
     Pipeline,
     PipelineSchedule,
     Recompute,
+    Resume,
     Scenario,
     Select,
     Split,
-    Spread,
-    Start,
     TensorParallel,
     Training,
 )
@@ -71,13 +71,13 @@ def _piped(*layers: Layer, by: Pipeline, **training: object) -> Scenario:
     return _scenario(*layers, axis="pp", by=by, **training)  # type: ignore[arg-type]
 
 
-def _handed_over(scenario: Scenario) -> Scenario:
-    return replace(scenario, start=Start(layout=scenario.layout, steps=1))
+def _resumed(scenario: Scenario) -> Scenario:
+    return replace(scenario, resume=Resume(layout=scenario.layout, steps=1))
 
 
 COLUMN = LayerPlan(split=Split.COLUMN)
 ROW = LayerPlan(split=Split.ROW)
-LEAVES_ROWS = LayerPlan(output=Spread.ROWS)
+LEAVES_ROWS = LayerPlan(output=ActivationSharding.ROWS)
 NORMED = Layer(width=2, norm=Norm.RMS)
 DROPPING = Layer(width=2, dropout=0.5)
 TIED = (LAYER, Layer(width=2, shares=0))
@@ -122,7 +122,7 @@ MINIMUMS: dict[str, Scenario] = {
     "schedule_stepped_each_microbatch": _scenario(schedule=ExponentialLR(), steps=2, microbatches=(2, 2)),
     "schedule_stuck": SCHEDULED,
     "step_not_counted": _updated(Adam(), steps=2),
-    "state_not_handed_over": _handed_over(_updated(SGD(momentum=0.9), steps=2)),
+    "state_not_restored": _resumed(_updated(SGD(momentum=0.9), steps=2)),
     "reduced_in_bfloat16": _scenario(ranks=2, by=FSDP2()),
     "masters_in_bfloat16": _scenario(),
     "never_unscaled": _scenario(),

@@ -22,8 +22,8 @@ from equivcheck.scenario import (
     Parallelism,
     Pipeline,
     Precision,
+    Resume,
     Scenario,
-    Start,
     TensorParallel,
     Training,
 )
@@ -52,14 +52,14 @@ def test_rows_are_a_multiple_of_data_ranks_times_chunks() -> None:
 
 def test_a_scenario_is_fitted_to_all_of_its_layouts() -> None:
     """Options, rows and what a checkpoint cannot take are repaired together; what fits already stays as it is."""
-    start = Start(layout=layout(DDP()), flatten_optimizer_state_dict=True)
+    resume = Resume(layout=layout(DDP()), flatten_optimizer_state_dict=True)
     training = replace(PLAIN, optimizer=ASGD(), data=Data(microbatches=(3,)))
-    found = fitted(Scenario(training=training, layout=layout(DDP(compression=Compression.BF16)), start=None))
+    found = fitted(Scenario(training=training, layout=layout(DDP(compression=Compression.BF16)), resume=None))
     assert found is not None
     assert found.layout == layout(DDP(compression=Compression.FP16))
     assert found.training == replace(training, data=Data(microbatches=(4,)))
 
-    resumed = fitted(Scenario(training=training, layout=layout(DDP()), start=start))
+    resumed = fitted(Scenario(training=training, layout=layout(DDP()), resume=resume))
     assert resumed is not None
     assert resumed.training == replace(found.training, precision=Precision.FLOAT32)
     assert why_unsupported(resumed) is None
@@ -69,4 +69,4 @@ def test_a_scenario_is_fitted_to_all_of_its_layouts() -> None:
 def test_a_layout_that_cannot_be_resumed_under_is_fitted_to_nothing() -> None:
     """A first layout is never changed, so that a scenario whose first layout has no checkpoint is given up."""
     first = layout(DDP(compression=Compression.FP16))
-    assert fitted(Scenario(training=PLAIN, layout=layout(DDP()), start=Start(layout=first))) is None
+    assert fitted(Scenario(training=PLAIN, layout=layout(DDP()), resume=Resume(layout=first))) is None

@@ -33,7 +33,7 @@ def test_counts_of_workers_add_up() -> None:
     """Merged, and sent to another process, they are what one would have counted."""
     one, other, both = Reach(), Reach(), Reach()
     layout = SCENARIO.layout
-    second = Scenario(training=SCENARIO.training, layout=layout, start=None)
+    second = Scenario(training=SCENARIO.training, layout=layout, resume=None)
     for reach, scenario in ((one, SCENARIO), (other, second), (both, SCENARIO), (both, second)):
         reach.add(scenario)
     one.merge(pickle.loads(pickle.dumps(other)))

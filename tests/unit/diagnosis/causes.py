@@ -11,6 +11,7 @@ from equivcheck.scenario import (
     DDP,
     FSDP2,
     SGD,
+    ActivationSharding,
     Adam,
     AdamW,
     Axis,
@@ -28,7 +29,6 @@ from equivcheck.scenario import (
     Parallelism,
     Scenario,
     Split,
-    Spread,
     TensorParallel,
     Training,
 )
@@ -66,7 +66,7 @@ def split(*layers: Layer, plan: tuple[LayerPlan, ...]) -> Scenario:
     return over({"tp": 2}, TensorParallel(plan=plan), *layers)
 
 
-COLUMN, ROW, LEAVES_ROWS = LayerPlan(split=Split.COLUMN), LayerPlan(split=Split.ROW), LayerPlan(output=Spread.ROWS)
+COLUMN, ROW, LEAVES_ROWS = LayerPlan(split=Split.COLUMN), LayerPlan(split=Split.ROW), LayerPlan(output=ActivationSharding.ROWS)
 NORMED, TIED = Layer(width=2, norm=Norm.RMS), Layer(width=2, shares=0)
 
 

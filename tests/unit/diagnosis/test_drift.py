@@ -12,7 +12,7 @@ from equivcheck.diagnosis.drift import FROM_REFERENCE, drift_of
 from equivcheck.diagnosis.explain import explained
 from equivcheck.diagnosis.reference_values import starting_from, values_at_steps
 from equivcheck.reference.reference import ReferenceRun
-from equivcheck.scenario import Start
+from equivcheck.scenario import Resume
 from equivcheck.trace.trace import Slot
 from unit.diagnosis import faults
 from unit.diagnosis.faults import ON_DDP, ON_FSDP2, Fault
@@ -28,9 +28,9 @@ def test_what_is_lost_between_steps_is_given_back_under_every_layout(scenario: S
         faults.another_start(setup)
 
     forced = starting_from(values_at_steps(scenario), lose_everything, state=True)
-    left = Runner(world="sim", deadline=60.0, alter=forced).run(scenario)
+    result = Runner(world="sim", deadline=60.0, alter=forced).run(scenario)
 
-    assert compare(ReferenceRun(scenario.training, num_parts=2).confirming_reference(), left.run.values).divergences == ()
+    assert compare(ReferenceRun(scenario.training, num_parts=2).confirming_reference(), result.run.values).divergences == ()
 
 
 @pytest.mark.parametrize(
@@ -80,7 +80,7 @@ def test_where_there_is_nothing_to_examine_the_reason_is_given(world: str, chang
 def test_a_run_that_resumes_is_not_examined() -> None:
     """The first steps ran on other ranks, under another layout."""
     fault = faults.gradients(lambda values: values.mul_(3.0))
-    diverged = run_again(replace(ON_DDP, start=Start(layout=ON_FSDP2.layout, steps=1)), fault, "sim")
+    diverged = run_again(replace(ON_DDP, resume=Resume(layout=ON_FSDP2.layout, steps=1)), fault, "sim")
     assert diverged is not None
 
     assert drift_of(diverged, fault, "sim", 60.0) == "not examined: the first steps run under another layout"

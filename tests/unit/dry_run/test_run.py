@@ -54,7 +54,7 @@ def test_another_number_of_calls_is_remarked(monkeypatch: pytest.MonkeyPatch) ->
     assert (found.problems, found.remarks) == ((), ("setup: 1 x broadcast over tp, but 0 on 4 ranks",))
 
 
-def test_where_nothing_is_foreseen_another_number_of_calls_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_nothing_is_predicted_another_number_of_calls_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
     """The small world is all that calls can be compared with, where the layout does not say what it communicates."""
     real = run._small_traffic
     monkeypatch.setattr(run, "_small_traffic", lambda small: real(small)[1:])
@@ -69,17 +69,17 @@ def test_a_layout_that_cannot_run_there_is_refused() -> None:
         dry_run(fsdp2_over_tensor_parallel(2, 64))
 
 
-def test_calls_that_were_not_foreseen_are_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where calls can be foreseen, their number and bytes must be so, at any size."""
+def test_calls_that_were_not_predicted_are_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where calls can be predicted, their number and bytes must be so, at any size."""
     mesh = Mesh(axes=(Axis(name="dp", size=64),))
     sharded = Scenario(
         training=Training(model=Model(features=2, layers=(Layer(width=3),)), data=Data(microbatches=(64,))),
         layout=Layout(mesh=mesh, parallelisms=(FSDP2(),)),
     )
     found = dry_run(sharded)
-    assert (found.problems, found.remarks, found.unforeseen) == ((), (), "")
+    assert (found.problems, found.remarks, found.unmodelled) == ((), (), "")
     real = communication.totals
     monkeypatch.setattr(
         communication, "totals", lambda *given, **named: {key: (calls, 1) for key, (calls, _) in real(*given, **named).items()}
     )
-    assert "rank 0, step 0 compute, all_gather over dp: 2 calls, 1 bytes, foreseen 2 calls, 48 bytes" in dry_run(sharded).problems
+    assert "rank 0, step 0 compute, all_gather over dp: 2 calls, 1 bytes, expected 2 calls, 48 bytes" in dry_run(sharded).problems

@@ -8,7 +8,7 @@ import pytest
 
 from equivcheck.comparison.compare import Comparison, compare
 from equivcheck.reference.reference import ReferenceRun
-from equivcheck.scenario import Adam, ClipNorm, Data, Layer, Model, Side, Training
+from equivcheck.scenario import Adam, AuxiliaryLinear, ClipNorm, Data, Layer, Model, Training
 from equivcheck.trace.differences import Difference, Phase
 from equivcheck.trace.trace import Snapshot, Trace
 from equivcheck.train.loop import train
@@ -16,7 +16,7 @@ from equivcheck.train.single_device import single_device
 from equivcheck.train.threads import one_thread
 
 TRAINING = Training(
-    model=Model(features=3, layers=(Layer(width=4, side=Side.NEVER), Layer(width=2)), counter=True),
+    model=Model(features=3, layers=(Layer(width=4, auxiliary=AuxiliaryLinear.NEVER), Layer(width=2)), counter=True),
     data=Data(microbatches=(4, 2)),
     optimizer=Adam(),
     clipping=ClipNorm(),
@@ -205,7 +205,7 @@ def test_a_gradient_where_the_reference_has_none_is_extra(trace: Trace) -> None:
         trace, 0, gradients=replace(gradients, present=flags, fits=flags, dtypes=("float64",) * len(flags), values=values)
     )
 
-    assert only(compare(RUN.reference(), [off])) == (0, Phase.GRADIENT, "layers.0.side.weight", Difference.EXTRA, 0)
+    assert only(compare(RUN.reference(), [off])) == (0, Phase.GRADIENT, "layers.0.auxiliary.weight", Difference.EXTRA, 0)
 
 
 def test_another_element_type_is_a_difference(trace: Trace) -> None:

@@ -40,8 +40,8 @@ def _forget() -> None:
 
 
 def _is_of_another(verdict: Verdict) -> bool:
-    """Whether an issue on file showed before a hand-over, under a layout of torch's own."""
-    return verdict.outcome is Outcome.KNOWN and "before the hand-over, under " in verdict.reason
+    """Whether an issue on file showed before a checkpoint, under a layout of torch's own."""
+    return verdict.outcome is Outcome.KNOWN and "before the checkpoint, under " in verdict.reason
 
 
 @settings(max_examples=5)

@@ -1,4 +1,4 @@
-"""Communication that is easily foreseen wrong: each number by hand, and a run that agrees."""
+"""Communication that is easily predicted wrong: each number by hand, and a run that agrees."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from equivcheck.scenario import (
     DDP,
     FSDP1,
     FSDP2,
+    AuxiliaryLinear,
     Axis,
     Data,
     Layer,
@@ -20,7 +21,6 @@ from equivcheck.scenario import (
     Norm,
     Parallelism,
     ShardingStrategy,
-    Side,
     Split,
     TensorParallel,
     Training,
@@ -29,7 +29,7 @@ from equivcheck.scenario import (
 from equivcheck.trace.stage import Stage
 
 FROZEN_FIRST = Model(features=2, layers=(Layer(width=2, frozen=True), Layer(width=2)))
-SIDE = Model(features=2, layers=(Layer(width=2, side=Side.EVEN_STEPS),))
+AUXILIARY = Model(features=2, layers=(Layer(width=2, auxiliary=AuxiliaryLinear.EVEN_STEPS),))
 ODD = Model(features=3, layers=(Layer(width=1),))
 ZERO2 = ShardingStrategy.SHARD_GRAD_OP
 
@@ -45,8 +45,8 @@ CASES: dict[str, tuple[Model, Parallelism, str, list[tuple[int, int]]]] = {
     ),
     # Three elements and one, each on a boundary of 16 bytes, and then a multiple of the ranks: six in all.
     "fsdp1 aligns": (ODD, FSDP1(use_orig_params=True), "reduce_scatter.sum", [(2, 96)] * 2),
-    # The side's gradient is there at even steps only.
-    "fsdp2 reduces what has a gradient": (SIDE, FSDP2(), "reduce_scatter.sum", [(2, 160), (2, 96)]),
+    # The auxiliary linear's gradient is there at even steps only.
+    "fsdp2 reduces what has a gradient": (AUXILIARY, FSDP2(), "reduce_scatter.sum", [(2, 160), (2, 96)]),
 }
 
 
@@ -61,24 +61,24 @@ def scenario(model: Model, parallelism: Parallelism, *inner: Parallelism) -> Sce
 def test_calls_and_bytes_are_those_counted_by_hand(case: str) -> None:
     """Of each step, and the ranks of a run issue just those."""
     model, parallelism, op, expected = CASES[case]
-    assert_foreseen(scenario(model, parallelism), op, expected)
+    assert_predicted(scenario(model, parallelism), op, expected)
 
 
 def test_unused_gradients_come_last_in_rebuilt_buckets() -> None:
-    """Buckets are closed at 1,048 bytes, once their order is known: bias and weight are one, norm and side another."""
-    model = Model(features=27, layers=(Layer(width=12, norm=Norm.RMS, side=Side.NEVER),))
+    """Buckets are closed at 1,048 bytes, once their order is known: bias and weight are one, norm and auxiliary another."""
+    model = Model(features=27, layers=(Layer(width=12, norm=Norm.RMS, auxiliary=AuxiliaryLinear.NEVER),))
     rows = TensorParallel(plan=(LayerPlan(split=Split.ROW),))
 
     plan = scenario(model, DDP(bucket_cap_mb=0.001, static_graph=True), rows)
 
     # At first all are one bucket, and a map of the four that are used goes before; in the second step two, twice.
-    assert_foreseen(plan, "all_reduce.sum", [(3, 16 + 2 * 5496), (4, 2 * 5496)])
+    assert_predicted(plan, "all_reduce.sum", [(3, 16 + 2 * 5496), (4, 2 * 5496)])
 
 
-def assert_foreseen(plan: Scenario, op: str, expected: list[tuple[int, int]]) -> None:
-    """What the first axis is foreseen to carry is as expected, and what a run issues."""
+def assert_predicted(plan: Scenario, op: str, expected: list[tuple[int, int]]) -> None:
+    """What the first axis is expected to carry is as expected, and what a run issues."""
     found = predicted(plan.training, plan.layout).totals
     axes = plan.layout.mesh.names[0]
     assert [found.get((step, Stage.COMPUTE, op, axes), (0, 0)) for step in range(2)] == expected
     verdict = check(plan)
-    assert (verdict.outcome, verdict.unforeseen) == (Outcome.EQUIVALENT, "")
+    assert (verdict.outcome, verdict.unmodelled) == (Outcome.EQUIVALENT, "")

@@ -1,4 +1,4 @@
-"""First steps under another layout, handed over by a checkpoint."""
+"""First steps under another layout, from whose checkpoint a scenario resumes."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from math import lcm
 from hypothesis.strategies import DrawFn, SearchStrategy
 
 from equivcheck.composition.fitting import fitted_training, row_multiple, with_scaled_rows
-from equivcheck.composition.hand_over_limits import flattenings
-from equivcheck.composition.limits import can_hand_over, handing_over
+from equivcheck.composition.limits import can_resume, resumable_layout
+from equivcheck.composition.resume_limits import flattenings
 from equivcheck.parallelisms.pipeline.stages import num_stages
-from equivcheck.scenario import Layout, Scenario, Start
+from equivcheck.scenario import Layout, Resume, Scenario
 from equivcheck.scenario.data import USUAL_ROWS
 from equivcheck.strategies.chance import below
 from equivcheck.strategies.layout import layouts
@@ -23,19 +23,19 @@ MAX_FIRST_RANKS = 4
 """Most ranks of the layout that runs the first steps."""
 
 
-def may_start(scenario: Scenario) -> bool:
+def may_resume(scenario: Scenario) -> bool:
     """Whether there are first steps, and a layout that can take over."""
-    return scenario.training.steps > 1 and can_hand_over(scenario.layout)
+    return scenario.training.steps > 1 and can_resume(scenario.layout)
 
 
-def with_drawn_start(draw: DrawFn, scenario: Scenario) -> Scenario:
-    """A scenario that may start otherwise, with its first steps under another layout.
+def with_drawn_resume(draw: DrawFn, scenario: Scenario) -> Scenario:
+    """A scenario that may resume from a checkpoint, with its first steps under another layout.
 
     The scenario as it is where the two layouts do not go together: for rows that they cannot both share out, fewer layers than
     the first one has stages, and optimizer state that only one could take.
     """
     training, layout = scenario.training, scenario.layout
-    first = handing_over(draw(_first_layouts()))
+    first = resumable_layout(draw(_first_layouts()))
     staged = needs_stages(first)
     if staged:
         first = with_drawn_schedule(draw, first)
@@ -49,12 +49,12 @@ def with_drawn_start(draw: DrawFn, scenario: Scenario) -> Scenario:
     if needs_plan(first):
         training = fitted_training(training, layout, with_idle_plan(first, training))
         first = with_drawn_plan(draw, first, training, beyond=False)
-    start = Start(
+    resume = Resume(
         layout=first,
         steps=1 + draw(below(training.steps - 1)),
         flatten_optimizer_state_dict=choices[draw(below(len(choices)))],
     )
-    return replace(scenario, training=fitted_training(training, layout, first), start=start)
+    return replace(scenario, training=fitted_training(training, layout, first), resume=resume)
 
 
 @cache

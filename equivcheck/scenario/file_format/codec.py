@@ -10,15 +10,22 @@ from importlib.metadata import entry_points
 from typing import Any, TypeVar
 
 from cattrs import AttributeValidationNote, IterableValidationNote
-from cattrs.errors import BaseValidationError
+from cattrs.errors import BaseValidationError, ForbiddenExtraKeysError
 
 from equivcheck.errors import InvalidScenario, UsageError
-from equivcheck.scenario.converter import KIND, PARALLELISM_TAGS, MisfitError, make_converter, quote, wrong_type
+from equivcheck.scenario.file_format.converter import KIND, PARALLELISM_TAGS, json_names, make_converter
+from equivcheck.scenario.file_format.misfit import MisfitError, quote, unknown_field, wrong_type
+from equivcheck.scenario.file_format.old_format import upgraded
 from equivcheck.scenario.parallelism_base import Parallelism
 from equivcheck.scenario.scenario import Scenario
 
-FORMAT = 1
+FORMAT = 2
 """The format that is written; raised when a reader of the old one could not read the new one."""
+_FORMATS = f"1 to {FORMAT}"
+"""What is read."""
+
+CASE = "scenario"
+"""The ``kind`` of what a file is about."""
 
 LAYOUT_ENTRY_POINTS = "equivcheck.layouts"
 """The entry-point group through which third parties offer layouts, and so parallelisms."""
@@ -28,19 +35,24 @@ T = TypeVar("T")
 
 def to_json(scenario: Scenario) -> str:
     """A scenario as one line of JSON with every field."""
-    return dump({"format": FORMAT, **encode(scenario)})
+    return dump({KIND: CASE, "format": FORMAT, **encode(scenario)})
 
 
 def from_json(text: str, *, where: str = "scenario") -> Scenario:
-    """The scenario that a JSON text describes; fields with a default may be left out.
+    """The scenario that a JSON text of this format, or of an older one, describes; fields with a default may be left out.
 
     `where` is what error texts call the text (a file name, say). Raises `InvalidScenario`, one line, naming the place.
     """
     data = load(text, where=where)
     if not isinstance(data, dict):
         raise InvalidScenario(f"{where}: {wrong_type(data, 'an object')}")
-    _check_format(data, where)
-    return decode(Scenario, {name: value for name, value in data.items() if name != "format"}, where=where)
+    found = _format(data, where)
+    data = {name: value for name, value in data.items() if name != "format"}
+    if found == FORMAT:
+        _check_kind(data.pop(KIND, None), where)
+    else:
+        data = upgraded(data)
+    return decode(Scenario, data, where=where)
 
 
 def encode(noun: Any) -> Any:
@@ -92,26 +104,38 @@ def _ask_entry_points() -> None:
 _converter = make_converter(_ask_entry_points)
 
 
-def _check_format(data: dict[str, Any], where: str) -> None:
+def _format(data: dict[str, Any], where: str) -> int:
     if "format" not in data:
-        raise InvalidScenario(f"{where}: format: missing field; allowed: {FORMAT}")
+        raise InvalidScenario(f"{where}: format: missing field; allowed: {_FORMATS}")
     found = data["format"]
     if type(found) is not int:
         raise InvalidScenario(f"{where}: format: {wrong_type(found, 'an integer')}")
-    if found != FORMAT:
+    if not 1 <= found <= FORMAT:
         age = " is newer than this version of equivcheck reads" if found > FORMAT else " is unknown"
-        raise InvalidScenario(f"{where}: format: {quote(found)}{age}; allowed: {FORMAT}")
+        raise InvalidScenario(f"{where}: format: {quote(found)}{age}; allowed: {_FORMATS}")
+    return found
+
+
+def _check_kind(found: object, where: str) -> None:
+    if found != CASE:
+        problem = "missing field" if found is None else f"{quote(found)} is unknown"
+        raise InvalidScenario(f"{where}: {KIND}: {problem}; allowed: {CASE}")
 
 
 def _first_problem(error: BaseException) -> tuple[str, str]:
-    path = ""
+    path, owner = "", None
     while isinstance(error, BaseValidationError):
-        error = error.exceptions[0]
+        owner = error.cl
+        error = next((each for each in error.exceptions if isinstance(each, ForbiddenExtraKeysError)), error.exceptions[0])
         for note in getattr(error, "__notes__", ()):
             if isinstance(note, AttributeValidationNote):
-                path += f".{note.name}"
+                path += f".{json_names(owner)[note.name]}"
             elif isinstance(note, IterableValidationNote):
                 path += f"[{note.index}]"
+    if isinstance(error, KeyError) and owner is not None:
+        return path, f"missing field; {owner.__name__} has no default for it"
+    if isinstance(error, ForbiddenExtraKeysError):
+        error = unknown_field(min(error.extra_fields), json_names(error.cl).values())
     if isinstance(error, MisfitError):
         path += error.below
     return path, str(error)

@@ -1,4 +1,4 @@
-"""What cannot be handed over by a checkpoint, and the nearest that can."""
+"""What cannot resume from a checkpoint, and the nearest that can."""
 
 from __future__ import annotations
 
@@ -8,16 +8,18 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from equivcheck.composition.hand_over_limits import flattenings
-from equivcheck.composition.limits import can_hand_over, handed_over, handing_over, why_unsupported
+from equivcheck.composition.limits import can_resume, resumable_layout, resumable_training, why_unsupported
+from equivcheck.composition.resume_limits import flattenings
 from equivcheck.scenario import (
     ASGD,
     DDP,
     FSDP1,
     FSDP2,
     SPMD,
+    ActivationSharding,
     Adagrad,
     AdamW,
+    AuxiliaryLinear,
     Axis,
     Compression,
     Data,
@@ -33,12 +35,10 @@ from equivcheck.scenario import (
     Pipeline,
     Precision,
     Replicate,
+    Resume,
     Scenario,
     ShardingStrategy,
-    Side,
     Split,
-    Spread,
-    Start,
     TensorParallel,
     Training,
 )
@@ -46,7 +46,7 @@ from equivcheck.strategies import layouts, scenarios
 
 PLAIN = Training(model=Model(features=4, layers=(Layer(width=4), Layer(width=4))), data=Data(microbatches=(4,)), steps=2)
 PLAN = (LayerPlan(), LayerPlan())
-ROWS = TensorParallel(plan=(LayerPlan(output=Spread.ROWS), LayerPlan()))
+ROWS = TensorParallel(plan=(LayerPlan(output=ActivationSharding.ROWS), LayerPlan()))
 ZERO = DDP(zero_redundancy=True, parameters_as_bucket_view=True)
 
 
@@ -56,9 +56,9 @@ def layout(*parallelisms: Parallelism) -> Layout:
     return Layout(mesh=Mesh(axes=axes), parallelisms=parallelisms)
 
 
-def handing(first: Layout, second: Layout, training: Training = PLAIN, *, flatten: bool = False) -> Scenario:
+def resuming(first: Layout, second: Layout, training: Training = PLAIN, *, flatten: bool = False) -> Scenario:
     """One step under each layout."""
-    return Scenario(training=training, layout=second, start=Start(layout=first, flatten_optimizer_state_dict=flatten))
+    return Scenario(training=training, layout=second, resume=Resume(layout=first, flatten_optimizer_state_dict=flatten))
 
 
 def with_last_layer(**changes: object) -> Model:
@@ -84,31 +84,31 @@ FROZEN = replace(PLAIN, model=with_last_layer(frozen=True))
         HYBRID,
     ],
 )
-def test_a_layout_that_cannot_hand_over_says_why(other: Layout) -> None:
+def test_a_layout_that_cannot_resume_says_why(other: Layout) -> None:
     """Both ways there is a reason, alone there is none, and the nearest layout on the same mesh can."""
     assert why_unsupported(Scenario(training=PLAIN, layout=other)) is None
-    for scenario in (handing(other, PLAIN_DDP), handing(PLAIN_DDP, other)):
+    for scenario in (resuming(other, PLAIN_DDP), resuming(PLAIN_DDP, other)):
         assert (why_unsupported(scenario) or "").startswith("checkpoint: ")
-    nearest = handing_over(other)
+    nearest = resumable_layout(other)
     assert nearest.mesh == other.mesh
-    assert why_unsupported(handing(nearest, PLAIN_DDP)) is None
+    assert why_unsupported(resuming(nearest, PLAIN_DDP)) is None
 
 
 @pytest.mark.parametrize(
     ("training", "reason"),
     [
-        (replace(PLAIN, model=with_last_layer(side=Side.EVEN_STEPS)), "took no part"),
+        (replace(PLAIN, model=with_last_layer(auxiliary=AuxiliaryLinear.EVEN_STEPS)), "took no part"),
         (replace(PLAIN, optimizer=ASGD()), "count in float32"),
         (replace(FROZEN, optimizer=Adagrad()), "Adagrad makes"),
         (replace(FROZEN, model=with_last_layer(frozen=True, norm=Norm.RMS)), "SequenceParallel"),
     ],
 )
-def test_a_training_that_cannot_be_handed_over_says_why(training: Training, reason: str) -> None:
+def test_a_training_that_cannot_resume_says_why(training: Training, reason: str) -> None:
     """Each limit is met by a training that has just that feature, and its repair removes it."""
     first = layout(ROWS)
     second = layout(DDP(find_unused_parameters=True))
-    assert reason in (why_unsupported(handing(first, second, training)) or "")
-    assert why_unsupported(handing(first, second, handed_over(training, first, second))) is None
+    assert reason in (why_unsupported(resuming(first, second, training)) or "")
+    assert why_unsupported(resuming(first, second, resumable_training(training, first, second))) is None
 
 
 @pytest.mark.parametrize(
@@ -117,7 +117,7 @@ def test_a_training_that_cannot_be_handed_over_says_why(training: Training, reas
 )
 def test_limits_are_no_wider_than_they_must_be(training: Training) -> None:
     """What runs next to a limit stays supported."""
-    assert why_unsupported(handing(layout(FSDP2()), layout(FSDP1()), training)) is None
+    assert why_unsupported(resuming(layout(FSDP2()), layout(FSDP1()), training)) is None
 
 
 def test_repairs_of_two_layouts_come_to_an_end() -> None:
@@ -127,7 +127,7 @@ def test_repairs_of_two_layouts_come_to_an_end() -> None:
     fused = replace(PLAIN, optimizer=AdamW(implementation=Implementation.FUSED))
 
     for first, second in ((step, partly), (partly, step)):
-        assert why_unsupported(handing(first, second, handed_over(fused, first, second))) is None
+        assert why_unsupported(resuming(first, second, resumable_training(fused, first, second))) is None
 
 
 def test_optimizer_state_is_nested_or_flattened_as_both_layouts_allow() -> None:
@@ -137,23 +137,23 @@ def test_optimizer_state_is_nested_or_flattened_as_both_layouts_allow() -> None:
     assert flattenings(PLAIN_DDP, stages) == (True,)
     assert flattenings(flat, PLAIN_DDP) == (False,)
     assert flattenings(stages, flat) == ()
-    assert "parameter groups" in (why_unsupported(handing(stages, PLAIN_DDP)) or "")
-    assert why_unsupported(handing(stages, PLAIN_DDP, flatten=True)) is None
-    assert "use_orig_params" in (why_unsupported(handing(PLAIN_DDP, flat, flatten=True)) or "")
+    assert "parameter groups" in (why_unsupported(resuming(stages, PLAIN_DDP)) or "")
+    assert why_unsupported(resuming(stages, PLAIN_DDP, flatten=True)) is None
+    assert "use_orig_params" in (why_unsupported(resuming(PLAIN_DDP, flat, flatten=True)) or "")
 
 
 @settings(suppress_health_check=[HealthCheck.too_slow], deadline=None)
 @given(layouts())
-def test_every_layout_has_a_nearest_that_can_hand_over(drawn: Layout) -> None:
+def test_every_layout_has_a_nearest_that_can_resume(drawn: Layout) -> None:
     """Mending ends, on the same mesh, and leaves alone what can."""
-    nearest = handing_over(drawn)
-    assert can_hand_over(nearest)
+    nearest = resumable_layout(drawn)
+    assert can_resume(nearest)
     assert nearest.mesh == drawn.mesh
-    assert (nearest == drawn) == can_hand_over(drawn)
+    assert (nearest == drawn) == can_resume(drawn)
 
 
 @settings(suppress_health_check=[HealthCheck.too_slow], deadline=None)
-@given(scenarios(hand_overs=st.just(True)))
-def test_generated_hand_overs_are_supported(scenario: Scenario) -> None:
+@given(scenarios(resumes=st.just(True)))
+def test_generated_resumes_are_supported(scenario: Scenario) -> None:
     """Declared limits of both layouts, and of going from one to the other, are respected without rejection."""
     assert why_unsupported(scenario) is None

@@ -12,19 +12,19 @@ from equivcheck.scenario import Compile, Implementation, Layout, Scenario
 def plain_implementation(scenario: Scenario) -> Scenario:
     """The optimizer updates one parameter after the other, an operation at a time; not in a graph, which may not hold that."""
     optimizer = replace(scenario.training.optimizer, implementation=Implementation.FOR_LOOP)
-    start = scenario.start and replace(scenario.start, layout=with_execution(scenario.start.layout, whole_step=False))
+    resume = scenario.resume and replace(scenario.resume, layout=with_execution(scenario.resume.layout, whole_step=False))
     return replace(
         scenario,
         training=replace(scenario.training, optimizer=optimizer),
         layout=with_execution(scenario.layout, whole_step=False),
-        start=start,
+        resume=resume,
     )
 
 
 def nothing_kept_on_disk(scenario: Scenario) -> Scenario:
     """What Inductor would compile stays with Dynamo and AOTAutograd, in memory."""
-    start = scenario.start and replace(scenario.start, layout=_without_inductor(scenario.start.layout))
-    return replace(scenario, layout=_without_inductor(scenario.layout), start=start)
+    resume = scenario.resume and replace(scenario.resume, layout=_without_inductor(scenario.resume.layout))
+    return replace(scenario, layout=_without_inductor(scenario.layout), resume=resume)
 
 
 def _without_inductor(layout: Layout) -> Layout:

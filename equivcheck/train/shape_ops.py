@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch.distributed.tensor import DTensor, Replicate
 
-from equivcheck.scenario.model import ARANGE_STEP, Exercise
+from equivcheck.scenario.model import ARANGE_STEP, ShapeOp
 
 
 def _flatten(values: torch.Tensor) -> torch.Tensor:
@@ -44,24 +44,24 @@ def _zeros(values: torch.Tensor) -> torch.Tensor:
     return values + values.new_zeros((values.shape[0], 1))
 
 
-EXERCISES: dict[Exercise, Callable[[torch.Tensor], torch.Tensor]] = {
-    Exercise.FLATTEN: _flatten,
-    Exercise.SQUEEZE: _squeeze,
-    Exercise.UNSQUEEZE: _unsqueeze,
-    Exercise.VIEW: _view,
-    Exercise.REPEAT: _repeat,
-    Exercise.ARANGE: _arange,
-    Exercise.ONES: _ones,
-    Exercise.ZEROS: _zeros,
+SHAPE_OPS: dict[ShapeOp, Callable[[torch.Tensor], torch.Tensor]] = {
+    ShapeOp.FLATTEN: _flatten,
+    ShapeOp.SQUEEZE: _squeeze,
+    ShapeOp.UNSQUEEZE: _unsqueeze,
+    ShapeOp.VIEW: _view,
+    ShapeOp.REPEAT: _repeat,
+    ShapeOp.ARANGE: _arange,
+    ShapeOp.ONES: _ones,
+    ShapeOp.ZEROS: _zeros,
 }
 """Each maps (rows, width) to (rows, width), `rows` of all ranks where the values are a DTensor."""
 
 
-def added(exercise: Exercise | None, width: int, dtype: torch.dtype) -> torch.Tensor | None:
-    """What an exercise adds to every row, shape (width,); None for nothing."""
-    if exercise is Exercise.ARANGE:
+def added(shape_op: ShapeOp | None, width: int, dtype: torch.dtype) -> torch.Tensor | None:
+    """What a shape operation adds to every row, shape (width,); None for nothing."""
+    if shape_op is ShapeOp.ARANGE:
         return ARANGE_STEP * torch.arange(width, dtype=dtype)
-    return torch.ones(width, dtype=dtype) if exercise is Exercise.ONES else None
+    return torch.ones(width, dtype=dtype) if shape_op is ShapeOp.ONES else None
 
 
 def beside(values: torch.Tensor, made: torch.Tensor) -> torch.Tensor:

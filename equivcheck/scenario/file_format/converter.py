@@ -1,48 +1,42 @@
 """How frozen dataclasses become plain JSON values and back: the cattrs converter behind the codec.
 
-Strict both ways: nothing is coerced but an integer to a float, and every refusal knows its place in the data. Members of a
-family (optimizers, schedules, clippings, parallelisms) carry a ``kind``. JSON has no infinity: it is written as a string.
+Strict both ways: nothing is coerced but an integer to a float, and every refusal knows its place in the data. What there are,
+or may be, several kinds of (optimizers, schedules, clippings, parallelisms, layers, data, losses, the source of a model) carries
+a ``kind``. JSON has no infinity: it is written as a string.
+
+Unknown and missing keys are found by cattrs. Its tagged unions are not used: they want every member at once, where third parties
+add parallelisms, and of a kind that is missing or unknown they know neither the place nor what is allowed.
 """
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import MISSING, fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from enum import Enum
 from types import NoneType, UnionType
-from typing import Any, Union, get_args, get_origin
+from typing import Any, ClassVar, TypeVar, Union, get_args, get_origin
 
 from cattrs import Converter, IterableValidationNote
 from cattrs.errors import IterableValidationError
-from cattrs.gen import make_dict_structure_fn, make_dict_unstructure_fn
+from cattrs.gen import make_dict_structure_fn, make_dict_unstructure_fn, override
 
 from equivcheck.scenario.clipping import ClipNorm, ClipValue
+from equivcheck.scenario.file_format.misfit import JSON_TYPES, MisfitError, quote, unknown_field, wrong_type
+from equivcheck.scenario.model import Model
 from equivcheck.scenario.optimizer import OPTIMIZERS, Optimizer
 from equivcheck.scenario.parallelism import PARALLELISMS
 from equivcheck.scenario.parallelism_base import Parallelism
 from equivcheck.scenario.schedule import SCHEDULES, Schedule
+from equivcheck.scenario.training import Loss, Training
+
+T = TypeVar("T")
 
 KIND = "kind"
 """The key that says which member of a family an object is."""
 
-JSON_TYPES = {
-    bool: "a boolean",
-    int: "an integer",
-    float: "a number",
-    str: "a string",
-    NoneType: "null",
-    list: "a list",
-    dict: "an object",
-}
-"""What people call the Python types that JSON is read as."""
-
 NON_FINITE = {"inf": math.inf, "-inf": -math.inf, "nan": math.nan}
 """How floats that JSON lacks are written."""
-
-SHOWN_CHARACTERS = 40
-"""Of a value that does not fit, at most this much is quoted: texts are one line."""
 
 PARALLELISM_TAGS: dict[str, type[Parallelism]] = {kind.tag: kind for kind in PARALLELISMS}
 """Every known parallelism by tag; grows when layouts are registered."""
@@ -54,32 +48,30 @@ FAMILIES: dict[type, Mapping[str, type]] = {
 }
 """Base class of each family: its members by tag. Clippings have no base; a union is a family of its own."""
 
+RENAMED: dict[tuple[type, str], str] = {(Model, "features"): "source"}
+"""Fields that JSON calls otherwise."""
 
-class MisfitError(ValueError):
-    """Data that does not fit, at one place: `below` is the path from where it was noticed."""
 
-    def __init__(self, problem: str, below: str = "") -> None:
-        super().__init__(problem)
-        self.below = below
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Features:
+    """The source of a model that is fed rows of real numbers: what JSON has for `Model.features`."""
+
+    tag: ClassVar[str] = "features"
+    features: int
+    """How many there are in a row."""
 
 
 def tag_of(kind: type) -> str | None:
-    """The tag of a member of a family; None for any other class."""
-    if issubclass(kind, Parallelism):
-        return kind.tag
-    return kind.__name__ if issubclass(kind, (Optimizer, Schedule, ClipNorm, ClipValue)) else None
+    """What says in JSON that an object is of a class; None where nothing needs to."""
+    if issubclass(kind, (Optimizer, Schedule, ClipNorm, ClipValue)):
+        return kind.__name__
+    tag = getattr(kind, "tag", None)
+    return tag if isinstance(tag, str) else None
 
 
-def quote(value: object) -> str:
-    """A JSON value on one line, shortened."""
-    text = json.dumps(value, default=repr)
-    return text if len(text) <= SHOWN_CHARACTERS else text[: SHOWN_CHARACTERS - 3] + "..."
-
-
-def wrong_type(value: object, allowed: str) -> MisfitError:
-    """The refusal of a value of the wrong type."""
-    name = JSON_TYPES.get(type(value), f"a {type(value).__name__}")
-    return MisfitError(f"null; allowed: {allowed}" if value is None else f"{quote(value)} is {name}; allowed: {allowed}")
+def json_names(kind: type) -> dict[str, str]:
+    """The names of a class's fields, and what JSON calls them."""
+    return {field.name: RENAMED.get((kind, field.name), field.name) for field in fields(kind)}
 
 
 def make_converter(ask_for_more_tags: Callable[[], None]) -> Converter:
@@ -178,31 +170,24 @@ def _tuple_unstructurer(kind: Any, converter: Converter) -> Callable[[Any], list
 
 
 def _class_structurer(kind: Any, converter: Converter) -> Callable[[Any, Any], Any]:
-    build = make_dict_structure_fn(kind, converter, _cattrs_forbid_extra_keys=False, _cattrs_detailed_validation=True)
-    names = [field.name for field in fields(kind)]
-    required = [field.name for field in fields(kind) if field.default is MISSING and field.default_factory is MISSING]
+    changed: Any = _overrides(kind, converter)
+    build = make_dict_structure_fn(kind, converter, _cattrs_forbid_extra_keys=True, _cattrs_detailed_validation=True, **changed)
     tag = tag_of(kind)
-    known = {*names, KIND} if tag is not None else set(names)
 
     def structure(value: Any, _: Any) -> Any:
-        if not isinstance(value, dict):
-            raise wrong_type(value, "an object")
-        for name in value:
-            if name not in known:
-                place = name if str(name).isidentifier() else quote(name)
-                raise MisfitError(f"unknown field; allowed: {', '.join(names) or 'none'}", f".{place}")
-        for name in required:
-            if name not in value:
-                raise MisfitError(f"missing field; {kind.__name__} has no default for it", f".{name}")
         if tag is not None:
-            _find_kind(value, {tag: kind}, lambda: None)
+            _find_kind(value, {tag: kind})
+            value = {name: inner for name, inner in value.items() if name != KIND}
+        elif not isinstance(value, dict):
+            raise wrong_type(value, "an object")
         return build(value, kind)
 
     return structure
 
 
 def _class_unstructurer(kind: Any, converter: Converter) -> Callable[[Any], dict[str, Any]]:
-    unstructure: Callable[[Any], dict[str, Any]] = make_dict_unstructure_fn(kind, converter)
+    changed: Any = _overrides(kind, converter)
+    unstructure: Callable[[Any], dict[str, Any]] = make_dict_unstructure_fn(kind, converter, **changed)
     tag = tag_of(kind)
     return unstructure if tag is None else lambda value: {KIND: tag, **unstructure(value)}
 
@@ -224,7 +209,7 @@ def _family_structurer(members: Mapping[str, type], converter: Converter, ask: C
     return structure
 
 
-def _find_kind(value: Any, members: Mapping[str, type], ask: Callable[[], None]) -> type:
+def _find_kind(value: Any, members: Mapping[str, T], ask: Callable[[], None] = lambda: None) -> T:
     if not isinstance(value, dict):
         raise wrong_type(value, "an object")
     tag = value.get(KIND)
@@ -234,3 +219,25 @@ def _find_kind(value: Any, members: Mapping[str, type], ask: Callable[[], None])
         return members[tag]
     problem = f"{quote(tag)} is unknown" if KIND in value else "missing field"
     raise MisfitError(f"{problem}; allowed: {', '.join(members)}", f".{KIND}")
+
+
+def _structure_loss(value: Any, _: type) -> Loss:
+    loss = _find_kind(value, {each.value: each for each in Loss})
+    if others := value.keys() - {KIND}:
+        raise unknown_field(min(others), ())
+    return loss
+
+
+def _overrides(kind: type, converter: Converter) -> dict[str, Any]:
+    """The fields of a class that look otherwise in JSON than the noun has them."""
+    if kind is Model:
+        return {
+            "features": override(
+                rename="source",
+                struct_hook=lambda value, _: converter.structure(value, Features).features,
+                unstruct_hook=lambda features: converter.unstructure(Features(features=features)),
+            )
+        }
+    if kind is Training:
+        return {"loss": override(struct_hook=_structure_loss, unstruct_hook=lambda loss: {KIND: loss.value})}
+    return {}

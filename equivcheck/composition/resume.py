@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from equivcheck.composition.program import rank_program
-from equivcheck.scenario import Scenario, Start
+from equivcheck.scenario import Resume, Scenario
 from equivcheck.trace.trace import Trace
 from equivcheck.train.setup import Setup
 
@@ -21,55 +21,55 @@ Alter = Callable[[Setup], None]
 
 def first_part(scenario: Scenario, folder: str, alter: Alter | None = None) -> Trace:
     """What a rank of the first layout runs: the first steps, then a checkpoint into a folder that all ranks share."""
-    start = _start(scenario)
+    resume = _resume(scenario)
 
     def prepare(setup: Setup) -> None:
-        setup.span = range(start.steps)
-        setup.after_training.append(lambda optimizer, schedule: save(start, setup, optimizer, schedule, folder))
+        setup.span = range(resume.steps)
+        setup.after_training.append(lambda optimizer, schedule: save(resume, setup, optimizer, schedule, folder))
 
-    return rank_program(replace(scenario, layout=start.layout, start=None), alter, prepare)
+    return rank_program(replace(scenario, layout=resume.layout, resume=None), alter, prepare)
 
 
 def second_part(scenario: Scenario, folder: str, alter: Alter | None = None) -> Trace:
     """What a rank of the second layout runs: the checkpoint in the folder is loaded, then the rest of the steps."""
-    start = _start(scenario)
+    resume = _resume(scenario)
 
     def prepare(setup: Setup) -> None:
-        setup.span = range(start.steps, scenario.training.steps)
-        setup.before_training.append(lambda optimizer, schedule: load(start, setup, optimizer, schedule, folder))
+        setup.span = range(resume.steps, scenario.training.steps)
+        setup.before_training.append(lambda optimizer, schedule: load(resume, setup, optimizer, schedule, folder))
 
-    return rank_program(replace(scenario, start=None), alter, prepare)
-
-
-def _start(scenario: Scenario) -> Start:
-    assert scenario.start is not None, "a scenario of one layout is run in one part"
-    return scenario.start
+    return rank_program(replace(scenario, resume=None), alter, prepare)
 
 
-def save(start: Start, setup: Setup, optimizer: Optimizer, schedule: LRScheduler | None, folder: str) -> None:
+def _resume(scenario: Scenario) -> Resume:
+    assert scenario.resume is not None, "a scenario of one layout is run in one part"
+    return scenario.resume
+
+
+def save(resume: Resume, setup: Setup, optimizer: Optimizer, schedule: LRScheduler | None, folder: str) -> None:
     """Save model, optimizer and schedule by canonical names. Every rank calls it."""
-    state_dict_saver.save(_state(start, setup, optimizer, schedule), checkpoint_id=folder)
+    state_dict_saver.save(_state(resume, setup, optimizer, schedule), checkpoint_id=folder)
 
 
-def load(start: Start, setup: Setup, optimizer: Optimizer, schedule: LRScheduler | None, folder: str) -> None:
+def load(resume: Resume, setup: Setup, optimizer: Optimizer, schedule: LRScheduler | None, folder: str) -> None:
     """Load what `save` has saved, whatever the layout then. Every rank calls it."""
-    state = _state(start, setup, optimizer, schedule)
+    state = _state(resume, setup, optimizer, schedule)
     state_dict_loader.load(state, checkpoint_id=folder)
     set_state_dict(
         setup.module,
         optimizer,
         model_state_dict=state["model"],
         optim_state_dict=state["optimizer"],
-        options=_options(start),
+        options=_options(resume),
     )
 
 
-def _options(start: Start) -> StateDictOptions:
-    return StateDictOptions(flatten_optimizer_state_dict=start.flatten_optimizer_state_dict)
+def _options(resume: Resume) -> StateDictOptions:
+    return StateDictOptions(flatten_optimizer_state_dict=resume.flatten_optimizer_state_dict)
 
 
-def _state(start: Start, setup: Setup, optimizer: Optimizer, schedule: LRScheduler | None) -> dict[str, Any]:
-    model, optimizer_state = get_state_dict(setup.module, optimizer, options=_options(start))
+def _state(resume: Resume, setup: Setup, optimizer: Optimizer, schedule: LRScheduler | None) -> dict[str, Any]:
+    model, optimizer_state = get_state_dict(setup.module, optimizer, options=_options(resume))
     state: dict[str, Any] = {"model": model, "optimizer": optimizer_state}
     return state if schedule is None else state | {"schedule": _Progress(schedule)}
 

@@ -1,11 +1,11 @@
-"""Tests for upstream issues that show in one of the two layouts of a hand-over."""
+"""Tests for upstream issues that show in one of the two layouts of a scenario that resumes from a checkpoint."""
 
 from dataclasses import replace
 
 import pytest
 
 from equivcheck.known_issues.known import known_issue
-from equivcheck.scenario import DDP, SPMD, Axis, Data, Layer, Layout, Mesh, Model, Parallelism, Scenario, Start, Training
+from equivcheck.scenario import DDP, SPMD, Axis, Data, Layer, Layout, Mesh, Model, Parallelism, Resume, Scenario, Training
 from equivcheck.trace.differences import Difference, Divergence, Phase
 from equivcheck.verdict.verdict import Outcome, Verdict
 
@@ -18,7 +18,7 @@ def layout(parallelism: Parallelism) -> Layout:
 
 
 def too_large(first: Parallelism, second: Parallelism, step: int) -> Verdict:
-    """A gradient twice what it should be at some step, as SPMD's of a mean squared error is; the hand-over is after two steps."""
+    """A gradient twice what it should be at some step, as SPMD's of a mean squared error is; the checkpoint is after two."""
     found = Divergence(
         step=step,
         phase=Phase.GRADIENT,
@@ -29,7 +29,7 @@ def too_large(first: Parallelism, second: Parallelism, step: int) -> Verdict:
         expected="1.0",
         actual="2.0",
     )
-    scenario = Scenario(training=TRAINING, layout=layout(second), start=Start(layout=layout(first), steps=2))
+    scenario = Scenario(training=TRAINING, layout=layout(second), resume=Resume(layout=layout(first), steps=2))
     return Verdict(outcome=Outcome.DIVERGED, scenario=scenario, world="sim", divergence=found)
 
 
@@ -55,7 +55,7 @@ def test_a_crash_is_explained_by_either_layout() -> None:
     two = replace(TRAINING, data=Data(microbatches=(2, 2)))
     static = DDP(static_graph=True, no_sync=True)
     for first, second in ((static, SPMD()), (SPMD(), static)):
-        scenario = Scenario(training=two, layout=layout(second), start=Start(layout=layout(first)))
+        scenario = Scenario(training=two, layout=layout(second), resume=Resume(layout=layout(first)))
         issue = known_issue(Verdict(outcome=Outcome.CRASHED, scenario=scenario, world="sim", reason=reason))
         assert issue is not None
         assert issue.id == "ddp_static_graph_no_sync"

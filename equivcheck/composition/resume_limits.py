@@ -1,4 +1,4 @@
-"""What cannot be handed over from one layout to another by a checkpoint."""
+"""What cannot resume under one layout from a checkpoint of another."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import replace
 from equivcheck.composition.registry import rounding_of
 from equivcheck.layouts.limits.limit import LayoutLimit, Limit
 from equivcheck.layouts.limits.optimizers import keeps_dtensors
-from equivcheck.layouts.limits.repairs import each_layer, may_skip_parameters, with_options, without_frozen, without_side
+from equivcheck.layouts.limits.repairs import each_layer, may_skip_parameters, with_options, without_auxiliary, without_frozen
 from equivcheck.parallelisms.tensor_parallel.plans import unfrozen_norms
 from equivcheck.scenario import (
     DDP,
@@ -82,7 +82,7 @@ CHECKPOINT_LIMITS: tuple[Limit, ...] = (
         reason="checkpoint: an optimizer makes state for every trained parameter before state is loaded into it, and a "
         "checkpoint has none for one that took no part",
         applies=lambda training, _layout: may_skip_parameters(training),
-        repair=lambda training, _layout: without_side(training),
+        repair=lambda training, _layout: without_auxiliary(training),
     ),
     Limit(
         reason="checkpoint: state of frozen parameters, which Adagrad makes when it is built, is neither asked for nor kept",
@@ -105,7 +105,7 @@ CHECKPOINT_LIMITS: tuple[Limit, ...] = (
         repair=lambda training, _layout: replace(training, precision=Precision.FLOAT32),
     ),
 )
-"""Which trainings cannot be handed over."""
+"""Which trainings cannot resume under another layout."""
 
 
 def flattenings(*layouts: Layout) -> tuple[bool, ...]:
@@ -117,9 +117,9 @@ def flattenings(*layouts: Layout) -> tuple[bool, ...]:
 
 def wrong_flattening(scenario: Scenario) -> str | None:
     """Why optimizer state cannot go from one layout to the other as the scenario has it; None where it can."""
-    if scenario.start is None or scenario.start.flatten_optimizer_state_dict in flattenings(*scenario.layouts):
+    if scenario.resume is None or scenario.resume.flatten_optimizer_state_dict in flattenings(*scenario.layouts):
         return None
-    if scenario.start.flatten_optimizer_state_dict:
+    if scenario.resume.flatten_optimizer_state_dict:
         return (
             "checkpoint: FullyShardedDataParallel without use_orig_params takes no flattened state of optimizers that have none"
         )

@@ -8,6 +8,7 @@ from equivcheck.layouts.execution.compile_time import COMPILE_SECONDS, all_compi
 from equivcheck.scenario import (
     DDP,
     SPMD,
+    AuxiliaryLinear,
     Axis,
     Compile,
     Data,
@@ -16,9 +17,8 @@ from equivcheck.scenario import (
     Layout,
     Mesh,
     Model,
+    Resume,
     Scenario,
-    Side,
-    Start,
     Training,
 )
 
@@ -26,9 +26,9 @@ LAYOUT = Layout(mesh=Mesh(axes=(Axis(name="dp", size=2),)), parallelisms=(DDP(),
 COMPILED = replace(LAYOUT, execution=Execution(compile=Compile.AOT_EAGER))
 
 
-def training(*microbatches: int, steps: int = 2, side: Side | None = None) -> Training:
+def training(*microbatches: int, steps: int = 2, auxiliary: AuxiliaryLinear | None = None) -> Training:
     """A small training."""
-    model = Model(features=1, layers=(Layer(width=1, side=side),))
+    model = Model(features=1, layers=(Layer(width=1, auxiliary=auxiliary),))
     return Training(model=model, data=Data(microbatches=microbatches), steps=steps)
 
 
@@ -37,10 +37,10 @@ def training(*microbatches: int, steps: int = 2, side: Side | None = None) -> Tr
     [
         (training(4, 4), 1),
         (training(4, 2, 4), 2),
-        (training(4, side=Side.EVEN_STEPS), 2),
-        (training(4, steps=1, side=Side.EVEN_STEPS), 1),
-        (training(4, side=Side.NEVER), 1),
-        (training(4, 2, side=Side.EVEN_STEPS), 4),
+        (training(4, auxiliary=AuxiliaryLinear.EVEN_STEPS), 2),
+        (training(4, steps=1, auxiliary=AuxiliaryLinear.EVEN_STEPS), 1),
+        (training(4, auxiliary=AuxiliaryLinear.NEVER), 1),
+        (training(4, 2, auxiliary=AuxiliaryLinear.EVEN_STEPS), 4),
     ],
     ids=["one size", "two sizes", "even steps", "one step", "never", "both"],
 )
@@ -55,8 +55,8 @@ def test_time_is_given_to_each_layout_that_compiles() -> None:
 
     assert all_compile_seconds(replace(compiled, layout=LAYOUT)) == 0.0
     assert all_compile_seconds(compiled) == 2 * COMPILE_SECONDS
-    assert all_compile_seconds(replace(compiled, start=Start(layout=LAYOUT, steps=1))) == 2 * COMPILE_SECONDS
-    assert all_compile_seconds(replace(compiled, start=Start(layout=COMPILED, steps=1))) == 4 * COMPILE_SECONDS
+    assert all_compile_seconds(replace(compiled, resume=Resume(layout=LAYOUT, steps=1))) == 2 * COMPILE_SECONDS
+    assert all_compile_seconds(replace(compiled, resume=Resume(layout=COMPILED, steps=1))) == 4 * COMPILE_SECONDS
 
 
 def test_slow_compilers_are_expected_to_take_longer() -> None:
