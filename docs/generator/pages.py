@@ -127,10 +127,11 @@ def _table(heads: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
 
 def cli() -> str:
     """What `--help` says, of the program and of each command."""
-    with click.Context(sources.main, info_name="equivcheck", max_content_width=CODE_WIDTH) as context:
+    width = {"terminal_width": CODE_WIDTH, "max_content_width": CODE_WIDTH}
+    with click.Context(sources.main, info_name="equivcheck", **width, **sources.main.context_settings) as context:
         sections = [_help(sources.main, context)]
         for name, command in sources.main.commands.items():
-            with click.Context(command, info_name=name, parent=context, max_content_width=CODE_WIDTH) as inner:
+            with click.Context(command, info_name=name, parent=context, **width) as inner:
                 sections.append(f"## `{name}`\n\n{_help(command, inner)}")
     return "\n\n".join(["# Command line", *sections]) + "\n"
 
