@@ -15,7 +15,7 @@ LEAST_SHARE = 0.5
 step. Measured in sim with the profile ci: 100 % for FSDP1, FSDP2 and replicate, 99 % for tensor parallelism, 94 % for DDP, 93 %
 for pipelines, 90 to 95 % for compositions (of 20 each), and 22 of 27 for SPMD: one run of ten in 170 is below by bad luck."""
 LEAST_SHARES = {"ddp x tensor_parallel": 0.2}
-"""Where it is less: 10 of 20 were equivalent with the profile ci, and 20 of 30 others; the rest showed one of four known issues."""
+"""Where it is less: 10 of 20 were equivalent with the profile ci, and 20 of 30 others; the rest showed four known issues."""
 FEWEST = 10
 """Scenarios below which a share says too little: over gloo, compositions have two or so."""
 MARK = "mostly_equivalent"
