@@ -87,7 +87,7 @@ class KnownIssue:
         for field, names, table in tables:
             for name in names:
                 if name not in table:
-                    raise _refuse(self.id, f"{field} names {name!r}", table)
+                    raise _refuse(self.id, f"{field} names {name!r}", sorted(table))
 
     def explains(self, verdict: Verdict) -> bool:
         """Whether a failing verdict is this issue."""

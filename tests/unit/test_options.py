@@ -90,7 +90,7 @@ def test_an_option_has_limits_or_none_on_purpose(kind: type[Parallelism], name: 
 def test_the_calls_of_an_option_are_expected_or_not_on_purpose(kind: type[Parallelism], name: str) -> None:
     """Expected calls take an option into account, or the parallelism says that they are not modelled."""
     communication = layout_kinds()[kind.tag].communication
-    assert name in communication.options or (not communication.options and communication.gaps)
+    assert name in communication.options or (not communication.options and communication.unmodelled)
 
 
 @pytest.mark.parametrize(("kind", "name"), NOUNS)
