@@ -31,7 +31,10 @@ CRASH = {"id": "x", "link": "y", "torch": ">=2", "kind": "crash", "layouts": ["d
     [
         ({"needs": ["inf_nrom"]}, "known issue 'x': needs names 'inf_nrom'; allowed: activations_cut_unevenly, "),
         ({"shows": ["inf_norm"]}, "known issue 'x': shows names 'inf_norm'; allowed: in_a_stage_behind_frozen_layers, "),
-        ({"without": "inf_norm"}, "known issue 'x': without names 'inf_norm'; allowed: plain_implementation"),
+        (
+            {"without": "inf_norm"},
+            "known issue 'x': without names 'inf_norm'; allowed: nothing_kept_on_disk, plain_implementation",
+        ),
         ({"kind": "crush"}, "known issue 'x': kind is 'crush'; allowed: wrong_numbers, crash, "),
         (
             {"kind": "wrong_numbers"},
