@@ -33,7 +33,7 @@ CRASH = {"id": "x", "link": "y", "torch": ">=2", "kind": "crash", "layouts": ["d
         ({"shows": ["inf_norm"]}, "known issue 'x': shows names 'inf_norm'; allowed: in_a_stage_behind_frozen_layers, "),
         (
             {"without": "inf_norm"},
-            "known issue 'x': without names 'inf_norm'; allowed: nothing_kept_on_disk, plain_implementation",
+            "known issue 'x': without names 'inf_norm'; allowed: nothing_kept_on_disk, ",
         ),
         ({"kind": "crush"}, "known issue 'x': kind is 'crush'; allowed: wrong_numbers, crash, "),
         (

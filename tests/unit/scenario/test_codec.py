@@ -32,9 +32,8 @@ from equivcheck.scenario import (
     Scenario,
     StepLR,
     Training,
-    converter,
 )
-from equivcheck.scenario.file_format import codec
+from equivcheck.scenario.file_format import codec, converter
 from equivcheck.scenario.file_format.codec import decode, dump, encode, from_json, load, register_parallelism, to_json
 from equivcheck.strategies import scenarios
 from equivcheck.trace.differences import Difference, Divergence, Phase
