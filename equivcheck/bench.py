@@ -10,12 +10,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
-from equivcheck.campaign.batches import Enough, run_batch
+from equivcheck.campaign.batches import EndBatch, run_batch
 from equivcheck.choice import Choice
-from equivcheck.layouts.program import rank_program
-from equivcheck.layouts.registry import kinds_of, repaired, repaired_layout, unsupported
+from equivcheck.composition.limits import repaired, repaired_layout, unsupported
+from equivcheck.composition.program import rank_program
+from equivcheck.composition.registry import kinds_of
 from equivcheck.oracle.check import check
 from equivcheck.scenario import (
+    ActivationSharding,
     AdamW,
     Axis,
     Data,
@@ -28,7 +30,6 @@ from equivcheck.scenario import (
     Parallelism,
     Scenario,
     Split,
-    Spread,
     TensorParallel,
     Training,
 )
@@ -163,7 +164,7 @@ def generated_scenarios(tag: str, size: int, num: int) -> list[Scenario]:
         if unsupported(scenario.training, scenario.layout) is None:
             drawn.append(scenario)
         if len(drawn) >= num * _DRAWN_PER_SCENARIO:
-            raise Enough
+            raise EndBatch
 
     of_size = scenarios(layouts=(tag,), max_ranks=size).filter(lambda scenario: scenario.layout.mesh.num_ranks == size)
     for batch in range(num):
@@ -195,4 +196,6 @@ def _fixed_layout(name: str, size: int) -> Layout:
 def _fixed_parallelism(kind: type[Parallelism]) -> Parallelism:
     if kind is not TensorParallel:
         return kind()
-    return TensorParallel(plan=(LayerPlan(split=Split.COLUMN, output=Spread.FEATURES), LayerPlan(split=Split.ROW), LayerPlan()))
+    return TensorParallel(
+        plan=(LayerPlan(split=Split.COLUMN, output=ActivationSharding.FEATURES), LayerPlan(split=Split.ROW), LayerPlan())
+    )

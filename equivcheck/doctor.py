@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from equivcheck.layouts.registry import layout_kinds, repaired
+from equivcheck.composition.limits import repaired
+from equivcheck.composition.registry import layout_kinds
 from equivcheck.scenario import Axis, Data, Layer, Layout, Mesh, Model, Parallelism, Scenario, Training
 from equivcheck.verdict.verdict import Outcome
 from equivcheck.worlds import probes

@@ -70,13 +70,15 @@ def pytest_sessionfinish() -> None:
 
 
 def table(checked: Counter[Row]) -> list[str]:
-    """Lines of a table: a row for each layout in each world, a column for each outcome that occurred, aligned."""
+    """A row for each layout in each world with a column for each outcome that occurred, then the share of what is equivalent."""
     outcomes = sorted({outcome for _, _, outcome in checked}, key=lambda outcome: (outcome != "equivalent", outcome))
     places = sorted({(layout, world) for layout, world, _ in checked})
     rows = [["layout", "world", *outcomes]]
     rows += [[*place, *(str(checked[(*place, outcome)]) for outcome in outcomes)] for place in places]
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    return ["  ".join(map(_aligned, range(len(row)), row, widths)) for row in rows]
+    clear, total = sum(count for (_, _, outcome), count in checked.items() if outcome == "equivalent"), checked.total()
+    share = f"clearly equivalent: {clear} of {total} ({clear / total:.0%})"
+    return [*("  ".join(map(_aligned, range(len(row)), row, widths)) for row in rows), share]
 
 
 def _aligned(column: int, cell: str, width: int) -> str:

@@ -18,8 +18,13 @@ def record(layout: str, world: str, outcome: str) -> None:
     _checked[layout, world, outcome] += 1
 
 
+def counted() -> Counter[Row]:
+    """The checks counted since the last call of `take`, which stay counted."""
+    return _checked.copy()
+
+
 def take() -> Counter[Row]:
     """The checks counted since the last call."""
-    taken = _checked.copy()
+    taken = counted()
     _checked.clear()
     return taken

@@ -1,19 +1,12 @@
 """Hypothesis strategies for the nouns: valid by construction, composable, shrinking to what people would try first. No torch."""
 
-from equivcheck.strategies.clipping import clippings
-from equivcheck.strategies.data import data
-from equivcheck.strategies.execution import executions
-from equivcheck.strategies.group import groups
 from equivcheck.strategies.layer import layers
-from equivcheck.strategies.layout import layouts
-from equivcheck.strategies.mesh import meshes
+from equivcheck.strategies.layout import executions, layouts, meshes
 from equivcheck.strategies.model import models
 from equivcheck.strategies.optimizer import optimizers
-from equivcheck.strategies.parallelism import ddp, fsdp1, fsdp2, pipeline, replicate, spmd, tensor_parallel
-from equivcheck.strategies.rounding import mixed_precisions
+from equivcheck.strategies.parallelism import ddp, fsdp1, fsdp2, mixed_precisions, pipeline, replicate, spmd, tensor_parallel
 from equivcheck.strategies.scenario import frontier, scenarios
-from equivcheck.strategies.schedule import schedules
-from equivcheck.strategies.training import trainings
+from equivcheck.strategies.training import clippings, data, groups, schedules, trainings
 
 __all__ = [
     "clippings",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn, SearchStrategy
 
-from equivcheck.scenario import Activation, Exercise, Layer, Norm, Side
+from equivcheck.scenario import Activation, AuxiliaryLinear, Layer, Norm, ShapeOp
 from equivcheck.scenario.model import MAX_WIDTH
 from equivcheck.strategies.chance import EVENLY, SOMETIMES
 
@@ -15,8 +15,8 @@ ACTIVATIONS: SearchStrategy[Activation] = st.sampled_from(Activation)
 
 _NORMS = st.sampled_from((None, Norm.LAYER, Norm.RMS))
 _DROPOUTS = st.sampled_from((0.0, 0.0, 0.5, 0.25))
-_EXERCISES = st.sampled_from((None,) * len(Exercise) + tuple(Exercise))
-_SIDES = st.sampled_from((None, None, None, Side.NEVER, Side.EVEN_STEPS))
+_SHAPE_OPS = st.sampled_from((None,) * len(ShapeOp) + tuple(ShapeOp))
+_AUXILIARY_LINEARS = st.sampled_from((None, None, None, AuxiliaryLinear.NEVER, AuxiliaryLinear.EVEN_STEPS))
 
 
 @st.composite
@@ -33,6 +33,6 @@ def layers(draw: DrawFn, *, widths: SearchStrategy[int] = WIDTHS, activations: S
         residual=draw(SOMETIMES),
         dropout=draw(_DROPOUTS),
         frozen=draw(SOMETIMES),
-        side=draw(_SIDES),
-        exercise=draw(_EXERCISES),
+        auxiliary=draw(_AUXILIARY_LINEARS),
+        shape_op=draw(_SHAPE_OPS),
     )

@@ -1,23 +1,76 @@
-"""Layouts: parallelisms on a mesh that they can spread over."""
+"""Layouts: parallelisms on a mesh that they can spread over, and how they are run."""
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
 from functools import cache
 from itertools import product
 
 from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn, SearchStrategy
 
-from equivcheck.layouts.registry import kinds_of, layout_names, repaired_layout
-from equivcheck.scenario import FSDP1, Execution, Layout, Parallelism
-from equivcheck.scenario.mesh import MAX_RANKS
+from equivcheck.composition.limits import repaired_layout
+from equivcheck.composition.registry import kinds_of, layout_names
+from equivcheck.scenario import FSDP1, Axis, Compile, Execution, Layout, Mesh, Parallelism, Recompute
+from equivcheck.scenario.mesh import DP, MAX_RANKS, TP
 from equivcheck.strategies.chance import below
-from equivcheck.strategies.execution import executions
-from equivcheck.strategies.mesh import meshes_of
 from equivcheck.strategies.parallelism import parallelisms_of
 
 MAX_COMPILING_RANKS = 4
 """Most ranks of a layout that is compiled, or whose steps are traced."""
+MORE_OFTEN = {2: 6, 3: 2, 4: 3}
+"""How many times more a shape comes, by the size of its largest axis."""
+
+NEVER: SearchStrategy[bool] = st.just(False)
+IN_SIXTY: SearchStrategy[bool] = st.sampled_from((False,) * 59 + (True,))
+"""Once in 60: a compiled scenario costs as much as hundreds of others."""
+COMPILED: SearchStrategy[Execution] = st.sampled_from(
+    (
+        *(Execution(compile=Compile.AOT_EAGER),) * 4,
+        *(Execution(compile=Compile.AOT_EAGER, per_layer=True),) * 3,
+        *(Execution(compiled_autograd=True),) * 4,
+        *(Execution(compile=Compile.AOT_EAGER, compiled_autograd=True),) * 4,
+        Execution(compile=Compile.INDUCTOR),
+    )
+)
+"""Forward compiled as a whole or by layers, backward, both; one in sixteen by Inductor, which takes several times as long."""
+
+_SELDOM = st.sampled_from((False,) * 11 + (True,))
+"""Tracing a step costs as much as running ten."""
+_CHECKPOINTINGS = st.sampled_from((Recompute.NONE,) * 6 + (Recompute.ODD_LAYERS, Recompute.EVERY_LAYER))
+
+
+@st.composite
+def meshes(draw: DrawFn, *, names: tuple[str, ...] = (DP,), max_ranks: int = MAX_RANKS) -> Mesh:
+    """Meshes of 1 to `max_ranks` ranks over the named axes, of any sizes; fewer ranks are simpler."""
+    return draw(meshes_of(names, max_ranks))
+
+
+@cache
+def meshes_of(names: tuple[str, ...], max_ranks: int) -> SearchStrategy[Mesh]:
+    """What `meshes` draws from. Two, then four and three ranks along an axis come more often: most telling, and cheap to run."""
+    shapes = [shape for shape in product(range(1, max_ranks + 1), repeat=len(names)) if math.prod(shape) <= max_ranks]
+    # The second shape is tried whenever an example shrinks: it must take no more choices than others of two ranks (a plan does).
+    inner = names.index(TP) if TP in names else None
+    shapes.sort(key=lambda shape: (math.prod(shape), max(shape), 0 if inner is None else shape[inner]))
+    shapes += [shape for shape in shapes for _ in range(MORE_OFTEN.get(max(shape), 0)) if min(shape) > 1]
+    return st.sampled_from([Mesh(axes=tuple(map(_axis, names, shape))) for shape in shapes])
+
+
+def _axis(name: str, size: int) -> Axis:
+    return Axis(name=name, size=size)
+
+
+@st.composite
+def executions(
+    draw: DrawFn, *, compiles: SearchStrategy[bool] = NEVER, compiled: SearchStrategy[Execution] = COMPILED
+) -> Execution:
+    """Executions, a quarter with activation checkpointing, some traced; one of `compiled` where `compiles` says so."""
+    execution = draw(compiled) if draw(compiles) else Execution(whole_step=draw(_SELDOM))
+    checkpointing = draw(_CHECKPOINTINGS)
+    return execution if checkpointing is Recompute.NONE else replace(execution, checkpointing=checkpointing)
+
 
 _EXECUTIONS = executions()
 

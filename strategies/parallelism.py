@@ -10,8 +10,8 @@ from typing import Any, get_type_hints
 from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn, SearchStrategy
 
+from equivcheck.composition.registry import layout_kinds
 from equivcheck.errors import UsageError
-from equivcheck.layouts.registry import layout_kinds
 from equivcheck.scenario import (
     DDP,
     FSDP1,
@@ -19,6 +19,9 @@ from equivcheck.scenario import (
     SPMD,
     Compression,
     Distribution,
+    ElementType,
+    LowPrecision,
+    MixedPrecision,
     Parallelism,
     Pipeline,
     Replicate,
@@ -28,7 +31,24 @@ from equivcheck.scenario import (
     Wrapping,
 )
 from equivcheck.strategies.chance import EVENLY, MOSTLY, SOMETIMES
-from equivcheck.strategies.rounding import DDP_OPTIONS, mixed_precisions
+
+PARAM_TYPES: SearchStrategy[ElementType | None] = st.sampled_from(
+    (ElementType.BFLOAT16, ElementType.FLOAT16, None, ElementType.FLOAT32)
+)
+REDUCE_TYPES: SearchStrategy[ElementType | None] = st.sampled_from(
+    (None, ElementType.FLOAT32, ElementType.BFLOAT16, ElementType.FLOAT16)
+)
+OUTPUT_TYPES: SearchStrategy[ElementType | None] = st.sampled_from((None, *ElementType))
+
+DDP_PRECISIONS: SearchStrategy[dict[str, Any]] = st.sampled_from(
+    (
+        {"autocast": LowPrecision.BFLOAT16},
+        {"autocast": LowPrecision.FLOAT16},
+        {"compression": Compression.FP16},
+        {"autocast": LowPrecision.BFLOAT16, "compression": Compression.FP16},
+    )
+)
+"""What DDP lowers; its hook for bfloat16 runs on no CPU."""
 
 _BUCKETS_MB = st.sampled_from((25.0, 0.0001, 0.001))
 """One bucket for all parameters, about one for each parameter, a few."""
@@ -36,11 +56,22 @@ _ZERO_OPTIONS: SearchStrategy[dict[str, Any]] = st.sampled_from(
     ({}, {}, {"zero_redundancy": True}, {"zero_redundancy": True, "parameters_as_bucket_view": True})
 )
 _REPLICATORS = st.sampled_from(Replicator)
-_MIXED_PRECISIONS = mixed_precisions()
-_WITHOUT_OUTPUTS = mixed_precisions(outputs=st.none())
 _WRAPPINGS = st.sampled_from(Wrapping)
 _SHARDINGS = st.sampled_from(ShardingStrategy)
 _DISTRIBUTIONS = st.sampled_from(Distribution)
+
+
+@st.composite
+def mixed_precisions(draw: DrawFn, *, outputs: SearchStrategy[ElementType | None] = OUTPUT_TYPES) -> MixedPrecision:
+    """`MixedPrecision` with any element types, and those given for the output."""
+    param, reduce, output = draw(PARAM_TYPES), draw(REDUCE_TYPES), draw(outputs)
+    if param is reduce is output is None:
+        return MixedPrecision(param=ElementType.BFLOAT16)
+    return MixedPrecision(param=param, reduce=reduce, output=output)
+
+
+_MIXED_PRECISIONS = mixed_precisions()
+_WITHOUT_OUTPUTS = mixed_precisions(outputs=st.none())
 
 
 @st.composite
@@ -56,7 +87,7 @@ def ddp(draw: DrawFn) -> DDP:
         find_unused_parameters=draw(SOMETIMES),
         unequal_start=draw(SOMETIMES),
         **draw(_ZERO_OPTIONS),
-        **(draw(DDP_OPTIONS) if draw(SOMETIMES) else {}),
+        **(draw(DDP_PRECISIONS) if draw(SOMETIMES) else {}),
     )
 
 

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 from hypothesis.strategies import DrawFn
 
-from equivcheck.layouts.plans import legal_plans
-from equivcheck.scenario import LayerPlan, Layout, Spread, TensorParallel, Training
+from equivcheck.parallelisms.tensor_parallel.plans import legal_plans
+from equivcheck.scenario import ActivationSharding, LayerPlan, Layout, TensorParallel, Training
 from equivcheck.scenario.mesh import TP
 from equivcheck.strategies.chance import below
 
@@ -27,12 +27,12 @@ def with_idle_plan(layout: Layout, training: Training) -> Layout:
 def with_drawn_plan(draw: DrawFn, layout: Layout, training: Training, *, beyond: bool) -> Layout:
     """The layout with a plan that is legal for the training."""
     plan: list[LayerPlan] = []
-    spread, ranks = Spread.WHOLE, layout.mesh.size(TP)
+    sharding, ranks = ActivationSharding.WHOLE, layout.mesh.size(TP)
     rows = tuple(rows // layout.num_data_ranks for rows in training.data.microbatches)
     for index in range(len(training.model.layers)):
-        legal = legal_plans(training.model, index, spread, ranks, rows, beyond=beyond)
+        legal = legal_plans(training.model, index, sharding, ranks, rows, beyond=beyond)
         plan.append(legal[draw(below(len(legal)))])
-        spread = plan[-1].output
+        sharding = plan[-1].output
     return _with_plan(layout, tuple(plan))
 
 

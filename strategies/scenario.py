@@ -10,24 +10,22 @@ from operator import and_
 from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn, SearchStrategy
 
-from equivcheck.layouts.registry import repaired
+from equivcheck.composition.fitting import fitted_training, row_multiple, with_scaled_rows
 from equivcheck.scenario import SPMD, Execution, Layout, Loss, Pipeline, Scenario, Training
 from equivcheck.scenario.mesh import MAX_RANKS
 from equivcheck.strategies.chance import EVENLY, RARELY, SEEDS, SOMETIMES
-from equivcheck.strategies.execution import executions
-from equivcheck.strategies.layout import layouts
+from equivcheck.strategies.layout import executions, layouts
 from equivcheck.strategies.plan import needs_plan, with_drawn_plan, with_idle_plan
-from equivcheck.strategies.rows import shared_out
+from equivcheck.strategies.resume import may_resume, with_drawn_resume
 from equivcheck.strategies.stages import needs_stages, with_drawn_boundaries, with_drawn_schedule
-from equivcheck.strategies.start import may_start, with_drawn_start
 from equivcheck.strategies.training import tamed, trainings
 
 _EXECUTIONS = executions()
 _TRAININGS = trainings()
 _SUMMED = st.sampled_from((False,) + (True,) * 5)
-_HAND_OVERS = st.builds(and_, RARELY, RARELY)
-MORE_HAND_OVERS = st.builds(and_, SOMETIMES, SOMETIMES)
-"""One in nine rather than one in 36: for long runs, which are to reach what only a hand-over shows."""
+_RESUMES = st.builds(and_, RARELY, RARELY)
+MORE_RESUMES = st.builds(and_, SOMETIMES, SOMETIMES)
+"""One in nine rather than one in 36: for long runs, which are to reach what only resuming from a checkpoint shows."""
 
 
 @st.composite
@@ -38,19 +36,19 @@ def scenarios(  # noqa: PLR0913 - a strategy for each part, all by keyword
     layouts: SearchStrategy[Layout] | Sequence[str] | None = None,
     max_ranks: int = MAX_RANKS,
     executions: SearchStrategy[Execution] = _EXECUTIONS,
-    hand_overs: SearchStrategy[bool] = _HAND_OVERS,
+    resumes: SearchStrategy[bool] = _RESUMES,
 ) -> Scenario:
     """Scenarios within what layouts declare to support.
 
     `layouts` is a strategy, tags such as `("ddp", "fsdp2")`, or None for every registered layout; `max_ranks` and `executions`
     go with the latter two. A training is fitted to its layout: rows that its data ranks cannot share out are taken to be those of
     one rank, and what the layout cannot run is left out. Tensor parallelism with the default plan is given one that is legal for
-    the model, a pipeline with default options a schedule and stages. Where `hand_overs` says so, and it can be, the first steps
+    the model, a pipeline with default options a schedule and stages. Where `resumes` says so, and it can be, the first steps
     run under another layout.
     """
     layout = _chosen(draw, layouts, max_ranks, executions)
     scenario = _scenario(draw, layout, _training(draw, trainings, layout), beyond=False)
-    return with_drawn_start(draw, scenario) if may_start(scenario) and draw(hand_overs) else scenario
+    return with_drawn_resume(draw, scenario) if may_resume(scenario) and draw(resumes) else scenario
 
 
 @st.composite
@@ -82,14 +80,15 @@ def _scenario(draw: DrawFn, layout: Layout, training: Training, *, beyond: bool)
     staged = needs_stages(layout)
     if staged:
         layout = with_drawn_schedule(draw, layout)
-    training = replace(training, data=shared_out(training.data, _num_shares(draw, layout)))
+    training = with_scaled_rows(training, _row_multiple(draw, layout))
     if staged:
-        training = repaired(training, layout, beyond=beyond)
+        training = fitted_training(training, layout, beyond=beyond)
         layout = with_drawn_boundaries(draw, layout, len(training.model.layers))
     if needs_plan(layout):
-        training = repaired(training, with_idle_plan(layout, training), beyond=beyond)
+        training = fitted_training(training, with_idle_plan(layout, training), beyond=beyond)
         layout = with_drawn_plan(draw, layout, training, beyond=beyond)
-    return Scenario(training=repaired(training, layout, beyond=beyond), layout=layout, schedule_seed=draw(SEEDS))
+    training = fitted_training(training, layout, beyond=beyond)
+    return Scenario(training=training, layout=layout, schedule_seed=draw(SEEDS))
 
 
 def _training(draw: DrawFn, trainings: SearchStrategy[Training] | None, layout: Layout) -> Training:
@@ -114,14 +113,7 @@ def _layouts(tags: tuple[str, ...] | None, max_ranks: int, executions: SearchStr
     return layouts(tags=tags, max_ranks=max_ranks, executions=executions)
 
 
-def _num_shares(draw: DrawFn, layout: Layout) -> int:
-    """The number that rows are a multiple of: the data ranks, or often all, as sequence parallelism cuts rows over the others.
-
-    A pipeline cuts them into its chunks.
-    """
-    pipelines = layout.of(Pipeline)
-    if pipelines:
-        return layout.num_data_ranks * pipelines[0].num_chunks
-    if layout.num_data_ranks == layout.mesh.num_ranks or draw(EVENLY):
-        return layout.num_data_ranks
-    return layout.mesh.num_ranks
+def _row_multiple(draw: DrawFn, layout: Layout) -> int:
+    """What rows are a multiple of: the data ranks, or often all, as sequence parallelism cuts rows over the others."""
+    only_data_ranks = layout.has(Pipeline) or layout.num_data_ranks == layout.mesh.num_ranks or draw(EVENLY)
+    return row_multiple(layout, over_all_ranks=not only_data_ranks)

@@ -9,7 +9,7 @@ from itertools import combinations
 from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn, SearchStrategy
 
-from equivcheck.layouts.limits import parallelism_of
+from equivcheck.layouts.limits.limit import parallelism_of
 from equivcheck.scenario import Layout, Pipeline, PipelineSchedule
 from equivcheck.scenario.mesh import PP
 from equivcheck.scenario.model import MAX_LAYERS

@@ -1,4 +1,4 @@
-"""Whole trainings."""
+"""Trainings, and what there is in them beside the model and the optimizer."""
 
 from __future__ import annotations
 
@@ -7,22 +7,92 @@ from dataclasses import replace
 from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn, SearchStrategy
 
-from equivcheck.scenario import Data, Group, Loss, Model, Optimizer, Precision, Rprop, Schedule, Training, ZeroGrad
+from equivcheck.scenario import (
+    ClipNorm,
+    ClipValue,
+    CosineAnnealingLR,
+    Data,
+    ExponentialLR,
+    Group,
+    LinearLR,
+    Loss,
+    Model,
+    NormType,
+    Optimizer,
+    Precision,
+    Schedule,
+    Select,
+    StepLR,
+    Training,
+    ZeroGrad,
+)
 from equivcheck.scenario.clipping import Clipping
-from equivcheck.strategies.chance import SEEDS, SOMETIMES
-from equivcheck.strategies.clipping import clippings
-from equivcheck.strategies.data import data
-from equivcheck.strategies.group import groups
+from equivcheck.scenario.data import MAX_MICROBATCHES
+from equivcheck.strategies.chance import EVENLY, SEEDS, SOMETIMES
 from equivcheck.strategies.model import models
 from equivcheck.strategies.optimizer import optimizers
-from equivcheck.strategies.schedule import schedules
 
 STEPS: SearchStrategy[int] = st.sampled_from((1, 2, 3, 3, 4, 5))
+"""What is generated; `Training.steps` says what is allowed."""
 """More often than not 3 and more: some faults show only once optimizer state matters."""
 LOSSES: SearchStrategy[Loss] = st.sampled_from(Loss)
 PRECISIONS: SearchStrategy[Precision] = st.sampled_from((Precision.FLOAT64,) * 3 + (Precision.FLOAT32,))
 STEEP = 1024
 """How much smaller the learning rate is where a square error is summed (over, say, 64 rows of 16 outputs) or ascended."""
+ROWS: SearchStrategy[int] = st.integers(1, 4)
+THRESHOLDS: SearchStrategy[float] = st.sampled_from((0.1, 0.01, 1.0, 100.0))
+"""Mostly below the norms that gradients have here, so that clipping is active; a shrunk example keeps it active."""
+
+_BATCH_DIMS = st.sampled_from((0, 0, 0, 1))
+_COUNTS = st.sampled_from((1, 1, 2, 2, 3, 4))
+_SELECTS = st.sampled_from(Select)
+_LR_FACTORS = st.sampled_from((1.0, 0.5, 2.0))
+_DECAYS = st.sampled_from((0.0, 0.1))
+_BY_NORM: tuple[NormType | None, ...] = (NormType.TWO, NormType.ONE, NormType.INF)
+_CLIPPING_KINDS = st.sampled_from((*_BY_NORM, None))
+_SCHEDULE_CHOICES: SearchStrategy[Schedule] = st.sampled_from(
+    (
+        StepLR(),
+        ExponentialLR(),
+        LinearLR(),
+        CosineAnnealingLR(),
+        StepLR(step_size=2),
+        ExponentialLR(gamma=0.9),
+        LinearLR(start_factor=0.5, total_iters=2),
+        CosineAnnealingLR(T_max=2),
+    )
+)
+
+
+@st.composite
+def data(draw: DrawFn, *, rows: SearchStrategy[int] = ROWS, max_microbatches: int = MAX_MICROBATCHES) -> Data:
+    """Data of 1 to `max_microbatches` microbatches, of equal rows or not; a quarter has its rows along dim 1."""
+    num_microbatches, batch_dim = min(draw(_COUNTS), max_microbatches), draw(_BATCH_DIMS)
+    if num_microbatches > 1 and draw(EVENLY):
+        return Data(microbatches=tuple(draw(rows) for _ in range(num_microbatches)), batch_dim=batch_dim)
+    return Data(microbatches=(draw(rows),) * num_microbatches, batch_dim=batch_dim)
+
+
+@st.composite
+def groups(draw: DrawFn) -> Group:
+    """Groups, half of them without weight decay; `trainings` takes the decay away under an optimizer that has none."""
+    return Group(select=draw(_SELECTS), lr_factor=draw(_LR_FACTORS), weight_decay=draw(_DECAYS))
+
+
+@st.composite
+def schedules(draw: DrawFn) -> Schedule:
+    """Schedules that change the rate within the few steps of a training."""
+    return draw(_SCHEDULE_CHOICES)
+
+
+@st.composite
+def clippings(draw: DrawFn, *, thresholds: SearchStrategy[float] = THRESHOLDS) -> Clipping:
+    """Clipping by one of the norms or by value."""
+    norm_type = draw(_CLIPPING_KINDS)
+    if norm_type is None:
+        return ClipValue(clip_value=draw(thresholds))
+    return ClipNorm(norm_type=norm_type, max_norm=draw(thresholds))
+
 
 _MODELS = models()
 _DATA = data()
@@ -52,7 +122,7 @@ def trainings(  # noqa: PLR0913 - a strategy for each field, all by keyword
     if not optimizer.takes_vectors:
         model = replace(model, layers=tuple(replace(layer, bias=False, norm=None) for layer in model.layers))
     chosen = tuple(draw(groups) for _ in range(draw(_NUM_GROUPS)))
-    if isinstance(optimizer, Rprop):
+    if not optimizer.decays:
         chosen = tuple(replace(group, weight_decay=0.0) for group in chosen)
     loss = draw(losses)
     return Training(

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
-from equivcheck.export.form import form_of
-from equivcheck.layouts.running import Runner
+from equivcheck.composition.running import Runner
+from equivcheck.layouts.script.form import form_of
 from equivcheck.scenario import Scenario
 from equivcheck.trace.differences import Phase
 from equivcheck.trace.moments import Moment, moments

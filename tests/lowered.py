@@ -6,13 +6,14 @@ from typing import Any
 from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn, SearchStrategy
 
-from equivcheck.layouts.registry import repaired_layout, rounding_of
+from equivcheck.composition.limits import repaired_layout
+from equivcheck.composition.registry import rounding_of
 from equivcheck.scenario import Compression, Layout, Replicator
 from equivcheck.strategies import layouts, mixed_precisions
-from equivcheck.strategies.rounding import DDP_OPTIONS
+from equivcheck.strategies.parallelism import DDP_PRECISIONS
 
 OPTIONS: dict[str, SearchStrategy[dict[str, Any]]] = {
-    "ddp": DDP_OPTIONS,
+    "ddp": DDP_PRECISIONS,
     "replicate": st.just({"implementation": Replicator.DDP, "compression": Compression.FP16}),
     "fsdp1": st.fixed_dictionaries({"mixed_precision": mixed_precisions(outputs=st.none())}),
     "fsdp2": st.fixed_dictionaries({"mixed_precision": mixed_precisions()}),

@@ -12,9 +12,9 @@ from pathlib import Path
 import equivcheck
 import equivcheck.scenario
 from equivcheck.cli import main
+from equivcheck.composition.registry import layout_kinds
 from equivcheck.known_issues.known import known_issues
-from equivcheck.layouts.kind import LayoutLimit, Limit
-from equivcheck.layouts.registry import layout_kinds
+from equivcheck.layouts.limits.limit import LayoutLimit, Limit
 from equivcheck.mutants.registry import mutants
 from equivcheck.scenario import Scenario
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import itertools
+import time
 from collections.abc import Callable
 
 from hypothesis import HealthCheck, Phase, Verbosity, given, seed, settings
 from hypothesis.errors import Flaky
 from hypothesis.strategies import SearchStrategy
 
+from equivcheck.campaign.plan import Plan
 from equivcheck.scenario import Scenario
 
 _BATCH = 500
@@ -31,17 +34,17 @@ _SETTINGS = settings(
 )
 
 
-class Shows(Exception):
+class FaultShown(Exception):
     """Raised by what takes scenarios to have the one of this moment shrunk: smaller ones that raise it too are looked for."""
 
 
-class Enough(BaseException):
+class EndBatch(BaseException):
     """Raised by what takes scenarios to end the batch at once; no `Exception`, which Hypothesis would shrink."""
 
 
 def run_batch(strategy: SearchStrategy[Scenario], batch_seed: int, take: Callable[[Scenario], None]) -> None:
-    """Have drawn scenarios taken until the batch is over, `take` raises `Enough`, or what raised `Shows` has been shrunk."""
-    with contextlib.suppress(Enough, Shows, Flaky):
+    """Take drawn scenarios until the batch is over, `take` raises `EndBatch`, or what raised `FaultShown` has been shrunk."""
+    with contextlib.suppress(EndBatch, FaultShown, Flaky):
         for number in range(_BATCH // _FRESH):
             _run_fresh(strategy, batch_seed + number, take)
 
@@ -60,3 +63,23 @@ def batch_seed(campaign_seed: int, *place: int) -> int:
     """A seed for a batch: of a campaign's seed, a worker, which of that worker's processes it is, and the number of the batch."""
     digest = hashlib.sha256(repr((campaign_seed, *place)).encode()).digest()
     return int.from_bytes(digest[:8], "big")
+
+
+def draw(plan: Plan, take: Callable[[Scenario], None]) -> float:
+    """Have scenarios taken for the plan's seconds, each once a batch, by one process; returns how long it took.
+
+    They are those of the first worker of a campaign with that plan.
+    """
+    started = time.monotonic()
+    strategy = plan.strategy(plan)
+
+    def take_in_time(scenario: Scenario) -> None:
+        if time.monotonic() - started >= plan.seconds:
+            raise EndBatch
+        take(scenario)
+
+    for number in itertools.count():
+        run_batch(strategy, batch_seed(plan.seed, 0, 0, number), take_in_time)
+        if time.monotonic() - started >= plan.seconds:
+            break
+    return time.monotonic() - started

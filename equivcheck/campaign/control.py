@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from equivcheck.campaign.batches import Enough, batch_seed, run_batch
+from equivcheck.campaign.batches import EndBatch, batch_seed, run_batch
 from equivcheck.campaign.messages import Control
 from equivcheck.campaign.plan import Alter, Plan
 from equivcheck.scenario import Scenario
@@ -39,7 +39,7 @@ def control_of(plan: Plan) -> ControlRun | None:
 
 def applicable_mutants(plan: Plan) -> tuple[Mutant, ...]:
     """The mutants that can be planted in a plan's layouts; if there are any, those that show most simply in one of them."""
-    from equivcheck.layouts.registry import layout_names
+    from equivcheck.composition.registry import layout_names
     from equivcheck.mutants.mutant import Family
     from equivcheck.mutants.registry import mutants_of
 
@@ -105,15 +105,15 @@ class ControlRun:
 
 def _drawn(names: tuple[str, ...], max_ranks: int, seed: int) -> list[Scenario]:
     from equivcheck.strategies import scenarios
-    from equivcheck.strategies.scenario import MORE_HAND_OVERS
+    from equivcheck.strategies.scenario import MORE_RESUMES
 
     found: list[Scenario] = []
 
     def take(scenario: Scenario) -> None:
         if len(found) >= _CHUNK:
-            raise Enough
+            raise EndBatch
         if scenario not in found:  # the plainest comes again and again
             found.append(scenario)
 
-    run_batch(scenarios(layouts=names, max_ranks=max_ranks, hand_overs=MORE_HAND_OVERS), seed, take)
+    run_batch(scenarios(layouts=names, max_ranks=max_ranks, resumes=MORE_RESUMES), seed, take)
     return found

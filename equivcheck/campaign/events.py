@@ -70,7 +70,7 @@ class Summary:
 
     @property
     def has_survivor(self) -> bool:
-        """Whether the control was not caught, so that whatever else was not found says nothing."""
+        """Whether the control was not caught, so that a clean result proves nothing."""
         return self.control is not None and not self.control.caught
 
 

@@ -6,14 +6,12 @@ import time
 
 from equivcheck.campaign.messages import Broken, Checked, CheckOne
 from equivcheck.campaign.plan import Check, Plan, explaining_check
-from equivcheck.campaign.process import WorkerProcess
+from equivcheck.campaign.process import START_SECONDS, CheckingProcess
 from equivcheck.errors import EquivCheckError
-from equivcheck.layouts.patience import all_compile_seconds
+from equivcheck.layouts.execution.compile_time import all_compile_seconds
 from equivcheck.scenario import Scenario
 from equivcheck.verdict.verdict import Verdict
-
-_START_SECONDS = 120.0
-"""Allowance for imports on a cold disk, on top of the limit for the check."""
+from equivcheck.workers.process import Ended
 
 
 class CheckerFailed(EquivCheckError):
@@ -25,8 +23,8 @@ def check_isolated(scenario: Scenario, *, world: str, deadline: float, check: Ch
 
     Raises `CheckerFailed`.
     """
-    plan = Plan(seconds=1.0, seed=0, world=world, deadline=deadline, stuck_seconds=2 * deadline + _START_SECONDS, check=check)
-    worker = WorkerProcess(plan, (0, 0))
+    plan = Plan(seconds=1.0, seed=0, world=world, deadline=deadline, stuck_seconds=2 * deadline + START_SECONDS, check=check)
+    worker = CheckingProcess(plan, (0, 0))
     try:
         worker.send(CheckOne(scenario=scenario))
         return _verdict(worker, time.monotonic() + plan.stuck_seconds + all_compile_seconds(scenario))
@@ -34,17 +32,18 @@ def check_isolated(scenario: Scenario, *, world: str, deadline: float, check: Ch
         worker.close()
 
 
-def _verdict(worker: WorkerProcess, until: float) -> Verdict:
-    try:
-        while worker.link.poll(max(0.0, until - time.monotonic())):
-            message = worker.receive()
-            if isinstance(message, Checked):
-                return message.verdict
-            if isinstance(message, Broken):
-                raise CheckerFailed(message.summary)
+def _verdict(worker: CheckingProcess, until: float) -> Verdict:
+    while worker.link.poll(max(0.0, until - time.monotonic())):
+        message = worker.receive()
+        if isinstance(message, Checked):
+            return message.verdict
+        if isinstance(message, Broken):
+            raise CheckerFailed(message.summary)
+        if isinstance(message, Ended):
+            verdict = worker.death()
+            break
+    else:
         verdict = worker.hang()
-    except EOFError:
-        verdict = worker.death()
     if verdict is None:
         raise CheckerFailed(f"the process of the check ended before it began: {worker.printed().strip()[-500:]}")
     return verdict

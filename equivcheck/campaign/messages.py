@@ -34,11 +34,6 @@ class MayShrink:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stop:
-    """To the worker: end after the check that is running."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Ready:
     """From the worker: everything is imported."""
 
@@ -92,7 +87,7 @@ class Control:
     seconds: float = 0.0
     """Time that it took."""
     caught: bool = False
-    """Whether it was found; if not, what the campaign did not find says nothing."""
+    """Whether it was found; if not, a clean result of the campaign proves nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -52,16 +52,16 @@ def explaining_check(
 
 
 def generated_scenarios(plan: Plan) -> SearchStrategy[Scenario]:
-    """The scenarios of the plan's layouts, a few of them compiled, one in nine handed over; imported at first use."""
+    """The scenarios of the plan's layouts, a few compiled, one in nine resumed from a checkpoint; imported at first use."""
     from equivcheck.strategies import executions, scenarios
-    from equivcheck.strategies.execution import RARELY
-    from equivcheck.strategies.scenario import MORE_HAND_OVERS
+    from equivcheck.strategies.layout import IN_SIXTY
+    from equivcheck.strategies.scenario import MORE_RESUMES
 
     return scenarios(
         layouts=plan.layouts or None,
         max_ranks=plan.max_ranks,
-        executions=executions(compiles=RARELY),
-        hand_overs=MORE_HAND_OVERS,
+        executions=executions(compiles=IN_SIXTY),
+        resumes=MORE_RESUMES,
     )
 
 

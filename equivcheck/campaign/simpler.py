@@ -7,11 +7,11 @@ from contextlib import suppress
 from dataclasses import MISSING, fields, is_dataclass, replace
 from typing import Any, TypeVar
 
+from equivcheck.composition.fitting import fitted
 from equivcheck.errors import EquivCheckError
 from equivcheck.findings.size import is_default, size_of
-from equivcheck.layouts.hand_over_limits import why_unsupported
-from equivcheck.layouts.registry import repaired, repaired_layout
 from equivcheck.scenario import (
+    ActivationSharding,
     Execution,
     Layer,
     LayerPlan,
@@ -20,7 +20,6 @@ from equivcheck.scenario import (
     Model,
     Pipeline,
     Scenario,
-    Spread,
     TensorParallel,
     Training,
 )
@@ -38,23 +37,14 @@ def simpler_by(kind: Kind, scenario: Scenario) -> Iterator[Scenario]:
     """Scenarios that can run and are smaller (`size_of`) by one change of a kind, each once: two may be repaired alike."""
     size, seen = size_of(scenario), set[Scenario]()
     for changed in kind(scenario):
-        found = _fitted(changed)
+        found = fitted(changed)
         if found is not None and size_of(found) < size and found not in seen:
             seen.add(found)
             yield found
 
 
-def _fitted(scenario: Scenario) -> Scenario | None:
-    """The scenario without what its parts cannot run together; None where nothing helps."""
-    with suppress(EquivCheckError):
-        layout = repaired_layout(scenario.layout)
-        found = replace(scenario, training=repaired(scenario.training, layout), layout=layout)
-        return found if why_unsupported(found) is None else None
-    return None
-
-
-def _without_start(scenario: Scenario) -> Iterator[Scenario]:
-    yield replace(scenario, start=None)
+def _without_resume(scenario: Scenario) -> Iterator[Scenario]:
+    yield replace(scenario, resume=None)
 
 
 def _eagerly(scenario: Scenario) -> Iterator[Scenario]:
@@ -103,7 +93,7 @@ def _in_plain_order(scenario: Scenario) -> Iterator[Scenario]:
 
 
 KINDS: tuple[Kind, ...] = (
-    _without_start,
+    _without_resume,
     _eagerly,
     _on_fewer_ranks,
     _of_fewer_layers,
@@ -158,7 +148,7 @@ def _without_entry(parallelism: Any, index: int) -> Any:
     if not isinstance(parallelism, TensorParallel) or len(parallelism.plan) == 1:
         return parallelism
     plan = [*parallelism.plan[:index], *parallelism.plan[index + 1 :]]
-    plan[-1] = replace(plan[-1], output=Spread.WHOLE)
+    plan[-1] = replace(plan[-1], output=ActivationSharding.WHOLE)
     return replace(parallelism, plan=tuple(plan))
 
 

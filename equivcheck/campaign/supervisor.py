@@ -5,22 +5,21 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Sequence
-from multiprocessing.connection import wait
 from typing import Any
 
 from equivcheck.campaign.events import Event, KeptFinding, Listener, Started, Summary, Ticked
-from equivcheck.campaign.interruption import Interruption
-from equivcheck.campaign.messages import Broken, Control, Done, Found, Fuzz, MayShrink, Progress, Ready, Stop
+from equivcheck.campaign.messages import Broken, Control, Done, Found, Fuzz, MayShrink, Progress, Ready
 from equivcheck.campaign.plan import Plan
-from equivcheck.campaign.process import WorkerProcess
+from equivcheck.campaign.process import CheckingProcess
 from equivcheck.campaign.tally import Tally
 from equivcheck.findings.fingerprint import fingerprint
 from equivcheck.findings.size import size_of
 from equivcheck.findings.store import FindingStore, Kept, says_more
 from equivcheck.verdict.verdict import Verdict
+from equivcheck.workers.link import Stop
+from equivcheck.workers.process import Ended
+from equivcheck.workers.supervision import Interruption, Pool, Stuck
 
-_TICK = 0.2
-"""Seconds between two looks at the workers."""
 _STOP_SECONDS = 2.0
 """How long workers may take to finish their check after an interruption."""
 
@@ -38,8 +37,8 @@ def fuzz(plan: Plan, store: FindingStore, listeners: Sequence[Listener] = ()) ->
 class _Campaign:
     def __init__(self, plan: Plan, store: FindingStore, listeners: Sequence[Listener], interruption: Interruption) -> None:
         self._plan, self._store, self._listeners, self._interruption = plan, store, listeners, interruption
-        self._workers: list[WorkerProcess] = []
-        self._ready: list[WorkerProcess] = []
+        self._pool = Pool[CheckingProcess]()
+        self._ready: list[CheckingProcess] = []
         self._start: float | None = None
         self._end = 0.0
         self._stop_at: float | None = None
@@ -51,26 +50,20 @@ class _Campaign:
 
     def run(self) -> Summary:
         self._tell(Started(plan=self._plan))
-        try:
+        with self._pool as pool:
             for number in range(self._plan.num_workers):
-                self._workers.append(WorkerProcess(self._plan, (number, 0)))
-            while self._workers:
+                pool.workers.append(CheckingProcess(self._plan, (number, 0)))
+            while pool.workers:
                 self._turn()
-        finally:
-            for worker in self._workers:
-                worker.close()
         return self._summary()
 
     def _turn(self) -> None:
-        links = {worker.link: worker for worker in self._workers}
-        for link in wait(list(links), timeout=_TICK):
-            self._hear(links[link])  # type: ignore[index]
-        for worker in [worker for worker in self._workers if worker.is_stuck]:
-            self._lost(worker, worker.hang())
+        for worker, message in self._pool.messages():
+            self._obey(worker, message)
         if (self._interruption.requested or self._broken) and self._stop_at is None:
             self._stop()
         if self._stop_at is not None and time.monotonic() >= self._stop_at:
-            for worker in list(self._workers):
+            for worker in list(self._pool.workers):
                 self._done(worker)
                 worker.kill()
                 self._remove(worker)
@@ -81,25 +74,14 @@ class _Campaign:
         """Since the start of the clock; once no worker is at work, until the last one was done."""
         if self._start is None:
             return 0.0
-        at_work = any(not worker.done for worker in self._workers)
+        at_work = any(not worker.done for worker in self._pool.workers)
         return (time.monotonic() if at_work else self._end) - self._start
 
     @property
     def _over(self) -> bool:
         return self._stop_at is not None or self._seconds >= self._plan.seconds
 
-    def _hear(self, worker: WorkerProcess) -> None:
-        try:
-            message = worker.receive()
-        except EOFError:
-            if worker.done:
-                self._remove(worker)
-            else:
-                self._lost(worker, worker.death())
-            return
-        self._obey(worker, message)
-
-    def _obey(self, worker: WorkerProcess, message: Any) -> None:
+    def _obey(self, worker: CheckingProcess, message: Any) -> None:
         if isinstance(message, Progress):
             self._tally.merge(message.tally)
         elif isinstance(message, Found):
@@ -115,12 +97,18 @@ class _Campaign:
         elif isinstance(message, Broken):
             self._done(worker)
             self._broken = self._broken or f"{message.summary}\n{message.trace}"
+        elif isinstance(message, Stuck):
+            self._lost(worker, worker.hang())
+        elif isinstance(message, Ended) and worker.done:
+            self._remove(worker)
+        elif isinstance(message, Ended):
+            self._lost(worker, worker.death())
 
-    def _done(self, worker: WorkerProcess) -> None:
+    def _done(self, worker: CheckingProcess) -> None:
         worker.done = True
         self._end = time.monotonic()
 
-    def _begin(self, worker: WorkerProcess) -> None:
+    def _begin(self, worker: CheckingProcess) -> None:
         """The clock starts when all of the first workers are ready; those that replace others begin at once."""
         self._ready.append(worker)
         if self._start is None and len(self._ready) == self._plan.num_workers:
@@ -130,7 +118,7 @@ class _Campaign:
                 other.send(Fuzz(seconds=self._plan.seconds - self._seconds))
             self._ready.clear()
 
-    def _answer(self, worker: WorkerProcess, mark: str) -> None:
+    def _answer(self, worker: CheckingProcess, mark: str) -> None:
         worker.send(MayShrink(yes=mark not in self._shrinking and not self._over))
         self._shrinking.add(mark)
 
@@ -146,7 +134,7 @@ class _Campaign:
         self._findings[mark] = KeptFinding(fingerprint=mark, path=self._store.folder(mark), verdict=verdict, kept=kept)
         self._tell(self._findings[mark])
 
-    def _lost(self, worker: WorkerProcess, verdict: Verdict | None) -> None:
+    def _lost(self, worker: CheckingProcess, verdict: Verdict | None) -> None:
         """A worker died or was killed for being stuck: its scenario is a finding, and another worker takes its place."""
         if verdict is not None:
             self._tally.add(verdict, worker.idle_seconds)
@@ -158,19 +146,18 @@ class _Campaign:
         self._done(worker)
         self._remove(worker)
         if not (self._over or self._broken):
-            self._workers.append(WorkerProcess(self._plan, (number, incarnation + 1)))
+            self._pool.workers.append(CheckingProcess(self._plan, (number, incarnation + 1)))
 
-    def _remove(self, worker: WorkerProcess) -> None:
+    def _remove(self, worker: CheckingProcess) -> None:
         with contextlib.suppress(ValueError):
             self._ready.remove(worker)
-        self._workers.remove(worker)
         if worker.done:
-            worker.kill_after(_STOP_SECONDS)
-        worker.close()
+            worker.end_within(_STOP_SECONDS)
+        self._pool.remove(worker)
 
     def _stop(self) -> None:
         self._stop_at = time.monotonic() + _STOP_SECONDS
-        for worker in self._workers:
+        for worker in self._pool.workers:
             worker.send(Stop())
 
     def _tell(self, event: Event) -> None:

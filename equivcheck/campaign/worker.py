@@ -2,83 +2,43 @@
 
 from __future__ import annotations
 
-import faulthandler
 import importlib
 import itertools
-import os
-import queue
-import signal
-import threading
 import time
 import traceback
-from multiprocessing.connection import Connection
 from typing import Any
 
-from equivcheck.campaign.batches import Enough, Shows, batch_seed, run_batch
+from equivcheck.campaign.batches import EndBatch, FaultShown, batch_seed, run_batch
 from equivcheck.campaign.control import ControlRun, control_of
-from equivcheck.campaign.messages import Broken, Checked, CheckOne, Done, Found, Fuzz, MayShrink, Progress, Ready, Stop
-from equivcheck.campaign.pace import Pace
+from equivcheck.campaign.messages import Broken, Checked, CheckOne, Done, Found, Fuzz, MayShrink, Progress, Ready
 from equivcheck.campaign.plan import Alter, Plan, oracle_check
 from equivcheck.campaign.recorder import Recorder
+from equivcheck.campaign.selection import Selection
 from equivcheck.campaign.shrinking import Shrinking, same_fingerprint
 from equivcheck.campaign.tally import Tally
-from equivcheck.coverage.novelty import Novelty
 from equivcheck.findings.fingerprint import fingerprint
 from equivcheck.findings.size import Size, size_of
 from equivcheck.oracle.confirm import CONFIRMING, CONFIRMING_SECONDS, confirmed, may_be_confirmed
 from equivcheck.scenario import Scenario
 from equivcheck.verdict.verdict import Verdict
+from equivcheck.workers.link import Link
 
-_REMEMBERED = 100_000
-"""Scenarios after which what was checked is forgotten: some megabytes."""
 REPORT_SECONDS = 0.2
 """How often counts are sent."""
-STACK_SIGNAL = signal.SIGUSR1
-"""Makes a worker write the stacks of its threads to its standard error."""
 
 
 class _CheckerBroke(BaseException):
     """The check raised; no `Exception`, as Hypothesis would take that for a failure to shrink."""
 
 
-class _Link:
-    """The worker's end of the connection; a thread reads it, so that a stop, or the supervisor's death, is noticed in a check."""
-
-    def __init__(self, connection: Connection) -> None:
-        self._connection = connection
-        self._inbox: queue.SimpleQueue[Fuzz | CheckOne | MayShrink] = queue.SimpleQueue()
-        self.stopped = threading.Event()
-        threading.Thread(target=self._read, name="equivcheck-worker-link", daemon=True).start()
-
-    def send(self, message: object) -> None:
-        self._connection.send(message)
-
-    def next(self) -> Fuzz | CheckOne | MayShrink:
-        """The next message that is an order or an answer."""
-        return self._inbox.get()
-
-    def _read(self) -> None:
-        try:
-            while True:
-                message = self._connection.recv()
-                if isinstance(message, Stop):
-                    self.stopped.set()
-                else:
-                    self._inbox.put(message)
-        except (EOFError, OSError):
-            os._exit(1)  # nobody is left to tell
-
-
 class Worker:
     """One worker's run; `place` is its number and which of its processes this is, so that each draws something else."""
 
-    def __init__(self, plan: Plan, place: tuple[int, int], link: _Link, recorder: Recorder) -> None:
+    def __init__(self, plan: Plan, place: tuple[int, int], link: Link, recorder: Recorder) -> None:
         self._plan, self._place, self._link, self._recorder = plan, place, link, recorder
         self._until = 0.0
         self._tally, self._reported = Tally(), 0.0
-        self._checked: set[int] = set()
-        self._novelty = Novelty()
-        self._pace = Pace(plan.seconds)
+        self._selection = Selection(plan.seconds)
         self._smallest: dict[str, Size] = {}
         self._shrinking: Shrinking | None = None
         self._control = control_of(plan) if place[0] == 0 else None
@@ -138,10 +98,10 @@ class Worker:
 
     def _take(self, scenario: Scenario) -> None:
         if self._over or (self._shrinking and self._shrinking.is_drawn_out):
-            raise Enough
+            raise EndBatch
         if self._control is not None and self._control.is_due(time.monotonic() - self._start):
             self._step_control(self._control)
-        if self._shrinking is None and not self._is_worth_it(scenario):
+        if self._shrinking is None and not self._selection.wants(scenario):
             self._recorder.beat()
             return
         start = time.monotonic()
@@ -149,26 +109,13 @@ class Worker:
         now = time.monotonic()
         if self._shrinking is None:
             self._tally.add(verdict, now - start)
-            self._pace.spend(scenario, now - start)
+            self._selection.spend(scenario, now - start)
         else:
             self._tally.num_shrinking += 1
         if now - self._reported >= REPORT_SECONDS:
             self._report()
         if verdict.outcome.is_finding and self._to_be_shrunk(verdict):
-            raise Shows  # the only place: Hypothesis takes what is raised elsewhere for another fault
-
-    def _is_worth_it(self, scenario: Scenario) -> bool:
-        """Whether it was not checked already, there is time for it, and it brings something new.
-
-        Hypothesis draws one scenario in several ways, and starts every batch simple.
-        """
-        mark = hash(scenario)
-        if mark in self._checked or not self._pace.allows(scenario) or not self._novelty.wants(scenario):
-            return False
-        if len(self._checked) >= _REMEMBERED:
-            self._checked.clear()
-        self._checked.add(mark)
-        return True
+            raise FaultShown  # the only place: Hypothesis takes what is raised elsewhere for another fault
 
     def _to_be_shrunk(self, verdict: Verdict) -> bool:
         if self._shrinking is None and self._new(verdict) and self._may_shrink():
@@ -233,12 +180,8 @@ class Worker:
 
 def main(fd: int, recorder_fd: int) -> None:
     """Serve the supervisor at the other end of `fd`."""
-    faulthandler.enable()
-    faulthandler.register(STACK_SIGNAL, all_threads=True)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    connection = Connection(fd)
-    plan, place = connection.recv()
-    link = _Link(connection)
+    link = Link(fd)
+    plan, place = link.task
     try:
         _serve(Worker(plan, place, link, Recorder.inherited(recorder_fd)), plan, link)
         link.send(Done())
@@ -248,7 +191,7 @@ def main(fd: int, recorder_fd: int) -> None:
         link.send(_broken(error, ""))
 
 
-def _serve(worker: Worker, plan: Plan, link: _Link) -> None:
+def _serve(worker: Worker, plan: Plan, link: Link) -> None:
     _import_everything(plan)
     link.send(Ready())
     order = link.next()

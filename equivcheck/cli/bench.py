@@ -21,7 +21,11 @@ _DERIVED = ("speedup_over_spawn", "speedup_over_gloo", "oracle_share")
 @click.command()
 @click.option("--scenarios", type=click.IntRange(min=1), default=20, show_default=True, help="Scenarios for each row.")
 @click.option(
-    "--spawned", type=click.IntRange(min=0), default=3, show_default=True, help="How many of them also run on fresh processes."
+    "--spawned",
+    type=click.IntRange(min=0),
+    default=3,
+    show_default=True,
+    help="How many of them also run on new processes.",
 )
 @click.option(
     "--training", type=click.Choice(["generated", "fixed"]), default="generated", show_default=True, help="What is trained."
@@ -34,10 +38,10 @@ _DERIVED = ("speedup_over_spawn", "speedup_over_gloo", "oracle_share")
 def bench(  # noqa: PLR0913, PLR0917 - options
     scenarios: int, spawned: int, training: str, layouts: tuple[str, ...], sizes: tuple[int, ...], as_json: bool
 ) -> ExitCode:
-    """Measure the same scenarios in sim, in gloo, on processes started for each, and the rank programs alone."""
+    """Time checks of the same scenarios in sim, in gloo and on new processes, and the ranks' trainings alone."""
     from equivcheck.bench import DEFAULT_ROWS, Source, measure_row
     from equivcheck.findings.environment import environment
-    from equivcheck.scenario.codec import encode
+    from equivcheck.scenario.file_format.codec import encode
 
     rows = []
     for tag in layouts or tuple(dict.fromkeys(tag for tag, _ in DEFAULT_ROWS)):

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 @click.argument("file", type=click.Path(path_type=str))
 @world_option("sim")
 @deadline_option(60.0)
-@click.option("--comm", is_flag=True, help="Also show what the ranks tell each other, beside what is foreseen.")
+@click.option("--comm", is_flag=True, help="Also show what the ranks communicate, beside what is expected.")
 @confirm_option
 @json_option
 def check(  # noqa: PLR0913, PLR0917 - options
@@ -49,7 +49,7 @@ def check(  # noqa: PLR0913, PLR0917 - options
 
 def read_scenario(file: str) -> Scenario:
     """The scenario in a file, or on standard input for ``-``. Raises `UsageError` or `InvalidScenario`."""
-    from equivcheck.scenario.codec import from_json
+    from equivcheck.scenario.file_format.codec import from_json
 
     if file == "-":
         return from_json(_decoded(sys.stdin.buffer.read(), "standard input"), where="standard input")

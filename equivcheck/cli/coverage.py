@@ -17,21 +17,21 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.option("--seconds", type=click.FloatRange(min=0, min_open=True), required=True, help="How long scenarios are drawn.")
-@click.option("--seed", type=click.IntRange(min=0), help="Draw the same scenarios again; random if not given, and always shown.")
+@click.option("--seconds", type=click.FloatRange(min=0, min_open=True), required=True, help="How long to generate scenarios.")
+@click.option("--seed", type=click.IntRange(min=0), help="Seed of the generated scenarios; random by default, always printed.")
 @layouts_option
 @click.option(
     "--legal",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="Afterwards find out which pairs are legal, by trying those never drawn, and write them to this file. Takes minutes.",
+    help="Then find which other pairs are legal, by constructing scenarios, and write all to this file (minutes).",
 )
 @json_option
 def coverage(seconds: float, seed: int | None, layouts: tuple[str, ...], legal: Path | None, as_json: bool) -> ExitCode:
-    """Draw scenarios as fuzz does, check none, and tell which pairs of features came together.
+    """Generate scenarios as fuzz does, without checking them, and report which pairs of features occur together.
 
-    A feature is a field of a scenario with one of its values; a pair is legal if a scenario within all limits can have both.
+    A feature is a field of a scenario with one of its values; a pair is legal if some supported scenario has both.
     """
-    from equivcheck.campaign.draws import draw
+    from equivcheck.campaign.batches import draw
     from equivcheck.campaign.plan import Plan
     from equivcheck.coverage.legality import Examples
     from equivcheck.coverage.reach import Reach

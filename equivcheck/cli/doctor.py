@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 @click.command()
 @json_option
 def doctor(as_json: bool) -> ExitCode:
-    """Say which versions are installed and what works here: each layout on two ranks, and whether sim computes what gloo does."""
+    """Print installed versions, and test what works here: each layout on two ranks, and where sim may differ from gloo."""
     from equivcheck.doctor import probe_everything
     from equivcheck.findings.environment import environment
-    from equivcheck.scenario.codec import encode
+    from equivcheck.scenario.file_format.codec import encode
 
     versions = environment()
     probes = [_shown(probe) for probe in probe_everything()]

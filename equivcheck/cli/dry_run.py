@@ -14,16 +14,16 @@ from equivcheck.cli.shell import ExitCode
 @click.option("--ranks", type=click.IntRange(min=1), help="Ranks of the mesh, by growing its outermost data axis.")
 @json_option
 def dry_run(file: str, ranks: int | None, as_json: bool) -> ExitCode:
-    """Build the layout of the scenario in FILE on any number of ranks, and count.
+    """Build the layout of the scenario in FILE on any number of ranks, and report shards and communication.
 
-    One rank trains at a time, without the others. What it holds is compared with the arithmetic of partitions, and its calls with
-    those of a simulated world of few ranks. Exit code 1 where they differ.
+    The first and the last rank train, each without the others. Their shards are compared with computed ones, and their calls
+    with the expected ones and with those of a simulated world of few ranks. Exit code 1 if they differ.
     """
     scenario = read_scenario(file)
     from equivcheck.dry_run.grow import grown
     from equivcheck.dry_run.run import dry_run as run
     from equivcheck.report.dry_run_text import print_dry_run
-    from equivcheck.scenario.codec import encode
+    from equivcheck.scenario.file_format.codec import encode
     from equivcheck.worlds.failure import RanksFailed
 
     try:

@@ -16,7 +16,7 @@ from equivcheck.errors import UsageError
 
 if TYPE_CHECKING:
     from equivcheck.export.launch import Launched
-    from equivcheck.export.numbers import Numbers
+    from equivcheck.layouts.script.numbers import Numbers
     from equivcheck.mutants.mutant import Mutant
     from equivcheck.verdict.verdict import Verdict
 
@@ -25,8 +25,8 @@ DEADLINE = 60.0
 DEFAULT_NAME = "repro.py"
 
 
-class Wanted(Choice):
-    """Where a script shall have its numbers from."""
+class NumberSource(Choice):
+    """Where a script takes its numbers from."""
 
     AUTO = "auto"
     EXACT = "exact"
@@ -37,16 +37,16 @@ class Wanted(Choice):
 @click.argument("finding")
 @store_option
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="File to write; stdout if none is given, or for -.")
-@click.option("--name", metavar="NAME", help="What the script calls itself; by default the name of the file.")
-@click.option("--mutant", "mutant_name", metavar="NAME", help="Plant this mutant's bug in the parallel part.")
+@click.option("--name", metavar="NAME", help="File name that the script mentions; by default that of the output file.")
+@click.option("--mutant", "mutant_name", metavar="NAME", help="Plant the bug of this mutant into the parallel training.")
 @click.option(
     "--numbers",
-    type=click.Choice([wanted.value for wanted in Wanted]),
-    default=Wanted.AUTO.value,
+    type=click.Choice([wanted.value for wanted in NumberSource]),
+    default=NumberSource.AUTO.value,
     show_default=True,
-    help="The scenario's own numbers as literals, or drawn by torch; auto: literals where few, or where others show nothing.",
+    help="exact: the scenario's own, as literals; drawn: random ones; auto: exact if few, or if random ones do not reproduce it.",
 )
-@click.option("--run", is_flag=True, help="Run it by torchrun, and show what it prints.")
+@click.option("--run", is_flag=True, help="Run the script by torchrun, and print its output.")
 @json_option
 def export(  # noqa: PLR0913, PLR0917 - an argument for each option
     finding: str,
@@ -58,15 +58,15 @@ def export(  # noqa: PLR0913, PLR0917 - an argument for each option
     run: bool,
     as_json: bool,
 ) -> ExitCode:
-    """Write a script that shows a FINDING with torch alone: its folder, its fingerprint's first digits, or a scenario's file.
+    """Write a script that reproduces a FINDING with torch alone: its folder, its fingerprint's first digits, or a scenario file.
 
-    The script runs the training on one device and in parallel, prints how far each tensor is apart, and exits with 1 when a
-    difference shows.
+    The script runs the training on one device and in parallel, prints the difference of each tensor, and exits with 1 if there
+    is any.
     """
     mutant = _mutant(mutant_name)
     verdict, seen_on = _verdict(finding, store, mutant)
     name = name or (DEFAULT_NAME if output is None or str(output) == "-" else output.name)
-    text = _text(verdict, mutant, Wanted(numbers), name=name, seen_on=seen_on)
+    text = _text(verdict, mutant, NumberSource(numbers), name=name, seen_on=seen_on)
     launched = _launched(text, verdict, name) if run else None
     _write(text, output, quiet=as_json or run)
     if as_json:
@@ -104,19 +104,19 @@ def _verdict(finding: str, store: Path, mutant: Mutant | None) -> tuple[Verdict,
     return check(scenario, deadline=DEADLINE, alter=mutant.plant), ""
 
 
-def _text(verdict: Verdict, mutant: Mutant | None, wanted: Wanted, *, name: str, seen_on: str) -> str:
-    from equivcheck.export.numbers import Numbers, usual_numbers
+def _text(verdict: Verdict, mutant: Mutant | None, wanted: NumberSource, *, name: str, seen_on: str) -> str:
     from equivcheck.export.script import script_of
+    from equivcheck.layouts.script.numbers import Numbers, usual_numbers
 
     def written(numbers: Numbers) -> str:
         return script_of(verdict.scenario, verdict=verdict, mutant=mutant, numbers=numbers, name=name, seen_on=seen_on)
 
-    if wanted is not Wanted.AUTO:
+    if wanted is not NumberSource.AUTO:
         return written(Numbers(wanted.value))
     usual = usual_numbers(verdict.scenario.training)
     if usual is Numbers.EXACT or not _is_wrong(verdict):
         return written(usual)
-    click.echo("running the script once, to see whether other numbers show it too ...", err=True)
+    click.echo("running the script once, to see whether random numbers reproduce it too ...", err=True)
     drawn = written(Numbers.DRAWN)
     return drawn if _launched(drawn, verdict, name).code else written(Numbers.EXACT)
 

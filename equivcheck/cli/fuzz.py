@@ -19,11 +19,13 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.option("--seconds", type=click.FloatRange(min=0, min_open=True), required=True, help="Time budget, from the first check.")
-@click.option("--seed", type=click.IntRange(min=0), help="Draw the same scenarios again; random if not given, and always shown.")
+@click.option(
+    "--seconds", type=click.FloatRange(min=0, min_open=True), required=True, help="Time budget, from the first check on."
+)
+@click.option("--seed", type=click.IntRange(min=0), help="Seed of the generated scenarios; random by default, always printed.")
 @layouts_option
 @world_option("sim")
-@click.option("--workers", type=click.IntRange(min=1), help="Worker processes.  [default: one a core]")
+@click.option("--workers", type=click.IntRange(min=1), help="Worker processes.  [default: one per core]")
 @click.option(
     "--max-ranks", type=click.IntRange(1, MAX_RANKS), default=MAX_RANKS, show_default=True, help="Most ranks in a scenario."
 )
@@ -43,8 +45,8 @@ def fuzz(  # noqa: PLR0913, PLR0917 - options
 ) -> ExitCode:
     """Check generated scenarios, shrink what fails, and keep it.
 
-    A training that is wrong on purpose, drawn by the seed, is part of it as a control: exit code 3 where that is not found.
-    Ctrl-C ends it early: what was found is kept, and the exit code is that of what was found.
+    As a control, one known bug, chosen by the seed, is planted in some scenarios: exit code 3 if the check does not catch it.
+    Ctrl-C ends the run early: findings so far are kept, and the exit code tells whether there are any.
     """
     from equivcheck.campaign.control import applicable_mutants
     from equivcheck.campaign.plan import Plan
@@ -69,7 +71,7 @@ def run_plan(plan: Plan, store: Path, as_json: bool) -> ExitCode:
     from equivcheck.findings.store import FindingStore
     from equivcheck.report.progress import ProgressLine
     from equivcheck.report.summary_object import summary_object
-    from equivcheck.report.tables import print_summary
+    from equivcheck.report.summary_text import print_summary
 
     with ProgressLine(console(stderr=True)) as progress:
         summary = run_campaign(plan, FindingStore(store), [progress])
@@ -83,10 +85,10 @@ def run_plan(plan: Plan, store: Path, as_json: bool) -> ExitCode:
 def exit_code(summary: Summary) -> ExitCode:
     """Of a campaign: a checker that broke, or missed its control, comes before what it had found."""
     if summary.broken:
-        click.echo(f"error: the checker itself could not go on: {summary.broken.splitlines()[0]}", err=True)
+        click.echo(f"error: the checker itself failed: {summary.broken.splitlines()[0]}", err=True)
         return ExitCode.CANNOT_RUN
     if summary.control is not None and summary.has_survivor:
-        from equivcheck.report.tables import control_text
+        from equivcheck.report.summary_text import control_text
 
         told = "a clean result here proves nothing: the control was not caught"
         click.echo(f"error: {control_text(summary.control)} ({summary.control.wrong.rstrip('.')}); {told}", err=True)

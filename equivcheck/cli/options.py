@@ -35,13 +35,13 @@ store_option = click.option(
     show_default=True,
     help="Folder of the findings.",
 )
-confirm_option = click.option("--confirm", is_flag=True, help="Run a finding once more, on the processes of gloo.")
+confirm_option = click.option("--confirm", is_flag=True, help="Run a finding again, on processes (gloo).")
 world_type = click.Choice(COMPARABLE)
 
 
 def deadline_option(default: float) -> Option:
     """``--deadline``."""
-    text = "Limit for one run of the ranks, in seconds."
+    text = "Time limit for one run of the ranks, in seconds."
     return click.option("--deadline", type=click.FloatRange(min=0, min_open=True), default=default, show_default=True, help=text)
 
 
@@ -53,7 +53,7 @@ def world_option(default: str | None, text: str = "Where the ranks run.") -> Opt
 def check_layouts(context: click.Context, parameter: click.Parameter, value: tuple[str, ...]) -> tuple[str, ...]:  # noqa: ARG001
     """Refuse the name of a layout that does not exist, and list those that do."""
     if value:
-        from equivcheck.layouts.registry import kinds_of
+        from equivcheck.composition.registry import kinds_of
 
         try:
             for name in value:

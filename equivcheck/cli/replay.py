@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from equivcheck.verdict.verdict import Verdict
 
 
-class Again(Choice):
+class ReplayResult(Choice):
     """What a finding does when it is checked again."""
 
     STILL = "still"
@@ -25,9 +25,9 @@ class Again(Choice):
 
 
 _SENTENCES = {
-    Again.STILL: "still shows",
-    Again.DIFFERENTLY: "still fails, but in another way",
-    Again.NO_LONGER: "no longer shows",
+    ReplayResult.STILL: "still shows",
+    ReplayResult.DIFFERENTLY: "still fails, but in another way",
+    ReplayResult.NO_LONGER: "no longer shows",
 }
 
 
@@ -43,7 +43,7 @@ def replay(  # noqa: PLR0913, PLR0917 - options
 ) -> ExitCode:
     """Check a FINDING again: its folder, or the first digits of its fingerprint.
 
-    It runs in a process of its own, as some findings kill theirs.
+    It runs in a separate process, as some findings crash theirs.
     """
     from equivcheck.campaign.isolated import check_isolated
     from equivcheck.oracle.confirm import CONFIRMING, confirmed, may_be_confirmed
@@ -57,7 +57,7 @@ def replay(  # noqa: PLR0913, PLR0917 - options
         print_json(_object(kept, again, verdict))
     else:
         _print(kept, again, verdict)
-    return ExitCode.NOTHING_FOUND if again is Again.NO_LONGER else ExitCode.FINDINGS
+    return ExitCode.NOTHING_FOUND if again is ReplayResult.NO_LONGER else ExitCode.FINDINGS
 
 
 def find(finding: str, store: Path) -> Finding:
@@ -70,18 +70,18 @@ def find(finding: str, store: Path) -> Finding:
     return FindingStore(store).load(finding)
 
 
-def compare(kept: Finding, verdict: Verdict) -> Again:
+def compare(kept: Finding, verdict: Verdict) -> ReplayResult:
     """What became of a finding."""
     from equivcheck.findings.fingerprint import fingerprint
 
     if not verdict.outcome.is_finding:
-        return Again.NO_LONGER
-    return Again.STILL if fingerprint(verdict) == kept.fingerprint else Again.DIFFERENTLY
+        return ReplayResult.NO_LONGER
+    return ReplayResult.STILL if fingerprint(verdict) == kept.fingerprint else ReplayResult.DIFFERENTLY
 
 
-def _object(kept: Finding, again: Again, verdict: Verdict) -> dict[str, Any]:
+def _object(kept: Finding, again: ReplayResult, verdict: Verdict) -> dict[str, Any]:
     from equivcheck.findings.finding import verdict_object
-    from equivcheck.scenario.codec import encode
+    from equivcheck.scenario.file_format.codec import encode
 
     return {
         "fingerprint": kept.fingerprint,
@@ -92,7 +92,7 @@ def _object(kept: Finding, again: Again, verdict: Verdict) -> dict[str, Any]:
     }
 
 
-def _print(kept: Finding, again: Again, verdict: Verdict) -> None:
+def _print(kept: Finding, again: ReplayResult, verdict: Verdict) -> None:
     from equivcheck.report.verdict_text import print_verdict
 
     click.echo(f"{kept.fingerprint} {_SENTENCES[again]} (found {kept.environment.date} with torch {kept.environment.torch})")

@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.option("--mutants", metavar="NAME,...", help="Only these, in that order; may be repeated.  [default: all]", multiple=True)
+@click.option("--mutants", metavar="NAME,...", help="Only these, in this order; may be repeated.  [default: all]", multiple=True)
 @click.option(
-    "--examples", type=click.IntRange(1, 500), default=200, show_default=True, help="Scenarios drawn for a mutant at most."
+    "--examples", type=click.IntRange(1, 500), default=200, show_default=True, help="Most scenarios generated for a mutant."
 )
 @click.option(
     "--seconds-per-mutant",
@@ -26,22 +26,22 @@ if TYPE_CHECKING:
     type=click.FloatRange(min=0, min_open=True),
     default=120.0,
     show_default=True,
-    help="Time for drawing and checking them; shrinking takes up to 20 more.",
+    help="Time limit for checking them; shrinking takes up to 20 more.",
 )
-@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Draws the scenarios.")
-@click.option("--workers", type=click.IntRange(min=1), help="Processes.  [default: one a core]")
+@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of the generated scenarios.")
+@click.option("--workers", type=click.IntRange(min=1), help="Worker processes.  [default: one per core]")
 @json_option
 def selftest(  # noqa: PLR0913, PLR0917 - options
     mutants: tuple[str, ...], examples: int, seconds: float, seed: int, workers: int | None, as_json: bool
 ) -> ExitCode:
-    """Plant trainings that are wrong on purpose, and see whether generated scenarios reach and the checker catches them.
+    """Plant known bugs (mutants) into parallel trainings, one at a time, and measure how many of them the checker catches.
 
-    What is caught is shrunk and explained. Exit code 1 where a mutant was not reached or survives. Ctrl-C ends it early, with
-    what is known by then.
+    The scenario of a catch is shrunk and diagnosed. Exit code 1 if a mutant has no effect in any generated scenario, or is never
+    caught. Ctrl-C ends it early, with the results so far.
     """
     from equivcheck.report.selftest_object import selftest_object
     from equivcheck.report.selftest_text import print_selftest
-    from equivcheck.selftest.effort import Effort
+    from equivcheck.selftest.examine import Effort
     from equivcheck.selftest.supervisor import selftest as examine_all
 
     chosen = _chosen(mutants)

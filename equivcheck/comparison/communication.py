@@ -1,58 +1,65 @@
-"""Holding what the ranks told each other against what was foreseen."""
+"""Holding what the ranks communicated against what was expected."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
-from equivcheck.layouts.communication import Key, Totals, described, order_of, totals
-from equivcheck.layouts.prediction import predicted
+from equivcheck.composition.expected_calls import predicted
+from equivcheck.layouts.expected_calls.communication import Key, Totals, described, order_of, totals
 from equivcheck.scenario import Scenario
 from equivcheck.trace.differences import Difference, Divergence, Phase
 from equivcheck.trace.stage import Stage
+from equivcheck.worlds.call import Call
 from equivcheck.worlds.ranks import Run
 
-_NOT_FORESEEN = (Stage.SETUP, Stage.READING)
+_NOT_MODELLED = (Stage.SETUP, Stage.READING)
 """Stages that are no part of the training's steps."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallComparison:
-    """How a run's calls compare with what was foreseen."""
+    """How a run's calls compare with what was expected."""
 
     divergences: tuple[Divergence, ...] = ()
     """Each kind of calls that differs, at the first rank where it does, in the order of steps and stages."""
-    unforeseen: str = ""
+    unmodelled: str = ""
     """Why nothing was compared; empty where it was."""
 
 
 def compare_calls(scenario: Scenario, world: str, run: Run) -> CallComparison:
-    """Compare the calls of each rank with what was foreseen for it."""
+    """Compare the calls of each rank with what was expected for it."""
     if not run.calls:
-        return CallComparison(unforeseen=f"world {world} does not see calls")
-    training, layout = scenario.training, scenario.layout
-    reason = predicted(training, layout).reason
+        return CallComparison(unmodelled=f"world {world} does not see calls")
+    reason = predicted(scenario.training, scenario.layout).reason
     if reason:
-        return CallComparison(unforeseen=reason)
+        return CallComparison(unmodelled=reason)
     found: dict[Key, Divergence] = {}
     for rank, calls in enumerate(run.calls):
-        expected, actual = predicted(training, layout, rank).totals, totals(calls, layout.mesh, without=_NOT_FORESEEN)
-        if expected != actual:
-            for key in expected.keys() | actual.keys():
-                if expected.get(key) != actual.get(key) and key not in found:
-                    found[key] = _divergence(key, rank, expected, actual)
+        found = differing_calls(scenario, rank, calls) | found
     return CallComparison(divergences=tuple(found[key] for key in sorted(found, key=order_of)))
+
+
+def differing_calls(scenario: Scenario, rank: int, calls: Iterable[Call]) -> dict[Key, Divergence]:
+    """Where the calls of a rank in the steps are not those that were expected for it, in the order of steps and stages."""
+    training, layout = scenario.training, scenario.layout
+    expected, actual = predicted(training, layout, rank).totals, totals(calls, layout.mesh, without=_NOT_MODELLED)
+    if expected == actual:
+        return {}
+    keys = sorted(expected.keys() | actual.keys(), key=order_of)
+    return {key: _divergence(key, rank, expected, actual) for key in keys if expected.get(key) != actual.get(key)}
 
 
 def _divergence(key: Key, rank: int, expected: Totals, actual: Totals) -> Divergence:
     step, stage, op, axes = key
-    foreseen, counted = expected.get(key, (0, 0)), actual.get(key, (0, 0))
+    modelled, counted = expected.get(key, (0, 0)), actual.get(key, (0, 0))
     return Divergence(
         step=step,
         phase=Phase.COMMUNICATION,
         tensor=f"{op} over {axes or 'one rank'} in {stage.value}",
-        difference=Difference.BYTES if foreseen[0] == counted[0] else Difference.CALLS,
+        difference=Difference.BYTES if modelled[0] == counted[0] else Difference.CALLS,
         rank=rank,
-        expected=described(*foreseen),
+        expected=described(*modelled),
         actual=described(*counted),
         error=float("inf"),
     )

@@ -9,7 +9,7 @@ from inspect import get_annotations
 from typing import Any, get_type_hints
 
 from equivcheck.choice import Choice
-from equivcheck.scenario import Scenario, Start
+from equivcheck.scenario import Resume, Scenario
 
 MANY = 3
 """From here on, whole numbers and lengths are alike."""
@@ -23,7 +23,7 @@ class Feature:
     """One field of a noun with one value, or with one of a bucket of values."""
 
     part: str
-    """Which part of a scenario it belongs to: ``training.optimizer``, ``layout.parallelisms``, ``start`` ..."""
+    """Which part of a scenario it belongs to: ``training.optimizer``, ``layout.parallelisms``, ``resume`` ..."""
     noun: str
     """The class that declares the field, so that those that inherit it have it in common."""
     field: str
@@ -48,12 +48,12 @@ def located_features(scenario: Scenario) -> Iterator[tuple[Feature, Path]]:
     """
     for top in ("training", "layout"):
         yield from _of_noun(getattr(scenario, top), top, (top,))
-    start = scenario.start
-    yield _feature("start", "Scenario", "start", str(start and start.layout.name)), ("start",)
-    if start is not None:
-        for field in _fields(Start):
+    resume = scenario.resume
+    yield _feature("resume", "Scenario", "resume", str(resume and resume.layout.name)), ("resume",)
+    if resume is not None:
+        for field in _fields(Resume):
             if field.name != "layout":
-                yield _feature("start", "Start", field.name, field.bucket(getattr(start, field.name))), ("start", field.name)
+                yield _feature("resume", "Resume", field.name, field.bucket(getattr(resume, field.name))), ("resume", field.name)
 
 
 def _of_noun(noun: Any, part: str, path: Path) -> Iterator[tuple[Feature, Path]]:

@@ -9,17 +9,16 @@ out, what a layout cannot run.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from itertools import combinations, product
 from typing import Any
 
+from equivcheck.composition.fitting import fitted, row_multiple, with_scaled_rows
 from equivcheck.coverage.features import Feature, Path, features, located_features
 from equivcheck.coverage.pairs import Pairs, pairs_of
 from equivcheck.errors import InvalidScenario
-from equivcheck.layouts.hand_over_limits import handed_over, why_unsupported
-from equivcheck.layouts.registry import BrokenLayout, repaired, repaired_layout
-from equivcheck.scenario import Axis, Layout, Mesh, Pipeline, Scenario
-from equivcheck.strategies.rows import shared_out
+from equivcheck.scenario import Axis, Mesh, Scenario
 
 KEPT_EXAMPLES = 4
 """Scenarios kept of each feature."""
@@ -61,7 +60,7 @@ def witness(one: Feature, other: Feature, examples: Examples) -> Scenario | None
         return None
     for first, second in product(examples.of(one), examples.of(other)):
         for scenario in (*_crossed(first, second, other), *_crossed(second, first, one)):
-            if {one, other} <= features(scenario) and why_unsupported(scenario) is None:
+            if {one, other} <= features(scenario):
                 return scenario
     return None
 
@@ -120,17 +119,7 @@ def _repaired(scenario: Scenario | None) -> Scenario | None:
     """The nearest scenario within all limits, rows shared out as the strategies do; None if there is none."""
     if scenario is None:
         return None
-    try:
-        layout = repaired_layout(scenario.layout)
-        training = replace(scenario.training, data=shared_out(scenario.training.data, _shares(layout)))
-        training = repaired(training, layout)
-        if scenario.start is not None:
-            training = handed_over(training, layout, scenario.start.layout)
-        return replace(scenario, training=training, layout=layout)
-    except (BrokenLayout, InvalidScenario, AttributeError, IndexError, ZeroDivisionError):
-        return None
-
-
-def _shares(layout: Layout) -> int:
-    chunks = [parallelism.num_chunks for parallelism in layout.of(Pipeline)]
-    return layout.num_data_ranks * max(chunks, default=1)
+    # What is crossed may be no scenario at all: a tuple with a noun of another kind, or too short a plan.
+    with suppress(InvalidScenario, AttributeError, IndexError, ZeroDivisionError):
+        return fitted(replace(scenario, training=with_scaled_rows(scenario.training, row_multiple(scenario.layout))))
+    return None

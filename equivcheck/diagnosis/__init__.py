@@ -1,1 +1,1 @@
-"""Why a scenario diverged: trainings that are wrong in a known way, tried one after the other."""
+"""Why a scenario diverged, hung or crashed: trainings that are wrong in a known way, tried one after the other."""

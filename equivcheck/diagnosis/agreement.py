@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from equivcheck.diagnosis.case import Case
+from equivcheck.diagnosis.diverged_run import DivergedRun
 from equivcheck.reference.noise import ABSOLUTE, FACTOR, Expected, eps_of
 from equivcheck.trace.differences import Difference, Phase
 from equivcheck.trace.moments import Moment, moments
@@ -16,24 +16,24 @@ from equivcheck.trace.tensors import Vector
 from equivcheck.trace.trace import Piece, Trace
 
 
-def num_agreeing(case: Case, traces: Sequence[Trace]) -> int:
+def num_agreeing_moments(diverged: DivergedRun, traces: Sequence[Trace]) -> int:
     """How many moments, from the first on, the ranks left as the counterfactual did: its traces are one for each rank, or one."""
     made = list(zip(*map(moments, traces), strict=True))
     count = 0
-    for index, (expected, found, other) in enumerate(zip(case.reference.moments, case.found, made, strict=False)):
+    for index, (expected, found, other) in enumerate(zip(diverged.reference.moments, diverged.found, made, strict=False)):
         if (expected.step, expected.phase) != (other[0].step, other[0].phase):
             break  # the counterfactual ran fewer steps
-        if not _agrees(case, expected, found, other) or not _disagrees_alike(case, expected, other):
+        if not _agrees(diverged, expected, found, other) or not _disagrees_alike(diverged, expected, other):
             break
         count = index + 1
     return count
 
 
-def _agrees(case: Case, expected: Expected, found: tuple[Moment, ...], made: tuple[Moment, ...]) -> bool:
+def _agrees(diverged: DivergedRun, expected: Expected, found: tuple[Moment, ...], made: tuple[Moment, ...]) -> bool:
     wholes = [whole_tensors(moment.snapshot) for moment in made]
     if expected.phase is Phase.LOSS:
-        return _losses_agree(case, expected, found, wholes)
-    limits = _limits(case, expected, wholes)
+        return _losses_agree(diverged, expected, found, wholes)
+    limits = _limits(diverged, expected, wholes)
     held: dict[str, int] = {}
     for rank, moment in enumerate(found):
         whole = wholes[rank % len(wholes)]
@@ -57,12 +57,12 @@ def _piece_agrees(piece: Piece, values: Vector | None, whole: Whole, limits: dic
     return _distance(values, part_of(other, piece)) <= limits[piece.name]
 
 
-def _losses_agree(case: Case, expected: Expected, found: tuple[Moment, ...], wholes: list[Whole]) -> bool:
+def _losses_agree(diverged: DivergedRun, expected: Expected, found: tuple[Moment, ...], wholes: list[Whole]) -> bool:
     held = [moment.snapshot.values for moment in found if moment.snapshot.present[0]]
     made = [whole["loss"] for whole in wholes if "loss" in whole]
     if not held or not made:
         return not held and not made
-    limits = _limits(case, expected, wholes)
+    limits = _limits(diverged, expected, wholes)
     return _distance(np.mean(held, axis=0).reshape(-1), np.mean(made, axis=0).reshape(-1)) <= limits["loss"]
 
 
@@ -73,9 +73,9 @@ def _distance(values: Vector, other: Vector) -> float:
     return math.inf if np.isnan(distance) else float(distance)
 
 
-def _limits(case: Case, expected: Expected, wholes: list[Whole]) -> dict[str, float]:
+def _limits(diverged: DivergedRun, expected: Expected, wholes: list[Whole]) -> dict[str, float]:
     """The tolerance of each tensor: the reference's, grown as the tensor is larger in the counterfactual."""
-    eps = eps_of(case.scenario.training.precision.value)
+    eps = eps_of(diverged.training.precision.value)
     with np.errstate(invalid="ignore", over="ignore"):
         sizes = [{name: float(np.linalg.norm(values)) for name, values in whole.items()} for whole in wholes]
     largest = np.nanmax([size for each in sizes for size in each.values()], initial=0.0)
@@ -91,11 +91,11 @@ def _limits(case: Case, expected: Expected, wholes: list[Whole]) -> dict[str, fl
     return limits
 
 
-def _disagrees_alike(case: Case, expected: Expected, made: tuple[Moment, ...]) -> bool:
+def _disagrees_alike(diverged: DivergedRun, expected: Expected, made: tuple[Moment, ...]) -> bool:
     """Whether tensors on which ranks disagree are also such in the counterfactual."""
     names = {
         divergence.tensor
-        for divergence in case.divergences
+        for divergence in diverged.divergences
         if divergence.difference is Difference.RANKS_DISAGREE
         and (divergence.step, divergence.phase) == (expected.step, expected.phase)
     }

@@ -7,15 +7,15 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from equivcheck.diagnosis.agreement import num_agreeing
-from equivcheck.diagnosis.case import Case, case_of
-from equivcheck.diagnosis.catalogue import counterfactuals
-from equivcheck.diagnosis.counterfactual import Counterfactual
+from equivcheck.composition.running import able
+from equivcheck.diagnosis.ablation import cause_by_ablation
+from equivcheck.diagnosis.agreement import num_agreeing_moments
+from equivcheck.diagnosis.catalogue.candidates import candidates
+from equivcheck.diagnosis.catalogue.counterfactual import Counterfactual
+from equivcheck.diagnosis.diverged_run import DivergedRun, run_again
 from equivcheck.diagnosis.drift import drift_of
 from equivcheck.diagnosis.failures import diagnosis_of_failure
-from equivcheck.diagnosis.leaving_out import culprit_of
 from equivcheck.diagnosis.patterns import pattern_of
-from equivcheck.layouts.running import able
 from equivcheck.trace.differences import Difference, Phase
 from equivcheck.train.setup import Setup
 from equivcheck.train.threads import one_thread
@@ -24,85 +24,12 @@ from equivcheck.verdict.verdict import Outcome, Verdict
 from equivcheck.worlds.failure import RanksFailed
 from equivcheck.worlds.ranks import Ranks
 
-_SAYING_NO_MORE = (Cause.SCALED, Cause.NOT_UNSCALED)
+_FACTORS = (Cause.SCALED, Cause.NOT_UNSCALED)
 """Not named beside another cause that fits: any constant factor is one of these as well."""
 
 
 LONGEST_SECONDS = 120.0
 """After so much trying nothing more is tried; scenarios that have been shrunk take less than one, most others a few."""
-
-
-def explained(
-    verdict: Verdict,
-    *,
-    alter: Callable[[Setup], None] | None = None,
-    world: str | Ranks = "sim",
-    deadline: float = 60.0,
-) -> Verdict:
-    """The verdict with a diagnosis, if something that is known to go wrong explains it, and with the steps that go wrong.
-
-    `alter` must be what the verdict was found with: the scenario's ranks run again, in `world`, or where that shows nothing in
-    the verdict's own; `deadline` is in seconds, for each run. Verdicts that are no findings come back as they are.
-    """
-    if verdict.failure is not None and verdict.outcome.is_finding:
-        return replace(verdict, diagnosis=diagnosis_of_failure(verdict.failure))
-    if verdict.outcome is not Outcome.DIVERGED:
-        return verdict
-    if verdict.divergence is not None and verdict.divergence.difference is Difference.FULL_TENSOR:
-        return _of_right_values(verdict)
-    for place in dict.fromkeys((able(verdict.scenario, world), verdict.world)):
-        try:
-            case = case_of(verdict.scenario, alter, place, deadline)
-        except RanksFailed as error:
-            return replace(verdict, drift=f"not found: run again, the ranks fail ({error})")
-        if case is not None:
-            found = diagnosis_of(case) or culprit_of(verdict.scenario, alter, place, deadline) or pattern_of(case)
-            return replace(verdict, diagnosis=found, drift=drift_of(case, alter, place, deadline))
-    return _of_right_values(verdict)
-
-
-def _of_right_values(verdict: Verdict) -> Verdict:
-    """Of ranks that leave the right values: in this run as in the one that the verdict is about, or in this one only."""
-    first = verdict.divergence
-    if first is not None and first.difference is Difference.FULL_TENSOR:
-        words = f"shards are right, but DTensor's full_tensor() does not put them together again: {first.tensor}"
-        return replace(verdict, diagnosis=Diagnosis(cause=Cause.READ_BY_TORCH, sentence=words, exact=False))
-    if first is None or first.phase is not Phase.COMMUNICATION:
-        return replace(verdict, drift="not reproduced: a second run matched")
-    words = f"values match; communication does not: {first.tensor} is {first.actual}, not {first.expected}"
-    return replace(verdict, diagnosis=Diagnosis(cause=Cause.COMMUNICATION, sentence=words, exact=False))
-
-
-def diagnosis_of(case: Case) -> Diagnosis | None:
-    """What explains a case; None if nothing that is known does."""
-    with one_thread(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        fits = _fits(case)
-    exact = [fit for fit in fits if fit.exact]
-    if exact:
-        return _told(exact[0], exact)
-    if {found.tensor for found in case.divergences} == {"norm"}:
-        words = (
-            f"gradients are clipped as they should be, but the norm returned is {case.first.actual}, not {case.first.expected}"
-        )
-        return Diagnosis(cause=Cause.NORM_MISREPORTED, sentence=words, exact=True)
-    return _told(max(fits, key=lambda fit: fit.num_moments), []) if fits else None
-
-
-def _fits(case: Case) -> list[Fit]:
-    """What fits, until two different causes explain everything; for the second, only what is quick is tried."""
-    found: list[Fit] = []
-    start = time.monotonic()
-    for candidate in counterfactuals(case):
-        if time.monotonic() - start > LONGEST_SECONDS:
-            break
-        causes = {each.candidate.cause for each in found if each.exact}
-        if len(causes) > 1:
-            break
-        fit = _fit(case, candidate) if candidate.alone or not causes else None
-        if fit is not None:
-            found.append(fit)
-    return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,25 +46,97 @@ class Fit:
     """The first step that differs from the reference."""
 
 
-def _fit(case: Case, candidate: Counterfactual) -> Fit | None:
-    step, everything = case.first.step, case.scenario.training.steps
+def explained(
+    verdict: Verdict,
+    *,
+    alter: Callable[[Setup], None] | None = None,
+    world: str | Ranks = "sim",
+    deadline: float = 60.0,
+) -> Verdict:
+    """The verdict with a diagnosis, if a known fault reproduces it, and with the steps that go wrong.
+
+    `alter` must be what the verdict was found with: the scenario's ranks run again, in `world`, or where that shows nothing in
+    the verdict's own; `deadline` is in seconds, for each run. Verdicts that are no findings come back as they are.
+    """
+    if verdict.failure is not None and verdict.outcome.is_finding:
+        return replace(verdict, diagnosis=diagnosis_of_failure(verdict.failure))
+    if verdict.outcome is not Outcome.DIVERGED:
+        return verdict
+    if verdict.divergence is not None and verdict.divergence.difference is Difference.FULL_TENSOR:
+        return _of_right_values(verdict)
+    for place in dict.fromkeys((able(verdict.scenario, world), verdict.world)):
+        try:
+            diverged = run_again(verdict.scenario, alter, place, deadline)
+        except RanksFailed as error:
+            return replace(verdict, drift=f"not reproduced: in a second run the ranks fail ({error})")
+        if diverged is not None:
+            found = diagnosis_of(diverged) or cause_by_ablation(verdict.scenario, alter, place, deadline) or pattern_of(diverged)
+            return replace(verdict, diagnosis=found, drift=drift_of(diverged, alter, place, deadline))
+    return _of_right_values(verdict)
+
+
+def _of_right_values(verdict: Verdict) -> Verdict:
+    """Of ranks that leave the right values: in this run as in the one that the verdict is about, or in this one only."""
+    first = verdict.divergence
+    if first is not None and first.difference is Difference.FULL_TENSOR:
+        words = f"the shards of `{first.tensor}` are right, but DTensor's full_tensor() returns other values"
+        return replace(verdict, diagnosis=Diagnosis(cause=Cause.READ_BY_TORCH, sentence=words, exact=False))
+    if first is None or first.phase is not Phase.COMMUNICATION:
+        return replace(verdict, drift="not reproduced: a second run matched")
+    words = f"values match; communication does not: {first.tensor} is {first.actual}, not {first.expected}"
+    return replace(verdict, diagnosis=Diagnosis(cause=Cause.COMMUNICATION, sentence=words, exact=False))
+
+
+def diagnosis_of(diverged: DivergedRun) -> Diagnosis | None:
+    """What explains a run; None if nothing that is known does."""
+    with one_thread(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        fits = _fits(diverged)
+    exact = [fit for fit in fits if fit.exact]
+    if exact:
+        return _told(exact[0], exact)
+    if {found.tensor for found in diverged.divergences} == {"norm"}:
+        first = diverged.first
+        words = f"gradients are clipped correctly, but the norm returned is {first.actual}, not {first.expected}"
+        return Diagnosis(cause=Cause.NORM_MISREPORTED, sentence=words, exact=True)
+    return _told(max(fits, key=lambda fit: fit.num_moments), []) if fits else None
+
+
+def _fits(diverged: DivergedRun) -> list[Fit]:
+    """What fits, until two different causes explain everything; for the second, only what is quick is tried."""
+    found: list[Fit] = []
+    start = time.monotonic()
+    for candidate in candidates(diverged):
+        if time.monotonic() - start > LONGEST_SECONDS:
+            break
+        causes = {each.candidate.cause for each in found if each.exact}
+        if len(causes) > 1:
+            break
+        fit = _fit(diverged, candidate) if candidate.is_quick or not causes else None
+        if fit is not None:
+            found.append(fit)
+    return found
+
+
+def _fit(diverged: DivergedRun, candidate: Counterfactual) -> Fit | None:
+    step, num_steps, least = diverged.first.step, diverged.training.steps, diverged.num_moments
     try:
-        if step + 1 < everything and num_agreeing(case, candidate.run(step + 1)) < case.num_moments:
+        if step + 1 < num_steps and num_agreeing_moments(diverged, candidate.run(step + 1)) < least:
             return None
-        count = num_agreeing(case, candidate.run(everything))
+        count = num_agreeing_moments(diverged, candidate.run(num_steps))
     except RuntimeError:
         return None  # torch refuses what is wrong in this way, as clipping where no gradient is left
-    if count < case.num_moments:
+    if count < least:
         return None
-    return Fit(candidate=candidate, num_moments=count, exact=count == len(case.found), step=step)
+    return Fit(candidate=candidate, num_moments=count, exact=count == len(diverged.found), step=step)
 
 
 def _told(fit: Fit, others: list[Fit]) -> Diagnosis:
     sentence = fit.candidate.sentence
     if not fit.exact:
-        sentence += f" at step {fit.step}; what follows differs from that as well"
-    told = (fit.candidate.cause, *_SAYING_NO_MORE)
+        sentence += f" at step {fit.step}; this does not explain all that differs afterwards"
+    told = (fit.candidate.cause, *_FACTORS)
     also = next((other.candidate for other in others if other.candidate.cause not in told), None)
     if also is not None:
-        sentence += f" (what the ranks left does not tell this from another: {also.sentence})"
+        sentence += f" (the results fit another cause as well: {also.sentence})"
     return Diagnosis(cause=fit.candidate.cause, sentence=sentence, exact=fit.exact)

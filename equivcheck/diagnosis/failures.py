@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from equivcheck.diagnosis.words import listed
+from equivcheck.diagnosis.words import numbered
 from equivcheck.verdict.cause import Cause, Diagnosis
 from equivcheck.worlds.failure import Failure, RankReport, RankState
 
@@ -21,10 +21,9 @@ def _of_failed(failed: list[RankReport], reports: tuple[RankReport, ...]) -> str
     first = failed[0]
     who = "every rank" if len(failed) == len(reports) else _ranks(failed)
     verb = "raises" if first.state is RankState.RAISED else "dies:"
-    lines = first.error.splitlines()
     waiting = [report for report in reports if report.state is RankState.WAITING]
     wait = f"; {_ranks(waiting)} {_verb(waiting, 'waits', 'wait')} in {waiting[0].pending}" if waiting else ""
-    return f"{who} {verb} {lines[0] if lines else 'without a word'}{wait}"
+    return f"{who} {verb} {_error(first)}{wait}"
 
 
 def _of_calls(reports: tuple[RankReport, ...]) -> str:
@@ -33,7 +32,7 @@ def _of_calls(reports: tuple[RankReport, ...]) -> str:
     for report in reports:
         groups.setdefault(_doing(report), []).append(report)
     parts = [f"{_ranks(group)} {_verb(group, *doing.split('|'))}" for doing, group in groups.items()]
-    return f"ranks do not issue the same calls: {'; '.join(parts)}"
+    return f"ranks issue different communication calls: {'; '.join(parts)}"
 
 
 def _doing(report: RankReport) -> str:
@@ -41,14 +40,16 @@ def _doing(report: RankReport) -> str:
     if report.state is RankState.WAITING:
         return f"waits in {report.pending}|wait in {report.pending}"
     if report.state in _FAILED:
-        error = report.error.splitlines()[0] if report.error else "without a word"
-        return f"fails: {error}|fail: {error}"
-    return "has finished|have finished" if report.state is RankState.FINISHED else "still computes|still compute"
+        return f"fails: {_error(report)}|fail: {_error(report)}"
+    return "has finished|have finished" if report.state is RankState.FINISHED else "is still computing|are still computing"
+
+
+def _error(report: RankReport) -> str:
+    return report.error.splitlines()[0] if report.error else "without an error message"
 
 
 def _ranks(reports: list[RankReport]) -> str:
-    numbers = [str(report.rank) for report in reports]
-    return f"rank {numbers[0]}" if len(numbers) == 1 else f"ranks {listed(numbers)}"
+    return numbered([report.rank for report in reports])
 
 
 def _verb(reports: list[RankReport], one: str, many: str) -> str:

@@ -1,4 +1,4 @@
-"""What can be said of values that no known way to be wrong explains: plain patterns in what differs first."""
+"""Plain patterns in what differs first, told where no counterfactual explains it: a hint, no proof."""
 
 from __future__ import annotations
 
@@ -7,10 +7,9 @@ from collections.abc import Iterator
 import numpy as np
 import torch
 
-from equivcheck.diagnosis.case import Case
-from equivcheck.diagnosis.precision import KINDS
-from equivcheck.diagnosis.scaled import ratio_of
-from equivcheck.diagnosis.words import listed, number_of, rows_of_tensor, tensors
+from equivcheck.diagnosis.catalogue.precision import other_types
+from equivcheck.diagnosis.diverged_run import DivergedRun
+from equivcheck.diagnosis.words import number_of, numbered, rows_of_tensor, tensors
 from equivcheck.trace.differences import Difference, Phase
 from equivcheck.trace.pieces import Whole, part_of, parts_of
 from equivcheck.verdict.cause import Cause, Diagnosis
@@ -19,59 +18,63 @@ NEAR = 1e-6
 """Share of a value by which two may differ and still be called alike in a pattern."""
 
 
+NO_PROOF = "(a pattern in the values, no proof: no known fault reproduces them)"
+
 SCALARS = ("loss", "norm")
-"""Of one number, a ratio says nothing unless it is the number of something."""
+"""Of one number, a ratio is no pattern unless it is the number of something."""
 
 
-def pattern_of(case: Case) -> Diagnosis | None:
+def pattern_of(diverged: DivergedRun) -> Diagnosis | None:
     """The first pattern that fits."""
-    return next(_patterns(case), None)
+    return next(_patterns(diverged), None)
 
 
-def _patterns(case: Case) -> Iterator[Diagnosis]:
-    yield from _unread(case)
-    found, expected = case.whole(case.first.step, case.first.phase), case.expected_values(case.first.step, case.first.phase)
-    names = [name for name in case.differing(case.first.phase) if name in found and name in expected]
+def _patterns(diverged: DivergedRun) -> Iterator[Diagnosis]:
+    yield from _unread(diverged)
+    step, phase = diverged.first.step, diverged.first.phase
+    found, expected = diverged.found_values(step, phase), diverged.expected_values(step, phase)
+    names = [name for name in diverged.differing(phase) if name in found and name in expected]
     names = [name for name in names if found[name].shape == expected[name].shape and found[name].size]
     if not names:
         return
-    yield from _zero(case, names, found)
-    yield from _rounded(case, names, found)
-    yield from _earlier(case, names, found)
-    yield from _multiple(case, names)
-    yield from _disagreeing(case)
-    yield from _partial(case, names, found, expected)
+    yield from _zero(diverged, names, found)
+    yield from _rounded(diverged, names, found)
+    yield from _earlier(diverged, names, found)
+    yield from _multiple(diverged, names)
+    yield from _disagreeing(diverged)
+    yield from _partial(diverged, names, found, expected)
 
 
 def _pattern(cause: Cause, words: str) -> Diagnosis:
-    return Diagnosis(cause=cause, sentence=words, exact=False)
+    return Diagnosis(cause=cause, sentence=f"{words} {NO_PROOF}", exact=False)
 
 
-def _unread(case: Case) -> Iterator[Diagnosis]:
-    if case.first.difference is Difference.NAN or case.first.actual == "nan":
-        words = f"{_what(case, [case.first.tensor])} NaN, as what communication brings is until it has been waited for"
+def _unread(diverged: DivergedRun) -> Iterator[Diagnosis]:
+    first = diverged.first
+    if first.difference is Difference.NAN or first.actual == "nan":
+        words = f"{_what(diverged, [first.tensor])} NaN, as the result of an asynchronous call is until it has been waited for"
         yield _pattern(Cause.READ_BEFORE_DONE, words)
 
 
-def _what(case: Case, names: list[str]) -> str:
-    phase = case.first.phase
-    kind = {Phase.GRADIENT: "the gradient of ", Phase.CLIPPING: "the clipped gradient of "}.get(phase, "")
-    return f"{kind}{tensors(names)} {'is' if len(names) == 1 else 'are'}"
+def _what(diverged: DivergedRun, names: list[str]) -> str:
+    kind = {Phase.GRADIENT: "gradient", Phase.CLIPPING: "clipped gradient"}.get(diverged.first.phase, "")
+    if len(names) == 1:
+        return f"{f'the {kind} of ' if kind else ''}{tensors(names)} is"
+    return f"{f'the {kind}s of ' if kind else ''}{tensors(names)} are"
 
 
-def _zero(case: Case, names: list[str], found: Whole) -> Iterator[Diagnosis]:
+def _zero(diverged: DivergedRun, names: list[str], found: Whole) -> Iterator[Diagnosis]:
     if not any(found[name].any() for name in names):
-        yield _pattern(Cause.GRADIENT_LOST, f"{_what(case, names)} zero")
+        yield _pattern(Cause.GRADIENT_LOST, f"{_what(diverged, names)} zero")
 
 
-def _rounded(case: Case, names: list[str], found: Whole) -> Iterator[Diagnosis]:
+def _rounded(diverged: DivergedRun, names: list[str], found: Whole) -> Iterator[Diagnosis]:
     """Values that a lower precision can hold, all of them, up to a power of two."""
-    for kind in KINDS if case.rounding is None else ():
-        name = str(kind).removeprefix("torch.")
-        if name != case.scenario.training.precision.value and all(_holds(kind, found[each]) for each in names):
-            is_update = case.first.phase in (Phase.UPDATE, Phase.STATE)
+    for kind, name in other_types(diverged) if diverged.rounding is None else ():
+        if all(_holds(kind, found[each]) for each in names):
+            is_update = diverged.first.phase in (Phase.UPDATE, Phase.STATE)
             cause = Cause.MASTERS_IN_LOWER_PRECISION if is_update else Cause.REDUCED_IN_LOWER_PRECISION
-            yield _pattern(cause, f"{_what(case, names)} rounded to {name}: every element is one that it can hold")
+            yield _pattern(cause, f"{_what(diverged, names)} rounded to {name}: every element is representable in it")
 
 
 def _holds(kind: torch.dtype, values: np.ndarray) -> bool:
@@ -79,42 +82,42 @@ def _holds(kind: torch.dtype, values: np.ndarray) -> bool:
     return values.size > 0 and bool((tensor.to(kind).to(tensor.dtype) == tensor).all())
 
 
-def _earlier(case: Case, names: list[str], found: Whole) -> Iterator[Diagnosis]:
-    for step in range(case.first.step - 1, -1, -1):
-        before = case.whole(step, case.first.phase)
+def _earlier(diverged: DivergedRun, names: list[str], found: Whole) -> Iterator[Diagnosis]:
+    for step in range(diverged.first.step - 1, -1, -1):
+        before = diverged.found_values(step, diverged.first.phase)
         if all(name in before and np.allclose(found[name], before[name], rtol=NEAR, atol=0.0) for name in names):
-            yield _pattern(Cause.STALE, f"{_what(case, names)} what step {step} left")
+            yield _pattern(Cause.STALE, f"{_what(diverged, names)} equal to the value of step {step}")
 
 
-def _multiple(case: Case, names: list[str]) -> Iterator[Diagnosis]:
-    ratio = ratio_of(case, names, case.first.phase)
-    if ratio is not None and (case.first.tensor not in SCALARS or number_of(case, ratio)):
-        yield _pattern(Cause.SCALED, f"{_what(case, names)} {ratio:g} times what it should be{number_of(case, ratio)}")
+def _multiple(diverged: DivergedRun, names: list[str]) -> Iterator[Diagnosis]:
+    ratio = diverged.ratio(names, diverged.first.phase)
+    if ratio is not None and (diverged.first.tensor not in SCALARS or number_of(diverged, ratio)):
+        words = f"{_what(diverged, names)} {ratio:g} times what one device computes"
+        yield _pattern(Cause.SCALED, words + number_of(diverged, ratio))
 
 
-def _disagreeing(case: Case) -> Iterator[Diagnosis]:
-    if case.first.difference is Difference.RANKS_DISAGREE:
-        words = (
-            f"ranks disagree on `{case.first.tensor}`: rank {case.first.rank} has {case.first.actual}, not {case.first.expected}"
-        )
+def _disagreeing(diverged: DivergedRun) -> Iterator[Diagnosis]:
+    first = diverged.first
+    if first.difference is Difference.RANKS_DISAGREE:
+        words = f"ranks disagree on `{first.tensor}`: rank {first.rank} has {first.actual}, not {first.expected}"
         yield _pattern(Cause.RANKS_DISAGREE, words)
 
 
-def _partial(case: Case, names: list[str], found: Whole, expected: Whole) -> Iterator[Diagnosis]:
+def _partial(diverged: DivergedRun, names: list[str], found: Whole, expected: Whole) -> Iterator[Diagnosis]:
     wrong = {name: ~np.isclose(found[name], expected[name], rtol=NEAR, atol=0.0, equal_nan=True) for name in names}
     wrong = {name: mask for name, mask in wrong.items() if mask.any()}
-    ranks = _ranks_with(case, wrong)
-    if wrong and len(ranks) < len(case.traces) and len(case.traces) > 1:
-        who = f"rank {ranks[0]} has" if len(ranks) == 1 else f"ranks {listed([str(rank) for rank in ranks])} have"
-        yield _pattern(Cause.PART_OF_TENSOR, f"only what {who} of {tensors(list(wrong))} differs")
+    ranks = _ranks_with(diverged, wrong)
+    if wrong and len(ranks) < len(diverged.traces) and len(diverged.traces) > 1:
+        words = f"{tensors(list(wrong))} {'differs' if len(wrong) == 1 else 'differ'} on {numbered(ranks)} only"
+        yield _pattern(Cause.PART_OF_TENSOR, words)
     if wrong and not all(mask.all() for mask in wrong.values()) and all(mask.ndim for mask in wrong.values()):
-        yield _pattern(Cause.PART_OF_TENSOR, f"only {rows_of_tensor(wrong)} differ")
+        yield _pattern(Cause.PART_OF_TENSOR, f"nothing differs but {rows_of_tensor(wrong)}")
 
 
-def _ranks_with(case: Case, wrong: dict[str, np.ndarray]) -> list[int]:
+def _ranks_with(diverged: DivergedRun, wrong: dict[str, np.ndarray]) -> list[int]:
     """The ranks that hold any wrong element."""
-    for expected, found in zip(case.reference.moments, case.found, strict=True):
-        if (expected.step, expected.phase) == (case.first.step, case.first.phase):
+    for expected, found in zip(diverged.reference.moments, diverged.found, strict=True):
+        if (expected.step, expected.phase) == (diverged.first.step, diverged.first.phase):
             return [
                 rank
                 for rank, moment in enumerate(found)

@@ -5,24 +5,28 @@ from __future__ import annotations
 import math
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import groupby
 
+from equivcheck.comparison.communication import differing_calls
+from equivcheck.composition.expected_calls import predicted
+from equivcheck.composition.limits import unsupported
+from equivcheck.composition.program import rank_program
 from equivcheck.dry_run.grow import shrunk
-from equivcheck.dry_run.partition import local_shape
 from equivcheck.errors import UsageError
-from equivcheck.layouts.communication import Traffic, described, order_of, traffic
-from equivcheck.layouts.flat_layout import alignment_of, held_of
-from equivcheck.layouts.prediction import predicted
-from equivcheck.layouts.program import rank_program
-from equivcheck.layouts.registry import unsupported
+from equivcheck.layers.parameters import parameters_of
+from equivcheck.layouts.expected_calls.communication import Traffic, traffic
+from equivcheck.layouts.partition import local_shape
+from equivcheck.parallelisms.fsdp1.flat_layout import alignment_of, held_of
 from equivcheck.scenario import FSDP1, Scenario, ShardingStrategy, Wrapping
 from equivcheck.scenario.mesh import DP, SHARD
 from equivcheck.trace.stage import Stage
 from equivcheck.trace.trace import Piece, Snapshot, Trace
+from equivcheck.worlds.call import Call
 from equivcheck.worlds.fake.ranks import FakeRanks
 from equivcheck.worlds.pool import ranks
+from equivcheck.worlds.ranks import Run
 
 MAX_STEPS = 2
 """Steps that are run: the first makes state and buckets, and the second is like all others."""
@@ -71,12 +75,12 @@ class DryRun:
     plans: tuple[RankPlan, ...]
     """Of the first rank and the last."""
     problems: tuple[str, ...]
-    """Shards that are not those of the arithmetic, and calls that were not foreseen; where calls cannot be foreseen, those that
+    """Shards that are not those of the arithmetic, and calls that were not expected; where calls cannot be predicted, those that
     are not as many as in the small world. Empty when all is well."""
     remarks: tuple[str, ...]
-    """Where calls are as foreseen, those that are not as many as in the small world."""
-    unforeseen: str
-    """Why calls cannot be foreseen; empty where they can."""
+    """Where calls are as expected, those that are not as many as in the small world."""
+    unmodelled: str
+    """Why calls cannot be predicted; empty where they can."""
     seconds: float
     """How long it took."""
 
@@ -95,23 +99,25 @@ def dry_run(scenario: Scenario) -> DryRun:
             raise UsageError(f"{one.layout.name} on {one.layout.mesh.num_ranks} ranks cannot run the training: {reason}")
     last = scenario.layout.mesh.num_ranks - 1
     found = [_run(scenario, rank) for rank in sorted({0, last})]
-    misplaced = [problem for plan, trace in found for problem in _misplaced(scenario, plan, trace)]
+    misplaced = [problem for plan, run in found for problem in _misplaced(scenario, plan, run.values[0])]
     plans = tuple(plan for plan, _ in found)
     fewer = tuple(_differing(plans[0].traffic, _small_traffic(small), small.layout.mesh.num_ranks))
-    unforeseen = predicted(scenario.training, scenario.layout).reason
-    surprises = fewer if unforeseen else tuple(text for plan in plans for text in _surprising(scenario, plan))
+    unmodelled = predicted(scenario.training, scenario.layout).reason
+    surprises = (
+        fewer if unmodelled else tuple(text for plan, run in found for text in _surprising(scenario, plan.rank, run.calls[0]))
+    )
     return DryRun(
         scenario=scenario,
         small=small,
         plans=plans,
         problems=(*misplaced, *surprises),
-        remarks=() if unforeseen else fewer,
-        unforeseen=unforeseen,
+        remarks=() if unmodelled else fewer,
+        unmodelled=unmodelled,
         seconds=time.perf_counter() - started,
     )
 
 
-def _run(scenario: Scenario, rank: int) -> tuple[RankPlan, Trace]:
+def _run(scenario: Scenario, rank: int) -> tuple[RankPlan, Run]:
     mesh = scenario.layout.mesh
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -126,7 +132,7 @@ def _run(scenario: Scenario, rank: int) -> tuple[RankPlan, Trace]:
         optimizer_bytes=_num_bytes(trace.state),
         traffic=_told(traffic(run.calls[0], mesh)),
     )
-    return plan, trace
+    return plan, run
 
 
 def _holdings(snapshot: Snapshot) -> Iterator[Holding]:
@@ -170,8 +176,9 @@ def _misplaced(scenario: Scenario, plan: RankPlan, trace: Trace) -> Iterator[str
         yield from _misheld(scenario, flat, plan, [piece for piece in snapshot.pieces if piece.name])
         return
     coordinates = dict(zip(layout.mesh.names, plan.coordinates, strict=True))
+    parameters = {parameter.full_name: parameter for parameter in parameters_of(scenario.training.model)}
     for holding in plan.holdings:
-        expected = local_shape(layout, holding.name, holding.shape, coordinates)
+        expected = local_shape(layout, parameters[holding.name], coordinates)
         if holding.local_shape != expected:
             yield f"rank {plan.rank} holds {list(holding.local_shape)} of {holding.name}, expected {list(expected)}"
 
@@ -202,17 +209,11 @@ def _extent(piece: Piece) -> tuple[int, ...]:
     return piece.size if piece.start else piece.shape
 
 
-def _surprising(scenario: Scenario, plan: RankPlan) -> Iterator[str]:
-    """Where calls or bytes of a rank are not those that were foreseen for it."""
-    expected = predicted(scenario.training, scenario.layout, plan.rank).totals
-    steps = (entry for entry in plan.traffic if entry.stage is not Stage.SETUP)
-    actual = {(entry.step, entry.stage, entry.op, entry.axes): (entry.num_calls, entry.num_bytes) for entry in steps}
-    for key in sorted(expected.keys() | actual.keys(), key=order_of):
-        foreseen, counted = expected.get(key, (0, 0)), actual.get(key, (0, 0))
-        if foreseen != counted:
-            step, stage, op, axes = key
-            where = f"rank {plan.rank}, step {step} {stage.value}, {op} over {axes or 'one rank'}"
-            yield f"{where}: {described(*counted)}, foreseen {described(*foreseen)}"
+def _surprising(scenario: Scenario, rank: int, calls: Iterable[Call]) -> Iterator[str]:
+    """Where calls or bytes of a rank are not those that were expected for it."""
+    for (step, stage, op, axes), found in differing_calls(scenario, rank, calls).items():
+        where = f"rank {rank}, step {step} {stage.value}, {op} over {axes or 'one rank'}"
+        yield f"{where}: {found.actual}, expected {found.expected}"
 
 
 def _differing(found: tuple[Traffic, ...], expected: tuple[Traffic, ...], num_ranks: int) -> Iterator[str]:

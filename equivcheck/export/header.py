@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 
-from equivcheck.export.form import Form
-from equivcheck.export.numbers import Numbers
-from equivcheck.export.text import paragraph
 from equivcheck.known_issues.known import known_issues
+from equivcheck.layouts.script.form import Form
+from equivcheck.layouts.script.numbers import Numbers
+from equivcheck.layouts.script.text import paragraph
 from equivcheck.mutants.mutant import Mutant
 from equivcheck.scenario import Parallelism, Scenario
 from equivcheck.verdict.verdict import Outcome, Verdict

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from equivcheck.export.bugs import accumulation, clipping, gradients, layers, rows, updates
 from equivcheck.export.bugs.snippet import Snippet
-from equivcheck.export.draft import Draft
-from equivcheck.export.refusal import CannotExport
-from equivcheck.mutants.hyperparameters import OptimizerOfAnother
+from equivcheck.layouts.script.draft import CannotExport, Draft
 from equivcheck.mutants.mutant import Mutant
+from equivcheck.mutants.optimizer.settings import ChangeOptimizer
 
 SNIPPETS: dict[str, Snippet] = {
     **gradients.SNIPPETS,
@@ -22,7 +21,7 @@ SNIPPETS: dict[str, Snippet] = {
 
 def plant(draft: Draft, mutant: Mutant) -> None:
     """Put a mutant's bug into a draft whose layout has been written; raises `CannotExport` where no lines are known."""
-    if isinstance(mutant.plant, OptimizerOfAnother):
+    if isinstance(mutant.plant, ChangeOptimizer):
         draft.trained = mutant.plant.change(draft.trained)
         return
     snippet = SNIPPETS.get(mutant.name)
@@ -35,4 +34,4 @@ def expressible() -> tuple[str, ...]:
     """Names of the mutants that a script can have."""
     from equivcheck.mutants.registry import mutants
 
-    return tuple(name for name, found in mutants().items() if name in SNIPPETS or isinstance(found.plant, OptimizerOfAnother))
+    return tuple(name for name, found in mutants().items() if name in SNIPPETS or isinstance(found.plant, ChangeOptimizer))

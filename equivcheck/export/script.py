@@ -7,16 +7,15 @@ from collections.abc import Iterator
 import torch
 
 from equivcheck.export.comparison import comparison_functions, main_lines
-from equivcheck.export.draft import Draft
-from equivcheck.export.form import form_of
 from equivcheck.export.header import docstring
-from equivcheck.export.layouts.registry import write_layout
-from equivcheck.export.loop import train_lines
+from equivcheck.export.layout import write_layout
 from equivcheck.export.mutants import plant
-from equivcheck.export.numbers import Numbers, constants, usual_numbers
-from equivcheck.export.refusal import CannotExport, refuse
-from equivcheck.export.text import formatted
 from equivcheck.export.tolerance import tolerance_of
+from equivcheck.layouts.script.draft import CannotExport, Draft, refuse
+from equivcheck.layouts.script.form import form_of
+from equivcheck.layouts.script.loop import train_lines
+from equivcheck.layouts.script.numbers import Numbers, constants, usual_numbers
+from equivcheck.layouts.script.text import formatted
 from equivcheck.mutants.mutant import Mutant
 from equivcheck.scenario import Precision, Scenario
 from equivcheck.trace.differences import Phase
@@ -74,8 +73,8 @@ def _drafted(scenario: Scenario, verdict: Verdict | None, mutant: Mutant | None,
 
 
 def _refuse(scenario: Scenario, verdict: Verdict | None) -> None:
-    if scenario.start is not None:
-        raise refuse("Scenario.start", "a script trains under one layout, without a checkpoint")
+    if scenario.resume is not None:
+        raise refuse("Scenario.resume", "a script trains under one layout, without a checkpoint")
     if verdict is not None and verdict.divergence is not None:
         phase = verdict.divergence.phase
         if phase in (Phase.STATE, Phase.BUFFER, Phase.COMMUNICATION):

@@ -5,9 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from equivcheck.layouts.registry import rounding_of
 from equivcheck.reference.noise import Expected
-from equivcheck.reference.reference import confirming_reference
+from equivcheck.reference.reference import ReferenceRun
 from equivcheck.scenario import Scenario
 from equivcheck.trace.differences import Divergence, Phase
 from equivcheck.verdict.verdict import Verdict
@@ -18,8 +17,7 @@ _COMPARED = (Phase.LOSS, Phase.GRADIENT, Phase.CLIPPING, Phase.UPDATE)
 
 def tolerance_of(scenario: Scenario, verdict: Verdict | None = None) -> float:
     """The largest accepted error of any tensor that a script compares; where that hides a divergence, that of its tensor."""
-    num_parts = max(layout.num_data_ranks for layout in scenario.layouts)
-    moments = confirming_reference(scenario.training, num_parts, rounding_of(scenario.layout)).moments
+    moments = ReferenceRun.of(scenario).confirming_reference().moments
     everything = max((value for moment in moments if moment.phase in _COMPARED for value in _finite(moment)), default=0.0)
     divergence = None if verdict is None else verdict.divergence
     if divergence is None or _size(divergence) > everything:

@@ -7,13 +7,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from equivcheck.composition.expected_calls import predicted
 from equivcheck.errors import InvalidScenario, UsageError
 from equivcheck.findings.environment import Environment, environment
 from equivcheck.findings.fingerprint import fingerprint
 from equivcheck.findings.readme import readme
-from equivcheck.layouts.communication import as_traffic
-from equivcheck.layouts.prediction import predicted
-from equivcheck.scenario.codec import decode, encode, from_json, load, to_json
+from equivcheck.layouts.expected_calls.communication import as_traffic
+from equivcheck.scenario.file_format.codec import decode, encode, from_json, load, to_json
 from equivcheck.verdict.verdict import Verdict
 
 SCENARIO, VERDICT, ENVIRONMENT, README = "scenario.json", "verdict.json", "environment.json", "README.md"
@@ -48,13 +48,13 @@ def verdict_object(verdict: Verdict) -> dict[str, Any]:
 
 
 def communication_object(verdict: Verdict) -> dict[str, Any]:
-    """Every call of every rank, and what was foreseen of each, as JSON values."""
+    """Every call of every rank, and what was expected of each, as JSON values."""
     training, layout = verdict.scenario.training, verdict.scenario.layout
-    foreseen = [as_traffic(predicted(training, layout, rank).totals) for rank in range(len(verdict.calls))]
+    expected = [as_traffic(predicted(training, layout, rank).totals) for rank in range(len(verdict.calls))]
     return {
-        "unforeseen": verdict.unforeseen,
+        "unmodelled": verdict.unmodelled,
         "calls": encode(verdict.calls),
-        "foreseen": None if verdict.unforeseen else [[encode(traffic) for traffic in rank] for rank in foreseen],
+        "expected": None if verdict.unmodelled else [[encode(traffic) for traffic in rank] for rank in expected],
     }
 
 
@@ -86,12 +86,20 @@ def load_finding(folder: Path) -> Finding:
         raise BrokenFinding(f"finding {folder} does not exist; expected a folder with {SCENARIO} and {VERDICT}")
     try:
         scenario = from_json(_read(folder / SCENARIO), where=str(folder / SCENARIO))
-        values = _object(folder / VERDICT) | {"scenario": encode(scenario)}
+        values = _upgraded(_object(folder / VERDICT)) | {"scenario": encode(scenario)}
         verdict = decode(Verdict, values, where=str(folder / VERDICT))
         found_in = decode(Environment, _object(folder / ENVIRONMENT), where=str(folder / ENVIRONMENT))
     except InvalidScenario as error:
         raise BrokenFinding(f"broken finding: {error}") from error
     return Finding(path=folder, verdict=verdict, environment=found_in)
+
+
+def _upgraded(values: dict[str, Any]) -> dict[str, Any]:
+    """The verdict of a finding kept before fields and tensors had their present names."""
+    old_names = {"unforeseen": "unmodelled"}
+    text = json.dumps({old_names.get(name, name): value for name, value in values.items()})
+    upgraded: dict[str, Any] = json.loads(text.replace(".side.weight", ".auxiliary.weight"))
+    return upgraded
 
 
 def _object(path: Path) -> dict[str, Any]:

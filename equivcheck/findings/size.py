@@ -1,15 +1,18 @@
-"""Which of two scenarios is the simpler one to look at."""
+"""How much there is to look at in a scenario: its size, and what in it is not at its default."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import MISSING, Field, fields, is_dataclass
+from enum import Enum
 from typing import Any
 
 from equivcheck.scenario import Scenario
 
 Size = tuple[int, ...]
 """Ordered: ranks, layers, steps, rows, widths, settings that are not their default."""
+_SIZES = ("features", "width", "microbatches", "steps", "seed")
+"""How large a scenario is, and what it draws: no settings."""
 
 
 def size_of(scenario: Scenario) -> Size:
@@ -43,3 +46,41 @@ def _settings(value: Any) -> Iterator[Any]:
 def is_default(field: Field[Any], value: object) -> bool:
     """Whether a setting has its default, if it has one."""
     return field.default is not MISSING and field.default == value
+
+
+def settings_of(scenario: Scenario) -> tuple[str, ...]:
+    """Everything that is not at its default but sizes and seeds: ``optimizer AdamW``, ``layers[0].bias False``."""
+    return (*_of(scenario.training, ""), *_of_layout(scenario))
+
+
+def _of_layout(scenario: Scenario) -> Iterator[str]:
+    for parallelism in scenario.layout.parallelisms:
+        yield from _of(parallelism, parallelism.tag)
+    yield from _of(scenario.layout.execution, "execution")
+    if scenario.resume is not None:
+        yield f"resumes from a checkpoint of {scenario.resume.layout.name}"
+
+
+def _of(value: Any, path: str) -> Iterator[str]:
+    for field in fields(value):
+        inner = getattr(value, field.name)
+        if is_default(field, inner) or field.name in _SIZES:
+            continue
+        yield from _setting(inner, f"{path}.{field.name}" if path else field.name)
+
+
+def _setting(value: Any, path: str) -> Iterator[str]:
+    if isinstance(value, tuple) and value and is_dataclass(value[0]):
+        for index, item in enumerate(value):
+            yield from _item(item, f"{path}[{index}]")
+    elif is_dataclass(value):
+        yield from _item(value, path)
+    else:
+        yield f"{path} {value.value if isinstance(value, Enum) else value}"
+
+
+def _item(value: Any, path: str) -> Iterator[str]:
+    """The kind of a noun where there are several, and what is set in it."""
+    if type(value).__mro__[1] is not object:
+        yield f"{path} {type(value).__name__}"
+    yield from _of(value, path)

@@ -4,29 +4,35 @@ from __future__ import annotations
 
 from itertools import combinations, repeat
 
-from equivcheck.layouts.plans import cuts
-from equivcheck.scenario import FSDP1, Compile, Scenario, Side, TensorParallel, Wrapping, ZeroGrad
+from equivcheck.layouts.known_predicates import need
+from equivcheck.layouts.partition import chunk_sizes
+from equivcheck.parallelisms.tensor_parallel.plans import cuts
+from equivcheck.scenario import FSDP1, AuxiliaryLinear, Compile, Scenario, TensorParallel, Wrapping, ZeroGrad
 from equivcheck.scenario.mesh import TP
 
 
+@need
 def compiled_original_parameters(scenario: Scenario) -> bool:
     """FSDP1, which keeps the parameters of the model, of a compiled forward."""
     keeps = any(parallelism.use_orig_params for parallelism in scenario.layout.of(FSDP1))
     return keeps and scenario.layout.execution.compile is not Compile.NONE
 
 
+@need
 def compiled_anew_beside_gradients(scenario: Scenario) -> bool:
     """A later pass is another one while gradients are there: of another size, or at a step that starts from zeros."""
     training = scenario.training
-    alternates = training.steps > 1 and any(layer.side is Side.EVEN_STEPS for layer in training.model.layers)
+    alternates = training.steps > 1 and any(layer.auxiliary is AuxiliaryLinear.EVEN_STEPS for layer in training.model.layers)
     return len(set(training.data.microbatches)) > 1 or (alternates and training.zero_grad is ZeroGrad.ZERO)
 
 
+@need
 def compiled_by_inductor(scenario: Scenario) -> bool:
     """A forward, and with it its backward, whose compiled code is kept on disk."""
     return scenario.layout.execution.compile is Compile.INDUCTOR
 
 
+@need
 def compiled_units_over_tensor_parallel(scenario: Scenario) -> bool:
     """FSDP1 units of single layers, which keep the model's parameters, of several layers with DTensors under one compiler."""
     layout = scenario.layout
@@ -37,6 +43,7 @@ def compiled_units_over_tensor_parallel(scenario: Scenario) -> bool:
     return has_units and compiles and layout.has(TensorParallel) and len(scenario.training.model.layers) > 1
 
 
+@need
 def compiled_like_shards(scenario: Scenario) -> bool:
     """Compiled layers which tensor parallelism cuts along dims of several sizes, of which some rank has shards of one size."""
     layout, ranks = scenario.layout, scenario.layout.mesh.size(TP)
@@ -48,11 +55,5 @@ def compiled_like_shards(scenario: Scenario) -> bool:
 
 def _has_like_chunks(sizes: tuple[int, int], ranks: int) -> bool:
     """Whether some rank has as much of a dim of one size as of another."""
-    first, second = (_chunks(size, ranks) for size in sizes)
+    first, second = (chunk_sizes(size, ranks) for size in sizes)
     return any(one == other for one, other in zip(first, second, strict=True))
-
-
-def _chunks(size: int, ranks: int) -> list[int]:
-    """How much of a dim each rank has by `torch.chunk`."""
-    most = -(-size // ranks)
-    return [min(most, max(0, size - most * rank)) for rank in range(ranks)]

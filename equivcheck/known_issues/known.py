@@ -16,8 +16,8 @@ from packaging.version import Version
 
 from equivcheck.choice import Choice
 from equivcheck.errors import EquivCheckError
-from equivcheck.known_issues.avoidances import WITHOUT
 from equivcheck.known_issues.predicates import NEEDS, SHOWS
+from equivcheck.known_issues.workarounds import WITHOUT
 from equivcheck.scenario import Scenario
 from equivcheck.trace.differences import Difference, Divergence, Phase
 from equivcheck.verdict.verdict import Outcome, Verdict
@@ -74,7 +74,7 @@ class KnownIssue:
     without: str = ""
     """Of wrong numbers: name of a change by which the issue is avoided, and which must leave nothing wrong; see `WITHOUT`."""
 
-    hand_over: bool = False
+    on_resume: bool = False
     """Whether it is what a checkpoint between two layouts holds: a wrong number then shows in the first step after it."""
 
     def __post_init__(self) -> None:
@@ -116,25 +116,25 @@ class KnownIssue:
 
 def known_issue(verdict: Verdict) -> KnownIssue | None:
     """The issue on file that explains a failing verdict, if there is one."""
-    views = {hand_over: tuple(_views(verdict, hand_over)) for hand_over in (False, True)}
-    return next((issue for issue in known_issues() if any(map(issue.explains, views[issue.hand_over]))), None)
+    views = {on_resume: tuple(_views(verdict, on_resume)) for on_resume in (False, True)}
+    return next((issue for issue in known_issues() if any(map(issue.explains, views[issue.on_resume]))), None)
 
 
-def _views(verdict: Verdict, hand_over: bool) -> Iterator[Verdict]:
+def _views(verdict: Verdict, on_resume: bool) -> Iterator[Verdict]:
     """The verdict as it would be of one layout alone, for each that may have caused it, by its checkpoint or without one."""
-    start = verdict.scenario.start
-    if start is None:
-        yield from () if hand_over else (verdict,)
+    resume = verdict.scenario.resume
+    if resume is None:
+        yield from () if on_resume else (verdict,)
         return
-    both = (start.layout, verdict.scenario.layout)
-    of_first, of_second = (replace(verdict, scenario=replace(verdict.scenario, layout=layout, start=None)) for layout in both)
+    both = (resume.layout, verdict.scenario.layout)
+    of_first, of_second = (replace(verdict, scenario=replace(verdict.scenario, layout=layout, resume=None)) for layout in both)
     divergence = verdict.divergence
-    if divergence is None or (hand_over and divergence.step == start.steps):
+    if divergence is None or (on_resume and divergence.step == resume.steps):
         yield from (of_first, of_second)
-    elif not hand_over and divergence.step < start.steps:
+    elif not on_resume and divergence.step < resume.steps:
         yield of_first
-    elif not hand_over:
-        yield replace(of_second, divergence=replace(divergence, step=divergence.step - start.steps))  # they count anew
+    elif not on_resume:
+        yield replace(of_second, divergence=replace(divergence, step=divergence.step - resume.steps))  # they count anew
 
 
 @cache

@@ -1,81 +1,96 @@
-"""What entries of known.toml ask of trainings, however spread: part of the tables of `equivcheck.known_issues.predicates`."""
+"""What issues on file ask of trainings, however spread."""
 
 from __future__ import annotations
 
-from equivcheck.layouts.repairs import has_shares
+from equivcheck.layouts.known_predicates import need, show
+from equivcheck.layouts.limits.repairs import has_shares
 from equivcheck.scenario import Adafactor, Adam, ClipNorm, ClipValue, Implementation, Loss, Norm, NormType, Precision, Scenario
 from equivcheck.trace.differences import Divergence
 
 
+@need
 def shared_weights(scenario: Scenario) -> bool:
     """Some layers share a weight."""
     return has_shares(scenario.training.model)
 
 
+@need
 def rms_norm_after_a_layer(scenario: Scenario) -> bool:
     """An RMSNorm gets what a linear computed."""
     return any(layer.norm is Norm.RMS for layer in scenario.training.model.layers[1:])
 
 
+@need
 def mean_squared_error(scenario: Scenario) -> bool:
     """The loss is the mean squared error."""
     return scenario.training.loss is Loss.MSE_MEAN
 
 
+@need
 def inf_norm(scenario: Scenario) -> bool:
     """Gradients are clipped by their largest element."""
     clipping = scenario.training.clipping
     return isinstance(clipping, ClipNorm) and clipping.norm_type is NormType.INF
 
 
+@need
 def adafactor(scenario: Scenario) -> bool:
     """The optimizer divides by the number of a parameter's elements."""
     return isinstance(scenario.training.optimizer, Adafactor)
 
 
+@need
 def fused_adam(scenario: Scenario) -> bool:
     """The optimizer is Adam or AdamW in its fused implementation."""
     optimizer = scenario.training.optimizer
     return isinstance(optimizer, Adam) and optimizer.implementation is Implementation.FUSED
 
 
+@need
 def clipping_by_value(scenario: Scenario) -> bool:
     """Gradients are clipped element by element."""
     return isinstance(scenario.training.clipping, ClipValue)
 
 
+@need
 def clipping_by_norm(scenario: Scenario) -> bool:
     """Gradients are clipped by a norm."""
     return isinstance(scenario.training.clipping, ClipNorm)
 
 
+@need
 def double_precision(scenario: Scenario) -> bool:
     """Parameters are float64."""
     return scenario.training.precision is Precision.FLOAT64
 
 
+@need
 def several_data_ranks(scenario: Scenario) -> bool:
     """The batch is spread over more than one rank."""
     return scenario.layout.num_data_ranks > 1
 
 
+@show
 def times_data_ranks(scenario: Scenario, divergence: Divergence) -> bool:
     """The value is the expected one times the number of data ranks, to 5 % of what it is off by."""
     expected, actual = float(divergence.expected), float(divergence.actual)
     return abs(actual - scenario.layout.num_data_ranks * expected) <= 0.05 * abs(actual - expected)
 
 
+@show
 def of_a_matrix(_scenario: Scenario, divergence: Divergence) -> bool:
     """The tensor has two dims, so that it can be laid out in more than one way."""
     return len(divergence.index) == 2
 
 
+@show
 def of_a_shared_weight(scenario: Scenario, divergence: Divergence) -> bool:
     """The tensor is a weight that another layer has as well."""
     shared = {layer.shares for layer in scenario.training.model.layers}
     return divergence.tensor in {f"layers.{index}.linear.weight" for index in shared if index is not None}
 
 
+@show
 def norm_of_an_earlier_step(_scenario: Scenario, divergence: Divergence) -> bool:
     """The norm, right at the first step, is too large at a later one."""
     return divergence.step > 0 and divergence.tensor == "norm" and float(divergence.actual) > float(divergence.expected)

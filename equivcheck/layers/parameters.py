@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from equivcheck.layers.linear.facts import Shape, shapes
+from equivcheck.layers.linear.facts import COLUMN_DIMS, ROW_DIMS, Shape, shapes
 from equivcheck.scenario import Model
 
 
@@ -22,6 +22,10 @@ class Parameter:
     """Full shape."""
     trained: bool
     """Whether it requires a gradient."""
+    column_dim: int | None
+    """The dim that a column-parallel layer cuts; None for what it leaves whole."""
+    row_dim: int | None
+    """The dim that a row-parallel layer cuts; None for what it leaves whole."""
 
     @property
     def full_name(self) -> str:
@@ -37,7 +41,14 @@ class Parameter:
 def parameters_of(model: Model) -> tuple[Parameter, ...]:
     """Each distinct parameter once, in the order of `torch.nn.Module.named_parameters`."""
     return tuple(
-        Parameter(layer=index, name=name, shape=shape, trained=not layer.frozen)
+        Parameter(
+            layer=index,
+            name=name,
+            shape=shape,
+            trained=not layer.frozen,
+            column_dim=COLUMN_DIMS.get(name),
+            row_dim=ROW_DIMS.get(name),
+        )
         for index, layer in enumerate(model.layers)
         for name, shape in shapes(layer, model.inputs(index)).items()
     )

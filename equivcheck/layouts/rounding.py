@@ -1,4 +1,4 @@
-"""What a layout rounds to other element types, as data: the reference rounds at the same places.
+"""When a layout reduces gradients, and what it rounds to other element types, as data: the reference does the same.
 
 Of a layout that rounds, ranks compute on parts of a microbatch and each part's gradients are rounded before they are added up, so
 what one device computes on whole microbatches is another number. Its reference computes part by part.
@@ -9,7 +9,56 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from equivcheck.choice import Choice
-from equivcheck.scenario import ElementType, LowPrecision
+from equivcheck.scenario import (
+    DDP,
+    FSDP1,
+    FSDP2,
+    ElementType,
+    Layout,
+    LowPrecision,
+    MixedPrecision,
+    Precision,
+    Replicate,
+    Replicator,
+    ShardingStrategy,
+)
+from equivcheck.scenario.mesh import DP, SHARD
+
+ITEM_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
+"""Bytes of an element, by the element type's name in torch."""
+
+
+def element_types(precision: Precision, policy: MixedPrecision | None) -> tuple[str, str]:
+    """What a unit of FSDP computes in and what it reduces gradients in: element types, named as torch names them."""
+    param, reduce = (None, None) if policy is None else (policy.param, policy.reduce)
+    computed = precision.value if param is None else param.value
+    return computed, computed if reduce is None else reduce.value
+
+
+class WhenReduced(Choice):
+    """When gradients of several microbatches are reduced."""
+
+    EACH = "each"
+    """After each microbatch, what that adds: ranks keep shards of what has been reduced."""
+    WHOLE = "whole"
+    """After each microbatch, all that there is by then: ranks keep whole gradients."""
+    ONCE = "once"
+    """After the last microbatch, what all have left."""
+
+
+def when_reduced(layout: Layout) -> WhenReduced:
+    """When a layout reduces gradients."""
+    for one in layout.parallelisms:
+        if isinstance(one, (DDP, Replicate, FSDP1, FSDP2)) and one.no_sync:
+            return WhenReduced.ONCE
+        is_ddp = isinstance(one, DDP) or (isinstance(one, Replicate) and one.implementation is Replicator.DDP)
+        if is_ddp or (isinstance(one, FSDP1) and _keeps_whole_gradients(one, layout)):
+            return WhenReduced.WHOLE
+    return WhenReduced.EACH
+
+
+def _keeps_whole_gradients(fsdp: FSDP1, layout: Layout) -> bool:
+    return fsdp.strategy is ShardingStrategy.NO_SHARD or layout.mesh.size(DP, SHARD) == 1
 
 
 class Division(Choice):

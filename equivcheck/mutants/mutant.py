@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from equivcheck.choice import Choice
 from equivcheck.errors import InvalidScenario
@@ -23,6 +23,8 @@ class Family(Choice):
     CLIPPING = "clipping"
     SHARDING = "sharding"
     TENSOR_PARALLEL = "tensor_parallel"
+    SPMD = "spmd"
+    PIPELINE = "pipeline"
     OPTIMIZER = "optimizer"
     PRECISION = "precision"
     RUNTIME = "runtime"
@@ -69,3 +71,50 @@ class Mutant:
         for field in ("layouts", "causes"):
             if not getattr(self, field):
                 raise InvalidScenario(f"Mutant.{field} of {self.name!r} is empty; allowed: at least one")
+
+
+Fault = TypeVar("Fault", bound="Callable[[Setup], None]")
+
+BUILT_IN: dict[str, list[Mutant]] = {}
+"""Mutants that ship, by the name of their module; filled as modules are imported."""
+
+
+def fault(
+    *,
+    layouts: tuple[str, ...],
+    applies: Callable[[Scenario], bool] = lambda _scenario: True,
+    causes: tuple[Cause, ...],
+    minimum: Minimum,
+) -> Callable[[Fault], Fault]:
+    """Register the function below as what a mutant plants: see `register`, and `Mutant` for the arguments."""
+
+    def registered(plant: Fault) -> Fault:
+        register(plant, plant=plant, layouts=layouts, applies=applies, causes=causes, minimum=minimum)
+        return plant
+
+    return registered
+
+
+def register(  # noqa: PLR0913 - the fields of a mutant, by keyword
+    function: Callable[..., object],
+    *,
+    plant: Callable[[Setup], None],
+    layouts: tuple[str, ...],
+    applies: Callable[[Scenario], bool],
+    causes: tuple[Cause, ...],
+    minimum: Minimum,
+) -> None:
+    """Add a mutant that ships: its name is that of a function, what is wrong its docstring, and the family its folder."""
+    module = function.__module__
+    BUILT_IN.setdefault(module, []).append(
+        Mutant(
+            name=function.__name__,
+            wrong=str(function.__doc__),
+            family=Family(module.split(".")[2]),
+            layouts=layouts,
+            applies=applies,
+            plant=plant,
+            causes=causes,
+            minimum=minimum,
+        )
+    )

@@ -7,15 +7,36 @@ from functools import cache
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 
+from equivcheck.composition.registry import layout_names
 from equivcheck.errors import EquivCheckError, UsageError
-from equivcheck.layouts.registry import layout_names
-from equivcheck.mutants.mutant import Family, Mutant
+from equivcheck.mutants.mutant import BUILT_IN, Mutant
 
 ENTRY_POINTS = "equivcheck.mutants"
 """Entry-point group of third parties; each entry names a `Mutant`."""
 
-_MODULES = tuple(f"equivcheck.mutants.{family.value}" for family in Family)
-"""One a family, each with a tuple `MUTANTS`."""
+_MODULES = (
+    "data_parallel.wrapper",
+    "data_parallel.gradients",
+    "data_parallel.inputs",
+    "accumulation.weights",
+    "accumulation.timing",
+    "clipping.norms",
+    "clipping.coefficients",
+    "sharding.reductions",
+    "sharding.updates",
+    "sharding.optimizer_state",
+    "tensor_parallel.sums",
+    "tensor_parallel.shards",
+    "spmd",
+    "pipeline",
+    "optimizer.settings",
+    "optimizer.schedule",
+    "optimizer.state",
+    "precision.lower_precision",
+    "precision.layers",
+    "runtime",
+)
+"""The modules of faults that ship, in the order in which their mutants are listed."""
 
 
 class BrokenMutant(EquivCheckError):
@@ -26,8 +47,9 @@ class BrokenMutant(EquivCheckError):
 def mutants() -> dict[str, Mutant]:
     """Every mutant by its name, built-in ones first, family by family; loaded once. Raises `BrokenMutant`."""
     found: dict[str, Mutant] = {}
-    for module in _MODULES:
-        for built_in in import_module(module).MUTANTS:
+    for name in _MODULES:
+        module = import_module(f"equivcheck.mutants.{name}").__name__
+        for built_in in BUILT_IN[module]:
             assert built_in.name not in found, built_in.name
             found[built_in.name] = built_in
     for point in entry_points(group=ENTRY_POINTS):

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
 
+from equivcheck.composition.registry import rounding_of
 from equivcheck.layouts.rounding import Rounding
 from equivcheck.reference.coarse import coarse_moments
 from equivcheck.reference.doubt import Doubt, doubt_about
@@ -25,13 +26,14 @@ from equivcheck.reference.optimizer_rounding import rounding_setup
 from equivcheck.reference.rounded import rounded_setup
 from equivcheck.reference.rounded_copies import reordered_traces, rounded_copies, unit_of
 from equivcheck.reference.summation import split_trace, widely_clipped_trace
-from equivcheck.scenario import Training
+from equivcheck.scenario import Scenario, Training
 from equivcheck.trace.trace import Trace
+from equivcheck.train.ensemble import EnsembleTrace
 from equivcheck.train.loop import train
 from equivcheck.train.single_device import single_device
 from equivcheck.train.threads import one_thread
 
-KEPT_REFERENCES = 16
+KEPT_REFERENCES = 32
 """References kept, some hundred KiB each: the same training comes again under other layouts and while a scenario shrinks."""
 
 NUM_ROUNDED = 3
@@ -48,91 +50,90 @@ class Reference:
     """Every moment of the run."""
     doubt: Doubt | None
     """From where on agreement with it proves nothing, and why; None if it does at every step."""
+    noise_limit: float
+    """The share of a tensor's kind below which a difference is less than half of its digits: larger noise is a doubt."""
 
 
-def reference(training: Training, rounding: Rounding | None = None) -> Reference:
-    """Run a training on one device, and again with perturbed inputs for its noise floor.
+@dataclass(frozen=True, slots=True)
+class ReferenceRun:
+    """A training on one device, which rounds where a layout rounds; equal ones share what has been computed."""
 
-    Given what a layout rounds, the device rounds alike.
-    """
-    return _plain(training) if rounding is None else _rounded(training, rounding)
+    training: Training
+    """What is trained."""
+    rounding: Rounding | None = None
+    """What the layout rounds to other element types; None for nothing."""
+    num_parts: int = 1
+    """Parts of each microbatch that data parallelism adds up, in which the confirming reference sums it as well."""
 
+    @classmethod
+    def of(cls, scenario: Scenario) -> ReferenceRun:
+        """What the ranks of a scenario are compared with."""
+        num_parts = max(layout.num_data_ranks for layout in scenario.layouts)
+        return cls(scenario.training, rounding_of(scenario.layout), num_parts)
 
-def coarse_reference(training: Training, rounding: Rounding | None = None) -> Reference:
-    """The same of one run alone: what is beyond its tolerances is so far off that noise of that size would be a doubt.
+    def reference(self) -> Reference:
+        """With the noise floor of a few runs with perturbed inputs."""
+        return _reference(self.training, self.rounding)
 
-    A doubt does not count against such a difference in the full judgement either, so that none is looked for.
-    """
-    trace = _trace(training) if rounding is None else _rounded_trace(training, rounding)
-    return Reference(coarse_moments(trace, noise_limit(training, rounding)), doubt=None)
+    def confirming_reference(self) -> Reference:
+        """With a noise floor that decides before a divergence is reported.
 
+        It comes from many more perturbed runs, and from other orders of arithmetic on one device, among them that of data
+        parallelism: a gradient that is zero by cancellation inside an operation moves with those, not with its inputs. What an
+        optimizer rounds to fewer digits on its way counts too: over shards it rounds in other places.
+        """
+        return _confirming_reference(self.training, self.rounding, self.num_parts)
 
-@lru_cache(maxsize=KEPT_REFERENCES)
-def _trace(training: Training) -> Trace:
-    with one_thread():
-        return train(single_device(training))
+    def coarse_reference(self) -> Reference:
+        """Of one run alone: what is beyond its tolerances is so far off that noise of that size would be a doubt.
 
-
-@lru_cache(maxsize=KEPT_REFERENCES)
-def _rounded_trace(training: Training, rounding: Rounding) -> Trace:
-    with _quietly():
-        return train(rounded_setup(training, rounding))
-
-
-@lru_cache(maxsize=KEPT_REFERENCES)
-def _plain(training: Training) -> Reference:
-    with one_thread():
-        found = expected_moments(training, _trace(training), perturbed(training, NUM_PERTURBATIONS))
-    return Reference(found, doubt_about(found, noise_limit(training)))
-
-
-@lru_cache(maxsize=KEPT_REFERENCES)
-def _rounded(training: Training, rounding: Rounding) -> Reference:
-    with _quietly():
-        trace = _rounded_trace(training, rounding)
-        copies = rounded_copies(training, rounding, trace, NUM_ROUNDED)
-        found = expected_moments(training, trace, copies, eps=unit_of(training, rounding))
-    return Reference(found, doubt_about(found, noise_limit(training, rounding)))
-
-
-def confirming_reference(training: Training, num_parts: int, rounding: Rounding | None = None) -> Reference:
-    """The same with a noise floor that decides before a divergence is reported.
-
-    It comes from many more perturbed runs, and from other orders of arithmetic on one device, among them that of data parallelism
-    over `num_parts` ranks: a gradient that is zero by cancellation inside an operation moves with those, not with its inputs.
-    What an optimizer rounds to fewer digits on its way counts too: over shards it rounds in other places.
-    """
-    return _confirming_plain(training, num_parts) if rounding is None else _confirming_rounded(training, rounding)
+        A doubt does not count against such a difference in the full judgement either, so that none is looked for.
+        """
+        limit = noise_limit(self.training, self.rounding)
+        return Reference(coarse_moments(_trace(self.training, self.rounding), limit), None, limit)
 
 
 @lru_cache(maxsize=KEPT_REFERENCES)
-def _confirming_plain(training: Training, num_parts: int) -> Reference:
-    with one_thread():
-        found = expected_moments(
-            training,
-            _trace(training),
-            perturbed(training, NUM_PERTURBATIONS + NUM_CONFIRMATIONS, rounding_setup(training)),
-            split_trace(training, num_parts),
-            widely_clipped_trace(training),
-        )
-    return Reference(found, doubt_about(found, noise_limit(training)))
+def _trace(training: Training, rounding: Rounding | None) -> Trace:
+    with _computing(rounding):
+        return train(single_device(training) if rounding is None else rounded_setup(training, rounding))
 
 
 @lru_cache(maxsize=KEPT_REFERENCES)
-def _confirming_rounded(training: Training, rounding: Rounding) -> Reference:
-    with _quietly():
-        trace = _rounded_trace(training, rounding)
-        copies = rounded_copies(training, rounding, trace, NUM_ROUNDED_CONFIRMATIONS, flips=True)
-        others = reordered_traces(training, rounding)
-        found = expected_moments(training, trace, copies, *others, eps=unit_of(training, rounding))
-    return Reference(found, doubt_about(found, noise_limit(training, rounding)))
+def _reference(training: Training, rounding: Rounding | None) -> Reference:
+    trace = _trace(training, rounding)
+    with _computing(rounding):
+        if rounding is None:
+            copies = perturbed(training, NUM_PERTURBATIONS)
+        else:
+            copies = rounded_copies(training, rounding, trace, NUM_ROUNDED)
+        return _measured(training, rounding, copies, trace)
+
+
+@lru_cache(maxsize=KEPT_REFERENCES)
+def _confirming_reference(training: Training, rounding: Rounding | None, num_parts: int) -> Reference:
+    trace = _trace(training, rounding)
+    with _computing(rounding):
+        if rounding is None:
+            copies = perturbed(training, NUM_PERTURBATIONS + NUM_CONFIRMATIONS, rounding_setup(training))
+            others = split_trace(training, num_parts), widely_clipped_trace(training)
+        else:
+            copies = rounded_copies(training, rounding, trace, NUM_ROUNDED_CONFIRMATIONS, flips=True)
+            others = reordered_traces(training, rounding)
+        return _measured(training, rounding, copies, trace, *others)
+
+
+def _measured(training: Training, rounding: Rounding | None, copies: EnsembleTrace, trace: Trace, *others: Trace) -> Reference:
+    """A run with the noise floor that its copies show, and other runs of the same training."""
+    eps = None if rounding is None else unit_of(training, rounding)
+    found, limit = expected_moments(training, trace, copies, *others, eps=eps), noise_limit(training, rounding)
+    return Reference(found, doubt_about(found, limit), limit)
 
 
 @contextmanager
-def _quietly() -> Iterator[None]:
-    """Compute with one thread, and without torch's remarks on types that meet under autocast."""
-    with one_thread(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+def _computing(rounding: Rounding | None) -> Iterator[None]:
+    """Compute with one thread; where something is rounded, without torch's remarks on types that meet under autocast."""
+    with one_thread(), nullcontext() if rounding is None else warnings.catch_warnings(action="ignore"):
         yield
 
 

@@ -9,13 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 
 import torch
 from torch import nn
 
 from equivcheck.layouts.data_rows import rows_of
-from equivcheck.layouts.rounding import Division, Rounding
+from equivcheck.layouts.rounding import Rounding
 from equivcheck.reference.perturbed_rounding import Jitter
+from equivcheck.reference.reduction import AccumulatedGradients, Gradients, mean_of
 from equivcheck.scenario import Training
 from equivcheck.scenario.rounding import ElementType, LowPrecision
 from equivcheck.train.accumulate import part_loss, scalar
@@ -23,9 +25,6 @@ from equivcheck.train.material import Batch, material
 from equivcheck.train.model import build_model, offset_of
 from equivcheck.train.setup import Setup
 from equivcheck.train.single_device import single_device
-
-Gradients = dict[str, torch.Tensor]
-"""Gradients of one part that wait for a reduction, by the name of their parameter."""
 
 
 def rounded_setup(
@@ -72,12 +71,13 @@ class MixedPrecisionModel(nn.Module):
         self.jitter.begin(index)
         masters = dict(setup.model.named_parameters())
         self._load(masters)
-        waiting = [self._kept(masters) for _ in range(self.rounding.num_parts)]
+        gradients = self._accumulated(masters)
         total = 0.0
         for number, batch in enumerate(microbatches):
-            total += sum(self._backward(setup, batch, index, part, waits) for part, waits in enumerate(waiting))
-            if number == len(microbatches) - 1 or not self.rounding.once:
-                self._reduce(masters, waiting)
+            total += sum(self._backward(setup, batch, index, part, gradients) for part in range(self.rounding.num_parts))
+            gradients.end_microbatch(last=number == len(microbatches) - 1)
+        for name, gradient in gradients.reduced[0].items():
+            masters[name].grad = gradient
         if "forwards" in dict(setup.model.named_buffers()):
             setup.model.get_buffer("forwards").add_(len(microbatches))
         return total / self.rounding.num_parts
@@ -89,81 +89,49 @@ class MixedPrecisionModel(nn.Module):
                 cast.copy_(masters[name])
             self.jitter.flip(self.cast, masters)
 
-    def _kept(self, masters: Mapping[str, torch.Tensor]) -> Gradients:
-        """What a part begins to accumulate with: what is there already, if the layout keeps gradients whole."""
-        if not self.rounding.whole:
-            return {}
-        return {name: master.grad.clone() for name, master in masters.items() if master.grad is not None}
+    def _accumulated(self, masters: Mapping[str, torch.Tensor]) -> AccumulatedGradients:
+        """The gradients that there are already, the same for each part."""
+        rounding = self.rounding
+        kept = {name: master.grad for name, master in masters.items() if master.grad is not None}
+        waits_rounded = rounding.accumulates_reduced and rounding.once and rounding.reduce is not None
+        return AccumulatedGradients(
+            [kept] * rounding.num_parts,
+            partial(self._reduced, masters),
+            once=rounding.once,
+            whole=rounding.whole,
+            waits_as=self._rounded if waits_rounded else None,
+        )
 
-    def _backward(self, setup: Setup, batch: Batch, index: int, part: int, waiting: Gradients) -> float:
-        """Add a part's gradients to those that wait; returns the part's loss."""
+    def _backward(self, setup: Setup, batch: Batch, index: int, part: int, gradients: AccumulatedGradients) -> float:
+        """Add the gradients of a part of a microbatch; returns its loss."""
         loss = part_loss(setup, rows_of(batch, part, self.rounding.num_parts), index, batch.rows)
         loss.backward()  # type: ignore[no-untyped-call]
-        for name, cast in self.cast.items():
-            if cast.grad is None:
-                continue
-            if name in waiting:
-                waiting[name] += cast.grad
-            else:
-                waiting[name] = self._waits_as(cast.grad)
+        gradients.add(part, {name: cast.grad for name, cast in self.cast.items() if cast.grad is not None})
+        for cast in self.cast.values():
             cast.grad = None
         return scalar(loss)
 
-    def _waits_as(self, gradient: torch.Tensor) -> torch.Tensor:
-        """A part's gradient as it waits for those of further microbatches."""
-        rounding = self.rounding
-        if rounding.accumulates_reduced and rounding.once and rounding.reduce is not None:
-            return self._rounded(gradient, rounding.reduce)
-        return gradient
+    def _rounded(self, gradient: torch.Tensor) -> torch.Tensor:
+        """A gradient in the element type in which gradients are added up."""
+        if self.rounding.reduce is None:
+            return gradient
+        return self.jitter.rounded(gradient, gradient.to(_dtype(self.rounding.reduce), copy=True))
 
-    def _rounded(self, gradient: torch.Tensor, kind: ElementType) -> torch.Tensor:
-        return self.jitter.rounded(gradient, gradient.to(_dtype(kind), copy=True))
-
-    def _reduce(self, masters: Mapping[str, torch.Tensor], waiting: list[Gradients]) -> None:
-        """Average the parts' gradients into those of the model."""
+    def _reduced(self, masters: Mapping[str, torch.Tensor], waiting: list[Gradients]) -> list[Gradients]:
+        """The mean of the parts' gradients, the same for each part."""
+        rounding, means = self.rounding, Gradients()
         for name, master in masters.items():
-            parts = [gradients[name] for gradients in waiting if name in gradients]
-            if not parts:
-                continue
-            mean = self._mean(parts).to(master.dtype)
-            if self.rounding.whole or master.grad is None:
-                master.grad = mean
-            else:
-                master.grad += mean
-        for gradients in waiting:
-            gradients.clear()
-            gradients.update(self._kept(masters))
-
-    def _mean(self, parts: list[torch.Tensor]) -> torch.Tensor:
-        """The mean of as many gradients as there are parts."""
-        rounding = self.rounding
-        if rounding.reduce is not None:
-            parts = [self._rounded(part, rounding.reduce) for part in parts]
-        before, after = _divisors(rounding)
-        parts = [part / before for part in parts]
-        rows = [parts[start : start + rounding.shards] for start in range(0, len(parts), rounding.shards)]
-        total = self._sum([self._sum(row) for row in rows])
-        return total / after
-
-    def _sum(self, parts: list[torch.Tensor]) -> torch.Tensor:
-        """The sum of one stage, divided if the layout divides after each."""
-        first, *others = self.jitter.ordered(parts)
-        for other in others:
-            first = first + other
-        return first / len(parts) if self.rounding.division is Division.AFTER else first
-
-
-def _divisors(rounding: Rounding) -> tuple[float, float]:
-    """What each part is divided by before the sums, and what the last sum is divided by."""
-    count = rounding.num_parts
-    if rounding.division is Division.BEFORE:
-        return count, 1
-    if rounding.division is Division.AFTER:
-        return 1, 1
-    power = 1
-    while count % power == 0 and count / power > power:
-        power *= 2
-    return power, count / power
+            parts = [self._rounded(gradients[name]) for gradients in waiting if name in gradients]
+            if parts:
+                mean = mean_of(
+                    parts,
+                    rounding.division,
+                    count=rounding.num_parts,
+                    shards=rounding.shards,
+                    ordered=self.jitter.ordered,
+                )
+                means[name] = mean.to(master.dtype)
+        return [means] * rounding.num_parts
 
 
 def _dtype(kind: ElementType | LowPrecision) -> torch.dtype:

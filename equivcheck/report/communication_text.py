@@ -1,4 +1,4 @@
-"""What the ranks of a check told each other, for people: a table, and a lane for each rank."""
+"""What the ranks of a check communicated, for people: a table, and a lane for each rank."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from equivcheck.layouts.communication import Key, Totals, described, order_of, totals
-from equivcheck.layouts.prediction import predicted
+from equivcheck.composition.expected_calls import predicted
+from equivcheck.layouts.expected_calls.communication import Key, Totals, described, order_of, totals
 from equivcheck.report.lanes import LETTERS, Lanes, group_names, lanes
 from equivcheck.trace.stage import Stage
 from equivcheck.verdict.verdict import Verdict
@@ -18,31 +18,31 @@ from equivcheck.worlds.call import BEFORE_STEPS
 _MAX_COLUMNS = 60
 """Calls of a step shown in a lane."""
 _STEPLESS = (Stage.SETUP, Stage.READING)
-"""Stages of which nothing is foreseen, as they are no part of training."""
+"""Stages of which no calls are predicted, as they are no part of training."""
 
 
 def print_communication(console: Console, verdict: Verdict) -> None:
-    """Calls and bytes by step beside what was foreseen, for ranks that are alike at once, then lanes."""
+    """Calls and bytes by step beside what was expected, for ranks that are alike at once, then lanes."""
     if not verdict.calls:
-        console.print(Text(f"no calls to show: {verdict.unforeseen or 'the ranks did not finish'}"), soft_wrap=True)
+        console.print(Text(f"no calls to show: {verdict.unmodelled or 'the ranks did not finish'}"), soft_wrap=True)
         return
-    if verdict.unforeseen:
-        console.print(Text(f"calls are not held against a prediction: {verdict.unforeseen}"), soft_wrap=True)
+    if verdict.unmodelled:
+        console.print(Text(f"calls are not compared with expected ones: {verdict.unmodelled}"), soft_wrap=True)
     for rows, members in _alike(verdict).items():
         console.print(Text(f"\n{_ranks(members)}:", style="bold"))
-        console.print(_table(rows, foreseen=not verdict.unforeseen))
+        console.print(_table(rows, modelled=not verdict.unmodelled))
     _print_lanes(console, verdict)
 
 
 Rows = tuple[tuple[Key, tuple[int, int], tuple[int, int]], ...]
-"""Each kind of calls with what was counted and what was foreseen."""
+"""Each kind of calls with what was counted and what was expected."""
 
 
 def _alike(verdict: Verdict) -> dict[Rows, list[int]]:
     """Ranks by what they communicate."""
     scenario, found = verdict.scenario, dict[Rows, list[int]]()
     for rank, calls in enumerate(verdict.calls):
-        expected = {} if verdict.unforeseen else predicted(scenario.training, scenario.layout, rank).totals
+        expected = {} if verdict.unmodelled else predicted(scenario.training, scenario.layout, rank).totals
         found.setdefault(_rows(totals(calls, scenario.layout.mesh), expected), []).append(rank)
     return found
 
@@ -52,13 +52,13 @@ def _rows(actual: Totals, expected: Totals) -> Rows:
     return tuple((key, actual.get(key, (0, 0)), expected.get(key, (0, 0))) for key in keys)
 
 
-def _table(rows: Rows, *, foreseen: bool) -> Table:
+def _table(rows: Rows, *, modelled: bool) -> Table:
     table = Table("step", "stage", "call", "over", box=None, pad_edge=False, header_style="bold")
     for heading in ("calls", "bytes"):
         table.add_column(heading, justify="right")
-    table.add_column("foreseen")
+    table.add_column("expected")
     for (step, stage, op, axes), (num_calls, num_bytes), expected in rows:
-        said = _said((num_calls, num_bytes), expected) if foreseen and stage not in _STEPLESS else Text("-", style="dim")
+        said = _said((num_calls, num_bytes), expected) if modelled and stage not in _STEPLESS else Text("-", style="dim")
         where = "" if step == BEFORE_STEPS else str(step)
         table.add_row(where, stage.value, op, axes or "one rank", f"{num_calls:,}", f"{num_bytes:,}", said)
     return table

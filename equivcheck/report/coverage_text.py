@@ -11,7 +11,7 @@ from rich.text import Text
 
 from equivcheck.campaign.plan import Plan
 from equivcheck.coverage.reach import Reach, by_parts
-from equivcheck.scenario.words import count
+from equivcheck.scenario.scenario import count
 
 _MAX_FEATURES, _MAX_PAIRS = 12, 20
 
@@ -37,8 +37,8 @@ def print_coverage(console: Console, measured: Measured) -> None:
 
 
 def pairs_line(reach: Reach) -> str:
-    """One line: ``pairs of features drawn: 41,000 of 43,000 (95.3 %)``."""
-    return f"pairs of features drawn: {reach.drawn.count:,} of {reach.legal.count:,} ({100 * reach.share:.1f} %)"
+    """One line: ``pairs of features covered: 41,000 of 43,000 (95.3 %)``."""
+    return f"pairs of features covered: {reach.drawn.count:,} of {reach.legal.count:,} ({100 * reach.share:.1f} %)"
 
 
 def coverage_object(measured: Measured) -> dict[str, Any]:
@@ -86,13 +86,13 @@ def _lines(measured: Measured) -> list[str]:
     ]
     lacking = _lacking(reach)
     if lacking:
-        lines.append("\nfeatures that lack most:")
+        lines.append("\nfeatures with the most pairs not covered:")
         lines += [f"  {name}: {missing:,} of {total:,} pairs" for name, missing, total in lacking[:_MAX_FEATURES]]
         missing = _missing(reach)
-        lines.append(f"\npairs never drawn, {min(_MAX_PAIRS, len(missing))} of {len(missing):,} (--json has all):")
+        lines.append(f"\npairs not covered, {min(_MAX_PAIRS, len(missing))} of {len(missing):,} (--json has all):")
         lines += [f"  {one} with {other}" for one, other in missing[:_MAX_PAIRS]]
     if reach.unknown:
-        lines.append(f"\nfeatures that the table of legal pairs does not know, counted in no pair: {_names(reach)}")
+        lines.append(f"\nfeatures missing in the table of legal pairs, and therefore not counted: {_names(reach)}")
     return lines
 
 

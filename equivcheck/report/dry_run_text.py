@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from equivcheck.dry_run.run import DryRun, Holding, RankPlan
-from equivcheck.layouts.communication import Traffic
+from equivcheck.layouts.expected_calls.communication import Traffic
 from equivcheck.scenario import Mesh
 from equivcheck.trace.stage import Stage
 
@@ -34,12 +34,12 @@ def _parts(found: DryRun) -> Iterator[RenderableType]:
         return
     small = found.small.layout.mesh
     world = f"a simulated world of {small.num_ranks} ranks ({_axes(small)})"
-    if found.unforeseen:
-        verified = f"shards are those of the arithmetic, calls are as many as in {world}; not foreseen: {found.unforeseen}"
+    if found.unmodelled:
+        verified = f"shards match the arithmetic, as many calls as in {world}; not modelled: {found.unmodelled}"
     elif found.remarks:
-        verified = "shards are those of the arithmetic, calls and bytes are as foreseen"
+        verified = "shards match the arithmetic, calls and bytes are as expected"
     else:
-        verified = f"shards are those of the arithmetic, calls and bytes are as foreseen, calls are as many as in {world}"
+        verified = f"shards match the arithmetic, calls and bytes are as expected, as many calls as in {world}"
     yield Text(verified, style="green")
     for remark in found.remarks:
         yield Text(remark, style="dim")

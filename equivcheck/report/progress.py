@@ -11,7 +11,7 @@ from rich.live import Live
 from rich.text import Text
 
 from equivcheck.campaign.events import Event, KeptFinding, Started, Ticked
-from equivcheck.scenario.words import count, in_words
+from equivcheck.scenario.scenario import count, in_words
 from equivcheck.verdict.verdict import Outcome
 
 _QUIET_SECONDS = 10.0

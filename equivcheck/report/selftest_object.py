@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from equivcheck.scenario import Scenario
-from equivcheck.scenario.codec import to_json
+from equivcheck.scenario.file_format.codec import to_json
 from equivcheck.selftest.row import Row, Selftest, Shrunk
 
 

@@ -10,8 +10,8 @@ from equivcheck.campaign.events import KeptFinding, Summary
 from equivcheck.campaign.messages import Control
 from equivcheck.campaign.tally import Tally
 from equivcheck.report.coverage_text import reach_object
-from equivcheck.scenario.codec import to_json
-from equivcheck.scenario.words import in_words
+from equivcheck.scenario.file_format.codec import to_json
+from equivcheck.scenario.scenario import in_words
 from equivcheck.verdict.verdict import Outcome
 
 

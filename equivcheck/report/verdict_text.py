@@ -5,8 +5,18 @@ from __future__ import annotations
 from rich.console import Console
 from rich.text import Text
 
-from equivcheck.report.tables import STYLES
-from equivcheck.verdict.verdict import Verdict
+from equivcheck.verdict.verdict import Outcome, Verdict
+
+STYLES = {
+    Outcome.EQUIVALENT: "green",
+    Outcome.DIVERGED: "red",
+    Outcome.CRASHED: "red",
+    Outcome.HUNG: "red",
+    Outcome.KNOWN: "yellow",
+    Outcome.INCONCLUSIVE: "yellow",
+    Outcome.UNSUPPORTED: "dim",
+}
+"""How an outcome is coloured where there is colour."""
 
 
 def print_verdict(console: Console, verdict: Verdict) -> None:

@@ -5,7 +5,7 @@ from equivcheck.scenario.data import Data
 from equivcheck.scenario.execution import Compile, Execution, Recompute
 from equivcheck.scenario.layout import Layout
 from equivcheck.scenario.mesh import Axis, Mesh
-from equivcheck.scenario.model import Activation, Exercise, Layer, Model, Norm, Side
+from equivcheck.scenario.model import Activation, AuxiliaryLinear, Layer, Model, Norm, ShapeOp
 from equivcheck.scenario.optimizer import (
     ASGD,
     SGD,
@@ -29,20 +29,20 @@ from equivcheck.scenario.parallelism import (
     FSDP1,
     FSDP2,
     SPMD,
+    ActivationSharding,
     Distribution,
     LayerPlan,
     Replicate,
     Replicator,
     ShardingStrategy,
     Split,
-    Spread,
     TensorParallel,
     Wrapping,
 )
 from equivcheck.scenario.parallelism_base import Parallelism
 from equivcheck.scenario.pipeline import Pipeline, PipelineSchedule
 from equivcheck.scenario.rounding import Compression, ElementType, LowPrecision, MixedPrecision
-from equivcheck.scenario.scenario import Scenario, Start
+from equivcheck.scenario.scenario import Resume, Scenario
 from equivcheck.scenario.schedule import CosineAnnealingLR, ExponentialLR, LinearLR, Schedule, StepLR
 from equivcheck.scenario.training import Group, Loss, Precision, Select, Training, ZeroGrad
 
@@ -54,6 +54,7 @@ __all__ = [
     "SGD",
     "SPMD",
     "Activation",
+    "ActivationSharding",
     "Adadelta",
     "Adafactor",
     "Adagrad",
@@ -61,6 +62,7 @@ __all__ = [
     "AdamW",
     "Adamax",
     "AdjustLR",
+    "AuxiliaryLinear",
     "Axis",
     "ClipNorm",
     "ClipValue",
@@ -71,7 +73,6 @@ __all__ = [
     "Distribution",
     "ElementType",
     "Execution",
-    "Exercise",
     "ExponentialLR",
     "Group",
     "Implementation",
@@ -98,15 +99,14 @@ __all__ = [
     "Recompute",
     "Replicate",
     "Replicator",
+    "Resume",
     "Rprop",
     "Scenario",
     "Schedule",
     "Select",
+    "ShapeOp",
     "ShardingStrategy",
-    "Side",
     "Split",
-    "Spread",
-    "Start",
     "StepLR",
     "TensorParallel",
     "Training",

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from equivcheck.choice import Choice
-from equivcheck.scenario.noun import noun
-from equivcheck.scenario.ranges import require_positive
+from equivcheck.scenario.noun import noun, require_positive
 
 
 class NormType(Choice):

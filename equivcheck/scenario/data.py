@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from equivcheck.errors import InvalidScenario
-from equivcheck.scenario.noun import noun
-from equivcheck.scenario.ranges import require_between
+from equivcheck.scenario.noun import noun, require_between
 
 MAX_MICROBATCHES = 4
 MAX_ROWS = 2**16
@@ -17,6 +18,7 @@ USUAL_ROWS = 64
 class Data:
     """What one step consumes, on all ranks together; drawn from the training's seed."""
 
+    tag: ClassVar[str] = "rows"
     microbatches: tuple[int, ...]
     """Rows of each microbatch, 1 to 65,536; 1 to 4 microbatches, whose gradients are accumulated before the optimizer steps."""
     batch_dim: int = 0

@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 
 from equivcheck.errors import InvalidScenario
-from equivcheck.scenario.noun import noun
-from equivcheck.scenario.ranges import require_between
+from equivcheck.scenario.noun import noun, require_between
 
 MAX_RANKS = 8
 
@@ -29,7 +28,7 @@ class Axis:
     name: str
     """``dp``, ``dp_replicate``, ``dp_shard``, ``tp``, ``pp`` or what a third party's parallelism calls its own."""
     size: int
-    """Ranks along it, at least 1."""
+    """Ranks along it, 1 to 1,048,576."""
 
     def __post_init__(self) -> None:
         require_between(self, "size", 1, 2**20)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from equivcheck.choice import Choice
 from equivcheck.errors import InvalidScenario
-from equivcheck.scenario.noun import noun
-from equivcheck.scenario.ranges import refuse, require_between
+from equivcheck.scenario.noun import noun, refuse, require_between
 
 MAX_LAYERS = 8
 MAX_WIDTH = 32
@@ -30,15 +31,15 @@ class Norm(Choice):
     RMS = "rms"
 
 
-class Side(Choice):
-    """When the second linear beside a layer's own runs."""
+class AuxiliaryLinear(Choice):
+    """At which steps the auxiliary linear of a layer takes part."""
 
     NEVER = "never"
     EVEN_STEPS = "even_steps"
 
 
-class Exercise(Choice):
-    """What a layer does to its output last: keep it by a detour through other shapes, or add what a factory call makes."""
+class ShapeOp(Choice):
+    """What a layer does to its output last: an identity through other shapes, or the sum with what a factory function makes."""
 
     FLATTEN = "flatten"
     SQUEEZE = "squeeze"
@@ -51,13 +52,14 @@ class Exercise(Choice):
 
 
 ARANGE_STEP = 0.125
-"""From one feature to the next, what `Exercise.ARANGE` adds more; from 0."""
+"""From one feature to the next, what `ShapeOp.ARANGE` adds more; from 0."""
 
 
 @noun
 class Layer:
-    """One layer: ``exercise(residual(dropout(activation(linear(norm(x)) + side(norm(x))))))``."""
+    """One layer: ``shape_op(residual(dropout(activation(linear(norm(x)) + auxiliary(norm(x))))))``."""
 
+    tag: ClassVar[str] = "linear"
     width: int
     """Output features, 1 to 32."""
     bias: bool = True
@@ -74,10 +76,10 @@ class Layer:
     """Whether the parameters of this layer require no gradient; a shared weight belongs to the layer that first has it."""
     shares: int | None = None
     """Index of an earlier layer whose weight this one uses; None for its own."""
-    side: Side | None = None
-    """A second linear (no bias) beside the first that runs never or at steps 0, 2, 4 ...; None for none."""
-    exercise: Exercise | None = None
-    """What is done to the output beside arithmetic; None for nothing."""
+    auxiliary: AuxiliaryLinear | None = None
+    """A second linear (no bias) whose output is added to the first's, never or at steps 0, 2, 4 ...; None for none."""
+    shape_op: ShapeOp | None = None
+    """What is done to the output last; None for nothing."""
 
     def __post_init__(self) -> None:
         require_between(self, "width", 1, MAX_WIDTH)

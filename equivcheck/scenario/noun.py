@@ -1,10 +1,13 @@
-"""What all nouns are: frozen dataclasses that print as code, without what has its default."""
+"""What all nouns are: frozen dataclasses that print as code, without what has its default, and refuse values out of range."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import MISSING, Field, dataclass, field, fields
 from typing import Any, TypeVar, dataclass_transform
+
+from equivcheck.errors import InvalidScenario
 
 T = TypeVar("T")
 
@@ -47,3 +50,29 @@ def _print_pretty(value: Any, printer: Any, _cycle: bool) -> None:
                 printer.breakable("")
             printer.text(f"{name}=")
             printer.pretty(found)
+
+
+def refuse(noun: object, field: str, allowed: str) -> InvalidScenario:
+    """The error for a field of a noun whose value is not allowed."""
+    return InvalidScenario(f"{type(noun).__name__}.{field} is {getattr(noun, field)!r}; allowed: {allowed}")
+
+
+def require_between(noun: object, field: str, low: float, high: float) -> None:
+    """Refuse a number outside ``[low, high]``, NaN included."""
+    value: Any = getattr(noun, field)
+    if not low <= value <= high:
+        raise refuse(noun, field, f"{low} to {high}")
+
+
+def require_positive(noun: object, *names: str) -> None:
+    """Refuse numbers that are not finite and above zero."""
+    for name in names:
+        if not (math.isfinite(getattr(noun, name)) and getattr(noun, name) > 0):
+            raise refuse(noun, name, "a finite number above 0")
+
+
+def require_not_negative(noun: object, *names: str) -> None:
+    """Refuse numbers that are not finite and at least zero."""
+    for name in names:
+        if not (math.isfinite(getattr(noun, name)) and getattr(noun, name) >= 0):
+            raise refuse(noun, name, "a finite number of at least 0")

@@ -10,8 +10,7 @@ import math
 from typing import Any, ClassVar
 
 from equivcheck.choice import Choice
-from equivcheck.scenario.noun import noun
-from equivcheck.scenario.ranges import refuse, require_between, require_not_negative, require_positive
+from equivcheck.scenario.noun import noun, refuse, require_between, require_not_negative, require_positive
 
 
 class Implementation(Choice):
@@ -36,6 +35,16 @@ class Optimizer:
     """Whether the update of an element depends on nothing but that element's gradients and values."""
     takes_vectors: ClassVar[bool] = True
     """Whether it updates parameters of one dim; else it refuses them."""
+    decays: ClassVar[bool] = True
+    """Whether it has weight decay."""
+    without_dtensor: ClassVar[tuple[Implementation, ...]] = ()
+    """Implementations with an operation that DTensor has no sharding strategy for."""
+    traceable: ClassVar[tuple[Implementation, ...]] = ()
+    """Implementations that a graph of a whole step can hold: they read no step count as a number."""
+    counts_in_float32: ClassVar[bool] = False
+    """Whether it counts steps in state of type float32, whatever the type of the parameters."""
+    keeps_state_of_frozen: ClassVar[bool] = False
+    """Whether it makes state when it is built, for frozen parameters as well."""
     rounds_to: ClassVar[str] = ""
     """Element type, named as torch does, that an update is computed in whatever that of the parameters; empty for theirs."""
     since: ClassVar[str] = ""
@@ -52,6 +61,8 @@ class Optimizer:
     def __post_init__(self) -> None:
         require_positive(self, "lr")
         require_not_negative(self, "weight_decay")
+        if self.weight_decay and not self.decays:
+            raise refuse(self, "weight_decay", "0.0")
         if self.maximize and not self.maximizable:
             raise refuse(self, "maximize", "False")
         if self.implementation not in self.implementations():
@@ -73,6 +84,8 @@ class SGD(Optimizer):
     """`torch.optim.SGD`."""
 
     fusable: ClassVar[bool] = True
+    without_dtensor: ClassVar[tuple[Implementation, ...]] = (Implementation.FUSED,)
+    traceable: ClassVar[tuple[Implementation, ...]] = tuple(Implementation)
     momentum: float = 0.0
     """Momentum factor, 0 to 1."""
     dampening: float = 0.0
@@ -109,6 +122,7 @@ class Adam(_Adaptive):
     """`torch.optim.Adam`."""
 
     fusable: ClassVar[bool] = True
+    traceable: ClassVar[tuple[Implementation, ...]] = (Implementation.FUSED,)
     amsgrad: bool = False
     """Whether the largest second moment so far is used."""
 
@@ -127,6 +141,7 @@ class Adamax(_Adaptive):
 class NAdam(_Adaptive):
     """`torch.optim.NAdam`."""
 
+    counts_in_float32: ClassVar[bool] = True
     momentum_decay: float = 4e-3
     """Decay of the momentum, at least 0."""
     decoupled_weight_decay: bool = False
@@ -150,6 +165,8 @@ class Adagrad(Optimizer):
     """`torch.optim.Adagrad`."""
 
     fusable: ClassVar[bool] = True
+    without_dtensor: ClassVar[tuple[Implementation, ...]] = (Implementation.FUSED,)
+    keeps_state_of_frozen: ClassVar[bool] = True
     lr_decay: float = 0.0
     """Decay of the learning rate, at least 0."""
     initial_accumulator_value: float = 0.0
@@ -167,6 +184,7 @@ class Adagrad(Optimizer):
 class Adadelta(Optimizer):
     """`torch.optim.Adadelta`."""
 
+    traceable: ClassVar[tuple[Implementation, ...]] = tuple(Implementation)
     rho: float = 0.9
     """Decay of the running averages, 0 to 1."""
     eps: float = 1e-6
@@ -182,6 +200,7 @@ class Adadelta(Optimizer):
 class RMSprop(Optimizer):
     """`torch.optim.RMSprop`."""
 
+    traceable: ClassVar[tuple[Implementation, ...]] = tuple(Implementation)
     alpha: float = 0.99
     """Smoothing of the squared gradient, 0 to 1; strictly between where centered, or the variance would be rounding or 0."""
     eps: float = 1e-8
@@ -204,6 +223,8 @@ class RMSprop(Optimizer):
 class Rprop(Optimizer):
     """`torch.optim.Rprop`; it has no weight decay."""
 
+    decays: ClassVar[bool] = False
+    without_dtensor: ClassVar[tuple[Implementation, ...]] = tuple(Implementation)
     etas: tuple[float, float] = (0.5, 1.2)
     """Factors by which a step shrinks, in (0, 1), and grows, above 1."""
     step_sizes: tuple[float, float] = (1e-6, 50.0)
@@ -211,8 +232,6 @@ class Rprop(Optimizer):
 
     def __post_init__(self) -> None:
         Optimizer.__post_init__(self)
-        if self.weight_decay:
-            raise refuse(self, "weight_decay", "0.0")
         if not 0.0 < self.etas[0] < 1.0 < self.etas[1]:
             raise refuse(self, "etas", "a number in (0, 1) and one above 1")
         if not 0.0 < self.step_sizes[0] <= self.step_sizes[1] < math.inf:
@@ -223,6 +242,7 @@ class Rprop(Optimizer):
 class ASGD(Optimizer):
     """`torch.optim.ASGD`."""
 
+    counts_in_float32: ClassVar[bool] = True
     lambd: float = 1e-4
     """Decay term, at least 0."""
     alpha: float = 0.75

@@ -9,10 +9,9 @@ from equivcheck.choice import Choice
 from equivcheck.errors import InvalidScenario
 from equivcheck.scenario.mesh import DP, REPLICATE, SHARD, TP
 from equivcheck.scenario.model import MAX_LAYERS
-from equivcheck.scenario.noun import noun
+from equivcheck.scenario.noun import noun, refuse, require_positive
 from equivcheck.scenario.parallelism_base import Parallelism
 from equivcheck.scenario.pipeline import Pipeline
-from equivcheck.scenario.ranges import refuse, require_positive
 from equivcheck.scenario.rounding import Compression, LowPrecision, MixedPrecision
 
 DEFAULT_BUCKET_MB = 25.0
@@ -57,7 +56,7 @@ class Split(Choice):
     OUTSIDE = "outside"
 
 
-class Spread(Choice):
+class ActivationSharding(Choice):
     """How an activation lies over the ranks of an axis: whole on each, by its rows (sequence parallel), or by its features."""
 
     WHOLE = "whole"
@@ -97,6 +96,10 @@ class DDP(Parallelism):
         if self.parameters_as_bucket_view and not self.zero_redundancy:
             raise refuse(self, "parameters_as_bucket_view", "False without zero_redundancy")
 
+    @property
+    def trains_local_tensors(self) -> bool:  # noqa: D102 - as inherited
+        return True
+
 
 class Replicator(Choice):
     """The two functions named `replicate` in `torch.distributed._composable`."""
@@ -131,6 +134,10 @@ class Replicate(Parallelism):
         if self.implementation is Replicator.FSDP and self.compression is not Compression.NONE:
             raise refuse(self, "compression", "Compression.NONE with Replicator.FSDP")
 
+    @property
+    def trains_local_tensors(self) -> bool:  # noqa: D102 - as inherited
+        return self.implementation is Replicator.DDP
+
 
 @noun
 class FSDP1(Parallelism):
@@ -153,6 +160,10 @@ class FSDP1(Parallelism):
         if self.mixed_precision is not None and self.mixed_precision.output is not None:
             raise refuse(self, "mixed_precision", "one without output: FullyShardedDataParallel leaves outputs as they are")
 
+    @property
+    def trains_local_tensors(self) -> bool:  # noqa: D102 - as inherited
+        return True
+
 
 @noun
 class FSDP2(Parallelism):
@@ -173,6 +184,9 @@ class FSDP2(Parallelism):
 
     `FSDP1` has no such option here: its offloading needs an accelerator."""
 
+    def cut_dim(self, layer: int, column: int | None, row: int | None) -> int | None:  # noqa: ARG002, D102 - as inherited
+        return 0
+
 
 @noun
 class SPMD(Parallelism):
@@ -184,6 +198,9 @@ class SPMD(Parallelism):
     distribution: Distribution = Distribution.REPLICATE
     """Placement of parameters."""
 
+    def cut_dim(self, layer: int, column: int | None, row: int | None) -> int | None:  # noqa: ARG002, D102 - as inherited
+        return 0 if self.distribution is Distribution.FULLY_SHARD else None
+
 
 @noun
 class LayerPlan:
@@ -191,14 +208,16 @@ class LayerPlan:
 
     split: Split = Split.REPLICATED
     """Placement of the linear's weight."""
-    output: Spread = Spread.WHOLE
+    output: ActivationSharding = ActivationSharding.WHOLE
     """How the layer leaves its output, and so how the next one finds its input."""
 
     def __post_init__(self) -> None:
-        if self.split is Split.REPLICATED and self.output is Spread.FEATURES:
-            raise InvalidScenario("LayerPlan.output is Spread.FEATURES; allowed with Split.REPLICATED: Spread.WHOLE, Spread.ROWS")
-        if self.split is Split.OUTSIDE and self.output is not Spread.WHOLE:
-            raise InvalidScenario(f"LayerPlan.output is {self.output!r}; allowed with Split.OUTSIDE: Spread.WHOLE")
+        if self.split is Split.REPLICATED and self.output is ActivationSharding.FEATURES:
+            raise InvalidScenario(
+                "LayerPlan.output is ActivationSharding.FEATURES; allowed with Split.REPLICATED: ActivationSharding.WHOLE or ROWS"
+            )
+        if self.split is Split.OUTSIDE and self.output is not ActivationSharding.WHOLE:
+            raise InvalidScenario(f"LayerPlan.output is {self.output!r}; allowed with Split.OUTSIDE: ActivationSharding.WHOLE")
 
 
 @noun
@@ -214,13 +233,20 @@ class TensorParallel(Parallelism):
     def __post_init__(self) -> None:
         if not 1 <= len(self.plan) <= MAX_LAYERS:
             raise InvalidScenario(f"TensorParallel.plan has {len(self.plan)} entries; allowed: 1 to {MAX_LAYERS}, one a layer")
-        if self.plan[-1].output is not Spread.WHOLE:
-            raise InvalidScenario(f"TensorParallel.plan ends with output {self.plan[-1].output!r}; allowed: Spread.WHOLE")
+        if self.plan[-1].output is not ActivationSharding.WHOLE:
+            raise InvalidScenario(
+                f"TensorParallel.plan ends with output {self.plan[-1].output!r}; allowed: ActivationSharding.WHOLE"
+            )
         for before, entry in pairwise(self.plan):
-            if entry.split is Split.OUTSIDE and before.output is not Spread.WHOLE:
+            if entry.split is Split.OUTSIDE and before.output is not ActivationSharding.WHOLE:
                 raise InvalidScenario(
-                    f"TensorParallel.plan has an entry of Split.OUTSIDE after output {before.output!r}; allowed: Spread.WHOLE"
+                    f"TensorParallel.plan has Split.OUTSIDE after output {before.output!r}; allowed: ActivationSharding.WHOLE"
                 )
+
+    def cut_dim(self, layer: int, column: int | None, row: int | None) -> int | None:  # noqa: D102 - as inherited
+        # A plan that does not fit the model has a limit of its own.
+        split = self.plan[layer].split if layer < len(self.plan) else Split.REPLICATED
+        return {Split.COLUMN: column, Split.ROW: row}.get(split)
 
 
 PARALLELISMS: tuple[type[Parallelism], ...] = (DDP, Replicate, FSDP1, FSDP2, TensorParallel, SPMD, Pipeline)

@@ -19,6 +19,19 @@ class Parallelism:
     traceable: ClassVar[bool] = False
     """Whether a step under it can be traced as one graph: operations do all that it does, no hooks outside them."""
 
+    @property
+    def trains_local_tensors(self) -> bool:
+        """Whether it puts local tensors in the place of DTensors, so that an optimizer sees plain tensors only."""
+        return False
+
+    def cut_dim(self, layer: int, column: int | None, row: int | None) -> int | None:  # noqa: ARG002 - for those that cut
+        """The dim along which it cuts a parameter of a layer into the parts of `torch.chunk`; None for one that it leaves whole.
+
+        `column` and `row` are the dims of the parameter that a column-parallel and a row-parallel layer cut. Flat parameters,
+        which are cut anywhere, do not count.
+        """
+        return None
+
     def require_ranks(self, count: int) -> None:
         """Raise `InvalidScenario` where it cannot spread over that many ranks; any number will do unless a subclass says so."""
 

@@ -7,9 +7,8 @@ from typing import ClassVar
 from equivcheck.choice import Choice
 from equivcheck.scenario.mesh import PP
 from equivcheck.scenario.model import MAX_LAYERS
-from equivcheck.scenario.noun import noun
+from equivcheck.scenario.noun import noun, refuse, require_between
 from equivcheck.scenario.parallelism_base import Parallelism
-from equivcheck.scenario.ranges import refuse, require_between
 
 MAX_CHUNKS = 16
 

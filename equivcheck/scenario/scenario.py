@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from equivcheck.scenario.layout import Layout
-from equivcheck.scenario.noun import noun
-from equivcheck.scenario.ranges import refuse, require_between
+from equivcheck.scenario.mesh import Mesh
+from equivcheck.scenario.noun import noun, refuse, require_between
 from equivcheck.scenario.training import Training
 
 
 @noun
-class Start:
-    """The first steps of a training, run under another layout, whose checkpoint is what the scenario's own goes on from."""
+class Resume:
+    """A checkpoint that a scenario resumes from: it is saved after first steps under another layout."""
 
     layout: Layout
-    """How the first steps are spread, over as many ranks as it likes."""
+    """How the steps before the checkpoint are spread, over any number of ranks."""
     steps: int = 1
-    """How many they are, at least 1 and fewer than the training has."""
+    """Steps before the checkpoint, at least 1 and fewer than the training has."""
     flatten_optimizer_state_dict: bool = False
     """Whether optimizer state and settings are saved by parameter on one level, as `StateDictOptions` calls it."""
 
@@ -34,20 +34,55 @@ class Scenario:
     """How it is spread."""
     schedule_seed: int = 0
     """Which order simulated ranks run in, 0 to 2**32 - 1; 0 is lowest rank first."""
-    start: Start | None = None
-    """How the first steps are spread, if otherwise; None where one layout runs them all."""
+    resume: Resume | None = None
+    """The checkpoint that it resumes from; None where one layout runs all steps."""
 
     def __post_init__(self) -> None:
         require_between(self, "schedule_seed", 0, 2**32 - 1)
-        if self.start is not None and self.start.steps >= self.training.steps:
-            raise refuse(self.start, "steps", f"fewer than the {self.training.steps} of the training")
+        if self.resume is not None and self.resume.steps >= self.training.steps:
+            raise refuse(self.resume, "steps", f"fewer than the {self.training.steps} of the training")
 
     @property
     def layouts(self) -> tuple[Layout, ...]:
         """The layouts in the order in which they run."""
-        return (self.layout,) if self.start is None else (self.start.layout, self.layout)
+        return (self.layout,) if self.resume is None else (self.resume.layout, self.layout)
 
     @property
     def name(self) -> str:
         """The names of the layouts in that order: ``ddp`` or ``ddp -> fsdp2``."""
         return " -> ".join(layout.name for layout in self.layouts)
+
+
+def in_words(scenario: Scenario) -> str:
+    """For people: ``fsdp2 on 4 ranks, widths 4-8-2, AdamW, 2 microbatches of 4 + 3 rows, 3 steps, float64``."""
+    resume = scenario.resume
+    first = "" if resume is None else f"{count(resume.steps, 'step')} of {_layout(resume.layout)}, then "
+    return f"{first}{_layout(scenario.layout)}, {_training(scenario.training)}"
+
+
+def _layout(layout: Layout) -> str:
+    return f"{layout.name} on {_mesh(layout.mesh)}"
+
+
+def _mesh(mesh: Mesh) -> str:
+    if len(mesh.axes) == 1:
+        return count(mesh.num_ranks, "rank")
+    return " x ".join(f"{axis.name} {axis.size}" for axis in mesh.axes)
+
+
+def _training(training: Training) -> str:
+    widths = "-".join(str(width) for width in (training.model.features, *(layer.width for layer in training.model.layers)))
+    rows = " + ".join(str(rows) for rows in training.data.microbatches)
+    parts = (
+        f"widths {widths}",
+        type(training.optimizer).__name__,
+        f"{count(len(training.data.microbatches), 'microbatch', 'microbatches')} of {rows} {'row' if rows == '1' else 'rows'}",
+        count(training.steps, "step"),
+        training.precision.value,
+    )
+    return ", ".join(parts)
+
+
+def count(number: int, one: str, many: str = "") -> str:
+    """``1 rank``, ``2 ranks``."""
+    return f"{number:,} {one if number == 1 else many or one + 's'}"

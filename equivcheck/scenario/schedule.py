@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from equivcheck.scenario.noun import noun
-from equivcheck.scenario.ranges import require_between, require_positive
+from equivcheck.scenario.noun import noun, require_between, require_positive
 
 
 @noun

@@ -7,9 +7,8 @@ from equivcheck.errors import InvalidScenario
 from equivcheck.scenario.clipping import Clipping
 from equivcheck.scenario.data import Data
 from equivcheck.scenario.model import Model
-from equivcheck.scenario.noun import noun
-from equivcheck.scenario.optimizer import SGD, Optimizer, Rprop
-from equivcheck.scenario.ranges import refuse, require_between, require_not_negative, require_positive
+from equivcheck.scenario.noun import noun, refuse, require_between, require_not_negative, require_positive
+from equivcheck.scenario.optimizer import SGD, Optimizer
 from equivcheck.scenario.schedule import Schedule
 
 MAX_STEPS = 10
@@ -106,5 +105,5 @@ class Training:
             allowed = f"a model without biases and norms with {type(self.optimizer).__name__}, which takes matrices only"
             raise InvalidScenario(f"Training.model has parameters of one dim; allowed: {allowed}")
         for group in self.groups:
-            if group.weight_decay and isinstance(self.optimizer, Rprop):
+            if group.weight_decay and not self.optimizer.decays:
                 raise refuse(group, "weight_decay", "0.0 with Rprop, which has none")

@@ -9,23 +9,48 @@ from dataclasses import dataclass, replace
 
 from hypothesis.strategies import SearchStrategy
 
-from equivcheck.campaign.batches import Enough, Shows, batch_seed, run_batch
+from equivcheck.campaign.batches import EndBatch, FaultShown, batch_seed, run_batch
 from equivcheck.campaign.shrinking import Shrinking
 from equivcheck.diagnosis.explain import explained
-from equivcheck.findings.settings import settings_of
-from equivcheck.findings.size import size_of
+from equivcheck.errors import UsageError
+from equivcheck.findings.size import settings_of, size_of
 from equivcheck.mutants.mutant import Mutant
 from equivcheck.oracle.check import check
 from equivcheck.scenario import Scenario
-from equivcheck.selftest.effort import Effort
 from equivcheck.selftest.reach import is_reached
 from equivcheck.selftest.row import Row, Shrunk
 from equivcheck.strategies import scenarios
-from equivcheck.strategies.scenario import MORE_HAND_OVERS
+from equivcheck.strategies.scenario import MORE_RESUMES
 from equivcheck.verdict.verdict import Outcome, Verdict
 
 Tell = Callable[[Row], None]
 """Told of a row as it grows."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Effort:
+    """The budget of one mutant; the first that is used up ends the drawing of scenarios."""
+
+    seed: int = 0
+    """With the name of a mutant it decides everything that is drawn; at least 0."""
+    examples: int = 200
+    """Scenarios drawn at most, 1 to 500."""
+    seconds: float = 120.0
+    """Time for drawing and checking, above 0; shrinking and explaining come after it."""
+    reached_after_catch: int = 5
+    """Further scenarios in which the mutant changes something, once one has been caught."""
+    shrink_seconds: float = 20.0
+    """Limit for shrinking."""
+    deadline: float = 10.0
+    """Limit for one run of the ranks, in seconds."""
+
+    def __post_init__(self) -> None:
+        if self.seed < 0:
+            raise UsageError(f"Effort.seed is {self.seed}; allowed: at least 0")
+        if not 1 <= self.examples <= 500:
+            raise UsageError(f"Effort.examples is {self.examples}; allowed: 1 to 500")
+        if not self.seconds > 0:
+            raise UsageError(f"Effort.seconds is {self.seconds}; allowed: above 0")
 
 
 def examine(mutant: Mutant, effort: Effort, tell: Tell = lambda _row: None) -> Row:
@@ -43,7 +68,7 @@ def examine(mutant: Mutant, effort: Effort, tell: Tell = lambda _row: None) -> R
 
 
 def _scenarios(mutant: Mutant) -> SearchStrategy[Scenario]:
-    return scenarios(layouts=mutant.layouts, hand_overs=MORE_HAND_OVERS)
+    return scenarios(layouts=mutant.layouts, resumes=MORE_RESUMES)
 
 
 def _seed(mutant: Mutant, effort: Effort) -> int:
@@ -58,15 +83,15 @@ class _Drawing:
         self._start = time.monotonic()
         self._seen: set[Scenario] = set()
         self._reached_after_catch = 0
-        self.row = Row(name=mutant.name, family=mutant.family, expected=mutant.causes)
+        self.row = Row.of(mutant)
         self.smallest: Verdict | None = None
         """Of the catches; rather one of which the honest training is equivalent, and steps are not traced, which is slow."""
         self._rank: tuple[int, ...] | None = None
 
     def take(self, scenario: Scenario) -> None:
-        """One scenario that was drawn; raises `Enough` after the last."""
+        """One scenario that was drawn; raises `EndBatch` after the last."""
         if self._is_enough():
-            raise Enough
+            raise EndBatch
         if scenario in self._seen:
             return
         self._seen.add(scenario)
@@ -139,10 +164,10 @@ def _shrunk(mutant: Mutant, effort: Effort, first: Verdict) -> Shrunk:
     def take(scenario: Scenario) -> None:
         nonlocal has_begun
         if search.is_drawn_out:
-            raise Enough
+            raise EndBatch
         has_begun = has_begun or scenario == first.scenario
         if has_begun and search.offer(judge(scenario, coarse=search.coarse)):
-            raise Shows
+            raise FaultShown
 
     run_batch(_scenarios(mutant), _seed(mutant, effort), take)
     best = search.finish()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from equivcheck.layouts.running import RanksResult, Runner
+from equivcheck.composition.running import RanksResult, Runner
 from equivcheck.mutants.mutant import Mutant
 from equivcheck.scenario import Scenario
 from equivcheck.trace.moments import Moment, moments
@@ -31,8 +31,8 @@ def is_reached(scenario: Scenario, mutant: Mutant, deadline: float) -> bool:
     return not _alike(_traces(honest), _traces(wrong))
 
 
-def _traces(left: RanksResult) -> tuple[Trace, ...]:
-    return (*left.before, *left.run.values)
+def _traces(result: RanksResult) -> tuple[Trace, ...]:
+    return (*result.before, *result.run.values)
 
 
 def _alike(first: Sequence[Trace], second: Sequence[Trace]) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from dataclasses import dataclass
 
-from equivcheck.mutants.mutant import Family, Minimum
+from equivcheck.mutants.mutant import Family, Minimum, Mutant
 from equivcheck.scenario import Scenario
 from equivcheck.verdict.cause import Cause, Diagnosis
 from equivcheck.verdict.verdict import Outcome
@@ -92,6 +92,11 @@ class Row:
     """The diagnosis of the shrunk scenario."""
     broken: str = ""
     """Why the examination ended early; empty if it did not."""
+
+    @classmethod
+    def of(cls, mutant: Mutant) -> Row:
+        """That of a mutant of which nothing is known yet."""
+        return cls(name=mutant.name, family=mutant.family, expected=mutant.causes)
 
     @property
     def survived(self) -> int:

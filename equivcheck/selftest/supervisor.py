@@ -5,17 +5,15 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from multiprocessing.connection import wait
+from dataclasses import replace
 
-from equivcheck.campaign.interruption import Interruption
 from equivcheck.mutants.mutant import Mutant
-from equivcheck.selftest.effort import Effort
-from equivcheck.selftest.messages import Examined, Growing, Job
-from equivcheck.selftest.process import Examiner
+from equivcheck.selftest.examine import Effort
 from equivcheck.selftest.row import Row, Selftest
+from equivcheck.selftest.worker import MutantDone
+from equivcheck.workers.process import Ended, WorkerProcess
+from equivcheck.workers.supervision import Interruption, Pool, Stuck
 
-_TICK = 0.2
-"""Seconds between two looks at the processes."""
 _GRACE_SECONDS = 120.0
 """Beyond what drawing and shrinking may take, for imports and explaining; then a process is given up."""
 
@@ -31,25 +29,44 @@ def selftest(
         return _Supervisor(mutants, effort, listener, interruption).run(num_workers)
 
 
+class _Examiner(WorkerProcess):
+    """One process; it is given one mutant after the other."""
+
+    def __init__(self, effort: Effort) -> None:
+        super().__init__("equivcheck.selftest.worker", effort)
+        self.most = effort.seconds + effort.shrink_seconds + _GRACE_SECONDS
+        """Seconds that one mutant may take."""
+        self.row: Row
+        """What is known of its mutant so far."""
+        self._began = time.monotonic()
+
+    def begin(self, mutant: Mutant) -> None:
+        """Let it examine a mutant."""
+        self.row, self._began = Row.of(mutant), time.monotonic()
+        self.send(mutant.name)
+
+    @property
+    def is_stuck(self) -> bool:
+        """Whether its mutant takes too long."""
+        return time.monotonic() - self._began > self.most
+
+
 class _Supervisor:
     def __init__(self, mutants: Sequence[Mutant], effort: Effort, listener: Listener, interruption: Interruption) -> None:
         self._mutants, self._effort, self._listener, self._interruption = mutants, effort, listener, interruption
         self._waiting = deque(mutants)
-        self._examiners: list[Examiner] = []
+        self._pool = Pool[_Examiner]()
         self._rows: dict[str, Row] = {}
 
     def run(self, num_workers: int) -> Selftest:
         start = time.monotonic()
-        try:
+        with self._pool as pool:
             for _ in range(min(num_workers, len(self._mutants))):
                 self._employ()
-            while self._examiners and not self._interruption.requested:
-                self._turn()
-        finally:
-            for examiner in self._examiners:
-                examiner.close()
-        growing = {examiner.row.name: examiner.row for examiner in self._examiners}
-        found = growing | self._rows
+            while pool.workers and not self._interruption.requested:
+                for examiner, message in pool.messages():
+                    self._hear(examiner, message)
+        found = {examiner.row.name: examiner.row for examiner in pool.workers} | self._rows
         return Selftest(
             rows=tuple(found[mutant.name] for mutant in self._mutants if mutant.name in found),
             asked=len(self._mutants),
@@ -61,44 +78,32 @@ class _Supervisor:
     def _employ(self) -> None:
         """A new process for the next mutant, if there is one."""
         if self._waiting:
-            self._examiners.append(Examiner())
-            self._next_job(self._examiners[-1])
+            examiner = _Examiner(self._effort)
+            self._pool.workers.append(examiner)
+            examiner.begin(self._waiting.popleft())
 
-    def _next_job(self, examiner: Examiner) -> None:
-        if self._waiting:
-            mutant = self._waiting.popleft()
-            row = Row(name=mutant.name, family=mutant.family, expected=mutant.causes)
-            examiner.begin(Job(name=mutant.name, effort=self._effort), row)
-        else:
-            self._examiners.remove(examiner)
-            examiner.close()
-
-    def _turn(self) -> None:
-        links = {examiner.link: examiner for examiner in self._examiners}
-        for link in wait(list(links), timeout=_TICK):
-            self._hear(links[link])  # type: ignore[index]
-        most = self._effort.seconds + self._effort.shrink_seconds + _GRACE_SECONDS
-        for examiner in [examiner for examiner in self._examiners if examiner.seconds > most]:
-            self._lost(examiner, f"the examination did not end within {most:.0f} s")
-
-    def _hear(self, examiner: Examiner) -> None:
-        try:
-            message = examiner.link.recv()
-        except (EOFError, OSError):
-            self._lost(examiner, f"the process {examiner.how_it_ended()}")
-            return
-        if isinstance(message, Growing):
-            examiner.row = message.row
-        elif isinstance(message, Examined):
+    def _hear(self, examiner: _Examiner, message: object) -> None:
+        if isinstance(message, Row):
+            examiner.row = message
+        elif isinstance(message, MutantDone):
             self._done(message.row)
-            self._next_job(examiner)
+            self._next(examiner)
+        elif isinstance(message, Stuck):
+            self._lost(examiner, f"the examination did not end within {examiner.most:.0f} s")
+        elif isinstance(message, Ended):
+            self._lost(examiner, f"the process {examiner.how_it_ended()}")
+
+    def _next(self, examiner: _Examiner) -> None:
+        if self._waiting:
+            examiner.begin(self._waiting.popleft())
+        else:
+            self._pool.remove(examiner)
 
     def _done(self, row: Row) -> None:
         self._rows[row.name] = row
         self._listener(row, len(self._rows))
 
-    def _lost(self, examiner: Examiner, why: str) -> None:
-        self._done(examiner.broken_off(why))
-        self._examiners.remove(examiner)
-        examiner.close()
+    def _lost(self, examiner: _Examiner, why: str) -> None:
+        self._done(replace(examiner.row, broken=why))
+        self._pool.remove(examiner)
         self._employ()

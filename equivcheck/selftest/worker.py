@@ -2,67 +2,49 @@
 
 from __future__ import annotations
 
-import os
-import queue
-import signal
-import threading
 import time
-from dataclasses import replace
-from multiprocessing.connection import Connection
+from dataclasses import dataclass, replace
 
 from equivcheck.mutants.registry import mutant
-from equivcheck.selftest.effort import Effort
-from equivcheck.selftest.examine import examine
-from equivcheck.selftest.messages import Examined, Growing, Job
+from equivcheck.selftest.examine import Effort, examine
 from equivcheck.selftest.row import Row
+from equivcheck.workers.link import Link
 
 _TELL_SECONDS = 0.2
 """How often a row is sent while it grows."""
 
 
-class _Worker:
-    """Does jobs; a thread reads the connection, so that the supervisor's death is noticed in the middle of one."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MutantDone:
+    """From the process: the answer to the name of a mutant. Rows that it sends before are not yet complete."""
 
-    def __init__(self, link: Connection) -> None:
-        self._link = link
-        self._jobs: queue.SimpleQueue[Job] = queue.SimpleQueue()
-        self._told = 0.0
-        threading.Thread(target=self._read, name="equivcheck-selftest-link", daemon=True).start()
+    row: Row
+    """Complete, or with the reason why it is not."""
 
-    def work(self) -> None:
-        """Until nobody is left who would want to know."""
-        while True:
-            job = self._jobs.get()
-            self._link.send(Examined(row=self._row(job.name, job.effort)))
 
-    def _row(self, name: str, effort: Effort) -> Row:
-        found = mutant(name)
-        row = Row(name=found.name, family=found.family, expected=found.causes)
+class _Examination:
+    """Remembers the row of one mutant as it grows, and tells the supervisor of it."""
 
-        def tell(grown: Row) -> None:
-            nonlocal row
-            row = grown
-            self._tell(grown)
+    def __init__(self, name: str, link: Link) -> None:
+        self._mutant, self._link = mutant(name), link
+        self._row, self._told = Row.of(self._mutant), 0.0
 
+    def complete(self, effort: Effort) -> Row:
+        """The whole row, or what is known of it when the examination raises."""
         try:
-            return examine(found, effort, tell)
+            return examine(self._mutant, effort, self._tell)
         except Exception as error:
-            return replace(row, broken=f"{type(error).__name__}: {error}".splitlines()[0])
+            return replace(self._row, broken=f"{type(error).__name__}: {error}".splitlines()[0])
 
     def _tell(self, row: Row) -> None:
+        self._row = row
         if time.monotonic() - self._told >= _TELL_SECONDS or row.shrunk is not None:
             self._told = time.monotonic()
-            self._link.send(Growing(row=row))
-
-    def _read(self) -> None:
-        try:
-            while True:
-                self._jobs.put(self._link.recv())
-        except (EOFError, OSError):
-            os._exit(1)
+            self._link.send(row)
 
 
 def main(fd: int) -> None:
-    """Serve the supervisor at the other end of `fd`."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    _Worker(Connection(fd)).work()
+    """Serve the supervisor at the other end of `fd` until it ends."""
+    link = Link(fd)
+    while True:
+        link.send(MutantDone(row=_Examination(link.next(), link).complete(link.task)))

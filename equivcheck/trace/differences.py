@@ -51,7 +51,7 @@ class Divergence:
     index: tuple[int, ...] = ()
     """Index of the worst element in the full tensor; empty where there is none."""
     expected: str = ""
-    """The reference's value there (or shape, dtype, presence, calls foreseen), printed so that it reads back exactly."""
+    """The reference's value there (or shape, dtype, presence, calls expected), printed so that it reads back exactly."""
     actual: str = ""
     """The candidate's."""
     error: float = 0.0

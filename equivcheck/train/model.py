@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 import torch
 from torch import nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from equivcheck.scenario import Activation, Layer, Model, Norm, Side
-from equivcheck.train.exercises import EXERCISES, beside
+from equivcheck.scenario import Activation, AuxiliaryLinear, Layer, Model, Norm
+from equivcheck.train.shape_ops import SHAPE_OPS, beside
 
-ACTIVATIONS: dict[Activation, Callable[[torch.Tensor], torch.Tensor]] = {
+Function = Callable[[torch.Tensor], torch.Tensor]
+
+ACTIVATIONS: dict[Activation, Function] = {
     Activation.RELU: functional.relu,
     Activation.GELU: functional.gelu,
     Activation.TANH: torch.tanh,
@@ -27,6 +30,33 @@ class _Linear(nn.Linear):
         """Leave the parameters alone: they are replaced, and drawing them would use the process-wide generator."""
 
 
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class LayerFunctions:
+    """A layer as functions, for what computes without a `Block`; None for what it has not."""
+
+    layer: Layer
+    norm: Function | None
+    linear: Function
+    auxiliary: Function | None
+    activation: Function | None
+    shape_op: Function | None
+
+
+def layer_output(block: Block | LayerFunctions, inputs: torch.Tensor, mask: torch.Tensor | None, step: int) -> torch.Tensor:
+    """Map (rows, inputs) to (rows, width), or copies of the one to copies of the other."""
+    normed = inputs if block.norm is None else block.norm(inputs)
+    outputs: torch.Tensor = block.linear(normed)
+    if block.auxiliary is not None and block.layer.auxiliary is AuxiliaryLinear.EVEN_STEPS and step % 2 == 0:
+        outputs = outputs + block.auxiliary(normed)
+    if block.activation is not None:
+        outputs = block.activation(outputs)
+    if mask is not None:
+        outputs = outputs * mask
+    if block.layer.residual:
+        outputs = outputs + inputs
+    return outputs if block.shape_op is None else block.shape_op(outputs)
+
+
 class Block(nn.Module):
     """One layer of the MLP."""
 
@@ -35,9 +65,9 @@ class Block(nn.Module):
         self.layer = layer
         self.norm = _norm(layer.norm, inputs)
         self.linear = _Linear(inputs, layer.width, bias=layer.bias)
-        self.side = None if layer.side is None else _Linear(inputs, layer.width, bias=False)
+        self.auxiliary = None if layer.auxiliary is None else _Linear(inputs, layer.width, bias=False)
         self.activation = ACTIVATIONS.get(layer.activation)
-        self.exercise = None if layer.exercise is None else EXERCISES[layer.exercise]
+        self.shape_op = None if layer.shape_op is None else SHAPE_OPS[layer.shape_op]
         self.recomputes = False
 
     def forward(self, inputs: torch.Tensor, mask: torch.Tensor | None, step: int) -> torch.Tensor:
@@ -49,17 +79,7 @@ class Block(nn.Module):
 
     def compute(self, inputs: torch.Tensor, mask: torch.Tensor | None, step: int) -> torch.Tensor:
         """What `forward` maps by."""
-        normed = inputs if self.norm is None else self.norm(inputs)
-        outputs: torch.Tensor = self.linear(normed)
-        if self.side is not None and self.layer.side is Side.EVEN_STEPS and step % 2 == 0:
-            outputs = outputs + self.side(normed)
-        if self.activation is not None:
-            outputs = self.activation(outputs)
-        if mask is not None:
-            outputs = outputs * mask
-        if self.layer.residual:
-            outputs = outputs + inputs
-        return outputs if self.exercise is None else self.exercise(outputs)
+        return layer_output(self, inputs, mask, step)
 
 
 class MLP(nn.Module):
@@ -78,7 +98,7 @@ class MLP(nn.Module):
             self.register_buffer("offset", offset_of(model, dtype))
 
     def forward(self, inputs: torch.Tensor, masks: tuple[torch.Tensor | None, ...], step: int) -> torch.Tensor:
-        """Map (rows, features) to (rows, outputs), or (features, rows) to (outputs, rows); `step` decides which sides run."""
+        """Map (rows, features) to (rows, outputs), or both the other way round; `step` decides which auxiliary linears run."""
         if "forwards" in self._buffers:
             self.forwards += 1
         values = inputs.T if self.batch_dim else inputs

@@ -12,7 +12,7 @@ from torch.optim import lr_scheduler
 
 from equivcheck.choice import Choice
 from equivcheck.errors import UsageError
-from equivcheck.scenario import Group, Implementation, Optimizer, Rprop, Schedule, Select, Training
+from equivcheck.scenario import Group, Implementation, Optimizer, Schedule, Select, Training
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -76,13 +76,13 @@ def _settings(optimizer: Optimizer, group: Group | None) -> dict[str, Any]:
     if group is None:
         return {}
     settings: dict[str, Any] = {"lr": optimizer.lr * group.lr_factor}
-    return settings if isinstance(optimizer, Rprop) else settings | {"weight_decay": group.weight_decay}
+    return settings if not optimizer.decays else settings | {"weight_decay": group.weight_decay}
 
 
 @cache
 def _names(kind: type[Optimizer]) -> tuple[str, ...]:
     left_out = {"implementation"}
-    if kind is Rprop:
+    if not kind.decays:
         left_out.add("weight_decay")
     if not kind.maximizable:
         left_out.add("maximize")

@@ -14,21 +14,16 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.optim.lr_scheduler import LRScheduler
 
-from equivcheck.comparison.compare import Comparison, apart_before, compare
+from equivcheck.composition.running import RanksResult
 from equivcheck.errors import UsageError
-from equivcheck.oracle.check import MAX_FOLLOWERS
-from equivcheck.reference.doubt import earlier
-from equivcheck.reference.noise import Expected
-from equivcheck.reference.reference import Reference
+from equivcheck.oracle.judge import judge, judge_failure
 from equivcheck.tally import record
-from equivcheck.trace.differences import Difference, Phase
-from equivcheck.trace.trace import Trace
 from equivcheck.user.batches import require_parts
+from equivcheck.user.case import UserCase
 from equivcheck.user.ranks import rank_trace
-from equivcheck.user.reference import SingleDeviceRun, far_moment
+from equivcheck.user.reference import SingleDeviceRun
 from equivcheck.user.task import Loss, Task, TrainStep, data_axes_of, mesh_of
 from equivcheck.user.verdict import UserVerdict
-from equivcheck.verdict.sentences import place, sentence
 from equivcheck.verdict.verdict import Outcome
 from equivcheck.worlds.failure import RanksFailed
 from equivcheck.worlds.pool import COMPARABLE, ranks
@@ -76,9 +71,7 @@ def check_training(  # noqa: PLR0913 - one for each thing that users bring, all 
     Failures of the ranks are verdicts. Raises `UsageError` for arguments that make no sense, and for a model or training that is
     not the same each time; what the run on one device raises is left as it is.
     """
-    started = time.perf_counter()
     axes = mesh_of(mesh)
-    chosen = data_axes_of(axes, data_axes, by_hand=shard is not None)
     task = Task(
         model=model,
         parallelize=parallelize,
@@ -90,19 +83,43 @@ def check_training(  # noqa: PLR0913 - one for each thing that users bring, all 
         scheduler=scheduler,
         step=step,
         rank_step=rank_step or step,
-        data_axes=chosen,
+        data_axes=data_axes_of(axes, data_axes, by_hand=shard is not None),
         shard=shard,
         full_tensors=full_tensors,
         dtype=dtype,
         seed=seed,
     )
+    return _checked(task, world, schedule_seed, deadline)
+
+
+def _checked(task: Task, world: str | Ranks, schedule_seed: int, deadline: float) -> UserVerdict:
+    started = time.perf_counter()
     require_parts(task)
     members = _members(task, world)
     original = SingleDeviceRun(task)
-    verdict = UserVerdict(outcome=Outcome.EQUIVALENT, mesh=axes, world=members.name, precision=_name(original.precision))
-    verdict = _judge(verdict, original, members, schedule_seed, deadline)
+    verdict = UserVerdict(outcome=Outcome.EQUIVALENT, mesh=task.mesh, world=members.name, precision=_name(original.precision))
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # what torch warns of on each rank, it has mostly warned of on one device
+            run = members.run(rank_trace, task, schedule_seed=schedule_seed, deadline=deadline)
+    except RanksFailed as error:
+        _raise_usage(error)
+        verdict = judge_failure(verdict, error.failure)
+    else:
+        verdict = _judged(verdict, original, RanksResult(run=run))
     record(NAME, members.name, verdict.outcome.value)
     return replace(verdict, seconds=time.perf_counter() - started)
+
+
+def _judged(verdict: UserVerdict, original: SingleDeviceRun, result: RanksResult) -> UserVerdict:
+    brought = UserCase(original, result.run.values)
+    verdict, doubt = judge(verdict, brought.case(), result)
+    verdict = replace(verdict, unread=brought.unread)
+    if verdict.divergence is not None:
+        return replace(verdict, hint=brought.hint(verdict.divergence))
+    if doubt is not None and doubt.step:
+        return replace(verdict, reason=f"{verdict.reason}; before step {doubt.step} all agrees")
+    return verdict
 
 
 def _members(task: Task, world: str | Ranks) -> Ranks:
@@ -127,79 +144,12 @@ def _require_picklable(task: Task) -> None:
             ) from None
 
 
-def _judge(verdict: UserVerdict, original: SingleDeviceRun, members: Ranks, schedule_seed: int, deadline: float) -> UserVerdict:
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # what torch warns of on each rank, it has mostly warned of on one device
-            traces = members.run(rank_trace, original.task, schedule_seed=schedule_seed, deadline=deadline).values
-    except RanksFailed as error:
-        _raise_usage(error)
-        outcome = Outcome.HUNG if error.failure.hung else Outcome.CRASHED
-        return replace(verdict, outcome=outcome, reason=error.failure.summary, failure=error.failure)
-    return _compared(verdict, original, traces)
-
-
 def _raise_usage(failed: RanksFailed) -> None:
     """What a rank finds wrong with an argument is no failure of the training."""
     for report in failed.failure.reports:
         kind, _, text = report.error.partition(": ")
         if kind.endswith(UsageError.__name__) and text.startswith(f"{NAME}: "):
             raise UsageError(text) from None
-
-
-def _compared(verdict: UserVerdict, original: SingleDeviceRun, traces: tuple[Trace, ...]) -> UserVerdict:
-    reference, unread = _readable(original, original.reference(), traces)
-    quick = doubt = reference.doubt
-    hint = ""
-    found = compare(reference, traces) if reference.moments else Comparison(divergences=(), worst_error=0.0, largest_share=0.0)
-    if found.divergences:
-        parts = original.parts()
-        far = None if parts is None else far_moment(reference, parts, original.limit)
-        reference, _ = _readable(original, original.confirming_reference(None if far else parts), traces)
-        found = compare(reference, traces) if reference.moments else found
-        hint = "" if far is None else _about_parts(far)
-        doubt = earlier(quick, reference.doubt)
-        if quick and doubt and found.largest_share < original.limit:
-            found = apart_before(doubt, found)
-    verdict = replace(verdict, worst_error=found.worst_error, unread=unread)
-    if found.divergences:
-        first, *others = found.divergences
-        followers = tuple(place(other) for other in others[:MAX_FOLLOWERS])
-        hint = _ABOUT_SHARDS if first.difference is Difference.SHAPE else hint
-        return replace(
-            verdict, outcome=Outcome.DIVERGED, reason=sentence(first), divergence=first, followers=followers, hint=hint
-        )
-    if doubt:
-        so_far = f"; before step {doubt.step} all agrees" if doubt.step else ""
-        return replace(verdict, outcome=Outcome.INCONCLUSIVE, reason=doubt.reason + so_far)
-    return verdict
-
-
-_ABOUT_SHARDS = "a parameter that is a shard, and no DTensor, needs full_tensors=fn(module) -> {name: tensor} to be read"
-
-
-def _about_parts(far: Expected) -> str:
-    return (
-        "one device that takes the parts of the ranks one after the other does not compute the same either "
-        f"(step {far.step}, {far.phase.value}): is the loss, or something in the model, no mean over rows?"
-    )
-
-
-def _readable(original: SingleDeviceRun, reference: Reference, traces: tuple[Trace, ...]) -> tuple[Reference, tuple[str, ...]]:
-    """The reference without optimizer state that no rank could hand over, where users read tensors themselves."""
-    if original.task.full_tensors is None or not reference.moments:
-        return reference, ()
-    held = {piece.name for trace in traces for piece in trace.state.pieces}
-    unread: list[str] = []
-    kept = []
-    for moment in reference.moments:
-        if moment.phase is Phase.STATE:
-            there = tuple(present and name in held for name, present in zip(moment.table.names, moment.present, strict=True))
-            unread = [name for name, present in zip(moment.table.names, there, strict=True) if not present]
-            kept.append(replace(moment, present=there))
-        else:
-            kept.append(moment)
-    return Reference(tuple(kept), reference.doubt), tuple(unread)
 
 
 def _name(dtype: torch.dtype) -> str:

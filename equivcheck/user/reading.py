@@ -10,8 +10,8 @@ from torch import nn
 from torch.distributed.fsdp import FullyShardedDataParallel
 
 from equivcheck.errors import UsageError
-from equivcheck.layouts.flat_parameters import flat_slots
-from equivcheck.layouts.localized import localized_piece
+from equivcheck.layouts.local_tensors import localized_piece
+from equivcheck.parallelisms.fsdp1.flat_parameters import flat_slots
 from equivcheck.trace.trace import Piece, Slot, Snapshot
 from equivcheck.train.read import State, canonical_name, snapshot, state_snapshot
 from equivcheck.user.names import Names

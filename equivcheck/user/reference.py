@@ -43,11 +43,6 @@ class SingleDeviceRun:
             self.eps = float(torch.finfo(self.precision).eps)
             _require_same_training(self.trace, _trace(task, seed=task.seed + 1))
 
-    @property
-    def limit(self) -> float:
-        """Noise of more than half of the digits, as a share of a tensor's kind."""
-        return float(np.sqrt(self.eps))
-
     def reference(self) -> Reference:
         """With the noise floor of a few copies."""
         return self._reference(NUM_PERTURBATIONS, None)
@@ -68,25 +63,26 @@ class SingleDeviceRun:
         with one_thread():
             while len(self._copies) < num_copies:
                 self._copies.append(_copy(self.task, len(self._copies), self.eps))
+        limit = float(np.sqrt(self.eps))
         rows = list(zip(*map(_values, (self.trace, *self._copies)), strict=True))
         if any(len({len(row) for row in values}) > 1 for values in rows):
-            return Reference((), Doubt(reason="rounding alone decides which gradients there are", step=0))
+            return Reference((), Doubt(reason="rounding alone decides which gradients there are", step=0), limit)
         found = expected_of(self.trace, [np.stack(values) for values in rows], self.eps, *(() if parts is None else (parts,)))
-        return Reference(found, doubt_about(found, self.limit))
+        return Reference(found, doubt_about(found, limit), limit)
 
     def _tensors(self) -> list[torch.dtype]:
         names = {name for step in self.trace.steps for name in step.parameters.dtypes}
         return [dtype for dtype in (getattr(torch, name) for name in names) if dtype.is_floating_point]
 
 
-def far_moment(reference: Reference, trace: Trace, limit: float) -> Expected | None:
-    """The first moment at which another run on one device is elsewhere by more than `limit` of a tensor's kind."""
+def far_moment(reference: Reference, trace: Trace) -> Expected | None:
+    """The first moment at which another run on one device is elsewhere by more than half of the digits."""
     for expected, moment in zip(reference.moments, moments(trace), strict=True):
         if moment.snapshot.present != expected.present:
             return expected
         values = full_vector(expected.table, expected.present, moment.snapshot.values)
         with np.errstate(invalid="ignore"):
-            far = norms(expected.table, values - expected.values) > expected.tolerances + limit * expected.scales
+            far = norms(expected.table, values - expected.values) > expected.tolerances + reference.noise_limit * expected.scales
         if far.any():
             return expected
     return None

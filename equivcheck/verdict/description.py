@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 
-from equivcheck.scenario.words import count
+from equivcheck.scenario.scenario import count
 from equivcheck.trace.differences import Divergence
 from equivcheck.worlds.failure import Failure
 

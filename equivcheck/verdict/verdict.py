@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from equivcheck.choice import Choice
 from equivcheck.errors import NotEquivalent
 from equivcheck.scenario import Scenario
-from equivcheck.scenario.words import in_words
+from equivcheck.scenario.scenario import in_words
 from equivcheck.trace.differences import Divergence
 from equivcheck.verdict.cause import Diagnosis
 from equivcheck.verdict.description import of_divergence, of_ranks, shortened
@@ -44,13 +44,11 @@ class Outcome(Choice):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
-    """What `check` returns."""
+class Judgement:
+    """What a judge says of any case: of a scenario, or of a training that a user brings."""
 
     outcome: Outcome
     """What was found."""
-    scenario: Scenario
-    """What was checked."""
     world: str
     """Where the ranks ran."""
     reason: str = ""
@@ -61,21 +59,33 @@ class Verdict:
     """Other tensors that differ, as ``step 0 gradient layers.0.linear.weight``, in order, at most 20."""
     failure: Failure | None = None
     """What happened to the ranks; None unless crashed or hung."""
+    worst_error: float = 0.0
+    """The largest error over all tensors in units of tolerance; below 1 when equivalent at every step."""
+    seconds: float = 0.0
+    """Time of the whole check."""
+
+    def _in_short(self) -> str:
+        """The reason; where there is none, how close it was."""
+        return self.reason or f"the largest error is {self.worst_error:.2g} of its tolerance"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict(Judgement):
+    """What `check` returns."""
+
+    scenario: Scenario
+    """What was checked."""
     diagnosis: Diagnosis | None = None
-    """Why, if something that is known to go wrong explains it; None when nothing does, or nobody has asked (`explained`)."""
+    """Why, if a known fault reproduces it; None when none does, or nobody has asked (`explained`)."""
     drift: str = ""
     """Where it starts, found by giving the ranks the reference's values at the start of each step; empty if nobody has asked."""
     confirmed: str = ""
     """Whether another world finds the same, in words; empty if nobody has asked."""
     known: str = ""
     """Identifier of the known upstream issue; empty unless known."""
-    worst_error: float = 0.0
-    """The largest error over all tensors in units of tolerance; below 1 when equivalent at every step."""
-    seconds: float = 0.0
-    """Time of the whole check."""
     undecided: str = ""
     """Why later steps of what is equivalent say nothing, and from which on; empty where every step does."""
-    unforeseen: str = ""
+    unmodelled: str = ""
     """Why the ranks' calls were not held against a prediction; empty where they were, or where nothing was compared."""
     calls: tuple[tuple[Call, ...], ...] = ()
     """Per rank, its calls in the order of issue; empty in a world that does not see them, or where the ranks failed."""
@@ -128,7 +138,7 @@ class Verdict:
         return [*lines, AGAIN]
 
     def _plainly(self) -> list[str]:
-        lines = [self.reason or f"the largest error is {self.worst_error:.2g} of its tolerance"]
+        lines = [self._in_short()]
         if self.undecided:
             lines.append(self.undecided)
         return [*lines, f"on file as {self.known}"] if self.known else lines

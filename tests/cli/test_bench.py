@@ -6,7 +6,7 @@ import pytest
 
 from equivcheck import bench
 from equivcheck.bench import DEFAULT_ROWS, Source, fixed_scenarios, generated_scenarios, measure_row
-from equivcheck.layouts.registry import unsupported
+from equivcheck.composition.limits import unsupported
 
 
 @pytest.mark.parametrize(("tag", "size"), [("ddp", 2), ("tensor_parallel", 4)])

@@ -19,7 +19,7 @@ from equivcheck.findings.finding import load_finding
 from equivcheck.findings.fingerprint import fingerprint
 from equivcheck.findings.store import FindingStore
 from equivcheck.scenario import Scenario
-from equivcheck.scenario.codec import to_json
+from equivcheck.scenario.file_format.codec import to_json
 from equivcheck.verdict.verdict import Outcome, Verdict
 from unit.campaign import fakes
 
@@ -230,7 +230,7 @@ def test_fuzz_tells_of_its_findings(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_a_run_whose_control_survives_is_exit_code_3(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a checker that misses a wrong training did not find says nothing; what it found is kept and told all the same."""
+    """A clean result of a checker that misses a wrong training proves nothing; what it found is kept and told all the same."""
     use_checks(monkeypatch, fakes.wide_diverges_but_blind)
     arguments = ("fuzz", "--seconds", "2", "--seed", "1", "--workers", "1", "--layout", "ddp", "--store", tmp_path)
     result = run(*arguments, "--json")

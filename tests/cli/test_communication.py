@@ -1,4 +1,4 @@
-"""``check --comm``: what ranks tell each other, as a table, as lanes and as JSON."""
+"""``check --comm``: what ranks communicate, as a table, as lanes and as JSON."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from click.testing import CliRunner
 from equivcheck.cli import main
 from equivcheck.report.lanes import lanes
 from equivcheck.scenario import DDP, SPMD, Axis, Data, Distribution, Layer, Layout, Mesh, Model, Parallelism, Scenario, Training
-from equivcheck.scenario.codec import to_json
+from equivcheck.scenario.file_format.codec import to_json
 from equivcheck.trace.stage import Stage
 from equivcheck.worlds.call import Call
 
@@ -39,8 +39,8 @@ def written(folder: Path, parallelism: Parallelism) -> Path:
     return path
 
 
-def test_communication_is_shown_beside_what_is_foreseen(file: Path) -> None:
-    """A row for each kind of calls of each step, with bytes and whether they are those foreseen, and a lane for each rank."""
+def test_communication_is_shown_beside_what_is_predicted(file: Path) -> None:
+    """A row for each kind of calls of each step, with bytes and whether they are those expected, and a lane for each rank."""
     lines = CliRunner().invoke(main, ["check", str(file), "--comm"]).stdout.splitlines()
 
     assert "ranks 0, 1:" in lines
@@ -59,7 +59,7 @@ def test_without_being_asked_nothing_of_it_is_shown(file: Path) -> None:
 
 
 def test_json_has_every_call(file: Path) -> None:
-    """Each rank's calls in the order of issue, and the totals that were foreseen for it."""
+    """Each rank's calls in the order of issue, and the totals that were expected for it."""
     found = json.loads(CliRunner().invoke(main, ["check", str(file), "--comm", "--json"]).stdout)["communication"]
 
     assert [len(rank) for rank in found["calls"]] == [len(found["calls"][0])] * 2
@@ -71,13 +71,13 @@ def test_json_has_every_call(file: Path) -> None:
         "compute",
         1,
     )
-    reduced = [entry for entry in found["foreseen"][1] if entry["op"] == "all_reduce.sum"]
+    reduced = [entry for entry in found["expected"][1] if entry["op"] == "all_reduce.sum"]
     assert [(entry["step"], entry["num_calls"], entry["num_bytes"]) for entry in reduced] == [(0, 1, 72), (1, 1, 72)]
 
 
 @pytest.mark.parametrize(("world", "reason"), [("sim", "propagation"), ("gloo", "does not see calls")])
 def test_why_nothing_is_compared_is_said(tmp_path: Path, world: str, reason: str) -> None:
-    """Where nothing is foreseen, or nothing seen, the reason is given."""
+    """Where no calls are predicted, or nothing seen, the reason is given."""
     path = written(tmp_path, SPMD(distribution=Distribution.FULLY_SHARD))
     assert reason in CliRunner().invoke(main, ["check", str(path), "--comm", "--world", world]).stdout
 

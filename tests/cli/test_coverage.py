@@ -36,8 +36,8 @@ def test_people_get_a_table(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = run(capsys, "coverage", "--seconds", "0.5", "--layout", "ddp")
     assert code == 0
     assert "layout.parallelisms" in out
-    assert "pairs of features drawn: " in out
-    assert "features that lack most:" in out
+    assert "pairs of features covered: " in out
+    assert "features with the most pairs not covered:" in out
 
 
 def test_a_layout_that_does_not_exist_is_told(capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,8 +6,8 @@ import pytest
 import torch.distributed as dist
 
 from equivcheck import doctor
+from equivcheck.composition.registry import layout_kinds
 from equivcheck.doctor import PROGRAMS, probe, probe_program, smallest
-from equivcheck.layouts.registry import layout_kinds
 from equivcheck.scenario import DDP
 
 

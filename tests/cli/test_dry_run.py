@@ -7,7 +7,7 @@ import pytest
 from click.testing import CliRunner
 
 from equivcheck.cli import main
-from equivcheck.scenario.codec import to_json
+from equivcheck.scenario.file_format.codec import to_json
 from unit.dry_run.examples import fsdp2_over_tensor_parallel
 
 
@@ -25,7 +25,7 @@ def test_a_dry_run_shows_shards_and_calls(file: str) -> None:
     assert result.exit_code == 0, result.output
     assert "fsdp2 x tensor_parallel on 4,096 ranks (dp 2048 x tp 2)" in result.output
     assert "layers.0.linear.weight  32 x 16  1 x 16  0 x 16" in result.output
-    assert "calls are as many as in a simulated world of 4 ranks (dp 2 x tp 2)" in result.output
+    assert "as many calls as in a simulated world of 4 ranks (dp 2 x tp 2)" in result.output
 
 
 def test_a_dry_run_as_json(file: str) -> None:

@@ -14,8 +14,8 @@ from equivcheck.campaign import isolated
 from equivcheck.cli import main
 from equivcheck.export.launch import Launched
 from equivcheck.findings.store import FindingStore
-from equivcheck.scenario import Scenario, Start
-from equivcheck.scenario.codec import to_json
+from equivcheck.scenario import Resume, Scenario
+from equivcheck.scenario.file_format.codec import to_json
 from equivcheck.verdict.verdict import Outcome
 from unit.campaign import fakes
 
@@ -99,17 +99,17 @@ def test_a_run_prints_what_the_script_prints(code: int, expected: int, monkeypat
     assert result.stdout == f"step 0 loss: max difference 0.5\nexit code {code}\n"
 
 
-def handed_over() -> Scenario:
+def resumed() -> Scenario:
     """A scenario whose first step runs under another layout."""
     scenario = fakes.scenario(ranks=2)
     training = replace(scenario.training, steps=2)
-    return replace(scenario, training=training, start=Start(layout=scenario.layout))
+    return replace(scenario, training=training, resume=Resume(layout=scenario.layout))
 
 
 @pytest.mark.parametrize(
     ("arguments", "scenario", "words"),
     [
-        ((), handed_over(), "Scenario.start cannot be exported"),
+        ((), resumed(), "Scenario.resume cannot be exported"),
         (("--mutant", "no_such"), fakes.scenario(), "mutant 'no_such' does not exist; allowed: "),
         (("--mutant", "row_output_averaged"), fakes.scenario(ranks=2), "does not apply to this scenario of ddp"),
         (("-o", "/no/such/folder/x.py"), fakes.scenario(), "cannot be written"),

@@ -11,14 +11,14 @@ import pytest
 
 from equivcheck.quiet import quiet, quiet_torch
 from equivcheck.scenario import DDP, SPMD, Axis, Data, Distribution, Layer, Layout, Mesh, Model, Parallelism, Scenario, Training
-from equivcheck.scenario.codec import to_json
+from equivcheck.scenario.file_format.codec import to_json
 
 TRAINING = Training(model=Model(features=4, layers=(Layer(width=4),) * 2), data=Data(microbatches=(4,)))
 PATH = {"PYTHONPATH": os.pathsep.join(sys.path)}
 CHECK_STDIN = """
 import sys
 from equivcheck import check
-from equivcheck.scenario.codec import from_json
+from equivcheck.scenario.file_format.codec import from_json
 check(from_json(sys.stdin.read()))
 """
 

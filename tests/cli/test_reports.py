@@ -18,8 +18,8 @@ from equivcheck.findings.store import Kept
 from equivcheck.report import progress
 from equivcheck.report.progress import ProgressLine, progress_text
 from equivcheck.report.summary_object import summary_object
-from equivcheck.report.tables import print_summary
-from equivcheck.scenario.words import in_words
+from equivcheck.report.summary_text import print_summary
+from equivcheck.scenario.scenario import in_words
 from equivcheck.verdict.verdict import Outcome, Verdict
 from unit.campaign import fakes
 

@@ -13,8 +13,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from equivcheck import Scenario
-from equivcheck.layouts.buckets import MEBIBYTE, Bucketing, Reductions, ready_parameters, reductions, trained_parameters
-from equivcheck.layouts.program import rank_program
+from equivcheck.composition.program import rank_program
+from equivcheck.parallelisms.ddp.buckets import MEBIBYTE, Bucketing, Reductions, ready_parameters, reductions, trained_parameters
 from equivcheck.scenario import DDP, Compression, Precision
 from equivcheck.strategies import scenarios
 from equivcheck.train.material import material

@@ -1,4 +1,4 @@
-"""The property of a hand-over: what is saved under one layout and goes on under another is as if it were never interrupted."""
+"""The property of resuming: what is saved under one layout and goes on under another is as if it were never interrupted."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from torch.distributed.checkpoint import state_dict_loader
 from torch.distributed.tensor import DTensor
 
 from equivcheck import Outcome, Scenario, check
-from equivcheck.layouts import hand_over
-from equivcheck.layouts.running import Runner
+from equivcheck.composition import resume
+from equivcheck.composition.running import Runner
 from equivcheck.scenario import (
     DDP,
     FSDP1,
@@ -37,8 +37,8 @@ from equivcheck.scenario import (
     Model,
     Parallelism,
     Pipeline,
+    Resume,
     Select,
-    Start,
     StepLR,
     Training,
 )
@@ -49,31 +49,31 @@ from equivcheck.train.setup import Setup
 SIM_EXAMPLES = max(40, settings().max_examples // 2)
 GLOO_EXAMPLES = 6
 UNHURRIED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
-HANDED_OVER = {
+RESUMED = {
     "trainings": trainings(steps=st.sampled_from((2, 3, 4))),
-    "hand_overs": st.just(True),
+    "resumes": st.just(True),
     "executions": st.just(Execution()),
 }
 
 
-def assert_handed_over(scenario: Scenario, world: str) -> None:
+def assert_resumed_right(scenario: Scenario, world: str) -> None:
     """A scenario of two layouts is equivalent; one that could not be given a second is left to other tests."""
-    if scenario.start is not None:
+    if scenario.resume is not None:
         check(scenario, world=world).assert_no_finding()
 
 
 @settings(UNHURRIED, max_examples=SIM_EXAMPLES)
-@given(scenarios(max_ranks=6, **HANDED_OVER))
-def test_a_hand_over_in_sim_is_no_interruption(scenario: Scenario) -> None:
+@given(scenarios(max_ranks=6, **RESUMED))
+def test_resuming_in_sim_is_no_interruption(scenario: Scenario) -> None:
     """Whatever the two layouts and their numbers of ranks, every step, the state and the buffers are those of one device."""
-    assert_handed_over(scenario, "sim")
+    assert_resumed_right(scenario, "sim")
 
 
 @settings(UNHURRIED, max_examples=GLOO_EXAMPLES, phases=(Phase.explicit, Phase.reuse, Phase.generate))
-@given(scenarios(max_ranks=2, **HANDED_OVER))
-def test_a_hand_over_over_gloo_is_no_interruption(scenario: Scenario) -> None:
+@given(scenarios(max_ranks=2, **RESUMED))
+def test_resuming_over_gloo_is_no_interruption(scenario: Scenario) -> None:
     """Real processes write and read the checkpoint as simulated ranks do."""
-    assert_handed_over(scenario, "gloo")
+    assert_resumed_right(scenario, "gloo")
 
 
 TRAINING = Training(
@@ -88,13 +88,13 @@ PIPELINE = Pipeline()
 FULLY_SHARD = SPMD(distribution=Distribution.FULLY_SHARD)
 
 
-def handed_over(first: Parallelism, second: Parallelism, sizes: tuple[int, int] = (3, 2)) -> Scenario:
+def resumed(first: Parallelism, second: Parallelism, sizes: tuple[int, int] = (3, 2)) -> Scenario:
     """One step under the first parallelism, two under the second."""
 
     def layout(parallelism: Parallelism, size: int) -> Layout:
         return Layout(mesh=Mesh(axes=(Axis(name=parallelism.axes[0][0], size=size),)), parallelisms=(parallelism,))
 
-    return Scenario(training=TRAINING, layout=layout(second, sizes[1]), start=Start(layout=layout(first, sizes[0])))
+    return Scenario(training=TRAINING, layout=layout(second, sizes[1]), resume=Resume(layout=layout(first, sizes[0])))
 
 
 PAIRS = [(DDP(), FSDP2()), (FSDP2(), DDP()), (FSDP1(), FULLY_SHARD), (FULLY_SHARD, FSDP1(use_orig_params=False))]
@@ -103,20 +103,20 @@ PAIRS = [(DDP(), FSDP2()), (FSDP2(), DDP()), (FSDP1(), FULLY_SHARD), (FULLY_SHAR
 @pytest.mark.parametrize(("first", "second"), PAIRS)
 def test_the_pairs_below_are_equivalent_without_a_fault(first: Parallelism, second: Parallelism) -> None:
     """What the faults of the tests below are planted in is right without them."""
-    assert check(handed_over(first, second)).outcome is Outcome.EQUIVALENT
+    assert check(resumed(first, second)).outcome is Outcome.EQUIVALENT
 
 
 def test_stages_with_groups_of_their_own_go_on_with_the_schedule() -> None:
     """What a schedule has for each parameter group is not that of the first rank, whose stage has other groups."""
     # Of the schedules this one reckons a rate from the rate before it.
-    into, out_of = handed_over(DDP(), PIPELINE, (2, 2)), handed_over(PIPELINE, DDP(), (2, 2))
+    into, out_of = resumed(DDP(), PIPELINE, (2, 2)), resumed(PIPELINE, DDP(), (2, 2))
     groups = (Group(select=Select.FIRST_LAYER, lr_factor=0.5),)
 
     for scenario in (into, out_of):
         model = replace(scenario.training.model, counter=False)
         training = replace(scenario.training, model=model, groups=groups, schedule=CosineAnnealingLR(T_max=2), optimizer=SGD())
-        start = replace(scenario.start, flatten_optimizer_state_dict=True) if scenario.start else None
-        check(replace(scenario, training=training, start=start)).assert_no_finding()
+        resume = replace(scenario.resume, flatten_optimizer_state_dict=True) if scenario.resume else None
+        check(replace(scenario, training=training, resume=resume)).assert_no_finding()
 
 
 def without(part: str) -> Callable[[pytest.MonkeyPatch], None]:
@@ -134,7 +134,7 @@ def without(part: str) -> Callable[[pytest.MonkeyPatch], None]:
 
 def with_rolled_shards(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a rank loads of a sharded weight are the rows one further on."""
-    load = hand_over.set_state_dict
+    load = resume.set_state_dict
 
     def rolled(*arguments: Any, model_state_dict: dict[str, Any], **parts: Any) -> None:
         weight = model_state_dict["layers.0.linear.weight"]
@@ -142,7 +142,7 @@ def with_rolled_shards(monkeypatch: pytest.MonkeyPatch) -> None:
         local.copy_(local.roll(1, 0))
         load(*arguments, model_state_dict=model_state_dict, **parts)
 
-    monkeypatch.setattr(hand_over, "set_state_dict", rolled)
+    monkeypatch.setattr(resume, "set_state_dict", rolled)
 
 
 @pytest.mark.parametrize(
@@ -156,9 +156,9 @@ def with_rolled_shards(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_is_lost_on_the_way_is_noticed(
     monkeypatch: pytest.MonkeyPatch, plant: Callable[[pytest.MonkeyPatch], None], step: int, phase: verdict.Phase
 ) -> None:
-    """A part of the checkpoint that is not loaded, or not where it belongs, diverges after the hand-over and not before."""
+    """A part of the checkpoint that is not loaded, or not where it belongs, diverges after the checkpoint and not before."""
     plant(monkeypatch)
-    found = check(handed_over(DDP(), FSDP2()))
+    found = check(resumed(DDP(), FSDP2()))
     assert found.outcome is Outcome.DIVERGED, found.describe()
     assert found.divergence is not None
     assert (found.divergence.step, found.divergence.phase) == (step, phase)
@@ -172,7 +172,7 @@ def twice_the_rate(setup: Setup) -> None:
 
 def test_the_first_steps_are_compared_as_well() -> None:
     """A fault of the first layout is seen in its own steps, on its own ranks."""
-    found = check(handed_over(DDP(), FSDP2()), alter=twice_the_rate)
+    found = check(resumed(DDP(), FSDP2()), alter=twice_the_rate)
     assert found.outcome is Outcome.DIVERGED
     assert found.divergence is not None
     assert (found.divergence.step, found.divergence.phase) == (0, verdict.Phase.UPDATE)
@@ -191,14 +191,14 @@ def failing_at_first(setup: Setup) -> None:
 
 
 @pytest.mark.parametrize(
-    ("alter", "reason"), [(failing, "rank 0 raised"), (failing_at_first, "before the hand-over, under ddp:")]
+    ("alter", "reason"), [(failing, "rank 0 raised"), (failing_at_first, "before the checkpoint, under ddp:")]
 )
 def test_the_checkpoint_is_gone_after_a_failure(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, alter: Callable[[Setup], None], reason: str
 ) -> None:
     """A rank that fails is a crash, which says in which part, and nothing is left on disk."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    found = check(handed_over(DDP(), FSDP2()), alter=alter)
+    found = check(resumed(DDP(), FSDP2()), alter=alter)
     assert found.outcome is Outcome.CRASHED
     assert found.reason.startswith(reason)
     assert list(tmp_path.iterdir()) == []
@@ -217,6 +217,6 @@ def test_the_checkpoint_is_gone_after_an_interruption(monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(Runner, "_part", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        check(handed_over(DDP(), FSDP2()))
+        check(resumed(DDP(), FSDP2()))
     assert seen
     assert list(tmp_path.iterdir()) == []

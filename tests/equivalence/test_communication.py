@@ -1,4 +1,4 @@
-"""The property: what ranks tell each other follows from the scenario; `check` compares, here it is that something is foreseen."""
+"""The property: what ranks communicate follows from the scenario; `check` compares, here it is that something is predicted."""
 
 from __future__ import annotations
 
@@ -6,28 +6,33 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 
 from equivcheck import Scenario
-from equivcheck.layouts.foreseen.foresight import NO_FORESIGHT, UNSAID
-from equivcheck.layouts.prediction import EXECUTION_GAPS, predicted
-from equivcheck.layouts.registry import kinds_of, layout_kinds, layout_names
+from equivcheck.composition.expected_calls import UNMODELLED_EXECUTION, predicted
+from equivcheck.composition.registry import kinds_of, layout_kinds, layout_names
+from equivcheck.layouts.expected_calls.model import NO_COMMUNICATION_MODEL, UNSAID
 from equivcheck.strategies import scenarios
 
 DECLARED = tuple(
-    gap.reason
-    for gap in (*EXECUTION_GAPS, *(gap for kind in layout_kinds().values() for gap in kind.foresight.gaps))
-    if gap is not UNSAID
+    unmodelled.reason
+    for unmodelled in (
+        *UNMODELLED_EXECUTION,
+        *(unmodelled for kind in layout_kinds().values() for unmodelled in kind.communication.unmodelled),
+    )
+    if unmodelled is not UNSAID
 )
-"""Why some scenarios are not foreseen, as their layouts declare it."""
-FORESEEN_SHARE = 0.95
+"""Why some scenarios are not modelled, as their layouts declare it."""
+MODELLED_SHARE = 0.95
 """Of all other scenarios of a layout, at least."""
 ANY_SHARE = 0.1
 """Of all, whatever their layout declares, at least."""
-SAYING = tuple(name for name in layout_names() if all(kind.foresight is not NO_FORESIGHT for kind in kinds_of(name)))
+SAYING = tuple(
+    name for name in layout_names() if all(kind.communication is not NO_COMMUNICATION_MODEL for kind in kinds_of(name))
+)
 """Layouts of which every parallelism says what it communicates."""
 
 
 @pytest.mark.parametrize("layout", SAYING)
-def test_communication_is_foreseen(layout: str) -> None:
-    """Of nearly all scenarios that are drawn, calls and bytes of every step are foreseen; of others, there is a reason."""
+def test_communication_is_predicted(layout: str) -> None:
+    """Of nearly all scenarios that are drawn, calls and bytes of every step are predicted; of others, there is a reason."""
     reasons: list[str] = []
 
     @settings(
@@ -39,12 +44,12 @@ def test_communication_is_foreseen(layout: str) -> None:
         suppress_health_check=list(HealthCheck),
     )
     @given(scenarios(layouts=(layout,)))
-    def foreseen(scenario: Scenario) -> None:
+    def expected(scenario: Scenario) -> None:
         reasons.append(predicted(scenario.training, scenario.layout).reason)
 
-    foreseen()
-    unforeseen = [reason for reason in reasons if reason and reason not in DECLARED]
-    assert len(unforeseen) <= (1 - FORESEEN_SHARE) * len(reasons), set(unforeseen)
+    expected()
+    unmodelled = [reason for reason in reasons if reason and reason not in DECLARED]
+    assert len(unmodelled) <= (1 - MODELLED_SHARE) * len(reasons), set(unmodelled)
     assert reasons.count("") >= ANY_SHARE * len(reasons)
 
 

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from equivcheck import Scenario, check
 from equivcheck.scenario import (
     DDP,
+    ActivationSharding,
     Axis,
     Compile,
     Execution,
@@ -21,7 +22,6 @@ from equivcheck.scenario import (
     Replicate,
     Replicator,
     Split,
-    Spread,
     TensorParallel,
 )
 from equivcheck.strategies import data, models, scenarios, trainings
@@ -73,7 +73,7 @@ def _executions(options: dict[str, object]) -> st.SearchStrategy[Execution]:
     return st.builds(Execution, checkpointing=RECOMPUTES, **{name: st.just(value) for name, value in options.items()})
 
 
-COLUMN, ROW = LayerPlan(split=Split.COLUMN, output=Spread.FEATURES), LayerPlan(split=Split.ROW)
+COLUMN, ROW = LayerPlan(split=Split.COLUMN, output=ActivationSharding.FEATURES), LayerPlan(split=Split.ROW)
 PAIRS = Layout(
     mesh=Mesh(axes=(Axis(name="dp", size=2), Axis(name="tp", size=2))),
     parallelisms=(TensorParallel(plan=(COLUMN, ROW, COLUMN, ROW)), DDP()),

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from equivcheck import Outcome, Scenario, check
 from equivcheck.export.mutants import expressible
-from equivcheck.export.numbers import Numbers
-from equivcheck.export.refusal import CannotExport
 from equivcheck.export.script import script_of
 from equivcheck.export.tolerance import tolerance_of
+from equivcheck.layouts.script.draft import CannotExport
+from equivcheck.layouts.script.numbers import Numbers
 from equivcheck.mutants.mutant import Family, Mutant
 from equivcheck.mutants.registry import mutants
 from equivcheck.scenario import DDP, Axis, Data, Layer, Layout, Mesh, Model, Precision, Training

@@ -4,7 +4,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 from equivcheck import Outcome, Scenario, check
-from equivcheck.layouts.registry import layout_kinds, unsupported
+from equivcheck.composition.limits import unsupported
+from equivcheck.composition.registry import layout_kinds
 from equivcheck.strategies import frontier, scenarios
 from equivcheck.verdict.verdict import Verdict
 from equivcheck.worlds.failure import RankState

@@ -12,8 +12,8 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
 from equivcheck import Outcome, check
+from equivcheck.composition.running import FULL_TENSORS_ONE_IN, asks_full_tensors, read_full_tensors
 from equivcheck.diagnosis.explain import explained
-from equivcheck.layouts.running import FULL_TENSORS_ONE_IN, asks_full_tensors, read_full_tensors
 from equivcheck.scenario import (
     DDP,
     FSDP2,

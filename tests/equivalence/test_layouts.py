@@ -8,8 +8,8 @@ from hypothesis import HealthCheck, Phase, given, reject, settings
 
 import equivcheck
 from equivcheck import Scenario, Verdict
-from equivcheck.layouts.registry import layout_kinds, layout_names
-from equivcheck.scenario.codec import from_json
+from equivcheck.composition.registry import layout_kinds, layout_names
+from equivcheck.scenario.file_format.codec import from_json
 from equivcheck.strategies import scenarios
 
 COMPOSITIONS = tuple(name for name in layout_names() if name not in layout_kinds())
@@ -23,6 +23,7 @@ SHARE_OF_COMPOSITIONS = 0.2
 
 UNHURRIED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
+pytestmark = pytest.mark.mostly_equivalent
 
 UNDECIDED = tuple(from_json(path.read_text("utf-8")) for path in Path(__file__).with_name("undecided").glob("*.json"))
 """Findings that nobody has decided yet, each a difference of a few tolerances that rounding may explain, or may not.

@@ -7,9 +7,9 @@ from hypothesis import HealthCheck, Phase, given, settings
 
 from equivcheck import Scenario, check
 from equivcheck.comparison.compare import compare
-from equivcheck.layouts.program import rank_program
-from equivcheck.layouts.registry import rounding_of
-from equivcheck.reference.reference import reference
+from equivcheck.composition.program import rank_program
+from equivcheck.composition.registry import rounding_of
+from equivcheck.reference.reference import ReferenceRun
 from equivcheck.scenario import (
     DDP,
     FSDP2,
@@ -97,7 +97,7 @@ def test_a_layout_that_rounds_elsewhere_than_it_declares_differs_at_the_first_st
     layout = Layout(mesh=mesh, parallelisms=(declared,))
     run = ranks("sim", 2).run(rank_program, Scenario(training=TRAINING, layout=replace(layout, parallelisms=(done,))))
 
-    divergences = compare(reference(TRAINING, rounding_of(layout)), run.values).divergences
+    divergences = compare(ReferenceRun(TRAINING, rounding_of(layout)).reference(), run.values).divergences
 
     assert divergences
     assert divergences[0].step == 0

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from equivcheck.comparison.compare import compare
 from equivcheck.reference.noise import NUM_CONFIRMATIONS, expected_moments, perturbed
 from equivcheck.reference.optimizer_rounding import rounding_setup
-from equivcheck.reference.reference import Reference, reference
+from equivcheck.reference.reference import Reference, ReferenceRun, noise_limit
 from equivcheck.reference.summation import split_trace
 from equivcheck.scenario import Training
 from equivcheck.strategies import trainings
@@ -35,7 +35,7 @@ def test_a_batch_split_as_a_layout_splits_it_is_within_the_floor(training: Train
         moments = expected_moments(training, train(single_device(training)), copies)
         split = split_trace(training, PARTS)
 
-    found = compare(Reference(moments, None), [split])
+    found = compare(Reference(moments, None, noise_limit(training)), [split])
 
     beyond = [far for far in found.divergences if not (far.tensor == "norm" and far.error <= NORM_MARGIN)]
-    assert not beyond or reference(training).doubt
+    assert not beyond or ReferenceRun(training).reference().doubt

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from equivcheck import Outcome, Scenario, check
 from equivcheck.comparison.compare import compare
-from equivcheck.layouts.program import rank_program
-from equivcheck.layouts.registry import repaired
-from equivcheck.reference.reference import Reference, confirming_reference
+from equivcheck.composition.limits import repaired
+from equivcheck.composition.program import rank_program
+from equivcheck.reference.reference import Reference, ReferenceRun
 from equivcheck.scenario import (
     DDP,
     SGD,
@@ -24,7 +24,6 @@ from equivcheck.scenario import (
     Data,
     Distribution,
     Execution,
-    Exercise,
     Implementation,
     Layer,
     Layout,
@@ -33,6 +32,7 @@ from equivcheck.scenario import (
     Model,
     Optimizer,
     Parallelism,
+    ShapeOp,
     Training,
     ZeroGrad,
 )
@@ -85,17 +85,18 @@ def taken_as_reference(training: Training, traces: tuple[Trace, ...]) -> Referen
     """What ranks that each hold everything have left, with the tolerances of the training on one device."""
     losses = np.mean([[step.loss for step in trace.steps] for trace in traces], axis=0)
     steps = tuple(replace(step, loss=float(loss)) for step, loss in zip(traces[0].steps, losses, strict=True))
-    rows = zip(confirming_reference(training, len(traces)).moments, moments(replace(traces[0], steps=steps)), strict=True)
+    reference = ReferenceRun(training, num_parts=len(traces)).confirming_reference()
+    rows = zip(reference.moments, moments(replace(traces[0], steps=steps)), strict=True)
     found = tuple(
         replace(expected, values=full_vector(expected.table, moment.snapshot.present, moment.snapshot.values))
         for expected, moment in rows
     )
-    return Reference(found, None)
+    return replace(reference, moments=found, doubt=None)
 
 
-def exercised(model: Model, exercise: Exercise) -> Model:
-    """The model with every layer ending in an exercise."""
-    return replace(model, layers=tuple(replace(layer, exercise=exercise) for layer in model.layers))
+def with_shape_op(model: Model, shape_op: ShapeOp) -> Model:
+    """The model with every layer ending in a shape operation."""
+    return replace(model, layers=tuple(replace(layer, shape_op=shape_op) for layer in model.layers))
 
 
 @pytest.mark.parametrize("distribution", Distribution)
@@ -135,13 +136,13 @@ def test_every_optimizer_trains_as_on_one_device_and_as_under_ddp(name: str, dis
     agrees()
 
 
-@pytest.mark.parametrize("exercise", Exercise)
-def test_rows_are_followed_through_every_detour(exercise: Exercise) -> None:
+@pytest.mark.parametrize("shape_op", ShapeOp)
+def test_rows_are_followed_through_every_detour(shape_op: ShapeOp) -> None:
     """A model whose layers flatten, squeeze, view, repeat or add what factories make trains as on one device."""
 
     @UNHURRIED
     @given(
-        training=trainings(models=models().map(lambda model: exercised(model, exercise)), losses=LOSSES),
+        training=trainings(models=models().map(lambda model: with_shape_op(model, shape_op)), losses=LOSSES),
         num_ranks=NUM_RANKS,
         distribution=DISTRIBUTIONS,
         batch_dim=st.sampled_from((0, 1)),

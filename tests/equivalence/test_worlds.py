@@ -10,8 +10,8 @@ import numpy as np
 from hypothesis import HealthCheck, event, given, settings
 
 from equivcheck import Scenario
-from equivcheck.layouts.program import rank_program
-from equivcheck.reference.reference import Reference, confirming_reference, reference
+from equivcheck.composition.program import rank_program
+from equivcheck.reference.reference import Reference, ReferenceRun
 from equivcheck.strategies import scenarios
 from equivcheck.trace.differences import Phase
 from equivcheck.trace.moments import moments
@@ -89,10 +89,10 @@ def _distance(table: Table, snapshot: Snapshot, values: Numbers) -> Vector:
 def assert_close(scenario: Scenario, one: Sequence[Trace], other: Sequence[Trace]) -> None:
     """Traces of two worlds are no further apart than the reference's noise floor; of a training in doubt that says nothing."""
     training = scenario.training
-    if reference(training).doubt:
+    if ReferenceRun(training).reference().doubt:
         event("in doubt")
-    elif excess(reference(training), one, other) > 1.0:
-        assert excess(confirming_reference(training, scenario.layout.num_data_ranks), one, other) <= 1.0
+    elif excess(ReferenceRun(training).reference(), one, other) > 1.0:
+        assert excess(ReferenceRun(training, num_parts=scenario.layout.num_data_ranks).confirming_reference(), one, other) <= 1.0
 
 
 @settings(UNHURRIED, max_examples=EXAMPLES)

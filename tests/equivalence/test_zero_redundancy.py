@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from equivcheck import Scenario, check
-from equivcheck.layouts.program import rank_program
+from equivcheck.composition.program import rank_program
 from equivcheck.scenario import DDP, Layout
 from equivcheck.strategies import layouts, scenarios
 from equivcheck.trace.trace import Trace

@@ -17,7 +17,7 @@ from generator import pages, sources
 import equivcheck.scenario
 from equivcheck.cli import main
 from equivcheck.known_issues.known import known_issues
-from equivcheck.layouts.kind import LayoutLimit, Limit
+from equivcheck.layouts.limits.limit import LayoutLimit, Limit
 from equivcheck.mutants.registry import mutants
 
 

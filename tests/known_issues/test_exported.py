@@ -7,7 +7,7 @@ import pytest
 from equivcheck import check
 from equivcheck.export.script import script_of
 from equivcheck.known_issues.known import known_issues
-from equivcheck.scenario.codec import from_json
+from equivcheck.scenario.file_format.codec import from_json
 from launched import launched
 
 EXPORTED = Path(__file__).parent / "exported"

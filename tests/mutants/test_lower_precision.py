@@ -8,8 +8,8 @@ from hypothesis import HealthCheck, Phase, find, given, settings
 from hypothesis import strategies as st
 
 from equivcheck import Outcome, Scenario, check
-from equivcheck.layouts.program import rank_program
-from equivcheck.mutants.lower_precision import keep_masters_in_bfloat16, reduce_in_bfloat16
+from equivcheck.composition.program import rank_program
+from equivcheck.mutants.precision.lower_precision import masters_in_bfloat16, reduced_in_bfloat16
 from equivcheck.scenario import SGD, AdamW, ElementType, MixedPrecision
 from equivcheck.strategies import optimizers, scenarios, trainings
 from equivcheck.trace.trace import Trace
@@ -51,7 +51,7 @@ def _assert_caught(scenario: Scenario, fault: Callable[[Setup], None]) -> None:
 @given(scenarios(trainings=TRAININGS, layouts=lowered_layouts("fsdp2", max_ranks=4, options=REDUCED_IN_FLOAT32)))
 def test_a_reduction_in_bfloat16_instead_of_float32_is_caught(scenario: Scenario) -> None:
     """Whether gradients were computed in lower precision or not."""
-    _assert_caught(scenario, reduce_in_bfloat16)
+    _assert_caught(scenario, reduced_in_bfloat16)
 
 
 @pytest.mark.parametrize("tag", ["ddp", "fsdp1", "fsdp2"])
@@ -61,7 +61,7 @@ def test_parameters_kept_in_bfloat16_are_caught(tag: str) -> None:
     @settings(UNHURRIED, max_examples=EXAMPLES)
     @given(scenarios(trainings=TRAININGS, layouts=lowered_layouts(tag, max_ranks=4)))
     def caught(scenario: Scenario) -> None:
-        _assert_caught(scenario, keep_masters_in_bfloat16)
+        _assert_caught(scenario, masters_in_bfloat16)
 
     caught()
 
@@ -70,7 +70,7 @@ def test_a_reduction_in_bfloat16_shrinks_to_two_ranks_and_one_layer() -> None:
     """What is left of a finding in lower precision is as small as that of any other."""
     smallest = find(
         scenarios(layouts=lowered_layouts("fsdp2", max_ranks=4, options=REDUCED_IN_FLOAT32)),
-        lambda scenario: check(scenario, alter=reduce_in_bfloat16).outcome is Outcome.DIVERGED,
+        lambda scenario: check(scenario, alter=reduced_in_bfloat16).outcome is Outcome.DIVERGED,
         settings=settings(UNHURRIED, max_examples=200, database=None, derandomize=True, phases=(Phase.generate, Phase.shrink)),
     )
 

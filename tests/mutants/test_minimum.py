@@ -11,8 +11,7 @@ import pytest
 
 from equivcheck import Outcome, check
 from equivcheck.mutants.registry import mutant
-from equivcheck.selftest.effort import Effort
-from equivcheck.selftest.examine import examine
+from equivcheck.selftest.examine import Effort, examine
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 

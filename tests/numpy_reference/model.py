@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from equivcheck.scenario import Exercise, Layer, Model, Norm, Side
+from equivcheck.scenario import AuxiliaryLinear, Layer, Model, Norm, ShapeOp
 from numpy_reference.layers import Array, activate, normalise, normalise_backward, slope
 
 
@@ -72,8 +72,8 @@ def _weight_name(model: Model, index: int) -> str:
     return f"layers.{index if shares is None else shares}.linear.weight"
 
 
-def _side_runs(layer: Layer, step: int) -> bool:
-    return layer.side is Side.EVEN_STEPS and step % 2 == 0
+def _auxiliary_runs(layer: Layer, step: int) -> bool:
+    return layer.auxiliary is AuxiliaryLinear.EVEN_STEPS and step % 2 == 0
 
 
 def _linear_forward(model: Model, parameters: Mapping[str, Array], index: int, inputs: Array, step: int) -> _Kept:
@@ -85,16 +85,16 @@ def _linear_forward(model: Model, parameters: Mapping[str, Array], index: int, i
     linear = fed @ parameters[_weight_name(model, index)].T
     if layer.bias:
         linear = linear + parameters[f"{prefix}.linear.bias"]
-    if _side_runs(layer, step):
-        linear = linear + fed @ parameters[f"{prefix}.side.weight"].T
+    if _auxiliary_runs(layer, step):
+        linear = linear + fed @ parameters[f"{prefix}.auxiliary.weight"].T
     return _Kept(normed=normed, factor=factor, fed=fed, linear=linear)
 
 
 def _exercised(layer: Layer, values: Array) -> Array:
-    """What the layer's exercise makes of its output; its derivative is one everywhere."""
-    if layer.exercise is Exercise.ARANGE:
+    """What the layer's shape operation makes of its output; its derivative is one everywhere."""
+    if layer.shape_op is ShapeOp.ARANGE:
         return values + np.linspace(0.0, (layer.width - 1) / 8, layer.width, dtype=values.dtype)
-    return values + 1.0 if layer.exercise is Exercise.ONES else values
+    return values + 1.0 if layer.shape_op is ShapeOp.ONES else values
 
 
 def _layer_backward(run: Forward, parameters: Mapping[str, Array], index: int, gradient: Array) -> tuple[Array, dict[str, Array]]:
@@ -108,9 +108,9 @@ def _layer_backward(run: Forward, parameters: Mapping[str, Array], index: int, g
     through = gradient @ parameters[weight]
     if layer.bias:
         found[f"{prefix}.linear.bias"] = gradient.sum(axis=0)
-    if _side_runs(layer, run.step):
-        found[f"{prefix}.side.weight"] = gradient.T @ kept.fed
-        through = through + gradient @ parameters[f"{prefix}.side.weight"]
+    if _auxiliary_runs(layer, run.step):
+        found[f"{prefix}.auxiliary.weight"] = gradient.T @ kept.fed
+        through = through + gradient @ parameters[f"{prefix}.auxiliary.weight"]
     if layer.norm is None or kept.factor is None:
         return through, found
     found[f"{prefix}.norm.weight"] = (through * kept.normed).sum(axis=0)

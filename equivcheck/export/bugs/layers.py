@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from equivcheck.export.bugs.snippet import Snippet
-from equivcheck.export.draft import Draft, LoopPosition
-from equivcheck.layouts.limits import parallelism_of
+from equivcheck.layouts.limits.limit import parallelism_of
+from equivcheck.layouts.script.draft import Draft, LoopPosition
 from equivcheck.scenario import Split, TensorParallel
 
 
@@ -13,7 +13,7 @@ def _row_linears(draft: Draft) -> list[tuple[int, str]]:
     scenario = draft.scenario
     plan, layers = parallelism_of(scenario.layout, TensorParallel).plan, scenario.training.model.layers
     found = [(index, "linear") for index, entry in enumerate(plan) if entry.split is Split.ROW]
-    found += [(index, "side") for index, _ in found if layers[index].side is not None]
+    found += [(index, "auxiliary") for index, _ in found if layers[index].auxiliary is not None]
     return [(index, draft.form.paths[f"layers.{index}.{owner}"]) for index, owner in found]
 
 
@@ -25,7 +25,7 @@ def _row_output_averaged(draft: Draft) -> None:
 
 def _row_bias_on_every_rank(draft: Draft) -> None:
     layers = draft.scenario.training.model.layers
-    paths = [path for index, path in _row_linears(draft) if layers[index].bias and not path.endswith("side")]
+    paths = [path for index, path in _row_linears(draft) if layers[index].bias and not path.endswith("auxiliary")]
     more = "outputs + (outputs.device_mesh.size() - 1) * linear.bias.detach()"
     for path in paths:
         hook = f"lambda linear, _, outputs: {more}"

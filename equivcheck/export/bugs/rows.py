@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from equivcheck.export.bugs.snippet import Snippet
-from equivcheck.export.draft import Draft, LoopPosition
-from equivcheck.export.layouts.mesh import data_rank
-from equivcheck.export.refusal import refuse
+from equivcheck.layouts.script.draft import Draft, LoopPosition, refuse
+from equivcheck.layouts.script.mesh import data_rank
 from equivcheck.scenario import SPMD
 
 

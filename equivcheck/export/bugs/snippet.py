@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from equivcheck.export.draft import Draft
-from equivcheck.export.text import block
+from equivcheck.layouts.script.draft import Draft
+from equivcheck.layouts.script.text import block
 
 Snippet = Callable[[Draft], None]
 """Changes a draft whose layout has been written; raises `CannotExport` where it does not fit."""

@@ -15,9 +15,9 @@ from equivcheck.errors import EquivCheckError
 from equivcheck.worlds.failure import RanksFailed
 from equivcheck.worlds.meshes import end_run
 from equivcheck.worlds.ranks import Ranks, Run
-from equivcheck.worlds.sim.autopsy import Evidence, failure_of
 from equivcheck.worlds.sim.dtensor_private import shared_propagation
 from equivcheck.worlds.sim.exchange import call_of
+from equivcheck.worlds.sim.failures import Evidence, failure_of
 from equivcheck.worlds.sim.mesh_private import meshes_of_threads
 from equivcheck.worlds.sim.process_group import make_group, take_seat
 from equivcheck.worlds.sim.rank_variables import RankVariables

@@ -26,7 +26,7 @@ class Board(Protocol):
         """Handles that nobody has waited for yet."""
 
 
-class Side(Protocol):
+class IssuingGroup(Protocol):
     """What handles need of the rank's side of the group that issued the call."""
 
     @property
@@ -45,7 +45,9 @@ class Side(Protocol):
 class SimWork(dist.Work):
     """One rank's handle of one call."""
 
-    def __init__(self, group: Side, raw: RawCall, meeting: PendingCollective, outputs: list[torch.Tensor], shown: Any) -> None:
+    def __init__(
+        self, group: IssuingGroup, raw: RawCall, meeting: PendingCollective, outputs: list[torch.Tensor], shown: Any
+    ) -> None:
         super().__init__()
         self.group = group
         self.raw = raw

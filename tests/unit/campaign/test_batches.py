@@ -6,7 +6,7 @@ from itertools import pairwise
 
 from hypothesis import strategies as st
 
-from equivcheck.campaign.batches import Enough, Shows, batch_seed, run_batch
+from equivcheck.campaign.batches import EndBatch, FaultShown, batch_seed, run_batch
 from equivcheck.scenario import Scenario
 from equivcheck.strategies import scenarios
 from unit.campaign import fakes
@@ -21,7 +21,7 @@ def drawn(seed: int) -> list[Scenario]:
     def take(scenario: Scenario) -> None:
         taken.append(scenario)
         if len(taken) == 50:
-            raise Enough
+            raise EndBatch
 
     run_batch(SCENARIOS, seed, take)
     return taken
@@ -34,18 +34,18 @@ def test_the_seed_decides_what_is_drawn() -> None:
 
 
 def test_enough_ends_a_batch_at_once() -> None:
-    """After `Enough` no other scenario is taken."""
+    """After `EndBatch` no other scenario is taken."""
     assert len(drawn(3)) == 50
 
 
 def test_what_shows_is_shrunk() -> None:
-    """A scenario that raises `Shows` is shrunk to the smallest that raises it."""
+    """A scenario that raises `FaultShown` is shrunk to the smallest that raises it."""
     shown: list[Scenario] = []
 
     def take(scenario: Scenario) -> None:
         if scenario.training.model.layers[0].width >= 7:
             shown.append(scenario)
-            raise Shows
+            raise FaultShown
 
     run_batch(SCENARIOS, 5, take)
     assert shown[-1] == fakes.scenario(width=7)
@@ -58,7 +58,7 @@ def test_a_fault_that_does_not_show_again_ends_the_batch_quietly() -> None:
     def take(scenario: Scenario) -> None:
         taken.append(scenario)
         if len(taken) == 20:
-            raise Shows
+            raise FaultShown
 
     run_batch(SCENARIOS, 5, take)
     assert len(taken) >= 20
@@ -71,7 +71,7 @@ def test_scenarios_of_a_batch_are_drawn_afresh() -> None:
     def take(scenario: Scenario) -> None:
         taken.append(scenario)
         if len(taken) == 60:
-            raise Enough
+            raise EndBatch
 
     run_batch(scenarios(), 3, take)
     same = sum(before.layout.name == after.layout.name for before, after in pairwise(taken))

@@ -8,7 +8,7 @@ from contextlib import closing, contextmanager
 
 from equivcheck.campaign.messages import CheckOne
 from equivcheck.campaign.plan import Plan
-from equivcheck.campaign.process import WorkerProcess
+from equivcheck.campaign.process import CheckingProcess
 from equivcheck.scenario import Scenario
 from unit.campaign import fakes
 
@@ -17,9 +17,9 @@ PLAN = Plan(seconds=1.0, seed=0, check=fakes.long_hangs, deadline=0.1, stuck_sec
 
 
 @contextmanager
-def at_work_on(scenario: Scenario) -> Iterator[WorkerProcess]:
+def at_work_on(scenario: Scenario) -> Iterator[CheckingProcess]:
     """A worker that has begun a check which never ends."""
-    with closing(WorkerProcess(PLAN, (0, 0))) as worker:
+    with closing(CheckingProcess(PLAN, (0, 0))) as worker:
         worker.send(CheckOne(scenario=scenario))
         idle = worker.idle_seconds
         while (now := worker.idle_seconds) >= idle:
@@ -34,3 +34,11 @@ def test_a_worker_that_compiles_is_not_taken_to_be_stuck() -> None:
         time.sleep(2 * STUCK_SECONDS)
         assert eager.is_stuck
         assert not compiled.is_stuck
+
+
+def test_a_worker_that_has_not_begun_may_take_its_time_to_start() -> None:
+    """Imports on a busy machine take longer than a check may."""
+    with closing(CheckingProcess(PLAN, (0, 0))) as worker:
+        time.sleep(2 * STUCK_SECONDS)
+        assert worker.idle_seconds > STUCK_SECONDS
+        assert not worker.is_stuck

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from equivcheck.campaign.shrinking import Shrinking, same_fingerprint
 from equivcheck.campaign.simpler import KINDS, simpler_by
+from equivcheck.composition.limits import why_unsupported
 from equivcheck.findings.size import size_of
-from equivcheck.layouts.hand_over_limits import why_unsupported
 from equivcheck.scenario import Scenario
 from equivcheck.strategies import scenarios
 from equivcheck.verdict.verdict import Outcome, Verdict
@@ -19,7 +19,7 @@ from unit.campaign import fakes
 
 
 @settings(max_examples=max(10, settings().max_examples // 4), deadline=None, suppress_health_check=list(HealthCheck))
-@given(scenarios(hand_overs=st.booleans()))
+@given(scenarios(resumes=st.booleans()))
 def test_what_is_simpler_can_run_and_is_smaller(scenario: Scenario) -> None:
     """Every change leaves what its layout supports and there is less to look at of; of a kind none comes twice."""
     for kind in KINDS:
@@ -40,7 +40,7 @@ def test_single_changes_lead_to_the_plainest_scenario(scenario: Scenario) -> Non
     training = best.training
     assert (best.layout.mesh.num_ranks, len(training.model.layers), training.steps, training.data.batch) == (1, 1, 1, 1)
     assert training == replace(training, groups=(), clipping=None, schedule=None, seed=0)
-    assert best.start is None
+    assert best.resume is None
 
 
 def shrinking(first: Verdict, judge: Callable[[Scenario, bool], Verdict]) -> Shrinking:

@@ -20,8 +20,8 @@ from equivcheck.scenario import (
     Model,
     Norm,
     Parallelism,
+    Resume,
     Scenario,
-    Start,
     StepLR,
     Training,
 )
@@ -72,7 +72,7 @@ def test_every_field_gives_features() -> None:
         "layout.mesh Axis.name dp",
         "layout.mesh Axis.size 2",
         "layout.execution Execution.whole_step False",
-        "start Scenario.start None",
+        "resume Scenario.resume None",
     } <= found
     assert not [name for name in found if "seed" in name]
     assert not [name for name in found if name.endswith((" Mesh", " Model", " Data", " Execution"))]
@@ -81,8 +81,8 @@ def test_every_field_gives_features() -> None:
 def test_the_layout_of_the_first_steps_counts_by_its_name() -> None:
     """Its options are not mixed up with those of the layout that ends the scenario."""
     first = Layout(mesh=Mesh(axes=(Axis(name="dp", size=4),)), parallelisms=(DDP(static_graph=True),))
-    found = names(replace(SCENARIO, start=Start(layout=first, steps=2)))
-    assert {"start Scenario.start ddp", "start Start.steps 2", "start Start.flatten_optimizer_state_dict False"} <= found
+    found = names(replace(SCENARIO, resume=Resume(layout=first, steps=2)))
+    assert {"resume Scenario.resume ddp", "resume Resume.steps 2", "resume Resume.flatten_optimizer_state_dict False"} <= found
     assert "layout.parallelisms DDP.static_graph True" not in found
     assert "layout.parallelisms DDP.static_graph False" in found
 
@@ -113,6 +113,6 @@ def test_optimizers_share_what_they_inherit() -> None:
 def test_features_are_of_the_scenario_alone(scenario: Scenario) -> None:
     """Seeds change none, and a scenario has some of each part."""
     assert features(scenario) == features(replace(scenario, schedule_seed=1))
-    assert {"training", "training.model", "layout.mesh", "layout.parallelisms", "start"} <= {
+    assert {"training", "training.model", "layout.mesh", "layout.parallelisms", "resume"} <= {
         feature.part for feature in features(scenario)
     }

@@ -7,9 +7,9 @@ from functools import cache
 import pytest
 from hypothesis import HealthCheck, Phase, given, seed, settings
 
+from equivcheck.composition.limits import why_unsupported
 from equivcheck.coverage.features import Feature, features
 from equivcheck.coverage.legality import Examples, witness
-from equivcheck.layouts.hand_over_limits import why_unsupported
 from equivcheck.scenario import Scenario
 from equivcheck.strategies import scenarios
 

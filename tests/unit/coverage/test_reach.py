@@ -12,7 +12,7 @@ from equivcheck.coverage.pairs import legal_pairs, pairs_of, table_of
 from equivcheck.coverage.reach import Reach, by_parts
 from equivcheck.scenario import Scenario
 from equivcheck.strategies import executions, scenarios
-from equivcheck.strategies.execution import RARELY
+from equivcheck.strategies.layout import IN_SIXTY
 
 from .test_features import SCENARIO
 
@@ -33,7 +33,7 @@ def test_counts_of_workers_add_up() -> None:
     """Merged, and sent to another process, they are what one would have counted."""
     one, other, both = Reach(), Reach(), Reach()
     layout = SCENARIO.layout
-    second = Scenario(training=SCENARIO.training, layout=layout, start=None)
+    second = Scenario(training=SCENARIO.training, layout=layout, resume=None)
     for reach, scenario in ((one, SCENARIO), (other, second), (both, SCENARIO), (both, second)):
         reach.add(scenario)
     one.merge(pickle.loads(pickle.dumps(other)))
@@ -50,7 +50,7 @@ def test_the_table_is_read_as_it_is_written() -> None:
 
 
 @settings(max_examples=300, phases=(Phase.generate,), suppress_health_check=list(HealthCheck))
-@given(scenarios(executions=executions(compiles=RARELY)))
+@given(scenarios(executions=executions(compiles=IN_SIXTY)))
 def test_the_table_knows_what_is_drawn(scenario: Scenario) -> None:
     """Every feature of the nouns that ship, and every pair that comes up, is in the table of legal pairs."""
     known = legal_pairs()

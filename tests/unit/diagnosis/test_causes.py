@@ -22,18 +22,23 @@ ROW = faults.tensor_parallel(Split.COLUMN, Split.ROW)
 CASES: tuple[tuple[Scenario, Fault, Cause, str], ...] = (
     (ON_DDP, faults.rows_of_first, Cause.SAME_ROWS, "the 2 dp ranks compute on the same rows: those of the first"),
     (ON_DDP, faults.keep_gradients, Cause.NOT_ZEROED, "gradients are not zeroed between steps"),
-    (ON_FSDP2, faults.lose_state, Cause.STATE_LOST, "the state of the optimizer is lost at each step"),
-    (ON_DDP, faults.nothing_is_updated, Cause.NOT_UPDATED, "no parameter is ever updated"),
-    (ON_DDP, faults.another_start, Cause.UNEQUAL_START, "rank 1 starts from other values of"),
+    (ON_FSDP2, faults.lose_state, Cause.STATE_LOST, "the optimizer state is lost at each step"),
+    (ON_DDP, faults.nothing_is_updated, Cause.NOT_UPDATED, "the optimizer updates no parameter"),
+    (ON_DDP, faults.another_start, Cause.UNEQUAL_START, "rank 1 starts from wrong initial values of"),
     (CLIPPED, faults.clip_nothing, Cause.NOT_CLIPPED, "gradients are not clipped"),
-    (CLIPPED, faults.clip_by_own_shard, Cause.LOCAL_NORM, "each rank clips by the norm of what it holds alone"),
+    (CLIPPED, faults.clip_by_own_shard, Cause.LOCAL_NORM, "each rank clips by its local norm: that of"),
     (ON_DDP, faults.settings(eps=1e-3), Cause.HYPERPARAMETER, "the optimizer runs with eps = "),
     (ON_DDP, faults.settings(betas=(0.9, 0.99)), Cause.HYPERPARAMETER, "betas = (0.9, 0.99), not (0.9, 0.999)"),
     (DECAYED, faults.settings(weight_decay=0.25), Cause.DECAY_EVERYWHERE, "weight decay 0.25 is applied to all groups"),
     (ROW, faults.bias_everywhere, Cause.BIAS_ON_EVERY_RANK, "the bias of `layers.1.linear` is added on each of the 2 tp ranks"),
     (ON_DDP, faults.round_parameters, Cause.MASTERS_IN_LOWER_PRECISION, "parameters are kept in bfloat16 between steps"),
-    (ON_DDP, faults.gradients(lambda values: values.mul_(1024.0)), Cause.NOT_UNSCALED, "1024 times what they should be"),
-    (ON_DDP, faults.gradients(lambda values: values.mul_(3.0)), Cause.SCALED, "3 times what they should be"),
+    (
+        ON_DDP,
+        faults.gradients(lambda values: values.mul_(1024.0)),
+        Cause.NOT_UNSCALED,
+        "1024 times what one device computes, as if",
+    ),
+    (ON_DDP, faults.gradients(lambda values: values.mul_(3.0)), Cause.SCALED, "3 times what one device computes"),
 )
 
 
@@ -74,7 +79,7 @@ def test_what_looks_the_same_is_named_beside_it() -> None:
 
     assert verdict.diagnosis is not None
     assert verdict.diagnosis.cause is Cause.SUMMED
-    assert "does not tell this from another: the gradient is the sum over the 2 microbatches" in verdict.diagnosis.sentence
+    assert "(the results fit another cause as well: the gradient is the sum over the 2 microbatches" in verdict.diagnosis.sentence
 
 
 def test_verdicts_that_are_no_findings_stay_as_they_are() -> None:

@@ -4,7 +4,7 @@ from equivcheck import check
 from equivcheck.diagnosis.explain import explained
 from equivcheck.mutants.registry import mutant
 from equivcheck.verdict.cause import Cause
-from mutants.minimums_of_layers import MINIMUMS
+from mutants.minimums import MINIMUMS
 
 
 def test_a_second_rank_that_is_not_updated_disagrees() -> None:

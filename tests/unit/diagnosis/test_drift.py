@@ -1,13 +1,19 @@
-"""Ranks that begin each step with the reference's values say at which steps they go wrong by themselves."""
+"""Ranks that start each step from the reference's values show where a run goes wrong."""
+
+from dataclasses import replace
 
 import pytest
 
 from equivcheck import Scenario, check
 from equivcheck.comparison.compare import compare
+from equivcheck.composition.running import Runner
+from equivcheck.diagnosis.diverged_run import run_again
+from equivcheck.diagnosis.drift import FROM_REFERENCE, drift_of
 from equivcheck.diagnosis.explain import explained
-from equivcheck.diagnosis.forcing import beginnings, forcing
-from equivcheck.layouts.running import Runner
-from equivcheck.reference.reference import confirming_reference
+from equivcheck.diagnosis.reference_values import starting_from, values_at_steps
+from equivcheck.reference.reference import ReferenceRun
+from equivcheck.scenario import Resume
+from equivcheck.trace.trace import Slot
 from unit.diagnosis import faults
 from unit.diagnosis.faults import ON_DDP, ON_FSDP2, Fault
 
@@ -21,34 +27,80 @@ def test_what_is_lost_between_steps_is_given_back_under_every_layout(scenario: S
             faults.lose_state(setup)
         faults.another_start(setup)
 
-    forced = forcing(beginnings(scenario), lose_everything, state=True)
-    left = Runner(world="sim", deadline=60.0, alter=forced).run(scenario)
+    forced = starting_from(values_at_steps(scenario), lose_everything, state=True)
+    result = Runner(world="sim", deadline=60.0, alter=forced).run(scenario)
 
-    assert compare(confirming_reference(scenario.training, 2), left.run.values).divergences == ()
+    assert compare(ReferenceRun(scenario.training, num_parts=2).confirming_reference(), result.run.values).divergences == ()
 
 
 @pytest.mark.parametrize(
     ("scenario", "alter", "drift"),
     [
-        (ON_DDP, faults.gradients(lambda values: values.mul_(3.0)), "every step is wrong by itself"),
+        (ON_DDP, faults.gradients(lambda values: values.mul_(3.0)), f"in every step, also {FROM_REFERENCE}"),
         (
             ON_FSDP2,
             faults.lose_state,
-            "each step is right by itself from the reference's values: it is optimizer state carried over that goes wrong",
+            f"between steps: each is right {FROM_REFERENCE}, so the optimizer state carried over is wrong",
         ),
         (
             ON_DDP,
             faults.another_start,
-            "each step is right by itself from the reference's values: it is the parameters carried over that goes wrong",
+            f"between steps: each is right {FROM_REFERENCE}, so the parameters carried over are wrong",
         ),
         (
             ON_DDP,
             faults.keep_gradients,
-            "step 0 is right by itself; step 1 is wrong: gradient of layers.0.linear.weight",
+            f"in step 1 (gradient of layers.0.linear.weight), also {FROM_REFERENCE}; step 0 is right",
         ),
     ],
     ids=["every step", "state", "parameters", "from the second on"],
 )
-def test_a_verdict_says_which_steps_are_wrong_by_themselves(scenario: Scenario, alter: Fault, drift: str) -> None:
+def test_a_verdict_says_where_the_run_goes_wrong(scenario: Scenario, alter: Fault, drift: str) -> None:
     """Whether a step goes wrong, or what it begins with."""
     assert explained(check(scenario, alter=alter), alter=alter).drift == drift
+
+
+@pytest.mark.parametrize(
+    ("world", "change", "drift"),
+    [
+        ("sim", {"steps": 1}, "in the only step"),
+        ("gloo", {"steps": 2}, "not examined: only ranks in sim can be given the reference's values"),
+    ],
+    ids=["one step", "processes"],
+)
+def test_where_there_is_nothing_to_examine_the_reason_is_given(world: str, change: dict[str, int], drift: str) -> None:
+    """No rank runs again for that."""
+    fault = faults.gradients(lambda values: values.mul_(3.0))
+    diverged = run_again(replace(ON_DDP, training=replace(ON_DDP.training, **change)), fault, "sim")  # type: ignore[arg-type]
+    assert diverged is not None
+
+    assert drift_of(diverged, fault, world, 60.0) == drift
+
+
+def test_a_run_that_resumes_is_not_examined() -> None:
+    """The first steps ran on other ranks, under another layout."""
+    fault = faults.gradients(lambda values: values.mul_(3.0))
+    diverged = run_again(replace(ON_DDP, resume=Resume(layout=ON_FSDP2.layout, steps=1)), fault, "sim")
+    assert diverged is not None
+
+    assert drift_of(diverged, fault, "sim", 60.0) == "not examined: the first steps run under another layout"
+
+
+def test_ranks_that_cannot_be_given_values_are_told_with_the_reason() -> None:
+    """A parameter that is not as large as its layout says."""
+
+    def shrink(setup: faults.Setup) -> None:
+        inner = setup.find_slots
+        setup.before_step.append(
+            lambda _optimizer, step: setattr(setup, "find_slots", lambda model: inner(model) if step else _halved(inner(model)))
+        )
+
+    run = run_again(ON_DDP, faults.gradients(lambda values: values.mul_(3.0)), "sim")
+    assert run is not None
+
+    assert "has 16 elements on a rank where its layout says otherwise" in drift_of(run, shrink, "sim", 60.0)
+
+
+def _halved(slots: tuple[Slot, ...]) -> tuple[Slot, ...]:
+    """Slots that say that each parameter is held twice."""
+    return tuple(replace(slot, pieces=slot.pieces * 2) for slot in slots)

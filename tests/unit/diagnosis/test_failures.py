@@ -1,5 +1,7 @@
 """Ranks that hang or crash are told by what each was doing."""
 
+import pytest
+
 from equivcheck import check
 from equivcheck.diagnosis.explain import explained
 from equivcheck.diagnosis.failures import diagnosis_of_failure
@@ -21,6 +23,50 @@ def test_a_rank_that_raises_is_named_with_those_that_wait_for_it() -> None:
 
     assert found.cause is Cause.RANK_FAILED
     assert found.sentence == f"rank 1 raises ValueError: no; ranks 0 and 2 wait in {WAITS['pending']}"
+
+
+@pytest.mark.parametrize(
+    ("reports", "sentence"),
+    [
+        (
+            (
+                RankReport(rank=0, state=RankState.DIED),
+                RankReport(rank=1, **WAITS),  # type: ignore[arg-type]
+            ),
+            f"rank 0 dies: without an error message; rank 1 waits in {WAITS['pending']}",
+        ),
+        (
+            (
+                RankReport(rank=0, state=RankState.RAISED, error="KeyError: 1"),
+                RankReport(rank=1, state=RankState.RAISED, error="KeyError: 1"),
+            ),
+            "every rank raises KeyError: 1",
+        ),
+    ],
+    ids=["dies", "all raise"],
+)
+def test_ranks_that_fail_are_named_with_what_they_say(reports: tuple[RankReport, ...], sentence: str) -> None:
+    """Also where they say nothing."""
+    found = diagnosis_of_failure(Failure(kind=FailureKind.RAISED, summary="", reports=reports))
+
+    assert (found.cause, found.sentence, found.exact) == (Cause.RANK_FAILED, sentence, True)
+
+
+def test_ranks_that_hang_are_grouped_by_what_they_do() -> None:
+    """Those that have finished or still compute are told as well."""
+    reports = (
+        RankReport(rank=0, **WAITS),  # type: ignore[arg-type]
+        RankReport(rank=1, state=RankState.FINISHED),
+        RankReport(rank=2, state=RankState.FINISHED),
+        RankReport(rank=3, state=RankState.RUNNING),
+    )
+    found = diagnosis_of_failure(Failure(kind=FailureKind.DEADLOCK, summary="", reports=reports))
+
+    assert found.cause is Cause.CALLS_DIFFER
+    assert found.sentence == (
+        f"ranks issue different communication calls: rank 0 waits in {WAITS['pending']}; ranks 1 and 2 have finished; "
+        "rank 3 is still computing"
+    )
 
 
 def test_ranks_that_call_differently_are_named_with_their_calls() -> None:

@@ -49,10 +49,10 @@ CASES = (
         DDP_OF_2,
         mutant("parameter_left_out").plant,
         Cause.NOT_REDUCED,
-        "the gradient of `layers.1.linear.bias` is not reduced over the 2 dp ranks: each has what its own rows give",
+        "the gradient of `layers.1.linear.bias` is left unreduced over the 2 dp ranks: each rank keeps its own",
     ),
     (FSDP_OF_4, multiplied(4.0), Cause.SUMMED, "all gradients are the sum over the 4 dp ranks, not the mean"),
-    (FSDP_OF_4, multiplied(0.25), Cause.AVERAGED_TWICE, "all gradients are divided by the number of the 4 dp ranks twice"),
+    (FSDP_OF_4, multiplied(0.25), Cause.AVERAGED_TWICE, "all gradients are averaged twice over the 4 dp ranks"),
     (FSDP_OF_4, multiplied(0.0), Cause.GRADIENT_LOST, "all gradients are zero"),
 )
 

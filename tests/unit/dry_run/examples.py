@@ -2,6 +2,7 @@
 
 from equivcheck.scenario import (
     FSDP2,
+    ActivationSharding,
     AdamW,
     Axis,
     ClipNorm,
@@ -13,12 +14,11 @@ from equivcheck.scenario import (
     Model,
     Scenario,
     Split,
-    Spread,
     TensorParallel,
     Training,
 )
 
-PLAN = (LayerPlan(split=Split.COLUMN, output=Spread.FEATURES), LayerPlan(split=Split.ROW))
+PLAN = (LayerPlan(split=Split.COLUMN, output=ActivationSharding.FEATURES), LayerPlan(split=Split.ROW))
 
 
 def fsdp2_over_tensor_parallel(dp: int = 2, tp: int = 2) -> Scenario:

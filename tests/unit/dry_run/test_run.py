@@ -1,14 +1,13 @@
 """Dry runs."""
 
-from dataclasses import replace
-
 import pytest
 
 from equivcheck import UsageError
+from equivcheck.comparison import communication
+from equivcheck.composition.expected_calls import Prediction
 from equivcheck.dry_run import run
 from equivcheck.dry_run.grow import grown
 from equivcheck.dry_run.run import dry_run
-from equivcheck.layouts.prediction import Prediction
 from equivcheck.scenario import FSDP2, Axis, Data, Layer, Layout, Mesh, Model, Scenario, Training
 from equivcheck.trace.stage import Stage
 from unit.dry_run.examples import fsdp2_over_tensor_parallel
@@ -42,7 +41,7 @@ def test_reading_is_not_counted() -> None:
 
 def test_a_shard_of_another_shape_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is held is compared with the arithmetic, which says rank, parameter, and both shapes."""
-    monkeypatch.setattr(run, "local_shape", lambda layout, name, shape, coordinates: shape)
+    monkeypatch.setattr(run, "local_shape", lambda layout, parameter, coordinates: parameter.shape)
     problems = dry_run(fsdp2_over_tensor_parallel()).problems
     assert "rank 0 holds [8, 16] of layers.0.linear.weight, expected [32, 16]" in problems
 
@@ -55,7 +54,7 @@ def test_another_number_of_calls_is_remarked(monkeypatch: pytest.MonkeyPatch) ->
     assert (found.problems, found.remarks) == ((), ("setup: 1 x broadcast over tp, but 0 on 4 ranks",))
 
 
-def test_where_nothing_is_foreseen_another_number_of_calls_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_nothing_is_predicted_another_number_of_calls_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
     """The small world is all that calls can be compared with, where the layout does not say what it communicates."""
     real = run._small_traffic
     monkeypatch.setattr(run, "_small_traffic", lambda small: real(small)[1:])
@@ -70,15 +69,17 @@ def test_a_layout_that_cannot_run_there_is_refused() -> None:
         dry_run(fsdp2_over_tensor_parallel(2, 64))
 
 
-def test_calls_that_were_not_foreseen_are_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where calls can be foreseen, their number and bytes must be so, at any size."""
+def test_calls_that_were_not_predicted_are_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where calls can be predicted, their number and bytes must be so, at any size."""
     mesh = Mesh(axes=(Axis(name="dp", size=64),))
     sharded = Scenario(
         training=Training(model=Model(features=2, layers=(Layer(width=3),)), data=Data(microbatches=(64,))),
         layout=Layout(mesh=mesh, parallelisms=(FSDP2(),)),
     )
     found = dry_run(sharded)
-    assert (found.problems, found.remarks, found.unforeseen) == ((), (), "")
-    real = run.traffic
-    monkeypatch.setattr(run, "traffic", lambda calls, mesh: tuple(replace(one, num_bytes=1) for one in real(calls, mesh)))
-    assert "rank 0, step 0 compute, all_gather over dp: 2 calls, 1 bytes, foreseen 2 calls, 48 bytes" in dry_run(sharded).problems
+    assert (found.problems, found.remarks, found.unmodelled) == ((), (), "")
+    real = communication.totals
+    monkeypatch.setattr(
+        communication, "totals", lambda *given, **named: {key: (calls, 1) for key, (calls, _) in real(*given, **named).items()}
+    )
+    assert "rank 0, step 0 compute, all_gather over dp: 2 calls, 1 bytes, expected 2 calls, 48 bytes" in dry_run(sharded).problems

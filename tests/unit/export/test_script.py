@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from equivcheck.export.form import form_of
 from equivcheck.export.mutants import SNIPPETS, expressible
-from equivcheck.export.numbers import MOST_LITERALS, Numbers, count_numbers
-from equivcheck.export.refusal import CannotExport
 from equivcheck.export.script import can_export, script_of
-from equivcheck.export.text import WIDTH
+from equivcheck.layouts.script.draft import CannotExport
+from equivcheck.layouts.script.form import form_of
+from equivcheck.layouts.script.numbers import MOST_LITERALS, Numbers, count_numbers
+from equivcheck.layouts.script.text import WIDTH
 from equivcheck.mutants.registry import mutants
 from equivcheck.scenario import (
     DDP,

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from equivcheck.findings.fingerprint import blur, fingerprint, kind_of_tensor
-from equivcheck.scenario import Start
+from equivcheck.scenario import Resume
 from equivcheck.trace.differences import Difference, Phase
 from equivcheck.verdict.verdict import Outcome, Verdict
 from equivcheck.worlds.failure import Failure, FailureKind, RankReport, RankState
@@ -48,9 +48,9 @@ def test_the_same_fault_elsewhere_is_the_same_finding() -> None:
         replace(diverged(scenario()), divergence=replace(diverged(scenario()).divergence, phase=Phase.UPDATE)),
         replace(diverged(scenario()), divergence=replace(diverged(scenario()).divergence, difference=Difference.NAN)),
         crashed("RuntimeError: x"),
-        diverged(replace(scenario(), training=TWO_STEPS, start=Start(layout=scenario().layout))),
+        diverged(replace(scenario(), training=TWO_STEPS, resume=Resume(layout=scenario().layout))),
     ],
-    ids=["bias", "norm", "phase", "difference", "outcome", "start"],
+    ids=["bias", "norm", "phase", "difference", "outcome", "resume"],
 )
 def test_another_fault_is_another_finding(other: Verdict) -> None:
     """Kind of tensor, phase, difference and outcome count."""

@@ -17,7 +17,7 @@ from equivcheck.findings.finding import BrokenFinding, load_finding
 from equivcheck.findings.fingerprint import fingerprint
 from equivcheck.findings.size import size_of
 from equivcheck.findings.store import FindingStore, Kept, StoreFailed
-from equivcheck.scenario.codec import from_json
+from equivcheck.scenario.file_format.codec import from_json
 from unit.campaign.fakes import diverged, scenario
 from unit.findings.writer import keep_all
 
@@ -55,6 +55,16 @@ def test_files_serve_people_and_other_programs(store: FindingStore) -> None:
     text = (folder / "README.md").read_text()
     assert f"equivcheck replay {fingerprint(verdict)}" in text
     assert "layers.0.linear.weight differs" in text
+
+
+def test_a_finding_kept_under_old_names_reads_back(store: FindingStore) -> None:
+    """A verdict from before fields and parameters were renamed is that of the same fault, with the same fingerprint."""
+    verdict = replace(diverged(scenario(width=3), tensor="layers.0.auxiliary.weight"), unmodelled="world gloo does not see calls")
+    store.keep(verdict)
+    file = store.folder(fingerprint(verdict)) / "verdict.json"
+    file.write_text(file.read_text().replace('"unmodelled"', '"unforeseen"').replace(".auxiliary.weight", ".side.weight"))
+    assert load_finding(file.parent).verdict == verdict
+    assert load_finding(file.parent).fingerprint == fingerprint(verdict)
 
 
 def test_equal_fingerprints_are_kept_once_and_the_smallest_stays(store: FindingStore) -> None:

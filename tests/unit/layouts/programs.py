@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch._dynamo.utils import counters
 
-from equivcheck.layouts.program import rank_program
+from equivcheck.composition.program import rank_program
 from equivcheck.scenario import Scenario
 from equivcheck.train.setup import Setup
 

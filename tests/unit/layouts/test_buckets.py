@@ -7,7 +7,14 @@ import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 
-from equivcheck.layouts.buckets import Bucketing, filled, initial_buckets, ready_parameters, rebuilt_buckets, trained_parameters
+from equivcheck.parallelisms.ddp.buckets import (
+    Bucketing,
+    filled,
+    initial_buckets,
+    ready_parameters,
+    rebuilt_buckets,
+    trained_parameters,
+)
 from equivcheck.scenario import Model
 from equivcheck.strategies import models
 from equivcheck.train.model import MLP

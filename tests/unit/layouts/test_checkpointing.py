@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from equivcheck.layouts.checkpointing import recompute_layers
+from equivcheck.layouts.execution.activation_checkpointing import recompute_layers
 from equivcheck.scenario import Data, Layer, Model, Recompute, Training
 from equivcheck.train.material import material
 from equivcheck.train.single_device import single_device

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 import torch.distributed as dist
 
-from equivcheck.layouts.communication import axes_of, traffic
-from equivcheck.layouts.program import rank_program
+from equivcheck.composition.program import rank_program
+from equivcheck.layouts.expected_calls.communication import axes_of, traffic
 from equivcheck.scenario import DDP, FSDP2, Axis, ClipNorm, Data, Layer, Layout, Mesh, Model, Parallelism, Scenario, Training
 from equivcheck.trace.stage import Stage
 from equivcheck.train.setup import Setup

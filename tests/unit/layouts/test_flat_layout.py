@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from equivcheck.known_issues.fsdp_predicates import rank_without_gradients
+from equivcheck.composition.program import rank_program
 from equivcheck.layers.parameters import by_layer, parameters_of
-from equivcheck.layouts.flat_layout import alignment_of, flat_starts, held_of
-from equivcheck.layouts.program import rank_program
+from equivcheck.parallelisms.fsdp1.flat_layout import alignment_of, flat_starts, held_of
+from equivcheck.parallelisms.fsdp1.known import rank_without_gradients
 from equivcheck.scenario import (
     FSDP1,
     Axis,

@@ -9,8 +9,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from packaging.version import Version
 
-from equivcheck.layouts import whole_parameters
-from equivcheck.layouts.registry import kind_of, repaired, repaired_layout, unsupported
+from equivcheck.composition.limits import repaired, repaired_layout, unsupported
+from equivcheck.composition.registry import kind_of
+from equivcheck.layouts.limits import optimizers
 from equivcheck.scenario import (
     ASGD,
     DDP,
@@ -18,9 +19,11 @@ from equivcheck.scenario import (
     FSDP2,
     SGD,
     SPMD,
+    ActivationSharding,
     Adadelta,
     Adafactor,
     Adam,
+    AuxiliaryLinear,
     Axis,
     ClipNorm,
     Compile,
@@ -29,7 +32,6 @@ from equivcheck.scenario import (
     Distribution,
     ElementType,
     Execution,
-    Exercise,
     Group,
     Implementation,
     Layer,
@@ -50,10 +52,9 @@ from equivcheck.scenario import (
     Replicator,
     RMSprop,
     Rprop,
+    ShapeOp,
     ShardingStrategy,
-    Side,
     Split,
-    Spread,
     TensorParallel,
     Training,
     Wrapping,
@@ -61,7 +62,7 @@ from equivcheck.scenario import (
 from equivcheck.strategies import layouts, trainings
 
 PLAIN = Training(model=Model(features=4, layers=(Layer(width=4), Layer(width=4))), data=Data(microbatches=(4,)), steps=2)
-PLANS = st.builds(LayerPlan, split=st.sampled_from([Split.COLUMN, Split.ROW]), output=st.sampled_from(list(Spread)))
+PLANS = st.builds(LayerPlan, split=st.sampled_from([Split.COLUMN, Split.ROW]), output=st.sampled_from(list(ActivationSharding)))
 
 
 def _layout(parallelism: Parallelism, size: int = 2) -> Layout:
@@ -77,7 +78,7 @@ def _with_layer(index: int = 1, **changes: object) -> Training:
 @st.composite
 def _tensor_parallel_layouts(draw: st.DrawFn) -> Layout:
     plan = draw(st.lists(PLANS, max_size=4))
-    may_be_outside = not plan or plan[-1].output is Spread.WHOLE
+    may_be_outside = not plan or plan[-1].output is ActivationSharding.WHOLE
     plan.append(
         LayerPlan(split=draw(st.sampled_from([split for split in Split if may_be_outside or split is not Split.OUTSIDE])))
     )
@@ -111,8 +112,8 @@ SCALED = Pipeline(scale_grads=True, num_chunks=2)
 SHARED = _with_layer(shares=0)
 SHARED_IN_A_STAGE = replace(PLAIN, model=replace(PLAIN.model, layers=(Layer(width=4), Layer(width=4), Layer(width=4, shares=1))))
 TWICE_SHARED = replace(SHARED, data=Data(microbatches=(4, 4)))
-UNUSED = _with_layer(side=Side.NEVER)
-CHANGING = _with_layer(side=Side.EVEN_STEPS)
+UNUSED = _with_layer(auxiliary=AuxiliaryLinear.NEVER)
+CHANGING = _with_layer(auxiliary=AuxiliaryLinear.EVEN_STEPS)
 FROZEN = _with_layer(frozen=True)
 CLIPPED = replace(PLAIN, clipping=ClipNorm())
 GROUPED = replace(PLAIN, groups=(Group(),))
@@ -124,8 +125,10 @@ BF16 = MixedPrecision(param=ElementType.BFLOAT16)
 WHOLE_PLAN = TensorParallel(plan=(LayerPlan(), LayerPlan()))
 REPLICATED = Replicate(implementation=Replicator.FSDP)
 REPLICATED_LAYERS = replace(REPLICATED, wrapping=Wrapping.PER_LAYER)
-FEATURES_PLAN = TensorParallel(plan=(LayerPlan(split=Split.COLUMN, output=Spread.FEATURES), LayerPlan(split=Split.ROW)))
-ROWS_PLAN = TensorParallel(plan=(LayerPlan(output=Spread.ROWS), LayerPlan()))
+FEATURES_PLAN = TensorParallel(
+    plan=(LayerPlan(split=Split.COLUMN, output=ActivationSharding.FEATURES), LayerPlan(split=Split.ROW))
+)
+ROWS_PLAN = TensorParallel(plan=(LayerPlan(output=ActivationSharding.ROWS), LayerPlan()))
 ROW_PLAN = TensorParallel(plan=(LayerPlan(split=Split.ROW), LayerPlan()))
 FULLY_SHARD = SPMD(distribution=Distribution.FULLY_SHARD)
 ADAFACTOR = replace(PLAIN, optimizer=Adafactor())
@@ -159,7 +162,7 @@ SHORT_MUON = replace(MUON, model=replace(MATRICES, features=1, layers=(replace(M
         (SHARED, WHOLE_PLAN, "unties shared weights"),
         (_with_layer(norm=Norm.RMS), FEATURES_PLAN, "a norm needs all features"),
         (_with_layer(residual=True), FEATURES_PLAN, "a residual adds"),
-        (_with_layer(index=0, exercise=Exercise.ARANGE), FEATURES_PLAN, "counts features"),
+        (_with_layer(index=0, shape_op=ShapeOp.ARANGE), FEATURES_PLAN, "counts features"),
         (_with_layer(index=0, width=3), FEATURES_PLAN, "features cut between layers"),
         (replace(PLAIN, data=Data(microbatches=(3,))), ROWS_PLAN, "rows cut between layers"),
         (_with_layers(1), Pipeline(), "at least one layer"),
@@ -207,8 +210,12 @@ FOREACH = replace(PLAIN, optimizer=SGD(implementation=Implementation.FOREACH))
     [
         (replace(PLAIN, data=Data(microbatches=(3,))), _over_tp(FSDP2(), WHOLE_PLAN), "split evenly"),
         (replace(PLAIN, data=Data(microbatches=(2,))), _over_tp(DDP(), ROWS_PLAN), "rows cut between layers"),
-        (_with_layer(side=Side.NEVER, frozen=True), _over_tp(DDP(), WHOLE_PLAN), "find_unused_parameters"),
-        (_with_layer(side=Side.EVEN_STEPS, frozen=True), _over_tp(DDP(static_graph=True), WHOLE_PLAN), "static_graph promises"),
+        (_with_layer(auxiliary=AuxiliaryLinear.NEVER, frozen=True), _over_tp(DDP(), WHOLE_PLAN), "find_unused_parameters"),
+        (
+            _with_layer(auxiliary=AuxiliaryLinear.EVEN_STEPS, frozen=True),
+            _over_tp(DDP(static_graph=True), WHOLE_PLAN),
+            "static_graph promises",
+        ),
         (replace(CLIPPED, precision=Precision.FLOAT32), _over_tp(FSDP1(), SPLIT_PLAN), "clips by another norm"),
         (NARROW, _over_tp(FSDP2(), SPLIT_PLAN), "_chunk_cat"),
         (
@@ -229,7 +236,7 @@ def test_what_a_composition_cannot_run_has_a_reason(training: Training, layout: 
 @pytest.mark.parametrize(
     ("training", "layout"),
     [
-        (_with_layer(side=Side.NEVER, frozen=True), _over_tp(FSDP2(), WHOLE_PLAN)),
+        (_with_layer(auxiliary=AuxiliaryLinear.NEVER, frozen=True), _over_tp(FSDP2(), WHOLE_PLAN)),
         (replace(CLIPPED, precision=Precision.FLOAT32), _over_tp(FSDP1(), SPLIT_PLAN, (2, 1))),
         (replace(CLIPPED, precision=Precision.FLOAT32), _over_tp(FSDP1(), WHOLE_PLAN)),
         (CLIPPED, _over_tp(DDP(), SPLIT_PLAN)),
@@ -279,7 +286,7 @@ def test_options_that_do_not_go_together_have_a_reason(
         (UNUSED, DDP(find_unused_parameters=True)),
         (UNUSED, DDP(static_graph=True)),
         (replace(CHANGING, steps=1), DDP()),
-        (_with_layer(side=Side.NEVER, frozen=True), DDP()),
+        (_with_layer(auxiliary=AuxiliaryLinear.NEVER, frozen=True), DDP()),
         (SHARED, DDP()),
         (SHARED, FSDP1()),
         (SHARED, FSDP2()),
@@ -301,8 +308,8 @@ def test_options_that_do_not_go_together_have_a_reason(
         (SHARED, REPLICATED),
         (CHANGING, REPLICATED),
         (RPROP, FSDP1()),
-        (_with_layer(index=0, exercise=Exercise.ARANGE), ROWS_PLAN),
-        (_with_layer(index=0, exercise=Exercise.ONES), FEATURES_PLAN),
+        (_with_layer(index=0, shape_op=ShapeOp.ARANGE), ROWS_PLAN),
+        (_with_layer(index=0, shape_op=ShapeOp.ONES), FEATURES_PLAN),
         (replace(PLAIN, data=Data(microbatches=(4, 4))), replace(SCALED, scale_grads=False)),
         (replace(PLAIN, data=Data(microbatches=(4, 2))), Pipeline(num_chunks=2)),
         (SHARED_IN_A_STAGE, Pipeline(boundaries=(1,))),
@@ -374,7 +381,7 @@ def test_muon_over_tensor_parallelism(width: int, outer: Parallelism, reason: st
 
 def test_what_torch_lacks_is_unsupported_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
     """Under a torch older than Muon every layout says so, and takes an elementwise optimizer instead."""
-    monkeypatch.setattr(whole_parameters, "installed_torch", lambda: Version("2.8.0"))
+    monkeypatch.setattr(optimizers, "installed_torch", lambda: Version("2.8.0"))
     assert "Muon came with 2.9" in (unsupported(MUON, _layout(DDP())) or "")
     assert repaired(MUON, _layout(DDP())).optimizer.elementwise
 

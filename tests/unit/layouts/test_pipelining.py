@@ -13,8 +13,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from equivcheck.layouts.pipelining import clip_across
-from equivcheck.layouts.program import rank_program, rank_setup
+from equivcheck.composition.program import rank_program, rank_setup
+from equivcheck.parallelisms.pipeline.schedules import clip_across
 from equivcheck.scenario import (
     Axis,
     ClipNorm,

@@ -7,10 +7,23 @@ from itertools import product
 from hypothesis import given
 from hypothesis import strategies as st
 
+from equivcheck.composition.limits import unsupported
 from equivcheck.errors import InvalidScenario
-from equivcheck.layouts.plans import ALL_PLANS, legal_plans
-from equivcheck.layouts.registry import unsupported
-from equivcheck.scenario import Axis, Data, Layer, LayerPlan, Layout, Mesh, Model, Norm, Split, Spread, TensorParallel, Training
+from equivcheck.parallelisms.tensor_parallel.plans import ALL_PLANS, legal_plans
+from equivcheck.scenario import (
+    ActivationSharding,
+    Axis,
+    Data,
+    Layer,
+    LayerPlan,
+    Layout,
+    Mesh,
+    Model,
+    Norm,
+    Split,
+    TensorParallel,
+    Training,
+)
 
 LAYERS = st.lists(
     st.builds(Layer, width=st.sampled_from([2, 3, 4]), norm=st.sampled_from([None, Norm.LAYER])), min_size=1, max_size=3
@@ -31,10 +44,10 @@ def _models(draw: st.DrawFn) -> Model:
 
 def _drawable(model: Model, tp: int, rows: tuple[int, ...]) -> set[tuple[LayerPlan, ...]]:
     """Every plan that can be drawn layer by layer."""
-    partial: list[tuple[tuple[LayerPlan, ...], Spread]] = [((), Spread.WHOLE)]
+    partial: list[tuple[tuple[LayerPlan, ...], ActivationSharding]] = [((), ActivationSharding.WHOLE)]
     for index in range(len(model.layers)):
         partial = [
-            ((*done, plan), plan.output) for done, spread in partial for plan in legal_plans(model, index, spread, tp, rows)
+            ((*done, plan), plan.output) for done, sharding in partial for plan in legal_plans(model, index, sharding, tp, rows)
         ]
     return {done for done, _ in partial}
 
@@ -62,16 +75,16 @@ def _parallelism(plan: tuple[LayerPlan, ...]) -> TensorParallel | None:
 def test_uneven_widths_can_be_split_where_torch_cuts_them_itself() -> None:
     """A width that is no multiple of the ranks may be split by columns or rows as long as whole activations leave the layer."""
     model = Model(features=3, layers=(Layer(width=1),))
-    assert {plan.split for plan in legal_plans(model, 0, Spread.WHOLE, 2, (1,))} == set(Split)
+    assert {plan.split for plan in legal_plans(model, 0, ActivationSharding.WHOLE, 2, (1,))} == set(Split)
 
 
 def test_every_plan_is_legal_on_one_rank_for_a_plain_layer_that_is_not_the_last() -> None:
     """Nothing is uneven on an axis of size 1."""
     model = Model(features=3, layers=(Layer(width=5), Layer(width=1)))
-    assert legal_plans(model, 0, Spread.WHOLE, 1, (3,)) == ALL_PLANS
+    assert legal_plans(model, 0, ActivationSharding.WHOLE, 1, (3,)) == ALL_PLANS
 
 
 def test_the_last_layer_leaves_its_output_whole() -> None:
     """The loss is computed on whole outputs."""
     model = Model(features=4, layers=(Layer(width=4),))
-    assert {plan.output for plan in legal_plans(model, 0, Spread.ROWS, 2, (4,))} == {Spread.WHOLE}
+    assert {plan.output for plan in legal_plans(model, 0, ActivationSharding.ROWS, 2, (4,))} == {ActivationSharding.WHOLE}

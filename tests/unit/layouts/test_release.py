@@ -8,19 +8,19 @@ import itertools
 from torch import nn
 
 from equivcheck import Scenario, check
-from equivcheck.scenario import FSDP1, Axis, Data, Layer, Layout, Mesh, Model, Side, Training, Wrapping
+from equivcheck.scenario import FSDP1, AuxiliaryLinear, Axis, Data, Layer, Layout, Mesh, Model, Training, Wrapping
 
 MESH = Mesh(axes=(Axis(name="dp", size=2),))
 SCENARIOS = [
     Scenario(
         training=Training(
-            model=Model(features=4, layers=(Layer(width=4, frozen=frozen, side=side), Layer(width=2))),
+            model=Model(features=4, layers=(Layer(width=4, frozen=frozen, auxiliary=auxiliary), Layer(width=2))),
             data=Data(microbatches=(2, 2)),
         ),
         layout=Layout(mesh=MESH, parallelisms=(FSDP1(wrapping=wrapping, use_orig_params=original, no_sync=no_sync),)),
     )
-    for frozen, side, wrapping, original, no_sync in itertools.product(
-        (False, True), (None, Side.EVEN_STEPS), Wrapping, (False, True), (False, True)
+    for frozen, auxiliary, wrapping, original, no_sync in itertools.product(
+        (False, True), (None, AuxiliaryLinear.EVEN_STEPS), Wrapping, (False, True), (False, True)
     )
 ]
 

@@ -9,13 +9,14 @@ import pytest
 import torch
 from torch.distributed.tensor import DTensor, Replicate
 
+from equivcheck.composition.program import rank_program, rank_setup
 from equivcheck.layouts.data_rows import rows_of
-from equivcheck.layouts.program import rank_program, rank_setup
 from equivcheck.scenario import (
     DDP,
     FSDP1,
     FSDP2,
     SPMD,
+    ActivationSharding,
     Axis,
     Data,
     Distribution,
@@ -30,7 +31,6 @@ from equivcheck.scenario import (
     Scenario,
     ShardingStrategy,
     Split,
-    Spread,
     TensorParallel,
     Training,
     Wrapping,
@@ -60,7 +60,11 @@ FLAT_CASES = [
     for wrapping in Wrapping
 ]
 TP_PLAN = TensorParallel(
-    plan=(LayerPlan(split=Split.COLUMN, output=Spread.ROWS), LayerPlan(output=Spread.ROWS), LayerPlan(split=Split.ROW))
+    plan=(
+        LayerPlan(split=Split.COLUMN, output=ActivationSharding.ROWS),
+        LayerPlan(output=ActivationSharding.ROWS),
+        LayerPlan(split=Split.ROW),
+    )
 )
 
 UNEVEN_PLAN = TensorParallel(plan=(LayerPlan(split=Split.COLUMN), LayerPlan(split=Split.ROW), LayerPlan(split=Split.COLUMN)))

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from equivcheck.layouts.stages import layers_of_stages, stages_of_rank, trained_layers
-from equivcheck.scenario import Layer, Model, Norm, Pipeline, PipelineSchedule, Scenario, Side
+from equivcheck.parallelisms.pipeline.stages import layers_of_stages, stages_of_rank, trained_layers
+from equivcheck.scenario import AuxiliaryLinear, Layer, Model, Norm, Pipeline, PipelineSchedule, Scenario
 from equivcheck.strategies import models, scenarios
 
 
@@ -54,8 +54,8 @@ def test_stages_go_round_the_ranks_or_down_and_up_again(
         (Layer(width=2, shares=0), True),
         (Layer(width=2, shares=0, bias=False), False),
         (Layer(width=2, shares=0, bias=False, norm=Norm.RMS), True),
-        (Layer(width=2, shares=0, bias=False, side=Side.EVEN_STEPS), True),
-        (Layer(width=2, shares=0, bias=False, side=Side.NEVER), False),
+        (Layer(width=2, shares=0, bias=False, auxiliary=AuxiliaryLinear.EVEN_STEPS), True),
+        (Layer(width=2, shares=0, bias=False, auxiliary=AuxiliaryLinear.NEVER), False),
         (Layer(width=2, shares=0, norm=Norm.RMS, frozen=True), False),
     ],
 )

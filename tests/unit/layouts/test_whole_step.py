@@ -9,11 +9,13 @@ import pytest
 from torch.fx import GraphModule
 
 from equivcheck import Outcome, Scenario, check
-from equivcheck.layouts.whole_step import graphs_of
+from equivcheck.layouts.execution.whole_step import graphs_of
 from equivcheck.scenario import (
     SGD,
     SPMD,
+    ActivationSharding,
     Adam,
+    AuxiliaryLinear,
     Axis,
     ClipNorm,
     ClipValue,
@@ -28,9 +30,7 @@ from equivcheck.scenario import (
     Mesh,
     Model,
     Parallelism,
-    Side,
     Split,
-    Spread,
     StepLR,
     TensorParallel,
     Training,
@@ -45,7 +45,7 @@ TRAINING = Training(
     loss=Loss.LINEAR_SUM,
     steps=3,
 )
-SPLIT = (LayerPlan(split=Split.COLUMN, output=Spread.FEATURES), LayerPlan(split=Split.ROW))
+SPLIT = (LayerPlan(split=Split.COLUMN, output=ActivationSharding.FEATURES), LayerPlan(split=Split.ROW))
 REPLICATED = SPMD()
 FUSED = Adam(implementation=Implementation.FUSED)
 
@@ -90,7 +90,7 @@ def test_a_graph_holds_the_whole_step(parallelism: Parallelism) -> None:
         ({"zero_grad": ZeroGrad.ZERO}, 2),
         ({"clipping": ClipNorm(max_norm=0.1)}, 1),
         ({"clipping": ClipValue(clip_value=0.1)}, 1),
-        ({"model": Model(features=3, layers=(Layer(width=4, side=Side.EVEN_STEPS), Layer(width=2)))}, 2),
+        ({"model": Model(features=3, layers=(Layer(width=4, auxiliary=AuxiliaryLinear.EVEN_STEPS), Layer(width=2)))}, 2),
     ],
 )
 def test_a_graph_serves_every_step_that_is_alike(changes: dict[str, object], count: int) -> None:

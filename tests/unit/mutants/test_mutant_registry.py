@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from importlib.metadata import EntryPoint
+from pathlib import Path
 
 import pytest
 
+from equivcheck.composition.registry import layout_names
 from equivcheck.errors import UsageError
-from equivcheck.layouts.registry import layout_names
 from equivcheck.mutants import registry
 from equivcheck.mutants.mutant import Family, Minimum, Mutant
 from equivcheck.mutants.registry import BrokenMutant, mutant, mutants, mutants_of
+from equivcheck.mutants.sharding.optimizer_state import state_lost
 from equivcheck.verdict.cause import Cause
 
 
@@ -47,12 +50,25 @@ def _install(monkeypatch: pytest.MonkeyPatch, *loaded: object) -> None:
     monkeypatch.setattr(EntryPoint, "load", lambda point: by_name[point.name])
 
 
-def test_every_built_in_mutant_is_under_its_name_and_in_the_module_of_its_family() -> None:
-    """Each family has a module, and what it lists says the family."""
-    for family, module in zip(Family, registry._MODULES, strict=True):
-        assert module == f"equivcheck.mutants.{family.value}"
-        assert {found.family for found in registry.import_module(module).MUTANTS} <= {family}
+def test_every_module_of_faults_is_listed_family_by_family() -> None:
+    """A fault in a module that nobody imports would be no mutant; a family is a folder, or one module."""
+    root = Path(registry.__file__).parent
+    modules = {
+        path.relative_to(root).with_suffix("").as_posix().replace("/", ".")
+        for path in root.rglob("*.py")
+        if re.search(r"^@(fault|_settings)\(", path.read_text(encoding="utf-8"), re.MULTILINE)
+    }
+    assert sorted(registry._MODULES) == sorted(modules)
+    assert list(dict.fromkeys(name.split(".")[0] for name in registry._MODULES)) == [family.value for family in Family]
+
+
+def test_a_built_in_mutant_is_the_function_that_plants_it() -> None:
+    """Its name is the function's, what is wrong the function's docstring, and its family where that is."""
     assert all(name == found.name for name, found in mutants().items())
+    found = mutant("state_lost")
+    assert found.plant is state_lost
+    assert found.wrong == "The optimizer's state is lost before each step."
+    assert found.family is Family.SHARDING
 
 
 def test_every_built_in_mutant_names_layouts_that_exist() -> None:

@@ -9,8 +9,10 @@ from equivcheck.scenario import (
     FSDP2,
     SPMD,
     Activation,
+    ActivationSharding,
     Adafactor,
     AdamW,
+    AuxiliaryLinear,
     Axis,
     ClipNorm,
     ClipValue,
@@ -18,7 +20,6 @@ from equivcheck.scenario import (
     Data,
     Distribution,
     Execution,
-    Exercise,
     Implementation,
     Layer,
     LayerPlan,
@@ -34,11 +35,10 @@ from equivcheck.scenario import (
     Precision,
     Replicate,
     Replicator,
+    Resume,
+    ShapeOp,
     ShardingStrategy,
-    Side,
     Split,
-    Spread,
-    Start,
     TensorParallel,
     Training,
     Wrapping,
@@ -53,7 +53,7 @@ COLUMN = TensorParallel(plan=(LayerPlan(split=Split.COLUMN),))
 REPLICATED = Replicate(implementation=Replicator.FSDP)
 PER_LAYER = FSDP1(wrapping=Wrapping.PER_LAYER)
 FROZEN = Layer(width=1, bias=False, frozen=True)
-ROWS = TensorParallel(plan=(LayerPlan(output=Spread.ROWS), LayerPlan()))
+ROWS = TensorParallel(plan=(LayerPlan(output=ActivationSharding.ROWS), LayerPlan()))
 WHOLE = TensorParallel(plan=(LayerPlan(), LayerPlan()))
 
 
@@ -102,37 +102,37 @@ def in_columns(dp: int) -> Layout:
 ONE_RANK = Layout(mesh=Mesh(axes=(Axis(name="dp", size=1),)), parallelisms=(DDP(),))
 
 
-def into_columns(rows: int, *, start: Layout = ONE_RANK) -> Scenario:
+def into_columns(rows: int, *, first: Layout = ONE_RANK) -> Scenario:
     """A checkpoint of one rank or others, loaded by six that cut a weight by columns and its rows once more."""
     training = Training(
         model=Model(features=1, layers=(Layer(width=rows),)), data=Data(microbatches=(12,)), loss=Loss.LINEAR_SUM, steps=2
     )
-    return Scenario(training=training, layout=in_columns(3), start=Start(layout=start, steps=1))
+    return Scenario(training=training, layout=in_columns(3), resume=Resume(layout=first, steps=1))
 
 
 def going_on(parallelism: Parallelism, *layers: Layer) -> Scenario:
     """A checkpoint of one rank, loaded by another parallelism on one."""
-    return replace(scenario(parallelism, *layers, sizes=(1,), steps=2), start=Start(layout=ONE_RANK, steps=1))
+    return replace(scenario(parallelism, *layers, sizes=(1,), steps=2), resume=Resume(layout=ONE_RANK, steps=1))
 
 
 NORMED = Layer(width=2, norm=Norm.LAYER)
-SKIPPED = replace(ONE_WEIGHT, side=Side.NEVER)
+SKIPPED = replace(ONE_WEIGHT, auxiliary=AuxiliaryLinear.NEVER)
 TIED = (Layer(width=2, bias=False), Layer(width=2, bias=False, shares=0))
 UNTIED = (Layer(width=2, bias=False), Layer(width=2, bias=False))
 AROUND = (Layer(width=2, bias=False), Layer(width=2, bias=False, norm=Norm.LAYER, shares=2))
-FEATURES = TensorParallel(plan=(LayerPlan(split=Split.COLUMN, output=Spread.FEATURES), LayerPlan(split=Split.ROW)))
+FEATURES = TensorParallel(plan=(LayerPlan(split=Split.COLUMN, output=ActivationSharding.FEATURES), LayerPlan(split=Split.ROW)))
 CROSSED = (Layer(width=3), Layer(width=8))
 """Sharded by rows on two ranks, the gradient of the second weight comes back as a transposed product."""
 FUSED = {"optimizer": AdamW(implementation=Implementation.FUSED), "loss": Loss.LINEAR_SUM}
 FALLING = {"clipping": INF, "precision": FLOAT32, "steps": 5}
 FROZEN = replace(ONE_WEIGHT, frozen=True)
-VIEWED = replace(ONE_WEIGHT, exercise=Exercise.VIEW)
+VIEWED = replace(ONE_WEIGHT, shape_op=ShapeOp.VIEW)
 ZB = PipelineSchedule.INTERLEAVED_ZERO_BUBBLE
 DUAL = Pipeline(schedule=PipelineSchedule.DUAL_PIPE_V, stages_per_rank=2, num_chunks=4)
 FOUR_ROWS = Data(microbatches=(4,))
-FLAT = Layer(width=3, exercise=Exercise.FLATTEN)
+FLAT = Layer(width=3, shape_op=ShapeOp.FLATTEN)
 ONE_OUTPUT = Layer(width=1, activation=Activation.GELU)
-SPLIT = Layer(width=4, exercise=Exercise.VIEW)
+SPLIT = Layer(width=4, shape_op=ShapeOp.VIEW)
 TURNED = {"data": Data(microbatches=(4,), batch_dim=1)}
 
 THAWED = Layer(width=1, frozen=True)
@@ -141,8 +141,8 @@ UNFLATTENED = FSDP1(use_orig_params=False)
 COLUMNS = {"features": 4, "tp": 2, "split": Split.COLUMN}
 LIKE = (Layer(width=4), Layer(width=3))
 DIFFERENT = (Layer(width=4), Layer(width=2))
-BESIDE = Layer(width=4, side=Side.EVEN_STEPS)
-ALTERNATING = (Layer(width=2, side=Side.EVEN_STEPS, frozen=True), Layer(width=2))
+BESIDE = Layer(width=4, auxiliary=AuxiliaryLinear.EVEN_STEPS)
+ALTERNATING = (Layer(width=2, auxiliary=AuxiliaryLinear.EVEN_STEPS, frozen=True), Layer(width=2))
 THRICE = {"features": 4, "data": Data(microbatches=(4,)), "loss": Loss.LINEAR_SUM, "steps": 3}
 """In the third step the first step's graph is compiled once more, for any step."""
 
@@ -173,7 +173,7 @@ SHOWN = {
         [
             scenario(SPMD(), FLAT, data=Data(microbatches=(4,))),
             scenario(SPMD(), FLAT, loss=Loss.LINEAR_SUM, **TURNED),
-            scenario(SPMD(), replace(FLAT, exercise=Exercise.VIEW), **TURNED),
+            scenario(SPMD(), replace(FLAT, shape_op=ShapeOp.VIEW), **TURNED),
             scenario(DDP(), FLAT, **TURNED),
         ],
     ),
@@ -182,7 +182,7 @@ SHOWN = {
         [
             scenario(SPMD(), SPLIT, sizes=(3,)),
             scenario(FULLY_SHARD, SPLIT),
-            scenario(FULLY_SHARD, replace(SPLIT, exercise=Exercise.SQUEEZE), sizes=(3,)),
+            scenario(FULLY_SHARD, replace(SPLIT, shape_op=ShapeOp.SQUEEZE), sizes=(3,)),
             scenario(DDP(), SPLIT, sizes=(3,)),
         ],
     ),
@@ -193,7 +193,7 @@ SHOWN = {
             scenario(SPMD(), FLAT),
             scenario(SPMD(), Layer(width=4), ONE_OUTPUT, sizes=(1,), loss=Loss.LINEAR_SUM),
             scenario(FULLY_SHARD, Layer(width=4), replace(ONE_OUTPUT, bias=False), sizes=(1,), loss=Loss.LINEAR_SUM),
-            scenario(SPMD(), replace(FLAT, exercise=Exercise.VIEW), sizes=(1,)),
+            scenario(SPMD(), replace(FLAT, shape_op=ShapeOp.VIEW), sizes=(1,)),
             scenario(DDP(), FLAT, sizes=(1,)),
         ],
     ),
@@ -330,8 +330,8 @@ SHOWN = {
         [into_columns(rows=6)],
     ),
     "checkpoint_between_uneven_strided_shards": (
-        into_columns(rows=13, start=in_columns(2)),
-        [into_columns(rows=12, start=in_columns(2)), replace(into_columns(rows=13), start=None)],
+        into_columns(rows=13, first=in_columns(2)),
+        [into_columns(rows=12, first=in_columns(2)), replace(into_columns(rows=13), resume=None)],
     ),
     "fsdp1_norm_of_doubles": (
         scenario(FSDP1(), clipping=ClipNorm()),
@@ -405,8 +405,8 @@ SHOWN = {
 """By issue: the smallest scenario that shows it, and some that are healthy but for one thing the same."""
 
 ALSO_SHOWN = [
-    ("checkpoint_of_uneven_strided_shards", into_columns(rows=19, start=in_columns(2))),
-    ("checkpoint_of_uneven_strided_shards", into_columns(rows=13, start=in_columns(3))),
+    ("checkpoint_of_uneven_strided_shards", into_columns(rows=19, first=in_columns(2))),
+    ("checkpoint_of_uneven_strided_shards", into_columns(rows=13, first=in_columns(3))),
     (
         "fsdp1_compiles_beside_gradients",
         compiled(scenario(FSDP1(), *ALTERNATING, features=2, steps=2, zero_grad=ZeroGrad.ZERO)),
@@ -427,7 +427,7 @@ ALSO_SHOWN = [
         "split_backward_behind_frozen_layers",
         scenario(Pipeline(schedule=PipelineSchedule.ZBV, stages_per_rank=2), FROZEN, ONE_WEIGHT, sizes=(1,)),
     ),
-    ("local_tensors_unfreeze", over_tp(DDP(), replace(FROZEN, side=Side.EVEN_STEPS), ONE_WEIGHT)),
+    ("local_tensors_unfreeze", over_tp(DDP(), replace(FROZEN, auxiliary=AuxiliaryLinear.EVEN_STEPS), ONE_WEIGHT)),
     ("local_tensors_unfreeze", over_tp(FSDP1(), FROZEN, ONE_WEIGHT)),
     ("local_tensors_unfreeze", over_tp(Replicate(), FROZEN, ONE_WEIGHT)),
     ("dtensor_view_of_one", scenario(FULLY_SHARD, Layer(width=4), ONE_OUTPUT, sizes=(1,), loss=Loss.LINEAR_SUM)),

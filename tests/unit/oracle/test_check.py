@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 
 from equivcheck import NotEquivalent, Outcome, Scenario, UsageError, check
-from equivcheck.layouts.program import rank_program
-from equivcheck.scenario import DDP, SGD, Axis, Data, Layer, Layout, Mesh, Model, Start, Training
+from equivcheck.composition.program import rank_program
+from equivcheck.scenario import DDP, SGD, Axis, Data, Layer, Layout, Mesh, Model, Resume, Training
 from equivcheck.tally import IN_PART, take
 from equivcheck.trace.differences import Phase
 from equivcheck.trace.trace import Trace
@@ -144,12 +144,12 @@ def test_a_small_fault_before_a_doubt_is_found() -> None:
     assert verdict.divergence.step == 0
 
 
-def test_a_doubt_before_a_hand_over_leaves_nothing_of_what_follows() -> None:
+def test_a_doubt_before_a_checkpoint_leaves_nothing_of_what_follows() -> None:
     """Steps of the first layout alone say nothing of the second."""
-    start = Start(layout=LAYOUT, steps=1)
+    resume = Resume(layout=LAYOUT, steps=1)
 
-    assert check(replace(LOST_AT_STEP_ONE, start=start)).outcome is Outcome.INCONCLUSIVE
-    assert check(replace(SCENARIO, start=start)).outcome is Outcome.EQUIVALENT
+    assert check(replace(LOST_AT_STEP_ONE, resume=resume)).outcome is Outcome.INCONCLUSIVE
+    assert check(replace(SCENARIO, resume=resume)).outcome is Outcome.EQUIVALENT
 
 
 def test_a_world_that_does_not_exist_is_refused() -> None:

@@ -25,7 +25,7 @@ def no_copies(monkeypatch: pytest.MonkeyPatch) -> None:
         raise AssertionError("a perturbed run")
 
     monkeypatch.setattr(reference, "perturbed", fail)
-    for kept in (reference._plain, reference._confirming_plain):
+    for kept in (reference._reference, reference._confirming_reference):
         kept.cache_clear()
 
 

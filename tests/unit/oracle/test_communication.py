@@ -1,4 +1,4 @@
-"""What ranks tell each other is held against what was foreseen, even where every number is right."""
+"""What ranks communicate is held against what was expected, even where every number is right."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -116,7 +116,7 @@ FAULTS: dict[str, tuple[Scenario, Callable[[Setup], None], str, str, str]] = {
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_right_numbers_by_other_calls_have_diverged(fault: str) -> None:
-    """An extra, a missing, a wider and a repeated call are divergences of communication, with what was foreseen and what came."""
+    """An extra, a missing, a wider and a repeated call are divergences of communication, with what was expected and what came."""
     plan, alter, tensor, expected, actual = FAULTS[fault]
     assert check(plan).outcome is Outcome.EQUIVALENT
 
@@ -155,9 +155,9 @@ def test_numbers_come_before_calls() -> None:
 
 def test_what_is_not_compared_is_said() -> None:
     """A world that sees no calls, and a layout that leaves communication to propagation, give the reason."""
-    assert check(scenario(DDP())).unforeseen == ""
-    assert check(scenario(DDP()), world="gloo").unforeseen == "world gloo does not see calls"
-    assert "propagation" in check(scenario(SPMD(distribution=Distribution.FULLY_SHARD))).unforeseen
+    assert check(scenario(DDP())).unmodelled == ""
+    assert check(scenario(DDP()), world="gloo").unmodelled == "world gloo does not see calls"
+    assert "propagation" in check(scenario(SPMD(distribution=Distribution.FULLY_SHARD))).unmodelled
 
 
 def test_a_verdict_has_the_calls() -> None:
@@ -170,7 +170,7 @@ def test_a_verdict_has_the_calls() -> None:
 
 
 def test_frozen_layers_outside_a_plan_have_no_norm_of_their_own() -> None:
-    """Gradients of two kinds are clipped by two norms, but where one kind has no gradient there is one, as is foreseen."""
+    """Gradients of two kinds are clipped by two norms, but where one kind has no gradient there is one, as is expected."""
     training = Training(
         model=Model(features=4, layers=(Layer(width=4, frozen=True), Layer(width=4))),
         data=Data(microbatches=(2,)),

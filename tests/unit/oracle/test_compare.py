@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from equivcheck.comparison.compare import Comparison, compare
-from equivcheck.reference.reference import reference
-from equivcheck.scenario import Adam, ClipNorm, Data, Layer, Model, Side, Training
+from equivcheck.reference.reference import ReferenceRun
+from equivcheck.scenario import Adam, AuxiliaryLinear, ClipNorm, Data, Layer, Model, Training
 from equivcheck.trace.differences import Difference, Phase
 from equivcheck.trace.trace import Snapshot, Trace
 from equivcheck.train.loop import train
@@ -16,12 +16,13 @@ from equivcheck.train.single_device import single_device
 from equivcheck.train.threads import one_thread
 
 TRAINING = Training(
-    model=Model(features=3, layers=(Layer(width=4, side=Side.NEVER), Layer(width=2)), counter=True),
+    model=Model(features=3, layers=(Layer(width=4, auxiliary=AuxiliaryLinear.NEVER), Layer(width=2)), counter=True),
     data=Data(microbatches=(4, 2)),
     optimizer=Adam(),
     clipping=ClipNorm(),
     steps=2,
 )
+RUN = ReferenceRun(TRAINING)
 
 
 @pytest.fixture
@@ -53,7 +54,7 @@ def only(comparison: Comparison) -> tuple[int, Phase, str, Difference, int]:
 
 def test_equal_traces_do_not_differ(trace: Trace) -> None:
     """The reference agrees with itself on two ranks, without any error."""
-    assert compare(reference(TRAINING), [trace] * 2) == Comparison(divergences=(), worst_error=0.0, largest_share=0.0)
+    assert compare(RUN.reference(), [trace] * 2) == Comparison(divergences=(), worst_error=0.0, largest_share=0.0)
 
 
 def split(trace: Trace, steps: int) -> tuple[Trace, Trace]:
@@ -65,18 +66,18 @@ def split(trace: Trace, steps: int) -> tuple[Trace, Trace]:
 def test_steps_may_be_left_by_different_ranks(trace: Trace) -> None:
     """The first steps are those of other, and other many, ranks; their state is nobody's concern."""
     before, after = split(trace, 1)
-    assert compare(reference(TRAINING), [after] * 2, [before] * 3).divergences == ()
+    assert compare(RUN.reference(), [after] * 2, [before] * 3).divergences == ()
     wrong = with_step(before, 0, parameters=moved(before.steps[0].parameters, 0, 2.0))
-    assert only(compare(reference(TRAINING), [after], [wrong, wrong]))[:2] == (0, Phase.UPDATE)
+    assert only(compare(RUN.reference(), [after], [wrong, wrong]))[:2] == (0, Phase.UPDATE)
     later = with_step(after, 0, parameters=moved(after.steps[0].parameters, 0, 2.0))
-    assert only(compare(reference(TRAINING), [later], [before]))[:2] == (1, Phase.UPDATE)
+    assert only(compare(RUN.reference(), [later], [before]))[:2] == (1, Phase.UPDATE)
 
 
 def test_a_change_of_a_few_roundings_is_within_tolerance(trace: Trace) -> None:
     """An error of one unit in the last place is not a divergence, but is measured."""
     nudged = with_step(trace, 1, gradients=moved(trace.steps[1].gradients, 0, 1 + 2e-16))
 
-    comparison = compare(reference(TRAINING), [nudged, nudged])
+    comparison = compare(RUN.reference(), [nudged, nudged])
 
     assert not comparison.divergences
     assert 0 < comparison.worst_error < 1
@@ -84,7 +85,7 @@ def test_a_change_of_a_few_roundings_is_within_tolerance(trace: Trace) -> None:
 
 def test_the_share_of_a_difference_is_in_units_of_its_kind(trace: Trace) -> None:
     """What is other than zero where a whole kind is zero is larger than any noise."""
-    found = reference(TRAINING)
+    found = RUN.reference()
     row = next(index for index, moment in enumerate(found.moments) if moment.phase is Phase.GRADIENT)
     gradients = found.moments[row]
     zero = {name: np.zeros_like(getattr(gradients, name)) for name in ("values", "norms", "tolerances", "scales")}
@@ -112,7 +113,7 @@ def test_every_phase_is_compared(
     """A relative change of 1e-10 in any phase is found where it was made, and nowhere else."""
     changed = with_step(trace, 1, **change(trace.steps[1]))
 
-    step, phase, tensor, difference, rank = only(compare(reference(TRAINING), [changed, changed]))
+    step, phase, tensor, difference, rank = only(compare(RUN.reference(), [changed, changed]))
 
     assert (step, difference) == (1, Difference.VALUE)
     assert (phase, tensor, rank) == expected
@@ -122,7 +123,7 @@ def test_state_and_buffers_are_compared(trace: Trace) -> None:
     """Optimizer state and buffers at the end count like any tensor."""
     changed = replace(trace, state=moved(trace.state, -1, 2.0), buffers=moved(trace.buffers, 0, 2.0))
 
-    divergences = compare(reference(TRAINING), [changed]).divergences
+    divergences = compare(RUN.reference(), [changed]).divergences
 
     assert [(found.phase, found.tensor) for found in divergences] == [
         (Phase.STATE, trace.state.pieces[-1].name),
@@ -136,7 +137,7 @@ def test_ranks_that_disagree_are_found_on_the_one_that_is_off(trace: Trace) -> N
     values[2] = np.nextafter(values[2], np.inf)
     off = with_step(trace, 0, parameters=replace(trace.steps[0].parameters, values=values))
 
-    found = only(compare(reference(TRAINING), [trace, trace, off]))
+    found = only(compare(RUN.reference(), [trace, trace, off]))
 
     assert found == (0, Phase.UPDATE, "layers.0.linear.weight", Difference.RANKS_DISAGREE, 2)
 
@@ -157,7 +158,7 @@ def test_replicas_that_lie_alike_agree_bit_for_bit(trace: Trace, factor: float, 
     parameters = trace.steps[0].parameters
     first = with_step(trace, 0, parameters=placed(parameters, 0))
     other = with_step(trace, 0, parameters=placed(moved(parameters, 0, factor), place))
-    found = compare(reference(TRAINING), [first, other]).divergences
+    found = compare(RUN.reference(), [first, other]).divergences
     assert [divergence.difference for divergence in found] == [Difference.RANKS_DISAGREE] * differs
 
 
@@ -173,7 +174,7 @@ def test_a_gradient_that_is_none_on_one_rank_is_missing(trace: Trace) -> None:
     """None where the reference has a tensor is a divergence on that rank, even if other ranks have it."""
     off = with_step(trace, 0, gradients=without(trace.steps[0].gradients, 1))
 
-    assert only(compare(reference(TRAINING), [trace, off])) == (0, Phase.GRADIENT, "layers.0.linear.bias", Difference.MISSING, 1)
+    assert only(compare(RUN.reference(), [trace, off])) == (0, Phase.GRADIENT, "layers.0.linear.bias", Difference.MISSING, 1)
 
 
 def test_a_tensor_on_no_rank_is_missing(trace: Trace) -> None:
@@ -190,7 +191,7 @@ def test_a_tensor_on_no_rank_is_missing(trace: Trace) -> None:
     )
     off = with_step(trace, 0, parameters=short)
 
-    assert only(compare(reference(TRAINING), [off, off])) == (0, Phase.UPDATE, "layers.1.linear.bias", Difference.MISSING, -1)
+    assert only(compare(RUN.reference(), [off, off])) == (0, Phase.UPDATE, "layers.1.linear.bias", Difference.MISSING, -1)
 
 
 def test_a_gradient_where_the_reference_has_none_is_extra(trace: Trace) -> None:
@@ -204,7 +205,7 @@ def test_a_gradient_where_the_reference_has_none_is_extra(trace: Trace) -> None:
         trace, 0, gradients=replace(gradients, present=flags, fits=flags, dtypes=("float64",) * len(flags), values=values)
     )
 
-    assert only(compare(reference(TRAINING), [off])) == (0, Phase.GRADIENT, "layers.0.side.weight", Difference.EXTRA, 0)
+    assert only(compare(RUN.reference(), [off])) == (0, Phase.GRADIENT, "layers.0.auxiliary.weight", Difference.EXTRA, 0)
 
 
 def test_another_element_type_is_a_difference(trace: Trace) -> None:
@@ -212,12 +213,12 @@ def test_another_element_type_is_a_difference(trace: Trace) -> None:
     parameters = trace.steps[0].parameters
     off = with_step(trace, 0, parameters=replace(parameters, dtypes=("float32", *parameters.dtypes[1:])))
 
-    assert only(compare(reference(TRAINING), [off])) == (0, Phase.UPDATE, "layers.0.linear.weight", Difference.DTYPE, 0)
+    assert only(compare(RUN.reference(), [off])) == (0, Phase.UPDATE, "layers.0.linear.weight", Difference.DTYPE, 0)
 
 
 def test_nan_is_a_difference(trace: Trace) -> None:
     """NaN where the reference has a number is found, and is infinitely far off."""
-    comparison = compare(reference(TRAINING), [with_step(trace, 1, gradients=moved(trace.steps[1].gradients, 0, np.nan))])
+    comparison = compare(RUN.reference(), [with_step(trace, 1, gradients=moved(trace.steps[1].gradients, 0, np.nan))])
 
     assert only(comparison)[3] is Difference.NAN
     assert comparison.worst_error == np.inf
@@ -228,7 +229,7 @@ def test_comparison_never_stops_at_the_first_difference(trace: Trace) -> None:
     off = with_step(trace, 0, parameters=moved(trace.steps[0].parameters, 0, 2.0))
     off = with_step(off, 1, gradients=moved(trace.steps[1].gradients, 0, 2.0), loss=7.0)
 
-    found = [(divergence.step, divergence.phase) for divergence in compare(reference(TRAINING), [off]).divergences]
+    found = [(divergence.step, divergence.phase) for divergence in compare(RUN.reference(), [off]).divergences]
 
     assert found == [(0, Phase.UPDATE), (1, Phase.LOSS), (1, Phase.GRADIENT)]
 
@@ -238,7 +239,7 @@ def test_the_worst_element_is_shown_with_both_values(trace: Trace) -> None:
     gradients = trace.steps[1].gradients
     off = with_step(trace, 1, gradients=moved(gradients, 4, 3.0))
 
-    (divergence,) = compare(reference(TRAINING), [off]).divergences
+    (divergence,) = compare(RUN.reference(), [off]).divergences
 
     assert divergence.index == (1, 1)
     assert float(divergence.expected) == gradients.values[4]
@@ -250,5 +251,5 @@ def test_a_rank_without_a_loss_has_no_say(trace: Trace) -> None:
     """The loss is the mean over the ranks that have one; where none has, it is missing."""
     silent = with_step(trace, 0, loss=None)
 
-    assert compare(reference(TRAINING), [silent, trace]).divergences == ()
-    assert only(compare(reference(TRAINING), [silent, silent])) == (0, Phase.LOSS, "loss", Difference.MISSING, 0)
+    assert compare(RUN.reference(), [silent, trace]).divergences == ()
+    assert only(compare(RUN.reference(), [silent, silent])) == (0, Phase.LOSS, "loss", Difference.MISSING, 0)

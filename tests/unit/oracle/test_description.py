@@ -42,7 +42,7 @@ DIVERGED = Verdict(
         "step 0 update layers.1.linear.bias",
     ),
     diagnosis=Diagnosis(cause=Cause.SUMMED, sentence="all gradients are the sum over the 2 dp ranks, not the mean", exact=True),
-    drift="every step is wrong by itself",
+    drift="in every step, also when it starts from the reference's values",
     confirmed="diverged on gloo too",
 )
 TEXT = """\
@@ -52,7 +52,7 @@ DIVERGED: ddp on 2 ranks, widths 4-4-2, Adam, 2 microbatches of 4 + 4 rows, 2 st
     actual   1.0   (1.25e+13 x tolerance)
   then:  step 0 gradient of layers.0.linear.bias, step 0 update of 2 tensors
   why:   all gradients are the sum over the 2 dp ranks, not the mean
-  where: every step is wrong by itself
+  where: in every step, also when it starts from the reference's values
   confirmed: diverged on gloo too
   again: the scenario below, as @example(...) of a test, or as JSON for `equivcheck check FILE`"""
 
@@ -108,14 +108,14 @@ def test_an_error_is_explained_when_it_is_read_and_once(monkeypatch: pytest.Monk
 
     def explain(verdict: Verdict, _alter: object) -> Verdict:
         asked.append(verdict.scenario)
-        return replace(verdict, drift="every step is wrong by itself")
+        return replace(verdict, drift="in every step, also when it starts from the reference's values")
 
     monkeypatch.setattr("equivcheck.verdict.verdict._explain", explain)
     with pytest.raises(NotEquivalent) as caught:
         replace(DIVERGED, diagnosis=None, drift="").assert_equivalent()
     assert not asked
 
-    assert "every step is wrong by itself" in str(caught.value)
+    assert "in every step, also when it starts from the reference's values" in str(caught.value)
     assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)
     assert asked == [ON_DDP]
 

@@ -7,7 +7,7 @@ import pytest
 
 from equivcheck.reference.doubt import NO_GRADIENT, Doubt, doubt_about, earlier
 from equivcheck.reference.noise import Expected
-from equivcheck.reference.reference import noise_limit, reference
+from equivcheck.reference.reference import ReferenceRun, noise_limit
 from equivcheck.scenario import SGD, Activation, Data, Layer, Model, Norm, Training
 from equivcheck.trace.differences import Phase
 
@@ -20,7 +20,7 @@ TRAINING = Training(
 
 def moments() -> tuple[Expected, ...]:
     """Those of a training that leaves no doubt."""
-    return reference(TRAINING).moments
+    return ReferenceRun(TRAINING).reference().moments
 
 
 def with_tolerances(phase: Phase, step: int, tolerance: float) -> Doubt | None:
@@ -48,7 +48,8 @@ def test_a_well_conditioned_training_leaves_no_doubt() -> None:
 @pytest.mark.parametrize("lr", [1e300, 1e100])
 def test_a_training_that_blows_up_proves_nothing_from_there_on(lr: float) -> None:
     """What overflows in the update is lost at once, what overflows in the next forward a step later."""
-    found = reference(replace(TRAINING, model=Model(features=4, layers=(Layer(width=3),) * 3), optimizer=SGD(lr=lr))).doubt
+    training = replace(TRAINING, model=Model(features=4, layers=(Layer(width=3),) * 3), optimizer=SGD(lr=lr))
+    found = ReferenceRun(training).reference().doubt
 
     assert found is not None
     assert "not finite" in found.reason
@@ -60,7 +61,7 @@ def test_a_dead_network_proves_nothing() -> None:
     layer = Layer(width=1, bias=False, norm=Norm.LAYER, activation=Activation.RELU)
     often_dead = replace(TRAINING, model=Model(features=1, layers=(layer,)), steps=1)
 
-    doubts = {reference(replace(often_dead, seed=seed)).doubt for seed in range(20)}
+    doubts = {ReferenceRun(replace(often_dead, seed=seed)).reference().doubt for seed in range(20)}
 
     assert Doubt(reason=NO_GRADIENT, step=0) in doubts
     assert len(doubts) > 1

@@ -52,7 +52,7 @@ def test_what_is_near_an_issue_is_healthy(example: Scenario) -> None:
 def test_an_issue_needs_something_that_what_is_near_it_lacks(issue: KnownIssue) -> None:
     """Whatever goes wrong in a scenario that cannot show an issue, the issue does not explain it."""
     shown, healthy = SHOWN[issue.id]
-    healthy = [example for example in healthy if example.start is not None or not issue.hand_over]
+    healthy = [example for example in healthy if example.resume is not None or not issue.on_resume]
     tags = [{parallelism.tag for parallelism in example.layout.parallelisms} for example in healthy]
     met = [all(NEEDS[name](example) for name in issue.needs) for example in (shown, *healthy)]
     assert met[0]

@@ -2,11 +2,11 @@
 
 import pytest
 
+from equivcheck.composition.registry import layout_kinds
 from equivcheck.known_issues import predicates as known_predicates
-from equivcheck.known_issues.avoidances import WITHOUT
 from equivcheck.known_issues.known import InvalidKnownIssue, known_issues, read_issues
 from equivcheck.known_issues.predicates import NEEDS, SHOWS
-from equivcheck.layouts.registry import layout_kinds
+from equivcheck.known_issues.workarounds import WITHOUT
 
 LINKS = ("https://github.com/pytorch/pytorch/", "not reported yet: ", "documented, not checked: ")
 

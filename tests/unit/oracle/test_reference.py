@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from equivcheck.reference.reference import confirming_reference, reference
+from equivcheck.reference.reference import ReferenceRun
 from equivcheck.scenario import Activation, Data, Layer, Model, Norm, Precision, Training
 from equivcheck.trace.differences import Phase
 
@@ -18,13 +18,13 @@ TRAINING = Training(
 
 def test_a_reference_is_run_once() -> None:
     """Equal trainings share one reference, however often they are looked up."""
-    assert reference(TRAINING) is reference(replace(TRAINING))
+    assert ReferenceRun(TRAINING).reference() is ReferenceRun(replace(TRAINING)).reference()
 
 
 @pytest.mark.parametrize("precision", list(Precision))
 def test_tolerance_is_some_units_in_the_last_place(precision: Precision) -> None:
     """Of a well-conditioned training, rounding moves every parameter by more than eps and less than a few thousand."""
-    found = reference(replace(TRAINING, precision=precision))
+    found = ReferenceRun(replace(TRAINING, precision=precision)).reference()
     eps = np.finfo(precision.value).eps
 
     relative = [moment.tolerances / moment.norms for moment in found.moments if moment.phase is Phase.UPDATE]
@@ -36,7 +36,7 @@ def test_tolerance_is_some_units_in_the_last_place(precision: Precision) -> None
 
 def test_more_perturbations_raise_the_floor_a_little() -> None:
     """The many runs that confirm a divergence estimate the same spread as the few before them."""
-    quick, sure = reference(TRAINING), confirming_reference(TRAINING, 2)
+    quick, sure = ReferenceRun(TRAINING).reference(), ReferenceRun(TRAINING, num_parts=2).confirming_reference()
 
     for few, many in zip(quick.moments, sure.moments, strict=True):
         assert (many.tolerances >= 0.5 * few.tolerances).all()

@@ -11,7 +11,7 @@ import torch
 from equivcheck.layouts.data_rows import rows_of
 from equivcheck.layouts.rounding import Division, Rounding
 from equivcheck.reference.perturbed_rounding import PerturbedRounding, Shuffled
-from equivcheck.reference.reference import confirming_reference, noise_limit, reference
+from equivcheck.reference.reference import ReferenceRun, noise_limit
 from equivcheck.reference.rounded import rounded_setup
 from equivcheck.scenario import Adam, ClipNorm, Data, ElementType, Layer, Model, Norm, Precision, Training
 from equivcheck.train.loop import train
@@ -62,9 +62,9 @@ def test_compressed_gradients_are_halved_before_they_are_added() -> None:
 def test_it_is_run_once_for_each_rounding() -> None:
     """Equal roundings share a reference; an ordinary one is another."""
     rounding = Rounding(replicas=1, shards=2, compute=ElementType.BFLOAT16)
-    assert reference(TRAINING, rounding) is reference(replace(TRAINING), replace(rounding))
-    assert reference(TRAINING, rounding) is not reference(TRAINING)
-    assert reference(TRAINING) is reference(TRAINING, None)
+    assert ReferenceRun(TRAINING, rounding).reference() is ReferenceRun(replace(TRAINING), replace(rounding)).reference()
+    assert ReferenceRun(TRAINING, rounding).reference() is not ReferenceRun(TRAINING).reference()
+    assert ReferenceRun(TRAINING).reference() is ReferenceRun(TRAINING, None).reference()
 
 
 def test_half_of_the_digits_are_those_of_the_coarsest_type() -> None:
@@ -80,7 +80,7 @@ def test_before_a_divergence_is_believed_roundings_are_flipped() -> None:
     rounding = Rounding(replicas=1, shards=2, compute=ElementType.BFLOAT16, reduce=ElementType.FLOAT32)
     first, *_, last = [
         moment.tolerances.max() / moment.scales.max()
-        for moment in confirming_reference(training, 2, rounding).moments
+        for moment in ReferenceRun(training, rounding).confirming_reference().moments
         if moment.phase.value == "gradient"
     ]
     assert first < 1e-5 < last

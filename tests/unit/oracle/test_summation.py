@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from equivcheck import Scenario, check
-from equivcheck.reference.reference import confirming_reference, reference
+from equivcheck.reference.reference import ReferenceRun
 from equivcheck.reference.summation import clip_flat, clip_widely
 from equivcheck.scenario import (
     DDP,
@@ -74,7 +74,7 @@ def test_how_far_the_norm_of_the_reference_is_off_counts_as_noise() -> None:
     """Perturbed copies sum in the same order, and of alike terms every rounding goes the same way."""
     quick, sure = (
         next(moment for moment in found.moments if (moment.phase, moment.step) == (Phase.CLIPPING, 1))
-        for found in (reference(ALIKE), confirming_reference(ALIKE, 1))
+        for found in (ReferenceRun(ALIKE).reference(), ReferenceRun(ALIKE).confirming_reference())
     )
 
     assert quick.table.names == ("norm",)

@@ -28,14 +28,14 @@ from equivcheck.scenario import (
     Mesh,
     Model,
     Parallelism,
+    Resume,
     Scenario,
-    Start,
     StepLR,
     Training,
     codec,
     converter,
 )
-from equivcheck.scenario.codec import decode, dump, encode, from_json, load, register_parallelism, to_json
+from equivcheck.scenario.file_format.codec import decode, dump, encode, from_json, load, register_parallelism, to_json
 from equivcheck.strategies import scenarios
 from equivcheck.trace.differences import Difference, Divergence, Phase
 from equivcheck.verdict.verdict import Outcome, Verdict
@@ -53,10 +53,23 @@ SCENARIO = Scenario(
 )
 
 LAYER = ("training", "model", "layers", 0)
+SOURCE = ("training", "model", "source")
 OPTIMIZER = ("training", "optimizer")
 
 MISFITS: list[tuple[tuple[str | int, ...], Any, str]] = [
     ((*LAYER, "widht"), 2, "training.model.layers[0].widht: unknown field; allowed: width, bias, activation, norm"),
+    ((*LAYER, "kind"), "conv", 'training.model.layers[0].kind: "conv" is unknown; allowed: linear'),
+    (LAYER, {"width": 2}, "training.model.layers[0].kind: missing field; allowed: linear"),
+    (("training", "data", "kind"), "tokens", 'training.data.kind: "tokens" is unknown; allowed: rows'),
+    (SOURCE, 2, "training.model.source: 2 is an integer; allowed: an object"),
+    (SOURCE, {"kind": "features"}, "training.model.source.features: missing field; Features has no default for it"),
+    ((*SOURCE, "kind"), "tokens", 'training.model.source.kind: "tokens" is unknown; allowed: features'),
+    ((*SOURCE, "features"), "2", 'training.model.source.features: "2" is a string; allowed: an integer'),
+    ((*SOURCE, "size"), 2, "training.model.source.size: unknown field; allowed: features"),
+    (("training", "model", "features"), 2, "training.model.features: unknown field; allowed: source, layers, counter, offset"),
+    (("training", "loss"), "mse_mean", 'training.loss: "mse_mean" is a string; allowed: an object'),
+    (("training", "loss", "kind"), "huber", 'training.loss.kind: "huber" is unknown; allowed: mse_mean, mse_sum'),
+    (("training", "loss", "delta"), 1.0, "training.loss.delta: unknown field; allowed: none"),
     (("a b\n",), 2, '"a b\\n": unknown field; allowed: training, layout, schedule_seed'),
     ((*LAYER, "width"), True, "training.model.layers[0].width: true is a boolean; allowed: an integer"),
     ((*LAYER, "width"), "2", 'training.model.layers[0].width: "2" is a string; allowed: an integer'),
@@ -74,7 +87,7 @@ MISFITS: list[tuple[tuple[str | int, ...], Any, str]] = [
     (("training", "data", "microbatches"), [], "training.data: Data.microbatches has 0 entries; allowed: 1 to 4"),
     ((*OPTIMIZER, "kind"), "Lion", 'training.optimizer.kind: "Lion" is unknown; allowed: SGD, Adam'),
     ((*OPTIMIZER, "kind"), 3, "training.optimizer.kind: 3 is unknown; allowed: SGD, Adam"),
-    ((*OPTIMIZER, "kind"), "SGD", "training.optimizer.betas: unknown field; allowed: lr, weight_decay"),
+    ((*OPTIMIZER, "kind"), "SGD", "training.optimizer.amsgrad: unknown field; allowed: lr, weight_decay"),
     (OPTIMIZER, {}, "training.optimizer.kind: missing field; allowed: SGD, Adam"),
     (OPTIMIZER, None, "training.optimizer: null; allowed: an object"),
     ((*OPTIMIZER, "lr"), "fast", 'training.optimizer.lr: "fast" is a string; allowed: a number'),
@@ -91,9 +104,10 @@ MISFITS: list[tuple[tuple[str | int, ...], Any, str]] = [
     ),
     (("layout", "parallelisms"), [], "layout: Layout.parallelisms is (); allowed: at least one parallelism"),
     (("schedule_seed",), -1, "Scenario.schedule_seed is -1; allowed: 0 to"),
-    (("format",), 2, "format: 2 is newer than this version of equivcheck reads; allowed: 1"),
-    (("format",), 0, "format: 0 is unknown; allowed: 1"),
+    (("format",), 3, "format: 3 is newer than this version of equivcheck reads; allowed: 1 to 2"),
+    (("format",), 0, "format: 0 is unknown; allowed: 1 to 2"),
     (("format",), True, "format: true is a boolean; allowed: an integer"),
+    (("kind",), "program", 'kind: "program" is unknown; allowed: scenario'),
 ]
 
 NOT_JSON = [
@@ -105,7 +119,8 @@ NOT_JSON = [
     ("[" * 100_000, "invalid JSON: maximum recursion depth exceeded"),
     ("[]", "[] is a list; allowed: an object"),
     ("null", "null; allowed: an object"),
-    ("{}", "format: missing field; allowed: 1"),
+    ("{}", "format: missing field; allowed: 1 to 2"),
+    ('{"format": 2}', "kind: missing field; allowed: scenario"),
 ]
 
 
@@ -170,19 +185,21 @@ def test_a_missing_field_without_default_is_named(path: tuple[str | int, ...]) -
 
 def test_fields_with_a_default_may_be_left_out() -> None:
     """A person writes only what matters."""
-    text = """{"format": 1, "training": {"model": {"features": 2, "layers": [{"width": 3}]}, "data": {"microbatches": [2]}},
+    text = """{"kind": "scenario", "format": 2,
+               "training": {"model": {"source": {"kind": "features", "features": 2}, "layers": [{"kind": "linear", "width": 3}]},
+                            "data": {"kind": "rows", "microbatches": [2]}},
                "layout": {"mesh": {"axes": [{"name": "dp", "size": 2}]}, "parallelisms": [{"kind": "ddp"}]}}"""
     training = Training(model=Model(features=2, layers=(Layer(width=3),)), data=Data(microbatches=(2,)))
     assert from_json(text) == Scenario(training=training, layout=SCENARIO.layout)
 
 
-def test_a_start_is_part_of_a_scenario() -> None:
+def test_a_resume_is_part_of_a_scenario() -> None:
     """First steps under another layout survive JSON and repr; a scenario written without them has none."""
-    start = Start(layout=SCENARIO.layout, flatten_optimizer_state_dict=True)
-    scenario = replace(SCENARIO, training=replace(SCENARIO.training, steps=2), start=start)
+    resume = Resume(layout=SCENARIO.layout, flatten_optimizer_state_dict=True)
+    scenario = replace(SCENARIO, training=replace(SCENARIO.training, steps=2), resume=resume)
     assert from_json(to_json(scenario)) == scenario
     assert eval(repr(scenario), vars(nouns)) == scenario
-    assert from_json(to_json(SCENARIO).replace(', "start": null', "")) == SCENARIO
+    assert from_json(to_json(SCENARIO).replace(', "resume": null', "")) == SCENARIO
 
 
 def test_an_integer_is_accepted_for_a_float() -> None:

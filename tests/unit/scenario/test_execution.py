@@ -7,7 +7,7 @@ import json
 import pytest
 
 from equivcheck.scenario import DDP, Axis, Compile, Data, Execution, Layer, Layout, Mesh, Model, Recompute, Scenario, Training
-from equivcheck.scenario.codec import from_json, to_json
+from equivcheck.scenario.file_format.codec import from_json, to_json
 
 LAYOUT = Layout(mesh=Mesh(axes=(Axis(name="dp", size=2),)), parallelisms=(DDP(),))
 SCENARIO = Scenario(

@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from equivcheck.campaign.batches import batch_seed
-from equivcheck.findings.settings import settings_of
+from equivcheck.findings.size import settings_of
 from equivcheck.scenario import DDP, SGD, Axis, Data, Layer, Layout, Mesh, Model, Scenario, Training
-from equivcheck.selftest.effort import Effort
-from equivcheck.selftest.examine import examine
+from equivcheck.selftest.examine import Effort, examine
 from equivcheck.selftest.reach import is_reached
 from equivcheck.selftest.row import Row
 from equivcheck.verdict.verdict import Outcome

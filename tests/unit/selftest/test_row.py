@@ -11,7 +11,7 @@ from equivcheck.errors import UsageError
 from equivcheck.mutants.mutant import Family, Minimum
 from equivcheck.report.selftest_object import selftest_object
 from equivcheck.report.selftest_text import in_a_line, print_selftest
-from equivcheck.selftest.effort import Effort
+from equivcheck.selftest.examine import Effort
 from equivcheck.selftest.row import Row, Selftest, Shrunk
 from equivcheck.verdict.cause import Cause, Diagnosis
 from equivcheck.verdict.verdict import Outcome
@@ -83,9 +83,9 @@ def test_what_is_wrong_with_the_checker_is_told() -> None:
     with console.capture() as capture:
         print_selftest(console, replace(FOUND, rows=(*FOUND.rows, replace(UNREACHED, name="broken", broken="it died"))))
     text = capture.get()
-    assert "survives survives: ddp on 2 ranks" in text
-    assert "unreached was never reached in 200 examples" in text
-    assert "broken was broken off: it died" in text
+    assert "survives was not caught in: ddp on 2 ranks" in text
+    assert "unreached had no effect in 200 examples" in text
+    assert "broken was not completed: it died" in text
     assert "3 ranks, 2 layers (1-1-1), 2 steps" in text
     assert "scaled" in text
     assert in_a_line(KILLED).startswith("killed: caught in 4 of 6, first after 3 examples")

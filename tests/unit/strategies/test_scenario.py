@@ -10,11 +10,14 @@ import pytest
 from hypothesis import HealthCheck, Phase, find, given, settings
 from hypothesis import strategies as st
 
-from equivcheck.layouts.registry import layout_names, repaired, repaired_layout, unsupported
+from equivcheck.composition.limits import repaired, repaired_layout, unsupported
+from equivcheck.composition.registry import layout_names
 from equivcheck.scenario import (
     DDP,
     SGD,
+    ActivationSharding,
     Adam,
+    AuxiliaryLinear,
     Axis,
     ClipNorm,
     ClipValue,
@@ -30,9 +33,7 @@ from equivcheck.scenario import (
     NormType,
     Precision,
     Scenario,
-    Side,
     Split,
-    Spread,
     TensorParallel,
     Training,
     ZeroGrad,
@@ -113,8 +114,8 @@ def has_plan(condition: Callable[[LayerPlan], bool]) -> Callable[[Scenario], boo
 FEATURES: dict[str, tuple[float, Callable[[Scenario], bool]]] = {
     "frozen": (0.1, has_layer(lambda layer: layer.frozen)),
     "shared": (0.06, has_layer(lambda layer: layer.shares is not None)),
-    "unused side": (0.05, has_layer(lambda layer: layer.side is Side.NEVER)),
-    "conditional side": (0.05, has_layer(lambda layer: layer.side is Side.EVEN_STEPS)),
+    "unused auxiliary": (0.05, has_layer(lambda layer: layer.auxiliary is AuxiliaryLinear.NEVER)),
+    "conditional auxiliary": (0.05, has_layer(lambda layer: layer.auxiliary is AuxiliaryLinear.EVEN_STEPS)),
     "residual": (0.1, has_layer(lambda layer: layer.residual)),
     "dropout": (0.1, has_layer(lambda layer: layer.dropout > 0)),
     "no bias": (0.1, has_layer(lambda layer: not layer.bias)),
@@ -170,9 +171,9 @@ FEATURES: dict[str, tuple[float, Callable[[Scenario], bool]]] = {
 PLAN_FEATURES: dict[str, tuple[float, Callable[[Scenario], bool]]] = {
     "column plan": (0.1, has_plan(lambda entry: entry.split is Split.COLUMN)),
     "row plan": (0.1, has_plan(lambda entry: entry.split is Split.ROW)),
-    "sequence parallel": (0.05, has_plan(lambda entry: entry.output is Spread.ROWS)),
+    "sequence parallel": (0.05, has_plan(lambda entry: entry.output is ActivationSharding.ROWS)),
     "outside the plan": (0.1, has_plan(lambda entry: entry.split is Split.OUTSIDE)),
-    "features cut": (0.02, has_plan(lambda entry: entry.output is Spread.FEATURES)),
+    "features cut": (0.02, has_plan(lambda entry: entry.output is ActivationSharding.FEATURES)),
 }
 
 
@@ -196,11 +197,11 @@ def test_every_feature_of_plans_is_reached(feature: str, sample_of_plans: list[S
     assert sum(map(condition, sample_of_plans)) >= share * len(sample_of_plans)
 
 
-def test_hand_overs_are_rare(sample: list[Scenario]) -> None:
+def test_resumes_are_rare(sample: list[Scenario]) -> None:
     """A second layout comes now and then, unless asked for: it costs twice as much."""
-    share = sum(scenario.start is not None for scenario in sample) / len(sample)
+    share = sum(scenario.resume is not None for scenario in sample) / len(sample)
     assert 0.003 < share < 0.1
-    assert sum(scenario.start is not None for scenario in drawn(100, hand_overs=st.just(True))) > 20
+    assert sum(scenario.resume is not None for scenario in drawn(100, resumes=st.just(True))) > 20
 
 
 def test_a_loss_that_propagation_gets_wrong_is_drawn_now_and_then() -> None:
@@ -283,7 +284,7 @@ def test_parts_can_be_chosen() -> None:
     given_trainings = trainings(
         models=models(max_layers=2), data=data(rows=st.just(3), max_microbatches=1), optimizers=optimizers(kinds=st.just(Adam))
     )
-    for scenario in drawn(30, trainings=given_trainings, layouts=st.just(layout), hand_overs=st.just(False)):
+    for scenario in drawn(30, trainings=given_trainings, layouts=st.just(layout), resumes=st.just(False)):
         assert scenario.layout == layout
         assert len(scenario.training.model.layers) <= 2
         assert scenario.training.data.microbatches == (6,)
@@ -292,7 +293,7 @@ def test_parts_can_be_chosen() -> None:
 
 def test_a_given_plan_is_kept() -> None:
     """Tensor parallelism with a plan of its own keeps it; the training is fitted to it."""
-    plan = (LayerPlan(split=Split.COLUMN, output=Spread.FEATURES), LayerPlan(split=Split.ROW))
+    plan = (LayerPlan(split=Split.COLUMN, output=ActivationSharding.FEATURES), LayerPlan(split=Split.ROW))
     layout = Layout(mesh=Mesh(axes=(Axis(name="tp", size=2),)), parallelisms=(TensorParallel(plan=plan),))
     for scenario in drawn(30, layouts=st.just(layout)):
         assert scenario.layout == layout

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from equivcheck.scenario import (
     Activation,
     Adam,
+    AuxiliaryLinear,
     ClipNorm,
     ClipValue,
     Data,
@@ -23,7 +24,6 @@ from equivcheck.scenario import (
     NormType,
     Optimizer,
     Precision,
-    Side,
     Training,
     ZeroGrad,
 )
@@ -49,7 +49,9 @@ MARGIN = 50.0
 """Accepted error over what rounding may do to a generated training that is compared."""
 
 PLAIN = Training(
-    model=Model(features=3, layers=(Layer(width=4, activation=Activation.GELU, side=Side.EVEN_STEPS), Layer(width=2))),
+    model=Model(
+        features=3, layers=(Layer(width=4, activation=Activation.GELU, auxiliary=AuxiliaryLinear.EVEN_STEPS), Layer(width=2))
+    ),
     data=Data(microbatches=(3, 1)),
     steps=3,
 )

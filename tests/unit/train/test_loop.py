@@ -13,6 +13,7 @@ from equivcheck.scenario import (
     SGD,
     Activation,
     Adam,
+    AuxiliaryLinear,
     ClipNorm,
     ClipValue,
     Data,
@@ -22,7 +23,6 @@ from equivcheck.scenario import (
     Model,
     NormType,
     Precision,
-    Side,
     Training,
     ZeroGrad,
 )
@@ -37,16 +37,16 @@ from equivcheck.train.single_device import single_device
 MODEL = Model(
     features=3,
     layers=(
-        Layer(width=4, activation=Activation.TANH, side=Side.EVEN_STEPS),
+        Layer(width=4, activation=Activation.TANH, auxiliary=AuxiliaryLinear.EVEN_STEPS),
         Layer(width=4, frozen=True),
-        Layer(width=2, bias=False, side=Side.NEVER),
+        Layer(width=2, bias=False, auxiliary=AuxiliaryLinear.NEVER),
     ),
     counter=True,
 )
 TRAINING = Training(model=MODEL, data=Data(microbatches=(3, 1)), optimizer=Adam(), steps=3)
 FROZEN = {"layers.1.linear.weight", "layers.1.linear.bias"}
-NEVER = {"layers.2.side.weight"}
-EVEN = {"layers.0.side.weight"}
+NEVER = {"layers.2.auxiliary.weight"}
+EVEN = {"layers.0.auxiliary.weight"}
 
 
 def run(training: Training) -> Trace:
@@ -60,7 +60,7 @@ def absent(snapshot: Snapshot) -> set[str]:
 
 
 def test_none_gradients_are_reported() -> None:
-    """Frozen parameters and sides that do not run have no gradient; every parameter is there."""
+    """Frozen parameters and auxiliary linears that do not run have no gradient; every parameter is there."""
     steps = run(TRAINING).steps
     assert [absent(step.gradients) for step in steps] == [FROZEN | NEVER, FROZEN | NEVER | EVEN, FROZEN | NEVER]
     assert [absent(step.parameters) for step in steps] == [set()] * 3
@@ -186,7 +186,7 @@ def test_state_is_that_of_trained_parameters() -> None:
 
 
 def test_state_values_are_the_last_ones() -> None:
-    """A step count is how often the parameter was updated: every step, or every other for the side."""
+    """A step count is how often the parameter was updated: every step, or every other for the auxiliary linear."""
     state = run(TRAINING).state
     counts, offset = {}, 0
     for piece in state.pieces:
@@ -194,7 +194,7 @@ def test_state_values_are_the_last_ones() -> None:
             counts[piece.name] = state.values[offset]
         offset += piece.numel
     assert offset == len(state.values)
-    assert {name for name, count in counts.items() if count == 2} == {"layers.0.side.weight/step"}
+    assert {name for name, count in counts.items() if count == 2} == {"layers.0.auxiliary.weight/step"}
     assert set(counts.values()) == {2.0, 3.0}
 
 

@@ -7,13 +7,13 @@ from dataclasses import replace
 import pytest
 import torch
 
-from equivcheck.scenario import Data, Layer, Model, Norm, Precision, Side, Training
+from equivcheck.scenario import AuxiliaryLinear, Data, Layer, Model, Norm, Precision, Training
 from equivcheck.train.material import Material, material
 
 TRAINING = Training(
     model=Model(
         features=3,
-        layers=(Layer(width=4, dropout=0.25, norm=Norm.LAYER, side=Side.NEVER), Layer(width=2)),
+        layers=(Layer(width=4, dropout=0.25, norm=Norm.LAYER, auxiliary=AuxiliaryLinear.NEVER), Layer(width=2)),
     ),
     data=Data(microbatches=(64, 5)),
     steps=2,

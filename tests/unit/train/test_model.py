@@ -8,17 +8,17 @@ import pytest
 import torch
 from torch import nn
 
-from equivcheck.scenario import Activation, Data, Exercise, Layer, Model, Norm, Side, Training
-from equivcheck.train.exercises import added
+from equivcheck.scenario import Activation, AuxiliaryLinear, Data, Layer, Model, Norm, ShapeOp, Training
 from equivcheck.train.material import material
 from equivcheck.train.model import MLP, build_model
+from equivcheck.train.shape_ops import added
 
 MODEL = Model(
     features=3,
     layers=(
-        Layer(width=3, norm=Norm.LAYER, side=Side.EVEN_STEPS),
+        Layer(width=3, norm=Norm.LAYER, auxiliary=AuxiliaryLinear.EVEN_STEPS),
         Layer(width=4, norm=Norm.RMS, bias=False, frozen=True),
-        Layer(width=3, residual=False, side=Side.NEVER),
+        Layer(width=3, residual=False, auxiliary=AuxiliaryLinear.NEVER),
         Layer(width=3, shares=0, frozen=True),
     ),
     counter=True,
@@ -28,12 +28,12 @@ SHAPES = {
     "layers.0.norm.bias": (3,),
     "layers.0.linear.weight": (3, 3),
     "layers.0.linear.bias": (3,),
-    "layers.0.side.weight": (3, 3),
+    "layers.0.auxiliary.weight": (3, 3),
     "layers.1.norm.weight": (3,),
     "layers.1.linear.weight": (4, 3),
     "layers.2.linear.weight": (3, 4),
     "layers.2.linear.bias": (3,),
-    "layers.2.side.weight": (3, 4),
+    "layers.2.auxiliary.weight": (3, 4),
     "layers.3.linear.bias": (3,),
 }
 NO_MASKS = (None,) * 4
@@ -85,11 +85,11 @@ def test_building_draws_no_random_numbers() -> None:
 
 
 @pytest.mark.parametrize(("step", "runs"), [(0, True), (1, False), (2, True)])
-def test_side_runs_at_even_steps(module: MLP, step: int, runs: bool) -> None:
-    """A side of even steps takes part at steps 0, 2 ... and has no gradient at the others; one that never runs has none."""
+def test_auxiliary_linear_runs_at_even_steps(module: MLP, step: int, runs: bool) -> None:
+    """An auxiliary linear of even steps runs at steps 0, 2 ... and has no gradient at others; one that never runs has none."""
     module(INPUTS, NO_MASKS, step).sum().backward()
-    assert (module.get_parameter("layers.0.side.weight").grad is not None) is runs
-    assert module.get_parameter("layers.2.side.weight").grad is None
+    assert (module.get_parameter("layers.0.auxiliary.weight").grad is not None) is runs
+    assert module.get_parameter("layers.2.auxiliary.weight").grad is None
 
 
 def test_counter_counts_forwards(module: MLP) -> None:
@@ -128,29 +128,33 @@ def test_model_without_counter_has_no_buffers() -> None:
     ],
 )
 def test_layer_is_what_its_docstring_says(activation: Activation, module: nn.Module, residual: bool) -> None:
-    """Norm, linear plus side, activation, mask, and only then the residual."""
-    layer = Layer(width=3, activation=activation, residual=residual, norm=Norm.LAYER, side=Side.EVEN_STEPS, dropout=0.5)
+    """Norm, linear plus auxiliary linear, activation, mask, and only then the residual."""
+    layer = Layer(
+        width=3, activation=activation, residual=residual, norm=Norm.LAYER, auxiliary=AuxiliaryLinear.EVEN_STEPS, dropout=0.5
+    )
     model = built(Model(features=3, layers=(layer,)))
     mask = torch.tensor([[0.0, 2.0, 2.0], [2.0, 0.0, 0.0]], dtype=torch.float64)
     block = model.get_submodule("layers.0")
     normed = block.norm(INPUTS)
-    expected = module(block.linear(normed) + block.side(normed)) * mask
+    expected = module(block.linear(normed) + block.auxiliary(normed)) * mask
     if residual:
         expected = expected + INPUTS
     torch.testing.assert_close(model(INPUTS, (mask,), 0), expected, rtol=1e-14, atol=1e-14)
 
 
-@pytest.mark.parametrize("exercise", Exercise)
+@pytest.mark.parametrize("shape_op", ShapeOp)
 @pytest.mark.parametrize("width", [1, 3, 4])
-def test_exercise_keeps_its_input_or_adds_to_it(exercise: Exercise, width: int) -> None:
+def test_a_shape_op_keeps_its_input_or_adds_to_it(shape_op: ShapeOp, width: int) -> None:
     """It comes last, gives back what it got plus what `added` says, and lets gradients through as they are."""
-    plain, exercised = (built(Model(features=3, layers=(Layer(width=width, exercise=chosen),))) for chosen in (None, exercise))
-    constant = added(exercise, width, torch.float64)
-    expected, found = (module(INPUTS, (None,), 0) for module in (plain, exercised))
+    plain, with_shape_op = (
+        built(Model(features=3, layers=(Layer(width=width, shape_op=chosen),))) for chosen in (None, shape_op)
+    )
+    constant = added(shape_op, width, torch.float64)
+    expected, found = (module(INPUTS, (None,), 0) for module in (plain, with_shape_op))
     assert torch.equal(found, expected if constant is None else expected + constant)
     for outputs in (expected, found):
         (outputs * torch.linspace(-1.0, 2.0, 2 * width, dtype=torch.float64).view(2, width)).sum().backward()
-    for one, other in zip(plain.parameters(), exercised.parameters(), strict=True):
+    for one, other in zip(plain.parameters(), with_shape_op.parameters(), strict=True):
         torch.testing.assert_close(one.grad, other.grad, rtol=1e-14, atol=1e-14)
 
 

@@ -16,7 +16,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from torch.nn.parallel import DistributedDataParallel
 
 from equivcheck import Outcome, check_training
-from equivcheck.layouts.zero_redundancy import ZeroRedundancyOptimizer
+from equivcheck.parallelisms.ddp.zero_redundancy import ZeroRedundancyOptimizer
 from unit.user.programs import adam, batches, brought, in_ddp
 
 

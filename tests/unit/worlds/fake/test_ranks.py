@@ -6,9 +6,10 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
 from equivcheck import UsageError, World, check
-from equivcheck.layouts.program import rank_program
+from equivcheck.composition.program import rank_program
 from equivcheck.scenario import (
     FSDP2,
+    ActivationSharding,
     Axis,
     ClipNorm,
     Data,
@@ -19,7 +20,6 @@ from equivcheck.scenario import (
     Model,
     Scenario,
     Split,
-    Spread,
     TensorParallel,
     Training,
 )
@@ -33,7 +33,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")  # what torch warns of is of n
 def scenario(dp: int, tp: int) -> Scenario:
     """FSDP2 x TP over two layers."""
     mesh = Mesh(axes=(Axis(name="dp", size=dp), Axis(name="tp", size=tp)))
-    plan = (LayerPlan(split=Split.COLUMN, output=Spread.FEATURES), LayerPlan(split=Split.ROW))
+    plan = (LayerPlan(split=Split.COLUMN, output=ActivationSharding.FEATURES), LayerPlan(split=Split.ROW))
     return Scenario(
         training=Training(
             model=Model(features=16, layers=(Layer(width=32), Layer(width=16))),

@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from equivcheck.layouts.program import rank_setup
+from equivcheck.composition.program import rank_setup
 from equivcheck.scenario import (
     FSDP1,
     FSDP2,
+    ActivationSharding,
     Axis,
     Data,
     Layer,
@@ -27,7 +28,6 @@ from equivcheck.scenario import (
     Parallelism,
     Scenario,
     Split,
-    Spread,
     TensorParallel,
     Training,
 )
@@ -37,8 +37,8 @@ from equivcheck.worlds.fake.ranks import FakeRanks
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # what torch warns of is of no interest here
 
-PAIRWISE = TensorParallel(plan=(LayerPlan(split=Split.COLUMN, output=Spread.FEATURES), LayerPlan(split=Split.ROW)))
-SEQUENCE = TensorParallel(plan=(LayerPlan(split=Split.COLUMN, output=Spread.ROWS), LayerPlan(split=Split.ROW)))
+PAIRWISE = TensorParallel(plan=(LayerPlan(split=Split.COLUMN, output=ActivationSharding.FEATURES), LayerPlan(split=Split.ROW)))
+SEQUENCE = TensorParallel(plan=(LayerPlan(split=Split.COLUMN, output=ActivationSharding.ROWS), LayerPlan(split=Split.ROW)))
 NAMES = {
     "all_gather_into_tensor": "all_gather",
     "_allgather_base_": "all_gather",

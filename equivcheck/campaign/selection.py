@@ -1,0 +1,90 @@
+"""Which of the scenarios that a worker draws are worth its time."""
+
+from __future__ import annotations
+
+from collections import deque
+
+from equivcheck.coverage.reach import Reach
+from equivcheck.layouts.execution.compile_time import expected_compile_seconds
+from equivcheck.scenario import Scenario
+
+COMPILED_SHARE = 0.15
+"""Of a worker's time, at most, for what is compiled, of which one scenario costs hundreds of others."""
+WINDOW = 40
+"""Scenarios drawn for each that is checked, about, as long as there are pairs of features that have not come together."""
+WINDOW_OF_COMPILED = 4
+"""The same for those that are compiled, which cost hundreds of others, and would always bring something new."""
+_REMEMBERED = 100_000
+"""Scenarios after which what was checked is forgotten: some megabytes."""
+
+
+class Selection:
+    """Wants what was not checked before, what there is time for, and what brings something new."""
+
+    def __init__(self, seconds: float) -> None:
+        self._compile_budget = CompileBudget(seconds)
+        self._novelty = Novelty()
+        self._checked: set[int] = set()
+
+    def wants(self, scenario: Scenario) -> bool:
+        """Whether to check a scenario; if so it counts as checked.
+
+        Hypothesis draws one scenario in several ways, and starts every batch simple.
+        """
+        mark = hash(scenario)
+        if mark in self._checked or not self._compile_budget.allows(scenario) or not self._novelty.wants(scenario):
+            return False
+        if len(self._checked) >= _REMEMBERED:
+            self._checked.clear()
+        self._checked.add(mark)
+        return True
+
+    def spend(self, scenario: Scenario, seconds: float) -> None:
+        """Count what a check has taken."""
+        self._compile_budget.spend(scenario, seconds)
+
+
+class CompileBudget:
+    """Lets a scenario that compiles pass while there is time for it; `seconds` are all that the worker has."""
+
+    def __init__(self, seconds: float) -> None:
+        self._left = COMPILED_SHARE * seconds
+
+    def allows(self, scenario: Scenario) -> bool:
+        """Whether there is time for what a scenario is expected to compile; always where it compiles nothing."""
+        expected = expected_compile_seconds(scenario)
+        return expected == 0.0 or expected <= self._left
+
+    def spend(self, scenario: Scenario, seconds: float) -> None:
+        """Count what a check has taken."""
+        if expected_compile_seconds(scenario):
+            self._left -= seconds
+
+
+class Novelty:
+    """Wants a scenario that brings at least as many new pairs of features as any of its kind drawn just before it.
+
+    When nothing brings new pairs any more it wants every one: no scenario is left out for good. Compiled scenarios, and those
+    whose steps are traced, are kinds of their own, so that they are not checked much more often than they are drawn.
+    """
+
+    def __init__(self) -> None:
+        self._reach = Reach()
+        self._recent: dict[tuple[bool, bool], deque[int]] = {}
+
+    def wants(self, scenario: Scenario) -> bool:
+        """Whether to check a scenario; if so it counts as checked."""
+        kind, new = _kind(scenario), self._reach.gain(scenario)
+        window = WINDOW_OF_COMPILED if kind[0] else WINDOW
+        recent = self._recent.setdefault(kind, deque(maxlen=window - 1))
+        wanted = new >= max(recent, default=0)
+        recent.append(new)
+        if wanted:
+            self._reach.add(scenario)
+        return wanted
+
+
+def _kind(scenario: Scenario) -> tuple[bool, bool]:
+    """Whether any of its layouts compiles, and whether any traces steps."""
+    executions = [layout.execution for layout in scenario.layouts]
+    return any(execution.is_compiled for execution in executions), any(execution.whole_step for execution in executions)

@@ -1,0 +1,91 @@
+"""What a layout, or two one after the other, cannot run, and the nearest layout or training that they can."""
+
+from __future__ import annotations
+
+from itertools import chain
+
+from equivcheck.composition.registry import BrokenLayout, kind_of
+from equivcheck.composition.resume_limits import CHECKPOINT_LAYOUT_LIMITS, CHECKPOINT_LIMITS, wrong_flattening
+from equivcheck.layouts.limits.execution import NO_COMPILER, NOTHING_TWICE_IN_GRAPHS, STEPS_OF_OPERATIONS
+from equivcheck.layouts.limits.limit import LayoutLimit, Limit
+from equivcheck.layouts.limits.optimizers import ANYWHERE
+from equivcheck.scenario import Layout, Scenario, Training
+
+MAX_REPAIRS = 64
+"""More repairs of one training than this do not end: two of them undo each other."""
+
+
+def why_unsupported(scenario: Scenario, *, beyond: bool = False) -> str | None:
+    """Why a scenario cannot run; None where it can. With `beyond`, limits that torch draws on layouts do not count."""
+    layouts, training = scenario.layouts, scenario.training
+    reasons = [unsupported(training, layout, beyond=beyond) for layout in layouts]
+    if scenario.resume is not None:
+        reasons += [limit.reason for layout in layouts for limit in CHECKPOINT_LAYOUT_LIMITS if limit.applies(layout)]
+        reasons += [limit.reason for layout in layouts for limit in CHECKPOINT_LIMITS if limit.applies(training, layout)]
+    return next(filter(None, reasons), wrong_flattening(scenario))
+
+
+def unsupported(training: Training, layout: Layout, *, beyond: bool = False) -> str | None:
+    """Why the layout cannot run the training; None where it can. With `beyond`, limits that torch draws do not count."""
+    limit = _first_layout_limit(layout) or _first_limit(training, layout, beyond)
+    return None if limit is None else limit.reason
+
+
+def repaired_layout(layout: Layout) -> Layout:
+    """The nearest layout that can run anything. Raises `BrokenLayout` when repairs do not end."""
+    for _ in range(MAX_REPAIRS):
+        limit = _first_layout_limit(layout)
+        if limit is None:
+            return layout
+        layout = limit.repair(layout)
+    raise BrokenLayout(f"the repairs of layout {layout.name} do not end; the last limit: {limit.reason if limit else None}")
+
+
+def repaired(training: Training, layout: Layout, *, beyond: bool = False) -> Training:
+    """The nearest training that the layout can run, as `unsupported` sees it. Raises `BrokenLayout` when repairs do not end."""
+    for _ in range(MAX_REPAIRS):
+        limit = _first_limit(training, layout, beyond)
+        if limit is None:
+            return training
+        training = limit.repair(training, layout)
+    raise BrokenLayout(f"the repairs of layout {layout.name} do not end; the last limit: {limit.reason if limit else None}")
+
+
+def can_resume(layout: Layout) -> bool:
+    """Whether a training can leave a layout, and go on under it."""
+    return not any(limit.applies(layout) for limit in CHECKPOINT_LAYOUT_LIMITS)
+
+
+def resumable_layout(layout: Layout) -> Layout:
+    """The nearest layout that a training can leave, and go on under. Raises `BrokenLayout` when repairs do not end."""
+    for _ in range(MAX_REPAIRS):
+        layout = repaired_layout(layout)
+        limit = next((limit for limit in CHECKPOINT_LAYOUT_LIMITS if limit.applies(layout)), None)
+        if limit is None:
+            return layout
+        layout = limit.repair(layout)
+    raise BrokenLayout(f"the repairs of layout {layout.name} for a checkpoint do not end")
+
+
+def resumable_training(training: Training, *layouts: Layout) -> Training:
+    """The nearest training that can resume under another layout. Raises `BrokenLayout` when repairs do not end."""
+    for _ in range(MAX_REPAIRS):
+        before = training
+        for layout in layouts:
+            training = repaired(training, layout)
+            for limit in CHECKPOINT_LIMITS:
+                training = limit.repair(training, layout) if limit.applies(training, layout) else training
+        if training is before:
+            return training
+    raise BrokenLayout(f"the repairs for a checkpoint between {' and '.join(layout.name for layout in layouts)} do not end")
+
+
+def _first_limit(training: Training, layout: Layout, beyond: bool) -> Limit | None:
+    limits = chain(ANYWHERE, *(kind_of(parallelism).limits for parallelism in layout.parallelisms))
+    return next((limit for limit in limits if not (beyond and limit.upstream) and limit.applies(training, layout)), None)
+
+
+def _first_layout_limit(layout: Layout) -> LayoutLimit | None:
+    own = (limit for parallelism in layout.parallelisms for limit in kind_of(parallelism).layout_limits)
+    limits = chain((STEPS_OF_OPERATIONS, NOTHING_TWICE_IN_GRAPHS, NO_COMPILER), own)
+    return next((limit for limit in limits if limit.applies(layout)), None)

@@ -1,0 +1,60 @@
+"""What every rank of a world runs for a scenario."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from equivcheck.composition.registry import kind_of
+from equivcheck.layouts.execution.activation_checkpointing import recompute_layers
+from equivcheck.layouts.execution.compiled import compile_setup, compiling
+from equivcheck.layouts.execution.whole_step import trace_steps
+from equivcheck.scenario import Layout, Scenario
+from equivcheck.trace.trace import Trace
+from equivcheck.train.loop import train
+from equivcheck.train.setup import Setup
+from equivcheck.train.single_device import single_device
+from equivcheck.worlds.marks import mark
+from equivcheck.worlds.meshes import device_mesh
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
+
+def rank_program(
+    scenario: Scenario, alter: Callable[[Setup], None] | None = None, prepare: Callable[[Setup], None] | None = None
+) -> Trace:
+    """Train this rank's part of a scenario; `prepare` may change the setup, and `alter` last, to plant a fault."""
+    with compiling(scenario.layout.execution):
+        setup = rank_setup(scenario)
+        for change in (prepare, alter):
+            if change is not None:
+                change(setup)
+        try:
+            return train(setup)
+        finally:
+            setup.release()
+
+
+def rank_setup(scenario: Scenario) -> Setup:
+    """The setup of this rank with every parallelism applied, innermost first."""
+    setup, layout = single_device(scenario.training), scenario.layout
+    setup.announce, setup.layout = mark, layout
+    recompute_layers(setup.model, layout.execution.checkpointing)
+    mesh = setup.mesh = device_mesh(layout.mesh.shape, layout.mesh.names)
+    for parallelism in layout.parallelisms:
+        kind_of(parallelism).apply(setup, parallelism, _submesh(mesh, layout, layout.axes_of(parallelism)))
+    compile_setup(setup, layout.execution)
+    if layout.execution.whole_step:
+        trace_steps(setup)
+    return setup
+
+
+def _submesh(mesh: DeviceMesh, layout: Layout, axes: tuple[str, ...]) -> DeviceMesh:
+    """The part of a mesh along some axes, kept with the mesh: DTensor's caches go by it, and slicing is slow."""
+    if axes == layout.mesh.names:
+        return mesh
+    kept: dict[tuple[str, ...], DeviceMesh] = vars(mesh).setdefault("_equivcheck_submeshes", {})
+    if axes not in kept:
+        kept[axes] = mesh[axes]
+    return kept[axes]

@@ -1,0 +1,103 @@
+"""Running a scenario on the ranks of a world: in one part, or in two with a checkpoint between them."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from tempfile import TemporaryDirectory
+from typing import Any
+from zlib import crc32
+
+from equivcheck.composition.program import rank_program
+from equivcheck.errors import UsageError
+from equivcheck.layouts.execution.compile_time import compile_seconds
+from equivcheck.scenario import Layout, Scenario
+from equivcheck.trace.trace import Trace
+from equivcheck.train.setup import Setup
+from equivcheck.worlds.failure import RanksFailed
+from equivcheck.worlds.pool import COMPARABLE, ranks
+from equivcheck.worlds.ranks import Ranks, Run
+
+FULL_TENSORS_ONE_IN = 8
+"""In one of so many checks `full_tensor()` is read too, at the last step: for large layouts it costs as much as the step."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RanksResult:
+    """What a scenario left on all ranks, in rank order."""
+
+    run: Run
+    """Under the scenario's layout; its values are traces."""
+    before: tuple[Trace, ...] = ()
+    """Traces of the layout that ran the first steps; empty where there is none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Runner:
+    """Where and how ranks run."""
+
+    world: str | Ranks
+    """A world's name, or ranks for a layout of as many."""
+    deadline: float
+    """Seconds that the ranks have for a part."""
+    alter: Callable[[Setup], None] | None = None
+    """Called with each rank's setup; None for nothing."""
+
+    def run(self, scenario: Scenario) -> RanksResult:
+        """Run every part. Raises `RanksFailed`, and `UsageError` for a world that does not exist or has no data."""
+        with warnings.catch_warnings():
+            # What torch warns of in a generated scenario is no news to anybody, and must not be an error where warnings are.
+            warnings.simplefilter("ignore")
+            if scenario.resume is None:
+                return RanksResult(run=self._part(scenario.layout, scenario, rank_program, scenario, self._change(scenario)))
+            return self._run_both(scenario, scenario.resume.layout)
+
+    def _run_both(self, scenario: Scenario, first: Layout) -> RanksResult:
+        from equivcheck.composition.resume import first_part, second_part
+
+        with TemporaryDirectory(prefix="equivcheck-") as folder:
+            try:
+                before = self._part(first, scenario, first_part, scenario, folder, self._change(scenario)).values
+            except RanksFailed as error:
+                summary = f"before the checkpoint, under {first.name}: {error.failure.summary}"
+                raise RanksFailed(replace(error.failure, summary=summary)) from None
+            run = self._part(scenario.layout, scenario, second_part, scenario, folder, self._change(scenario))
+            return RanksResult(run=run, before=before)
+
+    def _change(self, scenario: Scenario) -> Callable[[Setup], None] | None:
+        """What is changed in each rank's setup; a planted fault is all that is, so that it shows as it would elsewhere."""
+        return read_full_tensors if self.alter is None and asks_full_tensors(scenario) else self.alter
+
+    def _part(self, layout: Layout, scenario: Scenario, program: Callable[..., Trace], *arguments: Any) -> Run:
+        members = self._members(layout.mesh.num_ranks)
+        deadline = self.deadline + compile_seconds(scenario.training, layout)
+        return members.run(program, *arguments, schedule_seed=scenario.schedule_seed, deadline=deadline)
+
+    def _members(self, size: int) -> Ranks:
+        name = self.world if isinstance(self.world, str) else self.world.name
+        members = self.world if isinstance(self.world, Ranks) and self.world.size == size else ranks(name, size)
+        if not members.has_data:
+            raise UsageError(f"world {name!r} has no data to compare; allowed: {', '.join(COMPARABLE)}")
+        return members
+
+
+def asks_full_tensors(scenario: Scenario) -> bool:
+    """Whether a check holds `full_tensor()` against its own reading: by the training's seed, which shrinking can keep."""
+    return crc32(scenario.training.seed.to_bytes(8)) % FULL_TENSORS_ONE_IN == 0
+
+
+def read_full_tensors(setup: Setup) -> None:
+    """Let a rank read what `full_tensor()` gives, too."""
+    setup.reads_full_tensors = True
+
+
+THREADS, PROCESSES = "sim", "gloo"
+"""The world whose ranks cannot compile, and the one that then runs them."""
+
+
+def able(scenario: Scenario, world: str | Ranks) -> str | Ranks:
+    """The world asked for, or processes for what threads cannot run: ranks that compile would share the compiler's state."""
+    name = world if isinstance(world, str) else world.name
+    is_compiled = any(layout.execution.is_compiled for layout in scenario.layouts)
+    return PROCESSES if name == THREADS and is_compiled else world

@@ -1,0 +1,39 @@
+"""Ablation: which feature of a training the ranks must do without to be right."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+from equivcheck.composition.limits import why_unsupported
+from equivcheck.diagnosis.diverged_run import run_again
+from equivcheck.errors import EquivCheckError
+from equivcheck.layouts.limits.repairs import each_layer, has_shares, without_shares
+from equivcheck.scenario import Scenario
+from equivcheck.train.setup import Setup
+from equivcheck.verdict.cause import Cause, Diagnosis
+from equivcheck.worlds.ranks import Ranks
+
+
+def cause_by_ablation(
+    scenario: Scenario, alter: Callable[[Setup], None] | None, world: str | Ranks, deadline: float
+) -> Diagnosis | None:
+    """The first feature without which the ranks match one device; runs them again for each."""
+    for plainer, cause, words in _plainer(scenario):
+        try:
+            if why_unsupported(plainer) is None and run_again(plainer, alter, world, deadline) is None:
+                return Diagnosis(cause=cause, sentence=words, exact=False)
+        except EquivCheckError:
+            continue  # ranks that fail are no better
+    return None
+
+
+def _plainer(scenario: Scenario) -> Iterator[tuple[Scenario, Cause, str]]:
+    training = scenario.training
+    if any(layer.dropout for layer in training.model.layers):
+        plain = each_layer(training, lambda _, layer: replace(layer, dropout=0.0))
+        words = "dropout masks are not those of the rows: without dropout the ranks match one device"
+        yield replace(scenario, training=plain), Cause.ANOTHER_MASK, words
+    if has_shares(training.model):
+        words = "a weight that layers share is not treated as one: without sharing the ranks match one device"
+        yield replace(scenario, training=without_shares(training)), Cause.UNTIED, words

@@ -1,0 +1,54 @@
+"""All counterfactuals, the more telling ones first."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from equivcheck.diagnosis.catalogue.accumulation import wrong_accumulations
+from equivcheck.diagnosis.catalogue.clipping import wrong_clippings
+from equivcheck.diagnosis.catalogue.counterfactual import Counterfactual
+from equivcheck.diagnosis.catalogue.initial_values import wrong_initial_values
+from equivcheck.diagnosis.catalogue.optimizer_settings import wrong_optimizers
+from equivcheck.diagnosis.catalogue.order import wrong_orders
+from equivcheck.diagnosis.catalogue.precision import wrong_parameter_precision, wrong_reduction_precision
+from equivcheck.diagnosis.catalogue.reduction import constant_ratios, wrong_factors, wrong_reductions
+from equivcheck.diagnosis.catalogue.rows import wrong_rows
+from equivcheck.diagnosis.catalogue.shards import local_statistics, state_of_other_ranks, wrong_gradient_shards
+from equivcheck.diagnosis.catalogue.shared_weights import wrong_sharing
+from equivcheck.diagnosis.catalogue.tensor_parallel import wrong_splits
+from equivcheck.diagnosis.catalogue.updates import lost_state, skipped_updates, stale_values
+from equivcheck.diagnosis.diverged_run import DivergedRun
+from equivcheck.trace.differences import Phase
+
+_COMPUTED = (Phase.LOSS, Phase.GRADIENT)
+_UPDATED = (Phase.UPDATE, Phase.STATE)
+
+CATALOGUE: tuple[tuple[Callable[[DivergedRun], Iterator[Counterfactual]], tuple[Phase, ...]], ...] = (
+    (wrong_initial_values, (*_COMPUTED, *_UPDATED, Phase.BUFFER)),
+    (wrong_reductions, _COMPUTED),
+    (wrong_splits, _COMPUTED),
+    (wrong_orders, _COMPUTED),
+    (wrong_gradient_shards, _COMPUTED),
+    (wrong_factors, _COMPUTED),
+    (wrong_rows, _COMPUTED),
+    (wrong_accumulations, _COMPUTED),
+    (wrong_clippings, (Phase.GRADIENT, Phase.CLIPPING)),
+    (wrong_reduction_precision, _COMPUTED),
+    (wrong_sharing, _COMPUTED),
+    (constant_ratios, (*_COMPUTED, Phase.CLIPPING)),
+    (stale_values, (*_COMPUTED, *_UPDATED)),
+    (wrong_parameter_precision, (*_COMPUTED, *_UPDATED)),
+    (local_statistics, _UPDATED),
+    (skipped_updates, _UPDATED),
+    (lost_state, _UPDATED),
+    (state_of_other_ranks, _UPDATED),
+    (wrong_optimizers, _UPDATED),
+)
+"""Each gives what may explain a run that differs first in one of some phases; of those that do, the first is told."""
+
+
+def candidates(diverged: DivergedRun) -> Iterator[Counterfactual]:
+    """What is tried on a run, in order."""
+    for wrong, phases in CATALOGUE:
+        if diverged.first.phase in phases:
+            yield from wrong(diverged)

@@ -1,0 +1,60 @@
+"""Ranks that start from other parameters or buffers than the training's own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from equivcheck.diagnosis.catalogue.counterfactual import Counterfactual, on_emulated_ranks
+from equivcheck.diagnosis.diverged_run import DivergedRun, initial_values
+from equivcheck.diagnosis.emulation.emulated_ranks import EmulatedRanks
+from equivcheck.diagnosis.words import numbered, tensors
+from equivcheck.trace.pieces import Whole, fill, part_of, whole_tensors
+from equivcheck.train.single_device import single_device
+from equivcheck.verdict.cause import Cause
+
+
+def wrong_initial_values(diverged: DivergedRun) -> Iterator[Counterfactual]:
+    """Other values, or the right ones in other places."""
+    expected = _expected(diverged)
+    wrong = [
+        (piece.name, rank)
+        for rank, initial in enumerate(diverged.initial)
+        for piece, values in initial.parts()
+        if piece.name in expected and not np.array_equal(values, part_of(expected[piece.name], piece))
+    ]
+    if wrong:
+        names, ranks = sorted({name for name, _ in wrong}), sorted({rank for _, rank in wrong})
+        who = "every rank starts" if len(ranks) == len(diverged.initial) else f"{numbered(ranks)} start{'s' * (len(ranks) == 1)}"
+        cause, words = Cause.UNEQUAL_START, f"{who} from wrong initial values of {tensors(names)}"
+        if all(_is_permuted(diverged, name, expected) for name in names):
+            cause = Cause.PERMUTED
+            words = f"the elements of {tensors(names)} are in wrong places: shards in another order, or cut along another dim"
+        yield on_emulated_ranks(diverged, cause, words, lambda ranks: _start_there(diverged, ranks))
+
+
+def _expected(diverged: DivergedRun) -> Whole:
+    """What each rank should have started from."""
+    own = initial_values(single_device(diverged.training))
+    return whole_tensors(own.parameters) | whole_tensors(own.buffers)
+
+
+def _is_permuted(diverged: DivergedRun, name: str, expected: Whole) -> bool:
+    """Whether a tensor, put together from all ranks, has the right elements in other places."""
+    right = expected[name]
+    found = np.full(right.shape, np.nan)
+    for initial in reversed(diverged.initial):
+        for piece, values in initial.parts():
+            if piece.name == name and piece.shape == found.shape:
+                fill(found, piece, values)
+    return not np.array_equal(found, right) and np.array_equal(np.sort(found, axis=None), np.sort(right, axis=None))
+
+
+def _start_there(diverged: DivergedRun, ranks: EmulatedRanks) -> None:
+    for setup, initial in zip(ranks.setups, diverged.initial, strict=True):
+        held = {**dict(setup.model.named_parameters()), **dict(setup.model.named_buffers())}
+        for piece, values in initial.parts():
+            if piece.name in held:
+                fill(held[piece.name].detach().numpy(), piece, values)
+    ranks.held.gather([{name: value.data for name, value in each.model.named_parameters()} for each in ranks.setups])

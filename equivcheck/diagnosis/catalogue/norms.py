@@ -1,0 +1,200 @@
+"""Gradients that are clipped by a wrong norm."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import combinations
+
+import numpy as np
+import torch
+from torch import nn
+
+from equivcheck.diagnosis.catalogue.counterfactual import Change, Counterfactual, on_emulated_ranks, on_one_device
+from equivcheck.diagnosis.diverged_run import DivergedRun
+from equivcheck.diagnosis.emulation.coordinates import choices_of
+from equivcheck.diagnosis.emulation.emulated_ranks import EmulatedRanks
+from equivcheck.diagnosis.emulation.held_elements import held_elements_of
+from equivcheck.diagnosis.words import over, tensors
+from equivcheck.reference.reduction import Gradients
+from equivcheck.scenario import ClipNorm, ClipValue, NormType
+from equivcheck.trace.differences import Phase
+from equivcheck.train.setup import Setup
+from equivcheck.verdict.cause import Cause
+
+Norm = Callable[[Gradients, NormType], torch.Tensor]
+"""A norm of gradients by name."""
+MAX_SETS = 4096
+"""Sets of tensors of which the norm is tried."""
+NOT_THE_NORM = "not the norm of all elements"
+
+
+def norm_of(values: Iterable[torch.Tensor], kind: NormType) -> torch.Tensor:
+    """The norm over all elements of some tensors; 0 of none."""
+    flat = [value.reshape(-1) for value in values if value.numel()]
+    return torch.linalg.vector_norm(torch.cat(flat), float(kind.value)) if flat else torch.zeros((), dtype=torch.float64)
+
+
+def scale_to(parameters: Iterable[torch.Tensor], clipping: ClipNorm, norm: torch.Tensor) -> None:
+    """Scale gradients as `clip_grad_norm_` does for a norm."""
+    nn.utils.clip_grads_with_norm_(list(parameters), clipping.max_norm, norm)
+
+
+def clip_nothing(_module: nn.Module, parameters: list[torch.Tensor], clipping: ClipNorm) -> torch.Tensor:
+    """Return the norm, and leave gradients alone."""
+    return norm_of([parameter.grad for parameter in parameters if parameter.grad is not None], clipping.norm_type)
+
+
+def clipping_by(norm: Norm, *, reports_whole: bool = False, only: Collection[str] | None = None) -> Change:
+    """Clip by another norm, which is returned unless that of all gradients is; only some gradients (None for all)."""
+
+    def change(setup: Setup) -> None:
+        names: dict[torch.Tensor, str] = {parameter: name for name, parameter in setup.model.named_parameters()}
+
+        def clip(module: nn.Module, parameters: list[torch.Tensor], clipping: ClipNorm) -> torch.Tensor:
+            whole = clip_nothing(module, parameters, clipping)
+            gradients = {names[parameter]: parameter.grad for parameter in parameters if parameter.grad is not None}
+            other = norm(gradients, clipping.norm_type)
+            scale_to([each for each in parameters if only is None or names[each] in only], clipping, other)
+            return whole if reports_whole else other
+
+        setup.clip_norm = clip
+
+    return change
+
+
+def wrong_norms(diverged: DivergedRun, clipping: ClipNorm) -> Iterator[Counterfactual]:
+    """Of what one rank holds, with replicas counted, of another type, added up, or of some tensors only."""
+    yield from _local(diverged)
+    yield from _replicas(diverged)
+    yield from _another(diverged, clipping)
+    yield from _part(diverged, clipping)
+
+
+def _local(diverged: DivergedRun) -> Iterator[Counterfactual]:
+    """The norm over what the ranks along some axes hold together; over none, over what one rank holds."""
+    if not diverged.can_be_emulated:
+        return
+    axes = diverged.wide_axes
+    for count in range(len(axes)):
+        for kept in combinations(axes, count):
+            words = "each rank clips by its local norm: that of the elements that it holds"
+            if kept:
+                words = f"the norm is reduced over {over(diverged.mesh, kept)} only"
+            for reported in (False, True):
+                more = ", but returns the total norm" if reported else ""
+                change = _locally(kept, reported=reported)
+                yield on_emulated_ranks(diverged, Cause.LOCAL_NORM, words + more, change)
+
+
+def _locally(kept: tuple[str, ...], *, reported: bool) -> Callable[[EmulatedRanks], None]:
+    def change(ranks: EmulatedRanks) -> None:
+        for rank, setup in zip(ranks.coordinates, ranks.setups, strict=True):
+            clipping_by(_norm_held_by(ranks, ranks.peers(rank, kept)), reports_whole=reported)(setup)
+
+    return change
+
+
+def _norm_held_by(ranks: EmulatedRanks, holders: Sequence[int]) -> Norm:
+    """The norm of what some ranks hold together."""
+    return lambda gradients, kind: norm_of([each[ranks.held.by(name, *holders)] for name, each in gradients.items()], kind)
+
+
+def _replicas(diverged: DivergedRun) -> Iterator[Counterfactual]:
+    """What several ranks along some axes hold counts as often."""
+    if diverged.resumes:
+        return
+    for chosen in choices_of(diverged.wide_axes):
+        counts = held_elements_of(diverged).num_copies(chosen)
+        if any(bool((each > 1).any()) for each in counts.values()):
+            words = f"the total norm counts what is replicated over {over(diverged.mesh, chosen)} once for each of them"
+            yield on_one_device(diverged, Cause.REPLICAS_IN_NORM, words, clipping_by(_norm_counting(counts)))
+
+
+def _norm_counting(counts: Mapping[str, torch.Tensor]) -> Norm:
+    def norm(gradients: Gradients, kind: NormType) -> torch.Tensor:
+        power = 1 / float(kind.value)
+        return norm_of([each * counts[name].to(each.dtype) ** power for name, each in gradients.items()], kind)
+
+    return norm
+
+
+def _another(diverged: DivergedRun, clipping: ClipNorm) -> Iterator[Counterfactual]:
+    """Norms of another type, or of parts, added up."""
+    for kind in NormType:
+        if kind is not clipping.norm_type:
+            words = f"gradients are clipped by their {kind.value}-norm, not by their {clipping.norm_type.value}-norm"
+            change = with_clipping(replace(clipping, norm_type=kind))
+            yield on_one_device(diverged, Cause.ANOTHER_NORM, words, change)
+    words = f"the total norm is the sum of the tensors' norms, {NOT_THE_NORM}"
+    yield on_one_device(diverged, Cause.ANOTHER_NORM, words, clipping_by(_sum_over_tensors))
+    if diverged.can_be_emulated:
+        words = f"the total norm is the sum of the ranks' local norms, {NOT_THE_NORM}"
+        yield on_emulated_ranks(diverged, Cause.ANOTHER_NORM, words, _added_up_over_ranks)
+
+
+def with_clipping(clipping: ClipNorm | ClipValue) -> Change:
+    """Clip in another way."""
+
+    def change(setup: Setup) -> None:
+        setup.training = replace(setup.training, clipping=clipping)
+
+    return change
+
+
+def _sum_over_tensors(gradients: Gradients, kind: NormType) -> torch.Tensor:
+    return torch.stack([norm_of([each], kind) for each in gradients.values()]).sum()
+
+
+def _added_up_over_ranks(ranks: EmulatedRanks) -> None:
+    norms = [_norm_held_by(ranks, [rank.rank]) for rank in ranks.coordinates]
+    for setup in ranks.setups:
+        clipping_by(lambda gradients, kind: torch.stack([norm(gradients, kind) for norm in norms]).sum())(setup)
+
+
+def _part(diverged: DivergedRun, clipping: ClipNorm) -> Iterator[Counterfactual]:
+    """The norm over some tensors, such that it is what the ranks must have clipped by."""
+    for names in _sets(diverged, clipping):
+        missing = [name for name in diverged.updated if name not in names]
+        words = f"the total norm leaves out {tensors(missing)}" if names else "the total norm is 0, as if there were no gradients"
+        for reported in (False, True):
+            for only in (None, names):
+                more = "" if only is None else f", and {'they are' if len(missing) > 1 else 'it is'} not clipped"
+                change = clipping_by(_norm_over(names), reports_whole=reported, only=only)
+                yield on_one_device(diverged, Cause.PART_OF_NORM, words + more, change)
+
+
+def _norm_over(names: Collection[str]) -> Norm:
+    return lambda gradients, kind: norm_of([each for name, each in gradients.items() if name in names], kind)
+
+
+def _sets(diverged: DivergedRun, clipping: ClipNorm) -> list[tuple[str, ...]]:
+    """Sets of tensors that have one of the norms by which the ranks must have clipped."""
+    gradients = diverged.expected_values(diverged.first.step, Phase.GRADIENT)
+    names = [name for name in diverged.updated if name in gradients and gradients[name].any()]
+    order = float(clipping.norm_type.value)
+    sizes = np.array([np.linalg.norm(gradients[name].reshape(-1), order) for name in names])
+    implied = _implied_norms(diverged, clipping)
+    if 2 ** len(names) > MAX_SETS or not implied:
+        return []
+    found = []
+    for mask in range(2 ** len(names) - 1):
+        chosen = np.array([bool(mask >> at & 1) for at in range(len(names))])
+        norm = np.linalg.norm(sizes[chosen], order) if chosen.any() else 0.0
+        if any(np.isclose(norm, each, rtol=1e-6, atol=0.0) for each in implied):
+            found.append(tuple(name for name, taken in zip(names, chosen, strict=True) if taken))
+    return sorted(found, key=len, reverse=True)[:4]
+
+
+def _implied_norms(diverged: DivergedRun, clipping: ClipNorm) -> list[float]:
+    """The norms that ranks returned in the first step that differs, or must have scaled by."""
+    found = diverged.found_values(diverged.first.step, Phase.CLIPPING)
+    implied = [float(found["norm"])] if "norm" in found else []
+    gradients = diverged.found_values(diverged.first.step, Phase.GRADIENT)
+    for name, values in found.items():
+        before = gradients.get(name)
+        if before is not None and before.any():
+            at = np.unravel_index(np.argmax(np.abs(before)), before.shape)
+            if values[at] and abs(values[at]) < abs(before[at]):
+                implied.append(clipping.max_norm * float(before[at] / values[at]) - 1e-6)
+    return implied

@@ -1,0 +1,99 @@
+"""Shards of an activation or stages of a pipeline in the wrong order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import combinations
+
+import torch
+from torch import nn
+
+from equivcheck.diagnosis.catalogue.counterfactual import Change, Counterfactual, on_emulated_ranks, on_one_device
+from equivcheck.diagnosis.diverged_run import DivergedRun
+from equivcheck.diagnosis.emulation.emulated_ranks import EmulatedRanks
+from equivcheck.diagnosis.words import over
+from equivcheck.parallelisms.pipeline.stages import layers_of_stages
+from equivcheck.scenario import Layout, Pipeline, TensorParallel
+from equivcheck.scenario.mesh import PP, TP
+from equivcheck.train.setup import Setup
+from equivcheck.verdict.cause import Cause
+
+Reorder = Callable[[torch.Tensor], torch.Tensor]
+"""The same parts of an activation in another order."""
+
+
+def wrong_orders(diverged: DivergedRun) -> Iterator[Counterfactual]:
+    """Shards of what goes into or comes out of a linear, and stages."""
+    layout = diverged.layout
+    if not diverged.can_be_emulated:
+        return
+    if layout.mesh.size(TP) > 1 and layout.has(TensorParallel):
+        yield from _shards(diverged, layout)
+    for pipeline in layout.of(Pipeline):
+        yield from _stages(diverged, pipeline)
+
+
+def _shards(diverged: DivergedRun, layout: Layout) -> Iterator[Counterfactual]:
+    ranks, count = layout.mesh.size(TP), len(diverged.training.model.layers)
+    choices = [tuple(range(count)), *((layer,) for layer in range(count))] if count > 1 else [(0,)]
+    for layers in choices:
+        who = "every layer" if len(layers) > 1 else f"`layers.{layers[0]}.linear`"
+        for outputs in (True, False):
+            for dim in (-1, 0):
+                what = f"the {'features' if dim else 'rows'} of the {'output' if outputs else 'input'} of {who}"
+                words = f"{what} are gathered from {over(layout.mesh, (TP,))} in the wrong order"
+                for reorder in _orders(ranks, dim):
+                    yield _everywhere(diverged, words, _reordering(layers, reorder, outputs=outputs))
+
+
+def _orders(ranks: int, dim: int) -> Iterator[Reorder]:
+    """Shards moved on by one rank or back by one, or last first."""
+    for shift in dict.fromkeys((1, ranks - 1)):
+        yield partial(_rolled, ranks=ranks, dim=dim, shift=shift)
+    yield lambda values: torch.cat(values.chunk(ranks, dim)[::-1], dim)
+
+
+def _rolled(values: torch.Tensor, *, ranks: int, dim: int, shift: int) -> torch.Tensor:
+    return values.roll(shift * -(-values.shape[dim] // ranks), dim)
+
+
+def _everywhere(diverged: DivergedRun, words: str, change: Change) -> Counterfactual:
+    """The change on one device, or for each rank where these have rows of their own."""
+    if diverged.layout.num_data_ranks == 1:
+        return on_one_device(diverged, Cause.PERMUTED, words, change)
+
+    def change_all(ranks: EmulatedRanks) -> None:
+        for setup in ranks.setups:
+            change(setup)
+
+    return on_emulated_ranks(diverged, Cause.PERMUTED, words, change_all)
+
+
+def _reordering(layers: tuple[int, ...], reorder: Reorder, *, outputs: bool) -> Change:
+    def change(setup: Setup) -> None:
+        for layer in layers:
+            linear = setup.model.get_submodule(f"layers.{layer}.linear")
+            if outputs:
+                linear.register_forward_hook(lambda _module, _inputs, values: reorder(values))
+            else:
+                linear.register_forward_pre_hook(lambda _module, inputs: (reorder(inputs[0]), *inputs[1:]))
+
+    return change
+
+
+def _stages(diverged: DivergedRun, pipeline: Pipeline) -> Iterator[Counterfactual]:
+    layers = layers_of_stages(pipeline, diverged.layout.mesh.size(PP), len(diverged.training.model.layers))
+    for one, other in combinations(range(len(layers)), 2):
+        order = list(layers)
+        order[one], order[other] = order[other], order[one]
+        words = f"stages {one} and {other} of the pipeline are swapped"
+        yield _everywhere(diverged, words, partial(_reorder_layers, order=[layer for stage in order for layer in stage]))
+
+
+def _reorder_layers(setup: Setup, order: list[int]) -> None:
+    """Let each layer compute what another does; names stay."""
+    blocks: list[nn.Module] = list(setup.model.get_submodule("layers").children())
+    forwards = [block.forward for block in blocks]
+    for block, source in zip(blocks, order, strict=True):
+        block.forward = forwards[source]

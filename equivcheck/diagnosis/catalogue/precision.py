@@ -1,0 +1,77 @@
+"""Gradients and parameters that pass through another element type."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+
+from equivcheck.diagnosis.catalogue.counterfactual import (
+    Change,
+    Counterfactual,
+    around_update,
+    changing_gradients,
+    on_emulated_ranks,
+    on_one_device,
+)
+from equivcheck.diagnosis.diverged_run import DivergedRun
+from equivcheck.diagnosis.emulation.emulated_ranks import EmulatedRanks
+from equivcheck.layouts.rounding import Division, WhenReduced
+from equivcheck.train.setup import Setup
+from equivcheck.verdict.cause import Cause
+
+
+def other_types(diverged: DivergedRun) -> Iterator[tuple[torch.dtype, str]]:
+    """Element types that are not the training's, with their names."""
+    for name in ("bfloat16", "float16", "float32"):
+        if name != diverged.training.precision.value:
+            yield getattr(torch, name), name
+
+
+def wrong_reduction_precision(diverged: DivergedRun) -> Iterator[Counterfactual]:
+    """Gradients are added up in fewer digits, or rounded to them."""
+    if diverged.rounding is not None:
+        return
+    cause = Cause.REDUCED_IN_LOWER_PRECISION
+    for kind, name in other_types(diverged):
+        for when in () if diverged.resumes else (None, WhenReduced.ONCE, WhenReduced.EACH, WhenReduced.WHOLE):
+            for division in (Division.AFTER, Division.BEFORE):
+                change = _reducing_in(kind, when, division)
+                yield on_emulated_ranks(diverged, cause, f"gradients are reduced in {name}", change)
+        rounding = changing_gradients(lambda _name, gradient, kind=kind: gradient.copy_(gradient.to(kind)))  # type: ignore[misc]
+        yield on_one_device(diverged, cause, f"gradients are rounded to {name}", rounding)
+
+
+def _reducing_in(kind: torch.dtype, when: WhenReduced | None, division: Division) -> Callable[[EmulatedRanks], None]:
+    def change(ranks: EmulatedRanks) -> None:
+        ranks.reduces_in, ranks.division, ranks.when_reduced = kind, division, when or ranks.when_reduced
+
+    return change
+
+
+def wrong_parameter_precision(diverged: DivergedRun) -> Iterator[Counterfactual]:
+    """Parameters are rounded after each update, and perhaps before the first."""
+    cause = Cause.MASTERS_IN_LOWER_PRECISION
+    for kind, name in other_types(diverged):
+        words = f"parameters are kept in {name} between steps"
+        yield on_one_device(diverged, cause, words, _rounding_parameters(kind, initially=False))
+        yield on_one_device(diverged, cause, f"{words}, their initial values as well", _rounding_parameters(kind, initially=True))
+
+
+def _rounding_parameters(kind: torch.dtype, *, initially: bool) -> Change:
+    def change(setup: Setup) -> None:
+        def cast() -> None:
+            for parameter in setup.model.parameters():
+                parameter.data.copy_(parameter.data.to(kind))
+
+        @contextmanager
+        def rounded(_optimizer: torch.optim.Optimizer) -> Iterator[None]:
+            yield
+            cast()
+
+        around_update(setup, rounded)
+        if initially:
+            cast()
+
+    return change

@@ -1,0 +1,176 @@
+"""Ranks that compute on wrong rows, or with wrong dropout masks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+
+import torch
+
+from equivcheck.diagnosis.catalogue.counterfactual import (
+    Change,
+    Counterfactual,
+    gradients_of,
+    on_emulated_ranks,
+    on_one_device,
+)
+from equivcheck.diagnosis.diverged_run import DivergedRun
+from equivcheck.diagnosis.emulation.coordinates import RankCoordinate, coordinates_of_ranks
+from equivcheck.diagnosis.emulation.emulated_ranks import EmulatedRanks, cut
+from equivcheck.diagnosis.words import over
+from equivcheck.scenario import Pipeline
+from equivcheck.train.material import Batch
+from equivcheck.train.setup import Setup
+from equivcheck.verdict.cause import Cause
+
+Take = Callable[[EmulatedRanks, RankCoordinate, Batch], Batch]
+"""The rows of a microbatch that a rank computes on."""
+
+
+def wrong_rows(diverged: DivergedRun) -> Iterator[Counterfactual]:
+    """Rows of one rank for all, all rows for all, rows left out, masks of other rows or none."""
+    mesh, axes = diverged.mesh, diverged.data_axes
+    if axes:
+        for chosen in (*((name,) for name in axes if len(axes) > 1), axes):
+            words = f"{over(mesh, chosen)} compute on the same rows: those of the first rank"
+            yield _taking(diverged, Cause.SAME_ROWS, words, _of_first(chosen))
+        words = f"each of {over(mesh, axes)} computes on all rows, not only on its own part"
+        yield on_one_device(diverged, Cause.SAME_ROWS, words, _scaling_loss(mesh.size(*axes)))
+        words = f"the loss is not multiplied by the number of {over(mesh, axes)}, though gradients are averaged over them"
+        yield on_one_device(diverged, Cause.AVERAGED_TWICE, words, _scaling_loss(1 / mesh.size(*axes)))
+        yield from _of_others(diverged, axes)
+    yield from _left_out(diverged)
+    yield from _chunks_left_out(diverged)
+    yield from _masked(diverged)
+
+
+def _taking(diverged: DivergedRun, cause: Cause, words: str, take: Take, *, divides_by_own: bool = True) -> Counterfactual:
+    def change(ranks: EmulatedRanks) -> None:
+        ranks.take = lambda rank, batch: take(ranks, rank, batch)
+        ranks.divides_by_own_rows = divides_by_own
+
+    return on_emulated_ranks(diverged, cause, words, change)
+
+
+def _of_first(axes: tuple[str, ...]) -> Take:
+    def take(ranks: EmulatedRanks, rank: RankCoordinate, batch: Batch) -> Batch:
+        indices = {name: 0 if name in axes else index for name, index in rank.indices.items()}
+        return ranks.take_rows(replace(rank, indices=indices), batch)
+
+    return take
+
+
+def _of_others(diverged: DivergedRun, axes: tuple[str, ...]) -> Iterator[Counterfactual]:
+    """One rank computes on another's rows, or its gradients count as zero."""
+    everyone = coordinates_of_ranks(diverged.mesh)
+    ranks = [rank for rank in reversed(everyone) if rank.differs_only_along(everyone[0], axes)]
+    microbatches = range(len(diverged.training.data.microbatches))
+    for rank in ranks:
+        for other in ranks:
+            if other is not rank:
+                words = f"rank {rank.rank} computes on the rows of rank {other.rank}, and no rank on its own"
+                yield _taking(diverged, Cause.ROWS_LOST, words, _in_place_of(rank, other, axes))
+        words = f"the gradients of rank {rank.rank}'s rows are left out"
+        mean = f"{words}, and the mean is over the other ranks"
+        yield on_emulated_ranks(diverged, Cause.ROWS_LOST, mean, _silent(rank, axes, divided=True))
+        yield on_emulated_ranks(diverged, Cause.ROWS_LOST, words, _silent(rank, axes, divided=False))
+        for number in microbatches if len(microbatches) > 1 else ():
+            words = f"the gradients of rank {rank.rank}'s rows of microbatch {number} are left out"
+            yield on_emulated_ranks(diverged, Cause.ROWS_LOST, words, _silent(rank, axes, divided=False, microbatch=number))
+
+
+def _in_place_of(rank: RankCoordinate, other: RankCoordinate, axes: tuple[str, ...]) -> Take:
+    return lambda ranks, own, batch: ranks.take_rows(other if own.agrees(rank, axes) else own, batch)
+
+
+def _silent(
+    rank: RankCoordinate, axes: tuple[str, ...], *, divided: bool, microbatch: int | None = None
+) -> Callable[[EmulatedRanks], None]:
+    """Gradients of a rank count as zero, of one microbatch or of all."""
+
+    def change(ranks: EmulatedRanks) -> None:
+        count = ranks.mesh.size(*axes)
+        others = count / (count - 1) if divided else 1.0
+
+        def weight(other: RankCoordinate, number: int) -> float:
+            return 0.0 if other.agrees(rank, axes) and microbatch in (None, number) else others
+
+        ranks.weight_of = weight
+
+    return change
+
+
+def _scaling_loss(factor: float) -> Change:
+    """A loss so much larger, with its gradients."""
+
+    def change(setup: Setup) -> None:
+        inner = setup.compute
+
+        def compute(setup: Setup, microbatches: Sequence[Batch], index: int) -> float | None:
+            loss = inner(setup, microbatches, index)
+            for gradient in gradients_of(setup).values():
+                gradient.mul_(factor)
+            return None if loss is None else loss * factor
+
+        setup.compute = compute
+
+    return change
+
+
+def _left_out(diverged: DivergedRun) -> Iterator[Counterfactual]:
+    """The first or last row of each rank's part, with the mean over the others or as if it were zero."""
+    for place, take in (("last", _without_last), ("first", _without_first)):
+        words = f"each rank leaves out the {place} of its rows of each microbatch"
+        for divides_by_own in (False, True):
+            yield _taking(diverged, Cause.ROWS_LOST, words, take, divides_by_own=divides_by_own)
+
+
+def _without_last(ranks: EmulatedRanks, rank: RankCoordinate, batch: Batch) -> Batch:
+    own = ranks.take_rows(rank, batch)
+    return cut(own, range(own.rows - 1))
+
+
+def _without_first(ranks: EmulatedRanks, rank: RankCoordinate, batch: Batch) -> Batch:
+    own = ranks.take_rows(rank, batch)
+    return cut(own, range(min(1, own.rows), own.rows))
+
+
+def _chunks_left_out(diverged: DivergedRun) -> Iterator[Counterfactual]:
+    """Chunks in which a pipeline computes each microbatch."""
+    count = next((each.num_chunks for each in diverged.layout.of(Pipeline)), 1)
+    for index in range(count if count > 1 else 0):
+        words = f"the pipeline leaves out chunk {index} of each microbatch"
+        for divides_by_own in (True, False):
+            take = _without_chunk(index, count)
+            yield _taking(diverged, Cause.MICROBATCH_LOST, words, take, divides_by_own=divides_by_own)
+    if count > 1:
+        words = f"the pipeline sums the {count} chunks of each microbatch, rather than averaging them"
+        yield on_one_device(diverged, Cause.MICROBATCHES_SUMMED, words, _scaling_loss(count))
+
+
+def _without_chunk(index: int, count: int) -> Take:
+    def take(ranks: EmulatedRanks, rank: RankCoordinate, batch: Batch) -> Batch:
+        own = ranks.take_rows(rank, batch)
+        chunks = torch.arange(own.rows).chunk(count)
+        kept = torch.tensor([row for at, rows in enumerate(chunks) if at != index for row in rows.tolist()], dtype=torch.int64)
+        inputs, targets = (values.index_select(own.batch_dim, kept) for values in (own.inputs, own.targets))
+        masks = tuple(None if mask is None else mask[kept] for mask in own.masks)
+        return replace(own, inputs=inputs, targets=targets, masks=masks)
+
+    return take
+
+
+def _masked(diverged: DivergedRun) -> Iterator[Counterfactual]:
+    if any(layer.dropout for layer in diverged.training.model.layers):
+        yield _taking(diverged, Cause.ANOTHER_MASK, "dropout is not applied", _unmasked)
+        words = "every rank uses the dropout masks of the first rank's rows"
+        yield _taking(diverged, Cause.ANOTHER_MASK, words, _masks_of_first)
+
+
+def _unmasked(ranks: EmulatedRanks, rank: RankCoordinate, batch: Batch) -> Batch:
+    return replace(ranks.take_rows(rank, batch), masks=tuple(None for _ in batch.masks))
+
+
+def _masks_of_first(ranks: EmulatedRanks, rank: RankCoordinate, batch: Batch) -> Batch:
+    first = ranks.take_rows(ranks.coordinates[0], batch)
+    return replace(ranks.take_rows(rank, batch), masks=first.masks)

@@ -1,0 +1,125 @@
+"""Shards that are taken for one another, or each for a whole tensor."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+
+from equivcheck.diagnosis.catalogue.counterfactual import Change, Counterfactual, changing_gradients, on_one_device
+from equivcheck.diagnosis.diverged_run import DivergedRun
+from equivcheck.diagnosis.emulation.held_elements import HeldElements, held_elements_of
+from equivcheck.scenario import Training
+from equivcheck.train.optimizer import build_optimizer
+from equivcheck.train.setup import Setup
+from equivcheck.verdict.cause import Cause
+
+
+def _is_sharded(diverged: DivergedRun) -> bool:
+    """Whether any rank lacks any element, in all steps."""
+    return not diverged.resumes and held_elements_of(diverged).is_sharded
+
+
+def wrong_gradient_shards(diverged: DivergedRun) -> Iterator[Counterfactual]:
+    """Gradients of another rank's shard."""
+    if _is_sharded(diverged):
+        held = held_elements_of(diverged)
+        for distance, sources in held.shifted():
+            change = changing_gradients(partial(held.exchange, sources=sources))
+            yield on_one_device(diverged, Cause.PERMUTED, f"rank r has the gradient shards of rank r + {distance}", change)
+
+
+def state_of_other_ranks(diverged: DivergedRun) -> Iterator[Counterfactual]:
+    """Optimizer state of another rank's shard."""
+    if _is_sharded(diverged) and diverged.training.steps > 1:
+        held = held_elements_of(diverged)
+        for distance, sources in held.shifted():
+            words = f"rank r has the optimizer state of rank r + {distance}"
+            yield on_one_device(diverged, Cause.STATE_OF_ANOTHER, words, _with_state_of(held, sources))
+        words = "every rank has the optimizer state of rank 0"
+        yield on_one_device(diverged, Cause.STATE_OF_ANOTHER, words, _with_state_of(held, [0] * held.num_ranks))
+
+
+def _with_state_of(held: HeldElements, sources: Sequence[int]) -> Change:
+    def change(setup: Setup) -> None:
+        names: dict[torch.Tensor, str] = {parameter: name for name, parameter in setup.model.named_parameters()}
+
+        def exchange_all(optimizer: torch.optim.Optimizer, _step: int) -> None:
+            for parameter, state in optimizer.state.items():
+                for value in state.values():
+                    if isinstance(value, torch.Tensor) and value.shape == parameter.shape:
+                        held.exchange(names[parameter], value, sources)
+
+        setup.before_step.append(exchange_all)
+
+    return change
+
+
+def local_statistics(diverged: DivergedRun) -> Iterator[Counterfactual]:
+    """An optimizer that is not elementwise updates each shard as if it were all of the tensor."""
+    if not diverged.training.optimizer.elementwise and _is_sharded(diverged):
+        words = "the optimizer takes each rank's shard for the whole tensor: its statistics over a tensor are those of the shard"
+        yield on_one_device(diverged, Cause.LOCAL_STATISTICS, words, _by_shards(held_elements_of(diverged)))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Shard:
+    whole: torch.nn.Parameter
+    box: tuple[slice, ...]
+    own: torch.nn.Parameter
+    optimizer: torch.optim.Optimizer
+
+
+def _by_shards(held: HeldElements) -> Change:
+    def change(setup: Setup) -> None:
+        shards = [
+            shard
+            for name, parameter in setup.model.named_parameters()
+            for shard in _shards(setup.training, name, parameter, held)
+        ]
+
+        def update(optimizer: torch.optim.Optimizer) -> None:
+            rates = {parameter: group["lr"] for group in optimizer.param_groups for parameter in group["params"]}
+            for shard in shards:
+                if shard.whole.grad is not None:
+                    _update(shard, optimizer, rates[shard.whole])
+
+        setup.update = update
+
+    return change
+
+
+def _shards(training: Training, name: str, parameter: torch.nn.Parameter, held: HeldElements) -> Iterator[_Shard]:
+    """One for each distinct part that a rank holds of a parameter."""
+    boxes = dict.fromkeys(_box(held.by(name, rank)) for rank in range(held.num_ranks))
+    for bounds in filter(None, boxes):
+        box = tuple(slice(start, end) for start, end in bounds)
+        own = torch.nn.Parameter(parameter.detach()[box].clone())
+        yield _Shard(parameter, box, own, build_optimizer(training, [(name, own)]))
+
+
+def _box(elements: torch.Tensor) -> tuple[tuple[int, int], ...]:
+    """First index and the one after the last of the elements that are held along each dim; empty for none."""
+    where = elements.nonzero()
+    if not len(where):
+        return ()
+    first, last = where.min(0).values.tolist(), where.max(0).values.tolist()
+    return tuple((start, end + 1) for start, end in zip(first, last, strict=True))
+
+
+def _update(shard: _Shard, optimizer: torch.optim.Optimizer, rate: float) -> None:
+    assert shard.whole.grad is not None, "only what has a gradient is updated"
+    shard.own.grad = shard.whole.grad[shard.box].clone()
+    shard.own.data.copy_(shard.whole.data[shard.box])
+    for group in shard.optimizer.param_groups:
+        group["lr"] = rate
+    shard.optimizer.step()
+    shard.whole.data[shard.box] = shard.own.data
+    state = optimizer.state[shard.whole]
+    for key, value in shard.optimizer.state[shard.own].items():
+        if isinstance(value, torch.Tensor) and value.shape == shard.own.shape:
+            state.setdefault(key, torch.zeros_like(shard.whole.data))[shard.box] = value
+        else:
+            state[key] = value

@@ -1,0 +1,86 @@
+"""Weights shared among layers that are no longer shared."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from equivcheck.diagnosis.catalogue.counterfactual import Change, Counterfactual, on_one_device
+from equivcheck.diagnosis.diverged_run import DivergedRun
+from equivcheck.diagnosis.words import listed
+from equivcheck.scenario import Training
+from equivcheck.train.optimizer import build_optimizer
+from equivcheck.train.read import default_slots
+from equivcheck.train.setup import Setup
+from equivcheck.verdict.cause import Cause
+
+
+def wrong_sharing(diverged: DivergedRun) -> Iterator[Counterfactual]:
+    """In one place of several a shared weight stays as it was, gets no gradient, or is a parameter of its own."""
+    if diverged.rounding is not None:
+        return
+    layers = diverged.training.model.layers
+    for owner in sorted({layer.shares for layer in layers if layer.shares is not None}):
+        weight = f"`layers.{owner}.linear.weight`"
+        sharers = [index for index, layer in enumerate(layers) if layer.shares == owner]
+        choices = [tuple(sharers), *((place,) for place in (*sharers, owner))]
+        for places in dict.fromkeys(choices):
+            where = f"layer{'' if len(places) == 1 else 's'} {listed([str(at) for at in places])}"
+            words = f"the use of the shared {weight} in {where} adds nothing to its gradient"
+            yield on_one_device(diverged, Cause.UNTIED, words, _linear(places, _detached))
+            words = f"the shared {weight} keeps its initial value in {where}"
+            yield on_one_device(diverged, Cause.UNTIED, words, _linear(places, _left_behind))
+        for trained, fate in ((True, "updated on its own"), (False, "never updated")):
+            words = f"{weight} is no longer shared: each layer that shares it has a copy that is {fate}"
+            yield on_one_device(diverged, Cause.UNTIED, words, _apart(sharers, trained=trained))
+
+
+Weight = Callable[[nn.Linear], Callable[[], torch.Tensor]]
+"""What a linear takes for its weight, made before training."""
+
+
+def _linear(places: Iterable[int], weight: Weight) -> Change:
+    def change(setup: Setup) -> None:
+        for place in places:
+            linear = setup.model.get_submodule(f"layers.{place}.linear")
+            assert isinstance(linear, nn.Linear), "a layer has a linear"
+            linear.forward = partial(_through, linear, weight(linear))  # type: ignore[method-assign]
+
+    return change
+
+
+def _through(linear: nn.Linear, weight: Callable[[], torch.Tensor], values: torch.Tensor) -> torch.Tensor:
+    return functional.linear(values, weight(), linear.bias)
+
+
+def _detached(linear: nn.Linear) -> Callable[[], torch.Tensor]:
+    return linear.weight.detach
+
+
+def _left_behind(linear: nn.Linear) -> Callable[[], torch.Tensor]:
+    """The value at the start, with a gradient for what the weight is now."""
+    start = linear.weight.detach().clone()
+    return lambda: start + (linear.weight - linear.weight.detach())
+
+
+def _apart(sharers: list[int], *, trained: bool) -> Change:
+    def change(setup: Setup) -> None:
+        own: dict[str, nn.Parameter] = {}
+        for place in sharers:
+            linear = setup.model.get_submodule(f"layers.{place}.linear")
+            assert isinstance(linear, nn.Linear), "a layer has a linear"
+            linear.weight = own[f"layers.{place}.linear.weight"] = nn.Parameter(
+                linear.weight.detach().clone(), requires_grad=linear.weight.requires_grad
+            )
+        setup.find_slots = lambda model: tuple(slot for slot in default_slots(model) if slot.pieces[0].name not in own)
+
+        def build(training: Training, parameters: Iterable[tuple[str, torch.Tensor]]) -> torch.optim.Optimizer:
+            return build_optimizer(training, [*parameters, *(own.items() if trained else ())])
+
+        setup.build_optimizer = build
+
+    return change

@@ -1,0 +1,163 @@
+"""Layers split over ranks by tensor parallelism whose reductions are left out, averaged or done twice."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from equivcheck.diagnosis.catalogue.counterfactual import Change, Counterfactual, on_emulated_ranks, on_one_device
+from equivcheck.diagnosis.diverged_run import DivergedRun
+from equivcheck.diagnosis.emulation.emulated_ranks import EmulatedRanks, Reduction
+from equivcheck.diagnosis.words import gradients, listed, over
+from equivcheck.parallelisms.tensor_parallel.plans import fits
+from equivcheck.scenario import Split, TensorParallel
+from equivcheck.scenario.mesh import TP
+from equivcheck.train.setup import Setup
+from equivcheck.verdict.cause import Cause
+
+Forward = Callable[[nn.Linear, torch.Tensor], torch.Tensor]
+"""What a linear then computes."""
+
+
+def wrong_splits(diverged: DivergedRun) -> Iterator[Counterfactual]:
+    """Of all layers that are split alike, or of one."""
+    plan = next((each.plan for each in diverged.layout.of(TensorParallel)), None)
+    num_ranks = diverged.mesh.size(TP)
+    if plan is None or num_ranks == 1 or diverged.rounding is not None or not fits(diverged.training.model, plan):
+        return
+    yield from _replicated(diverged, num_ranks)
+    for layers in _choices([at for at, entry in enumerate(plan) if entry.split is Split.ROW]):
+        yield from _of_rows(diverged, layers, num_ranks)
+    for layers in _choices([at for at, entry in enumerate(plan) if entry.split is Split.COLUMN]):
+        yield from _of_columns(diverged, layers, num_ranks)
+
+
+def _choices(layers: Sequence[int]) -> Iterator[tuple[int, ...]]:
+    if layers:
+        yield tuple(layers)
+    if len(layers) > 1:
+        yield from ((layer,) for layer in layers)
+
+
+def _replicated(diverged: DivergedRun, num_ranks: int) -> Iterator[Counterfactual]:
+    """Gradients of what every rank of the axis holds, from its own rows, or summed once more."""
+    where = over(diverged.mesh, (TP,))
+    for names in () if diverged.resumes else diverged.suspects:
+        words = f"{gradients(diverged, names)} left unreduced over {where}: each rank keeps that of its own rows"
+        yield on_emulated_ranks(diverged, Cause.NOT_REDUCED, words, _own_rows(names, 1 / num_ranks))
+        divided = f"{words}, but divided by the number of ranks"
+        yield on_emulated_ranks(diverged, Cause.NOT_REDUCED, divided, _own_rows(names, 1.0))
+
+
+def _own_rows(names: Sequence[str], factor: float) -> Callable[[EmulatedRanks], None]:
+    def change(ranks: EmulatedRanks) -> None:
+        axes = ranks.data_axes
+        ranks.data_axes = (*axes, TP)
+        ranks.reductions.update(dict.fromkeys(names, Reduction(axes=axes, factor=factor)))
+
+    return change
+
+
+def _of_rows(diverged: DivergedRun, layers: tuple[int, ...], num_ranks: int) -> Iterator[Counterfactual]:
+    who, where = _named(layers), over(diverged.mesh, (TP,))
+    words = f"the bias of {who} is added on each of {where}, not once"
+    for counted in (True, False):
+        yield on_one_device(diverged, Cause.BIAS_ON_EVERY_RANK, words, _forwarding(layers, _biased(num_ranks, counted=counted)))
+    for backward in (True, False):
+        words = f"the output of {who} is averaged over {where}, not summed"
+        yield on_one_device(diverged, Cause.OUTPUT_AVERAGED, words, _forwarding(layers, _averaged(num_ranks, backward=backward)))
+    words = f"the output of {who} is not summed over {where}: each rank goes on with its partial result"
+    for share in (1.0, 1 / num_ranks, 0.0):
+        # Of no share for the others, the first has all of it.
+        shares = [share or 1.0, *[share] * (num_ranks - 1)]
+        change = _on_each(layers, lambda place, shares=shares: _own_features(place, num_ranks, shares[place]))  # type: ignore[misc]
+        yield on_emulated_ranks(diverged, Cause.PARTIAL_OUTPUT, words, change)
+
+
+def _of_columns(diverged: DivergedRun, layers: tuple[int, ...], num_ranks: int) -> Iterator[Counterfactual]:
+    who, where = _named(layers), over(diverged.mesh, (TP,))
+    words = f"the gradient of the input of {who} is summed twice over {where}"
+    yield on_one_device(diverged, Cause.INPUT_GRADIENT_SUMMED_TWICE, words, _forwarding(layers, _louder(num_ranks)))
+    words = f"the gradient of the input of {who} is not summed over {where}: each rank goes on with its partial result"
+    yield on_emulated_ranks(
+        diverged, Cause.PARTIAL_INPUT_GRADIENT, words, _on_each(layers, lambda place: _partly(place, num_ranks))
+    )
+
+
+def _named(layers: tuple[int, ...]) -> str:
+    names = [f"`layers.{layer}.linear`" for layer in layers]
+    return listed(names) if len(names) < 4 else f"{len(names)} layers"
+
+
+def _forwarding(layers: tuple[int, ...], forward: Forward) -> Change:
+    def change(setup: Setup) -> None:
+        for layer in layers:
+            for name in ("linear", "auxiliary"):
+                linear = getattr(setup.model.get_submodule(f"layers.{layer}"), name)
+                if linear is not None:
+                    linear.forward = partial(forward, linear)
+
+    return change
+
+
+def _on_each(layers: tuple[int, ...], forward_of: Callable[[int], Forward]) -> Callable[[EmulatedRanks], None]:
+    def change(ranks: EmulatedRanks) -> None:
+        for rank, setup in zip(ranks.coordinates, ranks.setups, strict=True):
+            _forwarding(layers, forward_of(rank.indices[TP]))(setup)
+
+    return change
+
+
+def _biased(num_ranks: int, *, counted: bool) -> Forward:
+    def forward(linear: nn.Linear, values: torch.Tensor) -> torch.Tensor:
+        outputs = functional.linear(values, linear.weight, linear.bias)
+        if linear.bias is None:
+            return outputs
+        return outputs + (num_ranks - 1) * (linear.bias if counted else linear.bias.detach())
+
+    return forward
+
+
+def _averaged(num_ranks: int, *, backward: bool) -> Forward:
+    def forward(linear: nn.Linear, values: torch.Tensor) -> torch.Tensor:
+        outputs = functional.linear(values, linear.weight)
+        outputs = outputs / num_ranks if backward else outputs + (outputs / num_ranks - outputs).detach()
+        return outputs if linear.bias is None else outputs + linear.bias
+
+    return forward
+
+
+def _own_features(place: int, num_ranks: int, share: float) -> Forward:
+    """With so much of the bias; its gradient is that of all of it."""
+
+    def forward(linear: nn.Linear, values: torch.Tensor) -> torch.Tensor:
+        size = -(-values.shape[-1] // num_ranks)
+        own = slice(place * size, (place + 1) * size)
+        outputs = functional.linear(values[..., own], linear.weight[:, own])
+        return outputs if linear.bias is None else outputs + (linear.bias + (share - 1.0) * linear.bias.detach())
+
+    return forward
+
+
+def _louder(num_ranks: int) -> Forward:
+    def forward(linear: nn.Linear, values: torch.Tensor) -> torch.Tensor:
+        twice = num_ranks * values - (num_ranks - 1) * values.detach() if values.requires_grad else values
+        return functional.linear(twice, linear.weight, linear.bias)
+
+    return forward
+
+
+def _partly(place: int, num_ranks: int) -> Forward:
+    def forward(linear: nn.Linear, values: torch.Tensor) -> torch.Tensor:
+        outputs = functional.linear(values.detach(), linear.weight, linear.bias)
+        size = -(-outputs.shape[-1] // num_ranks)
+        own = torch.zeros(outputs.shape[-1], dtype=outputs.dtype)
+        own[place * size : (place + 1) * size] = 1.0
+        through = functional.linear(values, linear.weight.detach())
+        return outputs + (through - through.detach()) * own
+
+    return forward

@@ -1,0 +1,1 @@
+"""The trainings of all ranks, emulated on one device."""

@@ -1,0 +1,41 @@
+"""Where ranks lie in the mesh."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+
+from equivcheck.scenario import Mesh
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankCoordinate:
+    """A rank and where it lies in the mesh."""
+
+    rank: int
+    """Global rank."""
+    indices: dict[str, int]
+    """Its index along each axis."""
+
+    def agrees(self, other: RankCoordinate, axes: Iterable[str]) -> bool:
+        """Whether both have the same index along each of some axes."""
+        return all(self.indices[name] == other.indices[name] for name in axes)
+
+    def differs_only_along(self, other: RankCoordinate, axes: Sequence[str]) -> bool:
+        """Whether both have the same index along all axes but some."""
+        return self.agrees(other, [name for name in self.indices if name not in axes])
+
+
+def coordinates_of_ranks(mesh: Mesh) -> tuple[RankCoordinate, ...]:
+    """The coordinates of all ranks of a mesh, by rank."""
+    return tuple(
+        RankCoordinate(rank=rank, indices=dict(zip(mesh.names, mesh.coordinate(rank), strict=True)))
+        for rank in range(mesh.num_ranks)
+    )
+
+
+def choices_of(axes: Sequence[str], *, most: int | None = None) -> Iterator[tuple[str, ...]]:
+    """Every choice of at least one of some axes and of at most so many (None for all), the largest first."""
+    largest = len(axes) if most is None else most
+    return (chosen for count in range(largest, 0, -1) for chosen in combinations(axes, count))

@@ -1,0 +1,184 @@
+"""The trainings of all ranks on one device, run side by side.
+
+Each computes with whole parameters on the rows of its rank. Where ranks would communicate, the trainings pause: gradients are
+reduced over them by plain arithmetic, and each takes the elements that its rank does not hold from one that does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+import torch
+
+from equivcheck.diagnosis.diverged_run import DivergedRun
+from equivcheck.diagnosis.emulation.coordinates import RankCoordinate, coordinates_of_ranks
+from equivcheck.diagnosis.emulation.held_elements import held_elements_of
+from equivcheck.layouts.rounding import Division, WhenReduced, when_reduced
+from equivcheck.reference.reduction import AccumulatedGradients, Gradients, mean_of
+from equivcheck.trace.trace import Trace
+from equivcheck.train.accumulate import part_loss, scalar
+from equivcheck.train.loop import Pause, pausing
+from equivcheck.train.material import Batch, material
+from equivcheck.train.setup import Setup
+from equivcheck.train.single_device import single_device
+
+Parameters = dict[str, torch.nn.Parameter]
+"""Those of one rank, by name."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reduction:
+    """How a rank's gradient of a tensor comes from those of all."""
+
+    axes: tuple[str, ...]
+    """The mean is over the ranks that differ along these axes only; none for the rank's own."""
+    factor: float = 1.0
+    """Times this."""
+
+
+class EmulatedRanks:
+    """Trainings that together compute what one device does; a counterfactual changes its attributes before `train`."""
+
+    def __init__(self, diverged: DivergedRun) -> None:
+        self.training = diverged.training
+        self.mesh = diverged.mesh
+        self.coordinates = coordinates_of_ranks(self.mesh)
+        self.held = held_elements_of(diverged)
+        self.setups: list[Setup] = [single_device(self.training) for _ in self.coordinates]
+
+        self.data_axes = diverged.data_axes
+        """The axes along which ranks compute on different rows, outermost first."""
+        self.take: Callable[[RankCoordinate, Batch], Batch] = self.take_rows
+        """The rows of a microbatch that a rank computes on."""
+        self.divides_by_own_rows = True
+        """Whether a mean loss is over the rows that a rank has taken, not over those that it should have."""
+        self.weight_of: Callable[[RankCoordinate, int], float] = lambda _rank, _microbatch: 1.0
+        """A factor of a rank's gradients of a microbatch."""
+
+        self.when_reduced = when_reduced(diverged.layout)
+        """When gradients of several microbatches are reduced."""
+        self.reductions: dict[str, Reduction] = {}
+        """How gradients of some parameters are reduced; others over all data axes."""
+        self.unreduced_microbatches: frozenset[int] = frozenset()
+        """Microbatches of which each rank keeps its own gradients."""
+        self.reduces_in: torch.dtype | None = None
+        """The element type that gradients are added up in; None for their own."""
+        self.division = Division.BEFORE
+        """When the sum over ranks is made a mean."""
+        self.before_reducing: list[Callable[[Gradients], None]] = []
+        """Called with the gradients of each rank before each reduction."""
+
+    def take_rows(self, rank: RankCoordinate, batch: Batch) -> Batch:
+        """The rows of a rank, as near to equal in number as can be."""
+        index, count = self._part(rank)
+        size = -(-batch.rows // count)
+        start = min(index * size, batch.rows)
+        return cut(batch, range(start, min(start + size, batch.rows)))
+
+    def _part(self, rank: RankCoordinate) -> tuple[int, int]:
+        """Which part of the rows a rank has, and how many parts there are."""
+        index, count = 0, 1
+        for name in self.data_axes:
+            size = self.mesh.size(name)
+            index, count = index * size + rank.indices[name], count * size
+        return index, count
+
+    def peers(self, rank: RankCoordinate, axes: Sequence[str]) -> list[int]:
+        """The ranks that differ from one along some axes only, itself included."""
+        return [other.rank for other in self.coordinates if other.differs_only_along(rank, axes)]
+
+    def train(self, num_steps: int) -> tuple[Trace, ...]:
+        """Train that many steps; the trace of each rank."""
+        models: list[Parameters] = [dict(setup.model.named_parameters()) for setup in self.setups]
+        losses = [0.0] * len(self.setups)
+        running = []
+        for rank, setup in enumerate(self.setups):
+            setup.span, setup.compute = range(num_steps), partial(_loss_of_rank, losses, rank)
+            running.append(pausing(setup))
+        for index, batches in enumerate(material(self.training).steps[:num_steps]):
+            _advance(running)
+            self._compute(models, losses, batches, index)
+            _advance(running)
+            values = [{name: parameter.data for name, parameter in model.items()} for model in models]
+            self.held.gather(values)
+            self.held.take_from_owners(values)
+        return tuple(map(_finished, running))
+
+    def _compute(self, models: list[Parameters], losses: list[float], batches: Sequence[Batch], index: int) -> None:
+        """Leave each rank's gradients and loss of a step."""
+        gradients = AccumulatedGradients(
+            [{name: value.grad for name, value in model.items() if value.grad is not None} for model in models],
+            self._reduced,
+            once=self.when_reduced is WhenReduced.ONCE,
+            whole=self.when_reduced is not WhenReduced.EACH,
+        )
+        losses[:] = [0.0] * len(losses)
+        for number, batch in enumerate(batches):
+            is_local = number in self.unreduced_microbatches
+            for rank, model in zip(self.coordinates, models, strict=True):
+                loss, fresh = self._backward(rank, model, batch, index)
+                losses[rank.rank] += loss
+                weight = self.weight_of(rank, number)
+                fresh = fresh if weight == 1.0 else {name: value * weight for name, value in fresh.items()}
+                (gradients.add_unreduced if is_local else gradients.add)(rank.rank, fresh)
+            if not is_local:
+                gradients.end_microbatch(last=number == len(batches) - 1)
+        self.held.gather(gradients.reduced)
+        for model, reduced in zip(models, gradients.reduced, strict=True):
+            for name, value in model.items():
+                value.grad = reduced.get(name)
+
+    def _backward(self, rank: RankCoordinate, model: Parameters, batch: Batch, index: int) -> tuple[float, Gradients]:
+        """Loss and gradients of a rank's rows of a microbatch, scaled so that the mean over ranks is that of all."""
+        setup, part, (_, count) = self.setups[rank.rank], self.take(rank, batch), self._part(rank)
+        for value in model.values():
+            value.grad = None
+        if not part.rows:
+            return 0.0, {}
+        is_own = self.training.loss.is_mean and self.divides_by_own_rows
+        setup.loss_scale = count
+        loss = part_loss(setup, part, index, part.rows * count if is_own else batch.rows)
+        loss.backward()  # type: ignore[no-untyped-call]
+        return scalar(loss), {name: value.grad for name, value in model.items() if value.grad is not None}
+
+    def _reduced(self, gradients: list[Gradients]) -> list[Gradients]:
+        for change in self.before_reducing:
+            for own in gradients:
+                change(own)
+        return [{name: self._mean(rank, name, gradients) for name in gradients[rank.rank]} for rank in self.coordinates]
+
+    def _mean(self, rank: RankCoordinate, name: str, gradients: list[Gradients]) -> torch.Tensor:
+        reduction = self.reductions.get(name, Reduction(axes=self.data_axes))
+        peers = self.peers(rank, reduction.axes)
+        values = [gradients[peer][name] for peer in peers if name in gradients[peer]]
+        parts = values if self.reduces_in is None else [value.to(self.reduces_in) for value in values]
+        return mean_of(parts, self.division, count=len(peers)).to(values[0].dtype) * reduction.factor
+
+
+def cut(batch: Batch, rows: range) -> Batch:
+    """Some rows of a batch, in a row."""
+    inputs, targets = (values.narrow(batch.batch_dim, rows.start, len(rows)) for values in (batch.inputs, batch.targets))
+    masks = tuple(None if mask is None else mask.narrow(0, rows.start, len(rows)) for mask in batch.masks)
+    return replace(batch, inputs=inputs, targets=targets, masks=masks)
+
+
+def _loss_of_rank(losses: list[float], rank: int, _setup: Setup, _batches: Sequence[Batch], _index: int) -> float:
+    """What a rank's training takes for computing: all of it has been done."""
+    return losses[rank]
+
+
+def _advance(running: Sequence[Generator[Pause, None, Trace]]) -> None:
+    """Let each training run on to where it pauses next."""
+    for each in running:
+        next(each)
+
+
+def _finished(running: Generator[Pause, None, Trace]) -> Trace:
+    try:
+        next(running)
+    except StopIteration as end:
+        trace: Trace = end.value
+        return trace
+    raise AssertionError("a training pauses twice a step")

@@ -1,0 +1,126 @@
+"""Ranks that start every step from the reference's parameters and optimizer state."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import numpy as np
+import torch
+
+from equivcheck.composition.registry import rounding_of
+from equivcheck.errors import EquivCheckError
+from equivcheck.reference.rounded import rounded_setup
+from equivcheck.scenario import Scenario
+from equivcheck.trace.pieces import Whole, part_of
+from equivcheck.trace.trace import Piece, Slot
+from equivcheck.train.loop import train
+from equivcheck.train.read import local_values, state_slots
+from equivcheck.train.setup import Setup, own_state
+from equivcheck.train.single_device import single_device
+
+
+class NotWritable(EquivCheckError):
+    """What a rank holds cannot be written piece by piece; the text names it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepValues:
+    """What the reference has at the start of a step."""
+
+    parameters: Whole
+    """Full parameters by name."""
+    state: Whole
+    """Optimizer state, ``parameter/key``; empty before the first update."""
+    types: dict[str, torch.dtype]
+    """The element type of each state."""
+
+
+def values_at_steps(scenario: Scenario) -> list[StepValues]:
+    """Train on one device and keep what each step starts from."""
+    rounding, kept = rounding_of(scenario.layout), list[StepValues]()
+    setup = single_device(scenario.training) if rounding is None else rounded_setup(scenario.training, rounding)
+
+    def keep(optimizer: torch.optim.Optimizer, _step: int) -> None:
+        named = dict(setup.model.named_parameters())
+        state = {
+            f"{name}/{key}": torch.as_tensor(value)
+            for name, parameter in named.items()
+            for key, value in optimizer.state.get(parameter, {}).items()
+        }
+        kept.append(
+            StepValues(
+                parameters={name: _array(value) for name, value in named.items()},
+                state={name: _array(value) for name, value in state.items()},
+                types={name: value.dtype for name, value in state.items()},
+            )
+        )
+
+    setup.before_step.append(keep)
+    train(setup)
+    return kept
+
+
+def _array(value: torch.Tensor) -> Any:
+    return value.detach().to(torch.float64).numpy().copy()
+
+
+def starting_from(values: Sequence[StepValues], alter: Callable[[Setup], None] | None, *, state: bool) -> Callable[[Setup], None]:
+    """`alter`, and then at each step's start the reference's parameters, and its optimizer state if asked for.
+
+    After whatever else happens there: what is lost between two steps is given back.
+    """
+
+    def change(setup: Setup) -> None:
+        if alter is not None:
+            alter(setup)
+        setup.before_step.append(lambda optimizer, step: _write_all(setup, optimizer, values[step], state=state))
+
+    return change
+
+
+def _write_all(setup: Setup, optimizer: torch.optim.Optimizer, values: StepValues, *, state: bool) -> None:
+    slots = setup.find_slots(setup.model)
+    for slot in slots:
+        _write(slot.parameter, slot.pieces, values.parameters)
+    if state:
+        if setup.state_of is own_state:
+            _make_missing(optimizer, slots, values)
+        for slot, tensor in state_slots(setup.state_of(optimizer), slots):
+            _write(tensor, slot.pieces, values.state)
+
+
+def _make_missing(optimizer: torch.optim.Optimizer, slots: Sequence[Slot], values: StepValues) -> None:
+    """Make state that the reference has by now: as large as its parameter, or the same on every rank."""
+    for slot in slots:
+        piece = slot.pieces[0]
+        for name, value in values.state.items():
+            parameter, _, key = name.rpartition("/")
+            if parameter == piece.name and key not in optimizer.state.get(slot.parameter, {}):
+                whole = value.shape == piece.shape
+                made = torch.zeros_like(slot.parameter) if whole else torch.from_numpy(np.array(value)).to(values.types[name])
+                cast(MutableMapping[str, Any], optimizer.state[slot.parameter])[key] = made
+
+
+def _write(tensor: torch.Tensor, pieces: tuple[Piece, ...], wholes: Mapping[str, Any]) -> None:
+    local = local_values(tensor)
+    if local.numel() != sum(piece.numel for piece in pieces):
+        raise NotWritable(f"{pieces[0].name} has {local.numel()} elements on a rank where its layout says otherwise")
+    parts = [_part(piece, wholes) for piece in pieces]
+    if all(part is None for part in parts):
+        return
+    place, flat = 0, local.reshape(-1).clone()
+    for piece, part in zip(pieces, parts, strict=True):
+        if part is not None:
+            flat[place : place + piece.numel] = torch.from_numpy(np.ascontiguousarray(part)).to(flat.dtype)
+        place += piece.numel
+    with torch.no_grad():
+        local.copy_(flat.reshape(local.shape))
+
+
+def _part(piece: Piece, wholes: Mapping[str, Any]) -> Any:
+    whole = wholes.get(piece.name)
+    if whole is None or whole.shape != piece.shape:
+        return None
+    return part_of(whole, piece)

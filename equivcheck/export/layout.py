@@ -1,0 +1,38 @@
+"""The layout of a script: its parallelisms, each written by its own folder, and what compiles."""
+
+from __future__ import annotations
+
+from equivcheck.composition.registry import import_parts
+from equivcheck.export.clipping_by_mesh import clip_kinds
+from equivcheck.layouts.script.draft import Draft, LoopPosition, loop_over_units, refuse
+from equivcheck.scenario import Compile
+
+
+def write_layout(draft: Draft) -> None:
+    """Apply the parallelisms of a draft's scenario to it, innermost first, and what compiles. Raises `CannotExport`."""
+    layout, writers = draft.scenario.layout, import_parts("export")
+    for parallelism in layout.parallelisms:
+        if parallelism.tag not in writers:
+            raise refuse(f"parallelism {parallelism.tag}", "only those that ship with the package are written")
+        writers[parallelism.tag].write(draft, parallelism)
+    if draft.mixes_tensors and draft.has_dtensors:
+        clip_kinds(draft)
+    if layout.mesh.num_ranks == 1:
+        draft.averages_loss = False
+    _compile(draft)
+
+
+def _compile(draft: Draft) -> None:
+    execution = draft.scenario.layout.execution
+    if execution.whole_step:
+        raise refuse("Execution.whole_step", "a script would hold the tracer")
+    if execution.compiled_autograd:
+        raise refuse("Execution.compiled_autograd", "it takes private settings of the compiler")
+    if execution.compile is Compile.NONE:
+        return
+    if execution.per_layer:
+        applied = f'layer.compile(backend="{execution.compile.value}", dynamic=False)'
+        draft.add(LoopPosition.WRAP, *loop_over_units(draft, applied))
+        return
+    draft.add(LoopPosition.WRAP, f'module = torch.compile({draft.module}, backend="{execution.compile.value}")')
+    draft.module = "module"

@@ -1,1 +1,0 @@
-"""What each parallelism puts into a script; one module each."""

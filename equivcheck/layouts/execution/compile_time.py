@@ -1,0 +1,40 @@
+"""How long ranks compile, and how long they may before that is called a hang."""
+
+from __future__ import annotations
+
+from equivcheck.scenario import SPMD, AuxiliaryLinear, Compile, Layout, Scenario, TensorParallel, Training
+
+COMPILE_SECONDS = 150.0
+"""For all that one pass compiles; it is often done in a thirtieth of that, but not where other work runs beside it."""
+_USUAL_SECONDS, _SLOW_SECONDS = 4.0, 40.0
+"""What one pass takes on two cores: slow are Inductor, which calls a C++ compiler, and compiled autograd over DTensors, whose
+graph breaks at each of their conversions (https://github.com/pytorch/pytorch/issues/127797)."""
+
+
+def num_graphs(training: Training) -> int:
+    """Passes that differ, each compiled anew: for every size of microbatch, and with and without what runs at even steps."""
+    changes = training.steps > 1 and any(layer.auxiliary is AuxiliaryLinear.EVEN_STEPS for layer in training.model.layers)
+    return len(set(training.data.microbatches)) * (2 if changes else 1)
+
+
+def compile_seconds(training: Training, layout: Layout) -> float:
+    """What the ranks of a layout have beyond their deadline; 0 where nothing is compiled."""
+    return COMPILE_SECONDS * num_graphs(training) if layout.execution.is_compiled else 0.0
+
+
+def all_compile_seconds(scenario: Scenario) -> float:
+    """The same for all layouts of a scenario together."""
+    return sum(compile_seconds(scenario.training, layout) for layout in scenario.layouts)
+
+
+def expected_compile_seconds(scenario: Scenario) -> float:
+    """What compiling is expected to take, of all layouts; 0 where nothing is compiled."""
+    seconds = sum(_expected(layout) for layout in scenario.layouts if layout.execution.is_compiled)
+    return num_graphs(scenario.training) * seconds if seconds else 0.0
+
+
+def _expected(layout: Layout) -> float:
+    has_dtensors = layout.has(TensorParallel, SPMD)
+    execution = layout.execution
+    slow = execution.compile is Compile.INDUCTOR or (execution.compiled_autograd and has_dtensors)
+    return _SLOW_SECONDS if slow else _USUAL_SECONDS

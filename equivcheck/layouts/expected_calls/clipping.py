@@ -1,0 +1,37 @@
+"""What `torch.nn.utils.clip_grad_norm_` communicates over gradients that are DTensors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from equivcheck.layouts.expected_calls.communication import Totals
+from equivcheck.layouts.expected_calls.rank_view import Held, Ledger, RankView
+from equivcheck.scenario import ClipNorm, NormType, ZeroGrad
+from equivcheck.trace.stage import Stage
+
+
+def dtensor_clipping(view: RankView, axes: Iterable[str], kind: Iterable[Held]) -> Totals:
+    """The calls of all steps, for gradients of one kind of DTensors, of which some are cut along each of `axes`.
+
+    The norms of all gradients are one tensor, reduced over one axis after the other; of an infinity norm the largest goes alone,
+    and where there is no gradient of this kind nothing does.
+    """
+    clipping, ledger = view.training.clipping, Ledger(Stage.CLIPPING)
+    if not isinstance(clipping, ClipNorm):
+        return {}
+    parameters = tuple(kind)
+    cut_along = [name for name in axes if view.layout.mesh.size(name) > 1]
+    for step in range(view.training.steps):
+        num_norms = sum(_keeps_gradient(view, held, step) for held in parameters)
+        for name in cut_along if num_norms else ():
+            if clipping.norm_type is NormType.INF:
+                ledger.note(step, "all_reduce.max", view.axes(name), view.item_bytes)
+            else:
+                ledger.note(step, "all_reduce.sum", view.axes(name), num_norms * view.item_bytes)
+    return ledger.totals
+
+
+def _keeps_gradient(view: RankView, held: Held, step: int) -> bool:
+    """Whether a parameter has a gradient after a step's backward: set to zero, one of an earlier step is still there."""
+    steps = range(step + 1) if view.training.zero_grad is ZeroGrad.ZERO else (step,)
+    return any(view.has_gradient(held, before) for before in steps)

@@ -1,0 +1,110 @@
+"""What optimizers cannot run on: DTensors, cut parameters, an older torch."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from importlib.metadata import version
+
+from packaging.version import Version
+
+from equivcheck.layouts.limits.limit import Limit
+from equivcheck.layouts.partition import matrix_cuts
+from equivcheck.scenario import (
+    SGD,
+    Adafactor,
+    AdamW,
+    Layout,
+    Muon,
+    Optimizer,
+    Training,
+)
+from equivcheck.scenario.optimizer import OPTIMIZERS
+
+
+def keeps_dtensors(layout: Layout) -> bool:
+    """Whether an optimizer sees the DTensors of a layout that has such."""
+    return not any(parallelism.trains_local_tensors for parallelism in layout.parallelisms)
+
+
+def _lacks_strategy(training: Training, layout: Layout) -> bool:
+    return training.optimizer.implementation in training.optimizer.without_dtensor and keeps_dtensors(layout)
+
+
+def _with_strategy(training: Training, _layout: Layout) -> Training:
+    optimizer = training.optimizer
+    left = [each for each in optimizer.implementations() if each not in optimizer.without_dtensor]
+    return replace(training, optimizer=replace(optimizer, implementation=left[-1]) if left else SGD(lr=optimizer.lr))
+
+
+DTENSOR_OPTIMIZERS = (
+    Limit(
+        reason="DTensor: no sharding strategy is registered for aten._fused_sgd_ and aten._fused_adagrad_, and none that works "
+        "in place for aten.index_put_ and aten._foreach_copy_, of which Rprop needs one",
+        applies=_lacks_strategy,
+        repair=_with_strategy,
+        upstream=True,
+    ),
+)
+"""What no layout can run whose parameters are DTensors."""
+
+
+def installed_torch() -> Version:
+    """The torch that trainings run on; asked of its metadata, as importing it is slow."""
+    return Version(version("torch"))
+
+
+def elementwise(training: Training, _layout: Layout) -> Training:
+    """The training with an elementwise optimizer in place of one that is not."""
+    optimizer = training.optimizer
+    return replace(training, optimizer=AdamW(lr=optimizer.lr, weight_decay=optimizer.weight_decay, maximize=optimizer.maximize))
+
+
+def _came_with(kind: type[Optimizer]) -> Limit:
+    return Limit(
+        reason=f"torch: {kind.__name__} came with {kind.since}, and an older one is installed",
+        applies=lambda training, _layout: isinstance(training.optimizer, kind) and installed_torch() < Version(kind.since),
+        repair=elementwise,
+    )
+
+
+ANYWHERE = tuple(_came_with(kind) for kind in OPTIMIZERS if kind.since)
+"""What no layout can run."""
+
+
+def _is_adafactor_of_cuts(training: Training, layout: Layout) -> bool:
+    return isinstance(training.optimizer, Adafactor) and keeps_dtensors(layout) and any(matrix_cuts(training, layout))
+
+
+def _is_muon_of_short_dims(training: Training, layout: Layout) -> bool:
+    is_muon = isinstance(training.optimizer, Muon) and keeps_dtensors(layout)
+    return is_muon and any(cut.size < cut.ranks for cut in matrix_cuts(training, layout))
+
+
+def _sees_local_parts(training: Training, layout: Layout) -> bool:
+    sees = not training.optimizer.elementwise and not keeps_dtensors(layout)
+    return sees and any(cut.ranks > 1 for cut in matrix_cuts(training, layout))
+
+
+WHOLE_PARAMETERS = (
+    Limit(
+        reason="DTensor: Adafactor squares norms in place, which is refused while they are pending a sum over shards; of sharded "
+        "vectors it takes the norm of the local shard alone, as DTensor.item() does not reduce (pytorch#144054)",
+        applies=_is_adafactor_of_cuts,
+        repair=elementwise,
+        upstream=True,
+    ),
+    Limit(
+        reason="DTensor: a dim cut over more ranks than it is long keeps no cut through Muon's products, which is refused in "
+        "place",
+        applies=_is_muon_of_short_dims,
+        repair=elementwise,
+        upstream=True,
+    ),
+    Limit(
+        reason="data parallelism over tensor parallelism: what tensor parallelism cuts is trained as plain local tensors, of "
+        "which an optimizer that is not elementwise sees no whole",
+        applies=_sees_local_parts,
+        repair=elementwise,
+    ),
+)
+"""What no layout can run that cuts parameters."""

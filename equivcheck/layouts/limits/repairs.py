@@ -1,0 +1,96 @@
+"""Trainings and layouts without one feature each: what limits repair with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+
+from equivcheck.scenario import AuxiliaryLinear, Layer, Layout, Model, Parallelism, Training
+from equivcheck.scenario.data import USUAL_ROWS
+from equivcheck.scenario.model import MAX_WIDTH
+
+
+def with_model(training: Training, **changes: object) -> Training:
+    """The training with other fields of its model."""
+    return replace(training, model=replace(training.model, **changes))  # type: ignore[arg-type]
+
+
+def each_layer(training: Training, change: Callable[[int, Layer], Layer]) -> Training:
+    """The training with every layer replaced by ``change(index, layer)``."""
+    return with_model(training, layers=tuple(change(index, layer) for index, layer in enumerate(training.model.layers)))
+
+
+def without_shares(training: Training) -> Training:
+    """Every layer has a weight of its own."""
+    return each_layer(training, lambda _index, layer: replace(layer, shares=None))
+
+
+def without_auxiliary(training: Training) -> Training:
+    """No layer has a second linear."""
+    return each_layer(training, lambda _index, layer: replace(layer, auxiliary=None))
+
+
+def without_frozen(training: Training) -> Training:
+    """Every parameter is trained."""
+    return each_layer(training, lambda _index, layer: replace(layer, frozen=False))
+
+
+def with_rows(training: Training, multiple: int) -> Training:
+    """Rows of every microbatch rounded to a multiple: up, or down where that is more than a microbatch may have."""
+    microbatches = tuple(rounded(rows, multiple, max(USUAL_ROWS, multiple)) for rows in training.data.microbatches)
+    return replace(training, data=replace(training.data, microbatches=microbatches))
+
+
+def with_widths(training: Training, multiple: int) -> Training:
+    """Features and all widths rounded to a multiple, so that equal ones stay equal."""
+    layers = tuple(replace(layer, width=rounded(layer.width, multiple, MAX_WIDTH)) for layer in training.model.layers)
+    return with_model(training, features=rounded(training.model.features, multiple, MAX_WIDTH), layers=layers)
+
+
+def with_num_layers(training: Training, count: int) -> Training:
+    """The first layers, or all of them and plain ones of the same width after them."""
+    layers = training.model.layers[:count]
+    layers += (Layer(width=layers[-1].width, bias=training.optimizer.takes_vectors),) * (count - len(layers))
+    if all(layer.frozen or layer.shares is not None for layer in layers):
+        layers = (replace(layers[0], frozen=False), *layers[1:])
+    return with_model(training, layers=layers)
+
+
+def rounded(value: int, multiple: int, largest: int) -> int:
+    """The value rounded up to a multiple, or down to the last one that is not above `largest`; 1 where there is none."""
+    up = -(-value // multiple) * multiple
+    return up if up <= largest else max(largest // multiple * multiple, 1)
+
+
+def has_shares(model: Model) -> bool:
+    """Whether any two layers share a weight."""
+    return any(layer.shares is not None for layer in model.layers)
+
+
+def trained_auxiliaries(model: Model) -> set[AuxiliaryLinear]:
+    """When the second linears run that are trained."""
+    return {layer.auxiliary for layer in model.layers if layer.auxiliary is not None and not layer.frozen}
+
+
+def may_skip_parameters(training: Training) -> bool:
+    """Whether at some step a trained parameter takes no part."""
+    auxiliaries = trained_auxiliaries(training.model)
+    return AuxiliaryLinear.NEVER in auxiliaries or (AuxiliaryLinear.EVEN_STEPS in auxiliaries and training.steps > 1)
+
+
+def all_multiples(values: Iterable[int], multiple: int) -> bool:
+    """Whether every value is a multiple of one number."""
+    return all(value % multiple == 0 for value in values)
+
+
+def with_options(layout: Layout, kind: type[Parallelism] | tuple[type[Parallelism], ...], **changes: object) -> Layout:
+    """The layout with other options of its parallelism of that kind, or of one of those kinds."""
+    parallelisms = tuple(
+        replace(parallelism, **changes) if isinstance(parallelism, kind) else parallelism for parallelism in layout.parallelisms
+    )
+    return replace(layout, parallelisms=parallelisms)
+
+
+def with_execution(layout: Layout, **changes: object) -> Layout:
+    """The layout run in another way."""
+    return replace(layout, execution=replace(layout.execution, **changes))  # type: ignore[arg-type]

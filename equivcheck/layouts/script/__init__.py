@@ -1,0 +1,1 @@
+"""What parallelisms write exported scripts with; no torch."""

@@ -1,0 +1,193 @@
+"""How a model is written: modules in a row, or classes of its own, and what its parameters are then called."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from equivcheck.layouts.script.blocks import ACTIVATIONS, NORMS, Kind, class_of, imports_of, kind_of
+from equivcheck.layouts.script.text import INDENT, block, call, indented
+from equivcheck.scenario import FSDP1, FSDP2, SPMD, Layer, Layout, Model, Parallelism, Pipeline, Recompute, Replicate, Wrapping
+from equivcheck.scenario.scenario import Scenario
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Form:
+    """A model as code."""
+
+    expression: str
+    """What builds it."""
+    classes: tuple[tuple[str, ...], ...]
+    """The classes that it takes, line by line."""
+    imports: tuple[tuple[str, str], ...]
+    """Modules, and the names in them, that these need."""
+    paths: dict[str, str]
+    """By the canonical name of a module with parameters, its name in the script."""
+    layers: tuple[str, ...]
+    """Per layer, the expression of its module, or of its linear where layers are no modules."""
+    stack: str
+    """The expression of what holds the layers."""
+    is_all_layers: bool
+    """Whether it holds nothing else."""
+    extras: tuple[str, ...]
+    """What the model is called with beside its inputs."""
+
+    arguments: tuple[tuple[str, ...], ...]
+    """Per layer, what it is called with beside its inputs."""
+
+    def name_of(self, canonical: str) -> str:
+        """The name in the script of a parameter or buffer."""
+        owner, _, attribute = canonical.rpartition(".")
+        return f"{self.paths[owner]}.{attribute}" if owner else canonical
+
+    def translated(self, text: str) -> str:
+        """A text that names parameters canonically, with the names of the script."""
+        for owner in sorted(self.paths, key=len, reverse=True):
+            text = text.replace(f"{owner}.", f"{self.paths[owner]}.")
+        return text
+
+
+def form_of(scenario: Scenario) -> Form:
+    """How the model of a scenario is written."""
+    return _Forms(scenario).form()
+
+
+class _Forms:
+    def __init__(self, scenario: Scenario) -> None:
+        self.model, self.layout = scenario.training.model, scenario.layout
+        self.transposes = scenario.training.data.batch_dim == 1
+        self.kinds = [kind_of(layer, recomputes=_recomputes(self.layout, index)) for index, layer in enumerate(self.model.layers)]
+        self.special = list(dict.fromkeys(kind for kind in self.kinds if not kind.is_plain))
+        self.is_nested = bool(self.special) or _has_units(self.layout, self.model)
+
+    def form(self) -> Form:
+        distributed = self.layout.has(SPMD)
+        classes = [class_of(self._class(kind), kind, distributed=distributed) for kind in self.special]
+        extras = {name for kind in self.kinds for name in kind.extras}
+        expression, stack = self._stack(), "model"
+        if extras or self.transposes or self.model.counter or self.model.offset:
+            classes.append(self._whole(expression, distributed))
+            expression, stack = "Model()", "model.layers"
+        prefix = "layers." if stack == "model.layers" else ""
+        return Form(
+            expression=expression,
+            classes=tuple(map(tuple, classes)),
+            imports=tuple(found for kind in self.special for found in imports_of(kind)),
+            paths={name: prefix + path for name, path in self._paths().items()},
+            layers=tuple(f"{stack}[{index}]" for index in self._units()),
+            stack=stack,
+            is_all_layers=self.is_nested or all(len(self._modules(index)) == 1 for index in range(len(self.kinds))),
+            arguments=tuple(self._arguments()),
+            extras=tuple({"mask": "masks"}.get(name, name) for name in ("mask", "step") if name in extras),
+        )
+
+    def _class(self, kind: Kind) -> str:
+        index = self.special.index(kind)
+        return f"Block{index + 1}" if index else "Block"
+
+    def _modules(self, index: int) -> list[tuple[str, str]]:
+        """The modules of a plain layer, each with its canonical name, which is empty without parameters."""
+        layer, kind, inputs = self.model.layers[index], self.kinds[index], self.model.inputs(index)
+        frozen = ".requires_grad_(False)" if layer.frozen else ""
+        bias = None if layer.bias else False
+        found = [("norm", f"{NORMS[kind.norm]}({inputs}){frozen}")] if kind.norm else []
+        found += [("linear", call("nn.Linear", str(inputs), str(layer.width), bias=bias) + frozen)]
+        return found + ([("", ACTIVATIONS[kind.activation][0])] if kind.activation in ACTIVATIONS else [])
+
+    def _layer(self, index: int) -> str:
+        layer, kind = self.model.layers[index], self.kinds[index]
+        if not kind.is_plain:
+            frozen = ".requires_grad_(False)" if layer.frozen else ""
+            return f"{self._class(kind)}({self.model.inputs(index)}, {layer.width}){frozen}"
+        modules = [code for _, code in self._modules(index)]
+        return modules[0] if len(modules) == 1 else f"nn.Sequential({', '.join(modules)})"
+
+    def _stack(self) -> str:
+        indices = range(len(self.kinds))
+        if self.is_nested:
+            return f"nn.Sequential({', '.join(map(self._layer, indices))})"
+        return f"nn.Sequential({', '.join(code for index in indices for _, code in self._modules(index))})"
+
+    def _paths(self) -> dict[str, str]:
+        paths: dict[str, str] = {}
+        position = 0
+        for index, kind in enumerate(self.kinds):
+            if not kind.is_plain:
+                owners = {"norm": kind.norm, "linear": True, "auxiliary": kind.auxiliary}
+                paths |= {f"layers.{index}.{owner}": f"{index}.{owner}" for owner, there in owners.items() if there}
+                continue
+            modules = self._modules(index)
+            for place, (owner, _) in enumerate(modules):
+                if owner:
+                    path = f"{index}.{place}" if len(modules) > 1 else str(index)
+                    paths[f"layers.{index}.{owner}"] = path if self.is_nested else str(position + place)
+            position += len(modules)
+        return paths
+
+    def _units(self) -> list[str]:
+        """Per layer, the index in the stack of what is one unit."""
+        paths = self._paths()
+        return [str(index) if self.is_nested else paths[f"layers.{index}.linear"] for index in range(len(self.kinds))]
+
+    def _whole(self, stack: str, distributed: bool) -> list[str]:
+        model = self.model
+        made = ["super().__init__()", f"self.layers = {stack}"]
+        made += ['self.register_buffer("forwards", torch.zeros((), dtype=torch.int64))'] if model.counter else []
+        made += [f'self.register_buffer("offset", torch.linspace(0.25, 0.75, {model.outputs}))'] if model.offset else []
+        extras = [name for name in ("mask", "step") if any(name in kind.extras for kind in self.kinds)]
+        arguments = ", ".join(["self", "inputs", *("masks" if name == "mask" else name for name in extras)])
+        return [
+            "class Model(nn.Module):",
+            f'{INDENT}"""{self._words()}."""',
+            "",
+            *indented(block("def __init__(self) -> None:", made)),
+            "",
+            *indented(block(f"def forward({arguments}):", self._forward(bool(extras), distributed))),
+        ]
+
+    def _words(self) -> str:
+        parts = ["for rows along dim 1"] if self.transposes else []
+        parts += ["a buffer that counts calls"] * self.model.counter + ["a buffer added to outputs"] * self.model.offset
+        return "The layers" + (", " + ", ".join(parts) if parts else ", one after the other")
+
+    def _forward(self, has_extras: bool, distributed: bool) -> list[str]:
+        lines = ["self.forwards += 1"] if self.model.counter else []
+        values = "inputs.T" if self.transposes else "inputs"
+        if has_extras:
+            for index, arguments in enumerate(self._arguments()):
+                lines.append(f"values = self.layers[{index}]({', '.join((values, *arguments))})")
+                values = "values"
+        else:
+            lines.append(f"values = self.layers({values})")
+        offset = "beside(values, self.offset)" if distributed else "self.offset"
+        lines += [f"values = values + {offset}"] if self.model.offset else []
+        return [*lines, "return values.T" if self.transposes else "return values"]
+
+    def _arguments(self) -> list[tuple[str, ...]]:
+        """Per layer, what it is called with beside its inputs: of masks, its own."""
+        masked = [index for index, kind in enumerate(self.kinds) if kind.masked]
+        return [
+            tuple(f"masks[{masked.index(index)}]" if name == "mask" else name for name in kind.extras)
+            for index, kind in enumerate(self.kinds)
+        ]
+
+
+def _recomputes(layout: Layout, index: int) -> bool:
+    chosen = layout.execution.checkpointing
+    return chosen is Recompute.EVERY_LAYER or (chosen is Recompute.ODD_LAYERS and index % 2 == 1)
+
+
+def has_units_of_layers(parallelism: Parallelism) -> bool:
+    """Whether a parallelism takes each layer for a unit."""
+    return isinstance(parallelism, (FSDP1, FSDP2, Replicate)) and parallelism.wrapping is Wrapping.PER_LAYER
+
+
+def _has_units(layout: Layout, model: Model) -> bool:
+    """Whether layers must be modules, as something takes them for units and they are more than a linear."""
+    if layout.has(Pipeline):
+        return True
+    takes = layout.execution.per_layer or any(map(has_units_of_layers, layout.parallelisms))
+    return takes and any(map(_is_several, model.layers))
+
+
+def _is_several(layer: Layer) -> bool:
+    return layer.norm is not None

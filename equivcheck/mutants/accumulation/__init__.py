@@ -1,0 +1,1 @@
+"""Accumulation over microbatches and normalisation of the loss, wrong on purpose."""

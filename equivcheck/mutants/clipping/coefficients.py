@@ -1,0 +1,136 @@
+"""Gradients that are clipped by the right norm, but at another time, by another coefficient or not at all."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch._C._distributed_c10d import GradBucket
+
+from equivcheck.mutants.clipping.norms import BY_NORM, BY_PARAMETERS, Clipping, clip_by, clips_by_norm, coefficient, shrink
+from equivcheck.mutants.comm_hooks import averaged, reduce_by
+from equivcheck.mutants.mutant import Minimum, fault
+from equivcheck.mutants.needs import WRAPPED, reduces_by_hooks
+from equivcheck.scenario import DDP, ClipNorm, ClipValue, Scenario
+from equivcheck.trace.stage import Stage
+from equivcheck.train.accumulate import whole
+from equivcheck.train.setup import Setup
+from equivcheck.verdict.cause import Cause
+
+ACTIVE = "one gradient with a norm above the largest shows it at the first step"
+
+
+def _sends_as_computed(scenario: Scenario) -> bool:
+    # Gradients that are views into buckets are divided in another way than others: a difference of a last place.
+    views = any(ddp.gradient_as_bucket_view for layout in scenario.layouts for ddp in layout.of(DDP))
+    return reduces_by_hooks(scenario) and not views
+
+
+def _sends_by_norm(scenario: Scenario) -> bool:
+    return _sends_as_computed(scenario) and isinstance(scenario.training.clipping, ClipNorm)
+
+
+def _sends_by_value(scenario: Scenario) -> bool:
+    return _sends_as_computed(scenario) and isinstance(scenario.training.clipping, ClipValue)
+
+
+@fault(
+    layouts=WRAPPED,
+    applies=_sends_by_norm,
+    causes=(Cause.CLIPPED_BEFORE_REDUCTION,),
+    minimum=Minimum(because="on one rank there is nothing to come before; of two, one may clip and the other not"),
+)
+def clipped_before_reduction(setup: Setup) -> None:
+    """Each rank clips its own gradients before they are averaged."""
+    clipping = setup.training.clipping
+    if isinstance(clipping, ClipNorm):
+        reduce_by(setup, partial(_clip_bucket, clipping))
+
+
+def _clip_bucket(clipping: ClipNorm, bucket: GradBucket, group: dist.ProcessGroup) -> torch.futures.Future[torch.Tensor]:
+    values = bucket.buffer()
+    values.mul_(coefficient(clipping, torch.linalg.vector_norm(values, float(clipping.norm_type.value))))
+    return averaged(bucket, group)
+
+
+@fault(
+    layouts=WRAPPED,
+    applies=_sends_by_value,
+    causes=(Cause.CLIPPED_BEFORE_REDUCTION,),
+    minimum=Minimum(because="elements of two ranks' gradients are clamped, and not those of their mean"),
+)
+def clamped_before_reduction(setup: Setup) -> None:
+    """Each rank clamps the elements of its own gradients before they are averaged."""
+    clipping = setup.training.clipping
+    if isinstance(clipping, ClipValue):
+        reduce_by(setup, partial(_clamp_bucket, clipping.clip_value))
+
+
+def _clamp_bucket(limit: float, bucket: GradBucket, group: dist.ProcessGroup) -> torch.futures.Future[torch.Tensor]:
+    bucket.buffer().clamp_(-limit, limit)
+    return averaged(bucket, group)
+
+
+@fault(
+    layouts=BY_PARAMETERS,
+    applies=clips_by_norm,
+    causes=(Cause.PART_OF_NORM,),
+    minimum=Minimum(ranks=1, because="one layer has a weight and a bias"),
+)
+def clipped_by_own_norms(setup: Setup) -> None:
+    """Each parameter is clipped by its own norm rather than by that of all."""
+    clip_by(setup, _clip_each)
+
+
+def _clip_each(clipping: Clipping) -> torch.Tensor:
+    for parameter in clipping.parameters:
+        if parameter.grad is not None:
+            shrink([parameter], coefficient(clipping.noun, clipping.norm_of([parameter])))
+    return clipping.right
+
+
+@fault(
+    layouts=BY_NORM,
+    applies=clips_by_norm,
+    causes=(Cause.NORM_MISREPORTED,),
+    minimum=Minimum(ranks=1, because=f"{ACTIVE}, and the norm alone does"),
+)
+def norm_after_clipping_returned(setup: Setup) -> None:
+    """Gradients are clipped rightly, and the norm that they then have is returned."""
+    inner = setup.clip_norm
+
+    def clip_norm(module: nn.Module, parameters: list[torch.Tensor], clipping: ClipNorm) -> torch.Tensor:
+        norm = inner(module, parameters, clipping)
+        setup.announce(Stage.READING, 0)
+        return whole(norm).clamp(max=clipping.max_norm)
+
+    setup.clip_norm = clip_norm
+
+
+@fault(
+    layouts=BY_NORM,
+    applies=clips_by_norm,
+    causes=(Cause.NOT_CLIPPED,),
+    minimum=Minimum(ranks=1, because=ACTIVE),
+)
+def not_clipped(setup: Setup) -> None:
+    """The norm is computed and returned, and gradients stay as they are."""
+    clip_by(setup, lambda clip: clip.right)
+
+
+@fault(
+    layouts=BY_NORM,
+    applies=clips_by_norm,
+    causes=(Cause.SCALED,),
+    minimum=Minimum(ranks=1, because="one gradient with a norm below the largest shows it at the first step"),
+)
+def scaled_up_to_norm(setup: Setup) -> None:
+    """Gradients are scaled to the largest norm also where theirs is smaller."""
+    clip_by(setup, _scale_to_norm)
+
+
+def _scale_to_norm(clipping: Clipping) -> torch.Tensor:
+    shrink(clipping.parameters, clipping.noun.max_norm / (clipping.right + 1e-6))
+    return clipping.right

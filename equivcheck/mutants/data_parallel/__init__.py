@@ -1,0 +1,1 @@
+"""Data parallelism, wrong on purpose."""

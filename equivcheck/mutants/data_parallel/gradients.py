@@ -1,0 +1,124 @@
+"""Gradients after backward: divided by another number, kept, lost, or those of another step."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+
+from equivcheck.mutants.mutant import Minimum, fault
+from equivcheck.mutants.needs import (
+    DATA_PARALLEL,
+    OVER_OTHERS,
+    WRAPPED,
+    all_of,
+    has_data_ranks,
+    has_steps,
+    is_eager,
+    reduces_by_hooks,
+    updates_exceed_rounding,
+)
+from equivcheck.mutants.rank import data_ranks, scale, scale_gradients, size_of, stepped
+from equivcheck.scenario.mesh import TP
+from equivcheck.train.setup import Setup
+from equivcheck.verdict.cause import Cause
+
+
+@fault(
+    layouts=DATA_PARALLEL,
+    applies=has_data_ranks,
+    causes=(Cause.AVERAGED_TWICE, Cause.SCALED),
+    minimum=Minimum(because="one rank divides by one; two halve the first gradient"),
+)
+def averaged_twice(setup: Setup) -> None:
+    """Gradients that have been averaged are divided by the number of data-parallel ranks once more."""
+    scale_gradients(setup, 1.0 / data_ranks(setup))
+
+
+@fault(
+    layouts=OVER_OTHERS,
+    applies=lambda scenario: is_eager(scenario) and scenario.layout.mesh.size(TP) > 1,
+    causes=(Cause.AVERAGED_TWICE, Cause.SCALED),
+    minimum=Minimum(because="two ranks must split the model; one along the batch is enough, as the factor is that of the others"),
+)
+def averaged_over_all_ranks(setup: Setup) -> None:
+    """Gradients are divided by the number of all ranks, among them those that split the model and not the batch."""
+    scale_gradients(setup, 1.0 / size_of(setup, TP))
+
+
+@fault(
+    layouts=WRAPPED,
+    applies=reduces_by_hooks,
+    causes=(Cause.NOT_REDUCED,),
+    minimum=Minimum(because="two ranks have different rows; the parameter left out may be the only one"),
+)
+def parameter_left_out(setup: Setup) -> None:
+    """One parameter's gradient is left out of the reduction."""
+    parameter = [parameter for parameter in setup.model.parameters() if parameter.requires_grad][-1]
+    own: list[torch.Tensor] = []
+    parameter.register_hook(lambda gradient: own.append(gradient.detach().clone()))  # type: ignore[no-untyped-call]
+    setup.before_update.append(partial(_put_back, parameter, own))
+
+
+def _put_back(parameter: torch.Tensor, own: list[torch.Tensor], _optimizer: object, _index: int) -> None:
+    if parameter.grad is not None and own:
+        parameter.grad.copy_(torch.stack(own).sum(0))
+    own.clear()
+
+
+@fault(
+    layouts=DATA_PARALLEL,
+    applies=has_steps,
+    causes=(Cause.NOT_ZEROED,),
+    minimum=Minimum(ranks=1, steps=2, because="the first step finds no gradients; ranks have nothing to do with it"),
+)
+def gradients_not_zeroed(setup: Setup) -> None:
+    """Gradients are not zeroed between steps, so each update sees the sum of all before."""
+
+    def keep(optimizer: torch.optim.Optimizer, _schedule: object) -> None:
+        optimizer.zero_grad = _nothing  # type: ignore[method-assign]
+
+    setup.before_training.append(keep)
+
+
+def _nothing(set_to_none: bool = True) -> None:
+    """Do nothing."""
+
+
+@fault(
+    layouts=DATA_PARALLEL,
+    applies=has_steps,
+    causes=(Cause.STALE,),
+    minimum=Minimum(ranks=1, steps=2, because="the first step has no step before; ranks have nothing to do with it"),
+)
+def gradients_of_last_step(setup: Setup) -> None:
+    """Each update uses the gradients of the step before, as if their reduction came a step late."""
+    kept: dict[torch.Tensor, torch.Tensor] = {}
+    setup.before_update.append(lambda optimizer, _index: _delay(optimizer, kept))
+
+
+def _delay(optimizer: torch.optim.Optimizer, kept: dict[torch.Tensor, torch.Tensor]) -> None:
+    with torch.no_grad():
+        for parameter in stepped(optimizer):
+            if parameter.grad is None:
+                continue
+            now = parameter.grad.clone()
+            parameter.grad.copy_(kept.get(parameter, now))
+            kept[parameter] = now
+
+
+@fault(
+    layouts=DATA_PARALLEL,
+    applies=all_of(is_eager, updates_exceed_rounding),
+    causes=(Cause.GRADIENT_LOST, Cause.NOT_UPDATED),
+    minimum=Minimum(ranks=1, because="the first update shows it, and it alone: gradients are right"),
+)
+def zeroed_before_update(setup: Setup) -> None:
+    """Gradients are right, but zeroed between clipping and the update."""
+    update = setup.update
+
+    def forget(optimizer: torch.optim.Optimizer) -> None:
+        scale(optimizer, 0.0)
+        update(optimizer)
+
+    setup.update = forget

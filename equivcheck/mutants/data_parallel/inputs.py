@@ -1,0 +1,119 @@
+"""Ranks that compute on other rows than their own, or start from other weights and buffers than the first."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+
+from equivcheck.mutants.comm_hooks import ddp_of
+from equivcheck.mutants.mutant import Minimum, fault
+from equivcheck.mutants.needs import DATA_PARALLEL, has_data_ranks
+from equivcheck.mutants.rank import data_rank, data_ranks
+from equivcheck.scenario import Scenario
+from equivcheck.train.material import Batch
+from equivcheck.train.read import local_values
+from equivcheck.train.setup import Setup
+from equivcheck.verdict.cause import Cause
+
+TAKES_ROWS = (*DATA_PARALLEL, "spmd")
+"""Layouts in which ranks take their share of the rows."""
+
+
+def _has_offset(scenario: Scenario) -> bool:
+    return has_data_ranks(scenario) and scenario.training.model.offset
+
+
+@fault(
+    layouts=TAKES_ROWS,
+    applies=has_data_ranks,
+    causes=(Cause.SAME_ROWS, Cause.ROWS_LOST),
+    minimum=Minimum(because="the rows of one rank are all; of two ranks, half the rows are read by nobody"),
+)
+def same_rows_everywhere(setup: Setup) -> None:
+    """Every rank reads the first rank's rows of the batch."""
+    _take_rows_of(setup, 0)
+
+
+@fault(
+    layouts=TAKES_ROWS,
+    applies=has_data_ranks,
+    causes=(Cause.ROWS_LOST, Cause.SAME_ROWS),
+    minimum=Minimum(because="there must be a rank before the last"),
+)
+def last_rows_lost(setup: Setup) -> None:
+    """The last rank reads the rows of the one before, and nobody its own."""
+    _take_rows_of(setup, min(data_rank(setup), data_ranks(setup) - 2))
+
+
+def _take_rows_of(setup: Setup, rank: int) -> None:
+    """Let this rank compute on the rows of another data-parallel rank: all shares are replaced by that one."""
+    count, inner = data_ranks(setup), setup.take
+    setup.take = lambda batch: inner(_moved(batch, lambda values, dim: torch.cat([values.chunk(count, dim)[rank]] * count, dim)))
+
+
+@fault(
+    layouts=TAKES_ROWS,
+    applies=has_data_ranks,
+    causes=(Cause.ROWS_LOST, Cause.SAME_ROWS),
+    minimum=Minimum(because="one rank takes all rows in any order; two with a row each take the same one"),
+)
+def shuffled_apart(setup: Setup) -> None:
+    """Each rank takes its share of another permutation of the rows: some rows are read twice, others by nobody."""
+    inner, shift = setup.take, data_rank(setup)
+    setup.take = lambda batch: inner(_moved(batch, lambda values, dim: values.roll(shift, dim)))
+
+
+def _moved(batch: Batch, move: Callable[[torch.Tensor, int], torch.Tensor]) -> Batch:
+    """The batch with rows of inputs, targets and masks moved alike."""
+    inputs, targets = (move(values, batch.batch_dim) for values in (batch.inputs, batch.targets))
+    masks = tuple(None if mask is None else move(mask, 0) for mask in batch.masks)
+    return replace(batch, inputs=inputs, targets=targets, masks=masks)
+
+
+@fault(
+    layouts=DATA_PARALLEL,
+    applies=has_data_ranks,
+    causes=(Cause.ROWS_LOST,),
+    minimum=Minimum(because="two ranks: one that counts and one that does not"),
+)
+def rank_left_out(setup: Setup) -> None:
+    """The last rank's rows count in the loss, but its gradients are zero."""
+    if data_rank(setup) == data_ranks(setup) - 1:
+        setup.module.register_forward_hook(lambda _module, _inputs, outputs: _without_gradient(outputs))
+
+
+def _without_gradient(outputs: torch.Tensor) -> torch.Tensor:
+    outputs.register_hook(torch.zeros_like)  # type: ignore[no-untyped-call]
+    return outputs
+
+
+@fault(
+    layouts=DATA_PARALLEL,
+    applies=has_data_ranks,
+    causes=(Cause.UNEQUAL_START, Cause.RANKS_DISAGREE),
+    minimum=Minimum(because="the first rank is right; the second is not, from the first loss on"),
+)
+def weights_not_broadcast(setup: Setup) -> None:
+    """Ranks other than the first start from weights of their own."""
+    rank = data_rank(setup)
+    with torch.no_grad():
+        for parameter in setup.model.parameters():
+            local_values(parameter).mul_(1.0 + 0.25 * rank)
+
+
+@fault(
+    layouts=DATA_PARALLEL,
+    applies=_has_offset,
+    causes=(Cause.UNEQUAL_START, Cause.RANKS_DISAGREE),
+    minimum=Minimum(because="the first rank is right; the second's buffer is added to the outputs of any model"),
+)
+def buffers_not_broadcast(setup: Setup) -> None:
+    """Ranks other than the first have a buffer of their own, which is never sent to them."""
+    module = ddp_of(setup)
+    if module is not None:
+        module.broadcast_buffers = False
+    for name, buffer in setup.model.named_buffers():
+        if name.endswith("offset"):
+            buffer.add_(data_rank(setup))

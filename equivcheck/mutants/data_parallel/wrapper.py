@@ -1,0 +1,138 @@
+"""`DistributedDataParallel` used wrongly."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+
+from torch.nn.parallel import DistributedDataParallel
+
+from equivcheck.mutants.comm_hooks import averaged, ddp_of, kept, lost, reduce_by, summed
+from equivcheck.mutants.mutant import Minimum, fault
+from equivcheck.mutants.needs import WRAPPED, reduces_by_hooks
+from equivcheck.mutants.rank import mesh_of
+from equivcheck.scenario import DDP, AuxiliaryLinear, Scenario
+from equivcheck.scenario.mesh import TP
+from equivcheck.train.setup import Setup
+from equivcheck.verdict.cause import Cause
+
+
+def _looks_for_unused(scenario: Scenario) -> bool:
+    looks = any((parallelism.find_unused_parameters or parallelism.static_graph) for parallelism in scenario.layout.of(DDP))
+    auxiliaries = [layer.auxiliary for layer in scenario.training.model.layers if not layer.frozen]
+    has_unused = AuxiliaryLinear.NEVER in auxiliaries or (
+        AuxiliaryLinear.EVEN_STEPS in auxiliaries and scenario.training.steps > 1
+    )
+    return reduces_by_hooks(scenario) and looks and has_unused
+
+
+@fault(
+    layouts=WRAPPED,
+    applies=reduces_by_hooks,
+    causes=(Cause.NOT_REDUCED,),
+    minimum=Minimum(because="one rank has nobody to average with; two disagree in the first gradient of any weight"),
+)
+def reduction_missing(setup: Setup) -> None:
+    """The all-reduce of gradients never runs: each rank updates by its own."""
+    reduce_by(setup, kept)
+
+
+@fault(
+    layouts=WRAPPED,
+    applies=reduces_by_hooks,
+    causes=(Cause.SUMMED, Cause.SCALED),
+    minimum=Minimum(because="the sum over one rank is the mean; that over two is twice the first gradient"),
+)
+def gradients_summed(setup: Setup) -> None:
+    """Gradients are summed over ranks and never divided by their number."""
+    reduce_by(setup, summed)
+
+
+@fault(
+    layouts=WRAPPED,
+    applies=reduces_by_hooks,
+    causes=(Cause.NOT_REDUCED,),
+    minimum=Minimum(because="the only bucket is the last one; two ranks have different rows"),
+)
+def last_bucket_kept(setup: Setup) -> None:
+    """The last bucket of gradients is never reduced."""
+    reduce_by(setup, lambda bucket, group: (kept if bucket.is_last() else averaged)(bucket, group))
+
+
+@fault(
+    layouts=WRAPPED,
+    applies=reduces_by_hooks,
+    causes=(Cause.GRADIENT_LOST,),
+    minimum=Minimum(because="the only bucket is the last one"),
+)
+def last_bucket_lost(setup: Setup) -> None:
+    """The last bucket of gradients comes back empty."""
+    reduce_by(setup, lambda bucket, group: lost(bucket, group) if bucket.is_last() else averaged(bucket, group))
+
+
+@fault(
+    layouts=("ddp x tensor_parallel", "replicate x tensor_parallel"),
+    applies=reduces_by_hooks,
+    # Where the shards of ranks are not of one size, their buckets are not either, and the ranks wait for each other.
+    causes=(Cause.REDUCED_OVER_PART, Cause.NOT_REDUCED, Cause.CALLS_DIFFER),
+    minimum=Minimum(because="two ranks that split the batch do not average; along the other axis one is enough"),
+)
+def reduced_over_other_axis(setup: Setup) -> None:
+    """Gradients are averaged over the ranks that split the model rather than over those that split the batch."""
+    group = mesh_of(setup).get_group(TP)
+    reduce_by(setup, lambda bucket, _group: averaged(bucket, group))
+
+
+@fault(
+    layouts=("ddp", "ddp x tensor_parallel"),
+    applies=reduces_by_hooks,
+    causes=(Cause.NOT_REDUCED,),
+    minimum=Minimum(because="one rank has nobody to average with; two disagree in the first gradient"),
+)
+def forward_without_sync(setup: Setup) -> None:
+    """Forward runs under no_sync and backward outside, where it is expected to reduce."""
+    module, inner = ddp_of(setup), setup.around_forward
+    if module is None:
+        return
+
+    @contextmanager
+    def around() -> Iterator[None]:
+        with inner(), module.no_sync():
+            yield
+
+    setup.around_forward = around
+
+
+@fault(
+    layouts=("ddp",),
+    applies=reduces_by_hooks,
+    causes=(Cause.NOT_REDUCED,),
+    minimum=Minimum(because="one rank has nobody to average with; two disagree in the first gradient"),
+)
+def inner_module_called(setup: Setup) -> None:
+    """The module inside the wrapper is called, so that the wrapper's hooks never run."""
+    if isinstance(setup.module, DistributedDataParallel):
+        setup.module = setup.module.module
+
+
+@fault(
+    layouts=("ddp",),
+    applies=_looks_for_unused,
+    # A step later the wrapper raises.
+    causes=(Cause.NOT_REDUCED, Cause.RANK_FAILED),
+    minimum=Minimum(
+        because="a layer can have an auxiliary linear that never runs, in one bucket with all others; two ranks then disagree"
+    ),
+)
+def unused_not_looked_for(setup: Setup) -> None:
+    """A layer takes no part in a step and nobody looks for unused parameters: its bucket never goes."""
+    before = setup.module
+    if not isinstance(before, DistributedDataParallel):
+        return
+    with setup.accumulation(False):
+        skips = not before.require_backward_grad_sync
+    module = DistributedDataParallel(
+        before.module, process_group=before.process_group, bucket_cap_mb=before.bucket_bytes_cap / 2**20
+    )
+    setup.module = module
+    setup.accumulation = lambda last: module.no_sync() if skips and not last else nullcontext()

@@ -1,0 +1,1 @@
+"""Optimizer and schedule, wrong on purpose."""

@@ -1,0 +1,77 @@
+"""A learning-rate schedule that advances too often, or not at all."""
+
+from __future__ import annotations
+
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from equivcheck.mutants.mutant import Minimum, fault
+from equivcheck.mutants.needs import EVERYWHERE, updates_exceed_rounding
+from equivcheck.mutants.rank import mesh_of, num_microbatches
+from equivcheck.scenario import Scenario
+from equivcheck.train.setup import Setup
+from equivcheck.verdict.cause import Cause
+
+_SECOND_STEP = "the first step has the first rate in any case"
+
+
+def _has_schedule(scenario: Scenario) -> bool:
+    return scenario.training.schedule is not None and scenario.training.steps > 1 and updates_exceed_rounding(scenario)
+
+
+def _has_microbatches(scenario: Scenario) -> bool:
+    return _has_schedule(scenario) and len(scenario.training.data.microbatches) > 1
+
+
+@fault(
+    layouts=EVERYWHERE,
+    applies=_has_schedule,
+    causes=(Cause.SCHEDULE,),
+    minimum=Minimum(ranks=2, steps=2, because=f"one rank advances it once; {_SECOND_STEP}"),
+)
+def schedule_stepped_each_rank(setup: Setup) -> None:
+    """The schedule advances as often a step as there are ranks."""
+    _step_schedule(setup, mesh_of(setup).size())
+
+
+@fault(
+    layouts=EVERYWHERE,
+    applies=_has_microbatches,
+    causes=(Cause.SCHEDULE,),
+    minimum=Minimum(ranks=1, steps=2, because=_SECOND_STEP),
+)
+def schedule_stepped_each_microbatch(setup: Setup) -> None:
+    """The schedule advances at each microbatch."""
+    _step_schedule(setup, num_microbatches(setup))
+
+
+def _step_schedule(setup: Setup, times: int) -> None:
+    """Step the schedule so many times after each update, of which the loop does one."""
+    schedules: list[LRScheduler] = []
+    setup.before_training.append(lambda _optimizer, schedule: schedules.extend(() if schedule is None else (schedule,)))
+    update = setup.update
+
+    def update_and_step(optimizer: Optimizer) -> None:
+        update(optimizer)
+        for schedule in schedules * (times - 1):
+            schedule.step()
+
+    setup.update = update_and_step
+
+
+@fault(
+    layouts=EVERYWHERE,
+    applies=_has_schedule,
+    causes=(Cause.SCHEDULE,),
+    minimum=Minimum(ranks=1, steps=2, because=_SECOND_STEP),
+)
+def schedule_stuck(setup: Setup) -> None:
+    """The schedule never advances."""
+    rates: list[float] = []
+
+    def hold(optimizer: Optimizer, _step: int) -> None:
+        rates.extend(group["lr"] for group in optimizer.param_groups[len(rates) :])
+        for group, rate in zip(optimizer.param_groups, rates, strict=True):
+            group["lr"] = rate
+
+    setup.before_step.append(hold)

@@ -1,0 +1,205 @@
+"""An optimizer that runs with other settings than those of the training."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, fields, replace
+
+import torch
+
+from equivcheck.composition.registry import rounding_of
+from equivcheck.mutants.mutant import Minimum, fault, register
+from equivcheck.mutants.needs import EVERYWHERE, all_of, is_eager, updates_exceed_rounding
+from equivcheck.mutants.rank import mesh_of
+from equivcheck.scenario import SGD, Adam, AdamW, NAdam, Precision, RAdam, RMSprop, Rprop, Scenario, Training
+from equivcheck.train.setup import Setup
+from equivcheck.verdict.cause import Cause
+
+Change = Callable[[Training], Training]
+_ONE_UPDATE = "a rank updates alone, and the first update shows it"
+
+
+def _has_decay(training: Training) -> bool:
+    return training.optimizer.weight_decay > 0.0 or any(group.weight_decay > 0.0 for group in training.groups)
+
+
+def _decays(scenario: Scenario) -> bool:
+    return not isinstance(scenario.training.optimizer, Rprop) and _has_decay(scenario.training)
+
+
+def _has_digits_of_float64(scenario: Scenario) -> bool:
+    """Whether nothing is rounded to fewer digits: in float32, 1e-6 beside a gradient of 1 is rounding."""
+    return scenario.training.precision is Precision.FLOAT64 and rounding_of(scenario.layout) is None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChangeOptimizer:
+    """Builds the optimizer as if the training were another one."""
+
+    change: Change
+    """The other training; importable by its name."""
+
+    def __call__(self, setup: Setup) -> None:
+        """Build it from the other training."""
+        build = setup.build_optimizer
+
+        def build_other(training: Training, parameters: Iterable[tuple[str, torch.Tensor]]) -> torch.optim.Optimizer:
+            return build(self.change(training), parameters)
+
+        setup.build_optimizer = build_other
+
+
+def _settings(
+    *,
+    causes: tuple[Cause, ...],
+    because: str,
+    steps: int = 1,
+    applies: Callable[[Scenario], bool] = lambda _scenario: True,
+) -> Callable[[Change], Change]:
+    """Register the change of a training below as a mutant: ranks have the optimizer of the changed one, where the two differ."""
+
+    def registered(change: Change) -> Change:
+        register(
+            change,
+            plant=ChangeOptimizer(change=change),
+            layouts=EVERYWHERE,
+            applies=all_of(
+                is_eager, updates_exceed_rounding, lambda scenario: change(scenario.training) != scenario.training, applies
+            ),
+            causes=causes,
+            minimum=Minimum(ranks=1, steps=steps, because=because),
+        )
+        return change
+
+    return registered
+
+
+@_settings(causes=(Cause.DECAY_EVERYWHERE, Cause.HYPERPARAMETER), because=_ONE_UPDATE)
+def decay_on_groups_without(training: Training) -> Training:
+    """Weight decay is applied to parameter groups that should have none."""
+    decay = training.optimizer.weight_decay
+    return replace(training, groups=tuple(replace(group, weight_decay=group.weight_decay or decay) for group in training.groups))
+
+
+@_settings(causes=(Cause.DECAY_COUPLED,), because=_ONE_UPDATE)
+def decay_coupled(training: Training) -> Training:
+    """Weight decay is coupled to gradients where it should be decoupled, or the other way round."""
+    optimizer = training.optimizer
+    if not _has_decay(training):
+        return training
+    if isinstance(optimizer, (NAdam, RAdam)):
+        return replace(training, optimizer=replace(optimizer, decoupled_weight_decay=not optimizer.decoupled_weight_decay))
+    if isinstance(optimizer, Adam):
+        other = Adam if isinstance(optimizer, AdamW) else AdamW
+        return replace(training, optimizer=other(**{field.name: getattr(optimizer, field.name) for field in fields(optimizer)}))
+    return training
+
+
+@_settings(causes=(Cause.DECAY_TWICE, Cause.HYPERPARAMETER), because=_ONE_UPDATE, applies=_decays)
+def decay_twice(training: Training) -> Training:
+    """Weight decay is applied twice."""
+    groups = tuple(replace(group, weight_decay=2.0 * group.weight_decay) for group in training.groups)
+    optimizer = replace(training.optimizer, weight_decay=2.0 * training.optimizer.weight_decay)
+    return replace(training, groups=groups, optimizer=optimizer)
+
+
+@_settings(causes=(Cause.HYPERPARAMETER, Cause.DECAY_EVERYWHERE), because=_ONE_UPDATE)
+def groups_forgotten(training: Training) -> Training:
+    """Parameters have lost their groups, and are updated with the optimizer's own settings."""
+    return replace(training, groups=())
+
+
+@_settings(causes=(Cause.HYPERPARAMETER,), because=_ONE_UPDATE)
+def group_rates_forgotten(training: Training) -> Training:
+    """Groups are updated at the optimizer's own learning rate."""
+    return replace(training, groups=tuple(replace(group, lr_factor=1.0) for group in training.groups))
+
+
+@_settings(
+    causes=(Cause.HYPERPARAMETER,),
+    because="optimizer state shows it after one update; parameters, for the correction of its bias, after two",
+)
+def beta2_lowered(training: Training) -> Training:
+    """The average of squared gradients decays ten times faster: beta2 is 0.99 for 0.999."""
+    betas = getattr(training.optimizer, "betas", None)
+    if betas is None:
+        return training
+    return _with(training, betas=(betas[0], round(max(0.0, 1.0 - 10.0 * (1.0 - betas[1])), 12)))
+
+
+@_settings(causes=(Cause.HYPERPARAMETER,), because="optimizer state shows it after one update")
+def betas_swapped(training: Training) -> Training:
+    """The two betas are each taken for the other."""
+    betas = getattr(training.optimizer, "betas", None)
+    return training if betas is None else _with(training, betas=betas[::-1])
+
+
+@_settings(causes=(Cause.HYPERPARAMETER,), because=_ONE_UPDATE, applies=_has_digits_of_float64)
+def eps_enlarged(training: Training) -> Training:
+    """A hundred times as much is added to denominators: eps is 1e-6 for 1e-8."""
+    eps = getattr(training.optimizer, "eps", None)
+    return _with(training, eps=100.0 * eps) if isinstance(eps, float) else training
+
+
+@_settings(
+    causes=(Cause.HYPERPARAMETER,), because="optimizer state shows it after one update: the largest second moment is missing"
+)
+def amsgrad_forgotten(training: Training) -> Training:
+    """The flag amsgrad is lost: second moments may shrink."""
+    return _with(training, amsgrad=False) if isinstance(training.optimizer, Adam) else training
+
+
+@_settings(
+    causes=(Cause.HYPERPARAMETER,),
+    because="optimizer state shows it after one update: there is none; parameters may after two only",
+)
+def momentum_forgotten(training: Training) -> Training:
+    """Momentum is lost: parameters are updated by the gradient alone."""
+    optimizer = training.optimizer
+    if isinstance(optimizer, SGD):
+        return _with(training, momentum=0.0, dampening=0.0, nesterov=False)
+    return _with(training, momentum=0.0) if isinstance(optimizer, RMSprop) else training
+
+
+@_settings(causes=(Cause.HYPERPARAMETER,), because=_ONE_UPDATE)
+def nesterov_forgotten(training: Training) -> Training:
+    """The flag nesterov is lost: momentum does not look ahead."""
+    # Muon is left out, as its first step is the same but for rounding to bfloat16.
+    return _with(training, nesterov=False) if isinstance(training.optimizer, SGD) else training
+
+
+@_settings(
+    causes=(Cause.HYPERPARAMETER,),
+    because="momentum starts as the first gradient, damped or not: the second step shows it",
+    steps=2,
+)
+def dampening_forgotten(training: Training) -> Training:
+    """Gradients enter the momentum undamped."""
+    return _with(training, dampening=0.0) if isinstance(training.optimizer, SGD) else training
+
+
+@_settings(causes=(Cause.HYPERPARAMETER,), because=_ONE_UPDATE)
+def maximize_forgotten(training: Training) -> Training:
+    """The flag maximize is lost: parameters descend."""
+    return _with(training, maximize=False)
+
+
+@fault(
+    layouts=EVERYWHERE,
+    applies=all_of(is_eager, updates_exceed_rounding),
+    causes=(Cause.HYPERPARAMETER,),
+    minimum=Minimum(because="times one rank is no change"),
+)
+def rate_scaled_by_ranks(setup: Setup) -> None:
+    """The learning rate is multiplied by the number of ranks, although gradients are averaged."""
+    factor, build = mesh_of(setup).size(), setup.build_optimizer
+
+    def build_faster(training: Training, parameters: Iterable[tuple[str, torch.Tensor]]) -> torch.optim.Optimizer:
+        optimizer = training.optimizer
+        return build(replace(training, optimizer=replace(optimizer, lr=factor * optimizer.lr)), parameters)
+
+    setup.build_optimizer = build_faster
+
+
+def _with(training: Training, **changes: object) -> Training:
+    return replace(training, optimizer=replace(training.optimizer, **changes))  # type: ignore[arg-type]

@@ -1,0 +1,86 @@
+"""How a module uses its parameters: through a function that changes them, or only their gradients, on the way."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeGuard
+
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor, Partial, Placement, Replicate
+from torch.nn import functional
+
+Through = Callable[[torch.Tensor], torch.Tensor]
+
+
+def use_through(module: nn.Module, through: Through) -> None:
+    """Let a linear or norm compute with what `through` makes of its parameters."""
+    module.forward = _forward(module, through)
+
+
+def _forward(module: nn.Module, through: Through) -> Callable[[torch.Tensor], torch.Tensor]:
+    def used(name: str) -> torch.Tensor | None:
+        parameter = getattr(module, name, None)
+        return None if parameter is None else through(parameter)
+
+    def linear(inputs: torch.Tensor) -> torch.Tensor:
+        weight = used("weight")
+        assert weight is not None, "a linear has a weight"
+        return functional.linear(inputs, weight, used("bias"))
+
+    if isinstance(module, nn.Linear):
+        return linear
+    if isinstance(module, nn.LayerNorm):
+        return lambda inputs: functional.layer_norm(inputs, module.normalized_shape, used("weight"), used("bias"), module.eps)
+    assert isinstance(module, nn.RMSNorm), module
+    return lambda inputs: functional.rms_norm(inputs, module.normalized_shape, used("weight"), module.eps)
+
+
+class _Changed(torch.autograd.Function):
+    """Two functions: of values on the way forward, of gradients on the way back."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor, values: Through, gradients: Through) -> torch.Tensor:
+        ctx.gradients = gradients
+        return values(tensor)
+
+    @staticmethod
+    def backward(ctx: Any, *outputs: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        return ctx.gradients(outputs[0]), None, None
+
+
+def changed(
+    tensor: torch.Tensor, *, values: Through = torch.Tensor.detach, gradients: Through = lambda gradient: gradient
+) -> torch.Tensor:
+    """What `values` makes of a tensor; its gradient is what `gradients` makes of that of the result, whatever autograd thinks."""
+    result: torch.Tensor = _Changed.apply(tensor, values, gradients)  # type: ignore[no-untyped-call]
+    return result
+
+
+def without_sum(tensor: torch.Tensor) -> torch.Tensor:
+    """What is pending a sum over ranks, as if it were the sum: no rank tells another anything."""
+    if not _is_partial(tensor):
+        return tensor
+    return DTensor.from_local(tensor.to_local(), tensor.device_mesh, _whole(tensor), run_check=False)
+
+
+def sum_twice(tensor: torch.Tensor) -> torch.Tensor:
+    """What is pending a sum over ranks summed, and pending the sum once more."""
+    if not _is_partial(tensor):
+        return tensor
+    summed = tensor.redistribute(placements=_whole(tensor)).to_local()
+    return DTensor.from_local(summed, tensor.device_mesh, tensor.placements, run_check=False)
+
+
+def _is_partial(tensor: torch.Tensor) -> TypeGuard[DTensor]:
+    return isinstance(tensor, DTensor) and any(isinstance(placement, Partial) for placement in tensor.placements)
+
+
+def _whole(tensor: DTensor) -> list[Placement]:
+    """Its placements, with nothing pending."""
+    return [Replicate() if isinstance(placement, Partial) else placement for placement in tensor.placements]
+
+
+def unreduced(parameter: torch.Tensor) -> torch.Tensor:
+    """The parameter itself, with a gradient that stays what this rank contributes to it."""
+    return changed(parameter, gradients=without_sum)

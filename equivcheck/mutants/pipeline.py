@@ -1,0 +1,122 @@
+"""Pipelines that lose a chunk, count chunks wrongly, or have stages in another order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import count
+
+import torch
+
+from equivcheck.layouts.limits.limit import parallelism_of
+from equivcheck.mutants.mutant import Minimum, fault
+from equivcheck.mutants.needs import within
+from equivcheck.parallelisms.pipeline.schedules import Pipe
+from equivcheck.parallelisms.pipeline.stages import layers_of_stages, stages_of_rank
+from equivcheck.scenario import Layout, Model, Pipeline, Scenario
+from equivcheck.scenario.mesh import PP
+from equivcheck.train.accumulate import loss_of, scaled
+from equivcheck.train.setup import Setup
+from equivcheck.verdict.cause import Cause
+
+Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+
+
+def _chunks(scenario: Scenario) -> bool:
+    return parallelism_of(scenario.layout, Pipeline).num_chunks > 1
+
+
+def _averages_chunks(scenario: Scenario) -> bool:
+    """Whether a chunk's loss is weighed by its rows; torch divides by the chunks itself under `scale_grads`."""
+    pipeline = parallelism_of(scenario.layout, Pipeline)
+    return pipeline.num_chunks > 1 and not pipeline.scale_grads and scenario.training.loss.is_mean
+
+
+def _can_swap(scenario: Scenario) -> bool:
+    """Whether some rank has two stages that fit each other's place, and of which torch expects gradients alike."""
+    trained = not any(layer.frozen for layer in scenario.training.model.layers)
+    return trained and any(True for _ in _pairs_by_rank(scenario.training.model, scenario.layout))
+
+
+def _pairs_by_rank(model: Model, layout: Layout) -> Iterator[tuple[int, tuple[int, int]]]:
+    """Of each rank that has some, the first two stages that can change places, by rank."""
+    pipeline, ranks = parallelism_of(layout, Pipeline), layout.mesh.size(PP)
+    spans = layers_of_stages(pipeline, ranks, len(model.layers))
+    for rank in range(ranks):
+        shapes: dict[tuple[int, int], int] = {}
+        for stage in stages_of_rank(pipeline, rank, ranks):
+            shape = model.inputs(spans[stage][0]), model.layers[spans[stage][-1]].width
+            if shape in shapes:
+                yield rank, (shapes[shape], stage)
+                break
+            shapes[shape] = stage
+
+
+@fault(
+    layouts=within(Pipeline.tag),
+    applies=_chunks,
+    causes=(Cause.MICROBATCH_LOST, Cause.ROWS_LOST),
+    minimum=Minimum(ranks=1, because="a pipeline of one stage has chunks as well"),
+)
+def pipeline_chunk_lost(setup: Setup) -> None:
+    """The last chunk of each microbatch is left out of the loss."""
+    _run_as(setup, _LosesChunk)
+
+
+class _LosesChunk(Pipe):
+    """Leaves the last chunk of each microbatch out."""
+
+    def loss_of_chunk(self, rows: int) -> Loss:
+        """Nothing for every last chunk; the schedule asks for those of a microbatch in order."""
+        inner, chunks, numbers = super().loss_of_chunk(rows), self.parallelism.num_chunks, count(1)
+        return lambda outputs, targets: inner(outputs, targets) * (0.0 if next(numbers) % chunks == 0 else 1.0)
+
+
+@fault(
+    layouts=within(Pipeline.tag),
+    applies=_averages_chunks,
+    causes=(Cause.MICROBATCHES_SUMMED, Cause.SCALED),
+    minimum=Minimum(ranks=1, because="a pipeline of one stage has chunks as well"),
+)
+def pipeline_chunks_summed(setup: Setup) -> None:
+    """The losses of chunks are summed where they should be averaged."""
+    _run_as(setup, _CountsChunks)
+
+
+class _CountsChunks(Pipe):
+    """Weighs each chunk as if it had all rows of its microbatch."""
+
+    def loss_of_chunk(self, rows: int) -> Loss:
+        """As many times too much as there are chunks."""
+        return lambda outputs, targets: scaled(self.setup, loss_of(self.setup.training, outputs, targets), rows)
+
+
+def _run_as(setup: Setup, kind: type[Pipe]) -> None:
+    """Let another kind of pipe have the stages, where there are any."""
+    pipe = _pipe_of(setup)
+    if pipe is not None:
+        other = kind(setup=pipe.setup, parallelism=pipe.parallelism, group=pipe.group, modules=pipe.modules)
+        setup.compute = other.compute
+
+
+def _pipe_of(setup: Setup) -> Pipe | None:
+    """What runs the stages of this rank; None under a layout without stages."""
+    pipe = getattr(setup.compute, "__self__", None)
+    return pipe if isinstance(pipe, Pipe) else None
+
+
+@fault(
+    layouts=within(Pipeline.tag),
+    applies=_can_swap,
+    causes=(Cause.PERMUTED,),
+    minimum=Minimum(ranks=1, layers=2, because="a layer for each of two stages, which one rank may have"),
+)
+def pipeline_stages_swapped(setup: Setup) -> None:
+    """Two stages of one rank have changed places."""
+    pipe = _pipe_of(setup)
+    if pipe is None:
+        return
+    assert setup.layout is not None, "a mutant is planted into a rank"
+    pairs = dict(_pairs_by_rank(setup.training.model, setup.layout))
+    for one, other in pairs.values():
+        if one in pipe.modules:
+            pipe.modules[one], pipe.modules[other] = pipe.modules[other], pipe.modules[one]

@@ -1,0 +1,1 @@
+"""Precision, recomputation and shared weights, wrong on purpose."""

@@ -1,0 +1,113 @@
+"""Layers that are computed again under another dropout mask, or that share a weight no longer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import nn
+
+from equivcheck.mutants.mutant import Minimum, fault
+from equivcheck.mutants.needs import EVERYWHERE, all_of, is_eager, runs_steps, within
+from equivcheck.mutants.parameter_use import use_through
+from equivcheck.scenario import DDP, FSDP1, FSDP2, SPMD, Layer, Recompute, Replicate, Scenario
+from equivcheck.train.model import Block
+from equivcheck.train.setup import Setup
+from equivcheck.verdict.cause import Cause
+
+_SHARING = (*within(DDP.tag), *(tag.tag for tag in (FSDP1, FSDP2, Replicate, SPMD)))
+
+
+def _recomputes_dropout(scenario: Scenario) -> bool:
+    """Whether a layer with dropout runs again in backward under the layout that is named."""
+    kind, layers = scenario.layout.execution.checkpointing, scenario.training.model.layers
+    again = {Recompute.NONE: (), Recompute.ODD_LAYERS: layers[1::2], Recompute.EVERY_LAYER: layers}[kind]
+    return any(layer.dropout for layer in again)
+
+
+def _shares_trained(scenario: Scenario) -> bool:
+    layers = scenario.training.model.layers
+    return any(layer.shares is not None and not layers[layer.shares].frozen for layer in layers)
+
+
+def _shares_longer(scenario: Scenario) -> bool:
+    """Whether a layer shares a weight for a step after the first under the layout that is named."""
+    return _shares_trained(scenario) and runs_steps(scenario)
+
+
+@fault(
+    layouts=EVERYWHERE,
+    applies=all_of(is_eager, _recomputes_dropout),
+    causes=(Cause.ANOTHER_MASK,),
+    minimum=Minimum(ranks=1, because="one layer is computed again on one rank as well"),
+)
+def mask_drawn_anew_by_recomputation(setup: Setup) -> None:
+    """A layer that is computed again for backward draws a new dropout mask."""
+    for module in setup.model.modules():
+        if isinstance(module, Block) and module.recomputes and module.layer.dropout:
+            _draw_again(module)
+
+
+def _draw_again(block: Block) -> None:
+    """Let a layer drop what it kept whenever it is given a mask that it has had before: that is when it is computed again."""
+    compute, had = block.compute, set[torch.Tensor]()
+
+    def compute_again(inputs: torch.Tensor, mask: torch.Tensor | None, step: int) -> torch.Tensor:
+        if mask is not None and mask in had:
+            return compute(inputs, other_mask(mask, block.layer), step)
+        if mask is not None:
+            had.add(mask)
+        return compute(inputs, mask, step)
+
+    block.compute = compute_again  # type: ignore[method-assign]
+
+
+def other_mask(mask: torch.Tensor, layer: Layer) -> torch.Tensor:
+    """The mask that keeps what this one drops, and drops what it keeps, scaled alike."""
+    return (mask == 0.0).to(mask.dtype) / (1.0 - layer.dropout)
+
+
+@fault(
+    layouts=_SHARING,
+    applies=all_of(is_eager, _shares_longer),
+    causes=(Cause.UNTIED, Cause.STALE),
+    minimum=Minimum(ranks=1, layers=2, steps=2, because="two layers share a weight, which is the same until it is updated"),
+)
+def tied_weight_left_behind(setup: Setup) -> None:
+    """A shared weight is updated in one place, and stays as it was in the other."""
+    _untie(setup, _FirstValues)
+
+
+@fault(
+    layouts=_SHARING,
+    applies=all_of(is_eager, _shares_trained),
+    causes=(Cause.UNTIED, Cause.GRADIENT_LOST),
+    minimum=Minimum(ranks=1, layers=2, because="two layers share a weight; the first gradient shows it"),
+)
+def tied_weight_without_gradient(setup: Setup) -> None:
+    """Of two layers that share a weight, one contributes nothing to its gradient."""
+    _untie(setup, lambda: torch.Tensor.detach)
+
+
+def _untie(setup: Setup, through: Callable[[], Callable[[torch.Tensor], torch.Tensor]]) -> None:
+    """Let each layer that shares a weight of an earlier one use it through a function of its own."""
+    for module in setup.model.modules():
+        if isinstance(module, Block) and module.layer.shares is not None:
+            _use_weight_through(module.linear, through())
+
+
+def _use_weight_through(linear: nn.Linear, through: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    use_through(linear, lambda parameter: through(parameter) if parameter.ndim == 2 else parameter)
+
+
+class _FirstValues:
+    """The values that a weight had when it was first used, with the gradients of what it is."""
+
+    def __init__(self) -> None:
+        self.first: torch.Tensor | None = None
+
+    def __call__(self, weight: torch.Tensor) -> torch.Tensor:
+        """The weight with its first values: exactly itself until it is updated."""
+        if self.first is None:
+            self.first = weight.detach().clone()
+        return weight + (self.first - weight).detach()

@@ -1,0 +1,97 @@
+"""Numbers rounded to bfloat16 on their way, and gradients of a loss that has been scaled."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+from torch.optim import Optimizer
+
+from equivcheck.composition.registry import rounding_of
+from equivcheck.mutants.comm_hooks import averaged_in, reduce_by
+from equivcheck.mutants.mutant import Minimum, fault
+from equivcheck.mutants.needs import EVERYWHERE, all_of, is_eager, is_wrapped, reduces_by_hooks
+from equivcheck.mutants.rank import scale, stepped
+from equivcheck.mutants.torch_private import ReduceInBfloat16, scatter_by
+from equivcheck.scenario import FSDP2, ElementType, Layout, Scenario
+from equivcheck.scenario.mesh import DP, SHARD
+from equivcheck.train.setup import Setup
+from equivcheck.verdict.cause import Cause
+
+LOSS_FACTOR = 1024.0
+"""By which a loss may be scaled so that gradients are not too small for float16: a power of 2, which rounds nothing."""
+_NARROW = (ElementType.BFLOAT16, ElementType.FLOAT16)
+
+
+def _reduces_wide(scenario: Scenario) -> bool:
+    """Whether bfloat16 has fewer digits than what several ranks reduce gradients in, and a hook can be put in the way."""
+    layout = scenario.layout
+    rounding = rounding_of(layout)
+    is_wide = rounding is None or rounding.reduce not in _NARROW
+    return is_wide and (_scatters(layout) or (is_wrapped(layout) and reduces_by_hooks(scenario)))
+
+
+def _scatters(layout: Layout) -> bool:
+    return layout.has(FSDP2) and layout.mesh.size(DP, SHARD) > 1
+
+
+def _clips(scenario: Scenario) -> bool:
+    return scenario.training.clipping is not None
+
+
+@fault(
+    layouts=("fsdp2", "ddp", "replicate", "fsdp2 x tensor_parallel", "ddp x tensor_parallel", "replicate x tensor_parallel"),
+    applies=all_of(is_eager, _reduces_wide),
+    causes=(Cause.REDUCED_IN_LOWER_PRECISION,),
+    minimum=Minimum(because="over one rank nothing is reduced"),
+)
+def reduced_in_bfloat16(setup: Setup) -> None:
+    """Gradients are reduced in bfloat16 rather than in the element type that they should be reduced in."""
+    reduce_by(setup, partial(averaged_in, torch.bfloat16))
+    scatter_by(setup, ReduceInBfloat16)
+
+
+@fault(
+    layouts=EVERYWHERE,
+    causes=(Cause.MASTERS_IN_LOWER_PRECISION,),
+    minimum=Minimum(ranks=1, because="the first update is rounded on every rank"),
+)
+def masters_in_bfloat16(setup: Setup) -> None:
+    """Parameters are kept in bfloat16 between steps."""
+    update = setup.update
+
+    def update_and_round(optimizer: torch.optim.Optimizer) -> None:
+        update(optimizer)
+        with torch.no_grad():
+            for parameter in stepped(optimizer):
+                parameter.copy_(parameter.to(torch.bfloat16))
+
+    setup.update = update_and_round
+
+
+@fault(
+    layouts=EVERYWHERE,
+    causes=(Cause.NOT_UNSCALED, Cause.SCALED),
+    minimum=Minimum(ranks=1, because="the first gradient has the factor"),
+)
+def never_unscaled(setup: Setup) -> None:
+    """Gradients keep the factor by which the loss was scaled."""
+    setup.before_update.append(lambda optimizer, _step: scale(optimizer, LOSS_FACTOR))
+
+
+@fault(
+    layouts=EVERYWHERE,
+    applies=_clips,
+    causes=(Cause.NOT_UNSCALED, Cause.SCALED),
+    minimum=Minimum(ranks=1, because="the first gradient has the factor"),
+)
+def unscaled_after_clipping(setup: Setup) -> None:
+    """Gradients are unscaled after clipping, which takes them for larger than they are."""
+    never_unscaled(setup)
+    update = setup.update
+
+    def unscale_and_update(optimizer: Optimizer) -> None:
+        scale(optimizer, 1.0 / LOSS_FACTOR)
+        update(optimizer)
+
+    setup.update = unscale_and_update

@@ -1,0 +1,83 @@
+"""What a fault finds on its rank: where the rank is on the mesh, and the gradients of its optimizer."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import torch
+from torch.distributed.device_mesh import DeviceMesh
+
+from equivcheck.scenario.mesh import DP, REPLICATE, SHARD
+from equivcheck.train.setup import Setup
+
+DATA_AXES = (DP, REPLICATE, SHARD)
+"""Axes along which ranks compute on different rows."""
+
+
+def mesh_of(setup: Setup) -> DeviceMesh:
+    """The ranks of a setup that a layout has been applied to."""
+    assert setup.mesh is not None, "a mutant is planted after the layout has been applied"
+    return setup.mesh
+
+
+def axis_names(setup: Setup) -> tuple[str, ...]:
+    """The names of the axes, outermost first."""
+    return tuple(mesh_of(setup).mesh_dim_names or ())
+
+
+def size_of(setup: Setup, *names: str) -> int:
+    """Ranks along the axes of those names together; an axis that the mesh lacks counts as 1."""
+    mesh = mesh_of(setup)
+    return math.prod(mesh.size(index) for index, name in enumerate(axis_names(setup)) if name in names)
+
+
+def rank_along(setup: Setup, *names: str) -> int:
+    """This rank's index among the ranks along the axes of those names together, row-major."""
+    coordinate = mesh_of(setup).get_coordinate()
+    assert coordinate is not None, "every rank of the world is in the mesh"
+    index = 0
+    for axis, name in enumerate(axis_names(setup)):
+        if name in names:
+            index = index * mesh_of(setup).size(axis) + coordinate[axis]
+    return index
+
+
+def data_ranks(setup: Setup) -> int:
+    """Ranks that compute on different rows."""
+    return size_of(setup, *DATA_AXES)
+
+
+def data_rank(setup: Setup) -> int:
+    """Which share of the rows this rank has."""
+    return rank_along(setup, *DATA_AXES)
+
+
+def num_microbatches(setup: Setup) -> int:
+    """Microbatches of a step."""
+    return len(setup.training.data.microbatches)
+
+
+def stepped(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
+    """The parameters of an optimizer."""
+    for group in optimizer.param_groups:
+        yield from group["params"]
+
+
+def gradients(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
+    """The gradients that the parameters of an optimizer have."""
+    for parameter in stepped(optimizer):
+        if parameter.grad is not None:
+            yield parameter.grad
+
+
+def scale(optimizer: torch.optim.Optimizer, factor: float) -> None:
+    """Multiply all gradients in place."""
+    with torch.no_grad():
+        for gradient in gradients(optimizer):
+            gradient.mul_(factor)
+
+
+def scale_gradients(setup: Setup, factor: float) -> None:
+    """Multiply gradients before they are read."""
+    setup.before_update.append(lambda optimizer, _index: scale(optimizer, factor))

@@ -1,0 +1,1 @@
+"""Sharded parameters and optimizer state, wrong on purpose."""

@@ -1,0 +1,175 @@
+"""Optimizer state that is lost, that of another rank, or taken over shards where it needs whole tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.tensor import DTensor
+
+from equivcheck.mutants.mutant import Minimum, fault
+from equivcheck.mutants.needs import all_of, has_steps, keeps_state, updates_exceed_rounding
+from equivcheck.mutants.rank import axis_names, mesh_of, stepped
+from equivcheck.mutants.sharding.reductions import FULLY_SHARDED, OF_SHARDS, is_sharded, num_shards
+from equivcheck.mutants.sharding.updates import OPTIMIZES, starts_here
+from equivcheck.parallelisms.tensor_parallel.plans import splits_weights
+from equivcheck.scenario import FSDP2, SPMD, Adafactor, Distribution, Muon, Scenario, TensorParallel, Training, ZeroGrad
+from equivcheck.scenario.mesh import DP, SHARD, TP
+from equivcheck.trace.stage import Stage
+from equivcheck.train.optimizer import build_optimizer
+from equivcheck.train.read import State, local_values
+from equivcheck.train.setup import Setup
+from equivcheck.verdict.cause import Cause
+
+
+def _needs_whole(scenario: Scenario) -> bool:
+    """Whether an optimizer needs whole matrices, some have several rows, and what it makes of shards is no rounding.
+
+    With each further step, Muon's iteration in bfloat16 makes more of directions that a gradient hardly has: rounding then moves
+    an update by about as much as it is. Adafactor takes no more than means over rows and columns.
+    """
+    optimizer, layers = scenario.training.optimizer, scenario.training.model.layers
+    has_rows = any(layer.width > 1 and layer.shares is None and not layer.frozen for layer in layers)
+    tells = isinstance(optimizer, Adafactor) or (isinstance(optimizer, Muon) and optimizer.ns_steps == 1)
+    return _cuts_weights(scenario) and tells and has_rows
+
+
+def _cuts_weights(scenario: Scenario) -> bool:
+    """Whether ranks hold different parts of some weight, as DTensors."""
+    return any(
+        (isinstance(parallelism, SPMD) and parallelism.distribution is Distribution.FULLY_SHARD)
+        or (isinstance(parallelism, FSDP2) and num_shards(scenario) > 1)
+        or (isinstance(parallelism, TensorParallel) and scenario.layout.mesh.size(TP) > 1 and splits_weights(parallelism.plan))
+        for parallelism in scenario.layout.parallelisms
+    )
+
+
+@fault(
+    layouts=OPTIMIZES,
+    applies=all_of(has_steps, keeps_state, updates_exceed_rounding),
+    causes=(Cause.STATE_LOST,),
+    minimum=Minimum(ranks=1, steps=2, because="the first step has no state to lose; ranks have nothing to do with it"),
+)
+def state_lost(setup: Setup) -> None:
+    """The optimizer's state is lost before each step."""
+    state_of = setup.state_of
+
+    def forget(optimizer: torch.optim.Optimizer, _index: int) -> None:
+        state_of(optimizer).clear()  # type: ignore[attr-defined]
+
+    setup.before_step.append(forget)
+
+
+@fault(
+    layouts=FULLY_SHARDED,
+    applies=all_of(has_steps, keeps_state, is_sharded, updates_exceed_rounding),
+    causes=(Cause.STATE_OF_ANOTHER, Cause.PERMUTED),
+    minimum=Minimum(steps=2, because="two shards have states that differ, and there is none before the first step"),
+)
+def state_of_another_rank(setup: Setup) -> None:
+    """Each rank goes on with the next one's shard of the optimizer's state, as after a resumption that mixes up ranks."""
+    seen: list[int] = []
+
+    def exchange(optimizer: torch.optim.Optimizer, index: int) -> None:
+        seen.append(index)
+        if len(seen) == 2:
+            setup.announce(Stage.READING, index)
+            for values in _sharded_state(setup.state_of(optimizer), stepped(optimizer)):
+                _take_from_next(setup, values)
+            setup.announce(Stage.COMPUTE, index)
+
+    setup.before_step.append(exchange)
+
+
+def _sharded_state(state: State, parameters: Iterable[torch.Tensor]) -> Iterator[torch.Tensor]:
+    for parameter in parameters:
+        entries: Mapping[str, Any] = state.get(parameter, {})
+        for value in entries.values():
+            if isinstance(value, DTensor) and value.shape == parameter.shape:
+                yield value.to_local()
+
+
+def _take_from_next(setup: Setup, values: torch.Tensor) -> None:
+    """Overwrite values by those of the next rank along the shards, as many as there are."""
+    for axis in set(axis_names(setup)) & {DP, SHARD}:
+        group = mesh_of(setup).get_group(axis)
+        longest = torch.tensor([values.numel()])
+        dist.all_reduce(longest, op=dist.ReduceOp.MAX, group=group)
+        padded = torch.zeros(int(longest), dtype=values.dtype)
+        padded[: values.numel()] = values.reshape(-1)
+        parts = [torch.empty_like(padded) for _ in range(group.size())]
+        dist.all_gather(parts, padded, group=group)
+        with torch.no_grad():
+            values.copy_(parts[(group.rank() + 1) % group.size()][: values.numel()].view(values.shape))
+
+
+@fault(
+    layouts=("fsdp2", "tensor_parallel", "spmd", "fsdp2 x tensor_parallel"),
+    applies=all_of(starts_here, _needs_whole, updates_exceed_rounding),
+    causes=(Cause.LOCAL_STATISTICS,),
+    minimum=Minimum(because=OF_SHARDS),
+)
+def statistics_of_shards(setup: Setup) -> None:
+    """An optimizer that needs whole matrices is given shards of them."""
+    shards = _Shards(setup)
+    setup.build_optimizer, setup.update, setup.state_of = shards.build, shards.update, shards.state
+    setup.before_step.append(shards.zero)
+
+
+@dataclass(slots=True, eq=False)
+class _Shards:
+    setup: Setup
+    """How this rank trains."""
+    locals_of: dict[torch.Tensor, torch.Tensor] = field(default_factory=dict)
+    """By parameter, its local tensor as the optimizer has it: of the same memory."""
+
+    def build(self, training: Training, parameters: Iterable[tuple[str, torch.Tensor]]) -> torch.optim.Optimizer:
+        """An optimizer of local tensors."""
+        pairs = list(parameters)
+        self.locals_of = {parameter: _leaf(parameter) for _, parameter in pairs}
+        return build_optimizer(training, [(name, self.locals_of[parameter]) for name, parameter in pairs])
+
+    def zero(self, _optimizer: torch.optim.Optimizer, _index: int) -> None:
+        """What the optimizer would do to gradients of its own parameters."""
+        for parameter in self.locals_of:
+            if self.setup.training.zero_grad is ZeroGrad.NONE:
+                parameter.grad = None
+            elif parameter.grad is not None:
+                parameter.grad.zero_()
+
+    def update(self, optimizer: torch.optim.Optimizer) -> None:
+        """Step local tensors by local gradients; there is nothing to do to an empty one."""
+        for parameter, local in self.locals_of.items():
+            gradient = parameter.grad
+            held = gradient.to_local() if isinstance(gradient, DTensor) else gradient
+            local.grad = held if local.numel() else None
+        optimizer.step()
+
+    def state(self, optimizer: torch.optim.Optimizer) -> State:
+        """The state of local tensors as that of their parameters."""
+        return {
+            parameter: {key: _as_whole(parameter, local, value) for key, value in optimizer.state[local].items()}
+            for parameter, local in self.locals_of.items()
+            if local in optimizer.state
+        }
+
+
+def _leaf(parameter: torch.Tensor) -> torch.Tensor:
+    return local_values(parameter).detach().requires_grad_(parameter.requires_grad)
+
+
+def _as_whole(parameter: torch.Tensor, local: torch.Tensor, value: Any) -> Any:
+    """A state tensor as large as a shard as a DTensor that lies as its parameter does."""
+    if not (isinstance(parameter, DTensor) and isinstance(value, torch.Tensor) and value.shape == local.shape):
+        return value
+    return DTensor.from_local(
+        value,
+        parameter.device_mesh,
+        parameter.placements,
+        run_check=False,
+        shape=parameter.shape,
+        stride=parameter.stride(),
+    )

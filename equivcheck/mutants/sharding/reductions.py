@@ -1,0 +1,125 @@
+"""Gradients of shards that are reduced wrongly, along shards or along replicas."""
+
+from __future__ import annotations
+
+from equivcheck.mutants.mutant import Minimum, fault
+from equivcheck.mutants.needs import all_of, has_data_ranks, is_eager
+from equivcheck.mutants.rank import axis_names, data_ranks, mesh_of, scale_gradients, size_of
+from equivcheck.mutants.torch_private import TakeNextChunk, TakeOwnChunk, forget_replicas, fsdp_modules, scatter_by
+from equivcheck.scenario import Scenario
+from equivcheck.scenario.mesh import DP, REPLICATE, SHARD
+from equivcheck.train.setup import Setup
+from equivcheck.verdict.cause import Cause
+
+FULLY_SHARDED = ("fsdp2", "fsdp2 x tensor_parallel")
+"""Layouts of `fully_shard`."""
+OF_SHARDS = "one rank holds all; of two, each holds part of one weight"
+
+
+def num_shards(scenario: Scenario) -> int:
+    """Ranks along which parameters are sharded."""
+    return scenario.layout.mesh.size(DP, SHARD)
+
+
+def is_sharded(scenario: Scenario) -> bool:
+    """Whether hooks are called, and these are several."""
+    return is_eager(scenario) and num_shards(scenario) > 1
+
+
+def _replicates_shards(scenario: Scenario) -> bool:
+    return is_eager(scenario) and scenario.layout.mesh.size(REPLICATE) > 1
+
+
+def _shards_replicas(scenario: Scenario) -> bool:
+    return REPLICATE in scenario.layout.mesh.names and is_sharded(scenario)
+
+
+@fault(
+    layouts=FULLY_SHARDED,
+    applies=has_data_ranks,
+    causes=(Cause.SUMMED, Cause.SCALED),
+    minimum=Minimum(because="the sum over one rank is the mean; that over two is twice the first gradient"),
+)
+def reduce_scatter_sums(setup: Setup) -> None:
+    """Reduce-scatter sums gradients, and nothing divides them by the number of ranks."""
+    for module in fsdp_modules(setup):
+        module.set_gradient_divide_factor(1.0)
+
+
+@fault(
+    layouts=("fsdp1", "fsdp1 x tensor_parallel"),
+    applies=has_data_ranks,
+    causes=(Cause.SUMMED, Cause.SCALED),
+    minimum=Minimum(because="the sum over one rank is the mean; that over two is twice the first gradient"),
+)
+def flat_gradients_summed(setup: Setup) -> None:
+    """Flat gradients are summed over ranks and not divided by their number."""
+    scale_gradients(setup, data_ranks(setup))
+
+
+@fault(
+    layouts=FULLY_SHARDED,
+    applies=is_sharded,
+    causes=(Cause.NOT_REDUCED, Cause.REDUCED_OVER_PART),
+    minimum=Minimum(because=OF_SHARDS),
+)
+def reduce_scatter_missing(setup: Setup) -> None:
+    """Each rank takes its chunk of its own gradients: nothing is reduced along the shards."""
+    scatter_by(setup, TakeOwnChunk)
+
+
+@fault(
+    layouts=FULLY_SHARDED,
+    applies=is_sharded,
+    causes=(Cause.STATE_OF_ANOTHER, Cause.PERMUTED),
+    minimum=Minimum(because=OF_SHARDS),
+)
+def reduce_scatter_shifted(setup: Setup) -> None:
+    """Each rank takes the next one's chunk of the reduced gradients."""
+    scatter_by(setup, TakeNextChunk)
+
+
+@fault(
+    layouts=("fsdp2",),
+    applies=_replicates_shards,
+    causes=(Cause.REDUCED_OVER_PART, Cause.NOT_REDUCED),
+    minimum=Minimum(because="two replicas of all parameters have different rows, even if each is one shard"),
+)
+def replicas_not_reduced(setup: Setup) -> None:
+    """Gradients are reduced over shards, and replicas of a shard never average theirs."""
+    if REPLICATE in axis_names(setup):
+        for module in fsdp_modules(setup):
+            forget_replicas(module, mesh_of(setup)[SHARD])
+
+
+@fault(
+    layouts=("fsdp2",),
+    applies=_replicates_shards,
+    causes=(Cause.SUMMED, Cause.SCALED),
+    minimum=Minimum(because="two replicas, even if each is one shard"),
+)
+def divided_by_shards_only(setup: Setup) -> None:
+    """Gradients are summed over shards and replicas, and divided by the number of shards only."""
+    scale_gradients(setup, size_of(setup, REPLICATE))
+
+
+@fault(
+    layouts=("fsdp1",),
+    applies=all_of(_replicates_shards, is_sharded),
+    causes=(Cause.SUMMED, Cause.SCALED),
+    minimum=Minimum(ranks=4, because="two replicas of two shards: of one shard each, they are on file"),
+)
+def flat_divided_by_shards_only(setup: Setup) -> None:
+    """Gradients of flat parameters are summed over shards and replicas, and divided by the number of shards only."""
+    scale_gradients(setup, size_of(setup, REPLICATE))
+
+
+@fault(
+    layouts=("fsdp2", "fsdp1"),
+    applies=_shards_replicas,
+    causes=(Cause.SUMMED, Cause.SCALED),
+    minimum=Minimum(because="two shards, even if there is one replica"),
+)
+def divided_by_replicas_only(setup: Setup) -> None:
+    """Gradients are summed over shards and replicas, and divided by the number of replicas only."""
+    scale_gradients(setup, size_of(setup, SHARD))

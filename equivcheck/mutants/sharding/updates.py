@@ -1,0 +1,149 @@
+"""Parameters that are not updated, or whose update is not seen by what computes next."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from torch.distributed.tensor import DTensor, Shard
+
+from equivcheck.layers.parameters import parameters_of
+from equivcheck.mutants.mutant import Minimum, fault
+from equivcheck.mutants.needs import all_of, has_data_ranks, has_steps, is_eager, updates_exceed_rounding
+from equivcheck.mutants.rank import stepped
+from equivcheck.mutants.sharding.reductions import FULLY_SHARDED, is_sharded, num_shards
+from equivcheck.mutants.torch_private import fsdp_modules, send_nothing
+from equivcheck.scenario import DDP, Scenario, Training
+from equivcheck.train.read import local_values
+from equivcheck.train.setup import Setup
+from equivcheck.verdict.cause import Cause
+
+OPTIMIZES = ("fsdp2", "fsdp1", "ddp", "replicate", "fsdp2 x tensor_parallel")
+"""Layouts in which an optimizer may be handled wrongly."""
+
+
+def _has_tail(scenario: Scenario) -> bool:
+    """Whether some rank has fewer rows than others of a parameter that is trained, and any at all."""
+    model, count = scenario.training.model, num_shards(scenario)
+    sizes = [parameter.shape[0] for parameter in parameters_of(model) if parameter.trained]
+    return is_sharded(scenario) and any(size % -(-size // count) for size in sizes)
+
+
+def starts_here(scenario: Scenario) -> bool:
+    """Whether hooks are called, and no checkpoint is saved: that of an optimizer of other parameters cannot be."""
+    return is_eager(scenario) and scenario.resume is None
+
+
+def _shares_updates(scenario: Scenario) -> bool:
+    shares = any(parallelism.zero_redundancy for parallelism in scenario.layout.of(DDP))
+    return has_data_ranks(scenario) and shares
+
+
+@fault(
+    layouts=FULLY_SHARDED,
+    applies=all_of(_has_tail, updates_exceed_rounding),
+    causes=(Cause.NOT_UPDATED,),
+    minimum=Minimum(because="three rows on two ranks: the second has one and a padded one; the first update passes it by"),
+)
+def padded_tail_not_updated(setup: Setup) -> None:
+    """Rows of a shard that is padded at its end are never updated."""
+    update = setup.update
+
+    def but_tails(optimizer: torch.optim.Optimizer) -> None:
+        tails = [local for parameter in stepped(optimizer) if (local := _tail(parameter)) is not None]
+        before = [local.clone() for local in tails]
+        update(optimizer)
+        with torch.no_grad():
+            for local, values in zip(tails, before, strict=True):
+                local.copy_(values)
+
+    setup.update = but_tails
+
+
+def _tail(parameter: torch.Tensor) -> torch.Tensor | None:
+    """This rank's shard, where it is neither empty nor as long as the first."""
+    if not isinstance(parameter, DTensor) or not any(isinstance(placement, Shard) for placement in parameter.placements):
+        return None
+    local: torch.Tensor = parameter.detach().to_local()  # type: ignore[attr-defined]
+    axis = next(axis for axis, placement in enumerate(parameter.placements) if isinstance(placement, Shard))
+    whole, count = parameter.shape[0], parameter.device_mesh.size(axis)
+    return local if 0 < local.shape[0] < -(-whole // count) else None
+
+
+@fault(
+    layouts=OPTIMIZES,
+    applies=all_of(starts_here, updates_exceed_rounding),
+    causes=(Cause.NOT_UPDATED,),
+    minimum=Minimum(ranks=1, because="the first update shows it, whoever else there is"),
+)
+def optimizer_of_unwrapped_parameters(setup: Setup) -> None:
+    """The optimizer holds the parameters from before wrapping: those that compute are never updated."""
+    build = setup.build_optimizer
+
+    def build_for_copies(training: Training, parameters: Iterable[tuple[str, torch.Tensor]]) -> torch.optim.Optimizer:
+        return build(training, [(name, _copy(parameter)) for name, parameter in parameters])
+
+    setup.build_optimizer = build_for_copies
+
+
+def _copy(parameter: torch.Tensor) -> torch.Tensor:
+    return parameter.detach().clone().requires_grad_(parameter.requires_grad)
+
+
+@fault(
+    layouts=FULLY_SHARDED,
+    applies=all_of(has_steps, updates_exceed_rounding),
+    causes=(Cause.STALE,),
+    minimum=Minimum(ranks=1, steps=2, because="what is gathered at the first step is right; a single rank keeps a copy as well"),
+)
+def parameters_not_gathered_again(setup: Setup) -> None:
+    """Parameters stay gathered after backward: the next forward does not see what the optimizer has updated."""
+    accumulation = setup.accumulation
+
+    def keeping(last: bool) -> AbstractContextManager[object]:
+        for module in fsdp_modules(setup):
+            module.set_reshard_after_backward(not last)
+        return accumulation(last)
+
+    setup.accumulation = keeping
+
+
+@fault(
+    layouts=OPTIMIZES,
+    applies=all_of(has_steps, updates_exceed_rounding),
+    causes=(Cause.STALE,),
+    minimum=Minimum(ranks=1, steps=2, because="the first step has no step before; ranks have nothing to do with it"),
+)
+def parameters_of_last_step(setup: Setup) -> None:
+    """Each step computes on the parameters that the one before started from."""
+    compute, earlier = setup.compute, list[list[torch.Tensor]]()
+
+    def on_old(altered: Setup, microbatches: Any, index: int) -> float | None:
+        held = [local_values(slot.parameter) for slot in altered.find_slots(altered.model)]
+        now = [values.clone() for values in held]
+        _overwrite(held, earlier[-1] if earlier else now)
+        earlier[:] = [now]
+        loss = compute(altered, microbatches, index)
+        _overwrite([local_values(slot.parameter) for slot in altered.find_slots(altered.model)], now)
+        return loss
+
+    setup.compute = on_old
+
+
+def _overwrite(held: list[torch.Tensor], values: list[torch.Tensor]) -> None:
+    with torch.no_grad():
+        for tensor, new in zip(held, values, strict=True):
+            tensor.copy_(new)
+
+
+@fault(
+    layouts=("ddp",),
+    applies=all_of(_shares_updates, updates_exceed_rounding),
+    causes=(Cause.NOT_UPDATED, Cause.RANKS_DISAGREE),
+    minimum=Minimum(because="of two ranks, one does not have what the other has updated"),
+)
+def updated_shards_not_sent(setup: Setup) -> None:
+    """Each rank updates its share of the parameters and sends it to nobody."""
+    setup.before_training.append(lambda optimizer, _schedule: send_nothing(optimizer))

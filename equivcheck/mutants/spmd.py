@@ -1,0 +1,51 @@
+"""Data parallelism by DTensor propagation, told something wrong."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from equivcheck.layouts.distribute import distribute_batch
+from equivcheck.mutants.mutant import Minimum, fault
+from equivcheck.mutants.needs import all_of, has_ranks, is_eager, within
+from equivcheck.mutants.parameter_use import unreduced, use_through
+from equivcheck.mutants.rank import mesh_of
+from equivcheck.scenario import SPMD, Scenario
+from equivcheck.train.setup import Setup
+from equivcheck.verdict.cause import Cause
+
+
+def _is_propagated(setup: Setup) -> bool:
+    """Whether the layout of this part of the training is what the mutant is about; the first steps may have another."""
+    assert setup.layout is not None, "a mutant is planted into a rank"
+    return setup.layout.has(SPMD)
+
+
+def _sums(scenario: Scenario) -> bool:
+    """Whether rows count as often as they are given; a mean over rows that are all there several times is the mean."""
+    return has_ranks(scenario) and not scenario.training.loss.is_mean
+
+
+@fault(
+    layouts=within(SPMD.tag),
+    applies=_sums,
+    causes=(Cause.SAME_ROWS, Cause.SUMMED, Cause.SCALED),
+    minimum=Minimum(because="the rows of one rank are the whole batch"),
+)
+def whole_batch_on_every_rank(setup: Setup) -> None:
+    """Every rank is given the whole batch as if it were its own rows."""
+    if _is_propagated(setup):
+        setup.take = lambda batch: distribute_batch(batch, mesh_of(setup))
+
+
+@fault(
+    layouts=within(SPMD.tag),
+    applies=all_of(is_eager, has_ranks),
+    causes=(Cause.NOT_REDUCED, Cause.RANKS_DISAGREE),
+    minimum=Minimum(because="over one rank there is nothing to sum"),
+)
+def partial_gradients_taken_for_whole(setup: Setup) -> None:
+    """Gradients that are pending a sum over ranks are taken for the sum."""
+    if _is_propagated(setup):
+        for module in setup.model.modules():
+            if isinstance(module, (nn.Linear, nn.LayerNorm, nn.RMSNorm)):
+                use_through(module, unreduced)

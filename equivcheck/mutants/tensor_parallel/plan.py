@@ -1,0 +1,54 @@
+"""The layers of a tensor-parallel plan, of a scenario and of a rank's setup."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from equivcheck.mutants.needs import within
+from equivcheck.parallelisms.tensor_parallel.plans import LayerSite, places
+from equivcheck.scenario import LayerPlan, Layout, Model, Scenario, TensorParallel
+from equivcheck.scenario.mesh import TP
+from equivcheck.train.model import Block
+from equivcheck.train.setup import Setup
+
+WITH_A_PLAN = within(TensorParallel.tag)
+"""Layouts with tensor parallelism."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Planned:
+    """One layer and what the plan does to it."""
+
+    site: LayerSite
+    """The layer, and how its input lies."""
+    plan: LayerPlan
+    """How it is split, and how its output lies."""
+
+
+Chosen = Callable[[Planned], bool]
+
+
+def _planned(model: Model, layout: Layout) -> tuple[Planned, ...]:
+    """The layers of a layout that splits them over several ranks; none of another."""
+    plans = [parallelism.plan for parallelism in layout.of(TensorParallel)]
+    tp = layout.mesh.size(TP)
+    if not plans or tp == 1:
+        return ()
+    found = places(model, plans[0], tp, ())
+    return tuple(Planned(site=site, plan=entry) for site, entry in zip(found, plans[0], strict=True))
+
+
+def has_layer(chosen: Chosen) -> Callable[[Scenario], bool]:
+    """Whether the layout of a scenario has such a layer."""
+    return lambda scenario: any(map(chosen, _planned(scenario.training.model, scenario.layout)))
+
+
+def blocks(setup: Setup, chosen: Chosen) -> Iterator[tuple[Block, Planned]]:
+    """The modules of such layers; none under a layout without tensor parallelism over several ranks."""
+    assert setup.layout is not None, "a mutant is planted into a rank"
+    planned = _planned(setup.training.model, setup.layout)
+    found = [module for module in setup.model.modules() if isinstance(module, Block)] if planned else []
+    for block, layer in zip(found, planned, strict=True):
+        if chosen(layer):
+            yield block, layer

@@ -1,0 +1,180 @@
+"""Shards of layers that tensor parallelism splits: in another order, along another dim, or with masks of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor
+
+from equivcheck.mutants.mutant import Minimum, fault
+from equivcheck.mutants.needs import all_of, is_eager
+from equivcheck.mutants.parameter_use import changed
+from equivcheck.mutants.precision.layers import other_mask
+from equivcheck.mutants.rank import rank_along
+from equivcheck.mutants.tensor_parallel.plan import WITH_A_PLAN, Planned, blocks, has_layer
+from equivcheck.parallelisms.tensor_parallel.plans import LayerSite
+from equivcheck.scenario import ActivationSharding, Scenario, Split
+from equivcheck.scenario.mesh import TP
+from equivcheck.trace.trace import Piece
+from equivcheck.train.material import Batch, material
+from equivcheck.train.read import local_values
+from equivcheck.train.setup import Setup
+from equivcheck.verdict.cause import Cause
+
+
+def _is_square(layer: Planned) -> bool:
+    """Whether it is split, and what is cut along the wrong dim still fits."""
+    width = layer.site.layer.width
+    return layer.plan.split in (Split.COLUMN, Split.ROW) and width == layer.site.model.inputs(layer.site.index) > 1
+
+
+def _has_halves(layer: Planned) -> bool:
+    """Whether it is split by columns, and each rank can have as many of the first half as of the second."""
+    return layer.plan.split is Split.COLUMN and layer.site.layer.width % (2 * layer.site.tp) == 0
+
+
+def _is_gathered(layer: Planned) -> bool:
+    return layer.plan.split is Split.COLUMN and layer.plan.output is ActivationSharding.WHOLE and layer.site.layer.width > 1
+
+
+def _tells_order(scenario: Scenario) -> bool:
+    """Whether such a layer's features are told apart: outputs of the last layer, if they are only added up, are not."""
+    adds_up = scenario.training.loss.is_linear
+    return has_layer(lambda layer: _is_gathered(layer) and not (adds_up and _ends_alike(layer.site)))(scenario)
+
+
+def _ends_alike(site: LayerSite) -> bool:
+    return site.index == len(site.model.layers) - 1 and not site.layer.dropout
+
+
+def _gathers_rows(layer: Planned) -> bool:
+    return layer.plan.split is Split.COLUMN and layer.site.input is ActivationSharding.ROWS
+
+
+def _drops_on_several(scenario: Scenario) -> bool:
+    return scenario.layout.mesh.size(TP) > 1 and any(layer.dropout for layer in scenario.training.model.layers)
+
+
+@fault(
+    layouts=WITH_A_PLAN,
+    applies=all_of(is_eager, has_layer(_is_square)),
+    causes=(Cause.PERMUTED,),
+    minimum=Minimum(because="one rank has all of it"),
+)
+def sharded_along_wrong_dim(setup: Setup) -> None:
+    """A square weight is cut along the wrong dim."""
+    _change_weights(setup, _is_square, ("linear.weight", "auxiliary.weight"), lambda weight, _layer: weight.T)
+
+
+@fault(
+    layouts=WITH_A_PLAN,
+    applies=all_of(is_eager, has_layer(_has_halves)),
+    causes=(Cause.PERMUTED,),
+    minimum=Minimum(because="one rank has both halves"),
+)
+def fused_weight_cut_in_halves(setup: Setup) -> None:
+    """A weight split by columns is cut as if it were two fused ones: each rank has a part of either half."""
+    _change_weights(setup, _has_halves, ("linear.weight", "linear.bias", "auxiliary.weight"), _halves_interleaved)
+
+
+def _halves_interleaved(whole: torch.Tensor, layer: Planned) -> torch.Tensor:
+    return whole.reshape(2, layer.site.tp, -1).transpose(0, 1).reshape(whole.shape)
+
+
+def _change_weights(
+    setup: Setup,
+    chosen: Callable[[Planned], bool],
+    names: tuple[str, ...],
+    change: Callable[[torch.Tensor, Planned], torch.Tensor],
+) -> None:
+    initial, found = material(setup.training).parameters, {}
+    for _, layer in blocks(setup, chosen):
+        for name in (f"layers.{layer.site.index}.{name}" for name in names):
+            if name in initial:
+                found[name] = change(initial[name], layer)
+    _overwrite_initial_values(setup, found)
+
+
+@torch.no_grad()
+def _overwrite_initial_values(setup: Setup, values: Mapping[str, torch.Tensor]) -> None:
+    """Let this rank have its part of other full tensors, by canonical name, whatever its layout has cut them into."""
+    for slot in setup.find_slots(setup.model):
+        local, start = local_values(slot.parameter), 0
+        flat = local.reshape(-1).clone()
+        for piece in slot.pieces:
+            if piece.name in values and piece.numel:
+                flat[start : start + piece.numel] = _part(values[piece.name], piece)
+            start += piece.numel
+        local.copy_(flat.view(local.shape))
+
+
+def _part(whole: torch.Tensor, piece: Piece) -> torch.Tensor:
+    """The elements of a piece, in order."""
+    for dim, (first, extent) in enumerate(zip(piece.start, piece.size, strict=True)):
+        whole = whole.narrow(dim, first, extent)
+    flat = whole.reshape(-1)
+    return flat if piece.run is None else flat.narrow(0, *piece.run)
+
+
+@fault(
+    layouts=WITH_A_PLAN,
+    applies=all_of(is_eager, _tells_order),
+    causes=(Cause.PERMUTED,),
+    minimum=Minimum(because="one shard has no order"),
+)
+def columns_gathered_in_another_order(setup: Setup) -> None:
+    """The shards of the output of a layer split by columns are put together in another order."""
+
+    def roll(_module: nn.Module, _inputs: Any, outputs: torch.Tensor) -> torch.Tensor:
+        return outputs.roll(-(-outputs.shape[-1] // tp), dims=-1)
+
+    for block, layer in blocks(setup, _is_gathered):
+        tp = layer.site.tp
+        block.linear.register_forward_hook(roll)
+
+
+@fault(
+    layouts=WITH_A_PLAN,
+    applies=all_of(is_eager, has_layer(_gathers_rows)),
+    causes=(Cause.PERMUTED,),
+    minimum=Minimum(layers=2, because="it takes a layer before it to leave its output by rows"),
+)
+def rows_gathered_in_another_order(setup: Setup) -> None:
+    """Under sequence parallelism, the rows of all ranks are put together in another order."""
+
+    def roll(_module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+        return (changed(inputs[0], values=lambda x: _rolled(x, 1), gradients=lambda x: _rolled(x, -1)), *inputs[1:])
+
+    for block, _ in blocks(setup, _gathers_rows):
+        block.linear.register_forward_pre_hook(roll)
+
+
+def _rolled(tensor: Any, shards: int) -> torch.Tensor:
+    """A DTensor whose local tensor has all rows, with these moved on by so many ranks."""
+    local, mesh = tensor.to_local(), tensor.device_mesh
+    moved = local.roll(shards * (local.shape[0] // mesh.size()), dims=0)
+    return DTensor.from_local(moved, mesh, tensor.placements, run_check=False)
+
+
+@fault(
+    layouts=WITH_A_PLAN,
+    applies=all_of(is_eager, _drops_on_several),
+    causes=(Cause.ANOTHER_MASK, Cause.RANKS_DISAGREE),
+    minimum=Minimum(because="one rank is the first"),
+)
+def masks_drawn_on_each_rank(setup: Setup) -> None:
+    """Tensor-parallel ranks drop other activations than the first of them does."""
+    if rank_along(setup, TP) == 0:
+        return
+    inner, layers = setup.take, setup.training.model.layers
+
+    def take(batch: Batch) -> Batch:
+        batch = inner(batch)
+        pairs = zip(batch.masks, layers, strict=True)
+        return replace(batch, masks=tuple(None if mask is None else other_mask(mask, layer) for mask, layer in pairs))
+
+    setup.take = take

@@ -1,0 +1,149 @@
+"""Layers that tensor parallelism splits, with a sum over ranks that is missing, done twice or done otherwise."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from torch import nn
+
+from equivcheck.mutants.mutant import Minimum, fault
+from equivcheck.mutants.needs import all_of, is_eager
+from equivcheck.mutants.parameter_use import Through, changed, sum_twice, unreduced, use_through, without_sum
+from equivcheck.mutants.tensor_parallel.plan import WITH_A_PLAN, Planned, blocks, has_layer
+from equivcheck.scenario import ActivationSharding, Split
+from equivcheck.train.model import Block
+from equivcheck.train.setup import Setup
+from equivcheck.verdict.cause import Cause
+
+
+def _is_column(layer: Planned) -> bool:
+    return layer.plan.split is Split.COLUMN
+
+
+def _is_column_after_something(layer: Planned) -> bool:
+    """Whether a layer split by columns has anything before it that its input's gradient may be for."""
+    return _is_column(layer) and (layer.site.index > 0 or layer.site.layer.norm is not None)
+
+
+def _is_row(layer: Planned) -> bool:
+    return layer.plan.split is Split.ROW
+
+
+def _is_row_with_bias(layer: Planned) -> bool:
+    return _is_row(layer) and layer.site.layer.bias
+
+
+def _is_norm_of_rows(layer: Planned) -> bool:
+    is_normed = layer.site.layer.norm is not None and layer.plan.split is not Split.OUTSIDE
+    return is_normed and layer.site.input is ActivationSharding.ROWS
+
+
+def _is_whole_on_rows(layer: Planned) -> bool:
+    return layer.plan.split is Split.REPLICATED and layer.site.input is ActivationSharding.ROWS
+
+
+def _linears(block: Block) -> Iterator[nn.Linear]:
+    """The linears of a layer: its own, and the auxiliary one."""
+    yield block.linear
+    if block.auxiliary is not None:
+        yield block.auxiliary
+
+
+@fault(
+    layouts=WITH_A_PLAN,
+    applies=all_of(is_eager, has_layer(_is_column_after_something)),
+    causes=(Cause.PARTIAL_INPUT_GRADIENT, Cause.RANKS_DISAGREE),
+    minimum=Minimum(because="a norm in the layer itself is before it; over one rank there is nothing to sum"),
+)
+def column_input_gradient_not_reduced(setup: Setup) -> None:
+    """The gradient of the input of a layer split by columns is not summed over ranks."""
+    _change_input_gradients(setup, without_sum)
+
+
+@fault(
+    layouts=WITH_A_PLAN,
+    applies=all_of(is_eager, has_layer(_is_column_after_something)),
+    causes=(Cause.INPUT_GRADIENT_SUMMED_TWICE, Cause.SCALED),
+    minimum=Minimum(because="a norm in the layer itself is before it; over one rank a second sum changes nothing"),
+)
+def column_input_gradient_reduced_twice(setup: Setup) -> None:
+    """The gradient of the input of a layer split by columns is summed over ranks twice."""
+    _change_input_gradients(setup, sum_twice)
+
+
+def _change_input_gradients(setup: Setup, gradients: Through) -> None:
+    def change(_module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+        return (changed(inputs[0], gradients=gradients), *inputs[1:])
+
+    for block, _ in blocks(setup, _is_column):
+        for linear in _linears(block):
+            linear.register_forward_pre_hook(change)
+
+
+@fault(
+    layouts=WITH_A_PLAN,
+    applies=all_of(is_eager, has_layer(_is_norm_of_rows)),
+    causes=(Cause.NOT_REDUCED, Cause.REDUCED_OVER_PART, Cause.RANKS_DISAGREE),
+    minimum=Minimum(layers=2, because="it takes a layer before the norm to leave its output by rows"),
+)
+def norm_gradient_not_reduced(setup: Setup) -> None:
+    """Under sequence parallelism, the gradient of a norm is not summed over ranks."""
+    for block, _ in blocks(setup, _is_norm_of_rows):
+        assert block.norm is not None, "it was chosen for its norm"
+        use_through(block.norm, unreduced)
+
+
+@fault(
+    layouts=WITH_A_PLAN,
+    applies=all_of(is_eager, has_layer(_is_whole_on_rows)),
+    causes=(Cause.NOT_REDUCED, Cause.REDUCED_OVER_PART, Cause.RANKS_DISAGREE),
+    minimum=Minimum(layers=2, because="it takes a layer before it to leave its output by rows"),
+)
+def whole_layer_gradient_not_reduced(setup: Setup) -> None:
+    """Under sequence parallelism, the gradient of a layer that is not split is not summed over ranks."""
+    for block, _ in blocks(setup, _is_whole_on_rows):
+        for linear in _linears(block):
+            use_through(linear, unreduced)
+
+
+@fault(
+    layouts=WITH_A_PLAN,
+    applies=all_of(is_eager, has_layer(_is_row_with_bias)),
+    causes=(Cause.BIAS_ON_EVERY_RANK,),
+    minimum=Minimum(because="one rank adds it once"),
+)
+def row_bias_on_every_rank(setup: Setup) -> None:
+    """The bias of a layer split by rows is added on every rank, and so summed."""
+
+    def add(module: nn.Linear, _inputs: Any, outputs: Any) -> Any:
+        return outputs + (outputs.device_mesh.size() - 1) * module.bias.detach()
+
+    for block, _ in blocks(setup, _is_row_with_bias):
+        block.linear.register_forward_hook(add, prepend=True)
+
+
+@fault(
+    layouts=WITH_A_PLAN,
+    applies=all_of(is_eager, has_layer(_is_row)),
+    causes=(Cause.OUTPUT_AVERAGED,),
+    minimum=Minimum(because="over one rank, mean and sum are the same"),
+)
+def row_output_averaged(setup: Setup) -> None:
+    """The output of a layer split by rows is averaged over ranks, not summed."""
+    for block, _ in blocks(setup, _is_row):
+        for linear in _linears(block):
+            linear.register_forward_pre_hook(lambda _module, inputs: (inputs[0] / inputs[0].device_mesh.size(), *inputs[1:]))
+
+
+@fault(
+    layouts=WITH_A_PLAN,
+    applies=all_of(is_eager, has_layer(_is_row)),
+    causes=(Cause.PARTIAL_OUTPUT, Cause.RANKS_DISAGREE),
+    minimum=Minimum(because="over one rank there is nothing to sum"),
+)
+def row_output_not_reduced(setup: Setup) -> None:
+    """The output of a layer split by rows is not summed over ranks."""
+    for block, _ in blocks(setup, _is_row):
+        for linear in _linears(block):
+            linear.register_forward_hook(lambda _module, _inputs, outputs: changed(outputs, values=without_sum), prepend=True)

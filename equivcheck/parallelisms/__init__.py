@@ -1,0 +1,1 @@
+"""One folder a parallelism: how it is applied, its limits, what it communicates, how scripts write it, its known issues."""

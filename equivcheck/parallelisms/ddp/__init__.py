@@ -1,0 +1,1 @@
+"""`torch.nn.parallel.DistributedDataParallel`."""

@@ -1,0 +1,94 @@
+"""`torch.nn.parallel.DistributedDataParallel`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, ClassVar
+
+from equivcheck.layouts.expected_calls.model import CommunicationModel
+from equivcheck.layouts.kind import LayoutKind
+from equivcheck.layouts.limits.limit import LayoutLimit, Limit
+from equivcheck.layouts.rounding import Rounding
+from equivcheck.parallelisms.ddp.communication import DDP_COMMUNICATION
+from equivcheck.parallelisms.ddp.compression import SENT_AS, compress
+from equivcheck.parallelisms.ddp.limits import LAYOUT_LIMITS, LIMITS
+from equivcheck.scenario import (
+    DDP,
+    Layout,
+    LowPrecision,
+    Parallelism,
+)
+from equivcheck.scenario.mesh import DP
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
+    from equivcheck.train.setup import Setup
+
+
+class DDPKind(LayoutKind):
+    """Wraps the model in `DistributedDataParallel`."""
+
+    parallelism: ClassVar[type[Parallelism]] = DDP
+    limits: ClassVar[tuple[Limit, ...]] = LIMITS
+    layout_limits: ClassVar[tuple[LayoutLimit, ...]] = LAYOUT_LIMITS
+    communication: ClassVar[CommunicationModel] = DDP_COMMUNICATION
+
+    def apply(self, setup: Setup, parallelism: Parallelism, mesh: DeviceMesh) -> None:
+        """Wrap the model and average over the mesh."""
+        from torch.nn.parallel import DistributedDataParallel
+
+        from equivcheck.layouts.data_rows import take_rows
+        from equivcheck.layouts.local_tensors import clip_across, is_localized, localized_slots
+
+        assert isinstance(parallelism, DDP), parallelism
+        if parallelism.unequal_start:
+            from equivcheck.layouts.unequal_start import disturb
+
+            disturb(setup.model, mesh)
+        module = DistributedDataParallel(
+            setup.module,
+            device_mesh=mesh,
+            bucket_cap_mb=parallelism.bucket_cap_mb,
+            gradient_as_bucket_view=parallelism.gradient_as_bucket_view,
+            static_graph=parallelism.static_graph,
+            find_unused_parameters=parallelism.find_unused_parameters,
+        )
+        setup.module = module
+        setup.loss_scale = mesh.size()
+        if is_localized(setup.model):
+            setup.find_slots = localized_slots
+            setup.clip_norm = clip_across
+        if parallelism.no_sync:
+            setup.accumulation = lambda last: nullcontext() if last else module.no_sync()
+        compress(module, parallelism.compression, mesh)
+        if parallelism.autocast is not None:
+            setup.around_forward = _autocast(mesh.device_type, parallelism.autocast)
+        if parallelism.zero_redundancy:
+            from equivcheck.parallelisms.ddp.zero_redundancy import share_updates
+
+            share_updates(setup, mesh, parameters_as_bucket_view=parallelism.parameters_as_bucket_view)
+        take_rows(setup, mesh)
+
+    def rounding(self, parallelism: Parallelism, layout: Layout) -> Rounding | None:
+        """What autocast casts, and the element type of compressed gradients."""
+        assert isinstance(parallelism, DDP), parallelism
+        reduce = SENT_AS.get(parallelism.compression)
+        if parallelism.autocast is None and reduce is None:
+            return None
+        return Rounding(
+            replicas=1,
+            shards=layout.mesh.size(DP),
+            autocast=parallelism.autocast,
+            reduce=reduce,
+            once=parallelism.no_sync,
+            whole=True,
+        )
+
+
+def _autocast(device_type: str, kind: LowPrecision) -> Callable[[], AbstractContextManager[object]]:
+    import torch
+
+    dtype: torch.dtype = getattr(torch, kind.value)
+    return lambda: torch.autocast(device_type, dtype=dtype)

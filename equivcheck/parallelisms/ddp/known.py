@@ -1,0 +1,27 @@
+"""What issues on file ask of replicated scenarios."""
+
+from __future__ import annotations
+
+from equivcheck.layouts.known_predicates import need
+from equivcheck.layouts.limits.repairs import may_skip_parameters
+from equivcheck.scenario import DDP, Replicate, Replicator, Scenario
+
+
+@need
+def static_graph_without_sync(scenario: Scenario) -> bool:
+    """DDP with a static graph whose first backward runs under `no_sync`."""
+    return len(scenario.training.data.microbatches) > 1 and any(
+        parallelism.static_graph and parallelism.no_sync for parallelism in scenario.layout.of(DDP)
+    )
+
+
+@need
+def unused_parameters_not_looked_for(scenario: Scenario) -> bool:
+    """DDP with parameters that take no part in some step, told neither to look for such nor that the graph is static."""
+    return may_skip_parameters(scenario.training) and any(map(_looks_for_none, scenario.layout.parallelisms))
+
+
+def _looks_for_none(parallelism: object) -> bool:
+    if isinstance(parallelism, Replicate):
+        return parallelism.implementation is Replicator.DDP
+    return isinstance(parallelism, DDP) and not (parallelism.find_unused_parameters or parallelism.static_graph)

@@ -1,0 +1,99 @@
+"""What issues on file ask of `FullyShardedDataParallel`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from equivcheck.layers.parameters import Parameter, by_layer, parameters_of
+from equivcheck.layouts.known_predicates import need
+from equivcheck.parallelisms.fsdp1.flat_layout import alignment_of, held_of
+from equivcheck.parallelisms.fsdp1.limits import has_unit_of_nothing
+from equivcheck.parallelisms.pipeline.known import rank_of_stages_without_gradients
+from equivcheck.scenario import (
+    FSDP1,
+    Compile,
+    Scenario,
+    ShardingStrategy,
+    Wrapping,
+)
+from equivcheck.scenario.mesh import DP, REPLICATE, SHARD, TP
+
+
+@need
+def unit_of_nothing(scenario: Scenario) -> bool:
+    """FSDP1 over tensor parallelism that leaves some rank no element of a unit."""
+    with_fsdp1 = scenario.layout.has(FSDP1)
+    return with_fsdp1 and has_unit_of_nothing(scenario.training, scenario.layout)
+
+
+@need
+def rank_without_gradients(scenario: Scenario) -> bool:
+    """Some rank of an FSDP1 that keeps original parameters, or of a pipeline, holds no element of a trained one."""
+    return rank_of_stages_without_gradients(scenario) or any(
+        _some_rank_has_nothing_trained(scenario, parallelism)
+        for parallelism in scenario.layout.of(FSDP1)
+        if parallelism.use_orig_params and parallelism.strategy is not ShardingStrategy.NO_SHARD
+    )
+
+
+def _some_rank_has_nothing_trained(scenario: Scenario, fsdp: FSDP1) -> bool:
+    ranks = scenario.layout.mesh.size(DP, SHARD)
+    return not all(any(_trained_on(shard, scenario, fsdp)) for shard in range(ranks))
+
+
+def _trained_on(shard: int, scenario: Scenario, fsdp: FSDP1) -> Iterator[int]:
+    """Elements of each trained parameter that a shard holds."""
+    ranks, alignment = scenario.layout.mesh.size(DP, SHARD), alignment_of(scenario.training, fsdp)
+    for unit in _units(scenario, fsdp):
+        held = held_of([parameter.numel for parameter in unit], alignment, ranks, shard)
+        yield from (numel for parameter, numel in zip(unit, held, strict=True) if parameter.trained)
+
+
+def _units(scenario: Scenario, fsdp: FSDP1) -> list[list[Parameter]]:
+    """The parameters of each flat parameter."""
+    parameters = parameters_of(scenario.training.model)
+    return [list(parameters)] if fsdp.wrapping is Wrapping.WHOLE else by_layer(parameters)
+
+
+@need
+def flat_parameter_of_one_element(scenario: Scenario) -> bool:
+    """A sharded FSDP1 without original parameters has a unit with one trained element (on each tensor-parallel rank)."""
+    mesh = scenario.layout.mesh
+    return mesh.size(DP, SHARD) > 1 and any(
+        sum(parameter.numel for parameter in unit) <= mesh.size(TP) and unit[0].trained
+        for parallelism in scenario.layout.of(FSDP1)
+        if not parallelism.use_orig_params and parallelism.strategy is not ShardingStrategy.NO_SHARD
+        for unit in _units(scenario, parallelism)
+    )
+
+
+@need
+def compiled_flat_parameter_of_several(scenario: Scenario) -> bool:
+    """An FSDP1 without original parameters, compiled as a whole, has a unit of more than one parameter."""
+    execution = scenario.layout.execution
+    return (
+        execution.compile is not Compile.NONE
+        and not execution.per_layer
+        and any(
+            len(unit) > 1
+            for parallelism in scenario.layout.of(FSDP1)
+            if not parallelism.use_orig_params
+            for unit in _units(scenario, parallelism)
+        )
+    )
+
+
+@need
+def reduces_each_microbatch(scenario: Scenario) -> bool:
+    """Gradients are accumulated over several microbatches, each of which is reduced."""
+    return len(scenario.training.data.microbatches) > 1 and any(
+        not parallelism.no_sync for parallelism in scenario.layout.of(FSDP1)
+    )
+
+
+@need
+def replicas_of_one_shard(scenario: Scenario) -> bool:
+    """FSDP1 with a hybrid strategy where the axis of shards has one rank and that of replicas several."""
+    mesh = scenario.layout.mesh
+    hybrid = any(parallelism.strategy.is_hybrid for parallelism in scenario.layout.of(FSDP1))
+    return hybrid and mesh.size(SHARD) == 1 and mesh.size(REPLICATE) > 1

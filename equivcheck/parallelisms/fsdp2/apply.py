@@ -1,0 +1,87 @@
+"""`torch.distributed.fsdp.fully_shard`."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from equivcheck.layouts.expected_calls.model import CommunicationModel
+from equivcheck.layouts.kind import LayoutKind
+from equivcheck.layouts.limits.limit import LayoutLimit, Limit
+from equivcheck.layouts.rounding import Division, Rounding
+from equivcheck.parallelisms.fsdp2.communication import FSDP2_COMMUNICATION, averages
+from equivcheck.parallelisms.fsdp2.limits import LAYOUT_LIMITS, LIMITS
+from equivcheck.scenario import FSDP2, Layout, MixedPrecision, Parallelism, Wrapping
+from equivcheck.scenario.mesh import DP, REPLICATE, SHARD
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.fsdp import MixedPrecisionPolicy
+
+    from equivcheck.train.setup import Setup
+
+
+class FSDP2Kind(LayoutKind):
+    """Shards the model, or each layer and then the model, by `fully_shard`; on two axes it is HSDP."""
+
+    parallelism: ClassVar[type[Parallelism]] = FSDP2
+    limits: ClassVar[tuple[Limit, ...]] = LIMITS
+    layout_limits: ClassVar[tuple[LayoutLimit, ...]] = LAYOUT_LIMITS
+    communication: ClassVar[CommunicationModel] = FSDP2_COMMUNICATION
+
+    def apply(self, setup: Setup, parallelism: Parallelism, mesh: DeviceMesh) -> None:
+        """Shard the model in place."""
+        from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, fully_shard
+
+        from equivcheck.layouts.data_rows import take_rows
+        from equivcheck.train.model import Block
+
+        assert isinstance(parallelism, FSDP2), parallelism
+        model, policy = setup.model, parallelism.mixed_precision
+        options: dict[str, Any] = {"mesh": mesh, "reshard_after_forward": parallelism.reshard_after_forward}
+        if parallelism.cpu_offload:
+            options["offload_policy"] = CPUOffloadPolicy(pin_memory=False)
+        if parallelism.wrapping is Wrapping.PER_LAYER:
+            for block in [module for module in model.modules() if isinstance(module, Block)]:
+                fully_shard(block, **options, mp_policy=_policy(policy, is_root=False))
+        fully_shard(model, **options, mp_policy=_policy(policy, is_root=True))
+        assert isinstance(model, FSDPModule), "fully_shard changes the class of the model"
+        setup.loss_scale = mesh.size()
+        if parallelism.no_sync:
+            setup.accumulation = lambda last: _reduce_only(model, last)
+        take_rows(setup, mesh)
+
+    def rounding(self, parallelism: Parallelism, layout: Layout) -> Rounding | None:
+        """What its mixed precision casts."""
+        assert isinstance(parallelism, FSDP2), parallelism
+        policy = parallelism.mixed_precision
+        if policy is None:
+            return None
+        reduce = policy.reduce or policy.param
+        return Rounding(
+            replicas=layout.mesh.size(REPLICATE),
+            shards=layout.mesh.size(DP, SHARD),
+            compute=policy.param,
+            output=policy.output,
+            reduce=reduce,
+            division=Division.AFTER if reduce is not None and averages(reduce.value) else Division.AROUND,
+            once=parallelism.no_sync,
+            accumulates_reduced=True,
+        )
+
+
+def _reduce_only(model: object, last: bool) -> AbstractContextManager[object]:
+    model.set_requires_gradient_sync(last)  # type: ignore[attr-defined]
+    return nullcontext()
+
+
+def _policy(policy: MixedPrecision | None, *, is_root: bool) -> MixedPrecisionPolicy:
+    """The policy of a unit; what leaves a layer inside the model is not cast."""
+    import torch
+    from torch.distributed.fsdp import MixedPrecisionPolicy
+
+    if policy is None:
+        return MixedPrecisionPolicy()
+    kinds = (policy.param, policy.reduce, policy.output if is_root else None)
+    param, reduce, output = (None if kind is None else getattr(torch, kind.value) for kind in kinds)
+    return MixedPrecisionPolicy(param_dtype=param, reduce_dtype=reduce, output_dtype=output)

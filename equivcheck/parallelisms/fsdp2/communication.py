@@ -1,0 +1,122 @@
+"""What `fully_shard` communicates: each unit gathered for forward, again for backward where it was freed, then reduced."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from equivcheck.layouts.expected_calls.clipping import dtensor_clipping
+from equivcheck.layouts.expected_calls.communication import Totals, add
+from equivcheck.layouts.expected_calls.model import MIXED_ELEMENTS, CommunicationModel
+from equivcheck.layouts.expected_calls.rank_view import Held, Ledger, RankView
+from equivcheck.layouts.rounding import ITEM_BYTES, element_types
+from equivcheck.scenario import FSDP2, Split, TensorParallel, Wrapping
+
+
+@dataclass(slots=True, kw_only=True)
+class Unit:
+    """Parameters that are gathered and reduced together."""
+
+    held: tuple[Held, ...]
+    """The parameters."""
+    last_layer: int
+    """The layer whose output is the unit's."""
+    gathered: bool = False
+    """Whether the rank has all of it at the moment."""
+
+
+class FSDP2Calls:
+    """Goes through a training, step by step."""
+
+    def __init__(self, view: RankView, fsdp: FSDP2) -> None:
+        self.view, self.fsdp = view, fsdp
+        names = view.layout.axes_of(fsdp)
+        self.parts = view.layout.mesh.size(names[-1])
+        self.shard_axis = view.axes(names[-1])
+        self.replicas = view.axes(names[0]) if len(names) == 2 else None
+        computed, reduced = element_types(view.training.precision, fsdp.mixed_precision)
+        self.gathered_bytes, self.reduced_bytes = ITEM_BYTES[computed], ITEM_BYTES[reduced]
+        self.op = reduce_op(view, reduced)
+        self.ledger = Ledger()
+        self.units = units_of(view, fsdp.wrapping)
+
+    def totals(self) -> Totals:
+        """The calls of all steps."""
+        training = self.view.training
+        last = len(training.data.microbatches) - 1
+        for step in range(training.steps):
+            for number in range(last + 1):
+                self._forward(step)
+                self._backward(step, reduces=number == last or not self.fsdp.no_sync)
+        return self.ledger.totals
+
+    def _forward(self, step: int) -> None:
+        for unit in self.units:
+            self._gather(unit, step)
+            unit.gathered = not self.fsdp.reshard_after_forward
+
+    def _backward(self, step: int, reduces: bool) -> None:
+        """Each unit asks for the one before it ahead of time, whether that will be needed or not."""
+        for number in reversed(range(len(self.units))):
+            unit = self.units[number]
+            if self.view.differentiates(unit.last_layer, step):
+                self._gather(unit, step)
+                if number:
+                    self._gather(self.units[number - 1], step)
+            if reduces:
+                self._reduce(unit, step)
+            unit.gathered = False
+
+    def _gather(self, unit: Unit, step: int) -> None:
+        if not unit.gathered and self.parts > 1:
+            num_elements = sum(held.padded_rows(self.parts) for held in unit.held)
+            self.ledger.note(step, "all_gather", self.shard_axis, num_elements * self.gathered_bytes)
+        unit.gathered = True
+
+    def _reduce(self, unit: Unit, step: int) -> None:
+        reduced = [held for held in unit.held if self.view.has_gradient(held, step)]
+        num_bytes = sum(held.padded_rows(self.parts) for held in reduced) * self.reduced_bytes
+        if reduced and self.parts > 1:
+            self.ledger.note(step, f"reduce_scatter.{self.op}", self.shard_axis, num_bytes * self.parts)
+        if reduced and self.replicas is not None:
+            self.ledger.note(step, f"all_reduce.{self.op}", self.replicas, num_bytes)
+
+
+def reduce_op(view: RankView, element_type: str) -> str:
+    """What a reduction over data ranks is called."""
+    return "avg" if averages(element_type) and view.layout.num_data_ranks > 1 else "sum"
+
+
+def averages(element_type: str) -> bool:
+    """Whether the backend averages: only in element types that do not overflow easily, else the division is done apart."""
+    return element_type in ("float32", "bfloat16")
+
+
+def units_of(view: RankView, wrapping: Wrapping) -> tuple[Unit, ...]:
+    """The units of a model in the order of forward."""
+    last = len(view.training.model.layers) - 1
+    if wrapping is Wrapping.WHOLE:
+        return (Unit(held=view.held, last_layer=last),)
+    return tuple(Unit(held=view.of_layer(index), last_layer=index) for index in range(last + 1))
+
+
+def _all_calls(view: RankView, fsdp: FSDP2) -> Totals:
+    found, axes = FSDP2Calls(view, fsdp).totals(), view.layout.axes_of(fsdp)[-1:]
+    for kind in _kinds(view):
+        for key, (num_calls, num_bytes) in dtensor_clipping(view, axes, kind).items():
+            add(found, key, num_calls, num_bytes)
+    return found
+
+
+def _kinds(view: RankView) -> list[list[Held]]:
+    """What is clipped apart: parameters that tensor parallelism has taken, and those outside its plan."""
+    plans = [one.plan for one in view.layout.of(TensorParallel)]
+    outside = {index for plan in plans for index, entry in enumerate(plan) if entry.split is Split.OUTSIDE}
+    kinds = [[held for held in view.held if (held.layer in outside) is apart] for apart in (False, True)]
+    return [kind for kind in kinds if kind]
+
+
+FSDP2_COMMUNICATION = CommunicationModel(
+    options=frozenset(("wrapping", "reshard_after_forward", "no_sync", "mixed_precision", "cpu_offload")),
+    calls=_all_calls,
+    unmodelled=(MIXED_ELEMENTS,),
+)

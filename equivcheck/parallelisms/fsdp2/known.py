@@ -1,0 +1,40 @@
+"""What issues on file ask of shards that are DTensors, be they cut by `fully_shard`, SPMD or tensor parallelism."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from equivcheck.layers.parameters import Parameter, parameters_of
+from equivcheck.layouts.known_predicates import need
+from equivcheck.layouts.limits.optimizers import keeps_dtensors
+from equivcheck.layouts.partition import chunk_sizes, cut_dim, leaves_nothing
+from equivcheck.scenario import Scenario, TensorParallel
+from equivcheck.scenario.mesh import TP
+
+
+@need
+def gradient_has_an_empty_shard(scenario: Scenario) -> bool:
+    """A gradient that is a DTensor is cut along a dim so short that some rank holds nothing of it."""
+    return any(leaves_nothing(size, ranks) for size, ranks in _cuts(scenario))
+
+
+def _cuts(scenario: Scenario) -> Iterator[tuple[int, int]]:
+    """The size of each dim along which the gradient of a parameter is cut, and over how many ranks."""
+    layout, unfreezes = scenario.layout, not keeps_dtensors(scenario.layout)
+    for parameter in parameters_of(scenario.training.model):
+        for parallelism in layout.parallelisms:
+            dim, ranks = cut_dim(parallelism, parameter), layout.mesh.size(layout.axes_of(parallelism)[-1])
+            if dim is None:
+                continue
+            if isinstance(parallelism, TensorParallel):
+                # Frozen layers have gradients, too, where their local tensors unfreeze.
+                yield from [(parameter.shape[dim], ranks)] if parameter.trained or unfreezes else []
+            elif parameter.trained:
+                yield _fewest_rows(scenario, parameter), ranks
+
+
+def _fewest_rows(scenario: Scenario, parameter: Parameter) -> int:
+    """The rows, at least one, that tensor parallelism leaves the last rank that has any; all of them without it."""
+    if any(cut_dim(parallelism, parameter) == 0 for parallelism in scenario.layout.of(TensorParallel)):
+        return [rows for rows in chunk_sizes(parameter.shape[0], scenario.layout.mesh.size(TP)) if rows][-1]
+    return parameter.shape[0]

@@ -1,0 +1,45 @@
+"""What `fully_shard` cannot run."""
+
+from __future__ import annotations
+
+from equivcheck.layouts.limits.data_parallel import EVEN_ROWS, FSDP_WITHOUT_COMPILED_AUTOGRAD, ROUNDING_LIMITS
+from equivcheck.layouts.limits.limit import LayoutLimit, Limit, parallelism_of
+from equivcheck.layouts.limits.optimizers import DTENSOR_OPTIMIZERS, WHOLE_PARAMETERS
+from equivcheck.layouts.limits.repairs import has_shares, with_widths, without_shares
+from equivcheck.layouts.partition import leaves_nothing
+from equivcheck.parallelisms.tensor_parallel.plans import fits, trained_cuts
+from equivcheck.scenario import FSDP2, Layout, TensorParallel, Training, Wrapping
+from equivcheck.scenario.mesh import TP
+
+ONE_UNIT_FOR_SHARED_WEIGHTS = Limit(
+    reason="fully_shard: layers that share a weight must be in one unit, but each layer is a unit of its own",
+    applies=lambda training, layout: parallelism_of(layout, FSDP2).wrapping is Wrapping.PER_LAYER and has_shares(training.model),
+    repair=lambda training, _layout: without_shares(training),
+    upstream=True,
+)
+
+
+def _some_rank_reduces_nothing(training: Training, layout: Layout) -> bool:
+    if not layout.has(TensorParallel):
+        return False
+    plan, ranks = parallelism_of(layout, TensorParallel).plan, layout.mesh.size(TP)
+    return fits(training.model, plan) and any(leaves_nothing(size, ranks) for size in trained_cuts(training.model, plan))
+
+
+NOTHING_TO_REDUCE = Limit(
+    reason="fully_shard over tensor parallelism: a rank that holds nothing of a parameter cannot reduce its gradient "
+    "('_chunk_cat expects non-empty tensor')",
+    applies=_some_rank_reduces_nothing,
+    repair=lambda training, layout: with_widths(training, layout.mesh.size(TP)),
+    upstream=True,
+)
+
+LIMITS: tuple[Limit, ...] = (
+    EVEN_ROWS,
+    ONE_UNIT_FOR_SHARED_WEIGHTS,
+    NOTHING_TO_REDUCE,
+    *DTENSOR_OPTIMIZERS,
+    *WHOLE_PARAMETERS,
+)
+
+LAYOUT_LIMITS: tuple[LayoutLimit, ...] = (*ROUNDING_LIMITS, FSDP_WITHOUT_COMPILED_AUTOGRAD)

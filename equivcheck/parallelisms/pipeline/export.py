@@ -1,0 +1,183 @@
+"""`torch.distributed.pipelining`."""
+
+from __future__ import annotations
+
+from equivcheck.layouts.script.draft import Draft, LoopPosition, refuse
+from equivcheck.layouts.script.loop import has_several, loss_of, order_of
+from equivcheck.layouts.script.text import block, call, indented
+from equivcheck.parallelisms.pipeline.schedules import SCHEDULES
+from equivcheck.parallelisms.pipeline.stages import layers_of_stages, trained_layers
+from equivcheck.scenario import ClipNorm, NormType, Parallelism, Pipeline
+from equivcheck.scenario.mesh import PP
+
+
+def write(draft: Draft, parallelism: Parallelism) -> None:
+    """Leave each rank its stages, and let a schedule compute."""
+    assert isinstance(parallelism, Pipeline), parallelism
+    layout, training = draft.scenario.layout, draft.scenario.training
+    if len(layout.parallelisms) > 1:
+        raise refuse(f"layout {layout.name}", "only a pipeline alone is written")
+    ranks = layout.mesh.size(PP)
+    draft.need("torch.distributed.pipelining", "PipelineStage")
+    draft.need("torch.distributed.pipelining.schedules", SCHEDULES[parallelism.schedule])
+    spans = layers_of_stages(parallelism, ranks, len(training.model.layers))
+    stages = ", ".join(f"range({span.start}, {span.stop})" for span in spans)
+    draft.definitions.append([f"STAGES = [{stages}]  # layers of each"])
+    draft.averages_loss, draft.may_lack = False, True
+    draft.loss_rank = 0 if parallelism.schedule.is_v else ranks - 1
+    if draft.form.stack != "model":
+        draft.definitions.append(_stage_class(draft))
+    _build(draft, parallelism, ranks, spans)
+    draft.computes = _compute(draft, parallelism, ranks)
+    if isinstance(training.clipping, ClipNorm):
+        draft.definitions.append(_clip(training.clipping))
+        draft.clip_norm = "clip_across_stages(list(model.parameters()))"
+
+
+def _stage_class(draft: Draft) -> list[str]:
+    """A stage of layers that take more than the output of the one before, or to whose outputs a buffer is added."""
+    names = ", ".join(draft.form.extras)
+    made = [
+        "super().__init__()",
+        "self.indices = indices",
+        "self.layers = nn.ModuleList(model.layers[index] for index in indices)",
+    ]
+    body = [
+        "for index, layer in zip(self.indices, self.layers, strict=True):",
+        f"    values = layer(values, *extras(index, {names}))" if names else "    values = layer(values)",
+    ]
+    if draft.scenario.training.model.offset:
+        made.append('self.register_buffer("offset", model.offset)')
+        body.append("return values + self.offset if self.indices == STAGES[-1] else values")
+    else:
+        body.append("return values")
+    if names:
+        taken = ", ".join(
+            f"{index}: ({''.join(f'{name}, ' for name in each)})" for index, each in enumerate(draft.form.arguments)
+        )
+        text = '"""What a layer is called with beside its inputs."""'
+        draft.definitions.append(
+            block(f"def extras(index: int, {names}):", [text, f"return {{{taken}}}[index]".replace(", )", ",)")])
+        )
+    return [
+        "class Stage(nn.Module):",
+        '    """Some layers of a model."""',
+        "",
+        *indented(block("def __init__(self, model: nn.Module, indices: range) -> None:", made)),
+        "",
+        *indented(block(f"def forward(self, values{f', *, {names}' if names else ''}):", body)),
+    ]
+
+
+def _build(draft: Draft, parallelism: Pipeline, ranks: int, spans: tuple[range, ...]) -> None:
+    """The stages of this rank, the schedule, and identities in the place of other layers."""
+    last = ranks * parallelism.stages_per_rank - 1
+    rows = tuple(sorted(set(draft.scenario.training.data.microbatches)))
+    if parallelism.stages_per_rank == 1:
+        numbers = "(dist.get_rank(),)"
+    elif parallelism.schedule.is_v:
+        numbers = f"(dist.get_rank(), {last} - dist.get_rank())"
+    else:
+        numbers = f"range(dist.get_rank(), {last + 1}, {ranks})"
+    stage = _stage(draft, parallelism, last + 1, spans)
+    made = "stages[0]" if parallelism.schedule.is_single else "stages"
+    scale = str(parallelism.scale_grads)
+    built = call(
+        SCHEDULES[parallelism.schedule],
+        made,
+        str(parallelism.num_chunks),
+        loss_fn=_loss_fn(draft, parallelism, rows),
+        scale_grads=scale,
+    )
+    pipe = [f"stages = [{stage} for number in numbers]"]
+    if len(rows) == 1:
+        pipe = [line.replace("rows // ", f"{rows[0]} // ") for line in pipe] + [f"pipe = {built}"]
+    else:
+        pipe = ["pipes = {}", *block(f"for rows in {rows}:", [*pipe, f"pipes[rows] = {built}"])]
+    draft.add(
+        LoopPosition.WRAP,
+        f"numbers = {numbers}",
+        *pipe,
+        f"for index in range({len(draft.form.layers)}):",
+        "    if not any(index in STAGES[number] for number in numbers):",
+        f"        {draft.form.stack}[index] = nn.Identity()",
+    )
+
+
+def _stage(draft: Draft, parallelism: Pipeline, num_stages: int, spans: tuple[range, ...]) -> str:
+    """The expression of the stage of a number."""
+    layers = "model[STAGES[number].start : STAGES[number].stop]"
+    if draft.form.stack != "model":
+        layers = "Stage(model, STAGES[number])"
+    shapes = {}
+    if parallelism.static_shapes:
+        _define_shapes(draft, spans)
+        rows = f"rows // {parallelism.num_chunks}"
+        shapes = {"input_args": f"chunk({rows}, *SHAPES[number])", "output_args": f"chunk({rows}, *SHAPES[number + 1])"}
+    return call("PipelineStage", layers, "number", str(num_stages), 'torch.device("cpu")', **shapes)
+
+
+def _define_shapes(draft: Draft, spans: tuple[range, ...]) -> None:
+    model = draft.scenario.training.model
+    trained = trained_layers(model)
+    between = [(model.inputs(span.start), any(trained[: span.start])) for span in spans] + [(model.outputs, any(trained))]
+    draft.definitions.append([f"SHAPES = {between}  # between stages: features, and whether gradients come back"])
+    draft.definitions.append(
+        [
+            "def chunk(rows: int, features: int, needs_gradient: bool) -> torch.Tensor:",
+            '    """What a stage sends or receives at once."""',
+            "    return torch.empty(rows, features, requires_grad=needs_gradient)",
+        ]
+    )
+
+
+def _loss_fn(draft: Draft, parallelism: Pipeline, rows: tuple[int, ...]) -> str:
+    """Define the loss of a chunk's outputs, as a part of the step's, and give the expression of it."""
+    training = draft.scenario.training
+    loss, arguments = loss_of(draft, "outputs"), "outputs, targets"
+    chunks = 1 if parallelism.scale_grads else parallelism.num_chunks
+    uneven = training.loss.is_mean and len(rows) > 1
+    if uneven:
+        loss, arguments = f"{loss} * share", f"{arguments}, share"
+    elif training.loss.is_mean and chunks * training.data.batch > rows[0]:
+        loss = f"{loss} / {chunks * training.data.batch // rows[0]}"
+    text = '"""The loss of a chunk as a part of the step\'s."""'
+    draft.definitions.append(block(f"def loss_fn({arguments}):", [text, f"return {loss}"]))
+    if not uneven:
+        return "loss_fn"
+    draft.need("functools", "partial")
+    return f"partial(loss_fn, share=rows / {chunks * training.data.batch})"
+
+
+def _compute(draft: Draft, parallelism: Pipeline, ranks: int) -> list[str]:
+    several_rows = len(set(draft.scenario.training.data.microbatches)) > 1
+    pipe = "pipes[len(inputs)]" if several_rows else "pipe"
+    scale = f" / {parallelism.num_chunks}" if parallelism.scale_grads and parallelism.num_chunks > 1 else ""
+    total = f"sum(losses, torch.zeros(())).detach(){scale}"
+    first, target = "inputs", "targets"
+    if ranks > 1:
+        first = "*([inputs] if dist.get_rank() == 0 else [])"
+        target = f"targets if dist.get_rank() == {draft.loss_rank} else None"
+    extras = {name: f"tuple({name})" if name == "masks" else name for name in draft.form.extras}
+    return [
+        "losses = []",
+        call(f"{pipe}.step", first, target=target, losses="losses", **extras),
+        f"total = total + {total}" if has_several(draft) else f"total = {total}",
+    ]
+
+
+def _clip(clipping: ClipNorm) -> list[str]:
+    order = order_of(clipping)
+    if clipping.norm_type is NormType.INF:
+        across = ["dist.all_reduce(norm, op=dist.ReduceOp.MAX)"]
+    else:
+        across = [f"norm = norm**{order}", "dist.all_reduce(norm)", f"norm = norm ** (1 / {order})"]
+    return [
+        "def clip_across_stages(parameters: list[nn.Parameter]) -> torch.Tensor:",
+        '    """Clip by the norm over the parameters of all ranks, and return it."""',
+        "    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]",
+        f"    norm = nn.utils.get_total_norm(gradients, {order}).to(parameters[0].dtype)",
+        *indented(across),
+        f"    nn.utils.clip_grads_with_norm_(parameters, {clipping.max_norm!r}, norm)",
+        "    return norm",
+    ]

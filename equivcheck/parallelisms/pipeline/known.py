@@ -1,0 +1,107 @@
+"""What entries of known.toml may ask of a pipeline."""
+
+from __future__ import annotations
+
+import re
+
+from equivcheck.layouts.known_predicates import need, show
+from equivcheck.parallelisms.pipeline.stages import layers_of_stages, stage_of_layers, stages_of_rank, trained_layers
+from equivcheck.scenario import Layer, Pipeline, PipelineSchedule, Scenario, ShapeOp
+from equivcheck.scenario.mesh import PP
+from equivcheck.trace.differences import Divergence
+
+ALWAYS_SPLIT = (PipelineSchedule.INTERLEAVED_ZERO_BUBBLE, PipelineSchedule.ZBV)
+"""Schedules that compute gradients of inputs and of weights apart, for every chunk."""
+
+ENDS_IN_VIEW = (ShapeOp.FLATTEN, ShapeOp.SQUEEZE, ShapeOp.VIEW)
+"""What leaves a layer's output a view of another tensor."""
+
+
+def _pipeline(scenario: Scenario) -> Pipeline | None:
+    return next(iter(scenario.layout.of(Pipeline)), None)
+
+
+def _spans(scenario: Scenario, pipeline: Pipeline) -> tuple[range, ...]:
+    return layers_of_stages(pipeline, scenario.layout.mesh.size(PP), len(scenario.training.model.layers))
+
+
+@need
+def always_splits_backward(scenario: Scenario) -> bool:
+    """A zero-bubble schedule computes gradients of inputs and of weights apart."""
+    pipeline = _pipeline(scenario)
+    return pipeline is not None and pipeline.schedule in ALWAYS_SPLIT
+
+
+@need
+def sometimes_splits_backward(scenario: Scenario) -> bool:
+    """DualPipeV on several ranks computes gradients of inputs and of weights apart for some chunks, together for others."""
+    pipeline = _pipeline(scenario)
+    dual = pipeline is not None and pipeline.schedule is PipelineSchedule.DUAL_PIPE_V
+    return dual and scenario.layout.mesh.size(PP) > 1
+
+
+@need
+def splits_backward(scenario: Scenario) -> bool:
+    """Gradients of inputs and of weights are computed apart for some chunk."""
+    return always_splits_backward(scenario) or sometimes_splits_backward(scenario)
+
+
+@need
+def stage_behind_frozen_layers(scenario: Scenario) -> bool:
+    """No layer before some stage is trained, so that its input needs no gradient."""
+    return bool(_behind_frozen_layers(scenario))
+
+
+def _behind_frozen_layers(scenario: Scenario) -> set[int]:
+    """The stages of which that is so, without the first."""
+    pipeline, model = _pipeline(scenario), scenario.training.model
+    if pipeline is None:
+        return set()
+    trained = trained_layers(model)
+    return {stage for stage, layers in enumerate(_spans(scenario, pipeline)) if stage and not any(trained[: layers.start])}
+
+
+@show
+def in_a_stage_behind_frozen_layers(scenario: Scenario, divergence: Divergence) -> bool:
+    """The tensor belongs to a stage of which no layer before it is trained."""
+    match = re.fullmatch(r"layers\.(\d+)\..*", divergence.tensor)
+    stages = stage_of_layers(scenario.layout, len(scenario.training.model.layers))
+    return match is not None and stages[int(match[1])] in _behind_frozen_layers(scenario)
+
+
+@need
+def stage_ends_in_view(scenario: Scenario) -> bool:
+    """What some stage between the first and the last hands on is a view."""
+    pipeline = _pipeline(scenario)
+    if pipeline is None:
+        return False
+    layers = scenario.training.model.layers
+    return any(layers[span[-1]].shape_op in ENDS_IN_VIEW for span in _spans(scenario, pipeline)[1:-1])
+
+
+@need
+def weight_shared_around_others(scenario: Scenario) -> bool:
+    """In a stage behind the first, a trained parameter lies between two uses of a trained weight."""
+    pipeline, layers = _pipeline(scenario), scenario.training.model.layers
+    if pipeline is None:
+        return False
+    return any(
+        owner is not None and owner in span and not layers[owner].frozen and _has_trained(layers[owner + 1 : index + 1])
+        for span in _spans(scenario, pipeline)[1:]
+        for index, owner in ((index, layers[index].shares) for index in span)
+    )
+
+
+def _has_trained(layers: tuple[Layer, ...]) -> bool:
+    """Whether any has a trained parameter before its linear, or a trained linear of its own."""
+    return any(not layer.frozen and (layer.norm is not None or layer.shares is None) for layer in layers)
+
+
+def rank_of_stages_without_gradients(scenario: Scenario) -> bool:
+    """Some rank has only stages of which no layer is trained."""
+    pipeline, model = _pipeline(scenario), scenario.training.model
+    if pipeline is None:
+        return False
+    spans, ranks, trained = _spans(scenario, pipeline), scenario.layout.mesh.size(PP), trained_layers(model)
+    held = [[index for stage in stages_of_rank(pipeline, rank, ranks) for index in spans[stage]] for rank in range(ranks)]
+    return any(not any(trained[index] for index in layers) for layers in held)

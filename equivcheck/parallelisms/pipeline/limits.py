@@ -1,0 +1,104 @@
+"""What `torch.distributed.pipelining` cannot run."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from equivcheck.layouts.limits.execution import uncompiled
+from equivcheck.layouts.limits.limit import LayoutLimit, Limit, parallelism_of
+from equivcheck.layouts.limits.repairs import all_multiples, each_layer, with_model, with_num_layers, with_rows
+from equivcheck.parallelisms.pipeline.stages import num_stages, stage_of_layers
+from equivcheck.scenario import Layout, Loss, Pipeline, Training
+from equivcheck.scenario.mesh import PP
+
+
+def _least_layers(layout: Layout) -> int:
+    boundaries = parallelism_of(layout, Pipeline).boundaries
+    return boundaries[-1] + 1 if boundaries else num_stages(layout)
+
+
+A_LAYER_FOR_EACH_STAGE = Limit(
+    reason="pipeline: each stage needs at least one layer",
+    applies=lambda training, layout: len(training.model.layers) < _least_layers(layout),
+    repair=lambda training, layout: with_num_layers(training, _least_layers(layout)),
+)
+
+
+def _shares_across(training: Training, layout: Layout, index: int) -> bool:
+    layers = training.model.layers
+    stages, shared = stage_of_layers(layout, len(layers)), layers[index].shares
+    return shared is not None and stages[index] != stages[shared]
+
+
+NO_WEIGHT_OF_TWO_STAGES = Limit(
+    reason="pipeline: a weight shared between layers of different stages would become a parameter of each",
+    applies=lambda training, layout: any(_shares_across(training, layout, index) for index in range(len(training.model.layers))),
+    repair=lambda training, layout: each_layer(
+        training, lambda index, layer: replace(layer, shares=None) if _shares_across(training, layout, index) else layer
+    ),
+)
+
+
+def _row_multiple(layout: Layout) -> int:
+    return layout.num_data_ranks * parallelism_of(layout, Pipeline).num_chunks
+
+
+EVEN_CHUNKS = Limit(
+    reason="pipeline: every chunk is received into a buffer of the first one's shape, so rows must be a multiple of the chunks",
+    applies=lambda training, layout: not all_multiples(training.data.microbatches, _row_multiple(layout)),
+    repair=lambda training, layout: with_rows(training, _row_multiple(layout)),
+)
+
+ROWS_FIRST = Limit(
+    reason="pipeline: targets are cut into chunks along dim 0, whatever the inputs are cut along",
+    applies=lambda training, _layout: training.data.batch_dim != 0,
+    repair=lambda training, _layout: replace(training, data=replace(training.data, batch_dim=0)),
+)
+
+NO_COUNTER = Limit(
+    reason="pipeline: a buffer that counts forward passes counts every chunk, and the pass that finds out shapes",
+    applies=lambda training, _layout: training.model.counter,
+    repair=lambda training, _layout: with_model(training, counter=False),
+)
+
+ONE_MICROBATCH_SCALED = Limit(
+    reason="pipeline: scale_grads divides after each microbatch, also what earlier ones have accumulated",
+    applies=lambda training, layout: parallelism_of(layout, Pipeline).scale_grads and len(training.data.microbatches) > 1,
+    repair=lambda training, _layout: replace(training, data=replace(training.data, microbatches=training.data.microbatches[:1])),
+)
+
+MEAN_SCALED = Limit(
+    reason="pipeline: scale_grads averages over chunks, which is wrong for a sum loss",
+    applies=lambda training, layout: parallelism_of(layout, Pipeline).scale_grads and not training.loss.is_mean,
+    repair=lambda training, _layout: replace(training, loss=Loss.LINEAR_MEAN if training.loss.is_linear else Loss.MSE_MEAN),
+)
+
+
+def _alone(layout: Layout) -> Layout:
+    mesh = replace(layout.mesh, axes=tuple(axis for axis in layout.mesh.axes if axis.name == PP))
+    return replace(layout, mesh=mesh, parallelisms=(parallelism_of(layout, Pipeline),))
+
+
+NOTHING_AROUND_STAGES = LayoutLimit(
+    reason="pipeline: other parallelisms wrap the model as it is called, but a schedule calls stages",
+    applies=lambda layout: len(layout.parallelisms) > 1,
+    repair=_alone,
+)
+
+NOTHING_COMPILED = LayoutLimit(
+    reason="pipeline: what is compiled is the model as it is called, but a schedule calls stages",
+    applies=lambda layout: layout.execution.is_compiled,
+    repair=uncompiled,
+)
+
+LIMITS: tuple[Limit, ...] = (
+    A_LAYER_FOR_EACH_STAGE,
+    NO_WEIGHT_OF_TWO_STAGES,
+    ONE_MICROBATCH_SCALED,
+    MEAN_SCALED,
+    ROWS_FIRST,
+    EVEN_CHUNKS,
+    NO_COUNTER,
+)
+
+LAYOUT_LIMITS: tuple[LayoutLimit, ...] = (NOTHING_AROUND_STAGES, NOTHING_COMPILED)

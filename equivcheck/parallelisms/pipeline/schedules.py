@@ -1,0 +1,162 @@
+"""Stages of a model's layers, and the schedules of `torch.distributed.pipelining` that run them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.pipelining import PipelineStage
+from torch.distributed.pipelining import schedules as torch_schedules
+
+from equivcheck.parallelisms.pipeline.stages import layers_of_stages, stages_of_rank, trained_layers
+from equivcheck.scenario import ClipNorm, NormType, Pipeline, PipelineSchedule
+from equivcheck.trace.stage import Stage
+from equivcheck.train.accumulate import loss_of, scalar, scaled
+from equivcheck.train.material import Batch
+from equivcheck.train.setup import Setup
+
+SCHEDULES: dict[PipelineSchedule, str] = {
+    PipelineSchedule.GPIPE: "ScheduleGPipe",
+    PipelineSchedule.ONE_F_ONE_B: "Schedule1F1B",
+    PipelineSchedule.LOOPED_BFS: "ScheduleLoopedBFS",
+    PipelineSchedule.INTERLEAVED: "ScheduleInterleaved1F1B",
+    PipelineSchedule.INTERLEAVED_ZERO_BUBBLE: "ScheduleInterleavedZeroBubble",
+    PipelineSchedule.ZBV: "ScheduleZBVZeroBubble",
+    PipelineSchedule.DUAL_PIPE_V: "ScheduleDualPipeV",
+}
+"""Names of the classes."""
+
+
+class StageLayers(nn.Module):
+    """Consecutive layers as one module; those at the end add the model's offset, if it has one."""
+
+    offset: torch.Tensor | None
+
+    def __init__(self, layers: range, blocks: Sequence[nn.Module], offset: torch.Tensor | None) -> None:
+        super().__init__()
+        self.indices = layers
+        self.blocks = nn.ModuleList(blocks)
+        self.register_buffer("offset", offset)
+
+    def forward(self, inputs: torch.Tensor, *, masks: tuple[torch.Tensor | None, ...], step: int) -> torch.Tensor:
+        """Map (rows, inputs of the first layer) to (rows, width of the last); masks are those of all layers."""
+        for index, block in zip(self.indices, self.blocks, strict=True):
+            inputs = block(inputs, masks[index], step)
+        return inputs if self.offset is None else inputs + self.offset
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Pipe:
+    """This rank's part of a pipeline."""
+
+    setup: Setup
+    """What it trains with."""
+    parallelism: Pipeline
+    """How."""
+    group: dist.ProcessGroup
+    """The ranks of the pipeline."""
+    modules: dict[int, StageLayers]
+    """The layers of each of this rank's stages."""
+    schedules: dict[int, Any] = field(default_factory=dict)
+    """The schedule for microbatches of so many rows on this rank: a stage's buffers have one shape."""
+
+    @property
+    def num_stages(self) -> int:
+        """Stages over all ranks."""
+        return dist.get_world_size(self.group) * self.parallelism.stages_per_rank
+
+    def compute(self, setup: Setup, microbatches: Sequence[Batch], index: int) -> float | None:
+        """Run the schedule for each microbatch; the loss is known where the last stage is."""
+        losses: list[torch.Tensor] = []
+        for batch in microbatches:
+            setup.announce(Stage.COMPUTE, index)
+            losses += self._run(setup.take(batch), batch.rows, index)
+            setup.announce(Stage.READING, index)
+        scale = self.parallelism.num_chunks if self.parallelism.scale_grads else 1
+        return sum(map(scalar, losses)) / scale if self.num_stages - 1 in self.modules else None
+
+    def _run(self, part: Batch, rows: int, index: int) -> list[torch.Tensor]:
+        losses: list[torch.Tensor] = []
+        inputs = (part.inputs,) if 0 in self.modules else ()
+        targets = part.targets if self.num_stages - 1 in self.modules else None
+        self._schedule(part, rows).step(*inputs, target=targets, losses=losses, masks=part.masks, step=index)
+        return losses
+
+    def _schedule(self, part: Batch, rows: int) -> Any:
+        """The schedule for microbatches like this one, of `rows` rows on all ranks; built once."""
+        if rows not in self.schedules:
+            self.schedules[rows] = self._build(part, rows)
+        return self.schedules[rows]
+
+    def _build(self, part: Batch, rows: int) -> Any:
+        parallelism = self.parallelism
+        stages = [self._stage(number, part) for number in self.modules]
+        kind = getattr(torch_schedules, SCHEDULES[parallelism.schedule])
+        made = stages[0] if parallelism.schedule.is_single else stages
+        return kind(made, parallelism.num_chunks, loss_fn=self.loss_of_chunk(rows), scale_grads=parallelism.scale_grads)
+
+    def loss_of_chunk(self, rows: int) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
+        """Maps outputs and targets of a chunk of a microbatch of `rows` rows to its part of the step's loss."""
+        counted = rows if self.parallelism.scale_grads else rows // self.parallelism.num_chunks
+        return lambda outputs, targets: scaled(self.setup, loss_of(self.setup.training, outputs, targets), counted)
+
+    def _stage(self, number: int, part: Batch) -> PipelineStage:
+        module = self.modules[number]
+        shapes = self._shapes(module, part) if self.parallelism.static_shapes else {}
+        return PipelineStage(module, number, self.num_stages, torch.device("cpu"), group=self.group, **shapes)
+
+    def _shapes(self, module: StageLayers, part: Batch) -> dict[str, Any]:
+        """A chunk of the stage's input and output, as far as its shape, element type and need of a gradient go."""
+        model, rows = self.setup.training.model, part.rows // self.parallelism.num_chunks
+        first, last = module.indices[0], module.indices[-1]
+        trained = trained_layers(model)
+
+        def chunk(features: int, needs_grad: bool) -> torch.Tensor:
+            return torch.empty(rows, features, dtype=part.inputs.dtype, requires_grad=needs_grad)
+
+        return {
+            "input_args": chunk(model.inputs(first), any(trained[:first])),
+            "output_args": chunk(model.layers[last].width, any(trained[: last + 1])),
+        }
+
+
+def build_pipeline(setup: Setup, parallelism: Pipeline, mesh: DeviceMesh) -> None:
+    """Leave this rank the layers of its stages, and let a schedule compute each step."""
+    rank, ranks, layers = mesh.get_local_rank(), mesh.size(), setup.model.get_submodule("layers")
+    assert isinstance(layers, nn.ModuleList), "the model is a stack"
+    spans = layers_of_stages(parallelism, ranks, len(layers))
+    modules = {
+        stage: StageLayers(
+            spans[stage],
+            [layers[index] for index in spans[stage]],
+            setup.model.get_buffer("offset") if setup.training.model.offset and stage == len(spans) - 1 else None,
+        )
+        for stage in stages_of_rank(parallelism, rank, ranks)
+    }
+    kept = {index for module in modules.values() for index in module.indices}
+    for index in range(len(layers)):
+        if index not in kept:
+            layers[index] = nn.Identity()
+    pipe = Pipe(setup=setup, parallelism=parallelism, group=mesh.get_group(), modules=modules)
+    setup.compute = pipe.compute
+    setup.clip_norm = lambda _module, parameters, clipping: clip_across(pipe.group, parameters, clipping)
+
+
+def clip_across(group: dist.ProcessGroup, parameters: list[torch.Tensor], clipping: ClipNorm) -> torch.Tensor:
+    """Clip by the norm over the parameters of all stages, which torch leaves to its users; returns the norm before."""
+    order = float(clipping.norm_type.value)
+    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    norm = nn.utils.get_total_norm(gradients, order).to(parameters[0].dtype)
+    if clipping.norm_type is NormType.INF:
+        dist.all_reduce(norm, op=dist.ReduceOp.MAX, group=group)
+    else:
+        norm = norm**order
+        dist.all_reduce(norm, group=group)
+        norm = norm ** (1.0 / order)
+    nn.utils.clip_grads_with_norm_(parameters, clipping.max_norm, norm)
+    return norm

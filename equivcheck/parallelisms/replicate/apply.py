@@ -1,0 +1,54 @@
+"""Composable `replicate`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+from equivcheck.layouts.expected_calls.model import CommunicationModel
+from equivcheck.layouts.kind import LayoutKind
+from equivcheck.layouts.limits.limit import LayoutLimit, Limit
+from equivcheck.layouts.rounding import Rounding
+from equivcheck.parallelisms.ddp.compression import SENT_AS
+from equivcheck.parallelisms.replicate.communication import REPLICATE_COMMUNICATION
+from equivcheck.parallelisms.replicate.limits import LAYOUT_LIMITS, LIMITS
+from equivcheck.scenario import Layout, Parallelism, Replicate
+from equivcheck.scenario.mesh import DP
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
+    from equivcheck.train.setup import Setup
+
+
+class ReplicateKind(LayoutKind):
+    """Calls one of the two `replicate` on the model."""
+
+    parallelism: ClassVar[type[Parallelism]] = Replicate
+    limits: ClassVar[tuple[Limit, ...]] = LIMITS
+    layout_limits: ClassVar[tuple[LayoutLimit, ...]] = LAYOUT_LIMITS
+    communication: ClassVar[CommunicationModel] = REPLICATE_COMMUNICATION
+
+    def apply(self, setup: Setup, parallelism: Parallelism, mesh: DeviceMesh) -> None:
+        """Replicate the model in place."""
+        from equivcheck.layouts.data_rows import take_rows
+        from equivcheck.layouts.local_tensors import clip_across, is_localized, localized_slots
+        from equivcheck.parallelisms.replicate.torch_private import replicate_model, synchronises_only
+
+        assert isinstance(parallelism, Replicate), parallelism
+        model = setup.model
+        replicate_model(model, parallelism, mesh)
+        setup.loss_scale = mesh.size()
+        if is_localized(model):
+            setup.find_slots = localized_slots
+            setup.clip_norm = clip_across
+        if parallelism.no_sync:
+            setup.accumulation = lambda last: synchronises_only(model, last)
+        take_rows(setup, mesh)
+
+    def rounding(self, parallelism: Parallelism, layout: Layout) -> Rounding | None:
+        """The element type of compressed gradients."""
+        assert isinstance(parallelism, Replicate), parallelism
+        reduce = SENT_AS.get(parallelism.compression)
+        if reduce is None:
+            return None
+        return Rounding(replicas=1, shards=layout.mesh.size(DP), reduce=reduce, once=parallelism.no_sync, whole=True)

@@ -1,0 +1,61 @@
+"""What composable `replicate` cannot run."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from equivcheck.layouts.limits.data_parallel import COMPILED_DDP, EVEN_ROWS, FSDP_WITHOUT_COMPILED_AUTOGRAD, ROUNDING_LIMITS
+from equivcheck.layouts.limits.limit import LayoutLimit, Limit, parallelism_of
+from equivcheck.layouts.limits.optimizers import DTENSOR_OPTIMIZERS
+from equivcheck.layouts.limits.repairs import has_shares, may_skip_parameters, without_auxiliary, without_shares
+from equivcheck.parallelisms.ddp.compression import NO_BF16_HOOK
+from equivcheck.parallelisms.ddp.limits import as_reduced
+from equivcheck.parallelisms.fsdp2.limits import NOTHING_TO_REDUCE
+from equivcheck.scenario import Replicate, Replicator, Wrapping
+
+
+def _only(implementation: Replicator, limit: Limit) -> Limit:
+    return replace(
+        limit,
+        applies=lambda training, layout: (
+            parallelism_of(layout, Replicate).implementation is implementation and limit.applies(training, layout)
+        ),
+    )
+
+
+COMPILED_AUTOGRAD_WITH_DDP_ONLY = replace(
+    FSDP_WITHOUT_COMPILED_AUTOGRAD,
+    applies=lambda layout: (
+        parallelism_of(layout, Replicate).implementation is Replicator.FSDP and FSDP_WITHOUT_COMPILED_AUTOGRAD.applies(layout)
+    ),
+)
+
+UNUSED_PARAMETERS = Limit(
+    reason="replicate: without find_unused_parameters every trained parameter must take part in every step",
+    applies=lambda training, layout: may_skip_parameters(as_reduced(training, layout)),
+    repair=lambda training, _layout: without_auxiliary(training),
+    upstream=True,
+)
+
+ONE_UNIT_FOR_SHARED_WEIGHTS = Limit(
+    reason="replicate_with_fsdp: layers that share a weight must be in one unit, but each layer is a unit of its own",
+    applies=lambda training, layout: (
+        parallelism_of(layout, Replicate).wrapping is Wrapping.PER_LAYER and has_shares(training.model)
+    ),
+    repair=lambda training, _layout: without_shares(training),
+    upstream=True,
+)
+
+LIMITS: tuple[Limit, ...] = (
+    EVEN_ROWS,
+    _only(Replicator.DDP, UNUSED_PARAMETERS),
+    ONE_UNIT_FOR_SHARED_WEIGHTS,
+    *(_only(Replicator.FSDP, limit) for limit in (NOTHING_TO_REDUCE, *DTENSOR_OPTIMIZERS)),
+)
+
+LAYOUT_LIMITS: tuple[LayoutLimit, ...] = (
+    *COMPILED_DDP,
+    COMPILED_AUTOGRAD_WITH_DDP_ONLY,
+    NO_BF16_HOOK,
+    *ROUNDING_LIMITS,
+)

@@ -1,0 +1,1 @@
+"""Data parallelism by DTensor propagation alone."""

@@ -1,0 +1,76 @@
+"""Data parallelism by DTensor propagation."""
+
+from __future__ import annotations
+
+from equivcheck.layouts.script.draft import Draft, LoopPosition
+from equivcheck.layouts.script.mesh import mesh_of
+from equivcheck.layouts.script.text import block, indented
+from equivcheck.scenario import SPMD, Distribution, Parallelism, ShapeOp, Training
+
+SETTLE = (
+    "for parameter in model.parameters():",
+    "    if isinstance(parameter, DTensor) and parameter.requires_grad:",
+    "        settle = partial(DTensor.redistribute, placements=parameter.placements)",
+    "        parameter.register_hook(settle)  # before gradients are accumulated",
+)
+"""Lets each gradient be reduced to where its parameter lies: propagation may leave it pending a sum."""
+
+_BESIDE = (
+    "def beside(values: torch.Tensor, made: torch.Tensor) -> torch.Tensor:",
+    '    """What is alike on all ranks, such that it goes with values that may be a DTensor."""',
+    "    if not isinstance(values, DTensor):",
+    "        return made",
+    "    return DTensor.from_local(made, values.device_mesh, [Replicate()], run_check=False)",
+)
+
+
+def write(draft: Draft, parallelism: Parallelism) -> None:
+    """Make DTensors of parameters and batches."""
+    assert isinstance(parallelism, SPMD), parallelism
+    placement = "Replicate()" if parallelism.distribution is Distribution.REPLICATE else "Shard(0)"
+    mesh, training = mesh_of(draft, parallelism), draft.scenario.training
+    draft.need("torch.distributed.tensor", "DTensor", "distribute_tensor", "Shard", placement.partition("(")[0])
+    draft.need("torch.distributed.device_mesh", "DeviceMesh")
+    draft.has_dtensors, draft.averages_loss = True, False
+    draft.definitions.append(_distribute(placement, training))
+    draft.add(LoopPosition.WRAP, f"distribute(model, {mesh})")
+    settle_gradients(draft)
+    rows = f"Shard({training.data.batch_dim})"
+    draft.add(
+        LoopPosition.TAKE, f"inputs, targets = (distribute_tensor(values, {mesh}, [{rows}]) for values in (inputs, targets))"
+    )
+    if "masks" in draft.form.extras:
+        draft.add(LoopPosition.TAKE, f"masks = [distribute_tensor(mask, {mesh}, [Shard(0)]) for mask in masks]")
+    if _makes_tensors(training):
+        draft.need("torch.distributed.tensor", "Replicate")
+        draft.definitions.insert(0, list(_BESIDE))
+
+
+def settle_gradients(draft: Draft) -> None:
+    """Put the hooks on parameters."""
+    draft.need("functools", "partial")
+    draft.need("torch.distributed.tensor", "DTensor")
+    draft.add(LoopPosition.WRAP, *SETTLE)
+
+
+def _makes_tensors(training: Training) -> bool:
+    return training.model.offset or any(layer.shape_op is ShapeOp.ARANGE for layer in training.model.layers)
+
+
+def _distribute(placement: str, training: Training) -> list[str]:
+    shares = any(layer.shares is not None for layer in training.model.layers)
+    spread = f"spread = distribute_tensor(parameter.detach(), mesh, [{placement}])"
+    made = "nn.Parameter(spread, parameter.requires_grad)"
+    if not shares:
+        inner = [spread, f"setattr(module, name, {made})"]
+    else:
+        inner = [*block("if parameter not in made:", [spread, f"made[parameter] = {made}"])]
+        inner.append("setattr(module, name, made[parameter])")
+    return [
+        "def distribute(model: nn.Module, mesh: DeviceMesh) -> None:",
+        f'    """Make each parameter a DTensor{", a shared one once" * shares}."""',
+        *indented(["made = {}"] * shares),
+        "    for module in model.modules():",
+        "        for name, parameter in list(module.named_parameters(recurse=False)):",
+        *indented(inner, 3),
+    ]

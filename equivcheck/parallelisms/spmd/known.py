@@ -1,0 +1,65 @@
+"""What issues on file ask of SPMD scenarios."""
+
+from __future__ import annotations
+
+from equivcheck.layouts.known_predicates import need, show
+from equivcheck.layouts.partition import chunk_sizes
+from equivcheck.scenario import SPMD, Distribution, Scenario, ShapeOp
+from equivcheck.trace.differences import Divergence
+
+
+@need
+def sharded_by_rows(scenario: Scenario) -> bool:
+    """DTensor SPMD with parameters sharded by their first dim."""
+    return any(spmd.distribution is Distribution.FULLY_SHARD for spmd in scenario.layout.of(SPMD))
+
+
+@need
+def flattened_between_transpositions(scenario: Scenario) -> bool:
+    """A layer flattens its output, rows lie along dim 1, and gradients are not all alike."""
+    training = scenario.training
+    flattens = any(layer.shape_op is ShapeOp.FLATTEN for layer in training.model.layers)
+    return flattens and training.data.batch_dim == 1 and not training.loss.is_linear
+
+
+@need
+def features_viewed_unevenly(scenario: Scenario) -> bool:
+    """A layer views its features as two dims, the first of which is no multiple of the data ranks."""
+    return any(
+        layer.shape_op is ShapeOp.VIEW and (2 if layer.width % 2 == 0 else layer.width) % scenario.layout.num_data_ranks != 0
+        for layer in scenario.training.model.layers
+    )
+
+
+@need
+def one_row_or_feature_on_one_rank(scenario: Scenario) -> bool:
+    """On one rank, a layer flattens a microbatch of one row, or a layer sharded by rows has one output and a bias."""
+    layers, microbatches = scenario.training.model.layers, scenario.training.data.microbatches
+    rows = 1 in microbatches and any(layer.shape_op is ShapeOp.FLATTEN for layer in layers)
+    features = sharded_by_rows(scenario) and any(layer.width == 1 and layer.bias for layer in layers)
+    return scenario.layout.mesh.num_ranks == 1 and (rows or features)
+
+
+@need
+def outputs_cut_unevenly(scenario: Scenario) -> bool:
+    """Propagation cuts outputs that come before rows, from parameters sharded by rows, and cuts them unevenly."""
+    training = scenario.training
+    uneven = training.model.outputs % scenario.layout.num_data_ranks != 0
+    return uneven and training.data.batch_dim == 1 and sharded_by_rows(scenario)
+
+
+@need
+def traced_steps(scenario: Scenario) -> bool:
+    """Whole steps are traced to one graph."""
+    return scenario.layout.execution.whole_step
+
+
+@show
+def mean_of_uneven_means(scenario: Scenario, divergence: Divergence) -> bool:
+    """The loss is one that the ranks' means can have where each is counted alike, however many outputs it is of."""
+    outputs, ranks = scenario.training.model.outputs, scenario.layout.num_data_ranks
+    sizes = chunk_sizes(outputs, ranks)
+    if not all(sizes):
+        return False
+    least, most = (outputs / (ranks * size) for size in (sizes[0], sizes[-1]))
+    return least <= float(divergence.actual) / float(divergence.expected) <= most

@@ -1,0 +1,1 @@
+"""`torch.distributed.tensor.parallel.parallelize_module`."""

@@ -1,0 +1,233 @@
+"""What `parallelize_module` communicates: activations and their gradients moved from where they lie to where they are needed.
+
+Layers hand local tensors to each other, so that every move belongs to one linear or norm: of its input, of its output, of the
+gradients of both, and of the gradients of parameters that every rank has but of which each sees only some rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from enum import Enum
+
+from equivcheck.layouts.expected_calls.clipping import dtensor_clipping
+from equivcheck.layouts.expected_calls.communication import Totals
+from equivcheck.layouts.expected_calls.model import MIXED_ELEMENTS, CommunicationModel
+from equivcheck.layouts.expected_calls.rank_view import Held, Ledger, RankView, auxiliary_runs
+from equivcheck.layouts.partition import chunk_size, cut_dim, part_of
+from equivcheck.scenario import (
+    FSDP2,
+    Activation,
+    ActivationSharding,
+    Execution,
+    Layout,
+    Recompute,
+    Replicate,
+    Replicator,
+    Split,
+    TensorParallel,
+)
+from equivcheck.scenario.mesh import TP
+
+
+class ActivationPlacement(Enum):
+    """How an activation of shape (rows, features) lies over the ranks; PENDING is whole, but yet to be summed."""
+
+    WHOLE = "whole"
+    ROWS = "rows"
+    FEATURES = "features"
+    PENDING = "pending"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Linear:
+    """How one linear computes."""
+
+    wanted: ActivationPlacement
+    """How it needs its input."""
+    made: ActivationPlacement
+    """How its output comes out."""
+    input_gradient: ActivationPlacement
+    """How the gradient of the input comes out."""
+
+
+_OF_SHARDING = {
+    ActivationSharding.WHOLE: ActivationPlacement.WHOLE,
+    ActivationSharding.ROWS: ActivationPlacement.ROWS,
+    ActivationSharding.FEATURES: ActivationPlacement.FEATURES,
+}
+_COLUMN = Linear(wanted=ActivationPlacement.WHOLE, made=ActivationPlacement.FEATURES, input_gradient=ActivationPlacement.PENDING)
+_ROW = Linear(wanted=ActivationPlacement.FEATURES, made=ActivationPlacement.PENDING, input_gradient=ActivationPlacement.FEATURES)
+_NARROW_COLUMN = Linear(
+    wanted=ActivationPlacement.WHOLE, made=ActivationPlacement.WHOLE, input_gradient=ActivationPlacement.WHOLE
+)
+_NARROW_ROW = Linear(
+    wanted=ActivationPlacement.FEATURES, made=ActivationPlacement.WHOLE, input_gradient=ActivationPlacement.WHOLE
+)
+_WHOLE = Linear(wanted=ActivationPlacement.WHOLE, made=ActivationPlacement.WHOLE, input_gradient=ActivationPlacement.WHOLE)
+_BY_ROWS = Linear(wanted=ActivationPlacement.ROWS, made=ActivationPlacement.ROWS, input_gradient=ActivationPlacement.ROWS)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pass:
+    """One linear in one forward and backward."""
+
+    step: int
+    """Step, from 0."""
+    rows: int
+    """Rows of the microbatch on all ranks of the group together."""
+    inputs: int
+    """Features of the input, all of them."""
+    width: int
+    """Features of the output, all of them."""
+    bias: bool
+    """Whether it has a bias."""
+    trained: bool
+    """Whether its parameters require gradients."""
+    differentiates: bool
+    """Whether its input does."""
+    recomputed: bool
+    """Whether backward asks for its input again."""
+    completed: bool
+    """Whether it then also computes: it does if something is kept for backward after it."""
+
+
+class TensorParallelCalls:
+    """Goes through a training, step by step."""
+
+    def __init__(self, view: RankView, parallelism: TensorParallel) -> None:
+        self.view, self.plan = view, parallelism.plan
+        self.parts = view.layout.mesh.size(TP)
+        self.axes = view.axes(TP)
+        self.ledger = Ledger()
+
+    def totals(self) -> Totals:
+        """The calls of all steps."""
+        training = self.view.training
+        inputs = (ActivationSharding.WHOLE, *(entry.output for entry in self.plan[:-1]))
+        for step in range(training.steps if self.parts > 1 else 0):
+            for rows in training.data.microbatches:
+                for index, sharding in enumerate(inputs):
+                    self._layer(step, index, sharding, rows // self.view.layout.num_data_ranks)
+            for index, sharding in enumerate(inputs):
+                self._settle(step, index, sharding)
+        return self.ledger.totals
+
+    def _layer(self, step: int, index: int, sharding: ActivationSharding, rows: int) -> None:
+        if self.plan[index].split is Split.OUTSIDE:
+            return
+        model = self.view.training.model
+        layer, linear = model.layers[index], self._linear_of(index, sharding)
+        differentiates = self.view.differentiates(index - 1, step) or (layer.norm is not None and not layer.frozen)
+        recomputed = recomputes(self.view.layout.execution, index) and (differentiates or not layer.frozen)
+        names = ("linear", "auxiliary") if auxiliary_runs(layer, step) else ("linear",)
+        for name in names:
+            once = Pass(
+                step=step,
+                rows=rows,
+                inputs=model.inputs(index),
+                width=layer.width,
+                bias=layer.bias and name == "linear",
+                trained=not layer.frozen,
+                differentiates=differentiates,
+                recomputed=recomputed,
+                completed=recomputed and (name != names[-1] or layer.activation is not Activation.IDENTITY or layer.dropout > 0),
+            )
+            self._activations(once, linear, _OF_SHARDING[sharding], _OF_SHARDING[self.plan[index].output])
+            self._narrow(once, linear)
+
+    def _linear_of(self, index: int, sharding: ActivationSharding) -> Linear:
+        model, split = self.view.training.model, self.plan[index].split
+        if split is Split.COLUMN:
+            return _COLUMN if model.layers[index].width >= self.parts else _NARROW_COLUMN
+        if split is Split.ROW:
+            return _ROW if model.inputs(index) >= self.parts else _NARROW_ROW
+        return _BY_ROWS if sharding is ActivationSharding.ROWS else _WHOLE
+
+    def _activations(self, once: Pass, linear: Linear, before: ActivationPlacement, after: ActivationPlacement) -> None:
+        """Input and output where they are wanted, and their gradients back."""
+        self._move(once, before, linear.wanted, once.inputs, times=1 + once.recomputed)
+        self._move(once, linear.made, after, once.width, times=1 + once.completed)
+        if once.differentiates:
+            self._move(once, linear.input_gradient, before, once.inputs)
+        if once.differentiates or once.trained:
+            self._move(
+                once, after, ActivationPlacement.WHOLE if linear.made is ActivationPlacement.PENDING else linear.made, once.width
+            )
+
+    def _move(self, once: Pass, source: ActivationPlacement, target: ActivationPlacement, features: int, times: int = 1) -> None:
+        """From one way to lie to another; where there is no all-to-all, as over gloo, DTensor gathers what it then cuts."""
+        if source is target or source is ActivationPlacement.WHOLE:
+            return
+        if source is ActivationPlacement.PENDING:
+            op, num_elements = (
+                "all_reduce.sum" if target is ActivationPlacement.WHOLE else "reduce_scatter.sum",
+                once.rows * features,
+            )
+        elif source is ActivationPlacement.ROWS:
+            padded = chunk_size(features, self.parts) * self.parts if target is ActivationPlacement.FEATURES else features
+            op, num_elements = "all_gather", once.rows // self.parts * padded
+        else:
+            op, num_elements = "all_gather", once.rows * chunk_size(features, self.parts)
+        self.ledger.note(once.step, op, self.axes, num_elements * self.view.item_bytes * times, times)
+
+    def _narrow(self, once: Pass, linear: Linear) -> None:
+        """What DTensor gathers of a linear with fewer features than ranks, which it will not compute in parts."""
+        if linear is _NARROW_COLUMN:
+            self._gather(once, chunk_size(once.width, self.parts) * once.inputs, times=1 + once.completed + once.differentiates)
+            self._gather(once, chunk_size(once.width, self.parts), times=once.bias * (1 + once.completed))
+        elif linear is _NARROW_ROW:
+            self._gather(once, chunk_size(once.inputs, self.parts) * once.width, times=1 + once.completed + once.differentiates)
+            self._gather(once, chunk_size(once.inputs, self.parts) * once.rows, times=1 + once.completed + once.trained)
+
+    def _gather(self, once: Pass, num_elements: int, times: int) -> None:
+        if times:
+            self.ledger.note(once.step, "all_gather", self.axes, num_elements * self.view.item_bytes * times, times)
+
+    def _settle(self, step: int, index: int, sharding: ActivationSharding) -> None:
+        """Gradients of parameters that every rank has whole, of which each rank has seen some rows: summed when they are kept."""
+        if sharding is not ActivationSharding.ROWS:
+            return
+        times = 1 if holds_back(self.view.layout) else len(self.view.training.data.microbatches)
+        for held in self.view.of_layer(index):
+            is_whole = held.name.startswith("norm.") or self._linear_of(index, sharding) is _BY_ROWS
+            if is_whole and self.view.has_gradient(held, step):
+                num_bytes = held.numel * self.view.item_bytes * times
+                self.ledger.note(step, "all_reduce.sum", self.axes, num_bytes, times)
+
+
+def holds_back(layout: Layout) -> bool:
+    """Whether a parallelism around this one takes up gradients at the last microbatch alone, as they are."""
+    for one in layout.parallelisms:
+        if isinstance(one, FSDP2) or (isinstance(one, Replicate) and one.implementation is Replicator.FSDP):
+            return one.no_sync
+    return False
+
+
+def recomputes(execution: Execution, index: int) -> bool:
+    """Whether a layer runs again in backward."""
+    every, odd = execution.checkpointing is Recompute.EVERY_LAYER, execution.checkpointing is Recompute.ODD_LAYERS
+    return every or (odd and index % 2 == 1)
+
+
+def _cut_held(view: RankView, parallelism: TensorParallel) -> Iterator[Held]:
+    """What the rank holds of each parameter once the plan has cut it."""
+    parts, index = view.layout.mesh.size(TP), view.index(TP)
+    for held in view.held:
+        dim = cut_dim(parallelism, held.parameter)
+        yield held if dim is None else replace(held, shape=part_of(held.shape, dim, parts, index), cut=True)
+
+
+def _all_calls(view: RankView, parallelism: TensorParallel) -> Totals:
+    kind = [held for held in _cut_held(view, parallelism) if parallelism.plan[held.layer].split is not Split.OUTSIDE]
+    is_cut = any(held.cut and held.trained for held in kind)
+    return TensorParallelCalls(view, parallelism).totals() | dtensor_clipping(view, (TP,) if is_cut else (), kind)
+
+
+TENSOR_PARALLEL_COMMUNICATION = CommunicationModel(
+    options=frozenset(("plan",)),
+    calls=_all_calls,
+    hold=lambda view, parallelism: tuple(_cut_held(view, parallelism)),
+    unmodelled=(MIXED_ELEMENTS,),
+    uneven=True,
+)

@@ -1,0 +1,105 @@
+"""What issues on file ask of tensor-parallel plans."""
+
+from __future__ import annotations
+
+import re
+
+from equivcheck.layouts.known_predicates import need, show
+from equivcheck.layouts.limits.optimizers import keeps_dtensors
+from equivcheck.layouts.limits.repairs import all_multiples
+from equivcheck.layouts.partition import leaves_nothing
+from equivcheck.parallelisms.tensor_parallel.plans import splits_weights, trained_cuts, unfrozen_norms
+from equivcheck.scenario import FSDP2, ActivationSharding, Replicate, Replicator, Scenario, Split, TensorParallel
+from equivcheck.scenario.mesh import DP, SHARD, TP
+from equivcheck.trace.differences import Divergence
+
+
+@need
+def tensor_parallel_leaves_nothing(scenario: Scenario) -> bool:
+    """Tensor parallelism cuts a trained parameter along a dim so short that some rank holds nothing of it."""
+    ranks = scenario.layout.mesh.size(TP)
+    return any(
+        leaves_nothing(size, ranks)
+        for parallelism in scenario.layout.of(TensorParallel)
+        for size in trained_cuts(scenario.training.model, parallelism.plan)
+    )
+
+
+@need
+def columns_cut_again_unevenly(scenario: Scenario) -> bool:
+    """``fully_shard`` cuts the rows of a layer that is cut by columns once more, and not all parts are alike."""
+    model, layout = scenario.training.model, scenario.layout
+    plans = [parallelism.plan for parallelism in layout.of(TensorParallel)]
+    parts = layout.mesh.size(DP, SHARD) * layout.mesh.size(TP)
+    is_sharded = layout.has(FSDP2)
+    return is_sharded and any(
+        entry.split is Split.COLUMN and layer.width % parts
+        for plan in plans
+        for layer, entry in zip(model.layers, plan, strict=True)
+    )
+
+
+@need
+def weights_split_over_ranks(scenario: Scenario) -> bool:
+    """Tensor parallelism gives several ranks different parts of some weight."""
+    plans = [parallelism.plan for parallelism in scenario.layout.of(TensorParallel)]
+    return scenario.layout.mesh.size(TP) > 1 and any(map(splits_weights, plans))
+
+
+@need
+def frozen_sequence_parallel_norm(scenario: Scenario) -> bool:
+    """Tensor parallelism with a frozen norm whose input lies by rows."""
+    return bool(unfrozen_norms(scenario.training.model, scenario.layout))
+
+
+def _replicates_by_fsdp(parallelism: object) -> bool:
+    return isinstance(parallelism, Replicate) and parallelism.implementation is Replicator.FSDP
+
+
+@need
+def frozen_over_tensor_parallel(scenario: Scenario) -> bool:
+    """A frozen layer under tensor parallelism composed with another parallelism that goes by local tensors."""
+    if any(_replicates_by_fsdp(parallelism) for parallelism in scenario.layout.parallelisms):
+        return False
+    kinds = {type(parallelism) for parallelism in scenario.layout.parallelisms}
+    return TensorParallel in kinds and len(kinds) > 1 and any(layer.frozen for layer in scenario.training.model.layers)
+
+
+@need
+def column_of_one_on_one_rank(scenario: Scenario) -> bool:
+    """Tensor parallelism on one rank with a column-parallel layer of one output and a bias that gets a gradient."""
+    if scenario.layout.mesh.size(TP) != 1:
+        return False
+    unfreezes = not keeps_dtensors(scenario.layout)
+    return any(
+        plan.split is Split.COLUMN and layer.width == 1 and layer.bias and (unfreezes or not layer.frozen)
+        for parallelism in scenario.layout.of(TensorParallel)
+        for layer, plan in zip(scenario.training.model.layers, parallelism.plan, strict=True)
+    )
+
+
+@need
+def activations_cut_unevenly(scenario: Scenario) -> bool:
+    """Between two layers of a tensor-parallel plan, rows or features are cut into unequal parts."""
+    layout, ranks = scenario.layout, scenario.layout.mesh.size(TP)
+    rows = [rows // layout.num_data_ranks for rows in scenario.training.data.microbatches]
+    return any(
+        not all_multiples(rows if plan.output is ActivationSharding.ROWS else [layer.width], ranks)
+        for parallelism in layout.of(TensorParallel)
+        for layer, plan in zip(scenario.training.model.layers, parallelism.plan, strict=True)
+        if plan.output is not ActivationSharding.WHOLE
+    )
+
+
+@show
+def on_frozen_sequence_parallel_norm(scenario: Scenario, divergence: Divergence) -> bool:
+    """The tensor is a parameter of a frozen norm whose input lies by rows."""
+    match = re.fullmatch(r"layers\.(\d+)\.norm\.(weight|bias)", divergence.tensor)
+    return match is not None and int(match[1]) in unfrozen_norms(scenario.training.model, scenario.layout)
+
+
+@show
+def of_a_frozen_layer(scenario: Scenario, divergence: Divergence) -> bool:
+    """The tensor is a parameter of a frozen layer."""
+    match = re.match(r"layers\.(\d+)\.", divergence.tensor)
+    return match is not None and scenario.training.model.layers[int(match[1])].frozen

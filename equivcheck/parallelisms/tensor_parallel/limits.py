@@ -1,0 +1,76 @@
+"""What `parallelize_module` cannot run."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from equivcheck.layouts.limits.execution import NO_COUNTS_IN_GRAPHS
+from equivcheck.layouts.limits.limit import Limit, parallelism_of
+from equivcheck.layouts.limits.optimizers import DTENSOR_OPTIMIZERS, WHOLE_PARAMETERS, keeps_dtensors
+from equivcheck.layouts.limits.repairs import has_shares, without_shares
+from equivcheck.parallelisms.tensor_parallel.plans import RULES, LayerSite, PlanRule, fits, fitted, places
+from equivcheck.scenario import ASGD, Implementation, Layout, Split, TensorParallel, Training
+from equivcheck.scenario.mesh import TP
+
+
+def _first_broken(rule: PlanRule, training: Training, layout: Layout) -> LayerSite | None:
+    plan = parallelism_of(layout, TensorParallel).plan
+    if not fits(training.model, plan):
+        return None
+    rows = tuple(rows // layout.num_data_ranks for rows in training.data.microbatches)
+    found = places(training.model, plan, layout.mesh.size(TP), rows)
+    return next((place for place, entry in zip(found, plan, strict=True) if rule.broken(place, entry)), None)
+
+
+def _limit(rule: PlanRule) -> Limit:
+    def applies(training: Training, layout: Layout) -> bool:
+        return _first_broken(rule, training, layout) is not None
+
+    def repair(training: Training, layout: Layout) -> Training:
+        place = _first_broken(rule, training, layout)
+        return training if place is None else rule.repair(training, layout, place)
+
+    return Limit(reason=rule.reason, applies=applies, repair=repair, upstream=rule.upstream)
+
+
+ONE_ENTRY_A_LAYER = Limit(
+    reason="tensor parallelism: the plan must have one entry for each layer of the model",
+    applies=lambda training, layout: not fits(training.model, parallelism_of(layout, TensorParallel).plan),
+    repair=lambda training, layout: fitted(training, parallelism_of(layout, TensorParallel).plan),
+)
+
+NO_SHARED_WEIGHTS = Limit(
+    reason="tensor parallelism: parallelize_module makes a new parameter for each module, which unties shared weights",
+    applies=lambda training, _layout: has_shares(training.model),
+    repair=lambda training, _layout: without_shares(training),
+    upstream=True,
+)
+
+
+def _mixes_tensors_in_one_call(training: Training, layout: Layout) -> bool:
+    outside = {entry.split is Split.OUTSIDE for entry in parallelism_of(layout, TensorParallel).plan}
+    if len(outside) == 1 or not keeps_dtensors(layout) or training.optimizer.implementation is Implementation.FOR_LOOP:
+        return False
+    # With others around they are all DTensors, of two meshes: only ASGD combines tensors of several parameters then.
+    return len(layout.parallelisms) == 1 or isinstance(training.optimizer, ASGD)
+
+
+NO_MIXED_CALLS = Limit(
+    reason="tensor parallelism: foreach and fused optimizers refuse plain parameters, those of layers outside the plan, beside "
+    "DTensors, and ASGD refuses DTensors of two meshes",
+    applies=_mixes_tensors_in_one_call,
+    repair=lambda training, _layout: replace(
+        training, optimizer=replace(training.optimizer, implementation=Implementation.FOR_LOOP)
+    ),
+    upstream=True,
+)
+
+LIMITS: tuple[Limit, ...] = (
+    ONE_ENTRY_A_LAYER,
+    NO_SHARED_WEIGHTS,
+    *map(_limit, RULES),
+    *DTENSOR_OPTIMIZERS,
+    *WHOLE_PARAMETERS,
+    NO_MIXED_CALLS,
+    NO_COUNTS_IN_GRAPHS,
+)

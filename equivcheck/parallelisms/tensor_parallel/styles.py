@@ -1,0 +1,90 @@
+"""How `parallelize_module` treats each module of a layer, and which part of a dropout mask a rank needs.
+
+Subclasses `ParallelStyle`, whose `_apply` is private; tried on torch 2.13.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distribute_module, distribute_tensor
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, SequenceParallel
+from torch.distributed.tensor.parallel.style import ParallelStyle
+
+from equivcheck.scenario import ActivationSharding, LayerPlan, Split
+from equivcheck.train.material import Batch
+
+PLACEMENTS: dict[ActivationSharding, Placement] = {
+    ActivationSharding.WHOLE: Replicate(),
+    ActivationSharding.ROWS: Shard(0),
+    ActivationSharding.FEATURES: Shard(-1),
+}
+"""The DTensor placement of an activation of shape (rows, features)."""
+
+
+class Replicated(ParallelStyle):
+    """Runs a module with replicated parameters on its input redistributed to `computes`; local tensors outside."""
+
+    def __init__(self, *, input: Placement, computes: Placement, output: Placement) -> None:
+        super().__init__()
+        self.input, self.computes, self.output = input, computes, output
+
+    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        # The annotations of distribute_module say that these two return nothing; it uses what they return.
+        prepare_input: Any = self._prepare_input
+        prepare_output: Any = self._prepare_output
+        return distribute_module(module, device_mesh, self._replicate, prepare_input, prepare_output)
+
+    def _replicate(self, _name: str, module: nn.Module, mesh: DeviceMesh) -> None:
+        for key, parameter in list(module.named_parameters(recurse=False)):
+            whole = distribute_tensor(parameter.detach(), mesh, [Replicate()], src_data_rank=self.src_data_rank)
+            module.register_parameter(key, nn.Parameter(whole, requires_grad=parameter.requires_grad))
+
+    def _prepare_input(self, _module: nn.Module, inputs: tuple[torch.Tensor, ...], mesh: DeviceMesh) -> DTensor:
+        whole = DTensor.from_local(inputs[0], mesh, [self.input], run_check=False)
+        return whole.redistribute(placements=[self.computes])
+
+    def _prepare_output(self, _module: nn.Module, outputs: DTensor, _mesh: DeviceMesh) -> torch.Tensor:
+        return outputs.redistribute(placements=[self.output]).to_local()
+
+
+def layer_styles(layer: nn.Module, plan: LayerPlan, sharding: ActivationSharding) -> Iterator[tuple[str, ParallelStyle]]:
+    """The style of each child of a layer that has parameters, for an input that lies as `sharding`."""
+    if plan.split is Split.OUTSIDE:
+        return
+    for name, child in layer.named_children():
+        yield name, _linear_style(plan, sharding) if isinstance(child, nn.Linear) else _norm_style(sharding)
+
+
+def _norm_style(sharding: ActivationSharding) -> ParallelStyle:
+    if sharding is ActivationSharding.ROWS:
+        return SequenceParallel(sequence_dim=0, use_local_output=True)
+    return Replicated(input=PLACEMENTS[sharding], computes=Replicate(), output=PLACEMENTS[sharding])
+
+
+def _linear_style(plan: LayerPlan, sharding: ActivationSharding) -> ParallelStyle:
+    lies, output = PLACEMENTS[sharding], PLACEMENTS[plan.output]
+    if plan.split is Split.COLUMN:
+        return ColwiseParallel(input_layouts=lies, output_layouts=output)
+    if plan.split is Split.ROW:
+        return RowwiseParallel(input_layouts=lies, output_layouts=output)
+    return Replicated(input=lies, computes=Shard(0) if sharding is ActivationSharding.ROWS else Replicate(), output=output)
+
+
+def local_masks(batch: Batch, plan: tuple[LayerPlan, ...], rank: int, size: int) -> Batch:
+    """The batch with each layer's mask cut as the plan spreads the layer's output."""
+    masks = tuple(_part(mask, entry.output, rank, size) for mask, entry in zip(batch.masks, plan, strict=True))
+    return replace(batch, masks=masks)
+
+
+def _part(mask: torch.Tensor | None, sharding: ActivationSharding, rank: int, size: int) -> torch.Tensor | None:
+    if mask is None or sharding is ActivationSharding.WHOLE:
+        return mask
+    dim = 0 if sharding is ActivationSharding.ROWS else 1
+    parts = mask.chunk(size, dim)
+    return parts[rank] if rank < len(parts) else mask.narrow(dim, 0, 0)

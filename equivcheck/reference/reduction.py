@@ -1,0 +1,104 @@
+"""How the gradients of data-parallel ranks become those that they step by, emulated on one device by plain arithmetic.
+
+Both emulators of data parallelism accumulate and average here: the reference of a layout that rounds, and the diagnosis of one
+that diverged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+from equivcheck.layouts.rounding import Division
+
+Gradients = dict[str, torch.Tensor]
+"""By the name of the parameter; those without a gradient are not there."""
+
+
+class AccumulatedGradients:
+    """The gradients of all ranks while the microbatches of a step are computed."""
+
+    def __init__(
+        self,
+        reduced: Sequence[Gradients],
+        reduce: Callable[[list[Gradients]], list[Gradients]],
+        *,
+        once: bool,
+        whole: bool,
+        waits_as: Callable[[torch.Tensor], torch.Tensor] | None = None,
+    ) -> None:
+        """`reduced` is what each rank has from before, `once` and `whole` are as in `Rounding`.
+
+        `reduce` gives each rank its mean; `waits_as` gives a gradient as it waits for further ones, None as it is.
+        """
+        self.reduced, self._reduce = list(reduced), reduce
+        self._once, self._whole, self._waits_as = once, whole, waits_as or _as_it_is
+        self._waiting = self._kept()
+
+    def add(self, rank: int, fresh: Gradients) -> None:
+        """Add what a rank has computed of a microbatch to what waits for a reduction."""
+        self._waiting[rank] = _added(self._waiting[rank], fresh, self._waits_as)
+
+    def add_unreduced(self, rank: int, fresh: Gradients) -> None:
+        """Add what a rank has computed of a microbatch to its own gradients, as if it had been reduced."""
+        self.reduced[rank] = _added(self.reduced[rank], fresh)
+
+    def end_microbatch(self, *, last: bool) -> None:
+        """Reduce what waits, if it is time to."""
+        if last or not self._once:
+            means = self._reduce(self._waiting)
+            self.reduced = means if self._whole else list(map(_added, self.reduced, means))
+            self._waiting = self._kept()
+
+    def _kept(self) -> list[Gradients]:
+        """What ranks begin to accumulate with: the result of the last reduction, if they keep whole gradients."""
+        return [dict(each) if self._whole else {} for each in self.reduced]
+
+
+def _as_it_is(gradient: torch.Tensor) -> torch.Tensor:
+    return gradient
+
+
+def _added(old: Gradients, new: Gradients, first: Callable[[torch.Tensor], torch.Tensor] = _as_it_is) -> Gradients:
+    """Sums in the element types of what is there already."""
+    sums = {name: (old[name] + value).to(old[name].dtype) if name in old else first(value) for name, value in new.items()}
+    return old | sums
+
+
+def mean_of(
+    parts: Sequence[torch.Tensor],
+    division: Division,
+    *,
+    count: int,
+    shards: int | None = None,
+    ordered: Callable[[list[torch.Tensor]], list[torch.Tensor]] = list,
+) -> torch.Tensor:
+    """The mean over `count` ranks of the gradients that there are, in the element type that they have.
+
+    Those of each `shards` ranks (None for all) are added up first, in the order that `ordered` gives, then these sums.
+    """
+    before, after = _divisors(division, count)
+    size = shards or count
+    divided = [part / before for part in parts]
+    stages = [divided[start : start + size] for start in range(0, len(divided), size)]
+    averages = division is Division.AFTER
+    sums = [_sum(ordered(stage)) / (size if averages else 1) for stage in stages]
+    return _sum(ordered(sums)) / (count // size if averages else after)
+
+
+def _sum(parts: Sequence[torch.Tensor]) -> torch.Tensor:
+    first, *others = parts
+    for other in others:
+        first = first + other
+    return first
+
+
+def _divisors(division: Division, count: int) -> tuple[float, float]:
+    """What each part is divided by before the sums, and what the last sum is divided by; one for sums that divide themselves."""
+    if division is not Division.AROUND:
+        return (count if division is Division.BEFORE else 1), 1
+    power = 1
+    while count % power == 0 and count / power > power:
+        power *= 2
+    return power, count / power

@@ -1,0 +1,89 @@
+"""The end of a campaign, for people."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rich.console import Console, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from equivcheck.campaign.events import KeptFinding, Summary
+from equivcheck.campaign.messages import Control
+from equivcheck.campaign.tally import Tally
+from equivcheck.findings.store import Kept
+from equivcheck.report.coverage_text import pairs_line
+from equivcheck.report.verdict_text import STYLES
+from equivcheck.scenario.scenario import count, in_words
+from equivcheck.verdict.verdict import Outcome
+
+_KEPT = {Kept.NEW: "new", Kept.SMALLER: "seen before, now with a smaller scenario", Kept.SEEN: "seen before"}
+_MAX_REASONS = 8
+
+
+def print_summary(console: Console, summary: Summary) -> None:
+    """Layouts by outcome with times, the slowest scenario, and a paragraph for each finding."""
+    for part in _parts(summary):
+        console.print(part, soft_wrap=isinstance(part, Text))
+
+
+def _parts(summary: Summary) -> Iterator[RenderableType]:
+    tally = summary.tally
+    yield _table(tally)
+    rate = tally.num_checks / summary.seconds if summary.seconds else 0.0
+    early = " (stopped before the end)" if summary.interrupted else ""
+    yield Text(
+        f"{count(tally.num_checks, 'check')} in {summary.seconds:.1f} s{early}, {rate:.1f} checks/s, seed {summary.plan.seed}"
+    )
+    if tally.slowest is not None:
+        yield Text(f"slowest: {tally.slowest_seconds * 1000:.0f} ms, {in_words(tally.slowest)}")
+    if tally.num_checks:
+        yield Text(pairs_line(tally.reach))
+    yield from _notes(tally)
+    if summary.control is not None:
+        yield Text(control_text(summary.control), style="green" if summary.control.caught else "bold red")
+    if summary.findings:
+        yield Text(f"\n{count(len(summary.findings), 'finding')}, kept in {summary.store}:", style="bold red")
+        for finding in summary.findings:
+            yield from _paragraph(finding, tally)
+    else:
+        yield Text(f"no findings (the folder for them is {summary.store})", style="bold green")
+    if summary.broken:
+        yield Text(f"\nthe checker itself failed: {summary.broken}", style="bold red")
+
+
+def control_text(control: Control) -> str:
+    """``control: gradients_summed caught after 3 examples``."""
+    done = "caught after" if control.caught else "not caught in"
+    return f"control: {control.name} {done} {count(control.examples, 'example')}"
+
+
+def _table(tally: Tally) -> Table:
+    shown = [outcome for outcome in Outcome if any(other is outcome for _, other in tally.outcomes)]
+    table = Table("layout", box=None, pad_edge=False, header_style="bold")
+    for outcome in shown:
+        table.add_column(outcome.value, justify="right", style=STYLES[outcome])
+    for heading in ("checks", "median ms", "p95 ms"):
+        table.add_column(heading, justify="right")
+    for layout in sorted(tally.durations):
+        numbers = [tally.outcomes[layout, outcome] for outcome in shown]
+        times = [f"{tally.durations[layout].quantile(share) * 1000:.1f}" for share in (0.5, 0.95)]
+        table.add_row(layout, *(str(number) for number in (*numbers, sum(numbers))), *times)
+    return table
+
+
+def _notes(tally: Tally) -> Iterator[Text]:
+    """Known issues that showed, and what could not be decided, most frequent first."""
+    for name, number in tally.known.most_common(_MAX_REASONS):
+        yield Text(f"known: {name}, {count(number, 'check')}", style="yellow")
+    for (outcome, reason), number in tally.reasons.most_common(_MAX_REASONS):
+        yield Text(f"{outcome.value}: {reason}, {count(number, 'check')}", style=STYLES[outcome])
+
+
+def _paragraph(finding: KeptFinding, tally: Tally) -> Iterator[Text]:
+    """Text that a terminal wraps where it likes: a path must stay whole to be copied."""
+    verdict = finding.verdict
+    times = count(tally.fingerprints[finding.fingerprint], "check")
+    yield Text.assemble("\n  ", (verdict.outcome.value.upper(), STYLES[verdict.outcome]), f" {in_words(verdict.scenario)}")
+    yield Text(f"  {verdict.reason}")
+    yield Text(f"  {_KEPT[finding.kept]}, seen in {times}; reproduce with: equivcheck replay {finding.path}")

@@ -1,0 +1,1 @@
+"""Scenarios as JSON, both ways: the present format, and older ones converted."""

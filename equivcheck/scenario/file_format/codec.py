@@ -1,0 +1,153 @@
+"""Scenarios as JSON, both ways, with a format version. Everything that does not fit is one line that names the place."""
+
+from __future__ import annotations
+
+import json
+from contextlib import suppress
+from dataclasses import fields, is_dataclass
+from functools import cache
+from importlib.metadata import entry_points
+from typing import Any, TypeVar
+
+from cattrs import AttributeValidationNote, IterableValidationNote
+from cattrs.errors import BaseValidationError, ForbiddenExtraKeysError
+
+from equivcheck.errors import InvalidScenario, UsageError
+from equivcheck.scenario.file_format.converter import KIND, PARALLELISM_TAGS, json_names, make_converter
+from equivcheck.scenario.file_format.misfit import MisfitError, quote, unknown_field, wrong_type
+from equivcheck.scenario.file_format.old_format import upgraded
+from equivcheck.scenario.parallelism_base import Parallelism
+from equivcheck.scenario.scenario import Scenario
+
+FORMAT = 2
+"""The format that is written; raised when a reader of the old one could not read the new one."""
+_FORMATS = f"1 to {FORMAT}"
+"""What is read."""
+
+CASE = "scenario"
+"""The ``kind`` of what a file is about."""
+
+LAYOUT_ENTRY_POINTS = "equivcheck.layouts"
+"""The entry-point group through which third parties offer layouts, and so parallelisms."""
+
+T = TypeVar("T")
+
+
+def to_json(scenario: Scenario) -> str:
+    """A scenario as one line of JSON with every field."""
+    return dump({KIND: CASE, "format": FORMAT, **encode(scenario)})
+
+
+def from_json(text: str, *, where: str = "scenario") -> Scenario:
+    """The scenario that a JSON text of this format, or of an older one, describes; fields with a default may be left out.
+
+    `where` is what error texts call the text (a file name, say). Raises `InvalidScenario`, one line, naming the place.
+    """
+    data = load(text, where=where)
+    if not isinstance(data, dict):
+        raise InvalidScenario(f"{where}: {wrong_type(data, 'an object')}")
+    found = _format(data, where)
+    data = {name: value for name, value in data.items() if name != "format"}
+    if found == FORMAT:
+        _check_kind(data.pop(KIND, None), where)
+    else:
+        data = upgraded(data)
+    return decode(Scenario, data, where=where)
+
+
+def encode(noun: Any) -> Any:
+    """A noun (or any frozen dataclass of such: a verdict) as dicts, lists, strings, numbers, booleans and None."""
+    return _converter.unstructure(noun)
+
+
+def decode(kind: type[T], data: Any, *, where: str = "data") -> T:
+    """The inverse of `encode` for a class. Raises `InvalidScenario`, one line, naming the place."""
+    try:
+        return _converter.structure(data, kind)
+    except (BaseValidationError, MisfitError, InvalidScenario) as error:
+        path, problem = _first_problem(error)
+        raise InvalidScenario(": ".join(part for part in (where, path.removeprefix("."), problem) if part)) from None
+
+
+def dump(data: Any) -> str:
+    """Encoded data as one line of strict JSON."""
+    return json.dumps(data, allow_nan=False)
+
+
+def load(text: str, *, where: str = "data") -> Any:
+    """Strict JSON: no NaN, no infinity, no field twice. Raises `InvalidScenario`."""
+    try:
+        return json.loads(text, parse_constant=_refuse_constant, object_pairs_hook=_without_repetition)
+    except (ValueError, RecursionError) as error:
+        raise InvalidScenario(f"{where}: invalid JSON: {error}") from None
+
+
+def register_parallelism(kind: type[Parallelism]) -> None:
+    """Make a parallelism readable from JSON by its tag. Raises `UsageError` if it cannot be."""
+    if not (is_dataclass(kind) and issubclass(kind, Parallelism) and isinstance(getattr(kind, "tag", None), str)):
+        raise UsageError(f"parallelism {kind!r} cannot be registered; allowed: dataclasses derived from Parallelism with a tag")
+    if any(field.name == KIND for field in fields(kind)):
+        raise UsageError(f"{kind.__name__}.{KIND} cannot be a field; allowed: any other name, as {KIND} holds the tag in JSON")
+    if PARALLELISM_TAGS.setdefault(kind.tag, kind) is not kind:
+        raise UsageError(f"{kind.__name__}.tag is {kind.tag!r}, taken; allowed: any but {', '.join(PARALLELISM_TAGS)}")
+
+
+@cache
+def _ask_entry_points() -> None:
+    """Register what third parties offer; once, and only when a tag is met that is not known."""
+    for entry_point in entry_points(group=LAYOUT_ENTRY_POINTS):
+        # A broken one adds no tag; the registry of layouts says what is wrong with it.
+        with suppress(Exception):
+            register_parallelism(entry_point.load().parallelism)
+
+
+_converter = make_converter(_ask_entry_points)
+
+
+def _format(data: dict[str, Any], where: str) -> int:
+    if "format" not in data:
+        raise InvalidScenario(f"{where}: format: missing field; allowed: {_FORMATS}")
+    found = data["format"]
+    if type(found) is not int:
+        raise InvalidScenario(f"{where}: format: {wrong_type(found, 'an integer')}")
+    if not 1 <= found <= FORMAT:
+        age = " is newer than this version of equivcheck reads" if found > FORMAT else " is unknown"
+        raise InvalidScenario(f"{where}: format: {quote(found)}{age}; allowed: {_FORMATS}")
+    return found
+
+
+def _check_kind(found: object, where: str) -> None:
+    if found != CASE:
+        problem = "missing field" if found is None else f"{quote(found)} is unknown"
+        raise InvalidScenario(f"{where}: {KIND}: {problem}; allowed: {CASE}")
+
+
+def _first_problem(error: BaseException) -> tuple[str, str]:
+    path, owner = "", None
+    while isinstance(error, BaseValidationError):
+        owner = error.cl
+        error = next((each for each in error.exceptions if isinstance(each, ForbiddenExtraKeysError)), error.exceptions[0])
+        for note in getattr(error, "__notes__", ()):
+            if isinstance(note, AttributeValidationNote):
+                path += f".{json_names(owner)[note.name]}"
+            elif isinstance(note, IterableValidationNote):
+                path += f"[{note.index}]"
+    if isinstance(error, KeyError) and owner is not None:
+        return path, f"missing field; {owner.__name__} has no default for it"
+    if isinstance(error, ForbiddenExtraKeysError):
+        error = unknown_field(min(error.extra_fields), json_names(error.cl).values())
+    if isinstance(error, MisfitError):
+        path += error.below
+    return path, str(error)
+
+
+def _refuse_constant(name: str) -> Any:
+    raise ValueError(f"{name} is not a number; allowed: finite numbers")
+
+
+def _without_repetition(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"field {quote(next(name for name in names if names.count(name) > 1))} occurs twice")
+    return found

@@ -1,0 +1,243 @@
+"""How frozen dataclasses become plain JSON values and back: the cattrs converter behind the codec.
+
+Strict both ways: nothing is coerced but an integer to a float, and every refusal knows its place in the data. What there are,
+or may be, several kinds of (optimizers, schedules, clippings, parallelisms, layers, data, losses, the source of a model) carries
+a ``kind``. JSON has no infinity: it is written as a string.
+
+Unknown and missing keys are found by cattrs. Its tagged unions are not used: they want every member at once, where third parties
+add parallelisms, and of a kind that is missing or unknown they know neither the place nor what is allowed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields, is_dataclass
+from enum import Enum
+from types import NoneType, UnionType
+from typing import Any, ClassVar, TypeVar, Union, get_args, get_origin
+
+from cattrs import Converter, IterableValidationNote
+from cattrs.errors import IterableValidationError
+from cattrs.gen import make_dict_structure_fn, make_dict_unstructure_fn, override
+
+from equivcheck.scenario.clipping import ClipNorm, ClipValue
+from equivcheck.scenario.file_format.misfit import JSON_TYPES, MisfitError, quote, unknown_field, wrong_type
+from equivcheck.scenario.model import Model
+from equivcheck.scenario.optimizer import OPTIMIZERS, Optimizer
+from equivcheck.scenario.parallelism import PARALLELISMS
+from equivcheck.scenario.parallelism_base import Parallelism
+from equivcheck.scenario.schedule import SCHEDULES, Schedule
+from equivcheck.scenario.training import Loss, Training
+
+T = TypeVar("T")
+
+KIND = "kind"
+"""The key that says which member of a family an object is."""
+
+NON_FINITE = {"inf": math.inf, "-inf": -math.inf, "nan": math.nan}
+"""How floats that JSON lacks are written."""
+
+PARALLELISM_TAGS: dict[str, type[Parallelism]] = {kind.tag: kind for kind in PARALLELISMS}
+"""Every known parallelism by tag; grows when layouts are registered."""
+
+FAMILIES: dict[type, Mapping[str, type]] = {
+    Optimizer: {kind.__name__: kind for kind in OPTIMIZERS},
+    Schedule: {kind.__name__: kind for kind in SCHEDULES},
+    Parallelism: PARALLELISM_TAGS,
+}
+"""Base class of each family: its members by tag. Clippings have no base; a union is a family of its own."""
+
+RENAMED: dict[tuple[type, str], str] = {(Model, "features"): "source"}
+"""Fields that JSON calls otherwise."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Features:
+    """The source of a model that is fed rows of real numbers: what JSON has for `Model.features`."""
+
+    tag: ClassVar[str] = "features"
+    features: int
+    """How many there are in a row."""
+
+
+def tag_of(kind: type) -> str | None:
+    """What says in JSON that an object is of a class; None where nothing needs to."""
+    if issubclass(kind, (Optimizer, Schedule, ClipNorm, ClipValue)):
+        return kind.__name__
+    tag = getattr(kind, "tag", None)
+    return tag if isinstance(tag, str) else None
+
+
+def json_names(kind: type) -> dict[str, str]:
+    """The names of a class's fields, and what JSON calls them."""
+    return {field.name: RENAMED.get((kind, field.name), field.name) for field in fields(kind)}
+
+
+def make_converter(ask_for_more_tags: Callable[[], None]) -> Converter:
+    """A converter of nouns; `ask_for_more_tags` is called before a tag is refused as unknown."""
+    converter = Converter(detailed_validation=True)
+    for scalar in (bool, int, str):
+        converter.register_structure_hook(scalar, _exactly)
+    converter.register_structure_hook(float, _structure_float)
+    converter.register_unstructure_hook(float, _unstructure_float)
+    converter.register_structure_hook_func(_is_enum, _structure_enum)
+    converter.register_structure_hook_factory(_is_tuple, lambda kind: _tuple_structurer(kind, converter))
+    converter.register_unstructure_hook_factory(_is_tuple, lambda kind: _tuple_unstructurer(kind, converter))
+    converter.register_structure_hook_factory(is_dataclass, lambda kind: _class_structurer(kind, converter))
+    converter.register_unstructure_hook_factory(is_dataclass, lambda kind: _class_unstructurer(kind, converter))
+    converter.register_structure_hook_factory(_is_union, lambda kind: _union_structurer(kind, converter, ask_for_more_tags))
+    converter.register_unstructure_hook_func(_is_union, converter.unstructure)
+    converter.register_structure_hook_factory(
+        FAMILIES.__contains__, lambda base: _family_structurer(FAMILIES[base], converter, ask_for_more_tags)
+    )
+    converter.register_unstructure_hook_func(FAMILIES.__contains__, converter.unstructure)
+    return converter
+
+
+def _is_enum(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, Enum)
+
+
+def _is_tuple(kind: Any) -> bool:
+    return get_origin(kind) is tuple
+
+
+def _is_union(kind: Any) -> bool:
+    return get_origin(kind) in (Union, UnionType)
+
+
+def _exactly(value: Any, kind: type) -> Any:
+    if type(value) is not kind:
+        raise wrong_type(value, JSON_TYPES[kind])
+    return value
+
+
+def _structure_float(value: Any, _: type) -> float:
+    if isinstance(value, str) and value in NON_FINITE:
+        return NON_FINITE[value]
+    if type(value) not in (int, float):
+        raise wrong_type(value, JSON_TYPES[float])
+    try:
+        number = float(value)
+    except OverflowError:
+        number = math.inf
+    if not math.isfinite(number):
+        raise MisfitError(f"{quote(value)} is beyond what a float holds; allowed: a number")
+    return number
+
+
+def _unstructure_float(value: float) -> float | str:
+    return value if math.isfinite(value) else str(float(value))
+
+
+def _structure_enum(value: Any, kind: type[Enum]) -> Enum:
+    try:
+        return kind(value)
+    except ValueError:
+        choices = ", ".join(str(member.value) for member in kind)
+        raise MisfitError(f"{quote(value)} is unknown; allowed: {choices}") from None
+
+
+def _tuple_structurer(kind: Any, converter: Converter) -> Callable[[Any, Any], tuple[Any, ...]]:
+    members = get_args(kind)
+    repeated = members[-1] is Ellipsis
+
+    def structure(value: Any, _: Any) -> tuple[Any, ...]:
+        if not isinstance(value, list):
+            raise wrong_type(value, "a list")
+        if not repeated and len(value) != len(members):
+            raise MisfitError(f"a list of {len(value)}; allowed: {len(members)} entries")
+        entries = []
+        for index, entry in enumerate(value):
+            member = members[0 if repeated else index]
+            try:
+                entries.append(converter.structure(entry, member))
+            except Exception as error:
+                error.add_note(IterableValidationNote(f"at index {index}", index, member))
+                raise IterableValidationError("a list does not fit", [error], kind) from None
+        return tuple(entries)
+
+    return structure
+
+
+def _tuple_unstructurer(kind: Any, converter: Converter) -> Callable[[Any], list[Any]]:
+    members = get_args(kind)
+    if members[-1] is not Ellipsis:
+        return lambda value: [converter.unstructure(entry, member) for entry, member in zip(value, members, strict=True)]
+    unstructure = converter.get_unstructure_hook(members[0])
+    return lambda value: [unstructure(entry) for entry in value]
+
+
+def _class_structurer(kind: Any, converter: Converter) -> Callable[[Any, Any], Any]:
+    changed: Any = _overrides(kind, converter)
+    build = make_dict_structure_fn(kind, converter, _cattrs_forbid_extra_keys=True, _cattrs_detailed_validation=True, **changed)
+    tag = tag_of(kind)
+
+    def structure(value: Any, _: Any) -> Any:
+        if tag is not None:
+            _find_kind(value, {tag: kind})
+            value = {name: inner for name, inner in value.items() if name != KIND}
+        elif not isinstance(value, dict):
+            raise wrong_type(value, "an object")
+        return build(value, kind)
+
+    return structure
+
+
+def _class_unstructurer(kind: Any, converter: Converter) -> Callable[[Any], dict[str, Any]]:
+    changed: Any = _overrides(kind, converter)
+    unstructure: Callable[[Any], dict[str, Any]] = make_dict_unstructure_fn(kind, converter, **changed)
+    tag = tag_of(kind)
+    return unstructure if tag is None else lambda value: {KIND: tag, **unstructure(value)}
+
+
+def _union_structurer(kind: Any, converter: Converter, ask: Callable[[], None]) -> Callable[[Any, Any], Any]:
+    members = [member for member in get_args(kind) if member is not NoneType]
+    optional = len(members) < len(get_args(kind))
+    if len(members) == 1:
+        inner = converter.get_structure_hook(members[0])
+    else:
+        inner = _family_structurer({str(tag_of(member)): member for member in members}, converter, ask)
+    return lambda value, _: None if optional and value is None else inner(value, members[0])
+
+
+def _family_structurer(members: Mapping[str, type], converter: Converter, ask: Callable[[], None]) -> Callable[[Any, Any], Any]:
+    def structure(value: Any, _: Any) -> Any:
+        return converter.structure(value, _find_kind(value, members, ask))
+
+    return structure
+
+
+def _find_kind(value: Any, members: Mapping[str, T], ask: Callable[[], None] = lambda: None) -> T:
+    if not isinstance(value, dict):
+        raise wrong_type(value, "an object")
+    tag = value.get(KIND)
+    if isinstance(tag, str) and tag not in members:
+        ask()
+    if isinstance(tag, str) and tag in members:
+        return members[tag]
+    problem = f"{quote(tag)} is unknown" if KIND in value else "missing field"
+    raise MisfitError(f"{problem}; allowed: {', '.join(members)}", f".{KIND}")
+
+
+def _structure_loss(value: Any, _: type) -> Loss:
+    loss = _find_kind(value, {each.value: each for each in Loss})
+    if others := value.keys() - {KIND}:
+        raise unknown_field(min(others), ())
+    return loss
+
+
+def _overrides(kind: type, converter: Converter) -> dict[str, Any]:
+    """The fields of a class that look otherwise in JSON than the noun has them."""
+    if kind is Model:
+        return {
+            "features": override(
+                rename="source",
+                struct_hook=lambda value, _: converter.structure(value, Features).features,
+                unstruct_hook=lambda features: converter.unstructure(Features(features=features)),
+            )
+        }
+    if kind is Training:
+        return {"loss": override(struct_hook=_structure_loss, unstruct_hook=lambda loss: {KIND: loss.value})}
+    return {}

@@ -1,0 +1,51 @@
+"""Scenarios of format 1 as the format that is written now: names that were changed, and kinds that were taken for granted.
+
+What does not look as a scenario should is left as it is: the converter refuses it, and says where.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from equivcheck.scenario.data import Data
+from equivcheck.scenario.file_format.converter import KIND, Features
+from equivcheck.scenario.model import Layer
+
+Change = Callable[[Any], Any]
+
+
+def upgraded(scenario: Any) -> Any:
+    """The fields of a scenario of format 1 as the current format has them."""
+    return _changed(_renamed(scenario, start="resume"), training=_training)
+
+
+def _training(training: Any) -> Any:
+    return _changed(training, model=_model, data=_tagged(Data.tag), loss=lambda loss: {KIND: loss})
+
+
+def _model(model: Any) -> Any:
+    renamed = _renamed(model, features="source")
+    return _changed(renamed, source=lambda number: {KIND: Features.tag, "features": number}, layers=_layers)
+
+
+def _layers(layers: Any) -> Any:
+    return [_layer(layer) for layer in layers] if isinstance(layers, list) else layers
+
+
+def _layer(layer: Any) -> Any:
+    return _renamed(_tagged(Layer.tag)(layer), side="auxiliary", exercise="shape_op")
+
+
+def _tagged(tag: str) -> Change:
+    return lambda value: {KIND: tag, **value} if isinstance(value, dict) else value
+
+
+def _renamed(value: Any, **names: str) -> Any:
+    return {names.get(name, name): inner for name, inner in value.items()} if isinstance(value, dict) else value
+
+
+def _changed(value: Any, **changes: Change) -> Any:
+    if not isinstance(value, dict):
+        return value
+    return {name: changes[name](inner) if name in changes else inner for name, inner in value.items()}

@@ -1,0 +1,76 @@
+"""A user's training as a case of the judge, and what explains that its ranks differ."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cached_property
+
+from equivcheck.oracle.judge import Case
+from equivcheck.reference.noise import Expected
+from equivcheck.reference.reference import Reference
+from equivcheck.trace.differences import Difference, Divergence, Phase
+from equivcheck.trace.trace import Trace
+from equivcheck.user.reference import SingleDeviceRun, far_moment
+
+_ABOUT_SHARDS = "a parameter that is a shard, and no DTensor, needs full_tensors=fn(module) -> {name: tensor} to be read"
+
+
+class UserCase:
+    """The run on one device, as far as what the ranks left can be held against it."""
+
+    def __init__(self, run: SingleDeviceRun, traces: Sequence[Trace]) -> None:
+        self._run = run
+        self._held = {piece.name for trace in traces for piece in trace.state.pieces}
+
+    def case(self) -> Case:
+        """What the judge asks for: users ask about every step."""
+        return Case(
+            reference=lambda: self._reference,
+            confirming_reference=lambda: self._readable(self._run.confirming_reference(None if self._far else self._parts)),
+            required_steps=len(self._run.task.batches),
+        )
+
+    def hint(self, first: Divergence) -> str:
+        """What may explain a divergence; empty where nothing is known."""
+        if first.difference is Difference.SHAPE:
+            return _ABOUT_SHARDS
+        if self._far is None:
+            return ""
+        return (
+            "one device that takes the parts of the ranks one after the other does not compute the same either "
+            f"(step {self._far.step}, {self._far.phase.value}): is the loss, or something in the model, no mean over rows?"
+        )
+
+    @property
+    def unread(self) -> tuple[str, ...]:
+        """Optimizer state that no rank could hand over, where users read tensors themselves."""
+        if self._run.task.full_tensors is None:
+            return ()
+        states = (moment for moment in self._reference.moments if moment.phase is Phase.STATE)
+        return tuple(name for state in states for name, there in zip(state.table.names, state.present, strict=True) if not there)
+
+    @cached_property
+    def _reference(self) -> Reference:
+        return self._readable(self._run.reference())
+
+    @cached_property
+    def _parts(self) -> Trace | None:
+        return self._run.parts()
+
+    @cached_property
+    def _far(self) -> Expected | None:
+        """Where the parts of the ranks, taken one after the other, are no second estimate of the same training."""
+        return None if self._parts is None else far_moment(self._reference, self._parts)
+
+    def _readable(self, reference: Reference) -> Reference:
+        """The reference without optimizer state that no rank could hand over, where users read tensors themselves."""
+        if self._run.task.full_tensors is None:
+            return reference
+        return replace(reference, moments=tuple(map(self._without_unread, reference.moments)))
+
+    def _without_unread(self, moment: Expected) -> Expected:
+        if moment.phase is not Phase.STATE:
+            return moment
+        present = (there and name in self._held for name, there in zip(moment.table.names, moment.present, strict=True))
+        return replace(moment, present=tuple(present))

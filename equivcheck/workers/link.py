@@ -1,0 +1,61 @@
+"""The worker's end of its connection to the supervisor."""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import queue
+import signal
+import threading
+import traceback
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from typing import Any
+
+STACK_SIGNAL = signal.SIGUSR1
+"""Makes a worker write the stacks of its threads to its standard error."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """To the worker: end after what is running."""
+
+
+class Link:
+    """Made first of all in a worker's main thread, which from then on ignores Ctrl-C.
+
+    Another thread reads, so that a stop, or the death of the supervisor, is noticed while the worker is busy.
+    """
+
+    def __init__(self, fd: int) -> None:
+        faulthandler.enable()
+        faulthandler.register(STACK_SIGNAL, all_threads=True)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        self._connection = Connection(fd)
+        self._inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self.stopped = threading.Event()
+        self.task: Any = self._connection.recv()
+        """The first message, read in the main thread: modules that it names are imported here."""
+        threading.Thread(target=self._read, name="equivcheck-worker-link", daemon=True).start()
+
+    def send(self, message: object) -> None:
+        """Say something to the supervisor."""
+        self._connection.send(message)
+
+    def next(self) -> Any:
+        """The next message, a `Stop` excepted; waits for it."""
+        return self._inbox.get()
+
+    def _read(self) -> None:
+        try:
+            while True:
+                message = self._connection.recv()
+                if isinstance(message, Stop):
+                    self.stopped.set()
+                else:
+                    self._inbox.put(message)
+        except (EOFError, OSError):
+            os._exit(1)  # nobody is left to tell
+        except Exception:
+            traceback.print_exc()
+            os._exit(1)

@@ -1,0 +1,114 @@
+"""A worker process as its supervisor sees it: started, spoken to, and ended with all that it started."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from multiprocessing.connection import Pipe
+from typing import IO, Any
+
+from equivcheck.quiet import quiet
+from equivcheck.workers.link import STACK_SIGNAL
+
+_EXIT_SECONDS = 5.0
+"""Limit for a process to be gone after it closed its connection."""
+_STACK_SECONDS = 0.5
+"""How long a stuck worker gets to write its stacks."""
+_TAIL = 8000
+"""Bytes of what a worker printed last that are kept."""
+_ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+"""The tensors are tiny, and every core has a worker already."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """Received from a worker that will say nothing more: it has closed its connection, or died."""
+
+
+class WorkerProcess:
+    """A process that runs ``main(fd, *fds)`` of a module, which is to make a `Link` of the first file descriptor.
+
+    `task` is its first message. A subclass says when it `is_stuck`.
+    """
+
+    def __init__(self, module: str, task: object, *fds: int) -> None:
+        self._output = tempfile.TemporaryFile()  # noqa: SIM115 - kept open until `close`
+        self.link, its = Pipe()
+        with its:
+            self._process = _start(module, (its.fileno(), *fds), self._output)
+        self.send(task)
+
+    @property
+    def is_stuck(self) -> bool:
+        """Whether it has been silent for longer than what it does may take."""
+        return False
+
+    def send(self, message: object) -> None:
+        """Say something; to a worker that has died it is lost, which shows when it is read from."""
+        with contextlib.suppress(OSError):
+            self.link.send(message)
+
+    def receive(self) -> Any:
+        """Its next message, or `Ended`; waits for it."""
+        try:
+            return self.link.recv()
+        except (EOFError, OSError):
+            return Ended()
+
+    def printed(self) -> str:
+        """What it printed last."""
+        size = os.fstat(self._output.fileno()).st_size
+        return os.pread(self._output.fileno(), _TAIL, max(0, size - _TAIL)).decode(errors="replace")
+
+    def print_stacks(self) -> None:
+        """Have it print the stacks of its threads."""
+        with contextlib.suppress(ProcessLookupError):
+            self._process.send_signal(STACK_SIGNAL)
+            time.sleep(_STACK_SECONDS)
+
+    def how_it_ended(self) -> str:
+        """``was killed by SIGSEGV`` or ``exited with code 7``; a process that closed its connection is given a moment to end."""
+        self.end_within(_EXIT_SECONDS)
+        code = self._process.returncode
+        return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
+
+    def end_within(self, seconds: float) -> None:
+        """Wait for its end, and end it if that takes too long."""
+        try:
+            self._process.wait(timeout=seconds)
+        except subprocess.TimeoutExpired:
+            self.kill()
+
+    def kill(self) -> None:
+        """End it and what it started, at once. The ranks of other worlds end when they lose their owner."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+
+    def close(self) -> None:
+        """Kill it if need be and let go of everything."""
+        if self._process.returncode is None:
+            self.kill()
+        self.link.close()
+        self._output.close()
+
+
+def _start(module: str, fds: tuple[int, ...], output: IO[bytes]) -> subprocess.Popen[bytes]:
+    """Run ``main(*fds)`` of a module in a new process with the same import path, which inherits these file descriptors."""
+    path = tuple(os.path.abspath(entry) for entry in sys.path)
+    arguments = ", ".join(map(str, fds))
+    return subprocess.Popen(
+        [sys.executable, "-c", f"import sys; sys.path[:] = {path!r}; from {module} import main; main({arguments})"],
+        pass_fds=fds,
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=output,
+        env=quiet(os.environ) | _ONE_THREAD,
+        start_new_session=True,  # Ctrl-C is for the supervisor
+    )

@@ -1,0 +1,190 @@
+"""Every mutant: all known kinds are there, and each is caught, and diagnosed rightly, in the smallest scenario that shows it."""
+
+from __future__ import annotations
+
+import pickle
+import warnings
+from collections.abc import Iterator
+from functools import cache
+
+import pytest
+
+from equivcheck import Outcome, Verdict, check
+from equivcheck.diagnosis.explain import explained
+from equivcheck.mutants.mutant import Family
+from equivcheck.mutants.registry import mutant, mutants
+from equivcheck.trace.differences import Phase
+from mutants.minimums import MINIMUMS
+
+KINDS: dict[Family, dict[str, tuple[str, ...]]] = {
+    Family.DATA_PARALLEL: {
+        "all-reduce never runs": ("reduction_missing",),
+        "gradients summed, not averaged": ("gradients_summed",),
+        "averaged twice": ("averaged_twice", "averaged_over_all_ranks"),
+        "one parameter left out of the reduction": ("parameter_left_out",),
+        "last bucket dropped": ("last_bucket_kept", "last_bucket_lost"),
+        "every rank reads the same slice of the batch": ("same_rows_everywhere", "last_rows_lost", "shuffled_apart"),
+        "initial weights not broadcast": ("weights_not_broadcast", "buffers_not_broadcast"),
+        "gradients not zeroed between steps": ("gradients_not_zeroed",),
+        "forward under no_sync, backward outside": ("forward_without_sync",),
+        "calling the wrapped module's inner module": ("inner_module_called",),
+        "unused layer with find_unused_parameters=False": ("unused_not_looked_for",),
+    },
+    Family.ACCUMULATION: {
+        "missing 1/K": ("microbatches_summed",),
+        "only the last microbatch kept": ("only_last_microbatch",),
+        "rescaled at each microbatch": ("rescaled_each_microbatch",),
+        "optimizer steps at each microbatch": ("stepped_each_microbatch",),
+        "mean per microbatch instead of over the batch": ("mean_of_means",),
+    },
+    Family.CLIPPING: {
+        "norm of the local shard only": ("local_norm", "norms_added_up"),
+        "clip before the reduction": ("clipped_before_reduction", "clamped_before_reduction"),
+        "replicas counted in the norm": ("replicas_in_norm",),
+        "some parameters left out of the norm": ("vectors_not_in_norm", "first_parameter_not_in_norm"),
+        "returned norm wrong, update right": ("norm_after_clipping_returned",),
+    },
+    Family.SHARDING: {
+        "reduce-scatter sums, not averages": ("reduce_scatter_sums", "flat_gradients_summed"),
+        "padded last shard not updated": ("padded_tail_not_updated",),
+        "optimizer holds the parameters from before wrapping": ("optimizer_of_unwrapped_parameters",),
+        "optimizer state lost at each step": ("state_lost",),
+        "optimizer state of one rank used on another": ("state_of_another_rank",),
+        "HSDP: no all-reduce across replicas": ("replicas_not_reduced",),
+        "HSDP: divided by the shard count only": ("divided_by_shards_only", "flat_divided_by_shards_only"),
+        "statistics computed on local shards": ("statistics_of_shards",),
+    },
+    Family.TENSOR_PARALLEL: {
+        "norm weight gradient not reduced over TP under sequence parallel": ("norm_gradient_not_reduced",),
+        "column-parallel backward all-reduce missing": ("column_input_gradient_not_reduced",),
+        "the same all-reduce done twice": ("column_input_gradient_reduced_twice",),
+        "row-parallel bias added on every rank": ("row_bias_on_every_rank",),
+        "row-parallel reduce averages, not sums": ("row_output_averaged",),
+        "sharded along the wrong dim": ("sharded_along_wrong_dim",),
+        "fused weight split after sharding instead of before": ("fused_weight_cut_in_halves",),
+        "shards permuted when reassembled": ("columns_gathered_in_another_order",),
+    },
+    Family.OPTIMIZER: {
+        "weight decay on groups that should have none": ("decay_on_groups_without",),
+        "coupled instead of decoupled weight decay": ("decay_coupled",),
+        "step counter not advanced": ("step_not_counted",),
+        "beta2 .99 for .999": ("beta2_lowered",),
+        "epsilon 1e-6 for 1e-8": ("eps_enlarged",),
+        "schedule stepped once per rank": ("schedule_stepped_each_rank",),
+        "schedule stepped once per microbatch": ("schedule_stepped_each_microbatch",),
+    },
+    Family.PRECISION: {
+        "reduction in bf16": ("reduced_in_bfloat16",),
+        "master weights in bf16": ("masters_in_bfloat16",),
+        "unscaling missing before clipping": ("unscaled_after_clipping",),
+        "recomputation draws a new dropout mask": ("mask_drawn_anew_by_recomputation",),
+        "tied weights untied by wrapping": ("tied_weight_left_behind",),
+    },
+    Family.RUNTIME: {
+        "one rank takes a different branch": ("rank_skips_reduction",),
+        "asynchronous result read before wait()": ("read_before_done",),
+        "one rank raises, the others wait": ("rank_raises",),
+    },
+}
+"""Ways in which parallel trainings are known to go wrong, and the mutants that go wrong in that way."""
+NAMES = list(mutants())
+WITHOUT_VALUES = {
+    "rank_skips_reduction": Outcome.HUNG,
+    "rank_reduces_once_more": Outcome.HUNG,
+    "rank_swaps_calls": Outcome.HUNG,
+    "rank_raises": Outcome.CRASHED,
+}
+"""Mutants whose ranks never end their step, so that there are no values to differ."""
+HIDDEN_FROM_PARAMETERS = ("norm_after_clipping_returned",)
+HIDDEN_FROM_GRADIENTS = ("zeroed_before_update", "padded_tail_not_updated", "not_clipped", "optimizer_of_unwrapped_parameters")
+
+
+@pytest.fixture(autouse=True)
+def _tolerate_torch_warnings() -> Iterator[None]:
+    """Half-finished runs make torch warn."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+@cache
+def _caught(name: str) -> Verdict:
+    """What becomes of a mutant's smallest scenario with the mutant in it; checked once for all tests of it."""
+    return check(MINIMUMS[name], alter=mutant(name).plant)
+
+
+@pytest.mark.parametrize("family", KINDS)
+def test_every_known_kind_of_a_family_has_a_mutant(family: Family) -> None:
+    """No kind on the list is without one of that family."""
+    for kind, names in KINDS[family].items():
+        assert names, kind
+        assert {mutant(name).family for name in names} == {family}, kind
+
+
+def test_every_mutant_has_a_minimum() -> None:
+    """Each has one scenario that shows it, and none is left of a mutant that is gone."""
+    assert sorted(MINIMUMS) == sorted(NAMES)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_mutant_can_be_sent_to_processes(name: str) -> None:
+    """Ranks may be processes, which are sent what to plant."""
+    assert pickle.loads(pickle.dumps(mutant(name).plant)) == mutant(name).plant
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_minimum_is_what_its_mutant_says(name: str) -> None:
+    """The scenario is as small as the mutant says, and has what it breaks."""
+    found, scenario = mutant(name), MINIMUMS[name]
+    size = scenario.layout.mesh.num_ranks, len(scenario.training.model.layers), scenario.training.steps
+
+    assert size == (found.minimum.ranks, found.minimum.layers, found.minimum.steps)
+    assert scenario.layout.name in found.layouts
+    assert found.applies(scenario)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_mutant_is_caught_in_its_minimum_which_is_equivalent_without_it(name: str) -> None:
+    """It is a finding with the mutant alone, by its values if there are any: whoever does not compare calls sees them."""
+    assert check(MINIMUMS[name]).outcome is Outcome.EQUIVALENT
+    caught = _caught(name)
+    assert caught.outcome is WITHOUT_VALUES.get(name, Outcome.DIVERGED)
+    assert (caught.divergence is None) is (name in WITHOUT_VALUES)
+    assert caught.divergence is None or caught.divergence.phase is not Phase.COMMUNICATION
+    assert check(MINIMUMS[name]).outcome is Outcome.EQUIVALENT, "nothing that is planted stays with the ranks"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_mutant_is_diagnosed_rightly_in_its_minimum(name: str) -> None:
+    """From what the ranks left alone, as one of the causes that the mutant counts as right."""
+    found = explained(_caught(name), alter=mutant(name).plant).diagnosis
+
+    assert found is not None
+    assert found.cause in mutant(name).causes
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if mutant(name).family is Family.CLIPPING])
+def test_a_wrong_clipping_reaches_parameters(name: str) -> None:
+    """Unless the norm is only misreported, gradients are clipped wrongly, and so parameters are updated wrongly."""
+    followers = _caught(name).followers
+
+    assert any(place.startswith("step 0 update") for place in followers) is (name not in HIDDEN_FROM_PARAMETERS)
+
+
+@pytest.mark.parametrize("name", HIDDEN_FROM_GRADIENTS)
+def test_a_mutant_after_backward_leaves_gradients_right(name: str) -> None:
+    """Those who compare gradients alone, as backward leaves them, see nothing in one step."""
+    divergence = _caught(name).divergence
+
+    assert divergence is not None
+    assert divergence.phase not in (Phase.LOSS, Phase.GRADIENT)
+
+
+@pytest.mark.parametrize("name", HIDDEN_FROM_PARAMETERS)
+def test_a_misreported_norm_is_all_that_differs(name: str) -> None:
+    """Gradients and parameters are right: the norm alone shows it."""
+    verdict = _caught(name)
+
+    assert verdict.divergence is not None
+    assert verdict.divergence.tensor == "norm"
+    assert verdict.followers == ()

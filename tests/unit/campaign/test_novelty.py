@@ -1,0 +1,49 @@
+"""Which of the scenarios that are drawn are checked."""
+
+from __future__ import annotations
+
+from equivcheck.campaign.batches import EndBatch, run_batch
+from equivcheck.campaign.selection import WINDOW, Novelty
+from equivcheck.coverage.reach import Reach
+from equivcheck.scenario import Scenario
+from equivcheck.strategies import scenarios
+
+from .test_features import SCENARIO
+
+
+def drawn(count: int) -> list[Scenario]:
+    """As many as a campaign would draw."""
+    found: list[Scenario] = []
+
+    def take(scenario: Scenario) -> None:
+        found.append(scenario)
+        if len(found) == count:
+            raise EndBatch
+
+    run_batch(scenarios(), 1, take)
+    return found
+
+
+def reached(some: list[Scenario]) -> int:
+    """Pairs of features that came together in them."""
+    reach = Reach()
+    for scenario in some:
+        reach.add(scenario)
+    return reach.drawn.count
+
+
+def test_what_is_chosen_reaches_further() -> None:
+    """A part of what is drawn is wanted, and reaches more pairs than as many scenarios would that nobody chose."""
+    every, novelty = drawn(150), Novelty()
+    chosen = [scenario for scenario in every if novelty.wants(scenario)]
+    assert 150 / WINDOW / 2 < len(chosen) < 75
+    assert reached(chosen) > 1.1 * reached(every[: len(chosen)])
+
+
+def test_what_brings_nothing_new_is_not_left_out() -> None:
+    """Where no scenario brings new pairs any more, every one is wanted."""
+    novelty = Novelty()
+    assert novelty.wants(SCENARIO)
+    later = [novelty.wants(SCENARIO) for _ in range(2 * WINDOW)]
+    assert not any(later[: WINDOW - 1])
+    assert all(later[WINDOW - 1 :])

@@ -1,0 +1,267 @@
+"""Each cause with the smallest scenario that tells it from others, and a fault of that kind planted on its ranks."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+
+from equivcheck.mutants.registry import mutant
+from equivcheck.scenario import (
+    DDP,
+    FSDP2,
+    SGD,
+    ActivationSharding,
+    Adam,
+    AdamW,
+    Axis,
+    ClipNorm,
+    Data,
+    ExponentialLR,
+    Group,
+    Layer,
+    LayerPlan,
+    Layout,
+    Mesh,
+    Model,
+    Muon,
+    Norm,
+    Parallelism,
+    Scenario,
+    Split,
+    TensorParallel,
+    Training,
+)
+from equivcheck.train.setup import Setup
+from equivcheck.verdict.cause import Cause
+from unit.diagnosis import faults
+
+Fault = Callable[[Setup], None]
+
+LAYER = Layer(width=2)
+CLIPPED = ClipNorm(max_norm=0.01)
+MOMENTUM = SGD(lr=0.125, momentum=0.9)
+PLAIN, SHARDED = DDP(), FSDP2()
+
+
+def over(
+    sizes: dict[str, int], by: Parallelism = PLAIN, *layers: Layer, rows: tuple[int, ...] = (4,), **training: object
+) -> Scenario:
+    """A model of one layer, unless others are given, spread over a mesh."""
+    mesh = Mesh(axes=tuple(Axis(name=name, size=size) for name, size in sizes.items()))
+    model = Model(features=2, layers=layers or (LAYER,))
+    return Scenario(
+        training=Training(model=model, data=Data(microbatches=rows), **training),  # type: ignore[arg-type]
+        layout=Layout(mesh=mesh, parallelisms=(by,)),
+    )
+
+
+def on_2(by: Parallelism = PLAIN, *layers: Layer, rows: tuple[int, ...] = (4,), **training: object) -> Scenario:
+    """The same over two data-parallel ranks."""
+    return over({"dp": 2}, by, *layers, rows=rows, **training)
+
+
+def split(*layers: Layer, plan: tuple[LayerPlan, ...]) -> Scenario:
+    """Layers split over two ranks."""
+    return over({"tp": 2}, TensorParallel(plan=plan), *layers)
+
+
+COLUMN, ROW, LEAVES_ROWS = LayerPlan(split=Split.COLUMN), LayerPlan(split=Split.ROW), LayerPlan(output=ActivationSharding.ROWS)
+NORMED, TIED = Layer(width=2, norm=Norm.RMS), Layer(width=2, shares=0)
+
+
+def one_more_call(setup: Setup) -> None:
+    """Let every rank reduce what nobody reads."""
+    setup.before_update.append(lambda _optimizer, _step: dist.all_reduce(torch.zeros(1)))
+
+
+def last_row_of_one_tensor(setup: Setup) -> None:
+    """Turn the gradient of one row into what nothing explains."""
+    weight = setup.model.get_parameter("layers.0.linear.weight")
+
+    def spoil() -> None:
+        assert weight.grad is not None
+        weight.grad[-1] = torch.cos(1e3 * weight.grad[-1])
+
+    setup.before_update.append(lambda _optimizer, _step: spoil())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Example:
+    """A cause, and where it is seen."""
+
+    cause: Cause
+    """What the diagnosis must name."""
+    scenario: Scenario
+    """Where the fault is planted."""
+    fault: str | Fault
+    """The name of a mutant, or a fault planted by hand."""
+    words: str
+    """Part of the sentence."""
+    exact: bool = True
+    """Whether the diagnosis is more than a pattern or a hint."""
+
+    @property
+    def plant(self) -> Fault:
+        """Changes the setup of each rank."""
+        return mutant(self.fault).plant if isinstance(self.fault, str) else self.fault
+
+
+def _example(cause: Cause, scenario: Scenario, fault: str | Fault, words: str, *, exact: bool = True) -> Example:
+    return Example(cause=cause, scenario=scenario, fault=fault, words=words, exact=exact)
+
+
+_HYBRID = {"dp_replicate": 2, "dp_shard": 2}
+_TWO = (2, 2)
+EXAMPLES = (
+    _example(Cause.NOT_REDUCED, on_2(), "reduction_missing", "left unreduced over the 2 dp ranks: each rank keeps its own"),
+    _example(
+        Cause.REDUCED_OVER_PART,
+        over(_HYBRID, SHARDED),
+        "replicas_not_reduced",
+        "reduced over the 2 dp_shard ranks, but not over the 2 dp_replicate ranks",
+    ),
+    _example(Cause.SUMMED, on_2(), "gradients_summed", "the sum over the 2 dp ranks, not the mean"),
+    _example(Cause.AVERAGED_TWICE, on_2(), "averaged_twice", "averaged twice over the 2 dp ranks"),
+    _example(Cause.GRADIENT_LOST, on_2(), "last_bucket_lost", "zero"),
+    _example(Cause.SAME_ROWS, on_2(), "same_rows_everywhere", "the 2 dp ranks compute on the same rows: those of the first rank"),
+    _example(Cause.ROWS_LOST, over({"dp": 3}, rows=(3,)), "rank_left_out", "the gradients of rank"),
+    _example(Cause.UNEQUAL_START, on_2(), "weights_not_broadcast", "starts from wrong initial values of"),
+    _example(Cause.NOT_ZEROED, on_2(steps=2), "gradients_not_zeroed", "gradients are not zeroed between steps"),
+    _example(
+        Cause.MICROBATCHES_SUMMED, over({"dp": 1}, rows=(2, 2, 2)), "microbatches_summed", "the sum over the 3 microbatches, not"
+    ),
+    _example(Cause.MICROBATCH_LOST, on_2(rows=_TWO), "only_last_microbatch", "the gradient is missing microbatch 0"),
+    _example(
+        Cause.RESCALED_EACH_MICROBATCH,
+        on_2(rows=_TWO),
+        "rescaled_each_microbatch",
+        "the accumulated gradient is divided by the number of microbatches after each of them",
+    ),
+    _example(
+        Cause.STEPPED_EACH_MICROBATCH, on_2(rows=_TWO), "stepped_each_microbatch", "the optimizer steps after each microbatch"
+    ),
+    _example(Cause.MEAN_OF_MEANS, over({"dp": 1}, rows=(2, 1)), "mean_of_means", "as if these had the same number of rows"),
+    _example(Cause.LOCAL_NORM, on_2(SHARDED, clipping=CLIPPED), "local_norm", "each rank clips by its local norm"),
+    _example(
+        Cause.CLIPPED_BEFORE_REDUCTION,
+        on_2(clipping=CLIPPED),
+        "clipped_before_reduction",
+        "each rank clips the gradients of its own rows before they are reduced",
+    ),
+    _example(
+        Cause.REPLICAS_IN_NORM,
+        on_2(clipping=CLIPPED),
+        "replicas_in_norm",
+        "counts what is replicated over the 2 dp ranks once for each of them",
+    ),
+    _example(
+        Cause.PART_OF_NORM, on_2(clipping=CLIPPED), "vectors_not_in_norm", "the total norm leaves out `layers.0.linear.bias`"
+    ),
+    _example(
+        Cause.ANOTHER_NORM,
+        on_2(SHARDED, clipping=CLIPPED),
+        "norms_added_up",
+        "the total norm is the sum of the ranks' local",
+    ),
+    _example(
+        Cause.NORM_MISREPORTED,
+        on_2(clipping=CLIPPED),
+        "norm_after_clipping_returned",
+        "gradients are clipped correctly, but the norm returned is",
+    ),
+    _example(Cause.NOT_CLIPPED, on_2(clipping=CLIPPED), "not_clipped", "gradients are not clipped"),
+    _example(Cause.NOT_UPDATED, on_2(SHARDED, Layer(width=3)), "padded_tail_not_updated", "the optimizer does not update row 2"),
+    _example(Cause.STATE_LOST, on_2(optimizer=MOMENTUM, steps=2), "state_lost", "the optimizer state is lost at each step"),
+    _example(
+        Cause.STATE_OF_ANOTHER,
+        on_2(SHARDED, optimizer=MOMENTUM, steps=2),
+        "state_of_another_rank",
+        "rank r has the optimizer state of rank r + 1",
+    ),
+    _example(
+        Cause.LOCAL_STATISTICS,
+        on_2(SHARDED, Layer(width=2, bias=False), optimizer=Muon(ns_steps=1)),
+        "statistics_of_shards",
+        "the optimizer takes each rank's shard for the whole tensor",
+    ),
+    _example(
+        Cause.PARTIAL_INPUT_GRADIENT,
+        split(NORMED, plan=(COLUMN,)),
+        "column_input_gradient_not_reduced",
+        "the gradient of the input of `layers.0.linear` is not summed over the 2 tp ranks",
+    ),
+    _example(
+        Cause.INPUT_GRADIENT_SUMMED_TWICE,
+        split(LAYER, NORMED, plan=(LEAVES_ROWS, COLUMN)),
+        "column_input_gradient_reduced_twice",
+        "the gradient of the input of `layers.1.linear` is summed twice over the 2 tp ranks",
+    ),
+    _example(
+        Cause.BIAS_ON_EVERY_RANK,
+        split(LAYER, plan=(ROW,)),
+        "row_bias_on_every_rank",
+        "the bias of `layers.0.linear` is added on each of the 2 tp ranks, not once",
+    ),
+    _example(
+        Cause.PARTIAL_OUTPUT,
+        split(LAYER, plan=(ROW,)),
+        "row_output_not_reduced",
+        "the output of `layers.0.linear` is not summed over the 2 tp ranks",
+    ),
+    _example(
+        Cause.OUTPUT_AVERAGED,
+        split(LAYER, plan=(ROW,)),
+        "row_output_averaged",
+        "the output of `layers.0.linear` is averaged over the 2 tp ranks, not summed",
+    ),
+    _example(Cause.PERMUTED, on_2(SHARDED), "reduce_scatter_shifted", "rank r has the gradient shards of rank r + 1"),
+    _example(
+        Cause.DECAY_EVERYWHERE,
+        on_2(optimizer=SGD(weight_decay=0.25), groups=(Group(),)),
+        "decay_on_groups_without",
+        "weight decay 0.25 is applied",
+    ),
+    _example(Cause.DECAY_COUPLED, on_2(optimizer=AdamW(weight_decay=0.25)), "decay_coupled", "weight decay is coupled"),
+    _example(Cause.DECAY_TWICE, on_2(optimizer=SGD(weight_decay=0.25)), "decay_twice", "weight decay has twice the given value"),
+    _example(Cause.STEP_COUNT, on_2(optimizer=Adam(), steps=2), "step_not_counted", "counts every step as the first"),
+    _example(
+        Cause.HYPERPARAMETER,
+        on_2(optimizer=SGD(momentum=0.9, dampening=0.5), steps=2),
+        "dampening_forgotten",
+        "the optimizer runs with dampening = 0.0, not 0.5",
+    ),
+    _example(Cause.SCHEDULE, on_2(schedule=ExponentialLR(), steps=2), "schedule_stuck", "the schedule never advances"),
+    _example(Cause.REDUCED_IN_LOWER_PRECISION, on_2(), "reduced_in_bfloat16", "gradients are reduced in bfloat16"),
+    _example(Cause.MASTERS_IN_LOWER_PRECISION, on_2(), "masters_in_bfloat16", "parameters are kept in bfloat16 between steps"),
+    _example(Cause.NOT_UNSCALED, on_2(), "never_unscaled", "as if the loss had been scaled and gradients never unscaled"),
+    _example(
+        Cause.ANOTHER_MASK,
+        split(Layer(width=2, dropout=0.5), plan=(COLUMN,)),
+        "masks_drawn_on_each_rank",
+        "without dropout the ranks match one device",
+        exact=False,
+    ),
+    _example(
+        Cause.UNTIED,
+        on_2(PLAIN, LAYER, TIED),
+        "tied_weight_without_gradient",
+        "the use of the shared `layers.0.linear.weight` in layer 1 adds nothing to its gradient",
+    ),
+    _example(Cause.STALE, on_2(steps=2), "parameters_of_last_step", "computed with the parameters of the previous step"),
+    _example(
+        Cause.READ_BEFORE_DONE, on_2(), "read_before_done", "NaN, as the result of an asynchronous call is until", exact=False
+    ),
+    _example(Cause.CALLS_DIFFER, on_2(), "rank_skips_reduction", "ranks issue different communication calls: rank 0"),
+    _example(Cause.RANK_FAILED, on_2(), "rank_raises", "raises"),
+    _example(Cause.COMMUNICATION, on_2(), one_more_call, "values match; communication does not", exact=False),
+    _example(Cause.SCALED, on_2(), faults.gradients(lambda values: values.mul_(1.5)), "1.5 times what one device computes"),
+    _example(
+        Cause.PART_OF_TENSOR,
+        over({"dp": 1}),
+        last_row_of_one_tensor,
+        "nothing differs but row 1 of `layers.0",
+        exact=False,
+    ),
+    _example(Cause.RANKS_DISAGREE, on_2(), "rank_skips_update", "ranks disagree on `layers.0.linear.", exact=False),
+)

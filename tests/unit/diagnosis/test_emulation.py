@@ -1,0 +1,134 @@
+"""Ranks emulated on one device compute what one device computes, until a counterfactual changes them."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from equivcheck import Scenario
+from equivcheck.comparison.compare import compare
+from equivcheck.diagnosis.diverged_run import DivergedRun, run_again
+from equivcheck.diagnosis.emulation.coordinates import choices_of, coordinates_of_ranks
+from equivcheck.diagnosis.emulation.emulated_ranks import EmulatedRanks, Reduction
+from equivcheck.diagnosis.emulation.held_elements import held_elements_of
+from equivcheck.layouts.rounding import WhenReduced, when_reduced
+from equivcheck.scenario import DDP, FSDP1, FSDP2, Axis, Mesh, Replicate, Replicator, ShardingStrategy
+from unit.diagnosis import faults
+from unit.diagnosis.causes import on_2, over
+from unit.diagnosis.faults import LAYOUTS, ON_DDP, ON_FSDP2
+
+THREE_TIMES = faults.gradients(lambda values: values.mul_(3.0))
+
+
+def diverged(scenario: Scenario) -> DivergedRun:
+    """A run of ranks with three times their gradients."""
+    found = run_again(scenario, THREE_TIMES, "sim")
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize("scenario", LAYOUTS, ids=[f"{number} {at.name}" for number, at in enumerate(LAYOUTS)])
+def test_emulated_ranks_compute_what_one_device_does(scenario: Scenario) -> None:
+    """Whatever the real ranks did, and however they are spread."""
+    run = diverged(scenario)
+
+    traces = EmulatedRanks(run).train(scenario.training.steps)
+
+    assert len(traces) == scenario.layout.mesh.num_ranks
+    assert compare(run.reference, traces).divergences == ()
+
+
+@pytest.mark.parametrize("when", list(WhenReduced))
+def test_when_gradients_are_reduced_does_not_matter_to_the_mean(when: WhenReduced) -> None:
+    """Each, whole or once: an average is linear."""
+    run = diverged(ON_DDP)
+    ranks = EmulatedRanks(run)
+    ranks.when_reduced = when
+
+    assert compare(run.reference, ranks.train(2)).divergences == ()
+
+
+@pytest.mark.parametrize(
+    ("change", "tensors"),
+    [
+        (lambda ranks: setattr(ranks, "unreduced_microbatches", frozenset((0,))), 4),
+        (lambda ranks: setattr(ranks, "weight_of", lambda rank, _number: float(rank.rank)), 4),
+        (lambda ranks: ranks.reductions.update({"layers.1.linear.bias": Reduction(axes=())}), 1),
+        (lambda ranks: ranks.before_reducing.append(lambda own: own["layers.0.linear.bias"].zero_()), 1),
+        (lambda ranks: setattr(ranks, "reduces_in", torch.bfloat16), 4),
+    ],
+    ids=["a microbatch unreduced", "weighed", "a tensor unreduced", "changed before reducing", "in bfloat16"],
+)
+def test_what_is_changed_shows_in_the_gradients_that_it_concerns(change: Callable[[EmulatedRanks], None], tensors: int) -> None:
+    """In the first step: what follows from it is another matter."""
+    run = diverged(ON_DDP)
+    ranks = EmulatedRanks(run)
+    ranks.when_reduced = WhenReduced.EACH
+    change(ranks)
+
+    found = compare(run.reference, ranks.train(2)).divergences
+
+    assert len({each.tensor for each in found if (each.step, each.phase.value) == (0, "gradient")}) == tensors
+
+
+def test_a_rank_takes_elements_that_it_does_not_hold_from_one_that_does() -> None:
+    """Two shards of five rows make the whole on each rank."""
+    held = held_elements_of(diverged(ON_FSDP2))
+    name = "layers.0.linear.weight"
+    mine, others = held.by(name, 0), held.by(name, 1)
+    tensors = [{name: torch.full(mine.shape, float(rank))} for rank in range(2)]
+
+    held.gather(tensors)
+
+    assert held.is_sharded
+    assert not (mine & others).any()
+    assert held.by(name, 0, 1).all()
+    assert all(torch.equal(each[name], others.double().float()) for each in tensors)
+
+
+def test_an_exchange_gives_each_rank_the_elements_of_another() -> None:
+    """There and back again."""
+    held = held_elements_of(diverged(ON_FSDP2))
+    name = "layers.0.linear.weight"
+    value = held.by(name, 1).float()
+
+    held.exchange(name, value, [1, 0])
+
+    assert torch.equal(value, held.by(name, 0).float())
+
+
+def test_copies_are_counted_along_the_axes_that_replicate() -> None:
+    """Of hybrid sharding along the replicas only."""
+    held = held_elements_of(diverged(over({"dp_replicate": 2, "dp_shard": 2}, FSDP2())))
+
+    assert {int(each.max()) for each in held.num_copies(("dp_replicate",)).values()} == {2}
+    assert {int(each.max()) for each in held.num_copies(("dp_shard",)).values()} == {1}
+
+
+def test_peers_differ_along_the_given_axes_only() -> None:
+    """Rank 1 of a mesh of 2 x 2 is at (0, 1)."""
+    mesh = Mesh(axes=(Axis(name="dp", size=2), Axis(name="tp", size=2)))
+    ranks = coordinates_of_ranks(mesh)
+
+    assert ranks[1].indices == {"dp": 0, "tp": 1}
+    assert [other.rank for other in ranks if other.differs_only_along(ranks[1], ("dp",))] == [1, 3]
+    assert list(choices_of(("dp", "tp"))) == [("dp", "tp"), ("dp",), ("tp",)]
+
+
+@pytest.mark.parametrize(
+    ("scenario", "when"),
+    [
+        (on_2(DDP()), WhenReduced.WHOLE),
+        (on_2(DDP(no_sync=True)), WhenReduced.ONCE),
+        (on_2(Replicate(implementation=Replicator.DDP)), WhenReduced.WHOLE),
+        (on_2(Replicate(implementation=Replicator.FSDP)), WhenReduced.EACH),
+        (on_2(FSDP1()), WhenReduced.EACH),
+        (on_2(FSDP1(strategy=ShardingStrategy.NO_SHARD)), WhenReduced.WHOLE),
+        (on_2(FSDP2()), WhenReduced.EACH),
+        (on_2(FSDP2(no_sync=True)), WhenReduced.ONCE),
+    ],
+    ids=lambda value: value.value if isinstance(value, WhenReduced) else "",
+)
+def test_when_a_layout_reduces(scenario: Scenario, when: WhenReduced) -> None:
+    """DDP keeps whole gradients, as FSDP does that shards nothing."""
+    assert when_reduced(scenario.layout) is when

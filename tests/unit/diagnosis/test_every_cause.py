@@ -1,0 +1,38 @@
+"""Each cause that a diagnosis can name is named where a fault of that kind has been planted, and nowhere else."""
+
+import pytest
+
+from equivcheck import Outcome, check
+from equivcheck.diagnosis.explain import explained
+from equivcheck.verdict.cause import Cause
+from unit.diagnosis.causes import EXAMPLES, Example
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+ELSEWHERE = {Cause.READ_BY_TORCH}
+"""Seen in `tests/equivalence/test_full_tensor.py`."""
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: example.cause.value)
+def test_a_planted_fault_is_named(example: Example) -> None:
+    """The cause and its sentence, from what the ranks left alone."""
+    verdict = explained(check(example.scenario, alter=example.plant), alter=example.plant)
+
+    assert verdict.outcome.is_finding, verdict.describe()
+    assert verdict.diagnosis is not None, verdict.describe()
+    assert (verdict.diagnosis.cause, verdict.diagnosis.exact) == (example.cause, example.exact), verdict.diagnosis.sentence
+    assert example.words in verdict.diagnosis.sentence
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: example.cause.value)
+def test_the_same_scenario_without_the_fault_is_not_diagnosed(example: Example) -> None:
+    """Honest ranks leave nothing to explain."""
+    verdict = check(example.scenario)
+
+    assert verdict.outcome is Outcome.EQUIVALENT, verdict.describe()
+    assert explained(verdict).diagnosis is None
+
+
+def test_every_cause_has_an_example() -> None:
+    """A cause that is added here needs a scenario that shows it."""
+    assert {example.cause for example in EXAMPLES} | ELSEWHERE == set(Cause)

@@ -1,0 +1,176 @@
+"""Faults that resemble a known one are told apart from it, and what fits twice or fits in part is told as such."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from equivcheck import Scenario, check
+from equivcheck.diagnosis.explain import explained
+from equivcheck.mutants.registry import mutant
+from equivcheck.scenario import DDP, SGD, Adam, ClipNorm, Layer
+from equivcheck.train.setup import Setup
+from equivcheck.verdict.cause import Cause, Diagnosis
+from unit.diagnosis import faults
+from unit.diagnosis.causes import CLIPPED, MOMENTUM, on_2, over
+from unit.diagnosis.faults import Fault
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+def diagnosis_of(scenario: Scenario, fault: Fault) -> Diagnosis | None:
+    """What is said of ranks with a fault."""
+    verdict = check(scenario, alter=fault)
+    assert verdict.outcome.is_finding, verdict.describe()
+    return explained(verdict, alter=fault).diagnosis
+
+
+def times(factor: float) -> Fault:
+    """Multiply all gradients."""
+    return faults.gradients(lambda values: values.mul_(factor))
+
+
+def at_step(step: int, change: Callable[[torch.Tensor], Any]) -> Fault:
+    """Change all gradients at one step only."""
+
+    def apply(setup: Setup) -> None:
+        def change_all(_optimizer: torch.optim.Optimizer, now: int) -> None:
+            for parameter in setup.model.parameters():
+                if now == step and parameter.grad is not None:
+                    change(parameter.grad)
+
+        setup.before_update.append(change_all)
+
+    return apply
+
+
+def one_count_only(setup: Setup) -> None:
+    """Reset the optimizer's step counts, not its moments."""
+
+    def reset(optimizer: torch.optim.Optimizer, _step: int) -> None:
+        for state in optimizer.state.values():
+            state["step"].zero_()
+
+    setup.before_step.append(reset)
+
+
+DECAYED = on_2(optimizer=SGD(weight_decay=0.25))
+NEAR_MISSES: dict[str, tuple[Scenario, Fault, Cause | None]] = {
+    "a factor that is no number of ranks is no sum over ranks": (on_2(), times(3.0), Cause.SCALED),
+    "over 3 ranks a factor of 2 is no sum over ranks": (over({"dp": 3}, rows=(3,)), times(2.0), Cause.SCALED),
+    "3 microbatches on 2 ranks: times 3 is a sum over microbatches": (
+        on_2(rows=(2, 2, 2)),
+        times(3.0),
+        Cause.MICROBATCHES_SUMMED,
+    ),
+    "3 microbatches on 2 ranks: times 2 is a sum over ranks": (on_2(rows=(2, 2, 2)), times(2.0), Cause.SUMMED),
+    "8 is too small for a loss scaler": (on_2(), times(8.0), Cause.SCALED),
+    "1000 is no power of two, so no loss scaler's": (on_2(), times(1000.0), Cause.SCALED),
+    "step counts that are reset are no lost state": (on_2(optimizer=Adam(), steps=2), one_count_only, Cause.STEP_COUNT),
+    "lost state is no momentum of 0 at once": (on_2(optimizer=MOMENTUM, steps=3), faults.lose_state, Cause.STATE_LOST),
+    "decay of another factor than 2 is not decay applied twice": (DECAYED, faults.settings(weight_decay=0.625), None),
+    "parameters in bfloat16 are no gradients in bfloat16": (on_2(), faults.round_parameters, Cause.MASTERS_IN_LOWER_PRECISION),
+    "a norm of vectors left out is no local norm": (
+        on_2(clipping=CLIPPED),
+        mutant("vectors_not_in_norm").plant,
+        Cause.PART_OF_NORM,
+    ),
+    "clipping to another norm is no missing clipping": (
+        on_2(clipping=ClipNorm(max_norm=0.01)),
+        mutant("another_norm_type").plant,
+        Cause.ANOTHER_NORM,
+    ),
+    "gradients of another step are not gradients of several": (
+        on_2(steps=2),
+        mutant("gradients_of_last_step").plant,
+        Cause.STALE,
+    ),
+    "noise is no known fault": (on_2(), faults.spoil, None),
+}
+
+
+@pytest.mark.parametrize("name", NEAR_MISSES)
+def test_a_fault_that_resembles_another_is_not_taken_for_it(name: str) -> None:
+    """One cause is named, and no second one beside it."""
+    scenario, fault, cause = NEAR_MISSES[name]
+    found = diagnosis_of(scenario, fault)
+
+    if cause is None:
+        assert found is None or not found.exact, found
+        return
+    assert found is not None
+    assert (found.cause, found.exact) == (cause, True), found.sentence
+    assert "fit another cause" not in found.sentence
+
+
+@pytest.mark.parametrize(
+    ("scenario", "factor", "first", "second"),
+    [
+        (on_2(rows=(2, 2)), 2.0, "the sum over the 2 dp ranks", "the sum over the 2 microbatches"),
+        (over({"dp": 3}, rows=(3, 3, 3)), 3.0, "the sum over the 3 dp ranks", "the sum over the 3 microbatches"),
+    ],
+    ids=["2", "3"],
+)
+def test_a_second_cause_that_fits_as_well_is_named(scenario: Scenario, factor: float, first: str, second: str) -> None:
+    """As many microbatches as ranks: a sum over either is the same."""
+    found = diagnosis_of(scenario, times(factor))
+
+    assert found is not None
+    assert found.exact
+    told, _, also = found.sentence.partition("(the results fit another cause as well: ")
+    assert first in told
+    assert second in also
+
+
+def test_a_fault_of_the_first_step_alone_explains_that_step_alone() -> None:
+    """What differs afterwards is not explained, and the sentence says so."""
+    found = diagnosis_of(on_2(steps=2), at_step(0, lambda values: values.mul_(2.0)))
+
+    assert found is not None
+    assert (found.cause, found.exact) == (Cause.SUMMED, False)
+    assert found.sentence.endswith("at step 0; this does not explain all that differs afterwards")
+
+
+def test_a_fault_that_comes_later_is_no_fault_of_all_steps() -> None:
+    """Gradients that are doubled from the second step on: a sum at every step would have shown in the first."""
+    found = diagnosis_of(on_2(steps=2, optimizer=SGD(lr=0.125)), at_step(1, lambda values: values.mul_(2.0)))
+
+    assert found is None or found.cause is not Cause.SUMMED or not found.exact
+
+
+def test_a_pattern_says_that_it_is_no_proof() -> None:
+    """Values that nothing reproduces, all of them representable in bfloat16."""
+
+    def garble(values: torch.Tensor) -> None:
+        values.copy_(torch.cos(1e3 * values).bfloat16())
+
+    fault = faults.gradients(garble)
+    verdict = explained(check(on_2(), alter=fault), alter=fault)
+
+    assert verdict.diagnosis is not None
+    assert (verdict.diagnosis.cause, verdict.diagnosis.exact) == (Cause.REDUCED_IN_LOWER_PRECISION, False)
+    assert "every element is representable in it (a pattern in the values, no proof" in verdict.describe()
+
+
+def test_what_nothing_explains_is_marked_as_unexplained() -> None:
+    """No cause, and a line that says so, with where the run goes wrong."""
+    verdict = explained(check(on_2(), alter=faults.spoil), alter=faults.spoil)
+
+    assert verdict.diagnosis is None
+    assert "  why:   unexplained: no known fault reproduces this\n  where: in the only step" in verdict.describe()
+
+
+def test_a_shared_weight_that_nothing_explains_is_blamed_by_ablation() -> None:
+    """Ranks that are right without sharing: a hint, told after all that can be proven."""
+    scenario = on_2(DDP(), Layer(width=2), Layer(width=2, shares=0))
+
+    def spoil_shared(setup: Setup) -> None:
+        if any(layer.shares is not None for layer in setup.training.model.layers):
+            faults.spoil(setup)
+
+    found = diagnosis_of(scenario, spoil_shared)
+
+    assert found is not None
+    assert (found.cause, found.exact) == (Cause.UNTIED, False)
+    assert "without sharing the ranks match one device" in found.sentence

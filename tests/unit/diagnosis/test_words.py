@@ -1,0 +1,72 @@
+"""How a diagnosis names tensors, ranks, axes and factors."""
+
+import numpy as np
+import pytest
+
+from equivcheck.diagnosis.diverged_run import DivergedRun, run_again
+from equivcheck.diagnosis.words import gradients, number_of, numbered, over, rows_of_tensor, tensors
+from equivcheck.scenario import Axis, Mesh
+from unit.diagnosis import faults
+from unit.diagnosis.causes import on_2
+
+
+@pytest.fixture(scope="module")
+def diverged() -> DivergedRun:
+    """Two ranks and three microbatches."""
+    found = run_again(on_2(rows=(2, 2, 2)), faults.gradients(lambda values: values.mul_(7.0)), "sim")
+    assert found is not None
+    return found
+
+
+def test_few_tensors_are_named_and_many_counted() -> None:
+    """Three are named, of four two."""
+    assert tensors("a") == "`a`"
+    assert tensors("abc") == "`a`, `b` and `c`"
+    assert tensors("abcd") == "`a`, `b` and 2 more"
+
+
+def test_ranks_and_axes() -> None:
+    """In the singular and the plural, with the sizes of axes."""
+    mesh = Mesh(axes=(Axis(name="dp_replicate", size=2), Axis(name="dp_shard", size=4)))
+
+    assert (numbered([1]), numbered([0, 2, 3])) == ("rank 1", "ranks 0, 2 and 3")
+    assert over(mesh, ("dp_shard",)) == "the 4 dp_shard ranks"
+    assert over(mesh, ("dp_replicate", "dp_shard")) == "the 2 x 4 dp_replicate x dp_shard ranks"
+
+
+@pytest.mark.parametrize(
+    ("rows", "words"),
+    [
+        ([[1, 1], [1, 1], [1, 1]], "all of `a`"),
+        ([[0, 0], [1, 1], [0, 0]], "row 1 of `a`"),
+        ([[0, 0], [1, 1], [1, 1]], "rows 1 to 2 of `a`"),
+        ([[1, 1], [0, 0], [1, 1]], "4 of the 6 elements of `a`"),
+        ([[0, 1], [0, 0], [0, 0]], "1 of the 6 elements of `a`"),
+    ],
+)
+def test_elements_are_told_as_rows_where_they_are(rows: list[list[int]], words: str) -> None:
+    """Else they are counted."""
+    assert rows_of_tensor({"a": np.array(rows, dtype=np.bool_)}) == words
+
+
+def test_gradients_come_with_their_verb(diverged: DivergedRun) -> None:
+    """One, some or all."""
+    weight, bias = "layers.0.linear.weight", "layers.0.linear.bias"
+
+    assert gradients(diverged, (weight,)) == f"the gradient of `{weight}` is"
+    assert gradients(diverged, (weight, bias)) == "all gradients are"
+
+
+@pytest.mark.parametrize(
+    ("ratio", "words"),
+    [
+        (2.0, ", the number of the 2 dp ranks"),
+        (0.5, ", one over the number of the 2 dp ranks"),
+        (3.0, ", the number of the microbatches"),
+        (1 / 3, ", one over the number of the microbatches"),
+        (5.0, ""),
+    ],
+)
+def test_a_factor_is_named_by_what_it_is_the_number_of(diverged: DivergedRun, ratio: float, words: str) -> None:
+    """Ranks of an axis, or microbatches, or nothing."""
+    assert number_of(diverged, ratio) == words

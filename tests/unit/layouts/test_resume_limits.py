@@ -1,0 +1,159 @@
+"""What cannot resume from a checkpoint, and the nearest that can."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from equivcheck.composition.limits import can_resume, resumable_layout, resumable_training, why_unsupported
+from equivcheck.composition.resume_limits import flattenings
+from equivcheck.scenario import (
+    ASGD,
+    DDP,
+    FSDP1,
+    FSDP2,
+    SPMD,
+    ActivationSharding,
+    Adagrad,
+    AdamW,
+    AuxiliaryLinear,
+    Axis,
+    Compression,
+    Data,
+    Execution,
+    Implementation,
+    Layer,
+    LayerPlan,
+    Layout,
+    Mesh,
+    Model,
+    Norm,
+    Parallelism,
+    Pipeline,
+    Precision,
+    Replicate,
+    Resume,
+    Scenario,
+    ShardingStrategy,
+    Split,
+    TensorParallel,
+    Training,
+)
+from equivcheck.strategies import layouts, scenarios
+
+PLAIN = Training(model=Model(features=4, layers=(Layer(width=4), Layer(width=4))), data=Data(microbatches=(4,)), steps=2)
+PLAN = (LayerPlan(), LayerPlan())
+ROWS = TensorParallel(plan=(LayerPlan(output=ActivationSharding.ROWS), LayerPlan()))
+ZERO = DDP(zero_redundancy=True, parameters_as_bucket_view=True)
+
+
+def layout(*parallelisms: Parallelism) -> Layout:
+    """Two ranks along each axis."""
+    axes = tuple(Axis(name=parallelism.axes[0][0], size=2) for parallelism in reversed(parallelisms))
+    return Layout(mesh=Mesh(axes=axes), parallelisms=parallelisms)
+
+
+def resuming(first: Layout, second: Layout, training: Training = PLAIN, *, flatten: bool = False) -> Scenario:
+    """One step under each layout."""
+    return Scenario(training=training, layout=second, resume=Resume(layout=first, flatten_optimizer_state_dict=flatten))
+
+
+def with_last_layer(**changes: object) -> Model:
+    """The plain model with another last layer."""
+    return replace(PLAIN.model, layers=(PLAIN.model.layers[0], replace(PLAIN.model.layers[1], **changes)))  # type: ignore[arg-type]
+
+
+PLAIN_DDP = layout(DDP())
+HYBRID = Layout(
+    mesh=Mesh(axes=(Axis(name="dp_replicate", size=2), Axis(name="dp_shard", size=1))),
+    parallelisms=(FSDP1(strategy=ShardingStrategy.HYBRID_SHARD),),
+)
+FROZEN = replace(PLAIN, model=with_last_layer(frozen=True))
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        layout(DDP(compression=Compression.FP16)),
+        layout(Replicate(compression=Compression.FP16)),
+        layout(ZERO),
+        layout(TensorParallel(plan=PLAN), DDP()),
+        HYBRID,
+    ],
+)
+def test_a_layout_that_cannot_resume_says_why(other: Layout) -> None:
+    """Both ways there is a reason, alone there is none, and the nearest layout on the same mesh can."""
+    assert why_unsupported(Scenario(training=PLAIN, layout=other)) is None
+    for scenario in (resuming(other, PLAIN_DDP), resuming(PLAIN_DDP, other)):
+        assert (why_unsupported(scenario) or "").startswith("checkpoint: ")
+    nearest = resumable_layout(other)
+    assert nearest.mesh == other.mesh
+    assert why_unsupported(resuming(nearest, PLAIN_DDP)) is None
+
+
+@pytest.mark.parametrize(
+    ("training", "reason"),
+    [
+        (replace(PLAIN, model=with_last_layer(auxiliary=AuxiliaryLinear.EVEN_STEPS)), "took no part"),
+        (replace(PLAIN, optimizer=ASGD()), "count in float32"),
+        (replace(FROZEN, optimizer=Adagrad()), "Adagrad makes"),
+        (replace(FROZEN, model=with_last_layer(frozen=True, norm=Norm.RMS)), "SequenceParallel"),
+    ],
+)
+def test_a_training_that_cannot_resume_says_why(training: Training, reason: str) -> None:
+    """Each limit is met by a training that has just that feature, and its repair removes it."""
+    first = layout(ROWS)
+    second = layout(DDP(find_unused_parameters=True))
+    assert reason in (why_unsupported(resuming(first, second, training)) or "")
+    assert why_unsupported(resuming(first, second, resumable_training(training, first, second))) is None
+
+
+@pytest.mark.parametrize(
+    "training",
+    [PLAIN, FROZEN, replace(PLAIN, optimizer=Adagrad()), replace(PLAIN, optimizer=ASGD(), precision=Precision.FLOAT32)],
+)
+def test_limits_are_no_wider_than_they_must_be(training: Training) -> None:
+    """What runs next to a limit stays supported."""
+    assert why_unsupported(resuming(layout(FSDP2()), layout(FSDP1()), training)) is None
+
+
+def test_repairs_of_two_layouts_come_to_an_end() -> None:
+    """One asks for an optimizer that a graph holds, as a fused one, and the other for a loop: both can have it otherwise."""
+    step = replace(layout(SPMD()), execution=Execution(whole_step=True))
+    partly = layout(TensorParallel(plan=(LayerPlan(split=Split.COLUMN), LayerPlan(split=Split.OUTSIDE))))
+    fused = replace(PLAIN, optimizer=AdamW(implementation=Implementation.FUSED))
+
+    for first, second in ((step, partly), (partly, step)):
+        assert why_unsupported(resuming(first, second, resumable_training(fused, first, second))) is None
+
+
+def test_optimizer_state_is_nested_or_flattened_as_both_layouts_allow() -> None:
+    """Stages need it flat, flat parameters need it nested, and nothing goes between the two."""
+    stages, flat = layout(Pipeline()), layout(FSDP1(use_orig_params=False))
+    assert flattenings(PLAIN_DDP, layout(FSDP2())) == (False, True)
+    assert flattenings(PLAIN_DDP, stages) == (True,)
+    assert flattenings(flat, PLAIN_DDP) == (False,)
+    assert flattenings(stages, flat) == ()
+    assert "parameter groups" in (why_unsupported(resuming(stages, PLAIN_DDP)) or "")
+    assert why_unsupported(resuming(stages, PLAIN_DDP, flatten=True)) is None
+    assert "use_orig_params" in (why_unsupported(resuming(PLAIN_DDP, flat, flatten=True)) or "")
+
+
+@settings(suppress_health_check=[HealthCheck.too_slow], deadline=None)
+@given(layouts())
+def test_every_layout_has_a_nearest_that_can_resume(drawn: Layout) -> None:
+    """Mending ends, on the same mesh, and leaves alone what can."""
+    nearest = resumable_layout(drawn)
+    assert can_resume(nearest)
+    assert nearest.mesh == drawn.mesh
+    assert (nearest == drawn) == can_resume(drawn)
+
+
+@settings(suppress_health_check=[HealthCheck.too_slow], deadline=None)
+@given(scenarios(resumes=st.just(True)))
+def test_generated_resumes_are_supported(scenario: Scenario) -> None:
+    """Declared limits of both layouts, and of going from one to the other, are respected without rejection."""
+    assert why_unsupported(scenario) is None

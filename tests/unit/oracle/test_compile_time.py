@@ -1,0 +1,77 @@
+"""How long ranks may compile."""
+
+from dataclasses import replace
+
+import pytest
+
+from equivcheck.layouts.execution.compile_time import COMPILE_SECONDS, all_compile_seconds, expected_compile_seconds, num_graphs
+from equivcheck.scenario import (
+    DDP,
+    SPMD,
+    AuxiliaryLinear,
+    Axis,
+    Compile,
+    Data,
+    Execution,
+    Layer,
+    Layout,
+    Mesh,
+    Model,
+    Resume,
+    Scenario,
+    Training,
+)
+
+LAYOUT = Layout(mesh=Mesh(axes=(Axis(name="dp", size=2),)), parallelisms=(DDP(),))
+COMPILED = replace(LAYOUT, execution=Execution(compile=Compile.AOT_EAGER))
+
+
+def training(*microbatches: int, steps: int = 2, auxiliary: AuxiliaryLinear | None = None) -> Training:
+    """A small training."""
+    model = Model(features=1, layers=(Layer(width=1, auxiliary=auxiliary),))
+    return Training(model=model, data=Data(microbatches=microbatches), steps=steps)
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        (training(4, 4), 1),
+        (training(4, 2, 4), 2),
+        (training(4, auxiliary=AuxiliaryLinear.EVEN_STEPS), 2),
+        (training(4, steps=1, auxiliary=AuxiliaryLinear.EVEN_STEPS), 1),
+        (training(4, auxiliary=AuxiliaryLinear.NEVER), 1),
+        (training(4, 2, auxiliary=AuxiliaryLinear.EVEN_STEPS), 4),
+    ],
+    ids=["one size", "two sizes", "even steps", "one step", "never", "both"],
+)
+def test_every_pass_that_differs_is_compiled(given: Training, expected: int) -> None:
+    """Sizes of microbatches and what runs at a step make another graph; repeated ones do not."""
+    assert num_graphs(given) == expected
+
+
+def test_time_is_given_to_each_layout_that_compiles() -> None:
+    """Layouts that compile nothing have none beyond the deadline."""
+    compiled = Scenario(training=training(4, 2), layout=COMPILED)
+
+    assert all_compile_seconds(replace(compiled, layout=LAYOUT)) == 0.0
+    assert all_compile_seconds(compiled) == 2 * COMPILE_SECONDS
+    assert all_compile_seconds(replace(compiled, resume=Resume(layout=LAYOUT, steps=1))) == 2 * COMPILE_SECONDS
+    assert all_compile_seconds(replace(compiled, resume=Resume(layout=COMPILED, steps=1))) == 4 * COMPILE_SECONDS
+
+
+def test_slow_compilers_are_expected_to_take_longer() -> None:
+    """Inductor takes several times what others do; a graph more takes as long again; what is not compiled takes nothing."""
+    usual = Scenario(training=training(4), layout=COMPILED)
+    slow = replace(usual, layout=replace(LAYOUT, execution=Execution(compile=Compile.INDUCTOR)))
+
+    assert expected_compile_seconds(replace(usual, layout=LAYOUT)) == 0.0
+    assert expected_compile_seconds(slow) > 5 * expected_compile_seconds(usual) > 0.0
+    assert expected_compile_seconds(replace(slow, training=training(4, 2))) == 2 * expected_compile_seconds(slow)
+
+
+def test_compiled_backward_over_dtensors_is_slow() -> None:
+    """Compiled autograd alone is as fast as anything; where gradients are DTensors its graph breaks."""
+    backward = replace(COMPILED, execution=Execution(compiled_autograd=True))
+    data, dtensors = (Scenario(training=training(4), layout=replace(backward, parallelisms=(kind,))) for kind in (DDP(), SPMD()))
+
+    assert expected_compile_seconds(dtensors) > 5 * expected_compile_seconds(data)

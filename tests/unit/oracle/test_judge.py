@@ -1,0 +1,196 @@
+"""The judge's rules, on cases made up of one reference and what ranks might have left."""
+
+from dataclasses import replace
+from typing import NoReturn
+
+import numpy as np
+import pytest
+
+from equivcheck.composition.running import RanksResult
+from equivcheck.oracle.judge import MAX_FOLLOWERS, Case, judge, judge_coarsely, judge_failure
+from equivcheck.reference.doubt import Doubt
+from equivcheck.reference.reference import Reference, ReferenceRun
+from equivcheck.scenario import Data, Layer, Model, Training
+from equivcheck.trace.differences import Difference, Divergence, Phase
+from equivcheck.trace.trace import Step, Trace
+from equivcheck.train.loop import train
+from equivcheck.train.single_device import single_device
+from equivcheck.train.threads import one_thread
+from equivcheck.verdict.verdict import Judgement, Outcome
+from equivcheck.worlds.failure import Failure, FailureKind
+from equivcheck.worlds.ranks import Run
+
+TRAINING = Training(model=Model(features=2, layers=(Layer(width=2), Layer(width=1))), data=Data(microbatches=(4,)), steps=3)
+LAST = TRAINING.steps - 1
+UNJUDGED = Judgement(outcome=Outcome.EQUIVALENT, world="sim")
+SMALL, LARGE = 1 + 1e-12, 2.0
+"""Factors: beyond the tolerance, and far below half of the digits or far above."""
+LOST_AT_ONE = Doubt(reason="lost", step=1)
+
+
+@pytest.fixture(scope="module")
+def trace() -> Trace:
+    """What one device leaves."""
+    with one_thread():
+        return train(single_device(TRAINING))
+
+
+@pytest.fixture(scope="module")
+def sure() -> Reference:
+    """What one device computes, beyond doubt."""
+    return ReferenceRun(TRAINING).reference()
+
+
+def tolerant(reference: Reference) -> Reference:
+    """The same with so much noise that anything passes."""
+    return replace(reference, moments=tuple(replace(one, tolerances=np.full_like(one.norms, 1e9)) for one in reference.moments))
+
+
+def left(trace: Trace, step: int | None = None, factor: float = LARGE) -> RanksResult:
+    """What two ranks leave that agree with each other; with parameters multiplied at one step, where given."""
+    if step is not None:
+        trace = replace(trace, steps=tuple(multiplied(one, factor) if at == step else one for at, one in enumerate(trace.steps)))
+    return RanksResult(run=Run(values=(trace, trace)))
+
+
+def multiplied(step: Step, factor: float) -> Step:
+    """A step that ends with other parameters."""
+    return replace(step, parameters=replace(step.parameters, values=step.parameters.values * factor))
+
+
+def never() -> NoReturn:
+    """A reference that nobody should ask for."""
+    raise AssertionError("asked for a confirming reference")
+
+
+def case(first: Reference, confirming: Reference | None = None, required_steps: int = 1) -> Case:
+    """A case of two references; without the second it must not be asked for."""
+    return Case(
+        reference=lambda: first,
+        confirming_reference=never if confirming is None else lambda: confirming,
+        required_steps=required_steps,
+    )
+
+
+def call(step: int) -> Divergence:
+    """A call too many."""
+    return Divergence(step=step, phase=Phase.COMMUNICATION, tensor="all_reduce", difference=Difference.CALLS, rank=0)
+
+
+def test_agreement_needs_no_confirmation(sure: Reference, trace: Trace) -> None:
+    """The many runs of a confirming reference are paid for by what differs alone."""
+    verdict, doubt = judge(UNJUDGED, case(sure), left(trace))
+
+    assert (verdict.outcome, doubt) == (Outcome.EQUIVALENT, None)
+
+
+def test_what_the_confirming_reference_tolerates_is_equivalent(sure: Reference, trace: Trace) -> None:
+    """A difference counts only if it is beyond both noise floors; the error is in units of the second."""
+    verdict, _ = judge(UNJUDGED, case(sure, tolerant(sure)), left(trace, LAST))
+    confirmed, _ = judge(UNJUDGED, case(sure, sure), left(trace, LAST))
+
+    assert (verdict.outcome, confirmed.outcome) == (Outcome.EQUIVALENT, Outcome.DIVERGED)
+    assert verdict.worst_error < 1 < confirmed.worst_error
+
+
+def test_a_divergence_has_its_first_tensor_and_those_that_follow(sure: Reference, trace: Trace) -> None:
+    """The first one in words is the reason; no more than so many others are named."""
+    found, doubt = judge(UNJUDGED, replace(case(sure, sure), calls=tuple(map(call, range(50)))), left(trace, 0))
+
+    assert doubt is None
+    assert found.divergence is not None
+    assert (found.divergence.step, found.divergence.phase) == (0, Phase.UPDATE)
+    assert found.reason.startswith(f"step 0 update {found.divergence.tensor}")
+    assert len(found.followers) == MAX_FOLLOWERS
+
+
+@pytest.mark.parametrize(("at", "first"), [(LAST, Phase.COMMUNICATION), (0, Phase.UPDATE)])
+def test_calls_come_by_step_and_after_all_values_of_a_step(sure: Reference, trace: Trace, at: int, first: Phase) -> None:
+    """A call too many in step 0 comes before a wrong number in the last step, and after one in step 0."""
+    found, _ = judge(UNJUDGED, replace(case(sure, sure), calls=(call(0),)), left(trace, at))
+
+    assert found.divergence is not None
+    assert found.divergence.phase is first
+
+
+def test_calls_alone_need_no_confirmation(sure: Reference, trace: Trace) -> None:
+    """No noise explains a call; where every value agrees, it is the divergence."""
+    found, _ = judge(UNJUDGED, replace(case(sure), calls=(call(1),)), left(trace))
+
+    assert (found.outcome, found.divergence) == (Outcome.DIVERGED, call(1))
+
+
+@pytest.mark.parametrize(
+    ("required_steps", "outcome"), [(1, Outcome.EQUIVALENT), (2, Outcome.INCONCLUSIVE), (LAST + 1, Outcome.INCONCLUSIVE)]
+)
+def test_a_doubt_counts_before_the_required_steps(sure: Reference, trace: Trace, required_steps: int, outcome: Outcome) -> None:
+    """A reference that is lost at step 1 tells one step: enough for a case that asks for one."""
+    lost = replace(sure, doubt=LOST_AT_ONE)
+
+    verdict, doubt = judge(UNJUDGED, case(lost, required_steps=required_steps), left(trace))
+
+    assert (verdict.outcome, verdict.reason) == (outcome, "" if outcome is Outcome.EQUIVALENT else "lost")
+    assert doubt == LOST_AT_ONE
+
+
+@pytest.mark.parametrize(
+    ("step", "factor", "outcome"),
+    [(0, SMALL, Outcome.DIVERGED), (LAST, SMALL, Outcome.EQUIVALENT), (LAST, LARGE, Outcome.DIVERGED)],
+)
+def test_a_small_difference_after_a_doubt_is_no_finding(
+    sure: Reference, trace: Trace, step: int, factor: float, outcome: Outcome
+) -> None:
+    """From the step on at which both references are lost, only what no noise explains counts."""
+    lost = replace(sure, doubt=LOST_AT_ONE)
+
+    verdict, _ = judge(UNJUDGED, case(lost, lost), left(trace, step, factor))
+
+    assert verdict.outcome is outcome
+
+
+def test_a_doubt_of_the_confirming_reference_alone_excuses_nothing(sure: Reference, trace: Trace) -> None:
+    """Its noise is larger by construction: where the first reference is sure, a small difference beyond both is a finding."""
+    verdict, doubt = judge(UNJUDGED, case(sure, replace(sure, doubt=LOST_AT_ONE)), left(trace, LAST, SMALL))
+
+    assert (verdict.outcome, doubt) == (Outcome.DIVERGED, LOST_AT_ONE)
+
+
+def test_a_reference_without_moments_is_inconclusive(sure: Reference, trace: Trace) -> None:
+    """Where copies of the reference cannot be compared with each other, nothing is compared with them."""
+    nothing = Reference((), Doubt(reason="no two runs alike", step=0), sure.noise_limit)
+
+    verdict, _ = judge(UNJUDGED, case(nothing), left(trace, 0))
+
+    assert (verdict.outcome, verdict.reason) == (Outcome.INCONCLUSIVE, "no two runs alike")
+
+
+def test_a_confirming_reference_without_moments_takes_nothing_back(sure: Reference, trace: Trace) -> None:
+    """What differs from a first reference beyond doubt stays a finding."""
+    nothing = Reference((), Doubt(reason="no two runs alike", step=0), sure.noise_limit)
+
+    verdict, _ = judge(UNJUDGED, case(sure, nothing), left(trace, 0))
+
+    assert verdict.outcome is Outcome.DIVERGED
+
+
+def test_a_coarse_judgement_leaves_a_loss_to_the_full_one(trace: Trace) -> None:
+    """A loss has no other of its kind to be large against; anything else that is far off is a divergence at once."""
+    coarse = ReferenceRun(TRAINING).coarse_reference()
+    other_loss = replace(trace, steps=(replace(trace.steps[0], loss=1e6), *trace.steps[1:]))
+
+    assert judge_coarsely(UNJUDGED, coarse, left(other_loss), ()) is None
+    assert judge_coarsely(UNJUDGED, coarse, left(trace, 0, SMALL), ()) is None
+    found = judge_coarsely(UNJUDGED, coarse, left(trace, 0), ())
+    assert found is not None
+    assert found.outcome is Outcome.DIVERGED
+
+
+@pytest.mark.parametrize("kind", FailureKind)
+def test_a_failure_is_a_crash_or_a_hang(kind: FailureKind) -> None:
+    """Ranks that wait for each other hang, whatever else stops them is a crash; the verdict has the evidence."""
+    failure = Failure(kind=kind, summary="rank 1 is late", reports=())
+
+    verdict = judge_failure(UNJUDGED, failure)
+
+    assert verdict.outcome is (Outcome.HUNG if failure.hung else Outcome.CRASHED)
+    assert (verdict.reason, verdict.failure) == ("rank 1 is late", failure)

@@ -1,0 +1,61 @@
+"""Tests for upstream issues that show in one of the two layouts of a scenario that resumes from a checkpoint."""
+
+from dataclasses import replace
+
+import pytest
+
+from equivcheck.known_issues.known import known_issue
+from equivcheck.scenario import DDP, SPMD, Axis, Data, Layer, Layout, Mesh, Model, Parallelism, Resume, Scenario, Training
+from equivcheck.trace.differences import Difference, Divergence, Phase
+from equivcheck.verdict.verdict import Outcome, Verdict
+
+TRAINING = Training(model=Model(features=2, layers=(Layer(width=2),)), data=Data(microbatches=(2,)), steps=3)
+
+
+def layout(parallelism: Parallelism) -> Layout:
+    """Two ranks."""
+    return Layout(mesh=Mesh(axes=(Axis(name="dp", size=2),)), parallelisms=(parallelism,))
+
+
+def too_large(first: Parallelism, second: Parallelism, step: int) -> Verdict:
+    """A gradient twice what it should be at some step, as SPMD's of a mean squared error is; the checkpoint is after two."""
+    found = Divergence(
+        step=step,
+        phase=Phase.GRADIENT,
+        tensor="layers.0.linear.weight",
+        difference=Difference.VALUE,
+        rank=0,
+        index=(0, 0),
+        expected="1.0",
+        actual="2.0",
+    )
+    scenario = Scenario(training=TRAINING, layout=layout(second), resume=Resume(layout=layout(first), steps=2))
+    return Verdict(outcome=Outcome.DIVERGED, scenario=scenario, world="sim", divergence=found)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "step", "known"),
+    [
+        (SPMD(), DDP(), 0, True),
+        (SPMD(), DDP(), 1, True),
+        (SPMD(), DDP(), 2, False),
+        (DDP(), SPMD(), 0, False),
+        (DDP(), SPMD(), 2, True),
+    ],
+)
+def test_an_issue_explains_what_its_layout_ran(first: Parallelism, second: Parallelism, step: int, known: bool) -> None:
+    """A wrong number is known where the layout that ran the step is known for it."""
+    issue = known_issue(too_large(first, second, step))
+    assert (issue.id if issue else "") == ("dtensor_mse_loss_mean" if known else "")
+
+
+def test_a_crash_is_explained_by_either_layout() -> None:
+    """What a rank raised does not say which of the two ran."""
+    reason = "rank 0 raised RuntimeError: expect_autograd_hooks_ INTERNAL ASSERT FAILED"
+    two = replace(TRAINING, data=Data(microbatches=(2, 2)))
+    static = DDP(static_graph=True, no_sync=True)
+    for first, second in ((static, SPMD()), (SPMD(), static)):
+        scenario = Scenario(training=two, layout=layout(second), resume=Resume(layout=layout(first)))
+        issue = known_issue(Verdict(outcome=Outcome.CRASHED, scenario=scenario, world="sim", reason=reason))
+        assert issue is not None
+        assert issue.id == "ddp_static_graph_no_sync"

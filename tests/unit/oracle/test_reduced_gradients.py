@@ -1,0 +1,107 @@
+"""The gradients of ranks, accumulated and averaged by plain arithmetic, as both emulators of data parallelism do it."""
+
+import pytest
+import torch
+
+from equivcheck.layouts.rounding import Division
+from equivcheck.reference.reduction import AccumulatedGradients, Gradients, mean_of
+
+
+def parts(*values: float, dtype: torch.dtype = torch.float64) -> list[torch.Tensor]:
+    """One element a rank."""
+    return [torch.tensor([value], dtype=dtype) for value in values]
+
+
+def mean_of_all(gradients: list[Gradients]) -> list[Gradients]:
+    """Each rank gets the mean over all."""
+    mean = torch.stack([each["a"] for each in gradients]).mean(0)
+    return [{"a": mean} for _ in gradients]
+
+
+@pytest.mark.parametrize("division", list(Division))
+@pytest.mark.parametrize("shards", [None, 2, 3])
+def test_every_division_gives_the_mean(division: Division, shards: int | None) -> None:
+    """In one stage or two, whenever it is divided."""
+    assert mean_of(parts(1, 2, 3, 4, 5, 9), division, count=6, shards=shards).item() == pytest.approx(4.0)
+
+
+@pytest.mark.parametrize("division", list(Division))
+def test_ranks_without_a_gradient_count_as_zero(division: Division) -> None:
+    """Two of three ranks have one."""
+    assert mean_of(parts(1, 5), division, count=3).item() == pytest.approx(2.0)
+
+
+def test_when_a_sum_is_divided_shows_in_a_low_precision() -> None:
+    """60000 twice is beyond float16, unless each is divided before."""
+    large = parts(60000, 60000, dtype=torch.float16)
+
+    assert mean_of(large, Division.BEFORE, count=2).item() == 60000
+    assert mean_of(large, Division.AFTER, count=2).isinf()
+
+
+def test_an_order_is_asked_for_at_each_stage() -> None:
+    """Two stages of shards, then the sums."""
+    asked: list[int] = []
+
+    def ordered(values: list[torch.Tensor]) -> list[torch.Tensor]:
+        asked.append(len(values))
+        return values[::-1]
+
+    mean_of(parts(1, 2, 3, 4), Division.BEFORE, count=4, shards=2, ordered=ordered)
+
+    assert asked == [2, 2, 2]
+
+
+@pytest.mark.parametrize(("once", "whole"), [(False, False), (False, True), (True, False), (True, True)])
+def test_microbatches_are_averaged_whenever_they_are_reduced(*, once: bool, whole: bool) -> None:
+    """An average of sums is a sum of averages, also on top of what was there before."""
+    before: list[Gradients] = [{"a": torch.tensor([10.0])}] * 2
+    gradients = AccumulatedGradients(before, mean_of_all, once=once, whole=whole)
+    for number, values in enumerate([(1.0, 3.0), (5.0, 7.0)]):
+        for rank, value in enumerate(values):
+            gradients.add(rank, {"a": torch.tensor([value])})
+        gradients.end_microbatch(last=number == 1)
+
+    assert [each["a"].item() for each in gradients.reduced] == [18.0, 18.0]
+
+
+@pytest.mark.parametrize(("once", "whole", "times"), [(False, False, 2), (False, True, 2), (True, True, 1)])
+def test_how_often_and_of_what_gradients_are_reduced(*, once: bool, whole: bool, times: int) -> None:
+    """With a sum for a mean, what is reduced twice counts twice: the first microbatch, if ranks keep whole gradients."""
+    seen: list[float] = []
+
+    def summed(gradients: list[Gradients]) -> list[Gradients]:
+        total = torch.stack([each["a"] for each in gradients]).sum(0)
+        seen.append(total.item())
+        return [{"a": total} for _ in gradients]
+
+    gradients = AccumulatedGradients([{}, {}], summed, once=once, whole=whole)
+    for last in (False, True):
+        for rank in range(2):
+            gradients.add(rank, {"a": torch.tensor([1.0])})
+        gradients.end_microbatch(last=last)
+
+    assert len(seen) == times
+    assert gradients.reduced[0]["a"].item() == (6.0 if whole and not once else 4.0)
+
+
+def test_what_waits_keeps_its_element_type() -> None:
+    """The first gradient that waits is rounded, and so is each sum with it."""
+    gradients = AccumulatedGradients(
+        [{}], lambda waiting: waiting, once=True, whole=False, waits_as=lambda gradient: gradient.bfloat16()
+    )
+    for value, last in ((1.0, False), (1 / 512, True)):
+        gradients.add(0, {"a": torch.tensor([value])})
+        gradients.end_microbatch(last=last)
+
+    assert gradients.reduced[0]["a"].dtype is torch.bfloat16
+    assert gradients.reduced[0]["a"].item() == 1.0
+
+
+def test_what_is_not_reduced_stays_with_its_rank() -> None:
+    """Added to the result of reductions."""
+    gradients = AccumulatedGradients([{}, {}], mean_of_all, once=False, whole=False)
+    gradients.add_unreduced(1, {"a": torch.tensor([5.0])})
+
+    assert gradients.reduced[0] == {}
+    assert gradients.reduced[1]["a"].item() == 5.0

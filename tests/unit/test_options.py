@@ -1,0 +1,113 @@
+"""A field of a noun is known wherever it must be: nothing that somebody adds is dropped in silence."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable, Iterator
+from dataclasses import fields
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+import equivcheck
+from equivcheck.composition.expected_calls import MODELLED
+from equivcheck.composition.registry import layout_kinds
+from equivcheck.coverage.features import _fields
+from equivcheck.scenario import Data, Execution, Layer, Layout, Mesh, Model, Parallelism, Training
+from equivcheck.scenario.parallelism import PARALLELISMS
+
+PACKAGE = Path(equivcheck.__file__).parent
+FOLDERS = PACKAGE / "parallelisms"
+OPTIONS = [(kind, field.name) for kind in PARALLELISMS for field in fields(kind)]
+NOUNS = [(kind, field.name) for kind in (Training, Model, Layer, Data, Execution) for field in fields(kind)]
+NO_LIMIT = {
+    "DDP": {"gradient_as_bucket_view", "no_sync", "unequal_start"},
+    "Replicate": {"no_sync"},
+    "FSDP1": {"unequal_start"},
+    "FSDP2": {"reshard_after_forward", "no_sync", "cpu_offload"},
+    "SPMD": {"distribution"},
+    "TensorParallel": set(),
+    "Pipeline": {"static_shapes"},
+}
+"""Options of which no limit says anything: whatever they are, everything can run that can run without them."""
+
+
+@cache
+def names_in(*paths: Path) -> frozenset[str]:
+    """Attributes, keywords and texts in some files and in all below some folders."""
+    files = [file for path in paths for file in (path.rglob("*.py") if path.is_dir() else (path,))]
+    return frozenset(name for file in files for name in _names(ast.walk(ast.parse(file.read_text(encoding="utf-8")))))
+
+
+def _names(nodes: Iterable[ast.AST]) -> Iterator[str]:
+    for node in nodes:
+        if isinstance(node, ast.Attribute):
+            yield node.attr
+        elif isinstance(node, ast.keyword) and node.arg:
+            yield node.arg
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield node.value
+
+
+def with_facts(kind: type[Parallelism], *paths: Path) -> tuple[Path, ...]:
+    """Files of a parallelism's folder, and those of its facts (no torch) that they import."""
+    texts = "".join(path.read_text(encoding="utf-8") for path in paths if path.is_file())
+    facts = [FOLDERS / kind.tag / f"{name}.py" for name in ("stages", "plans", "buckets", "flat_layout")]
+    return (*paths, *(path for path in facts if f"{kind.tag}.{path.stem} import" in texts))
+
+
+def limits_of(kind: type[Parallelism]) -> tuple[Path, ...]:
+    """The files that say what layouts cannot run, of one parallelism and of all."""
+    general = (PACKAGE / "layouts/limits", *(PACKAGE / "composition").glob("*limits.py"))
+    return with_facts(kind, FOLDERS / kind.tag / "limits.py", *general)
+
+
+@pytest.mark.parametrize("kind", PARALLELISMS)
+def test_every_parallelism_has_the_same_files(kind: type[Parallelism]) -> None:
+    """Whoever knows one folder knows where things are in all."""
+    present = {path.stem for path in (FOLDERS / kind.tag).glob("*.py")}
+    assert {"apply", "limits", "communication", "export", "known"} <= present
+
+
+@pytest.mark.parametrize(("kind", "name"), OPTIONS)
+def test_an_option_is_applied_written_and_drawn(kind: type[Parallelism], name: str) -> None:
+    """What applies a parallelism reads each of its options, what exports it reads or refuses it, and a strategy draws it."""
+    folder = FOLDERS / kind.tag
+    own = {path for path in folder.glob("*.py") if path.stem not in ("limits", "communication", "export", "known")}
+    assert name in names_in(*sorted(own))
+    assert name in names_in(*with_facts(kind, *sorted(folder.glob("export*.py"))))
+    assert name in names_in(PACKAGE / "strategies")
+
+
+@pytest.mark.parametrize(("kind", "name"), OPTIONS)
+def test_an_option_has_limits_or_none_on_purpose(kind: type[Parallelism], name: str) -> None:
+    """Somebody has decided whether an option can run with everything."""
+    assert (name in names_in(*limits_of(kind))) != (name in NO_LIMIT[kind.__name__])
+
+
+@pytest.mark.parametrize(("kind", "name"), OPTIONS)
+def test_the_calls_of_an_option_are_expected_or_not_on_purpose(kind: type[Parallelism], name: str) -> None:
+    """Expected calls take an option into account, or the parallelism says that they are not modelled."""
+    communication = layout_kinds()[kind.tag].communication
+    assert name in communication.options or (not communication.options and communication.gaps)
+
+
+@pytest.mark.parametrize(("kind", "name"), NOUNS)
+def test_a_field_of_a_training_is_trained_written_and_drawn(kind: type, name: str) -> None:
+    """What trains, what exports and what generates scenarios know of it."""
+    assert name in names_in(PACKAGE / "train", PACKAGE / "layouts/execution", PACKAGE / "composition", FOLDERS)
+    assert name in names_in(PACKAGE / "export", PACKAGE / "layouts/script", FOLDERS)
+    assert name in names_in(PACKAGE / "strategies")
+
+
+@pytest.mark.parametrize("kind", [Training, Model, Layer, Data, Layout, Mesh, Execution, *PARALLELISMS])
+def test_every_field_is_a_feature(kind: type) -> None:
+    """Coverage counts each field of each noun but seeds."""
+    assert [field.name for field in _fields(kind)] == [field.name for field in fields(kind) if not field.name.endswith("seed")]
+
+
+@pytest.mark.parametrize("kind", MODELLED)
+def test_expected_calls_know_only_fields_that_exist(kind: type) -> None:
+    """A field that is renamed is renamed there as well."""
+    assert MODELLED[kind] <= {field.name for field in fields(kind)}

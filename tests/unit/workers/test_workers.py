@@ -1,0 +1,110 @@
+"""Worker processes and their supervision."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from contextlib import closing
+
+import pytest
+
+from equivcheck.workers.link import Stop
+from equivcheck.workers.process import Ended, WorkerProcess
+from equivcheck.workers.supervision import Pool, Stuck
+from unit.workers.echo import Unreadable
+
+
+def echo() -> WorkerProcess:
+    """A worker that is ready."""
+    worker = WorkerProcess("unit.workers.echo", "ready")
+    assert worker.receive() == "ready"
+    return worker
+
+
+@pytest.fixture
+def worker() -> Iterator[WorkerProcess]:
+    """One that is closed at the end."""
+    with closing(echo()) as made:
+        yield made
+
+
+@pytest.mark.parametrize(("order", "how"), [("die", "was killed by SIGABRT"), ("exit", "exited with code 3")])
+def test_the_end_of_a_worker_is_received_and_told(worker: WorkerProcess, order: str, how: str) -> None:
+    """After its end it is said how it ended, and what is sent is lost without an error."""
+    worker.send(order)
+    assert worker.receive() == Ended()
+    assert worker.how_it_ended() == how
+    worker.send("lost")
+    assert worker.receive() == Ended()
+
+
+def test_what_a_worker_printed_last_is_kept(worker: WorkerProcess) -> None:
+    """Its output, and the stacks of its threads, can be read by its supervisor."""
+    worker.send("loop")
+    worker.print_stacks()
+    assert 'unit/workers/echo.py", line' in worker.printed()
+
+
+def test_a_busy_worker_hears_that_it_is_to_stop(worker: WorkerProcess) -> None:
+    """A stop is an event, not one more message in the queue."""
+    worker.send("until stopped")
+    worker.send(Stop())
+    assert worker.receive() == "stopped"
+
+
+def test_a_message_that_cannot_be_read_ends_the_worker(worker: WorkerProcess) -> None:
+    """It says so and ends, rather than wait for a message that it has already had."""
+    worker.send(Unreadable())
+    assert worker.receive() == Ended()
+    assert worker.how_it_ended() == "exited with code 1"
+    assert "no_such_name" in worker.printed()
+
+
+def test_a_worker_is_ended_with_what_it_started(worker: WorkerProcess) -> None:
+    """Nothing is left of the processes that a worker has started."""
+    worker.send("start another")
+    pid = worker.receive()
+    worker.kill()
+    until = time.monotonic() + 10.0
+    while time.monotonic() < until and is_running(pid):
+        time.sleep(0.01)
+    assert not is_running(pid)
+
+
+def is_running(pid: int) -> bool:
+    """Whether a process is neither gone nor waiting to be reaped."""
+    try:
+        with open(f"/proc/{pid}/stat", encoding="utf-8") as status:
+            return status.read().rsplit(")", 1)[1].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+class Impatient(WorkerProcess):
+    """Stuck from the beginning."""
+
+    @property
+    def is_stuck(self) -> bool:
+        """Always."""
+        return True
+
+
+def test_a_pool_hears_all_workers_and_leaves_none() -> None:
+    """Messages come with their worker, ends and stuck workers among them; at the end every process is gone."""
+    with Pool[WorkerProcess]() as pool:
+        pool.workers += [echo(), echo(), Impatient("unit.workers.echo", "ready")]
+        first, second, impatient = pool.workers
+        first.send("exit")
+        second.send("hello")
+        heard: list[tuple[WorkerProcess, object]] = []
+        until = time.monotonic() + 30.0
+        while (impatient, "ready") not in heard or (first, Ended()) not in heard or (second, "hello") not in heard:
+            assert time.monotonic() < until
+            heard += pool.messages()
+        assert (impatient, Stuck()) in heard
+        assert (second, Stuck()) not in heard
+        pool.remove(first)
+        assert pool.workers == [second, impatient]
+        pids = [worker._process.pid for worker in pool.workers]
+    assert not any(map(os.path.exists, (f"/proc/{pid}" for pid in pids)))
