@@ -9,7 +9,7 @@ from types import ModuleType
 
 from equivcheck.errors import EquivCheckError, UsageError
 from equivcheck.layouts.kind import LayoutKind
-from equivcheck.layouts.rounding import Rounding
+from equivcheck.layouts.rounding import EACH, Rounding, WhenReduced
 from equivcheck.scenario import Layout, Parallelism
 from equivcheck.scenario.parallelism import PARALLELISMS
 
@@ -94,6 +94,12 @@ def _load(point: EntryPoint) -> LayoutKind:
 
 def _place(point: EntryPoint) -> str:
     return f"entry point {point.name!r} of {ENTRY_POINTS} ({point.value})"
+
+
+def when_reduced(layout: Layout) -> WhenReduced:
+    """When the layout reduces gradients of several microbatches."""
+    found = (kind_of(parallelism).when_reduced(parallelism, layout) for parallelism in layout.parallelisms)
+    return next((when for when in found if when is not None), EACH)
 
 
 def rounding_of(layout: Layout) -> Rounding | None:

@@ -75,7 +75,7 @@ class DryRun:
     plans: tuple[RankPlan, ...]
     """Of the first rank and the last."""
     problems: tuple[str, ...]
-    """Shards that are not those of the arithmetic, and calls that were not expected; where calls cannot be predicted, those that
+    """Shards other than the arithmetic says, and calls that were not expected; where calls cannot be predicted, those that
     are not as many as in the small world. Empty when all is well."""
     remarks: tuple[str, ...]
     """Where calls are as expected, those that are not as many as in the small world."""

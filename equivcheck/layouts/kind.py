@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from equivcheck.layouts.expected_calls.model import NO_COMMUNICATION_MODEL, CommunicationModel
 from equivcheck.layouts.limits.limit import LayoutLimit, Limit
-from equivcheck.layouts.rounding import Rounding
+from equivcheck.layouts.rounding import Rounding, WhenReduced
 from equivcheck.scenario import Layout, Parallelism
 
 if TYPE_CHECKING:
@@ -34,6 +34,10 @@ class LayoutKind(ABC):
     @abstractmethod
     def apply(self, setup: Setup, parallelism: Parallelism, mesh: DeviceMesh) -> None:
         """Change the setup of this rank; `mesh` has the parallelism's own axes only. Every rank calls it."""
+
+    def when_reduced(self, parallelism: Parallelism, layout: Layout) -> WhenReduced | None:  # noqa: ARG002 - for those that do
+        """When it reduces gradients of several microbatches; None for a parallelism that averages none."""
+        return None
 
     def rounding(self, parallelism: Parallelism, layout: Layout) -> Rounding | None:  # noqa: ARG002 - for those that do
         """What it rounds to other element types than the training's; None for nothing."""

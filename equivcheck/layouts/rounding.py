@@ -9,20 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from equivcheck.choice import Choice
-from equivcheck.scenario import (
-    DDP,
-    FSDP1,
-    FSDP2,
-    ElementType,
-    Layout,
-    LowPrecision,
-    MixedPrecision,
-    Precision,
-    Replicate,
-    Replicator,
-    ShardingStrategy,
-)
-from equivcheck.scenario.mesh import DP, SHARD
+from equivcheck.scenario import ElementType, LowPrecision, MixedPrecision, Precision
 
 ITEM_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 """Bytes of an element, by the element type's name in torch."""
@@ -35,30 +22,22 @@ def element_types(precision: Precision, policy: MixedPrecision | None) -> tuple[
     return computed, computed if reduce is None else reduce.value
 
 
-class WhenReduced(Choice):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WhenReduced:
     """When gradients of several microbatches are reduced."""
 
-    EACH = "each"
-    """After each microbatch, what that adds: ranks keep shards of what has been reduced."""
-    WHOLE = "whole"
-    """After each microbatch, all that there is by then: ranks keep whole gradients."""
-    ONCE = "once"
-    """After the last microbatch, what all have left."""
+    once: bool = False
+    """Whether only the last microbatch is followed by a reduction, of what all have left."""
+    whole: bool = False
+    """Whether ranks keep whole gradients, so that a reduction takes the result of the one before it along."""
 
 
-def when_reduced(layout: Layout) -> WhenReduced:
-    """When a layout reduces gradients."""
-    for one in layout.parallelisms:
-        if isinstance(one, (DDP, Replicate, FSDP1, FSDP2)) and one.no_sync:
-            return WhenReduced.ONCE
-        is_ddp = isinstance(one, DDP) or (isinstance(one, Replicate) and one.implementation is Replicator.DDP)
-        if is_ddp or (isinstance(one, FSDP1) and _keeps_whole_gradients(one, layout)):
-            return WhenReduced.WHOLE
-    return WhenReduced.EACH
-
-
-def _keeps_whole_gradients(fsdp: FSDP1, layout: Layout) -> bool:
-    return fsdp.strategy is ShardingStrategy.NO_SHARD or layout.mesh.size(DP, SHARD) == 1
+EACH = WhenReduced()
+"""After each microbatch, what that adds: ranks keep shards of what has been reduced."""
+WHOLE = WhenReduced(whole=True)
+"""After each microbatch, all that there is by then."""
+ONCE = WhenReduced(once=True, whole=True)
+"""After the last microbatch, all that there is."""
 
 
 class Division(Choice):
@@ -90,10 +69,8 @@ class Rounding:
     """What gradients are added up in; None for the type that they have by then."""
     division: Division = Division.BEFORE
     """When the sum is made a mean."""
-    once: bool = False
-    """Whether only the last microbatch is followed by a reduction, of what all have left."""
-    whole: bool = False
-    """Whether ranks keep whole gradients, so that a reduction takes the result of the one before it along."""
+    when: WhenReduced = EACH
+    """When gradients of several microbatches are reduced."""
     accumulates_reduced: bool = False
     """Whether gradients that wait for a reduction wait in its element type, not in the one that they were computed in."""
 

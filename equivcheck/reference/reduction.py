@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from equivcheck.layouts.rounding import Division
+from equivcheck.layouts.rounding import Division, WhenReduced
 
 Gradients = dict[str, torch.Tensor]
 """By the name of the parameter; those without a gradient are not there."""
@@ -24,16 +24,15 @@ class AccumulatedGradients:
         reduced: Sequence[Gradients],
         reduce: Callable[[list[Gradients]], list[Gradients]],
         *,
-        once: bool,
-        whole: bool,
+        when: WhenReduced,
         waits_as: Callable[[torch.Tensor], torch.Tensor] | None = None,
     ) -> None:
-        """`reduced` is what each rank has from before, `once` and `whole` are as in `Rounding`.
+        """`reduced` is what each rank has from before.
 
         `reduce` gives each rank its mean; `waits_as` gives a gradient as it waits for further ones, None as it is.
         """
         self.reduced, self._reduce = list(reduced), reduce
-        self._once, self._whole, self._waits_as = once, whole, waits_as or _as_it_is
+        self._when, self._waits_as = when, waits_as or _as_it_is
         self._waiting = self._kept()
 
     def add(self, rank: int, fresh: Gradients) -> None:
@@ -46,14 +45,14 @@ class AccumulatedGradients:
 
     def end_microbatch(self, *, last: bool) -> None:
         """Reduce what waits, if it is time to."""
-        if last or not self._once:
+        if last or not self._when.once:
             means = self._reduce(self._waiting)
-            self.reduced = means if self._whole else list(map(_added, self.reduced, means))
+            self.reduced = means if self._when.whole else list(map(_added, self.reduced, means))
             self._waiting = self._kept()
 
     def _kept(self) -> list[Gradients]:
         """What ranks begin to accumulate with: the result of the last reduction, if they keep whole gradients."""
-        return [dict(each) if self._whole else {} for each in self.reduced]
+        return [dict(each) if self._when.whole else {} for each in self.reduced]
 
 
 def _as_it_is(gradient: torch.Tensor) -> torch.Tensor:

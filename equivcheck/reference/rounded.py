@@ -93,12 +93,11 @@ class MixedPrecisionModel(nn.Module):
         """The gradients that there are already, the same for each part."""
         rounding = self.rounding
         kept = {name: master.grad for name, master in masters.items() if master.grad is not None}
-        waits_rounded = rounding.accumulates_reduced and rounding.once and rounding.reduce is not None
+        waits_rounded = rounding.accumulates_reduced and rounding.when.once and rounding.reduce is not None
         return AccumulatedGradients(
             [kept] * rounding.num_parts,
             partial(self._reduced, masters),
-            once=rounding.once,
-            whole=rounding.whole,
+            when=rounding.when,
             waits_as=self._rounded if waits_rounded else None,
         )
 

@@ -26,7 +26,7 @@ class UserCase:
     def case(self) -> Case:
         """What the judge asks for: users ask about every step."""
         return Case(
-            reference=lambda: self._reference,
+            reference=lambda: self._readable(self._quick),
             confirming_reference=lambda: self._readable(self._run.confirming_reference(None if self._far else self._parts)),
             required_steps=len(self._run.task.batches),
         )
@@ -47,12 +47,12 @@ class UserCase:
         """Optimizer state that no rank could hand over, where users read tensors themselves."""
         if self._run.task.full_tensors is None:
             return ()
-        states = (moment for moment in self._reference.moments if moment.phase is Phase.STATE)
+        states = (moment for moment in self._readable(self._quick).moments if moment.phase is Phase.STATE)
         return tuple(name for state in states for name, there in zip(state.table.names, state.present, strict=True) if not there)
 
     @cached_property
-    def _reference(self) -> Reference:
-        return self._readable(self._run.reference())
+    def _quick(self) -> Reference:
+        return self._run.reference()
 
     @cached_property
     def _parts(self) -> Trace | None:
@@ -61,7 +61,7 @@ class UserCase:
     @cached_property
     def _far(self) -> Expected | None:
         """Where the parts of the ranks, taken one after the other, are no second estimate of the same training."""
-        return None if self._parts is None else far_moment(self._reference, self._parts)
+        return None if self._parts is None else far_moment(self._quick, self._parts)
 
     def _readable(self, reference: Reference) -> Reference:
         """The reference without optimizer state that no rank could hand over, where users read tensors themselves."""

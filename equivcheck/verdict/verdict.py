@@ -86,7 +86,7 @@ class Verdict(Judgement):
     undecided: str = ""
     """Why later steps of what is equivalent say nothing, and from which on; empty where every step does."""
     unmodelled: str = ""
-    """Why the ranks' calls were not held against a prediction; empty where they were, or where nothing was compared."""
+    """Why the ranks' calls were not compared with the expected ones; empty where they were, or where nothing was compared."""
     calls: tuple[tuple[Call, ...], ...] = ()
     """Per rank, its calls in the order of issue; empty in a world that does not see them, or where the ranks failed."""
 

@@ -45,7 +45,7 @@ def forward(model: Model, parameters: Mapping[str, Array], inputs: Array, masks:
         outputs = activate(layer.activation, kept[-1].linear)
         if mask is not None:
             outputs = outputs * mask
-        inputs = _exercised(layer, outputs + inputs if layer.residual else outputs)
+        inputs = _shape_op(layer, outputs + inputs if layer.residual else outputs)
     outputs = inputs + np.linspace(0.25, 0.75, model.outputs, dtype=inputs.dtype) if model.offset else inputs
     return Forward(model, step, masks, tuple(kept), outputs)
 
@@ -90,7 +90,7 @@ def _linear_forward(model: Model, parameters: Mapping[str, Array], index: int, i
     return _Kept(normed=normed, factor=factor, fed=fed, linear=linear)
 
 
-def _exercised(layer: Layer, values: Array) -> Array:
+def _shape_op(layer: Layer, values: Array) -> Array:
     """What the layer's shape operation makes of its output; its derivative is one everywhere."""
     if layer.shape_op is ShapeOp.ARANGE:
         return values + np.linspace(0.0, (layer.width - 1) / 8, layer.width, dtype=values.dtype)

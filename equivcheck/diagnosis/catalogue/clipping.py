@@ -11,7 +11,7 @@ from equivcheck.diagnosis.catalogue.counterfactual import Change, Counterfactual
 from equivcheck.diagnosis.catalogue.norms import clip_nothing, norm_of, scale_to, with_clipping, wrong_norms
 from equivcheck.diagnosis.diverged_run import DivergedRun
 from equivcheck.diagnosis.emulation.emulated_ranks import EmulatedRanks
-from equivcheck.layouts.rounding import WhenReduced
+from equivcheck.layouts.rounding import EACH, ONCE, WhenReduced
 from equivcheck.reference.reduction import Gradients
 from equivcheck.scenario import ClipNorm, ClipValue
 from equivcheck.train.setup import Setup
@@ -56,7 +56,7 @@ def _before_reduction(diverged: DivergedRun, clipping: ClipNorm | ClipValue) -> 
         return
     words = "each rank clips the gradients of its own rows before they are reduced"
     for again, more in ((False, ""), (True, ", and again afterwards")):
-        for when in (WhenReduced.ONCE, WhenReduced.EACH):
+        for when in (ONCE, EACH):
             change = _early(clipping, again=again, when=when)
             yield on_emulated_ranks(diverged, Cause.CLIPPED_BEFORE_REDUCTION, words + more, change)
 

@@ -17,7 +17,7 @@ from equivcheck.diagnosis.catalogue.counterfactual import (
 )
 from equivcheck.diagnosis.diverged_run import DivergedRun
 from equivcheck.diagnosis.emulation.emulated_ranks import EmulatedRanks
-from equivcheck.layouts.rounding import Division, WhenReduced
+from equivcheck.layouts.rounding import EACH, ONCE, WHOLE, Division, WhenReduced
 from equivcheck.train.setup import Setup
 from equivcheck.verdict.cause import Cause
 
@@ -35,7 +35,7 @@ def wrong_reduction_precision(diverged: DivergedRun) -> Iterator[Counterfactual]
         return
     cause = Cause.REDUCED_IN_LOWER_PRECISION
     for kind, name in other_types(diverged):
-        for when in () if diverged.resumes else (None, WhenReduced.ONCE, WhenReduced.EACH, WhenReduced.WHOLE):
+        for when in () if diverged.resumes else (None, ONCE, EACH, WHOLE):
             for division in (Division.AFTER, Division.BEFORE):
                 change = _reducing_in(kind, when, division)
                 yield on_emulated_ranks(diverged, cause, f"gradients are reduced in {name}", change)

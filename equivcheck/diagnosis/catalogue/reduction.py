@@ -23,7 +23,7 @@ from equivcheck.diagnosis.diverged_run import DivergedRun
 from equivcheck.diagnosis.emulation.coordinates import choices_of
 from equivcheck.diagnosis.emulation.emulated_ranks import EmulatedRanks, Reduction
 from equivcheck.diagnosis.words import gradients, listed, number_of, over
-from equivcheck.layouts.rounding import WhenReduced
+from equivcheck.layouts.rounding import EACH
 from equivcheck.trace.differences import Phase
 from equivcheck.train.setup import Setup
 from equivcheck.verdict.cause import Cause
@@ -65,7 +65,7 @@ def _not_of_all_microbatches(diverged: DivergedRun) -> Iterator[Counterfactual]:
         words = f"the gradients of {which} are left unreduced over {over(diverged.mesh, axes)}"
 
         def change(ranks: EmulatedRanks, numbers: tuple[int, ...] = numbers) -> None:
-            ranks.unreduced_microbatches, ranks.when_reduced = frozenset(numbers), WhenReduced.EACH
+            ranks.unreduced_microbatches, ranks.when_reduced = frozenset(numbers), EACH
 
         yield on_emulated_ranks(diverged, Cause.NOT_REDUCED, words, change)
 

@@ -12,10 +12,11 @@ from functools import partial
 
 import torch
 
+from equivcheck.composition.registry import when_reduced
 from equivcheck.diagnosis.diverged_run import DivergedRun
 from equivcheck.diagnosis.emulation.coordinates import RankCoordinate, coordinates_of_ranks
 from equivcheck.diagnosis.emulation.held_elements import held_elements_of
-from equivcheck.layouts.rounding import Division, WhenReduced, when_reduced
+from equivcheck.layouts.rounding import Division
 from equivcheck.reference.reduction import AccumulatedGradients, Gradients, mean_of
 from equivcheck.trace.trace import Trace
 from equivcheck.train.accumulate import part_loss, scalar
@@ -111,8 +112,7 @@ class EmulatedRanks:
         gradients = AccumulatedGradients(
             [{name: value.grad for name, value in model.items() if value.grad is not None} for model in models],
             self._reduced,
-            once=self.when_reduced is WhenReduced.ONCE,
-            whole=self.when_reduced is not WhenReduced.EACH,
+            when=self.when_reduced,
         )
         losses[:] = [0.0] * len(losses)
         for number, batch in enumerate(batches):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 from equivcheck.layouts.expected_calls.model import CommunicationModel
 from equivcheck.layouts.kind import LayoutKind
 from equivcheck.layouts.limits.limit import LayoutLimit, Limit
-from equivcheck.layouts.rounding import Rounding
+from equivcheck.layouts.rounding import Rounding, WhenReduced
 from equivcheck.parallelisms.ddp.communication import DDP_COMMUNICATION
 from equivcheck.parallelisms.ddp.compression import SENT_AS, compress
 from equivcheck.parallelisms.ddp.limits import LAYOUT_LIMITS, LIMITS
@@ -71,6 +71,11 @@ class DDPKind(LayoutKind):
             share_updates(setup, mesh, parameters_as_bucket_view=parallelism.parameters_as_bucket_view)
         take_rows(setup, mesh)
 
+    def when_reduced(self, parallelism: Parallelism, layout: Layout) -> WhenReduced:  # noqa: ARG002 - of the base class
+        """Under `no_sync` at the last microbatch; replicas keep whole gradients."""
+        assert isinstance(parallelism, DDP), parallelism
+        return WhenReduced(once=parallelism.no_sync, whole=True)
+
     def rounding(self, parallelism: Parallelism, layout: Layout) -> Rounding | None:
         """What autocast casts, and the element type of compressed gradients."""
         assert isinstance(parallelism, DDP), parallelism
@@ -82,8 +87,7 @@ class DDPKind(LayoutKind):
             shards=layout.mesh.size(DP),
             autocast=parallelism.autocast,
             reduce=reduce,
-            once=parallelism.no_sync,
-            whole=True,
+            when=self.when_reduced(parallelism, layout),
         )
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from equivcheck.layouts.expected_calls.model import CommunicationModel
 from equivcheck.layouts.kind import LayoutKind
 from equivcheck.layouts.limits.limit import LayoutLimit, Limit
-from equivcheck.layouts.rounding import Division, Rounding
+from equivcheck.layouts.rounding import Division, Rounding, WhenReduced
 from equivcheck.parallelisms.fsdp1.communication import FSDP1_COMMUNICATION
 from equivcheck.parallelisms.fsdp1.limits import LAYOUT_LIMITS, LIMITS, is_sharded
 from equivcheck.scenario import (
@@ -53,6 +53,11 @@ class FSDP1Kind(LayoutKind):
             setup.accumulation = lambda last: nullcontext() if last else module.no_sync()
         take_rows(setup, mesh)
 
+    def when_reduced(self, parallelism: Parallelism, layout: Layout) -> WhenReduced:
+        """Under `no_sync` at the last microbatch; ranks keep shards, if there are any."""
+        assert isinstance(parallelism, FSDP1), parallelism
+        return WhenReduced(once=parallelism.no_sync, whole=not is_sharded(layout))
+
     def rounding(self, parallelism: Parallelism, layout: Layout) -> Rounding | None:
         """What its mixed precision casts."""
         assert isinstance(parallelism, FSDP1), parallelism
@@ -65,8 +70,7 @@ class FSDP1Kind(LayoutKind):
             compute=policy.param,
             reduce=policy.reduce or policy.param,
             division=Division.AROUND,
-            once=parallelism.no_sync,
-            whole=not is_sharded(layout),
+            when=self.when_reduced(parallelism, layout),
         )
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from equivcheck.layouts.expected_calls.model import CommunicationModel
 from equivcheck.layouts.kind import LayoutKind
 from equivcheck.layouts.limits.limit import LayoutLimit, Limit
-from equivcheck.layouts.rounding import Division, Rounding
+from equivcheck.layouts.rounding import Division, Rounding, WhenReduced
 from equivcheck.parallelisms.fsdp2.communication import FSDP2_COMMUNICATION, averages
 from equivcheck.parallelisms.fsdp2.limits import LAYOUT_LIMITS, LIMITS
 from equivcheck.scenario import FSDP2, Layout, MixedPrecision, Parallelism, Wrapping
@@ -51,6 +51,11 @@ class FSDP2Kind(LayoutKind):
             setup.accumulation = lambda last: _reduce_only(model, last)
         take_rows(setup, mesh)
 
+    def when_reduced(self, parallelism: Parallelism, layout: Layout) -> WhenReduced:  # noqa: ARG002 - of the base class
+        """Under `set_requires_gradient_sync` at the last microbatch; ranks keep shards."""
+        assert isinstance(parallelism, FSDP2), parallelism
+        return WhenReduced(once=parallelism.no_sync, whole=False)
+
     def rounding(self, parallelism: Parallelism, layout: Layout) -> Rounding | None:
         """What its mixed precision casts."""
         assert isinstance(parallelism, FSDP2), parallelism
@@ -65,7 +70,7 @@ class FSDP2Kind(LayoutKind):
             output=policy.output,
             reduce=reduce,
             division=Division.AFTER if reduce is not None and averages(reduce.value) else Division.AROUND,
-            once=parallelism.no_sync,
+            when=self.when_reduced(parallelism, layout),
             accumulates_reduced=True,
         )
 

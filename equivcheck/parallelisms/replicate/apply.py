@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, ClassVar
 from equivcheck.layouts.expected_calls.model import CommunicationModel
 from equivcheck.layouts.kind import LayoutKind
 from equivcheck.layouts.limits.limit import LayoutLimit, Limit
-from equivcheck.layouts.rounding import Rounding
+from equivcheck.layouts.rounding import Rounding, WhenReduced
 from equivcheck.parallelisms.ddp.compression import SENT_AS
 from equivcheck.parallelisms.replicate.communication import REPLICATE_COMMUNICATION
 from equivcheck.parallelisms.replicate.limits import LAYOUT_LIMITS, LIMITS
-from equivcheck.scenario import Layout, Parallelism, Replicate
+from equivcheck.scenario import Layout, Parallelism, Replicate, Replicator
 from equivcheck.scenario.mesh import DP
 
 if TYPE_CHECKING:
@@ -45,10 +45,16 @@ class ReplicateKind(LayoutKind):
             setup.accumulation = lambda last: synchronises_only(model, last)
         take_rows(setup, mesh)
 
+    def when_reduced(self, parallelism: Parallelism, layout: Layout) -> WhenReduced:  # noqa: ARG002 - of the base class
+        """As the implementation does: `DistributedDataParallel` keeps whole gradients."""
+        assert isinstance(parallelism, Replicate), parallelism
+        return WhenReduced(once=parallelism.no_sync, whole=parallelism.implementation is Replicator.DDP)
+
     def rounding(self, parallelism: Parallelism, layout: Layout) -> Rounding | None:
         """The element type of compressed gradients."""
         assert isinstance(parallelism, Replicate), parallelism
         reduce = SENT_AS.get(parallelism.compression)
         if reduce is None:
             return None
-        return Rounding(replicas=1, shards=layout.mesh.size(DP), reduce=reduce, once=parallelism.no_sync, whole=True)
+        when = self.when_reduced(parallelism, layout)
+        return Rounding(replicas=1, shards=layout.mesh.size(DP), when=when, reduce=reduce)

@@ -99,7 +99,7 @@ class Scheduler:
         if self.aborting:
             raise RankAborted
         self.pending[rank] = pending
-        self._hand_over(rank)
+        self._pass_baton(rank)
         self.pending[rank] = None
 
     def wake(self, rank: int) -> None:
@@ -117,7 +117,7 @@ class Scheduler:
         if self._runnable:
             self.pending[rank] = pending
             self._runnable.append(rank)
-            self._hand_over(rank)
+            self._pass_baton(rank)
             self.pending[rank] = None
         return True
 
@@ -133,7 +133,7 @@ class Scheduler:
         self.pending[rank] = pending
         self._wait_after(rank, self._quiet.release)
 
-    def _hand_over(self, rank: int) -> None:
+    def _pass_baton(self, rank: int) -> None:
         self._wait_after(rank, self._pass_on)
 
     def _wait_after(self, rank: int, let_go: Callable[[], None]) -> None:

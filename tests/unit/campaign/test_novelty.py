@@ -7,8 +7,7 @@ from equivcheck.campaign.selection import WINDOW, Novelty
 from equivcheck.coverage.reach import Reach
 from equivcheck.scenario import Scenario
 from equivcheck.strategies import scenarios
-
-from .test_features import SCENARIO
+from unit.coverage.test_features import SCENARIO
 
 
 def drawn(count: int) -> list[Scenario]:

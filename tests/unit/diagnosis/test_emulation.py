@@ -7,11 +7,12 @@ import torch
 
 from equivcheck import Scenario
 from equivcheck.comparison.compare import compare
+from equivcheck.composition.registry import when_reduced
 from equivcheck.diagnosis.diverged_run import DivergedRun, run_again
 from equivcheck.diagnosis.emulation.coordinates import choices_of, coordinates_of_ranks
 from equivcheck.diagnosis.emulation.emulated_ranks import EmulatedRanks, Reduction
 from equivcheck.diagnosis.emulation.held_elements import held_elements_of
-from equivcheck.layouts.rounding import WhenReduced, when_reduced
+from equivcheck.layouts.rounding import EACH, ONCE, WHOLE, WhenReduced
 from equivcheck.scenario import DDP, FSDP1, FSDP2, Axis, Mesh, Replicate, Replicator, ShardingStrategy
 from unit.diagnosis import faults
 from unit.diagnosis.causes import on_2, over
@@ -38,7 +39,7 @@ def test_emulated_ranks_compute_what_one_device_does(scenario: Scenario) -> None
     assert compare(run.reference, traces).divergences == ()
 
 
-@pytest.mark.parametrize("when", list(WhenReduced))
+@pytest.mark.parametrize("when", [EACH, WHOLE, ONCE, WhenReduced(once=True)])
 def test_when_gradients_are_reduced_does_not_matter_to_the_mean(when: WhenReduced) -> None:
     """Each, whole or once: an average is linear."""
     run = diverged(ON_DDP)
@@ -63,7 +64,7 @@ def test_what_is_changed_shows_in_the_gradients_that_it_concerns(change: Callabl
     """In the first step: what follows from it is another matter."""
     run = diverged(ON_DDP)
     ranks = EmulatedRanks(run)
-    ranks.when_reduced = WhenReduced.EACH
+    ranks.when_reduced = EACH
     change(ranks)
 
     found = compare(run.reference, ranks.train(2)).divergences
@@ -118,17 +119,17 @@ def test_peers_differ_along_the_given_axes_only() -> None:
 @pytest.mark.parametrize(
     ("scenario", "when"),
     [
-        (on_2(DDP()), WhenReduced.WHOLE),
-        (on_2(DDP(no_sync=True)), WhenReduced.ONCE),
-        (on_2(Replicate(implementation=Replicator.DDP)), WhenReduced.WHOLE),
-        (on_2(Replicate(implementation=Replicator.FSDP)), WhenReduced.EACH),
-        (on_2(FSDP1()), WhenReduced.EACH),
-        (on_2(FSDP1(strategy=ShardingStrategy.NO_SHARD)), WhenReduced.WHOLE),
-        (on_2(FSDP2()), WhenReduced.EACH),
-        (on_2(FSDP2(no_sync=True)), WhenReduced.ONCE),
+        (on_2(DDP()), WHOLE),
+        (on_2(DDP(no_sync=True)), ONCE),
+        (on_2(Replicate(implementation=Replicator.DDP)), WHOLE),
+        (on_2(Replicate(implementation=Replicator.FSDP)), EACH),
+        (on_2(FSDP1()), EACH),
+        (on_2(FSDP1(strategy=ShardingStrategy.NO_SHARD)), WHOLE),
+        (on_2(FSDP2()), EACH),
+        (on_2(FSDP2(no_sync=True)), WhenReduced(once=True)),
     ],
-    ids=lambda value: value.value if isinstance(value, WhenReduced) else "",
+    ids=lambda value: value.layout.name if isinstance(value, Scenario) else f"{value.once} {value.whole}",
 )
 def test_when_a_layout_reduces(scenario: Scenario, when: WhenReduced) -> None:
     """DDP keeps whole gradients, as FSDP does that shards nothing."""
-    assert when_reduced(scenario.layout) is when
+    assert when_reduced(scenario.layout) == when

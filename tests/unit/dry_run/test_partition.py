@@ -1,5 +1,7 @@
 """The arithmetic of partitions, held against what ranks hold."""
 
+from collections import Counter
+
 import pytest
 from hypothesis import HealthCheck, given, settings
 
@@ -16,7 +18,8 @@ pytestmark = pytest.mark.filterwarnings("ignore")  # what torch warns of is of n
 
 @pytest.mark.parametrize("layout", ["ddp", "fsdp2", "tensor_parallel", "spmd", "fsdp2 x tensor_parallel"])
 def test_every_rank_holds_what_the_arithmetic_says(layout: str) -> None:
-    """The shape of every shard on every rank follows from the layout alone."""
+    """The shape of every shard on every rank follows from the layout alone, in most scenarios: some are on file to raise."""
+    ran = Counter[bool]()
 
     @settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.too_slow])
     @given(scenarios(layouts=(layout,), max_ranks=4))
@@ -25,7 +28,9 @@ def test_every_rank_holds_what_the_arithmetic_says(layout: str) -> None:
         try:
             traces = ranks("sim", mesh.num_ranks).run(rank_program, scenario).values
         except RanksFailed:
+            ran[False] += 1
             return  # an upstream issue on file: other tests are about those
+        ran[True] += 1
         parameters = {parameter.full_name: parameter for parameter in parameters_of(scenario.training.model)}
         for rank, trace in enumerate(traces):
             coordinates = dict(zip(mesh.names, mesh.coordinate(rank), strict=True))
@@ -34,3 +39,4 @@ def test_every_rank_holds_what_the_arithmetic_says(layout: str) -> None:
                 assert held == local_shape(scenario.layout, parameters[piece.name], coordinates)
 
     holds()
+    assert ran[True] > ran[False], ran

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from equivcheck.layouts.rounding import Division
+from equivcheck.layouts.rounding import EACH, Division, WhenReduced
 from equivcheck.reference.reduction import AccumulatedGradients, Gradients, mean_of
 
 
@@ -56,7 +56,7 @@ def test_an_order_is_asked_for_at_each_stage() -> None:
 def test_microbatches_are_averaged_whenever_they_are_reduced(*, once: bool, whole: bool) -> None:
     """An average of sums is a sum of averages, also on top of what was there before."""
     before: list[Gradients] = [{"a": torch.tensor([10.0])}] * 2
-    gradients = AccumulatedGradients(before, mean_of_all, once=once, whole=whole)
+    gradients = AccumulatedGradients(before, mean_of_all, when=WhenReduced(once=once, whole=whole))
     for number, values in enumerate([(1.0, 3.0), (5.0, 7.0)]):
         for rank, value in enumerate(values):
             gradients.add(rank, {"a": torch.tensor([value])})
@@ -75,7 +75,7 @@ def test_how_often_and_of_what_gradients_are_reduced(*, once: bool, whole: bool,
         seen.append(total.item())
         return [{"a": total} for _ in gradients]
 
-    gradients = AccumulatedGradients([{}, {}], summed, once=once, whole=whole)
+    gradients = AccumulatedGradients([{}, {}], summed, when=WhenReduced(once=once, whole=whole))
     for last in (False, True):
         for rank in range(2):
             gradients.add(rank, {"a": torch.tensor([1.0])})
@@ -88,7 +88,7 @@ def test_how_often_and_of_what_gradients_are_reduced(*, once: bool, whole: bool,
 def test_what_waits_keeps_its_element_type() -> None:
     """The first gradient that waits is rounded, and so is each sum with it."""
     gradients = AccumulatedGradients(
-        [{}], lambda waiting: waiting, once=True, whole=False, waits_as=lambda gradient: gradient.bfloat16()
+        [{}], lambda waiting: waiting, when=WhenReduced(once=True), waits_as=lambda gradient: gradient.bfloat16()
     )
     for value, last in ((1.0, False), (1 / 512, True)):
         gradients.add(0, {"a": torch.tensor([value])})
@@ -100,7 +100,7 @@ def test_what_waits_keeps_its_element_type() -> None:
 
 def test_what_is_not_reduced_stays_with_its_rank() -> None:
     """Added to the result of reductions."""
-    gradients = AccumulatedGradients([{}, {}], mean_of_all, once=False, whole=False)
+    gradients = AccumulatedGradients([{}, {}], mean_of_all, when=EACH)
     gradients.add_unreduced(1, {"a": torch.tensor([5.0])})
 
     assert gradients.reduced[0] == {}

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from equivcheck.layouts.data_rows import rows_of
-from equivcheck.layouts.rounding import Division, Rounding
+from equivcheck.layouts.rounding import WHOLE, Division, Rounding, WhenReduced
 from equivcheck.reference.perturbed_rounding import PerturbedRounding, Shuffled
 from equivcheck.reference.reference import ReferenceRun, noise_limit
 from equivcheck.reference.rounded import rounded_setup
@@ -34,7 +34,8 @@ FP64 = ElementType.FLOAT64
 @pytest.mark.parametrize("whole", [False, True])
 def test_without_lower_precision_it_is_the_ordinary_reference(division: Division, once: bool, whole: bool) -> None:
     """However parts are accumulated and averaged, in the training's own precision they give what whole microbatches give."""
-    rounding = Rounding(replicas=2, shards=3, compute=FP64, reduce=FP64, division=division, once=once, whole=whole)
+    when = WhenReduced(once=once, whole=whole)
+    rounding = Rounding(replicas=2, shards=3, when=when, compute=FP64, reduce=FP64, division=division)
     ours, plain = train(rounded_setup(TRAINING, rounding)), train(single_device(TRAINING))
     for step, expected in zip(ours.steps, plain.steps, strict=True):
         assert step.loss == pytest.approx(expected.loss, rel=1e-12)
@@ -45,7 +46,7 @@ def test_without_lower_precision_it_is_the_ordinary_reference(division: Division
 
 def test_compressed_gradients_are_halved_before_they_are_added() -> None:
     """Of two ranks, each casts its gradient to float16 and divides it; the sum of both is in float16 as well."""
-    rounding = Rounding(replicas=1, shards=2, reduce=ElementType.FLOAT16, whole=True)
+    rounding = Rounding(replicas=1, shards=2, when=WHOLE, reduce=ElementType.FLOAT16)
     drawn = material(LINEAR)
     weight, batch = drawn.parameters["layers.0.linear.weight"], drawn.steps[0][0]
     halves = []

@@ -1,0 +1,40 @@
+"""A user's training as a case of the judge: what of it can be compared, and what is a second estimate of it."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from equivcheck.trace.differences import Difference, Divergence, Phase
+from equivcheck.trace.trace import Snapshot
+from equivcheck.user.case import UserCase
+from equivcheck.user.reference import SingleDeviceRun
+from equivcheck.user.task import Task
+from unit.user.programs import brought
+
+NOTHING = Snapshot(pieces=(), present=(), fits=(), dtypes=(), values=np.empty(0))
+WRONG = Divergence(step=0, phase=Phase.GRADIENT, tensor="0.weight", difference=Difference.VALUE, rank=0)
+
+
+@pytest.fixture
+def run() -> SingleDeviceRun:
+    """A training over two data ranks whose user reads tensors, on one device."""
+    given = brought(mesh=(("dp", 2),), full_tensors=lambda module: dict(module.named_parameters()))
+    given["batches"] = tuple(given["batches"])
+    defaults = dict.fromkeys(("scheduler", "step", "rank_step", "shard"))
+    return SingleDeviceRun(
+        Task(**(defaults | {"reduction": "mean", "data_axes": ("dp",), "dtype": torch.float64, "seed": 0} | given))
+    )
+
+
+def test_state_that_no_rank_hands_over_is_left_out(run: SingleDeviceRun) -> None:
+    """It is named, nothing of it is expected, and it is no reason to doubt that the parts of the ranks are the same training."""
+    read, unread = (UserCase(run, [trace]) for trace in (run.trace, replace(run.trace, state=NOTHING)))
+
+    (expected,) = (moment for moment in unread.case().reference().moments if moment.phase is Phase.STATE)
+
+    assert read.unread == ()
+    assert unread.unread == expected.table.names
+    assert not any(expected.present)
+    assert read.hint(WRONG) == unread.hint(WRONG) == ""
