@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from equivcheck.errors import EquivCheckError, InvalidScenario, NotEquivalent, UsageError
     from equivcheck.oracle.check import check
     from equivcheck.scenario import Layout, Scenario, Training
+    from equivcheck.scenario.file_format.codec import from_json, to_json
     from equivcheck.user.check import check_training
     from equivcheck.verdict.verdict import Outcome, Verdict
     from equivcheck.worlds.world import World
@@ -30,6 +31,8 @@ _HOMES = {
     "check": "equivcheck.oracle.check",
     "check_training": "equivcheck.user.check",
     "explained": "equivcheck.diagnosis.explain",
+    "from_json": "equivcheck.scenario.file_format.codec",
+    "to_json": "equivcheck.scenario.file_format.codec",
 }
 
 __all__ = [
@@ -46,6 +49,8 @@ __all__ = [
     "check",
     "check_training",
     "explained",
+    "from_json",
+    "to_json",
 ]
 
 

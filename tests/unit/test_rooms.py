@@ -78,3 +78,11 @@ def test_every_room_is_there(room: str) -> None:
     """The table names what exists."""
     assert ROOT.joinpath(room).exists()
     assert ROOT.joinpath(room).is_dir() == room.endswith("/")
+
+
+def test_files_that_the_text_names_are_there() -> None:
+    """A path in ARCHITECTURE.md leads to a file, from the root or from the package."""
+    text = ROOT.joinpath("ARCHITECTURE.md").read_text(encoding="utf-8")
+    named = re.findall(r"`([a-z_0-9/]+\.(?:py|toml|json))`", text)
+    assert len(named) > 20
+    assert [path for path in named if not any(ROOT.joinpath(base, path).is_file() for base in ("", "equivcheck"))] == []
