@@ -8,25 +8,19 @@ from hypothesis import HealthCheck, Phase, given, settings
 from equivcheck import Scenario
 from equivcheck.composition.expected_calls import UNMODELLED_EXECUTION, predicted
 from equivcheck.composition.registry import kinds_of, layout_kinds, layout_names
-from equivcheck.layouts.expected_calls.model import NO_COMMUNICATION_MODEL, UNSAID
 from equivcheck.strategies import scenarios
 
 DECLARED = tuple(
     unmodelled.reason
-    for unmodelled in (
-        *UNMODELLED_EXECUTION,
-        *(unmodelled for kind in layout_kinds().values() for unmodelled in kind.communication.unmodelled),
-    )
-    if unmodelled is not UNSAID
+    for declared in (UNMODELLED_EXECUTION, *(kind.communication.unmodelled for kind in layout_kinds().values()))
+    for unmodelled in declared
 )
 """Why some scenarios are not modelled, as their layouts declare it."""
 MODELLED_SHARE = 0.95
 """Of all other scenarios of a layout, at least."""
 ANY_SHARE = 0.1
 """Of all, whatever their layout declares, at least."""
-SAYING = tuple(
-    name for name in layout_names() if all(kind.communication is not NO_COMMUNICATION_MODEL for kind in kinds_of(name))
-)
+SAYING = tuple(name for name in layout_names() if all(kind.communication.options for kind in kinds_of(name)))
 """Layouts of which every parallelism says what it communicates."""
 
 
