@@ -124,8 +124,9 @@ def _fit(diverged: DivergedRun, candidate: Counterfactual) -> Fit | None:
         if step + 1 < num_steps and num_agreeing_moments(diverged, candidate.run(step + 1)) < least:
             return None
         count = num_agreeing_moments(diverged, candidate.run(num_steps))
-    except RuntimeError:
-        return None  # torch refuses what is wrong in this way, as clipping where no gradient is left
+    except (RuntimeError, ArithmeticError):
+        # Torch refuses what is wrong in this way, as clipping where no gradient is left, or divides by a step count of zero.
+        return None
     if count < least:
         return None
     return Fit(candidate=candidate, num_moments=count, exact=count == len(diverged.found), step=step)

@@ -9,7 +9,7 @@ import torch
 from equivcheck import Scenario, check
 from equivcheck.diagnosis.explain import explained
 from equivcheck.mutants.registry import mutant
-from equivcheck.scenario import DDP, SGD, Adam, ClipNorm, Layer
+from equivcheck.scenario import DDP, SGD, Adam, AuxiliaryLinear, ClipNorm, Implementation, Layer
 from equivcheck.train.setup import Setup
 from equivcheck.verdict.cause import Cause, Diagnosis
 from unit.diagnosis import faults
@@ -174,3 +174,13 @@ def test_a_shared_weight_that_nothing_explains_is_blamed_by_ablation() -> None:
     assert found is not None
     assert (found.cause, found.exact) == (Cause.UNTIED, False)
     assert "without sharing the ranks match one device" in found.sentence
+
+
+def test_an_explanation_that_cannot_be_trained_is_none() -> None:
+    """A candidate that divides by a step count of zero is passed over, and others are tried."""
+    alternating = Layer(width=2, auxiliary=AuxiliaryLinear.EVEN_STEPS)
+    adam = Adam(implementation=Implementation.FOREACH)
+    scenario = on_2(DDP(find_unused_parameters=True), alternating, optimizer=adam, steps=3)
+    found = diagnosis_of(scenario, mutant("step_not_counted").plant)
+    assert found is not None
+    assert found.cause is Cause.STEP_COUNT
