@@ -6,9 +6,8 @@ from equivcheck.layouts.expected_calls.communication import Totals
 from equivcheck.layouts.expected_calls.model import CommunicationModel
 from equivcheck.layouts.expected_calls.rank_view import Held, Ledger, RankView
 from equivcheck.layouts.partition import chunk_size
-from equivcheck.layouts.rounding import ITEM_BYTES, element_types
 from equivcheck.parallelisms.fsdp1.flat_layout import alignment_of, flat_starts
-from equivcheck.parallelisms.fsdp2.communication import Unit, units_of
+from equivcheck.parallelisms.fsdp2.communication import Unit, UnitCalls
 from equivcheck.scenario import FSDP1, ClipNorm, NormType, ShardingStrategy, Wrapping
 from equivcheck.trace.stage import Stage
 
@@ -18,30 +17,16 @@ NORM_BYTES = 4
 _FREED_AFTER_FORWARD = (ShardingStrategy.FULL_SHARD, ShardingStrategy.HYBRID_SHARD)
 
 
-class FSDP1Calls:
-    """Goes through a training, step by step."""
+class FSDP1Calls(UnitCalls[FSDP1]):
+    """The order of `FullyShardedDataParallel`."""
 
     def __init__(self, view: RankView, fsdp: FSDP1) -> None:
-        self.view, self.fsdp = view, fsdp
-        names = view.layout.axes_of(fsdp)
-        self.parts = view.layout.mesh.size(names[-1])
-        self.shard_axis = view.axes(names[-1])
-        self.replicas = view.axes(names[0]) if fsdp.strategy.is_hybrid else None
+        super().__init__(view, fsdp)
         self.is_sharded = fsdp.strategy is not ShardingStrategy.NO_SHARD and self.parts > 1
-        computed, reduced = element_types(view.training.precision, fsdp.mixed_precision)
-        self.gathered_bytes, self.reduced_bytes = ITEM_BYTES[computed], ITEM_BYTES[reduced]
-        self.ledger = Ledger()
-        self.units = units_of(view, fsdp.wrapping)
 
     def totals(self) -> Totals:
-        """The calls of all steps."""
-        training = self.view.training
-        last = len(training.data.microbatches) - 1
-        for step in range(training.steps):
-            for number in range(last + 1):
-                self._forward(step)
-                self._backward(step, reduces=number == last or not self.fsdp.no_sync)
-        return self.ledger.totals | (self._clipping() if isinstance(training.clipping, ClipNorm) else {})
+        """The calls of all steps, clipping by norm included."""
+        return super().totals() | self._clipping()
 
     def _forward(self, step: int) -> None:
         for unit in self.units:

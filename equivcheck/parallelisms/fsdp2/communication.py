@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 from equivcheck.layouts.expected_calls.clipping import dtensor_clipping
 from equivcheck.layouts.expected_calls.communication import Totals, add
 from equivcheck.layouts.expected_calls.model import MIXED_ELEMENTS, CommunicationModel
 from equivcheck.layouts.expected_calls.rank_view import Held, Ledger, RankView
 from equivcheck.layouts.rounding import ITEM_BYTES, element_types
-from equivcheck.scenario import FSDP2, Split, TensorParallel, Wrapping
+from equivcheck.scenario import FSDP1, FSDP2, Split, TensorParallel, Wrapping
+
+F = TypeVar("F", FSDP1, FSDP2)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -24,23 +28,23 @@ class Unit:
     """Whether the rank has all of it at the moment."""
 
 
-class FSDP2Calls:
-    """Goes through a training, step by step."""
+class UnitCalls(ABC, Generic[F]):
+    """Goes through a training whose parameters are gathered and reduced unit by unit, step by step."""
 
-    def __init__(self, view: RankView, fsdp: FSDP2) -> None:
-        self.view, self.fsdp = view, fsdp
+    def __init__(self, view: RankView, fsdp: F) -> None:
+        self.view = view
+        self.fsdp: F = fsdp
         names = view.layout.axes_of(fsdp)
         self.parts = view.layout.mesh.size(names[-1])
         self.shard_axis = view.axes(names[-1])
         self.replicas = view.axes(names[0]) if len(names) == 2 else None
-        computed, reduced = element_types(view.training.precision, fsdp.mixed_precision)
-        self.gathered_bytes, self.reduced_bytes = ITEM_BYTES[computed], ITEM_BYTES[reduced]
-        self.op = reduce_op(view, reduced)
+        computed, self.reduced = element_types(view.training.precision, fsdp.mixed_precision)
+        self.gathered_bytes, self.reduced_bytes = ITEM_BYTES[computed], ITEM_BYTES[self.reduced]
         self.ledger = Ledger()
         self.units = units_of(view, fsdp.wrapping)
 
     def totals(self) -> Totals:
-        """The calls of all steps."""
+        """The calls of all steps, clipping left out."""
         training = self.view.training
         last = len(training.data.microbatches) - 1
         for step in range(training.steps):
@@ -48,6 +52,18 @@ class FSDP2Calls:
                 self._forward(step)
                 self._backward(step, reduces=number == last or not self.fsdp.no_sync)
         return self.ledger.totals
+
+    @abstractmethod
+    def _forward(self, step: int) -> None:
+        """The calls of one microbatch's forward."""
+
+    @abstractmethod
+    def _backward(self, step: int, reduces: bool) -> None:
+        """The calls of one microbatch's backward."""
+
+
+class FSDP2Calls(UnitCalls[FSDP2]):
+    """The order of `fully_shard`."""
 
     def _forward(self, step: int) -> None:
         for unit in self.units:
@@ -73,12 +89,12 @@ class FSDP2Calls:
         unit.gathered = True
 
     def _reduce(self, unit: Unit, step: int) -> None:
-        reduced = [held for held in unit.held if self.view.has_gradient(held, step)]
+        reduced, op = [held for held in unit.held if self.view.has_gradient(held, step)], reduce_op(self.view, self.reduced)
         num_bytes = sum(held.padded_rows(self.parts) for held in reduced) * self.reduced_bytes
         if reduced and self.parts > 1:
-            self.ledger.note(step, f"reduce_scatter.{self.op}", self.shard_axis, num_bytes * self.parts)
+            self.ledger.note(step, f"reduce_scatter.{op}", self.shard_axis, num_bytes * self.parts)
         if reduced and self.replicas is not None:
-            self.ledger.note(step, f"all_reduce.{self.op}", self.replicas, num_bytes)
+            self.ledger.note(step, f"all_reduce.{op}", self.replicas, num_bytes)
 
 
 def reduce_op(view: RankView, element_type: str) -> str:

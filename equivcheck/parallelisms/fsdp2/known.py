@@ -26,10 +26,9 @@ def _cuts(scenario: Scenario) -> Iterator[tuple[int, int]]:
             dim, ranks = cut_dim(parallelism, parameter), layout.mesh.size(layout.axes_of(parallelism)[-1])
             if dim is None:
                 continue
-            if isinstance(parallelism, TensorParallel):
-                # Frozen layers have gradients, too, where their local tensors unfreeze.
-                yield from [(parameter.shape[dim], ranks)] if parameter.trained or unfreezes else []
-            elif parameter.trained:
+            if isinstance(parallelism, TensorParallel) and (parameter.trained or unfreezes):
+                yield parameter.shape[dim], ranks  # frozen layers have gradients, too, where their local tensors unfreeze
+            elif not isinstance(parallelism, TensorParallel) and parameter.trained:
                 yield _fewest_rows(scenario, parameter), ranks
 
 

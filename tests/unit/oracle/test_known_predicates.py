@@ -20,7 +20,7 @@ from equivcheck.scenario import (
     TensorParallel,
     Wrapping,
 )
-from unit.oracle.known_examples import FULLY_SHARD, HYBRID, INF, SHOWN, scenario
+from unit.oracle.known_examples import FULLY_SHARD, HYBRID, INF, SHOWN, over_tp, scenario
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*NO_SHARD", "ignore:Called FSDP.clip_grad_norm_")
 
@@ -63,6 +63,8 @@ def test_a_rank_without_gradients_is_one_that_does_not_reach_the_clipping(exampl
         (scenario(FSDP2(), Layer(width=1), sizes=(1, 2)), True),
         (scenario(FSDP2(), Layer(width=2), Layer(width=1, frozen=True)), False),
         (scenario(FSDP2(), Layer(width=2, norm=Norm.RMS)), True),
+        (over_tp(FSDP2(), Layer(width=8), tp=2, split=Split.COLUMN), False),
+        (over_tp(FSDP2(), Layer(width=8, norm=Norm.RMS), tp=2, split=Split.COLUMN, features=2), False),
         (scenario(SPMD()), False),
         (scenario(FULLY_SHARD), True),
         (scenario(TensorParallel(plan=(LayerPlan(split=Split.ROW),)), Layer(width=1), features=2), False),
