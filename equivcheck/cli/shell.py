@@ -12,6 +12,7 @@ import click
 from click.exceptions import NoArgsIsHelpError
 
 from equivcheck.errors import EquivCheckError, InvalidScenario, UsageError
+from equivcheck.torch_version import OLDEST
 
 
 class ExitCode(IntEnum):
@@ -53,6 +54,6 @@ def _sentence(error: Exception) -> str:
     if isinstance(error, EquivCheckError):
         return str(error)
     if isinstance(error, ModuleNotFoundError) and error.name == "torch":
-        return "torch is not installed; allowed: torch 2.6 or newer"
+        return f"torch is not installed; allowed: torch {OLDEST} or newer"
     traceback.print_exception(error)
     return f"{type(error).__name__}: {error} (a bug in the checker)"

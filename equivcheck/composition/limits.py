@@ -8,8 +8,8 @@ from equivcheck.composition.registry import BrokenLayout, kind_of
 from equivcheck.composition.resume_limits import CHECKPOINT_LAYOUT_LIMITS, CHECKPOINT_LIMITS, wrong_flattening
 from equivcheck.layouts.limits.execution import NO_COMPILER, NOTHING_TWICE_IN_GRAPHS, STEPS_OF_OPERATIONS
 from equivcheck.layouts.limits.limit import LayoutLimit, Limit
-from equivcheck.layouts.limits.optimizers import ANYWHERE
 from equivcheck.scenario import Layout, Scenario, Training
+from equivcheck.torch_version import torch_in
 
 MAX_REPAIRS = 64
 """More repairs of one training than this do not end: two of them undo each other."""
@@ -28,7 +28,7 @@ def why_unsupported(scenario: Scenario, *, beyond: bool = False) -> str | None:
 def unsupported(training: Training, layout: Layout, *, beyond: bool = False) -> str | None:
     """Why the layout cannot run the training; None where it can. With `beyond`, limits that torch draws do not count."""
     limit = _first_layout_limit(layout) or _first_limit(training, layout, beyond)
-    return None if limit is None else limit.reason
+    return None if limit is None else _in_words(limit)
 
 
 def repaired_layout(layout: Layout) -> Layout:
@@ -81,11 +81,16 @@ def resumable_training(training: Training, *layouts: Layout) -> Training:
 
 
 def _first_limit(training: Training, layout: Layout, beyond: bool) -> Limit | None:
-    limits = chain(ANYWHERE, *(kind_of(parallelism).limits for parallelism in layout.parallelisms))
-    return next((limit for limit in limits if not (beyond and limit.upstream) and limit.applies(training, layout)), None)
+    limits = chain.from_iterable(kind_of(parallelism).limits for parallelism in layout.parallelisms)
+    there = (limit for limit in limits if torch_in(limit.torch) and not (beyond and limit.upstream))
+    return next((limit for limit in there if limit.applies(training, layout)), None)
 
 
 def _first_layout_limit(layout: Layout) -> LayoutLimit | None:
     own = (limit for parallelism in layout.parallelisms for limit in kind_of(parallelism).layout_limits)
     limits = chain((STEPS_OF_OPERATIONS, NOTHING_TWICE_IN_GRAPHS, NO_COMPILER), own)
-    return next((limit for limit in limits if limit.applies(layout)), None)
+    return next((limit for limit in limits if torch_in(limit.torch) and limit.applies(layout)), None)
+
+
+def _in_words(limit: Limit | LayoutLimit) -> str:
+    return f"{limit.reason} (torch {limit.torch})" if limit.torch else limit.reason

@@ -10,15 +10,14 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
-import torch
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
-from packaging.version import Version
 
 from equivcheck.choice import Choice
 from equivcheck.errors import EquivCheckError
 from equivcheck.known_issues.predicates import NEEDS, SHOWS
 from equivcheck.known_issues.workarounds import WITHOUT
 from equivcheck.scenario import Scenario
+from equivcheck.torch_version import torch_in
 from equivcheck.trace.differences import Difference, Divergence, Phase
 from equivcheck.verdict.verdict import Outcome, Verdict
 
@@ -140,9 +139,8 @@ def _views(verdict: Verdict, on_resume: bool) -> Iterator[Verdict]:
 @cache
 def known_issues() -> tuple[KnownIssue, ...]:
     """The issues on file that apply to the installed torch. Raises `InvalidKnownIssue`."""
-    installed = Version(torch.__version__).base_version
     issues = read_issues(files("equivcheck.known_issues").joinpath("known.toml").read_text("utf-8"))
-    return tuple(issue for issue in issues if installed in SpecifierSet(issue.torch))
+    return tuple(issue for issue in issues if torch_in(issue.torch))
 
 
 def read_issues(text: str) -> tuple[KnownIssue, ...]:

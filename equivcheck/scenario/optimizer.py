@@ -47,8 +47,6 @@ class Optimizer:
     """Whether it makes state when it is built, for frozen parameters as well."""
     rounds_to: ClassVar[str] = ""
     """Element type, named as torch does, that an update is computed in whatever that of the parameters; empty for theirs."""
-    since: ClassVar[str] = ""
-    """The torch release that brought it; empty if every supported one has it."""
     lr: float = 0.05
     """Learning rate, above 0."""
     weight_decay: float = 0.0
@@ -296,7 +294,6 @@ class Muon(Optimizer):
     elementwise: ClassVar[bool] = False
     takes_vectors: ClassVar[bool] = False
     rounds_to: ClassVar[str] = "bfloat16"
-    since: ClassVar[str] = "2.9"
     lr: float = 0.02
     """Learning rate, above 0; an update is about as large as the rate, whatever the gradient."""
     momentum: float = 0.95

@@ -11,7 +11,6 @@ import torch
 from torch.optim import lr_scheduler
 
 from equivcheck.choice import Choice
-from equivcheck.errors import UsageError
 from equivcheck.scenario import Group, Implementation, Optimizer, Schedule, Select, Training
 
 
@@ -43,10 +42,7 @@ def build_optimizer(training: Training, parameters: Iterable[tuple[str, torch.Te
 
 
 def _class_of(optimizer: Optimizer) -> type[torch.optim.Optimizer]:
-    name = type(optimizer).__name__
-    kind: type[torch.optim.Optimizer] | None = getattr(torch.optim, name, None)
-    if kind is None:
-        raise UsageError(f"optimizer {name} does not exist in torch {torch.__version__}; it came with {optimizer.since}")
+    kind: type[torch.optim.Optimizer] = getattr(torch.optim, type(optimizer).__name__)
     return kind
 
 

@@ -28,6 +28,8 @@ class Limit:
     upstream: bool = False
     """Whether torch alone draws the line. Beyond it a run must be right or raise on every rank, and `frontier` goes there; beyond
     any other limit results differ by definition."""
+    torch: str = ""
+    """Versions of torch that have the limit, as a PEP 440 specifier; empty for every one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +42,8 @@ class LayoutLimit:
     """Whether a layout is beyond the limit."""
     repair: Callable[[Layout], Layout]
     """The nearest layout within the limit, on the same mesh if any on that can run; it never adds what another limit forbids."""
+    torch: str = ""
+    """Versions of torch that have the limit, as a PEP 440 specifier; empty for every one."""
 
 
 def parallelism_of(layout: Layout, kind: type[P]) -> P:

@@ -1,11 +1,8 @@
-"""What optimizers cannot run on: DTensors, cut parameters, an older torch."""
+"""What optimizers cannot run on: DTensors, cut parameters."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from importlib.metadata import version
-
-from packaging.version import Version
 
 from equivcheck.layouts.limits.limit import Limit
 from equivcheck.layouts.partition import matrix_cuts
@@ -15,10 +12,8 @@ from equivcheck.scenario import (
     AdamW,
     Layout,
     Muon,
-    Optimizer,
     Training,
 )
-from equivcheck.scenario.optimizer import OPTIMIZERS
 
 
 def keeps_dtensors(layout: Layout) -> bool:
@@ -48,27 +43,10 @@ DTENSOR_OPTIMIZERS = (
 """What no layout can run whose parameters are DTensors."""
 
 
-def installed_torch() -> Version:
-    """The torch that trainings run on; asked of its metadata, as importing it is slow."""
-    return Version(version("torch"))
-
-
 def elementwise(training: Training, _layout: Layout) -> Training:
     """The training with an elementwise optimizer in place of one that is not."""
     optimizer = training.optimizer
     return replace(training, optimizer=AdamW(lr=optimizer.lr, weight_decay=optimizer.weight_decay, maximize=optimizer.maximize))
-
-
-def _came_with(kind: type[Optimizer]) -> Limit:
-    return Limit(
-        reason=f"torch: {kind.__name__} came with {kind.since}, and an older one is installed",
-        applies=lambda training, _layout: isinstance(training.optimizer, kind) and installed_torch() < Version(kind.since),
-        repair=elementwise,
-    )
-
-
-ANYWHERE = tuple(_came_with(kind) for kind in OPTIMIZERS if kind.since)
-"""What no layout can run."""
 
 
 def _is_adafactor_of_cuts(training: Training, layout: Layout) -> bool:

@@ -46,7 +46,7 @@ def make_group(options: Any, _: Any) -> SimGroup:
 
 
 class SimGroup(_ProcessGroup):  # type: ignore[misc]  # torch's overloads differ from version to version
-    """One rank's side of a group; the method names are those of torch 2.6 to 2.15."""
+    """One rank's side of a group; the method names are those of torch 2.9 to 2.15."""
 
     supports_coalescing = False
     supports_splitting = False

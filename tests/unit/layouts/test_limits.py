@@ -9,9 +9,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from packaging.version import Version
 
+from equivcheck import torch_version
 from equivcheck.composition.limits import repaired, repaired_layout, unsupported
 from equivcheck.composition.registry import kind_of
-from equivcheck.layouts.limits import optimizers
+from equivcheck.layouts.limits.limit import Limit
+from equivcheck.layouts.limits.optimizers import elementwise
 from equivcheck.scenario import (
     ASGD,
     DDP,
@@ -379,11 +381,18 @@ def test_muon_over_tensor_parallelism(width: int, outer: Parallelism, reason: st
     assert found is reason or (reason is not None and reason in (found or ""))
 
 
-def test_what_torch_lacks_is_unsupported_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Under a torch older than Muon every layout says so, and takes an elementwise optimizer instead."""
-    monkeypatch.setattr(optimizers, "installed_torch", lambda: Version("2.8.0"))
-    assert "Muon came with 2.9" in (unsupported(MUON, _layout(DDP())) or "")
-    assert repaired(MUON, _layout(DDP())).optimizer.elementwise
+@pytest.mark.parametrize(
+    ("installed", "expected"), [("2.9.1", "no Muon (torch <2.11)"), ("2.11.0", None), ("2.16.0.dev20270101", None)]
+)
+def test_a_limit_of_some_versions_of_torch(installed: str, expected: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It holds where one of them is installed, and its reason names them."""
+    limit = Limit(
+        reason="no Muon", torch="<2.11", applies=lambda training, _: isinstance(training.optimizer, Muon), repair=elementwise
+    )
+    monkeypatch.setattr(torch_version, "_installed", lambda: Version(installed))
+    monkeypatch.setattr(type(kind_of(DDP())), "limits", (limit,))
+    assert unsupported(MUON, _layout(DDP())) == expected
+    assert repaired(MUON, _layout(DDP())).optimizer.elementwise is (expected is not None)
 
 
 TRACED = Execution(whole_step=True)
