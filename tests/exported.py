@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from equivcheck.composition.running import Runner
+from equivcheck.export.forked import launched
 from equivcheck.layouts.script.form import form_of
 from equivcheck.scenario import Scenario
 from equivcheck.trace.differences import Phase
@@ -17,7 +18,6 @@ from equivcheck.trace.tensors import full_vector, table_of
 from equivcheck.train.loop import train
 from equivcheck.train.setup import Setup
 from equivcheck.train.single_device import single_device
-from launched import launched
 
 Differences = dict[str, float]
 """By the place that a script names: ``step 0 gradient 0.weight``."""

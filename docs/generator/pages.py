@@ -78,7 +78,7 @@ def _briefly(layouts: Iterable[str]) -> str:
 def known_issues() -> str:
     """Every problem of torch on file: what, in which versions, the smallest scenario and the script that show it."""
     smallest = sources.smallest_scenarios()
-    found = sources.known_issues()
+    found = sources.issues_on_file()
     rows = [(f"[`{issue.id}`](#{_anchor(issue.id)})", issue.kind.value.replace("_", " "), issue.torch) for issue in found]
     table = _table(("issue", "kind", "torch"), rows)
     sections = [_issue(issue, smallest.get(issue.id)) for issue in found]

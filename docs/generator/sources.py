@@ -13,7 +13,7 @@ import equivcheck
 import equivcheck.scenario
 from equivcheck.cli import main
 from equivcheck.composition.registry import layout_kinds
-from equivcheck.known_issues.known import known_issues, script_path
+from equivcheck.known_issues.known import issues_on_file, script_path
 from equivcheck.layouts.limits.limit import LayoutLimit, Limit
 from equivcheck.mutants.registry import mutants
 from equivcheck.scenario import Scenario
@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[2]
 
 __all__ = [
     "AnyLimit",
-    "known_issues",
+    "issues_on_file",
     "limits_by_layout",
     "main",
     "mutants",

@@ -140,8 +140,13 @@ def _views(verdict: Verdict, on_resume: bool) -> Iterator[Verdict]:
 @cache
 def known_issues() -> tuple[KnownIssue, ...]:
     """The issues on file that apply to the installed torch. Raises `InvalidKnownIssue`."""
-    issues = read_issues(files("equivcheck.known_issues").joinpath("known.toml").read_text("utf-8"))
-    return tuple(issue for issue in issues if torch_in(issue.torch))
+    return tuple(issue for issue in issues_on_file() if torch_in(issue.torch))
+
+
+@cache
+def issues_on_file() -> tuple[KnownIssue, ...]:
+    """The issues on file, of every torch. Raises `InvalidKnownIssue`."""
+    return read_issues(files("equivcheck.known_issues").joinpath("known.toml").read_text("utf-8"))
 
 
 def script_path(issue_id: str) -> Path:

@@ -32,7 +32,7 @@ import click
 from click.testing import CliRunner
 
 from equivcheck.cli import main
-from launched import launched
+from equivcheck.export.forked import launched
 
 ROOT = Path(__file__).parents[2]
 PAGES = (ROOT / "README.md", *sorted(path for path in ROOT.glob("docs/**/*.md") if "generated" not in path.parts))

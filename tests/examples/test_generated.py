@@ -16,7 +16,7 @@ from generator import pages, sources
 
 import equivcheck.scenario
 from equivcheck.cli import main
-from equivcheck.known_issues.known import known_issues
+from equivcheck.known_issues.known import issues_on_file
 from equivcheck.layouts.limits.limit import LayoutLimit, Limit
 from equivcheck.mutants.registry import mutants
 
@@ -46,8 +46,8 @@ def test_each_known_issue_has_a_section() -> None:
     """With its script, and with a scenario if one reaches it."""
     page = pages.known_issues()
     sections = {section.split("\n")[0].replace("\\", ""): section for section in page.split("\n## ")[1:]}
-    assert list(sections) == [issue.id for issue in known_issues()]
-    for issue in known_issues():
+    assert list(sections) == [issue.id for issue in issues_on_file()]
+    for issue in issues_on_file():
         assert f"/{issue.id}.py\n" in sections[issue.id]
         assert ("Scenario(" in sections[issue.id]) == bool(issue.layouts)
         assert f"(#issue-{issue.id.replace('_', '-')})" in page

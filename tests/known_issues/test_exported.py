@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 
 from equivcheck import check
+from equivcheck.export.forked import launched
 from equivcheck.export.script import script_of
 from equivcheck.known_issues.known import known_issues
 from equivcheck.scenario.file_format.codec import from_json
-from launched import launched
 
 EXPORTED = Path(__file__).parent / "exported"
 SCENARIOS = sorted(EXPORTED.glob("*.json"))

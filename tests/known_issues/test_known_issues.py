@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from equivcheck.export.forked import launched
 from equivcheck.known_issues.known import Kind, KnownIssue, known_issues, script_path
-from launched import launched
 
 ISSUES = known_issues()
 WRONG_NUMBER = r"max difference (nan|[1-9]|0\.0*[1-9])"

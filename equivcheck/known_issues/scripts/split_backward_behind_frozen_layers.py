@@ -19,6 +19,7 @@ from torch.distributed.pipelining.schedules import ScheduleInterleavedZeroBubble
 
 def main() -> int:
     """Train a second layer behind a first that is frozen."""
+    torch.set_default_dtype(torch.float64)  # in which torch 2.9 receives the int64 that another stage sends first
     dist.init_process_group("gloo", timeout=timedelta(seconds=20))
     rank = dist.get_rank()
     torch.manual_seed(0)

@@ -33,6 +33,7 @@ class Twice(nn.Module):
 
 def main() -> int:
     """Run one step of two stages."""
+    torch.set_default_dtype(torch.float64)  # in which torch 2.9 receives the int64 that another stage sends first
     dist.init_process_group("gloo", timeout=timedelta(seconds=20))
     rank = dist.get_rank()
     stage = PipelineStage(Twice(), rank, 2, torch.device("cpu"))

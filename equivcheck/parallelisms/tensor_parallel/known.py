@@ -52,6 +52,23 @@ def frozen_sequence_parallel_norm(scenario: Scenario) -> bool:
     return bool(unfrozen_norms(scenario.training.model, scenario.layout))
 
 
+@need
+def frozen_linear_is_split(scenario: Scenario) -> bool:
+    """Tensor parallelism with a frozen layer whose linear is split by columns or rows."""
+    return bool(_frozen_splits(scenario))
+
+
+def _frozen_splits(scenario: Scenario) -> set[int]:
+    layers = scenario.training.model.layers
+    plans = [parallelism.plan for parallelism in scenario.layout.of(TensorParallel)]
+    return {
+        index
+        for plan in plans
+        for index, (layer, entry) in enumerate(zip(layers, plan, strict=True))
+        if layer.frozen and entry.split in (Split.COLUMN, Split.ROW)
+    }
+
+
 def _replicates_by_fsdp(parallelism: object) -> bool:
     return isinstance(parallelism, Replicate) and parallelism.implementation is Replicator.FSDP
 
@@ -96,6 +113,13 @@ def on_frozen_sequence_parallel_norm(scenario: Scenario, divergence: Divergence)
     """The tensor is a parameter of a frozen norm whose input lies by rows."""
     match = re.fullmatch(r"layers\.(\d+)\.norm\.(weight|bias)", divergence.tensor)
     return match is not None and int(match[1]) in unfrozen_norms(scenario.training.model, scenario.layout)
+
+
+@show
+def of_a_frozen_split_linear(scenario: Scenario, divergence: Divergence) -> bool:
+    """The tensor is a parameter of a frozen linear that is split by columns or rows."""
+    match = re.fullmatch(r"layers\.(\d+)\.linear\.(weight|bias)", divergence.tensor)
+    return match is not None and int(match[1]) in _frozen_splits(scenario)
 
 
 @show

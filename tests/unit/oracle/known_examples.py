@@ -55,6 +55,7 @@ PER_LAYER = FSDP1(wrapping=Wrapping.PER_LAYER)
 FROZEN = Layer(width=1, bias=False, frozen=True)
 ROWS = TensorParallel(plan=(LayerPlan(output=ActivationSharding.ROWS), LayerPlan()))
 WHOLE = TensorParallel(plan=(LayerPlan(), LayerPlan()))
+COLUMN_FIRST = TensorParallel(plan=(LayerPlan(split=Split.COLUMN), LayerPlan()))
 
 
 def scenario(parallelism: Parallelism, *layers: Layer, sizes: tuple[int, ...] = (2,), features: int = 1, **changes) -> Scenario:
@@ -125,7 +126,6 @@ CROSSED = (Layer(width=3), Layer(width=8))
 """Sharded by rows on two ranks, the gradient of the second weight comes back as a transposed product."""
 FUSED = {"optimizer": AdamW(implementation=Implementation.FUSED), "loss": Loss.LINEAR_SUM}
 FALLING = {"clipping": INF, "precision": FLOAT32, "steps": 5}
-FROZEN = replace(ONE_WEIGHT, frozen=True)
 VIEWED = replace(ONE_WEIGHT, shape_op=ShapeOp.VIEW)
 ZB = PipelineSchedule.INTERLEAVED_ZERO_BUBBLE
 DUAL = Pipeline(schedule=PipelineSchedule.DUAL_PIPE_V, stages_per_rank=2, num_chunks=4)
@@ -215,6 +215,10 @@ SHOWN = {
             scenario(ROWS, Layer(width=2), NORMED, sizes=(1,)),
             scenario(WHOLE, Layer(width=2), replace(NORMED, frozen=True), sizes=(1,)),
         ],
+    ),
+    "tensor_parallel_unfreezes": (
+        scenario(COLUMN_FIRST, FROZEN, ONE_WEIGHT, sizes=(1,)),
+        [scenario(COLUMN_FIRST, ONE_WEIGHT, ONE_WEIGHT, sizes=(1,)), scenario(WHOLE, FROZEN, ONE_WEIGHT, sizes=(1,))],
     ),
     "local_tensors_unfreeze": (
         over_tp(DDP(), FROZEN, ONE_WEIGHT),

@@ -6,19 +6,21 @@ from functools import cache
 import pytest
 
 from equivcheck import Outcome, Scenario, Verdict, check
-from equivcheck.known_issues.known import KnownIssue, known_issue, known_issues
+from equivcheck.known_issues.known import KnownIssue, issues_on_file, known_issue, known_issues
 from equivcheck.known_issues.predicates import NEEDS
 from equivcheck.mutants.registry import mutant
 from equivcheck.scenario import DDP, Layer
 from equivcheck.trace.differences import Difference, Divergence, Phase
 from equivcheck.worlds.failure import Failure, FailureKind, RankReport, RankState
-from unit.oracle.known_examples import ALSO_SHOWN, FUSED, SHOWN, over_tp, traced
+from unit.oracle.known_examples import ALSO_SHOWN, FUSED, over_tp, traced
+from unit.oracle.known_examples import SHOWN as SHOWN_ANYWHERE
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*NO_SHARD", "ignore:Called FSDP.clip_grad_norm_")
 
-ISSUES = {issue.id: issue for issue in known_issues()}
-REACHABLE = [issue for issue in known_issues() if issue.layouts]
-"""Those that a scenario can show."""
+ISSUES = {issue.id: issue for issue in known_issues() if issue.layouts}
+"""Those of the installed torch that a scenario can show."""
+SMALLEST = [(name, shown) for name, (shown, _) in SHOWN_ANYWHERE.items()]
+SHOWN = {name: examples for name, examples in SHOWN_ANYWHERE.items() if name in ISSUES}
 
 
 @cache
@@ -29,11 +31,13 @@ def checked(example: Scenario) -> Verdict:
 
 def test_each_issue_has_a_scenario() -> None:
     """Nothing is on file that no scenario is known to show."""
-    assert sorted(SHOWN) == sorted(issue.id for issue in REACHABLE)
+    assert sorted(SHOWN_ANYWHERE) == sorted(issue.id for issue in issues_on_file() if issue.layouts)
 
 
 @pytest.mark.parametrize(
-    ("name", "example"), [*((name, shown) for name, (shown, _) in SHOWN.items()), *ALSO_SHOWN], ids=lambda value: str(value)[:30]
+    ("name", "example"),
+    [(name, example) for name, example in (*SMALLEST, *ALSO_SHOWN) if name in ISSUES],
+    ids=lambda value: str(value)[:30],
 )
 def test_an_issue_on_file_is_known_when_it_shows(name: str, example: Scenario) -> None:
     """A check that runs into an upstream issue says which."""
@@ -48,7 +52,7 @@ def test_what_is_near_an_issue_is_healthy(example: Scenario) -> None:
     assert verdict.outcome is Outcome.EQUIVALENT, verdict.describe()
 
 
-@pytest.mark.parametrize("issue", REACHABLE, ids=[issue.id for issue in REACHABLE])
+@pytest.mark.parametrize("issue", ISSUES.values(), ids=ISSUES)
 def test_an_issue_needs_something_that_what_is_near_it_lacks(issue: KnownIssue) -> None:
     """Whatever goes wrong in a scenario that cannot show an issue, the issue does not explain it."""
     shown, healthy = SHOWN[issue.id]
@@ -72,7 +76,7 @@ def test_an_issue_explains_nothing_else_that_goes_wrong_in_its_scenario(name: st
     assert known_issue(_crashed(example, "RuntimeError: something else")) is None
 
 
-@pytest.mark.parametrize("name", [issue.id for issue in REACHABLE if issue.error])
+@pytest.mark.parametrize("name", [issue.id for issue in ISSUES.values() if issue.error])
 def test_an_error_on_file_is_a_finding_where_the_issue_cannot_show(name: str) -> None:
     """The text of an error alone explains nothing: the scenario must be one in which it comes up."""
     shown, healthy = SHOWN[name]

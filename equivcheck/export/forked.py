@@ -1,5 +1,7 @@
 """Run a script that torchrun would run, in processes that are forked from one that has imported torch: seconds less for each."""
 
+from __future__ import annotations
+
 import contextlib
 import multiprocessing
 import os
@@ -7,39 +9,51 @@ import runpy
 import socket
 import sys
 import time
+from functools import cache
+from multiprocessing.context import ForkServerContext
 from pathlib import Path
 
-SECONDS = 90
+SECONDS = 90.0
 """Until a script is given up; it takes less than one, and 20 more if a rank waits in vain."""
-
-FORKS = multiprocessing.get_context("forkserver")
-FORKS.set_forkserver_preload(
-    [
-        "torch._inductor.compile_fx",
-        "torch.distributed.fsdp",
-        "torch.distributed.pipelining",
-        "torch.distributed.tensor.parallel",
-        "torch.fx.experimental.proxy_tensor",
-    ]
-)
+_PRELOADED = [
+    "torch._inductor.compile_fx",
+    "torch.distributed.fsdp",
+    "torch.distributed.pipelining",
+    "torch.distributed.tensor.parallel",
+    "torch.fx.experimental.proxy_tensor",
+]
 
 
-def launched(script: Path, ranks: int, output: Path) -> tuple[int, str]:
+def launched(script: Path, ranks: int, output: Path, seconds: float = SECONDS) -> tuple[int, str]:
     """Exit code (1 if any rank's is not 0) and what the ranks printed, one after the other, of a script on `ranks` processes.
 
-    What rank `i` prints goes to the file `i` in the folder `output` meanwhile.
+    What rank `i` prints goes to the file `i` in the folder `output` meanwhile. One that is not done in time is ended, and said.
     """
-    port = _free_port()
-    processes = [FORKS.Process(target=_rank, args=(str(script), rank, ranks, port, str(output))) for rank in range(ranks)]
+    port, start = _free_port(), _forks().Process
+    processes = [start(target=_rank, args=(str(script), rank, ranks, port, str(output))) for rank in range(ranks)]
     for process in processes:
         process.start()
-    deadline = time.monotonic() + SECONDS
-    for process in processes:
+    deadline = time.monotonic() + seconds
+    for rank, process in enumerate(processes):
         process.join(max(0.0, deadline - time.monotonic()))
+        if process.is_alive():
+            with Path(output, str(rank)).open("a", encoding="utf-8") as printed:
+                printed.write(f"rank {rank} was not done after {seconds:.0f} s\n")
         process.kill()
         process.join()
     code = int(any(process.exitcode != 0 for process in processes))
-    return code, "".join((output / str(rank)).read_text("utf-8") for rank in range(ranks))
+    return code, "".join(_printed(output / str(rank)) for rank in range(ranks))
+
+
+@cache
+def _forks() -> ForkServerContext:
+    forks = multiprocessing.get_context("forkserver")
+    forks.set_forkserver_preload(_PRELOADED)
+    return forks
+
+
+def _printed(file: Path) -> str:
+    return file.read_text("utf-8") if file.exists() else ""
 
 
 def _free_port() -> int:
