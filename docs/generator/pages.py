@@ -11,7 +11,7 @@ from rich.pretty import pretty_repr
 
 from generator import sources
 
-SCRIPTS = "../../tests/known_issues/scripts"
+SCRIPTS = "../../equivcheck/known_issues/scripts"
 """The scripts of known issues, as seen from the generated pages."""
 CODE_WIDTH = 80
 """Characters of a line of code."""
@@ -86,7 +86,7 @@ def known_issues() -> str:
 
 
 def _issue(issue: object, smallest: object | None) -> str:
-    script = sources.SCRIPTS / f"{issue.id}.py"
+    script = sources.script_path(issue.id)
     what = script.read_text("utf-8").split('"""')[1].split("\n\n")[0]
     facts = [
         f"- **Kind**: {issue.kind.value.replace('_', ' ')}",

@@ -13,15 +13,23 @@ import equivcheck
 import equivcheck.scenario
 from equivcheck.cli import main
 from equivcheck.composition.registry import layout_kinds
-from equivcheck.known_issues.known import known_issues
+from equivcheck.known_issues.known import known_issues, script_path
 from equivcheck.layouts.limits.limit import LayoutLimit, Limit
 from equivcheck.mutants.registry import mutants
 from equivcheck.scenario import Scenario
 
 ROOT = Path(__file__).parents[2]
-SCRIPTS = ROOT / "tests/known_issues/scripts"
 
-__all__ = ["SCRIPTS", "AnyLimit", "known_issues", "limits_by_layout", "main", "mutants", "nouns", "smallest_scenarios"]
+__all__ = [
+    "AnyLimit",
+    "known_issues",
+    "limits_by_layout",
+    "main",
+    "mutants",
+    "nouns",
+    "script_path",
+    "smallest_scenarios",
+]
 
 AnyLimit = Limit | LayoutLimit
 

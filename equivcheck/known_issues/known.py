@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, fields, replace
 from functools import cache
 from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
@@ -141,6 +142,11 @@ def known_issues() -> tuple[KnownIssue, ...]:
     """The issues on file that apply to the installed torch. Raises `InvalidKnownIssue`."""
     issues = read_issues(files("equivcheck.known_issues").joinpath("known.toml").read_text("utf-8"))
     return tuple(issue for issue in issues if torch_in(issue.torch))
+
+
+def script_path(issue_id: str) -> Path:
+    """The script that shows an issue with torch alone."""
+    return Path(str(files("equivcheck.known_issues").joinpath("scripts", f"{issue_id}.py")))
 
 
 def read_issues(text: str) -> tuple[KnownIssue, ...]:

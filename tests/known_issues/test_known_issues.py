@@ -8,23 +8,22 @@ from pathlib import Path
 
 import pytest
 
-from equivcheck.known_issues.known import Kind, KnownIssue, known_issues
+from equivcheck.known_issues.known import Kind, KnownIssue, known_issues, script_path
 from launched import launched
 
-SCRIPTS = Path(__file__).parent / "scripts"
 ISSUES = known_issues()
 WRONG_NUMBER = r"max difference (nan|[1-9]|0\.0*[1-9])"
 
 
 def test_each_issue_has_a_script_and_each_script_an_issue() -> None:
     """What is on file can be shown with torch alone."""
-    assert sorted(issue.id for issue in ISSUES) == sorted(path.stem for path in SCRIPTS.glob("*.py"))
+    assert sorted(issue.id for issue in ISSUES) == sorted(path.stem for path in script_path("any").parent.glob("*.py"))
 
 
 @pytest.mark.parametrize("issue", ISSUES, ids=[issue.id for issue in ISSUES])
 def test_the_issue_still_shows(issue: KnownIssue, tmp_path: Path) -> None:
     """A script on file exits with 1 and prints a wrong number or the error on file; else the issue has been fixed upstream."""
-    script = SCRIPTS / f"{issue.id}.py"
+    script = script_path(issue.id)
 
     code, printed = launched(script, issue.ranks, tmp_path)
 
@@ -38,7 +37,7 @@ def test_torchrun_shows_it_too() -> None:
     issue = next(issue for issue in ISSUES if issue.kind is Kind.WRONG_NUMBERS)
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(issue.ranks)]
 
-    script = str(SCRIPTS / f"{issue.id}.py")
+    script = str(script_path(issue.id))
     ran = subprocess.run([*command, script], check=False, capture_output=True, text=True, timeout=120, env=os.environ)
 
     assert ran.returncode == 1
