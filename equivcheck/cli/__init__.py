@@ -6,6 +6,7 @@ import click
 
 import equivcheck
 from equivcheck.cli.bench import bench
+from equivcheck.cli.bisect import bisect
 from equivcheck.cli.check import check
 from equivcheck.cli.coverage import coverage
 from equivcheck.cli.doctor import doctor
@@ -29,5 +30,5 @@ def main(context: click.Context) -> None:
     context.with_resource(quiet_torch())
 
 
-for command in (check, fuzz, coverage, replay, export, dry_run, doctor, bench, selftest):
+for command in (check, fuzz, coverage, replay, bisect, export, dry_run, doctor, bench, selftest):
     main.add_command(command)

@@ -12,11 +12,14 @@ from equivcheck.errors import InvalidScenario, UsageError
 from equivcheck.findings.environment import Environment, environment
 from equivcheck.findings.fingerprint import fingerprint
 from equivcheck.findings.readme import readme
+from equivcheck.findings.versions import ShownIn
 from equivcheck.layouts.expected_calls.communication import as_traffic
 from equivcheck.scenario.file_format.codec import decode, encode, from_json, load, to_json
 from equivcheck.verdict.verdict import Verdict
 
 SCENARIO, VERDICT, ENVIRONMENT, README = "scenario.json", "verdict.json", "environment.json", "README.md"
+VERSIONS = "versions.json"
+"""Only after a bisection."""
 
 
 class BrokenFinding(UsageError):
@@ -33,6 +36,8 @@ class Finding:
     """What was found, with the scenario."""
     environment: Environment
     """Where it was found."""
+    shown_in: ShownIn | None = None
+    """In which versions of torch it shows, if that was looked for."""
 
     @property
     def fingerprint(self) -> str:
@@ -65,7 +70,7 @@ def _values(verdict: Verdict) -> dict[str, Any]:
     return values
 
 
-def write_finding(folder: Path, verdict: Verdict) -> None:
+def write_finding(folder: Path, verdict: Verdict, shown_in: ShownIn | None = None) -> None:
     """Fill an existing folder with a finding."""
     found_in = environment()
     values = _values(verdict)
@@ -74,10 +79,24 @@ def write_finding(folder: Path, verdict: Verdict) -> None:
         SCENARIO: to_json(verdict.scenario),
         VERDICT: json.dumps(values, indent=2, allow_nan=False),
         ENVIRONMENT: json.dumps(encode(found_in), indent=2),
-        README: readme(fingerprint(verdict), verdict, found_in),
+        README: readme(fingerprint(verdict), verdict, found_in, shown_in),
     }
     for name, text in texts.items():
-        (folder / name).write_text(text.rstrip("\n") + "\n", encoding="utf-8")
+        _write(folder / name, text)
+    if shown_in is not None:
+        _write(folder / VERSIONS, json.dumps(encode(shown_in), indent=2))
+
+
+def write_versions(finding: Finding, shown_in: ShownIn) -> None:
+    """Put into a finding's folder in which versions of torch it shows; raises `BrokenFinding` if another one is there by now."""
+    if load_finding(finding.path).verdict.scenario != finding.verdict.scenario:
+        raise BrokenFinding(f"finding {finding.path} has another scenario by now; its versions are not written")
+    _write(finding.path / VERSIONS, json.dumps(encode(shown_in), indent=2))
+    _write(finding.path / README, readme(finding.fingerprint, finding.verdict, finding.environment, shown_in))
+
+
+def _write(path: Path, text: str) -> None:
+    path.write_text(text.rstrip("\n") + "\n", encoding="utf-8")
 
 
 def load_finding(folder: Path) -> Finding:
@@ -89,9 +108,11 @@ def load_finding(folder: Path) -> Finding:
         values = _upgraded(_object(folder / VERDICT)) | {"scenario": encode(scenario)}
         verdict = decode(Verdict, values, where=str(folder / VERDICT))
         found_in = decode(Environment, _object(folder / ENVIRONMENT), where=str(folder / ENVIRONMENT))
+        versions = folder / VERSIONS
+        shown_in = decode(ShownIn, _object(versions), where=str(versions)) if versions.exists() else None
     except InvalidScenario as error:
         raise BrokenFinding(f"broken finding: {error}") from error
-    return Finding(path=folder, verdict=verdict, environment=found_in)
+    return Finding(path=folder, verdict=verdict, environment=found_in, shown_in=shown_in)
 
 
 def _upgraded(values: dict[str, Any]) -> dict[str, Any]:

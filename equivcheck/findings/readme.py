@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from equivcheck.findings.environment import Environment
+from equivcheck.findings.versions import ShownIn
 from equivcheck.verdict.verdict import Verdict
 
 _TEMPLATE = """\
@@ -23,10 +24,14 @@ See whether it still shows, from the folder that holds the store:
 or check the scenario by itself:
 
     equivcheck check scenario.json --world {world}
+
+{versions}
 {stacks}"""
+_NOT_BISECTED = "In which versions of torch it begins and ends:\n\n    equivcheck bisect {fingerprint}"
+_BISECTED = "Of torch {oldest} to {newest}, it {shown_in} (versions.json, by `equivcheck bisect`)."
 
 
-def readme(fingerprint: str, verdict: Verdict, found_in: Environment) -> str:
+def readme(fingerprint: str, verdict: Verdict, found_in: Environment, shown_in: ShownIn | None = None) -> str:
     """Markdown for people: what is wrong, where it was seen, how to see it again."""
     ranks = verdict.scenario.layout.mesh.num_ranks
     return _TEMPLATE.format(
@@ -37,9 +42,14 @@ def readme(fingerprint: str, verdict: Verdict, found_in: Environment) -> str:
         description=verdict.describe(),
         fingerprint=fingerprint,
         world=verdict.world,
+        versions=_NOT_BISECTED.format(fingerprint=fingerprint) if shown_in is None else _bisected(shown_in),
         stacks=_stacks(verdict),
         **{name: getattr(found_in, name) for name in ("date", "equivcheck", "torch", "numpy", "python", "platform")},
     )
+
+
+def _bisected(shown_in: ShownIn) -> str:
+    return _BISECTED.format(oldest=shown_in.versions[0], newest=shown_in.versions[-1], shown_in=shown_in)
 
 
 def _stacks(verdict: Verdict) -> str:

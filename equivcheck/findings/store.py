@@ -15,6 +15,7 @@ from equivcheck.errors import EquivCheckError, UsageError
 from equivcheck.findings.finding import BrokenFinding, Finding, load_finding, write_finding
 from equivcheck.findings.fingerprint import fingerprint
 from equivcheck.findings.size import size_of
+from equivcheck.findings.versions import ShownIn
 from equivcheck.verdict.verdict import Verdict
 
 DEFAULT_STORE = Path(".equivcheck/findings")
@@ -80,15 +81,15 @@ class FindingStore:
         kept = self._kept(mark)
         if kept is not None and size_of(kept.verdict.scenario) <= size_of(verdict.scenario):
             if says_more(kept.verdict, verdict):
-                self._write(verdict, mark)
+                self._write(verdict, mark, kept.shown_in)
             return Kept.SEEN
         self._write(verdict, mark)
         return Kept.NEW if kept is None else Kept.SMALLER
 
-    def _write(self, verdict: Verdict, mark: str) -> None:
+    def _write(self, verdict: Verdict, mark: str, shown_in: ShownIn | None = None) -> None:
         new = Path(tempfile.mkdtemp(prefix=_NEW, dir=self.path))
         new.chmod(0o755)
-        write_finding(new, verdict)
+        write_finding(new, verdict, shown_in)
         self._swap_in(new, mark)
 
     def _kept(self, mark: str) -> Finding | None:

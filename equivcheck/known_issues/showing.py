@@ -59,7 +59,12 @@ Table = dict[str, dict[str, Showing]]
 def showing(issue: KnownIssue, code: int, printed: str) -> Showing:
     """What a script did: one that shows its issue exits with 1, and prints a wrong number, or the error on file."""
     evidence = _WRONG_NUMBER if issue.kind is Kind.WRONG_NUMBERS else issue.error
-    if code == 1 and re.search(evidence, printed):
+    return judged(code, printed, has_evidence=re.search(evidence, printed) is not None)
+
+
+def judged(code: int, printed: str, *, has_evidence: bool) -> Showing:
+    """What a script did that is to exit with 1, and print its evidence, where something shows."""
+    if code == 1 and has_evidence:
         return Showing(shows=Shows.SHOWS)
     if code == 0:
         return Showing(shows=Shows.DOES_NOT)

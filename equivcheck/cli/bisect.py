@@ -1,0 +1,106 @@
+"""`equivcheck bisect`: in which versions of torch a finding shows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from equivcheck.cli.options import json_option, print_json, store_option
+from equivcheck.cli.replay import find
+from equivcheck.cli.shell import ExitCode
+from equivcheck.cli.torch_options import environment_options, environments, torch_option
+from equivcheck.errors import UsageError
+
+if TYPE_CHECKING:
+    from equivcheck.findings.versions import ShownIn
+    from equivcheck.known_issues.known import KnownIssue
+    from equivcheck.versions.environments import Installation
+
+SECONDS = 300.0
+"""Limit for each version."""
+
+
+@click.command()
+@click.argument("finding", required=False)
+@click.option("--id", "issue_id", metavar="ISSUE", help="The script of this known issue, in place of a finding.")
+@torch_option("2.9..")
+@click.option("--all", "every", is_flag=True, help="Measure every version, and not only those that bisection needs.")
+@click.option(
+    "--seconds",
+    type=click.FloatRange(min=0, min_open=True),
+    default=SECONDS,
+    show_default=True,
+    help="Time limit for each version, in seconds.",
+)
+@environment_options
+@store_option
+@json_option
+def bisect(  # noqa: PLR0913, PLR0917 - options
+    finding: str | None,
+    issue_id: str | None,
+    versions: str,
+    every: bool,
+    seconds: float,
+    pythons: tuple[Installation, ...],
+    cache: Path | None,
+    index_url: str,
+    store: Path,
+    as_json: bool,
+) -> ExitCode:
+    """Find the versions of torch in which a FINDING begins and ends: its folder, or the first digits of its fingerprint.
+
+    A script of torch alone is run on each version, or, where none can be written, the finding is replayed there. The result is
+    kept in the finding's folder.
+    """
+    if (finding is None) == (issue_id is None):
+        raise UsageError("bisect takes either a finding or --id with a known issue; allowed: one of them")
+    where = environments(pythons, cache, index_url)
+    named = where.named(versions)
+    from equivcheck.findings.finding import write_versions
+    from equivcheck.versions.measuring import Search
+
+    search = Search(versions=named, environments=where, seconds=seconds, every=every)
+    if issue_id is not None:
+        shown_in = search.of_issue(_issue(issue_id))
+    else:
+        kept = find(str(finding), store)
+        shown_in = search.of_finding(kept)
+        write_versions(kept, shown_in)
+    if as_json:
+        print_json(_object(shown_in))
+    else:
+        _print(shown_in, with_range=issue_id is not None)
+    return _exit_code(shown_in)
+
+
+def _issue(issue_id: str) -> KnownIssue:
+    from equivcheck.known_issues.known import issues_on_file
+
+    issues = {issue.id: issue for issue in issues_on_file()}
+    if issue_id not in issues:
+        raise UsageError(f"known issue {issue_id!r} does not exist; allowed: {', '.join(sorted(issues))}")
+    return issues[issue_id]
+
+
+def _object(shown_in: ShownIn) -> dict[str, Any]:
+    from equivcheck.scenario.file_format.codec import encode
+
+    return {**encode(shown_in), "unmeasured": list(shown_in.unmeasured), "result": str(shown_in), "ranges": shown_in.specifiers}
+
+
+def _print(shown_in: ShownIn, *, with_range: bool) -> None:
+    for found in shown_in.measured:
+        click.echo(f"torch {found.torch:<8} {found.showing}")
+    if shown_in.unmeasured:
+        click.echo(f"not measured, as those around them agree: {', '.join(shown_in.unmeasured)}")
+    click.echo(str(shown_in))
+    if with_range and shown_in.shows:
+        click.echo(f"range: {' or '.join(shown_in.specifiers)}")
+
+
+def _exit_code(shown_in: ShownIn) -> ExitCode:
+    if shown_in.shows:
+        return ExitCode.FINDINGS
+    return ExitCode.NOTHING_FOUND if shown_in.could_run else ExitCode.CANNOT_RUN
