@@ -21,10 +21,10 @@ from equivcheck.scenario.file_format.codec import decode, dump, encode
 from equivcheck.verdict.verdict import Outcome
 from equivcheck.versions.corpus import Checked, checked
 from equivcheck.versions.environments import Installation
+from equivcheck.versions.issues import shown
 from equivcheck.versions.process import run_python
-from equivcheck.versions.scripts import of_issue
 
-_DOCTOR_SECONDS, _SCRIPT_SECONDS = 900.0, 150.0
+_DOCTOR_SECONDS = 900.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,17 +106,9 @@ def measured_on(
     corpus = checked(installation, scenarios)
     counts = Counter(result.outcome.value for result in corpus)
     tell(f"{name}: {', '.join(f'{count} {outcome}' for outcome, count in counts.most_common()) or 'no scenarios'}; scripts ...")
-    scripts = dict(_ran(installation, issue, tell) for issue in issues)
+    scripts = shown(installation, issues)
+    tell(f"{name}: {sum(found.shows is Shows.SHOWS for found in scripts.values())} of {len(scripts)} scripts show their issue")
     return OfVersion(torch=installation.torch, probes=probes, corpus=corpus, scripts=scripts)
-
-
-def _ran(installation: Installation, issue: KnownIssue, tell: Callable[[str], None]) -> tuple[str, Showing]:
-    """What the script of an issue does; one that cannot run is run once more, as a machine under load may be why."""
-    found = of_issue(issue).run(installation, _SCRIPT_SECONDS)
-    if found.shows is Shows.CANNOT_RUN:
-        found = of_issue(issue).run(installation, _SCRIPT_SECONDS)
-    tell(f"torch {installation.version}: {issue.id}: {found}")
-    return issue.id, found
 
 
 def probed(installation: Installation) -> tuple[Probe, ...]:
