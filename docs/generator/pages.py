@@ -17,6 +17,8 @@ CODE_WIDTH = 80
 """Characters of a line of code."""
 GAPS, FIXED = "Gaps of torch", "Fixed limits"
 """Two kinds of limits."""
+SHOWS = {"shows": "yes", "does not": "no", "cannot run": "-"}
+"""What the table says of what a script did."""
 TIMES = " x "
 """What stands between the parallelisms of a layout's name."""
 
@@ -79,10 +81,26 @@ def known_issues() -> str:
     """Every problem of torch on file: what, in which versions, the smallest scenario and the script that show it."""
     smallest = sources.smallest_scenarios()
     found = sources.issues_on_file()
-    rows = [(f"[`{issue.id}`](#{_anchor(issue.id)})", issue.kind.value.replace("_", " "), issue.torch) for issue in found]
-    table = _table(("issue", "kind", "torch"), rows)
+    versions = list(dict.fromkeys(version for row in sources.measured().values() for version in row))
+    rows = [
+        (f"[`{issue.id}`](#{_anchor(issue.id)})", issue.kind.value.replace("_", " "), *_shows(issue, versions)) for issue in found
+    ]
+    table = _table(("issue", "kind", *versions), rows)
     sections = [_issue(issue, smallest.get(issue.id)) for issue in found]
     return "\n\n".join([_ISSUES.format(count=len(found)), table, *sections]) + "\n"
+
+
+def _shows(issue: object, versions: Iterable[str]) -> Iterable[str]:
+    """Of each version, what the script of an issue did there."""
+    row = sources.measured()[issue.id]
+    return (SHOWS[row[version].shows.value] if version in row else "" for version in versions)
+
+
+def _versions(issue: object) -> str:
+    """The range of an issue, and why its script cannot run on others, if that is so."""
+    row = sources.measured()[issue.id]
+    reasons = [f"; on {version} its script cannot run: {found.reason.rstrip('.')}" for version, found in row.items() if found.reason]
+    return _prose(f"torch {issue.torch}{''.join(reasons)}")
 
 
 def _issue(issue: object, smallest: object | None) -> str:
@@ -90,7 +108,7 @@ def _issue(issue: object, smallest: object | None) -> str:
     what = script.read_text("utf-8").split('"""')[1].split("\n\n")[0]
     facts = [
         f"- **Kind**: {issue.kind.value.replace('_', ' ')}",
-        f"- **Versions**: torch {_prose(issue.torch)}",
+        f"- **Versions**: {_versions(issue)}",
         f"- **Layouts**: {', '.join(f'`{tag}`' for tag in issue.layouts) or 'none of those that are generated'}",
         f"- **Upstream**: {_upstream(issue.link)}",
     ]
@@ -195,7 +213,9 @@ _ISSUES = """\
 # Problems of torch on file
 
 {count} problems of torch that equivcheck recognises. A check that meets one of them is KNOWN instead of a finding. Each has a
-script that shows it with torch alone. The tests run every script on torch 2.13, so that a fix is noticed."""
+script that shows it with torch alone. The table has what each script did on each version of torch (*yes*: it shows the problem;
+*no*: it does not; *-*: it cannot run there). The tests run those that are to show it on the torch that is installed, so that a
+fix is noticed."""
 
 PAGES: dict[str, Callable[[], str]] = {
     "limits": limits,

@@ -14,6 +14,7 @@ import equivcheck.scenario
 from equivcheck.cli import main
 from equivcheck.composition.registry import layout_kinds
 from equivcheck.known_issues.known import issues_on_file, script_path
+from equivcheck.known_issues.showing import measured
 from equivcheck.layouts.limits.limit import LayoutLimit, Limit
 from equivcheck.mutants.registry import mutants
 from equivcheck.scenario import Scenario
@@ -25,6 +26,7 @@ __all__ = [
     "issues_on_file",
     "limits_by_layout",
     "main",
+    "measured",
     "mutants",
     "nouns",
     "script_path",

@@ -16,6 +16,7 @@ from equivcheck.cli.fuzz import fuzz
 from equivcheck.cli.replay import replay
 from equivcheck.cli.selftest import selftest
 from equivcheck.cli.shell import Shell
+from equivcheck.cli.versions import versions
 from equivcheck.quiet import quiet_torch
 
 
@@ -30,5 +31,5 @@ def main(context: click.Context) -> None:
     context.with_resource(quiet_torch())
 
 
-for command in (check, fuzz, coverage, replay, bisect, export, dry_run, doctor, bench, selftest):
+for command in (check, fuzz, coverage, replay, bisect, versions, export, dry_run, doctor, bench, selftest):
     main.add_command(command)

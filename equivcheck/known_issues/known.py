@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
+from packaging.version import Version
 
 from equivcheck.choice import Choice
 from equivcheck.errors import EquivCheckError
@@ -88,6 +89,10 @@ class KnownIssue:
             for name in names:
                 if name not in table:
                     raise _refuse(self.id, f"{field} names {name!r}", sorted(table))
+
+    def is_in(self, version: str) -> bool:
+        """Whether it shows in a version of torch, such as ``2.13.0+cpu``; a nightly build counts as the release it leads to."""
+        return SpecifierSet(self.torch).contains(Version(version).base_version)
 
     def explains(self, verdict: Verdict) -> bool:
         """Whether a failing verdict is this issue."""

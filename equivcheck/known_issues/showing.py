@@ -11,7 +11,6 @@ from functools import cache
 from importlib.resources import files
 from pathlib import Path
 
-from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
 from equivcheck.choice import Choice
@@ -19,6 +18,7 @@ from equivcheck.known_issues.known import Kind, KnownIssue
 
 _WRONG_NUMBER = r"max difference (nan|[1-9]|0\.0*[1-9])"
 _RAISED = re.compile(r"^[\w.]*(?:Error|Exception|Failure|Interrupt)\b.*", re.MULTILINE)
+_PEER_LEFT = re.compile(r"Connection (closed|reset) by peer")
 _REASON = 110
 """Characters of a reason that are kept."""
 _HEAD = """\
@@ -47,9 +47,8 @@ class Showing:
         return f"{self.shows.value}: {self.reason}" if self.reason else self.shows.value
 
     def agrees(self, issue: KnownIssue, version: str) -> bool:
-        """Whether the versions that an issue is on file for have this one if it shows there, and have it not if it does not."""
-        is_in_range = SpecifierSet(issue.torch).contains(Version(Version(version).base_version))
-        return self.shows is Shows.CANNOT_RUN or (self.shows is Shows.SHOWS) == is_in_range
+        """Whether the versions that an issue is on file for have this one if it shows there, and only then."""
+        return (self.shows is Shows.SHOWS) == issue.is_in(version)
 
 
 Table = dict[str, dict[str, Showing]]
@@ -68,8 +67,14 @@ def judged(code: int, printed: str, *, has_evidence: bool) -> Showing:
         return Showing(shows=Shows.SHOWS)
     if code == 0:
         return Showing(shows=Shows.DOES_NOT)
-    lines = _RAISED.findall(printed) or printed.strip().splitlines()[-1:] or [f"exit code {code}"]
-    return Showing(shows=Shows.CANNOT_RUN, reason=lines[0][:_REASON].strip())
+    return Showing(shows=Shows.CANNOT_RUN, reason=_reason(printed) or f"exit code {code}")
+
+
+def _reason(printed: str) -> str:
+    """The first error, but for those of ranks whose peers had left; else the last line."""
+    errors = _RAISED.findall(printed)
+    lines = [error for error in errors if not _PEER_LEFT.search(error)] or errors or printed.strip().splitlines()[-1:]
+    return lines[0][:_REASON].strip() if lines else ""
 
 
 def read_table(text: str) -> Table:

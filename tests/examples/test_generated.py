@@ -17,6 +17,7 @@ from generator import pages, sources
 import equivcheck.scenario
 from equivcheck.cli import main
 from equivcheck.known_issues.known import issues_on_file
+from equivcheck.known_issues.showing import Shows, measured
 from equivcheck.layouts.limits.limit import LayoutLimit, Limit
 from equivcheck.mutants.registry import mutants
 
@@ -51,6 +52,9 @@ def test_each_known_issue_has_a_section() -> None:
         assert f"/{issue.id}.py\n" in sections[issue.id]
         assert ("Scenario(" in sections[issue.id]) == bool(issue.layouts)
         assert f"(#issue-{issue.id.replace('_', '-')})" in page
+        row = re.search(rf"^\| \[`{issue.id}`\].*$", page, re.MULTILINE)[0]
+        cells = {"yes": Shows.SHOWS, "no": Shows.DOES_NOT, "-": Shows.CANNOT_RUN}
+        assert [cells[cell] for cell in row.removesuffix(" |").split(" | ")[2:]] == [found.shows for found in measured()[issue.id].values()]
 
 
 def test_each_limit_is_listed() -> None:

@@ -1,0 +1,115 @@
+"""`equivcheck versions`: what works on each version of torch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from equivcheck.cli.options import console, json_option, print_json
+from equivcheck.cli.shell import ExitCode
+from equivcheck.cli.torch_options import environment_options, environments, torch_option
+from equivcheck.errors import UsageError
+
+if TYPE_CHECKING:
+    from equivcheck.known_issues.known import KnownIssue
+    from equivcheck.versions.environments import Environments, Installation
+    from equivcheck.versions.matrix import Matrix
+
+
+def _check_issues(context: click.Context, parameter: click.Parameter, value: tuple[str, ...]) -> tuple[KnownIssue, ...]:  # noqa: ARG001
+    from equivcheck.known_issues.known import issues_on_file
+
+    issues = {issue.id: issue for issue in issues_on_file()}
+    for name in value:
+        if name not in issues:
+            raise click.BadParameter(f"known issue {name!r} does not exist; allowed: {', '.join(sorted(issues))}")
+    return tuple(issues[name] for name in value) or tuple(issues.values())
+
+
+@click.command()
+@torch_option("2.9..")
+@environment_options
+@click.option("--scenarios", "count", type=click.IntRange(min=0), default=100, show_default=True, help="Size of the corpus.")
+@click.option("--seed", type=click.IntRange(min=0), default=1, show_default=True, help="Seed of the corpus.")
+@click.option(
+    "--issue", "issues", multiple=True, callback=_check_issues, metavar="ID", help="Only this issue's script; may be repeated."
+)
+@click.option(
+    "--output",
+    type=click.Path(dir_okay=False, path_type=Path),
+    default=Path("matrix.json"),
+    show_default=True,
+    help="File of the results. Versions that it has are not run again while code, corpus and issues are the same.",
+)
+@click.option("--again", is_flag=True, help="Run versions again that the file has.")
+@click.option("--write-shows", is_flag=True, help="Write what the scripts did into the table of known issues, in a checkout.")
+@json_option
+def versions(  # noqa: PLR0913, PLR0917 - options
+    versions: str,
+    pythons: tuple[Installation, ...],
+    cache: Path | None,
+    index_url: str,
+    count: int,
+    seed: int,
+    issues: tuple[KnownIssue, ...],
+    output: Path,
+    again: bool,
+    write_shows: bool,
+    as_json: bool,
+) -> ExitCode:
+    """Try each version of torch: the doctor's probes, a corpus of scenarios in sim, and the scripts of known issues.
+
+    Exit code 1 if a scenario is a finding, or a script shows its issue where it is not on file, or the other way round.
+    """
+    from equivcheck.known_issues.showing import table_path
+    from equivcheck.scenario.file_format.codec import encode
+    from equivcheck.versions.corpus import drawn
+    from equivcheck.versions.matrix import Matrix, code_of_equivcheck, continued
+    from equivcheck.versions.table import print_matrix
+
+    if write_shows and not _is_checkout():
+        raise UsageError(f"--write-shows would write {table_path()}, which is installed; allowed: in a checkout of equivcheck")
+    ids = tuple(issue.id for issue in issues)
+    matrix = Matrix(code=code_of_equivcheck(), seed=seed, scenarios=drawn(count, seed), issues=ids, versions={})
+    matrix = matrix if again else continued(output, matrix)
+    matrix = _filled(matrix, versions, environments(pythons, cache, index_url), issues, output)
+    if write_shows:
+        _write_shows(matrix)
+    if as_json:
+        print_json(encode(matrix))
+    else:
+        print_matrix(console(), matrix, issues)
+    return ExitCode.FINDINGS if matrix.is_bad(issues) else ExitCode.NOTHING_FOUND
+
+
+def _filled(matrix: Matrix, named: str, where: Environments, issues: tuple[KnownIssue, ...], output: Path) -> Matrix:
+    """The matrix with every version that is named; it is written after each, so that an interruption loses one at most."""
+    from equivcheck.versions.matrix import measured_on
+
+    for version in where.named(named):
+        if str(version) in matrix.versions:
+            where.tell(f"torch {version}: in {output}; --again runs it again")
+            continue
+        found = measured_on(where.installation(version), matrix.scenarios, issues, where.tell)
+        matrix = matrix.with_version(version, found)
+        matrix.save(output)
+    return matrix
+
+
+def _is_checkout() -> bool:
+    from equivcheck.known_issues.showing import table_path
+
+    return (table_path().parents[2] / "pyproject.toml").is_file()
+
+
+def _write_shows(matrix: Matrix) -> None:
+    """What was not measured now stays as it is."""
+    from equivcheck.known_issues.known import issues_on_file
+    from equivcheck.known_issues.showing import measured, table_path, written_table
+    from equivcheck.versions.matrix import shows_of
+
+    before, now = measured(), shows_of(matrix)
+    table = {issue.id: {**before.get(issue.id, {}), **now.get(issue.id, {})} for issue in issues_on_file()}
+    table_path().write_text(written_table(table), encoding="utf-8")
