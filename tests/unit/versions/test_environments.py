@@ -150,6 +150,7 @@ def test_the_index_is_asked_where_it_matters(
 def test_another_interpreter_finds_this_equivcheck(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The checker that asks is the one that runs, wherever the process is started and whatever else is installed there."""
     (tmp_path / "equivcheck").mkdir()
+    (tmp_path / "equivcheck" / "__init__.py").touch()
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     ran = run_python(HERE, ("-c", "import os, equivcheck.strategies as s; print(os.path.realpath(s.__file__))"), seconds=60)
