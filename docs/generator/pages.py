@@ -99,10 +99,10 @@ def _shows(issue: object, versions: Iterable[str]) -> Iterable[str]:
 def _versions(issue: object) -> str:
     """The range of an issue, and why its script cannot run on others, if that is so."""
     row = sources.measured()[issue.id]
-    reasons = [
-        f"; on {version} its script cannot run: {found.reason.rstrip('.')}" for version, found in row.items() if found.reason
-    ]
-    return _prose(f"torch {issue.torch}{''.join(reasons)}")
+    reasons = {version: found.reason.rstrip(".") for version, found in row.items() if found.reason}
+    return _prose(
+        f"torch {issue.torch}" + "".join(f"; on {version} its script cannot run: {why}" for version, why in reasons.items())
+    )
 
 
 def _issue(issue: object, smallest: object | None) -> str:

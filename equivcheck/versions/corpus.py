@@ -63,14 +63,15 @@ def checked(installation: Installation, scenarios: tuple[Scenario, ...]) -> tupl
         results.touch()
         for _ in range(_MOST_ENDS):
             left = len(scenarios) - _num_lines(results)
+            if not left:
+                break
             ran = run_python(
                 installation.python,
                 ("-W", "ignore", "-c", _RUN, str(corpus), str(results)),
                 seconds=_START_SECONDS + _SECONDS_EACH * left,
             )
-            if _num_lines(results) == len(scenarios):
-                break
-            _write(results, _ended(ran))
+            if _num_lines(results) < len(scenarios):
+                _write(results, _ended(ran))
         while _num_lines(results) < len(scenarios):
             _write(results, Checked(outcome=Outcome.CRASHED, reason=f"not run: the process ended {_MOST_ENDS} times before"))
         lines = results.read_text("utf-8").splitlines()

@@ -1,0 +1,56 @@
+"""Tests for the judgement of what a script did, and for the table of all of them."""
+
+from dataclasses import replace
+
+import pytest
+
+from equivcheck.known_issues.known import KnownIssue, issues_on_file
+from equivcheck.known_issues.showing import Showing, Shows, read_table, showing, written_table
+
+ISSUES = {issue.id: issue for issue in issues_on_file()}
+WRONG, CRASH = ISSUES["fsdp1_unties"], ISSUES["adafactor_of_nothing"]
+YES, NO = Showing(shows=Shows.SHOWS), Showing(shows=Shows.DOES_NOT)
+
+
+@pytest.mark.parametrize(
+    ("issue", "code", "printed", "found"),
+    [
+        (WRONG, 1, "max difference 0.02\n", "shows"),
+        (WRONG, 1, "max difference nan\n", "shows"),
+        (WRONG, 0, "max difference 1.7e-15\n", "does not"),
+        (WRONG, 1, "max difference 0.0\nTraceback ...\nImportError: no FSDP\n", "cannot run: ImportError: no FSDP"),
+        (CRASH, 1, "ZeroDivisionError: float division by zero\n", "shows"),
+        (CRASH, 0, "", "does not"),
+        (CRASH, 1, "max difference 1.0\nrank 0 was not done after 90 s\n", "cannot run: rank 0 was not done after 90 s"),
+        (CRASH, 1, "", "cannot run: exit code 1"),
+        (
+            CRASH,
+            1,
+            "RuntimeError: Connection closed by peer\ntorch.a.MetaError: no gradient\n",
+            "cannot run: torch.a.MetaError: no gradient",
+        ),
+    ],
+)
+def test_a_script_shows_its_issue_by_exit_code_and_evidence(issue: KnownIssue, code: int, printed: str, found: str) -> None:
+    """One that fails in another way cannot run, and the rank that failed first says why."""
+    assert str(showing(issue, code, printed)) == found
+
+
+@pytest.mark.parametrize(
+    ("version", "is_in"), [("2.9.1+cpu", False), ("2.11.0", True), ("2.15.0.dev20260801", False), ("2.16", True)]
+)
+def test_what_was_seen_agrees_with_a_range_that_has_exactly_the_versions_that_show(version: str, is_in: bool) -> None:
+    """A nightly build counts as the release that it leads to, and what cannot run is not to be in the range."""
+    issue = replace(WRONG, torch=">=2.11,!=2.15.*")
+    cannot = Showing(shows=Shows.CANNOT_RUN, reason="ImportError")
+    assert (YES.agrees(issue, version), NO.agrees(issue, version), cannot.agrees(issue, version)) == (is_in, not is_in, not is_in)
+
+
+def test_a_table_is_read_as_it_was_written() -> None:
+    """A line an issue, in the order of names, and versions in that of releases."""
+    cannot = Showing(shows=Shows.CANNOT_RUN, reason='ImportError: "x": no\\y')
+    table = {"b": {"2.10.0": YES, "2.9.1": NO}, "a": {"2.9.1": cannot}}
+    text = written_table(table)
+    assert read_table(text) == table
+    assert text.splitlines()[-1] == 'b = { "2.9.1" = "does not", "2.10.0" = "shows" }'
+    assert text.splitlines()[-2].startswith("a = ")
