@@ -9,7 +9,9 @@ import click
 
 from equivcheck.choice import Choice
 from equivcheck.cli.options import confirm_option, console, deadline_option, json_option, print_json, store_option, world_option
+from equivcheck.cli.replay_all import replay_all
 from equivcheck.cli.shell import ExitCode
+from equivcheck.errors import UsageError
 
 if TYPE_CHECKING:
     from equivcheck.findings.finding import Finding
@@ -32,32 +34,46 @@ _SENTENCES = {
 
 
 @click.command()
-@click.argument("finding")
+@click.argument("finding", required=False)
+@click.option("--all", "every", is_flag=True, help="Check every finding of the store, and say what became of each.")
 @store_option
 @world_option(None, "Where the ranks run; by default where it was found.")
 @deadline_option(60.0)
 @confirm_option
 @json_option
 def replay(  # noqa: PLR0913, PLR0917 - options
-    finding: str, store: Path, world: str | None, deadline: float, confirm: bool, as_json: bool
+    finding: str | None, every: bool, store: Path, world: str | None, deadline: float, confirm: bool, as_json: bool
 ) -> ExitCode:
     """Check a FINDING again: its folder, or the first digits of its fingerprint.
 
     It runs in a separate process, as some findings crash theirs.
     """
-    from equivcheck.campaign.isolated import check_isolated
-    from equivcheck.oracle.confirm import CONFIRMING, confirmed, may_be_confirmed
+    if (finding is None) != every:
+        raise UsageError("replay takes either a finding or --all; allowed: one of them")
 
+    def check(kept: Finding) -> Verdict:
+        return _checked(kept, world or kept.verdict.world, deadline, confirm)
+
+    if finding is None:
+        return replay_all(store, check, as_json=as_json)
     kept = find(finding, store)
-    verdict = check_isolated(kept.verdict.scenario, world=world or kept.verdict.world, deadline=deadline)
-    if confirm and may_be_confirmed(verdict):
-        verdict = confirmed(verdict, check_isolated(verdict.scenario, world=CONFIRMING, deadline=deadline))
+    verdict = check(kept)
     again = compare(kept, verdict)
     if as_json:
         print_json(_object(kept, again, verdict))
     else:
         _print(kept, again, verdict)
     return ExitCode.NOTHING_FOUND if again is ReplayResult.NO_LONGER else ExitCode.FINDINGS
+
+
+def _checked(kept: Finding, world: str, deadline: float, confirm: bool) -> Verdict:
+    from equivcheck.campaign.isolated import check_isolated
+    from equivcheck.oracle.confirm import CONFIRMING, confirmed, may_be_confirmed
+
+    verdict = check_isolated(kept.verdict.scenario, world=world, deadline=deadline)
+    if confirm and may_be_confirmed(verdict):
+        return confirmed(verdict, check_isolated(verdict.scenario, world=CONFIRMING, deadline=deadline))
+    return verdict
 
 
 def find(finding: str, store: Path) -> Finding:

@@ -4,26 +4,46 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from equivcheck.choice import Choice
 from equivcheck.findings.fingerprint import fingerprint
 from equivcheck.known_issues.showing import Showing, Shows
 from equivcheck.verdict.verdict import Outcome, Verdict
 
 
-def shows_again(kept: Verdict, verdict: Verdict) -> Showing:
-    """Whether a verdict is of the same fault; one that fails in another way, or proves nothing at some step, does not tell."""
+class Again(Choice):
+    """What a later check of a finding's scenario says about its fault."""
+
+    SHOWS = "shows"
+    KNOWN = "known"
+    DIFFERENTLY = "differently"
+    DOES_NOT = "does_not"
+    UNTOLD = "untold"
+
+
+def again(kept: Verdict, verdict: Verdict) -> Again:
+    """Whether a verdict is of the same fault as a kept one; what is unsupported, or in doubt at some step, does not tell."""
     if verdict.is_clear:
+        return Again.DOES_NOT
+    if not (verdict.outcome.is_finding or verdict.outcome is Outcome.KNOWN):
+        return Again.UNTOLD
+    is_known = verdict.outcome is Outcome.KNOWN
+    as_found = replace(verdict, outcome=kept.outcome) if is_known else verdict
+    if fingerprint(as_found) != fingerprint(kept):
+        return Again.DIFFERENTLY
+    return Again.KNOWN if is_known else Again.SHOWS
+
+
+def why_untold(verdict: Verdict) -> str:
+    """The outcome of a check and its reason, in a line: ``unsupported: torch 2.9 has no ...``."""
+    return ": ".join(filter(None, (verdict.outcome.value, verdict.reason or verdict.undecided)))
+
+
+def shows_again(kept: Verdict, verdict: Verdict) -> Showing:
+    """The same as the answer of a version of torch; a scenario that fails there in another way cannot tell."""
+    found = again(kept, verdict)
+    if found is Again.DOES_NOT:
         return Showing(shows=Shows.DOES_NOT)
-    if verdict.outcome is Outcome.KNOWN and _is_same(kept, replace(verdict, outcome=kept.outcome)):
-        return Showing(shows=Shows.SHOWS, reason=f"as the known issue {verdict.known}")
-    if verdict.outcome.is_finding and _is_same(kept, verdict):
-        return Showing(shows=Shows.SHOWS)
-    what = f"fails in another way, {verdict.outcome.value}" if _fails(verdict) else verdict.outcome.value
-    return Showing(shows=Shows.CANNOT_RUN, reason=": ".join(filter(None, (what, verdict.reason or verdict.undecided))))
-
-
-def _is_same(kept: Verdict, verdict: Verdict) -> bool:
-    return fingerprint(verdict) == fingerprint(kept)
-
-
-def _fails(verdict: Verdict) -> bool:
-    return verdict.outcome.is_finding or verdict.outcome is Outcome.KNOWN
+    if found in (Again.SHOWS, Again.KNOWN):
+        return Showing(shows=Shows.SHOWS, reason=f"the known issue {verdict.known}" if verdict.known else "")
+    another = "fails in another way, " if found is Again.DIFFERENTLY else ""
+    return Showing(shows=Shows.CANNOT_RUN, reason=f"{another}{why_untold(verdict)}")

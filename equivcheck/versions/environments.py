@@ -17,7 +17,7 @@ from packaging.version import InvalidVersion, Version
 
 from equivcheck.errors import EquivCheckError, UsageError
 from equivcheck.versions.process import run, run_python
-from equivcheck.versions.releases import RELEASED, asks_for_newer, chosen, listed
+from equivcheck.versions.releases import RELEASED, asks_for_newer, chosen, listed, names_nightlies
 
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 """PyTorch's own index of builds for CPU, which torch alone is installed from: others have builds for CUDA, of several GB."""
@@ -111,8 +111,10 @@ class Environments:
 
     def named(self, text: str) -> tuple[Version, ...]:
         """The versions that a text such as ``2.9..2.15`` names; the index is asked which are out if that matters."""
-        released = RELEASED + (listed(self.index_arguments) if asks_for_newer(text) else ())
-        return chosen(text, released, self.given)
+        if not asks_for_newer(text):
+            return chosen(text, RELEASED, self.given)
+        nightlies = ("--pre",) if names_nightlies(text) else ()
+        return chosen(text, RELEASED + listed((*self.index_arguments, *nightlies)), self.given)
 
     @staticmethod
     def _run(release: Version, command: tuple[str, ...]) -> None:

@@ -22,7 +22,8 @@ def chosen(text: str, released: Iterable[Version], at_hand: Iterable[Version] = 
     """The versions that a text names, oldest first: a list (``2.9.1,2.13``) of versions and ranges (``2.9..2.15``, ``2.9..``).
 
     A version without a patch number is that of its minor version which is at hand, else the last released; of a range, so is each
-    minor version between its ends. Raises `UsageError` for what is no version, and for one that is not there.
+    minor version between its ends. Between two nightly builds a range has all. Raises `UsageError` for what is no version, or one
+    that is not there.
     """
     here = frozenset(at_hand)
     there = sorted(version for version in here.union(released) if not version.base_version.startswith("0") and version >= OLDEST)
@@ -31,12 +32,17 @@ def chosen(text: str, released: Iterable[Version], at_hand: Iterable[Version] = 
 
 def asks_for_newer(text: str) -> bool:
     """Whether what a text names depends on which versions are out."""
-    return any(".." in part or part.count(".") < 2 for part in text.split(","))
+    return any(".." in part or part.count(".") != 2 for part in text.split(","))
 
 
-def listed(index_arguments: Iterable[str]) -> tuple[Version, ...]:
+def names_nightlies(text: str) -> bool:
+    """Whether a text such as ``2.16.0.dev20261120`` names builds that are no releases."""
+    return "dev" in text
+
+
+def listed(pip_arguments: Iterable[str]) -> tuple[Version, ...]:
     """The versions of torch that an index has by pip, called with these arguments; none where it cannot be asked."""
-    command = [sys.executable, "-m", "pip", "index", "versions", "torch", "--disable-pip-version-check", *index_arguments]
+    command = [sys.executable, "-m", "pip", "index", "versions", "torch", "--disable-pip-version-check", *pip_arguments]
     try:
         ran = subprocess.run(command, check=False, capture_output=True, text=True, timeout=_INDEX_SECONDS)
     except (OSError, subprocess.TimeoutExpired):
@@ -56,6 +62,9 @@ def _named(part: str, there: list[Version], at_hand: frozenset[Version]) -> Iter
     )
     if end < start:
         raise UsageError(f"torch versions {part!r} end before they begin; allowed: an older version first, as 2.9..2.15")
+    if start.is_prerelease and end.is_prerelease:
+        yield from (version for version in there if start <= version <= end and version.is_prerelease)
+        return
     minors = {version.release[:2] for version in there if start <= version <= end}
     ends = {version.release[:2]: version for version in (start, end)}
     yield from (ends[minor] if minor in ends else _of_minor(minor, there, at_hand) for minor in minors)

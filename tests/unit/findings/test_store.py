@@ -81,7 +81,7 @@ def test_a_write_that_fails_leaves_what_was_there(store: FindingStore, monkeypat
     kept, smaller = diverged(scenario(width=3, ranks=4)), diverged(scenario(width=3))
     store.keep(kept)
 
-    def half(folder: Path, _: object) -> None:
+    def half(folder: Path, *_: object) -> None:
         (folder / "scenario.json").write_text("{")
         raise OSError("disk full")
 

@@ -123,9 +123,34 @@ def test_what_cannot_be_installed_is_named(tmp_path: Path, monkeypatch: pytest.M
     assert not list(tmp_path.rglob("complete.json"))
 
 
+@pytest.mark.parametrize(
+    ("text", "asked"),
+    [
+        ("2.13.0", []),
+        ("2.13..2.15", [("--index-url", module.CPU_INDEX)]),
+        ("2.16.0.dev20261102", [("--index-url", module.CPU_INDEX, "--pre")]),
+    ],
+)
+def test_the_index_is_asked_where_it_matters(
+    text: str, asked: list[object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For what is out since this version of equivcheck was, and for nightly builds."""
+    arguments: list[object] = []
+
+    def list_one(pip_arguments: tuple[str, ...]) -> tuple[Version, ...]:
+        arguments.append(pip_arguments)
+        return Version("2.15.1"), Version("2.16.0.dev20261102")
+
+    monkeypatch.setattr(module, "listed", list_one)
+    found = environments(tmp_path).named(text)
+    assert arguments == asked
+    assert str(found[-1]) == {"2.13..2.15": "2.15.1"}.get(text, text)
+
+
 def test_another_interpreter_finds_this_equivcheck(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The checker that asks is the one that runs, wherever the process is started and whatever else is installed there."""
     (tmp_path / "equivcheck").mkdir()
+    (tmp_path / "equivcheck" / "__init__.py").touch()
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     ran = run_python(HERE, ("-c", "import os, equivcheck.strategies as s; print(os.path.realpath(s.__file__))"), seconds=60)

@@ -34,6 +34,15 @@ def test_a_version_at_hand_is_taken_before_a_later_patch() -> None:
     assert chosen("2.13..", RELEASED, at_hand) == tuple(map(Version, ("2.13.0", "2.14.0", "2.15.0", "2.16.0.dev20261120")))
 
 
+def test_a_range_of_nightly_builds_has_all_between() -> None:
+    """Each of them may be the first that has a change; a range that begins with a release has the named one alone."""
+    nightlies = tuple(Version(f"2.16.0.dev202611{day:02}") for day in range(1, 8))
+    there = (*RELEASED, *nightlies)
+    assert chosen("2.16.0.dev20261102..2.16.0.dev20261105", there) == nightlies[1:5]
+    assert chosen("2.15.0..2.16.0.dev20261105", there) == (Version("2.15.0"), nightlies[4])
+    assert asks_for_newer("2.16.0.dev20261105")
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [

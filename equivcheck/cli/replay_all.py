@@ -1,0 +1,75 @@
+"""`equivcheck replay --all`: what became of every finding of a store."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from equivcheck.cli.options import print_json
+from equivcheck.cli.shell import ExitCode
+from equivcheck.scenario.scenario import count
+
+if TYPE_CHECKING:
+    from equivcheck.findings.fate import Replayed
+    from equivcheck.findings.finding import Finding
+    from equivcheck.verdict.verdict import Verdict
+
+
+def replay_all(store: Path, check: Callable[[Finding], Verdict], *, as_json: bool) -> ExitCode:
+    """Check every finding of a store again, a line each as it comes; one that cannot be read is an error on stderr."""
+    from equivcheck.findings.environment import environment
+
+    torch, found = environment().torch, []
+    for replayed in _each(store, check, torch):
+        found.append(replayed)
+        if not as_json:
+            click.echo(_line(replayed))
+    if as_json:
+        print_json({"torch": torch, "counts": _counts(found), "findings": [_object(replayed) for replayed in found]})
+    else:
+        parts = ", ".join(f"{fate} {number}" for fate, number in _counts(found).items())
+        click.echo(f"{count(len(found), 'finding')} on torch {torch}: {parts}" if found else f"no findings in {store}")
+    return ExitCode.FINDINGS if any(replayed.fate.is_finding for replayed in found) else ExitCode.NOTHING_FOUND
+
+
+def _each(store: Path, check: Callable[[Finding], Verdict], torch: str) -> Iterator[Replayed]:
+    from equivcheck.findings.fate import replayed
+    from equivcheck.findings.finding import BrokenFinding
+    from equivcheck.findings.store import FindingStore
+
+    marks = FindingStore(store).fingerprints()
+    for number, mark in enumerate(marks, start=1):
+        click.echo(f"replaying {mark}, {number} of {len(marks)} ...", err=True)
+        try:
+            kept = FindingStore(store).load(mark)
+        except BrokenFinding as error:
+            click.echo(str(error), err=True)
+            continue
+        yield replayed(kept, check(kept), torch)
+
+
+def _counts(found: list[Replayed]) -> dict[str, int]:
+    return dict(Counter(replayed.fate.value for replayed in found).most_common())
+
+
+def _line(replayed: Replayed) -> str:
+    kept = replayed.finding
+    return f"{kept.fingerprint} {kept.verdict.scenario.name}: {replayed.words} (found with torch {kept.environment.torch})"
+
+
+def _object(replayed: Replayed) -> dict[str, Any]:
+    from equivcheck.findings.finding import verdict_object
+
+    kept = replayed.finding
+    return {
+        "fingerprint": kept.fingerprint,
+        "path": str(kept.path),
+        "fate": replayed.fate.value,
+        "words": replayed.words,
+        "found_with": kept.environment.torch,
+        "verdict": verdict_object(replayed.verdict),
+    }
