@@ -24,7 +24,7 @@ CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 OWN_INDEX = "default"
 """Stands for the index that pip or uv is configured with."""
 _COMPLETE, _CONSTRAINTS = "complete.json", "constraints.txt"
-_NOT_HERE = ("PIP_CONSTRAINT", "UV_CONSTRAINT", "PIP_REQUIRE_VIRTUALENV")
+_NOT_HERE = ("PIP_CONSTRAINT", "UV_CONSTRAINT")
 """Settings of the environment that this process is in, which may hold torch at its own version."""
 _ASK_SECONDS = 60.0
 _ASK = (
@@ -93,7 +93,9 @@ class Environments:
         if there.get("dependencies") != wanted:
             self._make(folder, release, wanted)
             there = {"torch": ask(python, ("torch",))["torch"], "dependencies": wanted}
-            marker.write_text(json.dumps(there, indent=2) + "\n", encoding="utf-8")
+            partial = marker.with_suffix(".new")
+            partial.write_text(json.dumps(there, indent=2) + "\n", encoding="utf-8")
+            partial.replace(marker)
         return Installation(torch=there["torch"], python=python)
 
     def _make(self, folder: Path, release: Version, wanted: Mapping[str, str]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 
@@ -93,6 +94,17 @@ def test_an_environment_is_made_once(tmp_path: Path, commands: list[tuple[str, .
     assert len(told) == 3
     assert environments(tmp_path).installation(Version("2.11.0")) == found
     assert len(commands) == 3
+
+
+def test_uv_makes_it_where_it_is_there(tmp_path: Path, commands: list[tuple[str, ...]], monkeypatch: pytest.MonkeyPatch) -> None:
+    """It takes the same arguments as pip, and is told the interpreter; the index that it is configured with needs no name."""
+    monkeypatch.setattr(module.shutil, "which", lambda name: f"/bin/{name}")
+    own = replace(environments(tmp_path), index_url=module.OWN_INDEX)
+    python = own.installation(Version("2.11.0")).python
+    new, torch, rest = commands
+    assert new == ("/bin/uv", "venv", "--python", sys.executable, str(python.parents[1]))
+    assert torch == ("/bin/uv", "pip", "install", "--python", str(python), "torch==2.11.0")
+    assert rest[: len(torch) - 1] == torch[:-1]
 
 
 def test_an_environment_that_was_interrupted_is_made_anew(tmp_path: Path, commands: list[tuple[str, ...]]) -> None:

@@ -134,10 +134,10 @@ def test_the_version_that_it_was_found_with_is_measured_first(tmp_path: Path, mo
 
     def run_nothing(_script: Script, installation: Installation, _seconds: float) -> Showing:
         asked.append(installation.torch)
-        return Showing(shows=Shows.SHOWS if installation.torch != "2.9.1" else Shows.DOES_NOT)
+        return Showing(shows=Shows.SHOWS if installation.torch != "2.1.0" else Shows.DOES_NOT)
 
     monkeypatch.setattr(scripts.Script, "run", run_nothing)
     here = str(HERE.version)
-    found = search("2.9.1", here, "2.99.0").of_finding(finding(DIVERGED, tmp_path))
-    assert (found.by, asked) == (Method.SCRIPT, [here, "2.9.1", "2.99.0"])
+    found = search("2.1.0", here, "2.99.0").of_finding(finding(DIVERGED, tmp_path))
+    assert (found.by, asked) == (Method.SCRIPT, [here, "2.1.0", "2.99.0"])
     assert str(found) == f"begins in {here}, still shows in 2.99.0"
