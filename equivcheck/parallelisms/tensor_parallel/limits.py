@@ -5,11 +5,20 @@ from __future__ import annotations
 from dataclasses import replace
 
 from equivcheck.layouts.limits.execution import NO_COUNTS_IN_GRAPHS
-from equivcheck.layouts.limits.limit import Limit, parallelism_of
+from equivcheck.layouts.limits.limit import LayoutLimit, Limit, parallelism_of
 from equivcheck.layouts.limits.optimizers import DTENSOR_OPTIMIZERS, WHOLE_PARAMETERS, keeps_dtensors
-from equivcheck.layouts.limits.repairs import has_shares, without_shares
-from equivcheck.parallelisms.tensor_parallel.plans import RULES, LayerSite, PlanRule, fits, fitted, places
-from equivcheck.scenario import ASGD, Implementation, Layout, Split, TensorParallel, Training
+from equivcheck.layouts.limits.repairs import has_shares, with_options, with_widths, without_shares
+from equivcheck.parallelisms.tensor_parallel.plans import (
+    RULES,
+    LayerSite,
+    PlanRule,
+    fits,
+    fitted,
+    has_pending_gradients,
+    places,
+    trained_cuts,
+)
+from equivcheck.scenario import ASGD, Adamax, ClipValue, Implementation, Layout, Split, TensorParallel, Training
 from equivcheck.scenario.mesh import TP
 
 
@@ -65,6 +74,72 @@ NO_MIXED_CALLS = Limit(
     upstream=True,
 )
 
+
+def _leaves_gradients(layout: Layout) -> bool:
+    return not parallelism_of(layout, TensorParallel).redistribute_gradients
+
+
+def _leaves_whole_gradients(training: Training, layout: Layout) -> bool:
+    plan, ranks = parallelism_of(layout, TensorParallel).plan, layout.mesh.size(TP)
+    return (
+        _leaves_gradients(layout)
+        and fits(training.model, plan)
+        and any(size < ranks for size in trained_cuts(training.model, plan))
+    )
+
+
+def _leaves_pending_gradients(training: Training, layout: Layout) -> bool:
+    plan = parallelism_of(layout, TensorParallel).plan
+    return (
+        _leaves_gradients(layout)
+        and layout.mesh.size(TP) > 1
+        and fits(training.model, plan)
+        and has_pending_gradients(training.model, plan)
+    )
+
+
+def _is_decaying_foreach_adamax(training: Training) -> bool:
+    optimizer = training.optimizer
+    decays = any([optimizer.weight_decay, *(group.weight_decay for group in training.groups)])
+    return isinstance(optimizer, Adamax) and optimizer.implementation is Implementation.FOREACH and decays
+
+
+GRADIENTS_AS_PROPAGATED: tuple[Limit, ...] = (
+    Limit(
+        reason="tensor parallelism without redistribute_gradients: of a dim cut over more ranks than it is long propagation "
+        "leaves the gradient whole, and no optimizer updates a cut parameter in place by a whole gradient",
+        applies=_leaves_whole_gradients,
+        repair=lambda training, layout: with_widths(training, layout.mesh.size(TP)),
+        upstream=True,
+    ),
+    Limit(
+        reason="tensor parallelism without redistribute_gradients: clip_grad_value_ clamps in place, which is refused while a "
+        "gradient is pending a sum over ranks that each have seen some rows",
+        applies=lambda training, layout: isinstance(training.clipping, ClipValue) and _leaves_pending_gradients(training, layout),
+        repair=lambda training, _layout: replace(training, clipping=None),
+        upstream=True,
+    ),
+    Limit(
+        reason="tensor parallelism without redistribute_gradients: the foreach implementation of Adamax with weight_decay takes "
+        "absolute values in place, which is refused while they are pending a sum over ranks that each have seen some rows",
+        applies=lambda training, layout: _is_decaying_foreach_adamax(training) and _leaves_pending_gradients(training, layout),
+        repair=lambda training, _layout: replace(
+            training, optimizer=replace(training.optimizer, implementation=Implementation.FOR_LOOP)
+        ),
+        upstream=True,
+    ),
+)
+"""What runs only if gradients are redistributed to their parameters' placements."""
+
+HOOKS_ON_OWN_PARAMETERS = LayoutLimit(
+    reason="tensor parallelism inside another parallelism: that one puts parameters of its own in the place of those with hooks, "
+    "and redistributes their gradients whether redistribute_gradients says so or not",
+    applies=lambda layout: _leaves_gradients(layout) and len(layout.parallelisms) > 1,
+    repair=lambda layout: with_options(layout, TensorParallel, redistribute_gradients=True),
+)
+
+LAYOUT_LIMITS: tuple[LayoutLimit, ...] = (HOOKS_ON_OWN_PARAMETERS,)
+
 LIMITS: tuple[Limit, ...] = (
     ONE_ENTRY_A_LAYER,
     NO_SHARED_WEIGHTS,
@@ -72,5 +147,6 @@ LIMITS: tuple[Limit, ...] = (
     *DTENSOR_OPTIMIZERS,
     *WHOLE_PARAMETERS,
     NO_MIXED_CALLS,
+    *GRADIENTS_AS_PROPAGATED,
     NO_COUNTS_IN_GRAPHS,
 )
