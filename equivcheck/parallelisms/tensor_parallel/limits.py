@@ -7,7 +7,8 @@ from dataclasses import replace
 from equivcheck.layouts.limits.execution import NO_COUNTS_IN_GRAPHS
 from equivcheck.layouts.limits.limit import LayoutLimit, Limit, parallelism_of
 from equivcheck.layouts.limits.optimizers import DTENSOR_OPTIMIZERS, WHOLE_PARAMETERS, keeps_dtensors
-from equivcheck.layouts.limits.repairs import has_shares, with_options, with_widths, without_shares
+from equivcheck.layouts.limits.propagated_gradients import limits_of_propagated_gradients
+from equivcheck.layouts.limits.repairs import has_shares, with_options, without_shares
 from equivcheck.parallelisms.tensor_parallel.plans import (
     RULES,
     LayerSite,
@@ -18,7 +19,7 @@ from equivcheck.parallelisms.tensor_parallel.plans import (
     places,
     trained_cuts,
 )
-from equivcheck.scenario import ASGD, Adamax, ClipValue, Implementation, Layout, Split, TensorParallel, Training
+from equivcheck.scenario import ASGD, Implementation, Layout, Split, TensorParallel, Training
 from equivcheck.scenario.mesh import TP
 
 
@@ -79,7 +80,7 @@ def _leaves_gradients(layout: Layout) -> bool:
     return not parallelism_of(layout, TensorParallel).redistribute_gradients
 
 
-def _leaves_whole_gradients(training: Training, layout: Layout) -> bool:
+def _cuts_short(training: Training, layout: Layout) -> bool:
     plan, ranks = parallelism_of(layout, TensorParallel).plan, layout.mesh.size(TP)
     return (
         _leaves_gradients(layout)
@@ -88,7 +89,7 @@ def _leaves_whole_gradients(training: Training, layout: Layout) -> bool:
     )
 
 
-def _leaves_pending_gradients(training: Training, layout: Layout) -> bool:
+def _leaves_pending(training: Training, layout: Layout) -> bool:
     plan = parallelism_of(layout, TensorParallel).plan
     return (
         _leaves_gradients(layout)
@@ -98,38 +99,13 @@ def _leaves_pending_gradients(training: Training, layout: Layout) -> bool:
     )
 
 
-def _is_decaying_foreach_adamax(training: Training) -> bool:
-    optimizer = training.optimizer
-    decays = any([optimizer.weight_decay, *(group.weight_decay for group in training.groups)])
-    return isinstance(optimizer, Adamax) and optimizer.implementation is Implementation.FOREACH and decays
-
-
-GRADIENTS_AS_PROPAGATED: tuple[Limit, ...] = (
-    Limit(
-        reason="tensor parallelism without redistribute_gradients: of a dim cut over more ranks than it is long propagation "
-        "leaves the gradient whole, and no optimizer updates a cut parameter in place by a whole gradient",
-        applies=_leaves_whole_gradients,
-        repair=lambda training, layout: with_widths(training, layout.mesh.size(TP)),
-        upstream=True,
-    ),
-    Limit(
-        reason="tensor parallelism without redistribute_gradients: clip_grad_value_ clamps in place, which is refused while a "
-        "gradient is pending a sum over ranks that each have seen some rows",
-        applies=lambda training, layout: isinstance(training.clipping, ClipValue) and _leaves_pending_gradients(training, layout),
-        repair=lambda training, _layout: replace(training, clipping=None),
-        upstream=True,
-    ),
-    Limit(
-        reason="tensor parallelism without redistribute_gradients: the foreach implementation of Adamax with weight_decay takes "
-        "absolute values in place, which is refused while they are pending a sum over ranks that each have seen some rows",
-        applies=lambda training, layout: _is_decaying_foreach_adamax(training) and _leaves_pending_gradients(training, layout),
-        repair=lambda training, _layout: replace(
-            training, optimizer=replace(training.optimizer, implementation=Implementation.FOR_LOOP)
-        ),
-        upstream=True,
-    ),
+GRADIENTS_AS_PROPAGATED = limits_of_propagated_gradients(
+    "tensor parallelism",
+    ranks=lambda layout: layout.mesh.size(TP),
+    cuts_short=_cuts_short,
+    leaves_pending=_leaves_pending,
+    pends_whole=_leaves_pending,
 )
-"""What runs only if gradients are redistributed to their parameters' placements."""
 
 HOOKS_ON_OWN_PARAMETERS = LayoutLimit(
     reason="tensor parallelism inside another parallelism: that one puts parameters of its own in the place of those with hooks, "
