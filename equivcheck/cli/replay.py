@@ -49,9 +49,10 @@ def replay(  # noqa: PLR0913, PLR0917 - options
     from equivcheck.oracle.confirm import CONFIRMING, confirmed, may_be_confirmed
 
     kept = find(finding, store)
-    verdict = check_isolated(kept.verdict.scenario, world=world or kept.verdict.world, deadline=deadline)
+    beyond = bool(kept.verdict.beyond)
+    verdict = check_isolated(kept.verdict.scenario, world=world or kept.verdict.world, deadline=deadline, beyond=beyond)
     if confirm and may_be_confirmed(verdict):
-        verdict = confirmed(verdict, check_isolated(verdict.scenario, world=CONFIRMING, deadline=deadline))
+        verdict = confirmed(verdict, check_isolated(verdict.scenario, world=CONFIRMING, deadline=deadline, beyond=beyond))
     again = compare(kept, verdict)
     if as_json:
         print_json(_object(kept, again, verdict))

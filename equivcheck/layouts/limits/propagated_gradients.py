@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from equivcheck.layouts.limits.limit import Limit
 from equivcheck.layouts.limits.repairs import with_widths
-from equivcheck.scenario import Adamax, ClipValue, Implementation, Layout, Training
+from equivcheck.scenario import Adamax, ClipValue, Implementation, Layout, Training, ZeroGrad
 
 Applies = Callable[[Training, Layout], bool]
 
@@ -40,6 +40,13 @@ def limits_of_propagated_gradients(
             upstream=True,
         ),
         Limit(
+            reason=f"{option}: zero_grad(set_to_none=False) of foreach and fused optimizers zeroes in place, which is refused "
+            "while a gradient is pending a sum over ranks",
+            applies=lambda training, layout: _zeroes_by_foreach(training) and leaves_pending(training, layout),
+            repair=lambda training, _layout: replace(training, zero_grad=ZeroGrad.NONE),
+            upstream=True,
+        ),
+        Limit(
             reason=f"{option}: the foreach implementation of Adamax with weight_decay takes absolute values in place, which is "
             "refused while they are pending a sum over ranks",
             applies=lambda training, layout: _is_decaying_foreach_adamax(training) and pends_whole(training, layout),
@@ -47,6 +54,11 @@ def limits_of_propagated_gradients(
             upstream=True,
         ),
     )
+
+
+def _zeroes_by_foreach(training: Training) -> bool:
+    is_loop = training.optimizer.implementation is Implementation.FOR_LOOP
+    return training.zero_grad is ZeroGrad.ZERO and not is_loop and training.steps > 1
 
 
 def _is_decaying_foreach_adamax(training: Training) -> bool:
