@@ -7,13 +7,18 @@ from dataclasses import replace
 
 from equivcheck.layouts.limits.limit import Limit
 from equivcheck.layouts.limits.repairs import with_widths
-from equivcheck.scenario import Adamax, ClipValue, Implementation, Layout, Training, ZeroGrad
+from equivcheck.scenario import Adamax, AdamW, ClipValue, Implementation, Layout, Training, ZeroGrad
 
 Applies = Callable[[Training, Layout], bool]
 
 
 def limits_of_propagated_gradients(
-    where: str, *, ranks: Callable[[Layout], int], cuts_short: Applies, leaves_pending: Applies, pends_whole: Applies
+    where: str,
+    *,
+    ranks: Callable[[Layout], int],
+    cuts_short: Applies,
+    leaves_pending: Applies,
+    cuts_parameters: Callable[[Layout], bool],
 ) -> tuple[Limit, ...]:
     """The limits of one parallelism.
 
@@ -22,8 +27,22 @@ def limits_of_propagated_gradients(
         ranks: Ranks along its axis.
         cuts_short: Whether a trained parameter is cut along a dim that is shorter than the ranks are many.
         leaves_pending: Whether some gradient is left pending a sum.
-        pends_whole: Whether that is so of a parameter that every rank has whole.
+        cuts_parameters: Whether the parameters of such gradients are cut.
     """
+
+    def foreach_limit(reason: str, refused: Applies) -> Limit:
+        """A limit of what a foreach implementation does in place to gradients that it has negated, or added weight decay to."""
+        return Limit(
+            reason=f"{option}: {reason}",
+            applies=lambda training, layout: (
+                training.optimizer.implementation is Implementation.FOREACH
+                and refused(training, layout)
+                and leaves_pending(training, layout)
+            ),
+            repair=_with_loop,
+            upstream=True,
+        )
+
     option = f"{where} without redistribute_gradients"
     return (
         Limit(
@@ -46,12 +65,20 @@ def limits_of_propagated_gradients(
             repair=lambda training, _layout: replace(training, zero_grad=ZeroGrad.NONE),
             upstream=True,
         ),
-        Limit(
-            reason=f"{option}: the foreach implementation of Adamax with weight_decay takes absolute values in place, which is "
+        foreach_limit(
+            "the foreach implementation of Adamax, with maximize or weight_decay, takes absolute values in place, which is "
             "refused while they are pending a sum over ranks",
-            applies=lambda training, layout: _is_decaying_foreach_adamax(training) and pends_whole(training, layout),
-            repair=_with_loop,
-            upstream=True,
+            lambda training, layout: (
+                isinstance(training.optimizer, Adamax)
+                and (training.optimizer.maximize or (_decays(training) and not cuts_parameters(layout)))
+            ),
+        ),
+        foreach_limit(
+            "foreach implementations with maximize add weight decay in place to gradients that are pending a sum over ranks, "
+            "and DTensor cannot redistribute shards to a pending sum",
+            lambda training, layout: (
+                training.optimizer.maximize and _adds_decay_to_gradients(training) and cuts_parameters(layout)
+            ),
         ),
     )
 
@@ -61,10 +88,14 @@ def _zeroes_by_foreach(training: Training) -> bool:
     return training.zero_grad is ZeroGrad.ZERO and not is_loop and training.steps > 1
 
 
-def _is_decaying_foreach_adamax(training: Training) -> bool:
+def _decays(training: Training) -> bool:
+    return bool(training.optimizer.weight_decay) or any(group.weight_decay for group in training.groups)
+
+
+def _adds_decay_to_gradients(training: Training) -> bool:
     optimizer = training.optimizer
-    decays = bool(optimizer.weight_decay) or any(group.weight_decay for group in training.groups)
-    return isinstance(optimizer, Adamax) and optimizer.implementation is Implementation.FOREACH and decays
+    is_decoupled = isinstance(optimizer, AdamW) or getattr(optimizer, "decoupled_weight_decay", False)
+    return _decays(training) and not is_decoupled
 
 
 def _with_loop(training: Training, _layout: Layout) -> Training:

@@ -31,7 +31,7 @@ GRADIENTS_AS_PROPAGATED = limits_of_propagated_gradients(
     ranks=lambda layout: layout.num_data_ranks,
     cuts_short=_cuts_short,
     leaves_pending=_leaves_pending,
-    pends_whole=lambda training, layout: _leaves_pending(training, layout) and not _is_sharded(layout),
+    cuts_parameters=_is_sharded,
 )
 
 LIMITS: tuple[Limit, ...] = (

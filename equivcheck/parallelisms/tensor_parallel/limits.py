@@ -104,7 +104,7 @@ GRADIENTS_AS_PROPAGATED = limits_of_propagated_gradients(
     ranks=lambda layout: layout.mesh.size(TP),
     cuts_short=_cuts_short,
     leaves_pending=_leaves_pending,
-    pends_whole=_leaves_pending,
+    cuts_parameters=lambda _layout: False,
 )
 
 HOOKS_ON_OWN_PARAMETERS = LayoutLimit(
