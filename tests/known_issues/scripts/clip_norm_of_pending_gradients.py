@@ -4,7 +4,7 @@ https://github.com/pytorch/pytorch/issues/165962: the norm of a DTensor that is 
 
     torchrun --standalone --nproc-per-node 2 clip_norm_of_pending_gradients.py
 
-Exit code 1 when the norm is wrong. Seen on torch 2.9.1, CPU, gloo; right on 2.11.0.
+Exit code 1 when the norm is wrong. Seen on torch 2.9.1, CPU, gloo; right on 2.10.0.
 """
 
 import sys
