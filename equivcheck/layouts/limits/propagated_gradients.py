@@ -29,29 +29,20 @@ def limits_of_propagated_gradients(
         leaves_pending: Whether some gradient is left pending a sum.
         cuts_parameters: Whether the parameters of such gradients are cut.
     """
-
-    def foreach_limit(reason: str, refused: Applies) -> Limit:
-        """A limit of what a foreach implementation does in place to gradients that it has negated, or added weight decay to."""
-        return Limit(
-            reason=f"{option}: {reason}",
-            applies=lambda training, layout: (
-                training.optimizer.implementation is Implementation.FOREACH
-                and refused(training, layout)
-                and leaves_pending(training, layout)
-            ),
-            repair=_with_loop,
-            upstream=True,
-        )
-
     option = f"{where} without redistribute_gradients"
+    short = Limit(
+        reason=f"{option}: of a dim cut over more ranks than it is long propagation leaves the gradient whole, and no "
+        "optimizer updates a cut parameter in place by a whole gradient",
+        applies=cuts_short,
+        repair=lambda training, layout: with_widths(training, ranks(layout)),
+        upstream=True,
+    )
+    return (short, *_before_updates(option, leaves_pending), *_of_foreach(option, leaves_pending, cuts_parameters))
+
+
+def _before_updates(option: str, leaves_pending: Applies) -> tuple[Limit, ...]:
+    """What is done to gradients in place before an optimizer sees them."""
     return (
-        Limit(
-            reason=f"{option}: of a dim cut over more ranks than it is long propagation leaves the gradient whole, and no "
-            "optimizer updates a cut parameter in place by a whole gradient",
-            applies=cuts_short,
-            repair=lambda training, layout: with_widths(training, ranks(layout)),
-            upstream=True,
-        ),
         Limit(
             reason=f"{option}: clip_grad_value_ clamps in place, which is refused while a gradient is pending a sum over ranks",
             applies=lambda training, layout: isinstance(training.clipping, ClipValue) and leaves_pending(training, layout),
@@ -65,20 +56,37 @@ def limits_of_propagated_gradients(
             repair=lambda training, _layout: replace(training, zero_grad=ZeroGrad.NONE),
             upstream=True,
         ),
-        foreach_limit(
-            "the foreach implementation of Adamax, with maximize or weight_decay, takes absolute values in place, which is "
-            "refused while they are pending a sum over ranks",
-            lambda training, layout: (
-                isinstance(training.optimizer, Adamax)
-                and (training.optimizer.maximize or (_decays(training) and not cuts_parameters(layout)))
-            ),
+    )
+
+
+def _of_foreach(option: str, leaves_pending: Applies, cuts_parameters: Callable[[Layout], bool]) -> tuple[Limit, ...]:
+    """What foreach implementations do in place to gradients that they have negated, or added weight decay to."""
+
+    def is_refused(training: Training, layout: Layout) -> bool:
+        return training.optimizer.implementation is Implementation.FOREACH and leaves_pending(training, layout)
+
+    def takes_absolute_values(training: Training, layout: Layout) -> bool:
+        changes = training.optimizer.maximize or (_decays(training) and not cuts_parameters(layout))
+        return isinstance(training.optimizer, Adamax) and changes and is_refused(training, layout)
+
+    def adds_shards(training: Training, layout: Layout) -> bool:
+        adds = training.optimizer.maximize and _adds_decay_to_gradients(training)
+        return adds and cuts_parameters(layout) and is_refused(training, layout)
+
+    return (
+        Limit(
+            reason=f"{option}: the foreach implementation of Adamax, with maximize or weight_decay, takes absolute values in "
+            "place, which is refused while they are pending a sum over ranks",
+            applies=takes_absolute_values,
+            repair=_with_loop,
+            upstream=True,
         ),
-        foreach_limit(
-            "foreach implementations with maximize add weight decay in place to gradients that are pending a sum over ranks, "
-            "and DTensor cannot redistribute shards to a pending sum",
-            lambda training, layout: (
-                training.optimizer.maximize and _adds_decay_to_gradients(training) and cuts_parameters(layout)
-            ),
+        Limit(
+            reason=f"{option}: foreach implementations with maximize add weight decay in place to gradients that are pending a "
+            "sum over ranks, and DTensor cannot redistribute shards to a pending sum",
+            applies=adds_shards,
+            repair=_with_loop,
+            upstream=True,
         ),
     )
 
