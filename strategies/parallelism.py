@@ -125,15 +125,16 @@ def fsdp2(draw: DrawFn) -> FSDP2:
     )
 
 
-def tensor_parallel() -> SearchStrategy[TensorParallel]:
+@st.composite
+def tensor_parallel(draw: DrawFn) -> TensorParallel:
     """`TensorParallel` without a plan: `scenarios` draws one that is legal for the model."""
-    return st.builds(TensorParallel)
+    return TensorParallel(redistribute_gradients=not draw(SOMETIMES))
 
 
 @st.composite
 def spmd(draw: DrawFn) -> SPMD:
     """`SPMD` with either distribution."""
-    return SPMD(distribution=draw(_DISTRIBUTIONS))
+    return SPMD(distribution=draw(_DISTRIBUTIONS), redistribute_gradients=not draw(SOMETIMES))
 
 
 def pipeline() -> SearchStrategy[Pipeline]:

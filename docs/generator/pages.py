@@ -9,6 +9,7 @@ from pathlib import Path
 import click
 from rich.pretty import pretty_repr
 
+from equivcheck.layouts.interventions import INTERVENTIONS
 from generator import sources
 
 SCRIPTS = "../../equivcheck/known_issues/scripts"
@@ -35,6 +36,12 @@ def _limits_of(name: str, found: Iterable[sources.AnyLimit]) -> str:
         kinds[GAPS if getattr(limit, "upstream", False) else FIXED].append(f"- {_prose(limit.reason)}")
     lists = ["\n".join([f"{title}:\n", *reasons]) for title, reasons in kinds.items() if reasons]
     return "\n\n".join([f"## {f'`{name}`' if name else 'Any layout'}", *lists])
+
+
+def interventions() -> str:
+    """What is added to the ranks' code, and why."""
+    entries = (f"- {_prose(one.what)}: {_prose(one.why)} ({one.upstream})" for one in INTERVENTIONS)
+    return "\n\n".join([_INTERVENTIONS, "\n".join(entries)]) + "\n"
 
 
 def mutants() -> str:
@@ -204,6 +211,12 @@ There are two kinds. *Gaps of torch*: torch refuses or fails there; the strategy
 right or raise on every rank. *Fixed limits*: the layout cannot be built, or computes something else by definition, so that a
 comparison would prove nothing."""
 
+_INTERVENTIONS = """\
+# What equivcheck adds to the ranks' code
+
+The ranks call torch as its users do. What they do beside that, or in another way, is here, each with the reason, and in
+parentheses the problem of torch that it avoids. A check says nothing about what is avoided."""
+
 _MUTANTS = """\
 # Mutants
 
@@ -221,6 +234,7 @@ fix is noticed."""
 
 PAGES: dict[str, Callable[[], str]] = {
     "limits": limits,
+    "interventions": interventions,
     "mutants": mutants,
     "known_issues": known_issues,
     "cli": cli,

@@ -18,15 +18,17 @@ class CheckerFailed(EquivCheckError):
     """The checker itself could not run, which says nothing about the scenario."""
 
 
-def check_isolated(scenario: Scenario, *, world: str, deadline: float, check: Check = explaining_check) -> Verdict:
+def check_isolated(
+    scenario: Scenario, *, world: str, deadline: float, beyond: bool = False, check: Check = explaining_check
+) -> Verdict:
     """`equivcheck.check` with a diagnosis; the death of the process, or a check that never ends, is a verdict.
 
-    Raises `CheckerFailed`.
+    With `beyond` it is run though torch does not support it. Raises `CheckerFailed`.
     """
     plan = Plan(seconds=1.0, seed=0, world=world, deadline=deadline, stuck_seconds=2 * deadline + START_SECONDS, check=check)
     worker = CheckingProcess(plan, (0, 0))
     try:
-        worker.send(CheckOne(scenario=scenario))
+        worker.send(CheckOne(scenario=scenario, beyond=beyond))
         return _verdict(worker, time.monotonic() + plan.stuck_seconds + all_compile_seconds(scenario))
     finally:
         worker.close()

@@ -23,6 +23,8 @@ class CheckOne:
 
     scenario: Scenario
     """What to check."""
+    beyond: bool = False
+    """Whether limits of torch do not count."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -25,30 +25,54 @@ Alter = Callable[["Setup"], None]
 class Check(Protocol):
     """What runs on every generated scenario."""
 
-    def __call__(
-        self, scenario: Scenario, *, world: str, deadline: float, alter: Alter | None = None, coarse: bool = False
+    def __call__(  # noqa: PLR0913 - options, all by keyword
+        self,
+        scenario: Scenario,
+        *,
+        world: str,
+        deadline: float,
+        alter: Alter | None = None,
+        coarse: bool = False,
+        beyond: bool = False,
     ) -> Verdict:
         """The verdict; an exception means that the checker itself is broken, and ends the campaign.
 
-        `alter` and `coarse` are those of `equivcheck.check`.
+        `alter` and `coarse` are those of `equivcheck.check`; with `beyond` limits of torch do not count, as in `check_beyond`.
         """
 
 
-def oracle_check(scenario: Scenario, *, world: str, deadline: float, alter: Alter | None = None, coarse: bool = False) -> Verdict:
+def oracle_check(  # noqa: PLR0913 - options, all by keyword
+    scenario: Scenario,
+    *,
+    world: str,
+    deadline: float,
+    alter: Alter | None = None,
+    coarse: bool = False,
+    beyond: bool = False,
+) -> Verdict:
     """`equivcheck.check`, imported at first use; its verdict goes to another process, and so goes without calls."""
+    from equivcheck.oracle.beyond import check_beyond
     from equivcheck.oracle.check import check
 
+    if beyond:
+        return replace(check_beyond(scenario, world=world, deadline=deadline, coarse=coarse), calls=())
     return replace(check(scenario, world=world, deadline=deadline, alter=alter, coarse=coarse), calls=())
 
 
-def explaining_check(
-    scenario: Scenario, *, world: str, deadline: float, alter: Alter | None = None, coarse: bool = False
+def explaining_check(  # noqa: PLR0913 - options, all by keyword
+    scenario: Scenario,
+    *,
+    world: str,
+    deadline: float,
+    alter: Alter | None = None,
+    coarse: bool = False,
+    beyond: bool = False,
 ) -> Verdict:
-    """The same with a diagnosis: for one scenario, not for many."""
+    """The same with a diagnosis: for one scenario, not for many. What torch does not support needs none."""
     from equivcheck.diagnosis.explain import explained
 
-    verdict = oracle_check(scenario, world=world, deadline=deadline, alter=alter, coarse=coarse)
-    return explained(verdict, alter=alter, deadline=deadline)
+    verdict = oracle_check(scenario, world=world, deadline=deadline, alter=alter, coarse=coarse, beyond=beyond)
+    return verdict if verdict.beyond else explained(verdict, alter=alter, deadline=deadline)
 
 
 def generated_scenarios(plan: Plan) -> SearchStrategy[Scenario]:
@@ -63,6 +87,13 @@ def generated_scenarios(plan: Plan) -> SearchStrategy[Scenario]:
         executions=executions(compiles=IN_SIXTY),
         resumes=MORE_RESUMES,
     )
+
+
+def frontier_scenarios(plan: Plan) -> SearchStrategy[Scenario]:
+    """Scenarios of the plan's layouts with no regard to limits of torch; imported at first use."""
+    from equivcheck.strategies import frontier
+
+    return frontier(layouts=plan.layouts or None, max_ranks=plan.max_ranks)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,6 +124,8 @@ class Plan:
     """What is run on each scenario; picklable."""
     strategy: Callable[[Plan], SearchStrategy[Scenario]] = generated_scenarios
     """What scenarios are drawn from; picklable."""
+    frontier: Callable[[Plan], SearchStrategy[Scenario]] | None = None
+    """What one batch in ten is drawn from, to check what is beyond limits of torch; picklable; None for no such batches."""
     controls: Callable[[Plan], Sequence[Mutant]] | None = None
     """What the control is drawn from by the seed, a mutant that the check must catch; picklable; None for no control."""
 

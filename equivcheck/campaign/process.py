@@ -6,6 +6,7 @@ import time
 
 from equivcheck.campaign.plan import Plan
 from equivcheck.campaign.recorder import Recorder
+from equivcheck.composition.limits import why_unsupported
 from equivcheck.layouts.execution.compile_time import all_compile_seconds
 from equivcheck.scenario import Scenario
 from equivcheck.verdict.verdict import Outcome, Verdict
@@ -69,6 +70,7 @@ class CheckingProcess(WorkerProcess):
             scenario=scenario,
             world=self._plan.world,
             reason=how,
+            beyond=why_unsupported(scenario) or "",
             failure=Failure(kind=kind, summary=how, reports=self._reports(scenario, state, how)),
         )
 

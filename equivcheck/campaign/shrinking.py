@@ -103,7 +103,7 @@ class Shrinking:
         return self.best is not before
 
     def _survives_one(self, kind: Kind) -> bool:
-        for scenario in simpler_by(kind, self.best.scenario):
+        for scenario in simpler_by(kind, self.best.scenario, beyond=bool(self.best.beyond)):
             if self._is_over:
                 return False
             verdict = self._judge(scenario, coarse=self.coarse)

@@ -33,11 +33,14 @@ _WIDTHS = (1, 2, 3, 4)
 """Tried for features and widths."""
 
 
-def simpler_by(kind: Kind, scenario: Scenario) -> Iterator[Scenario]:
-    """Scenarios that can run and are smaller (`size_of`) by one change of a kind, each once: two may be repaired alike."""
+def simpler_by(kind: Kind, scenario: Scenario, *, beyond: bool = False) -> Iterator[Scenario]:
+    """Scenarios that can run and are smaller (`size_of`) by one change of a kind, each once: two may be repaired alike.
+
+    With `beyond`, also those that only torch's own limits forbid.
+    """
     size, seen = size_of(scenario), set[Scenario]()
     for changed in kind(scenario):
-        found = fitted(changed)
+        found = fitted(changed, beyond=beyond)
         if found is not None and size_of(found) < size and found not in seen:
             seen.add(found)
             yield found

@@ -47,6 +47,8 @@ class Tally:
     """Checks by name of the layout and outcome."""
     durations: dict[str, Durations] = field(default_factory=dict)
     """Durations of checks by name of the layout."""
+    beyond: Counter[Outcome] = field(default_factory=Counter)
+    """Checks beyond limits of torch by outcome; no other figure but those of findings includes them."""
     known: Counter[str] = field(default_factory=Counter)
     """Checks that showed a known upstream issue, by its identifier."""
     reasons: Counter[tuple[Outcome, str]] = field(default_factory=Counter)
@@ -74,6 +76,9 @@ class Tally:
 
     def add(self, verdict: Verdict, seconds: float) -> None:
         """Count a check that took so long."""
+        if verdict.beyond:
+            self.beyond[verdict.outcome] += 1
+            return
         layout = verdict.scenario.layout.name
         self.outcomes[layout, verdict.outcome] += 1
         self.durations.setdefault(layout, Durations()).add(seconds)
@@ -91,6 +96,7 @@ class Tally:
         self.outcomes.update(other.outcomes)
         for layout, durations in other.durations.items():
             self.durations.setdefault(layout, Durations()).merge(durations)
+        self.beyond.update(other.beyond)
         self.known.update(other.known)
         self.reasons.update(other.reasons)
         self.fingerprints.update(other.fingerprints)

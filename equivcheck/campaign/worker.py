@@ -16,6 +16,7 @@ from equivcheck.campaign.recorder import Recorder
 from equivcheck.campaign.selection import Selection
 from equivcheck.campaign.shrinking import Shrinking, same_fingerprint
 from equivcheck.campaign.tally import Tally
+from equivcheck.composition.limits import why_unsupported
 from equivcheck.findings.fingerprint import fingerprint
 from equivcheck.findings.size import Size, size_of
 from equivcheck.oracle.confirm import CONFIRMING, CONFIRMING_SECONDS, confirmed, may_be_confirmed
@@ -25,6 +26,8 @@ from equivcheck.workers.link import Link
 
 REPORT_SECONDS = 0.2
 """How often counts are sent."""
+FRONTIER_ONE_IN, FRONTIER_PLACE = 10, 1
+"""Of so many batches the one with this number, from 0, is drawn beyond limits of torch: early, as a short run has few."""
 
 
 class _CheckerBroke(BaseException):
@@ -38,7 +41,8 @@ class Worker:
         self._plan, self._place, self._link, self._recorder = plan, place, link, recorder
         self._until = 0.0
         self._tally, self._reported = Tally(), 0.0
-        self._selection = Selection(plan.seconds)
+        self._beyond = False
+        self._selections = {beyond: Selection(plan.seconds) for beyond in (False, True)}
         self._smallest: dict[str, Size] = {}
         self._shrinking: Shrinking | None = None
         self._control = control_of(plan) if place[0] == 0 else None
@@ -48,8 +52,11 @@ class Worker:
         """Draw and check until the time is up or a stop arrives."""
         self._start = time.monotonic()
         self._until = self._start + seconds
-        strategy = self._plan.strategy(self._plan)
+        usual = self._plan.strategy(self._plan)
+        frontier = None if self._plan.frontier is None else self._plan.frontier(self._plan)
         for number in itertools.count():
+            self._beyond = frontier is not None and number % FRONTIER_ONE_IN == FRONTIER_PLACE
+            strategy = frontier if frontier is not None and self._beyond else usual
             run_batch(strategy, batch_seed(self._plan.seed, *self._place, number), self._take)
             self._end_shrinking()
             if self._over:
@@ -59,10 +66,10 @@ class Worker:
         self._end_control()
         self._report()
 
-    def check(self, scenario: Scenario, *, coarse: bool = False) -> Verdict:
+    def check(self, scenario: Scenario, *, coarse: bool = False, beyond: bool = False) -> Verdict:
         """Check one scenario, recorded first."""
         self._recorder.begin(scenario)
-        return self._asked(scenario, coarse=coarse)
+        return self._asked(scenario, coarse=coarse, beyond=beyond)
 
     def _asked(self, scenario: Scenario, **options: Any) -> Verdict:
         """What the plan's check says, asked with options other than usual."""
@@ -101,21 +108,27 @@ class Worker:
             raise EndBatch
         if self._control is not None and self._control.is_due(time.monotonic() - self._start):
             self._step_control(self._control)
-        if self._shrinking is None and not self._selection.wants(scenario):
+        if self._shrinking is None and not self._wants(scenario):
             self._recorder.beat()
             return
         start = time.monotonic()
-        verdict = self.check(scenario, coarse=self._shrinking is not None and self._shrinking.coarse)
+        coarse = self._shrinking is not None and self._shrinking.coarse
+        verdict = self.check(scenario, coarse=coarse, beyond=self._beyond)
         now = time.monotonic()
         if self._shrinking is None:
             self._tally.add(verdict, now - start)
-            self._selection.spend(scenario, now - start)
+            self._selections[self._beyond].spend(scenario, now - start)
         else:
             self._tally.num_shrinking += 1
         if now - self._reported >= REPORT_SECONDS:
             self._report()
         if verdict.outcome.is_finding and self._to_be_shrunk(verdict):
             raise FaultShown  # the only place: Hypothesis takes what is raised elsewhere for another fault
+
+    def _wants(self, scenario: Scenario) -> bool:
+        """Whether to check what was drawn; of a batch beyond limits of torch only what is beyond one."""
+        is_meant = not self._beyond or why_unsupported(scenario) is not None
+        return is_meant and self._selections[self._beyond].wants(scenario)
 
     def _to_be_shrunk(self, verdict: Verdict) -> bool:
         if self._shrinking is None and self._new(verdict) and self._may_shrink():
@@ -129,7 +142,7 @@ class Worker:
     def _try(self, scenario: Scenario, *, coarse: bool) -> Verdict:
         """Check what Hypothesis did not propose."""
         self._tally.num_shrinking += 1
-        return self.check(scenario, coarse=coarse)
+        return self.check(scenario, coarse=coarse, beyond=self._beyond)
 
     def _new(self, verdict: Verdict) -> bool:
         """Whether this worker sees the fault for the first time; its supervisor is told, and of smaller scenarios too."""
@@ -157,8 +170,8 @@ class Worker:
             self._link.send(Found(verdict=best))
 
     def _explained(self, best: Verdict) -> Verdict:
-        """The smallest example with a diagnosis."""
-        if self._link.stopped.is_set() or self._plan.check is not oracle_check:
+        """The smallest example with a diagnosis; what torch does not support needs none."""
+        if best.beyond or self._link.stopped.is_set() or self._plan.check is not oracle_check:
             return best
         from equivcheck.diagnosis.explain import explained
 
@@ -171,7 +184,8 @@ class Worker:
             return best
         self._tally.num_shrinking += 1
         deadline = min(self._plan.deadline, CONFIRMING_SECONDS)
-        return confirmed(best, self._asked(best.scenario, world=CONFIRMING, deadline=deadline))
+        again = self._asked(best.scenario, world=CONFIRMING, deadline=deadline, beyond=bool(best.beyond))
+        return confirmed(best, again)
 
     def _report(self) -> None:
         self._link.send(Progress(tally=self._tally))
@@ -198,7 +212,7 @@ def _serve(worker: Worker, plan: Plan, link: Link) -> None:
     if isinstance(order, Fuzz):
         worker.fuzz(order.seconds)
     elif isinstance(order, CheckOne):
-        link.send(Checked(verdict=worker.check(order.scenario)))
+        link.send(Checked(verdict=worker.check(order.scenario, beyond=order.beyond)))
 
 
 def _import_everything(plan: Plan) -> None:

@@ -70,9 +70,10 @@ def _checked(kept: Finding, world: str, deadline: float, confirm: bool) -> Verdi
     from equivcheck.campaign.isolated import check_isolated
     from equivcheck.oracle.confirm import CONFIRMING, confirmed, may_be_confirmed
 
-    verdict = check_isolated(kept.verdict.scenario, world=world, deadline=deadline)
+    beyond = bool(kept.verdict.beyond)
+    verdict = check_isolated(kept.verdict.scenario, world=world, deadline=deadline, beyond=beyond)
     if confirm and may_be_confirmed(verdict):
-        return confirmed(verdict, check_isolated(verdict.scenario, world=CONFIRMING, deadline=deadline))
+        return confirmed(verdict, check_isolated(verdict.scenario, world=CONFIRMING, deadline=deadline, beyond=beyond))
     return verdict
 
 

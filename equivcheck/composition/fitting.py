@@ -11,13 +11,16 @@ from equivcheck.scenario import Layout, Pipeline, Scenario, Training
 from equivcheck.scenario.data import USUAL_ROWS
 
 
-def fitted(scenario: Scenario) -> Scenario | None:
-    """The nearest scenario within all limits; None where repairs lead to none."""
+def fitted(scenario: Scenario, *, beyond: bool = False) -> Scenario | None:
+    """The nearest scenario within all limits; None where repairs lead to none.
+
+    With `beyond`, limits that torch draws on a layout do not count where a scenario has one layout.
+    """
     with suppress(EquivCheckError):
         layout = repaired_layout(scenario.layout)
         first = () if scenario.resume is None else (scenario.resume.layout,)
-        found = replace(scenario, training=fitted_training(scenario.training, layout, *first), layout=layout)
-        return found if why_unsupported(found) is None else None
+        found = replace(scenario, training=fitted_training(scenario.training, layout, *first, beyond=beyond), layout=layout)
+        return found if why_unsupported(found, beyond=beyond) is None else None
     return None
 
 

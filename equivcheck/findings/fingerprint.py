@@ -24,7 +24,7 @@ _BLURRED = (
 
 def fingerprint(verdict: Verdict) -> str:
     """A short hash of what is wrong: the same for the same fault in any world, at any size and step; 12 hex digits."""
-    parts = (verdict.outcome.value, verdict.scenario.name, *_what_is_wrong(verdict))
+    parts = (verdict.outcome.value, verdict.scenario.name, *_what_is_wrong(verdict), *(["beyond"] if verdict.beyond else []))
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:_LENGTH]
 
 

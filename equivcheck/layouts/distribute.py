@@ -25,20 +25,19 @@ def distribute_parameters(model: nn.Module, mesh: DeviceMesh, distribution: Dist
                 distributed = distribute_tensor(parameter.detach(), mesh, [placement])
                 made[parameter] = nn.Parameter(distributed, requires_grad=parameter.requires_grad)
             module.register_parameter(name, made[parameter])
-    settle_gradients(model.parameters())
 
 
-def settle_gradients(parameters: Iterable[torch.Tensor]) -> None:
-    """Let each gradient be reduced to where its parameter lies before it is accumulated.
+def redistribute_gradients(parameters: Iterable[torch.Tensor]) -> None:
+    """Have each gradient redistributed to the placements of its parameter before it is accumulated.
 
     Propagation may leave it pending a sum, or cut along another dim; in-place operations on such a gradient are refused.
     """
     for parameter in parameters:
         if isinstance(parameter, DTensor) and parameter.requires_grad:
-            parameter.register_hook(partial(_settled, parameter.placements))  # type: ignore[no-untyped-call]
+            parameter.register_hook(partial(_redistributed, parameter.placements))  # type: ignore[no-untyped-call]
 
 
-def _settled(placements: tuple[Placement, ...], gradient: DTensor) -> DTensor:
+def _redistributed(placements: tuple[Placement, ...], gradient: DTensor) -> DTensor:
     return gradient if gradient.placements == placements else gradient.redistribute(placements=placements)
 
 

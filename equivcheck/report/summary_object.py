@@ -26,6 +26,10 @@ def summary_object(summary: Summary) -> dict[str, Any]:
         "outcomes": {outcome.value: _num(tally, outcome) for outcome in Outcome},
         "equivalent_up_to_a_step": tally.num_undecided,
         "layouts": {layout: _layout(tally, layout) for layout in sorted(tally.durations)},
+        "beyond_limits": {
+            "checks": tally.beyond.total(),
+            "outcomes": {outcome.value: tally.beyond[outcome] for outcome in Outcome},
+        },
         "known": dict(tally.known.most_common()),
         "reasons": [
             {"outcome": outcome.value, "reason": reason, "checks": number}
@@ -64,6 +68,7 @@ def finding_object(finding: KeptFinding, tally: Tally) -> dict[str, Any]:
         "layout": verdict.scenario.layout.name,
         "ranks": verdict.scenario.layout.mesh.num_ranks,
         "reason": verdict.reason,
+        "beyond": verdict.beyond or None,
         "path": str(finding.path),
         "kept": finding.kept.value,
         "checks": tally.fingerprints[finding.fingerprint],

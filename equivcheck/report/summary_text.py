@@ -39,6 +39,8 @@ def _parts(summary: Summary) -> Iterator[RenderableType]:
         yield Text(f"slowest: {tally.slowest_seconds * 1000:.0f} ms, {in_words(tally.slowest)}")
     if tally.num_checks:
         yield Text(pairs_line(tally.reach))
+    if tally.beyond:
+        yield Text(_beyond_text(tally))
     yield from _notes(tally)
     if summary.control is not None:
         yield Text(control_text(summary.control), style="green" if summary.control.caught else "bold red")
@@ -56,6 +58,13 @@ def control_text(control: Control) -> str:
     """``control: gradients_summed caught after 3 examples``."""
     done = "caught after" if control.caught else "not caught in"
     return f"control: {control.name} {done} {count(control.examples, 'example')}"
+
+
+def _beyond_text(tally: Tally) -> str:
+    """``beyond limits of torch: 12 checks, of which 4 equivalent, 8 unsupported (every rank raises)``."""
+    raises = {Outcome.UNSUPPORTED: " (every rank raises)"}
+    shown = [f"{tally.beyond[each]} {each.value}{raises.get(each, '')}" for each in Outcome if tally.beyond[each]]
+    return f"beyond limits of torch: {count(tally.beyond.total(), 'check')}, of which {', '.join(shown)}"
 
 
 def _table(tally: Tally) -> Table:

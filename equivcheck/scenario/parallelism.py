@@ -197,6 +197,10 @@ class SPMD(Parallelism):
     traceable: ClassVar[bool] = True
     distribution: Distribution = Distribution.REPLICATE
     """Placement of parameters."""
+    redistribute_gradients: bool = True
+    """Whether a hook on each parameter redistributes its gradient to the parameter's placements before it is accumulated.
+
+    DTensor does not do that by itself: it leaves a gradient as propagation does, pending a sum, or cut along another dim."""
 
     def cut_dim(self, layer: int, column: int | None, row: int | None) -> int | None:  # noqa: ARG002, D102 - as inherited
         return 0 if self.distribution is Distribution.FULLY_SHARD else None
@@ -229,6 +233,9 @@ class TensorParallel(Parallelism):
     traceable: ClassVar[bool] = True
     plan: tuple[LayerPlan, ...] = (LayerPlan(),)
     """One entry a layer, 1 to 8; the last leaves its output whole, and so does one before a layer outside the plan."""
+    redistribute_gradients: bool = True
+    """As `SPMD.redistribute_gradients`. Parallelisms around this one put other parameters in the place of those with hooks, and
+    redistribute gradients themselves."""
 
     def __post_init__(self) -> None:
         if not 1 <= len(self.plan) <= MAX_LAYERS:

@@ -78,6 +78,20 @@ def local_values(tensor: torch.Tensor) -> torch.Tensor:
     return local
 
 
+def placed_as(parameter: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
+    """The gradient or state of a DTensor parameter redistributed to the parameter's placements (a collective), if it has others.
+
+    Propagation places a gradient as it likes, and momentum begins as a gradient. Anything else comes back as it is.
+    """
+    if not (isinstance(parameter, DTensor) and isinstance(tensor, DTensor)):
+        return tensor
+    fits = tensor.shape == parameter.shape and tensor.device_mesh == parameter.device_mesh
+    if not fits or tensor.placements == parameter.placements:
+        return tensor
+    placed: torch.Tensor = tensor.detach().redistribute(placements=parameter.placements)  # type: ignore[attr-defined]
+    return placed
+
+
 def snapshot(slots: Sequence[Slot], pieces: tuple[Piece, ...], tensors: Iterable[torch.Tensor | None]) -> Snapshot:
     """Local values of one tensor a slot (its parameter, or that one's gradient), in one copy."""
     present: list[bool] = []
@@ -86,7 +100,7 @@ def snapshot(slots: Sequence[Slot], pieces: tuple[Piece, ...], tensors: Iterable
     flat: list[torch.Tensor] = []
     for slot, tensor in zip(slots, tensors, strict=True):
         count = len(slot.pieces)
-        local = None if tensor is None else local_values(tensor)
+        local = None if tensor is None else local_values(placed_as(slot.parameter, tensor))
         fit = local is not None and local.numel() == sum(piece.numel for piece in slot.pieces)
         present += [local is not None] * count
         fits += [fit] * count
@@ -118,9 +132,19 @@ def state_snapshot(state: State, slots: Sequence[Slot]) -> Snapshot:
 
     A rank that holds no element of a parameter has no say about its state.
     """
-    found = state_slots(state, slots)
+    found = state_slots(_placed(state), slots)
     named = [slot for slot, _ in found]
     return snapshot(named, tuple(piece for slot in named for piece in slot.pieces), [tensor for _, tensor in found])
+
+
+def _placed(state: State) -> State:
+    """State placed as parameters are, also on ranks that hold nothing of one: they take part in what that communicates."""
+    return {
+        parameter: {
+            key: placed_as(parameter, value) if isinstance(value, torch.Tensor) else value for key, value in values.items()
+        }
+        for parameter, values in state.items()
+    }
 
 
 def state_slots(state: State, slots: Sequence[Slot]) -> list[tuple[Slot, torch.Tensor]]:

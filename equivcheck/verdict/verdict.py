@@ -83,6 +83,8 @@ class Verdict(Judgement):
     """Whether another world finds the same, in words; empty if nobody has asked."""
     known: str = ""
     """Identifier of the known upstream issue; empty unless known."""
+    beyond: str = ""
+    """The limit of torch that the scenario is beyond; empty where it is within all limits, or was not to be run beyond any."""
     undecided: str = ""
     """Why later steps of what is equivalent say nothing, and from which on; empty where every step does."""
     unmodelled: str = ""

@@ -6,19 +6,12 @@ from hypothesis import HealthCheck, given, settings
 from equivcheck import Outcome, Scenario, check
 from equivcheck.composition.limits import unsupported
 from equivcheck.composition.registry import layout_kinds
+from equivcheck.oracle.beyond import raised_on_every_rank as raised_everywhere
 from equivcheck.strategies import frontier, scenarios
-from equivcheck.verdict.verdict import Verdict
-from equivcheck.worlds.failure import RankState
 
 LAYOUTS = tuple(layout_kinds())
 EXAMPLES = max(20, settings().max_examples // 5)
 UNHURRIED = settings(deadline=None, max_examples=EXAMPLES, suppress_health_check=[HealthCheck.too_slow])
-
-
-def raised_everywhere(verdict: Verdict) -> bool:
-    """Whether every rank raised, so that none is left waiting for another."""
-    reports = verdict.failure.reports if verdict.failure else ()
-    return bool(reports) and all(report.state is RankState.RAISED for report in reports)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

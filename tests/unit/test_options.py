@@ -26,7 +26,7 @@ NO_LIMIT = {
     "Replicate": {"no_sync"},
     "FSDP1": {"unequal_start"},
     "FSDP2": {"reshard_after_forward", "no_sync", "cpu_offload"},
-    "SPMD": {"distribution"},
+    "SPMD": set(),
     "TensorParallel": set(),
     "Pipeline": {"static_shapes"},
 }

@@ -17,8 +17,8 @@ from torch.func import functional_call
 from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from equivcheck.layouts.distribute import settle_gradients
-from equivcheck.scenario import AuxiliaryLinear, ClipNorm, ClipValue
+from equivcheck.layouts.distribute import redistribute_gradients
+from equivcheck.scenario import SPMD, AuxiliaryLinear, ClipNorm, ClipValue, Layout, TensorParallel
 from equivcheck.train.accumulate import part_loss, whole
 from equivcheck.train.material import Batch
 from equivcheck.train.read import canonical_name
@@ -161,7 +161,8 @@ class _WholeSteps:
         for (name, parameter), tensor, gradient in rows:
             leaves[name] = tensor.detach().requires_grad_(parameter.requires_grad)
             leaves[name].grad = gradient
-        settle_gradients(leaves.values())
+        if _redistributes(self.setup.layout):
+            redistribute_gradients(leaves.values())
         return leaves
 
     def _optimizer(self, parameters: dict[str, torch.Tensor], states: list[dict[str, torch.Tensor]]) -> torch.optim.Optimizer:
@@ -184,6 +185,15 @@ class _WholeSteps:
         if isinstance(clipping, ClipValue):
             nn.utils.clip_grad_value_(tensors, clipping.clip_value)
         return {}
+
+
+def _redistributes(layout: Layout | None) -> bool:
+    """Whether gradients are to lie as their parameters do: the graph has leaves of its own, without the hooks of parameters."""
+    if layout is None:
+        return False
+    return all(spmd.redistribute_gradients for spmd in layout.of(SPMD)) and all(
+        parallelism.redistribute_gradients for parallelism in layout.of(TensorParallel)
+    )
 
 
 def _gradients(parameters: dict[str, torch.Tensor], change: Callable[[torch.Tensor], torch.Tensor]) -> list[torch.Tensor | None]:

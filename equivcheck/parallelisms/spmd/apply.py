@@ -27,9 +27,11 @@ class SPMDKind(LayoutKind):
     def apply(self, setup: Setup, parallelism: Parallelism, mesh: DeviceMesh) -> None:
         """Make parameters and batch DTensors; losses are then of the whole batch, and so are gradients."""
         from equivcheck.layouts.data_rows import take_rows
-        from equivcheck.layouts.distribute import distribute_batch, distribute_parameters
+        from equivcheck.layouts.distribute import distribute_batch, distribute_parameters, redistribute_gradients
 
         assert isinstance(parallelism, SPMD), parallelism
         distribute_parameters(setup.model, mesh, parallelism.distribution)
+        if parallelism.redistribute_gradients:
+            redistribute_gradients(setup.model.parameters())
         setup.take = lambda batch: distribute_batch(batch, mesh)
         take_rows(setup, mesh)

@@ -44,6 +44,13 @@ LEFT_TO_PROPAGATION = Unmodelled(
     applies=_is_sharded,
 )
 
+PENDING_GRADIENTS = Unmodelled(
+    reason="SPMD: gradients that are left pending a sum are reduced wherever an operation on them asks for it",
+    applies=lambda _training, layout: any(not spmd.redistribute_gradients for spmd in layout.of(SPMD)),
+)
+
 SPMD_COMMUNICATION = CommunicationModel(
-    options=frozenset(("distribution",)), calls=replicated_totals, unmodelled=(LEFT_TO_PROPAGATION, MIXED_ELEMENTS)
+    options=frozenset(("distribution", "redistribute_gradients")),
+    calls=replicated_totals,
+    unmodelled=(LEFT_TO_PROPAGATION, PENDING_GRADIENTS, MIXED_ELEMENTS),
 )

@@ -7,13 +7,12 @@ from equivcheck.layouts.script.mesh import mesh_of
 from equivcheck.layouts.script.text import block, indented
 from equivcheck.scenario import SPMD, Distribution, Parallelism, ShapeOp, Training
 
-SETTLE = (
+_REDISTRIBUTE_GRADIENTS = (
     "for parameter in model.parameters():",
     "    if isinstance(parameter, DTensor) and parameter.requires_grad:",
-    "        settle = partial(DTensor.redistribute, placements=parameter.placements)",
-    "        parameter.register_hook(settle)  # before gradients are accumulated",
+    "        redistribute = partial(DTensor.redistribute, placements=parameter.placements)",
+    "        parameter.register_hook(redistribute)  # before gradients are accumulated",
 )
-"""Lets each gradient be reduced to where its parameter lies: propagation may leave it pending a sum."""
 
 _BESIDE = (
     "def beside(values: torch.Tensor, made: torch.Tensor) -> torch.Tensor:",
@@ -34,7 +33,8 @@ def write(draft: Draft, parallelism: Parallelism) -> None:
     draft.has_dtensors, draft.averages_loss = True, False
     draft.definitions.append(_distribute(placement, training))
     draft.add(LoopPosition.WRAP, f"distribute(model, {mesh})")
-    settle_gradients(draft)
+    if parallelism.redistribute_gradients:
+        redistribute_gradients(draft)
     rows = f"Shard({training.data.batch_dim})"
     draft.add(
         LoopPosition.TAKE, f"inputs, targets = (distribute_tensor(values, {mesh}, [{rows}]) for values in (inputs, targets))"
@@ -46,11 +46,11 @@ def write(draft: Draft, parallelism: Parallelism) -> None:
         draft.definitions.insert(0, list(_BESIDE))
 
 
-def settle_gradients(draft: Draft) -> None:
-    """Put the hooks on parameters."""
+def redistribute_gradients(draft: Draft) -> None:
+    """Put hooks on parameters that bring gradients to their placements: propagation may leave them pending a sum."""
     draft.need("functools", "partial")
     draft.need("torch.distributed.tensor", "DTensor")
-    draft.add(LoopPosition.WRAP, *SETTLE)
+    draft.add(LoopPosition.WRAP, *_REDISTRIBUTE_GRADIENTS)
 
 
 def _makes_tensors(training: Training) -> bool:

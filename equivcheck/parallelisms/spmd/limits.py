@@ -2,9 +2,42 @@
 
 from __future__ import annotations
 
+from equivcheck.layers.parameters import parameters_of
 from equivcheck.layouts.limits.data_parallel import EVEN_ROWS
 from equivcheck.layouts.limits.execution import NO_COUNTS_IN_GRAPHS
-from equivcheck.layouts.limits.limit import Limit
+from equivcheck.layouts.limits.limit import Limit, parallelism_of
 from equivcheck.layouts.limits.optimizers import DTENSOR_OPTIMIZERS, WHOLE_PARAMETERS
+from equivcheck.layouts.limits.propagated_gradients import limits_of_propagated_gradients
+from equivcheck.scenario import SPMD, Distribution, Layout, Training
 
-LIMITS: tuple[Limit, ...] = (EVEN_ROWS, *DTENSOR_OPTIMIZERS, *WHOLE_PARAMETERS, NO_COUNTS_IN_GRAPHS)
+
+def _is_sharded(layout: Layout) -> bool:
+    return parallelism_of(layout, SPMD).distribution is Distribution.FULLY_SHARD
+
+
+def _cuts_short(training: Training, layout: Layout) -> bool:
+    if parallelism_of(layout, SPMD).redistribute_gradients or not _is_sharded(layout):
+        return False
+    trained = (parameter for parameter in parameters_of(training.model) if parameter.trained)
+    return any(parameter.shape[0] < layout.num_data_ranks for parameter in trained)
+
+
+def _leaves_pending(_training: Training, layout: Layout) -> bool:
+    return not parallelism_of(layout, SPMD).redistribute_gradients and layout.num_data_ranks > 1
+
+
+GRADIENTS_AS_PROPAGATED = limits_of_propagated_gradients(
+    "SPMD",
+    ranks=lambda layout: layout.num_data_ranks,
+    cuts_short=_cuts_short,
+    leaves_pending=_leaves_pending,
+    cuts_parameters=_is_sharded,
+)
+
+LIMITS: tuple[Limit, ...] = (
+    EVEN_ROWS,
+    *DTENSOR_OPTIMIZERS,
+    *WHOLE_PARAMETERS,
+    *GRADIENTS_AS_PROPAGATED,
+    NO_COUNTS_IN_GRAPHS,
+)

@@ -12,9 +12,10 @@ from enum import Enum
 
 from equivcheck.layouts.expected_calls.clipping import dtensor_clipping
 from equivcheck.layouts.expected_calls.communication import Totals
-from equivcheck.layouts.expected_calls.model import MIXED_ELEMENTS, CommunicationModel
+from equivcheck.layouts.expected_calls.model import MIXED_ELEMENTS, CommunicationModel, Unmodelled
 from equivcheck.layouts.expected_calls.rank_view import Held, Ledger, RankView, auxiliary_runs
 from equivcheck.layouts.partition import chunk_size, cut_dim, part_of
+from equivcheck.parallelisms.tensor_parallel.plans import has_pending_gradients
 from equivcheck.scenario import (
     FSDP2,
     Activation,
@@ -110,7 +111,7 @@ class TensorParallelCalls:
                 for index, sharding in enumerate(inputs):
                     self._layer(step, index, sharding, rows // self.view.layout.num_data_ranks)
             for index, sharding in enumerate(inputs):
-                self._settle(step, index, sharding)
+                self._gradients(step, index, sharding)
         return self.ledger.totals
 
     def _layer(self, step: int, index: int, sharding: ActivationSharding, rows: int) -> None:
@@ -184,7 +185,7 @@ class TensorParallelCalls:
         if times:
             self.ledger.note(once.step, "all_gather", self.axes, num_elements * self.view.item_bytes * times, times)
 
-    def _settle(self, step: int, index: int, sharding: ActivationSharding) -> None:
+    def _gradients(self, step: int, index: int, sharding: ActivationSharding) -> None:
         """Gradients of parameters that every rank has whole, of which each rank has seen some rows: summed when they are kept."""
         if sharding is not ActivationSharding.ROWS:
             return
@@ -224,10 +225,18 @@ def _all_calls(view: RankView, parallelism: TensorParallel) -> Totals:
     return TensorParallelCalls(view, parallelism).totals() | dtensor_clipping(view, (TP,) if is_cut else (), kind)
 
 
+PENDING_GRADIENTS = Unmodelled(
+    reason="tensor parallelism: gradients that are left pending a sum are reduced wherever an operation on them asks for it",
+    applies=lambda training, layout: any(
+        not parallelism.redistribute_gradients and has_pending_gradients(training.model, parallelism.plan)
+        for parallelism in layout.of(TensorParallel)
+    ),
+)
+
 TENSOR_PARALLEL_COMMUNICATION = CommunicationModel(
-    options=frozenset(("plan",)),
+    options=frozenset(("plan", "redistribute_gradients")),
     calls=_all_calls,
     hold=lambda view, parallelism: tuple(_cut_held(view, parallelism)),
-    unmodelled=(MIXED_ELEMENTS,),
+    unmodelled=(MIXED_ELEMENTS, PENDING_GRADIENTS),
     uneven=True,
 )

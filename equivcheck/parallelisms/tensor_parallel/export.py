@@ -5,7 +5,7 @@ from __future__ import annotations
 from equivcheck.layouts.script.draft import Draft, LoopPosition
 from equivcheck.layouts.script.mesh import inner_ranks, mesh_of
 from equivcheck.layouts.script.text import call
-from equivcheck.parallelisms.spmd.export import settle_gradients
+from equivcheck.parallelisms.spmd.export import redistribute_gradients
 from equivcheck.parallelisms.tensor_parallel.plans import cuts
 from equivcheck.scenario import ActivationSharding, LayerPlan, Parallelism, Split, TensorParallel
 from equivcheck.scenario.mesh import TP
@@ -42,10 +42,11 @@ def write(draft: Draft, parallelism: Parallelism) -> None:
         draft.need("torch.distributed.tensor.parallel", "parallelize_module")
         draft.add(LoopPosition.WRAP, f"parallelize_module(model, {mesh}, {{{', '.join(styles)}}})")
     draft.add(LoopPosition.WRAP, *by_hand)
+    has_hooks = parallelism.redistribute_gradients and len(draft.scenario.layout.parallelisms) == 1
     uneven = any(size % draft.scenario.layout.mesh.size(TP) for _, size in cuts(draft.scenario.training.model, parallelism.plan))
-    if by_hand or uneven or any("SequenceParallel" in style for style in styles):
+    if has_hooks and (by_hand or uneven or any("SequenceParallel" in style for style in styles)):
         # Only of whole layers cut evenly does each gradient lie as its parameter does, whatever propagation chooses.
-        settle_gradients(draft)
+        redistribute_gradients(draft)
     _cut_masks(draft, parallelism)
 
 

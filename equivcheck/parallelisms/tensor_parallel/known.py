@@ -8,8 +8,8 @@ from equivcheck.layouts.known_predicates import need, show
 from equivcheck.layouts.limits.optimizers import keeps_dtensors
 from equivcheck.layouts.limits.repairs import all_multiples
 from equivcheck.layouts.partition import leaves_nothing
-from equivcheck.parallelisms.tensor_parallel.plans import splits_weights, trained_cuts, unfrozen_norms
-from equivcheck.scenario import FSDP2, ActivationSharding, Replicate, Replicator, Scenario, Split, TensorParallel
+from equivcheck.parallelisms.tensor_parallel.plans import has_pending_gradients, splits_weights, trained_cuts, unfrozen_norms
+from equivcheck.scenario import FSDP2, SPMD, ActivationSharding, ClipNorm, Replicate, Replicator, Scenario, Split, TensorParallel
 from equivcheck.scenario.mesh import DP, SHARD, TP
 from equivcheck.trace.differences import Divergence
 
@@ -23,6 +23,18 @@ def tensor_parallel_leaves_nothing(scenario: Scenario) -> bool:
         for parallelism in scenario.layout.of(TensorParallel)
         for size in trained_cuts(scenario.training.model, parallelism.plan)
     )
+
+
+@need
+def clips_norm_of_pending_gradients(scenario: Scenario) -> bool:
+    """Gradients are clipped by norm that are left as propagation leaves them, some pending a sum over several ranks."""
+    layout, model = scenario.layout, scenario.training.model
+    pends = any(
+        not parallelism.redistribute_gradients and has_pending_gradients(model, parallelism.plan)
+        for parallelism in layout.of(TensorParallel)
+    )
+    pends = pends or any(not spmd.redistribute_gradients for spmd in layout.of(SPMD))
+    return pends and isinstance(scenario.training.clipping, ClipNorm) and layout.mesh.num_ranks > 1
 
 
 @need

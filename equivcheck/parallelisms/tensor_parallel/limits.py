@@ -5,10 +5,20 @@ from __future__ import annotations
 from dataclasses import replace
 
 from equivcheck.layouts.limits.execution import NO_COUNTS_IN_GRAPHS
-from equivcheck.layouts.limits.limit import Limit, parallelism_of
+from equivcheck.layouts.limits.limit import LayoutLimit, Limit, parallelism_of
 from equivcheck.layouts.limits.optimizers import DTENSOR_OPTIMIZERS, WHOLE_PARAMETERS, keeps_dtensors
-from equivcheck.layouts.limits.repairs import has_shares, without_shares
-from equivcheck.parallelisms.tensor_parallel.plans import RULES, LayerSite, PlanRule, fits, fitted, places
+from equivcheck.layouts.limits.propagated_gradients import limits_of_propagated_gradients
+from equivcheck.layouts.limits.repairs import has_shares, with_options, without_shares
+from equivcheck.parallelisms.tensor_parallel.plans import (
+    RULES,
+    LayerSite,
+    PlanRule,
+    fits,
+    fitted,
+    has_pending_gradients,
+    places,
+    trained_cuts,
+)
 from equivcheck.scenario import ASGD, Implementation, Layout, Split, TensorParallel, Training
 from equivcheck.scenario.mesh import TP
 
@@ -65,6 +75,47 @@ NO_MIXED_CALLS = Limit(
     upstream=True,
 )
 
+
+def _leaves_gradients(layout: Layout) -> bool:
+    return not parallelism_of(layout, TensorParallel).redistribute_gradients
+
+
+def _cuts_short(training: Training, layout: Layout) -> bool:
+    plan, ranks = parallelism_of(layout, TensorParallel).plan, layout.mesh.size(TP)
+    return (
+        _leaves_gradients(layout)
+        and fits(training.model, plan)
+        and any(size < ranks for size in trained_cuts(training.model, plan))
+    )
+
+
+def _leaves_pending(training: Training, layout: Layout) -> bool:
+    plan = parallelism_of(layout, TensorParallel).plan
+    return (
+        _leaves_gradients(layout)
+        and layout.mesh.size(TP) > 1
+        and fits(training.model, plan)
+        and has_pending_gradients(training.model, plan)
+    )
+
+
+GRADIENTS_AS_PROPAGATED = limits_of_propagated_gradients(
+    "tensor parallelism",
+    ranks=lambda layout: layout.mesh.size(TP),
+    cuts_short=_cuts_short,
+    leaves_pending=_leaves_pending,
+    cuts_parameters=lambda _layout: False,
+)
+
+HOOKS_ON_OWN_PARAMETERS = LayoutLimit(
+    reason="tensor parallelism inside another parallelism: that one puts parameters of its own in the place of those with hooks, "
+    "and redistributes their gradients whether redistribute_gradients says so or not",
+    applies=lambda layout: _leaves_gradients(layout) and len(layout.parallelisms) > 1,
+    repair=lambda layout: with_options(layout, TensorParallel, redistribute_gradients=True),
+)
+
+LAYOUT_LIMITS: tuple[LayoutLimit, ...] = (HOOKS_ON_OWN_PARAMETERS,)
+
 LIMITS: tuple[Limit, ...] = (
     ONE_ENTRY_A_LAYER,
     NO_SHARED_WEIGHTS,
@@ -72,5 +123,6 @@ LIMITS: tuple[Limit, ...] = (
     *DTENSOR_OPTIMIZERS,
     *WHOLE_PARAMETERS,
     NO_MIXED_CALLS,
+    *GRADIENTS_AS_PROPAGATED,
     NO_COUNTS_IN_GRAPHS,
 )

@@ -156,6 +156,15 @@ def trained_cuts(model: Model, plan: tuple[LayerPlan, ...]) -> Iterator[int]:
     return (size for layer, size in cuts(model, plan) if not layer.frozen)
 
 
+def has_pending_gradients(model: Model, plan: tuple[LayerPlan, ...]) -> bool:
+    """Whether the gradient of some parameter comes out pending a sum: each rank has it whole, and has seen some of the rows."""
+    inputs = (ActivationSharding.WHOLE, *(entry.output for entry in plan[:-1]))
+    return any(
+        sharding is ActivationSharding.ROWS and (layer.norm is not None or (entry.split is Split.REPLICATED and not layer.frozen))
+        for layer, entry, sharding in zip(model.layers, plan, inputs, strict=True)
+    )
+
+
 def unfrozen_norms(model: Model, layout: Layout) -> set[int]:
     """The frozen layers whose norms `SequenceParallel`, which takes inputs that lie by rows, makes trainable."""
     plans = [parallelism.plan for parallelism in layout.of(TensorParallel)]

@@ -104,8 +104,8 @@ def train(parallel: bool) -> dict[str, torch.Tensor | None]:
         distribute(model, mesh)
         for parameter in model.parameters():
             if isinstance(parameter, DTensor) and parameter.requires_grad:
-                settle = partial(DTensor.redistribute, placements=parameter.placements)
-                parameter.register_hook(settle)  # before gradients are accumulated
+                redistribute = partial(DTensor.redistribute, placements=parameter.placements)
+                parameter.register_hook(redistribute)  # before gradients are accumulated
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.05, weight_decay=0.0, fused=True)
     left = {}
     for step, batch in enumerate(BATCHES):

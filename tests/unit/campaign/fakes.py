@@ -151,3 +151,8 @@ def dies_at_import(_: Plan) -> st.SearchStrategy[Scenario]:
     """Takes its process down before any check."""
     print("the disk is on fire", flush=True)
     os._exit(9)
+
+
+def says_whether_beyond(scenario: Scenario, *, world: str, deadline: float, beyond: bool = False, **_options: object) -> Verdict:
+    """Finds nothing, and says whether it was asked to go beyond limits."""
+    return replace(blind(scenario, world=world, deadline=deadline), beyond="a limit" if beyond else "")

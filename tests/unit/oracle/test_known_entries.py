@@ -1,5 +1,6 @@
 """Tests for the file of upstream issues: what an entry must have."""
 
+
 import pytest
 
 from equivcheck.composition.registry import layout_kinds

@@ -1,0 +1,110 @@
+"""What torch refuses where gradients keep the placements that propagation gave them (`redistribute_gradients=False`)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from equivcheck.layouts.limits.limit import Limit
+from equivcheck.layouts.limits.repairs import with_widths
+from equivcheck.scenario import Adamax, AdamW, ClipValue, Implementation, Layout, Training, ZeroGrad
+
+Applies = Callable[[Training, Layout], bool]
+
+
+def limits_of_propagated_gradients(
+    where: str,
+    *,
+    ranks: Callable[[Layout], int],
+    cuts_short: Applies,
+    leaves_pending: Applies,
+    cuts_parameters: Callable[[Layout], bool],
+) -> tuple[Limit, ...]:
+    """The limits of one parallelism.
+
+    Args:
+        where: The parallelism in words.
+        ranks: Ranks along its axis.
+        cuts_short: Whether a trained parameter is cut along a dim that is shorter than the ranks are many.
+        leaves_pending: Whether some gradient is left pending a sum.
+        cuts_parameters: Whether the parameters of such gradients are cut.
+    """
+    option = f"{where} without redistribute_gradients"
+    short = Limit(
+        reason=f"{option}: of a dim cut over more ranks than it is long propagation leaves the gradient whole, and no "
+        "optimizer updates a cut parameter in place by a whole gradient",
+        applies=cuts_short,
+        repair=lambda training, layout: with_widths(training, ranks(layout)),
+        upstream=True,
+    )
+    return (short, *_before_updates(option, leaves_pending), *_of_foreach(option, leaves_pending, cuts_parameters))
+
+
+def _before_updates(option: str, leaves_pending: Applies) -> tuple[Limit, ...]:
+    """What is done to gradients in place before an optimizer sees them."""
+    return (
+        Limit(
+            reason=f"{option}: clip_grad_value_ clamps in place, which is refused while a gradient is pending a sum over ranks",
+            applies=lambda training, layout: isinstance(training.clipping, ClipValue) and leaves_pending(training, layout),
+            repair=lambda training, _layout: replace(training, clipping=None),
+            upstream=True,
+        ),
+        Limit(
+            reason=f"{option}: zero_grad(set_to_none=False) of foreach and fused optimizers zeroes in place, which is refused "
+            "while a gradient is pending a sum over ranks",
+            applies=lambda training, layout: _zeroes_by_foreach(training) and leaves_pending(training, layout),
+            repair=lambda training, _layout: replace(training, zero_grad=ZeroGrad.NONE),
+            upstream=True,
+        ),
+    )
+
+
+def _of_foreach(option: str, leaves_pending: Applies, cuts_parameters: Callable[[Layout], bool]) -> tuple[Limit, ...]:
+    """What foreach implementations do in place to gradients that they have negated, or added weight decay to."""
+
+    def is_refused(training: Training, layout: Layout) -> bool:
+        return training.optimizer.implementation is Implementation.FOREACH and leaves_pending(training, layout)
+
+    def takes_absolute_values(training: Training, layout: Layout) -> bool:
+        changes = training.optimizer.maximize or (_decays(training) and not cuts_parameters(layout))
+        return isinstance(training.optimizer, Adamax) and changes and is_refused(training, layout)
+
+    def adds_shards(training: Training, layout: Layout) -> bool:
+        adds = training.optimizer.maximize and _adds_decay_to_gradients(training)
+        return adds and cuts_parameters(layout) and is_refused(training, layout)
+
+    return (
+        Limit(
+            reason=f"{option}: the foreach implementation of Adamax, with maximize or weight_decay, takes absolute values in "
+            "place, which is refused while they are pending a sum over ranks",
+            applies=takes_absolute_values,
+            repair=_with_loop,
+            upstream=True,
+        ),
+        Limit(
+            reason=f"{option}: foreach implementations with maximize add weight decay in place to gradients that are pending a "
+            "sum over ranks, and DTensor cannot redistribute shards to a pending sum",
+            applies=adds_shards,
+            repair=_with_loop,
+            upstream=True,
+        ),
+    )
+
+
+def _zeroes_by_foreach(training: Training) -> bool:
+    is_loop = training.optimizer.implementation is Implementation.FOR_LOOP
+    return training.zero_grad is ZeroGrad.ZERO and not is_loop and training.steps > 1
+
+
+def _decays(training: Training) -> bool:
+    return bool(training.optimizer.weight_decay) or any(group.weight_decay for group in training.groups)
+
+
+def _adds_decay_to_gradients(training: Training) -> bool:
+    optimizer = training.optimizer
+    is_decoupled = isinstance(optimizer, AdamW) or getattr(optimizer, "decoupled_weight_decay", False)
+    return _decays(training) and not is_decoupled
+
+
+def _with_loop(training: Training, _layout: Layout) -> Training:
+    return replace(training, optimizer=replace(training.optimizer, implementation=Implementation.FOR_LOOP))

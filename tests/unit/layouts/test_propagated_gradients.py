@@ -1,0 +1,114 @@
+"""Gradients that keep the placements of propagation: what torch refuses of them is declared, and the rest is right."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+from equivcheck import Outcome, check
+from equivcheck.composition.fitting import fitted
+from equivcheck.composition.limits import repaired_layout, why_unsupported
+from equivcheck.oracle.beyond import raised_on_every_rank
+from equivcheck.scenario import (
+    FSDP2,
+    SGD,
+    SPMD,
+    ActivationSharding,
+    Adam,
+    Adamax,
+    Axis,
+    ClipNorm,
+    ClipValue,
+    Data,
+    Distribution,
+    Implementation,
+    Layer,
+    LayerPlan,
+    Layout,
+    Loss,
+    Mesh,
+    Model,
+    Norm,
+    Parallelism,
+    Scenario,
+    Split,
+    TensorParallel,
+    Training,
+    ZeroGrad,
+)
+
+BY_ROWS = TensorParallel(
+    plan=(
+        LayerPlan(output=ActivationSharding.ROWS),
+        LayerPlan(output=ActivationSharding.ROWS),
+        LayerPlan(),
+    ),
+    redistribute_gradients=False,
+)
+BY_COLUMNS = TensorParallel(plan=(LayerPlan(split=Split.COLUMN), LayerPlan(), LayerPlan()), redistribute_gradients=False)
+REPLICATED = SPMD(redistribute_gradients=False)
+SHARDED = SPMD(distribution=Distribution.FULLY_SHARD, redistribute_gradients=False)
+
+
+def scenario(parallelism: Parallelism, *, width: int = 4, **changes: object) -> Scenario:
+    """Three layers on four ranks, in two steps."""
+    norm = Norm.LAYER if isinstance(parallelism, TensorParallel) else None
+    layers = (Layer(width=width), Layer(width=8, norm=norm), Layer(width=4))
+    values: dict[str, object] = {
+        "model": Model(features=4, layers=layers),
+        "data": Data(microbatches=(8,)),
+        "loss": Loss.MSE_SUM,
+        "steps": 2,
+        "optimizer": SGD(momentum=0.9),
+    }
+    axis = Axis(name=parallelism.axes[0][0], size=4)
+    layout = Layout(mesh=Mesh(axes=(axis,)), parallelisms=(parallelism,))
+    return Scenario(training=Training(**(values | changes)), layout=layout)  # type: ignore[arg-type]
+
+
+def refused() -> Iterator[Scenario]:
+    """One scenario, and sometimes two, beyond each limit."""
+    foreach = Implementation.FOREACH
+    for parallelism in (BY_COLUMNS, SHARDED):
+        yield scenario(parallelism, width=3)
+    for parallelism in (BY_ROWS, SHARDED):
+        yield scenario(parallelism, clipping=ClipValue(clip_value=0.1))
+        yield scenario(parallelism, optimizer=Adam(implementation=Implementation.FUSED), zero_grad=ZeroGrad.ZERO)
+        yield scenario(parallelism, optimizer=Adamax(implementation=foreach, maximize=True))
+    yield scenario(REPLICATED, optimizer=Adamax(implementation=foreach, weight_decay=0.1))
+    yield scenario(SHARDED, optimizer=Adam(implementation=foreach, weight_decay=0.1, maximize=True))
+
+
+@pytest.mark.parametrize("beyond", tuple(refused()))
+def test_what_torch_refuses_is_declared_and_repaired(beyond: Scenario) -> None:
+    """Beyond the limit every rank raises; the nearest scenario within it has the same layout, and is right."""
+    assert why_unsupported(beyond) is not None
+    assert raised_on_every_rank(check(beyond, beyond=True))
+
+    within = fitted(beyond)
+
+    assert within is not None
+    assert within.layout == beyond.layout
+    assert check(within).outcome is Outcome.EQUIVALENT
+
+
+@pytest.mark.parametrize("parallelism", [BY_ROWS, BY_COLUMNS, REPLICATED, SHARDED])
+def test_the_rest_is_right_and_redistributing_makes_no_difference(parallelism: TensorParallel | SPMD) -> None:
+    """Gradients and momentum are read where their parameters lie, and calls are only expected where none is pending."""
+    left = scenario(parallelism, clipping=ClipNorm(max_norm=0.1))
+    redistributed = scenario(replace(parallelism, redistribute_gradients=True), clipping=ClipNorm(max_norm=0.1))
+
+    verdicts = check(left), check(redistributed)
+
+    assert [verdict.outcome for verdict in verdicts] == [Outcome.EQUIVALENT] * 2
+    assert ("pending a sum" in verdicts[0].unmodelled) == (parallelism not in (BY_COLUMNS, SHARDED))
+    assert (verdicts[1].unmodelled == "") == (parallelism != SHARDED)
+
+
+def test_hooks_are_told_to_stay_where_another_parallelism_replaces_parameters() -> None:
+    """Around tensor parallelism the option says nothing, and is not drawn."""
+    mesh = Mesh(axes=(Axis(name="dp", size=2), Axis(name="tp", size=2)))
+    layout = Layout(mesh=mesh, parallelisms=(TensorParallel(redistribute_gradients=False), FSDP2()))
+    assert repaired_layout(layout) == replace(layout, parallelisms=(TensorParallel(), FSDP2()))

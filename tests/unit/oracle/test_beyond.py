@@ -1,0 +1,66 @@
+"""What is judged beyond limits of torch: right, or refused by every rank."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from equivcheck.campaign.tally import Tally
+from equivcheck.findings.fingerprint import fingerprint
+from equivcheck.oracle.beyond import check_beyond, judged_beyond
+from equivcheck.report.summary_text import _beyond_text
+from equivcheck.verdict.verdict import Outcome, Verdict
+from equivcheck.worlds.failure import Failure, FailureKind, RankReport, RankState
+from unit.campaign import fakes
+from unit.campaign.test_frontier_batches import beyond_a_limit
+
+LIMIT = "torch has no such thing"
+RAISED, WAITING, ENDED = RankState.RAISED, RankState.WAITING, RankState.FINISHED
+
+
+def crashed(*states: RankState) -> Verdict:
+    """A verdict on ranks that ended so."""
+    reports = tuple(RankReport(rank=rank, state=state, error="no") for rank, state in enumerate(states))
+    failure = Failure(kind=FailureKind.RAISED, summary="rank 0 raised", reports=reports)
+    return Verdict(outcome=Outcome.CRASHED, scenario=fakes.scenario(), world="sim", reason="rank 0 raised", failure=failure)
+
+
+def test_what_every_rank_raises_on_is_unsupported() -> None:
+    """It is what the limit says; the reason names it."""
+    verdict = judged_beyond(crashed(RAISED, RAISED), LIMIT)
+    assert (verdict.outcome, verdict.reason) == (Outcome.UNSUPPORTED, f"{LIMIT}; every rank raises")
+
+
+@pytest.mark.parametrize("states", [(RAISED, WAITING), (RAISED, ENDED)])
+def test_what_some_ranks_raise_on_is_a_finding(states: tuple[RankState, ...]) -> None:
+    """Others wait for ever, or go on without them."""
+    verdict = judged_beyond(crashed(*states), LIMIT)
+    assert verdict.outcome is Outcome.CRASHED
+    assert verdict.reason.startswith(f"beyond a limit of torch ({LIMIT}) a run must be right or raise on every rank, but")
+
+
+def test_what_is_silently_wrong_is_a_finding_of_its_own() -> None:
+    """It is kept apart from the same fault within limits, whose fingerprint stays what it was."""
+    within = fakes.diverged(fakes.scenario())
+    verdict = judged_beyond(within, LIMIT)
+    assert verdict.outcome is Outcome.DIVERGED
+    assert verdict.reason.endswith(within.reason)
+    assert fingerprint(verdict) != fingerprint(within)
+
+
+def test_scenarios_are_run_beyond_a_limit() -> None:
+    """One that every rank refuses is unsupported by evidence, and one within all limits is checked as any other."""
+    refused, within = check_beyond(beyond_a_limit()), check_beyond(fakes.scenario())
+    assert refused.outcome is Outcome.UNSUPPORTED
+    assert refused.reason.endswith("every rank raises")
+    assert (within.outcome, within.beyond) == (Outcome.EQUIVALENT, "")
+
+
+def test_the_summary_tells_them_apart() -> None:
+    """One line has what came of them, and no other figure."""
+    tally = Tally()
+    for outcome in (Outcome.EQUIVALENT, Outcome.UNSUPPORTED, Outcome.UNSUPPORTED):
+        tally.add(replace(crashed(RAISED), outcome=outcome, beyond=LIMIT), 1.0)
+    assert _beyond_text(tally) == "beyond limits of torch: 3 checks, of which 1 equivalent, 2 unsupported (every rank raises)"
+    assert (tally.num_checks, tally.durations) == (0, {})
