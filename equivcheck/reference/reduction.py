@@ -69,21 +69,20 @@ def mean_of(
     parts: Sequence[torch.Tensor],
     division: Division,
     *,
-    count: int,
+    divisor: float,
     shards: int | None = None,
     ordered: Callable[[list[torch.Tensor]], list[torch.Tensor]] = list,
 ) -> torch.Tensor:
-    """The mean over `count` ranks of the gradients that there are, in the element type that they have.
+    """The sum of the gradients that there are over a divisor, in the element type that they have: the number of ranks for a mean.
 
     Those of each `shards` ranks (None for all) are added up first, in the order that `ordered` gives, then these sums.
     """
-    before, after = _divisors(division, count)
-    size = shards or count
+    before, between, after = _divisors(division, divisor, shards or divisor)
     divided = [part / before for part in parts]
+    size = shards or len(parts)
     stages = [divided[start : start + size] for start in range(0, len(divided), size)]
-    averages = division is Division.AFTER
-    sums = [_sum(ordered(stage)) / (size if averages else 1) for stage in stages]
-    return _sum(ordered(sums)) / (count // size if averages else after)
+    sums = [_sum(ordered(stage)) / between for stage in stages]
+    return _sum(ordered(sums)) / after
 
 
 def _sum(parts: Sequence[torch.Tensor]) -> torch.Tensor:
@@ -93,11 +92,15 @@ def _sum(parts: Sequence[torch.Tensor]) -> torch.Tensor:
     return first
 
 
-def _divisors(division: Division, count: int) -> tuple[float, float]:
-    """What each part is divided by before the sums, and what the last sum is divided by; one for sums that divide themselves."""
-    if division is not Division.AROUND:
-        return (count if division is Division.BEFORE else 1), 1
+def _divisors(division: Division, divisor: float, shards: float) -> tuple[float, float, float]:
+    """What each part is divided by, then each sum over shards, then the sum of these."""
+    if division is Division.BEFORE:
+        return divisor, 1, 1
+    if division is Division.LAST:
+        return 1, 1, divisor
+    if division is Division.AFTER:
+        return 1, shards, divisor / shards
     power = 1
-    while count % power == 0 and count / power > power:
+    while divisor % power == 0 and divisor / power > power:
         power *= 2
-    return power, count / power
+    return power, 1, divisor / power

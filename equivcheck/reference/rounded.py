@@ -20,7 +20,7 @@ from equivcheck.reference.perturbed_rounding import Jitter
 from equivcheck.reference.reduction import AccumulatedGradients, Gradients, mean_of
 from equivcheck.scenario import Training
 from equivcheck.scenario.rounding import ElementType, LowPrecision
-from equivcheck.train.accumulate import part_loss, scalar
+from equivcheck.train.accumulate import backward, part_loss, scalar
 from equivcheck.train.material import Batch, material
 from equivcheck.train.model import build_model, offset_of
 from equivcheck.train.setup import Setup
@@ -33,7 +33,8 @@ def rounded_setup(
     """The setup of one device that rounds as a layout does; `jitter` says where it may as well round otherwise."""
     setup = single_device(training, parameters)
     twin = MixedPrecisionModel(training, rounding, jitter or Jitter())
-    setup.module, setup.compute, setup.loss_scale = twin, twin.compute, rounding.num_parts
+    setup.module, setup.compute = twin, twin.compute
+    setup.loss_scale, setup.gradient_scale = rounding.num_parts, rounding.gradient_scale
     if rounding.autocast is not None:
         setup.around_forward = _autocast(rounding.autocast)
     return setup
@@ -104,7 +105,7 @@ class MixedPrecisionModel(nn.Module):
     def _backward(self, setup: Setup, batch: Batch, index: int, part: int, gradients: AccumulatedGradients) -> float:
         """Add the gradients of a part of a microbatch; returns its loss."""
         loss = part_loss(setup, rows_of(batch, part, self.rounding.num_parts), index, batch.rows)
-        loss.backward()  # type: ignore[no-untyped-call]
+        backward(setup, loss)
         gradients.add(part, {name: cast.grad for name, cast in self.cast.items() if cast.grad is not None})
         for cast in self.cast.values():
             cast.grad = None
@@ -125,7 +126,7 @@ class MixedPrecisionModel(nn.Module):
                 mean = mean_of(
                     parts,
                     rounding.division,
-                    count=rounding.num_parts,
+                    divisor=rounding.divisor or rounding.num_parts,
                     shards=rounding.shards,
                     ordered=self.jitter.ordered,
                 )

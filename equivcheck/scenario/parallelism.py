@@ -183,6 +183,16 @@ class FSDP2(Parallelism):
     """Whether shards, gradients and optimizer state stay in the host's memory (`CPUOffloadPolicy`, not pinned).
 
     `FSDP1` has no such option here: its offloading needs an accelerator."""
+    gradient_divide_factor: float | None = None
+    """What sums of gradients over ranks are divided by (`set_gradient_divide_factor`), above 0; None for the number of ranks.
+
+    Backward begins with so much more or less of the loss that gradients are what they would be."""
+    sum_reductions: bool = False
+    """Whether reductions sum and division is apart where the backend could average (`set_force_sum_reduction_for_comms`)."""
+
+    def __post_init__(self) -> None:
+        if self.gradient_divide_factor is not None:
+            require_positive(self, "gradient_divide_factor")
 
     def cut_dim(self, layer: int, column: int | None, row: int | None) -> int | None:  # noqa: ARG002, D102 - as inherited
         return 0

@@ -154,7 +154,7 @@ class EmulatedRanks:
         peers = self.peers(rank, reduction.axes)
         values = [gradients[peer][name] for peer in peers if name in gradients[peer]]
         parts = values if self.reduces_in is None else [value.to(self.reduces_in) for value in values]
-        return mean_of(parts, self.division, count=len(peers)).to(values[0].dtype) * reduction.factor
+        return mean_of(parts, self.division, divisor=len(peers)).to(values[0].dtype) * reduction.factor
 
 
 def cut(batch: Batch, rows: range) -> Batch:

@@ -8,13 +8,15 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from equivcheck.layouts.expected_calls.model import CommunicationModel
 from equivcheck.layouts.kind import LayoutKind
 from equivcheck.layouts.limits.limit import LayoutLimit, Limit
-from equivcheck.layouts.rounding import Division, Rounding, WhenReduced
-from equivcheck.parallelisms.fsdp2.communication import FSDP2_COMMUNICATION, averages
+from equivcheck.layouts.rounding import Rounding, WhenReduced
+from equivcheck.parallelisms.fsdp2.communication import FSDP2_COMMUNICATION
+from equivcheck.parallelisms.fsdp2.division import division_of
 from equivcheck.parallelisms.fsdp2.limits import LAYOUT_LIMITS, LIMITS
 from equivcheck.scenario import FSDP2, Layout, MixedPrecision, Parallelism, Wrapping
 from equivcheck.scenario.mesh import DP, REPLICATE, SHARD
 
 if TYPE_CHECKING:
+    from torch import nn
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.fsdp import MixedPrecisionPolicy
 
@@ -46,7 +48,9 @@ class FSDP2Kind(LayoutKind):
                 fully_shard(block, **options, mp_policy=_policy(policy, is_root=False))
         fully_shard(model, **options, mp_policy=_policy(policy, is_root=True))
         assert isinstance(model, FSDPModule), "fully_shard changes the class of the model"
+        _divide_gradients(model, parallelism)
         setup.loss_scale = mesh.size()
+        setup.gradient_scale = (parallelism.gradient_divide_factor or mesh.size()) / mesh.size()
         if parallelism.no_sync:
             setup.accumulation = lambda last: _reduce_only(model, last)
         take_rows(setup, mesh)
@@ -69,10 +73,22 @@ class FSDP2Kind(LayoutKind):
             compute=policy.param,
             output=policy.output,
             reduce=reduce,
-            division=Division.AFTER if reduce is not None and averages(reduce.value) else Division.AROUND,
+            division=division_of(parallelism, layout, reduce.value if reduce is not None else ""),
+            divisor=parallelism.gradient_divide_factor,
             when=self.when_reduced(parallelism, layout),
             accumulates_reduced=True,
         )
+
+
+def _divide_gradients(model: nn.Module, fsdp: FSDP2) -> None:
+    """Say of each unit by what, and how, its sums of gradients are divided."""
+    from torch.distributed.fsdp import FSDPModule
+
+    for unit in [module for module in model.modules() if isinstance(module, FSDPModule)]:
+        if fsdp.gradient_divide_factor is not None:
+            unit.set_gradient_divide_factor(fsdp.gradient_divide_factor)
+        if fsdp.sum_reductions:
+            unit.set_force_sum_reduction_for_comms(True)
 
 
 def _reduce_only(model: object, last: bool) -> AbstractContextManager[object]:

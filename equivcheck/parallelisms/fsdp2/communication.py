@@ -11,6 +11,7 @@ from equivcheck.layouts.expected_calls.communication import Totals, add
 from equivcheck.layouts.expected_calls.model import MIXED_ELEMENTS, CommunicationModel
 from equivcheck.layouts.expected_calls.rank_view import Held, Ledger, RankView
 from equivcheck.layouts.rounding import ITEM_BYTES, element_types
+from equivcheck.parallelisms.fsdp2.division import averages, reduce_ops
 from equivcheck.scenario import FSDP1, FSDP2, Split, TensorParallel, Wrapping
 
 F = TypeVar("F", FSDP1, FSDP2)
@@ -89,22 +90,18 @@ class FSDP2Calls(UnitCalls[FSDP2]):
         unit.gathered = True
 
     def _reduce(self, unit: Unit, step: int) -> None:
-        reduced, op = [held for held in unit.held if self.view.has_gradient(held, step)], reduce_op(self.view, self.reduced)
+        reduced = [held for held in unit.held if self.view.has_gradient(held, step)]
         num_bytes = sum(held.padded_rows(self.parts) for held in reduced) * self.reduced_bytes
+        over_shards, over_replicas = reduce_ops(self.fsdp, self.view.layout, self.reduced)
         if reduced and self.parts > 1:
-            self.ledger.note(step, f"reduce_scatter.{op}", self.shard_axis, num_bytes * self.parts)
+            self.ledger.note(step, f"reduce_scatter.{over_shards}", self.shard_axis, num_bytes * self.parts)
         if reduced and self.replicas is not None:
-            self.ledger.note(step, f"all_reduce.{op}", self.replicas, num_bytes)
+            self.ledger.note(step, f"all_reduce.{over_replicas}", self.replicas, num_bytes)
 
 
 def reduce_op(view: RankView, element_type: str) -> str:
     """What a reduction over data ranks is called."""
     return "avg" if averages(element_type) and view.layout.num_data_ranks > 1 else "sum"
-
-
-def averages(element_type: str) -> bool:
-    """Whether the backend averages: only in element types that do not overflow easily, else the division is done apart."""
-    return element_type in ("float32", "bfloat16")
 
 
 def units_of(view: RankView, wrapping: Wrapping) -> tuple[Unit, ...]:
@@ -132,7 +129,17 @@ def _kinds(view: RankView) -> list[list[Held]]:
 
 
 FSDP2_COMMUNICATION = CommunicationModel(
-    options=frozenset(("wrapping", "reshard_after_forward", "no_sync", "mixed_precision", "cpu_offload")),
+    options=frozenset(
+        (
+            "wrapping",
+            "reshard_after_forward",
+            "no_sync",
+            "mixed_precision",
+            "cpu_offload",
+            "gradient_divide_factor",
+            "sum_reductions",
+        )
+    ),
     calls=_all_calls,
     unmodelled=(MIXED_ELEMENTS,),
 )

@@ -5,8 +5,9 @@ from __future__ import annotations
 from equivcheck.layouts.limits.data_parallel import EVEN_ROWS, FSDP_WITHOUT_COMPILED_AUTOGRAD, ROUNDING_LIMITS
 from equivcheck.layouts.limits.limit import LayoutLimit, Limit, parallelism_of
 from equivcheck.layouts.limits.optimizers import DTENSOR_OPTIMIZERS, WHOLE_PARAMETERS
-from equivcheck.layouts.limits.repairs import has_shares, with_widths, without_shares
+from equivcheck.layouts.limits.repairs import has_shares, with_options, with_widths, without_shares
 from equivcheck.layouts.partition import leaves_nothing
+from equivcheck.parallelisms.fsdp2.division import averages, backend_divides
 from equivcheck.parallelisms.tensor_parallel.plans import fits, trained_cuts
 from equivcheck.scenario import FSDP2, Layout, TensorParallel, Training, Wrapping
 from equivcheck.scenario.mesh import TP
@@ -34,6 +35,22 @@ NOTHING_TO_REDUCE = Limit(
     upstream=True,
 )
 
+
+def _multiplies_before_the_sum(layout: Layout) -> bool:
+    fsdp = parallelism_of(layout, FSDP2)
+    policy = fsdp.mixed_precision
+    reduced = None if policy is None else policy.reduce or policy.param
+    may_average = reduced is None or averages(reduced.value)
+    return may_average and not fsdp.sum_reductions and not backend_divides(fsdp.gradient_divide_factor, layout)
+
+
+NO_PREMULTIPLIED_SUM = LayoutLimit(
+    reason="fully_shard: by a gradient_divide_factor that is not the number of ranks that average, gradients that are reduced in "
+    "float32 and bfloat16 are divided in a premultiplied sum, which gloo does not have, unless sum_reductions is set",
+    applies=_multiplies_before_the_sum,
+    repair=lambda layout: with_options(layout, FSDP2, sum_reductions=True),
+)
+
 LIMITS: tuple[Limit, ...] = (
     EVEN_ROWS,
     ONE_UNIT_FOR_SHARED_WEIGHTS,
@@ -42,4 +59,4 @@ LIMITS: tuple[Limit, ...] = (
     *WHOLE_PARAMETERS,
 )
 
-LAYOUT_LIMITS: tuple[LayoutLimit, ...] = (*ROUNDING_LIMITS, FSDP_WITHOUT_COMPILED_AUTOGRAD)
+LAYOUT_LIMITS: tuple[LayoutLimit, ...] = (*ROUNDING_LIMITS, FSDP_WITHOUT_COMPILED_AUTOGRAD, NO_PREMULTIPLIED_SUM)

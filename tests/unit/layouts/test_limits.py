@@ -350,6 +350,27 @@ def test_lower_precision_goes_with_no_tensor_parallelism(parallelism: Parallelis
     assert repaired_layout(layout) == replace(layout, parallelisms=(WHOLE_PLAN, plain))
 
 
+@pytest.mark.parametrize(
+    ("sizes", "factor", "policy", "sums"),
+    [
+        ((4,), 3.0, None, True),
+        ((4,), 4.0, None, False),
+        ((4,), 3.0, MixedPrecision(param=ElementType.FLOAT16), False),
+        ((4,), 3.0, MixedPrecision(param=ElementType.FLOAT16, reduce=ElementType.FLOAT32), True),
+        ((2, 2), 3.0, None, True),
+    ],
+)
+def test_another_divisor_than_the_ranks_that_average_is_divided_by_apart(
+    sizes: tuple[int, ...], factor: float, policy: MixedPrecision | None, *, sums: bool
+) -> None:
+    """Gloo has no premultiplied sum; in types that overflow easily nothing is averaged in any case."""
+    axes = tuple(Axis(name=name, size=size) for name, size in zip(FSDP2.axes[len(sizes) - 1], sizes, strict=True))
+    fsdp = FSDP2(gradient_divide_factor=factor, mixed_precision=policy)
+    layout = Layout(mesh=Mesh(axes=axes), parallelisms=(fsdp,))
+    assert ("premultiplied" in (unsupported(replace(PLAIN, data=Data(microbatches=(4,))), layout) or "")) is sums
+    assert repaired_layout(layout) == replace(layout, parallelisms=(replace(fsdp, sum_reductions=sums),))
+
+
 def test_a_compiled_model_keeps_its_precision() -> None:
     """What a compiler fuses it need not round in between; compressed gradients are no part of the graph."""
     compiled = Execution(compile=Compile.AOT_EAGER)

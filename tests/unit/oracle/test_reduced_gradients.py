@@ -22,21 +22,36 @@ def mean_of_all(gradients: list[Gradients]) -> list[Gradients]:
 @pytest.mark.parametrize("shards", [None, 2, 3])
 def test_every_division_gives_the_mean(division: Division, shards: int | None) -> None:
     """In one stage or two, whenever it is divided."""
-    assert mean_of(parts(1, 2, 3, 4, 5, 9), division, count=6, shards=shards).item() == pytest.approx(4.0)
+    assert mean_of(parts(1, 2, 3, 4, 5, 9), division, divisor=6, shards=shards).item() == pytest.approx(4.0)
+
+
+@pytest.mark.parametrize("division", list(Division))
+@pytest.mark.parametrize("shards", [None, 2, 3])
+def test_every_division_is_by_the_divisor(division: Division, shards: int | None) -> None:
+    """Another number than that of the parts is what their sum is divided by."""
+    assert mean_of(parts(1, 2, 3, 4, 5, 9), division, divisor=2.5, shards=shards).item() == pytest.approx(9.6)
 
 
 @pytest.mark.parametrize("division", list(Division))
 def test_ranks_without_a_gradient_count_as_zero(division: Division) -> None:
     """Two of three ranks have one."""
-    assert mean_of(parts(1, 5), division, count=3).item() == pytest.approx(2.0)
+    assert mean_of(parts(1, 5), division, divisor=3).item() == pytest.approx(2.0)
 
 
 def test_when_a_sum_is_divided_shows_in_a_low_precision() -> None:
     """60000 twice is beyond float16, unless each is divided before."""
     large = parts(60000, 60000, dtype=torch.float16)
 
-    assert mean_of(large, Division.BEFORE, count=2).item() == 60000
-    assert mean_of(large, Division.AFTER, count=2).isinf()
+    assert mean_of(large, Division.BEFORE, divisor=2).item() == 60000
+    assert mean_of(large, Division.AFTER, divisor=2).isinf()
+
+
+def test_sums_over_shards_are_averages_where_the_rest_of_the_divisor_comes_after() -> None:
+    """Over four ranks 30000 each is beyond float16, unless each two are averaged before the sums are added up."""
+    large = parts(*(30000,) * 4, dtype=torch.float16)
+
+    assert mean_of(large, Division.AFTER, divisor=2, shards=2).item() == 60000
+    assert mean_of(large, Division.LAST, divisor=2, shards=2).isinf()
 
 
 def test_an_order_is_asked_for_at_each_stage() -> None:
@@ -47,7 +62,7 @@ def test_an_order_is_asked_for_at_each_stage() -> None:
         asked.append(len(values))
         return values[::-1]
 
-    mean_of(parts(1, 2, 3, 4), Division.BEFORE, count=4, shards=2, ordered=ordered)
+    mean_of(parts(1, 2, 3, 4), Division.BEFORE, divisor=4, shards=2, ordered=ordered)
 
     assert asked == [2, 2, 2]
 

@@ -1,0 +1,83 @@
+"""What `fully_shard` has beside its defaults, on ranks: equal to one device, and not where one thing is left out."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from equivcheck import Outcome, Scenario, check
+from equivcheck.parallelisms.fsdp2.division import FACTOR_OF_ALL_RANKS
+from equivcheck.scenario import (
+    FSDP2,
+    Axis,
+    Data,
+    ElementType,
+    Layer,
+    Layout,
+    Loss,
+    Mesh,
+    MixedPrecision,
+    Model,
+    Precision,
+    Training,
+    Wrapping,
+)
+from equivcheck.torch_version import torch_in
+from equivcheck.train.setup import Setup
+
+TRAINING = Training(
+    model=Model(features=3, layers=(Layer(width=3), Layer(width=2))),
+    data=Data(microbatches=(4, 4)),
+    precision=Precision.FLOAT32,
+    steps=2,
+)
+LOW = MixedPrecision(param=ElementType.BFLOAT16, reduce=ElementType.FLOAT32)
+HALF = MixedPrecision(param=ElementType.FLOAT16)
+
+
+def scenario(fsdp: FSDP2, *sizes: int, loss: Loss = Loss.MSE_SUM) -> Scenario:
+    """A training of two microbatches on four ranks, or on axes of other sizes."""
+    axes = FSDP2.axes[len(sizes) - 1] if sizes else FSDP2.axes[0]
+    mesh = Mesh(axes=tuple(Axis(name=name, size=size) for name, size in zip(axes, sizes or (4,), strict=True)))
+    return Scenario(training=replace(TRAINING, loss=loss), layout=Layout(mesh=mesh, parallelisms=(fsdp,)))
+
+
+@pytest.mark.parametrize("loss", [Loss.MSE_SUM, Loss.MSE_MEAN])
+@pytest.mark.parametrize(
+    ("fsdp", "sizes"),
+    [
+        (FSDP2(sum_reductions=True), (2, 2)),
+        (FSDP2(sum_reductions=True, gradient_divide_factor=3.0, wrapping=Wrapping.PER_LAYER), (4,)),
+        (FSDP2(sum_reductions=True, gradient_divide_factor=0.5, no_sync=True), (2, 2)),
+        (FSDP2(gradient_divide_factor=4.0), (4,)),
+        (FSDP2(gradient_divide_factor=2.5, mixed_precision=HALF), (2, 2)),
+        (FSDP2(sum_reductions=True, gradient_divide_factor=2.5, mixed_precision=LOW), (2, 2)),
+    ],
+)
+def test_gradients_divided_by_another_number_come_out_alike(fsdp: FSDP2, sizes: tuple[int, ...], loss: Loss) -> None:
+    """Whether losses are means or sums, and at the rounding of lower precision."""
+    assert check(scenario(fsdp, *sizes, loss=loss)).outcome is Outcome.EQUIVALENT
+
+
+@pytest.mark.skipif(torch_in(FACTOR_OF_ALL_RANKS), reason="this torch has averages over all ranks only")
+def test_where_the_factor_is_the_number_of_shards_the_backend_divides() -> None:
+    """Gradients are averaged over shards and summed over replicas."""
+    verdict = check(scenario(FSDP2(gradient_divide_factor=2.0), 2, 2))
+
+    assert verdict.outcome is Outcome.EQUIVALENT
+    assert {call.op for call in verdict.calls[0]} >= {"reduce_scatter.avg", "all_reduce.sum"}
+
+
+def test_a_factor_that_the_loss_does_not_know_of_is_found() -> None:
+    """Sums divided by three and not by four are four thirds of the gradients."""
+
+    def forget(setup: Setup) -> None:
+        setup.gradient_scale = 1.0
+
+    fsdp = FSDP2(sum_reductions=True, gradient_divide_factor=3.0)
+    verdict = check(scenario(fsdp), alter=forget)
+
+    assert verdict.outcome is Outcome.DIVERGED
+    assert verdict.divergence is not None
+    assert float(verdict.divergence.actual) / float(verdict.divergence.expected) == pytest.approx(4 / 3, rel=1e-4)
