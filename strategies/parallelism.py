@@ -132,6 +132,7 @@ def fsdp2(draw: DrawFn) -> FSDP2:
     return FSDP2(
         wrapping=draw(_WRAPPINGS),
         no_sync=draw(EVENLY),
+        all_reduce_once=draw(SOMETIMES),
         reshard_after_forward=not draw(SOMETIMES),
         cpu_offload=draw(SOMETIMES),
         mixed_precision=draw(_MIXED_PRECISIONS) if draw(SOMETIMES) else None,

@@ -78,6 +78,9 @@ class Rounding:
     accumulates_reduced: bool = False
     """Whether gradients that wait for a reduction wait in its element type, not in the one that they were computed in."""
 
+    replicas_once: bool = False
+    """Whether sums of the first stage are added up over microbatches, and the second is that of the last microbatch alone."""
+
     @property
     def num_parts(self) -> int:
         """Parts of a microbatch, one a data-parallel rank."""

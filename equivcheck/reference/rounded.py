@@ -17,7 +17,7 @@ from torch import nn
 from equivcheck.layouts.data_rows import rows_of
 from equivcheck.layouts.rounding import Rounding
 from equivcheck.reference.perturbed_rounding import Jitter
-from equivcheck.reference.reduction import AccumulatedGradients, Gradients, mean_of
+from equivcheck.reference.reduction import AccumulatedGradients, Averaging, Gradients
 from equivcheck.scenario import Training
 from equivcheck.scenario.rounding import ElementType, LowPrecision
 from equivcheck.train.accumulate import backward, part_loss, scalar
@@ -50,6 +50,12 @@ class MixedPrecisionModel(nn.Module):
     def __init__(self, training: Training, rounding: Rounding, jitter: Jitter) -> None:
         super().__init__()
         self.rounding, self.jitter = rounding, jitter
+        self.averaging = Averaging(
+            division=rounding.division,
+            divisor=rounding.divisor or rounding.num_parts,
+            shards=rounding.shards,
+            ordered=jitter.ordered,
+        )
         self.dtype = None if rounding.compute is None else _dtype(rounding.compute)
         drawn = material(training).parameters
         cast = {name: values.to(self.dtype) for name, values in drawn.items()}
@@ -97,7 +103,7 @@ class MixedPrecisionModel(nn.Module):
         waits_rounded = rounding.accumulates_reduced and rounding.when.once and rounding.reduce is not None
         return AccumulatedGradients(
             [kept] * rounding.num_parts,
-            partial(self._reduced, masters),
+            partial(self._reduced, masters, {}),
             when=rounding.when,
             waits_as=self._rounded if waits_rounded else None,
         )
@@ -117,21 +123,23 @@ class MixedPrecisionModel(nn.Module):
             return gradient
         return self.jitter.rounded(gradient, gradient.to(_dtype(self.rounding.reduce), copy=True))
 
-    def _reduced(self, masters: Mapping[str, torch.Tensor], waiting: list[Gradients]) -> list[Gradients]:
-        """The mean of the parts' gradients, the same for each part."""
-        rounding, means = self.rounding, Gradients()
+    def _reduced(
+        self, masters: Mapping[str, torch.Tensor], kept: dict[str, list[torch.Tensor]], waiting: list[Gradients], last: bool
+    ) -> list[Gradients]:
+        """The mean of the parts' gradients, the same for each part; `kept` are sums that wait for the last microbatch."""
+        means = Gradients()
         for name, master in masters.items():
             parts = [self._rounded(gradients[name]) for gradients in waiting if name in gradients]
-            if parts:
-                mean = mean_of(
-                    parts,
-                    rounding.division,
-                    divisor=rounding.divisor or rounding.num_parts,
-                    shards=rounding.shards,
-                    ordered=self.jitter.ordered,
-                )
-                means[name] = mean.to(master.dtype)
-        return [means] * rounding.num_parts
+            if not parts:
+                continue
+            sums = self.averaging.sums(parts)
+            if name in kept:
+                sums = list(map(torch.add, kept[name], sums))
+            if self.rounding.replicas_once and not last:
+                kept[name] = sums
+            else:
+                means[name] = self.averaging.mean_of_sums(sums).to(master.dtype)
+        return [means] * self.rounding.num_parts
 
 
 def _dtype(kind: ElementType | LowPrecision) -> torch.dtype:

@@ -177,6 +177,9 @@ class FSDP2(Parallelism):
     """Whether parameters are freed between forward and backward."""
     no_sync: bool = False
     """Whether only the last microbatch reduces gradients (`set_requires_gradient_sync`)."""
+    all_reduce_once: bool = False
+    """Whether only the last microbatch reduces gradients over replicas, of all that shards have added up by then
+    (`set_requires_all_reduce`); without replicas it changes nothing."""
     mixed_precision: MixedPrecision | None = None
     """What is cast; None for nothing."""
     cpu_offload: bool = False

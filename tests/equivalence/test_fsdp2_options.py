@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
 
 import pytest
@@ -24,6 +25,7 @@ from equivcheck.scenario import (
     Wrapping,
 )
 from equivcheck.torch_version import torch_in
+from equivcheck.trace.stage import Stage
 from equivcheck.train.setup import Setup
 
 TRAINING = Training(
@@ -81,3 +83,29 @@ def test_a_factor_that_the_loss_does_not_know_of_is_found() -> None:
     assert verdict.outcome is Outcome.DIVERGED
     assert verdict.divergence is not None
     assert float(verdict.divergence.actual) / float(verdict.divergence.expected) == pytest.approx(4 / 3, rel=1e-4)
+
+
+@pytest.mark.parametrize("policy", [None, LOW, HALF, MixedPrecision(reduce=ElementType.BFLOAT16)])
+@pytest.mark.parametrize("sizes", [(2, 2), (4,), (1, 2)])
+def test_replicas_are_added_up_once_a_step(sizes: tuple[int, ...], policy: MixedPrecision | None) -> None:
+    """Gradients are those of one device that rounds as often, whether there are replicas or not."""
+    assert check(scenario(FSDP2(all_reduce_once=True, mixed_precision=policy), *sizes)).outcome is Outcome.EQUIVALENT
+
+
+@pytest.mark.parametrize(("once", "calls"), [(False, 4), (True, 2)])
+def test_shards_are_reduced_at_each_microbatch_and_replicas_at_the_last(*, once: bool, calls: int) -> None:
+    """Of two steps with two microbatches each."""
+    verdict = check(scenario(FSDP2(all_reduce_once=once), 2, 2))
+
+    assert (verdict.outcome, verdict.unmodelled) == (Outcome.EQUIVALENT, "")
+    ops = [call.op for call in verdict.calls[0] if call.stage is Stage.COMPUTE]
+    assert (ops.count("reduce_scatter.avg"), ops.count("all_reduce.avg")) == (4, calls)
+
+
+def test_replicas_that_are_not_added_up_are_found() -> None:
+    """A model that is never told of the last microbatch keeps gradients that have not been reduced."""
+
+    def never(setup: Setup) -> None:
+        setup.accumulation = lambda _last: nullcontext(setup.model.set_requires_all_reduce(False))  # type: ignore[operator]
+
+    assert check(scenario(FSDP2(), 2, 2), alter=never).outcome is Outcome.DIVERGED

@@ -18,7 +18,7 @@ from equivcheck.scenario.mesh import DP, REPLICATE, SHARD
 if TYPE_CHECKING:
     from torch import nn
     from torch.distributed.device_mesh import DeviceMesh
-    from torch.distributed.fsdp import MixedPrecisionPolicy
+    from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy
 
     from equivcheck.train.setup import Setup
 
@@ -51,8 +51,7 @@ class FSDP2Kind(LayoutKind):
         _divide_gradients(model, parallelism)
         setup.loss_scale = mesh.size()
         setup.gradient_scale = (parallelism.gradient_divide_factor or mesh.size()) / mesh.size()
-        if parallelism.no_sync:
-            setup.accumulation = lambda last: _reduce_only(model, last)
+        setup.accumulation = lambda last: _reduce_by(model, parallelism, last)
         take_rows(setup, mesh)
 
     def when_reduced(self, parallelism: Parallelism, layout: Layout) -> WhenReduced:  # noqa: ARG002 - of the base class
@@ -77,6 +76,7 @@ class FSDP2Kind(LayoutKind):
             divisor=parallelism.gradient_divide_factor,
             when=self.when_reduced(parallelism, layout),
             accumulates_reduced=True,
+            replicas_once=parallelism.all_reduce_once and REPLICATE in layout.mesh.names,
         )
 
 
@@ -91,8 +91,12 @@ def _divide_gradients(model: nn.Module, fsdp: FSDP2) -> None:
             unit.set_force_sum_reduction_for_comms(True)
 
 
-def _reduce_only(model: object, last: bool) -> AbstractContextManager[object]:
-    model.set_requires_gradient_sync(last)  # type: ignore[attr-defined]
+def _reduce_by(model: FSDPModule, fsdp: FSDP2, last: bool) -> AbstractContextManager[object]:
+    """Say what is reduced after the backward that comes."""
+    if fsdp.no_sync:
+        model.set_requires_gradient_sync(last)
+    if fsdp.all_reduce_once:
+        model.set_requires_all_reduce(last)
     return nullcontext()
 
 

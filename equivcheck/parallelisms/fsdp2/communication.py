@@ -51,7 +51,7 @@ class UnitCalls(ABC, Generic[F]):
         for step in range(training.steps):
             for number in range(last + 1):
                 self._forward(step)
-                self._backward(step, reduces=number == last or not self.fsdp.no_sync)
+                self._backward(step, last=number == last)
         return self.ledger.totals
 
     @abstractmethod
@@ -59,8 +59,8 @@ class UnitCalls(ABC, Generic[F]):
         """The calls of one microbatch's forward."""
 
     @abstractmethod
-    def _backward(self, step: int, reduces: bool) -> None:
-        """The calls of one microbatch's backward."""
+    def _backward(self, step: int, last: bool) -> None:
+        """The calls of one microbatch's backward; told whether it is the step's last."""
 
 
 class FSDP2Calls(UnitCalls[FSDP2]):
@@ -71,7 +71,7 @@ class FSDP2Calls(UnitCalls[FSDP2]):
             self._gather(unit, step)
             unit.gathered = not self.fsdp.reshard_after_forward
 
-    def _backward(self, step: int, reduces: bool) -> None:
+    def _backward(self, step: int, last: bool) -> None:
         """Each unit asks for the one before it ahead of time, whether that will be needed or not."""
         for number in reversed(range(len(self.units))):
             unit = self.units[number]
@@ -79,8 +79,8 @@ class FSDP2Calls(UnitCalls[FSDP2]):
                 self._gather(unit, step)
                 if number:
                     self._gather(self.units[number - 1], step)
-            if reduces:
-                self._reduce(unit, step)
+            if last or not self.fsdp.no_sync:
+                self._reduce(unit, step, last)
             unit.gathered = False
 
     def _gather(self, unit: Unit, step: int) -> None:
@@ -89,13 +89,13 @@ class FSDP2Calls(UnitCalls[FSDP2]):
             self.ledger.note(step, "all_gather", self.shard_axis, num_elements * self.gathered_bytes)
         unit.gathered = True
 
-    def _reduce(self, unit: Unit, step: int) -> None:
+    def _reduce(self, unit: Unit, step: int, last: bool) -> None:
         reduced = [held for held in unit.held if self.view.has_gradient(held, step)]
         num_bytes = sum(held.padded_rows(self.parts) for held in reduced) * self.reduced_bytes
         over_shards, over_replicas = reduce_ops(self.fsdp, self.view.layout, self.reduced)
         if reduced and self.parts > 1:
             self.ledger.note(step, f"reduce_scatter.{over_shards}", self.shard_axis, num_bytes * self.parts)
-        if reduced and self.replicas is not None:
+        if reduced and self.replicas is not None and (last or not self.fsdp.all_reduce_once):
             self.ledger.note(step, f"all_reduce.{over_replicas}", self.replicas, num_bytes)
 
 
@@ -134,6 +134,7 @@ FSDP2_COMMUNICATION = CommunicationModel(
             "wrapping",
             "reshard_after_forward",
             "no_sync",
+            "all_reduce_once",
             "mixed_precision",
             "cpu_offload",
             "gradient_divide_factor",

@@ -31,6 +31,8 @@ def write(draft: Draft, parallelism: Parallelism) -> None:
         draft.add(LoopPosition.WRAP, f"model.{line}")
     if parallelism.no_sync:
         reduce_at_last_microbatch(draft)
+    if parallelism.all_reduce_once:
+        reduce_at_last_microbatch(draft, "set_requires_all_reduce")
     take_rows(draft)
 
 

@@ -1,10 +1,12 @@
 """The gradients of ranks, accumulated and averaged by plain arithmetic, as both emulators of data parallelism do it."""
 
+from typing import Any
+
 import pytest
 import torch
 
 from equivcheck.layouts.rounding import EACH, Division, WhenReduced
-from equivcheck.reference.reduction import AccumulatedGradients, Gradients, mean_of
+from equivcheck.reference.reduction import AccumulatedGradients, Averaging, Gradients
 
 
 def parts(*values: float, dtype: torch.dtype = torch.float64) -> list[torch.Tensor]:
@@ -12,7 +14,12 @@ def parts(*values: float, dtype: torch.dtype = torch.float64) -> list[torch.Tens
     return [torch.tensor([value], dtype=dtype) for value in values]
 
 
-def mean_of_all(gradients: list[Gradients]) -> list[Gradients]:
+def mean_of(values: list[torch.Tensor], division: Division, **options: Any) -> torch.Tensor:
+    """Their mean, or their sum by another divisor."""
+    return Averaging(division=division, **options).mean(values)
+
+
+def mean_of_all(gradients: list[Gradients], _last: bool) -> list[Gradients]:
     """Each rank gets the mean over all."""
     mean = torch.stack([each["a"] for each in gradients]).mean(0)
     return [{"a": mean} for _ in gradients]
@@ -85,7 +92,7 @@ def test_how_often_and_of_what_gradients_are_reduced(*, once: bool, whole: bool,
     """With a sum for a mean, what is reduced twice counts twice: the first microbatch, if ranks keep whole gradients."""
     seen: list[float] = []
 
-    def summed(gradients: list[Gradients]) -> list[Gradients]:
+    def summed(gradients: list[Gradients], _last: bool) -> list[Gradients]:
         total = torch.stack([each["a"] for each in gradients]).sum(0)
         seen.append(total.item())
         return [{"a": total} for _ in gradients]
@@ -103,7 +110,7 @@ def test_how_often_and_of_what_gradients_are_reduced(*, once: bool, whole: bool,
 def test_what_waits_keeps_its_element_type() -> None:
     """The first gradient that waits is rounded, and so is each sum with it."""
     gradients = AccumulatedGradients(
-        [{}], lambda waiting: waiting, when=WhenReduced(once=True), waits_as=lambda gradient: gradient.bfloat16()
+        [{}], lambda waiting, _last: waiting, when=WhenReduced(once=True), waits_as=lambda gradient: gradient.bfloat16()
     )
     for value, last in ((1.0, False), (1 / 512, True)):
         gradients.add(0, {"a": torch.tensor([value])})
