@@ -60,6 +60,18 @@ _WRAPPINGS = st.sampled_from(Wrapping)
 _SHARDINGS = st.sampled_from(ShardingStrategy)
 _DIVIDE_FACTORS = st.sampled_from((None, 2.0, 4.0, 1.0, 3.0, 0.5, 2.5))
 """Numbers of ranks, powers of two that are none, and some of which a quotient is rounded."""
+_RESHARDINGS: SearchStrategy[dict[str, Any]] = st.sampled_from(
+    (
+        {},
+        {},
+        {"reshard_after_forward": False},
+        {"reshard_after_forward": False},
+        {"reshard_to": 2},
+        {"reshard_to": 4},
+        {"reshard_to": 3},
+    )
+)
+"""Those to a number of ranks that the shards cannot be cut into are to all of them."""
 _DISTRIBUTIONS = st.sampled_from(Distribution)
 
 
@@ -133,7 +145,7 @@ def fsdp2(draw: DrawFn) -> FSDP2:
         wrapping=draw(_WRAPPINGS),
         no_sync=draw(EVENLY),
         all_reduce_once=draw(SOMETIMES),
-        reshard_after_forward=not draw(SOMETIMES),
+        **draw(_RESHARDINGS),
         cpu_offload=draw(SOMETIMES),
         mixed_precision=draw(_MIXED_PRECISIONS) if draw(SOMETIMES) else None,
         **draw(_DIVISIONS),

@@ -175,6 +175,10 @@ class FSDP2(Parallelism):
     """Whether each layer is a unit of its own inside the root's."""
     reshard_after_forward: bool = True
     """Whether parameters are freed between forward and backward."""
+    reshard_to: int | None = None
+    """How many ranks share out the parameters that are freed (`reshard_after_forward` as an integer), at least 2.
+
+    They are neighbours along the axis of shards, and backward gathers over them alone. None for all along that axis."""
     no_sync: bool = False
     """Whether only the last microbatch reduces gradients (`set_requires_gradient_sync`)."""
     all_reduce_once: bool = False
@@ -196,6 +200,8 @@ class FSDP2(Parallelism):
     def __post_init__(self) -> None:
         if self.gradient_divide_factor is not None:
             require_positive(self, "gradient_divide_factor")
+        if self.reshard_to is not None and (self.reshard_to < 2 or not self.reshard_after_forward):
+            raise refuse(self, "reshard_to", "None, or with reshard_after_forward a number of at least 2")
 
     def cut_dim(self, layer: int, column: int | None, row: int | None) -> int | None:  # noqa: ARG002, D102 - as inherited
         return 0

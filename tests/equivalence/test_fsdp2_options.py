@@ -25,12 +25,13 @@ from equivcheck.scenario import (
     Wrapping,
 )
 from equivcheck.torch_version import torch_in
+from equivcheck.trace.differences import Phase
 from equivcheck.trace.stage import Stage
 from equivcheck.train.setup import Setup
 
 TRAINING = Training(
     model=Model(features=3, layers=(Layer(width=3), Layer(width=2))),
-    data=Data(microbatches=(4, 4)),
+    data=Data(microbatches=(8, 8)),
     precision=Precision.FLOAT32,
     steps=2,
 )
@@ -109,3 +110,28 @@ def test_replicas_that_are_not_added_up_are_found() -> None:
         setup.accumulation = lambda _last: nullcontext(setup.model.set_requires_all_reduce(False))  # type: ignore[operator]
 
     assert check(scenario(FSDP2(), 2, 2), alter=never).outcome is Outcome.DIVERGED
+
+
+@pytest.mark.parametrize("sizes", [(4,), (2, 4)])
+@pytest.mark.parametrize("fsdp", [FSDP2(), FSDP2(wrapping=Wrapping.PER_LAYER), FSDP2(mixed_precision=LOW, cpu_offload=True)])
+def test_parameters_resharded_to_two_ranks_are_gathered_over_them(fsdp: FSDP2, sizes: tuple[int, ...]) -> None:
+    """Backward gathers over each rank's neighbour what forward gathers over all shards, dims that are cut unevenly included."""
+    plain, resharded = check(scenario(fsdp, *sizes)), check(scenario(replace(fsdp, reshard_to=2), *sizes))
+
+    assert (resharded.outcome, resharded.unmodelled) == (Outcome.EQUIVALENT, "")
+    for rank, (before, after) in enumerate(zip(plain.calls, resharded.calls, strict=True)):
+        groups = [{len(call.ranks) for call in calls if call.op == "all_gather"} for calls in (before, after)]
+        assert groups == [{4}, {2, 4}], rank
+
+
+def test_gathering_over_all_shards_what_two_ranks_share_is_found() -> None:
+    """It gives the same numbers, but is not what the layout says."""
+
+    def over_all(setup: Setup) -> None:
+        setup.model.set_reshard_after_forward(True)  # type: ignore[operator]
+
+    verdict = check(scenario(FSDP2(reshard_to=2)), alter=over_all)
+
+    assert verdict.outcome is Outcome.DIVERGED
+    assert verdict.divergence is not None
+    assert verdict.divergence.phase is Phase.COMMUNICATION

@@ -40,7 +40,10 @@ class FSDP2Kind(LayoutKind):
 
         assert isinstance(parallelism, FSDP2), parallelism
         model, policy = setup.model, parallelism.mixed_precision
-        options: dict[str, Any] = {"mesh": mesh, "reshard_after_forward": parallelism.reshard_after_forward}
+        options: dict[str, Any] = {
+            "mesh": mesh,
+            "reshard_after_forward": parallelism.reshard_to or parallelism.reshard_after_forward,
+        }
         if parallelism.cpu_offload:
             options["offload_policy"] = CPUOffloadPolicy(pin_memory=False)
         if parallelism.wrapping is Wrapping.PER_LAYER:

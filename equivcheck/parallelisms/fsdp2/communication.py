@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from equivcheck.layouts.expected_calls.clipping import dtensor_clipping
-from equivcheck.layouts.expected_calls.communication import Totals, add
+from equivcheck.layouts.expected_calls.communication import Totals, add, axes_of
 from equivcheck.layouts.expected_calls.model import MIXED_ELEMENTS, CommunicationModel
 from equivcheck.layouts.expected_calls.rank_view import Held, Ledger, RankView
 from equivcheck.layouts.rounding import ITEM_BYTES, element_types
@@ -66,6 +66,20 @@ class UnitCalls(ABC, Generic[F]):
 class FSDP2Calls(UnitCalls[FSDP2]):
     """The order of `fully_shard`."""
 
+    def __init__(self, view: RankView, fsdp: FSDP2) -> None:
+        super().__init__(view, fsdp)
+        self.regathered = self.shard_axis if fsdp.reshard_to is None else self._neighbours(fsdp.reshard_to)
+
+    def _neighbours(self, count: int) -> str:
+        """What the group of so many ranks is called, one of those that the axis of shards is cut into."""
+        mesh, axis = self.view.layout.mesh, self.view.layout.mesh.names.index(self.view.layout.axes_of(self.fsdp)[-1])
+
+        def group(coordinate: tuple[int, ...]) -> tuple[int, ...]:
+            return (*coordinate[:axis], coordinate[axis] // count, *coordinate[axis + 1 :])
+
+        own = group(self.view.coordinate)
+        return axes_of(tuple(rank for rank in range(mesh.num_ranks) if group(mesh.coordinate(rank)) == own), mesh)
+
     def _forward(self, step: int) -> None:
         for unit in self.units:
             self._gather(unit, step)
@@ -76,17 +90,20 @@ class FSDP2Calls(UnitCalls[FSDP2]):
         for number in reversed(range(len(self.units))):
             unit = self.units[number]
             if self.view.differentiates(unit.last_layer, step):
-                self._gather(unit, step)
+                self._gather(unit, step, again=True)
                 if number:
-                    self._gather(self.units[number - 1], step)
+                    self._gather(self.units[number - 1], step, again=True)
             if last or not self.fsdp.no_sync:
                 self._reduce(unit, step, last)
             unit.gathered = False
 
-    def _gather(self, unit: Unit, step: int) -> None:
+    def _gather(self, unit: Unit, step: int, *, again: bool = False) -> None:
+        """Gather a unit, or `again` from what has been kept of it since forward."""
         if not unit.gathered and self.parts > 1:
-            num_elements = sum(held.padded_rows(self.parts) for held in unit.held)
-            self.ledger.note(step, "all_gather", self.shard_axis, num_elements * self.gathered_bytes)
+            axes, num_bytes = self.shard_axis, sum(held.padded_rows(self.parts) for held in unit.held) * self.gathered_bytes
+            if again and self.fsdp.reshard_to is not None:
+                axes, num_bytes = self.regathered, num_bytes * self.parts // self.fsdp.reshard_to
+            self.ledger.note(step, "all_gather", axes, num_bytes)
         unit.gathered = True
 
     def _reduce(self, unit: Unit, step: int, last: bool) -> None:
@@ -133,6 +150,7 @@ FSDP2_COMMUNICATION = CommunicationModel(
         (
             "wrapping",
             "reshard_after_forward",
+            "reshard_to",
             "no_sync",
             "all_reduce_once",
             "mixed_precision",
@@ -143,4 +161,5 @@ FSDP2_COMMUNICATION = CommunicationModel(
     ),
     calls=_all_calls,
     unmodelled=(MIXED_ELEMENTS,),
+    uneven=lambda fsdp: fsdp.reshard_to is not None,
 )

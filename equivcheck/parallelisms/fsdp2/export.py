@@ -17,8 +17,8 @@ def write(draft: Draft, parallelism: Parallelism) -> None:
     draft.has_dtensors, draft.loss_scale = True, draft.scenario.layout.num_data_ranks
     _scale(draft, parallelism)
     options: dict[str, object] = {"mesh": mesh_of(draft, parallelism)}
-    if not parallelism.reshard_after_forward:
-        options["reshard_after_forward"] = False
+    if parallelism.reshard_to is not None or not parallelism.reshard_after_forward:
+        options["reshard_after_forward"] = parallelism.reshard_to or False
     if parallelism.cpu_offload:
         draft.need("torch.distributed.fsdp", "CPUOffloadPolicy")
         options["offload_policy"] = "CPUOffloadPolicy(pin_memory=False)"

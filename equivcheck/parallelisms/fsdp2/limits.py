@@ -10,7 +10,7 @@ from equivcheck.layouts.partition import leaves_nothing
 from equivcheck.parallelisms.fsdp2.division import averages, backend_divides
 from equivcheck.parallelisms.tensor_parallel.plans import fits, trained_cuts
 from equivcheck.scenario import FSDP2, Layout, TensorParallel, Training, Wrapping
-from equivcheck.scenario.mesh import TP
+from equivcheck.scenario.mesh import DP, SHARD, TP
 
 ONE_UNIT_FOR_SHARED_WEIGHTS = Limit(
     reason="fully_shard: layers that share a weight must be in one unit, but each layer is a unit of its own",
@@ -51,6 +51,29 @@ NO_PREMULTIPLIED_SUM = LayoutLimit(
     repair=lambda layout: with_options(layout, FSDP2, sum_reductions=True),
 )
 
+
+def _without_resharding(layout: Layout) -> Layout:
+    return with_options(layout, FSDP2, reshard_to=None)
+
+
+def _reshards_to_no_part(layout: Layout) -> bool:
+    to, shards = parallelism_of(layout, FSDP2).reshard_to, layout.mesh.size(DP, SHARD)
+    return to is not None and (shards % to != 0 or shards == to)
+
+
+RESHARDED_TO_EQUAL_PARTS = LayoutLimit(
+    reason="fully_shard: parameters are resharded to a number of ranks that divides that of the shards and is smaller",
+    applies=_reshards_to_no_part,
+    repair=_without_resharding,
+)
+
+RESHARDED_PLAIN_TENSORS = LayoutLimit(
+    reason="fully_shard over tensor parallelism: DTensors cannot be resharded to fewer ranks ('Resharding to smaller mesh is not "
+    "supported for DTensor parameters yet')",
+    applies=lambda layout: parallelism_of(layout, FSDP2).reshard_to is not None and layout.has(TensorParallel),
+    repair=_without_resharding,
+)
+
 LIMITS: tuple[Limit, ...] = (
     EVEN_ROWS,
     ONE_UNIT_FOR_SHARED_WEIGHTS,
@@ -59,4 +82,10 @@ LIMITS: tuple[Limit, ...] = (
     *WHOLE_PARAMETERS,
 )
 
-LAYOUT_LIMITS: tuple[LayoutLimit, ...] = (*ROUNDING_LIMITS, FSDP_WITHOUT_COMPILED_AUTOGRAD, NO_PREMULTIPLIED_SUM)
+LAYOUT_LIMITS: tuple[LayoutLimit, ...] = (
+    *ROUNDING_LIMITS,
+    FSDP_WITHOUT_COMPILED_AUTOGRAD,
+    NO_PREMULTIPLIED_SUM,
+    RESHARDED_TO_EQUAL_PARTS,
+    RESHARDED_PLAIN_TENSORS,
+)

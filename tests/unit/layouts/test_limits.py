@@ -371,6 +371,21 @@ def test_another_divisor_than_the_ranks_that_average_is_divided_by_apart(
     assert repaired_layout(layout) == replace(layout, parallelisms=(replace(fsdp, sum_reductions=sums),))
 
 
+@pytest.mark.parametrize(("shards", "to", "kept"), [(4, 2, True), (6, 3, True), (4, 3, False), (4, 4, False), (2, 4, False)])
+def test_parameters_are_resharded_to_equal_groups_of_ranks(shards: int, to: int, *, kept: bool) -> None:
+    """Fewer than all shards, which they divide."""
+    layout = Layout(mesh=Mesh(axes=(Axis(name="dp", size=shards),)), parallelisms=(FSDP2(reshard_to=to),))
+    assert (repaired_layout(layout) == layout) is kept
+
+
+def test_dtensors_are_not_resharded_to_fewer_ranks() -> None:
+    """They are the parameters that tensor parallelism leaves."""
+    mesh = Mesh(axes=(Axis(name="dp", size=4), Axis(name="tp", size=2)))
+    layout = Layout(mesh=mesh, parallelisms=(WHOLE_PLAN, FSDP2(reshard_to=2)))
+    assert "cannot be resharded" in (unsupported(replace(PLAIN, data=Data(microbatches=(4,))), layout) or "")
+    assert repaired_layout(layout) == replace(layout, parallelisms=(WHOLE_PLAN, FSDP2()))
+
+
 def test_a_compiled_model_keeps_its_precision() -> None:
     """What a compiler fuses it need not round in between; compressed gradients are no part of the graph."""
     compiled = Execution(compile=Compile.AOT_EAGER)
