@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -16,6 +17,7 @@ from equivcheck.scenario import FSDP2, Layout, MixedPrecision, Parallelism, Wrap
 from equivcheck.scenario.mesh import DP, REPLICATE, SHARD
 
 if TYPE_CHECKING:
+    from torch import distributed as dist
     from torch import nn
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy
@@ -37,6 +39,7 @@ class FSDP2Kind(LayoutKind):
 
         from equivcheck.layouts.data_rows import take_rows
         from equivcheck.train.model import Block
+        from equivcheck.worlds.meshes import groups_made
 
         assert isinstance(parallelism, FSDP2), parallelism
         model, policy = setup.model, parallelism.mixed_precision
@@ -46,10 +49,12 @@ class FSDP2Kind(LayoutKind):
         }
         if parallelism.cpu_offload:
             options["offload_policy"] = CPUOffloadPolicy(pin_memory=False)
-        if parallelism.wrapping is Wrapping.PER_LAYER:
-            for block in [module for module in model.modules() if isinstance(module, Block)]:
-                fully_shard(block, **options, mp_policy=_policy(policy, is_root=False))
-        fully_shard(model, **options, mp_policy=_policy(policy, is_root=True))
+        with groups_made() as groups:  # of each unit that is to be resharded to fewer ranks
+            if parallelism.wrapping is Wrapping.PER_LAYER:
+                for block in [module for module in model.modules() if isinstance(module, Block)]:
+                    fully_shard(block, **options, mp_policy=_policy(policy, is_root=False))
+            fully_shard(model, **options, mp_policy=_policy(policy, is_root=True))
+        setup.release = lambda: _release(groups)
         assert isinstance(model, FSDPModule), "fully_shard changes the class of the model"
         _divide_gradients(model, parallelism)
         setup.loss_scale = mesh.size()
@@ -81,6 +86,13 @@ class FSDP2Kind(LayoutKind):
             accumulates_reduced=True,
             replicas_once=parallelism.all_reduce_once and REPLICATE in layout.mesh.names,
         )
+
+
+def _release(groups: Iterable[dist.ProcessGroup]) -> None:
+    from torch import distributed as dist
+
+    for group in groups:
+        dist.destroy_process_group(group)
 
 
 def _divide_gradients(model: nn.Module, fsdp: FSDP2) -> None:
