@@ -25,7 +25,7 @@ def division_of(fsdp: FSDP2, layout: Layout, element_type: str) -> Division:
     if fsdp.sum_reductions:
         return Division.LAST
     alone = layout.mesh.size(DP, SHARD) == 1 and fsdp.gradient_divide_factor is not None
-    return Division.BEFORE if alone else Division.AFTER
+    return Division.BEFORE if alone and not torch_in(FACTOR_OF_ALL_RANKS) else Division.AFTER
 
 
 def backend_divides(factor: float | None, layout: Layout) -> bool:

@@ -4,7 +4,7 @@ Once in place of the reduce-scatter, which one rank does not need, and once more
 
     torchrun --standalone --nproc-per-node 1 fsdp2_one_shard_divided_twice.py
 
-Exit code 1 when the difference shows. Seen on torch 2.13, 2.14 and 2.15, CPU, gloo; not on 2.9.
+Exit code 1 when the difference shows. Seen on torch 2.10 to 2.15, CPU, gloo; not on 2.9.
 """
 
 import sys
