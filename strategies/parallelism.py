@@ -144,10 +144,10 @@ def fsdp2(draw: DrawFn) -> FSDP2:
     return FSDP2(
         wrapping=draw(_WRAPPINGS),
         no_sync=draw(EVENLY),
-        all_reduce_once=draw(SOMETIMES),
         **draw(_RESHARDINGS),
         cpu_offload=draw(SOMETIMES),
         mixed_precision=draw(_MIXED_PRECISIONS) if draw(SOMETIMES) else None,
+        all_reduce_once=draw(SOMETIMES),
         **draw(_DIVISIONS),
     )
 
