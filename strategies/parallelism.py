@@ -58,6 +58,20 @@ _ZERO_OPTIONS: SearchStrategy[dict[str, Any]] = st.sampled_from(
 _REPLICATORS = st.sampled_from(Replicator)
 _WRAPPINGS = st.sampled_from(Wrapping)
 _SHARDINGS = st.sampled_from(ShardingStrategy)
+_DIVIDE_FACTORS = st.sampled_from((None, 2.0, 4.0, 1.0, 3.0, 0.5, 2.5))
+"""Numbers of ranks, powers of two that are none, and some of which a quotient is rounded."""
+_RESHARDINGS: SearchStrategy[dict[str, Any]] = st.sampled_from(
+    (
+        {},
+        {},
+        {"reshard_after_forward": False},
+        {"reshard_after_forward": False},
+        {"reshard_to": 2},
+        {"reshard_to": 4},
+        {"reshard_to": 3},
+    )
+)
+"""Those to a number of ranks that the shards cannot be cut into are to all of them."""
 _DISTRIBUTIONS = st.sampled_from(Distribution)
 
 
@@ -114,14 +128,27 @@ def fsdp1(draw: DrawFn, *, strategies: SearchStrategy[ShardingStrategy] = _SHARD
 
 
 @st.composite
+def _divisions(draw: DrawFn) -> dict[str, Any]:
+    """How `fully_shard` divides gradients: mostly as it does by itself."""
+    if not draw(SOMETIMES):
+        return {}
+    return {"gradient_divide_factor": draw(_DIVIDE_FACTORS), "sum_reductions": not draw(SOMETIMES)}
+
+
+_DIVISIONS = _divisions()
+
+
+@st.composite
 def fsdp2(draw: DrawFn) -> FSDP2:
     """`FSDP2` with every combination of its options."""
     return FSDP2(
         wrapping=draw(_WRAPPINGS),
         no_sync=draw(EVENLY),
-        reshard_after_forward=not draw(SOMETIMES),
+        **draw(_RESHARDINGS),
         cpu_offload=draw(SOMETIMES),
         mixed_precision=draw(_MIXED_PRECISIONS) if draw(SOMETIMES) else None,
+        all_reduce_once=draw(SOMETIMES),
+        **draw(_DIVISIONS),
     )
 
 

@@ -80,7 +80,7 @@ def _coordinate(layout: Layout, rank: int) -> tuple[int, ...]:
 
 
 def _uneven_axes(layout: Layout, parallelism: Any) -> tuple[str, ...]:
-    return layout.axes_of(parallelism) if kind_of(parallelism).communication.uneven else ()
+    return layout.axes_of(parallelism) if kind_of(parallelism).communication.uneven(parallelism) else ()
 
 
 def _reasons(training: Training, layout: Layout) -> Iterator[str]:

@@ -41,14 +41,16 @@ ONCE = WhenReduced(once=True, whole=True)
 
 
 class Division(Choice):
-    """When a sum over parts is made a mean."""
+    """When a sum over parts is divided: by their number, which makes it a mean, or by another divisor."""
 
     BEFORE = "before"
-    """Each part is divided by their number before the sum."""
+    """Each part is divided before the sum."""
     AROUND = "around"
-    """Each part is divided by a power of two near the square root of their number, the sum by the rest."""
+    """Each part is divided by a power of two near the square root of the divisor, the sum by the rest."""
     AFTER = "after"
-    """The sum of each stage is divided by the number of its summands."""
+    """The sum of the first stage is divided by the number of its summands, that of the second by the rest of the divisor."""
+    LAST = "last"
+    """The sum of all is divided."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,16 +70,26 @@ class Rounding:
     reduce: ElementType | None = None
     """What gradients are added up in; None for the type that they have by then."""
     division: Division = Division.BEFORE
-    """When the sum is made a mean."""
+    """When the sum is divided."""
+    divisor: float | None = None
+    """What it is divided by, of losses that have been multiplied by as much; None for the number of parts."""
     when: WhenReduced = EACH
     """When gradients of several microbatches are reduced."""
     accumulates_reduced: bool = False
     """Whether gradients that wait for a reduction wait in its element type, not in the one that they were computed in."""
 
+    replicas_once: bool = False
+    """Whether sums of the first stage are added up over microbatches, and the second is that of the last microbatch alone."""
+
     @property
     def num_parts(self) -> int:
         """Parts of a microbatch, one a data-parallel rank."""
         return self.replicas * self.shards
+
+    @property
+    def gradient_scale(self) -> float:
+        """Factor of each part's loss in backward, so that gradients come out as if divided by the number of parts."""
+        return 1.0 if self.divisor is None else self.divisor / self.num_parts
 
     @property
     def element_types(self) -> tuple[str, ...]:

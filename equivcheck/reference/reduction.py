@@ -7,6 +7,7 @@ that diverged.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 
@@ -22,14 +23,15 @@ class AccumulatedGradients:
     def __init__(
         self,
         reduced: Sequence[Gradients],
-        reduce: Callable[[list[Gradients]], list[Gradients]],
+        reduce: Callable[[list[Gradients], bool], list[Gradients]],
         *,
         when: WhenReduced,
         waits_as: Callable[[torch.Tensor], torch.Tensor] | None = None,
     ) -> None:
         """`reduced` is what each rank has from before.
 
-        `reduce` gives each rank its mean; `waits_as` gives a gradient as it waits for further ones, None as it is.
+        `reduce` gives each rank its mean, told whether it is the step's last; `waits_as` gives a gradient as it waits for
+        further ones, None as it is.
         """
         self.reduced, self._reduce = list(reduced), reduce
         self._when, self._waits_as = when, waits_as or _as_it_is
@@ -46,7 +48,7 @@ class AccumulatedGradients:
     def end_microbatch(self, *, last: bool) -> None:
         """Reduce what waits, if it is time to."""
         if last or not self._when.once:
-            means = self._reduce(self._waiting)
+            means = self._reduce(self._waiting, last)
             self.reduced = means if self._when.whole else list(map(_added, self.reduced, means))
             self._waiting = self._kept()
 
@@ -65,25 +67,47 @@ def _added(old: Gradients, new: Gradients, first: Callable[[torch.Tensor], torch
     return old | sums
 
 
-def mean_of(
-    parts: Sequence[torch.Tensor],
-    division: Division,
-    *,
-    count: int,
-    shards: int | None = None,
-    ordered: Callable[[list[torch.Tensor]], list[torch.Tensor]] = list,
-) -> torch.Tensor:
-    """The mean over `count` ranks of the gradients that there are, in the element type that they have.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Averaging:
+    """How the gradients that ranks have are added up and divided, in the element type that they have."""
 
-    Those of each `shards` ranks (None for all) are added up first, in the order that `ordered` gives, then these sums.
-    """
-    before, after = _divisors(division, count)
-    size = shards or count
-    divided = [part / before for part in parts]
-    stages = [divided[start : start + size] for start in range(0, len(divided), size)]
-    averages = division is Division.AFTER
-    sums = [_sum(ordered(stage)) / (size if averages else 1) for stage in stages]
-    return _sum(ordered(sums)) / (count // size if averages else after)
+    division: Division
+    """When they are divided."""
+    divisor: float
+    """What their sum is divided by: the number of ranks for a mean."""
+    shards: int | None = None
+    """Ranks whose gradients are added up in the first stage; the second adds up these sums. None for one stage."""
+    ordered: Callable[[list[torch.Tensor]], list[torch.Tensor]] = list
+    """The order in which some are added up."""
+
+    def mean(self, parts: Sequence[torch.Tensor]) -> torch.Tensor:
+        """Of the gradients that there are, one a rank."""
+        return self.mean_of_sums(self.sums(parts))
+
+    def sums(self, parts: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """What the first stage gives."""
+        before, between, _ = self._divisors()
+        divided, size = [part / before for part in parts], self.shards or len(parts)
+        stages = [divided[start : start + size] for start in range(0, len(divided), size)]
+        return [_sum(self.ordered(stage)) / between for stage in stages]
+
+    def mean_of_sums(self, sums: list[torch.Tensor]) -> torch.Tensor:
+        """What the second stage makes of it."""
+        return _sum(self.ordered(sums)) / self._divisors()[-1]
+
+    def _divisors(self) -> tuple[float, float, float]:
+        """What each part is divided by, then each sum of the first stage, then the sum of these."""
+        divisor, shards = self.divisor, self.shards or self.divisor
+        if self.division is Division.BEFORE:
+            return divisor, 1, 1
+        if self.division is Division.LAST:
+            return 1, 1, divisor
+        if self.division is Division.AFTER:
+            return 1, shards, divisor / shards
+        power = 1
+        while divisor % power == 0 and divisor / power > power:
+            power *= 2
+        return power, 1, divisor / power
 
 
 def _sum(parts: Sequence[torch.Tensor]) -> torch.Tensor:
@@ -91,13 +115,3 @@ def _sum(parts: Sequence[torch.Tensor]) -> torch.Tensor:
     for other in others:
         first = first + other
     return first
-
-
-def _divisors(division: Division, count: int) -> tuple[float, float]:
-    """What each part is divided by before the sums, and what the last sum is divided by; one for sums that divide themselves."""
-    if division is not Division.AROUND:
-        return (count if division is Division.BEFORE else 1), 1
-    power = 1
-    while count % power == 0 and count / power > power:
-        power *= 2
-    return power, count / power

@@ -17,10 +17,10 @@ from torch import nn
 from equivcheck.layouts.data_rows import rows_of
 from equivcheck.layouts.rounding import Rounding
 from equivcheck.reference.perturbed_rounding import Jitter
-from equivcheck.reference.reduction import AccumulatedGradients, Gradients, mean_of
+from equivcheck.reference.reduction import AccumulatedGradients, Averaging, Gradients
 from equivcheck.scenario import Training
 from equivcheck.scenario.rounding import ElementType, LowPrecision
-from equivcheck.train.accumulate import part_loss, scalar
+from equivcheck.train.accumulate import backward, part_loss, scalar
 from equivcheck.train.material import Batch, material
 from equivcheck.train.model import build_model, offset_of
 from equivcheck.train.setup import Setup
@@ -33,7 +33,8 @@ def rounded_setup(
     """The setup of one device that rounds as a layout does; `jitter` says where it may as well round otherwise."""
     setup = single_device(training, parameters)
     twin = MixedPrecisionModel(training, rounding, jitter or Jitter())
-    setup.module, setup.compute, setup.loss_scale = twin, twin.compute, rounding.num_parts
+    setup.module, setup.compute = twin, twin.compute
+    setup.loss_scale, setup.gradient_scale = rounding.num_parts, rounding.gradient_scale
     if rounding.autocast is not None:
         setup.around_forward = _autocast(rounding.autocast)
     return setup
@@ -49,6 +50,12 @@ class MixedPrecisionModel(nn.Module):
     def __init__(self, training: Training, rounding: Rounding, jitter: Jitter) -> None:
         super().__init__()
         self.rounding, self.jitter = rounding, jitter
+        self.averaging = Averaging(
+            division=rounding.division,
+            divisor=rounding.divisor or rounding.num_parts,
+            shards=rounding.shards,
+            ordered=jitter.ordered,
+        )
         self.dtype = None if rounding.compute is None else _dtype(rounding.compute)
         drawn = material(training).parameters
         cast = {name: values.to(self.dtype) for name, values in drawn.items()}
@@ -96,7 +103,7 @@ class MixedPrecisionModel(nn.Module):
         waits_rounded = rounding.accumulates_reduced and rounding.when.once and rounding.reduce is not None
         return AccumulatedGradients(
             [kept] * rounding.num_parts,
-            partial(self._reduced, masters),
+            partial(self._reduced, masters, {}),
             when=rounding.when,
             waits_as=self._rounded if waits_rounded else None,
         )
@@ -104,7 +111,7 @@ class MixedPrecisionModel(nn.Module):
     def _backward(self, setup: Setup, batch: Batch, index: int, part: int, gradients: AccumulatedGradients) -> float:
         """Add the gradients of a part of a microbatch; returns its loss."""
         loss = part_loss(setup, rows_of(batch, part, self.rounding.num_parts), index, batch.rows)
-        loss.backward()  # type: ignore[no-untyped-call]
+        backward(setup, loss)
         gradients.add(part, {name: cast.grad for name, cast in self.cast.items() if cast.grad is not None})
         for cast in self.cast.values():
             cast.grad = None
@@ -116,21 +123,23 @@ class MixedPrecisionModel(nn.Module):
             return gradient
         return self.jitter.rounded(gradient, gradient.to(_dtype(self.rounding.reduce), copy=True))
 
-    def _reduced(self, masters: Mapping[str, torch.Tensor], waiting: list[Gradients]) -> list[Gradients]:
-        """The mean of the parts' gradients, the same for each part."""
-        rounding, means = self.rounding, Gradients()
+    def _reduced(
+        self, masters: Mapping[str, torch.Tensor], kept: dict[str, list[torch.Tensor]], waiting: list[Gradients], last: bool
+    ) -> list[Gradients]:
+        """The mean of the parts' gradients, the same for each part; `kept` are sums that wait for the last microbatch."""
+        means = Gradients()
         for name, master in masters.items():
             parts = [self._rounded(gradients[name]) for gradients in waiting if name in gradients]
-            if parts:
-                mean = mean_of(
-                    parts,
-                    rounding.division,
-                    count=rounding.num_parts,
-                    shards=rounding.shards,
-                    ordered=self.jitter.ordered,
-                )
-                means[name] = mean.to(master.dtype)
-        return [means] * rounding.num_parts
+            if not parts:
+                continue
+            sums = self.averaging.sums(parts)
+            if name in kept:
+                sums = list(map(torch.add, kept[name], sums))
+            if self.rounding.replicas_once and not last:
+                kept[name] = sums
+            else:
+                means[name] = self.averaging.mean_of_sums(sums).to(master.dtype)
+        return [means] * self.rounding.num_parts
 
 
 def _dtype(kind: ElementType | LowPrecision) -> torch.dtype:

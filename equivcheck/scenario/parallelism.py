@@ -175,14 +175,33 @@ class FSDP2(Parallelism):
     """Whether each layer is a unit of its own inside the root's."""
     reshard_after_forward: bool = True
     """Whether parameters are freed between forward and backward."""
+    reshard_to: int | None = None
+    """How many ranks share out the parameters that are freed (`reshard_after_forward` as an integer), at least 2.
+
+    They are neighbours along the axis of shards, and backward gathers over them alone. None for all along that axis."""
     no_sync: bool = False
     """Whether only the last microbatch reduces gradients (`set_requires_gradient_sync`)."""
+    all_reduce_once: bool = False
+    """Whether only the last microbatch reduces gradients over replicas, of all that shards have added up by then
+    (`set_requires_all_reduce`); without replicas it changes nothing."""
     mixed_precision: MixedPrecision | None = None
     """What is cast; None for nothing."""
     cpu_offload: bool = False
     """Whether shards, gradients and optimizer state stay in the host's memory (`CPUOffloadPolicy`, not pinned).
 
     `FSDP1` has no such option here: its offloading needs an accelerator."""
+    gradient_divide_factor: float | None = None
+    """What sums of gradients over ranks are divided by (`set_gradient_divide_factor`), above 0; None for the number of ranks.
+
+    Backward begins with so much more or less of the loss that gradients are what they would be."""
+    sum_reductions: bool = False
+    """Whether reductions sum and division is apart where the backend could average (`set_force_sum_reduction_for_comms`)."""
+
+    def __post_init__(self) -> None:
+        if self.gradient_divide_factor is not None:
+            require_positive(self, "gradient_divide_factor")
+        if self.reshard_to is not None and (self.reshard_to < 2 or not self.reshard_after_forward):
+            raise refuse(self, "reshard_to", "None, or with reshard_after_forward a number of at least 2")
 
     def cut_dim(self, layer: int, column: int | None, row: int | None) -> int | None:  # noqa: ARG002, D102 - as inherited
         return 0

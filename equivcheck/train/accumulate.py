@@ -21,7 +21,7 @@ def accumulate(setup: Setup, microbatches: Sequence[Batch], index: int) -> float
         setup.announce(Stage.COMPUTE, index)
         with setup.accumulation(number == len(microbatches) - 1):
             loss = part_loss(setup, setup.take(batch), index, batch.rows)
-            loss.backward()  # type: ignore[no-untyped-call]
+            backward(setup, loss)
         setup.announce(Stage.READING, index)
         total += scalar(loss)
     return total
@@ -34,6 +34,11 @@ def part_loss(setup: Setup, batch: Batch, index: int, rows: int) -> torch.Tensor
         outputs = setup.module(batch.inputs, batch.masks, index)
         loss = loss_of(training, outputs.to(batch.targets.dtype), batch.targets)
     return scaled(setup, loss, rows)
+
+
+def backward(setup: Setup, loss: torch.Tensor) -> None:
+    """Leave the gradients of a loss, or of so many times the loss as the setup asks for."""
+    (loss if setup.gradient_scale == 1.0 else loss * setup.gradient_scale).backward()  # type: ignore[no-untyped-call]
 
 
 def scaled(setup: Setup, loss: torch.Tensor, rows: int) -> torch.Tensor:

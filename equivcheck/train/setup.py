@@ -44,6 +44,8 @@ class Setup:
     """The part of a microbatch that this rank computes on."""
     loss_scale: float = 1.0
     """Factor of a sum loss before backward: data-parallel ranks average gradients, so it is their number."""
+    gradient_scale: float = 1.0
+    """Factor of a loss in backward, not in what is reported: undoes a division of gradients by another number than the ranks."""
     accumulation: Callable[[bool], AbstractContextManager[object]] = lambda _last: nullcontext()
     """Entered around forward and backward of a microbatch; told whether it is the step's last."""
     around_forward: Callable[[], AbstractContextManager[object]] = nullcontext

@@ -1,13 +1,16 @@
 """Device meshes, kept: building one makes process groups, which costs more than a whole check.
 
-Private torch API: the number of groups that a rank has made; tried on torch 2.13 and 2.15.
+Private torch API: the groups that a rank has made, and their number; tried on torch 2.13 and 2.15.
 """
 
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
 from equivcheck.worlds.dtensor_caches import bound_shardings, forget_shardings
@@ -35,6 +38,15 @@ def device_mesh(shape: tuple[int, ...], names: tuple[str, ...]) -> DeviceMesh:
         kept[shape, names] = init_device_mesh("cpu", shape, mesh_dim_names=names)
         _kept.num_groups = _kept.__dict__.get("num_groups", 0) + _num_groups() - before
     return kept[shape, names]
+
+
+@contextmanager
+def groups_made() -> Iterator[list[dist.ProcessGroup]]:
+    """A list that has, once the context is left, the groups that this rank has made within it: each holds threads and sockets."""
+    found: list[dist.ProcessGroup] = []
+    before = set(c10d._world.pg_map)
+    yield found
+    found += [group for group in c10d._world.pg_map if group not in before]
 
 
 def end_run() -> None:

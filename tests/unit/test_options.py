@@ -25,7 +25,7 @@ NO_LIMIT = {
     "DDP": {"gradient_as_bucket_view", "no_sync", "unequal_start"},
     "Replicate": {"no_sync"},
     "FSDP1": {"unequal_start"},
-    "FSDP2": {"reshard_after_forward", "no_sync", "cpu_offload"},
+    "FSDP2": {"reshard_after_forward", "no_sync", "all_reduce_once", "cpu_offload"},
     "SPMD": set(),
     "TensorParallel": set(),
     "Pipeline": {"static_shapes"},

@@ -17,7 +17,7 @@ from equivcheck.diagnosis.diverged_run import DivergedRun
 from equivcheck.diagnosis.emulation.coordinates import RankCoordinate, coordinates_of_ranks
 from equivcheck.diagnosis.emulation.held_elements import held_elements_of
 from equivcheck.layouts.rounding import Division
-from equivcheck.reference.reduction import AccumulatedGradients, Gradients, mean_of
+from equivcheck.reference.reduction import AccumulatedGradients, Averaging, Gradients
 from equivcheck.trace.trace import Trace
 from equivcheck.train.accumulate import part_loss, scalar
 from equivcheck.train.loop import Pause, pausing
@@ -143,7 +143,7 @@ class EmulatedRanks:
         loss.backward()  # type: ignore[no-untyped-call]
         return scalar(loss), {name: value.grad for name, value in model.items() if value.grad is not None}
 
-    def _reduced(self, gradients: list[Gradients]) -> list[Gradients]:
+    def _reduced(self, gradients: list[Gradients], _last: bool) -> list[Gradients]:
         for change in self.before_reducing:
             for own in gradients:
                 change(own)
@@ -154,7 +154,7 @@ class EmulatedRanks:
         peers = self.peers(rank, reduction.axes)
         values = [gradients[peer][name] for peer in peers if name in gradients[peer]]
         parts = values if self.reduces_in is None else [value.to(self.reduces_in) for value in values]
-        return mean_of(parts, self.division, count=len(peers)).to(values[0].dtype) * reduction.factor
+        return Averaging(division=self.division, divisor=len(peers)).mean(parts).to(values[0].dtype) * reduction.factor
 
 
 def cut(batch: Batch, rows: range) -> Batch:

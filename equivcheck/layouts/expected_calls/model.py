@@ -33,8 +33,8 @@ class CommunicationModel:
     """What a rank holds of each parameter, as parallelisms around this one find it."""
     unmodelled: tuple[Unmodelled, ...] = ()
     """Where no calls are predicted."""
-    uneven: bool = False
-    """Whether ranks along its axes may communicate differently."""
+    uneven: Callable[[Any], bool] = lambda _parallelism: False
+    """Whether ranks along its axes may communicate differently, or with others than those along an axis."""
 
 
 UNSAID = Unmodelled(reason="this parallelism does not say what it communicates", applies=lambda _training, _layout: True)

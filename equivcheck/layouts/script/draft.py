@@ -58,6 +58,8 @@ class Draft:
     """What is called: the model, or what it is wrapped in."""
     loss_scale: int = 1
     """Factor of a sum loss in parallel: ranks that average gradients, so it is their number."""
+    gradient_scale: str = ""
+    """Factor of a loss in backward alone, in parallel, as an expression; empty for 1."""
     context: str = ""
     """Entered around forward and backward of a microbatch; empty for nothing."""
     averages_loss: bool = True

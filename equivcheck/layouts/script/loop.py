@@ -124,8 +124,9 @@ def _backward(draft: Draft) -> list[str]:
     if draft.loss_scale > 1 and not draft.scenario.training.loss.is_mean:
         scale.insert(0, f"loss = loss * {draft.loss_scale}  # the gradients of so many ranks are averaged")
     backward = ["loss.backward()"]
-    if draft.weight:
-        backward = [f"weight = {draft.weight} if parallel else 1.0", "(loss * weight).backward()"]
+    factors = [factor for factor in (draft.gradient_scale, draft.weight) if factor]
+    if factors:
+        backward = [f"weight = {' * '.join(factors)} if parallel else 1.0", "(loss * weight).backward()"]
     return [*lines, *block("if parallel:", scale), *backward]
 
 

@@ -58,9 +58,9 @@ def keep_local_between_microbatches(draft: Draft) -> None:
         draft.context = f"module.no_sync() if parallel and number < {last} else nullcontext()"
 
 
-def reduce_at_last_microbatch(draft: Draft) -> None:
-    """Tell the model before each microbatch whether gradients are reduced after it."""
+def reduce_at_last_microbatch(draft: Draft, method: str = "set_requires_gradient_sync") -> None:
+    """Tell the model before each microbatch whether gradients are reduced after it, all over or as another method says."""
     last = len(draft.scenario.training.data.microbatches) - 1
     if last:
         draft.needs_number = True
-        draft.add(LoopPosition.TAKE, f"model.set_requires_gradient_sync(number == {last})")
+        draft.add(LoopPosition.TAKE, f"model.{method}(number == {last})")

@@ -34,7 +34,8 @@ class FSDP1Calls(UnitCalls[FSDP1]):
             if self.fsdp.wrapping is Wrapping.PER_LAYER and self.fsdp.strategy in _FREED_AFTER_FORWARD:
                 unit.gathered = False
 
-    def _backward(self, step: int, reduces: bool) -> None:
+    def _backward(self, step: int, last: bool) -> None:
+        reduces = last or not self.fsdp.no_sync
         for unit in reversed(self.units):
             if self.view.differentiates(unit.last_layer, step):
                 self._gather(unit, step)

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from equivcheck.layouts.expected_calls.model import CommunicationModel
 from equivcheck.layouts.kind import LayoutKind
 from equivcheck.layouts.limits.limit import LayoutLimit, Limit
-from equivcheck.layouts.rounding import Division, Rounding, WhenReduced
-from equivcheck.parallelisms.fsdp2.communication import FSDP2_COMMUNICATION, averages
+from equivcheck.layouts.rounding import Rounding, WhenReduced
+from equivcheck.parallelisms.fsdp2.communication import FSDP2_COMMUNICATION
+from equivcheck.parallelisms.fsdp2.division import division_of
 from equivcheck.parallelisms.fsdp2.limits import LAYOUT_LIMITS, LIMITS
 from equivcheck.scenario import FSDP2, Layout, MixedPrecision, Parallelism, Wrapping
 from equivcheck.scenario.mesh import DP, REPLICATE, SHARD
 
 if TYPE_CHECKING:
+    from torch import distributed as dist
+    from torch import nn
     from torch.distributed.device_mesh import DeviceMesh
-    from torch.distributed.fsdp import MixedPrecisionPolicy
+    from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy
 
     from equivcheck.train.setup import Setup
 
@@ -35,20 +39,27 @@ class FSDP2Kind(LayoutKind):
 
         from equivcheck.layouts.data_rows import take_rows
         from equivcheck.train.model import Block
+        from equivcheck.worlds.meshes import groups_made
 
         assert isinstance(parallelism, FSDP2), parallelism
         model, policy = setup.model, parallelism.mixed_precision
-        options: dict[str, Any] = {"mesh": mesh, "reshard_after_forward": parallelism.reshard_after_forward}
+        options: dict[str, Any] = {
+            "mesh": mesh,
+            "reshard_after_forward": parallelism.reshard_to or parallelism.reshard_after_forward,
+        }
         if parallelism.cpu_offload:
             options["offload_policy"] = CPUOffloadPolicy(pin_memory=False)
-        if parallelism.wrapping is Wrapping.PER_LAYER:
-            for block in [module for module in model.modules() if isinstance(module, Block)]:
-                fully_shard(block, **options, mp_policy=_policy(policy, is_root=False))
-        fully_shard(model, **options, mp_policy=_policy(policy, is_root=True))
+        with groups_made() as groups:  # of each unit that is to be resharded to fewer ranks
+            if parallelism.wrapping is Wrapping.PER_LAYER:
+                for block in [module for module in model.modules() if isinstance(module, Block)]:
+                    fully_shard(block, **options, mp_policy=_policy(policy, is_root=False))
+            fully_shard(model, **options, mp_policy=_policy(policy, is_root=True))
+        setup.release = lambda: _release(groups)
         assert isinstance(model, FSDPModule), "fully_shard changes the class of the model"
+        _divide_gradients(model, parallelism)
         setup.loss_scale = mesh.size()
-        if parallelism.no_sync:
-            setup.accumulation = lambda last: _reduce_only(model, last)
+        setup.gradient_scale = (parallelism.gradient_divide_factor or mesh.size()) / mesh.size()
+        setup.accumulation = lambda last: _reduce_by(model, parallelism, last)
         take_rows(setup, mesh)
 
     def when_reduced(self, parallelism: Parallelism, layout: Layout) -> WhenReduced:  # noqa: ARG002 - of the base class
@@ -69,14 +80,38 @@ class FSDP2Kind(LayoutKind):
             compute=policy.param,
             output=policy.output,
             reduce=reduce,
-            division=Division.AFTER if reduce is not None and averages(reduce.value) else Division.AROUND,
+            division=division_of(parallelism, layout, reduce.value if reduce is not None else ""),
+            divisor=parallelism.gradient_divide_factor,
             when=self.when_reduced(parallelism, layout),
             accumulates_reduced=True,
+            replicas_once=parallelism.all_reduce_once and REPLICATE in layout.mesh.names,
         )
 
 
-def _reduce_only(model: object, last: bool) -> AbstractContextManager[object]:
-    model.set_requires_gradient_sync(last)  # type: ignore[attr-defined]
+def _release(groups: Iterable[dist.ProcessGroup]) -> None:
+    from torch import distributed as dist
+
+    for group in groups:
+        dist.destroy_process_group(group)
+
+
+def _divide_gradients(model: nn.Module, fsdp: FSDP2) -> None:
+    """Say of each unit by what, and how, its sums of gradients are divided."""
+    from torch.distributed.fsdp import FSDPModule
+
+    for unit in [module for module in model.modules() if isinstance(module, FSDPModule)]:
+        if fsdp.gradient_divide_factor is not None:
+            unit.set_gradient_divide_factor(fsdp.gradient_divide_factor)
+        if fsdp.sum_reductions:
+            unit.set_force_sum_reduction_for_comms(True)
+
+
+def _reduce_by(model: FSDPModule, fsdp: FSDP2, last: bool) -> AbstractContextManager[object]:
+    """Say what is reduced after the backward that comes."""
+    if fsdp.no_sync:
+        model.set_requires_gradient_sync(last)
+    if fsdp.all_reduce_once:
+        model.set_requires_all_reduce(last)
     return nullcontext()
 
 

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from equivcheck.layouts.expected_calls.clipping import dtensor_clipping
-from equivcheck.layouts.expected_calls.communication import Totals, add
+from equivcheck.layouts.expected_calls.communication import Totals, add, axes_of
 from equivcheck.layouts.expected_calls.model import MIXED_ELEMENTS, CommunicationModel
 from equivcheck.layouts.expected_calls.rank_view import Held, Ledger, RankView
 from equivcheck.layouts.rounding import ITEM_BYTES, element_types
+from equivcheck.parallelisms.fsdp2.division import averages, reduce_ops
 from equivcheck.scenario import FSDP1, FSDP2, Split, TensorParallel, Wrapping
 
 F = TypeVar("F", FSDP1, FSDP2)
@@ -50,7 +51,7 @@ class UnitCalls(ABC, Generic[F]):
         for step in range(training.steps):
             for number in range(last + 1):
                 self._forward(step)
-                self._backward(step, reduces=number == last or not self.fsdp.no_sync)
+                self._backward(step, last=number == last)
         return self.ledger.totals
 
     @abstractmethod
@@ -58,53 +59,66 @@ class UnitCalls(ABC, Generic[F]):
         """The calls of one microbatch's forward."""
 
     @abstractmethod
-    def _backward(self, step: int, reduces: bool) -> None:
-        """The calls of one microbatch's backward."""
+    def _backward(self, step: int, last: bool) -> None:
+        """The calls of one microbatch's backward; told whether it is the step's last."""
 
 
 class FSDP2Calls(UnitCalls[FSDP2]):
     """The order of `fully_shard`."""
+
+    def __init__(self, view: RankView, fsdp: FSDP2) -> None:
+        super().__init__(view, fsdp)
+        self.regathered = self.shard_axis if fsdp.reshard_to is None else self._neighbours(fsdp.reshard_to)
+
+    def _neighbours(self, count: int) -> str:
+        """What the group of so many ranks is called, one of those that the axis of shards is cut into."""
+        mesh, axis = self.view.layout.mesh, self.view.layout.mesh.names.index(self.view.layout.axes_of(self.fsdp)[-1])
+
+        def group(coordinate: tuple[int, ...]) -> tuple[int, ...]:
+            return (*coordinate[:axis], coordinate[axis] // count, *coordinate[axis + 1 :])
+
+        own = group(self.view.coordinate)
+        return axes_of(tuple(rank for rank in range(mesh.num_ranks) if group(mesh.coordinate(rank)) == own), mesh)
 
     def _forward(self, step: int) -> None:
         for unit in self.units:
             self._gather(unit, step)
             unit.gathered = not self.fsdp.reshard_after_forward
 
-    def _backward(self, step: int, reduces: bool) -> None:
+    def _backward(self, step: int, last: bool) -> None:
         """Each unit asks for the one before it ahead of time, whether that will be needed or not."""
         for number in reversed(range(len(self.units))):
             unit = self.units[number]
             if self.view.differentiates(unit.last_layer, step):
-                self._gather(unit, step)
+                self._gather(unit, step, again=True)
                 if number:
-                    self._gather(self.units[number - 1], step)
-            if reduces:
-                self._reduce(unit, step)
+                    self._gather(self.units[number - 1], step, again=True)
+            if last or not self.fsdp.no_sync:
+                self._reduce(unit, step, last)
             unit.gathered = False
 
-    def _gather(self, unit: Unit, step: int) -> None:
+    def _gather(self, unit: Unit, step: int, *, again: bool = False) -> None:
+        """Gather a unit, or `again` from what has been kept of it since forward."""
         if not unit.gathered and self.parts > 1:
-            num_elements = sum(held.padded_rows(self.parts) for held in unit.held)
-            self.ledger.note(step, "all_gather", self.shard_axis, num_elements * self.gathered_bytes)
+            axes, num_bytes = self.shard_axis, sum(held.padded_rows(self.parts) for held in unit.held) * self.gathered_bytes
+            if again and self.fsdp.reshard_to is not None:
+                axes, num_bytes = self.regathered, num_bytes * self.parts // self.fsdp.reshard_to
+            self.ledger.note(step, "all_gather", axes, num_bytes)
         unit.gathered = True
 
-    def _reduce(self, unit: Unit, step: int) -> None:
-        reduced, op = [held for held in unit.held if self.view.has_gradient(held, step)], reduce_op(self.view, self.reduced)
+    def _reduce(self, unit: Unit, step: int, last: bool) -> None:
+        reduced = [held for held in unit.held if self.view.has_gradient(held, step)]
         num_bytes = sum(held.padded_rows(self.parts) for held in reduced) * self.reduced_bytes
+        over_shards, over_replicas = reduce_ops(self.fsdp, self.view.layout, self.reduced)
         if reduced and self.parts > 1:
-            self.ledger.note(step, f"reduce_scatter.{op}", self.shard_axis, num_bytes * self.parts)
-        if reduced and self.replicas is not None:
-            self.ledger.note(step, f"all_reduce.{op}", self.replicas, num_bytes)
+            self.ledger.note(step, f"reduce_scatter.{over_shards}", self.shard_axis, num_bytes * self.parts)
+        if reduced and self.replicas is not None and (last or not self.fsdp.all_reduce_once):
+            self.ledger.note(step, f"all_reduce.{over_replicas}", self.replicas, num_bytes)
 
 
 def reduce_op(view: RankView, element_type: str) -> str:
     """What a reduction over data ranks is called."""
     return "avg" if averages(element_type) and view.layout.num_data_ranks > 1 else "sum"
-
-
-def averages(element_type: str) -> bool:
-    """Whether the backend averages: only in element types that do not overflow easily, else the division is done apart."""
-    return element_type in ("float32", "bfloat16")
 
 
 def units_of(view: RankView, wrapping: Wrapping) -> tuple[Unit, ...]:
@@ -132,7 +146,20 @@ def _kinds(view: RankView) -> list[list[Held]]:
 
 
 FSDP2_COMMUNICATION = CommunicationModel(
-    options=frozenset(("wrapping", "reshard_after_forward", "no_sync", "mixed_precision", "cpu_offload")),
+    options=frozenset(
+        (
+            "wrapping",
+            "reshard_after_forward",
+            "reshard_to",
+            "no_sync",
+            "all_reduce_once",
+            "mixed_precision",
+            "cpu_offload",
+            "gradient_divide_factor",
+            "sum_reductions",
+        )
+    ),
     calls=_all_calls,
     unmodelled=(MIXED_ELEMENTS,),
+    uneven=lambda fsdp: fsdp.reshard_to is not None,
 )

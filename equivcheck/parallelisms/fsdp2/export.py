@@ -15,15 +15,36 @@ def write(draft: Draft, parallelism: Parallelism) -> None:
         raise refuse("FSDP2.mixed_precision", "one device has to round as the ranks do, which no short script shows")
     draft.need("torch.distributed.fsdp", "fully_shard")
     draft.has_dtensors, draft.loss_scale = True, draft.scenario.layout.num_data_ranks
+    _scale(draft, parallelism)
     options: dict[str, object] = {"mesh": mesh_of(draft, parallelism)}
-    if not parallelism.reshard_after_forward:
-        options["reshard_after_forward"] = False
+    if parallelism.reshard_to is not None or not parallelism.reshard_after_forward:
+        options["reshard_after_forward"] = parallelism.reshard_to or False
     if parallelism.cpu_offload:
         draft.need("torch.distributed.fsdp", "CPUOffloadPolicy")
         options["offload_policy"] = "CPUOffloadPolicy(pin_memory=False)"
     if parallelism.wrapping is Wrapping.PER_LAYER:
         draft.add(LoopPosition.WRAP, *loop_over_units(draft, call("fully_shard", "layer", **options)))
     draft.add(LoopPosition.WRAP, call("fully_shard", "model", **options))
+    for line in _divisions(parallelism):
+        if parallelism.wrapping is Wrapping.PER_LAYER:
+            draft.add(LoopPosition.WRAP, *loop_over_units(draft, f"layer.{line}"))
+        draft.add(LoopPosition.WRAP, f"model.{line}")
     if parallelism.no_sync:
         reduce_at_last_microbatch(draft)
+    if parallelism.all_reduce_once:
+        reduce_at_last_microbatch(draft, "set_requires_all_reduce")
     take_rows(draft)
+
+
+def _scale(draft: Draft, fsdp: FSDP2) -> None:
+    """Begin backward with as much of the loss as undoes a divisor that is not the number of ranks."""
+    factor, ranks = fsdp.gradient_divide_factor, draft.scenario.layout.num_data_ranks
+    if factor not in (None, ranks):
+        draft.gradient_scale = f"{factor!r} / {ranks}"
+
+
+def _divisions(fsdp: FSDP2) -> list[str]:
+    """What is called on each unit."""
+    factor = fsdp.gradient_divide_factor
+    lines = [] if factor is None else [f"set_gradient_divide_factor({factor!r})"]
+    return lines + ["set_force_sum_reduction_for_comms(True)"] * fsdp.sum_reductions

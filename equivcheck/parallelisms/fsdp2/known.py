@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 from equivcheck.layers.parameters import Parameter, parameters_of
-from equivcheck.layouts.known_predicates import need
+from equivcheck.layouts.known_predicates import need, show
 from equivcheck.layouts.limits.optimizers import keeps_dtensors
 from equivcheck.layouts.partition import chunk_sizes, cut_dim, leaves_nothing
-from equivcheck.scenario import Scenario, TensorParallel
-from equivcheck.scenario.mesh import TP
+from equivcheck.layouts.rounding import Division, element_types
+from equivcheck.parallelisms.fsdp2.division import division_of
+from equivcheck.scenario import FSDP2, Scenario, TensorParallel
+from equivcheck.scenario.mesh import DP, SHARD, TP
+from equivcheck.trace.differences import Divergence
+
+_ROUNDING = 0.01
+"""What a quotient of two gradients may be off, more than either is rounded in float16."""
 
 
 @need
@@ -37,3 +44,22 @@ def _fewest_rows(scenario: Scenario, parameter: Parameter) -> int:
     if any(cut_dim(parallelism, parameter) == 0 for parallelism in scenario.layout.of(TensorParallel)):
         return [rows for rows in chunk_sizes(parameter.shape[0], scenario.layout.mesh.size(TP)) if rows][-1]
     return parameter.shape[0]
+
+
+@need
+def divided_apart_on_one_shard(scenario: Scenario) -> bool:
+    """`fully_shard` has one rank along the axis of shards and a divide factor, by which it divides what has been summed."""
+    layout, precision = scenario.layout, scenario.training.precision
+    return layout.mesh.size(DP, SHARD) == 1 and any(
+        fsdp.gradient_divide_factor not in (None, 1.0)
+        and division_of(fsdp, layout, element_types(precision, fsdp.mixed_precision)[1]) in (Division.AROUND, Division.LAST)
+        for fsdp in layout.of(FSDP2)
+    )
+
+
+@show
+def divided_once_more(scenario: Scenario, divergence: Divergence) -> bool:
+    """The gradient is what it should be over the divide factor."""
+    factors = [fsdp.gradient_divide_factor for fsdp in scenario.layout.of(FSDP2)]
+    quotient = float(divergence.expected) / float(divergence.actual)
+    return any(factor is not None and math.isclose(quotient, factor, rel_tol=_ROUNDING) for factor in factors)

@@ -5,11 +5,12 @@ from __future__ import annotations
 from equivcheck.layouts.limits.data_parallel import EVEN_ROWS, FSDP_WITHOUT_COMPILED_AUTOGRAD, ROUNDING_LIMITS
 from equivcheck.layouts.limits.limit import LayoutLimit, Limit, parallelism_of
 from equivcheck.layouts.limits.optimizers import DTENSOR_OPTIMIZERS, WHOLE_PARAMETERS
-from equivcheck.layouts.limits.repairs import has_shares, with_widths, without_shares
+from equivcheck.layouts.limits.repairs import has_shares, with_options, with_widths, without_shares
 from equivcheck.layouts.partition import leaves_nothing
+from equivcheck.parallelisms.fsdp2.division import averages, backend_divides
 from equivcheck.parallelisms.tensor_parallel.plans import fits, trained_cuts
 from equivcheck.scenario import FSDP2, Layout, TensorParallel, Training, Wrapping
-from equivcheck.scenario.mesh import TP
+from equivcheck.scenario.mesh import DP, SHARD, TP
 
 ONE_UNIT_FOR_SHARED_WEIGHTS = Limit(
     reason="fully_shard: layers that share a weight must be in one unit, but each layer is a unit of its own",
@@ -34,6 +35,45 @@ NOTHING_TO_REDUCE = Limit(
     upstream=True,
 )
 
+
+def _multiplies_before_the_sum(layout: Layout) -> bool:
+    fsdp = parallelism_of(layout, FSDP2)
+    policy = fsdp.mixed_precision
+    reduced = None if policy is None else policy.reduce or policy.param
+    may_average = reduced is None or averages(reduced.value)
+    return may_average and not fsdp.sum_reductions and not backend_divides(fsdp.gradient_divide_factor, layout)
+
+
+NO_PREMULTIPLIED_SUM = LayoutLimit(
+    reason="fully_shard: by a gradient_divide_factor that is not the number of ranks that average, gradients that are reduced in "
+    "float32 and bfloat16 are divided in a premultiplied sum, which gloo does not have, unless sum_reductions is set",
+    applies=_multiplies_before_the_sum,
+    repair=lambda layout: with_options(layout, FSDP2, sum_reductions=True),
+)
+
+
+def _without_resharding(layout: Layout) -> Layout:
+    return with_options(layout, FSDP2, reshard_to=None)
+
+
+def _reshards_to_no_part(layout: Layout) -> bool:
+    to, shards = parallelism_of(layout, FSDP2).reshard_to, layout.mesh.size(DP, SHARD)
+    return to is not None and (shards % to != 0 or shards == to)
+
+
+RESHARDED_TO_EQUAL_PARTS = LayoutLimit(
+    reason="fully_shard: parameters are resharded to a number of ranks that divides that of the shards and is smaller",
+    applies=_reshards_to_no_part,
+    repair=_without_resharding,
+)
+
+RESHARDED_PLAIN_TENSORS = LayoutLimit(
+    reason="fully_shard over tensor parallelism: DTensors cannot be resharded to fewer ranks ('Resharding to smaller mesh is not "
+    "supported for DTensor parameters yet')",
+    applies=lambda layout: parallelism_of(layout, FSDP2).reshard_to is not None and layout.has(TensorParallel),
+    repair=_without_resharding,
+)
+
 LIMITS: tuple[Limit, ...] = (
     EVEN_ROWS,
     ONE_UNIT_FOR_SHARED_WEIGHTS,
@@ -42,4 +82,10 @@ LIMITS: tuple[Limit, ...] = (
     *WHOLE_PARAMETERS,
 )
 
-LAYOUT_LIMITS: tuple[LayoutLimit, ...] = (*ROUNDING_LIMITS, FSDP_WITHOUT_COMPILED_AUTOGRAD)
+LAYOUT_LIMITS: tuple[LayoutLimit, ...] = (
+    *ROUNDING_LIMITS,
+    FSDP_WITHOUT_COMPILED_AUTOGRAD,
+    NO_PREMULTIPLIED_SUM,
+    RESHARDED_TO_EQUAL_PARTS,
+    RESHARDED_PLAIN_TENSORS,
+)

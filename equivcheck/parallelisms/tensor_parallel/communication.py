@@ -238,5 +238,5 @@ TENSOR_PARALLEL_COMMUNICATION = CommunicationModel(
     calls=_all_calls,
     hold=lambda view, parallelism: tuple(_cut_held(view, parallelism)),
     unmodelled=(MIXED_ELEMENTS, PENDING_GRADIENTS),
-    uneven=True,
+    uneven=lambda _plan: True,
 )

@@ -350,6 +350,42 @@ def test_lower_precision_goes_with_no_tensor_parallelism(parallelism: Parallelis
     assert repaired_layout(layout) == replace(layout, parallelisms=(WHOLE_PLAN, plain))
 
 
+@pytest.mark.parametrize(
+    ("sizes", "factor", "policy", "sums"),
+    [
+        ((4,), 3.0, None, True),
+        ((4,), 4.0, None, False),
+        ((4,), 3.0, MixedPrecision(param=ElementType.FLOAT16), False),
+        ((4,), 3.0, MixedPrecision(param=ElementType.FLOAT16, reduce=ElementType.FLOAT32), True),
+        ((2, 2), 3.0, None, True),
+    ],
+)
+def test_another_divisor_than_the_ranks_that_average_is_divided_by_apart(
+    sizes: tuple[int, ...], factor: float, policy: MixedPrecision | None, *, sums: bool
+) -> None:
+    """Gloo has no premultiplied sum; in types that overflow easily nothing is averaged in any case."""
+    axes = tuple(Axis(name=name, size=size) for name, size in zip(FSDP2.axes[len(sizes) - 1], sizes, strict=True))
+    fsdp = FSDP2(gradient_divide_factor=factor, mixed_precision=policy)
+    layout = Layout(mesh=Mesh(axes=axes), parallelisms=(fsdp,))
+    assert ("premultiplied" in (unsupported(replace(PLAIN, data=Data(microbatches=(4,))), layout) or "")) is sums
+    assert repaired_layout(layout) == replace(layout, parallelisms=(replace(fsdp, sum_reductions=sums),))
+
+
+@pytest.mark.parametrize(("shards", "to", "kept"), [(4, 2, True), (6, 3, True), (4, 3, False), (4, 4, False), (2, 4, False)])
+def test_parameters_are_resharded_to_equal_groups_of_ranks(shards: int, to: int, *, kept: bool) -> None:
+    """Fewer than all shards, which they divide."""
+    layout = Layout(mesh=Mesh(axes=(Axis(name="dp", size=shards),)), parallelisms=(FSDP2(reshard_to=to),))
+    assert (repaired_layout(layout) == layout) is kept
+
+
+def test_dtensors_are_not_resharded_to_fewer_ranks() -> None:
+    """They are the parameters that tensor parallelism leaves."""
+    mesh = Mesh(axes=(Axis(name="dp", size=4), Axis(name="tp", size=2)))
+    layout = Layout(mesh=mesh, parallelisms=(WHOLE_PLAN, FSDP2(reshard_to=2)))
+    assert "cannot be resharded" in (unsupported(replace(PLAIN, data=Data(microbatches=(4,))), layout) or "")
+    assert repaired_layout(layout) == replace(layout, parallelisms=(WHOLE_PLAN, FSDP2()))
+
+
 def test_a_compiled_model_keeps_its_precision() -> None:
     """What a compiler fuses it need not round in between; compressed gradients are no part of the graph."""
     compiled = Execution(compile=Compile.AOT_EAGER)

@@ -5,10 +5,14 @@ from __future__ import annotations
 import gc
 import itertools
 
+import pytest
 from torch import nn
+from torch.distributed import distributed_c10d as c10d
 
 from equivcheck import Scenario, check
-from equivcheck.scenario import FSDP1, AuxiliaryLinear, Axis, Data, Layer, Layout, Mesh, Model, Training, Wrapping
+from equivcheck.composition.program import rank_program
+from equivcheck.scenario import FSDP1, FSDP2, AuxiliaryLinear, Axis, Data, Layer, Layout, Mesh, Model, Training, Wrapping
+from equivcheck.worlds.pool import ranks
 
 MESH = Mesh(axes=(Axis(name="dp", size=2),))
 SCENARIOS = [
@@ -42,3 +46,22 @@ def test_fsdp1_leaves_no_module_behind() -> None:
             check(scenario)
 
     assert num_linears() - before < len(SCENARIOS)
+
+
+def num_groups_left(scenario: Scenario) -> int:
+    """Groups that a rank still has after a run, and had not before its second."""
+    rank_program(scenario)
+    before = len(c10d._world.pg_map)
+    rank_program(scenario)
+    return len(c10d._world.pg_map) - before
+
+
+@pytest.mark.parametrize("world", ["sim", "gloo"])
+def test_fsdp2_leaves_no_groups_behind(world: str) -> None:
+    """Each unit that is resharded to fewer ranks has groups of its own, with threads and sockets."""
+    mesh = Mesh(axes=(Axis(name="dp", size=4),))
+    layout = Layout(mesh=mesh, parallelisms=(FSDP2(wrapping=Wrapping.PER_LAYER, reshard_to=2),))
+    training = Training(model=Model(features=4, layers=(Layer(width=4),)), data=Data(microbatches=(4,)))
+    scenario = Scenario(training=training, layout=layout)
+
+    assert ranks(world, 4).run(num_groups_left, scenario).values == (0,) * 4

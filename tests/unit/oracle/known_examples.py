@@ -151,7 +151,18 @@ EVEN = UNEVEN | {"loss": Loss.LINEAR_MEAN}
 NO_OUTPUT = Layer(width=4)
 """Cut over three ranks, two of them hold all."""
 
+DIVIDED = FSDP2(gradient_divide_factor=4.0, sum_reductions=True)
+
 SHOWN = {
+    "fsdp2_one_shard_divided_twice": (
+        scenario(DIVIDED, sizes=(1,)),
+        [
+            scenario(DIVIDED),
+            scenario(DIVIDED, sizes=(1, 2)),
+            scenario(replace(DIVIDED, gradient_divide_factor=1.0), sizes=(1,)),
+            scenario(replace(DIVIDED, sum_reductions=False), sizes=(1,), precision=FLOAT32),
+        ],
+    ),
     "dtensor_mse_loss_mean_uneven": (
         scenario(FULLY_SHARD, Layer(width=5), **UNEVEN),
         [scenario(FULLY_SHARD, Layer(width=5), **EVEN), scenario(DDP(), Layer(width=5), **UNEVEN)],
@@ -438,6 +449,8 @@ ALSO_SHOWN = [
     ("dtensor_mse_loss_mean", scenario(FULLY_SHARD, Layer(width=3), sizes=(4,), loss=Loss.MSE_MEAN, features=3)),
     ("dtensor_mse_loss_mean", scenario(SPMD(), loss=Loss.MSE_MEAN, data=Data(microbatches=(4, 2)), precision=FLOAT32)),
     ("fsdp1_hybrid_shard_of_one", scenario(replace(HYBRID, use_orig_params=False), sizes=(3, 1))),
+    ("fsdp2_one_shard_divided_twice", scenario(DIVIDED, sizes=(2, 1), precision=FLOAT32)),
+    ("fsdp2_one_shard_divided_twice", scenario(replace(DIVIDED, sum_reductions=False), sizes=(2, 1))),
     ("clip_grad_value_of_nothing", scenario(HYBRID, sizes=(2, 2), clipping=ClipValue())),
     ("inf_norm_of_empty_shard", scenario(FULLY_SHARD, Layer(width=4), sizes=(3,), clipping=INF)),
     ("inf_norm_of_empty_shard", scenario(COLUMN, clipping=INF)),

@@ -1,10 +1,12 @@
 """The gradients of ranks, accumulated and averaged by plain arithmetic, as both emulators of data parallelism do it."""
 
+from typing import Any
+
 import pytest
 import torch
 
 from equivcheck.layouts.rounding import EACH, Division, WhenReduced
-from equivcheck.reference.reduction import AccumulatedGradients, Gradients, mean_of
+from equivcheck.reference.reduction import AccumulatedGradients, Averaging, Gradients
 
 
 def parts(*values: float, dtype: torch.dtype = torch.float64) -> list[torch.Tensor]:
@@ -12,7 +14,12 @@ def parts(*values: float, dtype: torch.dtype = torch.float64) -> list[torch.Tens
     return [torch.tensor([value], dtype=dtype) for value in values]
 
 
-def mean_of_all(gradients: list[Gradients]) -> list[Gradients]:
+def mean_of(values: list[torch.Tensor], division: Division, **options: Any) -> torch.Tensor:
+    """Their mean, or their sum by another divisor."""
+    return Averaging(division=division, **options).mean(values)
+
+
+def mean_of_all(gradients: list[Gradients], _last: bool) -> list[Gradients]:
     """Each rank gets the mean over all."""
     mean = torch.stack([each["a"] for each in gradients]).mean(0)
     return [{"a": mean} for _ in gradients]
@@ -22,21 +29,36 @@ def mean_of_all(gradients: list[Gradients]) -> list[Gradients]:
 @pytest.mark.parametrize("shards", [None, 2, 3])
 def test_every_division_gives_the_mean(division: Division, shards: int | None) -> None:
     """In one stage or two, whenever it is divided."""
-    assert mean_of(parts(1, 2, 3, 4, 5, 9), division, count=6, shards=shards).item() == pytest.approx(4.0)
+    assert mean_of(parts(1, 2, 3, 4, 5, 9), division, divisor=6, shards=shards).item() == pytest.approx(4.0)
+
+
+@pytest.mark.parametrize("division", list(Division))
+@pytest.mark.parametrize("shards", [None, 2, 3])
+def test_every_division_is_by_the_divisor(division: Division, shards: int | None) -> None:
+    """Another number than that of the parts is what their sum is divided by."""
+    assert mean_of(parts(1, 2, 3, 4, 5, 9), division, divisor=2.5, shards=shards).item() == pytest.approx(9.6)
 
 
 @pytest.mark.parametrize("division", list(Division))
 def test_ranks_without_a_gradient_count_as_zero(division: Division) -> None:
     """Two of three ranks have one."""
-    assert mean_of(parts(1, 5), division, count=3).item() == pytest.approx(2.0)
+    assert mean_of(parts(1, 5), division, divisor=3).item() == pytest.approx(2.0)
 
 
 def test_when_a_sum_is_divided_shows_in_a_low_precision() -> None:
     """60000 twice is beyond float16, unless each is divided before."""
     large = parts(60000, 60000, dtype=torch.float16)
 
-    assert mean_of(large, Division.BEFORE, count=2).item() == 60000
-    assert mean_of(large, Division.AFTER, count=2).isinf()
+    assert mean_of(large, Division.BEFORE, divisor=2).item() == 60000
+    assert mean_of(large, Division.AFTER, divisor=2).isinf()
+
+
+def test_sums_over_shards_are_averages_where_the_rest_of_the_divisor_comes_after() -> None:
+    """Over four ranks 30000 each is beyond float16, unless each two are averaged before the sums are added up."""
+    large = parts(*(30000,) * 4, dtype=torch.float16)
+
+    assert mean_of(large, Division.AFTER, divisor=2, shards=2).item() == 60000
+    assert mean_of(large, Division.LAST, divisor=2, shards=2).isinf()
 
 
 def test_an_order_is_asked_for_at_each_stage() -> None:
@@ -47,7 +69,7 @@ def test_an_order_is_asked_for_at_each_stage() -> None:
         asked.append(len(values))
         return values[::-1]
 
-    mean_of(parts(1, 2, 3, 4), Division.BEFORE, count=4, shards=2, ordered=ordered)
+    mean_of(parts(1, 2, 3, 4), Division.BEFORE, divisor=4, shards=2, ordered=ordered)
 
     assert asked == [2, 2, 2]
 
@@ -70,7 +92,7 @@ def test_how_often_and_of_what_gradients_are_reduced(*, once: bool, whole: bool,
     """With a sum for a mean, what is reduced twice counts twice: the first microbatch, if ranks keep whole gradients."""
     seen: list[float] = []
 
-    def summed(gradients: list[Gradients]) -> list[Gradients]:
+    def summed(gradients: list[Gradients], _last: bool) -> list[Gradients]:
         total = torch.stack([each["a"] for each in gradients]).sum(0)
         seen.append(total.item())
         return [{"a": total} for _ in gradients]
@@ -88,7 +110,7 @@ def test_how_often_and_of_what_gradients_are_reduced(*, once: bool, whole: bool,
 def test_what_waits_keeps_its_element_type() -> None:
     """The first gradient that waits is rounded, and so is each sum with it."""
     gradients = AccumulatedGradients(
-        [{}], lambda waiting: waiting, when=WhenReduced(once=True), waits_as=lambda gradient: gradient.bfloat16()
+        [{}], lambda waiting, _last: waiting, when=WhenReduced(once=True), waits_as=lambda gradient: gradient.bfloat16()
     )
     for value, last in ((1.0, False), (1 / 512, True)):
         gradients.add(0, {"a": torch.tensor([value])})

@@ -35,7 +35,17 @@ FP64 = ElementType.FLOAT64
 def test_without_lower_precision_it_is_the_ordinary_reference(division: Division, once: bool, whole: bool) -> None:
     """However parts are accumulated and averaged, in the training's own precision they give what whole microbatches give."""
     when = WhenReduced(once=once, whole=whole)
-    rounding = Rounding(replicas=2, shards=3, when=when, compute=FP64, reduce=FP64, division=division)
+    assert_ordinary(Rounding(replicas=2, shards=3, when=when, compute=FP64, reduce=FP64, division=division))
+
+
+@pytest.mark.parametrize("division", list(Division))
+def test_neither_another_divisor_nor_sums_that_wait_change_gradients(division: Division) -> None:
+    """The loss makes up for a divisor, and what replicas add up once is what they would add up twice."""
+    assert_ordinary(Rounding(replicas=2, shards=3, division=division, divisor=2.5, replicas_once=True))
+
+
+def assert_ordinary(rounding: Rounding) -> None:
+    """One device that rounds like this, in types that round nothing, leaves what any one does."""
     ours, plain = train(rounded_setup(TRAINING, rounding)), train(single_device(TRAINING))
     for step, expected in zip(ours.steps, plain.steps, strict=True):
         assert step.loss == pytest.approx(expected.loss, rel=1e-12)

@@ -17,6 +17,7 @@ from equivcheck.scenario import (
     ASGD,
     DDP,
     FSDP1,
+    FSDP2,
     SGD,
     SPMD,
     ActivationSharding,
@@ -181,6 +182,9 @@ OF_LAYOUTS: list[Invalid] = [
         {"mixed_precision": MixedPrecision(output=ElementType.FLOAT16)},
         "FSDP1.mixed_precision is MixedPrecision(output=ElementType.FLOAT16); allowed: one without",
     ),
+    (FSDP2, {"gradient_divide_factor": 0.0}, f"FSDP2.gradient_divide_factor is 0.0; {POSITIVE}"),
+    (FSDP2, {"reshard_to": 1}, "FSDP2.reshard_to is 1; allowed: None, or with reshard_after_forward a number of at least 2"),
+    (FSDP2, {"reshard_to": 2, "reshard_after_forward": False}, "FSDP2.reshard_to is 2; allowed: None, or with reshard"),
     (DDP, {"bucket_cap_mb": 0.0}, f"DDP.bucket_cap_mb is 0.0; {POSITIVE}"),
     (
         DDP,

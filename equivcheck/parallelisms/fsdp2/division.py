@@ -1,0 +1,44 @@
+"""How `fully_shard` divides the sums of gradients: by reductions that average, or apart from them."""
+
+from __future__ import annotations
+
+from equivcheck.layouts.rounding import Division
+from equivcheck.scenario import FSDP2, Layout
+from equivcheck.scenario.mesh import DP, SHARD
+from equivcheck.torch_version import torch_in
+
+FACTOR_OF_ALL_RANKS = "<2.10"
+"""Versions of torch that average over shards and replicas where the divide factor is the number of all ranks.
+
+Later ones average over shards where it is the number of shards, and sum over replicas."""
+
+
+def averages(element_type: str) -> bool:
+    """Whether the backend averages: only in element types that do not overflow easily, else the division is done apart."""
+    return element_type in ("float32", "bfloat16")
+
+
+def division_of(fsdp: FSDP2, layout: Layout, element_type: str) -> Division:
+    """When sums of gradients of an element type are divided."""
+    if not averages(element_type):
+        return Division.AROUND
+    if fsdp.sum_reductions:
+        return Division.LAST
+    alone = layout.mesh.size(DP, SHARD) == 1 and fsdp.gradient_divide_factor is not None
+    return Division.BEFORE if alone and not torch_in(FACTOR_OF_ALL_RANKS) else Division.AFTER
+
+
+def backend_divides(factor: float | None, layout: Layout) -> bool:
+    """Whether an average, or the division of what is not reduced, is by the divide factor; else it takes a premultiplied sum."""
+    if torch_in(FACTOR_OF_ALL_RANKS):
+        return factor in (None, layout.num_data_ranks)
+    shards = layout.mesh.size(DP, SHARD)
+    return shards == 1 or factor in (None, shards)
+
+
+def reduce_ops(fsdp: FSDP2, layout: Layout, element_type: str) -> tuple[str, str]:
+    """What the reductions over shards and over replicas are called."""
+    if fsdp.sum_reductions or not averages(element_type) or layout.num_data_ranks == 1:
+        return "sum", "sum"
+    sums_replicas = fsdp.gradient_divide_factor is not None and not torch_in(FACTOR_OF_ALL_RANKS)
+    return "avg", "sum" if sums_replicas else "avg"

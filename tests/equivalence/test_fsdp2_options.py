@@ -1,0 +1,137 @@
+"""What `fully_shard` has beside its defaults, on ranks: equal to one device, and not where one thing is left out."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from dataclasses import replace
+
+import pytest
+
+from equivcheck import Outcome, Scenario, check
+from equivcheck.parallelisms.fsdp2.division import FACTOR_OF_ALL_RANKS
+from equivcheck.scenario import (
+    FSDP2,
+    Axis,
+    Data,
+    ElementType,
+    Layer,
+    Layout,
+    Loss,
+    Mesh,
+    MixedPrecision,
+    Model,
+    Precision,
+    Training,
+    Wrapping,
+)
+from equivcheck.torch_version import torch_in
+from equivcheck.trace.differences import Phase
+from equivcheck.trace.stage import Stage
+from equivcheck.train.setup import Setup
+
+TRAINING = Training(
+    model=Model(features=3, layers=(Layer(width=3), Layer(width=2))),
+    data=Data(microbatches=(8, 8)),
+    precision=Precision.FLOAT32,
+    steps=2,
+)
+LOW = MixedPrecision(param=ElementType.BFLOAT16, reduce=ElementType.FLOAT32)
+HALF = MixedPrecision(param=ElementType.FLOAT16)
+
+
+def scenario(fsdp: FSDP2, *sizes: int, loss: Loss = Loss.MSE_SUM) -> Scenario:
+    """A training of two microbatches on four ranks, or on axes of other sizes."""
+    axes = FSDP2.axes[len(sizes) - 1] if sizes else FSDP2.axes[0]
+    mesh = Mesh(axes=tuple(Axis(name=name, size=size) for name, size in zip(axes, sizes or (4,), strict=True)))
+    return Scenario(training=replace(TRAINING, loss=loss), layout=Layout(mesh=mesh, parallelisms=(fsdp,)))
+
+
+@pytest.mark.parametrize("loss", [Loss.MSE_SUM, Loss.MSE_MEAN])
+@pytest.mark.parametrize(
+    ("fsdp", "sizes"),
+    [
+        (FSDP2(sum_reductions=True), (2, 2)),
+        (FSDP2(sum_reductions=True, gradient_divide_factor=3.0, wrapping=Wrapping.PER_LAYER), (4,)),
+        (FSDP2(sum_reductions=True, gradient_divide_factor=0.5, no_sync=True), (2, 2)),
+        (FSDP2(gradient_divide_factor=4.0), (4,)),
+        (FSDP2(gradient_divide_factor=2.5, mixed_precision=HALF), (2, 2)),
+        (FSDP2(sum_reductions=True, gradient_divide_factor=2.5, mixed_precision=LOW), (2, 2)),
+    ],
+)
+def test_gradients_divided_by_another_number_come_out_alike(fsdp: FSDP2, sizes: tuple[int, ...], loss: Loss) -> None:
+    """Whether losses are means or sums, and at the rounding of lower precision."""
+    assert check(scenario(fsdp, *sizes, loss=loss)).outcome is Outcome.EQUIVALENT
+
+
+@pytest.mark.skipif(torch_in(FACTOR_OF_ALL_RANKS), reason="this torch has averages over all ranks only")
+def test_where_the_factor_is_the_number_of_shards_the_backend_divides() -> None:
+    """Gradients are averaged over shards and summed over replicas."""
+    verdict = check(scenario(FSDP2(gradient_divide_factor=2.0), 2, 2))
+
+    assert verdict.outcome is Outcome.EQUIVALENT
+    assert {call.op for call in verdict.calls[0]} >= {"reduce_scatter.avg", "all_reduce.sum"}
+
+
+def test_a_factor_that_the_loss_does_not_know_of_is_found() -> None:
+    """Sums divided by three and not by four are four thirds of the gradients."""
+
+    def forget(setup: Setup) -> None:
+        setup.gradient_scale = 1.0
+
+    fsdp = FSDP2(sum_reductions=True, gradient_divide_factor=3.0)
+    verdict = check(scenario(fsdp), alter=forget)
+
+    assert verdict.outcome is Outcome.DIVERGED
+    assert verdict.divergence is not None
+    assert float(verdict.divergence.actual) / float(verdict.divergence.expected) == pytest.approx(4 / 3, rel=1e-4)
+
+
+@pytest.mark.parametrize("policy", [None, LOW, HALF, MixedPrecision(reduce=ElementType.BFLOAT16)])
+@pytest.mark.parametrize("sizes", [(2, 2), (4,), (1, 2)])
+def test_replicas_are_added_up_once_a_step(sizes: tuple[int, ...], policy: MixedPrecision | None) -> None:
+    """Gradients are those of one device that rounds as often, whether there are replicas or not."""
+    assert check(scenario(FSDP2(all_reduce_once=True, mixed_precision=policy), *sizes)).outcome is Outcome.EQUIVALENT
+
+
+@pytest.mark.parametrize(("once", "calls"), [(False, 4), (True, 2)])
+def test_shards_are_reduced_at_each_microbatch_and_replicas_at_the_last(*, once: bool, calls: int) -> None:
+    """Of two steps with two microbatches each."""
+    verdict = check(scenario(FSDP2(all_reduce_once=once), 2, 2))
+
+    assert (verdict.outcome, verdict.unmodelled) == (Outcome.EQUIVALENT, "")
+    ops = [call.op for call in verdict.calls[0] if call.stage is Stage.COMPUTE]
+    assert (ops.count("reduce_scatter.avg"), ops.count("all_reduce.avg")) == (4, calls)
+
+
+def test_replicas_that_are_not_added_up_are_found() -> None:
+    """A model that is never told of the last microbatch keeps gradients that have not been reduced."""
+
+    def never(setup: Setup) -> None:
+        setup.accumulation = lambda _last: nullcontext(setup.model.set_requires_all_reduce(False))  # type: ignore[operator]
+
+    assert check(scenario(FSDP2(), 2, 2), alter=never).outcome is Outcome.DIVERGED
+
+
+@pytest.mark.parametrize("sizes", [(4,), (2, 4)])
+@pytest.mark.parametrize("fsdp", [FSDP2(), FSDP2(wrapping=Wrapping.PER_LAYER), FSDP2(mixed_precision=LOW, cpu_offload=True)])
+def test_parameters_resharded_to_two_ranks_are_gathered_over_them(fsdp: FSDP2, sizes: tuple[int, ...]) -> None:
+    """Backward gathers over each rank's neighbour what forward gathers over all shards, dims that are cut unevenly included."""
+    plain, resharded = check(scenario(fsdp, *sizes)), check(scenario(replace(fsdp, reshard_to=2), *sizes))
+
+    assert (resharded.outcome, resharded.unmodelled) == (Outcome.EQUIVALENT, "")
+    for rank, (before, after) in enumerate(zip(plain.calls, resharded.calls, strict=True)):
+        groups = [{len(call.ranks) for call in calls if call.op == "all_gather"} for calls in (before, after)]
+        assert groups == [{4}, {2, 4}], rank
+
+
+def test_gathering_over_all_shards_what_two_ranks_share_is_found() -> None:
+    """It gives the same numbers, but is not what the layout says."""
+
+    def over_all(setup: Setup) -> None:
+        setup.model.set_reshard_after_forward(True)  # type: ignore[operator]
+
+    verdict = check(scenario(FSDP2(reshard_to=2)), alter=over_all)
+
+    assert verdict.outcome is Outcome.DIVERGED
+    assert verdict.divergence is not None
+    assert verdict.divergence.phase is Phase.COMMUNICATION
