@@ -1,6 +1,5 @@
 """Tests for the file of upstream issues: what an entry must have."""
 
-
 import pytest
 
 from equivcheck.composition.registry import layout_kinds
