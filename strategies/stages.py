@@ -9,6 +9,7 @@ from itertools import combinations
 from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn, SearchStrategy
 
+from equivcheck.composition.limits import repaired_layout
 from equivcheck.layouts.limits.limit import parallelism_of
 from equivcheck.scenario import Layout, Pipeline, PipelineSchedule
 from equivcheck.scenario.mesh import PP
@@ -21,8 +22,8 @@ _CHUNKS = (1, 2, 3, 4, 6, 8)
 
 
 def needs_stages(layout: Layout) -> bool:
-    """Whether a layout has a pipeline with the default options, which stand for none."""
-    return _NO_STAGES in layout.parallelisms
+    """Whether a layout has a pipeline with the default options, or what is nearest to them, which stand for none."""
+    return bool(layout.of(Pipeline)) and layout == repaired_layout(_with_pipeline(layout, _NO_STAGES))
 
 
 def with_drawn_schedule(draw: DrawFn, layout: Layout) -> Layout:
@@ -38,7 +39,7 @@ def with_drawn_schedule(draw: DrawFn, layout: Layout) -> Layout:
         static_shapes=draw(SOMETIMES),
         scale_grads=draw(SOMETIMES),
     )
-    return _with_pipeline(layout, pipeline)
+    return repaired_layout(_with_pipeline(layout, pipeline))
 
 
 def with_drawn_boundaries(draw: DrawFn, layout: Layout, num_layers: int) -> Layout:

@@ -6,28 +6,28 @@ from collections.abc import Iterable
 
 from equivcheck.layouts.expected_calls.communication import Totals
 from equivcheck.layouts.expected_calls.rank_view import Held, Ledger, RankView
+from equivcheck.layouts.expected_calls.torch_versions import LARGEST_NORM_FIRST, SUM_OF_NORMS_FIRST
 from equivcheck.scenario import ClipNorm, NormType, ZeroGrad
+from equivcheck.torch_version import torch_in
 from equivcheck.trace.stage import Stage
 
 
 def dtensor_clipping(view: RankView, axes: Iterable[str], kind: Iterable[Held]) -> Totals:
     """The calls of all steps, for gradients of one kind of DTensors, of which some are cut along each of `axes`.
 
-    The norms of all gradients are one tensor, reduced over one axis after the other; of an infinity norm the largest goes alone,
-    and where there is no gradient of this kind nothing does.
+    The norms of all gradients are one tensor, reduced over one axis after the other; versions of torch differ in whether they are
+    combined to one norm before. Where there is no gradient of this kind nothing is reduced.
     """
     clipping, ledger = view.training.clipping, Ledger(Stage.CLIPPING)
     if not isinstance(clipping, ClipNorm):
         return {}
     parameters = tuple(kind)
+    op, combined = ("max", LARGEST_NORM_FIRST) if clipping.norm_type is NormType.INF else ("sum", SUM_OF_NORMS_FIRST)
     cut_along = [name for name in axes if view.layout.mesh.size(name) > 1]
     for step in range(view.training.steps):
         num_norms = sum(_keeps_gradient(view, held, step) for held in parameters)
         for name in cut_along if num_norms else ():
-            if clipping.norm_type is NormType.INF:
-                ledger.note(step, "all_reduce.max", view.axes(name), view.item_bytes)
-            else:
-                ledger.note(step, "all_reduce.sum", view.axes(name), num_norms * view.item_bytes)
+            ledger.note(step, f"all_reduce.{op}", view.axes(name), (1 if torch_in(combined) else num_norms) * view.item_bytes)
     return ledger.totals
 
 

@@ -6,9 +6,17 @@ from dataclasses import replace
 
 from equivcheck.layouts.limits.execution import uncompiled
 from equivcheck.layouts.limits.limit import LayoutLimit, Limit, parallelism_of
-from equivcheck.layouts.limits.repairs import all_multiples, each_layer, with_model, with_num_layers, with_rows
-from equivcheck.parallelisms.pipeline.stages import num_stages, stage_of_layers
-from equivcheck.scenario import Layout, Loss, Pipeline, Training
+from equivcheck.layouts.limits.repairs import (
+    all_multiples,
+    each_layer,
+    with_model,
+    with_num_layers,
+    with_options,
+    with_rows,
+    without_frozen,
+)
+from equivcheck.parallelisms.pipeline.stages import num_stages, stage_of_layers, trained_layers
+from equivcheck.scenario import Layout, Loss, Pipeline, PipelineSchedule, Training
 from equivcheck.scenario.mesh import PP
 
 
@@ -49,6 +57,20 @@ EVEN_CHUNKS = Limit(
     repair=lambda training, layout: with_rows(training, _row_multiple(layout)),
 )
 
+
+def _is_behind_frozen_layers(training: Training, layout: Layout) -> bool:
+    stages, trained = stage_of_layers(layout, len(training.model.layers)), trained_layers(training.model)
+    return any(not any(trained[: stages.index(stage)]) for stage in set(stages) - {0})
+
+
+NOTHING_BEHIND_FROZEN_LAYERS = Limit(
+    reason="pipeline: a stage that has no gradient to send, as all layers before it are frozen, is refused",
+    applies=_is_behind_frozen_layers,
+    repair=lambda training, _layout: without_frozen(training),
+    upstream=True,
+    torch=">=2.12,<2.13",
+)
+
 ROWS_FIRST = Limit(
     reason="pipeline: targets are cut into chunks along dim 0, whatever the inputs are cut along",
     applies=lambda training, _layout: training.data.batch_dim != 0,
@@ -85,6 +107,46 @@ NOTHING_AROUND_STAGES = LayoutLimit(
     repair=_alone,
 )
 
+A_CHUNK_FOR_EACH_STAGE = LayoutLimit(
+    reason="pipeline: GPipe needs at least as many chunks as stages",
+    applies=lambda layout: (
+        parallelism_of(layout, Pipeline).schedule is PipelineSchedule.GPIPE
+        and parallelism_of(layout, Pipeline).num_chunks < num_stages(layout)
+    ),
+    repair=lambda layout: with_options(layout, Pipeline, num_chunks=num_stages(layout)),
+    torch="<2.11",
+)
+
+
+def _on_one_rank(layout: Layout) -> Layout:
+    axes = tuple(replace(axis, size=1) if axis.name == PP else axis for axis in layout.mesh.axes)
+    return replace(
+        with_options(layout, Pipeline, boundaries=(), num_chunks=num_stages(layout)), mesh=replace(layout.mesh, axes=axes)
+    )
+
+
+STAGES_OF_ONE_RANK = LayoutLimit(
+    reason="pipeline: stages greet each other by an int64 that is received as a float32, which gloo aborts",
+    applies=lambda layout: layout.mesh.size(PP) > 1,
+    repair=_on_one_rank,
+    torch="<2.10",
+)
+
+
+def _has_neighbours_on_one_rank(layout: Layout) -> bool:
+    pipeline = parallelism_of(layout, Pipeline)
+    return pipeline.schedule.is_v or (layout.mesh.size(PP) == 1 and pipeline.stages_per_rank > 1)
+
+
+NO_NEIGHBOURS_ON_ONE_RANK = LayoutLimit(
+    reason="pipeline: between two neighbouring stages of one rank the rank sends to itself, which gloo refuses",
+    applies=_has_neighbours_on_one_rank,
+    repair=lambda layout: with_options(
+        layout, Pipeline, schedule=PipelineSchedule.GPIPE, stages_per_rank=1, boundaries=(), num_chunks=layout.mesh.size(PP)
+    ),
+    torch="<2.12",
+)
+
 NOTHING_COMPILED = LayoutLimit(
     reason="pipeline: what is compiled is the model as it is called, but a schedule calls stages",
     applies=lambda layout: layout.execution.is_compiled,
@@ -99,6 +161,13 @@ LIMITS: tuple[Limit, ...] = (
     ROWS_FIRST,
     EVEN_CHUNKS,
     NO_COUNTER,
+    NOTHING_BEHIND_FROZEN_LAYERS,
 )
 
-LAYOUT_LIMITS: tuple[LayoutLimit, ...] = (NOTHING_AROUND_STAGES, NOTHING_COMPILED)
+LAYOUT_LIMITS: tuple[LayoutLimit, ...] = (
+    NOTHING_AROUND_STAGES,
+    NOTHING_COMPILED,
+    STAGES_OF_ONE_RANK,
+    A_CHUNK_FOR_EACH_STAGE,
+    NO_NEIGHBOURS_ON_ONE_RANK,
+)

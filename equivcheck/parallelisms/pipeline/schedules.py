@@ -33,21 +33,29 @@ SCHEDULES: dict[PipelineSchedule, str] = {
 
 
 class StageLayers(nn.Module):
-    """Consecutive layers as one module; those at the end add the model's offset, if it has one."""
+    """Consecutive layers as one module; those at the end add the model's offset, if it has one.
+
+    A stage is called with tensors alone: versions of torch differ in what else they take.
+    """
 
     offset: torch.Tensor | None
+    step: int
 
     def __init__(self, layers: range, blocks: Sequence[nn.Module], offset: torch.Tensor | None) -> None:
         super().__init__()
-        self.indices = layers
+        self.indices, self.step = layers, 0
         self.blocks = nn.ModuleList(blocks)
         self.register_buffer("offset", offset)
 
-    def forward(self, inputs: torch.Tensor, *, masks: tuple[torch.Tensor | None, ...], step: int) -> torch.Tensor:
-        """Map (rows, inputs of the first layer) to (rows, width of the last); masks are those of all layers."""
+    def forward(self, inputs: torch.Tensor, **masks: torch.Tensor) -> torch.Tensor:
+        """Map (rows, inputs of the first layer) to (rows, width of the last); masks are named by the layers that have one."""
         for index, block in zip(self.indices, self.blocks, strict=True):
-            inputs = block(inputs, masks[index], step)
+            inputs = block(inputs, masks.get(_mask_of(index)), self.step)
         return inputs if self.offset is None else inputs + self.offset
+
+
+def _mask_of(layer: int) -> str:
+    return f"mask_{layer}"
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -84,7 +92,10 @@ class Pipe:
         losses: list[torch.Tensor] = []
         inputs = (part.inputs,) if 0 in self.modules else ()
         targets = part.targets if self.num_stages - 1 in self.modules else None
-        self._schedule(part, rows).step(*inputs, target=targets, losses=losses, masks=part.masks, step=index)
+        masks = {_mask_of(layer): mask for layer, mask in enumerate(part.masks) if mask is not None}
+        for module in self.modules.values():
+            module.step = index
+        self._schedule(part, rows).step(*inputs, target=targets, losses=losses, **masks)
         return losses
 
     def _schedule(self, part: Batch, rows: int) -> Any:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from equivcheck.layouts.limits.data_parallel import COMPILED_DDP, EVEN_ROWS, FSDP_WITHOUT_COMPILED_AUTOGRAD, ROUNDING_LIMITS
 from equivcheck.layouts.limits.limit import LayoutLimit, Limit, parallelism_of
 from equivcheck.layouts.limits.optimizers import DTENSOR_OPTIMIZERS
-from equivcheck.layouts.limits.repairs import has_shares, may_skip_parameters, without_auxiliary, without_shares
+from equivcheck.layouts.limits.repairs import has_shares, may_skip_parameters, with_options, without_auxiliary, without_shares
 from equivcheck.parallelisms.ddp.compression import NO_BF16_HOOK
 from equivcheck.parallelisms.ddp.limits import as_reduced
 from equivcheck.parallelisms.fsdp2.limits import NOTHING_TO_REDUCE
@@ -53,7 +53,15 @@ LIMITS: tuple[Limit, ...] = (
     *(_only(Replicator.FSDP, limit) for limit in (NOTHING_TO_REDUCE, *DTENSOR_OPTIMIZERS)),
 )
 
+NOT_YET_BY_FSDP = LayoutLimit(
+    reason="replicate_with_fsdp: it takes a mesh of two axes, and has no argument for the mesh",
+    applies=lambda layout: parallelism_of(layout, Replicate).implementation is Replicator.FSDP,
+    repair=lambda layout: with_options(layout, Replicate, implementation=Replicator.DDP),
+    torch="<2.10",
+)
+
 LAYOUT_LIMITS: tuple[LayoutLimit, ...] = (
+    NOT_YET_BY_FSDP,
     *COMPILED_DDP,
     COMPILED_AUTOGRAD_WITH_DDP_ONLY,
     NO_BF16_HOOK,

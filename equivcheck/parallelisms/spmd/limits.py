@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from equivcheck.layers.parameters import parameters_of
 from equivcheck.layouts.limits.data_parallel import EVEN_ROWS
 from equivcheck.layouts.limits.execution import NO_COUNTS_IN_GRAPHS
 from equivcheck.layouts.limits.limit import Limit, parallelism_of
 from equivcheck.layouts.limits.optimizers import DTENSOR_OPTIMIZERS, WHOLE_PARAMETERS
 from equivcheck.layouts.limits.propagated_gradients import limits_of_propagated_gradients
-from equivcheck.scenario import SPMD, Distribution, Layout, Training
+from equivcheck.layouts.limits.repairs import each_layer
+from equivcheck.scenario import SPMD, Distribution, Layout, Loss, Norm, Training
 
 
 def _is_sharded(layout: Layout) -> bool:
@@ -34,7 +37,29 @@ GRADIENTS_AS_PROPAGATED = limits_of_propagated_gradients(
     cuts_parameters=_is_sharded,
 )
 
+NO_SQUARED_LOSS = Limit(
+    reason="DTensor: no sharding strategy is registered for aten.mse_loss",
+    applies=lambda training, _layout: not training.loss.is_linear,
+    repair=lambda training, _layout: replace(training, loss=Loss.LINEAR_MEAN if training.loss.is_mean else Loss.LINEAR_SUM),
+    upstream=True,
+    torch="<2.11",
+)
+
+NO_SHARDED_LAYER_NORM = Limit(
+    reason="DTensor: layer_norm computes with the rank's shard of its weight, which is refused",
+    applies=lambda training, layout: (
+        _is_sharded(layout) and layout.num_data_ranks > 1 and any(layer.norm is Norm.LAYER for layer in training.model.layers)
+    ),
+    repair=lambda training, _layout: each_layer(
+        training, lambda _index, layer: replace(layer, norm=Norm.RMS if layer.norm is Norm.LAYER else layer.norm)
+    ),
+    upstream=True,
+    torch="<2.13",
+)
+
 LIMITS: tuple[Limit, ...] = (
+    NO_SQUARED_LOSS,
+    NO_SHARDED_LAYER_NORM,
     EVEN_ROWS,
     *DTENSOR_OPTIMIZERS,
     *WHOLE_PARAMETERS,

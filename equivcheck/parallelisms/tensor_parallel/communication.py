@@ -14,6 +14,7 @@ from equivcheck.layouts.expected_calls.clipping import dtensor_clipping
 from equivcheck.layouts.expected_calls.communication import Totals
 from equivcheck.layouts.expected_calls.model import MIXED_ELEMENTS, CommunicationModel, Unmodelled
 from equivcheck.layouts.expected_calls.rank_view import Held, Ledger, RankView, auxiliary_runs
+from equivcheck.layouts.expected_calls.torch_versions import WEIGHT_GATHERED_FOR_INPUT_GRADIENT
 from equivcheck.layouts.partition import chunk_size, cut_dim, part_of
 from equivcheck.parallelisms.tensor_parallel.plans import has_pending_gradients
 from equivcheck.scenario import (
@@ -29,6 +30,7 @@ from equivcheck.scenario import (
     TensorParallel,
 )
 from equivcheck.scenario.mesh import TP
+from equivcheck.torch_version import torch_in
 
 
 class ActivationPlacement(Enum):
@@ -174,11 +176,12 @@ class TensorParallelCalls:
 
     def _narrow(self, once: Pass, linear: Linear) -> None:
         """What DTensor gathers of a linear with fewer features than ranks, which it will not compute in parts."""
+        again = once.differentiates and torch_in(WEIGHT_GATHERED_FOR_INPUT_GRADIENT)
         if linear is _NARROW_COLUMN:
-            self._gather(once, chunk_size(once.width, self.parts) * once.inputs, times=1 + once.completed + once.differentiates)
+            self._gather(once, chunk_size(once.width, self.parts) * once.inputs, times=1 + once.completed + again)
             self._gather(once, chunk_size(once.width, self.parts), times=once.bias * (1 + once.completed))
         elif linear is _NARROW_ROW:
-            self._gather(once, chunk_size(once.inputs, self.parts) * once.width, times=1 + once.completed + once.differentiates)
+            self._gather(once, chunk_size(once.inputs, self.parts) * once.width, times=1 + once.completed + again)
             self._gather(once, chunk_size(once.inputs, self.parts) * once.rows, times=1 + once.completed + once.trained)
 
     def _gather(self, once: Pass, num_elements: int, times: int) -> None:
