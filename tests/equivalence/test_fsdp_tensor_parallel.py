@@ -18,7 +18,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 
 from equivcheck import Outcome, check
 from equivcheck.comparison.assemble import Assembler
-from equivcheck.composition.limits import repaired
+from equivcheck.composition.limits import repaired, repaired_layout
 from equivcheck.composition.program import rank_program
 from equivcheck.reference.reference import ReferenceRun
 from equivcheck.scenario import (
@@ -84,10 +84,11 @@ def _pairs(draw: st.DrawFn) -> tuple[Scenario, Scenario]:
     training = Training(model=model, data=data, steps=1, seed=draw(st.integers(0, 2**16)))
     over, alone = Axis(name="dp", size=data_ranks), Mesh(axes=(Axis(name="dp", size=data_ranks),))
     layout = Layout(mesh=Mesh(axes=(over, Axis(name="tp", size=tp))), parallelisms=(TensorParallel(plan=plan), parallelism))
+    layout = repaired_layout(layout)
     training = repaired(training, layout)
     return (
         Scenario(training=training, layout=layout),
-        Scenario(training=training, layout=Layout(mesh=alone, parallelisms=(parallelism,))),
+        Scenario(training=training, layout=Layout(mesh=alone, parallelisms=layout.parallelisms[1:])),
     )
 
 

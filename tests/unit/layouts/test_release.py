@@ -7,12 +7,11 @@ import itertools
 
 import pytest
 from torch import nn
-from torch.distributed import distributed_c10d as c10d
 
 from equivcheck import Scenario, check
-from equivcheck.composition.program import rank_program
 from equivcheck.scenario import FSDP1, FSDP2, AuxiliaryLinear, Axis, Data, Layer, Layout, Mesh, Model, Training, Wrapping
 from equivcheck.worlds.pool import ranks
+from groups_left import num_groups_left
 
 MESH = Mesh(axes=(Axis(name="dp", size=2),))
 SCENARIOS = [
@@ -46,14 +45,6 @@ def test_fsdp1_leaves_no_module_behind() -> None:
             check(scenario)
 
     assert num_linears() - before < len(SCENARIOS)
-
-
-def num_groups_left(scenario: Scenario) -> int:
-    """Groups that a rank still has after a run, and had not before its second."""
-    rank_program(scenario)
-    before = len(c10d._world.pg_map)
-    rank_program(scenario)
-    return len(c10d._world.pg_map) - before
 
 
 @pytest.mark.parametrize("world", ["sim", "gloo"])

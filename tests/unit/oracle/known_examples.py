@@ -47,6 +47,7 @@ from equivcheck.scenario import (
 
 INF, FLOAT32 = ClipNorm(norm_type=NormType.INF), Precision.FLOAT32
 FULLY_SHARD = SPMD(distribution=Distribution.FULLY_SHARD)
+AS_PROPAGATED = SPMD(redistribute_gradients=False)
 HYBRID = FSDP1(strategy=ShardingStrategy.HYBRID_SHARD)
 ONE_WEIGHT = Layer(width=1, bias=False)
 COLUMN = TensorParallel(plan=(LayerPlan(split=Split.COLUMN),))
@@ -225,6 +226,13 @@ SHOWN = {
         [
             scenario(ROWS, Layer(width=2), NORMED, sizes=(1,)),
             scenario(WHOLE, Layer(width=2), replace(NORMED, frozen=True), sizes=(1,)),
+        ],
+    ),
+    "clip_norm_of_pending_gradients": (
+        scenario(AS_PROPAGATED, Layer(width=1), loss=Loss.LINEAR_SUM, clipping=ClipNorm(max_norm=0.01)),
+        [
+            scenario(SPMD(), Layer(width=1), loss=Loss.LINEAR_SUM, clipping=ClipNorm(max_norm=0.01)),
+            scenario(AS_PROPAGATED, Layer(width=1), loss=Loss.LINEAR_SUM),
         ],
     ),
     "tensor_parallel_unfreezes": (

@@ -11,7 +11,6 @@ import torch
 from torch.optim import lr_scheduler
 
 from equivcheck.choice import Choice
-from equivcheck.errors import UsageError
 from equivcheck.scenario import (
     SGD,
     Adam,
@@ -119,13 +118,6 @@ def test_noun_becomes_the_class_of_its_name(kind: type[Optimizer], implementatio
     for name in {field.name for field in fields(noun)} - left_out:
         value = getattr(noun, name)
         assert settings[name] == (value.value if isinstance(value, Choice) else value), name
-
-
-def test_an_optimizer_that_torch_lacks_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Under a torch older than the optimizer, the error says which release brought it."""
-    monkeypatch.delattr(torch.optim, "Muon")
-    with pytest.raises(UsageError, match=r"optimizer Muon does not exist in torch .*; it came with 2\.9"):
-        built(training_with(Muon()))
 
 
 @pytest.mark.parametrize("kind", OPTIMIZERS)
