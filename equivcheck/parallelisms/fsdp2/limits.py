@@ -74,6 +74,14 @@ RESHARDED_PLAIN_TENSORS = LayoutLimit(
     repair=_without_resharding,
 )
 
+GRADIENTS_OF_ANOTHER_TYPE = LayoutLimit(
+    reason="fully_shard: with mixed precision, gradients are rounded and accumulated in a type of their own (grad_dtype); the "
+    "reference that rounds as the ranks do knows the rule of earlier versions alone",
+    applies=lambda layout: parallelism_of(layout, FSDP2).mixed_precision is not None,
+    repair=lambda layout: with_options(layout, FSDP2, mixed_precision=None),
+    torch=">=2.15",
+)
+
 LIMITS: tuple[Limit, ...] = (
     EVEN_ROWS,
     ONE_UNIT_FOR_SHARED_WEIGHTS,
@@ -88,4 +96,5 @@ LAYOUT_LIMITS: tuple[LayoutLimit, ...] = (
     NO_PREMULTIPLIED_SUM,
     RESHARDED_TO_EQUAL_PARTS,
     RESHARDED_PLAIN_TENSORS,
+    GRADIENTS_OF_ANOTHER_TYPE,
 )
