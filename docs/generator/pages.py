@@ -33,7 +33,7 @@ def limits() -> str:
 def _limits_of(name: str, found: Iterable[sources.AnyLimit]) -> str:
     kinds: dict[str, list[str]] = {GAPS: [], FIXED: []}
     for limit in found:
-        kinds[GAPS if getattr(limit, "upstream", False) else FIXED].append(f"- {_prose(limit.reason)}")
+        kinds[GAPS if getattr(limit, "upstream", False) else FIXED].append(f"- {_prose(sources.in_words(limit))}")
     lists = ["\n".join([f"{title}:\n", *reasons]) for title, reasons in kinds.items() if reasons]
     return "\n\n".join([f"## {f'`{name}`' if name else 'Any layout'}", *lists])
 

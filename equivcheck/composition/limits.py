@@ -7,7 +7,7 @@ from itertools import chain
 from equivcheck.composition.registry import BrokenLayout, kind_of
 from equivcheck.composition.resume_limits import CHECKPOINT_LAYOUT_LIMITS, CHECKPOINT_LIMITS, wrong_flattening
 from equivcheck.layouts.limits.execution import NO_COMPILER, NOTHING_TWICE_IN_GRAPHS, STEPS_OF_OPERATIONS
-from equivcheck.layouts.limits.limit import LayoutLimit, Limit
+from equivcheck.layouts.limits.limit import LayoutLimit, Limit, in_words
 from equivcheck.scenario import Layout, Scenario, Training
 from equivcheck.torch_version import torch_in
 
@@ -28,7 +28,7 @@ def why_unsupported(scenario: Scenario, *, beyond: bool = False) -> str | None:
 def unsupported(training: Training, layout: Layout, *, beyond: bool = False) -> str | None:
     """Why the layout cannot run the training; None where it can. With `beyond`, limits that torch draws do not count."""
     limit = _first_layout_limit(layout) or _first_limit(training, layout, beyond)
-    return None if limit is None else _in_words(limit)
+    return None if limit is None else in_words(limit)
 
 
 def repaired_layout(layout: Layout) -> Layout:
@@ -90,7 +90,3 @@ def _first_layout_limit(layout: Layout) -> LayoutLimit | None:
     own = (limit for parallelism in layout.parallelisms for limit in kind_of(parallelism).layout_limits)
     limits = chain((STEPS_OF_OPERATIONS, NOTHING_TWICE_IN_GRAPHS, NO_COMPILER), own)
     return next((limit for limit in limits if torch_in(limit.torch) and limit.applies(layout)), None)
-
-
-def _in_words(limit: Limit | LayoutLimit) -> str:
-    return f"{limit.reason} (torch {limit.torch})" if limit.torch else limit.reason

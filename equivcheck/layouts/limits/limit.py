@@ -46,6 +46,11 @@ class LayoutLimit:
     """Versions of torch that have the limit, as a PEP 440 specifier; empty for every one."""
 
 
+def in_words(limit: Limit | LayoutLimit) -> str:
+    """The reason, and the versions of torch that it holds for where it does not hold for all: ``... (torch <2.11)``."""
+    return f"{limit.reason} (torch {limit.torch})" if limit.torch else limit.reason
+
+
 def parallelism_of(layout: Layout, kind: type[P]) -> P:
     """The parallelism of one kind in a layout that has it."""
     found = next(iter(layout.of(kind)), None)
