@@ -11,10 +11,12 @@ from equivcheck.layouts.limits.optimizers import keeps_dtensors
 from equivcheck.layouts.partition import chunk_sizes, cut_dim, leaves_nothing
 from equivcheck.layouts.rounding import Division, element_types
 from equivcheck.parallelisms.fsdp2.division import division_of
-from equivcheck.scenario import FSDP2, Scenario, TensorParallel
+from equivcheck.scenario import FSDP2, ClipNorm, NormType, Scenario, TensorParallel
 from equivcheck.scenario.mesh import DP, SHARD, TP
 from equivcheck.trace.differences import Divergence
 
+_EPSILON = 1e-6
+"""What `clip_grad_norm_` adds to the norm."""
 _ROUNDING = 0.01
 """What a quotient of two gradients may be off, more than either is rounded in float16."""
 
@@ -23,6 +25,23 @@ _ROUNDING = 0.01
 def gradient_has_an_empty_shard(scenario: Scenario) -> bool:
     """A gradient that is a DTensor is cut along a dim so short that some rank holds nothing of it."""
     return any(leaves_nothing(size, ranks) for size, ranks in _cuts(scenario))
+
+
+@need
+def sums_norms_of_shards(scenario: Scenario) -> bool:
+    """Gradients are clipped by a norm that is a sum over elements, and some are DTensors cut over several ranks."""
+    clipping = scenario.training.clipping
+    is_sum = isinstance(clipping, ClipNorm) and clipping.norm_type is not NormType.INF
+    return is_sum and any(ranks > 1 for _, ranks in _cuts(scenario))
+
+
+@show
+def off_by_epsilons(scenario: Scenario, divergence: Divergence) -> bool:
+    """The clipped value is off by no more than the epsilon of `clip_grad_norm_`, taken once for each rank, makes out."""
+    clipping, expected = scenario.training.clipping, float(divergence.expected)
+    assert isinstance(clipping, ClipNorm), clipping
+    largest = scenario.layout.mesh.num_ranks * _EPSILON / clipping.max_norm
+    return abs(float(divergence.actual) - expected) <= largest * abs(expected)
 
 
 def _cuts(scenario: Scenario) -> Iterator[tuple[int, int]]:

@@ -228,6 +228,13 @@ SHOWN = {
             scenario(WHOLE, Layer(width=2), replace(NORMED, frozen=True), sizes=(1,)),
         ],
     ),
+    "clip_norm_epsilon_of_each_rank": (
+        scenario(COLUMN, Layer(width=2), clipping=ClipNorm(max_norm=0.01)),
+        [
+            scenario(COLUMN, Layer(width=2), clipping=replace(INF, max_norm=0.01)),
+            scenario(WHOLE, ONE_WEIGHT, ONE_WEIGHT, clipping=ClipNorm(max_norm=0.01)),
+        ],
+    ),
     "clip_norm_of_pending_gradients": (
         scenario(AS_PROPAGATED, Layer(width=1), loss=Loss.LINEAR_SUM, clipping=ClipNorm(max_norm=0.01)),
         [
