@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn, SearchStrategy
 
 from equivcheck.composition.limits import repaired_layout
-from equivcheck.composition.registry import rounding_of
+from equivcheck.composition.registry import rounds
 from equivcheck.scenario import Compression, Layout, Replicator
 from equivcheck.strategies import layouts, mixed_precisions
 from equivcheck.strategies.parallelism import DDP_PRECISIONS
@@ -28,7 +28,7 @@ def lowered_layouts(draw: DrawFn, tag: str, max_ranks: int = 8, options: SearchS
     (parallelism,) = layout.parallelisms
     lowered = replace(parallelism, **draw(OPTIONS[tag] if options is None else options))
     layout = repaired_layout(replace(layout, parallelisms=(lowered,)))
-    assert rounding_of(layout) is not None
+    assert rounds(layout)
     return layout
 
 

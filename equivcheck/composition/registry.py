@@ -10,7 +10,7 @@ from types import ModuleType
 from equivcheck.errors import EquivCheckError, UsageError
 from equivcheck.layouts.kind import LayoutKind
 from equivcheck.layouts.rounding import EACH, Rounding, WhenReduced
-from equivcheck.scenario import Layout, Parallelism
+from equivcheck.scenario import Layout, Parallelism, Precision
 from equivcheck.scenario.parallelism import PARALLELISMS
 
 ENTRY_POINTS = "equivcheck.layouts"
@@ -102,7 +102,12 @@ def when_reduced(layout: Layout) -> WhenReduced:
     return next((when for when in found if when is not None), EACH)
 
 
-def rounding_of(layout: Layout) -> Rounding | None:
+def rounding_of(layout: Layout, precision: Precision) -> Rounding | None:
     """What the layout rounds to other element types than the training's; None for nothing."""
-    roundings = (kind_of(parallelism).rounding(parallelism, layout) for parallelism in layout.parallelisms)
+    roundings = (kind_of(parallelism).rounding(parallelism, layout, precision) for parallelism in layout.parallelisms)
     return next((rounding for rounding in roundings if rounding is not None), None)
+
+
+def rounds(layout: Layout) -> bool:
+    """Whether the layout rounds to other element types: in one precision as in any other."""
+    return rounding_of(layout, Precision.FLOAT32) is not None

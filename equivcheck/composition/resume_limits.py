@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from equivcheck.composition.registry import rounding_of
+from equivcheck.composition.registry import rounds
 from equivcheck.layouts.limits.limit import LayoutLimit, Limit
 from equivcheck.layouts.limits.optimizers import keeps_dtensors
 from equivcheck.layouts.limits.repairs import each_layer, may_skip_parameters, with_options, without_auxiliary, without_frozen
@@ -52,7 +52,7 @@ def _in_one_precision(layout: Layout) -> Layout:
 CHECKPOINT_LAYOUT_LIMITS: tuple[LayoutLimit, ...] = (
     LayoutLimit(
         reason="checkpoint: the reference rounds as one layout does, and cannot change that in the middle",
-        applies=lambda layout: rounding_of(layout) is not None,
+        applies=rounds,
         repair=_in_one_precision,
     ),
     LayoutLimit(

@@ -93,7 +93,7 @@ class DivergedRun:
     @property
     def rounding(self) -> Rounding | None:
         """What the layout rounds."""
-        return rounding_of(self.layout)
+        return rounding_of(self.layout, self.training.precision)
 
     @property
     def resumes(self) -> bool:

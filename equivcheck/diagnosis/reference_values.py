@@ -39,7 +39,7 @@ class StepValues:
 
 def values_at_steps(scenario: Scenario) -> list[StepValues]:
     """Train on one device and keep what each step starts from."""
-    rounding, kept = rounding_of(scenario.layout), list[StepValues]()
+    rounding, kept = rounding_of(scenario.layout, scenario.training.precision), list[StepValues]()
     setup = single_device(scenario.training) if rounding is None else rounded_setup(scenario.training, rounding)
 
     def keep(optimizer: torch.optim.Optimizer, _step: int) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 from equivcheck.layouts.expected_calls.model import NO_COMMUNICATION_MODEL, CommunicationModel
 from equivcheck.layouts.limits.limit import LayoutLimit, Limit
 from equivcheck.layouts.rounding import Rounding, WhenReduced
-from equivcheck.scenario import Layout, Parallelism
+from equivcheck.scenario import Layout, Parallelism, Precision
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -39,6 +39,6 @@ class LayoutKind(ABC):
         """When it reduces gradients of several microbatches; None for a parallelism that averages none."""
         return None
 
-    def rounding(self, parallelism: Parallelism, layout: Layout) -> Rounding | None:  # noqa: ARG002 - for those that do
-        """What it rounds to other element types than the training's; None for nothing."""
+    def rounding(self, parallelism: Parallelism, layout: Layout, precision: Precision) -> Rounding | None:  # noqa: ARG002 - same
+        """What it rounds to other element types than the training's; None for nothing, in whatever precision."""
         return None

@@ -9,17 +9,32 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from equivcheck.choice import Choice
-from equivcheck.scenario import ElementType, LowPrecision, MixedPrecision, Precision
+from equivcheck.scenario import FSDP1, FSDP2, ElementType, LowPrecision, MixedPrecision, Precision
+from equivcheck.torch_version import torch_in
 
 ITEM_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 """Bytes of an element, by the element type's name in torch."""
 
 
-def element_types(precision: Precision, policy: MixedPrecision | None) -> tuple[str, str]:
-    """What a unit of FSDP computes in and what it reduces gradients in: element types, named as torch names them."""
-    param, reduce = (None, None) if policy is None else (policy.param, policy.reduce)
-    computed = precision.value if param is None else param.value
-    return computed, computed if reduce is None else reduce.value
+FULLY_SHARD_WITHOUT_GRAD_DTYPE = "<2.15"
+"""Versions whose `fully_shard` rounds gradients to the element type that is computed in and by default reduces them in it.
+
+Later ones leave gradients in the type of their reduction (`Tensor.grad_dtype`), by default that of the parameters."""
+
+
+def computed_in(precision: Precision, policy: MixedPrecision | None) -> ElementType:
+    """What a unit of FSDP computes in."""
+    return ElementType(precision.value) if policy is None or policy.param is None else policy.param
+
+
+def reduced_in(precision: Precision, fsdp: FSDP1 | FSDP2) -> ElementType:
+    """What a unit of FSDP reduces gradients in, and accumulates those that wait for a reduction."""
+    policy = fsdp.mixed_precision
+    if policy is not None and policy.reduce is not None:
+        return policy.reduce
+    if isinstance(fsdp, FSDP2) and not torch_in(FULLY_SHARD_WITHOUT_GRAD_DTYPE):
+        return ElementType(precision.value)
+    return computed_in(precision, policy)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +92,8 @@ class Rounding:
     """When gradients of several microbatches are reduced."""
     accumulates_reduced: bool = False
     """Whether gradients that wait for a reduction wait in its element type, not in the one that they were computed in."""
-
+    grad_dtype: bool = False
+    """Whether backward leaves gradients in the element type of their reduction, not first in that of `compute`."""
     replicas_once: bool = False
     """Whether sums of the first stage are added up over microbatches, and the second is that of the last microbatch alone."""
 

@@ -45,6 +45,10 @@ class AccumulatedGradients:
         """Add what a rank has computed of a microbatch to its own gradients, as if it had been reduced."""
         self.reduced[rank] = _added(self.reduced[rank], fresh)
 
+    def waits(self, rank: int, name: str) -> bool:
+        """Whether a gradient of earlier microbatches waits for further ones."""
+        return name in self._waiting[rank]
+
     def end_microbatch(self, *, last: bool) -> None:
         """Reduce what waits, if it is time to."""
         if last or not self._when.once:

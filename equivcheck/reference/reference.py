@@ -69,7 +69,7 @@ class ReferenceRun:
     def of(cls, scenario: Scenario) -> ReferenceRun:
         """What the ranks of a scenario are compared with."""
         num_parts = max(layout.num_data_ranks for layout in scenario.layouts)
-        return cls(scenario.training, rounding_of(scenario.layout), num_parts)
+        return cls(scenario.training, rounding_of(scenario.layout, scenario.training.precision), num_parts)
 
     def reference(self) -> Reference:
         """With the noise floor of a few runs with perturbed inputs."""

@@ -56,7 +56,9 @@ class MixedPrecisionModel(nn.Module):
             shards=rounding.shards,
             ordered=jitter.ordered,
         )
-        self.dtype = None if rounding.compute is None else _dtype(rounding.compute)
+        self.dtype = _dtype(rounding.compute or ElementType(training.precision.value))
+        self.reduced = None if rounding.reduce is None else _dtype(rounding.reduce)
+        self.widens = self.reduced is not None and self.reduced.itemsize > self.dtype.itemsize
         drawn = material(training).parameters
         cast = {name: values.to(self.dtype) for name, values in drawn.items()}
         self.twin = build_model(training.model, cast, training.data.batch_dim)
@@ -81,8 +83,12 @@ class MixedPrecisionModel(nn.Module):
         gradients = self._accumulated(masters)
         total = 0.0
         for number, batch in enumerate(microbatches):
-            total += sum(self._backward(setup, batch, index, part, gradients) for part in range(self.rounding.num_parts))
-            gradients.end_microbatch(last=number == len(microbatches) - 1)
+            last = number == len(microbatches) - 1
+            for part in range(self.rounding.num_parts):
+                if self.rounding.grad_dtype:
+                    self._accept(gradients, part, reduces=last or not self.rounding.when.once)
+                total += self._backward(setup, batch, index, part, gradients)
+            gradients.end_microbatch(last=last)
         for name, gradient in gradients.reduced[0].items():
             masters[name].grad = gradient
         if "forwards" in dict(setup.model.named_buffers()):
@@ -112,16 +118,31 @@ class MixedPrecisionModel(nn.Module):
         """Add the gradients of a part of a microbatch; returns its loss."""
         loss = part_loss(setup, rows_of(batch, part, self.rounding.num_parts), index, batch.rows)
         backward(setup, loss)
-        gradients.add(part, {name: cast.grad for name, cast in self.cast.items() if cast.grad is not None})
+        gradients.add(part, {name: self._left(cast.grad) for name, cast in self.cast.items() if cast.grad is not None})
         for cast in self.cast.values():
             cast.grad = None
         return scalar(loss)
 
+    def _accept(self, gradients: AccumulatedGradients, part: int, *, reduces: bool) -> None:
+        """Say in which element type backward leaves gradients.
+
+        Where the reduction's type is wider, that which comes out of backward is right for a gradient that is reduced at once or
+        added to a waiting one (`FSDPParamGroup._set_unsharded_grad_dtypes`).
+        """
+        for name, cast in self.cast.items():
+            as_computed = self.widens and (reduces or gradients.waits(part, name))
+            cast.grad_dtype = None if as_computed else self.reduced
+
+    def _left(self, gradient: torch.Tensor) -> torch.Tensor:
+        """A gradient that backward has left; where it has been rounded, as the rounding comes out."""
+        rounded = self.rounding.grad_dtype and not self.widens
+        return self.jitter.rounded(gradient.to(self.dtype), gradient) if rounded else gradient
+
     def _rounded(self, gradient: torch.Tensor) -> torch.Tensor:
         """A gradient in the element type in which gradients are added up."""
-        if self.rounding.reduce is None:
+        if self.reduced is None:
             return gradient
-        return self.jitter.rounded(gradient, gradient.to(_dtype(self.rounding.reduce), copy=True))
+        return self.jitter.rounded(gradient, gradient.to(self.reduced, copy=True))
 
     def _reduced(
         self, masters: Mapping[str, torch.Tensor], kept: dict[str, list[torch.Tensor]], waiting: list[Gradients], last: bool

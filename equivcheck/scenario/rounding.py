@@ -38,7 +38,8 @@ class MixedPrecision:
     param: ElementType | None = None
     """What parameters and inputs are cast to for forward and backward; None leaves them."""
     reduce: ElementType | None = None
-    """What gradients are reduced in; None for the type that they are computed in."""
+    """What gradients are reduced in; None for the type that they are computed in, or that of parameters under `fully_shard` of
+    torch 2.15 and later."""
     output: ElementType | None = None
     """What the model's output is cast to; None leaves it."""
 

@@ -97,7 +97,7 @@ def test_a_layout_that_rounds_elsewhere_than_it_declares_differs_at_the_first_st
     layout = Layout(mesh=mesh, parallelisms=(declared,))
     run = ranks("sim", 2).run(rank_program, Scenario(training=TRAINING, layout=replace(layout, parallelisms=(done,))))
 
-    divergences = compare(ReferenceRun(TRAINING, rounding_of(layout)).reference(), run.values).divergences
+    divergences = compare(ReferenceRun(TRAINING, rounding_of(layout, TRAINING.precision)).reference(), run.values).divergences
 
     assert divergences
     assert divergences[0].step == 0

@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields, replace
 
 import torch
 
-from equivcheck.composition.registry import rounding_of
+from equivcheck.composition.registry import rounds
 from equivcheck.mutants.mutant import Minimum, fault, register
 from equivcheck.mutants.needs import EVERYWHERE, all_of, is_eager, updates_exceed_rounding
 from equivcheck.mutants.rank import mesh_of
@@ -29,7 +29,7 @@ def _decays(scenario: Scenario) -> bool:
 
 def _has_digits_of_float64(scenario: Scenario) -> bool:
     """Whether nothing is rounded to fewer digits: in float32, 1e-6 beside a gradient of 1 is rounding."""
-    return scenario.training.precision is Precision.FLOAT64 and rounding_of(scenario.layout) is None
+    return scenario.training.precision is Precision.FLOAT64 and not rounds(scenario.layout)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

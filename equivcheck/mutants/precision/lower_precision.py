@@ -26,7 +26,7 @@ _NARROW = (ElementType.BFLOAT16, ElementType.FLOAT16)
 def _reduces_wide(scenario: Scenario) -> bool:
     """Whether bfloat16 has fewer digits than what several ranks reduce gradients in, and a hook can be put in the way."""
     layout = scenario.layout
-    rounding = rounding_of(layout)
+    rounding = rounding_of(layout, scenario.training.precision)
     is_wide = rounding is None or rounding.reduce not in _NARROW
     return is_wide and (_scatters(layout) or (is_wrapped(layout) and reduces_by_hooks(scenario)))
 

@@ -18,6 +18,7 @@ from equivcheck.scenario import (
     Layout,
     LowPrecision,
     Parallelism,
+    Precision,
 )
 from equivcheck.scenario.mesh import DP
 
@@ -76,7 +77,7 @@ class DDPKind(LayoutKind):
         assert isinstance(parallelism, DDP), parallelism
         return WhenReduced(once=parallelism.no_sync, whole=True)
 
-    def rounding(self, parallelism: Parallelism, layout: Layout) -> Rounding | None:
+    def rounding(self, parallelism: Parallelism, layout: Layout, precision: Precision) -> Rounding | None:  # noqa: ARG002
         """What autocast casts, and the element type of compressed gradients."""
         assert isinstance(parallelism, DDP), parallelism
         reduce = SENT_AS.get(parallelism.compression)

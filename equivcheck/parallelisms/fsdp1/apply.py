@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from equivcheck.layouts.expected_calls.model import CommunicationModel
 from equivcheck.layouts.kind import LayoutKind
 from equivcheck.layouts.limits.limit import LayoutLimit, Limit
-from equivcheck.layouts.rounding import Division, Rounding, WhenReduced
+from equivcheck.layouts.rounding import Division, Rounding, WhenReduced, reduced_in
 from equivcheck.parallelisms.fsdp1.communication import FSDP1_COMMUNICATION
 from equivcheck.parallelisms.fsdp1.limits import LAYOUT_LIMITS, LIMITS, is_sharded
 from equivcheck.scenario import (
@@ -16,6 +16,7 @@ from equivcheck.scenario import (
     Layout,
     MixedPrecision,
     Parallelism,
+    Precision,
     Wrapping,
 )
 from equivcheck.scenario.mesh import DP, REPLICATE, SHARD
@@ -58,7 +59,7 @@ class FSDP1Kind(LayoutKind):
         assert isinstance(parallelism, FSDP1), parallelism
         return WhenReduced(once=parallelism.no_sync, whole=not is_sharded(layout))
 
-    def rounding(self, parallelism: Parallelism, layout: Layout) -> Rounding | None:
+    def rounding(self, parallelism: Parallelism, layout: Layout, precision: Precision) -> Rounding | None:
         """What its mixed precision casts."""
         assert isinstance(parallelism, FSDP1), parallelism
         policy = parallelism.mixed_precision
@@ -68,7 +69,7 @@ class FSDP1Kind(LayoutKind):
             replicas=layout.mesh.size(REPLICATE),
             shards=layout.mesh.size(DP, SHARD),
             compute=policy.param,
-            reduce=policy.reduce or policy.param,
+            reduce=reduced_in(precision, parallelism),
             division=Division.AROUND,
             when=self.when_reduced(parallelism, layout),
         )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from equivcheck.layouts.rounding import ITEM_BYTES, element_types
+from equivcheck.layouts.rounding import ITEM_BYTES, computed_in
 from equivcheck.scenario import FSDP1, Training
 
 ALIGNMENT_BYTES = 16
@@ -17,8 +17,8 @@ ALIGNMENT_BYTES = 16
 
 def alignment_of(training: Training, fsdp: FSDP1) -> int:
     """Elements of which each parameter starts at a multiple."""
-    computed, _ = element_types(training.precision, fsdp.mixed_precision)
-    return ALIGNMENT_BYTES // ITEM_BYTES[computed] if fsdp.use_orig_params else 1
+    computed = computed_in(training.precision, fsdp.mixed_precision)
+    return ALIGNMENT_BYTES // ITEM_BYTES[computed.value] if fsdp.use_orig_params else 1
 
 
 def flat_starts(numels: Sequence[int], alignment: int) -> tuple[int, ...]:

@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from equivcheck.layouts.expected_calls.model import CommunicationModel
 from equivcheck.layouts.kind import LayoutKind
 from equivcheck.layouts.limits.limit import LayoutLimit, Limit
-from equivcheck.layouts.rounding import Rounding, WhenReduced
+from equivcheck.layouts.rounding import FULLY_SHARD_WITHOUT_GRAD_DTYPE, Rounding, WhenReduced, reduced_in
 from equivcheck.parallelisms.fsdp2.communication import FSDP2_COMMUNICATION
 from equivcheck.parallelisms.fsdp2.division import division_of
 from equivcheck.parallelisms.fsdp2.limits import LAYOUT_LIMITS, LIMITS
-from equivcheck.scenario import FSDP2, Layout, MixedPrecision, Parallelism, Wrapping
+from equivcheck.scenario import FSDP2, Layout, MixedPrecision, Parallelism, Precision, Wrapping
 from equivcheck.scenario.mesh import DP, REPLICATE, SHARD
+from equivcheck.torch_version import torch_in
 
 if TYPE_CHECKING:
     from torch import distributed as dist
@@ -67,23 +68,24 @@ class FSDP2Kind(LayoutKind):
         assert isinstance(parallelism, FSDP2), parallelism
         return WhenReduced(once=parallelism.no_sync, whole=False)
 
-    def rounding(self, parallelism: Parallelism, layout: Layout) -> Rounding | None:
+    def rounding(self, parallelism: Parallelism, layout: Layout, precision: Precision) -> Rounding | None:
         """What its mixed precision casts."""
         assert isinstance(parallelism, FSDP2), parallelism
         policy = parallelism.mixed_precision
         if policy is None:
             return None
-        reduce = policy.reduce or policy.param
+        reduce = reduced_in(precision, parallelism)
         return Rounding(
             replicas=layout.mesh.size(REPLICATE),
             shards=layout.mesh.size(DP, SHARD),
             compute=policy.param,
             output=policy.output,
             reduce=reduce,
-            division=division_of(parallelism, layout, reduce.value if reduce is not None else ""),
+            division=division_of(parallelism, layout, reduce),
             divisor=parallelism.gradient_divide_factor,
             when=self.when_reduced(parallelism, layout),
             accumulates_reduced=True,
+            grad_dtype=not torch_in(FULLY_SHARD_WITHOUT_GRAD_DTYPE),
             replicas_once=parallelism.all_reduce_once and REPLICATE in layout.mesh.names,
         )
 

@@ -10,9 +10,9 @@ from equivcheck.layouts.expected_calls.clipping import dtensor_clipping
 from equivcheck.layouts.expected_calls.communication import Totals, add, axes_of
 from equivcheck.layouts.expected_calls.model import MIXED_ELEMENTS, CommunicationModel
 from equivcheck.layouts.expected_calls.rank_view import Held, Ledger, RankView
-from equivcheck.layouts.rounding import ITEM_BYTES, element_types
+from equivcheck.layouts.rounding import ITEM_BYTES, computed_in, reduced_in
 from equivcheck.parallelisms.fsdp2.division import averages, reduce_ops
-from equivcheck.scenario import FSDP1, FSDP2, Split, TensorParallel, Wrapping
+from equivcheck.scenario import FSDP1, FSDP2, ElementType, Split, TensorParallel, Wrapping
 
 F = TypeVar("F", FSDP1, FSDP2)
 
@@ -39,8 +39,9 @@ class UnitCalls(ABC, Generic[F]):
         self.parts = view.layout.mesh.size(names[-1])
         self.shard_axis = view.axes(names[-1])
         self.replicas = view.axes(names[0]) if len(names) == 2 else None
-        computed, self.reduced = element_types(view.training.precision, fsdp.mixed_precision)
-        self.gathered_bytes, self.reduced_bytes = ITEM_BYTES[computed], ITEM_BYTES[self.reduced]
+        precision = view.training.precision
+        computed, self.reduced = computed_in(precision, fsdp.mixed_precision), reduced_in(precision, fsdp)
+        self.gathered_bytes, self.reduced_bytes = ITEM_BYTES[computed.value], ITEM_BYTES[self.reduced.value]
         self.ledger = Ledger()
         self.units = units_of(view, fsdp.wrapping)
 
@@ -116,9 +117,9 @@ class FSDP2Calls(UnitCalls[FSDP2]):
             self.ledger.note(step, f"all_reduce.{over_replicas}", self.replicas, num_bytes)
 
 
-def reduce_op(view: RankView, element_type: str) -> str:
-    """What a reduction over data ranks is called."""
-    return "avg" if averages(element_type) and view.layout.num_data_ranks > 1 else "sum"
+def reduce_op(view: RankView) -> str:
+    """What a reduction over data ranks of gradients in the training's precision is called."""
+    return "avg" if averages(ElementType(view.training.precision.value)) and view.layout.num_data_ranks > 1 else "sum"
 
 
 def units_of(view: RankView, wrapping: Wrapping) -> tuple[Unit, ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from equivcheck.layouts.rounding import Division
-from equivcheck.scenario import FSDP2, Layout
+from equivcheck.scenario import FSDP2, ElementType, Layout
 from equivcheck.scenario.mesh import DP, SHARD
 from equivcheck.torch_version import torch_in
 
@@ -13,12 +13,12 @@ FACTOR_OF_ALL_RANKS = "<2.10"
 Later ones average over shards where it is the number of shards, and sum over replicas."""
 
 
-def averages(element_type: str) -> bool:
+def averages(element_type: ElementType) -> bool:
     """Whether the backend averages: only in element types that do not overflow easily, else the division is done apart."""
-    return element_type in ("float32", "bfloat16")
+    return element_type in (ElementType.FLOAT32, ElementType.BFLOAT16)
 
 
-def division_of(fsdp: FSDP2, layout: Layout, element_type: str) -> Division:
+def division_of(fsdp: FSDP2, layout: Layout, element_type: ElementType) -> Division:
     """When sums of gradients of an element type are divided."""
     if not averages(element_type):
         return Division.AROUND
@@ -36,7 +36,7 @@ def backend_divides(factor: float | None, layout: Layout) -> bool:
     return shards == 1 or factor in (None, shards)
 
 
-def reduce_ops(fsdp: FSDP2, layout: Layout, element_type: str) -> tuple[str, str]:
+def reduce_ops(fsdp: FSDP2, layout: Layout, element_type: ElementType) -> tuple[str, str]:
     """What the reductions over shards and over replicas are called."""
     if fsdp.sum_reductions or not averages(element_type) or layout.num_data_ranks == 1:
         return "sum", "sum"

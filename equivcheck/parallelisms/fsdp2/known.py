@@ -9,7 +9,7 @@ from equivcheck.layers.parameters import Parameter, parameters_of
 from equivcheck.layouts.known_predicates import need, show
 from equivcheck.layouts.limits.optimizers import keeps_dtensors
 from equivcheck.layouts.partition import chunk_sizes, cut_dim, leaves_nothing
-from equivcheck.layouts.rounding import Division, element_types
+from equivcheck.layouts.rounding import Division, reduced_in
 from equivcheck.parallelisms.fsdp2.division import division_of
 from equivcheck.scenario import FSDP2, ClipNorm, NormType, Scenario, TensorParallel
 from equivcheck.scenario.mesh import DP, SHARD, TP
@@ -71,7 +71,7 @@ def divided_apart_on_one_shard(scenario: Scenario) -> bool:
     layout, precision = scenario.layout, scenario.training.precision
     return layout.mesh.size(DP, SHARD) == 1 and any(
         fsdp.gradient_divide_factor not in (None, 1.0)
-        and division_of(fsdp, layout, element_types(precision, fsdp.mixed_precision)[1]) in (Division.AROUND, Division.LAST)
+        and division_of(fsdp, layout, reduced_in(precision, fsdp)) in (Division.AROUND, Division.LAST)
         for fsdp in layout.of(FSDP2)
     )
 

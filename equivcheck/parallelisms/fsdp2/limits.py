@@ -7,9 +7,10 @@ from equivcheck.layouts.limits.limit import LayoutLimit, Limit, parallelism_of
 from equivcheck.layouts.limits.optimizers import DTENSOR_OPTIMIZERS, WHOLE_PARAMETERS
 from equivcheck.layouts.limits.repairs import has_shares, with_options, with_widths, without_shares
 from equivcheck.layouts.partition import leaves_nothing
+from equivcheck.layouts.rounding import reduced_in
 from equivcheck.parallelisms.fsdp2.division import averages, backend_divides
 from equivcheck.parallelisms.tensor_parallel.plans import fits, trained_cuts
-from equivcheck.scenario import FSDP2, Layout, TensorParallel, Training, Wrapping
+from equivcheck.scenario import FSDP2, Layout, Precision, TensorParallel, Training, Wrapping
 from equivcheck.scenario.mesh import DP, SHARD, TP
 
 ONE_UNIT_FOR_SHARED_WEIGHTS = Limit(
@@ -38,9 +39,7 @@ NOTHING_TO_REDUCE = Limit(
 
 def _multiplies_before_the_sum(layout: Layout) -> bool:
     fsdp = parallelism_of(layout, FSDP2)
-    policy = fsdp.mixed_precision
-    reduced = None if policy is None else policy.reduce or policy.param
-    may_average = reduced is None or averages(reduced.value)
+    may_average = any(averages(reduced_in(precision, fsdp)) for precision in Precision)
     return may_average and not fsdp.sum_reductions and not backend_divides(fsdp.gradient_divide_factor, layout)
 
 
@@ -74,14 +73,6 @@ RESHARDED_PLAIN_TENSORS = LayoutLimit(
     repair=_without_resharding,
 )
 
-GRADIENTS_OF_ANOTHER_TYPE = LayoutLimit(
-    reason="fully_shard: with mixed precision, gradients are rounded and accumulated in a type of their own (grad_dtype); the "
-    "reference that rounds as the ranks do knows the rule of earlier versions alone",
-    applies=lambda layout: parallelism_of(layout, FSDP2).mixed_precision is not None,
-    repair=lambda layout: with_options(layout, FSDP2, mixed_precision=None),
-    torch=">=2.15",
-)
-
 LIMITS: tuple[Limit, ...] = (
     EVEN_ROWS,
     ONE_UNIT_FOR_SHARED_WEIGHTS,
@@ -96,5 +87,4 @@ LAYOUT_LIMITS: tuple[LayoutLimit, ...] = (
     NO_PREMULTIPLIED_SUM,
     RESHARDED_TO_EQUAL_PARTS,
     RESHARDED_PLAIN_TENSORS,
-    GRADIENTS_OF_ANOTHER_TYPE,
 )

@@ -11,7 +11,7 @@ from equivcheck.layouts.rounding import Rounding, WhenReduced
 from equivcheck.parallelisms.ddp.compression import SENT_AS
 from equivcheck.parallelisms.replicate.communication import REPLICATE_COMMUNICATION
 from equivcheck.parallelisms.replicate.limits import LAYOUT_LIMITS, LIMITS
-from equivcheck.scenario import Layout, Parallelism, Replicate, Replicator
+from equivcheck.scenario import Layout, Parallelism, Precision, Replicate, Replicator
 from equivcheck.scenario.mesh import DP
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ class ReplicateKind(LayoutKind):
         assert isinstance(parallelism, Replicate), parallelism
         return WhenReduced(once=parallelism.no_sync, whole=parallelism.implementation is Replicator.DDP)
 
-    def rounding(self, parallelism: Parallelism, layout: Layout) -> Rounding | None:
+    def rounding(self, parallelism: Parallelism, layout: Layout, precision: Precision) -> Rounding | None:  # noqa: ARG002
         """The element type of compressed gradients."""
         assert isinstance(parallelism, Replicate), parallelism
         reduce = SENT_AS.get(parallelism.compression)

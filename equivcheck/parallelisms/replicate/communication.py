@@ -20,7 +20,7 @@ def _all_calls(view: RankView, replicate: Replicate) -> Totals:
 def _fsdp_totals(view: RankView, replicate: Replicate) -> Totals:
     """Gradients alone, unit by unit."""
     ledger, units = Ledger(), units_of(view, replicate.wrapping)
-    axes, op = view.axes(*view.layout.axes_of(replicate)), f"all_reduce.{reduce_op(view, view.training.precision.value)}"
+    axes, op = view.axes(*view.layout.axes_of(replicate)), f"all_reduce.{reduce_op(view)}"
     times = 1 if replicate.no_sync else len(view.training.data.microbatches)
     for step in range(view.training.steps):
         for unit in units:
