@@ -31,7 +31,7 @@ def test_a_dry_run_shows_shards_and_calls(file: str) -> None:
 def test_a_dry_run_as_json(file: str) -> None:
     """Machines get the same as one object."""
     result = CliRunner().invoke(main, ["dry-run", file, "--ranks", "64", "--json"])
-    found = json.loads(result.output)
+    found = json.loads(result.stdout)
     assert result.exit_code == 0
     assert found["problems"] == []
     assert [plan["rank"] for plan in found["plans"]] == [0, 63]

@@ -36,7 +36,7 @@ TRAINING = Training(
     steps=2,
 )
 LOW = MixedPrecision(param=ElementType.BFLOAT16, reduce=ElementType.FLOAT32)
-HALF = MixedPrecision(param=ElementType.FLOAT16)
+HALF = MixedPrecision(param=ElementType.FLOAT16, reduce=ElementType.FLOAT16)
 
 
 def scenario(fsdp: FSDP2, *sizes: int, loss: Loss = Loss.MSE_SUM) -> Scenario:
