@@ -7,7 +7,18 @@ from itertools import combinations, repeat
 from equivcheck.layouts.known_predicates import need
 from equivcheck.layouts.partition import chunk_sizes
 from equivcheck.parallelisms.tensor_parallel.plans import cuts
-from equivcheck.scenario import FSDP1, AuxiliaryLinear, Compile, Scenario, TensorParallel, Wrapping, ZeroGrad
+from equivcheck.scenario import (
+    DDP,
+    FSDP1,
+    AuxiliaryLinear,
+    Compile,
+    Replicate,
+    Replicator,
+    Scenario,
+    TensorParallel,
+    Wrapping,
+    ZeroGrad,
+)
 from equivcheck.scenario.mesh import TP
 
 
@@ -51,6 +62,21 @@ def compiled_like_shards(scenario: Scenario) -> bool:
     sizes = {size for plan in plans for _, size in cuts(scenario.training.model, plan)}
     compiles = layout.execution.compile is not Compile.NONE
     return compiles and any(map(_has_like_chunks, combinations(sizes, 2), repeat(ranks)))
+
+
+@need
+def compiled_layers_between_ddp_and_tensor_parallel(scenario: Scenario) -> bool:
+    """Layers compiled one by one, whose parameters DDP holds as local tensors between passes."""
+    layout = scenario.layout
+    swaps = layout.has(DDP) or any(each.implementation is Replicator.DDP for each in layout.of(Replicate))
+    compiles = layout.execution.compile is not Compile.NONE and layout.execution.per_layer
+    return swaps and compiles and layout.has(TensorParallel)
+
+
+@need
+def several_steps_of_several_layers(scenario: Scenario) -> bool:
+    """Some layer has another one before or behind it, and is computed again after an update."""
+    return scenario.training.steps > 1 and len(scenario.training.model.layers) > 1
 
 
 def _has_like_chunks(sizes: tuple[int, int], ranks: int) -> bool:

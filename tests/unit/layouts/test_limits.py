@@ -355,7 +355,7 @@ def test_lower_precision_goes_with_no_tensor_parallelism(parallelism: Parallelis
     [
         ((4,), 3.0, None, True),
         ((4,), 4.0, None, False),
-        ((4,), 3.0, MixedPrecision(param=ElementType.FLOAT16), False),
+        ((4,), 3.0, MixedPrecision(reduce=ElementType.FLOAT16), False),
         ((4,), 3.0, MixedPrecision(param=ElementType.FLOAT16, reduce=ElementType.FLOAT32), True),
         ((2, 2), 3.0, None, True),
     ],

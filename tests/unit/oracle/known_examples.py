@@ -78,6 +78,11 @@ def compiled(scenario: Scenario, backend: Compile = Compile.AOT_EAGER) -> Scenar
     return replace(scenario, layout=replace(scenario.layout, execution=Execution(compile=backend)))
 
 
+def compiled_layers(scenario: Scenario) -> Scenario:
+    """The same, each layer compiled by itself."""
+    return replace(scenario, layout=replace(scenario.layout, execution=Execution(compile=Compile.AOT_EAGER, per_layer=True)))
+
+
 def over_tp(parallelism: Parallelism, *layers: Layer, tp: int = 1, split: Split = Split.REPLICATED, **changes) -> Scenario:
     """A scenario on two data ranks for each of `tp` tensor-parallel ones, all linears split alike."""
     alone = scenario(parallelism, *layers, **changes)
@@ -240,6 +245,14 @@ SHOWN = {
         [
             scenario(SPMD(), Layer(width=1), loss=Loss.LINEAR_SUM, clipping=ClipNorm(max_norm=0.01)),
             scenario(AS_PROPAGATED, Layer(width=1), loss=Loss.LINEAR_SUM),
+        ],
+    ),
+    "ddp_swaps_parameters_of_compiled_layers": (
+        compiled_layers(over_tp(DDP(), Layer(width=2), Layer(width=2), steps=2)),
+        [
+            over_tp(DDP(), Layer(width=2), Layer(width=2), steps=2),
+            compiled_layers(over_tp(DDP(), Layer(width=2), Layer(width=2))),
+            compiled_layers(over_tp(REPLICATED, Layer(width=2), Layer(width=2), steps=2)),
         ],
     ),
     "tensor_parallel_unfreezes": (
