@@ -11,6 +11,9 @@ from equivcheck.scenario import Adamax, AdamW, ClipValue, Implementation, Layout
 
 Applies = Callable[[Training, Layout], bool]
 
+REFUSED_IN_PLACE = ">=2.12"
+"""Versions whose DTensor refuses operations in place that change placements; earlier ones do them on each rank's part alone."""
+
 
 def limits_of_propagated_gradients(
     where: str,
@@ -36,6 +39,7 @@ def limits_of_propagated_gradients(
         applies=cuts_short,
         repair=lambda training, layout: with_widths(training, ranks(layout)),
         upstream=True,
+        torch=REFUSED_IN_PLACE,
     )
     return (short, *_before_updates(option, leaves_pending), *_of_foreach(option, leaves_pending, cuts_parameters))
 
@@ -44,14 +48,15 @@ def _before_updates(option: str, leaves_pending: Applies) -> tuple[Limit, ...]:
     """What is done to gradients in place before an optimizer sees them."""
     return (
         Limit(
-            reason=f"{option}: clip_grad_value_ clamps in place, which is refused while a gradient is pending a sum over ranks",
+            reason=f"{option}: clip_grad_value_ clamps in place, which is refused while a gradient is pending a sum over ranks, "
+            "and before torch 2.12 clamps each rank's part of the sum",
             applies=lambda training, layout: isinstance(training.clipping, ClipValue) and leaves_pending(training, layout),
             repair=lambda training, _layout: replace(training, clipping=None),
             upstream=True,
         ),
         Limit(
             reason=f"{option}: zero_grad(set_to_none=False) of foreach and fused optimizers zeroes in place, which is refused "
-            "while a gradient is pending a sum over ranks",
+            "while a gradient is pending a sum over ranks, and before torch 2.12 zeroes nothing",
             applies=lambda training, layout: _zeroes_by_foreach(training) and leaves_pending(training, layout),
             repair=lambda training, _layout: replace(training, zero_grad=ZeroGrad.NONE),
             upstream=True,
@@ -80,6 +85,7 @@ def _of_foreach(option: str, leaves_pending: Applies, cuts_parameters: Callable[
             applies=takes_absolute_values,
             repair=_with_loop,
             upstream=True,
+            torch=REFUSED_IN_PLACE,
         ),
         Limit(
             reason=f"{option}: foreach implementations with maximize add weight decay in place to gradients that are pending a "
@@ -87,6 +93,7 @@ def _of_foreach(option: str, leaves_pending: Applies, cuts_parameters: Callable[
             applies=adds_shards,
             repair=_with_loop,
             upstream=True,
+            torch=f"{REFUSED_IN_PLACE},<2.14",
         ),
     )
 
