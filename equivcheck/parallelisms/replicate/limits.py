@@ -56,7 +56,7 @@ LIMITS: tuple[Limit, ...] = (
 NOT_YET_BY_FSDP = LayoutLimit(
     reason="replicate_with_fsdp: it takes a mesh of two axes, and has no argument for the mesh",
     applies=lambda layout: parallelism_of(layout, Replicate).implementation is Replicator.FSDP,
-    repair=lambda layout: with_options(layout, Replicate, implementation=Replicator.DDP),
+    repair=lambda layout: with_options(layout, Replicate, implementation=Replicator.DDP, wrapping=Wrapping.WHOLE),
     torch="<2.10",
 )
 
