@@ -4,10 +4,26 @@ from __future__ import annotations
 
 import signal
 
+import pytest
+
 from equivcheck.profiles import register_profiles
+from equivcheck.torch_version import torch_in
 
 register_profiles(prefix="")
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # Of a shell's background job interrupts are ignored, and then by every process that it starts: tests interrupt some.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Declare the marker that is understood here."""
+    config.addinivalue_line("markers", "torch(versions, why): skipped on a torch that is not in the range of versions")
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip what the installed torch does not have."""
+    for marker in item.iter_markers("torch"):
+        versions, why = marker.args
+        if not torch_in(versions):
+            pytest.skip(f"needs torch {versions}: {why}")

@@ -12,6 +12,7 @@ from equivcheck.mutants.registry import mutant
 from equivcheck.scenario import DDP, Layer
 from equivcheck.trace.differences import Difference, Divergence, Phase
 from equivcheck.worlds.failure import Failure, FailureKind, RankReport, RankState
+from supported import require_supported
 from unit.oracle.known_examples import ALSO_SHOWN, FUSED, over_tp, traced
 from unit.oracle.known_examples import SHOWN as SHOWN_ANYWHERE
 
@@ -26,7 +27,9 @@ SHOWN = {name: examples for name, examples in SHOWN_ANYWHERE.items() if name in 
 @cache
 def checked(example: Scenario) -> Verdict:
     """What torch makes of it, seen once: several rules are about the same example, and some are compiled."""
-    return check(example, beyond=True)
+    verdict = check(example, beyond=True)
+    require_supported(verdict.reason if verdict.outcome is Outcome.UNSUPPORTED else "")
+    return verdict
 
 
 def test_each_issue_has_a_scenario() -> None:
@@ -94,6 +97,7 @@ def test_the_error_of_any_rank_is_looked_at() -> None:
     assert issue.id == "inf_norm_of_empty_shard"
 
 
+@pytest.mark.torch(">=2.11", "earlier versions have no mse_loss of DTensors")
 def test_gradients_too_large_by_another_factor_are_a_finding() -> None:
     """The mean squared error explains gradients multiplied by the number of data ranks and no others."""
     example, _ = SHOWN["dtensor_mse_loss_mean"]
