@@ -1,4 +1,4 @@
-"""Where torch's gradients are not the adjoint, and why; as torch 2.13 has them. All others are generated and must be."""
+"""Where torch's gradients are not the adjoint, why, and in which versions. All others are generated and must be."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from collectives import model
-from collectives.cases import Case, Kind
-from collectives.gradients import Arrays, Derivative, Form, weights_of
+from collectives.cases import IN_PARTS, REDUCTIONS, ROOTED, Case, Kind
+from collectives.gradients import FORMS, Arrays, Derivative, Form, weights_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,8 +20,12 @@ class Difference:
     """What differs."""
     derivative: Derivative
     """The call."""
-    torch: Callable[[list[Arrays]], list[Arrays]] | None = None
-    """Everybody's gradients by torch, from everybody's weights; None where it raises."""
+    torch: str = ""
+    """The versions of torch that differ; empty for all."""
+    worlds: tuple[str, ...] = ("sim", "gloo")
+    """Where it differs so; another row has the other."""
+    gradients: Callable[[list[Arrays]], list[Arrays]] | None = None
+    """Everybody's gradients by torch, from everybody's weights; NaN for one that is not there, None where it raises."""
     text: str = ""
     """Regular expression that the error's text contains, forward or backward; empty where it does not raise."""
     reason: str
@@ -41,18 +45,39 @@ def _reduced(op: str) -> Difference:
     return Difference(
         name=f"nn.all_reduce of {op}",
         derivative=_derivative(Form.NN, Kind.ALL_REDUCE, op),
-        torch=lambda given: [[array] for array in model.all_reduce([each[0] for each in given], op)],
+        gradients=lambda given: [[array] for array in model.all_reduce([each[0] for each in given], op)],
         reason="the backward reduces gradients as the forward reduced values, which is right for sums and means only",
     )
 
 
-def _only_sums(form: Form, kind: Kind, op: str) -> Difference:
+def _refused(form: Form, kind: Kind, op: str, torch: str = ">=2.11") -> Difference:
     return Difference(
         name=f"{form.value} {kind.value} of {op}",
         derivative=_derivative(form, kind, op),
-        text="backward only supports 'sum'",
-        reason="the backward is there for sums only, and says so (pytorch #190007)",
+        torch=torch,
+        text="backward only supports ['`]sum",
+        reason="the backward is there for other reductions only, and says so (pytorch #190007)",
     )
+
+
+def _no_gradient(form: Form, kind: Kind, worlds: tuple[str, ...] = ("sim", "gloo")) -> Difference:
+    op, parts = ("sum" if kind in REDUCTIONS else ""), (3 if kind in IN_PARTS else 1)
+    return Difference(
+        name=f"{form.value} {kind.value} without a backward",
+        derivative=_derivative(form, kind, op, root=1 if kind in ROOTED else 0),
+        torch="<2.11",
+        worlds=worlds,
+        gradients=lambda given: [[np.full_like(given[0][0], np.nan)] * parts] * len(given),
+        reason="it has no backward: a warning, and no gradient for what went in (pytorch #152131)",
+    )
+
+
+WRITES_WHAT_IS_SAVED = ">=2.15"
+"""The backward of a coalesced extremum raises over gloo, which writes its outputs from a thread, mostly after they were saved.
+
+A rank whose outputs were written before has gradients, or waits in vain for those that raised. As that depends on timing, it is
+no row here but a test of its own.
+"""
 
 
 DIFFERENCES = (
@@ -60,31 +85,47 @@ DIFFERENCES = (
     Difference(
         name="nn.reduce of avg",
         derivative=_derivative(Form.NN, Kind.REDUCE, "avg", root=1),
-        torch=lambda given: [[given[1][0]]] * len(given),
+        gradients=lambda given: [[given[1][0]]] * len(given),
         reason="the backward broadcasts the root's gradient, and does not divide it by the number of ranks",
     ),
     Difference(
         name="nn.reduce_scatter of avg",
         derivative=_derivative(Form.NN, Kind.REDUCE_SCATTER, "avg"),
-        torch=lambda given: model.all_gather([each[0] for each in given]),
+        gradients=lambda given: model.all_gather([each[0] for each in given]),
         reason="the backward gathers gradients, and does not divide them by the number of ranks",
     ),
-    *(
-        _only_sums(form, kind, op)
-        for form in (Form.FUNCTIONAL, Form.COALESCED)
-        for kind in (Kind.ALL_REDUCE, Kind.REDUCE_SCATTER_SINGLE)
-        for op in ("avg", "max")
+    *(_no_gradient(Form.FUNCTIONAL, kind) for kind in (*FORMS[Form.FUNCTIONAL], Kind.BROADCAST)),
+    *(_no_gradient(Form.COALESCED, kind) for kind in (Kind.ALL_REDUCE, Kind.REDUCE_SCATTER_SINGLE)),
+    _no_gradient(Form.COALESCED, Kind.ALL_GATHER_SINGLE, worlds=("sim",)),
+    Difference(
+        name="coalesced all_gather_single over gloo",
+        derivative=_derivative(Form.COALESCED, Kind.ALL_GATHER_SINGLE),
+        torch="<2.11",
+        worlds=("gloo",),
+        text="A view was created in no_grad mode",
+        reason="gloo writes into views of what the call gives, of which autograd believes that they have a history",
     ),
+    _refused(Form.FUNCTIONAL, Kind.ALL_REDUCE, "avg", torch=">=2.11,<2.14"),
+    _refused(Form.COALESCED, Kind.ALL_REDUCE, "avg", torch=">=2.11,<2.15"),
+    *(
+        _refused(form, Kind.ALL_REDUCE, op, torch=">=2.11,<2.15")
+        for form in (Form.FUNCTIONAL, Form.COALESCED)
+        for op in ("min", "max")
+    ),
+    *(_refused(form, Kind.ALL_REDUCE, "product") for form in (Form.FUNCTIONAL, Form.COALESCED)),
+    *(_refused(form, Kind.REDUCE_SCATTER_SINGLE, op) for form in (Form.FUNCTIONAL, Form.COALESCED) for op in ("avg", "max")),
     Difference(
         name="functional.broadcast",
         derivative=_derivative(Form.FUNCTIONAL, Kind.BROADCAST, root=1),
-        torch=lambda given: given,
+        torch=">=2.11",
+        gradients=lambda given: given,
         reason="it has no backward of its own, so that gradients stay where they are: wrong numbers (pytorch #152127)",
     ),
     Difference(
         name="nn.broadcast in a group of later ranks",
         derivative=_derivative(Form.NN, Kind.BROADCAST, group=(2,), root=0),
-        torch=lambda given: [[np.zeros_like(each[0])] for each in given],
+        torch="<2.14",
+        gradients=lambda given: [[np.zeros_like(each[0])] for each in given],
         reason="the rank within the group is compared with the source's global rank: wrong numbers (pytorch #130515)",
     ),
     Difference(
