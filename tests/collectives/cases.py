@@ -37,8 +37,8 @@ class Kind(Choice):
     ALL_TO_ALL_SINGLE = "all_to_all_single"
 
 
-LIST_ALL_TO_ALL = ">=2.12"
-"""Gloo, and so sim, exchanges lists of tensors in these versions (pytorch #165435): see `unsupported` for the others."""
+LIST_ALL_TO_ALL, NO_LIST_ALL_TO_ALL = ">=2.12", "<2.12"
+"""Whether gloo, and so sim, exchanges lists of tensors (pytorch #165435), or refuses: see `unsupported`."""
 KINDS = tuple(kind for kind in Kind if kind is not Kind.ALL_TO_ALL or torch_in(LIST_ALL_TO_ALL))
 """Those that the installed torch has in every world."""
 REDUCTIONS = (Kind.ALL_REDUCE, Kind.REDUCE, Kind.REDUCE_SCATTER, Kind.REDUCE_SCATTER_SINGLE)

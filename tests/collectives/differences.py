@@ -9,7 +9,7 @@ import numpy as np
 
 from collectives import model
 from collectives.cases import IN_PARTS, REDUCTIONS, ROOTED, Case, Kind
-from collectives.gradients import FORMS, Arrays, Derivative, Form, weights_of
+from collectives.gradients import BACKWARD, FORMS, NO_BACKWARD, OF_FIRST_RANKS, Arrays, Derivative, Form, ops_of, weights_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,11 +50,11 @@ def _reduced(op: str) -> Difference:
     )
 
 
-def _refused(form: Form, kind: Kind, op: str, torch: str = ">=2.11") -> Difference:
+def _refused(form: Form, kind: Kind, op: str) -> Difference:
     return Difference(
         name=f"{form.value} {kind.value} of {op}",
         derivative=_derivative(form, kind, op),
-        torch=torch,
+        torch=BACKWARD,
         text="backward only supports ['`]sum",
         reason="the backward is there for other reductions only, and says so (pytorch #190007)",
     )
@@ -65,7 +65,7 @@ def _no_gradient(form: Form, kind: Kind, worlds: tuple[str, ...] = ("sim", "gloo
     return Difference(
         name=f"{form.value} {kind.value} without a backward",
         derivative=_derivative(form, kind, op, root=1 if kind in ROOTED else 0),
-        torch="<2.11",
+        torch=NO_BACKWARD,
         worlds=worlds,
         gradients=lambda given: [[np.full_like(given[0][0], np.nan)] * parts] * len(given),
         text=text,
@@ -109,26 +109,24 @@ DIFFERENCES = (
         for form in (Form.FUNCTIONAL, Form.COALESCED)
         for world, text in (("sim", ""), ("gloo", VIEWED))
     ),
-    _refused(Form.FUNCTIONAL, Kind.ALL_REDUCE, "avg", torch=">=2.11,<2.14"),
-    _refused(Form.COALESCED, Kind.ALL_REDUCE, "avg", torch=">=2.11,<2.15"),
     *(
-        _refused(form, Kind.ALL_REDUCE, op, torch=">=2.11,<2.15")
+        _refused(form, kind, op)
         for form in (Form.FUNCTIONAL, Form.COALESCED)
-        for op in ("min", "max")
+        for kind in (Kind.ALL_REDUCE, Kind.REDUCE_SCATTER_SINGLE)
+        for op in ("avg", "min", "max", "product")
+        if op not in ops_of(form, kind)
     ),
-    *(_refused(form, Kind.ALL_REDUCE, "product") for form in (Form.FUNCTIONAL, Form.COALESCED)),
-    *(_refused(form, Kind.REDUCE_SCATTER_SINGLE, op) for form in (Form.FUNCTIONAL, Form.COALESCED) for op in ("avg", "max")),
     Difference(
         name="functional.broadcast",
         derivative=_derivative(Form.FUNCTIONAL, Kind.BROADCAST, root=1),
-        torch=">=2.11",
+        torch=BACKWARD,
         gradients=lambda given: given,
         reason="it has no backward of its own, so that gradients stay where they are: wrong numbers (pytorch #152127)",
     ),
     Difference(
         name="nn.broadcast in a group of later ranks",
         derivative=_derivative(Form.NN, Kind.BROADCAST, group=(2,), root=0),
-        torch="<2.14",
+        torch=OF_FIRST_RANKS[Kind.BROADCAST],
         gradients=lambda given: [[np.zeros_like(each[0])] for each in given],
         reason="the rank within the group is compared with the source's global rank: wrong numbers (pytorch #130515)",
     ),

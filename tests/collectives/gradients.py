@@ -34,11 +34,11 @@ FORMS: dict[Form, tuple[Kind, ...]] = {
     Form.FUNCTIONAL: (Kind.ALL_REDUCE, Kind.ALL_GATHER_SINGLE, Kind.REDUCE_SCATTER_SINGLE, Kind.ALL_TO_ALL_SINGLE),
     Form.COALESCED: (Kind.ALL_REDUCE, Kind.ALL_GATHER_SINGLE, Kind.REDUCE_SCATTER_SINGLE),
 }
-VERSIONS = {Form.NN: "", Form.FUNCTIONAL: ">=2.11", Form.COALESCED: ">=2.11"}
-"""The versions of torch in which each form has a backward; see `differences` for the others."""
+BACKWARD, NO_BACKWARD = ">=2.11", "<2.11"
+"""The versions of torch in which functional collectives have a backward, and in which they have none: see `differences`."""
 OF_FIRST_RANKS = {Kind.BROADCAST: "<2.14", Kind.GATHER: "", Kind.SCATTER: "", Kind.ALL_GATHER: "", Kind.ALL_TO_ALL: ""}
 """Where ``nn.functional`` takes ranks within the group for global ones, or the other way round, and in which versions."""
-COMBINATIONS = tuple((form, kind) for form, kinds in FORMS.items() if torch_in(VERSIONS[form]) for kind in kinds)
+COMBINATIONS = tuple((form, kind) for form, kinds in FORMS.items() if form is Form.NN or torch_in(BACKWARD) for kind in kinds)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

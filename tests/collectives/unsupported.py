@@ -13,6 +13,7 @@ from collectives.cases import (
     INTEGERS,
     LIST_ALL_TO_ALL,
     MOVES,
+    NO_LIST_ALL_TO_ALL,
     REDUCTIONS,
     Case,
     Kind,
@@ -114,7 +115,7 @@ DECLARED = (
     Refusal(
         name="list all-to-all",
         kinds=(Kind.ALL_TO_ALL,),
-        torch="<2.12",
+        torch=NO_LIST_ALL_TO_ALL,
         text="Backend gloo does not support alltoall|gloo does not exchange lists",
         reason="gloo exchanges parts of one tensor only (pytorch #165435)",
     ),
