@@ -10,6 +10,7 @@ from hypothesis.strategies import DrawFn
 
 from collectives.model import Array
 from equivcheck.choice import Choice
+from equivcheck.torch_version import torch_in
 
 MAX_SIZE = 5
 FLOATS = ("float64", "float32", "float16", "bfloat16")
@@ -36,8 +37,12 @@ class Kind(Choice):
     ALL_TO_ALL_SINGLE = "all_to_all_single"
 
 
+LIST_ALL_TO_ALL, NO_LIST_ALL_TO_ALL = ">=2.12", "<2.12"
+"""Whether gloo, and so sim, exchanges lists of tensors (pytorch #165435), or refuses: see `unsupported`."""
+KINDS = tuple(kind for kind in Kind if kind is not Kind.ALL_TO_ALL or torch_in(LIST_ALL_TO_ALL))
+"""Those that the installed torch has in every world."""
 REDUCTIONS = (Kind.ALL_REDUCE, Kind.REDUCE, Kind.REDUCE_SCATTER, Kind.REDUCE_SCATTER_SINGLE)
-MOVES = tuple(kind for kind in Kind if kind not in REDUCTIONS)
+MOVES = tuple(kind for kind in KINDS if kind not in REDUCTIONS)
 ROOTED = (Kind.BROADCAST, Kind.REDUCE, Kind.GATHER, Kind.SCATTER)
 IN_PARTS = (Kind.REDUCE_SCATTER, Kind.REDUCE_SCATTER_SINGLE, Kind.SCATTER, Kind.ALL_TO_ALL, Kind.ALL_TO_ALL_SINGLE)
 """Each member puts in a part for each member."""

@@ -1,4 +1,4 @@
-"""Where torch's gradients are not the adjoint, and why; as torch 2.13 has them. All others are generated and must be."""
+"""Where torch's gradients are not the adjoint, why, and in which versions. All others are generated and must be."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from collectives import model
-from collectives.cases import Case, Kind
-from collectives.gradients import Arrays, Derivative, Form, weights_of
+from collectives.cases import IN_PARTS, REDUCTIONS, ROOTED, Case, Kind
+from collectives.gradients import BACKWARD, FORMS, NO_BACKWARD, OF_FIRST_RANKS, Arrays, Derivative, Form, ops_of, weights_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,10 +20,14 @@ class Difference:
     """What differs."""
     derivative: Derivative
     """The call."""
-    torch: Callable[[list[Arrays]], list[Arrays]] | None = None
-    """Everybody's gradients by torch, from everybody's weights; None where it raises."""
+    torch: str = ""
+    """The versions of torch that differ; empty for all."""
+    worlds: tuple[str, ...] = ("sim", "gloo")
+    """Where it differs so; another row has the other."""
+    gradients: Callable[[list[Arrays]], list[Arrays]] | None = None
+    """Everybody's gradients by torch, from everybody's weights; NaN for one that is not there, None where it raises."""
     text: str = ""
-    """Regular expression that the error's text contains, forward or backward; empty where it does not raise."""
+    """Regular expression that the error's text contains, forward or backward; with gradients, timing decides."""
     reason: str
     """Why."""
 
@@ -41,18 +45,42 @@ def _reduced(op: str) -> Difference:
     return Difference(
         name=f"nn.all_reduce of {op}",
         derivative=_derivative(Form.NN, Kind.ALL_REDUCE, op),
-        torch=lambda given: [[array] for array in model.all_reduce([each[0] for each in given], op)],
+        gradients=lambda given: [[array] for array in model.all_reduce([each[0] for each in given], op)],
         reason="the backward reduces gradients as the forward reduced values, which is right for sums and means only",
     )
 
 
-def _only_sums(form: Form, kind: Kind, op: str) -> Difference:
+def _refused(form: Form, kind: Kind, op: str) -> Difference:
     return Difference(
         name=f"{form.value} {kind.value} of {op}",
         derivative=_derivative(form, kind, op),
-        text="backward only supports 'sum'",
-        reason="the backward is there for sums only, and says so (pytorch #190007)",
+        torch=BACKWARD,
+        text="backward only supports ['`]sum",
+        reason="the backward is there for other reductions only, and says so (pytorch #190007)",
     )
+
+
+def _no_gradient(form: Form, kind: Kind, worlds: tuple[str, ...] = ("sim", "gloo"), text: str = "") -> Difference:
+    op, parts = ("sum" if kind in REDUCTIONS else ""), (3 if kind in IN_PARTS else 1)
+    return Difference(
+        name=f"{form.value} {kind.value} without a backward",
+        derivative=_derivative(form, kind, op, root=1 if kind in ROOTED else 0),
+        torch=NO_BACKWARD,
+        worlds=worlds,
+        gradients=lambda given: [[np.full_like(given[0][0], np.nan)] * parts] * len(given),
+        text=text,
+        reason="it has no backward: a warning, and no gradient for what went in (pytorch #152131)",
+    )
+
+
+VIEWED = "A view was created in no_grad mode and is being modified inplace"
+"""What mostly comes of waiting for a gathered tensor, of which gloo makes views in a thread; else there is no gradient either."""
+WRITES_WHAT_IS_SAVED = ">=2.15"
+"""The backward of a coalesced extremum raises over gloo, which writes its outputs from a thread, mostly after they were saved.
+
+A rank whose outputs were written before has gradients, or waits in vain for those that raised. As that depends on timing, it is
+no row here but a test of its own.
+"""
 
 
 DIFFERENCES = (
@@ -60,31 +88,46 @@ DIFFERENCES = (
     Difference(
         name="nn.reduce of avg",
         derivative=_derivative(Form.NN, Kind.REDUCE, "avg", root=1),
-        torch=lambda given: [[given[1][0]]] * len(given),
+        gradients=lambda given: [[given[1][0]]] * len(given),
         reason="the backward broadcasts the root's gradient, and does not divide it by the number of ranks",
     ),
     Difference(
         name="nn.reduce_scatter of avg",
         derivative=_derivative(Form.NN, Kind.REDUCE_SCATTER, "avg"),
-        torch=lambda given: model.all_gather([each[0] for each in given]),
+        gradients=lambda given: model.all_gather([each[0] for each in given]),
         reason="the backward gathers gradients, and does not divide them by the number of ranks",
     ),
+    _no_gradient(Form.FUNCTIONAL, Kind.BROADCAST),
     *(
-        _only_sums(form, kind, op)
+        _no_gradient(form, kind)
+        for form in (Form.FUNCTIONAL, Form.COALESCED)
+        for kind in FORMS[form]
+        if kind is not Kind.ALL_GATHER_SINGLE
+    ),
+    *(
+        _no_gradient(form, Kind.ALL_GATHER_SINGLE, (world,), text)
+        for form in (Form.FUNCTIONAL, Form.COALESCED)
+        for world, text in (("sim", ""), ("gloo", VIEWED))
+    ),
+    *(
+        _refused(form, kind, op)
         for form in (Form.FUNCTIONAL, Form.COALESCED)
         for kind in (Kind.ALL_REDUCE, Kind.REDUCE_SCATTER_SINGLE)
-        for op in ("avg", "max")
+        for op in ("avg", "min", "max", "product")
+        if op not in ops_of(form, kind)
     ),
     Difference(
         name="functional.broadcast",
         derivative=_derivative(Form.FUNCTIONAL, Kind.BROADCAST, root=1),
-        torch=lambda given: given,
+        torch=BACKWARD,
+        gradients=lambda given: given,
         reason="it has no backward of its own, so that gradients stay where they are: wrong numbers (pytorch #152127)",
     ),
     Difference(
         name="nn.broadcast in a group of later ranks",
         derivative=_derivative(Form.NN, Kind.BROADCAST, group=(2,), root=0),
-        torch=lambda given: [[np.zeros_like(each[0])] for each in given],
+        torch=OF_FIRST_RANKS[Kind.BROADCAST],
+        gradients=lambda given: [[np.zeros_like(each[0])] for each in given],
         reason="the rank within the group is compared with the source's global rank: wrong numbers (pytorch #130515)",
     ),
     Difference(

@@ -15,6 +15,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from collectives.gradient_programs import gather_single, scatter_single
 from equivcheck.worlds.fake.ranks import FakeRanks
+from equivcheck.worlds.sim.torch_private import keep_device_guard
 
 
 def in_torchs_fake(size: int, rank: int, program: Callable[..., Any], *arguments: Any) -> Any:
@@ -30,6 +31,7 @@ def in_torchs_fake(size: int, rank: int, program: Callable[..., Any], *arguments
         finally:
             dist.destroy_process_group()
 
+    keep_device_guard()
     thread = threading.Thread(target=serve)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

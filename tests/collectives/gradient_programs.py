@@ -133,3 +133,19 @@ def differentiate_all_gather_base() -> str:
     except RuntimeError as error:
         return str(error)
     return ""
+
+
+def unpack_saved_maximum() -> str:
+    """What autograd says of what a coalesced maximum has saved for its backward; rank 1 issues it when rank 0 has."""
+    token = torch.zeros(1)
+    if dist.get_rank() == 1:
+        dist.recv(token, 0)
+    given = [torch.ones(2, requires_grad=True)]
+    found = torch.ops._c10d_functional.all_reduce_coalesced(given, "max", dist.group.WORLD.group_name)[0]
+    if dist.get_rank() == 0:
+        dist.send(token, 1)
+    functional.wait_tensor(found)
+    try:
+        return "" if found.grad_fn.saved_tensors else "nothing was saved"
+    except RuntimeError as error:
+        return str(error)

@@ -76,7 +76,14 @@ def all_to_all(parts: Sequence[Parts]) -> list[list[Array]]:
     return [[given[member] for given in parts] for member in range(len(parts))]
 
 
-# Adjoints: what the gradients of the inputs are, given those of the outputs.
+# Adjoints: what the gradients of the inputs are, given those of the outputs; of extrema, which are not linear, at these inputs.
+
+
+def extremum_adjoint(inputs: Parts, gradients: Parts, op: str) -> list[Array]:
+    """Of each element, the members that hold the least or greatest value have equal parts of the sum of the gradients."""
+    total, holders = fold(gradients, "sum"), np.stack(inputs) == fold(inputs, op)
+    share = total / holders.sum(0, dtype=total.dtype)
+    return [np.where(holds, share, np.zeros_like(share)) for holds in holders]
 
 
 def all_reduce_adjoint(gradients: Parts, op: str) -> list[Array]:

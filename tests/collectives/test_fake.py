@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn
 
-from collectives.cases import ROOTED, Case, Kind, calls, numpy_dtype
+from collectives.cases import KINDS, ROOTED, Case, Kind, calls, numpy_dtype
 from collectives.fakes import TRACED, in_fake_world, in_torchs_fake, trace
 from collectives.gradient_programs import differentiate
 from collectives.gradients import COMBINATIONS, Derivative, derivatives
@@ -50,7 +50,7 @@ def assert_shapes(case: Case, rank: int, outputs: list[Any]) -> None:
 
 @pytest.mark.parametrize("fake", FAKES)
 @settings(max_examples=EXAMPLES, deadline=None)
-@given(places(), st.tuples(*(calls(kind, 1) for kind in Kind)), st.integers(0, MAX_FAKE))
+@given(places(), st.tuples(*(calls(kind, 1) for kind in KINDS)), st.integers(0, MAX_FAKE))
 def test_shapes(fake: str, place: tuple[int, int, tuple[int, ...]], cases: tuple[Case, ...], root: int) -> None:
     """Every collective returns, blocking or not, and leaves tensors of the shapes that real peers would."""
     size, rank, group = place

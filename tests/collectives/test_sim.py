@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from equivcheck.worlds.failure import RanksFailed
 from equivcheck.worlds.meshes import device_mesh
@@ -247,6 +248,19 @@ def test_polling_lets_others_run(world: World) -> None:
     assert world(2).run(program, False).values == (2.0, 2.0)
     with pytest.raises(RanksFailed, match="no rank can go on: rank 0 waits in all_reduce"):
         world(2).run(program, True)
+
+
+def test_fake_tensors_outlive_the_world_that_made_the_first() -> None:
+    """What they share in the process is not freed with the rank thread that made one; in torch 2.10 the next one would crash."""
+
+    def program() -> list[int]:
+        with FakeTensorMode():
+            return list(torch.empty(2, 3).shape)
+
+    for _ in range(2):
+        ranks = SimRanks(2)
+        assert ranks.run(program).values == ([2, 3],) * 2
+        ranks.close()
 
 
 def test_futures_hold_the_result(world: World) -> None:

@@ -1,4 +1,4 @@
-"""What worlds refuse, with the reason; as torch 2.13 has it. What is not listed is generated and must agree with the model."""
+"""What worlds refuse, why, and in which versions of torch. What is not listed is generated and must agree with the model."""
 
 from __future__ import annotations
 
@@ -11,12 +11,15 @@ from collectives.cases import (
     COMPLEX,
     FLOATS,
     INTEGERS,
+    LIST_ALL_TO_ALL,
     MOVES,
+    NO_LIST_ALL_TO_ALL,
     REDUCTIONS,
     Case,
     Kind,
 )
 from collectives.posts import Coalesced
+from equivcheck.torch_version import torch_in
 
 BOTH = ("sim", "gloo")
 OTHER_TYPES = ("int16", "uint16", "uint32", "uint64")
@@ -39,6 +42,8 @@ class Refusal:
     """As in `Case`."""
     worlds: tuple[str, ...] = BOTH
     """Where; elsewhere they work."""
+    torch: str = ""
+    """The versions that refuse them; empty for all."""
     text: str
     """Regular expression that the error's text contains, in some world."""
     reason: str
@@ -52,7 +57,7 @@ class Refusal:
                     yield Case(kind=kind, group=GROUP, dtype=dtype, shape=(2,), rows=self.rows, op=op)
 
 
-REFUSALS = (
+DECLARED = (
     Refusal(
         name="mean of whole numbers",
         kinds=REDUCTIONS,
@@ -108,14 +113,25 @@ REFUSALS = (
         reason="only NCCL gathers tensors of different sizes",
     ),
     Refusal(
+        name="list all-to-all",
+        kinds=(Kind.ALL_TO_ALL,),
+        torch=NO_LIST_ALL_TO_ALL,
+        text="Backend gloo does not support alltoall|gloo does not exchange lists",
+        reason="gloo exchanges parts of one tensor only (pytorch #165435)",
+    ),
+    Refusal(
         name="uneven list all-to-all",
         kinds=(Kind.ALL_TO_ALL,),
         rows=((1, 2), (3, 0)),
         worlds=("gloo",),
+        torch=LIST_ALL_TO_ALL,
         text="invalid tensor size",
         reason="gloo wants equal sizes; all_to_all_single takes uneven ones everywhere, and NCCL takes these",
     ),
 )
+
+REFUSALS = tuple(refusal for refusal in DECLARED if torch_in(refusal.torch))
+"""Those of the installed torch."""
 
 STUCK = tuple(replace(Case(kind=kind, group=GROUP, shape=(2,)), rows=((1, 2), (3, 1))) for kind in (Kind.GATHER, Kind.SCATTER))
 """Parts of different sizes, which the root refuses while the others wait."""

@@ -14,6 +14,7 @@ from equivcheck.worlds.sim.exchange import RawCall, Request
 from equivcheck.worlds.sim.refusals import (
     check_contiguous,
     check_gaps,
+    check_list_all_to_all,
     check_peer,
     check_root,
     check_type,
@@ -213,6 +214,7 @@ class SimGroup(_ProcessGroup):  # type: ignore[misc]  # torch's overloads differ
 
     def alltoall(self, outputs: Tensors, inputs: Tensors, _opts: Any = None) -> SimWork:
         """Send the i-th tensor to member i."""
+        check_list_all_to_all()
         share = (_capture(inputs), [tensor.numel() for tensor in outputs])
         return self._collective(Request("all_to_all", inputs, share, arithmetic.all_to_all, None, False), outputs)
 

@@ -28,6 +28,7 @@ from equivcheck.worlds.sim.torch_private import (
     drop_unfinished_backward,
     is_rank_thread,
     join_world,
+    keep_device_guard,
     keep_num_threads,
     num_unwaited_works,
     prepare_rank_thread,
@@ -48,6 +49,7 @@ _one_run_at_a_time = threading.Lock()
 @contextlib.contextmanager
 def threads_as_ranks(make_group: Callable[[Any, Any], Any], variables: RankVariables) -> Iterator[None]:
     """While entered, torch can be used by rank threads, one at a time, whose groups `make_group` makes."""
+    keep_device_guard()
     with _one_run_at_a_time, variables.kept(), separate_worlds(make_group), meshes_of_threads():
         yield
 

@@ -1,6 +1,6 @@
 """What the simulated world refuses because gloo does, or computes wrongly, so that what runs here is right there.
 
-As gloo of torch 2.13 and 2.15 has it.
+As gloo of torch 2.9 to 2.15 has it.
 """
 
 from __future__ import annotations
@@ -11,12 +11,15 @@ from functools import cache
 import torch
 
 from equivcheck.errors import EquivCheckError
+from equivcheck.torch_version import torch_in
 
 _CARRIED = "float16 bfloat16 float32 float64 int8 uint8 int32 int64 bool complex32 complex64 complex128"
 CARRIED = frozenset(getattr(torch, name) for name in _CARRIED.split())
 """Element types of collectives; messages carry any."""
 _BITWISE = ("band", "bor", "bxor")
 _LINEAR = ("sum", "avg")
+NO_LIST_ALL_TO_ALL = "<2.12"
+"""Gloo exchanges lists of tensors in later versions (pytorch #165435); parts of one tensor it exchanges in all."""
 
 
 class CallRefused(EquivCheckError, ValueError):
@@ -44,6 +47,14 @@ def _reason(op: str, dtype: torch.dtype) -> str:
     if dtype.is_complex and reduction and reduction not in _LINEAR:
         return "complex numbers are added or averaged only"
     return ""
+
+
+def check_list_all_to_all() -> None:
+    """Raise `CallRefused` where gloo does not exchange lists of tensors."""
+    if torch_in(NO_LIST_ALL_TO_ALL):
+        raise CallRefused(
+            f"all_to_all: gloo does not exchange lists of tensors in torch {NO_LIST_ALL_TO_ALL}; allowed is all_to_all_single"
+        )
 
 
 def check_root(op: str, root: int, size: int) -> None:

@@ -1,4 +1,4 @@
-"""The private torch API that ranks as threads need; tried on torch 2.13 and 2.15.
+"""The private torch API that ranks as threads need; tried on torch 2.9 to 2.15.
 
 Four process-wide things are changed while ranks run, and only then: the ``_world`` of `torch.distributed` (each rank sees its
 own), thread isolation of the registry that maps group names to groups, the backend name under which groups are made, and the
@@ -18,6 +18,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
+from equivcheck.torch_version import torch_in
 from equivcheck.worlds.sim.refusals import CallRefused
 
 _BACKEND = "equivcheck_sim"
@@ -28,6 +29,9 @@ _PASSES_FOR = "gloo"
 
 _TAKEN = (_PASSES_FOR, f"cpu:{_PASSES_FOR}", "undefined")
 """Names under which programs may ask for a group: gloo's, and none at all."""
+
+GUARD_OF_ONE_THREAD = ">=2.10,<2.12"
+"""Fake tensors share a device guard that is freed with the thread which first made one: then the next to make one crashes."""
 
 _bindings: Any = torch._C._distributed_c10d
 HashStore: Any = _bindings.HashStore
@@ -78,6 +82,12 @@ def prepare_rank_thread() -> None:
     torch.get_num_threads()  # takes the process's number for this thread, which would otherwise undo the next line later
     torch.set_num_threads(1)
     _marks.oldest = torch.zeros((), requires_grad=True) * 1
+
+
+def keep_device_guard() -> None:
+    """Have the calling thread, which outlives ranks, make what fake tensors share; a rank thread would free it when it ends."""
+    if torch_in(GUARD_OF_ONE_THREAD):
+        torch._C._ensureCUDADeviceGuardSet()
 
 
 def drop_unfinished_backward() -> None:
