@@ -21,7 +21,7 @@ def why_unsupported(scenario: Scenario, *, beyond: bool = False) -> str | None:
     reasons = [unsupported(training, layout, beyond=beyond) for layout in layouts]
     if scenario.resume is not None:
         reasons += [limit.reason for layout in layouts for limit in CHECKPOINT_LAYOUT_LIMITS if limit.applies(layout)]
-        reasons += [limit.reason for layout in layouts for limit in CHECKPOINT_LIMITS if limit.applies(training, layout)]
+        reasons += [in_words(limit) for layout in layouts for limit in _checkpoint_limits() if limit.applies(training, layout)]
     return next(filter(None, reasons), wrong_flattening(scenario))
 
 
@@ -73,11 +73,15 @@ def resumable_training(training: Training, *layouts: Layout) -> Training:
         before = training
         for layout in layouts:
             training = repaired(training, layout)
-            for limit in CHECKPOINT_LIMITS:
+            for limit in _checkpoint_limits():
                 training = limit.repair(training, layout) if limit.applies(training, layout) else training
         if training is before:
             return training
     raise BrokenLayout(f"the repairs for a checkpoint between {' and '.join(layout.name for layout in layouts)} do not end")
+
+
+def _checkpoint_limits() -> tuple[Limit, ...]:
+    return tuple(limit for limit in CHECKPOINT_LIMITS if torch_in(limit.torch))
 
 
 def _first_limit(training: Training, layout: Layout, beyond: bool) -> Limit | None:

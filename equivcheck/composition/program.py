@@ -10,6 +10,7 @@ from equivcheck.layouts.execution.activation_checkpointing import recompute_laye
 from equivcheck.layouts.execution.compiled import compile_setup, compiling
 from equivcheck.layouts.execution.whole_step import trace_steps
 from equivcheck.scenario import Layout, Scenario
+from equivcheck.torch_version import torch_in
 from equivcheck.trace.trace import Trace
 from equivcheck.train.loop import train
 from equivcheck.train.setup import Setup
@@ -19,6 +20,9 @@ from equivcheck.worlds.meshes import device_mesh
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
+
+ROOT_OF_EQUAL_PARTS = "<2.10"
+"""Versions to which the root of a part of a mesh is the mesh that an equal part was taken from last, so that none can be kept."""
 
 
 def rank_program(
@@ -54,6 +58,8 @@ def _submesh(mesh: DeviceMesh, layout: Layout, axes: tuple[str, ...]) -> DeviceM
     """The part of a mesh along some axes, kept with the mesh: DTensor's caches go by it, and slicing is slow."""
     if axes == layout.mesh.names:
         return mesh
+    if torch_in(ROOT_OF_EQUAL_PARTS):
+        return mesh[axes]
     kept: dict[tuple[str, ...], DeviceMesh] = vars(mesh).setdefault("_equivcheck_submeshes", {})
     if axes not in kept:
         kept[axes] = mesh[axes]

@@ -8,7 +8,7 @@ from equivcheck.composition.registry import rounds
 from equivcheck.layouts.limits.limit import LayoutLimit, Limit
 from equivcheck.layouts.limits.optimizers import keeps_dtensors
 from equivcheck.layouts.limits.repairs import each_layer, may_skip_parameters, with_options, without_auxiliary, without_frozen
-from equivcheck.parallelisms.tensor_parallel.plans import unfrozen_norms
+from equivcheck.parallelisms.tensor_parallel.plans import frozen_splits, unfrozen_norms
 from equivcheck.scenario import (
     DDP,
     FSDP1,
@@ -98,6 +98,13 @@ CHECKPOINT_LIMITS: tuple[Limit, ...] = (
         repair=lambda training, _layout: each_layer(
             training, lambda _index, layer: replace(layer, norm=None) if layer.frozen else layer
         ),
+    ),
+    Limit(
+        reason="checkpoint: parallelize_module makes frozen parameters trainable, so that one layout has optimizer state for "
+        "them and the other none",
+        applies=lambda training, layout: bool(frozen_splits(training.model, layout)),
+        repair=lambda training, _layout: without_frozen(training),
+        torch="<2.11",
     ),
     Limit(
         reason="checkpoint: Optimizer.load_state_dict casts to the parameter's element type what ASGD and NAdam count in float32",

@@ -8,7 +8,13 @@ from equivcheck.layouts.known_predicates import need, show
 from equivcheck.layouts.limits.optimizers import keeps_dtensors
 from equivcheck.layouts.limits.repairs import all_multiples
 from equivcheck.layouts.partition import leaves_nothing
-from equivcheck.parallelisms.tensor_parallel.plans import has_pending_gradients, splits_weights, trained_cuts, unfrozen_norms
+from equivcheck.parallelisms.tensor_parallel.plans import (
+    frozen_splits,
+    has_pending_gradients,
+    splits_weights,
+    trained_cuts,
+    unfrozen_norms,
+)
 from equivcheck.scenario import FSDP2, SPMD, ActivationSharding, ClipNorm, Replicate, Replicator, Scenario, Split, TensorParallel
 from equivcheck.scenario.mesh import DP, SHARD, TP
 from equivcheck.trace.differences import Divergence
@@ -67,18 +73,7 @@ def frozen_sequence_parallel_norm(scenario: Scenario) -> bool:
 @need
 def frozen_linear_is_split(scenario: Scenario) -> bool:
     """Tensor parallelism with a frozen layer whose linear is split by columns or rows."""
-    return bool(_frozen_splits(scenario))
-
-
-def _frozen_splits(scenario: Scenario) -> set[int]:
-    layers = scenario.training.model.layers
-    plans = [parallelism.plan for parallelism in scenario.layout.of(TensorParallel)]
-    return {
-        index
-        for plan in plans
-        for index, (layer, entry) in enumerate(zip(layers, plan, strict=True))
-        if layer.frozen and entry.split in (Split.COLUMN, Split.ROW)
-    }
+    return bool(frozen_splits(scenario.training.model, scenario.layout))
 
 
 def _replicates_by_fsdp(parallelism: object) -> bool:
@@ -131,7 +126,7 @@ def on_frozen_sequence_parallel_norm(scenario: Scenario, divergence: Divergence)
 def of_a_frozen_split_linear(scenario: Scenario, divergence: Divergence) -> bool:
     """The tensor is a parameter of a frozen linear that is split by columns or rows."""
     match = re.fullmatch(r"layers\.(\d+)\.linear\.(weight|bias)", divergence.tensor)
-    return match is not None and int(match[1]) in _frozen_splits(scenario)
+    return match is not None and int(match[1]) in frozen_splits(scenario.training.model, scenario.layout)
 
 
 @show

@@ -176,6 +176,17 @@ def unfrozen_norms(model: Model, layout: Layout) -> set[int]:
     }
 
 
+def frozen_splits(model: Model, layout: Layout) -> set[int]:
+    """The frozen layers whose linears are split by columns or rows."""
+    plans = [parallelism.plan for parallelism in layout.of(TensorParallel)]
+    return {
+        index
+        for plan in plans
+        for index, (layer, entry) in enumerate(zip(model.layers, plan, strict=False))
+        if layer.frozen and entry.split in (Split.COLUMN, Split.ROW)
+    }
+
+
 def layers_of_nothing(model: Model, plan: tuple[LayerPlan, ...], tp: int) -> list[bool]:
     """Of each layer, whether a plan of as many entries as layers leaves the last of the ranks no element of any parameter."""
     return [
