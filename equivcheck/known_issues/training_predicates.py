@@ -27,6 +27,12 @@ def mean_squared_error(scenario: Scenario) -> bool:
 
 
 @need
+def mean_of_outputs(scenario: Scenario) -> bool:
+    """The loss is the mean of outputs less targets."""
+    return scenario.training.loss is Loss.LINEAR_MEAN
+
+
+@need
 def inf_norm(scenario: Scenario) -> bool:
     """Gradients are clipped by their largest element."""
     clipping = scenario.training.clipping

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from equivcheck.layouts.limits.repairs import with_execution
-from equivcheck.scenario import Compile, Implementation, Layout, Scenario
+from equivcheck.scenario import Compile, Implementation, Layout, Loss, Scenario
 
 
 def plain_implementation(scenario: Scenario) -> Scenario:
@@ -33,7 +33,12 @@ def _without_inductor(layout: Layout) -> Layout:
     return with_execution(layout, compile=Compile.AOT_EAGER)
 
 
+def summed_outputs(scenario: Scenario) -> Scenario:
+    """The loss is the sum of outputs less targets where it is their mean."""
+    return replace(scenario, training=replace(scenario.training, loss=Loss.LINEAR_SUM))
+
+
 WITHOUT: dict[str, Callable[[Scenario], Scenario]] = {
-    change.__name__: change for change in (plain_implementation, nothing_kept_on_disk)
+    change.__name__: change for change in (plain_implementation, nothing_kept_on_disk, summed_outputs)
 }
 """Changes of a scenario, by name: the issue cannot show in what they leave, and all else is as it was."""

@@ -69,7 +69,7 @@ def test_the_installed_version_works(capsys: pytest.CaptureFixture[str]) -> None
     assert "in matrix.json; --again runs it again" in told
     assert same == out
     kept = json.loads(Path("matrix.json").read_text("utf-8"))["versions"][HERE]
-    assert all(probe["works"] for probe in kept["probes"])
+    assert all(probe["works"] or "(torch <" in probe["reason"] for probe in kept["probes"])
     assert len(kept["corpus"]) == 2
 
 

@@ -169,6 +169,17 @@ SHOWN = {
             scenario(replace(DIVIDED, sum_reductions=False), sizes=(1,), precision=FLOAT32),
         ],
     ),
+    "dtensor_mean_uneven": (
+        scenario(FULLY_SHARD, Layer(width=5), **EVEN),
+        [
+            scenario(FULLY_SHARD, Layer(width=3), **EVEN),
+            scenario(DDP(), Layer(width=5), **EVEN),
+        ],
+    ),
+    "dtensor_mean_of_nothing": (
+        scenario(FULLY_SHARD, NO_OUTPUT, **EVEN),
+        [scenario(DDP(), NO_OUTPUT, **EVEN)],
+    ),
     "dtensor_mse_loss_mean_uneven": (
         scenario(FULLY_SHARD, Layer(width=5), **UNEVEN),
         [scenario(FULLY_SHARD, Layer(width=5), **EVEN), scenario(DDP(), Layer(width=5), **UNEVEN)],

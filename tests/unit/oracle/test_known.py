@@ -12,7 +12,7 @@ from equivcheck.mutants.registry import mutant
 from equivcheck.scenario import DDP, Layer
 from equivcheck.trace.differences import Difference, Divergence, Phase
 from equivcheck.worlds.failure import Failure, FailureKind, RankReport, RankState
-from supported import require_supported
+from supported import require_mended, require_supported
 from unit.oracle.known_examples import ALSO_SHOWN, FUSED, over_tp, traced
 from unit.oracle.known_examples import SHOWN as SHOWN_ANYWHERE
 
@@ -27,9 +27,8 @@ SHOWN = {name: examples for name, examples in SHOWN_ANYWHERE.items() if name in 
 @cache
 def checked(example: Scenario) -> Verdict:
     """What torch makes of it, seen once: several rules are about the same example, and some are compiled."""
-    verdict = check(example, beyond=True)
-    require_supported(verdict.reason if verdict.outcome is Outcome.UNSUPPORTED else "")
-    return verdict
+    require_supported(example)
+    return check(example, beyond=True)
 
 
 def test_each_issue_has_a_scenario() -> None:
@@ -52,6 +51,7 @@ def test_an_issue_on_file_is_known_when_it_shows(name: str, example: Scenario) -
 def test_what_is_near_an_issue_is_healthy(example: Scenario) -> None:
     """Without one of the things that an issue needs, nothing is wrong, so each of them is needed."""
     verdict = checked(example)
+    require_mended(verdict)
     assert verdict.outcome is Outcome.EQUIVALENT, verdict.describe()
 
 

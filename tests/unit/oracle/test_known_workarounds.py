@@ -3,9 +3,9 @@
 from dataclasses import replace
 
 from equivcheck import Scenario
-from equivcheck.known_issues.workarounds import nothing_kept_on_disk, plain_implementation
+from equivcheck.known_issues.workarounds import nothing_kept_on_disk, plain_implementation, summed_outputs
 from equivcheck.layouts.limits.repairs import with_execution
-from equivcheck.scenario import Adam, Compile, Implementation, Resume
+from equivcheck.scenario import Adam, Compile, Implementation, Loss, Resume
 from unit.campaign import fakes
 
 EAGER = fakes.scenario(steps=2)
@@ -24,6 +24,13 @@ def test_inductor_is_left_out_of_every_layout() -> None:
     assert nothing_kept_on_disk(both(compiler=Compile.INDUCTOR)) == eager
     assert nothing_kept_on_disk(eager) == eager
     assert nothing_kept_on_disk(EAGER) == EAGER
+
+
+def test_outputs_are_summed_and_all_else_stays() -> None:
+    """Whatever the loss was, so that its mean is not taken."""
+    mean = replace(EAGER, training=replace(EAGER.training, loss=Loss.LINEAR_MEAN))
+
+    assert summed_outputs(mean) == replace(EAGER, training=replace(EAGER.training, loss=Loss.LINEAR_SUM))
 
 
 def test_a_plain_implementation_is_in_no_graph() -> None:
