@@ -23,6 +23,7 @@ from equivcheck.oracle.confirm import CONFIRMING, CONFIRMING_SECONDS, confirmed,
 from equivcheck.scenario import Scenario
 from equivcheck.verdict.verdict import Verdict
 from equivcheck.workers.link import Link
+from equivcheck.worlds.failure import RanksDidNotStart
 
 REPORT_SECONDS = 0.2
 """How often counts are sent."""
@@ -223,5 +224,8 @@ def _import_everything(plan: Plan) -> None:
 
 
 def _broken(error: BaseException | None, context: str) -> Broken:
+    """What is told of it: of ranks that did not start one line, as neither a traceback nor the scenario says more."""
+    if isinstance(error, RanksDidNotStart):
+        return Broken(summary=" ".join(str(error).split()), trace="")
     trace = "".join(traceback.format_exception(error)) if error else ""
     return Broken(summary=f"{type(error).__name__}: {error}".splitlines()[0], trace=f"{trace}{context}")

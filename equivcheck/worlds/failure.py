@@ -77,3 +77,7 @@ class RanksFailed(EquivCheckError):
 
     def __reduce__(self) -> tuple[type[RanksFailed], tuple[Failure]]:
         return type(self), (self.failure,)
+
+
+class RanksDidNotStart(EquivCheckError):
+    """The ranks could not make their world, which says nothing about the program."""

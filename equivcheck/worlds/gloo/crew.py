@@ -11,10 +11,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from equivcheck.worlds.failure import Failure, RankReport, RanksFailed, RankState
+from equivcheck.worlds.failure import Failure, RankReport, RanksDidNotStart, RanksFailed, RankState
 from equivcheck.worlds.gloo.channel import Channel
 from equivcheck.worlds.gloo.failures import died, failure_of, raised, unfinished
-from equivcheck.worlds.gloo.fork_server import START_SECONDS, RanksDidNotStart
+from equivcheck.worlds.gloo.fork_server import START_SECONDS
 from equivcheck.worlds.gloo.member import Member
 from equivcheck.worlds.gloo.rank import RAISED_TAG, Raised
 

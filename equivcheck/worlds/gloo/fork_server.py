@@ -12,7 +12,7 @@ import threading
 import time
 from typing import IO, Any
 
-from equivcheck.errors import EquivCheckError
+from equivcheck.worlds.failure import RanksDidNotStart
 from equivcheck.worlds.gloo.channel import Channel
 from equivcheck.worlds.gloo.request import import_path
 
@@ -20,10 +20,6 @@ START_SECONDS = 120.0
 """Limit for importing torch in the server, or for joining in the ranks: generous, as disks can be cold."""
 _SHORT_OF_BLAS_THREADS = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 """A process is safe to fork only as long as it has one thread; ranks want one each anyway."""
-
-
-class RanksDidNotStart(EquivCheckError):
-    """The processes could not be started, which says nothing about the program."""
 
 
 class ForkServer:

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from equivcheck.errors import EquivCheckError
-from equivcheck.worlds.failure import RanksFailed
+from equivcheck.worlds.failure import RanksDidNotStart, RanksFailed
 from equivcheck.worlds.meshes import end_run
 from equivcheck.worlds.ranks import Ranks, Run
 from equivcheck.worlds.sim.dtensor_private import shared_propagation
@@ -35,6 +35,8 @@ from equivcheck.worlds.sim.torch_private import (
     separate_worlds,
 )
 
+JOIN_SECONDS = 120.0
+"""Limit for making a world, in which ranks only compute: generous, as machines can be busy."""
 UNWIND_PATIENCE = 5.0
 """Seconds that a rank gets to unwind after its run was given up, before its thread is abandoned."""
 
@@ -100,7 +102,7 @@ class SimRanks(Ranks):
         if self._crew is None:
             with keep_num_threads():
                 crew = Crew(self.size, self._variables)
-                crew.run(crew.join_world, 0, UNWIND_PATIENCE)
+                crew.join()
             self._crew = crew
         return self._crew
 
@@ -122,6 +124,14 @@ class Crew:
         ]
         for thread in self._threads:
             thread.start()
+
+    def join(self) -> None:
+        """Make the world. Raises `RanksDidNotStart`, and ends the threads."""
+        try:
+            self.run(self.join_world, 0, JOIN_SECONDS)
+        except RanksFailed as error:
+            self.dismiss()
+            raise RanksDidNotStart(f"the ranks of sim could not join: {error}") from None
 
     def join_world(self) -> None:
         """Give the calling rank its default group."""

@@ -16,6 +16,7 @@ from equivcheck.scenario import DDP, Axis, Compile, Data, Execution, Layer, Layo
 from equivcheck.trace.differences import Difference, Divergence, Phase
 from equivcheck.verdict.cause import Cause
 from equivcheck.verdict.verdict import Outcome, Verdict
+from equivcheck.worlds.failure import RanksDidNotStart
 
 
 def scenario(*, width: int = 1, steps: int = 1, ranks: int = 2, layers: int = 1) -> Scenario:
@@ -145,6 +146,11 @@ def long_hangs(scenario: Scenario, *, world: str, deadline: float, **_options: o
 def raises(scenario: Scenario, *, world: str, deadline: float, **_options: object) -> Verdict:
     """Is broken itself."""
     raise RuntimeError("no such thing")
+
+
+def does_not_start(scenario: Scenario, *, world: str, deadline: float, **_options: object) -> Verdict:
+    """Has a world whose ranks cannot make it."""
+    raise RanksDidNotStart(f"the ranks of {world} could not join:\nno backend")
 
 
 def dies_at_import(_: Plan) -> st.SearchStrategy[Scenario]:

@@ -128,6 +128,13 @@ def test_a_check_that_raises_ends_the_campaign(store: FindingStore) -> None:
     assert summary.seconds < 10.0
 
 
+def test_a_world_that_cannot_start_ends_the_campaign_in_one_line(store: FindingStore) -> None:
+    """It says nothing about a scenario, so nothing is kept, and no traceback says more."""
+    summary = fuzz(plan(fakes.does_not_start, seconds=30.0), store)
+    assert summary.broken.strip() == "the ranks of sim could not join: no backend"
+    assert summary.findings == ()
+
+
 def test_a_worker_that_cannot_start_ends_the_campaign(store: FindingStore) -> None:
     """A worker that dies before its first check is not replaced for ever, and what it printed is shown."""
     summary = fuzz(plan(fakes.fine, seconds=30.0, strategy=fakes.dies_at_import), store)

@@ -19,7 +19,7 @@ from torch import nn
 from torch.distributed import _functional_collectives as functional
 
 from equivcheck.errors import EquivCheckError
-from equivcheck.worlds.failure import Failure, FailureKind, RanksFailed, RankState
+from equivcheck.worlds.failure import Failure, FailureKind, RanksDidNotStart, RanksFailed, RankState
 from equivcheck.worlds.meshes import device_mesh
 from equivcheck.worlds.sim.ranks import SimRanks
 
@@ -335,6 +335,23 @@ def test_run_inside_a_run_is_refused(world: World) -> None:
         return ""
 
     assert world(2).run(program).values[0] == "SimRanks.run: called by a rank of a simulated world, allowed is any other thread"
+
+
+def test_ranks_that_cannot_join_are_no_failure_of_the_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where torch does not let them make their world, nothing has been run, no thread is left, and a later run tries again."""
+    before = threading.active_count()
+    ranks = SimRanks(2)
+    with monkeypatch.context() as patched:
+        patched.setattr("equivcheck.worlds.sim.ranks.join_world", _refuses_to_join)
+        with pytest.raises(RanksDidNotStart, match="the ranks of sim could not join: rank 0 raised RuntimeError: no backend"):
+            ranks.run(total)
+        assert threading.active_count() == before
+    assert ranks.run(total).values == (1.0, 1.0)
+    ranks.close()
+
+
+def _refuses_to_join(*_: object) -> None:
+    raise RuntimeError("no backend")
 
 
 def test_size_is_checked() -> None:
