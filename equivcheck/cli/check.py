@@ -21,21 +21,26 @@ if TYPE_CHECKING:
 @world_option("sim")
 @deadline_option(60.0)
 @click.option("--comm", is_flag=True, help="Also show what the ranks communicate, beside what is expected.")
+@click.option("--beyond", is_flag=True, help="Run it beyond limits of torch too: it must be right, or raise on every rank.")
 @confirm_option
 @json_option
 def check(  # noqa: PLR0913, PLR0917 - options
-    file: str, world: str, deadline: float, comm: bool, confirm: bool, as_json: bool
+    file: str, world: str, deadline: float, comm: bool, beyond: bool, confirm: bool, as_json: bool
 ) -> ExitCode:
     """Check the scenario in FILE (JSON; - for standard input)."""
     scenario = read_scenario(file)
     from equivcheck.diagnosis.explain import explained
     from equivcheck.findings.finding import communication_object, verdict_object
-    from equivcheck.oracle.check import check as check_scenario
+    from equivcheck.oracle.beyond import check_beyond
+    from equivcheck.oracle.check import check as check_within
     from equivcheck.oracle.confirm import CONFIRMING, confirmed, may_be_confirmed
     from equivcheck.report.communication_text import print_communication
     from equivcheck.report.verdict_text import print_verdict
 
-    verdict = explained(check_scenario(scenario, world=world, deadline=deadline), deadline=deadline)
+    check_scenario = check_beyond if beyond else check_within
+    verdict = check_scenario(scenario, world=world, deadline=deadline)
+    if not verdict.beyond:
+        verdict = explained(verdict, deadline=deadline)
     if confirm and may_be_confirmed(verdict):
         verdict = confirmed(verdict, check_scenario(scenario, world=CONFIRMING, deadline=deadline))
     if as_json:

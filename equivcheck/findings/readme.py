@@ -23,7 +23,7 @@ See whether it still shows, from the folder that holds the store:
 
 or check the scenario by itself:
 
-    equivcheck check scenario.json --world {world}
+    equivcheck check scenario.json --world {world}{beyond}
 
 {versions}
 {stacks}"""
@@ -42,6 +42,7 @@ def readme(fingerprint: str, verdict: Verdict, found_in: Environment, shown_in: 
         description=verdict.describe(),
         fingerprint=fingerprint,
         world=verdict.world,
+        beyond=" --beyond" if verdict.beyond else "",
         versions=_NOT_BISECTED.format(fingerprint=fingerprint) if shown_in is None else _bisected(shown_in),
         stacks=_stacks(verdict),
         **{name: getattr(found_in, name) for name in ("date", "equivcheck", "torch", "numpy", "python", "platform")},

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 from equivcheck.campaign.tally import Tally
+from equivcheck.cli import main
+from equivcheck.findings.environment import environment
 from equivcheck.findings.fingerprint import fingerprint
+from equivcheck.findings.readme import readme
 from equivcheck.oracle.beyond import check_beyond, judged_beyond
 from equivcheck.report.summary_text import _beyond_text
+from equivcheck.scenario.file_format.codec import to_json
 from equivcheck.verdict.verdict import Outcome, Verdict
 from equivcheck.worlds.failure import Failure, FailureKind, RankReport, RankState
 from unit.campaign import fakes
@@ -55,6 +61,23 @@ def test_scenarios_are_run_beyond_a_limit() -> None:
     assert refused.outcome is Outcome.UNSUPPORTED
     assert refused.reason.endswith("every rank raises")
     assert (within.outcome, within.beyond) == (Outcome.EQUIVALENT, "")
+
+
+def test_a_finding_says_how_to_run_it_again() -> None:
+    """Within limits `check` would refuse it."""
+    within = fakes.diverged(fakes.scenario())
+    command = "equivcheck check scenario.json --world sim"
+    assert f"{command}\n" in readme("0123456789ab", within, environment())
+    assert f"{command} --beyond\n" in readme("0123456789ab", judged_beyond(within, LIMIT), environment())
+
+
+@pytest.mark.parametrize(("options", "reason"), [((), "takes absolute values"), (("--beyond",), "every rank raises")])
+def test_check_runs_beyond_limits_when_asked_to(tmp_path: Path, options: tuple[str, ...], reason: str) -> None:
+    """Else it says which limit the scenario is beyond."""
+    (tmp_path / "scenario.json").write_text(to_json(beyond_a_limit()), "utf-8")
+    result = CliRunner().invoke(main, ["check", str(tmp_path / "scenario.json"), *options])
+    assert "UNSUPPORTED" in result.stdout
+    assert reason in result.stdout
 
 
 def test_the_summary_tells_them_apart() -> None:
