@@ -42,9 +42,11 @@ def _stage_class(draft: Draft) -> list[str]:
         "self.indices = indices",
         "self.layers = nn.ModuleList(model.layers[index] for index in indices)",
     ]
+    given = {"masks": '[masks[f"mask_{number}"] for number in range(len(masks))]', "step": "self.step"}
     body = [
+        *([f"extra = extras({', '.join(given[name] for name in draft.form.extras)})"] if names else []),
         "for index, layer in zip(self.indices, self.layers, strict=True):",
-        f"    values = layer(values, *extras(index, {names}))" if names else "    values = layer(values)",
+        "    values = layer(values, *extra[index])" if names else "    values = layer(values)",
     ]
     if draft.scenario.training.model.offset:
         made.append('self.register_buffer("offset", model.offset)')
@@ -52,20 +54,17 @@ def _stage_class(draft: Draft) -> list[str]:
     else:
         body.append("return values")
     if names:
-        taken = ", ".join(
-            f"{index}: ({''.join(f'{name}, ' for name in each)})" for index, each in enumerate(draft.form.arguments)
-        )
-        text = '"""What a layer is called with beside its inputs."""'
-        draft.definitions.append(
-            block(f"def extras(index: int, {names}):", [text, f"return {{{taken}}}[index]".replace(", )", ",)")])
-        )
+        taken = ", ".join(f"({''.join(f'{name}, ' for name in each)})" for each in draft.form.arguments)
+        text = '"""What each layer is called with beside its inputs."""'
+        draft.definitions.append(block(f"def extras({names}):", [text, f"return [{taken}]".replace(", )", ",)")]))
     return [
         "class Stage(nn.Module):",
         '    """Some layers of a model."""',
         "",
+        *(["    step = 0  # no argument: schedules of torch before 2.13 take tensors alone", ""] if "step" in names else []),
         *indented(block("def __init__(self, model: nn.Module, indices: range) -> None:", made)),
         "",
-        *indented(block(f"def forward(self, values{f', *, {names}' if names else ''}):", body)),
+        *indented(block(f"def forward(self, values{', **masks' if 'masks' in names else ''}):", body)),
     ]
 
 
@@ -158,10 +157,11 @@ def _compute(draft: Draft, parallelism: Pipeline, ranks: int) -> list[str]:
     if ranks > 1:
         first = "*([inputs] if dist.get_rank() == 0 else [])"
         target = f"targets if dist.get_rank() == {draft.loss_rank} else None"
-    extras = {name: f"tuple({name})" if name == "masks" else name for name in draft.form.extras}
+    masks = ['**{f"mask_{number}": mask for number, mask in enumerate(masks)}'] if "masks" in draft.form.extras else []
     return [
         "losses = []",
-        call(f"{pipe}.step", first, target=target, losses="losses", **extras),
+        *(["Stage.step = step"] if "step" in draft.form.extras else []),
+        call(f"{pipe}.step", first, f"target={target}", "losses=losses", *masks),
         f"total = total + {total}" if has_several(draft) else f"total = {total}",
     ]
 
