@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from itertools import chain
+from typing import TypeVar
 
 from equivcheck.composition.registry import BrokenLayout, kind_of
 from equivcheck.composition.resume_limits import CHECKPOINT_LAYOUT_LIMITS, CHECKPOINT_LIMITS, wrong_flattening
@@ -10,6 +12,8 @@ from equivcheck.layouts.limits.execution import NO_COMPILER, NOTHING_TWICE_IN_GR
 from equivcheck.layouts.limits.limit import LayoutLimit, Limit, in_words
 from equivcheck.scenario import Layout, Scenario, Training
 from equivcheck.torch_version import torch_in
+
+L = TypeVar("L", Limit, LayoutLimit)
 
 MAX_REPAIRS = 64
 """More repairs of one training than this do not end: two of them undo each other."""
@@ -20,8 +24,9 @@ def why_unsupported(scenario: Scenario, *, beyond: bool = False) -> str | None:
     layouts, training = scenario.layouts, scenario.training
     reasons = [unsupported(training, layout, beyond=beyond) for layout in layouts]
     if scenario.resume is not None:
-        reasons += [limit.reason for layout in layouts for limit in CHECKPOINT_LAYOUT_LIMITS if limit.applies(layout)]
-        reasons += [in_words(limit) for layout in layouts for limit in _checkpoint_limits() if limit.applies(training, layout)]
+        layout_limits, limits = list(_here(CHECKPOINT_LAYOUT_LIMITS)), list(_here(CHECKPOINT_LIMITS))
+        reasons += [in_words(limit) for layout in layouts for limit in layout_limits if limit.applies(layout)]
+        reasons += [in_words(limit) for layout in layouts for limit in limits if limit.applies(training, layout)]
     return next(filter(None, reasons), wrong_flattening(scenario))
 
 
@@ -53,14 +58,14 @@ def repaired(training: Training, layout: Layout, *, beyond: bool = False) -> Tra
 
 def can_resume(layout: Layout) -> bool:
     """Whether a training can leave a layout, and go on under it."""
-    return not any(limit.applies(layout) for limit in CHECKPOINT_LAYOUT_LIMITS)
+    return not any(limit.applies(layout) for limit in _here(CHECKPOINT_LAYOUT_LIMITS))
 
 
 def resumable_layout(layout: Layout) -> Layout:
     """The nearest layout that a training can leave, and go on under. Raises `BrokenLayout` when repairs do not end."""
     for _ in range(MAX_REPAIRS):
         layout = repaired_layout(layout)
-        limit = next((limit for limit in CHECKPOINT_LAYOUT_LIMITS if limit.applies(layout)), None)
+        limit = next((limit for limit in _here(CHECKPOINT_LAYOUT_LIMITS) if limit.applies(layout)), None)
         if limit is None:
             return layout
         layout = limit.repair(layout)
@@ -73,24 +78,25 @@ def resumable_training(training: Training, *layouts: Layout) -> Training:
         before = training
         for layout in layouts:
             training = repaired(training, layout)
-            for limit in _checkpoint_limits():
+            for limit in _here(CHECKPOINT_LIMITS):
                 training = limit.repair(training, layout) if limit.applies(training, layout) else training
         if training is before:
             return training
     raise BrokenLayout(f"the repairs for a checkpoint between {' and '.join(layout.name for layout in layouts)} do not end")
 
 
-def _checkpoint_limits() -> tuple[Limit, ...]:
-    return tuple(limit for limit in CHECKPOINT_LIMITS if torch_in(limit.torch))
+def _here(limits: Iterable[L]) -> Iterator[L]:
+    """Those of the installed torch."""
+    return (limit for limit in limits if torch_in(limit.torch))
 
 
 def _first_limit(training: Training, layout: Layout, beyond: bool) -> Limit | None:
-    limits = chain.from_iterable(kind_of(parallelism).limits for parallelism in layout.parallelisms)
-    there = (limit for limit in limits if torch_in(limit.torch) and not (beyond and limit.upstream))
+    limits = _here(chain.from_iterable(kind_of(parallelism).limits for parallelism in layout.parallelisms))
+    there = (limit for limit in limits if not (beyond and limit.upstream))
     return next((limit for limit in there if limit.applies(training, layout)), None)
 
 
 def _first_layout_limit(layout: Layout) -> LayoutLimit | None:
     own = (limit for parallelism in layout.parallelisms for limit in kind_of(parallelism).layout_limits)
-    limits = chain((STEPS_OF_OPERATIONS, NOTHING_TWICE_IN_GRAPHS, NO_COMPILER), own)
-    return next((limit for limit in limits if torch_in(limit.torch) and limit.applies(layout)), None)
+    limits = _here(chain((STEPS_OF_OPERATIONS, NOTHING_TWICE_IN_GRAPHS, NO_COMPILER), own))
+    return next((limit for limit in limits if limit.applies(layout)), None)

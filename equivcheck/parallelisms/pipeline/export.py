@@ -36,7 +36,7 @@ def write(draft: Draft, parallelism: Parallelism) -> None:
 
 def _stage_class(draft: Draft) -> list[str]:
     """A stage of layers that take more than the output of the one before, or to whose outputs a buffer is added."""
-    names = ", ".join(draft.form.extras)
+    extras = draft.form.extras
     made = [
         "super().__init__()",
         "self.indices = indices",
@@ -44,27 +44,27 @@ def _stage_class(draft: Draft) -> list[str]:
     ]
     given = {"masks": '[masks[f"mask_{number}"] for number in range(len(masks))]', "step": "self.step"}
     body = [
-        *([f"extra = extras({', '.join(given[name] for name in draft.form.extras)})"] if names else []),
+        *([f"extra = extras({', '.join(given[name] for name in extras)})"] if extras else []),
         "for index, layer in zip(self.indices, self.layers, strict=True):",
-        "    values = layer(values, *extra[index])" if names else "    values = layer(values)",
+        "    values = layer(values, *extra[index])" if extras else "    values = layer(values)",
     ]
     if draft.scenario.training.model.offset:
         made.append('self.register_buffer("offset", model.offset)')
         body.append("return values + self.offset if self.indices == STAGES[-1] else values")
     else:
         body.append("return values")
-    if names:
+    if extras:
         taken = ", ".join(f"({''.join(f'{name}, ' for name in each)})" for each in draft.form.arguments)
         text = '"""What each layer is called with beside its inputs."""'
-        draft.definitions.append(block(f"def extras({names}):", [text, f"return [{taken}]".replace(", )", ",)")]))
+        draft.definitions.append(block(f"def extras({', '.join(extras)}):", [text, f"return [{taken}]".replace(", )", ",)")]))
     return [
         "class Stage(nn.Module):",
         '    """Some layers of a model."""',
         "",
-        *(["    step = 0  # no argument: schedules of torch before 2.13 take tensors alone", ""] if "step" in names else []),
+        *(["    step = 0  # no argument: schedules of torch before 2.13 take tensors alone", ""] if "step" in extras else []),
         *indented(block("def __init__(self, model: nn.Module, indices: range) -> None:", made)),
         "",
-        *indented(block(f"def forward(self, values{', **masks' if 'masks' in names else ''}):", body)),
+        *indented(block(f"def forward(self, values{', **masks' if 'masks' in extras else ''}):", body)),
     ]
 
 

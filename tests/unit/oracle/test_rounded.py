@@ -70,6 +70,24 @@ def test_compressed_gradients_are_halved_before_they_are_added() -> None:
     assert step.gradients.values.tolist() == (halves[0] + halves[1]).double().flatten().tolist()
 
 
+@pytest.mark.torch(">=2.10", "no grad_dtype of tensors")
+@pytest.mark.parametrize("as_computed", [False, True])
+def test_gradients_may_be_reduced_as_backward_computes_them(as_computed: bool) -> None:
+    """Where a parameter accepts the reduction's type, no gradient is rounded to the parameter's first."""
+    training = Training(
+        model=Model(features=3, layers=(Layer(width=4, norm=Norm.RMS),)),
+        data=Data(microbatches=(4,)),
+        precision=Precision.FLOAT32,
+    )
+    types = {"compute": ElementType.FLOAT16, "reduce": ElementType.FLOAT32}
+    rounding = Rounding(replicas=1, shards=1, grad_dtype=as_computed, **types)
+
+    (step,) = train(rounded_setup(training, rounding)).steps
+
+    gradients = step.gradients.values.astype(np.float32)
+    assert np.array_equal(gradients, gradients.astype(np.float16)) is not as_computed
+
+
 def test_it_is_run_once_for_each_rounding() -> None:
     """Equal roundings share a reference; an ordinary one is another."""
     rounding = Rounding(replicas=1, shards=2, compute=ElementType.BFLOAT16)
