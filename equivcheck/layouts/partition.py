@@ -32,7 +32,7 @@ def leaves_nothing(size: int, parts: int) -> bool:
 
 def cut_dim(parallelism: Parallelism, parameter: Parameter) -> int | None:
     """The dim along which a parallelism cuts a parameter; None for one that it leaves whole."""
-    return parallelism.cut_dim(parameter.layer, parameter.column_dim, parameter.row_dim)
+    return parallelism.cut_dim(parameter)
 
 
 def part_of(shape: Shape, dim: int, parts: int, part: int) -> Shape:

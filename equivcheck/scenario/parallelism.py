@@ -10,7 +10,7 @@ from equivcheck.errors import InvalidScenario
 from equivcheck.scenario.mesh import DP, REPLICATE, SHARD, TP
 from equivcheck.scenario.model import MAX_LAYERS
 from equivcheck.scenario.noun import noun, refuse, require_positive
-from equivcheck.scenario.parallelism_base import Parallelism
+from equivcheck.scenario.parallelism_base import Parallelism, ParameterFacts
 from equivcheck.scenario.pipeline import Pipeline
 from equivcheck.scenario.rounding import Compression, LowPrecision, MixedPrecision
 
@@ -196,6 +196,10 @@ class FSDP2(Parallelism):
     Backward begins with so much more or less of the loss that gradients are what they would be."""
     sum_reductions: bool = False
     """Whether reductions sum and division is apart where the backend could average (`set_force_sum_reduction_for_comms`)."""
+    shard_last_dim: bool = False
+    """Whether parameters are cut along their last dim rather than the first (`shard_placement_fn`)."""
+    ignore_frozen: bool = False
+    """Whether every rank keeps frozen parameters whole (`ignored_params`)."""
 
     def __post_init__(self) -> None:
         if self.gradient_divide_factor is not None:
@@ -203,8 +207,10 @@ class FSDP2(Parallelism):
         if self.reshard_to is not None and (self.reshard_to < 2 or not self.reshard_after_forward):
             raise refuse(self, "reshard_to", "None, or with reshard_after_forward a number of at least 2")
 
-    def cut_dim(self, layer: int, column: int | None, row: int | None) -> int | None:  # noqa: ARG002, D102 - as inherited
-        return 0
+    def cut_dim(self, parameter: ParameterFacts) -> int | None:  # noqa: D102 - as inherited
+        if self.ignore_frozen and not parameter.trained:
+            return None
+        return len(parameter.shape) - 1 if self.shard_last_dim else 0
 
 
 @noun
@@ -221,7 +227,7 @@ class SPMD(Parallelism):
 
     DTensor does not do that by itself: it leaves a gradient as propagation does, pending a sum, or cut along another dim."""
 
-    def cut_dim(self, layer: int, column: int | None, row: int | None) -> int | None:  # noqa: ARG002, D102 - as inherited
+    def cut_dim(self, parameter: ParameterFacts) -> int | None:  # noqa: ARG002, D102 - as inherited
         return 0 if self.distribution is Distribution.FULLY_SHARD else None
 
 
@@ -269,10 +275,10 @@ class TensorParallel(Parallelism):
                     f"TensorParallel.plan has Split.OUTSIDE after output {before.output!r}; allowed: ActivationSharding.WHOLE"
                 )
 
-    def cut_dim(self, layer: int, column: int | None, row: int | None) -> int | None:  # noqa: D102 - as inherited
+    def cut_dim(self, parameter: ParameterFacts) -> int | None:  # noqa: D102 - as inherited
         # A plan that does not fit the model has a limit of its own.
-        split = self.plan[layer].split if layer < len(self.plan) else Split.REPLICATED
-        return {Split.COLUMN: column, Split.ROW: row}.get(split)
+        split = self.plan[parameter.layer].split if parameter.layer < len(self.plan) else Split.REPLICATED
+        return {Split.COLUMN: parameter.column_dim, Split.ROW: parameter.row_dim}.get(split)
 
 
 PARALLELISMS: tuple[type[Parallelism], ...] = (DDP, Replicate, FSDP1, FSDP2, TensorParallel, SPMD, Pipeline)

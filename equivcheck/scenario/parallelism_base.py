@@ -2,9 +2,33 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
 from equivcheck.scenario.noun import noun
+
+
+class ParameterFacts(Protocol):
+    """What a parallelism asks about a parameter."""
+
+    @property
+    def layer(self) -> int:
+        """Index of the layer that owns it."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Full shape."""
+
+    @property
+    def trained(self) -> bool:
+        """Whether it requires a gradient."""
+
+    @property
+    def column_dim(self) -> int | None:
+        """The dim that a column-parallel layer cuts; None for what it leaves whole."""
+
+    @property
+    def row_dim(self) -> int | None:
+        """The dim that a row-parallel layer cuts; None for what it leaves whole."""
 
 
 @noun
@@ -24,11 +48,10 @@ class Parallelism:
         """Whether it puts local tensors in the place of DTensors, so that an optimizer sees plain tensors only."""
         return False
 
-    def cut_dim(self, layer: int, column: int | None, row: int | None) -> int | None:  # noqa: ARG002 - for those that cut
-        """The dim along which it cuts a parameter of a layer into the parts of `torch.chunk`; None for one that it leaves whole.
+    def cut_dim(self, parameter: ParameterFacts) -> int | None:  # noqa: ARG002 - for those that cut
+        """The dim along which it cuts a parameter into the parts of `torch.chunk`; None for one that it leaves whole.
 
-        `column` and `row` are the dims of the parameter that a column-parallel and a row-parallel layer cut. Flat parameters,
-        which are cut anywhere, do not count.
+        Flat parameters, which are cut anywhere, do not count.
         """
         return None
 

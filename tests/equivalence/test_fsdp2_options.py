@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from equivcheck import Outcome, Scenario, check
+from equivcheck.composition.limits import repaired
 from equivcheck.parallelisms.fsdp2.division import FACTOR_OF_ALL_RANKS
 from equivcheck.scenario import (
     FSDP2,
@@ -20,6 +21,7 @@ from equivcheck.scenario import (
     Mesh,
     MixedPrecision,
     Model,
+    Norm,
     Precision,
     Training,
     Wrapping,
@@ -135,3 +137,53 @@ def test_gathering_over_all_shards_what_two_ranks_share_is_found() -> None:
     assert verdict.outcome is Outcome.DIVERGED
     assert verdict.divergence is not None
     assert verdict.divergence.phase is Phase.COMMUNICATION
+
+
+LAST_DIMS = replace(TRAINING, model=Model(features=4, layers=(Layer(width=4, norm=Norm.LAYER), Layer(width=3))))
+
+
+@pytest.mark.parametrize("sizes", [(4,), (2, 2)])
+@pytest.mark.parametrize("fsdp", [FSDP2(), FSDP2(wrapping=Wrapping.PER_LAYER, mixed_precision=LOW)])
+def test_parameters_cut_along_their_last_dim_train_alike(fsdp: FSDP2, sizes: tuple[int, ...]) -> None:
+    """Ranks gather and reduce parts without padding: rows need not be a multiple of the ranks."""
+    ours = replace(scenario(replace(fsdp, shard_last_dim=True), *sizes), training=LAST_DIMS)
+    verdict = check(ours)
+
+    assert (verdict.outcome, verdict.unmodelled) == (Outcome.EQUIVALENT, "")
+
+
+def test_a_last_dim_that_is_cut_unevenly_is_unsupported() -> None:
+    """Torch raises, and the nearest training has widths that are multiples of the ranks."""
+    uneven = scenario(FSDP2(shard_last_dim=True))
+
+    for beyond, outcome in ((False, Outcome.UNSUPPORTED), (True, Outcome.CRASHED)):
+        verdict = check(uneven, beyond=beyond)
+        assert (verdict.outcome, "uneven sharding on dim 1" in verdict.reason) == (outcome, True)
+    assert check(replace(uneven, training=repaired(TRAINING, uneven.layout))).outcome is Outcome.EQUIVALENT
+
+
+def with_frozen_layer(fsdp: FSDP2) -> Scenario:
+    """Two layers, the first of them frozen."""
+    first, second = TRAINING.model.layers
+    model = replace(TRAINING.model, layers=(replace(first, frozen=True), second))
+    return replace(scenario(fsdp), training=replace(TRAINING, model=model))
+
+
+@pytest.mark.parametrize("wrapping", list(Wrapping))
+def test_frozen_parameters_that_are_ignored_are_gathered_nowhere(wrapping: Wrapping) -> None:
+    """Each rank has them whole, and all-gathers are of the second layer's parameters alone."""
+    gathered = []
+    for ignore in (False, True):
+        verdict = check(with_frozen_layer(FSDP2(wrapping=wrapping, ignore_frozen=ignore)))
+        assert (verdict.outcome, verdict.unmodelled) == (Outcome.EQUIVALENT, "")
+        calls = [call for call in verdict.calls[0] if call.op == "all_gather"]
+        gathered.append([call.num_bytes for call in calls])
+    both, second = gathered
+    assert (sum(second) < sum(both), len(set(second))) == (True, 1)
+
+
+def test_ignored_parameters_are_not_cast() -> None:
+    """Their layer would get inputs of another element type, so such a layout trains no frozen layer."""
+    layout = with_frozen_layer(FSDP2(ignore_frozen=True, mixed_precision=LOW))
+
+    assert check(layout).outcome is Outcome.UNSUPPORTED

@@ -44,9 +44,9 @@ class Held:
         """Elements that the rank holds."""
         return math.prod(self.shape)
 
-    def padded_rows(self, parts: int) -> int:
-        """Elements of each of `parts` equal parts along dim 0, padded where they do not come out even."""
-        return chunk_size(self.shape[0], parts) * math.prod(self.shape[1:])
+    def padded_part(self, dim: int, parts: int) -> int:
+        """Elements of each of `parts` equal parts along a dim, padded where they do not come out even."""
+        return math.prod((*self.shape[:dim], chunk_size(self.shape[dim], parts), *self.shape[dim + 1 :]))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

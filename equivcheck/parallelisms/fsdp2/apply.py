@@ -37,6 +37,7 @@ class FSDP2Kind(LayoutKind):
     def apply(self, setup: Setup, parallelism: Parallelism, mesh: DeviceMesh) -> None:
         """Shard the model in place."""
         from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, fully_shard
+        from torch.distributed.tensor import Shard
 
         from equivcheck.layouts.data_rows import take_rows
         from equivcheck.train.model import Block
@@ -48,6 +49,10 @@ class FSDP2Kind(LayoutKind):
             "mesh": mesh,
             "reshard_after_forward": parallelism.reshard_to or parallelism.reshard_after_forward,
         }
+        if parallelism.shard_last_dim:
+            options["shard_placement_fn"] = lambda parameter: Shard(parameter.ndim - 1)
+        if parallelism.ignore_frozen:
+            options["ignored_params"] = {parameter for parameter in model.parameters() if not parameter.requires_grad}
         if parallelism.cpu_offload:
             options["offload_policy"] = CPUOffloadPolicy(pin_memory=False)
         with groups_made() as groups:  # of each unit that is to be resharded to fewer ranks

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
 
 from equivcheck.layouts.expected_calls.clipping import dtensor_clipping
 from equivcheck.layouts.expected_calls.communication import Totals, add, axes_of
 from equivcheck.layouts.expected_calls.model import MIXED_ELEMENTS, CommunicationModel
 from equivcheck.layouts.expected_calls.rank_view import Held, Ledger, RankView
+from equivcheck.layouts.partition import cut_dim
 from equivcheck.layouts.rounding import ITEM_BYTES, computed_in, reduced_in
 from equivcheck.parallelisms.fsdp2.division import averages, reduce_ops
 from equivcheck.scenario import FSDP1, FSDP2, ElementType, Split, TensorParallel, Wrapping
@@ -70,6 +72,8 @@ class FSDP2Calls(UnitCalls[FSDP2]):
     def __init__(self, view: RankView, fsdp: FSDP2) -> None:
         super().__init__(view, fsdp)
         self.regathered = self.shard_axis if fsdp.reshard_to is None else self._neighbours(fsdp.reshard_to)
+        sharded = [[held for held in unit.held if cut_dim(fsdp, held.parameter) is not None] for unit in self.units]
+        self.units = tuple(replace(unit, held=tuple(held)) for unit, held in zip(self.units, sharded, strict=True) if held)
 
     def _neighbours(self, count: int) -> str:
         """What the group of so many ranks is called, one of those that the axis of shards is cut into."""
@@ -101,15 +105,20 @@ class FSDP2Calls(UnitCalls[FSDP2]):
     def _gather(self, unit: Unit, step: int, *, again: bool = False) -> None:
         """Gather a unit, or `again` from what has been kept of it since forward."""
         if not unit.gathered and self.parts > 1:
-            axes, num_bytes = self.shard_axis, sum(held.padded_rows(self.parts) for held in unit.held) * self.gathered_bytes
+            axes, num_bytes = self.shard_axis, self._part(unit.held) * self.gathered_bytes
             if again and self.fsdp.reshard_to is not None:
                 axes, num_bytes = self.regathered, num_bytes * self.parts // self.fsdp.reshard_to
             self.ledger.note(step, "all_gather", axes, num_bytes)
         unit.gathered = True
 
+    def _part(self, parameters: Iterable[Held]) -> int:
+        """Elements of what each rank has of some parameters, padding included."""
+        dims = ((held, cut_dim(self.fsdp, held.parameter)) for held in parameters)
+        return sum(held.padded_part(dim, self.parts) for held, dim in dims if dim is not None)
+
     def _reduce(self, unit: Unit, step: int, last: bool) -> None:
         reduced = [held for held in unit.held if self.view.has_gradient(held, step)]
-        num_bytes = sum(held.padded_rows(self.parts) for held in reduced) * self.reduced_bytes
+        num_bytes = self._part(reduced) * self.reduced_bytes
         over_shards, over_replicas = reduce_ops(self.fsdp, self.view.layout, self.reduced)
         if reduced and self.parts > 1:
             self.ledger.note(step, f"reduce_scatter.{over_shards}", self.shard_axis, num_bytes * self.parts)
@@ -158,6 +167,8 @@ FSDP2_COMMUNICATION = CommunicationModel(
             "cpu_offload",
             "gradient_divide_factor",
             "sum_reductions",
+            "shard_last_dim",
+            "ignore_frozen",
         )
     ),
     calls=_all_calls,

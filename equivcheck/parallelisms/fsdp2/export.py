@@ -19,6 +19,11 @@ def write(draft: Draft, parallelism: Parallelism) -> None:
     options: dict[str, object] = {"mesh": mesh_of(draft, parallelism)}
     if parallelism.reshard_to is not None or not parallelism.reshard_after_forward:
         options["reshard_after_forward"] = parallelism.reshard_to or False
+    if parallelism.shard_last_dim:
+        draft.need("torch.distributed.tensor", "Shard")
+        options["shard_placement_fn"] = "lambda parameter: Shard(parameter.ndim - 1)"
+    if parallelism.ignore_frozen:
+        options["ignored_params"] = "{parameter for parameter in model.parameters() if not parameter.requires_grad}"
     if parallelism.cpu_offload:
         draft.need("torch.distributed.fsdp", "CPUOffloadPolicy")
         options["offload_policy"] = "CPUOffloadPolicy(pin_memory=False)"

@@ -55,14 +55,14 @@ def _cuts(scenario: Scenario) -> Iterator[tuple[int, int]]:
             if isinstance(parallelism, TensorParallel) and (parameter.trained or unfreezes):
                 yield parameter.shape[dim], ranks  # frozen layers have gradients, too, where their local tensors unfreeze
             elif not isinstance(parallelism, TensorParallel) and parameter.trained:
-                yield _fewest_rows(scenario, parameter), ranks
+                yield _fewest(scenario, parameter, dim), ranks
 
 
-def _fewest_rows(scenario: Scenario, parameter: Parameter) -> int:
-    """The rows, at least one, that tensor parallelism leaves the last rank that has any; all of them without it."""
-    if any(cut_dim(parallelism, parameter) == 0 for parallelism in scenario.layout.of(TensorParallel)):
-        return [rows for rows in chunk_sizes(parameter.shape[0], scenario.layout.mesh.size(TP)) if rows][-1]
-    return parameter.shape[0]
+def _fewest(scenario: Scenario, parameter: Parameter, dim: int) -> int:
+    """The length of a dim, at least 1, that tensor parallelism leaves the last rank that has any; all of it without it."""
+    if any(cut_dim(parallelism, parameter) == dim for parallelism in scenario.layout.of(TensorParallel)):
+        return [length for length in chunk_sizes(parameter.shape[dim], scenario.layout.mesh.size(TP)) if length][-1]
+    return parameter.shape[dim]
 
 
 @need
@@ -73,6 +73,16 @@ def divided_apart_on_one_shard(scenario: Scenario) -> bool:
         fsdp.gradient_divide_factor not in (None, 1.0)
         and division_of(fsdp, layout, reduced_in(precision, fsdp)) in (Division.AROUND, Division.LAST)
         for fsdp in layout.of(FSDP2)
+    )
+
+
+@need
+def reshards_last_dims(scenario: Scenario) -> bool:
+    """`fully_shard` gathers for backward, from fewer ranks than all, a parameter that is cut along another dim than the first."""
+    parameters = [parameter for parameter in parameters_of(scenario.training.model) if parameter.trained]
+    return any(
+        fsdp.reshard_to is not None and any(cut_dim(fsdp, parameter) for parameter in parameters)
+        for fsdp in scenario.layout.of(FSDP2)
     )
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from equivcheck.layers.parameters import Parameter, parameters_of
 from equivcheck.layouts.limits.data_parallel import EVEN_ROWS, FSDP_WITHOUT_COMPILED_AUTOGRAD, ROUNDING_LIMITS
 from equivcheck.layouts.limits.limit import LayoutLimit, Limit, parallelism_of
 from equivcheck.layouts.limits.optimizers import DTENSOR_OPTIMIZERS, WHOLE_PARAMETERS
-from equivcheck.layouts.limits.repairs import has_shares, with_options, with_widths, without_shares
-from equivcheck.layouts.partition import leaves_nothing
+from equivcheck.layouts.limits.repairs import has_shares, with_options, with_widths, without_frozen, without_shares
+from equivcheck.layouts.partition import cut_dim, leaves_nothing
 from equivcheck.layouts.rounding import reduced_in
 from equivcheck.parallelisms.fsdp2.division import averages, backend_divides
 from equivcheck.parallelisms.tensor_parallel.plans import fits, trained_cuts
@@ -35,6 +36,39 @@ NOTHING_TO_REDUCE = Limit(
     repair=lambda training, layout: with_widths(training, layout.mesh.size(TP)),
     upstream=True,
 )
+
+
+def _cuts_last_dims_unevenly(training: Training, layout: Layout) -> bool:
+    fsdp, shards = parallelism_of(layout, FSDP2), layout.mesh.size(DP, SHARD)
+    cuts = ((parameter, cut_dim(fsdp, parameter)) for parameter in parameters_of(training.model))
+    sizes = ((parameter.shape[dim], shards * _tp_parts(layout, parameter, dim)) for parameter, dim in cuts if dim)
+    return fsdp.shard_last_dim and any(size % parts for size, parts in sizes)
+
+
+def _tp_parts(layout: Layout, parameter: Parameter, dim: int) -> int:
+    """Over how many ranks tensor parallelism has cut a dim."""
+    cuts = any(cut_dim(parallelism, parameter) == dim for parallelism in layout.of(TensorParallel))
+    return layout.mesh.size(TP) if cuts else 1
+
+
+EVEN_LAST_DIMS = Limit(
+    reason="fully_shard: shard_placement_fn cuts only the first dim unevenly ('FSDP does not support uneven sharding on dim 1')",
+    applies=_cuts_last_dims_unevenly,
+    repair=lambda training, layout: with_widths(training, layout.mesh.size(DP, SHARD, TP)),
+    upstream=True,
+)
+
+CAST_WITH_THEIR_INPUTS = Limit(
+    reason="fully_shard: parameters that it ignores are not cast to the element type that their inputs are cast to",
+    applies=lambda training, layout: (
+        _casts_inputs(parallelism_of(layout, FSDP2)) and any(layer.frozen for layer in training.model.layers)
+    ),
+    repair=lambda training, _layout: without_frozen(training),
+)
+
+
+def _casts_inputs(fsdp: FSDP2) -> bool:
+    return fsdp.ignore_frozen and fsdp.mixed_precision is not None and fsdp.mixed_precision.param is not None
 
 
 def _multiplies_before_the_sum(layout: Layout) -> bool:
@@ -77,6 +111,8 @@ LIMITS: tuple[Limit, ...] = (
     EVEN_ROWS,
     ONE_UNIT_FOR_SHARED_WEIGHTS,
     NOTHING_TO_REDUCE,
+    EVEN_LAST_DIMS,
+    CAST_WITH_THEIR_INPUTS,
     *DTENSOR_OPTIMIZERS,
     *WHOLE_PARAMETERS,
 )

@@ -159,7 +159,16 @@ NO_OUTPUT = Layer(width=4)
 
 DIVIDED = FSDP2(gradient_divide_factor=4.0, sum_reductions=True)
 
+RESHARDED = FSDP2(reshard_to=2, shard_last_dim=True)
+
 SHOWN = {
+    "fsdp2_reshards_last_dim": (
+        scenario(RESHARDED, sizes=(4,), features=4),
+        [
+            scenario(replace(RESHARDED, shard_last_dim=False), sizes=(4,), features=4),
+            scenario(FSDP2(shard_last_dim=True), sizes=(4,), features=4),
+        ],
+    ),
     "fsdp2_one_shard_divided_twice": (
         scenario(DIVIDED, sizes=(1,)),
         [
