@@ -113,9 +113,10 @@ class Plan:
     max_ranks: int = MAX_RANKS
     """Most ranks in a scenario, 1 to 8."""
     deadline: float = 30.0
-    """Limit for one run of the ranks, in seconds."""
+    """Seconds that ranks may be idle, or compute without communicating, before they count as hung (`Patience`)."""
     stuck_seconds: float = 180.0
-    """After this long without an end of a check, and what it may compile for, a worker is given up; more than `deadline`."""
+    """A worker is given up that is idle, or computes, for so long without an end of a check, and for what the check may compile;
+    more than `deadline`."""
     shrink_seconds: float = 20.0
     """Limit for shrinking one finding, its last judgement excepted."""
     confirm: bool = True

@@ -12,6 +12,7 @@ from equivcheck.scenario import Scenario
 from equivcheck.verdict.verdict import Outcome, Verdict
 from equivcheck.workers.process import WorkerProcess
 from equivcheck.worlds.failure import Failure, FailureKind, RankReport, RankState
+from equivcheck.worlds.patience import Patience, cpu_seconds_of_family
 
 START_SECONDS = 120.0
 """Allowance for imports, on a cold disk or a busy machine, on top of the limit for a check."""
@@ -25,21 +26,33 @@ class CheckingProcess(WorkerProcess):
         self.done = False
         self._plan = plan
         self._recorder = Recorder.create()
-        self._last_count, self._last_time = 0, time.monotonic()
         super().__init__("equivcheck.campaign.worker", (plan, place), self._recorder.fd)
+        self._begin()
 
     @property
-    def idle_seconds(self) -> float:
-        """How long it has not begun a check."""
-        if self._recorder.num_begun != self._last_count:
-            self._last_count, self._last_time = self._recorder.num_begun, time.monotonic()
-        return time.monotonic() - self._last_time
+    def seconds_since_begun(self) -> float:
+        """How long ago its last check was first seen to have begun."""
+        return time.monotonic() - self._begun
 
     @property
     def is_stuck(self) -> bool:
         """Whether it has not begun a check for longer than any may take."""
-        # Reading back what is checked costs more than a look at the clock.
-        return self.idle_seconds > self._plan.stuck_seconds and self.idle_seconds > self.allowed_seconds
+        if self._recorder.num_begun != self._last_count:
+            self._begin()
+        if not self._patience.exhausted():
+            return False
+        if self.allowed_seconds > self._patience.limit:  # reading back what is checked is for those who seem to be stuck
+            self._watch(self.allowed_seconds)
+            return False
+        return True
+
+    def _begin(self) -> None:
+        """Begin to wait for the end of a check."""
+        self._last_count, self._begun = self._recorder.num_begun, time.monotonic()
+        self._watch(self._plan.stuck_seconds)
+
+    def _watch(self, limit: float) -> None:
+        self._patience = Patience(limit, lambda: cpu_seconds_of_family(self.pid))
 
     @property
     def allowed_seconds(self) -> float:
@@ -58,7 +71,7 @@ class CheckingProcess(WorkerProcess):
         """The verdict on the scenario in which it is stuck, with its stacks; it is killed. None if it had begun none."""
         self.print_stacks()
         self.kill()
-        how = f"the check did not end within {self.allowed_seconds:.0f} s"
+        how = f"the check did not end: {self._patience.exhausted()}"
         return self._verdict(Outcome.HUNG, FailureKind.TIMEOUT, RankState.RUNNING, how)
 
     def _verdict(self, outcome: Outcome, kind: FailureKind, state: RankState, how: str) -> Verdict | None:

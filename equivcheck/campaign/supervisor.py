@@ -137,7 +137,7 @@ class _Campaign:
     def _lost(self, worker: CheckingProcess, verdict: Verdict | None) -> None:
         """A worker died or was killed for being stuck: its scenario is a finding, and another worker takes its place."""
         if verdict is not None:
-            self._tally.add(verdict, worker.idle_seconds)
+            self._tally.add(verdict, worker.seconds_since_begun)
             self._tally.fingerprints[fingerprint(verdict)] += 1
             self._keep(verdict)
         else:

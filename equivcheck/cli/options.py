@@ -41,7 +41,7 @@ world_type = click.Choice(COMPARABLE)
 
 def deadline_option(default: float) -> Option:
     """``--deadline``."""
-    text = "Time limit for one run of the ranks, in seconds."
+    text = "Seconds that ranks may be idle, or compute without a call to communicate, before they count as hung."
     return click.option("--deadline", type=click.FloatRange(min=0, min_open=True), default=default, show_default=True, help=text)
 
 

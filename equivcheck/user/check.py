@@ -66,7 +66,7 @@ def check_training(  # noqa: PLR0913 - one for each thing that users bring, all 
     ``step(model, batch, optimizer, loss)`` replaces forward, backward and update and returns the loss; `rank_step` does so on
     ranks alone, where it may return None. ``full_tensors(module)`` returns whole tensors by name where parameters are shards that
     are neither DTensors nor those of FSDP. Model and batches are converted to `dtype`; None leaves them as they are, with
-    tolerances to match. `deadline` is in seconds, for the ranks alone.
+    tolerances to match. Ranks that are idle, or compute without communicating, for `deadline` seconds count as hung.
 
     Failures of the ranks are verdicts. Raises `UsageError` for arguments that make no sense, and for a model or training that is
     not the same each time; what the run on one device raises is left as it is.

@@ -49,6 +49,11 @@ class WorkerProcess:
         """Whether it has been silent for longer than what it does may take."""
         return False
 
+    @property
+    def pid(self) -> int:
+        """Process id."""
+        return self._process.pid
+
     def send(self, message: object) -> None:
         """Say something; to a worker that has died it is lost, which shows when it is read from."""
         with contextlib.suppress(OSError):

@@ -36,8 +36,8 @@ class Ranks(ABC):
     def run(self, program: Callable[..., Any], *arguments: Any, schedule_seed: int = 0, deadline: float = 60.0) -> Run:
         """Call ``program(*arguments)`` on every rank and wait for all of them.
 
-        `deadline` is in seconds. Raises `RanksFailed` when a rank raises, dies, or waits in vain; the ranks can be used again
-        afterwards.
+        Ranks count as hung by `deadline`, in seconds, as `Patience` says. Raises `RanksFailed` when a rank raises, dies, or waits
+        in vain; the ranks can be used again afterwards.
         """
 
     @abstractmethod

@@ -29,7 +29,9 @@ class World:
         return self._ranks.size
 
     def run(self, program: Callable[..., Any], *arguments: Any, schedule_seed: int = 0, deadline: float = 60.0) -> Run:
-        """Call ``program(*arguments)`` on every rank; `deadline` is in seconds.
+        """Call ``program(*arguments)`` on every rank.
+
+        Ranks that are idle, or compute without communicating, for `deadline` seconds count as hung.
 
         In ``gloo`` the program and its arguments must be picklable. In ``fake`` the first rank runs alone, of as many as one
         likes: what it receives has the right shape and no meaning, and `Run` has its value only.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import pickle
 import selectors
 import socket
@@ -17,6 +18,7 @@ from equivcheck.worlds.gloo.failures import died, failure_of, raised, unfinished
 from equivcheck.worlds.gloo.fork_server import START_SECONDS
 from equivcheck.worlds.gloo.member import Member
 from equivcheck.worlds.gloo.rank import RAISED_TAG, Raised
+from equivcheck.worlds.patience import Patience
 
 _GRACE = 1.0
 """Seconds that the others get to finish or raise after a rank has failed."""
@@ -66,25 +68,26 @@ class Crew:
 
     def run(self, request: bytes, deadline: float) -> tuple[Any, ...]:
         """Send every rank the request; their values in rank order. Raises `RanksFailed`."""
-        until = time.monotonic() + deadline
         for member in self._members:
             with contextlib.suppress(OSError):  # dead or stopped: seen while gathering
-                member.channel.send(request, until=until)
-        answers = self._gather(until)
+                member.channel.send(request, until=time.monotonic() + deadline)
+        answers, hung = self._gather(Patience(deadline, lambda: {member.rank: member.cpu_seconds() for member in self._members}))
         contents = {rank: _content(answer) for rank, answer in answers.items() if answer is not None}
         values = tuple(contents[rank].value for rank in sorted(contents) if contents[rank].raised is None)
         if len(values) == len(self._members):
             return values
-        raise RanksFailed(self._failure(answers, contents, deadline))
+        raise RanksFailed(self._failure(answers, contents, hung))
 
-    def _gather(self, until: float) -> Answers:
-        """Wait for every rank, or for `until`, or for a short while after the first failure."""
+    def _gather(self, patience: Patience) -> tuple[Answers, str]:
+        """Wait for every rank, until they count as hung (then why), or for a short while after the first failure."""
         answers: Answers = {}
-        while len(answers) < len(self._members) and (left := until - time.monotonic()) > 0:
-            for key, _ in self._selector.select(left):
+        hung, until = "", math.inf
+        while len(answers) < len(self._members) and not hung and (left := until - time.monotonic()) > 0:
+            hung = patience.exhausted()
+            for key, _ in self._selector.select(min(left, patience.tick)):
                 rank = key.data.rank
                 try:
-                    answers[rank] = answer = key.data.channel.receive(until=until)
+                    answers[rank] = answer = key.data.channel.receive(until=time.monotonic() + patience.limit)
                 except TimeoutError:
                     continue
                 except (EOFError, OSError):
@@ -92,9 +95,9 @@ class Crew:
                     self._selector.unregister(key.fileobj)
                 if answer is None or answer[:1] == RAISED_TAG:
                     until = min(until, time.monotonic() + _GRACE)
-        return answers
+        return answers, hung
 
-    def _failure(self, answers: Answers, contents: dict[int, _Content], deadline: float) -> Failure:
+    def _failure(self, answers: Answers, contents: dict[int, _Content], hung: str) -> Failure:
         busy = [member for member in self._members if member.rank not in answers]
         reports = {report.rank: report for report in unfinished(busy, [self._threads[member.rank] for member in busy])}
         times = {}
@@ -107,7 +110,7 @@ class Crew:
                 times[member.rank] = content.raised.when
             elif content is not None:
                 reports[member.rank] = RankReport(rank=member.rank, state=RankState.FINISHED)
-        return failure_of([reports[member.rank] for member in self._members], times, deadline)
+        return failure_of([reports[member.rank] for member in self._members], times, hung)
 
     def close(self) -> None:
         """Let go of channels and files."""

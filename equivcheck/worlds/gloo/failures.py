@@ -36,9 +36,9 @@ def unfinished(members: Sequence[Member], threads: Sequence[int]) -> list[RankRe
     return [_busy(member.rank, stack, sleeping) for member, stack, sleeping in zip(members, stacks, asleep, strict=True)]
 
 
-def failure_of(reports: Sequence[RankReport], times: dict[int, float], deadline: float) -> Failure:
-    """The verdict over all ranks, in rank order; `times` says when those that raised did so."""
-    kind, summary = FailureKind.TIMEOUT, f"no result within {deadline:g} s: " + ", ".join(map(_doing, reports))
+def failure_of(reports: Sequence[RankReport], times: dict[int, float], hung: str) -> Failure:
+    """The verdict over all ranks, in rank order; `times` says when ranks raised, `hung` why those that run count as hung."""
+    kind, summary = FailureKind.TIMEOUT, f"{hung}: " + ", ".join(map(_doing, reports))
     if dead := [report for report in reports if report.state is RankState.DIED]:
         kind, summary = FailureKind.DIED, f"rank {dead[0].rank} {dead[0].error}"
     elif culprits := [report for report in reports if report.state is RankState.RAISED]:

@@ -12,6 +12,7 @@ from typing import IO
 
 from equivcheck.worlds.gloo.channel import Channel
 from equivcheck.worlds.gloo.rank import RankAddress
+from equivcheck.worlds.patience import cpu_seconds
 
 _TAIL = 4000
 """Bytes of a rank's output worth showing."""
@@ -50,6 +51,10 @@ class Member:
         fd = self.output.fileno()
         start = max(0, os.fstat(fd).st_size - _TAIL)
         return os.pread(fd, _TAIL, start).decode(errors="replace").strip()
+
+    def cpu_seconds(self) -> float:
+        """What it and those that it has waited for have computed; 0 once it has ended."""
+        return cpu_seconds(self.pid)
 
     def close(self) -> None:
         """Let go of the channel and the files."""

@@ -24,8 +24,8 @@ class Evidence:
     """`threading.get_ident` of each rank's thread."""
     errors: dict[int, BaseException]
     """What ranks raised, in the order of raising."""
-    deadline: float | None
-    """Seconds that the run was given, when they have passed."""
+    hung: str
+    """Why ranks that run count as hung; empty when none runs."""
 
 
 def failure_of(evidence: Evidence) -> Failure:
@@ -43,8 +43,8 @@ def _cause(evidence: Evidence, reports: tuple[RankReport, ...]) -> tuple[Failure
     if evidence.scheduler.mismatch:
         return FailureKind.MISMATCH, f"collectives do not match: {evidence.scheduler.mismatch}"
     states = "; ".join(f"rank {report.rank} {_doing(report)}" for report in reports)
-    if evidence.deadline is not None:
-        return FailureKind.TIMEOUT, f"not finished after {evidence.deadline:g} s: {states}"
+    if evidence.hung:
+        return FailureKind.TIMEOUT, f"{evidence.hung}: {states}"
     return FailureKind.DEADLOCK, f"no rank can go on: {states}"
 
 

@@ -141,13 +141,11 @@ class Crew:
     def run(self, program: Program, schedule_seed: int, deadline: float) -> Run:
         """Run the program on all ranks, with the world's groups as they are."""
         self._program = program
-        finished = False
         try:
             self.scheduler.start(schedule_seed)
-            quiet = self.scheduler.wait_until_quiet(deadline)
-            finished = quiet and not self._errors and all(self.scheduler.ended)
-            if not finished:
-                self._give_up(quiet, deadline)
+            hung = self.scheduler.wait_until_quiet(deadline)
+            if hung or self._errors or not all(self.scheduler.ended):
+                self._give_up(hung)
             return Run(values=tuple(self._values), calls=tuple(tuple(map(call_of, calls)) for calls in self.board.calls))
         except BaseException as error:
             if not isinstance(error, RanksFailed):
@@ -164,13 +162,11 @@ class Crew:
         for thread in self._threads:
             thread.join(UNWIND_PATIENCE)
 
-    def _give_up(self, quiet: bool, deadline: float) -> None:
+    def _give_up(self, hung: str) -> None:
         idents = tuple(thread.ident or 0 for thread in self._threads)
-        evidence = Evidence(
-            scheduler=self.scheduler, thread_idents=idents, errors=dict(self._errors), deadline=None if quiet else deadline
-        )
+        evidence = Evidence(scheduler=self.scheduler, thread_idents=idents, errors=dict(self._errors), hung=hung)
         failure = failure_of(evidence)
-        if not quiet or not self.scheduler.abort(UNWIND_PATIENCE):
+        if hung or not self.scheduler.abort(UNWIND_PATIENCE):
             self._abandon()
         raise RanksFailed(failure)
 

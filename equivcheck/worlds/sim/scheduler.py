@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from random import Random
 from typing import Any
+
+from equivcheck.worlds.patience import Patience
 
 POLLS_IN_VAIN = 10_000
 """Unsuccessful `is_completed` calls in a row, over all ranks, after which polling counts as waiting (about half a second)."""
@@ -37,6 +40,7 @@ class Scheduler:
         self._runnable: deque[int] = deque()
         self._chooser: Random | None = None
         self._polls = 0
+        self._moves = 0
 
     # Called by the thread that owns the run.
 
@@ -52,9 +56,13 @@ class Scheduler:
         self._runnable.extend(range(self.size))
         self._pass_on()
 
-    def wait_until_quiet(self, deadline: float) -> bool:
-        """Wait until no rank runs (all ended, or stuck); False when that took longer than `deadline` seconds."""
-        return self._quiet.acquire(timeout=min(deadline, threading.TIMEOUT_MAX))
+    def wait_until_quiet(self, limit: float) -> str:
+        """Wait until no rank runs (all ended, or stuck), or until they count as hung (`Patience`): then why, else nothing."""
+        patience = Patience(limit, lambda: {0: time.process_time()}, lambda: self._moves)
+        while not self._quiet.acquire(timeout=min(patience.tick, threading.TIMEOUT_MAX)):
+            if why := patience.exhausted():
+                return why
+        return ""
 
     def abort(self, patience: float) -> bool:
         """Unwind the ranks that have not ended, while no rank runs; False when one did not end within `patience` seconds."""
@@ -124,6 +132,7 @@ class Scheduler:
     def progress(self) -> None:
         """A call was issued, so polling is not in vain."""
         self._polls = 0
+        self._moves += 1
 
     def give_up(self, rank: int, pending: Any, mismatch: str) -> None:
         """Stop everybody, since the rank's call does not match the others'; does not return."""
@@ -147,6 +156,7 @@ class Scheduler:
             raise RankAborted
 
     def _pass_on(self) -> None:
+        self._moves += 1
         runnable = self._runnable
         if not runnable:
             self._quiet.release()

@@ -120,7 +120,7 @@ def test_a_hang_is_a_timeout(ranks: GlooRanks) -> None:
     """At the deadline every rank's stack is taken, from its own first function to where it hangs."""
     found = failure(ranks, programs.hang_on, 1, deadline=0.5)
     assert found.kind is FailureKind.TIMEOUT
-    assert found.summary == "no result within 0.5 s: rank 0 waiting in all_reduce, rank 1 running in sleep_forever"
+    assert found.summary == "idle for 0.5 s: rank 0 waiting in all_reduce, rank 1 running in sleep_forever"
     assert states(found) == (RankState.WAITING, RankState.RUNNING)
     assert "in sleep_forever" in found.reports[1].stack
     assert all(report.stack.splitlines()[0].endswith("in hang_on") for report in found.reports)

@@ -1,0 +1,71 @@
+"""When ranks that have not finished count as hung."""
+
+from __future__ import annotations
+
+import pytest
+
+from equivcheck.worlds import patience
+from equivcheck.worlds.patience import MOST_LIMITS, TICKS, Patience
+
+LIMIT = 30.0
+TICK = LIMIT / TICKS
+
+
+class Ranks:
+    """Two processes of ranks on a clock of their own."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now, self.used, self.moves = 0.0, [5.0, 9.0], 0
+        monkeypatch.setattr(patience.time, "monotonic", lambda: self.now)
+        self.patience = Patience(LIMIT, lambda: dict(enumerate(self.used)), lambda: self.moves)
+
+    def pass_ticks(self, count: int, *, share: float = 0.0, moves: int = 0, rank: int = 0) -> str:
+        """So many ticks, in each of which a rank has a share of a core; why they count as hung, if they do."""
+        for _ in range(count):
+            self.now += TICK
+            self.used[rank] += share * TICK
+            self.moves += moves
+            if why := self.patience.exhausted():
+                return why
+        return ""
+
+
+@pytest.fixture
+def ranks(monkeypatch: pytest.MonkeyPatch) -> Ranks:
+    """Ranks that have just begun."""
+    return Ranks(monkeypatch)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_ranks_that_are_merely_slow_go_on(ranks: Ranks, rank: int) -> None:
+    """With a twentieth of a core, a rank takes twenty times the limit for half of it."""
+    assert ranks.pass_ticks(10 * TICKS, share=0.05, rank=rank) == ""
+
+
+def test_ranks_that_do_nothing_are_hung(ranks: Ranks) -> None:
+    """After the limit on the wall, as no work is to be seen in all of it."""
+    assert ranks.pass_ticks(TICKS - 1) == ""
+    assert ranks.pass_ticks(1) == "idle for 30 s"
+
+
+def test_a_little_work_in_between_is_no_idleness(ranks: Ranks) -> None:
+    """Looks without any work must follow each other."""
+    assert ranks.pass_ticks(TICKS - 1) + ranks.pass_ticks(1, share=0.1) + ranks.pass_ticks(TICKS - 1) == ""
+
+
+def test_ranks_that_compute_for_ever_are_hung(ranks: Ranks) -> None:
+    """After the limit in CPU time, of any one of them."""
+    assert ranks.pass_ticks(2 * TICKS, share=1.0, rank=1) == "nothing but computing for 30 s of CPU time"
+    assert ranks.used[1] - 9.0 == pytest.approx(LIMIT + TICK)
+
+
+def test_ranks_that_get_on_may_compute_for_longer(ranks: Ranks) -> None:
+    """Calls show that a long training is none that hangs, up to a multiple of the limit."""
+    assert ranks.pass_ticks(MOST_LIMITS * TICKS, share=1.0, moves=1) == ""
+    assert ranks.pass_ticks(1, share=1.0, moves=1) == "not finished after 300 s of CPU time"
+
+
+def test_who_asks_often_sees_no_more_idleness(ranks: Ranks) -> None:
+    """Looks are at least a tick apart."""
+    ranks.now += TICK / 2
+    assert [ranks.patience.exhausted() for _ in range(5 * TICKS)] == [""] * 5 * TICKS
