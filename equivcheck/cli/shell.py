@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import signal
 import sys
+import threading
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from enum import IntEnum
 from typing import Any, NoReturn
 
@@ -31,10 +34,24 @@ class Shell(click.Group):
         """Run a command and exit."""
         extra["standalone_mode"] = False
         try:
-            code = super().main(args, prog_name, **extra)
+            with _sigterm_as_ctrl_c():
+                code = super().main(args, prog_name, **extra)
         except Exception as error:
             code = _report(error)
         sys.exit(int(code or 0))
+
+
+@contextlib.contextmanager
+def _sigterm_as_ctrl_c() -> Iterator[None]:
+    """Let commands that are asked to end clean up as after Ctrl-C: end what they started, and keep what they found."""
+    if threading.current_thread() is not threading.main_thread():  # only the main one may say so
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _report(error: Exception) -> ExitCode:

@@ -1,0 +1,42 @@
+"""What every command has in common."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SCRIPT = """
+import os, sys
+import click
+from equivcheck.cli.shell import Shell
+from equivcheck.versions.process import run
+
+CHILD = "import os, pathlib, sys, time; pathlib.Path(sys.argv[1]).write_text(str(os.getpid())); time.sleep(600)"
+
+@click.command()
+def waits():
+    run([sys.executable, "-c", CHILD, sys.argv[1]], seconds=None, environment=os.environ)
+
+Shell(commands={"waits": waits})(["waits"])
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_command_that_is_ended_leaves_no_process(tmp_path: Path, number: signal.Signals) -> None:
+    """It says so in one line, with exit code 3, after it has ended what it started."""
+    fifo = tmp_path / "child"
+    os.mkfifo(fifo)
+    process = subprocess.Popen([sys.executable, "-c", SCRIPT, str(fifo)], stderr=subprocess.PIPE, text=True)
+    child = int(fifo.read_text())
+
+    process.send_signal(number)
+    _, errors = process.communicate()
+
+    assert (process.returncode, errors.strip()) == (3, "error: interrupted")
+    with pytest.raises(ProcessLookupError):
+        os.kill(child, 0)
