@@ -4,7 +4,19 @@ from __future__ import annotations
 
 from equivcheck.layouts.known_predicates import need, show
 from equivcheck.layouts.limits.repairs import has_shares
-from equivcheck.scenario import Adafactor, Adam, ClipNorm, ClipValue, Implementation, Loss, Norm, NormType, Precision, Scenario
+from equivcheck.scenario import (
+    Adafactor,
+    Adam,
+    ClipNorm,
+    ClipValue,
+    Implementation,
+    Loss,
+    Muon,
+    Norm,
+    NormType,
+    Precision,
+    Scenario,
+)
 from equivcheck.trace.differences import Divergence
 
 
@@ -43,6 +55,12 @@ def inf_norm(scenario: Scenario) -> bool:
 def adafactor(scenario: Scenario) -> bool:
     """The optimizer divides by the number of a parameter's elements."""
     return isinstance(scenario.training.optimizer, Adafactor)
+
+
+@need
+def muon(scenario: Scenario) -> bool:
+    """The optimizer divides the rows of a matrix by its columns."""
+    return isinstance(scenario.training.optimizer, Muon)
 
 
 @need

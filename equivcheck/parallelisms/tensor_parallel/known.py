@@ -90,6 +90,17 @@ def frozen_over_tensor_parallel(scenario: Scenario) -> bool:
 
 
 @need
+def frozen_columns_leave_nothing(scenario: Scenario) -> bool:
+    """Tensor parallelism cuts the columns of a frozen layer over so many ranks that some have none."""
+    model, ranks = scenario.training.model, scenario.layout.mesh.size(TP)
+    return any(
+        layer.frozen and entry.split is Split.ROW and leaves_nothing(model.inputs(index), ranks)
+        for parallelism in scenario.layout.of(TensorParallel)
+        for index, (layer, entry) in enumerate(zip(model.layers, parallelism.plan, strict=True))
+    )
+
+
+@need
 def column_of_one_on_one_rank(scenario: Scenario) -> bool:
     """Tensor parallelism on one rank with a column-parallel layer of one output and a bias that gets a gradient."""
     if scenario.layout.mesh.size(TP) != 1:

@@ -19,7 +19,7 @@ from equivcheck.parallelisms.tensor_parallel.plans import (
     places,
     trained_cuts,
 )
-from equivcheck.scenario import ASGD, Implementation, Layout, Split, TensorParallel, Training
+from equivcheck.scenario import ASGD, Implementation, Layout, Parallelism, Split, TensorParallel, Training
 from equivcheck.scenario.mesh import TP
 
 
@@ -114,7 +114,19 @@ HOOKS_ON_OWN_PARAMETERS = LayoutLimit(
     repair=lambda layout: with_options(layout, TensorParallel, redistribute_gradients=True),
 )
 
-LAYOUT_LIMITS: tuple[LayoutLimit, ...] = (HOOKS_ON_OWN_PARAMETERS,)
+APPLIED_FIRST = LayoutLimit(
+    reason="tensor parallelism is applied to modules that nothing has wrapped or sharded yet: it comes first in a layout's "
+    "parallelisms, the innermost",
+    applies=lambda layout: not isinstance(layout.parallelisms[0], TensorParallel),
+    repair=lambda layout: replace(layout, parallelisms=(*layout.of(TensorParallel), *_others(layout))),
+)
+
+
+def _others(layout: Layout) -> tuple[Parallelism, ...]:
+    return tuple(parallelism for parallelism in layout.parallelisms if not isinstance(parallelism, TensorParallel))
+
+
+LAYOUT_LIMITS: tuple[LayoutLimit, ...] = (APPLIED_FIRST, HOOKS_ON_OWN_PARAMETERS)
 
 LIMITS: tuple[Limit, ...] = (
     ONE_ENTRY_A_LAYER,

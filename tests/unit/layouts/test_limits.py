@@ -106,6 +106,17 @@ def test_a_supported_training_is_left_alone(training: Training, layout: Layout) 
     assert (repaired(training, layout) is training) == (unsupported(training, layout) is None)
 
 
+@pytest.mark.parametrize("around", [DDP(), Replicate(), FSDP2()])
+def test_tensor_parallelism_is_applied_first(around: Parallelism) -> None:
+    """Around what is wrapped already it would leave the wrong gradients, which are no fault of anybody's training."""
+    mesh = Mesh(axes=(Axis(name="dp", size=2), Axis(name="tp", size=2)))
+    plan = TensorParallel(plan=(LayerPlan(), LayerPlan()))
+    layout = Layout(mesh=mesh, parallelisms=(around, plan))
+
+    assert "the innermost" in (unsupported(PLAIN, layout) or "")
+    assert repaired_layout(layout).parallelisms == (plan, around)
+
+
 def _with_layers(count: int) -> Training:
     return replace(PLAIN, model=replace(PLAIN.model, layers=(Layer(width=4),) * count))
 

@@ -7,6 +7,7 @@ from equivcheck.scenario import (
     DDP,
     FSDP1,
     FSDP2,
+    SGD,
     SPMD,
     Activation,
     ActivationSharding,
@@ -27,6 +28,7 @@ from equivcheck.scenario import (
     Loss,
     Mesh,
     Model,
+    Muon,
     Norm,
     NormType,
     Parallelism,
@@ -54,6 +56,7 @@ COLUMN = TensorParallel(plan=(LayerPlan(split=Split.COLUMN),))
 REPLICATED = Replicate(implementation=Replicator.FSDP)
 PER_LAYER = FSDP1(wrapping=Wrapping.PER_LAYER)
 FROZEN = Layer(width=1, bias=False, frozen=True)
+TWO_OUTPUTS = Layer(width=2)
 ROWS = TensorParallel(plan=(LayerPlan(output=ActivationSharding.ROWS), LayerPlan()))
 WHOLE = TensorParallel(plan=(LayerPlan(), LayerPlan()))
 COLUMN_FIRST = TensorParallel(plan=(LayerPlan(split=Split.COLUMN), LayerPlan()))
@@ -91,12 +94,14 @@ def over_tp(parallelism: Parallelism, *layers: Layer, tp: int = 1, split: Split 
     return replace(alone, layout=Layout(mesh=mesh, parallelisms=(plan, parallelism)))
 
 
-def first_cut(layer: Layer, *around: Parallelism, **changes) -> Scenario:
-    """Two tensor-parallel ranks that share the first of two layers by columns."""
+def first_cut(
+    layer: Layer, *around: Parallelism, split: Split = Split.COLUMN, second: Layer = TWO_OUTPUTS, **changes: object
+) -> Scenario:
+    """Two tensor-parallel ranks that share the first of two layers."""
     names = ("dp", "tp") if around else ("tp",)
     mesh = Mesh(axes=tuple(Axis(name=name, size=1 + (name == "tp")) for name in names))
-    plan = TensorParallel(plan=(LayerPlan(split=Split.COLUMN), LayerPlan(split=Split.OUTSIDE)))
-    training = Training(model=Model(features=1, layers=(layer, Layer(width=2))), data=Data(microbatches=(1,)), **changes)
+    plan = TensorParallel(plan=(LayerPlan(split=split), LayerPlan(split=Split.OUTSIDE)))
+    training = Training(model=Model(features=1, layers=(layer, second)), data=Data(microbatches=(1,)), **changes)
     return Scenario(training=training, layout=Layout(mesh=mesh, parallelisms=(plan, *around)))
 
 
@@ -159,9 +164,14 @@ NO_OUTPUT = Layer(width=4)
 
 DIVIDED = FSDP2(gradient_divide_factor=4.0, sum_reductions=True)
 
+ROW_UNDER_MUON = {"split": Split.ROW, "second": ONE_WEIGHT, "optimizer": Muon()}
 RESHARDED = FSDP2(reshard_to=2, shard_last_dim=True)
 
 SHOWN = {
+    "muon_of_no_columns": (
+        first_cut(FROZEN, DDP(), **ROW_UNDER_MUON),
+        [first_cut(FROZEN, DDP(), **ROW_UNDER_MUON | change) for change in ({"split": Split.COLUMN}, {"optimizer": SGD()})],
+    ),
     "fsdp2_reshards_last_dim": (
         scenario(RESHARDED, sizes=(4,), features=4),
         [
