@@ -34,6 +34,7 @@ from equivcheck.worlds.sim.torch_private import (
     prepare_rank_thread,
     separate_worlds,
 )
+from equivcheck.worlds.sim.unwinding import close_frames
 
 JOIN_SECONDS = 120.0
 """Limit for making a world, in which ranks only compute: generous, as machines can be busy."""
@@ -209,6 +210,7 @@ class Crew:
         except BaseException as error:
             if not isinstance(error, RankAborted):
                 self._errors[rank] = error
+            close_frames(error)
             with contextlib.suppress(RuntimeError):  # a program may have left something switched on that forbids it
                 drop_unfinished_backward()
         if num_unwaited_works():

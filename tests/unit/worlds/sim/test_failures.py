@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -322,6 +322,51 @@ def test_many_failures_in_a_row(world: World) -> None:
         with pytest.raises(RanksFailed):
             world(2).run(program)
     assert threading.active_count() == before
+
+
+def checkpointed(function: Callable[[], Any]) -> Any:
+    """Call a function with hooks for saved tensors entered in a generator, as torch's checkpointing before 2.13 does."""
+
+    def entered() -> Iterator[None]:
+        with torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor * 2, lambda tensor: tensor):
+            yield
+
+    generator = entered()
+    next(generator)
+    value = function()
+    next(generator, None)
+    return value
+
+
+def square_gradient() -> float:
+    """The derivative of x * x at 3, for which x is saved."""
+    x = torch.tensor(3.0, requires_grad=True)
+    (x * x).backward()  # type: ignore[no-untyped-call]
+    assert x.grad is not None
+    return x.grad.item()
+
+
+def wait_or_raise() -> None:
+    """Rank 0 raises while rank 1 waits for it."""
+    if dist.get_rank() == 0:
+        raise ValueError("the reason")
+    dist.barrier()
+
+
+def raise_another() -> None:
+    """Rank 0 raises a second error from the first, which had left hooks of its own."""
+    try:
+        checkpointed(wait_or_raise)
+    except ValueError as error:
+        raise KeyError("another") from error
+
+
+@pytest.mark.parametrize("fail", [wait_or_raise, raise_another])
+def test_contexts_of_generators_end_with_the_program(world: World, fail: Callable[[], None]) -> None:
+    """Hooks that a program had entered in a generator when it raised, or was unwound, are not called in the next program."""
+    ranks = world(2)
+    failure_of(ranks, lambda: checkpointed(fail))
+    assert ranks.run(square_gradient).values == (6.0, 6.0)
 
 
 def test_run_inside_a_run_is_refused(world: World) -> None:
