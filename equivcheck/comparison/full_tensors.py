@@ -41,7 +41,8 @@ def _compared(expected: Expected, assembled: Assembled, piece: Piece, values: Ve
         return _divergence(expected, piece.name, rank, (), (shape, str(piece.shape)))
     ours = assembled.values[where]
     distance = np.where((ours == values) | (np.isnan(ours) & np.isnan(values)), 0.0, np.abs(ours - values))
-    if np.linalg.norm(distance) <= expected.tolerances[table.rows[piece.name]]:
+    # Where values are not finite, the tolerance is not either.
+    if not distance.any() or np.linalg.norm(distance) <= expected.tolerances[table.rows[piece.name]]:
         return None
     worst = int(np.argmax(np.nan_to_num(distance, nan=np.inf)))
     words = repr(float(ours[worst])), repr(float(values[worst]))

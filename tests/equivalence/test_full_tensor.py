@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -17,13 +18,17 @@ from equivcheck.diagnosis.explain import explained
 from equivcheck.scenario import (
     DDP,
     FSDP2,
+    SGD,
     Axis,
     Data,
+    ElementType,
     Layer,
     LayerPlan,
     Layout,
     Mesh,
+    MixedPrecision,
     Model,
+    Precision,
     Scenario,
     Split,
     TensorParallel,
@@ -79,6 +84,26 @@ def test_a_tensor_that_is_read_otherwise_has_diverged(monkeypatch: pytest.Monkey
     told = explained(verdict)
     assert told.diagnosis is not None
     assert told.diagnosis.cause is Cause.READ_BY_TORCH
+
+
+def test_values_that_are_not_finite_are_read_alike() -> None:
+    """A training that overflows has no tolerance, and needs none where both readings are the same."""
+    training = Training(
+        model=Model(features=2, layers=(Layer(width=5),)),
+        data=Data(microbatches=(4,)),
+        optimizer=SGD(lr=1e30),
+        precision=Precision.FLOAT32,
+        steps=2,
+    )
+    layout = Layout(
+        mesh=Mesh(axes=(Axis(name="dp", size=2),)),
+        parallelisms=(FSDP2(mixed_precision=MixedPrecision(param=ElementType.FLOAT16)),),
+    )
+    overflows = (Scenario(training=replace(training, seed=seed), layout=layout) for seed in range(100))
+
+    verdict = check(next(filter(asks_full_tensors, overflows)))
+
+    assert (verdict.outcome, verdict.undecided != "") == (Outcome.EQUIVALENT, True)
 
 
 @pytest.mark.parametrize("seed", range(12))

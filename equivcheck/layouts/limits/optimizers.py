@@ -10,6 +10,7 @@ from equivcheck.scenario import (
     SGD,
     Adafactor,
     AdamW,
+    Implementation,
     Layout,
     Muon,
     Training,
@@ -31,6 +32,11 @@ def _with_strategy(training: Training, _layout: Layout) -> Training:
     return replace(training, optimizer=replace(optimizer, implementation=left[-1]) if left else SGD(lr=optimizer.lr))
 
 
+def _is_adafactor_of_lists(training: Training, layout: Layout) -> bool:
+    optimizer = training.optimizer
+    return isinstance(optimizer, Adafactor) and optimizer.implementation is Implementation.FOREACH and keeps_dtensors(layout)
+
+
 DTENSOR_OPTIMIZERS = (
     Limit(
         reason="DTensor: no sharding strategy is registered for aten._fused_sgd_ and aten._fused_adagrad_, and none that works "
@@ -38,6 +44,16 @@ DTENSOR_OPTIMIZERS = (
         applies=_lacks_strategy,
         repair=_with_strategy,
         upstream=True,
+    ),
+    Limit(
+        reason="DTensor: no sharding strategy is registered for aten._foreach_lerp_.ScalarList, which Adafactor calls in its "
+        "implementation foreach",
+        applies=_is_adafactor_of_lists,
+        repair=lambda training, _layout: replace(
+            training, optimizer=replace(training.optimizer, implementation=Implementation.FOR_LOOP)
+        ),
+        upstream=True,
+        torch="<2.13",
     ),
 )
 """What no layout can run whose parameters are DTensors."""

@@ -442,6 +442,17 @@ def test_a_limit_of_some_versions_of_torch(installed: str, expected: str | None,
     assert repaired(MUON, _layout(DDP())).optimizer.elementwise is (expected is not None)
 
 
+@pytest.mark.parametrize(("installed", "supported"), [("2.12.1", False), ("2.13.0", True)])
+def test_adafactor_of_lists_of_dtensors(monkeypatch: pytest.MonkeyPatch, installed: str, supported: bool) -> None:
+    """Before torch 2.13 it goes through its parameters one by one; plain tensors may be in lists on every version."""
+    adafactor = replace(PLAIN, optimizer=Adafactor(implementation=Implementation.FOREACH))
+    monkeypatch.setattr(torch_version, "_installed", lambda: Version(installed))
+
+    assert (unsupported(adafactor, _layout(SPMD())) is None) is supported
+    assert unsupported(repaired(adafactor, _layout(SPMD())), _layout(SPMD())) is None
+    assert unsupported(adafactor, _layout(DDP())) is None
+
+
 TRACED = Execution(whole_step=True)
 
 
