@@ -13,6 +13,7 @@ from equivcheck.scenario import (
     DDP,
     FSDP1,
     FSDP2,
+    SGD,
     SPMD,
     Compression,
     Layout,
@@ -21,6 +22,7 @@ from equivcheck.scenario import (
     Replicate,
     Scenario,
     TensorParallel,
+    Training,
 )
 from equivcheck.scenario.mesh import REPLICATE, SHARD
 
@@ -77,6 +79,15 @@ CHECKPOINT_LAYOUT_LIMITS: tuple[LayoutLimit, ...] = (
 """Which layouts a training can neither leave nor go on under."""
 
 
+def _keeps_momentum(training: Training) -> bool:
+    return isinstance(training.optimizer, SGD) and training.optimizer.momentum > 0
+
+
+def _leaves_gradients(layout: Layout) -> bool:
+    kinds = (SPMD, TensorParallel)
+    return any(isinstance(each, kinds) and not each.redistribute_gradients for each in layout.parallelisms)
+
+
 CHECKPOINT_LIMITS: tuple[Limit, ...] = (
     Limit(
         reason="checkpoint: an optimizer makes state for every trained parameter before state is loaded into it, and a "
@@ -105,6 +116,13 @@ CHECKPOINT_LIMITS: tuple[Limit, ...] = (
         applies=lambda training, layout: bool(frozen_splits(training.model, layout)),
         repair=lambda training, _layout: without_frozen(training),
         torch="<2.11",
+    ),
+    Limit(
+        reason="checkpoint: SGD's momentum begins as a copy of the gradient, and is not saved where that is left pending a sum "
+        "('Any checkpointing related operations are not supported for DTensor with partial placements!')",
+        applies=lambda training, layout: _keeps_momentum(training) and _leaves_gradients(layout),
+        repair=lambda training, _layout: replace(training, optimizer=SGD(lr=training.optimizer.lr)),
+        torch="<2.12",
     ),
     Limit(
         reason="checkpoint: Optimizer.load_state_dict casts to the parameter's element type what ASGD and NAdam count in float32",

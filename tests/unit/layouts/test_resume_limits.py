@@ -7,14 +7,17 @@ from dataclasses import replace
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from packaging.version import Version
 
+from equivcheck import torch_version
 from equivcheck.composition.limits import can_resume, resumable_layout, resumable_training, why_unsupported
-from equivcheck.composition.resume_limits import flattenings
+from equivcheck.composition.resume_limits import CHECKPOINT_LIMITS, flattenings
 from equivcheck.scenario import (
     ASGD,
     DDP,
     FSDP1,
     FSDP2,
+    SGD,
     SPMD,
     ActivationSharding,
     Adagrad,
@@ -28,6 +31,7 @@ from equivcheck.scenario import (
     Layer,
     LayerPlan,
     Layout,
+    Loss,
     Mesh,
     Model,
     Norm,
@@ -118,6 +122,20 @@ def test_a_training_that_cannot_resume_says_why(training: Training, reason: str)
 def test_limits_are_no_wider_than_they_must_be(training: Training) -> None:
     """What runs next to a limit stays supported."""
     assert why_unsupported(resuming(layout(FSDP2()), layout(FSDP1()), training)) is None
+
+
+@pytest.mark.parametrize(("installed", "supported"), [("2.11.0", False), ("2.12.1", True)])
+def test_momentum_that_is_pending_a_sum_is_not_saved(monkeypatch: pytest.MonkeyPatch, installed: str, supported: bool) -> None:
+    """Before torch 2.12 SGD without momentum goes on, and SGD whose gradients are redistributed."""
+    monkeypatch.setattr(torch_version, "_installed", lambda: Version(installed))
+    momentum = replace(PLAIN, optimizer=SGD(momentum=0.9), loss=Loss.LINEAR_SUM)
+    left, redistributed = layout(SPMD(redistribute_gradients=False)), layout(SPMD())
+    limit = next(limit for limit in CHECKPOINT_LIMITS if "momentum" in limit.reason)
+
+    assert limit.applies(momentum, left)
+    assert not limit.applies(momentum, redistributed)
+    assert not limit.applies(limit.repair(momentum, left), left)
+    assert ("momentum" in (why_unsupported(resuming(left, redistributed, momentum)) or "")) is not supported
 
 
 def test_repairs_of_two_layouts_come_to_an_end() -> None:
