@@ -16,7 +16,7 @@ from equivcheck.layouts.limits.repairs import (
     without_frozen,
     without_shares,
 )
-from equivcheck.parallelisms.tensor_parallel.plans import fits, layers_of_nothing, splits_weights, unfrozen_norms
+from equivcheck.parallelisms.tensor_parallel.plans import fits, frozen_splits, layers_of_nothing, splits_weights, unfrozen_norms
 from equivcheck.scenario import (
     FSDP1,
     ClipNorm,
@@ -73,6 +73,17 @@ UNIFORM_FROZEN = Limit(
     applies=_mixes_frozen,
     repair=lambda training, _layout: without_frozen(training),
     upstream=True,
+)
+
+UNFROZEN_LINEARS = Limit(
+    reason="FullyShardedDataParallel: without use_orig_params a unit cannot hold both frozen and trained parameters, and "
+    "parallelize_module makes frozen linears trainable (pytorch#171523)",
+    applies=lambda training, layout: (
+        not parallelism_of(layout, FSDP1).use_orig_params and bool(frozen_splits(training.model, layout))
+    ),
+    repair=lambda training, _layout: without_frozen(training),
+    upstream=True,
+    torch="<2.11",
 )
 
 NO_GROUPS_OF_FLAT_PARAMETERS = Limit(
@@ -175,6 +186,7 @@ LIMITS: tuple[Limit, ...] = (
     NORM_IN_FLOAT32,
     ONE_UNIT_FOR_SHARED_WEIGHTS,
     UNIFORM_FROZEN,
+    UNFROZEN_LINEARS,
     NO_GROUPS_OF_FLAT_PARAMETERS,
     NO_UNUSED_PARAMETERS,
     NO_SHARES_BETWEEN_MICROBATCHES,

@@ -8,10 +8,11 @@ from collections.abc import Iterator
 from equivcheck.layers.parameters import Parameter, parameters_of
 from equivcheck.layouts.known_predicates import need, show
 from equivcheck.layouts.limits.optimizers import keeps_dtensors
+from equivcheck.layouts.limits.repairs import has_shares
 from equivcheck.layouts.partition import chunk_sizes, cut_dim, leaves_nothing
 from equivcheck.layouts.rounding import Division, reduced_in
 from equivcheck.parallelisms.fsdp2.division import division_of
-from equivcheck.scenario import FSDP2, ClipNorm, NormType, Scenario, TensorParallel
+from equivcheck.scenario import FSDP2, ClipNorm, NormType, Scenario, TensorParallel, Wrapping
 from equivcheck.scenario.mesh import DP, SHARD, TP
 from equivcheck.trace.differences import Divergence
 
@@ -74,6 +75,13 @@ def divided_apart_on_one_shard(scenario: Scenario) -> bool:
         and division_of(fsdp, layout, reduced_in(precision, fsdp)) in (Division.AROUND, Division.LAST)
         for fsdp in layout.of(FSDP2)
     )
+
+
+@need
+def weight_in_two_units(scenario: Scenario) -> bool:
+    """Layers that share a weight are units of their own."""
+    is_cut = any(fsdp.wrapping is Wrapping.PER_LAYER for fsdp in scenario.layout.of(FSDP2))
+    return is_cut and has_shares(scenario.training.model)
 
 
 @need
