@@ -31,7 +31,9 @@ def leaves_nothing(size: int, parts: int) -> bool:
 
 
 def cut_dim(parallelism: Parallelism, parameter: Parameter) -> int | None:
-    """The dim along which a parallelism cuts a parameter; None for one that it leaves whole."""
+    """The dim along which a parallelism cuts a parameter; None for one that it leaves whole, as any of no dims."""
+    if parameter.layer is None:
+        return None
     return parallelism.cut_dim(parameter.layer, parameter.column_dim, parameter.row_dim)
 
 

@@ -21,7 +21,7 @@ def _is_sharded(layout: Layout) -> bool:
 def _cuts_short(training: Training, layout: Layout) -> bool:
     if parallelism_of(layout, SPMD).redistribute_gradients or not _is_sharded(layout):
         return False
-    trained = (parameter for parameter in parameters_of(training.model) if parameter.trained)
+    trained = (parameter for parameter in parameters_of(training.model) if parameter.trained and parameter.shape)
     return any(parameter.shape[0] < layout.num_data_ranks for parameter in trained)
 
 
