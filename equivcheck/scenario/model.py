@@ -99,7 +99,7 @@ class Model:
     offset: bool = False
     """Whether the model has a buffer of real numbers, one for each output, that is added to its outputs."""
     scale: bool = False
-    """Whether a trained parameter of shape [] multiplies the outputs, before the offset, as a learnt temperature of a loss does."""
+    """Whether a trained parameter of shape [] multiplies the outputs, before the offset, as a learnt temperature does."""
 
     def __post_init__(self) -> None:
         require_between(self, "features", 1, MAX_WIDTH)

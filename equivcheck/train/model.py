@@ -120,8 +120,7 @@ def build_model(model: Model, parameters: Mapping[str, torch.Tensor], batch_dim:
     module = MLP(model, batch_dim, next(iter(parameters.values())).dtype)
     for name, values in parameters.items():
         owner, _, attribute = name.rpartition(".")
-        layer = layer_of(name)
-        frozen = layer is not None and model.layers[layer].frozen
+        frozen = (of_layer := layer_of(name)) is not None and model.layers[of_layer].frozen
         setattr(module.get_submodule(owner), attribute, nn.Parameter(values.clone(), requires_grad=not frozen))
     for index, layer in enumerate(model.layers):
         if layer.shares is not None:

@@ -107,8 +107,9 @@ def schedule_factor(schedule: Schedule | None, step: int) -> float:
 
 def _group_settings(training: Training, name: str, values: Array) -> tuple[float, float]:
     """The learning rate and weight decay of a parameter: those of the first group that takes it, else the optimizer's."""
-    layer = int(name.split(".")[1])
-    taken = {Select.VECTORS: values.ndim == 1, Select.FIRST_LAYER: layer == 0, Select.ODD_LAYERS: layer % 2 == 1}
+    layer = int(name.split(".")[1]) if name.startswith("layers.") else None
+    is_odd = layer is not None and layer % 2 == 1
+    taken = {Select.VECTORS: values.ndim == 1, Select.FIRST_LAYER: layer == 0, Select.ODD_LAYERS: is_odd}
     for group in training.groups:
         if taken[group.select]:
             return training.optimizer.lr * group.lr_factor, group.weight_decay

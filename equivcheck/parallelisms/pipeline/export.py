@@ -125,7 +125,9 @@ def _stage(draft: Draft, parallelism: Pipeline, num_stages: int, spans: tuple[ra
 def _define_shapes(draft: Draft, spans: tuple[range, ...]) -> None:
     model = draft.scenario.training.model
     trained = trained_layers(model)
-    between = [(model.inputs(span.start), any(trained[: span.start])) for span in spans] + [(model.outputs, model.scale or any(trained))]
+    between = [(model.inputs(span.start), any(trained[: span.start])) for span in spans] + [
+        (model.outputs, model.scale or any(trained))
+    ]
     draft.definitions.append([f"SHAPES = {between}  # between stages: features, and whether gradients come back"])
     draft.definitions.append(
         [

@@ -42,7 +42,9 @@ class StageLayers(nn.Module):
     offset: torch.Tensor | None
     step: int
 
-    def __init__(self, layers: range, blocks: Sequence[nn.Module], scale: nn.Parameter | None, offset: torch.Tensor | None) -> None:
+    def __init__(
+        self, layers: range, blocks: Sequence[nn.Module], scale: nn.Parameter | None, offset: torch.Tensor | None
+    ) -> None:
         super().__init__()
         self.indices, self.step = layers, 0
         self.blocks = nn.ModuleList(blocks)
