@@ -26,7 +26,7 @@ def _cuts_short(training: Training, layout: Layout) -> bool:
 
 
 def _leaves_pending(_training: Training, layout: Layout) -> bool:
-    return not parallelism_of(layout, SPMD).redistribute_gradients and layout.num_data_ranks > 1
+    return not parallelism_of(layout, SPMD).redistribute_gradients
 
 
 GRADIENTS_AS_PROPAGATED = limits_of_propagated_gradients(
