@@ -135,6 +135,7 @@ ROW_PLAN = TensorParallel(plan=(LayerPlan(split=Split.ROW), LayerPlan()))
 FULLY_SHARD = SPMD(distribution=Distribution.FULLY_SHARD)
 ADAFACTOR = replace(PLAIN, optimizer=Adafactor())
 MATRICES = Model(features=4, layers=(Layer(width=4, bias=False), Layer(width=4, bias=False)))
+SCALED_OUTPUTS = replace(PLAIN, model=replace(PLAIN.model, scale=True))
 MUON = replace(PLAIN, model=MATRICES, optimizer=Muon())
 SHORT_MUON = replace(MUON, model=replace(MATRICES, features=1, layers=(replace(MATRICES.layers[0], width=1), MATRICES.layers[1])))
 
@@ -182,6 +183,10 @@ SHORT_MUON = replace(MUON, model=replace(MATRICES, features=1, layers=(replace(M
         (ADAFACTOR, FULLY_SHARD, "Adafactor squares norms in place"),
         (ADAFACTOR, FEATURES_PLAN, "Adafactor squares norms in place"),
         (MUON, FSDP1(), "lost the shapes"),
+        (SCALED_OUTPUTS, FSDP1(), "FSDP doesn't support scalar parameters"),
+        (SCALED_OUTPUTS, FSDP1(strategy=ShardingStrategy.NO_SHARD), "FSDP doesn't support scalar parameters"),
+        (SCALED_OUTPUTS, FSDP2(), "fully_shard doesn't support scalar parameters"),
+        (SCALED_OUTPUTS, REPLICATED, "replicate_with_fsdp: a parameter of shape []"),
         (SHORT_MUON, FSDP2(), "keeps no cut through Muon's products"),
         (SHORT_MUON, FULLY_SHARD, "keeps no cut through Muon's products"),
         (SHORT_MUON, ROW_PLAN, "keeps no cut through Muon's products"),

@@ -73,6 +73,12 @@ def traced(scenario: Scenario) -> Scenario:
     return replace(scenario, layout=replace(scenario.layout, execution=Execution(whole_step=True)))
 
 
+def scaled(scenario: Scenario) -> Scenario:
+    """The scenario with a scale of the model's outputs."""
+    model = replace(scenario.training.model, scale=True)
+    return replace(scenario, training=replace(scenario.training, model=model))
+
+
 def compiled(scenario: Scenario, backend: Compile = Compile.AOT_EAGER) -> Scenario:
     """The scenario with a compiled forward."""
     return replace(scenario, layout=replace(scenario.layout, execution=Execution(compile=backend)))
@@ -480,6 +486,10 @@ ALSO_SHOWN = [
     (
         "split_backward_behind_frozen_layers",
         scenario(Pipeline(schedule=PipelineSchedule.ZBV, stages_per_rank=2), FROZEN, ONE_WEIGHT, sizes=(1,)),
+    ),
+    (
+        "split_backward_behind_frozen_layers",
+        scaled(scenario(Pipeline(schedule=PipelineSchedule.ZBV, stages_per_rank=2), FROZEN, ONE_WEIGHT, sizes=(1,))),
     ),
     ("local_tensors_unfreeze", over_tp(DDP(), replace(FROZEN, auxiliary=AuxiliaryLinear.EVEN_STEPS), ONE_WEIGHT)),
     ("local_tensors_unfreeze", over_tp(FSDP1(), FROZEN, ONE_WEIGHT)),
