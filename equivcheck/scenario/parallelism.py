@@ -41,7 +41,7 @@ class ShardingStrategy(Choice):
 
 
 class Distribution(Choice):
-    """How SPMD data parallelism places parameters, gradients and optimizer state."""
+    """How SPMD data parallelism places parameters, gradients and optimizer state; what has no dim to shard is replicated."""
 
     REPLICATE = "replicate"
     FULLY_SHARD = "fully_shard"

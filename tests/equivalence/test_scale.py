@@ -70,6 +70,7 @@ FUSED = replace(TRAINING, optimizer=Adam(implementation=Implementation.FUSED))
 LINEAR = replace(TRAINING, loss=Loss.LINEAR_SUM)
 LAST_FROZEN = replace(TRAINING, model=replace(TRAINING.model, layers=(LAYERS[0], Layer(width=2, frozen=True))))
 FLOAT32 = replace(TRAINING, precision=Precision.FLOAT32)
+UNGROUPED = replace(FLOAT32, groups=())
 PLAN = TensorParallel(
     plan=(LayerPlan(split=Split.COLUMN, output=ActivationSharding.FEATURES), LayerPlan(split=Split.ROW)),
 )
@@ -147,8 +148,8 @@ def test_a_scale_is_trained(example: Scenario) -> None:
 )
 def test_what_torch_refuses_is_a_limit_that_quotes_it(parallelisms: tuple[Parallelism, ...], words: str) -> None:
     """The layout says that it cannot run it in the words of the error that every rank raises beyond the limit."""
-    example = scenario(*parallelisms, training=FLOAT32)
-    if unsupported(replace(FLOAT32, model=replace(FLOAT32.model, scale=False)), example.layout) is not None:
+    example = scenario(*parallelisms, training=UNGROUPED)
+    if unsupported(replace(UNGROUPED, model=replace(UNGROUPED.model, scale=False)), example.layout) is not None:
         pytest.skip("this version of torch has not that layout")
     assert words in (unsupported(example.training, example.layout) or "")
     assert words in check(example, beyond=True).reason

@@ -147,7 +147,7 @@ def _adafactor(optimizer: Adafactor, state: _State, values: Array, gradient: Arr
     weight = state.num_updates**optimizer.beta2_decay
     rate = min(rate, state.num_updates**-0.5) * max(optimizer.eps[1], _root_mean_square(values))
     squares = np.square(gradient)
-    if gradient.ndim == 1:
+    if gradient.ndim < 2:
         second = _moved_to(state, "second", squares, weight)
     else:
         rows = _moved_to(state, "rows", squares.mean(axis=1, keepdims=True), weight)
