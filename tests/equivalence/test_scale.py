@@ -53,6 +53,7 @@ from equivcheck.scenario import (
 )
 from equivcheck.strategies import scenarios
 from exported import printed_differences
+from supported import require_supported
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -113,6 +114,7 @@ def _is_hybrid(parallelism: Parallelism) -> bool:
 )
 def test_a_scale_is_trained_and_its_calls_are_expected(example: Scenario) -> None:
     """Every rank has the scale of one device at each step, and communicates what is predicted."""
+    require_supported(example)
     verdict = check(example)
     assert (verdict.outcome, verdict.unmodelled) == (Outcome.EQUIVALENT, "")
 
@@ -131,6 +133,7 @@ def test_a_scale_is_trained_and_its_calls_are_expected(example: Scenario) -> Non
 )
 def test_a_scale_is_trained(example: Scenario) -> None:
     """Also beside parameters that are sharded, and in the last stage alone, wherever that is."""
+    require_supported(example)
     assert check(example).outcome is Outcome.EQUIVALENT
 
 
@@ -188,6 +191,7 @@ def _by_fsdp(layout: Layout) -> bool:
 @pytest.mark.parametrize("numbers", Numbers)
 def test_scripts_have_the_scale(example: Scenario, numbers: Numbers, tmp_path: Path) -> None:
     """Exported scripts of either kind train it, read it, and agree."""
+    require_supported(example)
     code, printed, output = printed_differences(script_of(example, numbers=numbers), example.layout.mesh.num_ranks, tmp_path)
     assert code == 0, output
     assert {f"step {step} {what} scale" for step in range(3) for what in ("gradient", "clipped gradient", "parameter")} <= set(
