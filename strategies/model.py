@@ -10,7 +10,7 @@ from hypothesis.strategies import DrawFn, SearchStrategy
 
 from equivcheck.scenario import Layer, Model
 from equivcheck.scenario.model import MAX_LAYERS
-from equivcheck.strategies.chance import below
+from equivcheck.strategies.chance import RARELY, below
 from equivcheck.strategies.layer import WIDTHS, layers
 
 
@@ -48,7 +48,7 @@ def models(
         inputs.append(stack[-1].width)
     if all(layer.frozen or layer.shares is not None for layer in stack):
         stack[0] = replace(stack[0], frozen=False)
-    return Model(features=inputs[0], layers=tuple(stack), **draw(_BUFFERS))
+    return Model(features=inputs[0], layers=tuple(stack), **draw(_BUFFERS), scale=draw(RARELY))
 
 
 def _fitted(draw: DrawFn, layer: Layer, inputs: list[int], before: list[Layer]) -> Layer:

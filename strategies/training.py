@@ -120,7 +120,7 @@ def trainings(  # noqa: PLR0913 - a strategy for each field, all by keyword
     """Trainings, most of several steps; for a training that a layout can run, draw from `scenarios`."""
     num_steps, model, batches, optimizer = draw(steps), draw(models), draw(data), draw(optimizers)
     if not optimizer.takes_vectors:
-        model = replace(model, layers=tuple(replace(layer, bias=False, norm=None) for layer in model.layers))
+        model = replace(model, layers=tuple(replace(layer, bias=False, norm=None) for layer in model.layers), scale=False)
     chosen = tuple(draw(groups) for _ in range(draw(_NUM_GROUPS)))
     if not optimizer.decays:
         chosen = tuple(replace(group, weight_decay=0.0) for group in chosen)

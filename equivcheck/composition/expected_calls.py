@@ -20,7 +20,7 @@ MODELLED: dict[type, frozenset[str]] = {
     Training: frozenset(
         ("model", "data", "optimizer", "loss", "groups", "schedule", "clipping", "zero_grad", "precision", "steps", "seed")
     ),
-    Model: frozenset(("features", "layers", "counter", "offset")),
+    Model: frozenset(("features", "layers", "counter", "offset", "scale")),
     Layer: frozenset(("width", "bias", "activation", "norm", "residual", "dropout", "frozen", "shares", "auxiliary", "shape_op")),
     Data: frozenset(("microbatches", "batch_dim")),
     Layout: frozenset(("mesh", "parallelisms", "execution")),

@@ -53,10 +53,10 @@ def rows_of_tensor(masks: Mapping[str, npt.NDArray[np.bool_]]) -> str:
 
 
 def _rows(name: str, mask: npt.NDArray[np.bool_]) -> str:
-    along = mask.reshape(mask.shape[0], -1)
-    rows = np.flatnonzero(along.any(axis=1))
     if mask.all():
         return f"all of `{name}`"
+    along = mask.reshape(mask.shape[0], -1)
+    rows = np.flatnonzero(along.any(axis=1))
     if not along[rows].all() or len(rows) != rows[-1] - rows[0] + 1:
         return f"{int(mask.sum())} of the {mask.size} elements of `{name}`"
     return f"row {rows[0]} of `{name}`" if len(rows) == 1 else f"rows {rows[0]} to {rows[-1]} of `{name}`"

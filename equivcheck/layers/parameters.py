@@ -14,10 +14,10 @@ from equivcheck.scenario import Model
 class Parameter:
     """One parameter, whole."""
 
-    layer: int
-    """Index of the layer that owns it."""
+    layer: int | None
+    """Index of the layer that owns it; None for a parameter of the model itself."""
     name: str
-    """Name within its layer, as ``linear.weight``."""
+    """Name within its owner, as ``linear.weight``."""
     shape: Shape
     """Full shape."""
     trained: bool
@@ -30,7 +30,7 @@ class Parameter:
     @property
     def full_name(self) -> str:
         """Canonical name in the model."""
-        return f"layers.{self.layer}.{self.name}"
+        return self.name if self.layer is None else f"layers.{self.layer}.{self.name}"
 
     @property
     def numel(self) -> int:
@@ -38,8 +38,21 @@ class Parameter:
         return math.prod(self.shape)
 
 
+SCALE = Parameter(layer=None, name="scale", shape=(), trained=True, column_dim=None, row_dim=None)
+"""What multiplies the outputs of a model with a scale."""
+
+
+def layer_of(full_name: str) -> int | None:
+    """Index of the layer that owns the parameter of that canonical name; None for one of the model itself."""
+    return int(full_name.split(".")[1]) if full_name.startswith("layers.") else None
+
+
 def parameters_of(model: Model) -> tuple[Parameter, ...]:
-    """Each distinct parameter once, in the order of `torch.nn.Module.named_parameters`."""
+    """Each distinct parameter once, in the order of `torch.nn.Module.named_parameters`: the model's own, then those of layers."""
+    return (SCALE,) * model.scale + _of_layers(model)
+
+
+def _of_layers(model: Model) -> tuple[Parameter, ...]:
     return tuple(
         Parameter(
             layer=index,
@@ -55,8 +68,8 @@ def parameters_of(model: Model) -> tuple[Parameter, ...]:
 
 
 def by_layer(parameters: Iterable[Parameter]) -> list[list[Parameter]]:
-    """The parameters of each layer that owns any."""
-    found: dict[int, list[Parameter]] = {}
+    """The parameters of each layer that owns any, and those of the model itself, if it has any."""
+    found: dict[int | None, list[Parameter]] = {}
     for parameter in parameters:
         found.setdefault(parameter.layer, []).append(parameter)
     return list(found.values())

@@ -16,12 +16,13 @@ from equivcheck.train.material import Batch
 
 
 def distribute_parameters(model: nn.Module, mesh: DeviceMesh, distribution: Distribution) -> None:
-    """Replace each distinct parameter, once and wherever it is held, by a DTensor."""
-    placement: Placement = Replicate() if distribution is Distribution.REPLICATE else Shard(0)
+    """Replace each distinct parameter, once and wherever it is held, by a DTensor; one without dims cannot be sharded."""
+    is_sharded = distribution is Distribution.FULLY_SHARD
     made: dict[nn.Parameter, nn.Parameter] = {}
     for module in model.modules():
         for name, parameter in list(module.named_parameters(recurse=False)):
             if parameter not in made:
+                placement: Placement = Shard(0) if is_sharded and parameter.dim() else Replicate()
                 distributed = distribute_tensor(parameter.detach(), mesh, [placement])
                 made[parameter] = nn.Parameter(distributed, requires_grad=parameter.requires_grad)
             module.register_parameter(name, made[parameter])

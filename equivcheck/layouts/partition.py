@@ -31,8 +31,8 @@ def leaves_nothing(size: int, parts: int) -> bool:
 
 
 def cut_dim(parallelism: Parallelism, parameter: Parameter) -> int | None:
-    """The dim along which a parallelism cuts a parameter; None for one that it leaves whole."""
-    return parallelism.cut_dim(parameter)
+    """The dim along which a parallelism cuts a parameter; None for one that it leaves whole, as any of no dims."""
+    return parallelism.cut_dim(parameter) if parameter.shape else None
 
 
 def part_of(shape: Shape, dim: int, parts: int, part: int) -> Shape:

@@ -98,6 +98,8 @@ class Model:
     """Whether the model has a buffer that counts its forward passes, as batch normalisation does."""
     offset: bool = False
     """Whether the model has a buffer of real numbers, one for each output, that is added to its outputs."""
+    scale: bool = False
+    """Whether a trained parameter of shape [] multiplies the outputs, before the offset, as a learnt temperature does."""
 
     def __post_init__(self) -> None:
         require_between(self, "features", 1, MAX_WIDTH)
@@ -124,9 +126,9 @@ class Model:
         return self.layers[index - 1].width if index else self.features
 
     @property
-    def has_vectors(self) -> bool:
-        """Whether any parameter has one dim: a bias or a norm's."""
-        return any(layer.bias or layer.norm is not None for layer in self.layers)
+    def has_matrices_only(self) -> bool:
+        """Whether every parameter has two dims: no bias, no norm, no scale."""
+        return not self.scale and not any(layer.bias or layer.norm is not None for layer in self.layers)
 
     @property
     def outputs(self) -> int:

@@ -41,7 +41,7 @@ class ShardingStrategy(Choice):
 
 
 class Distribution(Choice):
-    """How SPMD data parallelism places parameters, gradients and optimizer state."""
+    """How SPMD data parallelism places parameters, gradients and optimizer state; what has no dim to shard is replicated."""
 
     REPLICATE = "replicate"
     FULLY_SHARD = "fully_shard"
@@ -277,7 +277,9 @@ class TensorParallel(Parallelism):
 
     def cut_dim(self, parameter: ParameterFacts) -> int | None:  # noqa: D102 - as inherited
         # A plan that does not fit the model has a limit of its own.
-        split = self.plan[parameter.layer].split if parameter.layer < len(self.plan) else Split.REPLICATED
+        if parameter.layer is None or parameter.layer >= len(self.plan):
+            return None
+        split = self.plan[parameter.layer].split
         return {Split.COLUMN: parameter.column_dim, Split.ROW: parameter.row_dim}.get(split)
 
 

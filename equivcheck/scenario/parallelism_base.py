@@ -11,8 +11,8 @@ class ParameterFacts(Protocol):
     """What a parallelism asks about a parameter."""
 
     @property
-    def layer(self) -> int:
-        """Index of the layer that owns it."""
+    def layer(self) -> int | None:
+        """Index of the layer that owns it; None for a parameter of the model itself."""
 
     @property
     def shape(self) -> tuple[int, ...]:

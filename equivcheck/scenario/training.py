@@ -101,9 +101,9 @@ class Training:
     def __post_init__(self) -> None:
         require_between(self, "steps", 1, MAX_STEPS)
         require_between(self, "seed", 0, 2**32 - 1)
-        if self.model.has_vectors and not self.optimizer.takes_vectors:
-            allowed = f"a model without biases and norms with {type(self.optimizer).__name__}, which takes matrices only"
-            raise InvalidScenario(f"Training.model has parameters of one dim; allowed: {allowed}")
+        if not self.optimizer.takes_vectors and not self.model.has_matrices_only:
+            allowed = f"a model without biases, norms and scale with {type(self.optimizer).__name__}, which takes matrices only"
+            raise InvalidScenario(f"Training.model has parameters of fewer than two dims; allowed: {allowed}")
         for group in self.groups:
             if group.weight_decay and not self.optimizer.decays:
                 raise refuse(group, "weight_decay", "0.0 with Rprop, which has none")

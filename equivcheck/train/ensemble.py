@@ -17,6 +17,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from equivcheck.layers.parameters import SCALE, layer_of
 from equivcheck.scenario import ClipNorm, ClipValue, Layer, Training, ZeroGrad
 from equivcheck.train.material import Batch
 from equivcheck.train.model import ACTIVATIONS, LayerFunctions, layer_output, offset_of
@@ -63,6 +64,7 @@ class EnsembleTrace:
 class _Run:
     training: Training
     blocks: tuple[LayerFunctions, ...]
+    scale: torch.Tensor | None
     parameters: tuple[torch.Tensor, ...]
     optimizer: torch.optim.Optimizer
 
@@ -78,7 +80,7 @@ def train_ensemble(training: Training, parameters: Mapping[str, torch.Tensor], s
     """
     copied = {name: values.clone().requires_grad_(_is_trained(training, name)) for name, values in parameters.items()}
     optimizer = build_optimizer(training, copied.items())
-    run = _Run(training, _blocks(training, copied), tuple(copied.values()), optimizer)
+    run = _Run(training, _blocks(training, copied), copied.get(SCALE.full_name), tuple(copied.values()), optimizer)
     schedule = build_schedule(training.schedule, optimizer)
     kept = []
     for index, microbatches in enumerate(steps):
@@ -90,7 +92,8 @@ def train_ensemble(training: Training, parameters: Mapping[str, torch.Tensor], s
 
 
 def _is_trained(training: Training, name: str) -> bool:
-    return not training.model.layers[int(name.split(".")[1])].frozen
+    layer = layer_of(name)
+    return layer is None or not training.model.layers[layer].frozen
 
 
 def _blocks(training: Training, parameters: Mapping[str, torch.Tensor]) -> tuple[LayerFunctions, ...]:
@@ -139,6 +142,8 @@ def _accumulate(run: _Run, microbatches: Sequence[Batch], index: int) -> torch.T
         values = batch.inputs.mT if batch.batch_dim else batch.inputs
         for block, mask in zip(run.blocks, batch.masks, strict=True):
             values = layer_output(block, values, mask, index)
+        if run.scale is not None:
+            values = values * run.scale.view(-1, 1, 1)
         if training.model.offset:
             values = values + offset_of(training.model, values.dtype)
         loss = _losses(training, values.mT if batch.batch_dim else values, batch.targets)
@@ -182,7 +187,7 @@ def _clip(run: _Run, gradients: list[torch.Tensor]) -> torch.Tensor | None:
 
 def _clip_norm(clipping: ClipNorm, gradients: list[torch.Tensor]) -> torch.Tensor:
     order = float(clipping.norm_type.value)
-    norms = torch.stack([torch.linalg.vector_norm(gradient.flatten(1), order, dim=1) for gradient in gradients])
+    norms = torch.stack([torch.linalg.vector_norm(_flat(gradient), order, dim=1) for gradient in gradients])
     total: torch.Tensor = torch.linalg.vector_norm(norms, order, dim=0)
     factor = (clipping.max_norm / (total + CLIP_EPS)).clamp(max=1.0)
     for gradient in gradients:
@@ -192,8 +197,13 @@ def _clip_norm(clipping: ClipNorm, gradients: list[torch.Tensor]) -> torch.Tenso
 
 def _rows(tensors: list[torch.Tensor]) -> Array:
     """A copy of all values, shape (copies, elements)."""
-    rows: Array = torch.cat([tensor.flatten(1) for tensor in tensors], dim=1).numpy()
+    rows: Array = torch.cat([_flat(tensor) for tensor in tensors], dim=1).numpy()
     return rows
+
+
+def _flat(tensor: torch.Tensor) -> torch.Tensor:
+    """Shape (copies, elements)."""
+    return tensor.reshape(len(tensor), -1)
 
 
 def _state(optimizer: torch.optim.Optimizer, parameters: Mapping[str, torch.Tensor]) -> tuple[tuple[str, ...], Array]:

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from equivcheck.layers.parameters import Parameter, parameters_of
+from equivcheck.layers.parameters import SCALE, Parameter, parameters_of
 from equivcheck.scenario import Layer, Model, Training
 
 Array = npt.NDArray[np.floating]
@@ -80,6 +80,8 @@ def _draw(parameter: Parameter, generator: np.random.Generator) -> Array:
             return generator.uniform(-0.5, 0.5, parameter.shape)
         case "linear.bias":
             return _with_positive_first(generator.uniform(-0.5, 0.5, parameter.shape))
+        case SCALE.name:
+            return np.asarray(generator.uniform(0.5, 1.5, parameter.shape))
     weight = generator.standard_normal(parameter.shape) / np.sqrt(parameter.shape[1])
     return _with_positive_first(weight) if parameter.name == "linear.weight" else weight
 

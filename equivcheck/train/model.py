@@ -10,6 +10,7 @@ from torch import nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
+from equivcheck.layers.parameters import layer_of
 from equivcheck.scenario import Activation, AuxiliaryLinear, Layer, Model, Norm
 from equivcheck.train.shape_ops import SHAPE_OPS, beside
 
@@ -87,6 +88,7 @@ class MLP(nn.Module):
 
     forwards: torch.Tensor
     offset: torch.Tensor
+    scale: nn.Parameter
 
     def __init__(self, model: Model, batch_dim: int = 0, dtype: torch.dtype = torch.float64) -> None:
         super().__init__()
@@ -96,6 +98,8 @@ class MLP(nn.Module):
             self.register_buffer("forwards", torch.zeros((), dtype=torch.int64))
         if model.offset:
             self.register_buffer("offset", offset_of(model, dtype))
+        if model.scale:
+            self.scale = nn.Parameter(torch.ones((), dtype=dtype))
 
     def forward(self, inputs: torch.Tensor, masks: tuple[torch.Tensor | None, ...], step: int) -> torch.Tensor:
         """Map (rows, features) to (rows, outputs), or both the other way round; `step` decides which auxiliary linears run."""
@@ -104,6 +108,8 @@ class MLP(nn.Module):
         values = inputs.T if self.batch_dim else inputs
         for layer, mask in zip(self.layers, masks, strict=True):
             values = layer(values, mask, step)
+        if "scale" in self._parameters:
+            values = values * self.scale
         if "offset" in self._buffers:
             values = values + beside(values, self.offset)
         return values.T if self.batch_dim else values
@@ -114,7 +120,7 @@ def build_model(model: Model, parameters: Mapping[str, torch.Tensor], batch_dim:
     module = MLP(model, batch_dim, next(iter(parameters.values())).dtype)
     for name, values in parameters.items():
         owner, _, attribute = name.rpartition(".")
-        frozen = model.layers[int(name.split(".")[1])].frozen
+        frozen = (of_layer := layer_of(name)) is not None and model.layers[of_layer].frozen
         setattr(module.get_submodule(owner), attribute, nn.Parameter(values.clone(), requires_grad=not frozen))
     for index, layer in enumerate(model.layers):
         if layer.shares is not None:

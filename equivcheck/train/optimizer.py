@@ -11,6 +11,7 @@ import torch
 from torch.optim import lr_scheduler
 
 from equivcheck.choice import Choice
+from equivcheck.layers.parameters import layer_of
 from equivcheck.scenario import Group, Implementation, Optimizer, Schedule, Select, Training
 
 
@@ -59,8 +60,8 @@ def selects(group: Group, name: str) -> bool:
     """Whether a group takes the parameter of that canonical name."""
     if group.select is Select.VECTORS:
         return name.endswith(("bias", "norm.weight"))
-    layer = int(name.split(".")[1])
-    return layer == 0 if group.select is Select.FIRST_LAYER else layer % 2 == 1
+    layer = layer_of(name)
+    return layer == 0 if group.select is Select.FIRST_LAYER else layer is not None and layer % 2 == 1
 
 
 def group_of(training: Training, name: str) -> Group | None:

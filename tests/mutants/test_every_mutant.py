@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 import warnings
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import cache
 
 import pytest
@@ -188,3 +189,13 @@ def test_a_misreported_norm_is_all_that_differs(name: str) -> None:
     assert verdict.divergence is not None
     assert verdict.divergence.tensor == "norm"
     assert verdict.followers == ()
+
+
+@pytest.mark.parametrize("name", ["zeroed_before_update", "clipped_by_own_norms", "row_bias_on_every_rank"])
+def test_a_model_with_a_scale_is_explained_as_well(name: str) -> None:
+    """What goes by elements that ranks hold, or that were not updated, knows a parameter without dims."""
+    plain, chosen = MINIMUMS[name], mutant(name)
+    scaled = replace(plain, training=replace(plain.training, model=replace(plain.training.model, scale=True)))
+    verdict = explained(check(scaled, alter=chosen.plant), alter=chosen.plant)
+    assert verdict.diagnosis is not None
+    assert verdict.diagnosis.cause in chosen.causes

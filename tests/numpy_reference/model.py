@@ -35,6 +35,8 @@ class Forward:
     kept: tuple[_Kept, ...]
     outputs: Array
     """Shape (rows, outputs)."""
+    unscaled: Array
+    """What the scale multiplies, if the model has one; of the same shape."""
 
 
 def forward(model: Model, parameters: Mapping[str, Array], inputs: Array, masks: Sequence[Array | None], step: int) -> Forward:
@@ -46,13 +48,18 @@ def forward(model: Model, parameters: Mapping[str, Array], inputs: Array, masks:
         if mask is not None:
             outputs = outputs * mask
         inputs = _shape_op(layer, outputs + inputs if layer.residual else outputs)
-    outputs = inputs + np.linspace(0.25, 0.75, model.outputs, dtype=inputs.dtype) if model.offset else inputs
-    return Forward(model, step, masks, tuple(kept), outputs)
+    outputs = inputs * parameters["scale"] if model.scale else inputs
+    if model.offset:
+        outputs = outputs + np.linspace(0.25, 0.75, model.outputs, dtype=inputs.dtype)
+    return Forward(model, step, masks, tuple(kept), outputs, inputs)
 
 
 def backward(run: Forward, parameters: Mapping[str, Array], gradient: Array) -> dict[str, Array]:
     """Gradients by canonical name from that of the outputs; no entry for a parameter that is frozen or did not take part."""
     found: dict[str, Array] = {}
+    if run.model.scale:
+        found["scale"] = np.asarray((gradient * run.unscaled).sum())
+        gradient = gradient * parameters["scale"]
     for index in reversed(range(len(run.model.layers))):
         through, gradients = _layer_backward(run, parameters, index, gradient)
         gradient = gradient + through if run.model.layers[index].residual else through
@@ -64,7 +71,7 @@ def backward(run: Forward, parameters: Mapping[str, Array], gradient: Array) -> 
 
 def is_trained(model: Model, name: str) -> bool:
     """Whether the parameter of that canonical name requires a gradient."""
-    return not model.layers[int(name.split(".")[1])].frozen
+    return name == "scale" or not model.layers[int(name.split(".")[1])].frozen
 
 
 def _weight_name(model: Model, index: int) -> str:

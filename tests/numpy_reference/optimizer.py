@@ -107,8 +107,9 @@ def schedule_factor(schedule: Schedule | None, step: int) -> float:
 
 def _group_settings(training: Training, name: str, values: Array) -> tuple[float, float]:
     """The learning rate and weight decay of a parameter: those of the first group that takes it, else the optimizer's."""
-    layer = int(name.split(".")[1])
-    taken = {Select.VECTORS: values.ndim == 1, Select.FIRST_LAYER: layer == 0, Select.ODD_LAYERS: layer % 2 == 1}
+    layer = int(name.split(".")[1]) if name.startswith("layers.") else None
+    is_odd = layer is not None and layer % 2 == 1
+    taken = {Select.VECTORS: values.ndim == 1, Select.FIRST_LAYER: layer == 0, Select.ODD_LAYERS: is_odd}
     for group in training.groups:
         if taken[group.select]:
             return training.optimizer.lr * group.lr_factor, group.weight_decay
@@ -146,7 +147,7 @@ def _adafactor(optimizer: Adafactor, state: _State, values: Array, gradient: Arr
     weight = state.num_updates**optimizer.beta2_decay
     rate = min(rate, state.num_updates**-0.5) * max(optimizer.eps[1], _root_mean_square(values))
     squares = np.square(gradient)
-    if gradient.ndim == 1:
+    if gradient.ndim < 2:
         second = _moved_to(state, "second", squares, weight)
     else:
         rows = _moved_to(state, "rows", squares.mean(axis=1, keepdims=True), weight)

@@ -94,17 +94,19 @@ def _by_shards(held: HeldElements) -> Change:
 def _shards(training: Training, name: str, parameter: torch.nn.Parameter, held: HeldElements) -> Iterator[_Shard]:
     """One for each distinct part that a rank holds of a parameter."""
     boxes = dict.fromkeys(_box(held.by(name, rank)) for rank in range(held.num_ranks))
-    for bounds in filter(None, boxes):
+    for bounds in boxes:
+        if bounds is None:
+            continue
         box = tuple(slice(start, end) for start, end in bounds)
         own = torch.nn.Parameter(parameter.detach()[box].clone())
         yield _Shard(parameter, box, own, build_optimizer(training, [(name, own)]))
 
 
-def _box(elements: torch.Tensor) -> tuple[tuple[int, int], ...]:
-    """First index and the one after the last of the elements that are held along each dim; empty for none."""
+def _box(elements: torch.Tensor) -> tuple[tuple[int, int], ...] | None:
+    """First index and the one after the last of the elements that are held along each dim; None where none is held."""
     where = elements.nonzero()
     if not len(where):
-        return ()
+        return None
     first, last = where.min(0).values.tolist(), where.max(0).values.tolist()
     return tuple((start, end + 1) for start, end in zip(first, last, strict=True))
 

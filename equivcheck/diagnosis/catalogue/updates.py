@@ -58,7 +58,7 @@ def _unchanged(diverged: DivergedRun) -> dict[str, np.ndarray]:
         near = np.isclose(after[name], expected[name], rtol=1e-6, atol=0.0)
         if not (still | near).all():
             return {}
-        masks[name] = still & (expected[name] != before[name])
+        masks[name] = np.asarray(still & (expected[name] != before[name]))
         if not masks[name].any():
             # The first rank that holds it has updated it rightly; others have not.
             return {}

@@ -41,7 +41,7 @@ class HeldElements:
 
     def by(self, name: str, *ranks: int) -> torch.Tensor:
         """Which elements of a tensor some ranks hold together, as a tensor of its shape."""
-        return torch.from_numpy(np.any([self._held[name][rank] for rank in ranks], axis=0))
+        return torch.from_numpy(np.asarray(np.any([self._held[name][rank] for rank in ranks], axis=0)))
 
     def num_copies(self, axes: Sequence[str]) -> dict[str, torch.Tensor]:
         """Of each tensor, by how many ranks that differ along some axes only each element is held, at most."""
@@ -51,7 +51,7 @@ class HeldElements:
         counts = {
             name: [np.sum([held[rank] for rank in line], axis=0) for line in lines.values()] for name, held in self._held.items()
         }
-        return {name: torch.from_numpy(np.max(each, axis=0)) for name, each in counts.items()}
+        return {name: torch.from_numpy(np.asarray(np.max(each, axis=0))) for name, each in counts.items()}
 
     def exchange(self, name: str, value: torch.Tensor, sources: Sequence[int]) -> None:
         """Give each rank's elements of a tensor, in place, those of another rank, where both hold as many."""
@@ -93,7 +93,7 @@ class HeldElements:
         for other in sorted(range(len(holders)), key=lambda other: (self._num_axes_apart(rank, other), other)):
             chosen = missing & holders[other]
             if chosen.any():
-                found.append((other, torch.from_numpy(chosen)))
+                found.append((other, torch.from_numpy(np.asarray(chosen))))
                 missing = missing & ~chosen
         return found
 

@@ -30,8 +30,8 @@ class Held:
         return self.parameter.name
 
     @property
-    def layer(self) -> int:
-        """Index of the layer that owns it."""
+    def layer(self) -> int | None:
+        """Index of the layer that owns it; None for a parameter of the model itself."""
         return self.parameter.layer
 
     @property
@@ -75,13 +75,15 @@ class RankView:
         """The rank's index along an axis."""
         return self.coordinate[self.layout.mesh.names.index(name)]
 
-    def of_layer(self, index: int) -> tuple[Held, ...]:
-        """What the rank holds of one layer's own parameters."""
+    def of_layer(self, index: int | None) -> tuple[Held, ...]:
+        """What the rank holds of one layer's own parameters; of those of the model itself, for None."""
         return tuple(held for held in self.held if held.layer == index)
 
     def has_gradient(self, held: Held, step: int) -> bool:
         """Whether a parameter gets a gradient in a step."""
-        return held.trained and (held.name != "auxiliary.weight" or auxiliary_runs(self.training.model.layers[held.layer], step))
+        if held.layer is None or held.name != "auxiliary.weight":
+            return held.trained
+        return held.trained and auxiliary_runs(self.training.model.layers[held.layer], step)
 
     def differentiates(self, index: int, step: int) -> bool:
         """Whether the output of a layer requires a gradient in a step; that of layer -1 is the input."""

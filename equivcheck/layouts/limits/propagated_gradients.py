@@ -8,11 +8,15 @@ from dataclasses import replace
 from equivcheck.layouts.limits.limit import Limit
 from equivcheck.layouts.limits.repairs import with_widths
 from equivcheck.scenario import Adamax, AdamW, ClipValue, Implementation, Layout, Training, ZeroGrad
+from equivcheck.torch_version import torch_in
 
 Applies = Callable[[Training, Layout], bool]
 
 REFUSED_IN_PLACE = ">=2.12"
 """Versions whose DTensor refuses operations in place that change placements; earlier ones do them on each rank's part alone."""
+
+LOST_ON_ONE_RANK = "!=2.10.*,!=2.11.*"
+"""Versions in which such an operation is refused, or has no effect, also where the gradient is pending a sum over one rank."""
 
 
 def limits_of_propagated_gradients(
@@ -29,10 +33,14 @@ def limits_of_propagated_gradients(
         where: The parallelism in words.
         ranks: Ranks along its axis.
         cuts_short: Whether a trained parameter is cut along a dim that is shorter than the ranks are many.
-        leaves_pending: Whether some gradient is left pending a sum.
+        leaves_pending: Whether some gradient is left pending a sum, be it over one rank.
         cuts_parameters: Whether the parameters of such gradients are cut.
     """
     option = f"{where} without redistribute_gradients"
+
+    def is_pending(training: Training, layout: Layout) -> bool:
+        return leaves_pending(training, layout) and (ranks(layout) > 1 or torch_in(LOST_ON_ONE_RANK))
+
     short = Limit(
         reason=f"{option}: of a dim cut over more ranks than it is long propagation leaves the gradient whole, and no "
         "optimizer updates a cut parameter in place by a whole gradient",
@@ -41,7 +49,7 @@ def limits_of_propagated_gradients(
         upstream=True,
         torch=REFUSED_IN_PLACE,
     )
-    return (short, *_before_updates(option, leaves_pending), *_of_foreach(option, leaves_pending, cuts_parameters))
+    return (short, *_before_updates(option, is_pending), *_of_foreach(option, is_pending, cuts_parameters, ranks))
 
 
 def _before_updates(option: str, leaves_pending: Applies) -> tuple[Limit, ...]:
@@ -64,7 +72,9 @@ def _before_updates(option: str, leaves_pending: Applies) -> tuple[Limit, ...]:
     )
 
 
-def _of_foreach(option: str, leaves_pending: Applies, cuts_parameters: Callable[[Layout], bool]) -> tuple[Limit, ...]:
+def _of_foreach(
+    option: str, leaves_pending: Applies, cuts_parameters: Callable[[Layout], bool], ranks: Callable[[Layout], int]
+) -> tuple[Limit, ...]:
     """What foreach implementations do in place to gradients that they have negated, or added weight decay to."""
 
     def is_refused(training: Training, layout: Layout) -> bool:
@@ -76,7 +86,7 @@ def _of_foreach(option: str, leaves_pending: Applies, cuts_parameters: Callable[
 
     def adds_shards(training: Training, layout: Layout) -> bool:
         adds = training.optimizer.maximize and _adds_decay_to_gradients(training)
-        return adds and cuts_parameters(layout) and is_refused(training, layout)
+        return adds and cuts_parameters(layout) and ranks(layout) > 1 and is_refused(training, layout)
 
     return (
         Limit(

@@ -35,6 +35,11 @@ def without_frozen(training: Training) -> Training:
     return each_layer(training, lambda _index, layer: replace(layer, frozen=False))
 
 
+def without_scale(training: Training) -> Training:
+    """Every parameter has a dim."""
+    return with_model(training, scale=False)
+
+
 def with_rows(training: Training, multiple: int) -> Training:
     """Rows of every microbatch rounded to a multiple: up, or down where that is more than a microbatch may have."""
     microbatches = tuple(rounded(rows, multiple, max(USUAL_ROWS, multiple)) for rows in training.data.microbatches)

@@ -64,7 +64,7 @@ class _Forms:
         classes = [class_of(self._class(kind), kind, distributed=distributed) for kind in self.special]
         extras = {name for kind in self.kinds for name in kind.extras}
         expression, stack = self._stack(), "model"
-        if extras or self.transposes or self.model.counter or self.model.offset:
+        if extras or self.transposes or self.model.counter or self.model.offset or self.model.scale:
             classes.append(self._whole(expression, distributed))
             expression, stack = "Model()", "model.layers"
         prefix = "layers." if stack == "model.layers" else ""
@@ -133,6 +133,7 @@ class _Forms:
         made = ["super().__init__()", f"self.layers = {stack}"]
         made += ['self.register_buffer("forwards", torch.zeros((), dtype=torch.int64))'] if model.counter else []
         made += [f'self.register_buffer("offset", torch.linspace(0.25, 0.75, {model.outputs}))'] if model.offset else []
+        made += ["self.scale = nn.Parameter(torch.rand(()) + 0.5)"] if model.scale else []
         extras = [name for name in ("mask", "step") if any(name in kind.extras for kind in self.kinds)]
         arguments = ", ".join(["self", "inputs", *("masks" if name == "mask" else name for name in extras)])
         return [
@@ -147,6 +148,7 @@ class _Forms:
     def _words(self) -> str:
         parts = ["for rows along dim 1"] if self.transposes else []
         parts += ["a buffer that counts calls"] * self.model.counter + ["a buffer added to outputs"] * self.model.offset
+        parts += ["a scale of outputs"] * self.model.scale
         return "The layers" + (", " + ", ".join(parts) if parts else ", one after the other")
 
     def _forward(self, has_extras: bool, distributed: bool) -> list[str]:
@@ -158,6 +160,7 @@ class _Forms:
                 values = "values"
         else:
             lines.append(f"values = self.layers({values})")
+        lines += ["values = values * self.scale"] if self.model.scale else []
         offset = "beside(values, self.offset)" if distributed else "self.offset"
         lines += [f"values = values + {offset}"] if self.model.offset else []
         return [*lines, "return values.T" if self.transposes else "return values"]

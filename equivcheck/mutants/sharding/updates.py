@@ -27,7 +27,7 @@ OPTIMIZES = ("fsdp2", "fsdp1", "ddp", "replicate", "fsdp2 x tensor_parallel")
 def _has_tail(scenario: Scenario) -> bool:
     """Whether some rank has fewer rows than others of a parameter that is trained, and any at all."""
     model, count = scenario.training.model, num_shards(scenario)
-    sizes = [parameter.shape[0] for parameter in parameters_of(model) if parameter.trained]
+    sizes = [parameter.shape[0] for parameter in parameters_of(model) if parameter.trained and parameter.shape]
     return is_sharded(scenario) and any(size % -(-size // count) for size in sizes)
 
 

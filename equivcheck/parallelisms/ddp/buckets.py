@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from equivcheck.layers.linear.facts import shapes
-from equivcheck.layers.parameters import parameters_of
+from equivcheck.layers.parameters import SCALE, parameters_of
 from equivcheck.scenario import AuxiliaryLinear, Layer, Model
 from equivcheck.scenario.parallelism import DEFAULT_BUCKET_MB
 
@@ -117,7 +117,7 @@ def ready_parameters(model: Model, *, autocast: bool = False) -> tuple[str, ...]
         for index, layer in reversed(layers)
         for name in _ready_names(layer, model.inputs(index), autocast)
     )
-    return (*used, *unused_parameters(model))
+    return (*(SCALE.full_name,) * model.scale, *used, *unused_parameters(model))
 
 
 def unused_parameters(model: Model) -> tuple[str, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from equivcheck.layers.parameters import layer_of
 from equivcheck.layouts.expected_calls.communication import Totals
 from equivcheck.layouts.expected_calls.model import CommunicationModel
 from equivcheck.layouts.expected_calls.rank_view import Held, Ledger, RankView
@@ -13,7 +14,8 @@ from equivcheck.parallelisms.ddp.buckets import (
     trained_parameters,
     unused_parameters,
 )
-from equivcheck.scenario import DDP, Compression, Split, TensorParallel
+from equivcheck.parallelisms.tensor_parallel.plans import is_outside
+from equivcheck.scenario import DDP, Compression, TensorParallel
 from equivcheck.trace.stage import Stage
 
 INT32_BYTES = 4
@@ -74,7 +76,7 @@ def bucketing_of(view: RankView, ddp: DDP) -> Bucketing:
     """What decides about the buckets of a rank."""
     model = view.training.model
     names = trained_parameters(model)
-    sizes = {f"layers.{held.layer}.{held.name}": held.numel * view.item_bytes for held in view.held}
+    sizes = {held.parameter.full_name: held.numel * view.item_bytes for held in view.held}
     return Bucketing(
         num_bytes=tuple(sizes[name] for name in names),
         ready=tuple(map(names.index, _ready(view, ddp))),
@@ -96,7 +98,7 @@ def _ready(view: RankView, ddp: DDP) -> tuple[str, ...]:
         return ready
     unused = unused_parameters(view.training.model)
     used = [name for name in ready if name not in unused]
-    plain = [name for name in used if plans[0][int(name.split(".")[1])].split is Split.OUTSIDE]
+    plain = [name for name in used if is_outside(plans[0], layer_of(name))]
     distributed = [name for name in trained_parameters(view.training.model) if name in used and name not in plain]
     return (*plain, *reversed(distributed), *unused)
 
@@ -145,7 +147,7 @@ def _groups(view: RankView) -> list[list[Held]]:
     order = {group: number for number, group in enumerate((None, *dict.fromkeys(training.groups)))}
     groups: list[list[Held]] = [[] for _ in order]
     for held in view.held:
-        groups[order[group_of(training, f"layers.{held.layer}.{held.name}")]].append(held)
+        groups[order[group_of(training, held.parameter.full_name)]].append(held)
     return groups
 
 

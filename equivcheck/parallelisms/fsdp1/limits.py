@@ -14,6 +14,7 @@ from equivcheck.layouts.limits.repairs import (
     with_widths,
     without_auxiliary,
     without_frozen,
+    without_scale,
     without_shares,
 )
 from equivcheck.parallelisms.tensor_parallel.plans import fits, frozen_splits, layers_of_nothing, splits_weights, unfrozen_norms
@@ -179,7 +180,16 @@ NO_SHARES_BETWEEN_MICROBATCHES = Limit(
     upstream=True,
 )
 
+NO_SCALARS = Limit(
+    reason="FullyShardedDataParallel: a parameter of shape [] is refused, whatever the strategy ('FSDP doesn't support scalar "
+    "parameters')",
+    applies=lambda training, _layout: training.model.scale,
+    repair=lambda training, _layout: without_scale(training),
+    upstream=True,
+)
+
 LIMITS: tuple[Limit, ...] = (
+    NO_SCALARS,
     EVEN_ROWS,
     NORM_OF_ALL_SHARDS,
     NOTHING_TO_FLATTEN,

@@ -6,7 +6,14 @@ from equivcheck.layers.parameters import Parameter, parameters_of
 from equivcheck.layouts.limits.data_parallel import EVEN_ROWS, FSDP_WITHOUT_COMPILED_AUTOGRAD, ROUNDING_LIMITS
 from equivcheck.layouts.limits.limit import LayoutLimit, Limit, parallelism_of
 from equivcheck.layouts.limits.optimizers import DTENSOR_OPTIMIZERS, WHOLE_PARAMETERS
-from equivcheck.layouts.limits.repairs import has_shares, with_options, with_widths, without_frozen, without_shares
+from equivcheck.layouts.limits.repairs import (
+    has_shares,
+    with_options,
+    with_widths,
+    without_frozen,
+    without_scale,
+    without_shares,
+)
 from equivcheck.layouts.partition import cut_dim, leaves_nothing
 from equivcheck.layouts.rounding import reduced_in
 from equivcheck.parallelisms.fsdp2.division import averages, backend_divides
@@ -107,7 +114,15 @@ RESHARDED_PLAIN_TENSORS = LayoutLimit(
     repair=_without_resharding,
 )
 
+NO_SCALARS = Limit(
+    reason="fully_shard: a parameter of shape [] has no dim to shard ('fully_shard doesn't support scalar parameters')",
+    applies=lambda training, _layout: training.model.scale,
+    repair=lambda training, _layout: without_scale(training),
+    upstream=True,
+)
+
 LIMITS: tuple[Limit, ...] = (
+    NO_SCALARS,
     EVEN_ROWS,
     ONE_UNIT_FOR_SHARED_WEIGHTS,
     NOTHING_TO_REDUCE,

@@ -35,8 +35,8 @@ def write(draft: Draft, parallelism: Parallelism) -> None:
 
 
 def _stage_class(draft: Draft) -> list[str]:
-    """A stage of layers that take more than the output of the one before, or to whose outputs a buffer is added."""
-    extras = draft.form.extras
+    """A stage of layers that take more than the output of the one before, or to whose outputs more is done at the end."""
+    extras, model = draft.form.extras, draft.scenario.training.model
     made = [
         "super().__init__()",
         "self.indices = indices",
@@ -48,9 +48,13 @@ def _stage_class(draft: Draft) -> list[str]:
         "for index, layer in zip(self.indices, self.layers, strict=True):",
         "    values = layer(values, *extra[index])" if extras else "    values = layer(values)",
     ]
-    if draft.scenario.training.model.offset:
+    if model.scale:
+        made.append("self.scale = model.scale")
+    if model.offset:
         made.append('self.register_buffer("offset", model.offset)')
-        body.append("return values + self.offset if self.indices == STAGES[-1] else values")
+    if model.scale or model.offset:
+        values = "values" + " * self.scale" * model.scale + " + self.offset" * model.offset
+        body.append(f"return {values} if self.indices == STAGES[-1] else values")
     else:
         body.append("return values")
     if extras:
@@ -101,6 +105,8 @@ def _build(draft: Draft, parallelism: Pipeline, ranks: int, spans: tuple[range, 
         "    if not any(index in STAGES[number] for number in numbers):",
         f"        {draft.form.stack}[index] = nn.Identity()",
     )
+    if draft.scenario.training.model.scale:
+        draft.add(LoopPosition.WRAP, f"if {last} not in numbers:", '    model.register_parameter("scale", None)')
 
 
 def _stage(draft: Draft, parallelism: Pipeline, num_stages: int, spans: tuple[range, ...]) -> str:
@@ -119,7 +125,9 @@ def _stage(draft: Draft, parallelism: Pipeline, num_stages: int, spans: tuple[ra
 def _define_shapes(draft: Draft, spans: tuple[range, ...]) -> None:
     model = draft.scenario.training.model
     trained = trained_layers(model)
-    between = [(model.inputs(span.start), any(trained[: span.start])) for span in spans] + [(model.outputs, any(trained))]
+    between = [(model.inputs(span.start), any(trained[: span.start])) for span in spans] + [
+        (model.outputs, model.scale or any(trained))
+    ]
     draft.definitions.append([f"SHAPES = {between}  # between stages: features, and whether gradients come back"])
     draft.definitions.append(
         [

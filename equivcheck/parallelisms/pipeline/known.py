@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import re
-
+from equivcheck.layers.parameters import SCALE, layer_of
 from equivcheck.layouts.known_predicates import need, show
 from equivcheck.parallelisms.pipeline.stages import layers_of_stages, stage_of_layers, stages_of_rank, trained_layers
 from equivcheck.scenario import Layer, Pipeline, PipelineSchedule, Scenario, ShapeOp
@@ -64,9 +63,9 @@ def _behind_frozen_layers(scenario: Scenario) -> set[int]:
 @show
 def in_a_stage_behind_frozen_layers(scenario: Scenario, divergence: Divergence) -> bool:
     """The tensor belongs to a stage of which no layer before it is trained."""
-    match = re.fullmatch(r"layers\.(\d+)\..*", divergence.tensor)
     stages = stage_of_layers(scenario.layout, len(scenario.training.model.layers))
-    return match is not None and stages[int(match[1])] in _behind_frozen_layers(scenario)
+    layer = len(stages) - 1 if divergence.tensor == SCALE.full_name else layer_of(divergence.tensor)
+    return layer is not None and stages[layer] in _behind_frozen_layers(scenario)
 
 
 @need
@@ -104,4 +103,5 @@ def rank_of_stages_without_gradients(scenario: Scenario) -> bool:
         return False
     spans, ranks, trained = _spans(scenario, pipeline), scenario.layout.mesh.size(PP), trained_layers(model)
     held = [[index for stage in stages_of_rank(pipeline, rank, ranks) for index in spans[stage]] for rank in range(ranks)]
-    return any(not any(trained[index] for index in layers) for layers in held)
+    last = len(model.layers) - 1
+    return any(not any(trained[index] or (model.scale and index == last) for index in layers) for layers in held)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -33,25 +33,30 @@ SCHEDULES: dict[PipelineSchedule, str] = {
 
 
 class StageLayers(nn.Module):
-    """Consecutive layers as one module; those at the end add the model's offset, if it has one.
+    """Consecutive layers as one module; those at the end have the model's scale and offset, if it has any.
 
     A stage is called with tensors alone: versions of torch differ in what else they take.
     """
 
+    scale: nn.Parameter | None
     offset: torch.Tensor | None
     step: int
 
-    def __init__(self, layers: range, blocks: Sequence[nn.Module], offset: torch.Tensor | None) -> None:
+    def __init__(
+        self, layers: range, blocks: Sequence[nn.Module], scale: nn.Parameter | None, offset: torch.Tensor | None
+    ) -> None:
         super().__init__()
         self.indices, self.step = layers, 0
         self.blocks = nn.ModuleList(blocks)
+        self.scale = scale
         self.register_buffer("offset", offset)
 
     def forward(self, inputs: torch.Tensor, **masks: torch.Tensor) -> torch.Tensor:
         """Map (rows, inputs of the first layer) to (rows, width of the last); masks are named by the layers that have one."""
         for index, block in zip(self.indices, self.blocks, strict=True):
             inputs = block(inputs, masks.get(_mask_of(index)), self.step)
-        return inputs if self.offset is None else inputs + self.offset
+        outputs = inputs if self.scale is None else inputs * self.scale
+        return outputs if self.offset is None else outputs + self.offset
 
 
 def _mask_of(layer: int) -> str:
@@ -126,13 +131,14 @@ class Pipe:
         model, rows = self.setup.training.model, part.rows // self.parallelism.num_chunks
         first, last = module.indices[0], module.indices[-1]
         trained = trained_layers(model)
+        learns = any(trained[: last + 1]) or module.scale is not None
 
         def chunk(features: int, needs_grad: bool) -> torch.Tensor:
             return torch.empty(rows, features, dtype=part.inputs.dtype, requires_grad=needs_grad)
 
         return {
             "input_args": chunk(model.inputs(first), any(trained[:first])),
-            "output_args": chunk(model.layers[last].width, any(trained[: last + 1])),
+            "output_args": chunk(model.layers[last].width, learns),
         }
 
 
@@ -140,22 +146,28 @@ def build_pipeline(setup: Setup, parallelism: Pipeline, mesh: DeviceMesh) -> Non
     """Leave this rank the layers of its stages, and let a schedule compute each step."""
     rank, ranks, layers = mesh.get_local_rank(), mesh.size(), setup.model.get_submodule("layers")
     assert isinstance(layers, nn.ModuleList), "the model is a stack"
-    spans = layers_of_stages(parallelism, ranks, len(layers))
-    modules = {
-        stage: StageLayers(
-            spans[stage],
-            [layers[index] for index in spans[stage]],
-            setup.model.get_buffer("offset") if setup.training.model.offset and stage == len(spans) - 1 else None,
-        )
-        for stage in stages_of_rank(parallelism, rank, ranks)
-    }
-    kept = {index for module in modules.values() for index in module.indices}
-    for index in range(len(layers)):
-        if index not in kept:
-            layers[index] = nn.Identity()
+    spans, model = layers_of_stages(parallelism, ranks, len(layers)), setup.training.model
+    scale = setup.model.get_parameter("scale") if model.scale else None
+    offset = setup.model.get_buffer("offset") if model.offset else None
+    modules = {}
+    for stage in stages_of_rank(parallelism, rank, ranks):
+        at_the_end = (scale, offset) if stage == len(spans) - 1 else (None, None)
+        modules[stage] = StageLayers(spans[stage], [layers[index] for index in spans[stage]], *at_the_end)
+    _leave(setup.model, modules.values())
     pipe = Pipe(setup=setup, parallelism=parallelism, group=mesh.get_group(), modules=modules)
     setup.compute = pipe.compute
     setup.clip_norm = lambda _module, parameters, clipping: clip_across(pipe.group, parameters, clipping)
+
+
+def _leave(model: nn.Module, modules: Collection[StageLayers]) -> None:
+    """Leave a model the parameters of these stages alone."""
+    layers, kept = model.get_submodule("layers"), {index for module in modules for index in module.indices}
+    assert isinstance(layers, nn.ModuleList), "the model is a stack"
+    for index in range(len(layers)):
+        if index not in kept:
+            layers[index] = nn.Identity()
+    if all(module.scale is None for module in modules):
+        model.register_parameter("scale", None)
 
 
 def clip_across(group: dist.ProcessGroup, parameters: list[torch.Tensor], clipping: ClipNorm) -> torch.Tensor:

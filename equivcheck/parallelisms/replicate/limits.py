@@ -10,6 +10,7 @@ from equivcheck.layouts.limits.optimizers import DTENSOR_OPTIMIZERS
 from equivcheck.layouts.limits.repairs import has_shares, may_skip_parameters, with_options, without_auxiliary, without_shares
 from equivcheck.parallelisms.ddp.compression import NO_BF16_HOOK
 from equivcheck.parallelisms.ddp.limits import as_reduced
+from equivcheck.parallelisms.fsdp2.limits import NO_SCALARS as NO_SHARDED_SCALARS
 from equivcheck.parallelisms.fsdp2.limits import NOTHING_TO_REDUCE
 from equivcheck.scenario import Replicate, Replicator, Wrapping
 
@@ -46,11 +47,19 @@ ONE_UNIT_FOR_SHARED_WEIGHTS = Limit(
     upstream=True,
 )
 
+NO_SCALARS = Limit(
+    reason="replicate_with_fsdp: a parameter of shape [] is refused as by fully_shard, though nothing is sharded ('fully_shard "
+    "doesn't support scalar parameters')",
+    applies=NO_SHARDED_SCALARS.applies,
+    repair=NO_SHARDED_SCALARS.repair,
+    upstream=True,
+)
+
 LIMITS: tuple[Limit, ...] = (
     EVEN_ROWS,
     _only(Replicator.DDP, UNUSED_PARAMETERS),
     ONE_UNIT_FOR_SHARED_WEIGHTS,
-    *(_only(Replicator.FSDP, limit) for limit in (NOTHING_TO_REDUCE, *DTENSOR_OPTIMIZERS)),
+    *(_only(Replicator.FSDP, limit) for limit in (NO_SCALARS, NOTHING_TO_REDUCE, *DTENSOR_OPTIMIZERS)),
 )
 
 NOT_YET_BY_FSDP = LayoutLimit(

@@ -31,6 +31,9 @@ def write(draft: Draft, parallelism: Parallelism) -> None:
     draft.need("torch.distributed.tensor", "DTensor", "distribute_tensor", "Shard", placement.partition("(")[0])
     draft.need("torch.distributed.device_mesh", "DeviceMesh")
     draft.has_dtensors, draft.averages_loss = True, False
+    if training.model.scale and placement == "Shard(0)":
+        draft.need("torch.distributed.tensor", "Replicate")
+        placement = "Shard(0) if parameter.dim() else Replicate()"
     draft.definitions.append(_distribute(placement, training))
     draft.add(LoopPosition.WRAP, f"distribute(model, {mesh})")
     if parallelism.redistribute_gradients:

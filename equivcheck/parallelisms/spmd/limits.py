@@ -21,12 +21,12 @@ def _is_sharded(layout: Layout) -> bool:
 def _cuts_short(training: Training, layout: Layout) -> bool:
     if parallelism_of(layout, SPMD).redistribute_gradients or not _is_sharded(layout):
         return False
-    trained = (parameter for parameter in parameters_of(training.model) if parameter.trained)
+    trained = (parameter for parameter in parameters_of(training.model) if parameter.trained and parameter.shape)
     return any(parameter.shape[0] < layout.num_data_ranks for parameter in trained)
 
 
 def _leaves_pending(_training: Training, layout: Layout) -> bool:
-    return not parallelism_of(layout, SPMD).redistribute_gradients and layout.num_data_ranks > 1
+    return not parallelism_of(layout, SPMD).redistribute_gradients
 
 
 GRADIENTS_AS_PROPAGATED = limits_of_propagated_gradients(

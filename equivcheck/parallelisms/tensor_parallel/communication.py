@@ -16,7 +16,7 @@ from equivcheck.layouts.expected_calls.model import MIXED_ELEMENTS, Communicatio
 from equivcheck.layouts.expected_calls.rank_view import Held, Ledger, RankView, auxiliary_runs
 from equivcheck.layouts.expected_calls.torch_versions import WEIGHT_GATHERED_FOR_INPUT_GRADIENT
 from equivcheck.layouts.partition import chunk_size, cut_dim, part_of
-from equivcheck.parallelisms.tensor_parallel.plans import has_pending_gradients
+from equivcheck.parallelisms.tensor_parallel.plans import has_pending_gradients, is_outside
 from equivcheck.scenario import (
     FSDP2,
     Activation,
@@ -223,7 +223,7 @@ def _cut_held(view: RankView, parallelism: TensorParallel) -> Iterator[Held]:
 
 
 def _all_calls(view: RankView, parallelism: TensorParallel) -> Totals:
-    kind = [held for held in _cut_held(view, parallelism) if parallelism.plan[held.layer].split is not Split.OUTSIDE]
+    kind = [held for held in _cut_held(view, parallelism) if not is_outside(parallelism.plan, held.layer)]
     is_cut = any(held.cut and held.trained for held in kind)
     return TensorParallelCalls(view, parallelism).totals() | dtensor_clipping(view, (TP,) if is_cut else (), kind)
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from equivcheck.layers.parameters import parameters_of
 from equivcheck.layouts.script.draft import Draft, LoopPosition
 from equivcheck.layouts.script.mesh import inner_ranks, mesh_of
 from equivcheck.layouts.script.text import call
 from equivcheck.parallelisms.spmd.export import redistribute_gradients
-from equivcheck.parallelisms.tensor_parallel.plans import cuts
+from equivcheck.parallelisms.tensor_parallel.plans import cuts, is_outside
 from equivcheck.scenario import ActivationSharding, LayerPlan, Parallelism, Split, TensorParallel
 from equivcheck.scenario.mesh import TP
 
@@ -34,7 +35,8 @@ _REPLICATED = (
 def write(draft: Draft, parallelism: Parallelism) -> None:
     """Parallelize each layer by its plan, and cut dropout masks as it spreads outputs."""
     assert isinstance(parallelism, TensorParallel), parallelism
-    draft.mixes_tensors = len({entry.split is Split.OUTSIDE for entry in parallelism.plan}) > 1
+    owners = {parameter.layer for parameter in parameters_of(draft.scenario.training.model)}
+    draft.mixes_tensors = len({is_outside(parallelism.plan, owner) for owner in owners}) > 1
     mesh = mesh_of(draft, parallelism)
     draft.has_dtensors = True
     styles, by_hand = _styles(draft, parallelism, mesh)

@@ -91,12 +91,7 @@ def _cuts_short(training: Training, layout: Layout) -> bool:
 
 def _leaves_pending(training: Training, layout: Layout) -> bool:
     plan = parallelism_of(layout, TensorParallel).plan
-    return (
-        _leaves_gradients(layout)
-        and layout.mesh.size(TP) > 1
-        and fits(training.model, plan)
-        and has_pending_gradients(training.model, plan)
-    )
+    return _leaves_gradients(layout) and fits(training.model, plan) and has_pending_gradients(training.model, plan)
 
 
 GRADIENTS_AS_PROPAGATED = limits_of_propagated_gradients(

@@ -139,6 +139,11 @@ def fitted(training: Training, plan: tuple[LayerPlan, ...]) -> Training:
     return with_num_layers(training, len(plan))
 
 
+def is_outside(plan: tuple[LayerPlan, ...], layer: int | None) -> bool:
+    """Whether a plan leaves the parameters of a layer plain tensors, as it does with those of the model itself (None)."""
+    return layer is None or plan[layer].split is Split.OUTSIDE
+
+
 def splits_weights(plan: tuple[LayerPlan, ...]) -> bool:
     """Whether a plan gives ranks different parts of some weight."""
     return any(entry.split in (Split.COLUMN, Split.ROW) for entry in plan)

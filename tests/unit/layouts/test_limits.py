@@ -106,6 +106,20 @@ def test_a_supported_training_is_left_alone(training: Training, layout: Layout) 
     assert (repaired(training, layout) is training) == (unsupported(training, layout) is None)
 
 
+@pytest.mark.parametrize(("installed", "supported"), [("2.10.0", False), ("2.11.0", True)])
+def test_flat_parameters_of_linears_that_are_unfrozen(monkeypatch: pytest.MonkeyPatch, installed: str, supported: bool) -> None:
+    """Before torch 2.11 tensor parallelism makes frozen linears trainable, which one flat parameter cannot hold beside norms."""
+    monkeypatch.setattr(torch_version, "_installed", lambda: Version(installed))
+    flat = FSDP1(use_orig_params=False, wrapping=Wrapping.PER_LAYER)
+    mesh = Mesh(axes=(Axis(name="dp", size=2), Axis(name="tp", size=2)))
+    plan = TensorParallel(plan=(LayerPlan(split=Split.ROW), LayerPlan()))
+    layout = Layout(mesh=mesh, parallelisms=(plan, flat))
+    training = _with_layer(0, frozen=True, norm=Norm.LAYER)
+
+    assert (unsupported(training, layout) is None) is supported
+    assert unsupported(repaired(training, layout), layout) is None
+
+
 @pytest.mark.parametrize("around", [DDP(), Replicate(), FSDP2()])
 def test_tensor_parallelism_is_applied_first(around: Parallelism) -> None:
     """Around what is wrapped already it would leave the wrong gradients, which are no fault of anybody's training."""
@@ -146,6 +160,7 @@ ROW_PLAN = TensorParallel(plan=(LayerPlan(split=Split.ROW), LayerPlan()))
 FULLY_SHARD = SPMD(distribution=Distribution.FULLY_SHARD)
 ADAFACTOR = replace(PLAIN, optimizer=Adafactor())
 MATRICES = Model(features=4, layers=(Layer(width=4, bias=False), Layer(width=4, bias=False)))
+SCALED_OUTPUTS = replace(PLAIN, model=replace(PLAIN.model, scale=True))
 MUON = replace(PLAIN, model=MATRICES, optimizer=Muon())
 SHORT_MUON = replace(MUON, model=replace(MATRICES, features=1, layers=(replace(MATRICES.layers[0], width=1), MATRICES.layers[1])))
 
@@ -193,6 +208,10 @@ SHORT_MUON = replace(MUON, model=replace(MATRICES, features=1, layers=(replace(M
         (ADAFACTOR, FULLY_SHARD, "Adafactor squares norms in place"),
         (ADAFACTOR, FEATURES_PLAN, "Adafactor squares norms in place"),
         (MUON, FSDP1(), "lost the shapes"),
+        (SCALED_OUTPUTS, FSDP1(), "FSDP doesn't support scalar parameters"),
+        (SCALED_OUTPUTS, FSDP1(strategy=ShardingStrategy.NO_SHARD), "FSDP doesn't support scalar parameters"),
+        (SCALED_OUTPUTS, FSDP2(), "fully_shard doesn't support scalar parameters"),
+        (SCALED_OUTPUTS, REPLICATED, "replicate_with_fsdp: a parameter of shape []"),
         (SHORT_MUON, FSDP2(), "keeps no cut through Muon's products"),
         (SHORT_MUON, FULLY_SHARD, "keeps no cut through Muon's products"),
         (SHORT_MUON, ROW_PLAN, "keeps no cut through Muon's products"),

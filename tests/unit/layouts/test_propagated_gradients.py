@@ -54,7 +54,7 @@ REPLICATED = SPMD(redistribute_gradients=False)
 SHARDED = SPMD(distribution=Distribution.FULLY_SHARD, redistribute_gradients=False)
 
 
-def scenario(parallelism: Parallelism, *, width: int = 4, **changes: object) -> Scenario:
+def scenario(parallelism: Parallelism, *, width: int = 4, ranks: int = 4, **changes: object) -> Scenario:
     """Three layers on four ranks, in two steps."""
     norm = Norm.LAYER if isinstance(parallelism, TensorParallel) else None
     layers = (Layer(width=width), Layer(width=8, norm=norm), Layer(width=4))
@@ -65,7 +65,7 @@ def scenario(parallelism: Parallelism, *, width: int = 4, **changes: object) -> 
         "steps": 2,
         "optimizer": SGD(momentum=0.9),
     }
-    axis = Axis(name=parallelism.axes[0][0], size=4)
+    axis = Axis(name=parallelism.axes[0][0], size=ranks)
     layout = Layout(mesh=Mesh(axes=(axis,)), parallelisms=(parallelism,))
     return Scenario(training=Training(**(values | changes)), layout=layout)  # type: ignore[arg-type]
 
@@ -76,9 +76,10 @@ def refused() -> Iterator[Scenario]:
     for parallelism in (BY_COLUMNS, SHARDED):
         yield scenario(parallelism, width=3)
     for parallelism in (BY_ROWS, SHARDED):
-        yield scenario(parallelism, clipping=ClipValue(clip_value=0.1))
-        yield scenario(parallelism, optimizer=Adam(implementation=Implementation.FUSED), zero_grad=ZeroGrad.ZERO)
-        yield scenario(parallelism, optimizer=Adamax(implementation=foreach, maximize=True))
+        for ranks in (1, 4):
+            yield scenario(parallelism, ranks=ranks, clipping=ClipValue(clip_value=0.1))
+            yield scenario(parallelism, ranks=ranks, optimizer=Adam(implementation=Implementation.FUSED), zero_grad=ZeroGrad.ZERO)
+            yield scenario(parallelism, ranks=ranks, optimizer=Adamax(implementation=foreach, maximize=True))
     yield scenario(REPLICATED, optimizer=Adamax(implementation=foreach, weight_decay=0.1))
     yield scenario(SHARDED, optimizer=Adam(implementation=foreach, weight_decay=0.1, maximize=True))
 
@@ -98,6 +99,13 @@ def test_what_torch_refuses_is_declared_and_repaired(beyond: Scenario) -> None:
     assert within is not None
     assert within.layout == beyond.layout
     assert check(within).outcome is Outcome.EQUIVALENT
+
+
+def test_one_rank_has_no_shards_to_add() -> None:
+    """What is refused as shards cannot become a pending sum is supported, and right, where there is one shard."""
+    alone = scenario(SHARDED, ranks=1, optimizer=Adam(implementation=Implementation.FOREACH, weight_decay=0.1, maximize=True))
+    assert why_unsupported(alone) is None
+    assert check(alone).outcome is Outcome.EQUIVALENT
 
 
 @pytest.mark.parametrize("parallelism", [BY_ROWS, BY_COLUMNS, REPLICATED, SHARDED])

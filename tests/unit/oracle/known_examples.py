@@ -7,7 +7,6 @@ from equivcheck.scenario import (
     DDP,
     FSDP1,
     FSDP2,
-    SGD,
     SPMD,
     Activation,
     ActivationSharding,
@@ -74,6 +73,12 @@ def scenario(parallelism: Parallelism, *layers: Layer, sizes: tuple[int, ...] = 
 def traced(scenario: Scenario) -> Scenario:
     """The scenario with each step as one graph."""
     return replace(scenario, layout=replace(scenario.layout, execution=Execution(whole_step=True)))
+
+
+def scaled(scenario: Scenario) -> Scenario:
+    """The scenario with a scale of the model's outputs."""
+    model = replace(scenario.training.model, scale=True)
+    return replace(scenario, training=replace(scenario.training, model=model))
 
 
 def compiled(scenario: Scenario, backend: Compile = Compile.AOT_EAGER) -> Scenario:
@@ -167,10 +172,19 @@ DIVIDED = FSDP2(gradient_divide_factor=4.0, sum_reductions=True)
 ROW_UNDER_MUON = {"split": Split.ROW, "second": ONE_WEIGHT, "optimizer": Muon()}
 RESHARDED = FSDP2(reshard_to=2, shard_last_dim=True)
 
+TIED_UNITS = FSDP2(wrapping=Wrapping.PER_LAYER)
+
 SHOWN = {
+    "fsdp2_weight_in_two_units": (
+        scenario(TIED_UNITS, *TIED, features=2),
+        [
+            scenario(FSDP2(), *TIED, features=2),
+            scenario(TIED_UNITS, *(replace(layer, shares=None) for layer in TIED), features=2),
+        ],
+    ),
     "muon_of_no_columns": (
         first_cut(FROZEN, DDP(), **ROW_UNDER_MUON),
-        [first_cut(FROZEN, DDP(), **ROW_UNDER_MUON | change) for change in ({"split": Split.COLUMN}, {"optimizer": SGD()})],
+        [first_cut(FROZEN, **ROW_UNDER_MUON)],
     ),
     "fsdp2_reshards_last_dim": (
         scenario(RESHARDED, sizes=(4,), features=4),
@@ -499,6 +513,10 @@ ALSO_SHOWN = [
     (
         "split_backward_behind_frozen_layers",
         scenario(Pipeline(schedule=PipelineSchedule.ZBV, stages_per_rank=2), FROZEN, ONE_WEIGHT, sizes=(1,)),
+    ),
+    (
+        "split_backward_behind_frozen_layers",
+        scaled(scenario(Pipeline(schedule=PipelineSchedule.ZBV, stages_per_rank=2), FROZEN, ONE_WEIGHT, sizes=(1,))),
     ),
     ("local_tensors_unfreeze", over_tp(DDP(), replace(FROZEN, auxiliary=AuxiliaryLinear.EVEN_STEPS), ONE_WEIGHT)),
     ("local_tensors_unfreeze", over_tp(FSDP1(), FROZEN, ONE_WEIGHT)),

@@ -15,13 +15,14 @@ from equivcheck.scenario import (
     Layer,
     LayerPlan,
     Norm,
+    Pipeline,
     ShardingStrategy,
     Split,
     TensorParallel,
     Wrapping,
 )
 from supported import require_supported
-from unit.oracle.known_examples import FULLY_SHARD, HYBRID, INF, SHOWN, over_tp, scenario
+from unit.oracle.known_examples import FULLY_SHARD, HYBRID, INF, SHOWN, over_tp, scaled, scenario
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*NO_SHARD", "ignore:Called FSDP.clip_grad_norm_")
 
@@ -53,6 +54,15 @@ def test_a_rank_without_gradients_is_one_that_does_not_reach_the_clipping(exampl
     assert NEEDS["rank_without_gradients"](example) is expected
     clipped = replace(example, training=replace(example.training, clipping=ClipValue()))
     assert (check(clipped).known == "clip_grad_value_of_nothing") is expected
+
+
+@pytest.mark.parametrize("scales", [False, True])
+def test_a_scale_has_a_gradient_in_the_last_stage(scales: bool) -> None:
+    """A pipeline's last rank, of frozen layers alone, finds nothing to clip unless the model's scale is there."""
+    plain = scenario(Pipeline(), Layer(width=1), Layer(width=1, frozen=True), clipping=ClipValue())
+    example = scaled(plain) if scales else plain
+    assert NEEDS["rank_without_gradients"](example) is not scales
+    assert (check(example).known == "clip_grad_value_of_nothing") is not scales
 
 
 @pytest.mark.parametrize(

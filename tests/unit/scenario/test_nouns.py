@@ -168,7 +168,12 @@ OF_TRAININGS: list[Invalid] = [
     (
         a_training,
         {"optimizer": Muon()},
-        "Training.model has parameters of one dim; allowed: a model without biases and norms with Muon, which",
+        "Training.model has parameters of fewer than two dims; allowed: a model without biases, norms and scale with Muon, which",
+    ),
+    (
+        a_training,
+        {"optimizer": Muon(), "model": Model(features=2, layers=(Layer(width=2, bias=False),), scale=True)},
+        "Training.model has parameters of fewer than two dims; allowed: a model without biases, norms and scale with Muon, which",
     ),
 ]
 

@@ -121,6 +121,7 @@ FEATURES: dict[str, tuple[float, Callable[[Scenario], bool]]] = {
     "no bias": (0.1, has_layer(lambda layer: not layer.bias)),
     "layer norm": (0.1, has_layer(lambda layer: layer.norm is Norm.LAYER)),
     "RMS norm": (0.1, has_layer(lambda layer: layer.norm is Norm.RMS)),
+    "scale": (0.04, lambda scenario: scenario.training.model.scale),
     "counter": (0.1, lambda scenario: scenario.training.model.counter),
     "square": (
         0.3,

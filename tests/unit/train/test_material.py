@@ -94,6 +94,15 @@ def test_no_bias_and_no_norm_weight_is_trivial() -> None:
     assert (parameters["layers.0.norm.weight"] - 1.0).abs().min() > 0.0
 
 
+def test_a_scale_is_not_trivial() -> None:
+    """It has no dim, and is neither zero nor one, wherever it is drawn from."""
+    for seed in range(10):
+        scale = material(replace(TRAINING, seed=seed, model=replace(TRAINING.model, scale=True))).parameters["scale"]
+        assert scale.shape == ()
+        assert 0.5 <= scale.item() <= 1.5
+        assert scale.item() != 1.0
+
+
 def test_rows_may_lie_along_the_other_dim() -> None:
     """The same numbers are drawn, inputs and targets the other way round, and a batch knows its rows."""
     plain, turned = (material(replace(TRAINING, data=replace(TRAINING.data, batch_dim=dim))).steps[0][1] for dim in (0, 1))

@@ -110,6 +110,18 @@ def test_offset_is_added_to_the_outputs() -> None:
     assert "offset" not in dict(moved.named_parameters())
 
 
+def test_a_scale_multiplies_the_outputs_before_the_offset() -> None:
+    """It is a parameter of the model itself, the first, of shape [], and trained where every layer but one is frozen."""
+    model = Model(features=3, layers=(Layer(width=4), Layer(width=4, frozen=True)), offset=True, scale=True)
+    scaled, parameters = built(model), material(Training(model=model, data=Data(microbatches=(2,)))).parameters
+    plain = build_model(
+        replace(model, offset=False, scale=False), {name: parameters[name] for name in parameters if name != "scale"}
+    )
+    assert torch.equal(scaled(INPUTS, (None,) * 2, 0), plain(INPUTS, (None,) * 2, 0) * parameters["scale"] + scaled.offset)
+    name, scale = next(scaled.named_parameters())
+    assert (name, scale.shape, scale.requires_grad) == ("scale", (), True)
+
+
 def test_model_without_counter_has_no_buffers() -> None:
     """There is nothing to synchronise unless asked for."""
     assert list(built(Model(features=2, layers=(Layer(width=2),))).buffers()) == []

@@ -81,6 +81,13 @@ def test_group_takes_what_it_selects(group: Group, taken: set[str]) -> None:
     assert members(replace(TRAINING, groups=(group,))) == [everything - taken, taken]
 
 
+@pytest.mark.parametrize("group", [VECTORS, FIRST, ODD])
+def test_no_group_takes_a_scale(group: Group) -> None:
+    """It is of no layer and no vector, and so in the optimizer's own group."""
+    own, *_ = members(replace(TRAINING, model=replace(TRAINING.model, scale=True), groups=(group,)))
+    assert "scale" in own
+
+
 def test_first_group_that_selects_takes() -> None:
     """A parameter selected twice goes to the earlier group."""
     assert members(replace(TRAINING, groups=(ODD, VECTORS)))[1:] == [
