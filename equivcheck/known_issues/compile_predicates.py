@@ -12,6 +12,7 @@ from equivcheck.scenario import (
     FSDP1,
     AuxiliaryLinear,
     Compile,
+    Recompute,
     Replicate,
     Replicator,
     Scenario,
@@ -74,9 +75,10 @@ def compiled_layers_between_ddp_and_tensor_parallel(scenario: Scenario) -> bool:
 
 
 @need
-def several_steps_of_several_layers(scenario: Scenario) -> bool:
-    """Some layer has another one before or behind it, and is computed again after an update."""
-    return scenario.training.steps > 1 and len(scenario.training.model.layers) > 1
+def several_steps_of_layers_among_others(scenario: Scenario) -> bool:
+    """Some layer is computed again after an update, with another layer or activation checkpointing around it."""
+    among = len(scenario.training.model.layers) > 1 or scenario.layout.execution.checkpointing is not Recompute.NONE
+    return scenario.training.steps > 1 and among
 
 
 def _has_like_chunks(sizes: tuple[int, int], ranks: int) -> bool:

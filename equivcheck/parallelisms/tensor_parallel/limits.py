@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from equivcheck.layouts.limits.execution import NO_COUNTS_IN_GRAPHS
 from equivcheck.layouts.limits.limit import LayoutLimit, Limit, parallelism_of
-from equivcheck.layouts.limits.optimizers import DTENSOR_OPTIMIZERS, WHOLE_PARAMETERS, keeps_dtensors
+from equivcheck.layouts.limits.optimizers import DTENSOR_OPTIMIZERS, WHOLE_PARAMETERS, elementwise, keeps_dtensors
 from equivcheck.layouts.limits.propagated_gradients import limits_of_propagated_gradients
 from equivcheck.layouts.limits.repairs import has_shares, with_options, without_shares
 from equivcheck.parallelisms.tensor_parallel.plans import (
@@ -15,11 +15,12 @@ from equivcheck.parallelisms.tensor_parallel.plans import (
     PlanRule,
     fits,
     fitted,
+    frozen_splits,
     has_pending_gradients,
     places,
     trained_cuts,
 )
-from equivcheck.scenario import ASGD, Implementation, Layout, Parallelism, Split, TensorParallel, Training
+from equivcheck.scenario import ASGD, Adafactor, Implementation, Layout, Parallelism, Split, TensorParallel, Training
 from equivcheck.scenario.mesh import TP
 
 
@@ -123,12 +124,24 @@ def _others(layout: Layout) -> tuple[Parallelism, ...]:
 
 LAYOUT_LIMITS: tuple[LayoutLimit, ...] = (APPLIED_FIRST, HOOKS_ON_OWN_PARAMETERS)
 
+ADAFACTOR_OF_UNFROZEN_CUTS = Limit(
+    reason="tensor parallelism makes frozen linears trainable (pytorch#171523), and Adafactor squares norms of what it cuts in "
+    "place, which is refused while they are pending a sum",
+    applies=lambda training, layout: (
+        isinstance(training.optimizer, Adafactor) and keeps_dtensors(layout) and bool(frozen_splits(training.model, layout))
+    ),
+    repair=elementwise,
+    upstream=True,
+    torch="<2.11",
+)
+
 LIMITS: tuple[Limit, ...] = (
     ONE_ENTRY_A_LAYER,
     NO_SHARED_WEIGHTS,
     *map(_limit, RULES),
     *DTENSOR_OPTIMIZERS,
     *WHOLE_PARAMETERS,
+    ADAFACTOR_OF_UNFROZEN_CUTS,
     NO_MIXED_CALLS,
     *GRADIENTS_AS_PROPAGATED,
     NO_COUNTS_IN_GRAPHS,

@@ -120,6 +120,18 @@ def test_flat_parameters_of_linears_that_are_unfrozen(monkeypatch: pytest.Monkey
     assert unsupported(repaired(training, layout), layout) is None
 
 
+@pytest.mark.parametrize(("installed", "supported"), [("2.10.0", False), ("2.11.0", True)])
+def test_adafactor_of_linears_that_are_unfrozen(monkeypatch: pytest.MonkeyPatch, installed: str, supported: bool) -> None:
+    """Before torch 2.11 a frozen linear that is cut is trained as any other."""
+    monkeypatch.setattr(torch_version, "_installed", lambda: Version(installed))
+    layout = _layout(TensorParallel(plan=(LayerPlan(split=Split.ROW), LayerPlan())))
+    training = replace(_with_layer(0, frozen=True), optimizer=Adafactor())
+
+    assert (unsupported(training, layout) is None) is supported
+    assert unsupported(repaired(training, layout), layout) is None
+    assert unsupported(replace(training, optimizer=Adam()), layout) is None
+
+
 @pytest.mark.parametrize("around", [DDP(), Replicate(), FSDP2()])
 def test_tensor_parallelism_is_applied_first(around: Parallelism) -> None:
     """Around what is wrapped already it would leave the wrong gradients, which are no fault of anybody's training."""

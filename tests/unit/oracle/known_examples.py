@@ -34,6 +34,7 @@ from equivcheck.scenario import (
     Pipeline,
     PipelineSchedule,
     Precision,
+    Recompute,
     Replicate,
     Replicator,
     Resume,
@@ -89,6 +90,12 @@ def compiled(scenario: Scenario, backend: Compile = Compile.AOT_EAGER) -> Scenar
 def compiled_layers(scenario: Scenario) -> Scenario:
     """The same, each layer compiled by itself."""
     return replace(scenario, layout=replace(scenario.layout, execution=Execution(compile=Compile.AOT_EAGER, per_layer=True)))
+
+
+def with_checkpoints(scenario: Scenario) -> Scenario:
+    """The same, each layer computed once more in backward."""
+    layout = scenario.layout
+    return replace(scenario, layout=replace(layout, execution=replace(layout.execution, checkpointing=Recompute.EVERY_LAYER)))
 
 
 def over_tp(parallelism: Parallelism, *layers: Layer, tp: int = 1, split: Split = Split.REPLICATED, **changes) -> Scenario:
@@ -492,6 +499,10 @@ SHOWN = {
 """By issue: the smallest scenario that shows it, and some that are healthy but for one thing the same."""
 
 ALSO_SHOWN = [
+    (
+        "ddp_swaps_parameters_of_compiled_layers",
+        with_checkpoints(compiled_layers(over_tp(DDP(), Layer(width=2, activation=Activation.SILU), steps=2))),
+    ),
     ("checkpoint_of_uneven_strided_shards", into_columns(rows=19, first=in_columns(2))),
     ("checkpoint_of_uneven_strided_shards", into_columns(rows=13, first=in_columns(3))),
     (
