@@ -8,7 +8,7 @@ from equivcheck.composition.registry import rounds
 from equivcheck.layouts.limits.limit import LayoutLimit, Limit
 from equivcheck.layouts.limits.optimizers import keeps_dtensors
 from equivcheck.layouts.limits.repairs import each_layer, may_skip_parameters, with_options, without_auxiliary, without_frozen
-from equivcheck.parallelisms.tensor_parallel.plans import frozen_splits, unfrozen_norms
+from equivcheck.parallelisms.tensor_parallel.plans import UNFREEZES, frozen_splits, unfrozen_norms
 from equivcheck.scenario import (
     DDP,
     FSDP1,
@@ -115,7 +115,7 @@ CHECKPOINT_LIMITS: tuple[Limit, ...] = (
         "them and the other none",
         applies=lambda training, layout: bool(frozen_splits(training.model, layout)),
         repair=lambda training, _layout: without_frozen(training),
-        torch="<2.11",
+        torch=UNFREEZES,
     ),
     Limit(
         reason="checkpoint: SGD's momentum begins as a copy of the gradient, and is not saved where that is left pending a sum "

@@ -17,7 +17,14 @@ from equivcheck.layouts.limits.repairs import (
     without_scale,
     without_shares,
 )
-from equivcheck.parallelisms.tensor_parallel.plans import fits, frozen_splits, layers_of_nothing, splits_weights, unfrozen_norms
+from equivcheck.parallelisms.tensor_parallel.plans import (
+    UNFREEZES,
+    fits,
+    frozen_splits,
+    layers_of_nothing,
+    splits_weights,
+    unfrozen_norms,
+)
 from equivcheck.scenario import (
     FSDP1,
     ClipNorm,
@@ -84,7 +91,7 @@ UNFROZEN_LINEARS = Limit(
     ),
     repair=lambda training, _layout: without_frozen(training),
     upstream=True,
-    torch="<2.11",
+    torch=UNFREEZES,
 )
 
 NO_GROUPS_OF_FLAT_PARAMETERS = Limit(

@@ -12,8 +12,10 @@ from equivcheck.layouts.limits.repairs import has_shares
 from equivcheck.layouts.partition import chunk_sizes, cut_dim, leaves_nothing
 from equivcheck.layouts.rounding import Division, reduced_in
 from equivcheck.parallelisms.fsdp2.division import division_of
-from equivcheck.scenario import FSDP2, ClipNorm, NormType, Scenario, TensorParallel, Wrapping
+from equivcheck.parallelisms.tensor_parallel.plans import UNFREEZES
+from equivcheck.scenario import FSDP2, ClipNorm, Layout, NormType, Parallelism, Scenario, TensorParallel, Wrapping
 from equivcheck.scenario.mesh import DP, SHARD, TP
+from equivcheck.torch_version import torch_in
 from equivcheck.trace.differences import Divergence
 
 _EPSILON = 1e-6
@@ -47,16 +49,20 @@ def off_by_epsilons(scenario: Scenario, divergence: Divergence) -> bool:
 
 def _cuts(scenario: Scenario) -> Iterator[tuple[int, int]]:
     """The size of each dim along which the gradient of a parameter is cut, and over how many ranks."""
-    layout, unfreezes = scenario.layout, not keeps_dtensors(scenario.layout)
+    layout = scenario.layout
     for parameter in parameters_of(scenario.training.model):
         for parallelism in layout.parallelisms:
             dim, ranks = cut_dim(parallelism, parameter), layout.mesh.size(layout.axes_of(parallelism)[-1])
-            if dim is None:
-                continue
-            if isinstance(parallelism, TensorParallel) and (parameter.trained or unfreezes):
-                yield parameter.shape[dim], ranks  # frozen layers have gradients, too, where their local tensors unfreeze
-            elif not isinstance(parallelism, TensorParallel) and parameter.trained:
-                yield _fewest(scenario, parameter, dim), ranks
+            if dim is not None and _has_gradient(parameter, parallelism, layout):
+                by_tensor_parallelism = isinstance(parallelism, TensorParallel)
+                yield parameter.shape[dim] if by_tensor_parallelism else _fewest(scenario, parameter, dim), ranks
+
+
+def _has_gradient(parameter: Parameter, parallelism: Parallelism, layout: Layout) -> bool:
+    """Whether a parallelism finds a gradient: of frozen layers, too, where tensor parallelism or local tensors unfreeze."""
+    if any(cut_dim(other, parameter) is not None for other in layout.of(TensorParallel)) and torch_in(UNFREEZES):
+        return True
+    return parameter.trained or (isinstance(parallelism, TensorParallel) and not keeps_dtensors(layout))
 
 
 def _fewest(scenario: Scenario, parameter: Parameter, dim: int) -> int:

@@ -23,6 +23,13 @@ def flattened_between_transpositions(scenario: Scenario) -> bool:
 
 
 @need
+def rows_and_features_flattened(scenario: Scenario) -> bool:
+    """A layer flattens several rows of several features."""
+    layers, microbatches = scenario.training.model.layers, scenario.training.data.microbatches
+    return max(microbatches) > 1 and any(layer.shape_op is ShapeOp.FLATTEN and layer.width > 1 for layer in layers)
+
+
+@need
 def features_viewed_unevenly(scenario: Scenario) -> bool:
     """A layer views its features as two dims, the first of which is no multiple of the data ranks."""
     return any(

@@ -51,15 +51,32 @@ NO_SHARDED_LAYER_NORM = Limit(
         _is_sharded(layout) and layout.num_data_ranks > 1 and any(layer.norm is Norm.LAYER for layer in training.model.layers)
     ),
     repair=lambda training, _layout: each_layer(
-        training, lambda _index, layer: replace(layer, norm=Norm.RMS if layer.norm is Norm.LAYER else layer.norm)
+        training, lambda index, layer: replace(layer, norm=_instead(index)) if layer.norm is Norm.LAYER else layer
     ),
     upstream=True,
     torch="<2.13",
 )
 
+NO_RMS_NORM_OF_CUT_FEATURES = Limit(
+    reason="DTensor: rms_norm of features that propagation has cut leaves out its epsilon, and takes the mean of the ranks' "
+    "means, however many features each has",
+    applies=lambda training, layout: _is_sharded(layout) and any(layer.norm is Norm.RMS for layer in training.model.layers[1:]),
+    repair=lambda training, _layout: each_layer(
+        training, lambda index, layer: replace(layer, norm=_instead(index)) if layer.norm is Norm.RMS else layer
+    ),
+    torch="<2.10",
+)
+
+
+def _instead(index: int) -> Norm | None:
+    """The norm that a layer can have: of the model's inputs, whose features are whole, or none."""
+    return Norm.RMS if index == 0 else None
+
+
 LIMITS: tuple[Limit, ...] = (
     NO_SQUARED_LOSS,
     NO_SHARDED_LAYER_NORM,
+    NO_RMS_NORM_OF_CUT_FEATURES,
     EVEN_ROWS,
     *DTENSOR_OPTIMIZERS,
     *WHOLE_PARAMETERS,

@@ -101,6 +101,12 @@ def frozen_columns_leave_nothing(scenario: Scenario) -> bool:
 
 
 @need
+def trains_local_tensors(scenario: Scenario) -> bool:
+    """The optimizer gets local tensors, of which a rank may have no elements, where the layout has DTensors."""
+    return not keeps_dtensors(scenario.layout)
+
+
+@need
 def column_of_one_on_one_rank(scenario: Scenario) -> bool:
     """Tensor parallelism on one rank with a column-parallel layer of one output and a bias that gets a gradient."""
     if scenario.layout.mesh.size(TP) != 1:

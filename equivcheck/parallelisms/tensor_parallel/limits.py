@@ -11,6 +11,7 @@ from equivcheck.layouts.limits.propagated_gradients import limits_of_propagated_
 from equivcheck.layouts.limits.repairs import has_shares, with_options, without_shares
 from equivcheck.parallelisms.tensor_parallel.plans import (
     RULES,
+    UNFREEZES,
     LayerSite,
     PlanRule,
     fits,
@@ -132,7 +133,7 @@ ADAFACTOR_OF_UNFROZEN_CUTS = Limit(
     ),
     repair=elementwise,
     upstream=True,
-    torch="<2.11",
+    torch=UNFREEZES,
 )
 
 LIMITS: tuple[Limit, ...] = (

@@ -22,6 +22,9 @@ ALL_PLANS: tuple[LayerPlan, ...] = tuple(
 )
 """Every plan of a layer, simplest first."""
 
+UNFREEZES = "<2.11"
+"""Versions in which frozen parameters that tensor parallelism cuts get gradients."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerSite:

@@ -16,11 +16,11 @@ from equivcheck.strategies import scenarios
 
 @cache
 def examples() -> Examples:
-    """Of some four hundred scenarios, the same each time."""
+    """Of some eight hundred scenarios, the same each time."""
     found = Examples()
 
     @seed(0)
-    @settings(max_examples=400, phases=(Phase.generate,), database=None, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=800, phases=(Phase.generate,), database=None, suppress_health_check=list(HealthCheck))
     @given(scenarios())
     def draw(scenario: Scenario) -> None:
         found.add(scenario)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import product
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from packaging.version import Version
 
-from equivcheck import torch_version
+from equivcheck import Scenario, check, torch_version
 from equivcheck.composition.limits import repaired, repaired_layout, unsupported
 from equivcheck.composition.registry import kind_of
 from equivcheck.layouts.limits.limit import Limit
@@ -62,6 +63,7 @@ from equivcheck.scenario import (
     Wrapping,
 )
 from equivcheck.strategies import layouts, trainings
+from equivcheck.trace.differences import Difference
 
 PLAIN = Training(model=Model(features=4, layers=(Layer(width=4), Layer(width=4))), data=Data(microbatches=(4,)), steps=2)
 PLANS = st.builds(LayerPlan, split=st.sampled_from([Split.COLUMN, Split.ROW]), output=st.sampled_from(list(ActivationSharding)))
@@ -482,6 +484,38 @@ def test_adafactor_of_lists_of_dtensors(monkeypatch: pytest.MonkeyPatch, install
     assert (unsupported(adafactor, _layout(SPMD())) is None) is supported
     assert unsupported(repaired(adafactor, _layout(SPMD())), _layout(SPMD())) is None
     assert unsupported(adafactor, _layout(DDP())) is None
+
+
+FULLY_SHARDED = _layout(SPMD(distribution=Distribution.FULLY_SHARD))
+NORMED = replace(_with_layer(norm=Norm.RMS), loss=Loss.LINEAR_SUM)
+
+
+@pytest.mark.parametrize(("installed", "reason"), [("2.9.1", "rms_norm of features"), ("2.10.0", None)])
+def test_cut_features_are_not_normalised(installed: str, reason: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before torch 2.10, only the model's inputs are, whichever norm is asked for."""
+    monkeypatch.setattr(torch_version, "_installed", lambda: Version(installed))
+    assert (unsupported(NORMED, FULLY_SHARDED) or "").partition(" that ")[0] == (f"DTensor: {reason}" if reason else "")
+    assert unsupported(replace(_with_layer(0, norm=Norm.RMS), loss=Loss.LINEAR_SUM), FULLY_SHARDED) is None
+    assert unsupported(NORMED, _layout(SPMD())) is None
+    if reason:
+        for norm, index in product((Norm.RMS, Norm.LAYER), (0, 1)):
+            within = repaired(replace(_with_layer(index, norm=norm), loss=Loss.LINEAR_SUM), FULLY_SHARDED)
+            assert unsupported(within, FULLY_SHARDED) is None
+            assert within.model.layers[index].norm is (None if index else Norm.RMS)
+
+
+@pytest.mark.torch("<2.10", "later versions refuse it")
+@pytest.mark.parametrize(("width", "ranks", "expected"), [(3, 2, Difference.VALUE), (4, 3, Difference.NAN)])
+def test_cut_features_are_normalised_wrongly(
+    width: int, ranks: int, expected: Difference, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without the limit, uneven parts count alike, and that of a rank which has no features is not a number."""
+    monkeypatch.setattr(type(kind_of(SPMD())), "limits", ())
+    layers = (Layer(width=width), Layer(width=2, norm=Norm.RMS))
+    training = Training(model=Model(features=2, layers=layers), data=Data(microbatches=(6,)), loss=Loss.LINEAR_SUM)
+    divergence = check(Scenario(training=training, layout=_layout(*FULLY_SHARDED.parallelisms, ranks))).divergence
+    assert divergence is not None
+    assert (divergence.tensor, divergence.difference) == ("loss", expected)
 
 
 TRACED = Execution(whole_step=True)

@@ -154,6 +154,7 @@ ZB = PipelineSchedule.INTERLEAVED_ZERO_BUBBLE
 DUAL = Pipeline(schedule=PipelineSchedule.DUAL_PIPE_V, stages_per_rank=2, num_chunks=4)
 FOUR_ROWS = Data(microbatches=(4,))
 FLAT = Layer(width=3, shape_op=ShapeOp.FLATTEN)
+SEVERAL = {"features": 2, "data": Data(microbatches=(6,)), "loss": Loss.LINEAR_SUM}
 ONE_OUTPUT = Layer(width=1, activation=Activation.GELU)
 SPLIT = Layer(width=4, shape_op=ShapeOp.VIEW)
 TURNED = {"data": Data(microbatches=(4,), batch_dim=1)}
@@ -246,12 +247,21 @@ SHOWN = {
         ],
     ),
     "dtensor_unflatten_unevenly": (
-        scenario(FULLY_SHARD, SPLIT, sizes=(3,)),
+        scenario(FULLY_SHARD, SPLIT, sizes=(3,), loss=Loss.LINEAR_SUM),
         [
             scenario(SPMD(), SPLIT, sizes=(3,)),
             scenario(FULLY_SHARD, SPLIT),
             scenario(FULLY_SHARD, replace(SPLIT, shape_op=ShapeOp.SQUEEZE), sizes=(3,)),
             scenario(DDP(), SPLIT, sizes=(3,)),
+        ],
+    ),
+    "dtensor_flatten_cut_features": (
+        scenario(FULLY_SHARD, FLAT, **SEVERAL),
+        [
+            scenario(SPMD(), FLAT, **SEVERAL),
+            scenario(FULLY_SHARD, replace(FLAT, width=1), **SEVERAL),
+            scenario(FULLY_SHARD, SPLIT, **SEVERAL),
+            scenario(DDP(), FLAT, **SEVERAL),
         ],
     ),
     "dtensor_view_of_one": (

@@ -6,6 +6,7 @@ import pytest
 
 from equivcheck import Scenario, check
 from equivcheck.known_issues.predicates import NEEDS
+from equivcheck.parallelisms.tensor_parallel.plans import UNFREEZES
 from equivcheck.scenario import (
     DDP,
     FSDP1,
@@ -21,12 +22,14 @@ from equivcheck.scenario import (
     TensorParallel,
     Wrapping,
 )
+from equivcheck.torch_version import torch_in
 from supported import require_supported
 from unit.oracle.known_examples import FULLY_SHARD, HYBRID, INF, SHOWN, over_tp, scaled, scenario
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*NO_SHARD", "ignore:Called FSDP.clip_grad_norm_")
 
 SMALL = replace(FSDP1(), wrapping=Wrapping.PER_LAYER)
+SECOND_BY_COLUMNS = TensorParallel(plan=(LayerPlan(), LayerPlan(split=Split.COLUMN)))
 TRAINED_LAST = (Layer(width=2, frozen=True), Layer(width=2, bias=False))
 
 
@@ -80,6 +83,8 @@ def test_a_scale_has_a_gradient_in_the_last_stage(scales: bool) -> None:
         (scenario(FULLY_SHARD), True),
         (scenario(TensorParallel(plan=(LayerPlan(split=Split.ROW),)), Layer(width=1), features=2), False),
         (scenario(TensorParallel(), Layer(width=1)), False),
+        (scenario(SECOND_BY_COLUMNS, Layer(width=1), Layer(width=1, frozen=True)), torch_in(UNFREEZES)),
+        (scenario(SECOND_BY_COLUMNS, Layer(width=1, frozen=True), Layer(width=2)), False),
         (scenario(DDP()), False),
     ],
 )
