@@ -122,7 +122,7 @@ CHECKPOINT_LIMITS: tuple[Limit, ...] = (
         "('Any checkpointing related operations are not supported for DTensor with partial placements!')",
         applies=lambda training, layout: _keeps_momentum(training) and _leaves_gradients(layout),
         repair=lambda training, _layout: replace(training, optimizer=SGD(lr=training.optimizer.lr)),
-        torch="<2.12",
+        torch="!=2.12.*,!=2.13.*",  # these two redistribute a gradient that is copied
     ),
     Limit(
         reason="checkpoint: Optimizer.load_state_dict casts to the parameter's element type what ASGD and NAdam count in float32",

@@ -124,9 +124,9 @@ def test_limits_are_no_wider_than_they_must_be(training: Training) -> None:
     assert why_unsupported(resuming(layout(FSDP2()), layout(FSDP1()), training)) is None
 
 
-@pytest.mark.parametrize(("installed", "supported"), [("2.11.0", False), ("2.12.1", True)])
+@pytest.mark.parametrize(("installed", "supported"), [("2.11.0", False), ("2.12.1", True), ("2.13.0", True), ("2.14.1", False)])
 def test_momentum_that_is_pending_a_sum_is_not_saved(monkeypatch: pytest.MonkeyPatch, installed: str, supported: bool) -> None:
-    """Before torch 2.12 SGD without momentum goes on, and SGD whose gradients are redistributed."""
+    """SGD without momentum goes on, and SGD whose gradients are redistributed."""
     monkeypatch.setattr(torch_version, "_installed", lambda: Version(installed))
     momentum = replace(PLAIN, optimizer=SGD(momentum=0.9), loss=Loss.LINEAR_SUM)
     left, redistributed = layout(SPMD(redistribute_gradients=False)), layout(SPMD())
