@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from equivcheck.composition.running import asks_full_tensors
 from equivcheck.layouts.known_predicates import need, show
 from equivcheck.layouts.limits.repairs import has_shares
 from equivcheck.scenario import (
@@ -42,6 +43,12 @@ def mean_squared_error(scenario: Scenario) -> bool:
 def mean_of_outputs(scenario: Scenario) -> bool:
     """The loss is the mean of outputs less targets."""
     return scenario.training.loss is Loss.LINEAR_MEAN
+
+
+@need
+def full_tensors_are_read(scenario: Scenario) -> bool:
+    """What `full_tensor()` gives of parameters and gradients is read at the last step."""
+    return asks_full_tensors(scenario)
 
 
 @need

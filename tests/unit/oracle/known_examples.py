@@ -123,6 +123,13 @@ def in_columns(dp: int) -> Layout:
     return Layout(mesh=mesh, parallelisms=(TensorParallel(plan=(LayerPlan(split=Split.COLUMN),)), FSDP2()))
 
 
+def over_columns(rows: int, *, tp: int, seed: int = 0) -> Scenario:
+    """Two ranks that cut the rows of a weight for each of `tp` that have cut it by columns."""
+    return over_tp(FSDP2(), Layer(width=rows), tp=tp, split=Split.COLUMN, loss=Loss.LINEAR_SUM, seed=seed)
+
+
+ASKING = 4
+"""A seed by which `full_tensor()` is read."""
 ONE_RANK = Layout(mesh=Mesh(axes=(Axis(name="dp", size=1),)), parallelisms=(DDP(),))
 
 
@@ -500,6 +507,14 @@ SHOWN = {
     "adafactor_of_nothing": (
         first_cut(THAWED, Replicate(), optimizer=Adafactor()),
         [first_cut(THAWED, optimizer=Adafactor()), first_cut(replace(THAWED, width=2, frozen=False), Replicate())],
+    ),
+    "full_tensor_of_uneven_strided_shards": (
+        over_columns(6, tp=2, seed=ASKING),
+        [over_columns(6, tp=2), over_columns(8, tp=2, seed=ASKING), over_columns(6, tp=1, seed=ASKING)],
+    ),
+    "full_tensor_gathers_uneven_strided_shards": (
+        over_columns(7, tp=3, seed=ASKING),
+        [over_columns(7, tp=3), over_columns(12, tp=3, seed=ASKING)],
     ),
     "inductor_cache_across_ranks": (
         compiled(scenario(FULLY_SHARD, BESIDE, **THRICE), Compile.INDUCTOR),

@@ -6,7 +6,7 @@ from functools import cache
 import pytest
 
 from equivcheck import Outcome, Scenario, Verdict, check
-from equivcheck.known_issues.known import KnownIssue, issues_on_file, known_issue, known_issues
+from equivcheck.known_issues.known import Kind, KnownIssue, issues_on_file, known_issue, known_issues
 from equivcheck.known_issues.predicates import NEEDS
 from equivcheck.mutants.registry import mutant
 from equivcheck.scenario import DDP, Layer
@@ -83,9 +83,10 @@ def test_an_issue_explains_nothing_else_that_goes_wrong_in_its_scenario(name: st
 def test_an_error_on_file_is_a_finding_where_the_issue_cannot_show(name: str) -> None:
     """The text of an error alone explains nothing: the scenario must be one in which it comes up."""
     shown, healthy = SHOWN[name]
-    error = checked(shown).reason
-    assert known_issue(_crashed(shown, error)) is not None
-    assert [known_issue(_crashed(example, error)) for example in healthy] == [None] * len(healthy)
+    outcome = Outcome.HUNG if ISSUES[name].kind is Kind.HANG else Outcome.CRASHED
+    failed = [replace(_crashed(example, checked(shown).reason), outcome=outcome) for example in (shown, *healthy)]
+    assert known_issue(failed[0]) is not None
+    assert [known_issue(verdict) for verdict in failed[1:]] == [None] * len(healthy)
 
 
 def test_the_error_of_any_rank_is_looked_at() -> None:
