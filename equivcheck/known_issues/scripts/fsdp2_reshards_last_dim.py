@@ -26,14 +26,11 @@ def main() -> int:
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     fully_shard(model, mesh=mesh, shard_placement_fn=lambda _: Shard(1), reshard_after_forward=2)
     loss = model(torch.ones(1, 4)).sum()
-    raised = None
-    try:
-        loss.backward()
-    except IndexError as error:
-        raised = error
-    print("backward raised:", repr(raised))
+    print("forward", loss)
+    loss.backward()
+    print("backward")
     dist.destroy_process_group()
-    return int(raised is not None)
+    return 0
 
 
 if __name__ == "__main__":

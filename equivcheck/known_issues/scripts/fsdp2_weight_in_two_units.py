@@ -42,6 +42,7 @@ def main() -> int:
 
     gradient, expected = float(model[0].weight.grad.full_tensor()), float(plain[0].weight.grad)
     print(f"gradient {gradient}, expected {expected}")
+    print("max difference", abs(gradient - expected))
     dist.destroy_process_group()
     return int(gradient != expected)
 
