@@ -5,7 +5,9 @@ from __future__ import annotations
 import signal
 
 import pytest
+from packaging.version import Version
 
+from equivcheck import torch_version
 from equivcheck.profiles import register_profiles
 from equivcheck.torch_version import torch_in
 
@@ -14,6 +16,12 @@ register_profiles(prefix="")
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # Of a shell's background job interrupts are ignored, and then by every process that it starts: tests interrupt some.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture
+def of_torch_213(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Limits, expected calls and issues are those of torch 2.13, whichever is installed."""
+    monkeypatch.setattr(torch_version, "_installed", lambda: Version("2.13.0"))
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -14,6 +14,7 @@ from equivcheck.diagnosis.reference_values import starting_from, values_at_steps
 from equivcheck.reference.reference import ReferenceRun
 from equivcheck.scenario import Resume
 from equivcheck.trace.trace import Slot
+from supported import require_supported
 from unit.diagnosis import faults
 from unit.diagnosis.faults import ON_DDP, ON_FSDP2, Fault
 
@@ -21,6 +22,7 @@ from unit.diagnosis.faults import ON_DDP, ON_FSDP2, Fault
 @pytest.mark.parametrize("scenario", faults.LAYOUTS, ids=[f"{number} {at.name}" for number, at in enumerate(faults.LAYOUTS)])
 def test_what_is_lost_between_steps_is_given_back_under_every_layout(scenario: Scenario) -> None:
     """Ranks that start elsewhere and lose their state leave the reference's values, if these are given to them at each step."""
+    require_supported(scenario)
 
     def lose_everything(setup: faults.Setup) -> None:
         if setup.state_of.__name__ == "own_state":

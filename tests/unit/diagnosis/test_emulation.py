@@ -14,6 +14,7 @@ from equivcheck.diagnosis.emulation.emulated_ranks import EmulatedRanks, Reducti
 from equivcheck.diagnosis.emulation.held_elements import held_elements_of
 from equivcheck.layouts.rounding import EACH, ONCE, WHOLE, WhenReduced
 from equivcheck.scenario import DDP, FSDP1, FSDP2, Axis, Mesh, Replicate, Replicator, ShardingStrategy
+from supported import require_supported
 from unit.diagnosis import faults
 from unit.diagnosis.causes import on_2, over
 from unit.diagnosis.faults import LAYOUTS, ON_DDP, ON_FSDP2
@@ -31,6 +32,7 @@ def diverged(scenario: Scenario) -> DivergedRun:
 @pytest.mark.parametrize("scenario", LAYOUTS, ids=[f"{number} {at.name}" for number, at in enumerate(LAYOUTS)])
 def test_emulated_ranks_compute_what_one_device_does(scenario: Scenario) -> None:
     """Whatever the real ranks did, and however they are spread."""
+    require_supported(scenario)
     run = diverged(scenario)
 
     traces = EmulatedRanks(run).train(scenario.training.steps)

@@ -5,6 +5,7 @@ import pytest
 from equivcheck import Outcome, check
 from equivcheck.diagnosis.explain import explained
 from equivcheck.verdict.cause import Cause
+from supported import require_mended, require_supported
 from unit.diagnosis.causes import EXAMPLES, Example
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -16,6 +17,7 @@ ELSEWHERE = {Cause.READ_BY_TORCH}
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: example.cause.value)
 def test_a_planted_fault_is_named(example: Example) -> None:
     """The cause and its sentence, from what the ranks left alone."""
+    require_supported(example.scenario)
     verdict = explained(check(example.scenario, alter=example.plant), alter=example.plant)
 
     assert verdict.outcome.is_finding, verdict.describe()
@@ -28,6 +30,7 @@ def test_a_planted_fault_is_named(example: Example) -> None:
 def test_the_same_scenario_without_the_fault_is_not_diagnosed(example: Example) -> None:
     """Honest ranks leave nothing to explain."""
     verdict = check(example.scenario)
+    require_mended(verdict)
 
     assert verdict.outcome is Outcome.EQUIVALENT, verdict.describe()
     assert explained(verdict).diagnosis is None

@@ -79,6 +79,7 @@ def test_what_is_asked_for_is_compiled_and_settings_are_put_back(execution: Exec
     ],
     ids=lambda layout: f"{layout.name} {layout.execution}",
 )
+@pytest.mark.usefixtures("of_torch_213")
 def test_what_cannot_be_compiled_has_a_reason_and_a_repair(layout: Layout, nearest: Layout) -> None:
     """A layout that torch cannot compile is unsupported, and the nearest one that it can is found."""
     assert unsupported(TRAINING, layout)
@@ -98,6 +99,7 @@ def test_what_cannot_be_compiled_has_a_reason_and_a_repair(layout: Layout, neare
     ],
     ids=lambda layout: f"{layout.name} {layout.execution}",
 )
+@pytest.mark.usefixtures("of_torch_213")
 def test_what_torch_compiles_is_supported(layout: Layout) -> None:
     """Limits of compilation are no wider than they must be."""
     assert unsupported(TRAINING, layout) is None

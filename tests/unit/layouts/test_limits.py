@@ -231,6 +231,7 @@ SHORT_MUON = replace(MUON, model=replace(MATRICES, features=1, layers=(replace(M
         (SHORT_MUON, ROW_PLAN, "keeps no cut through Muon's products"),
     ],
 )
+@pytest.mark.usefixtures("of_torch_213")
 def test_what_a_layout_cannot_run_has_a_reason(training: Training, parallelism: Parallelism, reason: str) -> None:
     """Each limit is met by a training that has just that feature, and its repair removes it."""
     layout = _layout(parallelism)
@@ -372,6 +373,7 @@ def test_options_that_do_not_go_together_have_a_reason(
         (_with_layer(norm=Norm.RMS, residual=True), ROWS_PLAN.__class__(plan=(LayerPlan(), LayerPlan()))),
     ],
 )
+@pytest.mark.usefixtures("of_torch_213")
 def test_limits_are_no_wider_than_they_must_be(training: Training, parallelism: Parallelism) -> None:
     """What runs next to a limit stays supported."""
     assert unsupported(training, _layout(parallelism)) is None
@@ -521,6 +523,7 @@ def test_cut_features_are_normalised_wrongly(
 TRACED = Execution(whole_step=True)
 
 
+@pytest.mark.usefixtures("of_torch_213")
 def test_a_graph_counts_no_steps() -> None:
     """Traced, an optimizer that reads its step count gives way to one that does not, fused where it need not be a loop."""
     adam, eager = replace(PLAIN, optimizer=Adam(implementation=Implementation.FOREACH)), _layout(SPMD())

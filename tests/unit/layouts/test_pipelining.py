@@ -33,6 +33,7 @@ from equivcheck.strategies import scenarios
 from equivcheck.train.material import material
 from equivcheck.worlds.pool import ranks
 from equivcheck.worlds.world import World
+from supported import require_supported
 
 UNHURRIED = settings(deadline=None, max_examples=25, suppress_health_check=[HealthCheck.too_slow])
 LAYERS = tuple(Layer(width=width) for width in (3, 2, 4, 2))
@@ -78,6 +79,7 @@ def test_each_parameter_is_on_one_rank_under_its_own_name(scenario: Scenario) ->
 )
 def test_the_rank_of_the_last_stage_knows_the_loss(pipeline: Pipeline, loser: int, two: World) -> None:
     """No other rank claims to know it."""
+    require_supported(_scenario(pipeline))
     losses = [[step.loss for step in trace.steps] for trace in two.run(rank_program, _scenario(pipeline)).values]
     assert None not in losses[loser]
     assert losses[1 - loser] == [None, None]
@@ -92,6 +94,7 @@ def _schedules_built(scenario: Scenario) -> int:
 
 def test_a_schedule_is_built_once_for_each_number_of_rows(two: World) -> None:
     """Steps use the schedules of the first one again."""
+    require_supported(_scenario(Pipeline(num_chunks=2)))
     assert two.run(_schedules_built, _scenario(Pipeline(num_chunks=2))).values == (2, 2)
 
 

@@ -148,6 +148,7 @@ def test_repairs_of_two_layouts_come_to_an_end() -> None:
         assert why_unsupported(resuming(first, second, resumable_training(fused, first, second))) is None
 
 
+@pytest.mark.usefixtures("of_torch_213")
 def test_optimizer_state_is_nested_or_flattened_as_both_layouts_allow() -> None:
     """Stages need it flat, flat parameters need it nested, and nothing goes between the two."""
     stages, flat = layout(Pipeline()), layout(FSDP1(use_orig_params=False))

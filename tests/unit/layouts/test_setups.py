@@ -44,6 +44,7 @@ from equivcheck.train.material import material
 from equivcheck.train.read import local_values
 from equivcheck.worlds import meshes
 from equivcheck.worlds.world import World
+from supported import require_supported
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*NO_SHARD")
 
@@ -158,6 +159,7 @@ def _rows_taken(scenario: Scenario) -> list[tuple[int, float]]:
 )
 def test_data_parallel_ranks_take_consecutive_rows(parallelism: Parallelism, two: World) -> None:
     """Rank i of n computes on the i-th n-th of the rows."""
+    require_supported(_scenario(parallelism))
     assert two.run(_rows_taken, _scenario(parallelism)).values == ([0, 1, 2, 3], [4, 5, 6, 7])
 
 
@@ -208,6 +210,7 @@ def _gradient_placements(scenario: Scenario) -> list[bool]:
 @pytest.mark.parametrize("parallelism", [TP_PLAN, SPMD(), SPMD(distribution=Distribution.FULLY_SHARD)], ids=lambda noun: noun.tag)
 def test_gradients_lie_where_their_parameters_do(parallelism: Parallelism, two: World) -> None:
     """No gradient is left pending a sum over ranks."""
+    require_supported(_scenario(parallelism))
     assert all(all(rank) for rank in two.run(_gradient_placements, _scenario(parallelism)).values)
 
 

@@ -71,6 +71,7 @@ def test_a_finding_says_how_to_run_it_again() -> None:
     assert f"{command} --beyond\n" in readme("0123456789ab", judged_beyond(within, LIMIT), environment())
 
 
+@pytest.mark.torch(">=2.12", "earlier versions have no such limit")
 @pytest.mark.parametrize(("options", "reason"), [((), "takes absolute values"), (("--beyond",), "every rank raises")])
 def test_check_runs_beyond_limits_when_asked_to(tmp_path: Path, options: tuple[str, ...], reason: str) -> None:
     """Else it says which limit the scenario is beyond."""
