@@ -24,7 +24,8 @@ def _unsqueeze(values: torch.Tensor) -> torch.Tensor:
 
 def _view(values: torch.Tensor) -> torch.Tensor:
     rows, width = values.shape
-    return values.view(rows, 2 if width % 2 == 0 else width, -1).flatten(1)
+    parts = 2 if width % 2 == 0 else width
+    return values.view(rows, parts, width // parts).flatten(1)
 
 
 def _repeat(values: torch.Tensor) -> torch.Tensor:

@@ -158,6 +158,14 @@ def test_a_shape_op_keeps_its_input_or_adds_to_it(shape_op: ShapeOp, width: int)
         torch.testing.assert_close(one.grad, other.grad, rtol=1e-14, atol=1e-14)
 
 
+@pytest.mark.parametrize("shape_op", ShapeOp)
+@pytest.mark.parametrize("width", [1, 3, 4])
+def test_a_shape_op_takes_no_rows(shape_op: ShapeOp, width: int) -> None:
+    """A rank that has none, as where rows are cut unevenly, goes on, so that it meets the others."""
+    module = built(Model(features=3, layers=(Layer(width=width, shape_op=shape_op),)))
+    assert module(INPUTS[:0], (None,), 0).shape == (0, width)
+
+
 def test_rows_along_dim_1_are_transposed_in_and_out() -> None:
     """A model for such rows maps (features, rows) to (outputs, rows)."""
     parameters = material(Training(model=MODEL, data=Data(microbatches=(2,)))).parameters
