@@ -23,7 +23,7 @@ _SHAPE_OPS: dict[ShapeOp, tuple[str, str]] = {
     ShapeOp.FLATTEN: ("there and back by a flat view", "values.flatten().view(values.shape)"),
     ShapeOp.SQUEEZE: ("there and back by a dim of one", "values.view(values.shape[0], 1, values.shape[1]).squeeze(1)"),
     ShapeOp.UNSQUEEZE: ("there and back by a dim of one", "values.unsqueeze(0).mean(0)"),
-    ShapeOp.VIEW: ("there and back by a view", "values.view(values.shape[0], *{halves}).flatten(1)"),
+    ShapeOp.VIEW: ("there and back by a view", "values.unflatten(1, {halves}).flatten(1)"),
     ShapeOp.REPEAT: ("there and back by a copy", "values.unsqueeze(1).repeat(1, 2, 1).mean(1)"),
     ShapeOp.ARANGE: ("plus its place among features", "values + {made}.repeat(values.shape[0], 1)"),
     ShapeOp.ONES: ("plus one", "values + torch.ones_like(values)"),
@@ -115,7 +115,7 @@ def _compute(kind: Kind, distributed: bool) -> list[str]:
 def _shape_op(shape_op: ShapeOp, distributed: bool) -> str:
     made = f"{ARANGE_STEP} * torch.arange(values.shape[1], dtype=values.dtype)"
     made = f"beside(values, {made})" if distributed else f"({made})"
-    halves = "((2, values.shape[1] // 2) if values.shape[1] % 2 == 0 else (values.shape[1], 1))"
+    halves = "(2, values.shape[1] // 2) if values.shape[1] % 2 == 0 else (values.shape[1], 1)"
     return _SHAPE_OPS[shape_op][1].format(made=made, halves=halves)
 
 
