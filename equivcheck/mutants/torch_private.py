@@ -1,11 +1,12 @@
 """How `fully_shard` reduces gradients and over which mesh, and what `ZeroRedundancyOptimizer` sends, replaced by others.
 
-Private torch API; tried on torch 2.13.
+Private torch API; tried on torch 2.9 to 2.15.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -14,9 +15,13 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.fsdp._fully_shard._fsdp_api import ReduceScatter
 from torch.distributed.fsdp._fully_shard._fsdp_common import FSDPMeshInfo
 
+from equivcheck.torch_version import torch_in
 from equivcheck.train.setup import Setup
 
 Op = dist.ReduceOp | dist.ReduceOp.RedOpType
+
+ONE_PARAM_GROUP = "<2.12"
+"""Versions in which a module that `fully_shard` was applied to has at most one group of parameters."""
 
 
 def fsdp_modules(setup: Setup) -> Iterator[FSDPModule]:
@@ -32,8 +37,16 @@ def scatter_by(setup: Setup, scatter: type[WrongReduceScatter]) -> None:
 
 def forget_replicas(module: FSDPModule, shards: DeviceMesh) -> None:
     """Let a module that has replicas reduce over its shards, and over nothing else."""
-    for group in module._get_fsdp_state()._fsdp_param_groups:
+    for group in _param_groups(module):
         group.mesh_info = FSDPMeshInfo(shards, shard_mesh_dim=0)
+
+
+def _param_groups(module: FSDPModule) -> Sequence[Any]:
+    state: Any = module._get_fsdp_state()
+    if torch_in(ONE_PARAM_GROUP):
+        return (state._fsdp_param_group,) if state._fsdp_param_group is not None else ()
+    groups: Sequence[Any] = state._fsdp_param_groups
+    return groups
 
 
 class WrongReduceScatter(ReduceScatter):
