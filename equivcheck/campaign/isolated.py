@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import time
-
 from equivcheck.campaign.messages import Broken, Checked, CheckOne
 from equivcheck.campaign.plan import Check, Plan, explaining_check
 from equivcheck.campaign.process import START_SECONDS, CheckingProcess
 from equivcheck.errors import EquivCheckError
-from equivcheck.layouts.execution.compile_time import all_compile_seconds
 from equivcheck.scenario import Scenario
 from equivcheck.verdict.verdict import Verdict
 from equivcheck.workers.process import Ended
+
+_POLL_SECONDS = 1.0
+"""Seconds between two looks at whether the process is stuck."""
 
 
 class CheckerFailed(EquivCheckError):
@@ -29,13 +29,15 @@ def check_isolated(
     worker = CheckingProcess(plan, (0, 0))
     try:
         worker.send(CheckOne(scenario=scenario, beyond=beyond))
-        return _verdict(worker, time.monotonic() + plan.stuck_seconds + all_compile_seconds(scenario))
+        return _verdict(worker)
     finally:
         worker.close()
 
 
-def _verdict(worker: CheckingProcess, until: float) -> Verdict:
-    while worker.link.poll(max(0.0, until - time.monotonic())):
+def _verdict(worker: CheckingProcess) -> Verdict:
+    while not worker.is_stuck:
+        if not worker.link.poll(_POLL_SECONDS):
+            continue
         message = worker.receive()
         if isinstance(message, Checked):
             return message.verdict

@@ -139,3 +139,7 @@ class Plan:
             raise UsageError(f"Plan.max_ranks is {self.max_ranks}; allowed: 1 to {MAX_RANKS}")
         if self.stuck_seconds <= self.deadline:
             raise UsageError(f"Plan.stuck_seconds is {self.stuck_seconds}; allowed: above the deadline of {self.deadline}")
+
+    def with_more_time(self) -> Plan:
+        """The plan with twice the time for each check: for what may have failed for want of it."""
+        return replace(self, deadline=2 * self.deadline, stuck_seconds=2 * self.stuck_seconds)

@@ -19,10 +19,13 @@ START_SECONDS = 120.0
 
 
 class CheckingProcess(WorkerProcess):
-    """One process; `place` is the worker's number and how many processes it has had before."""
+    """One process; `place` is the worker's number and how many processes it has had before.
 
-    def __init__(self, plan: Plan, place: tuple[int, int]) -> None:
-        self.place = place
+    It draws scenarios, or checks again alone what ended the process before it: `suspect`, the verdict on that.
+    """
+
+    def __init__(self, plan: Plan, place: tuple[int, int], suspect: Verdict | None = None) -> None:
+        self.place, self.suspect = place, suspect
         self.done = False
         self._plan = plan
         self._recorder = Recorder.create()

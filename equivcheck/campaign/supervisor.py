@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from equivcheck.campaign.events import Event, KeptFinding, Listener, Started, Summary, Ticked
-from equivcheck.campaign.messages import Broken, Control, Done, Found, Fuzz, MayShrink, Progress, Ready
+from equivcheck.campaign.messages import Broken, Checked, CheckOne, Control, Done, Found, Fuzz, MayShrink, Progress, Ready
 from equivcheck.campaign.plan import Plan
 from equivcheck.campaign.process import CheckingProcess
 from equivcheck.campaign.tally import Tally
@@ -90,8 +90,12 @@ class _Campaign:
                 self._answer(worker, fingerprint(message.verdict))
         elif isinstance(message, Control):
             self._control = message
+        elif isinstance(message, Ready) and worker.suspect is not None:
+            worker.send(CheckOne(scenario=worker.suspect.scenario, beyond=bool(worker.suspect.beyond)))
         elif isinstance(message, Ready):
             self._begin(worker)
+        elif isinstance(message, Checked):
+            self._checked_again(worker, message.verdict)
         elif isinstance(message, Done):
             self._done(worker)
         elif isinstance(message, Broken):
@@ -135,18 +139,38 @@ class _Campaign:
         self._tell(self._findings[mark])
 
     def _lost(self, worker: CheckingProcess, verdict: Verdict | None) -> None:
-        """A worker died or was killed for being stuck: its scenario is a finding, and another worker takes its place."""
-        if verdict is not None:
-            self._tally.add(verdict, worker.seconds_since_begun)
-            self._tally.fingerprints[fingerprint(verdict)] += 1
-            self._keep(verdict)
-        else:
+        """A worker died or was killed for being stuck: its scenario is checked again, and then another takes its place."""
+        if verdict is None and worker.suspect is None:
             self._broken = self._broken or f"a worker ended before its first check\n{worker.printed()}"
-        number, incarnation = worker.place
         self._done(worker)
         self._remove(worker)
-        if not (self._over or self._broken):
-            self._pool.workers.append(CheckingProcess(self._plan, (number, incarnation + 1)))
+        if worker.suspect is not None:
+            self._fails_again(worker, verdict or worker.suspect)
+        elif verdict is not None and self._stop_at is None:
+            self._employ(worker, verdict)
+
+    def _checked_again(self, worker: CheckingProcess, verdict: Verdict) -> None:
+        """Alone, what had ended a worker has come to an end."""
+        self._done(worker)
+        if verdict.outcome.is_finding:
+            self._fails_again(worker, verdict)
+        else:
+            self._tally.not_repeated += 1
+            self._employ(worker)
+
+    def _fails_again(self, worker: CheckingProcess, verdict: Verdict) -> None:
+        """A finding: a scenario that ends its process, or fails, each time."""
+        self._tally.add(verdict, worker.seconds_since_begun)
+        self._tally.fingerprints[fingerprint(verdict)] += 1
+        self._keep(verdict)
+        self._employ(worker)
+
+    def _employ(self, before: CheckingProcess, suspect: Verdict | None = None) -> None:
+        """A process in the place of another: to check again what ended that one, even if the time is up, or to draw."""
+        number, incarnation = before.place
+        if suspect is not None or not (self._over or self._broken):
+            plan = self._plan if suspect is None else self._plan.with_more_time()
+            self._pool.workers.append(CheckingProcess(plan, (number, incarnation + 1), suspect))
 
     def _remove(self, worker: CheckingProcess) -> None:
         with contextlib.suppress(ValueError):

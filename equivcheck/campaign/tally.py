@@ -61,6 +61,8 @@ class Tally:
     """Its scenario; None before the first check."""
     reach: Reach = field(default_factory=Reach)
     """Which pairs of features came together in what was checked."""
+    not_repeated: int = 0
+    """Failures of a worker or of ranks where the same scenario passes alone: the machine's, and in no other figure."""
     num_shrinking: int = 0
     """Checks that were spent on shrinking; no other figure includes them."""
 
@@ -101,6 +103,7 @@ class Tally:
         self.reasons.update(other.reasons)
         self.fingerprints.update(other.fingerprints)
         self.reach.merge(other.reach)
+        self.not_repeated += other.not_repeated
         self.num_shrinking += other.num_shrinking
         self._note_slowest(other.slowest_seconds, other.slowest)
 

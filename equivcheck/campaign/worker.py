@@ -10,6 +10,7 @@ from typing import Any
 
 from equivcheck.campaign.batches import EndBatch, FaultShown, batch_seed, run_batch
 from equivcheck.campaign.control import ControlRun, control_of
+from equivcheck.campaign.isolated import check_isolated
 from equivcheck.campaign.messages import Broken, Checked, CheckOne, Done, Found, Fuzz, MayShrink, Progress, Ready
 from equivcheck.campaign.plan import Alter, Plan, oracle_check
 from equivcheck.campaign.recorder import Recorder
@@ -21,7 +22,7 @@ from equivcheck.findings.fingerprint import fingerprint
 from equivcheck.findings.size import Size, size_of
 from equivcheck.oracle.confirm import CONFIRMING, CONFIRMING_SECONDS, confirmed, may_be_confirmed
 from equivcheck.scenario import Scenario
-from equivcheck.verdict.verdict import Verdict
+from equivcheck.verdict.verdict import Outcome, Verdict
 from equivcheck.workers.link import Link
 from equivcheck.worlds.failure import RanksDidNotStart
 
@@ -116,6 +117,9 @@ class Worker:
         coarse = self._shrinking is not None and self._shrinking.coarse
         verdict = self.check(scenario, coarse=coarse, beyond=self._beyond)
         now = time.monotonic()
+        if self._shrinking is None and not self._holds(verdict):
+            self._tally.not_repeated += 1
+            return
         if self._shrinking is None:
             self._tally.add(verdict, now - start)
             self._selections[self._beyond].spend(scenario, now - start)
@@ -125,6 +129,16 @@ class Worker:
             self._report()
         if verdict.outcome.is_finding and self._to_be_shrunk(verdict):
             raise FaultShown  # the only place: Hypothesis takes what is raised elsewhere for another fault
+
+    def _holds(self, verdict: Verdict) -> bool:
+        """Whether ranks that failed in a way not seen yet fail again alone, in a fresh process and with more time."""
+        if verdict.outcome not in (Outcome.CRASHED, Outcome.HUNG) or fingerprint(verdict) in self._smallest:
+            return True
+        plan = self._plan.with_more_time()
+        again = check_isolated(
+            verdict.scenario, world=plan.world, deadline=plan.deadline, beyond=bool(verdict.beyond), check=plan.check
+        )
+        return again.outcome.is_finding
 
     def _wants(self, scenario: Scenario) -> bool:
         """Whether to check what was drawn; of a batch beyond limits of torch only what is beyond one."""

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from tempfile import TemporaryDirectory
 from typing import Any
-from zlib import crc32
 
+from equivcheck.composition.full_tensors import asks_full_tensors
 from equivcheck.composition.program import rank_program
 from equivcheck.errors import UsageError
 from equivcheck.layouts.execution.compile_time import compile_seconds
@@ -18,9 +18,6 @@ from equivcheck.train.setup import Setup
 from equivcheck.worlds.failure import RanksFailed
 from equivcheck.worlds.pool import COMPARABLE, ranks
 from equivcheck.worlds.ranks import Ranks, Run
-
-FULL_TENSORS_ONE_IN = 8
-"""In one of so many checks `full_tensor()` is read too, at the last step: for large layouts it costs as much as the step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,11 +77,6 @@ class Runner:
         if not members.has_data:
             raise UsageError(f"world {name!r} has no data to compare; allowed: {', '.join(COMPARABLE)}")
         return members
-
-
-def asks_full_tensors(scenario: Scenario) -> bool:
-    """Whether a check holds `full_tensor()` against its own reading: by the training's seed, which shrinking can keep."""
-    return crc32(scenario.training.seed.to_bytes(8)) % FULL_TENSORS_ONE_IN == 0
 
 
 def read_full_tensors(setup: Setup) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from equivcheck.composition.running import asks_full_tensors
+from equivcheck.composition.full_tensors import asks_full_tensors
 from equivcheck.layouts.known_predicates import need, show
 from equivcheck.layouts.limits.repairs import has_shares
 from equivcheck.scenario import (

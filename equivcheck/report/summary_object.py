@@ -22,6 +22,7 @@ def summary_object(summary: Summary) -> dict[str, Any]:
         "checks": tally.num_checks,
         "seconds": round(summary.seconds, 3),
         "checks_per_second": round(tally.num_checks / summary.seconds, 3) if summary.seconds else 0.0,
+        "not_repeated": tally.not_repeated,
         "shrinking_checks": tally.num_shrinking,
         "outcomes": {outcome.value: _num(tally, outcome) for outcome in Outcome},
         "equivalent_up_to_a_step": tally.num_undecided,

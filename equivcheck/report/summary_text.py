@@ -42,6 +42,12 @@ def _parts(summary: Summary) -> Iterator[RenderableType]:
     if tally.beyond:
         yield Text(_beyond_text(tally))
     yield from _notes(tally)
+    if tally.not_repeated:
+        yield Text(
+            f"{count(tally.not_repeated, 'lost worker or failure', 'lost workers or failures')} that did not repeat: alone, in a "
+            "fresh process, the same scenario passes",
+            style="yellow",
+        )
     if summary.control is not None:
         yield Text(control_text(summary.control), style="green" if summary.control.caught else "bold red")
     if summary.findings:

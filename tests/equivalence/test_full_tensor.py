@@ -13,7 +13,8 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
 from equivcheck import Outcome, check
-from equivcheck.composition.running import FULL_TENSORS_ONE_IN, asks_full_tensors, read_full_tensors
+from equivcheck.composition.full_tensors import FULL_TENSORS_ONE_IN, asks_full_tensors
+from equivcheck.composition.running import read_full_tensors
 from equivcheck.diagnosis.explain import explained
 from equivcheck.scenario import (
     DDP,

@@ -136,6 +136,34 @@ def long_is_killed(scenario: Scenario, *, world: str, deadline: float, **_option
     return fine(scenario, world=world, deadline=deadline)
 
 
+ONCE = "EQUIVCHECK_TEST_ONCE"
+"""Names a file that does not exist until something has happened."""
+
+
+def _first_time() -> bool:
+    """Whether this is the first call, of all processes."""
+    try:
+        os.close(os.open(os.environ[ONCE], os.O_CREAT | os.O_EXCL))
+    except FileExistsError:
+        return False
+    return True
+
+
+def long_is_killed_once(scenario: Scenario, *, world: str, deadline: float, **_options: object) -> Verdict:
+    """Is killed, as for want of memory, at the first scenario of five steps."""
+    if scenario.training.steps == 5 and _first_time():
+        os.kill(os.getpid(), signal.SIGKILL)
+    return fine(scenario, world=world, deadline=deadline)
+
+
+def long_crashes_once(scenario: Scenario, *, world: str, deadline: float, **_options: object) -> Verdict:
+    """Has ranks that fail at the first scenario of five steps."""
+    verdict = fine(scenario, world=world, deadline=deadline)
+    if scenario.training.steps == 5 and _first_time():
+        return replace(verdict, outcome=Outcome.CRASHED, reason="rank 0 raised MemoryError")
+    return verdict
+
+
 def long_hangs(scenario: Scenario, *, world: str, deadline: float, **_options: object) -> Verdict:
     """Never comes back from scenarios of five steps."""
     while scenario.training.steps == 5:

@@ -108,6 +108,19 @@ def test_a_worker_that_dies_is_a_finding_and_is_replaced(store: FindingStore, ch
     assert not summary.broken
 
 
+@pytest.mark.parametrize("check", [fakes.long_is_killed_once, fakes.long_crashes_once])
+def test_what_does_not_repeat_alone_is_no_finding(
+    store: FindingStore, check: Check, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker that somebody kills, and ranks that fail once, are counted, and the scenario is innocent."""
+    monkeypatch.setenv(fakes.ONCE, str(tmp_path / "once"))
+    summary = fuzz(plan(check, seconds=4.0), store)
+    assert (summary.findings, summary.broken) == ((), "")
+    assert summary.tally.not_repeated == 1
+    assert summary.tally.outcomes == {("ddp", Outcome.EQUIVALENT): summary.tally.num_checks}
+    assert store.fingerprints() == ()
+
+
 def test_a_worker_that_is_stuck_is_a_finding_with_its_stack(store: FindingStore) -> None:
     """A check that never ends is given up, and the verdict says where it was."""
     summary = fuzz(plan(fakes.long_hangs, seconds=3.0, deadline=0.5, stuck_seconds=1.5), store)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from hypothesis import HealthCheck, Phase, find, given, settings
+from hypothesis import HealthCheck, Phase, find, given, seed, settings
 from hypothesis import strategies as st
 
 from equivcheck.composition.limits import repaired, repaired_layout, unsupported
@@ -45,23 +45,26 @@ from equivcheck.strategies import data, models, optimizers, scenarios, trainings
 SIMPLEST = Training(model=Model(features=1, layers=(Layer(width=1),)), data=Data(microbatches=(1,)))
 
 
+RUNS = 4
+"""Of Hypothesis, to draw a sample: one alone changes what it has drawn before, and may stay with one layout for long."""
+
+
 def drawn(count: int, **options: object) -> list[Scenario]:
     """As many generated scenarios, the same ones each time."""
     found: list[Scenario] = []
 
-    @settings(
-        max_examples=count,
-        database=None,
-        deadline=None,
-        derandomize=True,
-        phases=[Phase.generate],
-        suppress_health_check=list(HealthCheck),
-    )
-    @given(scenarios(**options))  # type: ignore[arg-type]
     def collect(scenario: Scenario) -> None:
         found.append(scenario)
 
-    collect()
+    for number in range(RUNS):
+        run = settings(
+            max_examples=count // RUNS,
+            database=None,
+            deadline=None,
+            phases=[Phase.generate],
+            suppress_health_check=list(HealthCheck),
+        )
+        seed(number)(run(given(scenarios(**options))(collect)))()  # type: ignore[arg-type]
     return found
 
 
