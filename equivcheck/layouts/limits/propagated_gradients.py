@@ -15,6 +15,9 @@ Applies = Callable[[Training, Layout], bool]
 REFUSED_IN_PLACE = ">=2.12"
 """Versions whose DTensor refuses operations in place that change placements; earlier ones do them on each rank's part alone."""
 
+NOT_REFUSED_IN_PLACE = "<2.12"
+"""The earlier ones."""
+
 LOST_ON_ONE_RANK = "!=2.10.*,!=2.11.*"
 """Versions in which such an operation is refused, or has no effect, also where the gradient is pending a sum over one rank."""
 
@@ -54,22 +57,35 @@ def limits_of_propagated_gradients(
 
 def _before_updates(option: str, leaves_pending: Applies) -> tuple[Limit, ...]:
     """What is done to gradients in place before an optimizer sees them."""
+    clamps = Limit(
+        reason=f"{option}: clip_grad_value_ clamps in place, which is refused while a gradient is pending a sum over ranks",
+        applies=lambda training, layout: isinstance(training.clipping, ClipValue) and leaves_pending(training, layout),
+        repair=lambda training, _layout: replace(training, clipping=None),
+        upstream=True,
+        torch=REFUSED_IN_PLACE,
+    )
+    zeroes = Limit(
+        reason=f"{option}: zero_grad(set_to_none=False) of foreach and fused optimizers zeroes in place, which is refused while "
+        "a gradient is pending a sum over ranks",
+        applies=lambda training, layout: _zeroes_by_foreach(training) and leaves_pending(training, layout),
+        repair=lambda training, _layout: replace(training, zero_grad=ZeroGrad.NONE),
+        upstream=True,
+        torch=REFUSED_IN_PLACE,
+    )
     return (
-        Limit(
-            reason=f"{option}: clip_grad_value_ clamps in place, which is refused while a gradient is pending a sum over ranks, "
-            "and before torch 2.12 clamps each rank's part of the sum",
-            applies=lambda training, layout: isinstance(training.clipping, ClipValue) and leaves_pending(training, layout),
-            repair=lambda training, _layout: replace(training, clipping=None),
-            upstream=True,
-        ),
-        Limit(
-            reason=f"{option}: zero_grad(set_to_none=False) of foreach and fused optimizers zeroes in place, which is refused "
-            "while a gradient is pending a sum over ranks, and before torch 2.12 zeroes nothing",
-            applies=lambda training, layout: _zeroes_by_foreach(training) and leaves_pending(training, layout),
-            repair=lambda training, _layout: replace(training, zero_grad=ZeroGrad.NONE),
-            upstream=True,
+        clamps,
+        _done_wrongly(clamps, f"{option}: clip_grad_value_ clamps each rank's part of a gradient that is pending a sum"),
+        zeroes,
+        _done_wrongly(
+            zeroes,
+            f"{option}: zero_grad(set_to_none=False) of foreach and fused optimizers leaves gradients that are pending a sum",
         ),
     )
+
+
+def _done_wrongly(refused: Limit, reason: str) -> Limit:
+    """The same before torch refused it: nobody gets an error, so nothing is run beyond the limit."""
+    return replace(refused, reason=reason, upstream=False, torch=NOT_REFUSED_IN_PLACE)
 
 
 def _of_foreach(

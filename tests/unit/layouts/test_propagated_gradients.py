@@ -10,6 +10,7 @@ import pytest
 from equivcheck import Outcome, check
 from equivcheck.composition.fitting import fitted
 from equivcheck.composition.limits import repaired_layout, why_unsupported
+from equivcheck.composition.registry import kind_of
 from equivcheck.layouts.limits.propagated_gradients import REFUSED_IN_PLACE
 from equivcheck.oracle.beyond import raised_on_every_rank
 from equivcheck.scenario import (
@@ -85,13 +86,15 @@ def refused() -> Iterator[Scenario]:
 
 
 @pytest.mark.parametrize("beyond", tuple(refused()))
-def test_what_torch_refuses_is_declared_and_repaired(beyond: Scenario) -> None:
+def test_what_torch_refuses_is_declared_and_repaired(beyond: Scenario, monkeypatch: pytest.MonkeyPatch) -> None:
     """Beyond the limit every rank raises, or numbers are wrong on a torch that refuses nothing; within it they are right.
 
     The nearest scenario within it has the same layout.
     """
     if why_unsupported(beyond) is not None:
-        verdict = check(beyond, beyond=True)
+        with monkeypatch.context() as without:
+            without.setattr(type(kind_of(*beyond.layout.parallelisms)), "limits", ())
+            verdict = check(beyond)
         assert raised_on_every_rank(verdict) if torch_in(REFUSED_IN_PLACE) else verdict.outcome is Outcome.DIVERGED
 
     within = fitted(beyond)

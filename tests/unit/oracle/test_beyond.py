@@ -55,6 +55,7 @@ def test_what_is_silently_wrong_is_a_finding_of_its_own() -> None:
     assert fingerprint(verdict) != fingerprint(within)
 
 
+@pytest.mark.torch(">=2.12", "earlier versions have no such limit")
 def test_scenarios_are_run_beyond_a_limit() -> None:
     """One that every rank refuses is unsupported by evidence, and one within all limits is checked as any other."""
     refused, within = check_beyond(beyond_a_limit()), check_beyond(fakes.scenario())
