@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import product
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from packaging.version import Version
 
-from equivcheck import Scenario, check, torch_version
 from equivcheck.composition.limits import repaired, repaired_layout, unsupported
 from equivcheck.composition.registry import kind_of
-from equivcheck.layouts.limits.limit import Limit
-from equivcheck.layouts.limits.optimizers import elementwise
 from equivcheck.scenario import (
     ASGD,
     DDP,
@@ -63,7 +58,6 @@ from equivcheck.scenario import (
     Wrapping,
 )
 from equivcheck.strategies import layouts, trainings
-from equivcheck.trace.differences import Difference
 
 PLAIN = Training(model=Model(features=4, layers=(Layer(width=4), Layer(width=4))), data=Data(microbatches=(4,)), steps=2)
 PLANS = st.builds(LayerPlan, split=st.sampled_from([Split.COLUMN, Split.ROW]), output=st.sampled_from(list(ActivationSharding)))
@@ -106,32 +100,6 @@ def test_a_repaired_training_is_within_every_limit(training: Training, layout: L
 def test_a_supported_training_is_left_alone(training: Training, layout: Layout) -> None:
     """Mending changes a training exactly where something about it is unsupported."""
     assert (repaired(training, layout) is training) == (unsupported(training, layout) is None)
-
-
-@pytest.mark.parametrize(("installed", "supported"), [("2.10.0", False), ("2.11.0", True)])
-def test_flat_parameters_of_linears_that_are_unfrozen(monkeypatch: pytest.MonkeyPatch, installed: str, supported: bool) -> None:
-    """Before torch 2.11 tensor parallelism makes frozen linears trainable, which one flat parameter cannot hold beside norms."""
-    monkeypatch.setattr(torch_version, "_installed", lambda: Version(installed))
-    flat = FSDP1(use_orig_params=False, wrapping=Wrapping.PER_LAYER)
-    mesh = Mesh(axes=(Axis(name="dp", size=2), Axis(name="tp", size=2)))
-    plan = TensorParallel(plan=(LayerPlan(split=Split.ROW), LayerPlan()))
-    layout = Layout(mesh=mesh, parallelisms=(plan, flat))
-    training = _with_layer(0, frozen=True, norm=Norm.LAYER)
-
-    assert (unsupported(training, layout) is None) is supported
-    assert unsupported(repaired(training, layout), layout) is None
-
-
-@pytest.mark.parametrize(("installed", "supported"), [("2.10.0", False), ("2.11.0", True)])
-def test_adafactor_of_linears_that_are_unfrozen(monkeypatch: pytest.MonkeyPatch, installed: str, supported: bool) -> None:
-    """Before torch 2.11 a frozen linear that is cut is trained as any other."""
-    monkeypatch.setattr(torch_version, "_installed", lambda: Version(installed))
-    layout = _layout(TensorParallel(plan=(LayerPlan(split=Split.ROW), LayerPlan())))
-    training = replace(_with_layer(0, frozen=True), optimizer=Adafactor())
-
-    assert (unsupported(training, layout) is None) is supported
-    assert unsupported(repaired(training, layout), layout) is None
-    assert unsupported(replace(training, optimizer=Adam()), layout) is None
 
 
 @pytest.mark.parametrize("around", [DDP(), Replicate(), FSDP2()])
@@ -461,63 +429,6 @@ def test_muon_over_tensor_parallelism(width: int, outer: Parallelism, reason: st
     layers = (replace(MATRICES.layers[0], width=width), MATRICES.layers[1])
     found = unsupported(replace(MUON, model=replace(MATRICES, layers=layers)), layout)
     assert found is reason or (reason is not None and reason in (found or ""))
-
-
-@pytest.mark.parametrize(
-    ("installed", "expected"), [("2.9.1", "no Muon (torch <2.11)"), ("2.11.0", None), ("2.16.0.dev20270101", None)]
-)
-def test_a_limit_of_some_versions_of_torch(installed: str, expected: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It holds where one of them is installed, and its reason names them."""
-    limit = Limit(
-        reason="no Muon", torch="<2.11", applies=lambda training, _: isinstance(training.optimizer, Muon), repair=elementwise
-    )
-    monkeypatch.setattr(torch_version, "_installed", lambda: Version(installed))
-    monkeypatch.setattr(type(kind_of(DDP())), "limits", (limit,))
-    assert unsupported(MUON, _layout(DDP())) == expected
-    assert repaired(MUON, _layout(DDP())).optimizer.elementwise is (expected is not None)
-
-
-@pytest.mark.parametrize(("installed", "supported"), [("2.12.1", False), ("2.13.0", True)])
-def test_adafactor_of_lists_of_dtensors(monkeypatch: pytest.MonkeyPatch, installed: str, supported: bool) -> None:
-    """Before torch 2.13 it goes through its parameters one by one; plain tensors may be in lists on every version."""
-    adafactor = replace(PLAIN, optimizer=Adafactor(implementation=Implementation.FOREACH))
-    monkeypatch.setattr(torch_version, "_installed", lambda: Version(installed))
-
-    assert (unsupported(adafactor, _layout(SPMD())) is None) is supported
-    assert unsupported(repaired(adafactor, _layout(SPMD())), _layout(SPMD())) is None
-    assert unsupported(adafactor, _layout(DDP())) is None
-
-
-FULLY_SHARDED = _layout(SPMD(distribution=Distribution.FULLY_SHARD))
-NORMED = replace(_with_layer(norm=Norm.RMS), loss=Loss.LINEAR_SUM)
-
-
-@pytest.mark.parametrize(("installed", "reason"), [("2.9.1", "rms_norm of features"), ("2.10.0", None)])
-def test_cut_features_are_not_normalised(installed: str, reason: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Before torch 2.10, only the model's inputs are, whichever norm is asked for."""
-    monkeypatch.setattr(torch_version, "_installed", lambda: Version(installed))
-    assert (unsupported(NORMED, FULLY_SHARDED) or "").partition(" that ")[0] == (f"DTensor: {reason}" if reason else "")
-    assert unsupported(replace(_with_layer(0, norm=Norm.RMS), loss=Loss.LINEAR_SUM), FULLY_SHARDED) is None
-    assert unsupported(NORMED, _layout(SPMD())) is None
-    if reason:
-        for norm, index in product((Norm.RMS, Norm.LAYER), (0, 1)):
-            within = repaired(replace(_with_layer(index, norm=norm), loss=Loss.LINEAR_SUM), FULLY_SHARDED)
-            assert unsupported(within, FULLY_SHARDED) is None
-            assert within.model.layers[index].norm is (None if index else Norm.RMS)
-
-
-@pytest.mark.torch("<2.10", "later versions refuse it")
-@pytest.mark.parametrize(("width", "ranks", "expected"), [(3, 2, Difference.VALUE), (4, 3, Difference.NAN)])
-def test_cut_features_are_normalised_wrongly(
-    width: int, ranks: int, expected: Difference, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Without the limit, uneven parts count alike, and that of a rank which has no features is not a number."""
-    monkeypatch.setattr(type(kind_of(SPMD())), "limits", ())
-    layers = (Layer(width=width), Layer(width=2, norm=Norm.RMS))
-    training = Training(model=Model(features=2, layers=layers), data=Data(microbatches=(6,)), loss=Loss.LINEAR_SUM)
-    divergence = check(Scenario(training=training, layout=_layout(*FULLY_SHARDED.parallelisms, ranks))).divergence
-    assert divergence is not None
-    assert (divergence.tensor, divergence.difference) == ("loss", expected)
 
 
 TRACED = Execution(whole_step=True)
