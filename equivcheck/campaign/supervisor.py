@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from equivcheck.campaign.events import Event, KeptFinding, Listener, Started, Summary, Ticked
@@ -67,6 +68,7 @@ class _Campaign:
                 self._done(worker)
                 worker.kill()
                 self._remove(worker)
+                self._keep_unchecked(worker.suspect)
         self._tell(Ticked(seconds=self._seconds, tally=self._tally, num_findings=len(self._findings)))
 
     @property
@@ -140,18 +142,21 @@ class _Campaign:
 
     def _lost(self, worker: CheckingProcess, verdict: Verdict | None) -> None:
         """A worker died or was killed for being stuck: its scenario is checked again, and then another takes its place."""
-        if verdict is None and worker.suspect is None:
+        if verdict is None:
             self._broken = self._broken or f"a worker ended before its first check\n{worker.printed()}"
         self._done(worker)
         self._remove(worker)
-        if worker.suspect is not None:
-            self._fails_again(worker, verdict or worker.suspect)
-        elif verdict is not None and self._stop_at is None:
+        if verdict is None or self._stop_at is not None:
+            self._keep_unchecked(worker.suspect or verdict)
+        elif worker.suspect is not None:
+            self._fails_again(worker, verdict)
+        else:
             self._employ(worker, verdict)
 
     def _checked_again(self, worker: CheckingProcess, verdict: Verdict) -> None:
         """Alone, what had ended a worker has come to an end."""
         self._done(worker)
+        worker.suspect = None
         if verdict.outcome.is_finding:
             self._fails_again(worker, verdict)
         else:
@@ -164,6 +169,11 @@ class _Campaign:
         self._tally.fingerprints[fingerprint(verdict)] += 1
         self._keep(verdict)
         self._employ(worker)
+
+    def _keep_unchecked(self, suspect: Verdict | None) -> None:
+        """Lose nothing where a campaign ends before it has checked again what ended a worker."""
+        if suspect is not None:
+            self._keep(replace(suspect, reason=f"{suspect.reason} (not checked again: the campaign was over first)"))
 
     def _employ(self, before: CheckingProcess, suspect: Verdict | None = None) -> None:
         """A process in the place of another: to check again what ended that one, even if the time is up, or to draw."""

@@ -10,7 +10,7 @@ from typing import Any
 
 from equivcheck.campaign.batches import EndBatch, FaultShown, batch_seed, run_batch
 from equivcheck.campaign.control import ControlRun, control_of
-from equivcheck.campaign.isolated import check_isolated
+from equivcheck.campaign.isolated import CheckerFailed, check_isolated
 from equivcheck.campaign.messages import Broken, Checked, CheckOne, Done, Found, Fuzz, MayShrink, Progress, Ready
 from equivcheck.campaign.plan import Alter, Plan, oracle_check
 from equivcheck.campaign.recorder import Recorder
@@ -135,9 +135,13 @@ class Worker:
         if verdict.outcome not in (Outcome.CRASHED, Outcome.HUNG) or fingerprint(verdict) in self._smallest:
             return True
         plan = self._plan.with_more_time()
-        again = check_isolated(
-            verdict.scenario, world=plan.world, deadline=plan.deadline, beyond=bool(verdict.beyond), check=plan.check
-        )
+        self._recorder.beat()
+        try:
+            again = check_isolated(
+                verdict.scenario, world=plan.world, deadline=plan.deadline, beyond=bool(verdict.beyond), check=plan.check
+            )
+        except CheckerFailed as error:
+            raise _CheckerBroke(verdict.scenario) from error
         return again.outcome.is_finding
 
     def _wants(self, scenario: Scenario) -> bool:

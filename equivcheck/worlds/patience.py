@@ -21,7 +21,8 @@ class Patience:
     """Watches ranks for one run.
 
     They count as hung when they have been idle for `limit` seconds, or have computed for `limit` seconds of CPU time without a
-    move, such as a call to communicate, or for a multiple of it with moves. Time on the wall alone says nothing.
+    move, such as a call to communicate, or for a multiple of it with moves. Time on the wall alone says nothing. They are first
+    looked at after a tick, as reading CPU times costs more than most runs take.
     """
 
     def __init__(
@@ -31,7 +32,9 @@ class Patience:
         self.limit, self.tick = limit, max(limit / TICKS, SHORTEST_TICK)
         self._cpu_seconds, self._num_moves = cpu_seconds, num_moves
         self._looked, self._moves, self._idle_ticks = time.monotonic(), num_moves(), 0
-        self._start = self._at_move = self._cpu = cpu_seconds()
+        self._start: Mapping[int, float] = {}
+        self._at_move: Mapping[int, float] = {}
+        self._cpu: Mapping[int, float] = {}
 
     def exhausted(self) -> str:
         """Why the ranks count as hung; empty while they may go on. To be asked about once a tick."""
@@ -49,6 +52,10 @@ class Patience:
 
     def _look(self) -> None:
         cpu, moves = self._cpu_seconds(), self._num_moves()
+        if not self._start:
+            self._start = self._at_move = self._cpu = cpu
+            self._moves = moves
+            return
         works = moves != self._moves or _most(cpu, self._cpu) >= IDLE_SHARE * self.tick
         self._idle_ticks = 0 if works else self._idle_ticks + 1
         self._at_move = cpu if moves != self._moves else self._at_move

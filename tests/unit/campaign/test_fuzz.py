@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import os
+import signal
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from equivcheck.campaign.events import Event, KeptFinding, Started, Summary, Ticked
+from equivcheck.campaign.events import Event, KeptFinding, Listener, Started, Summary, Ticked
 from equivcheck.campaign.plan import Check, Plan
+from equivcheck.campaign.process import CheckingProcess
 from equivcheck.campaign.supervisor import fuzz
+from equivcheck.campaign.tally import Tally
 from equivcheck.findings.store import FindingStore, Kept
-from equivcheck.verdict.verdict import Outcome
+from equivcheck.verdict.verdict import Outcome, Verdict
 from equivcheck.worlds.failure import RankState
 from unit.campaign import fakes
 
@@ -37,6 +41,19 @@ def store(tmp_path: Path) -> FindingStore:
 def children() -> set[str]:
     """Processes that this one started and has not waited for."""
     return set(Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text().split())
+
+
+def until(condition: Callable[[Tally], bool]) -> Listener:
+    """Interrupt the campaign, as Ctrl-C does, as soon as its counts are so; however long that takes."""
+    sent = False
+
+    def listen(event: Event) -> None:
+        nonlocal sent
+        if isinstance(event, Ticked) and not sent and condition(event.tally):
+            sent = True  # a second signal would not wait for a summary
+            signal.raise_signal(signal.SIGINT)
+
+    return listen
 
 
 def test_counts_every_check_and_stops_at_its_budget(store: FindingStore) -> None:
@@ -98,14 +115,28 @@ def test_a_second_campaign_continues(store: FindingStore) -> None:
     ids=["exit", "signal"],
 )
 def test_a_worker_that_dies_is_a_finding_and_is_replaced(store: FindingStore, check: Check, how: str) -> None:
-    """The death of a worker costs one verdict, which carries the scenario that caused it."""
-    summary = fuzz(plan(check, seconds=4.0), store)
+    """The death of a worker costs one verdict, which carries the scenario that caused it; those in its place find it again."""
+    summary = fuzz(plan(check, seconds=600.0), store, [until(lambda tally: max(tally.fingerprints.values(), default=0) > 1)])
     (finding,) = summary.findings
     assert finding.verdict.outcome is Outcome.CRASHED
     assert finding.verdict.scenario.training.steps == 5
     assert how in finding.verdict.reason
-    assert summary.tally.fingerprints[finding.fingerprint] >= 1
+    assert summary.tally.fingerprints[finding.fingerprint] > 1
     assert not summary.broken
+
+
+def test_what_could_not_be_checked_again_is_kept_and_says_so(store: FindingStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Interrupted before it is known whether a death repeats, a campaign loses nothing and claims nothing."""
+    deaths: list[CheckingProcess] = []
+    read = CheckingProcess.death
+
+    def death(worker: CheckingProcess) -> Verdict | None:
+        deaths.append(worker)
+        return read(worker)
+
+    monkeypatch.setattr(CheckingProcess, "death", death)
+    (finding,) = fuzz(plan(fakes.long_exits, seconds=600.0), store, [until(lambda _tally: bool(deaths))]).findings
+    assert finding.verdict.reason.endswith("(not checked again: the campaign was over first)")
 
 
 @pytest.mark.parametrize("check", [fakes.long_is_killed_once, fakes.long_crashes_once])

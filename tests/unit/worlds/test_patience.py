@@ -17,7 +17,13 @@ class Ranks:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now, self.used, self.moves = 0.0, [5.0, 9.0], 0
         monkeypatch.setattr(patience.time, "monotonic", lambda: self.now)
-        self.patience = Patience(LIMIT, lambda: dict(enumerate(self.used)), lambda: self.moves)
+        self.readings = 0
+        self.patience = Patience(LIMIT, self.read, lambda: self.moves)
+
+    def read(self) -> dict[int, float]:
+        """The CPU time of both."""
+        self.readings += 1
+        return dict(enumerate(self.used))
 
     def pass_ticks(self, count: int, *, share: float = 0.0, moves: int = 0, rank: int = 0) -> str:
         """So many ticks, in each of which a rank has a share of a core; why they count as hung, if they do."""
@@ -32,8 +38,10 @@ class Ranks:
 
 @pytest.fixture
 def ranks(monkeypatch: pytest.MonkeyPatch) -> Ranks:
-    """Ranks that have just begun."""
-    return Ranks(monkeypatch)
+    """Ranks that have just begun, and have been looked at for the first time."""
+    begun = Ranks(monkeypatch)
+    assert begun.pass_ticks(1) == ""
+    return begun
 
 
 @pytest.mark.parametrize("rank", [0, 1])
@@ -63,6 +71,13 @@ def test_ranks_that_get_on_may_compute_for_longer(ranks: Ranks) -> None:
     """Calls show that a long training is none that hangs, up to a multiple of the limit."""
     assert ranks.pass_ticks(MOST_LIMITS * TICKS, share=1.0, moves=1) == ""
     assert ranks.pass_ticks(1, share=1.0, moves=1) == "not finished after 300 s of CPU time"
+
+
+def test_a_short_run_is_not_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reading CPU times would cost it as much as all that a world does for it."""
+    begun = Ranks(monkeypatch)
+    assert [begun.patience.exhausted() for _ in range(100)] == [""] * 100
+    assert begun.readings == 0
 
 
 def test_who_asks_often_sees_no_more_idleness(ranks: Ranks) -> None:
