@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from equivcheck.layouts.limits.limit import Limit
+from equivcheck.layouts.limits.repairs import with_loop
 from equivcheck.layouts.partition import matrix_cuts
 from equivcheck.scenario import (
     SGD,
@@ -49,9 +50,7 @@ DTENSOR_OPTIMIZERS = (
         reason="DTensor: no sharding strategy is registered for aten._foreach_lerp_.ScalarList, which Adafactor calls in its "
         "implementation foreach",
         applies=_is_adafactor_of_lists,
-        repair=lambda training, _layout: replace(
-            training, optimizer=replace(training.optimizer, implementation=Implementation.FOR_LOOP)
-        ),
+        repair=with_loop,
         upstream=True,
         torch="<2.13",
     ),

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from equivcheck.layouts.limits.limit import Limit
-from equivcheck.layouts.limits.repairs import with_widths
+from equivcheck.layouts.limits.repairs import with_loop, with_widths
 from equivcheck.scenario import Adamax, AdamW, ClipValue, Implementation, Layout, Training, ZeroGrad
 from equivcheck.torch_version import torch_in
 
@@ -109,7 +109,7 @@ def _of_foreach(
             reason=f"{option}: the foreach implementation of Adamax, with maximize or weight_decay, takes absolute values in "
             "place, which is refused while they are pending a sum over ranks",
             applies=takes_absolute_values,
-            repair=_with_loop,
+            repair=with_loop,
             upstream=True,
             torch=REFUSED_IN_PLACE,
         ),
@@ -117,7 +117,7 @@ def _of_foreach(
             reason=f"{option}: foreach implementations with maximize add weight decay in place to gradients that are pending a "
             "sum over ranks, and DTensor cannot redistribute shards to a pending sum",
             applies=adds_shards,
-            repair=_with_loop,
+            repair=with_loop,
             upstream=True,
             torch=f"{REFUSED_IN_PLACE},<2.14",
         ),
@@ -137,7 +137,3 @@ def _adds_decay_to_gradients(training: Training) -> bool:
     optimizer = training.optimizer
     is_decoupled = isinstance(optimizer, AdamW) or getattr(optimizer, "decoupled_weight_decay", False)
     return _decays(training) and not is_decoupled
-
-
-def _with_loop(training: Training, _layout: Layout) -> Training:
-    return replace(training, optimizer=replace(training.optimizer, implementation=Implementation.FOR_LOOP))

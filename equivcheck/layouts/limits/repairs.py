@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
-from equivcheck.scenario import AuxiliaryLinear, Layer, Layout, Model, Parallelism, Training
+from equivcheck.scenario import AuxiliaryLinear, Implementation, Layer, Layout, Model, Parallelism, Training
 from equivcheck.scenario.data import USUAL_ROWS
 from equivcheck.scenario.model import MAX_WIDTH
 
@@ -50,6 +50,11 @@ def with_widths(training: Training, multiple: int) -> Training:
     """Features and all widths rounded to a multiple, so that equal ones stay equal."""
     layers = tuple(replace(layer, width=rounded(layer.width, multiple, MAX_WIDTH)) for layer in training.model.layers)
     return with_model(training, features=rounded(training.model.features, multiple, MAX_WIDTH), layers=layers)
+
+
+def with_loop(training: Training, _layout: Layout) -> Training:
+    """The optimizer goes through its parameters one by one."""
+    return replace(training, optimizer=replace(training.optimizer, implementation=Implementation.FOR_LOOP))
 
 
 def with_num_layers(training: Training, count: int) -> Training:

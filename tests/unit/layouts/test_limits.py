@@ -58,19 +58,9 @@ from equivcheck.scenario import (
     Wrapping,
 )
 from equivcheck.strategies import layouts, trainings
+from unit.layouts.plain import PLAIN, layout_of, with_layer
 
-PLAIN = Training(model=Model(features=4, layers=(Layer(width=4), Layer(width=4))), data=Data(microbatches=(4,)), steps=2)
 PLANS = st.builds(LayerPlan, split=st.sampled_from([Split.COLUMN, Split.ROW]), output=st.sampled_from(list(ActivationSharding)))
-
-
-def _layout(parallelism: Parallelism, size: int = 2) -> Layout:
-    return Layout(mesh=Mesh(axes=(Axis(name=parallelism.axes[0][0], size=size),)), parallelisms=(parallelism,))
-
-
-def _with_layer(index: int = 1, **changes: object) -> Training:
-    layers = list(PLAIN.model.layers)
-    layers[index] = replace(layers[index], **changes)  # type: ignore[arg-type]
-    return replace(PLAIN, model=replace(PLAIN.model, layers=tuple(layers)))
 
 
 @st.composite
@@ -80,7 +70,7 @@ def _tensor_parallel_layouts(draw: st.DrawFn) -> Layout:
     plan.append(
         LayerPlan(split=draw(st.sampled_from([split for split in Split if may_be_outside or split is not Split.OUTSIDE])))
     )
-    return _layout(TensorParallel(plan=tuple(plan)), draw(st.integers(1, 8)))
+    return layout_of(TensorParallel(plan=tuple(plan)), draw(st.integers(1, 8)))
 
 
 @settings(suppress_health_check=[HealthCheck.too_slow], deadline=None)
@@ -118,12 +108,12 @@ def _with_layers(count: int) -> Training:
 
 
 SCALED = Pipeline(scale_grads=True, num_chunks=2)
-SHARED = _with_layer(shares=0)
+SHARED = with_layer(shares=0)
 SHARED_IN_A_STAGE = replace(PLAIN, model=replace(PLAIN.model, layers=(Layer(width=4), Layer(width=4), Layer(width=4, shares=1))))
 TWICE_SHARED = replace(SHARED, data=Data(microbatches=(4, 4)))
-UNUSED = _with_layer(auxiliary=AuxiliaryLinear.NEVER)
-CHANGING = _with_layer(auxiliary=AuxiliaryLinear.EVEN_STEPS)
-FROZEN = _with_layer(frozen=True)
+UNUSED = with_layer(auxiliary=AuxiliaryLinear.NEVER)
+CHANGING = with_layer(auxiliary=AuxiliaryLinear.EVEN_STEPS)
+FROZEN = with_layer(frozen=True)
 CLIPPED = replace(PLAIN, clipping=ClipNorm())
 GROUPED = replace(PLAIN, groups=(Group(),))
 FUSED = replace(PLAIN, optimizer=SGD(implementation=Implementation.FUSED))
@@ -170,10 +160,10 @@ SHORT_MUON = replace(MUON, model=replace(MATRICES, features=1, layers=(replace(M
         (RPROP, WHOLE_PLAN, "Rprop"),
         (PLAIN, TensorParallel(), "one entry for each layer"),
         (SHARED, WHOLE_PLAN, "unties shared weights"),
-        (_with_layer(norm=Norm.RMS), FEATURES_PLAN, "a norm needs all features"),
-        (_with_layer(residual=True), FEATURES_PLAN, "a residual adds"),
-        (_with_layer(index=0, shape_op=ShapeOp.ARANGE), FEATURES_PLAN, "counts features"),
-        (_with_layer(index=0, width=3), FEATURES_PLAN, "features cut between layers"),
+        (with_layer(norm=Norm.RMS), FEATURES_PLAN, "a norm needs all features"),
+        (with_layer(residual=True), FEATURES_PLAN, "a residual adds"),
+        (with_layer(index=0, shape_op=ShapeOp.ARANGE), FEATURES_PLAN, "counts features"),
+        (with_layer(index=0, width=3), FEATURES_PLAN, "features cut between layers"),
         (replace(PLAIN, data=Data(microbatches=(3,))), ROWS_PLAN, "rows cut between layers"),
         (_with_layers(1), Pipeline(), "at least one layer"),
         (_with_layers(2), Pipeline(boundaries=(2,)), "at least one layer"),
@@ -202,7 +192,7 @@ SHORT_MUON = replace(MUON, model=replace(MATRICES, features=1, layers=(replace(M
 @pytest.mark.usefixtures("of_torch_213")
 def test_what_a_layout_cannot_run_has_a_reason(training: Training, parallelism: Parallelism, reason: str) -> None:
     """Each limit is met by a training that has just that feature, and its repair removes it."""
-    layout = _layout(parallelism)
+    layout = layout_of(parallelism)
     assert reason in (unsupported(training, layout) or "")
     assert unsupported(repaired(training, layout), layout) is None
 
@@ -216,7 +206,7 @@ def _over_tp(parallelism: Parallelism, plan: TensorParallel, sizes: tuple[int, .
 SPLIT_PLAN = TensorParallel(plan=(LayerPlan(split=Split.COLUMN), LayerPlan(split=Split.ROW)))
 COLUMN_PLAN = TensorParallel(plan=(LayerPlan(), LayerPlan(split=Split.COLUMN)))
 OUTSIDE_PLAN = TensorParallel(plan=(LayerPlan(), LayerPlan(split=Split.OUTSIDE)))
-NARROW = _with_layer(index=0, width=1)
+NARROW = with_layer(index=0, width=1)
 FOREACH = replace(PLAIN, optimizer=SGD(implementation=Implementation.FOREACH))
 
 
@@ -225,20 +215,20 @@ FOREACH = replace(PLAIN, optimizer=SGD(implementation=Implementation.FOREACH))
     [
         (replace(PLAIN, data=Data(microbatches=(3,))), _over_tp(FSDP2(), WHOLE_PLAN), "split evenly"),
         (replace(PLAIN, data=Data(microbatches=(2,))), _over_tp(DDP(), ROWS_PLAN), "rows cut between layers"),
-        (_with_layer(auxiliary=AuxiliaryLinear.NEVER, frozen=True), _over_tp(DDP(), WHOLE_PLAN), "find_unused_parameters"),
+        (with_layer(auxiliary=AuxiliaryLinear.NEVER, frozen=True), _over_tp(DDP(), WHOLE_PLAN), "find_unused_parameters"),
         (
-            _with_layer(auxiliary=AuxiliaryLinear.EVEN_STEPS, frozen=True),
+            with_layer(auxiliary=AuxiliaryLinear.EVEN_STEPS, frozen=True),
             _over_tp(DDP(static_graph=True), WHOLE_PLAN),
             "static_graph promises",
         ),
         (replace(CLIPPED, precision=Precision.FLOAT32), _over_tp(FSDP1(), SPLIT_PLAN), "clips by another norm"),
         (NARROW, _over_tp(FSDP2(), SPLIT_PLAN), "_chunk_cat"),
         (
-            _with_layer(norm=Norm.RMS, frozen=True),
+            with_layer(norm=Norm.RMS, frozen=True),
             _over_tp(FSDP1(use_orig_params=False, wrapping=Wrapping.PER_LAYER), ROWS_PLAN),
             "both frozen and trained",
         ),
-        (FOREACH, _layout(OUTSIDE_PLAN), "outside the plan"),
+        (FOREACH, layout_of(OUTSIDE_PLAN), "outside the plan"),
         (replace(PLAIN, optimizer=ASGD(implementation=Implementation.FOREACH)), _over_tp(FSDP2(), OUTSIDE_PLAN), "two meshes"),
     ],
 )
@@ -251,21 +241,21 @@ def test_what_a_composition_cannot_run_has_a_reason(training: Training, layout: 
 @pytest.mark.parametrize(
     ("training", "layout"),
     [
-        (_with_layer(auxiliary=AuxiliaryLinear.NEVER, frozen=True), _over_tp(FSDP2(), WHOLE_PLAN)),
+        (with_layer(auxiliary=AuxiliaryLinear.NEVER, frozen=True), _over_tp(FSDP2(), WHOLE_PLAN)),
         (replace(CLIPPED, precision=Precision.FLOAT32), _over_tp(FSDP1(), SPLIT_PLAN, (2, 1))),
         (replace(CLIPPED, precision=Precision.FLOAT32), _over_tp(FSDP1(), WHOLE_PLAN)),
         (CLIPPED, _over_tp(DDP(), SPLIT_PLAN)),
         (NARROW, _over_tp(DDP(), SPLIT_PLAN)),
-        (_with_layer(index=0, width=1, frozen=True), _over_tp(FSDP2(), SPLIT_PLAN, (2, 1))),
-        (_with_layer(width=3), _over_tp(FSDP1(), COLUMN_PLAN)),
-        (_with_layer(width=3), _over_tp(FLAT, COLUMN_PLAN)),
+        (with_layer(index=0, width=1, frozen=True), _over_tp(FSDP2(), SPLIT_PLAN, (2, 1))),
+        (with_layer(width=3), _over_tp(FSDP1(), COLUMN_PLAN)),
+        (with_layer(width=3), _over_tp(FLAT, COLUMN_PLAN)),
         (
-            _with_layer(norm=Norm.RMS, frozen=True),
+            with_layer(norm=Norm.RMS, frozen=True),
             _over_tp(FSDP1(use_orig_params=False, wrapping=Wrapping.PER_LAYER), WHOLE_PLAN),
         ),
-        (_with_layer(width=3), _over_tp(FLAT, SPLIT_PLAN)),
+        (with_layer(width=3), _over_tp(FLAT, SPLIT_PLAN)),
         (FOREACH, _over_tp(FSDP2(), OUTSIDE_PLAN)),
-        (FOREACH, _layout(WHOLE_PLAN)),
+        (FOREACH, layout_of(WHOLE_PLAN)),
         (RPROP, _over_tp(DDP(), SPLIT_PLAN)),
         (FUSED, _over_tp(FSDP1(), OUTSIDE_PLAN)),
     ],
@@ -301,7 +291,7 @@ def test_options_that_do_not_go_together_have_a_reason(
         (UNUSED, DDP(find_unused_parameters=True)),
         (UNUSED, DDP(static_graph=True)),
         (replace(CHANGING, steps=1), DDP()),
-        (_with_layer(auxiliary=AuxiliaryLinear.NEVER, frozen=True), DDP()),
+        (with_layer(auxiliary=AuxiliaryLinear.NEVER, frozen=True), DDP()),
         (SHARED, DDP()),
         (SHARED, FSDP1()),
         (SHARED, FSDP2()),
@@ -323,8 +313,8 @@ def test_options_that_do_not_go_together_have_a_reason(
         (SHARED, REPLICATED),
         (CHANGING, REPLICATED),
         (RPROP, FSDP1()),
-        (_with_layer(index=0, shape_op=ShapeOp.ARANGE), ROWS_PLAN),
-        (_with_layer(index=0, shape_op=ShapeOp.ONES), FEATURES_PLAN),
+        (with_layer(index=0, shape_op=ShapeOp.ARANGE), ROWS_PLAN),
+        (with_layer(index=0, shape_op=ShapeOp.ONES), FEATURES_PLAN),
         (replace(PLAIN, data=Data(microbatches=(4, 4))), replace(SCALED, scale_grads=False)),
         (replace(PLAIN, data=Data(microbatches=(4, 2))), Pipeline(num_chunks=2)),
         (SHARED_IN_A_STAGE, Pipeline(boundaries=(1,))),
@@ -338,13 +328,13 @@ def test_options_that_do_not_go_together_have_a_reason(
         (MUON, FEATURES_PLAN),
         (SHORT_MUON, SPMD()),
         (SHORT_MUON, WHOLE_PLAN),
-        (_with_layer(norm=Norm.RMS, residual=True), ROWS_PLAN.__class__(plan=(LayerPlan(), LayerPlan()))),
+        (with_layer(norm=Norm.RMS, residual=True), ROWS_PLAN.__class__(plan=(LayerPlan(), LayerPlan()))),
     ],
 )
 @pytest.mark.usefixtures("of_torch_213")
 def test_limits_are_no_wider_than_they_must_be(training: Training, parallelism: Parallelism) -> None:
     """What runs next to a limit stays supported."""
-    assert unsupported(training, _layout(parallelism)) is None
+    assert unsupported(training, layout_of(parallelism)) is None
 
 
 @pytest.mark.parametrize(
@@ -403,18 +393,18 @@ def test_dtensors_are_not_resharded_to_fewer_ranks() -> None:
 def test_a_compiled_model_keeps_its_precision() -> None:
     """What a compiler fuses it need not round in between; compressed gradients are no part of the graph."""
     compiled = Execution(compile=Compile.AOT_EAGER)
-    layout = replace(_layout(FSDP2(mixed_precision=BF16)), execution=compiled)
+    layout = replace(layout_of(FSDP2(mixed_precision=BF16)), execution=compiled)
     assert "need not round where" in (unsupported(PLAIN, layout) or "")
-    assert repaired_layout(layout) == replace(_layout(FSDP2()), execution=compiled)
-    assert unsupported(PLAIN, replace(_layout(DDP(compression=Compression.FP16)), execution=compiled)) is None
+    assert repaired_layout(layout) == replace(layout_of(FSDP2()), execution=compiled)
+    assert unsupported(PLAIN, replace(layout_of(DDP(compression=Compression.FP16)), execution=compiled)) is None
 
 
 def test_the_bf16_hook_is_for_no_cpu() -> None:
     """A hook that DDP refuses on CPU is a reason, not a crash; the fp16 one is the nearest."""
     for kind in (DDP, Replicate):
-        layout = _layout(kind(compression=Compression.BF16))
+        layout = layout_of(kind(compression=Compression.BF16))
         assert "refused without CUDA and NCCL" in (unsupported(PLAIN, layout) or "")
-        assert repaired_layout(layout) == _layout(kind(compression=Compression.FP16))
+        assert repaired_layout(layout) == layout_of(kind(compression=Compression.FP16))
 
 
 @pytest.mark.parametrize(
@@ -437,8 +427,8 @@ TRACED = Execution(whole_step=True)
 @pytest.mark.usefixtures("of_torch_213")
 def test_a_graph_counts_no_steps() -> None:
     """Traced, an optimizer that reads its step count gives way to one that does not, fused where it need not be a loop."""
-    adam, eager = replace(PLAIN, optimizer=Adam(implementation=Implementation.FOREACH)), _layout(SPMD())
-    traced, over_tp = (replace(layout, execution=TRACED) for layout in (eager, _layout(WHOLE_PLAN)))
+    adam, eager = replace(PLAIN, optimizer=Adam(implementation=Implementation.FOREACH)), layout_of(SPMD())
+    traced, over_tp = (replace(layout, execution=TRACED) for layout in (eager, layout_of(WHOLE_PLAN)))
     assert unsupported(adam, eager) is None
     assert "step count" in (unsupported(adam, traced) or "")
     assert repaired(adam, traced).optimizer == Adam(implementation=Implementation.FUSED)
@@ -467,22 +457,22 @@ def test_buckets_of_unequal_parts_are_no_views() -> None:
 
 def test_hooks_are_in_no_graph() -> None:
     """A step is traced only where operations do everything."""
-    layout = replace(_layout(FSDP2()), execution=TRACED)
+    layout = replace(layout_of(FSDP2()), execution=TRACED)
     assert "no graph holds" in (unsupported(PLAIN, layout) or "")
-    assert repaired_layout(layout) == _layout(FSDP2())
-    assert repaired_layout(replace(_layout(SPMD()), execution=TRACED)).execution == TRACED
+    assert repaired_layout(layout) == layout_of(FSDP2())
+    assert repaired_layout(replace(layout_of(SPMD()), execution=TRACED)).execution == TRACED
 
 
 def test_no_layer_runs_twice_in_a_graph() -> None:
     """Traced steps leave activation checkpointing out."""
-    layout = replace(_layout(SPMD()), execution=replace(TRACED, checkpointing=Recompute.EVERY_LAYER))
+    layout = replace(layout_of(SPMD()), execution=replace(TRACED, checkpointing=Recompute.EVERY_LAYER))
     assert "runs a layer again" in (unsupported(PLAIN, layout) or "")
     assert repaired_layout(layout).execution == TRACED
 
 
 def test_rows_beyond_the_largest_microbatch_are_rounded_down() -> None:
     """A microbatch that would have to grow beyond 64 rows shrinks to the nearest multiple."""
-    layout = _layout(DDP(), size=7)
+    layout = layout_of(DDP(), size=7)
     nearest = repaired(replace(PLAIN, data=Data(microbatches=(64, 1))), layout)
     assert nearest.data.microbatches == (63, 7)
 

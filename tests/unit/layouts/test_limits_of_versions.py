@@ -31,26 +31,15 @@ from equivcheck.scenario import (
     Model,
     Muon,
     Norm,
-    Parallelism,
     Split,
     TensorParallel,
     Training,
     Wrapping,
 )
 from equivcheck.trace.differences import Difference
+from unit.layouts.plain import PLAIN, layout_of, with_layer
 
-PLAIN = Training(model=Model(features=4, layers=(Layer(width=4), Layer(width=4))), data=Data(microbatches=(4,)), steps=2)
 MUON = replace(PLAIN, model=Model(features=4, layers=(Layer(width=4, bias=False),)), optimizer=Muon())
-
-
-def _layout(parallelism: Parallelism, size: int = 2) -> Layout:
-    return Layout(mesh=Mesh(axes=(Axis(name=parallelism.axes[0][0], size=size),)), parallelisms=(parallelism,))
-
-
-def _with_layer(index: int = 1, **changes: object) -> Training:
-    layers = list(PLAIN.model.layers)
-    layers[index] = replace(layers[index], **changes)  # type: ignore[arg-type]
-    return replace(PLAIN, model=replace(PLAIN.model, layers=tuple(layers)))
 
 
 @pytest.mark.parametrize(
@@ -63,8 +52,8 @@ def test_a_limit_of_some_versions_of_torch(installed: str, expected: str | None,
     )
     monkeypatch.setattr(torch_version, "_installed", lambda: Version(installed))
     monkeypatch.setattr(type(kind_of(DDP())), "limits", (limit,))
-    assert unsupported(MUON, _layout(DDP())) == expected
-    assert repaired(MUON, _layout(DDP())).optimizer.elementwise is (expected is not None)
+    assert unsupported(MUON, layout_of(DDP())) == expected
+    assert repaired(MUON, layout_of(DDP())).optimizer.elementwise is (expected is not None)
 
 
 @pytest.mark.parametrize(("installed", "supported"), [("2.10.0", False), ("2.11.0", True)])
@@ -75,7 +64,7 @@ def test_flat_parameters_of_linears_that_are_unfrozen(monkeypatch: pytest.Monkey
     mesh = Mesh(axes=(Axis(name="dp", size=2), Axis(name="tp", size=2)))
     plan = TensorParallel(plan=(LayerPlan(split=Split.ROW), LayerPlan()))
     layout = Layout(mesh=mesh, parallelisms=(plan, flat))
-    training = _with_layer(0, frozen=True, norm=Norm.LAYER)
+    training = with_layer(0, frozen=True, norm=Norm.LAYER)
 
     assert (unsupported(training, layout) is None) is supported
     assert unsupported(repaired(training, layout), layout) is None
@@ -85,8 +74,8 @@ def test_flat_parameters_of_linears_that_are_unfrozen(monkeypatch: pytest.Monkey
 def test_adafactor_of_linears_that_are_unfrozen(monkeypatch: pytest.MonkeyPatch, installed: str, supported: bool) -> None:
     """Before torch 2.11 a frozen linear that is cut is trained as any other."""
     monkeypatch.setattr(torch_version, "_installed", lambda: Version(installed))
-    layout = _layout(TensorParallel(plan=(LayerPlan(split=Split.ROW), LayerPlan())))
-    training = replace(_with_layer(0, frozen=True), optimizer=Adafactor())
+    layout = layout_of(TensorParallel(plan=(LayerPlan(split=Split.ROW), LayerPlan())))
+    training = replace(with_layer(0, frozen=True), optimizer=Adafactor())
 
     assert (unsupported(training, layout) is None) is supported
     assert unsupported(repaired(training, layout), layout) is None
@@ -99,13 +88,13 @@ def test_adafactor_of_lists_of_dtensors(monkeypatch: pytest.MonkeyPatch, install
     adafactor = replace(PLAIN, optimizer=Adafactor(implementation=Implementation.FOREACH))
     monkeypatch.setattr(torch_version, "_installed", lambda: Version(installed))
 
-    assert (unsupported(adafactor, _layout(SPMD())) is None) is supported
-    assert unsupported(repaired(adafactor, _layout(SPMD())), _layout(SPMD())) is None
-    assert unsupported(adafactor, _layout(DDP())) is None
+    assert (unsupported(adafactor, layout_of(SPMD())) is None) is supported
+    assert unsupported(repaired(adafactor, layout_of(SPMD())), layout_of(SPMD())) is None
+    assert unsupported(adafactor, layout_of(DDP())) is None
 
 
-FULLY_SHARDED = _layout(SPMD(distribution=Distribution.FULLY_SHARD))
-NORMED = replace(_with_layer(norm=Norm.RMS), loss=Loss.LINEAR_SUM)
+FULLY_SHARDED = layout_of(SPMD(distribution=Distribution.FULLY_SHARD))
+NORMED = replace(with_layer(norm=Norm.RMS), loss=Loss.LINEAR_SUM)
 
 
 @pytest.mark.parametrize(("installed", "reason"), [("2.9.1", "rms_norm of features"), ("2.10.0", None)])
@@ -113,11 +102,11 @@ def test_cut_features_are_not_normalised(installed: str, reason: str | None, mon
     """Before torch 2.10, only the model's inputs are, whichever norm is asked for."""
     monkeypatch.setattr(torch_version, "_installed", lambda: Version(installed))
     assert (unsupported(NORMED, FULLY_SHARDED) or "").partition(" that ")[0] == (f"DTensor: {reason}" if reason else "")
-    assert unsupported(replace(_with_layer(0, norm=Norm.RMS), loss=Loss.LINEAR_SUM), FULLY_SHARDED) is None
-    assert unsupported(NORMED, _layout(SPMD())) is None
+    assert unsupported(replace(with_layer(0, norm=Norm.RMS), loss=Loss.LINEAR_SUM), FULLY_SHARDED) is None
+    assert unsupported(NORMED, layout_of(SPMD())) is None
     if reason:
         for norm, index in product((Norm.RMS, Norm.LAYER), (0, 1)):
-            within = repaired(replace(_with_layer(index, norm=norm), loss=Loss.LINEAR_SUM), FULLY_SHARDED)
+            within = repaired(replace(with_layer(index, norm=norm), loss=Loss.LINEAR_SUM), FULLY_SHARDED)
             assert unsupported(within, FULLY_SHARDED) is None
             assert within.model.layers[index].norm is (None if index else Norm.RMS)
 
@@ -131,6 +120,6 @@ def test_cut_features_are_normalised_wrongly(
     monkeypatch.setattr(type(kind_of(SPMD())), "limits", ())
     layers = (Layer(width=width), Layer(width=2, norm=Norm.RMS))
     training = Training(model=Model(features=2, layers=layers), data=Data(microbatches=(6,)), loss=Loss.LINEAR_SUM)
-    divergence = check(Scenario(training=training, layout=_layout(*FULLY_SHARDED.parallelisms, ranks))).divergence
+    divergence = check(Scenario(training=training, layout=layout_of(*FULLY_SHARDED.parallelisms, ranks))).divergence
     assert divergence is not None
     assert (divergence.tensor, divergence.difference) == ("loss", expected)
