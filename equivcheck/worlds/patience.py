@@ -32,16 +32,20 @@ class Patience:
         self.limit, self.tick = limit, max(limit / TICKS, SHORTEST_TICK)
         self._cpu_seconds, self._num_moves = cpu_seconds, num_moves
         self._looked, self._moves, self._idle_ticks = time.monotonic(), num_moves(), 0
+        self._why = ""
         self._start: Mapping[int, float] = {}
         self._at_move: Mapping[int, float] = {}
         self._cpu: Mapping[int, float] = {}
 
     def exhausted(self) -> str:
-        """Why the ranks count as hung; empty while they may go on. To be asked about once a tick."""
+        """Why the ranks count as hung, from then on for good; empty while they may go on. To be asked about once a tick."""
         now = time.monotonic()
-        if now - self._looked >= self.tick:
+        if not self._why and now - self._looked >= self.tick:
             self._look()
-            self._looked = now
+            self._looked, self._why = now, self._reason()
+        return self._why
+
+    def _reason(self) -> str:
         if self._idle_ticks >= TICKS:
             return f"idle for {self.limit:g} s"
         if _most(self._cpu, self._at_move) > self.limit:

@@ -67,6 +67,14 @@ def test_ranks_that_compute_for_ever_are_hung(ranks: Ranks) -> None:
     assert ranks.used[1] - 9.0 == pytest.approx(LIMIT + TICK)
 
 
+def test_the_reason_stays_when_the_processes_are_gone(ranks: Ranks) -> None:
+    """They are killed for it before anybody writes it down."""
+    why = ranks.pass_ticks(2 * TICKS, share=1.0)
+    ranks.used.clear()
+    ranks.now += TICK
+    assert ranks.patience.exhausted() == why != ""
+
+
 def test_ranks_that_get_on_may_compute_for_longer(ranks: Ranks) -> None:
     """Calls show that a long training is none that hangs, up to a multiple of the limit."""
     assert ranks.pass_ticks(MOST_LIMITS * TICKS, share=1.0, moves=1) == ""
