@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 import zlib
 from collections import deque
 from collections.abc import Callable
@@ -14,6 +13,7 @@ from equivcheck.campaign.plan import Alter, Plan
 from equivcheck.scenario import Scenario
 from equivcheck.scenario.mesh import MAX_RANKS
 from equivcheck.verdict.verdict import Verdict
+from equivcheck.worlds.work_clock import WorkClock
 
 if TYPE_CHECKING:
     from equivcheck.mutants.mutant import Mutant
@@ -23,7 +23,7 @@ MAX_DRAWN = 500
 _CHUNK = 100
 """Scenarios drawn at once."""
 _SHARE = 0.1
-"""Part of a worker's time that a control may take before the end."""
+"""Part of a worker's work that a control may take before the end."""
 _USUAL_RANKS = 4
 """Most ranks of its scenarios, unless it takes more."""
 
@@ -77,7 +77,7 @@ class ControlRun:
         return self._control
 
     def is_due(self, seconds: float) -> bool:
-        """Whether it may take some time now, so many seconds after the start."""
+        """Whether it may take some time now, after so many seconds of work."""
         return self.has_waiting and not self._control.caught and self._control.seconds <= seconds * _SHARE
 
     def draw(self) -> None:
@@ -92,13 +92,13 @@ class ControlRun:
 
     def step(self, check: Checked) -> None:
         """Check the next scenario."""
-        start = time.monotonic()
+        clock = WorkClock()
         verdict = check(self._waiting.popleft(), self._mutant.plant)
         self._control = Control(
             name=self._control.name,
             wrong=self._control.wrong,
             examples=self._control.examples + 1,
-            seconds=self._control.seconds + time.monotonic() - start,
+            seconds=self._control.seconds + clock.seconds,
             caught=verdict.outcome.is_finding,
         )
 

@@ -11,10 +11,12 @@ from equivcheck.verdict.verdict import Verdict
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fuzz:
-    """To the worker: draw and check until the time is up."""
+    """To the worker: draw and check until the time is up, or as much is checked as it is to check."""
 
     seconds: float
     """From the arrival of this message."""
+    num_checks: float
+    """How many; infinite for no such end."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,7 +89,7 @@ class Control:
     examples: int = 0
     """Scenarios in which it was planted and checked, until it was caught."""
     seconds: float = 0.0
-    """Time that it took."""
+    """Of work that it took."""
     caught: bool = False
     """Whether it was found; if not, a clean result of the campaign proves nothing."""
 

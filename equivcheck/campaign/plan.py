@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
@@ -17,6 +18,9 @@ if TYPE_CHECKING:
     from equivcheck.train.setup import Setup
     from equivcheck.verdict.verdict import Verdict
 
+
+_USUAL_CHECK_SECONDS = 0.4
+"""What a check takes on average, over all layouts."""
 
 Alter = Callable[["Setup"], None]
 """What plants a fault into the setup of each rank."""
@@ -100,10 +104,12 @@ def frontier_scenarios(plan: Plan) -> SearchStrategy[Scenario]:
 class Plan:
     """A campaign's budget and what it draws from; it travels to the workers."""
 
-    seconds: float
-    """Time budget, above 0; it starts when the workers have started."""
     seed: int
     """With the number of a worker it decides everything that the worker draws; at least 0."""
+    seconds: float = math.inf
+    """Time budget, above 0; it starts when the workers have started."""
+    num_checks: int | None = None
+    """Checks after which it is over, at least 1, without those of shrinking and beyond limits; None for no such end."""
     num_workers: int = 1
     """Worker processes, at least 1."""
     world: str = "sim"
@@ -118,7 +124,7 @@ class Plan:
     """A worker is given up that is idle, or computes, for so long without an end of a check, and for what the check may compile;
     more than `deadline`."""
     shrink_seconds: float = 20.0
-    """Limit for shrinking one finding, its last judgement excepted."""
+    """Limit for shrinking one finding, its last judgement excepted; of work (`WorkClock`)."""
     confirm: bool = True
     """Whether what is left of a finding of another world runs once more in gloo."""
     check: Check = oracle_check
@@ -135,10 +141,26 @@ class Plan:
         for field, above in low.items():
             if not getattr(self, field) > above:
                 raise UsageError(f"Plan.{field} is {getattr(self, field)!r}; allowed: above {above}")
+        if self.num_checks is None and self.seconds == math.inf:
+            raise UsageError("Plan has no end; give its seconds, its num_checks, or both")
+        if self.num_checks is not None and self.num_checks < 1:
+            raise UsageError(f"Plan.num_checks is {self.num_checks}; allowed: at least 1, or None")
         if self.max_ranks > MAX_RANKS:
             raise UsageError(f"Plan.max_ranks is {self.max_ranks}; allowed: 1 to {MAX_RANKS}")
         if self.stuck_seconds <= self.deadline:
             raise UsageError(f"Plan.stuck_seconds is {self.stuck_seconds}; allowed: above the deadline of {self.deadline}")
+
+    def checks_of(self, worker: int) -> float:
+        """How many of the checks are one worker's, by its number; infinite where only the time ends a campaign."""
+        if self.num_checks is None:
+            return math.inf
+        each, more = divmod(self.num_checks, self.num_workers)
+        return each + (worker < more)
+
+    @property
+    def reckoned_seconds(self) -> float:
+        """About how long a worker is at work."""
+        return min(self.seconds, self.checks_of(0) * _USUAL_CHECK_SECONDS)
 
     def with_more_time(self) -> Plan:
         """The plan with twice the time for each check: for what may have failed for want of it."""

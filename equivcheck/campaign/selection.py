@@ -9,7 +9,7 @@ from equivcheck.layouts.execution.compile_time import expected_compile_seconds
 from equivcheck.scenario import Scenario
 
 COMPILED_SHARE = 0.15
-"""Of a worker's time, at most, for what is compiled, of which one scenario costs hundreds of others."""
+"""Of a worker's time, as it is expected, at most, for what is compiled, of which one scenario costs hundreds of others."""
 WINDOW = 40
 """Scenarios drawn for each that is checked, about, as long as there are pairs of features that have not come together."""
 WINDOW_OF_COMPILED = 4
@@ -37,11 +37,8 @@ class Selection:
         if len(self._checked) >= _REMEMBERED:
             self._checked.clear()
         self._checked.add(mark)
+        self._compile_budget.spend(scenario)
         return True
-
-    def spend(self, scenario: Scenario, seconds: float) -> None:
-        """Count what a check has taken."""
-        self._compile_budget.spend(scenario, seconds)
 
 
 class CompileBudget:
@@ -55,10 +52,9 @@ class CompileBudget:
         expected = expected_compile_seconds(scenario)
         return expected == 0.0 or expected <= self._left
 
-    def spend(self, scenario: Scenario, seconds: float) -> None:
-        """Count what a check has taken."""
-        if expected_compile_seconds(scenario):
-            self._left -= seconds
+    def spend(self, scenario: Scenario) -> None:
+        """Count what a check is expected to take, which is the same on a busy machine."""
+        self._left -= expected_compile_seconds(scenario)
 
 
 class Novelty:

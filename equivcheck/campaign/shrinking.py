@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from typing import Protocol
 
@@ -11,9 +10,15 @@ from equivcheck.findings.fingerprint import fingerprint
 from equivcheck.findings.size import size_of
 from equivcheck.scenario import Scenario
 from equivcheck.verdict.verdict import Outcome, Verdict
+from equivcheck.worlds.work_clock import WorkClock
 
 DRAWING_SHARE = 0.6
 """Part of the time after which Hypothesis is stopped, so that some is left for single changes."""
+
+
+def _seconds_waited(verdict: Verdict) -> float:
+    """Ranks that hang compute nothing, and take the time until somebody gives them up."""
+    return verdict.seconds if verdict.outcome is Outcome.HUNG else 0.0
 
 
 class Judge(Protocol):
@@ -30,8 +35,9 @@ def same_fingerprint(first: Verdict) -> Callable[[Verdict], bool]:
 
 
 class Shrinking:
-    """One search. Verdicts of Hypothesis's proposals are offered to it as they come; `finish` does the rest.
+    """One search, for so many seconds of work (`WorkClock`).
 
+    Verdicts of Hypothesis's proposals are offered to it as they come; `finish` does the rest.
     Judging is coarse where that sees the fault in the scenario to begin with; what is kept in the end is judged in full.
     """
 
@@ -46,7 +52,7 @@ class Shrinking:
     ) -> None:
         self._judge, self._same, self._stopped = judge, same, stopped
         self._found = [first]
-        self._seconds, self._start = seconds, time.monotonic()
+        self._seconds, self._clock = seconds, WorkClock()
         self.coarse = first.outcome is Outcome.DIVERGED and same(judge(first.scenario, coarse=True))
 
     @property
@@ -57,14 +63,15 @@ class Shrinking:
     @property
     def is_drawn_out(self) -> bool:
         """Whether Hypothesis has had its part of the time."""
-        return time.monotonic() - self._start > self._seconds * DRAWING_SHARE
+        return self._clock.seconds > self._seconds * DRAWING_SHARE
 
     @property
     def _is_over(self) -> bool:
-        return time.monotonic() - self._start > self._seconds or self._stopped()
+        return self._clock.seconds > self._seconds or self._stopped()
 
     def offer(self, verdict: Verdict) -> bool:
         """Whether the verdict is of the same fault; if it is a smaller example, it is remembered."""
+        self._clock.wait(_seconds_waited(verdict))
         if not self._same(verdict):
             return False
         if size_of(verdict.scenario) < size_of(self.best.scenario):
@@ -107,6 +114,7 @@ class Shrinking:
             if self._is_over:
                 return False
             verdict = self._judge(scenario, coarse=self.coarse)
+            self._clock.wait(_seconds_waited(verdict))
             if self._same(verdict):
                 self._found.append(verdict)
                 return True

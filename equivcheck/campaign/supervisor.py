@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -44,6 +45,7 @@ class _Campaign:
         self._end = 0.0
         self._stop_at: float | None = None
         self._tally = Tally()
+        self._checked = Counter[int]()
         self._findings: dict[str, KeptFinding] = {}
         self._shrinking: set[str] = set()
         self._broken = ""
@@ -86,6 +88,7 @@ class _Campaign:
     def _obey(self, worker: CheckingProcess, message: Any) -> None:
         if isinstance(message, Progress):
             self._tally.merge(message.tally)
+            self._checked[worker.place[0]] += message.tally.num_checks
         elif isinstance(message, Found):
             self._keep(message.verdict)
             if message.asks:
@@ -121,8 +124,12 @@ class _Campaign:
             self._start = time.monotonic()
         if self._start is not None:
             for other in self._ready:
-                other.send(Fuzz(seconds=self._plan.seconds - self._seconds))
+                other.send(Fuzz(seconds=self._plan.seconds - self._seconds, num_checks=self._checks_left(other)))
             self._ready.clear()
+
+    def _checks_left(self, worker: CheckingProcess) -> float:
+        number, _ = worker.place
+        return self._plan.checks_of(number) - self._checked[number]
 
     def _answer(self, worker: CheckingProcess, mark: str) -> None:
         worker.send(MayShrink(yes=mark not in self._shrinking and not self._over))
@@ -178,7 +185,7 @@ class _Campaign:
     def _employ(self, before: CheckingProcess, suspect: Verdict | None = None) -> None:
         """A process in the place of another: to check again what ended that one, even if the time is up, or to draw."""
         number, incarnation = before.place
-        if suspect is not None or not (self._over or self._broken):
+        if suspect is not None or not (self._over or self._broken or self._checks_left(before) <= 0):
             plan = self._plan if suspect is None else self._plan.with_more_time()
             self._pool.workers.append(CheckingProcess(plan, (number, incarnation + 1), suspect))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import itertools
+import math
 import time
 import traceback
 from typing import Any
@@ -25,6 +26,7 @@ from equivcheck.scenario import Scenario
 from equivcheck.verdict.verdict import Outcome, Verdict
 from equivcheck.workers.link import Link
 from equivcheck.worlds.failure import RanksDidNotStart
+from equivcheck.worlds.work_clock import WorkClock
 
 REPORT_SECONDS = 0.2
 """How often counts are sent."""
@@ -41,19 +43,19 @@ class Worker:
 
     def __init__(self, plan: Plan, place: tuple[int, int], link: Link, recorder: Recorder) -> None:
         self._plan, self._place, self._link, self._recorder = plan, place, link, recorder
-        self._until = 0.0
+        self._until, self._checks_left = 0.0, math.inf
         self._tally, self._reported = Tally(), 0.0
         self._beyond = False
-        self._selections = {beyond: Selection(plan.seconds) for beyond in (False, True)}
+        self._selections = {beyond: Selection(plan.reckoned_seconds) for beyond in (False, True)}
         self._smallest: dict[str, Size] = {}
         self._shrinking: Shrinking | None = None
         self._control = control_of(plan) if place[0] == 0 else None
-        self._start = time.monotonic()
+        self._clock = WorkClock()
 
-    def fuzz(self, seconds: float) -> None:
-        """Draw and check until the time is up or a stop arrives."""
-        self._start = time.monotonic()
-        self._until = self._start + seconds
+    def fuzz(self, seconds: float, num_checks: float) -> None:
+        """Draw and check until the time is up, as much is checked, or a stop arrives."""
+        self._clock, self._checks_left = WorkClock(), num_checks
+        self._until = time.monotonic() + seconds
         usual = self._plan.strategy(self._plan)
         frontier = None if self._plan.frontier is None else self._plan.frontier(self._plan)
         for number in itertools.count():
@@ -61,7 +63,7 @@ class Worker:
             strategy = frontier if frontier is not None and self._beyond else usual
             run_batch(strategy, batch_seed(self._plan.seed, *self._place, number), self._take)
             self._end_shrinking()
-            if self._over:
+            if self._over or self._checks_left <= 0:
                 break
             if self._control is not None:
                 self._control.draw()
@@ -106,9 +108,9 @@ class Worker:
         return self._link.stopped.is_set() or time.monotonic() >= self._until
 
     def _take(self, scenario: Scenario) -> None:
-        if self._over or (self._shrinking and self._shrinking.is_drawn_out):
+        if self._over or (self._shrinking.is_drawn_out if self._shrinking else self._checks_left <= 0):
             raise EndBatch
-        if self._control is not None and self._control.is_due(time.monotonic() - self._start):
+        if self._control is not None and self._control.is_due(self._clock.seconds):
             self._step_control(self._control)
         if self._shrinking is None and not self._wants(scenario):
             self._recorder.beat()
@@ -122,7 +124,7 @@ class Worker:
             return
         if self._shrinking is None:
             self._tally.add(verdict, now - start)
-            self._selections[self._beyond].spend(scenario, now - start)
+            self._checks_left -= not verdict.beyond
         else:
             self._tally.num_shrinking += 1
         if now - self._reported >= REPORT_SECONDS:
@@ -229,7 +231,7 @@ def _serve(worker: Worker, plan: Plan, link: Link) -> None:
     link.send(Ready())
     order = link.next()
     if isinstance(order, Fuzz):
-        worker.fuzz(order.seconds)
+        worker.fuzz(order.seconds, order.num_checks)
     elif isinstance(order, CheckOne):
         link.send(Checked(verdict=worker.check(order.scenario, beyond=order.beyond)))
 

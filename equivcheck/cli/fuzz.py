@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import secrets
 from pathlib import Path
@@ -19,8 +20,12 @@ if TYPE_CHECKING:
 
 
 @click.command()
+@click.option("--seconds", type=click.FloatRange(min=0, min_open=True), help="Time budget, from the first check on.")
 @click.option(
-    "--seconds", type=click.FloatRange(min=0, min_open=True), required=True, help="Time budget, from the first check on."
+    "--checks",
+    "num_checks",
+    type=click.IntRange(min=1),
+    help="Checks to do, however long; the same for the same seed and workers.",
 )
 @click.option("--seed", type=click.IntRange(min=0), help="Seed of the generated scenarios; random by default, always printed.")
 @layouts_option
@@ -33,7 +38,8 @@ if TYPE_CHECKING:
 @store_option
 @json_option
 def fuzz(  # noqa: PLR0913, PLR0917 - options
-    seconds: float,
+    seconds: float | None,
+    num_checks: int | None,
     seed: int | None,
     layouts: tuple[str, ...],
     world: str,
@@ -43,7 +49,7 @@ def fuzz(  # noqa: PLR0913, PLR0917 - options
     store: Path,
     as_json: bool,
 ) -> ExitCode:
-    """Check generated scenarios, shrink what fails, and keep it.
+    """Check generated scenarios for some time, or so many of them, shrink what fails, and keep it.
 
     One batch in ten is beyond limits of torch: there a run must be right, or raise on every rank.
     As a control, one known bug, chosen by the seed, is planted in some scenarios: exit code 3 if the check does not catch it.
@@ -52,8 +58,11 @@ def fuzz(  # noqa: PLR0913, PLR0917 - options
     from equivcheck.campaign.control import applicable_mutants
     from equivcheck.campaign.plan import Plan, frontier_scenarios
 
+    if seconds is None and num_checks is None:
+        raise click.UsageError("Missing option '--seconds' or '--checks'.")
     plan = Plan(
-        seconds=seconds,
+        seconds=math.inf if seconds is None else seconds,
+        num_checks=num_checks,
         seed=secrets.randbits(32) if seed is None else seed,
         num_workers=workers or num_cores(),
         world=world,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -23,6 +22,7 @@ from equivcheck.verdict.cause import Cause, Diagnosis
 from equivcheck.verdict.verdict import Outcome, Verdict
 from equivcheck.worlds.failure import RanksFailed
 from equivcheck.worlds.ranks import Ranks
+from equivcheck.worlds.work_clock import WorkClock
 
 _FACTORS = (Cause.SCALED, Cause.NOT_UNSCALED)
 """Not named beside another cause that fits: any constant factor is one of these as well."""
@@ -105,9 +105,9 @@ def diagnosis_of(diverged: DivergedRun) -> Diagnosis | None:
 def _fits(diverged: DivergedRun) -> list[Fit]:
     """What fits, until two different causes explain everything; for the second, only what is quick is tried."""
     found: list[Fit] = []
-    start = time.monotonic()
+    clock = WorkClock()
     for candidate in candidates(diverged):
-        if time.monotonic() - start > LONGEST_SECONDS:
+        if clock.seconds > LONGEST_SECONDS:
             break
         causes = {each.candidate.cause for each in found if each.exact}
         if len(causes) > 1:

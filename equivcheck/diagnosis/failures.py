@@ -11,14 +11,14 @@ _FAILED = (RankState.RAISED, RankState.DIED)
 
 def diagnosis_of_failure(failure: Failure) -> Diagnosis:
     """Ranks that call different things, or one that fails while others wait."""
-    failed = [report for report in failure.reports if report.state in _FAILED]
-    if failed and not failure.hung:
-        return Diagnosis(cause=Cause.RANK_FAILED, sentence=_of_failed(failed, failure.reports), exact=True)
+    culprit = failure.culprit
+    if culprit is not None and not failure.hung:
+        return Diagnosis(cause=Cause.RANK_FAILED, sentence=_of_failed(culprit, failure.reports), exact=True)
     return Diagnosis(cause=Cause.CALLS_DIFFER, sentence=_of_calls(failure.reports), exact=True)
 
 
-def _of_failed(failed: list[RankReport], reports: tuple[RankReport, ...]) -> str:
-    first = failed[0]
+def _of_failed(first: RankReport, reports: tuple[RankReport, ...]) -> str:
+    failed = [report for report in reports if report.state in _FAILED]
     who = "every rank" if len(failed) == len(reports) else _ranks(failed)
     verb = "raises" if first.state is RankState.RAISED else "dies:"
     waiting = [report for report in reports if report.state is RankState.WAITING]

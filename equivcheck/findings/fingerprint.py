@@ -41,12 +41,17 @@ def _of_divergence(divergence: Divergence) -> tuple[str, ...]:
 
 
 def _of_crash(failure: Failure) -> tuple[str, ...]:
-    errors = [report.error for report in failure.reports if report.state in (RankState.RAISED, RankState.DIED) and report.error]
-    return (blur(errors[0] if errors else failure.summary),)
+    culprit = failure.culprit
+    return (blur(culprit.error if culprit is not None and culprit.error else failure.summary),)
 
 
 def _of_hang(failure: Failure) -> tuple[str, ...]:
-    """A deadlock that a simulation sees is a timeout elsewhere, so the two are not told apart."""
+    """A deadlock that a simulation sees is a timeout elsewhere, so the two are not told apart.
+
+    Where a rank was still at work, what the others waited in says how far they had come, not what is wrong.
+    """
+    if any(report.state is RankState.RUNNING for report in failure.reports):
+        return ("endless",)
     kind = "mismatch" if failure.kind is FailureKind.MISMATCH else "hang"
     pending = {report.pending.split(" ", 1)[0] for report in failure.reports if report.pending}
     return kind, *sorted(pending)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from types import TracebackType
 from typing import Self
@@ -11,6 +12,7 @@ from rich.live import Live
 from rich.text import Text
 
 from equivcheck.campaign.events import Event, KeptFinding, Started, Ticked
+from equivcheck.campaign.plan import Plan
 from equivcheck.scenario.scenario import count, in_words
 from equivcheck.verdict.verdict import Outcome
 
@@ -24,7 +26,7 @@ class ProgressLine:
     def __init__(self, console: Console) -> None:
         self._console = console
         self._live = Live(console=console, auto_refresh=False, transient=True) if console.is_terminal else None
-        self._budget = 0.0
+        self._plan: Plan | None = None
         self._said = time.monotonic()
 
     def __enter__(self) -> Self:
@@ -39,19 +41,19 @@ class ProgressLine:
     def __call__(self, event: Event) -> None:
         """Show an event."""
         if isinstance(event, Started):
-            self._budget = event.plan.seconds
+            self._plan = event.plan
             self._say(f"starting {count(event.plan.num_workers, 'worker')}, world {event.plan.world}, seed {event.plan.seed}")
         elif isinstance(event, KeptFinding):
             verdict = event.verdict
             self._say(f"{verdict.outcome.value} {event.fingerprint}: {in_words(verdict.scenario)}", style="red")
-        elif isinstance(event, Ticked):
-            self._tick(event)
+        elif isinstance(event, Ticked) and self._plan is not None:
+            self._tick(event, self._plan)
 
     def _say(self, text: str, style: str = "") -> None:
         self._console.print(Text(text, style=style), soft_wrap=True)
 
-    def _tick(self, event: Ticked) -> None:
-        line = progress_text(event, self._budget)
+    def _tick(self, event: Ticked, plan: Plan) -> None:
+        line = progress_text(event, plan)
         if self._live is not None:
             self._live.update(Text(line, no_wrap=True, overflow="ellipsis"), refresh=True)
         elif time.monotonic() - self._said >= _QUIET_SECONDS:
@@ -59,14 +61,14 @@ class ProgressLine:
             self._say(line)
 
 
-def progress_text(event: Ticked, budget: float) -> str:
+def progress_text(event: Ticked, plan: Plan) -> str:
     """One line: time, checks, rate, findings, and what is neither fine nor a finding."""
     if not event.seconds:
         return "starting"
     checks = event.tally.num_checks
     parts = [
-        f"{min(event.seconds, budget):.0f}/{budget:.0f} s",
-        count(checks, "check"),
+        f"{event.seconds:.0f} s" if plan.seconds == math.inf else f"{min(event.seconds, plan.seconds):.0f}/{plan.seconds:.0f} s",
+        count(checks, "check") if plan.num_checks is None else f"{checks}/{plan.num_checks} checks",
         f"{checks / event.seconds:.0f} checks/s",
         count(event.num_findings, "finding"),
     ]

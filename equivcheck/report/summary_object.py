@@ -44,7 +44,8 @@ def summary_object(summary: Summary) -> dict[str, Any]:
         "seed": plan.seed,
         "world": plan.world,
         "workers": plan.num_workers,
-        "budget_seconds": plan.seconds,
+        "budget_seconds": None if plan.seconds == math.inf else plan.seconds,
+        "budget_checks": plan.num_checks,
         "interrupted": summary.interrupted,
         "broken": summary.broken or None,
     }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -22,6 +21,7 @@ from equivcheck.selftest.row import Row, Shrunk
 from equivcheck.strategies import scenarios
 from equivcheck.strategies.scenario import MORE_RESUMES
 from equivcheck.verdict.verdict import Outcome, Verdict
+from equivcheck.worlds.work_clock import WorkClock
 
 Tell = Callable[[Row], None]
 """Told of a row as it grows."""
@@ -36,11 +36,11 @@ class Effort:
     examples: int = 200
     """Scenarios drawn at most, 1 to 500."""
     seconds: float = 120.0
-    """Time for drawing and checking, above 0; shrinking and explaining come after it."""
+    """For drawing and checking, above 0, of work (`WorkClock`); shrinking and explaining come after it."""
     reached_after_catch: int = 5
     """Further scenarios in which the mutant changes something, once one has been caught."""
     shrink_seconds: float = 20.0
-    """Limit for shrinking."""
+    """Limit for shrinking, of work."""
     deadline: float = 10.0
     """Limit for one run of the ranks, in seconds."""
 
@@ -80,7 +80,7 @@ class _Drawing:
 
     def __init__(self, mutant: Mutant, effort: Effort, tell: Tell) -> None:
         self._mutant, self._effort, self._tell = mutant, effort, tell
-        self._start = time.monotonic()
+        self._clock = WorkClock()
         self._seen: set[Scenario] = set()
         self._reached_after_catch = 0
         self.row = Row.of(mutant)
@@ -101,13 +101,13 @@ class _Drawing:
             self.row = replace(self.row, reachable=self.row.reachable + 1)
             self._judge(scenario)
         if not self.row.is_killed:
-            self.row = replace(self.row, seconds=time.monotonic() - self._start)
+            self.row = replace(self.row, seconds=self._clock.seconds)
         self._tell(self.row)
 
     def _is_enough(self) -> bool:
         return (
             self.row.drawn >= self._effort.examples
-            or time.monotonic() - self._start > self._effort.seconds
+            or self._clock.seconds > self._effort.seconds
             or (self.row.is_killed and self._reached_after_catch >= self._effort.reached_after_catch)
         )
 
@@ -123,7 +123,7 @@ class _Drawing:
 
     def _caught(self, verdict: Verdict, *, is_clear: bool) -> None:
         if not self.row.is_killed:
-            self.row = replace(self.row, examples=self.row.drawn, seconds=time.monotonic() - self._start)
+            self.row = replace(self.row, examples=self.row.drawn, seconds=self._clock.seconds)
         self.row = replace(self.row, caught=self.row.caught + 1)
         rank = (not is_clear, verdict.scenario.layout.execution.whole_step, *size_of(verdict.scenario))
         if self._rank is None or rank < self._rank:
@@ -157,7 +157,7 @@ class _Judge:
 
 def _shrunk(mutant: Mutant, effort: Effort, first: Verdict) -> Shrunk:
     """The smallest scenario with the same outcome: Hypothesis draws the same ones again, and shrinks the one that was caught."""
-    start, judge = time.monotonic(), _Judge(mutant, effort.deadline)
+    clock, judge = WorkClock(), _Judge(mutant, effort.deadline)
     search = Shrinking(first, judge, same=lambda verdict: verdict.outcome is first.outcome, seconds=effort.shrink_seconds)
     has_begun = False
 
@@ -176,6 +176,6 @@ def _shrunk(mutant: Mutant, effort: Effort, first: Verdict) -> Shrunk:
         outcome=best.outcome,
         minimum=mutant.minimum,
         options=settings_of(best.scenario),
-        seconds=time.monotonic() - start,
+        seconds=clock.seconds,
         checks=judge.checks,
     )

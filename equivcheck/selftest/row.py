@@ -81,7 +81,7 @@ class Row:
     examples: int = 0
     """Scenarios drawn until the first catch, that one included; 0 without a catch."""
     seconds: float = 0.0
-    """Time until the first catch; of all drawing without a catch."""
+    """Of work until the first catch; of all drawing without a catch."""
     survivor: Scenario | None = None
     """The smallest reachable scenario in which an equivalent training was broken and nothing found; None if there is none."""
     shrunk: Shrunk | None = None

@@ -13,9 +13,11 @@ from equivcheck.selftest.row import Row, Selftest
 from equivcheck.selftest.worker import MutantDone
 from equivcheck.workers.process import Ended, WorkerProcess
 from equivcheck.workers.supervision import Interruption, Pool, Stuck
+from equivcheck.worlds.patience import Patience, cpu_seconds_of_family
 
 _GRACE_SECONDS = 120.0
-"""Beyond what drawing and shrinking may take, for imports and explaining; then a process is given up."""
+"""Beyond what drawing and shrinking may take, for imports and explaining; a process is given up that is idle for as long as all
+that, or works for as long without a word (`Patience`)."""
 
 Listener = Callable[[Row, int], None]
 """Called with each complete row, and how many there are with it."""
@@ -34,21 +36,31 @@ class _Examiner(WorkerProcess):
 
     def __init__(self, effort: Effort) -> None:
         super().__init__("equivcheck.selftest.worker", effort)
-        self.most = effort.seconds + effort.shrink_seconds + _GRACE_SECONDS
-        """Seconds that one mutant may take."""
+        self._limit = effort.seconds + effort.shrink_seconds + _GRACE_SECONDS
         self.row: Row
         """What is known of its mutant so far."""
-        self._began = time.monotonic()
+        self.num_told = 0
+        """How often it has said how far it is."""
+        self._watch()
 
     def begin(self, mutant: Mutant) -> None:
         """Let it examine a mutant."""
-        self.row, self._began = Row.of(mutant), time.monotonic()
+        self.row = Row.of(mutant)
+        self._watch()
         self.send(mutant.name)
 
     @property
     def is_stuck(self) -> bool:
-        """Whether its mutant takes too long."""
-        return time.monotonic() - self._began > self.most
+        """Whether its mutant takes too long, by what the process does."""
+        return bool(self.why_stuck)
+
+    @property
+    def why_stuck(self) -> str:
+        """Why it counts as stuck; empty if it does not."""
+        return self._patience.exhausted()
+
+    def _watch(self) -> None:
+        self._patience = Patience(self._limit, lambda: cpu_seconds_of_family(self.pid), lambda: self.num_told)
 
 
 class _Supervisor:
@@ -85,11 +97,12 @@ class _Supervisor:
     def _hear(self, examiner: _Examiner, message: object) -> None:
         if isinstance(message, Row):
             examiner.row = message
+            examiner.num_told += 1
         elif isinstance(message, MutantDone):
             self._done(message.row)
             self._next(examiner)
         elif isinstance(message, Stuck):
-            self._lost(examiner, f"the examination did not end within {examiner.most:.0f} s")
+            self._lost(examiner, f"the examination did not end: {examiner.why_stuck}")
         elif isinstance(message, Ended):
             self._lost(examiner, f"the process {examiner.how_it_ended()}")
 

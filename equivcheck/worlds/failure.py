@@ -55,6 +55,14 @@ class Failure:
     """One line for people: which rank, what."""
     reports: tuple[RankReport, ...]
     """One report a rank, in rank order."""
+    first: int | None = None
+    """The rank that failed first, which others may have failed for; None where ranks waited in vain."""
+
+    @property
+    def culprit(self) -> RankReport | None:
+        """The report of the rank that failed first; where that is not known, of the lowest that failed; None if none did."""
+        failed = [report for report in self.reports if report.state in (RankState.RAISED, RankState.DIED)]
+        return next((report for report in failed if report.rank == self.first), failed[0] if failed else None)
 
     @property
     def hung(self) -> bool:

@@ -119,7 +119,8 @@ BAD_INPUTS: dict[str, tuple[tuple[str, ...], str | bytes | None, str]] = {
     "out of range": (("check", "-"), to_json(fakes.scenario()).replace('"steps": 1', '"steps": 0'), "allowed"),
     "unknown world": (("check", "-", "--world", "moon"), None, "gloo"),
     "deadline": (("check", "-", "--deadline", "0"), None, "--deadline"),
-    "no seconds": (("fuzz",), None, "--seconds"),
+    "no end": (("fuzz",), None, "--checks"),
+    "no checks": (("fuzz", "--checks", "0"), None, "--checks"),
     "seconds": (("fuzz", "--seconds", "-1"), None, "--seconds"),
     "seconds are NaN": (("fuzz", "--seconds", "nan"), None, "seconds"),
     "unknown layout": (
@@ -185,8 +186,8 @@ def test_fuzz_prints_one_object(tmp_path: Path) -> None:
     """A short campaign over real scenarios counts by layout and outcome, and its exit code says what it found."""
     result = run(
         "fuzz",
-        "--seconds",
-        "3",
+        "--checks",
+        "12",
         "--seed",
         "1",
         "--workers",
@@ -201,7 +202,7 @@ def test_fuzz_prints_one_object(tmp_path: Path) -> None:
     )
     summary = the_object(result)
     assert result.exit_code == int(bool(summary["findings"]))
-    assert summary["checks"] > 0
+    assert summary["checks"] == summary["budget_checks"] == 12
     assert set(summary["outcomes"]) == {outcome.value for outcome in Outcome}
     assert sum(summary["outcomes"].values()) == summary["checks"]
     assert set(summary["layouts"]) == {"ddp"}
@@ -215,7 +216,7 @@ def test_fuzz_prints_one_object(tmp_path: Path) -> None:
 def test_fuzz_tells_of_its_findings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Findings make exit code 1, and each is listed with where it lies and how it is seen again."""
     use_checks(monkeypatch, fakes.wide_diverges)
-    arguments = ("fuzz", "--seconds", "2", "--seed", "1", "--workers", "1", "--store", tmp_path)
+    arguments = ("fuzz", "--checks", "20", "--seed", "1", "--workers", "1", "--store", tmp_path)
     result = run(*arguments, "--json")
     assert result.exit_code == 1
     for finding in the_object(result)["findings"]:
@@ -232,7 +233,7 @@ def test_fuzz_tells_of_its_findings(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def test_a_run_whose_control_survives_is_exit_code_3(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A clean result of a checker that misses a wrong training proves nothing; what it found is kept and told all the same."""
     use_checks(monkeypatch, fakes.wide_diverges_but_blind)
-    arguments = ("fuzz", "--seconds", "2", "--seed", "1", "--workers", "1", "--layout", "ddp", "--store", tmp_path)
+    arguments = ("fuzz", "--checks", "20", "--seed", "1", "--workers", "1", "--layout", "ddp", "--store", tmp_path)
     result = run(*arguments, "--json")
     assert result.exit_code == 3
     (line,) = [line for line in result.stderr.splitlines() if line.startswith("error: ")]
@@ -246,7 +247,7 @@ def test_a_run_whose_control_survives_is_exit_code_3(tmp_path: Path, monkeypatch
 def test_a_checker_that_breaks_is_exit_code_3(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What the checker raises is told on stderr, and is neither a finding nor bad input; the object is still whole."""
     use_checks(monkeypatch, fakes.raises)
-    result = run("fuzz", "--seconds", "20", "--workers", "1", "--store", tmp_path, "--json")
+    result = run("fuzz", "--checks", "20", "--workers", "1", "--store", tmp_path, "--json")
     assert result.exit_code == 3
     assert "RuntimeError: no such thing" in result.stderr
     assert the_object(result)["findings"] == []

@@ -87,7 +87,8 @@ def test_what_is_decided_in_part_is_told(summary: Summary) -> None:
 def test_progress_is_one_line(summary: Summary) -> None:
     """Time of budget, checks, rate, findings, and outcomes that are neither fine nor a finding."""
     event = Ticked(seconds=2.0, tally=summary.tally, num_findings=1)
-    assert progress_text(event, 60.0) == "2/60 s | 3 checks | 2 checks/s | 1 finding | 1 inconclusive"
+    assert progress_text(event, PLAN) == "2/60 s | 3 checks | 2 checks/s | 1 finding | 1 inconclusive"
+    assert progress_text(event, Plan(num_checks=9, seed=7)).startswith("2 s | 3/9 checks | 2 checks/s")
 
 
 def test_without_a_terminal_progress_is_a_line_now_and_then(summary: Summary, monkeypatch: pytest.MonkeyPatch) -> None:

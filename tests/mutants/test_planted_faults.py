@@ -2,7 +2,6 @@
 
 import warnings
 from collections.abc import Iterator
-from datetime import timedelta
 
 import pytest
 from hypothesis import HealthCheck, find, settings
@@ -10,6 +9,7 @@ from hypothesis import HealthCheck, find, settings
 from equivcheck import Outcome, Scenario, check
 from equivcheck.mutants.registry import mutant
 from equivcheck.strategies import scenarios
+from equivcheck.worlds.failure import FailureKind
 
 PLANTED = (
     ("gradients_summed", "ddp"),
@@ -54,7 +54,7 @@ def test_a_planted_fault_is_caught_and_shrinks(name: str, layout: str) -> None:
 
 
 def test_a_rank_that_skips_a_collective_is_a_hang_with_every_ranks_place() -> None:
-    """A deadlock or mismatch is known at once, and each rank says where it was."""
+    """A deadlock or mismatch is known as such, not for the time that passes, and each rank says where it was."""
     smallest = _shrunk("rank_skips_reduction", "ddp", (Outcome.HUNG,))
 
     verdict = check(smallest, alter=mutant("rank_skips_reduction").plant)
@@ -62,4 +62,4 @@ def test_a_rank_that_skips_a_collective_is_a_hang_with_every_ranks_place() -> No
     assert verdict.failure is not None
     assert len(verdict.failure.reports) == smallest.layout.mesh.num_ranks
     assert any("all_reduce" in report.pending for report in verdict.failure.reports)
-    assert verdict.seconds < timedelta(seconds=5).total_seconds()
+    assert verdict.failure.kind in (FailureKind.DEADLOCK, FailureKind.MISMATCH)

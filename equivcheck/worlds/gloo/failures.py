@@ -38,13 +38,13 @@ def unfinished(members: Sequence[Member], threads: Sequence[int]) -> list[RankRe
 
 def failure_of(reports: Sequence[RankReport], times: dict[int, float], hung: str) -> Failure:
     """The verdict over all ranks, in rank order; `times` says when ranks raised, `hung` why those that run count as hung."""
-    kind, summary = FailureKind.TIMEOUT, f"{hung}: " + ", ".join(map(_doing, reports))
+    kind, first, summary = FailureKind.TIMEOUT, None, f"{hung}: " + ", ".join(map(_doing, reports))
     if dead := [report for report in reports if report.state is RankState.DIED]:
-        kind, summary = FailureKind.DIED, f"rank {dead[0].rank} {dead[0].error}"
+        kind, first, summary = FailureKind.DIED, dead[0].rank, f"rank {dead[0].rank} {dead[0].error}"
     elif culprits := [report for report in reports if report.state is RankState.RAISED]:
-        first = _first(culprits, times)
-        kind, summary = FailureKind.RAISED, f"rank {first.rank} raised {_one_line(first.error)}"
-    return Failure(kind=kind, summary=summary, reports=tuple(reports))
+        culprit = _first(culprits, times)
+        kind, first, summary = FailureKind.RAISED, culprit.rank, f"rank {culprit.rank} raised {_one_line(culprit.error)}"
+    return Failure(kind=kind, summary=summary, reports=tuple(reports), first=first)
 
 
 def _first(reports: Sequence[RankReport], times: dict[int, float]) -> RankReport:

@@ -34,7 +34,7 @@ def failure_of(evidence: Evidence) -> Failure:
     size = evidence.scheduler.size
     reports = tuple(_report(rank, evidence, frames.get(evidence.thread_idents[rank])) for rank in range(size))
     kind, summary = _cause(evidence, reports)
-    return Failure(kind=kind, summary=summary, reports=reports)
+    return Failure(kind=kind, summary=summary, reports=reports, first=next(iter(evidence.errors), None))
 
 
 def _cause(evidence: Evidence, reports: tuple[RankReport, ...]) -> tuple[FailureKind, str]:

@@ -71,9 +71,9 @@ def test_one_batch_in_ten_is_beyond_limits_and_counted_apart(monkeypatch: pytest
         return Verdict(outcome=outcome, scenario=scenario, world="sim", beyond=limit)
 
     monkeypatch.setattr(worker, "run_batch", run_batch)
-    plan = Plan(seconds=1e9, seed=0, strategy=_named(USUAL), frontier=_named(FRONTIER), check=check)
+    plan = Plan(num_checks=1000, seed=0, strategy=_named(USUAL), frontier=_named(FRONTIER), check=check)
     recorder = Recorder.create()
-    worker.Worker(plan, (0, 0), cast(Link, link), recorder).fuzz(1e9)
+    worker.Worker(plan, (0, 0), cast(Link, link), recorder).fuzz(1e9, 1000)
     recorder.close()
 
     assert [number for number, strategy in enumerate(batches) if strategy == FRONTIER] == [1, 11]

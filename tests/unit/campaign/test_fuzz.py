@@ -13,21 +13,21 @@ from equivcheck.campaign.events import Event, KeptFinding, Listener, Started, Su
 from equivcheck.campaign.plan import Check, Plan
 from equivcheck.campaign.process import CheckingProcess
 from equivcheck.campaign.supervisor import fuzz
-from equivcheck.campaign.tally import Tally
 from equivcheck.findings.store import FindingStore, Kept
 from equivcheck.verdict.verdict import Outcome, Verdict
 from equivcheck.worlds.failure import RankState
 from unit.campaign import fakes
 
+STUCK_SECONDS = 1.5
+
 
 def plan(check: Check, **changes: object) -> Plan:
     """A short plan of one worker that draws from the fakes."""
     values: dict[str, object] = {
-        "seconds": 1.0,
+        "num_checks": 20,
         "seed": 0,
         "strategy": fakes.some_scenarios,
         "check": check,
-        "shrink_seconds": 5.0,
     }
     return Plan(**(values | changes))  # type: ignore[arg-type]
 
@@ -43,41 +43,61 @@ def children() -> set[str]:
     return set(Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text().split())
 
 
-def until(condition: Callable[[Tally], bool]) -> Listener:
-    """Interrupt the campaign, as Ctrl-C does, as soon as its counts are so; however long that takes."""
+def until(condition: Callable[[Ticked], bool]) -> Listener:
+    """Interrupt the campaign, as Ctrl-C does, as soon as it is so far; however long that takes."""
     sent = False
 
     def listen(event: Event) -> None:
         nonlocal sent
-        if isinstance(event, Ticked) and not sent and condition(event.tally):
+        if isinstance(event, Ticked) and not sent and condition(event):
             sent = True  # a second signal would not wait for a summary
             signal.raise_signal(signal.SIGINT)
 
     return listen
 
 
-def test_counts_every_check_and_stops_at_its_budget(store: FindingStore) -> None:
-    """Without findings a campaign takes its budget, counts what it checked, and keeps nothing."""
+def test_does_as_many_checks_as_it_is_to_do(store: FindingStore) -> None:
+    """Without findings a campaign counts what it checked, over all workers, and keeps nothing."""
     before = children()
-    summary = fuzz(plan(fakes.fine, num_workers=2), store)
-    assert summary.tally.num_checks > 0
-    assert summary.tally.outcomes == {("ddp", Outcome.EQUIVALENT): summary.tally.num_checks}
-    assert 1.0 <= summary.seconds < 3.0
+    summary = fuzz(plan(fakes.fine, num_workers=2, num_checks=21), store)
+    assert summary.tally.outcomes == {("ddp", Outcome.EQUIVALENT): 21}
     assert summary.findings == ()
     assert not summary.broken
     assert children() == before
 
 
+def test_takes_its_time_and_ends_by_itself(store: FindingStore) -> None:
+    """Where nothing but its time ends a campaign, it takes all of that."""
+    summary = fuzz(plan(fakes.fine, num_checks=None, seconds=1.0), store)
+    assert summary.seconds >= 1.0
+    assert not summary.interrupted
+
+
+def test_the_same_seed_checks_the_same(tmp_path: Path) -> None:
+    """However long a machine takes for it, so many checks reach the same pairs of features."""
+    first, second = (fuzz(plan(fakes.fine, num_workers=2), FindingStore(tmp_path / name)) for name in ("first", "second"))
+    assert first.tally.reach.drawn.rows == second.tally.reach.drawn.rows
+
+
 def test_no_scenario_is_checked_twice(store: FindingStore) -> None:
     """When there is nothing new to draw, a worker checks nothing, and is not taken to be stuck."""
-    summary = fuzz(plan(fakes.fine, strategy=fakes.two_scenarios, seconds=3.0, deadline=0.5, stuck_seconds=2.0), store)
+    checked: list[float] = []
+
+    def waited(event: Ticked) -> bool:
+        if event.tally.num_checks == 2:
+            checked.append(event.seconds)
+        return bool(checked) and event.seconds > checked[0] + 2 * STUCK_SECONDS
+
+    scarce = plan(fakes.fine, strategy=fakes.two_scenarios, num_checks=3, deadline=0.5, stuck_seconds=STUCK_SECONDS)
+    summary = fuzz(scarce, store, [until(waited)])
     assert summary.tally.num_checks == 2
+    assert summary.tally.not_repeated == 0
     assert summary.findings == ()
 
 
 def test_a_finding_is_kept_once_and_shrunk(store: FindingStore) -> None:
     """Of a fault that shows in most scenarios one finding is left, with the smallest scenario that shows it."""
-    summary = fuzz(plan(fakes.wide_diverges, seconds=4.0), store)
+    summary = fuzz(plan(fakes.wide_diverges), store)
     (finding,) = summary.findings
     assert finding.verdict.scenario == fakes.scenario(width=3, ranks=1)
     assert finding.kept is Kept.NEW
@@ -93,7 +113,7 @@ def test_a_finding_is_kept_once_and_shrunk(store: FindingStore) -> None:
 )
 def test_what_is_left_of_a_finding_runs_in_another_world(store: FindingStore, check: Check, words: str) -> None:
     """The shrunk scenario is checked on processes too, and the finding that is kept says what came of it."""
-    summary = fuzz(plan(check, seconds=2.0), store)
+    summary = fuzz(plan(check), store)
     (finding,) = summary.findings
     assert finding.verdict.confirmed == words
     assert finding.kept is Kept.NEW
@@ -104,7 +124,7 @@ def test_what_is_left_of_a_finding_runs_in_another_world(store: FindingStore, ch
 def test_a_second_campaign_continues(store: FindingStore) -> None:
     """What an earlier campaign left is not new to the next one."""
     for expected in (Kept.NEW, Kept.SEEN):
-        (finding,) = fuzz(plan(fakes.wide_diverges, seconds=2.0), store).findings
+        (finding,) = fuzz(plan(fakes.wide_diverges), store).findings
         assert finding.kept is expected
     assert store.fingerprints() == (finding.fingerprint,)
 
@@ -116,7 +136,9 @@ def test_a_second_campaign_continues(store: FindingStore) -> None:
 )
 def test_a_worker_that_dies_is_a_finding_and_is_replaced(store: FindingStore, check: Check, how: str) -> None:
     """The death of a worker costs one verdict, which carries the scenario that caused it; those in its place find it again."""
-    summary = fuzz(plan(check, seconds=600.0), store, [until(lambda tally: max(tally.fingerprints.values(), default=0) > 1)])
+    summary = fuzz(
+        plan(check, num_checks=1000), store, [until(lambda event: max(event.tally.fingerprints.values(), default=0) > 1)]
+    )
     (finding,) = summary.findings
     assert finding.verdict.outcome is Outcome.CRASHED
     assert finding.verdict.scenario.training.steps == 5
@@ -135,7 +157,7 @@ def test_what_could_not_be_checked_again_is_kept_and_says_so(store: FindingStore
         return read(worker)
 
     monkeypatch.setattr(CheckingProcess, "death", death)
-    (finding,) = fuzz(plan(fakes.long_exits, seconds=600.0), store, [until(lambda _tally: bool(deaths))]).findings
+    (finding,) = fuzz(plan(fakes.long_exits, num_checks=1000), store, [until(lambda _event: bool(deaths))]).findings
     assert finding.verdict.reason.endswith("(not checked again: the campaign was over first)")
 
 
@@ -145,7 +167,7 @@ def test_what_does_not_repeat_alone_is_no_finding(
 ) -> None:
     """A worker that somebody kills, and ranks that fail once, are counted, and the scenario is innocent."""
     monkeypatch.setenv(fakes.ONCE, str(tmp_path / "once"))
-    summary = fuzz(plan(check, seconds=4.0), store)
+    summary = fuzz(plan(check, num_checks=60), store)
     assert (summary.findings, summary.broken) == ((), "")
     assert summary.tally.not_repeated == 1
     assert summary.tally.outcomes == {("ddp", Outcome.EQUIVALENT): summary.tally.num_checks}
@@ -154,7 +176,8 @@ def test_what_does_not_repeat_alone_is_no_finding(
 
 def test_a_worker_that_is_stuck_is_a_finding_with_its_stack(store: FindingStore) -> None:
     """A check that never ends is given up, and the verdict says where it was."""
-    summary = fuzz(plan(fakes.long_hangs, seconds=3.0, deadline=0.5, stuck_seconds=1.5), store)
+    hanging = plan(fakes.long_hangs, num_checks=1000, deadline=0.5, stuck_seconds=STUCK_SECONDS)
+    summary = fuzz(hanging, store, [until(lambda event: bool(event.tally.fingerprints))])
     (finding,) = summary.findings
     assert finding.verdict.outcome is Outcome.HUNG
     assert finding.verdict.scenario.training.steps == 5
@@ -165,23 +188,23 @@ def test_a_worker_that_is_stuck_is_a_finding_with_its_stack(store: FindingStore)
 
 def test_a_check_that_raises_ends_the_campaign(store: FindingStore) -> None:
     """A broken checker is no finding: the campaign ends and says what was raised, on which scenario."""
-    summary = fuzz(plan(fakes.raises, seconds=30.0), store)
+    summary = fuzz(plan(fakes.raises), store)
     assert summary.broken.startswith("RuntimeError: no such thing")
     assert "Scenario(training=" in summary.broken
+    assert summary.tally.num_checks == 0
     assert summary.findings == ()
-    assert summary.seconds < 10.0
 
 
 def test_a_world_that_cannot_start_ends_the_campaign_in_one_line(store: FindingStore) -> None:
     """It says nothing about a scenario, so nothing is kept, and no traceback says more."""
-    summary = fuzz(plan(fakes.does_not_start, seconds=30.0), store)
+    summary = fuzz(plan(fakes.does_not_start), store)
     assert summary.broken.strip() == "the ranks of sim could not join: no backend"
     assert summary.findings == ()
 
 
 def test_a_worker_that_cannot_start_ends_the_campaign(store: FindingStore) -> None:
     """A worker that dies before its first check is not replaced for ever, and what it printed is shown."""
-    summary = fuzz(plan(fakes.fine, seconds=30.0, strategy=fakes.dies_at_import), store)
+    summary = fuzz(plan(fakes.fine, strategy=fakes.dies_at_import), store)
     assert "the disk is on fire" in summary.broken
 
 

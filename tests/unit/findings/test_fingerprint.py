@@ -75,6 +75,30 @@ def test_a_hang_counts_by_what_is_waited_for() -> None:
     assert fingerprint(deadlock) != fingerprint(hung(FailureKind.DEADLOCK, "barrier on ranks (0, 1), call 7"))
 
 
+def test_where_the_others_waited_for_a_rank_that_works_does_not_count() -> None:
+    """How far they had come by the time when the world gave up is chance."""
+    early, late = (
+        hung(FailureKind.TIMEOUT, "", call) for call in ("all_reduce.sum float64[3] on ranks (0, 1), call 7", "barrier")
+    )
+    working = RankReport(rank=0, state=RankState.RUNNING)
+    verdicts = [
+        replace(each, failure=replace(each.failure, reports=(working, each.failure.reports[1]))) for each in (early, late)
+    ]
+    assert fingerprint(early) != fingerprint(late)
+    assert fingerprint(verdicts[0]) == fingerprint(verdicts[1])
+
+
+def test_a_crash_counts_by_what_failed_first() -> None:
+    """What other ranks raise for it, as connections close, comes at times and at times not."""
+    reset, wrong = (RankReport(rank=rank, state=RankState.RAISED, error=error) for rank, error in enumerate(("reset", "wrong")))
+    waits = RankReport(rank=0, state=RankState.WAITING, pending="barrier")
+    one, other = (
+        replace(crashed(""), failure=Failure(kind=FailureKind.RAISED, summary="", reports=(rank_0, wrong), first=1))
+        for rank_0 in (reset, waits)
+    )
+    assert fingerprint(one) == fingerprint(other)
+
+
 def test_state_counts_by_its_key() -> None:
     """Of optimizer state the key counts, whichever parameter it belongs to."""
     assert kind_of_tensor("layers.0.linear.weight/exp_avg") == kind_of_tensor("layers.1.linear.bias/exp_avg") == "exp_avg"

@@ -7,7 +7,6 @@ import gc
 import subprocess
 import sys
 import threading
-import time
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -47,15 +46,13 @@ def states(failure: Failure) -> list[RankState]:
 
 
 def test_rank_that_skips_a_collective(world: World) -> None:
-    """Others waiting for a rank that finished is a deadlock, known at once, with the pending call and the program's stack."""
+    """Others waiting for a rank that finished is a deadlock, with the pending call and the program's stack."""
 
     def program() -> None:
         if dist.get_rank() != 1:
             dist.all_reduce(torch.ones(3, 4, dtype=torch.float64))
 
-    start = time.perf_counter()
     failure = failure_of(world(3), program)
-    assert time.perf_counter() - start < 1
     assert failure.kind is FailureKind.DEADLOCK
     assert failure.hung
     assert states(failure) == [RankState.WAITING, RankState.FINISHED, RankState.WAITING]

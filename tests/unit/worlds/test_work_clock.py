@@ -1,0 +1,48 @@
+"""Time that is counted by what is computed in it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+
+import pytest
+
+from equivcheck.worlds import work_clock
+from equivcheck.worlds.work_clock import WorkClock
+
+
+@pytest.fixture(autouse=True)
+def _looks_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other processes are looked at whenever the clock is."""
+    monkeypatch.setattr(work_clock, "_LOOK_SECONDS", 0.0)
+
+
+def test_computing_counts_and_sleeping_does_not() -> None:
+    """A process that has to wait for its turn has worked no longer for that."""
+    clock = WorkClock()
+    time.sleep(0.5)
+    slept = clock.seconds
+    while clock.seconds < slept + 0.1:
+        pass
+    assert slept < 0.5
+
+
+def test_what_a_child_computes_counts_before_and_after_its_end() -> None:
+    """Ranks that are processes compute for the one that waits for them, and nothing is counted twice or taken back."""
+    clock = WorkClock()
+    code = "import time\nwhile time.process_time() < 1.0: pass\nprint(flush=True)\ninput()"
+    child = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert child.stdout is not None
+    child.stdout.readline()
+    running = clock.seconds
+    child.communicate(b"\n")
+    ended = clock.seconds
+    assert 0.9 <= running <= ended < 2 * running
+
+
+def test_what_was_waited_is_counted_when_told() -> None:
+    """Ranks that hang use the time up without computing."""
+    clock = WorkClock()
+    clock.wait(600.0)
+    assert clock.seconds >= 600.0
