@@ -1,0 +1,129 @@
+"""A long campaign over all layouts, watched for what grows: `python tests/soak/soak.py --checks 20000`.
+
+Prints one JSON object: what came of the checks, and of each worker its memory, threads and open files in the middle and at the
+end. Each finding is to be judged by hand; of a build of torch whose issues are on file there should be none.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import linear_regression
+from typing import Any
+
+import psutil
+
+from equivcheck.campaign.control import applicable_mutants
+from equivcheck.campaign.events import Event, Summary, Ticked
+from equivcheck.campaign.plan import Plan, frontier_scenarios
+from equivcheck.campaign.supervisor import fuzz
+from equivcheck.findings.store import FindingStore
+from equivcheck.report.summary_object import summary_object
+
+NUM_SAMPLES = 200
+"""How often workers are looked at, about."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sample:
+    """What one process uses at some moment."""
+
+    checks: int
+    """Of the whole campaign so far."""
+    megabytes: float
+    """Resident memory."""
+    threads: int
+    """Of the process."""
+    files: int
+    """Descriptors that it has open."""
+
+
+class Watch:
+    """Listens to a campaign and looks at its workers, at what they have started, and at the folder of temporary files."""
+
+    def __init__(self, num_checks: int) -> None:
+        self._step, self._next = max(1, num_checks // NUM_SAMPLES), 0
+        self.workers: dict[int, list[Sample]] = {}
+        self.processes: list[int] = []
+        self.temporary: list[int] = []
+
+    def __call__(self, event: Event) -> None:
+        """Take a sample now and then."""
+        if isinstance(event, Ticked) and event.tally.num_checks >= self._next and event.seconds:
+            self._next = event.tally.num_checks + self._step
+            for worker in psutil.Process().children():
+                self._look(worker, event.tally.num_checks)
+            self.processes.append(len(psutil.Process().children(recursive=True)))
+            self.temporary.append(len(os.listdir(tempfile.gettempdir())))
+
+    def _look(self, worker: psutil.Process, checks: int) -> None:
+        try:
+            with worker.oneshot():
+                megabytes, threads, files = worker.memory_info().rss / 2**20, worker.num_threads(), worker.num_fds()
+        except psutil.Error:
+            return
+        sample = Sample(checks=checks, megabytes=round(megabytes, 1), threads=threads, files=files)
+        self.workers.setdefault(worker.pid, []).append(sample)
+
+    def report(self) -> dict[str, Any]:
+        """What the samples come to."""
+        return {
+            "usage_of_workers": {pid: _usage(samples) for pid, samples in self.workers.items() if len(samples) > 1},
+            "processes": _ends(self.processes),
+            "temporary_files": _ends(self.temporary),
+        }
+
+
+def _usage(samples: list[Sample]) -> dict[str, Any]:
+    """Three moments of a worker, and how fast its memory grew in the second half of its life."""
+    later = samples[len(samples) // 2 :]
+    slope = 0.0
+    if len({sample.checks for sample in later}) > 1:
+        slope = linear_regression([sample.checks for sample in later], [sample.megabytes for sample in later]).slope
+    return {
+        "first": asdict(samples[0]),
+        "middle": asdict(later[0]),
+        "last": asdict(samples[-1]),
+        "most_megabytes": max(sample.megabytes for sample in samples),
+        "megabytes_per_1000_checks": round(1000 * slope, 2),
+    }
+
+
+def _ends(numbers: list[int]) -> dict[str, int]:
+    return {"first": numbers[0], "most": max(numbers), "last": numbers[-1]} if numbers else {}
+
+
+def soak(plan: Plan, store: Path) -> tuple[Summary, Watch]:
+    """Run a campaign and watch it."""
+    assert plan.num_checks is not None
+    watch = Watch(plan.num_checks)
+    return fuzz(plan, FindingStore(store), [watch]), watch
+
+
+def main() -> None:
+    """Read the command line; exit code 1 if there are findings."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--checks", type=int, default=20_000, help="how many checks")
+    parser.add_argument("--seed", type=int, default=0, help="of the scenarios")
+    parser.add_argument("--workers", type=int, default=2, help="worker processes")
+    parser.add_argument("--store", type=Path, default=Path(".equivcheck/soak"), help="folder of the findings")
+    given = parser.parse_args()
+    plan = Plan(
+        num_checks=given.checks,
+        seed=given.seed,
+        num_workers=given.workers,
+        frontier=frontier_scenarios,
+        controls=applicable_mutants,
+    )
+    summary, watch = soak(plan, given.store)
+    print(json.dumps(summary_object(summary) | watch.report(), indent=1))
+    sys.exit(bool(summary.findings) or bool(summary.broken))
+
+
+if __name__ == "__main__":
+    main()
