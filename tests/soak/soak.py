@@ -17,12 +17,14 @@ from statistics import linear_regression
 from typing import Any
 
 import psutil
+from rich.console import Console
 
 from equivcheck.campaign.control import applicable_mutants
 from equivcheck.campaign.events import Event, Summary, Ticked
 from equivcheck.campaign.plan import Plan, frontier_scenarios
 from equivcheck.campaign.supervisor import fuzz
 from equivcheck.findings.store import FindingStore
+from equivcheck.report.progress import ProgressLine
 from equivcheck.report.summary_object import summary_object
 
 NUM_SAMPLES = 200
@@ -102,7 +104,8 @@ def soak(plan: Plan, store: Path) -> tuple[Summary, Watch]:
     """Run a campaign and watch it."""
     assert plan.num_checks is not None
     watch = Watch(plan.num_checks)
-    return fuzz(plan, FindingStore(store), [watch]), watch
+    with ProgressLine(Console(stderr=True)) as progress:
+        return fuzz(plan, FindingStore(store), [watch, progress]), watch
 
 
 def main() -> None:
