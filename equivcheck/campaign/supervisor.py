@@ -155,9 +155,9 @@ class _Campaign:
         self._remove(worker)
         if verdict is None or self._stop_at is not None:
             self._keep_unchecked(worker.suspect or verdict)
-        elif worker.suspect is not None:
+        elif worker.suspect is not None and fingerprint(worker.suspect) == fingerprint(verdict):
             self._fails_again(worker, verdict)
-        else:
+        else:  # for the first time, or in another way than before, as when somebody kills one process after the other
             self._employ(worker, verdict)
 
     def _checked_again(self, worker: CheckingProcess, verdict: Verdict) -> None:

@@ -1,0 +1,117 @@
+"""Campaigns whose processes are killed and stopped by a fixed schedule."""
+
+from __future__ import annotations
+
+import os
+import signal
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from chaos import planted
+from equivcheck.campaign.events import Event, Summary, Ticked
+from equivcheck.campaign.plan import Plan
+from equivcheck.campaign.supervisor import fuzz
+from equivcheck.findings.store import FindingStore
+from equivcheck.verdict.verdict import Outcome
+
+CACHE_OF_TORCH = "torchinductor_"
+"""A folder that torch makes where temporary files lie, and keeps."""
+
+Blow = Callable[[list[psutil.Process]], None]
+"""Does something to the workers of a campaign."""
+
+
+def kill_worker(workers: list[psutil.Process]) -> None:
+    """As the kernel does when memory runs out."""
+    workers[0].kill()
+
+
+def stop_worker(workers: list[psutil.Process]) -> None:
+    """It never goes on by itself."""
+    workers[-1].suspend()
+
+
+def kill_descendant(workers: list[psutil.Process]) -> None:
+    """Of a worker with ranks that are processes: the youngest is a rank."""
+    descendants = [each for worker in workers for each in worker.children(recursive=True)]
+    if descendants:
+        descendants[-1].kill()
+
+
+def kill_fork_server(workers: list[psutil.Process]) -> None:
+    """From which ranks are forked."""
+    servers = [each for worker in workers for each in worker.children()]
+    if servers:
+        servers[0].kill()
+
+
+class Chaos:
+    """Listens to a campaign, and strikes when so many checks have been done."""
+
+    def __init__(self, schedule: dict[int, Blow]) -> None:
+        self._left = dict(sorted(schedule.items()))
+        self.struck: list[str] = []
+
+    def __call__(self, event: Event) -> None:
+        """Strike if it is time to."""
+        if isinstance(event, Ticked) and self._left and event.tally.num_checks >= (number := next(iter(self._left))):
+            blow = self._left.pop(number)
+            blow([each for each in psutil.Process().children() if each.status() != psutil.STATUS_ZOMBIE])
+            self.struck.append(blow.__name__)
+
+
+@pytest.fixture
+def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The folder of temporary files, of all processes of a test."""
+    folder = tmp_path / "temporary"
+    folder.mkdir()
+    monkeypatch.setenv("TMPDIR", str(folder))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    yield folder
+    tempfile.tempdir = None
+
+
+def campaign(tmp_path: Path, world: str, chaos: Chaos, num_checks: int) -> Summary:
+    """Two workers that check real scenarios under such a schedule."""
+    plan = Plan(
+        num_checks=num_checks,
+        seed=0,
+        num_workers=2,
+        world=world,
+        deadline=4.0,
+        stuck_seconds=6.0,
+        shrink_seconds=5.0,
+        confirm=False,
+        strategy=planted.some_scenarios,
+        check=planted.check,
+    )
+    return fuzz(plan, FindingStore(tmp_path / "findings"), [chaos])
+
+
+SCHEDULES: dict[str, dict[int, Blow]] = {
+    "sim": {5: kill_worker, 20: stop_worker, 30: kill_worker},
+    "gloo": {2: kill_fork_server, 6: kill_descendant, 10: kill_worker, 14: kill_descendant},
+}
+
+
+@pytest.mark.parametrize("world", SCHEDULES)
+def test_a_campaign_whose_processes_are_killed_finds_what_is_wrong_and_nothing_else(
+    tmp_path: Path, temporary: Path, world: str
+) -> None:
+    """Every finding that is kept is the planted fault, that one is kept, and neither processes nor files are left."""
+    chaos = Chaos(SCHEDULES[world])
+    before = set(psutil.Process().children(recursive=True))
+    summary = campaign(tmp_path, world, chaos, num_checks=40)
+    assert not summary.broken
+    assert chaos.struck == [blow.__name__ for blow in SCHEDULES[world].values()]
+    assert summary.findings
+    for finding in summary.findings:
+        assert finding.verdict.outcome is Outcome.DIVERGED, finding.verdict.describe()
+        assert planted.is_faulty(finding.verdict.scenario)
+    assert set(psutil.Process().children(recursive=True)) == before
+    assert [name for name in os.listdir(temporary) if not name.startswith(CACHE_OF_TORCH)] == []
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
