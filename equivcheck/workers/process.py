@@ -108,8 +108,9 @@ def _start(module: str, fds: tuple[int, ...], output: IO[bytes]) -> subprocess.P
     """Run ``main(*fds)`` of a module in a new process with the same import path, which inherits these file descriptors."""
     path = tuple(os.path.abspath(entry) for entry in sys.path)
     arguments = ", ".join(map(str, fds))
+    first = f"from equivcheck.parent_death import end_with_parent; end_with_parent({os.getpid()})"
     return subprocess.Popen(
-        [sys.executable, "-c", f"import sys; sys.path[:] = {path!r}; from {module} import main; main({arguments})"],
+        [sys.executable, "-c", f"import sys; sys.path[:] = {path!r}; {first}; from {module} import main; main({arguments})"],
         pass_fds=fds,
         stdin=subprocess.DEVNULL,
         stdout=output,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -45,8 +46,9 @@ def serve_once(fd: int) -> None:
 
 def _start(undo: contextlib.ExitStack) -> tuple[subprocess.Popen[bytes], Channel]:
     ours, its = Channel.pair()
+    tie = f"from equivcheck.parent_death import end_with_parent; end_with_parent({os.getpid()})"
     serve = f"from equivcheck.worlds.spawn import serve_once; serve_once({its.fileno()})"
-    code = f"import sys; sys.path[:] = {import_path()!r}; {serve}"
+    code = f"import sys; sys.path[:] = {import_path()!r}; {tie}; {serve}"
     process = subprocess.Popen([sys.executable, "-c", code], pass_fds=(its.fileno(),), stdin=subprocess.DEVNULL)
     its.close()
     undo.callback(_kill, process)

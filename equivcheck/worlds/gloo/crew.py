@@ -8,11 +8,11 @@ import pickle
 import selectors
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from equivcheck.worlds.failure import Failure, RankReport, RanksDidNotStart, RanksFailed, RankState
+from equivcheck.worlds.failure import Failure, RankReport, RanksDidNotStart, RanksFailed, RanksLost, RankState, last_line
 from equivcheck.worlds.gloo.channel import Channel
 from equivcheck.worlds.gloo.failures import died, failure_of, raised, unfinished
 from equivcheck.worlds.gloo.fork_server import START_SECONDS
@@ -54,16 +54,37 @@ class Crew:
         return tuple(member.pid for member in self._members)
 
     def form(self) -> None:
-        """Make them join one world; raises `RanksDidNotStart`."""
+        """Make them join one world; raises `RanksDidNotStart`, or `RanksLost` when one ends meanwhile."""
         until = time.monotonic() + START_SECONDS
         try:
             with socket.create_server(("127.0.0.1", 0)) as store, table_file() as table:
                 for member in self._members:
-                    member.place(store, table, len(self._members), until=until)
-            self._threads = tuple(int.from_bytes(member.channel.receive(until=until), "big") for member in self._members)
+                    with self._may_be_lost(member):
+                        member.place(store, table, len(self._members), until=until)
+        except OSError as error:
+            raise RanksDidNotStart(f"the gloo ranks could not join: {error}") from error
+        threads = self._joined(until)
+        self._threads = tuple(threads[member.rank] for member in self._members)
+
+    def _joined(self, until: float) -> dict[int, int]:
+        """Wait for every rank to say which is its main thread."""
+        threads: dict[int, int] = {}
+        while len(threads) < len(self._members):
+            ready = self._selector.select(max(0.0, until - time.monotonic()))
+            if not ready:
+                raise RanksDidNotStart(f"the gloo ranks could not join within {START_SECONDS:g} s")
+            for key, _ in ready:
+                with self._may_be_lost(key.data):
+                    threads[key.data.rank] = int.from_bytes(key.data.channel.receive(until=until), "big")
+        return threads
+
+    @contextlib.contextmanager
+    def _may_be_lost(self, member: Member) -> Iterator[None]:
+        try:
+            yield
         except (EOFError, OSError) as error:
-            printed = "; ".join(filter(None, (member.printed() for member in self._members)))
-            raise RanksDidNotStart(f"the gloo ranks could not join: {printed or error}") from error
+            end = died(member, self._exit_code(member.pid))
+            raise RanksLost(f"the gloo ranks could not join: rank {member.rank} {end.error}: {last_line(end.stack)}") from error
 
     def disturbed(self) -> bool:
         """Whether a rank has died without being asked anything."""
