@@ -19,6 +19,11 @@ def end_with_parent(parent: int, number: int = signal.SIGKILL) -> None:
             os.kill(os.getpid(), number)
 
 
+def tie() -> str:
+    """Code of a new interpreter by which it is killed when this thread ends, until it takes that back."""
+    return f"from equivcheck.parent_death import end_with_parent; end_with_parent({os.getpid()})"
+
+
 def outlive_parent() -> None:
     """Take that back: from now on the process sees for itself when nobody is left to talk to."""
     if sys.platform == "linux":
@@ -26,9 +31,9 @@ def outlive_parent() -> None:
 
 
 def tied(command: Sequence[str]) -> list[str]:
-    """A command that is asked to end (SIGTERM) when this thread ends; another interpreter runs first, for a moment."""
-    call = f"end_with_parent({os.getpid()}, {int(signal.SIGTERM)})"
-    code = f"import os, sys; sys.path.insert(0, {_ROOT!r}); from equivcheck.parent_death import end_with_parent; {call}; "
+    """A command that is asked to end (SIGTERM) when this thread ends; an interpreter starts it."""
+    call = f"from equivcheck.parent_death import end_with_parent; end_with_parent({os.getpid()}, {int(signal.SIGTERM)})"
+    code = f"import os, sys; sys.path.insert(0, {_ROOT!r}); {call}; "
     return [sys.executable, "-I", "-c", code + "os.execvp(sys.argv[1], sys.argv[1:])", *command]
 
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from multiprocessing.connection import Pipe
 from typing import IO, Any
 
+from equivcheck.parent_death import tie
 from equivcheck.quiet import quiet
 from equivcheck.workers.link import STACK_SIGNAL
 
@@ -108,9 +109,8 @@ def _start(module: str, fds: tuple[int, ...], output: IO[bytes]) -> subprocess.P
     """Run ``main(*fds)`` of a module in a new process with the same import path, which inherits these file descriptors."""
     path = tuple(os.path.abspath(entry) for entry in sys.path)
     arguments = ", ".join(map(str, fds))
-    first = f"from equivcheck.parent_death import end_with_parent; end_with_parent({os.getpid()})"
     return subprocess.Popen(
-        [sys.executable, "-c", f"import sys; sys.path[:] = {path!r}; {first}; from {module} import main; main({arguments})"],
+        [sys.executable, "-c", f"import sys; sys.path[:] = {path!r}; {tie()}; from {module} import main; main({arguments})"],
         pass_fds=fds,
         stdin=subprocess.DEVNULL,
         stdout=output,

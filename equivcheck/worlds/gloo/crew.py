@@ -84,7 +84,8 @@ class Crew:
             yield
         except (EOFError, OSError) as error:
             end = died(member, self._exit_code(member.pid))
-            raise RanksLost(f"the gloo ranks could not join: rank {member.rank} {end.error}: {last_line(end.stack)}") from error
+            how = ": ".join(filter(None, (end.error, last_line(end.stack))))
+            raise RanksLost(f"the gloo ranks could not join: rank {member.rank} {how}") from error
 
     def disturbed(self) -> bool:
         """Whether a rank has died without being asked anything."""

@@ -12,6 +12,7 @@ import threading
 import time
 from typing import IO, Any
 
+from equivcheck.parent_death import tie
 from equivcheck.worlds.failure import RanksDidNotStart, RanksLost, last_line
 from equivcheck.worlds.gloo.channel import Channel
 from equivcheck.worlds.gloo.request import import_path
@@ -139,8 +140,8 @@ class ForkServer:
 
 
 def _command(fd: int) -> str:
-    serve = f"from equivcheck.worlds.gloo.server import serve; serve({fd}, {os.getpid()})"
-    return f"import sys; sys.path[:] = {import_path()!r}; {serve}"
+    serve = f"from equivcheck.worlds.gloo.server import serve; serve({fd})"
+    return f"import sys; sys.path[:] = {import_path()!r}; {tie()}; {serve}"
 
 
 FORK_SERVER = ForkServer()

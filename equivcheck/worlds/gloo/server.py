@@ -23,9 +23,11 @@ _EXIT_SECONDS = 1.0
 """How long a rank that closed its channel may take to be gone."""
 
 
-def serve(fd: int, owner: int) -> None:
-    """Serve the owner, a process id, at the other end of `fd` until it goes away, then kill every rank that is left."""
-    end_with_parent(owner)  # while importing; the thread that started this one waits for that
+def serve(fd: int) -> None:
+    """Serve the owner at the other end of `fd` until it goes away, then kill every rank that is left.
+
+    While it imports, it is tied to its owner, which waits.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     control = Channel.of(fd)
     server = _Server(control)
