@@ -17,6 +17,7 @@ from datetime import timedelta
 from typing import Any
 
 from equivcheck.worlds.failure import causes
+from equivcheck.worlds.forks import WatchedForks
 from equivcheck.worlds.gloo.channel import Channel
 from equivcheck.worlds.gloo.matching.guard import guard_collectives
 
@@ -130,7 +131,8 @@ def _answer(request: bytes, rank: int) -> bytes:
     torch.default_generator.manual_seed(rank)
     try:
         program, arguments = _loaded(request)
-        value = program(*arguments)
+        with WatchedForks():
+            value = program(*arguments)
         end_run()
         return VALUE_TAG + _pickled(value)
     except BaseException as error:
