@@ -24,7 +24,7 @@ from equivcheck.workers.supervision import Interruption, Pool, Stuck
 
 _MOST_FALSE_STARTS = 2
 """Processes in a row that may end before their first check; then it is no accident."""
-_STOP_SECONDS = 2.0
+_STOP_SECONDS = 1.0
 """How long workers may take to finish their check after an interruption."""
 
 
