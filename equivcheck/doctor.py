@@ -6,6 +6,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from equivcheck.composition.limits import repaired
@@ -14,6 +15,7 @@ from equivcheck.scenario import Axis, Data, Layer, Layout, Mesh, Model, Parallel
 from equivcheck.verdict.verdict import Outcome
 from equivcheck.worlds import probes
 from equivcheck.worlds.pool import COMPARABLE, ranks
+from equivcheck.worlds.ranks import again_if_died
 
 _NUM_RANKS = 2
 _DEADLINE = 30.0
@@ -76,7 +78,8 @@ def _wrong(world: str, runs: Runs) -> str:
     program, choices = runs
     for arguments in choices:
         try:
-            found = ranks(world, probes.NUM_RANKS).run(program, *arguments, deadline=_DEADLINE).values
+            members = ranks(world, probes.NUM_RANKS)
+            found = again_if_died(partial(members.run, program, *arguments, deadline=_DEADLINE)).values
         except Exception as error:
             return _line(error)
         wrong = [rank for rank, right in enumerate(found) if not all(right)]

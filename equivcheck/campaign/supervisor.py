@@ -22,7 +22,9 @@ from equivcheck.workers.link import Stop
 from equivcheck.workers.process import Ended
 from equivcheck.workers.supervision import Interruption, Pool, Stuck
 
-_STOP_SECONDS = 2.0
+_MOST_FALSE_STARTS = 2
+"""Processes in a row that may end before their first check; then it is no accident."""
+_STOP_SECONDS = 1.0
 """How long workers may take to finish their check after an interruption."""
 
 
@@ -49,6 +51,7 @@ class _Campaign:
         self._findings: dict[str, KeptFinding] = {}
         self._shrinking: set[str] = set()
         self._broken = ""
+        self._false_starts = 0
         self._control: Control | None = None
 
     def run(self) -> Summary:
@@ -119,6 +122,7 @@ class _Campaign:
 
     def _begin(self, worker: CheckingProcess) -> None:
         """The clock starts when all of the first workers are ready; those that replace others begin at once."""
+        self._false_starts = 0
         self._ready.append(worker)
         if self._start is None and len(self._ready) == self._plan.num_workers:
             self._start = time.monotonic()
@@ -149,11 +153,14 @@ class _Campaign:
 
     def _lost(self, worker: CheckingProcess, verdict: Verdict | None) -> None:
         """A worker died or was killed for being stuck: its scenario is checked again, and then another takes its place."""
-        if verdict is None:
+        self._false_starts += verdict is None
+        if self._false_starts > _MOST_FALSE_STARTS:
             self._broken = self._broken or f"a worker ended before its first check\n{worker.printed()}"
         self._done(worker)
         self._remove(worker)
-        if verdict is None or self._stop_at is not None:
+        if verdict is None and self._stop_at is None and not self._broken:
+            self._employ(worker, worker.suspect)
+        elif verdict is None or self._stop_at is not None:
             self._keep_unchecked(worker.suspect or verdict)
         elif worker.suspect is not None and fingerprint(worker.suspect) == fingerprint(verdict):
             self._fails_again(worker, verdict)

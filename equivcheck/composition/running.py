@@ -17,7 +17,7 @@ from equivcheck.trace.trace import Trace
 from equivcheck.train.setup import Setup
 from equivcheck.worlds.failure import RanksFailed
 from equivcheck.worlds.pool import COMPARABLE, ranks
-from equivcheck.worlds.ranks import Ranks, Run
+from equivcheck.worlds.ranks import Ranks, Run, again_if_died
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +69,7 @@ class Runner:
     def _part(self, layout: Layout, scenario: Scenario, program: Callable[..., Trace], *arguments: Any) -> Run:
         members = self._members(layout.mesh.num_ranks)
         deadline = self.deadline + compile_seconds(scenario.training, layout)
-        return members.run(program, *arguments, schedule_seed=scenario.schedule_seed, deadline=deadline)
+        return again_if_died(lambda: members.run(program, *arguments, schedule_seed=scenario.schedule_seed, deadline=deadline))
 
     def _members(self, size: int) -> Ranks:
         name = self.world if isinstance(self.world, str) else self.world.name

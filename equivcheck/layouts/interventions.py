@@ -76,6 +76,11 @@ INTERVENTIONS: tuple[Intervention, ...] = (
         "not reported",
     ),
     _one(
+        "worlds.gloo.matching.torch_private:listen_to_collectives",
+        "in gloo, operation, reduction, element type, sizes and root of each collective are compared before it is issued",
+        "gloo computes with whatever bytes the ranks pass, and returns wrong numbers",
+    ),
+    _one(
         "composition.program:_submesh",
         "parts of a mesh are made once and kept",
         "slicing is slow, and each slice is a new mesh to DTensor's caches",

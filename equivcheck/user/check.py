@@ -27,7 +27,7 @@ from equivcheck.user.verdict import UserVerdict
 from equivcheck.verdict.verdict import Outcome
 from equivcheck.worlds.failure import RanksFailed
 from equivcheck.worlds.pool import COMPARABLE, ranks
-from equivcheck.worlds.ranks import Ranks
+from equivcheck.worlds.ranks import Ranks, again_if_died
 
 NAME = "check_training"
 """What stands for a layout where checks are counted."""
@@ -101,7 +101,7 @@ def _checked(task: Task, world: str | Ranks, schedule_seed: int, deadline: float
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # what torch warns of on each rank, it has mostly warned of on one device
-            run = members.run(rank_trace, task, schedule_seed=schedule_seed, deadline=deadline)
+            run = again_if_died(lambda: members.run(rank_trace, task, schedule_seed=schedule_seed, deadline=deadline))
     except RanksFailed as error:
         _raise_usage(error)
         verdict = judge_failure(verdict, error.failure)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import IO
 
 import equivcheck
+from equivcheck.parent_death import tied
 
 _END_SECONDS = 15.0
 """How long a process that is asked to end may take; torchrun ends its ranks meanwhile, which are in sessions of their own."""
@@ -51,10 +52,10 @@ def run_python(python: Path, arguments: Sequence[str], *, seconds: float, variab
 
 
 def run(command: Sequence[str], *, seconds: float | None, environment: Mapping[str, str]) -> Ran:
-    """Run a command to its end, or to a limit in seconds; then, and when this process is interrupted, all of it is ended."""
+    """Run a command to its end, or to a limit in seconds; then, and when this process is interrupted or killed, it is ended."""
     with tempfile.TemporaryFile() as printed, tempfile.TemporaryFile() as errors:
         process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=printed, stderr=errors, env=dict(environment), start_new_session=True
+            tied(command), stdin=subprocess.DEVNULL, stdout=printed, stderr=errors, env=dict(environment), start_new_session=True
         )
         try:
             code = process.wait(timeout=seconds)

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
 
+from equivcheck.parent_death import outlive_parent
+
 STACK_SIGNAL = signal.SIGUSR1
 """Makes a worker write the stacks of its threads to its standard error."""
 
@@ -24,7 +26,8 @@ class Stop:
 class Link:
     """Made first of all in a worker's main thread, which from then on ignores Ctrl-C.
 
-    Another thread reads, so that a stop, or the death of the supervisor, is noticed while the worker is busy.
+    Another thread reads, so that a stop, or the death of the supervisor, is noticed while the worker is busy. Until it does, the
+    worker is killed when the supervisor ends.
     """
 
     def __init__(self, fd: int) -> None:
@@ -37,6 +40,7 @@ class Link:
         self.task: Any = self._connection.recv()
         """The first message, read in the main thread: modules that it names are imported here."""
         threading.Thread(target=self._read, name="equivcheck-worker-link", daemon=True).start()
+        outlive_parent()
 
     def send(self, message: object) -> None:
         """Say something to the supervisor."""

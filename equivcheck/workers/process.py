@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from multiprocessing.connection import Pipe
 from typing import IO, Any
 
+from equivcheck.parent_death import tie
 from equivcheck.quiet import quiet
 from equivcheck.workers.link import STACK_SIGNAL
 
@@ -109,7 +110,7 @@ def _start(module: str, fds: tuple[int, ...], output: IO[bytes]) -> subprocess.P
     path = tuple(os.path.abspath(entry) for entry in sys.path)
     arguments = ", ".join(map(str, fds))
     return subprocess.Popen(
-        [sys.executable, "-c", f"import sys; sys.path[:] = {path!r}; from {module} import main; main({arguments})"],
+        [sys.executable, "-c", f"import sys; sys.path[:] = {path!r}; {tie()}; from {module} import main; main({arguments})"],
         pass_fds=fds,
         stdin=subprocess.DEVNULL,
         stdout=output,

@@ -89,3 +89,13 @@ class RanksFailed(EquivCheckError):
 
 class RanksDidNotStart(EquivCheckError):
     """The ranks could not make their world, which says nothing about the program."""
+
+
+class RanksLost(RanksDidNotStart):
+    """A process ended before they had made it: perhaps killed by somebody, and then not again."""
+
+
+def last_line(printed: str) -> str:
+    """What an error that was printed says, without its traceback."""
+    lines = printed.strip().splitlines()
+    return lines[-1].strip() if lines else ""

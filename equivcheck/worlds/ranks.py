@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import Any, ClassVar, Self
 
 from equivcheck.worlds.call import Call
+from equivcheck.worlds.failure import FailureKind, RanksFailed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,6 +20,16 @@ class Run:
     """What the program returned on each rank, in rank order."""
     calls: tuple[tuple[Call, ...], ...] = ()
     """Per rank, the communication calls in the order it issued them; empty in worlds that cannot see them."""
+
+
+def again_if_died(run: Callable[[], Run]) -> Run:
+    """Run, and once more, on ranks that are started afresh, if one of them dies: it may have been killed from outside."""
+    try:
+        return run()
+    except RanksFailed as error:
+        if error.failure.kind is not FailureKind.DIED:
+            raise
+        return run()
 
 
 class Ranks(ABC):

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from equivcheck.parent_death import tie
 from equivcheck.worlds.gloo.channel import Channel
 from equivcheck.worlds.gloo.crew import Crew
 from equivcheck.worlds.gloo.rank import leave, serve_rank
@@ -45,12 +46,15 @@ def serve_once(fd: int) -> None:
 
 def _start(undo: contextlib.ExitStack) -> tuple[subprocess.Popen[bytes], Channel]:
     ours, its = Channel.pair()
-    serve = f"from equivcheck.worlds.spawn import serve_once; serve_once({its.fileno()})"
-    code = f"import sys; sys.path[:] = {import_path()!r}; {serve}"
-    process = subprocess.Popen([sys.executable, "-c", code], pass_fds=(its.fileno(),), stdin=subprocess.DEVNULL)
+    process = subprocess.Popen([sys.executable, "-c", _command(its.fileno())], pass_fds=(its.fileno(),), stdin=subprocess.DEVNULL)
     its.close()
     undo.callback(_kill, process)
     return process, ours
+
+
+def _command(fd: int) -> str:
+    serve = f"from equivcheck.worlds.spawn import serve_once; serve_once({fd})"
+    return f"import sys; sys.path[:] = {import_path()!r}; {tie()}; {serve}"
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:

@@ -36,8 +36,10 @@ class World:
         In ``gloo`` the program and its arguments must be picklable. In ``fake`` the first rank runs alone, of as many as one
         likes: what it receives has the right shape and no meaning, and `Run` has its value only.
 
-        Raises `equivcheck.worlds.failure.RanksFailed` when a rank raises, dies, or waits in vain; the world can be used again
-        afterwards.
+        Raises `equivcheck.worlds.failure.RanksFailed` when a rank raises, dies (in ``gloo`` also by a kill from outside), or
+        waits in vain, and when a copy that it made by `os.fork` comes out of the program or is left running; the world can be
+        used again afterwards. Raises `equivcheck.worlds.failure.RanksDidNotStart` when ranks are lost again and again before they
+        have made their world.
         """
         return self._ranks.run(program, *arguments, schedule_seed=schedule_seed, deadline=deadline)
 

@@ -11,6 +11,7 @@ import torch.distributed as dist
 from equivcheck.errors import EquivCheckError, UsageError
 from equivcheck.worlds.failure import Failure, FailureKind, RankReport, RanksFailed, RankState
 from equivcheck.worlds.fake.group import LoneBoard, LoneGroup
+from equivcheck.worlds.forks import WatchedForks
 from equivcheck.worlds.marks import listen
 from equivcheck.worlds.meshes import end_run
 from equivcheck.worlds.ranks import Ranks, Run
@@ -81,7 +82,8 @@ class _Visit:
             prepare_rank_thread()
             listen(lambda stage, step: self.board.marks.__setitem__(self.rank, (stage, step)))
             join_world(HashStore(), self.rank, self.size)
-            self.value = program()
+            with WatchedForks():
+                self.value = program()
         except BaseException as error:
             self.error = error
         finally:

@@ -8,14 +8,17 @@ import pickle
 import selectors
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from equivcheck.worlds.failure import Failure, RankReport, RanksDidNotStart, RanksFailed, RankState
+from equivcheck.worlds.failure import Failure, RankReport, RanksDidNotStart, RanksFailed, RanksLost, RankState, last_line
 from equivcheck.worlds.gloo.channel import Channel
 from equivcheck.worlds.gloo.failures import died, failure_of, raised, unfinished
 from equivcheck.worlds.gloo.fork_server import START_SECONDS
+from equivcheck.worlds.gloo.matching.guard import MISMATCH_TAG
+from equivcheck.worlds.gloo.matching.journal import Mismatch
+from equivcheck.worlds.gloo.matching.table import table_file
 from equivcheck.worlds.gloo.member import Member
 from equivcheck.worlds.gloo.rank import RAISED_TAG, Raised
 from equivcheck.worlds.patience import Patience
@@ -51,16 +54,38 @@ class Crew:
         return tuple(member.pid for member in self._members)
 
     def form(self) -> None:
-        """Make them join one world; raises `RanksDidNotStart`."""
+        """Make them join one world; raises `RanksDidNotStart`, or `RanksLost` when one ends meanwhile."""
         until = time.monotonic() + START_SECONDS
         try:
-            with socket.create_server(("127.0.0.1", 0)) as store:
+            with socket.create_server(("127.0.0.1", 0)) as store, table_file() as table:
                 for member in self._members:
-                    member.place(store, len(self._members), until=until)
-            self._threads = tuple(int.from_bytes(member.channel.receive(until=until), "big") for member in self._members)
+                    with self._may_be_lost(member):
+                        member.place(store, table, len(self._members), until=until)
+        except OSError as error:
+            raise RanksDidNotStart(f"the gloo ranks could not join: {error}") from error
+        threads = self._joined(until)
+        self._threads = tuple(threads[member.rank] for member in self._members)
+
+    def _joined(self, until: float) -> dict[int, int]:
+        """Wait for every rank to say which is its main thread."""
+        threads: dict[int, int] = {}
+        while len(threads) < len(self._members):
+            ready = self._selector.select(max(0.0, until - time.monotonic()))
+            if not ready:
+                raise RanksDidNotStart(f"the gloo ranks could not join within {START_SECONDS:g} s")
+            for key, _ in ready:
+                with self._may_be_lost(key.data):
+                    threads[key.data.rank] = int.from_bytes(key.data.channel.receive(until=until), "big")
+        return threads
+
+    @contextlib.contextmanager
+    def _may_be_lost(self, member: Member) -> Iterator[None]:
+        try:
+            yield
         except (EOFError, OSError) as error:
-            printed = "; ".join(filter(None, (member.printed() for member in self._members)))
-            raise RanksDidNotStart(f"the gloo ranks could not join: {printed or error}") from error
+            end = died(member, self._exit_code(member.pid))
+            how = ": ".join(filter(None, (end.error, last_line(end.stack))))
+            raise RanksLost(f"the gloo ranks could not join: rank {member.rank} {how}") from error
 
     def disturbed(self) -> bool:
         """Whether a rank has died without being asked anything."""
@@ -71,15 +96,16 @@ class Crew:
         for member in self._members:
             with contextlib.suppress(OSError):  # dead or stopped: seen while gathering
                 member.channel.send(request, until=time.monotonic() + deadline)
-        answers, hung = self._gather(Patience(deadline, lambda: {member.rank: member.cpu_seconds() for member in self._members}))
+        patience = Patience(deadline, lambda: {member.rank: member.cpu_seconds() for member in self._members})
+        answers, why = self._gather(patience)
         contents = {rank: _content(answer) for rank, answer in answers.items() if answer is not None}
         values = tuple(contents[rank].value for rank in sorted(contents) if contents[rank].raised is None)
         if len(values) == len(self._members):
             return values
-        raise RanksFailed(self._failure(answers, contents, hung))
+        raise RanksFailed(self._failure(answers, contents, why))
 
-    def _gather(self, patience: Patience) -> tuple[Answers, str]:
-        """Wait for every rank, until they count as hung (then why), or for a short while after the first failure."""
+    def _gather(self, patience: Patience) -> tuple[Answers, str | Mismatch]:
+        """Wait for every rank, until they hang or do not match (then why), or for a short while after the first failure."""
         answers: Answers = {}
         hung, until = "", math.inf
         while len(answers) < len(self._members) and not hung and (left := until - time.monotonic()) > 0:
@@ -93,11 +119,14 @@ class Crew:
                 except (EOFError, OSError):
                     answers[rank] = answer = None
                     self._selector.unregister(key.fileobj)
+                if answer is not None and answer[:1] == MISMATCH_TAG:
+                    del answers[rank]
+                    return answers, _mismatch(answer)
                 if answer is None or answer[:1] == RAISED_TAG:
                     until = min(until, time.monotonic() + _GRACE)
         return answers, hung
 
-    def _failure(self, answers: Answers, contents: dict[int, _Content], hung: str) -> Failure:
+    def _failure(self, answers: Answers, contents: dict[int, _Content], why: str | Mismatch) -> Failure:
         busy = [member for member in self._members if member.rank not in answers]
         reports = {report.rank: report for report in unfinished(busy, [self._threads[member.rank] for member in busy])}
         times = {}
@@ -110,13 +139,18 @@ class Crew:
                 times[member.rank] = content.raised.when
             elif content is not None:
                 reports[member.rank] = RankReport(rank=member.rank, state=RankState.FINISHED)
-        return failure_of([reports[member.rank] for member in self._members], times, hung)
+        return failure_of([reports[member.rank] for member in self._members], times, why)
 
     def close(self) -> None:
         """Let go of channels and files."""
         self._selector.close()
         for member in self._members:
             member.close()
+
+
+def _mismatch(answer: bytes) -> Mismatch:
+    mismatch: Mismatch = pickle.loads(memoryview(answer)[1:])
+    return mismatch
 
 
 def _content(answer: bytes) -> _Content:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import re
 import signal
 from collections.abc import Sequence
+from dataclasses import replace
 
 from equivcheck.worlds.failure import Failure, FailureKind, RankReport, RankState
+from equivcheck.worlds.gloo.matching.journal import Mismatch
 from equivcheck.worlds.gloo.member import Member
 from equivcheck.worlds.gloo.rank import Raised
 from equivcheck.worlds.gloo.stacks import Stack, ask_for_stacks, awaited, read_stack, sleeps
@@ -36,15 +38,30 @@ def unfinished(members: Sequence[Member], threads: Sequence[int]) -> list[RankRe
     return [_busy(member.rank, stack, sleeping) for member, stack, sleeping in zip(members, stacks, asleep, strict=True)]
 
 
-def failure_of(reports: Sequence[RankReport], times: dict[int, float], hung: str) -> Failure:
-    """The verdict over all ranks, in rank order; `times` says when ranks raised, `hung` why those that run count as hung."""
-    kind, first, summary = FailureKind.TIMEOUT, None, f"{hung}: " + ", ".join(map(_doing, reports))
+def failure_of(reports: Sequence[RankReport], times: dict[int, float], why: str | Mismatch) -> Failure:
+    """The verdict over all ranks, in rank order; `times` says when ranks raised, `why` is what others were given up for."""
+    if isinstance(why, Mismatch):
+        reports = _waiting(reports, why)
+        kind, first, summary = FailureKind.MISMATCH, None, f"collectives do not match: {why.text}"
+    else:
+        kind, first, summary = FailureKind.TIMEOUT, None, f"{why}: " + ", ".join(map(_doing, reports))
     if dead := [report for report in reports if report.state is RankState.DIED]:
         kind, first, summary = FailureKind.DIED, dead[0].rank, f"rank {dead[0].rank} {dead[0].error}"
     elif culprits := [report for report in reports if report.state is RankState.RAISED]:
         culprit = _first(culprits, times)
         kind, first, summary = FailureKind.RAISED, culprit.rank, f"rank {culprit.rank} raised {_one_line(culprit.error)}"
     return Failure(kind=kind, summary=summary, reports=tuple(reports), first=first)
+
+
+def _waiting(reports: Sequence[RankReport], mismatch: Mismatch) -> list[RankReport]:
+    """With the calls that do not match as what their ranks wait in, unless they have gone on."""
+    calls = dict(mismatch.calls)
+    return [
+        replace(report, state=RankState.WAITING, pending=calls[report.rank])
+        if report.rank in calls and report.state in (RankState.WAITING, RankState.RUNNING)
+        else report
+        for report in reports
+    ]
 
 
 def _first(reports: Sequence[RankReport], times: dict[int, float]) -> RankReport:

@@ -12,7 +12,8 @@ import threading
 import time
 from typing import IO, Any
 
-from equivcheck.worlds.failure import RanksDidNotStart
+from equivcheck.parent_death import tie
+from equivcheck.worlds.failure import RanksDidNotStart, RanksLost, last_line
 from equivcheck.worlds.gloo.channel import Channel
 from equivcheck.worlds.gloo.request import import_path
 
@@ -44,13 +45,13 @@ class ForkServer:
                 self._end()
 
     def fork(self, fd: int) -> int:
-        """Start a rank that serves the channel behind `fd`; its process id. Raises `RanksDidNotStart`."""
+        """Start a rank that serves the channel behind `fd`; its process id. Raises `RanksDidNotStart` or `RanksLost`."""
         with self._lock:
             self._ensure_running()
             try:
                 return int(self._ask("fork", (), fd))
             except (EOFError, OSError) as error:
-                raise RanksDidNotStart(f"the fork server of the gloo ranks has gone: {error}") from error
+                raise RanksLost(f"the fork server of the gloo ranks has gone: {error}") from error
 
     def exit_code(self, pid: int) -> int | None:
         """How a rank ended (minus the signal that killed it); None when it has not, or nobody knows."""
@@ -108,17 +109,22 @@ class ForkServer:
                 self._greet(ours, errors)
             except BaseException:
                 its.close()
+                if self._process is not None:
+                    self._process.kill()  # it has no ranks, and may be importing for long
                 self._end()
                 raise
 
     def _greet(self, control: Channel, errors: IO[bytes]) -> None:
         try:
             trouble = control.receive(until=time.monotonic() + START_SECONDS).decode()
+        except TimeoutError:
+            raise RanksDidNotStart(f"the fork server of the gloo ranks has not started within {START_SECONDS:g} s") from None
         except (EOFError, OSError) as error:
             errors.seek(0)
-            trouble = errors.read().decode(errors="replace") or str(error)
+            why = last_line(errors.read().decode(errors="replace")) or str(error)
+            raise RanksLost(f"the fork server of the gloo ranks ended while it started: {why}") from error
         if trouble:
-            raise RanksDidNotStart(f"the fork server of the gloo ranks cannot start: {trouble.strip()}")
+            raise RanksDidNotStart(f"the fork server of the gloo ranks cannot start: {last_line(trouble)}")
 
     def _end(self) -> None:
         """Closing the channel makes it kill every rank and exit; one that does not is killed, and its ranks with it."""
@@ -134,7 +140,8 @@ class ForkServer:
 
 
 def _command(fd: int) -> str:
-    return f"import sys; sys.path[:] = {import_path()!r}; from equivcheck.worlds.gloo.server import serve; serve({fd})"
+    serve = f"from equivcheck.worlds.gloo.server import serve; serve({fd})"
+    return f"import sys; sys.path[:] = {import_path()!r}; {tie()}; {serve}"
 
 
 FORK_SERVER = ForkServer()

@@ -38,9 +38,9 @@ class Member:
         """With files that have no name, so that none is left behind however this process ends."""
         return cls(rank=rank, pid=pid, channel=channel, output=_appended_file(), stacks=_appended_file())
 
-    def place(self, store: socket.socket, size: int, *, until: float) -> None:
+    def place(self, store: socket.socket, table: IO[bytes], size: int, *, until: float) -> None:
         """Tell it where it belongs; rank 0 gets the listening socket of the store."""
-        fds = [self.output.fileno(), self.stacks.fileno()]
+        fds = [self.output.fileno(), self.stacks.fileno(), table.fileno()]
         if self.rank == 0:
             fds.append(store.fileno())
         place = RankAddress(rank=self.rank, size=size, port=store.getsockname()[1])

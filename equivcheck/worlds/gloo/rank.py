@@ -17,7 +17,9 @@ from datetime import timedelta
 from typing import Any
 
 from equivcheck.worlds.failure import causes
+from equivcheck.worlds.forks import WatchedForks
 from equivcheck.worlds.gloo.channel import Channel
+from equivcheck.worlds.gloo.matching.guard import guard_collectives
 
 STACK_SIGNAL = signal.SIGRTMIN + 7 if hasattr(signal, "SIGRTMIN") else signal.SIGUSR1
 """Makes a rank write its stacks: a real-time signal that nothing else uses, or SIGUSR1 where the system has none."""
@@ -33,7 +35,7 @@ _NEVER = timedelta(days=1)
 class RankAddress:
     """Where a rank belongs: the first message it gets.
 
-    Attached are its output file, its stack file, and for rank 0 the listening socket of the store.
+    Attached are its output file, its stack file, the table of collectives, and for rank 0 the listening socket of the store.
     """
 
     rank: int
@@ -59,18 +61,20 @@ class Raised:
 def serve_rank(channel: Channel) -> None:
     """Join, then run program after program until the owner closes the channel."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    message, (output, stacks, *listener) = channel.receive_with_fds()
+    message, (output, stacks, table, *listener) = channel.receive_with_fds()
     place: RankAddress = pickle.loads(message)
     _redirect(output)
     faulthandler.enable()
     faulthandler.register(STACK_SIGNAL, file=stacks, all_threads=True)
     _join(place, *listener)
+    journal = guard_collectives(place.rank, table, channel)
     channel.send(threading.get_ident().to_bytes(8, "big"))
     with contextlib.suppress(EOFError, OSError):
         while True:
             request = channel.receive()
             if os.fstat(output).st_size > _KEPT_OUTPUT:
                 os.ftruncate(output, 0)
+            journal.begin()
             channel.send(_answer(request, place.rank))
 
 
@@ -127,7 +131,8 @@ def _answer(request: bytes, rank: int) -> bytes:
     torch.default_generator.manual_seed(rank)
     try:
         program, arguments = _loaded(request)
-        value = program(*arguments)
+        with WatchedForks():
+            value = program(*arguments)
         end_run()
         return VALUE_TAG + _pickled(value)
     except BaseException as error:

@@ -8,7 +8,6 @@ A rank that ended stays a zombie until the owner asks about it, so no process id
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import gc
 import os
 import pickle
@@ -17,20 +16,25 @@ import sys
 import time
 import traceback
 
+from equivcheck.parent_death import end_with_parent, outlive_parent
 from equivcheck.worlds.gloo.channel import Channel
 
 _EXIT_SECONDS = 1.0
 """How long a rank that closed its channel may take to be gone."""
-_PR_SET_PDEATHSIG = 1
 
 
 def serve(fd: int) -> None:
-    """Serve the owner at the other end of `fd` until it goes away, then kill every rank that is left."""
+    """Serve the owner at the other end of `fd` until it goes away, then kill every rank that is left.
+
+    While it imports, it is tied to its owner, which waits.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     control = Channel.of(fd)
     server = _Server(control)
     try:
-        control.send(_preload_error().encode())
+        error = _preload_error()
+        outlive_parent()
+        control.send(error.encode())
         while True:
             server.answer(*control.receive_with_fds())
     except (EOFError, OSError):
@@ -70,9 +74,10 @@ class _Server:
         self._control.send(pickle.dumps(reply))
 
     def _fork(self, fd: int) -> int:
+        server = os.getpid()
         pid = os.fork()
         if pid == 0:
-            _become_rank(fd, self._control)
+            _become_rank(fd, self._control, server)
         os.close(fd)
         _lead_group(pid)
         self.ranks.add(pid)
@@ -113,13 +118,13 @@ def _kill_group(pid: int) -> None:
         os.killpg(pid, signal.SIGKILL)
 
 
-def _become_rank(fd: int, control: Channel) -> None:
+def _become_rank(fd: int, control: Channel, server: int) -> None:
     """In the forked process: serve as a rank; never returns."""
     code = 1
     try:
         control.close()
         _lead_group(os.getpid())
-        _die_with_server()
+        end_with_parent(server)  # elsewhere than on Linux a rank ends once it is idle
         from equivcheck.worlds.gloo.rank import serve_rank
 
         serve_rank(Channel.of(fd))
@@ -129,9 +134,3 @@ def _become_rank(fd: int, control: Channel) -> None:
         sys.stderr.flush()
     finally:
         os._exit(code)
-
-
-def _die_with_server() -> None:
-    """Where the system offers it, be killed when the server is; elsewhere a rank ends once it is idle."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

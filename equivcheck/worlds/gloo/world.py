@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import threading
+import time
 import weakref
 from collections.abc import Callable
 from typing import Any, ClassVar
 
 from equivcheck.errors import UsageError
+from equivcheck.worlds.failure import RanksDidNotStart, RanksLost
 from equivcheck.worlds.gloo.channel import Channel
 from equivcheck.worlds.gloo.crew import Crew
-from equivcheck.worlds.gloo.fork_server import FORK_SERVER
+from equivcheck.worlds.gloo.fork_server import FORK_SERVER, START_SECONDS
 from equivcheck.worlds.gloo.request import import_path, packed, request
 from equivcheck.worlds.ranks import Ranks, Run
+
+_ATTEMPTS = 3
+"""How often ranks are started of which a process ends before all have joined."""
 
 
 class GlooRanks(Ranks):
@@ -64,7 +70,7 @@ class _Processes:
         if self._crew is not None and self._crew.disturbed():
             self._dismiss()
         try:
-            crew = self._crew or self._hire(size)
+            crew = self._crew or self._hire_in_time(size)
             path = import_path()
             values = crew.run(request(task, None if path == self._path else path), deadline)
             self._path = path
@@ -79,6 +85,18 @@ class _Processes:
         if self._uses_server:
             self._uses_server = False
             FORK_SERVER.leave()
+
+    def _hire_in_time(self, size: int) -> Crew:
+        """Hire, and try again where a process ended meanwhile; raises `RanksDidNotStart`."""
+        until = time.monotonic() + START_SECONDS
+        for attempt in itertools.count(1):
+            try:
+                return self._hire(size)
+            except RanksLost as error:
+                self._dismiss()
+                if attempt == _ATTEMPTS or time.monotonic() >= until:
+                    raise RanksDidNotStart(f"{error} (tried {attempt} times)") from error
+        raise AssertionError
 
     def _hire(self, size: int) -> Crew:
         if not self._uses_server:

@@ -13,6 +13,7 @@ import torch.distributed as dist
 
 from equivcheck.errors import EquivCheckError
 from equivcheck.worlds.failure import RanksDidNotStart, RanksFailed
+from equivcheck.worlds.forks import WatchedForks
 from equivcheck.worlds.meshes import end_run
 from equivcheck.worlds.ranks import Ranks, Run
 from equivcheck.worlds.sim.dtensor_private import shared_propagation
@@ -208,7 +209,8 @@ class Crew:
     def _serve_once(self, rank: int, program: Program) -> None:
         torch.default_generator.set_state(self._rng_states[rank])
         try:
-            self._values[rank] = program()
+            with WatchedForks():
+                self._values[rank] = program()
         except BaseException as error:
             if not isinstance(error, RankAborted):
                 self._errors[rank] = error

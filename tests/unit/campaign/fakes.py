@@ -187,6 +187,11 @@ def dies_at_import(_: Plan) -> st.SearchStrategy[Scenario]:
     os._exit(9)
 
 
+def dies_at_import_once(plan: Plan) -> st.SearchStrategy[Scenario]:
+    """Takes the first process that asks down before any check."""
+    return dies_at_import(plan) if _first_time() else some_scenarios(plan)
+
+
 def says_whether_beyond(scenario: Scenario, *, world: str, deadline: float, beyond: bool = False, **_options: object) -> Verdict:
     """Finds nothing, and says whether it was asked to go beyond limits."""
     return replace(blind(scenario, world=world, deadline=deadline), beyond="a limit" if beyond else "")

@@ -208,6 +208,16 @@ def test_a_worker_that_cannot_start_ends_the_campaign(store: FindingStore) -> No
     assert "the disk is on fire" in summary.broken
 
 
+def test_a_worker_that_is_lost_at_its_start_is_replaced(
+    store: FindingStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process that is killed before its first check ends no campaign."""
+    monkeypatch.setenv(fakes.ONCE, str(tmp_path / "once"))
+    summary = fuzz(plan(fakes.fine, strategy=fakes.dies_at_import_once), store)
+    assert not summary.broken
+    assert summary.tally.num_checks == 20
+
+
 def test_listeners_hear_everything_in_order(store: FindingStore) -> None:
     """Listeners are told of the start, of progress, of findings, and last of the summary."""
     heard: list[Event] = []

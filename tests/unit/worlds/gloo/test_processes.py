@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
+from pathlib import Path
 
 import pytest
+import torch.distributed as dist
 
-from equivcheck.worlds.failure import RanksFailed
+from equivcheck.doctor import smallest
+from equivcheck.oracle.check import check
+from equivcheck.scenario import DDP
+from equivcheck.train.setup import Setup
+from equivcheck.verdict.verdict import Outcome
+from equivcheck.worlds.failure import RanksDidNotStart, RanksFailed
+from equivcheck.worlds.gloo import fork_server, world
+from equivcheck.worlds.gloo.channel import Channel
 from equivcheck.worlds.gloo.fork_server import FORK_SERVER
 from equivcheck.worlds.gloo.world import GlooRanks
 from equivcheck.worlds.spawn import run_spawned
@@ -78,6 +89,79 @@ def test_a_killed_fork_server_is_replaced(ranks: GlooRanks, gone: Callable[..., 
     assert ranks.run(programs.place).values == ((0, 2), (1, 2))
 
 
+def lose(monkeypatch: pytest.MonkeyPatch, times: int) -> None:
+    """Kill the first rank of the next crews as soon as it has been forked."""
+    fork, lost = world._fork, itertools.count()
+
+    def fork_and_kill() -> tuple[int, Channel]:
+        pid, channel = fork()
+        if next(lost) % 2 == 1 and next(kills) < times:
+            os.kill(pid, signal.SIGKILL)
+        return pid, channel
+
+    kills = itertools.count()
+    monkeypatch.setattr(world, "_fork", fork_and_kill)
+
+
+def test_ranks_of_which_one_is_lost_at_the_start_are_started_again(ranks: GlooRanks, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rank that is killed before it has joined costs nothing, two times over."""
+    with GlooRanks(2) as other:
+        lose(monkeypatch, 2)
+        assert other.run(programs.place).values == ((0, 2), (1, 2))
+
+
+def test_ranks_that_are_lost_again_and_again_do_not_start(ranks: GlooRanks, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a few tries one line says what became of which rank, and the next run may be luckier."""
+    with GlooRanks(2) as other:
+        lose(monkeypatch, 3)
+        with pytest.raises(RanksDidNotStart) as caught:
+            other.run(programs.place)
+        assert str(caught.value) == "the gloo ranks could not join: rank 1 killed by SIGKILL (tried 3 times)"
+        assert other.run(programs.place).values == ((0, 2), (1, 2))
+
+
+@pytest.mark.parametrize(
+    ("first", "why"),
+    [
+        ("import os; os.kill(os.getpid(), 9)", "the other end closed the channel"),
+        ("raise OSError('no disk')", "OSError: no disk"),
+    ],
+)
+def test_a_fork_server_that_is_lost_at_its_start_is_started_again(
+    ranks: GlooRanks, monkeypatch: pytest.MonkeyPatch, gone: Callable[..., bool], first: str, why: str
+) -> None:
+    """One that ends while it imports costs nothing the first times; then one line says why."""
+    pids = ranks.run(programs.process).values
+    command, starts = fork_server._command, itertools.count(1)
+    monkeypatch.setattr(fork_server, "_command", lambda fd: first if next(starts) < 6 else command(fd))
+    process = FORK_SERVER._process
+    assert process is not None
+    process.kill()
+    assert gone(*pids)
+    with pytest.raises(RanksDidNotStart) as caught:
+        ranks.run(programs.place)
+    assert str(caught.value) == f"the fork server of the gloo ranks ended while it started: {why} (tried 3 times)"
+    assert ranks.run(programs.place).values == ((0, 2), (1, 2))
+
+
+def kill_rank(setup: Setup, first_only: Path | None) -> None:
+    """Kill the process of rank 1, on behalf of somebody else."""
+    if dist.get_rank() == 1 and (first_only is None or not first_only.exists()):
+        if first_only is not None:
+            first_only.touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_a_check_that_loses_a_rank_is_made_again(ranks: GlooRanks, tmp_path: Path) -> None:
+    """A rank that was killed once says nothing about the scenario; one that dies again is a verdict."""
+    scenario = smallest(DDP)
+    once, always = (partial(kill_rank, first_only=first_only) for first_only in (tmp_path / "killed", None))
+    assert check(scenario, world="gloo", alter=once).outcome is Outcome.EQUIVALENT
+    assert (tmp_path / "killed").exists()
+    verdict = check(scenario, world="gloo", alter=always)
+    assert (verdict.outcome, verdict.reason) == (Outcome.CRASHED, "rank 1 killed by SIGKILL")
+
+
 @pytest.mark.parametrize(
     ("sent", "code"), [(signal.SIGKILL, -signal.SIGKILL), (signal.SIGTERM, -signal.SIGTERM), (signal.SIGINT, -signal.SIGINT)]
 )
@@ -90,6 +174,45 @@ def test_nothing_outlives_an_owner_that_is_killed(sent: signal.Signals, code: in
     assert owner.returncode == code
     assert gone(*pids)
     assert "KeyboardInterrupt" in errors if sent is signal.SIGINT else errors == ""
+
+
+STARTING = {
+    "a fork server": """
+from equivcheck.worlds.gloo import fork_server, world
+command = fork_server._command
+fork_server._command = lambda fd: command(fd).replace("from equivcheck.worlds", "import unit.worlds.gloo.endless_import #")
+world.GlooRanks(2).run(print)
+""",
+    "a spawned rank": """
+from equivcheck.worlds import spawn
+command = spawn._command
+spawn._command = lambda fd: command(fd).replace("from equivcheck.worlds", "import unit.worlds.gloo.endless_import #")
+spawn.run_spawned(print, size=1)
+""",
+    "a worker": """
+from equivcheck.workers.process import WorkerProcess
+WorkerProcess("unit.worlds.gloo.endless_import", None).receive()
+""",
+    "a command": """
+import os, sys
+from equivcheck.versions.process import run
+run([sys.executable, "-c", "import unit.worlds.gloo.endless_import"], seconds=None, environment=os.environ)
+""",
+}
+
+
+@pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("what", STARTING)
+def test_what_is_starting_ends_with_its_owner(tmp_path: Path, gone: Callable[..., bool], what: str, sent: signal.Signals) -> None:
+    """A process that is still importing, and so does not listen yet, is gone as well."""
+    told = tmp_path / "pid"
+    os.mkfifo(told)
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "EQUIVCHECK_TEST_PID": str(told)}
+    owner = subprocess.Popen([sys.executable, "-c", STARTING[what]], env=environment, stderr=subprocess.DEVNULL)
+    pid = int(told.read_text())
+    owner.send_signal(sent)
+    owner.wait(30)
+    assert gone(pid)
 
 
 def test_ctrl_c_leaves_usable_ranks(gone: Callable[..., bool]) -> None:

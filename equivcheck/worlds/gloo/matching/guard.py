@@ -1,0 +1,31 @@
+"""Stops a rank at a collective that does not match what another rank has issued, before it takes part."""
+
+from __future__ import annotations
+
+import pickle
+import time
+
+from equivcheck.worlds.gloo.channel import Channel
+from equivcheck.worlds.gloo.matching.journal import Issued, Journal
+from equivcheck.worlds.gloo.matching.table import Table
+
+MISMATCH_TAG = b"m"
+"""First byte of what a rank sends instead of an answer; a pickled `Mismatch` follows."""
+_LONG = 3600.0
+
+
+def guard_collectives(rank: int, table: int, channel: Channel) -> Journal:
+    """Compare collectives of this process from now on in the table behind a file descriptor; the owner is told of a mismatch."""
+    from equivcheck.worlds.gloo.matching.torch_private import listen_to_collectives
+
+    journal = Journal(rank, Table(table))
+
+    def compare(issued: Issued, group: str, ranks: tuple[int, ...]) -> None:
+        mismatch = journal.mismatch(issued, group, ranks)
+        if mismatch is not None:
+            channel.send(MISMATCH_TAG + pickle.dumps(mismatch))
+            while True:  # until the owner, who asks for the stack first, ends this process
+                time.sleep(_LONG)
+
+    listen_to_collectives(compare)
+    return journal

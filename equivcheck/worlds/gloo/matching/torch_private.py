@@ -1,0 +1,181 @@
+"""Sees each collective that a process issues, from Python or from C++ (DDP's reducer, functional collectives, compiled code).
+
+Private torch API: the dispatcher's operators ``c10d::*``, through which every call of a process group goes, and the
+methods of `ProcessGroup`, which know the reduction: up to torch 2.14 it cannot be read off an operator's arguments. Tried on
+torch 2.9, 2.13 and 2.15.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed import distributed_c10d as c10d
+
+from equivcheck.worlds.gloo.matching.journal import Issued
+
+Listener = Callable[[Issued, str, tuple[int, ...]], None]
+"""Given a call, its group's name and the group's global ranks."""
+
+_KEY = "BackendSelect"
+"""A dispatch key that every operator passes, below autograd and all modes: what is seen there is carried out."""
+_BELOW = torch._C._dispatch_keyset_full_after(torch._C.DispatchKey.BackendSelect)
+
+_OPS = {
+    "allreduce_": ("all_reduce", "tensors"),
+    "allreduce_coalesced_": ("all_reduce", "tensors"),
+    "reduce_": ("reduce", "tensors"),
+    "reduce_scatter_": ("reduce_scatter", "input_tensors"),
+    "_reduce_scatter_base_": ("reduce_scatter", "input_tensor"),
+    "reduce_scatter_tensor_coalesced_": ("reduce_scatter", "inputs"),
+    "broadcast_": ("broadcast", "tensors"),
+    "allgather_": ("all_gather", "input_tensors"),
+    "_allgather_base_": ("all_gather", "input_tensor"),
+    "allgather_coalesced_": ("all_gather", "input_list"),
+    "allgather_into_tensor_coalesced_": ("all_gather", "inputs"),
+    "gather_": ("gather", "input_tensors"),
+    "gather_into_tensor_": ("gather", "input_tensor"),
+    "scatter_": ("scatter", "output_tensors"),
+    "alltoall_": ("all_to_all", "input_tensors"),
+    "alltoall_base_": ("all_to_all", "input"),
+    "barrier": ("barrier", ""),
+    "monitored_barrier_": ("monitored_barrier", ""),
+}
+"""Operators of which all members issue the same: how `Call` names them, and the argument that describes the call."""
+_UNSIZED = ("all_to_all",)
+"""Calls whose members pass tensors of different sizes."""
+_GATHERS_LISTS = "c10d::allgather_"
+"""Refuses outputs of different sizes on each rank by itself, as gloo does not gather such tensors: that says more."""
+_REDUCING_METHODS = (
+    "allreduce",
+    "allreduce_coalesced",
+    "reduce",
+    "reduce_scatter",
+    "_reduce_scatter_base",
+    "reduce_scatter_single",
+    "reduce_scatter_tensor_coalesced",
+    "reduce_scatter_single_coalesced",
+)
+_FUNCTIONAL = (
+    "all_reduce",
+    "all_reduce_",
+    "all_reduce_coalesced",
+    "all_reduce_coalesced_",
+    "reduce_scatter_tensor",
+    "reduce_scatter_tensor_coalesced",
+    "reduce_scatter_tensor_out",
+)
+_DEFAULT = "sum"
+"""What is reduced by where nobody says: by C++ only, as DDP's reducer does."""
+_REDUCTIONS: Any = (dist.ReduceOp, dist.ReduceOp.RedOpType)
+_NAMES = {op: name.lower() for name, op in dist.ReduceOp.RedOpType.__members__.items()}
+
+_said = threading.local()
+_registered: list[Any] = []
+"""Libraries, each of which undoes what it has registered when it goes."""
+
+
+def listen_to_collectives(listener: Listener) -> None:
+    """Have `listener` called with each collective over gloo before it is issued; once a process, for good."""
+    library: Any = torch.library.Library
+    collectives, functional = library("c10d", "IMPL"), library("_c10d_functional", "IMPL")
+    _registered.extend((collectives, functional))
+    for name in _present(torch.ops.c10d, _OPS):
+        op = getattr(torch.ops.c10d, name).default
+        collectives.impl(name, _listening(op, *_OPS[name], listener), _KEY, with_keyset=True)
+    for name in _present(torch.ops._c10d_functional, _FUNCTIONAL):
+        functional.impl(name, _functional(getattr(torch.ops._c10d_functional, name).default), _KEY, with_keyset=True)
+    for name in _REDUCING_METHODS:
+        if hasattr(dist.ProcessGroup, name):
+            setattr(dist.ProcessGroup, name, _telling(getattr(dist.ProcessGroup, name)))
+
+
+def _present(namespace: Any, names: Sequence[str] | dict[str, Any]) -> list[str]:
+    return [name for name in names if hasattr(namespace, name)]
+
+
+def _listening(op: Any, name: str, described: str, listener: Listener) -> Callable[..., Any]:
+    """The kernel of a collective: tells of it, and has it carried out."""
+    places = {argument.name: place for place, argument in enumerate(op._schema.arguments)}
+    group_at, tensors_at, root_at = places["process_group"], places.get(described), places.get("root_rank")
+    gathered_at = places["output_tensors"] if op._schema.name == _GATHERS_LISTS else None
+    reduces, sized, redispatch = "reduce_op" in places, name not in _UNSIZED, op._handle.redispatch_boxed
+
+    def kernel(keyset: Any, *arguments: Any) -> Any:
+        group: Any = dist.ProcessGroup.unbox(arguments[group_at])
+        ranks = _gloo_ranks(group)
+        if ranks and not keyset.has(torch._C.DispatchKey.Meta):  # with that, a compiler asks for shapes
+            tensors = () if tensors_at is None else _flat(arguments[tensors_at])
+            root = None if root_at is None else dict(enumerate(ranks)).get(arguments[root_at])
+            full_name = f"{name}.{getattr(_said, 'reduction', _DEFAULT)}" if reduces else name
+            shapes, dtypes = tuple([tensor.shape for tensor in tensors]), tuple([tensor.dtype for tensor in tensors])
+            agrees = sized and (gathered_at is None or len({part.numel() for part in _flat(arguments[gathered_at])}) == 1)
+            listener(Issued(full_name, shapes, dtypes, root, agrees), c10d._world.pg_names[group], ranks)
+        return redispatch(keyset & _BELOW, *arguments)
+
+    return kernel
+
+
+def _flat(tensors: Any) -> Sequence[torch.Tensor]:
+    if isinstance(tensors, torch.Tensor):
+        return (tensors,)
+    (nested,) = tensors if tensors and not isinstance(tensors[0], torch.Tensor) else (tensors,)
+    return nested  # type: ignore[no-any-return]
+
+
+def _gloo_ranks(group: Any) -> tuple[int, ...]:
+    """Global ranks of a group that torch knows to be gloo's, by their ranks within it; empty for any other."""
+    backend = c10d._world.pg_map.get(group)
+    if backend is None or "gloo" not in backend[0]:
+        return ()
+    return tuple(c10d._world.pg_group_ranks[group])
+
+
+def _functional(op: Any) -> Callable[..., Any]:
+    """The kernel of a functional reduction, which goes on to a collective: remembers by what it reduces."""
+    place = [argument.name for argument in op._schema.arguments].index("reduce_op")
+
+    def kernel(keyset: Any, *arguments: Any) -> Any:
+        with _Reduction(arguments[place].lower()):
+            return op._handle.redispatch_boxed(keyset & _BELOW, *arguments)
+
+    return kernel
+
+
+def _telling(method: Callable[..., Any]) -> Callable[..., Any]:
+    """A method of a process group that remembers by what it reduces while it runs."""
+
+    @functools.wraps(method)
+    def call(group: Any, *arguments: Any, **options: Any) -> Any:
+        with _Reduction(_reduction((*arguments, *options.values()))):
+            return method(group, *arguments, **options)
+
+    return call
+
+
+def _reduction(arguments: Sequence[Any]) -> str:
+    for argument in reversed(arguments):
+        op: Any = getattr(argument, "reduceOp", argument)
+        if isinstance(op, _REDUCTIONS):
+            return _NAMES[getattr(op, "op", op)]
+    return _DEFAULT
+
+
+class _Reduction:
+    """While entered, calls of this thread reduce by that."""
+
+    __slots__ = ("_before", "_name")
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __enter__(self) -> None:
+        self._before = getattr(_said, "reduction", _DEFAULT)
+        _said.reduction = self._name
+
+    def __exit__(self, *_: object) -> None:
+        _said.reduction = self._before

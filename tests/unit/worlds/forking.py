@@ -1,0 +1,64 @@
+"""Programs that copy their rank; imported by name in other processes."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import subprocess
+import time
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+
+def _copied(folder: str) -> bool:
+    """Copy rank 0, and note its process; whether this is the copy."""
+    if dist.get_rank() or os.fork():
+        return False
+    Path(folder, str(os.getpid())).touch()
+    return True
+
+
+def comes_out(folder: str) -> float:
+    """The copy returns as well."""
+    _copied(folder)
+    return 1.0
+
+
+def raises(folder: str) -> None:
+    """The copy raises."""
+    if _copied(folder):
+        raise ValueError("from the copy")
+    while not dist.get_rank() and not os.listdir(folder):
+        time.sleep(0.01)
+
+
+def communicates(folder: str) -> float:
+    """The copy waits for ranks that do not know of it."""
+    _copied(folder)
+    total = torch.ones(1)
+    dist.all_reduce(total)
+    while not dist.get_rank() and not os.listdir(folder):
+        time.sleep(0.01)
+    return float(total)
+
+
+def fails_beside(folder: str) -> None:
+    """The rank raises, and its copy stays."""
+    if _copied(folder):
+        time.sleep(1000)
+    while not os.listdir(folder):
+        time.sleep(0.01)
+    raise ValueError("from the rank")
+
+
+def ends_its_copies() -> tuple[int, int]:
+    """A copy that ends by itself, a process of multiprocessing, and one of subprocess that stays."""
+    pid = os.fork()
+    if pid == 0:
+        os._exit(3)
+    other = multiprocessing.get_context("fork").Process(target=int, daemon=True)
+    other.start()
+    other.join()
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), subprocess.call(["true"])

@@ -1,0 +1,11 @@
+"""A module that is imported for ever, as a large one is on a busy machine; says in which process."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+Path(os.environ["EQUIVCHECK_TEST_PID"]).write_text(str(os.getpid()), encoding="utf-8")
+while True:
+    time.sleep(1000)

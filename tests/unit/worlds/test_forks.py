@@ -1,0 +1,59 @@
+"""No copy of a rank goes on beside it, and none passes for it."""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from equivcheck.worlds.failure import FailureKind, RanksFailed
+from equivcheck.worlds.pool import open_ranks
+from equivcheck.worlds.ranks import Ranks
+from unit.worlds import forking
+
+
+@pytest.fixture(scope="module", params=["sim", "gloo"])
+def ranks(request: pytest.FixtureRequest) -> Iterator[Ranks]:
+    """Two ranks of each world."""
+    with open_ranks(request.param, 2) as members:
+        yield members
+
+
+def are_gone(folder: Path) -> bool:
+    """Whether all processes that have noted themselves end soon."""
+    pids = [int(path.name) for path in folder.iterdir()]
+    until = time.monotonic() + 30.0
+    while any(os.path.exists(f"/proc/{pid}") for pid in pids) and time.monotonic() < until:
+        time.sleep(0.01)
+    return bool(pids) and not any(os.path.exists(f"/proc/{pid}") for pid in pids)
+
+
+@pytest.mark.parametrize(
+    ("program", "error"),
+    [
+        (forking.comes_out, r"process \d+ came out of it"),
+        (forking.raises, r"process \d+ came out of it"),
+        (forking.communicates, r"process \d+ was left running and has been ended"),
+    ],
+)
+def test_a_copy_is_ended_and_reported(ranks: Ranks, tmp_path: Path, program: Callable[..., object], error: str) -> None:
+    """Whether it returns, raises or waits for ever, it is gone, the run fails, and the next one is right."""
+    with pytest.raises(RanksFailed) as caught:
+        ranks.run(program, str(tmp_path))
+    assert caught.value.failure.kind is FailureKind.RAISED
+    allowed = "allowed are copies that end by os._exit or exec"
+    expected = rf"rank 0 raised (\w+\.)*ProgramForked: the program forked \(os.fork\): {error}; {allowed}"
+    assert re.fullmatch(expected, caught.value.failure.summary)
+    assert are_gone(tmp_path)
+    assert ranks.run(forking.ends_its_copies).values == ((3, 0),) * 2
+
+
+def test_an_error_of_the_rank_comes_first(ranks: Ranks, tmp_path: Path) -> None:
+    """Copies of a rank that raises are ended, and its own error is told."""
+    with pytest.raises(RanksFailed, match="rank 0 raised ValueError: from the rank"):
+        ranks.run(forking.fails_beside, str(tmp_path))
+    assert are_gone(tmp_path)
