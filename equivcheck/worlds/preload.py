@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
+import warnings
 
 MODULES = (
     "torch",
@@ -25,7 +26,9 @@ MODULES = (
 
 @functools.cache
 def preload() -> None:
-    """Import all of `MODULES` that exist here."""
-    for name in MODULES:
-        with contextlib.suppress(ModuleNotFoundError):
-            importlib.import_module(name)
+    """Import all of `MODULES` that exist here; what torch warns of in its own code is no news, and no error where warnings are."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for name in MODULES:
+            with contextlib.suppress(ModuleNotFoundError):
+                importlib.import_module(name)

@@ -7,6 +7,7 @@ import faulthandler
 import functools
 import os
 import pickle
+import random
 import signal
 import socket
 import sys
@@ -96,11 +97,14 @@ def _redirect(output: int) -> None:
 
 
 def _join(place: RankAddress, listener: int | None = None) -> None:
+    import numpy as np
     import torch
     import torch.distributed as dist
 
     from equivcheck.worlds.meshes import end_run
 
+    random.seed(place.rank)  # Python seeds it from the clock in each process that is forked
+    np.random.seed(place.rank)
     os.environ.update(RANK=str(place.rank), LOCAL_RANK=str(place.rank), WORLD_SIZE=str(place.size))
     os.environ["GLOO_SOCKET_IFNAME"] = _loopback()
     torch.set_num_threads(1)

@@ -39,8 +39,16 @@ _BACKEND_FLAGS = (
 )
 """Which implementations torch may take: getter and setter in `torch._C`."""
 
-_PRECISIONS = (("generic", "all"), ("mkldnn", "all"), ("mkldnn", "matmul"), ("mkldnn", "conv"), ("mkldnn", "rnn"))
-_PRECISIONS += (("cuda", "all"), ("cuda", "matmul"), ("cuda", "conv"))
+_PRECISIONS = (
+    ("generic", "all"),
+    ("mkldnn", "all"),
+    ("mkldnn", "matmul"),
+    ("mkldnn", "conv"),
+    ("mkldnn", "rnn"),
+    ("cuda", "all"),
+    ("cuda", "matmul"),
+    ("cuda", "conv"),
+)
 """Backends and operations for which torch keeps a precision of float32."""
 
 _KEY_BYTES, _POSITION_BYTES = 4 * 624, 4

@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack, _pop_
 from equivcheck.worlds.state.entry import ABSENT, Entry
 
 _autograd: Any = torch._C._autograd
-_device: Any = torch._GLOBAL_DEVICE_CONTEXT  # type: ignore[attr-defined]
+_device: Any = torch._GLOBAL_DEVICE_CONTEXT
 
 _CONFIGS = ("torch._dynamo.config", "torch._inductor.config", "torch._functorch.config")
 """Settings of the compiler: of a thread in newer versions of torch, of the process in older ones."""
@@ -44,7 +44,8 @@ def _put_stack(pop: Callable[[], Any], push: Callable[[Any], Any], read: Callabl
 
 
 def _function_modes() -> list[Any]:
-    return _get_current_function_mode_stack() if torch._C._len_torch_function_stack() else []
+    stack: Callable[[], list[Any]] = _get_current_function_mode_stack
+    return stack() if torch._C._len_torch_function_stack() else []
 
 
 def _dispatch_modes() -> list[Any]:
