@@ -26,7 +26,7 @@ MODULES = (
 
 @functools.cache
 def preload() -> None:
-    """Import all of `MODULES` that exist here; what torch warns of in its own code is no news, and no error where warnings are."""
+    """Import all of `MODULES` that exist here; what torch warns of in its own code must not be an error where warnings are."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for name in MODULES:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+from typing import Any
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import nn
 
+from equivcheck import check_training
 from equivcheck.worlds.failure import RanksFailed
 from equivcheck.worlds.pool import COMPARABLE, ranks
 from isolation.fixed import Results, of_fresh_process, results
@@ -57,7 +61,7 @@ def seen_by_rank(name: str) -> str:
 @given(data=st.data())
 @settings(max_examples=12)
 def test_the_next_check_is_as_in_a_fresh_process(world: str, data: st.DataObject, fresh: dict[str, Results]) -> None:
-    """After any changes, by a program that returns or raises, verdicts and bits of fixed scenarios are those of a fresh process."""
+    """After any changes, by programs that return or raise, verdicts and bits of fixed scenarios are those of a fresh process."""
     before = seen(world)
     for _ in range(data.draw(st.integers(1, 2))):
         names = data.draw(st.lists(st.sampled_from(sorted(MUTATIONS)), min_size=1, max_size=4, unique=True))
@@ -65,3 +69,29 @@ def test_the_next_check_is_as_in_a_fresh_process(world: str, data: st.DataObject
             ranks(world, 2).run(mutate, tuple(names), data.draw(st.sampled_from(("returns", "raises"))))
     assert results(world) == fresh[world]
     assert seen(world) == before
+
+
+def step(model: nn.Module, batch: Any, optimizer: torch.optim.Optimizer, loss: Any) -> torch.Tensor:
+    """A user's step that changes what does not change what it computes."""
+    mutate(("environment", "random", "anomaly detection", "view replay", "number of threads"), "returns")
+    optimizer.zero_grad()
+    found: torch.Tensor = loss(model(batch[0]), batch[1])
+    found.backward()
+    optimizer.step()
+    return found
+
+
+def test_the_run_on_one_device_leaves_no_change() -> None:
+    """What a user's training changes in this process, where it runs on one device, ends with the check."""
+    before = looks()
+    verdict = check_training(
+        model=lambda: nn.Linear(2, 2),
+        parallelize=lambda model, mesh: nn.parallel.DistributedDataParallel(model, process_group=mesh.get_group()),
+        mesh={"dp": 2},
+        batches=[(torch.ones(2, 2), torch.ones(2, 2))],
+        loss=nn.functional.mse_loss,
+        optimizer=torch.optim.SGD,
+        step=step,
+    )
+    verdict.assert_equivalent()
+    assert looks() == before
