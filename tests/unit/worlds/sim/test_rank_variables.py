@@ -17,8 +17,8 @@ from torch.nn.utils import parametrize
 from torch.utils.checkpoint import set_checkpoint_debug_enabled, set_checkpoint_early_stop
 
 from equivcheck.worlds.failure import RanksFailed
-from equivcheck.worlds.sim.rank_variables import VARIABLES, RankVariables
 from equivcheck.worlds.sim.ranks import SimRanks
+from equivcheck.worlds.state.rank_variables import VARIABLES, RankVariables
 
 World = Callable[[int], SimRanks]
 
