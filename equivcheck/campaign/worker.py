@@ -19,13 +19,13 @@ from equivcheck.campaign.selection import Selection
 from equivcheck.campaign.shrinking import Shrinking, same_fingerprint
 from equivcheck.campaign.tally import Tally
 from equivcheck.composition.limits import why_unsupported
+from equivcheck.errors import EquivCheckError
 from equivcheck.findings.fingerprint import fingerprint
 from equivcheck.findings.size import Size, size_of
 from equivcheck.oracle.confirm import CONFIRMING, CONFIRMING_SECONDS, confirmed, may_be_confirmed
 from equivcheck.scenario import Scenario
 from equivcheck.verdict.verdict import Outcome, Verdict
 from equivcheck.workers.link import Link
-from equivcheck.worlds.failure import RanksDidNotStart
 from equivcheck.worlds.work_clock import WorkClock
 
 REPORT_SECONDS = 0.2
@@ -244,8 +244,8 @@ def _import_everything(plan: Plan) -> None:
 
 
 def _broken(error: BaseException | None, context: str) -> Broken:
-    """What is told of it: of ranks that did not start one line, as neither a traceback nor the scenario says more."""
-    if isinstance(error, RanksDidNotStart):
+    """What is told of it: of what is raised on purpose one line, as neither a traceback nor the scenario says more."""
+    if isinstance(error, EquivCheckError):
         return Broken(summary=" ".join(str(error).split()), trace="")
     trace = "".join(traceback.format_exception(error)) if error else ""
     return Broken(summary=f"{type(error).__name__}: {error}".splitlines()[0], trace=f"{trace}{context}")
