@@ -62,16 +62,14 @@ def bisect(  # noqa: PLR0913, PLR0917 - options
     from equivcheck.versions.measuring import Search
 
     search = Search(versions=named, environments=where, seconds=seconds, every=every)
-    if issue_id is not None:
-        shown_in = search.of_issue(_issue(issue_id))
-    else:
-        kept = find(str(finding), store)
-        shown_in = search.of_finding(kept)
-        write_versions(kept, shown_in)
+    kept = None if issue_id is not None else find(str(finding), store)
+    shown_in = search.of_issue(_issue(str(issue_id))) if kept is None else search.of_finding(kept)
     if as_json:
         print_json(_object(shown_in))
     else:
         _print(shown_in, with_range=issue_id is not None)
+    if kept is not None:
+        write_versions(kept, shown_in)
     return _exit_code(shown_in)
 
 

@@ -8,12 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from equivcheck.composition.expected_calls import predicted
-from equivcheck.errors import InvalidScenario, UsageError
+from equivcheck.errors import EquivCheckError, InvalidScenario, UsageError
 from equivcheck.findings.environment import Environment, environment
 from equivcheck.findings.fingerprint import fingerprint
 from equivcheck.findings.readme import readme
 from equivcheck.findings.versions import ShownIn
+from equivcheck.input_file import UnreadableFile, read_text
 from equivcheck.layouts.expected_calls.communication import as_traffic
+from equivcheck.output_file import replace_text
 from equivcheck.scenario.file_format.codec import decode, encode, from_json, load, to_json
 from equivcheck.verdict.verdict import Verdict
 
@@ -24,6 +26,10 @@ VERSIONS = "versions.json"
 
 class BrokenFinding(UsageError):
     """A folder is not a finding, or no longer is; the text names the file and what is wrong with it."""
+
+
+class StoreFailed(EquivCheckError):
+    """A finding cannot be written; nothing that was kept is harmed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,15 +94,21 @@ def write_finding(folder: Path, verdict: Verdict, shown_in: ShownIn | None = Non
 
 
 def write_versions(finding: Finding, shown_in: ShownIn) -> None:
-    """Put into a finding's folder in which versions of torch it shows; raises `BrokenFinding` if another one is there by now."""
+    """Put into a finding's folder in which versions of torch it shows.
+
+    Raises `BrokenFinding` if another one is there by now, and `StoreFailed`.
+    """
     if load_finding(finding.path).verdict.scenario != finding.verdict.scenario:
         raise BrokenFinding(f"finding {finding.path} has another scenario by now; its versions are not written")
-    _write(finding.path / VERSIONS, json.dumps(encode(shown_in), indent=2))
-    _write(finding.path / README, readme(finding.fingerprint, finding.verdict, finding.environment, shown_in))
+    try:
+        _write(finding.path / VERSIONS, json.dumps(encode(shown_in), indent=2))
+        _write(finding.path / README, readme(finding.fingerprint, finding.verdict, finding.environment, shown_in))
+    except OSError as error:
+        raise StoreFailed(f"versions cannot be kept in {finding.path}: {error.strerror or error}") from error
 
 
 def _write(path: Path, text: str) -> None:
-    path.write_text(text.rstrip("\n") + "\n", encoding="utf-8")
+    replace_text(path, text.rstrip("\n") + "\n")
 
 
 def load_finding(folder: Path) -> Finding:
@@ -132,6 +144,6 @@ def _object(path: Path) -> dict[str, Any]:
 
 def _read(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise BrokenFinding(f"broken finding: {path} cannot be read: {type(error).__name__}: {error}") from error
+        return read_text(path)
+    except UnreadableFile as error:
+        raise BrokenFinding(f"broken finding: {error}") from error
