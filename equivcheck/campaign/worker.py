@@ -19,7 +19,7 @@ from equivcheck.campaign.selection import Selection
 from equivcheck.campaign.shrinking import Shrinking, same_fingerprint
 from equivcheck.campaign.tally import Tally
 from equivcheck.composition.limits import why_unsupported
-from equivcheck.errors import EquivCheckError
+from equivcheck.errors import EquivCheckError, UsageError
 from equivcheck.findings.fingerprint import fingerprint
 from equivcheck.findings.size import Size, size_of
 from equivcheck.oracle.confirm import CONFIRMING, CONFIRMING_SECONDS, confirmed, may_be_confirmed
@@ -246,6 +246,6 @@ def _import_everything(plan: Plan) -> None:
 def _broken(error: BaseException | None, context: str) -> Broken:
     """What is told of it: of what is raised on purpose one line, as neither a traceback nor the scenario says more."""
     if isinstance(error, EquivCheckError):
-        return Broken(summary=" ".join(str(error).split()), trace="")
+        return Broken(summary=" ".join(str(error).split()), trace="", is_usage=isinstance(error, UsageError))
     trace = "".join(traceback.format_exception(error)) if error else ""
     return Broken(summary=f"{type(error).__name__}: {error}".splitlines()[0], trace=f"{trace}{context}")

@@ -12,6 +12,7 @@ from equivcheck.cli.replay import find
 from equivcheck.cli.shell import ExitCode
 from equivcheck.cli.torch_options import environment_options, environments, torch_option
 from equivcheck.errors import UsageError
+from equivcheck.printable import printable
 
 if TYPE_CHECKING:
     from equivcheck.findings.versions import ShownIn
@@ -90,10 +91,10 @@ def _object(shown_in: ShownIn) -> dict[str, Any]:
 
 def _print(shown_in: ShownIn, *, with_range: bool) -> None:
     for found in shown_in.measured:
-        click.echo(f"torch {found.torch:<8} {found.showing}")
+        click.echo(printable(f"torch {found.torch:<8} {found.showing}"))
     if shown_in.unmeasured:
         click.echo(f"not measured, as those around them agree: {', '.join(shown_in.unmeasured)}")
-    click.echo(str(shown_in))
+    click.echo(printable(str(shown_in)))
     if with_range and shown_in.shows:
         click.echo(f"range: {' or '.join(shown_in.specifiers)}")
 

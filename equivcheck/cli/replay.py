@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,7 @@ from equivcheck.cli.options import confirm_option, console, deadline_option, jso
 from equivcheck.cli.replay_all import replay_all
 from equivcheck.cli.shell import ExitCode
 from equivcheck.errors import UsageError
+from equivcheck.printable import printable
 
 if TYPE_CHECKING:
     from equivcheck.findings.finding import Finding
@@ -82,7 +84,7 @@ def find(finding: str, store: Path) -> Finding:
     from equivcheck.findings.finding import load_finding
     from equivcheck.findings.store import FindingStore
 
-    if Path(finding).is_dir() or "/" in finding:
+    if os.path.isdir(finding) or "/" in finding:
         return load_finding(Path(finding))
     return FindingStore(store).load(finding)
 
@@ -112,5 +114,6 @@ def _object(kept: Finding, again: ReplayResult, verdict: Verdict) -> dict[str, A
 def _print(kept: Finding, again: ReplayResult, verdict: Verdict) -> None:
     from equivcheck.report.verdict_text import print_verdict
 
-    click.echo(f"{kept.fingerprint} {_SENTENCES[again]} (found {kept.environment.date} with torch {kept.environment.torch})")
+    found = kept.environment
+    click.echo(printable(f"{kept.fingerprint} {_SENTENCES[again]} (found {found.date} with torch {found.torch})"))
     print_verdict(console(), verdict)

@@ -20,7 +20,7 @@ from equivcheck.errors import EquivCheckError, InvalidScenario, UsageError
 from equivcheck.printable import in_short, printable
 from equivcheck.torch_version import OLDEST
 
-LONGEST_LINE = 2000
+LONGEST_LINE = 10_000
 """Characters of an error; what it quotes may be anything."""
 _OF_THE_MACHINE = (
     *(errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EACCES, errno.EPERM),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from equivcheck.errors import EquivCheckError, InvalidScenario, UsageError
 from equivcheck.findings.environment import Environment, environment
 from equivcheck.findings.fingerprint import fingerprint
 from equivcheck.findings.readme import readme
+from equivcheck.findings.sound import require_sound_environment, require_sound_verdict, require_sound_versions
 from equivcheck.findings.versions import ShownIn
 from equivcheck.input_file import UnreadableFile, read_text
 from equivcheck.layouts.expected_calls.communication import as_traffic
@@ -113,18 +115,27 @@ def _write(path: Path, text: str) -> None:
 
 def load_finding(folder: Path) -> Finding:
     """Read a folder that `write_finding` filled; raises `BrokenFinding`, one line, naming the file and the place in it."""
-    if not folder.is_dir():
+    if not os.path.isdir(folder):
         raise BrokenFinding(f"finding {folder} does not exist; expected a folder with {SCENARIO} and {VERDICT}")
     try:
         scenario = from_json(_read(folder / SCENARIO), where=str(folder / SCENARIO))
         values = _upgraded(_object(folder / VERDICT)) | {"scenario": encode(scenario)}
         verdict = decode(Verdict, values, where=str(folder / VERDICT))
+        require_sound_verdict(verdict, str(folder / VERDICT))
         found_in = decode(Environment, _object(folder / ENVIRONMENT), where=str(folder / ENVIRONMENT))
-        versions = folder / VERSIONS
-        shown_in = decode(ShownIn, _object(versions), where=str(versions)) if versions.exists() else None
+        require_sound_environment(found_in, str(folder / ENVIRONMENT))
+        shown_in = _shown_in(folder / VERSIONS)
     except InvalidScenario as error:
         raise BrokenFinding(f"broken finding: {error}") from error
     return Finding(path=folder, verdict=verdict, environment=found_in, shown_in=shown_in)
+
+
+def _shown_in(path: Path) -> ShownIn | None:
+    if not os.path.lexists(path):
+        return None
+    shown_in = decode(ShownIn, _object(path), where=str(path))
+    require_sound_versions(shown_in, str(path))
+    return shown_in
 
 
 def _upgraded(values: dict[str, Any]) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from equivcheck.campaign.events import KeptFinding, Summary
 from equivcheck.campaign.messages import Control
 from equivcheck.campaign.tally import Tally
 from equivcheck.findings.store import Kept
+from equivcheck.printable import printable
 from equivcheck.report.coverage_text import pairs_line
 from equivcheck.report.verdict_text import STYLES
 from equivcheck.scenario.file_format.codec import to_json
@@ -102,7 +103,7 @@ def _paragraph(finding: KeptFinding, tally: Tally) -> Iterator[Text]:
     verdict = finding.verdict
     times = count(tally.fingerprints[finding.fingerprint], "check")
     yield Text.assemble("\n  ", (verdict.outcome.value.upper(), STYLES[verdict.outcome]), f" {in_words(verdict.scenario)}")
-    yield Text(f"  {verdict.reason}")
+    yield Text(f"  {printable(verdict.reason)}")
     if finding.kept is Kept.UNKEPT:
         yield Text(
             f"  not kept, seen in {times}; reproduce with: equivcheck check FILE, where FILE has\n{to_json(verdict.scenario)}"

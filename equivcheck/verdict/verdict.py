@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from equivcheck.choice import Choice
 from equivcheck.errors import NotEquivalent
+from equivcheck.printable import printable
 from equivcheck.scenario import Scenario
 from equivcheck.scenario.scenario import in_words
 from equivcheck.trace.differences import Divergence
@@ -128,6 +129,9 @@ class Verdict(Judgement):
 
     def evidence(self) -> list[str]:
         """What was found, a line each: without the outcome, and without the scenario as code."""
+        return [printable(line) for line in self._evidence()]
+
+    def _evidence(self) -> list[str]:
         if not self.outcome.is_finding:
             return self._plainly()
         first = self.divergence
