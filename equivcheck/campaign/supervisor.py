@@ -18,6 +18,7 @@ from equivcheck.findings.finding import StoreFailed
 from equivcheck.findings.fingerprint import fingerprint
 from equivcheck.findings.size import size_of
 from equivcheck.findings.store import FindingStore, Kept, says_more
+from equivcheck.verdict.description import failed
 from equivcheck.verdict.verdict import Verdict
 from equivcheck.workers.link import Stop
 from equivcheck.workers.process import Ended
@@ -155,7 +156,9 @@ class _Campaign:
             return self._store.keep(verdict)
         except StoreFailed as error:
             self._unkept = str(error)
-            return Kept.UNKEPT
+        except Exception as error:
+            self._unkept = failed("keeping a finding", error)
+        return Kept.UNKEPT
 
     def _store_unkept(self) -> None:
         """At the end try once more to keep what could not be kept when it was found."""

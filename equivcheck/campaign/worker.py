@@ -7,6 +7,7 @@ import itertools
 import math
 import time
 import traceback
+from functools import partial
 from typing import Any
 
 from equivcheck.campaign.batches import EndBatch, FaultShown, batch_seed, run_batch
@@ -22,7 +23,7 @@ from equivcheck.composition.limits import why_unsupported
 from equivcheck.errors import EquivCheckError, UsageError
 from equivcheck.findings.fingerprint import fingerprint
 from equivcheck.findings.size import Size, size_of
-from equivcheck.oracle.confirm import CONFIRMING, CONFIRMING_SECONDS, confirmed, may_be_confirmed
+from equivcheck.oracle.confirm import CONFIRMING, CONFIRMING_SECONDS, confirmed_by, may_be_confirmed
 from equivcheck.scenario import Scenario
 from equivcheck.verdict.verdict import Outcome, Verdict
 from equivcheck.workers.link import Link
@@ -152,9 +153,14 @@ class Worker:
         return is_meant and self._selections[self._beyond].wants(scenario)
 
     def _to_be_shrunk(self, verdict: Verdict) -> bool:
-        if self._shrinking is None and self._new(verdict) and self._may_shrink():
-            self._shrinking = self._search(verdict)
-        return self._shrinking is not None and self._shrinking.offer(verdict)
+        try:
+            if self._shrinking is None and self._new(verdict) and self._may_shrink():
+                self._shrinking = self._search(verdict)
+            return self._shrinking is not None and self._shrinking.offer(verdict)
+        except Exception as error:
+            self._send(verdict.without("shrinking", error))
+            self._shrinking = None
+            return False
 
     def _search(self, verdict: Verdict) -> Shrinking:
         same = same_fingerprint(verdict)
@@ -183,12 +189,18 @@ class Worker:
     def _end_shrinking(self) -> None:
         if self._shrinking is None:
             return
-        best = self._confirmed(self._explained(self._shrinking.finish()))
-        self._shrinking = None
-        mark, size = fingerprint(best), size_of(best.scenario)
-        if size < self._smallest[mark] or best.confirmed or best.drift:
-            self._smallest[mark] = size
-            self._link.send(Found(verdict=best))
+        search, self._shrinking = self._shrinking, None
+        try:
+            best = search.finish()
+        except Exception as error:
+            best = search.first.without("shrinking", error)
+        best = self._confirmed(self._explained(best))
+        if size_of(best.scenario) < self._smallest[fingerprint(best)] or best.confirmed or best.drift or best.unfinished:
+            self._send(best)
+
+    def _send(self, best: Verdict) -> None:
+        self._smallest[fingerprint(best)] = size_of(best.scenario)
+        self._link.send(Found(verdict=best))
 
     def _explained(self, best: Verdict) -> Verdict:
         """The smallest example with a diagnosis; what torch does not support needs none."""
@@ -205,8 +217,8 @@ class Worker:
             return best
         self._tally.num_shrinking += 1
         deadline = min(self._plan.deadline, CONFIRMING_SECONDS)
-        again = self._asked(best.scenario, world=CONFIRMING, deadline=deadline, beyond=bool(best.beyond))
-        return confirmed(best, again)
+        again = partial(self._plan.check, best.scenario, world=CONFIRMING, deadline=deadline, beyond=bool(best.beyond))
+        return confirmed_by(best, again)
 
     def _report(self) -> None:
         self._link.send(Progress(tally=self._tally))

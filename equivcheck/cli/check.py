@@ -34,7 +34,7 @@ def check(  # noqa: PLR0913, PLR0917 - options
     from equivcheck.findings.finding import communication_object, verdict_object
     from equivcheck.oracle.beyond import check_beyond
     from equivcheck.oracle.check import check as check_within
-    from equivcheck.oracle.confirm import CONFIRMING, confirmed, may_be_confirmed
+    from equivcheck.oracle.confirm import CONFIRMING, confirmed_by, may_be_confirmed
     from equivcheck.report.communication_text import print_communication
     from equivcheck.report.verdict_text import print_verdict
 
@@ -43,7 +43,7 @@ def check(  # noqa: PLR0913, PLR0917 - options
     if not verdict.beyond:
         verdict = explained(verdict, deadline=deadline)
     if confirm and may_be_confirmed(verdict):
-        verdict = confirmed(verdict, check_scenario(scenario, world=CONFIRMING, deadline=deadline))
+        verdict = confirmed_by(verdict, lambda: check_scenario(scenario, world=CONFIRMING, deadline=deadline))
     if as_json:
         print_json(verdict_object(verdict) | ({"communication": communication_object(verdict)} if comm else {}))
     else:

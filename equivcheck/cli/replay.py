@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -70,12 +71,13 @@ def replay(  # noqa: PLR0913, PLR0917 - options
 
 def _checked(kept: Finding, world: str, deadline: float, confirm: bool) -> Verdict:
     from equivcheck.campaign.isolated import check_isolated
-    from equivcheck.oracle.confirm import CONFIRMING, confirmed, may_be_confirmed
+    from equivcheck.oracle.confirm import CONFIRMING, confirmed_by, may_be_confirmed
 
     beyond = bool(kept.verdict.beyond)
     verdict = check_isolated(kept.verdict.scenario, world=world, deadline=deadline, beyond=beyond)
     if confirm and may_be_confirmed(verdict):
-        return confirmed(verdict, check_isolated(verdict.scenario, world=CONFIRMING, deadline=deadline, beyond=beyond))
+        again = partial(check_isolated, verdict.scenario, world=CONFIRMING, deadline=deadline, beyond=beyond)
+        return confirmed_by(verdict, again)
     return verdict
 
 

@@ -19,6 +19,7 @@ from equivcheck.input_file import UnreadableFile, read_text
 from equivcheck.layouts.expected_calls.communication import as_traffic
 from equivcheck.output_file import replace_text
 from equivcheck.scenario.file_format.codec import decode, encode, from_json, load, to_json
+from equivcheck.verdict.description import failed
 from equivcheck.verdict.verdict import Verdict
 
 SCENARIO, VERDICT, ENVIRONMENT, README = "scenario.json", "verdict.json", "environment.json", "README.md"
@@ -87,7 +88,7 @@ def write_finding(folder: Path, verdict: Verdict, shown_in: ShownIn | None = Non
         SCENARIO: to_json(verdict.scenario),
         VERDICT: json.dumps(values, indent=2, allow_nan=False),
         ENVIRONMENT: json.dumps(encode(found_in), indent=2),
-        README: readme(fingerprint(verdict), verdict, found_in, shown_in),
+        README: _readme(fingerprint(verdict), verdict, found_in, shown_in),
     }
     for name, text in texts.items():
         _write(folder / name, text)
@@ -104,9 +105,17 @@ def write_versions(finding: Finding, shown_in: ShownIn) -> None:
         raise BrokenFinding(f"finding {finding.path} has another scenario by now; its versions are not written")
     try:
         _write(finding.path / VERSIONS, json.dumps(encode(shown_in), indent=2))
-        _write(finding.path / README, readme(finding.fingerprint, finding.verdict, finding.environment, shown_in))
+        _write(finding.path / README, _readme(finding.fingerprint, finding.verdict, finding.environment, shown_in))
     except OSError as error:
         raise StoreFailed(f"versions cannot be kept in {finding.path}: {error.strerror or error}") from error
+
+
+def _readme(mark: str, verdict: Verdict, found_in: Environment, shown_in: ShownIn | None) -> str:
+    """For people only: what fails here must not cost the finding."""
+    try:
+        return readme(mark, verdict, found_in, shown_in)
+    except Exception as error:
+        return f"# {mark}: {verdict.outcome.value}\n\n{failed('this text', error)}\n\nSee {SCENARIO} and {VERDICT}."
 
 
 def _write(path: Path, text: str) -> None:

@@ -148,5 +148,5 @@ def _remove(path: Path) -> None:
 
 def says_more(before: Verdict, verdict: Verdict) -> bool:
     """Whether a verdict on the same scenario says more: why it failed, or whether another world finds the same."""
-    adds = (verdict.confirmed and not before.confirmed) or (verdict.drift and not before.drift)
-    return bool(adds) and before.scenario == verdict.scenario
+    adds = any(getattr(verdict, name) and not getattr(before, name) for name in ("confirmed", "drift", "unfinished"))
+    return adds and before.scenario == verdict.scenario
