@@ -20,7 +20,7 @@ class KeptFinding:
     fingerprint: str
     """The same for equal faults."""
     path: Path
-    """Its folder."""
+    """Its folder, which is not there if it is `UNKEPT`."""
     verdict: Verdict
     """With the smallest scenario of this campaign that shows it."""
     kept: Kept
@@ -65,6 +65,8 @@ class Summary:
     """Whether it was stopped before its budget was spent."""
     broken: str = ""
     """Why the checker itself could not go on, with a traceback; empty if it could."""
+    unkept: str = ""
+    """Why some findings are nowhere but here; empty if all were kept."""
     control: Control | None = None
     """What came of the wrong training that was to be caught; None where there was none, or the end came before it was known."""
 

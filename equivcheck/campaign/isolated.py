@@ -5,7 +5,7 @@ from __future__ import annotations
 from equivcheck.campaign.messages import Broken, Checked, CheckOne
 from equivcheck.campaign.plan import Check, Plan, explaining_check
 from equivcheck.campaign.process import START_SECONDS, CheckingProcess
-from equivcheck.errors import EquivCheckError
+from equivcheck.errors import EquivCheckError, UsageError
 from equivcheck.scenario import Scenario
 from equivcheck.verdict.verdict import Verdict
 from equivcheck.workers.process import Ended
@@ -23,7 +23,8 @@ def check_isolated(
 ) -> Verdict:
     """`equivcheck.check` with a diagnosis; the death of the process, or a check that never ends, is a verdict.
 
-    With `beyond` it is run though torch does not support it. Raises `CheckerFailed`.
+    With `beyond` it is run though torch does not support it. Raises `CheckerFailed`, and `UsageError` as
+    `check` does.
     """
     plan = Plan(seconds=1.0, seed=0, world=world, deadline=deadline, stuck_seconds=2 * deadline + START_SECONDS, check=check)
     worker = CheckingProcess(plan, (0, 0))
@@ -42,7 +43,7 @@ def _verdict(worker: CheckingProcess) -> Verdict:
         if isinstance(message, Checked):
             return message.verdict
         if isinstance(message, Broken):
-            raise CheckerFailed(message.summary)
+            raise UsageError(message.summary) if message.is_usage else CheckerFailed(message.summary)
         if isinstance(message, Ended):
             verdict = worker.death()
             break

@@ -76,6 +76,8 @@ class Broken:
     """``Type: message``, one line."""
     trace: str
     """The traceback, and the scenario if one was being checked."""
+    is_usage: bool = False
+    """Whether it refused what it was asked for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

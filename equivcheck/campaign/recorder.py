@@ -29,8 +29,9 @@ class Recorder:
     @classmethod
     def create(cls) -> Recorder:
         """An empty recorder, gone with the processes that have it open."""
-        file = tempfile.TemporaryFile()  # noqa: SIM115 - kept open until `close`
-        file.truncate(_SIZE)
+        file = _unnamed_file()
+        file.write(bytes(_SIZE))  # a page that has no space yet would end the process that writes to it
+        file.flush()
         return cls(file)
 
     @classmethod
@@ -74,3 +75,8 @@ class Recorder:
         """Let go of the memory."""
         self._memory.close()
         self._file.close()
+
+
+def _unnamed_file() -> IO[bytes]:
+    """In memory where the system can, as a disk may be full."""
+    return os.fdopen(os.memfd_create("equivcheck"), "w+b") if hasattr(os, "memfd_create") else tempfile.TemporaryFile()

@@ -56,6 +56,11 @@ class Shrinking:
         self.coarse = first.outcome is Outcome.DIVERGED and same(judge(first.scenario, coarse=True))
 
     @property
+    def first(self) -> Verdict:
+        """What was found to begin with, which was judged in full."""
+        return self._found[0]
+
+    @property
     def best(self) -> Verdict:
         """The smallest so far."""
         return self._found[-1]

@@ -14,9 +14,11 @@ from equivcheck.campaign.messages import Broken, Checked, CheckOne, Control, Don
 from equivcheck.campaign.plan import Plan
 from equivcheck.campaign.process import CheckingProcess
 from equivcheck.campaign.tally import Tally
+from equivcheck.findings.finding import StoreFailed
 from equivcheck.findings.fingerprint import fingerprint
 from equivcheck.findings.size import size_of
 from equivcheck.findings.store import FindingStore, Kept, says_more
+from equivcheck.verdict.description import failed
 from equivcheck.verdict.verdict import Verdict
 from equivcheck.workers.link import Stop
 from equivcheck.workers.process import Ended
@@ -32,8 +34,9 @@ def fuzz(plan: Plan, store: FindingStore, listeners: Sequence[Listener] = ()) ->
     """Check generated scenarios until the plan's time is up and keep what fails.
 
     SIGINT and SIGTERM end it early, with a summary; a second one raises `KeyboardInterrupt`. Raises `StoreFailed` when findings
-    cannot be kept.
+    could not be kept from the start; what cannot be kept later is in the summary alone.
     """
+    store.require_writable()
     with Interruption() as interruption:
         return _Campaign(plan, store, listeners, interruption).run()
 
@@ -50,7 +53,7 @@ class _Campaign:
         self._checked = Counter[int]()
         self._findings: dict[str, KeptFinding] = {}
         self._shrinking: set[str] = set()
-        self._broken = ""
+        self._broken = self._unkept = ""
         self._false_starts = 0
         self._control: Control | None = None
 
@@ -61,6 +64,7 @@ class _Campaign:
                 pool.workers.append(CheckingProcess(self._plan, (number, 0)))
             while pool.workers:
                 self._turn()
+        self._store_unkept()
         return self._summary()
 
     def _turn(self) -> None:
@@ -145,15 +149,31 @@ class _Campaign:
 
     def _keep(self, verdict: Verdict) -> None:
         mark = fingerprint(verdict)
-        kept = self._store.keep(verdict)
+        kept = self._stored(verdict)
         before = self._findings.get(mark)
         if before is not None:
             adds = says_more(before.verdict, verdict)
             if not adds and size_of(before.verdict.scenario) <= size_of(verdict.scenario):
                 return
-            kept = before.kept if adds or kept is Kept.SMALLER else kept
+            kept = before.kept if (adds or kept is Kept.SMALLER) and kept is not Kept.UNKEPT else kept
         self._findings[mark] = KeptFinding(fingerprint=mark, path=self._store.folder(mark), verdict=verdict, kept=kept)
         self._tell(self._findings[mark])
+
+    def _stored(self, verdict: Verdict) -> Kept:
+        try:
+            return self._store.keep(verdict)
+        except StoreFailed as error:
+            self._unkept = str(error)
+        except Exception as error:
+            self._unkept = failed("keeping a finding", error)
+        return Kept.UNKEPT
+
+    def _store_unkept(self) -> None:
+        """At the end try once more to keep what could not be kept when it was found."""
+        self._unkept = ""
+        for mark, finding in self._findings.items():
+            if finding.kept is Kept.UNKEPT:
+                self._findings[mark] = replace(finding, kept=self._stored(finding.verdict))
 
     def _lost(self, worker: CheckingProcess, verdict: Verdict | None) -> None:
         """A worker died or was killed for being stuck: its scenario is checked again, and then another takes its place."""
@@ -225,6 +245,7 @@ class _Campaign:
             store=self._store.path,
             interrupted=self._interruption.requested,
             broken=self._broken,
+            unkept=self._unkept,
             control=self._control,
         )
         self._tell(summary)

@@ -7,6 +7,7 @@ import itertools
 import math
 import time
 import traceback
+from functools import partial
 from typing import Any
 
 from equivcheck.campaign.batches import EndBatch, FaultShown, batch_seed, run_batch
@@ -19,13 +20,13 @@ from equivcheck.campaign.selection import Selection
 from equivcheck.campaign.shrinking import Shrinking, same_fingerprint
 from equivcheck.campaign.tally import Tally
 from equivcheck.composition.limits import why_unsupported
+from equivcheck.errors import EquivCheckError, UsageError
 from equivcheck.findings.fingerprint import fingerprint
 from equivcheck.findings.size import Size, size_of
-from equivcheck.oracle.confirm import CONFIRMING, CONFIRMING_SECONDS, confirmed, may_be_confirmed
+from equivcheck.oracle.confirm import CONFIRMING, CONFIRMING_SECONDS, confirmed_by, may_be_confirmed
 from equivcheck.scenario import Scenario
 from equivcheck.verdict.verdict import Outcome, Verdict
 from equivcheck.workers.link import Link
-from equivcheck.worlds.failure import RanksDidNotStart
 from equivcheck.worlds.preload import preload
 from equivcheck.worlds.sim.interruption import abandoned_threads
 from equivcheck.worlds.work_clock import WorkClock
@@ -163,9 +164,14 @@ class Worker:
         return is_meant and self._selections[self._beyond].wants(scenario)
 
     def _to_be_shrunk(self, verdict: Verdict) -> bool:
-        if self._shrinking is None and self._new(verdict) and self._may_shrink():
-            self._shrinking = self._search(verdict)
-        return self._shrinking is not None and self._shrinking.offer(verdict)
+        try:
+            if self._shrinking is None and self._new(verdict) and self._may_shrink():
+                self._shrinking = self._search(verdict)
+            return self._shrinking is not None and self._shrinking.offer(verdict)
+        except Exception as error:
+            self._send(verdict.without("shrinking", error))
+            self._shrinking = None
+            return False
 
     def _search(self, verdict: Verdict) -> Shrinking:
         same = same_fingerprint(verdict)
@@ -194,12 +200,18 @@ class Worker:
     def _end_shrinking(self) -> None:
         if self._shrinking is None:
             return
-        best = self._confirmed(self._explained(self._shrinking.finish()))
-        self._shrinking = None
-        mark, size = fingerprint(best), size_of(best.scenario)
-        if size < self._smallest[mark] or best.confirmed or best.drift:
-            self._smallest[mark] = size
-            self._link.send(Found(verdict=best))
+        search, self._shrinking = self._shrinking, None
+        try:
+            best = search.finish()
+        except Exception as error:
+            best = search.first.without("shrinking", error)
+        best = self._confirmed(self._explained(best))
+        if size_of(best.scenario) < self._smallest[fingerprint(best)] or best.confirmed or best.drift or best.unfinished:
+            self._send(best)
+
+    def _send(self, best: Verdict) -> None:
+        self._smallest[fingerprint(best)] = size_of(best.scenario)
+        self._link.send(Found(verdict=best))
 
     def _explained(self, best: Verdict) -> Verdict:
         """The smallest example with a diagnosis; what torch does not support needs none."""
@@ -216,8 +228,8 @@ class Worker:
             return best
         self._tally.num_shrinking += 1
         deadline = min(self._plan.deadline, CONFIRMING_SECONDS)
-        again = self._asked(best.scenario, world=CONFIRMING, deadline=deadline, beyond=bool(best.beyond))
-        return confirmed(best, again)
+        again = partial(self._plan.check, best.scenario, world=CONFIRMING, deadline=deadline, beyond=bool(best.beyond))
+        return confirmed_by(best, again)
 
     def _report(self) -> None:
         self._link.send(Progress(tally=self._tally))
@@ -257,8 +269,8 @@ def _import_everything(plan: Plan) -> None:
 
 
 def _broken(error: BaseException | None, context: str) -> Broken:
-    """What is told of it: of ranks that did not start one line, as neither a traceback nor the scenario says more."""
-    if isinstance(error, RanksDidNotStart):
-        return Broken(summary=" ".join(str(error).split()), trace="")
+    """What is told of it: of what is raised on purpose one line, as neither a traceback nor the scenario says more."""
+    if isinstance(error, EquivCheckError):
+        return Broken(summary=" ".join(str(error).split()), trace="", is_usage=isinstance(error, UsageError))
     trace = "".join(traceback.format_exception(error)) if error else ""
     return Broken(summary=f"{type(error).__name__}: {error}".splitlines()[0], trace=f"{trace}{context}")

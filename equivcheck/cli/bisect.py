@@ -12,6 +12,7 @@ from equivcheck.cli.replay import find
 from equivcheck.cli.shell import ExitCode
 from equivcheck.cli.torch_options import environment_options, environments, torch_option
 from equivcheck.errors import UsageError
+from equivcheck.printable import printable
 
 if TYPE_CHECKING:
     from equivcheck.findings.versions import ShownIn
@@ -62,16 +63,14 @@ def bisect(  # noqa: PLR0913, PLR0917 - options
     from equivcheck.versions.measuring import Search
 
     search = Search(versions=named, environments=where, seconds=seconds, every=every)
-    if issue_id is not None:
-        shown_in = search.of_issue(_issue(issue_id))
-    else:
-        kept = find(str(finding), store)
-        shown_in = search.of_finding(kept)
-        write_versions(kept, shown_in)
+    kept = None if issue_id is not None else find(str(finding), store)
+    shown_in = search.of_issue(_issue(str(issue_id))) if kept is None else search.of_finding(kept)
     if as_json:
         print_json(_object(shown_in))
     else:
         _print(shown_in, with_range=issue_id is not None)
+    if kept is not None:
+        write_versions(kept, shown_in)
     return _exit_code(shown_in)
 
 
@@ -92,10 +91,10 @@ def _object(shown_in: ShownIn) -> dict[str, Any]:
 
 def _print(shown_in: ShownIn, *, with_range: bool) -> None:
     for found in shown_in.measured:
-        click.echo(f"torch {found.torch:<8} {found.showing}")
+        click.echo(printable(f"torch {found.torch:<8} {found.showing}"))
     if shown_in.unmeasured:
         click.echo(f"not measured, as those around them agree: {', '.join(shown_in.unmeasured)}")
-    click.echo(str(shown_in))
+    click.echo(printable(str(shown_in)))
     if with_range and shown_in.shows:
         click.echo(f"range: {' or '.join(shown_in.specifiers)}")
 

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
+import os
 from typing import TYPE_CHECKING
 
 import click
 
 from equivcheck.cli.options import confirm_option, console, deadline_option, json_option, print_json, world_option
 from equivcheck.cli.shell import ExitCode
+from equivcheck.cli.streams import standard_input
 from equivcheck.errors import UsageError
+from equivcheck.input_file import read_stream, read_text
 
 if TYPE_CHECKING:
     from equivcheck.scenario import Scenario
@@ -33,7 +34,7 @@ def check(  # noqa: PLR0913, PLR0917 - options
     from equivcheck.findings.finding import communication_object, verdict_object
     from equivcheck.oracle.beyond import check_beyond
     from equivcheck.oracle.check import check as check_within
-    from equivcheck.oracle.confirm import CONFIRMING, confirmed, may_be_confirmed
+    from equivcheck.oracle.confirm import CONFIRMING, confirmed_by, may_be_confirmed
     from equivcheck.report.communication_text import print_communication
     from equivcheck.report.verdict_text import print_verdict
 
@@ -42,7 +43,7 @@ def check(  # noqa: PLR0913, PLR0917 - options
     if not verdict.beyond:
         verdict = explained(verdict, deadline=deadline)
     if confirm and may_be_confirmed(verdict):
-        verdict = confirmed(verdict, check_scenario(scenario, world=CONFIRMING, deadline=deadline))
+        verdict = confirmed_by(verdict, lambda: check_scenario(scenario, world=CONFIRMING, deadline=deadline))
     if as_json:
         print_json(verdict_object(verdict) | ({"communication": communication_object(verdict)} if comm else {}))
     else:
@@ -57,17 +58,7 @@ def read_scenario(file: str) -> Scenario:
     from equivcheck.scenario.file_format.codec import from_json
 
     if file == "-":
-        return from_json(_decoded(sys.stdin.buffer.read(), "standard input"), where="standard input")
-    if Path(file).is_dir():
+        return from_json(read_stream(standard_input(), "standard input"), where="standard input")
+    if os.path.isdir(file):
         raise UsageError(f"file {file} is a folder; allowed: a file with a scenario (replay takes the folder of a finding)")
-    try:
-        return from_json(_decoded(Path(file).read_bytes(), file), where=file)
-    except OSError as error:
-        raise UsageError(f"file {file} cannot be read: {error.strerror}") from error
-
-
-def _decoded(raw: bytes, where: str) -> str:
-    try:
-        return raw.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise UsageError(f"{where} is not UTF-8 text: byte {error.start} is {raw[error.start]:#04x}") from error
+    return from_json(read_text(file), where=file)

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from equivcheck.cli.options import console, json_option, layouts_option, print_json
+from equivcheck.cli.options import console, json_option, layouts_option, output_file, print_json
 from equivcheck.cli.shell import ExitCode
+from equivcheck.output_file import replace_text
 
 if TYPE_CHECKING:
     from equivcheck.coverage.legality import Examples
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 @click.option(
     "--legal",
     type=click.Path(dir_okay=False, path_type=Path),
+    callback=output_file,
     help="Then find which other pairs are legal, by constructing scenarios, and write all to this file (minutes).",
 )
 @json_option
@@ -65,4 +67,4 @@ def write_legal(examples: Examples, file: Path) -> None:
     undrawn = examples.undrawn()
     with click.progressbar(undrawn, label="legal pairs", file=sys.stderr) as pairs:
         found = [(one, other) for one, other in pairs if witness(one, other, examples) is not None]
-    file.write_text(table_of(examples.legal(found)), encoding="utf-8")
+    replace_text(file, table_of(examples.legal(found)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -87,7 +88,7 @@ def _mutant(name: str | None) -> Mutant | None:
 
 def _verdict(finding: str, store: Path, mutant: Mutant | None) -> tuple[Verdict, str]:
     """What is wrong with what was asked for, and on which torch it was seen (empty for this one)."""
-    if not (Path(finding).is_file() or finding == "-"):
+    if not (os.path.isfile(finding) or finding == "-"):
         if mutant is None:
             kept = find(finding, store)
             return kept.verdict, kept.environment.torch

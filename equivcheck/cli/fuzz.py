@@ -94,9 +94,12 @@ def run_plan(plan: Plan, store: Path, as_json: bool) -> ExitCode:
 
 
 def exit_code(summary: Summary) -> ExitCode:
-    """Of a campaign: a checker that broke, or missed its control, comes before what it had found."""
+    """Of a campaign: a checker that broke, could not keep a finding, or missed its control comes before what it had found."""
     if summary.broken:
         click.echo(f"error: the checker itself failed: {summary.broken.splitlines()[0]}", err=True)
+        return ExitCode.CANNOT_RUN
+    if summary.unkept:
+        click.echo(f"error: {summary.unkept}; what is not kept is printed with its scenario", err=True)
         return ExitCode.CANNOT_RUN
     if summary.control is not None and summary.has_survivor:
         from equivcheck.report.summary_text import control_text

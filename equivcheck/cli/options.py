@@ -63,6 +63,15 @@ def check_layouts(context: click.Context, parameter: click.Parameter, value: tup
     return value
 
 
+def output_file(context: click.Context, parameter: click.Parameter, value: Path | None) -> Path | None:  # noqa: ARG001
+    """Refuse, before there is anything to lose, what a file cannot be written to, and what writing would replace by one."""
+    if value is not None and not value.parent.is_dir():
+        raise click.BadParameter(f"{value.parent} is no folder; allowed: a file in one")
+    if value is not None and value.exists() and not value.is_file():
+        raise click.BadParameter(f"{value} is no regular file; allowed: a new file, or a regular one")
+    return value
+
+
 layouts_option = click.option(
     "--layout", "layouts", multiple=True, callback=check_layouts, metavar="NAME", help="Only this layout; may be repeated."
 )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +14,7 @@ from equivcheck.cli.options import confirm_option, console, deadline_option, jso
 from equivcheck.cli.replay_all import replay_all
 from equivcheck.cli.shell import ExitCode
 from equivcheck.errors import UsageError
+from equivcheck.printable import printable
 
 if TYPE_CHECKING:
     from equivcheck.findings.finding import Finding
@@ -68,12 +71,13 @@ def replay(  # noqa: PLR0913, PLR0917 - options
 
 def _checked(kept: Finding, world: str, deadline: float, confirm: bool) -> Verdict:
     from equivcheck.campaign.isolated import check_isolated
-    from equivcheck.oracle.confirm import CONFIRMING, confirmed, may_be_confirmed
+    from equivcheck.oracle.confirm import CONFIRMING, confirmed_by, may_be_confirmed
 
     beyond = bool(kept.verdict.beyond)
     verdict = check_isolated(kept.verdict.scenario, world=world, deadline=deadline, beyond=beyond)
     if confirm and may_be_confirmed(verdict):
-        return confirmed(verdict, check_isolated(verdict.scenario, world=CONFIRMING, deadline=deadline, beyond=beyond))
+        again = partial(check_isolated, verdict.scenario, world=CONFIRMING, deadline=deadline, beyond=beyond)
+        return confirmed_by(verdict, again)
     return verdict
 
 
@@ -82,7 +86,7 @@ def find(finding: str, store: Path) -> Finding:
     from equivcheck.findings.finding import load_finding
     from equivcheck.findings.store import FindingStore
 
-    if Path(finding).is_dir() or "/" in finding:
+    if os.path.isdir(finding) or "/" in finding:
         return load_finding(Path(finding))
     return FindingStore(store).load(finding)
 
@@ -112,5 +116,6 @@ def _object(kept: Finding, again: ReplayResult, verdict: Verdict) -> dict[str, A
 def _print(kept: Finding, again: ReplayResult, verdict: Verdict) -> None:
     from equivcheck.report.verdict_text import print_verdict
 
-    click.echo(f"{kept.fingerprint} {_SENTENCES[again]} (found {kept.environment.date} with torch {kept.environment.torch})")
+    found = kept.environment
+    click.echo(printable(f"{kept.fingerprint} {_SENTENCES[again]} (found {found.date} with torch {found.torch})"))
     print_verdict(console(), verdict)

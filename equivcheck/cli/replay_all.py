@@ -11,6 +11,7 @@ import click
 
 from equivcheck.cli.options import print_json
 from equivcheck.cli.shell import ExitCode
+from equivcheck.printable import printable
 from equivcheck.scenario.scenario import count
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ def replay_all(store: Path, check: Callable[[Finding], Verdict], *, as_json: boo
     for replayed in _each(store, check, torch):
         found.append(replayed)
         if not as_json:
-            click.echo(_line(replayed))
+            click.echo(printable(_line(replayed)))
     if as_json:
         print_json({"torch": torch, "counts": _counts(found), "findings": [_object(replayed) for replayed in found]})
     else:
@@ -43,13 +44,17 @@ def _each(store: Path, check: Callable[[Finding], Verdict], torch: str) -> Itera
 
     marks = FindingStore(store).fingerprints()
     for number, mark in enumerate(marks, start=1):
-        click.echo(f"replaying {mark}, {number} of {len(marks)} ...", err=True)
+        click.echo(f"replaying {_in_a_line(mark)}, {number} of {len(marks)} ...", err=True)
         try:
             kept = FindingStore(store).load(mark)
         except BrokenFinding as error:
-            click.echo(str(error), err=True)
+            click.echo(_in_a_line(str(error)), err=True)
             continue
         yield replayed(kept, check(kept), torch)
+
+
+def _in_a_line(text: str) -> str:
+    return " ".join(printable(text).split())
 
 
 def _counts(found: list[Replayed]) -> dict[str, int]:

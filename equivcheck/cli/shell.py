@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import signal
 import sys
 import threading
@@ -14,8 +15,18 @@ from typing import Any, NoReturn
 import click
 from click.exceptions import NoArgsIsHelpError
 
+from equivcheck.cli.streams import require_stdout, standard_streams
 from equivcheck.errors import EquivCheckError, InvalidScenario, UsageError
+from equivcheck.printable import in_short, printable
 from equivcheck.torch_version import OLDEST
+
+LONGEST_LINE = 10_000
+"""Characters of an error; what it quotes may be anything."""
+_OF_THE_MACHINE = (
+    *(errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EACCES, errno.EPERM),
+    *(errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN),
+)
+"""Full, read-only or broken disks, and too little of all else: no bug."""
 
 
 class ExitCode(IntEnum):
@@ -33,11 +44,14 @@ class Shell(click.Group):
     def main(self, args: Sequence[str] | None = None, prog_name: str | None = None, **extra: Any) -> NoReturn:  # type: ignore[override]
         """Run a command and exit."""
         extra["standalone_mode"] = False
-        try:
-            with _sigterm_as_ctrl_c():
-                code = super().main(args, prog_name, **extra)
-        except Exception as error:
-            code = _report(error)
+        with standard_streams():
+            try:
+                require_stdout()
+                with _sigterm_as_ctrl_c():
+                    code = super().main(args, prog_name, **extra)
+                sys.stdout.flush()
+            except Exception as error:
+                code = _report(error)
         sys.exit(int(code or 0))
 
 
@@ -58,7 +72,8 @@ def _report(error: Exception) -> ExitCode:
     if isinstance(error, NoArgsIsHelpError):
         error.show()
         return ExitCode.USAGE
-    click.echo("error: " + " ".join(_sentence(error).split()), err=True)
+    line = " ".join(_sentence(error).split())
+    click.echo(f"error: {in_short(printable(line), LONGEST_LINE)}", err=True)
     is_usage = isinstance(error, (click.ClickException, UsageError, InvalidScenario))
     return ExitCode.USAGE if is_usage else ExitCode.CANNOT_RUN
 
@@ -72,5 +87,15 @@ def _sentence(error: Exception) -> str:
         return str(error)
     if isinstance(error, ModuleNotFoundError) and error.name == "torch":
         return f"torch is not installed; allowed: torch {OLDEST} or newer"
+    return _of_the_machine(error) or _of_a_bug(error)
+
+
+def _of_the_machine(error: Exception) -> str:
+    if isinstance(error, OSError) and error.errno in _OF_THE_MACHINE:
+        return f"the machine does not let the checker go on: {error.strerror}{f': {error.filename}' if error.filename else ''}"
+    return "out of memory" if isinstance(error, MemoryError) else ""
+
+
+def _of_a_bug(error: Exception) -> str:
     traceback.print_exception(error)
     return f"{type(error).__name__}: {error} (a bug in the checker)"

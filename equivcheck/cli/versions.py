@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from equivcheck.cli.options import console, json_option, print_json
+from equivcheck.cli.options import console, json_option, output_file, print_json
 from equivcheck.cli.shell import ExitCode
 from equivcheck.cli.torch_options import environment_options, environments, torch_option
-from equivcheck.errors import UsageError
+from equivcheck.errors import EquivCheckError, UsageError
 
 if TYPE_CHECKING:
     from equivcheck.known_issues.known import KnownIssue
@@ -39,6 +40,7 @@ def _check_issues(context: click.Context, parameter: click.Parameter, value: tup
 @click.option(
     "--output",
     type=click.Path(dir_okay=False, path_type=Path),
+    callback=output_file,
     default=Path("matrix.json"),
     show_default=True,
     help="File of the results. Versions that it has are not run again while code, corpus and issues are the same.",
@@ -81,6 +83,7 @@ def versions(  # noqa: PLR0913, PLR0917 - options
         print_json(encode(matrix))
     else:
         print_matrix(console(), matrix, issues)
+    _save(matrix, output)
     return ExitCode.FINDINGS if matrix.is_bad(issues) else ExitCode.NOTHING_FOUND
 
 
@@ -94,8 +97,16 @@ def _filled(matrix: Matrix, named: str, where: Environments, issues: tuple[Known
             continue
         found = measured_on(where.installation(version), matrix.scenarios, issues, where.tell)
         matrix = matrix.with_version(version, found)
-        matrix.save(output)
+        with contextlib.suppress(OSError):  # told in the end, when all results have been printed
+            matrix.save(output)
     return matrix
+
+
+def _save(matrix: Matrix, output: Path) -> None:
+    try:
+        matrix.save(output)
+    except OSError as error:
+        raise EquivCheckError(f"results cannot be kept in {output}: {error.strerror or error}") from error
 
 
 def _is_checkout() -> bool:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from tempfile import TemporaryDirectory
 from typing import Any
 
 from equivcheck.composition.full_tensors import asks_full_tensors
@@ -13,6 +12,7 @@ from equivcheck.composition.program import rank_program
 from equivcheck.errors import UsageError
 from equivcheck.layouts.execution.compile_time import compile_seconds
 from equivcheck.scenario import Layout, Scenario
+from equivcheck.temporary_folder import require_space, temporary_folder
 from equivcheck.trace.trace import Trace
 from equivcheck.train.setup import Setup
 from equivcheck.worlds.failure import RanksFailed
@@ -42,18 +42,26 @@ class Runner:
     """Called with each rank's setup; None for nothing."""
 
     def run(self, scenario: Scenario) -> RanksResult:
-        """Run every part. Raises `RanksFailed`, and `UsageError` for a world that does not exist or has no data."""
+        """Run every part. Raises `RanksFailed`, `UsageError` for a world that does not exist or has no data, and `NoSpace`."""
         with warnings.catch_warnings():
             # What torch warns of in a generated scenario is no news to anybody, and must not be an error where warnings are.
             warnings.simplefilter("ignore")
-            if scenario.resume is None:
-                return RanksResult(run=self._part(scenario.layout, scenario, rank_program, scenario, self._change(scenario)))
-            return self._run_both(scenario, scenario.resume.layout)
+            try:
+                return self._run_parts(scenario)
+            except RanksFailed:
+                if scenario.resume is not None or is_compiled(scenario):
+                    require_space()
+                raise
+
+    def _run_parts(self, scenario: Scenario) -> RanksResult:
+        if scenario.resume is None:
+            return RanksResult(run=self._part(scenario.layout, scenario, rank_program, scenario, self._change(scenario)))
+        return self._run_both(scenario, scenario.resume.layout)
 
     def _run_both(self, scenario: Scenario, first: Layout) -> RanksResult:
         from equivcheck.composition.resume import first_part, second_part
 
-        with TemporaryDirectory(prefix="equivcheck-") as folder:
+        with temporary_folder() as folder:
             try:
                 before = self._part(first, scenario, first_part, scenario, folder, self._change(scenario)).values
             except RanksFailed as error:
@@ -95,5 +103,9 @@ THREADS, PROCESSES = "sim", "gloo"
 def able(scenario: Scenario, world: str | Ranks) -> str | Ranks:
     """The world asked for, or processes for what threads cannot run: ranks that compile would share the compiler's state."""
     name = world if isinstance(world, str) else world.name
-    is_compiled = any(layout.execution.is_compiled for layout in scenario.layouts)
-    return PROCESSES if name == THREADS and is_compiled else world
+    return PROCESSES if name == THREADS and is_compiled(scenario) else world
+
+
+def is_compiled(scenario: Scenario) -> bool:
+    """Whether ranks run a compiler, which writes files."""
+    return any(layout.execution.is_compiled for layout in scenario.layouts)

@@ -56,8 +56,16 @@ def explained(
     """The verdict with a diagnosis, if a known fault reproduces it, and with the steps that go wrong.
 
     `alter` must be what the verdict was found with: the scenario's ranks run again, in `world`, or where that shows nothing in
-    the verdict's own; `deadline` is in seconds, for each run. Verdicts that are no findings come back as they are.
+    the verdict's own; `deadline` is in seconds, for each run. Verdicts that are no findings come back as they are. What a
+    diagnosis raises is told in the verdict (`unfinished`).
     """
+    try:
+        return _explained(verdict, alter, world, deadline)
+    except Exception as error:
+        return verdict.without("diagnosis", error)
+
+
+def _explained(verdict: Verdict, alter: Callable[[Setup], None] | None, world: str | Ranks, deadline: float) -> Verdict:
     if verdict.failure is not None and verdict.outcome.is_finding:
         return replace(verdict, diagnosis=diagnosis_of_failure(verdict.failure))
     if verdict.outcome is not Outcome.DIVERGED:

@@ -9,6 +9,7 @@ from equivcheck.layouts.script.form import Form
 from equivcheck.layouts.script.numbers import Numbers
 from equivcheck.layouts.script.text import paragraph
 from equivcheck.mutants.mutant import Mutant
+from equivcheck.printable import printable
 from equivcheck.scenario import Parallelism, Scenario
 from equivcheck.verdict.verdict import Outcome, Verdict
 
@@ -35,7 +36,7 @@ def docstring(  # noqa: PLR0913 - all by keyword
     parts.append(f"    torchrun --standalone --nproc-per-node {ranks} {name}")
     shows = "a difference shows" if verdict is None or verdict.failure is None else "it fails or a difference shows"
     parts.append(f"Exit code 1 when {shows}, 0 when none does. Seen on torch {torch}, CPU, gloo.")
-    text = "\n\n".join(parts).replace("\\", "\\\\").replace('"""', "'''")
+    text = printable("\n\n".join(parts)).replace("\\", "\\\\").replace('"""', "'''")
     return [*f'"""{text}'.splitlines(), '"""']
 
 

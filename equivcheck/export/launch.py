@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
 from equivcheck.errors import EquivCheckError
+from equivcheck.temporary_folder import temporary_folder
 
 
 class LaunchFailed(EquivCheckError):
@@ -30,11 +30,11 @@ class Launched:
 
 def launch(text: str, ranks: int, *, name: str = "repro.py", seconds: float = 180.0) -> Launched:
     """Run a script's text by torchrun on so many processes of this machine. Raises `LaunchFailed` past a limit in seconds."""
-    with tempfile.TemporaryDirectory(prefix="equivcheck-") as folder:
+    with temporary_folder() as folder:
         script = Path(folder) / name
         script.write_text(text, encoding="utf-8")
         command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", str(script)]
-        environment = os.environ | {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
+        environment = os.environ | {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"), "TMPDIR": folder}
         try:
             ran = subprocess.run(command, check=False, capture_output=True, text=True, timeout=seconds, env=environment)
         except subprocess.TimeoutExpired:

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from equivcheck.composition.expected_calls import predicted
-from equivcheck.errors import InvalidScenario, UsageError
+from equivcheck.errors import EquivCheckError, InvalidScenario, UsageError
 from equivcheck.findings.environment import Environment, environment
 from equivcheck.findings.fingerprint import fingerprint
 from equivcheck.findings.readme import readme
+from equivcheck.findings.sound import require_sound_environment, require_sound_verdict, require_sound_versions
 from equivcheck.findings.versions import ShownIn
+from equivcheck.input_file import UnreadableFile, read_text
 from equivcheck.layouts.expected_calls.communication import as_traffic
+from equivcheck.output_file import replace_text
 from equivcheck.scenario.file_format.codec import decode, encode, from_json, load, to_json
+from equivcheck.verdict.description import failed
 from equivcheck.verdict.verdict import Verdict
 
 SCENARIO, VERDICT, ENVIRONMENT, README = "scenario.json", "verdict.json", "environment.json", "README.md"
@@ -24,6 +29,10 @@ VERSIONS = "versions.json"
 
 class BrokenFinding(UsageError):
     """A folder is not a finding, or no longer is; the text names the file and what is wrong with it."""
+
+
+class StoreFailed(EquivCheckError):
+    """A finding cannot be written; nothing that was kept is harmed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,7 +88,7 @@ def write_finding(folder: Path, verdict: Verdict, shown_in: ShownIn | None = Non
         SCENARIO: to_json(verdict.scenario),
         VERDICT: json.dumps(values, indent=2, allow_nan=False),
         ENVIRONMENT: json.dumps(encode(found_in), indent=2),
-        README: readme(fingerprint(verdict), verdict, found_in, shown_in),
+        README: _readme(fingerprint(verdict), verdict, found_in, shown_in),
     }
     for name, text in texts.items():
         _write(folder / name, text)
@@ -88,31 +97,54 @@ def write_finding(folder: Path, verdict: Verdict, shown_in: ShownIn | None = Non
 
 
 def write_versions(finding: Finding, shown_in: ShownIn) -> None:
-    """Put into a finding's folder in which versions of torch it shows; raises `BrokenFinding` if another one is there by now."""
+    """Put into a finding's folder in which versions of torch it shows.
+
+    Raises `BrokenFinding` if another one is there by now, and `StoreFailed`.
+    """
     if load_finding(finding.path).verdict.scenario != finding.verdict.scenario:
         raise BrokenFinding(f"finding {finding.path} has another scenario by now; its versions are not written")
-    _write(finding.path / VERSIONS, json.dumps(encode(shown_in), indent=2))
-    _write(finding.path / README, readme(finding.fingerprint, finding.verdict, finding.environment, shown_in))
+    try:
+        _write(finding.path / VERSIONS, json.dumps(encode(shown_in), indent=2))
+        _write(finding.path / README, _readme(finding.fingerprint, finding.verdict, finding.environment, shown_in))
+    except OSError as error:
+        raise StoreFailed(f"versions cannot be kept in {finding.path}: {error.strerror or error}") from error
+
+
+def _readme(mark: str, verdict: Verdict, found_in: Environment, shown_in: ShownIn | None) -> str:
+    """For people only: what fails here must not cost the finding."""
+    try:
+        return readme(mark, verdict, found_in, shown_in)
+    except Exception as error:
+        return f"# {mark}: {verdict.outcome.value}\n\n{failed('this text', error)}\n\nSee {SCENARIO} and {VERDICT}."
 
 
 def _write(path: Path, text: str) -> None:
-    path.write_text(text.rstrip("\n") + "\n", encoding="utf-8")
+    replace_text(path, text.rstrip("\n") + "\n")
 
 
 def load_finding(folder: Path) -> Finding:
     """Read a folder that `write_finding` filled; raises `BrokenFinding`, one line, naming the file and the place in it."""
-    if not folder.is_dir():
+    if not os.path.isdir(folder):
         raise BrokenFinding(f"finding {folder} does not exist; expected a folder with {SCENARIO} and {VERDICT}")
     try:
         scenario = from_json(_read(folder / SCENARIO), where=str(folder / SCENARIO))
         values = _upgraded(_object(folder / VERDICT)) | {"scenario": encode(scenario)}
         verdict = decode(Verdict, values, where=str(folder / VERDICT))
+        require_sound_verdict(verdict, str(folder / VERDICT))
         found_in = decode(Environment, _object(folder / ENVIRONMENT), where=str(folder / ENVIRONMENT))
-        versions = folder / VERSIONS
-        shown_in = decode(ShownIn, _object(versions), where=str(versions)) if versions.exists() else None
+        require_sound_environment(found_in, str(folder / ENVIRONMENT))
+        shown_in = _shown_in(folder / VERSIONS)
     except InvalidScenario as error:
         raise BrokenFinding(f"broken finding: {error}") from error
     return Finding(path=folder, verdict=verdict, environment=found_in, shown_in=shown_in)
+
+
+def _shown_in(path: Path) -> ShownIn | None:
+    if not os.path.lexists(path):
+        return None
+    shown_in = decode(ShownIn, _object(path), where=str(path))
+    require_sound_versions(shown_in, str(path))
+    return shown_in
 
 
 def _upgraded(values: dict[str, Any]) -> dict[str, Any]:
@@ -132,6 +164,6 @@ def _object(path: Path) -> dict[str, Any]:
 
 def _read(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise BrokenFinding(f"broken finding: {path} cannot be read: {type(error).__name__}: {error}") from error
+        return read_text(path)
+    except UnreadableFile as error:
+        raise BrokenFinding(f"broken finding: {error}") from error

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from equivcheck.findings.environment import Environment
 from equivcheck.findings.versions import ShownIn
+from equivcheck.printable import printable
 from equivcheck.verdict.verdict import Verdict
 
 _TEMPLATE = """\
@@ -38,7 +39,7 @@ def readme(fingerprint: str, verdict: Verdict, found_in: Environment, shown_in: 
         layout=verdict.scenario.layout.name,
         ranks="1 rank" if ranks == 1 else f"{ranks} ranks",
         outcome=verdict.outcome.value,
-        reason=verdict.reason or "No reason was given.",
+        reason=printable(verdict.reason) or "No reason was given.",
         description=verdict.describe(),
         fingerprint=fingerprint,
         world=verdict.world,
@@ -56,7 +57,7 @@ def _bisected(shown_in: ShownIn) -> str:
 def _stacks(verdict: Verdict) -> str:
     reports = () if verdict.failure is None else verdict.failure.reports
     sections = [
-        f"\n## Rank {report.rank}, {report.state.value}\n\n```\n{report.stack.rstrip()}\n```\n"
+        f"\n## Rank {report.rank}, {report.state.value}\n\n```\n{printable(report.stack.rstrip())}\n```\n"
         for report in reports
         if report.stack
     ]

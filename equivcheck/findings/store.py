@@ -6,13 +6,14 @@ import contextlib
 import os
 import shutil
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 from filelock import FileLock
 
 from equivcheck.choice import Choice
-from equivcheck.errors import EquivCheckError, UsageError
-from equivcheck.findings.finding import BrokenFinding, Finding, load_finding, write_finding
+from equivcheck.errors import UsageError
+from equivcheck.findings.finding import BrokenFinding, Finding, StoreFailed, load_finding, write_finding
 from equivcheck.findings.fingerprint import fingerprint
 from equivcheck.findings.size import size_of
 from equivcheck.findings.versions import ShownIn
@@ -22,10 +23,8 @@ DEFAULT_STORE = Path(".equivcheck/findings")
 _LOCK, _NEW, _OLD = ".lock", ".new-", ".old-"
 _LOCK_SECONDS = 30.0
 """Limit for waiting for another writer; each holds the lock for a few milliseconds."""
-
-
-class StoreFailed(EquivCheckError):
-    """The folder of findings cannot be written; nothing in it was harmed."""
+_PROBED_BYTES = 2**16
+"""More than a finding takes."""
 
 
 class Kept(Choice):
@@ -34,6 +33,8 @@ class Kept(Choice):
     NEW = "new"
     SMALLER = "smaller"
     SEEN = "seen"
+    UNKEPT = "unkept"
+    """Nothing: the store could not be written."""
 
 
 class FindingStore:
@@ -48,13 +49,24 @@ class FindingStore:
         Whether another world finds the same is added to one with the same scenario.
         """
         assert verdict.outcome.is_finding, f"{verdict.outcome!r} is nothing to keep"
+        with self._locked():
+            return self._keep(verdict)
+
+    def require_writable(self) -> None:
+        """Raise `StoreFailed` where findings could not be kept."""
+        with self._locked(), self._new_folder() as folder:
+            (folder / "probe").write_bytes(bytes(_PROBED_BYTES))
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        """One writer at a time, after clearing up; what fails raises `StoreFailed`."""
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             with FileLock(self.path / _LOCK, timeout=_LOCK_SECONDS):
                 self._repair()
-                return self._keep(verdict)
-        except (OSError, TimeoutError) as error:
-            raise StoreFailed(f"findings cannot be kept in {self.path}: {type(error).__name__}: {error}") from error
+                yield
+        except (OSError, TimeoutError, NotImplementedError) as error:
+            raise StoreFailed(f"findings cannot be kept in {self.path}: {getattr(error, 'strerror', '') or error}") from error
 
     def folder(self, mark: str) -> Path:
         """The folder of a fingerprint, whether or not it is there."""
@@ -87,10 +99,19 @@ class FindingStore:
         return Kept.NEW if kept is None else Kept.SMALLER
 
     def _write(self, verdict: Verdict, mark: str, shown_in: ShownIn | None = None) -> None:
+        with self._new_folder() as new:
+            write_finding(new, verdict, shown_in)
+            self._swap_in(new, mark)
+
+    @contextlib.contextmanager
+    def _new_folder(self) -> Iterator[Path]:
+        """A folder to be filled, and renamed or else removed."""
         new = Path(tempfile.mkdtemp(prefix=_NEW, dir=self.path))
-        new.chmod(0o755)
-        write_finding(new, verdict, shown_in)
-        self._swap_in(new, mark)
+        try:
+            new.chmod(0o755)
+            yield new
+        finally:
+            _remove(new)
 
     def _kept(self, mark: str) -> Finding | None:
         """What is kept; a folder that cannot be read is as good as none, and is replaced."""
@@ -104,21 +125,28 @@ class FindingStore:
         if self.folder(mark).exists():
             os.rename(self.folder(mark), old)
         os.rename(new, self.folder(mark))
-        shutil.rmtree(old, ignore_errors=True)
+        _remove(old)
 
     def _repair(self) -> None:
         """Clear up after a writer that was killed; only with the lock held."""
         for old in self.path.glob(f"{_OLD}*"):
             mark = old.name.removeprefix(_OLD)
             if self.folder(mark).exists():
-                shutil.rmtree(old)
+                _remove(old)
             else:
                 os.rename(old, self.folder(mark))
         for new in self.path.glob(f"{_NEW}*"):
-            shutil.rmtree(new)
+            _remove(new)
+
+
+def _remove(path: Path) -> None:
+    """Remove a folder, or what lies in its place; what cannot be removed stays."""
+    with contextlib.suppress(OSError):
+        path.unlink()
+    shutil.rmtree(path, ignore_errors=True)
 
 
 def says_more(before: Verdict, verdict: Verdict) -> bool:
     """Whether a verdict on the same scenario says more: why it failed, or whether another world finds the same."""
-    adds = (verdict.confirmed and not before.confirmed) or (verdict.drift and not before.drift)
-    return bool(adds) and before.scenario == verdict.scenario
+    adds = any(getattr(verdict, name) and not getattr(before, name) for name in ("confirmed", "drift", "unfinished"))
+    return adds and before.scenario == verdict.scenario

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 from equivcheck.verdict.verdict import Outcome, Verdict
@@ -20,6 +21,14 @@ def may_be_confirmed(verdict: Verdict) -> bool:
 def confirmed(verdict: Verdict, again: Verdict) -> Verdict:
     """The verdict with what came of the same scenario, and the same fault if one was planted, in another world."""
     return replace(verdict, confirmed=_in_words(verdict.outcome, again))
+
+
+def confirmed_by(verdict: Verdict, check: Callable[[], Verdict]) -> Verdict:
+    """The same, with a check of the scenario in that world; one that cannot run costs no more than its text."""
+    try:
+        return confirmed(verdict, check())
+    except Exception as error:
+        return verdict.without(f"confirming on {CONFIRMING}", error)
 
 
 def _in_words(outcome: Outcome, again: Verdict) -> str:

@@ -9,6 +9,8 @@ from typing import Any
 from equivcheck.campaign.events import KeptFinding, Summary
 from equivcheck.campaign.messages import Control
 from equivcheck.campaign.tally import Tally
+from equivcheck.findings.finding import verdict_object
+from equivcheck.findings.store import Kept
 from equivcheck.report.coverage_text import reach_object
 from equivcheck.scenario.file_format.codec import to_json
 from equivcheck.scenario.scenario import in_words
@@ -48,6 +50,7 @@ def summary_object(summary: Summary) -> dict[str, Any]:
         "budget_checks": plan.num_checks,
         "interrupted": summary.interrupted,
         "broken": summary.broken or None,
+        "unkept": summary.unkept or None,
     }
 
 
@@ -71,8 +74,9 @@ def finding_object(finding: KeptFinding, tally: Tally) -> dict[str, Any]:
         "ranks": verdict.scenario.layout.mesh.num_ranks,
         "reason": verdict.reason,
         "beyond": verdict.beyond or None,
-        "path": str(finding.path),
+        "path": None if finding.kept is Kept.UNKEPT else str(finding.path),
         "kept": finding.kept.value,
+        "verdict": verdict_object(verdict) if finding.kept is Kept.UNKEPT else None,
         "checks": tally.fingerprints[finding.fingerprint],
     }
 

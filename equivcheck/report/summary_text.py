@@ -12,8 +12,10 @@ from equivcheck.campaign.events import KeptFinding, Summary
 from equivcheck.campaign.messages import Control
 from equivcheck.campaign.tally import Tally
 from equivcheck.findings.store import Kept
+from equivcheck.printable import printable
 from equivcheck.report.coverage_text import pairs_line
 from equivcheck.report.verdict_text import STYLES
+from equivcheck.scenario.file_format.codec import to_json
 from equivcheck.scenario.scenario import count, in_words
 from equivcheck.verdict.verdict import Outcome
 
@@ -51,7 +53,8 @@ def _parts(summary: Summary) -> Iterator[RenderableType]:
     if summary.control is not None:
         yield Text(control_text(summary.control), style="green" if summary.control.caught else "bold red")
     if summary.findings:
-        yield Text(f"\n{count(len(summary.findings), 'finding')}, kept in {summary.store}:", style="bold red")
+        kept = f"not all of them kept: {summary.unkept}" if summary.unkept else f"kept in {summary.store}"
+        yield Text(f"\n{count(len(summary.findings), 'finding')}, {kept}:", style="bold red")
         for finding in summary.findings:
             yield from _paragraph(finding, tally)
     else:
@@ -100,5 +103,10 @@ def _paragraph(finding: KeptFinding, tally: Tally) -> Iterator[Text]:
     verdict = finding.verdict
     times = count(tally.fingerprints[finding.fingerprint], "check")
     yield Text.assemble("\n  ", (verdict.outcome.value.upper(), STYLES[verdict.outcome]), f" {in_words(verdict.scenario)}")
-    yield Text(f"  {verdict.reason}")
-    yield Text(f"  {_KEPT[finding.kept]}, seen in {times}; reproduce with: equivcheck replay {finding.path}")
+    yield Text(f"  {printable(verdict.reason)}")
+    if finding.kept is Kept.UNKEPT:
+        yield Text(
+            f"  not kept, seen in {times}; reproduce with: equivcheck check FILE, where FILE has\n{to_json(verdict.scenario)}"
+        )
+    else:
+        yield Text(f"  {_KEPT[finding.kept]}, seen in {times}; reproduce with: equivcheck replay {finding.path}")

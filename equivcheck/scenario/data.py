@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from equivcheck.errors import InvalidScenario
-from equivcheck.scenario.noun import noun, require_between
+from equivcheck.scenario.noun import noun, require_between, shown
 
 MAX_MICROBATCHES = 4
 MAX_ROWS = 2**16
@@ -30,7 +30,7 @@ class Data:
             raise InvalidScenario(f"Data.microbatches has {len(self.microbatches)} entries; allowed: 1 to {MAX_MICROBATCHES}")
         for rows in self.microbatches:
             if not 1 <= rows <= MAX_ROWS:
-                raise InvalidScenario(f"Data.microbatches has one of {rows} rows; allowed: 1 to {MAX_ROWS}")
+                raise InvalidScenario(f"Data.microbatches has one of {shown(rows)} rows; allowed: 1 to {MAX_ROWS}")
 
     @property
     def batch(self) -> int:

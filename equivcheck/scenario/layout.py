@@ -28,6 +28,9 @@ class Layout:
     def __post_init__(self) -> None:
         if not self.parallelisms:
             raise InvalidScenario("Layout.parallelisms is (); allowed: at least one parallelism")
+        if len(self.parallelisms) > len(self.mesh.axes):
+            number = f"{len(self.parallelisms)} parallelisms; allowed: at most one for each of the {len(self.mesh.axes)} axes"
+            raise InvalidScenario(f"Layout.parallelisms has {number}")
         taken = [name for parallelism in self.parallelisms for name in self.axes_of(parallelism)]
         if sorted(taken) != sorted(self.mesh.names):
             raise InvalidScenario(f"Layout.parallelisms {self.name} take the axes {taken}; the mesh has {list(self.mesh.names)}")

@@ -5,9 +5,12 @@ from __future__ import annotations
 import math
 
 from equivcheck.errors import InvalidScenario
-from equivcheck.scenario.noun import noun, require_between
+from equivcheck.scenario.noun import noun, refuse, require_between
 
 MAX_RANKS = 8
+"""Most ranks of generated scenarios."""
+MAX_NAME = 64
+"""Characters of an axis' name."""
 
 DP = "dp"
 """The axis of plain data parallelism."""
@@ -26,11 +29,15 @@ class Axis:
     """One axis of a mesh."""
 
     name: str
-    """``dp``, ``dp_replicate``, ``dp_shard``, ``tp``, ``pp`` or what a third party's parallelism calls its own."""
+    """``dp``, ``dp_replicate``, ``dp_shard``, ``tp``, ``pp`` or what a third party's parallelism calls its own.
+
+    1 to 64 printable characters."""
     size: int
     """Ranks along it, 1 to 1,048,576."""
 
     def __post_init__(self) -> None:
+        if not (1 <= len(self.name) <= MAX_NAME and self.name.isprintable()):
+            raise refuse(self, "name", f"1 to {MAX_NAME} printable characters")
         require_between(self, "size", 1, 2**20)
 
 

@@ -8,8 +8,12 @@ from dataclasses import MISSING, Field, dataclass, field, fields
 from typing import Any, TypeVar, dataclass_transform
 
 from equivcheck.errors import InvalidScenario
+from equivcheck.printable import in_short
 
 T = TypeVar("T")
+
+SHOWN_CHARACTERS = 60
+"""Of a value that is refused, at most this much is shown."""
 
 
 @dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(field,))
@@ -54,7 +58,12 @@ def _print_pretty(value: Any, printer: Any, _cycle: bool) -> None:
 
 def refuse(noun: object, field: str, allowed: str) -> InvalidScenario:
     """The error for a field of a noun whose value is not allowed."""
-    return InvalidScenario(f"{type(noun).__name__}.{field} is {getattr(noun, field)!r}; allowed: {allowed}")
+    return InvalidScenario(f"{type(noun).__name__}.{field} is {shown(getattr(noun, field))}; allowed: {allowed}")
+
+
+def shown(value: object) -> str:
+    """A value in the text of an error."""
+    return in_short(repr(value), SHOWN_CHARACTERS)
 
 
 def require_between(noun: object, field: str, low: float, high: float) -> None:

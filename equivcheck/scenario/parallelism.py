@@ -9,13 +9,15 @@ from equivcheck.choice import Choice
 from equivcheck.errors import InvalidScenario
 from equivcheck.scenario.mesh import DP, REPLICATE, SHARD, TP
 from equivcheck.scenario.model import MAX_LAYERS
-from equivcheck.scenario.noun import noun, refuse, require_positive
+from equivcheck.scenario.noun import noun, refuse, require_between, require_positive
 from equivcheck.scenario.parallelism_base import Parallelism, ParameterFacts
 from equivcheck.scenario.pipeline import Pipeline
 from equivcheck.scenario.rounding import Compression, LowPrecision, MixedPrecision
 
 DEFAULT_BUCKET_MB = 25.0
 """Largest bucket of gradients in MiB where nothing else is said."""
+MAX_BUCKET_MB = 2.0**20
+"""What torch reckons with as a number of bytes."""
 
 
 class Wrapping(Choice):
@@ -93,6 +95,7 @@ class DDP(Parallelism):
 
     def __post_init__(self) -> None:
         require_positive(self, "bucket_cap_mb")
+        require_between(self, "bucket_cap_mb", 0.0, MAX_BUCKET_MB)
         if self.parameters_as_bucket_view and not self.zero_redundancy:
             raise refuse(self, "parameters_as_bucket_view", "False without zero_redundancy")
 
@@ -117,7 +120,7 @@ class Replicate(Parallelism):
     implementation: Replicator = Replicator.DDP
     """`replicate`, with a `DistributedDataParallel` inside, or `replicate_with_fsdp`, which is `fully_shard` without shards."""
     bucket_cap_mb: float = DEFAULT_BUCKET_MB
-    """Largest bucket in MiB, above 0; with `Replicator.DDP` only."""
+    """Largest bucket in MiB, above 0, at most 1,048,576; with `Replicator.DDP` only."""
     wrapping: Wrapping = Wrapping.WHOLE
     """Whether each layer is a unit of its own inside the root's; with `Replicator.FSDP` only."""
     no_sync: bool = False
@@ -127,6 +130,7 @@ class Replicate(Parallelism):
 
     def __post_init__(self) -> None:
         require_positive(self, "bucket_cap_mb")
+        require_between(self, "bucket_cap_mb", 0.0, MAX_BUCKET_MB)
         if self.implementation is Replicator.DDP and self.wrapping is not Wrapping.WHOLE:
             raise refuse(self, "wrapping", "Wrapping.WHOLE with Replicator.DDP")
         if self.implementation is Replicator.FSDP and self.bucket_cap_mb != DEFAULT_BUCKET_MB:

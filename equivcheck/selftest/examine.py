@@ -64,7 +64,8 @@ def examine(mutant: Mutant, effort: Effort, tell: Tell = lambda _row: None) -> R
     tell(row)
     assert row.shrunk is not None
     verdict = check(row.shrunk.scenario, alter=mutant.plant, deadline=effort.deadline)
-    return replace(row, given=explained(verdict, alter=mutant.plant).diagnosis)
+    told = explained(verdict, alter=mutant.plant)
+    return replace(row, given=told.diagnosis, broken=told.unfinished)
 
 
 def _scenarios(mutant: Mutant) -> SearchStrategy[Scenario]:

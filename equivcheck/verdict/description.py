@@ -63,3 +63,8 @@ def shortened(text: str) -> str:
     """In one line, of no more than `LONGEST` characters."""
     text = " ".join(text.split())
     return text if len(text) <= LONGEST else f"{text[:LONGEST]} ..."
+
+
+def failed(what: str, error: Exception) -> str:
+    """``diagnosis failed: TypeError: ...``, in one line."""
+    return shortened(f"{what} failed: {type(error).__name__}: {error}")

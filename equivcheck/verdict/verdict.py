@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from equivcheck.choice import Choice
 from equivcheck.errors import NotEquivalent
+from equivcheck.printable import printable
 from equivcheck.scenario import Scenario
 from equivcheck.scenario.scenario import in_words
 from equivcheck.trace.differences import Divergence
 from equivcheck.verdict.cause import Diagnosis
-from equivcheck.verdict.description import of_divergence, of_ranks, shortened
+from equivcheck.verdict.description import failed, of_divergence, of_ranks, shortened
 from equivcheck.worlds.call import Call
 from equivcheck.worlds.failure import Failure
 
@@ -81,6 +82,8 @@ class Verdict(Judgement):
     """Where it starts, found by giving the ranks the reference's values at the start of each step; empty if nobody has asked."""
     confirmed: str = ""
     """Whether another world finds the same, in words; empty if nobody has asked."""
+    unfinished: str = ""
+    """What of the work on a finding failed, as its diagnosis, and with what; empty where nothing did."""
     known: str = ""
     """Identifier of the known upstream issue; empty unless known."""
     beyond: str = ""
@@ -91,6 +94,10 @@ class Verdict(Judgement):
     """Why the ranks' calls were not compared with the expected ones; empty where they were, or where nothing was compared."""
     calls: tuple[tuple[Call, ...], ...] = ()
     """Per rank, its calls in the order of issue; empty in a world that does not see them, or where the ranks failed."""
+
+    def without(self, what: str, error: Exception) -> Verdict:
+        """The verdict, and that a part of the work on it failed: that costs no more than this text."""
+        return replace(self, unfinished="; ".join(filter(None, (self.unfinished, failed(what, error)))))
 
     @property
     def is_clear(self) -> bool:
@@ -120,7 +127,10 @@ class Verdict(Judgement):
         """The scenario as code, broken over lines as a formatter would."""
         from rich.pretty import pretty_repr
 
-        return pretty_repr(self.scenario, max_width=CODE_WIDTH)
+        try:
+            return pretty_repr(self.scenario, max_width=CODE_WIDTH)
+        except Exception:  # a noun of a third party
+            return repr(self.scenario)
 
     def heading(self) -> str:
         """What was checked where: ``ddp on 2 ranks, widths 1-1, SGD, 1 microbatch of 2 rows, 1 step, float64, in sim``."""
@@ -128,6 +138,13 @@ class Verdict(Judgement):
 
     def evidence(self) -> list[str]:
         """What was found, a line each: without the outcome, and without the scenario as code."""
+        try:
+            lines = self._evidence()
+        except Exception as error:
+            lines = [f"what: {shortened(self.reason)}", f"note:  {failed('telling more', error)}", AGAIN]
+        return [printable(line) for line in lines]
+
+    def _evidence(self) -> list[str]:
         if not self.outcome.is_finding:
             return self._plainly()
         first = self.divergence
@@ -137,6 +154,8 @@ class Verdict(Judgement):
         lines += self._why()
         if self.confirmed:
             lines.append(f"confirmed: {self.confirmed}")
+        if self.unfinished:
+            lines.append(f"note:  {self.unfinished}")
         return [*lines, AGAIN]
 
     def _plainly(self) -> list[str]:

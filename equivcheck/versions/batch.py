@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import sys
-import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from equivcheck.temporary_folder import temporary_folder
 from equivcheck.versions.environments import Installation
 from equivcheck.versions.process import Ran, run_python
 
@@ -26,7 +26,7 @@ def done_by(
 
     `seconds` is the limit for each task, on average. `ended` makes the result of one in which the process ended, of a sentence.
     """
-    with tempfile.TemporaryDirectory(prefix="equivcheck-") as folder:
+    with temporary_folder() as folder:
         results = _start(Path(folder), tasks)
         for _ in range(_MOST_ENDS):
             left = len(tasks) - _num_lines(results)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from equivcheck.export.forked import SECONDS, launched
 from equivcheck.known_issues.known import KnownIssue, issues_on_file, script_path
 from equivcheck.known_issues.showing import Showing, Shows, showing
 from equivcheck.scenario.file_format.codec import decode, encode
+from equivcheck.temporary_folder import temporary_folder
 from equivcheck.versions.batch import do_each, done_by
 from equivcheck.versions.environments import Installation
 
@@ -35,7 +35,7 @@ def _tried(issue: KnownIssue) -> Showing:
 
 
 def _run(issue: KnownIssue) -> Showing:
-    with tempfile.TemporaryDirectory(prefix="equivcheck-") as folder:
+    with temporary_folder() as folder:
         return showing(issue, *launched(script_path(issue.id), issue.ranks, Path(folder)))
 
 

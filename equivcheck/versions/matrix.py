@@ -14,8 +14,10 @@ from packaging.version import Version
 import equivcheck
 from equivcheck.doctor import Probe
 from equivcheck.errors import EquivCheckError
+from equivcheck.input_file import read_text
 from equivcheck.known_issues.known import KnownIssue
 from equivcheck.known_issues.showing import Showing, Shows, table_path
+from equivcheck.output_file import replace_text
 from equivcheck.scenario import Scenario
 from equivcheck.scenario.file_format.codec import decode, dump, encode
 from equivcheck.verdict.verdict import Outcome
@@ -80,17 +82,15 @@ class Matrix:
         return any(found.disagreements(issues) or any(one.outcome.is_finding for one in found.corpus) for found in each)
 
     def save(self, file: Path) -> None:
-        """Write it at once: a reader finds it as it was before or as it is now."""
-        written = file.with_name(f"{file.name}.part")
-        written.write_text(dump(encode(self)) + "\n", encoding="utf-8")
-        written.replace(file)
+        """Write it at once."""
+        replace_text(file, dump(encode(self)) + "\n")
 
 
 def continued(file: Path, new: Matrix) -> Matrix:
     """The matrix in a file if it has the same code, scenarios and issues, else the new one; also where there is no such file."""
     try:
-        found = decode(Matrix, json.loads(file.read_text("utf-8")), where=str(file))
-    except (OSError, ValueError, EquivCheckError):
+        found = decode(Matrix, json.loads(read_text(file)), where=str(file))
+    except (ValueError, RecursionError, EquivCheckError):
         return new
     return found if replace(found, versions={}) == new else new
 

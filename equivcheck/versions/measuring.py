@@ -15,11 +15,12 @@ from equivcheck.findings.versions import Method, ShownIn
 from equivcheck.known_issues.known import KnownIssue
 from equivcheck.known_issues.showing import Showing, Shows
 from equivcheck.scenario.file_format.codec import decode, encode
+from equivcheck.verdict.description import failed
 from equivcheck.verdict.verdict import Verdict
 from equivcheck.versions.bisection import Measure, bisected
 from equivcheck.versions.environments import Environments, Installation, NoEnvironment
 from equivcheck.versions.process import run_python
-from equivcheck.versions.scripts import of_finding, of_issue
+from equivcheck.versions.scripts import Script, of_finding, of_issue
 
 Try = Callable[[Installation, float], Showing]
 """Tells whether something shows on an installation, in a limited number of seconds."""
@@ -46,13 +47,20 @@ class Search:
         """Where a finding shows: by a script, or by replay where none can be written or it does not show where it was found."""
         found_in = Version(Version(finding.environment.torch).public)
         first = (found_in,) if found_in in self.versions else ()
-        script = of_finding(finding)
+        script = self._script(finding)
         if script is not None:
             measure = self._measure(script.run)
             if _shows_in(measure, first or (self.versions[0], self.versions[-1])):
                 return self._result(Method.SCRIPT, measure, first)
             self.environments.tell("the script does not show it, so the finding is replayed")
         return self._result(Method.REPLAY, self._measure(lambda *where: _replayed(finding, *where)), first)
+
+    def _script(self, finding: Finding) -> Script | None:
+        try:
+            return of_finding(finding)
+        except Exception as error:
+            self.environments.tell(f"{failed('writing a script', error)}; the finding is replayed")
+            return None
 
     def _result(self, by: Method, measure: Measure, first: Sequence[Version]) -> ShownIn:
         measured = bisected(self.versions, measure, self.versions if self.every else first)

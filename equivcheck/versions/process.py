@@ -14,6 +14,7 @@ from typing import IO
 
 import equivcheck
 from equivcheck.parent_death import tied
+from equivcheck.temporary_folder import temporary_folder
 
 _END_SECONDS = 15.0
 """How long a process that is asked to end may take; torchrun ends its ranks meanwhile, which are in sessions of their own."""
@@ -44,7 +45,7 @@ def run_python(python: Path, arguments: Sequence[str], *, seconds: float, variab
 
     Past the limit in seconds, and when this process is interrupted, it is ended with all that it started.
     """
-    with tempfile.TemporaryDirectory(prefix="equivcheck-path-") as folder:
+    with temporary_folder() as folder:
         Path(folder, "equivcheck").symlink_to(Path(equivcheck.__path__[0]).resolve(), target_is_directory=True)
         inherited = {name: value for name, value in os.environ.items() if name not in _NOT_FOR_OTHERS}
         path = {"PYTHONPATH": folder, "PYTHONSAFEPATH": "1"}

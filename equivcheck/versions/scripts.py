@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +15,7 @@ from equivcheck.known_issues.showing import Showing, Shows, judged, showing
 from equivcheck.layouts.script.draft import CannotExport
 from equivcheck.layouts.script.form import form_of
 from equivcheck.layouts.script.numbers import Numbers
+from equivcheck.temporary_folder import temporary_folder
 from equivcheck.trace.differences import Phase
 from equivcheck.verdict.verdict import Verdict
 from equivcheck.versions.environments import Installation
@@ -45,7 +45,7 @@ class Script:
 
     def run(self, installation: Installation, seconds: float) -> Showing:
         """Run it to its end, or to a limit in seconds."""
-        with tempfile.TemporaryDirectory(prefix="equivcheck-") as folder:
+        with temporary_folder() as folder:
             path = Path(folder, _NAME)
             path.write_text(self.text, encoding="utf-8")
             ran = run_python(installation.python, ("-c", _RUN, str(path), str(self.ranks), str(seconds)), seconds=seconds)

@@ -13,6 +13,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from equivcheck.parent_death import outlive_parent
+from equivcheck.temporary_folder import clear_own
 
 STACK_SIGNAL = signal.SIGUSR1
 """Makes a worker write the stacks of its threads to its standard error."""
@@ -59,7 +60,12 @@ class Link:
                 else:
                     self._inbox.put(message)
         except (EOFError, OSError):
-            os._exit(1)  # nobody is left to tell
+            _end()  # nobody is left to tell
         except Exception:
             traceback.print_exc()
-            os._exit(1)
+            _end()
+
+
+def _end() -> None:
+    clear_own()
+    os._exit(1)

@@ -15,6 +15,7 @@ from typing import IO, Any
 
 from equivcheck.parent_death import tie
 from equivcheck.quiet import quiet
+from equivcheck.temporary_folder import clear_abandoned
 from equivcheck.workers.link import STACK_SIGNAL
 
 _EXIT_SECONDS = 5.0
@@ -98,9 +99,10 @@ class WorkerProcess:
         self._process.wait()
 
     def close(self) -> None:
-        """Kill it if need be and let go of everything."""
+        """Kill it if need be and let go of everything, its temporary folders among it."""
         if self._process.returncode is None:
             self.kill()
+        clear_abandoned()
         self.link.close()
         self._output.close()
 

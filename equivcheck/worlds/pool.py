@@ -32,15 +32,22 @@ WORLDS: dict[str, Callable[[int], Ranks]] = {"sim": _sim, "gloo": _gloo, "fake":
 COMPARABLE = ("sim", "gloo")
 """Those whose numbers mean something."""
 
+MAX_RUNNING = 64
+"""Ranks that run on one machine, each a thread or a process with torch in it."""
+
 _open: dict[tuple[str, int], Ranks] = {}
 
 
 def open_ranks(world: str, size: int) -> Ranks:
-    """N new ranks of a world; the caller closes them. Raises `UsageError` for a world that does not exist."""
+    """N new ranks of a world; the caller closes them. Raises `UsageError` for a world that does not exist, or not so large."""
     if world not in WORLDS:
         raise UsageError(f"world {world!r} does not exist; allowed: {', '.join(WORLDS)}")
     if size < 1:
         raise UsageError(f"a world of {size} ranks cannot run; allowed: at least 1")
+    if world in COMPARABLE and size > MAX_RUNNING:
+        raise UsageError(
+            f"{size:,} ranks are too many for {world}, which runs all of them; allowed: 1 to {MAX_RUNNING} (fake has more)"
+        )
     return WORLDS[world](size)
 
 

@@ -15,7 +15,7 @@ from click.testing import CliRunner, Result
 from equivcheck import cli
 from equivcheck.campaign import isolated, plan
 from equivcheck.cli import main
-from equivcheck.findings.finding import load_finding
+from equivcheck.findings.finding import StoreFailed, load_finding
 from equivcheck.findings.fingerprint import fingerprint
 from equivcheck.findings.store import FindingStore
 from equivcheck.scenario import Scenario
@@ -242,6 +242,21 @@ def test_a_run_whose_control_survives_is_exit_code_3(tmp_path: Path, monkeypatch
     assert not summary["control"]["caught"]
     assert summary["control"]["examples"] > 10
     assert summary["control"]["name"] in line
+
+
+def test_findings_that_are_nowhere_but_on_stdout_are_exit_code_3(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever goes by the exit code looks for them in the store, where they are not."""
+    use_checks(monkeypatch, fakes.wide_diverges)
+
+    def keep(_store: FindingStore, _verdict: Verdict) -> None:
+        raise StoreFailed("findings cannot be kept: No space left on device")
+
+    monkeypatch.setattr(FindingStore, "keep", keep)
+    result = run("fuzz", "--seconds", "2", "--seed", "1", "--workers", "1", "--store", tmp_path, "--json")
+    assert result.exit_code == 3
+    (line,) = [line for line in result.stderr.splitlines() if line.startswith("error: ")]
+    assert "No space left on device" in line
+    assert the_object(result)["findings"][0]["verdict"]["scenario"]["kind"] == "scenario"
 
 
 def test_a_checker_that_breaks_is_exit_code_3(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

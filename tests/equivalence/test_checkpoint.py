@@ -5,6 +5,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,7 @@ from equivcheck.scenario import (
     Training,
 )
 from equivcheck.strategies import scenarios, trainings
+from equivcheck.temporary_folder import NoSpace
 from equivcheck.trace import differences as verdict
 from equivcheck.train.setup import Setup
 
@@ -202,6 +204,13 @@ def test_the_checkpoint_is_gone_after_a_failure(
     assert found.outcome is Outcome.CRASHED
     assert found.reason.startswith(reason)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_checkpoint_that_has_no_space_is_no_finding(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the disk is full the checker cannot run, whatever the ranks raise; the scenario is not to blame."""
+    monkeypatch.setattr(tempfile, "TemporaryFile", partial(open, "/dev/full", "wb"))
+    with pytest.raises(NoSpace, match="No space left on device"):
+        check(resumed(DDP(), FSDP2()), alter=failing_at_first)
 
 
 def test_the_checkpoint_is_gone_after_an_interruption(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

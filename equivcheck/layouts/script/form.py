@@ -37,7 +37,7 @@ class Form:
     def name_of(self, canonical: str) -> str:
         """The name in the script of a parameter or buffer."""
         owner, _, attribute = canonical.rpartition(".")
-        return f"{self.paths[owner]}.{attribute}" if owner else canonical
+        return f"{self.paths[owner]}.{attribute}" if owner and owner in self.paths else canonical
 
     def translated(self, text: str) -> str:
         """A text that names parameters canonically, with the names of the script."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from contextlib import suppress
 from dataclasses import fields, is_dataclass
 from functools import cache
@@ -148,6 +149,6 @@ def _refuse_constant(name: str) -> Any:
 def _without_repetition(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) != len(pairs):
-        names = [name for name, _ in pairs]
-        raise ValueError(f"field {quote(next(name for name in names if names.count(name) > 1))} occurs twice")
+        twice = next(name for name, number in Counter(name for name, _ in pairs).items() if number > 1)
+        raise ValueError(f"field {quote(twice)} occurs twice")
     return found

@@ -43,5 +43,5 @@ def wrong_type(value: object, allowed: str) -> MisfitError:
 
 def unknown_field(name: str, allowed: Iterable[str]) -> MisfitError:
     """The refusal of a key that an object has and its class has not."""
-    place = name if name.isidentifier() else quote(name)
+    place = name if name.isidentifier() and len(name) <= SHOWN_CHARACTERS else quote(name)
     return MisfitError(f"unknown field; allowed: {', '.join(allowed) or 'none'}", f".{place}")

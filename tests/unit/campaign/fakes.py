@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from equivcheck.campaign.plan import Plan
 from equivcheck.mutants.mutant import Family, Minimum, Mutant
 from equivcheck.scenario import DDP, Axis, Compile, Data, Execution, Layer, Layout, Mesh, Model, Scenario, Training
+from equivcheck.temporary_folder import NoSpace, temporary_folder
 from equivcheck.trace.differences import Difference, Divergence, Phase
 from equivcheck.verdict.cause import Cause
 from equivcheck.verdict.verdict import Outcome, Verdict
@@ -171,6 +172,17 @@ def long_hangs(scenario: Scenario, *, world: str, deadline: float, **_options: o
     while scenario.training.steps == 5:
         time.sleep(1)
     return fine(scenario, world=world, deadline=deadline)
+
+
+def long_hangs_with_a_folder(scenario: Scenario, *, world: str, deadline: float, **options: object) -> Verdict:
+    """Never comes back from scenarios of five steps, and has a temporary folder meanwhile."""
+    with temporary_folder():
+        return long_hangs(scenario, world=world, deadline=deadline, **options)
+
+
+def has_no_space(scenario: Scenario, *, world: str, deadline: float, **_options: object) -> Verdict:
+    """Has nowhere to write to."""
+    raise NoSpace("temporary files cannot be written in /nowhere")
 
 
 def raises(scenario: Scenario, *, world: str, deadline: float, **_options: object) -> Verdict:

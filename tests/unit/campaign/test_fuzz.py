@@ -207,10 +207,17 @@ def test_a_check_that_raises_ends_the_campaign(store: FindingStore) -> None:
     assert summary.findings == ()
 
 
-def test_a_world_that_cannot_start_ends_the_campaign_in_one_line(store: FindingStore) -> None:
+@pytest.mark.parametrize(
+    ("check", "told"),
+    [
+        (fakes.does_not_start, "the ranks of sim could not join: no backend"),
+        (fakes.has_no_space, "temporary files cannot be written in /nowhere"),
+    ],
+)
+def test_what_the_machine_lacks_ends_the_campaign_in_one_line(store: FindingStore, check: Check, told: str) -> None:
     """It says nothing about a scenario, so nothing is kept, and no traceback says more."""
-    summary = fuzz(plan(fakes.does_not_start), store)
-    assert summary.broken.strip() == "the ranks of sim could not join: no backend"
+    summary = fuzz(plan(check), store)
+    assert summary.broken.strip() == told
     assert summary.findings == ()
 
 

@@ -34,9 +34,10 @@ PATIENCE = 120.0
 """Seconds for what takes one on a quiet machine."""
 
 
-def started(store: Path, check: str, num_findings: int = 0) -> subprocess.Popen[str]:
+def started(store: Path, check: str, num_findings: int = 0, temporary: Path | None = None) -> subprocess.Popen[str]:
     """A campaign without end, to speak of, in a process of its own, once its workers are at work and have found so much."""
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry)}
+    environment |= {"TMPDIR": str(temporary)} if temporary else {}
     command = [sys.executable, "-c", SCRIPT, str(store), check, str(num_findings)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
     assert process.stdout is not None
@@ -100,3 +101,14 @@ def test_workers_do_not_outlive_a_supervisor_that_was_killed(tmp_path: Path) -> 
     process.communicate(timeout=PATIENCE)
     assert len(workers) == 2
     assert soon(lambda: all(gone(pid) for pid in workers))
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_the_end_of_a_campaign_leaves_no_folder(tmp_path: Path, number: signal.Signals) -> None:
+    """Those of checks that were running are gone with the workers, also where nobody was left to end these."""
+    (temporary := tmp_path / "temporary").mkdir()
+    process = started(tmp_path / "findings", "long_hangs_with_a_folder", temporary=temporary)
+    assert soon(lambda: len(list(temporary.iterdir())) == 2)
+    process.send_signal(number)
+    process.communicate(timeout=PATIENCE)
+    assert soon(lambda: not list(temporary.iterdir()))

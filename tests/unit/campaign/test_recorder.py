@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import os
+import tempfile
+from functools import partial
+
+import pytest
 
 from equivcheck.campaign.recorder import Recorder
 from equivcheck.scenario import Scenario
@@ -44,4 +48,23 @@ def test_a_scenario_that_does_not_fit_is_counted_but_not_read() -> None:
     recorder.begin(Huge(training=small.training, layout=small.layout))
     assert recorder.last() is None
     assert recorder.num_begun == 2
+    recorder.close()
+
+
+@pytest.mark.parametrize("in_memory", [True, False])
+def test_a_recorder_has_its_space_before_it_is_written_to(monkeypatch: pytest.MonkeyPatch, in_memory: bool) -> None:
+    """A disk that fills up later does not end the processes that share it."""
+    if not in_memory:
+        monkeypatch.delattr(os, "memfd_create")
+    recorder = Recorder.create()
+    assert os.fstat(recorder.fd).st_blocks * 512 >= 1 << 16
+    recorder.close()
+
+
+def test_a_full_disk_stops_no_recorder(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It needs no file where the system has memory without a name."""
+    monkeypatch.setattr(tempfile, "TemporaryFile", partial(open, "/dev/full", "r+b"))
+    recorder = Recorder.create()
+    recorder.begin(fakes.scenario())
+    assert recorder.last() == fakes.scenario()
     recorder.close()

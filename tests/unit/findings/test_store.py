@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import multiprocessing
 import shutil
@@ -12,11 +13,14 @@ from pathlib import Path
 import pytest
 
 from equivcheck.errors import UsageError
+from equivcheck.findings import finding as finding_module
 from equivcheck.findings import store as store_module
-from equivcheck.findings.finding import BrokenFinding, load_finding
+from equivcheck.findings.finding import BrokenFinding, load_finding, write_versions
 from equivcheck.findings.fingerprint import fingerprint
 from equivcheck.findings.size import size_of
 from equivcheck.findings.store import FindingStore, Kept, StoreFailed
+from equivcheck.findings.versions import Measured, Method, ShownIn
+from equivcheck.known_issues.showing import Showing, Shows
 from equivcheck.scenario.file_format.codec import from_json
 from unit.campaign.fakes import diverged, scenario
 from unit.findings.writer import keep_all
@@ -92,6 +96,73 @@ def test_a_write_that_fails_leaves_what_was_there(store: FindingStore, monkeypat
     assert store.load(fingerprint(kept)).verdict == kept
     assert store.keep(smaller) is Kept.SMALLER
     assert visible(store) == {fingerprint(kept)}
+
+
+def full(_file: Path, _text: str) -> None:
+    """A disk with no space left."""
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_a_full_disk_leaves_nothing_half_written(store: FindingStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What could not be kept is cleared at once, as nobody may write here again, and the text says what is wrong in one line."""
+    kept, smaller = diverged(scenario(width=3, ranks=4)), diverged(scenario(width=3))
+    store.keep(kept)
+    monkeypatch.setattr(finding_module, "replace_text", full)
+    with pytest.raises(StoreFailed, match=f"cannot be kept in {store.path}: No space left on device"):
+        store.keep(smaller)
+    assert visible(store) == {fingerprint(kept)}
+
+
+@pytest.mark.parametrize("name", [".new-abcdefgh", ".old-0123456789ab", ".old-"])
+@pytest.mark.parametrize("folder", [True, False])
+def test_leftovers_of_any_kind_stop_no_later_write(store: FindingStore, name: str, folder: bool) -> None:
+    """Be it a folder or a file: it is cleared, or put back, and the finding is kept."""
+    store.keep(diverged(scenario(), tensor="bias"))
+    (store.path / name).mkdir() if folder else (store.path / name).touch()
+    verdict = diverged(scenario(width=3))
+    store.folder(fingerprint(verdict)).touch()
+    assert store.keep(verdict) is Kept.NEW
+    assert store.load(fingerprint(verdict)).verdict == verdict
+    assert not {entry for entry in visible(store) if entry.startswith(".")}
+
+
+def test_a_store_tells_before_anything_is_found_that_it_cannot_be_written(
+    store: FindingStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A campaign of hours need not begin; where it can be written nothing is left of the attempt."""
+    store.require_writable()
+    assert visible(store) == set()
+    (tmp_path / "file").touch()
+    with pytest.raises(StoreFailed, match="findings cannot be kept in"):
+        FindingStore(tmp_path / "file").require_writable()
+    monkeypatch.setattr(Path, "write_bytes", full)
+    with pytest.raises(StoreFailed, match="No space left on device"):
+        store.require_writable()
+    assert visible(store) == set()
+
+
+def test_versions_that_cannot_be_written_leave_the_finding_whole(store: FindingStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A finding is not cut short by a disk that fills up during a bisection."""
+    verdict = diverged(scenario(width=3))
+    store.keep(verdict)
+    finding = store.load(fingerprint(verdict))
+    shown_in = ShownIn(
+        by=Method.SCRIPT, versions=("2.13.0",), measured=(Measured(torch="2.13.0", showing=Showing(shows=Shows.SHOWS)),)
+    )
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "write_text", half_written)
+        with pytest.raises(StoreFailed, match="No space left on device"):
+            write_versions(finding, shown_in)
+    assert load_finding(finding.path) == finding
+    assert {entry.name for entry in finding.path.iterdir()} == FILES
+    write_versions(finding, shown_in)
+    assert load_finding(finding.path).shown_in == shown_in
+
+
+def half_written(file: Path, text: str, **_: object) -> None:
+    """A disk that fills up on the way."""
+    file.write_bytes(text[: len(text) // 2].encode())
+    full(file, text)
 
 
 def test_half_a_swap_is_undone(store: FindingStore) -> None:

@@ -1,0 +1,55 @@
+"""Files that users name: regular ones of a sensible size, read without waiting for anybody."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+from typing import BinaryIO
+
+from equivcheck.errors import UsageError
+
+MAX_BYTES = 16 * 2**20
+"""Of a file that is read: a scenario has some thousand, a finding with the stacks of 64 ranks less than a million."""
+
+_KINDS = {
+    stat.S_IFDIR: "a folder",
+    stat.S_IFIFO: "a FIFO",
+    stat.S_IFCHR: "a character device",
+    stat.S_IFBLK: "a block device",
+    stat.S_IFSOCK: "a socket",
+}
+
+
+class UnreadableFile(UsageError):
+    """A file cannot be read, or is none; the text names it."""
+
+
+def read_text(path: Path | str) -> str:
+    """The text of a regular file of at most `MAX_BYTES` in UTF-8. Raises `UnreadableFile`."""
+    try:
+        with open(path, "rb", opener=_open_at_once) as file:
+            mode = os.fstat(file.fileno()).st_mode
+            if not stat.S_ISREG(mode):
+                raise UnreadableFile(f"file {path} is {_KINDS[stat.S_IFMT(mode)]}; allowed: a regular file")
+            return read_stream(file, f"file {path}")
+    except (OSError, ValueError) as error:  # a ValueError: a zero byte in the path
+        if isinstance(error, UnreadableFile):
+            raise
+        raise UnreadableFile(f"file {path} cannot be read: {getattr(error, 'strerror', '') or error}") from error
+
+
+def read_stream(stream: BinaryIO, name: str) -> str:
+    """The text of a stream up to its end, at most `MAX_BYTES` in UTF-8. Raises `UnreadableFile`."""
+    raw = stream.read(MAX_BYTES + 1)
+    if len(raw) > MAX_BYTES:
+        raise UnreadableFile(f"{name} is too large; allowed: at most {MAX_BYTES:,} bytes")
+    try:
+        return raw.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise UnreadableFile(f"{name} is not UTF-8 text: byte {error.start} is {raw[error.start]:#04x}") from error
+
+
+def _open_at_once(path: str, flags: int) -> int:
+    """A FIFO that nobody writes to would be waited for."""
+    return os.open(path, flags | os.O_NONBLOCK)

@@ -1,0 +1,116 @@
+"""Folders for a while."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from equivcheck import temporary_folder as module
+from equivcheck.temporary_folder import NoSpace, clear_abandoned, require_space, temporary_folder
+
+HOLDS = """
+from equivcheck.temporary_folder import temporary_folder
+with temporary_folder() as folder:
+    open(f"{folder}/file", "w").close()
+    print(folder, flush=True)
+    input()
+"""
+
+
+@pytest.fixture(autouse=True)
+def place(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """Where temporary files are kept, of this process and of those that it starts."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    module._clear_at_first_use.cache_clear()
+    return tmp_path
+
+
+@pytest.fixture
+def holder() -> Iterator[subprocess.Popen[str]]:
+    """A process that holds a folder with a file in it."""
+    with subprocess.Popen([sys.executable, "-c", HOLDS], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        yield process
+        process.kill()
+
+
+def folder_of(process: subprocess.Popen[str]) -> Path:
+    """The folder that it holds."""
+    assert process.stdout is not None
+    folder = Path(process.stdout.readline().strip())
+    assert folder.is_dir()
+    return folder
+
+
+def killed(process: subprocess.Popen[str]) -> None:
+    """End it so that it cannot clear up."""
+    process.kill()
+    process.wait()
+
+
+def test_a_folder_is_gone_after_its_context_however_that_ends(place: Path) -> None:
+    """Nothing stays after an error either."""
+    with temporary_folder() as folder:
+        Path(folder, "file").touch()
+    with pytest.raises(ZeroDivisionError), temporary_folder():
+        _ = 1 / 0
+    assert list(place.iterdir()) == []
+
+
+def test_what_a_killed_process_left_is_cleared_by_the_next_that_makes_a_folder(
+    place: Path, holder: subprocess.Popen[str]
+) -> None:
+    """No folder stays for good."""
+    folder = folder_of(holder)
+    killed(holder)
+    assert folder.is_dir()
+    with temporary_folder() as mine:
+        assert list(place.iterdir()) == [Path(mine)]
+
+
+def test_the_folder_of_a_process_that_runs_stays(holder: subprocess.Popen[str]) -> None:
+    """Neither another process's nor one's own is cleared while it is in use."""
+    folder = folder_of(holder)
+    with temporary_folder() as mine:
+        clear_abandoned()
+        assert (folder / "file").exists()
+        assert Path(mine).is_dir()
+
+
+@pytest.mark.parametrize("name", ["equivcheck-temporary-", "equivcheck-temporary-mine", "equivcheck-abcdefgh", "findings"])
+def test_other_folders_stay(place: Path, name: str) -> None:
+    """Only names that are given here are cleared."""
+    (place / name).mkdir()
+    clear_abandoned()
+    assert (place / name).is_dir()
+
+
+def test_a_file_of_that_name_and_a_link_are_let_be(place: Path) -> None:
+    """What is no folder is not one of ours."""
+    (place / "equivcheck-temporary-abcdefgh").touch()
+    (place / "precious").mkdir()
+    (place / "equivcheck-temporary-abcdefgi").symlink_to(place / "precious")
+    clear_abandoned()
+    assert len(list(place.iterdir())) == 3
+
+
+def test_a_full_disk_is_named(monkeypatch: pytest.MonkeyPatch, place: Path) -> None:
+    """The text says where and why; where there is space nothing is raised, and nothing is left."""
+    require_space()
+    assert list(place.iterdir()) == []
+    monkeypatch.setattr(tempfile, "TemporaryFile", partial(open, "/dev/full", "wb"))
+    with pytest.raises(NoSpace, match=rf"{place} \(TMPDIR\): No space left on device"):
+        require_space()
+
+
+def test_a_place_that_takes_no_folder_is_named(monkeypatch: pytest.MonkeyPatch, place: Path) -> None:
+    """The same for a folder that cannot be made."""
+    monkeypatch.setattr(tempfile, "tempdir", str(place / "nowhere"))
+    with pytest.raises(NoSpace, match="nowhere"), temporary_folder():
+        pass
