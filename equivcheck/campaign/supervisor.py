@@ -121,9 +121,9 @@ class _Campaign:
             self._lost(worker, worker.death())
 
     def _done(self, worker: CheckingProcess, last_word: Done | Spent | None = None) -> None:
-        worker.done = True
+        was_replaced, worker.done = worker.done, True
         self._end = time.monotonic()
-        if isinstance(last_word, Spent):
+        if isinstance(last_word, Spent) and not was_replaced:
             worker.kill()
             self._remove(worker)
             self._employ(worker)
