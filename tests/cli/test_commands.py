@@ -252,7 +252,7 @@ def test_findings_that_are_nowhere_but_on_stdout_are_exit_code_3(tmp_path: Path,
         raise StoreFailed("findings cannot be kept: No space left on device")
 
     monkeypatch.setattr(FindingStore, "keep", keep)
-    result = run("fuzz", "--seconds", "2", "--seed", "1", "--workers", "1", "--store", tmp_path, "--json")
+    result = run("fuzz", "--checks", "20", "--seed", "1", "--workers", "1", "--store", tmp_path, "--json")
     assert result.exit_code == 3
     (line,) = [line for line in result.stderr.splitlines() if line.startswith("error: ")]
     assert "No space left on device" in line

@@ -21,7 +21,7 @@ from equivcheck.scenario.file_format.codec import from_json, to_json
 from equivcheck.verdict.verdict import Verdict
 from unit.campaign import fakes
 
-PLAN = Plan(seconds=1.0, seed=0, strategy=fakes.some_scenarios, check=fakes.wide_diverges, shrink_seconds=5.0)
+PLAN = Plan(num_checks=20, seed=0, strategy=fakes.some_scenarios, check=fakes.wide_diverges)
 
 
 class FullStore(FindingStore):

@@ -149,14 +149,12 @@ def test_versions_that_cannot_be_written_leave_the_finding_whole(store: FindingS
     shown_in = ShownIn(
         by=Method.SCRIPT, versions=("2.13.0",), measured=(Measured(torch="2.13.0", showing=Showing(shows=Shows.SHOWS)),)
     )
-    with monkeypatch.context() as patch:
-        patch.setattr(Path, "write_text", half_written)
-        with pytest.raises(StoreFailed, match="No space left on device"):
-            write_versions(finding, shown_in)
-    assert load_finding(finding.path) == finding
-    assert {entry.name for entry in finding.path.iterdir()} == FILES
     write_versions(finding, shown_in)
+    monkeypatch.setattr(Path, "write_text", half_written)
+    with pytest.raises(StoreFailed, match="No space left on device"):
+        write_versions(finding, shown_in)
     assert load_finding(finding.path).shown_in == shown_in
+    assert {entry.name for entry in finding.path.iterdir()} == FILES | {"versions.json"}
 
 
 def half_written(file: Path, text: str, **_: object) -> None:
