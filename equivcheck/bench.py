@@ -96,7 +96,14 @@ class SpawnRanks(Ranks):
 
     name: ClassVar[str] = "spawn"
 
-    def run(self, program: Callable[..., Any], *arguments: Any, schedule_seed: int = 0, deadline: float = 60.0) -> Run:  # noqa: ARG002
+    def run(
+        self,
+        program: Callable[..., Any],
+        *arguments: Any,
+        schedule_seed: int = 0,  # noqa: ARG002
+        deadline: float = 60.0,
+        is_foreign: bool = True,  # noqa: ARG002
+    ) -> Run:
         """Start the ranks, run, and let them exit."""
         return run_spawned(program, *arguments, size=self.size, deadline=deadline)
 

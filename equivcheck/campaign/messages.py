@@ -95,5 +95,10 @@ class Control:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Spent:
+    """From the worker: its last word before its time is up, as a rank that could not be stopped still runs in its process."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Done:
     """From the worker: its last word."""

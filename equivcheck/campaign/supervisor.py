@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from equivcheck.campaign.events import Event, KeptFinding, Listener, Started, Summary, Ticked
-from equivcheck.campaign.messages import Broken, Checked, CheckOne, Control, Done, Found, Fuzz, MayShrink, Progress, Ready
+from equivcheck.campaign.messages import Broken, Checked, CheckOne, Control, Done, Found, Fuzz, MayShrink, Progress, Ready, Spent
 from equivcheck.campaign.plan import Plan
 from equivcheck.campaign.process import CheckingProcess
 from equivcheck.campaign.tally import Tally
@@ -101,8 +101,8 @@ class _Campaign:
             self._begin(worker)
         elif isinstance(message, Checked):
             self._checked_again(worker, message.verdict)
-        elif isinstance(message, Done):
-            self._done(worker)
+        elif isinstance(message, Done | Spent):
+            self._done(worker, message)
         elif isinstance(message, Broken):
             self._done(worker)
             self._broken = self._broken or f"{message.summary}\n{message.trace}"
@@ -113,9 +113,15 @@ class _Campaign:
         elif isinstance(message, Ended):
             self._lost(worker, worker.death())
 
-    def _done(self, worker: CheckingProcess) -> None:
+    def _done(self, worker: CheckingProcess, last_word: Done | Spent | None = None) -> None:
+        """The worker has said all; one that is spent has drawn until then, unless another is in its place already."""
+        is_to_be_replaced = isinstance(last_word, Spent) and not worker.done
         worker.done = True
         self._end = time.monotonic()
+        if is_to_be_replaced:
+            worker.kill()
+            self._remove(worker)
+            self._employ(worker)
 
     def _begin(self, worker: CheckingProcess) -> None:
         """The clock starts when all of the first workers are ready; those that replace others begin at once."""

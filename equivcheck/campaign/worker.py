@@ -12,7 +12,7 @@ from typing import Any
 from equivcheck.campaign.batches import EndBatch, FaultShown, batch_seed, run_batch
 from equivcheck.campaign.control import ControlRun, control_of
 from equivcheck.campaign.isolated import CheckerFailed, check_isolated
-from equivcheck.campaign.messages import Broken, Checked, CheckOne, Done, Found, Fuzz, MayShrink, Progress, Ready
+from equivcheck.campaign.messages import Broken, Checked, CheckOne, Done, Found, Fuzz, MayShrink, Progress, Ready, Spent
 from equivcheck.campaign.plan import Alter, Plan, oracle_check
 from equivcheck.campaign.recorder import Recorder
 from equivcheck.campaign.selection import Selection
@@ -26,6 +26,8 @@ from equivcheck.scenario import Scenario
 from equivcheck.verdict.verdict import Outcome, Verdict
 from equivcheck.workers.link import Link
 from equivcheck.worlds.failure import RanksDidNotStart
+from equivcheck.worlds.preload import preload
+from equivcheck.worlds.sim.interruption import abandoned_threads
 from equivcheck.worlds.work_clock import WorkClock
 
 REPORT_SECONDS = 0.2
@@ -91,7 +93,7 @@ class Worker:
 
     def _end_control(self) -> None:
         """What is left of the control when the time is up: without it the run would prove nothing."""
-        while (control := self._control) is not None and not self._link.stopped.is_set():
+        while (control := self._control) is not None and not self._ends:
             control.draw()
             if control.is_over:
                 self._link.send(control.result)
@@ -104,8 +106,17 @@ class Worker:
         return self._asked(scenario, alter=alter)
 
     @property
+    def is_spent(self) -> bool:
+        """Whether a rank that could not be stopped still runs here: what this process finds from now on proves nothing."""
+        return bool(abandoned_threads())
+
+    @property
+    def _ends(self) -> bool:
+        return self._link.stopped.is_set() or self.is_spent
+
+    @property
     def _over(self) -> bool:
-        return self._link.stopped.is_set() or time.monotonic() >= self._until
+        return self._ends or time.monotonic() >= self._until
 
     def _take(self, scenario: Scenario) -> None:
         if self._over or (self._shrinking.is_drawn_out if self._shrinking else self._checks_left <= 0):
@@ -192,7 +203,7 @@ class Worker:
 
     def _explained(self, best: Verdict) -> Verdict:
         """The smallest example with a diagnosis; what torch does not support needs none."""
-        if best.beyond or self._link.stopped.is_set() or self._plan.check is not oracle_check:
+        if best.beyond or self._ends or self._plan.check is not oracle_check:
             return best
         from equivcheck.diagnosis.explain import explained
 
@@ -201,7 +212,7 @@ class Worker:
 
     def _confirmed(self, best: Verdict) -> Verdict:
         """The smallest example once more where ranks are processes."""
-        if self._link.stopped.is_set() or not (self._plan.confirm and may_be_confirmed(best)):
+        if self._ends or not (self._plan.confirm and may_be_confirmed(best)):
             return best
         self._tally.num_shrinking += 1
         deadline = min(self._plan.deadline, CONFIRMING_SECONDS)
@@ -218,8 +229,9 @@ def main(fd: int, recorder_fd: int) -> None:
     link = Link(fd)
     plan, place = link.task
     try:
-        _serve(Worker(plan, place, link, Recorder.inherited(recorder_fd)), plan, link)
-        link.send(Done())
+        worker = Worker(plan, place, link, Recorder.inherited(recorder_fd))
+        _serve(worker, plan, link)
+        link.send(Spent() if worker.is_spent else Done())
     except _CheckerBroke as broke:
         link.send(_broken(broke.__cause__, f"while checking\n{broke.args[0]!r}"))
     except Exception as error:
@@ -240,6 +252,7 @@ def _import_everything(plan: Plan) -> None:
     """Have torch and the strategies imported before the clock starts."""
     if plan.check is oracle_check:
         importlib.import_module("equivcheck.oracle.check")
+        preload()
     plan.strategy(plan).validate()
 
 

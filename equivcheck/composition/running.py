@@ -69,7 +69,9 @@ class Runner:
     def _part(self, layout: Layout, scenario: Scenario, program: Callable[..., Trace], *arguments: Any) -> Run:
         members = self._members(layout.mesh.num_ranks)
         deadline = self.deadline + compile_seconds(scenario.training, layout)
-        return members.run(program, *arguments, schedule_seed=scenario.schedule_seed, deadline=deadline)
+        return members.run(
+            program, *arguments, schedule_seed=scenario.schedule_seed, deadline=deadline, is_foreign=self.alter is not None
+        )
 
     def _members(self, size: int) -> Ranks:
         name = self.world if isinstance(self.world, str) else self.world.name

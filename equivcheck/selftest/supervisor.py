@@ -100,17 +100,18 @@ class _Supervisor:
             examiner.num_told += 1
         elif isinstance(message, MutantDone):
             self._done(message.row)
-            self._next(examiner)
+            self._next(examiner, is_spent=message.is_spent)
         elif isinstance(message, Stuck):
             self._lost(examiner, f"the examination did not end: {examiner.why_stuck}")
         elif isinstance(message, Ended):
             self._lost(examiner, f"the process {examiner.how_it_ended()}")
 
-    def _next(self, examiner: _Examiner) -> None:
-        if self._waiting:
+    def _next(self, examiner: _Examiner, *, is_spent: bool) -> None:
+        if self._waiting and not is_spent:
             examiner.begin(self._waiting.popleft())
         else:
             self._pool.remove(examiner)
+            self._employ()
 
     def _done(self, row: Row) -> None:
         self._rows[row.name] = row

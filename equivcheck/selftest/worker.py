@@ -9,6 +9,7 @@ from equivcheck.mutants.registry import mutant
 from equivcheck.selftest.examine import Effort, examine
 from equivcheck.selftest.row import Row
 from equivcheck.workers.link import Link
+from equivcheck.worlds.sim.interruption import abandoned_threads
 
 _TELL_SECONDS = 0.2
 """How often a row is sent while it grows."""
@@ -20,6 +21,8 @@ class MutantDone:
 
     row: Row
     """Complete, or with the reason why it is not."""
+    is_spent: bool = False
+    """Whether a rank that could not be stopped still runs in the process, so that it is of no use any more."""
 
 
 class _Examination:
@@ -47,4 +50,5 @@ def main(fd: int) -> None:
     """Serve the supervisor at the other end of `fd` until it ends."""
     link = Link(fd)
     while True:
-        link.send(MutantDone(row=_Examination(link.next(), link).complete(link.task)))
+        row = _Examination(link.next(), link).complete(link.task)
+        link.send(MutantDone(row=row, is_spent=bool(abandoned_threads())))

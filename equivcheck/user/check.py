@@ -28,6 +28,7 @@ from equivcheck.verdict.verdict import Outcome
 from equivcheck.worlds.failure import RanksFailed
 from equivcheck.worlds.pool import COMPARABLE, ranks
 from equivcheck.worlds.ranks import Ranks
+from equivcheck.worlds.state.keeper import StateKeeper, kept_state
 
 NAME = "check_training"
 """What stands for a layout where checks are counted."""
@@ -89,7 +90,8 @@ def check_training(  # noqa: PLR0913 - one for each thing that users bring, all 
         dtype=dtype,
         seed=seed,
     )
-    return _checked(task, world, schedule_seed, deadline)
+    with kept_state(StateKeeper()):  # the run on one device is a user's code, too
+        return _checked(task, world, schedule_seed, deadline)
 
 
 def _checked(task: Task, world: str | Ranks, schedule_seed: int, deadline: float) -> UserVerdict:

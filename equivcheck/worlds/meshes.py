@@ -49,6 +49,16 @@ def groups_made() -> Iterator[list[dist.ProcessGroup]]:
     found += [group for group in c10d._world.pg_map if group not in before]
 
 
+def groups_of_rank() -> tuple[dist.ProcessGroup, ...]:
+    """The groups that the calling rank has."""
+    return tuple(c10d._world.pg_map)
+
+
+def has_lost(groups: tuple[dist.ProcessGroup, ...]) -> bool:
+    """Whether a program has destroyed any of the groups that the calling rank had before it."""
+    return not all(group in c10d._world.pg_map for group in groups)
+
+
 def end_run() -> None:
     """Drop what DTensor has found out on meshes that this run's program made itself: those of the next run may equal them.
 

@@ -33,11 +33,20 @@ class Ranks(ABC):
         self.size = size
 
     @abstractmethod
-    def run(self, program: Callable[..., Any], *arguments: Any, schedule_seed: int = 0, deadline: float = 60.0) -> Run:
+    def run(
+        self,
+        program: Callable[..., Any],
+        *arguments: Any,
+        schedule_seed: int = 0,
+        deadline: float = 60.0,
+        is_foreign: bool = True,
+    ) -> Run:
         """Call ``program(*arguments)`` on every rank and wait for all of them.
 
         Ranks count as hung by `deadline`, in seconds, as `Patience` says. Raises `RanksFailed` when a rank raises, dies, or waits
-        in vain; the ranks can be used again afterwards.
+        in vain; the ranks can be used again afterwards, and find state as it was before. A program that is not foreign runs code
+        of equivcheck alone, which leaves state as it was: most of that is then not looked at, as looking would take a tenth of
+        the time of the smallest check.
         """
 
     @abstractmethod

@@ -31,6 +31,13 @@ class World:
     def run(self, program: Callable[..., Any], *arguments: Any, schedule_seed: int = 0, deadline: float = 60.0) -> Run:
         """Call ``program(*arguments)`` on every rank.
 
+        After each run state is as it was before: what torch keeps for a process or a thread, its functions and methods, random
+        generators, environment variables, the working directory. ``docs/explanation/reliability.md`` says what is not seen.
+
+        In ``sim`` and ``fake`` ranks are threads of this process. A program that ends its process (`os._exit`, a fatal error in
+        native code) ends this one; in ``gloo`` it ends a rank, and `RanksFailed` says how. In ``sim`` a rank that hangs in native
+        code cannot be stopped: the error says so, and later runs warn, as its thread may still change what they share.
+
         Ranks that are idle, or compute without communicating, for `deadline` seconds count as hung.
 
         In ``gloo`` the program and its arguments must be picklable. In ``fake`` the first rank runs alone, of as many as one

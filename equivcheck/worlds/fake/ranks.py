@@ -15,15 +15,14 @@ from equivcheck.worlds.marks import listen
 from equivcheck.worlds.meshes import end_run
 from equivcheck.worlds.ranks import Ranks, Run
 from equivcheck.worlds.sim.exchange import call_of
-from equivcheck.worlds.sim.rank_variables import RankVariables
 from equivcheck.worlds.sim.ranks import threads_as_ranks
 from equivcheck.worlds.sim.torch_private import (
     HashStore,
     is_rank_thread,
     join_world,
-    keep_num_threads,
     prepare_rank_thread,
 )
+from equivcheck.worlds.state.keeper import StateKeeper
 
 
 class FakeRanks(Ranks):
@@ -41,12 +40,19 @@ class FakeRanks(Ranks):
         super().__init__(size)
         self.rank = rank
 
-    def run(self, program: Callable[..., Any], *arguments: Any, schedule_seed: int = 0, deadline: float = 60.0) -> Run:  # noqa: ARG002
+    def run(
+        self,
+        program: Callable[..., Any],
+        *arguments: Any,
+        schedule_seed: int = 0,  # noqa: ARG002
+        deadline: float = 60.0,
+        is_foreign: bool = True,
+    ) -> Run:
         """Call ``program(*arguments)`` on the one rank; raises `RanksFailed` when it raises or outlasts `deadline` seconds."""
         if is_rank_thread():
             raise EquivCheckError("FakeRanks.run: called by a rank, allowed is any other thread")
         visit = _Visit(self.rank, self.size, lambda: program(*arguments))
-        with threads_as_ranks(visit.make_group, RankVariables()), keep_num_threads():
+        with threads_as_ranks(visit.make_group, StateKeeper(), is_foreign=is_foreign):
             visit.thread.start()
             visit.thread.join(deadline)
         if visit.thread.is_alive():

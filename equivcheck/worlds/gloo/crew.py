@@ -17,7 +17,7 @@ from equivcheck.worlds.gloo.channel import Channel
 from equivcheck.worlds.gloo.failures import died, failure_of, raised, unfinished
 from equivcheck.worlds.gloo.fork_server import START_SECONDS
 from equivcheck.worlds.gloo.member import Member
-from equivcheck.worlds.gloo.rank import RAISED_TAG, Raised
+from equivcheck.worlds.gloo.rank import CHANGED_TAG, RAISED_TAG, Raised
 from equivcheck.worlds.patience import Patience
 
 _GRACE = 1.0
@@ -40,6 +40,8 @@ class Crew:
         """`processes` are ids and channels in rank order; `exit_code` says how one ended, minus the signal that killed it."""
         self._exit_code = exit_code
         self._members = tuple(Member.of(rank, pid, channel) for rank, (pid, channel) in enumerate(processes))
+        self.is_changed = False
+        """Whether the last program has left ranks in a state in which no other can run."""
         self._threads: tuple[int, ...] = ()
         self._selector = selectors.DefaultSelector()
         for member in self._members:
@@ -74,6 +76,7 @@ class Crew:
         answers, hung = self._gather(Patience(deadline, lambda: {member.rank: member.cpu_seconds() for member in self._members}))
         contents = {rank: _content(answer) for rank, answer in answers.items() if answer is not None}
         values = tuple(contents[rank].value for rank in sorted(contents) if contents[rank].raised is None)
+        self.is_changed = any(answer is not None and answer[:1] == CHANGED_TAG for answer in answers.values())
         if len(values) == len(self._members):
             return values
         raise RanksFailed(self._failure(answers, contents, hung))

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import functools
 import os
 import pickle
+import random
 import signal
 import socket
 import sys
@@ -14,15 +16,19 @@ import time
 import traceback
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from equivcheck.worlds.failure import causes
 from equivcheck.worlds.gloo.channel import Channel
 
+if TYPE_CHECKING:
+    from equivcheck.worlds.state.keeper import StateKeeper
+
 STACK_SIGNAL = signal.SIGRTMIN + 7 if hasattr(signal, "SIGRTMIN") else signal.SIGUSR1
 """Makes a rank write its stacks: a real-time signal that nothing else uses, or SIGUSR1 where the system has none."""
-VALUE_TAG, RAISED_TAG = b"v", b"e"
-"""First byte of an answer: what is pickled in the rest."""
+VALUE_TAG, CHANGED_TAG, RAISED_TAG = b"v", b"c", b"e"
+"""First byte of an answer: what is pickled in the rest, a value or `Raised`. After `CHANGED_TAG` it is a value, too, of a program
+that has left its process so that no other can run there."""
 _KEPT_OUTPUT = 1 << 16
 """Bytes that a rank's output file may hold before it starts afresh."""
 _NEVER = timedelta(days=1)
@@ -91,11 +97,14 @@ def _redirect(output: int) -> None:
 
 
 def _join(place: RankAddress, listener: int | None = None) -> None:
+    import numpy as np
     import torch
     import torch.distributed as dist
 
     from equivcheck.worlds.meshes import end_run
 
+    random.seed(place.rank)  # Python seeds it from the clock in each process that is forked
+    np.random.seed(place.rank)
     os.environ.update(RANK=str(place.rank), LOCAL_RANK=str(place.rank), WORLD_SIZE=str(place.size))
     os.environ["GLOO_SOCKET_IFNAME"] = _loopback()
     torch.set_num_threads(1)
@@ -122,20 +131,32 @@ def _answer(request: bytes, rank: int) -> bytes:
     """Run what `request` holds; the pickled value or `Raised`, each after the byte that tells them apart."""
     import torch
 
-    from equivcheck.worlds.meshes import end_run
+    from equivcheck.worlds.meshes import end_run, groups_of_rank, has_lost
 
     torch.default_generator.manual_seed(rank)
     try:
-        program, arguments = _loaded(request)
-        value = program(*arguments)
-        end_run()
-        return VALUE_TAG + _pickled(value)
+        is_foreign, program, arguments = _loaded(request)
+        state, groups = _state_keeper(), groups_of_rank()
+        with state.kept() if is_foreign else contextlib.nullcontext():
+            value = program(*arguments)
+            end_run()
+        is_changed = state.patched or state.lost or has_lost(groups)
+        return (CHANGED_TAG if is_changed else VALUE_TAG) + _pickled(value)
     except BaseException as error:
         return RAISED_TAG + pickle.dumps(_raised(error))
 
 
-def _loaded(request: bytes) -> tuple[Any, tuple[Any, ...]]:
-    path, task = pickle.loads(request)
+@functools.cache
+def _state_keeper() -> StateKeeper:
+    """What keeps the state of this process."""
+    from equivcheck.worlds.state.keeper import StateKeeper
+
+    return StateKeeper()
+
+
+def _loaded(request: bytes) -> tuple[bool, Any, tuple[Any, ...]]:
+    """Whether the program is foreign, the program, and its arguments."""
+    path, is_foreign, task = pickle.loads(request)
     if path is not None:
         sys.path[:] = path
     try:
@@ -143,7 +164,7 @@ def _loaded(request: bytes) -> tuple[Any, tuple[Any, ...]]:
     except Exception as error:
         error.add_note("A rank is a process of its own: it imports what it is given by name, and never runs the main script.")
         raise
-    return program, arguments
+    return is_foreign, program, arguments
 
 
 def _pickled(value: object) -> bytes:

@@ -24,9 +24,9 @@ def packed(program: Callable[..., Any], arguments: tuple[Any, ...]) -> bytes:
         raise UsageError(f"gloo: the program {program!r} or its arguments cannot be pickled: {error}") from error
 
 
-def request(task: bytes, path: tuple[str, ...] | None) -> bytes:
+def request(task: bytes, path: tuple[str, ...] | None, *, is_foreign: bool = True) -> bytes:
     """The message that a rank gets."""
-    return pickle.dumps((path, task), pickle.HIGHEST_PROTOCOL)
+    return pickle.dumps((path, is_foreign, task), pickle.HIGHEST_PROTOCOL)
 
 
 def import_path() -> tuple[str, ...]:

@@ -42,7 +42,7 @@ def serve(fd: int) -> None:
 def _preload_error() -> str:
     """Import everything; the traceback if that fails, else nothing."""
     try:
-        from equivcheck.worlds.gloo.preload import preload
+        from equivcheck.worlds.preload import preload
 
         preload()
     except Exception:

@@ -19,7 +19,8 @@ from equivcheck.worlds.ranks import Ranks, Run
 class GlooRanks(Ranks):
     """N ranks as processes: started at the first run, kept while runs succeed, started afresh after one that failed.
 
-    The program and its arguments are pickled, so a program is a function of a module, and not of the main script.
+    So they are after a program that has left them with what cannot be put back, or has replaced functions of torch. The program
+    and its arguments are pickled, so a program is a function of a module, and not of the main script.
     """
 
     name: ClassVar[str] = "gloo"
@@ -38,11 +39,12 @@ class GlooRanks(Ranks):
         *arguments: Any,
         schedule_seed: int = 0,  # noqa: ARG002
         deadline: float = 60.0,
+        is_foreign: bool = True,
     ) -> Run:
         """As `Ranks.run`, on processes, whose schedule nobody chooses; raises `UsageError` when the program cannot be sent."""
         task = packed(program, arguments)
         with self._lock:
-            return Run(values=self._processes.run(self.size, task, deadline))
+            return Run(values=self._processes.run(self.size, task, deadline, is_foreign=is_foreign))
 
     def close(self) -> None:
         """End every process; a later run starts them again."""
@@ -59,15 +61,17 @@ class _Processes:
         self._path: tuple[str, ...] = ()
         self._uses_server = False
 
-    def run(self, size: int, task: bytes, deadline: float) -> tuple[Any, ...]:
+    def run(self, size: int, task: bytes, deadline: float, *, is_foreign: bool) -> tuple[Any, ...]:
         self._leave_to_parent()
         if self._crew is not None and self._crew.disturbed():
             self._dismiss()
         try:
             crew = self._crew or self._hire(size)
             path = import_path()
-            values = crew.run(request(task, None if path == self._path else path), deadline)
+            values = crew.run(request(task, None if path == self._path else path, is_foreign=is_foreign), deadline)
             self._path = path
+            if crew.is_changed:
+                self._dismiss()
             return values
         except BaseException:  # Ctrl-C as well: ranks in the middle of something cannot be used again
             self._dismiss()

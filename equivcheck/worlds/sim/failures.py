@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import traceback
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import FrameType
 
 from equivcheck.worlds.failure import Failure, FailureKind, RankReport, RankState, causes
@@ -35,6 +35,15 @@ def failure_of(evidence: Evidence) -> Failure:
     reports = tuple(_report(rank, evidence, frames.get(evidence.thread_idents[rank])) for rank in range(size))
     kind, summary = _cause(evidence, reports)
     return Failure(kind=kind, summary=summary, reports=reports, first=next(iter(evidence.errors), None))
+
+
+def with_abandoned(failure: Failure, ranks: list[int]) -> Failure:
+    """The failure with the ranks named that could not be stopped."""
+    if not ranks:
+        return failure
+    names = ", ".join(map(str, ranks))
+    what = f"ranks that could not be stopped still run in this process, so that later runs in it prove nothing: {names}"
+    return replace(failure, summary=f"{failure.summary}; {what}")
 
 
 def _cause(evidence: Evidence, reports: tuple[RankReport, ...]) -> tuple[FailureKind, str]:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import threading
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -13,14 +13,15 @@ import torch.distributed as dist
 
 from equivcheck.errors import EquivCheckError
 from equivcheck.worlds.failure import RanksDidNotStart, RanksFailed
-from equivcheck.worlds.meshes import end_run
+from equivcheck.worlds.meshes import end_run, groups_of_rank, has_lost
+from equivcheck.worlds.preload import preload
 from equivcheck.worlds.ranks import Ranks, Run
 from equivcheck.worlds.sim.dtensor_private import shared_propagation
 from equivcheck.worlds.sim.exchange import call_of
-from equivcheck.worlds.sim.failures import Evidence, failure_of
+from equivcheck.worlds.sim.failures import Evidence, failure_of, with_abandoned
+from equivcheck.worlds.sim.interruption import abandon, abandoned_threads, interrupt, is_importing
 from equivcheck.worlds.sim.mesh_private import meshes_of_threads
 from equivcheck.worlds.sim.process_group import make_group, take_seat
-from equivcheck.worlds.sim.rank_variables import RankVariables
 from equivcheck.worlds.sim.scheduler import RankAborted, Scheduler
 from equivcheck.worlds.sim.switchboard import Switchboard
 from equivcheck.worlds.sim.torch_private import (
@@ -35,14 +36,21 @@ from equivcheck.worlds.sim.torch_private import (
     separate_worlds,
 )
 from equivcheck.worlds.sim.unwinding import close_frames
+from equivcheck.worlds.state.keeper import StateKeeper, changes, kept_state, read
+from equivcheck.worlds.state.of_thread import OF_THREAD
+from equivcheck.worlds.state.rank_variables import RankVariables
 
 JOIN_SECONDS = 120.0
 """Limit for making a world, in which ranks only compute: generous, as machines can be busy."""
+IMPORT_SECONDS = 120.0
+"""Limit for the end of an import during which a run is given up, as an interrupted one breaks the module for good."""
 UNWIND_PATIENCE = 5.0
 """Seconds that a rank gets to unwind after its run was given up, before its thread is abandoned."""
 
 INTERRUPT_PATIENCE = 1.0
 """Seconds that a rank which computes gets to notice that its run was given up."""
+
+STILL_RUN = "threads of a run that was given up still run in this process, so that later runs in it prove nothing"
 
 Program = Callable[[], Any]
 
@@ -50,10 +58,19 @@ _one_run_at_a_time = threading.Lock()
 
 
 @contextlib.contextmanager
-def threads_as_ranks(make_group: Callable[[Any, Any], Any], variables: RankVariables) -> Iterator[None]:
-    """While entered, torch can be used by rank threads, one at a time, whose groups `make_group` makes."""
+def threads_as_ranks(make_group: Callable[[Any, Any], Any], state: StateKeeper, *, is_foreign: bool = False) -> Iterator[None]:
+    """While entered, torch can be used by rank threads, one at a time, whose groups `make_group` makes.
+
+    On leaving, what foreign programs have changed in the process is as it was.
+    """
     keep_device_guard()
-    with _one_run_at_a_time, variables.kept(), separate_worlds(make_group), meshes_of_threads():
+    with (
+        _one_run_at_a_time,
+        kept_state(state) if is_foreign else state.variables.kept(),
+        keep_num_threads(),
+        separate_worlds(make_group),
+        meshes_of_threads(),
+    ):
         yield
 
 
@@ -62,7 +79,8 @@ class SimRanks(Ranks):
 
     One baton goes around: the rank that holds it runs until it waits in a communication call. Ranks share this process,
     so its modules and defaults too, but each has a `torch.distributed`, a state of the
-    default random generator and autograd of its own.
+    default random generator and autograd of its own. After each run the process is as it was before; threads that a run leaves
+    changed are replaced.
     """
 
     name = "sim"
@@ -72,28 +90,37 @@ class SimRanks(Ranks):
             raise EquivCheckError(f"SimRanks: size is {size}, allowed is 1 or more")
         super().__init__(size)
         self._crew: Crew | None = None
-        self._variables = RankVariables()
+        self._state = StateKeeper()
 
-    def run(self, program: Callable[..., Any], *arguments: Any, schedule_seed: int = 0, deadline: float = 60.0) -> Run:
+    def run(
+        self,
+        program: Callable[..., Any],
+        *arguments: Any,
+        schedule_seed: int = 0,
+        deadline: float = 60.0,
+        is_foreign: bool = True,
+    ) -> Run:
         """Call ``program(*arguments)`` on every rank and wait for all of them; see `Ranks.run`.
 
         Schedule seed 0 lets ranks run in the order in which they become able to, other seeds in a random order of their own.
         """
         if is_rank_thread():
             raise EquivCheckError("SimRanks.run: called by a rank of a simulated world, allowed is any other thread")
-        with threads_as_ranks(make_group, self._variables), shared_propagation():
+        if abandoned := abandoned_threads():
+            warnings.warn(f"SimRanks.run: {STILL_RUN}: {', '.join(abandoned)}", RuntimeWarning, stacklevel=3)
+        preload()
+        with threads_as_ranks(make_group, self._state, is_foreign=is_foreign), shared_propagation():
             crew = self._ready_crew()
             try:
                 return crew.run(lambda: program(*arguments), schedule_seed, deadline)
             finally:
-                if not crew.usable:
-                    self._crew = None
+                self._let_go(crew)
 
     def close(self) -> None:
         """End the rank threads; the ranks start anew when they run again."""
         crew, self._crew = self._crew, None
         if crew is not None:
-            with threads_as_ranks(make_group, self._variables):
+            with threads_as_ranks(make_group, self._state):
                 crew.dismiss()
 
     def _ready_crew(self) -> Crew:
@@ -101,11 +128,17 @@ class SimRanks(Ranks):
             crew, self._crew = self._crew, None
             crew.dismiss()
         if self._crew is None:
-            with keep_num_threads():
-                crew = Crew(self.size, self._variables)
-                crew.join()
+            crew = Crew(self.size, self._state.variables)
+            crew.join()
             self._crew = crew
         return self._crew
+
+    def _let_go(self, crew: Crew) -> None:
+        """Use a crew no more that a run has left unusable, or otherwise than it found it."""
+        if not crew.usable or crew.is_changed:
+            self._crew = None
+        if crew.usable and crew.is_changed:
+            crew.dismiss()
 
 
 class Crew:
@@ -115,6 +148,8 @@ class Crew:
         self.scheduler = Scheduler(size, variables.save, variables.restore)
         self.board = Switchboard(size, self.scheduler)
         self.usable = True
+        self.is_changed = False
+        """Whether a program has left something of a rank's own changed: its groups, or what torch keeps for a thread."""
         self._store = HashStore()
         self._program: Program | None = None
         self._values: list[Any] = [None] * size
@@ -144,13 +179,13 @@ class Crew:
         self._program = program
         try:
             self.scheduler.start(schedule_seed)
-            hung = self.scheduler.wait_until_quiet(deadline)
+            hung = self.scheduler.wait_until_quiet(deadline, self._is_importing)
             if hung or self._errors or not all(self.scheduler.ended):
                 self._give_up(hung)
             return Run(values=tuple(self._values), calls=tuple(tuple(map(call_of, calls)) for calls in self.board.calls))
         except BaseException as error:
             if not isinstance(error, RanksFailed):
-                self._abandon()
+                self._abandon(INTERRUPT_PATIENCE)
             raise
         finally:
             self._clear()
@@ -168,20 +203,25 @@ class Crew:
         evidence = Evidence(scheduler=self.scheduler, thread_idents=idents, errors=dict(self._errors), hung=hung)
         failure = failure_of(evidence)
         if hung or not self.scheduler.abort(UNWIND_PATIENCE):
-            self._abandon()
+            self._abandon(IMPORT_SECONDS)
+            failure = with_abandoned(failure, [rank for rank, thread in enumerate(self._threads) if thread.is_alive()])
         raise RanksFailed(failure)
 
-    def _abandon(self) -> None:
+    def _abandon(self, import_seconds: float) -> None:
         """Unwind the threads as far as possible, and never use them again."""
         self.usable = False
         self.scheduler.aborting = True
         holder = self.scheduler.holder
-        ident = self._threads[holder].ident
-        if not self.scheduler.ended[holder] and ident is not None:
-            ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(ident), ctypes.py_object(RankAborted))
+        if not self.scheduler.ended[holder]:
+            interrupt(self._threads[holder], RankAborted, import_seconds)
         self.scheduler.release_all()
         for thread in self._threads:
             thread.join(INTERRUPT_PATIENCE)
+        abandon(self._threads)
+
+    def _is_importing(self) -> bool:
+        """Whether the rank that runs is inside an import."""
+        return is_importing(self._threads[self.scheduler.holder])
 
     def _clear(self) -> None:
         """Drop everything that belongs to the run, so that a program's tensors do not outlive it."""
@@ -193,13 +233,16 @@ class Crew:
     def _serve(self, rank: int) -> None:
         prepare_rank_thread()
         take_seat(self.board, rank)
+        own_state = read(OF_THREAD)
         with contextlib.suppress(RankAborted):
             while self.usable:
                 self.scheduler.sleep(rank)
                 program = self._program
                 if program is None:
                     return
+                groups = groups_of_rank()
                 self._serve_once(rank, program)
+                self.is_changed |= has_lost(groups) or bool(changes(OF_THREAD, own_state))
                 del program
                 self.scheduler.finish(rank)
 

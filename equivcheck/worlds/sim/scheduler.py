@@ -15,6 +15,10 @@ POLLS_IN_VAIN = 10_000
 """Unsuccessful `is_completed` calls in a row, over all ranks, after which polling counts as waiting (about half a second)."""
 
 
+IMPORT_CPU_SECONDS = 0.01
+"""What an import that gets on computes between two looks, at least: much more than looking does."""
+
+
 class RankAborted(BaseException):
     """Unwinds a rank whose run is over; not an `Exception`, so that programs do not catch it by accident."""
 
@@ -56,9 +60,13 @@ class Scheduler:
         self._runnable.extend(range(self.size))
         self._pass_on()
 
-    def wait_until_quiet(self, limit: float) -> str:
-        """Wait until no rank runs (all ended, or stuck), or until they count as hung (`Patience`): then why, else nothing."""
-        patience = Patience(limit, lambda: {0: time.process_time()}, lambda: self._moves)
+    def wait_until_quiet(self, limit: float, is_importing: Callable[[], bool] = lambda: False) -> str:
+        """Wait until no rank runs (all ended, or stuck), or until they count as hung (`Patience`): then why, else nothing.
+
+        An import that computes counts as moves, as it is not to be interrupted.
+        """
+        importing = _Imports(is_importing)
+        patience = Patience(limit, lambda: {0: time.process_time()}, lambda: self._moves + importing.num_seen())
         while not self._quiet.acquire(timeout=min(patience.tick, threading.TIMEOUT_MAX)):
             if why := patience.exhausted():
                 return why
@@ -167,6 +175,20 @@ class Scheduler:
             self.holder = holder = self._chooser.choice(sorted(runnable))
             runnable.remove(holder)
             self._batons[holder].release()
+
+
+class _Imports:
+    """How often the rank that runs was seen inside an import that had got on."""
+
+    def __init__(self, is_importing: Callable[[], bool]) -> None:
+        self._is_importing = is_importing
+        self._num_seen, self._cpu = 0, time.process_time()
+
+    def num_seen(self) -> int:
+        before, self._cpu = self._cpu, time.process_time()
+        if self._cpu - before > IMPORT_CPU_SECONDS and self._is_importing():
+            self._num_seen += 1
+        return self._num_seen
 
 
 def _taken_lock() -> threading.Lock:

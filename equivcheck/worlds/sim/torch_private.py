@@ -3,7 +3,7 @@
 Four process-wide things are changed while ranks run, and only then: the ``_world`` of `torch.distributed` (each rank sees its
 own), thread isolation of the registry that maps group names to groups, the backend name under which groups are made, and the
 function that makes groups, so that those of ranks pass for gloo's. What else differs from rank to rank is in
-`equivcheck.worlds.sim.rank_variables`.
+`equivcheck.worlds.state.rank_variables`.
 """
 
 from __future__ import annotations

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -17,6 +18,7 @@ from equivcheck.trace.differences import Difference, Divergence, Phase
 from equivcheck.verdict.cause import Cause
 from equivcheck.verdict.verdict import Outcome, Verdict
 from equivcheck.worlds.failure import RanksDidNotStart
+from equivcheck.worlds.sim.interruption import abandon
 
 
 def scenario(*, width: int = 1, steps: int = 1, ranks: int = 2, layers: int = 1) -> Scenario:
@@ -190,3 +192,17 @@ def dies_at_import(_: Plan) -> st.SearchStrategy[Scenario]:
 def says_whether_beyond(scenario: Scenario, *, world: str, deadline: float, beyond: bool = False, **_options: object) -> Verdict:
     """Finds nothing, and says whether it was asked to go beyond limits."""
     return replace(blind(scenario, world=world, deadline=deadline), beyond="a limit" if beyond else "")
+
+
+PIDS = "EQUIVCHECK_TEST_PIDS"
+"""Names the file to which `leaves_a_thread` appends its process id."""
+
+
+def leaves_a_thread(scenario: Scenario, *, world: str, deadline: float, **_options: object) -> Verdict:
+    """Finds nothing, but a rank of it cannot be stopped."""
+    with open(os.environ[PIDS], "a") as pids:
+        pids.write(f"{os.getpid()}\n")
+    thread = threading.Thread(target=threading.Event().wait, daemon=True)
+    thread.start()
+    abandon([thread])
+    return blind(scenario, world=world, deadline=deadline)

@@ -186,6 +186,18 @@ def test_a_worker_that_is_stuck_is_a_finding_with_its_stack(store: FindingStore)
     assert "long_hangs" in finding.verdict.failure.reports[0].stack
 
 
+def test_a_worker_with_a_rank_that_cannot_be_stopped_is_replaced(
+    store: FindingStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process in which a given-up rank still runs checks nothing more: each check is one of a process of its own."""
+    pids = tmp_path / "pids"
+    monkeypatch.setenv(fakes.PIDS, str(pids))
+    summary = fuzz(plan(fakes.leaves_a_thread, seconds=600.0), store, [until(lambda tally: tally.num_checks >= 3)])
+    found = pids.read_text().split()
+    assert len(found) == len(set(found)) >= 3
+    assert (summary.findings, summary.broken) == ((), "")
+
+
 def test_a_check_that_raises_ends_the_campaign(store: FindingStore) -> None:
     """A broken checker is no finding: the campaign ends and says what was raised, on which scenario."""
     summary = fuzz(plan(fakes.raises), store)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -123,3 +124,8 @@ def train_fully_sharded() -> float:
         loss.backward()
         optimizer.step()
     return float(loss)
+
+
+def drawn() -> tuple[float, float]:
+    """From the generators of Python and NumPy."""
+    return random.random(), float(np.random.rand())

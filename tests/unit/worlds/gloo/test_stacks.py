@@ -8,8 +8,8 @@ import traceback
 
 import pytest
 
-from equivcheck.worlds.gloo.preload import MODULES
 from equivcheck.worlds.gloo.stacks import awaited, parse_dump
+from equivcheck.worlds.preload import MODULES
 
 TORCH = os.path.join(os.sep, "site-packages", "torch")
 USER = ("/home/user/model.py", 3, "step")

@@ -18,9 +18,11 @@ from typing import Any
 import torch
 
 VARIABLES: Mapping[str, tuple[str, ...]] = {
-    # the excepthook and the last group's name, which `init_process_group` assigns
-    "sys": ("excepthook",),
+    # the excepthook and the last group's name, which `init_process_group` assigns, and where programs print
+    "sys": ("excepthook", "stdout", "stderr"),
     "torch.distributed.distributed_c10d": ("_backend", "_default_pg_init_method"),
+    # how modules take over parameters
+    "torch.__future__": ("_overwrite_module_params_on_conversion", "_swap_module_params_on_conversion"),
     # hooks that are called for every module and every optimizer
     "torch.nn.modules.module": (
         "_global_buffer_registration_hooks",
@@ -38,6 +40,7 @@ VARIABLES: Mapping[str, tuple[str, ...]] = {
     # what a context manager switches for as long as it is entered
     "torch.nn.utils.parametrize": ("_cache_enabled", "_cache"),
     "torch.utils.checkpoint": ("_enable_checkpoint_early_stop", "_checkpoint_debug_enabled"),
+    "torch.autograd.forward_ad": ("_current_level",),
     "torch.autograd.graph": ("_allow_mutation_on_saved_tensors_enabled",),
     "torch.utils._python_dispatch": (
         "_is_in_torch_dispatch_mode",

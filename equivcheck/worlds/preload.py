@@ -1,4 +1,4 @@
-"""What the fork server imports once, so that each rank starts with it and shares its memory.
+"""What is imported before there are ranks: once for all of them, and never in the middle of a run, whose limit it would use up.
 
 Tried on torch 2.13. A name that a torch version lacks is skipped: ranks import it when they need it.
 """
@@ -6,7 +6,9 @@ Tried on torch 2.13. A name that a torch version lacks is skipped: ranks import 
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
+import warnings
 
 MODULES = (
     "torch",
@@ -22,8 +24,11 @@ MODULES = (
 )
 
 
+@functools.cache
 def preload() -> None:
-    """Import all of `MODULES` that exist here."""
-    for name in MODULES:
-        with contextlib.suppress(ModuleNotFoundError):
-            importlib.import_module(name)
+    """Import all of `MODULES` that exist here; what torch warns of in its own code must not be an error where warnings are."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for name in MODULES:
+            with contextlib.suppress(ModuleNotFoundError):
+                importlib.import_module(name)

@@ -1,0 +1,59 @@
+"""Stopping rank threads that go on after their run was given up, and those that cannot be stopped."""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+import threading
+import time
+from collections.abc import Iterable
+
+_IMPORT_FILES = "<frozen importlib._bootstrap"
+"""Where Python's import system runs: a thread is inside an import as long as it has a frame of these."""
+_POLL_SECONDS = 0.02
+
+_abandoned: set[threading.Thread] = set()
+
+
+def is_importing(thread: threading.Thread) -> bool:
+    """Whether a thread is inside an import."""
+    frame = sys._current_frames().get(thread.ident or 0)
+    while frame is not None:
+        if frame.f_code.co_filename.startswith(_IMPORT_FILES):
+            return True
+        frame = frame.f_back
+    return False
+
+
+def interrupt(thread: threading.Thread, error: type[BaseException], import_seconds: float) -> None:
+    """Raise an error in a thread at the next thing that it does in Python, but inside no import.
+
+    A module that is left half imported is broken for the whole process, so the import gets `import_seconds` to end. Where it
+    takes longer, nothing is raised.
+    """
+    until = time.monotonic() + import_seconds
+    while thread.is_alive():
+        if not is_importing(thread):
+            _raise_in(thread, error)
+            if not is_importing(thread):
+                return
+            _raise_in(thread, None)  # it began to import in between
+        if time.monotonic() > until:
+            return
+        thread.join(_POLL_SECONDS)
+
+
+def _raise_in(thread: threading.Thread, error: type[BaseException] | None) -> None:
+    raised = None if error is None else ctypes.py_object(error)
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident or 0), raised)
+
+
+def abandon(threads: Iterable[threading.Thread]) -> None:
+    """Remember threads that have not ended; those that have since are forgotten."""
+    _abandoned.update(threads)
+    _abandoned.difference_update([thread for thread in _abandoned if not thread.is_alive()])
+
+
+def abandoned_threads() -> tuple[str, ...]:
+    """Names of threads of given-up runs that still run in this process, and may change what later runs share with them."""
+    return tuple(sorted(thread.name for thread in _abandoned if thread.is_alive()))

@@ -1,0 +1,85 @@
+"""State as it was before a program: compared with afterwards, and put back."""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+from equivcheck.worlds.state.entry import ABSENT, Entry
+from equivcheck.worlds.state.of_process import OF_PROCESS
+from equivcheck.worlds.state.of_thread import OF_THREAD
+from equivcheck.worlds.state.patches import Patches
+from equivcheck.worlds.state.rank_variables import RankVariables
+
+ENTRIES = OF_PROCESS + OF_THREAD
+"""What is compared in the thread that owns a run, or in a process that is a rank."""
+
+
+class StateKeeper:
+    """Keeps what programs may change: entries of the tables, variables of torch, and torch's functions, classes and methods."""
+
+    def __init__(self) -> None:
+        self.variables = RankVariables()
+        self.patched: tuple[str, ...] = ()
+        """What the last program had replaced of torch."""
+        self.lost: tuple[str, ...] = ()
+        """What the last program had changed and could not be put back."""
+        self._patches = Patches()
+        self._values: tuple[Any, ...] = ()
+        self._copies: dict[str, tuple[Any, Any]] = {}
+
+    @contextlib.contextmanager
+    def kept(self) -> Iterator[None]:
+        """On leaving, all is as it was on entering, but for what is `lost`."""
+        self._patches.save()
+        self._values = read(ENTRIES)
+        self._copy()
+        try:
+            with self.variables.kept():
+                yield
+        finally:
+            self.patched = self._patches.put_back()
+            changed = changes(ENTRIES, self._values)
+            self.lost = tuple(entry.name for entry, value in changed if not self._put(entry, value))
+
+    def _copy(self) -> None:
+        """Copies of what cannot be put back from what was read, made anew only where that is new."""
+        for entry, value in zip(ENTRIES, self._values, strict=True):
+            if entry.copy is not None and value is not ABSENT and self._copies.get(entry.name, (None,))[0] != value:
+                self._copies[entry.name] = (value, entry.copy())
+
+    def _put(self, entry: Entry, value: Any) -> bool:
+        if entry.put is None:
+            return False
+        try:
+            entry.put(value if entry.copy is None else self._copies[entry.name][1])
+        except Exception:
+            return False
+        return True
+
+
+@contextlib.contextmanager
+def kept_state(keeper: StateKeeper) -> Iterator[None]:
+    """The same for a process that goes on, whatever could not be put back: then it warns."""
+    try:
+        with keeper.kept():
+            yield
+    finally:
+        if keeper.lost:
+            names = ", ".join(keeper.lost)
+            warnings.warn(f"a program left this changed, which cannot be undone in this process: {names}", RuntimeWarning, 4)
+
+
+def read(entries: tuple[Entry, ...]) -> tuple[Any, ...]:
+    """What each of some entries is now."""
+    return tuple([entry.read() for entry in entries])
+
+
+def changes(entries: tuple[Entry, ...], before: tuple[Any, ...]) -> list[tuple[Entry, Any]]:
+    """The entries that differ now, with what they were; what was absent before does not count."""
+    now = read(entries)
+    if now == before:
+        return []
+    return [(entry, old) for entry, old, new in zip(entries, before, now, strict=True) if old is not ABSENT and old != new]

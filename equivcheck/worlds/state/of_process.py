@@ -1,0 +1,176 @@
+"""State that all threads of a process share: tables of what torch and what Python has.
+
+Private where torch has no public getter; tried on torch 2.9, 2.13 and 2.15.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import os
+import random
+import sys
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from equivcheck.worlds.state.entry import Entry
+
+_dist: Any = dist
+_fill: Any = torch.utils.deterministic
+_numpy: Any = np.random
+
+_BACKEND_FLAGS = (
+    ("_get_mkldnn_enabled", "_set_mkldnn_enabled"),
+    ("_get_mkldnn_deterministic", "_set_mkldnn_deterministic"),
+    ("_get_nnpack_enabled", "_set_nnpack_enabled"),
+    ("_get_flash_sdp_enabled", "_set_sdp_use_flash"),
+    ("_get_math_sdp_enabled", "_set_sdp_use_math"),
+    ("_get_mem_efficient_sdp_enabled", "_set_sdp_use_mem_efficient"),
+    ("_get_cudnn_sdp_enabled", "_set_sdp_use_cudnn"),
+    ("_get_cudnn_enabled", "_set_cudnn_enabled"),
+    ("_get_cudnn_deterministic", "_set_cudnn_deterministic"),
+    ("_get_cudnn_benchmark", "_set_cudnn_benchmark"),
+)
+"""Which implementations torch may take: getter and setter in `torch._C`."""
+
+_PRECISIONS = (
+    ("generic", "all"),
+    ("mkldnn", "all"),
+    ("mkldnn", "matmul"),
+    ("mkldnn", "conv"),
+    ("mkldnn", "rnn"),
+    ("cuda", "all"),
+    ("cuda", "matmul"),
+    ("cuda", "conv"),
+)
+"""Backends and operations for which torch keeps a precision of float32."""
+
+_KEY_BYTES, _POSITION_BYTES = 4 * 624, 4
+"""What NumPy's Mersenne twister is in memory: its key, and how much of that is used up."""
+
+
+def _backend_flags() -> tuple[bool, ...]:
+    return tuple([getattr(torch._C, getter)() for getter, _ in _BACKEND_FLAGS])
+
+
+def _put_backend_flags(flags: tuple[bool, ...]) -> None:
+    for (_, setter), flag in zip(_BACKEND_FLAGS, flags, strict=True):
+        getattr(torch._C, setter)(flag)
+
+
+def _float32_precision() -> tuple[str | None, ...]:
+    """The word for all matrix products, None where there is none as they differ; then those of each backend and operation."""
+    word = None
+    with contextlib.suppress(RuntimeError):
+        word = torch.get_float32_matmul_precision()
+    return word, *[torch._C._get_fp32_precision_getter(*place) for place in _PRECISIONS]
+
+
+def _put_float32_precision(precision: tuple[str | None, ...]) -> None:
+    word, *each = precision
+    if word is not None:
+        torch.set_float32_matmul_precision(word)
+    for place, one in zip(_PRECISIONS, each, strict=True):
+        torch._C._set_fp32_precision_setter(*place, one)  # type: ignore[arg-type]
+
+
+def _put_fill(fill: bool) -> None:
+    _fill.fill_uninitialized_memory = fill
+
+
+TORCH = (
+    Entry(name="default element type", read=torch.get_default_dtype, put=torch.set_default_dtype),
+    Entry(
+        name="deterministic algorithms",
+        read=torch.get_deterministic_debug_mode,
+        put=torch.set_deterministic_debug_mode,
+    ),
+    Entry(
+        name="filling of uninitialized memory",
+        read=lambda: _fill.fill_uninitialized_memory,
+        put=_put_fill,
+    ),
+    Entry(
+        name="anomaly detection",
+        read=lambda: (torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()),
+        put=lambda flags: torch.autograd.set_detect_anomaly(*flags),
+    ),
+    Entry(name="precision of float32 matrix products", read=_float32_precision, put=_put_float32_precision),
+    Entry(name="choice of implementations (oneDNN, NNPACK, cuDNN, attention)", read=_backend_flags, put=_put_backend_flags),
+    Entry(name="repeated warnings of torch", read=torch.is_warn_always_enabled, put=torch.set_warn_always),
+    Entry(name="debug level of torch.distributed", read=_dist.get_debug_level, put=_dist.set_debug_level),
+)
+
+
+def _environment() -> dict[bytes, bytes]:
+    """All at once: a hundred times quicker than by way of `os.environ`."""
+    variables: dict[bytes, bytes] = os.environ._data  # type: ignore[attr-defined]
+    return variables.copy()
+
+
+def _put_environment(environment: Mapping[bytes, bytes]) -> None:
+    for name in [name for name in os.environb if name not in environment]:
+        del os.environb[name]
+    os.environb.update(environment)
+
+
+def _working_directory() -> str:
+    try:
+        return os.getcwd()
+    except FileNotFoundError:
+        return ""
+
+
+def _put_working_directory(folder: str) -> None:
+    if folder:
+        os.chdir(folder)
+
+
+def _put_warning_filters(saved: tuple[list[Any], tuple[Any, ...]]) -> None:
+    filters, entries = saved
+    warnings.filters = filters
+    warnings.resetwarnings()
+    filters[:] = entries
+
+
+def _put_import_path(path: tuple[str, ...]) -> None:
+    sys.path[:] = path
+
+
+def _put_collector(settings: tuple[bool, tuple[int, int, int]]) -> None:
+    enabled, threshold = settings
+    (gc.enable if enabled else gc.disable)()
+    gc.set_threshold(*threshold)
+
+
+def _numpy_generator() -> Any:
+    """The generator's memory, as `numpy.random.get_state` takes as long as a hundred other entries."""
+    generator: Any = _numpy.get_bit_generator()
+    if isinstance(generator, np.random.MT19937):
+        return ctypes.string_at(generator.ctypes.state_address, _KEY_BYTES + _POSITION_BYTES)
+    return repr(generator.state)
+
+
+PYTHON = (
+    Entry(name="environment variables", read=_environment, put=_put_environment),
+    Entry(name="working directory", read=_working_directory, put=_put_working_directory),
+    Entry(
+        name="warning filters",
+        read=lambda: (warnings.filters, tuple(warnings.filters)),
+        put=_put_warning_filters,
+    ),
+    Entry(name="import path", read=lambda: tuple(sys.path), put=_put_import_path),
+    Entry(name="generator of random", read=random.getstate, put=random.setstate),
+    Entry(name="generator of numpy.random", read=_numpy_generator, put=np.random.set_state, copy=np.random.get_state),
+    Entry(name="recursion limit", read=sys.getrecursionlimit, put=sys.setrecursionlimit),
+    Entry(name="garbage collection", read=lambda: (gc.isenabled(), gc.get_threshold()), put=_put_collector),
+)
+
+OF_PROCESS = TORCH + PYTHON
+"""What is shared by all threads."""

@@ -1,0 +1,97 @@
+"""Isolation: whatever a program of a user does to the state of torch and Python, the next run is as in a fresh process."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from equivcheck import check_training
+from equivcheck.worlds.failure import RanksFailed
+from equivcheck.worlds.pool import COMPARABLE, ranks
+from isolation.fixed import Results, of_fresh_process, results
+from isolation.mutations import MUTATIONS, looks, mutate
+
+
+@pytest.fixture(scope="module")
+def fresh() -> dict[str, Results]:
+    """What the scenarios give in a process that has done nothing else, by world."""
+    return of_fresh_process(COMPARABLE)
+
+
+def seen(world: str) -> tuple[dict[str, str], ...]:
+    """What looks show in this process and on each rank."""
+    return looks(), *ranks(world, 2).run(looks).values
+
+
+@pytest.mark.parametrize("name", MUTATIONS)
+@pytest.mark.parametrize("world", COMPARABLE)
+def test_a_change_ends_with_its_run(world: str, name: str) -> None:
+    """After a program that has changed something on all ranks, neither this process nor any rank shows it."""
+    before = seen(world)
+    ranks(world, 2).run(mutate, (name,), "returns")
+    assert seen(world) == before
+
+
+@pytest.mark.parametrize("name", MUTATIONS)
+def test_each_change_shows_while_its_run_lasts(name: str) -> None:
+    """A look tells a process with the change from one without: else the test above could not fail."""
+    members = ranks("sim", 2)
+    before, after = (members.run(program, name).values for program in (seen_by_rank, changed))
+    assert after[1] != before[1]
+
+
+def changed(name: str) -> str:
+    """What a rank sees of a change that it makes."""
+    mutate((name,), "returns")
+    return seen_by_rank(name)
+
+
+def seen_by_rank(name: str) -> str:
+    """What a rank sees without."""
+    return repr(MUTATIONS[name].look())
+
+
+@pytest.mark.parametrize("world", COMPARABLE)
+@given(data=st.data())
+@settings(max_examples=12)
+def test_the_next_check_is_as_in_a_fresh_process(world: str, data: st.DataObject, fresh: dict[str, Results]) -> None:
+    """After any changes, by programs that return or raise, verdicts and bits of fixed scenarios are those of a fresh process."""
+    before = seen(world)
+    for _ in range(data.draw(st.integers(1, 2))):
+        names = data.draw(st.lists(st.sampled_from(sorted(MUTATIONS)), min_size=3, max_size=8, unique=True))
+        with contextlib.suppress(RanksFailed):
+            ranks(world, 2).run(mutate, tuple(names), data.draw(st.sampled_from(("returns", "raises"))))
+    assert results(world) == fresh[world]
+    assert seen(world) == before
+
+
+def step(model: nn.Module, batch: Any, optimizer: torch.optim.Optimizer, loss: Any) -> torch.Tensor:
+    """A user's step that changes what does not change what it computes."""
+    mutate(("environment", "random", "anomaly detection", "view replay", "number of threads"), "returns")
+    optimizer.zero_grad()
+    found: torch.Tensor = loss(model(batch[0]), batch[1])
+    found.backward()
+    optimizer.step()
+    return found
+
+
+def test_the_run_on_one_device_leaves_no_change() -> None:
+    """What a user's training changes in this process, where it runs on one device, ends with the check."""
+    before = looks()
+    verdict = check_training(
+        model=lambda: nn.Linear(2, 2),
+        parallelize=lambda model, mesh: nn.parallel.DistributedDataParallel(model, process_group=mesh.get_group()),
+        mesh={"dp": 2},
+        batches=[(torch.ones(2, 2), torch.ones(2, 2))],
+        loss=nn.functional.mse_loss,
+        optimizer=torch.optim.SGD,
+        step=step,
+    )
+    verdict.assert_equivalent()
+    assert looks() == before

@@ -1,0 +1,28 @@
+"""What programs leave changed in processes that are kept: put back, or the processes are replaced."""
+
+from __future__ import annotations
+
+import pytest
+
+from equivcheck.worlds.gloo.world import GlooRanks
+from isolation.mutations import mutate
+from unit.worlds.gloo import programs
+
+
+@pytest.mark.parametrize(
+    ("name", "kept"),
+    [("grad mode", True), ("module hook", True), ("environment", True), ("function", False), ("default group", False)],
+)
+def test_processes_are_replaced_only_where_they_must_be(ranks: GlooRanks, name: str, kept: bool) -> None:
+    """What can be put back for certain does not cost new processes; a function of torch that was replaced does."""
+    before = ranks.run(programs.process).values
+    ranks.run(mutate, (name,), "returns")
+    assert (ranks.run(programs.process).values == before) is kept
+
+
+def test_random_numbers_are_the_same_in_new_processes(ranks: GlooRanks) -> None:
+    """Ranks draw from `random` and NumPy what ranks of that number always draw."""
+    first = ranks.run(programs.drawn).values
+    ranks.run(mutate, ("function",), "returns")
+    assert ranks.run(programs.drawn).values == first
+    assert first[0] != first[1]

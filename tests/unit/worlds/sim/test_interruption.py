@@ -1,0 +1,124 @@
+"""Stopping a rank that computes on: never in the middle of an import."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from equivcheck.worlds.sim import interruption
+from equivcheck.worlds.sim.interruption import interrupt, is_importing
+from equivcheck.worlds.sim.ranks import SimRanks
+from equivcheck.worlds.sim.scheduler import RankAborted
+
+World = Callable[[int], SimRanks]
+
+SLOW = """
+import builtins
+builtins.import_began.set()
+builtins.import_may_end.wait()
+whole = True
+"""
+"""A module whose import lasts as long as a test wants it to."""
+
+COMPUTING = """
+import time
+start = time.process_time()
+while time.process_time() - start < 0.5:
+    pass
+whole = True
+"""
+"""A module whose import computes for longer than a rank may without a call."""
+
+
+@pytest.fixture
+def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str], str]:
+    """Makes a module that can be imported under a name."""
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def make(name: str, text: str) -> str:
+        tmp_path.joinpath(f"{name}.py").write_text(text)
+        importlib.invalidate_caches()
+        return name
+
+    return make
+
+
+@pytest.fixture
+def began(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """Set once the slow module is being imported."""
+    event = threading.Event()
+    monkeypatch.setattr("builtins.import_began", event, raising=False)
+    return event
+
+
+@pytest.fixture
+def may_end(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """To be set when its import may end."""
+    event = threading.Event()
+    monkeypatch.setattr("builtins.import_may_end", event, raising=False)
+    return event
+
+
+class Importing(threading.Thread):
+    """Imports a module, and then computes until it is stopped."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(daemon=True)
+        self.module, self.aborted, self.enough = name, threading.Event(), threading.Event()
+
+    def run(self) -> None:
+        """Set `aborted` when that is how it ends."""
+        try:
+            importlib.import_module(self.module)
+            while not self.enough.is_set():
+                pass
+        except RankAborted:
+            self.aborted.set()
+
+
+def test_an_import_is_waited_for(
+    module: Callable[[str, str], str], began: threading.Event, may_end: threading.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A thread inside an import is stopped when that is over; the module is whole."""
+    thread, looks = Importing(module("imported_slowly", SLOW)), []
+    thread.start()
+    began.wait()
+
+    def look(looked_at: threading.Thread) -> bool:
+        looks.append(is_importing(looked_at))
+        if len(looks) == 3:
+            may_end.set()
+        return looks[-1]
+
+    monkeypatch.setattr(interruption, "is_importing", look)
+    interrupt(thread, RankAborted, import_seconds=600.0)
+    thread.join()
+    assert looks[:3] == [True] * 3
+    assert thread.aborted.is_set()
+    assert sys.modules["imported_slowly"].whole
+
+
+def test_an_import_that_takes_too_long_is_left_alone(
+    module: Callable[[str, str], str], began: threading.Event, may_end: threading.Event
+) -> None:
+    """Nothing is raised in a thread whose import does not end, then or later."""
+    thread = Importing(module("imported_too_slowly", SLOW))
+    thread.start()
+    began.wait()
+    interrupt(thread, RankAborted, import_seconds=0.0)
+    may_end.set()
+    thread.enough.set()
+    thread.join()
+    assert not thread.aborted.is_set()
+    assert sys.modules["imported_too_slowly"].whole
+
+
+def test_an_import_that_computes_is_no_hang(world: World, module: Callable[[str, str], str]) -> None:
+    """Time in an import does not count as a rank's computing."""
+    name = module("imported_by_computing", COMPUTING)
+    assert world(1).run(lambda: importlib.import_module(name).whole, deadline=0.2).values == (True,)
