@@ -192,7 +192,7 @@ def test_a_worker_with_a_rank_that_cannot_be_stopped_is_replaced(
     """A process in which a given-up rank still runs checks nothing more: each check is one of a process of its own."""
     pids = tmp_path / "pids"
     monkeypatch.setenv(fakes.PIDS, str(pids))
-    summary = fuzz(plan(fakes.leaves_a_thread, seconds=600.0), store, [until(lambda tally: tally.num_checks >= 3)])
+    summary = fuzz(plan(fakes.leaves_a_thread, num_checks=1000), store, [until(lambda ticked: ticked.tally.num_checks >= 3)])
     found = pids.read_text().split()
     assert len(found) == len(set(found)) >= 3
     assert (summary.findings, summary.broken) == ((), "")
