@@ -121,9 +121,11 @@ class _Campaign:
             self._lost(worker, worker.death())
 
     def _done(self, worker: CheckingProcess, last_word: Done | Spent | None = None) -> None:
-        was_replaced, worker.done = worker.done, True
+        """The worker has said all; one that is spent has drawn until then, unless another is in its place already."""
+        is_to_be_replaced = isinstance(last_word, Spent) and not worker.done
+        worker.done = True
         self._end = time.monotonic()
-        if isinstance(last_word, Spent) and not was_replaced:
+        if is_to_be_replaced:
             worker.kill()
             self._remove(worker)
             self._employ(worker)

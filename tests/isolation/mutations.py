@@ -82,12 +82,8 @@ def _flag(read: Callable[[], Any], put: Callable[[Any], Any], value: Any) -> Mut
 
 def _setting(module: str, name: str) -> Mutation:
     """A boolean setting of the compiler is the other way round."""
-
-    def change() -> None:
-        config = importlib.import_module(module)
-        setattr(config, name, not getattr(config, name))
-
-    return Mutation(change=change, look=lambda: getattr(importlib.import_module(module), name))
+    config = importlib.import_module(module)
+    return Mutation(change=_set(config, name, not getattr(config, name)), look=lambda: getattr(config, name))
 
 
 def _digest(state: object) -> str:
@@ -109,7 +105,7 @@ def _groups_work() -> float | str:
     try:
         dist.all_reduce(found)
         dist.all_reduce(found, group=device_mesh((2, 1), ("dp", "tp")).get_group("dp"))
-    except ValueError as error:
+    except (ValueError, RuntimeError) as error:
         return str(error)
     return found.item()
 
