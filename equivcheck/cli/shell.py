@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import os
 import signal
 import sys
 import threading
 import traceback
 from collections.abc import Iterator, Sequence
 from enum import IntEnum
+from types import FrameType
 from typing import Any, NoReturn
 
 import click
@@ -61,11 +63,23 @@ def _sigterm_as_ctrl_c() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():  # only the main one may say so
         yield
         return
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    heard = [number for number in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(number) is not signal.SIG_IGN]
+    before = {number: signal.signal(number, _interrupt) for number in heard}
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _interrupt(_number: int, frame: FrameType | None) -> None:
+    """Raise `KeyboardInterrupt`, but end at once during an import: torch aborts where its own is interrupted, or goes on."""
+    while frame is not None:
+        if frame.f_code.co_filename.startswith("<frozen importlib"):
+            os.write(2, b"error: interrupted\n")
+            os._exit(ExitCode.CANNOT_RUN)
+        frame = frame.f_back
+    raise KeyboardInterrupt
 
 
 def _report(error: Exception) -> ExitCode:

@@ -40,3 +40,30 @@ def test_a_command_that_is_ended_leaves_no_process(tmp_path: Path, number: signa
     assert (process.returncode, errors.strip()) == (3, "error: interrupted")
     with pytest.raises(ProcessLookupError):
         os.kill(child, 0)
+
+
+IMPORTING = """
+import click
+from equivcheck.cli.shell import Shell
+
+@click.command()
+def imports():
+    import unit.worlds.gloo.endless_import
+
+Shell(commands={"imports": imports})(["imports"])
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_command_that_imports_is_ended_at_once(tmp_path: Path, number: signal.Signals) -> None:
+    """An import that loses an interruption, as that of torch may, does not keep it alive."""
+    fifo = tmp_path / "pid"
+    os.mkfifo(fifo)
+    environment = os.environ | {"EQUIVCHECK_TEST_PID": str(fifo), "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    process = subprocess.Popen([sys.executable, "-c", IMPORTING], stderr=subprocess.PIPE, text=True, env=environment)
+    assert int(fifo.read_text()) == process.pid
+
+    process.send_signal(number)
+    _, errors = process.communicate()
+
+    assert (process.returncode, errors.strip()) == (3, "error: interrupted")

@@ -33,6 +33,7 @@ ON = "on ranks (0, 1), call"
 )
 def test_calls_that_do_not_match_are_named(ranks: GlooRanks, program: Callable[[], Any], first: str, second: str) -> None:
     """Another operation, reduction, element type, size or root is a mismatch, with both calls and where they were issued."""
+    ranks.run(programs.shapes)
     with pytest.raises(RanksFailed) as caught:
         ranks.run(program)
     found = caught.value.failure
