@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from equivcheck.errors import EquivCheckError
 from equivcheck.worlds.sim.exchange import BEFORE, Exchange, Mark, PendingCollective, RawCall, Request
 from equivcheck.worlds.sim.process_group import SimGroup
 from equivcheck.worlds.sim.torch_private import raw_memory
@@ -22,6 +23,13 @@ class LoneScheduler:
 
     progress = check
 
+    def block(self, _rank: int, pending: RawCall) -> None:
+        """Nobody else can bring what a rank waits for."""
+        raise EquivCheckError(f"{pending[0]}: only one rank of a fake world runs, so nobody sets it; this runs in sim and gloo")
+
+    def wake(self, _rank: int) -> None:
+        """Nobody waits."""
+
 
 class LoneBoard:
     """What the groups of one rank share."""
@@ -31,6 +39,8 @@ class LoneBoard:
         self.calls: dict[int, list[RawCall]] = {rank: []}
         self.marks: dict[int, Mark] = {rank: BEFORE}
         self.unwaited: set[SimWork] = set()
+        self.last_waited: dict[int, SimWork] = {}
+        self.store_waiters: list[int] = []
         self._exchanges: dict[tuple[str, tuple[int, ...]], Exchange] = {}
 
     def exchange(self, name: str, ranks: tuple[int, ...]) -> Exchange:
@@ -60,12 +70,12 @@ class LoneGroup(SimGroup):
         work.parcel = _Anybody(self.member if sender is None else sender)  # type: ignore[assignment]
         return self._keep(work)
 
-    def _collective(self, request: Request, outputs: Tensors, shown: Any = None) -> SimWork:
+    def _collective(self, request: Request, outputs: Tensors, shown: Any = None, make_work: type[SimWork] = SimWork) -> SimWork:
         root = request.root
         raw = self._note(request.op, request.tensors, None if root is None else self.ranks[root])
         if request.op == "all_gather":
             self._fill(request.share, outputs)
-        return self._done(raw, outputs if shown is None else shown)
+        return self._done(raw, outputs if shown is None else shown, make_work)
 
     def _fill(self, inputs: Tensors, outputs: Tensors) -> None:
         with raw_memory():
@@ -76,8 +86,8 @@ class LoneGroup(SimGroup):
                 for number, output in enumerate(outputs):
                     output.copy_(inputs[number // len(self.ranks)].view(output.shape))
 
-    def _done(self, raw: RawCall, shown: Any) -> SimWork:
-        return self._keep(SimWork(self, raw, self._met(raw), [], shown))
+    def _done(self, raw: RawCall, shown: Any, make_work: type[SimWork] = SimWork) -> SimWork:
+        return self._keep(make_work(self, raw, self._met(raw), [], shown))
 
     def _met(self, raw: RawCall) -> PendingCollective:
         meeting = PendingCollective(1, (), (self.member, raw))

@@ -36,7 +36,7 @@ class DisagreementError(Exception):
 
 def withhold(output: torch.Tensor) -> None:
     """Fill an output whose true value is not to be seen yet: NaN, or bytes of `UNSET_BYTE`, or True."""
-    output.fill_(unset_value(output.dtype))
+    (output._values() if output.is_sparse else output).fill_(unset_value(output.dtype))
 
 
 @cache
@@ -69,6 +69,14 @@ def all_reduce(op: str) -> Combine:
         return [[fold(op, tensors) for tensors in zip(*shares, strict=True)]] * len(shares)
 
     return combine
+
+
+def sum_sparse(shares: Shares) -> Shares:
+    """Every member gets the sum of coalesced sparse tensors."""
+    total = shares[0][0]
+    for (other,) in shares[1:]:
+        total = total + other
+    return [[total.coalesce()]] * len(shares)
 
 
 @cache

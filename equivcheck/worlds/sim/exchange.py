@@ -107,8 +107,9 @@ class Exchange:
         self.clear()
 
     def clear(self) -> None:
-        """Forget every call, so that the next run starts from index 0."""
+        """Forget every call, so that the next run starts from index 0; `hidden` counts what gloo issues besides."""
         self.issued = [0] * len(self.ranks)
+        self.hidden = [0] * len(self.ranks)
         self._open: dict[int, PendingCollective] = {}
         self._parcels: list[Parcel] = []
         self._num_collectives = [0] * len(self.ranks)

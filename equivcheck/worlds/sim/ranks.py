@@ -22,6 +22,8 @@ from equivcheck.worlds.sim.mesh_private import meshes_of_threads
 from equivcheck.worlds.sim.process_group import make_group, take_seat
 from equivcheck.worlds.sim.rank_variables import RankVariables
 from equivcheck.worlds.sim.scheduler import RankAborted, Scheduler
+from equivcheck.worlds.sim.stand_ins import stand_ins
+from equivcheck.worlds.sim.stand_ins.profiling import end_profiling
 from equivcheck.worlds.sim.switchboard import Switchboard
 from equivcheck.worlds.sim.torch_private import (
     HashStore,
@@ -81,7 +83,7 @@ class SimRanks(Ranks):
         """
         if is_rank_thread():
             raise EquivCheckError("SimRanks.run: called by a rank of a simulated world, allowed is any other thread")
-        with threads_as_ranks(make_group, self._variables), shared_propagation():
+        with threads_as_ranks(make_group, self._variables), shared_propagation(), stand_ins():
             crew = self._ready_crew()
             try:
                 return crew.run(lambda: program(*arguments), schedule_seed, deadline)
@@ -213,6 +215,7 @@ class Crew:
             close_frames(error)
             with contextlib.suppress(RuntimeError):  # a program may have left something switched on that forbids it
                 drop_unfinished_backward()
+        end_profiling()
         if num_unwaited_works():
             self._drop_works(rank)
         end_run()

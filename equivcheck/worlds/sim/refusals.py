@@ -49,6 +49,23 @@ def _reason(op: str, dtype: torch.dtype) -> str:
     return ""
 
 
+def check_strided(op: str, tensors: Sequence[torch.Tensor]) -> None:
+    """Raise `CallRefused` for layouts that gloo does not send."""
+    for tensor in tensors:
+        if tensor.layout is not torch.strided:
+            raise CallRefused(
+                f"{op} does not take {tensor.layout}: allowed are strided tensors, and sparse_coo for a sum by all_reduce"
+            )
+
+
+def check_sparse(reduction: str, tensor: torch.Tensor) -> None:
+    """Raise `CallRefused` for sparse tensors that gloo does not add up."""
+    if reduction != "sum":
+        raise CallRefused(f"all_reduce.{reduction} does not take torch.sparse_coo: gloo adds sparse tensors only")
+    if tensor.dtype == torch.bool or tensor.is_complex():
+        raise CallRefused(f"all_reduce.sum does not take sparse {tensor.dtype}: gloo adds sparse numbers of real types only")
+
+
 def check_list_all_to_all() -> None:
     """Raise `CallRefused` where gloo does not exchange lists of tensors."""
     if torch_in(NO_LIST_ALL_TO_ALL):
@@ -78,6 +95,7 @@ def check_contiguous(op: str, tensors: Sequence[torch.Tensor]) -> None:
 
 def check_gaps(op: str, tensors: Sequence[torch.Tensor]) -> None:
     """Raise `CallRefused` for tensors with gaps in memory, of which gloo reads and writes other elements (pytorch #192920)."""
+    check_strided(op, tensors)
     for tensor in tensors:
         if not tensor.is_contiguous() and not torch.ops.aten.is_non_overlapping_and_dense(tensor):
             text = f"{op}: {tensor.dtype} {list(tensor.shape)} with strides {list(tensor.stride())} comes out wrong over gloo"

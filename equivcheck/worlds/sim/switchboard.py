@@ -18,6 +18,8 @@ class Switchboard:
         self.calls: list[list[RawCall]] = [[] for _ in range(size)]
         self.marks: list[Mark] = [BEFORE] * size
         self.unwaited: set[SimWork] = set()
+        self.last_waited: list[SimWork | None] = [None] * size
+        self.store_waiters: list[int] = []
         self._exchanges: dict[tuple[str, tuple[int, ...]], Exchange] = {}
 
     def exchange(self, name: str, ranks: tuple[int, ...]) -> Exchange:
@@ -35,6 +37,11 @@ class Switchboard:
         self.unwaited.difference_update(works)
         return works
 
+    def promised(self, rank: int) -> list[SimWork]:
+        """The rank's handles that nobody waited for and whose futures somebody has, in the order of issue on each group."""
+        works = [work for work in self.unwaited if work.group.global_rank == rank and work.has_future]
+        return sorted(works, key=lambda work: work.raw[2])
+
     @property
     def has_too_many_groups(self) -> bool:
         """Whether programs have made so many groups that they should be dropped."""
@@ -45,5 +52,7 @@ class Switchboard:
         self.calls = [[] for _ in self.calls]
         self.marks = [BEFORE] * len(self.calls)
         self.unwaited.clear()
+        self.last_waited = [None] * len(self.calls)
+        self.store_waiters.clear()
         for exchange in self._exchanges.values():
             exchange.clear()

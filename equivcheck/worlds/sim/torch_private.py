@@ -143,16 +143,18 @@ def _groups_pass_for_gloo() -> Iterator[None]:
     """While entered, the groups of ranks are made by the simulated backend, and are gloo's for whoever asks."""
     original: Any = c10d._new_process_group_helper
 
-    def make(size: int, rank: int, ranks: list[int], backend: str, *arguments: Any, **options: Any) -> tuple[Any, Any]:
+    def make(
+        size: int, rank: int, ranks: list[int], backend: str, store: Any, *arguments: Any, **options: Any
+    ) -> tuple[Any, Any]:
         if not is_rank_thread():
-            return original(size, rank, ranks, backend, *arguments, **options)  # type: ignore[no-any-return]
+            return original(size, rank, ranks, backend, store, *arguments, **options)  # type: ignore[no-any-return]
         if backend not in _TAKEN:
             raise CallRefused(f"a group of backend {backend!r}: allowed in a simulated world is {_PASSES_FOR!r}")
-        group, store = original(size, rank, ranks, _BACKEND, *arguments, **options)
+        group, store = original(size, rank, ranks, _BACKEND, getattr(store, "store", store), *arguments, **options)
         if group is not dist.GroupMember.NON_GROUP_MEMBER:
+            store = group.complete(store, options.get("group_desc") or "undefined")
             c10d._world.pg_map[group] = (_PASSES_FOR, store)
             c10d._world.pg_backend_config[group] = str(c10d.BackendConfig(c10d.Backend(_PASSES_FOR)))
-            group.is_complete = True
         return group, store
 
     try:

@@ -10,6 +10,7 @@ import torch.distributed as dist
 import torch.futures
 
 from equivcheck.worlds.sim.exchange import Parcel, PendingCollective, RawCall
+from equivcheck.worlds.sim.refusals import CallRefused
 from equivcheck.worlds.sim.scheduler import Scheduler
 from equivcheck.worlds.sim.torch_private import after_backward, in_backward_node, raw_memory
 
@@ -24,6 +25,10 @@ class Board(Protocol):
     @property
     def unwaited(self) -> set[SimWork]:
         """Handles that nobody has waited for yet."""
+
+    @property
+    def last_waited(self) -> Any:
+        """The handle that each rank has waited for last: C++ may hold it, ask it for its future next, and needs it alive."""
 
 
 class IssuingGroup(Protocol):
@@ -91,8 +96,9 @@ class SimWork(dist.Work):
         self.wait()
 
     def result(self) -> list[torch.Tensor]:
-        """The outputs, waited for."""
-        self.wait()
+        """The outputs, which must have been waited for."""
+        if self._meeting is not None:
+            raise CallRefused(f"result of {self.raw[0]}, which has not been waited for; gloo asks for wait() first")
         return list(self._shown)
 
     def get_future(self) -> WorkFuture:
@@ -111,6 +117,11 @@ class SimWork(dist.Work):
                 self.wait()
         return self._future
 
+    @property
+    def has_future(self) -> bool:
+        """Whether somebody has asked for the future."""
+        return self._future is not None
+
     def forget(self) -> None:
         """Count as waited for without results, as the run is over."""
         self._meeting = None
@@ -118,7 +129,9 @@ class SimWork(dist.Work):
 
     def _deliver(self, meeting: PendingCollective) -> None:
         self._meeting = None
-        self.group.board.unwaited.discard(self)
+        board = self.group.board
+        board.unwaited.discard(self)
+        board.last_waited[self.group.global_rank] = self
         results = meeting.results
         assert results is not None
         if self.outputs:
@@ -131,7 +144,25 @@ class SimWork(dist.Work):
             self._future.fulfil(self._shown)
 
 
-class ReceiveWork(SimWork):
+class BarrierWork(SimWork):
+    """A barrier, which completes the collectives that the rank has issued on the group before."""
+
+    def __init__(self, group: IssuingGroup, *arguments: Any) -> None:
+        self._before = [work for work in group.board.unwaited if work.group is group and not isinstance(work, MessageWork)]
+        super().__init__(group, *arguments)
+
+    def _deliver(self, meeting: PendingCollective) -> None:
+        super()._deliver(meeting)
+        for work in self._before:
+            work.wait()
+        self._before = []
+
+
+class MessageWork(SimWork):
+    """A send."""
+
+
+class ReceiveWork(MessageWork):
     """A receive; it knows who sent."""
 
     parcel: Parcel

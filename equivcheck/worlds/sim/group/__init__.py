@@ -1,0 +1,1 @@
+"""One rank's side of a process group, by what is asked of it."""

@@ -1,0 +1,89 @@
+"""How a call is issued: noted, entered in its group's exchange, and given a handle."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from equivcheck.worlds.sim import arithmetic
+from equivcheck.worlds.sim.exchange import RawCall, Request
+from equivcheck.worlds.sim.group.identity import GroupIdentity
+from equivcheck.worlds.sim.refusals import check_root, check_strided, check_type
+from equivcheck.worlds.sim.torch_private import raw_memory
+from equivcheck.worlds.sim.work import CoalescedWork, SimWork
+
+Tensors = list[torch.Tensor]
+
+_OP_NAMES = ("sum", "avg", "product", "min", "max", "band", "bor", "bxor", "premul_sum")
+_OPS = {getattr(dist.ReduceOp, name.upper()): name for name in _OP_NAMES}
+
+
+class GroupCalls(GroupIdentity):
+    """The path that all calls take."""
+
+    _coalesced: list[SimWork] | None = None
+
+    def _start_coalescing(self, _device: torch.device) -> None:
+        self._coalesced = []
+
+    def _end_coalescing(self, _device: torch.device) -> CoalescedWork:
+        works, self._coalesced = self._coalesced or [], None
+        return CoalescedWork(works)
+
+    def _collective(self, request: Request, outputs: Tensors, shown: Any = None, make_work: type[SimWork] = SimWork) -> SimWork:
+        root = request.root
+        if request.tensors:
+            check_type(request.op, request.tensors[0].dtype)
+        if root is not None:
+            check_root(request.op, root, len(self.ranks))
+        raw = self._note(request.op, request.tensors, None if root is None else self.ranks[root])
+        sizes = tuple([shape.numel() for shape in raw[3]]) if request.sized else ()
+        agree = (request.op, raw[4], root, sizes, request.orders)
+        meeting = self._exchange.join(self.member, raw, agree, request.combine, request.share)
+        if outputs:
+            with raw_memory():
+                for output in outputs:
+                    arithmetic.withhold(output)
+        return self._keep(make_work(self, raw, meeting, outputs, outputs if shown is None else shown))
+
+    def _note(self, op: str, tensors: Tensors, peer: int | None) -> RawCall:
+        scheduler = self.board.scheduler
+        scheduler.check()
+        scheduler.progress()
+        index = self._exchange.issued[self.member]
+        self._exchange.issued[self.member] = index + 1
+        dtype = tensors[0].dtype if tensors else None
+        rank = self.global_rank
+        raw = (op, self.ranks, index, tuple([tensor.shape for tensor in tensors]), dtype, peer, self.board.marks[rank])
+        self.board.calls[rank].append(raw)
+        return raw
+
+    def _keep(self, work: SimWork) -> SimWork:
+        if self._coalesced is not None:
+            self._coalesced.append(work)
+        return work
+
+
+def listed(tensors: Any) -> Tensors:
+    """Tensors of a call that takes one or a list."""
+    return [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
+
+
+def root_of(opts: Any) -> int:
+    """The root that a call's options name."""
+    return int(opts) if isinstance(opts, int) else int(opts.rootRank)
+
+
+def captured(op: str, tensors: Tensors) -> Tensors:
+    """What tensors hold now, whatever is written to them later."""
+    check_strided(op, tensors)
+    with raw_memory():
+        return [tensor.clone(memory_format=torch.contiguous_format) for tensor in tensors]
+
+
+def reduction_of(opts: Any) -> str:
+    """The name of the reduction that a call's options ask for."""
+    reduce_op = getattr(opts, "reduceOp", opts)
+    return _OPS[getattr(reduce_op, "op", reduce_op)]

@@ -1,0 +1,122 @@
+"""What torch and programs ask a group about itself."""
+
+from __future__ import annotations
+
+from typing import Any, Never, Self
+
+import torch
+import torch.distributed as dist
+
+from equivcheck.worlds.sim.group.store import PatientStore
+from equivcheck.worlds.sim.refusals import CallRefused
+from equivcheck.worlds.sim.switchboard import Switchboard
+
+_ProcessGroup: Any = dist.ProcessGroup
+_CPU = [torch.device("cpu")]
+
+
+class GroupIdentity(_ProcessGroup):  # type: ignore[misc]  # torch's overloads differ from version to version
+    """Who the group is; the method names are those of torch 2.9 to 2.15."""
+
+    supports_coalescing = False
+    supports_splitting = False
+    supports_time_estimate = False
+    is_complete = False
+    """Whether `torch.distributed` knows the group; before, it has no devices, so that torch attaches no recorder of calls."""
+
+    def __init__(self, board: Switchboard, global_rank: int, name: str, ranks: tuple[int, ...], member: int) -> None:
+        super().__init__(member, len(ranks))
+        self.board = board
+        self.global_rank = global_rank
+        self._name = name
+        self.ranks = ranks
+        self.member = member
+        self._exchange = board.exchange(name, ranks)
+        self._desc = "undefined"
+        self._store: PatientStore | None = None
+
+    def complete(self, store: Any, desc: str) -> PatientStore:
+        """`torch.distributed` knows the group from now on; gives what stands in for its store."""
+        self.is_complete = True
+        self._desc = desc
+        self._store = PatientStore(store, self.board, self.global_rank)
+        return self._store
+
+    def rank(self) -> int:
+        """Rank of the caller within the group."""
+        return self.member
+
+    def size(self) -> int:
+        """Number of members."""
+        return len(self.ranks)
+
+    def name(self) -> str:
+        """Name of the backend, for Python."""
+        return "gloo"
+
+    _get_backend_name = name
+
+    def getBackendName(self) -> str:  # noqa: N802
+        """Name of the backend, for C++, which would look inside gloo's for what to log."""
+        return "equivcheck_sim"
+
+    @property
+    def group_name(self) -> str:
+        """Name of the group."""
+        return self._name
+
+    @property
+    def group_desc(self) -> str:
+        """What the group is for, as far as known."""
+        return self._desc
+
+    def getGroupName(self) -> str:  # noqa: N802
+        """Name of the group, for C++."""
+        return self._name
+
+    def getGroupDesc(self) -> str:  # noqa: N802
+        """What the group is for, for C++."""
+        return self._desc
+
+    @property
+    def _device_types(self) -> list[torch.device]:
+        return _CPU if self.is_complete else []
+
+    def _get_backend(self, _device: torch.device) -> Self:
+        return self
+
+    def get_group_store(self) -> PatientStore | None:
+        """Keys and values that the members share."""
+        return self._store
+
+    def supports_tensor_alloc(self, _device: torch.device) -> bool:
+        """Whether the group has memory of its own to give."""
+        return False
+
+    def _has_hooks(self) -> bool:
+        return False
+
+    def _get_sequence_number_for_group(self) -> int:
+        """How many calls the rank has issued on the group."""
+        return self._exchange.issued[self.member] + self._exchange.hidden[self.member]
+
+    def _set_sequence_number_for_group(self) -> None:
+        """It begins at 0."""
+
+    def shutdown(self) -> None:
+        """Nothing is held."""
+
+    abort = shutdown
+
+    # What would look for a backend inside the group, and end the process where there is none.
+
+    def split_group(self, *_: Any, **__: Any) -> Never:
+        """Refused."""
+        raise CallRefused("split_group: a simulated group does not split; allowed is new_group, and splitting runs over gloo")
+
+    def merge_remote_group(self, *_: Any, **__: Any) -> Never:
+        """Refused."""
+        raise CallRefused("merge_remote_group: simulated groups do not merge; this runs over gloo")
+
+    splitGroup = split_group  # noqa: N815
+    mergeRemoteGroup = merge_remote_group  # noqa: N815

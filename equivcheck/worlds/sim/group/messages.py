@@ -1,0 +1,43 @@
+"""Messages. A send is buffered; its handle completes when the receiver has taken it, so a blocking send waits for that."""
+
+from __future__ import annotations
+
+from equivcheck.worlds.sim import arithmetic
+from equivcheck.worlds.sim.group.calls import GroupCalls, Tensors, captured
+from equivcheck.worlds.sim.group.shapes import check_one
+from equivcheck.worlds.sim.refusals import check_contiguous, check_peer, check_strided
+from equivcheck.worlds.sim.torch_private import raw_memory
+from equivcheck.worlds.sim.work import MessageWork, ReceiveWork, SimWork
+
+
+class Messages(GroupCalls):
+    """The messages of a group."""
+
+    def send(self, tensors: Tensors, dstRank: int, tag: int = 0) -> SimWork:  # noqa: N803 - torch names them
+        """Send a tensor to another member."""
+        check_one("send", tensors)
+        check_peer("send", self.member, dstRank)
+        check_contiguous("send", tensors)
+        share = captured("send", tensors)
+        raw = self._note("send", tensors, self.ranks[dstRank])
+        parcel = self._exchange.send(self.member, dstRank, tag, raw, share)
+        return self._keep(MessageWork(self, raw, parcel, [], tensors))
+
+    def recv(self, tensors: Tensors, srcRank: int | None, tag: int = 0) -> SimWork:  # noqa: N803 - torch names them
+        """Receive a tensor from another member."""
+        check_one("recv", tensors)
+        check_peer("recv", self.member, srcRank)
+        check_strided("recv", tensors)
+        check_contiguous("recv", tensors)
+        raw = self._note("recv", tensors, None if srcRank is None else self.ranks[srcRank])
+        parcel = self._exchange.receive(self.member, srcRank, tag, raw)
+        with raw_memory():
+            for tensor in tensors:
+                arithmetic.withhold(tensor)
+        work = ReceiveWork(self, raw, parcel, tensors, tensors)
+        work.parcel = parcel
+        return self._keep(work)
+
+    def recv_anysource(self, tensors: Tensors, tag: int = 0) -> SimWork:
+        """Receive a tensor from whichever member sent first."""
+        return self.recv(tensors, None, tag)

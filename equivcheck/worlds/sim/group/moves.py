@@ -1,0 +1,137 @@
+"""Collectives that move data as it is, and barriers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from equivcheck.worlds.sim import arithmetic
+from equivcheck.worlds.sim.exchange import Request
+from equivcheck.worlds.sim.group.calls import GroupCalls, Tensors, captured, listed, root_of
+from equivcheck.worlds.sim.group.shapes import check_list, check_one, check_wholes
+from equivcheck.worlds.sim.refusals import (
+    CallRefused,
+    check_contiguous,
+    check_gaps,
+    check_list_all_to_all,
+    common_order,
+    orders_in_memory,
+)
+from equivcheck.worlds.sim.work import BarrierWork, SimWork
+
+
+class Moves(GroupCalls):
+    """The collectives of a group that do not compute."""
+
+    def broadcast(self, tensors: Any, opts: Any = 0, root: int | None = None, timeout: Any = None) -> SimWork:  # noqa: ARG002
+        """Overwrite a tensor with the root's."""
+        tensors = listed(tensors)
+        root = root_of(opts) if root is None else root
+        check_one("broadcast", tensors)
+        check_gaps("broadcast", tensors)
+        share, outputs = (captured("broadcast", tensors), []) if root == self.member else ([], tensors)
+        request = Request("broadcast", tensors, share, arithmetic.broadcast(root), root, orders=orders_in_memory(tensors))
+        return self._collective(request, outputs, tensors)
+
+    def allgather(self, outputs: Any, inputs: Any, opts: Any = None, timeout: Any = None) -> SimWork:  # noqa: ARG002
+        """Gather one tensor of each member into a list, on all members."""
+        inputs = listed(inputs)
+        check_one("all_gather", inputs)
+        gathered = outputs[0] if isinstance(outputs[0], (list, tuple)) else outputs
+        check_list("all_gather", "outputs", gathered, inputs[0], len(self.ranks))
+        return self._gather_on_all(inputs, list(gathered))
+
+    def allgather_coalesced(self, outputs: list[Tensors], inputs: Tensors, _opts: Any = None) -> SimWork:
+        """`allgather` of several tensors: a list for each member of what it put in."""
+        if len(outputs) != len(self.ranks) or any(len(theirs) != len(inputs) for theirs in outputs):
+            lengths = [len(theirs) for theirs in outputs]
+            raise CallRefused(f"all_gather: lists of {lengths} outputs; allowed is one for each member, of {len(inputs)} each")
+        by_tensor = [list(gathered) for gathered in zip(*outputs, strict=True)]
+        for source, gathered in zip(inputs, by_tensor, strict=True):
+            check_list("all_gather", "outputs", gathered, source, len(self.ranks))
+        return self._gather_on_all(inputs, [tensor for gathered in by_tensor for tensor in gathered])
+
+    def _gather_on_all(self, inputs: Tensors, outputs: Tensors) -> SimWork:
+        share = captured("all_gather", inputs)
+        return self._collective(Request("all_gather", inputs, share, arithmetic.all_gather), outputs)
+
+    def all_gather_single(self, output: torch.Tensor, source: torch.Tensor, opts: Any = None) -> SimWork:
+        """Gather one tensor of each member into one, on all members."""
+        return self.all_gather_single_coalesced([output], [source], opts)
+
+    def all_gather_single_coalesced(self, outputs: Tensors, inputs: Tensors, _opts: Any = None) -> SimWork:
+        """`all_gather_single` for several tensors."""
+        check_wholes("all_gather", inputs, outputs, len(self.ranks))
+        share = captured("all_gather", inputs)
+        return self._collective(Request("all_gather", inputs, share, arithmetic.all_gather_single), outputs)
+
+    def gather(self, outputs: Any, inputs: Any, opts: Any = 0, root: int | None = None) -> SimWork:
+        """Gather one tensor of each member into a list on the root."""
+        inputs, root = listed(inputs), root_of(opts) if root is None else root
+        check_one("gather", inputs)
+        gathered = self._list_of_root("gather", outputs, root)
+        if root == self.member:
+            check_list("gather", "outputs", gathered, inputs[0], len(self.ranks))
+        return self._collective(Request("gather", inputs, captured("gather", inputs), arithmetic.gather(root), root), gathered)
+
+    def scatter(self, outputs: Any, inputs: Any, opts: Any = 0, root: int | None = None) -> SimWork:
+        """Give each member one tensor of the root's list."""
+        outputs, root = listed(outputs), root_of(opts) if root is None else root
+        check_one("scatter", outputs)
+        given = self._list_of_root("scatter", inputs, root)
+        if root == self.member:
+            check_list("scatter", "inputs", given, outputs[0], len(self.ranks))
+        check_gaps("scatter", [*outputs, *given])
+        orders = common_order("scatter", [*outputs, *given])
+        share = captured("scatter", given)
+        return self._collective(Request("scatter", outputs, share, arithmetic.scatter(root), root, orders=orders), outputs)
+
+    def _list_of_root(self, op: str, tensors: Any, root: int) -> Tensors:
+        """The root's list, by itself or in another; elsewhere there is none."""
+        if root != self.member:
+            if tensors:
+                raise CallRefused(f"{op}: a list of tensors on member {self.member}; allowed on the root, {root}, only")
+            return []
+        return list(tensors[0] if tensors and isinstance(tensors[0], (list, tuple)) else tensors)
+
+    def alltoall(self, outputs: Tensors, inputs: Tensors, _opts: Any = None) -> SimWork:
+        """Send the i-th tensor to member i."""
+        check_list_all_to_all()
+        check_list("all_to_all", "inputs", inputs, inputs[0] if inputs else torch.empty(0), len(self.ranks))
+        check_list("all_to_all", "outputs", outputs, inputs[0], len(self.ranks))
+        share = (captured("all_to_all", inputs), [tensor.numel() for tensor in outputs])
+        return self._collective(Request("all_to_all", inputs, share, arithmetic.all_to_all, None, False), outputs)
+
+    def all_to_all_single(
+        self, output: torch.Tensor, source: torch.Tensor, output_sizes: Any = None, input_sizes: Any = None, _opts: Any = None
+    ) -> SimWork:
+        """Send the i-th part along dim 0 to member i; without sizes parts are equal, wherever that cuts."""
+        check_contiguous("all_to_all", [output, source])
+        if output.dtype != source.dtype:
+            raise CallRefused(f"all_to_all: an output of {output.dtype} for {source.dtype}; allowed is one type")
+        outputs, inputs = self._split(output, output_sizes), self._split(source, input_sizes)
+        share = (captured("all_to_all", inputs), [tensor.numel() for tensor in outputs])
+        return self._collective(Request("all_to_all", [source], share, arithmetic.all_to_all, None, False), outputs, [output])
+
+    def _split(self, tensor: torch.Tensor, sizes: Any) -> Tensors:
+        if sizes:
+            return list(torch.split(tensor, list(sizes)))
+        count, rest = divmod(tensor.numel(), len(self.ranks))
+        if rest or not tensor.dim():
+            shape, size = list(tensor.shape), len(self.ranks)
+            raise CallRefused(f"all_to_all: {shape} without sizes; allowed is a multiple of {size} elements, in one dim or more")
+        return list(torch.split(tensor.view(-1), [count] * len(self.ranks)))
+
+    def barrier(self, opts: Any = None, timeout: Any = None) -> SimWork:  # noqa: ARG002 - torch names them
+        """Wait for all members, and for what the caller has issued before."""
+        return self._collective(Request("barrier", [], [], arithmetic.nothing), [], None, BarrierWork)
+
+    def monitored_barrier(self, timeout: Any = None, wait_all_ranks: bool = False) -> None:  # noqa: ARG002 - torch names them
+        """Wait for all members; who is missing is known without waiting for a time limit."""
+        self._collective(Request("monitored_barrier", [], [], arithmetic.nothing), []).wait()
+        self._exchange.hidden[self.member] += 1 if self.member else 2 * len(self.ranks) - 3  # gloo sends messages instead
+
+    _allgather_base = all_gather_single
+    allgather_into_tensor_coalesced = all_gather_single_coalesced
+    alltoall_base = all_to_all_single

@@ -1,0 +1,67 @@
+"""Which tensors go together in a call, as gloo of torch 2.9 to 2.15 has it: shapes, not only numbers of elements."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from equivcheck.worlds.sim.refusals import CallRefused
+
+Tensors = Sequence[torch.Tensor]
+
+
+def check_one(op: str, tensors: Sequence[object]) -> None:
+    """Raise `CallRefused` for lists of tensors where gloo takes one: it refuses them, or adds all of them up."""
+    if len(tensors) != 1:
+        raise CallRefused(f"{op}: a list of {len(tensors)} tensors; allowed on a simulated rank is one, several run over gloo")
+
+
+def check_some(op: str, tensors: Tensors) -> None:
+    """Raise `CallRefused` for several tensors of different types, or none."""
+    if not tensors:
+        raise CallRefused(f"{op}: no tensors; allowed are one or more")
+    dtype = tensors[0].dtype
+    if any(tensor.dtype != dtype for tensor in tensors):
+        raise CallRefused(f"{op}: tensors of {', '.join(_types(tensors))}; allowed is one type")
+
+
+def check_list(op: str, what: str, tensors: Tensors, like: torch.Tensor, size: int) -> None:
+    """Raise `CallRefused` unless there is a tensor for each member, of that shape and type."""
+    if len(tensors) != size:
+        raise CallRefused(f"{op}: {len(tensors)} {what}; allowed is one for each of {size} members")
+    shape, dtype = like.shape, like.dtype
+    for tensor in tensors:
+        if tensor.shape != shape or tensor.dtype != dtype:
+            raise CallRefused(f"{op}: {what} of {_described(tensors)}; gloo allows {_described([like])} only")
+
+
+def check_part(op: str, output: torch.Tensor, parts: Tensors, member: int, size: int) -> None:
+    """Raise `CallRefused` unless there is a part for each member, and the output is like the member's own."""
+    if len(parts) != size:
+        raise CallRefused(f"{op}: {len(parts)} inputs; allowed is one for each of {size} members")
+    if parts[member].shape != output.shape or parts[member].dtype != output.dtype:
+        raise CallRefused(
+            f"{op}: an output of {_described([output])} for an input of {_described([parts[member]])}; gloo allows equal ones"
+        )
+
+
+def check_wholes(op: str, parts: Tensors, wholes: Tensors, size: int) -> None:
+    """Raise `CallRefused` unless each whole is `size` parts one after another along dim 0."""
+    if len(parts) != len(wholes):
+        raise CallRefused(f"{op}: {len(parts)} parts of {len(wholes)} tensors; allowed is one part of each")
+    for part, whole in zip(parts, wholes, strict=True):
+        theirs, shape = part.shape, whole.shape
+        if not theirs or not shape or shape[0] != size * theirs[0] or shape[1:] != theirs[1:] or part.dtype != whole.dtype:
+            raise CallRefused(
+                f"{op}: part {part.dtype} {list(theirs)} does not go into whole {whole.dtype} {list(shape)}, which must have its "
+                f"type and shape, but {size} times its size along dim 0"
+            )
+
+
+def _described(tensors: Tensors) -> str:
+    return ", ".join(f"{tensor.dtype} {list(tensor.shape)}" for tensor in tensors)
+
+
+def _types(tensors: Tensors) -> list[str]:
+    return [str(tensor.dtype) for tensor in tensors]

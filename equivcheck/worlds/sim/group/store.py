@@ -1,0 +1,84 @@
+"""The store of a group, in which a rank that waits for a key lets the others run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import torch
+
+from equivcheck.worlds.sim.exchange import BEFORE, RawCall
+
+_Store: Any = torch._C._distributed_c10d.Store
+_READS = ("check", "num_keys", "list_keys", "has_extended_api", "queue_len", "set_timeout")
+_WRITES = ("set", "add", "append", "compare_set", "multi_set", "delete_key", "queue_push")
+
+
+class _Board(Protocol):
+    """What a store needs of what the ranks of a world share."""
+
+    @property
+    def scheduler(self) -> Any:
+        """Hands the baton over."""
+
+    @property
+    def store_waiters(self) -> list[int]:
+        """Ranks that wait for somebody to write to a store."""
+
+
+class PatientStore(_Store):  # type: ignore[misc]  # torch says nothing of its type
+    """One rank's view of a store; torch's own would wait for a key with the baton in hand, which no other rank could then set."""
+
+    def __init__(self, store: Any, board: _Board, rank: int) -> None:
+        super().__init__()
+        self.store = store
+        self._board = board
+        self._rank = rank
+
+    def get(self, key: str) -> bytes:
+        """The key's value, waited for."""
+        self.wait([key])
+        value: bytes = self.store.get(key)
+        return value
+
+    def multi_get(self, keys: Sequence[str]) -> list[bytes]:
+        """Values of several keys, waited for."""
+        return [self.get(key) for key in keys]
+
+    def wait(self, keys: Sequence[str], timeout: Any = None) -> None:  # noqa: ARG002
+        """Wait until all keys have been set; that nobody can set them is known without a time limit."""
+        while not self.store.check(list(keys)):
+            self._board.store_waiters.append(self._rank)
+            self._board.scheduler.block(self._rank, _pending(keys))
+
+    def clone(self) -> PatientStore:
+        """The same store."""
+        return PatientStore(self.store, self._board, self._rank)
+
+    @property
+    def timeout(self) -> Any:
+        """How long a rank would wait elsewhere."""
+        return self.store.timeout
+
+
+def _pending(keys: Sequence[str]) -> RawCall:
+    return (f"store.get of {', '.join(keys)}", (), 0, (), None, None, BEFORE)
+
+
+def _passed_on(name: str, wakes: bool) -> Callable[..., Any]:
+    def method(self: PatientStore, *arguments: Any, **options: Any) -> Any:
+        found = getattr(self.store, name)(*arguments, **options)
+        if wakes:
+            waiters, self._board.store_waiters[:] = list(self._board.store_waiters), []
+            for rank in waiters:
+                self._board.scheduler.wake(rank)
+        return found
+
+    method.__name__ = name
+    method.__doc__ = f"``{name}`` of the store."
+    return method
+
+
+for _name in (*_READS, *_WRITES):
+    if hasattr(_Store, _name):
+        setattr(PatientStore, _name, _passed_on(_name, _name in _WRITES))

@@ -1,0 +1,32 @@
+"""Futures that C++ made of a handle's, for which a rank would wait with the baton in hand; tried on torch 2.9 to 2.15."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from equivcheck.worlds.sim.process_group import board_of_rank
+from equivcheck.worlds.sim.stand_ins.replacing import replaced
+from equivcheck.worlds.sim.torch_private import is_rank_thread
+
+
+@contextlib.contextmanager
+def futures_of_ranks() -> Iterator[None]:
+    """While entered, a rank that waits for a future waits for its own calls first, whose futures others may hang on."""
+    with replaced(torch._C.Future, "wait", _settling):
+        yield
+
+
+def _settling(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    def wait(future: Any) -> Any:
+        if is_rank_thread() and not future.done():
+            board, rank = board_of_rank()
+            for work in board.promised(rank):
+                if not future.done():
+                    work.wait()
+        return original(future)
+
+    return wait

@@ -1,0 +1,35 @@
+"""Functional collectives into a given output, which C++ takes to a backend that ranks lack; tried on torch 2.9 to 2.15."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from equivcheck.worlds.sim.stand_ins.replacing import replaced
+from equivcheck.worlds.sim.torch_private import is_rank_thread
+
+_GATHER = "all_gather_into_tensor_out"
+_bindings: Any = torch._C._distributed_c10d
+
+
+@contextlib.contextmanager
+def out_collectives() -> Iterator[None]:
+    """While entered, ranks can call them."""
+    with replaced(torch.ops._c10d_functional, _GATHER, _gathering):
+        yield
+
+
+def _gathering(original: Any) -> Callable[..., Any]:
+    def gather(source: torch.Tensor, size: int, group: Any, *, out: torch.Tensor) -> torch.Tensor:
+        if not is_rank_thread():
+            gathered: torch.Tensor = original(source, size, group, out=out)
+            return gathered
+        members = _bindings._resolve_process_group(group) if isinstance(group, str) else group
+        _bindings._register_work(out, members.all_gather_single(out, source))
+        return out
+
+    gather.default = gather  # type: ignore[attr-defined]
+    return gather

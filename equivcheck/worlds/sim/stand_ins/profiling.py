@@ -1,0 +1,65 @@
+"""torch's profiler, of which there is one for a process; private, tried on torch 2.9 to 2.15.
+
+A second thread that starts it while the first profiles ends the process with a segmentation fault. So one rank at a time may
+profile; what it records is its own thread's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from torch.autograd import profiler
+
+from equivcheck.worlds.sim.refusals import CallRefused
+from equivcheck.worlds.sim.stand_ins.replacing import replaced
+from equivcheck.worlds.sim.torch_private import is_rank_thread
+
+REFUSAL = (
+    "torch's profiler is one for the process, and in use; allowed is one simulated rank at a time, and all profile over gloo"
+)
+
+_profiling: threading.Thread | None = None
+"""The rank thread that has started the profiler."""
+
+
+@contextlib.contextmanager
+def one_profiler() -> Iterator[None]:
+    """While entered, a rank that starts the profiler where it runs already raises `CallRefused`."""
+    with (
+        replaced(profiler, "_prepare_profiler", _starting),
+        replaced(profiler, "_enable_profiler", _starting),
+        replaced(profiler, "_disable_profiler", _ending),
+    ):
+        yield
+
+
+def end_profiling() -> None:
+    """End the profiler that the calling rank has left running."""
+    if _profiling is threading.current_thread():
+        with contextlib.suppress(RuntimeError):
+            profiler._disable_profiler()  # type: ignore[attr-defined]
+
+
+def _starting(original: Callable[..., Any]) -> Callable[..., Any]:
+    def start(*arguments: Any, **options: Any) -> Any:
+        global _profiling  # noqa: PLW0603 - there is one profiler
+        if is_rank_thread():
+            if _profiling not in (None, threading.current_thread()) or (_profiling is None and profiler._is_profiler_enabled):
+                raise CallRefused(REFUSAL)
+            _profiling = threading.current_thread()
+        return original(*arguments, **options)
+
+    return start
+
+
+def _ending(original: Callable[[], Any]) -> Callable[[], Any]:
+    def end() -> Any:
+        global _profiling  # noqa: PLW0603 - there is one profiler
+        if _profiling is threading.current_thread():
+            _profiling = None
+        return original()
+
+    return end
