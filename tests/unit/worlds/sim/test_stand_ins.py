@@ -1,0 +1,147 @@
+"""What ranks find in the place of parts of torch that threads as ranks cannot use as they are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.autograd import profiler
+
+from equivcheck.worlds.failure import FailureKind, RanksFailed
+from equivcheck.worlds.sim.ranks import SimRanks
+
+World = Callable[[int], SimRanks]
+
+
+def times_rank(tensor: torch.Tensor) -> torch.Tensor:
+    """What no guard of the compiler would tell apart."""
+    return tensor * (1 + dist.get_rank())
+
+
+def plus_one(tensor: torch.Tensor) -> torch.Tensor:
+    """Nothing that depends on the rank."""
+    return tensor + 1
+
+
+def compiled(function: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[torch.Tensor], torch.Tensor]:
+    """By the cheapest of compilers."""
+    found: Callable[[torch.Tensor], torch.Tensor] = torch.compile(function, backend="eager")
+    return found
+
+
+def test_compiled_functions_are_refused(world: World) -> None:
+    """A rank that calls one is told where it runs: the second rank would get what the first compiled, its number included."""
+
+    def program(function: Callable[[], Callable[[torch.Tensor], torch.Tensor]]) -> torch.Tensor:
+        return function()(torch.ones(2))
+
+    before = compiled(plus_one)
+    assert before(torch.ones(2)).tolist() == [2, 2]
+    for function in (lambda: compiled(times_rank), lambda: before):
+        with pytest.raises(RanksFailed, match=r"rank 0 raised .*CallRefused: torch.compile: .* run over gloo"):
+            world(2).run(program, function)
+    assert before(torch.ones(3)).tolist() == [2, 2, 2]
+
+
+def test_what_compiles_nothing_runs(world: World) -> None:
+    """Functions that the compiler leaves alone, and compiled ones where a program has switched compiling off."""
+
+    def program() -> list[float]:
+        with torch.compiler.set_stance("force_eager"):
+            eager = compiled(times_rank)(torch.ones(1))
+        return [eager.item(), torch.compiler.disable(times_rank)(torch.ones(1)).item()]
+
+    assert world(2).run(program).values == ([1, 1], [2, 2])
+
+
+def profiled() -> int:
+    """How many calls a rank records of itself."""
+    with torch.profiler.profile() as found:
+        dist.all_reduce(torch.ones(2) + 1)
+    return sum(event.name == "aten::add" for event in found.events())
+
+
+def test_ranks_profile_one_at_a_time(world: World) -> None:
+    """One rank records its own; a second one that starts meanwhile is refused, and so is one beside the process's own."""
+
+    def program(profile_of: Callable[[int], bool]) -> int:
+        if profile_of(dist.get_rank()):
+            return profiled()
+        dist.all_reduce(torch.ones(2))
+        return 0
+
+    for only in (0, 1, 0):
+        assert world(2).run(program, lambda rank, only=only: rank == only).values[only] == 1
+    with pytest.raises(RanksFailed, match=r"rank 1 raised .*CallRefused: torch's profiler is one for the process"):
+        world(2).run(program, lambda _: True)
+    with profiler.profile(), pytest.raises(RanksFailed, match=r"rank 0 raised .*CallRefused: torch's profiler is one for the"):
+        world(2).run(program, lambda _: True)
+    assert world(2).run(program, lambda rank: rank == 1).values == (0, 1)
+
+
+def test_a_profiler_ends_with_its_run(world: World) -> None:
+    """What a program has left running is no hindrance to the next."""
+
+    def program() -> None:
+        if dist.get_rank() == 0:
+            profiler.profile().__enter__()
+
+    world(2).run(program)
+    with profiler.profile() as own:
+        torch.ones(2)
+    assert own.function_events
+    assert world(2).run(lambda: profiled() if dist.get_rank() else dist.all_reduce(torch.ones(2))).values[1] == 1
+
+
+def test_a_future_of_another_is_waited_for(world: World) -> None:
+    """A rank that waits for a future that C++ made of a handle's lets the others run."""
+
+    def program() -> list[list[float]]:
+        def hook(state: Any, bucket: Any) -> Any:
+            future = state[0]().reducer._run_allreduce_hook(bucket)
+            future.wait()
+            done: Any = torch.futures.Future()
+            done.set_result(bucket.buffer() / dist.get_world_size())
+            return done
+
+        import weakref
+
+        hook.__annotations__ = {"bucket": dist.GradBucket, "return": torch.futures.Future[torch.Tensor]}
+        model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(1, 1))
+        model.register_comm_hook([weakref.ref(model)], hook)
+        model(torch.full((1, 1), float(dist.get_rank()))).sum().backward()
+        return model.module.weight.grad.tolist()
+
+    assert world(2).run(program).values == ([[0.5]], [[0.5]])
+
+
+@pytest.mark.parametrize(
+    ("call", "text"),
+    [
+        (lambda: dist.group.WORLD.split_group([0, 1]), "split_group: a simulated group does not split"),
+        (lambda: dist.group.WORLD.merge_remote_group(dist.HashStore(), 2), "merge_remote_group: simulated groups do not merge"),
+        (lambda: dist.gather(torch.ones(4), [torch.ones(2, 2)] * 2 if not dist.get_rank() else None), "gather: outputs of"),
+        (lambda: dist.scatter(torch.ones(4), [torch.ones(2, 2)] * 2 if not dist.get_rank() else None), "scatter: inputs of"),
+    ],
+)
+def test_what_would_end_the_process_or_hang_is_refused(world: World, call: Callable[[], Any], text: str) -> None:
+    """Calls that look for a backend inside the group, and those that over gloo the root refuses while the others wait."""
+    with pytest.raises(RanksFailed, match=f"rank 0 raised equivcheck.worlds.sim.refusals.CallRefused: {text}"):
+        world(2).run(call)
+
+
+def test_a_key_that_nobody_sets_is_a_deadlock(world: World) -> None:
+    """It is known at once, and says which key."""
+
+    def program() -> None:
+        if dist.get_rank() == 0:
+            dist.group.WORLD.get_group_store().get("nobody's")
+
+    with pytest.raises(
+        RanksFailed, match=r"no rank can go on: rank 0 waits in store.get of nobody's .*; rank 1 finished"
+    ) as caught:
+        world(2).run(program)
+    assert caught.value.failure.kind is FailureKind.DEADLOCK
