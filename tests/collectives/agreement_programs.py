@@ -163,14 +163,6 @@ def group_of_a_named_backend() -> tuple[list[float], str]:
     return tensor.tolist(), dist.get_backend(group)
 
 
-def all_to_all_across_rows() -> list[list[float]]:
-    """Equal parts need not be rows of either tensor."""
-    wide, tall = torch.empty(8), torch.empty(3, 2)
-    dist.all_to_all_single(wide, mine(1, 8))
-    dist.all_to_all_single(tall, mine(2, 3))
-    return [wide.tolist(), tall.flatten().tolist()]
-
-
 PROGRAMS: tuple[Program, ...] = (
     lists_of_several_tensors,
     barrier_completes_what_was_issued,
@@ -184,7 +176,6 @@ PROGRAMS: tuple[Program, ...] = (
     what_a_group_says_of_itself,
     keys_of_a_store,
     group_of_a_named_backend,
-    all_to_all_across_rows,
 )
 
 
@@ -267,7 +258,6 @@ def lists_of_other_numbers() -> list[str]:
             lambda: group.broadcast([part(), part((3,))]).wait(),
             lambda: group.reduce_scatter([part()], [[double, double]]).wait(),
             lambda: dist.all_reduce(part(), op=dist._make_nccl_premul_sum(2.0)),
-            lambda: group.allreduce([part()]).result(),
         ]
     )
 

@@ -293,6 +293,14 @@ def test_a_size_that_does_not_fit_is_an_error_of_its_rank(world: World) -> None:
             lambda: dist.all_to_all_single(torch.ones(2, 2), torch.ones(2, 2).t()),
             r"all_to_all: .* is not contiguous",
         ),
+        (
+            lambda: dist.all_to_all_single(torch.ones(8), torch.ones(1, 8)),
+            r"all_to_all: \[1, 8\] without sizes; allowed are multiples of 2",
+        ),
+        (
+            lambda: dist.group.WORLD.allreduce([torch.ones(1)]).result(),
+            r"result of all_reduce.sum, which has not been waited for",
+        ),
         (lambda: dist.broadcast(torch.ones(1), src=7), r"broadcast: root 7 is no member; allowed are 0 to 1"),
         (
             lambda: dist.all_reduce(torch.ones(1, dtype=torch.int16)),

@@ -35,7 +35,7 @@ def test_what_is_refused_raises_on_every_rank(refusal: Refusal, world: str) -> N
             assert re.search(refusal.text, result.error), f"{result} in {case}"
 
 
-@pytest.mark.parametrize(("world", "kind"), [("sim", FailureKind.MISMATCH), ("gloo", FailureKind.TIMEOUT)])
+@pytest.mark.parametrize(("world", "kind"), [("sim", FailureKind.DEADLOCK), ("gloo", FailureKind.TIMEOUT)])
 @pytest.mark.parametrize("case", STUCK, ids=lambda case: case.kind.value)
 def test_what_leaves_others_waiting_is_reported(case: Case, world: str, kind: FailureKind) -> None:
     """Parts of different sizes are a failure of the world, which works afterwards."""

@@ -17,8 +17,9 @@ class Messages(GroupCalls):
         """Send a tensor to another member."""
         check_one("send", tensors)
         check_peer("send", self.member, dstRank)
+        check_strided("send", tensors)
         check_contiguous("send", tensors)
-        share = captured("send", tensors)
+        share = captured(tensors)
         raw = self._note("send", tensors, self.ranks[dstRank])
         parcel = self._exchange.send(self.member, dstRank, tag, raw, share)
         return self._keep(MessageWork(self, raw, parcel, [], tensors))

@@ -15,6 +15,7 @@ from equivcheck.worlds.sim.refusals import (
     check_contiguous,
     check_gaps,
     check_list_all_to_all,
+    check_strided,
     common_order,
     orders_in_memory,
 )
@@ -30,7 +31,7 @@ class Moves(GroupCalls):
         root = root_of(opts) if root is None else root
         check_one("broadcast", tensors)
         check_gaps("broadcast", tensors)
-        share, outputs = (captured("broadcast", tensors), []) if root == self.member else ([], tensors)
+        share, outputs = (captured(tensors), []) if root == self.member else ([], tensors)
         request = Request("broadcast", tensors, share, arithmetic.broadcast(root), root, orders=orders_in_memory(tensors))
         return self._collective(request, outputs, tensors)
 
@@ -53,8 +54,8 @@ class Moves(GroupCalls):
         return self._gather_on_all(inputs, [tensor for gathered in by_tensor for tensor in gathered])
 
     def _gather_on_all(self, inputs: Tensors, outputs: Tensors) -> SimWork:
-        share = captured("all_gather", inputs)
-        return self._collective(Request("all_gather", inputs, share, arithmetic.all_gather), outputs)
+        check_strided("all_gather", inputs)
+        return self._collective(Request("all_gather", inputs, captured(inputs), arithmetic.all_gather), outputs)
 
     def all_gather_single(self, output: torch.Tensor, source: torch.Tensor, opts: Any = None) -> SimWork:
         """Gather one tensor of each member into one, on all members."""
@@ -63,17 +64,18 @@ class Moves(GroupCalls):
     def all_gather_single_coalesced(self, outputs: Tensors, inputs: Tensors, _opts: Any = None) -> SimWork:
         """`all_gather_single` for several tensors."""
         check_wholes("all_gather", inputs, outputs, len(self.ranks))
-        share = captured("all_gather", inputs)
-        return self._collective(Request("all_gather", inputs, share, arithmetic.all_gather_single), outputs)
+        check_strided("all_gather", inputs)
+        return self._collective(Request("all_gather", inputs, captured(inputs), arithmetic.all_gather_single), outputs)
 
     def gather(self, outputs: Any, inputs: Any, opts: Any = 0, root: int | None = None) -> SimWork:
         """Gather one tensor of each member into a list on the root."""
         inputs, root = listed(inputs), root_of(opts) if root is None else root
         check_one("gather", inputs)
+        check_strided("gather", inputs)
         gathered = self._list_of_root("gather", outputs, root)
         if root == self.member:
             check_list("gather", "outputs", gathered, inputs[0], len(self.ranks))
-        return self._collective(Request("gather", inputs, captured("gather", inputs), arithmetic.gather(root), root), gathered)
+        return self._collective(Request("gather", inputs, captured(inputs), arithmetic.gather(root), root), gathered)
 
     def scatter(self, outputs: Any, inputs: Any, opts: Any = 0, root: int | None = None) -> SimWork:
         """Give each member one tensor of the root's list."""
@@ -84,7 +86,7 @@ class Moves(GroupCalls):
             check_list("scatter", "inputs", given, outputs[0], len(self.ranks))
         check_gaps("scatter", [*outputs, *given])
         orders = common_order("scatter", [*outputs, *given])
-        share = captured("scatter", given)
+        share = captured(given)
         return self._collective(Request("scatter", outputs, share, arithmetic.scatter(root), root, orders=orders), outputs)
 
     def _list_of_root(self, op: str, tensors: Any, root: int) -> Tensors:
@@ -100,28 +102,30 @@ class Moves(GroupCalls):
         check_list_all_to_all()
         check_list("all_to_all", "inputs", inputs, inputs[0] if inputs else torch.empty(0), len(self.ranks))
         check_list("all_to_all", "outputs", outputs, inputs[0], len(self.ranks))
-        share = (captured("all_to_all", inputs), [tensor.numel() for tensor in outputs])
+        check_strided("all_to_all", [*inputs, *outputs])
+        share = (captured(inputs), [tensor.numel() for tensor in outputs])
         return self._collective(Request("all_to_all", inputs, share, arithmetic.all_to_all, None, False), outputs)
 
     def all_to_all_single(
         self, output: torch.Tensor, source: torch.Tensor, output_sizes: Any = None, input_sizes: Any = None, _opts: Any = None
     ) -> SimWork:
-        """Send the i-th part along dim 0 to member i; without sizes parts are equal, wherever that cuts."""
+        """Send the i-th part along dim 0 to member i; without sizes parts are equal."""
+        check_strided("all_to_all", [output, source])
         check_contiguous("all_to_all", [output, source])
         if output.dtype != source.dtype:
             raise CallRefused(f"all_to_all: an output of {output.dtype} for {source.dtype}; allowed is one type")
         outputs, inputs = self._split(output, output_sizes), self._split(source, input_sizes)
-        share = (captured("all_to_all", inputs), [tensor.numel() for tensor in outputs])
+        share = (captured(inputs), [tensor.numel() for tensor in outputs])
         return self._collective(Request("all_to_all", [source], share, arithmetic.all_to_all, None, False), outputs, [output])
 
     def _split(self, tensor: torch.Tensor, sizes: Any) -> Tensors:
         if sizes:
             return list(torch.split(tensor, list(sizes)))
-        count, rest = divmod(tensor.numel(), len(self.ranks))
-        if rest or not tensor.dim():
-            shape, size = list(tensor.shape), len(self.ranks)
-            raise CallRefused(f"all_to_all: {shape} without sizes; allowed is a multiple of {size} elements, in one dim or more")
-        return list(torch.split(tensor.view(-1), [count] * len(self.ranks)))
+        size = len(self.ranks)
+        if not tensor.dim() or tensor.shape[0] % size:
+            text = "some versions of torch cut them anywhere over gloo"
+            raise CallRefused(f"all_to_all: {list(tensor.shape)} without sizes; allowed are multiples of {size} rows ({text})")
+        return list(torch.split(tensor, [tensor.shape[0] // size] * size))
 
     def barrier(self, opts: Any = None, timeout: Any = None) -> SimWork:  # noqa: ARG002 - torch names them
         """Wait for all members, and for what the caller has issued before."""

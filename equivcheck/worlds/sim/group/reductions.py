@@ -11,7 +11,7 @@ from equivcheck.worlds.sim import arithmetic
 from equivcheck.worlds.sim.exchange import Request
 from equivcheck.worlds.sim.group.calls import GroupCalls, Tensors, captured, listed, reduction_of, root_of
 from equivcheck.worlds.sim.group.shapes import check_one, check_part, check_some, check_wholes
-from equivcheck.worlds.sim.refusals import check_gaps, check_sparse, common_order, orders_in_memory
+from equivcheck.worlds.sim.refusals import check_gaps, check_sparse, check_strided, common_order, orders_in_memory
 from equivcheck.worlds.sim.work import SimWork
 
 _SUM = dist.ReduceOp.SUM
@@ -38,7 +38,7 @@ class Reductions(GroupCalls):
     def _reduce_on_all(self, tensors: Tensors, opts: _Options) -> SimWork:
         check_gaps("all_reduce", tensors)
         op, orders = reduction_of(opts), orders_in_memory(tensors)
-        share = captured("all_reduce", tensors)
+        share = captured(tensors)
         return self._collective(Request(f"all_reduce.{op}", tensors, share, arithmetic.all_reduce(op), orders=orders), tensors)
 
     def _sum_sparse(self, tensors: Tensors, op: str) -> SimWork:
@@ -62,7 +62,7 @@ class Reductions(GroupCalls):
         check_gaps("reduce", tensors)
         root = root_of(opts) if root is None else root
         name, orders = reduction_of(getattr(opts, "reduceOp", op)), orders_in_memory(tensors)
-        share = captured("reduce", tensors)
+        share = captured(tensors)
         outputs = tensors if root == self.member else []
         return self._collective(
             Request(f"reduce.{name}", tensors, share, arithmetic.reduce(name, root), root, orders=orders), outputs
@@ -78,8 +78,9 @@ class Reductions(GroupCalls):
         check_part("reduce_scatter", outputs[0], parts, self.member, len(self.ranks))
         check_gaps("reduce_scatter", outputs)
         common_order("reduce_scatter", [parts[self.member], *outputs])
+        check_strided("reduce_scatter", parts)
         op, orders = reduction_of(opts), orders_in_memory(parts)
-        share = captured("reduce_scatter", parts)
+        share = captured(parts)
         request = Request(f"reduce_scatter.{op}", parts, share, arithmetic.reduce_scatter(op), orders=orders)
         work = self._collective(request, outputs)
         self._exchange.hidden[self.member] += 1  # gloo sends sizes first
@@ -92,8 +93,9 @@ class Reductions(GroupCalls):
     def reduce_scatter_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: _Options = _SUM) -> SimWork:
         """`reduce_scatter_single` for several tensors."""
         check_wholes("reduce_scatter", outputs, inputs, len(self.ranks))
+        check_strided("reduce_scatter", inputs)
         op, orders = reduction_of(opts), orders_in_memory(inputs)
-        share = captured("reduce_scatter", inputs)
+        share = captured(inputs)
         request = Request(f"reduce_scatter.{op}", inputs, share, arithmetic.reduce_scatter_single(op), orders=orders)
         return self._collective(request, outputs)
 
