@@ -138,7 +138,8 @@ def what_a_group_says_of_itself() -> list[Any]:
     dist.monitored_barrier()
     (dist.send if group.rank() == 0 else dist.recv)(mine(2), 1 - group.rank())
     issued = group._get_sequence_number_for_group() - before
-    return [group.group_desc, described.group_desc, plain.group_desc, group.name(), group._has_hooks(), issued]
+    numbers = [plain._get_sequence_number_for_group(), issued]
+    return [group.group_desc, described.group_desc, plain.group_desc, group.name(), group._has_hooks(), numbers]
 
 
 def keys_of_a_store() -> list[bytes]:

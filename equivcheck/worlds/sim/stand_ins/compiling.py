@@ -6,15 +6,15 @@ number of the rank that called first, for one. No guard tells ranks apart, and t
 
 from __future__ import annotations
 
-import contextlib
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import torch
 
 from equivcheck.worlds.sim.refusals import CallRefused
-from equivcheck.worlds.sim.stand_ins.replacing import replaced
+from equivcheck.worlds.sim.stand_ins.replacing import Place
 from equivcheck.worlds.sim.torch_private import is_rank_thread
 
 _EVAL_FRAME = "torch._dynamo.eval_frame"
@@ -24,30 +24,36 @@ _CALLBACK = "_callback_from_stance"
 REFUSAL = "torch.compile: simulated ranks are threads and would share what is compiled for one; compiled functions run over gloo"
 
 
-@contextlib.contextmanager
-def no_compiling() -> Iterator[None]:
-    """While entered, a compiled function that a rank calls raises `CallRefused`."""
-    with contextlib.ExitStack() as stack:
-        if _EVAL_FRAME in sys.modules:
-            stack.enter_context(replaced(sys.modules[_EVAL_FRAME], _CALLBACK, _refusing))
-        else:
-            stack.enter_context(replaced(torch, "compile", lambda original: _compile_later(original, stack)))
-        yield
+_put_later: list[Any] = []
+"""The compiler's own function, where ranks were the first to import the compiler."""
 
 
-def _compile_later(original: Any, stack: contextlib.ExitStack) -> Callable[..., Any]:
-    """`torch.compile` where the compiler has not been imported yet; the call imports it."""
+def place() -> Place:
+    """What refuses: the compiler's function, or `torch.compile`, which imports the compiler, as long as nobody has."""
+    module = sys.modules.get(_EVAL_FRAME)
+    return (torch, "compile", _compiling_later) if module is None else (module, _CALLBACK, _refusing)
 
+
+def undo() -> None:
+    """Put back what was replaced during a run."""
+    if _put_later:
+        setattr(sys.modules[_EVAL_FRAME], _CALLBACK, _put_later.pop())
+
+
+@cache
+def _compiling_later(original: Any) -> Callable[..., Any]:
     def compile_function(*arguments: Any, **options: Any) -> Any:
         from torch._dynamo import eval_frame
 
-        if not hasattr(getattr(eval_frame, _CALLBACK), "refuses"):
-            stack.enter_context(replaced(eval_frame, _CALLBACK, _refusing))
+        if not _put_later:
+            _put_later.append(getattr(eval_frame, _CALLBACK))
+            setattr(eval_frame, _CALLBACK, _refusing(_put_later[0]))
         return original(*arguments, **options)
 
     return compile_function
 
 
+@cache
 def _refusing(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
     def callback_of(callback: Any) -> Any:
         found = original(callback)
@@ -55,5 +61,4 @@ def _refusing(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
             raise CallRefused(REFUSAL)
         return found
 
-    callback_of.refuses = True  # type: ignore[attr-defined]
     return callback_of

@@ -2,22 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from equivcheck.worlds.sim.process_group import board_of_rank
-from equivcheck.worlds.sim.stand_ins.replacing import replaced
+from equivcheck.worlds.sim.stand_ins.replacing import Place
 from equivcheck.worlds.sim.torch_private import is_rank_thread
-
-
-@contextlib.contextmanager
-def futures_of_ranks() -> Iterator[None]:
-    """While entered, a rank that waits for a future waits for its own calls first, whose futures others may hang on."""
-    with replaced(torch._C.Future, "wait", _settling):
-        yield
 
 
 def _settling(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
@@ -30,3 +22,7 @@ def _settling(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
         return original(future)
 
     return wait
+
+
+_wait = _settling(torch._C.Future.wait)
+PLACES: tuple[Place, ...] = ((torch._C.Future, "wait", lambda _: _wait),)

@@ -2,26 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import torch
 
-from equivcheck.worlds.sim.stand_ins.replacing import replaced
+from equivcheck.worlds.sim.stand_ins.replacing import Place
 from equivcheck.worlds.sim.torch_private import is_rank_thread
 
-_GATHER = "all_gather_into_tensor_out"
 _bindings: Any = torch._C._distributed_c10d
 
 
-@contextlib.contextmanager
-def out_collectives() -> Iterator[None]:
-    """While entered, ranks can call them."""
-    with replaced(torch.ops._c10d_functional, _GATHER, _gathering):
-        yield
-
-
+@cache
 def _gathering(original: Any) -> Callable[..., Any]:
     def gather(source: torch.Tensor, size: int, group: Any, *, out: torch.Tensor) -> torch.Tensor:
         if not is_rank_thread():
@@ -33,3 +26,6 @@ def _gathering(original: Any) -> Callable[..., Any]:
 
     gather.default = gather  # type: ignore[attr-defined]
     return gather
+
+
+PLACES: tuple[Place, ...] = ((torch.ops._c10d_functional, "all_gather_into_tensor_out", _gathering),)

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 from torch.autograd import profiler
 
 from equivcheck.worlds.sim.refusals import CallRefused
-from equivcheck.worlds.sim.stand_ins.replacing import replaced
+from equivcheck.worlds.sim.stand_ins.replacing import Place
 from equivcheck.worlds.sim.torch_private import is_rank_thread
 
 REFUSAL = (
@@ -25,17 +26,6 @@ _profiling: threading.Thread | None = None
 """The rank thread that has started the profiler."""
 
 
-@contextlib.contextmanager
-def one_profiler() -> Iterator[None]:
-    """While entered, a rank that starts the profiler where it runs already raises `CallRefused`."""
-    with (
-        replaced(profiler, "_prepare_profiler", _starting),
-        replaced(profiler, "_enable_profiler", _starting),
-        replaced(profiler, "_disable_profiler", _ending),
-    ):
-        yield
-
-
 def end_profiling() -> None:
     """End the profiler that the calling rank has left running."""
     if _profiling is threading.current_thread():
@@ -43,6 +33,7 @@ def end_profiling() -> None:
             profiler._disable_profiler()  # type: ignore[attr-defined]
 
 
+@cache
 def _starting(original: Callable[..., Any]) -> Callable[..., Any]:
     def start(*arguments: Any, **options: Any) -> Any:
         global _profiling  # noqa: PLW0603 - there is one profiler
@@ -55,6 +46,7 @@ def _starting(original: Callable[..., Any]) -> Callable[..., Any]:
     return start
 
 
+@cache
 def _ending(original: Callable[[], Any]) -> Callable[[], Any]:
     def end() -> Any:
         global _profiling  # noqa: PLW0603 - there is one profiler
@@ -63,3 +55,10 @@ def _ending(original: Callable[[], Any]) -> Callable[[], Any]:
         return original()
 
     return end
+
+
+PLACES: tuple[Place, ...] = (
+    (profiler, "_prepare_profiler", _starting),
+    (profiler, "_enable_profiler", _starting),
+    (profiler, "_disable_profiler", _ending),
+)
