@@ -37,8 +37,10 @@ class WatchedForks:
 
     def __init__(self) -> None:
         self._owner = os.getpid()
-        self._pipe: tuple[int, int] | None = None
-        self.num_copies = 0
+        self._made: tuple[int, int] = (-1, -1)
+        self._copies: list[_Copy] = []
+        self._ways_out: list[int] = []
+        """In a copy: pipes to the rank, and to copies that this is a copy of."""
 
     def __enter__(self) -> Self:
         _here.watch = self
@@ -47,72 +49,80 @@ class WatchedForks:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         del _here.watch
         if os.getpid() != self._owner:
-            self.tell(is_out=True)
+            self._tell(is_out=True)
             os._exit(0)
-        if self._pipe is None:
+        if not self._copies:
             return
         try:
             text = self._ended(0.0 if error else _GRACE)
         finally:
-            for end in self._pipe:
-                os.close(end)
+            for copy in self._copies:
+                os.close(copy.pipe)
         if text and error is None:
             raise ProgramForked(text)
 
-    def prepare(self) -> None:
-        """Before the rank is copied."""
-        self._pipe = self._pipe or os.pipe()
+    def before(self) -> None:
+        """Before this process is copied."""
+        self._made = os.pipe()
 
-    def tell(self, *, is_out: bool) -> None:
-        """In a copy: say that it exists, or that it has come out of the program."""
-        assert self._pipe is not None
-        os.write(self._pipe[1], _MESSAGE.pack(is_out, os.getpid()))
+    def in_owner(self) -> None:
+        """After it has been."""
+        os.close(self._made[1])
+        self._copies.append(_Copy(self._made[0]))
+
+    def in_copy(self) -> None:
+        """The same, in the copy, which says that it exists."""
+        os.close(self._made[0])
+        self._ways_out.append(self._made[1])
+        self._tell(is_out=False)
+
+    def _tell(self, *, is_out: bool) -> None:
+        for way in self._ways_out:
+            with contextlib.suppress(OSError):
+                os.write(way, _MESSAGE.pack(is_out, os.getpid()))
 
     def _ended(self, grace: float) -> str:
         """Wait for the copies, end those that are left, and say what is wrong with them; empty for nothing."""
-        until, out, copies = time.monotonic() + grace, set[int](), set[int]()
-        while True:
-            for is_out, pid in self._told():
-                (out if is_out else copies).add(pid)
-            left = {pid for pid in copies - _of_multiprocessing() if not _is_over(pid)}
-            if (not left and len(copies) >= self.num_copies) or time.monotonic() >= until:
+        until = time.monotonic() + grace
+        while left := [copy for copy in self._copies if copy.is_left()]:
+            wait = until - time.monotonic()
+            if wait <= 0 and all(copy.pids for copy in left):  # each tells at once that it exists
                 break
-            time.sleep(_TICK)
-        for pid in left:
+            select.select([copy.pipe for copy in left], [], [], max(wait, _TICK))
+        for pid in {pid for copy in left for pid in copy.pids}:
             with contextlib.suppress(OSError):
                 os.kill(pid, signal.SIGKILL)
+        out = sorted(pid for copy in self._copies for pid in copy.out)
+        ended = sorted({pid for copy in left for pid in copy.pids} - set(out))
+        for pid in (*out, *ended):
+            with contextlib.suppress(OSError):  # the program has waited for it, or it is a copy of a copy
                 os.waitpid(pid, 0)
-        told = [f"process {pid} came out of it" for pid in sorted(out)]
-        told += [f"process {pid} was left running and has been ended" for pid in sorted(left - out)]
+        told = [f"process {pid} came out of it" for pid in out]
+        told += [f"process {pid} was left running and has been ended" for pid in ended]
         return f"the program forked (os.fork): {'; '.join(told)}; allowed are copies that end by os._exit or exec" if told else ""
 
-    def _told(self) -> list[tuple[bool, int]]:
-        assert self._pipe is not None
-        found = []
-        while select.select([self._pipe[0]], [], [], 0)[0]:
-            is_out, pid = _MESSAGE.unpack(os.read(self._pipe[0], _MESSAGE.size))
-            found.append((is_out, pid))
-        return found
+
+class _Copy:
+    """A copy, with its own copies, at the other end of a pipe that is closed when all of them have ended or run exec."""
+
+    def __init__(self, pipe: int) -> None:
+        self.pipe = pipe
+        self.pids: set[int] = set()
+        self.out: set[int] = set()
+
+    def is_left(self) -> bool:
+        """Read what it has told; whether any of it may still be there, processes of multiprocessing aside."""
+        while select.select([self.pipe], [], [], 0)[0]:
+            message = os.read(self.pipe, _MESSAGE.size)
+            if not message:
+                return False
+            is_out, pid = _MESSAGE.unpack(message)
+            (self.out if is_out else self.pids).add(pid)
+        return not self.pids or not self.pids <= _of_multiprocessing()
 
 
 def _of_multiprocessing() -> set[int]:
     return {process.pid for process in multiprocessing.active_children() if process.pid is not None}
-
-
-def _is_over(pid: int) -> bool:
-    """Whether a process has ended; a child is waited for, as nobody else may."""
-    try:
-        return os.waitpid(pid, os.WNOHANG)[0] == pid
-    except ChildProcessError:  # waited for by the program, or a copy of a copy
-        return not _exists(pid)
-
-
-def _exists(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except OSError:
-        return False
-    return True
 
 
 def _watch() -> WatchedForks | None:
@@ -122,17 +132,17 @@ def _watch() -> WatchedForks | None:
 
 def _before() -> None:
     if (watch := _watch()) is not None:
-        watch.prepare()
+        watch.before()
 
 
-def _in_rank() -> None:
+def _in_owner() -> None:
     if (watch := _watch()) is not None:
-        watch.num_copies += 1
+        watch.in_owner()
 
 
 def _in_copy() -> None:
     if (watch := _watch()) is not None:
-        watch.tell(is_out=False)
+        watch.in_copy()
 
 
-os.register_at_fork(before=_before, after_in_parent=_in_rank, after_in_child=_in_copy)
+os.register_at_fork(before=_before, after_in_parent=_in_owner, after_in_child=_in_copy)

@@ -54,11 +54,12 @@ def fails_beside(folder: str) -> None:
 
 
 def ends_its_copies() -> tuple[int, int]:
-    """A copy that ends by itself, a process of multiprocessing, and one of subprocess that stays."""
+    """A copy that ends by itself, one that runs another program and stays, a process of multiprocessing and one of subprocess."""
     pid = os.fork()
     if pid == 0:
         os._exit(3)
     other = multiprocessing.get_context("fork").Process(target=int, daemon=True)
     other.start()
     other.join()
+    os.spawnlp(os.P_NOWAIT, "sleep", "sleep", "10")
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), subprocess.call(["true"])
