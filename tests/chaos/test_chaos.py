@@ -1,4 +1,4 @@
-"""Campaigns whose processes are killed and stopped by a fixed schedule."""
+"""Campaigns whose processes are killed and stopped, and whose disk goes and comes back, by a fixed schedule."""
 
 from __future__ import annotations
 
@@ -15,34 +15,47 @@ from chaos import planted
 from equivcheck.campaign.events import Event, Summary, Ticked
 from equivcheck.campaign.plan import Plan
 from equivcheck.campaign.supervisor import fuzz
+from equivcheck.findings.finding import load_finding
 from equivcheck.findings.store import FindingStore
 from equivcheck.verdict.verdict import Outcome
 
 CACHE_OF_TORCH = "torchinductor_"
 """A folder that torch makes where temporary files lie, and keeps."""
 
-Blow = Callable[[list[psutil.Process]], None]
-"""Does something to the workers of a campaign."""
+Blow = Callable[[list[psutil.Process], Path], None]
+"""Does something to the workers of a campaign, or to the folder of its findings."""
 
 
-def kill_worker(workers: list[psutil.Process]) -> None:
+def take_store(_workers: list[psutil.Process], store: Path) -> None:
+    """Nothing can be kept there any more."""
+    store.rename(store.with_suffix(".away"))
+    store.touch()
+
+
+def give_store_back(_workers: list[psutil.Process], store: Path) -> None:
+    """As it was."""
+    store.unlink()
+    store.with_suffix(".away").rename(store)
+
+
+def kill_worker(workers: list[psutil.Process], _store: Path) -> None:
     """As the kernel does when memory runs out."""
     workers[0].kill()
 
 
-def stop_worker(workers: list[psutil.Process]) -> None:
+def stop_worker(workers: list[psutil.Process], _store: Path) -> None:
     """It never goes on by itself."""
     workers[-1].suspend()
 
 
-def kill_descendant(workers: list[psutil.Process]) -> None:
+def kill_descendant(workers: list[psutil.Process], _store: Path) -> None:
     """Of a worker with ranks that are processes: the youngest is a rank."""
     descendants = [each for worker in workers for each in worker.children(recursive=True)]
     if descendants:
         descendants[-1].kill()
 
 
-def kill_fork_server(workers: list[psutil.Process]) -> None:
+def kill_fork_server(workers: list[psutil.Process], _store: Path) -> None:
     """From which ranks are forked."""
     servers = [each for worker in workers for each in worker.children()]
     if servers:
@@ -52,15 +65,15 @@ def kill_fork_server(workers: list[psutil.Process]) -> None:
 class Chaos:
     """Listens to a campaign, and strikes when so many checks have been done."""
 
-    def __init__(self, schedule: dict[int, Blow]) -> None:
-        self._left = dict(sorted(schedule.items()))
+    def __init__(self, schedule: dict[int, Blow], store: Path) -> None:
+        self._left, self._store = dict(sorted(schedule.items())), store
         self.struck: list[str] = []
 
     def __call__(self, event: Event) -> None:
         """Strike if it is time to."""
         if isinstance(event, Ticked) and self._left and event.tally.num_checks >= (number := next(iter(self._left))):
             blow = self._left.pop(number)
-            blow([each for each in psutil.Process().children() if each.status() != psutil.STATUS_ZOMBIE])
+            blow([each for each in psutil.Process().children() if each.status() != psutil.STATUS_ZOMBIE], self._store)
             self.struck.append(blow.__name__)
 
 
@@ -75,7 +88,7 @@ def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
     tempfile.tempdir = None
 
 
-def campaign(tmp_path: Path, world: str, chaos: Chaos, num_checks: int) -> Summary:
+def campaign(store: Path, world: str, chaos: Chaos, num_checks: int) -> Summary:
     """Two workers that check real scenarios under such a schedule."""
     plan = Plan(
         num_checks=num_checks,
@@ -89,11 +102,11 @@ def campaign(tmp_path: Path, world: str, chaos: Chaos, num_checks: int) -> Summa
         strategy=planted.some_scenarios,
         check=planted.check,
     )
-    return fuzz(plan, FindingStore(tmp_path / "findings"), [chaos])
+    return fuzz(plan, FindingStore(store), [chaos])
 
 
 SCHEDULES: dict[str, dict[int, Blow]] = {
-    "sim": {5: kill_worker, 20: stop_worker, 30: kill_worker},
+    "sim": {1: take_store, 5: kill_worker, 20: stop_worker, 30: kill_worker, 35: give_store_back},
     "gloo": {2: kill_fork_server, 6: kill_descendant, 10: kill_worker, 14: kill_descendant},
 }
 
@@ -103,15 +116,17 @@ def test_a_campaign_whose_processes_are_killed_finds_what_is_wrong_and_nothing_e
     tmp_path: Path, temporary: Path, world: str
 ) -> None:
     """Every finding that is kept is the planted fault, that one is kept, and neither processes nor files are left."""
-    chaos = Chaos(SCHEDULES[world])
+    store = tmp_path / "findings"
+    chaos = Chaos(SCHEDULES[world], store)
     before = set(psutil.Process().children(recursive=True))
-    summary = campaign(tmp_path, world, chaos, num_checks=40)
+    summary = campaign(store, world, chaos, num_checks=40)
     assert not summary.broken
     assert chaos.struck == [blow.__name__ for blow in SCHEDULES[world].values()]
     assert summary.findings
     for finding in summary.findings:
         assert finding.verdict.outcome is Outcome.DIVERGED, finding.verdict.describe()
         assert planted.is_faulty(finding.verdict.scenario)
+        assert load_finding(finding.path).verdict == finding.verdict
     assert set(psutil.Process().children(recursive=True)) == before
     assert [name for name in os.listdir(temporary) if not name.startswith(CACHE_OF_TORCH)] == []
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
