@@ -2,7 +2,7 @@
 
 Rank threads share one process. What torch keeps per thread is a rank's own already; process groups are told apart in
 `equivcheck.worlds.sim.torch_private`, caches that are keyed by a mesh in `equivcheck.worlds.sim.mesh_private`. The rest stands in
-the table below: plain variables, saved when a rank hands the baton over and put back when it goes on. Private, tried on torch
+the table below: plain variables, and in `rank_flags`: flags in C++. Both are saved when a rank hands the baton over and put back when it goes on. Private, tried on torch
 2.13 and 2.15; what a version does not have is left out.
 """
 
@@ -16,6 +16,8 @@ from operator import getitem
 from typing import Any
 
 import torch
+
+from equivcheck.worlds.state.rank_flags import RankFlags
 
 VARIABLES: Mapping[str, tuple[str, ...]] = {
     # the excepthook and the last group's name, which `init_process_group` assigns, and where programs print
@@ -71,8 +73,8 @@ VARIABLES: Mapping[str, tuple[str, ...]] = {
 }
 """Variables by module, as dotted paths. A rank starts with what the process has: containers are copied, the rest is shared."""
 
-Saved = tuple[torch.Tensor, tuple[Any, ...] | None]
-"""A rank's state of the default random generator, and its values of the variables; None where they are the process's."""
+Saved = tuple[torch.Tensor, tuple[Any, ...] | None, tuple[Any, ...] | None]
+"""A rank's state of the default random generator, its variables, and its flags; None where they are the process's."""
 
 
 class RankVariables:
@@ -90,6 +92,7 @@ class RankVariables:
         self._process: tuple[Any, ...] = ()
         self._untouched: tuple[Any, ...] = ()
         self._num_modules = 0
+        self._flags = RankFlags()
 
     @contextlib.contextmanager
     def kept(self) -> Iterator[None]:
@@ -99,7 +102,8 @@ class RankVariables:
         generator = torch.default_generator.get_state()
         try:
             self._put(map(_own, self._untouched))
-            yield
+            with self._flags.kept():
+                yield
         finally:
             self._put(self._process)
             torch.default_generator.set_state(generator)
@@ -108,16 +112,17 @@ class RankVariables:
         """Take over what the rank that runs has changed; the next one finds what the process had."""
         if len(sys.modules) != self._num_modules:
             self._find()
-        generator, values = torch.default_generator.get_state(), self._values()
+        generator, values, flags = torch.default_generator.get_state(), self._values(), self._flags.save()
         if values == self._untouched:
-            return generator, None
+            return generator, None, flags
         self._put(map(_own, self._untouched))
-        return generator, values
+        return generator, values, flags
 
     def restore(self, saved: Saved) -> None:
         """Let a rank go on with what it had, where the last one's was saved."""
-        generator, values = saved
+        generator, values, flags = saved
         torch.default_generator.set_state(generator)
+        self._flags.restore(flags)
         if values is not None:
             self._put(values)
 
