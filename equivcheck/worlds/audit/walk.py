@@ -49,7 +49,14 @@ SETTERS = ("torch._C", "torch._C._autograd", "torch._C._functorch", "torch._C._p
 _CONTAINERS = (dict, list, set, deque, weakref.WeakKeyDictionary, weakref.WeakValueDictionary, weakref.WeakSet, itertools.count)
 _REGISTRATIONS = (torch._ops.OperatorBase, torch._ops.OpOverloadPacket, torch.library.Library, torch.library.CustomOpDef)
 _WITHOUT_STATE = (FunctionType, type, ModuleType, GenericAlias, TypeVar, enum.Enum, logging.Logger, *_REGISTRATIONS)
-_OF_CLASSES = ("_field_defaults", "_member_map_", "_member_names_", "_unhashable_values_", "_value2member_map_", "_hashable_values_")
+_OF_CLASSES = (
+    "_field_defaults",
+    "_member_map_",
+    "_member_names_",
+    "_unhashable_values_",
+    "_value2member_map_",
+    "_hashable_values_",
+)
 """What Python notes on named tuples and enums."""
 _OF_THREAD = (threading.local, contextvars.ContextVar)
 _SETTER = re.compile(r"(^|_)(set|enable|disable)(_|[A-Z])")
@@ -135,7 +142,9 @@ def _classes(module: ModuleType) -> Iterator[type]:
     for value in list(vars(module).values()):
         if isinstance(value, type) and value.__module__ == module.__name__:
             yield value
-            yield from (inner for inner in vars(value).values() if isinstance(inner, type) and inner.__module__ == module.__name__)
+            yield from (
+                inner for inner in vars(value).values() if isinstance(inner, type) and inner.__module__ == module.__name__
+            )
 
 
 def _caches(skip: Callable[[str], bool]) -> Iterator[str]:

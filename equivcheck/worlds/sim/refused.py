@@ -1,0 +1,58 @@
+"""Parts of torch that ranks as threads cannot use, as they work with the process or with threads of their own.
+
+Private, tried on torch 2.9 to 2.15; what a version does not have is left out.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterator, Mapping
+from functools import wraps
+from typing import Any
+from unittest.mock import patch
+
+from equivcheck.worlds.sim.refusals import CallRefused
+from equivcheck.worlds.sim.torch_private import is_rank_thread
+
+_CONTEXT_PARALLEL = "torch.distributed.tensor.experimental._context_parallel"
+REFUSED: Mapping[str, Mapping[str, tuple[str, ...]]] = {
+    "context parallelism replaces functions and sharding rules of torch for the process, which simulated ranks share; "
+    "allowed is a run over gloo": {
+        f"{_CONTEXT_PARALLEL}._attention": ("_enable_context_parallel_dispatcher_impl", "_enable_cp_dtensor_dispatcher"),
+        f"{_CONTEXT_PARALLEL}._sharding_rules": ("register_cp_sharding_rules",),
+        "torch.distributed.tensor.experimental._attention": ("_enable_cp_dispatcher",),
+    },
+    "async_save writes from a thread or process that is no simulated rank, so that what other ranks hold is lost; "
+    "allowed are save, and async_save over gloo": {
+        "torch.distributed.checkpoint._async_thread_executor": ("_ThreadBasedAsyncCheckpointExecutor.execute_save",),
+        "torch.distributed.checkpoint._async_process_executor": ("_ProcessBasedAsyncCheckpointExecutor.execute_save",),
+    },
+}
+"""Functions and methods by module, under what a rank that calls one is told."""
+
+
+@contextlib.contextmanager
+def parts_refused() -> Iterator[None]:
+    """While entered, a rank that calls one of them raises `CallRefused`; other threads call them as ever."""
+    with contextlib.ExitStack() as stack:
+        for text, modules in REFUSED.items():
+            for module, paths in modules.items():
+                for path in paths if module in sys.modules else ():
+                    *owners, name = path.split(".")
+                    owner: Any = sys.modules[module]
+                    for part in owners:
+                        owner = getattr(owner, part)
+                    if name in vars(owner):
+                        stack.enter_context(patch.object(owner, name, _refusing(vars(owner)[name], text)))
+        yield
+
+
+def _refusing(original: Any, text: str) -> Any:
+    @wraps(original)
+    def refuse(*arguments: Any, **options: Any) -> Any:
+        if is_rank_thread():
+            raise CallRefused(text)
+        return original(*arguments, **options)
+
+    return refuse
