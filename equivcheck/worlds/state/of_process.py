@@ -21,6 +21,7 @@ import torch.distributed as dist
 from equivcheck.worlds.state.entry import Entry
 
 _dist: Any = dist
+_functorch: Any = torch._C._functorch
 _fill: Any = torch.utils.deterministic
 _numpy: Any = np.random
 
@@ -118,6 +119,11 @@ TORCH = (
     ),
     Entry(name="precision of float32 matrix products", read=_float32_precision, put=_put_float32_precision),
     Entry(name="choice of implementations (oneDNN, NNPACK, cuDNN, attention), checks and warnings", read=_flags, put=_put_flags),
+    Entry(
+        name="fallback of vmap",
+        read=_functorch._is_vmap_fallback_enabled,
+        put=_functorch._set_vmap_fallback_enabled,
+    ),
     Entry(name="debug level of torch.distributed", read=_dist.get_debug_level, put=_dist.set_debug_level),
 )
 

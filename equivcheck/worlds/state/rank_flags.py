@@ -17,7 +17,7 @@ from equivcheck.worlds.state.of_process import FLAGS, TORCH
 
 _Values = tuple[Any, ...]
 
-NAMESPACES = ("torch._C", "torch", "torch._C._distributed_c10d", "torch.distributed")
+NAMESPACES = ("torch._C", "torch", "torch._C._functorch", "torch._C._distributed_c10d", "torch.distributed")
 """Where the functions are bound."""
 SETTERS = (
     *(setter for _, setter in FLAGS),
@@ -31,6 +31,7 @@ SETTERS = (
     "_set_cublas_allow_tf32",
     "_set_cudnn_allow_tf32",
     "_set_onednn_allow_tf32",
+    "_set_vmap_fallback_enabled",
     "set_debug_level",
     "set_debug_level_from_env",
 )
