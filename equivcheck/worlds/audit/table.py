@@ -11,7 +11,6 @@ from enum import StrEnum
 from fnmatch import translate
 from importlib.resources import files
 
-from equivcheck.worlds.audit.walk import SETTERS as SETTER_MODULES
 from equivcheck.worlds.state.rank_flags import SETTERS
 from equivcheck.worlds.state.rank_variables import VARIABLES
 
@@ -36,6 +35,8 @@ class Row:
     """By what, or why that is right; of what is refused, the error that a rank gets."""
     names: tuple[str, ...]
     """Full names; ``*`` stands for any text."""
+    torch: str = ""
+    """The versions that it is about, as a PEP 440 specifier; empty for all."""
 
     def covers(self, name: str) -> bool:
         """Whether one of the names is this one."""
@@ -58,13 +59,13 @@ def _declared(kind: str, group: Iterable[dict[str, object]]) -> Iterator[Row]:
     for row in group:
         names = row["names"]
         assert isinstance(names, list)
-        yield Row(treatment=Treatment(kind), reason=str(row["reason"]), names=tuple(names))
+        yield Row(treatment=Treatment(kind), reason=str(row["reason"]), names=tuple(names), torch=str(row.get("torch", "")))
 
 
 def _switched() -> Iterator[Row]:
     """The tables that stand elsewhere; flags have no name but those of the functions that set them."""
     variables = tuple(f"{module}.{path}" for module, paths in VARIABLES.items() for path in paths)
-    setters = tuple(f"{module}.{name}" for module in SETTER_MODULES for name in SETTERS)
+    setters = tuple(f"torch._C.*{name}" for name in SETTERS)
     yield Row(treatment=Treatment.PER_RANK, reason="saved and put back when ranks change: a variable", names=variables)
     yield Row(treatment=Treatment.PER_RANK, reason="saved and put back when ranks change: a flag", names=setters)
 
@@ -79,6 +80,6 @@ def row_of(name: str) -> Row | None:
     return next((row for row in rows() if row.treatment is not Treatment.OUTSIDE and row.covers(name)), None)
 
 
-def unclassified(names: Iterable[str]) -> list[str]:
-    """Those that no row covers."""
-    return sorted(name for name in names if row_of(name) is None)
+def unclassified(names: Iterable[str]) -> tuple[str, ...]:
+    """Those that no row covers, sorted."""
+    return tuple(sorted(name for name in names if row_of(name) is None))
