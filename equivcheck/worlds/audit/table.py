@@ -11,6 +11,7 @@ from enum import StrEnum
 from fnmatch import translate
 from importlib.resources import files
 
+from equivcheck.worlds.state.of_process import PYTHON
 from equivcheck.worlds.state.rank_flags import SETTERS
 from equivcheck.worlds.state.rank_variables import VARIABLES
 
@@ -68,6 +69,8 @@ def _switched() -> Iterator[Row]:
     setters = tuple(f"torch._C.*{name}" for name in SETTERS)
     yield Row(treatment=Treatment.PER_RANK, reason="saved and put back when ranks change: a variable", names=variables)
     yield Row(treatment=Treatment.PER_RANK, reason="saved and put back when ranks change: a flag", names=setters)
+    restored = tuple(entry.name for entry in PYTHON)
+    yield Row(treatment=Treatment.RESTORED, reason="of Python: ranks share it, and after a run it is as before", names=restored)
 
 
 def is_outside(module: str) -> bool:
