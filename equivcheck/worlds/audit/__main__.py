@@ -12,7 +12,11 @@ from equivcheck.worlds.pool import ranks
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     world = ranks("sim", probes.NUM_RANKS)
-    for program, arguments in ((probes.redistributed, (0,)), (probes.sharded_twice, ("linear", 5)), (probes.in_loss_parallel, ())):
+    for program, arguments in (
+        (probes.redistributed, (0,)),
+        (probes.sharded_twice, ("linear", 5)),
+        (probes.in_loss_parallel, ()),
+    ):
         world.run(program, *arguments)
     import_all(is_outside)
 print("\n".join(sorted(walk(is_outside))))
