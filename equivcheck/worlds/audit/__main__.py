@@ -1,4 +1,4 @@
-"""Prints the names of what torch keeps, a line each, in a process that has trained on simulated ranks and imported all there is."""
+"""Prints the names of what torch keeps, a line each, after simulated ranks have used it and all of it is imported."""
 
 from __future__ import annotations
 

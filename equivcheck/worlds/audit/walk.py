@@ -47,7 +47,8 @@ SETTERS = ("torch._C", "torch._C._autograd", "torch._C._functorch", "torch._C._p
 """Modules in C++ of which functions that set something are listed: what they set cannot be seen otherwise."""
 
 _CONTAINERS = (dict, list, set, deque, weakref.WeakKeyDictionary, weakref.WeakValueDictionary, weakref.WeakSet, itertools.count)
-_REGISTRATIONS = (torch._ops.OperatorBase, torch._ops.OpOverloadPacket, torch.library.Library, torch.library.CustomOpDef)
+_library: Any = torch.library
+_REGISTRATIONS = (torch._ops.OperatorBase, torch._ops.OpOverloadPacket, torch.library.Library, _library.CustomOpDef)
 _WITHOUT_STATE = (FunctionType, type, ModuleType, GenericAlias, TypeVar, enum.Enum, logging.Logger, *_REGISTRATIONS)
 _OF_CLASSES = (
     "_field_defaults",

@@ -32,20 +32,37 @@ REFUSED: Mapping[str, Mapping[str, tuple[str, ...]]] = {
 """Functions and methods by module, under what a rank that calls one is told."""
 
 
+ONE_AT_A_TIME: Mapping[str, Mapping[str, tuple[str, ...]]] = {
+    "forward-mode differentiation has one level for the process, and another rank is in it; "
+    "allowed is one simulated rank at a time, and all of them over gloo": {
+        "torch._C": ("_enter_dual_level",),
+        "torch._functorch.predispatch": ("_enter_dual_level",),
+    },
+}
+"""Functions that raise `RuntimeError` where another rank has called them."""
+
+
 @contextlib.contextmanager
 def parts_refused() -> Iterator[None]:
     """While entered, a rank that calls one of them raises `CallRefused`; other threads call them as ever."""
     with contextlib.ExitStack() as stack:
-        for text, modules in REFUSED.items():
-            for module, paths in modules.items():
-                for path in paths if module in sys.modules else ():
-                    *owners, name = path.split(".")
-                    owner: Any = sys.modules[module]
-                    for part in owners:
-                        owner = getattr(owner, part)
-                    if name in vars(owner):
-                        stack.enter_context(patch.object(owner, name, _refusing(vars(owner)[name], text)))
+        for make, table in ((_refusing, REFUSED), (_refusing_second, ONE_AT_A_TIME)):
+            for text, owner, name in _places(table):
+                stack.enter_context(patch.object(owner, name, make(vars(owner)[name], text)))
         yield
+
+
+def _places(table: Mapping[str, Mapping[str, tuple[str, ...]]]) -> Iterator[tuple[str, Any, str]]:
+    """Text, owner and name of each function that there is."""
+    for text, modules in table.items():
+        for module, paths in modules.items():
+            for path in paths if module in sys.modules else ():
+                *owners, name = path.split(".")
+                owner: Any = sys.modules[module]
+                for part in owners:
+                    owner = getattr(owner, part)
+                if name in vars(owner):
+                    yield text, owner, name
 
 
 def _refusing(original: Any, text: str) -> Any:
@@ -54,5 +71,18 @@ def _refusing(original: Any, text: str) -> Any:
         if is_rank_thread():
             raise CallRefused(text)
         return original(*arguments, **options)
+
+    return refuse
+
+
+def _refusing_second(original: Any, text: str) -> Any:
+    @wraps(original)
+    def refuse(*arguments: Any, **options: Any) -> Any:
+        try:
+            return original(*arguments, **options)
+        except RuntimeError as error:
+            if is_rank_thread():
+                raise CallRefused(text) from error
+            raise
 
     return refuse
