@@ -6,11 +6,10 @@ Private, tried on torch 2.9 to 2.15; what a version does not have is left out.
 from __future__ import annotations
 
 import contextlib
+import functools
 import sys
 from collections.abc import Iterator, Mapping
-from functools import wraps
 from typing import Any
-from unittest.mock import patch
 
 from equivcheck.worlds.sim.refusals import CallRefused
 from equivcheck.worlds.sim.torch_private import is_rank_thread
@@ -45,28 +44,39 @@ ONE_AT_A_TIME: Mapping[str, Mapping[str, tuple[str, ...]]] = {
 @contextlib.contextmanager
 def parts_refused() -> Iterator[None]:
     """While entered, a rank that calls one of them raises `CallRefused`; other threads call them as ever."""
-    with contextlib.ExitStack() as stack:
-        for make, table in ((_refusing, REFUSED), (_refusing_second, ONE_AT_A_TIME)):
-            for text, owner, name in _places(table):
-                stack.enter_context(patch.object(owner, name, make(vars(owner)[name], text)))
+    replaced = _replacements(len(sys.modules))
+    try:
+        for owner, name, _, stand_in in replaced:
+            setattr(owner, name, stand_in)
         yield
+    finally:
+        for owner, name, original, _ in replaced:
+            setattr(owner, name, original)
 
 
-def _places(table: Mapping[str, Mapping[str, tuple[str, ...]]]) -> Iterator[tuple[str, Any, str]]:
-    """Text, owner and name of each function that there is."""
-    for text, modules in table.items():
-        for module, paths in modules.items():
-            for path in paths if module in sys.modules else ():
-                *owners, name = path.split(".")
-                owner: Any = sys.modules[module]
-                for part in owners:
-                    owner = getattr(owner, part)
-                if name in vars(owner):
-                    yield text, owner, name
+@functools.lru_cache(maxsize=1)
+def _replacements(_num_modules: int) -> tuple[tuple[Any, str, Any, Any], ...]:
+    """Owner, name, what is there and what stands in for it, of each function that there is; anew when there are more modules."""
+    tables = ((_refusing, REFUSED), (_refusing_second, ONE_AT_A_TIME))
+    return tuple(
+        (owner, name, vars(owner)[name], make(vars(owner)[name], text))
+        for make, table in tables
+        for text, modules in table.items()
+        for owner, name in _places(modules)
+    )
+
+
+def _places(modules: Mapping[str, tuple[str, ...]]) -> Iterator[tuple[Any, str]]:
+    for module, paths in modules.items():
+        for path in paths if module in sys.modules else ():
+            *owners, name = path.split(".")
+            owner: Any = functools.reduce(getattr, owners, sys.modules[module])
+            if name in vars(owner):
+                yield owner, name
 
 
 def _refusing(original: Any, text: str) -> Any:
-    @wraps(original)
+    @functools.wraps(original)
     def refuse(*arguments: Any, **options: Any) -> Any:
         if is_rank_thread():
             raise CallRefused(text)
@@ -76,7 +86,7 @@ def _refusing(original: Any, text: str) -> Any:
 
 
 def _refusing_second(original: Any, text: str) -> Any:
-    @wraps(original)
+    @functools.wraps(original)
     def refuse(*arguments: Any, **options: Any) -> Any:
         try:
             return original(*arguments, **options)

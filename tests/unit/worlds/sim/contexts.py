@@ -235,3 +235,15 @@ def _look(name: str) -> Any:
             return CONTEXTS[name][1]()
     except Exception as error:
         return type(error).__name__
+
+
+def seen_in_turn(names: tuple[str, ...], meet: Callable[[], object]) -> list[tuple[Any, ...]]:
+    """What each rank sees of one context after the other while rank 1 alone is inside, and afterwards."""
+    seen = []
+    for name in names:
+        with CONTEXTS[name][0]() if dist.get_rank() == 1 else contextlib.nullcontext():
+            meet()
+            inside = looked_at((name,))
+            meet()
+        seen.append((name, *inside, *looked_at((name,))))
+    return seen

@@ -15,10 +15,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from equivcheck.worlds.failure import RanksFailed
+from equivcheck.worlds.pool import ranks
 from equivcheck.worlds.sim.ranks import SimRanks
 from equivcheck.worlds.sim.refusals import CallRefused
 from equivcheck.worlds.state import rank_flags, rank_variables
-from tests.unit.worlds.sim.contexts import CONTEXTS, looked_at
+from tests.unit.worlds.sim.contexts import CONTEXTS, looked_at, seen_in_turn
 
 Action = str | Literal[0, 1, 2]
 """Enter the context of that name, or leave the innermost one, by an exception or not, or do nothing."""
@@ -116,6 +117,16 @@ def test_each_context_does_something(world: World, name: str) -> None:
     """A look at a context tells whether it is entered, else the properties above could not fail for it."""
     seen = world(1).run(lambda: acted((name,), (name,))).values[0]
     assert seen[0] != seen[1]
+
+
+def test_sim_agrees_with_gloo(world: World) -> None:
+    """Two ranks of which one is inside see in sim what processes see, which need not meet, as some contexts forbid over gloo.
+
+    But autograd starts no threads for a simulated rank, whatever it sets.
+    """
+    names = tuple(name for name in CONTEXTS if name != "multithreading")
+    simulated = world(2).run(seen_in_turn, names, dist.barrier).values
+    assert simulated == ranks("gloo", 2).run(seen_in_turn, names, dist.get_rank).values
 
 
 def test_forward_mode_is_for_one_rank_at_a_time(world: World) -> None:
