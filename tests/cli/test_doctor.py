@@ -59,9 +59,7 @@ def test_what_goes_wrong_is_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_unknown_state_of_torch_is_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a newer torch keeps for the process is named, and is no reason to fail."""
     monkeypatch.setattr(doctor, "probe_everything", lambda: iter(()))
-    monkeypatch.setattr(
-        doctor, "found_here", lambda: ("torch.optim.new._cache", "torch.utils.checkpoint._checkpoint_debug_enabled")
-    )
+    monkeypatch.setattr(doctor, "found_here", lambda: ("torch.optim.new._cache", "torch._ops.cached_ops"))
     ended = CliRunner().invoke(command, ["--json"], standalone_mode=False)
     assert json.loads(ended.stdout)["unknown_state"] == ["torch.optim.new._cache"]
     assert ended.return_value == ExitCode.NOTHING_FOUND

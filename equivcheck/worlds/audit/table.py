@@ -46,7 +46,7 @@ class Row:
 
 @functools.cache
 def _pattern(names: tuple[str, ...]) -> re.Pattern[str]:
-    return re.compile("|".join(map(translate, names)))
+    return re.compile("|".join(map(translate, names)) or "(?!)")
 
 
 @functools.cache
