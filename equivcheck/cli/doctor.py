@@ -19,18 +19,20 @@ if TYPE_CHECKING:
 @json_option
 def doctor(as_json: bool) -> ExitCode:
     """Print installed versions, and test what works here: each layout on two ranks, and where sim may differ from gloo."""
-    from equivcheck.doctor import probe_everything
+    from equivcheck.doctor import probe_everything, unclassified_state
     from equivcheck.findings.environment import environment
     from equivcheck.scenario.file_format.codec import encode
 
     versions = environment()
     probes = [_shown(probe) for probe in probe_everything()]
+    unknown = unclassified_state()
     if as_json:
-        print_json({"environment": encode(versions), "probes": [encode(probe) for probe in probes]})
+        print_json({"environment": encode(versions), "probes": [encode(probe) for probe in probes], "unknown_state": unknown})
     else:
         for name, value in encode(versions).items():
             click.echo(f"{name:<12}{value or 'not installed'}")
         console().print(_table(probes))
+        click.echo(f"state of torch that sim knows nothing of, and shares among ranks: {', '.join(unknown) or 'none'}")
     return ExitCode.NOTHING_FOUND if all(probe.works for probe in probes) else ExitCode.CANNOT_RUN
 
 

@@ -18,6 +18,7 @@ MODULES = (
     "torch.distributed.fsdp",
     "torch.distributed.optim",
     "torch.distributed.pipelining",
+    "torch.distributed.tensor.experimental",
     "torch.distributed.tensor.parallel",
     "torch.nn.parallel",
     "torch._dynamo",

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 import torch.distributed as dist
+from click.testing import CliRunner
 
 from equivcheck import doctor
+from equivcheck.cli.doctor import doctor as command
+from equivcheck.cli.shell import ExitCode
 from equivcheck.composition.registry import layout_kinds
 from equivcheck.doctor import PROGRAMS, probe, probe_program, smallest
 from equivcheck.scenario import DDP
@@ -49,6 +54,15 @@ def test_what_goes_wrong_is_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     found = probe("gloo", "ddp", DDP)
     assert not found.works
     assert found.reason == "OSError: no network at all"
+
+
+def test_unknown_state_of_torch_is_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a newer torch keeps for the process is named, and is no reason to fail."""
+    monkeypatch.setattr(doctor, "probe_everything", lambda: iter(()))
+    monkeypatch.setattr(doctor, "found_here", lambda: ("torch.optim.new._cache", "torch._ops.cached_ops"))
+    ended = CliRunner().invoke(command, ["--json"], standalone_mode=False)
+    assert json.loads(ended.stdout)["unknown_state"] == ["torch.optim.new._cache"]
+    assert ended.return_value == ExitCode.NOTHING_FOUND
 
 
 def test_the_smallest_scenario_has_two_ranks() -> None:

@@ -5,7 +5,6 @@ Private where torch has no public getter; tried on torch 2.9, 2.13 and 2.15.
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import gc
 import os
@@ -22,22 +21,37 @@ import torch.distributed as dist
 from equivcheck.worlds.state.entry import Entry
 
 _dist: Any = dist
+_functorch: Any = torch._C._functorch
 _fill: Any = torch.utils.deterministic
 _numpy: Any = np.random
 
-_BACKEND_FLAGS = (
+FLAGS = (
     ("_get_mkldnn_enabled", "_set_mkldnn_enabled"),
     ("_get_mkldnn_deterministic", "_set_mkldnn_deterministic"),
     ("_get_nnpack_enabled", "_set_nnpack_enabled"),
+    ("_get_qengine", "_set_qengine"),
     ("_get_flash_sdp_enabled", "_set_sdp_use_flash"),
+    ("_get_fa3_sdp_enabled", "_set_sdp_use_fa3"),
     ("_get_math_sdp_enabled", "_set_sdp_use_math"),
     ("_get_mem_efficient_sdp_enabled", "_set_sdp_use_mem_efficient"),
+    ("_get_overrideable_sdp_enabled", "_set_sdp_use_overrideable"),
     ("_get_cudnn_sdp_enabled", "_set_sdp_use_cudnn"),
+    ("_get_sdp_priority_order", "_set_sdp_priority_order"),
+    ("_get_math_sdp_allow_fp16_bf16_reduction", "_set_math_sdp_allow_fp16_bf16_reduction"),
+    ("_get_cpu_allow_fp16_reduced_precision_reduction", "_set_cpu_allow_fp16_reduced_precision_reduction"),
     ("_get_cudnn_enabled", "_set_cudnn_enabled"),
     ("_get_cudnn_deterministic", "_set_cudnn_deterministic"),
     ("_get_cudnn_benchmark", "_set_cudnn_benchmark"),
+    ("_check_sparse_tensor_invariants", "_set_check_sparse_tensor_invariants"),
+    ("_get_autograd_fallback_mode", "_set_autograd_fallback_mode"),
+    ("_get_backcompat_broadcast_warn", "_set_backcompat_broadcast_warn"),
+    ("_get_backcompat_keepdim_warn", "_set_backcompat_keepdim_warn"),
+    ("_get_warnAlways", "_set_warnAlways"),
 )
-"""Which implementations torch may take: getter and setter in `torch._C`."""
+"""Flags of the process: getter and setter in `torch._C`. What a version lacks is left out."""
+
+_GETTERS, _SETTERS = zip(*[(get, put) for get, put in FLAGS if hasattr(torch._C, get) and hasattr(torch._C, put)], strict=True)
+_READS = tuple(getattr(torch._C, name) for name in _GETTERS)
 
 _PRECISIONS = (
     ("generic", "all"),
@@ -55,20 +69,22 @@ _KEY_BYTES, _POSITION_BYTES = 4 * 624, 4
 """What NumPy's Mersenne twister is in memory: its key, and how much of that is used up."""
 
 
-def _backend_flags() -> tuple[bool, ...]:
-    return tuple([getattr(torch._C, getter)() for getter, _ in _BACKEND_FLAGS])
+def _flags() -> tuple[Any, ...]:
+    return tuple([read() for read in _READS])
 
 
-def _put_backend_flags(flags: tuple[bool, ...]) -> None:
-    for (_, setter), flag in zip(_BACKEND_FLAGS, flags, strict=True):
-        getattr(torch._C, setter)(flag)
+def _put_flags(flags: tuple[Any, ...]) -> None:
+    for setter, old, new in zip(_SETTERS, flags, _flags(), strict=True):
+        if old != new:
+            getattr(torch._C, setter)(old)
 
 
 def _float32_precision() -> tuple[str | None, ...]:
     """The word for all matrix products, None where there is none as they differ; then those of each backend and operation."""
-    word = None
-    with contextlib.suppress(RuntimeError):
-        word = torch.get_float32_matmul_precision()
+    try:
+        word = torch._C._get_float32_matmul_precision()
+    except RuntimeError:
+        word = None
     return word, *[torch._C._get_fp32_precision_getter(*place) for place in _PRECISIONS]
 
 
@@ -93,7 +109,7 @@ TORCH = (
     ),
     Entry(
         name="filling of uninitialized memory",
-        read=lambda: _fill.fill_uninitialized_memory,
+        read=torch._C._get_deterministic_fill_uninitialized_memory,
         put=_put_fill,
     ),
     Entry(
@@ -102,8 +118,12 @@ TORCH = (
         put=lambda flags: torch.autograd.set_detect_anomaly(*flags),
     ),
     Entry(name="precision of float32 matrix products", read=_float32_precision, put=_put_float32_precision),
-    Entry(name="choice of implementations (oneDNN, NNPACK, cuDNN, attention)", read=_backend_flags, put=_put_backend_flags),
-    Entry(name="repeated warnings of torch", read=torch.is_warn_always_enabled, put=torch.set_warn_always),
+    Entry(name="choice of implementations (oneDNN, NNPACK, cuDNN, attention), checks and warnings", read=_flags, put=_put_flags),
+    Entry(
+        name="fallback of vmap",
+        read=_functorch._is_vmap_fallback_enabled,
+        put=_functorch._set_vmap_fallback_enabled,
+    ),
     Entry(name="debug level of torch.distributed", read=_dist.get_debug_level, put=_dist.set_debug_level),
 )
 

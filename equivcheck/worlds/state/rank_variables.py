@@ -2,8 +2,8 @@
 
 Rank threads share one process. What torch keeps per thread is a rank's own already; process groups are told apart in
 `equivcheck.worlds.sim.torch_private`, caches that are keyed by a mesh in `equivcheck.worlds.sim.mesh_private`. The rest stands in
-the table below: plain variables, saved when a rank hands the baton over and put back when it goes on. Private, tried on torch
-2.13 and 2.15; what a version does not have is left out.
+the table below, plain variables, and in `rank_flags`, flags in C++: saved when a rank hands the baton over and put back when it
+goes on. Private, tried on torch 2.13 and 2.15; what a version does not have is left out.
 """
 
 from __future__ import annotations
@@ -17,12 +17,22 @@ from typing import Any
 
 import torch
 
+from equivcheck.worlds.state.rank_flags import RankFlags
+
 VARIABLES: Mapping[str, tuple[str, ...]] = {
     # the excepthook and the last group's name, which `init_process_group` assigns, and where programs print
     "sys": ("excepthook", "stdout", "stderr"),
     "torch.distributed.distributed_c10d": ("_backend", "_default_pg_init_method"),
     # how modules take over parameters
     "torch.__future__": ("_overwrite_module_params_on_conversion", "_swap_module_params_on_conversion"),
+    "torch.distributed": ("_breakpoint_cache",),
+    "torch.distributed._symmetric_memory": (
+        "_is_test_mode",
+        "_mocked_group_names",
+        "_use_implicit_mempool",
+        "_group_name_to_store",
+    ),
+    "torch.distributed._local_tensor": ("_PROCESS_MODE", "_PROCESS_LOCAL_TENSOR_MODE", "_LOCAL_RUNNER_MODE"),
     # hooks that are called for every module and every optimizer
     "torch.nn.modules.module": (
         "_global_buffer_registration_hooks",
@@ -39,8 +49,17 @@ VARIABLES: Mapping[str, tuple[str, ...]] = {
     "torch.optim.optimizer": ("_global_optimizer_pre_hooks", "_global_optimizer_post_hooks"),
     # what a context manager switches for as long as it is entered
     "torch.nn.utils.parametrize": ("_cache_enabled", "_cache"),
-    "torch.utils.checkpoint": ("_enable_checkpoint_early_stop", "_checkpoint_debug_enabled"),
     "torch.autograd.forward_ad": ("_current_level",),
+    "torch.utils.checkpoint": (
+        "_enable_checkpoint_early_stop",
+        "_checkpoint_debug_enabled",
+        "DefaultDeviceType._default_device_type",
+    ),
+    "torch.autograd.profiler": ("KinetoStepTracker._current_step", "KinetoStepTracker._step_dict"),
+    "torch._ops": (
+        "_mode_stack_state_for_pre_dispatch._ModeStackStateForPreDispatch__infra_modes",
+        "_mode_stack_state_for_pre_dispatch._schema_check_mode",
+    ),
     "torch.autograd.graph": ("_allow_mutation_on_saved_tensors_enabled",),
     "torch.utils._python_dispatch": (
         "_is_in_torch_dispatch_mode",
@@ -48,6 +67,11 @@ VARIABLES: Mapping[str, tuple[str, ...]] = {
         "_is_in_any_mode_without_ignore_compile_internals",
     ),
     "torch.nn.parallel.distributed": ("DistributedDataParallel._active_ddp_module",),
+    "torch.distributed.fsdp.wrap": (
+        "_ConfigAutoWrap.in_autowrap_context",
+        "_ConfigAutoWrap.wrapper_cls",
+        "_ConfigAutoWrap.kwargs",
+    ),
     "torch.distributed._shard.api": ("_CURRENT_PROCESS_GROUP",),
     "torch.distributed.fsdp._fully_shard._fully_shard": ("_enable_fsdp_module_new_init",),
     "torch.distributed.tensor._redistribute": (
@@ -55,6 +79,7 @@ VARIABLES: Mapping[str, tuple[str, ...]] = {
         "_DISABLE_REDISTRIBUTE_TRANSFORM_OPTIMIZATION",
         "_warned_flatten_issues",
     ),
+    "torch.distributed.tensor._random": ("_rng_tracker",),
     # what `loss_parallel` adds to, and takes away from, when a rank enters and leaves it
     "torch.distributed.tensor": ("DTensor._op_dispatcher._custom_op_handlers",),
     # what FSDP1 assigns over tensor parallelism, and how it times state dicts (two at once are an error)
@@ -68,11 +93,12 @@ VARIABLES: Mapping[str, tuple[str, ...]] = {
         "SavePlanner._cached_global_plan",
         "SavePlanner._cached_metadata",
     ),
+    "torch.distributed.checkpoint._version": ("_derived_version",),
 }
 """Variables by module, as dotted paths. A rank starts with what the process has: containers are copied, the rest is shared."""
 
-Saved = tuple[torch.Tensor, tuple[Any, ...] | None]
-"""A rank's state of the default random generator, and its values of the variables; None where they are the process's."""
+Saved = tuple[torch.Tensor, tuple[Any, ...] | None, tuple[Any, ...] | None]
+"""A rank's state of the default random generator, its variables, and its flags; None where they are the process's."""
 
 
 class RankVariables:
@@ -90,6 +116,7 @@ class RankVariables:
         self._process: tuple[Any, ...] = ()
         self._untouched: tuple[Any, ...] = ()
         self._num_modules = 0
+        self._flags = RankFlags()
 
     @contextlib.contextmanager
     def kept(self) -> Iterator[None]:
@@ -99,7 +126,8 @@ class RankVariables:
         generator = torch.default_generator.get_state()
         try:
             self._put(map(_own, self._untouched))
-            yield
+            with self._flags.kept():
+                yield
         finally:
             self._put(self._process)
             torch.default_generator.set_state(generator)
@@ -108,16 +136,17 @@ class RankVariables:
         """Take over what the rank that runs has changed; the next one finds what the process had."""
         if len(sys.modules) != self._num_modules:
             self._find()
-        generator, values = torch.default_generator.get_state(), self._values()
+        generator, values, flags = torch.default_generator.get_state(), self._values(), self._flags.save()
         if values == self._untouched:
-            return generator, None
+            return generator, None, flags
         self._put(map(_own, self._untouched))
-        return generator, values
+        return generator, values, flags
 
     def restore(self, saved: Saved) -> None:
         """Let a rank go on with what it had, where the last one's was saved."""
-        generator, values = saved
+        generator, values, flags = saved
         torch.default_generator.set_state(generator)
+        self._flags.restore(flags)
         if values is not None:
             self._put(values)
 

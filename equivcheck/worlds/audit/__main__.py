@@ -1,0 +1,22 @@
+"""Prints the names of what torch keeps, a line each, after simulated ranks have used it and all of it is imported."""
+
+from __future__ import annotations
+
+import warnings
+
+from equivcheck.worlds import probes
+from equivcheck.worlds.audit.table import is_outside
+from equivcheck.worlds.audit.walk import import_all, walk
+from equivcheck.worlds.pool import ranks
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    world = ranks("sim", probes.NUM_RANKS)
+    for program, arguments in (
+        (probes.redistributed, (0,)),
+        (probes.sharded_twice, ("linear", 5)),
+        (probes.in_loss_parallel, ()),
+    ):
+        world.run(program, *arguments)
+    import_all(is_outside)
+print("\n".join(sorted(walk(is_outside))))

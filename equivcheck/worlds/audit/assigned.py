@@ -1,0 +1,91 @@
+"""What functions of a module assign that outlives them: globals, and attributes of modules, classes, functions and objects.
+
+Read from the compiled code of the module, so that it does not matter what has run yet, or which function is wrapped in what.
+"""
+
+from __future__ import annotations
+
+import dis
+from collections.abc import Iterator
+from types import CodeType, ModuleType
+from typing import Any
+
+_GLOBALS = ("STORE_GLOBAL", "DELETE_GLOBAL")
+_ATTRIBUTES = ("STORE_ATTR", "DELETE_ATTR")
+_OPCODES = frozenset(dis.opmap[name] for name in _GLOBALS + _ATTRIBUTES)
+_BETWEEN = ("CACHE", "PUSH_NULL", "NOP", "SWAP", "EXTENDED_ARG")
+"""Instructions between those that load what stands before the dot, and the one that assigns."""
+
+Chain = tuple[str, ...]
+"""What was loaded last: `_GLOBAL` or `_LOCAL`, a name, and the attributes that were taken of it; empty if it is anything else."""
+_GLOBAL, _LOCAL = "global", "local"
+
+
+def assigned(module: ModuleType) -> Iterator[tuple[Any, str]]:
+    """Owner and name of each variable that some function assigns."""
+    for code in _nested(_code(module)):
+        if not _OPCODES.isdisjoint(code.co_code[::2]):
+            for chain, name in _assignments(code):
+                owner = module if chain == (_GLOBAL,) else _owner(chain, code, module)
+                if owner is not None:
+                    yield owner, name
+
+
+def _code(module: ModuleType) -> CodeType | None:
+    """What the module runs on import; None where that is not known, as of modules in C++."""
+    read = getattr(getattr(module.__spec__, "loader", None), "get_code", None)
+    return read(module.__name__) if read is not None else None
+
+
+def _nested(code: CodeType | None) -> Iterator[CodeType]:
+    """Functions, and the bodies of classes."""
+    for constant in () if code is None else code.co_consts:
+        if isinstance(constant, CodeType):
+            yield constant
+            yield from _nested(constant)
+
+
+def _assignments(code: CodeType) -> Iterator[tuple[Chain, str]]:
+    """What stands before the dot of each assignment, and what after it."""
+    chain: Chain = ()
+    copied: Chain = ()
+    for instruction in dis.get_instructions(code):
+        operation, argument = instruction.opname, instruction.argval
+        if operation in _GLOBALS:
+            yield (_GLOBAL,), argument
+        elif operation in _ATTRIBUTES:
+            yield chain or copied, argument
+        elif operation == "COPY":  # as of `owner` in `owner.name += value`
+            copied = chain
+        elif operation not in _BETWEEN:
+            chain = _loaded(operation, argument, chain)
+
+
+def _loaded(operation: str, argument: Any, chain: Chain) -> Chain:
+    if operation in ("LOAD_GLOBAL", "LOAD_NAME"):
+        return _GLOBAL, argument
+    if operation.startswith(("LOAD_FAST", "STORE_FAST_LOAD_FAST", "LOAD_DEREF")):
+        return _LOCAL, argument[-1] if isinstance(argument, tuple) else argument
+    if operation == "LOAD_ATTR" and chain:
+        return *chain, argument
+    return ()
+
+
+def _owner(chain: Chain, code: CodeType, module: ModuleType) -> Any:
+    """The object itself; None where it is one that the function has made or was given."""
+    match chain:
+        case ("global", name, *path):
+            return _resolved(vars(module).get(name), path)
+        case ("local", "cls", *path) | ("local", "self", "__class__", *path):
+            return _resolved(module, [*_class_path(code), *path])
+    return None
+
+
+def _class_path(code: CodeType) -> list[str]:
+    return code.co_qualname.split(".")[:-1]
+
+
+def _resolved(owner: Any, path: list[str]) -> Any:
+    for name in path:
+        owner = getattr(owner, name, None)
+    return owner

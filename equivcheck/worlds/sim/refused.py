@@ -1,0 +1,98 @@
+"""Parts of torch that ranks as threads cannot use, as they work with the process or with threads of their own.
+
+Private, tried on torch 2.9 to 2.15; what a version does not have is left out.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import sys
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from equivcheck.worlds.sim.refusals import CallRefused
+from equivcheck.worlds.sim.torch_private import is_rank_thread
+
+_CONTEXT_PARALLEL = "torch.distributed.tensor.experimental._context_parallel"
+REFUSED: Mapping[str, Mapping[str, tuple[str, ...]]] = {
+    "context parallelism replaces functions and sharding rules of torch for the process, which simulated ranks share; "
+    "allowed is a run over gloo": {
+        f"{_CONTEXT_PARALLEL}._attention": ("_enable_context_parallel_dispatcher_impl", "_enable_cp_dtensor_dispatcher"),
+        f"{_CONTEXT_PARALLEL}._sharding_rules": ("register_cp_sharding_rules",),
+        "torch.distributed.tensor.experimental._attention": ("_enable_cp_dispatcher",),
+    },
+    "async_save writes from a thread or process that is no simulated rank, so that what other ranks hold is lost; "
+    "allowed are save, and async_save over gloo": {
+        "torch.distributed.checkpoint._async_thread_executor": ("_ThreadBasedAsyncCheckpointExecutor.execute_save",),
+        "torch.distributed.checkpoint._async_process_executor": ("_ProcessBasedAsyncCheckpointExecutor.execute_save",),
+    },
+}
+"""Functions and methods by module, under what a rank that calls one is told."""
+
+
+ONE_AT_A_TIME: Mapping[str, Mapping[str, tuple[str, ...]]] = {
+    "forward-mode differentiation has one level for the process, and another rank is in it; "
+    "allowed is one simulated rank at a time, and all of them over gloo": {
+        "torch._C": ("_enter_dual_level",),
+        "torch._functorch.predispatch": ("_enter_dual_level",),
+    },
+}
+"""Functions that raise `RuntimeError` where another rank has called them."""
+
+
+@contextlib.contextmanager
+def parts_refused() -> Iterator[None]:
+    """While entered, a rank that calls one of them raises `CallRefused`; other threads call them as ever."""
+    replaced = _replacements(len(sys.modules))
+    try:
+        for owner, name, _, stand_in in replaced:
+            setattr(owner, name, stand_in)
+        yield
+    finally:
+        for owner, name, original, _ in replaced:
+            setattr(owner, name, original)
+
+
+@functools.lru_cache(maxsize=1)
+def _replacements(_num_modules: int) -> tuple[tuple[Any, str, Any, Any], ...]:
+    """Owner, name, what is there and what stands in for it, of each function that there is; anew when there are more modules."""
+    tables = ((_refusing, REFUSED), (_refusing_second, ONE_AT_A_TIME))
+    return tuple(
+        (owner, name, vars(owner)[name], make(vars(owner)[name], text))
+        for make, table in tables
+        for text, modules in table.items()
+        for owner, name in _places(modules)
+    )
+
+
+def _places(modules: Mapping[str, tuple[str, ...]]) -> Iterator[tuple[Any, str]]:
+    for module, paths in modules.items():
+        for path in paths if module in sys.modules else ():
+            *owners, name = path.split(".")
+            owner: Any = functools.reduce(getattr, owners, sys.modules[module])
+            if name in vars(owner):
+                yield owner, name
+
+
+def _refusing(original: Any, text: str) -> Any:
+    @functools.wraps(original)
+    def refuse(*arguments: Any, **options: Any) -> Any:
+        if is_rank_thread():
+            raise CallRefused(text)
+        return original(*arguments, **options)
+
+    return refuse
+
+
+def _refusing_second(original: Any, text: str) -> Any:
+    @functools.wraps(original)
+    def refuse(*arguments: Any, **options: Any) -> Any:
+        try:
+            return original(*arguments, **options)
+        except RuntimeError as error:
+            if is_rank_thread():
+                raise CallRefused(text) from error
+            raise
+
+    return refuse

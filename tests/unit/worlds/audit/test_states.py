@@ -1,0 +1,78 @@
+"""What is declared of torch's state, held against the torch that is installed."""
+
+from __future__ import annotations
+
+import re
+from fnmatch import translate
+
+import pytest
+
+from equivcheck.torch_version import torch_in
+from equivcheck.worlds.audit.found import found_here
+from equivcheck.worlds.audit.table import Row, Treatment, rows, unclassified
+from equivcheck.worlds.sim.refused import REFUSED
+from equivcheck.worlds.sim.stand_ins import profiling
+
+pytestmark = pytest.mark.skipif(not torch_in("==2.13.*"), reason="the table is complete for torch 2.13 alone")
+
+
+@pytest.fixture(scope="module")
+def found() -> tuple[str, ...]:
+    """Names of all that this torch keeps."""
+    return found_here()
+
+
+def test_nothing_is_unclassified(found: tuple[str, ...]) -> None:
+    """For each piece of state that torch keeps, somebody has said what becomes of it in sim."""
+    assert unclassified(found) == ()
+
+
+def test_an_entry_that_is_not_in_the_table_is_noticed(found: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A row taken out of the table leaves its entries unclassified."""
+    row = next(row for row in rows() if any("_gen_transform_infos" in name for name in row.names))
+    monkeypatch.setattr("equivcheck.worlds.audit.table.rows", lambda: tuple(other for other in rows_before if other is not row))
+    assert "torch.distributed.tensor._redistribute._gen_transform_infos" in unclassified(found)
+
+
+rows_before = rows()
+
+
+def declared() -> list[tuple[Row, str]]:
+    """Every name in the file that is about this version."""
+    switched_or_outside = (Treatment.OUTSIDE, Treatment.RESTORED)
+    return [
+        (row, name)
+        for row in rows()
+        if row.treatment not in switched_or_outside and not row.torch and "when ranks change" not in row.reason
+        for name in row.names
+    ]
+
+
+def test_every_name_is_found(found: tuple[str, ...]) -> None:
+    """A name that torch has no more, or that is misspelt, leaves the table."""
+    assert [name for _, name in declared() if not any(re.match(translate(name), there) for there in found)] == []
+
+
+def test_what_is_refused_says_so() -> None:
+    """The reason of a row that is refused begins the error that a rank gets."""
+    errors = (*REFUSED, profiling.REFUSAL)
+    refused = [row for row in rows() if row.treatment is Treatment.REFUSED]
+    assert [row.reason for row in refused if not any(text.startswith(row.reason) for text in errors)] == []
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "torch.distributed.tensor.DTensor._op_dispatcher._custom_op_handlers",
+        "torch.distributed.tensor._redistribute._gen_transform_infos",
+        "torch.distributed.fsdp.wrap._ConfigAutoWrap.in_autowrap_context",
+        "torch.nn.parallel.distributed.DistributedDataParallel._active_ddp_module",
+        "torch.utils.checkpoint._enable_checkpoint_early_stop",
+        "torch.nn.modules.module._global_forward_hooks",
+        "torch.autograd.profiler.KinetoStepTracker._current_step",
+        "torch._C._set_deterministic_algorithms",
+    ],
+)
+def test_the_walk_finds_each_kind_of_state(found: tuple[str, ...], name: str) -> None:
+    """An attribute of an object, a cache, what a function assigns to a class, a global, a container, and a flag in C++."""
+    assert name in found
