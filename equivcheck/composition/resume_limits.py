@@ -8,6 +8,7 @@ from equivcheck.composition.registry import rounds
 from equivcheck.layouts.limits.limit import LayoutLimit, Limit
 from equivcheck.layouts.limits.optimizers import keeps_dtensors
 from equivcheck.layouts.limits.repairs import each_layer, may_skip_parameters, with_options, without_auxiliary, without_frozen
+from equivcheck.parallelisms.pipeline.stages import ALWAYS_SPLIT, stages_behind_frozen_layers
 from equivcheck.parallelisms.tensor_parallel.plans import UNFREEZES, frozen_splits, unfrozen_norms
 from equivcheck.scenario import (
     DDP,
@@ -83,6 +84,11 @@ def _keeps_momentum(training: Training) -> bool:
     return isinstance(training.optimizer, SGD) and training.optimizer.momentum > 0
 
 
+def _drops_gradients(training: Training, layout: Layout) -> bool:
+    schedules = [pipeline.schedule for pipeline in layout.of(Pipeline)]
+    return any(schedule in ALWAYS_SPLIT for schedule in schedules) and bool(stages_behind_frozen_layers(training.model, layout))
+
+
 def _leaves_gradients(layout: Layout) -> bool:
     kinds = (SPMD, TensorParallel)
     return any(isinstance(each, kinds) and not each.redistribute_gradients for each in layout.parallelisms)
@@ -94,6 +100,13 @@ CHECKPOINT_LIMITS: tuple[Limit, ...] = (
         "checkpoint has none for one that took no part",
         applies=lambda training, _layout: may_skip_parameters(training),
         repair=lambda training, _layout: without_auxiliary(training),
+    ),
+    Limit(
+        reason="checkpoint: zero-bubble schedules give no gradient to a stage behind frozen layers, so that a checkpoint has no "
+        "state for its parameters, and an optimizer asks for it",
+        applies=_drops_gradients,
+        repair=lambda training, _layout: without_frozen(training),
+        torch=">=2.13",
     ),
     Limit(
         reason="checkpoint: state of frozen parameters, which Adagrad makes when it is built, is neither asked for nor kept",

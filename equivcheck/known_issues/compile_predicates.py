@@ -10,8 +10,10 @@ from equivcheck.parallelisms.tensor_parallel.plans import cuts
 from equivcheck.scenario import (
     DDP,
     FSDP1,
+    FSDP2,
     AuxiliaryLinear,
     Compile,
+    Layout,
     Recompute,
     Replicate,
     Replicator,
@@ -51,8 +53,27 @@ def compiled_units_over_tensor_parallel(scenario: Scenario) -> bool:
     has_units = any(
         parallelism.use_orig_params and parallelism.wrapping is Wrapping.PER_LAYER for parallelism in layout.of(FSDP1)
     )
-    compiles = layout.execution.compile is not Compile.NONE and not layout.execution.per_layer
-    return has_units and compiles and layout.has(TensorParallel) and len(scenario.training.model.layers) > 1
+    return has_units and _compiles_whole(layout) and layout.has(TensorParallel) and len(scenario.training.model.layers) > 1
+
+
+@need
+def compiled_units_among_others_over_tensor_parallel(scenario: Scenario) -> bool:
+    """Units of single layers, of any kind of FSDP, of several layers with DTensors under one compiler."""
+    layout = scenario.layout
+    wrapped = any(
+        isinstance(each, FSDP1 | FSDP2 | Replicate) and each.wrapping is Wrapping.PER_LAYER for each in layout.parallelisms
+    )
+    return wrapped and _compiles_whole(layout) and layout.has(TensorParallel) and len(scenario.training.model.layers) > 1
+
+
+@need
+def compiled_for_several_sizes(scenario: Scenario) -> bool:
+    """A compiled forward of all layers meets microbatches of several sizes."""
+    return len(set(scenario.training.data.microbatches)) > 1 and _compiles_whole(scenario.layout)
+
+
+def _compiles_whole(layout: Layout) -> bool:
+    return layout.execution.compile is not Compile.NONE and not layout.execution.per_layer
 
 
 @need

@@ -68,8 +68,8 @@ class KnownIssue:
     """Of anything but wrong numbers: regular expression found in the verdict's reason or in what a rank raised."""
     phase: Phase | None = None
     """Of wrong numbers: phase of the first divergence; what comes before it in the step must then be right."""
-    difference: Difference | None = None
-    """Of wrong numbers: in what way the first tensor differs."""
+    differences: tuple[Difference, ...] = ()
+    """Of wrong numbers: in which ways the first tensor may differ."""
     shows: tuple[str, ...] = ()
     """Of wrong numbers: names of predicates that the first divergence must satisfy, all of them; see `SHOWS`."""
     without: str = ""
@@ -80,9 +80,11 @@ class KnownIssue:
 
     def __post_init__(self) -> None:
         wrong = self.kind is Kind.WRONG_NUMBERS
-        has_first = self.phase is not None and self.difference is not None
+        has_first = self.phase is not None and bool(self.differences)
         if has_first != (wrong and bool(self.layouts)) or wrong == bool(self.error):
-            raise _refuse(self.id, f"of kind {self.kind.value} has the wrong evidence", ("phase and difference", "or else error"))
+            raise _refuse(
+                self.id, f"of kind {self.kind.value} has the wrong evidence", ("phase and differences", "or else error")
+            )
         avoided = (self.without,) if self.without else ()
         tables = (("needs", self.needs, NEEDS), ("shows", self.shows, SHOWS), ("without", avoided, WITHOUT))
         for field, names, table in tables:
@@ -110,9 +112,8 @@ class KnownIssue:
         return WITHOUT[self.without](scenario) if self.without else None
 
     def _is_first(self, divergence: Divergence, scenario: Scenario) -> bool:
-        return (divergence.phase, divergence.difference) == (self.phase, self.difference) and all(
-            SHOWS[name](scenario, divergence) for name in self.shows
-        )
+        fits = divergence.phase is self.phase and divergence.difference in self.differences
+        return fits and all(SHOWS[name](scenario, divergence) for name in self.shows)
 
     def _is_raised(self, verdict: Verdict) -> bool:
         errors = [report.error for report in verdict.failure.reports] if verdict.failure else []
@@ -164,7 +165,7 @@ def read_issues(text: str) -> tuple[KnownIssue, ...]:
     return tuple(_issue(row) for row in tomllib.loads(text)["issue"])
 
 
-_CHOICES: dict[str, type[Choice]] = {"kind": Kind, "phase": Phase, "difference": Difference}
+_CHOICES: dict[str, type[Choice]] = {"kind": Kind, "phase": Phase, "differences": Difference}
 
 
 def _issue(row: dict[str, Any]) -> KnownIssue:
@@ -173,8 +174,9 @@ def _issue(row: dict[str, Any]) -> KnownIssue:
     if missing or set(row) - known:
         raise _refuse(name, f"lacks {sorted(missing)}, has the unknown {sorted(set(row) - known)}", sorted(known))
     for key, choice in _CHOICES.items():
-        if row.get(key, "") not in ("", *(member.value for member in choice)):
-            raise _refuse(name, f"{key} is {row[key]!r}", [member.value for member in choice])
+        allowed = [member.value for member in choice]
+        if key in row and not {*_listed(row[key])} <= {*allowed}:
+            raise _refuse(name, f"{key} is {row[key]!r}", allowed)
     try:
         SpecifierSet(row["torch"])
         re.compile(row.get("error", ""))
@@ -183,10 +185,13 @@ def _issue(row: dict[str, Any]) -> KnownIssue:
     return KnownIssue(**{key: _read(key, value) for key, value in row.items()})
 
 
+def _listed(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value]
+
+
 def _read(key: str, value: Any) -> Any:
-    if key in _CHOICES:
-        return _CHOICES[key](value)
-    return tuple(value) if isinstance(value, list) else value
+    choice = _CHOICES.get(key, lambda each: each)
+    return tuple(map(choice, value)) if isinstance(value, list) else choice(value)
 
 
 def _refuse(name: str, wrong: str, allowed: Iterable[str]) -> InvalidKnownIssue:

@@ -17,6 +17,7 @@ from equivcheck.scenario import (
     NormType,
     Precision,
     Scenario,
+    ShapeOp,
 )
 from equivcheck.trace.differences import Divergence
 
@@ -49,6 +50,18 @@ def mean_of_outputs(scenario: Scenario) -> bool:
 def full_tensors_are_read(scenario: Scenario) -> bool:
     """What `full_tensor()` gives of parameters and gradients is read at the last step."""
     return asks_full_tensors(scenario)
+
+
+@need
+def rows_along_second_dim(scenario: Scenario) -> bool:
+    """Rows of inputs lie along dim 1, so that the first layer gets a transposed tensor."""
+    return scenario.training.data.batch_dim == 1
+
+
+@need
+def repeats(scenario: Scenario) -> bool:
+    """A layer repeats its output."""
+    return any(layer.shape_op is ShapeOp.REPEAT for layer in scenario.training.model.layers)
 
 
 @need

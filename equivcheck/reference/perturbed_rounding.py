@@ -36,7 +36,10 @@ class Jitter:
 
 
 class Shuffled(Jitter):
-    """Sums in another order: in those of a ring that starts at another rank as far as there are any, then in random ones."""
+    """Sums in another order: round a ring upwards and downwards, from each rank, and then in random ones.
+
+    gloo goes downwards: each rank ends with its own part.
+    """
 
     def __init__(self, generator: np.random.Generator, copy: int) -> None:
         """`copy` counts from 1."""
@@ -44,8 +47,10 @@ class Shuffled(Jitter):
 
     def ordered(self, parts: list[torch.Tensor]) -> list[torch.Tensor]:
         """An order of this copy's."""
-        if self.copy < len(parts):
-            return parts[self.copy :] + parts[: self.copy]
+        size = len(parts)
+        if self.copy < 2 * size:
+            start, ring = self.copy % size, parts if self.copy < size else parts[::-1]
+            return ring[start:] + ring[:start]
         return [parts[index] for index in self.generator.permutation(len(parts))]
 
 

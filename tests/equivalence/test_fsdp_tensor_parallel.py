@@ -212,3 +212,17 @@ def test_one_pass_issues_exactly_the_expected_collectives(wrap: str, sizes: _Siz
     }
     for once, twice in zip(_calls(sizes, wrap, 1), _calls(sizes, wrap, 2), strict=True):
         assert dict(twice - once) == expected
+
+
+@pytest.mark.parametrize("width", [1, 2])
+@pytest.mark.parametrize("split", [Split.ROW, Split.COLUMN])
+def test_a_gradient_goes_through_frozen_views_of_a_flat_parameter(split: Split, width: int) -> None:
+    """Behind a frozen layer in one unit with trained ones the input needs a gradient, and its communication is expected."""
+    layers = (Layer(width=width, frozen=True), Layer(width=width))
+    training = Training(model=Model(features=width, layers=layers), data=Data(microbatches=(2,)))
+    mesh = Mesh(axes=(Axis(name="dp", size=2), Axis(name="tp", size=2)))
+    plan = TensorParallel(plan=(LayerPlan(split=Split.OUTSIDE), LayerPlan(split=split)))
+
+    verdict = check(Scenario(training=training, layout=Layout(mesh=mesh, parallelisms=(plan, FSDP1()))))
+
+    assert (verdict.outcome, verdict.unmodelled) == (Outcome.EQUIVALENT, "")

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
+from itertools import product
 
 from equivcheck.layers.parameters import Parameter, by_layer, parameters_of
 from equivcheck.layouts.known_predicates import need
+from equivcheck.layouts.partition import local_shape
 from equivcheck.parallelisms.fsdp1.flat_layout import alignment_of, held_of
 from equivcheck.parallelisms.fsdp1.limits import has_unit_of_nothing
 from equivcheck.parallelisms.pipeline.known import rank_of_stages_without_gradients
@@ -37,16 +40,22 @@ def rank_without_gradients(scenario: Scenario) -> bool:
 
 
 def _some_rank_has_nothing_trained(scenario: Scenario, fsdp: FSDP1) -> bool:
-    ranks = scenario.layout.mesh.size(DP, SHARD)
-    return not all(any(_trained_on(shard, scenario, fsdp)) for shard in range(ranks))
+    mesh = scenario.layout.mesh
+    places = product(range(mesh.size(DP, SHARD)), range(mesh.size(TP)))
+    return not all(any(_trained_on(shard, part, scenario, fsdp)) for shard, part in places)
 
 
-def _trained_on(shard: int, scenario: Scenario, fsdp: FSDP1) -> Iterator[int]:
-    """Elements of each trained parameter that a shard holds."""
+def _trained_on(shard: int, part: int, scenario: Scenario, fsdp: FSDP1) -> Iterator[int]:
+    """Elements of each trained parameter that a shard holds, of one of the parts that tensor parallelism makes."""
     ranks, alignment = scenario.layout.mesh.size(DP, SHARD), alignment_of(scenario.training, fsdp)
     for unit in _units(scenario, fsdp):
-        held = held_of([parameter.numel for parameter in unit], alignment, ranks, shard)
+        held = held_of(_numels(scenario, unit, part), alignment, ranks, shard)
         yield from (numel for parameter, numel in zip(unit, held, strict=True) if parameter.trained)
+
+
+def _numels(scenario: Scenario, unit: list[Parameter], part: int) -> list[int]:
+    """Elements of each parameter of a unit in one of the parts that tensor parallelism makes."""
+    return [math.prod(local_shape(scenario.layout, parameter, {TP: part})) for parameter in unit]
 
 
 def _units(scenario: Scenario, fsdp: FSDP1) -> list[list[Parameter]]:
@@ -57,10 +66,10 @@ def _units(scenario: Scenario, fsdp: FSDP1) -> list[list[Parameter]]:
 
 @need
 def flat_parameter_of_one_element(scenario: Scenario) -> bool:
-    """A sharded FSDP1 without original parameters has a unit with one trained element (on each tensor-parallel rank)."""
+    """A sharded FSDP1 without original parameters has a unit with one trained element (on some tensor-parallel rank)."""
     mesh = scenario.layout.mesh
     return mesh.size(DP, SHARD) > 1 and any(
-        sum(parameter.numel for parameter in unit) <= mesh.size(TP) and unit[0].trained
+        unit[0].trained and any(sum(_numels(scenario, unit, part)) == 1 for part in range(mesh.size(TP)))
         for parallelism in scenario.layout.of(FSDP1)
         if not parallelism.use_orig_params and parallelism.strategy is not ShardingStrategy.NO_SHARD
         for unit in _units(scenario, parallelism)

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from equivcheck.layers.parameters import SCALE, layer_of
 from equivcheck.layouts.known_predicates import need, show
-from equivcheck.parallelisms.pipeline.stages import layers_of_stages, stage_of_layers, stages_of_rank, trained_layers
+from equivcheck.parallelisms.pipeline.stages import (
+    ALWAYS_SPLIT,
+    layers_of_stages,
+    stage_of_layers,
+    stages_behind_frozen_layers,
+    stages_of_rank,
+    trained_layers,
+)
 from equivcheck.scenario import Layer, Pipeline, PipelineSchedule, Scenario, ShapeOp
 from equivcheck.scenario.mesh import PP
 from equivcheck.trace.differences import Divergence
-
-ALWAYS_SPLIT = (PipelineSchedule.INTERLEAVED_ZERO_BUBBLE, PipelineSchedule.ZBV)
-"""Schedules that compute gradients of inputs and of weights apart, for every chunk."""
 
 ENDS_IN_VIEW = (ShapeOp.FLATTEN, ShapeOp.SQUEEZE, ShapeOp.VIEW)
 """What leaves a layer's output a view of another tensor."""
@@ -53,11 +57,7 @@ def stage_behind_frozen_layers(scenario: Scenario) -> bool:
 
 def _behind_frozen_layers(scenario: Scenario) -> set[int]:
     """The stages of which that is so, without the first."""
-    pipeline, model = _pipeline(scenario), scenario.training.model
-    if pipeline is None:
-        return set()
-    trained = trained_layers(model)
-    return {stage for stage, layers in enumerate(_spans(scenario, pipeline)) if stage and not any(trained[: layers.start])}
+    return stages_behind_frozen_layers(scenario.training.model, scenario.layout) if scenario.layout.has(Pipeline) else set()
 
 
 @show

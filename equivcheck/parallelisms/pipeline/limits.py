@@ -15,7 +15,7 @@ from equivcheck.layouts.limits.repairs import (
     with_rows,
     without_frozen,
 )
-from equivcheck.parallelisms.pipeline.stages import num_stages, stage_of_layers, trained_layers
+from equivcheck.parallelisms.pipeline.stages import num_stages, stage_of_layers, stages_behind_frozen_layers
 from equivcheck.scenario import Layout, Loss, Pipeline, PipelineSchedule, Training
 from equivcheck.scenario.mesh import PP
 
@@ -58,14 +58,9 @@ EVEN_CHUNKS = Limit(
 )
 
 
-def _is_behind_frozen_layers(training: Training, layout: Layout) -> bool:
-    stages, trained = stage_of_layers(layout, len(training.model.layers)), trained_layers(training.model)
-    return any(not any(trained[: stages.index(stage)]) for stage in set(stages) - {0})
-
-
 NOTHING_BEHIND_FROZEN_LAYERS = Limit(
     reason="pipeline: a stage that has no gradient to send, as all layers before it are frozen, is refused",
-    applies=_is_behind_frozen_layers,
+    applies=lambda training, layout: bool(stages_behind_frozen_layers(training.model, layout)),
     repair=lambda training, _layout: without_frozen(training),
     upstream=True,
     torch=">=2.12,<2.13",

@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from equivcheck.layouts.limits.limit import parallelism_of
-from equivcheck.scenario import AuxiliaryLinear, Layer, Layout, Model, Pipeline
+from equivcheck.scenario import AuxiliaryLinear, Layer, Layout, Model, Pipeline, PipelineSchedule
 from equivcheck.scenario.mesh import PP
+
+ALWAYS_SPLIT = (PipelineSchedule.INTERLEAVED_ZERO_BUBBLE, PipelineSchedule.ZBV)
+"""Schedules that compute gradients of inputs and of weights apart, for every chunk."""
 
 
 def stages_of_rank(pipeline: Pipeline, rank: int, ranks: int) -> tuple[int, ...]:
@@ -35,6 +38,12 @@ def stage_of_layers(layout: Layout, num_layers: int) -> tuple[int, ...]:
     """Per layer, the stage that has it."""
     spans = layers_of_stages(parallelism_of(layout, Pipeline), layout.mesh.size(PP), num_layers)
     return tuple(stage for stage, layers in enumerate(spans) for _ in layers)
+
+
+def stages_behind_frozen_layers(model: Model, layout: Layout) -> set[int]:
+    """The stages, without the first, of which no layer before is trained, so that their input needs no gradient."""
+    stages, trained = stage_of_layers(layout, len(model.layers)), trained_layers(model)
+    return {stage for stage in stages if stage and not any(trained[: stages.index(stage)])}
 
 
 def trained_layers(model: Model) -> tuple[bool, ...]:

@@ -15,6 +15,12 @@ def sharded_by_rows(scenario: Scenario) -> bool:
 
 
 @need
+def sharded_by_batch(scenario: Scenario) -> bool:
+    """DTensor SPMD with replicated parameters, so that what layers compute stays sharded by rows of the batch."""
+    return any(spmd.distribution is Distribution.REPLICATE for spmd in scenario.layout.of(SPMD))
+
+
+@need
 def flattened_between_transpositions(scenario: Scenario) -> bool:
     """A layer flattens its output, rows lie along dim 1, and gradients are not all alike."""
     training = scenario.training

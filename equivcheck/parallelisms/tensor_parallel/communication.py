@@ -18,6 +18,7 @@ from equivcheck.layouts.expected_calls.torch_versions import WEIGHT_GATHERED_FOR
 from equivcheck.layouts.partition import chunk_size, cut_dim, part_of
 from equivcheck.parallelisms.tensor_parallel.plans import has_pending_gradients, is_outside
 from equivcheck.scenario import (
+    FSDP1,
     FSDP2,
     Activation,
     ActivationSharding,
@@ -28,6 +29,7 @@ from equivcheck.scenario import (
     Replicator,
     Split,
     TensorParallel,
+    Wrapping,
 )
 from equivcheck.scenario.mesh import TP
 from equivcheck.torch_version import torch_in
@@ -121,7 +123,7 @@ class TensorParallelCalls:
             return
         model = self.view.training.model
         layer, linear = model.layers[index], self._linear_of(index, sharding)
-        differentiates = self.view.differentiates(index - 1, step) or (layer.norm is not None and not layer.frozen)
+        differentiates = differentiates_input(self.view, index, step) or (layer.norm is not None and not layer.frozen)
         recomputed = recomputes(self.view.layout.execution, index) and (differentiates or not layer.frozen)
         names = ("linear", "auxiliary") if auxiliary_runs(layer, step) else ("linear",)
         for name in names:
@@ -206,6 +208,15 @@ def holds_back(layout: Layout) -> bool:
         if isinstance(one, FSDP2) or (isinstance(one, Replicate) and one.implementation is Replicator.FSDP):
             return one.no_sync
     return False
+
+
+def differentiates_input(view: RankView, index: int, step: int) -> bool:
+    """Whether the input of a layer requires a gradient in a step.
+
+    Of an FSDP1 around the whole model each parameter is a view of the flat one, and a gradient goes through frozen ones as well.
+    """
+    flat = any(fsdp.use_orig_params and fsdp.wrapping is Wrapping.WHOLE for fsdp in view.layout.of(FSDP1))
+    return index > 0 if flat else view.differentiates(index - 1, step)
 
 
 def recomputes(execution: Execution, index: int) -> bool:

@@ -37,6 +37,7 @@ from equivcheck.scenario import (
     Norm,
     Parallelism,
     Pipeline,
+    PipelineSchedule,
     Precision,
     Replicate,
     Resume,
@@ -136,6 +137,23 @@ def test_momentum_that_is_pending_a_sum_is_not_saved(monkeypatch: pytest.MonkeyP
     assert not limit.applies(momentum, redistributed)
     assert not limit.applies(limit.repair(momentum, left), left)
     assert ("momentum" in (why_unsupported(resuming(left, redistributed, momentum)) or "")) is not supported
+
+
+@pytest.mark.torch(">=2.13", "before, such stages are refused, or their gradients are right")
+def test_stages_that_get_no_gradient_leave_no_state() -> None:
+    """Behind frozen layers only a zero-bubble schedule drops gradients, and only where nothing before is trained."""
+    mesh = Mesh(axes=(Axis(name="pp", size=2),))
+    zero_bubble, plain = (
+        Layout(mesh=mesh, parallelisms=(Pipeline(schedule=schedule, num_chunks=2),))
+        for schedule in (PipelineSchedule.INTERLEAVED_ZERO_BUBBLE, PipelineSchedule.GPIPE)
+    )
+    behind = replace(PLAIN, model=replace(PLAIN.model, layers=(replace(PLAIN.model.layers[0], frozen=True), Layer(width=4))))
+
+    assert "zero-bubble" in (why_unsupported(resuming(zero_bubble, plain, behind, flatten=True)) or "")
+    assert why_unsupported(resuming(plain, plain, behind, flatten=True)) is None
+    assert why_unsupported(resuming(zero_bubble, plain, FROZEN, flatten=True)) is None
+    assert why_unsupported(Scenario(training=behind, layout=zero_bubble)) is None
+    assert resumable_training(behind, zero_bubble, plain) == PLAIN
 
 
 def test_repairs_of_two_layouts_come_to_an_end() -> None:

@@ -189,6 +189,14 @@ RESHARDED = FSDP2(reshard_to=2, shard_last_dim=True)
 
 TIED_UNITS = FSDP2(wrapping=Wrapping.PER_LAYER)
 
+ALIKE = (Layer(width=3), Layer(width=3))
+TURNED_ROWS = {"features": 3, "data": Data(microbatches=(2,), batch_dim=1)}
+"""The first layer gets a transposed tensor, and the second one by rows."""
+REPEATED = Layer(width=2, shape_op=ShapeOp.REPEAT)
+TWO_SIZES = {"features": 2, "data": Data(microbatches=(4, 8)), "loss": Loss.LINEAR_SUM}
+
+UNITS_OF_REPLICAS = Replicate(implementation=Replicator.FSDP, wrapping=Wrapping.PER_LAYER)
+
 SHOWN = {
     "fsdp2_weight_in_two_units": (
         scenario(TIED_UNITS, *TIED, features=2),
@@ -496,6 +504,25 @@ SHOWN = {
             over_tp(PER_LAYER, *DIFFERENT, features=2),
         ],
     ),
+    "dtensor_symbolic_strides": (
+        compiled(over_tp(TIED_UNITS, *ALIKE, **TURNED_ROWS)),
+        [
+            compiled(over_tp(FSDP2(), *ALIKE, **TURNED_ROWS)),
+            compiled(over_tp(TIED_UNITS, *ALIKE, **TURNED_ROWS | {"data": Data(microbatches=(2,))})),
+            compiled(over_tp(TIED_UNITS, *ALIKE[:1], **TURNED_ROWS)),
+            over_tp(TIED_UNITS, *ALIKE, **TURNED_ROWS),
+        ],
+    ),
+    "dtensor_repeat_recurses": (
+        compiled(scenario(SPMD(), REPEATED, sizes=(1,), **TWO_SIZES)),
+        [
+            compiled(scenario(SPMD(), replace(REPEATED, shape_op=ShapeOp.VIEW), sizes=(1,), **TWO_SIZES)),
+            compiled(scenario(FULLY_SHARD, REPEATED, **TWO_SIZES)),
+            compiled(scenario(SPMD(), REPEATED, sizes=(1,), **TWO_SIZES | {"data": Data(microbatches=(4, 4))})),
+            compiled_layers(scenario(SPMD(), REPEATED, sizes=(1,), **TWO_SIZES)),
+            scenario(SPMD(), REPEATED, sizes=(1,), **TWO_SIZES),
+        ],
+    ),
     "dtensor_guarded_by_its_shard": (
         compiled(over_tp(UNFLATTENED, *LIKE, **COLUMNS)),
         [
@@ -524,6 +551,14 @@ SHOWN = {
 """By issue: the smallest scenario that shows it, and some that are healthy but for one thing the same."""
 
 ALSO_SHOWN = [
+    ("dtensor_symbolic_strides", compiled(over_tp(PER_LAYER, *ALIKE, **TURNED_ROWS))),
+    ("dtensor_symbolic_strides", compiled(over_tp(UNITS_OF_REPLICAS, *ALIKE, tp=2, split=Split.ROW, **TURNED_ROWS))),
+    ("dtensor_repeat_recurses", with_checkpoints(compiled(scenario(AS_PROPAGATED, REPEATED, sizes=(1,), **TWO_SIZES)))),
+    ("clip_grad_value_of_nothing", over_tp(FSDP1(), Layer(width=1), tp=2, split=Split.ROW, clipping=ClipValue())),
+    (
+        "fsdp1_accumulates_one_element",
+        over_tp(UNFLATTENED, Layer(width=1), tp=2, split=Split.ROW, data=Data(microbatches=(2, 2))),
+    ),
     (
         "ddp_swaps_parameters_of_compiled_layers",
         with_checkpoints(compiled_layers(over_tp(DDP(), Layer(width=2, activation=Activation.SILU), steps=2))),

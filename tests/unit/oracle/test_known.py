@@ -84,7 +84,10 @@ def test_an_error_on_file_is_a_finding_where_the_issue_cannot_show(name: str) ->
     """The text of an error alone explains nothing: the scenario must be one in which it comes up."""
     shown, healthy = SHOWN[name]
     outcome = Outcome.HUNG if ISSUES[name].kind is Kind.HANG else Outcome.CRASHED
-    failed = [replace(_crashed(example, checked(shown).reason), outcome=outcome) for example in (shown, *healthy)]
+    failure = checked(shown).failure
+    assert failure is not None
+    errors = [report.error for report in failure.reports if report.error] or [failure.summary]
+    failed = [replace(_crashed(example, *errors), outcome=outcome) for example in (shown, *healthy)]
     assert known_issue(failed[0]) is not None
     assert [known_issue(verdict) for verdict in failed[1:]] == [None] * len(healthy)
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from equivcheck import Scenario, check
+from equivcheck import Outcome, Scenario, check
 from equivcheck.reference import noise as floor
 from equivcheck.reference.noise import perturbed
 from equivcheck.reference.optimizer_rounding import round_in_optimizer, rounding_setup
@@ -14,10 +14,12 @@ from equivcheck.reference.reference import noise_limit
 from equivcheck.scenario import (
     FSDP2,
     SGD,
+    SPMD,
     Activation,
     Adafactor,
     Axis,
     Data,
+    Distribution,
     Layer,
     Layout,
     Loss,
@@ -25,6 +27,7 @@ from equivcheck.scenario import (
     Model,
     Muon,
     Optimizer,
+    Parallelism,
     Precision,
     Training,
 )
@@ -32,6 +35,7 @@ from equivcheck.train.copies import train_copies
 from equivcheck.train.ensemble import train_ensemble
 from equivcheck.train.loop import train
 from equivcheck.train.single_device import single_device
+from supported import require_supported
 
 MODEL = Model(features=4, layers=(Layer(width=3, bias=False), Layer(width=2, bias=False)))
 TRAINING = Training(model=MODEL, data=Data(microbatches=(4,)), steps=2)
@@ -75,18 +79,20 @@ def test_rounding_inside_the_optimizer_moves_what_follows() -> None:
 
 
 def test_a_norm_that_is_rounded_moves_a_matrix_as_a_whole() -> None:
-    """Muon divides by a norm in bfloat16: it stays where elements move each for itself, and of shards rounds otherwise."""
-    parameter = torch.nn.Parameter(torch.zeros(64, 64, dtype=torch.float64))
-    setup = single_device(MUON)
-    round_in_optimizer(setup, np.random.default_rng(0))
-    optimizer = setup.build_optimizer(MUON, [("weight", parameter)])
-    norms = []
-    for _ in range(20):
+    """Muon divides by a norm in bfloat16: of shards it rounds otherwise, and of elements moved each for itself it stays."""
+    norms, momenta = [], []
+    for seed in range(20):
+        parameter = torch.nn.Parameter(torch.zeros(64, 64, dtype=torch.float64))
         parameter.grad = torch.ones_like(parameter)
-        optimizer.step()
-        norms.append(float(torch.linalg.vector_norm(parameter.grad)) / 64)
+        setup = single_device(replace(MUON, optimizer=Muon(ns_steps=1)))
+        round_in_optimizer(setup, np.random.default_rng(seed))
+        optimizer = setup.build_optimizer(setup.training, [("weight", parameter)])
+        setup.update(optimizer)
+        norms.append(float(torch.linalg.vector_norm(parameter.detach())))
+        momenta.append(optimizer.state[parameter]["momentum_buffer"])
 
-    assert 0.001 < np.std(norms) < torch.finfo(torch.bfloat16).eps
+    assert 0.001 < np.std(norms) / np.mean(norms) < 2 * torch.finfo(torch.bfloat16).eps
+    assert all((momentum == momenta[0]).all() for momentum in momenta)
 
 
 @pytest.mark.parametrize(("width", "seed"), [(30, 3), (30, 21), (30, 25), (30, 27), (26, 26)])
@@ -104,6 +110,27 @@ def test_a_sum_over_a_matrix_moved_as_a_whole_is_no_finding(width: int, seed: in
     layout = Layout(mesh=Mesh(axes=(Axis(name="dp", size=2),)), parallelisms=(FSDP2(),))
 
     assert check(Scenario(training=training, layout=layout)).is_clear
+
+
+@pytest.mark.parametrize("layout", [SPMD(distribution=Distribution.FULLY_SHARD), FSDP2()])
+@pytest.mark.parametrize("seed", [2270, 6, 8, 46])
+def test_products_and_norms_of_shards_that_are_rounded_are_no_finding(seed: int, layout: Parallelism) -> None:
+    """Where each rank rounds its part of a norm and of a Gram matrix, an update is off by more than one of moved gradients is."""
+    layers = tuple(
+        Layer(width=2, bias=False, activation=kind) for kind in (Activation.TANH, Activation.IDENTITY, Activation.SILU)
+    )
+    training = Training(
+        model=Model(features=1, layers=layers),
+        data=Data(microbatches=(6,)),
+        optimizer=Muon(nesterov=False),
+        loss=Loss.MSE_SUM,
+        seed=seed,
+    )
+    mesh = Mesh(axes=(Axis(name="dp", size=2),))
+    scenario = Scenario(training=training, layout=Layout(mesh=mesh, parallelisms=(layout,)))
+    require_supported(scenario)
+
+    assert check(scenario).outcome is Outcome.EQUIVALENT
 
 
 def test_what_an_optimizer_rounds_to_limits_the_noise() -> None:
