@@ -12,7 +12,7 @@ from equivcheck.cli.replay import find
 from equivcheck.cli.shell import ExitCode
 from equivcheck.cli.torch_options import environment_options, environments, torch_option
 from equivcheck.errors import UsageError
-from equivcheck.printable import printable
+from equivcheck.system.printable import printable
 
 if TYPE_CHECKING:
     from equivcheck.findings.versions import ShownIn

@@ -9,9 +9,9 @@ import click
 
 from equivcheck.cli.options import confirm_option, console, deadline_option, json_option, print_json, world_option
 from equivcheck.cli.shell import ExitCode
-from equivcheck.cli.streams import standard_input
 from equivcheck.errors import UsageError
-from equivcheck.input_file import read_stream, read_text
+from equivcheck.system.input_file import read_stream, read_text
+from equivcheck.system.streams import standard_input
 
 if TYPE_CHECKING:
     from equivcheck.scenario import Scenario

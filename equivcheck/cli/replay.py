@@ -14,7 +14,7 @@ from equivcheck.cli.options import confirm_option, console, deadline_option, jso
 from equivcheck.cli.replay_all import replay_all
 from equivcheck.cli.shell import ExitCode
 from equivcheck.errors import UsageError
-from equivcheck.printable import printable
+from equivcheck.system.printable import printable
 
 if TYPE_CHECKING:
     from equivcheck.findings.finding import Finding

@@ -11,8 +11,8 @@ import click
 
 from equivcheck.cli.options import print_json
 from equivcheck.cli.shell import ExitCode
-from equivcheck.printable import printable
 from equivcheck.scenario.scenario import count
+from equivcheck.system.printable import printable
 
 if TYPE_CHECKING:
     from equivcheck.findings.fate import Replayed

@@ -17,9 +17,9 @@ from typing import Any, NoReturn
 import click
 from click.exceptions import NoArgsIsHelpError
 
-from equivcheck.cli.streams import require_stdout, standard_streams
 from equivcheck.errors import EquivCheckError, InvalidScenario, UsageError
-from equivcheck.printable import in_short, printable
+from equivcheck.system.printable import in_short, printable
+from equivcheck.system.streams import require_stdout, standard_streams
 from equivcheck.torch_version import OLDEST
 
 LONGEST_LINE = 10_000

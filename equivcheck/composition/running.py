@@ -12,7 +12,7 @@ from equivcheck.composition.program import rank_program
 from equivcheck.errors import UsageError
 from equivcheck.layouts.execution.compile_time import compile_seconds
 from equivcheck.scenario import Layout, Scenario
-from equivcheck.temporary_folder import require_space, temporary_folder
+from equivcheck.system.temporary_folder import require_space, temporary_folder
 from equivcheck.trace.trace import Trace
 from equivcheck.train.setup import Setup
 from equivcheck.worlds.failure import RanksFailed

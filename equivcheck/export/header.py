@@ -9,8 +9,8 @@ from equivcheck.layouts.script.form import Form
 from equivcheck.layouts.script.numbers import Numbers
 from equivcheck.layouts.script.text import paragraph
 from equivcheck.mutants.mutant import Mutant
-from equivcheck.printable import printable
 from equivcheck.scenario import Parallelism, Scenario
+from equivcheck.system.printable import printable
 from equivcheck.verdict.verdict import Outcome, Verdict
 
 TITLES: dict[str, str] = {

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from equivcheck.errors import EquivCheckError
-from equivcheck.temporary_folder import temporary_folder
+from equivcheck.system.temporary_folder import temporary_folder
 
 
 class LaunchFailed(EquivCheckError):

@@ -15,10 +15,10 @@ from equivcheck.findings.fingerprint import fingerprint
 from equivcheck.findings.readme import readme
 from equivcheck.findings.sound import require_sound_environment, require_sound_verdict, require_sound_versions
 from equivcheck.findings.versions import ShownIn
-from equivcheck.input_file import UnreadableFile, read_text
 from equivcheck.layouts.expected_calls.communication import as_traffic
-from equivcheck.output_file import replace_text
 from equivcheck.scenario.file_format.codec import decode, encode, from_json, load, to_json
+from equivcheck.system.input_file import UnreadableFile, read_text
+from equivcheck.system.output_file import replace_text
 from equivcheck.verdict.description import failed
 from equivcheck.verdict.verdict import Verdict
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from equivcheck.findings.environment import Environment
 from equivcheck.findings.versions import ShownIn
-from equivcheck.printable import printable
+from equivcheck.system.printable import printable
 from equivcheck.verdict.verdict import Verdict
 
 _TEMPLATE = """\

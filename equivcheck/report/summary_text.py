@@ -12,11 +12,11 @@ from equivcheck.campaign.events import KeptFinding, Summary
 from equivcheck.campaign.messages import Control
 from equivcheck.campaign.tally import Tally
 from equivcheck.findings.store import Kept
-from equivcheck.printable import printable
 from equivcheck.report.coverage_text import pairs_line
 from equivcheck.report.verdict_text import STYLES
 from equivcheck.scenario.file_format.codec import to_json
 from equivcheck.scenario.scenario import count, in_words
+from equivcheck.system.printable import printable
 from equivcheck.verdict.verdict import Outcome
 
 _KEPT = {Kept.NEW: "new", Kept.SMALLER: "seen before, now with a smaller scenario", Kept.SEEN: "seen before"}

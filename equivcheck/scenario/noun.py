@@ -8,7 +8,7 @@ from dataclasses import MISSING, Field, dataclass, field, fields
 from typing import Any, TypeVar, dataclass_transform
 
 from equivcheck.errors import InvalidScenario
-from equivcheck.printable import in_short
+from equivcheck.system.printable import in_short
 
 T = TypeVar("T")
 

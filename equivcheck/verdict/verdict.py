@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 from equivcheck.choice import Choice
 from equivcheck.errors import NotEquivalent
-from equivcheck.printable import printable
 from equivcheck.scenario import Scenario
 from equivcheck.scenario.scenario import in_words
+from equivcheck.system.printable import printable
 from equivcheck.trace.differences import Divergence
 from equivcheck.verdict.cause import Diagnosis
 from equivcheck.verdict.description import failed, of_divergence, of_ranks, shortened

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from equivcheck.temporary_folder import temporary_folder
+from equivcheck.system.temporary_folder import temporary_folder
 from equivcheck.versions.environments import Installation
 from equivcheck.versions.process import Ran, run_python
 

@@ -10,7 +10,7 @@ from equivcheck.export.forked import SECONDS, launched
 from equivcheck.known_issues.known import KnownIssue, issues_on_file, script_path
 from equivcheck.known_issues.showing import Showing, Shows, showing
 from equivcheck.scenario.file_format.codec import decode, encode
-from equivcheck.temporary_folder import temporary_folder
+from equivcheck.system.temporary_folder import temporary_folder
 from equivcheck.versions.batch import do_each, done_by
 from equivcheck.versions.environments import Installation
 

@@ -14,12 +14,12 @@ from packaging.version import Version
 import equivcheck
 from equivcheck.doctor import Probe
 from equivcheck.errors import EquivCheckError
-from equivcheck.input_file import read_text
 from equivcheck.known_issues.known import KnownIssue
 from equivcheck.known_issues.showing import Showing, Shows, table_path
-from equivcheck.output_file import replace_text
 from equivcheck.scenario import Scenario
 from equivcheck.scenario.file_format.codec import decode, dump, encode
+from equivcheck.system.input_file import read_text
+from equivcheck.system.output_file import replace_text
 from equivcheck.verdict.verdict import Outcome
 from equivcheck.versions.corpus import Checked, checked
 from equivcheck.versions.environments import Installation

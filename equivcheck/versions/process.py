@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import IO
 
 import equivcheck
-from equivcheck.parent_death import tied
-from equivcheck.temporary_folder import temporary_folder
+from equivcheck.system.parent_death import tied
+from equivcheck.system.temporary_folder import temporary_folder
 
 _END_SECONDS = 15.0
 """How long a process that is asked to end may take; torchrun ends its ranks meanwhile, which are in sessions of their own."""

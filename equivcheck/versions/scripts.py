@@ -15,7 +15,7 @@ from equivcheck.known_issues.showing import Showing, Shows, judged, showing
 from equivcheck.layouts.script.draft import CannotExport
 from equivcheck.layouts.script.form import form_of
 from equivcheck.layouts.script.numbers import Numbers
-from equivcheck.temporary_folder import temporary_folder
+from equivcheck.system.temporary_folder import temporary_folder
 from equivcheck.trace.differences import Phase
 from equivcheck.verdict.verdict import Verdict
 from equivcheck.versions.environments import Installation

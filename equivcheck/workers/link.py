@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
 
-from equivcheck.parent_death import outlive_parent
-from equivcheck.temporary_folder import clear_own
+from equivcheck.system.parent_death import outlive_parent
+from equivcheck.system.temporary_folder import clear_own
 
 STACK_SIGNAL = signal.SIGUSR1
 """Makes a worker write the stacks of its threads to its standard error."""

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from multiprocessing.connection import Pipe
 from typing import IO, Any
 
-from equivcheck.parent_death import tie
 from equivcheck.quiet import quiet
-from equivcheck.temporary_folder import clear_abandoned
+from equivcheck.system.parent_death import tie
+from equivcheck.system.temporary_folder import clear_abandoned
 from equivcheck.workers.link import STACK_SIGNAL
 
 _EXIT_SECONDS = 5.0

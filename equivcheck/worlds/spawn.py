@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from equivcheck.parent_death import tie
+from equivcheck.system.parent_death import tie
 from equivcheck.worlds.gloo.channel import Channel
 from equivcheck.worlds.gloo.crew import Crew
 from equivcheck.worlds.gloo.rank import leave, serve_rank

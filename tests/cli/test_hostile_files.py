@@ -17,9 +17,9 @@ from equivcheck.cli.options import print_json
 from equivcheck.findings.finding import load_finding
 from equivcheck.findings.fingerprint import fingerprint
 from equivcheck.findings.store import FindingStore
-from equivcheck.input_file import MAX_BYTES
 from equivcheck.report.verdict_text import print_verdict
 from equivcheck.scenario.file_format.codec import to_json
+from equivcheck.system.input_file import MAX_BYTES
 from unit.campaign import fakes
 
 READERS = ("check", "dry-run", "export")

@@ -44,7 +44,7 @@ from equivcheck.scenario import (
     Training,
 )
 from equivcheck.strategies import scenarios, trainings
-from equivcheck.temporary_folder import NoSpace
+from equivcheck.system.temporary_folder import NoSpace
 from equivcheck.trace import differences as verdict
 from equivcheck.train.setup import Setup
 

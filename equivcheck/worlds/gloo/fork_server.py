@@ -12,7 +12,7 @@ import threading
 import time
 from typing import IO, Any
 
-from equivcheck.parent_death import tie
+from equivcheck.system.parent_death import tie
 from equivcheck.worlds.failure import RanksDidNotStart, RanksLost, last_line
 from equivcheck.worlds.gloo.channel import Channel
 from equivcheck.worlds.gloo.request import import_path

@@ -16,7 +16,7 @@ import sys
 import time
 import traceback
 
-from equivcheck.parent_death import end_with_parent, outlive_parent
+from equivcheck.system.parent_death import end_with_parent, outlive_parent
 from equivcheck.worlds.gloo.channel import Channel
 
 _EXIT_SECONDS = 1.0

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from equivcheck.campaign.plan import Plan
 from equivcheck.mutants.mutant import Family, Minimum, Mutant
 from equivcheck.scenario import DDP, Axis, Compile, Data, Execution, Layer, Layout, Mesh, Model, Scenario, Training
-from equivcheck.temporary_folder import NoSpace, temporary_folder
+from equivcheck.system.temporary_folder import NoSpace, temporary_folder
 from equivcheck.trace.differences import Difference, Divergence, Phase
 from equivcheck.verdict.cause import Cause
 from equivcheck.verdict.verdict import Outcome, Verdict

@@ -21,7 +21,7 @@ def end_with_parent(parent: int, number: int = signal.SIGKILL) -> None:
 
 def tie() -> str:
     """Code of a new interpreter by which it is killed when this thread ends, until it takes that back."""
-    return f"from equivcheck.parent_death import end_with_parent; end_with_parent({os.getpid()})"
+    return f"from equivcheck.system.parent_death import end_with_parent; end_with_parent({os.getpid()})"
 
 
 def outlive_parent() -> None:
@@ -32,10 +32,10 @@ def outlive_parent() -> None:
 
 def tied(command: Sequence[str]) -> list[str]:
     """A command that is asked to end (SIGTERM) when this thread ends; an interpreter starts it."""
-    call = f"from equivcheck.parent_death import end_with_parent; end_with_parent({os.getpid()}, {int(signal.SIGTERM)})"
+    call = f"from equivcheck.system.parent_death import end_with_parent; end_with_parent({os.getpid()}, {int(signal.SIGTERM)})"
     code = f"import os, sys; sys.path.insert(0, {_ROOT!r}); {call}; "
     return [sys.executable, "-I", "-c", code + "os.execvp(sys.argv[1], sys.argv[1:])", *command]
 
 
-_ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+_ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 """Where this package is found."""

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from equivcheck import temporary_folder as module
-from equivcheck.temporary_folder import NoSpace, clear_abandoned, require_space, temporary_folder
+from equivcheck.system.temporary_folder import NoSpace, clear_abandoned, require_space, temporary_folder
 
 HOLDS = """
-from equivcheck.temporary_folder import temporary_folder
+from equivcheck.system.temporary_folder import temporary_folder
 with temporary_folder() as folder:
     open(f"{folder}/file", "w").close()
     print(folder, flush=True)
