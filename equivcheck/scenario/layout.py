@@ -29,8 +29,8 @@ class Layout:
         if not self.parallelisms:
             raise InvalidScenario("Layout.parallelisms is (); allowed: at least one parallelism")
         if len(self.parallelisms) > len(self.mesh.axes):
-            number = f"{len(self.parallelisms)} parallelisms; allowed: at most one for each of the {len(self.mesh.axes)} axes"
-            raise InvalidScenario(f"Layout.parallelisms has {number}")
+            allowed = f"at most one for each of the axes {list(self.mesh.names)}"
+            raise InvalidScenario(f"Layout.parallelisms has {len(self.parallelisms)} parallelisms; allowed: {allowed}")
         taken = [name for parallelism in self.parallelisms for name in self.axes_of(parallelism)]
         if sorted(taken) != sorted(self.mesh.names):
             raise InvalidScenario(f"Layout.parallelisms {self.name} take the axes {taken}; the mesh has {list(self.mesh.names)}")

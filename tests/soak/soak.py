@@ -50,6 +50,7 @@ class Watch:
 
     def __init__(self, num_checks: int) -> None:
         self._step, self._next = max(1, num_checks // NUM_SAMPLES), 0
+        self._others = {process.pid for process in psutil.Process().children()}
         self.workers: dict[int, list[Sample]] = {}
         self.processes: list[int] = []
         self.temporary: list[int] = []
@@ -59,7 +60,8 @@ class Watch:
         if isinstance(event, Ticked) and event.tally.num_checks >= self._next and event.seconds:
             self._next = event.tally.num_checks + self._step
             for worker in psutil.Process().children():
-                self._look(worker, event.tally.num_checks)
+                if worker.pid not in self._others:
+                    self._look(worker, event.tally.num_checks)
             self.processes.append(len(psutil.Process().children(recursive=True)))
             self.temporary.append(len(os.listdir(tempfile.gettempdir())))
 

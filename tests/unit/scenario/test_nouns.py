@@ -252,7 +252,7 @@ OF_LAYOUTS: list[Invalid] = [
         "Pipeline.num_chunks is 2; allowed: what PipelineSchedule.ONE_F_ONE_B can run on 3 ranks",
     ),
     (Layout, {"mesh": MESH, "parallelisms": ()}, "Layout.parallelisms is (); allowed: at least one parallelism"),
-    (Layout, {"mesh": MESH, "parallelisms": (DDP(), SPMD())}, "take the axes ['dp', 'dp']; the mesh has ['dp']"),
+    (Layout, {"mesh": MESH, "parallelisms": (DDP(), SPMD())}, "2 parallelisms; allowed: at most one for each of the axes ['dp']"),
     (Layout, {"mesh": HYBRID, "parallelisms": (DDP(),)}, "ddp needs ('dp',)"),
     (Layout, {"mesh": HYBRID, "parallelisms": (FSDP1(),)}, "FSDP1.strategy is ShardingStrategy.FULL_SHARD; allowed: a hybrid"),
     (

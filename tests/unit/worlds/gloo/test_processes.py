@@ -12,12 +12,10 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-import torch.distributed as dist
 
 from equivcheck.doctor import smallest
 from equivcheck.oracle.check import check
 from equivcheck.scenario import DDP
-from equivcheck.train.setup import Setup
 from equivcheck.verdict.verdict import Outcome
 from equivcheck.worlds.failure import RanksDidNotStart, RanksFailed
 from equivcheck.worlds.gloo import fork_server, world
@@ -144,18 +142,10 @@ def test_a_fork_server_that_is_lost_at_its_start_is_started_again(
     assert ranks.run(programs.place).values == ((0, 2), (1, 2))
 
 
-def kill_rank(setup: Setup, first_only: Path | None) -> None:
-    """Kill the process of rank 1, on behalf of somebody else."""
-    if dist.get_rank() == 1 and (first_only is None or not first_only.exists()):
-        if first_only is not None:
-            first_only.touch()
-        os.kill(os.getpid(), signal.SIGKILL)
-
-
 def test_a_check_that_loses_a_rank_is_made_again(ranks: GlooRanks, tmp_path: Path) -> None:
     """A rank that was killed once says nothing about the scenario; one that dies again is a verdict."""
     scenario = smallest(DDP)
-    once, always = (partial(kill_rank, first_only=first_only) for first_only in (tmp_path / "killed", None))
+    once, always = (partial(programs.kill_rank, first_only=first_only) for first_only in (tmp_path / "killed", None))
     assert check(scenario, world="gloo", alter=once).outcome is Outcome.EQUIVALENT
     assert (tmp_path / "killed").exists()
     verdict = check(scenario, world="gloo", alter=always)

@@ -19,7 +19,7 @@ from equivcheck.worlds.pool import ranks
 from equivcheck.worlds.sim.ranks import SimRanks
 from equivcheck.worlds.sim.refusals import CallRefused
 from equivcheck.worlds.state import rank_flags, rank_variables
-from tests.unit.worlds.sim.contexts import CONTEXTS, looked_at, seen_in_turn
+from unit.worlds.sim.contexts import CONTEXTS, looked_at, seen_in_turn
 
 Action = str | Literal[0, 1, 2]
 """Enter the context of that name, or leave the innermost one, by an exception or not, or do nothing."""
