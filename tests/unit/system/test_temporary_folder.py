@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from equivcheck import temporary_folder as module
+from equivcheck.system import temporary_folder as module
 from equivcheck.system.temporary_folder import NoSpace, clear_abandoned, require_space, temporary_folder
 
 HOLDS = """
