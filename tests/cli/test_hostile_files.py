@@ -114,7 +114,10 @@ REFUSED: dict[str, tuple[str, str]] = {
     "a bucket beyond bytes": (scenario_with(layout_of(bucket_cap_mb=1.7e308)), "0.0 to 1048576.0"),
     "a long number": (scenario_with({"training": {"steps": 10**4000}}), "1 to 10"),
     "long rows": (scenario_with({"training": {"data": {"microbatches": [10**4000]}}}), "1 to 65536"),
-    "many parallelisms": (scenario_with({"layout": {"parallelisms": [{"kind": "ddp"}] * 10_000}}), "one for each of the 1 axes"),
+    "many parallelisms": (
+        scenario_with({"layout": {"parallelisms": [{"kind": "ddp"}] * 10_000}}),
+        "one for each of the axes ['dp']",
+    ),
     "many ranks": (scenario_with(MANY_RANKS), "allowed: 1 to 64"),
 }
 
