@@ -26,7 +26,7 @@ def check_isolated(
     With `beyond` it is run though torch does not support it. Raises `CheckerFailed`, and `UsageError` as
     `check` does.
     """
-    plan = Plan(seconds=1.0, seed=0, world=world, deadline=deadline, stuck_seconds=2 * deadline + START_SECONDS, check=check)
+    plan = Plan(num_checks=1, seed=0, world=world, deadline=deadline, stuck_seconds=2 * deadline + START_SECONDS, check=check)
     worker = CheckingProcess(plan, (0, 0))
     try:
         worker.send(CheckOne(scenario=scenario, beyond=beyond))

@@ -6,10 +6,10 @@ import mmap
 import os
 import pickle
 import struct
-import tempfile
 from typing import IO
 
 from equivcheck.scenario import Scenario
+from equivcheck.system.unnamed_file import unnamed_file
 
 _SIZE = 1 << 16
 _HEADER = struct.Struct("<QQ")
@@ -29,10 +29,7 @@ class Recorder:
     @classmethod
     def create(cls) -> Recorder:
         """An empty recorder, gone with the processes that have it open."""
-        file = _unnamed_file()
-        file.write(bytes(_SIZE))  # a page that has no space yet would end the process that writes to it
-        file.flush()
-        return cls(file)
+        return cls(unnamed_file(_SIZE))
 
     @classmethod
     def inherited(cls, fd: int) -> Recorder:
@@ -75,8 +72,3 @@ class Recorder:
         """Let go of the memory."""
         self._memory.close()
         self._file.close()
-
-
-def _unnamed_file() -> IO[bytes]:
-    """In memory where the system can, as a disk may be full."""
-    return os.fdopen(os.memfd_create("equivcheck"), "w+b") if hasattr(os, "memfd_create") else tempfile.TemporaryFile()

@@ -6,8 +6,6 @@ from equivcheck.diagnosis.words import numbered
 from equivcheck.verdict.cause import Cause, Diagnosis
 from equivcheck.worlds.failure import Failure, RankReport, RankState
 
-_FAILED = (RankState.RAISED, RankState.DIED)
-
 
 def diagnosis_of_failure(failure: Failure) -> Diagnosis:
     """Ranks that call different things, or one that fails while others wait."""
@@ -18,7 +16,7 @@ def diagnosis_of_failure(failure: Failure) -> Diagnosis:
 
 
 def _of_failed(first: RankReport, reports: tuple[RankReport, ...]) -> str:
-    failed = [report for report in reports if report.state in _FAILED]
+    failed = [report for report in reports if report.failed]
     who = "every rank" if len(failed) == len(reports) else _ranks(failed)
     verb = "raises" if first.state is RankState.RAISED else "dies:"
     waiting = [report for report in reports if report.state is RankState.WAITING]
@@ -39,7 +37,7 @@ def _doing(report: RankReport) -> str:
     """What a rank does, for one and for several."""
     if report.state is RankState.WAITING:
         return f"waits in {report.pending}|wait in {report.pending}"
-    if report.state in _FAILED:
+    if report.failed:
         return f"fails: {_error(report)}|fail: {_error(report)}"
     return "has finished|have finished" if report.state is RankState.FINISHED else "is still computing|are still computing"
 

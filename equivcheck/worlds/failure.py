@@ -44,6 +44,11 @@ class RankReport:
     stack: str = ""
     """Its Python stack (or traceback), innermost frame last; empty when it could not be had."""
 
+    @property
+    def failed(self) -> bool:
+        """Whether the rank failed by itself."""
+        return self.state in (RankState.RAISED, RankState.DIED)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failure:
@@ -61,7 +66,7 @@ class Failure:
     @property
     def culprit(self) -> RankReport | None:
         """The report of the rank that failed first; where that is not known, of the lowest that failed; None if none did."""
-        failed = [report for report in self.reports if report.state in (RankState.RAISED, RankState.DIED)]
+        failed = [report for report in self.reports if report.failed]
         return next((report for report in failed if report.rank == self.first), failed[0] if failed else None)
 
     @property

@@ -8,8 +8,8 @@ import time
 
 from equivcheck.worlds.patience import cpu_seconds_of_family
 
-_LOOK_SECONDS = 0.25
-"""Between two looks at other processes, which cost a millisecond or more."""
+_LOOK_SECONDS = 1.0
+"""Between two looks at other processes, which cost milliseconds, and more where a machine has thousands."""
 
 
 class WorkClock:

@@ -7,16 +7,16 @@ import re
 import tomllib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from enum import StrEnum
 from fnmatch import translate
 from importlib.resources import files
 
+from equivcheck.choice import Choice
 from equivcheck.worlds.state.of_process import PYTHON
 from equivcheck.worlds.state.rank_flags import SETTERS
 from equivcheck.worlds.state.rank_variables import VARIABLES
 
 
-class Treatment(StrEnum):
+class Treatment(Choice):
     """What becomes of it."""
 
     PER_RANK = "per_rank"

@@ -8,8 +8,8 @@ import threading
 import time
 from collections.abc import Iterable
 
-_IMPORT_FILES = "<frozen importlib._bootstrap"
-"""Where Python's import system runs: a thread is inside an import as long as it has a frame of these."""
+from equivcheck.system.imports import is_inside_import
+
 _POLL_SECONDS = 0.02
 
 _abandoned: set[threading.Thread] = set()
@@ -17,12 +17,7 @@ _abandoned: set[threading.Thread] = set()
 
 def is_importing(thread: threading.Thread) -> bool:
     """Whether a thread is inside an import."""
-    frame = sys._current_frames().get(thread.ident or 0)
-    while frame is not None:
-        if frame.f_code.co_filename.startswith(_IMPORT_FILES):
-            return True
-        frame = frame.f_back
-    return False
+    return is_inside_import(sys._current_frames().get(thread.ident or 0))
 
 
 def interrupt(thread: threading.Thread, error: type[BaseException], import_seconds: float) -> None:

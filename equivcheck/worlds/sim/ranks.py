@@ -23,7 +23,6 @@ from equivcheck.worlds.sim.failures import Evidence, failure_of, with_abandoned
 from equivcheck.worlds.sim.interruption import abandon, abandoned_threads, interrupt, is_importing
 from equivcheck.worlds.sim.mesh_private import meshes_of_threads
 from equivcheck.worlds.sim.process_group import make_group, take_seat
-from equivcheck.worlds.sim.refused import parts_refused
 from equivcheck.worlds.sim.scheduler import RankAborted, Scheduler
 from equivcheck.worlds.sim.stand_ins import stand_ins
 from equivcheck.worlds.sim.stand_ins.profiling import end_profiling
@@ -113,7 +112,7 @@ class SimRanks(Ranks):
         if abandoned := abandoned_threads():
             warnings.warn(f"SimRanks.run: {STILL_RUN}: {', '.join(abandoned)}", RuntimeWarning, stacklevel=3)
         preload()
-        with threads_as_ranks(make_group, self._state, is_foreign=is_foreign), shared_propagation(), stand_ins(), parts_refused():
+        with threads_as_ranks(make_group, self._state, is_foreign=is_foreign), shared_propagation(), stand_ins():
             crew = self._ready_crew()
             try:
                 return crew.run(lambda: program(*arguments), schedule_seed, deadline)

@@ -9,10 +9,10 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Callable, Iterator
-from functools import wraps
-from types import ModuleType
+from functools import cache, wraps
 from typing import Any
 
+from equivcheck.worlds.replacing import Place, replaced
 from equivcheck.worlds.state.of_process import FLAGS, TORCH
 
 _Values = tuple[Any, ...]
@@ -43,7 +43,7 @@ class RankFlags:
 
     def __init__(self) -> None:
         self._process: _Values | None = None
-        self._setters: list[tuple[ModuleType, str, Any, Any]] = []
+        self._setters: list[Place] = []
 
     @contextlib.contextmanager
     def kept(self) -> Iterator[None]:
@@ -51,12 +51,9 @@ class RankFlags:
         self._process = None
         self._setters = self._setters or list(self._watched_setters())
         try:
-            for module, name, _, watched in self._setters:
-                setattr(module, name, watched)
-            yield
+            with replaced(self._setters):
+                yield
         finally:
-            for module, name, original, _ in self._setters:
-                setattr(module, name, original)
             self.restore(self._process)
 
     def save(self) -> _Values | None:
@@ -76,12 +73,10 @@ class RankFlags:
                 if value != now and entry.put is not None:
                     entry.put(value)
 
-    def _watched_setters(self) -> Iterator[tuple[ModuleType, str, Any, Any]]:
-        """Where each is bound, itself, and what takes its place."""
+    def _watched_setters(self) -> Iterator[Place]:
+        make = cache(self._watched)
         for module in map(sys.modules.__getitem__, NAMESPACES):
-            for name in SETTERS:
-                if name in vars(module):
-                    yield module, name, getattr(module, name), self._watched(getattr(module, name))
+            yield from ((module, name, make) for name in SETTERS if name in vars(module))
 
     def _watched(self, setter: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(setter)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import fcntl
 import mmap
-import os
 import struct
-import tempfile
 import threading
 from typing import IO, NamedTuple
+
+from equivcheck.system.unnamed_file import unnamed_file
 
 _SLOT = struct.Struct("<12sQ16sIH")
 """An `Entry`, but that of what was said there is the length; it follows."""
@@ -68,9 +68,4 @@ class Table:
 
 def table_file() -> IO[bytes]:
     """An empty table, gone with the processes that have it open."""
-    if hasattr(os, "memfd_create"):
-        file: IO[bytes] = os.fdopen(os.memfd_create("equivcheck-collectives"), "r+b")
-    else:
-        file = tempfile.TemporaryFile()  # noqa: SIM115  # closed by the crew
-    file.truncate(_BYTES)
-    return file
+    return unnamed_file(_BYTES)

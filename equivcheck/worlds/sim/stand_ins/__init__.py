@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Iterator
 
-from equivcheck.worlds.sim.stand_ins import compiling, futures, out_collectives, profiling
-from equivcheck.worlds.sim.stand_ins.replacing import replaced
+from equivcheck.worlds.replacing import replaced
+from equivcheck.worlds.sim.stand_ins import compiling, futures, out_collectives, profiling, refused
 
 _PLACES = (*profiling.PLACES, *futures.PLACES, *out_collectives.PLACES)
 
@@ -14,7 +15,7 @@ _PLACES = (*profiling.PLACES, *futures.PLACES, *out_collectives.PLACES)
 @contextlib.contextmanager
 def stand_ins() -> Iterator[None]:
     """While entered, they are in place for rank threads; other threads find what is torch's."""
-    with replaced((compiling.place(), *_PLACES)):
+    with replaced((compiling.place(), *_PLACES, *refused.places(len(sys.modules)))):
         try:
             yield
         finally:

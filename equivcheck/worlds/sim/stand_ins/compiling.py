@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
+from equivcheck.worlds.replacing import Place
 from equivcheck.worlds.sim.refusals import CallRefused
-from equivcheck.worlds.sim.stand_ins.replacing import Place
 from equivcheck.worlds.sim.torch_private import is_rank_thread
 
 _EVAL_FRAME = "torch._dynamo.eval_frame"

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
+from equivcheck.worlds.replacing import Place
 from equivcheck.worlds.sim.process_group import board_of_rank
-from equivcheck.worlds.sim.stand_ins.replacing import Place
 from equivcheck.worlds.sim.torch_private import is_rank_thread
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from equivcheck.worlds.sim.stand_ins.replacing import Place
+from equivcheck.worlds.replacing import Place
 from equivcheck.worlds.sim.torch_private import is_rank_thread
 
 _bindings: Any = torch._C._distributed_c10d

@@ -14,8 +14,8 @@ from typing import Any
 
 from torch.autograd import profiler
 
+from equivcheck.worlds.replacing import Place
 from equivcheck.worlds.sim.refusals import CallRefused
-from equivcheck.worlds.sim.stand_ins.replacing import Place
 from equivcheck.worlds.sim.torch_private import is_rank_thread
 
 REFUSAL = (

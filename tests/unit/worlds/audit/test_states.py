@@ -10,8 +10,8 @@ import pytest
 from equivcheck.torch_version import torch_in
 from equivcheck.worlds.audit.found import found_here
 from equivcheck.worlds.audit.table import Row, Treatment, rows, unclassified
-from equivcheck.worlds.sim.refused import REFUSED
 from equivcheck.worlds.sim.stand_ins import profiling
+from equivcheck.worlds.sim.stand_ins.refused import REFUSED
 
 pytestmark = pytest.mark.skipif(not torch_in("==2.13.*"), reason="the table is complete for torch 2.13 alone")
 

@@ -1,4 +1,4 @@
-"""Attributes of torch, replaced for a while."""
+"""Attributes of torch, replaced while ranks run."""
 
 from __future__ import annotations
 

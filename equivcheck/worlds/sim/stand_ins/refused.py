@@ -5,12 +5,12 @@ Private, tried on torch 2.9 to 2.15; what a version does not have is left out.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from equivcheck.worlds.replacing import Place
 from equivcheck.worlds.sim.refusals import CallRefused
 from equivcheck.worlds.sim.torch_private import is_rank_thread
 
@@ -41,32 +41,19 @@ ONE_AT_A_TIME: Mapping[str, Mapping[str, tuple[str, ...]]] = {
 """Functions that raise `RuntimeError` where another rank has called them."""
 
 
-@contextlib.contextmanager
-def parts_refused() -> Iterator[None]:
-    """While entered, a rank that calls one of them raises `CallRefused`; other threads call them as ever."""
-    replaced = _replacements(len(sys.modules))
-    try:
-        for owner, name, _, stand_in in replaced:
-            setattr(owner, name, stand_in)
-        yield
-    finally:
-        for owner, name, original, _ in replaced:
-            setattr(owner, name, original)
-
-
 @functools.lru_cache(maxsize=1)
-def _replacements(_num_modules: int) -> tuple[tuple[Any, str, Any, Any], ...]:
-    """Owner, name, what is there and what stands in for it, of each function that there is; anew when there are more modules."""
+def places(_num_modules: int) -> tuple[Place, ...]:
+    """What refuses, for each function that there is; anew when there are more modules."""
     tables = ((_refusing, REFUSED), (_refusing_second, ONE_AT_A_TIME))
     return tuple(
-        (owner, name, vars(owner)[name], make(vars(owner)[name], text))
+        (owner, name, functools.cache(functools.partial(make, text)))
         for make, table in tables
         for text, modules in table.items()
-        for owner, name in _places(modules)
+        for owner, name in _found(modules)
     )
 
 
-def _places(modules: Mapping[str, tuple[str, ...]]) -> Iterator[tuple[Any, str]]:
+def _found(modules: Mapping[str, tuple[str, ...]]) -> Iterator[tuple[Any, str]]:
     for module, paths in modules.items():
         for path in paths if module in sys.modules else ():
             *owners, name = path.split(".")
@@ -75,7 +62,7 @@ def _places(modules: Mapping[str, tuple[str, ...]]) -> Iterator[tuple[Any, str]]
                 yield owner, name
 
 
-def _refusing(original: Any, text: str) -> Any:
+def _refusing(text: str, original: Any) -> Any:
     @functools.wraps(original)
     def refuse(*arguments: Any, **options: Any) -> Any:
         if is_rank_thread():
@@ -85,7 +72,7 @@ def _refusing(original: Any, text: str) -> Any:
     return refuse
 
 
-def _refusing_second(original: Any, text: str) -> Any:
+def _refusing_second(text: str, original: Any) -> Any:
     @functools.wraps(original)
     def refuse(*arguments: Any, **options: Any) -> Any:
         try:
