@@ -29,7 +29,7 @@ class CheckingProcess(WorkerProcess):
         self.done = False
         self._plan = plan
         self._recorder = Recorder.create()
-        super().__init__("equivcheck.campaign.worker", (plan, place), self._recorder.fd)
+        super().__init__("equivcheck.campaign.serving", (plan, place), self._recorder.fd)
         self._begin()
 
     @property

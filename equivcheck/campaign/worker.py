@@ -1,33 +1,29 @@
-"""The process of a worker: it draws, checks, counts and shrinks until told to stop."""
+"""What a worker does: it draws, checks, counts and shrinks until told to stop."""
 
 from __future__ import annotations
 
-import importlib
 import itertools
 import math
 import time
-import traceback
 from functools import partial
 from typing import Any
 
 from equivcheck.campaign.batches import EndBatch, FaultShown, batch_seed, run_batch
 from equivcheck.campaign.control import ControlRun, control_of
 from equivcheck.campaign.isolated import CheckerFailed, check_isolated
-from equivcheck.campaign.messages import Broken, Checked, CheckOne, Done, Found, Fuzz, MayShrink, Progress, Ready, Spent
+from equivcheck.campaign.messages import Found, MayShrink, Progress
 from equivcheck.campaign.plan import Alter, Plan, oracle_check
 from equivcheck.campaign.recorder import Recorder
 from equivcheck.campaign.selection import Selection
 from equivcheck.campaign.shrinking import Shrinking, same_fingerprint
 from equivcheck.campaign.tally import Tally
 from equivcheck.composition.limits import why_unsupported
-from equivcheck.errors import EquivCheckError, UsageError
 from equivcheck.findings.fingerprint import fingerprint
 from equivcheck.findings.size import Size, size_of
 from equivcheck.oracle.confirm import CONFIRMING, CONFIRMING_SECONDS, confirmed_by, may_be_confirmed
 from equivcheck.scenario import Scenario
 from equivcheck.verdict.verdict import Outcome, Verdict
 from equivcheck.workers.link import Link
-from equivcheck.worlds.preload import preload
 from equivcheck.worlds.sim.interruption import abandoned_threads
 from equivcheck.worlds.work_clock import WorkClock
 
@@ -37,7 +33,7 @@ FRONTIER_ONE_IN, FRONTIER_PLACE = 10, 1
 """Of so many batches the one with this number, from 0, is drawn beyond limits of torch: early, as a short run has few."""
 
 
-class _CheckerBroke(BaseException):
+class CheckerBroke(BaseException):
     """The check raised; no `Exception`, as Hypothesis would take that for a failure to shrink."""
 
 
@@ -83,7 +79,7 @@ class Worker:
         try:
             return self._plan.check(scenario, **{"world": self._plan.world, "deadline": self._plan.deadline, **options})
         except Exception as error:
-            raise _CheckerBroke(scenario) from error
+            raise CheckerBroke(scenario) from error
 
     def _step_control(self, control: ControlRun) -> None:
         """One example of the control; the supervisor is told when it is over."""
@@ -126,21 +122,21 @@ class Worker:
             self._step_control(self._control)
         if self._shrinking is None and not self._wants(scenario):
             self._recorder.beat()
+            self._report_if_due()
             return
         start = time.monotonic()
         coarse = self._shrinking is not None and self._shrinking.coarse
         verdict = self.check(scenario, coarse=coarse, beyond=self._beyond)
-        now = time.monotonic()
+        seconds = time.monotonic() - start
         if self._shrinking is None and not self._holds(verdict):
             self._tally.not_repeated += 1
             return
         if self._shrinking is None:
-            self._tally.add(verdict, now - start)
+            self._tally.add(verdict, seconds)
             self._checks_left -= not verdict.beyond
         else:
             self._tally.num_shrinking += 1
-        if now - self._reported >= REPORT_SECONDS:
-            self._report()
+        self._report_if_due()
         if verdict.outcome.is_finding and self._to_be_shrunk(verdict):
             raise FaultShown  # the only place: Hypothesis takes what is raised elsewhere for another fault
 
@@ -155,7 +151,7 @@ class Worker:
                 verdict.scenario, world=plan.world, deadline=plan.deadline, beyond=bool(verdict.beyond), check=plan.check
             )
         except CheckerFailed as error:
-            raise _CheckerBroke(verdict.scenario) from error
+            raise CheckerBroke(verdict.scenario) from error
         return again.outcome.is_finding
 
     def _wants(self, scenario: Scenario) -> bool:
@@ -231,46 +227,10 @@ class Worker:
         again = partial(self._plan.check, best.scenario, world=CONFIRMING, deadline=deadline, beyond=bool(best.beyond))
         return confirmed_by(best, again)
 
+    def _report_if_due(self) -> None:
+        if time.monotonic() - self._reported >= REPORT_SECONDS:
+            self._report()
+
     def _report(self) -> None:
         self._link.send(Progress(tally=self._tally))
         self._tally, self._reported = Tally(), time.monotonic()
-
-
-def main(fd: int, recorder_fd: int) -> None:
-    """Serve the supervisor at the other end of `fd`."""
-    link = Link(fd)
-    plan, place = link.task
-    try:
-        worker = Worker(plan, place, link, Recorder.inherited(recorder_fd))
-        _serve(worker, plan, link)
-        link.send(Spent() if worker.is_spent else Done())
-    except _CheckerBroke as broke:
-        link.send(_broken(broke.__cause__, f"while checking\n{broke.args[0]!r}"))
-    except Exception as error:
-        link.send(_broken(error, ""))
-
-
-def _serve(worker: Worker, plan: Plan, link: Link) -> None:
-    _import_everything(plan)
-    link.send(Ready())
-    order = link.next()
-    if isinstance(order, Fuzz):
-        worker.fuzz(order.seconds, order.num_checks)
-    elif isinstance(order, CheckOne):
-        link.send(Checked(verdict=worker.check(order.scenario, beyond=order.beyond)))
-
-
-def _import_everything(plan: Plan) -> None:
-    """Have torch and the strategies imported before the clock starts."""
-    if plan.check is oracle_check:
-        importlib.import_module("equivcheck.oracle.check")
-        preload()
-    plan.strategy(plan).validate()
-
-
-def _broken(error: BaseException | None, context: str) -> Broken:
-    """What is told of it: of what is raised on purpose one line, as neither a traceback nor the scenario says more."""
-    if isinstance(error, EquivCheckError):
-        return Broken(summary=" ".join(str(error).split()), trace="", is_usage=isinstance(error, UsageError))
-    trace = "".join(traceback.format_exception(error)) if error else ""
-    return Broken(summary=f"{type(error).__name__}: {error}".splitlines()[0], trace=f"{trace}{context}")

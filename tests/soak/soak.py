@@ -1,7 +1,7 @@
 """A long campaign over all layouts, watched for what grows: `python tests/soak/soak.py --checks 20000`.
 
-Prints one JSON object: what came of the checks, and of each worker its memory, threads and open files in the middle and at the
-end. Each finding is to be judged by hand; of a build of torch whose issues are on file there should be none.
+Prints one JSON object: what came of the checks, and of each worker its memory, threads and open files in both halves of its
+life. Each finding is to be judged by hand; of a build of torch whose issues are on file there should be none.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import sys
 import tempfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from statistics import linear_regression
+from statistics import linear_regression, median
 from typing import Any
 
 import psutil
@@ -84,18 +84,23 @@ class Watch:
 
 
 def _usage(samples: list[Sample]) -> dict[str, Any]:
-    """Three moments of a worker, and how fast its memory grew in the second half of its life."""
-    later = samples[len(samples) // 2 :]
+    """What a worker used in both halves of its life, and how fast its memory grew in the second."""
+    earlier, later = samples[: len(samples) // 2], samples[len(samples) // 2 :]
     slope = 0.0
     if len({sample.checks for sample in later}) > 1:
         slope = linear_regression([sample.checks for sample in later], [sample.megabytes for sample in later]).slope
     return {
-        "first": asdict(samples[0]),
-        "middle": asdict(later[0]),
-        "last": asdict(samples[-1]),
+        "checks": [samples[0].checks, samples[-1].checks],
+        "earlier": _medians(earlier),
+        "later": _medians(later),
         "most_megabytes": max(sample.megabytes for sample in samples),
         "megabytes_per_1000_checks": round(1000 * slope, 2),
     }
+
+
+def _medians(samples: list[Sample]) -> dict[str, float]:
+    """Of all that is used: one look may fall into an import, which has files open for a moment."""
+    return {used: median(asdict(sample)[used] for sample in samples) for used in ("megabytes", "threads", "files")}
 
 
 def _ends(numbers: list[int]) -> dict[str, int]:

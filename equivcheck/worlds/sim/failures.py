@@ -11,7 +11,7 @@ from equivcheck.worlds.failure import Failure, FailureKind, RankReport, RankStat
 from equivcheck.worlds.sim.exchange import call_of
 from equivcheck.worlds.sim.scheduler import Scheduler
 
-_OWN_FILES = ("worlds/sim/scheduler.py", "worlds/sim/ranks.py", "worlds/sim/exchange.py")
+_OWN_FILES = ("worlds/sim/scheduler.py", "worlds/sim/crew.py", "worlds/sim/exchange.py")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

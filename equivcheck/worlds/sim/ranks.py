@@ -8,54 +8,24 @@ import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import torch
-import torch.distributed as dist
-
 from equivcheck.errors import EquivCheckError
-from equivcheck.worlds.failure import RanksDidNotStart, RanksFailed
-from equivcheck.worlds.forks import WatchedForks
-from equivcheck.worlds.meshes import end_run, groups_of_rank, has_lost
 from equivcheck.worlds.preload import preload
 from equivcheck.worlds.ranks import Ranks, Run
+from equivcheck.worlds.sim.crew import Crew
 from equivcheck.worlds.sim.dtensor_private import shared_propagation
-from equivcheck.worlds.sim.exchange import call_of
-from equivcheck.worlds.sim.failures import Evidence, failure_of, with_abandoned
-from equivcheck.worlds.sim.interruption import abandon, abandoned_threads, interrupt, is_importing
+from equivcheck.worlds.sim.interruption import abandoned_threads
 from equivcheck.worlds.sim.mesh_private import meshes_of_threads
-from equivcheck.worlds.sim.process_group import make_group, take_seat
-from equivcheck.worlds.sim.scheduler import RankAborted, Scheduler
+from equivcheck.worlds.sim.process_group import make_group
 from equivcheck.worlds.sim.stand_ins import stand_ins
-from equivcheck.worlds.sim.stand_ins.profiling import end_profiling
-from equivcheck.worlds.sim.switchboard import Switchboard
 from equivcheck.worlds.sim.torch_private import (
-    HashStore,
-    drop_unfinished_backward,
     is_rank_thread,
-    join_world,
     keep_device_guard,
     keep_num_threads,
-    num_unwaited_works,
-    prepare_rank_thread,
     separate_worlds,
 )
-from equivcheck.worlds.sim.unwinding import close_frames
-from equivcheck.worlds.state.keeper import StateKeeper, changes, kept_state, read
-from equivcheck.worlds.state.of_thread import OF_THREAD
-from equivcheck.worlds.state.rank_variables import RankVariables
-
-JOIN_SECONDS = 120.0
-"""Limit for making a world, in which ranks only compute: generous, as machines can be busy."""
-IMPORT_SECONDS = 120.0
-"""Limit for the end of an import during which a run is given up, as an interrupted one breaks the module for good."""
-UNWIND_PATIENCE = 5.0
-"""Seconds that a rank gets to unwind after its run was given up, before its thread is abandoned."""
-
-INTERRUPT_PATIENCE = 1.0
-"""Seconds that a rank which computes gets to notice that its run was given up."""
+from equivcheck.worlds.state.keeper import StateKeeper, kept_state
 
 STILL_RUN = "threads of a run that was given up still run in this process, so that later runs in it prove nothing"
-
-Program = Callable[[], Any]
 
 _one_run_at_a_time = threading.Lock()
 
@@ -142,131 +112,3 @@ class SimRanks(Ranks):
             self._crew = None
         if crew.usable and crew.is_changed:
             crew.dismiss()
-
-
-class Crew:
-    """The threads of one world, from their start until they are dismissed or a run leaves them unusable."""
-
-    def __init__(self, size: int, variables: RankVariables) -> None:
-        self.scheduler = Scheduler(size, variables.save, variables.restore)
-        self.board = Switchboard(size, self.scheduler)
-        self.usable = True
-        self.is_changed = False
-        """Whether a program has left something of a rank's own changed: its groups, or what torch keeps for a thread."""
-        self._store = HashStore()
-        self._program: Program | None = None
-        self._values: list[Any] = [None] * size
-        self._errors: dict[int, BaseException] = {}
-        self._rng_states = [torch.Generator().manual_seed(rank).get_state() for rank in range(size)]
-        self._threads = [
-            threading.Thread(target=self._serve, args=(rank,), daemon=True, name=f"sim-rank-{rank}") for rank in range(size)
-        ]
-        for thread in self._threads:
-            thread.start()
-
-    def join(self) -> None:
-        """Make the world. Raises `RanksDidNotStart`, and ends the threads."""
-        try:
-            self.run(self.join_world, 0, JOIN_SECONDS)
-        except RanksFailed as error:
-            self.dismiss()
-            raise RanksDidNotStart(f"the ranks of sim could not join: {error}") from None
-
-    def join_world(self) -> None:
-        """Give the calling rank its default group."""
-        rank = self._threads.index(threading.current_thread())
-        join_world(self._store, rank, self.scheduler.size)
-
-    def run(self, program: Program, schedule_seed: int, deadline: float) -> Run:
-        """Run the program on all ranks, with the world's groups as they are."""
-        self._program = program
-        try:
-            self.scheduler.start(schedule_seed)
-            hung = self.scheduler.wait_until_quiet(deadline, self._is_importing)
-            if hung or self._errors or not all(self.scheduler.ended):
-                self._give_up(hung)
-            return Run(values=tuple(self._values), calls=tuple(tuple(map(call_of, calls)) for calls in self.board.calls))
-        except BaseException as error:
-            if not isinstance(error, RanksFailed):
-                self._abandon(INTERRUPT_PATIENCE)
-            raise
-        finally:
-            self._clear()
-
-    def dismiss(self) -> None:
-        """Leave the world and end the threads."""
-        with contextlib.suppress(RanksFailed):
-            self.run(dist.destroy_process_group, 0, UNWIND_PATIENCE)
-        self.scheduler.release_all()
-        for thread in self._threads:
-            thread.join(UNWIND_PATIENCE)
-
-    def _give_up(self, hung: str) -> None:
-        idents = tuple(thread.ident or 0 for thread in self._threads)
-        evidence = Evidence(scheduler=self.scheduler, thread_idents=idents, errors=dict(self._errors), hung=hung)
-        failure = failure_of(evidence)
-        if hung or not self.scheduler.abort(UNWIND_PATIENCE):
-            self._abandon(IMPORT_SECONDS)
-            failure = with_abandoned(failure, [rank for rank, thread in enumerate(self._threads) if thread.is_alive()])
-        raise RanksFailed(failure)
-
-    def _abandon(self, import_seconds: float) -> None:
-        """Unwind the threads as far as possible, and never use them again."""
-        self.usable = False
-        self.scheduler.aborting = True
-        holder = self.scheduler.holder
-        if not self.scheduler.ended[holder]:
-            interrupt(self._threads[holder], RankAborted, import_seconds)
-        self.scheduler.release_all()
-        for thread in self._threads:
-            thread.join(INTERRUPT_PATIENCE)
-        abandon(self._threads)
-
-    def _is_importing(self) -> bool:
-        """Whether the rank that runs is inside an import."""
-        return is_importing(self._threads[self.scheduler.holder])
-
-    def _clear(self) -> None:
-        """Drop everything that belongs to the run, so that a program's tensors do not outlive it."""
-        self.board.clear()
-        self._program = None
-        self._values = [None] * self.scheduler.size
-        self._errors = {}
-
-    def _serve(self, rank: int) -> None:
-        prepare_rank_thread()
-        take_seat(self.board, rank)
-        own_state = read(OF_THREAD)
-        with contextlib.suppress(RankAborted):
-            while self.usable:
-                self.scheduler.sleep(rank)
-                program = self._program
-                if program is None:
-                    return
-                groups = groups_of_rank()
-                self._serve_once(rank, program)
-                self.is_changed |= has_lost(groups) or bool(changes(OF_THREAD, own_state))
-                del program
-                self.scheduler.finish(rank)
-
-    def _serve_once(self, rank: int, program: Program) -> None:
-        torch.default_generator.set_state(self._rng_states[rank])
-        try:
-            with WatchedForks():
-                self._values[rank] = program()
-        except BaseException as error:
-            if not isinstance(error, RankAborted):
-                self._errors[rank] = error
-            close_frames(error)
-            with contextlib.suppress(RuntimeError):  # a program may have left something switched on that forbids it
-                drop_unfinished_backward()
-        end_profiling()
-        if num_unwaited_works():
-            self._drop_works(rank)
-        end_run()
-
-    def _drop_works(self, rank: int) -> None:
-        """Take the rank's handles that nobody waited for out of torch's registry, which would keep them for ever."""
-        for work in self.board.abandon(rank):
-            for tensor in work.outputs:
-                torch.ops._c10d_functional.wait_tensor(tensor)

@@ -1,0 +1,54 @@
+"""The process of a worker, from its start to its last word."""
+
+from __future__ import annotations
+
+import importlib
+import traceback
+
+from equivcheck.campaign.messages import Broken, Checked, CheckOne, Done, Fuzz, Ready, Spent
+from equivcheck.campaign.plan import Plan, oracle_check
+from equivcheck.campaign.recorder import Recorder
+from equivcheck.campaign.worker import CheckerBroke, Worker
+from equivcheck.errors import EquivCheckError, UsageError
+from equivcheck.workers.link import Link
+from equivcheck.worlds.preload import preload
+
+
+def main(fd: int, recorder_fd: int) -> None:
+    """Serve the supervisor at the other end of `fd`."""
+    link = Link(fd)
+    plan, place = link.task
+    try:
+        worker = Worker(plan, place, link, Recorder.inherited(recorder_fd))
+        _serve(worker, plan, link)
+        link.send(Spent() if worker.is_spent else Done())
+    except CheckerBroke as broke:
+        link.send(_broken(broke.__cause__, f"while checking\n{broke.args[0]!r}"))
+    except Exception as error:
+        link.send(_broken(error, ""))
+
+
+def _serve(worker: Worker, plan: Plan, link: Link) -> None:
+    _import_everything(plan)
+    link.send(Ready())
+    order = link.next()
+    if isinstance(order, Fuzz):
+        worker.fuzz(order.seconds, order.num_checks)
+    elif isinstance(order, CheckOne):
+        link.send(Checked(verdict=worker.check(order.scenario, beyond=order.beyond)))
+
+
+def _import_everything(plan: Plan) -> None:
+    """Have torch and the strategies imported before the clock starts."""
+    if plan.check is oracle_check:
+        importlib.import_module("equivcheck.oracle.check")
+        preload()
+    plan.strategy(plan).validate()
+
+
+def _broken(error: BaseException | None, context: str) -> Broken:
+    """What is told of it: of what is raised on purpose one line, as neither a traceback nor the scenario says more."""
+    if isinstance(error, EquivCheckError):
+        return Broken(summary=" ".join(str(error).split()), trace="", is_usage=isinstance(error, UsageError))
+    trace = "".join(traceback.format_exception(error)) if error else ""
+    return Broken(summary=f"{type(error).__name__}: {error}".splitlines()[0], trace=f"{trace}{context}")
