@@ -16,9 +16,9 @@ from equivcheck.cli.shell import ExitCode
 from equivcheck.errors import UsageError
 
 if TYPE_CHECKING:
-    from equivcheck.export.launch import Launched
     from equivcheck.layouts.script.numbers import Numbers
     from equivcheck.mutants.mutant import Mutant
+    from equivcheck.system.commands import Ran
     from equivcheck.verdict.verdict import Verdict
 
 DEADLINE = 60.0
@@ -126,7 +126,7 @@ def _is_wrong(verdict: Verdict) -> bool:
     return verdict.divergence is not None or verdict.failure is not None
 
 
-def _launched(text: str, verdict: Verdict, name: str) -> Launched:
+def _launched(text: str, verdict: Verdict, name: str) -> Ran:
     from equivcheck.export.launch import launch
 
     return launch(text, verdict.scenario.layout.mesh.num_ranks, name=name)
@@ -143,7 +143,7 @@ def _write(text: str, output: Path | None, *, quiet: bool) -> None:
         raise UsageError(f"file {output} cannot be written: {error.strerror}") from error
 
 
-def _object(verdict: Verdict, text: str, launched: Launched | None) -> dict[str, Any]:
+def _object(verdict: Verdict, text: str, launched: Ran | None) -> dict[str, Any]:
     return {
         "layout": verdict.scenario.name,
         "ranks": verdict.scenario.layout.mesh.num_ranks,

@@ -8,9 +8,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from equivcheck.system.commands import Ran
 from equivcheck.system.temporary_folder import temporary_folder
 from equivcheck.versions.environments import Installation
-from equivcheck.versions.process import Ran, run_python
+from equivcheck.versions.process import run_python
 
 _START_SECONDS = 120.0
 """Limit for a process to start."""

@@ -16,7 +16,8 @@ from packaging.requirements import Requirement
 from packaging.version import InvalidVersion, Version
 
 from equivcheck.errors import EquivCheckError, UsageError
-from equivcheck.versions.process import run, run_python
+from equivcheck.system.commands import run
+from equivcheck.versions.process import run_python
 from equivcheck.versions.releases import RELEASED, asks_for_newer, chosen, listed, names_nightlies
 
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"

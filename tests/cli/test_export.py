@@ -12,10 +12,10 @@ from click.testing import CliRunner, Result
 from equivcheck import check
 from equivcheck.campaign import isolated
 from equivcheck.cli import main
-from equivcheck.export.launch import Launched
 from equivcheck.findings.store import FindingStore
 from equivcheck.scenario import Resume, Scenario
 from equivcheck.scenario.file_format.codec import to_json
+from equivcheck.system.commands import Ran
 from equivcheck.verdict.verdict import Outcome
 from unit.campaign import fakes
 
@@ -87,9 +87,9 @@ def test_a_run_prints_what_the_script_prints(code: int, expected: int, monkeypat
     """With `--run`, the lines of the script and its exit code; findings are exit code 1."""
     ran: list[int] = []
 
-    def launch(text: str, ranks: int, *, name: str) -> Launched:
+    def launch(text: str, ranks: int, *, name: str) -> Ran:
         ran.append(ranks)
-        return Launched(code=code, printed="step 0 loss: max difference 0.5\n", errors="noise of torchrun")
+        return Ran(code=code, printed="step 0 loss: max difference 0.5\n", errors="noise of torchrun")
 
     monkeypatch.setattr("equivcheck.export.launch.launch", launch)
 

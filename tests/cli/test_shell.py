@@ -14,7 +14,7 @@ SCRIPT = """
 import os, sys
 import click
 from equivcheck.cli.shell import Shell
-from equivcheck.versions.process import run
+from equivcheck.system.commands import run
 
 CHILD = "import os, pathlib, sys, time; pathlib.Path(sys.argv[1]).write_text(str(os.getpid())); time.sleep(600)"
 

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from equivcheck.system.commands import Ran
 from equivcheck.torch_version import installed_torch
 from equivcheck.versions import batch
 from equivcheck.versions.batch import do_each, done_by
 from equivcheck.versions.environments import Installation
-from equivcheck.versions.process import Ran
 
 HERE = Installation(torch=str(installed_torch()), python=Path(sys.executable))
 TASKS = ("a", "b", "c", "d")

@@ -14,9 +14,10 @@ from packaging.version import Version
 
 import equivcheck
 from equivcheck.errors import UsageError
+from equivcheck.system.commands import Ran, run
 from equivcheck.versions import environments as module
 from equivcheck.versions.environments import Environments, Installation, NoEnvironment, dependencies, given
-from equivcheck.versions.process import Ran, run, run_python
+from equivcheck.versions.process import run_python
 
 HERE = Path(sys.executable)
 TORCH = version("torch")

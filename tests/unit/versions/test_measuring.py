@@ -16,12 +16,12 @@ from equivcheck.findings.store import FindingStore
 from equivcheck.findings.versions import Method
 from equivcheck.known_issues.showing import Showing, Shows
 from equivcheck.scenario import Resume
+from equivcheck.system.commands import Ran
 from equivcheck.trace.differences import Phase
 from equivcheck.verdict.verdict import Outcome, Verdict
 from equivcheck.versions import measuring, scripts
 from equivcheck.versions.environments import Environments, Installation
 from equivcheck.versions.measuring import Search
-from equivcheck.versions.process import Ran
 from equivcheck.versions.scripts import Script, of_finding
 from equivcheck.worlds.failure import Failure, FailureKind, RankReport, RankState
 from unit.campaign.fakes import diverged, scenario

@@ -185,7 +185,7 @@ WorkerProcess("unit.worlds.gloo.endless_import", None).receive()
 """,
     "a command": """
 import os, sys
-from equivcheck.versions.process import run
+from equivcheck.system.commands import run
 run([sys.executable, "-c", "import unit.worlds.gloo.endless_import"], seconds=None, environment=os.environ)
 """,
 }
