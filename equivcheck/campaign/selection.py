@@ -4,16 +4,23 @@ from __future__ import annotations
 
 from collections import deque
 
+from equivcheck.campaign.expected_cost import expected_cost
 from equivcheck.coverage.reach import Reach
+from equivcheck.coverage.triples import Triples
 from equivcheck.layouts.execution.compile_time import expected_compile_seconds
 from equivcheck.scenario import Scenario
 
 COMPILED_SHARE = 0.15
 """Of a worker's time, as it is expected, at most, for what is compiled, of which one scenario costs hundreds of others."""
-WINDOW = 40
-"""Scenarios drawn for each that is checked, about, as long as there are pairs of features that have not come together."""
+WINDOW = 10
+"""Scenarios drawn for each that is checked, about, as long as there are triples of features that have not come together: then
+drawing takes as long as a check of what is cheap."""
 WINDOW_OF_COMPILED = 4
 """The same for those that are compiled, which cost hundreds of others, and would always bring something new."""
+WORTH_OF_A_PAIR = 200
+"""How many new triples of features one new pair is worth: pairs first."""
+REGARDLESS_OF_COST_ONE_IN = 10
+"""Of so many that are checked one brings the most of all drawn before it, whatever it costs."""
 _REMEMBERED = 100_000
 """Scenarios after which what was checked is forgotten: some megabytes."""
 
@@ -58,26 +65,36 @@ class CompileBudget:
 
 
 class Novelty:
-    """Wants a scenario that brings at least as many new pairs of features as any of its kind drawn just before it.
+    """Wants a scenario that brings, for what it costs, as much that is new as any of its kind drawn just before it.
 
-    When nothing brings new pairs any more it wants every one: no scenario is left out for good. Compiled scenarios, and those
-    whose steps are traced, are kinds of their own, so that they are not checked much more often than they are drawn.
+    New are pairs and triples of features. When nothing brings any it wants every scenario: none is left out for good. Compiled
+    scenarios, and those whose steps are traced, are kinds of their own, so that they are not checked much more often than they
+    are drawn.
     """
 
     def __init__(self) -> None:
-        self._reach = Reach()
-        self._recent: dict[tuple[bool, bool], deque[int]] = {}
+        self._reach, self._triples = Reach(), Triples()
+        self._recent: dict[tuple[bool, bool], deque[tuple[float, float]]] = {}
+        self._num_wanted = 0
 
     def wants(self, scenario: Scenario) -> bool:
         """Whether to check a scenario; if so it counts as checked."""
-        kind, new = _kind(scenario), self._reach.gain(scenario)
+        kind, gains = _kind(scenario), self._gains(scenario)
         window = WINDOW_OF_COMPILED if kind[0] else WINDOW
         recent = self._recent.setdefault(kind, deque(maxlen=window - 1))
-        wanted = new >= max(recent, default=0)
-        recent.append(new)
+        measure = self._num_wanted % REGARDLESS_OF_COST_ONE_IN != 0
+        wanted = gains[measure] >= max((before[measure] for before in recent), default=0.0)
+        recent.append(gains)
         if wanted:
+            self._num_wanted += 1
             self._reach.add(scenario)
+            self._triples.add(scenario)
         return wanted
+
+    def _gains(self, scenario: Scenario) -> tuple[float, float]:
+        """What it brings, and the same for what it costs."""
+        gain = WORTH_OF_A_PAIR * self._reach.gain(scenario) / 2 + self._triples.gain(scenario)
+        return gain, gain / expected_cost(scenario)
 
 
 def _kind(scenario: Scenario) -> tuple[bool, bool]:

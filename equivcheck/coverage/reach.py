@@ -22,17 +22,14 @@ class Reach:
     def add(self, scenario: Scenario) -> None:
         """Count a scenario."""
         self.num_scenarios += 1
-        found = features(scenario)
-        self.unknown |= found - _numbers().keys()
-        numbers = [_numbers()[feature] for feature in found if feature in _numbers()]
-        mask = sum(1 << number for number in numbers)
+        self.unknown |= features(scenario) - _numbers().keys()
+        numbers, mask = shipped(scenario)
         for number in numbers:
             self._rows[number] |= mask
 
     def gain(self, scenario: Scenario) -> int:
         """How many pairs, in both orders, a scenario would add."""
-        numbers = [_numbers()[feature] for feature in features(scenario) if feature in _numbers()]
-        mask = sum(1 << number for number in numbers)
+        numbers, mask = shipped(scenario)
         return sum((mask & ~self._rows[number]).bit_count() for number in numbers)
 
     def merge(self, other: Reach) -> None:
@@ -63,6 +60,12 @@ class Reach:
     def share(self) -> float:
         """The share of legal pairs that were drawn, 0 to 1."""
         return self.drawn.count / max(1, self.legal.count)
+
+
+def shipped(scenario: Scenario) -> tuple[list[int], int]:
+    """The numbers of its features in the table of legal pairs, in order, and the same as bits; others are left out."""
+    numbers = sorted(_numbers()[feature] for feature in features(scenario) if feature in _numbers())
+    return numbers, sum(1 << number for number in numbers)
 
 
 def by_parts(pairs: Pairs) -> dict[tuple[str, str], int]:
