@@ -35,7 +35,7 @@ def stderr_of(arguments: list[str], scenario: str, environment: dict[str, str]) 
     """What a Python process given a scenario on stdin prints there."""
     command = [sys.executable, *arguments]
     return subprocess.run(
-        command, env=environment | PATH, input=scenario, capture_output=True, text=True, timeout=60, check=True
+        command, env=environment | PATH, input=scenario, capture_output=True, text=True, timeout=600, check=True
     ).stderr
 
 

@@ -35,7 +35,7 @@ Shell(commands={"works": works})(["works"])
 def shell(redirected: str, *command: str, stdin: str | None = None) -> subprocess.CompletedProcess[str]:
     """What Python does with these arguments in a shell that redirects its streams."""
     line = ["bash", "-c", f'"$@" {redirected}', "bash", sys.executable, *command]
-    return subprocess.run(line, env=os.environ | PATH, input=stdin, capture_output=True, text=True, check=False, timeout=60)
+    return subprocess.run(line, env=os.environ | PATH, input=stdin, capture_output=True, text=True, check=False, timeout=600)
 
 
 @pytest.mark.parametrize("redirected", ["2>&-", "2>/dev/full", "<&- 2>&-", "2> >(exec true)"])

@@ -64,6 +64,6 @@ def test_torchrun_shows_it_too() -> None:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(issue.ranks)]
 
     script = str(script_path(issue.id))
-    ran = subprocess.run([*command, script], check=False, capture_output=True, text=True, timeout=120, env=os.environ)
+    ran = subprocess.run([*command, script], check=False, capture_output=True, text=True, timeout=600, env=os.environ)
 
     assert showing(issue, ran.returncode, ran.stdout).shows is Shows.SHOWS, ran.stdout + ran.stderr

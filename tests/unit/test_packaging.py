@@ -24,7 +24,7 @@ REAL_CODE = {f"equivcheck/strategies/{file.name}" for file in (ROOT / "strategie
 def built(source: Path, target: str, directory: Path) -> Path:
     """What hatchling builds of a source tree, as `pip` would ask it to."""
     command = [sys.executable, "-m", "hatchling", "build", "--target", target, "--directory", str(directory)]
-    subprocess.run(command, cwd=source, check=True, timeout=60, capture_output=True)
+    subprocess.run(command, cwd=source, check=True, timeout=600, capture_output=True)
     (archive,) = directory.iterdir()
     return archive
 
@@ -66,7 +66,7 @@ def run_in(site: Path, code: str) -> str:
     dependencies = dict.fromkeys((sysconfig.get_path("purelib"), sysconfig.get_path("platlib")))
     start = f"import site, sys; site.addsitedir({str(site)!r}); sys.path += {list(dependencies)!r}\n"
     command = [sys.executable, "-I", "-S", "-c", start + code]
-    result = subprocess.run(command, cwd=site, check=False, timeout=60, capture_output=True, text=True)
+    result = subprocess.run(command, cwd=site, check=False, timeout=600, capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
     return result.stdout.strip()
 
