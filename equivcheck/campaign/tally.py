@@ -2,41 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from dataclasses import dataclass, field
 
+from equivcheck.campaign.histogram import Histogram
 from equivcheck.coverage.reach import Reach
 from equivcheck.findings.fingerprint import blur
 from equivcheck.scenario import Scenario
 from equivcheck.verdict.verdict import Outcome, Verdict
-
-_LOG_RATIO = math.log(1.05)
-"""Width of a bucket of durations: a quantile is off by at most 2.5 %."""
-
-
-class Durations:
-    """A histogram of durations in seconds, exact enough for quantiles and small enough to send."""
-
-    def __init__(self) -> None:
-        self._buckets: Counter[int] = Counter()
-
-    def add(self, seconds: float) -> None:
-        """Count one duration."""
-        self._buckets[math.floor(math.log(max(seconds, 1e-6)) / _LOG_RATIO)] += 1
-
-    def merge(self, other: Durations) -> None:
-        """Count another histogram's durations too."""
-        self._buckets.update(other._buckets)
-
-    def quantile(self, share: float) -> float:
-        """The duration that a share (0 to 1) of all does not exceed; NaN if there is none."""
-        left = share * self._buckets.total()
-        for bucket in sorted(self._buckets):
-            left -= self._buckets[bucket]
-            if left <= 0:
-                return math.exp((bucket + 0.5) * _LOG_RATIO)
-        return math.nan
 
 
 @dataclass(slots=True)
@@ -45,8 +18,10 @@ class Tally:
 
     outcomes: Counter[tuple[str, Outcome]] = field(default_factory=Counter)
     """Checks by name of the layout and outcome."""
-    durations: dict[str, Durations] = field(default_factory=dict)
-    """Durations of checks by name of the layout."""
+    durations: dict[str, Histogram] = field(default_factory=dict)
+    """Seconds of checks by name of the layout."""
+    errors: dict[tuple[str, str], Histogram] = field(default_factory=dict)
+    """Largest errors of equivalent checks, in units of their tolerance, by names of the layout and the optimizer."""
     beyond: Counter[Outcome] = field(default_factory=Counter)
     """Checks beyond limits of torch by outcome; no other figure but those of findings includes them."""
     known: Counter[str] = field(default_factory=Counter)
@@ -76,6 +51,14 @@ class Tally:
         """Checks that are equivalent up to some step, after which nothing could be decided."""
         return sum(number for (outcome, _), number in self.reasons.items() if outcome is Outcome.EQUIVALENT)
 
+    def errors_of(self, name: str | None = None) -> Histogram:
+        """The same of one layout or one optimizer, or of all."""
+        found = Histogram()
+        for names, errors in self.errors.items():
+            if name is None or name in names:
+                found.merge(errors)
+        return found
+
     def add(self, verdict: Verdict, seconds: float) -> None:
         """Count a check that took so long."""
         if verdict.beyond:
@@ -83,7 +66,10 @@ class Tally:
             return
         layout = verdict.scenario.layout.name
         self.outcomes[layout, verdict.outcome] += 1
-        self.durations.setdefault(layout, Durations()).add(seconds)
+        self.durations.setdefault(layout, Histogram()).add(seconds)
+        if verdict.outcome is Outcome.EQUIVALENT:
+            optimizer = type(verdict.scenario.training.optimizer).__name__
+            self.errors.setdefault((layout, optimizer), Histogram()).add(verdict.worst_error)
         if verdict.outcome is Outcome.KNOWN:
             self.known[verdict.known] += 1
         elif verdict.outcome in (Outcome.INCONCLUSIVE, Outcome.UNSUPPORTED):
@@ -97,7 +83,9 @@ class Tally:
         """Count another tally's checks too."""
         self.outcomes.update(other.outcomes)
         for layout, durations in other.durations.items():
-            self.durations.setdefault(layout, Durations()).merge(durations)
+            self.durations.setdefault(layout, Histogram()).merge(durations)
+        for names, errors in other.errors.items():
+            self.errors.setdefault(names, Histogram()).merge(errors)
         self.beyond.update(other.beyond)
         self.known.update(other.known)
         self.reasons.update(other.reasons)

@@ -7,6 +7,7 @@ import math
 from typing import Any
 
 from equivcheck.campaign.events import KeptFinding, Summary
+from equivcheck.campaign.histogram import Histogram
 from equivcheck.campaign.messages import Control
 from equivcheck.campaign.tally import Tally
 from equivcheck.findings.finding import verdict_object
@@ -32,6 +33,11 @@ def summary_object(summary: Summary) -> dict[str, Any]:
         "beyond_limits": {
             "checks": tally.beyond.total(),
             "outcomes": {outcome.value: tally.beyond[outcome] for outcome in Outcome},
+        },
+        "errors": {
+            "all": _errors(tally.errors_of()),
+            "layouts": {layout: _errors(tally.errors_of(layout)) for layout in sorted({name for name, _ in tally.errors})},
+            "optimizers": {name: _errors(tally.errors_of(name)) for name in sorted({name for _, name in tally.errors})},
         },
         "known": dict(tally.known.most_common()),
         "reasons": [
@@ -92,6 +98,17 @@ def _layout(tally: Tally, layout: str) -> dict[str, Any]:
         "median_ms": milliseconds(tally.durations[layout].quantile(0.5)),
         "p95_ms": milliseconds(tally.durations[layout].quantile(0.95)),
     }
+
+
+def _errors(errors: Histogram) -> dict[str, float | None]:
+    """Quantiles of the largest errors of equivalent checks, in units of their tolerance."""
+    shares = {"median": 0.5, "p99": 0.99, "p999": 0.999, "most": 1.0}
+    return {"checks": errors.count} | {name: in_digits(errors.quantile(share)) for name, share in shares.items()}
+
+
+def in_digits(number: float) -> float | None:
+    """Three digits of it; None for what is not a number."""
+    return None if math.isnan(number) else float(f"{number:.3g}")
 
 
 def _slowest(tally: Tally) -> dict[str, Any] | None:

@@ -91,7 +91,10 @@ def _table(tally: Tally) -> Table:
 
 
 def _notes(tally: Tally) -> Iterator[Text]:
-    """Known issues that showed, and what could not be decided, most frequent first."""
+    """How close what is equivalent came to a finding; known issues that showed, and what was not decided, by frequency."""
+    if (errors := tally.errors_of()).count:
+        median, p99, most = (f"{errors.quantile(share):.2g}" for share in (0.5, 0.99, 1.0))
+        yield Text(f"errors of what is equivalent, in units of tolerance: median {median}, 99 % up to {p99}, largest {most}")
     for name, number in tally.known.most_common(_MAX_REASONS):
         yield Text(f"known: {name}, {count(number, 'check')}", style="yellow")
     for (outcome, reason), number in tally.reasons.most_common(_MAX_REASONS):

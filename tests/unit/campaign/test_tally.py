@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 
 import pytest
 
-from equivcheck.campaign.tally import Durations, Tally
+from equivcheck.campaign.tally import Tally
 from equivcheck.verdict.verdict import Outcome, Verdict
 from unit.campaign import fakes
 
@@ -15,20 +14,6 @@ from unit.campaign import fakes
 def verdict(outcome: Outcome, **values: str) -> Verdict:
     """A verdict on a small scenario."""
     return Verdict(outcome=outcome, scenario=fakes.scenario(), world="sim", **values)
-
-
-def test_quantiles_are_within_their_stated_error() -> None:
-    """The histogram's quantiles are off by at most 2.5 %."""
-    durations = Durations()
-    for number in range(1, 1001):
-        durations.add(number / 1000)
-    assert durations.quantile(0.5) == pytest.approx(0.5, rel=0.026)
-    assert durations.quantile(0.95) == pytest.approx(0.95, rel=0.026)
-
-
-def test_nothing_has_no_quantile() -> None:
-    """Of no duration every quantile is NaN."""
-    assert math.isnan(Durations().quantile(0.5))
 
 
 def test_merging_is_adding() -> None:
@@ -53,6 +38,16 @@ def test_merging_is_adding() -> None:
     assert parts[0].slowest_seconds == pytest.approx(0.5)
     assert parts[0].num_checks == 5
     assert parts[0].durations["ddp"].quantile(0.99) == whole.durations["ddp"].quantile(0.99)
+
+
+def test_errors_are_counted_of_what_is_equivalent() -> None:
+    """Of equivalent checks the largest error counts, for its layout and for its optimizer; of others none does."""
+    tally = Tally()
+    tally.add(replace(verdict(Outcome.EQUIVALENT), worst_error=0.25), 1.0)
+    tally.add(replace(verdict(Outcome.DIVERGED), worst_error=4.0), 1.0)
+    for name in ("ddp", "SGD", None):
+        assert tally.errors_of(name).quantile(1.0) == pytest.approx(0.25, rel=0.026)
+    assert tally.errors_of("fsdp2").count == 0
 
 
 def test_the_slowest_scenario_is_kept() -> None:

@@ -1,0 +1,40 @@
+"""Numbers counted by size, exactly enough for quantiles."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+
+_LOG_RATIO = math.log(1.05)
+"""Width of a bucket: a quantile is off by at most 2.5 %."""
+_SMALLEST = 1e-6
+"""Numbers below count as this one."""
+
+
+class Histogram:
+    """Positive numbers, as durations in seconds or errors in units of their tolerance, small enough to send."""
+
+    def __init__(self) -> None:
+        self._buckets: Counter[int] = Counter()
+
+    def add(self, number: float) -> None:
+        """Count one number."""
+        self._buckets[math.floor(math.log(max(number, _SMALLEST)) / _LOG_RATIO)] += 1
+
+    def merge(self, other: Histogram) -> None:
+        """Count another histogram's numbers too."""
+        self._buckets.update(other._buckets)
+
+    @property
+    def count(self) -> int:
+        """How many numbers there are."""
+        return self._buckets.total()
+
+    def quantile(self, share: float) -> float:
+        """The number that a share (0 to 1) of all does not exceed; NaN if there is none."""
+        left = share * self.count
+        for bucket in sorted(self._buckets):
+            left -= self._buckets[bucket]
+            if left <= 0:
+                return math.exp((bucket + 0.5) * _LOG_RATIO)
+        return math.nan

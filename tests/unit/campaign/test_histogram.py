@@ -1,0 +1,23 @@
+"""Counting numbers by size."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from equivcheck.campaign.histogram import Histogram
+
+
+def test_quantiles_are_within_their_stated_error() -> None:
+    """The histogram's quantiles are off by at most 2.5 %."""
+    found = Histogram()
+    for number in range(1, 1001):
+        found.add(number / 1000)
+    assert found.quantile(0.5) == pytest.approx(0.5, rel=0.026)
+    assert found.quantile(0.95) == pytest.approx(0.95, rel=0.026)
+
+
+def test_nothing_has_no_quantile() -> None:
+    """Of no number every quantile is NaN."""
+    assert math.isnan(Histogram().quantile(0.5))
