@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -11,19 +13,37 @@ import torch.distributed.nn.functional as nn
 from torch.distributed import _functional_collectives as functional
 
 from collectives.cases import CONCATENATED, Case, Kind, inputs_of
-from collectives.gradients import Derivative, Form, weights_of
+from collectives.gradient_memory import Memory, memory_of
+from collectives.gradients import Derivative, Form, Waiting, output_of, weights_of
 from collectives.programs import Result, Tensors, arrays_of, group_of, noted, tensor_of
 
-gather_single = getattr(functional, "all_gather_single", None) or functional.all_gather_tensor
-scatter_single = getattr(functional, "reduce_scatter_single", None) or functional.reduce_scatter_tensor
+
+def _named(*names: str) -> Any:
+    """A functional collective by the first of its names that this torch has."""
+    return next((getattr(functional, name) for name in names if hasattr(functional, name)), None)
+
+
+gather_single = _named("all_gather_single", "all_gather_tensor")
+scatter_single = _named("reduce_scatter_single", "reduce_scatter_tensor")
+gather_coalesced = _named("all_gather_single_coalesced", "all_gather_into_tensor_coalesced")
+scatter_coalesced = _named("reduce_scatter_single_coalesced", "reduce_scatter_tensor_coalesced")
+gather_autograd = _named("all_gather_single_autograd", "all_gather_tensor_autograd")
+scatter_autograd = _named("reduce_scatter_single_autograd", "reduce_scatter_tensor_autograd")
 
 
 def differentiate(derivatives: Sequence[Derivative]) -> list[tuple[Result, Result] | None]:
     """For each derivative what came out, and the gradient of each input; None where the caller is no member."""
-    return [_differentiate(derivative) for derivative in derivatives]
+    return [_differentiate(derivative, noted) for derivative in derivatives]
 
 
-def _differentiate(derivative: Derivative) -> tuple[Result, Result] | None:
+def differentiate_or_raise(derivative: Derivative) -> tuple[Result, Result] | None:
+    """The same of one, but that what a rank raises ends the run of all ranks."""
+    return _differentiate(derivative, contextlib.nullcontext)
+
+
+def _differentiate(
+    derivative: Derivative, noted: Callable[[Result], contextlib.AbstractContextManager[Any]]
+) -> tuple[Result, Result] | None:
     case = derivative.case
     group = group_of(case.group)
     if dist.get_rank() not in case.group:
@@ -32,37 +52,93 @@ def _differentiate(derivative: Derivative) -> tuple[Result, Result] | None:
     inputs = [tensor_of(array, case.dtype).requires_grad_() for array in inputs_of(case, member)]
     values, gradients = Result(), Result()
     with noted(values):
-        outputs = COMPUTE[derivative.form](derivative, group, member, inputs)
-        hidden = case.kind is Kind.GATHER and member != case.root  # zeros, which stand for nothing
-        values.outputs = [] if hidden else arrays_of(outputs[0])
+        outputs = COMPUTE[derivative.form](derivative, group, member, _lying(derivative, member, inputs))
+        outputs = [[_waited(derivative.waiting, tensor) for tensor in tensors] for tensors in outputs]
+        _lay_gradients(derivative, member, outputs)
+        parts = [_parts(derivative, member, tensors) for tensors in outputs]
+        if derivative.waiting is not Waiting.AFTER_BACKWARD:
+            values.outputs = _values(derivative, member, parts)
     if not values.error:
         with noted(gradients):
-            _backward(derivative, member, outputs)
+            _backward(derivative, member, parts)
             gradients.outputs = arrays_of(
                 [torch.full_like(given, torch.nan) if given.grad is None else given.grad for given in inputs]
             )
+            if derivative.waiting is Waiting.AFTER_BACKWARD:
+                values.outputs = _values(derivative, member, parts)
     return values, gradients
 
 
+def _values(derivative: Derivative, member: int, parts: list[Tensors]) -> list[Any]:
+    """What a member received; of a gather, the others have zeros, which stand for nothing."""
+    hidden = derivative.case.kind is Kind.GATHER and member != derivative.case.root
+    return [] if hidden else arrays_of(parts[0])
+
+
+def _lying(derivative: Derivative, member: int, inputs: Tensors) -> Tensors:
+    """What is given to the collective: inputs, or one tensor of them, as they are to lie in memory."""
+    whole = [_joined(derivative.case, inputs, derivative.dim)] if derivative.case.kind in CONCATENATED else inputs
+    return [laid_out(tensor, memory_of(derivative.inputs, member, index)) for index, tensor in enumerate(whole)]
+
+
+def laid_out(tensor: torch.Tensor, memory: Memory) -> torch.Tensor:
+    """The same tensor in another order in memory; it can be differentiated."""
+    if memory is Memory.REVERSED:
+        dims = tuple(reversed(range(tensor.dim())))
+        return tensor.permute(dims).contiguous().permute(dims)
+    if memory is Memory.GAPS and tensor.dim():
+        return tensor.repeat_interleave(2, -1)[..., ::2]
+    if memory is Memory.EXPANDED and tensor.numel():
+        return tensor.flatten()[0].expand(tensor.shape)
+    return tensor
+
+
+def _lay_gradients(derivative: Derivative, member: int, outputs: list[Tensors]) -> None:
+    """Have the gradient of each output that has one lie in memory as it is to."""
+    for index, tensors in enumerate(outputs):
+        for place, tensor in enumerate(tensors[:1] if derivative.unused else tensors):
+            memory = memory_of(derivative.gradients, member, output_of(derivative, index, place))
+            if tensor.requires_grad and memory is not Memory.ROWS:
+                tensor.register_hook(functools.partial(laid_out, memory=memory))
+
+
+def _waited(waiting: Waiting, tensor: torch.Tensor) -> torch.Tensor:
+    if waiting is Waiting.BY_METHOD:
+        return tensor.wait() if isinstance(tensor, functional.AsyncCollectiveTensor) else tensor
+    return functional.wait_tensor(tensor) if waiting is Waiting.BY_FUNCTION else tensor
+
+
+def _parts(derivative: Derivative, member: int, tensors: Tensors) -> Tensors:
+    """The parts of an output that are somebody's each."""
+    shapes = derivative.case.received_shapes(member)
+    if len(shapes) == len(tensors):
+        return tensors
+    return list(tensors[0].split([shape[derivative.dim] for shape in shapes], derivative.dim))
+
+
 def _backward(derivative: Derivative, member: int, outputs: list[Tensors]) -> None:
-    """Of the weighted sum of all outputs of all tensors; a gather gives what it gathers to the root only."""
-    loss = torch.zeros((), dtype=torch.float64)
-    for tensors, weights in zip(outputs, weights_of(derivative, member), strict=True):
-        for tensor, weight in zip(tensors, weights, strict=True):
-            loss = loss + (tensor * tensor_of(weight, derivative.case.dtype)).sum()
-    loss.backward()
+    """From the weights of all outputs, but of those that are not used."""
+    pairs = [
+        (tensor, tensor_of(weight, derivative.case.dtype))
+        for tensors, weights in zip(outputs, weights_of(derivative, member), strict=True)
+        for tensor, weight in zip(tensors, weights, strict=True)
+    ]
+    tensors, weights = zip(*(pairs[:1] if derivative.unused else pairs), strict=True)
+    torch.autograd.backward(tensors, weights)
 
 
 def _joined(case: Case, inputs: Tensors, dim: int = 0) -> torch.Tensor:
     return torch.cat(inputs, dim) if case.kind in CONCATENATED and len(inputs) > 1 else inputs[0]
 
 
-def _sizes(tensors: Tensors) -> list[int]:
-    return [len(tensor) for tensor in tensors]
+def _sizes(case: Case, member: int) -> tuple[list[int], list[int]]:
+    """Rows that a member receives from each, and sends to each."""
+    members = range(len(case.group))
+    return [case.part_shape(sender, member)[0] for sender in members], [case.part_shape(member, to)[0] for to in members]
 
 
 def _blanks(case: Case, member: int) -> Tensors:
-    return [torch.zeros(case.part_shape(sender, member), dtype=getattr(torch, case.dtype)) for sender in range(len(case.group))]
+    return [torch.zeros(shape, dtype=getattr(torch, case.dtype)) for shape in case.received_shapes(member)]
 
 
 def _nn(derivative: Derivative, group: Any, member: int, inputs: Tensors) -> list[Tensors]:
@@ -77,52 +153,86 @@ def _nn(derivative: Derivative, group: Any, member: int, inputs: Tensors) -> lis
         Kind.GATHER: lambda: nn.gather(inputs[0], root, group),
         Kind.SCATTER: lambda: nn.scatter(inputs, root, group),
         Kind.ALL_TO_ALL: lambda: nn.all_to_all(_blanks(case, member), inputs, group),
-        Kind.ALL_TO_ALL_SINGLE: lambda: _nn_all_to_all_single(case, group, member, inputs),
+        Kind.ALL_TO_ALL_SINGLE: lambda: nn.all_to_all_single(
+            torch.cat(_blanks(case, member)), inputs[0], *_sizes(case, member), group
+        ),
     }
     found = calls[case.kind]()
     return [list(found) if isinstance(found, tuple) else [found]]
 
 
-def _nn_all_to_all_single(case: Case, group: Any, member: int, inputs: Tensors) -> tuple[torch.Tensor, ...]:
-    blanks = _blanks(case, member)
-    sizes = _sizes(blanks)
-    return nn.all_to_all_single(torch.cat(blanks), torch.cat(inputs), sizes, _sizes(inputs), group).split(sizes)
-
-
 def _functional(derivative: Derivative, group: Any, member: int, inputs: Tensors) -> list[Tensors]:
-    case, dim = derivative.case, derivative.dim
-    whole = _joined(case, inputs, dim)
-    if case.kind is Kind.BROADCAST:
-        return [[functional.broadcast(whole, case.root, group)]]
-    if case.kind is Kind.ALL_REDUCE:
-        return [[functional.all_reduce(whole, case.op, group)]]
+    case, dim, (whole,) = derivative.case, derivative.dim, inputs
+    calls: dict[Kind, Callable[[], torch.Tensor]] = {
+        Kind.BROADCAST: lambda: functional.broadcast(whole, case.root, group),
+        Kind.ALL_REDUCE: lambda: functional.all_reduce(whole, case.op, group),
+        Kind.REDUCE_SCATTER_SINGLE: lambda: scatter_single(whole, case.op, dim, group),
+        Kind.ALL_GATHER_SINGLE: lambda: gather_single(whole, dim, group),
+        Kind.ALL_TO_ALL_SINGLE: lambda: functional.all_to_all_single(whole, *_sizes(case, member), group),
+    }
+    return [[calls[case.kind]()]]
+
+
+def _autograd(derivative: Derivative, group: Any, member: int, inputs: Tensors) -> list[Tensors]:
+    case, dim, (whole,) = derivative.case, derivative.dim, inputs
     if case.kind is Kind.REDUCE_SCATTER_SINGLE:
-        return [[scatter_single(whole, case.op, dim, group)]]
+        return [[scatter_autograd(whole, case.op, dim, group)]]
     if case.kind is Kind.ALL_GATHER_SINGLE:
-        return [list(gather_single(whole, dim, group).split([case.shape[dim]] * len(case.group), dim))]
-    sizes = _sizes(_blanks(case, member))
-    return [list(functional.all_to_all_single(whole, sizes, _sizes(inputs), group).split(sizes))]
+        return [[gather_autograd(whole, dim, group)]]
+    return [[functional.all_to_all_single_autograd(whole, *_sizes(case, member), group)]]
+
+
+def _in_place(derivative: Derivative, group: Any, member: int, inputs: Tensors) -> list[Tensors]:
+    case, blanks = derivative.case, _blanks(derivative.case, member)
+    calls: dict[Kind, Callable[[], Any]] = {
+        Kind.ALL_REDUCE: lambda: functional.all_reduce_inplace(inputs[0] * 1, case.op, group),
+        Kind.REDUCE_SCATTER: lambda: functional.reduce_scatter_inplace(blanks[0], inputs, case.op, group),
+        Kind.REDUCE_SCATTER_SINGLE: lambda: functional.reduce_scatter_tensor_inplace(blanks[0], inputs[0], case.op, group),
+        Kind.ALL_GATHER: lambda: functional.all_gather_inplace(blanks, inputs[0], group),
+        Kind.ALL_GATHER_SINGLE: lambda: functional.all_gather_tensor_inplace(torch.cat(blanks), inputs[0], group),
+        Kind.ALL_TO_ALL_SINGLE: lambda: functional.all_to_all_inplace(
+            torch.cat(blanks), inputs[0], *_sizes(case, member), group
+        ),
+    }
+    found = calls[case.kind]()
+    return [found if isinstance(found, list) else [found]]
+
+
+def _permute(derivative: Derivative, group: Any, _: int, inputs: Tensors) -> list[Tensors]:
+    """To whom each has rows to send; to itself, and so to nobody else, where there are none."""
+    rows = derivative.case.rows
+    receivers = [next((to for to, count in enumerate(theirs) if count), sender) for sender, theirs in enumerate(rows)]
+    return [[functional.permute_tensor(inputs[0], receivers, group)]]
 
 
 def _coalesced(derivative: Derivative, group: Any, _: int, inputs: Tensors) -> list[Tensors]:
-    case = derivative.case
-    whole = _joined(case, inputs)
-    both = [whole, 2 * whole]
+    case, both = derivative.case, [inputs[0], 2 * inputs[0]]
     if case.kind is Kind.ALL_REDUCE:
         found = functional.all_reduce_coalesced(both, case.op, group)
     elif case.kind is Kind.REDUCE_SCATTER_SINGLE:
-        found = functional.reduce_scatter_tensor_coalesced(both, case.op, [0, 0], group)
+        found = scatter_coalesced(both, case.op, [0, 0], group)
     else:
-        found = functional.all_gather_into_tensor_coalesced(both, group)
-        return [list(output.split([case.shape[0]] * len(case.group))) for output in found]
+        found = gather_coalesced(both, group)
+    return [[output] for output in found]
+
+
+def _context_parallel(derivative: Derivative, group: Any, _: int, inputs: Tensors) -> list[Tensors]:
+    from torch.distributed.tensor.experimental._context_parallel._cp_custom_ops import flex_cp_allgather
+
+    found = flex_cp_allgather(inputs[0], 2 * inputs[0], derivative.dim, group.group_name)
     return [[output] for output in found]
 
 
 COMPUTE: dict[Form, Callable[[Derivative, Any, int, Tensors], list[Tensors]]] = {
     Form.NN: _nn,
     Form.FUNCTIONAL: _functional,
+    Form.AUTOGRAD: _autograd,
+    Form.IN_PLACE: _in_place,
+    Form.PERMUTE: _permute,
     Form.COALESCED: _coalesced,
+    Form.CONTEXT_PARALLEL: _context_parallel,
 }
+"""Each gives the outputs of each tensor that goes in."""
 
 
 def differentiate_all_gather_base() -> str:
