@@ -152,3 +152,9 @@ DIFFERENCES = (
         for kind in (Kind.ALL_TO_ALL, Kind.ALL_GATHER)
     ),
 )
+
+UNEVEN = (
+    Derivative(form=Form.NN, case=Case(kind=Kind.REDUCE_SCATTER, group=(0, 1), shape=(2,), rows=((1, 3), (1, 3)), op="sum")),
+    Derivative(form=Form.NN, case=Case(kind=Kind.ALL_TO_ALL, group=(0, 1), shape=(2,), rows=((1, 2), (3, 1)))),
+)
+"""Parts of different sizes: the first has a forward, and gathers its gradients as if they had equal sizes; the other has neither."""

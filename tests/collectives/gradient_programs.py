@@ -89,7 +89,7 @@ def laid_out(tensor: torch.Tensor, memory: Memory) -> torch.Tensor:
     if memory is Memory.GAPS and tensor.dim():
         return tensor.repeat_interleave(2, -1)[..., ::2]
     if memory is Memory.EXPANDED and tensor.numel():
-        return tensor.flatten()[0].expand(tensor.shape)
+        return tensor.flatten()[0].clone().expand(tensor.shape)
     return tensor
 
 

@@ -9,13 +9,19 @@ import pytest
 from hypothesis import given, settings
 
 from collectives.cases import Kind
-from collectives.differences import DIFFERENCES, WRITES_WHAT_IS_SAVED, Difference, weights
-from collectives.gradient_programs import differentiate, differentiate_all_gather_base, unpack_saved_maximum
+from collectives.differences import DIFFERENCES, UNEVEN, WRITES_WHAT_IS_SAVED, Difference, weights
+from collectives.gradient_programs import (
+    differentiate,
+    differentiate_all_gather_base,
+    differentiate_or_raise,
+    unpack_saved_maximum,
+)
 from collectives.gradients import COMBINATIONS, Derivative, Form, derivative_batches, expected_gradients, works_in
 from collectives.judge import assert_received
 from collectives.programs import Result
 from collectives.worlds import WORLDS, run_in
 from equivcheck.torch_version import torch_in
+from equivcheck.worlds.failure import RanksFailed
 
 EXAMPLES = max(8, settings().max_examples // 12)
 """Batches of up to eight calls, for each kind of each form."""
@@ -84,6 +90,14 @@ def test_differences_differ(difference: Difference) -> None:
             for ours, theirs in zip(found, adjoint, strict=True)
             for one, other in zip(ours, theirs, strict=True)
         )
+
+
+@pytest.mark.parametrize("world", WORLDS)
+@pytest.mark.parametrize("derivative", UNEVEN, ids=lambda derivative: derivative.case.kind.value)
+def test_uneven_parts_end_the_run(derivative: Derivative, world: str) -> None:
+    """Where torch cannot exchange them, forward or backward, there is an error, and no numbers; the world works afterwards."""
+    with pytest.raises(RanksFailed, match="collectives do not match|gloo allows"):
+        run_in(world, 2, differentiate_or_raise, derivative)
 
 
 @pytest.mark.parametrize("world", WORLDS)
