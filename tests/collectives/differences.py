@@ -3,13 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from collectives import model
 from collectives.cases import IN_PARTS, REDUCTIONS, ROOTED, Case, Kind
-from collectives.gradients import BACKWARD, FORMS, NO_BACKWARD, OF_FIRST_RANKS, Arrays, Derivative, Form, ops_of, weights_of
+from collectives.gradients import (
+    BACKWARD,
+    FORMS,
+    NO_BACKWARD,
+    OF_FIRST_RANKS,
+    Arrays,
+    Derivative,
+    Form,
+    Waiting,
+    ops_of,
+    weights_of,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +61,24 @@ def _reduced(op: str) -> Difference:
     )
 
 
+def _root_broadcast(op: str) -> Difference:
+    return Difference(
+        name=f"nn.reduce of {op}",
+        derivative=_derivative(Form.NN, Kind.REDUCE, op, root=1),
+        gradients=lambda given: [[given[1][0]]] * len(given),
+        reason="the backward broadcasts the root's gradient, whatever the reduction, and does not divide it for a mean",
+    )
+
+
+def _gathered(op: str) -> Difference:
+    return Difference(
+        name=f"nn.reduce_scatter of {op}",
+        derivative=_derivative(Form.NN, Kind.REDUCE_SCATTER, op),
+        gradients=lambda given: model.all_gather([each[0] for each in given]),
+        reason="the backward gathers gradients, whatever the reduction, and does not divide them for a mean",
+    )
+
+
 def _refused(form: Form, kind: Kind, op: str) -> Difference:
     return Difference(
         name=f"{form.value} {kind.value} of {op}",
@@ -75,6 +104,8 @@ def _no_gradient(form: Form, kind: Kind, worlds: tuple[str, ...] = ("sim", "gloo
 
 VIEWED = "A view was created in no_grad mode and is being modified inplace"
 """What mostly comes of waiting for a gathered tensor, of which gloo makes views in a thread; else there is no gradient either."""
+LOSES_VIEWS = ">=2.11"
+"""The versions of torch in which a gather along another dim is a view where it can be, and has a backward."""
 WRITES_WHAT_IS_SAVED = ">=2.15"
 """The backward of a coalesced extremum raises over gloo, which writes its outputs from a thread, mostly after they were saved.
 
@@ -85,17 +116,35 @@ no row here but a test of its own.
 
 DIFFERENCES = (
     *(_reduced(op) for op in ("max", "min", "product")),
+    *(make(op) for make in (_root_broadcast, _gathered) for op in ("avg", "max", "min", "product")),
     Difference(
-        name="nn.reduce of avg",
-        derivative=_derivative(Form.NN, Kind.REDUCE, "avg", root=1),
-        gradients=lambda given: [[given[1][0]]] * len(given),
-        reason="the backward broadcasts the root's gradient, and does not divide it by the number of ranks",
+        name="functional.all_gather_single of one row along another dim, waited for by method",
+        derivative=Derivative(
+            form=Form.FUNCTIONAL,
+            case=Case(kind=Kind.ALL_GATHER_SINGLE, group=(0, 1, 2), shape=(1, 2)),
+            dim=1,
+            waiting=Waiting.BY_METHOD,
+        ),
+        torch=LOSES_VIEWS,
+        text="does not require grad",
+        reason="it is a view of a tensor that is waited for at its use, and waiting for a view has no backward",
     ),
     Difference(
-        name="nn.reduce_scatter of avg",
-        derivative=_derivative(Form.NN, Kind.REDUCE_SCATTER, "avg"),
-        gradients=lambda given: model.all_gather([each[0] for each in given]),
-        reason="the backward gathers gradients, and does not divide them by the number of ranks",
+        name="coalesced reduce_scatter_single waited for by method",
+        derivative=replace(_derivative(Form.COALESCED, Kind.REDUCE_SCATTER_SINGLE, "sum"), waiting=Waiting.BY_METHOD),
+        torch=BACKWARD,
+        worlds=("gloo",),
+        text="is a view and its base or another view of its base has been modified inplace",
+        reason="gloo makes views in a thread, as of gathered tensors before; sim has the adjoint",
+    ),
+    Difference(
+        name="permute_tensor of two dims",
+        derivative=Derivative(
+            form=Form.PERMUTE,
+            case=Case(kind=Kind.ALL_TO_ALL_SINGLE, group=(0, 1), shape=(3,), rows=((0, 2), (2, 0))),
+        ),
+        text="[Ss]plit.sizes",
+        reason="it counts elements where rows are exchanged",
     ),
     _no_gradient(Form.FUNCTIONAL, Kind.BROADCAST),
     *(

@@ -190,9 +190,7 @@ def _in_place(derivative: Derivative, group: Any, member: int, inputs: Tensors) 
         Kind.REDUCE_SCATTER_SINGLE: lambda: functional.reduce_scatter_tensor_inplace(blanks[0], inputs[0], case.op, group),
         Kind.ALL_GATHER: lambda: functional.all_gather_inplace(blanks, inputs[0], group),
         Kind.ALL_GATHER_SINGLE: lambda: functional.all_gather_tensor_inplace(torch.cat(blanks), inputs[0], group),
-        Kind.ALL_TO_ALL_SINGLE: lambda: functional.all_to_all_inplace(
-            torch.cat(blanks), inputs[0], *_sizes(case, member), group
-        ),
+        Kind.ALL_TO_ALL_SINGLE: lambda: functional.all_to_all_inplace(torch.cat(blanks), inputs[0], *_sizes(case, member), group),
     }
     found = calls[case.kind]()
     return [found if isinstance(found, list) else [found]]
@@ -259,3 +257,38 @@ def unpack_saved_maximum() -> str:
         return "" if found.grad_fn.saved_tensors else "nothing was saved"
     except RuntimeError as error:
         return str(error)
+
+
+def _into(name: str, *options: Any, rows: int = 0) -> Callable[[torch.Tensor], torch.Tensor]:
+    """An operator of functional collectives that is given two rows for each rank, and an output where it has so many rows."""
+
+    def call(given: torch.Tensor) -> torch.Tensor:
+        operator, out = getattr(torch.ops._c10d_functional, name), {"out": given.new_zeros(rows)} if rows else {}
+        found = operator(given, *options, dist.group.WORLD.group_name, **out)
+        return functional.wait_tensor(found[0] if isinstance(found, list) else found)
+
+    return call
+
+
+OPERATORS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "all_reduce_": lambda given: _into("all_reduce_", "sum")(given * 1),
+    "all_reduce_coalesced_": lambda given: functional.wait_tensor(
+        torch.ops._c10d_functional.all_reduce_coalesced_([given * 1], "sum", dist.group.WORLD.group_name)[0]
+    ),
+    "broadcast_": lambda given: _into("broadcast_", 1)(given * 1),
+    "reduce_scatter_tensor_out": _into("reduce_scatter_tensor_out", "sum", 2, rows=1),
+    "shard_dim_alltoall": lambda given: torch.ops._dtensor.shard_dim_alltoall(
+        given.view(1, 2), 0, 1, dist.group.WORLD.group_name
+    ),
+}
+"""Operators behind functional collectives and DTensor that no function with a backward calls."""
+
+
+def differentiate_operator(name: str) -> list[float] | None:
+    """The gradient of twice the sum of what an operator gives on rank 0, and of the sum on rank 1; None if it has none."""
+    given = torch.ones(2, requires_grad=True)
+    found = OPERATORS[name](given)
+    if not found.requires_grad:
+        return None
+    (gradient,) = torch.autograd.grad((2 - dist.get_rank()) * found.sum(), given, allow_unused=True)
+    return None if gradient is None else gradient.tolist()

@@ -40,9 +40,7 @@ class MemoryDifference:
         """The call."""
         rows = ((2, 2), (2, 2)) if self.kind is Kind.ALL_TO_ALL_SINGLE else ()
         op, shape = "sum" if self.kind in REDUCTIONS else "", (3,) if rows else (2, 3)
-        case = Case(
-            kind=self.kind, group=(0, 1), shape=shape, rows=rows, op=op, root=int(self.kind in ROOTED), seed=5
-        )
+        case = Case(kind=self.kind, group=(0, 1), shape=shape, rows=rows, op=op, root=int(self.kind in ROOTED), seed=5)
         inputs = self.memories if self.side is Side.INPUTS else ()
         gradients = self.memories if self.side is Side.GRADIENTS else ()
         return Derivative(form=Form.NN, case=case, inputs=inputs, gradients=gradients)

@@ -3,21 +3,33 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from collectives.cases import Kind
+from collectives.cases import Kind, inputs_of
 from collectives.differences import DIFFERENCES, UNEVEN, WRITES_WHAT_IS_SAVED, Difference, weights
 from collectives.gradient_programs import (
+    OPERATORS,
     differentiate,
     differentiate_all_gather_base,
+    differentiate_operator,
     differentiate_or_raise,
     unpack_saved_maximum,
 )
-from collectives.gradients import COMBINATIONS, Derivative, Form, derivative_batches, expected_gradients, works_in
+from collectives.gradients import (
+    COMBINATIONS,
+    Derivative,
+    Form,
+    derivative_batches,
+    expected_gradients,
+    weights_of,
+    works_in,
+)
 from collectives.judge import assert_received
+from collectives.model import Array
 from collectives.programs import Result
 from collectives.worlds import WORLDS, run_in
 from equivcheck.torch_version import torch_in
@@ -40,11 +52,34 @@ def test_gradients(form: Form, kind: Kind) -> None:
             by_rank = run_in(world, size, differentiate, here)
             for derivative, pairs in zip(here, zip(*by_rank, strict=True), strict=True):
                 assert_differentiated(derivative, pairs)
+                assert_transposed(derivative, pairs)
 
     agree()
 
 
-def assert_differentiated(derivative: Derivative, pairs: tuple[tuple[Result, Result] | None, ...]) -> None:
+def assert_transposed(derivative: Derivative, pairs: Sequence[tuple[Result, Result] | None]) -> None:
+    """The inner product of outputs and their gradients, over all members, is that of inputs and theirs; by torch's numbers alone.
+
+    Of two tensors that go in, the second is twice the first, and so is what comes out.
+    """
+    case, forward, backward = derivative.case, 0.0, 0.0
+    for member, rank in enumerate(case.group):
+        values, gradients = pairs[rank] or (Result(), Result())
+        forward += sum(
+            dot(values.outputs, [(index + 1) * array for array in weights])
+            for index, weights in enumerate(weights_of(derivative, member))
+            if member == case.root or case.kind not in (Kind.GATHER, Kind.REDUCE)
+        )
+        backward += dot(inputs_of(case, member), gradients.outputs)
+    assert np.isclose(forward, backward, rtol=1e-4, atol=1e-4), f"{forward} forward, {backward} backward in {derivative}"
+
+
+def dot(left: Sequence[Array], right: Sequence[Array]) -> float:
+    """The inner product of as many arrays."""
+    return sum(float(np.sum(one * other, dtype=np.float64)) for one, other in zip(left, right, strict=True))
+
+
+def assert_differentiated(derivative: Derivative, pairs: Sequence[tuple[Result, Result] | None]) -> None:
     """`pairs` are by global rank."""
     assert_received(derivative.case, [pair and pair[0] for pair in pairs])
     expected = expected_gradients(derivative)
@@ -104,6 +139,14 @@ def test_uneven_parts_end_the_run(derivative: Derivative, world: str) -> None:
 def test_a_gather_into_one_tensor_has_no_gradient(world: str) -> None:
     """``nn._all_gather_base`` raises in its backward but over NCCL."""
     assert run_in(world, 2, differentiate_all_gather_base) == ("Backend not supported!",) * 2
+
+
+@pytest.mark.parametrize("world", WORLDS)
+@pytest.mark.parametrize("name", OPERATORS)
+def test_operators_without_a_backward(name: str, world: str) -> None:
+    """They leave gradients where they are, or have none; functions with a backward, and DTensor's own, never differentiate them."""
+    found = run_in(world, 2, differentiate_operator, name)
+    assert found in (([2.0, 2.0], [1.0, 1.0]), (None, None)), name
 
 
 @pytest.mark.skipif(
