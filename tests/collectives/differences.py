@@ -206,4 +206,4 @@ UNEVEN = (
     Derivative(form=Form.NN, case=Case(kind=Kind.REDUCE_SCATTER, group=(0, 1), shape=(2,), rows=((1, 3), (1, 3)), op="sum")),
     Derivative(form=Form.NN, case=Case(kind=Kind.ALL_TO_ALL, group=(0, 1), shape=(2,), rows=((1, 2), (3, 1)))),
 )
-"""Parts of different sizes: the first has a forward, and gathers its gradients as if they had equal sizes; the other has neither."""
+"""Parts of different sizes: the first call gathers its gradients as if they had equal sizes, the other has no forward either."""

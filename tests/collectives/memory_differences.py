@@ -1,4 +1,4 @@
-"""Where torch's gradients, or values, are wrong over gloo because of how tensors lie in memory; sim refuses each. Others are drawn."""
+"""Where gradients, or values, are wrong over gloo because of how tensors lie in memory; sim refuses each, others are drawn."""
 
 from __future__ import annotations
 

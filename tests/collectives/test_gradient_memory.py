@@ -1,4 +1,4 @@
-"""How tensors lie in memory never changes a gradient in sim: it is the adjoint, or the call is refused, as over gloo it may be wrong."""
+"""How tensors lie in memory changes no gradient in sim: it is the adjoint, or the call is refused, as gloo may get it wrong."""
 
 from __future__ import annotations
 

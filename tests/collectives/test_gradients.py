@@ -131,7 +131,7 @@ def test_differences_differ(difference: Difference) -> None:
 @pytest.mark.parametrize("derivative", UNEVEN, ids=lambda derivative: derivative.case.kind.value)
 def test_uneven_parts_end_the_run(derivative: Derivative, world: str) -> None:
     """Where torch cannot exchange them, forward or backward, there is an error, and no numbers; the world works afterwards."""
-    with pytest.raises(RanksFailed, match="collectives do not match|gloo allows"):
+    with pytest.raises(RanksFailed, match=r"collectives do not match|gloo allows"):
         run_in(world, 2, differentiate_or_raise, derivative)
 
 
@@ -144,7 +144,7 @@ def test_a_gather_into_one_tensor_has_no_gradient(world: str) -> None:
 @pytest.mark.parametrize("world", WORLDS)
 @pytest.mark.parametrize("name", OPERATORS)
 def test_operators_without_a_backward(name: str, world: str) -> None:
-    """They leave gradients where they are, or have none; functions with a backward, and DTensor's own, never differentiate them."""
+    """They leave gradients where they are, or have none; no function that has a backward relies on theirs."""
     found = run_in(world, 2, differentiate_operator, name)
     assert found in (([2.0, 2.0], [1.0, 1.0]), (None, None)), name
 

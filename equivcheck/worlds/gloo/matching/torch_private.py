@@ -139,9 +139,10 @@ def _functional(op: Any) -> Callable[..., Any]:
     """The kernel of a functional reduction, which goes on to a collective: remembers by what it reduces."""
     place = [argument.name for argument in op._schema.arguments].index("reduce_op")
 
-    def kernel(keyset: Any, *arguments: Any) -> Any:
-        with _Reduction(arguments[place].lower()):
-            return op._handle.redispatch_boxed(keyset & _BELOW, *arguments)
+    def kernel(keyset: Any, *arguments: Any, **options: Any) -> Any:
+        given = arguments[place]
+        with _Reduction(given.lower() if isinstance(given, str) else _reduction((given,))):
+            return op._handle.redispatch_boxed(keyset & _BELOW, *arguments, **options)
 
     return kernel
 

@@ -1,0 +1,28 @@
+"""nn.broadcast in a group of later ranks loses the gradient: the rank within the group is compared with a global one.
+
+torchrun --standalone --nproc-per-node 2 broadcast_in_a_later_group.py
+"""
+
+import sys
+
+import torch
+import torch.distributed as dist
+import torch.distributed.nn.functional as nn
+
+
+def max_difference() -> float:
+    """Of the gradient in a group of rank 1 alone."""
+    group = dist.new_group([1])
+    if dist.get_rank() == 0:
+        return 0.0
+    given = torch.ones(2, requires_grad=True)
+    nn.broadcast(given, 1, group).sum().backward()
+    return (given.grad - 1).abs().max().item()
+
+
+if __name__ == "__main__":
+    dist.init_process_group("gloo")
+    found = max_difference()
+    print(f"max difference {found}")
+    dist.destroy_process_group()
+    sys.exit(found > 0)
