@@ -104,8 +104,8 @@ def _no_gradient(form: Form, kind: Kind, worlds: tuple[str, ...] = ("sim", "gloo
 
 VIEWED = "A view was created in no_grad mode and is being modified inplace"
 """What mostly comes of waiting for a gathered tensor, of which gloo makes views in a thread; else there is no gradient either."""
-LOSES_VIEWS = ">=2.11"
-"""The versions of torch in which a gather along another dim is a view where it can be, and has a backward."""
+LOSES_VIEWS = ">=2.12"
+"""The versions of torch in which a gather along another dim is a view where it can be."""
 WRITES_WHAT_IS_SAVED = ">=2.15"
 """The backward of a coalesced extremum raises over gloo, which writes its outputs from a thread, mostly after they were saved.
 

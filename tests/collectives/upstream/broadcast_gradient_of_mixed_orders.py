@@ -1,4 +1,4 @@
-"""The gradient of nn.broadcast is wrong where one rank uses the output transposed: the backward reduces what lies in another order.
+"""The gradient of nn.broadcast is wrong where one rank uses the output transposed: it is reduced as it lies in memory.
 
 torchrun --standalone --nproc-per-node 2 broadcast_gradient_of_mixed_orders.py
 """
