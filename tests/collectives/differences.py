@@ -9,6 +9,7 @@ import numpy as np
 
 from collectives import model
 from collectives.cases import IN_PARTS, REDUCTIONS, ROOTED, Case, Kind
+from collectives.gradient_memory import Memory
 from collectives.gradients import (
     BACKWARD,
     FORMS,
@@ -136,6 +137,21 @@ DIFFERENCES = (
         worlds=("gloo",),
         text="is a view and its base or another view of its base has been modified inplace",
         reason="gloo makes views in a thread, as of gathered tensors before; sim has the adjoint",
+    ),
+    *(
+        Difference(
+            name=f"autograd all_gather_single of {name} with dims reversed",
+            derivative=Derivative(
+                form=Form.AUTOGRAD, case=Case(kind=Kind.ALL_GATHER_SINGLE, group=(0, 1, 2), shape=(2, 2)), **sides
+            ),
+            torch=NO_BACKWARD,
+            text="is_contiguous",
+            reason="it takes contiguous tensors only, forward and backward",
+        )
+        for name, sides in (
+            ("inputs", {"inputs": (Memory.REVERSED,) * 3}),
+            ("gradients", {"gradients": (Memory.REVERSED,) * 3}),
+        )
     ),
     Difference(
         name="permute_tensor of two dims",

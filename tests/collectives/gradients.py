@@ -289,7 +289,12 @@ def _rows(draw: DrawFn, form: Form, kind: Kind, size: int) -> tuple[tuple[int, .
 
 
 def allowed(side: Side, form: Form, kind: Kind, unused: bool = False) -> Allowed:
-    """How tensors are generated to lie in memory; the gradients of what is not used are zeros, and contiguous."""
+    """How tensors are generated to lie in memory; the gradients of what is not used are zeros, and contiguous.
+
+    While `Form.AUTOGRAD` had a backward of its own, it refused all others: see `differences`.
+    """
+    if form is Form.AUTOGRAD and torch_in(NO_BACKWARD):
+        return Allowed.ROWS
     found = ALLOWED[side].get((form, kind), Allowed.ANY)
     return Allowed.ROWS if unused and found is Allowed.DENSE else found
 
