@@ -123,7 +123,7 @@ class Worker:
         if self._control is not None and self._control.is_due(self._clock.seconds):
             self._step_control(self._control)
         candidate = self._candidate(scenario)
-        if candidate is None or (self._shrinking is None and not self._wants(candidate.scenario)):
+        if candidate is None or (self._shrinking is None and not self._wants(candidate)):
             self._recorder.beat()
             self._report_if_due()
             return
@@ -173,10 +173,11 @@ class Worker:
             raise CheckerBroke(verdict.scenario) from error
         return again.outcome.is_finding
 
-    def _wants(self, scenario: Scenario) -> bool:
+    def _wants(self, candidate: Candidate) -> bool:
         """Whether to check what was drawn; of a batch beyond limits of torch only what is beyond one."""
+        scenario, may_be_known = candidate.scenario, bool(candidate.could_show)
         is_meant = not self._beyond or why_unsupported(scenario) is not None
-        return is_meant and self._selections[self._beyond].wants(scenario)
+        return is_meant and self._selections[self._beyond].wants(scenario, may_be_known=may_be_known)
 
     def _to_be_shrunk(self, verdict: Verdict) -> bool:
         try:
