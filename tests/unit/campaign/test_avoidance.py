@@ -59,7 +59,7 @@ def test_what_shows_a_known_issue_is_a_small_share_of_checks() -> None:
 
 def test_what_no_longer_shows_is_not_avoided() -> None:
     """An issue that torch has mended costs no check, so its scenarios are soon checked like others."""
-    assert outcomes(BROKEN, mended)[False] > 0.9 * NUM_CHECKS
+    assert outcomes(BROKEN, mended)[False] >= NUM_CHECKS - 5
 
 
 def test_shares_are_those_of_layouts() -> None:
