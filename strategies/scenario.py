@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import cache
 from operator import and_
 
@@ -11,14 +10,15 @@ from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn, SearchStrategy
 
 from equivcheck.composition.fitting import fitted_training, row_multiple, with_scaled_rows
-from equivcheck.scenario import SPMD, Execution, Layout, Loss, Pipeline, Scenario, Training
+from equivcheck.layouts.limits.repairs import with_summed_squares
+from equivcheck.scenario import SPMD, Execution, Layout, Pipeline, Scenario, Training
 from equivcheck.scenario.mesh import MAX_RANKS
 from equivcheck.strategies.chance import EVENLY, RARELY, SEEDS, SOMETIMES
 from equivcheck.strategies.layout import executions, layouts
 from equivcheck.strategies.plan import needs_plan, with_drawn_plan, with_idle_plan
 from equivcheck.strategies.resume import may_resume, with_drawn_resume
 from equivcheck.strategies.stages import needs_stages, with_drawn_boundaries, with_drawn_schedule
-from equivcheck.strategies.training import tamed, trainings
+from equivcheck.strategies.training import trainings
 
 _EXECUTIONS = executions()
 _TRAININGS = trainings()
@@ -102,10 +102,7 @@ def _training(draw: DrawFn, trainings: SearchStrategy[Training] | None, layout: 
     training = draw(_TRAININGS)
     by_propagation = layout.has(SPMD)
     # Drawn whatever the loss is: a mean of squared errors, the plainest of all, must take no more choices than others.
-    if not (by_propagation and draw(_SUMMED)) or training.loss is not Loss.MSE_MEAN:
-        return training
-    optimizer = training.optimizer if training.optimizer.maximize else tamed(training.optimizer, Loss.MSE_SUM)
-    return replace(training, loss=Loss.MSE_SUM, optimizer=optimizer)
+    return with_summed_squares(training) if by_propagation and draw(_SUMMED) else training
 
 
 @cache

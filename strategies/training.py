@@ -7,6 +7,7 @@ from dataclasses import replace
 from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn, SearchStrategy
 
+from equivcheck.layouts.limits.repairs import tamed
 from equivcheck.scenario import (
     ClipNorm,
     ClipValue,
@@ -37,8 +38,6 @@ STEPS: SearchStrategy[int] = st.sampled_from((1, 2, 3, 3, 4, 5))
 """More often than not 3 and more: some faults show only once optimizer state matters."""
 LOSSES: SearchStrategy[Loss] = st.sampled_from(Loss)
 PRECISIONS: SearchStrategy[Precision] = st.sampled_from((Precision.FLOAT64,) * 3 + (Precision.FLOAT32,))
-STEEP = 1024
-"""How much smaller the learning rate is where a square error is summed (over, say, 64 rows of 16 outputs) or ascended."""
 ROWS: SearchStrategy[int] = st.integers(1, 4)
 THRESHOLDS: SearchStrategy[float] = st.sampled_from((0.1, 0.01, 1.0, 100.0))
 """Mostly below the norms that gradients have here, so that clipping is active; a shrunk example keeps it active."""
@@ -138,10 +137,3 @@ def trainings(  # noqa: PLR0913 - a strategy for each field, all by keyword
         steps=num_steps,
         seed=draw(SEEDS),
     )
-
-
-def tamed(optimizer: Optimizer, loss: Loss) -> Optimizer:
-    """The optimizer at a rate at which a few steps of a deep model do not overflow, as they would then prove nothing."""
-    if loss is Loss.MSE_SUM or (loss is Loss.MSE_MEAN and optimizer.maximize):
-        return replace(optimizer, lr=optimizer.lr / STEEP)
-    return optimizer

@@ -120,11 +120,17 @@ def _issue(issue: object, smallest: object | None) -> str:
         f"- **Versions**: {_versions(issue)}",
         f"- **Layouts**: {', '.join(f'`{tag}`' for tag in issue.layouts) or 'none of those that are generated'}",
         f"- **Upstream**: {_upstream(issue.link)}",
+        *([f"- **Avoided where**: {_avoided_where(issue)}"] if issue.without else []),
     ]
     parts = [f"({_anchor(issue.id)})=\n\n## {_prose(issue.id)}", _prose(what), "\n".join(facts)]
     if smallest is not None:
         parts += ["The smallest scenario that shows it:", f"```python\n{pretty_repr(smallest, max_width=CODE_WIDTH)}\n```"]
     return "\n\n".join([*parts, _script(script.name, issue.ranks)])
+
+
+def _avoided_where(issue: object) -> str:
+    """What a scenario is like in which the issue cannot show: the first sentence of its workaround."""
+    return _prose((sources.WITHOUT[issue.without].__doc__ or "").strip())
 
 
 def _upstream(link: str) -> str:

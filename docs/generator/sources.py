@@ -15,6 +15,7 @@ from equivcheck.cli import main
 from equivcheck.composition.registry import layout_kinds
 from equivcheck.known_issues.known import issues_on_file, script_path
 from equivcheck.known_issues.showing import measured
+from equivcheck.known_issues.workarounds import WITHOUT
 from equivcheck.layouts.limits.limit import LayoutLimit, Limit, in_words
 from equivcheck.mutants.registry import mutants
 from equivcheck.scenario import Scenario
@@ -22,6 +23,7 @@ from equivcheck.scenario import Scenario
 ROOT = Path(__file__).parents[2]
 
 __all__ = [
+    "WITHOUT",
     "AnyLimit",
     "in_words",
     "issues_on_file",

@@ -33,13 +33,15 @@ class Selection:
         self._novelty = Novelty()
         self._checked: set[int] = set()
 
-    def wants(self, scenario: Scenario) -> bool:
-        """Whether to check a scenario; if so it counts as checked.
+    def wants(self, scenario: Scenario, *, may_be_known: bool = False) -> bool:
+        """Whether to check a scenario, which may end as a known issue or not; if so it counts as checked.
 
         Hypothesis draws one scenario in several ways, and starts every batch simple.
         """
         mark = hash(scenario)
-        if mark in self._checked or not self._compile_budget.allows(scenario) or not self._novelty.wants(scenario):
+        if mark in self._checked or not self._compile_budget.allows(scenario):
+            return False
+        if not self._novelty.wants(scenario, may_be_known=may_be_known):
             return False
         if len(self._checked) >= _REMEMBERED:
             self._checked.clear()
@@ -69,19 +71,19 @@ class Novelty:
 
     New are pairs and triples of features. When nothing brings any it wants every scenario: none is left out for good. Compiled
     scenarios, and those whose steps are traced, are kinds of their own, so that they are not checked much more often than they
-    are drawn.
+    are drawn; and so are those that may end as a known issue, as there are to be few of them.
     """
 
     def __init__(self) -> None:
         self._reach, self._triples = Reach(), Triples()
-        self._recent: dict[tuple[bool, bool], deque[tuple[float, float]]] = {}
+        self._recent: dict[tuple[bool, bool, bool], deque[tuple[float, float]]] = {}
         self._num_wanted = 0
 
-    def wants(self, scenario: Scenario) -> bool:
-        """Whether to check a scenario; if so it counts as checked."""
-        kind, gains = _kind(scenario), self._gains(scenario)
-        window = WINDOW_OF_COMPILED if kind[0] else WINDOW
-        recent = self._recent.setdefault(kind, deque(maxlen=window - 1))
+    def wants(self, scenario: Scenario, *, may_be_known: bool = False) -> bool:
+        """Whether to check a scenario, which may end as a known issue or not; if so it counts as checked."""
+        (compiles, traces), gains = _compiles_or_traces(scenario), self._gains(scenario)
+        window = WINDOW_OF_COMPILED if compiles else WINDOW
+        recent = self._recent.setdefault((compiles, traces, may_be_known), deque(maxlen=window - 1))
         measure = self._num_wanted % REGARDLESS_OF_COST_ONE_IN != 0
         wanted = gains[measure] >= max((before[measure] for before in recent), default=0.0)
         recent.append(gains)
@@ -97,7 +99,7 @@ class Novelty:
         return gain, gain / expected_cost(scenario)
 
 
-def _kind(scenario: Scenario) -> tuple[bool, bool]:
+def _compiles_or_traces(scenario: Scenario) -> tuple[bool, bool]:
     """Whether any of its layouts compiles, and whether any traces steps."""
     executions = [layout.execution for layout in scenario.layouts]
     return any(execution.is_compiled for execution in executions), any(execution.whole_step for execution in executions)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from equivcheck.campaign.histogram import Histogram
@@ -26,6 +27,10 @@ class Tally:
     """Checks beyond limits of torch by outcome; no other figure but those of findings includes them."""
     known: Counter[str] = field(default_factory=Counter)
     """Checks that showed a known upstream issue, by its identifier."""
+    told: Counter[str] = field(default_factory=Counter)
+    """Checks that told whether a known issue shows, by its identifier: they had what it needs, and ended as no other."""
+    avoided: Counter[str] = field(default_factory=Counter)
+    """Checks of scenarios that were changed so that a known issue cannot show, by its identifier."""
     reasons: Counter[tuple[Outcome, str]] = field(default_factory=Counter)
     """Why checks were inconclusive or unsupported, or equivalent up to some step; numbers left out."""
     fingerprints: Counter[str] = field(default_factory=Counter)
@@ -59,8 +64,8 @@ class Tally:
                 found.merge(errors)
         return found
 
-    def add(self, verdict: Verdict, seconds: float) -> None:
-        """Count a check that took so long."""
+    def add(self, verdict: Verdict, seconds: float, *, told: Collection[str] = (), avoided: Collection[str] = ()) -> None:
+        """Count a check that took so long, told of some known issues whether they show, and avoided others."""
         if verdict.beyond:
             self.beyond[verdict.outcome] += 1
             return
@@ -76,6 +81,8 @@ class Tally:
             self.reasons[verdict.outcome, blur(verdict.reason)] += 1
         elif verdict.undecided:
             self.reasons[verdict.outcome, blur(verdict.undecided)] += 1
+        self.told.update(told)
+        self.avoided.update(avoided)
         self.reach.add(verdict.scenario)
         self._note_slowest(seconds, verdict.scenario)
 
@@ -88,6 +95,8 @@ class Tally:
             self.errors.setdefault(names, Histogram()).merge(errors)
         self.beyond.update(other.beyond)
         self.known.update(other.known)
+        self.told.update(other.told)
+        self.avoided.update(other.avoided)
         self.reasons.update(other.reasons)
         self.fingerprints.update(other.fingerprints)
         self.reach.merge(other.reach)

@@ -8,6 +8,7 @@ import time
 from functools import partial
 from typing import Any
 
+from equivcheck.campaign.avoidance import Avoidance, Candidate, avoiding_all
 from equivcheck.campaign.batches import EndBatch, FaultShown, batch_seed, run_batch
 from equivcheck.campaign.control import ControlRun, control_of
 from equivcheck.campaign.isolated import CheckerFailed, check_isolated
@@ -46,6 +47,7 @@ class Worker:
         self._tally, self._reported = Tally(), 0.0
         self._beyond = False
         self._selections = {beyond: Selection(plan.reckoned_seconds) for beyond in (False, True)}
+        self._avoidance, self._avoids = Avoidance(), False
         self._smallest: dict[str, Size] = {}
         self._shrinking: Shrinking | None = None
         self._control = control_of(plan) if place[0] == 0 else None
@@ -120,25 +122,42 @@ class Worker:
             raise EndBatch
         if self._control is not None and self._control.is_due(self._clock.seconds):
             self._step_control(self._control)
-        if self._shrinking is None and not self._wants(scenario):
+        candidate = self._candidate(scenario)
+        if candidate is None or (self._shrinking is None and not self._wants(candidate)):
             self._recorder.beat()
             self._report_if_due()
             return
         start = time.monotonic()
         coarse = self._shrinking is not None and self._shrinking.coarse
-        verdict = self.check(scenario, coarse=coarse, beyond=self._beyond)
+        verdict = self.check(candidate.scenario, coarse=coarse, beyond=self._beyond)
         seconds = time.monotonic() - start
         if self._shrinking is None and not self._holds(verdict):
             self._tally.not_repeated += 1
             return
         if self._shrinking is None:
-            self._tally.add(verdict, seconds)
-            self._checks_left -= not verdict.beyond
+            self._count(candidate, verdict, seconds)
         else:
             self._tally.num_shrinking += 1
         self._report_if_due()
         if verdict.outcome.is_finding and self._to_be_shrunk(verdict):
             raise FaultShown  # the only place: Hypothesis takes what is raised elsewhere for another fault
+
+    def _candidate(self, scenario: Scenario) -> Candidate | None:
+        """What to check for a scenario that Hypothesis proposes; while one that avoids known issues shrinks, all avoid them."""
+        if self._beyond:
+            return Candidate(scenario=scenario)
+        if self._shrinking is not None:
+            return avoiding_all(scenario) if self._avoids else Candidate(scenario=scenario)
+        candidate = self._avoidance.candidate(scenario)
+        self._avoids = candidate is not None and bool(candidate.avoided)
+        return candidate
+
+    def _count(self, candidate: Candidate, verdict: Verdict, seconds: float) -> None:
+        """Count a check that is none of shrinking."""
+        self._tally.add(verdict, seconds, told=candidate.told(verdict), avoided=candidate.avoided)
+        if not verdict.beyond:
+            self._avoidance.count(candidate, verdict)
+            self._checks_left -= 1
 
     def _holds(self, verdict: Verdict) -> bool:
         """Whether ranks that failed in a way not seen yet fail again alone, in a fresh process and with more time."""
@@ -154,10 +173,11 @@ class Worker:
             raise CheckerBroke(verdict.scenario) from error
         return again.outcome.is_finding
 
-    def _wants(self, scenario: Scenario) -> bool:
+    def _wants(self, candidate: Candidate) -> bool:
         """Whether to check what was drawn; of a batch beyond limits of torch only what is beyond one."""
+        scenario, may_be_known = candidate.scenario, bool(candidate.could_show)
         is_meant = not self._beyond or why_unsupported(scenario) is not None
-        return is_meant and self._selections[self._beyond].wants(scenario)
+        return is_meant and self._selections[self._beyond].wants(scenario, may_be_known=may_be_known)
 
     def _to_be_shrunk(self, verdict: Verdict) -> bool:
         try:

@@ -15,6 +15,7 @@ from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.version import Version
 
 from equivcheck.choice import Choice
+from equivcheck.composition.fitting import fitted
 from equivcheck.errors import EquivCheckError
 from equivcheck.known_issues.predicates import NEEDS, SHOWS
 from equivcheck.known_issues.workarounds import WITHOUT
@@ -73,8 +74,9 @@ class KnownIssue:
     shows: tuple[str, ...] = ()
     """Of wrong numbers: names of predicates that the first divergence must satisfy, all of them; see `SHOWS`."""
     without: str = ""
-    """Of wrong numbers: name of a change by which the issue is avoided, and which must leave nothing wrong; see `WITHOUT`."""
-
+    """Name of a change by which the issue is avoided; see `WITHOUT`. Empty where no scenario within limits shows it."""
+    tried_without: bool = False
+    """Whether the evidence alone does not tell the issue: what the change leaves is run as well, and must not be wrong."""
     on_resume: bool = False
     """Whether it is what a checkpoint between two layouts holds: a wrong number then shows in the first step after it."""
 
@@ -99,17 +101,26 @@ class KnownIssue:
     def explains(self, verdict: Verdict) -> bool:
         """Whether a failing verdict is this issue."""
         scenario = verdict.scenario
-        tags = {parallelism.tag for parallelism in scenario.layout.parallelisms}
         return (
             verdict.outcome in _OUTCOMES[self.kind]
-            and not tags.isdisjoint(self.layouts)
-            and all(NEEDS[name](scenario) for name in self.needs)
+            and self._is_met(scenario)
             and (self._is_first(verdict.divergence, scenario) if verdict.divergence else self._is_raised(verdict))
         )
 
+    def could_show(self, scenario: Scenario) -> bool:
+        """Whether a scenario has what the issue needs, so that a check of it may end as this issue."""
+        if scenario.resume is None:
+            return not self.on_resume and self._is_met(scenario)
+        return any(map(self._is_met, _of_one_layout(scenario)))
+
     def avoided(self, scenario: Scenario) -> Scenario | None:
-        """The scenario in which the issue cannot show, and everything else can; None if nobody knows one."""
-        return WITHOUT[self.without](scenario) if self.without else None
+        """The nearest scenario that can run and cannot show the issue; None if nobody knows one."""
+        return fitted(WITHOUT[self.without](scenario)) if self.without else None
+
+    def _is_met(self, scenario: Scenario) -> bool:
+        """Whether a scenario of one layout has what the issue needs."""
+        tags = {parallelism.tag for parallelism in scenario.layout.parallelisms}
+        return not tags.isdisjoint(self.layouts) and all(NEEDS[name](scenario) for name in self.needs)
 
     def _is_first(self, divergence: Divergence, scenario: Scenario) -> bool:
         fits = divergence.phase is self.phase and divergence.difference in self.differences
@@ -132,8 +143,7 @@ def _views(verdict: Verdict, on_resume: bool) -> Iterator[Verdict]:
     if resume is None:
         yield from () if on_resume else (verdict,)
         return
-    both = (resume.layout, verdict.scenario.layout)
-    of_first, of_second = (replace(verdict, scenario=replace(verdict.scenario, layout=layout, resume=None)) for layout in both)
+    of_first, of_second = (replace(verdict, scenario=scenario) for scenario in _of_one_layout(verdict.scenario))
     divergence = verdict.divergence
     if divergence is None or (on_resume and divergence.step == resume.steps):
         yield from (of_first, of_second)
@@ -141,6 +151,11 @@ def _views(verdict: Verdict, on_resume: bool) -> Iterator[Verdict]:
         yield of_first
     elif not on_resume:
         yield replace(of_second, divergence=replace(divergence, step=divergence.step - resume.steps))  # they count anew
+
+
+def _of_one_layout(scenario: Scenario) -> tuple[Scenario, ...]:
+    """The scenario under each of its layouts alone, in the order in which they run."""
+    return tuple(replace(scenario, layout=layout, resume=None) for layout in scenario.layouts)
 
 
 @cache

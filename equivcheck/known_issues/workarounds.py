@@ -2,29 +2,72 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 
-from equivcheck.layouts.limits.repairs import with_execution
-from equivcheck.scenario import Compile, Implementation, Layout, Loss, Scenario
+from equivcheck.layouts.limits.repairs import (
+    each_layer,
+    with_execution,
+    with_model,
+    with_options,
+    with_summed_squares,
+    with_widths,
+    without_frozen,
+    without_shares,
+)
+from equivcheck.parallelisms.fsdp1.known import replicas_of_one_shard
+from equivcheck.parallelisms.pipeline.known import ENDS_IN_VIEW
+from equivcheck.scenario import (
+    DDP,
+    FSDP1,
+    FSDP2,
+    ClipNorm,
+    ClipValue,
+    Compile,
+    Implementation,
+    Layout,
+    Loss,
+    Mesh,
+    Norm,
+    Scenario,
+    Training,
+)
+from equivcheck.scenario.mesh import DP, REPLICATE, SHARD, TP
+
+Workaround = Callable[[Scenario], Scenario]
+
+WITHOUT: dict[str, Workaround] = {}
+"""Changes of a scenario, by name: the issue cannot show in what they leave, and all else is as it was."""
 
 
+def _workaround(change: Workaround) -> Workaround:
+    WITHOUT[change.__name__] = change
+    return change
+
+
+def _in_layouts(scenario: Scenario, change: Callable[[Layout], Layout]) -> Scenario:
+    """Every layout changed, that of the first steps as well."""
+    resume = scenario.resume and replace(scenario.resume, layout=change(scenario.resume.layout))
+    return replace(scenario, layout=change(scenario.layout), resume=resume)
+
+
+def _in_training(scenario: Scenario, change: Callable[[Training], Training]) -> Scenario:
+    return replace(scenario, training=change(scenario.training))
+
+
+@_workaround
 def plain_implementation(scenario: Scenario) -> Scenario:
     """The optimizer updates one parameter after the other, an operation at a time; not in a graph, which may not hold that."""
     optimizer = replace(scenario.training.optimizer, implementation=Implementation.FOR_LOOP)
-    resume = scenario.resume and replace(scenario.resume, layout=with_execution(scenario.resume.layout, whole_step=False))
-    return replace(
-        scenario,
-        training=replace(scenario.training, optimizer=optimizer),
-        layout=with_execution(scenario.layout, whole_step=False),
-        resume=resume,
-    )
+    scenario = _in_training(scenario, lambda training: replace(training, optimizer=optimizer))
+    return _in_layouts(scenario, lambda layout: with_execution(layout, whole_step=False))
 
 
+@_workaround
 def nothing_kept_on_disk(scenario: Scenario) -> Scenario:
     """What Inductor would compile stays with Dynamo and AOTAutograd, in memory."""
-    resume = scenario.resume and replace(scenario.resume, layout=_without_inductor(scenario.resume.layout))
-    return replace(scenario, layout=_without_inductor(scenario.layout), resume=resume)
+    return _in_layouts(scenario, _without_inductor)
 
 
 def _without_inductor(layout: Layout) -> Layout:
@@ -33,12 +76,139 @@ def _without_inductor(layout: Layout) -> Layout:
     return with_execution(layout, compile=Compile.AOT_EAGER)
 
 
+@_workaround
+def forward_not_compiled(scenario: Scenario) -> Scenario:
+    """No forward is compiled."""
+    return _in_layouts(scenario, lambda layout: with_execution(layout, compile=Compile.NONE, per_layer=False))
+
+
+@_workaround
 def summed_outputs(scenario: Scenario) -> Scenario:
     """The loss is the sum of outputs less targets where it is their mean."""
-    return replace(scenario, training=replace(scenario.training, loss=Loss.LINEAR_SUM))
+    return _in_training(scenario, lambda training: replace(training, loss=Loss.LINEAR_SUM))
 
 
-WITHOUT: dict[str, Callable[[Scenario], Scenario]] = {
-    change.__name__: change for change in (plain_implementation, nothing_kept_on_disk, summed_outputs)
-}
-"""Changes of a scenario, by name: the issue cannot show in what they leave, and all else is as it was."""
+@_workaround
+def summed_squares(scenario: Scenario) -> Scenario:
+    """The loss is the sum of squared errors where it is their mean, at a lower learning rate."""
+    return _in_training(scenario, with_summed_squares)
+
+
+@_workaround
+def all_trained(scenario: Scenario) -> Scenario:
+    """No layer is frozen."""
+    return _in_training(scenario, without_frozen)
+
+
+@_workaround
+def own_weights(scenario: Scenario) -> Scenario:
+    """No two layers share a weight."""
+    return _in_training(scenario, without_shares)
+
+
+@_workaround
+def not_clipped(scenario: Scenario) -> Scenario:
+    """Gradients are not clipped."""
+    return _in_training(scenario, lambda training: replace(training, clipping=None))
+
+
+@_workaround
+def clipped_by_squares(scenario: Scenario) -> Scenario:
+    """Gradients are clipped by the root of the sum of their squares."""
+    clipping = scenario.training.clipping
+    largest = clipping.clip_value if isinstance(clipping, ClipValue) else clipping.max_norm if clipping else ClipNorm().max_norm
+    return _in_training(scenario, lambda training: replace(training, clipping=ClipNorm(max_norm=largest)))
+
+
+@_workaround
+def layer_norms(scenario: Scenario) -> Scenario:
+    """Norms are LayerNorm."""
+
+    def changed(training: Training) -> Training:
+        return each_layer(training, lambda _, layer: replace(layer, norm=layer.norm and Norm.LAYER))
+
+    return _in_training(scenario, changed)
+
+
+@_workaround
+def no_views(scenario: Scenario) -> Scenario:
+    """No layer's output ends as a view of another tensor."""
+
+    def changed(training: Training) -> Training:
+        return each_layer(training, lambda _, layer: replace(layer, shape_op=None) if layer.shape_op in ENDS_IN_VIEW else layer)
+
+    return _in_training(scenario, changed)
+
+
+@_workaround
+def rows_first(scenario: Scenario) -> Scenario:
+    """Rows of inputs lie along dim 0."""
+    return _in_training(scenario, lambda training: replace(training, data=replace(training.data, batch_dim=0)))
+
+
+@_workaround
+def nothing_of_one(scenario: Scenario) -> Scenario:
+    """Features, widths and rows of one are two."""
+
+    def changed(training: Training) -> Training:
+        training = with_model(training, **_wider(training))
+        rows = tuple(max(rows, 2) for rows in training.data.microbatches)
+        return replace(training, data=replace(training.data, microbatches=rows))
+
+    return _in_training(scenario, changed)
+
+
+def _wider(training: Training) -> dict[str, object]:
+    """Features and layers of at least two, so that those that are alike stay alike."""
+    layers = tuple(replace(layer, width=max(layer.width, 2)) for layer in training.model.layers)
+    return {"features": max(training.model.features, 2), "layers": layers}
+
+
+@_workaround
+def cut_evenly(scenario: Scenario) -> Scenario:
+    """Features and widths are multiples of the ranks that cut them."""
+    parts = math.lcm(*map(_parts, scenario.layouts))
+    return _in_training(scenario, lambda training: with_widths(training, parts))
+
+
+def _parts(layout: Layout) -> int:
+    """Into how many parts tensor parallelism cuts a dim, and FSDP2 each of those."""
+    return layout.mesh.size(TP) * (layout.mesh.size(DP, SHARD) if layout.has(FSDP2) else 1)
+
+
+@_workaround
+def each_backward_synced(scenario: Scenario) -> Scenario:
+    """DDP reduces in each backward."""
+    return _in_layouts(scenario, lambda layout: with_options(layout, DDP, no_sync=False))
+
+
+@_workaround
+def original_parameters(scenario: Scenario) -> Scenario:
+    """FSDP1 keeps the parameters of the model."""
+    return _in_layouts(scenario, lambda layout: with_options(layout, FSDP1, use_orig_params=True))
+
+
+@_workaround
+def shards_for_replicas(scenario: Scenario) -> Scenario:
+    """FSDP1 over replicas of one shard has one replica of several shards."""
+
+    def changed(layout: Layout) -> Layout:
+        if not replicas_of_one_shard(replace(scenario, layout=layout, resume=None)):
+            return layout
+        sizes = {REPLICATE: 1, SHARD: layout.mesh.size(REPLICATE)}
+        axes = tuple(replace(axis, size=sizes.get(axis.name, axis.size)) for axis in layout.mesh.axes)
+        return replace(layout, mesh=Mesh(axes=axes))
+
+    return _in_layouts(scenario, changed)
+
+
+@_workaround
+def cut_along_rows(scenario: Scenario) -> Scenario:
+    """FSDP2 cuts parameters along their first dim."""
+    return _in_layouts(scenario, lambda layout: with_options(layout, FSDP2, shard_last_dim=False))
+
+
+@_workaround
+def divided_by_ranks(scenario: Scenario) -> Scenario:
+    """FSDP2 divides sums of gradients by the number of ranks."""
+    return _in_layouts(scenario, lambda layout: with_options(layout, FSDP2, gradient_divide_factor=None))

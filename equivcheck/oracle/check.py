@@ -82,7 +82,7 @@ def _judge(scenario: Scenario, runner: Runner, *, beyond: bool, coarse: bool) ->
 def _is_wrong_without(verdict: Verdict, runner: Runner, *, coarse: bool) -> bool:
     """Whether the ranks are wrong as well where the issue that was taken for the reason cannot show."""
     issue = next(issue for issue in known_issues() if issue.id == verdict.known)
-    avoided = issue.avoided(verdict.scenario)
+    avoided = issue.avoided(verdict.scenario) if issue.tried_without else None
     return avoided is not None and _judge(avoided, runner, beyond=False, coarse=coarse).outcome.is_finding
 
 

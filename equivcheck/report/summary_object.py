@@ -39,7 +39,7 @@ def summary_object(summary: Summary) -> dict[str, Any]:
             "layouts": {layout: _errors(tally.errors_of(layout)) for layout in sorted({name for name, _ in tally.errors})},
             "optimizers": {name: _errors(tally.errors_of(name)) for name in sorted({name for _, name in tally.errors})},
         },
-        "known": dict(tally.known.most_common()),
+        "known": {issue: _known(tally, issue) for issue in sorted({*tally.told, *tally.avoided})},
         "reasons": [
             {"outcome": outcome.value, "reason": reason, "checks": number}
             for (outcome, reason), number in tally.reasons.most_common()
@@ -89,6 +89,11 @@ def finding_object(finding: KeptFinding, tally: Tally) -> dict[str, Any]:
 
 def _num(tally: Tally, outcome: Outcome) -> int:
     return sum(number for (_, other), number in tally.outcomes.items() if other is outcome)
+
+
+def _known(tally: Tally, issue: str) -> dict[str, int]:
+    """Checks that showed an issue, those that could tell whether it shows, and those of scenarios changed so that it cannot."""
+    return {"checks": tally.known[issue], "of": tally.told[issue], "avoided": tally.avoided[issue]}
 
 
 def _layout(tally: Tally, layout: str) -> dict[str, Any]:

@@ -91,12 +91,16 @@ def _table(tally: Tally) -> Table:
 
 
 def _notes(tally: Tally) -> Iterator[Text]:
-    """How close what is equivalent came to a finding; known issues that showed, and what was not decided, by frequency."""
+    """How close what is equivalent came to a finding; known issues, and what was not decided, by frequency."""
     if (errors := tally.errors_of()).count:
         median, p99, most = (f"{errors.quantile(share):.2g}" for share in (0.5, 0.99, 1.0))
         yield Text(f"errors of what is equivalent, in units of tolerance: median {median}, 99 % up to {p99}, largest {most}")
-    for name, number in tally.known.most_common(_MAX_REASONS):
-        yield Text(f"known: {name}, {count(number, 'check')}", style="yellow")
+    for name, number in tally.known.most_common():
+        avoided = f", avoided in {tally.avoided[name]} more" if tally.avoided[name] else ""
+        yield Text(f"known: {name} shows in {number} of {count(tally.told[name], 'check')}{avoided}", style="yellow")
+    unseen = [f"{name} ({count(number, 'check')})" for name, number in tally.told.most_common() if name not in tally.known]
+    if unseen:
+        yield Text(f"known, but did not show: {', '.join(unseen)}", style="yellow")
     for (outcome, reason), number in tally.reasons.most_common(_MAX_REASONS):
         yield Text(f"{outcome.value}: {reason}, {count(number, 'check')}", style=STYLES[outcome])
 

@@ -84,6 +84,20 @@ def test_what_is_decided_in_part_is_told(summary: Summary) -> None:
     assert summary_object(summary)["equivalent_up_to_a_step"] == 1
 
 
+def test_known_issues_are_told_that_show_and_that_do_not(summary: Summary) -> None:
+    """Each with the checks that could tell, and those that avoided it: what no longer shows may be mended."""
+    known = Verdict(outcome=Outcome.KNOWN, scenario=fakes.scenario(), world="sim", known="one")
+    for verdict, told in ((known, ("one",)), (EQUIVALENT, ("one", "other")), (EQUIVALENT, ())):
+        summary.tally.add(verdict, 0.1, told=told, avoided=() if told else ("one",))
+    text = printed(summary)
+    assert "known: one shows in 1 of 2 checks, avoided in 1 more" in text
+    assert "known, but did not show: other (1 check)" in text
+    assert summary_object(summary)["known"] == {
+        "one": {"checks": 1, "of": 2, "avoided": 1},
+        "other": {"checks": 0, "of": 1, "avoided": 0},
+    }
+
+
 def test_progress_is_one_line(summary: Summary) -> None:
     """Time of budget, checks, rate, findings, and outcomes that are neither fine nor a finding."""
     event = Ticked(seconds=2.0, tally=summary.tally, num_findings=1)

@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
-from equivcheck.scenario import AuxiliaryLinear, Implementation, Layer, Layout, Model, Parallelism, Training
+from equivcheck.scenario import AuxiliaryLinear, Implementation, Layer, Layout, Loss, Model, Optimizer, Parallelism, Training
 from equivcheck.scenario.data import USUAL_ROWS
 from equivcheck.scenario.model import MAX_WIDTH
+
+STEEP = 1024
+"""How much smaller the learning rate is where a square error is summed (over, say, 64 rows of 16 outputs) or ascended."""
 
 
 def with_model(training: Training, **changes: object) -> Training:
@@ -55,6 +58,22 @@ def with_widths(training: Training, multiple: int) -> Training:
 def with_loop(training: Training, _layout: Layout) -> Training:
     """The optimizer goes through its parameters one by one."""
     return replace(training, optimizer=replace(training.optimizer, implementation=Implementation.FOR_LOOP))
+
+
+def tamed(optimizer: Optimizer, loss: Loss) -> Optimizer:
+    """The optimizer at a rate at which a few steps of a deep model do not overflow, as they would then prove nothing."""
+    if loss is Loss.MSE_SUM or (loss is Loss.MSE_MEAN and optimizer.maximize):
+        return replace(optimizer, lr=optimizer.lr / STEEP)
+    return optimizer
+
+
+def with_summed_squares(training: Training) -> Training:
+    """Squared errors are summed where they were averaged, at a rate for that."""
+    if training.loss is not Loss.MSE_MEAN:
+        return training
+    # One that ascends is slowed down under either loss.
+    optimizer = training.optimizer if training.optimizer.maximize else tamed(training.optimizer, Loss.MSE_SUM)
+    return replace(training, loss=Loss.MSE_SUM, optimizer=optimizer)
 
 
 def with_num_layers(training: Training, count: int) -> Training:

@@ -10,7 +10,7 @@ from equivcheck.layers.parameters import Parameter, by_layer, parameters_of
 from equivcheck.layouts.known_predicates import need
 from equivcheck.layouts.partition import local_shape
 from equivcheck.parallelisms.fsdp1.flat_layout import alignment_of, held_of
-from equivcheck.parallelisms.fsdp1.limits import has_unit_of_nothing
+from equivcheck.parallelisms.fsdp1.limits import has_unit_of_nothing, is_sharded
 from equivcheck.parallelisms.pipeline.known import rank_of_stages_without_gradients
 from equivcheck.scenario import (
     FSDP1,
@@ -27,6 +27,12 @@ def unit_of_nothing(scenario: Scenario) -> bool:
     """FSDP1 over tensor parallelism that leaves some rank no element of a unit."""
     with_fsdp1 = scenario.layout.has(FSDP1)
     return with_fsdp1 and has_unit_of_nothing(scenario.training, scenario.layout)
+
+
+@need
+def flat_parameters_are_cut(scenario: Scenario) -> bool:
+    """FSDP1 cuts parameters over several ranks."""
+    return scenario.layout.has(FSDP1) and is_sharded(scenario.layout)
 
 
 @need

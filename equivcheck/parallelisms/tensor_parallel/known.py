@@ -148,6 +148,10 @@ def of_a_frozen_split_linear(scenario: Scenario, divergence: Divergence) -> bool
 
 @show
 def of_a_frozen_layer(scenario: Scenario, divergence: Divergence) -> bool:
-    """The tensor is a parameter of a frozen layer."""
-    match = re.match(r"layers\.(\d+)\.", divergence.tensor)
-    return match is not None and scenario.training.model.layers[int(match[1])].frozen
+    """The tensor is a parameter of a frozen layer, be it a weight that another layer has untied."""
+    match = re.match(r"layers\.(\d+)\.(linear\.weight$)?", divergence.tensor)
+    if match is None:
+        return False
+    layers = scenario.training.model.layers
+    layer = layers[int(match[1])]
+    return (layer if layer.shares is None or match[2] is None else layers[layer.shares]).frozen

@@ -11,9 +11,26 @@ from dataclasses import replace
 
 from hypothesis import strategies as st
 
+from equivcheck.campaign.messages import MayShrink, Progress
 from equivcheck.campaign.plan import Plan
+from equivcheck.campaign.tally import Tally
+from equivcheck.known_issues.avoiding import could_show
 from equivcheck.mutants.mutant import Family, Minimum, Mutant
-from equivcheck.scenario import DDP, Axis, Compile, Data, Execution, Layer, Layout, Mesh, Model, Scenario, Training
+from equivcheck.scenario import (
+    DDP,
+    Axis,
+    Compile,
+    Data,
+    Execution,
+    Layer,
+    LayerPlan,
+    Layout,
+    Mesh,
+    Model,
+    Scenario,
+    TensorParallel,
+    Training,
+)
 from equivcheck.system.temporary_folder import NoSpace, temporary_folder
 from equivcheck.trace.differences import Difference, Divergence, Phase
 from equivcheck.verdict.cause import Cause
@@ -34,6 +51,41 @@ def some_scenarios(_: Plan) -> st.SearchStrategy[Scenario]:
     return st.builds(
         scenario, width=st.integers(1, 32), steps=st.integers(1, 5), ranks=st.integers(1, 8), layers=st.integers(1, 5)
     )
+
+
+STATIC_GRAPH = "ddp_static_graph_no_sync"
+"""The known issue that `static_graph` could show."""
+
+
+def static_graph(*, width: int = 1, tensor_parallel: bool = False) -> Scenario:
+    """A scenario that could show a known issue, of DDP alone or over tensor parallelism."""
+    plain = scenario(width=width)
+    training = replace(plain.training, data=Data(microbatches=(2, 2)))
+    axes, ddp = plain.layout.mesh.axes, DDP(static_graph=True, no_sync=True)
+    if not tensor_parallel:
+        return replace(plain, training=training, layout=Layout(mesh=Mesh(axes=axes), parallelisms=(ddp,)))
+    mesh = Mesh(axes=(*axes, Axis(name="tp", size=2)))
+    parallelisms = (TensorParallel(plan=(LayerPlan(),)), ddp)
+    return replace(plain, training=training, layout=Layout(mesh=mesh, parallelisms=parallelisms))
+
+
+def static_graphs(_: Plan) -> st.SearchStrategy[Scenario]:
+    """All of them could show a known issue."""
+    return st.builds(static_graph, width=st.integers(1, 32))
+
+
+def known_if_it_could_show(scenario: Scenario, *, world: str, deadline: float, **_options: object) -> Verdict:
+    """Finds the first known issue that could show, and else nothing."""
+    for issue in could_show(scenario):
+        return Verdict(outcome=Outcome.KNOWN, scenario=scenario, world=world, known=issue.id)
+    return Verdict(outcome=Outcome.EQUIVALENT, scenario=scenario, world=world)
+
+
+def wide_diverges_behind_a_known_issue(scenario: Scenario, *, world: str, deadline: float, **options: object) -> Verdict:
+    """Finds a fault wherever the first layer has at least 3 outputs, but where a known issue shows instead."""
+    verdict = known_if_it_could_show(scenario, world=world, deadline=deadline)
+    is_hidden = verdict.outcome is Outcome.KNOWN
+    return verdict if is_hidden else wide_diverges(scenario, world=world, deadline=deadline, **options)
 
 
 def two_scenarios(_: Plan) -> st.SearchStrategy[Scenario]:
@@ -223,3 +275,28 @@ def leaves_a_thread(scenario: Scenario, *, world: str, deadline: float, **_optio
     thread.start()
     abandon([thread])
     return blind(scenario, world=world, deadline=deadline)
+
+
+class RecordingLink:
+    """Keeps what a worker says, and tells it when to stop."""
+
+    def __init__(self) -> None:
+        self.stopped = threading.Event()
+        self.sent: list[object] = []
+
+    def next(self) -> MayShrink:
+        """Whatever is asked, it may shrink."""
+        return MayShrink(yes=True)
+
+    def send(self, message: object) -> None:
+        """Keep a message."""
+        self.sent.append(message)
+
+    @property
+    def tally(self) -> Tally:
+        """All counts together."""
+        whole = Tally()
+        for message in self.sent:
+            if isinstance(message, Progress):
+                whole.merge(message.tally)
+        return whole

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from dataclasses import replace
 from typing import Any, cast
 
@@ -10,10 +9,8 @@ import pytest
 
 from equivcheck.campaign import worker
 from equivcheck.campaign.isolated import check_isolated
-from equivcheck.campaign.messages import Progress
 from equivcheck.campaign.plan import Plan
 from equivcheck.campaign.recorder import Recorder
-from equivcheck.campaign.tally import Tally
 from equivcheck.composition.limits import why_unsupported
 from equivcheck.scenario import SPMD, Adamax, Axis, Implementation, Layout, Mesh, Scenario
 from equivcheck.verdict.verdict import Outcome, Verdict
@@ -31,31 +28,10 @@ def beyond_a_limit() -> Scenario:
     return replace(WITHIN, layout=layout, training=replace(WITHIN.training, optimizer=optimizer))
 
 
-class RecordingLink:
-    """Keeps what a worker says, and tells it when to stop."""
-
-    def __init__(self) -> None:
-        self.stopped = threading.Event()
-        self.sent: list[object] = []
-
-    def send(self, message: object) -> None:
-        """Keep a message."""
-        self.sent.append(message)
-
-    @property
-    def tally(self) -> Tally:
-        """All counts together."""
-        whole = Tally()
-        for message in self.sent:
-            if isinstance(message, Progress):
-                whole.merge(message.tally)
-        return whole
-
-
 @pytest.mark.torch(">=2.12", "earlier versions have no such limit")
 def test_one_batch_in_ten_is_beyond_limits_and_counted_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of twenty batches the second and the twelfth; what they draw within limits is left to the others."""
-    link, batches, checked = RecordingLink(), list[str](), list[tuple[int, bool, Scenario]]()
+    link, batches, checked = fakes.RecordingLink(), list[str](), list[tuple[int, bool, Scenario]]()
 
     def run_batch(strategy: Any, _seed: int, take: Any) -> None:
         batches.append(strategy)

@@ -106,6 +106,14 @@ def over_tp(parallelism: Parallelism, *layers: Layer, tp: int = 1, split: Split 
     return replace(alone, layout=Layout(mesh=mesh, parallelisms=(plan, parallelism)))
 
 
+def around_plan(scenario: Scenario) -> Scenario:
+    """The scenario with its first layer outside the tensor-parallel plan."""
+    parallel, *others = scenario.layout.parallelisms
+    assert isinstance(parallel, TensorParallel)
+    plan = (LayerPlan(split=Split.OUTSIDE), *parallel.plan[1:])
+    return replace(scenario, layout=replace(scenario.layout, parallelisms=(replace(parallel, plan=plan), *others)))
+
+
 def first_cut(
     layer: Layer, *around: Parallelism, split: Split = Split.COLUMN, second: Layer = TWO_OUTPUTS, **changes: object
 ) -> Scenario:
@@ -592,6 +600,7 @@ ALSO_SHOWN = [
     ("local_tensors_unfreeze", over_tp(DDP(), replace(FROZEN, auxiliary=AuxiliaryLinear.EVEN_STEPS), ONE_WEIGHT)),
     ("local_tensors_unfreeze", over_tp(FSDP1(), FROZEN, ONE_WEIGHT)),
     ("local_tensors_unfreeze", over_tp(Replicate(), FROZEN, ONE_WEIGHT)),
+    ("local_tensors_unfreeze", around_plan(over_tp(DDP(), FROZEN, replace(ONE_WEIGHT, shares=0), ONE_WEIGHT))),
     ("dtensor_view_of_one", scenario(FULLY_SHARD, Layer(width=4), ONE_OUTPUT, sizes=(1,), loss=Loss.LINEAR_SUM)),
     ("dtensor_mse_loss_mean", scenario(FULLY_SHARD, Layer(width=3), sizes=(4,), loss=Loss.MSE_MEAN, features=3)),
     ("dtensor_mse_loss_mean", scenario(SPMD(), loss=Loss.MSE_MEAN, data=Data(microbatches=(4, 2)), precision=FLOAT32)),

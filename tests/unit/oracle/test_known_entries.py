@@ -33,7 +33,7 @@ CRASH = {"id": "x", "link": "y", "torch": ">=2", "kind": "crash", "layouts": ["d
         ({"shows": ["inf_norm"]}, "known issue 'x': shows names 'inf_norm'; allowed: divided_once_more, "),
         (
             {"without": "inf_norm"},
-            "known issue 'x': without names 'inf_norm'; allowed: nothing_kept_on_disk, ",
+            "known issue 'x': without names 'inf_norm'; allowed: all_trained, ",
         ),
         ({"kind": "crush"}, "known issue 'x': kind is 'crush'; allowed: wrong_numbers, crash, "),
         (

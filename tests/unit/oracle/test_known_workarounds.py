@@ -2,13 +2,54 @@
 
 from dataclasses import replace
 
+import pytest
+from hypothesis import given
+
 from equivcheck import Scenario
+from equivcheck.composition.limits import why_unsupported
+from equivcheck.known_issues.avoiding import avoiding, could_show
+from equivcheck.known_issues.known import KnownIssue, issues_on_file, known_issues
 from equivcheck.known_issues.workarounds import nothing_kept_on_disk, plain_implementation, summed_outputs
 from equivcheck.layouts.limits.repairs import with_execution
 from equivcheck.scenario import Adam, Compile, Implementation, Loss, Resume
+from equivcheck.strategies import scenarios
 from unit.campaign import fakes
+from unit.oracle.known_examples import SHOWN
 
 EAGER = fakes.scenario(steps=2)
+WITHIN_LIMITS = [issue for issue in issues_on_file() if issue.layouts and why_unsupported(SHOWN[issue.id][0]) is None]
+"""Issues that a scenario shows which campaigns draw."""
+
+
+@pytest.mark.parametrize("issue", WITHIN_LIMITS, ids=lambda issue: issue.id)
+def test_what_could_show_an_issue_has_one_next_to_it_that_cannot(issue: KnownIssue) -> None:
+    """Its workaround leaves a scenario that can run on as many ranks, and that lacks what the issue needs."""
+    shown, _ = SHOWN[issue.id]
+    avoided = issue.avoided(shown)
+    assert issue.could_show(shown)
+    assert avoided is not None
+    assert why_unsupported(avoided) is None
+    assert not issue.could_show(avoided)
+    assert [layout.mesh.num_ranks for layout in avoided.layouts] == [layout.mesh.num_ranks for layout in shown.layouts]
+
+
+@pytest.mark.parametrize("issue", set(known_issues()) & set(WITHIN_LIMITS), ids=lambda issue: issue.id)
+def test_one_that_avoids_all_issues_is_found(issue: KnownIssue) -> None:
+    """Also where one workaround leads to what another issue needs."""
+    avoided = avoiding(SHOWN[issue.id][0])
+    assert avoided is not None
+    assert not could_show(avoided)
+
+
+@given(scenarios())
+def test_whatever_is_drawn_avoids_issues_only_if_some_could_show(scenario: Scenario) -> None:
+    """What comes out can run under layouts of the same names; a scenario that could show nothing is left as it is."""
+    avoided = avoiding(scenario)
+    if avoided is not None:
+        assert not could_show(avoided)
+        assert why_unsupported(avoided) is None
+        assert avoided.name == scenario.name
+        assert (avoided == scenario) is not bool(could_show(scenario))
 
 
 def both(*, whole_step: bool = False, compiler: Compile = Compile.NONE) -> Scenario:

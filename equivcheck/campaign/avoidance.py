@@ -1,0 +1,80 @@
+"""How often a worker checks what may end as a known issue, and what it checks instead: such a check shows nothing else."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+
+from equivcheck.known_issues.avoiding import avoiding, could_show
+from equivcheck.scenario import Scenario
+from equivcheck.verdict.verdict import Outcome, Verdict
+
+KNOWN_SHARE = 0.1
+"""Of the checks of a layout, at most, those that end as a known issue."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    """A scenario that a worker may check."""
+
+    scenario: Scenario
+    """As it was drawn, or changed."""
+    could_show: frozenset[str] = frozenset()
+    """The known issues that it has the needs of."""
+    avoided: frozenset[str] = frozenset()
+    """Those that what was drawn had the needs of, if it was changed so that none can show."""
+
+    def told(self, verdict: Verdict) -> frozenset[str]:
+        """The known issues of which a check of it tells whether they show: what ends as one may hide others."""
+        if verdict.outcome is Outcome.KNOWN:
+            return frozenset((verdict.known,))
+        return self.could_show if verdict.outcome is Outcome.EQUIVALENT else frozenset()
+
+
+class Avoidance:
+    """Leaves a scenario as it is while the known issues that could show in it have not shown too often, else has it avoid them.
+
+    An issue that was not met yet may always show. From then on a check counts as likely to end as an issue as those before it
+    did, so that what has been mended in torch is checked as any other scenario.
+    """
+
+    def __init__(self) -> None:
+        self._checked: Counter[str] = Counter()
+        self._ended_known: Counter[str] = Counter()
+        self._told: Counter[tuple[str, str]] = Counter()
+        self._shown: Counter[tuple[str, str]] = Counter()
+        self._met: set[str] = set()
+
+    def candidate(self, scenario: Scenario) -> Candidate | None:
+        """What to check for a scenario that was drawn; None where issues that have shown too often cannot be avoided."""
+        issues = frozenset(issue.id for issue in could_show(scenario))
+        if self._affords(scenario.layout.name, issues):
+            return Candidate(scenario=scenario, could_show=issues)
+        return avoiding_all(scenario)
+
+    def count(self, candidate: Candidate, verdict: Verdict) -> None:
+        """Count a check."""
+        layout = candidate.scenario.layout.name
+        self._checked[layout] += 1
+        self._ended_known[layout] += verdict.outcome is Outcome.KNOWN
+        self._told.update((layout, issue) for issue in candidate.told(verdict))
+        self._shown[layout, verdict.known] += 1
+        self._met |= candidate.could_show
+
+    def _affords(self, layout: str, issues: frozenset[str]) -> bool:
+        """Whether one more check that could show some issues keeps a layout within its share, or is the first of one."""
+        if not issues or not issues <= self._met:
+            return True
+        likely = max(self._likelihood(layout, issue) for issue in issues)
+        return self._ended_known[layout] + likely <= KNOWN_SHARE * (self._checked[layout] + 1)
+
+    def _likelihood(self, layout: str, issue: str) -> float:
+        """How likely a check is to end as an issue that could show: certain until one did not."""
+        return (self._shown[layout, issue] + 1) / (self._told[layout, issue] + 1)
+
+
+def avoiding_all(scenario: Scenario) -> Candidate | None:
+    """The scenario changed so that no known issue can show, if one could; None where that cannot be."""
+    issues = frozenset(issue.id for issue in could_show(scenario))
+    changed = avoiding(scenario)
+    return None if changed is None else Candidate(scenario=changed, avoided=issues)
