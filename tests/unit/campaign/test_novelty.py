@@ -55,3 +55,11 @@ def test_what_brings_nothing_new_is_not_left_out() -> None:
     later = [novelty.wants(SCENARIO) for _ in range(2 * WINDOW)]
     assert not any(later[: WINDOW - 1])
     assert all(later[WINDOW - 1 :])
+
+
+def test_what_may_end_as_known_competes_only_with_its_kind() -> None:
+    """What brings more, and cannot, does not outbid it: it has its own share of the checks."""
+    novelty = Novelty()
+    assert novelty.wants(SCENARIO)
+    assert not novelty.wants(SCENARIO)
+    assert novelty.wants(SCENARIO, may_be_known=True)
