@@ -18,7 +18,7 @@ import click
 from click.exceptions import NoArgsIsHelpError
 
 from equivcheck.errors import EquivCheckError, InvalidScenario, UsageError
-from equivcheck.system.imports import is_inside_import
+from equivcheck.system.imports import imports
 from equivcheck.system.printable import in_short, printable
 from equivcheck.system.streams import require_stdout, standard_streams
 from equivcheck.torch_version import OLDEST
@@ -73,9 +73,9 @@ def _sigterm_as_ctrl_c() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _interrupt(_number: int, frame: FrameType | None) -> None:
+def _interrupt(_number: int, _frame: FrameType | None) -> None:
     """Raise `KeyboardInterrupt`, but end at once during an import: torch aborts where its own is interrupted, or goes on."""
-    if is_inside_import(frame):
+    if imports(threading.get_ident()):
         os.write(2, b"error: interrupted\n")
         os._exit(ExitCode.CANNOT_RUN)
     raise KeyboardInterrupt

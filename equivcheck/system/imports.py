@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from types import FrameType
+import importlib
+from typing import Any
 
-_IMPORT_FILES = "<frozen importlib"
-"""Where Python's import system runs: what it calls is inside an import."""
+_bootstrap: Any = importlib._bootstrap  # Python 3.10 to 3.14
 
 
-def is_inside_import(frame: FrameType | None) -> bool:
-    """Whether a frame, or one that has called it, is of the import system."""
-    while frame is not None:
-        if frame.f_code.co_filename.startswith(_IMPORT_FILES):
-            return True
-        frame = frame.f_back
-    return False
+def imports(thread: int | None) -> bool:
+    """Whether the thread of an id imports a module, whose lock it then has.
+
+    Its frames would tell as well, but those of a thread that goes on meanwhile cannot be walked safely.
+    """
+    locks = [reference() for reference in list(_bootstrap._module_locks.values())]
+    return any(lock is not None and lock.owner == thread for lock in locks)

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import ctypes
-import sys
 import threading
 import time
 from collections.abc import Iterable
 
-from equivcheck.system.imports import is_inside_import
+from equivcheck.system.imports import imports
 
 _POLL_SECONDS = 0.02
 
@@ -17,7 +16,7 @@ _abandoned: set[threading.Thread] = set()
 
 def is_importing(thread: threading.Thread) -> bool:
     """Whether a thread is inside an import."""
-    return is_inside_import(sys._current_frames().get(thread.ident or 0))
+    return imports(thread.ident)
 
 
 def interrupt(thread: threading.Thread, error: type[BaseException], import_seconds: float) -> None:
