@@ -112,6 +112,11 @@ class Redistribution:
     """Of the numbers."""
 
     @property
+    def both(self) -> tuple[Placements, Placements]:
+        """How it lies before and afterwards."""
+        return self.source, self.target
+
+    @property
     def reduced(self) -> tuple[int, ...]:
         """The axes along which addends are put together."""
         both = enumerate(zip(self.source, self.target, strict=True))

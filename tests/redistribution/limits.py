@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from redistribution import model
-from redistribution.cases import Held, Placement, Placements, Redistribution, Start, in_order, strided
+from redistribution.cases import Held, Order, Placement, Placements, Redistribution, Start, in_order, strided
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,33 +54,96 @@ def is_ambiguous(case: Redistribution, placements: Placements) -> bool:
     )
 
 
-def _is_alone(case: Redistribution, placements: Placements) -> bool:
-    return any(each.held is Held.STRIDED and len(case.cut_by(placements, each.dim)) == 1 for each in placements)
+def is_view(case: Redistribution, placements: Placements, axis: int) -> bool:
+    """Whether an axis has a stride that stands for no order of cuts: no other axis cuts the dim."""
+    here = placements[axis]
+    return here.held is Held.STRIDED and len(case.cut_by(placements, here.dim)) == 1
 
 
-def _cuts_again(case: Redistribution) -> bool:
-    both = (case.source, case.target)
-    return any(len(case.cut_by(placements, dim)) > 1 for placements in both for dim in range(len(case.shape)))
+def _has_view(case: Redistribution) -> bool:
+    return any(is_view(case, placements, axis) for placements in case.both for axis in range(len(case.mesh)))
 
 
-def _gathered_at_once(case: Redistribution) -> bool:
-    return case.flattened and any(
-        case.is_uneven(placements, dim) and len(case.cut_by(placements, dim)) > 1
-        for placements in (case.source, case.target)
-        for dim in range(len(case.shape))
+def _has_view_and_nested_stride(case: Redistribution) -> bool:
+    """Where there is a view, the plan is made axis by axis, and overlooks that what a stride cuts is cut by other axes."""
+    cuts_again = any(len(case.cut_by(placements, dim)) > 1 for placements in case.both for dim in range(len(case.shape)))
+    return cuts_again and _has_view(case) and (_cuts_under(case.source, case.target) or _cuts_under(case.target, case.source))
+
+
+def _cuts_under(placements: Placements, others: Placements) -> bool:
+    """Whether a stride's dim is cut by another axis as well, or by an earlier one in the other placements."""
+    return any(
+        any(each.cuts and each.dim == stride.dim for each in (*placements[:axis], *placements[axis + 1 :], *others[:axis]))
+        for axis, stride in enumerate(placements)
+        if stride.held is Held.STRIDED
     )
 
 
-def _pending_addends(case: Redistribution) -> bool:
+def is_gathered_otherwise(case: Redistribution) -> bool:
+    """Whether a dim is cut by axes whose flattened one would cut it otherwise, or has its ranks in another order."""
+    return case.flattened and any(
+        len(sizes) > 1 and (case.order is Order.COLUMNS or not are_as_one(extent, sizes))
+        for placements in case.both
+        for dim, extent in enumerate(case.shape)
+        for sizes in [[size for size in case.cut_by(placements, dim) if size > 1]]
+    )
+
+
+def are_as_one(extent: int, sizes: Sequence[int]) -> bool:
+    """Whether axes that cut one after the other leave the parts that any run of them would leave as one axis."""
+    if len(sizes) < 2:
+        return True
+    outer = [len(part) for part in model.chunks(np.arange(extent), sizes[0])]
+    for count in range(2, len(sizes) + 1):
+        at_once = [len(part) for part in model.chunks(np.arange(extent), math.prod(sizes[:count]))]
+        if _nested(extent, sizes[:count]) != at_once:
+            return False
+    return all(are_as_one(part, sizes[1:]) for part in outer)
+
+
+def _nested(extent: int, sizes: Sequence[int]) -> list[int]:
+    """The sizes of parts of parts."""
+    parts = [extent]
+    for size in sizes:
+        parts = [len(part) for whole in parts for part in model.chunks(np.arange(whole), size)]
+    return parts
+
+
+def _has_pending_addends(case: Redistribution) -> bool:
     return any(here and each.op for here, each in zip(case.pending, case.source, strict=True))
 
 
-def _without_pending_addends(case: Redistribution) -> Redistribution:
-    return replace(case, pending=tuple(here and not each.op for here, each in zip(case.pending, case.source, strict=True)))
+def _has_pending_addends_of_no_sum(case: Redistribution) -> bool:
+    return _has_pending_addends(case) and case.op != "sum"
 
 
-def _reduce_kept(case: Redistribution) -> Redistribution:
-    return replace(case, target=tuple(Placement() if each.op else each for each in case.target))
+def _has_parts_without_elements(case: Redistribution) -> bool:
+    return any(extent <= _room(case) for extent in case.shape)
+
+
+def _has_strides(case: Redistribution) -> bool:
+    return _has(case, Held.STRIDED)
+
+
+def _has_strides_and_addends(case: Redistribution) -> bool:
+    return _has(case, Held.STRIDED) and _has(case, Held.PARTIAL)
+
+
+def _has_ambiguous_strides(case: Redistribution) -> bool:
+    return any(is_ambiguous(case, placements) for placements in case.both)
+
+
+def _scatters_uneven_strides(case: Redistribution) -> bool:
+    uneven = any(each.held is Held.STRIDED and case.is_uneven(case.source, each.dim) for each in case.source)
+    return uneven and case.start is Start.DISTRIBUTED
+
+
+def _has_uneven_leaf(case: Redistribution) -> bool:
+    return case.start is Start.DISTRIBUTED and any(case.is_uneven(case.source, dim) for dim in range(len(case.shape)))
+
+
+def _keeps_addends(case: Redistribution) -> bool:
+    return any(each.op for each in case.target)
 
 
 def _room(case: Redistribution) -> int:
@@ -88,81 +151,58 @@ def _room(case: Redistribution) -> int:
     return (math.prod(case.mesh) - 1) ** 2
 
 
+def _larger(case: Redistribution) -> Redistribution:
+    return replace(case, shape=tuple(extent + _room(case) + 1 for extent in case.shape))
+
+
+def _unflattened(case: Redistribution) -> Redistribution:
+    return replace(case, flattened=False)
+
+
+def _from_local(case: Redistribution) -> Redistribution:
+    return replace(case, start=Start.FROM_LOCAL)
+
+
+def _without_pending_addends(case: Redistribution) -> Redistribution:
+    return replace(case, pending=tuple(here and not each.op for here, each in zip(case.pending, case.source, strict=True)))
+
+
+def _all_reduced(case: Redistribution) -> Redistribution:
+    return replace(case, target=tuple(Placement() if each.op else each for each in case.target))
+
+
 REPAIRS = (
+    Repair(name="parts without elements", torch="<2.10", applies=_has_parts_without_elements, repaired=_larger),
     Repair(
-        name="parts without elements",
-        torch="<2.10",
-        applies=lambda case: any(extent <= _room(case) for extent in case.shape),
-        repaired=lambda case: replace(case, shape=tuple(extent + _room(case) + 1 for extent in case.shape)),
-    ),
-    Repair(
-        name="gathers of uneven nested parts along a flattened axis",
+        name="gathers along a flattened axis that cuts otherwise",
         torch=">=2.11",
-        applies=_gathered_at_once,
-        repaired=lambda case: replace(case, flattened=False),
+        applies=is_gathered_otherwise,
+        repaired=_unflattened,
     ),
-    Repair(
-        name="strides of which two readings differ",
-        applies=lambda case: any(is_ambiguous(case, placements) for placements in (case.source, case.target)),
-        repaired=_ordered,
-    ),
-    Repair(
-        name="scatters of uneven strided parts",
-        applies=lambda case: (
-            case.start is Start.DISTRIBUTED
-            and any(each.held is Held.STRIDED and case.is_uneven(case.source, each.dim) for each in case.source)
-        ),
-        repaired=lambda case: replace(case, start=Start.FROM_LOCAL),
-    ),
-    Repair(
-        name="gradients of uneven parts of a leaf",
-        torch="<2.12",
-        applies=lambda case: (
-            case.start is Start.DISTRIBUTED and any(case.is_uneven(case.source, dim) for dim in range(len(case.shape)))
-        ),
-        repaired=lambda case: replace(case, start=Start.FROM_LOCAL),
-    ),
+    Repair(name="strides of which two readings differ", applies=_has_ambiguous_strides, repaired=_ordered),
+    Repair(name="scatters of uneven strided parts", applies=_scatters_uneven_strides, repaired=_from_local),
+    Repair(name="gradients of uneven parts of a leaf", torch="<2.12", applies=_has_uneven_leaf, repaired=_from_local),
     Repair(
         name="pending gradients of addends other than of a sum",
         torch=">=2.11",
-        applies=lambda case: _pending_addends(case) and case.op != "sum",
+        applies=_has_pending_addends_of_no_sum,
         repaired=_without_pending_addends,
     ),
     Repair(
         name="pending gradients of addends",
         torch="<2.11",
-        applies=_pending_addends,
+        applies=_has_pending_addends,
         repaired=_without_pending_addends,
     ),
+    Repair(name="orders of cuts", torch="<2.10", applies=_has_strides, repaired=_ordered),
+    Repair(name="orders of cuts beside addends", torch=">=2.10,<2.11", applies=_has_strides_and_addends, repaired=_ordered),
+    Repair(name="strides of views", torch=">=2.10,<2.12", applies=_has_view, repaired=_ordered),
     Repair(
-        name="orders of cuts beside addends",
-        torch="<2.11",
-        applies=lambda case: _has(case, Held.STRIDED) and _has(case, Held.PARTIAL),
-        repaired=_ordered,
-    ),
-    Repair(
-        name="strides that no order of cuts makes, to or from dims that are cut several times",
+        name="strides of dims that other axes cut, beside those of views",
         torch=">=2.12",
-        applies=lambda case: any(_is_alone(case, placements) for placements in (case.source, case.target)) and _cuts_again(case),
+        applies=_has_view_and_nested_stride,
         repaired=_ordered,
     ),
-    Repair(
-        name="strides that no order of cuts makes",
-        torch="<2.12",
-        applies=lambda case: any(_is_alone(case, placements) for placements in (case.source, case.target)),
-        repaired=_ordered,
-    ),
-    Repair(
-        name="orders of cuts",
-        torch="<2.10",
-        applies=lambda case: _has(case, Held.STRIDED),
-        repaired=_ordered,
-    ),
-    Repair(
-        name="addends that are kept",
-        torch="<2.10",
-        applies=lambda case: any(each.op for each in case.target),
-        repaired=_reduce_kept,
-    ),
+    Repair(name="addends that are kept", torch="<2.10", applies=_keeps_addends, repaired=_all_reduced),
 )
 """In the order in which they are made; a repair undoes no other."""
