@@ -31,10 +31,6 @@ def _ordered(case: Redistribution) -> Redistribution:
     return replace(case, source=in_order(case.source), target=in_order(case.target))
 
 
-def _has(case: Redistribution, held: Held) -> bool:
-    return any(each.held is held for each in (*case.source, *case.target))
-
-
 def is_ambiguous(case: Redistribution, placements: Placements) -> bool:
     """Whether strides that stand for an order of cuts leave other parts than the cuts in that order."""
     if all(each.held is not Held.STRIDED for each in placements):
@@ -64,19 +60,18 @@ def _has_view(case: Redistribution) -> bool:
     return any(is_view(case, placements, axis) for placements in case.both for axis in range(len(case.mesh)))
 
 
-def _has_view_and_nested_stride(case: Redistribution) -> bool:
-    """Where there is a view, the plan is made axis by axis, and overlooks that what a stride cuts is cut by other axes."""
-    cuts_again = any(len(case.cut_by(placements, dim)) > 1 for placements in case.both for dim in range(len(case.shape)))
-    return cuts_again and _has_view(case) and (_cuts_under(case.source, case.target) or _cuts_under(case.target, case.source))
-
-
-def _cuts_under(placements: Placements, others: Placements) -> bool:
-    """Whether a stride's dim is cut by another axis as well, or by an earlier one in the other placements."""
-    return any(
-        any(each.cuts and each.dim == stride.dim for each in (*placements[:axis], *placements[axis + 1 :], *others[:axis]))
-        for axis, stride in enumerate(placements)
-        if stride.held is Held.STRIDED
+def _has_view_and_stride_beside_cuts(case: Redistribution) -> bool:
+    """Where there is a view, the plan is made axis by axis, and overlooks strides of dims that other axes cut, too."""
+    return _has_view(case) and any(
+        stride.held is Held.STRIDED and len(_axes_that_cut(case, stride.dim)) > 1
+        for placements in case.both
+        for stride in placements
     )
+
+
+def _axes_that_cut(case: Redistribution, dim: int) -> set[int]:
+    """Before or afterwards."""
+    return {axis for placements in case.both for axis, each in enumerate(placements) if each.cuts and each.dim == dim}
 
 
 def is_gathered_otherwise(case: Redistribution) -> bool:
@@ -122,11 +117,11 @@ def _has_parts_without_elements(case: Redistribution) -> bool:
 
 
 def _has_strides(case: Redistribution) -> bool:
-    return _has(case, Held.STRIDED)
+    return any(each.held is Held.STRIDED for placements in case.both for each in placements)
 
 
-def _has_strides_and_addends(case: Redistribution) -> bool:
-    return _has(case, Held.STRIDED) and _has(case, Held.PARTIAL)
+def _has_strides_and_addends_of_no_sum(case: Redistribution) -> bool:
+    return _has_strides(case) and any(each.op not in ("", "sum") for each in case.source)
 
 
 def _has_ambiguous_strides(case: Redistribution) -> bool:
@@ -195,12 +190,17 @@ REPAIRS = (
         repaired=_without_pending_addends,
     ),
     Repair(name="orders of cuts", torch="<2.10", applies=_has_strides, repaired=_ordered),
-    Repair(name="orders of cuts beside addends", torch=">=2.10,<2.11", applies=_has_strides_and_addends, repaired=_ordered),
+    Repair(
+        name="orders of cuts beside addends other than of a sum",
+        torch=">=2.10,<2.11",
+        applies=_has_strides_and_addends_of_no_sum,
+        repaired=_ordered,
+    ),
     Repair(name="strides of views", torch=">=2.10,<2.12", applies=_has_view, repaired=_ordered),
     Repair(
-        name="strides of dims that other axes cut, beside those of views",
+        name="strides of dims that other axes cut, too, beside those of views",
         torch=">=2.12",
-        applies=_has_view_and_nested_stride,
+        applies=_has_view_and_stride_beside_cuts,
         repaired=_ordered,
     ),
     Repair(name="addends that are kept", torch="<2.10", applies=_keeps_addends, repaired=_all_reduced),

@@ -48,7 +48,7 @@ def test_in_sim(size: int) -> None:
     agree("sim", size, EXAMPLES)
 
 
-@pytest.mark.parametrize("size", [3, 4, 6])
+@pytest.mark.parametrize("size", [3, 4])
 def test_over_gloo(size: int) -> None:
     """Likewise of what is drawn for processes."""
     agree("gloo", size, GLOO_EXAMPLES)
@@ -108,7 +108,8 @@ def _next_member(combine: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 
 def _parts_of_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
-    right = arithmetic.all_gather_single  # on CPU, DTensor gathers where it would exchange parts
+    """DTensor on CPU gathers where it exchanges parts on other devices, so sim's all_to_all is not reached."""
+    right = arithmetic.all_gather_single
     monkeypatch.setattr(arithmetic, "all_gather_single", lambda shares: right([*shares[1:], shares[0]]))
 
 
