@@ -14,6 +14,7 @@ from equivcheck.layouts.local_tensors import localized_piece
 from equivcheck.parallelisms.fsdp1.flat_parameters import flat_slots
 from equivcheck.trace.trace import Piece, Slot, Snapshot
 from equivcheck.train.read import State, canonical_name, snapshot, state_snapshot
+from equivcheck.user.conversion import as_real
 from equivcheck.user.names import Names
 
 FullTensors = Callable[[nn.Module], Mapping[str, torch.Tensor]]
@@ -53,7 +54,7 @@ class Reader:
 
     def buffers(self) -> Snapshot:
         """As they are now."""
-        return _joined([(name, buffer) for name, buffer in self.names.buffers(self.module)], localized_piece)
+        return _joined([(name, as_real(buffer)) for name, buffer in self.names.buffers(self.module)], localized_piece)
 
     def _read(self, part: Callable[[torch.Tensor], torch.Tensor | None]) -> Snapshot:
         if self.full_tensors is not None:
