@@ -34,6 +34,7 @@ class Reader:
         self._is_flat = any(isinstance(unit, FullyShardedDataParallel) for unit in module.modules())
         self._known: dict[str, torch.Tensor] = {}
         self._slots: tuple[Slot, ...] = ()
+        self._told: set[str] = set()
         self._find()
 
     def parameters(self) -> Snapshot:
@@ -45,7 +46,7 @@ class Reader:
         return self._read(lambda parameter: parameter.grad)
 
     def state(self, optimizer: torch.optim.Optimizer) -> Snapshot:
-        """What the optimizer keeps; with `full_tensors` what lies as parameters do, and the rest where names are known."""
+        """What the optimizer keeps; with `full_tensors` what lies as parameters do, and the rest of those that it names alike."""
         state = _state_of(optimizer)
         if self.full_tensors is None:
             found = state_slots(summed(state), self._find())
@@ -83,6 +84,7 @@ class Reader:
         given = [torch.full_like(parameter.data, float("nan")) if part is None else part for parameter, part in parts]
         with in_place_of_parameters(self.module, given):
             gathered = _require_tensors(self.full_tensors(self.module))
+        self._told = {canonical_name(name) for name, _ in gathered}
         some_absent = any(part is None for _, part in parts)
         return [(canonical_name(name), None if some_absent and bool(full.isnan().all()) else full) for name, full in gathered]
 
@@ -99,7 +101,7 @@ class Reader:
             return [(f"{name}/{key}", full) for name, full in gathered if full is not None]
         named = {parameter: name for name, parameter in self.names.parameters(self.module)}
         rows = [(named.get(parameter), value) for parameter, value in zip(parameters, values, strict=True) if value is not None]
-        return [(f"{name}/{key}", torch.as_tensor(value)) for name, value in rows if name is not None]
+        return [(f"{name}/{key}", torch.as_tensor(value)) for name, value in rows if name in self._told]
 
 
 def _require_tensors(gathered: Any) -> list[tuple[str, torch.Tensor]]:
