@@ -11,6 +11,7 @@ import torch
 from torch.distributed.device_mesh import DeviceMesh
 
 from equivcheck.errors import UsageError
+from equivcheck.user.conversion import as_type
 from equivcheck.user.task import Task
 
 
@@ -29,8 +30,8 @@ def mapped(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
 
 
 def converted(batch: Any, dtype: torch.dtype | None) -> Any:
-    """A batch whose real numbers have another element type; always of tensors of its own."""
-    return mapped(batch, lambda tensor: tensor.detach().to(dtype if tensor.is_floating_point() else None, copy=True))
+    """A batch whose numbers, but for integers, have another precision; always of tensors of its own."""
+    return mapped(batch, lambda tensor: as_type(tensor, dtype))
 
 
 def moved(batch: Any, eps: float, generator: np.random.Generator) -> Any:

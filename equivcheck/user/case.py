@@ -22,6 +22,8 @@ class UserCase:
     def __init__(self, run: SingleDeviceRun, traces: Sequence[Trace]) -> None:
         self._run = run
         self._held = {piece.name for trace in traces for piece in trace.state.pieces}
+        pieces = {piece for trace in traces for piece in trace.steps[0].parameters.pieces}
+        self._located = {piece.name for piece in pieces if piece.start or piece.run is not None}
 
     def case(self) -> Case:
         """What the judge asks for: users ask about every step."""
@@ -34,7 +36,7 @@ class UserCase:
     def hint(self, first: Divergence) -> str:
         """What may explain a divergence; empty where nothing is known."""
         if first.difference is Difference.SHAPE:
-            return _ABOUT_SHARDS
+            return "" if first.tensor in self._located else _ABOUT_SHARDS
         if self._far is None:
             return ""
         return (

@@ -8,6 +8,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from equivcheck.errors import UsageError
 from equivcheck.trace.trace import Trace
 from equivcheck.user.batches import converted, share_of
+from equivcheck.user.conversion import complex_parameter, convert_model
 from equivcheck.user.loop import train
 from equivcheck.user.names import Names
 from equivcheck.user.randomness import seeded
@@ -28,12 +29,18 @@ def rank_trace(task: Task) -> Trace:
 
 
 def build(task: Task) -> nn.Module:
-    """The model as its factory builds it each time, of the task's element type. Raises `UsageError` for what is no module."""
+    """The model as its factory builds it each time, of the task's element type.
+
+    Raises `UsageError` for what is no module, and for complex parameters.
+    """
     with seeded(task.seed):
         model = task.model()
     if not isinstance(model, nn.Module):
         raise UsageError(f"check_training: model returned {model!r:.100}; allowed: a torch.nn.Module")
-    return model if task.dtype is None else model.to(task.dtype)
+    refused = complex_parameter(model)
+    if refused:
+        raise UsageError(f"check_training: {refused} is complex; allowed: real parameters (buffers may be complex)")
+    return model if task.dtype is None else convert_model(model, task.dtype)
 
 
 def _parallelized(task: Task, model: nn.Module, mesh: DeviceMesh) -> nn.Module:

@@ -13,8 +13,10 @@ from equivcheck.errors import UsageError
 from equivcheck.layouts.local_tensors import localized_piece
 from equivcheck.parallelisms.fsdp1.flat_parameters import flat_slots
 from equivcheck.trace.trace import Piece, Slot, Snapshot
-from equivcheck.train.read import State, canonical_name, snapshot, state_snapshot
+from equivcheck.train.read import State, canonical_name, snapshot, state_slots
+from equivcheck.user.conversion import as_real
 from equivcheck.user.names import Names
+from equivcheck.user.placements import in_place_of_parameters, own_slots, summed
 
 FullTensors = Callable[[nn.Module], Mapping[str, torch.Tensor]]
 """Whole tensors of a module by name; every rank calls it, so that it may communicate."""
@@ -32,6 +34,7 @@ class Reader:
         self._is_flat = any(isinstance(unit, FullyShardedDataParallel) for unit in module.modules())
         self._known: dict[str, torch.Tensor] = {}
         self._slots: tuple[Slot, ...] = ()
+        self._told: set[str] = set()
         self._find()
 
     def parameters(self) -> Snapshot:
@@ -43,23 +46,25 @@ class Reader:
         return self._read(lambda parameter: parameter.grad)
 
     def state(self, optimizer: torch.optim.Optimizer) -> Snapshot:
-        """What the optimizer keeps; with `full_tensors` what lies as parameters do, and the rest where names are known."""
+        """What the optimizer keeps; with `full_tensors` what lies as parameters do, and the rest of those that it names alike."""
         state = _state_of(optimizer)
         if self.full_tensors is None:
-            return state_snapshot(state, self._find())
+            found = state_slots(summed(state), self._find())
+            return _of_slots([slot for slot, _ in found], [tensor for _, tensor in found])
         keys = sorted({key for values in state.values() for key in values})
         rows = [row for key in keys for row in self._state_rows(state, key)]
         return _joined(rows)
 
     def buffers(self) -> Snapshot:
         """As they are now."""
-        return _joined([(name, buffer) for name, buffer in self.names.buffers(self.module)], localized_piece)
+        return _joined([(name, as_real(buffer)) for name, buffer in self.names.buffers(self.module)], localized_piece)
 
     def _read(self, part: Callable[[torch.Tensor], torch.Tensor | None]) -> Snapshot:
         if self.full_tensors is not None:
             return _joined(self._gathered([(parameter, part(parameter)) for parameter in self.module.parameters()]))
         slots = self._find()
-        return snapshot(slots, self._pieces, [part(slot.parameter) for slot in slots])
+        tensors = [part(slot.parameter) for slot in slots]
+        return _of_slots(slots, tensors, self._pieces)
 
     def _find(self) -> tuple[Slot, ...]:
         """A slot for each parameter; those that have been replaced are found anew, those that are hidden for a time are kept.
@@ -76,14 +81,10 @@ class Reader:
     def _gathered(self, parts: Sequence[tuple[nn.Parameter, torch.Tensor | None]]) -> list[tuple[str, torch.Tensor | None]]:
         """Full tensors of what is put in the place of each parameter; what comes of nothing but absent ones is absent."""
         assert self.full_tensors is not None, "asked for only where the user has given it"
-        kept = [parameter.data for parameter, _ in parts]
-        try:
-            for parameter, part in parts:
-                parameter.data = torch.full_like(parameter.data, float("nan")) if part is None else part.detach()
+        given = [torch.full_like(parameter.data, float("nan")) if part is None else part for parameter, part in parts]
+        with in_place_of_parameters(self.module, given):
             gathered = _require_tensors(self.full_tensors(self.module))
-        finally:
-            for (parameter, _), data in zip(parts, kept, strict=True):
-                parameter.data = data
+        self._told = {canonical_name(name) for name, _ in gathered}
         some_absent = any(part is None for _, part in parts)
         return [(canonical_name(name), None if some_absent and bool(full.isnan().all()) else full) for name, full in gathered]
 
@@ -100,7 +101,7 @@ class Reader:
             return [(f"{name}/{key}", full) for name, full in gathered if full is not None]
         named = {parameter: name for name, parameter in self.names.parameters(self.module)}
         rows = [(named.get(parameter), value) for parameter, value in zip(parameters, values, strict=True) if value is not None]
-        return [(f"{name}/{key}", torch.as_tensor(value)) for name, value in rows if name is not None]
+        return [(f"{name}/{key}", torch.as_tensor(value)) for name, value in rows if name in self._told]
 
 
 def _require_tensors(gathered: Any) -> list[tuple[str, torch.Tensor]]:
@@ -128,4 +129,12 @@ def _whole(name: str, tensor: torch.Tensor) -> Piece:
 def _joined(rows: Sequence[tuple[str, torch.Tensor | None]], piece: Callable[[str, torch.Tensor], Piece] = _whole) -> Snapshot:
     held = [(name, torch.empty(0) if tensor is None else tensor) for name, tensor in rows]
     slots = [Slot(parameter=tensor, pieces=(piece(name, tensor),)) for name, tensor in held]
-    return snapshot(slots, tuple(part for slot in slots for part in slot.pieces), [tensor for _, tensor in rows])
+    return _of_slots(slots, [tensor for _, tensor in rows])
+
+
+def _of_slots(slots: Sequence[Slot], tensors: Sequence[torch.Tensor | None], pieces: tuple[Piece, ...] | None = None) -> Snapshot:
+    """The values of tensors where each of them lies; `pieces` are those of the slots, the same at every step."""
+    own = own_slots(slots, tensors)
+    if pieces is None or any(one is not other for one, other in zip(own, slots, strict=True)):
+        pieces = tuple(piece for slot in own for piece in slot.pieces)
+    return snapshot(own, pieces, tensors)

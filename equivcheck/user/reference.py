@@ -127,9 +127,6 @@ def _require_same_model(task: Task) -> None:
     differing = [name for name in before | after if not _equal(before.get(name), after.get(name))]
     if differing:
         raise UsageError(f"check_training: model gives another {differing[0]} at each call; allowed: {allowed}")
-    complex_ones = [name for name, tensor in before.items() if tensor.is_complex()]
-    if complex_ones:
-        raise UsageError(f"check_training: {complex_ones[0]} is complex; allowed: real parameters and buffers")
 
 
 def _equal(first: torch.Tensor | None, second: torch.Tensor | None) -> bool:

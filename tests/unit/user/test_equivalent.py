@@ -118,6 +118,55 @@ def test_shards_of_hand_are_read_by_a_function() -> None:
     assert "full_tensors" in unread.describe()
 
 
+class Renamed(nn.Module):
+    """The same halves by names that the model does not have."""
+
+    def __init__(self, linear: nn.Linear, rank: int) -> None:
+        super().__init__()
+        self.w1, self.b1 = Halved(linear, rank).parameters()
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        """What both ranks compute of it, side by side."""
+        return _Gathered.apply(nn.functional.linear(inputs, self.w1, self.b1))
+
+
+def renamed_first(model: nn.Module, mesh: DeviceMesh) -> None:
+    """Split the first layer, and name its halves otherwise."""
+    model[0] = Renamed(model[0], mesh.get_rank())
+
+
+def gathered_by_old_names(module: nn.Module) -> dict[str, torch.Tensor]:
+    """Every tensor whole, by the model's own names."""
+    halves = {
+        f"0.{name}": all_gather_tensor(part.detach(), 0, dist.group.WORLD)
+        for name, part in zip(("weight", "bias"), module[0].parameters(), strict=True)
+    }
+    return halves | {f"{index}.{name}": part for index in (2, 3) for name, part in module[index].named_parameters()}
+
+
+def test_scalar_state_of_renamed_shards_is_left_out() -> None:
+    """Whose step it is, nobody can tell: the verdict says once that it was not compared; state as large as its shard is."""
+    arguments = brought(parallelize=renamed_first, mesh={"tp": 2}, full_tensors=gathered_by_old_names)
+    verdict = check_training(**arguments)
+    assert verdict.outcome is Outcome.EQUIVALENT, verdict.describe()
+    assert verdict.unread == ("0.weight/step", "0.bias/step")
+    assert verdict.describe().count("0.weight/step") == 1
+
+    def forgetful(model: nn.Module, batch: Any, optimizer: torch.optim.Optimizer, loss: Any) -> torch.Tensor:
+        optimizer.zero_grad()
+        value: torch.Tensor = loss(model(batch[0]), batch[1])
+        value.backward()
+        optimizer.step()
+        state = optimizer.state[next(model.parameters())]
+        if state["step"] == len(batches()):
+            state["exp_avg"].zero_()
+        return value
+
+    verdict = check_training(**arguments, rank_step=forgetful)
+    assert verdict.divergence is not None
+    assert verdict.divergence.tensor == "0.weight/exp_avg"
+
+
 def test_a_wrong_shard_of_hand_is_seen() -> None:
     """What is gathered is compared: a rank that scales its gradients shows."""
 

@@ -1,0 +1,40 @@
+"""What users bring, in another floating-point type; complex numbers stay complex."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+
+def as_type(tensor: torch.Tensor, dtype: torch.dtype | None) -> torch.Tensor:
+    """A copy whose real or complex numbers have the precision of `dtype`; None, and integers, are left as they are."""
+    if dtype is None or not (tensor.is_floating_point() or tensor.is_complex()):
+        return tensor.detach().clone()
+    return tensor.detach().to(dtype.to_complex() if tensor.is_complex() else dtype, copy=True)
+
+
+def convert_model(model: nn.Module, dtype: torch.dtype) -> nn.Module:
+    """Convert parameters and buffers in place; complex buffers by hand, as `Module.to` drops their imaginary parts."""
+    buffers = [
+        (module, name, buffer)
+        for module in model.modules()
+        for name, buffer in module.named_buffers(recurse=False, remove_duplicate=False)
+        if buffer.is_complex()
+    ]
+    for module, name, _ in buffers:
+        setattr(module, name, None)
+    model = model.to(dtype)
+    shared = {id(buffer): as_type(buffer, dtype) for _, _, buffer in buffers}
+    for module, name, buffer in buffers:
+        setattr(module, name, shared[id(buffer)])
+    return model
+
+
+def complex_parameter(model: nn.Module) -> str:
+    """The name of a parameter that is complex; empty if there is none."""
+    return next((name for name, parameter in model.named_parameters() if parameter.is_complex()), "")
+
+
+def as_real(tensor: torch.Tensor) -> torch.Tensor:
+    """Complex numbers as pairs of real ones along a last dim; others as they are."""
+    return torch.view_as_real(tensor.detach().resolve_conj()) if tensor.is_complex() else tensor

@@ -1,0 +1,70 @@
+"""Where a gradient, or state, of a DTensor parameter lies: by its own placements, as propagation gives it others than its parameter's."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor, Partial
+
+from equivcheck.trace.trace import Slot
+from equivcheck.train.read import State, piece_of, placed_as
+
+
+def own_slots(slots: Sequence[Slot], tensors: Sequence[torch.Tensor | None]) -> list[Slot]:
+    """The slots of tensors that belong to parameters; of one that is placed otherwise a slot of its own, of the same name."""
+    return [_own_slot(slot, tensor) for slot, tensor in zip(slots, tensors, strict=True)]
+
+
+def _own_slot(slot: Slot, tensor: torch.Tensor | None) -> Slot:
+    if not isinstance(tensor, DTensor) or _lie_alike(slot.parameter, tensor):
+        return slot
+    return Slot(parameter=tensor, pieces=tuple(piece_of(piece.name, tensor) for piece in slot.pieces))
+
+
+def _lie_alike(parameter: torch.Tensor, tensor: DTensor) -> bool:
+    if not isinstance(parameter, DTensor):
+        return False
+    return parameter.placements == tensor.placements and parameter.device_mesh == tensor.device_mesh
+
+
+def summed(state: State) -> State:
+    """State without pending sums, also on ranks that hold nothing of a parameter: they take part in adding up."""
+    return {
+        parameter: {key: placed_as(parameter, value) if _is_pending(value) else value for key, value in values.items()}
+        for parameter, values in state.items()
+    }
+
+
+def _is_pending(value: object) -> bool:
+    return isinstance(value, DTensor) and any(isinstance(placement, Partial) for placement in value.placements)
+
+
+@contextlib.contextmanager
+def in_place_of_parameters(module: nn.Module, tensors: Sequence[torch.Tensor]) -> Iterator[None]:
+    """Let a module hold other tensors of the same shapes for a time: one for each of its parameters, in order.
+
+    A DTensor knows where its elements lie, so that another takes its place; of others the data is changed.
+    """
+    parameters = list(module.parameters())
+    kept = [(parameter, parameter.data) for parameter in parameters if not isinstance(parameter, DTensor)]
+    others = {id(parameter): nn.Parameter(tensor.detach()) for parameter, tensor in zip(parameters, tensors, strict=True)}
+    replaced = [
+        (owner, name, parameter)
+        for owner in module.modules()
+        for name, parameter in owner.named_parameters(recurse=False, remove_duplicate=False)
+        if isinstance(parameter, DTensor)
+    ]
+    try:
+        for parameter, _ in kept:
+            parameter.data = others[id(parameter)].data
+        for owner, name, parameter in replaced:
+            owner.register_parameter(name, others[id(parameter)])
+        yield
+    finally:
+        for parameter, data in kept:
+            parameter.data = data
+        for owner, name, parameter in replaced:
+            owner.register_parameter(name, parameter)

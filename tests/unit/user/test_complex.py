@@ -1,0 +1,70 @@
+"""Complex buffers, as of rotary embeddings: converted with their imaginary parts, and compared."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+
+from equivcheck import Outcome, UsageError, check_training
+from equivcheck.trace.differences import Phase
+from unit.user.programs import brought, in_ddp
+
+WIDTH = 4
+
+
+class Rotary(nn.Module):
+    """Features turned in pairs by angles of a complex buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.head = nn.Linear(4, WIDTH), nn.Linear(WIDTH, 2)
+        self.register_buffer("turns", torch.polar(torch.ones(WIDTH // 2), torch.tensor([0.3, 0.7])))
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        """Both layers, with a turn between them."""
+        pairs = torch.view_as_complex(self.first(inputs).unflatten(-1, (-1, 2)))
+        return self.head(torch.view_as_real(pairs * self.turns).flatten(-2))
+
+
+def turned_back(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
+    """Every rank turns the opposite way."""
+    model.turns = model.turns.conj().resolve_conj()
+    return in_ddp(model, mesh)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, None])
+def test_ranks_that_turn_the_opposite_way_diverge(dtype: torch.dtype | None) -> None:
+    """An imaginary part that is wrong on all ranks shows in the first loss; honest ranks are equivalent."""
+    check_training(**brought(model=Rotary, dtype=dtype)).assert_equivalent()
+    verdict = check_training(**brought(model=Rotary, parallelize=turned_back, dtype=dtype))
+    assert verdict.divergence is not None
+    assert (verdict.divergence.step, verdict.divergence.phase) == (0, Phase.LOSS)
+
+
+def test_complex_buffers_are_compared() -> None:
+    """One that differs at the end in its imaginary part alone, and in nothing else that is compared, is a difference."""
+
+    def changed_at_the_end(model: nn.Module, batch: Any, optimizer: torch.optim.Optimizer, loss: Any) -> torch.Tensor:
+        optimizer.zero_grad()
+        value: torch.Tensor = loss(model(batch[0]), batch[1])
+        value.backward()
+        optimizer.step()
+        if next(iter(optimizer.state.values()))["step"] == 3:
+            model.module.turns.imag.mul_(1 + 1e-12)
+        return value
+
+    honest = check_training(**brought(model=Rotary))
+    verdict = check_training(**brought(model=Rotary, rank_step=changed_at_the_end))
+    assert honest.outcome is Outcome.EQUIVALENT
+    assert verdict.divergence is not None
+    assert (verdict.divergence.phase, verdict.divergence.tensor) == (Phase.BUFFER, "turns")
+
+
+def test_complex_parameters_are_refused_before_they_are_converted() -> None:
+    """Whatever `dtype` is, a complex parameter is named: a conversion to real numbers would lose its imaginary part."""
+    with pytest.raises(UsageError, match="weight is complex; allowed: real parameters"):
+        check_training(**brought(model=lambda: nn.Linear(4, 2, dtype=torch.complex64)))

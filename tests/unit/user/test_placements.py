@@ -1,0 +1,171 @@
+"""Gradients and state that DTensor places otherwise than their parameters, as of an embedding whose rows are sharded."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, SequenceParallel, parallelize_module
+
+from equivcheck import Outcome, check_training
+from equivcheck.trace.differences import Difference, Phase
+from equivcheck.user.verdict import UserVerdict
+from unit.user.programs import adam, brought
+
+TOKENS, WIDTH = 6, 4
+
+
+class Tokens(nn.Module):
+    """The shape of a language model: embedding, norm, linear, head."""
+
+    def __init__(self, vocabulary: int = TOKENS) -> None:
+        super().__init__()
+        self.embedding, self.norm = nn.Embedding(vocabulary, WIDTH), nn.LayerNorm(WIDTH)
+        self.linear, self.head = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, TOKENS, bias=False)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Logits of each token."""
+        return self.head(self.linear(self.norm(self.embedding(tokens))))
+
+
+def loss(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """Mean cross-entropy over tokens."""
+    return nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
+
+
+def momentum(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+    """State that begins as a gradient, placed as that is."""
+    return torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
+
+
+def sharded(model: nn.Module, mesh: DeviceMesh) -> None:
+    """Rows of the embedding and of the linears on each rank, as plans for Llama have it."""
+    whole = ColwiseParallel(output_layouts=Replicate())
+    plan = {"embedding": RowwiseParallel(input_layouts=Replicate()), "linear": whole, "head": whole}
+    parallelize_module(model, mesh, plan)
+
+
+def sharded_with_sequence(model: nn.Module, mesh: DeviceMesh) -> None:
+    """The same with activations sharded over the sequence between."""
+    plan = {
+        "embedding": RowwiseParallel(input_layouts=Replicate(), output_layouts=Shard(1)),
+        "norm": SequenceParallel(),
+        "linear": ColwiseParallel(input_layouts=Shard(1), output_layouts=Shard(1)),
+        "head": ColwiseParallel(input_layouts=Shard(1), output_layouts=Replicate()),
+    }
+    parallelize_module(model, mesh, plan)
+
+
+def under_fsdp2(model: nn.Module, mesh: DeviceMesh) -> None:
+    """Each module sharded over the other axis as well."""
+    sharded_with_sequence(model, mesh["tp"])
+    for module in (model.embedding, model.linear, model.head, model):
+        fully_shard(module, mesh=mesh["dp"])
+
+
+def checked(parallelize: Any, **changes: Any) -> UserVerdict:
+    """The verdict on the model above."""
+    generator = torch.Generator().manual_seed(0)
+    batches = [tuple(torch.randint(0, TOKENS, (4, 6), generator=generator) for _ in range(2)) for _ in range(2)]
+    usual = {"model": Tokens, "mesh": {"tp": 2}, "batches": batches, "loss": loss, "optimizer": momentum}
+    return check_training(**brought(parallelize=parallelize, **usual | changes))
+
+
+@pytest.mark.parametrize(
+    ("parallelize", "changes"),
+    [
+        (sharded, {}),
+        (sharded, {"optimizer": adam}),
+        (sharded, {"model": lambda: Tokens(TOKENS + 1)}),
+        (sharded_with_sequence, {}),
+        (under_fsdp2, {"mesh": {"dp": 2, "tp": 2}}),
+    ],
+    ids=["momentum", "adam", "uneven", "sequence", "fsdp2"],
+)
+def test_a_sharded_embedding_is_equivalent(parallelize: Any, changes: dict[str, Any]) -> None:
+    """The parameter is Shard(0), its gradient, and momentum that begins as that, are Replicate: both are read."""
+    verdict = checked(parallelize, **changes)
+    assert verdict.outcome is Outcome.EQUIVALENT, verdict.describe()
+
+
+def on_gradients(change: Any) -> Any:
+    """`sharded`, with something done to the embedding's gradient once backward has accumulated it."""
+
+    def parallelize(model: nn.Module, mesh: DeviceMesh) -> None:
+        sharded(model, mesh)
+        model.embedding.weight.register_post_accumulate_grad_hook(lambda parameter: change(parameter, mesh))
+
+    return parallelize
+
+
+def backward_alone(model: nn.Module, batch: Any, optimizer: torch.optim.Optimizer, loss: Any) -> torch.Tensor:
+    """A step that updates nothing: an optimizer would communicate for a gradient that is placed otherwise."""
+    optimizer.zero_grad()
+    value: torch.Tensor = loss(model(batch[0]), batch[1])
+    value.backward()
+    return value
+
+
+def test_every_rank_is_held_to_all_that_it_has_of_a_gradient() -> None:
+    """Of a replicated gradient also the rows that another rank updates: clipping, for one, reads all of them."""
+
+    def wrong_elsewhere(parameter: torch.Tensor, mesh: DeviceMesh) -> None:
+        if mesh.get_rank() == 1:
+            parameter.grad.to_local()[: TOKENS // 2] *= 2
+
+    verdict = checked(on_gradients(wrong_elsewhere))
+    assert verdict.divergence is not None
+    found = verdict.divergence
+    assert (found.phase, found.tensor, found.difference) == (Phase.GRADIENT, "embedding.weight", Difference.RANKS_DISAGREE)
+
+
+def test_reading_does_not_communicate() -> None:
+    """A rank that has no gradient is told, whatever the placements of the other's are: nobody waits for it."""
+
+    def lost_on_one(parameter: torch.Tensor, mesh: DeviceMesh) -> None:
+        parameter.grad = parameter.grad.redistribute(placements=[Shard(1)])
+        if mesh.get_rank() == 1:
+            parameter.grad = None
+
+    verdict = checked(on_gradients(lost_on_one), rank_step=backward_alone)
+    assert verdict.divergence is not None, verdict.describe()
+    assert (verdict.divergence.tensor, verdict.divergence.difference) == ("embedding.weight", Difference.MISSING)
+
+
+def test_functions_of_users_read_dtensors_as_well() -> None:
+    """With `full_tensors` gradients and state of DTensors take the place of parameters, whatever their placements are."""
+
+    def whole(module: nn.Module) -> dict[str, torch.Tensor]:
+        return {
+            name: parameter.full_tensor() if isinstance(parameter, DTensor) else parameter
+            for name, parameter in module.named_parameters()
+        }
+
+    def doubled(parameter: torch.Tensor, mesh: DeviceMesh) -> None:
+        parameter.grad.mul_(2)
+
+    for parallelize, mesh in ((sharded, {"tp": 2}), (under_fsdp2, {"dp": 2, "tp": 2})):
+        verdict = checked(parallelize, mesh=mesh, full_tensors=whole)
+        assert verdict.outcome is Outcome.EQUIVALENT, verdict.describe()
+    verdict = checked(on_gradients(doubled), full_tensors=whole)
+    assert verdict.divergence is not None
+    assert (verdict.divergence.phase, verdict.divergence.tensor) == (Phase.GRADIENT, "embedding.weight")
+
+
+def test_the_hint_at_shards_is_kept_for_shards_of_hand() -> None:
+    """A gradient that does not fit its DTensor is another mistake than a parameter that is no DTensor."""
+
+    def too_short(parameter: torch.Tensor, mesh: DeviceMesh) -> None:
+        rows = parameter.grad.to_local()[:1]
+        whole = {"shape": parameter.shape, "stride": parameter.stride()}
+        parameter.grad = DTensor.from_local(rows, mesh, [Shard(0)], run_check=False, **whole)
+
+    verdict = checked(on_gradients(too_short), rank_step=backward_alone)
+    assert verdict.divergence is not None, verdict.describe()
+    assert verdict.divergence.difference is Difference.SHAPE
+    assert "full_tensors" not in verdict.describe()
