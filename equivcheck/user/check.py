@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -24,6 +23,7 @@ from equivcheck.user.ranks import rank_trace
 from equivcheck.user.reference import SingleDeviceRun
 from equivcheck.user.task import Loss, Task, TrainStep, data_axes_of, mesh_of
 from equivcheck.user.verdict import UserVerdict
+from equivcheck.verdict.description import shortened
 from equivcheck.verdict.verdict import Outcome
 from equivcheck.worlds.failure import RanksFailed
 from equivcheck.worlds.pool import COMPARABLE, ranks
@@ -131,18 +131,20 @@ def _members(task: Task, world: str | Ranks) -> Ranks:
     if not members.has_data:
         raise UsageError(f"check_training: world {members.name!r} has no data to compare; allowed: {', '.join(COMPARABLE)}")
     if members.name == "gloo":
-        _require_picklable(task)
+        _require_copyable(task)
     return members
 
 
-def _require_picklable(task: Task) -> None:
+def _require_copyable(task: Task) -> None:
+    from equivcheck.worlds.gloo.request import copied
+
     for name, value in task.callables.items():
         try:
-            pickle.dumps(value)
-        except Exception:
+            copied(value)
+        except Exception as error:
             raise UsageError(
-                f"check_training: {name} is {value!r}, which cannot be sent to the processes of gloo; "
-                "allowed there: functions of an importable module (in sim, closures and lambdas too)"
+                f"check_training: {name} is {value!r:.100}, which cannot be copied to the processes of gloo "
+                f"({shortened(str(error))}); allowed there: functions that close over what can be pickled (sim shares all)"
             ) from None
 
 

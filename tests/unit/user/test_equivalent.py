@@ -230,3 +230,35 @@ def test_processes_run_what_they_can_import() -> None:
     """In gloo the same functions give the same outcome."""
     verdict = check_training(**brought(), world="gloo")
     assert (verdict.outcome, verdict.world) == (Outcome.EQUIVALENT, "gloo")
+
+
+def test_processes_run_closures_and_local_classes() -> None:
+    """What is defined where it is used is copied to gloo's ranks: lambdas, modules, functions of autograd."""
+    width = 5
+
+    class Doubled(torch.autograd.Function):
+        @staticmethod
+        def forward(context: Any, inputs: torch.Tensor) -> torch.Tensor:
+            return inputs * 2
+
+        @staticmethod
+        def backward(context: Any, gradient: torch.Tensor) -> torch.Tensor:
+            return gradient * 2
+
+    class Local(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(4, width)
+
+        def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+            return Doubled.apply(self.linear(inputs))
+
+    verdict = check_training(
+        **brought(
+            model=Local,
+            parallelize=lambda model, _mesh: DistributedDataParallel(model),
+            batches=[(inputs, inputs @ torch.ones(4, width)) for inputs, _ in batches()],
+        ),
+        world="gloo",
+    )
+    assert (verdict.outcome, verdict.world) == (Outcome.EQUIVALENT, "gloo"), verdict.describe()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import threading
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from unit.user.programs import batches, brought, build
 
 _counter = itertools.count(1)
 _one = build()
+_lock = threading.Lock()
 
 
 @pytest.mark.parametrize(
@@ -46,7 +48,7 @@ _one = build()
         ({"full_tensors": lambda module: 3}, "full_tensors returned a int; allowed: a dict of tensors by name"),
         ({"world": "fake"}, "world 'fake' has no data to compare; allowed: sim, gloo"),
         ({"world": "mpi"}, "world 'mpi' does not exist; allowed: sim, gloo, fake"),
-        ({"world": "gloo", "loss": lambda outputs, targets: outputs.sum()}, "loss is <function <lambda>.*cannot be sent to"),
+        ({"world": "gloo", "loss": lambda outputs, targets: _lock}, "loss is <function <lambda>.*cannot be copied to the"),
     ],
     ids=lambda value: "" if isinstance(value, str) else "-".join(value),
 )
