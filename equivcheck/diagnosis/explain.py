@@ -15,6 +15,7 @@ from equivcheck.diagnosis.diverged_run import DivergedRun, run_again
 from equivcheck.diagnosis.drift import drift_of
 from equivcheck.diagnosis.failures import diagnosis_of_failure
 from equivcheck.diagnosis.patterns import pattern_of
+from equivcheck.errors import UsageError
 from equivcheck.trace.differences import Difference, Phase
 from equivcheck.train.setup import Setup
 from equivcheck.train.threads import one_thread
@@ -57,8 +58,13 @@ def explained(
 
     `alter` must be what the verdict was found with: the scenario's ranks run again, in `world`, or where that shows nothing in
     the verdict's own; `deadline` is in seconds, for each run. Verdicts that are no findings come back as they are. What a
-    diagnosis raises is told in the verdict (`unfinished`).
+    diagnosis raises is told in the verdict (`unfinished`). Raises `UsageError` for a verdict of `check_training`.
     """
+    if not isinstance(verdict, Verdict):
+        raise UsageError(
+            f"explained: verdict is a {type(verdict).__name__}; allowed: one that check gave of a scenario, as causes are "
+            "tried in its nouns; of a training of yours describe() says what is known"
+        )
     try:
         return _explained(verdict, alter, world, deadline)
     except Exception as error:

@@ -83,7 +83,8 @@ def _diverged(verdict: V, found: Comparison, calls: tuple[Divergence, ...]) -> V
         return verdict
     first, *others = divergences
     followers = tuple(place(other) for other in others[:MAX_FOLLOWERS])
-    return replace(verdict, outcome=Outcome.DIVERGED, reason=sentence(first), divergence=first, followers=followers)
+    verdict = replace(verdict, followers=followers, num_unnamed=len(others) - len(followers))
+    return replace(verdict, outcome=Outcome.DIVERGED, reason=sentence(first), divergence=first)
 
 
 def _in_order(values: tuple[Divergence, ...], calls: tuple[Divergence, ...]) -> tuple[Divergence, ...]:

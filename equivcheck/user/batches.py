@@ -67,8 +67,14 @@ def split(batch: Any, count: int) -> list[Any]:
 
 
 def microbatches(batch: Any) -> list[Any]:
-    """The microbatches of a step."""
-    return batch if isinstance(batch, list) else [batch]
+    """The microbatches of a step; a list that is no list of pairs is one pair, as a `DataLoader` gives it."""
+    if not isinstance(batch, list):
+        return [batch]
+    return [tuple(batch)] if len(batch) == 2 and not all(map(_is_pair, batch)) else batch
+
+
+def _is_pair(value: Any) -> bool:
+    return isinstance(value, (tuple, list)) and len(value) == 2
 
 
 def require_parts(task: Task) -> None:
@@ -84,9 +90,9 @@ def require_parts(task: Task) -> None:
 
 
 def _require_pair(number: int, microbatch: Any) -> None:
-    if not (isinstance(microbatch, tuple) and len(microbatch) == 2):
-        allowed = "a tuple (inputs, targets), a list of such microbatches, or anything with a step of your own"
-        raise UsageError(f"check_training: batch {number} is a {type(microbatch).__name__}; allowed: {allowed}")
+    if not _is_pair(microbatch):
+        allowed = "a pair (inputs, targets), a list of such microbatches, or anything with a step of your own"
+        raise UsageError(f"check_training: batch {number} has a {type(microbatch).__name__}; allowed: {allowed}")
 
 
 def _require_rows(task: Task, number: int, batch: Any) -> None:

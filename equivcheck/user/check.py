@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import pickle
+import copy
 import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -24,6 +25,7 @@ from equivcheck.user.ranks import rank_trace
 from equivcheck.user.reference import SingleDeviceRun
 from equivcheck.user.task import Loss, Task, TrainStep, data_axes_of, mesh_of
 from equivcheck.user.verdict import UserVerdict
+from equivcheck.verdict.description import shortened
 from equivcheck.verdict.verdict import Outcome
 from equivcheck.worlds.failure import RanksFailed
 from equivcheck.worlds.pool import COMPARABLE, ranks
@@ -36,10 +38,10 @@ NAME = "check_training"
 
 def check_training(  # noqa: PLR0913 - one for each thing that users bring, all by keyword
     *,
-    model: Callable[[], nn.Module],
+    model: nn.Module | Callable[[], nn.Module],
     parallelize: Callable[[nn.Module, DeviceMesh], nn.Module | None],
     mesh: Mapping[str, int],
-    batches: Sequence[Any],
+    batches: Iterable[Any],
     loss: Loss,
     optimizer: Callable[[list[nn.Parameter]], torch.optim.Optimizer],
     reduction: str = "mean",
@@ -57,12 +59,13 @@ def check_training(  # noqa: PLR0913 - one for each thing that users bring, all 
 ) -> UserVerdict:
     """Say whether a training spread over ranks computes what one device computes: loss, gradients, parameters at every step.
 
-    `model` builds the same model at each call: torch, numpy and random are seeded. ``parallelize(model, mesh)`` returns what is
-    called, or None where it changes the model in place; `mesh` gives the sizes of the named axes. Each of `batches` is a step's
-    ``(inputs, targets)``, or a list of microbatches; a rank gets its equal part of the rows (dim 0) over `data_axes` (default:
-    those named dp, fsdp, replicate, shard ...), or what ``shard(batch, mesh)`` returns. `loss` takes outputs and targets and is
-    the mean over their rows, which data ranks average; with ``reduction="sum"`` it sums, and is multiplied by the number of data
-    ranks before backward, as they average gradients. `optimizer` takes a list of parameters, `scheduler` the optimizer.
+    `model` builds the same model at each call: torch, numpy and random are seeded; a module is copied. ``parallelize(model,
+    mesh)`` returns what is called, or None where it changes the model in place; `mesh` gives the sizes of the named axes. Each of
+    `batches` is a step's ``(inputs, targets)``, or a list of microbatches; a rank gets its equal part of the rows (dim 0) over
+    `data_axes` (default: those named dp, fsdp, replicate, shard ...), or what ``shard(batch, mesh)`` returns. `loss` takes
+    outputs and targets and is the mean over their rows, which data ranks average; with ``reduction="sum"`` it sums, and is
+    multiplied by the number of data ranks before backward, as they average gradients. `optimizer` takes a list of parameters,
+    `scheduler` the optimizer.
 
     ``step(model, batch, optimizer, loss)`` replaces forward, backward and update and returns the loss; `rank_step` does so on
     ranks alone, where it may return None. ``full_tensors(module)`` returns whole tensors by name where parameters are shards that
@@ -74,7 +77,7 @@ def check_training(  # noqa: PLR0913 - one for each thing that users bring, all 
     """
     axes = mesh_of(mesh)
     task = Task(
-        model=model,
+        model=partial(copy.deepcopy, model) if isinstance(model, nn.Module) else model,
         parallelize=parallelize,
         mesh=axes,
         batches=tuple(batches),
@@ -131,18 +134,20 @@ def _members(task: Task, world: str | Ranks) -> Ranks:
     if not members.has_data:
         raise UsageError(f"check_training: world {members.name!r} has no data to compare; allowed: {', '.join(COMPARABLE)}")
     if members.name == "gloo":
-        _require_picklable(task)
+        _require_copyable(task)
     return members
 
 
-def _require_picklable(task: Task) -> None:
+def _require_copyable(task: Task) -> None:
+    from equivcheck.worlds.gloo.request import copied
+
     for name, value in task.callables.items():
         try:
-            pickle.dumps(value)
-        except Exception:
+            copied(value)
+        except Exception as error:
             raise UsageError(
-                f"check_training: {name} is {value!r}, which cannot be sent to the processes of gloo; "
-                "allowed there: functions of an importable module (in sim, closures and lambdas too)"
+                f"check_training: {name} is {value!r:.100}, which cannot be copied to the processes of gloo "
+                f"({shortened(str(error))}); allowed there: functions that close over what can be pickled (sim shares all)"
             ) from None
 
 

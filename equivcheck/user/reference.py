@@ -26,6 +26,9 @@ from equivcheck.user.ranks import build
 from equivcheck.user.reading import Reader
 from equivcheck.user.task import Task
 
+DROPOUT = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
+"""Modules whose `p` is a rate of dropout."""
+
 
 class SingleDeviceRun:
     """The run on one device, with as many copies as have been asked for, each moved by one unit in the last place."""
@@ -41,7 +44,7 @@ class SingleDeviceRun:
                 self.trace = _trace(task, seed=task.seed, model=model)
             self.precision = precision.coarsest(self._tensors())
             self.eps = float(torch.finfo(self.precision).eps)
-            _require_same_training(self.trace, _trace(task, seed=task.seed + 1))
+            _require_same_training(model, self.trace, _trace(task, seed=task.seed + 1))
 
     def reference(self) -> Reference:
         """With the noise floor of a few copies."""
@@ -135,16 +138,29 @@ def _equal(first: torch.Tensor | None, second: torch.Tensor | None) -> bool:
     return bool(torch.isclose(first.detach(), second.detach(), rtol=0.0, atol=0.0, equal_nan=True).all())
 
 
-def _require_same_training(first: Trace, second: Trace) -> None:
+def _require_same_training(model: nn.Module, first: Trace, second: Trace) -> None:
     """Two runs that differ in nothing but the state of random generators leave the same bits."""
     for one, other in zip(moments(first), moments(second), strict=True):
         if one.snapshot.present != other.snapshot.present or not np.array_equal(
             one.snapshot.values, other.snapshot.values, equal_nan=True
         ):
             raise UsageError(
-                f"check_training: two runs on one device differ at step {one.step} ({one.phase.value}), as if it drew random "
-                "numbers (dropout?); allowed: a training that draws none, as each rank would draw its own"
+                f"check_training: two runs on one device differ at step {one.step} ({one.phase.value}), as if random numbers "
+                f"were drawn{_drawn_by(model)}; allowed: a training that draws none, as each rank would draw its own: "
+                "p=0 or eval() for dropout, or masks drawn beforehand, as a part of the batches"
             )
+
+
+def _drawn_by(model: nn.Module) -> str:
+    """Modules that drop out, if there are any: `` (by Dropout '1', p=0.5, and 2 more)``."""
+    found = [f"{type(module).__name__} {name!r}, p={_rate(module):g}" for name, module in model.named_modules() if _rate(module)]
+    return f" (by {found[0]}{f', and {len(found) - 1} more' if found[1:] else ''})" if found else ""
+
+
+def _rate(module: nn.Module) -> float:
+    """At which a module drops out, by itself or, as attention and recurrent layers do, within."""
+    rate = getattr(module, "p" if isinstance(module, DROPOUT) else "dropout", 0)
+    return rate if module.training and isinstance(rate, (int, float)) else 0
 
 
 class _Precision(TorchFunctionMode):

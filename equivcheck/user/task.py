@@ -38,7 +38,7 @@ class Task:
     mesh: tuple[tuple[str, int], ...]
     """Names and sizes of the axes, outermost first."""
     batches: tuple[Any, ...]
-    """One a step: a tuple of inputs and targets, or a list of such microbatches."""
+    """One a step: a pair of inputs and targets, or a list of such microbatches."""
     loss: Loss
     """Of outputs and targets."""
     reduction: str

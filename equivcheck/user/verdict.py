@@ -42,7 +42,7 @@ class UserVerdict(Judgement):
     def _evidence(self) -> list[str]:
         lines = [self._in_short()]
         if self.divergence is not None:
-            lines = of_divergence(self.divergence, self.followers)
+            lines = of_divergence(self.divergence, self.followers, self.num_unnamed)
         elif self.failure is not None:
             lines = [*of_ranks(self.failure), *_frames(self.failure)]
         if self.hint:
@@ -57,6 +57,10 @@ FRAMES = 8
 
 
 def _frames(failure: Failure) -> list[str]:
-    """The end of the traceback of the first rank that raised, without lines that underline parts of others."""
-    stack = next((report.stack for report in failure.reports if report.state is RankState.RAISED), "")
-    return [f"  {line}" for line in stack.rstrip().splitlines() if line.strip(" ^~")][-FRAMES:]
+    """The end of the stack of the first rank that raised, or else that runs, without lines that underline parts of others."""
+    for state in (RankState.RAISED, RankState.RUNNING):
+        for report in failure.reports:
+            if report.state is state and report.stack:
+                lines = [f"  {line}" for line in report.stack.rstrip().splitlines() if line.strip(" ^~")][-FRAMES:]
+                return lines if state is RankState.RAISED else [f"rank {report.rank} runs in", *lines]
+    return []

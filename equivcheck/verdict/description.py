@@ -14,7 +14,7 @@ LONGEST = 300
 """Characters of what a rank raised."""
 
 
-def of_divergence(first: Divergence, followers: tuple[str, ...]) -> list[str]:
+def of_divergence(first: Divergence, followers: tuple[str, ...], num_unnamed: int = 0) -> list[str]:
     """Where it is, both values, and which other tensors follow."""
     lines = [
         f"first: step {first.step}, {first.phase.value}, {first.tensor}{list(first.index) if first.index else ''} {_who(first)}",
@@ -22,7 +22,8 @@ def of_divergence(first: Divergence, followers: tuple[str, ...]) -> list[str]:
         f"  actual   {first.actual}   ({_how_far(first)})",
     ]
     if followers:
-        lines.append(f"then:  {_grouped(followers)}")
+        beyond = f"; {count(num_unnamed, 'more tensor')} after these" if num_unnamed else ""
+        lines.append(f"then:  {_grouped(followers)}{beyond}")
     return lines
 
 

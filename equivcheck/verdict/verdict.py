@@ -58,6 +58,8 @@ class Judgement:
     """The first divergence; None unless diverged."""
     followers: tuple[str, ...] = ()
     """Other tensors that differ, as ``step 0 gradient layers.0.linear.weight``, in order, at most 20."""
+    num_unnamed: int = 0
+    """Tensors that differ besides the first and those in `followers`."""
     failure: Failure | None = None
     """What happened to the ranks; None unless crashed or hung."""
     worst_error: float = 0.0
@@ -148,7 +150,7 @@ class Verdict(Judgement):
         if not self.outcome.is_finding:
             return self._plainly()
         first = self.divergence
-        lines = [f"what: {shortened(self.reason)}"] if first is None else of_divergence(first, self.followers)
+        lines = [f"what: {shortened(self.reason)}"] if first is None else of_divergence(first, self.followers, self.num_unnamed)
         if self.failure is not None and self.diagnosis is None:
             lines += of_ranks(self.failure)
         lines += self._why()

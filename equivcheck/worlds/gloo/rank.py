@@ -167,7 +167,7 @@ def _loaded(request: bytes) -> tuple[bool, Any, tuple[Any, ...]]:
     try:
         program, arguments = pickle.loads(task)
     except Exception as error:
-        error.add_note("A rank is a process of its own: it imports what it is given by name, and never runs the main script.")
+        error.add_note("A rank is a process of its own: what modules define it imports by name, and they must be on sys.path.")
         raise
     return is_foreign, program, arguments
 

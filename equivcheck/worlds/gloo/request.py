@@ -11,17 +11,26 @@ from typing import Any
 from equivcheck.errors import UsageError
 
 
-def packed(program: Callable[..., Any], arguments: tuple[Any, ...]) -> bytes:
-    """The task as bytes; raises `UsageError` when it cannot be sent, or would not be found on the other side."""
-    if getattr(program, "__module__", None) == "__main__":
-        raise UsageError(
-            f"gloo: the program {program!r} is in the main script, which ranks never run again; "
-            "allowed: a function of an importable module"
-        )
+def packed(program: Callable[..., Any], arguments: tuple[Any, ...], *, is_foreign: bool = True) -> bytes:
+    """The task as bytes; raises `UsageError` when it cannot be sent.
+
+    What users write may be a closure, or lie in the main script, which ranks never run again: such code is sent itself.
+    """
     try:
-        return pickle.dumps((program, arguments), pickle.HIGHEST_PROTOCOL)
+        return copied((program, arguments)) if is_foreign else pickle.dumps((program, arguments), pickle.HIGHEST_PROTOCOL)
     except Exception as error:
         raise UsageError(f"gloo: the program {program!r} or its arguments cannot be pickled: {error}") from error
+
+
+def copied(value: object) -> bytes:
+    """What `pickle.loads` makes a copy from in another process; code that no module has by name goes with it.
+
+    Raises what pickling raises.
+    """
+    import cloudpickle  # for programs of users alone
+
+    code: bytes = cloudpickle.dumps(value, pickle.HIGHEST_PROTOCOL)
+    return code
 
 
 def request(task: bytes, path: tuple[str, ...] | None, *, is_foreign: bool = True) -> bytes:

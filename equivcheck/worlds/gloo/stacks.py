@@ -75,13 +75,17 @@ def sleeps(pid: int) -> bool:
 def awaited(stack: Stack) -> str:
     """The call that a blocked rank waits in (``all_reduce``, ``wait``, ``backward``); empty when it looks like none.
 
-    A guess by where the stack ends: in torch.distributed, in autograd (whose hooks wait), or at a call of a work's ``wait``.
+    A guess by where the stack ends: in torch.distributed (if need be, in a function of its own: DDP compares parameters in one),
+    in autograd (whose hooks wait), or at a call of a work's ``wait``.
     """
+    private = ""
     for frame in reversed(stack):
-        if _DISTRIBUTED in frame.filename and not frame.name.startswith("_") and frame.name not in _NO_COLLECTIVES:
-            return frame.name
+        if _DISTRIBUTED in frame.filename and frame.name not in _NO_COLLECTIVES:
+            if not frame.name.startswith("_"):
+                return frame.name
+            private = private or frame.name
         if _TORCH not in frame.filename:
-            return "wait" if ".wait(" in (frame.line or "") else ""
+            return "wait" if ".wait(" in (frame.line or "") else private
         if frame.name == "_engine_run_backward":
             return "backward"
-    return ""
+    return private

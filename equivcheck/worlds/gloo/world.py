@@ -25,8 +25,8 @@ _ATTEMPTS = 3
 class GlooRanks(Ranks):
     """N ranks as processes: started at the first run, kept while runs succeed, started afresh after one that failed.
 
-    So they are after a program that has left them with what cannot be put back, or has replaced functions of torch. The program
-    and its arguments are pickled, so a program is a function of a module, and not of the main script.
+    So they are after a program that has left them with what cannot be put back, or has replaced functions of torch. Ranks get a
+    copy of the program, its arguments, and what it closes over.
     """
 
     name: ClassVar[str] = "gloo"
@@ -48,7 +48,7 @@ class GlooRanks(Ranks):
         is_foreign: bool = True,
     ) -> Run:
         """As `Ranks.run`, on processes, whose schedule nobody chooses; raises `UsageError` when the program cannot be sent."""
-        task = packed(program, arguments)
+        task = packed(program, arguments, is_foreign=is_foreign)
         with self._lock:
             return Run(values=self._processes.run(self.size, task, deadline, is_foreign=is_foreign))
 

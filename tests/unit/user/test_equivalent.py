@@ -14,10 +14,11 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, TensorDataset
 
 from equivcheck import Outcome, check_training
 from equivcheck.parallelisms.ddp.zero_redundancy import ZeroRedundancyOptimizer
-from unit.user.programs import adam, batches, brought, in_ddp
+from unit.user.programs import adam, batches, brought, build, in_ddp
 
 
 def in_fsdp1(model: nn.Module, _mesh: DeviceMesh) -> nn.Module:
@@ -279,3 +280,54 @@ def test_processes_run_what_they_can_import() -> None:
     """In gloo the same functions give the same outcome."""
     verdict = check_training(**brought(), world="gloo")
     assert (verdict.outcome, verdict.world) == (Outcome.EQUIVALENT, "gloo")
+
+
+def test_processes_run_closures_and_local_classes() -> None:
+    """What is defined where it is used is copied to gloo's ranks: lambdas, modules, functions of autograd."""
+    width = 5
+
+    class Doubled(torch.autograd.Function):
+        @staticmethod
+        def forward(context: Any, inputs: torch.Tensor) -> torch.Tensor:
+            return inputs * 2
+
+        @staticmethod
+        def backward(context: Any, gradient: torch.Tensor) -> torch.Tensor:
+            return gradient * 2
+
+    class Local(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(4, width)
+
+        def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+            return Doubled.apply(self.linear(inputs))
+
+    verdict = check_training(
+        **brought(
+            model=Local,
+            parallelize=lambda model, _mesh: DistributedDataParallel(model),
+            batches=[(inputs, inputs @ torch.ones(4, width)) for inputs, _ in batches()],
+        ),
+        world="gloo",
+    )
+    assert (verdict.outcome, verdict.world) == (Outcome.EQUIVALENT, "gloo"), verdict.describe()
+
+
+def test_batches_may_come_from_a_data_loader() -> None:
+    """Its lists are pairs, by themselves and as microbatches."""
+    rows = [torch.cat(parts) for parts in zip(*batches(), strict=True)]
+    loader = DataLoader(TensorDataset(*rows), batch_size=4)
+    plain = check_training(**brought())
+    assert check_training(**brought(batches=loader)).worst_error == plain.worst_error
+    check_training(**brought(batches=[[pair, pair] for pair in loader])).assert_equivalent()
+
+
+@pytest.mark.parametrize("world", ["sim", "gloo"])
+def test_a_module_stands_for_a_function_that_copies_it(world: str) -> None:
+    """One device and every rank train a copy; the module itself stays as it was."""
+    model = build()
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    check_training(**brought(model=model), world=world).assert_equivalent()
+    assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
+    assert all(tensor.dtype is torch.float32 for tensor in before.values())

@@ -13,7 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from equivcheck import NotEquivalent, Outcome, check_training
 from equivcheck.trace.differences import Difference, Phase
-from unit.user.programs import brought, build, in_ddp
+from unit.user.programs import batches, brought, build, in_ddp
 
 
 def reduced(model: nn.Module, change: Callable[[torch.Tensor], torch.Tensor]) -> nn.Module:
@@ -125,6 +125,38 @@ def test_a_hang_and_a_crash_are_verdicts() -> None:
     assert "rank 0, 1 raised KeyError: 'no such layer'" in verdict.describe()
     assert 'raise KeyError("no such layer")' in verdict.describe()
     check_training(**brought()).assert_equivalent()
+
+
+@pytest.mark.parametrize("world", ["sim", "gloo"])
+def test_a_rank_that_runs_for_ever_is_shown_where_it_runs(world: str) -> None:
+    """Of a training that hangs as a rank computes for ever, the text has the end of that rank's stack."""
+
+    def computing_for_ever(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
+        is_last = mesh.get_rank() == 1
+        while is_last:
+            pass
+        return in_ddp(model, mesh)
+
+    verdict = check_training(**brought(parallelize=computing_for_ever), deadline=0.5, world=world)
+    assert verdict.outcome is Outcome.HUNG
+    assert "rank 1 runs in\n" in verdict.describe()
+    assert "in computing_for_ever" in verdict.describe()
+
+
+def test_tensors_that_are_not_named_are_counted() -> None:
+    """Of more tensors than are named the text has the number."""
+    layers = 30
+    verdict = check_training(
+        **brought(
+            model=lambda: nn.Sequential(*(nn.Linear(4, 4, bias=False) for _ in range(layers)), nn.Linear(4, 2, bias=False)),
+            parallelize=lambda model, _: None,
+            batches=batches(steps=1),
+            optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1),
+        )
+    )
+    beyond = 2 * (layers + 1) - 1 - len(verdict.followers)
+    assert verdict.num_unnamed == beyond
+    assert f"; {beyond} more tensors after these" in verdict.describe()
 
 
 def test_no_gradient_is_no_pass() -> None:

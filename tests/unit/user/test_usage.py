@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import itertools
+import threading
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
-from equivcheck import UsageError, check_training
+from equivcheck import UsageError, check_training, explained
 from equivcheck.worlds.pool import ranks
 from unit.user.programs import batches, brought, build
 
 _counter = itertools.count(1)
 _one = build()
+_lock = threading.Lock()
 
 
 @pytest.mark.parametrize(
@@ -29,16 +31,21 @@ _one = build()
         ({"data_axes": "dp"}, "data_axes is 'dp'; allowed: a tuple"),
         ({"batches": []}, "batches is empty; allowed: at least one"),
         ({"batches": [[]]}, r"batch 0 is \[\]; allowed: at least one microbatch"),
-        ({"batches": [torch.ones(4, 4)]}, r"batch 0 is a Tensor; allowed: a tuple \(inputs, targets\)"),
+        ({"batches": [torch.ones(4, 4)]}, r"batch 0 has a Tensor; allowed: a pair \(inputs, targets\)"),
         ({"batches": batches(3)}, "batch 0 has a tensor of 3 rows, which dp 2 cannot share out evenly; allowed: a multiple of 2"),
         ({"model": nn.Linear(4, 2), "loss": 3}, "loss is 3; allowed: a callable"),
         ({"step": 3}, "step is 3; allowed: a callable or None"),
         ({"reduction": "max"}, "reduction is 'max'; allowed: mean, sum"),
         ({"dtype": torch.int64}, "dtype is torch.int64; allowed: a floating-point"),
+        ({"model": nn.Sequential(build(), nn.Dropout(0.1))}, r"\(by Dropout '1', p=0.1\)"),
         ({"model": lambda: None}, "model returned None; allowed: a torch.nn.Module"),
         ({"model": lambda: _one}, "model returns the same module, or parts of it, at each call"),
         ({"model": lambda: nn.Linear(4, 2).requires_grad_() if next(_counter) % 2 else build()}, "model gives another"),
-        ({"model": lambda: nn.Sequential(build(), nn.Dropout())}, r"two runs on one device differ at step 0 \(loss\)"),
+        (
+            {"model": lambda: nn.Sequential(build(), nn.Dropout())},
+            r"at step 0 \(loss\).* \(by Dropout '1', p=0.5\); allowed",
+        ),
+        ({"loss": lambda outputs, targets: (outputs * torch.rand(())).mean()}, "random numbers were drawn; allowed: .* masks"),
         ({"model": lambda: nn.Linear(4, 2, dtype=torch.complex128), "dtype": None}, "weight is complex; allowed: real"),
         ({"optimizer": lambda parameters: None}, "optimizer returned None; allowed: a torch.optim.Optimizer"),
         ({"step": lambda *arguments: "done"}, "step returned 'done'; allowed: the loss"),
@@ -46,7 +53,7 @@ _one = build()
         ({"full_tensors": lambda module: 3}, "full_tensors returned a int; allowed: a dict of tensors by name"),
         ({"world": "fake"}, "world 'fake' has no data to compare; allowed: sim, gloo"),
         ({"world": "mpi"}, "world 'mpi' does not exist; allowed: sim, gloo, fake"),
-        ({"world": "gloo", "loss": lambda outputs, targets: outputs.sum()}, "loss is <function <lambda>.*cannot be sent to"),
+        ({"world": "gloo", "loss": lambda outputs, targets: _lock}, "loss is <function <lambda>.*cannot be copied to the"),
     ],
     ids=lambda value: "" if isinstance(value, str) else "-".join(value),
 )
@@ -68,3 +75,10 @@ def test_what_one_device_raises_stays_as_it_is() -> None:
     with pytest.raises(ZeroDivisionError) as caught:
         check_training(**brought(loss=lambda outputs, targets: 1 / 0))
     assert "in the run on one device, with model and batches converted to torch.float64" in caught.value.__notes__[0]
+
+
+def test_explained_takes_verdicts_of_scenarios() -> None:
+    """Causes are tried in the nouns of a scenario, which a user's training has not: one line says so."""
+    verdict = check_training(**brought(parallelize=lambda model, _: None))
+    with pytest.raises(UsageError, match="explained: verdict is a UserVerdict; allowed: one that check gave of a scenario"):
+        explained(verdict)

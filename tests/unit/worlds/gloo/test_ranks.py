@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch.distributed as dist
 
 from equivcheck.errors import UsageError
 from equivcheck.worlds.failure import Failure, FailureKind, RanksFailed, RankState
@@ -153,15 +154,20 @@ def test_values_that_cannot_travel(ranks: GlooRanks, program: Callable[[], Any],
     assert failure(ranks, program).summary.startswith(f"rank 0 raised {text}")
 
 
-def test_programs_that_cannot_travel(ranks: GlooRanks, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_programs_that_cannot_travel(ranks: GlooRanks) -> None:
     """A program or argument that ranks could not read is refused before anything is sent."""
     before = ranks.run(programs.process).values
     with pytest.raises(UsageError, match="cannot be pickled"):
         ranks.run(programs.raise_on, threading.Lock())
-    monkeypatch.setattr(programs.place, "__module__", "__main__")
-    with pytest.raises(UsageError, match="main script"):
-        ranks.run(programs.place)
     assert ranks.run(programs.process).values == before
+
+
+def test_code_travels_that_ranks_cannot_import(ranks: GlooRanks, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A program may be defined in a function, close over values, and lie in the main script, which ranks never run."""
+    offset = 3
+    assert ranks.run(lambda: dist.get_rank() + offset).values == (3, 4)
+    monkeypatch.setattr(programs.place, "__module__", "__main__")
+    assert ranks.run(programs.place).values == ((0, 2), (1, 2))
 
 
 def test_a_program_that_ranks_cannot_import(ranks: GlooRanks, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -171,7 +177,7 @@ def test_a_program_that_ranks_cannot_import(ranks: GlooRanks, monkeypatch: pytes
     monkeypatch.setitem(__import__("sys").modules, "only_here", module)
     found = failure(ranks, module.program)
     assert found.summary == "rank 0 raised ModuleNotFoundError: No module named 'only_here'"
-    assert "imports what it is given by name" in found.reports[0].stack
+    assert "what modules define it imports by name" in found.reports[0].stack
 
 
 def test_no_ranks_at_all() -> None:

@@ -42,6 +42,10 @@ def test_one_thread_is_read_from_a_dump() -> None:
         ),
         ((USER, (f"{TORCH}/_tensor.py", 1, "backward"), (f"{TORCH}/autograd/graph.py", 1, "_engine_run_backward")), "backward"),
         ((USER, (f"{TORCH}/nn/functional.py", 1, "linear")), ""),
+        (
+            (USER, (f"{TORCH}/nn/parallel/distributed.py", 1, "__init__"), (f"{TORCH}/distributed/utils.py", 1, "_verify_shape")),
+            "_verify_shape",
+        ),
         (((f"{TORCH}/distributed/fsdp/hooks.py", 1, "hook"), USER), ""),
         ((), ""),
     ],
