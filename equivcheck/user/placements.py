@@ -1,4 +1,4 @@
-"""Where a gradient, or state, of a DTensor parameter lies: by its own placements, as propagation gives it others than its parameter's."""
+"""Tensors of a user's rank by their own placements: a gradient that DTensor propagates may have others than its parameter."""
 
 from __future__ import annotations
 
