@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import time
-import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -21,15 +20,14 @@ from equivcheck.oracle.judge import judge, judge_failure
 from equivcheck.tally import record
 from equivcheck.user.batches import require_parts
 from equivcheck.user.case import UserCase
-from equivcheck.user.ranks import rank_trace
+from equivcheck.user.notes import notes_on
 from equivcheck.user.reference import SingleDeviceRun
+from equivcheck.user.running import members_of, run_on
 from equivcheck.user.task import Loss, Task, TrainStep, data_axes_of, mesh_of
 from equivcheck.user.verdict import UserVerdict
-from equivcheck.verdict.description import shortened
 from equivcheck.verdict.verdict import Outcome
-from equivcheck.worlds.failure import RanksFailed
-from equivcheck.worlds.pool import COMPARABLE, ranks
-from equivcheck.worlds.ranks import Ranks, again_if_died
+from equivcheck.worlds.failure import Failure
+from equivcheck.worlds.ranks import Ranks
 from equivcheck.worlds.state.keeper import StateKeeper, kept_state
 
 NAME = "check_training"
@@ -100,19 +98,17 @@ def check_training(  # noqa: PLR0913 - one for each thing that users bring, all 
 def _checked(task: Task, world: str | Ranks, schedule_seed: int, deadline: float) -> UserVerdict:
     started = time.perf_counter()
     require_parts(task)
-    members = _members(task, world)
+    members = members_of(task, world)
     original = SingleDeviceRun(task)
     verdict = UserVerdict(outcome=Outcome.EQUIVALENT, mesh=task.mesh, world=members.name, precision=_name(original.precision))
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # what torch warns of on each rank, it has mostly warned of on one device
-            run = again_if_died(lambda: members.run(rank_trace, task, schedule_seed=schedule_seed, deadline=deadline))
-    except RanksFailed as error:
-        _raise_usage(error)
-        verdict = judge_failure(verdict, error.failure)
+    left, ran = run_on(members, task, schedule_seed, deadline)
+    verdict = replace(verdict, world=ran.name, notes=notes_on(left, members, ran))
+    if isinstance(left, Failure):
+        _raise_usage(left)
+        verdict = judge_failure(verdict, left)
     else:
-        verdict = _judged(verdict, original, RanksResult(run=run))
-    record(NAME, members.name, verdict.outcome.value)
+        verdict = _judged(verdict, original, RanksResult(run=left))
+    record(NAME, verdict.world, verdict.outcome.value)
     return replace(verdict, seconds=time.perf_counter() - started)
 
 
@@ -127,33 +123,9 @@ def _judged(verdict: UserVerdict, original: SingleDeviceRun, result: RanksResult
     return verdict
 
 
-def _members(task: Task, world: str | Ranks) -> Ranks:
-    if isinstance(world, Ranks) and world.size != task.num_ranks:
-        raise UsageError(f"check_training: world has {world.size} ranks; allowed: the {task.num_ranks} of the mesh")
-    members = world if isinstance(world, Ranks) else ranks(world, task.num_ranks)
-    if not members.has_data:
-        raise UsageError(f"check_training: world {members.name!r} has no data to compare; allowed: {', '.join(COMPARABLE)}")
-    if members.name == "gloo":
-        _require_copyable(task)
-    return members
-
-
-def _require_copyable(task: Task) -> None:
-    from equivcheck.worlds.gloo.request import copied
-
-    for name, value in task.callables.items():
-        try:
-            copied(value)
-        except Exception as error:
-            raise UsageError(
-                f"check_training: {name} is {value!r:.100}, which cannot be copied to the processes of gloo "
-                f"({shortened(str(error))}); allowed there: functions that close over what can be pickled (sim shares all)"
-            ) from None
-
-
-def _raise_usage(failed: RanksFailed) -> None:
+def _raise_usage(failure: Failure) -> None:
     """What a rank finds wrong with an argument is no failure of the training."""
-    for report in failed.failure.reports:
+    for report in failure.reports:
         kind, _, text = report.error.partition(": ")
         if kind.endswith(UsageError.__name__) and text.startswith(f"{NAME}: "):
             raise UsageError(text) from None

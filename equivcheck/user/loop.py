@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 from collections.abc import Sequence
 from typing import Any
 
@@ -28,7 +30,7 @@ def train(task: Task, reader: Reader, batches: Sequence[Any], step: TrainStep | 
     kept = []
     for index, batch in enumerate(batches):
         mark(Stage.COMPUTE, index)
-        found.taken = None
+        found.begin(index)
         value = _number(take_step(reader.module, batch, optimizer, loss))
         mark(Stage.READING, index)
         gradients = found.taken or reader.gradients()
@@ -49,13 +51,28 @@ def summing_step(model: nn.Module, batch: Any, optimizer: torch.optim.Optimizer,
 
 
 def _step(model: nn.Module, batch: Any, optimizer: torch.optim.Optimizer, loss: Loss, share: float) -> float:
+    kind: Any = type(optimizer)
+    if _evaluates(kind):
+        return float(optimizer.step(lambda: _accumulated(model, batch, optimizer, loss, share)))
+    total = _accumulated(model, batch, optimizer, loss, share)
+    optimizer.step()
+    return total
+
+
+@functools.cache
+def _evaluates(kind: Any) -> bool:
+    """Whether a class of optimizers asks for the loss and its gradients by itself, as LBFGS does."""
+    closure = inspect.signature(kind.step).parameters.get("closure")
+    return closure is not None and closure.default is inspect.Parameter.empty
+
+
+def _accumulated(model: nn.Module, batch: Any, optimizer: torch.optim.Optimizer, loss: Loss, share: float) -> float:
     optimizer.zero_grad()
     total = 0.0
     for inputs, targets in microbatches(batch):
         value = loss(_called(model, inputs), targets)
         (value if share == 1.0 else value * share).backward()  # type: ignore[no-untyped-call]
         total += scalar(value) * share
-    optimizer.step()
     return total
 
 
@@ -75,15 +92,22 @@ def build_optimizer(task: Task, module: nn.Module) -> torch.optim.Optimizer:
 
 
 class _Gradients:
-    """The gradients as the optimizer finds them, the last time that it steps."""
+    """The gradients as the optimizer finds them, the last time that it steps; none if it computes them itself, by a closure."""
 
     def __init__(self, reader: Reader, optimizer: torch.optim.Optimizer) -> None:
         self.taken: Snapshot | None = None
-        self._reader = reader
+        self._reader, self._index = reader, 0
         optimizer.register_step_pre_hook(self._take)
 
-    def _take(self, _optimizer: torch.optim.Optimizer, _arguments: Any, _keywords: Any) -> None:
-        self.taken = self._reader.gradients()
+    def begin(self, index: int) -> None:
+        """Forget those of the step before."""
+        self.taken, self._index = None, index
+
+    def _take(self, _optimizer: torch.optim.Optimizer, arguments: Any, keywords: Any) -> None:
+        closures = (*arguments[1:], *keywords.values())
+        mark(Stage.READING, self._index)
+        self.taken = None if any(map(callable, closures)) else self._reader.gradients()
+        mark(Stage.UPDATE, self._index)
 
 
 def _scaled(loss: Loss, factor: float) -> Loss:

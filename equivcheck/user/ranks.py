@@ -28,6 +28,19 @@ def rank_trace(task: Task) -> Trace:
     return train(task, Reader(names, module, task.full_tensors), batches, task.rank_step, scale)
 
 
+def process_trace(task: Task) -> Trace:
+    """The same in a process that runs others afterwards, and keeps nothing of what is compiled.
+
+    Dynamo counts the variants of a function, of which each new model asks for one, and runs it uncompiled after a few.
+    """
+    import torch._dynamo
+
+    try:
+        return rank_trace(task)
+    finally:
+        torch._dynamo.reset()
+
+
 def build(task: Task) -> nn.Module:
     """The model as its factory builds it each time, of the task's element type.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -112,10 +112,21 @@ def _require_tensors(gathered: Any) -> list[tuple[str, torch.Tensor]]:
 
 
 def _state_of(optimizer: torch.optim.Optimizer) -> State:
-    """Under `ZeroRedundancyOptimizer` that of the optimizer within, which has what this rank updates."""
+    """Under `ZeroRedundancyOptimizer` that of the optimizer within, which has what this rank updates.
+
+    Of lists, as LBFGS has them, each member has a key of its own; None is left out.
+    """
     inner = getattr(optimizer, "optim", None)
     state: State = (inner if isinstance(inner, torch.optim.Optimizer) else optimizer).state
-    return state
+    return {parameter: dict(_members(values)) for parameter, values in state.items()}
+
+
+def _members(values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    for key, value in values.items():
+        if isinstance(value, (list, tuple)):
+            yield from _members({f"{key}.{index}": member for index, member in enumerate(value)})
+        elif value is not None:
+            yield key, value
 
 
 def _slot(name: str, parameter: torch.Tensor) -> Slot:

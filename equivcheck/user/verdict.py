@@ -22,6 +22,8 @@ class UserVerdict(Judgement):
     """What may explain a divergence, in a sentence; empty where nothing is known."""
     unread: tuple[str, ...] = ()
     """Optimizer state that no rank could hand over, and that was not compared."""
+    notes: tuple[str, ...] = ()
+    """What is worth knowing of how the ranks ran, a sentence each."""
 
     def assert_equivalent(self) -> None:
         """Raise `NotEquivalent` unless the outcome is EQUIVALENT: also where nothing could be established."""
@@ -49,7 +51,7 @@ class UserVerdict(Judgement):
             lines.append(f"why:   {self.hint}")
         if self.unread:
             lines.append(f"not compared, as no rank could read it: {', '.join(self.unread)}")
-        return lines
+        return [*lines, *(f"note:  {note}" for note in self.notes)]
 
 
 FRAMES = 8

@@ -81,7 +81,7 @@ def serve_rank(channel: Channel) -> None:
             if os.fstat(output).st_size > _KEPT_OUTPUT:
                 os.ftruncate(output, 0)
             journal.begin()
-            channel.send(_answer(request, place.rank))
+            channel.send(_answer(request, place))
 
 
 def leave() -> None:
@@ -109,8 +109,7 @@ def _join(place: RankAddress, listener: int | None = None) -> None:
 
     random.seed(place.rank)  # Python seeds it from the clock in each process that is forked
     np.random.seed(place.rank)
-    os.environ.update(RANK=str(place.rank), LOCAL_RANK=str(place.rank), WORLD_SIZE=str(place.size))
-    os.environ["GLOO_SOCKET_IFNAME"] = _loopback()
+    os.environ.update(_own_variables(place))
     torch.set_num_threads(1)
     store = dist.TCPStore(  # type: ignore[attr-defined]
         "127.0.0.1",
@@ -125,21 +124,35 @@ def _join(place: RankAddress, listener: int | None = None) -> None:
     end_run()
 
 
+@functools.cache
+def _own_variables(place: RankAddress) -> dict[str, str]:
+    """The environment of one rank, as `torchrun` sets it: accelerate and Lightning look there for a world."""
+    return {
+        "RANK": str(place.rank),
+        "LOCAL_RANK": str(place.rank),
+        "WORLD_SIZE": str(place.size),
+        "LOCAL_WORLD_SIZE": str(place.size),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(place.port),
+        "GLOO_SOCKET_IFNAME": _loopback(),
+    }
+
+
 def _loopback() -> str:
     """The loopback interface: gloo's default is to look up the host's name, which need not resolve."""
     names = [name for _, name in socket.if_nameindex()]
     return next((name for name in names if name.startswith("lo")), names[0])
 
 
-def _answer(request: bytes, rank: int) -> bytes:
+def _answer(request: bytes, place: RankAddress) -> bytes:
     """Run what `request` holds; the pickled value or `Raised`, each after the byte that tells them apart."""
     import torch
 
     from equivcheck.worlds.meshes import end_run, groups_of_rank, has_lost
 
-    torch.default_generator.manual_seed(rank)
+    torch.default_generator.manual_seed(place.rank)
     try:
-        is_foreign, program, arguments = _loaded(request)
+        is_foreign, program, arguments = _loaded(request, place)
         state, groups = _state_keeper(), groups_of_rank()
         with state.kept() if is_foreign else contextlib.nullcontext():
             with WatchedForks():
@@ -159,11 +172,13 @@ def _state_keeper() -> StateKeeper:
     return StateKeeper()
 
 
-def _loaded(request: bytes) -> tuple[bool, Any, tuple[Any, ...]]:
+def _loaded(request: bytes, place: RankAddress) -> tuple[bool, Any, tuple[Any, ...]]:
     """Whether the program is foreign, the program, and its arguments."""
-    path, is_foreign, task = pickle.loads(request)
-    if path is not None:
-        sys.path[:] = path
+    surroundings, is_foreign, task = pickle.loads(request)
+    if surroundings is not None:
+        sys.path[:] = surroundings.path
+        os.environ.clear()
+        os.environ.update({**surroundings.environment, **_own_variables(place)})
     try:
         program, arguments = pickle.loads(task)
     except Exception as error:

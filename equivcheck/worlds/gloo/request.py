@@ -1,11 +1,17 @@
-"""What the owner sends to ranks: the task, pickled once for all of them, and `sys.path` when it has changed."""
+"""What the owner sends to ranks: the task, pickled once for all of them, and its own surroundings when they have changed."""
 
 from __future__ import annotations
 
+import functools
+import importlib
+import io
+import os
 import pickle
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from equivcheck.errors import UsageError
@@ -27,15 +33,43 @@ def copied(value: object) -> bytes:
 
     Raises what pickling raises.
     """
-    import cloudpickle  # for programs of users alone
+    file = io.BytesIO()
+    _pickler()(file, pickle.HIGHEST_PROTOCOL).dump(value)
+    return file.getvalue()
 
-    code: bytes = cloudpickle.dumps(value, pickle.HIGHEST_PROTOCOL)
-    return code
+
+@functools.cache
+def _pickler() -> Any:
+    """That of cloudpickle, imported for programs of users alone, with modules of types of their own: torch's configurations."""
+    import cloudpickle
+
+    class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+        def reducer_override(self, value: Any) -> Any:
+            if isinstance(value, ModuleType) and type(value) is not ModuleType and sys.modules.get(value.__name__) is value:
+                return importlib.import_module, (value.__name__,)
+            return super().reducer_override(value)
+
+    return Pickler
 
 
-def request(task: bytes, path: tuple[str, ...] | None, *, is_foreign: bool = True) -> bytes:
-    """The message that a rank gets."""
-    return pickle.dumps((path, is_foreign, task), pickle.HIGHEST_PROTOCOL)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Surroundings:
+    """What a program finds in a rank as its owner has it."""
+
+    path: tuple[str, ...]
+    """`sys.path`, as another process can use it."""
+    environment: Mapping[str, str]
+    """`os.environ`."""
+
+    @classmethod
+    def of_owner(cls) -> Surroundings:
+        """As they are now."""
+        return cls(path=import_path(), environment=dict(os.environ))
+
+
+def request(task: bytes, surroundings: Surroundings | None, *, is_foreign: bool = True) -> bytes:
+    """The message that a rank gets; with surroundings where they have changed."""
+    return pickle.dumps((surroundings, is_foreign, task), pickle.HIGHEST_PROTOCOL)
 
 
 def import_path() -> tuple[str, ...]:

@@ -15,7 +15,7 @@ from equivcheck.worlds.failure import RanksDidNotStart, RanksLost
 from equivcheck.worlds.gloo.channel import Channel
 from equivcheck.worlds.gloo.crew import Crew
 from equivcheck.worlds.gloo.fork_server import FORK_SERVER, START_SECONDS
-from equivcheck.worlds.gloo.request import import_path, packed, request
+from equivcheck.worlds.gloo.request import Surroundings, packed, request
 from equivcheck.worlds.ranks import Ranks, Run
 
 _ATTEMPTS = 3
@@ -64,7 +64,7 @@ class _Processes:
     def __init__(self) -> None:
         self._owner = os.getpid()
         self._crew: Crew | None = None
-        self._path: tuple[str, ...] = ()
+        self._sent: Surroundings | None = None
         self._uses_server = False
 
     def run(self, size: int, task: bytes, deadline: float, *, is_foreign: bool) -> tuple[Any, ...]:
@@ -73,9 +73,9 @@ class _Processes:
             self._dismiss()
         try:
             crew = self._crew or self._hire_in_time(size)
-            path = import_path()
-            values = crew.run(request(task, None if path == self._path else path, is_foreign=is_foreign), deadline)
-            self._path = path
+            now = Surroundings.of_owner()
+            values = crew.run(request(task, None if now == self._sent else now, is_foreign=is_foreign), deadline)
+            self._sent = now
             if crew.is_changed:
                 self._dismiss()
             return values
@@ -113,7 +113,7 @@ class _Processes:
         except BaseException:
             FORK_SERVER.stop(tuple(pid for pid, _ in processes))
             raise
-        self._path = ()
+        self._sent = None
         self._crew = Crew(tuple(processes), FORK_SERVER.exit_code)
         self._crew.form()
         return self._crew

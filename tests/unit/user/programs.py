@@ -9,6 +9,8 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.parallel import DistributedDataParallel
 
+from equivcheck.user.task import Task
+
 STEPS = 3
 
 
@@ -49,3 +51,10 @@ def brought(**changes: Any) -> dict[str, Any]:
         "optimizer": adam,
     }
     return usual | changes
+
+
+def task_of(**changes: Any) -> Task:
+    """The same as a task of two data ranks."""
+    given = brought(mesh=(("dp", 2),), batches=tuple(batches()), **changes)
+    absent = dict.fromkeys(("scheduler", "step", "rank_step", "shard", "full_tensors"))
+    return Task(**(absent | {"reduction": "mean", "data_axes": ("dp",), "dtype": torch.float64, "seed": 0} | given))

@@ -4,14 +4,12 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-import torch
 
 from equivcheck.trace.differences import Difference, Divergence, Phase
 from equivcheck.trace.trace import Snapshot
 from equivcheck.user.case import UserCase
 from equivcheck.user.reference import SingleDeviceRun
-from equivcheck.user.task import Task
-from unit.user.programs import brought
+from unit.user.programs import task_of
 
 NOTHING = Snapshot(pieces=(), present=(), fits=(), dtypes=(), values=np.empty(0))
 WRONG = Divergence(step=0, phase=Phase.GRADIENT, tensor="0.weight", difference=Difference.VALUE, rank=0)
@@ -20,12 +18,7 @@ WRONG = Divergence(step=0, phase=Phase.GRADIENT, tensor="0.weight", difference=D
 @pytest.fixture
 def run() -> SingleDeviceRun:
     """A training over two data ranks whose user reads tensors, on one device."""
-    given = brought(mesh=(("dp", 2),), full_tensors=lambda module: dict(module.named_parameters()))
-    given["batches"] = tuple(given["batches"])
-    defaults = dict.fromkeys(("scheduler", "step", "rank_step", "shard"))
-    return SingleDeviceRun(
-        Task(**(defaults | {"reduction": "mean", "data_axes": ("dp",), "dtype": torch.float64, "seed": 0} | given))
-    )
+    return SingleDeviceRun(task_of(full_tensors=lambda module: dict(module.named_parameters())))
 
 
 def test_state_that_no_rank_hands_over_is_left_out(run: SingleDeviceRun) -> None:

@@ -331,3 +331,28 @@ def test_a_module_stands_for_a_function_that_copies_it(world: str) -> None:
     check_training(**brought(model=model), world=world).assert_equivalent()
     assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
     assert all(tensor.dtype is torch.float32 for tensor in before.values())
+
+
+def lbfgs(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+    """Evaluates loss and gradients by itself, and keeps lists and numbers as state."""
+    return torch.optim.LBFGS(parameters, lr=0.1, max_iter=3)
+
+
+def test_lbfgs_evaluates_by_a_closure() -> None:
+    """It gets one, and its state is compared: ranks must give it the mean loss over ranks, as it decides by that."""
+
+    def with_mean_loss(model: nn.Module, batch: Any, optimizer: torch.optim.Optimizer, loss: Any) -> float:
+        def evaluate() -> torch.Tensor:
+            optimizer.zero_grad()
+            value = loss(model(batch[0]), batch[1])
+            value.backward()
+            mean = value.detach().clone()
+            dist.all_reduce(mean)
+            return mean / 2
+
+        return float(optimizer.step(evaluate))
+
+    check_training(**brought(optimizer=lbfgs), rank_step=with_mean_loss).assert_equivalent()
+    verdict = check_training(**brought(optimizer=lbfgs))
+    assert verdict.divergence is not None
+    assert verdict.divergence.tensor == "0.weight/prev_loss"

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import threading
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
+import torch._dynamo
 import torch.distributed as dist
 
 from equivcheck.errors import UsageError
@@ -166,6 +168,7 @@ def test_code_travels_that_ranks_cannot_import(ranks: GlooRanks, monkeypatch: py
     """A program may be defined in a function, close over values, and lie in the main script, which ranks never run."""
     offset = 3
     assert ranks.run(lambda: dist.get_rank() + offset).values == (3, 4)
+    assert ranks.run(lambda: torch._dynamo.config.verbose).values == (False, False)
     monkeypatch.setattr(programs.place, "__module__", "__main__")
     assert ranks.run(programs.place).values == ((0, 2), (1, 2))
 
@@ -178,6 +181,33 @@ def test_a_program_that_ranks_cannot_import(ranks: GlooRanks, monkeypatch: pytes
     found = failure(ranks, module.program)
     assert found.summary == "rank 0 raised ModuleNotFoundError: No module named 'only_here'"
     assert "what modules define it imports by name" in found.reports[0].stack
+
+
+def test_ranks_have_the_environment_of_their_owner(ranks: GlooRanks, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As it is at each run, also where ranks were started before; their own place in the world is theirs."""
+    monkeypatch.setenv("RANK", "7")
+    for value in ("1", "2"):
+        monkeypatch.setenv("EQUIVCHECK_TEST", value)
+        assert ranks.run(lambda: (os.environ["EQUIVCHECK_TEST"], os.environ["RANK"])).values == ((value, "0"), (value, "1"))
+    monkeypatch.delenv("EQUIVCHECK_TEST")
+    assert ranks.run(lambda: "EQUIVCHECK_TEST" in os.environ).values == (False, False)
+
+
+def test_ranks_have_what_torchrun_sets(ranks: GlooRanks) -> None:
+    """Libraries that ask the environment for their place find it, and a store at the address of the master."""
+    names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR")
+    assert ranks.run(lambda: [os.environ[name] for name in names]).values == (
+        ["0", "0", "2", "2", "127.0.0.1"],
+        ["1", "1", "2", "2", "127.0.0.1"],
+    )
+
+    def reaches_store() -> bool:
+        address = (os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
+        dist.barrier()
+        with socket.create_connection(address):
+            return True
+
+    assert ranks.run(reaches_store).values == (True, True)
 
 
 def test_no_ranks_at_all() -> None:

@@ -1,0 +1,60 @@
+"""Running a user's training on the ranks of a world: of the one asked for, or of processes where only those can."""
+
+from __future__ import annotations
+
+import warnings
+
+from equivcheck.composition.running import PROCESSES, THREADS
+from equivcheck.errors import UsageError
+from equivcheck.layouts.execution.compile_time import COMPILE_SECONDS
+from equivcheck.user.ranks import process_trace, rank_trace
+from equivcheck.user.task import Task
+from equivcheck.verdict.description import shortened
+from equivcheck.worlds.failure import Failure, RanksFailed
+from equivcheck.worlds.pool import COMPARABLE, ranks
+from equivcheck.worlds.ranks import Ranks, Run, again_if_died
+from equivcheck.worlds.sim.stand_ins.compiling import REFUSAL
+
+
+def members_of(task: Task, world: str | Ranks) -> Ranks:
+    """The ranks that run a training. Raises `UsageError` where they are not those of its mesh, or cannot run it."""
+    if isinstance(world, Ranks) and world.size != task.num_ranks:
+        raise UsageError(f"check_training: world has {world.size} ranks; allowed: the {task.num_ranks} of the mesh")
+    members = world if isinstance(world, Ranks) else ranks(world, task.num_ranks)
+    if not members.has_data:
+        raise UsageError(f"check_training: world {members.name!r} has no data to compare; allowed: {', '.join(COMPARABLE)}")
+    if members.name == PROCESSES:
+        _require_copyable(task)
+    return members
+
+
+def run_on(members: Ranks, task: Task, schedule_seed: int, deadline: float) -> tuple[Run | Failure, Ranks]:
+    """What the ranks leave, or why they failed, and which they were: processes where threads are refused what is compiled."""
+    program = process_trace if members.name == PROCESSES else rank_trace
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # what torch warns of on each rank, it has mostly warned of on one device
+            return again_if_died(lambda: members.run(program, task, schedule_seed=schedule_seed, deadline=deadline)), members
+    except RanksFailed as error:
+        failure = error.failure
+    if members.name != THREADS or not _compiles(failure):
+        return failure, members
+    return run_on(members_of(task, PROCESSES), task, schedule_seed, deadline + COMPILE_SECONDS)
+
+
+def _compiles(failure: Failure) -> bool:
+    """Whether the rank that failed first was refused a compiled function."""
+    return failure.culprit is not None and REFUSAL in failure.culprit.error
+
+
+def _require_copyable(task: Task) -> None:
+    from equivcheck.worlds.gloo.request import copied
+
+    for name, value in task.callables.items():
+        try:
+            copied(value)
+        except Exception as error:
+            raise UsageError(
+                f"check_training: {name} is {value!r:.100}, which cannot be copied to the processes of gloo "
+                f"({shortened(str(error))}); allowed there: functions that close over what can be pickled (sim shares all)"
+            ) from None

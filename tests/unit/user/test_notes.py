@@ -1,0 +1,98 @@
+"""What verdicts of `check_training` note on how ranks ran, and where what threads cannot run is run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+
+from equivcheck import Outcome, check_training
+from equivcheck.user.notes import COMPILED, NOT_PARALLEL
+from equivcheck.user.ranks import process_trace
+from equivcheck.user.task import Task
+from equivcheck.worlds.pool import ranks
+from unit.user.programs import batches, brought, in_ddp, task_of
+from unit.user.test_equivalent import gathered, halve_first, in_fsdp2, in_tp
+
+
+def unchanged(model: nn.Module, mesh: DeviceMesh) -> None:
+    """Not parallel at all."""
+
+
+@pytest.mark.parametrize(
+    ("parallelize", "mesh", "notes"),
+    [
+        (unchanged, {"tp": 2}, (NOT_PARALLEL,)),
+        (unchanged, {"dp": 2}, (NOT_PARALLEL,)),
+        (unchanged, {"dp": 1}, ()),
+        (in_ddp, {"dp": 2}, ()),
+        (in_fsdp2, {"dp_replicate": 1, "dp_shard": 2}, ()),
+        (in_tp, {"tp": 2}, ()),
+    ],
+)
+def test_what_is_not_parallel_is_noted(parallelize: Callable[..., Any], mesh: dict[str, int], notes: tuple[str, ...]) -> None:
+    """Several ranks that neither communicate nor hold shards are asked about, whatever the outcome."""
+    verdict = check_training(**brought(parallelize=parallelize, mesh=mesh))
+    assert verdict.notes == notes
+    assert ("is the model parallel at all?" in verdict.describe()) is bool(notes)
+
+
+def test_reading_is_no_sign_of_a_parallel_model() -> None:
+    """Collectives of `full_tensors` do not count, as they are no part of the training; those of a forward pass do."""
+
+    def reading(module: nn.Module) -> dict[str, torch.Tensor]:
+        dist.barrier()
+        return dict(module.named_parameters())
+
+    arguments = brought(mesh={"tp": 2})
+    assert check_training(**arguments | {"parallelize": unchanged}, full_tensors=reading).notes == (NOT_PARALLEL,)
+    assert check_training(**arguments | {"parallelize": halve_first}, full_tensors=gathered).notes == ()
+
+
+def compiled(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
+    """Around `DistributedDataParallel`."""
+    return torch.compile(in_ddp(model, mesh), backend="aot_eager")
+
+
+def test_what_is_compiled_runs_in_gloo() -> None:
+    """Ranks that are threads refuse it; processes run it instead, and the verdict says so."""
+    verdict = check_training(**brought(parallelize=compiled))
+    assert (verdict.outcome, verdict.world) == (Outcome.EQUIVALENT, "gloo"), verdict.describe()
+    assert verdict.notes == (COMPILED,)
+    assert f"note:  {COMPILED}" in verdict.describe()
+
+
+def test_what_is_compiled_and_fails_says_where_it_ran() -> None:
+    """A failure in the processes is theirs: of compiled code with an error of its own."""
+
+    def failing(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
+        module = compiled(model, mesh)
+        module.register_forward_hook(lambda *_: 1 // 0)
+        return module
+
+    verdict = check_training(**brought(parallelize=failing, batches=batches(steps=1)))
+    assert (verdict.outcome, verdict.world, verdict.notes) == (Outcome.CRASHED, "gloo", (COMPILED,))
+    assert "ZeroDivisionError" in verdict.describe()
+
+
+def test_processes_keep_nothing_that_is_compiled() -> None:
+    """Each training compiles anew: variants of one function would add up, and the compiler gives up after a few."""
+    graphs: list[int] = []
+
+    def counting(graph: Any, inputs: Any) -> Any:
+        graphs.append(1)
+        return graph.forward
+
+    def num_graphs(task: Task, times: int) -> list[int]:
+        with torch._dynamo.config.patch(recompile_limit=1):
+            return [process_trace(task) and len(graphs) for _ in range(times)]
+
+    task = task_of(parallelize=lambda model, mesh: in_ddp(torch.compile(model, backend=counting), mesh))
+    for counts in ranks("gloo", 2).run(num_graphs, task, 3).values:
+        assert counts == [counts[0], 2 * counts[0], 3 * counts[0]]
+        assert counts[0] > 0
