@@ -7,28 +7,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from equivcheck.comparison.disagreement import Differing, Misfit, disagreements
 from equivcheck.reference.noise import Expected
 from equivcheck.trace.differences import Difference
 from equivcheck.trace.tensors import Flags, Positions, Table, Vector
 from equivcheck.trace.trace import Piece, Snapshot
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Misfit:
-    """A tensor that could not be compared by value, or on which ranks disagree."""
-
-    name: str
-    """Canonical name."""
-    difference: Difference
-    """In what way."""
-    rank: int
-    """First rank on which it shows."""
-    expected: str
-    """What the reference (or another rank) has."""
-    actual: str
-    """What this rank has."""
-    index: tuple[int, ...] = ()
-    """Element, where there is one."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -58,7 +41,7 @@ class Assembler:
             canvas.note(_unfit(expected, snapshot, located, rank))
             differing = canvas.place(_where(snapshot, located), snapshot.values.astype(np.float64))
             if len(differing.where):
-                canvas.note(_disagreements(expected, snapshots[: rank + 1], differing))
+                canvas.note(disagreements(expected, snapshots[: rank + 1], canvas.placed, differing))
         canvas.note(_absent(expected, canvas.covered, canvas.misfits))
         return Assembled(canvas.values, canvas.covered, tuple(canvas.misfits.values()))
 
@@ -78,30 +61,25 @@ class _Canvas:
         self.values = np.full(self.table.total, np.nan)
         self.covered = np.zeros(self.table.total, dtype=np.bool_)
         self.misfits: dict[tuple[str, Difference], Misfit] = {}
+        self.placed: list[Positions] = []
 
     def note(self, misfits: Iterable[Misfit]) -> None:
-        """Keep the first misfit of each kind for each tensor."""
+        """Keep one misfit of each kind for each tensor: the first, or that of an element that is further off the reference."""
         for misfit in misfits:
-            self.misfits.setdefault((misfit.name, misfit.difference), misfit)
+            kept = self.misfits.setdefault((misfit.name, misfit.difference), misfit)
+            if misfit.distance > kept.distance:
+                self.misfits[misfit.name, misfit.difference] = misfit
 
-    def place(self, where: Positions, local: Vector) -> _Differing:
-        """Put values where no rank has yet, and compare them bit for bit where one has."""
+    def place(self, where: Positions, local: Vector) -> Differing:
+        """Put the next rank's values where no rank has yet, and compare them bit for bit where one has."""
         if len(where) and where.min() < 0:
             where, local = where[where >= 0], local[where >= 0]
+        self.placed.append(where)
         before, held = self.covered[where], self.values[where]
         differing = before & (held.view(np.int64) != local.view(np.int64))
         self.values[where[~before]] = local[~before]
         self.covered[where] = True
-        return _Differing(where[differing], held[differing], local[differing])
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Differing:
-    """Elements that another rank holds with other bits."""
-
-    where: Positions
-    held: Vector
-    local: Vector
+        return Differing(where[differing], held[differing], local[differing])
 
 
 def _where(snapshot: Snapshot, located: list[Positions | None]) -> Positions:
@@ -112,46 +90,6 @@ def _where(snapshot: Snapshot, located: list[Positions | None]) -> Positions:
         if present and fits
     ]
     return np.concatenate(parts) if parts else np.empty(0, dtype=np.intp)
-
-
-def _disagreements(expected: Expected, snapshots: Sequence[Snapshot], differing: _Differing) -> list[Misfit]:
-    """Where the last of some ranks disagrees with those before it.
-
-    Bit for bit where an element lies alike on both; elsewhere, kernels round it differently (in a vectorized body or at its end),
-    and only what is beyond tolerance counts.
-    """
-    table, found = expected.table, []
-    rows = np.searchsorted(table.offsets, differing.where, side="right") - 1
-    for row in np.unique(rows):
-        chosen = rows == row
-        distance = np.abs(np.nan_to_num(differing.held - differing.local, nan=np.inf))[chosen]
-        if not _lies_alike(table, table.names[row], snapshots) and np.linalg.norm(distance) <= expected.tolerances[row]:
-            continue
-        worst = np.flatnonzero(chosen)[np.argmax(distance)]
-        found.append(
-            Misfit(
-                name=table.names[row],
-                difference=Difference.RANKS_DISAGREE,
-                rank=len(snapshots) - 1,
-                expected=repr(float(differing.held[worst])),
-                actual=repr(float(differing.local[worst])),
-                index=element(table, int(differing.where[worst]))[1],
-            )
-        )
-    return found
-
-
-def _lies_alike(table: Table, name: str, snapshots: Sequence[Snapshot]) -> bool:
-    """Whether what the last rank holds of a tensor has the same place in memory on every rank that holds any of it."""
-    *before, own = ([piece for piece in snapshot.pieces if piece.name == name] for snapshot in snapshots)
-    held = {position for piece in own for position in _positions(table, piece)}
-    others = [piece for pieces in before for piece in pieces if not held.isdisjoint(_positions(table, piece))]
-    return all(piece in own for piece in others)
-
-
-def _positions(table: Table, piece: Piece) -> list[int]:
-    found = table.positions(piece)
-    return [] if found is None else [int(position) for position in found]
 
 
 def _unfit(expected: Expected, snapshot: Snapshot, located: list[Positions | None], rank: int) -> list[Misfit]:
@@ -200,10 +138,3 @@ def _absent(expected: Expected, covered: Flags, known: dict[tuple[str, Differenc
         for name, start, end, present in zip(table.names, table.offsets, ends, expected.present, strict=True)
         if present and name not in said and not covered[start:end].all()
     ]
-
-
-def element(table: Table, position: int) -> tuple[int, tuple[int, ...]]:
-    """Row of the tensor and index within it of a position in the flat vector."""
-    row = int(np.searchsorted(table.offsets, position, side="right")) - 1
-    index = np.unravel_index(position - table.offsets[row], table.shapes[row])
-    return row, tuple(int(part) for part in index)

@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from equivcheck.comparison.assemble import Assembled, Assembler, Misfit, element
+from equivcheck.comparison.assemble import Assembled, Assembler
+from equivcheck.comparison.disagreement import Misfit, element
 from equivcheck.comparison.full_tensors import read_otherwise
 from equivcheck.reference.doubt import Doubt
 from equivcheck.reference.noise import Expected
@@ -118,6 +119,7 @@ def _misfit(expected: Expected, misfit: Misfit) -> Divergence:
         index=misfit.index,
         expected=misfit.expected,
         actual=misfit.actual,
+        elsewhere=misfit.elsewhere,
         error=float("inf"),
     )
 
@@ -129,12 +131,14 @@ def _value(expected: Expected, assembled: Assembled, row: int, error: float, sna
     distance = np.abs(assembled.values[start:end] - expected.values[start:end])
     position = start + int(np.argmax(np.nan_to_num(distance, nan=np.inf)))
     actual = float(assembled.values[position])
+    holders = _holders(expected, row, position, snapshots)
     return Divergence(
         step=expected.step,
         phase=expected.phase,
         tensor=table.names[row],
         difference=Difference.NAN if np.isnan(actual) else Difference.VALUE,
-        rank=_first_rank(expected, position, snapshots),
+        rank=holders[0] if holders else -1,
+        ranks=holders,
         index=element(table, position)[1],
         expected=repr(float(expected.values[position])),
         actual=repr(actual),
@@ -142,13 +146,14 @@ def _value(expected: Expected, assembled: Assembled, row: int, error: float, sna
     )
 
 
-def _first_rank(expected: Expected, position: int, snapshots: Sequence[Snapshot]) -> int:
-    """The first rank that holds an element; -1 for the loss, which is a mean over ranks."""
+def _holders(expected: Expected, row: int, position: int, snapshots: Sequence[Snapshot]) -> tuple[int, ...]:
+    """The ranks that hold an element of a tensor; none for the loss, which is a mean over ranks."""
     if expected.phase is Phase.LOSS:
-        return -1
-    for rank, snapshot in enumerate(snapshots):
-        for piece in snapshot.pieces:
-            where = expected.table.positions(piece)
-            if where is not None and position in where:
-                return rank
-    return -1
+        return ()
+    name = expected.table.names[row]
+    return tuple(rank for rank, snapshot in enumerate(snapshots) if _holds(expected, name, position, snapshot))
+
+
+def _holds(expected: Expected, name: str, position: int, snapshot: Snapshot) -> bool:
+    found = (expected.table.positions(piece) for piece in snapshot.pieces if piece.name == name)
+    return any(where is not None and position in where for where in found)

@@ -6,7 +6,8 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from equivcheck.comparison.assemble import Assembled, element
+from equivcheck.comparison.assemble import Assembled
+from equivcheck.comparison.disagreement import element
 from equivcheck.reference.noise import Expected
 from equivcheck.trace.differences import Difference, Divergence
 from equivcheck.trace.tensors import Vector

@@ -99,7 +99,8 @@ def _multiple(diverged: DivergedRun, names: list[str]) -> Iterator[Diagnosis]:
 def _disagreeing(diverged: DivergedRun) -> Iterator[Diagnosis]:
     first = diverged.first
     if first.difference is Difference.RANKS_DISAGREE:
-        words = f"ranks disagree on `{first.tensor}`: rank {first.rank} has {first.actual}, not {first.expected}"
+        values = f"{first.actual}, not {first.expected}, and {first.elsewhere}"
+        words = f"ranks disagree on `{first.tensor}`: rank {first.rank} has {values}"
         yield _pattern(Cause.RANKS_DISAGREE, words)
 
 

@@ -47,12 +47,16 @@ class Divergence:
     difference: Difference
     """In what way."""
     rank: int
-    """First rank on which it shows; -1 where no single rank is to blame (a mean over ranks)."""
+    """First rank on which it shows, of ranks that disagree one that is off the reference; -1 where none is to blame (a mean)."""
+    ranks: tuple[int, ...] = ()
+    """All ranks that hold the element, where they have the same wrong value; empty where they disagree, or have no value."""
     index: tuple[int, ...] = ()
     """Index of the worst element in the full tensor; empty where there is none."""
     expected: str = ""
     """The reference's value there (or shape, dtype, presence, calls expected), printed so that it reads back exactly."""
     actual: str = ""
     """The candidate's."""
+    elsewhere: str = ""
+    """Where ranks disagree, what another has, as ``rank 1 has 0.5``; else empty."""
     error: float = 0.0
     """Norm of the error over the tolerance: above 1 is a divergence; infinite for anything but values."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import defaultdict
 
 from equivcheck.scenario.scenario import count
-from equivcheck.trace.differences import Divergence
+from equivcheck.trace.differences import Difference, Divergence
+from equivcheck.verdict.sentences import whose
 from equivcheck.worlds.failure import Failure
 
 MAX_GROUPS = 4
@@ -17,7 +18,7 @@ LONGEST = 300
 def of_divergence(first: Divergence, followers: tuple[str, ...], num_unnamed: int = 0) -> list[str]:
     """Where it is, both values, and which other tensors follow."""
     lines = [
-        f"first: step {first.step}, {first.phase.value}, {first.tensor}{list(first.index) if first.index else ''} {_who(first)}",
+        f"first: step {first.step}, {first.phase.value}, {first.tensor}{list(first.index) if first.index else ''} {whose(first)}",
         f"  expected {first.expected}",
         f"  actual   {first.actual}   ({_how_far(first)})",
     ]
@@ -27,13 +28,10 @@ def of_divergence(first: Divergence, followers: tuple[str, ...], num_unnamed: in
     return lines
 
 
-def _who(first: Divergence) -> str:
-    return "averaged over ranks" if first.rank < 0 else f"on rank {first.rank}"
-
-
 def _how_far(first: Divergence) -> str:
-    words = first.difference.value.replace("_", " ")
-    return f"{first.error:.3g} x tolerance" if words == "value" else words
+    if first.difference is Difference.VALUE:
+        return f"{first.error:.3g} x tolerance"
+    return ": ".join(filter(None, (first.difference.value.replace("_", " "), first.elsewhere)))
 
 
 def _grouped(followers: tuple[str, ...]) -> str:

@@ -17,6 +17,16 @@ def sentence(divergence: Divergence) -> str:
         return (
             f"{where} is {divergence.actual} by full_tensor() on rank {divergence.rank}, where shards hold {divergence.expected}"
         )
-    who = "averaged over ranks" if divergence.rank < 0 else f"on rank {divergence.rank}"
     how = f"{divergence.difference.value}, {divergence.error:.3g} x tolerance"
-    return f"{where} {who} is {divergence.actual}, expected {divergence.expected} ({how})"
+    if divergence.elsewhere:
+        how = f"{divergence.difference.value}, {divergence.elsewhere}"
+    return f"{where} {whose(divergence)} is {divergence.actual}, expected {divergence.expected} ({how})"
+
+
+def whose(divergence: Divergence) -> str:
+    """Which ranks have it: ``on rank 1``, ``on ranks 0, 1 alike``, or the mean of all."""
+    if divergence.rank < 0:
+        return "averaged over ranks"
+    if len(divergence.ranks) > 1:
+        return f"on ranks {', '.join(map(str, divergence.ranks))} alike"
+    return f"on rank {divergence.rank}"

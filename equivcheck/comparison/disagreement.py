@@ -1,0 +1,112 @@
+"""Replicas of an element that ranks hold with other bits: which of them is off the reference."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from equivcheck.reference.noise import Expected
+from equivcheck.trace.differences import Difference
+from equivcheck.trace.tensors import Positions, Table, Vector
+from equivcheck.trace.trace import Piece, Snapshot
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Misfit:
+    """A tensor that could not be compared by value, or on which ranks disagree."""
+
+    name: str
+    """Canonical name."""
+    difference: Difference
+    """In what way."""
+    rank: int
+    """First rank on which it shows; of ranks that disagree, the one further off the reference."""
+    expected: str
+    """What the reference has."""
+    actual: str
+    """What this rank has."""
+    index: tuple[int, ...] = ()
+    """Element, where there is one."""
+    elsewhere: str = ""
+    """What another rank has, where ranks disagree."""
+    distance: float = 0.0
+    """How far off the reference the element is, where ranks disagree."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Differing:
+    """Elements that a rank holds with other bits than the first rank that has them."""
+
+    where: Positions
+    """Positions in the flat vector."""
+    held: Vector
+    """What the first rank has there."""
+    local: Vector
+    """What this rank has there."""
+
+
+def disagreements(
+    expected: Expected, snapshots: Sequence[Snapshot], placed: Sequence[Positions], differing: Differing
+) -> list[Misfit]:
+    """Where the last of some ranks disagrees with those before it; `placed` are the positions that each of them holds.
+
+    Bit for bit where an element lies alike on both; elsewhere, kernels round it differently (in a vectorized body or at its end),
+    and only what is beyond tolerance counts.
+    """
+    table, found = expected.table, []
+    rows = np.searchsorted(table.offsets, differing.where, side="right") - 1
+    for row in np.unique(rows):
+        chosen = rows == row
+        distance = _distances(differing.held, differing.local)[chosen]
+        if not _lies_alike(table, table.names[row], snapshots) and np.linalg.norm(distance) <= expected.tolerances[row]:
+            continue
+        worst = int(np.flatnonzero(chosen)[np.argmax(distance)])
+        found.append(_misfit(expected, placed, differing, worst, table.names[row]))
+    return found
+
+
+def _misfit(expected: Expected, placed: Sequence[Positions], differing: Differing, worst: int, name: str) -> Misfit:
+    """The disagreement on one element, held against the rank that is further off the reference: the last if both are as far."""
+    position = int(differing.where[worst])
+    values = np.array([differing.local[worst], differing.held[worst]])
+    ranks = len(placed) - 1, next(rank for rank, where in enumerate(placed) if position in where)
+    distances = _distances(values, expected.values[position])
+    blamed = int(np.argmax(distances))
+    return Misfit(
+        name=name,
+        difference=Difference.RANKS_DISAGREE,
+        rank=ranks[blamed],
+        expected=repr(float(expected.values[position])),
+        actual=repr(float(values[blamed])),
+        index=element(expected.table, position)[1],
+        elsewhere=f"rank {ranks[1 - blamed]} has {float(values[1 - blamed])!r}",
+        distance=float(distances[blamed]),
+    )
+
+
+def _distances(values: Vector, others: Vector) -> Vector:
+    """How far numbers are from others; infinitely where either is no number."""
+    with np.errstate(invalid="ignore"):
+        return np.abs(np.nan_to_num(values - others, nan=np.inf))
+
+
+def _lies_alike(table: Table, name: str, snapshots: Sequence[Snapshot]) -> bool:
+    """Whether what the last rank holds of a tensor has the same place in memory on every rank that holds any of it."""
+    *before, own = ([piece for piece in snapshot.pieces if piece.name == name] for snapshot in snapshots)
+    held = {position for piece in own for position in _positions(table, piece)}
+    others = [piece for pieces in before for piece in pieces if not held.isdisjoint(_positions(table, piece))]
+    return all(piece in own for piece in others)
+
+
+def _positions(table: Table, piece: Piece) -> list[int]:
+    found = table.positions(piece)
+    return [] if found is None else [int(position) for position in found]
+
+
+def element(table: Table, position: int) -> tuple[int, tuple[int, ...]]:
+    """Row of the tensor and index within it of a position in the flat vector."""
+    row = int(np.searchsorted(table.offsets, position, side="right")) - 1
+    index = np.unravel_index(position - table.offsets[row], table.shapes[row])
+    return row, tuple(int(part) for part in index)

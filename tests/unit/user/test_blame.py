@@ -1,0 +1,86 @@
+"""Which rank a verdict of `check_training` blames: one that is off what one device computes, or all that are, alike."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+
+from equivcheck import check_training
+from equivcheck.trace.differences import Difference, Phase
+from unit.user.programs import batches, brought
+
+
+def scaled(factors: dict[int, float]) -> Callable[..., None]:
+    """Data parallelism by hooks, whose averages are multiplied on some ranks."""
+
+    def average(gradient: torch.Tensor) -> torch.Tensor:
+        total = gradient.clone()
+        dist.all_reduce(total)
+        return total / dist.get_world_size() * factors.get(dist.get_rank(), 1.0)
+
+    def parallelize(model: nn.Module, _mesh: DeviceMesh) -> None:
+        for parameter in model.parameters():
+            parameter.register_hook(average)
+
+    return parallelize
+
+
+@pytest.mark.parametrize(
+    ("factors", "blamed", "other"),
+    [({0: 10.0}, 0, 1), ({1: 10.0}, 1, 0), ({0: 1 + 1e-15, 2: 10.0}, 2, 0), ({0: 2.0, 1: 3.0, 2: 2.0}, 1, 0)],
+)
+def test_of_ranks_that_disagree_the_one_off_the_reference_is_blamed(factors: dict[int, float], blamed: int, other: int) -> None:
+    """Whichever comes first; the verdict shows what one device, the one to blame and another rank have."""
+    size = max(*factors, 1) + 1
+
+    verdict = check_training(**brought(mesh={"dp": size}, batches=batches(6), parallelize=scaled(factors)))
+
+    found = verdict.divergence
+    assert found is not None
+    assert (found.phase, found.difference, found.rank) == (Phase.GRADIENT, Difference.RANKS_DISAGREE, blamed)
+    assert float(found.actual) == pytest.approx(factors[blamed] * float(found.expected))
+    whose, _, value = found.elsewhere.rpartition(" ")
+    assert whose == f"rank {other} has"
+    assert float(value) == pytest.approx(factors.get(other, 1.0) * float(found.expected))
+    assert found.elsewhere in verdict.describe()
+
+
+def whole(module: nn.Module) -> dict[str, torch.Tensor]:
+    """Every tensor of a module by name."""
+    return dict(module.named_parameters())
+
+
+@pytest.mark.parametrize("full_tensors", [None, whole])
+def test_ranks_that_are_off_alike_are_all_named(full_tensors: Any) -> None:
+    """What all ranks have wrong is nobody's in particular, and no rank is singled out for being the first."""
+    verdict = check_training(**brought(parallelize=scaled({0: 2.0, 1: 2.0}), full_tensors=full_tensors))
+    assert verdict.divergence is not None
+    assert (verdict.divergence.difference, verdict.divergence.ranks) == (Difference.VALUE, (0, 1))
+    assert "on ranks 0, 1 alike" in verdict.describe()
+    assert "on ranks 0, 1 alike" in verdict.reason
+
+
+def test_a_rank_that_lost_state_of_its_shard_is_not_hidden_by_the_first() -> None:
+    """Where each rank updates a part and gathers the rest, a part that is wrong is so on every rank, and is told so."""
+
+    def lost_on_one(model: nn.Module, batch: Any, optimizer: torch.optim.Optimizer, loss: Any) -> torch.Tensor:
+        optimizer.zero_grad()
+        value: torch.Tensor = loss(model(batch[0]), batch[1])
+        value.backward()
+        if dist.get_rank() == 1:
+            optimizer.state.clear()
+        optimizer.step()
+        for number, parameter in enumerate(model.parameters()):
+            dist.broadcast(parameter.data, src=number % 2)
+        return value
+
+    verdict = check_training(**brought(parallelize=scaled({}), rank_step=lost_on_one))
+    assert verdict.divergence is not None
+    found = verdict.divergence
+    assert (found.step, found.phase, found.tensor, found.ranks) == (1, Phase.UPDATE, "0.bias", (0, 1))
