@@ -12,6 +12,7 @@ from equivcheck.reference.reference import Reference
 from equivcheck.trace.differences import Difference, Divergence, Phase
 from equivcheck.trace.trace import Trace
 from equivcheck.user.reference import SingleDeviceRun, far_moment
+from equivcheck.user.settings import UserTrace, other_settings
 
 _ABOUT_SHARDS = "a parameter that is a shard, and no DTensor, needs full_tensors=fn(module) -> {name: tensor} to be read"
 
@@ -19,8 +20,8 @@ _ABOUT_SHARDS = "a parameter that is a shard, and no DTensor, needs full_tensors
 class UserCase:
     """The run on one device, as far as what the ranks left can be held against it."""
 
-    def __init__(self, run: SingleDeviceRun, traces: Sequence[Trace]) -> None:
-        self._run = run
+    def __init__(self, run: SingleDeviceRun, traces: Sequence[UserTrace]) -> None:
+        self._run, self._traces = run, traces
         self._held = {piece.name for trace in traces for piece in trace.state.pieces}
         pieces = {piece for trace in traces for piece in trace.steps[0].parameters.pieces}
         self._located = {piece.name for piece in pieces if piece.start or piece.run is not None}
@@ -43,6 +44,11 @@ class UserCase:
             "one device that takes the parts of the ranks one after the other does not compute the same either "
             f"(step {self._far.step}, {self._far.phase.value}): is the loss, or something in the model, no mean over rows?"
         )
+
+    @property
+    def other_settings(self) -> Divergence | None:
+        """Where the optimizer of a rank ends with other settings than that of one device, by half of the digits."""
+        return other_settings(self._run.trace, self._traces, self._quick.noise_limit)
 
     @property
     def unread(self) -> tuple[str, ...]:

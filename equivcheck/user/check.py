@@ -20,11 +20,13 @@ from equivcheck.oracle.judge import judge, judge_failure
 from equivcheck.tally import record
 from equivcheck.user.batches import require_parts
 from equivcheck.user.case import UserCase
+from equivcheck.user.evidence import missing_evidence
 from equivcheck.user.notes import notes_on
 from equivcheck.user.reference import SingleDeviceRun
 from equivcheck.user.running import members_of, run_on
 from equivcheck.user.task import Loss, Task, TrainStep, data_axes_of, mesh_of
 from equivcheck.user.verdict import UserVerdict
+from equivcheck.verdict.sentences import sentence
 from equivcheck.verdict.verdict import Outcome
 from equivcheck.worlds.failure import Failure
 from equivcheck.worlds.ranks import Ranks
@@ -102,7 +104,7 @@ def _checked(task: Task, world: str | Ranks, schedule_seed: int, deadline: float
     original = SingleDeviceRun(task)
     verdict = UserVerdict(outcome=Outcome.EQUIVALENT, mesh=task.mesh, world=members.name, precision=_name(original.precision))
     left, ran = run_on(members, task, schedule_seed, deadline)
-    verdict = replace(verdict, world=ran.name, notes=notes_on(left, members, ran))
+    verdict = replace(verdict, world=ran.name, notes=notes_on(task, left, members, ran))
     if isinstance(left, Failure):
         _raise_usage(left)
         verdict = judge_failure(verdict, left)
@@ -118,6 +120,12 @@ def _judged(verdict: UserVerdict, original: SingleDeviceRun, result: RanksResult
     verdict = replace(verdict, unread=brought.unread)
     if verdict.divergence is not None:
         return replace(verdict, hint=brought.hint(verdict.divergence))
+    other = brought.other_settings
+    if other is not None:
+        return replace(verdict, outcome=Outcome.DIVERGED, reason=sentence(other), divergence=other)
+    missing = missing_evidence(original.task, changes_parameters=original.changes_parameters)
+    if verdict.outcome is Outcome.EQUIVALENT and missing:
+        return replace(verdict, outcome=Outcome.INCONCLUSIVE, reason=missing)
     if doubt is not None and doubt.step:
         return replace(verdict, reason=f"{verdict.reason}; before step {doubt.step} all agrees")
     return verdict

@@ -12,15 +12,16 @@ from torch import nn
 
 from equivcheck.errors import UsageError
 from equivcheck.trace.stage import Stage
-from equivcheck.trace.trace import Snapshot, Step, Trace
+from equivcheck.trace.trace import Snapshot, Step
 from equivcheck.train.accumulate import scalar
 from equivcheck.user.batches import microbatches
 from equivcheck.user.reading import Reader
+from equivcheck.user.settings import UserTrace, settings_of
 from equivcheck.user.task import Loss, Task, TrainStep
 from equivcheck.worlds.marks import mark
 
 
-def train(task: Task, reader: Reader, batches: Sequence[Any], step: TrainStep | None, loss_scale: float) -> Trace:
+def train(task: Task, reader: Reader, batches: Sequence[Any], step: TrainStep | None, loss_scale: float) -> UserTrace:
     """Train the reader's module on batches, step by step; losses are multiplied by `loss_scale` before backward."""
     optimizer = build_optimizer(task, reader.module)
     scheduler = None if task.scheduler is None else task.scheduler(optimizer)
@@ -37,7 +38,8 @@ def train(task: Task, reader: Reader, batches: Sequence[Any], step: TrainStep | 
         kept.append(Step(loss=value, gradients=gradients, clip_norm=None, clipped=None, parameters=reader.parameters()))
         if scheduler is not None:
             scheduler.step()
-    return Trace(steps=tuple(kept), state=reader.state(optimizer), buffers=reader.buffers())
+    settings = settings_of(optimizer, reader.slots())
+    return UserTrace(steps=tuple(kept), state=reader.state(optimizer), buffers=reader.buffers(), settings=settings)
 
 
 def usual_step(model: nn.Module, batch: Any, optimizer: torch.optim.Optimizer, loss: Loss) -> float:

@@ -1,10 +1,11 @@
-"""What is worth knowing of how the ranks of a user's training ran."""
+"""What is worth knowing of how the ranks of a user's training ran, and what they cannot show."""
 
 from __future__ import annotations
 
 from math import prod
 
 from equivcheck.trace.stage import Stage
+from equivcheck.user.task import Task
 from equivcheck.worlds.failure import Failure
 from equivcheck.worlds.ranks import Ranks, Run
 
@@ -13,11 +14,20 @@ NOT_PARALLEL = (
     "no collective, and no parameter that is a shard, was seen: is the model parallel at all? (What asks the environment for "
     'RANK and WORLD_SIZE, as accelerate and Lightning do, wraps nothing in sim: world="gloo" has them)'
 )
+ONE_RANK = "one rank alone: nothing is spread, so that of reductions and shards this says nothing"
+"""What is said of a mesh of one rank."""
+ONE_STEP = "one step alone: what it leaves wrong for the next (state, a synchronisation that is lost) cannot show"
+"""What is said of a single batch."""
 
 
-def notes_on(left: Run | Failure, asked: Ranks, ran: Ranks) -> tuple[str, ...]:
+def notes_on(task: Task, left: Run | Failure, asked: Ranks, ran: Ranks) -> tuple[str, ...]:
     """Notes on what some ranks left, where others may have been asked for."""
-    notes = {COMPILED: ran.name != asked.name, NOT_PARALLEL: isinstance(left, Run) and _sees_nothing_parallel(left)}
+    notes = {
+        COMPILED: ran.name != asked.name,
+        NOT_PARALLEL: isinstance(left, Run) and _sees_nothing_parallel(left),
+        ONE_RANK: task.num_ranks == 1,
+        ONE_STEP: len(task.batches) == 1,
+    }
     return tuple(note for note, applies in notes.items() if applies)
 
 

@@ -6,18 +6,18 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from equivcheck.errors import UsageError
-from equivcheck.trace.trace import Trace
 from equivcheck.user.batches import converted, share_of
 from equivcheck.user.conversion import complex_parameter, convert_model
 from equivcheck.user.loop import train
 from equivcheck.user.names import Names
 from equivcheck.user.randomness import seeded
 from equivcheck.user.reading import Reader
+from equivcheck.user.settings import UserTrace
 from equivcheck.user.task import Task
 from equivcheck.worlds.meshes import device_mesh
 
 
-def rank_trace(task: Task) -> Trace:
+def rank_trace(task: Task) -> UserTrace:
     """Train this rank's part."""
     mesh = device_mesh(task.shape, task.axis_names)
     model = build(task)

@@ -35,7 +35,7 @@ class Reader:
         self._known: dict[str, torch.Tensor] = {}
         self._slots: tuple[Slot, ...] = ()
         self._told: set[str] = set()
-        self._find()
+        self.slots()
 
     def parameters(self) -> Snapshot:
         """As they are now."""
@@ -49,7 +49,7 @@ class Reader:
         """What the optimizer keeps; with `full_tensors` what lies as parameters do, and the rest of those that it names alike."""
         state = _state_of(optimizer)
         if self.full_tensors is None:
-            found = state_slots(summed(state), self._find())
+            found = state_slots(summed(state), self.slots())
             return _of_slots([slot for slot, _ in found], [tensor for _, tensor in found])
         keys = sorted({key for values in state.values() for key in values})
         rows = [row for key in keys for row in self._state_rows(state, key)]
@@ -62,11 +62,11 @@ class Reader:
     def _read(self, part: Callable[[torch.Tensor], torch.Tensor | None]) -> Snapshot:
         if self.full_tensors is not None:
             return _joined(self._gathered([(parameter, part(parameter)) for parameter in self.module.parameters()]))
-        slots = self._find()
+        slots = self.slots()
         tensors = [part(slot.parameter) for slot in slots]
         return _of_slots(slots, tensors, self._pieces)
 
-    def _find(self) -> tuple[Slot, ...]:
+    def slots(self) -> tuple[Slot, ...]:
         """A slot for each parameter; those that have been replaced are found anew, those that are hidden for a time are kept.
 
         `DistributedDataParallel` over tensor parallelism hides shards behind other tensors.

@@ -24,6 +24,7 @@ from equivcheck.user.names import Names
 from equivcheck.user.randomness import seeded
 from equivcheck.user.ranks import build
 from equivcheck.user.reading import Reader
+from equivcheck.user.settings import UserTrace
 from equivcheck.user.task import Task
 
 DROPOUT = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
@@ -36,12 +37,12 @@ class SingleDeviceRun:
     def __init__(self, task: Task) -> None:
         """Raises `UsageError` for a model or training that is not the same each time."""
         self.task = task
-        self._copies: list[Trace] = []
+        self._copies: list[UserTrace] = []
         with one_thread():
-            _require_same_model(task)
-            model = build(task)
+            model, untouched = _same_model_twice(task)
             with _Precision() as precision:
                 self.trace = _trace(task, seed=task.seed, model=model)
+            self.changes_parameters = _differ(model, untouched)
             self.precision = precision.coarsest(self._tensors())
             self.eps = float(torch.finfo(self.precision).eps)
             _require_same_training(model, self.trace, _trace(task, seed=task.seed + 1))
@@ -91,7 +92,7 @@ def far_moment(reference: Reference, trace: Trace) -> Expected | None:
     return None
 
 
-def _trace(task: Task, *, seed: int, batches: Sequence[Any] | None = None, model: nn.Module | None = None) -> Trace:
+def _trace(task: Task, *, seed: int, batches: Sequence[Any] | None = None, model: nn.Module | None = None) -> UserTrace:
     """One run on one device. What it raises is the user's own, with a note of where."""
     try:
         module = build(task) if model is None else model
@@ -106,7 +107,7 @@ def _trace(task: Task, *, seed: int, batches: Sequence[Any] | None = None, model
         raise
 
 
-def _copy(task: Task, number: int, eps: float) -> Trace:
+def _copy(task: Task, number: int, eps: float) -> UserTrace:
     generator = np.random.default_rng((task.seed, number))
     model = build(task)
     with torch.no_grad():
@@ -121,7 +122,8 @@ def _values(trace: Trace) -> list[Any]:
     return [moment.snapshot.values for moment in moments(trace)]
 
 
-def _require_same_model(task: Task) -> None:
+def _same_model_twice(task: Task) -> tuple[nn.Module, nn.Module]:
+    """Two of the models that are built. Raises `UsageError` where they are not the same, or not two."""
     first, second = build(task), build(task)
     allowed = "a function that builds a new one, the same each time; torch, numpy and random are seeded before each call"
     if {id(module) for module in first.modules()} & {id(module) for module in second.modules()}:
@@ -130,6 +132,13 @@ def _require_same_model(task: Task) -> None:
     differing = [name for name in before | after if not _equal(before.get(name), after.get(name))]
     if differing:
         raise UsageError(f"check_training: model gives another {differing[0]} at each call; allowed: {allowed}")
+    return first, second
+
+
+def _differ(trained: nn.Module, untouched: nn.Module) -> bool:
+    """Whether training has changed any parameter."""
+    pairs = zip(trained.parameters(), untouched.parameters(), strict=False)
+    return any(not torch.equal(after, before) for after, before in pairs)
 
 
 def _equal(first: torch.Tensor | None, second: torch.Tensor | None) -> bool:

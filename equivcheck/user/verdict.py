@@ -23,7 +23,7 @@ class UserVerdict(Judgement):
     unread: tuple[str, ...] = ()
     """Optimizer state that no rank could hand over, and that was not compared."""
     notes: tuple[str, ...] = ()
-    """What is worth knowing of how the ranks ran, a sentence each."""
+    """What is worth knowing of how the ranks ran, and what that cannot show, a sentence each."""
 
     def assert_equivalent(self) -> None:
         """Raise `NotEquivalent` unless the outcome is EQUIVALENT: also where nothing could be established."""

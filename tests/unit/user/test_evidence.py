@@ -1,0 +1,126 @@
+"""What `check_training` says of trainings of which agreement proves less than it seems."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.optim.lr_scheduler import LambdaLR, LRScheduler
+
+from equivcheck import NotEquivalent, Outcome, check_training
+from equivcheck.trace.differences import Phase
+from unit.user.programs import STEPS, batches, brought
+
+
+def untouched(_model: nn.Module, _mesh: DeviceMesh) -> None:
+    """Nothing synchronises the ranks."""
+
+
+def first_row_everywhere(batch: Any) -> Any:
+    """The same row, as often as there are rows."""
+    return tuple(part[:1].expand_as(part).clone() for part in batch)
+
+
+def twice_the_same(batch: Any) -> Any:
+    """Two ranks with the same rows."""
+    return tuple(torch.cat([part[:2], part[:2]]) for part in batch)
+
+
+@pytest.mark.parametrize("change", [first_row_everywhere, twice_the_same])
+@pytest.mark.parametrize("parts", [1, 2])
+def test_ranks_with_the_same_rows_prove_nothing_of_reductions(change: Callable[[Any], Any], parts: int) -> None:
+    """Ranks that never synchronise agree where all have the same rows: that is no pass, and the text says why."""
+    given = [[change(batch)] * parts for batch in batches()]
+    verdict = check_training(**brought(parallelize=untouched, batches=given))
+    assert verdict.outcome is Outcome.INCONCLUSIVE, verdict.describe()
+    with pytest.raises(NotEquivalent, match=r"ranks had the same rows .* a missing reduction cannot show"):
+        verdict.assert_equivalent()
+
+
+def test_one_batch_of_several_with_other_rows_is_enough() -> None:
+    """Where any step can show a missing reduction, nothing is said of the others; other axes are meant to share rows."""
+    given = [*map(first_row_everywhere, batches()), batches()[0]]
+    check_training(**brought(batches=given)).assert_equivalent()
+    assert check_training(**brought(parallelize=untouched, batches=given)).outcome is Outcome.DIVERGED
+    same = [first_row_everywhere(batch) for batch in batches()]
+    check_training(**brought(parallelize=untouched, batches=same, mesh={"tp": 2})).assert_equivalent()
+
+
+def test_what_differs_is_found_though_rows_are_the_same() -> None:
+    """A difference is a finding whatever agreement would prove."""
+
+    def doubled(model: nn.Module, _mesh: DeviceMesh) -> None:
+        for parameter in model.parameters():
+            parameter.register_hook(lambda gradient: gradient * 2)
+
+    verdict = check_training(**brought(parallelize=doubled, batches=[first_row_everywhere(batch) for batch in batches()]))
+    assert verdict.outcome is Outcome.DIVERGED
+
+
+def test_a_training_that_changes_no_parameter_is_no_pass() -> None:
+    """At a rate of zero a wrong update leaves what a right one does."""
+    verdict = check_training(**brought(optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.0)))
+    assert verdict.outcome is Outcome.INCONCLUSIVE
+    assert "no step changes a parameter" in verdict.reason
+    warming_up = {"scheduler": lambda optimizer: LambdaLR(optimizer, lambda step: 0.1 * step)}
+    check_training(**brought(), **warming_up).assert_equivalent()
+
+
+def test_one_rank_is_noted() -> None:
+    """On a mesh of one rank nothing is spread: the pass stays, with a note."""
+    verdict = check_training(**brought(mesh={"dp": 1}))
+    assert verdict.outcome is Outcome.EQUIVALENT
+    assert "note:  one rank alone" in verdict.describe()
+    assert "note:" not in check_training(**brought()).describe()
+
+
+def test_one_step_is_noted() -> None:
+    """What a step leaves wrong for the next does not show where there is none: the pass stays, with a note."""
+    assert "note:  one step alone" in check_training(**brought(batches=batches(steps=1))).describe()
+
+
+def after_the_last_step(before: float, after: float, on: int | None = None) -> Callable[[torch.optim.Optimizer], LRScheduler]:
+    """A schedule that once all steps are done leaves another rate on one device than on a rank, or all."""
+
+    def rate(step: int) -> float:
+        is_other = dist.is_initialized() and on in (None, dist.get_rank())
+        return before if step < STEPS else after if is_other else after / 2
+
+    return lambda optimizer: LambdaLR(optimizer, rate)
+
+
+@pytest.mark.parametrize("on", [None, 1])
+def test_a_rate_that_no_step_has_read_yet_is_compared(on: int | None) -> None:
+    """Settings of the optimizer at the end, on every rank: a schedule that is forgotten at the last step shows."""
+    verdict = check_training(**brought(scheduler=after_the_last_step(1.0, 0.5, on)))
+    found = verdict.divergence
+    assert found is not None, verdict.describe()
+    assert (found.step, found.phase, found.tensor, found.rank) == (STEPS - 1, Phase.STATE, "0.weight/lr", on or 0)
+    assert float(found.actual) == 2 * float(found.expected)
+
+
+@pytest.mark.parametrize("name", ["weight_decay", "betas"])
+def test_every_number_of_every_group_is_compared(name: str) -> None:
+    """Whatever groups there are, a parameter is held to the settings of its own."""
+
+    def grouped(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+        return torch.optim.Adam([{"params": parameters[:1]}, {"params": parameters[1:], "lr": 0.02}], lr=0.01)
+
+    def changing(model: nn.Module, batch: Any, optimizer: torch.optim.Optimizer, loss: Any) -> torch.Tensor:
+        optimizer.zero_grad()
+        value: torch.Tensor = loss(model(batch[0]), batch[1])
+        value.backward()
+        optimizer.step()
+        if next(iter(optimizer.state.values()))["step"] == STEPS:
+            optimizer.param_groups[1][name] = {"weight_decay": 0.1, "betas": (0.9, 0.9)}[name]
+        return value
+
+    check_training(**brought(optimizer=grouped)).assert_equivalent()
+    verdict = check_training(**brought(optimizer=grouped, rank_step=changing))
+    assert verdict.divergence is not None, verdict.describe()
+    assert verdict.divergence.tensor == {"weight_decay": "0.bias/weight_decay", "betas": "0.bias/betas[1]"}[name]
