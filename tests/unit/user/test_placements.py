@@ -13,11 +13,15 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, SequenceParallel, parallelize_module
 
 from equivcheck import Outcome, check_training
+from equivcheck.torch_version import torch_in
 from equivcheck.trace.differences import Difference, Phase
 from equivcheck.user.verdict import UserVerdict
 from unit.user.programs import adam, brought
 
-TOKENS, WIDTH = 6, 4
+TOKENS, WIDTH = 8, 4
+UNEVEN_ROWS = ">=2.11"
+"""Before, torch gives the embedding's backward a gradient of a multiple of the ranks' rows, which autograd refuses."""
+needs_uneven_rows = pytest.mark.skipif(not torch_in(UNEVEN_ROWS), reason=f"torch {UNEVEN_ROWS} shards rows unevenly")
 
 
 class Tokens(nn.Module):
@@ -81,7 +85,7 @@ def checked(parallelize: Any, **changes: Any) -> UserVerdict:
     [
         (sharded, {}),
         (sharded, {"optimizer": adam}),
-        (sharded, {"model": lambda: Tokens(TOKENS + 1)}),
+        pytest.param(sharded, {"model": lambda: Tokens(TOKENS + 1)}, marks=needs_uneven_rows),
         (sharded_with_sequence, {}),
         (under_fsdp2, {"mesh": {"dp": 2, "tp": 2}}),
     ],
