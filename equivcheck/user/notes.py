@@ -22,12 +22,13 @@ ONE_STEP = "one step alone: what it leaves wrong for the next (state, a synchron
 
 def notes_on(task: Task, left: Run | Failure, asked: Ranks, ran: Ranks) -> tuple[str, ...]:
     """Notes on what some ranks left, where others may have been asked for."""
-    notes = {
-        COMPILED: ran.name != asked.name,
-        NOT_PARALLEL: isinstance(left, Run) and _sees_nothing_parallel(left),
-        ONE_RANK: task.num_ranks == 1,
-        ONE_STEP: len(task.batches) == 1,
-    }
+    notes = {COMPILED: ran.name != asked.name}
+    if isinstance(left, Run):
+        notes |= {
+            NOT_PARALLEL: _sees_nothing_parallel(left),
+            ONE_RANK: task.num_ranks == 1,
+            ONE_STEP: len(task.batches) == 1,
+        }
     return tuple(note for note, applies in notes.items() if applies)
 
 

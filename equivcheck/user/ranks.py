@@ -28,7 +28,7 @@ def rank_trace(task: Task) -> UserTrace:
     return train(task, Reader(names, module, task.full_tensors), batches, task.rank_step, scale)
 
 
-def process_trace(task: Task) -> Trace:
+def process_trace(task: Task) -> UserTrace:
     """The same in a process that runs others afterwards, and keeps nothing of what is compiled.
 
     Dynamo counts the variants of a function, of which each new model asks for one, and runs it uncompiled after a few.

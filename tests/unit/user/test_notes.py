@@ -12,7 +12,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from equivcheck import Outcome, check_training
-from equivcheck.user.notes import COMPILED, NOT_PARALLEL
+from equivcheck.user.notes import COMPILED, NOT_PARALLEL, ONE_RANK
 from equivcheck.user.ranks import process_trace
 from equivcheck.user.task import Task
 from equivcheck.worlds.pool import ranks
@@ -29,7 +29,7 @@ def unchanged(model: nn.Module, mesh: DeviceMesh) -> None:
     [
         (unchanged, {"tp": 2}, (NOT_PARALLEL,)),
         (unchanged, {"dp": 2}, (NOT_PARALLEL,)),
-        (unchanged, {"dp": 1}, ()),
+        (unchanged, {"dp": 1}, (ONE_RANK,)),
         (in_ddp, {"dp": 2}, ()),
         (in_fsdp2, {"dp_replicate": 1, "dp_shard": 2}, ()),
         (in_tp, {"tp": 2}, ()),
@@ -39,7 +39,7 @@ def test_what_is_not_parallel_is_noted(parallelize: Callable[..., Any], mesh: di
     """Several ranks that neither communicate nor hold shards are asked about, whatever the outcome."""
     verdict = check_training(**brought(parallelize=parallelize, mesh=mesh))
     assert verdict.notes == notes
-    assert ("is the model parallel at all?" in verdict.describe()) is bool(notes)
+    assert ("is the model parallel at all?" in verdict.describe()) is (NOT_PARALLEL in notes)
 
 
 def test_reading_is_no_sign_of_a_parallel_model() -> None:
