@@ -88,7 +88,7 @@ def test_the_run_on_one_device_leaves_no_change() -> None:
         model=lambda: nn.Linear(2, 2),
         parallelize=lambda model, mesh: nn.parallel.DistributedDataParallel(model, process_group=mesh.get_group()),
         mesh={"dp": 2},
-        batches=[(torch.ones(2, 2), torch.ones(2, 2))],
+        batches=[(torch.eye(2), torch.ones(2, 2))],
         loss=nn.functional.mse_loss,
         optimizer=torch.optim.SGD,
         step=step,
