@@ -5,13 +5,14 @@ from __future__ import annotations
 import functools
 import importlib
 import io
+import itertools
 import os
 import pickle
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
+from types import FunctionType, ModuleType
 from typing import Any
 
 from equivcheck.errors import UsageError
@@ -40,16 +41,37 @@ def copied(value: object) -> bytes:
 
 @functools.cache
 def _pickler() -> Any:
-    """That of cloudpickle, imported for programs of users alone, with modules of types of their own: torch's configurations."""
+    """That of cloudpickle, imported for programs of users alone.
+
+    With modules of types of their own (torch's configurations), and with code of modules that ranks could not import, as those
+    of tests that pytest has imported from a file.
+    """
     import cloudpickle
 
     class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         def reducer_override(self, value: Any) -> Any:
             if isinstance(value, ModuleType) and type(value) is not ModuleType and sys.modules.get(value.__name__) is value:
                 return importlib.import_module, (value.__name__,)
+            module = sys.modules.get(value.__module__) if isinstance(value, FunctionType | type) else None
+            if type(module) is ModuleType and not _is_found_elsewhere(module.__name__, getattr(module, "__file__", None)):
+                cloudpickle.register_pickle_by_value(module)
             return super().reducer_override(value)
 
     return Pickler
+
+
+@functools.cache
+def _is_found_elsewhere(name: str, file: str | None) -> bool:
+    """Whether another process imports the module of this name from the same file; true of what is no Python source."""
+    if file is None or not file.endswith(".py"):
+        return True
+    path: Sequence[str] | None = None
+    specification = None
+    for package in itertools.accumulate(name.split("."), "{}.{}".format):
+        found = (finder.find_spec(package, path) for finder in sys.meta_path)
+        specification = next((each for each in found if each is not None), None)
+        path = specification.submodule_search_locations if specification else None
+    return specification is not None and (not specification.has_location or specification.origin == file)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import signal
 import socket
+import sys
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -171,6 +174,20 @@ def test_code_travels_that_ranks_cannot_import(ranks: GlooRanks, monkeypatch: py
     assert ranks.run(lambda: torch._dynamo.config.verbose).values == (False, False)
     monkeypatch.setattr(programs.place, "__module__", "__main__")
     assert ranks.run(programs.place).values == ((0, 2), (1, 2))
+
+
+def test_code_travels_from_modules_that_only_the_owner_finds(
+    ranks: GlooRanks, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A program may lie in a module loaded from a file, as pytest loads tests, with what it refers to there."""
+    (tmp_path / "absent.py").write_text("class Point:\n    x = 3\n\ndef doubled():\n    return 2 * Point.x\n")
+    spec = importlib.util.spec_from_file_location("absent", tmp_path / "absent.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, "absent", module)
+    spec.loader.exec_module(module)
+    assert ranks.run(module.doubled).values == (6, 6)
 
 
 def test_a_program_that_ranks_cannot_import(ranks: GlooRanks, monkeypatch: pytest.MonkeyPatch) -> None:
