@@ -67,8 +67,8 @@ class KnownIssue:
     """Names of predicates that the scenario must satisfy, all of them; see `NEEDS`."""
     error: str = ""
     """Of anything but wrong numbers: regular expression found in the verdict's reason or in what a rank raised."""
-    phase: Phase | None = None
-    """Of wrong numbers: phase of the first divergence; what comes before it in the step must then be right."""
+    phases: tuple[Phase, ...] = ()
+    """Of wrong numbers: in which phases the first divergence may be; what comes before it in the step must then be right."""
     differences: tuple[Difference, ...] = ()
     """Of wrong numbers: in which ways the first tensor may differ."""
     shows: tuple[str, ...] = ()
@@ -82,10 +82,10 @@ class KnownIssue:
 
     def __post_init__(self) -> None:
         wrong = self.kind is Kind.WRONG_NUMBERS
-        has_first = self.phase is not None and bool(self.differences)
+        has_first = bool(self.phases) and bool(self.differences)
         if has_first != (wrong and bool(self.layouts)) or wrong == bool(self.error):
             raise _refuse(
-                self.id, f"of kind {self.kind.value} has the wrong evidence", ("phase and differences", "or else error")
+                self.id, f"of kind {self.kind.value} has the wrong evidence", ("phases and differences", "or else error")
             )
         avoided = (self.without,) if self.without else ()
         tables = (("needs", self.needs, NEEDS), ("shows", self.shows, SHOWS), ("without", avoided, WITHOUT))
@@ -123,7 +123,7 @@ class KnownIssue:
         return not tags.isdisjoint(self.layouts) and all(NEEDS[name](scenario) for name in self.needs)
 
     def _is_first(self, divergence: Divergence, scenario: Scenario) -> bool:
-        fits = divergence.phase is self.phase and divergence.difference in self.differences
+        fits = divergence.phase in self.phases and divergence.difference in self.differences
         return fits and all(SHOWS[name](scenario, divergence) for name in self.shows)
 
     def _is_raised(self, verdict: Verdict) -> bool:
@@ -180,7 +180,7 @@ def read_issues(text: str) -> tuple[KnownIssue, ...]:
     return tuple(_issue(row) for row in tomllib.loads(text)["issue"])
 
 
-_CHOICES: dict[str, type[Choice]] = {"kind": Kind, "phase": Phase, "differences": Difference}
+_CHOICES: dict[str, type[Choice]] = {"kind": Kind, "phases": Phase, "differences": Difference}
 
 
 def _issue(row: dict[str, Any]) -> KnownIssue:

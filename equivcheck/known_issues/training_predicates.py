@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from equivcheck.composition.full_tensors import asks_full_tensors
 from equivcheck.layouts.known_predicates import need, show
+from equivcheck.layouts.limits.optimizers import is_adafactor_of_cuts
 from equivcheck.layouts.limits.repairs import has_shares
 from equivcheck.scenario import (
     Adafactor,
@@ -114,6 +115,19 @@ def several_data_ranks(scenario: Scenario) -> bool:
     return scenario.layout.num_data_ranks > 1
 
 
+@need
+def backward_is_traced(scenario: Scenario) -> bool:
+    """The backward of the loss is traced: with a whole step, or by compiled autograd."""
+    execution = scenario.layout.execution
+    return execution.whole_step or execution.compiled_autograd
+
+
+@need
+def adafactor_of_shards(scenario: Scenario) -> bool:
+    """Adafactor updates DTensors of which several ranks hold different parts."""
+    return is_adafactor_of_cuts(scenario.training, scenario.layout)
+
+
 @show
 def times_data_ranks(scenario: Scenario, divergence: Divergence) -> bool:
     """The value is the expected one times the number of data ranks, to 5 % of what it is off by."""
@@ -129,9 +143,9 @@ def of_a_matrix(_scenario: Scenario, divergence: Divergence) -> bool:
 
 @show
 def of_a_shared_weight(scenario: Scenario, divergence: Divergence) -> bool:
-    """The tensor is a weight that another layer has as well."""
-    shared = {layer.shares for layer in scenario.training.model.layers}
-    return divergence.tensor in {f"layers.{index}.linear.weight" for index in shared if index is not None}
+    """The tensor is a weight that several layers have, by the name of any of them."""
+    pairs = [(index, layer.shares) for index, layer in enumerate(scenario.training.model.layers) if layer.shares is not None]
+    return divergence.tensor in {f"layers.{index}.linear.weight" for pair in pairs for index in pair}
 
 
 @show

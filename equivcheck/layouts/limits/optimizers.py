@@ -64,7 +64,8 @@ def elementwise(training: Training, _layout: Layout) -> Training:
     return replace(training, optimizer=AdamW(lr=optimizer.lr, weight_decay=optimizer.weight_decay, maximize=optimizer.maximize))
 
 
-def _is_adafactor_of_cuts(training: Training, layout: Layout) -> bool:
+def is_adafactor_of_cuts(training: Training, layout: Layout) -> bool:
+    """Whether Adafactor updates DTensors of which some rank holds a part."""
     return isinstance(training.optimizer, Adafactor) and keeps_dtensors(layout) and any(matrix_cuts(training, layout))
 
 
@@ -82,7 +83,7 @@ WHOLE_PARAMETERS = (
     Limit(
         reason="DTensor: Adafactor squares norms in place, which is refused while they are pending a sum over shards; of sharded "
         "vectors it takes the norm of the local shard alone, as DTensor.item() does not reduce (pytorch#144054)",
-        applies=_is_adafactor_of_cuts,
+        applies=is_adafactor_of_cuts,
         repair=elementwise,
         upstream=True,
     ),

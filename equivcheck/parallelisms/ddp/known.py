@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from equivcheck.layouts.known_predicates import need
 from equivcheck.layouts.limits.repairs import may_skip_parameters
-from equivcheck.scenario import DDP, Replicate, Replicator, Scenario
+from equivcheck.scenario import DDP, Compression, Replicate, Replicator, Scenario
 
 
 @need
@@ -13,6 +13,13 @@ def static_graph_without_sync(scenario: Scenario) -> bool:
     return len(scenario.training.data.microbatches) > 1 and any(
         parallelism.static_graph and parallelism.no_sync for parallelism in scenario.layout.of(DDP)
     )
+
+
+@need
+def reduction_changes_gradients(scenario: Scenario) -> bool:
+    """Gradients are reduced over several ranks, or rounded by a communication hook."""
+    compressions = [each.compression for each in scenario.layout.parallelisms if isinstance(each, DDP | Replicate)]
+    return scenario.layout.num_data_ranks > 1 or any(each is not Compression.NONE for each in compressions)
 
 
 @need

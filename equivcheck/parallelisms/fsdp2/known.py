@@ -12,6 +12,7 @@ from equivcheck.layouts.limits.repairs import has_shares
 from equivcheck.layouts.partition import chunk_sizes, cut_dim, leaves_nothing
 from equivcheck.layouts.rounding import Division, reduced_in
 from equivcheck.parallelisms.fsdp2.division import division_of
+from equivcheck.parallelisms.fsdp2.limits import cuts_last_dims_unevenly
 from equivcheck.parallelisms.tensor_parallel.plans import UNFREEZES
 from equivcheck.scenario import FSDP2, ClipNorm, Layout, NormType, Parallelism, Scenario, TensorParallel, Wrapping
 from equivcheck.scenario.mesh import DP, SHARD, TP
@@ -88,6 +89,12 @@ def weight_in_two_units(scenario: Scenario) -> bool:
     """Layers that share a weight are units of their own."""
     is_cut = any(fsdp.wrapping is Wrapping.PER_LAYER for fsdp in scenario.layout.of(FSDP2))
     return is_cut and has_shares(scenario.training.model)
+
+
+@need
+def last_dims_cut_unevenly(scenario: Scenario) -> bool:
+    """`fully_shard` cuts a parameter along its last dim into unequal parts."""
+    return scenario.layout.has(FSDP2) and cuts_last_dims_unevenly(scenario.training, scenario.layout)
 
 
 @need

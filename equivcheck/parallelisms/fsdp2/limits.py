@@ -45,7 +45,8 @@ NOTHING_TO_REDUCE = Limit(
 )
 
 
-def _cuts_last_dims_unevenly(training: Training, layout: Layout) -> bool:
+def cuts_last_dims_unevenly(training: Training, layout: Layout) -> bool:
+    """Whether a dim other than the first is cut into unequal parts."""
     fsdp, shards = parallelism_of(layout, FSDP2), layout.mesh.size(DP, SHARD)
     cuts = ((parameter, cut_dim(fsdp, parameter)) for parameter in parameters_of(training.model))
     sizes = ((parameter.shape[dim], shards * _tp_parts(layout, parameter, dim)) for parameter, dim in cuts if dim)
@@ -60,7 +61,7 @@ def _tp_parts(layout: Layout, parameter: Parameter, dim: int) -> int:
 
 EVEN_LAST_DIMS = Limit(
     reason="fully_shard: shard_placement_fn cuts only the first dim unevenly ('FSDP does not support uneven sharding on dim 1')",
-    applies=_cuts_last_dims_unevenly,
+    applies=cuts_last_dims_unevenly,
     repair=lambda training, layout: with_widths(training, layout.mesh.size(DP, SHARD, TP)),
     upstream=True,
 )

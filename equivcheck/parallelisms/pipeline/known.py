@@ -97,11 +97,20 @@ def _has_trained(layers: tuple[Layer, ...]) -> bool:
 
 
 def rank_of_stages_without_gradients(scenario: Scenario) -> bool:
-    """Some rank has only stages of which no layer is trained."""
-    pipeline, model = _pipeline(scenario), scenario.training.model
+    """Some rank has only stages of which no layer is trained, or gets a gradient (`split_backward_behind_frozen_layers`)."""
+    pipeline = _pipeline(scenario)
     if pipeline is None:
         return False
-    spans, ranks, trained = _spans(scenario, pipeline), scenario.layout.mesh.size(PP), trained_layers(model)
-    held = [[index for stage in stages_of_rank(pipeline, rank, ranks) for index in spans[stage]] for rank in range(ranks)]
-    last = len(model.layers) - 1
-    return any(not any(trained[index] or (model.scale and index == last) for index in layers) for layers in held)
+    ranks = scenario.layout.mesh.size(PP)
+    return any(
+        not any(_gets_gradients(scenario, pipeline, stage) for stage in stages_of_rank(pipeline, rank, ranks))
+        for rank in range(ranks)
+    )
+
+
+def _gets_gradients(scenario: Scenario, pipeline: Pipeline, stage: int) -> bool:
+    if always_splits_backward(scenario) and stage in _behind_frozen_layers(scenario):
+        return False
+    model, span = scenario.training.model, _spans(scenario, pipeline)[stage]
+    has_scale = model.scale and len(model.layers) - 1 in span
+    return has_scale or any(trained_layers(model)[index] for index in span)

@@ -17,6 +17,7 @@ from equivcheck.scenario import (
     ClipNorm,
     ClipValue,
     Compile,
+    Compression,
     Data,
     Distribution,
     Execution,
@@ -269,6 +270,15 @@ SHOWN = {
             scenario(DDP(), FLAT, **TURNED),
         ],
     ),
+    "loss_backward_strides": (
+        traced(scenario(TensorParallel(), replace(FLAT, width=2), sizes=(1,), **TURNED)),
+        [
+            scenario(TensorParallel(), FLAT, sizes=(1,), **TURNED),
+            traced(scenario(TensorParallel(), FLAT, sizes=(1,), data=Data(microbatches=(4,)))),
+            traced(scenario(TensorParallel(), FLAT, sizes=(1,), loss=Loss.LINEAR_SUM, **TURNED)),
+            traced(scenario(TensorParallel(), replace(FLAT, shape_op=ShapeOp.VIEW), sizes=(1,), **TURNED)),
+        ],
+    ),
     "dtensor_unflatten_unevenly": (
         scenario(FULLY_SHARD, SPLIT, sizes=(3,), loss=Loss.LINEAR_SUM),
         [
@@ -414,6 +424,21 @@ SHOWN = {
             over_tp(FSDP2(), Layer(width=3), tp=2, split=Split.COLUMN),
             over_tp(DDP(), ONE_WEIGHT, tp=2, split=Split.COLUMN),
             over_tp(FSDP2(), ONE_WEIGHT, tp=2),
+        ],
+    ),
+    "fsdp2_refuses_columns_of_some_ranks": (
+        over_tp(FSDP2(shard_last_dim=True), ONE_WEIGHT, tp=2, split=Split.ROW),
+        [
+            over_tp(FSDP2(shard_last_dim=True), ONE_WEIGHT, tp=2, split=Split.ROW, features=4),
+            over_tp(FSDP2(shard_last_dim=True), ONE_WEIGHT, tp=2, features=2),
+            over_tp(FSDP2(), Layer(width=2), tp=2, split=Split.COLUMN),
+        ],
+    ),
+    "adafactor_norm_of_shard": (
+        scenario(replace(FULLY_SHARD, redistribute_gradients=False), TWO_OUTPUTS, features=2, optimizer=Adafactor()),
+        [
+            scenario(FULLY_SHARD, TWO_OUTPUTS, features=2),
+            scenario(SPMD(), TWO_OUTPUTS, features=2, optimizer=Adafactor()),
         ],
     ),
     "fsdp1_accumulates_one_element": (
@@ -587,8 +612,23 @@ ALSO_SHOWN = [
     ),
     ("fsdp1_flattens_nothing", over_tp(PER_LAYER, ONE_WEIGHT, Layer(width=2), tp=2, split=Split.COLUMN)),
     ("fsdp1_flattens_nothing", over_tp(FSDP1(), ONE_WEIGHT, tp=2, split=Split.ROW)),
+    ("ddp_unused_parameters", scenario(DDP(compression=Compression.FP16), replace(SKIPPED, norm=Norm.LAYER), sizes=(1,))),
+    (
+        "tensor_parallel_unties",
+        scenario(TensorParallel(plan=(LayerPlan(),) * 3), FROZEN, ONE_WEIGHT, replace(ONE_WEIGHT, shares=0), sizes=(1,)),
+    ),
     ("fsdp2_reduces_nothing", over_tp(FSDP2(), Layer(width=4), tp=2, split=Split.ROW)),
     ("clip_grad_value_of_nothing", scenario(Pipeline(), FROZEN, ONE_WEIGHT, clipping=ClipValue())),
+    (
+        "clip_grad_value_of_nothing",
+        scenario(
+            Pipeline(schedule=PipelineSchedule.INTERLEAVED_ZERO_BUBBLE, stages_per_rank=2),
+            FROZEN,
+            ONE_WEIGHT,
+            sizes=(1,),
+            clipping=ClipValue(),
+        ),
+    ),
     (
         "split_backward_behind_frozen_layers",
         scenario(Pipeline(schedule=PipelineSchedule.ZBV, stages_per_rank=2), FROZEN, ONE_WEIGHT, sizes=(1,)),

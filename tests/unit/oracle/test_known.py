@@ -71,7 +71,7 @@ def test_an_issue_explains_nothing_else_that_goes_wrong_in_its_scenario(name: st
     """Where an issue could show, another wrong number or another error is a finding."""
     example, _ = SHOWN[name]
     # What is avoided is checked without, so that any wrong loss there may be taken for it at first.
-    phase = Phase.UPDATE if ISSUES[name].without and ISSUES[name].phase is Phase.LOSS else Phase.LOSS
+    phase = Phase.UPDATE if ISSUES[name].without and Phase.LOSS in ISSUES[name].phases else Phase.LOSS
     wrong = Divergence(step=0, phase=phase, tensor="loss", difference=Difference.VALUE, rank=-1, expected="1.0", actual="2.0")
     missing = replace(wrong, phase=Phase.GRADIENT, tensor="layers.0.linear.weight", difference=Difference.MISSING)
     for divergence in (wrong, missing):
