@@ -38,7 +38,7 @@ CRASH = {"id": "x", "link": "y", "torch": ">=2", "kind": "crash", "layouts": ["d
         ({"kind": "crush"}, "known issue 'x': kind is 'crush'; allowed: wrong_numbers, crash, "),
         (
             {"kind": "wrong_numbers"},
-            "known issue 'x': of kind wrong_numbers has the wrong evidence; allowed: phase and differences, ",
+            "known issue 'x': of kind wrong_numbers has the wrong evidence; allowed: phases and differences, ",
         ),
         ({"error": ""}, "known issue 'x': of kind crash has the wrong evidence; allowed: "),
         ({"error": "("}, "known issue 'x': missing ), unterminated subpattern at position 0; allowed: "),
