@@ -8,21 +8,21 @@ import time
 from functools import partial
 from typing import Any
 
-from equivcheck.campaign.avoidance import Avoidance, Candidate, avoiding_all
 from equivcheck.campaign.batches import EndBatch, FaultShown, batch_seed, run_batch
 from equivcheck.campaign.control import ControlRun, control_of
 from equivcheck.campaign.isolated import CheckerFailed, check_isolated
 from equivcheck.campaign.messages import Found, MayShrink, Progress
 from equivcheck.campaign.plan import Alter, Plan, oracle_check
 from equivcheck.campaign.recorder import Recorder
-from equivcheck.campaign.selection import Selection
-from equivcheck.campaign.shrinking import Shrinking, same_fingerprint
 from equivcheck.campaign.tally import Tally
 from equivcheck.composition.limits import why_unsupported
 from equivcheck.findings.fingerprint import fingerprint
 from equivcheck.findings.size import Size, size_of
 from equivcheck.oracle.confirm import CONFIRMING, CONFIRMING_SECONDS, confirmed_by, may_be_confirmed
 from equivcheck.scenario import Scenario
+from equivcheck.selection.avoidance import Avoidance, Candidate, avoiding_all
+from equivcheck.selection.novelty import Selection
+from equivcheck.shrinking.search import Shrinking, same_fingerprint
 from equivcheck.verdict.verdict import Outcome, Verdict
 from equivcheck.workers.link import Link
 from equivcheck.worlds.sim.interruption import abandoned_threads

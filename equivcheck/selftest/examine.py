@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from hypothesis.strategies import SearchStrategy
 
 from equivcheck.campaign.batches import EndBatch, FaultShown, batch_seed, run_batch
-from equivcheck.campaign.shrinking import Shrinking
 from equivcheck.diagnosis.explain import explained
 from equivcheck.errors import UsageError
 from equivcheck.findings.size import settings_of, size_of
@@ -18,6 +17,7 @@ from equivcheck.oracle.check import check
 from equivcheck.scenario import Scenario
 from equivcheck.selftest.reach import is_reached
 from equivcheck.selftest.row import Row, Shrunk
+from equivcheck.shrinking.search import Shrinking
 from equivcheck.strategies import scenarios
 from equivcheck.strategies.scenario import MORE_RESUMES
 from equivcheck.verdict.verdict import Outcome, Verdict

@@ -16,7 +16,6 @@ from click.testing import CliRunner
 from equivcheck.campaign.messages import Found, MayShrink
 from equivcheck.campaign.plan import Plan, oracle_check
 from equivcheck.campaign.recorder import Recorder
-from equivcheck.campaign.shrinking import Shrinking
 from equivcheck.campaign.supervisor import fuzz
 from equivcheck.campaign.worker import Worker
 from equivcheck.cli import main
@@ -30,6 +29,7 @@ from equivcheck.mutants.registry import mutant
 from equivcheck.scenario import Scenario
 from equivcheck.scenario.file_format.codec import to_json
 from equivcheck.selftest.examine import Effort, examine
+from equivcheck.shrinking.search import Shrinking
 from equivcheck.verdict import verdict as verdict_module
 from equivcheck.verdict.verdict import Verdict
 from equivcheck.workers.link import Link

@@ -5,10 +5,10 @@ from __future__ import annotations
 from itertools import accumulate
 
 from equivcheck.campaign.batches import EndBatch, run_batch
-from equivcheck.campaign.expected_cost import expected_cost
-from equivcheck.campaign.selection import WINDOW, Novelty
 from equivcheck.coverage.reach import Reach
 from equivcheck.scenario import Scenario
+from equivcheck.selection.expected_cost import expected_cost
+from equivcheck.selection.novelty import WINDOW, Novelty
 from equivcheck.strategies import scenarios
 from unit.coverage.test_features import SCENARIO
 

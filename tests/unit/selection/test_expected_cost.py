@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from equivcheck.campaign.expected_cost import expected_cost
+from equivcheck.selection.expected_cost import expected_cost
 from unit.campaign import fakes
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections import deque
 
-from equivcheck.campaign.expected_cost import expected_cost
 from equivcheck.coverage.reach import Reach
 from equivcheck.coverage.triples import Triples
 from equivcheck.layouts.execution.compile_time import expected_compile_seconds
 from equivcheck.scenario import Scenario
+from equivcheck.selection.expected_cost import expected_cost
 
 COMPILED_SHARE = 0.15
 """Of a worker's time, as it is expected, at most, for what is compiled, of which one scenario costs hundreds of others."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from equivcheck.campaign.selection import COMPILED_SHARE, CompileBudget
 from equivcheck.layouts.execution.compile_time import expected_compile_seconds
+from equivcheck.selection.novelty import COMPILED_SHARE, CompileBudget
 from unit.campaign import fakes
 
 EAGER = fakes.scenario()

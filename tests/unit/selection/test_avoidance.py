@@ -11,7 +11,6 @@ from typing import Any, cast
 import pytest
 
 from equivcheck.campaign import worker
-from equivcheck.campaign.avoidance import KNOWN_SHARE, Avoidance, Candidate, avoiding_all
 from equivcheck.campaign.batches import FaultShown
 from equivcheck.campaign.plan import Plan
 from equivcheck.campaign.recorder import Recorder
@@ -19,6 +18,7 @@ from equivcheck.campaign.supervisor import fuzz
 from equivcheck.findings.store import FindingStore
 from equivcheck.known_issues.avoiding import could_show
 from equivcheck.scenario import Scenario
+from equivcheck.selection.avoidance import KNOWN_SHARE, Avoidance, Candidate, avoiding_all
 from equivcheck.verdict.verdict import Outcome, Verdict
 from equivcheck.workers.link import Link
 from unit.campaign import fakes

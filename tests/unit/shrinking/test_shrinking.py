@@ -8,11 +8,11 @@ from dataclasses import replace
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from equivcheck.campaign.shrinking import Shrinking, same_fingerprint
-from equivcheck.campaign.simpler import KINDS, simpler_by
 from equivcheck.composition.limits import why_unsupported
 from equivcheck.findings.size import size_of
 from equivcheck.scenario import Scenario
+from equivcheck.shrinking.search import Shrinking, same_fingerprint
+from equivcheck.shrinking.simpler import KINDS, simpler_by
 from equivcheck.strategies import scenarios
 from equivcheck.verdict.verdict import Outcome, Verdict
 from unit.campaign import fakes

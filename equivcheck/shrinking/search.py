@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
-from equivcheck.campaign.simpler import KINDS, Kind, simpler_by
 from equivcheck.findings.fingerprint import fingerprint
 from equivcheck.findings.size import size_of
 from equivcheck.scenario import Scenario
+from equivcheck.shrinking.simpler import KINDS, Kind, simpler_by
 from equivcheck.verdict.verdict import Outcome, Verdict
 from equivcheck.worlds.work_clock import WorkClock
 

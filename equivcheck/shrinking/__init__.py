@@ -1,0 +1,1 @@
+"""A smaller scenario that shows the same fault."""
