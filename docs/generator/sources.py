@@ -77,6 +77,6 @@ def smallest_scenarios() -> dict[str, Scenario]:
     """The smallest scenario that shows a known issue, by its id; those that no scenario reaches are left out."""
     if str(ROOT / "tests") not in sys.path:
         sys.path.append(str(ROOT / "tests"))
-    from unit.oracle.known_examples import SHOWN
+    from unit.oracle.known.examples import SHOWN
 
     return {name: smallest for name, (smallest, _healthy) in SHOWN.items()}

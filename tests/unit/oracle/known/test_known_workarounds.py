@@ -14,7 +14,7 @@ from equivcheck.layouts.limits.repairs import with_execution
 from equivcheck.scenario import Adam, Compile, Implementation, Loss, Resume
 from equivcheck.strategies import scenarios
 from unit.campaign import fakes
-from unit.oracle.known_examples import SHOWN
+from unit.oracle.known.examples import SHOWN
 
 EAGER = fakes.scenario(steps=2)
 WITHIN_LIMITS = [issue for issue in issues_on_file() if issue.layouts and why_unsupported(SHOWN[issue.id][0]) is None]

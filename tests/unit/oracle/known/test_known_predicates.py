@@ -24,7 +24,8 @@ from equivcheck.scenario import (
 )
 from equivcheck.torch_version import torch_in
 from supported import require_supported
-from unit.oracle.known_examples import FULLY_SHARD, HYBRID, INF, SHOWN, over_tp, scaled, scenario
+from unit.oracle.known.builders import FULLY_SHARD, HYBRID, INF, over_tp, scaled, scenario
+from unit.oracle.known.examples import SHOWN
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*NO_SHARD", "ignore:Called FSDP.clip_grad_norm_")
 

@@ -13,8 +13,9 @@ from equivcheck.scenario import DDP, Layer
 from equivcheck.trace.differences import Difference, Divergence, Phase
 from equivcheck.worlds.failure import Failure, FailureKind, RankReport, RankState
 from supported import require_mended, require_supported
-from unit.oracle.known_examples import ALSO_SHOWN, FUSED, over_tp, traced
-from unit.oracle.known_examples import SHOWN as SHOWN_ANYWHERE
+from unit.oracle.known.builders import FUSED, over_tp, traced
+from unit.oracle.known.examples import SHOWN as SHOWN_ANYWHERE
+from unit.oracle.known.others import ALSO_SHOWN
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*NO_SHARD", "ignore:Called FSDP.clip_grad_norm_")
 

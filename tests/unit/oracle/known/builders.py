@@ -1,0 +1,203 @@
+"""The parts of which scenarios that show an upstream issue are made."""
+
+from dataclasses import replace
+
+from equivcheck import Scenario
+from equivcheck.scenario import (
+    DDP,
+    FSDP1,
+    FSDP2,
+    SPMD,
+    Activation,
+    ActivationSharding,
+    AdamW,
+    AuxiliaryLinear,
+    Axis,
+    ClipNorm,
+    Compile,
+    Data,
+    Distribution,
+    Execution,
+    Implementation,
+    Layer,
+    LayerPlan,
+    Layout,
+    Loss,
+    Mesh,
+    Model,
+    Muon,
+    Norm,
+    NormType,
+    Parallelism,
+    Pipeline,
+    PipelineSchedule,
+    Precision,
+    Recompute,
+    Replicate,
+    Replicator,
+    Resume,
+    ShapeOp,
+    ShardingStrategy,
+    Split,
+    TensorParallel,
+    Training,
+    Wrapping,
+)
+
+INF, FLOAT32 = ClipNorm(norm_type=NormType.INF), Precision.FLOAT32
+FULLY_SHARD = SPMD(distribution=Distribution.FULLY_SHARD)
+AS_PROPAGATED = SPMD(redistribute_gradients=False)
+HYBRID = FSDP1(strategy=ShardingStrategy.HYBRID_SHARD)
+ONE_WEIGHT = Layer(width=1, bias=False)
+COLUMN = TensorParallel(plan=(LayerPlan(split=Split.COLUMN),))
+REPLICATED = Replicate(implementation=Replicator.FSDP)
+PER_LAYER = FSDP1(wrapping=Wrapping.PER_LAYER)
+FROZEN = Layer(width=1, bias=False, frozen=True)
+TWO_OUTPUTS = Layer(width=2)
+ROWS = TensorParallel(plan=(LayerPlan(output=ActivationSharding.ROWS), LayerPlan()))
+WHOLE = TensorParallel(plan=(LayerPlan(), LayerPlan()))
+COLUMN_FIRST = TensorParallel(plan=(LayerPlan(split=Split.COLUMN), LayerPlan()))
+
+
+def scenario(parallelism: Parallelism, *layers: Layer, sizes: tuple[int, ...] = (2,), features: int = 1, **changes) -> Scenario:
+    """A scenario with as many rows as ranks and a sum loss, unless something else is said."""
+    names = next(names for names in parallelism.axes if len(names) == len(sizes))
+    mesh = Mesh(axes=tuple(Axis(name=name, size=size) for name, size in zip(names, sizes, strict=True)))
+    fields = {"data": Data(microbatches=(mesh.num_ranks,)), "loss": Loss.MSE_SUM} | changes
+    training = Training(model=Model(features=features, layers=layers or (ONE_WEIGHT,)), **fields)
+    return Scenario(training=training, layout=Layout(mesh=mesh, parallelisms=(parallelism,)))
+
+
+def traced(scenario: Scenario) -> Scenario:
+    """The scenario with each step as one graph."""
+    return replace(scenario, layout=replace(scenario.layout, execution=Execution(whole_step=True)))
+
+
+def scaled(scenario: Scenario) -> Scenario:
+    """The scenario with a scale of the model's outputs."""
+    model = replace(scenario.training.model, scale=True)
+    return replace(scenario, training=replace(scenario.training, model=model))
+
+
+def compiled(scenario: Scenario, backend: Compile = Compile.AOT_EAGER) -> Scenario:
+    """The scenario with a compiled forward."""
+    return replace(scenario, layout=replace(scenario.layout, execution=Execution(compile=backend)))
+
+
+def compiled_layers(scenario: Scenario) -> Scenario:
+    """The same, each layer compiled by itself."""
+    return replace(scenario, layout=replace(scenario.layout, execution=Execution(compile=Compile.AOT_EAGER, per_layer=True)))
+
+
+def with_checkpoints(scenario: Scenario) -> Scenario:
+    """The same, each layer computed once more in backward."""
+    layout = scenario.layout
+    return replace(scenario, layout=replace(layout, execution=replace(layout.execution, checkpointing=Recompute.EVERY_LAYER)))
+
+
+def over_tp(parallelism: Parallelism, *layers: Layer, tp: int = 1, split: Split = Split.REPLICATED, **changes) -> Scenario:
+    """A scenario on two data ranks for each of `tp` tensor-parallel ones, all linears split alike."""
+    alone = scenario(parallelism, *layers, **changes)
+    mesh = Mesh(axes=(*alone.layout.mesh.axes, Axis(name="tp", size=tp)))
+    plan = TensorParallel(plan=(LayerPlan(split=split),) * len(layers))
+    return replace(alone, layout=Layout(mesh=mesh, parallelisms=(plan, parallelism)))
+
+
+def around_plan(scenario: Scenario) -> Scenario:
+    """The scenario with its first layer outside the tensor-parallel plan."""
+    parallel, *others = scenario.layout.parallelisms
+    assert isinstance(parallel, TensorParallel)
+    plan = (LayerPlan(split=Split.OUTSIDE), *parallel.plan[1:])
+    return replace(scenario, layout=replace(scenario.layout, parallelisms=(replace(parallel, plan=plan), *others)))
+
+
+def first_cut(
+    layer: Layer, *around: Parallelism, split: Split = Split.COLUMN, second: Layer = TWO_OUTPUTS, **changes: object
+) -> Scenario:
+    """Two tensor-parallel ranks that share the first of two layers."""
+    names = ("dp", "tp") if around else ("tp",)
+    mesh = Mesh(axes=tuple(Axis(name=name, size=1 + (name == "tp")) for name in names))
+    plan = TensorParallel(plan=(LayerPlan(split=split), LayerPlan(split=Split.OUTSIDE)))
+    training = Training(model=Model(features=1, layers=(layer, second)), data=Data(microbatches=(1,)), **changes)
+    return Scenario(training=training, layout=Layout(mesh=mesh, parallelisms=(plan, *around)))
+
+
+def in_columns(dp: int) -> Layout:
+    """Two tensor-parallel ranks for each of `dp`: a weight is cut by columns, and its rows once more."""
+    mesh = Mesh(axes=(Axis(name="dp", size=dp), Axis(name="tp", size=2)))
+    return Layout(mesh=mesh, parallelisms=(TensorParallel(plan=(LayerPlan(split=Split.COLUMN),)), FSDP2()))
+
+
+def over_columns(rows: int, *, tp: int, seed: int = 0) -> Scenario:
+    """Two ranks that cut the rows of a weight for each of `tp` that have cut it by columns."""
+    return over_tp(FSDP2(), Layer(width=rows), tp=tp, split=Split.COLUMN, loss=Loss.LINEAR_SUM, seed=seed)
+
+
+ASKING = 4
+"""A seed by which `full_tensor()` is read."""
+ONE_RANK = Layout(mesh=Mesh(axes=(Axis(name="dp", size=1),)), parallelisms=(DDP(),))
+
+
+def into_columns(rows: int, *, first: Layout = ONE_RANK) -> Scenario:
+    """A checkpoint of one rank or others, loaded by six that cut a weight by columns and its rows once more."""
+    training = Training(
+        model=Model(features=1, layers=(Layer(width=rows),)), data=Data(microbatches=(12,)), loss=Loss.LINEAR_SUM, steps=2
+    )
+    return Scenario(training=training, layout=in_columns(3), resume=Resume(layout=first, steps=1))
+
+
+def going_on(parallelism: Parallelism, *layers: Layer) -> Scenario:
+    """A checkpoint of one rank, loaded by another parallelism on one."""
+    return replace(scenario(parallelism, *layers, sizes=(1,), steps=2), resume=Resume(layout=ONE_RANK, steps=1))
+
+
+NORMED = Layer(width=2, norm=Norm.LAYER)
+SKIPPED = replace(ONE_WEIGHT, auxiliary=AuxiliaryLinear.NEVER)
+TIED = (Layer(width=2, bias=False), Layer(width=2, bias=False, shares=0))
+UNTIED = (Layer(width=2, bias=False), Layer(width=2, bias=False))
+AROUND = (Layer(width=2, bias=False), Layer(width=2, bias=False, norm=Norm.LAYER, shares=2))
+FEATURES = TensorParallel(plan=(LayerPlan(split=Split.COLUMN, output=ActivationSharding.FEATURES), LayerPlan(split=Split.ROW)))
+CROSSED = (Layer(width=3), Layer(width=8))
+"""Sharded by rows on two ranks, the gradient of the second weight comes back as a transposed product."""
+FUSED = {"optimizer": AdamW(implementation=Implementation.FUSED), "loss": Loss.LINEAR_SUM}
+FALLING = {"clipping": INF, "precision": FLOAT32, "steps": 5}
+VIEWED = replace(ONE_WEIGHT, shape_op=ShapeOp.VIEW)
+ZB = PipelineSchedule.INTERLEAVED_ZERO_BUBBLE
+DUAL = Pipeline(schedule=PipelineSchedule.DUAL_PIPE_V, stages_per_rank=2, num_chunks=4)
+FOUR_ROWS = Data(microbatches=(4,))
+FLAT = Layer(width=3, shape_op=ShapeOp.FLATTEN)
+SEVERAL = {"features": 2, "data": Data(microbatches=(6,)), "loss": Loss.LINEAR_SUM}
+ONE_OUTPUT = Layer(width=1, activation=Activation.GELU)
+SPLIT = Layer(width=4, shape_op=ShapeOp.VIEW)
+TURNED = {"data": Data(microbatches=(4,), batch_dim=1)}
+
+THAWED = Layer(width=1, frozen=True)
+"""Cut over two ranks the second has nothing of it, of which data parallelism makes something trainable."""
+UNFLATTENED = FSDP1(use_orig_params=False)
+COLUMNS = {"features": 4, "tp": 2, "split": Split.COLUMN}
+LIKE = (Layer(width=4), Layer(width=3))
+DIFFERENT = (Layer(width=4), Layer(width=2))
+BESIDE = Layer(width=4, auxiliary=AuxiliaryLinear.EVEN_STEPS)
+ALTERNATING = (Layer(width=2, auxiliary=AuxiliaryLinear.EVEN_STEPS, frozen=True), Layer(width=2))
+THRICE = {"features": 4, "data": Data(microbatches=(4,)), "loss": Loss.LINEAR_SUM, "steps": 3}
+"""In the third step the first step's graph is compiled once more, for any step."""
+
+UNEVEN = {"sizes": (3,), "loss": Loss.MSE_MEAN, "data": Data(microbatches=(3,), batch_dim=1)}
+EVEN = UNEVEN | {"loss": Loss.LINEAR_MEAN}
+NO_OUTPUT = Layer(width=4)
+"""Cut over three ranks, two of them hold all."""
+
+DIVIDED = FSDP2(gradient_divide_factor=4.0, sum_reductions=True)
+
+ROW_UNDER_MUON = {"split": Split.ROW, "second": ONE_WEIGHT, "optimizer": Muon()}
+RESHARDED = FSDP2(reshard_to=2, shard_last_dim=True)
+
+TIED_UNITS = FSDP2(wrapping=Wrapping.PER_LAYER)
+
+ALIKE = (Layer(width=3), Layer(width=3))
+TURNED_ROWS = {"features": 3, "data": Data(microbatches=(2,), batch_dim=1)}
+"""The first layer gets a transposed tensor, and the second one by rows."""
+REPEATED = Layer(width=2, shape_op=ShapeOp.REPEAT)
+TWO_SIZES = {"features": 2, "data": Data(microbatches=(4, 8)), "loss": Loss.LINEAR_SUM}
+
+UNITS_OF_REPLICAS = Replicate(implementation=Replicator.FSDP, wrapping=Wrapping.PER_LAYER)

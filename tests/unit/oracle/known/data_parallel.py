@@ -1,0 +1,116 @@
+"""Issues of DistributedDataParallel and of both FSDPs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from equivcheck.scenario import DDP, FSDP1, FSDP2, ClipNorm, Data, Layer, Split
+from unit.oracle.known.builders import (
+    DIVIDED,
+    FALLING,
+    FLOAT32,
+    HYBRID,
+    ONE_WEIGHT,
+    RESHARDED,
+    SKIPPED,
+    TIED,
+    TIED_UNITS,
+    over_tp,
+    scenario,
+)
+
+SHOWN = {
+    "fsdp2_weight_in_two_units": (
+        scenario(TIED_UNITS, *TIED, features=2),
+        [
+            scenario(FSDP2(), *TIED, features=2),
+            scenario(TIED_UNITS, *(replace(layer, shares=None) for layer in TIED), features=2),
+        ],
+    ),
+    "fsdp2_reshards_last_dim": (
+        scenario(RESHARDED, sizes=(4,), features=4),
+        [
+            scenario(replace(RESHARDED, shard_last_dim=False), sizes=(4,), features=4),
+            scenario(FSDP2(shard_last_dim=True), sizes=(4,), features=4),
+        ],
+    ),
+    "fsdp2_one_shard_divided_twice": (
+        scenario(DIVIDED, sizes=(1,)),
+        [
+            scenario(DIVIDED),
+            scenario(DIVIDED, sizes=(1, 2)),
+            scenario(replace(DIVIDED, gradient_divide_factor=1.0), sizes=(1,)),
+            scenario(replace(DIVIDED, sum_reductions=False), sizes=(1,), precision=FLOAT32),
+        ],
+    ),
+    "fsdp1_hybrid_shard_of_one": (
+        scenario(HYBRID, sizes=(2, 1)),
+        [scenario(HYBRID, sizes=(1, 2)), scenario(HYBRID, sizes=(2, 2)), scenario(HYBRID, sizes=(1, 1))],
+    ),
+    "fsdp1_inf_norm_of_nothing": (
+        scenario(FSDP1(), **FALLING),
+        [
+            scenario(FSDP1(), Layer(width=8, bias=False), **FALLING),
+            scenario(FSDP1(use_orig_params=False), **FALLING),
+            scenario(FSDP1(), **FALLING | {"clipping": ClipNorm()}),
+        ],
+    ),
+    "ddp_unused_parameters": (
+        scenario(DDP(), SKIPPED),
+        [scenario(DDP(find_unused_parameters=True), SKIPPED), scenario(DDP(), sizes=(1,)), scenario(DDP(), SKIPPED, sizes=(1,))],
+    ),
+    "fsdp1_norm_over_tensor_parallel": (
+        over_tp(FSDP1(), Layer(width=2), tp=2, split=Split.COLUMN, clipping=ClipNorm(), precision=FLOAT32),
+        [
+            over_tp(FSDP1(), Layer(width=2), tp=2, clipping=ClipNorm(), precision=FLOAT32),
+            over_tp(FSDP1(), Layer(width=2), split=Split.COLUMN, clipping=ClipNorm(), precision=FLOAT32),
+            over_tp(FSDP2(), Layer(width=2), tp=2, split=Split.COLUMN, clipping=ClipNorm()),
+        ],
+    ),
+    "fsdp1_flattens_nothing": (
+        over_tp(FSDP1(), ONE_WEIGHT, tp=2, split=Split.COLUMN),
+        [
+            over_tp(FSDP1(), Layer(width=1), tp=2, split=Split.ROW),
+            over_tp(FSDP1(), ONE_WEIGHT, tp=2),
+            over_tp(FSDP1(), ONE_WEIGHT, Layer(width=2), tp=2, split=Split.COLUMN),
+        ],
+    ),
+    "fsdp2_reduces_nothing": (
+        over_tp(FSDP2(), ONE_WEIGHT, tp=2, split=Split.COLUMN),
+        [
+            over_tp(FSDP2(), Layer(width=3), tp=2, split=Split.COLUMN),
+            over_tp(DDP(), ONE_WEIGHT, tp=2, split=Split.COLUMN),
+            over_tp(FSDP2(), ONE_WEIGHT, tp=2),
+        ],
+    ),
+    "fsdp2_refuses_columns_of_some_ranks": (
+        over_tp(FSDP2(shard_last_dim=True), ONE_WEIGHT, tp=2, split=Split.ROW),
+        [
+            over_tp(FSDP2(shard_last_dim=True), ONE_WEIGHT, tp=2, split=Split.ROW, features=4),
+            over_tp(FSDP2(shard_last_dim=True), ONE_WEIGHT, tp=2, features=2),
+            over_tp(FSDP2(), Layer(width=2), tp=2, split=Split.COLUMN),
+        ],
+    ),
+    "fsdp1_accumulates_one_element": (
+        scenario(replace(FSDP1(), use_orig_params=False), data=Data(microbatches=(2, 2))),
+        [
+            scenario(FSDP1(), data=Data(microbatches=(2, 2))),
+            scenario(FSDP1(use_orig_params=False), data=Data(microbatches=(4,))),
+            scenario(FSDP1(use_orig_params=False, no_sync=True), data=Data(microbatches=(2, 2))),
+            scenario(FSDP1(use_orig_params=False), Layer(width=1), data=Data(microbatches=(2, 2))),
+            scenario(FSDP1(use_orig_params=False), sizes=(1,), data=Data(microbatches=(2, 2))),
+        ],
+    ),
+    "fsdp1_norm_of_doubles": (
+        scenario(FSDP1(), clipping=ClipNorm()),
+        [scenario(FSDP1(), clipping=ClipNorm(), precision=FLOAT32), scenario(FSDP1())],
+    ),
+    "ddp_static_graph_no_sync": (
+        scenario(DDP(static_graph=True, no_sync=True), data=Data(microbatches=(2, 2))),
+        [
+            scenario(DDP(static_graph=True), data=Data(microbatches=(2, 2))),
+            scenario(DDP(static_graph=True, no_sync=True)),
+            scenario(DDP(no_sync=True), data=Data(microbatches=(2, 2))),
+        ],
+    ),
+}

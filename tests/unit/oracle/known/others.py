@@ -1,0 +1,128 @@
+"""Other scenarios that show an issue on file, each in its own way."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from equivcheck.scenario import (
+    DDP,
+    FSDP1,
+    FSDP2,
+    SPMD,
+    Activation,
+    AuxiliaryLinear,
+    ClipValue,
+    Compression,
+    Data,
+    Layer,
+    LayerPlan,
+    Loss,
+    Norm,
+    Pipeline,
+    PipelineSchedule,
+    Replicate,
+    Split,
+    TensorParallel,
+    ZeroGrad,
+)
+from unit.oracle.known.builders import (
+    ALIKE,
+    ALTERNATING,
+    AS_PROPAGATED,
+    COLUMN,
+    DIVIDED,
+    FLOAT32,
+    FROZEN,
+    FULLY_SHARD,
+    HYBRID,
+    INF,
+    ONE_OUTPUT,
+    ONE_WEIGHT,
+    PER_LAYER,
+    REPEATED,
+    SKIPPED,
+    TURNED_ROWS,
+    TWO_SIZES,
+    UNFLATTENED,
+    UNITS_OF_REPLICAS,
+    around_plan,
+    compiled,
+    compiled_layers,
+    in_columns,
+    into_columns,
+    over_tp,
+    scaled,
+    scenario,
+    with_checkpoints,
+)
+
+ALSO_SHOWN = [
+    ("dtensor_symbolic_strides", compiled(over_tp(PER_LAYER, *ALIKE, **TURNED_ROWS))),
+    ("dtensor_symbolic_strides", compiled(over_tp(UNITS_OF_REPLICAS, *ALIKE, tp=2, split=Split.ROW, **TURNED_ROWS))),
+    ("dtensor_repeat_recurses", with_checkpoints(compiled(scenario(AS_PROPAGATED, REPEATED, sizes=(1,), **TWO_SIZES)))),
+    ("clip_grad_value_of_nothing", over_tp(FSDP1(), Layer(width=1), tp=2, split=Split.ROW, clipping=ClipValue())),
+    (
+        "fsdp1_accumulates_one_element",
+        over_tp(UNFLATTENED, Layer(width=1), tp=2, split=Split.ROW, data=Data(microbatches=(2, 2))),
+    ),
+    (
+        "ddp_swaps_parameters_of_compiled_layers",
+        with_checkpoints(compiled_layers(over_tp(DDP(), Layer(width=2, activation=Activation.SILU), steps=2))),
+    ),
+    ("checkpoint_of_uneven_strided_shards", into_columns(rows=19, first=in_columns(2))),
+    ("checkpoint_of_uneven_strided_shards", into_columns(rows=13, first=in_columns(3))),
+    (
+        "fsdp1_compiles_beside_gradients",
+        compiled(scenario(FSDP1(), *ALTERNATING, features=2, steps=2, zero_grad=ZeroGrad.ZERO)),
+    ),
+    ("colwise_parallel_of_one", over_tp(FSDP1(), ONE_WEIGHT, Layer(width=1, frozen=True), split=Split.COLUMN)),
+    ("inf_norm_of_empty_shard", over_tp(FSDP2(), Layer(width=3), tp=2, split=Split.COLUMN, clipping=INF)),
+    (
+        "inf_norm_of_empty_shard",
+        over_tp(
+            Replicate(), Layer(width=5, frozen=True), Layer(width=4), tp=4, split=Split.COLUMN, clipping=INF, precision=FLOAT32
+        ),
+    ),
+    ("fsdp1_flattens_nothing", over_tp(PER_LAYER, ONE_WEIGHT, Layer(width=2), tp=2, split=Split.COLUMN)),
+    ("fsdp1_flattens_nothing", over_tp(FSDP1(), ONE_WEIGHT, tp=2, split=Split.ROW)),
+    ("ddp_unused_parameters", scenario(DDP(compression=Compression.FP16), replace(SKIPPED, norm=Norm.LAYER), sizes=(1,))),
+    (
+        "tensor_parallel_unties",
+        scenario(TensorParallel(plan=(LayerPlan(),) * 3), FROZEN, ONE_WEIGHT, replace(ONE_WEIGHT, shares=0), sizes=(1,)),
+    ),
+    ("fsdp2_reduces_nothing", over_tp(FSDP2(), Layer(width=4), tp=2, split=Split.ROW)),
+    ("clip_grad_value_of_nothing", scenario(Pipeline(), FROZEN, ONE_WEIGHT, clipping=ClipValue())),
+    (
+        "clip_grad_value_of_nothing",
+        scenario(
+            Pipeline(schedule=PipelineSchedule.INTERLEAVED_ZERO_BUBBLE, stages_per_rank=2),
+            FROZEN,
+            ONE_WEIGHT,
+            sizes=(1,),
+            clipping=ClipValue(),
+        ),
+    ),
+    (
+        "split_backward_behind_frozen_layers",
+        scenario(Pipeline(schedule=PipelineSchedule.ZBV, stages_per_rank=2), FROZEN, ONE_WEIGHT, sizes=(1,)),
+    ),
+    (
+        "split_backward_behind_frozen_layers",
+        scaled(scenario(Pipeline(schedule=PipelineSchedule.ZBV, stages_per_rank=2), FROZEN, ONE_WEIGHT, sizes=(1,))),
+    ),
+    ("local_tensors_unfreeze", over_tp(DDP(), replace(FROZEN, auxiliary=AuxiliaryLinear.EVEN_STEPS), ONE_WEIGHT)),
+    ("local_tensors_unfreeze", over_tp(FSDP1(), FROZEN, ONE_WEIGHT)),
+    ("local_tensors_unfreeze", over_tp(Replicate(), FROZEN, ONE_WEIGHT)),
+    ("local_tensors_unfreeze", around_plan(over_tp(DDP(), FROZEN, replace(ONE_WEIGHT, shares=0), ONE_WEIGHT))),
+    ("dtensor_view_of_one", scenario(FULLY_SHARD, Layer(width=4), ONE_OUTPUT, sizes=(1,), loss=Loss.LINEAR_SUM)),
+    ("dtensor_mse_loss_mean", scenario(FULLY_SHARD, Layer(width=3), sizes=(4,), loss=Loss.MSE_MEAN, features=3)),
+    ("dtensor_mse_loss_mean", scenario(SPMD(), loss=Loss.MSE_MEAN, data=Data(microbatches=(4, 2)), precision=FLOAT32)),
+    ("fsdp1_hybrid_shard_of_one", scenario(replace(HYBRID, use_orig_params=False), sizes=(3, 1))),
+    ("fsdp2_one_shard_divided_twice", scenario(DIVIDED, sizes=(2, 1), precision=FLOAT32)),
+    ("fsdp2_one_shard_divided_twice", scenario(replace(DIVIDED, sum_reductions=False), sizes=(2, 1))),
+    ("clip_grad_value_of_nothing", scenario(HYBRID, sizes=(2, 2), clipping=ClipValue())),
+    ("inf_norm_of_empty_shard", scenario(FULLY_SHARD, Layer(width=4), sizes=(3,), clipping=INF)),
+    ("inf_norm_of_empty_shard", scenario(COLUMN, clipping=INF)),
+    ("inf_norm_of_empty_shard", scenario(TensorParallel(plan=(LayerPlan(split=Split.ROW),)), clipping=INF)),
+]
+"""Other ways into the same issues."""

@@ -1,0 +1,51 @@
+"""Issues of pipelines."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from equivcheck.scenario import FSDP1, FSDP2, ClipValue, Layer, Pipeline, PipelineSchedule
+from unit.oracle.known.builders import AROUND, DUAL, FOUR_ROWS, FROZEN, ONE_WEIGHT, UNTIED, VIEWED, ZB, scenario
+
+SHOWN = {
+    "clip_grad_value_of_nothing": (
+        scenario(FSDP1(), clipping=ClipValue()),
+        [
+            scenario(FSDP1(), Layer(width=8), clipping=ClipValue()),
+            scenario(FSDP1(use_orig_params=False), clipping=ClipValue()),
+            scenario(FSDP2(), clipping=ClipValue()),
+        ],
+    ),
+    "split_backward_of_shared_weight": (
+        scenario(Pipeline(schedule=ZB), *UNTIED, *AROUND, features=2),
+        [
+            scenario(Pipeline(), *UNTIED, *AROUND, features=2),
+            scenario(Pipeline(schedule=ZB), *UNTIED, AROUND[0], replace(AROUND[1], norm=None), features=2),
+            scenario(Pipeline(schedule=ZB), *UNTIED, AROUND[0], replace(AROUND[1], frozen=True), features=2),
+            scenario(Pipeline(schedule=ZB), UNTIED[0], AROUND[0], features=2),
+        ],
+    ),
+    "split_backward_behind_frozen_layers": (
+        scenario(Pipeline(schedule=ZB), FROZEN, ONE_WEIGHT),
+        [
+            scenario(Pipeline(schedule=PipelineSchedule.INTERLEAVED), FROZEN, ONE_WEIGHT),
+            scenario(Pipeline(schedule=ZB), ONE_WEIGHT, FROZEN),
+            scenario(Pipeline(schedule=ZB), FROZEN, ONE_WEIGHT, sizes=(1,)),
+        ],
+    ),
+    "dual_pipe_v_behind_frozen_layers": (
+        scenario(DUAL, FROZEN, *(ONE_WEIGHT,) * 3, data=FOUR_ROWS),
+        [
+            scenario(DUAL, *(ONE_WEIGHT,) * 4, data=FOUR_ROWS),
+            scenario(DUAL, FROZEN, ONE_WEIGHT, sizes=(1,), data=FOUR_ROWS),
+            scenario(Pipeline(stages_per_rank=2, schedule=PipelineSchedule.LOOPED_BFS), FROZEN, *(ONE_WEIGHT,) * 3),
+        ],
+    ),
+    "split_backward_of_view": (
+        scenario(Pipeline(schedule=ZB), ONE_WEIGHT, VIEWED, ONE_WEIGHT, sizes=(3,)),
+        [
+            scenario(Pipeline(schedule=ZB), VIEWED, ONE_WEIGHT, VIEWED, sizes=(3,)),
+            scenario(Pipeline(), ONE_WEIGHT, VIEWED, ONE_WEIGHT, sizes=(3,)),
+        ],
+    ),
+}

@@ -1,0 +1,116 @@
+"""Issues of what is traced or compiled."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from equivcheck.scenario import DDP, FSDP1, FSDP2, SPMD, Compile, Data, Layer, Loss, ShapeOp, TensorParallel, Wrapping
+from unit.oracle.known.builders import (
+    ALIKE,
+    ALTERNATING,
+    BESIDE,
+    COLUMNS,
+    DIFFERENT,
+    EVEN,
+    FLAT,
+    FULLY_SHARD,
+    LIKE,
+    NO_OUTPUT,
+    PER_LAYER,
+    REPEATED,
+    REPLICATED,
+    THRICE,
+    TIED_UNITS,
+    TURNED,
+    TURNED_ROWS,
+    TWO_SIZES,
+    UNEVEN,
+    UNFLATTENED,
+    compiled,
+    compiled_layers,
+    going_on,
+    over_tp,
+    scenario,
+    traced,
+)
+
+SHOWN = {
+    "dtensor_mse_loss_mean_of_nothing_traced": (
+        traced(scenario(FULLY_SHARD, NO_OUTPUT, **UNEVEN)),
+        [traced(scenario(FULLY_SHARD, NO_OUTPUT, **EVEN)), scenario(DDP(), NO_OUTPUT, **UNEVEN)],
+    ),
+    "loss_backward_strides": (
+        traced(scenario(TensorParallel(), replace(FLAT, width=2), sizes=(1,), **TURNED)),
+        [
+            scenario(TensorParallel(), FLAT, sizes=(1,), **TURNED),
+            traced(scenario(TensorParallel(), FLAT, sizes=(1,), data=Data(microbatches=(4,)))),
+            traced(scenario(TensorParallel(), FLAT, sizes=(1,), loss=Loss.LINEAR_SUM, **TURNED)),
+            traced(scenario(TensorParallel(), replace(FLAT, shape_op=ShapeOp.VIEW), sizes=(1,), **TURNED)),
+        ],
+    ),
+    "ddp_swaps_parameters_of_compiled_layers": (
+        compiled_layers(over_tp(DDP(), Layer(width=2), Layer(width=2), steps=2)),
+        [
+            over_tp(DDP(), Layer(width=2), Layer(width=2), steps=2),
+            compiled_layers(over_tp(DDP(), Layer(width=2), Layer(width=2))),
+            compiled_layers(over_tp(REPLICATED, Layer(width=2), Layer(width=2), steps=2)),
+        ],
+    ),
+    "fsdp1_compiles_beside_gradients": (
+        compiled(scenario(FSDP1(), Layer(width=2), features=2, data=Data(microbatches=(2, 4)))),
+        [
+            compiled(scenario(FSDP1(), Layer(width=2), features=2, data=Data(microbatches=(4, 4)))),
+            compiled(scenario(FSDP1(use_orig_params=False), Layer(width=2), features=2, data=Data(microbatches=(2, 4)))),
+            scenario(FSDP1(), Layer(width=2), features=2, data=Data(microbatches=(2, 4))),
+            compiled(scenario(FSDP1(), *ALTERNATING, features=2, steps=2)),
+        ],
+    ),
+    "compiled_flat_parameters_load": (
+        compiled(going_on(UNFLATTENED, Layer(width=2))),
+        [
+            compiled(going_on(UNFLATTENED, Layer(width=2, bias=False))),
+            compiled(going_on(FSDP1(), Layer(width=2))),
+            going_on(UNFLATTENED, Layer(width=2)),
+        ],
+    ),
+    "dtensor_symbolic_shapes_recurse": (
+        compiled(over_tp(PER_LAYER, *DIFFERENT, features=2)),
+        [
+            compiled(over_tp(FSDP1(), *DIFFERENT, features=2)),
+            compiled(over_tp(replace(PER_LAYER, use_orig_params=False), *DIFFERENT, features=2)),
+            compiled(over_tp(FSDP2(wrapping=Wrapping.PER_LAYER), *DIFFERENT, features=2)),
+            over_tp(PER_LAYER, *DIFFERENT, features=2),
+        ],
+    ),
+    "dtensor_symbolic_strides": (
+        compiled(over_tp(TIED_UNITS, *ALIKE, **TURNED_ROWS)),
+        [
+            compiled(over_tp(FSDP2(), *ALIKE, **TURNED_ROWS)),
+            compiled(over_tp(TIED_UNITS, *ALIKE, **TURNED_ROWS | {"data": Data(microbatches=(2,))})),
+            compiled(over_tp(TIED_UNITS, *ALIKE[:1], **TURNED_ROWS)),
+            over_tp(TIED_UNITS, *ALIKE, **TURNED_ROWS),
+        ],
+    ),
+    "dtensor_repeat_recurses": (
+        compiled(scenario(SPMD(), REPEATED, sizes=(1,), **TWO_SIZES)),
+        [
+            compiled(scenario(SPMD(), replace(REPEATED, shape_op=ShapeOp.VIEW), sizes=(1,), **TWO_SIZES)),
+            compiled(scenario(FULLY_SHARD, REPEATED, **TWO_SIZES)),
+            compiled(scenario(SPMD(), REPEATED, sizes=(1,), **TWO_SIZES | {"data": Data(microbatches=(4, 4))})),
+            compiled_layers(scenario(SPMD(), REPEATED, sizes=(1,), **TWO_SIZES)),
+            scenario(SPMD(), REPEATED, sizes=(1,), **TWO_SIZES),
+        ],
+    ),
+    "dtensor_guarded_by_its_shard": (
+        compiled(over_tp(UNFLATTENED, *LIKE, **COLUMNS)),
+        [
+            compiled(over_tp(UNFLATTENED, *DIFFERENT, **COLUMNS)),
+            over_tp(UNFLATTENED, *LIKE, **COLUMNS),
+            compiled(over_tp(UNFLATTENED, *LIKE, features=2, tp=2)),
+        ],
+    ),
+    "inductor_cache_across_ranks": (
+        compiled(scenario(FULLY_SHARD, BESIDE, **THRICE), Compile.INDUCTOR),
+        [compiled(scenario(FULLY_SHARD, BESIDE, **THRICE)), compiled(scenario(SPMD(), BESIDE, **THRICE), Compile.INDUCTOR)],
+    ),
+}
