@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import sys
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -23,7 +23,7 @@ MAX_SHARED = 2_000
 _FAKE_TENSORS = "torch._subclasses.fake_tensor"
 _SHAPES = "_propagate_tensor_meta_non_cached"
 _SHARDINGS = "propagate_op_sharding_non_cached"
-_STATELESS = ("Shard", "Replicate", "Partial", "_StridedShard")
+_STATELESS = ("Shard", "Replicate", "Partial", "_NormPartial", "_StridedShard")
 """Placements that say where a tensor lies, and no more."""
 _shapes: dict[Hashable, Any] = {}
 _shardings: dict[Hashable, Any] = {}
@@ -60,51 +60,78 @@ def _sharing_shapes(original: Callable[[Any, Any], Any]) -> Callable[[Any, Any],
 
 def _sharing_shardings(original: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
     def propagate(propagator: Any, schema: Any) -> Any:
-        meshes = {id(spec.mesh): spec.mesh for spec in schema.args_spec}
-        key = _key_of(schema, _placed) if len(meshes) == 1 else None
+        specs = tuple(_specs([*schema.args_schema, *schema.kwargs_schema.values()]))
+        meshes = tuple({id(spec.mesh): spec.mesh for spec in specs}.values())
+        key = _key_of(schema, _placed) if specs else None
         if key is None:
             return original(propagator, schema)
+        key = (key, _pattern(specs, meshes))
         if key in _shardings:
-            return _moved(_shardings[key], next(iter(meshes.values())))
+            found, theirs = _shardings[key]
+            return _moved(found, {id(mesh): own for mesh, own in zip(theirs, meshes, strict=True)})
         found = original(propagator, schema)
-        if not found.use_val_from_redistribute_schema and not _has_state(found):  # else it holds sizes of this rank's part
+        if not found.use_val_from_redistribute_schema and not _is_own(found, meshes):  # else it holds sizes of this rank's part
             _bound(_shardings)
-            _shardings[key] = found
+            _shardings[key] = found, meshes
         return found
 
     return propagate
 
 
-def _has_state(value: Any) -> bool:
-    """Whether an answer holds a placement that a rank writes to: what a vocabulary-parallel embedding leaves holds its mask."""
+def _pattern(specs: Sequence[Any], meshes: Sequence[Any]) -> Hashable:
+    """Which tensors lie on one mesh object, which of the meshes are equal, and whether the rank is in them."""
+    places = {id(mesh): index for index, mesh in enumerate(meshes)}
+    return (
+        tuple(places[id(spec.mesh)] for spec in specs),
+        tuple(meshes.index(mesh) for mesh in meshes),
+        tuple(mesh.get_coordinate() is None for mesh in meshes),
+    )
+
+
+def _specs(values: Iterable[Any]) -> Iterator[Any]:
+    """What is said of DTensors among arguments, in lists of them as well."""
+    for value in values:
+        if isinstance(value, (list, tuple)):
+            yield from _specs(value)
+        elif hasattr(value, "tensor_meta"):
+            yield value
+
+
+def _is_own(value: Any, meshes: Sequence[Any]) -> bool:
+    """Whether an answer is of one rank alone.
+
+    It may hold a placement that a rank writes to, as the mask that a vocabulary-parallel embedding leaves, or another mesh than
+    those of the arguments.
+    """
     if isinstance(value, (list, tuple)):
-        return any(map(_has_state, value))
+        return any(_is_own(part, meshes) for part in value)
     if isinstance(value, dict):
-        return _has_state(list(value.values()))
+        return _is_own(list(value.values()), meshes)
     if hasattr(value, "placements"):
-        return any(type(placement).__name__ not in _STATELESS for placement in value.placements)
+        has_state = any(type(placement).__name__ not in _STATELESS for placement in value.placements)
+        return has_state or all(value.mesh is not mesh for mesh in meshes)
     if hasattr(value, "args_schema"):
-        return _has_state(value.args_schema) or _has_state(value.kwargs_schema)
+        return _is_own((value.args_schema, value.kwargs_schema), meshes)
     if hasattr(value, "redistribute_schema"):
-        return _has_state(value.output_spec) or _has_state(value.redistribute_schema)
+        return _is_own((value.output_spec, value.redistribute_schema), meshes)
     return False
 
 
-def _moved(value: Any, mesh: Any) -> Any:
-    """An answer of one rank for the mesh object of another: the same ranks, but each has its own."""
+def _moved(value: Any, own: Mapping[int, Any]) -> Any:
+    """An answer of one rank for the mesh objects of another, by the `id` of its own: the same ranks, but each has its own."""
     if isinstance(value, (list, tuple)):
-        return type(value)(_moved(part, mesh) for part in value)
+        return type(value)(_moved(part, own) for part in value)
     if isinstance(value, dict):
-        return {name: _moved(part, mesh) for name, part in value.items()}
+        return {name: _moved(part, own) for name, part in value.items()}
     if hasattr(value, "placements"):
         moved = copy.copy(value)
-        moved.mesh = mesh
+        moved.mesh = own[id(value.mesh)]
         return moved
     if hasattr(value, "args_schema"):
-        return type(value)(value.op, _moved(value.args_schema, mesh), _moved(value.kwargs_schema, mesh), value.schema_info)
+        return type(value)(value.op, _moved(value.args_schema, own), _moved(value.kwargs_schema, own), value.schema_info)
     if hasattr(value, "redistribute_schema"):
         return type(value)(
-            _moved(value.output_spec, mesh), _moved(value.redistribute_schema, mesh), needs_redistribute=value.needs_redistribute
+            _moved(value.output_spec, own), _moved(value.redistribute_schema, own), needs_redistribute=value.needs_redistribute
         )
     return value
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Shard, distribute_tensor
 from torch.distributed.tensor._sharding_prop import ShardingPropagator
 
@@ -56,6 +57,28 @@ def own_mesh() -> bool:
 def test_a_shared_answer_is_for_the_mesh_of_the_rank_that_takes_it(world: World) -> None:
     """Meshes of ranks are equal but not the same: each has process groups of its own."""
     assert world(3).run(own_mesh).values == (True,) * 3
+
+
+def own_meshes() -> bool:
+    """Whether the results of an operation on tensors of two equal meshes lie on mesh objects of this rank."""
+    meshes = [DeviceMesh("cpu", list(range(dist.get_world_size())), mesh_dim_names=("dp",)) for _ in range(2)]
+    tensors = [distribute_tensor(torch.ones(46, 3), mesh, [Shard(0)]) for mesh in meshes]
+    totals = torch._foreach_add(tensors, tensors)
+    return all(any(total._spec.mesh is mesh for mesh in meshes) for total in totals)
+
+
+def test_an_answer_about_tensors_on_several_meshes_is_found_out_once(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Optimizers update lists of DTensors, each of which may have a mesh object of its own."""
+    seen: list[Any] = []
+    original = ShardingPropagator.propagate_op_sharding_non_cached
+
+    def counting(propagator: Any, schema: Any) -> Any:
+        seen.append(schema.op)
+        return original(propagator, schema)
+
+    monkeypatch.setattr(ShardingPropagator, "propagate_op_sharding_non_cached", counting)
+    assert world(3).run(own_meshes).values == (True,) * 3
+    assert seen.count(torch.ops.aten._foreach_add.List) == 1
 
 
 def sizes_of_a_view(rows: int) -> tuple[int, ...]:
