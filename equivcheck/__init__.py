@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from equivcheck.diagnosis.explain import explained
     from equivcheck.errors import EquivCheckError, InvalidScenario, NotEquivalent, UsageError
+    from equivcheck.layout_matrix.matrix import Matrix, matrix
     from equivcheck.oracle.check import check
     from equivcheck.scenario import Layout, Scenario, Training
     from equivcheck.scenario.file_format.codec import from_json, to_json
@@ -21,6 +22,7 @@ _HOMES = {
     "EquivCheckError": "equivcheck.errors",
     "InvalidScenario": "equivcheck.errors",
     "Layout": "equivcheck.scenario",
+    "Matrix": "equivcheck.layout_matrix.matrix",
     "NotEquivalent": "equivcheck.errors",
     "Outcome": "equivcheck.verdict.verdict",
     "Scenario": "equivcheck.scenario",
@@ -32,6 +34,7 @@ _HOMES = {
     "check_training": "equivcheck.user.check",
     "explained": "equivcheck.diagnosis.explain",
     "from_json": "equivcheck.scenario.file_format.codec",
+    "matrix": "equivcheck.layout_matrix.matrix",
     "to_json": "equivcheck.scenario.file_format.codec",
 }
 
@@ -39,6 +42,7 @@ __all__ = [
     "EquivCheckError",
     "InvalidScenario",
     "Layout",
+    "Matrix",
     "NotEquivalent",
     "Outcome",
     "Scenario",
@@ -50,6 +54,7 @@ __all__ = [
     "check_training",
     "explained",
     "from_json",
+    "matrix",
     "to_json",
 ]
 

@@ -13,6 +13,7 @@ from equivcheck.cli.doctor import doctor
 from equivcheck.cli.dry_run import dry_run
 from equivcheck.cli.export import export
 from equivcheck.cli.fuzz import fuzz
+from equivcheck.cli.matrix import matrix
 from equivcheck.cli.replay import replay
 from equivcheck.cli.selftest import selftest
 from equivcheck.cli.shell import Shell
@@ -31,5 +32,5 @@ def main(context: click.Context) -> None:
     context.with_resource(quiet_torch())
 
 
-for command in (check, fuzz, coverage, replay, bisect, versions, export, dry_run, doctor, bench, selftest):
+for command in (check, matrix, fuzz, coverage, replay, bisect, versions, export, dry_run, doctor, bench, selftest):
     main.add_command(command)

@@ -11,8 +11,10 @@ from equivcheck.reference.noise import Expected
 from equivcheck.reference.reference import Reference
 from equivcheck.trace.differences import Difference, Divergence, Phase
 from equivcheck.trace.trace import Trace
+from equivcheck.user.measures import Measures, first_gradients, measures_of
 from equivcheck.user.reference import SingleDeviceRun, far_moment
 from equivcheck.user.settings import UserTrace, other_settings
+from equivcheck.worlds.call import Call
 
 _ABOUT_SHARDS = "a parameter that is a shard, and no DTensor, needs full_tensors=fn(module) -> {name: tensor} to be read"
 
@@ -44,6 +46,11 @@ class UserCase:
             "one device that takes the parts of the ranks one after the other does not compute the same either "
             f"(step {self._far.step}, {self._far.phase.value}): is the loss, or something in the model, no mean over rows?"
         )
+
+    def measures(self, calls: Sequence[Sequence[Call]]) -> Measures | None:
+        """What people look at first; None where one device's gradients are lost in rounding at once."""
+        gradients = first_gradients(self._quick.moments)
+        return None if gradients is None else measures_of(self._run.trace, gradients, self._traces, calls)
 
     @property
     def other_settings(self) -> Divergence | None:

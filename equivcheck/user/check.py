@@ -117,7 +117,7 @@ def _checked(task: Task, world: str | Ranks, schedule_seed: int, deadline: float
 def _judged(verdict: UserVerdict, original: SingleDeviceRun, result: RanksResult) -> UserVerdict:
     brought = UserCase(original, result.run.values)
     verdict, doubt = judge(verdict, brought.case(), result)
-    verdict = replace(verdict, unread=brought.unread)
+    verdict = replace(verdict, unread=brought.unread, measures=brought.measures(result.run.calls))
     if verdict.divergence is not None:
         return replace(verdict, hint=brought.hint(verdict.divergence))
     other = brought.other_settings

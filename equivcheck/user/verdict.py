@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from equivcheck.errors import NotEquivalent
+from equivcheck.user.measures import Measures
 from equivcheck.verdict.description import of_divergence, of_ranks
 from equivcheck.verdict.verdict import Judgement, Outcome
 from equivcheck.worlds.failure import Failure, RankState
@@ -24,6 +25,8 @@ class UserVerdict(Judgement):
     """Optimizer state that no rank could hand over, and that was not compared."""
     notes: tuple[str, ...] = ()
     """What is worth knowing of how the ranks ran, and what that cannot show, a sentence each."""
+    measures: Measures | None = None
+    """Loss and gradient norm of the first step, calls and bytes of the last; None where the ranks did not finish."""
 
     def assert_equivalent(self) -> None:
         """Raise `NotEquivalent` unless the outcome is EQUIVALENT: also where nothing could be established."""

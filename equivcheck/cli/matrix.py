@@ -1,0 +1,79 @@
+"""`equivcheck matrix`: one training under many layouts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from equivcheck.cli.fuzz import num_cores
+from equivcheck.cli.options import console, json_option, output_file, print_json, world_option
+from equivcheck.cli.shell import ExitCode
+
+if TYPE_CHECKING:
+    from equivcheck.layout_matrix.row import MatrixResult, Row
+
+
+@click.command()
+@click.argument("recipe", type=click.Path(path_type=Path))
+@click.option("--layout", "layouts", multiple=True, metavar="NAME", help="Only this layout of the recipe; may be repeated.")
+@world_option(None, "Where all ranks run.  [default: as the recipe says]")
+@click.option("-n", "--workers", type=click.IntRange(min=1), help="Worker processes.  [default: one per core]")
+@json_option
+@click.option("--junit", type=click.Path(path_type=Path), callback=output_file, metavar="FILE", help="Also write JUnit XML.")
+@click.option("--html", type=click.Path(path_type=Path), callback=output_file, metavar="FILE", help="Also write an HTML page.")
+def matrix(  # noqa: PLR0913, PLR0917 - options
+    recipe: Path,
+    layouts: tuple[str, ...],
+    world: str | None,
+    workers: int | None,
+    as_json: bool,
+    junit: Path | None,
+    html: Path | None,
+) -> ExitCode:
+    """Check one training under many layouts: RECIPE is a Python file that defines an equivcheck.Matrix.
+
+    Exit code 1 if an outcome is not the expected one (EQUIVALENT, unless the recipe says otherwise), 2 if a layout cannot be
+    checked. Ctrl-C ends it early, with the layouts that have been checked.
+    """
+    from equivcheck.layout_matrix.supervisor import check_recipe
+    from equivcheck.layout_matrix.worker import Order
+
+    order = Order(recipe=recipe, world=world)
+    found = check_recipe(order, layouts, num_workers=workers or num_cores(), listener=_tell)
+    if as_json:
+        from equivcheck.report.matrix_object import matrix_object
+
+        print_json(matrix_object(found))
+    else:
+        from equivcheck.report.matrix_text import print_matrix
+
+        print_matrix(console(), found)
+    _write(recipe.name, found, junit, html)
+    return _exit_code(found)
+
+
+def _tell(row: Row, number: int) -> None:
+    from equivcheck.report.matrix_text import in_a_line
+
+    click.echo(f"{number} {in_a_line(row)}", err=True)
+
+
+def _write(name: str, found: MatrixResult, junit: Path | None, html: Path | None) -> None:
+    if junit is not None:
+        from equivcheck.report.matrix_junit import write_junit
+
+        write_junit(junit, name, found)
+    if html is not None:
+        from equivcheck.report.matrix_html import write_html
+
+        write_html(html, name, found)
+
+
+def _exit_code(found: MatrixResult) -> ExitCode:
+    for row in found.rows:
+        if row.verdict is None:
+            click.echo(f"error: layout {row.name!r} was not checked: {row.first_difference}", err=True)
+            return ExitCode.USAGE
+    return ExitCode.NOTHING_FOUND if found.is_passed else ExitCode.FINDINGS

@@ -1,0 +1,109 @@
+"""What a matrix gives: a row for each layout."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from equivcheck.errors import NotEquivalent
+from equivcheck.user.measures import Measures
+from equivcheck.user.verdict import UserVerdict
+from equivcheck.verdict.description import shortened
+from equivcheck.verdict.sentences import place
+from equivcheck.verdict.verdict import Outcome
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One layout, and what was found."""
+
+    name: str
+    """The layout's."""
+    mesh: tuple[tuple[str, int], ...]
+    """Names and sizes of its axes."""
+    expected: Outcome
+    """What should be found: EQUIVALENT, but for layouts that are wrong on purpose."""
+    verdict: UserVerdict | None
+    """What `check_training` says; None where it could not be asked."""
+    error: str = ""
+    """Why it could not, in a line; else empty."""
+    milliseconds: float
+    """CPU time of the check, of this process and those that it started; shown, never judged."""
+
+    @property
+    def is_as_expected(self) -> bool:
+        """Whether it was checked, with the outcome that it should have."""
+        return self.verdict is not None and self.verdict.outcome is self.expected
+
+    @property
+    def measures(self) -> Measures | None:
+        """Its numbers; None where the ranks did not finish."""
+        return None if self.verdict is None else self.verdict.measures
+
+    @property
+    def axes(self) -> str:
+        """As ``dp 2 x tp 2``."""
+        return " x ".join(f"{name} {size}" for name, size in self.mesh)
+
+    @property
+    def outcome(self) -> str:
+        """In one word."""
+        return "not checked" if self.verdict is None else self.verdict.outcome.value
+
+    @property
+    def first_difference(self) -> str:
+        """Where ranks first differ from one device, or how they failed, or why nothing is known; empty where they agree."""
+        if self.verdict is None:
+            return shortened(self.error)
+        if self.verdict.divergence is not None:
+            return place(self.verdict.divergence)
+        return shortened(self.verdict.reason)
+
+    @property
+    def cause(self) -> str:
+        """Why, as far as it is known; else empty."""
+        return "" if self.verdict is None else self.verdict.hint
+
+    @property
+    def details(self) -> str:
+        """All that is known, in a few lines."""
+        return f"NOT CHECKED: {self.error}" if self.verdict is None else self.verdict.describe()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MatrixResult:
+    """One training under many layouts, as far as they were checked."""
+
+    rows: tuple[Row, ...]
+    """In the order of the matrix."""
+    asked: int
+    """Layouts that were to be checked."""
+    interrupted: bool = False
+    """Whether it was ended before all of them were."""
+
+    @property
+    def is_passed(self) -> bool:
+        """Whether all layouts that were asked for were checked, and have the outcome that they should have."""
+        return 0 < len(self.rows) == self.asked and all(row.is_as_expected for row in self.rows)
+
+    @property
+    def unexpected(self) -> tuple[Row, ...]:
+        """The rows with another outcome than they should have."""
+        return tuple(row for row in self.rows if not row.is_as_expected)
+
+    def __getitem__(self, name: str) -> Row:
+        """The row of a layout. Raises `KeyError`."""
+        for row in self.rows:
+            if row.name == name:
+                return row
+        raise KeyError(f"{name!r}; allowed: {', '.join(row.name for row in self.rows)}")
+
+    def describe(self) -> str:
+        """A table, and all that is known of each layout that is not as it should be."""
+        from equivcheck.report.matrix_text import matrix_text
+
+        return matrix_text(self)
+
+    def assert_passed(self) -> None:
+        """Raise `NotEquivalent` unless every layout has the outcome that it should have."""
+        if not self.is_passed:
+            raise NotEquivalent(self.describe())

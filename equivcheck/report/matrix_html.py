@@ -1,0 +1,35 @@
+"""A matrix of layouts as one HTML page, which asks for nothing from elsewhere."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+
+import jinja2
+
+import equivcheck
+from equivcheck.layout_matrix.row import MatrixResult
+from equivcheck.report.matrix_text import HEADINGS, cells, one_device, said, totals
+from equivcheck.system.printable import printable
+
+TEMPLATE = Path(__file__).with_name("matrix.html.jinja")
+
+
+def write_html(path: Path, name: str, found: MatrixResult) -> None:
+    """The page, with all that is known of each layout behind its row."""
+    environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    environment.filters |= {"printable": printable}
+    template = environment.from_string(TEMPLATE.read_text("utf-8"))
+    page = template.render(
+        name=name,
+        found=found,
+        headings=HEADINGS,
+        cells=cells,
+        said=said,
+        totals=totals(found),
+        one_device=one_device(found),
+        when=f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
+        versions=f"equivcheck {equivcheck.__version__}, torch {version('torch')}",
+    )
+    path.write_text(page, "utf-8")
