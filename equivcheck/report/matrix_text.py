@@ -54,7 +54,7 @@ def cells(row: Row) -> tuple[str, ...]:
     return (*numbers, f"{row.milliseconds:.0f}")
 
 
-HEADINGS = ("grad norm / 1 device", "first loss", "calls", "bytes", "ms")
+HEADINGS = ("norm ratio", "first loss", "calls", "bytes", "ms")
 """What the cells are."""
 
 
@@ -87,7 +87,9 @@ def _parts(found: MatrixResult) -> Iterator[RenderableType]:
 
 
 def _table(found: MatrixResult) -> Table:
-    table = Table("layout", "mesh", "outcome", box=None, pad_edge=False, header_style="bold")
+    table = Table("layout", box=None, pad_edge=False, header_style="bold")
+    for heading in ("mesh", "outcome"):
+        table.add_column(heading, no_wrap=True)
     for heading in HEADINGS:
         table.add_column(heading, justify="right", no_wrap=True)
     table.add_column("first difference, and why", overflow="fold")
