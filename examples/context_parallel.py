@@ -1,12 +1,13 @@
 """Causal attention over sequences in parts, under context parallelism: a row of a table for each layout.
 
-Each rank has a part of every sequence. Either keys and values are gathered from all ranks, or an all-to-all gives each rank all
-positions of some heads (Ulysses). Run it with ``equivcheck matrix examples/context_parallel.py``. Two layouts are wrong on purpose:
+Each rank has a part of every sequence. Either keys and values are gathered from all ranks, or an all-to-all gives each
+rank all positions of some heads (Ulysses). Run it with ``equivcheck matrix examples/context_parallel.py``. Two layouts
+are wrong on purpose:
 
-- DeepSpeed issue #5248: gradients are added up over the ranks that share sequences, and never divided by their number, though each
-  loss is the mean over a rank's own positions.
-- verl pull request #6267 mended positions that were wrong on one rank: here every part counts them from its own start, so that
-  it turns its embeddings, and masks its attention, as if it were the first.
+- DeepSpeed issue #5248: gradients are added up over the ranks that share sequences, and never divided by their number,
+  though each loss is the mean over a rank's own positions.
+- verl pull request #6267 mended positions that were wrong on one rank: here every part counts them from its own start,
+  so that it turns its embeddings, and masks its attention, as if it were the first.
 """
 
 from __future__ import annotations
@@ -69,7 +70,8 @@ class UlyssesAttention(Attention):
     def attended(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """As above, for some heads."""
         query, key, value = (AllToAll.apply(part, 1, 2, self.group) for part in (query, key, value))
-        return AllToAll.apply(super().attended(query, key, value, torch.arange(query.shape[2])), 2, 1, self.group)
+        everywhere = torch.arange(query.shape[2], device=positions.device)
+        return AllToAll.apply(super().attended(query, key, value, everywhere), 2, 1, self.group)
 
 
 class Gather(torch.autograd.Function):

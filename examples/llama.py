@@ -1,8 +1,8 @@
 """A small Llama-like transformer under data, tensor, sequence and pipeline parallelism: a row of a table for each layout.
 
-Run it with ``equivcheck matrix examples/llama.py``, or with ``python examples/llama.py``. The last layout is wrong on purpose, by
-pytorch issue #190746: within `loss_parallel` the backward of `log_softmax` is that of `cross_entropy` for whatever follows it, so
-that a cross-entropy which is written out gets wrong gradients, from a right loss.
+Run it with ``equivcheck matrix examples/llama.py``, or with ``python examples/llama.py``. The last layout is wrong on
+purpose, by pytorch issue #190746: within `loss_parallel` the backward of `log_softmax` is that of `cross_entropy` for
+whatever follows it, so that a cross-entropy which is written out gets wrong gradients, from a right loss.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
 """A mixture of experts under data and expert parallelism (tokens sent by all-to-all): a row of a table for each layout.
 
-Each token goes to two of four experts, and to the last one none goes, so that a rank may compute on nothing. An auxiliary loss keeps
-the load in balance: it asks for the share of tokens that each expert gets of the whole batch, not of a rank's rows. Run it with
-``equivcheck matrix examples/mixture_of_experts.py``. Two layouts are wrong on purpose:
+Each token goes to two of four experts, and to the last one none goes, so that a rank may compute on nothing. An
+auxiliary loss keeps the load in balance: it asks for the share of tokens that each expert gets of the whole batch, not
+of a rank's rows. Run it with ``equivcheck matrix examples/mixture_of_experts.py``. Two layouts are wrong on purpose:
 
-- NeMo Automodel pull request #2995: an expert without tokens is skipped, and has no gradient where it should have zeros, so that
-  the optimizer leaves it out, weight decay and momentum included.
-- pytorch issue #160285: an expert gets the tokens of all ranks, each of which divides its loss by its own tokens alone; nobody
-  divides the expert's gradient by the number of ranks, as averaging does with all others.
+- NeMo Automodel pull request #2995: an expert without tokens is skipped, and has no gradient where it should have
+  zeros, so that the optimizer leaves it out, weight decay and momentum included.
+- pytorch issue #160285: an expert gets the tokens of all ranks, each of which divides its loss by its own tokens alone;
+  nobody divides the expert's gradient by the number of ranks, as averaging does with all others.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """A language model whose input and output embeddings are one parameter: a row of a table for each layout.
 
-The gradient of the shared weight is the sum of what both ends give. Run it with ``equivcheck matrix examples/tied_embeddings.py``. The
-last layout is wrong on purpose, by verl issue #7834: `to_empty` gives every parameter storage of its own, and unties the two. Nothing
-fails, and the first loss is right; from then on each end learns by itself.
+The gradient of the shared weight is the sum of what both ends give. Run it with ``equivcheck matrix
+examples/tied_embeddings.py``. The last layout is wrong on purpose, by verl issue #7834: `to_empty` gives every
+parameter storage of its own, and unties the two. Nothing fails, and the first loss is right; from then on each end
+learns by itself.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import Replicate, Shard
+from torch.distributed.tensor import Replicate
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel

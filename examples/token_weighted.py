@@ -1,9 +1,9 @@
 """Cross-entropy over tokens that have a label, where one rank has none at all: a row of a table for each layout.
 
-The mean is over the tokens of the whole batch, so that each rank divides its sum by a count that all of them make together. Run it
-with ``equivcheck matrix examples/token_weighted.py``. The layouts that are wrong on purpose divide by the count of a rank's own
-rows, as torchtitan did until issue #1842: tokens of a rank that has few of them count more, and the rank that has none divides zero
-by zero, unless it is clamped.
+The mean is over the tokens of the whole batch, so that each rank divides its sum by a count that all of them make
+together. Run it with ``equivcheck matrix examples/token_weighted.py``. The layouts that are wrong on purpose divide by
+the count of a rank's own rows, as torchtitan did until issue #1842: tokens of a rank that has few of them count more,
+and the rank that has none divides zero by zero, unless it is clamped.
 """
 
 from __future__ import annotations

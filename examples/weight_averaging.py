@@ -1,8 +1,9 @@
 """An exponential moving average of weights (EMA) that is trained against, as a teacher: a row of a table for each layout.
 
-The average is a copy of the model whose parameters the optimizer does not see. It is updated once a step, after the optimizer, on
-each rank's own shards: it is elementwise. Run it with ``equivcheck matrix examples/weight_averaging.py``. The last layout is wrong on
-purpose, by F5-TTS issue #631: the average is updated with each microbatch, so that it follows faster where a step has several.
+The average is a copy of the model whose parameters the optimizer does not see. It is updated once a step, after the
+optimizer, on each rank's own shards: it is elementwise. Run it with ``equivcheck matrix examples/weight_averaging.py``.
+The last layout is wrong on purpose, by F5-TTS issue #631: the average is updated with each microbatch, so that it
+follows faster where a step has several.
 """
 
 from __future__ import annotations
