@@ -90,9 +90,7 @@ class _Supervisor:
     def _lost(self, checker: _Checker) -> None:
         how = checker.how_it_ended()
         if not checker.name or self._known is None:
-            raise UsageError(
-                f"recipe {self._order.recipe}: the process that reads it {how}; allowed: a file that can be imported"
-            )
+            raise UsageError(f"recipe {self._order.recipe}: its process {how}; allowed: a file that can be imported")
         self._note(replace(self._known[checker.name], error=f"the process that checked it {how}"))
         self._next(checker, is_spent=True)
 

@@ -45,7 +45,7 @@ def said(row: Row) -> str:
 
 
 def cells(row: Row) -> tuple[str, ...]:
-    """Gradient norm over that of one device, loss of the first step, calls and bytes of the last, CPU time."""
+    """Gradient norm over that of one device, loss of the first step, calls and bytes of a step, CPU time."""
     found = row.measures
     if found is None:
         numbers = (NOTHING,) * 4

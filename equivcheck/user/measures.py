@@ -20,7 +20,7 @@ _NOT_TRAINING = (Stage.SETUP, Stage.READING)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measures:
-    """What the ranks of a training had in its first step, and what they communicate in its last."""
+    """What the ranks of a training had in its first step, and what they communicate in a step that sets nothing up."""
 
     loss: float | None
     """Mean over the ranks that have one; None where no rank has."""
@@ -31,9 +31,9 @@ class Measures:
     expected_gradient_norm: float
     """That of one device."""
     num_calls: int | None
-    """Calls to communicate of the rank that makes most; None in a world that does not see them."""
+    """Calls to communicate, of the rank that makes most, in its step with fewest; None in a world that does not see them."""
     num_bytes: int | None
-    """Bytes that the rank which puts in most puts into them; None likewise."""
+    """Bytes that the rank which puts in most puts into those of such a step; None likewise."""
 
     @property
     def norm_ratio(self) -> float | None:
@@ -45,7 +45,7 @@ def measures_of(expected: Trace, gradients: Expected, traces: Sequence[Trace], c
     """The numbers of ranks that all finished; `gradients` are those of the first step on one device."""
     assembled = Assembler().assemble(gradients, [trace.steps[0].gradients for trace in traces])
     losses = [trace.steps[0].loss for trace in traces]
-    counted = [_last_step(rank, len(expected.steps) - 1) for rank in calls]
+    counted = [_of_a_step(rank, len(expected.steps)) for rank in calls]
     return Measures(
         loss=_mean([loss for loss in losses if loss is not None]),
         expected_loss=expected.steps[0].loss,
@@ -61,10 +61,13 @@ def first_gradients(moments: Iterable[Expected]) -> Expected | None:
     return next((moment for moment in moments if moment.phase is Phase.GRADIENT), None)
 
 
-def _last_step(calls: Sequence[Call], step: int) -> tuple[int, int]:
-    """Calls and bytes of one rank; in the last step, as the first may set something up."""
-    found = [call.num_bytes for call in calls if call.step == step and call.stage not in _NOT_TRAINING]
-    return len(found), sum(found)
+def _of_a_step(calls: Sequence[Call], num_steps: int) -> tuple[int, int]:
+    """Calls and bytes of one rank in the step that has fewest: others may set something up, as DDP does its buckets."""
+    steps: list[list[int]] = [[] for _ in range(num_steps)]
+    for call in calls:
+        if call.stage not in _NOT_TRAINING:
+            steps[call.step].append(call.num_bytes)
+    return min((len(found), sum(found)) for found in steps)
 
 
 def _mean(values: Sequence[float]) -> float | None:

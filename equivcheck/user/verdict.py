@@ -26,7 +26,7 @@ class UserVerdict(Judgement):
     notes: tuple[str, ...] = ()
     """What is worth knowing of how the ranks ran, and what that cannot show, a sentence each."""
     measures: Measures | None = None
-    """Loss and gradient norm of the first step, calls and bytes of the last; None where the ranks did not finish."""
+    """Loss and gradient norm of the first step, calls and bytes of a step; None where the ranks did not finish."""
 
     def assert_equivalent(self) -> None:
         """Raise `NotEquivalent` unless the outcome is EQUIVALENT: also where nothing could be established."""

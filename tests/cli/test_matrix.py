@@ -1,0 +1,156 @@
+"""`equivcheck matrix` as users type it."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from xml.etree import ElementTree as ET
+
+import pytest
+from click.testing import CliRunner, Result
+
+from equivcheck.cli import main
+
+RECIPE = """
+import os
+import threading
+
+import torch
+from torch.nn.parallel import DistributedDataParallel
+
+import equivcheck
+
+def ddp(model, mesh):
+    return DistributedDataParallel(model)
+
+def no_reduction(model, mesh):
+    return None
+
+def dies(model, mesh):
+    os._exit(7)
+
+def waits(model, mesh):
+    print("waiting")
+    threading.Event().wait()
+
+def raises(model, mesh):
+    raise RuntimeError("no <model>")
+
+matrix = equivcheck.Matrix(
+    model=lambda: torch.nn.Linear(3, 2),
+    batches=[(torch.arange(12.0).view(4, 3) / 10, torch.zeros(4, 2))] * 3,
+    loss=torch.nn.functional.mse_loss,
+    optimizer=torch.optim.SGD,
+    mesh={"dp": 2},
+    layouts={
+        "ddp": {"parallelize": ddp},
+        "on purpose": {"parallelize": no_reduction, "expected": "diverged"},
+        "raises": {"parallelize": raises},
+        "dies": {"parallelize": dies},
+        "waits": {"parallelize": waits},
+    },
+)
+"""
+
+
+@pytest.fixture
+def recipe(tmp_path: Path) -> Path:
+    """In a folder of its own."""
+    path = tmp_path / "recipe.py"
+    path.write_text(RECIPE)
+    return path
+
+
+def run(*arguments: object) -> Result:
+    """What a command line gives."""
+    return CliRunner().invoke(main, ["matrix", *map(str, arguments)])
+
+
+def test_a_table_and_every_report_tell_the_same(recipe: Path, tmp_path: Path) -> None:
+    """Two processes; rows in the recipe's order, a line each on stderr as they come; exit code 1 for an unexpected outcome."""
+    junit, html = tmp_path / "junit.xml", tmp_path / "page.html"
+    chosen = ("--layout", "on purpose", "--layout", "raises", "--layout", "ddp")
+    result = run(recipe, *chosen, "-n", 2, "--junit", junit, "--html", html)
+    assert result.exit_code == 1, result.output
+    lines = [re.split(r" {2,}", line.strip()) for line in result.stdout.splitlines()]
+    rows = {line[0]: line[1:] for line in lines if len(line) > 4}
+    assert list(rows) == ["layout", "ddp", "on purpose", "raises"]
+    assert rows["ddp"][:3] == ["dp 2", "equivalent", "1"]
+    assert rows["on purpose"][:2] == ["dp 2", "diverged, as expected"]
+    assert rows["raises"][-1] == "rank 0 raised RuntimeError: no <model>"
+    assert "3 layouts: 1 equivalent; 1 diverged, as expected; 1 crashed" in result.stdout
+    assert sorted(line.split(" ")[0] for line in result.stderr.splitlines()) == ["1", "2", "3"]
+    _require_junit(junit)
+    _require_page(html.read_text("utf-8"))
+
+
+def _require_junit(path: Path) -> None:
+    suite = ET.parse(path).getroot()
+    assert (suite.get("tests"), suite.get("failures"), suite.get("errors")) == ("3", "1", "0")
+    failures = {case.get("name"): case.find("failure") for case in suite}
+    assert failures["ddp"] is failures["on purpose"] is None
+    failure = failures["raises"]
+    assert failure is not None
+    assert "no <model>" in (failure.text or "")
+
+
+def _require_page(page: str) -> None:
+    """It needs nothing from elsewhere, and quotes what a layout raises as text."""
+    assert "no &lt;model&gt;" in page
+    assert "no <model>" not in page
+    assert not re.findall(r"<script|<link|<img|src=|href=|url\(|@import|https?://", page)
+    assert page.count("<details") == 3
+    assert page.count("<details open") == 1
+
+
+def test_processes_that_die_and_interruptions_keep_what_was_found(recipe: Path) -> None:
+    """A process that ends costs its layout, no other; Ctrl-C ends what waits for ever; no process is left."""
+    command = [sys.executable, "-m", "equivcheck", "matrix", str(recipe), "-n", "1", "--json"]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry)}
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+    assert process.stderr is not None
+    while not (line := process.stderr.readline()).startswith("4 dies"):
+        assert line or process.poll() is None, "it ended before the fourth layout"
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    process.send_signal(signal.SIGINT)
+    output, errors = process.communicate()
+    found = json.loads(output)
+    assert [(row["name"], row["outcome"]) for row in found["layouts"]] == [
+        ("ddp", "equivalent"),
+        ("on purpose", "diverged"),
+        ("raises", "crashed"),
+        ("dies", None),
+    ]
+    assert (found["asked"], found["interrupted"], found["passed"]) == (5, True, False)
+    assert found["layouts"][3]["error"] == "the process that checked it exited with code 7"
+    assert "error: layout 'dies' was not checked" in errors
+    assert process.returncode == 2
+    assert not any(Path(f"/proc/{child}").exists() for child in children)
+
+
+def test_bad_input_is_one_clear_line(recipe: Path) -> None:
+    """A layout that the recipe does not have: exit code 2, nothing on stdout, one line on stderr that lists those it has."""
+    result = run(recipe, "--layout", "nope", "-n", 1)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr == "error: matrix: no layout 'nope'; allowed: ddp, on purpose, raises, dies, waits\n"
+
+
+def test_a_recipe_that_ends_its_process_is_named(tmp_path: Path) -> None:
+    """The same for a file that ends the process that reads it."""
+    path = tmp_path / "recipe.py"
+    path.write_text("import os\nos._exit(3)")
+    result = run(path, "-n", 1)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr == f"error: recipe {path}: its process exited with code 3; allowed: a file that can be imported\n"
+
+
+def test_reports_that_cannot_be_written_are_refused_before_anything_runs(recipe: Path, tmp_path: Path) -> None:
+    """There would be something to lose later."""
+    result = run(recipe, "--html", tmp_path / "missing" / "page.html")
+    assert result.exit_code == 2
+    assert "is no folder" in result.stderr

@@ -1,0 +1,56 @@
+"""The recipes of `examples/`: each layout is right, and each planted bug is found where it is."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from equivcheck import Matrix, Outcome
+from equivcheck.layout_matrix.recipe import matrix_of
+from equivcheck.torch_version import torch_in
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+RECIPES = sorted(path.stem for path in EXAMPLES.glob("*.py") if "equivcheck.Matrix(" in path.read_text("utf-8"))
+PLANTED = {
+    "context_parallel": {
+        "gradients summed (DeepSpeed #5248)": "step 0 gradient embedding.weight",
+        "positions counted anew (verl #6267)": "step 0 loss loss",
+    },
+    "llama": {"loss written out (pytorch #190746)": "step 0 gradient embedding.weight"},
+    "mixture_of_experts": {
+        "empty expert skipped (Automodel #2995)": "step 0 gradient experts.3.0.weight",
+        "expert gradients summed (pytorch #160285)": "step 0 gradient experts.0.0.weight",
+    },
+    "tied_embeddings": {"untied (verl #7834)": "step 0 gradient embedding.weight"},
+    "token_weighted": {"DDP, counts of own rows (torchtitan #1842)": "step 0 loss loss"},
+    "weight_averaging": {"updated with each microbatch (F5-TTS #631)": "step 0 update average.0.weight"},
+}
+"""Layouts that are wrong on purpose, and where they first differ."""
+LAYOUTS = [(recipe, name) for recipe in RECIPES for name in matrix_of(EXAMPLES / f"{recipe}.py").names]
+
+
+def recipe(name: str) -> Matrix:
+    """As the command reads it."""
+    return matrix_of(EXAMPLES / f"{name}.py")
+
+
+def test_every_recipe_has_a_bug_of_public_record() -> None:
+    """Its number is in the layout's name and in the docstring of the file."""
+    assert set(RECIPES) == set(PLANTED)
+    for name, layouts in PLANTED.items():
+        docstring = EXAMPLES.joinpath(f"{name}.py").read_text("utf-8").split('"""')[1]
+        assert all(re.findall(r"#\d+", layout)[0] in docstring for layout in layouts)
+
+
+@pytest.mark.parametrize(("name", "layout"), LAYOUTS, ids=lambda value: value.replace(" ", "_"))
+def test_a_layout_is_as_the_recipe_says(name: str, layout: str) -> None:
+    """EQUIVALENT, or DIVERGED at the place of its bug."""
+    if (name, layout) == ("llama", "pipeline") and torch_in("<2.10"):
+        pytest.skip("torch 2.9: stages of a pipeline greet each other in another element type than they expect")
+    row = recipe(name).run(layout)[layout]
+    assert row.is_as_expected, row.details
+    wrong = PLANTED[name].get(layout)
+    assert row.expected is (Outcome.DIVERGED if wrong else Outcome.EQUIVALENT)
+    assert row.first_difference == (wrong or "")
