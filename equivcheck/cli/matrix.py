@@ -47,7 +47,7 @@ def matrix(  # noqa: PLR0913, PLR0917 - options
 
         print_json(matrix_object(found))
     else:
-        from equivcheck.report.matrix_text import print_matrix
+        from equivcheck.layout_matrix.text import print_matrix
 
         print_matrix(console(), found)
     _write(recipe.name, found, junit, html)
@@ -55,7 +55,7 @@ def matrix(  # noqa: PLR0913, PLR0917 - options
 
 
 def _tell(row: Row, number: int) -> None:
-    from equivcheck.report.matrix_text import in_a_line
+    from equivcheck.layout_matrix.text import in_a_line
 
     click.echo(f"{number} {in_a_line(row)}", err=True)
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
@@ -33,14 +35,25 @@ def _module(path: Path) -> ModuleType:
         raise UsageError(f"recipe {path} is no Python file; allowed: a file that ends in .py")
     module = importlib.util.module_from_spec(specification)
     sys.modules[MODULE] = module
-    sys.path.insert(0, str(path.resolve().parent))
     try:
-        specification.loader.exec_module(module)
+        with _found_first(path.resolve().parent):
+            specification.loader.exec_module(module)
     except UsageError:
         raise
     except (Exception, SystemExit) as error:
         raise UsageError(f"recipe {path} raises {shortened(f'{type(error).__name__}: {error}')}{_line(path, error)}") from error
     return module
+
+
+@contextlib.contextmanager
+def _found_first(folder: Path) -> Iterator[None]:
+    """Let imports look into a folder first, for a time: this process may have other things to import."""
+    sys.path.insert(0, str(folder))
+    try:
+        yield
+    finally:
+        with contextlib.suppress(ValueError):  # the recipe has removed it
+            sys.path.remove(str(folder))
 
 
 def _line(path: Path, error: BaseException) -> str:

@@ -99,7 +99,7 @@ class MatrixResult:
 
     def describe(self) -> str:
         """A table, and all that is known of each layout that is not as it should be."""
-        from equivcheck.report.matrix_text import matrix_text
+        from equivcheck.layout_matrix.text import matrix_text
 
         return matrix_text(self)
 

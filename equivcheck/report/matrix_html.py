@@ -10,7 +10,7 @@ import jinja2
 
 import equivcheck
 from equivcheck.layout_matrix.row import MatrixResult
-from equivcheck.report.matrix_text import HEADINGS, cells, one_device, said, totals
+from equivcheck.layout_matrix.text import HEADINGS, cells, one_device, said, totals
 from equivcheck.system.printable import printable
 
 TEMPLATE = Path(__file__).with_name("matrix.html.jinja")

@@ -6,7 +6,7 @@ from pathlib import Path
 from xml.etree import ElementTree as ET
 
 from equivcheck.layout_matrix.row import MatrixResult, Row
-from equivcheck.report.matrix_text import said
+from equivcheck.layout_matrix.text import said
 from equivcheck.system.printable import printable
 
 

@@ -26,6 +26,7 @@ from torch.nn.parallel import DistributedDataParallel
 import equivcheck
 
 def ddp(model, mesh):
+    import beside
     return DistributedDataParallel(model)
 
 def no_reduction(model, mesh):
@@ -60,9 +61,10 @@ matrix = equivcheck.Matrix(
 
 @pytest.fixture
 def recipe(tmp_path: Path) -> Path:
-    """In a folder of its own."""
+    """In a folder of its own, with a module beside it."""
     path = tmp_path / "recipe.py"
     path.write_text(RECIPE)
+    tmp_path.joinpath("beside.py").touch()
     return path
 
 

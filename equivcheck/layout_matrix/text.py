@@ -1,4 +1,4 @@
-"""A matrix of layouts, for people."""
+"""Rows of a matrix for people: in words, in a table, and in a line each."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from rich.table import Table
 from rich.text import Text
 
 from equivcheck.layout_matrix.row import MatrixResult, Row
-from equivcheck.report.verdict_text import STYLES
 from equivcheck.scenario.scenario import count
 from equivcheck.system.printable import printable
+from equivcheck.verdict.verdict import Outcome
 
 NOTHING = "-"
 """Stands for a number that is not known."""
@@ -39,9 +39,9 @@ def in_a_line(row: Row) -> str:
 
 def said(row: Row) -> str:
     """The outcome, and whether it is as expected where that is anything but EQUIVALENT."""
-    wrong_on_purpose = row.expected.value != "equivalent"
-    expected = "as expected" if row.is_as_expected else f"expected {row.expected.value}"
-    return f"{row.outcome}, {expected}" if wrong_on_purpose else row.outcome
+    if row.expected is Outcome.EQUIVALENT:
+        return row.outcome
+    return f"{row.outcome}, {'as expected' if row.is_as_expected else f'expected {row.expected.value}'}"
 
 
 def cells(row: Row) -> tuple[str, ...]:
@@ -99,9 +99,9 @@ def _table(found: MatrixResult) -> Table:
 
 
 def _style(row: Row) -> str:
-    if row.verdict is None:
+    if not row.is_as_expected:
         return "red"
-    return STYLES[row.verdict.outcome] if row.expected.value == "equivalent" else "dim" if row.is_as_expected else "red"
+    return "green" if row.expected is Outcome.EQUIVALENT else "dim"
 
 
 def _difference(row: Row) -> Text:
