@@ -5,11 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
+import torch.distributed as dist
 
 import equivcheck
 from equivcheck import NotEquivalent, Outcome, UsageError
 from equivcheck.layout_matrix.matrix import ARGUMENTS, OF_LAYOUT, OF_TRAINING
-from unit.layout_matrix.trainings import NUM_PARAMETERS, in_ddp, matrix_of, raises, shared, summed
+from unit.layout_matrix.trainings import NUM_PARAMETERS, batches, in_ddp, matrix_of, raises, shared, summed
 
 
 def test_a_row_has_what_people_look_at_first() -> None:
@@ -27,6 +29,18 @@ def test_a_row_has_what_people_look_at_first() -> None:
     assert (doubled.measures.num_calls, doubled.measures.num_bytes) == (2, 8 * NUM_PARAMETERS)
     assert right.milliseconds > 0
     assert found["doubled"] is doubled
+
+
+def test_calls_of_setup_and_of_reading_are_no_part_of_a_step() -> None:
+    """Tensors that users gather themselves to be read do not count."""
+
+    def read(module: Any) -> dict[str, torch.Tensor]:
+        dist.all_reduce(torch.ones(1))
+        return dict(module.module.named_parameters())
+
+    row = matrix_of({"read": {"parallelize": in_ddp, "full_tensors": read}}, batches=batches(steps=3)).run()["read"]
+    assert row.measures is not None
+    assert (row.outcome, row.measures.num_calls) == ("equivalent", 1)
 
 
 def test_a_layout_that_is_wrong_on_purpose_passes_as_long_as_it_is_wrong() -> None:
