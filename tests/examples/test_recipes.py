@@ -46,7 +46,7 @@ def test_every_recipe_has_a_bug_of_public_record() -> None:
 
 @pytest.mark.parametrize(("name", "layout"), LAYOUTS, ids=lambda value: value.replace(" ", "_"))
 def test_a_layout_is_as_the_recipe_says(name: str, layout: str) -> None:
-    """EQUIVALENT, or DIVERGED at the place of its bug."""
+    """EQUIVALENT, with the gradient norm of one device, or DIVERGED at the place of its bug."""
     if (name, layout) == ("llama", "pipeline") and torch_in("<2.10"):
         pytest.skip("torch 2.9: stages of a pipeline greet each other in another element type than they expect")
     row = recipe(name).run(layout)[layout]
@@ -54,3 +54,5 @@ def test_a_layout_is_as_the_recipe_says(name: str, layout: str) -> None:
     wrong = PLANTED[name].get(layout)
     assert row.expected is (Outcome.DIVERGED if wrong else Outcome.EQUIVALENT)
     assert row.first_difference == (wrong or "")
+    assert row.measures is not None
+    assert wrong or row.measures.norm_ratio == pytest.approx(1.0, rel=1e-9), "replicas and parts count once"
