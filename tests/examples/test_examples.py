@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import runpy
-from pathlib import Path
 
 import pytest
 
-from examples.test_recipes import RECIPES
+from examples.recipes import EXAMPLES, RECIPES
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
 SAYS = {
     "transformer_block": ["EQUIVALENT: a training of yours on dp 2 x tp 2"],
     "own_data_parallel": [

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import pytest
 
 from equivcheck import Matrix, Outcome
 from equivcheck.layout_matrix.recipe import matrix_of
 from equivcheck.torch_version import torch_in
+from examples.recipes import EXAMPLES, RECIPES
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
-RECIPES = sorted(path.stem for path in EXAMPLES.glob("*.py") if "equivcheck.Matrix(" in path.read_text("utf-8"))
 PLANTED = {
     "context_parallel": {
         "gradients summed (DeepSpeed #5248)": "step 0 gradient embedding.weight",
