@@ -2,12 +2,15 @@
 
 Each token goes to two of four experts, and to the last one none goes, so that a rank may compute on nothing. An
 auxiliary loss keeps the load in balance: it asks for the share of tokens that each expert gets of the whole batch, not
-of a rank's rows. Run it with ``equivcheck matrix examples/mixture_of_experts.py``. Two layouts are wrong on purpose:
+of a rank's rows. Run it with ``equivcheck matrix examples/mixture_of_experts.py``. Three layouts are wrong on purpose:
 
 - NeMo Automodel pull request #2995: an expert without tokens is skipped, and has no gradient where it should have
   zeros, so that the optimizer leaves it out, weight decay and momentum included.
 - pytorch issue #160285: an expert gets the tokens of all ranks, each of which divides its loss by its own tokens alone;
   nobody divides the expert's gradient by the number of ranks, as averaging does with all others.
+- transformers pull request #48205: ranks that see the same rows each compute some experts. The gradient of a routing
+  weight is there on the rank of its expert alone, and nobody adds the parts up, so that every rank trains another router.
+  torchtitan issue #2387 is of the same kind.
 """
 
 from __future__ import annotations
@@ -53,9 +56,17 @@ class MixtureOfExperts(nn.Module):
         weights, chosen = probabilities.topk(CHOSEN)
         counts = chosen.flatten().bincount(minlength=EXPERTS)
         order = chosen.flatten().argsort(stable=True)
-        outputs = self.computed(x[order // CHOSEN], counts) * weights.flatten()[order, None]
+        outputs = self.computed(x[order // CHOSEN], counts) * self.copied(weights).flatten()[order, None]
         balance = EXPERTS * (self.shares(counts) * probabilities.mean(dim=0)).sum()
-        return x.index_add(0, order // CHOSEN, outputs), balance
+        return x + self.joined(torch.zeros_like(x).index_add(0, order // CHOSEN, outputs)), balance
+
+    def copied(self, weights: torch.Tensor) -> torch.Tensor:
+        """What each part of the experts multiplies with: there is one."""
+        return weights
+
+    def joined(self, outputs: torch.Tensor) -> torch.Tensor:
+        """The sum over all parts of the experts: there is one."""
+        return outputs
 
     def shares(self, counts: torch.Tensor) -> torch.Tensor:
         """Of tokens that each expert gets of the whole batch."""
@@ -128,6 +139,64 @@ class Exchange(torch.autograd.Function):
         return Exchange.apply(gradient, ctx.received, ctx.sent, ctx.group), None, None, None
 
 
+class SameRows(MixtureOfExperts):
+    """Each rank has some of the experts, and all rows, as ranks of a tensor-parallel group do: sums go over ranks, no rows."""
+
+    @classmethod
+    def of(cls, model: MixtureOfExperts, mesh: DeviceMesh) -> SameRows:
+        """Turn a whole model into one that has this rank's experts."""
+        model.__class__, model.over = cls, mesh.get_group()
+        for number in range(EXPERTS):
+            if number * mesh.size() // EXPERTS != mesh.get_local_rank():
+                del model.experts[str(number)]
+        return model
+
+    def computed(self, rows: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
+        """What experts that are here make of their rows; zeros for those of others."""
+        parts = enumerate(rows.split(counts.tolist()))
+        experts = self.experts
+        return torch.cat([experts[str(number)](part) if str(number) in experts else part * 0 for number, part in parts])
+
+    def copied(self, weights: torch.Tensor) -> torch.Tensor:
+        """On each rank the gradient is that of its experts' rows: the router needs the sum."""
+        return Copy.apply(weights, self.over)
+
+    def joined(self, outputs: torch.Tensor) -> torch.Tensor:
+        """Over ranks."""
+        return Sum.apply(outputs, self.over)
+
+
+class Copy(torch.autograd.Function):
+    """The same forward; backward the sum over ranks."""
+
+    @staticmethod
+    def forward(ctx: Any, whole: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
+        """As it is."""
+        ctx.group = group
+        return whole.view_as(whole)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+        """Of all ranks."""
+        return Sum.apply(gradient, ctx.group), None
+
+
+class Sum(torch.autograd.Function):
+    """The sum over ranks; backward the same for each."""
+
+    @staticmethod
+    def forward(_ctx: Any, part: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
+        """Of all ranks."""
+        total = part.contiguous().clone()
+        dist.all_reduce(total, group=group)
+        return total
+
+    @staticmethod
+    def backward(_ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+        """As it is."""
+        return gradient, None
+
+
 class SkipsEmpty(ExpertParallel):
     """The first bug."""
 
@@ -138,6 +207,14 @@ class SumsExperts(ExpertParallel):
     """The second bug."""
 
     divides_experts = False
+
+
+class RouterUnsummed(SameRows):
+    """The third bug."""
+
+    def copied(self, weights: torch.Tensor) -> torch.Tensor:
+        """Each rank goes on with its part of the gradient."""
+        return weights
 
 
 def ddp(model: MixtureOfExperts, mesh: DeviceMesh) -> nn.Module:
@@ -176,6 +253,7 @@ matrix = equivcheck.Matrix(
         "FSDP2": {"mesh": {"dp": 2}, "parallelize": fsdp2},
         "EP": {"mesh": {"dp": 2}, "parallelize": ExpertParallel.of},
         "EP, one expert a rank": {"mesh": {"dp": 4}, "parallelize": ExpertParallel.of},
+        "EP over same rows": {"mesh": {"ep": 2}, "parallelize": SameRows.of},
         "empty expert skipped (Automodel #2995)": {
             "mesh": {"dp": 2},
             "parallelize": SkipsEmpty.of,
@@ -184,6 +262,11 @@ matrix = equivcheck.Matrix(
         "expert gradients summed (pytorch #160285)": {
             "mesh": {"dp": 2},
             "parallelize": SumsExperts.of,
+            "expected": "diverged",
+        },
+        "router gradient in parts (transformers #48205)": {
+            "mesh": {"ep": 2},
+            "parallelize": RouterUnsummed.of,
             "expected": "diverged",
         },
     },

@@ -20,6 +20,7 @@ PLANTED = {
     "mixture_of_experts": {
         "empty expert skipped (Automodel #2995)": "step 0 gradient experts.3.0.weight",
         "expert gradients summed (pytorch #160285)": "step 0 gradient experts.0.0.weight",
+        "router gradient in parts (transformers #48205)": "step 0 gradient router.weight",
     },
     "tied_embeddings": {"untied (verl #7834)": "step 0 gradient embedding.weight"},
     "token_weighted": {"DDP, counts of own rows (torchtitan #1842)": "step 0 loss loss"},
