@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from equivcheck.scenario import Layout, Scenario, Training
     from equivcheck.scenario.file_format.codec import from_json, to_json
     from equivcheck.user.check import check_training
+    from equivcheck.user.smallest import smallest
     from equivcheck.verdict.verdict import Outcome, Verdict
     from equivcheck.worlds.world import World
 
@@ -32,6 +33,7 @@ _HOMES = {
     "check_training": "equivcheck.user.check",
     "explained": "equivcheck.diagnosis.explain",
     "from_json": "equivcheck.scenario.file_format.codec",
+    "smallest": "equivcheck.user.smallest",
     "to_json": "equivcheck.scenario.file_format.codec",
 }
 
@@ -50,6 +52,7 @@ __all__ = [
     "check_training",
     "explained",
     "from_json",
+    "smallest",
     "to_json",
 ]
 
