@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from equivcheck.scenario import Layout, Scenario, Training
     from equivcheck.scenario.file_format.codec import from_json, to_json
     from equivcheck.user.check import check_training
+    from equivcheck.user.smallest import smallest
     from equivcheck.verdict.verdict import Outcome, Verdict
     from equivcheck.worlds.world import World
 
@@ -35,6 +36,7 @@ _HOMES = {
     "explained": "equivcheck.diagnosis.explain",
     "from_json": "equivcheck.scenario.file_format.codec",
     "matrix": "equivcheck.layout_matrix.matrix",
+    "smallest": "equivcheck.user.smallest",
     "to_json": "equivcheck.scenario.file_format.codec",
 }
 
@@ -55,6 +57,7 @@ __all__ = [
     "explained",
     "from_json",
     "matrix",
+    "smallest",
     "to_json",
 ]
 

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from equivcheck.diagnosis.diverged_run import DivergedRun
-from equivcheck.reference.noise import ABSOLUTE, FACTOR, Expected, eps_of
+from equivcheck.diagnosis.evidence import Evidence
+from equivcheck.reference.noise import ABSOLUTE, FACTOR, Expected
 from equivcheck.trace.differences import Difference, Phase
 from equivcheck.trace.moments import Moment, moments
 from equivcheck.trace.pieces import Whole, part_of, parts_of, whole_tensors
@@ -16,7 +16,7 @@ from equivcheck.trace.tensors import Vector
 from equivcheck.trace.trace import Piece, Trace
 
 
-def num_agreeing_moments(diverged: DivergedRun, traces: Sequence[Trace]) -> int:
+def num_agreeing_moments(diverged: Evidence, traces: Sequence[Trace]) -> int:
     """How many moments, from the first on, the ranks left as the counterfactual did: its traces are one for each rank, or one."""
     made = list(zip(*map(moments, traces), strict=True))
     count = 0
@@ -29,7 +29,7 @@ def num_agreeing_moments(diverged: DivergedRun, traces: Sequence[Trace]) -> int:
     return count
 
 
-def _agrees(diverged: DivergedRun, expected: Expected, found: tuple[Moment, ...], made: tuple[Moment, ...]) -> bool:
+def _agrees(diverged: Evidence, expected: Expected, found: tuple[Moment, ...], made: tuple[Moment, ...]) -> bool:
     wholes = [whole_tensors(moment.snapshot) for moment in made]
     if expected.phase is Phase.LOSS:
         return _losses_agree(diverged, expected, found, wholes)
@@ -57,7 +57,7 @@ def _piece_agrees(piece: Piece, values: Vector | None, whole: Whole, limits: dic
     return _distance(values, part_of(other, piece)) <= limits[piece.name]
 
 
-def _losses_agree(diverged: DivergedRun, expected: Expected, found: tuple[Moment, ...], wholes: list[Whole]) -> bool:
+def _losses_agree(diverged: Evidence, expected: Expected, found: tuple[Moment, ...], wholes: list[Whole]) -> bool:
     held = [moment.snapshot.values for moment in found if moment.snapshot.present[0]]
     made = [whole["loss"] for whole in wholes if "loss" in whole]
     if not held or not made:
@@ -73,9 +73,9 @@ def _distance(values: Vector, other: Vector) -> float:
     return math.inf if np.isnan(distance) else float(distance)
 
 
-def _limits(diverged: DivergedRun, expected: Expected, wholes: list[Whole]) -> dict[str, float]:
+def _limits(diverged: Evidence, expected: Expected, wholes: list[Whole]) -> dict[str, float]:
     """The tolerance of each tensor: the reference's, grown as the tensor is larger in the counterfactual."""
-    eps = eps_of(diverged.training.precision.value)
+    eps = diverged.eps
     with np.errstate(invalid="ignore", over="ignore"):
         sizes = [{name: float(np.linalg.norm(values)) for name, values in whole.items()} for whole in wholes]
     largest = np.nanmax([size for each in sizes for size in each.values()], initial=0.0)
@@ -91,7 +91,7 @@ def _limits(diverged: DivergedRun, expected: Expected, wholes: list[Whole]) -> d
     return limits
 
 
-def _disagrees_alike(diverged: DivergedRun, expected: Expected, made: tuple[Moment, ...]) -> bool:
+def _disagrees_alike(diverged: Evidence, expected: Expected, made: tuple[Moment, ...]) -> bool:
     """Whether tensors on which ranks disagree are also such in the counterfactual."""
     names = {
         divergence.tensor

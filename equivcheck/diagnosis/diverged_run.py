@@ -2,31 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from math import isclose
 
-import numpy as np
 import torch.distributed as dist
 
 from equivcheck.comparison.compare import compare
 from equivcheck.composition.registry import rounding_of
 from equivcheck.composition.running import Runner
+from equivcheck.diagnosis.evidence import Evidence
 from equivcheck.layouts.rounding import Rounding
-from equivcheck.reference.reference import Reference, ReferenceRun
+from equivcheck.reference.noise import eps_of
+from equivcheck.reference.reference import ReferenceRun
 from equivcheck.scenario import Layout, Mesh, Scenario, Training
 from equivcheck.scenario.mesh import DP, REPLICATE, SHARD
-from equivcheck.trace.differences import Divergence, Phase
-from equivcheck.trace.moments import Moment, moments, moments_of_steps
-from equivcheck.trace.pieces import Whole, fill, parts_of
+from equivcheck.trace.moments import moments, moments_of_steps
+from equivcheck.trace.pieces import parts_of
 from equivcheck.trace.tensors import Vector
 from equivcheck.trace.trace import Piece, Snapshot, Trace
 from equivcheck.train.read import buffer_snapshot, snapshot
 from equivcheck.train.setup import Setup
 from equivcheck.worlds.ranks import Ranks
-
-RATIO = 1e-4
-"""Relative error up to which all elements of tensors have one ratio to what they should be."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,23 +43,15 @@ class InitialValues:
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class DivergedRun:
+class DivergedRun(Evidence):
     """A diverged scenario with the traces of its ranks."""
 
     scenario: Scenario
     """What diverged."""
-    reference: Reference
-    """What one device computes."""
     before: tuple[Trace, ...]
     """Traces of the ranks of another layout that ran the first steps; mostly empty."""
-    traces: tuple[Trace, ...]
-    """Traces of the layout's own ranks."""
-    found: tuple[tuple[Moment, ...], ...]
-    """Per moment of the reference, that of each rank."""
     initial: tuple[InitialValues, ...]
     """What each rank started from; empty where that could not be seen."""
-    divergences: tuple[Divergence, ...]
-    """All that differ by value, at least one, in order."""
 
     @property
     def training(self) -> Training:
@@ -106,80 +94,18 @@ class DivergedRun:
         return self.rounding is None and not self.resumes
 
     @property
-    def first(self) -> Divergence:
-        """The first divergence."""
-        return self.divergences[0]
+    def eps(self) -> float:
+        """The unit of rounding of the training's precision."""
+        return eps_of(self.training.precision.value)
 
     @property
-    def num_moments(self) -> int:
-        """Moments up to the end of the first step that differs."""
-        last = len(self.reference.moments)
-        return next((at for at, moment in enumerate(self.reference.moments) if self._is_later(moment.step, moment.phase)), last)
-
-    def _is_later(self, step: int, phase: Phase) -> bool:
-        return step > self.first.step or phase in (Phase.STATE, Phase.BUFFER)
-
-    @property
-    def updated(self) -> tuple[str, ...]:
-        """The parameters that have a gradient at some step of the reference."""
-        found = [moment for moment in self.reference.moments if moment.phase is Phase.GRADIENT]
-        return tuple(name for at, name in enumerate(found[0].table.names) if any(moment.present[at] for moment in found))
-
-    @property
-    def suspects(self) -> tuple[tuple[str, ...], ...]:
-        """Sets of parameters whose gradients may be what is wrong: those that differ first, and all."""
-        differing = tuple(name for name in self.differing(Phase.GRADIENT) if name in self.updated)
-        is_part = bool(differing) and set(differing) != set(self.updated)
-        return (differing, self.updated) if is_part else (differing or self.updated,)
-
-    def differing(self, phase: Phase) -> tuple[str, ...]:
-        """The tensors that differ in a phase of the first step that does, in order."""
-        return tuple(
-            dict.fromkeys(found.tensor for found in self.divergences if (found.step, found.phase) == (self.first.step, phase))
-        )
-
-    def expected_values(self, step: int, phase: Phase) -> Whole:
-        """The reference's tensors of a phase of a step."""
-        values: Whole = {}
-        for found in self.reference.moments:
-            if (found.step, found.phase) == (step, phase):
-                ends = [*found.table.offsets[1:], found.table.total]
-                rows = zip(found.table.names, found.table.shapes, found.table.offsets, ends, strict=True)
-                values |= {name: found.values[start:end].reshape(shape) for name, shape, start, end in rows}
-        return values
-
-    def found_values(self, step: int, phase: Phase) -> Whole:
-        """The same of the ranks, put together; where ranks disagree, the lowest counts."""
-        values: Whole = {}
-        for expected, found in zip(self.reference.moments, self.found, strict=True):
-            if (expected.step, expected.phase) == (step, phase):
-                for moment in reversed(found):
-                    for piece, held in parts_of(moment.snapshot):
-                        if piece.name and held is not None:
-                            fill(values.setdefault(piece.name, np.full(piece.shape, np.nan)), piece, held)
-        return values
-
-    def ratio(self, names: Sequence[str], phase: Phase) -> float | None:
-        """The one ratio of all elements of some tensors to what they should be, if there is one other than 1.
-
-        A whole number, or one over it, if it is near one.
-        """
-        found, expected = self.found_values(self.first.step, phase), self.expected_values(self.first.step, phase)
-        ratios = [
-            (found[name] / expected[name])[expected[name] != 0.0].reshape(-1)
-            for name in names
-            if name in found and name in expected and found[name].shape == expected[name].shape
-        ]
-        values = np.concatenate(ratios) if ratios else np.empty(0)
-        if not len(values) or not np.isfinite(values).all() or not values.all():
-            return None
-        ratio = float(np.median(values))
-        if not np.allclose(values, ratio, rtol=RATIO) or isclose(ratio, 1.0, rel_tol=RATIO):
-            return None
-        for whole in (round(ratio), 1 / round(1 / ratio) if abs(ratio) < 1 else 0.0):
-            if whole and isclose(whole, ratio, rel_tol=RATIO):
-                return float(whole)
-        return ratio
+    def counts(self) -> dict[int, str]:
+        """Axes, microbatches and ranks."""
+        mesh = self.mesh
+        counts = {axis.size: f"the {axis.size} {axis.name} ranks" for axis in mesh.axes if axis.size > 1}
+        counts.setdefault(len(self.training.data.microbatches), "the microbatches")
+        counts.setdefault(mesh.num_ranks, f"the {mesh.num_ranks} ranks")
+        return counts
 
 
 def run_again(

@@ -11,6 +11,7 @@ from equivcheck.diagnosis.ablation import cause_by_ablation
 from equivcheck.diagnosis.agreement import num_agreeing_moments
 from equivcheck.diagnosis.catalogue.candidates import candidates
 from equivcheck.diagnosis.catalogue.counterfactual import Counterfactual
+from equivcheck.diagnosis.catalogue.precision import other_types
 from equivcheck.diagnosis.diverged_run import DivergedRun, run_again
 from equivcheck.diagnosis.drift import drift_of
 from equivcheck.diagnosis.failures import diagnosis_of_failure
@@ -84,9 +85,13 @@ def _explained(verdict: Verdict, alter: Callable[[Setup], None] | None, world: s
         except RanksFailed as error:
             return replace(verdict, drift=f"not reproduced: in a second run the ranks fail ({error})")
         if diverged is not None:
-            found = diagnosis_of(diverged) or cause_by_ablation(verdict.scenario, alter, place, deadline) or pattern_of(diverged)
+            found = diagnosis_of(diverged) or cause_by_ablation(verdict.scenario, alter, place, deadline) or _pattern_of(diverged)
             return replace(verdict, diagnosis=found, drift=drift_of(diverged, alter, place, deadline))
     return _of_right_values(verdict)
+
+
+def _pattern_of(diverged: DivergedRun) -> Diagnosis | None:
+    return pattern_of(diverged, () if diverged.rounding is not None else tuple(other_types(diverged)))
 
 
 def _of_right_values(verdict: Verdict) -> Verdict:

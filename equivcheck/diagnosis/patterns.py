@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
 
-from equivcheck.diagnosis.catalogue.precision import other_types
-from equivcheck.diagnosis.diverged_run import DivergedRun
+from equivcheck.diagnosis.evidence import Evidence
 from equivcheck.diagnosis.words import number_of, numbered, rows_of_tensor, tensors
 from equivcheck.trace.differences import Difference, Phase
 from equivcheck.trace.pieces import Whole, part_of, parts_of
+from equivcheck.trace.tensors import Vector
 from equivcheck.verdict.cause import Cause, Diagnosis
 
 NEAR = 1e-6
@@ -24,12 +24,12 @@ SCALARS = ("loss", "norm")
 """Of one number, a ratio is no pattern unless it is the number of something."""
 
 
-def pattern_of(diverged: DivergedRun) -> Diagnosis | None:
-    """The first pattern that fits."""
-    return next(_patterns(diverged), None)
+def pattern_of(diverged: Evidence, types: Sequence[tuple[torch.dtype, str]] = ()) -> Diagnosis | None:
+    """The first pattern that fits; `types` are element types that values may have been rounded to, with their names."""
+    return next(_patterns(diverged, types), None)
 
 
-def _patterns(diverged: DivergedRun) -> Iterator[Diagnosis]:
+def _patterns(diverged: Evidence, types: Sequence[tuple[torch.dtype, str]]) -> Iterator[Diagnosis]:
     yield from _unread(diverged)
     step, phase = diverged.first.step, diverged.first.phase
     found, expected = diverged.found_values(step, phase), diverged.expected_values(step, phase)
@@ -38,9 +38,10 @@ def _patterns(diverged: DivergedRun) -> Iterator[Diagnosis]:
     if not names:
         return
     yield from _zero(diverged, names, found)
-    yield from _rounded(diverged, names, found)
+    yield from _rounded(diverged, names, found, types)
     yield from _earlier(diverged, names, found)
     yield from _multiple(diverged, names)
+    yield from _elsewhere(diverged, names, found, expected)
     yield from _disagreeing(diverged)
     yield from _partial(diverged, names, found, expected)
 
@@ -49,28 +50,28 @@ def _pattern(cause: Cause, words: str) -> Diagnosis:
     return Diagnosis(cause=cause, sentence=f"{words} {NO_PROOF}", exact=False)
 
 
-def _unread(diverged: DivergedRun) -> Iterator[Diagnosis]:
+def _unread(diverged: Evidence) -> Iterator[Diagnosis]:
     first = diverged.first
     if first.difference is Difference.NAN or first.actual == "nan":
         words = f"{_what(diverged, [first.tensor])} NaN, as the result of an asynchronous call is until it has been waited for"
         yield _pattern(Cause.READ_BEFORE_DONE, words)
 
 
-def _what(diverged: DivergedRun, names: list[str]) -> str:
+def _what(diverged: Evidence, names: list[str]) -> str:
     kind = {Phase.GRADIENT: "gradient", Phase.CLIPPING: "clipped gradient"}.get(diverged.first.phase, "")
     if len(names) == 1:
         return f"{f'the {kind} of ' if kind else ''}{tensors(names)} is"
     return f"{f'the {kind}s of ' if kind else ''}{tensors(names)} are"
 
 
-def _zero(diverged: DivergedRun, names: list[str], found: Whole) -> Iterator[Diagnosis]:
+def _zero(diverged: Evidence, names: list[str], found: Whole) -> Iterator[Diagnosis]:
     if not any(found[name].any() for name in names):
         yield _pattern(Cause.GRADIENT_LOST, f"{_what(diverged, names)} zero")
 
 
-def _rounded(diverged: DivergedRun, names: list[str], found: Whole) -> Iterator[Diagnosis]:
+def _rounded(diverged: Evidence, names: list[str], found: Whole, types: Sequence[tuple[torch.dtype, str]]) -> Iterator[Diagnosis]:
     """Values that a lower precision can hold, all of them, up to a power of two."""
-    for kind, name in other_types(diverged) if diverged.rounding is None else ():
+    for kind, name in types:
         if all(_holds(kind, found[each]) for each in names):
             is_update = diverged.first.phase in (Phase.UPDATE, Phase.STATE)
             cause = Cause.MASTERS_IN_LOWER_PRECISION if is_update else Cause.REDUCED_IN_LOWER_PRECISION
@@ -82,21 +83,46 @@ def _holds(kind: torch.dtype, values: np.ndarray) -> bool:
     return values.size > 0 and bool((tensor.to(kind).to(tensor.dtype) == tensor).all())
 
 
-def _earlier(diverged: DivergedRun, names: list[str], found: Whole) -> Iterator[Diagnosis]:
+def _earlier(diverged: Evidence, names: list[str], found: Whole) -> Iterator[Diagnosis]:
     for step in range(diverged.first.step - 1, -1, -1):
         before = diverged.found_values(step, diverged.first.phase)
         if all(name in before and np.allclose(found[name], before[name], rtol=NEAR, atol=0.0) for name in names):
             yield _pattern(Cause.STALE, f"{_what(diverged, names)} equal to the value of step {step}")
 
 
-def _multiple(diverged: DivergedRun, names: list[str]) -> Iterator[Diagnosis]:
+def _multiple(diverged: Evidence, names: list[str]) -> Iterator[Diagnosis]:
     ratio = diverged.ratio(names, diverged.first.phase)
     if ratio is not None and (diverged.first.tensor not in SCALARS or number_of(diverged, ratio)):
         words = f"{_what(diverged, names)} {ratio:g} times what one device computes"
         yield _pattern(Cause.SCALED, words + number_of(diverged, ratio))
 
 
-def _disagreeing(diverged: DivergedRun) -> Iterator[Diagnosis]:
+def _elsewhere(diverged: Evidence, names: list[str], found: Whole, expected: Whole) -> Iterator[Diagnosis]:
+    """The right elements in other places, or some of them zero."""
+    some = [name for name in names if found[name].size > 1 and not _alike(found[name], expected[name])]
+    if not some or len(some) < len(names):
+        return
+    if all(found[name].ndim > 1 and _alike(found[name], _transposed(expected[name])) for name in some):
+        yield _pattern(Cause.PERMUTED, f"{_what(diverged, some)} transposed: the right elements, laid along the other dim")
+    elif all(_alike(np.sort(found[name], None), np.sort(expected[name], None)) for name in some):
+        yield _pattern(Cause.PERMUTED, f"{_what(diverged, some)} permuted: the right elements in other places")
+    zero = {name: (found[name] == 0.0) & (expected[name] != 0.0) for name in some}
+    if all(mask.any() and _alike(found[name][~mask], expected[name][~mask]) for name, mask in zero.items()):
+        yield _pattern(
+            Cause.GRADIENT_LOST, f"{rows_of_tensor(zero)} {'is' if len(zero) == 1 else 'are'} zero, and the rest is right"
+        )
+
+
+def _transposed(values: Vector) -> Vector:
+    """The elements in the order of the transposed tensor, in the same shape."""
+    return np.asarray(values.T.reshape(values.shape))
+
+
+def _alike(one: Vector, other: Vector) -> bool:
+    return bool(np.allclose(one, other, rtol=NEAR, atol=0.0))
+
+
+def _disagreeing(diverged: Evidence) -> Iterator[Diagnosis]:
     first = diverged.first
     if first.difference is Difference.RANKS_DISAGREE:
         values = f"{first.actual}, not {first.expected}, and {first.elsewhere}"
@@ -104,7 +130,7 @@ def _disagreeing(diverged: DivergedRun) -> Iterator[Diagnosis]:
         yield _pattern(Cause.RANKS_DISAGREE, words)
 
 
-def _partial(diverged: DivergedRun, names: list[str], found: Whole, expected: Whole) -> Iterator[Diagnosis]:
+def _partial(diverged: Evidence, names: list[str], found: Whole, expected: Whole) -> Iterator[Diagnosis]:
     wrong = {name: ~np.isclose(found[name], expected[name], rtol=NEAR, atol=0.0, equal_nan=True) for name in names}
     wrong = {name: mask for name, mask in wrong.items() if mask.any()}
     ranks = _ranks_with(diverged, wrong)
@@ -115,7 +141,7 @@ def _partial(diverged: DivergedRun, names: list[str], found: Whole, expected: Wh
         yield _pattern(Cause.PART_OF_TENSOR, f"nothing differs but {rows_of_tensor(wrong)}")
 
 
-def _ranks_with(diverged: DivergedRun, wrong: dict[str, np.ndarray]) -> list[int]:
+def _ranks_with(diverged: Evidence, wrong: dict[str, np.ndarray]) -> list[int]:
     """The ranks that hold any wrong element."""
     for expected, found in zip(diverged.reference.moments, diverged.found, strict=True):
         if (expected.step, expected.phase) == (diverged.first.step, diverged.first.phase):

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from equivcheck.diagnosis.diverged_run import DivergedRun
+from equivcheck.diagnosis.evidence import Evidence
 from equivcheck.scenario import Mesh
 
 _NAMED = 2
@@ -32,7 +32,7 @@ def numbered(ranks: Sequence[int]) -> str:
     return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {listed([str(rank) for rank in ranks])}"
 
 
-def gradients(diverged: DivergedRun, names: Sequence[str]) -> str:
+def gradients(diverged: Evidence, names: Sequence[str]) -> str:
     """The gradient of one or of some tensors, or of all that have one, with the verb that follows: is or are."""
     if len(names) == 1:
         return f"the gradient of `{names[0]}` is"
@@ -62,13 +62,9 @@ def _rows(name: str, mask: npt.NDArray[np.bool_]) -> str:
     return f"row {rows[0]} of `{name}`" if len(rows) == 1 else f"rows {rows[0]} to {rows[-1]} of `{name}`"
 
 
-def number_of(diverged: DivergedRun, ratio: float) -> str:
+def number_of(evidence: Evidence, ratio: float) -> str:
     """What a ratio, or one over it, is the number of, after a comma; empty if of nothing."""
-    mesh = diverged.mesh
-    counts = {axis.size: f"{over(mesh, (axis.name,))}" for axis in mesh.axes if axis.size > 1}
-    counts.setdefault(len(diverged.training.data.microbatches), "the microbatches")
-    counts.setdefault(mesh.num_ranks, f"the {mesh.num_ranks} ranks")
-    for number, words in counts.items():
+    for number, words in evidence.counts.items():
         if number > 1 and ratio in (number, 1 / number):
             return f", the number of {words}" if ratio > 1 else f", one over the number of {words}"
     return ""

@@ -61,7 +61,7 @@ class Row:
     @property
     def cause(self) -> str:
         """Why, as far as it is known; else empty."""
-        return "" if self.verdict is None else self.verdict.hint
+        return "" if self.verdict is None else self.verdict.cause or self.verdict.hint
 
     @property
     def details(self) -> str:

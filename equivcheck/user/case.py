@@ -36,6 +36,11 @@ class UserCase:
             required_steps=len(self._run.task.batches),
         )
 
+    @property
+    def confirming_reference(self) -> Reference:
+        """What decides, as far as ranks could be read."""
+        return self.case().confirming_reference()
+
     def hint(self, first: Divergence) -> str:
         """What may explain a divergence; empty where nothing is known."""
         if first.difference is Difference.SHAPE:

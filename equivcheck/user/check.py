@@ -56,6 +56,7 @@ def check_training(  # noqa: PLR0913 - one for each thing that users bring, all 
     world: str | Ranks = "sim",
     schedule_seed: int = 0,
     deadline: float = 60.0,
+    explain: bool = True,
 ) -> UserVerdict:
     """Say whether a training spread over ranks computes what one device computes: loss, gradients, parameters at every step.
 
@@ -70,7 +71,8 @@ def check_training(  # noqa: PLR0913 - one for each thing that users bring, all 
     ``step(model, batch, optimizer, loss)`` replaces forward, backward and update and returns the loss; `rank_step` does so on
     ranks alone, where it may return None. ``full_tensors(module)`` returns whole tensors by name where parameters are shards that
     are neither DTensors nor those of FSDP. Model and batches are converted to `dtype`; None leaves them as they are, with
-    tolerances to match. Ranks that are idle, or compute without communicating, for `deadline` seconds count as hung.
+    tolerances to match. Ranks that are idle, or compute without communicating, for `deadline` seconds count as hung. Where ranks
+    diverge, the verdict says why and where, as far as can be found out; not so with ``explain=False``, which is faster.
 
     Failures of the ranks are verdicts. Raises `UsageError` for arguments that make no sense, and for a model or training that is
     not the same each time; what the run on one device raises is left as it is.
@@ -94,10 +96,10 @@ def check_training(  # noqa: PLR0913 - one for each thing that users bring, all 
         seed=seed,
     )
     with kept_state(StateKeeper()):  # the run on one device is a user's code, too
-        return _checked(task, world, schedule_seed, deadline)
+        return _checked(task, world, schedule_seed, deadline, explain=explain)
 
 
-def _checked(task: Task, world: str | Ranks, schedule_seed: int, deadline: float) -> UserVerdict:
+def _checked(task: Task, world: str | Ranks, schedule_seed: int, deadline: float, *, explain: bool) -> UserVerdict:
     started = time.perf_counter()
     require_parts(task)
     members = members_of(task, world)
@@ -109,17 +111,20 @@ def _checked(task: Task, world: str | Ranks, schedule_seed: int, deadline: float
         _raise_usage(left)
         verdict = judge_failure(verdict, left)
     else:
-        verdict = _judged(verdict, original, RanksResult(run=left))
+        verdict = _judged(verdict, original, RanksResult(run=left), explain=explain)
     record(NAME, verdict.world, verdict.outcome.value)
     return replace(verdict, seconds=time.perf_counter() - started)
 
 
-def _judged(verdict: UserVerdict, original: SingleDeviceRun, result: RanksResult) -> UserVerdict:
+def _judged(verdict: UserVerdict, original: SingleDeviceRun, result: RanksResult, *, explain: bool) -> UserVerdict:
     brought = UserCase(original, result.run.values)
     verdict, doubt = judge(verdict, brought.case(), result)
     verdict = replace(verdict, unread=brought.unread, measures=brought.measures(result.run.calls))
     if verdict.divergence is not None:
-        return replace(verdict, hint=brought.hint(verdict.divergence))
+        from equivcheck.user.diagnosis.told import with_cause  # here, as most trainings are right
+
+        hinted = replace(verdict, hint=brought.hint(verdict.divergence))
+        return with_cause(hinted, original, brought.confirming_reference, result.run.values) if explain else hinted
     other = brought.other_settings
     if other is not None:
         return replace(verdict, outcome=Outcome.DIVERGED, reason=sentence(other), divergence=other)

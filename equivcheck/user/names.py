@@ -34,6 +34,12 @@ class Names:
         """Distinct buffers."""
         return self._named(module, "named_buffers")
 
+    def modules(self, module: nn.Module) -> list[tuple[str, nn.Module]]:
+        """The modules of the model, or what has taken their place, by their names; not what has been wrapped around them."""
+        owners = list(self._owners(module, "", set()))
+        there = {path for path, owner in owners if id(owner) in self._paths}
+        return [(path, owner) for path, owner in owners if id(owner) in self._paths or path not in there]
+
     def _named(self, module: nn.Module, what: str) -> list[tuple[str, torch.Tensor]]:
         found: dict[str, torch.Tensor] = {}
         seen: set[int] = set()

@@ -22,7 +22,7 @@ def rank_trace(task: Task) -> UserTrace:
     mesh = device_mesh(task.shape, task.axis_names)
     model = build(task)
     names = Names(model)
-    module = _parallelized(task, model, mesh)
+    module = parallelized(task, model, mesh)
     batches = [share_of(task, converted(batch, task.dtype), mesh) for batch in task.batches]
     scale = float(task.num_data_ranks) if task.reduction == "sum" else 1.0
     return train(task, Reader(names, module, task.full_tensors), batches, task.rank_step, scale)
@@ -56,7 +56,8 @@ def build(task: Task) -> nn.Module:
     return model if task.dtype is None else convert_model(model, task.dtype)
 
 
-def _parallelized(task: Task, model: nn.Module, mesh: DeviceMesh) -> nn.Module:
+def parallelized(task: Task, model: nn.Module, mesh: DeviceMesh) -> nn.Module:
+    """What a rank calls: what the user returns, or the model that was changed in place."""
     module = task.parallelize(model, mesh)
     if module is None:
         return model

@@ -109,13 +109,19 @@ def _trace(task: Task, *, seed: int, batches: Sequence[Any] | None = None, model
 
 def _copy(task: Task, number: int, eps: float) -> UserTrace:
     generator = np.random.default_rng((task.seed, number))
+    model = moved_model(task, eps, generator)
+    batches = [moved(converted(batch, task.dtype), eps, generator) for batch in task.batches]
+    return _trace(task, seed=task.seed, batches=batches, model=model)
+
+
+def moved_model(task: Task, eps: float, generator: np.random.Generator) -> nn.Module:
+    """The model with parameters that are off by up to one unit in the last place."""
     model = build(task)
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.is_floating_point():
                 parameter.mul_(factors(parameter, eps, generator))
-    batches = [moved(converted(batch, task.dtype), eps, generator) for batch in task.batches]
-    return _trace(task, seed=task.seed, batches=batches, model=model)
+    return model
 
 
 def _values(trace: Trace) -> list[Any]:

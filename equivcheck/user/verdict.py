@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from equivcheck.errors import NotEquivalent
 from equivcheck.user.measures import Measures
+from equivcheck.verdict.cause import Cause
 from equivcheck.verdict.description import of_divergence, of_ranks
 from equivcheck.verdict.verdict import Judgement, Outcome
 from equivcheck.worlds.failure import Failure, RankState
@@ -19,8 +20,14 @@ class UserVerdict(Judgement):
     """Names and sizes of the axes."""
     precision: str
     """The coarsest element type that the training passes through on one device: tolerances are measured in its units."""
+    cause: str = ""
+    """Why it diverged: what, done wrong on one device, leaves all that the ranks left; empty where nothing known does."""
+    kinds: tuple[Cause, ...] = ()
+    """What `cause` is, in a word; several where either may be."""
+    where: str = ""
+    """The first module whose output, or gradient of its output, differs; empty where that was not looked for, or not found."""
     hint: str = ""
-    """What may explain a divergence, in a sentence; empty where nothing is known."""
+    """What may explain a divergence without a known cause, in a sentence; empty where nothing is known."""
     unread: tuple[str, ...] = ()
     """Optimizer state that no rank could hand over, and that was not compared."""
     notes: tuple[str, ...] = ()
@@ -50,8 +57,10 @@ class UserVerdict(Judgement):
             lines = of_divergence(self.divergence, self.followers, self.num_unnamed)
         elif self.failure is not None:
             lines = [*of_ranks(self.failure), *_frames(self.failure)]
-        if self.hint:
-            lines.append(f"why:   {self.hint}")
+        if self.cause or self.hint:
+            lines.append(f"why:   {self.cause or self.hint}")
+        if self.where:
+            lines.append(f"where: {self.where}")
         if self.unread:
             lines.append(f"not compared, as no rank could read it: {', '.join(self.unread)}")
         return [*lines, *(f"note:  {note}" for note in self.notes)]

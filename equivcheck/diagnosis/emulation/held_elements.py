@@ -9,7 +9,8 @@ import numpy as np
 import torch
 
 from equivcheck.diagnosis.diverged_run import DivergedRun
-from equivcheck.diagnosis.emulation.coordinates import coordinates_of_ranks
+from equivcheck.diagnosis.emulation.coordinates import RankCoordinate, coordinates_of_ranks
+from equivcheck.diagnosis.evidence import Evidence
 from equivcheck.scenario import DDP
 from equivcheck.trace.pieces import fill
 
@@ -17,16 +18,17 @@ from equivcheck.trace.pieces import fill
 @lru_cache(maxsize=4)
 def held_elements_of(diverged: DivergedRun) -> HeldElements:
     """Those of a run, worked out once."""
-    return HeldElements(diverged)
+    return HeldElements(coordinates_of_ranks(diverged.mesh), held_of(diverged), _owners(diverged))
 
 
 class HeldElements:
     """What each rank holds of each parameter; puts whole tensors together on every rank."""
 
-    def __init__(self, diverged: DivergedRun) -> None:
-        self._coordinates = coordinates_of_ranks(diverged.mesh)
-        self._held = _held(diverged)
-        self._owners = _owners(diverged)
+    def __init__(
+        self, coordinates: Sequence[RankCoordinate], held: Mapping[str, list[np.ndarray]], owners: Mapping[str, int]
+    ) -> None:
+        """`held` has masks by rank; `owners` are ranks that update a tensor for all, if they do."""
+        self._coordinates, self._held, self._owners = coordinates, held, owners
         self._sources = {name: self._sources_of(holders) for name, holders in self._held.items()}
 
     @property
@@ -103,7 +105,7 @@ class HeldElements:
         return sum(not mine.agrees(theirs, (name,)) for name in mine.indices)
 
 
-def _held(diverged: DivergedRun) -> dict[str, list[np.ndarray]]:
+def held_of(diverged: Evidence) -> dict[str, list[np.ndarray]]:
     """Per parameter, which elements each rank holds."""
     table = diverged.reference.moments[1].table
     held = {

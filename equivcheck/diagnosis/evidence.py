@@ -1,0 +1,119 @@
+"""What ranks left beside what they should have left: all that patterns and counterfactuals look at."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import isclose
+
+import numpy as np
+
+from equivcheck.reference.reference import Reference
+from equivcheck.trace.differences import Divergence, Phase
+from equivcheck.trace.moments import Moment
+from equivcheck.trace.pieces import Whole, fill, parts_of
+from equivcheck.trace.trace import Trace
+
+RATIO = 1e-4
+"""Relative error up to which all elements of tensors have one ratio to what they should be."""
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class Evidence(ABC):
+    """Traces of ranks that diverged from a reference."""
+
+    reference: Reference
+    """What one device computes."""
+    traces: tuple[Trace, ...]
+    """Traces of the layout's own ranks."""
+    found: tuple[tuple[Moment, ...], ...]
+    """Per moment of the reference, that of each rank."""
+    divergences: tuple[Divergence, ...]
+    """All that differ by value, at least one, in order."""
+
+    @property
+    @abstractmethod
+    def eps(self) -> float:
+        """The unit of rounding."""
+
+    @property
+    @abstractmethod
+    def counts(self) -> Mapping[int, str]:
+        """Numbers that a factor may be, with what there are so many of."""
+
+    @property
+    def first(self) -> Divergence:
+        """The first divergence."""
+        return self.divergences[0]
+
+    @property
+    def num_moments(self) -> int:
+        """Moments up to the end of the first step that differs."""
+        last = len(self.reference.moments)
+        return next((at for at, moment in enumerate(self.reference.moments) if self._is_later(moment.step, moment.phase)), last)
+
+    def _is_later(self, step: int, phase: Phase) -> bool:
+        return step > self.first.step or phase in (Phase.STATE, Phase.BUFFER)
+
+    @property
+    def updated(self) -> tuple[str, ...]:
+        """The parameters that have a gradient at some step of the reference."""
+        found = [moment for moment in self.reference.moments if moment.phase is Phase.GRADIENT]
+        return tuple(name for at, name in enumerate(found[0].table.names) if any(moment.present[at] for moment in found))
+
+    @property
+    def suspects(self) -> tuple[tuple[str, ...], ...]:
+        """Sets of parameters whose gradients may be what is wrong: those that differ first, and all."""
+        differing = tuple(name for name in self.differing(Phase.GRADIENT) if name in self.updated)
+        is_part = bool(differing) and set(differing) != set(self.updated)
+        return (differing, self.updated) if is_part else (differing or self.updated,)
+
+    def differing(self, phase: Phase) -> tuple[str, ...]:
+        """The tensors that differ in a phase of the first step that does, in order."""
+        return tuple(
+            dict.fromkeys(found.tensor for found in self.divergences if (found.step, found.phase) == (self.first.step, phase))
+        )
+
+    def expected_values(self, step: int, phase: Phase) -> Whole:
+        """The reference's tensors of a phase of a step."""
+        values: Whole = {}
+        for found in self.reference.moments:
+            if (found.step, found.phase) == (step, phase):
+                ends = [*found.table.offsets[1:], found.table.total]
+                rows = zip(found.table.names, found.table.shapes, found.table.offsets, ends, strict=True)
+                values |= {name: found.values[start:end].reshape(shape) for name, shape, start, end in rows}
+        return values
+
+    def found_values(self, step: int, phase: Phase) -> Whole:
+        """The same of the ranks, put together; where ranks disagree, the lowest counts."""
+        values: Whole = {}
+        for expected, found in zip(self.reference.moments, self.found, strict=True):
+            if (expected.step, expected.phase) == (step, phase):
+                for moment in reversed(found):
+                    for piece, held in parts_of(moment.snapshot):
+                        if piece.name and held is not None:
+                            fill(values.setdefault(piece.name, np.full(piece.shape, np.nan)), piece, held)
+        return values
+
+    def ratio(self, names: Sequence[str], phase: Phase) -> float | None:
+        """The one ratio of all elements of some tensors to what they should be, if there is one other than 1.
+
+        A whole number, or one over it, if it is near one.
+        """
+        found, expected = self.found_values(self.first.step, phase), self.expected_values(self.first.step, phase)
+        ratios = [
+            (found[name] / expected[name])[expected[name] != 0.0].reshape(-1)
+            for name in names
+            if name in found and name in expected and found[name].shape == expected[name].shape
+        ]
+        values = np.concatenate(ratios) if ratios else np.empty(0)
+        if not len(values) or not np.isfinite(values).all() or not values.all():
+            return None
+        ratio = float(np.median(values))
+        if not np.allclose(values, ratio, rtol=RATIO) or isclose(ratio, 1.0, rel_tol=RATIO):
+            return None
+        for whole in (round(ratio), 1 / round(1 / ratio) if abs(ratio) < 1 else 0.0):
+            if whole and isclose(whole, ratio, rel_tol=RATIO):
+                return float(whole)
+        return ratio

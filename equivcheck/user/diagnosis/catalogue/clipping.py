@@ -1,0 +1,174 @@
+"""Gradients that are clipped by another norm, before they are reduced, on some ranks only, or not at all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+import torch
+
+from equivcheck.reference.reduction import Gradients
+from equivcheck.user.diagnosis.counterfactual import Change, Counterfactual, Honest
+from equivcheck.user.diagnosis.diverged import DivergedTraining, choices
+from equivcheck.user.diagnosis.emulated_ranks import EmulatedRanks
+from equivcheck.user.diagnosis.interception import norm_of
+from equivcheck.verdict.cause import Cause
+
+Combined = Callable[[list[torch.Tensor], float], torch.Tensor]
+"""One norm of the norms of what each rank holds, of a kind."""
+NormOf = Callable[[EmulatedRanks, int, Gradients, float], torch.Tensor]
+"""The norm that a rank goes by: of its gradients, of a kind."""
+MAX_LEFT_OUT = 24
+"""Tensors that are left out of the norm, one at a time."""
+
+
+def wrong_clippings(diverged: DivergedTraining, honest: Honest) -> Iterator[Counterfactual]:
+    """All of them, where one device clips by `clip_grad_norm_`."""
+    if not honest.clips:
+        return
+    yield _by(Cause.NOT_CLIPPED, "gradients are not clipped", _zero)
+    yield from _shards(diverged)
+    yield from _replicas(diverged)
+    yield from _put_together()
+    yield from _kinds()
+    yield from _on_some_ranks(diverged)
+    yield Counterfactual(cause=Cause.PART_OF_NORM, sentence="each tensor is clipped by its own norm", change=_each)
+    if diverged.shares and diverged.data_axes:
+        words = "each rank clips the gradients of its own rows before they are reduced"
+        for again, more in ((False, ""), (True, ", and again afterwards")):
+            yield Counterfactual(
+                cause=Cause.CLIPPED_BEFORE_REDUCTION, sentence=words + more, change=_early(again=again), own_rows=True
+            )
+    yield from _left_out(diverged)
+
+
+def _by(cause: Cause, sentence: str, norm: NormOf) -> Counterfactual:
+    def change(ranks: EmulatedRanks) -> None:
+        ranks.norm = lambda rank, gradients, kind: norm(ranks, rank, gradients, kind)
+
+    return Counterfactual(cause=cause, sentence=sentence, change=change)
+
+
+def _zero(_ranks: EmulatedRanks, _rank: int, _gradients: Gradients, _kind: float) -> torch.Tensor:
+    return torch.zeros((), dtype=torch.float64)
+
+
+def _each(ranks: EmulatedRanks) -> None:
+    ranks.clips_each = True
+
+
+def _held(ranks: EmulatedRanks, gradients: Gradients, holders: Sequence[int]) -> list[torch.Tensor]:
+    return [value[ranks.held.by(name, *holders)] for name, value in gradients.items()]
+
+
+def _shards(diverged: DivergedTraining) -> Iterator[Counterfactual]:
+    """The norm of what one rank holds, or those along some axes together."""
+    for lacking in choices(diverged.wide_axes):
+        kept = tuple(name for name in diverged.wide_axes if name not in lacking)
+        words = (
+            f"the norm is that of what {diverged.over(kept)} hold together"
+            if kept
+            else ("each rank clips by its local norm: that of the shards that it holds")
+        )
+
+        def local(ranks: EmulatedRanks, rank: int, gradients: Gradients, kind: float, kept: Sequence[str] = kept) -> torch.Tensor:
+            return norm_of(_held(ranks, gradients, ranks.peers(rank, kept)), kind)
+
+        yield _by(Cause.LOCAL_NORM, words, local)
+    ways: tuple[tuple[Combined, str], ...] = (
+        (lambda norms, _kind: torch.stack(norms).sum(), "added up"),
+        (lambda norms, _kind: torch.stack(norms).square().sum().sqrt(), "put together as a root of the sum of squares"),
+        (lambda norms, _kind: torch.stack(norms).max(), "put together by their maximum"),
+        (lambda norms, _kind: torch.stack(norms).mean(), "averaged"),
+        (lambda norms, kind: torch.stack(norms).pow(kind).sum() if kind < torch.inf else norms[0], "added up without a root"),
+        (lambda norms, _kind: torch.stack(norms).max().sqrt(), "put together as the root of their maximum"),
+        (lambda norms, _kind: torch.stack(norms).sum().sqrt(), "put together as the root of their sum"),
+    )
+    for chosen in choices(diverged.wide_axes):
+        for way, words in ways:
+            sentence = f"the norms of what {diverged.over(chosen)} hold are {words}"
+            yield _by(Cause.ANOTHER_NORM, sentence, _combining(chosen, way))
+
+
+def _combining(axes: Sequence[str], way: Combined) -> NormOf:
+    def combined(ranks: EmulatedRanks, rank: int, gradients: Gradients, kind: float) -> torch.Tensor:
+        return way([norm_of(_held(ranks, gradients, [peer]), kind) for peer in ranks.peers(rank, axes)], kind)
+
+    return combined
+
+
+def _replicas(diverged: DivergedTraining) -> Iterator[Counterfactual]:
+    """Elements that several ranks hold count once for each."""
+    for chosen in choices(diverged.wide_axes):
+
+        def counted(
+            ranks: EmulatedRanks, rank: int, gradients: Gradients, kind: float, chosen: Sequence[str] = chosen
+        ) -> torch.Tensor:
+            return norm_of([part for peer in ranks.peers(rank, chosen) for part in _held(ranks, gradients, [peer])], kind)
+
+        words = f"the norm counts what {diverged.over(chosen)} all hold once for each of them"
+        yield _by(Cause.REPLICAS_IN_NORM, words, counted)
+
+
+def _put_together() -> Iterator[Counterfactual]:
+    """Of the whole norm, a root or a power."""
+    for power, words in ((0.5, "the root of the norm"), (2.0, "the square of the norm")):
+
+        def powered(_ranks: EmulatedRanks, _rank: int, gradients: Gradients, kind: float, power: float = power) -> torch.Tensor:
+            return norm_of(gradients.values(), kind) ** power
+
+        yield _by(Cause.ANOTHER_NORM, f"gradients are clipped by {words}", powered)
+
+
+def _kinds() -> Iterator[Counterfactual]:
+    for kind in (1.0, 2.0, torch.inf):
+
+        def other(_ranks: EmulatedRanks, _rank: int, gradients: Gradients, _kind: float, kind: float = kind) -> torch.Tensor:
+            return norm_of(gradients.values(), kind)
+
+        yield _by(Cause.ANOTHER_NORM, f"gradients are clipped by their {kind:g}-norm", other)
+
+
+def _on_some_ranks(diverged: DivergedTraining) -> Iterator[Counterfactual]:
+    count = diverged.task.num_ranks
+    for one in range(count):
+        others = tuple(rank for rank in range(count) if rank != one)
+        words = f"rank {one} does not clip its gradients, {'all others do' if len(others) > 1 else f'rank {others[0]} does'}"
+        yield _by(Cause.NOT_CLIPPED, words, _unclipped((one,)))
+        if len(others) > 1:
+            yield _by(Cause.NOT_CLIPPED, f"rank {one} alone clips its gradients", _unclipped(others))
+
+
+def _unclipped(on: Sequence[int]) -> NormOf:
+    def only(_ranks: EmulatedRanks, rank: int, gradients: Gradients, kind: float) -> torch.Tensor:
+        return norm_of(gradients.values(), kind) * (0.0 if rank in on else 1.0)
+
+    return only
+
+
+def _early(*, again: bool) -> Change:
+    """Gradients stay each rank's own until they have been clipped."""
+
+    def change(ranks: EmulatedRanks) -> None:
+        reduce = ranks.reduce
+        ranks.reduce = lambda all_, _microbatch, _step: all_
+        ranks.norm = lambda _rank, gradients, kind: norm_of(gradients.values(), kind)
+
+        def average(rank: int, step: int) -> None:
+            means = ranks.exchange(rank, ranks.gradients(rank), lambda all_: reduce(all_, 0, step))
+            for name, value in ranks.parameters[rank].items():
+                value.grad = means.get(name)
+            if again:
+                ranks.clip_again(rank, norm_of(means.values(), ranks.kind))
+
+        ranks.after_clipping.append(average)
+
+    return change
+
+
+def _left_out(diverged: DivergedTraining) -> Iterator[Counterfactual]:
+    for left in diverged.updated[:MAX_LEFT_OUT]:
+
+        def without(_ranks: EmulatedRanks, _rank: int, gradients: Gradients, kind: float, left: str = left) -> torch.Tensor:
+            return norm_of([value for name, value in gradients.items() if name != left], kind)
+
+        yield _by(Cause.PART_OF_NORM, f"the norm leaves out `{left}`", without)

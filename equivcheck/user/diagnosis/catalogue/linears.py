@@ -1,0 +1,118 @@
+"""Linear layers that ranks split, with a bias that counts too often or too little, or a part of a sum that is missing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from equivcheck.trace.differences import Phase
+from equivcheck.user.diagnosis.counterfactual import Change, Counterfactual, Honest
+from equivcheck.user.diagnosis.diverged import DivergedTraining, held_elements
+from equivcheck.user.diagnosis.emulated_ranks import EmulatedRanks
+from equivcheck.user.ranks import build
+from equivcheck.verdict.cause import Cause
+
+MAX_LAYERS = 16
+"""Layers that are tried, one at a time."""
+
+
+def wrong_splits(diverged: DivergedTraining, _honest: Honest) -> Iterator[Counterfactual]:
+    """Of every linear layer in turn, over every axis along which all ranks have the same rows."""
+    if diverged.first.phase not in (Phase.LOSS, Phase.GRADIENT):
+        return
+    modules = [name for name, module in build(diverged.task).named_modules() if isinstance(module, nn.Linear)]
+    for axis in (name for name in diverged.wide_axes if name not in diverged.data_axes):
+        size, where = diverged.size((axis,)), diverged.over((axis,))
+        for name in modules[:MAX_LAYERS]:
+            yield from _biases(name, size, where)
+            if held_elements(diverged).is_sharded:
+                yield from _parts(name, axis, where)
+
+
+def _biases(name: str, size: int, where: str) -> Iterator[Counterfactual]:
+    for factor, words in (
+        (float(size), f"the bias of `{name}` is added on each of {where}: its output has it {size} times"),
+        (1 / size, f"the bias of `{name}` is divided by the number of {where}"),
+        (0.0, f"the bias of `{name}` is left out of its output"),
+    ):
+        for of_gradient, more in ((1.0, ""), (factor, ", and so is its gradient")):
+            yield Counterfactual(
+                cause=Cause.BIAS_ON_EVERY_RANK, sentence=words + more, change=_with_bias(name, factor, of_gradient)
+            )
+
+
+def _with_bias(name: str, factor: float, of_gradient: float) -> Change:
+    """The bias multiplied where it is added; its gradient by another factor."""
+
+    def change(ranks: EmulatedRanks) -> None:
+        for model in ranks.models:
+            linear: Any = model.get_submodule(name)
+            if linear.bias is not None:
+                linear.register_forward_hook(
+                    lambda module, _inputs, output: (
+                        output + (of_gradient - 1) * (module.bias - module.bias.detach()) + (factor - 1) * module.bias.detach()
+                    )
+                )
+
+    return change
+
+
+def _parts(name: str, axis: str, where: str) -> Iterator[Counterfactual]:
+    cut_along_inputs = f"the output of `{name}`, split along its inputs, is not summed over {where}"
+    yield Counterfactual(
+        cause=Cause.PARTIAL_OUTPUT, sentence=cut_along_inputs, change=lambda ranks: _replace(ranks, name, axis, _partial_output)
+    )
+    cut_along_outputs = f"the gradient of the input of `{name}`, split along its outputs, is not summed over {where}"
+    yield Counterfactual(
+        cause=Cause.PARTIAL_INPUT_GRADIENT,
+        sentence=cut_along_outputs,
+        change=lambda ranks: _replace(ranks, name, axis, _partial_gradient),
+    )
+
+
+Forward = Callable[[torch.Tensor], torch.Tensor]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Split:
+    """A layer of one rank, and what each rank holds of its weight."""
+
+    ranks: EmulatedRanks
+    rank: int
+    linear: Any
+    held: list[torch.Tensor]
+    peers: list[int]
+
+
+def _replace(ranks: EmulatedRanks, name: str, axis: str, forward: Callable[[_Split], Forward]) -> None:
+    held = [ranks.held.by(f"{name}.weight", rank) for rank in range(len(ranks.models))]
+    for rank, model in enumerate(ranks.models):
+        linear: Any = model.get_submodule(name)
+        linear.forward = forward(_Split(ranks=ranks, rank=rank, linear=linear, held=held, peers=ranks.peers(rank, (axis,))))
+
+
+def _partial_output(split: _Split) -> Forward:
+    linear, held = split.linear, split.held[split.rank]
+    return lambda inputs: functional.linear(inputs, linear.weight * held, linear.bias)
+
+
+def _partial_gradient(split: _Split) -> Forward:
+    """Each column of the output is that of the rank with its row; what goes back to the input is what the held rows give."""
+    linear = split.linear
+
+    def forward(inputs: torch.Tensor) -> torch.Tensor:
+        own = functional.linear(inputs.detach(), linear.weight, linear.bias)
+        part = functional.linear(inputs, (linear.weight * split.held[split.rank]).detach())
+        outputs = split.ranks.exchange(split.rank, own.detach().clone(), lambda all_: [all_] * len(all_))
+        whole = own.detach().clone()
+        for peer in split.peers:
+            columns = split.held[peer].any(1)
+            whole[..., columns] = outputs[peer][..., columns]
+        return whole + (own - own.detach()) + (part - part.detach())
+
+    return forward

@@ -1,0 +1,123 @@
+"""Microbatches that are accumulated in a wrong way, and gradients that are never zeroed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+
+from equivcheck.diagnosis.words import listed
+from equivcheck.reference.reduction import Gradients
+from equivcheck.user.batches import microbatches
+from equivcheck.user.diagnosis.catalogue.reductions import own, reducing
+from equivcheck.user.diagnosis.catalogue.rows import rows_of
+from equivcheck.user.diagnosis.counterfactual import Change, Counterfactual, Honest, Span
+from equivcheck.user.diagnosis.diverged import DivergedTraining
+from equivcheck.user.diagnosis.emulated_ranks import EmulatedRanks
+from equivcheck.user.task import Loss
+from equivcheck.verdict.cause import Cause
+
+ALWAYS = Span(first=0)
+
+
+def wrong_accumulations(diverged: DivergedTraining, honest: Honest) -> Iterator[Counterfactual]:
+    """Some microbatches unreduced, left out, summed, or gradients of earlier steps that remain."""
+    count = honest.num_backward
+    if count > 1:
+        if diverged.shares and diverged.data_axes:
+            yield from _unreduced(diverged, count)
+        yield from _left_out(count)
+        yield from _uneven(diverged, count)
+        factor = [float(count)] * count
+        yield from _both(Cause.MICROBATCHES_SUMMED, f"the sum over the {count} microbatches, not the mean", factor)
+        factor = [1 / count] * count
+        yield from _both(Cause.RESCALED_EACH_MICROBATCH, "divided by the number of microbatches twice", factor)
+        factor = [count ** -(count - 1.0 - number) for number in range(count)]
+        words = "divided by the number of microbatches again at each of them"
+        yield _weighted(Cause.RESCALED_EACH_MICROBATCH, f"what has been accumulated is {words}", factor)
+    if len(diverged.task.batches) > 1:
+        words = "gradients are not zeroed between steps: each step adds to those of earlier steps"
+        yield Counterfactual(cause=Cause.NOT_ZEROED, sentence=words, change=_keeping)
+
+
+def _unreduced(diverged: DivergedTraining, count: int) -> Iterator[Counterfactual]:
+    for numbers in dict.fromkeys((tuple(range(1, count)), tuple(range(count - 1)), (count - 1,), (0,))):
+        which = f"microbatch{'' if len(numbers) == 1 else 'es'} {listed([str(number) for number in numbers])}"
+        only = " (only the first is)" if numbers == tuple(range(1, count)) else ""
+        words = f"the gradients of {which} are not reduced over {diverged.over(diverged.data_axes)}{only}"
+        change = reducing(own, None, ALWAYS, numbers)
+        yield Counterfactual(cause=Cause.NOT_REDUCED, sentence=words, change=change, own_rows=True)
+
+
+def _left_out(count: int) -> Iterator[Counterfactual]:
+    for index in range(count):
+        only = [float(at == index) for at in range(count)]
+        where = {0: ", the first,", count - 1: ", the last,"}.get(index, "")
+        words = f"of microbatch {index}{where} alone"
+        yield from _both(Cause.MICROBATCH_LOST, f"that {words}", [one * count for one in only])
+        yield from _both(Cause.MICROBATCH_LOST, f"that {words}, scaled by its share", only)
+        if count > 2:
+            without = [1.0 - one for one in only]
+            kept = count / (count - 1)
+            yield from _both(Cause.MICROBATCH_LOST, f"missing microbatch {index}{where.rstrip(',')}", without)
+            averaged = f"missing microbatch {index}{where} and averaged over the others"
+            yield from _both(Cause.MICROBATCH_LOST, averaged, [one * kept for one in without])
+
+
+def _uneven(diverged: DivergedTraining, count: int) -> Iterator[Counterfactual]:
+    """Microbatches of unequal size that count alike where they should not, or the other way round."""
+    rows = [len(rows_of(each)) for each in microbatches(diverged.task.batches[0])]
+    if len(rows) == count and len(set(rows)) > 1 and all(rows):
+        alike = [sum(rows) / (count * own) for own in rows]
+        words = f"averaged over the {count} microbatches as if these had the same number of rows"
+        yield from _both(Cause.MEAN_OF_MEANS, words, alike)
+        words = f"averaged over the {count} microbatches by their number of rows"
+        yield from _both(Cause.MEAN_OF_MEANS, words, [1 / weight for weight in alike])
+
+
+def _both(cause: Cause, words: str, weights: Sequence[float]) -> Iterator[Counterfactual]:
+    """Gradients weighted, or loss and gradients."""
+    yield _weighted(cause, f"the gradient is {words}", weights)
+    yield Counterfactual(cause=cause, sentence=f"gradient and loss are {words}", change=_weighing_losses(weights))
+
+
+def _weighted(cause: Cause, sentence: str, weights: Sequence[float]) -> Counterfactual:
+    def change(ranks: EmulatedRanks) -> None:
+        def reduce(all_: list[Gradients], microbatch: int, step: int) -> list[Gradients]:
+            weight = weights[microbatch] if microbatch < len(weights) else 1.0
+            return [{name: value * weight for name, value in each.items()} for each in ranks.mean(all_, microbatch, step)]
+
+        ranks.reduce = reduce
+
+    return Counterfactual(cause=cause, sentence=sentence, change=change)
+
+
+def _weighing_losses(weights: Sequence[float]) -> Change:
+    def weighing(_rank: int, loss: Loss) -> Loss:
+        calls = [0]
+
+        def weighted(outputs: object, targets: object) -> torch.Tensor:
+            calls[0] += 1
+            return loss(outputs, targets) * weights[(calls[0] - 1) % len(weights)]
+
+        return weighted
+
+    def change(ranks: EmulatedRanks) -> None:
+        ranks.wraps_loss = weighing
+
+    return change
+
+
+def _keeping(ranks: EmulatedRanks) -> None:
+    kept: dict[int, Gradients] = {}
+
+    def add(rank: int, _step: int) -> None:
+        for name, value in kept.get(rank, {}).items():
+            parameter = ranks.parameters[rank][name]
+            parameter.grad = value if parameter.grad is None else parameter.grad + value
+
+    def keep(rank: int, _step: int) -> None:
+        kept[rank] = {name: value.clone() for name, value in ranks.gradients(rank).items()}
+
+    ranks.after_backward.append(add)
+    ranks.after_update.append(keep)

@@ -1,0 +1,185 @@
+"""Parameters and gradients of an earlier step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import numpy as np
+import torch
+
+from equivcheck.diagnosis.words import numbered, tensors
+from equivcheck.reference.reduction import Gradients
+from equivcheck.trace.differences import Phase
+from equivcheck.trace.pieces import parts_of
+from equivcheck.user.diagnosis.counterfactual import Change, Counterfactual, Honest
+from equivcheck.user.diagnosis.diverged import DivergedTraining, held_elements
+from equivcheck.user.diagnosis.emulated_ranks import EmulatedRanks
+from equivcheck.verdict.cause import Cause
+
+MAX_TENSORS = 24
+"""Parameters that are taken to be old, one at a time."""
+
+
+def stale_values(diverged: DivergedTraining, honest: Honest) -> Iterator[Counterfactual]:
+    """Parameters in the forward pass, gradients, and what ranks gather after an update."""
+    if len(diverged.task.batches) == 1:
+        return
+    if diverged.first.phase in (Phase.LOSS, Phase.GRADIENT):
+        yield from _old_parameters(diverged)
+    for words, zero in (("those of the previous step", False), ("those of the previous step, and zero at the first", True)):
+        for late in (False, True):
+            sentence = f"gradients are {words}{', also where they are clipped' if not late and honest.clips else ''}"
+            yield Counterfactual(cause=Cause.STALE, sentence=sentence, change=_old_gradients(zero=zero, late=late))
+    yield Counterfactual(cause=Cause.STALE, sentence="the optimizer uses the gradients of the previous step", change=_used_late)
+    if diverged.first.phase is Phase.UPDATE:
+        yield from _gathered_late(diverged)
+
+
+def _old_parameters(diverged: DivergedTraining) -> Iterator[Counterfactual]:
+    before = "loss and gradients are computed with the parameters of the"
+    yield _computing(f"{before} previous step", None)
+    yield _computing(f"{before} first step", None, first=True)
+    if held_elements(diverged).is_sharded:
+        words = "each rank computes with its own shard as it is and those of others as they were a step ago: gathered too early"
+        yield Counterfactual(cause=Cause.STALE, sentence=words, change=_old_shards)
+    for name in diverged.updated[:MAX_TENSORS]:
+        for first, which in ((False, "previous"), (True, "first")):
+            words = f"`{name}` takes part in loss and gradients as it was at the {which} step"
+            yield _computing(words, (name,), first=first)
+    modules = dict.fromkeys(name.rpartition(".")[0] for name in diverged.updated)
+    for module in list(modules)[:MAX_TENSORS]:
+        names = tuple(name for name in diverged.updated if name.rpartition(".")[0] == module)
+        if 1 < len(names) < len(diverged.updated):
+            yield _computing(f"{tensors(names)} take part in loss and gradients as they were at the previous step", names)
+
+
+def _computing(sentence: str, names: tuple[str, ...] | None, *, first: bool = False) -> Counterfactual:
+    def change(ranks: EmulatedRanks) -> None:
+        kept: dict[int, list[Gradients]] = {}
+
+        def load_old(rank: int, _step: int) -> None:
+            own = ranks.parameters[rank]
+            mine = kept.setdefault(rank, [])
+            mine.append({name: own[name].detach().clone() for name in names or own})
+            _load(own, mine[0] if first else mine[max(0, len(mine) - 2)])
+
+        ranks.before_step.append(load_old)
+        ranks.before_reading.append(lambda rank, _step: _load(ranks.parameters[rank], kept[rank][-1]))
+
+    return Counterfactual(cause=Cause.STALE, sentence=sentence, change=change)
+
+
+def _load(parameters: Mapping[str, torch.Tensor], values: Mapping[str, torch.Tensor]) -> None:
+    for name, value in values.items():
+        parameters[name].data.copy_(value)
+
+
+def _old_shards(ranks: EmulatedRanks) -> None:
+    kept: dict[int, list[Gradients]] = {}
+
+    def load_old(rank: int, _step: int) -> None:
+        own = ranks.parameters[rank]
+        mine = kept.setdefault(rank, [])
+        mine.append({name: value.detach().clone() for name, value in own.items()})
+        for name, value in mine[max(0, len(mine) - 2)].items():
+            mask = ~ranks.held.by(name, rank)
+            own[name].data[mask] = value[mask]
+
+    ranks.before_step.append(load_old)
+    ranks.before_reading.append(lambda rank, _step: _load(ranks.parameters[rank], kept[rank][-1]))
+
+
+def _old_gradients(*, zero: bool, late: bool) -> Change:
+    """As they are read; before clipping, or after it."""
+
+    def change(ranks: EmulatedRanks) -> None:
+        kept: dict[int, Gradients] = {}
+
+        def swap(rank: int, _step: int) -> None:
+            fresh = {name: value.clone() for name, value in ranks.gradients(rank).items()}
+            first = {name: torch.zeros_like(value) for name, value in fresh.items()} if zero else fresh
+            old = kept.get(rank, first)
+            for name, value in old.items():
+                ranks.parameters[rank][name].grad = value.clone()
+            kept[rank] = fresh
+
+        (ranks.before_reading if late else ranks.after_backward).append(swap)
+
+    return change
+
+
+def _used_late(ranks: EmulatedRanks) -> None:
+    kept: dict[int, list[Gradients]] = {}
+
+    def hide(rank: int, _step: int) -> None:
+        mine = kept.setdefault(rank, [])
+        mine.append({name: value.clone() for name, value in ranks.gradients(rank).items()})
+        for name, value in mine[max(0, len(mine) - 2)].items():
+            ranks.parameters[rank][name].grad = value.clone()
+
+    def show(rank: int, _step: int) -> None:
+        for name, value in kept[rank][-1].items():
+            ranks.parameters[rank][name].grad = value.clone()
+
+    ranks.before_update.append(hide)
+    ranks.after_update.append(show)
+
+
+def _gathered_late(diverged: DivergedTraining) -> Iterator[Counterfactual]:
+    """Elements that a rank leaves alone in the first update that differs: it has them from others, a step late or never."""
+    masks = _left_behind(diverged)
+    if not any(masks):
+        return
+    who = numbered([rank for rank, mine in enumerate(masks) if mine])
+    words = f"parameters that {who} has from other ranks are those of the step before: gathered before they are updated"
+    yield Counterfactual(cause=Cause.STALE, sentence=words, change=lambda ranks: _lagging(ranks, masks))
+    words = f"what other ranks update never reaches {who}"
+    yield Counterfactual(cause=Cause.NOT_UPDATED, sentence=words, change=lambda ranks: _lagging(ranks, masks, for_ever=True))
+
+
+def _left_behind(diverged: DivergedTraining) -> list[dict[str, torch.Tensor]]:
+    """Per rank, the elements of whole tensors that its first wrong update has left alone, where not all ranks have."""
+    step = diverged.first.step
+    if not step and not diverged.initial:
+        return []
+    found = []
+    for rank, trace in enumerate(diverged.traces):
+        before = dict(_values(trace.steps[step - 1].parameters if step else diverged.initial[rank]))
+        after, expected = dict(_values(trace.steps[step].parameters)), diverged.expected_values(step, Phase.UPDATE)
+        found.append(
+            {
+                name: torch.from_numpy(np.asarray((after[name] == before[name]) & (expected[name] != before[name])))
+                for name in after
+                if name in before and name in expected and after[name].shape == expected[name].shape == before[name].shape
+            }
+        )
+    return [{name: mask for name, mask in mine.items() if mask.any()} for mine in found]
+
+
+def _values(snapshot: object) -> Iterator[tuple[str, np.ndarray]]:
+    for piece, values in parts_of(snapshot):  # type: ignore[arg-type]
+        if values is not None and values.size == int(np.prod(piece.shape, dtype=int)):
+            yield piece.name, values.reshape(piece.shape)
+
+
+def _lagging(ranks: EmulatedRanks, masks: list[dict[str, torch.Tensor]], *, for_ever: bool = False) -> None:
+    initial = [{name: value.detach().clone() for name, value in own.items()} for own in ranks.parameters]
+    previous = [initial[0]]
+
+    def lag(values: list[Gradients]) -> list[None]:
+        fresh = {}
+        for name, value in values[0].items():
+            fresh[name] = value.clone()
+            for rank, each in enumerate(values):
+                mask = masks[rank].get(name)
+                fresh[name] = each[name].clone() if mask is None else torch.where(mask, fresh[name], each[name])
+        for rank, each in enumerate(values):
+            for name, mask in masks[rank].items():
+                each[name][mask] = previous[0][name][mask]
+        previous[0] = previous[0] if for_ever else fresh
+        return [None] * len(values)
+
+    def after(rank: int, _step: int) -> None:
+        ranks.exchange(rank, {name: value.data for name, value in ranks.parameters[rank].items()}, lag)
+
+    ranks.after_update.append(after)

@@ -1,0 +1,58 @@
+"""Ranks that start from other parameters, or from the right ones in other places."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+
+from equivcheck.diagnosis.words import numbered, tensors
+from equivcheck.trace.pieces import fill, part_of, parts_of
+from equivcheck.user.diagnosis.counterfactual import Counterfactual, Honest
+from equivcheck.user.diagnosis.diverged import DivergedTraining, named
+from equivcheck.user.diagnosis.emulated_ranks import EmulatedRanks
+from equivcheck.user.ranks import build
+from equivcheck.verdict.cause import Cause
+
+
+def wrong_start(diverged: DivergedTraining, _honest: Honest) -> Iterator[Counterfactual]:
+    """As ranks were seen to start."""
+    right = {name: value.detach().double().numpy() for name, value in named(build(diverged.task)).items()}
+    wrong = [
+        (piece.name, rank)
+        for rank, initial in enumerate(diverged.initial)
+        for piece, values in parts_of(initial)
+        if values is not None and piece.name in right and right[piece.name].shape == piece.shape
+        if not np.array_equal(values, part_of(right[piece.name], piece))
+    ]
+    if wrong:
+        names, ranks = sorted({name for name, _ in wrong}), sorted({rank for _, rank in wrong})
+        alone = len(ranks) < len(diverged.initial)
+        who = f"{numbered(ranks)} start{'s' if len(ranks) == 1 else ''}" if alone else "every rank starts"
+        cause, words = Cause.UNEQUAL_START, f"{who} from other values of {tensors(names)} than one device"
+        if all(_is_permuted(diverged, name, right[name]) for name in names):
+            cause = Cause.PERMUTED
+            words = (
+                f"{who} with the elements of {tensors(names)} in wrong places: shards in another order, or cut along another dim"
+            )
+        yield Counterfactual(cause=cause, sentence=words, change=lambda emulated: _start_there(diverged, emulated))
+
+
+def _is_permuted(diverged: DivergedTraining, name: str, right: np.ndarray) -> bool:
+    found = np.full(right.shape, np.nan)
+    for initial in reversed(diverged.initial):
+        for piece, values in parts_of(initial):
+            if piece.name == name and values is not None:
+                fill(found, piece, values)
+    return not np.array_equal(found, right) and np.array_equal(np.sort(found, axis=None), np.sort(right, axis=None))
+
+
+def _start_there(diverged: DivergedTraining, ranks: EmulatedRanks) -> None:
+    for own, initial in zip(ranks.parameters, diverged.initial, strict=True):
+        for piece, values in parts_of(initial):
+            if values is not None and piece.name in own and tuple(own[piece.name].shape) == piece.shape:
+                whole = own[piece.name].detach().double().numpy().copy()
+                fill(whole, piece, values)
+                own[piece.name].data.copy_(torch.from_numpy(whole))
+    ranks.held.gather([{name: value.data for name, value in own.items()} for own in ranks.parameters])

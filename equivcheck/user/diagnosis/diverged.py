@@ -1,0 +1,205 @@
+"""What the diagnosis of a user's training starts from: what ranks left, what they were given, what they held."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import combinations, product
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from equivcheck.comparison.compare import compare
+from equivcheck.diagnosis.emulation.coordinates import RankCoordinate
+from equivcheck.diagnosis.emulation.held_elements import HeldElements, held_of
+from equivcheck.diagnosis.evidence import Evidence
+from equivcheck.reference.reference import Reference
+from equivcheck.trace.differences import Phase
+from equivcheck.trace.moments import moments
+from equivcheck.trace.pieces import part_of, parts_of
+from equivcheck.trace.trace import Snapshot
+from equivcheck.user.batches import converted, microbatches, share_of
+from equivcheck.user.names import Names
+from equivcheck.user.ranks import build, parallelized
+from equivcheck.user.reading import Reader
+from equivcheck.user.settings import UserTrace
+from equivcheck.user.task import Task
+from equivcheck.worlds.failure import RanksFailed
+from equivcheck.worlds.meshes import device_mesh
+from equivcheck.worlds.pool import ranks
+
+Masks = Mapping[str, torch.Tensor]
+"""Some elements of tensors, by name."""
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class DivergedTraining(Evidence):
+    """A training of a user whose ranks left something else than one device."""
+
+    task: Task
+    """The training."""
+    single: UserTrace
+    """What one device left."""
+    unit: float
+    """The unit of rounding of the coarsest element type that it passes through."""
+    shares: tuple[tuple[Any, ...], ...]
+    """Per rank its part of each batch; empty where that could not be asked for."""
+    initial: tuple[Snapshot, ...]
+    """Per rank the parameters that it starts from; empty where that could not be seen."""
+
+    @property
+    def eps(self) -> float:
+        """The unit of rounding."""
+        return self.unit
+
+    @property
+    def counts(self) -> dict[int, str]:
+        """Axes, microbatches and ranks."""
+        counts = {size: f"the {size} {name} ranks" for name, size in self.task.mesh if size > 1}
+        counts.setdefault(self.task.num_data_ranks, "the data ranks")
+        counts.setdefault(self.num_microbatches, "the microbatches")
+        counts.setdefault(self.task.num_ranks, f"the {self.task.num_ranks} ranks")
+        return counts
+
+    @property
+    def num_microbatches(self) -> int:
+        """Of the first step."""
+        return len(microbatches(self.task.batches[0]))
+
+    @property
+    def data_axes(self) -> tuple[str, ...]:
+        """The axes of more than one rank along which rows are cut."""
+        return tuple(name for name, size in self.task.mesh if size > 1 and name in self.task.data_axes)
+
+    @property
+    def wide_axes(self) -> tuple[str, ...]:
+        """The axes of more than one rank."""
+        return tuple(name for name, size in self.task.mesh if size > 1)
+
+    @property
+    def coordinates(self) -> tuple[RankCoordinate, ...]:
+        """Where each rank lies in the mesh."""
+        places = product(*(range(size) for size in self.task.shape))
+        return tuple(
+            RankCoordinate(rank=rank, indices=dict(zip(self.task.axis_names, place, strict=True)))
+            for rank, place in enumerate(places)
+        )
+
+    def size(self, axes: Sequence[str]) -> int:
+        """Ranks along some axes."""
+        return math.prod(size for name, size in self.task.mesh if name in axes)
+
+    def over(self, axes: Sequence[str]) -> str:
+        """The ranks along some axes: ``the 2 dp ranks``."""
+        sizes = " x ".join(str(size) for name, size in self.task.mesh if name in axes)
+        return f"the {sizes} {' x '.join(name for name in self.task.axis_names if name in axes)} ranks"
+
+
+@lru_cache(maxsize=2)
+def held_elements(diverged: DivergedTraining) -> HeldElements:
+    """What each rank holds, and which rank alone has the state of a tensor that all hold."""
+    held, owners = held_of(diverged), dict[str, int]()
+    for name, masks in held.items():
+        holders = [rank for rank, trace in enumerate(diverged.traces) if _has_state(trace, name)]
+        if len(holders) == 1 and all(mask.all() for mask in masks):
+            owners[name] = holders[0]
+    return HeldElements(diverged.coordinates, held, owners)
+
+
+def _has_state(trace: UserTrace | Any, name: str) -> bool:
+    return any(piece.name.rpartition("/")[0] == name for piece in trace.state.pieces)
+
+
+def wrong_elements(diverged: DivergedTraining, phase: Phase) -> dict[str, torch.Tensor]:
+    """Which elements of each tensor are off the reference on any rank, in a phase of the first step that differs."""
+    masks: dict[str, np.ndarray] = {}
+    for expected, found in zip(diverged.reference.moments, diverged.found, strict=True):
+        if (expected.step, expected.phase) != (diverged.first.step, phase):
+            continue
+        whole = diverged.expected_values(expected.step, phase)
+        for moment in found:
+            for piece, values in parts_of(moment.snapshot):
+                right = whole.get(piece.name)
+                if right is not None and values is not None and right.shape == piece.shape:
+                    limit = float(expected.tolerances[expected.table.rows[piece.name]]) / math.sqrt(max(right.size, 1)) / 2
+                    places = part_of(np.arange(right.size).reshape(right.shape), piece)
+                    mask = masks.setdefault(piece.name, np.zeros(right.shape, dtype=np.bool_)).reshape(-1)
+                    mask[places] |= np.abs(values - right.reshape(-1)[places]) > limit
+    return {name: torch.from_numpy(mask) for name, mask in masks.items() if mask.any()}
+
+
+def suspects(diverged: DivergedTraining) -> tuple[Masks | None, ...]:
+    """Sets of elements whose gradients may be what is wrong: those that differ first, and all (None)."""
+    if diverged.first.phase is not Phase.GRADIENT:
+        return (None,)
+    masks = {name: mask for name, mask in wrong_elements(diverged, Phase.GRADIENT).items() if name in diverged.updated}
+    full = {name: torch.ones_like(mask) if mask.sum() >= MOSTLY * mask.numel() else mask for name, mask in masks.items()}
+    if not masks or (set(full) >= set(diverged.updated) and all(mask.all() for mask in full.values())):
+        return (None,)
+    names = {name: torch.ones_like(mask) for name, mask in masks.items()}
+    same = all(mask.all() for mask in full.values())
+    return (full, None) if same else (names, full, None)
+
+
+MOSTLY = 0.75
+"""Share of a tensor's elements from which on all of it counts as differing: of some the difference may be tiny."""
+
+
+def choices(axes: Sequence[str]) -> list[tuple[str, ...]]:
+    """Every choice of at least one of some axes, the largest first."""
+    return [chosen for count in range(len(axes), 0, -1) for chosen in combinations(axes, count)]
+
+
+def diverged_training(
+    task: Task, reference: Reference, single: UserTrace, traces: Sequence[UserTrace], eps: float
+) -> DivergedTraining | None:
+    """What there is to go by; None if nothing differs by value."""
+    found = compare(reference, traces).divergences
+    if not found:
+        return None
+    shares, initial = _looked(task)
+    return DivergedTraining(
+        reference=reference,
+        traces=tuple(traces),
+        found=tuple(zip(*map(moments, traces), strict=True)),
+        divergences=found,
+        task=task,
+        single=single,
+        unit=eps,
+        shares=shares,
+        initial=initial,
+    )
+
+
+def _looked(task: Task) -> tuple[tuple[tuple[Any, ...], ...], tuple[Snapshot, ...]]:
+    """What each rank is given and starts from, asked of simulated ranks that do not train."""
+    members = ranks("sim", task.num_ranks)
+    try:
+        shares = tuple(members.run(_shares, task).values)
+    except RanksFailed:
+        return (), ()
+    try:
+        return shares, tuple(members.run(_initial, task).values)
+    except RanksFailed:
+        return shares, ()
+
+
+def _shares(task: Task) -> tuple[Any, ...]:
+    mesh = device_mesh(task.shape, task.axis_names)
+    return tuple(share_of(task, converted(batch, task.dtype), mesh) for batch in task.batches)
+
+
+def _initial(task: Task) -> Snapshot:
+    mesh = device_mesh(task.shape, task.axis_names)
+    model = build(task)
+    names = Names(model)
+    return Reader(names, parallelized(task, model, mesh), task.full_tensors).parameters()
+
+
+def named(model: nn.Module) -> dict[str, torch.Tensor]:
+    """The distinct parameters of a model of one device."""
+    return dict(Names(model).parameters(model))

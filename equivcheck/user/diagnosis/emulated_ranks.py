@@ -1,0 +1,249 @@
+"""One device's own step, taken for each rank in turns: honest data parallelism by plain arithmetic, to be made wrong."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from equivcheck.reference.reduction import Gradients
+from equivcheck.trace.trace import Snapshot
+from equivcheck.train.threads import one_thread
+from equivcheck.user.batches import converted
+from equivcheck.user.diagnosis.diverged import DivergedTraining, held_elements, named
+from equivcheck.user.diagnosis.interception import intercepted, norm_of
+from equivcheck.user.diagnosis.turns import Turns
+from equivcheck.user.loop import summing_step, train, usual_step
+from equivcheck.user.names import Names
+from equivcheck.user.randomness import seeded
+from equivcheck.user.ranks import build
+from equivcheck.user.reading import Reader
+from equivcheck.user.settings import UserTrace
+from equivcheck.user.task import Loss
+
+Optimizer = torch.optim.Optimizer
+Event = Callable[[int, int], None]
+"""Called with a rank and a step."""
+Reduce = Callable[[list[Gradients], int, int], list[Gradients]]
+"""What each rank makes of the gradients that all have computed: of which microbatch, at which step."""
+Norm = Callable[[int, Gradients, float], torch.Tensor]
+"""The norm that a rank clips by: of its gradients, of a kind."""
+
+
+class EmulatedRanks:
+    """Trainings that together compute what one device does; a counterfactual changes attributes before `train`.
+
+    Each has whole parameters. With `own_rows` it computes on the rows of its rank, else on all rows.
+    """
+
+    def __init__(self, diverged: DivergedTraining, *, own_rows: bool) -> None:
+        self.diverged, self.task = diverged, diverged.task
+        self.held, self.coordinates = held_elements(diverged), diverged.coordinates
+        whole = [self.task.batches] * self.task.num_ranks
+        self.batches: list[Sequence[Any]] = list(diverged.shares if own_rows else whole)
+        self.scale = float(self.task.num_data_ranks) if own_rows and self.task.reduction == "sum" else 1.0
+        self.axes = diverged.data_axes if own_rows else ()
+        """Along which gradients are averaged."""
+        self.models: list[nn.Module] = [build(self.task) for _ in self.coordinates]
+        self.parameters: list[dict[str, torch.Tensor]] = [named(model) for model in self.models]
+        self.optimizers: dict[int, Optimizer] = {}
+        self.turns = Turns(len(self.coordinates))
+
+        self.reduce: Reduce = self.mean
+        """After each backward pass, of what it has added."""
+        self.norm: Norm = lambda _rank, gradients, kind: norm_of(gradients.values(), kind)
+        """By which gradients are clipped."""
+        self.clips_each = False
+        """Whether each tensor is clipped by its own norm."""
+        self.built: list[Callable[[int, Optimizer], None]] = []
+        """With each optimizer."""
+        self.before_step: list[Event] = []
+        self.after_backward: list[Event] = []
+        """After the last backward pass of a step, before clipping."""
+        self.after_clipping: list[Event] = []
+        self.before_reading: list[Event] = []
+        """When the optimizer is called, before gradients are read."""
+        self.before_update: list[Event] = []
+        """After they have been read."""
+        self.after_update: list[Event] = []
+        self.at_end: dict[int, Callable[[], None]] = {}
+        """By rank, when the step of the user has returned."""
+        self.gathers = True
+        """Whether each rank has from others, after each step, what it does not hold."""
+        self.wraps_loss: Callable[[int, Loss], Loss] = lambda _rank, loss: loss
+        self.returns: Callable[[int, Any], Any] = lambda _rank, value: value
+        """What a rank returns in place of its loss."""
+        self.num_backward = diverged.num_microbatches
+        """Backward passes of a step."""
+        self.num_seen = self.num_clippings = 0
+        self._local = threading.local()
+        self._count = [0] * len(self.coordinates)
+        self._step = [0] * len(self.coordinates)
+
+    def peers(self, rank: int, axes: Sequence[str]) -> list[int]:
+        """The ranks that differ from one along some axes only, itself included."""
+        own = self.coordinates[rank]
+        return [other.rank for other in self.coordinates if other.differs_only_along(own, axes)]
+
+    def mean(self, gradients: list[Gradients], _microbatch: int, _step: int) -> list[Gradients]:
+        """Over the ranks whose rows are others."""
+        return [self.mean_over(gradients, self.peers(rank.rank, self.axes)) for rank in self.coordinates]
+
+    @staticmethod
+    def mean_over(gradients: Sequence[Gradients], ranks: Sequence[int]) -> Gradients:
+        """Of some ranks; a rank without a gradient counts as one of zeros."""
+        names = dict.fromkeys(name for rank in ranks for name in gradients[rank])
+        return {
+            name: torch.stack([gradients[rank][name] for rank in ranks if name in gradients[rank]]).sum(0) / len(ranks)
+            for name in names
+        }
+
+    def gradients(self, rank: int) -> Gradients:
+        """Those of a rank that there are, as they are now."""
+        return {name: value.grad for name, value in self.parameters[rank].items() if value.grad is not None}
+
+    def exchange(self, rank: int, given: Any, together: Callable[[list[Any]], Sequence[Any]]) -> Any:
+        """What a rank gets of what all have given."""
+        return self.turns.meet(rank, given, together)
+
+    def train(self, num_steps: int) -> tuple[UserTrace, ...]:
+        """Train that many steps; what each rank would leave."""
+        with intercepted(self._backward, self._clip), seeded(self.task.seed):
+            return tuple(self.turns.run(lambda rank: self._train_one(rank, num_steps)))
+
+    def _train_one(self, rank: int, num_steps: int) -> UserTrace:
+        self._local.rank = rank
+        task = replace(self.task, optimizer=lambda parameters: self._with_hooks(rank, parameters), loss=self._loss_of(rank))
+        reader = Reader(Names(self.models[rank]), self.models[rank])
+        with one_thread():
+            batches = [converted(batch, task.dtype) for batch in self.batches[rank][:num_steps]]
+            trace = train(task, reader, batches, self._step_of(rank), self.scale)
+        return self._as_seen(trace, self.diverged.traces[rank])
+
+    def _loss_of(self, rank: int) -> Loss:
+        return self.wraps_loss(rank, self.task.loss)
+
+    def _with_hooks(self, rank: int, parameters: list[nn.Parameter]) -> Optimizer:
+        optimizer = self.task.optimizer(parameters)
+        optimizer.register_step_pre_hook(lambda *_: self._tell(self.before_reading, rank))
+        self.optimizers[rank] = optimizer
+        for change in self.built:
+            change(rank, optimizer)
+        return optimizer
+
+    def _step_of(self, rank: int) -> Any:
+        own = self.task.step or (usual_step if self.task.reduction == "mean" else summing_step)
+        hooked: list[Optimizer] = []
+
+        def step(model: nn.Module, batch: Any, optimizer: Optimizer, loss: Loss) -> Any:
+            if not hooked:
+                hooked.append(optimizer)
+                optimizer.register_step_pre_hook(lambda *_: self._tell(self.before_update, rank))
+                optimizer.register_step_post_hook(lambda *_: self._tell(self.after_update, rank))
+            self._count[rank] = 0
+            self._tell(self.before_step, rank)
+            value = own(model, batch, optimizer, loss)
+            if rank in self.at_end:
+                self.at_end[rank]()
+            value = self.returns(rank, value)
+            if self.gathers:
+                self.exchange(rank, {name: value.data for name, value in self.parameters[rank].items()}, self._gather)
+            self._step[rank] += 1
+            return value
+
+        return step
+
+    def _gather(self, values: list[Any]) -> Sequence[None]:
+        self.held.gather(values)
+        self.held.take_from_owners(values)
+        return [None] * len(values)
+
+    def _tell(self, events: Sequence[Event], rank: int) -> None:
+        with torch.no_grad():
+            for event in events:
+                event(rank, self._step[rank])
+
+    def _backward(self, backward: Callable[[], None]) -> None:
+        rank = getattr(self._local, "rank", None)
+        if rank is None:
+            backward()
+            return
+        with self._apart(rank) as before:
+            backward()
+            fresh = self.gradients(rank)
+            number, index = self._count[rank], self._step[rank]
+            with torch.no_grad():
+                reduced = self.exchange(rank, fresh, lambda all_: self.reduce(all_, number, index))
+                for name, value in self.parameters[rank].items():
+                    value.grad = _sum(before.get(name), reduced.get(name))
+        self._count[rank] += 1
+        self.num_seen = max(self.num_seen, self._count[rank])
+        if self._count[rank] == self.num_backward:
+            self._tell(self.after_backward, rank)
+
+    @contextmanager
+    def _apart(self, rank: int) -> Iterator[Gradients]:
+        """Let a rank have no gradients for a while; what it had."""
+        before = self.gradients(rank)
+        for value in self.parameters[rank].values():
+            value.grad = None
+        yield before
+
+    def _clip(self, tensors: list[torch.Tensor], kind: float, scale: Any) -> torch.Tensor:
+        rank = getattr(self._local, "rank", None)
+        own = [tensor.grad for tensor in tensors if tensor.grad is not None]
+        if rank is None:
+            norm = norm_of(own, kind)
+            scale(tensors, norm)
+            return norm
+        self.num_clippings += 1
+        names = {id(value): name for name, value in self.parameters[rank].items()}
+        gradients = {names[id(tensor)]: tensor.grad for tensor in tensors if tensor.grad is not None and id(tensor) in names}
+        with torch.no_grad():
+            norm = self.norm(rank, gradients, kind)
+            for some in [[tensor] for tensor in tensors if tensor.grad is not None] if self.clips_each else [tensors]:
+                scale(some, norm_of([each.grad for each in some if each.grad is not None], kind) if self.clips_each else norm)
+        self.kind, self._scale = kind, scale
+        self._tell(self.after_clipping, rank)
+        return norm
+
+    def clip_again(self, rank: int, norm: torch.Tensor) -> None:
+        """Scale all gradients of a rank by a norm as the last clipping did."""
+        self._scale(list(self.parameters[rank].values()), norm)
+
+    def _as_seen(self, trace: UserTrace, found: UserTrace | Any) -> UserTrace:
+        """Without the loss where the rank has none, and without state that nobody could read."""
+        steps = tuple(
+            replace(own, loss=None) if other.loss is None else own for own, other in zip(trace.steps, found.steps, strict=False)
+        )
+        held = {piece.name for each in self.diverged.traces for piece in each.state.pieces}
+        return replace(trace, steps=steps, state=_only(trace.state, held))
+
+
+def _sum(one: torch.Tensor | None, other: torch.Tensor | None) -> torch.Tensor | None:
+    if one is None or other is None:
+        return other.clone() if one is None and other is not None else one
+    return one + other
+
+
+def _only(snapshot: Snapshot, names: set[str]) -> Snapshot:
+    """The pieces of some names."""
+    kept, values, place = [], [], 0
+    for number, (piece, there) in enumerate(zip(snapshot.pieces, snapshot.present, strict=True)):
+        if piece.name in names:
+            kept.append(number)
+            values.append(snapshot.values[place : place + (piece.numel if there else 0)])
+        place += piece.numel if there else 0
+    return Snapshot(
+        pieces=tuple(snapshot.pieces[number] for number in kept),
+        present=tuple(snapshot.present[number] for number in kept),
+        fits=tuple(snapshot.fits[number] for number in kept),
+        dtypes=tuple(snapshot.dtypes[number] for number in kept),
+        values=np.concatenate(values) if values else np.empty(0),
+    )

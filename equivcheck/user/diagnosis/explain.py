@@ -1,0 +1,164 @@
+"""Why a user's training diverged: trainings on one device that are wrong in a known way, tried one after the other."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from equivcheck.comparison.compare import compare
+from equivcheck.diagnosis.agreement import num_agreeing_moments
+from equivcheck.diagnosis.patterns import pattern_of
+from equivcheck.trace.differences import Difference, Phase
+from equivcheck.user.diagnosis.catalogue.clipping import wrong_clippings
+from equivcheck.user.diagnosis.catalogue.linears import wrong_splits
+from equivcheck.user.diagnosis.catalogue.losses import wrong_losses
+from equivcheck.user.diagnosis.catalogue.microbatches import wrong_accumulations
+from equivcheck.user.diagnosis.catalogue.precision import lower_precision, narrower
+from equivcheck.user.diagnosis.catalogue.reductions import wrong_reductions
+from equivcheck.user.diagnosis.catalogue.rows import wrong_rows
+from equivcheck.user.diagnosis.catalogue.settings import wrong_settings
+from equivcheck.user.diagnosis.catalogue.shards import local_statistics
+from equivcheck.user.diagnosis.catalogue.stale import stale_values
+from equivcheck.user.diagnosis.catalogue.start import wrong_start
+from equivcheck.user.diagnosis.catalogue.ties import wrong_sharing
+from equivcheck.user.diagnosis.catalogue.updates import wrong_updates
+from equivcheck.user.diagnosis.counterfactual import Counterfactual, Honest
+from equivcheck.user.diagnosis.diverged import DivergedTraining
+from equivcheck.user.diagnosis.emulated_ranks import EmulatedRanks
+from equivcheck.user.settings import UserTrace
+from equivcheck.verdict.cause import Cause
+from equivcheck.worlds.work_clock import WorkClock
+
+VALUES = (Difference.VALUE, Difference.RANKS_DISAGREE, Difference.NAN)
+"""In what way values may differ that are there."""
+COMPUTED = (Phase.LOSS, Phase.GRADIENT)
+UPDATED = (Phase.UPDATE, Phase.STATE)
+Wrong = Callable[[DivergedTraining, Honest], Iterator[Counterfactual]]
+
+CATALOGUE: tuple[tuple[Wrong, tuple[Phase, ...]], ...] = (
+    (wrong_losses, (Phase.LOSS,)),
+    (wrong_start, (*COMPUTED, *UPDATED)),
+    (wrong_rows, (*COMPUTED, *UPDATED, Phase.BUFFER)),
+    (wrong_clippings, COMPUTED),
+    (wrong_reductions, COMPUTED),
+    (wrong_splits, COMPUTED),
+    (wrong_accumulations, COMPUTED),
+    (local_statistics, UPDATED),
+    (stale_values, (*COMPUTED, *UPDATED)),
+    (wrong_settings, (*COMPUTED, *UPDATED)),
+    (wrong_updates, (*COMPUTED, *UPDATED, Phase.BUFFER)),
+    (wrong_sharing, COMPUTED),
+    (lower_precision, (*COMPUTED, *UPDATED)),
+)
+"""Each gives what may explain a training that differs first in one of some phases; of those that do, the first is told."""
+
+LONGEST_SECONDS = 60.0
+"""After so much work nothing more is tried."""
+FACTORS = (Cause.SCALED, Cause.NOT_UNSCALED)
+"""Not named beside another cause that fits: any constant factor is one of these as well."""
+MOST = 2
+"""Causes that are named where several fit."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Explanation:
+    """Why a training diverged."""
+
+    cause: str
+    """What reproduces all that the ranks left; empty where nothing known does."""
+    kinds: tuple[Cause, ...]
+    """What that is, in a word."""
+    pattern: str
+    """A pattern in what differs, no proof; empty where there is a cause, or no pattern."""
+
+
+def explanation_of(diverged: DivergedTraining) -> Explanation:
+    """What explains a training, as far as is known."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        honest = _honest(diverged)
+        fits = [] if honest is None else _fits(diverged, honest)
+    if fits:
+        told, kinds = [fit.sentence for fit in fits], tuple(fit.cause for fit in fits)
+        return Explanation(cause=told[0] if len(told) == 1 else f"either {', or '.join(told)}", kinds=kinds, pattern="")
+    pattern = pattern_of(diverged, narrower(diverged))
+    return Explanation(cause="", kinds=(), pattern="" if pattern is None else pattern.sentence)
+
+
+def _honest(diverged: DivergedTraining) -> Honest | None:
+    """What one device does for each rank in turns where nothing is wrong; None where that cannot be emulated."""
+    num_steps, differs, own_rows = len(diverged.task.batches), False, False
+    emulated = EmulatedRanks(diverged, own_rows=False)
+    whole = _run(lambda: emulated.train(num_steps))
+    if whole is None or _differs(diverged, whole):
+        return None
+    if diverged.shares and diverged.data_axes:
+        parts = _run(lambda: EmulatedRanks(diverged, own_rows=True).train(num_steps))
+        differs = parts is not None and _differs(diverged, parts)
+        own_rows = parts is not None and not differs
+    return Honest(own_rows=own_rows, num_backward=max(emulated.num_seen, 1), clips=emulated.num_clippings > 0, differs=differs)
+
+
+def _run(train: Callable[[], tuple[UserTrace, ...]]) -> tuple[UserTrace, ...] | None:
+    """What an emulation leaves; None where torch or the user's code refuses what is wrong in this way."""
+    try:
+        return train()
+    except Exception:
+        return None
+
+
+def _differs(diverged: DivergedTraining, traces: tuple[UserTrace, ...]) -> bool:
+    """Whether values differ from the reference; a loss may be of own rows, and state that nobody could read is missing."""
+    found = compare(diverged.reference, traces).divergences
+    return any(each.difference in VALUES and each.phase is not Phase.LOSS for each in found)
+
+
+def _fits(diverged: DivergedTraining, honest: Honest) -> list[Counterfactual]:
+    """What reproduces everything, until two different causes do."""
+    found: list[Counterfactual] = []
+    clock = WorkClock()
+    for candidate in _candidates(diverged, honest):
+        if clock.seconds > LONGEST_SECONDS or len(found) == MOST:
+            break
+        named = {each.cause for each in found}
+        if candidate.cause in (*named, *(FACTORS if found else ())):
+            continue
+        if _reproduces(diverged, candidate, honest):
+            found.append(candidate)
+    return found
+
+
+def _candidates(diverged: DivergedTraining, honest: Honest) -> Iterator[Counterfactual]:
+    for wrong, phases in CATALOGUE:
+        if diverged.first.phase in phases:
+            yield from wrong(diverged, honest)
+
+
+def _reproduces(diverged: DivergedTraining, candidate: Counterfactual, honest: Honest) -> bool:
+    """Whether it leaves all that the ranks left; what does not up to the first step that differs is not run any further."""
+    step, num_steps = diverged.first.step, len(diverged.task.batches)
+    moments = diverged.reference.moments
+    least = next((at for at, moment in enumerate(moments) if moment.step > step or moment.phase in ENDS), len(moments))
+    if step + 1 < num_steps:
+        early = _run(lambda: candidate.run(diverged, step + 1, honest))
+        if early is None or num_agreeing_moments(diverged, early) < least:
+            return False
+    traces = _run(lambda: candidate.run(diverged, num_steps, honest))
+    if traces is None or num_agreeing_moments(diverged, traces) < len(diverged.found):
+        return False
+    return _tells_apart(diverged, traces)
+
+
+ENDS = (Phase.STATE, Phase.BUFFER)
+"""Compared once all steps have been run."""
+
+
+def _tells_apart(diverged: DivergedTraining, traces: tuple[UserTrace, ...]) -> bool:
+    """Whether the counterfactual itself differs from the reference, first where the ranks do."""
+    found = compare(diverged.reference, traces).divergences
+    return any((each.step, each.phase, each.tensor) == _place(diverged) for each in found)
+
+
+def _place(diverged: DivergedTraining) -> tuple[int, Phase, str]:
+    return diverged.first.step, diverged.first.phase, diverged.first.tensor

@@ -1,0 +1,53 @@
+"""Backward passes and clipping by norm of one step, seen from outside: private names of torch, tried on 2.9 to 2.15."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import torch
+from torch.nn.utils import clip_grad
+
+Backward = Callable[[Callable[[], None]], None]
+"""Called in place of a backward pass, with a function that does it."""
+Clip = Callable[[list[torch.Tensor], float, Callable[[list[torch.Tensor], torch.Tensor], None]], torch.Tensor]
+"""Called in place of clipping, with the tensors, the kind of norm, and what scales some by a norm; the norm."""
+
+
+@contextlib.contextmanager
+def intercepted(backward: Backward, clip: Clip) -> Iterator[None]:
+    """Let every `Tensor.backward()` and every `clip_grad_norm_` come by, of all threads."""
+    own_backward, own_clip = torch.autograd.backward, (clip_grad._get_total_norm, clip_grad._clip_grads_with_norm_)
+    norms: dict[int, torch.Tensor] = {}
+
+    def coming_by(*arguments: Any, **keywords: Any) -> None:
+        backward(lambda: own_backward(*arguments, **keywords))
+
+    def asked(_gradients: Any, norm_type: float = 2.0, *_arguments: Any, **_keywords: Any) -> torch.Tensor:
+        norm = torch.tensor(float("nan"), dtype=torch.float64)
+        norm.kind = float(norm_type)  # type: ignore[attr-defined]
+        norms[id(norm)] = norm
+        return norm
+
+    def scaling(parameters: Any, max_norm: float, norm: torch.Tensor, *arguments: Any, **keywords: Any) -> None:
+        tensors = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
+        if norms.pop(id(norm), None) is None:
+            own_clip[1](tensors, max_norm, norm, *arguments, **keywords)
+            return
+        found = clip(tensors, norm.kind, lambda some, by: own_clip[1](some, max_norm, by))  # type: ignore[attr-defined]
+        norm.data = found.detach()
+
+    torch.autograd.backward = coming_by
+    clip_grad._get_total_norm, clip_grad._clip_grads_with_norm_ = asked, scaling  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        torch.autograd.backward = own_backward
+        clip_grad._get_total_norm, clip_grad._clip_grads_with_norm_ = own_clip
+
+
+def norm_of(tensors: Iterable[torch.Tensor], kind: float) -> torch.Tensor:
+    """The norm over all elements of some tensors; 0 of none."""
+    flat = [tensor.reshape(-1) for tensor in tensors if tensor.numel()]
+    return torch.linalg.vector_norm(torch.cat(flat), kind) if flat else torch.zeros((), dtype=torch.float64)

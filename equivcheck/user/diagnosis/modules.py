@@ -1,0 +1,122 @@
+"""What modules compute in one step: their outputs, and the gradients of these, in order of execution."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor
+
+from equivcheck.trace.trace import Piece
+from equivcheck.train.read import local_values, piece_of
+from equivcheck.user.batches import converted, mapped, share_of
+from equivcheck.user.loop import summing_step, train, usual_step
+from equivcheck.user.names import Names
+from equivcheck.user.ranks import build, parallelized
+from equivcheck.user.reading import Reader
+from equivcheck.user.settings import UserTrace
+from equivcheck.user.task import Task, TrainStep
+from equivcheck.worlds.meshes import device_mesh
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class Seen:
+    """One tensor that a module gave, or the gradient that came back to it."""
+
+    module: str
+    """Name of the module; empty for the whole model."""
+    call: int
+    """Which of its calls in the step, from 0."""
+    is_gradient: bool
+    """Whether it is the gradient of the output."""
+    piece: Piece | None
+    """Where it lies in the full tensor; None if that is not known."""
+    values: torch.Tensor
+    """This rank's elements."""
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class Watched:
+    """What a run left, with what modules computed at one step."""
+
+    trace: UserTrace
+    """As without watching."""
+    seen: tuple[Seen, ...]
+    """In order of execution."""
+
+
+class _Watch:
+    def __init__(self, names: Names, module: nn.Module, step: TrainStep, at: int) -> None:
+        self.seen: list[Seen] = []
+        self._step, self._at, self._index = step, at, -1
+        self._modules = [(path, owner) for path, owner in names.modules(module) if not isinstance(owner, nn.ModuleList)]
+        self._calls: dict[str, int] = {}
+
+    def step(self, *arguments: Any) -> Any:
+        """A step, watched if it is the one."""
+        self._index += 1
+        if self._index != self._at:
+            return self._step(*arguments)
+        with self._hooked():
+            return self._step(*arguments)
+
+    @contextmanager
+    def _hooked(self) -> Iterator[None]:
+        hooks = [owner.register_forward_hook(self._hook(path)) for path, owner in self._modules]
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+    def _hook(self, path: str) -> Any:
+        def hook(_module: nn.Module, _inputs: Any, outputs: Any) -> None:
+            output = _first_tensor(outputs)
+            if output is None:
+                return
+            call = self._calls[path] = self._calls.get(path, -1) + 1
+            self._keep(path, call, output, is_gradient=False)
+            if output.requires_grad:
+                output.register_hook(lambda gradient: self._keep(path, call, gradient, is_gradient=True))  # type: ignore[no-untyped-call]
+
+        return hook
+
+    def _keep(self, path: str, call: int, tensor: torch.Tensor, *, is_gradient: bool) -> None:
+        with torch.no_grad():
+            piece = piece_of(path, tensor) if isinstance(tensor, DTensor) else None
+            values = local_values(tensor).double().clone()
+        self.seen.append(Seen(module=path, call=call, is_gradient=is_gradient, piece=piece, values=values))
+
+
+def _first_tensor(outputs: Any) -> torch.Tensor | None:
+    found: list[torch.Tensor] = []
+    mapped(outputs, lambda tensor: found.append(tensor) or tensor)  # type: ignore[func-returns-value]
+    return next((tensor for tensor in found if tensor.is_floating_point()), None)
+
+
+def watched_rank(task: Task, at: int) -> Watched:
+    """Train this rank's part up to a step, and watch that."""
+    mesh = device_mesh(task.shape, task.axis_names)
+    model = build(task)
+    names = Names(model)
+    module = parallelized(task, model, mesh)
+    batches = [share_of(task, converted(batch, task.dtype), mesh) for batch in task.batches]
+    watch = _Watch(names, module, _step(task, task.rank_step), at)
+    scale = float(task.num_data_ranks) if task.reduction == "sum" else 1.0
+    trace = train(task, Reader(names, module, task.full_tensors), batches, watch.step, scale)
+    return Watched(trace=trace, seen=tuple(watch.seen))
+
+
+def watched_device(task: Task, at: int, model: nn.Module, batches: list[Any]) -> Watched:
+    """The same on one device."""
+    watch = _Watch(Names(model), model, _step(task, task.step), at)
+    trace = train(task, Reader(Names(model), model), batches, watch.step, 1.0)
+    return Watched(trace=trace, seen=tuple(watch.seen))
+
+
+def _step(task: Task, own: TrainStep | None) -> TrainStep:
+    return own or (usual_step if task.reduction == "mean" else summing_step)

@@ -1,0 +1,28 @@
+"""A verdict with what is known of why its training diverged, and where."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from equivcheck.reference.reference import Reference
+from equivcheck.user.diagnosis.diverged import diverged_training
+from equivcheck.user.diagnosis.explain import explanation_of
+from equivcheck.user.diagnosis.where import where_of
+from equivcheck.user.reference import SingleDeviceRun
+from equivcheck.user.verdict import UserVerdict
+from equivcheck.verdict.description import failed
+
+
+def with_cause(verdict: UserVerdict, run: SingleDeviceRun, reference: Reference, traces: Sequence[Any]) -> UserVerdict:
+    """The verdict with its cause, or with a pattern as a hint, and the module; what raises on the way is a note."""
+    try:
+        diverged = diverged_training(run.task, reference, run.trace, traces, run.eps)
+        if diverged is None:
+            return verdict
+        found, where = explanation_of(diverged), where_of(diverged)
+    except Exception as error:
+        return replace(verdict, notes=(*verdict.notes, failed("looking for the cause", error)))
+    hint = "" if found.cause else "; ".join(filter(None, (verdict.hint, found.pattern)))
+    return replace(verdict, cause=found.cause, kinds=found.kinds, where=where, hint=hint)

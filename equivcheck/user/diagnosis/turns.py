@@ -1,0 +1,82 @@
+"""Functions that run in turns, one at a time, each on a thread of its own, and meet."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+from equivcheck.errors import EquivCheckError
+
+T = TypeVar("T")
+
+
+class NotTogether(EquivCheckError):
+    """One of the functions raised, or ended while others wait for it."""
+
+
+class Turns:
+    """Lets as many functions as asked for run one after the other, each until it meets the others or ends."""
+
+    def __init__(self, size: int) -> None:
+        self._turns = [threading.Semaphore(0) for _ in range(size)]
+        self._given: list[Any] = [None] * size
+        self._results: Sequence[Any] = ()
+        self._num_met = 0
+        self._ended: set[int] = set()
+        self._error: BaseException | None = None
+
+    def run(self, function: Callable[[int], T]) -> list[T]:
+        """What the function returns for each number. Raises what it raised first, once all have ended."""
+        results: dict[int, T] = {}
+        threads = [
+            threading.Thread(target=self._run_one, args=(function, number, results), daemon=True)
+            for number in range(len(self._turns))
+        ]
+        for thread in threads:
+            thread.start()
+        self._turns[0].release()
+        try:
+            for thread in threads:
+                thread.join()
+        except BaseException as error:  # an interrupt: the others end when it is their turn
+            self._error = error
+            raise
+        if self._error is not None:
+            raise self._error
+        return [results[number] for number in range(len(threads))]
+
+    def meet(self, number: int, given: Any, together: Callable[[list[Any]], Sequence[Any]]) -> Any:
+        """Wait for all others; the last to come makes of what all have given what each gets."""
+        if self._ended:
+            raise NotTogether("a rank ended while others wait for it")
+        self._given[number], before = given, self._num_met
+        if number == len(self._turns) - 1 and self._error is None:
+            self._results = together(list(self._given))
+            self._num_met += 1
+        self._pass_on(number)
+        self._turns[number].acquire()
+        if self._error is not None:
+            raise NotTogether("another rank failed")
+        if self._num_met == before:
+            raise NotTogether("another rank ended while others wait for it")
+        return self._results[number]
+
+    def _run_one(self, function: Callable[[int], T], number: int, results: dict[int, T]) -> None:
+        self._turns[number].acquire()
+        try:
+            if self._error is None:
+                results[number] = function(number)
+        except BaseException as error:
+            self._error = self._error or error
+        self._ended.add(number)
+        self._pass_on(number)
+
+    def _pass_on(self, number: int) -> None:
+        """To the next that has not ended; the one before may itself be the next."""
+        size = len(self._turns)
+        for distance in range(1, size + 1):
+            following = (number + distance) % size
+            if following not in self._ended:
+                self._turns[following].release()
+                return

@@ -1,0 +1,136 @@
+"""The first module whose output, or the gradient of its output, differs: found by a second run that is watched."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from equivcheck.comparison.compare import compare
+from equivcheck.diagnosis.words import numbered
+from equivcheck.reference.noise import ABSOLUTE, FACTOR
+from equivcheck.trace.differences import Phase
+from equivcheck.trace.pieces import part_of
+from equivcheck.train.threads import one_thread
+from equivcheck.user.batches import converted, moved
+from equivcheck.user.diagnosis.diverged import DivergedTraining
+from equivcheck.user.diagnosis.modules import Seen, Watched, watched_device, watched_rank
+from equivcheck.user.randomness import seeded
+from equivcheck.user.ranks import build
+from equivcheck.user.reference import moved_model
+from equivcheck.worlds.failure import RanksFailed
+from equivcheck.worlds.pool import ranks
+from equivcheck.worlds.sim.stand_ins.compiling import REFUSAL
+
+COMPILED = "not looked for in modules: what is compiled runs as a whole"
+NO_MODULE = "no module's output, nor the gradient of one, differs at step {step}: what does arises {rest}"
+NUM_COPIES = 4
+"""Runs on one device that are moved by one unit in the last place, for the tolerance."""
+
+Key = tuple[str, int, bool]
+
+
+def where_of(diverged: DivergedTraining) -> str:
+    """The module, in words; empty where neither loss nor gradient differs first, or a second run differs elsewhere."""
+    if diverged.first.phase not in (Phase.LOSS, Phase.GRADIENT):
+        return ""
+    try:
+        found: Sequence[Watched] = (
+            ranks("sim", diverged.task.num_ranks).run(watched_rank, diverged.task, diverged.first.step).values
+        )
+    except RanksFailed as error:
+        culprit = error.failure.culprit
+        return COMPILED if culprit is not None and REFUSAL in culprit.error else ""
+    again = compare(diverged.reference, [each.trace for each in found]).divergences
+    first = diverged.first
+    if not again or (again[0].step, again[0].phase, again[0].tensor) != (first.step, first.phase, first.tensor):
+        return ""
+    with one_thread():
+        expected, tolerances = _expected(diverged)
+    return _told(diverged, expected, tolerances, found)
+
+
+def _expected(diverged: DivergedTraining) -> tuple[Watched, dict[Key, float]]:
+    """What one device computes, and how far rounding moves each tensor of it."""
+    task, at = diverged.task, diverged.first.step
+    with seeded(task.seed):
+        own = watched_device(task, at, build(task), [converted(batch, task.dtype) for batch in task.batches])
+        spread = dict[Key, float]()
+        for number in range(NUM_COPIES):
+            generator = np.random.default_rng((task.seed, number))
+            model = moved_model(task, diverged.eps, generator)
+            batches = [moved(converted(batch, task.dtype), diverged.eps, generator) for batch in task.batches]
+            copy = {_key(each): each.values for each in watched_device(task, at, model, batches).seen}
+            for each in own.seen:
+                other = copy.get(_key(each), each.values)
+                spread[_key(each)] = max(spread.get(_key(each), 0.0), float((other - each.values).norm()))
+    sizes = {_key(each): float(each.values.norm()) for each in own.seen}
+    return own, {
+        key: FACTOR * max(spread[key], diverged.eps * size) + ABSOLUTE * diverged.eps * size for key, size in sizes.items()
+    }
+
+
+def _key(seen: Seen) -> Key:
+    return seen.module, seen.call, seen.is_gradient
+
+
+def _told(diverged: DivergedTraining, expected: Watched, tolerances: dict[Key, float], found: Sequence[Watched]) -> str:
+    calls = [Counter((each.module, each.is_gradient) for each in watched.seen) for watched in (expected, *found)]
+    by_key = [{_key(each): each for each in watched.seen} for watched in found]
+    num_compared = 0
+    for each in sorted(expected.seen, key=lambda seen: seen.is_gradient):
+        what = (each.module, each.is_gradient)
+        if any(count[what] not in (0, calls[0][what]) for count in calls):
+            continue  # called again, as activation checkpointing does
+        compared = {
+            rank: _differs(diverged, rank, each, seen[_key(each)], tolerances[_key(each)])
+            for rank, seen in enumerate(by_key)
+            if _key(each) in seen
+        }
+        num_compared += any(differs is not None for differs in compared.values())
+        wrong = [rank for rank, differs in compared.items() if differs]
+        if wrong:
+            return _sentence(each, wrong, diverged.first.step)
+    rest = "in the loss" if diverged.first.phase is Phase.LOSS else "from gradients of parameters on"
+    return NO_MODULE.format(step=diverged.first.step, rest=rest) if num_compared == len(expected.seen) else ""
+
+
+def _sentence(seen: Seen, wrong: list[int], step: int) -> str:
+    what, way = ("output gradient", "backward") if seen.is_gradient else ("output", "forward")
+    return f"first module whose {what} differs: {seen.module or 'the whole model'} ({way}, {numbered(wrong)}), at step {step}"
+
+
+def _differs(diverged: DivergedTraining, rank: int, expected: Seen, seen: Seen, tolerance: float) -> bool | None:
+    """Whether what a rank has is off its part of the whole; None where that part is not known.
+
+    A gradient of own rows may be multiplied by the number of data ranks, as the loss is a mean over these rows, or not.
+    """
+    count, own = diverged.task.num_data_ranks, _rows(diverged, rank, expected.values)
+    part = _part_of(own, seen)
+    if part is None and not (seen.is_gradient and count > 1):
+        part = _part_of(expected.values, seen)
+    if part is None:
+        return None
+    values = seen.values.reshape(-1)
+    scales = (1, count) if seen.is_gradient else (1,)
+    return all(bool((values / scale - part.reshape(-1)).norm() > tolerance) for scale in scales)
+
+
+def _part_of(whole: torch.Tensor | None, seen: Seen) -> torch.Tensor | None:
+    """The elements of a rank: all, or those that the placements of a DTensor give it; None where shapes do not fit."""
+    if whole is None or tuple(whole.shape) != (tuple(seen.values.shape) if seen.piece is None else seen.piece.shape):
+        return None
+    return whole if seen.piece is None else torch.from_numpy(part_of(whole.numpy(), seen.piece))
+
+
+def _rows(diverged: DivergedTraining, rank: int, whole: torch.Tensor) -> torch.Tensor | None:
+    """The rows of a rank, as they are cut unless the user cuts."""
+    task = diverged.task
+    count, number = task.num_data_ranks, 0
+    if task.shard is not None or not whole.dim() or whole.shape[0] % count:
+        return None
+    for name, size in task.mesh:
+        number = number * size + diverged.coordinates[rank].indices[name] if name in task.data_axes else number
+    return whole.chunk(count)[number]

@@ -1,0 +1,95 @@
+"""The smallest training of a user that shows what a larger one does."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+
+from equivcheck.errors import UsageError
+from equivcheck.user.batches import mapped
+from equivcheck.user.check import check_training
+from equivcheck.user.verdict import UserVerdict
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Smallest:
+    """A training that cannot be made smaller without another verdict."""
+
+    arguments: Mapping[str, Any]
+    """What `check_training` was called with."""
+    verdict: UserVerdict
+    """What it said."""
+    num_tried: int
+    """Trainings that were checked."""
+
+
+def smallest(**arguments: Any) -> Smallest:
+    """Make a training smaller as long as its verdict stays: fewer steps, microbatches, rows, and ranks along each axis.
+
+    Takes what `check_training` takes. Of a DIVERGED verdict the cause stays, in kind; where none is known, the part of the step
+    that differs first. A training that is no finding comes back as it is.
+    """
+    arguments |= {"batches": list(arguments.get("batches", ()))}
+    verdict, num_tried = check_training(**arguments), 1
+    smaller = True
+    while smaller and verdict.outcome.is_finding:
+        smaller = False
+        for changed in _smaller(arguments, verdict):
+            num_tried += 1
+            found = _checked(changed)
+            if found is not None and _is_same(verdict, found):
+                arguments, verdict, smaller = changed, found, True
+                break
+    return Smallest(arguments=arguments, verdict=verdict, num_tried=num_tried)
+
+
+def _checked(arguments: Mapping[str, Any]) -> UserVerdict | None:
+    """None where the training makes no sense, as where rows cannot be shared out."""
+    try:
+        return check_training(**arguments)
+    except UsageError:
+        return None
+
+
+def _is_same(one: UserVerdict, other: UserVerdict) -> bool:
+    phases = [None if each.divergence is None else each.divergence.phase for each in (one, other)]
+    return one.outcome is other.outcome and one.kinds == other.kinds and (bool(one.kinds) or phases[0] is phases[1])
+
+
+def _smaller(arguments: Mapping[str, Any], verdict: UserVerdict) -> Iterator[dict[str, Any]]:
+    """Smaller trainings, the smallest of a kind first."""
+    batches, mesh = arguments["batches"], arguments["mesh"]
+    last = len(batches) if verdict.divergence is None else verdict.divergence.step + 1
+    for count in sorted({1, last, len(batches) // 2, len(batches) - 1} - {0}):
+        if count < len(batches):
+            yield {**arguments, "batches": batches[:count]}
+    for name, size in mesh.items():
+        for count in (count for count in range(2, size) if size % count == 0):
+            yield {**arguments, "mesh": {**mesh, name: count}}
+    if any(isinstance(batch, list) and len(batch) > 1 for batch in batches):
+        for count in sorted({1, max(len(batch) for batch in batches if isinstance(batch, list)) - 1}):
+            yield {**arguments, "batches": [batch[:count] if isinstance(batch, list) else batch for batch in batches]}
+    most = _num_rows(batches)
+    for rows in (each for each in range(1, most) if most % each == 0):
+        yield {**arguments, "batches": [mapped(batch, partial(_first_rows, rows)) for batch in batches]}
+
+
+def _first_rows(count: int, tensor: torch.Tensor) -> torch.Tensor:
+    return tensor[:count] if tensor.dim() else tensor
+
+
+def _num_rows(batches: list[Any]) -> int:
+    """The most rows of any tensor."""
+    found = [1]
+
+    def note(tensor: torch.Tensor) -> torch.Tensor:
+        found.append(tensor.shape[0] if tensor.dim() else 1)
+        return tensor
+
+    for batch in batches:
+        mapped(batch, note)
+    return max(found)

@@ -1,0 +1,46 @@
+"""What `smallest` leaves of a training: no more than its verdict needs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from equivcheck import Outcome, smallest
+from equivcheck.verdict.cause import Cause
+from unit.user.programs import batches, brought
+from unit.user.wrong_gradients import GRADIENTS, Stale
+from unit.user.wrong_trainings import averaged, step_of
+
+
+def by_hand(**changes: Any) -> dict[str, Any]:
+    """Arguments of data parallelism by hand."""
+    return brought(parallelize=lambda model, _mesh: model, **changes)
+
+
+def test_steps_rows_and_ranks_are_left_out() -> None:
+    """Of a reduction that is missing one step on two ranks with a row each is left."""
+    found = smallest(**by_hand(mesh={"dp": 4}, batches=batches(8), rank_step=step_of(reduce=lambda _parameters: None)))
+    assert found.verdict.kinds == (Cause.NOT_REDUCED,)
+    assert found.arguments["mesh"] == {"dp": 2}
+    assert [tuple(map(len, batch)) for batch in found.arguments["batches"]] == [(2, 2)]
+
+
+def test_the_cause_stays() -> None:
+    """Where one step, or one microbatch, would show another cause or none, it is not left out."""
+    found = smallest(**GRADIENTS["first_microbatch_synced"].brought)
+    assert found.verdict.kinds == (Cause.NOT_REDUCED,)
+    assert [len(batch) for batch in found.arguments["batches"]] == [2]
+
+
+def test_a_training_that_is_right_stays_as_it_is() -> None:
+    """Nothing is left out where nothing is found."""
+    given = by_hand(rank_step=step_of(reduce=averaged))
+    found = smallest(**given)
+    assert found.verdict.outcome is Outcome.EQUIVALENT
+    assert len(found.arguments["batches"]) == len(given["batches"])
+    assert found.num_tried == 1
+
+
+def test_state_that_the_users_functions_keep_is_theirs() -> None:
+    """Of a function that counts calls the verdict may change from check to check: what is left was seen with its verdict."""
+    found = smallest(**by_hand(rank_step=step_of(reduce=Stale())))
+    assert found.verdict.outcome is Outcome.DIVERGED

@@ -1,0 +1,108 @@
+"""Which module a verdict of `check_training` names: the first whose output, or output gradient, differs on some rank."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+from equivcheck import check_training
+from unit.user.programs import brought, build, in_ddp
+from unit.user.test_findings import reduced
+from unit.user.wrong_shards import SHARDS
+
+
+def doubling(which: int, path: str, *, gradient: bool = False) -> Any:
+    """Data parallelism in which a module's output, or the gradient of it, is doubled on one rank."""
+
+    def hook(_module: nn.Module, _inputs: Any, output: torch.Tensor) -> torch.Tensor | None:
+        if gradient:
+            output.register_hook(lambda value: value * 3)
+            return None
+        return output * 2
+
+    def parallelize(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
+        if mesh.get_rank() == which:
+            model.get_submodule(path).register_forward_hook(hook)
+        return in_ddp(model, mesh)
+
+    return parallelize
+
+
+class Nested(nn.Module):
+    """Blocks with names."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(build()[:3] if number == 0 else nn.Linear(6, 6) for number in range(3))
+        self.head = nn.Linear(6, 2)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            inputs = torch.tanh(layer(inputs))
+        return self.head(inputs)
+
+
+@pytest.mark.parametrize(
+    ("which", "path", "gradient", "says"),
+    [
+        (1, "layers.1", False, "first module whose output differs: layers.1 (forward, rank 1), at step 0"),
+        (0, "head", False, "first module whose output differs: head (forward, rank 0), at step 0"),
+        (1, "layers.0.1", True, "first module whose output gradient differs: layers.0.1 (backward, rank 1), at step 0"),
+    ],
+)
+def test_the_first_module_that_differs_is_named(which: int, path: str, gradient: bool, says: str) -> None:
+    """By its name in the model, whatever is wrapped around it; forward comes before backward."""
+    verdict = check_training(**brought(model=Nested, parallelize=doubling(which, path, gradient=gradient)))
+    assert verdict.where == says
+    assert says in verdict.describe()
+
+
+def test_where_no_module_differs_that_is_said() -> None:
+    """Gradients that are reduced wrongly come from modules that are right."""
+    verdict = check_training(**brought(parallelize=lambda model, _: reduced(model, lambda average: average * 2)))
+    assert verdict.where.startswith("no module's output, nor the gradient of one, differs at step 0")
+
+
+def test_local_parts_are_laid_by_placement() -> None:
+    """Under tensor parallelism a right layer is not taken for a wrong one as it has columns only."""
+    plan = {"layers.1": ColwiseParallel(use_local_output=False), "layers.2": RowwiseParallel()}
+
+    def parallelize(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
+        parallelize_module(model, mesh, plan)
+        if dist.get_rank() == 1:
+            model.head.register_forward_hook(lambda _module, _inputs, output: output + 1)
+        return model
+
+    verdict = check_training(**brought(model=Nested, parallelize=parallelize, mesh={"tp": 2}))
+    assert verdict.where == "first module whose output differs: head (forward, rank 1), at step 0"
+
+
+def test_a_part_of_a_gradient_is_seen_where_it_comes_back() -> None:
+    """A sum that is missing behind the head shows in the gradient of what is before it."""
+    verdict = check_training(**SHARDS["head_reduction_missing"].brought)
+    assert verdict.where == "first module whose output gradient differs: 2 (backward, ranks 0 and 1), at step 0"
+
+
+def test_updates_are_no_matter_of_modules() -> None:
+    """Where an update differs first no module is looked for."""
+    verdict = check_training(**SHARDS["lars_on_a_shard"].brought)
+    assert verdict.cause
+    assert not verdict.where
+
+
+def test_what_is_compiled_has_no_modules_to_look_into() -> None:
+    """A compiled model is one function: that is said."""
+
+    def compiled(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
+        doubling(1, "3")(model, mesh)
+        return torch.compile(in_ddp(model, mesh), backend="aot_eager")
+
+    verdict = check_training(**brought(parallelize=compiled))
+    assert verdict.divergence is not None
+    assert verdict.where == "not looked for in modules: what is compiled runs as a whole"

@@ -1,0 +1,91 @@
+"""Of trainings that are wrong in known ways the verdict names the cause, and never another."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from equivcheck import Outcome, check_training
+from equivcheck.diagnosis.patterns import NO_PROOF
+from equivcheck.trace.differences import Phase
+from equivcheck.user.diagnosis import explain
+from equivcheck.user.diagnosis.counterfactual import Counterfactual
+from equivcheck.verdict.cause import Cause
+from unit.user.programs import brought
+from unit.user.unknown_faults import UNKNOWN
+from unit.user.wrong_gradients import GRADIENTS
+from unit.user.wrong_shards import SHARDS
+from unit.user.wrong_trainings import Wrong, step_of, two_microbatches
+from unit.user.wrong_updates import UPDATES
+
+ALL = GRADIENTS | UPDATES | SHARDS
+
+
+@pytest.mark.parametrize("wrong", ALL.values(), ids=ALL)
+def test_the_cause_is_named(wrong: Wrong) -> None:
+    """The verdict says what is wrong where one device reproduces it, and nothing where none does."""
+    verdict = check_training(**wrong.brought)
+    assert verdict.outcome is Outcome.DIVERGED
+    assert verdict.divergence is not None
+    assert wrong.step in (None, verdict.divergence.step)
+    assert (wrong.says in verdict.cause and verdict.kinds) if wrong.says else not verdict.cause
+    assert f"why:   {verdict.cause}" in verdict.describe() or not wrong.says
+
+
+@pytest.mark.parametrize(("wrong", "says"), UNKNOWN.values(), ids=UNKNOWN)
+def test_of_what_is_unknown_no_cause_is_named(wrong: Wrong, says: str) -> None:
+    """A pattern is told as a hint, marked as no proof; where there is none, nothing is."""
+    verdict = check_training(**wrong.brought)
+    assert verdict.outcome is Outcome.DIVERGED
+    assert (verdict.cause, verdict.kinds) == ("", ())
+    assert (says in verdict.hint and NO_PROOF in verdict.hint) if says else not verdict.hint
+
+
+def test_two_causes_that_fit_are_both_named() -> None:
+    """Of two ranks and two microbatches nobody can tell which number gradients were divided by again."""
+    halved = step_of(after_each=lambda parameters, number: number and [parameter.grad.div_(2) for parameter in parameters])
+    verdict = check_training(**brought(parallelize=lambda model, _mesh: model, rank_step=halved, batches=two_microbatches()))
+    assert verdict.kinds == (Cause.AVERAGED_TWICE, Cause.RESCALED_EACH_MICROBATCH)
+    averaged_twice, divided_twice = verdict.cause.removeprefix("either ").split(", or ")
+    assert averaged_twice == "all gradients are averaged twice over the 2 dp ranks"
+    assert divided_twice == "the gradient is divided by the number of microbatches twice"
+
+
+def test_a_second_update_is_not_told_from_another_rate_where_it_leaves_the_same() -> None:
+    """Without state two steps of the optimizer are one at twice the rate."""
+    twice = step_of(after_update=lambda optimizer, _: optimizer.step())
+    plain = {"optimizer": lambda parameters: torch.optim.SGD(parameters, lr=0.1)}
+    verdict = check_training(**brought(parallelize=lambda model, _mesh: model, rank_step=twice, **plain))
+    assert verdict.kinds == (Cause.HYPERPARAMETER, Cause.STEPPED_EACH_MICROBATCH)
+
+
+@pytest.mark.parametrize("asked", [True, False])
+def test_nobody_looks_for_a_cause_unless_ranks_diverge(asked: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A training that is right costs what it did; one that is wrong as well, where nobody asks."""
+    looked: list[object] = []
+    monkeypatch.setattr("equivcheck.user.diagnosis.told.with_cause", lambda verdict, *_: looked.append(verdict) or verdict)
+
+    check_training(**brought(), explain=asked).assert_equivalent()
+    assert not looked
+    check_training(**GRADIENTS["not_reduced"].brought, explain=asked)
+    assert bool(looked) == asked
+
+
+def test_what_fails_on_the_way_is_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A diagnosis that raises leaves the verdict as it was."""
+
+    def failing(_diverged: object) -> None:
+        raise ArithmeticError("no cause")
+
+    monkeypatch.setattr("equivcheck.user.diagnosis.told.explanation_of", failing)
+    verdict = check_training(**GRADIENTS["not_reduced"].brought)
+    assert verdict.outcome is Outcome.DIVERGED
+    assert any("looking for the cause failed: ArithmeticError: no cause" in note for note in verdict.notes)
+
+
+def test_what_one_device_leaves_anyway_explains_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A counterfactual that does not differ from the reference is no cause, however near the ranks are to it."""
+    nothing_wrong = Counterfactual(cause=Cause.SCALED, sentence="nothing is wrong", change=lambda _ranks: None)
+    monkeypatch.setattr(explain, "CATALOGUE", ((lambda _diverged, _honest: iter([nothing_wrong]), tuple(Phase)),))
+    monkeypatch.setattr(explain, "num_agreeing_moments", lambda _diverged, _traces: 10**6)
+    assert not check_training(**GRADIENTS["summed"].brought).cause

@@ -1,0 +1,188 @@
+"""Trainings whose gradients, or whose loss, are wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+
+from unit.user.programs import batches, brought
+from unit.user.wrong_trainings import (
+    MAX_NORM,
+    Wrong,
+    averaged,
+    by_hand,
+    clip,
+    clipping_step,
+    nothing,
+    off_rank,
+    rank,
+    step_of,
+    two_microbatches,
+)
+
+
+def clipped_and_averaged(parameters: list[torch.Tensor]) -> None:
+    """In the wrong order."""
+    clip(parameters)
+    averaged(parameters)
+
+
+def summed(parameters: list[torch.Tensor]) -> None:
+    """Not divided."""
+    for parameter in parameters:
+        dist.all_reduce(parameter.grad)
+
+
+def pairs(parameters: list[torch.Tensor]) -> None:
+    """Over the two ranks next to each other of four."""
+    groups = [dist.new_group([0, 1]), dist.new_group([2, 3])]
+    averaged(parameters, groups[rank() // 2])
+
+
+class Stale:
+    """Gradients of the step before."""
+
+    def __init__(self) -> None:
+        self.kept: dict[tuple[int, int], torch.Tensor] = {}
+
+    def __call__(self, parameters: list[torch.Tensor]) -> None:
+        """Swap."""
+        averaged(parameters)
+        for number, parameter in enumerate(parameters):
+            fresh = parameter.grad.clone()
+            parameter.grad = self.kept.get((rank(), number), fresh).clone()
+            self.kept[rank(), number] = fresh
+
+
+def first_microbatch_only(parameters: list[torch.Tensor], number: int) -> None:
+    """Reduce after the first microbatch, and never again."""
+    if number == 0:
+        averaged(parameters)
+
+
+def bucket_boundary(parameters: list[torch.Tensor]) -> None:
+    """The last elements of a flat bucket are left out."""
+    flat = torch.cat([parameter.grad.reshape(-1) for parameter in parameters])
+    averages = flat.clone()
+    dist.all_reduce(averages)
+    averages /= dist.get_world_size()
+    whole = len(flat) // 16 * 16
+    flat[:whole] = averages[:whole]
+    for parameter, part in zip(parameters, flat.split([parameter.numel() for parameter in parameters]), strict=True):
+        parameter.grad.copy_(part.view_as(parameter))
+
+
+def in_bfloat16(parameters: list[torch.Tensor]) -> None:
+    """Compressed for the wire."""
+    for parameter in parameters:
+        sent = parameter.grad.to(torch.bfloat16)
+        dist.all_reduce(sent)
+        parameter.grad.copy_(sent.to(parameter.grad.dtype) / dist.get_world_size())
+
+
+def half_zero(gradient: torch.Tensor) -> torch.Tensor:
+    """The first rows are zero."""
+    return torch.cat([torch.zeros_like(gradient[:3]), gradient[3:]])
+
+
+def changed(change: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[list[torch.Tensor]], None]:
+    """Averaged, and then the first of the gradients is another."""
+
+    def reduce(parameters: list[torch.Tensor]) -> None:
+        averaged(parameters)
+        parameters[0].grad = change(parameters[0].grad)
+
+    return reduce
+
+
+def not_waited_for(parameters: list[torch.Tensor]) -> None:
+    """Asynchronous, and read at once."""
+    for parameter in parameters:
+        dist.all_reduce(parameter.grad, async_op=True)
+        parameter.grad /= dist.get_world_size()
+
+
+def token_loss(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """The mean over rows whose target is not masked."""
+    mask = (targets[:, :1] > -0.5).to(outputs.dtype)  # at least one row of each rank
+    return ((outputs - targets).square() * mask).sum() / mask.sum()
+
+
+def other_inputs(batch: Any, mesh: DeviceMesh) -> Any:
+    """Targets of this rank, inputs of the other."""
+    inputs, targets = batch
+    me = mesh.get_local_rank()
+    return inputs.chunk(2)[1 - me].clone(), targets.chunk(2)[me].clone()
+
+
+def started_apart(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
+    """Each rank draws its own head."""
+    with torch.no_grad():
+        model[3].weight += 0.01 * mesh.get_rank()
+    return model
+
+
+GRADIENTS: dict[str, Wrong] = {
+    "not_reduced": by_hand("not reduced over the 2 dp ranks", first=0, reduce=nothing),
+    "summed": by_hand("the sum over the 2 dp ranks, not the mean", first=0, reduce=summed),
+    "wrong_group": by_hand(
+        "reduced over the ranks next to each other, 2 at a time only",
+        first=0,
+        reduce=pairs,
+        changes={"mesh": {"dp": 4}},
+    ),
+    "another_axis": by_hand(
+        "reduced over the 2 shard ranks, but not over the 2 replicate ranks",
+        reduce=pairs,
+        changes={"mesh": {"replicate": 2, "shard": 2}},
+    ),
+    "gradient_stale": by_hand("gradients are those of the previous step", first=1, reduce=Stale()),
+    "first_microbatch_synced": by_hand(
+        "microbatch 1 are not reduced over the 2 dp ranks (only the first is)",
+        reduce=nothing,
+        after_each=first_microbatch_only,
+        changes={"batches": two_microbatches()},
+    ),
+    "last_microbatch_only": by_hand(
+        "microbatch 1, the last, alone", takes=lambda number: number == 1, changes={"batches": two_microbatches()}
+    ),
+    "bucket_boundary": by_hand("not reduced over the 2 dp ranks", reduce=bucket_boundary),
+    "zero_grad_forgotten": by_hand("not zeroed between steps", zero=False, reduce=averaged),
+    "lost_rows": by_hand("the gradients of rows 0 to 2 of `0.weight` are zero", reduce=changed(half_zero)),
+    "bf16_reduction": by_hand("reduced in bfloat16", reduce=in_bfloat16),
+    "token_count_local": by_hand("no mean over rows", changes={"loss": token_loss, "batches": batches(12)}),
+    "same_rows": by_hand(
+        "every rank computes on the rows of rank 0",
+        changes={"shard": lambda batch, _mesh: tuple(each[:2].clone() for each in batch)},
+    ),
+    "permuted_inputs": by_hand("they pair rows of tensors that do not belong together", changes={"shard": other_inputs}),
+    "unequal_start": by_hand("rank 1 starts from other values of `3.weight`", changes={"parallelize": started_apart}),
+    "clip_on_one_rank": by_hand("rank 1 does not clip", clips=off_rank(1, clip), of_one=clipping_step),
+    "clip_before_reduction": by_hand(
+        "clips the gradients of its own rows before they are reduced",
+        reduce=clipped_and_averaged,
+        of_one=clipping_step,
+    ),
+    "not_clipped": by_hand("gradients are not clipped", of_one=clipping_step),
+    "replicas_in_norm": by_hand(
+        "counts what the 2 dp ranks all hold once for each",
+        clips=lambda parameters: nn.utils.clip_grads_with_norm_(
+            parameters, MAX_NORM, nn.utils.get_total_norm([parameter.grad for parameter in parameters]) * 2**0.5
+        ),
+        of_one=clipping_step,
+    ),
+    "async_not_waited_for": by_hand("", reduce=not_waited_for),
+    "logged_loss": Wrong(
+        says="the training is right, but the loss that ranks return is 2 times the loss, the number of the 2 dp ranks",
+        brought=brought(
+            parallelize=lambda model, _mesh: model,
+            rank_step=lambda *arguments: 2 * step_of()(*arguments),
+        ),
+    ),
+}
+"""Wrong in what gradients are, or in the loss."""

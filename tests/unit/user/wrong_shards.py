@@ -1,0 +1,283 @@
+"""Sharded trainings that are wrong in ways in which people write them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+
+from unit.user.programs import adam, batches, brought
+from unit.user.wrong_trainings import MAX_NORM, Wrong, by_hand, clipping_step, nothing, rank, sgd, step_of
+from unit.user.wrong_updates import Counter
+
+
+def sharded(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
+    """FSDP2."""
+    return fully_shard(model, mesh=mesh)
+
+
+def local(tensor: torch.Tensor) -> torch.Tensor:
+    """This rank's elements."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def fsdp(says: str, **parts: Any) -> Wrong:
+    """Wrong in one part of a step."""
+    changes = {"parallelize": sharded, "model": lambda: nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 2))}
+    given = changes | parts.pop("changes", {})
+    return by_hand(says, changes=given, **({"reduce": nothing} | parts))
+
+
+def scale(parameters: list[torch.Tensor], norm: torch.Tensor) -> None:
+    """As clipping does by a norm."""
+    for parameter in parameters:
+        local(parameter.grad).mul_(min(1.0, MAX_NORM / (float(norm) + 1e-6)))
+
+
+def by_own_norm(parameters: list[torch.Tensor]) -> None:
+    """Of the shard."""
+    scale(parameters, nn.utils.get_total_norm([local(parameter.grad) for parameter in parameters]))
+
+
+def rooted(parameters: list[torch.Tensor]) -> None:
+    """The maximum over ranks, and a root as for other norms."""
+    norm = torch.stack([local(parameter.grad).abs().max() for parameter in parameters if local(parameter.grad).numel()]).max()
+    dist.all_reduce(norm, op=dist.ReduceOp.MAX)
+    scale(parameters, norm**0.5)
+
+
+def clip_max(parameters: list[torch.Tensor]) -> None:
+    """As one device does by the largest element."""
+    nn.utils.clip_grad_norm_(parameters, MAX_NORM, norm_type=float("inf"))
+
+
+class Lars(torch.optim.Optimizer):
+    """A rate for each tensor, by the norms of it and its gradient."""
+
+    def __init__(self, parameters: list[nn.Parameter]) -> None:
+        super().__init__(parameters, {"lr": 0.1})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                own, gradient = local(parameter), local(parameter.grad)
+                own.sub_(gradient * (group["lr"] * own.norm() / (gradient.norm() + 1e-3)))
+
+
+def another_shard(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
+    """Every rank loads the shard of the other."""
+    model = sharded(model, mesh)
+    for parameter in model.parameters():
+        parts = [torch.empty_like(local(parameter)) for _ in range(2)]
+        dist.all_gather(parts, local(parameter).detach().clone())
+        with torch.no_grad():
+            local(parameter).copy_(parts[1 - rank()])
+    return model
+
+
+def another_state(optimizer: torch.optim.Optimizer, parameters: list[torch.Tensor]) -> None:
+    """Every rank goes on with the state of the other's shard."""
+    for parameter in parameters:
+        for key in ("exp_avg", "exp_avg_sq"):
+            kept = local(optimizer.state[parameter][key])
+            parts = [torch.empty_like(kept) for _ in range(2)]
+            dist.all_gather(parts, kept.clone())
+            kept.copy_(parts[1 - rank()])
+
+
+class GatheredEarly:
+    """Each rank updates every other parameter, and has the rest as they were before their owners' update."""
+
+    def __init__(self) -> None:
+        self.old: dict[int, list[torch.Tensor]] = {}
+
+    def before(self, _optimizer: Any, parameters: list[torch.Tensor]) -> None:
+        """Gather."""
+        self.old[rank()] = [parameter.detach().clone() for parameter in parameters]
+        for number, value in enumerate(self.old[rank()]):
+            dist.broadcast(value, src=number % 2)
+
+    def after(self, _optimizer: Any, parameters: list[torch.Tensor]) -> None:
+        """Use what was gathered."""
+        for number, (parameter, old) in enumerate(zip(parameters, self.old[rank()], strict=True)):
+            if number % 2 != rank():
+                parameter.data.copy_(old)
+
+
+def gathered_early() -> Wrong:
+    """As above."""
+    gathering = GatheredEarly()
+    return by_hand("are those of the step before", before_update=gathering.before, after_update=gathering.after)
+
+
+class Prefetched:
+    """A step whose head computes with the weight of the step before."""
+
+    def __init__(self) -> None:
+        self.old: dict[int, torch.Tensor] = {}
+        self.fresh: dict[int, torch.Tensor] = {}
+
+    def __call__(self, model: nn.Module, *arguments: Any) -> Any:
+        """Swap, compute, swap back, update."""
+        weight = model[3].weight
+        self.fresh[rank()] = weight.detach().clone()
+        weight.data.copy_(self.old.get(rank(), weight.detach()))
+        self.old[rank()] = self.fresh[rank()]
+        back = lambda _optimizer, _parameters: weight.data.copy_(self.fresh[rank()])  # noqa: E731
+        return step_of(before_update=back)(model, *arguments)
+
+
+class _Sum(torch.autograd.Function):
+    """Sum over ranks in the forward pass alone."""
+
+    @staticmethod
+    def forward(_context: Any, value: torch.Tensor) -> torch.Tensor:
+        total = value.clone()
+        dist.all_reduce(total)
+        return total
+
+    @staticmethod
+    def backward(_context: Any, gradient: torch.Tensor) -> torch.Tensor:
+        return gradient
+
+
+class _Gather(torch.autograd.Function):
+    """Columns of all ranks side by side; each takes its own part of the gradient."""
+
+    @staticmethod
+    def forward(context: Any, value: torch.Tensor) -> torch.Tensor:
+        parts = [torch.empty_like(value) for _ in range(dist.get_world_size())]
+        dist.all_gather(parts, value.contiguous())
+        context.width = value.shape[-1]
+        return torch.cat(parts, -1)
+
+    @staticmethod
+    def backward(context: Any, gradient: torch.Tensor) -> torch.Tensor:
+        return gradient[..., rank() * context.width : (rank() + 1) * context.width].contiguous()
+
+
+def row_parallel(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
+    """The head is split along its inputs, and each rank adds the bias before the sum."""
+    head = model[3]
+    head.weight = nn.Parameter(distribute_tensor(head.weight.detach(), mesh, [Shard(1)]))
+
+    def forward(inputs: torch.Tensor) -> torch.Tensor:
+        part = _Whole.apply(inputs).chunk(2, -1)[rank()]
+        return _Sum.apply(nn.functional.linear(part, local(head.weight), head.bias))
+
+    head.forward = forward
+    return model
+
+
+class _Whole(torch.autograd.Function):
+    """As it is; the gradient summed over ranks."""
+
+    @staticmethod
+    def forward(_context: Any, value: torch.Tensor) -> torch.Tensor:
+        return value.clone()
+
+    @staticmethod
+    def backward(_context: Any, gradient: torch.Tensor) -> torch.Tensor:
+        total = gradient.clone()
+        dist.all_reduce(total)
+        return total
+
+
+def column_parallel(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
+    """The head is split along its outputs; the gradient of its input stays each rank's part."""
+    head = model[3]
+    head.weight = nn.Parameter(distribute_tensor(head.weight.detach(), mesh, [Shard(0)]))
+    head.forward = lambda inputs: _Gather.apply(nn.functional.linear(inputs, local(head.weight))) + head.bias
+    return model
+
+
+class Tracker(nn.Module):
+    """A buffer with statistics of inputs that nothing reads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 2)
+        self.register_buffer("seen", torch.zeros(4))
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        self.seen = 0.9 * self.seen + 0.1 * inputs.detach().mean(0)
+        return self.linear(inputs)
+
+
+def uneven() -> list[Any]:
+    """Steps of a microbatch of four rows and one of two."""
+    return [[(inputs[:4], targets[:4]), (inputs[4:], targets[4:])] for inputs, targets in batches(6)]
+
+
+def by_rows(model: nn.Module, batch: Any, optimizer: torch.optim.Optimizer, loss: Any) -> Any:
+    """Of one device: each microbatch counts by its rows."""
+    optimizer.zero_grad()
+    total, rows = 0.0, sum(len(inputs) for inputs, _ in batch)
+    for inputs, targets in batch:
+        value = loss(model(inputs), targets) * (len(inputs) / rows)
+        value.backward()
+        total += float(value.detach())
+    optimizer.step()
+    return total
+
+
+def masked(model: nn.Module, batch: Any, optimizer: Any, loss: Any) -> Any:
+    """Dropout with a mask that each rank draws by itself."""
+    (inputs, mask), targets = batch
+    if dist.is_initialized():
+        mask = (torch.rand(mask.shape, generator=torch.Generator().manual_seed(rank())) > 0.5).to(mask.dtype)
+    step = step_of() if dist.is_initialized() else step_of(reduce=nothing)
+    return step(model, (inputs * mask, targets), optimizer, loss)
+
+
+def masks() -> list[Any]:
+    """Batches with masks."""
+    generator = torch.Generator().manual_seed(5)
+    return [((inputs, (torch.rand(inputs.shape, generator=generator) > 0.5).float()), targets) for inputs, targets in batches()]
+
+
+IN_TP = {"mesh": {"tp": 2}}
+
+SHARDS: dict[str, Wrong] = {
+    "shard_norm": fsdp(
+        "clips by its local norm",
+        clips=by_own_norm,
+        of_one=clipping_step,
+    ),
+    "inf_norm_rooted": fsdp("the root of ", clips=rooted, of_one=step_of(reduce=nothing, clips=clip_max)),
+    "lars_on_a_shard": fsdp("takes each rank's shard for the whole tensor", changes={"optimizer": Lars}),
+    "wrong_shard_restored": fsdp("in wrong places", changes={"parallelize": another_shard}),
+    "wrong_optimizer_shard": fsdp(
+        "rank r has the optimizer state of rank r + 1 before step 1",
+        before_update=Counter(1, another_state),
+        changes={"optimizer": adam},
+    ),
+    "all_gather_stale": gathered_early(),
+    "prefetched_stale_weight": Wrong(
+        says="`3.weight` takes part in loss and gradients as it was at the previous step",
+        brought=brought(parallelize=lambda model, _mesh: model, rank_step=Prefetched(), optimizer=sgd),
+    ),
+    "row_bias": by_hand(
+        "the bias of `3` is added on each of the 2 tp ranks",
+        reduce=nothing,
+        changes={"parallelize": row_parallel} | IN_TP,
+    ),
+    "head_reduction_missing": by_hand(
+        "the gradient of the input of `3`, split along its outputs, is not summed",
+        reduce=nothing,
+        changes={"parallelize": column_parallel} | IN_TP,
+    ),
+    "buffers_unsynced": by_hand("buffers are those of its own rows", changes={"model": Tracker}),
+    "uneven_microbatches": by_hand("as if these had the same number of rows", of_one=by_rows, changes={"batches": uneven()}),
+    "dropout_seed": Wrong(
+        says="",
+        brought=brought(parallelize=lambda model, _mesh: model, batches=masks(), step=masked),
+    ),
+}
+"""Wrong in what shards hold, in layers that are split, and the rest."""

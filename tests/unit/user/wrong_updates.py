@@ -1,0 +1,161 @@
+"""Trainings whose updates, optimizer, buffers or shared weights are wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+
+from unit.user.programs import adam, brought
+from unit.user.wrong_trainings import Wrong, by_hand, nothing, on_ranks, rank, sgd, step_of
+
+
+class InfOnOneRank:
+    """Whether a rank updates: its own gradients decide, and those of one overflow once."""
+
+    def __init__(self) -> None:
+        self.seen = 0
+
+    def __call__(self) -> bool:
+        """Count the steps of that rank."""
+        self.seen += rank() == 1
+        return rank() != 1 or self.seen != 2
+
+
+class Counter:
+    """Acts at one step of each rank."""
+
+    def __init__(self, step: int, act: Callable[..., None]) -> None:
+        self.step, self.act, self.seen = step, act, dict[int, int]()
+
+    def __call__(self, *arguments: Any) -> None:
+        """Count, and act."""
+        number = self.seen.get(rank(), 0)
+        self.seen[rank()] = number + 1
+        if number == self.step:
+            self.act(*arguments)
+
+
+def forgetting(optimizer: torch.optim.Optimizer, _parameters: Any) -> None:
+    """Lose the state."""
+    optimizer.state.clear()
+
+
+def momentum_of_a_shard(optimizer: torch.optim.Optimizer, parameters: list[torch.Tensor]) -> None:
+    """The part of the state that the second rank keeps is zero."""
+    buffer = optimizer.state.get(parameters[0], {}).get("momentum_buffer")
+    if buffer is not None:
+        buffer[3:] = 0
+
+
+def stepped_before(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+    """A step of warm-up with a rate of zero, on ranks."""
+    optimizer = adam(parameters)
+    if dist.is_initialized():
+        for parameter in parameters:
+            parameter.grad = torch.zeros_like(parameter)
+        rates = [group["lr"] for group in optimizer.param_groups]
+        for group in optimizer.param_groups:
+            group["lr"] = 0.0
+        optimizer.step()
+        for group, rate in zip(optimizer.param_groups, rates, strict=True):
+            group["lr"] = rate
+        optimizer.zero_grad()
+    return optimizer
+
+
+def two_groups(parameters: list[nn.Parameter], decays: tuple[float, float]) -> torch.optim.Optimizer:
+    """Matrices and vectors with a decay of their own."""
+    groups = [[each for each in parameters if each.dim() == dim] for dim in (2, 1)]
+    return torch.optim.AdamW(
+        [{"params": group, "weight_decay": decay} for group, decay in zip(groups, decays, strict=True)], lr=0.01
+    )
+
+
+def halving(optimizer: torch.optim.Optimizer) -> Any:
+    """A schedule."""
+    return torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
+
+
+class Averaged(nn.Module):
+    """A model with an exponential moving average of its weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 2)
+        self.register_buffer("average", torch.zeros(2, 4))
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return self.linear(inputs)
+
+
+def keep_average(model: nn.Module) -> None:
+    """Update the moving average."""
+    model.average.mul_(0.9).add_(model.linear.weight.detach(), alpha=0.1)
+
+
+def average_after(model: nn.Module, batch: Any, optimizer: Any, loss: Any) -> Any:
+    """Of one device: after the update."""
+    value = step_of(reduce=nothing)(model, batch, optimizer, loss)
+    keep_average(model)
+    return value
+
+
+def average_before(model: nn.Module, batch: Any, optimizer: Any, loss: Any) -> Any:
+    """Of ranks: before it."""
+    return step_of(before_update=lambda *_: keep_average(model))(model, batch, optimizer, loss)
+
+
+class Tied(nn.Module):
+    """Two layers with one weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last, self.head = nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 2)
+        self.last.weight = self.first.weight
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return self.head(self.last(torch.tanh(self.first(inputs))))
+
+
+def untied(model: nn.Module, _mesh: DeviceMesh) -> nn.Module:
+    """The second layer gets a copy."""
+    model.last.weight = nn.Parameter(model.last.weight.detach().clone())
+    return model
+
+
+UPDATES: dict[str, Wrong] = {
+    "found_inf_unsynced": by_hand("does not update any parameter on rank 1, at step 1 only", updates=InfOnOneRank()),
+    "state_lost": by_hand("the optimizer state is lost", before_update=forgetting),
+    "momentum_zero_on_a_shard": by_hand(
+        "rows 3 to 5 of `0.weight`", before_update=momentum_of_a_shard, changes={"optimizer": sgd}
+    ),
+    "stepped_twice": by_hand("the optimizer steps 2 times per step", after_update=lambda optimizer, _: optimizer.step()),
+    "warm_up_counts": by_hand("step count begins at 1, not 0", changes={"optimizer": stepped_before}),
+    "lr_times_world": by_hand(
+        "lr is 0.02, not 0.01 (2 times, the number of the 2 dp ranks)",
+        changes={"optimizer": on_ranks(lambda parameters: torch.optim.Adam(parameters, lr=0.02), adam)},
+    ),
+    "lost_decay_group": by_hand(
+        "weight_decay is 0.1, not 0",
+        changes={
+            "optimizer": on_ranks(
+                lambda parameters: two_groups(parameters, (0.1, 0.1)), lambda each: two_groups(each, (0.1, 0.0))
+            )
+        },
+    ),
+    "scheduler_forgotten": by_hand(
+        "the schedule never advances",
+        changes={"scheduler": on_ranks(lambda each: torch.optim.lr_scheduler.StepLR(each, 100), halving)},
+    ),
+    "ema_before_the_step": Wrong(
+        says="the optimizer updates at the end of the step",
+        brought=brought(model=Averaged, parallelize=lambda model, _mesh: model, step=average_after, rank_step=average_before),
+    ),
+    "untied": by_hand("no longer one parameter", changes={"model": Tied, "parallelize": untied}),
+}
+"""Wrong in what the optimizer does, or in the model."""
