@@ -17,11 +17,14 @@ from torch.optim.lr_scheduler import LRScheduler
 from equivcheck.composition.running import RanksResult
 from equivcheck.errors import UsageError
 from equivcheck.oracle.judge import judge, judge_failure
+from equivcheck.scenario import LowPrecision, MixedPrecision
 from equivcheck.tally import record
 from equivcheck.user.batches import require_parts
 from equivcheck.user.case import UserCase
 from equivcheck.user.evidence import missing_evidence
 from equivcheck.user.notes import notes_on
+from equivcheck.user.precision.policy import in_words, require_precision
+from equivcheck.user.precision.run import RoundedRun, exact_task
 from equivcheck.user.reference import SingleDeviceRun
 from equivcheck.user.running import members_of, run_on
 from equivcheck.user.task import Loss, Task, TrainStep, data_axes_of, mesh_of
@@ -52,6 +55,7 @@ def check_training(  # noqa: PLR0913 - one for each thing that users bring, all 
     shard: Callable[[Any, DeviceMesh], Any] | None = None,
     full_tensors: Callable[[nn.Module], Mapping[str, torch.Tensor]] | None = None,
     dtype: torch.dtype | None = torch.float64,
+    precision: LowPrecision | MixedPrecision | None = None,
     seed: int = 0,
     world: str | Ranks = "sim",
     schedule_seed: int = 0,
@@ -91,6 +95,7 @@ def check_training(  # noqa: PLR0913 - one for each thing that users bring, all 
         shard=shard,
         full_tensors=full_tensors,
         dtype=dtype,
+        precision=precision,
         seed=seed,
     )
     with kept_state(StateKeeper()):  # the run on one device is a user's code, too
@@ -100,16 +105,19 @@ def check_training(  # noqa: PLR0913 - one for each thing that users bring, all 
 def _checked(task: Task, world: str | Ranks, schedule_seed: int, deadline: float) -> UserVerdict:
     started = time.perf_counter()
     require_parts(task)
+    require_precision(task)
     members = members_of(task, world)
-    original = SingleDeviceRun(task)
-    verdict = UserVerdict(outcome=Outcome.EQUIVALENT, mesh=task.mesh, world=members.name, precision=_name(original.precision))
+    original = SingleDeviceRun(task if task.precision is None else exact_task(task))
+    in_short = str(original.precision).removeprefix("torch.") if task.precision is None else in_words(task)
+    verdict = UserVerdict(outcome=Outcome.EQUIVALENT, mesh=task.mesh, world=members.name, precision=in_short)
     left, ran = run_on(members, task, schedule_seed, deadline)
     verdict = replace(verdict, world=ran.name, notes=notes_on(task, left, members, ran))
     if isinstance(left, Failure):
         _raise_usage(left)
         verdict = judge_failure(verdict, left)
     else:
-        verdict = _judged(verdict, original, RanksResult(run=left))
+        run = original if task.precision is None else RoundedRun(task, original, left.values[0].casting)
+        verdict = _judged(verdict, run, RanksResult(run=left))
     record(NAME, verdict.world, verdict.outcome.value)
     return replace(verdict, seconds=time.perf_counter() - started)
 
@@ -124,6 +132,8 @@ def _judged(verdict: UserVerdict, original: SingleDeviceRun, result: RanksResult
     if other is not None:
         return replace(verdict, outcome=Outcome.DIVERGED, reason=sentence(other), divergence=other)
     missing = missing_evidence(original.task, changes_parameters=original.changes_parameters)
+    if original.task.precision is not None and verdict.outcome is Outcome.EQUIVALENT:
+        missing = missing or brought.apart_in_parts
     if verdict.outcome is Outcome.EQUIVALENT and missing:
         return replace(verdict, outcome=Outcome.INCONCLUSIVE, reason=missing)
     if doubt is not None and doubt.step:
@@ -137,7 +147,3 @@ def _raise_usage(failure: Failure) -> None:
         kind, _, text = report.error.partition(": ")
         if kind.endswith(UsageError.__name__) and text.startswith(f"{NAME}: "):
             raise UsageError(text) from None
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")

@@ -34,6 +34,10 @@ class Names:
         """Distinct buffers."""
         return self._named(module, "named_buffers")
 
+    def modules(self, module: nn.Module) -> list[tuple[str, nn.Module]]:
+        """Distinct modules; wrappers have the name of what is around them."""
+        return list(self._owners(module, "", set()))
+
     def _named(self, module: nn.Module, what: str) -> list[tuple[str, torch.Tensor]]:
         found: dict[str, torch.Tensor] = {}
         seen: set[int] = set()

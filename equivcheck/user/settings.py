@@ -22,6 +22,10 @@ class UserTrace(Trace):
 
     settings: Settings
     """At the end."""
+    low_precision: str = ""
+    """What was seen to compute in fewer digits than parameters have, in words for people; empty for nothing."""
+    casting: tuple[str, ...] = ()
+    """Modules that cast what they are called with to the type that their parameters have while they are called, by name."""
 
 
 def settings_of(optimizer: torch.optim.Optimizer, slots: Sequence[Slot]) -> Settings:
