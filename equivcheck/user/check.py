@@ -23,8 +23,10 @@ from equivcheck.user.batches import require_parts
 from equivcheck.user.case import UserCase
 from equivcheck.user.evidence import missing_evidence
 from equivcheck.user.notes import notes_on
+from equivcheck.user.precision.advice import on_narrowing, on_precision
+from equivcheck.user.precision.kept import require_kept
 from equivcheck.user.precision.policy import in_words, require_precision
-from equivcheck.user.precision.run import RoundedRun, exact_task
+from equivcheck.user.precision.run import RoundedRun, casting_of, exact_task
 from equivcheck.user.reference import SingleDeviceRun
 from equivcheck.user.running import members_of, run_on
 from equivcheck.user.task import Loss, Task, TrainStep, data_axes_of, mesh_of
@@ -56,6 +58,7 @@ def check_training(  # noqa: PLR0913 - one for each thing that users bring, all 
     full_tensors: Callable[[nn.Module], Mapping[str, torch.Tensor]] | None = None,
     dtype: torch.dtype | None = torch.float64,
     precision: LowPrecision | MixedPrecision | None = None,
+    keep_dtype: bool = False,
     seed: int = 0,
     world: str | Ranks = "sim",
     schedule_seed: int = 0,
@@ -74,7 +77,10 @@ def check_training(  # noqa: PLR0913 - one for each thing that users bring, all 
     ``step(model, batch, optimizer, loss)`` replaces forward, backward and update and returns the loss; `rank_step` does so on
     ranks alone, where it may return None. ``full_tensors(module)`` returns whole tensors by name where parameters are shards that
     are neither DTensors nor those of FSDP. Model and batches are converted to `dtype`; None leaves them as they are, with
-    tolerances to match. Ranks that are idle, or compute without communicating, for `deadline` seconds count as hung.
+    tolerances to match. `precision` says what ranks round to fewer digits, so that one device rounds alike: a `LowPrecision` for
+    autocast (around forward and loss where there is no `step`), a `MixedPrecision` for the policy of FSDP. `keep_dtype` gives
+    float64 to all that asks for float32, on one device and on ranks. Ranks that are idle, or compute without communicating, for
+    `deadline` seconds count as hung.
 
     Failures of the ranks are verdicts. Raises `UsageError` for arguments that make no sense, and for a model or training that is
     not the same each time; what the run on one device raises is left as it is.
@@ -96,6 +102,7 @@ def check_training(  # noqa: PLR0913 - one for each thing that users bring, all 
         full_tensors=full_tensors,
         dtype=dtype,
         precision=precision,
+        keep_dtype=keep_dtype,
         seed=seed,
     )
     with kept_state(StateKeeper()):  # the run on one device is a user's code, too
@@ -106,6 +113,7 @@ def _checked(task: Task, world: str | Ranks, schedule_seed: int, deadline: float
     started = time.perf_counter()
     require_parts(task)
     require_precision(task)
+    require_kept(task)
     members = members_of(task, world)
     original = SingleDeviceRun(task if task.precision is None else exact_task(task))
     in_short = str(original.precision).removeprefix("torch.") if task.precision is None else in_words(task)
@@ -116,8 +124,10 @@ def _checked(task: Task, world: str | Ranks, schedule_seed: int, deadline: float
         _raise_usage(left)
         verdict = judge_failure(verdict, left)
     else:
-        run = original if task.precision is None else RoundedRun(task, original, left.values[0].casting)
+        run = original if task.precision is None else RoundedRun(task, original, casting_of(left.values))
         verdict = _judged(verdict, run, RanksResult(run=left))
+        advice = (*on_narrowing(run), *on_precision(task, left.values, verdict.outcome))
+        verdict = replace(verdict, notes=(*verdict.notes, *advice))
     record(NAME, verdict.world, verdict.outcome.value)
     return replace(verdict, seconds=time.perf_counter() - started)
 

@@ -18,7 +18,8 @@ from equivcheck.trace.trace import Snapshot, Step
 from equivcheck.train.accumulate import scalar
 from equivcheck.user.batches import microbatches
 from equivcheck.user.precision.autocast import autocast
-from equivcheck.user.precision.seen import policy_of, watched
+from equivcheck.user.precision.kept import kept_type
+from equivcheck.user.precision.seen import LowPrecisionSeen, policy_of
 from equivcheck.user.reading import Reader
 from equivcheck.user.settings import UserTrace, settings_of
 from equivcheck.user.task import Loss, Task, TrainStep
@@ -35,7 +36,8 @@ def train(task: Task, reader: Reader, batches: Sequence[Any], step: TrainStep | 
     if step is None and isinstance(task.precision, LowPrecision):
         called, loss = autocast(called, task.precision), autocast(loss, task.precision)
     kept = []
-    with watched(reader.module) as low_precision:
+    seen = LowPrecisionSeen()
+    with seen.watching(reader.module), kept_type(task, optimizer):
         for index, batch in enumerate(batches):
             mark(Stage.COMPUTE, index)
             found.begin(index)
@@ -51,7 +53,7 @@ def train(task: Task, reader: Reader, batches: Sequence[Any], step: TrainStep | 
         state=reader.state(optimizer),
         buffers=reader.buffers(),
         settings=settings,
-        low_precision=policy_of(reader.module) or next(iter(low_precision), ""),
+        low_precision=policy_of(reader.module) or seen.precision,
         casting=tuple(name for name, module in reader.names.modules(reader.module) if isinstance(module, FSDPModule)),
     )
 

@@ -84,7 +84,7 @@ class SingleDeviceRun:
 
 
 def measured(trace: Trace, copies: Sequence[Trace], eps: float, limit: float, *others: Trace) -> Reference:
-    """A run with the noise that its copies show, in units of `eps`, and other runs of the same training; doubtful above `limit`."""
+    """A run with the noise that its copies show, in units of `eps`, and other runs of the same; doubtful above `limit`."""
     rows = list(zip(*map(_values, (trace, *copies)), strict=True))
     if any(len({len(row) for row in values}) > 1 for values in rows):
         return Reference((), Doubt(reason="rounding alone decides which gradients there are", step=0), limit)

@@ -62,6 +62,8 @@ class Task:
     """What parameters and batches are converted to; None for nothing."""
     precision: LowPrecision | MixedPrecision | None
     """What ranks round to fewer digits, and one device alike; None for nothing."""
+    keep_dtype: bool
+    """Whether what asks for float32 gets `dtype`."""
     seed: int
     """Seeds torch, numpy and random before each call of `model`."""
 

@@ -17,7 +17,8 @@ class UserVerdict(Judgement):
     mesh: tuple[tuple[str, int], ...]
     """Names and sizes of the axes."""
     precision: str
-    """The coarsest element type that the training passes through on one device: tolerances are measured in its units."""
+    """The coarsest element type that the training passes through on one device: tolerances are measured in its units. With
+    `precision` what it computes in, and what is rounded to."""
     hint: str = ""
     """What may explain a divergence, in a sentence; empty where nothing is known."""
     unread: tuple[str, ...] = ()

@@ -1,1 +1,1 @@
-"""Trainings of users that compute in several element types: a run on one device that rounds alike, and one that rounds nowhere."""
+"""Trainings of users that compute in several element types: one device that rounds as ranks do, or none that rounds at all."""

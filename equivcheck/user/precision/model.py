@@ -1,15 +1,15 @@
 """A user's model as one device computes it that rounds where ranks do.
 
-Each part of the rows goes through a copy of the model, as each rank has one, with parameters cast anew at every step; gradients of
-the parts are rounded and averaged in the way of the ranks when backward is over. Parameters, and what steps them, stay the
-model's own.
+Each part of the rows goes through a copy of the model, as each rank has one, with parameters cast anew at every step. When
+backward is over, gradients of the parts are rounded and averaged in the way of the ranks. Parameters, and what steps them, stay
+the model's own.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Collection
+from typing import Any, TypeAlias
 
 import torch
 from torch import nn
@@ -18,28 +18,35 @@ from equivcheck.layouts.rounding import Rounding
 from equivcheck.reference.perturbed_rounding import Jitter
 from equivcheck.reference.reduction import Averaging
 from equivcheck.user.batches import mapped
-from equivcheck.user.precision.parts import Total, joined, num_rows, part
+from equivcheck.user.precision.autograd_private import when_backward_ends
+from equivcheck.user.precision.parts import Total, combined, joined, num_rows, part
 from equivcheck.user.precision.policy import torch_type
 from equivcheck.user.task import Loss
 
+Drift: TypeAlias = Callable[[torch.Tensor], torch.Tensor]
+"""Where a parameter that has been updated may as well be."""
+
 
 class RoundedModel(nn.Module):
-    """The model, called by parts; `jitter` says where it may as well round otherwise."""
+    """The model, called by parts."""
 
-    def __init__(self, module: nn.Module, rounding: Rounding, jitter: Jitter, casting: Sequence[str] = ()) -> None:
-        """`casting` names submodules that cast what they are called with, as units of `fully_shard` do."""
+    def __init__(self, module: nn.Module, rounding: Rounding, casting: Collection[str], jitter: Jitter, drift: Drift) -> None:
+        """`casting` names submodules that cast what they are called with, as units of `fully_shard` do.
+
+        `jitter` says where rounding, and `drift` where an update, may as well come out otherwise.
+        """
         super().__init__()
-        self.module, self.rounding, self.jitter = module, rounding, jitter
+        self.module, self.rounding, self.jitter, self.drift = module, rounding, jitter, drift
         self._averaging = Averaging(
             division=rounding.division, divisor=rounding.num_parts, shards=rounding.shards, ordered=jitter.ordered
         )
         self._copies = [copy.deepcopy(module) for _ in range(rounding.num_parts)]
         self._cast = [dict(_cast(each, rounding).named_parameters()) for each in self._copies]
         for (_, whole), (_, first) in zip(module.named_modules(), self._copies[0].named_modules(), strict=True):
-            first._buffers = whole._buffers  # noqa: SLF001 - what the first part leaves there is what is read
+            first._buffers = whole._buffers
         for leaf in (leaf for cast in self._cast for leaf in cast.values() if leaf.requires_grad):
-            leaf.register_post_accumulate_grad_hook(self._begin_reduction)
-        for unit in (each.get_submodule(name) for each in self._copies for name in casting):
+            leaf.register_post_accumulate_grad_hook(self._begin_reduction)  # type: ignore[no-untyped-call]
+        for unit in (unit for each in self._copies for name, unit in each.named_modules() if name in casting):
             unit.register_forward_pre_hook(lambda _unit, *given: mapped(given, self._as_computed), with_kwargs=True)
         self._loaded: dict[str, torch.Tensor] = {}
         self._steps, self._reduces = 0, False
@@ -59,7 +66,7 @@ class RoundedModel(nn.Module):
         outputs = []
         for number, each in enumerate(self._copies):
             own, named = mapped(part((arguments, keywords), number, count, rows), self._as_computed)
-            outputs.append(mapped(each(*own, **named), self._as_returned))
+            outputs.append(combined([each(*own, **named)], self._as_returned))
         self._latest = joined(outputs), outputs
         return self._latest[0]
 
@@ -96,21 +103,22 @@ class RoundedModel(nn.Module):
         if self._loaded and all(torch.equal(self._loaded[name], master) for name, master in masters.items()):
             return
         self.jitter.begin(self._steps)
-        self._steps += 1
         with torch.no_grad():
             for name, master in masters.items():
-                self._cast[0][name].copy_(master)
+                updated = self._steps > 0 and master.requires_grad
+                self._cast[0][name].copy_(self.drift(master) if updated else master)
             self.jitter.flip(self._cast[0], masters)
             for cast in self._cast[1:]:
                 for name, leaf in cast.items():
                     leaf.copy_(self._cast[0][name])
+        self._steps += 1
         self._loaded = {name: master.detach().clone() for name, master in masters.items()}
 
     def _begin_reduction(self, _leaf: torch.Tensor) -> None:
         """Reduce once the backward that runs is over."""
         if not self._reduces:
             self._reduces = True
-            torch.autograd.Variable._execution_engine.queue_callback(self._reduce)  # type: ignore[attr-defined]  # noqa: SLF001
+            when_backward_ends(self._reduce)
 
     def _reduce(self) -> None:
         self._reduces = False

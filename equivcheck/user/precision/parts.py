@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -30,16 +30,21 @@ def num_rows(value: Any) -> int | None:
 
 def joined(values: Sequence[Any]) -> Any:
     """The same structure with tensors of all rows; numbers are means, and what is no tensor is that of the first part."""
+    return combined(values, _Joined.apply)
+
+
+def combined(values: Sequence[Any], combine: Callable[..., torch.Tensor]) -> Any:
+    """The structure that all values have, of the same types, with one tensor made of each group that lies in the same place."""
     first = values[0]
     if isinstance(first, torch.Tensor):
-        return _Joined.apply(*values)  # type: ignore[no-untyped-call]
+        return combine(*values)
     if isinstance(first, dict):
         whole = copy.copy(first)
         for key in first:
-            whole[key] = joined([value[key] for value in values])
+            whole[key] = combined([value[key] for value in values], combine)
         return whole
     if isinstance(first, (tuple, list)):
-        members = [joined(group) for group in zip(*values, strict=True)]
+        members = [combined(group, combine) for group in zip(*values, strict=True)]
         return type(first)(*members) if hasattr(first, "_fields") else type(first)(members)
     return first
 

@@ -63,6 +63,11 @@ def sums_in_parts(task: Task) -> bool:
     return task.shard is not None or any(size > 1 for name, size in task.mesh if name not in task.data_axes)
 
 
+def computes_in_few_digits(rounding: Rounding) -> bool:
+    """Whether products have fewer digits than float32: these add up in float32, whatever their operands' place in memory."""
+    return rounding.autocast is not None or rounding.compute in (ElementType.BFLOAT16, ElementType.FLOAT16)
+
+
 def torch_type(kind: ElementType | LowPrecision) -> torch.dtype:
     """The element type of torch."""
     dtype: torch.dtype = getattr(torch, kind.value)

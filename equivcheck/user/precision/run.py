@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -17,21 +17,25 @@ from equivcheck.reference.perturbed_rounding import Jitter, PerturbedRounding, S
 from equivcheck.reference.reference import NUM_ROUNDED, NUM_ROUNDED_CONFIRMATIONS, Reference
 from equivcheck.trace.trace import Trace
 from equivcheck.train.threads import one_thread
-from equivcheck.user.precision.model import RoundedModel
-from equivcheck.user.precision.policy import rounding_of, sums_in_parts
+from equivcheck.user.batches import factors
+from equivcheck.user.precision.model import Drift, RoundedModel
+from equivcheck.user.precision.policy import computes_in_few_digits, rounding_of, sums_in_parts
 from equivcheck.user.reference import SingleDeviceRun, coarsest, far_moment, measured, moved_material, trace_of
 from equivcheck.user.settings import UserTrace
 from equivcheck.user.task import Task
+
+FLOAT32_EPS = float(torch.finfo(torch.float32).eps)
 
 
 class RoundedRun(SingleDeviceRun):
     """As the run on one device, of a `RoundedModel`.
 
-    Copies are moved by a unit of the widest type that is computed in: products of fewer digits add up in float32, and come out alike
-    where operands are the same. They add up in other orders, and those that confirm a divergence round here and there otherwise.
+    Copies add up gradients in other orders, and those that confirm a divergence round here and there otherwise. Ranks begin with
+    the same bits, and products of few digits come out alike where operands are the same: where all products are such, copies
+    begin with these bits as well, and only what they load after an update is off by a unit in the last place.
     """
 
-    def __init__(self, task: Task, whole: SingleDeviceRun, casting: Sequence[str]) -> None:
+    def __init__(self, task: Task, whole: SingleDeviceRun, casting: Collection[str]) -> None:
         """`whole` is the run that rounds nothing (`exact_task`), `casting` names modules that cast on ranks.
 
         Raises `UsageError` for a training that is not the same each time.
@@ -39,14 +43,17 @@ class RoundedRun(SingleDeviceRun):
         self._whole, self._casting = whole, casting
         super().__init__(task)
         self._limit = float(np.sqrt(self.eps))
-        if not sums_in_parts(task):
-            self.eps = max(eps for eps in map(_eps, (*self.element_types, torch.float64)) if eps <= _eps(torch.float32))
+        self._begins_alike = False
+        if sums_in_parts(task):
+            self.eps /= 2  # what a cast is off by at most
+        else:
+            self.eps = max(eps for eps in map(_eps, (*self.element_types, torch.float64)) if eps <= FLOAT32_EPS)
+            self._begins_alike = computes_in_few_digits(rounding_of(task))
 
-    def train(self, *, jitter: Jitter | None = None, division: Division | None = None, **given: Any) -> UserTrace:
-        """As ranks round and divide, unless they are said to do otherwise."""
+    def train(self, *, division: Division | None = None, **given: Any) -> UserTrace:
+        """As ranks round and divide, unless they are said to divide otherwise."""
         rounding = rounding_of(self.task)
-        rounding = rounding if division is None else replace(rounding, division=division)
-        return _trained(self.task, rounding, jitter, self._casting, **given)
+        return _trained(self.task, rounding if division is None else replace(rounding, division=division), self._casting, **given)
 
     def reference(self) -> Reference:
         """With the noise floor of a few copies."""
@@ -66,23 +73,34 @@ class RoundedRun(SingleDeviceRun):
         """The same of runs that round nothing, on whole batches and in parts."""
         exact, limit = self._whole.task, float(np.sqrt(self._whole.eps))
         with one_thread():
-            in_parts = _trained(exact, rounding_of(exact), None, (), seed=exact.seed)
+            in_parts = _trained(exact, rounding_of(exact), (), seed=exact.seed)
         return far_moment(Reference(coarse_moments(self._whole.trace, limit), None, limit), in_parts)
 
     def _measured(self, num_copies: int, jitter: Callable[[np.random.Generator, int], Jitter], *others: Trace) -> Reference:
-        task, generator = self.task, np.random.default_rng((self.task.seed, num_copies))
+        generator = np.random.default_rng((self.task.seed, num_copies))
         with one_thread():
-            copies = [
-                self.train(seed=task.seed, jitter=jitter(generator, 1 + copy), **moved_material(task, copy, self.eps))
-                for copy in range(num_copies)
-            ]
+            copies = [self._copy(copy, jitter(generator, 1 + copy), generator) for copy in range(num_copies)]
         return measured(self.trace, copies, self.eps, self._limit, *others)
 
+    def _copy(self, copy: int, jitter: Jitter, generator: np.random.Generator) -> UserTrace:
+        task, eps = self.task, min(FLOAT32_EPS, _eps(self._kept))
+        given = {} if self._begins_alike else moved_material(task, copy, self.eps)
+        return self.train(seed=task.seed, jitter=jitter, drift=lambda tensor: tensor * factors(tensor, eps, generator), **given)
+
     def _shaken(self, generator: np.random.Generator, copy: int) -> Jitter:
-        rounding = rounding_of(self.task)
-        kept = _name(self.task.dtype or coarsest(self._tensors()))
+        rounding, kept = rounding_of(self.task), str(self._kept).removeprefix("torch.")
         to = rounding.compute or rounding.autocast
         return PerturbedRounding(generator, copy, kept, kept if to is None else to.value)
+
+    @property
+    def _kept(self) -> torch.dtype:
+        """The type of the parameters that the optimizer steps."""
+        return self.task.dtype or coarsest(self._tensors())
+
+
+def casting_of(traces: Sequence[UserTrace]) -> set[str]:
+    """Modules that cast what they are called with, on any rank."""
+    return {name for trace in traces for name in trace.casting}
 
 
 def exact_task(task: Task) -> Task:
@@ -90,9 +108,16 @@ def exact_task(task: Task) -> Task:
     return replace(task, precision=None, dtype=None if task.dtype is None else torch.float64)
 
 
-def _trained(task: Task, rounding: Rounding, jitter: Jitter | None, casting: Sequence[str], **given: Any) -> UserTrace:
+def _trained(
+    task: Task,
+    rounding: Rounding,
+    casting: Collection[str],
+    jitter: Jitter | None = None,
+    drift: Drift = torch.clone,
+    **given: Any,
+) -> UserTrace:
     def spread(module: nn.Module) -> tuple[nn.Module, Task]:
-        rounded = RoundedModel(module, rounding, jitter or Jitter(), casting)
+        rounded = RoundedModel(module, rounding, casting, jitter or Jitter(), drift)
         return rounded, replace(task, loss=rounded.loss_by_parts(task.loss, task.reduction))
 
     return trace_of(task, **given, spread=spread)
@@ -100,7 +125,3 @@ def _trained(task: Task, rounding: Rounding, jitter: Jitter | None, casting: Seq
 
 def _eps(kind: torch.dtype) -> float:
     return float(torch.finfo(kind).eps)
-
-
-def _name(kind: torch.dtype) -> str:
-    return str(kind).removeprefix("torch.")

@@ -13,6 +13,8 @@ from equivcheck.user.task import Task
 
 STEPS = 3
 
+USUAL = {"reduction": "mean", "data_axes": ("dp",), "dtype": torch.float64, "keep_dtype": False, "seed": 0}
+
 
 def build() -> nn.Module:
     """A small model with a norm."""
@@ -57,4 +59,4 @@ def task_of(**changes: Any) -> Task:
     """The same as a task of two data ranks."""
     given = brought(mesh=(("dp", 2),), batches=tuple(batches()), **changes)
     absent = dict.fromkeys(("scheduler", "step", "rank_step", "shard", "full_tensors", "precision"))
-    return Task(**(absent | {"reduction": "mean", "data_axes": ("dp",), "dtype": torch.float64, "seed": 0} | given))
+    return Task(**(absent | USUAL | given))
