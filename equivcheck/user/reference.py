@@ -205,7 +205,7 @@ class _Precision(TorchFunctionMode):
 
     def __torch_function__(self, function: Any, types: Any, arguments: Any = (), keywords: Any = None) -> Any:
         result = function(*arguments, **(keywords or {}))
-        if isinstance(result, torch.Tensor) and result.requires_grad and result.is_floating_point():
+        if isinstance(result, torch.Tensor) and result.requires_grad and result.is_floating_point() and result.numel():
             self.seen.add(result.dtype)
         return result
 

@@ -68,9 +68,14 @@ def untouched(_model: nn.Module, _mesh: DeviceMesh) -> None:
     """Nothing reduces gradients."""
 
 
+def wide_loss(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """A mean over rows, in the type of the targets."""
+    return nn.functional.mse_loss(outputs.to(targets.dtype), targets)
+
+
 def rounding(**changes: Any) -> dict[str, Any]:
     """Arguments with a model and a batch for any of the meshes here."""
-    return brought(model=Model, batches=batches(12, STEPS), **changes)
+    return brought(model=Model, batches=batches(12, STEPS), loss=wide_loss, **changes)
 
 
 HONEST: dict[str, dict[str, Any]] = {
@@ -101,8 +106,8 @@ def test_several_steps_in_few_digits_are_equivalent(arguments: dict[str, Any]) -
 
 def test_a_flat_shard_rounds_alike() -> None:
     """FSDP1 casts the inputs of its root alone."""
-    model = nn.Sequential(nn.Linear(4, 16), nn.GELU(), nn.LayerNorm(16), nn.Linear(16, 2))
-    arguments = brought(model=model, batches=batches(12, STEPS), parallelize=flat_sharded, precision=REDUCED_WIDELY)
+    arguments = rounding(parallelize=flat_sharded, precision=REDUCED_WIDELY)
+    arguments["model"] = lambda: nn.Sequential(nn.Linear(4, 16), nn.GELU(), nn.LayerNorm(16), nn.Linear(16, 2))
     check_training(**arguments).assert_equivalent()
 
 
@@ -261,9 +266,12 @@ def over_tensor_parallelism(model: nn.Module, mesh: DeviceMesh) -> None:
 
 def test_sums_that_no_device_has_are_told_by_wider_tolerances() -> None:
     """Ranks of tensor parallelism round parts of a sum: honest ones never diverge, a missing reduction does."""
-    model = nn.Sequential(OrderedDict(first=nn.Linear(4, 16), second=nn.Identity(), head=nn.Linear(16, 2)))
+
+    def build() -> nn.Module:
+        return nn.Sequential(OrderedDict(first=nn.Linear(4, 16), second=nn.Identity(), head=nn.Linear(16, 2)))
+
     arguments = rounding(parallelize=over_tensor_parallelism, precision=REDUCED_WIDELY, mesh={"dp": 2, "tp": 2})
-    arguments |= {"model": model, "batches": batches(12, 2)}
+    arguments |= {"model": build, "batches": batches(12, 2)}
     honest = check_training(**arguments)
     assert honest.outcome is Outcome.EQUIVALENT, honest.describe()
     assert check_training(**arguments | {"parallelize": untouched}).outcome is Outcome.DIVERGED
