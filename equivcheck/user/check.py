@@ -27,6 +27,7 @@ from equivcheck.user.precision.advice import on_narrowing, on_precision
 from equivcheck.user.precision.kept import require_kept
 from equivcheck.user.precision.policy import in_words, require_precision
 from equivcheck.user.precision.run import RoundedRun, casting_of, exact_task
+from equivcheck.user.randomness.masks import require_masks
 from equivcheck.user.reference import SingleDeviceRun
 from equivcheck.user.running import members_of, run_on
 from equivcheck.user.task import Loss, Task, TrainStep, data_axes_of, mesh_of
@@ -59,6 +60,7 @@ def check_training(  # noqa: PLR0913 - one for each thing that users bring, all 
     dtype: torch.dtype | None = torch.float64,
     precision: LowPrecision | MixedPrecision | None = None,
     keep_dtype: bool = False,
+    dropout_masks: bool = False,
     seed: int = 0,
     world: str | Ranks = "sim",
     schedule_seed: int = 0,
@@ -79,8 +81,9 @@ def check_training(  # noqa: PLR0913 - one for each thing that users bring, all 
     are neither DTensors nor those of FSDP. Model and batches are converted to `dtype`; None leaves them as they are, with
     tolerances to match. `precision` says what ranks round to fewer digits, so that one device rounds alike: a `LowPrecision` for
     autocast (around forward and loss where there is no `step`), a `MixedPrecision` for the policy of FSDP. `keep_dtype` gives
-    float64 to all that asks for float32, on one device and on ranks. Ranks that are idle, or compute without communicating, for
-    `deadline` seconds count as hung.
+    float64 to all that asks for float32, on one device and on ranks. `dropout_masks` draws the masks of `torch.nn.Dropout` (1d,
+    2d, 3d) for all rows, of which each rank gets its part. Ranks that are idle, or compute without communicating, for `deadline`
+    seconds count as hung.
 
     Failures of the ranks are verdicts. Raises `UsageError` for arguments that make no sense, and for a model or training that is
     not the same each time; what the run on one device raises is left as it is.
@@ -103,6 +106,7 @@ def check_training(  # noqa: PLR0913 - one for each thing that users bring, all 
         dtype=dtype,
         precision=precision,
         keep_dtype=keep_dtype,
+        mask_shapes=require_masks(dropout_masks),
         seed=seed,
     )
     with kept_state(StateKeeper()):  # the run on one device is a user's code, too

@@ -21,7 +21,8 @@ from equivcheck.train.threads import one_thread
 from equivcheck.user.batches import converted, factors, moved, split
 from equivcheck.user.loop import train
 from equivcheck.user.names import Names
-from equivcheck.user.randomness import seeded
+from equivcheck.user.randomness.generators import seeded
+from equivcheck.user.randomness.masks import Cut, Masked
 from equivcheck.user.ranks import build
 from equivcheck.user.reading import Reader
 from equivcheck.user.settings import UserTrace
@@ -65,8 +66,10 @@ class SingleDeviceRun:
         task = self.task
         if task.num_data_ranks == 1 or task.shard is not None or task.step is not None:
             return None
+        cut = Cut(count=task.num_data_ranks, in_turn=True)
         with one_thread():
-            return self.train(seed=task.seed, batches=[split(batch, task.num_data_ranks) for batch in task.batches])
+            batches = [split(batch, task.num_data_ranks) for batch in task.batches]
+            return self.train(seed=task.seed, batches=batches, model=build(task, cut))
 
     def far_moment(self, reference: Reference, parts: Trace | None) -> Expected | None:
         """The first moment at which the run over parts is elsewhere by more than half of the digits."""
@@ -180,7 +183,7 @@ def _require_same_training(model: nn.Module, first: Trace, second: Trace) -> Non
             raise UsageError(
                 f"check_training: two runs on one device differ at step {one.step} ({one.phase.value}), as if random numbers "
                 f"were drawn{_drawn_by(model)}; allowed: a training that draws none, as each rank would draw its own: "
-                "p=0 or eval() for dropout, or masks drawn beforehand, as a part of the batches"
+                "dropout_masks=True for modules of dropout, p=0 or eval(), or masks drawn beforehand, as a part of the batches"
             )
 
 
@@ -192,6 +195,8 @@ def _drawn_by(model: nn.Module) -> str:
 
 def _rate(module: nn.Module) -> float:
     """At which a module drops out, by itself or, as attention and recurrent layers do, within."""
+    if isinstance(module.forward, Masked):
+        return 0
     rate = getattr(module, "p" if isinstance(module, DROPOUT) else "dropout", 0)
     return rate if module.training and isinstance(rate, (int, float)) else 0
 

@@ -14,6 +14,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from equivcheck.errors import UsageError
 from equivcheck.scenario import LowPrecision, MixedPrecision
+from equivcheck.user.randomness.masks import MaskShapes
 
 DATA_AXES = ("dp", "ddp", "fsdp", "data", "replicate", "shard", "dp_replicate", "dp_shard")
 """Axes whose ranks see different rows, by their usual names."""
@@ -64,6 +65,8 @@ class Task:
     """What ranks round to fewer digits, and one device alike; None for nothing."""
     keep_dtype: bool
     """Whether what asks for float32 gets `dtype`."""
+    mask_shapes: MaskShapes | None
+    """Where dropout is by masks, what it was seen to drop out of."""
     seed: int
     """Seeds torch, numpy and random before each call of `model`."""
 

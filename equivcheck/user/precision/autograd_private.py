@@ -1,4 +1,4 @@
-"""The engine of autograd, tried on torch 2.9 to 2.15: what is done when a backward ends, and a backward that modes see into."""
+"""The engine of autograd, tried on torch 2.9 to 2.15: when a backward ends, whether one runs, and one that modes see into."""
 
 from __future__ import annotations
 
@@ -11,6 +11,11 @@ from torch.autograd import Variable
 def when_backward_ends(action: Callable[[], None]) -> None:
     """Act at the end of the backward that runs."""
     Variable._execution_engine.queue_callback(action)
+
+
+def in_backward() -> bool:
+    """Whether this thread runs a backward."""
+    return torch._C._current_graph_task_id() != -1
 
 
 def run_backward(

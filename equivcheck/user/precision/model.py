@@ -21,6 +21,7 @@ from equivcheck.user.batches import mapped
 from equivcheck.user.precision.autograd_private import when_backward_ends
 from equivcheck.user.precision.parts import Total, combined, joined, num_rows, part
 from equivcheck.user.precision.policy import torch_type
+from equivcheck.user.randomness.masks import cut_masks
 from equivcheck.user.task import Loss
 
 Drift: TypeAlias = Callable[[torch.Tensor], torch.Tensor]
@@ -41,6 +42,8 @@ class RoundedModel(nn.Module):
             division=rounding.division, divisor=rounding.num_parts, shards=rounding.shards, ordered=jitter.ordered
         )
         self._copies = [copy.deepcopy(module) for _ in range(rounding.num_parts)]
+        for number, each in enumerate(self._copies):
+            cut_masks(each, number, rounding.num_parts)
         self._cast = [dict(_cast(each, rounding).named_parameters()) for each in self._copies]
         for (_, whole), (_, first) in zip(module.named_modules(), self._copies[0].named_modules(), strict=True):
             first._buffers = whole._buffers

@@ -48,6 +48,11 @@ _lock = threading.Lock()
             {"precision": LowPrecision.BFLOAT16},
             "precision is LowPrecision.BFLOAT16 and dtype is torch.float64, which autocast leaves .*: dtype=torch.float32",
         ),
+        ({"dropout_masks": 3}, "dropout_masks is 3; allowed: True, False"),
+        (
+            {"model": lambda: nn.Sequential(build(), nn.Dropout(0.1), nn.AlphaDropout(0.2)), "dropout_masks": True},
+            r"\(by AlphaDropout '2', p=0.2\); allowed",
+        ),
         ({"keep_dtype": "yes"}, "keep_dtype is 'yes'; allowed: True, False"),
         ({"keep_dtype": True, "dtype": None}, "keep_dtype is True with dtype None; allowed with dtype=torch.float64"),
         (

@@ -105,8 +105,11 @@ def test_what_is_computed_again_keeps_its_type(reentrant: bool) -> None:
 
 def test_optimizers_keep_the_types_of_their_state() -> None:
     """A fused update reads its counter as float32, whatever is kept."""
+    made: list[torch.optim.Optimizer] = []
 
     def fused(parameters: list[Any]) -> torch.optim.Optimizer:
-        return torch.optim.AdamW(parameters, fused=True)
+        made.append(torch.optim.AdamW(parameters, fused=True))
+        return made[-1]
 
     check_training(**brought(model=Model, optimizer=fused, keep_dtype=True)).assert_equivalent()
+    assert {state["step"].dtype for optimizer in made for state in optimizer.state.values()} == {torch.float32}
