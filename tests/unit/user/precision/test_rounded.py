@@ -17,7 +17,9 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from equivcheck import Outcome, check_training
 from equivcheck.scenario import ElementType, LowPrecision, MixedPrecision
 from equivcheck.trace.differences import Phase
-from unit.user.programs import batches, brought, in_ddp
+from equivcheck.user.precision.run import RoundedRun, exact_task
+from equivcheck.user.reference import SingleDeviceRun
+from unit.user.programs import batches, brought, in_ddp, task_of
 
 STEPS = 4
 AUTOCAST = LowPrecision.BFLOAT16
@@ -128,6 +130,21 @@ def test_wrong_reductions_are_found_at_once(arguments: dict[str, Any]) -> None:
     verdict = check_training(**rounding(**arguments))
     assert verdict.divergence is not None, verdict.describe()
     assert (verdict.divergence.step, verdict.divergence.phase) == (0, Phase.GRADIENT)
+
+
+def deep() -> nn.Module:
+    """So many parameters that some of them round otherwise if all are moved by a unit of float32."""
+    inner = [layer for _ in range(6) for layer in (nn.Linear(64, 64), nn.Tanh())]
+    return nn.Sequential(nn.Linear(4, 64), *inner, nn.Linear(64, 2))
+
+
+def test_first_gradients_are_told_in_units_of_float32() -> None:
+    """Ranks begin with the bits of one device, and so do the copies that say how far rounding moves gradients."""
+    task = task_of(model=deep, loss=wide_loss, precision=REDUCED_WIDELY, dtype=torch.float32)
+    run = RoundedRun(task, SingleDeviceRun(exact_task(task)), ())
+    gradients = [moment for moment in run.confirming_reference(None).moments if moment.phase is Phase.GRADIENT]
+    assert (gradients[0].tolerances < 1e-5 * gradients[0].scales).all()
+    assert (gradients[1].tolerances > 1e-5 * gradients[1].scales).any()
 
 
 def test_another_policy_than_said_is_noted() -> None:
