@@ -54,6 +54,8 @@ class RoundedModel(nn.Module):
         self._loaded: dict[str, torch.Tensor] = {}
         self._steps, self._reduces = 0, False
         self._latest: tuple[Any, list[Any]] = (None, [])
+        self.divides_inexactly = False
+        """Whether gradients came by the outputs of all parts, divided by a number of parts that is no power of two."""
 
     def __getattr__(self, name: str) -> Any:
         """What a step asks of the model itself."""
@@ -70,7 +72,7 @@ class RoundedModel(nn.Module):
         for number, each in enumerate(self._copies):
             own, named = mapped(part((arguments, keywords), number, count, rows), self._as_computed)
             outputs.append(combined([each(*own, **named)], self._as_returned))
-        self._latest = joined(outputs), outputs
+        self._latest = combined([joined(outputs)], self._watched), outputs
         return self._latest[0]
 
     def loss_by_parts(self, loss: Loss, reduction: str) -> Loss:
@@ -86,6 +88,11 @@ class RoundedModel(nn.Module):
             return Total.apply(share, factor if is_own else share, *losses)  # type: ignore[no-untyped-call]
 
         return by_parts
+
+    def _watched(self, outputs: torch.Tensor) -> torch.Tensor:
+        if outputs.requires_grad and self.rounding.num_parts.bit_count() > 1:
+            outputs.register_hook(lambda _gradient: setattr(self, "divides_inexactly", True))  # type: ignore[no-untyped-call]
+        return outputs
 
     def _as_computed(self, tensor: torch.Tensor) -> torch.Tensor:
         kind = self.rounding.compute

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from equivcheck.layouts.rounding import Division, Rounding
+from equivcheck.layouts.rounding import Division
 from equivcheck.reference.coarse import coarse_moments
 from equivcheck.reference.noise import Expected
 from equivcheck.reference.perturbed_rounding import Jitter, PerturbedRounding, Shuffled
@@ -44,16 +44,24 @@ class RoundedRun(SingleDeviceRun):
         super().__init__(task)
         self._limit = float(np.sqrt(self.eps))
         self._begins_alike = False
-        if sums_in_parts(task):
+        if sums_in_parts(task) or self._model.divides_inexactly:
             self.eps /= 2  # what a cast is off by at most
         else:
             self.eps = max(eps for eps in map(_eps, (*self.element_types, torch.float64)) if eps <= FLOAT32_EPS)
             self._begins_alike = computes_in_few_digits(rounding_of(task))
 
-    def train(self, *, division: Division | None = None, **given: Any) -> UserTrace:
+    def train(
+        self, *, division: Division | None = None, jitter: Jitter | None = None, drift: Drift = torch.clone, **given: Any
+    ) -> UserTrace:
         """As ranks round and divide, unless they are said to divide otherwise."""
         rounding = rounding_of(self.task)
-        return _trained(self.task, rounding if division is None else replace(rounding, division=division), self._casting, **given)
+        rounding = rounding if division is None else replace(rounding, division=division)
+
+        def spread(module: nn.Module) -> tuple[nn.Module, Task]:
+            self._model = RoundedModel(module, rounding, self._casting, jitter or Jitter(), drift)
+            return self._model, _by_parts(self.task, self._model)
+
+        return trace_of(self.task, **given, spread=spread)
 
     def reference(self) -> Reference:
         """With the noise floor of a few copies."""
@@ -72,8 +80,13 @@ class RoundedRun(SingleDeviceRun):
     def far_moment(self, reference: Reference, parts: Trace | None) -> Expected | None:  # noqa: ARG002 - of runs of its own
         """The same of runs that round nothing, on whole batches and in parts."""
         exact, limit = self._whole.task, float(np.sqrt(self._whole.eps))
+
+        def spread(module: nn.Module) -> tuple[nn.Module, Task]:
+            model = RoundedModel(module, rounding_of(exact), (), Jitter(), torch.clone)
+            return model, _by_parts(exact, model)
+
         with one_thread():
-            in_parts = _trained(exact, rounding_of(exact), (), seed=exact.seed)
+            in_parts = trace_of(exact, seed=exact.seed, spread=spread)
         return far_moment(Reference(coarse_moments(self._whole.trace, limit), None, limit), in_parts)
 
     def _measured(self, num_copies: int, jitter: Callable[[np.random.Generator, int], Jitter], *others: Trace) -> Reference:
@@ -108,19 +121,9 @@ def exact_task(task: Task) -> Task:
     return replace(task, precision=None, dtype=None if task.dtype is None else torch.float64)
 
 
-def _trained(
-    task: Task,
-    rounding: Rounding,
-    casting: Collection[str],
-    jitter: Jitter | None = None,
-    drift: Drift = torch.clone,
-    **given: Any,
-) -> UserTrace:
-    def spread(module: nn.Module) -> tuple[nn.Module, Task]:
-        rounded = RoundedModel(module, rounding, casting, jitter or Jitter(), drift)
-        return rounded, replace(task, loss=rounded.loss_by_parts(task.loss, task.reduction))
-
-    return trace_of(task, **given, spread=spread)
+def _by_parts(task: Task, model: RoundedModel) -> Task:
+    """With the loss of each part."""
+    return replace(task, loss=model.loss_by_parts(task.loss, task.reduction))
 
 
 def _eps(kind: torch.dtype) -> float:

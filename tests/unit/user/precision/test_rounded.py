@@ -212,9 +212,11 @@ def test_steps_of_users_mean_the_same_by_parts(step: Any) -> None:
     assert verdict.outcome is Outcome.EQUIVALENT, verdict.describe()
 
 
-def test_a_step_of_users_that_autocasts_is_equivalent() -> None:
-    """Autocast around the forward pass, a wide loss and clipping are done on one device as on ranks."""
-    check_training(**rounding(step=autocast_step, precision=AUTOCAST, dtype=torch.float32)).assert_equivalent()
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_a_step_of_users_that_autocasts_is_equivalent(ranks: int) -> None:
+    """Autocast around the forward pass, a wide loss and clipping are done on one device as on ranks, however many."""
+    arguments = rounding(step=autocast_step, precision=AUTOCAST, dtype=torch.float32, mesh={"dp": ranks})
+    check_training(**arguments | {"batches": batches(12, 2)}).assert_equivalent()
 
 
 def test_sums_over_rows_are_scaled_as_on_ranks() -> None:
