@@ -48,12 +48,17 @@ def share_of(task: Task, batch: Any, mesh: DeviceMesh) -> Any:
     """What this rank computes on: what the user says, or its rows of every tensor, in row-major order over the data axes."""
     if task.shard is not None:
         return task.shard(mapped(batch, torch.clone), mesh)
+    return part_of(batch, data_number(task, mesh), task.num_data_ranks)
+
+
+def data_number(task: Task, mesh: DeviceMesh) -> int:
+    """Which part of the rows is this rank's."""
     coordinate = mesh.get_coordinate()
     assert coordinate is not None, "every rank of the world is in the mesh"
     number = 0
     for (name, size), index in zip(task.mesh, coordinate, strict=True):
         number = number * size + index if name in task.data_axes else number
-    return part_of(batch, number, task.num_data_ranks)
+    return number
 
 
 def part_of(batch: Any, number: int, count: int) -> Any:

@@ -12,7 +12,7 @@ from equivcheck.reference.reference import Reference
 from equivcheck.trace.differences import Difference, Divergence, Phase
 from equivcheck.trace.trace import Trace
 from equivcheck.user.measures import Measures, first_gradients, measures_of
-from equivcheck.user.reference import SingleDeviceRun, far_moment
+from equivcheck.user.reference import SingleDeviceRun
 from equivcheck.user.settings import UserTrace, other_settings
 from equivcheck.worlds.call import Call
 
@@ -45,6 +45,11 @@ class UserCase:
         """What may explain a divergence; empty where nothing is known."""
         if first.difference is Difference.SHAPE:
             return "" if first.tensor in self._located else _ABOUT_SHARDS
+        return self.apart_in_parts
+
+    @property
+    def apart_in_parts(self) -> str:
+        """That the parts of the ranks do not make the whole on one device either, in words for people; empty if they do."""
         if self._far is None:
             return ""
         return (
@@ -81,7 +86,7 @@ class UserCase:
     @cached_property
     def _far(self) -> Expected | None:
         """Where the parts of the ranks, taken one after the other, are no second estimate of the same training."""
-        return None if self._parts is None else far_moment(self._quick, self._parts)
+        return self._run.far_moment(self._quick, self._parts)
 
     def _readable(self, reference: Reference) -> Reference:
         """The reference without optimizer state that no rank could hand over, where users read tensors themselves."""

@@ -17,11 +17,17 @@ from torch.optim.lr_scheduler import LRScheduler
 from equivcheck.composition.running import RanksResult
 from equivcheck.errors import UsageError
 from equivcheck.oracle.judge import judge, judge_failure
+from equivcheck.scenario import LowPrecision, MixedPrecision
 from equivcheck.tally import record
 from equivcheck.user.batches import require_parts
 from equivcheck.user.case import UserCase
 from equivcheck.user.evidence import missing_evidence
 from equivcheck.user.notes import notes_on
+from equivcheck.user.precision.advice import on_narrowing, on_precision
+from equivcheck.user.precision.kept import require_kept
+from equivcheck.user.precision.policy import in_words, require_precision
+from equivcheck.user.precision.run import RoundedRun, casting_of, exact_task
+from equivcheck.user.randomness.masks import require_masks
 from equivcheck.user.reference import SingleDeviceRun
 from equivcheck.user.running import members_of, run_on
 from equivcheck.user.task import Loss, Task, TrainStep, data_axes_of, mesh_of
@@ -52,6 +58,9 @@ def check_training(  # noqa: PLR0913 - one for each thing that users bring, all 
     shard: Callable[[Any, DeviceMesh], Any] | None = None,
     full_tensors: Callable[[nn.Module], Mapping[str, torch.Tensor]] | None = None,
     dtype: torch.dtype | None = torch.float64,
+    precision: LowPrecision | MixedPrecision | None = None,
+    keep_dtype: bool = False,
+    dropout_masks: bool = False,
     seed: int = 0,
     world: str | Ranks = "sim",
     schedule_seed: int = 0,
@@ -71,8 +80,12 @@ def check_training(  # noqa: PLR0913 - one for each thing that users bring, all 
     ``step(model, batch, optimizer, loss)`` replaces forward, backward and update and returns the loss; `rank_step` does so on
     ranks alone, where it may return None. ``full_tensors(module)`` returns whole tensors by name where parameters are shards that
     are neither DTensors nor those of FSDP. Model and batches are converted to `dtype`; None leaves them as they are, with
-    tolerances to match. Ranks that are idle, or compute without communicating, for `deadline` seconds count as hung. Where ranks
-    diverge, the verdict says why and where, as far as can be found out; not so with ``explain=False``, which is faster.
+    tolerances to match. `precision` says what ranks round to fewer digits, so that one device rounds alike: a `LowPrecision` for
+    autocast (around forward and loss where there is no `step`), a `MixedPrecision` for the policy of FSDP. `keep_dtype` gives
+    float64 to all that asks for float32, on one device and on ranks. `dropout_masks` draws the masks of `torch.nn.Dropout` (1d,
+    2d, 3d) for all rows, of which each rank gets its part. Ranks that are idle, or compute without communicating, for `deadline`
+    seconds count as hung. Where ranks diverge, the verdict says why and where, as far as can be found out; not so with
+    ``explain=False``, which is faster, and under `precision`.
 
     Failures of the ranks are verdicts. Raises `UsageError` for arguments that make no sense, and for a model or training that is
     not the same each time; what the run on one device raises is left as it is.
@@ -93,6 +106,9 @@ def check_training(  # noqa: PLR0913 - one for each thing that users bring, all 
         shard=shard,
         full_tensors=full_tensors,
         dtype=dtype,
+        precision=precision,
+        keep_dtype=keep_dtype,
+        mask_shapes=require_masks(dropout_masks),
         seed=seed,
     )
     with kept_state(StateKeeper()):  # the run on one device is a user's code, too
@@ -102,16 +118,22 @@ def check_training(  # noqa: PLR0913 - one for each thing that users bring, all 
 def _checked(task: Task, world: str | Ranks, schedule_seed: int, deadline: float, *, explain: bool) -> UserVerdict:
     started = time.perf_counter()
     require_parts(task)
+    require_precision(task)
+    require_kept(task)
     members = members_of(task, world)
-    original = SingleDeviceRun(task)
-    verdict = UserVerdict(outcome=Outcome.EQUIVALENT, mesh=task.mesh, world=members.name, precision=_name(original.precision))
+    original = SingleDeviceRun(task if task.precision is None else exact_task(task))
+    in_short = str(original.precision).removeprefix("torch.") if task.precision is None else in_words(task)
+    verdict = UserVerdict(outcome=Outcome.EQUIVALENT, mesh=task.mesh, world=members.name, precision=in_short)
     left, ran = run_on(members, task, schedule_seed, deadline)
     verdict = replace(verdict, world=ran.name, notes=notes_on(task, left, members, ran))
     if isinstance(left, Failure):
         _raise_usage(left)
         verdict = judge_failure(verdict, left)
     else:
-        verdict = _judged(verdict, original, RanksResult(run=left), explain=explain)
+        run = original if task.precision is None else RoundedRun(task, original, casting_of(left.values))
+        verdict = _judged(verdict, run, RanksResult(run=left), explain=explain and task.precision is None)
+        advice = (*on_narrowing(run), *on_precision(task, left.values, verdict.outcome))
+        verdict = replace(verdict, notes=(*verdict.notes, *advice))
     record(NAME, verdict.world, verdict.outcome.value)
     return replace(verdict, seconds=time.perf_counter() - started)
 
@@ -129,6 +151,8 @@ def _judged(verdict: UserVerdict, original: SingleDeviceRun, result: RanksResult
     if other is not None:
         return replace(verdict, outcome=Outcome.DIVERGED, reason=sentence(other), divergence=other)
     missing = missing_evidence(original.task, changes_parameters=original.changes_parameters)
+    if original.task.precision is not None and verdict.outcome is Outcome.EQUIVALENT:
+        missing = missing or brought.apart_in_parts
     if verdict.outcome is Outcome.EQUIVALENT and missing:
         return replace(verdict, outcome=Outcome.INCONCLUSIVE, reason=missing)
     if doubt is not None and doubt.step:
@@ -142,7 +166,3 @@ def _raise_usage(failure: Failure) -> None:
         kind, _, text = report.error.partition(": ")
         if kind.endswith(UsageError.__name__) and text.startswith(f"{NAME}: "):
             raise UsageError(text) from None
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")

@@ -9,12 +9,17 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed.fsdp import FSDPModule
 
 from equivcheck.errors import UsageError
+from equivcheck.scenario import LowPrecision
 from equivcheck.trace.stage import Stage
 from equivcheck.trace.trace import Snapshot, Step
 from equivcheck.train.accumulate import scalar
 from equivcheck.user.batches import microbatches
+from equivcheck.user.precision.autocast import autocast
+from equivcheck.user.precision.kept import kept_type
+from equivcheck.user.precision.seen import LowPrecisionSeen, policy_of
 from equivcheck.user.reading import Reader
 from equivcheck.user.settings import UserTrace, settings_of
 from equivcheck.user.task import Loss, Task, TrainStep
@@ -27,19 +32,30 @@ def train(task: Task, reader: Reader, batches: Sequence[Any], step: TrainStep | 
     scheduler = None if task.scheduler is None else task.scheduler(optimizer)
     found = _Gradients(reader, optimizer)
     take_step = step or (usual_step if task.reduction == "mean" else summing_step)
-    loss = _scaled(task.loss, loss_scale)
+    called, loss = reader.module, _scaled(task.loss, loss_scale)
+    if step is None and isinstance(task.precision, LowPrecision):
+        called, loss = autocast(called, task.precision), autocast(loss, task.precision)
     kept = []
-    for index, batch in enumerate(batches):
-        mark(Stage.COMPUTE, index)
-        found.begin(index)
-        value = _number(take_step(reader.module, batch, optimizer, loss))
-        mark(Stage.READING, index)
-        gradients = found.taken or reader.gradients()
-        kept.append(Step(loss=value, gradients=gradients, clip_norm=None, clipped=None, parameters=reader.parameters()))
-        if scheduler is not None:
-            scheduler.step()
+    seen = LowPrecisionSeen()
+    with seen.watching(reader.module), kept_type(task, optimizer):
+        for index, batch in enumerate(batches):
+            mark(Stage.COMPUTE, index)
+            found.begin(index)
+            value = _number(take_step(called, batch, optimizer, loss))
+            mark(Stage.READING, index)
+            gradients = found.taken or reader.gradients()
+            kept.append(Step(loss=value, gradients=gradients, clip_norm=None, clipped=None, parameters=reader.parameters()))
+            if scheduler is not None:
+                scheduler.step()
     settings = settings_of(optimizer, reader.slots())
-    return UserTrace(steps=tuple(kept), state=reader.state(optimizer), buffers=reader.buffers(), settings=settings)
+    return UserTrace(
+        steps=tuple(kept),
+        state=reader.state(optimizer),
+        buffers=reader.buffers(),
+        settings=settings,
+        low_precision=policy_of(reader.module) or seen.precision,
+        casting=tuple(name for name, module in reader.names.all_modules(reader.module) if isinstance(module, FSDPModule)),
+    )
 
 
 def usual_step(model: nn.Module, batch: Any, optimizer: torch.optim.Optimizer, loss: Loss) -> float:

@@ -40,6 +40,10 @@ class Names:
         there = {path for path, owner in owners if id(owner) in self._paths}
         return [(path, owner) for path, owner in owners if id(owner) in self._paths or path not in there]
 
+    def all_modules(self, module: nn.Module) -> list[tuple[str, nn.Module]]:
+        """Distinct modules; wrappers have the name of what is around them."""
+        return list(self._owners(module, "", set()))
+
     def _named(self, module: nn.Module, what: str) -> list[tuple[str, torch.Tensor]]:
         found: dict[str, torch.Tensor] = {}
         seen: set[int] = set()

@@ -6,11 +6,12 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from equivcheck.errors import UsageError
-from equivcheck.user.batches import converted, share_of
+from equivcheck.user.batches import converted, data_number, share_of
 from equivcheck.user.conversion import complex_parameter, convert_model
 from equivcheck.user.loop import train
 from equivcheck.user.names import Names
-from equivcheck.user.randomness import seeded
+from equivcheck.user.randomness.generators import seeded
+from equivcheck.user.randomness.masks import Cut, mask_dropout
 from equivcheck.user.reading import Reader
 from equivcheck.user.settings import UserTrace
 from equivcheck.user.task import Task
@@ -20,7 +21,7 @@ from equivcheck.worlds.meshes import device_mesh
 def rank_trace(task: Task) -> UserTrace:
     """Train this rank's part."""
     mesh = device_mesh(task.shape, task.axis_names)
-    model = build(task)
+    model = build(task, Cut(data_number(task, mesh), task.num_data_ranks))
     names = Names(model)
     module = parallelized(task, model, mesh)
     batches = [share_of(task, converted(batch, task.dtype), mesh) for batch in task.batches]
@@ -41,8 +42,8 @@ def process_trace(task: Task) -> UserTrace:
         torch._dynamo.reset()
 
 
-def build(task: Task) -> nn.Module:
-    """The model as its factory builds it each time, of the task's element type.
+def build(task: Task, cut: Cut | None = None) -> nn.Module:
+    """The model as its factory builds it each time, of the task's element type, for a part of the rows or all of them.
 
     Raises `UsageError` for what is no module, and for complex parameters.
     """
@@ -53,6 +54,8 @@ def build(task: Task) -> nn.Module:
     refused = complex_parameter(model)
     if refused:
         raise UsageError(f"check_training: {refused} is complex; allowed: real parameters (buffers may be complex)")
+    if task.mask_shapes is not None:
+        mask_dropout(model, task.seed, task.mask_shapes, cut or Cut())
     return model if task.dtype is None else convert_model(model, task.dtype)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,7 +21,8 @@ from equivcheck.train.threads import one_thread
 from equivcheck.user.batches import converted, factors, moved, split
 from equivcheck.user.loop import train
 from equivcheck.user.names import Names
-from equivcheck.user.randomness import seeded
+from equivcheck.user.randomness.generators import seeded
+from equivcheck.user.randomness.masks import Cut, Masked
 from equivcheck.user.ranks import build
 from equivcheck.user.reading import Reader
 from equivcheck.user.settings import UserTrace
@@ -41,11 +42,16 @@ class SingleDeviceRun:
         with one_thread():
             model, untouched = _same_model_twice(task)
             with _Precision() as precision:
-                self.trace = _trace(task, seed=task.seed, model=model)
+                self.trace = self.train(seed=task.seed, model=model)
             self.changes_parameters = _differ(model, untouched)
-            self.precision = precision.coarsest(self._tensors())
+            self.element_types = precision.seen.union(self._tensors())
+            self.precision = coarsest(self.element_types)
             self.eps = float(torch.finfo(self.precision).eps)
-            _require_same_training(model, self.trace, _trace(task, seed=task.seed + 1))
+            _require_same_training(model, self.trace, self.train(seed=task.seed + 1))
+
+    def train(self, *, seed: int, model: nn.Module | None = None, batches: Sequence[Any] | None = None) -> UserTrace:
+        """One run on one device, of a model of the task's element type and of batches as they were given."""
+        return trace_of(self.task, seed=seed, model=model, batches=batches)
 
     def reference(self) -> Reference:
         """With the noise floor of a few copies."""
@@ -60,23 +66,33 @@ class SingleDeviceRun:
         task = self.task
         if task.num_data_ranks == 1 or task.shard is not None or task.step is not None:
             return None
+        cut = Cut(count=task.num_data_ranks, in_turn=True)
         with one_thread():
-            return _trace(task, seed=task.seed, batches=[split(batch, task.num_data_ranks) for batch in task.batches])
+            batches = [split(batch, task.num_data_ranks) for batch in task.batches]
+            return self.train(seed=task.seed, batches=batches, model=build(task, cut))
+
+    def far_moment(self, reference: Reference, parts: Trace | None) -> Expected | None:
+        """The first moment at which the run over parts is elsewhere by more than half of the digits."""
+        return None if parts is None else far_moment(reference, parts)
 
     def _reference(self, num_copies: int, parts: Trace | None) -> Reference:
         with one_thread():
             while len(self._copies) < num_copies:
-                self._copies.append(_copy(self.task, len(self._copies), self.eps))
-        limit = float(np.sqrt(self.eps))
-        rows = list(zip(*map(_values, (self.trace, *self._copies)), strict=True))
-        if any(len({len(row) for row in values}) > 1 for values in rows):
-            return Reference((), Doubt(reason="rounding alone decides which gradients there are", step=0), limit)
-        found = expected_of(self.trace, [np.stack(values) for values in rows], self.eps, *(() if parts is None else (parts,)))
-        return Reference(found, doubt_about(found, limit), limit)
+                self._copies.append(self.train(seed=self.task.seed, **moved_material(self.task, len(self._copies), self.eps)))
+        return measured(self.trace, self._copies, self.eps, float(np.sqrt(self.eps)), *(() if parts is None else (parts,)))
 
     def _tensors(self) -> list[torch.dtype]:
         names = {name for step in self.trace.steps for name in step.parameters.dtypes}
         return [dtype for dtype in (getattr(torch, name) for name in names) if dtype.is_floating_point]
+
+
+def measured(trace: Trace, copies: Sequence[Trace], eps: float, limit: float, *others: Trace) -> Reference:
+    """A run with the noise that its copies show, in units of `eps`, and other runs of the same; doubtful above `limit`."""
+    rows = list(zip(*map(_values, (trace, *copies)), strict=True))
+    if any(len({len(row) for row in values}) > 1 for values in rows):
+        return Reference((), Doubt(reason="rounding alone decides which gradients there are", step=0), limit)
+    found = expected_of(trace, [np.stack(values) for values in rows], eps, *others)
+    return Reference(found, doubt_about(found, limit), limit)
 
 
 def far_moment(reference: Reference, trace: Trace) -> Expected | None:
@@ -92,13 +108,24 @@ def far_moment(reference: Reference, trace: Trace) -> Expected | None:
     return None
 
 
-def _trace(task: Task, *, seed: int, batches: Sequence[Any] | None = None, model: nn.Module | None = None) -> UserTrace:
-    """One run on one device. What it raises is the user's own, with a note of where."""
+def trace_of(
+    task: Task,
+    *,
+    seed: int,
+    model: nn.Module | None = None,
+    batches: Sequence[Any] | None = None,
+    spread: Callable[[nn.Module], tuple[nn.Module, Task]] | None = None,
+) -> UserTrace:
+    """One run on one device; `spread` says what is called instead of the model, and what then is trained.
+
+    What it raises is the user's own, with a note of where.
+    """
     try:
         module = build(task) if model is None else model
-        given = task.batches if batches is None else batches
+        called, trained = (module, task) if spread is None else spread(module)
+        given = [converted(batch, task.dtype) for batch in (task.batches if batches is None else batches)]
         with seeded(seed):
-            return train(task, Reader(Names(module), module), [converted(b, task.dtype) for b in given], task.step, 1.0)
+            return train(trained, Reader(Names(module), called), given, task.step, 1.0)
     except UsageError:
         raise
     except Exception as error:
@@ -107,11 +134,12 @@ def _trace(task: Task, *, seed: int, batches: Sequence[Any] | None = None, model
         raise
 
 
-def _copy(task: Task, number: int, eps: float) -> UserTrace:
+def moved_material(task: Task, number: int, eps: float) -> dict[str, Any]:
+    """A model and batches of which every number is off by up to one unit in the last place."""
     generator = np.random.default_rng((task.seed, number))
     model = moved_model(task, eps, generator)
     batches = [moved(converted(batch, task.dtype), eps, generator) for batch in task.batches]
-    return _trace(task, seed=task.seed, batches=batches, model=model)
+    return {"model": model, "batches": batches}
 
 
 def moved_model(task: Task, eps: float, generator: np.random.Generator) -> nn.Module:
@@ -162,7 +190,7 @@ def _require_same_training(model: nn.Module, first: Trace, second: Trace) -> Non
             raise UsageError(
                 f"check_training: two runs on one device differ at step {one.step} ({one.phase.value}), as if random numbers "
                 f"were drawn{_drawn_by(model)}; allowed: a training that draws none, as each rank would draw its own: "
-                "p=0 or eval() for dropout, or masks drawn beforehand, as a part of the batches"
+                "dropout_masks=True for modules of dropout, p=0 or eval(), or masks drawn beforehand, as a part of the batches"
             )
 
 
@@ -174,6 +202,8 @@ def _drawn_by(model: nn.Module) -> str:
 
 def _rate(module: nn.Module) -> float:
     """At which a module drops out, by itself or, as attention and recurrent layers do, within."""
+    if isinstance(module.forward, Masked):
+        return 0
     rate = getattr(module, "p" if isinstance(module, DROPOUT) else "dropout", 0)
     return rate if module.training and isinstance(rate, (int, float)) else 0
 
@@ -183,14 +213,15 @@ class _Precision(TorchFunctionMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self._seen: set[torch.dtype] = set()
+        self.seen: set[torch.dtype] = set()
 
     def __torch_function__(self, function: Any, types: Any, arguments: Any = (), keywords: Any = None) -> Any:
         result = function(*arguments, **(keywords or {}))
-        if isinstance(result, torch.Tensor) and result.requires_grad and result.is_floating_point():
-            self._seen.add(result.dtype)
+        if isinstance(result, torch.Tensor) and result.requires_grad and result.is_floating_point() and result.numel():
+            self.seen.add(result.dtype)
         return result
 
-    def coarsest(self, others: Sequence[torch.dtype]) -> torch.dtype:
-        """Of those seen and others."""
-        return max((*self._seen, *others), key=lambda dtype: torch.finfo(dtype).eps, default=torch.float64)
+
+def coarsest(kinds: Iterable[torch.dtype]) -> torch.dtype:
+    """The element type of fewest digits."""
+    return max(kinds, key=lambda kind: torch.finfo(kind).eps, default=torch.float64)

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from equivcheck.scenario import LowPrecision, MixedPrecision
 from equivcheck.trace.differences import Difference, Divergence, Phase
 from equivcheck.trace.trace import Slot, Trace
 
@@ -22,6 +23,10 @@ class UserTrace(Trace):
 
     settings: Settings
     """At the end."""
+    low_precision: LowPrecision | MixedPrecision | None = None
+    """What was seen to be rounded to other element types than parameters have; None for nothing."""
+    casting: tuple[str, ...] = ()
+    """Modules that cast what they are called with to the type that their parameters have while they are called, by name."""
 
 
 def settings_of(optimizer: torch.optim.Optimizer, slots: Sequence[Slot]) -> Settings:

@@ -13,6 +13,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.optim.lr_scheduler import LRScheduler
 
 from equivcheck.errors import UsageError
+from equivcheck.scenario import LowPrecision, MixedPrecision
+from equivcheck.user.randomness.masks import MaskShapes
 
 DATA_AXES = ("dp", "ddp", "fsdp", "data", "replicate", "shard", "dp_replicate", "dp_shard")
 """Axes whose ranks see different rows, by their usual names."""
@@ -59,6 +61,12 @@ class Task:
     """Whole tensors of a module by name; None where what parameters are says it."""
     dtype: torch.dtype | None
     """What parameters and batches are converted to; None for nothing."""
+    precision: LowPrecision | MixedPrecision | None
+    """What ranks round to fewer digits, and one device alike; None for nothing."""
+    keep_dtype: bool
+    """Whether what asks for float32 gets `dtype`."""
+    mask_shapes: MaskShapes | None
+    """Where dropout is by masks, what it was seen to drop out of."""
     seed: int
     """Seeds torch, numpy and random before each call of `model`."""
 

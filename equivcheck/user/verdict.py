@@ -19,7 +19,8 @@ class UserVerdict(Judgement):
     mesh: tuple[tuple[str, int], ...]
     """Names and sizes of the axes."""
     precision: str
-    """The coarsest element type that the training passes through on one device: tolerances are measured in its units."""
+    """The coarsest element type that the training passes through on one device: tolerances are measured in its units. With
+    `precision` what it computes in, and what is rounded to."""
     cause: str = ""
     """Why it diverged: what, done wrong on one device, leaves all that the ranks left; empty where nothing known does."""
     kinds: tuple[Cause, ...] = ()

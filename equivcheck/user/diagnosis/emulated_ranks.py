@@ -21,7 +21,7 @@ from equivcheck.user.diagnosis.interception import intercepted, norm_of
 from equivcheck.user.diagnosis.turns import Turns
 from equivcheck.user.loop import summing_step, train, usual_step
 from equivcheck.user.names import Names
-from equivcheck.user.randomness import seeded
+from equivcheck.user.randomness.generators import seeded
 from equivcheck.user.ranks import build
 from equivcheck.user.reading import Reader
 from equivcheck.user.settings import UserTrace

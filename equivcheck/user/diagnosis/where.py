@@ -17,7 +17,7 @@ from equivcheck.train.threads import one_thread
 from equivcheck.user.batches import converted, moved
 from equivcheck.user.diagnosis.diverged import DivergedTraining
 from equivcheck.user.diagnosis.modules import Seen, Watched, watched_device, watched_rank
-from equivcheck.user.randomness import seeded
+from equivcheck.user.randomness.generators import seeded
 from equivcheck.user.ranks import build
 from equivcheck.user.reference import moved_model
 from equivcheck.worlds.failure import RanksFailed

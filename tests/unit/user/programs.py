@@ -13,6 +13,8 @@ from equivcheck.user.task import Task
 
 STEPS = 3
 
+USUAL = {"reduction": "mean", "data_axes": ("dp",), "dtype": torch.float64, "keep_dtype": False, "seed": 0}
+
 
 def build() -> nn.Module:
     """A small model with a norm."""
@@ -55,6 +57,6 @@ def brought(**changes: Any) -> dict[str, Any]:
 
 def task_of(**changes: Any) -> Task:
     """The same as a task of two data ranks."""
-    given = brought(mesh=(("dp", 2),), batches=tuple(batches()), **changes)
-    absent = dict.fromkeys(("scheduler", "step", "rank_step", "shard", "full_tensors"))
-    return Task(**(absent | {"reduction": "mean", "data_axes": ("dp",), "dtype": torch.float64, "seed": 0} | given))
+    given = brought(mesh=(("dp", 2),), batches=tuple(batches())) | changes
+    absent = dict.fromkeys(("scheduler", "step", "rank_step", "shard", "full_tensors", "precision", "mask_shapes"))
+    return Task(**(absent | USUAL | given))

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from equivcheck import UsageError, check_training, explained
+from equivcheck.scenario import ElementType, LowPrecision, MixedPrecision
 from equivcheck.worlds.pool import ranks
 from unit.user.programs import batches, brought, build
 
@@ -37,6 +38,27 @@ _lock = threading.Lock()
         ({"step": 3}, "step is 3; allowed: a callable or None"),
         ({"reduction": "max"}, "reduction is 'max'; allowed: mean, sum"),
         ({"dtype": torch.int64}, "dtype is torch.int64; allowed: a floating-point"),
+        ({"precision": "bf16"}, r"precision is 'bf16'; allowed: LowPrecision.BFLOAT16, .* \(autocast\), MixedPrecision\(param="),
+        ({"precision": torch.bfloat16}, "precision is torch.bfloat16; allowed: LowPrecision.BFLOAT16"),
+        (
+            {"precision": MixedPrecision(param=torch.bfloat16)},  # type: ignore[arg-type]
+            "precision has param torch.bfloat16; allowed: ElementType.FLOAT64, .*, or None",
+        ),
+        (
+            {"precision": LowPrecision.BFLOAT16},
+            "precision is LowPrecision.BFLOAT16 and dtype is torch.float64, which autocast leaves .*: dtype=torch.float32",
+        ),
+        ({"dropout_masks": 3}, "dropout_masks is 3; allowed: True, False"),
+        (
+            {"model": lambda: nn.Sequential(build(), nn.Dropout(0.1), nn.AlphaDropout(0.2)), "dropout_masks": True},
+            r"\(by AlphaDropout '2', p=0.2\); allowed",
+        ),
+        ({"keep_dtype": "yes"}, "keep_dtype is 'yes'; allowed: True, False"),
+        ({"keep_dtype": True, "dtype": None}, "keep_dtype is True with dtype None; allowed with dtype=torch.float64"),
+        (
+            {"keep_dtype": True, "dtype": torch.float32, "precision": MixedPrecision(param=ElementType.BFLOAT16)},
+            r"keep_dtype is True with precision MixedPrecision\(param=.*; allowed with .*precision=None",
+        ),
         ({"model": nn.Sequential(build(), nn.Dropout(0.1))}, r"\(by Dropout '1', p=0.1\)"),
         ({"model": lambda: None}, "model returned None; allowed: a torch.nn.Module"),
         ({"model": lambda: _one}, "model returns the same module, or parts of it, at each call"),

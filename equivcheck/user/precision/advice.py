@@ -1,0 +1,46 @@
+"""What verdicts note on element types: which a training passes through, and which argument takes them into account."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+
+from equivcheck.scenario import LowPrecision, MixedPrecision
+from equivcheck.user.precision.narrowed import where_narrowed
+from equivcheck.user.precision.policy import Precision
+from equivcheck.user.reference import SingleDeviceRun
+from equivcheck.user.settings import UserTrace
+from equivcheck.user.task import Task
+from equivcheck.verdict.verdict import Outcome
+
+KEPT = "keep_dtype: wherever the training asks for float32, on one device and on ranks, it had float64"
+"""What is said of a training that was made to keep its type."""
+
+
+def on_narrowing(run: SingleDeviceRun) -> tuple[str, ...]:
+    """Which modules leave the type of the training, and how they can be kept from it."""
+    kept = (KEPT,) if run.task.keep_dtype else ()
+    found = where_narrowed(run) if run.task.precision is None else ()
+    if not found:
+        return kept
+    wide, narrow = (str(kind).removeprefix("torch.") for kind in (run.task.dtype, run.precision))
+    more = f", and {len(found) - 1} more" if found[1:] else ""
+    way = "" if kept or wide != "float64" else "; keep_dtype=True keeps float64 there, so that smaller differences show"
+    return *kept, f"{wide} becomes {narrow} in {found[0]}{more}: tolerances are those of {narrow}{way}"
+
+
+def on_precision(task: Task, traces: tuple[UserTrace, ...], outcome: Outcome) -> tuple[str, ...]:
+    """Which `precision` ranks were seen to have, where they are not found equivalent under another."""
+    seen = next((trace.low_precision for trace in traces if trace.low_precision is not None), None)
+    if outcome not in (Outcome.DIVERGED, Outcome.INCONCLUSIVE) or seen is None or _agree(seen, task.precision):
+        return ()
+    if task.precision is not None:
+        return (f"precision is {task.precision!r}, but ranks have {seen!r}",)
+    also = " and dtype=torch.float32" if isinstance(seen, LowPrecision) else ""
+    return (f"ranks round to fewer digits than one device: precision={seen!r}{also} lets one device round alike",)
+
+
+def _agree(seen: Precision, given: Precision | None) -> bool:
+    """Whether nothing that was seen is otherwise than given; what was not seen may be anything."""
+    if isinstance(seen, LowPrecision) or not isinstance(given, MixedPrecision):
+        return seen == given
+    return all(getattr(seen, field.name) in (None, getattr(given, field.name)) for field in fields(seen))

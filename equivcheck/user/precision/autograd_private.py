@@ -1,0 +1,34 @@
+"""The engine of autograd, tried on torch 2.9 to 2.15: when a backward ends, whether one runs, and one that modes see into."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch.autograd import Variable
+
+
+def when_backward_ends(action: Callable[[], None]) -> None:
+    """Act at the end of the backward that runs."""
+    Variable._execution_engine.queue_callback(action)
+
+
+def in_backward() -> bool:
+    """Whether this thread runs a backward."""
+    return torch._C._current_graph_task_id() != -1
+
+
+def run_backward(
+    tensor: torch.Tensor,
+    gradient: torch.Tensor | None = None,
+    retain_graph: bool | None = None,
+    create_graph: bool = False,
+    inputs: torch.Tensor | Sequence[torch.Tensor] | None = None,
+) -> None:
+    """As `Tensor.backward`, which hands a function mode nothing of what it calls, as activation checkpointing does modules."""
+    gradients = (torch.ones_like(tensor) if gradient is None else gradient,)
+    leaves = (inputs,) if isinstance(inputs, torch.Tensor) else tuple(inputs or ())
+    keeps = create_graph if retain_graph is None else retain_graph
+    Variable._execution_engine.run_backward(
+        (tensor,), gradients, keeps, create_graph, leaves, allow_unreachable=True, accumulate_grad=True
+    )

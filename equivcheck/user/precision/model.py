@@ -1,0 +1,157 @@
+"""A user's model as one device computes it that rounds where ranks do.
+
+Each part of the rows goes through a copy of the model, as each rank has one, with parameters cast anew at every step. When
+backward is over, gradients of the parts are rounded and averaged in the way of the ranks. Parameters, and what steps them, stay
+the model's own.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Collection
+from typing import Any, TypeAlias
+
+import torch
+from torch import nn
+
+from equivcheck.layouts.rounding import Rounding
+from equivcheck.reference.perturbed_rounding import Jitter
+from equivcheck.reference.reduction import Averaging
+from equivcheck.user.batches import mapped
+from equivcheck.user.precision.autograd_private import when_backward_ends
+from equivcheck.user.precision.parts import Total, combined, joined, num_rows, part
+from equivcheck.user.precision.policy import torch_type
+from equivcheck.user.randomness.masks import cut_masks
+from equivcheck.user.task import Loss
+
+Drift: TypeAlias = Callable[[torch.Tensor], torch.Tensor]
+"""Where a parameter that has been updated may as well be."""
+
+
+class RoundedModel(nn.Module):
+    """The model, called by parts."""
+
+    def __init__(self, module: nn.Module, rounding: Rounding, casting: Collection[str], jitter: Jitter, drift: Drift) -> None:
+        """`casting` names submodules that cast what they are called with, as units of `fully_shard` do.
+
+        `jitter` says where rounding, and `drift` where an update, may as well come out otherwise.
+        """
+        super().__init__()
+        self.module, self.rounding, self.jitter, self.drift = module, rounding, jitter, drift
+        self._averaging = Averaging(
+            division=rounding.division, divisor=rounding.num_parts, shards=rounding.shards, ordered=jitter.ordered
+        )
+        self._copies = [copy.deepcopy(module) for _ in range(rounding.num_parts)]
+        for number, each in enumerate(self._copies):
+            cut_masks(each, number, rounding.num_parts)
+        self._cast = [dict(_cast(each, rounding).named_parameters()) for each in self._copies]
+        for (_, whole), (_, first) in zip(module.named_modules(), self._copies[0].named_modules(), strict=True):
+            first._buffers = whole._buffers
+        for leaf in (leaf for cast in self._cast for leaf in cast.values() if leaf.requires_grad):
+            leaf.register_post_accumulate_grad_hook(self._begin_reduction)  # type: ignore[no-untyped-call]
+        for unit in (unit for each in self._copies for name, unit in each.named_modules() if name in casting):
+            unit.register_forward_pre_hook(lambda _unit, *given: mapped(given, self._as_computed), with_kwargs=True)
+        self._loaded: dict[str, torch.Tensor] = {}
+        self._steps, self._reduces = 0, False
+        self._latest: tuple[Any, list[Any]] = (None, [])
+        self.divides_inexactly = False
+        """Whether gradients came by the outputs of all parts, divided by a number of parts that is no power of two."""
+
+    def __getattr__(self, name: str) -> Any:
+        """What a step asks of the model itself."""
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(super().__getattr__("module"), name)
+
+    def forward(self, *arguments: Any, **keywords: Any) -> Any:
+        """The outputs of all parts as one."""
+        self._load()
+        count, rows = self.rounding.num_parts, num_rows((arguments, keywords))
+        outputs = []
+        for number, each in enumerate(self._copies):
+            own, named = mapped(part((arguments, keywords), number, count, rows), self._as_computed)
+            outputs.append(combined([each(*own, **named)], self._as_returned))
+        self._latest = combined([joined(outputs)], self._watched), outputs
+        return self._latest[0]
+
+    def loss_by_parts(self, loss: Loss, reduction: str) -> Loss:
+        """A loss of which each part has its own, as each rank has."""
+        count = self.rounding.num_parts
+        share, factor = (1.0 / count, 1.0) if reduction == "mean" else (1.0, float(count))
+
+        def by_parts(outputs: Any, targets: Any) -> Any:
+            whole, parts = self._latest
+            is_own = outputs is whole
+            given = parts if is_own else [part(outputs, number, count) for number in range(count)]
+            losses = [loss(each, part(targets, number, count)) for number, each in enumerate(given)]
+            return Total.apply(share, factor if is_own else share, *losses)  # type: ignore[no-untyped-call]
+
+        return by_parts
+
+    def _watched(self, outputs: torch.Tensor) -> torch.Tensor:
+        if outputs.requires_grad and self.rounding.num_parts.bit_count() > 1:
+            outputs.register_hook(lambda _gradient: setattr(self, "divides_inexactly", True))  # type: ignore[no-untyped-call]
+        return outputs
+
+    def _as_computed(self, tensor: torch.Tensor) -> torch.Tensor:
+        kind = self.rounding.compute
+        return tensor.to(torch_type(kind)) if kind is not None and tensor.is_floating_point() else tensor
+
+    def _as_returned(self, tensor: torch.Tensor) -> torch.Tensor:
+        kind = self.rounding.output
+        if kind is None or not tensor.is_floating_point():
+            return tensor
+        return self.jitter.rounded(tensor, tensor.to(torch_type(kind)))
+
+    def _load(self) -> None:
+        """Cast the model's parameters as they are now; where nothing has changed, backward may still need the old ones."""
+        for own, others in zip(self.module.modules(), zip(*(each.modules() for each in self._copies), strict=True), strict=True):
+            for other in others:
+                other.training = own.training
+        masters = dict(self.module.named_parameters())
+        if self._loaded and all(torch.equal(self._loaded[name], master) for name, master in masters.items()):
+            return
+        self.jitter.begin(self._steps)
+        with torch.no_grad():
+            for name, master in masters.items():
+                updated = self._steps > 0 and master.requires_grad
+                self._cast[0][name].copy_(self.drift(master) if updated else master)
+            self.jitter.flip(self._cast[0], masters)
+            for cast in self._cast[1:]:
+                for name, leaf in cast.items():
+                    leaf.copy_(self._cast[0][name])
+        self._steps += 1
+        self._loaded = {name: master.detach().clone() for name, master in masters.items()}
+
+    def _begin_reduction(self, _leaf: torch.Tensor) -> None:
+        """Reduce once the backward that runs is over."""
+        if not self._reduces:
+            self._reduces = True
+            when_backward_ends(self._reduce)
+
+    def _reduce(self) -> None:
+        self._reduces = False
+        for name, master in self.module.named_parameters():
+            leaves = [cast[name] for cast in self._cast]
+            if any(leaf.grad is not None for leaf in leaves):
+                mean = self._averaging.mean([self._as_reduced(leaf, master) for leaf in leaves]).to(master.dtype)
+                master.grad = mean if master.grad is None else master.grad + mean
+            for leaf in leaves:
+                leaf.grad = None
+
+    def _as_reduced(self, leaf: torch.Tensor, master: torch.Tensor) -> torch.Tensor:
+        """A part's gradient in the type in which they are added up; zero where only other parts have one."""
+        kind = self.rounding.reduce
+        gradient = torch.zeros_like(leaf) if leaf.grad is None else leaf.grad
+        return self.jitter.rounded(gradient, gradient.to(master.dtype if kind is None else torch_type(kind), copy=True))
+
+
+def _cast(module: nn.Module, rounding: Rounding) -> nn.Module:
+    """Parameters, and no buffers, in the type that is computed in."""
+    if rounding.compute is not None:
+        with torch.no_grad():
+            for parameter in module.parameters():
+                if parameter.is_floating_point():
+                    parameter.data = parameter.data.to(torch_type(rounding.compute))
+    return module

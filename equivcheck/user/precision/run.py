@@ -1,0 +1,130 @@
+"""The run on one device of a training whose ranks round: in the parts of the ranks, rounded alike."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from equivcheck.layouts.rounding import Division
+from equivcheck.reference.coarse import coarse_moments
+from equivcheck.reference.noise import Expected
+from equivcheck.reference.perturbed_rounding import Jitter, PerturbedRounding, Shuffled
+from equivcheck.reference.reference import NUM_ROUNDED, NUM_ROUNDED_CONFIRMATIONS, Reference
+from equivcheck.trace.trace import Trace
+from equivcheck.train.threads import one_thread
+from equivcheck.user.batches import factors
+from equivcheck.user.precision.model import Drift, RoundedModel
+from equivcheck.user.precision.policy import computes_in_few_digits, rounding_of, sums_in_parts
+from equivcheck.user.reference import SingleDeviceRun, coarsest, far_moment, measured, moved_material, trace_of
+from equivcheck.user.settings import UserTrace
+from equivcheck.user.task import Task
+
+FLOAT32_EPS = float(torch.finfo(torch.float32).eps)
+
+
+class RoundedRun(SingleDeviceRun):
+    """As the run on one device, of a `RoundedModel`.
+
+    Copies add up gradients in other orders, and those that confirm a divergence round here and there otherwise. Ranks begin with
+    the same bits, and products of few digits come out alike where operands are the same: where all products are such, copies
+    begin with these bits as well, and only what they load after an update is off by a unit in the last place.
+    """
+
+    def __init__(self, task: Task, whole: SingleDeviceRun, casting: Collection[str]) -> None:
+        """`whole` is the run that rounds nothing (`exact_task`), `casting` names modules that cast on ranks.
+
+        Raises `UsageError` for a training that is not the same each time.
+        """
+        self._whole, self._casting = whole, casting
+        super().__init__(task)
+        self._limit = float(np.sqrt(self.eps))
+        self._begins_alike = False
+        if sums_in_parts(task) or self._model.divides_inexactly:
+            self.eps /= 2  # what a cast is off by at most
+        else:
+            self.eps = max(eps for eps in map(_eps, (*self.element_types, torch.float64)) if eps <= FLOAT32_EPS)
+            self._begins_alike = computes_in_few_digits(rounding_of(task))
+
+    def train(
+        self, *, division: Division | None = None, jitter: Jitter | None = None, drift: Drift = torch.clone, **given: Any
+    ) -> UserTrace:
+        """As ranks round and divide, unless they are said to divide otherwise."""
+        rounding = rounding_of(self.task)
+        rounding = rounding if division is None else replace(rounding, division=division)
+
+        def spread(module: nn.Module) -> tuple[nn.Module, Task]:
+            self._model = RoundedModel(module, rounding, self._casting, jitter or Jitter(), drift)
+            return self._model, _by_parts(self.task, self._model)
+
+        return trace_of(self.task, **given, spread=spread)
+
+    def reference(self) -> Reference:
+        """With the noise floor of a few copies."""
+        return self._measured(NUM_ROUNDED, Shuffled)
+
+    def confirming_reference(self, parts: Trace | None) -> Reference:  # noqa: ARG002 - this run is in parts itself
+        """With that of many, which round otherwise here and there, and of other ways to divide."""
+        with one_thread():
+            others = [self.train(seed=self.task.seed, division=division) for division in (Division.BEFORE, Division.AROUND)]
+        return self._measured(NUM_ROUNDED_CONFIRMATIONS, self._shaken, *others)
+
+    def parts(self) -> Trace | None:
+        """None: ranks are compared with parts already."""
+        return None
+
+    def far_moment(self, reference: Reference, parts: Trace | None) -> Expected | None:  # noqa: ARG002 - of runs of its own
+        """The same of runs that round nothing, on whole batches and in parts."""
+        exact, limit = self._whole.task, float(np.sqrt(self._whole.eps))
+
+        def spread(module: nn.Module) -> tuple[nn.Module, Task]:
+            model = RoundedModel(module, rounding_of(exact), (), Jitter(), torch.clone)
+            return model, _by_parts(exact, model)
+
+        with one_thread():
+            in_parts = trace_of(exact, seed=exact.seed, spread=spread)
+        return far_moment(Reference(coarse_moments(self._whole.trace, limit), None, limit), in_parts)
+
+    def _measured(self, num_copies: int, jitter: Callable[[np.random.Generator, int], Jitter], *others: Trace) -> Reference:
+        generator = np.random.default_rng((self.task.seed, num_copies))
+        with one_thread():
+            copies = [self._copy(copy, jitter(generator, 1 + copy), generator) for copy in range(num_copies)]
+        return measured(self.trace, copies, self.eps, self._limit, *others)
+
+    def _copy(self, copy: int, jitter: Jitter, generator: np.random.Generator) -> UserTrace:
+        task, eps = self.task, min(FLOAT32_EPS, _eps(self._kept))
+        given = {} if self._begins_alike else moved_material(task, copy, self.eps)
+        return self.train(seed=task.seed, jitter=jitter, drift=lambda tensor: tensor * factors(tensor, eps, generator), **given)
+
+    def _shaken(self, generator: np.random.Generator, copy: int) -> Jitter:
+        rounding, kept = rounding_of(self.task), str(self._kept).removeprefix("torch.")
+        to = rounding.compute or rounding.autocast
+        return PerturbedRounding(generator, copy, kept, kept if to is None else to.value)
+
+    @property
+    def _kept(self) -> torch.dtype:
+        """The type of the parameters that the optimizer steps."""
+        return self.task.dtype or coarsest(self._tensors())
+
+
+def casting_of(traces: Sequence[UserTrace]) -> set[str]:
+    """Modules that cast what they are called with, on any rank."""
+    return {name for trace in traces for name in trace.casting}
+
+
+def exact_task(task: Task) -> Task:
+    """The same in the types that it would have without a precision, the widest where they are converted at all."""
+    return replace(task, precision=None, dtype=None if task.dtype is None else torch.float64)
+
+
+def _by_parts(task: Task, model: RoundedModel) -> Task:
+    """With the loss of each part."""
+    return replace(task, loss=model.loss_by_parts(task.loss, task.reduction))
+
+
+def _eps(kind: torch.dtype) -> float:
+    return float(torch.finfo(kind).eps)

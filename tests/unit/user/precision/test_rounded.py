@@ -1,0 +1,296 @@
+"""Trainings that round to few digits: the run on one device rounds alike, so that several steps are told exactly."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import MixedPrecision as FlatMixedPrecision
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+from equivcheck import Outcome, check_training
+from equivcheck.scenario import ElementType, LowPrecision, MixedPrecision
+from equivcheck.trace.differences import Phase
+from equivcheck.user.precision.run import RoundedRun, exact_task
+from equivcheck.user.reference import SingleDeviceRun
+from unit.user.programs import batches, brought, in_ddp, task_of
+
+STEPS = 4
+AUTOCAST = LowPrecision.BFLOAT16
+REDUCED_WIDELY = MixedPrecision(param=ElementType.BFLOAT16, reduce=ElementType.FLOAT32)
+REDUCED_LOW = MixedPrecision(param=ElementType.BFLOAT16, reduce=ElementType.BFLOAT16)
+OUTPUT_WIDE = MixedPrecision(param=ElementType.BFLOAT16, reduce=ElementType.FLOAT32, output=ElementType.FLOAT32)
+
+
+class Model(nn.Module):
+    """Layers with a norm that computes in float32, and a buffer that nothing casts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.head = nn.Linear(4, 16), nn.Linear(16, 16), nn.Linear(16, 2)
+        self.scale = nn.Parameter(torch.ones(16))
+        self.register_buffer("offset", torch.linspace(-1.0, 1.0, 16))
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        """Every layer once."""
+        hidden = self.second(torch.tanh(self.first(inputs)) + self.offset)
+        wide = hidden.float()
+        normed = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-6)
+        outputs: torch.Tensor = self.head(self.scale * normed.to(hidden.dtype))
+        return outputs
+
+
+def fully_sharded(policy: MixedPrecision) -> Callable[[nn.Module, DeviceMesh], None]:
+    """FSDP2 of each layer and of the model, with the same policy."""
+    param, reduce, output = (
+        None if kind is None else getattr(torch, kind.value) for kind in (policy.param, policy.reduce, policy.output)
+    )
+
+    def shard(model: nn.Module, mesh: DeviceMesh) -> None:
+        for layer in (model.first, model.second, model.head):
+            fully_shard(layer, mesh=mesh, mp_policy=MixedPrecisionPolicy(param_dtype=param, reduce_dtype=reduce))
+        fully_shard(model, mesh=mesh, mp_policy=MixedPrecisionPolicy(param, reduce, output))
+
+    return shard
+
+
+def flat_sharded(model: nn.Module, _mesh: DeviceMesh) -> nn.Module:
+    """FSDP1 of the model."""
+    kinds = FlatMixedPrecision(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    return FullyShardedDataParallel(model, device_id=torch.device("cpu"), use_orig_params=True, mixed_precision=kinds)
+
+
+def untouched(_model: nn.Module, _mesh: DeviceMesh) -> None:
+    """Nothing reduces gradients."""
+
+
+def wide_loss(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """A mean over rows, in the type of the targets."""
+    return nn.functional.mse_loss(outputs.to(targets.dtype), targets)
+
+
+def rounding(**changes: Any) -> dict[str, Any]:
+    """Arguments with a model and a batch for any of the meshes here."""
+    return brought(model=Model, batches=batches(12, STEPS), loss=wide_loss, **changes)
+
+
+HONEST: dict[str, dict[str, Any]] = {
+    "ddp autocast": {"parallelize": in_ddp, "precision": AUTOCAST, "dtype": torch.float32},
+    "ddp autocast 3": {"parallelize": in_ddp, "precision": AUTOCAST, "dtype": torch.float32, "mesh": {"dp": 3}},
+    "fsdp2": {"parallelize": fully_sharded(REDUCED_WIDELY), "precision": REDUCED_WIDELY},
+    "fsdp2 float32": {"parallelize": fully_sharded(REDUCED_WIDELY), "precision": REDUCED_WIDELY, "dtype": torch.float32},
+    "fsdp2 3 low": {"parallelize": fully_sharded(REDUCED_LOW), "precision": REDUCED_LOW, "mesh": {"dp": 3}},
+    "fsdp2 output": {"parallelize": fully_sharded(OUTPUT_WIDE), "precision": OUTPUT_WIDE},
+    "hsdp": {
+        "parallelize": fully_sharded(REDUCED_LOW),
+        "precision": REDUCED_LOW,
+        "mesh": {"dp_replicate": 2, "dp_shard": 2},
+        "dtype": torch.float32,
+    },
+    "pure bfloat16": {"parallelize": in_ddp, "precision": REDUCED_LOW, "dtype": torch.bfloat16},
+}
+
+
+@pytest.mark.parametrize("arguments", HONEST.values(), ids=HONEST)
+def test_several_steps_in_few_digits_are_equivalent(arguments: dict[str, Any]) -> None:
+    """One device that rounds alike leaves what ranks leave, at every step, within float32's units or narrower."""
+    verdict = check_training(**rounding(**arguments))
+    assert verdict.outcome is Outcome.EQUIVALENT, verdict.describe()
+    assert "bfloat16" in verdict.precision
+    assert verdict.notes == ()
+
+
+def test_a_flat_shard_rounds_alike() -> None:
+    """FSDP1 casts the inputs of its root alone."""
+    arguments = rounding(parallelize=flat_sharded, precision=REDUCED_WIDELY)
+    arguments["model"] = lambda: nn.Sequential(nn.Linear(4, 16), nn.GELU(), nn.LayerNorm(16), nn.Linear(16, 2))
+    check_training(**arguments).assert_equivalent()
+
+
+BUGS: dict[str, dict[str, Any]] = {
+    "reduced in bfloat16": {"parallelize": fully_sharded(REDUCED_LOW), "precision": REDUCED_WIDELY},
+    "reduced in bfloat16, float32": {
+        "parallelize": fully_sharded(REDUCED_LOW),
+        "precision": REDUCED_WIDELY,
+        "dtype": torch.float32,
+    },
+    "not reduced": {"parallelize": untouched, "precision": AUTOCAST, "dtype": torch.float32},
+}
+
+
+@pytest.mark.parametrize("arguments", BUGS.values(), ids=BUGS)
+def test_wrong_reductions_are_found_at_once(arguments: dict[str, Any]) -> None:
+    """A reduction that is missing, or in another type than the policy says, shows in the first gradients."""
+    verdict = check_training(**rounding(**arguments))
+    assert verdict.divergence is not None, verdict.describe()
+    assert (verdict.divergence.step, verdict.divergence.phase) == (0, Phase.GRADIENT)
+
+
+def deep() -> nn.Module:
+    """So many parameters that some of them round otherwise if all are moved by a unit of float32."""
+    inner = [layer for _ in range(6) for layer in (nn.Linear(64, 64), nn.Tanh())]
+    return nn.Sequential(nn.Linear(4, 64), *inner, nn.Linear(64, 2))
+
+
+def test_first_gradients_are_told_in_units_of_float32() -> None:
+    """Ranks begin with the bits of one device, and so do the copies that say how far rounding moves gradients."""
+    task = task_of(model=deep, loss=wide_loss, precision=REDUCED_WIDELY, dtype=torch.float32)
+    run = RoundedRun(task, SingleDeviceRun(exact_task(task)), ())
+    gradients = [moment for moment in run.confirming_reference(None).moments if moment.phase is Phase.GRADIENT]
+    assert (gradients[0].tolerances < 1e-5 * gradients[0].scales).all()
+    assert (gradients[1].tolerances > 1e-5 * gradients[1].scales).any()
+
+
+def test_another_policy_than_said_is_noted() -> None:
+    """Where ranks differ, what they were seen to have is held against what was said."""
+    verdict = check_training(**rounding(parallelize=fully_sharded(REDUCED_LOW), precision=REDUCED_WIDELY))
+    assert verdict.notes == (f"precision is {REDUCED_WIDELY!r}, but ranks have {REDUCED_LOW!r}",)
+
+
+def autocast_step(model: nn.Module, batch: Any, optimizer: torch.optim.Optimizer, loss: Any) -> torch.Tensor:
+    """Forward alone in few digits, then clipping."""
+    optimizer.zero_grad()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        outputs = model(batch[0])
+    value: torch.Tensor = loss(outputs.float(), batch[1])
+    value.backward()
+    nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+    optimizer.step()
+    return value
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        ({"parallelize": fully_sharded(REDUCED_WIDELY)}, f"precision={REDUCED_WIDELY!r} lets"),
+        ({"parallelize": in_ddp, "rank_step": autocast_step, "dtype": torch.float32}, f"precision={AUTOCAST!r} and dtype="),
+    ],
+    ids=["fsdp2", "autocast"],
+)
+def test_what_rounds_unannounced_is_told_of_the_argument(arguments: dict[str, Any], told: str) -> None:
+    """Where ranks differ that were seen to round, the note is code that says the same."""
+    verdict = check_training(**rounding(**arguments))
+    assert verdict.outcome is Outcome.DIVERGED, verdict.describe()
+    assert any(told in note for note in verdict.notes), verdict.notes
+
+
+def own_loss(model: nn.Module, batch: Any, optimizer: torch.optim.Optimizer, _loss: Any) -> float:
+    """Two microbatches, a loss of its own, and one that asks for outputs and parameters themselves."""
+    optimizer.zero_grad()
+    total = 0.0
+    for inputs, targets in batch:
+        outputs, penalty = model(inputs), next(model.parameters()).pow(2).sum()
+        value = nn.functional.mse_loss(outputs, targets) + 0.1 * outputs.pow(2).mean() + 0.01 * penalty
+        (value / 2).backward()
+        total += value.item() / 2
+    optimizer.step()
+    return total
+
+
+def several_losses(model: nn.Module, batch: Any, optimizer: torch.optim.Optimizer, loss: Any) -> torch.Tensor:
+    """Two forward passes before one backward."""
+    optimizer.zero_grad()
+    first, second = model(batch[0][0]), model(batch[1][0])
+    value: torch.Tensor = loss(first, batch[0][1]) + loss(second, batch[1][1])
+    value.backward()
+    optimizer.step()
+    return value
+
+
+@pytest.mark.parametrize("step", [own_loss, several_losses])
+def test_steps_of_users_mean_the_same_by_parts(step: Any) -> None:
+    """Whatever a step makes of the outputs of all parts, gradients are those of the whole batch."""
+    two = list(zip(batches(12, STEPS), batches(12, STEPS)[::-1], strict=True))
+    exact = MixedPrecision(reduce=ElementType.FLOAT64)
+    verdict = check_training(**rounding(precision=exact, step=step) | {"batches": [list(pair) for pair in two]})
+    assert verdict.outcome is Outcome.EQUIVALENT, verdict.describe()
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_a_step_of_users_that_autocasts_is_equivalent(ranks: int) -> None:
+    """Autocast around the forward pass, a wide loss and clipping are done on one device as on ranks, however many."""
+    arguments = rounding(step=autocast_step, precision=AUTOCAST, dtype=torch.float32, mesh={"dp": ranks})
+    check_training(**arguments | {"batches": batches(12, 2)}).assert_equivalent()
+
+
+def test_sums_over_rows_are_scaled_as_on_ranks() -> None:
+    """A loss that sums is multiplied by the number of ranks, also where rows are taken in parts."""
+
+    def summed(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return (outputs - targets).pow(2).sum()
+
+    arguments = rounding(parallelize=fully_sharded(REDUCED_WIDELY), precision=REDUCED_WIDELY, reduction="sum")
+    check_training(**arguments | {"loss": summed}).assert_equivalent()
+
+
+def test_what_is_no_mean_over_rows_is_no_pass() -> None:
+    """In parts one device divides by the count of each part, as wrong ranks do: agreement then is inconclusive."""
+
+    def over_own_rows(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        counts = targets[:, 0] > 0
+        return ((outputs - targets).pow(2).mean(-1) * counts).sum() / counts.sum()
+
+    arguments = rounding(parallelize=fully_sharded(REDUCED_WIDELY), precision=REDUCED_WIDELY)
+    verdict = check_training(**arguments | {"loss": over_own_rows})
+    assert verdict.outcome is Outcome.INCONCLUSIVE
+    assert "no mean over rows?" in verdict.reason
+
+
+class Outputs(OrderedDict[str, Any]):
+    """Named outputs, as some libraries return them."""
+
+    @property
+    def values_of_rows(self) -> torch.Tensor:
+        """What the loss is of."""
+        found: torch.Tensor = self["values_of_rows"]
+        return found
+
+
+class Naming(Model):
+    """Returns an object of its own, with a mean over rows beside."""
+
+    def forward(self, inputs: torch.Tensor) -> Any:
+        """As the model."""
+        outputs = super().forward(inputs)
+        return Outputs(values_of_rows=outputs, level=outputs.mean(), words=("nothing",))
+
+
+def named_step(model: nn.Module, batch: Any, optimizer: torch.optim.Optimizer, _loss: Any) -> torch.Tensor:
+    """Reads the outputs by their names."""
+    optimizer.zero_grad()
+    outputs = model(batch[0])
+    value: torch.Tensor = nn.functional.mse_loss(outputs.values_of_rows, batch[1]) + 0.1 * outputs["level"]
+    value.backward()
+    optimizer.step()
+    return value
+
+
+def test_outputs_keep_their_types_by_parts() -> None:
+    """Objects that are dicts stay such objects; means over rows that they hold are means over all parts."""
+    exact = MixedPrecision(reduce=ElementType.FLOAT64, output=ElementType.FLOAT64)
+    check_training(**rounding(precision=exact, step=named_step) | {"model": Naming}).assert_equivalent()
+
+
+def over_tensor_parallelism(model: nn.Module, mesh: DeviceMesh) -> None:
+    """FSDP2 of a model of which two layers are cut."""
+    parallelize_module(model, mesh["tp"], {"first": ColwiseParallel(), "head": RowwiseParallel()})
+    fully_sharded(REDUCED_WIDELY)(model, mesh["dp"])
+
+
+def test_sums_that_no_device_has_are_told_by_wider_tolerances() -> None:
+    """Ranks of tensor parallelism round parts of a sum: honest ones never diverge, a missing reduction does."""
+
+    def build() -> nn.Module:
+        return nn.Sequential(OrderedDict(first=nn.Linear(4, 16), second=nn.Identity(), head=nn.Linear(16, 2)))
+
+    arguments = rounding(parallelize=over_tensor_parallelism, precision=REDUCED_WIDELY, mesh={"dp": 2, "tp": 2})
+    arguments |= {"model": build, "batches": batches(12, 2)}
+    honest = check_training(**arguments)
+    assert honest.outcome is Outcome.EQUIVALENT, honest.describe()
+    assert check_training(**arguments | {"parallelize": untouched}).outcome is Outcome.DIVERGED
