@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from equivcheck.errors import NotEquivalent
-from equivcheck.user.measures import Measures
+from equivcheck.user.traces.measures import Measures
 from equivcheck.user.verdict import UserVerdict
 from equivcheck.verdict.description import shortened
 from equivcheck.verdict.sentences import place

@@ -11,9 +11,9 @@ from equivcheck.reference.noise import Expected
 from equivcheck.reference.reference import Reference
 from equivcheck.trace.differences import Difference, Divergence, Phase
 from equivcheck.trace.trace import Trace
-from equivcheck.user.measures import Measures, first_gradients, measures_of
 from equivcheck.user.reference import SingleDeviceRun
-from equivcheck.user.settings import UserTrace, other_settings
+from equivcheck.user.traces.measures import Measures, first_gradients, measures_of
+from equivcheck.user.traces.settings import UserTrace, other_settings
 from equivcheck.worlds.call import Call
 
 _ABOUT_SHARDS = "a parameter that is a shard, and no DTensor, needs full_tensors=fn(module) -> {name: tensor} to be read"

@@ -20,9 +20,9 @@ from equivcheck.user.batches import microbatches
 from equivcheck.user.precision.autocast import autocast
 from equivcheck.user.precision.kept import kept_type
 from equivcheck.user.precision.seen import LowPrecisionSeen, policy_of
-from equivcheck.user.reading import Reader
-from equivcheck.user.settings import UserTrace, settings_of
 from equivcheck.user.task import Loss, Task, TrainStep
+from equivcheck.user.traces.reader import Reader
+from equivcheck.user.traces.settings import UserTrace, settings_of
 from equivcheck.worlds.marks import mark
 
 

@@ -9,12 +9,12 @@ from equivcheck.errors import UsageError
 from equivcheck.user.batches import converted, data_number, share_of
 from equivcheck.user.conversion import complex_parameter, convert_model
 from equivcheck.user.loop import train
-from equivcheck.user.names import Names
 from equivcheck.user.randomness.generators import seeded
 from equivcheck.user.randomness.masks import Cut, mask_dropout
-from equivcheck.user.reading import Reader
-from equivcheck.user.settings import UserTrace
 from equivcheck.user.task import Task
+from equivcheck.user.traces.names import Names
+from equivcheck.user.traces.reader import Reader
+from equivcheck.user.traces.settings import UserTrace
 from equivcheck.worlds.meshes import device_mesh
 
 

@@ -20,13 +20,13 @@ from equivcheck.trace.trace import Trace
 from equivcheck.train.threads import one_thread
 from equivcheck.user.batches import converted, factors, moved, split
 from equivcheck.user.loop import train
-from equivcheck.user.names import Names
 from equivcheck.user.randomness.generators import seeded
 from equivcheck.user.randomness.masks import Cut, Masked
 from equivcheck.user.ranks import build
-from equivcheck.user.reading import Reader
-from equivcheck.user.settings import UserTrace
 from equivcheck.user.task import Task
+from equivcheck.user.traces.names import Names
+from equivcheck.user.traces.reader import Reader
+from equivcheck.user.traces.settings import UserTrace
 
 DROPOUT = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
 """Modules whose `p` is a rate of dropout."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from equivcheck.errors import NotEquivalent
-from equivcheck.user.measures import Measures
+from equivcheck.user.traces.measures import Measures
 from equivcheck.verdict.cause import Cause
 from equivcheck.verdict.description import of_divergence, of_ranks
 from equivcheck.verdict.verdict import Judgement, Outcome

@@ -135,4 +135,4 @@ def test_an_issue_that_does_not_exist_is_told(capsys: pytest.CaptureFixture[str]
     """With those that do, and exit code 2."""
     code, _, err = run(capsys, "--issue", "fsdp9")
     assert code == 2
-    assert "known issue 'fsdp9' does not exist; allowed: adafactor_of_nothing, " in err
+    assert "known issue 'fsdp9' does not exist; allowed: adafactor_norm_of_shard, " in err

@@ -9,7 +9,7 @@ import torch
 
 from equivcheck.user.diagnosis.diverged import DivergedTraining
 from equivcheck.user.diagnosis.emulated_ranks import EmulatedRanks
-from equivcheck.user.settings import UserTrace
+from equivcheck.user.traces.settings import UserTrace
 from equivcheck.verdict.cause import Cause
 
 Change = Callable[[EmulatedRanks], None]

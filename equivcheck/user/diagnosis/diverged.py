@@ -23,11 +23,11 @@ from equivcheck.trace.moments import moments
 from equivcheck.trace.pieces import part_of, parts_of
 from equivcheck.trace.trace import Snapshot
 from equivcheck.user.batches import converted, microbatches, share_of
-from equivcheck.user.names import Names
 from equivcheck.user.ranks import build, parallelized
-from equivcheck.user.reading import Reader
-from equivcheck.user.settings import UserTrace
 from equivcheck.user.task import Task
+from equivcheck.user.traces.names import Names
+from equivcheck.user.traces.reader import Reader
+from equivcheck.user.traces.settings import UserTrace
 from equivcheck.worlds.failure import RanksFailed
 from equivcheck.worlds.meshes import device_mesh
 from equivcheck.worlds.pool import ranks

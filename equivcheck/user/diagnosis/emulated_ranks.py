@@ -20,12 +20,12 @@ from equivcheck.user.diagnosis.diverged import DivergedTraining, held_elements, 
 from equivcheck.user.diagnosis.interception import intercepted, norm_of
 from equivcheck.user.diagnosis.turns import Turns
 from equivcheck.user.loop import summing_step, train, usual_step
-from equivcheck.user.names import Names
 from equivcheck.user.randomness.generators import seeded
 from equivcheck.user.ranks import build
-from equivcheck.user.reading import Reader
-from equivcheck.user.settings import UserTrace
 from equivcheck.user.task import Loss
+from equivcheck.user.traces.names import Names
+from equivcheck.user.traces.reader import Reader
+from equivcheck.user.traces.settings import UserTrace
 
 Optimizer = torch.optim.Optimizer
 Event = Callable[[int, int], None]

@@ -26,7 +26,7 @@ from equivcheck.user.diagnosis.catalogue.updates import wrong_updates
 from equivcheck.user.diagnosis.counterfactual import Counterfactual, Honest
 from equivcheck.user.diagnosis.diverged import DivergedTraining
 from equivcheck.user.diagnosis.emulated_ranks import EmulatedRanks
-from equivcheck.user.settings import UserTrace
+from equivcheck.user.traces.settings import UserTrace
 from equivcheck.verdict.cause import Cause
 from equivcheck.worlds.work_clock import WorkClock
 

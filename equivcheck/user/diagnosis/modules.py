@@ -15,11 +15,11 @@ from equivcheck.trace.trace import Piece
 from equivcheck.train.read import local_values, piece_of
 from equivcheck.user.batches import converted, mapped, share_of
 from equivcheck.user.loop import summing_step, train, usual_step
-from equivcheck.user.names import Names
 from equivcheck.user.ranks import build, parallelized
-from equivcheck.user.reading import Reader
-from equivcheck.user.settings import UserTrace
 from equivcheck.user.task import Task, TrainStep
+from equivcheck.user.traces.names import Names
+from equivcheck.user.traces.reader import Reader
+from equivcheck.user.traces.settings import UserTrace
 from equivcheck.worlds.meshes import device_mesh
 
 

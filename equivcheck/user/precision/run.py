@@ -21,8 +21,8 @@ from equivcheck.user.batches import factors
 from equivcheck.user.precision.model import Drift, RoundedModel
 from equivcheck.user.precision.policy import computes_in_few_digits, rounding_of, sums_in_parts
 from equivcheck.user.reference import SingleDeviceRun, coarsest, far_moment, measured, moved_material, trace_of
-from equivcheck.user.settings import UserTrace
 from equivcheck.user.task import Task
+from equivcheck.user.traces.settings import UserTrace
 
 FLOAT32_EPS = float(torch.finfo(torch.float32).eps)
 

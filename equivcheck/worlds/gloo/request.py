@@ -66,12 +66,14 @@ def _is_found_elsewhere(name: str, file: str | None) -> bool:
     if file is None or not file.endswith(".py"):
         return True
     path: Sequence[str] | None = None
-    specification = None
     for package in itertools.accumulate(name.split("."), "{}.{}".format):
         found = (finder.find_spec(package, path) for finder in sys.meta_path)
         specification = next((each for each in found if each is not None), None)
-        path = specification.submodule_search_locations if specification else None
-    return specification is not None and (not specification.has_location or specification.origin == file)
+        if specification is None:
+            return False
+        path = specification.submodule_search_locations
+    assert specification is not None, "a module has a name"
+    return not specification.has_location or specification.origin == file
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -176,16 +176,20 @@ def test_code_travels_that_ranks_cannot_import(ranks: GlooRanks, monkeypatch: py
     assert ranks.run(programs.place).values == ((0, 2), (1, 2))
 
 
+@pytest.mark.parametrize("name", ["absent", "nowhere.absent"])
 def test_code_travels_from_modules_that_only_the_owner_finds(
-    ranks: GlooRanks, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ranks: GlooRanks, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str
 ) -> None:
     """A program may lie in a module loaded from a file, as pytest loads tests, with what it refers to there."""
-    (tmp_path / "absent.py").write_text("class Point:\n    x = 3\n\ndef doubled():\n    return 2 * Point.x\n")
-    spec = importlib.util.spec_from_file_location("absent", tmp_path / "absent.py")
+    file = tmp_path / "absent.py"
+    file.write_text("class Point:\n    x = 3\n\ndef doubled():\n    return 2 * Point.x\n")
+    if name != "absent":
+        monkeypatch.syspath_prepend(tmp_path)
+    spec = importlib.util.spec_from_file_location(name, file)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, "absent", module)
+    monkeypatch.setitem(sys.modules, name, module)
     spec.loader.exec_module(module)
     assert ranks.run(module.doubled).values == (6, 6)
 

@@ -11,12 +11,12 @@ from equivcheck.trace.differences import Phase
 from equivcheck.user.diagnosis import explain
 from equivcheck.user.diagnosis.counterfactual import Counterfactual
 from equivcheck.verdict.cause import Cause
+from unit.user.diagnosis.unknown_faults import UNKNOWN
+from unit.user.diagnosis.wrong_gradients import GRADIENTS
+from unit.user.diagnosis.wrong_shards import SHARDS
+from unit.user.diagnosis.wrong_trainings import Wrong, step_of, two_microbatches
+from unit.user.diagnosis.wrong_updates import UPDATES
 from unit.user.programs import brought
-from unit.user.unknown_faults import UNKNOWN
-from unit.user.wrong_gradients import GRADIENTS
-from unit.user.wrong_shards import SHARDS
-from unit.user.wrong_trainings import Wrong, step_of, two_microbatches
-from unit.user.wrong_updates import UPDATES
 
 ALL = GRADIENTS | UPDATES | SHARDS
 

@@ -15,8 +15,8 @@ from equivcheck.parallelisms.fsdp1.flat_parameters import flat_slots
 from equivcheck.trace.trace import Piece, Slot, Snapshot
 from equivcheck.train.read import State, canonical_name, snapshot, state_slots
 from equivcheck.user.conversion import as_real
-from equivcheck.user.names import Names
-from equivcheck.user.placements import in_place_of_parameters, own_slots, summed
+from equivcheck.user.traces.names import Names
+from equivcheck.user.traces.placements import in_place_of_parameters, own_slots, summed
 
 FullTensors = Callable[[nn.Module], Mapping[str, torch.Tensor]]
 """Whole tensors of a module by name; every rank calls it, so that it may communicate."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from unit.user.wrong_gradients import changed
-from unit.user.wrong_trainings import Wrong, averaged, by_hand, rank
+from unit.user.diagnosis.wrong_gradients import changed
+from unit.user.diagnosis.wrong_trainings import Wrong, averaged, by_hand, rank
 
 
 def noisy(parameters: list[torch.Tensor]) -> None:

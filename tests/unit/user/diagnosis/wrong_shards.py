@@ -11,9 +11,9 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
+from unit.user.diagnosis.wrong_trainings import MAX_NORM, Wrong, by_hand, clipping_step, nothing, rank, sgd, step_of
+from unit.user.diagnosis.wrong_updates import Counter
 from unit.user.programs import adam, batches, brought
-from unit.user.wrong_trainings import MAX_NORM, Wrong, by_hand, clipping_step, nothing, rank, sgd, step_of
-from unit.user.wrong_updates import Counter
 
 
 def sharded(model: nn.Module, mesh: DeviceMesh) -> nn.Module:

@@ -10,8 +10,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
+from unit.user.diagnosis.wrong_trainings import Wrong, by_hand, nothing, on_ranks, rank, sgd, step_of
 from unit.user.programs import adam, brought
-from unit.user.wrong_trainings import Wrong, by_hand, nothing, on_ranks, rank, sgd, step_of
 
 
 class InfOnOneRank:

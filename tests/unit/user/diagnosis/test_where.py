@@ -12,9 +12,9 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 from equivcheck import check_training
+from unit.user.diagnosis.wrong_shards import SHARDS
 from unit.user.programs import brought, build, in_ddp
 from unit.user.test_findings import reduced
-from unit.user.wrong_shards import SHARDS
 
 
 def doubling(which: int, path: str, *, gradient: bool = False) -> Any:

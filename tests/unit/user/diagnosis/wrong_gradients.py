@@ -10,8 +10,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from unit.user.programs import batches, brought
-from unit.user.wrong_trainings import (
+from unit.user.diagnosis.wrong_trainings import (
     MAX_NORM,
     Wrong,
     averaged,
@@ -24,6 +23,7 @@ from unit.user.wrong_trainings import (
     step_of,
     two_microbatches,
 )
+from unit.user.programs import batches, brought
 
 
 def clipped_and_averaged(parameters: list[torch.Tensor]) -> None:

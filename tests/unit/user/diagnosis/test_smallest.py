@@ -6,9 +6,9 @@ from typing import Any
 
 from equivcheck import Outcome, smallest
 from equivcheck.verdict.cause import Cause
+from unit.user.diagnosis.wrong_gradients import GRADIENTS, Stale
+from unit.user.diagnosis.wrong_trainings import averaged, step_of
 from unit.user.programs import batches, brought
-from unit.user.wrong_gradients import GRADIENTS, Stale
-from unit.user.wrong_trainings import averaged, step_of
 
 
 def by_hand(**changes: Any) -> dict[str, Any]:
