@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.distributed.fsdp import FSDPModule
 
 from equivcheck.errors import UsageError
 from equivcheck.scenario import LowPrecision
@@ -19,7 +18,6 @@ from equivcheck.train.accumulate import scalar
 from equivcheck.user.batches import microbatches
 from equivcheck.user.precision.autocast import autocast
 from equivcheck.user.precision.kept import kept_type
-from equivcheck.user.precision.seen import LowPrecisionSeen, policy_of
 from equivcheck.user.task import Loss, Task, TrainStep
 from equivcheck.user.traces.reader import Reader
 from equivcheck.user.traces.settings import UserTrace, settings_of
@@ -36,8 +34,7 @@ def train(task: Task, reader: Reader, batches: Sequence[Any], step: TrainStep | 
     if step is None and isinstance(task.precision, LowPrecision):
         called, loss = autocast(called, task.precision), autocast(loss, task.precision)
     kept = []
-    seen = LowPrecisionSeen()
-    with seen.watching(reader.module), kept_type(task, optimizer):
+    with kept_type(task, optimizer):
         for index, batch in enumerate(batches):
             mark(Stage.COMPUTE, index)
             found.begin(index)
@@ -48,14 +45,7 @@ def train(task: Task, reader: Reader, batches: Sequence[Any], step: TrainStep | 
             if scheduler is not None:
                 scheduler.step()
     settings = settings_of(optimizer, reader.slots())
-    return UserTrace(
-        steps=tuple(kept),
-        state=reader.state(optimizer),
-        buffers=reader.buffers(),
-        settings=settings,
-        low_precision=policy_of(reader.module) or seen.precision,
-        casting=tuple(name for name, module in reader.names.all_modules(reader.module) if isinstance(module, FSDPModule)),
-    )
+    return UserTrace(steps=tuple(kept), state=reader.state(optimizer), buffers=reader.buffers(), settings=settings)
 
 
 def usual_step(model: nn.Module, batch: Any, optimizer: torch.optim.Optimizer, loss: Loss) -> float:

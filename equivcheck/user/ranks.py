@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule
 
 from equivcheck.errors import UsageError
 from equivcheck.user.batches import converted, data_number, share_of
 from equivcheck.user.conversion import complex_parameter, convert_model
 from equivcheck.user.loop import train
+from equivcheck.user.precision.seen import LowPrecisionSeen, policy_of
 from equivcheck.user.randomness.generators import seeded
 from equivcheck.user.randomness.masks import Cut, mask_dropout
 from equivcheck.user.task import Task
@@ -26,7 +30,11 @@ def rank_trace(task: Task) -> UserTrace:
     module = parallelized(task, model, mesh)
     batches = [share_of(task, converted(batch, task.dtype), mesh) for batch in task.batches]
     scale = float(task.num_data_ranks) if task.reduction == "sum" else 1.0
-    return train(task, Reader(names, module, task.full_tensors), batches, task.rank_step, scale)
+    seen = LowPrecisionSeen()
+    with seen.watching(module):
+        trace = train(task, Reader(names, module, task.full_tensors), batches, task.rank_step, scale)
+    casting = tuple(name for name, each in names.all_modules(module) if isinstance(each, FSDPModule))
+    return replace(trace, low_precision=policy_of(module) or seen.precision, casting=casting)
 
 
 def process_trace(task: Task) -> UserTrace:
