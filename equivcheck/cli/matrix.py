@@ -12,7 +12,8 @@ from equivcheck.cli.options import console, json_option, output_file, print_json
 from equivcheck.cli.shell import ExitCode
 
 if TYPE_CHECKING:
-    from equivcheck.layout_matrix.row import MatrixResult, Row
+    from equivcheck.layout_matrix.result import MatrixResult
+    from equivcheck.layout_matrix.row import Row
 
 
 @click.command()
@@ -47,7 +48,7 @@ def matrix(  # noqa: PLR0913, PLR0917 - options
 
         print_json(matrix_object(found))
     else:
-        from equivcheck.layout_matrix.text import print_matrix
+        from equivcheck.layout_matrix.result import print_matrix
 
         print_matrix(console(), found)
     _write(recipe.name, found, junit, html)

@@ -9,7 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from equivcheck.errors import UsageError
-from equivcheck.layout_matrix.row import MatrixResult, Row
+from equivcheck.layout_matrix.result import MatrixResult
+from equivcheck.layout_matrix.row import Row
 from equivcheck.system.printable import in_short
 from equivcheck.user.check import check_training
 from equivcheck.user.task import mesh_of
@@ -19,7 +20,10 @@ from equivcheck.worlds.patience import cpu_seconds_of_family
 
 ARGUMENTS = inspect.signature(check_training).parameters
 """What `check_training` takes."""
-OF_TRAINING = ("model", "batches", "loss", "optimizer", "reduction", "scheduler", "step", "dtype", "seed")
+OF_TRAINING = (
+    *("model", "batches", "loss", "optimizer", "reduction", "scheduler", "step", "dtype", "seed"),
+    *("keep_dtype", "dropout_masks"),
+)
 """Those that say what one device computes: all layouts have the same, or their rows would not be of one training."""
 OF_LAYOUT = tuple(name for name in ARGUMENTS if name not in OF_TRAINING)
 """Those that each layout may have of its own."""

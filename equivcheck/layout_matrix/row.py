@@ -1,10 +1,9 @@
-"""What a matrix gives: a row for each layout."""
+"""One row of a matrix: a layout, and what was found."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from equivcheck.errors import NotEquivalent
 from equivcheck.user.traces.measures import Measures
 from equivcheck.user.verdict import UserVerdict
 from equivcheck.verdict.description import shortened
@@ -67,43 +66,3 @@ class Row:
     def details(self) -> str:
         """All that is known, in a few lines."""
         return f"NOT CHECKED: {self.error}" if self.verdict is None else self.verdict.describe()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MatrixResult:
-    """One training under many layouts, as far as they were checked."""
-
-    rows: tuple[Row, ...]
-    """In the order of the matrix."""
-    asked: int
-    """Layouts that were to be checked."""
-    interrupted: bool = False
-    """Whether it was ended before all of them were."""
-
-    @property
-    def is_passed(self) -> bool:
-        """Whether all layouts that were asked for were checked, and have the outcome that they should have."""
-        return 0 < len(self.rows) == self.asked and all(row.is_as_expected for row in self.rows)
-
-    @property
-    def unexpected(self) -> tuple[Row, ...]:
-        """The rows with another outcome than they should have."""
-        return tuple(row for row in self.rows if not row.is_as_expected)
-
-    def __getitem__(self, name: str) -> Row:
-        """The row of a layout. Raises `KeyError`."""
-        for row in self.rows:
-            if row.name == name:
-                return row
-        raise KeyError(f"{name!r}; allowed: {', '.join(row.name for row in self.rows)}")
-
-    def describe(self) -> str:
-        """A table, and all that is known of each layout that is not as it should be."""
-        from equivcheck.layout_matrix.text import matrix_text
-
-        return matrix_text(self)
-
-    def assert_passed(self) -> None:
-        """Raise `NotEquivalent` unless every layout has the outcome that it should have."""
-        if not self.is_passed:
-            raise NotEquivalent(self.describe())

@@ -8,7 +8,8 @@ from dataclasses import replace
 
 from equivcheck.errors import UsageError
 from equivcheck.layout_matrix.matrix import Listener, chosen
-from equivcheck.layout_matrix.row import MatrixResult, Row
+from equivcheck.layout_matrix.result import MatrixResult
+from equivcheck.layout_matrix.row import Row
 from equivcheck.layout_matrix.worker import LayoutDone, Layouts, Order, Refused
 from equivcheck.workers.process import Ended, WorkerProcess
 from equivcheck.workers.supervision import Interruption, Pool

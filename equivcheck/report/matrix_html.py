@@ -9,8 +9,8 @@ from pathlib import Path
 import jinja2
 
 import equivcheck
-from equivcheck.layout_matrix.row import MatrixResult
-from equivcheck.layout_matrix.text import HEADINGS, cells, one_device, said, totals
+from equivcheck.layout_matrix.result import MatrixResult, one_device, totals
+from equivcheck.layout_matrix.text import HEADINGS, cells, said
 from equivcheck.system.printable import printable
 
 TEMPLATE = Path(__file__).with_name("matrix.html.jinja")

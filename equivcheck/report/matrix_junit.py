@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from xml.etree import ElementTree as ET
 
-from equivcheck.layout_matrix.row import MatrixResult, Row
+from equivcheck.layout_matrix.result import MatrixResult
+from equivcheck.layout_matrix.row import Row
 from equivcheck.layout_matrix.text import said
 from equivcheck.system.printable import printable
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -55,9 +55,14 @@ def data_number(task: Task, mesh: DeviceMesh) -> int:
     """Which part of the rows is this rank's."""
     coordinate = mesh.get_coordinate()
     assert coordinate is not None, "every rank of the world is in the mesh"
+    return number_at(task, dict(zip(task.axis_names, coordinate, strict=True)))
+
+
+def number_at(task: Task, indices: Mapping[str, int]) -> int:
+    """Which part of the rows is that of the rank with these indices along the axes."""
     number = 0
-    for (name, size), index in zip(task.mesh, coordinate, strict=True):
-        number = number * size + index if name in task.data_axes else number
+    for name, size in task.mesh:
+        number = number * size + indices[name] if name in task.data_axes else number
     return number
 
 

@@ -25,9 +25,7 @@ from equivcheck.worlds.meshes import device_mesh
 def rank_trace(task: Task) -> UserTrace:
     """Train this rank's part."""
     mesh = device_mesh(task.shape, task.axis_names)
-    model = build(task, Cut(data_number(task, mesh), task.num_data_ranks))
-    names = Names(model)
-    module = parallelized(task, model, mesh)
+    names, module = rank_module(task, mesh)
     batches = [share_of(task, converted(batch, task.dtype), mesh) for batch in task.batches]
     scale = float(task.num_data_ranks) if task.reduction == "sum" else 1.0
     seen = LowPrecisionSeen()
@@ -48,6 +46,13 @@ def process_trace(task: Task) -> UserTrace:
         return rank_trace(task)
     finally:
         torch._dynamo.reset()
+
+
+def rank_module(task: Task, mesh: DeviceMesh) -> tuple[Names, nn.Module]:
+    """What this rank calls, and the names that the model gives its tensors."""
+    model = build(task, Cut(data_number(task, mesh), task.num_data_ranks))
+    names = Names(model)
+    return names, parallelized(task, model, mesh)
 
 
 def build(task: Task, cut: Cut | None = None) -> nn.Module:

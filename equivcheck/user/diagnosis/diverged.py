@@ -23,7 +23,7 @@ from equivcheck.trace.moments import moments
 from equivcheck.trace.pieces import part_of, parts_of
 from equivcheck.trace.trace import Snapshot
 from equivcheck.user.batches import converted, microbatches, share_of
-from equivcheck.user.ranks import build, parallelized
+from equivcheck.user.ranks import rank_module
 from equivcheck.user.task import Task
 from equivcheck.user.traces.names import Names
 from equivcheck.user.traces.reader import Reader
@@ -195,9 +195,8 @@ def _shares(task: Task) -> tuple[Any, ...]:
 
 def _initial(task: Task) -> Snapshot:
     mesh = device_mesh(task.shape, task.axis_names)
-    model = build(task)
-    names = Names(model)
-    return Reader(names, parallelized(task, model, mesh), task.full_tensors).parameters()
+    names, module = rank_module(task, mesh)
+    return Reader(names, module, task.full_tensors).parameters()
 
 
 def named(model: nn.Module) -> dict[str, torch.Tensor]:

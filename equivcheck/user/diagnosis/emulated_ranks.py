@@ -12,15 +12,17 @@ import numpy as np
 import torch
 from torch import nn
 
+from equivcheck.diagnosis.emulation.coordinates import RankCoordinate
 from equivcheck.reference.reduction import Gradients
 from equivcheck.trace.trace import Snapshot
 from equivcheck.train.threads import one_thread
-from equivcheck.user.batches import converted
+from equivcheck.user.batches import converted, number_at
 from equivcheck.user.diagnosis.diverged import DivergedTraining, held_elements, named
 from equivcheck.user.diagnosis.interception import intercepted, norm_of
 from equivcheck.user.diagnosis.turns import Turns
 from equivcheck.user.loop import summing_step, train, usual_step
 from equivcheck.user.randomness.generators import seeded
+from equivcheck.user.randomness.masks import Cut
 from equivcheck.user.ranks import build
 from equivcheck.user.task import Loss
 from equivcheck.user.traces.names import Names
@@ -50,7 +52,7 @@ class EmulatedRanks:
         self.scale = float(self.task.num_data_ranks) if own_rows and self.task.reduction == "sum" else 1.0
         self.axes = diverged.data_axes if own_rows else ()
         """Along which gradients are averaged."""
-        self.models: list[nn.Module] = [build(self.task) for _ in self.coordinates]
+        self.models: list[nn.Module] = [build(self.task, self._cut(rank) if own_rows else None) for rank in self.coordinates]
         self.parameters: list[dict[str, torch.Tensor]] = [named(model) for model in self.models]
         self.optimizers: dict[int, Optimizer] = {}
         self.turns = Turns(len(self.coordinates))
@@ -85,6 +87,9 @@ class EmulatedRanks:
         self._local = threading.local()
         self._count = [0] * len(self.coordinates)
         self._step = [0] * len(self.coordinates)
+
+    def _cut(self, rank: RankCoordinate) -> Cut:
+        return Cut(number_at(self.task, rank.indices), self.task.num_data_ranks)
 
     def peers(self, rank: int, axes: Sequence[str]) -> list[int]:
         """The ranks that differ from one along some axes only, itself included."""

@@ -15,7 +15,7 @@ from equivcheck.trace.trace import Piece
 from equivcheck.train.read import local_values, piece_of
 from equivcheck.user.batches import converted, mapped, share_of
 from equivcheck.user.loop import summing_step, train, usual_step
-from equivcheck.user.ranks import build, parallelized
+from equivcheck.user.ranks import rank_module
 from equivcheck.user.task import Task, TrainStep
 from equivcheck.user.traces.names import Names
 from equivcheck.user.traces.reader import Reader
@@ -101,9 +101,7 @@ def _first_tensor(outputs: Any) -> torch.Tensor | None:
 def watched_rank(task: Task, at: int) -> Watched:
     """Train this rank's part up to a step, and watch that."""
     mesh = device_mesh(task.shape, task.axis_names)
-    model = build(task)
-    names = Names(model)
-    module = parallelized(task, model, mesh)
+    names, module = rank_module(task, mesh)
     batches = [share_of(task, converted(batch, task.dtype), mesh) for batch in task.batches]
     watch = _Watch(names, module, _step(task, task.rank_step), at)
     scale = float(task.num_data_ranks) if task.reduction == "sum" else 1.0

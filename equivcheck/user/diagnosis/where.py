@@ -14,7 +14,7 @@ from equivcheck.reference.noise import ABSOLUTE, FACTOR
 from equivcheck.trace.differences import Phase
 from equivcheck.trace.pieces import part_of
 from equivcheck.train.threads import one_thread
-from equivcheck.user.batches import converted, moved
+from equivcheck.user.batches import converted, moved, number_at
 from equivcheck.user.diagnosis.diverged import DivergedTraining
 from equivcheck.user.diagnosis.modules import Seen, Watched, watched_device, watched_rank
 from equivcheck.user.randomness.generators import seeded
@@ -128,9 +128,7 @@ def _part_of(whole: torch.Tensor | None, seen: Seen) -> torch.Tensor | None:
 def _rows(diverged: DivergedTraining, rank: int, whole: torch.Tensor) -> torch.Tensor | None:
     """The rows of a rank, as they are cut unless the user cuts."""
     task = diverged.task
-    count, number = task.num_data_ranks, 0
+    count = task.num_data_ranks
     if task.shard is not None or not whole.dim() or whole.shape[0] % count:
         return None
-    for name, size in task.mesh:
-        number = number * size + diverged.coordinates[rank].indices[name] if name in task.data_axes else number
-    return whole.chunk(count)[number]
+    return whole.chunk(count)[number_at(task, diverged.coordinates[rank].indices)]

@@ -53,9 +53,15 @@ def _pickler() -> Any:
             if isinstance(value, ModuleType) and type(value) is not ModuleType and sys.modules.get(value.__name__) is value:
                 return importlib.import_module, (value.__name__,)
             module = sys.modules.get(value.__module__) if isinstance(value, FunctionType | type) else None
-            if type(module) is ModuleType and not _is_found_elsewhere(module.__name__, getattr(module, "__file__", None)):
-                cloudpickle.register_pickle_by_value(module)
-            return super().reducer_override(value)
+            if type(module) is not ModuleType or module.__name__ in cloudpickle.list_registry_pickle_by_value():
+                return super().reducer_override(value)
+            if _is_found_elsewhere(module.__name__, getattr(module, "__file__", None)):
+                return super().reducer_override(value)
+            cloudpickle.register_pickle_by_value(module)
+            try:
+                return super().reducer_override(value)
+            finally:  # what else in this process pickles by cloudpickle is not ours to change
+                cloudpickle.unregister_pickle_by_value(module)
 
     return Pickler
 

@@ -121,6 +121,8 @@ def test_every_argument_of_check_training_is_shared_or_a_layouts_own() -> None:
         ([], {}, "at least one layout"),
         ({"a": {"parallelize": in_ddp, "mash": 1}}, {}, "layout 'a' has 'mash'; allowed: parallelize, mesh"),
         ({"a": {"parallelize": in_ddp, "loss": 1}}, {}, "layout 'a' has 'loss', which all layouts share"),
+        ({"a": {"parallelize": in_ddp, "keep_dtype": True}}, {}, "layout 'a' has 'keep_dtype', which all layouts share"),
+        ({"a": {"parallelize": in_ddp, "dropout_masks": True}}, {}, "layout 'a' has 'dropout_masks', which all layouts share"),
         ({"a": {}}, {}, "layout 'a' has no parallelize; needed: model, parallelize, mesh, batches"),
         ({"a": {"parallelize": in_ddp, "mesh": {"dp": 0}}}, {}, "mesh has 'dp': 0"),
         ({"a": {"parallelize": in_ddp, "expected": "wrong"}}, {}, "expects 'wrong'; allowed: equivalent, diverged"),

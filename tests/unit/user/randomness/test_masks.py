@@ -121,3 +121,8 @@ def test_what_is_computed_again_drops_the_same(reentrant: bool) -> None:
             outputs.sum().backward()
         found.append(model[0].weight.grad)
     assert torch.equal(*found)
+
+
+def test_the_cause_of_what_ranks_with_masks_do_wrong_is_named() -> None:
+    """One device that stands for each rank in turn drops what that rank drops."""
+    assert "not reduced" in check_training(**masking(parallelize=untouched, mesh={"dp": 2})).cause

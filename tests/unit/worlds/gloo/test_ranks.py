@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import cloudpickle
 import numpy as np
 import pytest
 import torch._dynamo
@@ -192,6 +193,7 @@ def test_code_travels_from_modules_that_only_the_owner_finds(
     monkeypatch.setitem(sys.modules, name, module)
     spec.loader.exec_module(module)
     assert ranks.run(module.doubled).values == (6, 6)
+    assert not cloudpickle.list_registry_pickle_by_value()
 
 
 def test_a_program_that_ranks_cannot_import(ranks: GlooRanks, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -81,6 +81,20 @@ def test_an_answer_about_tensors_on_several_meshes_is_found_out_once(world: Worl
     assert seen.count(torch.ops.aten._foreach_add.List) == 1
 
 
+def doubled_on(num_meshes: int) -> tuple[float, ...]:
+    """Sums of two tensors that an operation on a list has doubled, which lie on one mesh object or on two."""
+    dtensor_caches.forget_shardings()  # so that what ranks share is asked for
+    meshes = [DeviceMesh("cpu", list(range(dist.get_world_size())), mesh_dim_names=("dp",)) for _ in range(num_meshes)]
+    tensors = [distribute_tensor(torch.ones(48, 3), meshes[index % num_meshes], [Shard(0)]) for index in range(2)]
+    return tuple(float(total.full_tensor().sum()) for total in torch._foreach_add(tensors, tensors))
+
+
+def test_answers_for_one_mesh_and_for_several_are_others(world: World) -> None:
+    """What was found out of tensors of one mesh is not taken where equal tensors lie on two."""
+    for num_meshes in (1, 2, 1):
+        assert world(2).run(doubled_on, num_meshes).values == ((288.0, 288.0),) * 2
+
+
 def sizes_of_a_view(rows: int) -> tuple[int, ...]:
     """The local shape of an uneven tensor that was viewed with its full sizes."""
     mesh = device_mesh((dist.get_world_size(),), ("dp",))
