@@ -13,19 +13,20 @@ import select
 import signal
 import struct
 import threading
-import time
 from types import TracebackType
 from typing import Self
 
 from equivcheck.errors import EquivCheckError
+from equivcheck.worlds.patience import Patience, cpu_seconds, is_runnable
 
 _GRACE = 1.0
-"""Seconds that copies get to end by themselves after the program has."""
-_TICK = 0.01
+"""Seconds without any work after which a copy that outlives the program is left running, as `Patience` counts them."""
 _MESSAGE = struct.Struct("<?i")
 """What a copy tells: whether it has come out of the program (else that it exists), and its process id."""
 
 _here = threading.local()
+_one_copies = threading.RLock()
+"""Held while a process is copied: a copy made meanwhile by another rank's thread would keep the pipe of the first open."""
 
 
 class ProgramForked(EquivCheckError):
@@ -39,6 +40,7 @@ class WatchedForks:
         self._owner = os.getpid()
         self._made: tuple[int, int] = (-1, -1)
         self._copies: list[_Copy] = []
+        self._runnable = 0
         self._ways_out: list[int] = []
         """In a copy: pipes to the rank, and to copies that this is a copy of."""
 
@@ -54,7 +56,7 @@ class WatchedForks:
         if not self._copies:
             return
         try:
-            text = self._ended(0.0 if error else _GRACE)
+            text = self._ended(wait=error is None)
         finally:
             for copy in self._copies:
                 os.close(copy.pipe)
@@ -81,14 +83,13 @@ class WatchedForks:
             with contextlib.suppress(OSError):
                 os.write(way, _MESSAGE.pack(is_out, os.getpid()))
 
-    def _ended(self, grace: float) -> str:
-        """Wait for the copies, end those that are left, and say what is wrong with them; empty for nothing."""
-        until = time.monotonic() + grace
+    def _ended(self, *, wait: bool) -> str:
+        """End the copies that are left, after a wait if there is one, and say what is wrong with them; empty for nothing."""
+        patience = Patience(_GRACE, self._cpu_seconds, self._num_runnable)
         while left := [copy for copy in self._copies if copy.is_left()]:
-            wait = until - time.monotonic()
-            if wait <= 0 and all(copy.pids for copy in left):  # each tells at once that it exists
+            if all(copy.pids for copy in left) and (not wait or patience.exhausted()):  # each tells at once that it exists
                 break
-            select.select([copy.pipe for copy in left], [], [], max(wait, _TICK))
+            select.select([copy.pipe for copy in left], [], [], patience.tick)
         for pid in {pid for copy in left for pid in copy.pids}:
             with contextlib.suppress(OSError):
                 os.kill(pid, signal.SIGKILL)
@@ -100,6 +101,17 @@ class WatchedForks:
         told = [f"process {pid} came out of it" for pid in out]
         told += [f"process {pid} was left running and has been ended" for pid in ended]
         return f"the program forked (os.fork): {'; '.join(told)}; allowed are copies that end by os._exit or exec" if told else ""
+
+    def _pids(self) -> set[int]:
+        return {pid for copy in self._copies for pid in copy.pids}
+
+    def _cpu_seconds(self) -> dict[int, float]:
+        return {pid: cpu_seconds(pid) for pid in self._pids()}
+
+    def _num_runnable(self) -> int:
+        """Grows with each look at which a copy could run, on a machine that may be too busy to let it."""
+        self._runnable += sum(is_runnable(pid) for pid in self._pids())
+        return self._runnable
 
 
 class _Copy:
@@ -131,6 +143,7 @@ def _watch() -> WatchedForks | None:
 
 
 def _before() -> None:
+    _one_copies.acquire()
     if (watch := _watch()) is not None:
         watch.before()
 
@@ -138,9 +151,11 @@ def _before() -> None:
 def _in_owner() -> None:
     if (watch := _watch()) is not None:
         watch.in_owner()
+    _one_copies.release()
 
 
 def _in_copy() -> None:
+    _one_copies.release()
     if (watch := _watch()) is not None:
         watch.in_copy()
 

@@ -74,6 +74,14 @@ def cpu_seconds(pid: int) -> float:
         return 0.0
 
 
+def is_runnable(pid: int) -> bool:
+    """Whether a process computes, waits for a core or for a disk; not while it sleeps, nor once it has ended."""
+    try:
+        return psutil.Process(pid).status() in (psutil.STATUS_RUNNING, psutil.STATUS_DISK_SLEEP, psutil.STATUS_WAKING)
+    except psutil.Error:
+        return False
+
+
 def cpu_seconds_of_family(pid: int) -> dict[int, float]:
     """The same of a process and all its descendants, by process id."""
     try:

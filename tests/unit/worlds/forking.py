@@ -63,3 +63,12 @@ def ends_its_copies() -> tuple[int, int]:
     other.join()
     os.spawnlp(os.P_NOWAIT, "sleep", "sleep", "10")
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), subprocess.call(["true"])
+
+
+def computes() -> int:
+    """The copy of rank 0 computes for longer than an idle one may stay, and ends by itself."""
+    if dist.get_rank() or os.fork():
+        return 1
+    while time.process_time() < 2.0:
+        pass
+    os._exit(0)

@@ -52,6 +52,11 @@ def test_a_copy_is_ended_and_reported(ranks: Ranks, tmp_path: Path, program: Cal
     assert ranks.run(forking.ends_its_copies).values == ((3, 0),) * 2
 
 
+def test_a_copy_that_works_may_end_by_itself(ranks: Ranks) -> None:
+    """Only what is idle counts as left running: on a busy machine a copy may take long to end."""
+    assert ranks.run(forking.computes).values == (1, 1)
+
+
 def test_an_error_of_the_rank_comes_first(ranks: Ranks, tmp_path: Path) -> None:
     """Copies of a rank that raises are ended, and its own error is told."""
     with pytest.raises(RanksFailed, match="rank 0 raised ValueError: from the rank"):
