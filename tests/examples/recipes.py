@@ -1,4 +1,4 @@
-"""Which files of `examples/` are recipes."""
+"""Which files of `examples/` are recipes, and what is wrong in them."""
 
 from __future__ import annotations
 
@@ -7,3 +7,19 @@ from pathlib import Path
 EXAMPLES = Path(__file__).parents[2] / "examples"
 RECIPES = sorted(path.stem for path in EXAMPLES.glob("*.py") if "equivcheck.Matrix(" in path.read_text("utf-8"))
 """Their names."""
+PLANTED = {
+    "context_parallel": {
+        "gradients summed (DeepSpeed #5248)": "step 0 gradient embedding.weight",
+        "positions counted anew (verl #6267)": "step 0 loss loss",
+    },
+    "llama": {"loss written out (pytorch #190746)": "step 0 gradient embedding.weight"},
+    "mixture_of_experts": {
+        "empty expert skipped (Automodel #2995)": "step 0 gradient experts.3.0.weight",
+        "expert gradients summed (pytorch #160285)": "step 0 gradient experts.0.0.weight",
+        "router gradient in parts (transformers #48205)": "step 0 gradient router.weight",
+    },
+    "tied_embeddings": {"untied (verl #7834)": "step 0 gradient embedding.weight"},
+    "token_weighted": {"DDP, counts of own rows (torchtitan #1842)": "step 0 loss loss"},
+    "weight_averaging": {"updated with each microbatch (F5-TTS #631)": "step 0 update average.0.weight"},
+}
+"""Layouts that are wrong on purpose, and where they first differ."""

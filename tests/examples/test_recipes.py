@@ -9,24 +9,8 @@ import pytest
 from equivcheck import Matrix, Outcome
 from equivcheck.layout_matrix.recipe import matrix_of
 from equivcheck.torch_version import torch_in
-from examples.recipes import EXAMPLES, RECIPES
+from examples.recipes import EXAMPLES, PLANTED, RECIPES
 
-PLANTED = {
-    "context_parallel": {
-        "gradients summed (DeepSpeed #5248)": "step 0 gradient embedding.weight",
-        "positions counted anew (verl #6267)": "step 0 loss loss",
-    },
-    "llama": {"loss written out (pytorch #190746)": "step 0 gradient embedding.weight"},
-    "mixture_of_experts": {
-        "empty expert skipped (Automodel #2995)": "step 0 gradient experts.3.0.weight",
-        "expert gradients summed (pytorch #160285)": "step 0 gradient experts.0.0.weight",
-        "router gradient in parts (transformers #48205)": "step 0 gradient router.weight",
-    },
-    "tied_embeddings": {"untied (verl #7834)": "step 0 gradient embedding.weight"},
-    "token_weighted": {"DDP, counts of own rows (torchtitan #1842)": "step 0 loss loss"},
-    "weight_averaging": {"updated with each microbatch (F5-TTS #631)": "step 0 update average.0.weight"},
-}
-"""Layouts that are wrong on purpose, and where they first differ."""
 LAYOUTS = [(recipe, name) for recipe in RECIPES for name in matrix_of(EXAMPLES / f"{recipe}.py").names]
 
 
