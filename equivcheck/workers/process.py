@@ -26,6 +26,15 @@ _TAIL = 8000
 """Bytes of what a worker printed last that are kept."""
 _ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 """The tensors are tiny, and every core has a worker already."""
+KEPT_KERNELS, KEPT_PRODUCTS = 256, 32
+"""What oneDNN keeps: kernels, one for each operation and shape (35 kilobytes), and in each thread descriptions of products in
+bfloat16 (8 kilobytes). It would keep 1,024 of both, most of them of checks long past, and a worker has 37 threads."""
+_BOUNDED_MEMORY = {
+    "ONEDNN_PRIMITIVE_CACHE_CAPACITY": str(KEPT_KERNELS),
+    "LRU_CACHE_CAPACITY": str(KEPT_PRODUCTS),
+    "MALLOC_ARENA_MAX": "1",  # of glibc: what one thread has freed the others can use; only one of them runs at a time
+}
+"""For a process that may run for days; what the user has set stays."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +126,6 @@ def _start(module: str, fds: tuple[int, ...], output: IO[bytes]) -> subprocess.P
         stdin=subprocess.DEVNULL,
         stdout=output,
         stderr=output,
-        env=quiet(os.environ) | _ONE_THREAD,
+        env=_BOUNDED_MEMORY | quiet(os.environ) | _ONE_THREAD,
         start_new_session=True,  # Ctrl-C is for the supervisor
     )

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
+import re
 import time
 from collections.abc import Iterator
 from contextlib import closing
 
 import pytest
+import torch
 
 from equivcheck.workers.link import Stop
-from equivcheck.workers.process import Ended, WorkerProcess
+from equivcheck.workers.process import KEPT_KERNELS, Ended, WorkerProcess
 from equivcheck.workers.supervision import Pool, Stuck
 from unit.workers.echo import Unreadable
 
@@ -70,6 +73,25 @@ def test_a_worker_is_ended_with_what_it_started(worker: WorkerProcess) -> None:
     while time.monotonic() < until and is_running(pid):
         time.sleep(0.01)
     assert not is_running(pid)
+
+
+@pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="this torch has no oneDNN")
+def test_a_worker_keeps_so_many_compiled_kernels_and_no_more() -> None:
+    """A kernel is compiled for each shape: those of a check are still there, those of hundreds of checks are not."""
+    with closing(WorkerProcess("unit.workers.kernels", KEPT_KERNELS + 1)) as worker:
+        assert worker.receive() == Ended()
+        assert worker.how_it_ended() == "exited with code 0"
+        assert re.findall(r"create:cache_(hit|miss),cpu,eltwise", worker.printed()) == ["hit", "miss"]
+
+
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallinfo2"), reason="needs glibc 2.33 to say what is in use")
+def test_a_worker_does_not_hoard_memory() -> None:
+    """What it has in use stays the same however many shapes it computes with, and its threads share one heap."""
+    num_products = KEPT_KERNELS + 44
+    with closing(WorkerProcess("unit.workers.memory", num_products)) as worker:
+        _, earlier, later = worker.receive()
+        assert later - earlier < 1000 * num_products
+        assert worker.receive() == 1
 
 
 def is_running(pid: int) -> bool:
