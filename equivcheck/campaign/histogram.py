@@ -16,14 +16,18 @@ class Histogram:
 
     def __init__(self) -> None:
         self._buckets: Counter[int] = Counter()
+        self.total = 0.0
+        """The sum of all numbers."""
 
     def add(self, number: float) -> None:
         """Count one number."""
         self._buckets[math.floor(math.log(max(number, _SMALLEST)) / _LOG_RATIO)] += 1
+        self.total += number
 
     def merge(self, other: Histogram) -> None:
         """Count another histogram's numbers too."""
         self._buckets.update(other._buckets)
+        self.total += other.total
 
     @property
     def count(self) -> int:

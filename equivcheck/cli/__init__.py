@@ -6,15 +6,17 @@ import click
 
 import equivcheck
 from equivcheck.cli.bench import bench
-from equivcheck.cli.bisect import bisect
 from equivcheck.cli.check import check
 from equivcheck.cli.coverage import coverage
 from equivcheck.cli.doctor import doctor
 from equivcheck.cli.dry_run import dry_run
-from equivcheck.cli.export import export
+from equivcheck.cli.findings.bisect import bisect
+from equivcheck.cli.findings.export import export
+from equivcheck.cli.findings.merge import merge
+from equivcheck.cli.findings.replay import replay
+from equivcheck.cli.findings.triage import triage
 from equivcheck.cli.fuzz import fuzz
 from equivcheck.cli.matrix import matrix
-from equivcheck.cli.replay import replay
 from equivcheck.cli.selftest import selftest
 from equivcheck.cli.shell import Shell
 from equivcheck.cli.versions import versions
@@ -32,5 +34,5 @@ def main(context: click.Context) -> None:
     context.with_resource(quiet_torch())
 
 
-for command in (check, matrix, fuzz, coverage, replay, bisect, versions, export, dry_run, doctor, bench, selftest):
+for command in (check, matrix, fuzz, coverage, replay, triage, merge, bisect, versions, export, dry_run, doctor, bench, selftest):
     main.add_command(command)

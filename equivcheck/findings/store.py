@@ -52,6 +52,18 @@ class FindingStore:
         with self._locked():
             return self._keep(verdict)
 
+    def take(self, finding: Finding) -> Kept:
+        """Keep a copy of a finding of another store, with where it was found, by the same rule; raises `StoreFailed`."""
+        mark = finding.fingerprint
+        with self._locked():
+            kept = self._kept(mark)
+            if kept is not None and size_of(kept.verdict.scenario) <= size_of(finding.verdict.scenario):
+                return Kept.SEEN
+            with self._new_folder() as new:
+                shutil.copytree(finding.path, new, dirs_exist_ok=True)
+                self._swap_in(new, mark)
+            return Kept.NEW if kept is None else Kept.SMALLER
+
     def require_writable(self) -> None:
         """Raise `StoreFailed` where findings could not be kept."""
         with self._locked(), self._new_folder() as folder:

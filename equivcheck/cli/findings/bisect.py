@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from equivcheck.cli.findings.replay import find
 from equivcheck.cli.options import json_option, print_json, store_option
-from equivcheck.cli.replay import find
 from equivcheck.cli.shell import ExitCode
 from equivcheck.cli.torch_options import environment_options, environments, torch_option
 from equivcheck.errors import UsageError

@@ -17,15 +17,17 @@ from equivcheck.system.printable import printable
 if TYPE_CHECKING:
     from equivcheck.findings.fate import Replayed
     from equivcheck.findings.finding import Finding
+    from equivcheck.findings.store import FindingStore
     from equivcheck.verdict.verdict import Verdict
 
 
 def replay_all(store: Path, check: Callable[[Finding], Verdict], *, as_json: bool) -> ExitCode:
     """Check every finding of a store again, a line each as it comes; one that cannot be read is an error on stderr."""
     from equivcheck.findings.environment import environment
+    from equivcheck.findings.store import FindingStore
 
     torch, found = environment().torch, []
-    for replayed in _each(store, check, torch):
+    for replayed in each_replayed(FindingStore(store), check, torch):
         found.append(replayed)
         if not as_json:
             click.echo(printable(_line(replayed)))
@@ -37,16 +39,16 @@ def replay_all(store: Path, check: Callable[[Finding], Verdict], *, as_json: boo
     return ExitCode.FINDINGS if any(replayed.fate.is_finding for replayed in found) else ExitCode.NOTHING_FOUND
 
 
-def _each(store: Path, check: Callable[[Finding], Verdict], torch: str) -> Iterator[Replayed]:
+def each_replayed(store: FindingStore, check: Callable[[Finding], Verdict], torch: str) -> Iterator[Replayed]:
+    """Check every finding of a store again, with a line each on stderr; one that cannot be read is an error there."""
     from equivcheck.findings.fate import replayed
     from equivcheck.findings.finding import BrokenFinding
-    from equivcheck.findings.store import FindingStore
 
-    marks = FindingStore(store).fingerprints()
+    marks = store.fingerprints()
     for number, mark in enumerate(marks, start=1):
         click.echo(f"replaying {_in_a_line(mark)}, {number} of {len(marks)} ...", err=True)
         try:
-            kept = FindingStore(store).load(mark)
+            kept = store.load(mark)
         except BrokenFinding as error:
             click.echo(_in_a_line(str(error)), err=True)
             continue

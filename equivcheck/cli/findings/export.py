@@ -10,8 +10,8 @@ import click
 
 from equivcheck.choice import Choice
 from equivcheck.cli.check import read_scenario
+from equivcheck.cli.findings.replay import find
 from equivcheck.cli.options import json_option, print_json, store_option
-from equivcheck.cli.replay import find
 from equivcheck.cli.shell import ExitCode
 from equivcheck.errors import UsageError
 

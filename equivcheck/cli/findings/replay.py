@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from equivcheck.choice import Choice
+from equivcheck.cli.findings.replay_all import replay_all
 from equivcheck.cli.options import confirm_option, console, deadline_option, json_option, print_json, store_option, world_option
-from equivcheck.cli.replay_all import replay_all
 from equivcheck.cli.shell import ExitCode
 from equivcheck.errors import UsageError
 from equivcheck.system.printable import printable
@@ -55,7 +55,7 @@ def replay(  # noqa: PLR0913, PLR0917 - options
         raise UsageError("replay takes either a finding or --all; allowed: one of them")
 
     def check(kept: Finding) -> Verdict:
-        return _checked(kept, world or kept.verdict.world, deadline, confirm)
+        return checked(kept, world or kept.verdict.world, deadline, confirm=confirm)
 
     if finding is None:
         return replay_all(store, check, as_json=as_json)
@@ -69,7 +69,8 @@ def replay(  # noqa: PLR0913, PLR0917 - options
     return ExitCode.NOTHING_FOUND if again is ReplayResult.NO_LONGER else ExitCode.FINDINGS
 
 
-def _checked(kept: Finding, world: str, deadline: float, confirm: bool) -> Verdict:
+def checked(kept: Finding, world: str, deadline: float, *, confirm: bool) -> Verdict:
+    """A finding's scenario checked in a process of its own, and on processes as well if that is asked for."""
     from equivcheck.campaign.isolated import check_isolated
     from equivcheck.oracle.confirm import CONFIRMING, confirmed_by, may_be_confirmed
 

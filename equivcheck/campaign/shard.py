@@ -1,0 +1,41 @@
+"""A part of a campaign that runs elsewhere than the others."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from equivcheck.campaign.batches import batch_seed
+from equivcheck.errors import UsageError
+
+_SEED_BITS = 32
+_WRITTEN = re.compile(r"([1-9][0-9]{0,8})/([1-9][0-9]{0,8})")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shard:
+    """One of several machines, jobs of a CI matrix or tasks of an array, none of which needs to know of the others."""
+
+    number: int = 1
+    """Which one, from 1."""
+    of: int = 1
+    """How many there are."""
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.number <= self.of:
+            raise UsageError(f"shard {self.number}/{self.of} does not exist; allowed: 1/{self.of} to {self.of}/{self.of}")
+
+    def __str__(self) -> str:
+        return f"{self.number}/{self.of}"
+
+    def seed(self, campaign_seed: int) -> int:
+        """A seed of its own, which draws the same scenarios without a shard."""
+        return campaign_seed if self.of == 1 else batch_seed(campaign_seed, self.number, self.of) % 2**_SEED_BITS
+
+
+def shard_of(text: str) -> Shard:
+    """What ``2/8`` says. Raises `UsageError`."""
+    written = _WRITTEN.fullmatch(text)
+    if written is None:
+        raise UsageError(f"shard {text[:80]!r} is none; allowed: a number and how many there are, as 2/8")
+    return Shard(number=int(written[1]), of=int(written[2]))

@@ -1,0 +1,104 @@
+"""Campaigns as commands run them: with a progress line, a history, and an exit code."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from equivcheck.cli.options import console, print_json
+from equivcheck.cli.shell import ExitCode
+
+if TYPE_CHECKING:
+    from equivcheck.campaign.events import Summary
+    from equivcheck.campaign.plan import Plan
+    from equivcheck.findings.finding import Finding
+    from equivcheck.findings.store import FindingStore
+    from equivcheck.history.run import Run
+    from equivcheck.history.standing import Record
+    from equivcheck.history.writer import HistoryWriter
+    from equivcheck.verdict.verdict import Verdict
+
+
+def run_campaign(plan: Plan, folder: Path, run: Run, *, as_json: bool) -> ExitCode:
+    """Run a campaign; its summary is on stdout, and what the run means for findings of others as well."""
+    from equivcheck.campaign.supervisor import fuzz
+    from equivcheck.findings.store import FindingStore
+    from equivcheck.history.writer import HistoryWriter
+    from equivcheck.report.progress import ProgressLine
+
+    store = FindingStore(folder)
+    store.require_writable()
+    writer = HistoryWriter(store, run)
+    if run.mode.replays:
+        _replay(store, plan, writer)
+    with ProgressLine(console(stderr=True)) as progress:
+        summary = fuzz(plan, store, [progress, writer])
+    told = _told(store, writer)
+    _print(summary, run, told, as_json=as_json)
+    return _exit_code(summary, run, told)
+
+
+def _replay(store: FindingStore, plan: Plan, writer: HistoryWriter) -> None:
+    """Check again what the store has, before anything is drawn."""
+    from equivcheck.cli.findings.replay import checked
+    from equivcheck.cli.findings.replay_all import each_replayed
+
+    def check(kept: Finding) -> Verdict:
+        return checked(kept, kept.verdict.world, plan.deadline, confirm=False)
+
+    for replayed in each_replayed(store, check, writer.run.torch):
+        writer.replayed(replayed)
+
+
+def _told(store: FindingStore, writer: HistoryWriter) -> tuple[Record, ...] | None:
+    """How the findings stand that the run told of; None, and a line on stderr, where its history was not written."""
+    from equivcheck.history.failing import told_in
+    from equivcheck.history.history import History, HistoryFailed
+    from equivcheck.history.standing import records
+
+    try:
+        if writer.failed:
+            raise HistoryFailed(writer.failed)
+        return told_in(writer.run, records(History(store.path)))
+    except HistoryFailed as error:
+        click.echo(f"{error}; each finding of this run counts as new", err=True)
+        return None
+
+
+def _print(summary: Summary, run: Run, told: tuple[Record, ...] | None, *, as_json: bool) -> None:
+    from functools import partial
+
+    from equivcheck.history.failing import fails
+    from equivcheck.report.standing_text import print_standings, standing_object
+    from equivcheck.report.summary_object import summary_object
+    from equivcheck.report.summary_text import print_summary
+
+    if as_json:
+        standings = None if told is None else [standing_object(record, fails=fails(run, record)) for record in told]
+        print_json(summary_object(summary) | {"mode": run.mode.value, "shard": run.shard or None, "standings": standings})
+        return
+    print_summary(console(), summary)
+    if told and (run.mode.replays or any(record.accepted for record in told)):
+        print_standings(console(), told, partial(fails, run))
+
+
+def _exit_code(summary: Summary, run: Run, told: tuple[Record, ...] | None) -> ExitCode:
+    """Of a campaign: a checker that broke, could not keep a finding, or missed its control comes before what it had found."""
+    from equivcheck.history.failing import fails
+
+    if summary.broken:
+        click.echo(f"error: the checker itself failed: {summary.broken.splitlines()[0]}", err=True)
+        return ExitCode.CANNOT_RUN
+    if summary.unkept:
+        click.echo(f"error: {summary.unkept}; what is not kept is printed with its scenario", err=True)
+        return ExitCode.CANNOT_RUN
+    if summary.control is not None and summary.has_survivor:
+        from equivcheck.report.summary_text import control_text
+
+        means = "a clean result here proves nothing: the control was not caught"
+        click.echo(f"error: {control_text(summary.control)} ({summary.control.wrong.rstrip('.')}); {means}", err=True)
+        return ExitCode.CANNOT_RUN
+    found = bool(summary.findings) if told is None else any(fails(run, record) for record in told)
+    return ExitCode.FINDINGS if found else ExitCode.NOTHING_FOUND

@@ -1,0 +1,75 @@
+"""`equivcheck triage`: how findings stand over all runs, and which are accepted."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from equivcheck.cli.options import console, json_option, print_json, store_option
+from equivcheck.cli.shell import ExitCode
+from equivcheck.errors import UsageError
+from equivcheck.system.printable import printable
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from equivcheck.history.standing import Record
+
+_USUAL_DAYS = 90
+
+
+@click.command()
+@click.option("--accept", metavar="FINDING", help="Let this finding fail no run for some time.")
+@click.option("--reason", metavar="TEXT", help="Why; with --accept.")
+@click.option(
+    "--until",
+    type=click.DateTime(["%Y-%m-%d"]),
+    help=f"The last day on which that holds, in UTC; with --accept.  [default: {_USUAL_DAYS} days from now]",
+)
+@click.option("--withdraw", metavar="FINDING", help="Let an accepted finding count again.")
+@store_option
+@json_option
+def triage(  # noqa: PLR0913, PLR0917 - options
+    accept: str | None, reason: str | None, until: datetime | None, withdraw: str | None, store: Path, as_json: bool
+) -> ExitCode:
+    """List what runs of fuzz have found: new, still there, fixed, back again, with where each was seen first and last.
+
+    A FINDING is named by the first digits of its fingerprint. Exit code 1 if one shows that is not accepted.
+    """
+    from equivcheck.history import standing
+    from equivcheck.history.history import History
+
+    if accept is not None and withdraw is not None:
+        raise UsageError("triage takes either --accept or --withdraw; allowed: one of them")
+    if (accept is None) != (reason is None) or (accept is None and until is not None):
+        raise UsageError("--accept needs --reason, and --reason and --until need --accept")
+    history = History(store)
+    if accept is not None and reason is not None:
+        usual = datetime.now(UTC) + timedelta(days=_USUAL_DAYS)
+        standing.accept(history, _find(accept, standing.records(history), store), reason, (until or usual).date())
+    if withdraw is not None:
+        standing.withdraw(history, _find(withdraw, standing.records(history), store))
+    return _listed(standing.records(history), as_json=as_json)
+
+
+def _listed(records: Sequence[Record], *, as_json: bool) -> ExitCode:
+    from equivcheck.report.standing_text import print_standings, standing_object
+
+    if as_json:
+        print_json({"findings": [standing_object(record, fails=record.is_open) for record in records]})
+    else:
+        print_standings(console(), records, lambda record: record.is_open)
+    return ExitCode.FINDINGS if any(record.is_open for record in records) else ExitCode.NOTHING_FOUND
+
+
+def _find(prefix: str, records: Sequence[Record], store: Path) -> str:
+    """The one fingerprint that starts so. Raises `UsageError`."""
+    marks = [record.fingerprint for record in records if prefix and record.fingerprint.startswith(prefix)]
+    if len(marks) == 1:
+        return marks[0]
+    there = ", ".join(record.fingerprint for record in records) or "nothing"
+    number = "several" if marks else "no"
+    raise UsageError(printable(f"{prefix!r} is the beginning of {number} findings in the history of {store}; there is {there}"))

@@ -1,0 +1,24 @@
+"""What makes a run fail."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from equivcheck.history.run import Mode, Run
+from equivcheck.history.standing import Record, Standing
+
+_FAILING = {
+    Mode.PLAIN: (Standing.NEW, Standing.STILL, Standing.BACK),
+    Mode.PR: (Standing.NEW,),
+    Mode.NIGHTLY: (Standing.NEW, Standing.BACK),
+}
+
+
+def told_in(run: Run, records: Iterable[Record]) -> tuple[Record, ...]:
+    """The findings of which a run told whether they show."""
+    return tuple(record for record in records if record.told == run.id)
+
+
+def fails(run: Run, record: Record) -> bool:
+    """Whether a finding makes a run fail: by how it stands, and unless somebody has accepted it."""
+    return record.told == run.id and record.is_open and record.standing in _FAILING[run.mode]

@@ -1,0 +1,122 @@
+"""The file: runs are written as they go on, so that one that is killed leaves what it had counted."""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+from collections.abc import Iterator, Mapping
+from dataclasses import astuple, dataclass, fields
+from importlib.resources import files
+from pathlib import Path
+
+from equivcheck.choice import Choice
+from equivcheck.errors import EquivCheckError
+from equivcheck.findings.again import Again
+from equivcheck.history.run import Ended, Run
+from equivcheck.verdict.verdict import Outcome, Verdict
+
+FILE = "history.sqlite"
+"""In the folder of a store."""
+_SCHEMA = 1
+_LOCK_SECONDS = 30.0
+"""Limit for waiting for another writer; each holds the lock for a few milliseconds."""
+
+
+class HistoryFailed(EquivCheckError):
+    """The history cannot be read or written; the text names the file. No finding is lost by it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figures:
+    """How far a run has come."""
+
+    seconds: float
+    """Since its first check."""
+    checks: int
+    """All checks but those of shrinking and beyond limits."""
+    pairs: int
+    """Legal pairs of features that were checked together."""
+    of_pairs: int
+    """Legal pairs."""
+    num_findings: int
+    """Distinct findings."""
+    outcomes: Mapping[tuple[str, Outcome], int]
+    """Checks by name of the layout and outcome."""
+    costs: Mapping[str, float]
+    """Seconds of all checks of a layout, by its name."""
+
+
+class History:
+    """What runs with one store left. Each call is one transaction: it is in the file, or nothing of it is."""
+
+    def __init__(self, store: Path) -> None:
+        self.path = store / FILE
+
+    def begin(self, run: Run) -> None:
+        """Enter a run."""
+        names = ", ".join(field.name for field in fields(Run))
+        values = [value.value if isinstance(value, Choice) else value for value in astuple(run)]
+        with self.open() as db:
+            db.execute(f"INSERT INTO run ({names}) VALUES ({', '.join('?' * len(values))})", values)
+
+    def note(self, run: Run, figures: Figures) -> None:
+        """Write how far a run has come."""
+        with self.open() as db:
+            now = (figures.seconds, figures.checks, figures.pairs)
+            db.execute(
+                "UPDATE run SET seconds = ?, checks = ?, pairs = ?, of_pairs = ? WHERE id = ?", (*now, figures.of_pairs, run.id)
+            )
+            db.execute("INSERT OR REPLACE INTO progress VALUES (?, ?, ?, ?, ?)", (run.id, *now, figures.num_findings))
+            outcomes = [(run.id, layout, outcome.value, number) for (layout, outcome), number in figures.outcomes.items()]
+            db.executemany("INSERT OR REPLACE INTO outcome VALUES (?, ?, ?, ?)", outcomes)
+            costs = [(run.id, layout, seconds) for layout, seconds in figures.costs.items()]
+            db.executemany("INSERT OR REPLACE INTO cost VALUES (?, ?, ?)", costs)
+
+    def see(self, run: Run, fingerprint: str, kept: Verdict, seen: Again = Again.SHOWS) -> None:
+        """Enter whether a finding shows in a run; that it does is never taken back."""
+        told = (fingerprint, kept.scenario.name, kept.outcome.value, kept.reason)
+        with self.open() as db:
+            db.execute("INSERT OR REPLACE INTO finding VALUES (?, ?, ?, ?)", told)
+            sighting = {"run": run.id, "mark": fingerprint, "seen": seen.value, "shows": Again.SHOWS.value}
+            db.execute(
+                "INSERT INTO sighting VALUES (:run, :mark, :seen)"
+                " ON CONFLICT DO UPDATE SET seen = excluded.seen WHERE seen != :shows",
+                sighting,
+            )
+
+    def end(self, run: Run, ended: Ended) -> None:
+        """Enter how a run came to its end."""
+        with self.open() as db:
+            db.execute("UPDATE run SET ended = ? WHERE id = ?", (ended.value, run.id))
+
+    def fingerprints(self) -> frozenset[str]:
+        """Of all findings that have been entered."""
+        if not self.path.exists():
+            return frozenset()
+        with self.open() as db:
+            return frozenset(row["fingerprint"] for row in db.execute("SELECT fingerprint FROM finding"))
+
+    @contextlib.contextmanager
+    def open(self) -> Iterator[sqlite3.Connection]:
+        """The file in one transaction, made if there is none; raises `HistoryFailed`."""
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            with contextlib.closing(sqlite3.connect(self.path, timeout=_LOCK_SECONDS, isolation_level=None)) as db:
+                db.row_factory = sqlite3.Row
+                db.execute("BEGIN IMMEDIATE")
+                _require_schema(db)
+                yield db
+                db.execute("COMMIT")
+        except (OSError, sqlite3.Error) as error:
+            raise HistoryFailed(f"the history {self.path} cannot be used: {error}") from error
+
+
+def _require_schema(db: sqlite3.Connection) -> None:
+    (version,) = db.execute("PRAGMA user_version").fetchone()
+    if version == _SCHEMA:
+        return
+    if version:
+        raise sqlite3.DatabaseError(f"schema {version} is of another version of equivcheck; allowed: {_SCHEMA}")
+    for statement in files(__package__).joinpath("schema.sql").read_text("utf-8").split(";\n"):
+        db.execute(statement)
+    db.execute(f"PRAGMA user_version = {_SCHEMA}")

@@ -1,0 +1,55 @@
+"""How findings stand over all runs, for people and as JSON values."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from rich.console import Console
+from rich.text import Text
+
+from equivcheck.history.standing import Record, Sighting, Standing
+from equivcheck.scenario.scenario import count
+from equivcheck.system.printable import printable
+
+_STYLES = {
+    Standing.NEW: "bold red",
+    Standing.BACK: "bold red",
+    Standing.STILL: "yellow",
+    Standing.FIXED: "green",
+    Standing.ON_FILE: "yellow",
+}
+
+
+def print_standings(console: Console, records: Sequence[Record], fails: Callable[[Record], bool]) -> None:
+    """A line of counts, and two for each finding; those that make a run fail are marked, and come first."""
+    counts = Counter(record.standing for record in records)
+    shown = ", ".join(f"{counts[standing]} {standing.value}" for standing in Standing if counts[standing])
+    console.print(Text(f"{count(len(records), 'finding')} over all runs{': ' if shown else ''}{shown}"), soft_wrap=True)
+    for record in sorted(records, key=fails, reverse=True):
+        for line in _lines(record, fails(record)):
+            console.print(line, soft_wrap=True)
+
+
+def standing_object(record: Record, *, fails: bool) -> dict[str, Any]:
+    """One finding as JSON values."""
+    values = asdict(record)
+    del values["told"]
+    return values | {"outcome": record.outcome.value, "standing": record.standing.value, "fails": fails}
+
+
+def _lines(record: Record, fails: bool) -> Iterator[Text]:
+    mark = "  fails: " if fails else "  "
+    name = printable(f"{record.fingerprint} {record.outcome.value} {record.name}")
+    yield Text.assemble(mark, (record.standing.value, _STYLES[record.standing]), f" {name}")
+    accepted = f"; accepted until {record.accepted.until}: {record.accepted.reason}" if record.accepted else ""
+    yield Text(printable(f"    first seen {_where(record.first)}; last seen {_where(record.last)}{accepted}"))
+
+
+def _where(sighting: Sighting) -> str:
+    """``2026-01-31 with torch 2.14.0 (1a2b3c4d) at 9f8e7d6c``."""
+    built = f" ({sighting.torch_commit[:8]})" if sighting.torch_commit else ""
+    at = f" at {sighting.revision[:8]}" if sighting.revision else ""
+    return f"{sighting.began[:10]} with torch {sighting.torch}{built}{at}"

@@ -1,0 +1,191 @@
+"""What campaigns mean for those who run them again and again: modes, histories, triage, merging."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from equivcheck.campaign import supervisor
+from equivcheck.campaign.events import KeptFinding, Listener, Summary
+from equivcheck.campaign.plan import Plan
+from equivcheck.campaign.tally import Tally
+from equivcheck.cli import main
+from equivcheck.cli.findings import replay
+from equivcheck.findings.finding import Finding
+from equivcheck.findings.fingerprint import fingerprint
+from equivcheck.findings.store import FindingStore
+from equivcheck.history.history import FILE
+from equivcheck.verdict.verdict import Outcome, Verdict
+from unit.campaign import fakes
+
+OLD, NEW = fakes.diverged(fakes.scenario()), fakes.diverged(fakes.scenario(), tensor="layers.0.linear.bias")
+
+
+def run(*arguments: object) -> Result:
+    """What a command line gives."""
+    return CliRunner().invoke(main, [str(argument) for argument in arguments])
+
+
+class Nights:
+    """Campaigns over one store, each of which draws and replays what a test says."""
+
+    def __init__(self, store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.store = store
+        self.found: tuple[Verdict, ...] = ()
+        self.shows = True
+        monkeypatch.setattr(supervisor, "fuzz", self._fuzz)
+        monkeypatch.setattr(replay, "checked", self._checked)
+
+    def fuzz(self, *options: str, found: tuple[Verdict, ...] = (), shows: bool = True) -> Result:
+        """One campaign that finds so much, where replays show it or not."""
+        self.found, self.shows = found, shows
+        return run("fuzz", "--seconds", 1, "--seed", 3, "--store", self.store, *options)
+
+    def _checked(self, kept: Finding, _world: str, _deadline: float, *, confirm: bool) -> Verdict:
+        equivalent = Verdict(outcome=Outcome.EQUIVALENT, scenario=kept.verdict.scenario, world="sim")
+        return kept.verdict if self.shows else equivalent
+
+    def _fuzz(self, plan: Plan, store: FindingStore, listeners: Sequence[Listener]) -> Summary:
+        findings = tuple(
+            KeptFinding(fingerprint=fingerprint(each), path=store.folder(fingerprint(each)), verdict=each, kept=store.keep(each))
+            for each in self.found
+        )
+        summary = Summary(plan=plan, seconds=1.0, tally=Tally(), findings=findings, store=store.path)
+        for event in (*findings, summary):
+            for listener in listeners:
+                listener(event)
+        return summary
+
+
+@pytest.fixture
+def nights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Nights:
+    """Campaigns over one store."""
+    return Nights(tmp_path / "findings", monkeypatch)
+
+
+def standings(result: Result) -> dict[str, str]:
+    """How findings stand, by fingerprint, as JSON says."""
+    value: dict[str, Any] = json.loads(result.stdout)
+    return {record["fingerprint"]: record["standing"] for record in value["standings"]}
+
+
+def test_a_night_fails_on_what_is_new_or_back_again(nights: Nights) -> None:
+    """What is still there does not fail the next one, nor does what is fixed; a regression does."""
+    old = fingerprint(OLD)
+    told = []
+    for found, shows in [((OLD,), True), ((), True), ((), False), ((), True)]:
+        result = nights.fuzz("--mode", "nightly", "--json", found=found, shows=shows)
+        told.append((result.exit_code, standings(result)))
+    assert told == [(1, {old: "new"}), (0, {old: "still there"}), (0, {old: "fixed"}), (1, {old: "back again"})]
+
+
+def test_a_pull_request_fails_on_what_the_store_does_not_know(nights: Nights) -> None:
+    """What was there before the change, and comes back, is not the change's."""
+    nights.fuzz(found=(OLD,))
+    nights.fuzz("--mode", "nightly", shows=False)
+    assert nights.fuzz("--mode", "pr").exit_code == 0
+    result = nights.fuzz("--mode", "pr", found=(NEW,))
+    assert result.exit_code == 1
+    (line,) = [line for line in result.stdout.splitlines() if "fails: " in line]
+    assert line.strip().startswith(f"fails: new {fingerprint(NEW)}")
+
+
+def test_an_accepted_finding_fails_nothing(nights: Nights) -> None:
+    """Until somebody withdraws that; `triage` tells what is left to look at."""
+    mark = fingerprint(OLD)
+    assert nights.fuzz(found=(OLD,)).exit_code == 1
+    assert run("triage", "--store", nights.store).exit_code == 1
+    accepted = run("triage", "--accept", mark[:5], "--reason", "told upstream", "--store", nights.store)
+    assert accepted.exit_code == 0
+    assert "accepted until" in accepted.stdout
+    result = nights.fuzz(found=(OLD,))
+    assert result.exit_code == 0
+    assert "told upstream" in result.stdout
+    assert run("triage", "--withdraw", mark, "--store", nights.store).exit_code == 1
+    assert nights.fuzz(found=(OLD,)).exit_code == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        (("--accept", "0"), "--accept needs --reason"),
+        (("--reason", "because"), "--accept needs --reason"),
+        (("--accept", "0", "--reason", "because"), "is the beginning of no findings"),
+        (("--accept", "0", "--withdraw", "0", "--reason", "because"), "either --accept or --withdraw"),
+        (("--accept", "KNOWN", "--reason", "because", "--until", "2020-01-01"), "or later"),
+        (("--accept", "KNOWN", "--reason", "because", "--until", "soon"), "does not match the format"),
+    ],
+)
+def test_triage_refuses_with_one_line(nights: Nights, arguments: tuple[str, ...], error: str) -> None:
+    """Nothing is accepted by it."""
+    nights.fuzz(found=(OLD,))
+    named = [argument.replace("KNOWN", fingerprint(OLD)) for argument in arguments]
+    result = run("triage", *named, "--store", nights.store)
+    assert result.exit_code == 2
+    assert error in result.stderr
+    assert len(result.stderr.strip().splitlines()) == 1
+    assert run("triage", "--store", nights.store).exit_code == 1
+
+
+def test_triage_says_since_when_with_which_torch(nights: Nights) -> None:
+    """Of each finding, first and last."""
+    nights.fuzz(found=(OLD,))
+    nights.fuzz(found=(OLD,))
+    (record,) = json.loads(run("triage", "--json", "--store", nights.store).stdout)["findings"]
+    assert record["standing"] == "still there"
+    assert record["first"]["run"] != record["last"]["run"]
+    assert record["first"]["torch"]
+    assert record["first"]["began"].startswith(str(datetime.now(UTC).year))
+
+
+def test_stores_of_two_machines_are_merged(nights: Nights, tmp_path: Path) -> None:
+    """Findings and runs of both; the same again adds nothing."""
+    nights.fuzz("--shard", "1/2", found=(OLD,))
+    first = nights.store
+    nights.store = tmp_path / "second"
+    nights.fuzz("--shard", "2/2", found=(OLD, NEW))
+    merge = ("merge", first, nights.store, "--store", tmp_path / "all", "--json")
+    (one, other), again = (json.loads(run(*merge).stdout)["merged"] for _ in range(2))
+    assert (one["findings"]["new"], one["runs"]) == (1, 1)
+    assert (other["findings"], other["runs"]) == ({"new": 1, "smaller": 0, "seen": 1}, 1)
+    assert [(each["findings"]["seen"], each["runs"]) for each in again] == [(1, 0), (2, 0)]
+
+
+def test_a_merge_that_cannot_be_does_nothing(tmp_path: Path) -> None:
+    """One line, before the first store is touched."""
+    FindingStore(tmp_path / "one").keep(OLD)
+    result = run("merge", tmp_path / "one", tmp_path / "missing", "--store", tmp_path / "all")
+    assert result.exit_code == 2
+    assert "missing is no folder" in result.stderr
+    assert not tmp_path.joinpath("all").exists()
+
+
+def test_a_history_that_cannot_be_used_is_told_before_the_campaign(nights: Nights) -> None:
+    """One line that names the file; one that breaks later costs its own text only."""
+    nights.store.mkdir()
+    nights.store.joinpath(FILE).write_text("not a database " * 100)
+    result = nights.fuzz(found=(OLD,))
+    assert result.exit_code == 3
+    assert result.stderr.splitlines() == [f"error: the history {nights.store / FILE} cannot be used: file is not a database"]
+    assert FindingStore(nights.store).fingerprints() == ()
+
+
+@pytest.mark.parametrize("text", ["3/2", "x"])
+def test_a_shard_that_does_not_exist_is_a_usage_error(text: str) -> None:
+    """The line says what is allowed."""
+    result = run("fuzz", "--seconds", 1, "--shard", text)
+    assert result.exit_code == 2
+    assert "allowed" in result.stderr
+
+
+def test_a_shard_draws_something_else(nights: Nights) -> None:
+    """And says the seed by which it can be had again."""
+    seeds = {json.loads(nights.fuzz("--json", "--shard", shard).stdout)["seed"] for shard in ("1/3", "2/3", "3/3", "1/1")}
+    assert len(seeds) == 4
+    assert 3 in seeds
