@@ -45,11 +45,11 @@ def _lines(record: Record, fails: bool) -> Iterator[Text]:
     name = printable(f"{record.fingerprint} {record.outcome.value} {record.name}")
     yield Text.assemble(mark, (record.standing.value, _STYLES[record.standing]), f" {name}")
     accepted = f"; accepted until {record.accepted.until}: {record.accepted.reason}" if record.accepted else ""
-    yield Text(printable(f"    first seen {_where(record.first)}; last seen {_where(record.last)}{accepted}"))
+    yield Text(printable(f"    first seen {where_seen(record.first)}; last seen {where_seen(record.last)}{accepted}"))
 
 
-def _where(sighting: Sighting) -> str:
-    """``2026-01-31 with torch 2.14.0 (1a2b3c4d) at 9f8e7d6c``."""
+def where_seen(sighting: Sighting) -> str:
+    """When and with what: ``2026-01-31 with torch 2.14.0 (1a2b3c4d) at 9f8e7d6c``."""
     built = f" ({sighting.torch_commit[:8]})" if sighting.torch_commit else ""
     at = f" at {sighting.revision[:8]}" if sighting.revision else ""
     return f"{sighting.began[:10]} with torch {sighting.torch}{built}{at}"

@@ -1,0 +1,84 @@
+"""A run that failed, as the title and the text of an issue: Markdown that can be read without anything else."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from equivcheck.findings.finding import Finding
+from equivcheck.history.run import Run
+from equivcheck.history.standing import Record
+from equivcheck.report.standing_text import where_seen
+from equivcheck.scenario.file_format.codec import to_json
+from equivcheck.scenario.scenario import count
+from equivcheck.system.printable import printable
+
+_LONGEST_TITLE = 200
+_BACKTICKS = re.compile(r"`{3,}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reported:
+    """A finding of the run, with what its readers need."""
+
+    record: Record
+    """How it stands over all runs."""
+    finding: Finding
+    """What is kept of it."""
+    script: str = ""
+    """That reproduces it with torch alone; empty where there is none."""
+    why_no_script: str = ""
+    """Why there is none."""
+
+
+def issue_title(run: Run, reported: Sequence[Reported]) -> str:
+    """``nightly: 2 findings on torch 2.14.0: ddp diverged, fsdp2 crashed``."""
+    named = ", ".join(f"{each.record.name} {each.record.outcome.value}" for each in reported)
+    title = printable(f"{run.mode.value}: {count(len(reported), 'finding')} on torch {run.torch}: {named}")
+    return title if len(title) <= _LONGEST_TITLE else f"{title[: _LONGEST_TITLE - 3]}..."
+
+
+def issue_text(run: Run, reported: Sequence[Reported]) -> str:
+    """Where and how it was found, and for each finding its text, its versions, a script, and its scenario as JSON."""
+    return "\n".join((*_of_run(run), *(line for each in reported for line in _of_finding(each))))
+
+
+def _of_run(run: Run) -> Iterator[str]:
+    built = f" (commit {run.torch_commit})" if run.torch_commit else ""
+    shard = f", shard {run.shard}" if run.shard else ""
+    yield f"| | |\n|---|---|\n| run | {run.mode.value}, began {run.began[:19]} UTC, seed {run.seed}{shard} |"
+    yield f"| torch | {run.torch}{built} |\n| equivcheck | {run.equivcheck} |\n| on | {printable(run.platform)} |"
+    if run.revision:
+        yield f"| repository | {run.revision} |"
+
+
+def _of_finding(each: Reported) -> Iterator[str]:
+    record, verdict = each.record, each.finding.verdict
+    yield f"\n## {record.standing.value}: {printable(record.name)} {record.outcome.value}\n"
+    yield f"First seen {where_seen(record.first)}; last seen {where_seen(record.last)}.\n"
+    yield _fenced(verdict.describe())
+    yield f"\n{_versions(each.finding)}\n"
+    if each.script:
+        yield _folded("A script that needs torch alone", _fenced(each.script, "python"))
+    else:
+        yield f"There is no script that needs torch alone: {printable(each.why_no_script)}\n"
+    beyond = " --beyond" if verdict.beyond else ""
+    command = f"`equivcheck check scenario.json --world {verdict.world}{beyond}`"
+    yield _folded("scenario.json", f"{command}\n\n{_fenced(to_json(verdict.scenario), 'json')}")
+
+
+def _versions(finding: Finding) -> str:
+    if finding.shown_in is None:
+        return f"Not bisected yet: `equivcheck bisect {finding.fingerprint}`"
+    return f"Of torch {finding.shown_in.versions[0]} to {finding.shown_in.versions[-1]}, it {finding.shown_in}."
+
+
+def _fenced(text: str, language: str = "") -> str:
+    """A block of code whose fence is longer than any in it."""
+    fence = "`" * max([3, *(len(found) + 1 for found in _BACKTICKS.findall(text))])
+    return f"{fence}{language}\n{text.rstrip()}\n{fence}"
+
+
+def _folded(title: str, text: str) -> str:
+    return f"<details><summary>{title}</summary>\n\n{text}\n\n</details>\n"
