@@ -8,7 +8,9 @@ from collections import Counter
 _LOG_RATIO = math.log(1.05)
 """Width of a bucket: a quantile is off by at most 2.5 %."""
 _SMALLEST = 1e-6
-"""Numbers below count as this one."""
+"""Numbers below count as 0."""
+_ZERO = math.floor(math.log(_SMALLEST) / _LOG_RATIO)
+"""Their bucket."""
 
 
 class Histogram:
@@ -40,5 +42,5 @@ class Histogram:
         for bucket in sorted(self._buckets):
             left -= self._buckets[bucket]
             if left <= 0:
-                return math.exp((bucket + 0.5) * _LOG_RATIO)
+                return 0.0 if bucket == _ZERO else math.exp((bucket + 0.5) * _LOG_RATIO)
         return math.nan

@@ -18,6 +18,15 @@ def test_quantiles_are_within_their_stated_error() -> None:
     assert found.quantile(0.95) == pytest.approx(0.95, rel=0.026)
 
 
+def test_next_to_nothing_is_zero() -> None:
+    """An error of nothing is told as that, and not as the smallest number that is told apart."""
+    found = Histogram()
+    for number in (0.0, 1e-9, 0.25):
+        found.add(number)
+    assert found.quantile(0.5) == 0.0
+    assert found.quantile(1.0) == pytest.approx(0.25, rel=0.026)
+
+
 def test_nothing_has_no_quantile() -> None:
     """Of no number every quantile is NaN."""
     assert math.isnan(Histogram().quantile(0.5))
