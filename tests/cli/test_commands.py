@@ -159,8 +159,9 @@ def test_a_broken_finding_is_bad_input(kept: Path) -> None:
 
 
 def use_checks(monkeypatch: pytest.MonkeyPatch, check: plan.Check) -> None:
-    """Make campaigns and isolated checks, in their own processes, use a fake."""
+    """Make campaigns and isolated checks, in their own processes, use a fake; shrinking what it finds is not looked at here."""
     monkeypatch.setitem(plan.Plan.__init__.__kwdefaults__, "check", check)
+    monkeypatch.setitem(plan.Plan.__init__.__kwdefaults__, "shrink_seconds", 1.0)
     monkeypatch.setitem(isolated.check_isolated.__kwdefaults__, "check", check)
 
 
@@ -216,7 +217,8 @@ def test_fuzz_prints_one_object(tmp_path: Path) -> None:
 def test_fuzz_tells_of_its_findings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Findings make exit code 1, and each is listed with where it lies and how it is seen again."""
     use_checks(monkeypatch, fakes.wide_diverges)
-    arguments = ("fuzz", "--checks", "20", "--seed", "1", "--workers", "1", "--store", tmp_path)
+    layouts = ("--layout", "ddp", "--layout", "replicate")
+    arguments = ("fuzz", "--checks", "20", "--seed", "1", "--workers", "1", *layouts, "--store", tmp_path)
     result = run(*arguments, "--json")
     assert result.exit_code == 1
     for finding in the_object(result)["findings"]:
@@ -252,7 +254,7 @@ def test_findings_that_are_nowhere_but_on_stdout_are_exit_code_3(tmp_path: Path,
         raise StoreFailed("findings cannot be kept: No space left on device")
 
     monkeypatch.setattr(FindingStore, "keep", keep)
-    result = run("fuzz", "--checks", "20", "--seed", "1", "--workers", "1", "--store", tmp_path, "--json")
+    result = run("fuzz", "--checks", "20", "--seed", "1", "--workers", "1", "--layout", "ddp", "--store", tmp_path, "--json")
     assert result.exit_code == 3
     (line,) = [line for line in result.stderr.splitlines() if line.startswith("error: ")]
     assert "No space left on device" in line
