@@ -63,11 +63,12 @@ def pieces_of(name: str, tensor: torch.Tensor) -> tuple[Piece, ...]:
 
 def _packing(tensor: torch.Tensor) -> tuple[int, int]:
     """A dim, and the number of its packed parts: those of a strided shard that are not shards of later axes of the mesh."""
-    for axis, placement in enumerate(tensor.placements if isinstance(tensor, DTensor) else ()):
+    placements: Sequence[Any] = tensor.placements if isinstance(tensor, DTensor) else ()
+    for axis, placement in enumerate(placements):
         if type(placement).__name__ == "_StridedShard":
-            later = range(axis + 1, len(tensor.placements))
-            same = [other for other in later if getattr(tensor.placements[other], "dim", None) == placement.dim]
-            count = placement.split_factor // math.prod(tensor.device_mesh.size(other) for other in same)
+            mesh: DeviceMesh = tensor.device_mesh  # type: ignore[attr-defined]
+            same = [other for other in range(axis + 1, mesh.ndim) if getattr(placements[other], "dim", None) == placement.dim]
+            count = placement.split_factor // math.prod(map(mesh.size, same))
             if count > 1:
                 return placement.dim % tensor.dim(), count
     return 0, 1
@@ -76,7 +77,10 @@ def _packing(tensor: torch.Tensor) -> tuple[int, int]:
 def _in_order(tensor: torch.Tensor, local: torch.Tensor) -> torch.Tensor:
     """The local elements of a tensor, box by box."""
     dim, count = _packing(tensor)
-    return (local.unflatten(dim, (count, -1)).movedim(dim, 0) if count > 1 else local).reshape(-1)
+    if count == 1:
+        return local.reshape(-1)
+    parts: torch.Tensor = local.unflatten(dim, (count, -1))  # type: ignore[no-untyped-call]
+    return parts.movedim(dim, 0).reshape(-1)
 
 
 def box_of(name: str, shape: tuple[int, ...], mesh: DeviceMesh, placements: Sequence[Placement]) -> Piece:

@@ -177,7 +177,7 @@ def test_the_hint_at_shards_is_kept_for_shards_of_hand() -> None:
 
 
 class Packed(nn.Module):
-    """A gated layer whose gate and up projection are one parameter, which lies along either dim; ranks add up what they compute."""
+    """A gated layer whose gate and up projection are one parameter, one after the other along a dim."""
 
     def __init__(self, dim: int) -> None:
         super().__init__()
