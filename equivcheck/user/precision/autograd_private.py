@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 from torch.autograd import Variable
+from torch.overrides import TorchFunctionMode
 
 
 def when_backward_ends(action: Callable[[], None]) -> None:
@@ -19,6 +20,7 @@ def in_backward() -> bool:
 
 
 def run_backward(
+    mode: TorchFunctionMode,
     tensor: torch.Tensor,
     gradient: torch.Tensor | None = None,
     retain_graph: bool | None = None,
@@ -29,6 +31,7 @@ def run_backward(
     gradients = (torch.ones_like(tensor) if gradient is None else gradient,)
     leaves = (inputs,) if isinstance(inputs, torch.Tensor) else tuple(inputs or ())
     keeps = create_graph if retain_graph is None else retain_graph
-    Variable._execution_engine.run_backward(
-        (tensor,), gradients, keeps, create_graph, leaves, allow_unreachable=True, accumulate_grad=True
-    )
+    with mode:
+        Variable._execution_engine.run_backward(
+            (tensor,), gradients, keeps, create_graph, leaves, allow_unreachable=True, accumulate_grad=True
+        )
