@@ -19,7 +19,7 @@ def in_backward() -> bool:
     return torch._C._current_graph_task_id() != -1
 
 
-def run_backward(
+def run_backward(  # noqa: PLR0913, PLR0917 - those of `Tensor.backward`, behind the mode
     mode: TorchFunctionMode,
     tensor: torch.Tensor,
     gradient: torch.Tensor | None = None,
@@ -27,7 +27,7 @@ def run_backward(
     create_graph: bool = False,
     inputs: torch.Tensor | Sequence[torch.Tensor] | None = None,
 ) -> None:
-    """As `Tensor.backward`, which hands a function mode nothing of what it calls, as activation checkpointing does modules."""
+    """As `Tensor.backward`, with a function mode, to which that hands nothing of what it calls, as checkpointed modules."""
     gradients = (torch.ones_like(tensor) if gradient is None else gradient,)
     leaves = (inputs,) if isinstance(inputs, torch.Tensor) else tuple(inputs or ())
     keeps = create_graph if retain_graph is None else retain_graph
