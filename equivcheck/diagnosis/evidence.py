@@ -103,7 +103,7 @@ class Evidence(ABC):
         """
         found, expected = self.found_values(self.first.step, phase), self.expected_values(self.first.step, phase)
         ratios = [
-            (found[name] / expected[name])[expected[name] != 0.0].reshape(-1)
+            (found[name][expected[name] != 0.0] / expected[name][expected[name] != 0.0]).reshape(-1)
             for name in names
             if name in found and name in expected and found[name].shape == expected[name].shape
         ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -42,6 +43,44 @@ def piece_of(name: str, tensor: torch.Tensor) -> Piece:
     if not isinstance(tensor, DTensor):
         return Piece(name=name, shape=tuple(tensor.shape))
     return box_of(name, tuple(tensor.shape), tensor.device_mesh, tensor.placements)
+
+
+def pieces_of(name: str, tensor: torch.Tensor) -> tuple[Piece, ...]:
+    """What this rank holds of a tensor: as `piece_of`, or several boxes of one whose packed parts are sharded each by itself.
+
+    So do plans for a gate and an up projection that are one parameter.
+    """
+    dim, count = _packing(tensor)
+    if count == 1:
+        return (piece_of(name, tensor),)
+    assert isinstance(tensor, DTensor), "plain tensors are whole"
+    shape = tuple(tensor.shape)
+    part = shape[dim] // count  # torch refuses sizes that it does not divide
+    box = box_of(name, (*shape[:dim], part, *shape[dim + 1 :]), tensor.device_mesh, tensor.placements)
+    starts = [(*box.start[:dim], number * part + box.start[dim], *box.start[dim + 1 :]) for number in range(count)]
+    return tuple(replace(box, shape=shape, start=start) for start in starts)
+
+
+def _packing(tensor: torch.Tensor) -> tuple[int, int]:
+    """A dim, and the number of its packed parts: those of a strided shard that are not shards of later axes of the mesh."""
+    placements: Sequence[Any] = tensor.placements if isinstance(tensor, DTensor) else ()
+    for axis, placement in enumerate(placements):
+        if type(placement).__name__ == "_StridedShard":
+            mesh: DeviceMesh = tensor.device_mesh  # type: ignore[attr-defined]
+            same = [other for other in range(axis + 1, mesh.ndim) if getattr(placements[other], "dim", None) == placement.dim]
+            count = placement.split_factor // math.prod(map(mesh.size, same))
+            if count > 1:
+                return placement.dim % tensor.dim(), count
+    return 0, 1
+
+
+def _in_order(tensor: torch.Tensor, local: torch.Tensor) -> torch.Tensor:
+    """The local elements of a tensor, box by box."""
+    dim, count = _packing(tensor)
+    if count == 1:
+        return local.reshape(-1)
+    parts: torch.Tensor = local.unflatten(dim, (count, -1))  # type: ignore[no-untyped-call]
+    return parts.movedim(dim, 0).reshape(-1)
 
 
 def box_of(name: str, shape: tuple[int, ...], mesh: DeviceMesh, placements: Sequence[Placement]) -> Piece:
@@ -100,13 +139,14 @@ def snapshot(slots: Sequence[Slot], pieces: tuple[Piece, ...], tensors: Iterable
     flat: list[torch.Tensor] = []
     for slot, tensor in zip(slots, tensors, strict=True):
         count = len(slot.pieces)
-        local = None if tensor is None else local_values(placed_as(slot.parameter, tensor))
+        placed = None if tensor is None else placed_as(slot.parameter, tensor)
+        local = None if placed is None else local_values(placed)
         fit = local is not None and local.numel() == sum(piece.numel for piece in slot.pieces)
         present += [local is not None] * count
         fits += [fit] * count
         dtypes += [_dtype_name(local)] * count
-        if local is not None and fit:
-            flat.append(local.reshape(-1))
+        if placed is not None and local is not None and fit:
+            flat.append(local.reshape(-1) if count == 1 else _in_order(placed, local))
     values = torch.cat(flat) if flat else torch.empty(0)
     numbers = (values.float() if values.dtype is torch.bfloat16 else values).numpy()  # NumPy has no bfloat16
     return Snapshot(pieces=pieces, present=tuple(present), fits=tuple(fits), dtypes=tuple(dtypes), values=numbers)
@@ -161,7 +201,8 @@ def _state_slots(slot: Slot, key: str, tensor: torch.Tensor) -> list[tuple[Slot,
     if tensor.shape == slot.parameter.shape:
         pieces = tuple(replace(piece, name=f"{piece.name}/{key}" if piece.name else "") for piece in slot.pieces)
         return [(Slot(parameter=slot.parameter, pieces=pieces), tensor)] if held else []
-    return [(Slot(parameter=slot.parameter, pieces=(piece_of(f"{piece.name}/{key}", tensor),)), tensor) for piece in held]
+    names = dict.fromkeys(piece.name for piece in held)
+    return [(Slot(parameter=slot.parameter, pieces=pieces_of(f"{name}/{key}", tensor)), tensor) for name in names]
 
 
 def buffer_snapshot(model: nn.Module) -> Snapshot:

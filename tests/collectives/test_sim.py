@@ -319,6 +319,19 @@ def test_what_gloo_refuses_is_refused(world: World, call: Callable[[], Any], tex
         world(2).run(call)
 
 
+def test_a_fake_group_is_torchs_own(world: World) -> None:
+    """Programs make them for axes of a mesh that they do not use: what is called on one does nothing, as beside gloo."""
+
+    def program() -> tuple[float, float]:
+        fake, own = dist.new_group(backend="fake"), torch.full((), float(dist.get_rank()))
+        everybody = own.clone()
+        dist.all_reduce(own, group=fake)
+        dist.all_reduce(everybody)
+        return float(own), float(everybody)
+
+    assert world(2).run(program).values == ((0.0, 1.0), (1.0, 1.0))
+
+
 def test_a_monitored_barrier_names_who_is_missing(world: World) -> None:
     """Ranks that wait at one for a rank that never comes are a deadlock, known at once; torch's own is put back afterwards."""
     theirs = dist.monitored_barrier

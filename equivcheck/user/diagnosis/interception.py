@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch.nn.utils import clip_grad
 
+from equivcheck.user.precision import autograd_private
+
 Backward = Callable[[Callable[[], None]], None]
 """Called in place of a backward pass, with a function that does it."""
 Clip = Callable[[list[torch.Tensor], float, Callable[[list[torch.Tensor], torch.Tensor], None]], torch.Tensor]
@@ -18,11 +20,12 @@ Clip = Callable[[list[torch.Tensor], float, Callable[[list[torch.Tensor], torch.
 @contextlib.contextmanager
 def intercepted(backward: Backward, clip: Clip) -> Iterator[None]:
     """Let every `Tensor.backward()` and every `clip_grad_norm_` come by, of all threads."""
-    own_backward, own_clip = torch.autograd.backward, (clip_grad._get_total_norm, clip_grad._clip_grads_with_norm_)
+    own_backward, own_run = torch.autograd.backward, autograd_private.run_backward
+    own_clip = (clip_grad._get_total_norm, clip_grad._clip_grads_with_norm_)
     norms: dict[int, torch.Tensor] = {}
 
-    def coming_by(*arguments: Any, **keywords: Any) -> None:
-        backward(lambda: own_backward(*arguments, **keywords))
+    def coming_by(own: Callable[..., None]) -> Callable[..., None]:
+        return lambda *arguments, **keywords: backward(lambda: own(*arguments, **keywords))
 
     def asked(_gradients: Any, norm_type: float = 2.0, *_arguments: Any, **_keywords: Any) -> torch.Tensor:
         norm = torch.tensor(float("nan"), dtype=torch.float64)
@@ -38,12 +41,12 @@ def intercepted(backward: Backward, clip: Clip) -> Iterator[None]:
         found = clip(tensors, norm.kind, lambda some, by: own_clip[1](some, max_norm, by))  # type: ignore[attr-defined]
         norm.data = found.detach()
 
-    torch.autograd.backward = coming_by
+    torch.autograd.backward, autograd_private.run_backward = coming_by(own_backward), coming_by(own_run)
     clip_grad._get_total_norm, clip_grad._clip_grads_with_norm_ = asked, scaling  # type: ignore[assignment]
     try:
         yield
     finally:
-        torch.autograd.backward = own_backward
+        torch.autograd.backward, autograd_private.run_backward = own_backward, own_run
         clip_grad._get_total_norm, clip_grad._clip_grads_with_norm_ = own_clip
 
 

@@ -12,7 +12,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from equivcheck.trace.trace import Piece
-from equivcheck.train.read import local_values, piece_of
+from equivcheck.train.read import local_values, pieces_of
 from equivcheck.user.batches import converted, mapped, share_of
 from equivcheck.user.loop import summing_step, train, usual_step
 from equivcheck.user.ranks import rank_module
@@ -87,9 +87,11 @@ class _Watch:
 
     def _keep(self, path: str, call: int, tensor: torch.Tensor, *, is_gradient: bool) -> None:
         with torch.no_grad():
-            piece = piece_of(path, tensor) if isinstance(tensor, DTensor) else None
+            pieces = pieces_of(path, tensor) if isinstance(tensor, DTensor) else ()
             values = local_values(tensor).double().clone()
-        self.seen.append(Seen(module=path, call=call, is_gradient=is_gradient, piece=piece, values=values))
+        self.seen.append(
+            Seen(module=path, call=call, is_gradient=is_gradient, piece=pieces[0] if len(pieces) == 1 else None, values=values)
+        )
 
 
 def _first_tensor(outputs: Any) -> torch.Tensor | None:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 from torch.autograd import Variable
+from torch.overrides import TorchFunctionMode
 
 
 def when_backward_ends(action: Callable[[], None]) -> None:
@@ -18,17 +19,19 @@ def in_backward() -> bool:
     return torch._C._current_graph_task_id() != -1
 
 
-def run_backward(
+def run_backward(  # noqa: PLR0913, PLR0917 - those of `Tensor.backward`, behind the mode
+    mode: TorchFunctionMode,
     tensor: torch.Tensor,
     gradient: torch.Tensor | None = None,
     retain_graph: bool | None = None,
     create_graph: bool = False,
     inputs: torch.Tensor | Sequence[torch.Tensor] | None = None,
 ) -> None:
-    """As `Tensor.backward`, which hands a function mode nothing of what it calls, as activation checkpointing does modules."""
+    """As `Tensor.backward`, with a function mode, to which that hands nothing of what it calls, as checkpointed modules."""
     gradients = (torch.ones_like(tensor) if gradient is None else gradient,)
     leaves = (inputs,) if isinstance(inputs, torch.Tensor) else tuple(inputs or ())
     keeps = create_graph if retain_graph is None else retain_graph
-    Variable._execution_engine.run_backward(
-        (tensor,), gradients, keeps, create_graph, leaves, allow_unreachable=True, accumulate_grad=True
-    )
+    with mode:
+        Variable._execution_engine.run_backward(
+            (tensor,), gradients, keeps, create_graph, leaves, allow_unreachable=True, accumulate_grad=True
+        )

@@ -14,7 +14,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from equivcheck.errors import UsageError
-from equivcheck.user.precision.autograd_private import run_backward
+from equivcheck.user.precision import autograd_private
 from equivcheck.user.task import Task
 
 
@@ -65,8 +65,7 @@ class KeptType(TorchFunctionMode):
         if function is torch.Tensor.float:
             return arguments[0].to(self._dtype, **keywords)
         if function is torch.Tensor.backward:
-            with self:
-                return run_backward(*arguments, **keywords)
+            return autograd_private.run_backward(self, *arguments, **keywords)
         widened = (self._widened(argument) for argument in arguments)
         return function(*widened, **{key: self._widened(value) for key, value in keywords.items()})
 

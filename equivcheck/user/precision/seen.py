@@ -51,7 +51,7 @@ class LowPrecisionSeen:
 
 
 def policy_of(module: nn.Module) -> MixedPrecision | None:
-    """The policy of the outermost unit of fully sharded data parallelism that casts."""
+    """The policy of the outermost unit of fully sharded data parallelism that casts to other types than its parameters have."""
     return next(filter(None, map(_policy, module.modules())), None)
 
 
@@ -65,7 +65,8 @@ def _policy(unit: nn.Module) -> MixedPrecision | None:
     kinds = {"param": "param_dtype", "reduce": "reduce_dtype", "output": "output_dtype"}
     found = {key: getattr(given, name, None) for key, name in kinds.items()}
     named = {key: ElementType(_name(kind)) for key, kind in found.items() if kind is not None and _name(kind) in _KNOWN}
-    return MixedPrecision(**named) if named else None
+    own = {_name(parameter.dtype) for parameter in unit.parameters()}
+    return MixedPrecision(**named) if {kind.value for kind in named.values()} - own else None
 
 
 _KNOWN = {kind.value for kind in ElementType}

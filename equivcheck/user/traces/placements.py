@@ -10,7 +10,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor, Partial
 
 from equivcheck.trace.trace import Slot
-from equivcheck.train.read import State, piece_of, placed_as
+from equivcheck.train.read import State, pieces_of, placed_as
 
 
 def own_slots(slots: Sequence[Slot], tensors: Sequence[torch.Tensor | None]) -> list[Slot]:
@@ -21,7 +21,8 @@ def own_slots(slots: Sequence[Slot], tensors: Sequence[torch.Tensor | None]) -> 
 def _own_slot(slot: Slot, tensor: torch.Tensor | None) -> Slot:
     if not isinstance(tensor, DTensor) or _lie_alike(slot.parameter, tensor):
         return slot
-    return Slot(parameter=tensor, pieces=tuple(piece_of(piece.name, tensor) for piece in slot.pieces))
+    names = dict.fromkeys(piece.name for piece in slot.pieces)
+    return Slot(parameter=tensor, pieces=tuple(piece for name in names for piece in pieces_of(name, tensor)))
 
 
 def _lie_alike(parameter: torch.Tensor, tensor: DTensor) -> bool:

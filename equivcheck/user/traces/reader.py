@@ -8,12 +8,13 @@ from typing import Any
 import torch
 from torch import nn
 from torch.distributed.fsdp import FullyShardedDataParallel
+from torch.distributed.tensor import DTensor
 
 from equivcheck.errors import UsageError
 from equivcheck.layouts.local_tensors import localized_piece
 from equivcheck.parallelisms.fsdp1.flat_parameters import flat_slots
 from equivcheck.trace.trace import Piece, Slot, Snapshot
-from equivcheck.train.read import State, canonical_name, snapshot, state_slots
+from equivcheck.train.read import State, canonical_name, pieces_of, snapshot, state_slots
 from equivcheck.user.conversion import as_real
 from equivcheck.user.traces.names import Names
 from equivcheck.user.traces.placements import in_place_of_parameters, own_slots, summed
@@ -130,7 +131,8 @@ def _members(values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def _slot(name: str, parameter: torch.Tensor) -> Slot:
-    return Slot(parameter=parameter, pieces=(localized_piece(name, parameter),))
+    pieces = pieces_of(name, parameter) if isinstance(parameter, DTensor) else (localized_piece(name, parameter),)
+    return Slot(parameter=parameter, pieces=pieces)
 
 
 def _whole(name: str, tensor: torch.Tensor) -> Piece:

@@ -29,6 +29,8 @@ _PASSES_FOR = "gloo"
 
 _TAKEN = (_PASSES_FOR, f"cpu:{_PASSES_FOR}", "undefined")
 """Names under which programs may ask for a group: gloo's, and none at all."""
+_TALKS_TO_NOBODY = "fake"
+"""Backend of groups that are never to communicate, as torchtitan makes them for axes that it does not use; torch's own."""
 
 GUARD_OF_ONE_THREAD = ">=2.10,<2.12"
 """Fake tensors share a device guard that is freed with the thread which first made one: then the next to make one crashes."""
@@ -146,7 +148,7 @@ def _groups_pass_for_gloo() -> Iterator[None]:
     def make(
         size: int, rank: int, ranks: list[int], backend: str, store: Any, *arguments: Any, **options: Any
     ) -> tuple[Any, Any]:
-        if not is_rank_thread():
+        if not is_rank_thread() or backend == _TALKS_TO_NOBODY:
             return original(size, rank, ranks, backend, store, *arguments, **options)  # type: ignore[no-any-return]
         if backend not in _TAKEN:
             raise CallRefused(f"a group of backend {backend!r}: allowed in a simulated world is {_PASSES_FOR!r}")

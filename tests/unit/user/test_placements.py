@@ -9,8 +9,9 @@ import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, SequenceParallel, parallelize_module
+from torch.distributed.tensor.placement_types import _StridedShard
 
 from equivcheck import Outcome, check_training
 from equivcheck.torch_version import torch_in
@@ -173,3 +174,50 @@ def test_the_hint_at_shards_is_kept_for_shards_of_hand() -> None:
     assert verdict.divergence is not None, verdict.describe()
     assert verdict.divergence.difference is Difference.SHAPE
     assert "full_tensors" not in verdict.describe()
+
+
+class Packed(nn.Module):
+    """A gated layer whose gate and up projection are one parameter, one after the other along a dim."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.dim, self.mesh = dim, None
+        self.packed = nn.Parameter(torch.randn(2 * WIDTH, WIDTH) if dim == 0 else torch.randn(WIDTH, 2 * WIDTH))
+        self.down = nn.Parameter(torch.randn(WIDTH, WIDTH))
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        """Of rows of features."""
+        packed, down = (weight.to_local() if isinstance(weight, DTensor) else weight for weight in (self.packed, self.down))
+        gate, up = (inputs @ (packed.T if self.dim == 0 else packed)).chunk(2, dim=-1)
+        part = (gate.sigmoid() * up) @ down
+        return part if self.mesh is None else DTensor.from_local(part, self.mesh, [Partial()]).full_tensor()
+
+
+def packed(model: nn.Module, mesh: DeviceMesh) -> None:
+    """Each rank has its part of the gate, and then its part of the up projection."""
+    gate, up = (half.chunk(mesh.size(), model.dim)[mesh.get_local_rank()] for half in model.packed.detach().chunk(2, model.dim))
+    placement = _StridedShard(model.dim, split_factor=2)
+    model.packed = nn.Parameter(DTensor.from_local(torch.cat([gate, up], model.dim), mesh, [placement], run_check=False))
+    model.down = nn.Parameter(distribute_tensor(model.down.detach(), mesh, [Shard(0)]))
+    model.mesh = mesh
+
+
+def packed_in_one_run(model: nn.Module, mesh: DeviceMesh) -> None:
+    """The first rank has the gate, the second the up projection."""
+    placement = _StridedShard(model.dim, split_factor=2)
+    local = model.packed.detach().chunk(mesh.size(), model.dim)[mesh.get_local_rank()]
+    packed(model, mesh)
+    model.packed = nn.Parameter(DTensor.from_local(local, mesh, [placement], run_check=False))
+
+
+@pytest.mark.parametrize("optimizer", [momentum, adam])
+@pytest.mark.parametrize("dim", [0, 1])
+def test_packed_parts_that_are_each_sharded_are_read(dim: int, optimizer: Any) -> None:
+    """A rank holds a part of each half, and is told if that is not where the placement says, along either dim."""
+    generator = torch.Generator().manual_seed(0)
+    features = [tuple(torch.randn(4, WIDTH, generator=generator) for _ in range(2)) for _ in range(2)]
+    given = {"model": lambda: Packed(dim), "mesh": {"tp": 2}, "batches": features, "optimizer": optimizer}
+    verdict = check_training(**brought(parallelize=packed, **given))
+    assert verdict.outcome is Outcome.EQUIVALENT, verdict.describe()
+    verdict = check_training(**brought(parallelize=packed_in_one_run, **given, explain=False))
+    assert verdict.outcome is Outcome.DIVERGED, verdict.describe()

@@ -13,6 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 from equivcheck import Outcome, check_training
 from equivcheck.user.precision.advice import KEPT
+from equivcheck.verdict.cause import Cause
 from unit.user.programs import brought, in_ddp
 
 TINY = 1e-7
@@ -113,3 +114,31 @@ def test_optimizers_keep_the_types_of_their_state() -> None:
 
     check_training(**brought(model=Model, optimizer=fused, keep_dtype=True)).assert_equivalent()
     assert {state["step"].dtype for optimizer in made for state in optimizer.state.values()} == {torch.float32}
+
+
+def doubled(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
+    """All gradients off by the number of ranks."""
+    for parameter in model.parameters():
+        parameter.register_hook(lambda gradient: gradient * 2)
+    return in_ddp(model, mesh)
+
+
+def test_causes_are_found_where_types_are_kept() -> None:
+    """Backward passes come by diagnosis, whichever way they take."""
+    verdict = check_training(**brought(model=Model, parallelize=doubled, keep_dtype=True))
+    assert verdict.kinds == (Cause.SUMMED,), verdict.describe()
+
+
+def test_a_cause_in_float32_is_no_cause_where_types_are_kept() -> None:
+    """Nor does what diagnosis tries in float32 become float64: a loss that is no mean over rows has one cause."""
+
+    def own_mean(model: nn.Module, batch: Any, optimizer: torch.optim.Optimizer, _loss: Any) -> torch.Tensor:
+        optimizer.zero_grad()
+        errors = (model(batch[0]) - batch[1]).pow(2).mean(1)
+        value = (errors * batch[1][:, 0].abs()).sum() / batch[1][:, 0].abs().sum()
+        value.backward()
+        optimizer.step()
+        return value
+
+    verdict = check_training(**brought(model=Model, step=own_mean, keep_dtype=True))
+    assert verdict.kinds == (Cause.MEAN_OF_MEANS,), verdict.describe()

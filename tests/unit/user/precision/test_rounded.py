@@ -294,3 +294,15 @@ def test_sums_that_no_device_has_are_told_by_wider_tolerances() -> None:
     honest = check_training(**arguments)
     assert honest.outcome is Outcome.EQUIVALENT, honest.describe()
     assert check_training(**arguments | {"parallelize": untouched}).outcome is Outcome.DIVERGED
+
+
+def test_a_policy_of_the_type_that_parameters_have_rounds_nothing() -> None:
+    """It is no reason for a difference, and no note says so."""
+
+    def wrong(model: nn.Module, mesh: DeviceMesh) -> None:
+        model[3].register_forward_hook(lambda _module, _inputs, outputs: outputs * 1.1)
+        fully_shard(model, mesh=mesh, mp_policy=MixedPrecisionPolicy(param_dtype=torch.float64, reduce_dtype=torch.float64))
+
+    verdict = check_training(**brought(parallelize=wrong, explain=False))
+    assert verdict.outcome is Outcome.DIVERGED
+    assert verdict.notes == ()
