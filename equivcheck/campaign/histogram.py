@@ -34,11 +34,16 @@ class Histogram:
         """How many numbers there are."""
         return self._buckets.total()
 
+    @property
+    def buckets(self) -> list[tuple[float, int]]:
+        """The middle of each bucket with how many numbers are in it, smallest first."""
+        return [(math.exp((bucket + 0.5) * _LOG_RATIO), self._buckets[bucket]) for bucket in sorted(self._buckets)]
+
     def quantile(self, share: float) -> float:
         """The number that a share (0 to 1) of all does not exceed; NaN if there is none."""
         left = share * self.count
-        for bucket in sorted(self._buckets):
-            left -= self._buckets[bucket]
+        for middle, number in self.buckets:
+            left -= number
             if left <= 0:
-                return math.exp((bucket + 0.5) * _LOG_RATIO)
+                return middle
         return math.nan
