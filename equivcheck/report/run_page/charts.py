@@ -83,7 +83,7 @@ def line(points: Sequence[tuple[float, float]], *, most: float | None = None, un
         across=tuple(Tick(at=_x(each * of / seconds), text=f"{each:g}") for each in steps(seconds / of)),
         unit=name,
         up=tuple(Tick(at=_y(each / highest), text=f"{each:,g}{unit}") for each in steps(highest)),
-        last=f"{thinned[-1][1]:,.4g}{unit}",
+        last=f"{thinned[-1][1]:,.{1 if unit else 0}f}{unit}",
     )
 
 
@@ -127,7 +127,8 @@ def _log_x(power: float) -> float:
 
 
 def _power(decade: int) -> str:
-    return f"{10.0**decade:g}" if decade > -4 else f"1e{decade}"
+    text = f"{10.0**decade:g}" if decade > -4 else f"1e{decade}"
+    return f"≤{text}" if decade == _DECADES[0] else text
 
 
 def _x(share: float) -> float:

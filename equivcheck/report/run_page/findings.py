@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 import json
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -22,15 +22,17 @@ from equivcheck.verdict.verdict import Verdict
 _LONGEST_TEXT = 12_000
 """Characters of what is said of a finding, or of its scenario."""
 _LONGEST_NOTE = 300
-_MOST_TEXT = 250_000
-"""Characters that the texts of all findings may take on the page."""
-_MOST_SHOWN = 250
-"""Findings that the page names."""
+_MOST_TEXT = 300_000
+"""Characters that findings may take on the page that are shown in full."""
+_MARKUP = 1_200
+"""Characters of a finding besides its texts."""
+_MOST_NAMED = 500
+"""Findings for which there is no more room than for a line."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShownFinding:
-    """A finding, as far as there is room for it."""
+    """A finding in full."""
 
     record: Record
     """How it stands."""
@@ -49,34 +51,36 @@ class ShownFinding:
 
     @property
     def size(self) -> int:
-        """Characters that its texts take in HTML."""
-        return len(html.escape(self.text)) + len(html.escape(self.code))
+        """Characters that it takes in HTML, about."""
+        accepted = self.record.accepted.reason if self.record.accepted else ""
+        texts = (self.text, self.code, self.cause, self.note, accepted, *self.commands)
+        return _MARKUP + sum(len(html.escape(text)) for text in texts)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShownFindings:
-    """Those of a run."""
+    """Those of a run; those that make it fail come first."""
 
     shown: tuple[ShownFinding, ...]
-    """Those that make it fail come first."""
+    """In full."""
+    named: tuple[Record, ...]
+    """By name only, as there is no room for more."""
     num_more: int
     """How many there are besides."""
 
 
 def shown_findings(store: Path, run: Run, told: Sequence[Record], unkept: Mapping[str, Any]) -> ShownFindings:
-    """What a run told of, those that fail it first; with scenarios of those that are kept nowhere, as JSON values."""
+    """What a run told of; with scenarios of those that are kept nowhere, as JSON values."""
     order = sorted(told, key=lambda record: (not fails(run, record), not record.standing.shows))
-    all_shown = (_shown(FindingStore(store), run, record, unkept) for record in order[:_MOST_SHOWN])
-    return ShownFindings(shown=tuple(_within(_MOST_TEXT, all_shown)), num_more=max(0, len(order) - _MOST_SHOWN))
-
-
-def _within(room: int, findings: Iterator[ShownFinding]) -> Iterator[ShownFinding]:
-    for found in findings:
-        if found.size > room:
-            yield replace(found, text="", code="", note="what is known of it is left out to keep this page small")
-        else:
-            room -= found.size
-            yield found
+    shown, room = [], _MOST_TEXT
+    for record in order:
+        found = _shown(FindingStore(store), run, record, unkept)
+        room -= found.size
+        if room < 0:
+            break
+        shown.append(found)
+    rest = order[len(shown) :]
+    return ShownFindings(shown=tuple(shown), named=tuple(rest[:_MOST_NAMED]), num_more=max(0, len(rest) - _MOST_NAMED))
 
 
 def _shown(store: FindingStore, run: Run, record: Record, unkept: Mapping[str, Any]) -> ShownFinding:

@@ -61,7 +61,7 @@ def facts(past: PastRun, summary: Mapping[str, Any] | None) -> Iterator[tuple[st
     yield "equivcheck", run.equivcheck
     if run.revision:
         yield "revision", run.revision[:12]
-    yield "on", run.platform
+    yield "platform", run.platform
     yield "run", run.id
 
 
