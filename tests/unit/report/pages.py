@@ -30,24 +30,26 @@ def tally(*outcomes: Outcome) -> Tally:
     counted = Tally()
     for outcome in outcomes:
         known = "ddp_static_graph_no_sync" if outcome is Outcome.KNOWN else ""
-        verdict = Verdict(outcome=outcome, scenario=fakes.scenario(), world="sim", known=known, reason="because", worst_error=0.03)
+        verdict = Verdict(
+            outcome=outcome, scenario=fakes.scenario(), world="sim", known=known, reason="because", worst_error=0.03
+        )
         counted.add(verdict, 0.5, told=[known] if known else ())
     return counted
 
 
 def campaign(
     store: Path,
-    number: int = 0,
+    which: int | Run = 0,
     *,
     found: Sequence[Verdict] = (),
     counted: Tally | None = None,
     killed: bool = False,
-    of: Run | None = None,
     **fields: Any,
 ) -> Run:
-    """A run that went on for a minute and found so much, unless it was killed after half of that."""
+    """The run of one night, or another run: it went on for a minute and found so much, or was killed after half of that."""
     counted = counted or tally(Outcome.EQUIVALENT)
-    kept_in, entered = FindingStore(store), of or replace(run(number), id=f"{number:016x}")
+    kept_in = FindingStore(store)
+    entered = which if isinstance(which, Run) else replace(run(which), id=f"{which:016x}")
     writer = HistoryWriter(kept_in, entered)
     writer(Ticked(seconds=30.0, tally=counted, num_findings=len(found)))
     findings = [
@@ -57,10 +59,9 @@ def campaign(
     for finding in findings:
         writer(finding)
     if not killed:
-        plan = Plan(seed=number, seconds=60.0, num_workers=2)
-        summary = Summary(
-            **{"plan": plan, "seconds": 60.0, "tally": counted, "findings": tuple(findings), "store": store, "control": CONTROL} | fields
-        )
+        plan = Plan(seed=entered.seed or 0, seconds=60.0, num_workers=2)
+        usual = {"plan": plan, "seconds": 60.0, "tally": counted, "findings": tuple(findings), "store": store, "control": CONTROL}
+        summary = Summary(**usual | fields)
         writer(summary)
         writer.summarized(summary_object(summary))
     assert not writer.failed

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import replace
-from itertools import islice, product
+from itertools import islice, pairwise, product
 from pathlib import Path
 from string import ascii_lowercase
 
@@ -51,7 +51,7 @@ def test_every_number_of_layouts_and_outcomes_is_there(tmp_path: Path) -> None:
 
 def test_the_headline_says_what_was_run(tmp_path: Path) -> None:
     """Mode, versions, seed, shard, commits."""
-    campaign(tmp_path, of=run(3, shard="2/8"))
+    campaign(tmp_path, run(3, shard="2/8"))
     text = Page(tmp_path).text
     for part in ("nightly run of 2033-01-01 00:00 UTC", "seed3", "shard2/8", "torch2.3.0 (c0ffee)", "revisionbeef", "60.0 s"):
         assert part in text
@@ -65,7 +65,16 @@ def test_a_page_needs_nothing_from_elsewhere(tmp_path: Path, kind: str) -> None:
     else:
         campaign(tmp_path, found=(DIVERGED,) if kind == "found" else (), killed=kind == "killed", counted=tally(*OTHER_OUTCOMES))
     page = Page(tmp_path)
-    assert not {element.tag for element in page.root.iter()} & {"script", "link", "img", "iframe", "object", "embed", "base", "image"}
+    assert not {element.tag for element in page.root.iter()} & {
+        "script",
+        "link",
+        "img",
+        "iframe",
+        "object",
+        "embed",
+        "base",
+        "image",
+    }
     assert not page.values("src")
     assert not re.search(r"url\(|@import", page.source)
     ids = page.values("id")
@@ -82,7 +91,7 @@ def test_the_page_can_be_read_aloud(tmp_path: Path) -> None:
     levels = [int(element.tag[1]) for element in page.root.iter() if re.fullmatch(r"h\d", element.tag)]
     assert levels[0] == 1
     assert levels.count(1) == 1
-    assert all(lower <= higher + 1 for higher, lower in zip(levels, levels[1:], strict=False))
+    assert all(lower <= higher + 1 for higher, lower in pairwise(levels))
     drawings = list(page.root.iter("svg"))
     assert len(drawings) >= 5
     for drawing in drawings:
@@ -97,7 +106,7 @@ def test_a_finding_is_told_as_everywhere_else(tmp_path: Path) -> None:
     """Its text, its cause and scenario, how it stands, and what checks it again; exit code and verdict agree."""
     explained = replace(DIVERGED, diagnosis=Diagnosis(cause=Cause.SUMMED, sentence="gradients are summed", exact=True))
     campaign(tmp_path, 0, found=(explained,))
-    campaign(tmp_path, 1, found=(explained,), of=run(1, mode=Mode.PLAIN))
+    campaign(tmp_path, run(1, mode=Mode.PLAIN), found=(explained,))
     page = Page(tmp_path)
     mark = fingerprint(DIVERGED)
     said = page.said("findings")
@@ -178,7 +187,7 @@ def test_text_of_unknown_origin_is_only_text(tmp_path: Path) -> None:
     hostile = replace(DIVERGED, reason=HOSTILE, diagnosis=Diagnosis(cause=Cause.SUMMED, sentence=HOSTILE, exact=True))
     entered = replace(run(0), torch=HOSTILE, torch_commit=HOSTILE, revision=HOSTILE, platform=HOSTILE, shard=HOSTILE)
     wrong = Control(name=HOSTILE, wrong=HOSTILE, examples=1, caught=True)
-    campaign(tmp_path, found=(hostile,), of=entered, broken=HOSTILE, control=wrong)
+    campaign(tmp_path, entered, found=(hostile,), broken=HOSTILE, control=wrong)
     page = Page(tmp_path)
     assert "<script" not in page.source
     assert page.text.count("<script>") >= 8
