@@ -93,6 +93,7 @@ def test_fuzz_writes_the_page_of_its_run(tmp_path: Path) -> None:
     assert result.exit_code == 0, result.output
     assert "no findings" in result.stdout
     assert run("report", "--store", store, "-o", again).exit_code == 0
+    assert "There was no control." in page.read_text("utf-8")
     assert page.read_text("utf-8") == again.read_text("utf-8")
 
 

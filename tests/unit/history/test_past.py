@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from equivcheck.findings.again import Again
@@ -32,9 +33,10 @@ def test_a_run_is_read_as_it_was_entered(tmp_path: Path) -> None:
 
 
 def test_runs_up_to_one_are_read_last_first(tmp_path: Path) -> None:
-    """With how many findings showed in each, in whatever way; none where there is no history."""
+    """With how many findings showed in each, in whatever way; a finding that was kept without a history is no run."""
     history = History(tmp_path)
     assert list(past_runs(history)) == []
+    history.begin(replace(run(1), id="found", seed=None))
     nights(history, Again.SHOWS, Again.DOES_NOT, Again.DIFFERENTLY, Again.KNOWN)
     history.see(run(2), "ba9876543210", fakes.diverged(fakes.scenario()))
     assert [(past.run.id, past.num_findings) for past in past_runs(history, run(2).began)] == [
