@@ -36,11 +36,20 @@ class Histogram:
         """How many numbers there are."""
         return self._buckets.total()
 
+    @property
+    def buckets(self) -> list[tuple[float, int]]:
+        """The middle of each bucket with how many numbers are in it, smallest first."""
+        return [(_middle(bucket), number) for bucket, number in sorted(self._buckets.items())]
+
     def quantile(self, share: float) -> float:
         """The number that a share (0 to 1) of all does not exceed; NaN if there is none."""
         left = share * self.count
-        for bucket in sorted(self._buckets):
-            left -= self._buckets[bucket]
+        for bucket, number in sorted(self._buckets.items()):
+            left -= number
             if left <= 0:
-                return 0.0 if bucket == _ZERO else math.exp((bucket + 0.5) * _LOG_RATIO)
+                return 0.0 if bucket == _ZERO else _middle(bucket)
         return math.nan
+
+
+def _middle(bucket: int) -> float:
+    return math.exp((bucket + 0.5) * _LOG_RATIO)

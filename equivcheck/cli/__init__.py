@@ -17,6 +17,7 @@ from equivcheck.cli.findings.replay import replay
 from equivcheck.cli.findings.triage import triage
 from equivcheck.cli.fuzz import fuzz
 from equivcheck.cli.matrix import matrix
+from equivcheck.cli.report import report
 from equivcheck.cli.selftest import selftest
 from equivcheck.cli.shell import Shell
 from equivcheck.cli.versions import versions
@@ -34,5 +35,21 @@ def main(context: click.Context) -> None:
     context.with_resource(quiet_torch())
 
 
-for command in (check, matrix, fuzz, coverage, replay, triage, merge, bisect, versions, export, dry_run, doctor, bench, selftest):
+for command in (
+    check,
+    matrix,
+    fuzz,
+    coverage,
+    replay,
+    triage,
+    report,
+    merge,
+    bisect,
+    versions,
+    export,
+    dry_run,
+    doctor,
+    bench,
+    selftest,
+):
     main.add_command(command)

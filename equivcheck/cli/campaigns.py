@@ -21,12 +21,13 @@ if TYPE_CHECKING:
     from equivcheck.verdict.verdict import Verdict
 
 
-def run_campaign(plan: Plan, folder: Path, run: Run, *, as_json: bool) -> ExitCode:
-    """Run a campaign; its summary is on stdout, and what the run means for findings of others as well."""
+def run_campaign(plan: Plan, folder: Path, run: Run, *, as_json: bool, html: Path | None = None) -> ExitCode:
+    """Run a campaign; its summary is on stdout, what the run means for findings of others as well, and its page in a file."""
     from equivcheck.campaign.supervisor import fuzz
     from equivcheck.findings.store import FindingStore
     from equivcheck.history.writer import HistoryWriter
     from equivcheck.report.progress import ProgressLine
+    from equivcheck.report.summary_object import summary_object
 
     store = FindingStore(folder)
     store.require_writable()
@@ -35,7 +36,10 @@ def run_campaign(plan: Plan, folder: Path, run: Run, *, as_json: bool) -> ExitCo
         _replay(store, plan, writer)
     with ProgressLine(console(stderr=True)) as progress:
         summary = fuzz(plan, store, [progress, writer])
+    writer.summarized(summary_object(summary))
     told = _told(store, writer)
+    if html is not None:
+        _write_page(html, store, writer)
     _print(summary, run, told, as_json=as_json)
     return _exit_code(summary, run, told)
 
@@ -65,6 +69,19 @@ def _told(store: FindingStore, writer: HistoryWriter) -> tuple[Record, ...] | No
     except HistoryFailed as error:
         click.echo(f"{error}; each finding of this run counts as new", err=True)
         return None
+
+
+def _write_page(html: Path, store: FindingStore, writer: HistoryWriter) -> None:
+    """Made of the history: where that was not written, a line on stderr."""
+    from equivcheck.history.history import HistoryFailed
+    from equivcheck.report.run_page.page import write_page
+
+    try:
+        if writer.failed:
+            raise HistoryFailed(writer.failed)
+        write_page(html, store.path, writer.run.id)
+    except (HistoryFailed, OSError) as error:
+        click.echo(f"{html} is not written: {error}", err=True)
 
 
 def _print(summary: Summary, run: Run, told: tuple[Record, ...] | None, *, as_json: bool) -> None:

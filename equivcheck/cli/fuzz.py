@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from equivcheck.cli.campaigns import run_campaign
-from equivcheck.cli.options import deadline_option, json_option, layouts_option, store_option, world_option
+from equivcheck.cli.options import deadline_option, json_option, layouts_option, output_file, store_option, world_option
 from equivcheck.cli.shell import ExitCode
 from equivcheck.scenario.mesh import MAX_RANKS
 
@@ -64,6 +64,7 @@ def _shard(context: click.Context, parameter: click.Parameter, value: str) -> Sh
 @deadline_option(30.0)
 @store_option
 @json_option
+@click.option("--html", type=click.Path(path_type=Path), callback=output_file, metavar="FILE", help="Also write an HTML page.")
 def fuzz(  # noqa: PLR0913, PLR0917 - options
     seconds: float | None,
     num_checks: int | None,
@@ -77,6 +78,7 @@ def fuzz(  # noqa: PLR0913, PLR0917 - options
     deadline: float,
     store: Path,
     as_json: bool,
+    html: Path | None,
 ) -> ExitCode:
     """Check generated scenarios for some time, or so many of them, shrink what fails, and keep it.
 
@@ -107,7 +109,7 @@ def fuzz(  # noqa: PLR0913, PLR0917 - options
         controls=applicable_mutants,
     )
     run = Run(seed=plan.seed, mode=Mode(mode), shard=str(shard) if shard.of > 1 else "")
-    return run_campaign(plan, store, run, as_json=as_json)
+    return run_campaign(plan, store, run, as_json=as_json, html=html)
 
 
 def num_cores() -> int:

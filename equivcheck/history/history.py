@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import sqlite3
 from collections.abc import Iterator, Mapping
 from dataclasses import astuple, dataclass, fields
 from importlib.resources import files
 from pathlib import Path
+from typing import Any
 
 from equivcheck.choice import Choice
 from equivcheck.errors import EquivCheckError
@@ -88,6 +90,11 @@ class History:
         """Enter how a run came to its end."""
         with self.open() as db:
             db.execute("UPDATE run SET ended = ? WHERE id = ?", (ended.value, run.id))
+
+    def summarize(self, run: Run, values: Mapping[str, Any]) -> None:
+        """Enter what a run leaves, as JSON values."""
+        with self.open() as db:
+            db.execute("INSERT OR REPLACE INTO summary VALUES (?, ?)", (run.id, json.dumps(values, allow_nan=False)))
 
     def fingerprints(self) -> frozenset[str]:
         """Of all findings that have been entered."""

@@ -13,7 +13,7 @@ from equivcheck.findings.finding import BrokenFinding
 from equivcheck.findings.store import FindingStore, Kept
 from equivcheck.history.history import History
 
-_OF_RUNS = ("run", "outcome", "cost", "progress", "sighting")
+_OF_RUNS = ("run", "outcome", "cost", "progress", "summary", "sighting")
 """Tables whose rows belong to a run; the first is that of the runs."""
 
 

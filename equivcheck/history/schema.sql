@@ -42,6 +42,11 @@ CREATE TABLE progress (
     PRIMARY KEY (run, seconds)
 );
 
+CREATE TABLE summary (
+    run TEXT PRIMARY KEY REFERENCES run (id),
+    json TEXT NOT NULL             -- what it left, as `fuzz --json` prints it; no row for a run that was killed
+);
+
 CREATE TABLE finding (
     fingerprint TEXT PRIMARY KEY,
     name TEXT NOT NULL,            -- of the scenario

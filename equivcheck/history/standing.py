@@ -13,6 +13,9 @@ from equivcheck.findings.again import Again
 from equivcheck.history.history import History
 from equivcheck.verdict.verdict import Outcome
 
+ALWAYS = "9999"
+"""Later than any run began."""
+
 
 class Standing(Choice):
     """How a finding stands after the last run that told of it."""
@@ -89,13 +92,13 @@ class Record:
         return self.standing.shows and self.accepted is None
 
 
-def records(history: History) -> tuple[Record, ...]:
-    """Of every finding that showed in any run: those that came last first."""
+def records(history: History, until: str = ALWAYS) -> tuple[Record, ...]:
+    """Of every finding that showed in any run that began until then: those that came last first."""
     if not history.path.exists():
         return ()
     with history.open() as db:
         rows = db.execute("SELECT * FROM finding ORDER BY fingerprint").fetchall()
-        found = [record for row in rows if (record := _record(db, row)) is not None]
+        found = [record for row in rows if (record := _record(db, row, until)) is not None]
     return tuple(sorted(found, key=lambda record: record.first.began, reverse=True))
 
 
@@ -115,11 +118,11 @@ def withdraw(history: History, fingerprint: str) -> None:
         db.execute("DELETE FROM acceptance WHERE fingerprint = ?", (fingerprint,))
 
 
-def _record(db: sqlite3.Connection, row: sqlite3.Row) -> Record | None:
+def _record(db: sqlite3.Connection, row: sqlite3.Row, until: str) -> Record | None:
     seen = db.execute(
         "SELECT run.*, sighting.seen FROM sighting JOIN run ON run.id = sighting.run"
-        " WHERE fingerprint = ? ORDER BY run.began, run.id",
-        (row["fingerprint"],),
+        " WHERE fingerprint = ? AND run.began <= ? ORDER BY run.began, run.id",
+        (row["fingerprint"], until),
     ).fetchall()
     telling = [(run, Again(run["seen"])) for run in seen if Again(run["seen"]) is not Again.UNTOLD]
     shown = [run for run, again in telling if again in _SHOWS]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Mapping
+from typing import Any
 
 from equivcheck.campaign.events import Event, KeptFinding, Summary, Ticked
 from equivcheck.campaign.tally import Tally
@@ -40,6 +42,15 @@ class HistoryWriter:
         """Enter what became of a finding; raises `HistoryFailed`."""
         kept = replayed.finding
         self._history.see(self.run, kept.fingerprint, kept.verdict, again(kept.verdict, replayed.verdict))
+
+    def summarized(self, values: Mapping[str, Any]) -> None:
+        """Enter what the run leaves, as JSON values."""
+        if self.failed:
+            return
+        try:
+            self._history.summarize(self.run, values)
+        except HistoryFailed as error:
+            self.failed = str(error)
 
     def _write(self, event: Event) -> None:
         if isinstance(event, KeptFinding):

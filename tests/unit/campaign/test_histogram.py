@@ -30,3 +30,12 @@ def test_next_to_nothing_is_zero() -> None:
 def test_nothing_has_no_quantile() -> None:
     """Of no number every quantile is NaN."""
     assert math.isnan(Histogram().quantile(0.5))
+
+
+def test_buckets_hold_every_number() -> None:
+    """Each near the middle of its bucket, smallest first."""
+    found = Histogram()
+    for number in (0.5, 3.0, 0.5, 0.01):
+        found.add(number)
+    assert [number for _, number in found.buckets] == [1, 2, 1]
+    assert [middle for middle, _ in found.buckets] == pytest.approx([0.01, 0.5, 3.0], rel=0.026)

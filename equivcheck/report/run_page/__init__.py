@@ -1,0 +1,1 @@
+"""A run of `fuzz` as one HTML page."""

@@ -1,0 +1,111 @@
+"""The findings that a run told of, as the page shows them."""
+
+from __future__ import annotations
+
+import html
+import json
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from equivcheck.errors import UsageError
+from equivcheck.findings.finding import BrokenFinding
+from equivcheck.findings.store import FindingStore
+from equivcheck.history.failing import fails
+from equivcheck.history.run import Run
+from equivcheck.history.standing import Record
+from equivcheck.system.printable import in_short
+from equivcheck.verdict.verdict import Verdict
+
+_LONGEST_TEXT = 12_000
+"""Characters of what is said of a finding, or of its scenario."""
+_LONGEST_NOTE = 300
+_MOST_TEXT = 300_000
+"""Characters that findings may take on the page that are shown in full."""
+_MARKUP = 1_200
+"""Characters of a finding besides its texts."""
+_MOST_NAMED = 500
+"""Findings for which there is no more room than for a line."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShownFinding:
+    """A finding in full."""
+
+    record: Record
+    """How it stands."""
+    fails: bool
+    """Whether it makes the run fail."""
+    cause: str
+    """Why, in a sentence, or what was seen."""
+    text: str = ""
+    """What is known of it, but for its scenario; may be empty."""
+    code: str = ""
+    """The smallest scenario, as code; may be empty."""
+    commands: tuple[str, ...] = ()
+    """That check it again, and make a script of it."""
+    note: str = ""
+    """Why something is left out; empty where nothing is."""
+
+    @property
+    def size(self) -> int:
+        """Characters that it takes in HTML, about."""
+        accepted = self.record.accepted.reason if self.record.accepted else ""
+        texts = (self.text, self.code, self.cause, self.note, accepted, *self.commands)
+        return _MARKUP + sum(len(html.escape(text)) for text in texts)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShownFindings:
+    """Those of a run; those that make it fail come first."""
+
+    shown: tuple[ShownFinding, ...]
+    """In full."""
+    named: tuple[Record, ...]
+    """By name only, as there is no room for more."""
+    num_more: int
+    """How many there are besides."""
+
+
+def shown_findings(store: Path, run: Run, told: Sequence[Record], unkept: Mapping[str, Any]) -> ShownFindings:
+    """What a run told of; with scenarios of those that are kept nowhere, as JSON values."""
+    order = sorted(told, key=lambda record: (not fails(run, record), not record.standing.shows))
+    shown, room = [], _MOST_TEXT
+    for record in order:
+        found = _shown(FindingStore(store), run, record, unkept)
+        room -= found.size
+        if room < 0:
+            break
+        shown.append(found)
+    rest = order[len(shown) :]
+    return ShownFindings(shown=tuple(shown), named=tuple(rest[:_MOST_NAMED]), num_more=max(0, len(rest) - _MOST_NAMED))
+
+
+def _shown(store: FindingStore, run: Run, record: Record, unkept: Mapping[str, Any]) -> ShownFinding:
+    shown = ShownFinding(record=record, fails=fails(run, record), cause=in_short(record.reason, _LONGEST_NOTE))
+    if not record.standing.shows:
+        return replace(shown, commands=_commands(store, record))
+    if record.fingerprint in unkept:
+        code = in_short(json.dumps(unkept[record.fingerprint], indent=2), _LONGEST_TEXT)
+        return replace(shown, code=code, note="it could not be kept; its scenario is for: equivcheck check FILE")
+    try:
+        verdict = store.load(record.fingerprint).verdict
+    except BrokenFinding as error:
+        return replace(shown, note=in_short(str(error), _LONGEST_NOTE))
+    except UsageError:
+        return replace(shown, note=f"it is no longer in the store {store.path}")
+    return _told(replace(shown, commands=_commands(store, record)), verdict)
+
+
+def _told(shown: ShownFinding, verdict: Verdict) -> ShownFinding:
+    code = verdict.code()
+    text = verdict.describe().removesuffix(code).rstrip()
+    cause = shown.cause if verdict.diagnosis is None else verdict.diagnosis.sentence
+    return replace(shown, cause=cause, text=in_short(text, _LONGEST_TEXT), code=in_short(code, _LONGEST_TEXT))
+
+
+def _commands(store: FindingStore, record: Record) -> tuple[str, ...]:
+    where = f"{record.fingerprint} --store {shlex.quote(str(store.path))}"
+    return f"equivcheck replay {where}", f"equivcheck export {where} -o repro.py"

@@ -1,0 +1,70 @@
+"""What a run came to, in a line, and the facts beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from equivcheck.history.past import PastRun
+from equivcheck.history.run import Ended
+from equivcheck.scenario.scenario import count
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Headline:
+    """What a run came to."""
+
+    text: str
+    """In a line."""
+    is_good: bool
+    """Whether nothing is to be looked at."""
+
+
+def headline(past: PastRun, summary: Mapping[str, Any] | None, num_failing: int, num_shown: int) -> Headline:
+    """As the exit code says it: what keeps a run from proving anything comes before what it found."""
+    text = _trouble(past, summary)
+    if num_failing:
+        found = f"fails: {count(num_failing, 'finding')}"
+        return Headline(text=f"{text}; {found}" if text else found, is_good=False)
+    nothing = "nothing new" if num_shown else "nothing found"
+    if past.ended is Ended.INTERRUPTED and not text:
+        return Headline(text=f"{nothing}, stopped before its end", is_good=True)
+    return Headline(text=text or nothing, is_good=not text)
+
+
+def _trouble(past: PastRun, summary: Mapping[str, Any] | None) -> str:
+    if past.ended is None:
+        return "no end: it was killed, or still runs"
+    if summary is None:
+        return "the checker itself failed" if past.ended is Ended.BROKEN else ""
+    if summary["broken"]:
+        return f"the checker itself failed: {summary['broken'].splitlines()[0]}"
+    if summary["unkept"]:
+        return f"not all findings were kept: {summary['unkept']}"
+    if summary["control"] is not None and not summary["control"]["caught"]:
+        return "proves nothing: the control was not caught"
+    return ""
+
+
+def facts(past: PastRun, summary: Mapping[str, Any] | None) -> Iterator[tuple[str, str]]:
+    """Names with values, those that are known."""
+    run = past.run
+    yield "began", moment(run.began)
+    yield "took", f"{past.seconds:,.1f} s"
+    yield "seed", str(run.seed)
+    if run.shard:
+        yield "shard", run.shard
+    if summary is not None:
+        yield "world", f"{summary['world']}, {count(summary['workers'], 'worker')}"
+    yield "torch", f"{run.torch} ({run.torch_commit[:8]})" if run.torch_commit else run.torch
+    yield "equivcheck", run.equivcheck
+    if run.revision:
+        yield "revision", run.revision[:12]
+    yield "platform", run.platform
+    yield "run", run.id
+
+
+def moment(began: str) -> str:
+    """``2026-01-31 12:00 UTC``."""
+    return f"{began[:10]} {began[11:16]} UTC"

@@ -1,0 +1,93 @@
+"""The page, put together from what the history and the store have of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import jinja2
+
+from equivcheck.history.failing import fails, told_in
+from equivcheck.history.history import History, HistoryFailed
+from equivcheck.history.past import Noted, PastRun, find_run, noted, past_runs
+from equivcheck.history.standing import records
+from equivcheck.known_issues.known import issues_on_file
+from equivcheck.report.run_page import charts
+from equivcheck.report.run_page.findings import shown_findings
+from equivcheck.report.run_page.headline import facts, headline, moment
+from equivcheck.report.run_page.tables import all_layouts, layout_rows, pair_rows
+from equivcheck.report.standing_text import where_seen
+from equivcheck.report.templates import rendered
+from equivcheck.scenario.scenario import count
+from equivcheck.system.output_file import replace_text
+from equivcheck.verdict.verdict import Outcome
+
+_NUM_EARLIER = 20
+"""Runs in the last table, this one included."""
+
+
+def write_page(file: Path, store: Path, run: str = "") -> PastRun:
+    """Write the page of the run whose identifier starts so, or of the last one; which it is.
+
+    Raises `UsageError` where there is none, and `HistoryFailed` for a history that cannot be read.
+    """
+    history = History(store)
+    past = find_run(history, run)
+    replace_text(file, _page(store, history, past))
+    return past
+
+
+def _page(store: Path, history: History, past: PastRun) -> str:
+    try:
+        return rendered("run_page/run.html.jinja", **_values(store, history, past))
+    except (LookupError, TypeError, ValueError, AttributeError, jinja2.UndefinedError) as error:
+        wrong = f"{type(error).__name__}: {error}"
+        raise HistoryFailed(
+            f"the history {history.path} has a summary of run {past.run.id} that cannot be read: {wrong}"
+        ) from error
+
+
+def _values(store: Path, history: History, past: PastRun) -> dict[str, Any]:
+    left = noted(history, past.run)
+    told = told_in(past.run, records(history, past.run.began))
+    found = shown_findings(store, past.run, told, _unkept(left.summary))
+    num_failing = sum(fails(past.run, record) for record in told)
+    layouts = layout_rows(left)
+    return {
+        "past": past,
+        "headline": headline(past, left.summary, num_failing, sum(record.standing.shows for record in told)),
+        "facts": list(facts(past, left.summary)),
+        "store": str(store),
+        "moment": moment,
+        "count": count,
+        "where": where_seen,
+        "outcome_names": [outcome.value for outcome in Outcome],
+        "summary": left.summary,
+        "found": found,
+        "outcomes": [outcome for outcome in Outcome if any(row.outcomes[outcome] for row in layouts)],
+        "layouts": layouts,
+        "all_layouts": all_layouts(layouts),
+        "chart": charts,
+        "earlier": [each for each, _ in zip(past_runs(history, past.run.began), range(_NUM_EARLIER), strict=False)],
+        **_charts(past, left),
+    }
+
+
+def _unkept(summary: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Scenarios of findings that are kept nowhere, by fingerprint."""
+    findings = summary["findings"] if summary else []
+    return {found["fingerprint"]: found["verdict"]["scenario"] for found in findings if found["verdict"]}
+
+
+def _charts(past: PastRun, left: Noted) -> dict[str, Any]:
+    checks = [(seconds, float(checks)) for seconds, checks, _ in left.progress]
+    shares = [(seconds, 100 * pairs / max(1, past.of_pairs)) for seconds, _, pairs in left.progress]
+    summary = left.summary
+    return {
+        "checks": charts.line(checks) if checks else None,
+        "coverage": charts.line(shares, most=100.0, unit=" %") if shares else None,
+        "errors": charts.error_bars(summary["errors"]["sizes"]) if summary and summary["errors"]["sizes"] else None,
+        "pairs": pair_rows(summary["pairs"]["parts"]) if summary else [],
+        "links": {issue.id: issue.link for issue in issues_on_file()},
+    }

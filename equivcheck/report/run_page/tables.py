@@ -1,0 +1,107 @@
+"""What the tables of the page say."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from equivcheck.history.past import Noted
+from equivcheck.verdict.verdict import Outcome
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayoutRow:
+    """What came of the checks of a layout, and what they cost."""
+
+    name: str
+    """Of the layout."""
+    outcomes: Mapping[Outcome, int]
+    """Checks by outcome, those that never came up included."""
+    seconds: float
+    """Of all its checks."""
+    share: float
+    """Of the seconds of all layouts, 0 to 1."""
+    median_ms: float | None
+    """Of a check; None where that is not known."""
+    p95_ms: float | None
+    """The duration that one check of twenty exceeds."""
+
+    @property
+    def checks(self) -> int:
+        """Of this layout."""
+        return sum(self.outcomes.values())
+
+    @property
+    def words(self) -> str:
+        """``9 equivalent, 1 known``."""
+        return ", ".join(f"{number:,} {outcome.value}" for outcome, number in self.outcomes.items() if number)
+
+    @property
+    def stack(self) -> Iterator[tuple[Outcome, float, float]]:
+        """Each outcome with where its part of a bar of 100 begins, and how wide it is."""
+        begin = 0.0
+        for outcome, number in self.outcomes.items():
+            if number:
+                width = 100 * number / self.checks
+                yield outcome, round(begin, 2), round(width, 2)
+                begin += width
+
+
+def layout_rows(noted: Noted) -> list[LayoutRow]:
+    """A row for each layout, by name."""
+    told = noted.summary["layouts"] if noted.summary else {}
+    total = sum(noted.costs.values()) or 1.0
+    names = sorted({*noted.costs, *(layout for layout, _ in noted.outcomes)})
+    return [
+        LayoutRow(
+            name=name,
+            outcomes={outcome: noted.outcomes.get((name, outcome), 0) for outcome in Outcome},
+            seconds=noted.costs.get(name, 0.0),
+            share=noted.costs.get(name, 0.0) / total,
+            median_ms=told[name]["median_ms"] if name in told else None,
+            p95_ms=told[name]["p95_ms"] if name in told else None,
+        )
+        for name in names
+    ]
+
+
+def all_layouts(rows: Sequence[LayoutRow]) -> LayoutRow:
+    """The sum of all rows."""
+    return LayoutRow(
+        name="all",
+        outcomes={outcome: sum(row.outcomes[outcome] for row in rows) for outcome in Outcome},
+        seconds=sum(row.seconds for row in rows),
+        share=1.0,
+        median_ms=None,
+        p95_ms=None,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PairCell:
+    """Pairs between features of two parts of a scenario."""
+
+    missing: int
+    """Legal pairs that were not drawn."""
+    legal: int
+    """Legal pairs; 0 where the parts have none."""
+
+    @property
+    def percent(self) -> int:
+        """How many of a hundred are missing: 0 and 100 only where none or all are."""
+        exact = 100 * self.missing / self.legal
+        return round(exact) if exact in {0, 100} else min(99, max(1, round(exact)))
+
+
+def pair_rows(parts: Sequence[Mapping[str, Any]]) -> list[tuple[str, list[PairCell]]]:
+    """The lower triangle of parts by parts: each part with cells for the parts up to itself."""
+    cells = {frozenset((part["one"], part["other"])): part for part in parts}
+    names = sorted({part["one"] for part in parts} | {part["other"] for part in parts})
+    return [
+        (name, [_cell(cells[frozenset((name, other))]) for other in names[: number + 1]]) for number, name in enumerate(names)
+    ]
+
+
+def _cell(part: Mapping[str, Any]) -> PairCell:
+    return PairCell(missing=part["legal"] - part["drawn"], legal=part["legal"])

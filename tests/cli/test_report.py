@@ -1,0 +1,123 @@
+"""`equivcheck report` and `fuzz --html`: one page about a run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from equivcheck.campaign import supervisor
+from equivcheck.campaign.events import Listener, Summary
+from equivcheck.campaign.plan import Plan
+from equivcheck.campaign.tally import Tally
+from equivcheck.cli import main
+from equivcheck.findings.store import FindingStore
+from equivcheck.history.history import FILE, History
+from unit.campaign import fakes
+from unit.history.runs import run as run_of
+from unit.report.pages import campaign
+
+
+def run(*arguments: object) -> Result:
+    """What a command line gives."""
+    return CliRunner().invoke(main, [str(argument) for argument in arguments])
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    """Of two runs, the first with a finding."""
+    store = tmp_path / "findings"
+    campaign(store, 0, found=(fakes.diverged(fakes.scenario()),))
+    campaign(store, 1)
+    return store
+
+
+def test_the_last_run_is_reported_unless_another_is_named(store: Path, tmp_path: Path) -> None:
+    """By the first digits of its identifier; stdout says which it is and where the page lies."""
+    page = tmp_path / "page.html"
+    result = run("report", "--store", store, "-o", page)
+    assert result.exit_code == 0, result.output
+    assert result.stdout == f"{page}: run {1:016x}, nightly, began 2031-01-01T00:00:00 UTC\n"
+    assert "✓ nothing found" in page.read_text("utf-8")
+    assert run("report", "--store", store, "--run", f"{0:016x}", "-o", page).exit_code == 0
+    assert "✗ fails: 1 finding" in page.read_text("utf-8")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        (("--run", "beef"), "'beef' is the beginning of no run"),
+        (("--run", "0"), "'0' is the beginning of 2 runs"),
+        (("-o", "missing/page.html"), "missing is no folder"),
+        (("--store", "empty"), "has no run; allowed: the store of an `equivcheck fuzz` that has run"),
+    ],
+)
+def test_what_cannot_be_reported_is_one_line(store: Path, tmp_path: Path, arguments: Sequence[str], error: str) -> None:
+    """With exit code 2, and no page."""
+    page = tmp_path / "page.html"
+    result = run("report", "--store", store, "-o", page, *arguments)
+    assert result.exit_code == 2
+    assert error in result.stderr
+    assert len(result.stderr.strip().splitlines()) == 1
+    assert not page.exists()
+
+
+def test_a_history_that_is_none_is_one_line(store: Path, tmp_path: Path) -> None:
+    """With exit code 3: the file is there, and broken."""
+    store.joinpath(FILE).write_text("not a database " * 100)
+    result = run("report", "--store", store, "-o", tmp_path / "page.html")
+    assert result.exit_code == 3
+    assert "cannot be used: file is not a database" in result.stderr
+
+
+@pytest.fixture
+def fuzz_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Campaigns end before their first check."""
+
+    def fuzz(plan: Plan, store: FindingStore, listeners: Sequence[Listener]) -> Summary:
+        summary = Summary(plan=plan, seconds=1.0, tally=Tally(), findings=(), store=store.path)
+        for listener in listeners:
+            listener(summary)
+        return summary
+
+    monkeypatch.setattr(supervisor, "fuzz", fuzz)
+
+
+@pytest.mark.usefixtures("fuzz_at_once")
+def test_fuzz_writes_the_page_of_its_run(tmp_path: Path) -> None:
+    """The same that `report` writes of it later."""
+    store, page, again = tmp_path / "findings", tmp_path / "page.html", tmp_path / "again.html"
+    result = run("fuzz", "--seconds", 1, "--seed", 3, "--store", store, "--html", page)
+    assert result.exit_code == 0, result.output
+    assert "no findings" in result.stdout
+    assert run("report", "--store", store, "-o", again).exit_code == 0
+    assert "There was no control." in page.read_text("utf-8")
+    assert page.read_text("utf-8") == again.read_text("utf-8")
+
+
+@pytest.mark.usefixtures("fuzz_at_once")
+def test_a_page_that_cannot_be_written_costs_no_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A line on stderr says why; where that is clear before the campaign, nothing begins."""
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("equivcheck.report.run_page.page.replace_text", full)
+    store = tmp_path / "findings"
+    result = run("fuzz", "--seconds", 1, "--store", store, "--html", tmp_path / "page.html")
+    assert result.exit_code == 0
+    assert "no findings" in result.stdout
+    assert f"{tmp_path / 'page.html'} is not written: [Errno 28] No space left on device" in result.stderr
+    result = run("fuzz", "--seconds", 1, "--store", tmp_path / "other", "--html", tmp_path / "missing" / "page.html")
+    assert result.exit_code == 2
+    assert not tmp_path.joinpath("other").exists()
+
+
+def test_a_run_that_goes_on_can_be_looked_at(tmp_path: Path) -> None:
+    """From the moment it has begun."""
+    History(tmp_path).begin(run_of(0))
+    page = tmp_path / "page.html"
+    assert run("report", "--store", tmp_path, "-o", page).exit_code == 0
+    assert "it was killed, or still runs" in page.read_text("utf-8")

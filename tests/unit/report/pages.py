@@ -1,0 +1,98 @@
+"""Campaigns as stores have them, and their pages."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree as ET
+
+from equivcheck.campaign.events import KeptFinding, Summary, Ticked
+from equivcheck.campaign.messages import Control
+from equivcheck.campaign.plan import Plan
+from equivcheck.campaign.tally import Tally
+from equivcheck.findings.fingerprint import fingerprint
+from equivcheck.findings.store import FindingStore
+from equivcheck.history.run import Run
+from equivcheck.history.writer import HistoryWriter
+from equivcheck.report.run_page.page import write_page
+from equivcheck.report.summary_object import summary_object
+from equivcheck.verdict.verdict import Outcome, Verdict
+from unit.campaign import fakes
+from unit.history.runs import run
+
+CONTROL = Control(name="gradients_summed", wrong="Gradients are summed.", examples=3, caught=True)
+
+
+def tally(*outcomes: Outcome) -> Tally:
+    """A check of half a second for each outcome."""
+    counted = Tally()
+    for outcome in outcomes:
+        known = "ddp_static_graph_no_sync" if outcome is Outcome.KNOWN else ""
+        verdict = Verdict(
+            outcome=outcome, scenario=fakes.scenario(), world="sim", known=known, reason="because", worst_error=0.03
+        )
+        counted.add(verdict, 0.5, told=[known] if known else ())
+    return counted
+
+
+def campaign(
+    store: Path,
+    which: int | Run = 0,
+    *,
+    found: Sequence[Verdict] = (),
+    counted: Tally | None = None,
+    killed: bool = False,
+    **fields: Any,
+) -> Run:
+    """The run of one night, or another run: it went on for a minute and found so much, or was killed after half of that."""
+    counted = counted or tally(Outcome.EQUIVALENT)
+    kept_in = FindingStore(store)
+    entered = which if isinstance(which, Run) else replace(run(which), id=f"{which:016x}")
+    writer = HistoryWriter(kept_in, entered)
+    writer(Ticked(seconds=30.0, tally=counted, num_findings=len(found)))
+    findings = [
+        KeptFinding(fingerprint=mark, path=kept_in.folder(mark), verdict=each, kept=kept_in.keep(each))
+        for each, mark in ((each, fingerprint(each)) for each in found)
+    ]
+    for finding in findings:
+        writer(finding)
+    if not killed:
+        plan = Plan(seed=entered.seed or 0, seconds=60.0, num_workers=2)
+        usual = {"plan": plan, "seconds": 60.0, "tally": counted, "findings": tuple(findings), "store": store, "control": CONTROL}
+        summary = Summary(**usual | fields)
+        writer(summary)
+        writer.summarized(summary_object(summary))
+    assert not writer.failed
+    return entered
+
+
+class Page:
+    """What its readers, and their browsers, find on a page."""
+
+    def __init__(self, store: Path, name: str = "") -> None:
+        """The page of a run, or of the last one; it must be XML as well, so that every element ends where it should."""
+        file = store / "page.html"
+        write_page(file, store, name)
+        self.source = file.read_text("utf-8")
+        self.root = ET.fromstring(self.source)
+
+    @property
+    def text(self) -> str:
+        """All of its body, with single spaces."""
+        return " ".join("".join(self.root.find("body").itertext()).split())  # type: ignore[union-attr]
+
+    def rows(self, section: str) -> list[list[str]]:
+        """The cells of the tables of a section, without the titles of drawings."""
+        found = self.root.findall(f".//section[@id='{section}']//tr")
+        return [["".join(cell.itertext()).strip() for cell in row if cell.find("svg") is None] for row in found]
+
+    def said(self, section: str) -> str:
+        """The text of a section, with single spaces."""
+        (found,) = self.root.findall(f".//section[@id='{section}']")
+        return " ".join("".join(found.itertext()).split())
+
+    def values(self, name: str) -> list[str]:
+        """Of all attributes of a name."""
+        return [element.attrib[name] for element in self.root.iter() if name in element.attrib]
