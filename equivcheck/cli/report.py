@@ -1,14 +1,22 @@
-"""`equivcheck report`: one run of fuzz as a page."""
+"""`equivcheck report`: one run of fuzz as a page, or as an issue."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from equivcheck.cli.options import output_file, store_option
 from equivcheck.cli.shell import ExitCode
+from equivcheck.errors import EquivCheckError, UsageError
 from equivcheck.system.printable import printable
+
+if TYPE_CHECKING:
+    from equivcheck.findings.finding import Finding
+    from equivcheck.history.run import Run
+    from equivcheck.report.issue_text import Reported
 
 _DEFAULT_NAME = Path("equivcheck_report.html")
 
@@ -17,19 +25,81 @@ _DEFAULT_NAME = Path("equivcheck_report.html")
 @store_option
 @click.option("--run", metavar="RUN", default="", help="First digits of a run's identifier.  [default: the last run]")
 @click.option(
+    "--format",
+    "form",
+    type=click.Choice(["html", "issue"]),
+    default="html",
+    show_default=True,
+    help="A page, or an issue in Markdown about the findings that make the run fail: its title, an empty line, its text.",
+)
+@click.option(
     "-o",
     "--output",
     type=click.Path(path_type=Path),
     callback=output_file,
-    default=_DEFAULT_NAME,
-    show_default=True,
     metavar="FILE",
-    help="The page; a file that is there is replaced.",
+    help=f"Where it goes; a file that is there is replaced.  [default: {_DEFAULT_NAME} for the page, stdout for the issue]",
 )
-def report(store: Path, run: str, output: Path) -> ExitCode:
-    """Write an HTML page about a run of fuzz, from the history of its store: one file that needs nothing else."""
+def report(store: Path, run: str, form: str, output: Path | None) -> ExitCode:
+    """Write a page about a run of fuzz, from the history of its store: one file that needs nothing else.
+
+    An issue has a script for each finding; where few numbers do for it, that is tried by torchrun.
+    """
+    if form == "issue":
+        return _report_issue(store, run, output)
     from equivcheck.report.run_page.page import write_page
 
-    past = write_page(output, store, run)
-    click.echo(printable(f"{output}: run {past.run.id}, {past.run.mode.value}, began {past.run.began[:19]} UTC"))
+    page = output or _DEFAULT_NAME
+    past = write_page(page, store, run)
+    click.echo(printable(f"{page}: run {past.run.id}, {past.run.mode.value}, began {past.run.began[:19]} UTC"))
     return ExitCode.NOTHING_FOUND
+
+
+def _report_issue(store: Path, prefix: str, output: Path | None) -> ExitCode:
+    from equivcheck.history.history import History
+    from equivcheck.history.past import find_run
+    from equivcheck.report.issue_text import issue_text, issue_title
+    from equivcheck.system.output_file import replace_text
+
+    run = find_run(History(store), prefix).run
+    reported = list(_reported(store, run))
+    if not reported:
+        click.echo(f"run {run.id} has no finding that makes it fail, so there is no issue to write", err=True)
+        return ExitCode.NOTHING_FOUND
+    text = f"{issue_title(run, reported)}\n\n{issue_text(run, reported)}"
+    if output is None:
+        click.echo(text, nl=False)
+    else:
+        replace_text(output, text)
+    return ExitCode.NOTHING_FOUND
+
+
+def _reported(store: Path, run: Run) -> Iterator[Reported]:
+    """The findings that make a run fail; one that cannot be read is a line on stderr."""
+    from equivcheck.findings.store import FindingStore
+    from equivcheck.history.failing import fails
+    from equivcheck.history.history import History
+    from equivcheck.history.standing import records
+    from equivcheck.report.issue_text import Reported
+
+    for record in records(History(store), run.began):
+        if not fails(run, record):
+            continue
+        try:
+            finding = FindingStore(store).load(record.fingerprint)
+        except UsageError as error:
+            click.echo(printable(str(error)), err=True)
+            continue
+        script, why = _script(finding)
+        yield Reported(record=record, finding=finding, script=script, why_no_script=why)
+
+
+def _script(finding: Finding) -> tuple[str, str]:
+    """A script, or why there is none."""
+    from equivcheck.cli.findings.export import DEFAULT_NAME, NumberSource, script_text
+
+    try:
+        seen_on = finding.environment.torch
+        return script_text(finding.verdict, None, NumberSource.AUTO, name=DEFAULT_NAME, seen_on=seen_on), ""
+    except EquivCheckError as error:
+        return "", str(error)

@@ -121,3 +121,23 @@ def test_a_run_that_goes_on_can_be_looked_at(tmp_path: Path) -> None:
     page = tmp_path / "page.html"
     assert run("report", "--store", tmp_path, "-o", page).exit_code == 0
     assert "it was killed, or still runs" in page.read_text("utf-8")
+
+
+def test_an_issue_has_the_findings_that_make_a_run_fail(store: Path, tmp_path: Path) -> None:
+    """A title, an empty line, and a text with a script; on stdout, or in a file."""
+    result = run("report", "--store", store, "--run", f"{0:016x}", "--format", "issue")
+    assert result.exit_code == 0, result.output
+    title, empty, *text = result.stdout.splitlines()
+    assert title == "nightly: 1 finding on torch 2.0.0: ddp diverged"
+    assert empty == ""
+    assert "```python" in text
+    file = tmp_path / "issue.md"
+    assert run("report", "--store", store, "--run", f"{0:016x}", "--format", "issue", "-o", file).stdout == ""
+    assert file.read_text("utf-8").startswith(title)
+
+
+def test_a_run_that_does_not_fail_has_no_issue(store: Path) -> None:
+    """One line on stderr says so."""
+    result = run("report", "--store", store, "--format", "issue")
+    assert (result.exit_code, result.stdout) == (0, "")
+    assert "no finding that makes it fail" in result.stderr

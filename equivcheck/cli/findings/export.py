@@ -67,7 +67,7 @@ def export(  # noqa: PLR0913, PLR0917 - an argument for each option
     mutant = _mutant(mutant_name)
     verdict, seen_on = _verdict(finding, store, mutant)
     name = name or (DEFAULT_NAME if output is None or str(output) == "-" else output.name)
-    text = _text(verdict, mutant, NumberSource(numbers), name=name, seen_on=seen_on)
+    text = script_text(verdict, mutant, NumberSource(numbers), name=name, seen_on=seen_on)
     launched = _launched(text, verdict, name) if run else None
     _write(text, output, quiet=as_json or run)
     if as_json:
@@ -105,7 +105,8 @@ def _verdict(finding: str, store: Path, mutant: Mutant | None) -> tuple[Verdict,
     return check(scenario, deadline=DEADLINE, alter=mutant.plant), ""
 
 
-def _text(verdict: Verdict, mutant: Mutant | None, wanted: NumberSource, *, name: str, seen_on: str) -> str:
+def script_text(verdict: Verdict, mutant: Mutant | None, wanted: NumberSource, *, name: str, seen_on: str) -> str:
+    """The script, run once where that decides which numbers it has; raises `UsageError` for what a script cannot express."""
     from equivcheck.export.script import script_of
     from equivcheck.layouts.script.numbers import Numbers, usual_numbers
 
