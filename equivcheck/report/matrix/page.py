@@ -15,7 +15,7 @@ from equivcheck.report.templates import rendered
 def write_html(path: Path, name: str, found: MatrixResult) -> None:
     """The page, with all that is known of each layout behind its row."""
     page = rendered(
-        "matrix.html.jinja",
+        "matrix/matrix.html.jinja",
         name=name,
         found=found,
         headings=HEADINGS,

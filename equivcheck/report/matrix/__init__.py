@@ -1,0 +1,1 @@
+"""A matrix of layouts as a page, JUnit and JSON values."""
