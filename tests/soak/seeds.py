@@ -7,6 +7,7 @@ is equivalent in units of the tolerance; and the same of all, by layout and by o
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import sys
 from collections import Counter
@@ -46,19 +47,23 @@ class Errors:
         return {"outcomes": dict(self.outcomes)} | (quantiles if self.errors.count else {})
 
 
-def drawn(number: int, seed: int) -> list[Scenario]:
-    """As many different scenarios of several ranks and steps, none of them costly."""
+def drawn(number: int, seed: int, layouts: tuple[str, ...], optimizer: str) -> list[Scenario]:
+    """As many different scenarios of several ranks and steps, none of them costly; of any optimizer for an empty name."""
     found: list[Scenario] = []
 
     def take(scenario: Scenario) -> None:
         if len(found) >= number:
             raise EndBatch
         is_plain = scenario.layout.mesh.num_ranks == 1 or scenario.training.steps == 1
-        if not is_plain and expected_cost(scenario) <= MOST_COST and scenario not in found:
+        is_meant = optimizer in ("", type(scenario.training.optimizer).__name__)
+        if is_meant and not is_plain and expected_cost(scenario) <= MOST_COST and scenario not in found:
             found.append(scenario)
 
-    for batch in range(number):
-        run_batch(scenarios(), batch_seed(seed, batch), take)
+    strategy = scenarios(layouts=layouts or None)
+    for batch in itertools.count():
+        run_batch(strategy, batch_seed(seed, batch), take)
+        if len(found) >= number:
+            break
     return found
 
 
@@ -93,8 +98,11 @@ def main() -> None:
     parser.add_argument("--scenarios", type=int, default=40, help="how many scenarios")
     parser.add_argument("--seeds", type=int, default=100, help="how many seeds each has")
     parser.add_argument("--seed", type=int, default=0, help="of the scenarios")
+    parser.add_argument("--layout", action="append", default=[], help="only scenarios of this layout; may be repeated")
+    parser.add_argument("--optimizer", default="", help="only scenarios of this optimizer, as Muon")
     given = parser.parse_args()
-    result = measured(drawn(given.scenarios, given.seed), given.seeds)
+    chosen = drawn(given.scenarios, given.seed, tuple(given.layout), given.optimizer)
+    result = measured(chosen, given.seeds)
     print(json.dumps(result, indent=1))
     sys.exit(any(result["all"]["outcomes"].get(outcome.value) for outcome in Outcome if outcome.is_finding))
 
