@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from equivcheck.cli.options import output_file, store_option
+from equivcheck.cli.options import json_option, output_file, print_json, store_option
 from equivcheck.cli.shell import ExitCode
 from equivcheck.errors import EquivCheckError, UsageError
 from equivcheck.system.printable import printable
@@ -40,22 +40,26 @@ _DEFAULT_NAME = Path("equivcheck_report.html")
     metavar="FILE",
     help=f"Where it goes; a file that is there is replaced.  [default: {_DEFAULT_NAME} for the page, stdout for the issue]",
 )
-def report(store: Path, run: str, form: str, output: Path | None) -> ExitCode:
+@json_option
+def report(store: Path, run: str, form: str, output: Path | None, as_json: bool) -> ExitCode:
     """Write a page about a run of fuzz, from the history of its store: one file that needs nothing else.
 
     An issue has a script for each finding; where few numbers do for it, that is tried by torchrun.
     """
     if form == "issue":
-        return _report_issue(store, run, output)
+        return _report_issue(store, run, output, as_json=as_json)
     from equivcheck.report.run_page.page import write_page
 
     page = output or _DEFAULT_NAME
     past = write_page(page, store, run)
-    click.echo(printable(f"{page}: run {past.run.id}, {past.run.mode.value}, began {past.run.began[:19]} UTC"))
+    if as_json:
+        print_json({"path": str(page), "run": past.run.id, "mode": past.run.mode.value, "began": past.run.began})
+    else:
+        click.echo(printable(f"{page}: run {past.run.id}, {past.run.mode.value}, began {past.run.began[:19]} UTC"))
     return ExitCode.NOTHING_FOUND
 
 
-def _report_issue(store: Path, prefix: str, output: Path | None) -> ExitCode:
+def _report_issue(store: Path, prefix: str, output: Path | None, *, as_json: bool) -> ExitCode:
     from equivcheck.history.history import History
     from equivcheck.history.past import find_run
     from equivcheck.report.issue_text import issue_text, issue_title
@@ -65,12 +69,13 @@ def _report_issue(store: Path, prefix: str, output: Path | None) -> ExitCode:
     reported = list(_reported(store, run))
     if not reported:
         click.echo(f"run {run.id} has no finding that makes it fail, so there is no issue to write", err=True)
-        return ExitCode.NOTHING_FOUND
-    text = f"{issue_title(run, reported)}\n\n{issue_text(run, reported)}"
-    if output is None:
-        click.echo(text, nl=False)
-    else:
-        replace_text(output, text)
+    title, text = (issue_title(run, reported), issue_text(run, reported)) if reported else (None, None)
+    if reported and output is not None:
+        replace_text(output, f"{title}\n\n{text}")
+    if as_json:
+        print_json({"run": run.id, "title": title, "text": text})
+    elif reported and output is None:
+        click.echo(f"{title}\n\n{text}", nl=False)
     return ExitCode.NOTHING_FOUND
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -141,3 +142,14 @@ def test_a_run_that_does_not_fail_has_no_issue(store: Path) -> None:
     result = run("report", "--store", store, "--format", "issue")
     assert (result.exit_code, result.stdout) == (0, "")
     assert "no finding that makes it fail" in result.stderr
+    assert json.loads(run("report", "--store", store, "--format", "issue", "--json").stdout)["title"] is None
+
+
+def test_json_says_what_was_written(store: Path, tmp_path: Path) -> None:
+    """Of a page where it lies and which run it is about, of an issue title and text."""
+    page = tmp_path / "page.html"
+    written = json.loads(run("report", "--store", store, "-o", page, "--json").stdout)
+    assert (written["path"], written["run"], written["mode"]) == (str(page), f"{1:016x}", "nightly")
+    issue = json.loads(run("report", "--store", store, "--run", f"{0:016x}", "--format", "issue", "--json").stdout)
+    assert issue["title"].startswith("nightly: 1 finding")
+    assert "```python" in issue["text"]
