@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -36,11 +37,15 @@ def run_campaign(plan: Plan, folder: Path, run: Run, *, as_json: bool, html: Pat
         _replay(store, plan, writer)
     with ProgressLine(console(stderr=True)) as progress:
         summary = fuzz(plan, store, [progress, writer])
-    writer.summarized(summary_object(summary))
+    values = summary_object(summary)
+    writer.summarized(values)
     told = _told(store, writer)
     if html is not None:
         _write_page(html, store, writer)
-    _print(summary, run, told, as_json=as_json)
+    if as_json:
+        _print_object(values, run, told)
+    else:
+        _print(summary, run, told)
     return _exit_code(summary, run, told)
 
 
@@ -84,18 +89,19 @@ def _write_page(html: Path, store: FindingStore, writer: HistoryWriter) -> None:
         click.echo(f"{html} is not written: {error}", err=True)
 
 
-def _print(summary: Summary, run: Run, told: tuple[Record, ...] | None, *, as_json: bool) -> None:
-    from functools import partial
-
+def _print_object(values: dict[str, Any], run: Run, told: tuple[Record, ...] | None) -> None:
     from equivcheck.history.failing import fails
-    from equivcheck.report.standing_text import print_standings, standing_object
-    from equivcheck.report.summary_object import summary_object
+    from equivcheck.report.standing_text import standing_object
+
+    standings = None if told is None else [standing_object(record, fails=fails(run, record)) for record in told]
+    print_json(values | {"mode": run.mode.value, "shard": run.shard or None, "standings": standings})
+
+
+def _print(summary: Summary, run: Run, told: tuple[Record, ...] | None) -> None:
+    from equivcheck.history.failing import fails
+    from equivcheck.report.standing_text import print_standings
     from equivcheck.report.summary_text import print_summary
 
-    if as_json:
-        standings = None if told is None else [standing_object(record, fails=fails(run, record)) for record in told]
-        print_json(summary_object(summary) | {"mode": run.mode.value, "shard": run.shard or None, "standings": standings})
-        return
     print_summary(console(), summary)
     if told and (run.mode.replays or any(record.accepted for record in told)):
         print_standings(console(), told, partial(fails, run))

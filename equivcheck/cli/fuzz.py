@@ -13,12 +13,13 @@ import click
 from equivcheck.cli.campaigns import run_campaign
 from equivcheck.cli.options import deadline_option, json_option, layouts_option, output_file, store_option, world_option
 from equivcheck.cli.shell import ExitCode
+from equivcheck.history.run import Mode, Run
 from equivcheck.scenario.mesh import MAX_RANKS
 
 if TYPE_CHECKING:
     from equivcheck.campaign.shard import Shard
 
-_USUAL_SECONDS = {"pr": 300.0, "nightly": 7200.0}
+_USUAL_SECONDS = {Mode.PR: 300.0, Mode.NIGHTLY: 7200.0}
 """The budget of a mode where none is given."""
 
 
@@ -47,8 +48,8 @@ def _shard(context: click.Context, parameter: click.Parameter, value: str) -> Sh
 @click.option("--seed", type=click.IntRange(min=0), help="Seed of the generated scenarios; random by default, always printed.")
 @click.option(
     "--mode",
-    type=click.Choice(["plain", "pr", "nightly"]),
-    default="plain",
+    type=click.Choice([mode.value for mode in Mode]),
+    default=Mode.PLAIN.value,
     show_default=True,
     help="pr and nightly replay the store first, and fail only on what is new (nightly: or back again).",
 )
@@ -89,10 +90,9 @@ def fuzz(  # noqa: PLR0913, PLR0917 - options
     """
     from equivcheck.campaign.control import applicable_mutants
     from equivcheck.campaign.plan import Plan, frontier_scenarios
-    from equivcheck.history.run import Mode, Run
 
     if seconds is None and num_checks is None:
-        seconds = _USUAL_SECONDS.get(mode)
+        seconds = _USUAL_SECONDS.get(Mode(mode))
     if seconds is None and num_checks is None:
         raise click.UsageError("Missing option '--seconds' or '--checks'.")
     plan = Plan(

@@ -55,11 +55,11 @@ class History:
         self.path = store / FILE
 
     def begin(self, run: Run) -> None:
-        """Enter a run."""
+        """Enter a run; one that is there, as that of a finding may be, stays."""
         names = ", ".join(field.name for field in fields(Run))
         values = [value.value if isinstance(value, Choice) else value for value in astuple(run)]
         with self.open() as db:
-            db.execute(f"INSERT INTO run ({names}) VALUES ({', '.join('?' * len(values))})", values)
+            db.execute(f"INSERT OR IGNORE INTO run ({names}) VALUES ({', '.join('?' * len(values))})", values)
 
     def note(self, run: Run, figures: Figures) -> None:
         """Write how far a run has come."""
@@ -100,17 +100,21 @@ class History:
         """Of all findings that have been entered."""
         if not self.path.exists():
             return frozenset()
-        with self.open() as db:
+        with self.open(writes=False) as db:
             return frozenset(row["fingerprint"] for row in db.execute("SELECT fingerprint FROM finding"))
 
     @contextlib.contextmanager
-    def open(self) -> Iterator[sqlite3.Connection]:
-        """The file in one transaction, made if there is none; raises `HistoryFailed`."""
+    def open(self, *, writes: bool = True) -> Iterator[sqlite3.Connection]:
+        """The file in one transaction, made if there is none; raises `HistoryFailed`.
+
+        Who only reads one that is there waits for no writer, and needs no right to write.
+        """
         try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
+            if writes:
+                self.path.parent.mkdir(parents=True, exist_ok=True)
             with contextlib.closing(sqlite3.connect(self.path, timeout=_LOCK_SECONDS, isolation_level=None)) as db:
                 db.row_factory = sqlite3.Row
-                db.execute("BEGIN IMMEDIATE")
+                db.execute("BEGIN IMMEDIATE" if writes else "BEGIN")
                 _require_schema(db)
                 yield db
                 db.execute("COMMIT")

@@ -55,7 +55,7 @@ def _merge_runs(source: Path, into: Path) -> int:
     other = History(source)
     if not other.path.exists():
         return 0
-    with other.open() as theirs, History(into).open() as ours:
+    with other.open(writes=False) as theirs, History(into).open() as ours:
         before = _num_runs(ours)
         _copy(theirs, ours, "finding", "INSERT OR IGNORE")
         for run in theirs.execute("SELECT id FROM run WHERE ended != ''").fetchall():

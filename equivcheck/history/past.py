@@ -69,7 +69,7 @@ def past_runs(history: History, until: str = ALWAYS) -> Iterator[PastRun]:
     """Runs that began until then, the last one first; findings that were kept without a history are no runs."""
     if not history.path.exists():
         return
-    with history.open() as db:
+    with history.open(writes=False) as db:
         rows = db.execute(_RUNS, (Again.SHOWS.value, Again.DIFFERENTLY.value, until)).fetchall()
     yield from map(_past_run, rows)
 
@@ -89,7 +89,7 @@ def find_run(history: History, prefix: str = "") -> PastRun:
 
 def noted(history: History, run: Run) -> Noted:
     """What a run noted."""
-    with history.open() as db:
+    with history.open(writes=False) as db:
         outcomes = db.execute("SELECT layout, outcome, checks FROM outcome WHERE run = ?", (run.id,)).fetchall()
         costs = db.execute("SELECT layout, seconds FROM cost WHERE run = ?", (run.id,)).fetchall()
         progress = db.execute("SELECT seconds, checks, pairs FROM progress WHERE run = ? ORDER BY seconds", (run.id,)).fetchall()

@@ -96,7 +96,7 @@ def records(history: History, until: str = ALWAYS) -> tuple[Record, ...]:
     """Of every finding that showed in any run that began until then: those that came last first."""
     if not history.path.exists():
         return ()
-    with history.open() as db:
+    with history.open(writes=False) as db:
         rows = db.execute("SELECT * FROM finding ORDER BY fingerprint").fetchall()
         found = [record for row in rows if (record := _record(db, row, until)) is not None]
     return tuple(sorted(found, key=lambda record: record.first.began, reverse=True))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from equivcheck.campaign.events import Event, KeptFinding, Summary, Ticked
@@ -31,26 +31,24 @@ class HistoryWriter:
 
     def __call__(self, event: Event) -> None:
         """Write what an event says."""
-        if self.failed:
-            return
-        try:
-            self._write(event)
-        except HistoryFailed as error:
-            self.failed = str(error)
+        self._guarded(lambda: self._write(event))
 
     def replayed(self, replayed: Replayed) -> None:
-        """Enter what became of a finding; raises `HistoryFailed`."""
+        """Enter what became of a finding."""
         kept = replayed.finding
-        self._history.see(self.run, kept.fingerprint, kept.verdict, again(kept.verdict, replayed.verdict))
+        seen = again(kept.verdict, replayed.verdict)
+        self._guarded(lambda: self._history.see(self.run, kept.fingerprint, kept.verdict, seen))
 
     def summarized(self, values: Mapping[str, Any]) -> None:
         """Enter what the run leaves, as JSON values."""
-        if self.failed:
-            return
-        try:
-            self._history.summarize(self.run, values)
-        except HistoryFailed as error:
-            self.failed = str(error)
+        self._guarded(lambda: self._history.summarize(self.run, values))
+
+    def _guarded(self, write: Callable[[], None]) -> None:
+        if not self.failed:
+            try:
+                write()
+            except HistoryFailed as error:
+                self.failed = str(error)
 
     def _write(self, event: Event) -> None:
         if isinstance(event, KeptFinding):

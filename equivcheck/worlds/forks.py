@@ -40,6 +40,7 @@ class WatchedForks:
         self._owner = os.getpid()
         self._made: tuple[int, int] = (-1, -1)
         self._copies: list[_Copy] = []
+        self._left: list[_Copy] = []
         self._runnable = 0
         self._ways_out: list[int] = []
         """In a copy: pipes to the rank, and to copies that this is a copy of."""
@@ -87,6 +88,7 @@ class WatchedForks:
         """End the copies that are left, after a wait if there is one, and say what is wrong with them; empty for nothing."""
         patience = Patience(_GRACE, self._cpu_seconds, self._num_runnable)
         while left := [copy for copy in self._copies if copy.is_left()]:
+            self._left = left
             if all(copy.pids for copy in left) and (not wait or patience.exhausted()):  # each tells at once that it exists
                 break
             select.select([copy.pipe for copy in left], [], [], patience.tick)
@@ -103,7 +105,7 @@ class WatchedForks:
         return f"the program forked (os.fork): {'; '.join(told)}; allowed are copies that end by os._exit or exec" if told else ""
 
     def _pids(self) -> set[int]:
-        return {pid for copy in self._copies for pid in copy.pids}
+        return {pid for copy in self._left for pid in copy.pids}
 
     def _cpu_seconds(self) -> dict[int, float]:
         return {pid: cpu_seconds(pid) for pid in self._pids()}

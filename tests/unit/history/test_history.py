@@ -13,7 +13,9 @@ import pytest
 
 from equivcheck.findings.again import Again
 from equivcheck.history.history import FILE, Figures, History, HistoryFailed
+from equivcheck.history.past import past_runs
 from equivcheck.history.run import Ended
+from equivcheck.history.standing import records
 from equivcheck.verdict.verdict import Outcome
 from unit.history.runs import nights, run
 
@@ -96,3 +98,14 @@ def test_to_look_makes_no_file(tmp_path: Path) -> None:
     """A store without a history stays one."""
     assert History(tmp_path).fingerprints() == frozenset()
     assert list(tmp_path.iterdir()) == []
+
+
+def test_readers_do_not_wait_for_a_writer(tmp_path: Path) -> None:
+    """`triage` and `report` read what was there before a transaction that is still open."""
+    history = History(tmp_path)
+    nights(history, Again.SHOWS)
+    with history.open() as db:
+        db.execute("DELETE FROM sighting")
+        assert len(records(history)) == 1
+        assert [past.run.id for past in past_runs(history)] == ["run 0"]
+    assert records(history) == ()

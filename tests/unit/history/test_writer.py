@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -82,6 +83,16 @@ def test_a_finding_of_a_store_without_a_history_is_not_new(tmp_path: Path) -> No
     (record,) = records(History(tmp_path))
     assert record.standing is Standing.STILL
     assert record.first.began == store.load(mark).environment.date
+
+
+def test_a_writer_that_was_killed_before_a_finding_was_entered_hinders_no_other(tmp_path: Path) -> None:
+    """Nor does one that enters it at the same time: its run is there already."""
+    store = FindingStore(tmp_path)
+    store.keep(DIVERGED)
+    (mark,) = store.fingerprints()
+    History(tmp_path).begin(replace(run(0), id=f"found {mark}"))
+    HistoryWriter(store, run(1))
+    assert [record.fingerprint for record in records(History(tmp_path))] == [mark]
 
 
 def test_a_disk_that_fails_ends_no_campaign(tmp_path: Path) -> None:
