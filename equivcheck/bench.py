@@ -47,6 +47,10 @@ _DRAWN_PER_SCENARIO = 8
 DEFAULT_ROWS = tuple((tag, size) for tag in ("ddp", "fsdp1", "fsdp2", "tensor_parallel", "spmd") for size in (2, 4))
 """Layout and ranks of each row."""
 
+MEASURED = ("sim_ms", "gloo_ms", "spawn_ms", "ranks_only_ms")
+DERIVED = ("speedup_over_spawn", "speedup_over_gloo", "oracle_share")
+"""Figures of a row."""
+
 
 class Source(Choice):
     """What is trained."""
@@ -89,6 +93,13 @@ class Row:
         """The share of a check in simulation that is not the rank programs."""
         share = _ratio(self.ranks_only_ms, self.sim_ms)
         return None if share is None else 1.0 - share
+
+
+def row_object(row: Row) -> dict[str, Any]:
+    """A row as JSON values."""
+    figures = {name: getattr(row, name) for name in (*MEASURED, *DERIVED)}
+    rounded = {name: None if value is None else round(value, 3) for name, value in figures.items()}
+    return {"layout": row.layout, "ranks": row.ranks, "scenarios": row.scenarios} | rounded
 
 
 class SpawnRanks(Ranks):

@@ -38,6 +38,9 @@ __all__ = [
 
 AnyLimit = Limit | LayoutLimit
 
+_OF_EXTRAS = ("equivcheck.cluster.on_ray",)
+"""Modules that need a library which is not installed with the package."""
+
 
 def limits_by_layout() -> dict[str, tuple[AnyLimit, ...]]:
     """What each parallelism declares, by its tag; under an empty name, what holds for all of them and for combinations."""
@@ -61,7 +64,7 @@ def _limits_in(value: object) -> Iterator[AnyLimit]:
 
 def _modules() -> Iterable[object]:
     names = [module.name for module in pkgutil.walk_packages(equivcheck.__path__, "equivcheck.")]
-    return [import_module(name) for name in names if not name.endswith("__main__")]
+    return [import_module(name) for name in names if not name.endswith(("__main__", *_OF_EXTRAS))]
 
 
 def nouns() -> dict[str, list[str]]:

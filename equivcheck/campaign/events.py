@@ -6,9 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from equivcheck.campaign.messages import Control
+from equivcheck.campaign.counts.tally import Tally
+from equivcheck.campaign.messages import Control, NodeLost
 from equivcheck.campaign.plan import Plan
-from equivcheck.campaign.tally import Tally
 from equivcheck.findings.store import Kept
 from equivcheck.verdict.verdict import Verdict
 
@@ -28,11 +28,34 @@ class KeptFinding:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class NodeWork:
+    """What one machine of several has done."""
+
+    name: str
+    """The machine's."""
+    num_workers: int
+    """Worker processes that it has room for; 0 if it never took part."""
+    num_checks: int
+    """Checks that it has done."""
+    seconds: float
+    """Of the campaign's time, until now or until it was lost."""
+    lost: str = ""
+    """``lost: ...`` or ``left out: ...`` with the reason; empty while it takes part."""
+
+    @property
+    def rate(self) -> float:
+        """Checks a second."""
+        return self.num_checks / self.seconds if self.seconds else 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Started:
     """The workers are being started."""
 
     plan: Plan
     """What is to be done."""
+    nodes: tuple[NodeWork, ...] = ()
+    """Machines that they are started on; empty for this one alone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +68,8 @@ class Ticked:
     """What came of all checks so far; not to be changed."""
     num_findings: int
     """Distinct findings so far."""
+    nodes: tuple[NodeWork, ...] = ()
+    """What each machine has done; empty for this one alone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +94,8 @@ class Summary:
     """Why some findings are nowhere but here; empty if all were kept."""
     control: Control | None = None
     """What came of the wrong training that was to be caught; None where there was none, or the end came before it was known."""
+    nodes: tuple[NodeWork, ...] = ()
+    """What each machine has done; empty for this one alone."""
 
     @property
     def has_survivor(self) -> bool:
@@ -76,6 +103,6 @@ class Summary:
         return self.control is not None and not self.control.caught
 
 
-Event = Started | Ticked | KeptFinding | Summary
+Event = Started | Ticked | KeptFinding | NodeLost | Summary
 Listener = Callable[[Event], None]
 """Called in the supervisor's thread; what it raises ends the campaign."""

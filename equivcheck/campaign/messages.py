@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from equivcheck.campaign.tally import Tally
+from equivcheck.campaign.counts.tally import Tally
 from equivcheck.scenario import Scenario
 from equivcheck.verdict.verdict import Verdict
 
@@ -66,6 +66,8 @@ class Checked:
 
     verdict: Verdict
     """What came of it."""
+    seconds: float
+    """How long it took."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,3 +106,25 @@ class Spent:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Done:
     """From the worker: its last word."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lost:
+    """In the place of a worker's last word: it died, or was killed as it was stuck."""
+
+    verdict: Verdict | None
+    """On the scenario that it had begun; None if it had begun none."""
+    seconds: float
+    """How long ago that was."""
+    printed: str
+    """What it printed last."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeLost:
+    """In the place of a worker's last word: the machine that it was on is gone."""
+
+    name: str
+    """The machine's."""
+    why: str
+    """In a line."""

@@ -25,7 +25,7 @@ class CheckingProcess(WorkerProcess):
     """
 
     def __init__(self, plan: Plan, place: tuple[int, int], suspect: Verdict | None = None) -> None:
-        self.place, self.suspect = place, suspect
+        self.place, self.suspect, self.node = place, suspect, ""
         self.done = False
         self._plan = plan
         self._recorder = Recorder.create()

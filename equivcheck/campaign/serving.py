@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import time
 import traceback
 
 from equivcheck.campaign.messages import Broken, Checked, CheckOne, Done, Fuzz, Ready, Spent
@@ -35,7 +36,9 @@ def _serve(worker: Worker, plan: Plan, link: Link) -> None:
     if isinstance(order, Fuzz):
         worker.fuzz(order.seconds, order.num_checks)
     elif isinstance(order, CheckOne):
-        link.send(Checked(verdict=worker.check(order.scenario, beyond=order.beyond)))
+        start = time.monotonic()
+        verdict = worker.check(order.scenario, beyond=order.beyond)
+        link.send(Checked(verdict=verdict, seconds=time.monotonic() - start))
 
 
 def _import_everything(plan: Plan) -> None:

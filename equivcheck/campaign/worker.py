@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import itertools
 import math
+import threading
 import time
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 from equivcheck.campaign.batches import EndBatch, FaultShown, batch_seed, run_batch
 from equivcheck.campaign.control import ControlRun, control_of
+from equivcheck.campaign.counts.tally import Tally
 from equivcheck.campaign.isolated import CheckerFailed, check_isolated
 from equivcheck.campaign.messages import Found, MayShrink, Progress
 from equivcheck.campaign.plan import Alter, Plan, oracle_check
 from equivcheck.campaign.recorder import Recorder
-from equivcheck.campaign.tally import Tally
 from equivcheck.composition.limits import why_unsupported
 from equivcheck.findings.fingerprint import fingerprint
 from equivcheck.findings.size import Size, size_of
@@ -24,7 +25,6 @@ from equivcheck.selection.avoidance import Avoidance, Candidate, avoiding_all
 from equivcheck.selection.novelty import Selection
 from equivcheck.shrinking.search import Shrinking, same_fingerprint
 from equivcheck.verdict.verdict import Outcome, Verdict
-from equivcheck.workers.link import Link
 from equivcheck.worlds.sim.interruption import abandoned_threads
 from equivcheck.worlds.work_clock import WorkClock
 
@@ -34,6 +34,19 @@ FRONTIER_ONE_IN, FRONTIER_PLACE = 10, 1
 """Of so many batches the one with this number, from 0, is drawn beyond limits of torch: early, as a short run has few."""
 
 
+class Supervisor(Protocol):
+    """Whom a worker reports to."""
+
+    stopped: threading.Event
+    """Set where the worker is to end after what is running."""
+
+    def send(self, message: object, /) -> None:
+        """Hear something."""
+
+    def next(self) -> Any:
+        """Answer."""
+
+
 class CheckerBroke(BaseException):
     """The check raised; no `Exception`, as Hypothesis would take that for a failure to shrink."""
 
@@ -41,7 +54,7 @@ class CheckerBroke(BaseException):
 class Worker:
     """One worker's run; `place` is its number and which of its processes this is, so that each draws something else."""
 
-    def __init__(self, plan: Plan, place: tuple[int, int], link: Link, recorder: Recorder) -> None:
+    def __init__(self, plan: Plan, place: tuple[int, int], link: Supervisor, recorder: Recorder) -> None:
         self._plan, self._place, self._link, self._recorder = plan, place, link, recorder
         self._until, self._checks_left = 0.0, math.inf
         self._tally, self._reported = Tally(), 0.0

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
-from equivcheck.cli.options import console, json_option, layouts_option, print_json
+from equivcheck.cli.options import console, html_option, json_option, layouts_option, print_json, write_page
 from equivcheck.cli.shell import ExitCode
 
 if TYPE_CHECKING:
     from rich.table import Table
 
     from equivcheck.bench import Row
-
-_MEASURED = ("sim_ms", "gloo_ms", "spawn_ms", "ranks_only_ms")
-_DERIVED = ("speedup_over_spawn", "speedup_over_gloo", "oracle_share")
 
 
 @click.command()
@@ -35,12 +33,20 @@ _DERIVED = ("speedup_over_spawn", "speedup_over_gloo", "oracle_share")
     "--ranks", "sizes", type=click.IntRange(1, 8), multiple=True, help="Only this many ranks; may be repeated.  [default: 2, 4]"
 )
 @json_option
+@html_option
 def bench(  # noqa: PLR0913, PLR0917 - options
-    scenarios: int, spawned: int, training: str, layouts: tuple[str, ...], sizes: tuple[int, ...], as_json: bool
+    scenarios: int,
+    spawned: int,
+    training: str,
+    layouts: tuple[str, ...],
+    sizes: tuple[int, ...],
+    as_json: bool,
+    html: Path | None,
 ) -> ExitCode:
     """Time checks of the same scenarios in sim, in gloo and on new processes, and the ranks' trainings alone."""
-    from equivcheck.bench import DEFAULT_ROWS, Source, measure_row
+    from equivcheck.bench import DEFAULT_ROWS, Source, measure_row, row_object
     from equivcheck.findings.environment import environment
+    from equivcheck.report.pages import bench as page
     from equivcheck.scenario.file_format.codec import encode
 
     rows = []
@@ -48,21 +54,19 @@ def bench(  # noqa: PLR0913, PLR0917 - options
         for size in sizes or tuple(dict.fromkeys(size for _, size in DEFAULT_ROWS)):
             rows.append(measure_row(tag, size, source=Source(training), num_scenarios=scenarios, num_spawned=spawned))
             click.echo(f"{tag} on {size}: {_figures(rows[-1])}", err=True)
+    told = {"rows": [row_object(row) for row in rows], "training": training, "environment": encode(environment())}
     if as_json:
-        print_json({"rows": [_object(row) for row in rows], "training": training, "environment": encode(environment())})
+        print_json(told)
     else:
         console().print(_table(rows))
+    write_page(html, lambda file: page.write_page(file, told))
     return ExitCode.NOTHING_FOUND
 
 
-def _object(row: Row) -> dict[str, Any]:
-    figures = {name: getattr(row, name) for name in (*_MEASURED, *_DERIVED)}
-    rounded = {name: None if value is None else round(value, 3) for name, value in figures.items()}
-    return {"layout": row.layout, "ranks": row.ranks, "scenarios": row.scenarios} | rounded
-
-
 def _figures(row: Row) -> str:
-    return ", ".join(f"{name.removesuffix('_ms')} {_shown(getattr(row, name))} ms" for name in _MEASURED)
+    from equivcheck.bench import MEASURED
+
+    return ", ".join(f"{name.removesuffix('_ms')} {_shown(getattr(row, name))} ms" for name in MEASURED)
 
 
 def _shown(value: float | None) -> str:
@@ -71,6 +75,8 @@ def _shown(value: float | None) -> str:
 
 def _table(rows: list[Row]) -> Table:
     from rich.table import Table
+
+    from equivcheck.bench import DERIVED, MEASURED
 
     table = Table("layout", box=None, pad_edge=False, header_style="bold")
     for heading in (
@@ -86,6 +92,6 @@ def _table(rows: list[Row]) -> Table:
         table.add_column(heading, justify="right")
     for row in rows:
         share = "-" if row.oracle_share is None else f"{row.oracle_share:.0%}"
-        figures = [_shown(getattr(row, name)) for name in (*_MEASURED, *_DERIVED[:2])]
+        figures = [_shown(getattr(row, name)) for name in (*MEASURED, *DERIVED[:2])]
         table.add_row(row.layout, str(row.ranks), *figures, share)
     return table

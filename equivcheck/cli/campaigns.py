@@ -12,6 +12,7 @@ from equivcheck.cli.options import console, print_json
 from equivcheck.cli.shell import ExitCode
 
 if TYPE_CHECKING:
+    from equivcheck.campaign.crew import Crew
     from equivcheck.campaign.events import Summary
     from equivcheck.campaign.plan import Plan
     from equivcheck.findings.finding import Finding
@@ -22,7 +23,9 @@ if TYPE_CHECKING:
     from equivcheck.verdict.verdict import Verdict
 
 
-def run_campaign(plan: Plan, folder: Path, run: Run, *, as_json: bool, html: Path | None = None) -> ExitCode:
+def run_campaign(  # noqa: PLR0913 - options, most by keyword
+    plan: Plan, folder: Path, run: Run, *, as_json: bool, html: Path | None = None, crew: Crew[Any] | None = None
+) -> ExitCode:
     """Run a campaign; its summary is on stdout, what the run means for findings of others as well, and its page in a file."""
     from equivcheck.campaign.supervisor import fuzz
     from equivcheck.findings.store import FindingStore
@@ -36,7 +39,7 @@ def run_campaign(plan: Plan, folder: Path, run: Run, *, as_json: bool, html: Pat
     if run.mode.replays:
         _replay(store, plan, writer)
     with ProgressLine(console(stderr=True)) as progress:
-        summary = fuzz(plan, store, [progress, writer])
+        summary = fuzz(plan, store, [progress, writer], crew)
     values = summary_object(summary)
     writer.summarized(values)
     told = _told(store, writer)

@@ -3,33 +3,66 @@
 from __future__ import annotations
 
 import os
+import shlex
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from equivcheck.cli.options import confirm_option, console, deadline_option, json_option, print_json, world_option
+from equivcheck.cli.options import (
+    confirm_option,
+    console,
+    deadline_option,
+    html_option,
+    json_option,
+    print_json,
+    world_option,
+    write_page,
+)
 from equivcheck.cli.shell import ExitCode
+from equivcheck.cli.standing import on_all_ranks
 from equivcheck.errors import UsageError
 from equivcheck.system.input_file import read_stream, read_text
 from equivcheck.system.streams import standard_input
+from equivcheck.worlds.pool import STARTED
 
 if TYPE_CHECKING:
     from equivcheck.scenario import Scenario
+    from equivcheck.verdict.verdict import Verdict
 
 
 @click.command()
 @click.argument("file", type=click.Path(path_type=str))
-@world_option("sim")
+@world_option("sim", "Where the ranks run; torchrun: in all processes that it has started this command in.", may_stand=True)
 @deadline_option(60.0)
 @click.option("--comm", is_flag=True, help="Also show what the ranks communicate, beside what is expected.")
 @click.option("--beyond", is_flag=True, help="Run it beyond limits of torch too: it must be right, or raise on every rank.")
 @confirm_option
 @json_option
+@html_option
 def check(  # noqa: PLR0913, PLR0917 - options
-    file: str, world: str, deadline: float, comm: bool, beyond: bool, confirm: bool, as_json: bool
+    file: str, world: str, deadline: float, comm: bool, beyond: bool, confirm: bool, as_json: bool, html: Path | None
 ) -> ExitCode:
-    """Check the scenario in FILE (JSON; - for standard input)."""
-    scenario = read_scenario(file)
+    """Check the scenario in FILE (JSON; - for standard input).
+
+    The page of --html draws what the ranks leave in one more run: tensors on ranks, calls, losses and errors by step.
+    """
+
+    def checked() -> ExitCode:
+        verdict = _check(read_scenario(file), world, deadline, comm=comm, beyond=beyond, confirm=confirm, as_json=as_json)
+        write_page(html, lambda page: _write_page(page, verdict, file, deadline))
+        return ExitCode.FINDINGS if verdict.outcome.is_finding else ExitCode.NOTHING_FOUND
+
+    if world != STARTED:
+        return checked()
+    if html is not None:
+        raise UsageError(f"--html draws a run of its own; allowed: a world other than {STARTED}")
+    return on_all_ranks(checked)
+
+
+def _check(  # noqa: PLR0913
+    scenario: Scenario, world: str, deadline: float, *, comm: bool, beyond: bool, confirm: bool, as_json: bool
+) -> Verdict:
     from equivcheck.diagnosis.explain import explained
     from equivcheck.findings.finding import communication_object, verdict_object
     from equivcheck.oracle.beyond import check_beyond
@@ -50,7 +83,19 @@ def check(  # noqa: PLR0913, PLR0917 - options
         print_verdict(console(), verdict)
         if comm:
             print_communication(console(), verdict)
-    return ExitCode.FINDINGS if verdict.outcome.is_finding else ExitCode.NOTHING_FOUND
+    return verdict
+
+
+def _write_page(page: Path, verdict: Verdict, file: str, deadline: float) -> None:
+    from equivcheck.cli.findings.script import script_or_reason
+    from equivcheck.report.finding_page.page import Told
+    from equivcheck.report.finding_page.page import write_page as write
+    from equivcheck.report.finding_page.second_run import run_once_more
+
+    script, why = script_or_reason(verdict, seen_on="")
+    named = shlex.quote("scenario.json" if file == "-" else file)
+    commands = (f"equivcheck check {named}", f"equivcheck export {named} -o repro.py")
+    write(page, verdict, run_once_more(verdict, deadline=deadline), Told(script=script, why_no_script=why, commands=commands))
 
 
 def read_scenario(file: str) -> Scenario:

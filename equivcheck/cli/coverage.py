@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING
 
 import click
 
-from equivcheck.cli.options import console, json_option, layouts_option, output_file, print_json
+from equivcheck.cli.options import console, html_option, json_option, layouts_option, output_file, print_json, write_page
 from equivcheck.cli.shell import ExitCode
 from equivcheck.system.output_file import replace_text
 
 if TYPE_CHECKING:
     from equivcheck.coverage.legality import Examples
+    from equivcheck.report.coverage_text import Measured
 
 
 @click.command()
@@ -28,7 +29,10 @@ if TYPE_CHECKING:
     help="Then find which other pairs are legal, by constructing scenarios, and write all to this file (minutes).",
 )
 @json_option
-def coverage(seconds: float, seed: int | None, layouts: tuple[str, ...], legal: Path | None, as_json: bool) -> ExitCode:
+@html_option
+def coverage(  # noqa: PLR0913, PLR0917 - options
+    seconds: float, seed: int | None, layouts: tuple[str, ...], legal: Path | None, as_json: bool, html: Path | None
+) -> ExitCode:
     """Generate scenarios as fuzz does, without checking them, and report which pairs of features occur together.
 
     A feature is a field of a scenario with one of its values; a pair is legal if some supported scenario has both.
@@ -56,7 +60,14 @@ def coverage(seconds: float, seed: int | None, layouts: tuple[str, ...], legal: 
         print_json(coverage_object(measured))
     else:
         print_coverage(console(), measured)
+    write_page(html, lambda file: _write_page(file, measured))
     return ExitCode.NOTHING_FOUND
+
+
+def _write_page(file: Path, measured: Measured) -> None:
+    from equivcheck.report.pages import coverage
+
+    coverage.write_page(file, measured)
 
 
 def write_legal(examples: Examples, file: Path) -> None:

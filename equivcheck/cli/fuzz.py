@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import secrets
@@ -11,13 +12,14 @@ from typing import TYPE_CHECKING
 import click
 
 from equivcheck.cli.campaigns import run_campaign
-from equivcheck.cli.options import deadline_option, json_option, layouts_option, output_file, store_option, world_option
+from equivcheck.cli.options import deadline_option, html_option, json_option, layouts_option, store_option, world_option
 from equivcheck.cli.shell import ExitCode
 from equivcheck.history.run import Mode, Run
 from equivcheck.scenario.mesh import MAX_RANKS
 
 if TYPE_CHECKING:
     from equivcheck.campaign.shard import Shard
+    from equivcheck.cluster.crew import ClusterCrew
 
 _USUAL_SECONDS = {Mode.PR: 300.0, Mode.NIGHTLY: 7200.0}
 """The budget of a mode where none is given."""
@@ -58,14 +60,15 @@ def _shard(context: click.Context, parameter: click.Parameter, value: str) -> Sh
 )
 @layouts_option
 @world_option("sim")
-@click.option("--workers", type=click.IntRange(min=1), help="Worker processes.  [default: one per core]")
+@click.option("--workers", type=click.IntRange(min=1), help="Worker processes, on each node with --ray.  [default: one per core]")
+@click.option("--ray", metavar="auto|HOST:PORT", help="Check on all nodes of a Ray cluster; needs equivcheck[ray].")
 @click.option(
     "--max-ranks", type=click.IntRange(1, MAX_RANKS), default=MAX_RANKS, show_default=True, help="Most ranks in a scenario."
 )
 @deadline_option(30.0)
 @store_option
 @json_option
-@click.option("--html", type=click.Path(path_type=Path), callback=output_file, metavar="FILE", help="Also write an HTML page.")
+@html_option
 def fuzz(  # noqa: PLR0913, PLR0917 - options
     seconds: float | None,
     num_checks: int | None,
@@ -75,6 +78,7 @@ def fuzz(  # noqa: PLR0913, PLR0917 - options
     layouts: tuple[str, ...],
     world: str,
     workers: int | None,
+    ray: str | None,
     max_ranks: int,
     deadline: float,
     store: Path,
@@ -95,21 +99,31 @@ def fuzz(  # noqa: PLR0913, PLR0917 - options
         seconds = _USUAL_SECONDS.get(Mode(mode))
     if seconds is None and num_checks is None:
         raise click.UsageError("Missing option '--seconds' or '--checks'.")
-    plan = Plan(
-        seconds=math.inf if seconds is None else seconds,
-        num_checks=num_checks,
-        seed=shard.seed(secrets.randbits(32) if seed is None else seed),
-        num_workers=workers or num_cores(),
-        world=world,
-        layouts=layouts,
-        max_ranks=max_ranks,
-        deadline=deadline,
-        stuck_seconds=2 * deadline + 100.0,  # two layouts, one after the other
-        frontier=frontier_scenarios,
-        controls=applicable_mutants,
-    )
-    run = Run(seed=plan.seed, mode=Mode(mode), shard=str(shard) if shard.of > 1 else "")
-    return run_campaign(plan, store, run, as_json=as_json, html=html)
+    with _cluster(ray, workers) as crew:
+        plan = Plan(
+            seconds=math.inf if seconds is None else seconds,
+            num_checks=num_checks,
+            seed=shard.seed(secrets.randbits(32) if seed is None else seed),
+            num_workers=crew.num_workers if crew else workers or num_cores(),
+            world=world,
+            layouts=layouts,
+            max_ranks=max_ranks,
+            deadline=deadline,
+            stuck_seconds=2 * deadline + 100.0,  # two layouts, one after the other
+            frontier=frontier_scenarios,
+            controls=applicable_mutants,
+        )
+        run = Run(seed=plan.seed, mode=Mode(mode), shard=str(shard) if shard.of > 1 else "")
+        return run_campaign(plan, store, run, as_json=as_json, html=html, crew=crew)
+
+
+def _cluster(address: str | None, workers: int | None) -> contextlib.AbstractContextManager[ClusterCrew | None]:
+    """The nodes that do the work; none for this machine."""
+    if address is None:
+        return contextlib.nullcontext()
+    from equivcheck.cluster.connect import connect_ray
+
+    return connect_ray(address, workers)
 
 
 def num_cores() -> int:

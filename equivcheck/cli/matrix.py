@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from equivcheck.cli.fuzz import num_cores
-from equivcheck.cli.options import console, json_option, output_file, print_json, world_option
+from equivcheck.cli.options import console, html_option, json_option, output_file, print_json, world_option, write_page
 from equivcheck.cli.shell import ExitCode
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 @click.option("-n", "--workers", type=click.IntRange(min=1), help="Worker processes.  [default: one per core]")
 @json_option
 @click.option("--junit", type=click.Path(path_type=Path), callback=output_file, metavar="FILE", help="Also write JUnit XML.")
-@click.option("--html", type=click.Path(path_type=Path), callback=output_file, metavar="FILE", help="Also write an HTML page.")
+@html_option
 def matrix(  # noqa: PLR0913, PLR0917 - options
     recipe: Path,
     layouts: tuple[str, ...],
@@ -69,7 +69,7 @@ def _write(name: str, found: MatrixResult, junit: Path | None, html: Path | None
     if html is not None:
         from equivcheck.report.matrix.page import write_html
 
-        write_html(html, name, found)
+        write_page(html, lambda file: write_html(file, name, found))
 
 
 def _exit_code(found: MatrixResult) -> ExitCode:

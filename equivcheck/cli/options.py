@@ -12,7 +12,7 @@ import click
 
 from equivcheck.errors import UsageError
 from equivcheck.findings.store import DEFAULT_STORE
-from equivcheck.worlds.pool import COMPARABLE
+from equivcheck.worlds.pool import COMPARABLE, STARTED, WITH_DATA
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -36,7 +36,6 @@ store_option = click.option(
     help="Folder of the findings.",
 )
 confirm_option = click.option("--confirm", is_flag=True, help="Run a finding again, on processes (gloo).")
-world_type = click.Choice(COMPARABLE)
 
 
 def deadline_option(default: float) -> Option:
@@ -45,9 +44,20 @@ def deadline_option(default: float) -> Option:
     return click.option("--deadline", type=click.FloatRange(min=0, min_open=True), default=default, show_default=True, help=text)
 
 
-def world_option(default: str | None, text: str = "Where the ranks run.") -> Option:
-    """``--world``."""
-    return click.option("--world", type=world_type, default=default, show_default=default is not None, help=text)
+def world_option(default: str | None, text: str = "Where the ranks run.", *, may_stand: bool = False) -> Option:
+    """``--world``; with one that stands already, of which every process runs the command, where it `may_stand`."""
+    worlds = click.Choice(WITH_DATA) if may_stand else _WorldOfItsOwn(COMPARABLE)
+    return click.option("--world", type=worlds, default=default, show_default=default is not None, help=text)
+
+
+class _WorldOfItsOwn(click.Choice[str]):
+    """Worlds that a command starts itself."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """Say of a world that stands what takes it."""
+        if value == STARTED:
+            self.fail(f"{value} runs one check; allowed: {', '.join(self.choices)}, or `check FILE --world {value}`", param, ctx)
+        return super().convert(value, param, ctx)
 
 
 def check_layouts(context: click.Context, parameter: click.Parameter, value: tuple[str, ...]) -> tuple[str, ...]:  # noqa: ARG001
@@ -70,6 +80,21 @@ def output_file(context: click.Context, parameter: click.Parameter, value: Path 
     if value is not None and value.exists() and not value.is_file():
         raise click.BadParameter(f"{value} is no regular file; allowed: a new file, or a regular one")
     return value
+
+
+html_option = click.option(
+    "--html", type=click.Path(path_type=Path), callback=output_file, metavar="FILE", help="Also write an HTML page."
+)
+
+
+def write_page(html: Path | None, write: Callable[[Path], object]) -> None:
+    """Write a page if one was asked for; where that cannot be done, a line on stderr, as what it shows is printed as well."""
+    if html is None:
+        return
+    try:
+        write(html)
+    except OSError as error:
+        click.echo(f"{html} is not written: {error}", err=True)
 
 
 layouts_option = click.option(

@@ -1,7 +1,8 @@
-"""`equivcheck report`: one run of fuzz as a page, or as an issue."""
+"""`equivcheck report`: one run of fuzz as a page, or as an issue; or one finding as a page."""
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,18 +11,20 @@ import click
 
 from equivcheck.cli.options import json_option, output_file, print_json, store_option
 from equivcheck.cli.shell import ExitCode
-from equivcheck.errors import EquivCheckError, UsageError
+from equivcheck.errors import UsageError
 from equivcheck.system.printable import printable
 
 if TYPE_CHECKING:
-    from equivcheck.findings.finding import Finding
     from equivcheck.history.run import Run
     from equivcheck.report.issue_text import Reported
 
-_DEFAULT_NAME = Path("equivcheck_report.html")
+_DEFAULT_NAME, _DEFAULT_OF_FINDING = Path("equivcheck_report.html"), Path("equivcheck_finding.html")
+_DEADLINE = 60.0
+"""Seconds for the run of a finding that its page draws."""
 
 
 @click.command()
+@click.argument("finding", required=False)
 @store_option
 @click.option("--run", metavar="RUN", default="", help="First digits of a run's identifier.  [default: the last run]")
 @click.option(
@@ -38,14 +41,22 @@ _DEFAULT_NAME = Path("equivcheck_report.html")
     type=click.Path(path_type=Path),
     callback=output_file,
     metavar="FILE",
-    help=f"Where it goes; a file that is there is replaced.  [default: {_DEFAULT_NAME} for the page, stdout for the issue]",
+    help=f"Where it goes; a file that is there is replaced.  [default: {_DEFAULT_NAME}, {_DEFAULT_OF_FINDING}, stdout]",
 )
 @json_option
-def report(store: Path, run: str, form: str, output: Path | None, as_json: bool) -> ExitCode:
+def report(  # noqa: PLR0913, PLR0917 - options
+    finding: str | None, store: Path, run: str, form: str, output: Path | None, as_json: bool
+) -> ExitCode:
     """Write a page about a run of fuzz, from the history of its store: one file that needs nothing else.
 
-    An issue has a script for each finding; where few numbers do for it, that is tried by torchrun.
+    With a FINDING, its folder or the first digits of its fingerprint, the page is about that: its ranks run once more, in a
+    process of their own, and what they leave is drawn. An issue has a script for each finding, and so has the page of one; where
+    few numbers do for it, that is tried by torchrun.
     """
+    if finding is not None:
+        if run or form == "issue":
+            raise UsageError("report takes either a finding or --run and --format issue; allowed: one of them")
+        return _report_finding(finding, store, output or _DEFAULT_OF_FINDING, as_json=as_json)
     if form == "issue":
         return _report_issue(store, run, output, as_json=as_json)
     from equivcheck.report.run_page.page import write_page
@@ -56,6 +67,25 @@ def report(store: Path, run: str, form: str, output: Path | None, as_json: bool)
         print_json({"path": str(page), "run": past.run.id, "mode": past.run.mode.value, "began": past.run.began})
     else:
         click.echo(printable(f"{page}: run {past.run.id}, {past.run.mode.value}, began {past.run.began[:19]} UTC"))
+    return ExitCode.NOTHING_FOUND
+
+
+def _report_finding(named: str, store: Path, page: Path, *, as_json: bool) -> ExitCode:
+    from equivcheck.cli.findings.replay import find
+    from equivcheck.cli.findings.script import script_or_reason
+    from equivcheck.report.finding_page.isolated import run_isolated
+    from equivcheck.report.finding_page.page import Told, write_page
+
+    kept = find(named, store)
+    script, why = script_or_reason(kept.verdict, seen_on=kept.environment.torch)
+    folder = shlex.quote(str(kept.path))
+    commands = (f"equivcheck replay {folder}", f"equivcheck export {folder} -o repro.py")
+    told = Told(script=script, why_no_script=why, commands=commands, kept=kept)
+    write_page(page, kept.verdict, run_isolated(kept.verdict, _DEADLINE), told)
+    if as_json:
+        print_json({"path": str(page), "finding": kept.fingerprint, "outcome": kept.verdict.outcome.value})
+    else:
+        click.echo(printable(f"{page}: {kept.fingerprint} {kept.verdict.scenario.name}, {kept.verdict.outcome.value}"))
     return ExitCode.NOTHING_FOUND
 
 
@@ -81,6 +111,7 @@ def _report_issue(store: Path, prefix: str, output: Path | None, *, as_json: boo
 
 def _reported(store: Path, run: Run) -> Iterator[Reported]:
     """The findings that make a run fail; one that cannot be read is a line on stderr."""
+    from equivcheck.cli.findings.script import script_or_reason
     from equivcheck.findings.store import FindingStore
     from equivcheck.history.failing import fails
     from equivcheck.history.history import History
@@ -95,16 +126,5 @@ def _reported(store: Path, run: Run) -> Iterator[Reported]:
         except UsageError as error:
             click.echo(printable(str(error)), err=True)
             continue
-        script, why = _script(finding)
+        script, why = script_or_reason(finding.verdict, seen_on=finding.environment.torch)
         yield Reported(record=record, finding=finding, script=script, why_no_script=why)
-
-
-def _script(finding: Finding) -> tuple[str, str]:
-    """A script, or why there is none."""
-    from equivcheck.cli.findings.export import DEFAULT_NAME, NumberSource, script_text
-
-    try:
-        seen_on = finding.environment.torch
-        return script_text(finding.verdict, None, NumberSource.AUTO, name=DEFAULT_NAME, seen_on=seen_on), ""
-    except EquivCheckError as error:
-        return "", str(error)

@@ -54,7 +54,7 @@ class Shell(click.Group):
                     code = super().main(args, prog_name, **extra)
                 sys.stdout.flush()
             except Exception as error:
-                code = _report(error)
+                code = report(error)
         sys.exit(int(code or 0))
 
 
@@ -81,7 +81,8 @@ def _interrupt(_number: int, _frame: FrameType | None) -> None:
     raise KeyboardInterrupt
 
 
-def _report(error: Exception) -> ExitCode:
+def report(error: Exception) -> ExitCode:
+    """Say what went wrong, in a line; the exit code."""
     if isinstance(error, NoArgsIsHelpError):
         error.show()
         return ExitCode.USAGE

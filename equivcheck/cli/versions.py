@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from equivcheck.cli.options import console, json_option, output_file, print_json
+from equivcheck.cli.options import console, html_option, json_option, output_file, print_json, write_page
 from equivcheck.cli.shell import ExitCode
 from equivcheck.cli.torch_options import environment_options, environments, torch_option
 from equivcheck.errors import EquivCheckError, UsageError
@@ -48,6 +48,7 @@ def _check_issues(context: click.Context, parameter: click.Parameter, value: tup
 @click.option("--again", is_flag=True, help="Run versions again that the file has.")
 @click.option("--write-shows", is_flag=True, help="Write what the scripts did into the table of known issues, in a checkout.")
 @json_option
+@html_option
 def versions(  # noqa: PLR0913, PLR0917 - options
     versions: str,
     pythons: tuple[Installation, ...],
@@ -60,6 +61,7 @@ def versions(  # noqa: PLR0913, PLR0917 - options
     again: bool,
     write_shows: bool,
     as_json: bool,
+    html: Path | None,
 ) -> ExitCode:
     """Try each version of torch: the doctor's probes, a corpus of scenarios in sim, and the scripts of known issues.
 
@@ -83,6 +85,7 @@ def versions(  # noqa: PLR0913, PLR0917 - options
         print_json(encode(matrix))
     else:
         print_matrix(console(), matrix, issues)
+    write_page(html, lambda file: _write_page(file, matrix, issues))
     _save(matrix, output)
     return ExitCode.FINDINGS if matrix.is_bad(issues) else ExitCode.NOTHING_FOUND
 
@@ -100,6 +103,15 @@ def _filled(matrix: Matrix, named: str, where: Environments, issues: tuple[Known
         with contextlib.suppress(OSError):  # told in the end, when all results have been printed
             matrix.save(output)
     return matrix
+
+
+def _write_page(file: Path, matrix: Matrix, issues: tuple[KnownIssue, ...]) -> None:
+    from equivcheck.report.pages import versions
+    from equivcheck.scenario.file_format.codec import encode
+    from equivcheck.versions.table import wrong_in
+
+    wrong = {version: list(wrong_in(found, issues)) for version, found in matrix.versions.items()}
+    versions.write_page(file, encode(matrix), issues, wrong, is_bad=matrix.is_bad(issues))
 
 
 def _save(matrix: Matrix, output: Path) -> None:

@@ -41,9 +41,9 @@ def compare(reference: Reference, traces: Sequence[Trace], before: Sequence[Trac
     divergences: list[Divergence] = []
     worst = share = 0.0
     for expected, found in zip(reference.moments, ranks, strict=True):
-        snapshots = _snapshots(list(found), expected.phase)
+        snapshots = snapshots_of(list(found), expected.phase)
         assembled = assembler.assemble(expected, snapshots)
-        errors, wrong = _errors(expected, assembled)
+        errors, wrong = errors_of(expected, assembled)
         worst = max(worst, float(errors.max(initial=0.0)))
         if wrong.any() or assembled.misfits:
             divergences += _describe(expected, assembled, errors, wrong, snapshots)
@@ -68,7 +68,7 @@ def _share(expected: Expected, assembled: Assembled, errors: Vector, wrong: Flag
     return float((sizes / np.maximum(expected.scales[wrong], np.finfo(np.float64).tiny)).max())
 
 
-def _snapshots(found: list[Moment], phase: Phase) -> list[Snapshot]:
+def snapshots_of(found: list[Moment], phase: Phase) -> list[Snapshot]:
     """The snapshots to put together: a loss is the mean over the ranks that have one, as these average their gradients."""
     snapshots = [moment.snapshot for moment in found]
     if phase is not Phase.LOSS:
@@ -77,7 +77,7 @@ def _snapshots(found: list[Moment], phase: Phase) -> list[Snapshot]:
     return [replace(losses[0], values=np.mean([snapshot.values for snapshot in losses], axis=0))]
 
 
-def _errors(expected: Expected, assembled: Assembled) -> tuple[Vector, Flags]:
+def errors_of(expected: Expected, assembled: Assembled) -> tuple[Vector, Flags]:
     """Error of each tensor in units of its tolerance, and which are beyond it."""
     same = (assembled.values == expected.values) | (np.isnan(assembled.values) & np.isnan(expected.values)) | ~assembled.covered
     with np.errstate(invalid="ignore"):

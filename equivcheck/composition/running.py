@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -16,7 +17,7 @@ from equivcheck.system.temporary_folder import require_space, temporary_folder
 from equivcheck.trace.trace import Trace
 from equivcheck.train.setup import Setup
 from equivcheck.worlds.failure import RanksFailed
-from equivcheck.worlds.pool import COMPARABLE, ranks
+from equivcheck.worlds.pool import COMPARABLE, WITH_DATA, ranks
 from equivcheck.worlds.ranks import Ranks, Run, again_if_died
 
 
@@ -62,6 +63,7 @@ class Runner:
         from equivcheck.composition.resume import first_part, second_part
 
         with temporary_folder() as folder:
+            self._require_shared(folder, first.mesh.num_ranks)
             try:
                 before = self._part(first, scenario, first_part, scenario, folder, self._change(scenario)).values
             except RanksFailed as error:
@@ -83,11 +85,20 @@ class Runner:
             )
         )
 
+    def _require_shared(self, folder: str, size: int) -> None:
+        """Raise `UsageError` where ranks are on hosts that do not see this one's folder."""
+        members = self._members(size)
+        if members.spans_hosts and not all(members.run(os.path.isdir, folder, deadline=self.deadline, is_foreign=False).values):
+            raise UsageError(
+                f"world {members.name!r}: some hosts do not see {folder}, where a checkpoint is to be kept; "
+                "allowed: TMPDIR set to a folder that all hosts share"
+            )
+
     def _members(self, size: int) -> Ranks:
         name = self.world if isinstance(self.world, str) else self.world.name
         members = self.world if isinstance(self.world, Ranks) and self.world.size == size else ranks(name, size)
         if not members.has_data:
-            raise UsageError(f"world {name!r} has no data to compare; allowed: {', '.join(COMPARABLE)}")
+            raise UsageError(f"world {name!r} has no data to compare; allowed: {', '.join(WITH_DATA)}")
         return members
 
 
@@ -104,6 +115,11 @@ def able(scenario: Scenario, world: str | Ranks) -> str | Ranks:
     """The world asked for, or processes for what threads cannot run: ranks that compile would share the compiler's state."""
     name = world if isinstance(world, str) else world.name
     return PROCESSES if name == THREADS and is_compiled(scenario) else world
+
+
+def alone(world: str) -> str:
+    """The world that a verdict is of, or the nearest to it that one process can open by itself."""
+    return world if world in COMPARABLE else PROCESSES
 
 
 def is_compiled(scenario: Scenario) -> bool:

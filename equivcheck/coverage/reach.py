@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import cache
+from functools import cache, lru_cache
 from itertools import combinations_with_replacement
 
 from equivcheck.coverage.features import Feature, features
@@ -62,9 +62,19 @@ class Reach:
         return self.drawn.count / max(1, self.legal.count)
 
 
-def shipped(scenario: Scenario) -> tuple[list[int], int]:
-    """The numbers of its features in the table of legal pairs, in order, and the same as bits; others are left out."""
-    numbers = sorted(_numbers()[feature] for feature in features(scenario) if feature in _numbers())
+def num_shipped() -> int:
+    """How many features are in the table of legal pairs."""
+    return len(_numbers())
+
+
+@lru_cache(maxsize=4)
+def shipped(scenario: Scenario) -> tuple[tuple[int, ...], int]:
+    """The numbers of its features in the table of legal pairs, in order, and the same as bits; others are left out.
+
+    The last few are kept: what a scenario would add is asked several times.
+    """
+    known = _numbers()
+    numbers = tuple(sorted(known[feature] for feature in features(scenario) if feature in known))
     return numbers, sum(1 << number for number in numbers)
 
 

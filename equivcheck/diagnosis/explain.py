@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from equivcheck.composition.running import able
+from equivcheck.composition.running import able, alone
 from equivcheck.diagnosis.ablation import cause_by_ablation
 from equivcheck.diagnosis.agreement import num_agreeing_moments
 from equivcheck.diagnosis.catalogue.candidates import candidates
@@ -58,8 +58,9 @@ def explained(
     """The verdict with a diagnosis, if a known fault reproduces it, and with the steps that go wrong.
 
     `alter` must be what the verdict was found with: the scenario's ranks run again, in `world`, or where that shows nothing in
-    the verdict's own; `deadline` is in seconds, for each run. Verdicts that are no findings come back as they are. What a
-    diagnosis raises is told in the verdict (`unfinished`). Raises `UsageError` for a verdict of `check_training`.
+    the verdict's own (gloo for torchrun, as this process is alone); `deadline` is in seconds, for each run. Verdicts that are no
+    findings come back as they are. What a diagnosis raises is told in the verdict (`unfinished`). Raises `UsageError` for a
+    verdict of `check_training`.
     """
     if not isinstance(verdict, Verdict):
         raise UsageError(
@@ -79,7 +80,7 @@ def _explained(verdict: Verdict, alter: Callable[[Setup], None] | None, world: s
         return verdict
     if verdict.divergence is not None and verdict.divergence.difference is Difference.FULL_TENSOR:
         return _of_right_values(verdict)
-    for place in dict.fromkeys((able(verdict.scenario, world), verdict.world)):
+    for place in dict.fromkeys((able(verdict.scenario, world), alone(verdict.world))):
         try:
             diverged = run_again(verdict.scenario, alter, place, deadline)
         except RanksFailed as error:

@@ -6,8 +6,8 @@ import contextlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from equivcheck.campaign.counts.tally import Tally
 from equivcheck.campaign.events import Event, KeptFinding, Summary, Ticked
-from equivcheck.campaign.tally import Tally
 from equivcheck.findings.again import again
 from equivcheck.findings.fate import Replayed
 from equivcheck.findings.finding import BrokenFinding

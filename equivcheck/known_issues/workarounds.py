@@ -22,6 +22,7 @@ from equivcheck.scenario import (
     DDP,
     FSDP1,
     FSDP2,
+    SPMD,
     ClipNorm,
     ClipValue,
     Compile,
@@ -174,6 +175,12 @@ def cut_evenly(scenario: Scenario) -> Scenario:
 def _parts(layout: Layout) -> int:
     """Into how many parts tensor parallelism cuts a dim, and FSDP2 each of those."""
     return layout.mesh.size(TP) * (layout.mesh.size(DP, SHARD) if layout.has(FSDP2) else 1)
+
+
+@_workaround
+def gradients_as_parameters(scenario: Scenario) -> Scenario:
+    """DTensor SPMD leaves gradients as their parameters lie."""
+    return _in_layouts(scenario, lambda layout: with_options(layout, SPMD, redistribute_gradients=True))
 
 
 @_workaround

@@ -18,7 +18,9 @@ from equivcheck.trace.differences import Divergence
 from equivcheck.train.setup import Setup
 from equivcheck.verdict.verdict import Outcome, Verdict, explain_by
 from equivcheck.worlds.failure import RanksFailed
+from equivcheck.worlds.pool import on_first_rank
 from equivcheck.worlds.ranks import Ranks
+from equivcheck.worlds.world import World, without_cover
 
 BEYOND = "beyond what the layout supports no calls are predicted"
 """Why calls are not held against predictions there."""
@@ -29,7 +31,7 @@ RESUMED = "saving and loading a checkpoint is not modelled"
 def check(  # noqa: PLR0913 - options, all by keyword
     scenario: Scenario,
     *,
-    world: str | Ranks = "sim",
+    world: str | Ranks | World = "sim",
     deadline: float = 60.0,
     alter: Callable[[Setup], None] | None = None,
     beyond: bool = False,
@@ -37,16 +39,17 @@ def check(  # noqa: PLR0913 - options, all by keyword
 ) -> Verdict:
     """Say whether a scenario's parallel training computes what one device computes.
 
-    `world` names a world or is one of the right size; a scenario that compiles runs in gloo where sim is asked for, and the
-    verdict says so. `deadline` is in seconds, for the ranks alone; compiling gets 150 more. `alter` is called with each rank's
-    setup after its layout has been applied: a way to plant a fault. With `beyond`, what torch is known not to support is run all
-    the same, and calls are not held against predictions. With `coarse`, meant for shrinking, what is too far from the reference
-    for any noise is judged without measuring noise, and all else as usual: DIVERGED may then be in doubt in full.
+    `world` names a world or is one of the right size; in ``torchrun`` every process of the world calls this, that of rank 0
+    judges, and all return its verdict. A scenario that compiles runs in gloo where sim is asked for, and the verdict says so.
+    `deadline` is in seconds, for the ranks alone; compiling gets 150 more. `alter` is called with each rank's setup after its
+    layout has been applied: a way to plant a fault. With `beyond`, what torch is known not to support is run all the same, and
+    calls are not held against predictions. With `coarse`, meant for shrinking, what is too far from the reference for any noise
+    is judged without measuring noise, and all else as usual: DIVERGED may then be in doubt in full.
     Failures of the ranks are verdicts; `UsageError` is raised for a world that does not exist.
     """
     started = time.perf_counter()
-    runner = Runner(world=able(scenario, world), deadline=deadline, alter=alter)
-    verdict = _judge(scenario, runner, beyond=beyond, coarse=coarse)
+    runner = Runner(world=able(scenario, without_cover(world)), deadline=deadline, alter=alter)
+    verdict = on_first_rank(runner.world, lambda: _judge(scenario, runner, beyond=beyond, coarse=coarse))
     record(scenario.layout.name, verdict.world, IN_PART if verdict.undecided else verdict.outcome.value)
     return replace(verdict, seconds=time.perf_counter() - started)
 

@@ -63,10 +63,10 @@ def _cell(call: Call, mesh: Mesh, letters: dict[str, str]) -> str:
 
 
 def _cells(calls: list[list[Call]], cells: list[list[str]]) -> tuple[tuple[str, ...], ...]:
-    columns = _columns(calls)
-    width = max((column for rank in columns for column in rank), default=-1) + 1
+    placed = columns(calls)
+    width = max((column for rank in placed for column in rank), default=-1) + 1
     rows = []
-    for rank, found in enumerate(columns):
+    for rank, found in enumerate(placed):
         row = [IDLE] * width
         for number, column in enumerate(found):
             row[column] = cells[rank][number]
@@ -74,16 +74,16 @@ def _cells(calls: list[list[Call]], cells: list[list[str]]) -> tuple[tuple[str, 
     return tuple(rows)
 
 
-def _columns(calls: list[list[Call]]) -> list[list[int]]:
+def columns(calls: Sequence[Sequence[Call]]) -> list[list[int]]:
     """A column for each call of each rank: calls that a group issues together wait for the member that comes last."""
-    columns: list[list[int]] = [[] for _ in calls]
-    while any(len(done) < len(issued) for done, issued in zip(columns, calls, strict=True)):
-        heads = {rank: calls[rank][len(done)] for rank, done in enumerate(columns) if len(done) < len(calls[rank])}
+    found: list[list[int]] = [[] for _ in calls]
+    while any(len(done) < len(issued) for done, issued in zip(found, calls, strict=True)):
+        heads = {rank: calls[rank][len(done)] for rank, done in enumerate(found) if len(done) < len(calls[rank])}
         ready = _ready(heads)
-        column = max((columns[rank][-1] + 1 for rank in ready if columns[rank]), default=0)
+        column = max((found[rank][-1] + 1 for rank in ready if found[rank]), default=0)
         for rank in ready:
-            columns[rank].append(column)
-    return columns
+            found[rank].append(column)
+    return found
 
 
 def _ready(heads: dict[int, Call]) -> list[int]:

@@ -1,4 +1,4 @@
-"""How a running campaign is going: one line that changes on a terminal, a line now and then elsewhere."""
+"""How a running campaign is going: a line that changes on a terminal, a line now and then elsewhere, one for each machine."""
 
 from __future__ import annotations
 
@@ -12,8 +12,11 @@ from rich.live import Live
 from rich.text import Text
 
 from equivcheck.campaign.events import Event, KeptFinding, Started, Ticked
+from equivcheck.campaign.messages import NodeLost
 from equivcheck.campaign.plan import Plan
+from equivcheck.report.node_text import node_lines, node_summary
 from equivcheck.scenario.scenario import count, in_words
+from equivcheck.system.printable import printable
 from equivcheck.verdict.verdict import Outcome
 
 _QUIET_SECONDS = 10.0
@@ -42,37 +45,67 @@ class ProgressLine:
         """Show an event."""
         if isinstance(event, Started):
             self._plan = event.plan
-            self._say(f"starting {count(event.plan.num_workers, 'worker')}, world {event.plan.world}, seed {event.plan.seed}")
+            self._start(event)
+        elif isinstance(event, NodeLost):
+            self._say(f"node {event.name}: lost: {printable(event.why)}", style="yellow")
         elif isinstance(event, KeptFinding):
             verdict = event.verdict
             self._say(f"{verdict.outcome.value} {event.fingerprint}: {in_words(verdict.scenario)}", style="red")
         elif isinstance(event, Ticked) and self._plan is not None:
             self._tick(event, self._plan)
 
+    def _start(self, event: Started) -> None:
+        used = [node for node in event.nodes if not node.lost]
+        where = f" on {count(len(used), 'node')}" if event.nodes else ""
+        plan = event.plan
+        self._say(f"starting {count(plan.num_workers, 'worker')}{where}, world {plan.world}, seed {plan.seed}")
+        for node in event.nodes:
+            if node.lost:
+                self._say(node_summary(node), style="yellow")
+
     def _say(self, text: str, style: str = "") -> None:
         self._console.print(Text(text, style=style), soft_wrap=True)
 
     def _tick(self, event: Ticked, plan: Plan) -> None:
-        line = progress_text(event, plan)
+        lines = [progress_text(event, plan), *(node_lines(event.nodes) if event.seconds else ())]
         if self._live is not None:
-            self._live.update(Text(line, no_wrap=True, overflow="ellipsis"), refresh=True)
+            self._live.update(Text("\n".join(lines), no_wrap=True, overflow="ellipsis"), refresh=True)
         elif time.monotonic() - self._said >= _QUIET_SECONDS:
             self._said = time.monotonic()
-            self._say(line)
+            self._say("\n  ".join(lines))
 
 
 def progress_text(event: Ticked, plan: Plan) -> str:
-    """One line: time, checks, rate, findings, and what is neither fine nor a finding."""
+    """One line: time left, checks, rate, coverage, findings; what else there is may be beyond 80 columns."""
     if not event.seconds:
         return "starting"
-    checks = event.tally.num_checks
+    checks, rate = event.tally.num_checks, event.tally.num_checks / event.seconds
     parts = [
-        f"{event.seconds:.0f} s" if plan.seconds == math.inf else f"{min(event.seconds, plan.seconds):.0f}/{plan.seconds:.0f} s",
-        count(checks, "check") if plan.num_checks is None else f"{checks}/{plan.num_checks} checks",
-        f"{checks / event.seconds:.0f} checks/s",
+        f"{_left(event, plan)} left",
+        count(checks, "check") if plan.num_checks is None else f"{checks:,}/{plan.num_checks:,} checks",
+        f"{rate:.{0 if rate >= 10 else 1}f} checks/s",
+        f"{100 * event.tally.reach.share:.0f} % of pairs",
         count(event.num_findings, "finding"),
     ]
     for outcome in (Outcome.KNOWN, Outcome.INCONCLUSIVE, Outcome.UNSUPPORTED):
         number = sum(times for (_, other), times in event.tally.outcomes.items() if other is outcome)
         parts += [f"{number} {outcome.value}"] if number else []
     return " | ".join(parts)
+
+
+def _left(event: Ticked, plan: Plan) -> str:
+    """How long the campaign is about to go on: to the end of its time, or of its checks at the rate so far."""
+    seconds = plan.seconds - event.seconds
+    if plan.num_checks is not None and event.tally.num_checks:
+        missing = plan.num_checks - event.tally.num_checks
+        seconds = min(seconds, missing * event.seconds / event.tally.num_checks)
+    return in_time(max(0.0, seconds))
+
+
+def in_time(seconds: float) -> str:
+    """``47 s``, ``12:05`` minutes, ``3:00:00`` hours; ``?`` where nobody can tell."""
+    if seconds == math.inf:
+        return "?"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}" if minutes else f"{rest} s"

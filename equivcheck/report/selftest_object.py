@@ -40,6 +40,9 @@ def _row(row: Row) -> dict[str, Any]:
         "caught": row.caught,
         "undecided": row.undecided,
         "survived": row.survived,
+        "layouts": {
+            each.name: {"reachable": each.reachable, "caught": each.caught, "undecided": each.undecided} for each in row.layouts
+        },
         "examples": row.examples or None,
         "seconds": round(row.seconds, 3),
         "survivor": None if row.survivor is None else _scenario(row.survivor),

@@ -6,13 +6,15 @@ import json
 import math
 from typing import Any
 
+from equivcheck.campaign.counts.histogram import Histogram
+from equivcheck.campaign.counts.tally import Tally
 from equivcheck.campaign.events import KeptFinding, Summary
-from equivcheck.campaign.histogram import Histogram
 from equivcheck.campaign.messages import Control
-from equivcheck.campaign.tally import Tally
 from equivcheck.findings.finding import verdict_object
 from equivcheck.findings.store import Kept
 from equivcheck.report.coverage_text import reach_object
+from equivcheck.report.node_text import node_object
+from equivcheck.scenario import Scenario
 from equivcheck.scenario.file_format.codec import to_json
 from equivcheck.scenario.scenario import in_words
 from equivcheck.verdict.verdict import Outcome
@@ -46,9 +48,11 @@ def summary_object(summary: Summary) -> dict[str, Any]:
             for (outcome, reason), number in tally.reasons.most_common()
         ],
         "pairs": reach_object(tally.reach),
-        "slowest": _slowest(tally),
+        "slowest": _of_scenario("seconds", round(tally.slowest_seconds, 4), tally.slowest),
+        "nearest": _of_scenario("error", in_digits(tally.nearest_error), tally.nearest),
         "findings": [finding_object(finding, tally) for finding in summary.findings],
         "control": None if summary.control is None else _control(summary.control),
+        "nodes": [node_object(node) for node in summary.nodes],
         "store": str(summary.store),
         "seed": plan.seed,
         "world": plan.world,
@@ -117,14 +121,9 @@ def in_digits(number: float) -> float | None:
     return None if math.isnan(number) else float(f"{number:.3g}")
 
 
-def _slowest(tally: Tally) -> dict[str, Any] | None:
-    if tally.slowest is None:
-        return None
-    return {
-        "seconds": round(tally.slowest_seconds, 4),
-        "words": in_words(tally.slowest),
-        "scenario": json.loads(to_json(tally.slowest)),
-    }
+def _of_scenario(figure: str, number: float | None, scenario: Scenario | None) -> dict[str, Any] | None:
+    """What was measured of one scenario; None where there was none."""
+    return None if scenario is None else {figure: number, "words": in_words(scenario), "scenario": json.loads(to_json(scenario))}
 
 
 def milliseconds(seconds: float) -> float | None:

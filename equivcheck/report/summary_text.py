@@ -8,11 +8,12 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from equivcheck.campaign.counts.tally import Tally
 from equivcheck.campaign.events import KeptFinding, Summary
 from equivcheck.campaign.messages import Control
-from equivcheck.campaign.tally import Tally
 from equivcheck.findings.store import Kept
 from equivcheck.report.coverage_text import pairs_line
+from equivcheck.report.node_text import node_summary
 from equivcheck.report.verdict_text import STYLES
 from equivcheck.scenario.file_format.codec import to_json
 from equivcheck.scenario.scenario import count, in_words
@@ -37,6 +38,8 @@ def _parts(summary: Summary) -> Iterator[RenderableType]:
     yield Text(
         f"{count(tally.num_checks, 'check')} in {summary.seconds:.1f} s{early}, {rate:.1f} checks/s, seed {summary.plan.seed}"
     )
+    for node in summary.nodes:
+        yield Text(node_summary(node), style="yellow" if node.lost else "")
     if tally.slowest is not None:
         yield Text(f"slowest: {tally.slowest_seconds * 1000:.0f} ms, {in_words(tally.slowest)}")
     if tally.num_checks:

@@ -6,12 +6,11 @@ from collections import deque
 
 from equivcheck.coverage.reach import Reach
 from equivcheck.coverage.triples import Triples
-from equivcheck.layouts.execution.compile_time import expected_compile_seconds
+from equivcheck.layouts.execution.compile_time import expected_compile_seconds, expected_trace_seconds
 from equivcheck.scenario import Scenario
 from equivcheck.selection.expected_cost import expected_cost
+from equivcheck.selection.time_budget import COMPILED_SHARE, TRACED_SHARE, TimeBudget
 
-COMPILED_SHARE = 0.15
-"""Of a worker's time, as it is expected, at most, for what is compiled, of which one scenario costs hundreds of others."""
 WINDOW = 10
 """Scenarios drawn for each that is checked, about, as long as there are triples of features that have not come together: then
 drawing takes as long as a check of what is cheap."""
@@ -29,7 +28,10 @@ class Selection:
     """Wants what was not checked before, what there is time for, and what brings something new."""
 
     def __init__(self, seconds: float) -> None:
-        self._compile_budget = CompileBudget(seconds)
+        self._budgets = (
+            TimeBudget(COMPILED_SHARE * seconds, expected_compile_seconds),
+            TimeBudget(TRACED_SHARE * seconds, expected_trace_seconds),
+        )
         self._novelty = Novelty()
         self._checked: set[int] = set()
 
@@ -39,31 +41,16 @@ class Selection:
         Hypothesis draws one scenario in several ways, and starts every batch simple.
         """
         mark = hash(scenario)
-        if mark in self._checked or not self._compile_budget.allows(scenario):
+        if mark in self._checked or not all(budget.allows(scenario) for budget in self._budgets):
             return False
         if not self._novelty.wants(scenario, may_be_known=may_be_known):
             return False
         if len(self._checked) >= _REMEMBERED:
             self._checked.clear()
         self._checked.add(mark)
-        self._compile_budget.spend(scenario)
+        for budget in self._budgets:
+            budget.spend(scenario)
         return True
-
-
-class CompileBudget:
-    """Lets a scenario that compiles pass while there is time for it; `seconds` are all that the worker has."""
-
-    def __init__(self, seconds: float) -> None:
-        self._left = COMPILED_SHARE * seconds
-
-    def allows(self, scenario: Scenario) -> bool:
-        """Whether there is time for what a scenario is expected to compile; always where it compiles nothing."""
-        expected = expected_compile_seconds(scenario)
-        return expected == 0.0 or expected <= self._left
-
-    def spend(self, scenario: Scenario) -> None:
-        """Count what a check is expected to take, which is the same on a busy machine."""
-        self._left -= expected_compile_seconds(scenario)
 
 
 class Novelty:

@@ -100,7 +100,7 @@ class _Drawing:
         if self._mutant.applies(scenario) and is_reached(scenario, self._mutant, self._effort.deadline):
             self._reached_after_catch += self.row.is_killed
             self.row = replace(self.row, reachable=self.row.reachable + 1)
-            self._judge(scenario)
+            self._count(scenario)
         if not self.row.is_killed:
             self.row = replace(self.row, seconds=self._clock.seconds)
         self._tell(self.row)
@@ -111,6 +111,13 @@ class _Drawing:
             or self._clock.seconds > self._effort.seconds
             or (self.row.is_killed and self._reached_after_catch >= self._effort.reached_after_catch)
         )
+
+    def _count(self, scenario: Scenario) -> None:
+        """Judge a reachable scenario, and count it to its layout."""
+        before = self.row
+        self._judge(scenario)
+        caught, undecided = self.row.caught - before.caught, self.row.undecided - before.undecided
+        self.row = self.row.with_scenario(scenario.layout.name, caught=caught, undecided=undecided)
 
     def _judge(self, scenario: Scenario) -> None:
         honest = check(scenario, deadline=self._effort.deadline)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from equivcheck.mutants.mutant import Family, Minimum, Mutant
 from equivcheck.scenario import Scenario
@@ -63,6 +63,20 @@ class Shrunk:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class OfLayout:
+    """Reachable scenarios of one layout."""
+
+    name: str
+    """Of the layout."""
+    reachable: int = 0
+    """How many."""
+    caught: int = 0
+    """Those with a finding."""
+    undecided: int = 0
+    """As `Row.undecided`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
     """What came of one mutant."""
 
@@ -78,6 +92,8 @@ class Row:
     """Reachable ones with a finding."""
     undecided: int = 0
     """Reachable ones without, of which the honest training is not known to be right either: inconclusive, known, unsupported."""
+    layouts: tuple[OfLayout, ...] = ()
+    """The same of each layout that came up, in the order of coming up."""
     examples: int = 0
     """Scenarios drawn until the first catch, that one included; 0 without a catch."""
     seconds: float = 0.0
@@ -97,6 +113,18 @@ class Row:
     def of(cls, mutant: Mutant) -> Row:
         """That of a mutant of which nothing is known yet."""
         return cls(name=mutant.name, family=mutant.family, expected=mutant.causes)
+
+    def with_scenario(self, layout: str, *, caught: int, undecided: int) -> Row:
+        """With one more reachable scenario of a layout, which was caught, or left undecided, or neither."""
+        of = {each.name: each for each in self.layouts}
+        before = of.get(layout, OfLayout(name=layout))
+        of[layout] = OfLayout(
+            name=layout,
+            reachable=before.reachable + 1,
+            caught=before.caught + caught,
+            undecided=before.undecided + undecided,
+        )
+        return replace(self, layouts=tuple(of.values()))
 
     @property
     def survived(self) -> int:

@@ -1,54 +1,54 @@
-"""The process that examines one mutant after the other."""
+"""The process that does one job after the other, and tells how far it is."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
 
-from equivcheck.mutants.registry import mutant
-from equivcheck.selftest.examine import Effort, examine
-from equivcheck.selftest.row import Row
 from equivcheck.workers.link import Link
 from equivcheck.worlds.sim.interruption import abandoned_threads
 
 _TELL_SECONDS = 0.2
-"""How often a row is sent while it grows."""
+"""How often a result is sent while it grows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MutantDone:
-    """From the process: the answer to the name of a mutant. Rows that it sends before are not yet complete."""
+class JobDone:
+    """From the process: the answer to a job. Results that it sends before are not yet complete."""
 
-    row: Row
+    result: Any
     """Complete, or with the reason why it is not."""
     is_spent: bool = False
     """Whether a rank that could not be stopped still runs in the process, so that it is of no use any more."""
 
 
-class _Examination:
-    """Remembers the row of one mutant as it grows, and tells the supervisor of it."""
+class _Job:
+    """Remembers the result of one job as it grows, and tells the supervisor of it."""
 
-    def __init__(self, name: str, link: Link) -> None:
-        self._mutant, self._link = mutant(name), link
-        self._row, self._told = Row.of(self._mutant), 0.0
+    def __init__(self, result: Any, link: Link) -> None:
+        self._result, self._link, self._told = result, link, 0.0
 
-    def complete(self, effort: Effort) -> Row:
-        """The whole row, or what is known of it when the examination raises."""
+    def complete(self, do: Callable[[Callable[[Any], None]], Any]) -> Any:
+        """The whole result, or what is known of it when the job raises."""
         try:
-            return examine(self._mutant, effort, self._tell)
+            return do(self._tell)
         except Exception as error:
-            return replace(self._row, broken=f"{type(error).__name__}: {error}".splitlines()[0])
+            return replace(self._result, broken=f"{type(error).__name__}: {error}".splitlines()[0])
 
-    def _tell(self, row: Row) -> None:
-        self._row = row
-        if time.monotonic() - self._told >= _TELL_SECONDS or row.shrunk is not None:
+    def _tell(self, result: Any) -> None:
+        self._result = result
+        if time.monotonic() - self._told >= _TELL_SECONDS:
             self._told = time.monotonic()
-            self._link.send(row)
+            self._link.send(result)
 
 
-def main(fd: int) -> None:
-    """Serve the supervisor at the other end of `fd` until it ends."""
+def serve(fd: int, do: Callable[[Any, Any, Callable[[Any], None]], Any], blank: Callable[[Any], Any]) -> None:
+    """Answer the supervisor at the other end of `fd` until it ends: `do` gets a job, the effort, and whom to tell."""
     link = Link(fd)
     while True:
-        row = _Examination(link.next(), link).complete(link.task)
-        link.send(MutantDone(row=row, is_spent=bool(abandoned_threads())))
+        job = link.next()
+        result = _Job(blank(job), link).complete(partial(do, job, link.task))
+        link.send(JobDone(result=result, is_spent=bool(abandoned_threads())))

@@ -35,8 +35,10 @@ from equivcheck.user.verdict import UserVerdict
 from equivcheck.verdict.sentences import sentence
 from equivcheck.verdict.verdict import Outcome
 from equivcheck.worlds.failure import Failure
+from equivcheck.worlds.pool import on_first_rank
 from equivcheck.worlds.ranks import Ranks
 from equivcheck.worlds.state.keeper import StateKeeper, kept_state
+from equivcheck.worlds.world import World, without_cover
 
 NAME = "check_training"
 """What stands for a layout where checks are counted."""
@@ -62,7 +64,7 @@ def check_training(  # noqa: PLR0913 - one for each thing that users bring, all 
     keep_dtype: bool = False,
     dropout_masks: bool = False,
     seed: int = 0,
-    world: str | Ranks = "sim",
+    world: str | Ranks | World = "sim",
     schedule_seed: int = 0,
     deadline: float = 60.0,
     explain: bool = True,
@@ -86,6 +88,9 @@ def check_training(  # noqa: PLR0913 - one for each thing that users bring, all 
     2d, 3d) for all rows, of which each rank gets its part. Ranks that are idle, or compute without communicating, for `deadline`
     seconds count as hung. Where ranks diverge, the verdict says why and where, as far as can be found out; not so with
     ``explain=False``, which is faster, and under `precision`.
+
+    In world ``torchrun`` every process of the world calls this; what rank 0 passes is sent to all, that process judges, and all
+    return what it finds.
 
     Failures of the ranks are verdicts. Raises `UsageError` for arguments that make no sense, and for a model or training that is
     not the same each time; what the run on one device raises is left as it is.
@@ -111,8 +116,9 @@ def check_training(  # noqa: PLR0913 - one for each thing that users bring, all 
         mask_shapes=require_masks(dropout_masks),
         seed=seed,
     )
+    place = without_cover(world)
     with kept_state(StateKeeper()):  # the run on one device is a user's code, too
-        return _checked(task, world, schedule_seed, deadline, explain=explain)
+        return on_first_rank(place, lambda: _checked(task, place, schedule_seed, deadline, explain=explain))
 
 
 def _checked(task: Task, world: str | Ranks, schedule_seed: int, deadline: float, *, explain: bool) -> UserVerdict:

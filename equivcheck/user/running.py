@@ -11,7 +11,7 @@ from equivcheck.user.ranks import process_trace, rank_trace
 from equivcheck.user.task import Task
 from equivcheck.verdict.description import shortened
 from equivcheck.worlds.failure import Failure, RanksFailed
-from equivcheck.worlds.pool import COMPARABLE, ranks
+from equivcheck.worlds.pool import WITH_DATA, ranks
 from equivcheck.worlds.ranks import Ranks, Run, again_if_died
 from equivcheck.worlds.sim.stand_ins.compiling import REFUSAL
 
@@ -22,15 +22,15 @@ def members_of(task: Task, world: str | Ranks) -> Ranks:
         raise UsageError(f"check_training: world has {world.size} ranks; allowed: the {task.num_ranks} of the mesh")
     members = world if isinstance(world, Ranks) else ranks(world, task.num_ranks)
     if not members.has_data:
-        raise UsageError(f"check_training: world {members.name!r} has no data to compare; allowed: {', '.join(COMPARABLE)}")
-    if members.name == PROCESSES:
-        _require_copyable(task)
+        raise UsageError(f"check_training: world {members.name!r} has no data to compare; allowed: {', '.join(WITH_DATA)}")
+    if members.has_copies:
+        _require_copyable(task, members.name)
     return members
 
 
 def run_on(members: Ranks, task: Task, schedule_seed: int, deadline: float) -> tuple[Run | Failure, Ranks]:
     """What the ranks leave, or why they failed, and which they were: processes where threads are refused what is compiled."""
-    program = process_trace if members.name == PROCESSES else rank_trace
+    program = process_trace if members.has_copies else rank_trace
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # what torch warns of on each rank, it has mostly warned of on one device
@@ -47,7 +47,7 @@ def _compiles(failure: Failure) -> bool:
     return failure.culprit is not None and REFUSAL in failure.culprit.error
 
 
-def _require_copyable(task: Task) -> None:
+def _require_copyable(task: Task, world: str) -> None:
     from equivcheck.worlds.gloo.request import copied
 
     for name, value in task.callables.items():
@@ -55,6 +55,6 @@ def _require_copyable(task: Task) -> None:
             copied(value)
         except Exception as error:
             raise UsageError(
-                f"check_training: {name} is {value!r:.100}, which cannot be copied to the processes of gloo "
+                f"check_training: {name} is {value!r:.100}, which cannot be copied to the processes of {world} "
                 f"({shortened(str(error))}); allowed there: functions that close over what can be pickled (sim shares all)"
             ) from None

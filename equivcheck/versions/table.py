@@ -27,7 +27,7 @@ def print_matrix(console: Console, matrix: Matrix, issues: Iterable[KnownIssue])
         table.add_row(version, *_cells(found, issues))
     console.print(table)
     for version, found in matrix.versions.items():
-        for line in _wrong(found, issues):
+        for line in wrong_in(found, issues):
             console.print(f"torch {version}: {line}", soft_wrap=True)
 
 
@@ -42,7 +42,8 @@ def _cells(found: OfVersion, issues: tuple[KnownIssue, ...]) -> Iterator[str]:
     yield f"{shown}/{expected}"
 
 
-def _wrong(found: OfVersion, issues: tuple[KnownIssue, ...]) -> Iterator[str]:
+def wrong_in(found: OfVersion, issues: tuple[KnownIssue, ...]) -> Iterator[str]:
+    """What is wrong on a version, a line each."""
     for probe in found.probes:
         if not probe.works:
             yield f"doctor {probe.world} {probe.subject}: {probe.reason[:_REASON]}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import os
 import queue
@@ -50,6 +51,14 @@ class Link:
     def next(self) -> Any:
         """The next message, a `Stop` excepted; waits for it."""
         return self._inbox.get()
+
+    def pending(self) -> list[Any]:
+        """The messages that have arrived, a `Stop` excepted, without waiting."""
+        found: list[Any] = []
+        with contextlib.suppress(queue.Empty):
+            while True:
+                found.append(self._inbox.get_nowait())
+        return found
 
     def _read(self) -> None:
         try:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from equivcheck.choice import Choice
 from equivcheck.errors import EquivCheckError
+from equivcheck.worlds.call import Call
 
 
 class RankState(Choice):
@@ -82,14 +83,15 @@ def causes(error: BaseException) -> str:
 
 
 class RanksFailed(EquivCheckError):
-    """At least one rank did not finish; `failure` says which and why."""
+    """At least one rank did not finish; `failure` says which and why, `calls` what each issued, where the world sees that."""
 
-    def __init__(self, failure: Failure) -> None:
+    def __init__(self, failure: Failure, calls: tuple[tuple[Call, ...], ...] = ()) -> None:
         super().__init__(failure.summary)
         self.failure = failure
+        self.calls = calls
 
-    def __reduce__(self) -> tuple[type[RanksFailed], tuple[Failure]]:
-        return type(self), (self.failure,)
+    def __reduce__(self) -> tuple[type[RanksFailed], tuple[Failure, tuple[tuple[Call, ...], ...]]]:
+        return type(self), (self.failure, self.calls)
 
 
 class RanksDidNotStart(EquivCheckError):

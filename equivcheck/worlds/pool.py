@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 from collections.abc import Callable
+from typing import Any, TypeVar
 
 from equivcheck.errors import UsageError
 from equivcheck.worlds.ranks import Ranks
@@ -27,24 +28,41 @@ def _fake(size: int) -> Ranks:
     return FakeRanks(size)
 
 
-WORLDS: dict[str, Callable[[int], Ranks]] = {"sim": _sim, "gloo": _gloo, "fake": _fake}
+def _torchrun(size: int | None) -> Ranks:
+    from equivcheck.worlds.torchrun.world import TorchrunRanks
+
+    return TorchrunRanks(size)
+
+
+WORLDS: dict[str, Callable[[Any], Ranks]] = {"sim": _sim, "gloo": _gloo, "fake": _fake, "torchrun": _torchrun}
 """How to open N ranks of each world; looked up by name only when asked, as each imports torch."""
 COMPARABLE = ("sim", "gloo")
-"""Those whose numbers mean something."""
+"""Those whose numbers mean something, and that any process can open."""
+STARTED = "torchrun"
+"""The world that stands already, of as many ranks as it has: every process of it opens it."""
+WITH_DATA = (*COMPARABLE, STARTED)
+"""All whose numbers mean something."""
 
 MAX_RUNNING = 64
 """Ranks that run on one machine, each a thread or a process with torch in it."""
 
+T = TypeVar("T")
+
 _open: dict[tuple[str, int], Ranks] = {}
 
 
-def open_ranks(world: str, size: int) -> Ranks:
-    """N new ranks of a world; the caller closes them. Raises `UsageError` for a world that does not exist, or not so large."""
+def open_ranks(world: str, size: int | None = None) -> Ranks:
+    """N new ranks of a world, or those of one that stands; the caller closes them.
+
+    Raises `UsageError` for a world that does not exist, or not so large.
+    """
     if world not in WORLDS:
         raise UsageError(f"world {world!r} does not exist; allowed: {', '.join(WORLDS)}")
-    if size < 1:
+    if size is None and world != STARTED:
+        raise UsageError(f"world {world!r} needs a size; allowed: World({world!r}, size=2), or another number of ranks")
+    if size is not None and size < 1:
         raise UsageError(f"a world of {size} ranks cannot run; allowed: at least 1")
-    if world in COMPARABLE and size > MAX_RUNNING:
+    if world in COMPARABLE and size is not None and size > MAX_RUNNING:
         raise UsageError(
             f"{size:,} ranks are too many for {world}, which runs all of them; allowed: 1 to {MAX_RUNNING} (fake has more)"
         )
@@ -56,6 +74,22 @@ def ranks(world: str, size: int) -> Ranks:
     if (world, size) not in _open:
         _open[world, size] = open_ranks(world, size)
     return _open[world, size]
+
+
+def standing_ranks() -> Ranks:
+    """All ranks of the world that this process is part of, kept as others are. Raises `UsageError` where nobody started it."""
+    if (found := next((kept for (name, _), kept in _open.items() if name == STARTED), None)) is not None:
+        return found
+    opened = open_ranks(STARTED)
+    _open[STARTED, opened.size] = opened
+    return opened
+
+
+def on_first_rank(world: str | Ranks, work: Callable[[], T]) -> T:
+    """What `work` returns or raises, done once for all processes of a world that has several; to be called by each of them."""
+    if isinstance(world, Ranks):
+        return world.on_first_rank(work)
+    return standing_ranks().on_first_rank(work) if world == STARTED else work()
 
 
 def close_worlds() -> None:

@@ -6,10 +6,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, TypeVar
 
 from equivcheck.worlds.call import Call
 from equivcheck.worlds.failure import FailureKind, RanksFailed
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +41,10 @@ class Ranks(ABC):
     """The world's name, as users type it."""
     has_data: ClassVar[bool] = True
     """Whether every rank runs, so that what they leave can be compared."""
+    has_copies: ClassVar[bool] = False
+    """Whether ranks are processes, each with a copy of what it is to run."""
+    spans_hosts: ClassVar[bool] = False
+    """Whether ranks may be on several hosts, which need not see the same files."""
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -59,6 +65,10 @@ class Ranks(ABC):
         of equivcheck alone, which leaves state as it was: most of that is then not looked at, as looking would take a tenth of
         the time of the smallest check.
         """
+
+    def on_first_rank(self, work: Callable[[], T]) -> T:
+        """What `work` returns or raises; where every process of a world calls this, only that of rank 0 does the work."""
+        return work()
 
     @abstractmethod
     def close(self) -> None:

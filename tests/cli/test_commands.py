@@ -84,6 +84,21 @@ def test_a_check_is_real(file: Path) -> None:
     assert verdict["scenario"] == json.loads(file.read_text())
 
 
+def test_a_check_has_a_page(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of what was checked; one that cannot be written is a line on stderr, and costs no result."""
+    page = tmp_path / "page.html"
+    assert run("check", file, "--html", page).exit_code == 0
+    assert f"equivcheck check {file}" in page.read_text("utf-8")
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("equivcheck.report.finding_page.page.replace_text", full)
+    result = run("check", file, "--json", "--html", page)
+    assert the_object(result)["outcome"] == "equivalent"
+    assert f"{page} is not written: [Errno 28] No space left on device" in result.stderr
+
+
 def test_a_finding_is_confirmed_on_request(file: Path, kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With --confirm a finding runs on processes too, and what came of it is told; without, and of no finding, nothing is."""
     give(monkeypatch, Outcome.DIVERGED)
@@ -118,6 +133,9 @@ BAD_INPUTS: dict[str, tuple[tuple[str, ...], str | bytes | None, str]] = {
     "unknown field": (("check", "-"), to_json(fakes.scenario()).replace('"steps"', '"stairs"'), "stairs"),
     "out of range": (("check", "-"), to_json(fakes.scenario()).replace('"steps": 1', '"steps": 0'), "allowed"),
     "unknown world": (("check", "-", "--world", "moon"), None, "gloo"),
+    "world that nobody has started": (("check", "-", "--world", "torchrun"), None, "RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT"),
+    "world that runs one check": (("fuzz", "--checks", "1", "--world", "torchrun"), None, "`check FILE --world torchrun`"),
+    "replay of all on a world of one size": (("replay", "--all", "--world", "torchrun"), None, "one finding"),
     "deadline": (("check", "-", "--deadline", "0"), None, "--deadline"),
     "no end": (("fuzz",), None, "--checks"),
     "no checks": (("fuzz", "--checks", "0"), None, "--checks"),

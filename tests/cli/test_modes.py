@@ -12,9 +12,9 @@ import pytest
 from click.testing import CliRunner, Result
 
 from equivcheck.campaign import supervisor
+from equivcheck.campaign.counts.tally import Tally
 from equivcheck.campaign.events import KeptFinding, Listener, Summary
 from equivcheck.campaign.plan import Plan
-from equivcheck.campaign.tally import Tally
 from equivcheck.cli import main
 from equivcheck.cli.findings import replay
 from equivcheck.findings.finding import Finding
@@ -51,7 +51,7 @@ class Nights:
         equivalent = Verdict(outcome=Outcome.EQUIVALENT, scenario=kept.verdict.scenario, world="sim")
         return kept.verdict if self.shows else equivalent
 
-    def _fuzz(self, plan: Plan, store: FindingStore, listeners: Sequence[Listener]) -> Summary:
+    def _fuzz(self, plan: Plan, store: FindingStore, listeners: Sequence[Listener], _crew: object) -> Summary:
         findings = tuple(
             KeptFinding(fingerprint=fingerprint(each), path=store.folder(fingerprint(each)), verdict=each, kept=store.keep(each))
             for each in self.found

@@ -10,14 +10,15 @@ import pytest
 from click.testing import CliRunner, Result
 
 from equivcheck.campaign import supervisor
+from equivcheck.campaign.counts.tally import Tally
 from equivcheck.campaign.events import Listener, Summary
 from equivcheck.campaign.plan import Plan
-from equivcheck.campaign.tally import Tally
 from equivcheck.cli import main
 from equivcheck.findings.store import FindingStore
 from equivcheck.history.history import FILE, History
 from unit.campaign import fakes
 from unit.history.runs import run as run_of
+from unit.report.html_page import HtmlPage, require_sound
 from unit.report.pages import campaign
 
 
@@ -77,7 +78,7 @@ def test_a_history_that_is_none_is_one_line(store: Path, tmp_path: Path) -> None
 def fuzz_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Campaigns end before their first check."""
 
-    def fuzz(plan: Plan, store: FindingStore, listeners: Sequence[Listener]) -> Summary:
+    def fuzz(plan: Plan, store: FindingStore, listeners: Sequence[Listener], _crew: object = None) -> Summary:
         summary = Summary(plan=plan, seconds=1.0, tally=Tally(), findings=(), store=store.path)
         for listener in listeners:
             listener(summary)
@@ -143,6 +144,29 @@ def test_a_run_that_does_not_fail_has_no_issue(store: Path) -> None:
     assert (result.exit_code, result.stdout) == (0, "")
     assert "no finding that makes it fail" in result.stderr
     assert json.loads(run("report", "--store", store, "--format", "issue", "--json").stdout)["title"] is None
+
+
+def test_a_finding_has_a_page_of_its_own(store: Path, tmp_path: Path) -> None:
+    """Of its kept verdict, with what its ranks leave in one more run, its script, and what checks it again."""
+    (mark,) = FindingStore(store).fingerprints()
+    page = tmp_path / "finding.html"
+    result = run("report", mark[:6], "--store", store, "-o", page)
+    assert result.exit_code == 0, result.output
+    assert result.stdout == f"{page}: {mark} ddp, diverged\n"
+    found = HtmlPage(page.read_text("utf-8"))
+    require_sound(found)
+    assert "import torch" in found.said("again")
+    assert f"equivcheck replay {store / mark}" in found.said("again")
+    assert "in the run that is drawn here no value differs" in found.said("found")
+    assert found.root.findall(".//svg[@class='lanes']")
+
+
+@pytest.mark.parametrize("arguments", [("--run", "0"), ("--format", "issue")])
+def test_a_finding_is_no_run(store: Path, arguments: Sequence[str]) -> None:
+    """Nor an issue: exit code 2."""
+    result = run("report", "abc", "--store", store, *arguments)
+    assert result.exit_code == 2
+    assert "report takes either a finding or --run and --format issue" in result.stderr
 
 
 def test_json_says_what_was_written(store: Path, tmp_path: Path) -> None:

@@ -10,12 +10,14 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from equivcheck.campaign.events import KeptFinding, Started, Summary, Ticked
+from equivcheck.campaign.counts.tally import Tally
+from equivcheck.campaign.events import KeptFinding, NodeWork, Started, Summary, Ticked
+from equivcheck.campaign.messages import NodeLost
 from equivcheck.campaign.plan import Plan
-from equivcheck.campaign.tally import Tally
 from equivcheck.findings.fingerprint import fingerprint
 from equivcheck.findings.store import Kept
 from equivcheck.report import progress
+from equivcheck.report.node_text import node_lines
 from equivcheck.report.progress import ProgressLine, progress_text
 from equivcheck.report.summary_object import summary_object
 from equivcheck.report.summary_text import print_summary
@@ -101,8 +103,65 @@ def test_known_issues_are_told_that_show_and_that_do_not(summary: Summary) -> No
 def test_progress_is_one_line(summary: Summary) -> None:
     """Time of budget, checks, rate, findings, and outcomes that are neither fine nor a finding."""
     event = Ticked(seconds=2.0, tally=summary.tally, num_findings=1)
-    assert progress_text(event, PLAN) == "2/60 s | 3 checks | 2 checks/s | 1 finding | 1 inconclusive"
-    assert progress_text(event, Plan(num_checks=9, seed=7)).startswith("2 s | 3/9 checks | 2 checks/s")
+    assert progress_text(event, PLAN) == "58 s left | 3 checks | 1.5 checks/s | 3 % of pairs | 1 finding | 1 inconclusive"
+    assert progress_text(event, Plan(num_checks=9, seed=7)).startswith("4 s left | 3/9 checks | 1.5 checks/s")
+
+
+def test_what_progress_says_first_fits_in_80_columns(summary: Summary) -> None:
+    """Time left, checks, rate, coverage and findings of a long night; the time is the less of what both budgets leave."""
+    summary.tally.outcomes["ddp", Outcome.EQUIVALENT] = 1_234_567
+    event = Ticked(seconds=30_000.0, tally=summary.tally, num_findings=12)
+    line = progress_text(event, Plan(seconds=36_000.0, seed=7))
+    assert line.startswith("1:40:00 left | 1,234,569 checks | 41 checks/s")
+    assert len(line.split(" | 1 inconclusive")[0]) <= 80
+    assert progress_text(event, Plan(seconds=36_000.0, num_checks=1_300_000, seed=7)).startswith("26:30 left")
+
+
+OTHER_TORCH = "left out: it has torch 2.9.1, this machine 2.13.0"
+NODES = (
+    NodeWork(name="10.0.0.2", num_workers=4, num_checks=1200, seconds=60.0),
+    NodeWork(name="10.0.0.3", num_workers=1, num_checks=30, seconds=12.0, lost="lost: it is unplugged"),
+    NodeWork(
+        name="10.0.0.4", num_workers=0, num_checks=0, seconds=60.0, lost="left out: it has torch 2.9.1, this machine 2.13.0"
+    ),
+)
+
+
+def test_the_end_tells_the_speed_of_each_node(summary: Summary) -> None:
+    """One that was lost by the time that it worked, and one that took no part with the reason."""
+    told = replace(summary, nodes=NODES)
+    assert [line for line in printed(told).splitlines() if line.startswith("node")] == [
+        "node 10.0.0.2: 1,200 checks by 4 workers in 60.0 s, 20.0 checks/s",
+        "node 10.0.0.3: 30 checks by 1 worker in 12.0 s, 2.5 checks/s; lost: it is unplugged",
+        f"node 10.0.0.4: {OTHER_TORCH}",
+    ]
+    assert [(node["name"], node["checks_per_second"], node["lost"]) for node in summary_object(told)["nodes"]] == [
+        ("10.0.0.2", 20.0, None),
+        ("10.0.0.3", 2.5, "lost: it is unplugged"),
+        ("10.0.0.4", 0.0, OTHER_TORCH),
+    ]
+    assert summary_object(summary)["nodes"] == []
+
+
+def test_progress_has_a_line_for_each_node(summary: Summary) -> None:
+    """Those that took no part are told at the start, and a loss when it happens."""
+    out = io.StringIO()
+    with ProgressLine(Console(file=out, width=80, force_terminal=True)) as line:
+        line(Started(plan=PLAN, nodes=NODES))
+        line(NodeLost(name="10.0.0.3", why="it is unplugged"))
+        line(Ticked(seconds=2.0, tally=summary.tally, num_findings=1, nodes=NODES))
+    text = out.getvalue()
+    assert "starting 1 worker on 1 node, world sim, seed 7" in text
+    assert text.count(f"node 10.0.0.4: {OTHER_TORCH}") == 1
+    assert "node 10.0.0.3: lost: it is unplugged" in text
+    assert "node 10.0.0.2: 20.0 checks/s" in text
+
+
+def test_of_many_nodes_progress_has_the_first_few() -> None:
+    """A terminal has room for some."""
+    many = [NodeWork(name=str(number), num_workers=1, num_checks=1, seconds=1.0) for number in range(20)]
+    assert list(node_lines(many))[-1] == "and 12 more nodes"
+    assert len(list(node_lines(many))) == 9
 
 
 def test_without_a_terminal_progress_is_a_line_now_and_then(summary: Summary, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,30 +8,20 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from equivcheck.choice import Choice
 from equivcheck.cli.check import read_scenario
 from equivcheck.cli.findings.replay import find
+from equivcheck.cli.findings.script import DEFAULT_NAME, NumberSource, launched, script_text
 from equivcheck.cli.options import json_option, print_json, store_option
 from equivcheck.cli.shell import ExitCode
 from equivcheck.errors import UsageError
 
 if TYPE_CHECKING:
-    from equivcheck.layouts.script.numbers import Numbers
     from equivcheck.mutants.mutant import Mutant
     from equivcheck.system.commands import Ran
     from equivcheck.verdict.verdict import Verdict
 
 DEADLINE = 60.0
 """Seconds for the check of a scenario of which nothing is known yet."""
-DEFAULT_NAME = "repro.py"
-
-
-class NumberSource(Choice):
-    """Where a script takes its numbers from."""
-
-    AUTO = "auto"
-    EXACT = "exact"
-    DRAWN = "drawn"
 
 
 @click.command()
@@ -68,16 +58,16 @@ def export(  # noqa: PLR0913, PLR0917 - an argument for each option
     verdict, seen_on = _verdict(finding, store, mutant)
     name = name or (DEFAULT_NAME if output is None or str(output) == "-" else output.name)
     text = script_text(verdict, mutant, NumberSource(numbers), name=name, seen_on=seen_on)
-    launched = _launched(text, verdict, name) if run else None
+    ran = launched(text, verdict, name) if run else None
     _write(text, output, quiet=as_json or run)
     if as_json:
-        print_json(_object(verdict, text, launched))
-    elif launched is not None:
-        click.echo(launched.printed, nl=False)
-        if "max difference" not in launched.printed:
-            click.echo(launched.errors, nl=False, err=True)
-        click.echo(f"exit code {launched.code}")
-    return ExitCode.FINDINGS if launched is not None and launched.code else ExitCode.NOTHING_FOUND
+        print_json(_object(verdict, text, ran))
+    elif ran is not None:
+        click.echo(ran.printed, nl=False)
+        if "max difference" not in ran.printed:
+            click.echo(ran.errors, nl=False, err=True)
+        click.echo(f"exit code {ran.code}")
+    return ExitCode.FINDINGS if ran is not None and ran.code else ExitCode.NOTHING_FOUND
 
 
 def _mutant(name: str | None) -> Mutant | None:
@@ -105,34 +95,6 @@ def _verdict(finding: str, store: Path, mutant: Mutant | None) -> tuple[Verdict,
     return check(scenario, deadline=DEADLINE, alter=mutant.plant), ""
 
 
-def script_text(verdict: Verdict, mutant: Mutant | None, wanted: NumberSource, *, name: str, seen_on: str) -> str:
-    """The script, run once where that decides which numbers it has; raises `UsageError` for what a script cannot express."""
-    from equivcheck.export.script import script_of
-    from equivcheck.layouts.script.numbers import Numbers, usual_numbers
-
-    def written(numbers: Numbers) -> str:
-        return script_of(verdict.scenario, verdict=verdict, mutant=mutant, numbers=numbers, name=name, seen_on=seen_on)
-
-    if wanted is not NumberSource.AUTO:
-        return written(Numbers(wanted.value))
-    usual = usual_numbers(verdict.scenario.training)
-    if usual is Numbers.EXACT or not _is_wrong(verdict):
-        return written(usual)
-    click.echo("running the script once, to see whether random numbers reproduce it too ...", err=True)
-    drawn = written(Numbers.DRAWN)
-    return drawn if _launched(drawn, verdict, name).code else written(Numbers.EXACT)
-
-
-def _is_wrong(verdict: Verdict) -> bool:
-    return verdict.divergence is not None or verdict.failure is not None
-
-
-def _launched(text: str, verdict: Verdict, name: str) -> Ran:
-    from equivcheck.export.launch import launch
-
-    return launch(text, verdict.scenario.layout.mesh.num_ranks, name=name)
-
-
 def _write(text: str, output: Path | None, *, quiet: bool) -> None:
     if output is None or str(output) == "-":
         if not quiet:
@@ -144,13 +106,13 @@ def _write(text: str, output: Path | None, *, quiet: bool) -> None:
         raise UsageError(f"file {output} cannot be written: {error.strerror}") from error
 
 
-def _object(verdict: Verdict, text: str, launched: Ran | None) -> dict[str, Any]:
+def _object(verdict: Verdict, text: str, ran: Ran | None) -> dict[str, Any]:
     return {
         "layout": verdict.scenario.name,
         "ranks": verdict.scenario.layout.mesh.num_ranks,
         "outcome": verdict.outcome.value,
         "script": text,
         "lines": text.count("\n"),
-        "exit_code": None if launched is None else launched.code,
-        "printed": None if launched is None else launched.printed,
+        "exit_code": None if ran is None else ran.code,
+        "printed": None if ran is None else ran.printed,
     }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,8 +14,10 @@ from equivcheck.choice import Choice
 from equivcheck.cli.findings.replay_all import replay_all
 from equivcheck.cli.options import confirm_option, console, deadline_option, json_option, print_json, store_option, world_option
 from equivcheck.cli.shell import ExitCode
+from equivcheck.cli.standing import on_all_ranks
 from equivcheck.errors import UsageError
 from equivcheck.system.printable import printable
+from equivcheck.worlds.pool import STARTED
 
 if TYPE_CHECKING:
     from equivcheck.findings.finding import Finding
@@ -40,7 +43,7 @@ _SENTENCES = {
 @click.argument("finding", required=False)
 @click.option("--all", "every", is_flag=True, help="Check every finding of the store, and say what became of each.")
 @store_option
-@world_option(None, "Where the ranks run; by default where it was found.")
+@world_option(None, "Where the ranks run; by default where it was found.", may_stand=True)
 @deadline_option(60.0)
 @confirm_option
 @json_option
@@ -49,7 +52,7 @@ def replay(  # noqa: PLR0913, PLR0917 - options
 ) -> ExitCode:
     """Check a FINDING again: its folder, or the first digits of its fingerprint.
 
-    It runs in a separate process, as some findings crash theirs.
+    It runs in a separate process, as some findings crash theirs; with --world torchrun in all that torchrun has started.
     """
     if (finding is None) != every:
         raise UsageError("replay takes either a finding or --all; allowed: one of them")
@@ -57,8 +60,15 @@ def replay(  # noqa: PLR0913, PLR0917 - options
     def check(kept: Finding) -> Verdict:
         return checked(kept, world or kept.verdict.world, deadline, confirm=confirm)
 
+    if finding is None and world == STARTED:
+        raise UsageError(f"replay --all checks findings of any number of ranks; allowed: one finding with --world {STARTED}")
     if finding is None:
         return replay_all(store, check, as_json=as_json)
+    replayed = partial(_replay, finding, store, check, as_json=as_json)
+    return on_all_ranks(replayed) if world == STARTED else replayed()
+
+
+def _replay(finding: str, store: Path, check: Callable[[Finding], Verdict], *, as_json: bool) -> ExitCode:
     kept = find(finding, store)
     verdict = check(kept)
     again = compare(kept, verdict)
@@ -72,10 +82,12 @@ def replay(  # noqa: PLR0913, PLR0917 - options
 def checked(kept: Finding, world: str, deadline: float, *, confirm: bool) -> Verdict:
     """A finding's scenario checked in a process of its own, and on processes as well if that is asked for."""
     from equivcheck.campaign.isolated import check_isolated
+    from equivcheck.campaign.plan import explaining_check
     from equivcheck.oracle.confirm import CONFIRMING, confirmed_by, may_be_confirmed
 
     beyond = bool(kept.verdict.beyond)
-    verdict = check_isolated(kept.verdict.scenario, world=world, deadline=deadline, beyond=beyond)
+    check = explaining_check if world == STARTED else check_isolated
+    verdict = check(kept.verdict.scenario, world=world, deadline=deadline, beyond=beyond)
     if confirm and may_be_confirmed(verdict):
         again = partial(check_isolated, verdict.scenario, world=CONFIRMING, deadline=deadline, beyond=beyond)
         return confirmed_by(verdict, again)

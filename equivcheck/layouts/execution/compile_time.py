@@ -1,4 +1,4 @@
-"""How long ranks compile, and how long they may before that is called a hang."""
+"""How long ranks compile or trace, and how long they may compile before that is called a hang."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ COMPILE_SECONDS = 150.0
 _USUAL_SECONDS, _SLOW_SECONDS = 4.0, 40.0
 """What one pass takes on two cores: slow are Inductor, which calls a C++ compiler, and compiled autograd over DTensors, whose
 graph breaks at each of their conversions (https://github.com/pytorch/pytorch/issues/127797)."""
+_TRACE_SECONDS = 0.1
+"""What one rank takes to trace a layer with a microbatch of one step; of 0.05 to 0.2 that were measured."""
 
 
 def num_graphs(training: Training) -> int:
@@ -31,6 +33,17 @@ def expected_compile_seconds(scenario: Scenario) -> float:
     """What compiling is expected to take, of all layouts; 0 where nothing is compiled."""
     seconds = sum(_expected(layout) for layout in scenario.layouts if layout.execution.is_compiled)
     return num_graphs(scenario.training) * seconds if seconds else 0.0
+
+
+def expected_trace_seconds(scenario: Scenario) -> float:
+    """What tracing whole steps is expected to take, of all layouts; 0 where none is traced."""
+    training, num_ranks = scenario.training, sum(each.mesh.num_ranks for each in scenario.layouts if each.execution.whole_step)
+    return _TRACE_SECONDS * num_ranks * _num_traces(training) * len(training.model.layers) * len(training.data.microbatches)
+
+
+def _num_traces(training: Training) -> int:
+    """Steps that a rank traces: with another learning rate each anew, else the first, and the first that has optimizer state."""
+    return training.steps if training.schedule is not None else min(training.steps, 2)
 
 
 def _expected(layout: Layout) -> float:

@@ -50,9 +50,18 @@ def with_rows(training: Training, multiple: int) -> Training:
 
 
 def with_widths(training: Training, multiple: int) -> Training:
-    """Features and all widths rounded to a multiple, so that equal ones stay equal."""
-    layers = tuple(replace(layer, width=rounded(layer.width, multiple, MAX_WIDTH)) for layer in training.model.layers)
-    return with_model(training, features=rounded(training.model.features, multiple, MAX_WIDTH), layers=layers)
+    """Features and all widths rounded up to a multiple, so that equal ones stay equal; where that is too much, the multiple.
+
+    Rounded down, widths near the largest would swing between two layouts that ask for different multiples (30 and 32 for 3 and
+    4); from the least on they come up to what suits both.
+    """
+
+    def fitted(width: int) -> int:
+        up = -(-width // multiple) * multiple
+        return up if up <= MAX_WIDTH else multiple if multiple <= MAX_WIDTH else 1
+
+    layers = tuple(replace(layer, width=fitted(layer.width)) for layer in training.model.layers)
+    return with_model(training, features=fitted(training.model.features), layers=layers)
 
 
 def with_loop(training: Training, _layout: Layout) -> Training:

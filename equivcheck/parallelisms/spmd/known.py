@@ -15,6 +15,18 @@ def sharded_by_rows(scenario: Scenario) -> bool:
 
 
 @need
+def gradients_as_propagated(scenario: Scenario) -> bool:
+    """DTensor SPMD whose gradients keep the placements that propagation gives them."""
+    return any(not spmd.redistribute_gradients for spmd in scenario.layout.of(SPMD))
+
+
+@need
+def microbatches_of_several_sizes(scenario: Scenario) -> bool:
+    """Gradients of microbatches that differ in their rows are added up."""
+    return len(set(scenario.training.data.microbatches)) > 1
+
+
+@need
 def sharded_by_batch(scenario: Scenario) -> bool:
     """DTensor SPMD with replicated parameters, so that what layers compute stays sharded by rows of the batch."""
     return any(spmd.distribution is Distribution.REPLICATE for spmd in scenario.layout.of(SPMD))

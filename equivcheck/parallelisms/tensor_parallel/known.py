@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 
+from equivcheck.layers.parameters import Parameter, parameters_of
 from equivcheck.layouts.known_predicates import need, show
 from equivcheck.layouts.limits.optimizers import keeps_dtensors
 from equivcheck.layouts.limits.repairs import all_multiples
-from equivcheck.layouts.partition import leaves_nothing
+from equivcheck.layouts.partition import cut_dim, leaves_nothing
 from equivcheck.parallelisms.tensor_parallel.plans import (
     frozen_splits,
     has_pending_gradients,
@@ -15,7 +16,18 @@ from equivcheck.parallelisms.tensor_parallel.plans import (
     trained_cuts,
     unfrozen_norms,
 )
-from equivcheck.scenario import FSDP2, SPMD, ActivationSharding, ClipNorm, Replicate, Replicator, Scenario, Split, TensorParallel
+from equivcheck.scenario import (
+    FSDP2,
+    SPMD,
+    ActivationSharding,
+    ClipNorm,
+    Parallelism,
+    Replicate,
+    Replicator,
+    Scenario,
+    Split,
+    TensorParallel,
+)
 from equivcheck.scenario.mesh import DP, SHARD, TP
 from equivcheck.trace.differences import Divergence
 
@@ -29,6 +41,29 @@ def tensor_parallel_leaves_nothing(scenario: Scenario) -> bool:
         for parallelism in scenario.layout.of(TensorParallel)
         for size in trained_cuts(scenario.training.model, parallelism.plan)
     )
+
+
+@need
+def fully_shard_reduces(scenario: Scenario) -> bool:
+    """Gradients are reduced by `fully_shard`, or by `replicate` built on it."""
+    return any(isinstance(each, FSDP2) or _replicates_by_fsdp(each) for each in scenario.layout.parallelisms)
+
+
+@need
+def fully_shard_manages_no_column(scenario: Scenario) -> bool:
+    """Tensor parallelism cuts a weight by columns, some rank gets none, and `fully_shard` or `replicate` built on it has it."""
+    layout = scenario.layout
+    return any(
+        (dim := cut_dim(plan, parameter)) is not None and dim > 0 and leaves_nothing(parameter.shape[dim], layout.mesh.size(TP))
+        for plan in layout.of(TensorParallel)
+        for parameter in parameters_of(scenario.training.model)
+        if any(_fully_shards(each, parameter) for each in layout.parallelisms)
+    )
+
+
+def _fully_shards(parallelism: Parallelism, parameter: Parameter) -> bool:
+    """Whether `fully_shard` has a parameter: one that it ignores it does not cut."""
+    return _replicates_by_fsdp(parallelism) or (isinstance(parallelism, FSDP2) and cut_dim(parallelism, parameter) is not None)
 
 
 @need

@@ -45,7 +45,7 @@ class ShownFinding:
     code: str = ""
     """The smallest scenario, as code; may be empty."""
     commands: tuple[str, ...] = ()
-    """That check it again, and make a script of it."""
+    """That check it again, and make a page and a script of it."""
     note: str = ""
     """Why something is left out; empty where nothing is."""
 
@@ -108,4 +108,5 @@ def _told(shown: ShownFinding, verdict: Verdict) -> ShownFinding:
 
 def _commands(store: FindingStore, record: Record) -> tuple[str, ...]:
     where = f"{record.fingerprint} --store {shlex.quote(str(store.path))}"
-    return f"equivcheck replay {where}", f"equivcheck export {where} -o repro.py"
+    page = f"equivcheck report {where} -o {record.fingerprint}.html"
+    return f"equivcheck replay {where}", page, f"equivcheck export {where} -o repro.py"

@@ -3,22 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from equivcheck.history.past import PastRun
 from equivcheck.history.run import Ended
+from equivcheck.report.frame.headline import Headline
 from equivcheck.scenario.scenario import count
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Headline:
-    """What a run came to."""
-
-    text: str
-    """In a line."""
-    is_good: bool
-    """Whether nothing is to be looked at."""
 
 
 def headline(past: PastRun, summary: Mapping[str, Any] | None, num_failing: int, num_shown: int) -> Headline:
@@ -45,6 +35,14 @@ def _trouble(past: PastRun, summary: Mapping[str, Any] | None) -> str:
     if summary["control"] is not None and not summary["control"]["caught"]:
         return "proves nothing: the control was not caught"
     return ""
+
+
+def tiles(past: PastRun) -> Iterator[tuple[str, str]]:
+    """The numbers that say most."""
+    yield "checks", f"{past.checks:,}"
+    yield "checks a second", f"{past.rate:.1f}"
+    yield "pairs of features covered", f"{100 * past.share:.1f} %"
+    yield "findings that show", f"{past.num_findings:,}"
 
 
 def facts(past: PastRun, summary: Mapping[str, Any] | None) -> Iterator[tuple[str, str]]:

@@ -13,12 +13,13 @@ from equivcheck.history.history import History, HistoryFailed
 from equivcheck.history.past import Noted, PastRun, find_run, noted, past_runs
 from equivcheck.history.standing import records
 from equivcheck.known_issues.known import issues_on_file
-from equivcheck.report.run_page import charts
+from equivcheck.report.frame import charts
+from equivcheck.report.frame.pairs import pair_rows
+from equivcheck.report.frame.templates import rendered
 from equivcheck.report.run_page.findings import shown_findings
-from equivcheck.report.run_page.headline import facts, headline, moment
-from equivcheck.report.run_page.tables import all_layouts, layout_rows, pair_rows
+from equivcheck.report.run_page.headline import facts, headline, moment, tiles
+from equivcheck.report.run_page.tables import all_layouts, layout_rows
 from equivcheck.report.standing_text import where_seen
-from equivcheck.report.templates import rendered
 from equivcheck.scenario.scenario import count
 from equivcheck.system.output_file import replace_text
 from equivcheck.verdict.verdict import Outcome
@@ -56,14 +57,16 @@ def _values(store: Path, history: History, past: PastRun) -> dict[str, Any]:
     layouts = layout_rows(left)
     return {
         "past": past,
+        "title": f"equivcheck fuzz: {past.run.mode.value} run of {moment(past.run.began)}",
         "headline": headline(past, left.summary, num_failing, sum(record.standing.shows for record in told)),
+        "tiles": list(tiles(past)),
         "facts": list(facts(past, left.summary)),
-        "store": str(store),
+        "footer": f"equivcheck {past.run.equivcheck}. The store is {store}.",
         "moment": moment,
         "count": count,
         "where": where_seen,
-        "outcome_names": [outcome.value for outcome in Outcome],
         "summary": left.summary,
+        "nodes": left.summary.get("nodes", []) if left.summary else [],
         "found": found,
         "outcomes": [outcome for outcome in Outcome if any(row.outcomes[outcome] for row in layouts)],
         "layouts": layouts,

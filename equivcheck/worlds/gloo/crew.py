@@ -9,10 +9,10 @@ import selectors
 import socket
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 from equivcheck.worlds.failure import Failure, RankReport, RanksDidNotStart, RanksFailed, RanksLost, RankState, last_line
+from equivcheck.worlds.gloo.answer import CHANGED_TAG, RAISED_TAG, Content, content
 from equivcheck.worlds.gloo.channel import Channel
 from equivcheck.worlds.gloo.failures import died, failure_of, raised, unfinished
 from equivcheck.worlds.gloo.fork_server import START_SECONDS
@@ -20,7 +20,6 @@ from equivcheck.worlds.gloo.matching.guard import MISMATCH_TAG
 from equivcheck.worlds.gloo.matching.journal import Mismatch
 from equivcheck.worlds.gloo.matching.table import table_file
 from equivcheck.worlds.gloo.member import Member
-from equivcheck.worlds.gloo.rank import CHANGED_TAG, RAISED_TAG, Raised
 from equivcheck.worlds.patience import Patience
 
 _GRACE = 1.0
@@ -28,12 +27,6 @@ _GRACE = 1.0
 
 Answers = dict[int, bytes | None]
 """What each rank sent, None when its process ended instead; a rank that is still busy is missing."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Content:
-    value: Any = None
-    raised: Raised | None = None
 
 
 class Crew:
@@ -100,7 +93,7 @@ class Crew:
                 member.channel.send(request, until=time.monotonic() + deadline)
         patience = Patience(deadline, lambda: {member.rank: member.cpu_seconds() for member in self._members})
         answers, why = self._gather(patience)
-        contents = {rank: _content(answer) for rank, answer in answers.items() if answer is not None}
+        contents = {rank: content(answer) for rank, answer in answers.items() if answer is not None}
         values = tuple(contents[rank].value for rank in sorted(contents) if contents[rank].raised is None)
         self.is_changed = any(answer is not None and answer[:1] == CHANGED_TAG for answer in answers.values())
         if len(values) == len(self._members):
@@ -129,7 +122,7 @@ class Crew:
                     until = min(until, time.monotonic() + _GRACE)
         return answers, hung
 
-    def _failure(self, answers: Answers, contents: dict[int, _Content], why: str | Mismatch) -> Failure:
+    def _failure(self, answers: Answers, contents: dict[int, Content], why: str | Mismatch) -> Failure:
         busy = [member for member in self._members if member.rank not in answers]
         reports = {report.rank: report for report in unfinished(busy, [self._threads[member.rank] for member in busy])}
         times = {}
@@ -154,13 +147,3 @@ class Crew:
 def _mismatch(answer: bytes) -> Mismatch:
     mismatch: Mismatch = pickle.loads(memoryview(answer)[1:])
     return mismatch
-
-
-def _content(answer: bytes) -> _Content:
-    """What an answer says; a value that cannot be read here counts as raised by its rank."""
-    try:
-        read = pickle.loads(memoryview(answer)[1:])
-    except Exception as error:
-        text = f"{type(error).__name__}: the program returned a value that cannot be read: {error}"
-        return _Content(raised=Raised(error=text, stack="", when=time.monotonic()))
-    return _Content(raised=read) if answer[:1] == RAISED_TAG else _Content(value=read)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 import signal
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from equivcheck.worlds.failure import Failure, FailureKind, RankReport, RankState
+from equivcheck.worlds.gloo.answer import Raised
 from equivcheck.worlds.gloo.matching.journal import Mismatch
 from equivcheck.worlds.gloo.member import Member
-from equivcheck.worlds.gloo.rank import Raised
 from equivcheck.worlds.gloo.stacks import Stack, ask_for_stacks, awaited, read_stack, sleeps
 
 _SUMMARY_WIDTH = 300
@@ -35,10 +35,10 @@ def unfinished(members: Sequence[Member], threads: Sequence[int]) -> list[RankRe
     asleep = [sleeps(member.pid) for member in members]  # before the signal wakes them
     ask_for_stacks(tuple(member.pid for member in members))
     stacks = [read_stack(member.stacks.fileno(), thread) for member, thread in zip(members, threads, strict=True)]
-    return [_busy(member.rank, stack, sleeping) for member, stack, sleeping in zip(members, stacks, asleep, strict=True)]
+    return [busy(member.rank, stack, sleeping) for member, stack, sleeping in zip(members, stacks, asleep, strict=True)]
 
 
-def failure_of(reports: Sequence[RankReport], times: dict[int, float], why: str | Mismatch) -> Failure:
+def failure_of(reports: Sequence[RankReport], times: Mapping[int, float], why: str | Mismatch) -> Failure:
     """The verdict over all ranks, in rank order; `times` says when ranks raised, `why` is what others were given up for."""
     if isinstance(why, Mismatch):
         reports = _waiting(reports, why)
@@ -64,7 +64,7 @@ def _waiting(reports: Sequence[RankReport], mismatch: Mismatch) -> list[RankRepo
     ]
 
 
-def _first(reports: Sequence[RankReport], times: dict[int, float]) -> RankReport:
+def _first(reports: Sequence[RankReport], times: Mapping[int, float]) -> RankReport:
     """The first to raise; among ranks that raised the same, the lowest, so that a repetition says the same."""
     earliest = min(reports, key=lambda report: times[report.rank])
     return next(report for report in reports if report.error == earliest.error)
@@ -81,7 +81,8 @@ def _end_in_words(exit_code: int | None) -> str:
         return f"killed by signal {-exit_code}"
 
 
-def _busy(rank: int, stack: Stack, asleep: bool) -> RankReport:
+def busy(rank: int, stack: Stack, asleep: bool) -> RankReport:
+    """The report of a rank that is still at work, or waits."""
     pending = awaited(stack) if asleep else ""
     state = RankState.WAITING if pending else RankState.RUNNING
     return RankReport(rank=rank, state=state, pending=pending, stack="".join(stack.format()))

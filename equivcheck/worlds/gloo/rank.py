@@ -12,25 +12,15 @@ import signal
 import socket
 import sys
 import threading
-import time
-import traceback
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
 
-from equivcheck.worlds.failure import causes
-from equivcheck.worlds.forks import WatchedForks
+from equivcheck.worlds.gloo.answer import Task, answer
 from equivcheck.worlds.gloo.channel import Channel
 from equivcheck.worlds.gloo.matching.guard import guard_collectives
 
-if TYPE_CHECKING:
-    from equivcheck.worlds.state.keeper import StateKeeper
-
 STACK_SIGNAL = signal.SIGRTMIN + 7 if hasattr(signal, "SIGRTMIN") else signal.SIGUSR1
 """Makes a rank write its stacks: a real-time signal that nothing else uses, or SIGUSR1 where the system has none."""
-VALUE_TAG, CHANGED_TAG, RAISED_TAG = b"v", b"c", b"e"
-"""First byte of an answer: what is pickled in the rest, a value or `Raised`. After `CHANGED_TAG` it is a value, too, of a program
-that has left its process so that no other can run there."""
 _KEPT_OUTPUT = 1 << 16
 """Bytes that a rank's output file may hold before it starts afresh."""
 _NEVER = timedelta(days=1)
@@ -52,18 +42,6 @@ class RankAddress:
     """Of the store, on the loopback address."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Raised:
-    """What a rank sends instead of a value."""
-
-    error: str
-    """``Type: message``."""
-    stack: str
-    """The traceback, innermost frame last."""
-    when: float
-    """On `time.monotonic`, which all processes of one machine share."""
-
-
 def serve_rank(channel: Channel) -> None:
     """Join, then run program after program until the owner closes the channel."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -81,7 +59,7 @@ def serve_rank(channel: Channel) -> None:
             if os.fstat(output).st_size > _KEPT_OUTPUT:
                 os.ftruncate(output, 0)
             journal.begin()
-            channel.send(_answer(request, place))
+            channel.send(answer(place.rank, functools.partial(_loaded, request, place)))
 
 
 def leave() -> None:
@@ -144,35 +122,7 @@ def _loopback() -> str:
     return next((name for name in names if name.startswith("lo")), names[0])
 
 
-def _answer(request: bytes, place: RankAddress) -> bytes:
-    """Run what `request` holds; the pickled value or `Raised`, each after the byte that tells them apart."""
-    import torch
-
-    from equivcheck.worlds.meshes import end_run, groups_of_rank, has_lost
-
-    torch.default_generator.manual_seed(place.rank)
-    try:
-        is_foreign, program, arguments = _loaded(request, place)
-        state, groups = _state_keeper(), groups_of_rank()
-        with state.kept() if is_foreign else contextlib.nullcontext():
-            with WatchedForks():
-                value = program(*arguments)
-            end_run()
-        is_changed = state.patched or state.lost or has_lost(groups)
-        return (CHANGED_TAG if is_changed else VALUE_TAG) + _pickled(value)
-    except BaseException as error:
-        return RAISED_TAG + pickle.dumps(_raised(error))
-
-
-@functools.cache
-def _state_keeper() -> StateKeeper:
-    """What keeps the state of this process."""
-    from equivcheck.worlds.state.keeper import StateKeeper
-
-    return StateKeeper()
-
-
-def _loaded(request: bytes, place: RankAddress) -> tuple[bool, Any, tuple[Any, ...]]:
+def _loaded(request: bytes, place: RankAddress) -> Task:
     """Whether the program is foreign, the program, and its arguments."""
     surroundings, is_foreign, task = pickle.loads(request)
     if surroundings is not None:
@@ -185,24 +135,3 @@ def _loaded(request: bytes, place: RankAddress) -> tuple[bool, Any, tuple[Any, .
         error.add_note("A rank is a process of its own: what modules define it imports by name, and they must be on sys.path.")
         raise
     return is_foreign, program, arguments
-
-
-def _pickled(value: object) -> bytes:
-    try:
-        return pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
-    except Exception as error:
-        raise TypeError(f"the program returned a value that cannot be pickled: {type(error).__name__}: {error}") from None
-
-
-def _raised(error: BaseException) -> Raised:
-    when = time.monotonic()
-    trace = error.__traceback__
-    stack = "".join(traceback.format_exception(type(error), error, trace and trace.tb_next))
-    return Raised(error=_named(error), stack=stack, when=when)
-
-
-def _named(error: BaseException) -> str:
-    try:
-        return f"{type(error).__name__}: {error}{causes(error)}"
-    except Exception:
-        return f"{type(error).__name__}: (its text cannot be had)"

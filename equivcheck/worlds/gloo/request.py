@@ -26,7 +26,7 @@ def packed(program: Callable[..., Any], arguments: tuple[Any, ...], *, is_foreig
     try:
         return copied((program, arguments)) if is_foreign else pickle.dumps((program, arguments), pickle.HIGHEST_PROTOCOL)
     except Exception as error:
-        raise UsageError(f"gloo: the program {program!r} or its arguments cannot be pickled: {error}") from error
+        raise UsageError(f"the program {program!r} or its arguments cannot be pickled for processes: {error}") from error
 
 
 def copied(value: object) -> bytes:

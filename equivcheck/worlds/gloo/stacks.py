@@ -9,7 +9,7 @@ import time
 import traceback
 from pathlib import Path
 
-from equivcheck.worlds.gloo import matching, rank
+from equivcheck.worlds.gloo import answer, matching, rank
 
 _PATIENCE = 1.0
 """Seconds that a process gets to write its stacks; one that is stopped never does."""
@@ -19,6 +19,7 @@ _THREAD = re.compile(r"^(?:Current thread|Thread) 0x([0-9a-f]+)", re.IGNORECASE)
 _FRAME = re.compile(r'^  File "(.*)", line (\d+) in (.*)$')
 _TORCH = f"{os.sep}torch{os.sep}"
 _DISTRIBUTED = f"{os.sep}torch{os.sep}distributed{os.sep}"
+_OURS = (rank.__file__, answer.__file__)
 _MATCHING = os.path.dirname(matching.__file__) + os.sep
 _NO_COLLECTIVES = ("wrapper", "__call__", "inner", "forward", "backward")
 """Functions of torch.distributed that other calls pass through."""
@@ -52,14 +53,14 @@ def parse_dump(dump: str, thread: int) -> Stack:
             inside = int(header[1], 16) == thread
         elif inside and (frame := _FRAME.match(line)):
             frames.append(traceback.FrameSummary(frame[1], int(frame[2]), frame[3]))
-    return traceback.StackSummary.from_list(_of_program(frames[::-1]))
+    return traceback.StackSummary.from_list(of_program(frames[::-1]))
 
 
-def _of_program(frames: list[traceback.FrameSummary]) -> list[traceback.FrameSummary]:
+def of_program(frames: list[traceback.FrameSummary]) -> list[traceback.FrameSummary]:
     """From the program on, if it has been called at all, to where its collectives are compared."""
     compared = (index for index, frame in enumerate(frames) if frame.filename.startswith(_MATCHING))
     frames = frames[: next(compared, None)]
-    ours = [index for index, frame in enumerate(frames) if frame.filename == rank.__file__]
+    ours = [index for index, frame in enumerate(frames) if frame.filename in _OURS]
     return frames[ours[-1] + 1 :] or frames if ours else frames
 
 

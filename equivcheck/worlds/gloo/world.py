@@ -30,6 +30,7 @@ class GlooRanks(Ranks):
     """
 
     name: ClassVar[str] = "gloo"
+    has_copies: ClassVar[bool] = True
 
     def __init__(self, size: int) -> None:
         if size < 1:

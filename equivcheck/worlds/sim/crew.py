@@ -10,6 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from equivcheck.worlds.call import Call
 from equivcheck.worlds.failure import RanksDidNotStart, RanksFailed
 from equivcheck.worlds.forks import WatchedForks
 from equivcheck.worlds.meshes import end_run, groups_of_rank, has_lost
@@ -87,7 +88,7 @@ class Crew:
             hung = self.scheduler.wait_until_quiet(deadline, self._is_importing)
             if hung or self._errors or not all(self.scheduler.ended):
                 self._give_up(hung)
-            return Run(values=tuple(self._values), calls=tuple(tuple(map(call_of, calls)) for calls in self.board.calls))
+            return Run(values=tuple(self._values), calls=self._calls())
         except BaseException as error:
             if not isinstance(error, RanksFailed):
                 self._abandon(INTERRUPT_PATIENCE)
@@ -106,11 +107,14 @@ class Crew:
     def _give_up(self, hung: str) -> None:
         idents = tuple(thread.ident or 0 for thread in self._threads)
         evidence = Evidence(scheduler=self.scheduler, thread_idents=idents, errors=dict(self._errors), hung=hung)
-        failure = failure_of(evidence)
+        failure, calls = failure_of(evidence), self._calls()
         if hung or not self.scheduler.abort(UNWIND_PATIENCE):
             self._abandon(IMPORT_SECONDS)
             failure = with_abandoned(failure, [rank for rank, thread in enumerate(self._threads) if thread.is_alive()])
-        raise RanksFailed(failure)
+        raise RanksFailed(failure, calls)
+
+    def _calls(self) -> tuple[tuple[Call, ...], ...]:
+        return tuple(tuple(map(call_of, calls)) for calls in self.board.calls)
 
     def _abandon(self, import_seconds: float) -> None:
         """Unwind the threads as far as possible, and never use them again."""

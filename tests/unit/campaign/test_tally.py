@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from equivcheck.campaign.tally import Tally
+from equivcheck.campaign.counts.tally import Tally
 from equivcheck.verdict.verdict import Outcome, Verdict
 from unit.campaign import fakes
 
@@ -60,3 +60,14 @@ def test_the_slowest_scenario_is_kept() -> None:
     other.add(verdict(Outcome.EQUIVALENT), 1.0)
     tally.merge(other)
     assert tally.slowest == slow.scenario
+
+
+def test_the_scenario_nearest_to_a_divergence_is_kept() -> None:
+    """Of equivalent checks the scenario with the largest error is remembered, also after a merge; no divergence is."""
+    near = replace(verdict(Outcome.EQUIVALENT), scenario=fakes.scenario(ranks=8), worst_error=0.9)
+    tally, other = Tally(), Tally()
+    other.add(near, 1.0)
+    other.add(replace(verdict(Outcome.DIVERGED), worst_error=4.0), 1.0)
+    tally.add(replace(verdict(Outcome.EQUIVALENT), worst_error=0.5), 1.0)
+    tally.merge(other)
+    assert (tally.nearest, tally.nearest_error) == (near.scenario, 0.9)

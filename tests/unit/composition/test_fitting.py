@@ -6,11 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from equivcheck.composition.fitting import fitted, row_multiple, with_scaled_rows
+from equivcheck.composition.fitting import fitted, fitted_training, row_multiple, with_scaled_rows
 from equivcheck.composition.limits import why_unsupported
 from equivcheck.scenario import (
     ASGD,
     DDP,
+    FSDP2,
     Axis,
     Compression,
     Data,
@@ -48,6 +49,18 @@ def test_rows_are_a_multiple_of_data_ranks_times_chunks() -> None:
     over_tp = layout(TensorParallel(plan=(LayerPlan(),) * 2), DDP())
     assert (row_multiple(over_tp), row_multiple(over_tp, over_all_ranks=True)) == (2, 4)
     assert row_multiple(layout(Pipeline(num_chunks=3))) == 3
+
+
+def test_widths_are_fitted_to_two_layouts_that_cut_them_by_different_numbers() -> None:
+    """Near the largest width too, where no rounding by one of them suits the other."""
+
+    def by_columns(num_ranks: int) -> Layout:
+        return Layout(mesh=Mesh(axes=(Axis(name="dp", size=num_ranks),)), parallelisms=(FSDP2(shard_last_dim=True),))
+
+    training = replace(PLAIN, model=Model(features=31, layers=(Layer(width=32),)), data=Data(microbatches=(12,)))
+    for first, second in ((3, 4), (4, 3), (7, 4)):
+        found = fitted_training(training, by_columns(first), by_columns(second))
+        assert {found.model.features, found.model.outputs} == {first * second}
 
 
 def test_a_scenario_is_fitted_to_all_of_its_layouts() -> None:

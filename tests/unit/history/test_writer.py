@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from equivcheck.campaign.counts.tally import Tally
 from equivcheck.campaign.events import Event, KeptFinding, Summary, Ticked
 from equivcheck.campaign.plan import Plan
-from equivcheck.campaign.tally import Tally
 from equivcheck.findings.store import FindingStore, Kept
 from equivcheck.history.history import FILE, History
 from equivcheck.history.standing import Standing, records

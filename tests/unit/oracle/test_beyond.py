@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from equivcheck.campaign.tally import Tally
+from equivcheck.campaign.counts.tally import Tally
 from equivcheck.cli import main
 from equivcheck.findings.environment import environment
 from equivcheck.findings.fingerprint import fingerprint

@@ -6,12 +6,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-from xml.etree import ElementTree as ET
 
+from equivcheck.campaign.counts.tally import Tally
 from equivcheck.campaign.events import KeptFinding, Summary, Ticked
 from equivcheck.campaign.messages import Control
 from equivcheck.campaign.plan import Plan
-from equivcheck.campaign.tally import Tally
 from equivcheck.findings.fingerprint import fingerprint
 from equivcheck.findings.store import FindingStore
 from equivcheck.history.run import Run
@@ -21,6 +20,7 @@ from equivcheck.report.summary_object import summary_object
 from equivcheck.verdict.verdict import Outcome, Verdict
 from unit.campaign import fakes
 from unit.history.runs import run
+from unit.report.html_page import HtmlPage
 
 CONTROL = Control(name="gradients_summed", wrong="Gradients are summed.", examples=3, caught=True)
 
@@ -68,31 +68,10 @@ def campaign(
     return entered
 
 
-class Page:
-    """What its readers, and their browsers, find on a page."""
+class Page(HtmlPage):
+    """The page of a run, or of the last one."""
 
     def __init__(self, store: Path, name: str = "") -> None:
-        """The page of a run, or of the last one; it must be XML as well, so that every element ends where it should."""
         file = store / "page.html"
         write_page(file, store, name)
-        self.source = file.read_text("utf-8")
-        self.root = ET.fromstring(self.source)
-
-    @property
-    def text(self) -> str:
-        """All of its body, with single spaces."""
-        return " ".join("".join(self.root.find("body").itertext()).split())  # type: ignore[union-attr]
-
-    def rows(self, section: str) -> list[list[str]]:
-        """The cells of the tables of a section, without the titles of drawings."""
-        found = self.root.findall(f".//section[@id='{section}']//tr")
-        return [["".join(cell.itertext()).strip() for cell in row if cell.find("svg") is None] for row in found]
-
-    def said(self, section: str) -> str:
-        """The text of a section, with single spaces."""
-        (found,) = self.root.findall(f".//section[@id='{section}']")
-        return " ".join("".join(found.itertext()).split())
-
-    def values(self, name: str) -> list[str]:
-        """Of all attributes of a name."""
-        return [element.attrib[name] for element in self.root.iter() if name in element.attrib]
+        super().__init__(file.read_text("utf-8"))

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from equivcheck.report.run_page.charts import BOTTOM, LEFT, RIGHT, TOP, error_bars, line, steps
+from equivcheck.report.frame.charts import BOTTOM, LEFT, RIGHT, TOP, error_bars, line, steps
 
 SIZES = st.floats(1e-9, 1e9)
 

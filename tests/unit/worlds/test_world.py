@@ -35,9 +35,14 @@ def test_a_simulated_world_runs_closures() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "size", "text"), [("moon", 2, "'moon' does not exist; allowed: sim, gloo, fake"), ("sim", 0, "0 ranks cannot run")]
+    ("name", "size", "text"),
+    [
+        ("moon", 2, "'moon' does not exist; allowed: sim, gloo, fake, torchrun"),
+        ("sim", 0, "0 ranks cannot run"),
+        ("sim", None, "needs a size"),
+    ],
 )
-def test_a_world_that_cannot_be_is_refused(name: str, size: int, text: str) -> None:
+def test_a_world_that_cannot_be_is_refused(name: str, size: int | None, text: str) -> None:
     """The error says what is allowed."""
     with pytest.raises(UsageError, match=text):
         World(name, size=size)

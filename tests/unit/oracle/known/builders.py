@@ -122,6 +122,12 @@ def first_cut(
     return Scenario(training=training, layout=Layout(mesh=mesh, parallelisms=(plan, *around)))
 
 
+def added_up(*rows: int, distribution: Distribution = Distribution.FULLY_SHARD, redistribute_gradients: bool = False) -> Scenario:
+    """One layer on two ranks whose gradients are those of microbatches of so many rows, which lie along dim 1."""
+    spmd = SPMD(distribution=distribution, redistribute_gradients=redistribute_gradients)
+    return scenario(spmd, Layer(width=8, bias=False), features=1, data=Data(microbatches=rows, batch_dim=1), loss=Loss.MSE_SUM)
+
+
 def in_columns(dp: int) -> Layout:
     """Two tensor-parallel ranks for each of `dp`: a weight is cut by columns, and its rows once more."""
     mesh = Mesh(axes=(Axis(name="dp", size=dp), Axis(name="tp", size=2)))

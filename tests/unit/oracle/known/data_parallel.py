@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from equivcheck.scenario import DDP, FSDP1, FSDP2, ClipNorm, Data, Layer, Split
+from equivcheck.scenario import DDP, FSDP1, FSDP2, ClipNorm, Data, Layer, Replicate, Split
 from unit.oracle.known.builders import (
     DIVIDED,
     FALLING,
@@ -80,6 +80,7 @@ SHOWN = {
         [
             over_tp(FSDP2(), Layer(width=3), tp=2, split=Split.COLUMN),
             over_tp(DDP(), ONE_WEIGHT, tp=2, split=Split.COLUMN),
+            over_tp(Replicate(), ONE_WEIGHT, tp=2, split=Split.COLUMN),
             over_tp(FSDP2(), ONE_WEIGHT, tp=2),
         ],
     ),

@@ -4,7 +4,22 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from equivcheck.scenario import DDP, FSDP2, SPMD, Adafactor, AdamW, ClipNorm, Data, Layer, Loss, Norm, Replicate, ShapeOp
+from equivcheck.scenario import (
+    DDP,
+    FSDP2,
+    SPMD,
+    Adafactor,
+    AdamW,
+    ClipNorm,
+    Data,
+    Distribution,
+    Layer,
+    Loss,
+    Norm,
+    Replicate,
+    ShapeOp,
+    Split,
+)
 from unit.oracle.known.builders import (
     AS_PROPAGATED,
     ASKING,
@@ -25,6 +40,7 @@ from unit.oracle.known.builders import (
     TURNED,
     TWO_OUTPUTS,
     UNEVEN,
+    added_up,
     first_cut,
     in_columns,
     into_columns,
@@ -150,5 +166,17 @@ SHOWN = {
     "full_tensor_gathers_uneven_strided_shards": (
         over_columns(7, tp=3, seed=ASKING),
         [over_columns(7, tp=3), over_columns(12, tp=3, seed=ASKING)],
+    ),
+    "fully_shard_shape_of_nothing": (
+        first_cut(FROZEN, FSDP2(), split=Split.ROW, seed=ASKING),
+        [
+            first_cut(FROZEN, FSDP2(), split=Split.ROW),
+            first_cut(FROZEN, FSDP2(ignore_frozen=True), split=Split.ROW, seed=ASKING),
+            first_cut(FROZEN, FSDP2(), seed=ASKING),
+        ],
+    ),
+    "shards_not_added_to_pending": (
+        added_up(60, 4),
+        [added_up(60, 60), added_up(60, 4, redistribute_gradients=True), added_up(60, 4, distribution=Distribution.REPLICATE)],
     ),
 }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 WIDTH, HEIGHT = 440, 220
@@ -16,6 +16,8 @@ _UNITS = ((3600.0, 2.0, "hours"), (60.0, 2.0, "minutes"), (1.0, 0.0, "seconds"))
 _DECADES = (-6, 1)
 """Powers of ten between which errors are shown: what is smaller is shown as the smallest."""
 _BARS_PER_DECADE = 4
+_POWERS = (-6.0, 18.0)
+"""Powers of ten between which a logarithmic scale tells values apart."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,6 +74,41 @@ class Bars:
     """Where an error is as large as its tolerance."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Curve:
+    """One of several lines over steps."""
+
+    name: str
+    """What it shows."""
+    points: tuple[tuple[float, float], ...]
+    """Of the line, from the left to the right; values that are not known are left out."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plot:
+    """Values of several names, step by step."""
+
+    curves: tuple[Curve, ...]
+    """In the order of names."""
+    across: tuple[Tick, ...]
+    """The scale of steps."""
+    up: tuple[Tick, ...]
+    """The scale of values."""
+    one: float | None
+    """Where a value of 1 is on a logarithmic scale; None on another."""
+
+
+def stacked(parts: Mapping[str, float], most: float) -> tuple[tuple[str, float, float], ...]:
+    """Parts that are not empty, side by side in a bar of 100 for the most: a class each, where it begins, and how wide it is."""
+    found, begin = [], 0.0
+    for name, amount in parts.items():
+        width = 100 * amount / most if most else 0.0
+        if width:
+            found.append((name, round(begin, 2), round(width, 2)))
+        begin += width
+    return tuple(found)
+
+
 def line(points: Sequence[tuple[float, float]], *, most: float | None = None, unit: str = "") -> Line:
     """A line through values at seconds, from nothing at the beginning; as high as the largest value unless `most` is."""
     thinned = _thinned([(0.0, 0.0), *points])
@@ -85,6 +122,61 @@ def line(points: Sequence[tuple[float, float]], *, most: float | None = None, un
         up=tuple(Tick(at=_y(each / highest), text=f"{each:,g}{unit}") for each in steps(highest)),
         last=f"{thinned[-1][1]:,.{1 if unit else 0}f}{unit}",
     )
+
+
+def plot(series: Mapping[str, Sequence[float | None]], *, log: bool = False) -> Plot:
+    """Lines over steps from 0 on, without what is None.
+
+    On a logarithmic scale zero is as low, and infinity as high, as the scale goes.
+    """
+    num_steps = max(map(len, series.values()))
+    values = {
+        name: [(at, _decades(value) if log else value) for at, value in enumerate(found) if value is not None]
+        for name, found in series.items()
+    }
+    finite = [value for found in values.values() for _, value in found if math.isfinite(value)]
+    low, high = _range(finite, log=log)
+    return Plot(
+        curves=tuple(
+            Curve(name=name, points=tuple(_point(at, value, num_steps, low, high) for at, value in found))
+            for name, found in values.items()
+        ),
+        across=tuple(Tick(at=_step_x(at, num_steps), text=str(at)) for at in range(0, num_steps, math.ceil(num_steps / 10))),
+        up=tuple(Tick(at=_y((each - low) / (high - low)), text=_told(each, log=log)) for each in _marks(low, high, log=log)),
+        one=_y(-low / (high - low)) if log else None,
+    )
+
+
+def _decades(value: float) -> float:
+    """The power of ten, within what can be told apart."""
+    low, high = _POWERS
+    return high if not math.isfinite(value) else min(high, max(low, math.log10(max(value, 1e-300))))
+
+
+def _range(values: Sequence[float], *, log: bool) -> tuple[float, float]:
+    low, high = min(values, default=0.0), max(values, default=0.0)
+    if log:
+        return math.floor(min(low, -1.0)), math.ceil(max(high, 1.0))
+    return (low, high) if high > low else (low - (abs(low) / 2 or 1.0), high + (abs(high) / 2 or 1.0))
+
+
+def _marks(low: float, high: float, *, log: bool) -> list[float]:
+    if not log:
+        return [low, (low + high) / 2, high]
+    stride = math.ceil((high - low) / 6)
+    return [power for power in range(int(low), int(high) + 1) if power % stride == 0]
+
+
+def _told(value: float, *, log: bool) -> str:
+    return f"{value:.4g}" if not log else f"{10.0**value:g}" if -4 < value < 4 else f"1e{value:g}"
+
+
+def _point(at: int, value: float, num_steps: int, low: float, high: float) -> tuple[float, float]:
+    return _step_x(at, num_steps), _y((value - low) / (high - low) if math.isfinite(value) else 1.0)
+
+
+def _step_x(step: int, num_steps: int) -> float:
+    return _x(step / (num_steps - 1) if num_steps > 1 else 0.5)
 
 
 def error_bars(sizes: Sequence[tuple[float, int]]) -> Bars:

@@ -9,8 +9,8 @@ import jinja2
 
 from equivcheck.system.printable import printable
 
-_FOLDER = Path(__file__).parent
-"""All templates lie here or below; names of templates are relative to it."""
+_FOLDER = Path(__file__).parents[1]
+"""All templates lie below; names of templates are relative to it."""
 
 
 def rendered(template: str, **values: Any) -> str:

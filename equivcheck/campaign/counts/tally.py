@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
-from equivcheck.campaign.histogram import Histogram
+from equivcheck.campaign.counts.histogram import Histogram
 from equivcheck.coverage.reach import Reach
 from equivcheck.findings.fingerprint import blur
 from equivcheck.scenario import Scenario
@@ -39,6 +39,10 @@ class Tally:
     """Duration of the slowest check."""
     slowest: Scenario | None = None
     """Its scenario; None before the first check."""
+    nearest_error: float = 0.0
+    """Largest error of an equivalent check, in units of its tolerance: at 1 it would be a divergence."""
+    nearest: Scenario | None = None
+    """Its scenario; None before the first equivalent check."""
     reach: Reach = field(default_factory=Reach)
     """Which pairs of features came together in what was checked."""
     not_repeated: int = 0
@@ -75,6 +79,7 @@ class Tally:
         if verdict.outcome is Outcome.EQUIVALENT:
             optimizer = type(verdict.scenario.training.optimizer).__name__
             self.errors.setdefault((layout, optimizer), Histogram()).add(verdict.worst_error)
+            self._note_nearest(verdict.worst_error, verdict.scenario)
         if verdict.outcome is Outcome.KNOWN:
             self.known[verdict.known] += 1
         elif verdict.outcome in (Outcome.INCONCLUSIVE, Outcome.UNSUPPORTED):
@@ -103,7 +108,12 @@ class Tally:
         self.not_repeated += other.not_repeated
         self.num_shrinking += other.num_shrinking
         self._note_slowest(other.slowest_seconds, other.slowest)
+        self._note_nearest(other.nearest_error, other.nearest)
 
     def _note_slowest(self, seconds: float, scenario: Scenario | None) -> None:
         if scenario is not None and seconds > self.slowest_seconds:
             self.slowest_seconds, self.slowest = seconds, scenario
+
+    def _note_nearest(self, error: float, scenario: Scenario | None) -> None:
+        if scenario is not None and error > self.nearest_error:
+            self.nearest_error, self.nearest = error, scenario

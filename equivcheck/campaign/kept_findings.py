@@ -1,0 +1,60 @@
+"""What a campaign has found, kept in a store as it comes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from equivcheck.campaign.events import KeptFinding
+from equivcheck.findings.finding import StoreFailed
+from equivcheck.findings.fingerprint import fingerprint
+from equivcheck.findings.size import size_of
+from equivcheck.findings.store import FindingStore, Kept, says_more
+from equivcheck.verdict.description import failed
+from equivcheck.verdict.verdict import Verdict
+
+
+class KeptFindings:
+    """One for each fingerprint, with the smallest scenario that shows it."""
+
+    def __init__(self, store: FindingStore) -> None:
+        self._store = store
+        self._found: dict[str, KeptFinding] = {}
+        self.unkept = ""
+        """Why some could not be kept; empty if all were."""
+
+    def __len__(self) -> int:
+        return len(self._found)
+
+    @property
+    def all(self) -> tuple[KeptFinding, ...]:
+        """In the order in which they were found."""
+        return tuple(self._found.values())
+
+    def keep(self, verdict: Verdict) -> KeptFinding | None:
+        """Keep what is new, smaller than before, or says more; None for what is not."""
+        mark = fingerprint(verdict)
+        kept = self._stored(verdict)
+        before = self._found.get(mark)
+        if before is not None:
+            adds = says_more(before.verdict, verdict)
+            if not adds and size_of(before.verdict.scenario) <= size_of(verdict.scenario):
+                return None
+            kept = before.kept if (adds or kept is Kept.SMALLER) and kept is not Kept.UNKEPT else kept
+        self._found[mark] = KeptFinding(fingerprint=mark, path=self._store.folder(mark), verdict=verdict, kept=kept)
+        return self._found[mark]
+
+    def try_again(self) -> None:
+        """Try once more to keep what could not be kept when it was found."""
+        self.unkept = ""
+        for mark, finding in self._found.items():
+            if finding.kept is Kept.UNKEPT:
+                self._found[mark] = replace(finding, kept=self._stored(finding.verdict))
+
+    def _stored(self, verdict: Verdict) -> Kept:
+        try:
+            return self._store.keep(verdict)
+        except StoreFailed as error:
+            self.unkept = str(error)
+        except Exception as error:
+            self.unkept = failed("keeping a finding", error)
+        return Kept.UNKEPT

@@ -1,0 +1,63 @@
+"""The script of a finding, with the numbers that show it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from equivcheck.choice import Choice
+from equivcheck.errors import EquivCheckError
+
+if TYPE_CHECKING:
+    from equivcheck.layouts.script.numbers import Numbers
+    from equivcheck.mutants.mutant import Mutant
+    from equivcheck.system.commands import Ran
+    from equivcheck.verdict.verdict import Verdict
+
+DEFAULT_NAME = "repro.py"
+
+
+class NumberSource(Choice):
+    """Where a script takes its numbers from."""
+
+    AUTO = "auto"
+    EXACT = "exact"
+    DRAWN = "drawn"
+
+
+def script_text(verdict: Verdict, mutant: Mutant | None, wanted: NumberSource, *, name: str, seen_on: str) -> str:
+    """The script, run once where that decides which numbers it has; raises `UsageError` for what a script cannot express."""
+    from equivcheck.export.script import script_of
+    from equivcheck.layouts.script.numbers import Numbers, usual_numbers
+
+    def written(numbers: Numbers) -> str:
+        return script_of(verdict.scenario, verdict=verdict, mutant=mutant, numbers=numbers, name=name, seen_on=seen_on)
+
+    if wanted is not NumberSource.AUTO:
+        return written(Numbers(wanted.value))
+    usual = usual_numbers(verdict.scenario.training)
+    if usual is Numbers.EXACT or not _is_wrong(verdict):
+        return written(usual)
+    click.echo("running the script once, to see whether random numbers reproduce it too ...", err=True)
+    drawn = written(Numbers.DRAWN)
+    return drawn if launched(drawn, verdict, name).code else written(Numbers.EXACT)
+
+
+def script_or_reason(verdict: Verdict, *, seen_on: str) -> tuple[str, str]:
+    """A script, or why there is none."""
+    try:
+        return script_text(verdict, None, NumberSource.AUTO, name=DEFAULT_NAME, seen_on=seen_on), ""
+    except EquivCheckError as error:
+        return "", str(error)
+
+
+def _is_wrong(verdict: Verdict) -> bool:
+    return verdict.divergence is not None or verdict.failure is not None
+
+
+def launched(text: str, verdict: Verdict, name: str) -> Ran:
+    """What comes of running a script by torchrun."""
+    from equivcheck.export.launch import launch
+
+    return launch(text, verdict.scenario.layout.mesh.num_ranks, name=name)

@@ -1,0 +1,160 @@
+"""A lane for each rank with its calls in order, those that a group issues together in one column; where ranks part is marked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from equivcheck.layouts.expected_calls.communication import axes_of
+from equivcheck.report.lanes import LETTERS, columns, group_names
+from equivcheck.scenario import Mesh
+from equivcheck.worlds.call import BEFORE_STEPS, Call
+
+LEFT, TOP, COLUMN, LANE = 62, 8, 30, 34
+MAX_COLUMNS = 60
+"""Of a step; later calls are counted."""
+MAX_CALLS = 900
+"""Over all steps: what a page has room for."""
+_MESSAGES = ("send", "recv")
+"""Calls between two ranks, which no group issues together."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallBox:
+    """A call of a rank."""
+
+    x: int
+    """Left edge."""
+    y: int
+    """Upper edge."""
+    letter: str
+    """What stands for its kind."""
+    group: int
+    """Number of its group, in the order of first use."""
+    is_alone: bool
+    """Whether other members of its group did not issue it too."""
+    words: str
+    """The call."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaneBlock:
+    """The calls of a step, or of several that are alike."""
+
+    title: str
+    """Which."""
+    boxes: tuple[CallBox, ...]
+    """Of all ranks."""
+    links: tuple[tuple[int, int, int], ...]
+    """Lines between members of a group: where across, from, and to."""
+    ranks: int
+    """Lanes."""
+    width: int
+    """Of the drawing."""
+    left_out: int
+    """Calls for which there is no room."""
+
+    @property
+    def height(self) -> int:
+        """Of the drawing."""
+        return TOP + self.ranks * LANE + 4
+
+    @property
+    def num_alone(self) -> int:
+        """Calls that not all of their group have issued."""
+        return sum(box.is_alone for box in self.boxes)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placed:
+    """A call in its column."""
+
+    rank: int
+    """Whose."""
+    column: int
+    """Where."""
+    call: Call
+    """Which."""
+    group: int
+    """Number of its group, in the order of first use."""
+    is_alone: bool
+    """Whether other members of its group did not issue it too."""
+
+
+def lane_blocks(calls: Sequence[Sequence[Call]], mesh: Mesh) -> list[LaneBlock]:
+    """A block for each step, the setup first; consecutive steps that are alike are one."""
+    names, found, room = group_names(calls, mesh), list[tuple[list[int], list[Placed]]](), MAX_CALLS
+    for step in sorted({call.step for rank in calls for call in rank}):
+        of_step = [[call for call in rank if call.step == step] for rank in calls]
+        placed = list(_placed(of_step, lambda call: names.index(axes_of(call.ranks, mesh))))
+        if found and _key(found[-1][1]) == _key(placed):
+            found[-1][0].append(step)
+        else:
+            found.append(([step], placed))
+    blocks = []
+    for steps, placed in found:
+        shown = [one for one in placed if one.column < MAX_COLUMNS][: max(0, room)]
+        room -= len(shown)
+        blocks.append(_block(_title(steps), shown, len(placed) - len(shown), len(calls)))
+    return blocks
+
+
+def letters(calls: Sequence[Sequence[Call]]) -> list[tuple[str, str]]:
+    """Letters with the kinds of calls that they stand for."""
+    used = dict.fromkeys(call.op.partition(".")[0] for rank in calls for call in rank)
+    return [(LETTERS.get(op, "?"), op) for op in used]
+
+
+def _placed(calls: list[list[Call]], group_of: Callable[[Call], int]) -> Iterator[Placed]:
+    """In the order of columns."""
+    places = [
+        (column, rank, call)
+        for rank, (of_rank, numbers) in enumerate(zip(calls, columns(calls), strict=True))
+        for call, column in zip(of_rank, numbers, strict=True)
+    ]
+    together: dict[tuple[int, tuple[int, ...], str], int] = {}
+    for column, _, call in places:
+        together[column, call.ranks, call.op] = together.get((column, call.ranks, call.op), 0) + 1
+    for column, rank, call in sorted(places, key=lambda place: place[:2]):
+        is_alone = call.op not in _MESSAGES and together[column, call.ranks, call.op] < len(call.ranks)
+        yield Placed(rank=rank, column=column, call=call, group=group_of(call), is_alone=is_alone)
+
+
+def _key(placed: list[Placed]) -> list[tuple[object, ...]]:
+    return [(one.rank, one.column, one.call.op, one.call.ranks, one.call.shapes, one.is_alone) for one in placed]
+
+
+def _title(steps: list[int]) -> str:
+    if steps[0] == BEFORE_STEPS:
+        return "Setup"
+    return f"Step {steps[0]}" if len(steps) == 1 else f"Steps {steps[0]} to {steps[-1]}, each"
+
+
+def _block(title: str, placed: list[Placed], left_out: int, ranks: int) -> LaneBlock:
+    boxes = tuple(
+        CallBox(
+            x=LEFT + one.column * COLUMN,
+            y=TOP + one.rank * LANE,
+            letter=LETTERS.get(one.call.op.partition(".")[0], "?"),
+            group=one.group,
+            is_alone=one.is_alone,
+            words=f"rank {one.rank}, {one.call.stage.value}: {one.call.describe()}",
+        )
+        for one in placed
+    )
+    width = LEFT + COLUMN * (1 + max((one.column for one in placed), default=0)) + 6
+    return LaneBlock(title=title, boxes=boxes, links=_links(placed), ranks=ranks, width=width, left_out=left_out)
+
+
+def _links(placed: list[Placed]) -> tuple[tuple[int, int, int], ...]:
+    """From the first to the last member of each group that issues a call together."""
+    ends: dict[tuple[int, tuple[int, ...], str], list[int]] = {}
+    for one in placed:
+        if one.call.op not in _MESSAGES and not one.is_alone:
+            ends.setdefault((one.column, one.call.ranks, one.call.op), []).append(one.rank)
+    middle = COLUMN // 2 - 2
+    return tuple(
+        (LEFT + column * COLUMN + middle, TOP + ranks[0] * LANE + 13, TOP + ranks[-1] * LANE + 13)
+        for (column, _, _), ranks in ends.items()
+        if len(ranks) > 1
+    )

@@ -1,0 +1,180 @@
+"""The page of a finding, put together from its verdict and from what its ranks leave in one more run."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from equivcheck.comparison.communication import differing_calls
+from equivcheck.findings.finding import Finding
+from equivcheck.findings.fingerprint import fingerprint
+from equivcheck.report.finding_page import call_lanes
+from equivcheck.report.finding_page.mesh import drawn_mesh, options, placements
+from equivcheck.report.finding_page.second_run import SecondRun
+from equivcheck.report.finding_page.steps import StepRow, phases_of, step_rows
+from equivcheck.report.finding_page.tensors import DrawnTensor, drawn_tensors, holders
+from equivcheck.report.frame import charts
+from equivcheck.report.frame.headline import Headline, footer
+from equivcheck.report.frame.templates import rendered
+from equivcheck.report.lanes import group_names
+from equivcheck.scenario.scenario import count, in_words
+from equivcheck.system.output_file import replace_text
+from equivcheck.system.printable import in_short
+from equivcheck.trace.differences import Divergence
+from equivcheck.verdict.verdict import AGAIN, Verdict
+
+_LONGEST_HEADLINE = 300
+_LONGEST_TEXT = 12_000
+"""Characters of a stack, or of the scenario as code."""
+_LONGEST_SCRIPT = 80_000
+_MOST_STACKS = 60_000
+"""Characters of the stacks of all ranks together."""
+
+
+_SAID_ALREADY = "why:"
+"""The line of evidence that is the headline."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Told:
+    """What a page says besides what was found."""
+
+    script: str = ""
+    """That needs torch alone; empty where none can be written."""
+    why_no_script: str = ""
+    """Why; empty where there is one."""
+    commands: tuple[str, ...] = ()
+    """That check it again, and write the script."""
+    kept: Finding | None = None
+    """The finding in a store; None for a scenario that was checked just now."""
+
+
+def write_page(file: Path, verdict: Verdict, again: SecondRun, told: Told) -> None:
+    """Write the page. Raises `OSError` where the file cannot be written."""
+    replace_text(file, rendered("finding_page/finding.html.jinja", **_values(verdict, again, told)))
+
+
+def _values(verdict: Verdict, again: SecondRun, told: Told) -> dict[str, Any]:
+    scenario = verdict.scenario
+    mesh, rows = scenario.layout.mesh, step_rows(again.moments)
+    tensors = drawn_tensors(again, scenario)
+    return {
+        "title": f"{scenario.name} on {count(mesh.num_ranks, 'rank')}",
+        "headline": _headline(verdict),
+        "tiles": list(_tiles(verdict)),
+        "facts": list(_facts(verdict, told)),
+        "footer": footer(),
+        "sections": _sections(again),
+        "verdict": verdict,
+        "again": again,
+        "told": told,
+        "evidence": [line for line in verdict.evidence() if line != AGAIN and not line.startswith(_SAID_ALREADY)],
+        "mesh": drawn_mesh(mesh, _wrong_ranks(verdict, tensors), verdict.failure or again.failure),
+        "options": options(scenario.layout),
+        "parallelisms": [parallelism.tag for parallelism in reversed(scenario.layout.parallelisms)],
+        "placements": placements(scenario.layout, scenario.training.model, holders(again)),
+        "tensors": tensors,
+        "lanes": call_lanes.lane_blocks(again.calls, mesh),
+        "letters": call_lanes.letters(again.calls),
+        "groups": [name or "one rank" for name in group_names(again.calls, mesh)],
+        "unexpected": list(_unexpected(verdict, again)),
+        "stacks": list(_stacks(again)),
+        "rows": rows,
+        "phases": phases_of(rows),
+        "chart": charts,
+        **_plots(rows),
+        "code": in_short(verdict.code(), _LONGEST_TEXT),
+        "script": told.script if len(told.script) <= _LONGEST_SCRIPT else "",
+        "drawing": call_lanes,
+    }
+
+
+def _sections(again: SecondRun) -> dict[str, str]:
+    """Names by id; without those that compare, where there is nothing to compare."""
+    compared = {"tensors": "Tensors on ranks"} if again.moments else {}
+    by_step = {"steps": "Losses and errors by step"} if again.moments else {}
+    calls, last = {"calls": "Calls of each rank"}, {"again": "Run it again"}
+    return {"found": "What was found", "mesh": "Mesh and plan"} | compared | calls | by_step | last
+
+
+def _headline(verdict: Verdict) -> Headline:
+    diagnosis = verdict.diagnosis.sentence if verdict.diagnosis else verdict.reason
+    text = f"{verdict.outcome.value}: {diagnosis}" if diagnosis else verdict.outcome.value
+    return Headline(text=in_short(text, _LONGEST_HEADLINE), is_good=not verdict.outcome.is_finding)
+
+
+def _wrong_ranks(verdict: Verdict, tensors: Sequence[DrawnTensor]) -> frozenset[int]:
+    """The ranks on which the first thing is wrong."""
+    first = verdict.divergence
+    if first is None:
+        culprit = verdict.failure.culprit if verdict.failure else None
+        return frozenset() if culprit is None else frozenset({culprit.rank})
+    drawn = frozenset(block.rank for block in tensors[0].blocks if block.wrong) if tensors else frozenset()
+    return drawn or frozenset(first.ranks or ((first.rank,) if first.rank >= 0 else ()))
+
+
+def _tiles(verdict: Verdict) -> Iterator[tuple[str, str]]:
+    first = verdict.divergence
+    if first is not None:
+        yield "first in", f"step {first.step}, {first.phase.value}"
+        yield "times the tolerance", f"{first.error:.3g}"
+        yield "tensors that differ", f"{1 + len(verdict.followers) + verdict.num_unnamed:,}"
+    elif verdict.failure is not None:
+        yield "what happened", verdict.failure.kind.value
+        states = Counter(report.state.value for report in verdict.failure.reports)
+        yield "where ranks are", ", ".join(f"{number} {state}" for state, number in states.items())
+    else:
+        yield "largest error", f"{verdict.worst_error:.2g} of tolerance"
+    yield "ranks", f"{verdict.scenario.layout.mesh.num_ranks:,}"
+
+
+def _facts(verdict: Verdict, told: Told) -> Iterator[tuple[str, str]]:
+    yield "scenario", in_words(verdict.scenario)
+    yield "world", verdict.world
+    if verdict.outcome.is_finding:
+        yield "fingerprint", fingerprint(verdict)
+    if verdict.known:
+        yield "on file as", verdict.known
+    if verdict.beyond:
+        yield "beyond", verdict.beyond
+    if told.kept is not None:
+        yield "found", told.kept.environment.date
+        yield "torch", told.kept.environment.torch
+        if told.kept.shown_in is not None:
+            yield "bisection", str(told.kept.shown_in)
+    if verdict.confirmed:
+        yield "confirmed", verdict.confirmed
+
+
+def _plots(rows: list[StepRow]) -> dict[str, Any]:
+    if not rows:
+        return {"losses": None, "errors": None}
+    losses = {"one device": [row.expected_loss for row in rows], "ranks": [row.loss for row in rows]}
+    errors = {phase.value: [row.errors.get(phase) for row in rows] for phase in phases_of(rows)}
+    return {"losses": charts.plot(losses), "errors": charts.plot(errors, log=True)}
+
+
+def _unexpected(verdict: Verdict, again: SecondRun) -> Iterator[Divergence]:
+    """Calls that are not the expected ones, each kind at the first rank where it shows."""
+    if verdict.unmodelled or again.failure is not None or verdict.beyond or verdict.scenario.resume is not None:
+        return
+    found: dict[Any, Divergence] = {}
+    for rank, calls in enumerate(again.calls):
+        found = differing_calls(verdict.scenario, rank, calls) | found
+    yield from found.values()
+
+
+def _stacks(again: SecondRun) -> Iterator[Mapping[str, str]]:
+    """Where each rank was, with what it waited for or raised."""
+    reports = again.failure.reports if again.failure else ()
+    for report in reports:
+        longest = min(_LONGEST_TEXT, _MOST_STACKS // len(reports))
+        yield {
+            "rank": str(report.rank),
+            "state": report.state.value,
+            "words": in_short(report.error or report.pending, 1000),
+            "stack": in_short(report.stack, longest),
+        }

@@ -1,0 +1,115 @@
+"""What the ranks of a scenario leave in one more run, beside what one device computes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from equivcheck.comparison.assemble import Assembled, Assembler
+from equivcheck.comparison.compare import compare, errors_of, snapshots_of
+from equivcheck.composition.limits import why_unsupported
+from equivcheck.composition.running import RanksResult, Runner, able
+from equivcheck.errors import EquivCheckError
+from equivcheck.reference.noise import Expected
+from equivcheck.reference.reference import ReferenceRun
+from equivcheck.scenario import Scenario
+from equivcheck.trace.differences import Divergence
+from equivcheck.trace.moments import moments, moments_of_steps
+from equivcheck.trace.tensors import Vector
+from equivcheck.trace.trace import Snapshot
+from equivcheck.train.setup import Setup
+from equivcheck.verdict.verdict import Outcome, Verdict
+from equivcheck.worlds.call import Call
+from equivcheck.worlds.failure import Failure, RanksFailed
+
+Alter = Callable[[Setup], None]
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class Compared:
+    """One moment of a training, on one device and on the ranks."""
+
+    expected: Expected
+    """What one device computes."""
+    snapshots: tuple[Snapshot, ...]
+    """What each rank holds."""
+    assembled: Assembled
+    """What the ranks hold, put together; a loss is the mean over the ranks that have one."""
+    errors: Vector
+    """Of each tensor, in units of its tolerance."""
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class SecondRun:
+    """What is drawn on the page."""
+
+    moments: tuple[Compared, ...] = ()
+    """All of the training; empty where the ranks left nothing."""
+    divergences: tuple[Divergence, ...] = ()
+    """All values that differ, in order."""
+    calls: tuple[tuple[Call, ...], ...] = ()
+    """Per rank, those it issued; empty in a world that does not see them."""
+    failure: Failure | None = None
+    """What happened to the ranks; None where all finished."""
+    note: str = ""
+    """Why there is nothing, or less than the verdict says; empty where all is there."""
+
+
+def run_once_more(verdict: Verdict, alter: Alter | None = None, deadline: float = 60.0) -> SecondRun:
+    """Run the ranks again: in sim, which sees their calls, or where that shows nothing, in the world of the verdict.
+
+    `alter` must be what the verdict was found with. What keeps the ranks from running is a note.
+    """
+    scenario = verdict.scenario
+    reason = why_unsupported(scenario, beyond=bool(verdict.beyond))
+    if reason is not None:
+        return SecondRun(note=f"nothing ran: {reason}")
+    again = SecondRun()
+    for world in dict.fromkeys((able(scenario, "sim"), verdict.world)):
+        try:
+            again = _run(scenario, Runner(world=world, deadline=deadline, alter=alter))
+        except EquivCheckError as error:
+            return SecondRun(note=f"nothing is drawn here: {error}")
+        if _shows_as_much(verdict, again):
+            return again
+    return replace(again, note=again.note or _otherwise(again))
+
+
+def _run(scenario: Scenario, runner: Runner) -> SecondRun:
+    try:
+        result = runner.run(scenario)
+    except RanksFailed as error:
+        return SecondRun(failure=error.failure, calls=error.calls)
+    reference = ReferenceRun.of(scenario).confirming_reference()
+    if not reference.moments:
+        return SecondRun(calls=result.run.calls, note="one device leaves nothing to compare with")
+    return SecondRun(
+        moments=tuple(_compared(reference.moments, result)),
+        divergences=compare(reference, result.run.values, result.before).divergences,
+        calls=result.run.calls,
+    )
+
+
+def _compared(expected: tuple[Expected, ...], result: RanksResult) -> list[Compared]:
+    found = [*moments_of_steps(result.before), *zip(*map(moments, result.run.values), strict=True)]
+    assembler, compared = Assembler(), []
+    for each, ranks in zip(expected, found, strict=True):
+        assembled = assembler.assemble(each, snapshots_of(list(ranks), each.phase))
+        errors, _ = errors_of(each, assembled)
+        snapshots = tuple(moment.snapshot for moment in ranks)
+        compared.append(Compared(expected=each, snapshots=snapshots, assembled=assembled, errors=errors))
+    return compared
+
+
+def _shows_as_much(verdict: Verdict, again: SecondRun) -> bool:
+    """Whether what the verdict says can be seen in the run: values that differ, or a failure; calls have a lane in any case."""
+    if verdict.failure is not None:
+        return again.failure is not None
+    is_wrong = verdict.outcome in {Outcome.DIVERGED, Outcome.KNOWN} and verdict.divergence is not None
+    return again.failure is None and (bool(again.divergences) or not is_wrong)
+
+
+def _otherwise(again: SecondRun) -> str:
+    if again.failure is not None:
+        return f"in the run that is drawn here the ranks failed: {again.failure.summary}"
+    return "in the run that is drawn here no value differs"

@@ -1,0 +1,196 @@
+"""Tensors as blocks on ranks: which elements each rank holds, and which of them are wrong."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from equivcheck.report.finding_page.second_run import Compared, SecondRun
+from equivcheck.scenario import Mesh, Scenario
+from equivcheck.scenario.scenario import count
+from equivcheck.trace.differences import Difference, Divergence, Phase
+from equivcheck.trace.pieces import parts_of
+from equivcheck.trace.tensors import Flags, Vector
+from equivcheck.trace.trace import Piece
+from equivcheck.verdict.sentences import place, whose
+
+MAX_TENSORS = 6
+"""Drawn; the first that differ."""
+_MAX_SIDE = 16
+"""Cells along a side; of a larger tensor a cell is a block of elements."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Block:
+    """A tensor on one rank."""
+
+    rank: int
+    """Which."""
+    where: str
+    """Its place in the mesh, in words."""
+    words: str
+    """How much it holds, and how much of that is wrong."""
+    held: str
+    """The cells that it holds, as a path of SVG."""
+    wrong: str
+    """Those that are wrong."""
+    crosses: str
+    """A line through each wrong cell, for those who do not see colours."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DrawnTensor:
+    """A tensor that differs, on all ranks."""
+
+    name: str
+    """Step, part of the step, and tensor."""
+    shape: str
+    """Of the whole, and what a cell is."""
+    words: str
+    """The worst element, with both values."""
+    columns: int
+    """Cells from the left to the right."""
+    rows: int
+    """Cells from top to bottom."""
+    blocks: tuple[Block, ...]
+    """One for each rank."""
+
+
+def drawn_tensors(again: SecondRun, scenario: Scenario) -> tuple[DrawnTensor, ...]:
+    """The first tensors that differ; a loss is no tensor on ranks."""
+    chosen = [found for found in again.divergences if found.phase is not Phase.LOSS and found.tensor != "norm"]
+    return tuple(drawn for found in chosen[:MAX_TENSORS] for drawn in _drawn(again.moments, found, _mesh(scenario, found.step)))
+
+
+def _mesh(scenario: Scenario, step: int) -> Mesh:
+    """Of the ranks that run a step: before a checkpoint, another layout's."""
+    resume = scenario.resume
+    return resume.layout.mesh if resume is not None and step < resume.steps else scenario.layout.mesh
+
+
+def _drawn(moments: Sequence[Compared], found: Divergence, mesh: Mesh) -> Iterator[DrawnTensor]:
+    for moment in moments:
+        row = moment.expected.table.rows.get(found.tensor)
+        if row is not None and (moment.expected.step, moment.expected.phase) == (found.step, found.phase):
+            yield _of_moment(moment, row, found, mesh)
+
+
+def _of_moment(moment: Compared, row: int, found: Divergence, mesh: Mesh) -> DrawnTensor:
+    shape = moment.expected.table.shapes[row]
+    sides = _sides(shape)
+    step = max(1, math.ceil(max(sides) / _MAX_SIDE))
+    marks = [_marks(moment, row, rank) for rank in range(len(moment.snapshots))]
+    if found.difference is Difference.RANKS_DISAGREE:
+        marks = _disagreeing(marks)
+    blocks = []
+    for rank, (held, wrong, _) in enumerate(marks):
+        has, off = (_cells(flags, sides, step) for flags in (held, wrong))
+        blocks.append(
+            Block(
+                rank=rank,
+                where=_place(mesh, rank),
+                words=_share(int(held.sum()), int(wrong.sum()), held.size),
+                held=_path(has),
+                wrong=_path(off),
+                crosses="".join(f"M{x} {y}l1 1" for y, x in np.argwhere(off)),
+            )
+        )
+    cell = f", a cell is {step} x {step} elements" if step > 1 else ""
+    return DrawnTensor(
+        name=place(found),
+        shape=f"{' x '.join(map(str, shape)) or 'a scalar'}{cell}",
+        words=_words(found),
+        columns=max(1, math.ceil(sides[1] / step)),
+        rows=max(1, math.ceil(sides[0] / step)),
+        blocks=tuple(blocks),
+    )
+
+
+def _marks(moment: Compared, row: int, rank: int) -> tuple[Flags, Flags, Vector]:
+    """Which elements of a tensor a rank holds, which of them are further off than their part of the tolerance, and its values."""
+    table, expected = moment.expected.table, moment.expected
+    size = math.prod(table.shapes[row])
+    start = table.offsets[row]
+    right = expected.values[start : start + size]
+    values, held = np.full(size, np.nan), np.zeros(size, dtype=np.bool_)
+    for piece, found in parts_of(moment.snapshots[rank]):
+        where = table.positions(piece) if piece.name == table.names[row] and found is not None else None
+        if where is not None:
+            values[where - start], held[where - start] = found, True
+    with np.errstate(invalid="ignore"):
+        distance = np.abs(values - right)
+    same = (values == right) | (np.isnan(values) & np.isnan(right))
+    off = ~same & ~(distance <= expected.tolerances[row] / math.sqrt(max(1, size)))
+    return held, held & off, values
+
+
+def _disagreeing(marks: list[tuple[Flags, Flags, Vector]]) -> list[tuple[Flags, Flags, Vector]]:
+    """With what differs between ranks marked as well, be it within tolerance."""
+    held = np.array([mark[0] for mark in marks])
+    values = np.where(held, np.array([mark[2] for mark in marks]), np.nan)
+    low, high = (reduce(np.where(held, values, -far), axis=0) for reduce, far in ((np.max, np.inf), (np.min, -np.inf)))
+    apart = low != high
+    return [(mark[0], mark[1] | (mark[0] & apart), mark[2]) for mark in marks]
+
+
+def _sides(shape: tuple[int, ...]) -> tuple[int, int]:
+    """Rows and columns; all dims but the last one are rows."""
+    return (math.prod(shape[:-1]), shape[-1]) if shape else (1, 1)
+
+
+def _cells(flags: Flags, sides: tuple[int, int], step: int) -> Flags:
+    """Whether any element of each cell is marked."""
+    rows, columns = (math.ceil(side / step) for side in sides)
+    padded = np.zeros((rows * step, columns * step), dtype=np.bool_)
+    padded[: sides[0], : sides[1]] = flags.reshape(sides)
+    return np.asarray(padded.reshape(rows, step, columns, step).any(axis=(1, 3)))
+
+
+def _path(cells: Flags) -> str:
+    """Marked cells as rectangles, those side by side as one."""
+    parts = []
+    for y, row in enumerate(cells):
+        edges = np.flatnonzero(np.diff(np.concatenate(([0], row.astype(np.int8), [0]))))
+        parts += [f"M{left} {y}h{right - left}v1h{left - right}z" for left, right in edges.reshape(-1, 2)]
+    return "".join(parts)
+
+
+def _place(mesh: Mesh, rank: int) -> str:
+    coordinates = zip(mesh.names, mesh.coordinate(rank), strict=True)
+    return "" if len(mesh.axes) == 1 else ", ".join(f"{name} {index}" for name, index in coordinates)
+
+
+def _share(held: int, wrong: int, total: int) -> str:
+    if not held:
+        return "holds none of it"
+    part = "all of it" if held == total else f"{held:,} of {total:,}"
+    return f"holds {part}, {'all' if wrong == held else f'{wrong:,}' if wrong else 'none'} wrong"
+
+
+def _words(found: Divergence) -> str:
+    if found.difference is not Difference.VALUE:
+        elsewhere = f"; {found.elsewhere}" if found.elsewhere else ""
+        return f"{found.difference.value.replace('_', ' ')}: {found.actual} {whose(found)}, expected {found.expected}{elsewhere}"
+    where = f"[{', '.join(map(str, found.index))}] " if found.index else ""
+    return f"worst element {where}is {found.actual}, expected {found.expected}: {found.error:.3g} x tolerance"
+
+
+def holders(again: SecondRun) -> dict[str, tuple[str, ...]]:
+    """By parameter, what each rank holds of it after the last update."""
+    last = next((moment for moment in reversed(again.moments) if moment.expected.phase is Phase.UPDATE), None)
+    if last is None:
+        return {}
+    held = [_sizes(moment.pieces) for moment in last.snapshots]
+    return {name: tuple(rank.get(name, "nothing") for rank in held) for name in last.expected.table.names}
+
+
+def _sizes(pieces: Sequence[Piece]) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for piece in pieces:
+        if piece.name and piece.numel:
+            box = piece.size if piece.start else piece.shape
+            found[piece.name] = count(piece.numel, "element") if piece.run is not None else " x ".join(map(str, box)) or "scalar"
+    return found

@@ -1,0 +1,43 @@
+"""What each machine of a campaign does, in lines and as JSON values."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from equivcheck.campaign.events import NodeWork
+from equivcheck.scenario.scenario import count
+from equivcheck.system.printable import printable
+
+_MOST_SHOWN = 8
+"""Machines in the progress of a campaign; the others are in its summary."""
+
+
+def node_lines(nodes: Sequence[NodeWork]) -> Iterator[str]:
+    """``node 10.0.0.2: 12.0 checks/s`` for each that was used, the first few of many."""
+    used = [node for node in nodes if node.num_workers]
+    for node in used[:_MOST_SHOWN]:
+        yield f"node {node.name}: {printable(node.lost) or f'{node.rate:.1f} checks/s'}"
+    if len(used) > _MOST_SHOWN:
+        yield f"and {count(len(used) - _MOST_SHOWN, 'more node')}"
+
+
+def node_summary(node: NodeWork) -> str:
+    """``node 10.0.0.2: 1,200 checks by 4 workers in 100.0 s, 12.0 checks/s``, and what became of it if it is lost."""
+    lost = printable(node.lost)
+    if not node.num_workers:
+        return f"node {node.name}: {lost}"
+    done = f"{count(node.num_checks, 'check')} by {count(node.num_workers, 'worker')} in {node.seconds:.1f} s"
+    return f"node {node.name}: {done}, {node.rate:.1f} checks/s{f'; {lost}' if lost else ''}"
+
+
+def node_object(node: NodeWork) -> dict[str, Any]:
+    """The same as JSON values."""
+    return {
+        "name": node.name,
+        "workers": node.num_workers,
+        "checks": node.num_checks,
+        "seconds": round(node.seconds, 3),
+        "checks_per_second": round(node.rate, 3),
+        "lost": node.lost or None,
+    }

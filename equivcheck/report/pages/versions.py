@@ -1,0 +1,76 @@
+"""The page of `versions`: what works on each version of torch."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from equivcheck.known_issues.known import KnownIssue
+from equivcheck.report.frame.charts import stacked
+from equivcheck.report.frame.headline import Headline, footer
+from equivcheck.report.frame.templates import rendered
+from equivcheck.scenario.scenario import count
+from equivcheck.system.output_file import replace_text
+from equivcheck.verdict.verdict import Outcome
+
+_MARKS = {"shows": "●", "does not": "○", "cannot run": "-"}
+
+Cell = tuple[str, str, str]
+"""Class, mark and title of a cell."""
+
+
+def write_page(
+    file: Path, told: Mapping[str, Any], issues: Sequence[KnownIssue], wrong: Mapping[str, Sequence[str]], *, is_bad: bool
+) -> None:
+    """Write the page of what ``versions --json`` prints; `wrong` has what is, in lines, by version."""
+    versions = told["versions"]
+    values = {
+        "title": f"equivcheck versions: {count(len(versions), 'version')} of torch",
+        "headline": Headline(text="something is not as it should be" if is_bad else "as on file", is_good=not is_bad),
+        "tiles": [],
+        "facts": [
+            ("corpus", f"{count(len(told['scenarios']), 'scenario')}, seed {told['seed']}"),
+            ("scripts", count(len(told["issues"]), "known issue")),
+            ("code", told["code"]),
+        ],
+        "footer": footer(),
+        "versions": versions,
+        "outcomes": list(_outcomes(versions)),
+        "rows": [(version, *_row(found)) for version, found in versions.items()],
+        "scripts": list(_scripts(versions, issues)),
+        "wrong": {version: lines for version, lines in wrong.items() if lines},
+    }
+    replace_text(file, rendered("pages/versions.html.jinja", **values))
+
+
+def _outcomes(versions: Mapping[str, Any]) -> Iterator[str]:
+    """Those that came up."""
+    found = {each["outcome"] for version in versions.values() for each in version["corpus"]}
+    return (outcome.value for outcome in Outcome if outcome.value in found)
+
+
+def _row(found: Mapping[str, Any]) -> tuple[Counter[str], tuple[tuple[str, float, float], ...], list[tuple[str, int, int]]]:
+    """Scenarios by outcome, the same as a bar, and worlds with how many probes work, of how many."""
+    counts = Counter(each["outcome"] for each in found["corpus"])
+    ordered = {outcome.value: counts[outcome.value] for outcome in Outcome}
+    probes = found["probes"]
+    worlds = dict.fromkeys(probe["world"] for probe in probes)
+    works = {world: [probe["works"] for probe in probes if probe["world"] == world] for world in worlds}
+    return counts, stacked(ordered, counts.total()), [(world, sum(each), len(each)) for world, each in works.items()]
+
+
+def _scripts(versions: Mapping[str, Any], issues: Iterable[KnownIssue]) -> Iterator[tuple[KnownIssue, list[Cell]]]:
+    """Each issue with class, mark and title of a cell for each version."""
+    for issue in issues:
+        cells = []
+        for version, found in versions.items():
+            showing = found["scripts"].get(issue.id)
+            if showing is None:
+                cells.append(("quiet", "", "not run"))
+                continue
+            agrees = (showing["shows"] == "shows") == issue.is_in(found["torch"])
+            words = f"torch {version}: {showing['shows']}{': ' + showing['reason'] if showing['reason'] else ''}"
+            cells.append(("" if agrees else "bad", _MARKS[showing["shows"]] + ("" if agrees else " !"), words))
+        yield issue, cells

@@ -1,0 +1,1 @@
+"""How much CPU time campaigns take to catch each mutant."""

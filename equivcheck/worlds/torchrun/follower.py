@@ -1,0 +1,59 @@
+"""A process other than rank 0's: runs what that one sends, tells how it gets on, and ends as that one does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from multiprocessing.connection import wait
+from typing import Any, TypeVar
+
+from equivcheck.errors import EquivCheckError
+from equivcheck.worlds.torchrun.links import LOST, Link, told
+from equivcheck.worlds.torchrun.place import Place
+from equivcheck.worlds.torchrun.rank_thread import RankThread
+
+T = TypeVar("T")
+
+
+class Follower:
+    """One process."""
+
+    def __init__(self, place: Place, leader: Link, thread: RankThread) -> None:
+        self.place, self.thread = place, thread
+        self._leader = leader
+        self._tick = 0.0
+        self.is_usable = True
+        """Whether there may be another run."""
+
+    def do(self, work: Callable[[], T]) -> T:  # noqa: ARG002 - rank 0 does it
+        """Run programs until rank 0 has done its work; return or raise what that has. Raises `EquivCheckError` if it is lost."""
+        while True:
+            found = wait([self._leader, self.thread.answers], self._tick if self.thread.is_busy else None)
+            if self.thread.answers in found:
+                told(self._leader, "answer", self.thread.receive())
+            if self._leader in found:
+                try:
+                    verb, payload = self._leader.recv()
+                except LOST as error:
+                    raise EquivCheckError(f"world torchrun: rank {self.place.rank} has lost rank 0: has it ended?") from error
+                if verb == "end":
+                    return self._outcome(*payload)  # type: ignore[no-any-return]
+                self._obey(verb, payload)
+            if self.thread.is_busy:
+                told(self._leader, "cpu", self.thread.cpu_seconds())
+
+    def close(self) -> None:
+        """Hang up."""
+        self._leader.close()
+
+    def _obey(self, verb: str, payload: Any) -> None:
+        if verb == "run":
+            request, self._tick = payload
+            self.thread.start(request)
+        elif verb == "report":
+            told(self._leader, "report", self.thread.report())
+
+    def _outcome(self, value: Any, error: BaseException | None, is_usable: bool) -> Any:
+        self.is_usable = is_usable
+        if error is not None:
+            raise error
+        return value

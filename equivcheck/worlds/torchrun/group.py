@@ -1,0 +1,70 @@
+"""The process group of the world: the script's own where it has one, else one that is made here, and ended with the world.
+
+Private torch API: the store of the default group; tried on torch 2.9, 2.13 and 2.15.
+"""
+
+from __future__ import annotations
+
+import os
+from datetime import timedelta
+from functools import cache
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed import distributed_c10d as c10d
+
+from equivcheck.errors import UsageError
+from equivcheck.worlds.failure import RanksDidNotStart
+from equivcheck.worlds.torchrun.links import START_SECONDS
+from equivcheck.worlds.torchrun.place import Place, place_of
+
+_NEVER = timedelta(days=1)
+"""Time limit of the group that is made here: out of the way, as what ranks do decides."""
+
+
+def own_place() -> Place:
+    """Where this process stands. Raises `UsageError`."""
+    if not dist.is_initialized():
+        return place_of(os.environ)
+    backend = str(dist.get_backend_config())
+    if "cpu:gloo" not in backend:
+        raise UsageError(
+            f"world torchrun: the script's process group is {backend}, but checks train on the CPU, over gloo; "
+            "allowed: init_process_group('cpu:gloo,cuda:nccl') or init_process_group('gloo')"
+        )
+    return Place(rank=dist.get_rank(), size=dist.get_world_size())
+
+
+def world_store(place: Place) -> Any:
+    """What all processes can read and write."""
+    return c10d._get_default_store() if dist.is_initialized() else _store_of_environment(place)
+
+
+@cache
+def _store_of_environment(place: Place) -> Any:
+    """Kept to the end of the process, as rank 0 may be its server."""
+    try:
+        store, _, _ = next(dist.rendezvous("env://", timeout=timedelta(seconds=START_SECONDS)))  # type: ignore[attr-defined]
+    except (RuntimeError, ValueError) as error:
+        address = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+        raise RanksDidNotStart(f"world torchrun: rank {place.rank} cannot use the store at {address}: {error}") from error
+    return store
+
+
+def make_group(name: str) -> None:
+    """Run by each rank: its default group, with a name that no other has had."""
+    place = place_of(os.environ)
+    store = dist.PrefixStore(name, world_store(place))  # type: ignore[attr-defined]
+    dist.init_process_group(_backend(), store=store, rank=place.rank, world_size=place.size, timeout=_NEVER)
+
+
+def end_group() -> None:
+    """The default group, once programs have ended."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def _backend() -> str:
+    """Gloo, on which checks train, and NCCL for what programs send to a GPU themselves where there are any."""
+    return "cpu:gloo,cuda:nccl" if torch.cuda.is_available() and dist.is_nccl_available() else "gloo"

@@ -1,0 +1,140 @@
+"""The process of rank 0: has every process run a program, its own included, and gathers what comes of it."""
+
+from __future__ import annotations
+
+import math
+import pickle
+import time
+from collections.abc import Callable, Mapping
+from multiprocessing.connection import wait
+from typing import Any, TypeVar
+
+from equivcheck.errors import EquivCheckError
+from equivcheck.worlds.failure import RanksFailed
+from equivcheck.worlds.gloo.answer import RAISED_TAG, content
+from equivcheck.worlds.patience import Patience
+from equivcheck.worlds.torchrun.failures import Answers, failure_of_hosts
+from equivcheck.worlds.torchrun.links import LOST, Link, told
+from equivcheck.worlds.torchrun.place import Place
+from equivcheck.worlds.torchrun.rank_thread import RankThread
+
+T = TypeVar("T")
+
+_GRACE = 1.0
+"""Seconds that the others get to finish or raise after a rank has failed."""
+_REPORT_SECONDS = 5.0
+"""The same to say where they are."""
+
+
+class Leader:
+    """One world. After a run that failed it is of no use any more: nobody here can start processes afresh."""
+
+    def __init__(self, place: Place, links: Mapping[int, Link], hosts: Mapping[int, str], thread: RankThread) -> None:
+        self.place, self.thread = place, thread
+        self._hosts = dict(hosts)
+        self._links = dict(links)
+        self._ranks: dict[Any, int] = {link: rank for rank, link in links.items()} | {thread.answers: 0}
+        self._cpu = dict.fromkeys(range(place.size), 0.0)
+        self._leads = False
+        self._unusable: EquivCheckError | None = None
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether there may be another run."""
+        return self._unusable is None
+
+    def do(self, work: Callable[[], T]) -> T:
+        """Do some work, in which all run programs, and tell the others what it returns or raises."""
+        if self._leads:
+            return work()
+        self._leads = True
+        try:
+            value = work()
+        except BaseException as error:
+            self._end(None, error)
+            raise
+        else:
+            self._end(value, None)
+            return value
+        finally:
+            self._leads = False
+
+    def run(self, request: bytes, deadline: float) -> tuple[Any, ...]:
+        """The values of a program on all ranks, in their order. Raises `RanksFailed`, as any later run does."""
+        if self._unusable is not None:
+            raise self._unusable
+        self._unusable = EquivCheckError("world torchrun: a run was interrupted, and its processes cannot be started afresh")
+        patience = Patience(deadline, lambda: dict(self._cpu))
+        for link in self._links.values():
+            told(link, "run", (request, patience.tick))
+        self.thread.start(request)
+        answers, why = self._gather(patience)
+        contents = {rank: content(answered) for rank, answered in answers.items() if answered is not None}
+        values = tuple(contents[rank].value for rank in sorted(contents) if contents[rank].raised is None)
+        if len(values) < self.place.size:
+            self._unusable = RanksFailed(failure_of_hosts(answers, contents, self._reports(answers), why, self._hosts))
+            raise self._unusable
+        self._unusable = None
+        return values
+
+    def close(self) -> None:
+        """Hang up."""
+        for link in self._links.values():
+            link.close()
+
+    def _gather(self, patience: Patience) -> tuple[Answers, str]:
+        """Wait for every rank, until they hang (then why), or for a short while after the first failure."""
+        answers: Answers = {}
+        hung, until = "", math.inf
+        while len(answers) < self.place.size and not hung and (left := until - time.monotonic()) > 0:
+            self._cpu[0] = self.thread.cpu_seconds()
+            hung = patience.exhausted()
+            for rank, verb, payload in self._heard(answers, min(left, patience.tick)):
+                if verb == "cpu":
+                    self._cpu[rank] = payload
+                elif verb == "answer":
+                    answers[rank] = payload
+                    if payload is None or payload[:1] == RAISED_TAG:
+                        until = min(until, time.monotonic() + _GRACE)
+        return answers, hung
+
+    def _heard(self, answers: Answers, seconds: float) -> list[tuple[int, str, Any]]:
+        """Messages of ranks that have not answered; one that is lost has the answer None."""
+        awaited = [end for end, rank in self._ranks.items() if rank not in answers]
+        heard = []
+        for end in wait(awaited, seconds):
+            rank = self._ranks[end]
+            try:
+                verb, payload = self._links[rank].recv() if rank else ("answer", self.thread.receive())
+            except LOST:
+                verb, payload = "answer", None
+            heard.append((rank, verb, payload))
+        return heard
+
+    def _reports(self, answers: Answers) -> dict[int, Any]:
+        """Where each rank is that has not answered, as far as its process says."""
+        reports = {} if 0 in answers else {0: self.thread.report()}
+        asked = {rank for rank, link in self._links.items() if rank not in answers and told(link, "report")}
+        settled: Answers = dict(answers) | dict.fromkeys(reports)
+        until = time.monotonic() + _REPORT_SECONDS
+        while asked - settled.keys() and (left := until - time.monotonic()) > 0:
+            for rank, verb, payload in self._heard(settled, left):
+                if verb == "report":
+                    reports[rank] = payload
+                if verb in ("report", "answer"):  # an answer that comes too late
+                    settled[rank] = None
+        return reports
+
+    def _end(self, value: Any, error: BaseException | None) -> None:
+        for link in self._links.values():
+            told(link, "end", (*_sendable(value, error), self.is_usable))
+
+
+def _sendable(value: Any, error: BaseException | None) -> tuple[Any, BaseException | None]:
+    """An outcome as other processes can have it."""
+    try:
+        pickle.loads(pickle.dumps((value, error)))
+    except Exception as why:
+        text = f"{type(error).__name__}: {error}" if error is not None else f"its result cannot be pickled: {why}"
+        return None, EquivCheckError(f"world torchrun: rank 0 has ended with {text}")
+    return value, error

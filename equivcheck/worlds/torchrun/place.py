@@ -1,0 +1,53 @@
+"""Where a process stands in the world that torchrun, or whoever else has set the same variables, has started."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from equivcheck.errors import UsageError
+
+NAMES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+"""What torch reads (``env://``)."""
+_HOW = "start it by torchrun, as in `torchrun --nnodes 2 --nproc-per-node 2 ... -m equivcheck check FILE --world torchrun`"
+_SLURM = (
+    "RANK=$SLURM_PROCID LOCAL_RANK=$SLURM_LOCALID WORLD_SIZE=$SLURM_NTASKS MASTER_ADDR=<host of task 0> MASTER_PORT=<free port>"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """One process's."""
+
+    rank: int
+    """Global rank, from 0."""
+    size: int
+    """Number of ranks."""
+
+
+def place_of(environment: Mapping[str, str]) -> Place:
+    """The place that an environment says. Raises `UsageError`."""
+    missing = [name for name in NAMES if not environment.get(name)]
+    if missing and "SLURM_PROCID" in environment:
+        raise UsageError(
+            f"world torchrun: {', '.join(missing)} not set, and torch reads none of Slurm's variables; "
+            f"allowed: torchrun on each node, or in each task: export {_SLURM}"
+        )
+    if missing:
+        raise UsageError(f"world torchrun: {', '.join(missing)} not set: nobody has started this world; allowed: {_HOW}")
+    rank, size = _number(environment, "RANK", least=0), _number(environment, "WORLD_SIZE", least=1)
+    if rank >= size:
+        raise UsageError(f"world torchrun: RANK is {rank} of WORLD_SIZE {size}; allowed: 0 to {size - 1}")
+    return Place(rank=rank, size=size)
+
+
+def is_first(environment: Mapping[str, str]) -> bool:
+    """Whether a process is the one that speaks for all, as far as its environment says."""
+    return environment.get("RANK", environment.get("SLURM_PROCID", "0")) in ("", "0")
+
+
+def _number(environment: Mapping[str, str], name: str, *, least: int) -> int:
+    text = environment[name]
+    if not (text.isdecimal() and int(text) >= least):
+        raise UsageError(f"world torchrun: {name} is {text!r:.40}; allowed: a number, at least {least}")
+    return int(text)

@@ -1,0 +1,159 @@
+"""The torchrun world."""
+
+from __future__ import annotations
+
+import atexit
+import itertools
+import os
+import socket
+import sys
+import weakref
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any, ClassVar, TypeVar
+
+import torch.distributed as dist
+
+from equivcheck.errors import UsageError
+from equivcheck.worlds.failure import RanksDidNotStart, RanksFailed
+from equivcheck.worlds.gloo.request import packed
+from equivcheck.worlds.preload import preload
+from equivcheck.worlds.ranks import Ranks, Run
+from equivcheck.worlds.torchrun.follower import Follower
+from equivcheck.worlds.torchrun.group import end_group, make_group, own_place, world_store
+from equivcheck.worlds.torchrun.leader import Leader
+from equivcheck.worlds.torchrun.links import START_SECONDS, Entrance, entered
+from equivcheck.worlds.torchrun.place import Place
+from equivcheck.worlds.torchrun.rank_thread import RankThread, requested
+
+T = TypeVar("T")
+
+_ADDRESS = "address"
+_STUCK = 1
+"""How a process ends that has a thread which still waits for others: with no time for it to come back into a Python that ends."""
+
+_numbers = itertools.count()
+"""Of worlds that this process has joined: the same everywhere, as all processes join the same ones."""
+
+
+class TorchrunRanks(Ranks):
+    """The ranks that torchrun has started, of which this process is one.
+
+    Every process makes the same calls. What rank 0 gives to run is sent to all, and every process returns what rank 0 does, or
+    raises it. A run that fails is the last one. All worlds of a process are one, left when the last is closed.
+    """
+
+    name: ClassVar[str] = "torchrun"
+    has_copies: ClassVar[bool] = True
+    spans_hosts: ClassVar[bool] = True
+
+    _member: ClassVar[Leader | Follower | None] = None
+    _has_made_group: ClassVar[bool] = False
+    _users: ClassVar[weakref.WeakSet[TorchrunRanks]] = weakref.WeakSet()
+
+    def __init__(self, size: int | None = None) -> None:
+        """All ranks there are; raises `UsageError` where that is not `size`."""
+        place = own_place()
+        if size not in (None, place.size):
+            raise UsageError(
+                f"world torchrun has {place.size} ranks, and {size} are needed; "
+                f"allowed: torchrun with --nnodes times --nproc-per-node = {size}"
+            )
+        super().__init__(place.size)
+        self._joined()
+
+    def on_first_rank(self, work: Callable[[], T]) -> T:
+        """What `work` returns or raises, done in rank 0's process alone."""
+        return self._joined().do(work)
+
+    def run(
+        self,
+        program: Callable[..., Any],
+        *arguments: Any,
+        schedule_seed: int = 0,  # noqa: ARG002
+        deadline: float = 60.0,
+        is_foreign: bool = True,
+    ) -> Run:
+        """As `Ranks.run`; every process calls it, and all run the program of rank 0."""
+
+        def lead() -> Run:
+            leader = self._joined()
+            assert isinstance(leader, Leader), "only rank 0 leads"
+            task = packed(program, arguments, is_foreign=is_foreign)
+            return Run(values=leader.run(requested(task, is_foreign=is_foreign), deadline))
+
+        return self.on_first_rank(lead)
+
+    def close(self) -> None:
+        """Leave the world, if this is the last that uses it; one in which a run has failed keeps its error for later runs."""
+        self._users.discard(self)
+        if not self._users and self._member is not None and self._member.is_usable:
+            _leave(self._member)
+            TorchrunRanks._member = None
+
+    def _joined(self) -> Leader | Follower:
+        if TorchrunRanks._member is None:
+            TorchrunRanks._member = _join(own_place())
+        self._users.add(self)
+        return TorchrunRanks._member
+
+
+def _join(place: Place) -> Leader | Follower:
+    preload()
+    name = f"equivcheck/{next(_numbers)}"
+    store = dist.PrefixStore(name, world_store(place))  # type: ignore[attr-defined]
+    thread = RankThread(place.rank)
+    member = _leader(place, store, thread) if place.rank == 0 else Follower(place, _entered(place, store), thread)
+    atexit.register(_end_if_stuck, member)
+    if not dist.is_initialized():
+        _make_group(member, f"{name}/group")
+    return member
+
+
+def _leader(place: Place, store: Any, thread: RankThread) -> Leader:
+    entrance = Entrance()
+    host = socket.gethostname()
+    store.set(_ADDRESS, entrance.address(os.environ.get("MASTER_ADDR") or host))
+    admitted = entrance.admit(place.size)
+    entrance.close()
+    links = {rank: link for rank, (link, _) in admitted.items()}
+    return Leader(place, links, {0: host} | {rank: admitted[rank][1] for rank in sorted(admitted)}, thread)
+
+
+def _entered(place: Place, store: Any) -> Any:
+    try:
+        store.wait([_ADDRESS], timedelta(seconds=START_SECONDS))
+        return entered(store.get(_ADDRESS), place.rank)
+    except RuntimeError as error:
+        raise RanksDidNotStart(f"world torchrun: rank {place.rank} waits for rank 0 in vain: {error}") from error
+
+
+def _make_group(member: Leader | Follower, name: str) -> None:
+    """Let all ranks make a process group; one that cannot makes the others give up by what they do, not by the clock."""
+
+    def lead() -> None:
+        assert isinstance(member, Leader), "only rank 0 leads"
+        member.run(requested(packed(make_group, (name,), is_foreign=False), is_foreign=False), START_SECONDS)
+
+    try:
+        member.do(lead)
+    except RanksFailed as error:
+        raise RanksDidNotStart(f"world torchrun: the ranks could not make a process group: {error}") from error
+    TorchrunRanks._has_made_group = True
+
+
+def _leave(member: Leader | Follower) -> None:
+    member.close()
+    if TorchrunRanks._has_made_group:
+        TorchrunRanks._has_made_group = False
+        end_group()
+    member.thread.end()
+    atexit.unregister(_end_if_stuck)
+
+
+def _end_if_stuck(member: Leader | Follower) -> None:
+    """At the end of the process, before what else is to be done then: a thread that waits in C++ would abort it."""
+    if member.thread.is_stuck:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(_STUCK)

@@ -1,0 +1,66 @@
+"""What ranks run."""
+
+from __future__ import annotations
+
+import os
+import random
+import socket
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+
+from equivcheck.scenario import DDP, Axis, Data, Layer, Layout, Mesh, Model, Scenario, Training
+
+CHANGED = "EQUIVCHECK_TEST_CHANGED"
+"""A variable of the environment."""
+
+
+def scenario(ranks: int) -> Scenario:
+    """The smallest of data-parallel ranks."""
+    training = Training(model=Model(features=2, layers=(Layer(width=2),)), data=Data(microbatches=(ranks,)), steps=2)
+    return Scenario(training=training, layout=Layout(mesh=Mesh(axes=(Axis(name="dp", size=ranks),)), parallelisms=(DDP(),)))
+
+
+def distributed(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
+    """A user's parallelisation."""
+    return nn.parallel.DistributedDataParallel(model, process_group=mesh.get_group())
+
+
+def change_state() -> None:
+    """Leave the process otherwise than it was."""
+    torch.set_default_dtype(torch.float64)
+    torch.rand(3)
+    random.random()
+    os.environ[CHANGED] = "1"
+    os.chdir("/")
+
+
+def state() -> tuple[object, ...]:
+    """That of the calling process."""
+    return (
+        torch.get_default_dtype(),
+        torch.default_generator.get_state().tolist(),
+        random.getstate(),
+        os.environ.get(CHANGED),
+        os.getcwd(),
+    )
+
+
+def group_of_rank() -> int:
+    """Which object the default group is."""
+    return id(dist.group.WORLD)
+
+
+def raise_on_last() -> None:
+    """Raise on one rank, for which the others wait."""
+    if dist.get_rank() == dist.get_world_size() - 1:
+        raise ValueError(f"boom on {socket.gethostname()}")
+    dist.barrier()
+
+
+def wait_on_first() -> None:
+    """Leave the first rank waiting."""
+    if dist.get_rank() == 0:
+        dist.barrier()

@@ -1,0 +1,42 @@
+"""Where a process stands, by its environment."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pytest
+
+from equivcheck.errors import UsageError
+from equivcheck.worlds.torchrun.place import Place, is_first, place_of
+
+STARTED = {"RANK": "1", "WORLD_SIZE": "4", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
+
+
+def test_a_place_is_read() -> None:
+    """Rank and size are those of the variables that torchrun sets."""
+    assert place_of(STARTED) == Place(rank=1, size=4)
+
+
+@pytest.mark.parametrize(
+    ("environment", "text"),
+    [
+        ({}, "RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT not set: nobody has started this world; allowed: start it by torchrun"),
+        (STARTED | {"MASTER_ADDR": ""}, "MASTER_ADDR not set"),
+        ({"SLURM_PROCID": "3"}, r"torch reads none of Slurm's variables; allowed: .* export RANK=\$SLURM_PROCID"),
+        (STARTED | {"WORLD_SIZE": "two"}, "WORLD_SIZE is 'two'; allowed: a number, at least 1"),
+        (STARTED | {"RANK": "4"}, "RANK is 4 of WORLD_SIZE 4; allowed: 0 to 3"),
+    ],
+)
+def test_what_says_no_place_is_refused(environment: Mapping[str, str], text: str) -> None:
+    """The line names what is missing or wrong, and what to do."""
+    with pytest.raises(UsageError, match=text):
+        place_of(environment)
+
+
+@pytest.mark.parametrize(
+    ("environment", "first"),
+    [({}, True), ({"RANK": "0"}, True), (STARTED, False), ({"SLURM_PROCID": "0"}, True), ({"SLURM_PROCID": "1"}, False)],
+)
+def test_one_process_speaks(environment: Mapping[str, str], first: bool) -> None:
+    """That is rank 0's, or Slurm's first task where no rank is said, or the only one."""
+    assert is_first(environment) is first
