@@ -15,6 +15,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from equivcheck.cli import main
+from processes import children_of, end_soon
 
 RECIPE = """
 import os
@@ -118,7 +119,7 @@ def test_processes_that_die_and_interruptions_keep_what_was_found(recipe: Path) 
     assert process.stderr is not None
     while not (line := process.stderr.readline()).startswith("4 "):
         assert line or process.poll() is None, "it ended before four layouts were through"
-    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    children = children_of(process.pid)
     process.send_signal(signal.SIGINT)
     output, errors = process.communicate()
     found = json.loads(output)
@@ -132,7 +133,7 @@ def test_processes_that_die_and_interruptions_keep_what_was_found(recipe: Path) 
     assert found["layouts"][3]["error"] == "the process that checked it exited with code 7"
     assert "error: layout 'dies' was not checked" in errors
     assert process.returncode == 2
-    assert not any(Path(f"/proc/{child}").exists() for child in children)
+    assert end_soon(*children)
 
 
 def test_bad_input_is_one_clear_line(recipe: Path) -> None:

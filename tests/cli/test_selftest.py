@@ -7,12 +7,12 @@ import os
 import signal
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
 
 from equivcheck.cli import main
+from processes import children_of, end_soon
 
 NAME = "gradients_summed"
 
@@ -96,7 +96,7 @@ def test_an_interruption_keeps_what_was_found_and_leaves_no_process() -> None:
     assert process.stderr is not None
     while not (line := process.stderr.readline()).startswith("1/"):
         assert line or process.poll() is None, "it ended before the first mutant"
-    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    children = children_of(process.pid)
     process.send_signal(signal.SIGINT)
     output, _ = process.communicate()
     found = json.loads(output)
@@ -104,4 +104,4 @@ def test_an_interruption_keeps_what_was_found_and_leaves_no_process() -> None:
     assert found["interrupted"]
     assert 1 <= found["examined"] < found["asked"]
     assert children
-    assert not any(Path(f"/proc/{child}").exists() for child in children)
+    assert end_soon(*children)

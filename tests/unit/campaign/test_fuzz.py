@@ -16,6 +16,7 @@ from equivcheck.campaign.supervisor import fuzz
 from equivcheck.findings.store import FindingStore, Kept
 from equivcheck.verdict.verdict import Outcome, Verdict
 from equivcheck.worlds.failure import RankState
+from processes import children_of
 from unit.campaign import fakes
 
 STUCK_SECONDS = 1.5
@@ -38,11 +39,6 @@ def store(tmp_path: Path) -> FindingStore:
     return FindingStore(tmp_path / "findings")
 
 
-def children() -> set[str]:
-    """Processes that this one started and has not waited for."""
-    return set(Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text().split())
-
-
 def until(condition: Callable[[Ticked], bool]) -> Listener:
     """Interrupt the campaign, as Ctrl-C does, as soon as it is so far; however long that takes."""
     sent = False
@@ -58,12 +54,12 @@ def until(condition: Callable[[Ticked], bool]) -> Listener:
 
 def test_does_as_many_checks_as_it_is_to_do(store: FindingStore) -> None:
     """Without findings a campaign counts what it checked, over all workers, and keeps nothing."""
-    before = children()
+    before = set(children_of(os.getpid()))
     summary = fuzz(plan(fakes.fine, num_workers=2, num_checks=21), store)
     assert summary.tally.outcomes == {("ddp", Outcome.EQUIVALENT): 21}
     assert summary.findings == ()
     assert not summary.broken
-    assert children() == before
+    assert set(children_of(os.getpid())) == before
 
 
 def test_takes_its_time_and_ends_by_itself(store: FindingStore) -> None:

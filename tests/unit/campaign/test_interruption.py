@@ -8,10 +8,11 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
+from processes import children_of, end_soon, soon
 
 SCRIPT = """
 import json, sys
@@ -45,32 +46,11 @@ def started(store: Path, check: str, num_findings: int = 0, temporary: Path | No
     return process
 
 
-def workers_of(pid: int) -> list[int]:
-    """The processes that a process has started."""
-    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-
-
-def gone(pid: int) -> bool:
-    """Whether a process has ended."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "Z"
-    except OSError:
-        return True
-
-
-def soon(condition: Callable[[], bool], seconds: float = PATIENCE) -> bool:
-    """Whether a condition comes true in time."""
-    until = time.monotonic() + seconds
-    while not condition() and time.monotonic() < until:
-        time.sleep(0.05)
-    return condition()
-
-
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interruption_ends_it_with_a_summary_and_leaves_no_process(tmp_path: Path, number: signal.Signals) -> None:
     """After a signal the campaign ends, keeps and counts what it found, and all of its workers are gone."""
     process = started(tmp_path / "findings", "wide_diverges", 1)
-    workers = workers_of(process.pid)
+    workers = children_of(process.pid)
     process.send_signal(number)
     output, _ = process.communicate(timeout=PATIENCE)
     summary = json.loads(output.splitlines()[-1])
@@ -78,29 +58,29 @@ def test_an_interruption_ends_it_with_a_summary_and_leaves_no_process(tmp_path: 
     assert summary["findings"] == 1
     assert process.returncode == 0
     assert len(workers) == 2
-    assert all(gone(pid) for pid in workers)
+    assert end_soon(*workers)
     assert len(list((tmp_path / "findings").glob("*/scenario.json"))) == 1
 
 
 def test_an_interruption_does_not_wait_for_a_check_that_hangs(tmp_path: Path) -> None:
     """A worker that does not come back from its check is killed, and that is no finding."""
     process = started(tmp_path / "findings", "long_hangs")
-    workers = workers_of(process.pid)
+    workers = children_of(process.pid)
     time.sleep(1.0)
     process.send_signal(signal.SIGINT)
     output, _ = process.communicate(timeout=PATIENCE)
     assert json.loads(output.splitlines()[-1])["findings"] == 0
-    assert all(gone(pid) for pid in workers)
+    assert end_soon(*workers)
 
 
 def test_workers_do_not_outlive_a_supervisor_that_was_killed(tmp_path: Path) -> None:
     """Workers end when nobody is left to tell."""
     process = started(tmp_path / "findings", "fine")
-    workers = workers_of(process.pid)
+    workers = children_of(process.pid)
     process.kill()
     process.communicate(timeout=PATIENCE)
     assert len(workers) == 2
-    assert soon(lambda: all(gone(pid) for pid in workers))
+    assert end_soon(*workers)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])

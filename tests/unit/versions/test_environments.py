@@ -18,6 +18,7 @@ from equivcheck.system.commands import Ran, run
 from equivcheck.versions import environments as module
 from equivcheck.versions.environments import Environments, Installation, NoEnvironment, dependencies, given
 from equivcheck.versions.process import run_python
+from processes import end_soon
 
 HERE = Path(sys.executable)
 TORCH = version("torch")
@@ -184,12 +185,4 @@ def test_a_process_past_its_limit_is_ended_with_what_it_started() -> None:
     ran = run([str(HERE), "-c", FORKS], seconds=3, environment=os.environ)
     assert ran.code is None
     assert len(ran.printed.split()) == 2
-    assert not [number for number in ran.printed.split() if is_running(int(number))]
-
-
-def is_running(number: int) -> bool:
-    """Whether there is a process of this number that has not ended."""
-    try:
-        return "\nState:\tZ" not in Path(f"/proc/{number}/status").read_text("utf-8")
-    except OSError:
-        return False
+    assert end_soon(*map(int, ran.printed.split()))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import os
 import re
 import time
 from collections.abc import Iterator
@@ -15,6 +14,7 @@ import torch
 from equivcheck.workers.link import Stop
 from equivcheck.workers.process import KEPT_KERNELS, Ended, WorkerProcess
 from equivcheck.workers.supervision import Pool, Stuck
+from processes import end_soon
 from unit.workers.echo import Unreadable
 
 
@@ -69,10 +69,7 @@ def test_a_worker_is_ended_with_what_it_started(worker: WorkerProcess) -> None:
     worker.send("start another")
     pid = worker.receive()
     worker.kill()
-    until = time.monotonic() + 120.0
-    while time.monotonic() < until and is_running(pid):
-        time.sleep(0.01)
-    assert not is_running(pid)
+    assert end_soon(pid)
 
 
 @pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="this torch has no oneDNN")
@@ -92,15 +89,6 @@ def test_a_worker_does_not_hoard_memory() -> None:
         _, earlier, later = worker.receive()
         assert later - earlier < 1000 * num_products
         assert worker.receive() == 1
-
-
-def is_running(pid: int) -> bool:
-    """Whether a process is neither gone nor waiting to be reaped."""
-    try:
-        with open(f"/proc/{pid}/stat", encoding="utf-8") as status:
-            return status.read().rsplit(")", 1)[1].split()[0] != "Z"
-    except OSError:
-        return False
 
 
 class Impatient(WorkerProcess):
@@ -129,4 +117,4 @@ def test_a_pool_hears_all_workers_and_leaves_none() -> None:
         pool.remove(first)
         assert pool.workers == [second, impatient]
         pids = [worker._process.pid for worker in pool.workers]
-    assert not any(map(os.path.exists, (f"/proc/{pid}" for pid in pids)))
+    assert end_soon(*pids)

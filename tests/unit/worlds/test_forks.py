@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -13,6 +11,7 @@ import pytest
 from equivcheck.worlds.failure import FailureKind, RanksFailed
 from equivcheck.worlds.pool import open_ranks
 from equivcheck.worlds.ranks import Ranks
+from processes import end_soon
 from unit.worlds import forking
 
 
@@ -24,12 +23,9 @@ def ranks(request: pytest.FixtureRequest) -> Iterator[Ranks]:
 
 
 def are_gone(folder: Path) -> bool:
-    """Whether all processes that have noted themselves end soon."""
+    """Whether there are processes that have noted themselves, and all of them end."""
     pids = [int(path.name) for path in folder.iterdir()]
-    until = time.monotonic() + 30.0
-    while any(os.path.exists(f"/proc/{pid}") for pid in pids) and time.monotonic() < until:
-        time.sleep(0.01)
-    return bool(pids) and not any(os.path.exists(f"/proc/{pid}") for pid in pids)
+    return bool(pids) and end_soon(*pids)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -23,6 +22,7 @@ from equivcheck.worlds.gloo.channel import Channel
 from equivcheck.worlds.gloo.fork_server import FORK_SERVER
 from equivcheck.worlds.gloo.world import GlooRanks
 from equivcheck.worlds.spawn import run_spawned
+from processes import end_soon
 from unit.worlds.gloo import programs
 
 OPENING = """
@@ -50,14 +50,14 @@ def start(body: str) -> tuple[subprocess.Popen[str], list[int]]:
     return owner, [int(pid) for pid in owner.stdout.readline().split()]
 
 
-def test_close_ends_ranks(ranks: GlooRanks, gone: Callable[..., bool]) -> None:
+def test_close_ends_ranks(ranks: GlooRanks) -> None:
     """After closing no rank is left, nor anything that a rank started; closing again is fine."""
     ranks.run(programs.place)
     other = GlooRanks(3)
     pids = (*other.run(programs.process).values, *other.run(programs.start_sleeper).values)
     other.close()
     other.close()
-    assert gone(*pids)
+    assert end_soon(*pids)
     assert ranks.run(programs.place).values == ((0, 2), (1, 2))
 
 
@@ -69,21 +69,21 @@ def test_close_can_be_undone(ranks: GlooRanks) -> None:
         assert other.run(programs.process).values != first
 
 
-def test_forgotten_ranks_end(ranks: GlooRanks, gone: Callable[..., bool]) -> None:
+def test_forgotten_ranks_end(ranks: GlooRanks) -> None:
     """Ranks that nobody refers to any more are closed."""
     other = GlooRanks(1)
     pids = other.run(programs.process).values
     del other
-    assert gone(*pids)
+    assert end_soon(*pids)
 
 
-def test_a_killed_fork_server_is_replaced(ranks: GlooRanks, gone: Callable[..., bool]) -> None:
+def test_a_killed_fork_server_is_replaced(ranks: GlooRanks) -> None:
     """Ranks die with their fork server, and the next run starts another one."""
     pids = ranks.run(programs.process).values
     process = FORK_SERVER._process
     assert process is not None
     os.kill(process.pid, signal.SIGKILL)
-    assert gone(*pids)
+    assert end_soon(*pids)
     assert ranks.run(programs.place).values == ((0, 2), (1, 2))
 
 
@@ -126,7 +126,7 @@ def test_ranks_that_are_lost_again_and_again_do_not_start(ranks: GlooRanks, monk
     ],
 )
 def test_a_fork_server_that_is_lost_at_its_start_is_started_again(
-    ranks: GlooRanks, monkeypatch: pytest.MonkeyPatch, gone: Callable[..., bool], first: str, why: str
+    ranks: GlooRanks, monkeypatch: pytest.MonkeyPatch, first: str, why: str
 ) -> None:
     """One that ends while it imports costs nothing the first times; then one line says why."""
     pids = ranks.run(programs.process).values
@@ -135,7 +135,7 @@ def test_a_fork_server_that_is_lost_at_its_start_is_started_again(
     process = FORK_SERVER._process
     assert process is not None
     process.kill()
-    assert gone(*pids)
+    assert end_soon(*pids)
     with pytest.raises(RanksDidNotStart) as caught:
         ranks.run(programs.place)
     assert str(caught.value) == f"the fork server of the gloo ranks ended while it started: {why} (tried 3 times)"
@@ -155,14 +155,14 @@ def test_a_check_that_loses_a_rank_is_made_again(ranks: GlooRanks, tmp_path: Pat
 @pytest.mark.parametrize(
     ("sent", "code"), [(signal.SIGKILL, -signal.SIGKILL), (signal.SIGTERM, -signal.SIGTERM), (signal.SIGINT, -signal.SIGINT)]
 )
-def test_nothing_outlives_an_owner_that_is_killed(sent: signal.Signals, code: int, gone: Callable[..., bool]) -> None:
+def test_nothing_outlives_an_owner_that_is_killed(sent: signal.Signals, code: int) -> None:
     """Fork server, ranks and what ranks started end with their owner, however suddenly, and print nothing."""
     owner, pids = start(HANG)
     assert len(pids) == 5
     owner.send_signal(sent)
     errors = owner.communicate(timeout=600)[1]
     assert owner.returncode == code
-    assert gone(*pids)
+    assert end_soon(*pids)
     assert "KeyboardInterrupt" in errors if sent is signal.SIGINT else errors == ""
 
 
@@ -193,7 +193,7 @@ run([sys.executable, "-c", "import unit.worlds.gloo.endless_import"], seconds=No
 
 @pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
 @pytest.mark.parametrize("what", STARTING)
-def test_what_is_starting_ends_with_its_owner(tmp_path: Path, gone: Callable[..., bool], what: str, sent: signal.Signals) -> None:
+def test_what_is_starting_ends_with_its_owner(tmp_path: Path, what: str, sent: signal.Signals) -> None:
     """A process that is still importing, and so does not listen yet, is gone as well."""
     told = tmp_path / "pid"
     os.mkfifo(told)
@@ -202,10 +202,10 @@ def test_what_is_starting_ends_with_its_owner(tmp_path: Path, gone: Callable[...
     pid = int(told.read_text())
     owner.send_signal(sent)
     owner.wait(30)
-    assert gone(pid)
+    assert end_soon(pid)
 
 
-def test_ctrl_c_leaves_usable_ranks(gone: Callable[..., bool]) -> None:
+def test_ctrl_c_leaves_usable_ranks() -> None:
     """A run that is interrupted raises KeyboardInterrupt, and the next one works on fresh processes."""
     owner, pids = start(
         "import signal, threading\n"
@@ -214,10 +214,10 @@ def test_ctrl_c_leaves_usable_ranks(gone: Callable[..., bool]) -> None:
         "except KeyboardInterrupt:\n    print(len(set(ranks.run(os.getpid).values) - set(workers)))\n"
     )
     assert owner.communicate(timeout=600) == ("2\n", "")
-    assert gone(*pids)
+    assert end_soon(*pids)
 
 
-def test_a_forked_copy_of_the_owner_leaves_its_ranks_alone(gone: Callable[..., bool]) -> None:
+def test_a_forked_copy_of_the_owner_leaves_its_ranks_alone() -> None:
     """A forked child neither ends nor uses its parent's ranks, and holds nothing that keeps them alive."""
     owner, pids = start(
         "if os.fork() == 0:\n"
@@ -228,10 +228,10 @@ def test_a_forked_copy_of_the_owner_leaves_its_ranks_alone(gone: Callable[..., b
         "print(ranks.run(os.getpid).values == workers, flush=True)\n"
     )
     assert owner.communicate(timeout=600) == ("set()\nTrue\n", "")
-    assert gone(*pids)
+    assert end_soon(*pids)
 
 
-def test_a_main_script_without_a_guard_runs_once(tmp_path: os.PathLike[str], gone: Callable[..., bool]) -> None:
+def test_a_main_script_without_a_guard_runs_once(tmp_path: os.PathLike[str]) -> None:
     """Ranks never import the script that started them."""
     script = os.path.join(tmp_path, "script.py")
     with open(script, "w") as file:
@@ -240,7 +240,7 @@ def test_a_main_script_without_a_guard_runs_once(tmp_path: os.PathLike[str], gon
     done = subprocess.run([sys.executable, script], env=environment, capture_output=True, text=True, timeout=600, check=True)
     assert done.stderr == ""
     assert len(done.stdout.splitlines()) == 1
-    assert gone(*map(int, done.stdout.split()))
+    assert end_soon(*map(int, done.stdout.split()))
 
 
 def test_fresh_processes() -> None:

@@ -21,6 +21,7 @@ import torch.distributed as dist
 from equivcheck.errors import UsageError
 from equivcheck.worlds.failure import Failure, FailureKind, RanksFailed, RankState
 from equivcheck.worlds.gloo.world import GlooRanks
+from processes import end_soon
 from unit.worlds.gloo import programs
 
 
@@ -115,11 +116,11 @@ def test_a_rank_crashes(ranks: GlooRanks) -> None:
     assert "segfault_on" in found.reports[0].stack
 
 
-def test_an_idle_rank_is_killed(ranks: GlooRanks, gone: Callable[..., bool]) -> None:
+def test_an_idle_rank_is_killed(ranks: GlooRanks) -> None:
     """A rank that died between two runs costs no verdict."""
     victim = ranks.run(programs.process).values[1]
     os.kill(victim, signal.SIGKILL)
-    assert gone(victim)
+    assert end_soon(victim)
     assert ranks.run(programs.place).values == ((0, 2), (1, 2))
 
 
