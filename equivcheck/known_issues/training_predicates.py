@@ -116,6 +116,12 @@ def several_data_ranks(scenario: Scenario) -> bool:
 
 
 @need
+def backward_is_compiled(scenario: Scenario) -> bool:
+    """The backward of the loss is compiled, by compiled autograd."""
+    return scenario.layout.execution.compiled_autograd
+
+
+@need
 def backward_is_traced(scenario: Scenario) -> bool:
     """The backward of the loss is traced: with a whole step, or by compiled autograd."""
     execution = scenario.layout.execution

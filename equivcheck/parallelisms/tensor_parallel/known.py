@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 
 from equivcheck.layers.parameters import Parameter, parameters_of
 from equivcheck.layouts.known_predicates import need, show
@@ -52,13 +53,29 @@ def fully_shard_reduces(scenario: Scenario) -> bool:
 @need
 def fully_shard_manages_no_column(scenario: Scenario) -> bool:
     """Tensor parallelism cuts a weight by columns, some rank gets none, and `fully_shard` or `replicate` built on it has it."""
-    layout = scenario.layout
     return any(
-        (dim := cut_dim(plan, parameter)) is not None and dim > 0 and leaves_nothing(parameter.shape[dim], layout.mesh.size(TP))
-        for plan in layout.of(TensorParallel)
-        for parameter in parameters_of(scenario.training.model)
-        if any(_fully_shards(each, parameter) for each in layout.parallelisms)
+        dim > 0 and any(_fully_shards(each, parameter) for each in scenario.layout.parallelisms)
+        for dim, parameter in _cut_to_nothing(scenario)
     )
+
+
+@need
+def fully_shard_cuts_columns_of_no_row(scenario: Scenario) -> bool:
+    """Tensor parallelism cuts a weight by rows, some rank gets none, and `fully_shard` cuts it by columns."""
+    return any(
+        dim == 0 and (cut_dim(fsdp, parameter) or 0) > 0
+        for dim, parameter in _cut_to_nothing(scenario)
+        for fsdp in scenario.layout.of(FSDP2)
+    )
+
+
+def _cut_to_nothing(scenario: Scenario) -> Iterator[tuple[int, Parameter]]:
+    """The parameters of which tensor parallelism leaves some rank nothing, and the dim that it cuts."""
+    for plan in scenario.layout.of(TensorParallel):
+        for parameter in parameters_of(scenario.training.model):
+            dim = cut_dim(plan, parameter)
+            if dim is not None and leaves_nothing(parameter.shape[dim], scenario.layout.mesh.size(TP)):
+                yield dim, parameter
 
 
 def _fully_shards(parallelism: Parallelism, parameter: Parameter) -> bool:

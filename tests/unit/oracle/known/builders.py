@@ -84,6 +84,11 @@ def compiled(scenario: Scenario, backend: Compile = Compile.AOT_EAGER) -> Scenar
     return replace(scenario, layout=replace(scenario.layout, execution=Execution(compile=backend)))
 
 
+def compiled_backward(scenario: Scenario) -> Scenario:
+    """The scenario with compiled backward passes."""
+    return replace(scenario, layout=replace(scenario.layout, execution=Execution(compiled_autograd=True)))
+
+
 def compiled_layers(scenario: Scenario) -> Scenario:
     """The same, each layer compiled by itself."""
     return replace(scenario, layout=replace(scenario.layout, execution=Execution(compile=Compile.AOT_EAGER, per_layer=True)))

@@ -92,6 +92,14 @@ SHOWN = {
             over_tp(FSDP2(), Layer(width=2), tp=2, split=Split.COLUMN),
         ],
     ),
+    "fully_shard_columns_of_nothing": (
+        over_tp(FSDP2(shard_last_dim=True), ONE_WEIGHT, tp=2, split=Split.COLUMN, features=2),
+        [
+            over_tp(FSDP2(shard_last_dim=True), Layer(width=2, bias=False), tp=2, split=Split.COLUMN, features=2),
+            over_tp(FSDP2(), ONE_WEIGHT, tp=2, split=Split.COLUMN, features=2),
+            over_tp(FSDP2(shard_last_dim=True), ONE_WEIGHT, tp=2, split=Split.ROW, features=2),
+        ],
+    ),
     "fsdp1_accumulates_one_element": (
         scenario(replace(FSDP1(), use_orig_params=False), data=Data(microbatches=(2, 2))),
         [

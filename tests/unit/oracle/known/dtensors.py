@@ -41,6 +41,7 @@ from unit.oracle.known.builders import (
     TWO_OUTPUTS,
     UNEVEN,
     added_up,
+    compiled_backward,
     first_cut,
     in_columns,
     into_columns,
@@ -101,6 +102,15 @@ SHOWN = {
             scenario(FULLY_SHARD, replace(FLAT, width=1), **SEVERAL),
             scenario(FULLY_SHARD, SPLIT, **SEVERAL),
             scenario(DDP(), FLAT, **SEVERAL),
+        ],
+    ),
+    "compiled_autograd_flattens_cut_features": (
+        compiled_backward(scenario(FULLY_SHARD, FLAT, **SEVERAL)),
+        [
+            scenario(FULLY_SHARD, FLAT, **SEVERAL),
+            compiled_backward(scenario(SPMD(), FLAT, **SEVERAL)),
+            compiled_backward(scenario(FULLY_SHARD, replace(FLAT, width=1), **SEVERAL)),
+            compiled_backward(scenario(FULLY_SHARD, SPLIT, **SEVERAL)),
         ],
     ),
     "dtensor_view_of_one": (
