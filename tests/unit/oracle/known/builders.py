@@ -178,6 +178,7 @@ DUAL = Pipeline(schedule=PipelineSchedule.DUAL_PIPE_V, stages_per_rank=2, num_ch
 FOUR_ROWS = Data(microbatches=(4,))
 FLAT = Layer(width=3, shape_op=ShapeOp.FLATTEN)
 SEVERAL = {"features": 2, "data": Data(microbatches=(6,)), "loss": Loss.LINEAR_SUM}
+SQUARED_ROWS = {"features": 2, "data": Data(microbatches=(6,)), "loss": Loss.MSE_SUM}
 ONE_OUTPUT = Layer(width=1, activation=Activation.GELU)
 SPLIT = Layer(width=4, shape_op=ShapeOp.VIEW)
 TURNED = {"data": Data(microbatches=(4,), batch_dim=1)}

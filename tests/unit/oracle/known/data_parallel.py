@@ -96,8 +96,8 @@ SHOWN = {
         over_tp(FSDP2(shard_last_dim=True), ONE_WEIGHT, tp=2, split=Split.COLUMN, features=2),
         [
             over_tp(FSDP2(shard_last_dim=True), Layer(width=2, bias=False), tp=2, split=Split.COLUMN, features=2),
-            over_tp(FSDP2(), ONE_WEIGHT, tp=2, split=Split.COLUMN, features=2),
-            over_tp(FSDP2(shard_last_dim=True), ONE_WEIGHT, tp=2, split=Split.ROW, features=2),
+            over_tp(FSDP2(shard_last_dim=True), ONE_WEIGHT, tp=2, split=Split.ROW, features=4),
+            over_tp(FSDP2(shard_last_dim=True), ONE_WEIGHT, tp=2, features=2),
         ],
     ),
     "fsdp1_accumulates_one_element": (

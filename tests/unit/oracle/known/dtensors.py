@@ -36,6 +36,7 @@ from unit.oracle.known.builders import (
     ROW_UNDER_MUON,
     SEVERAL,
     SPLIT,
+    SQUARED_ROWS,
     THAWED,
     TURNED,
     TWO_OUTPUTS,
@@ -105,12 +106,12 @@ SHOWN = {
         ],
     ),
     "compiled_autograd_flattens_cut_features": (
-        compiled_backward(scenario(FULLY_SHARD, FLAT, **SEVERAL)),
+        compiled_backward(scenario(FULLY_SHARD, FLAT, **SQUARED_ROWS)),
         [
-            scenario(FULLY_SHARD, FLAT, **SEVERAL),
-            compiled_backward(scenario(SPMD(), FLAT, **SEVERAL)),
-            compiled_backward(scenario(FULLY_SHARD, replace(FLAT, width=1), **SEVERAL)),
-            compiled_backward(scenario(FULLY_SHARD, SPLIT, **SEVERAL)),
+            scenario(FULLY_SHARD, FLAT, **SQUARED_ROWS),
+            compiled_backward(scenario(SPMD(), FLAT, **SQUARED_ROWS)),
+            compiled_backward(scenario(FULLY_SHARD, replace(FLAT, width=1), **SQUARED_ROWS)),
+            compiled_backward(scenario(FULLY_SHARD, SPLIT, **SQUARED_ROWS)),
         ],
     ),
     "dtensor_view_of_one": (
