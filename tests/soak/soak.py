@@ -130,7 +130,9 @@ def main() -> None:
         frontier=frontier_scenarios,
         controls=applicable_mutants,
     )
-    summary, watch = soak(plan, given.store)
+    with tempfile.TemporaryDirectory(prefix="soak-") as folder:
+        os.environ["TMPDIR"] = tempfile.tempdir = folder  # of this campaign alone: other programs leave temporary files as well
+        summary, watch = soak(plan, given.store)
     print(json.dumps(summary_object(summary) | watch.report(), indent=1))
     sys.exit(bool(summary.findings) or bool(summary.broken))
 
