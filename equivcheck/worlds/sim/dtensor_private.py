@@ -146,12 +146,17 @@ def _bound(answers: dict[Hashable, Any]) -> None:
 
 
 def _key_of(schema: Any, describe: Callable[[Any], Hashable]) -> Hashable | None:
-    """Everything that an answer depends on, specs as `describe` has them; None when that cannot be told."""
+    """Everything that an answer depends on, specs as `describe` has them; None when that cannot be told.
+
+    Numbers that DTensor leaves out of its own key, such as learning rates, differ from scenario to scenario: of these the type
+    counts where they are floats.
+    """
     if torch._C._len_torch_dispatch_stack():
         return None
+    first_static, static_options = _static(schema)
     try:
-        arguments = tuple(_frozen(value, describe) for value in schema.args_schema)
-        options = tuple((name, _frozen(value, describe)) for name, value in schema.kwargs_schema.items())
+        arguments = tuple(_frozen(value, describe, index >= first_static) for index, value in enumerate(schema.args_schema))
+        options = tuple((name, _frozen(value, describe, name in static_options)) for name, value in schema.kwargs_schema.items())
         key = (schema.op, torch.get_default_dtype(), arguments, options)
         hash(key)
     except TypeError:
@@ -159,12 +164,18 @@ def _key_of(schema: Any, describe: Callable[[Any], Hashable]) -> Hashable | None
     return key
 
 
-def _frozen(value: Any, describe: Callable[[Any], Hashable]) -> Hashable:
+def _static(schema: Any) -> tuple[int, Sequence[str]]:
+    """From which argument on, and of which options, DTensor's own key has the values."""
+    info = schema.schema_info
+    return (len(schema.args_schema), ()) if info is None else (info.static_argnum, info.static_kwargkey or ())
+
+
+def _frozen(value: Any, describe: Callable[[Any], Hashable], is_static: bool) -> Hashable:
     if isinstance(value, (list, tuple)):
-        return (type(value), *(_frozen(part, describe) for part in value))
+        return (type(value), *(_frozen(part, describe, is_static) for part in value))
     if hasattr(value, "tensor_meta"):
         return (type(value), describe(value))
-    return (type(value), value)
+    return (float,) if isinstance(value, float) and not is_static else (type(value), value)
 
 
 def _meta(spec: Any) -> Hashable:

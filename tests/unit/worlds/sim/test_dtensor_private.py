@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -45,6 +46,33 @@ def test_answers_are_found_out_once(world: World, monkeypatch: pytest.MonkeyPatc
     assert shapes == [((rows, 3), torch.float64)] * 4
     assert seen.count(torch.ops.aten.add.Tensor) == 1
     assert getattr(ShardingPropagator, method) is counting
+
+
+def added_then_normed(rows: int) -> tuple[float, float]:
+    """Norms of what this rank has of ones, in an order of its own: as they are, and with a share of its own added."""
+    mesh = device_mesh((dist.get_world_size(),), ("dp",))
+    share, order = ((0.5, 1.0), (0.25, math.inf))[dist.get_rank()]
+    values = distribute_tensor(torch.ones(rows, 3), mesh, [Shard(0)])
+    norms = [torch.linalg.vector_norm(each, order) for each in (values, torch.add(values, values, alpha=share))]
+    return norms[0].to_local().item(), norms[1].to_local().item()
+
+
+@pytest.mark.parametrize(("method", "rows"), [(METHOD, 48), ("propagate_op_sharding_non_cached", 60)])
+def test_an_answer_serves_every_number_that_it_does_not_depend_on(
+    world: World, monkeypatch: pytest.MonkeyPatch, method: str, rows: int
+) -> None:
+    """A share that is added does not count, as in DTensor's own key; the order of a norm decides how norms of parts add up."""
+    seen: list[Any] = []
+    original = getattr(ShardingPropagator, method)
+
+    def counting(propagator: Any, schema: Any) -> Any:
+        seen.append(schema.op)
+        return original(propagator, schema)
+
+    monkeypatch.setattr(ShardingPropagator, method, counting)
+    assert world(2).run(added_then_normed, rows).values == ((1.5 * rows, 2.25 * rows), (1.0, 1.25))
+    assert seen.count(torch.ops.aten.add.Tensor) == 1
+    assert seen.count(torch.ops.aten.linalg_vector_norm.default) == 2
 
 
 def own_mesh() -> bool:
