@@ -11,14 +11,15 @@ from equivcheck.scenario import Scenario
 from equivcheck.selection.expected_cost import expected_cost
 from equivcheck.selection.time_budget import COMPILED_SHARE, TRACED_SHARE, TimeBudget
 
-WINDOW = 10
-"""Scenarios drawn for each that is checked, about, as long as there are triples of features that have not come together: then
-drawing takes as long as a check of what is cheap."""
+FIRST_WINDOW, WINDOW, CHECKS_FOR_ONE_MORE = 4, 10, 60
+"""Scenarios drawn for each that is checked, about, as long as there are triples of features that have not come together: few at
+first, when nearly everything is new; later more, one for every so many checks, and then drawing takes as long as a check of
+what is cheap."""
 WINDOW_OF_COMPILED = 4
 """The same for those that are compiled, which cost hundreds of others, and would always bring something new."""
 WORTH_OF_A_PAIR = 200
 """How many new triples of features one new pair is worth: pairs first."""
-REGARDLESS_OF_COST_ONE_IN = 10
+REGARDLESS_OF_COST_ONE_IN = 30
 """Of so many that are checked one brings the most of all drawn before it, whatever it costs."""
 _REMEMBERED = 100_000
 """Scenarios after which what was checked is forgotten: some megabytes."""
@@ -69,16 +70,20 @@ class Novelty:
     def wants(self, scenario: Scenario, *, may_be_known: bool = False) -> bool:
         """Whether to check a scenario, which may end as a known issue or not; if so it counts as checked."""
         (compiles, traces), gains = _compiles_or_traces(scenario), self._gains(scenario)
-        window = WINDOW_OF_COMPILED if compiles else WINDOW
-        recent = self._recent.setdefault((compiles, traces, may_be_known), deque(maxlen=window - 1))
+        kind, window = (compiles, traces, may_be_known), WINDOW_OF_COMPILED if compiles else self._window
+        before = tuple(self._recent.setdefault(kind, deque(maxlen=WINDOW - 1)))[1 - window :]
         measure = self._num_wanted % REGARDLESS_OF_COST_ONE_IN != 0
-        wanted = gains[measure] >= max((before[measure] for before in recent), default=0.0)
-        recent.append(gains)
+        wanted = gains[measure] >= max((each[measure] for each in before), default=0.0)
+        self._recent[kind].append(gains)
         if wanted:
             self._num_wanted += 1
             self._reach.add(scenario)
             self._triples.add(scenario)
         return wanted
+
+    @property
+    def _window(self) -> int:
+        return min(WINDOW, FIRST_WINDOW + self._num_wanted // CHECKS_FOR_ONE_MORE)
 
     def _gains(self, scenario: Scenario) -> tuple[float, float]:
         """What it brings, and the same for what it costs."""

@@ -8,7 +8,7 @@ from equivcheck.campaign.batches import EndBatch, run_batch
 from equivcheck.coverage.reach import Reach
 from equivcheck.scenario import Scenario
 from equivcheck.selection.expected_cost import expected_cost
-from equivcheck.selection.novelty import WINDOW, Novelty
+from equivcheck.selection.novelty import CHECKS_FOR_ONE_MORE, FIRST_WINDOW, WINDOW, Novelty
 from equivcheck.strategies import scenarios
 from unit.coverage.test_features import SCENARIO
 
@@ -52,9 +52,20 @@ def test_what_brings_nothing_new_is_not_left_out() -> None:
     """Where no scenario brings new pairs any more, every one is wanted."""
     novelty = Novelty()
     assert novelty.wants(SCENARIO)
-    later = [novelty.wants(SCENARIO) for _ in range(2 * WINDOW)]
-    assert not any(later[: WINDOW - 1])
-    assert all(later[WINDOW - 1 :])
+    later = [novelty.wants(SCENARIO) for _ in range(2 * FIRST_WINDOW)]
+    assert not any(later[: FIRST_WINDOW - 1])
+    assert all(later[FIRST_WINDOW - 1 :])
+
+
+def test_the_longer_it_runs_the_more_is_drawn_for_each_that_is_checked() -> None:
+    """At first nearly everything is new; in the end what is wanted brings more than all that was drawn in a whole window."""
+    novelty = Novelty()
+    nothing_new = [SCENARIO] * (WINDOW * CHECKS_FOR_ONE_MORE + 1)
+    assert sum(map(novelty.wants, nothing_new)) > (WINDOW - FIRST_WINDOW) * CHECKS_FOR_ONE_MORE
+    other = next(scenario for scenario in drawn(20) if novelty.wants(scenario))
+    assert novelty.wants(other) is False
+    later = [novelty.wants(SCENARIO) for _ in range(WINDOW)]
+    assert later == [False] * (WINDOW - 2) + [True] * 2
 
 
 def test_what_may_end_as_known_competes_only_with_its_kind() -> None:
