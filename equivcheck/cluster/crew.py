@@ -17,10 +17,10 @@ from equivcheck.verdict.verdict import Verdict
 from equivcheck.workers.link import Stop
 from equivcheck.workers.process import Ended, WorkerProcess
 
-CONNECT_SECONDS = 180.0
+CONNECT_SECONDS = 300.0
 """Limit for a cluster to answer, and for Ray to be imported on a busy machine; where nobody listens is told at once."""
-JOIN_SECONDS = 300.0
-"""Limit for the nodes of one that has answered."""
+JOIN_SECONDS = 900.0
+"""Limit for the nodes of one that has answered: more than the limits for all that each of them is asked."""
 _TICK = 0.2
 """Seconds that the supervisor waits for messages."""
 _END_SECONDS = 10.0

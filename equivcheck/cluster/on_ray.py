@@ -22,8 +22,8 @@ from equivcheck.workers.link import Link
 
 _PROBE_SECONDS = 5.0
 """Limit for the head of a cluster to accept a connection."""
-_NODE_SECONDS = 120.0
-"""Limit for a node to tell its versions, and again for its actor to start."""
+_NODE_SECONDS = 300.0
+"""Limit for a node to tell its versions, and again for its actor to start: each starts an interpreter, on a busy machine."""
 _TICK = 0.2
 """Seconds between two looks at whether the campaign is over."""
 _CLOSE_SECONDS = 3.0

@@ -14,10 +14,10 @@ _MOST_SHOWN = 8
 
 
 def node_lines(nodes: Sequence[NodeWork]) -> Iterator[str]:
-    """``node 10.0.0.2: 12.0 checks/s`` for each that was used, the first few of many."""
+    """``node 10.0.0.2: 12.0 checks/s`` for each that was used, the first few of many; why one was lost has been told at once."""
     used = [node for node in nodes if node.num_workers]
     for node in used[:_MOST_SHOWN]:
-        yield f"node {node.name}: {printable(node.lost) or f'{node.rate:.1f} checks/s'}"
+        yield f"node {node.name}: {'lost' if node.lost else f'{node.rate:.1f} checks/s'}"
     if len(used) > _MOST_SHOWN:
         yield f"and {count(len(used) - _MOST_SHOWN, 'more node')}"
 

@@ -6,14 +6,18 @@ import contextlib
 import os
 import sys
 from collections.abc import Iterator
+from typing import Any
 
 import psutil
 import pytest
 from ray.cluster_utils import Cluster
 
+from on_ray.patient_start import PATIENCE, be_patient, free_ports
+
 NAMES = ("one", "two", "three")
 _WORKER = "from equivcheck.campaign.serving import main"
-_START_SECONDS = "300"
+_NEEDED_BY_NO_TEST = {"include_dashboard": False, "include_log_monitor": False, "no_monitor": True}
+"""Processes of a head."""
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -25,7 +29,8 @@ class ThreeNodes:
     """A cluster on this machine: a head without cores, and three nodes of one core each."""
 
     def __init__(self) -> None:
-        self._cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
+        self._cluster = Cluster()
+        self._start(num_cpus=0, **_NEEDED_BY_NO_TEST)
         self._nodes = {name: self.add(name) for name in NAMES}
 
     @property
@@ -40,7 +45,7 @@ class ThreeNodes:
 
     def add(self, name: str, **environment: str) -> object:
         """Start a node."""
-        return self._cluster.add_node(num_cpus=1, node_name=name, env_vars=environment)
+        return self._start(num_cpus=1, node_name=name, env_vars=environment)
 
     def kill(self, name: str) -> None:
         """End a node as a power cut does."""
@@ -51,24 +56,30 @@ class ThreeNodes:
         self._cluster.remove_node(node)
 
     def complete(self) -> None:
-        """Start those again that were killed."""
+        """Start those again that were killed, and wait until the head knows of every end as well."""
         for name in NAMES:
             if name not in self._nodes:
                 self._nodes[name] = self.add(name)
+        self._cluster.wait_for_nodes(PATIENCE)
 
     def close(self) -> None:
         """End everything."""
         self._cluster.shutdown()
 
+    def _start(self, **arguments: Any) -> object:
+        node = self._cluster.add_node(wait=False, **arguments, **free_ports())
+        self._cluster.wait_for_nodes(PATIENCE)
+        return node
+
     @staticmethod
-    def processes() -> list[psutil.Process]:
-        """The actors of campaigns on all nodes, and their workers."""
+    def processes() -> list[int]:
+        """The ids of the actors of campaigns on all nodes, and their workers."""
         found = []
         for process in psutil.Process().children(recursive=True):
             with contextlib.suppress(psutil.Error):  # nodes that were killed are still listed
                 line = " ".join(process.cmdline())
                 if "NodeServer" in line or _WORKER in line:
-                    found.append(process)
+                    found.append(process.pid)
         return found
 
 
@@ -77,7 +88,7 @@ def started_nodes() -> Iterator[ThreeNodes]:
     """One cluster for all tests."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", os.pathsep.join(entry for entry in sys.path if entry))
-        patch.setenv("RAY_raylet_start_wait_time_s", _START_SECONDS)
+        be_patient(patch)
         nodes = ThreeNodes()
         yield nodes
         nodes.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -10,7 +11,6 @@ import sys
 from importlib.metadata import version
 from pathlib import Path
 
-import psutil
 import pytest
 
 from equivcheck.campaign.events import Event, KeptFinding, Ticked
@@ -21,10 +21,10 @@ from equivcheck.cluster.connect import connect_ray
 from equivcheck.cluster.crew import ClusterFailed
 from equivcheck.findings.store import FindingStore
 from on_ray.conftest import NAMES, ThreeNodes
+from on_ray.patient_start import PATIENCE
+from processes import end_soon
 from unit.campaign import fakes
 
-PATIENCE = 300.0
-"""Seconds for what takes some on a quiet machine."""
 SMALLEST = fakes.scenario(width=3, ranks=1)
 """What a finding of `wide_diverges` is shrunk to."""
 
@@ -38,12 +38,6 @@ def plan(check: Check, num_checks: int = 1_000_000) -> Plan:
 def store(tmp_path: Path) -> FindingStore:
     """An empty store."""
     return FindingStore(tmp_path / "findings")
-
-
-def ended(processes: list[psutil.Process]) -> bool:
-    """Whether all of them end soon."""
-    _, alive = psutil.wait_procs(processes, timeout=PATIENCE)
-    return not alive
 
 
 def test_every_node_checks_what_a_local_worker_would(nodes: ThreeNodes, tmp_path: Path, store: FindingStore) -> None:
@@ -124,7 +118,8 @@ print(json.dumps({"interrupted": summary.interrupted, "findings": len(summary.fi
 def test_the_end_of_a_campaign_leaves_no_actor(nodes: ThreeNodes, tmp_path: Path, number: signal.Signals) -> None:
     """Nor a worker on any node, not even where nobody was left to end them; what was found is kept."""
     command = [sys.executable, "-c", CAMPAIGN, str(tmp_path / "findings"), nodes.address]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process, contextlib.ExitStack() as stack:
+        stack.callback(process.kill)
         assert process.stdout is not None
         assert process.stdout.readline() == "running\n"
         processes = nodes.processes()
@@ -133,7 +128,7 @@ def test_the_end_of_a_campaign_leaves_no_actor(nodes: ThreeNodes, tmp_path: Path
         output, _ = process.communicate(timeout=PATIENCE)
     if number is not signal.SIGKILL:
         assert json.loads(output.splitlines()[-1]) == {"interrupted": True, "findings": 1, "broken": ""}
-    assert ended(processes)
+    assert end_soon(*processes)
     assert len(FindingStore(tmp_path / "findings").fingerprints()) == 1
 
 
@@ -163,7 +158,7 @@ def test_the_command_checks_on_every_node(nodes: ThreeNodes, tmp_path: Path) -> 
     command = [sys.executable, "-m", "equivcheck", "fuzz", "--ray", "auto", "--checks", "6", "--seed", "3", "--layout", "ddp"]
     command += ["--max-ranks", "2", "--store", str(tmp_path / "findings"), "--json"]
     environment = os.environ | {"RAY_ADDRESS": nodes.address}
-    result = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=2 * PATIENCE)
+    result = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=PATIENCE)
     assert result.returncode == 0, result.stderr
     told = json.loads(result.stdout)
     assert {node["name"]: node["checks"] for node in told["nodes"]} == dict.fromkeys(NAMES, 2)
