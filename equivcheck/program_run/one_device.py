@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -37,6 +37,8 @@ class Plan:
     """For each statement, whether it is what it says, and not a clone of its first argument."""
     outputs: tuple[Outputs, ...]
     """For each statement, what it leaves on one device: what the program goes on with where all ranks refuse it."""
+    differentiable: bool = True
+    """Whether one device can differentiate it: torch has no derivative of some operations."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -61,7 +63,12 @@ def plan_of(program: TensorProgram) -> Plan:
             applies.append(found is not None)
             outputs.append((arguments[0].clone(),) if found is None else found)
             values.append(value_of(statement, outputs[-1], applies[-1]))
-    return Plan(program, tuple(applies), tuple(outputs))
+    plan = Plan(program, tuple(applies), tuple(outputs))
+    try:
+        run_on_one_device(plan)
+    except Exception:
+        return replace(plan, differentiable=False)
+    return plan
 
 
 def applied(statement: Statement, arguments: list[torch.Tensor]) -> Outputs | None:
@@ -111,7 +118,8 @@ def run_on_one_device(plan: Plan, refused: frozenset[int] = frozenset(), disturb
             found = tuple(each.detach() for each in found)
         outputs.append(found)
         values.append(value_of(statement, found, plan.applies[number]))
-    differentiate(plan.program, values)
+    if plan.differentiable:
+        differentiate(plan.program, values)
     detached = tuple(tuple(each.detach() for each in found) for found in outputs)
     return PlainRun(detached, tuple(leaf.grad for leaf in leaves))
 

@@ -184,7 +184,8 @@ class _RankRun:
 
     def _gradients(self) -> dict[str, torch.Tensor | None]:
         try:
-            differentiate(self.plan.program, self.wholes)
+            if self.plan.differentiable:
+                differentiate(self.plan.program, self.wholes)
             found = {name: leaf.grad for name, leaf in self.leaves.items()}
             return {name: None if each is None else self._whole(each, with_gradient=False) for name, each in found.items()}
         except Exception as error:

@@ -42,7 +42,7 @@ def _disturbance(seed: int) -> Disturb:
     def disturb(value: torch.Tensor, arguments: list[torch.Tensor]) -> torch.Tensor:
         if not value.is_floating_point() or not value.numel():
             return value
-        sizes = [each.detach().abs().max() for each in (value, *arguments) if each.numel()]
+        sizes = [each.detach().abs().max() for each in (value, *arguments) if each.numel() and each.is_floating_point()]
         scale = ROUNDING_UNITS * torch.finfo(value.dtype).eps * max(map(float, sizes))
         return value + (scale * (2 * torch.rand(value.shape, generator=generator, dtype=torch.float64) - 1)).to(value.dtype)
 

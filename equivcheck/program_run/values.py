@@ -17,7 +17,7 @@ def whole(statement: Leaf | Constant) -> torch.Tensor:
     chance = np.random.default_rng(statement.seed)
     count = math.prod(statement.shape)
     if isinstance(statement, Leaf):
-        return torch.from_numpy(_distinct(chance, count)).view(statement.shape)
+        return torch.from_numpy(_distinct(chance, count, statement.seed)).view(statement.shape)
     if statement.contents is Contents.ORDER:
         return _orders(chance, statement)
     if statement.contents is Contents.INDICES:
@@ -25,14 +25,14 @@ def whole(statement: Leaf | Constant) -> torch.Tensor:
     elif statement.contents is Contents.MASK:
         numbers = torch.from_numpy(chance.integers(0, 2, count)).bool()
     else:
-        numbers = torch.from_numpy(_distinct(chance, count)).abs() + 0.5
+        numbers = torch.from_numpy(_distinct(chance, count, statement.seed)).abs() + 0.5
     return numbers.view(statement.shape)
 
 
-def _distinct(chance: np.random.Generator, count: int) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
-    """Distinct multiples of a power of two between -2 and 2, none of them zero."""
+def _distinct(chance: np.random.Generator, count: int, seed: int) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+    """Distinct multiples of a power of two between -2 and 2, none of them zero, nor equal to one of another seed near by."""
     unit = 2.0 ** (1 - max(1, count - 1).bit_length())
-    return (chance.permutation(count) - count // 2 + 0.25) * unit
+    return (chance.permutation(count) - count // 2 + 0.25) * unit + seed % 8 / 1024
 
 
 def _orders(chance: np.random.Generator, statement: Constant) -> torch.Tensor:

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from equivcheck.oracle.tensor_program import ProgramVerdict, check_program
 from equivcheck.program_run.facts import facts_of
+from equivcheck.sweep.programs import Sweep
 from equivcheck.tensor_program import Operation, TensorProgram
+from equivcheck.verdict.description import shortened
 from equivcheck.verdict.verdict import Outcome
 
+DEADLINE = 10.0
+"""Seconds after which ranks count as hung."""
 
-@dataclass(slots=True)
+
+@dataclass(slots=True, kw_only=True)
 class Group:
     """Programs of one operation that end alike."""
 
@@ -24,35 +29,39 @@ class Group:
     """What differs, or what was raised."""
     first: ProgramVerdict
     """That of the first of them."""
+    facts: frozenset[str]
+    """What all of them have."""
     num: int = 0
     """How many there are."""
-    facts: frozenset[str] | None = None
-    """What all of them have."""
 
-    def add(self, verdict: ProgramVerdict) -> None:
-        """Count one."""
+    def add(self, found: frozenset[str]) -> None:
+        """Count one that has these facts."""
         self.num += 1
-        found = facts_of(verdict.program)
-        self.facts = found if self.facts is None else self.facts & found
+        self.facts &= found
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class Swept:
     """What a sweep came to."""
 
     outcomes: Counter[Outcome] = field(default_factory=Counter)
     """Programs by outcome."""
     num_clones: int = 0
-    """Programs whose operation did not apply: nothing was run."""
+    """Programs whose operation did not apply."""
     refused: Counter[str] = field(default_factory=Counter)
-    """Programs by operation that every rank refused."""
+    """Programs that every rank refused, by operation."""
     agreed: Counter[str] = field(default_factory=Counter)
-    """Programs by operation that agree, of which nothing was refused."""
+    """Programs that agree, of which nothing was refused, by operation."""
     groups: dict[tuple[str, Outcome, str], Group] = field(default_factory=dict)
     """What differs."""
+    stopped: bool = False
+    """Whether the time was over before all were run."""
 
     def add(self, verdict: ProgramVerdict) -> None:
         """Count one."""
+        if verdict.clones:
+            self.num_clones += 1
+            return
         name = operation_of(verdict.program)
         self.outcomes[verdict.outcome] += 1
         if verdict.refusals:
@@ -60,8 +69,23 @@ class Swept:
         elif verdict.outcome is Outcome.EQUIVALENT:
             self.agreed[name] += 1
         if verdict.outcome.is_finding:
-            key = (name, verdict.outcome, what_of(verdict))
-            self.groups.setdefault(key, Group(*key, first=verdict)).add(verdict)
+            self._group(name, verdict)
+
+    def _group(self, name: str, verdict: ProgramVerdict) -> None:
+        what, facts = what_of(verdict), facts_of(verdict.program)
+        new = Group(operation=name, outcome=verdict.outcome, what=what, first=verdict, facts=facts)
+        self.groups.setdefault((name, verdict.outcome, what), new).add(facts)
+
+
+def swept(sweep: Sweep, *, world: str = "sim", seconds: float | None = None) -> Swept:
+    """Run all programs, or those that can be run in some seconds."""
+    found, started = Swept(), time.monotonic()
+    for program in sweep.programs():
+        found.add(check_program(program, world=world, deadline=DEADLINE))
+        if seconds is not None and time.monotonic() - started > seconds:
+            found.stopped = True
+            break
+    return found
 
 
 def operation_of(program: TensorProgram) -> str:
@@ -74,13 +98,4 @@ def what_of(verdict: ProgramVerdict) -> str:
     if verdict.divergence is not None:
         return f"{verdict.divergence.phase.value} {verdict.divergence.difference.value}"
     culprit = verdict.failure.culprit if verdict.failure else None
-    text = culprit.error if culprit is not None else verdict.reason
-    return " ".join(text.split())[:100]
-
-
-def checked(programs: Iterable[TensorProgram], world: str = "sim") -> Iterator[ProgramVerdict]:
-    """The verdict of each program whose operation applies."""
-    for program in programs:
-        verdict = check_program(program, world=world)
-        if not verdict.clones:
-            yield verdict
+    return shortened(verdict.reason if culprit is None else culprit.error)

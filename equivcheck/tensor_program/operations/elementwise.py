@@ -68,7 +68,7 @@ ELEMENTWISE = (
             "rdiv_scalar": "1.0 / (a.abs() + 1)",
             "pow_scalar": "a ** 2",
             "pow_half": "torch.pow(a.abs() + 1, 0.5)",
-            "floor_divide_scalar": "a // 0.3",
+            "floor_divide_scalar": "a.detach() // 0.3",
             "remainder_scalar": "a % 0.7",
             "clamp": "a.clamp(-0.5, 0.75)",
             "clamp_min": "a.clamp(min=0.1)",
