@@ -8,7 +8,7 @@ from equivcheck.cli.options import console, json_option, print_json, world_optio
 from equivcheck.cli.shell import ExitCode
 
 
-class _Mesh(click.ParamType):
+class _Mesh(click.ParamType[tuple[int, ...]]):
     """``2`` or ``2,3``."""
 
     name = "mesh"
@@ -52,4 +52,4 @@ def sweep(mesh: tuple[int, ...], operations: tuple[str, ...], seconds: float | N
         print_json(sweep_object(found))
     else:
         print_sweep(console(), found)
-    return ExitCode.FINDINGS if found.groups else ExitCode.NOTHING_FOUND
+    return ExitCode.FINDINGS if found.num_findings else ExitCode.NOTHING_FOUND

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from equivcheck.composition.running import RanksResult
 from equivcheck.errors import NotEquivalent
 from equivcheck.oracle.judge import Case, judge, judge_failure
+from equivcheck.program_run.known import known_difference
 from equivcheck.program_run.one_device import Plan, plan_of
 from equivcheck.program_run.rank import DTensorTarget, RankResult, Refusal, run_on_rank
 from equivcheck.program_run.reference import NUM_CONFIRMING, NUM_COPIES, reference_of
@@ -104,4 +105,12 @@ def _judged(verdict: ProgramVerdict, plan: Plan, results: Sequence[RankResult]) 
         confirming_reference=lambda: reference_of(plan, refused, NUM_CONFIRMING),
         required_steps=1,
     )
-    return judge(verdict, case, RanksResult(run=Run(values=tuple(result.trace for result in results))))[0]
+    return _settled(judge(verdict, case, RanksResult(run=Run(values=tuple(result.trace for result in results))))[0])
+
+
+def _settled(verdict: ProgramVerdict) -> ProgramVerdict:
+    """The verdict, as KNOWN where an entry on file explains it."""
+    known = known_difference(verdict.program, verdict.divergence)
+    if known is None:
+        return verdict
+    return replace(verdict, outcome=Outcome.KNOWN, known=known.id, reason=f"{known.link}: {verdict.reason}")

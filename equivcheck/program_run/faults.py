@@ -53,7 +53,8 @@ class SwappedRows(DTensorTarget):
 
     def redistribute(self, value: Any, placements: tuple[str, ...]) -> torch.Tensor:
         """As it should be, but for the order."""
-        moved: Any = super().redistribute(value, placements)
+        moved = super().redistribute(value, placements)
+        assert isinstance(moved, DTensor)
         pairs = zip(value.placements, moved.placements, strict=True)
         if not any(isinstance(one, Shard) and isinstance(other, Shard) and one != other for one, other in pairs):
             return moved

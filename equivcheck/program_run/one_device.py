@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 
@@ -56,19 +56,24 @@ def plan_of(program: TensorProgram) -> Plan:
     applies: list[bool] = []
     outputs: list[Outputs] = []
     values: list[torch.Tensor] = []
-    with torch.no_grad():
-        for number, statement in enumerate(program.statements):
-            arguments = [values[number - back] for back in arguments_of(statement)]
-            found = applied(statement, arguments)
-            applies.append(found is not None)
-            outputs.append((arguments[0].clone(),) if found is None else found)
-            values.append(value_of(statement, outputs[-1], applies[-1]))
-    plan = Plan(program, tuple(applies), tuple(outputs))
+    for number, statement in enumerate(program.statements):
+        arguments = [values[number - back] for back in arguments_of(statement)]
+        found = applied(statement, arguments)
+        applies.append(found is not None)
+        outputs.append((arguments[0].clone(),) if found is None else found)
+        if isinstance(statement, Leaf):
+            outputs[-1][0].requires_grad_()
+        values.append(value_of(statement, outputs[-1], applies[-1]))
+    plain = tuple(tuple(each.detach() for each in found) for found in outputs)
+    return Plan(program, tuple(applies), plain, differentiable=_is_differentiable(program, values))
+
+
+def _is_differentiable(program: TensorProgram, values: list[torch.Tensor]) -> bool:
     try:
-        run_on_one_device(plan)
-    except Exception:
-        return replace(plan, differentiable=False)
-    return plan
+        differentiate(program, values)
+    except RuntimeError:
+        return False
+    return True
 
 
 def applied(statement: Statement, arguments: list[torch.Tensor]) -> Outputs | None:
@@ -80,7 +85,7 @@ def applied(statement: Statement, arguments: list[torch.Tensor]) -> Outputs | No
         return (arguments[0].clone(),) if fits else None
     if not isinstance(statement, Operation):
         return (arguments[0].clone(),)
-    if OPERATIONS[statement.name].distinct and arguments[0].unique().numel() < arguments[0].numel():
+    if OPERATIONS[statement.name].distinct and len(set(arguments[0].flatten().tolist())) < arguments[0].numel():
         return None
     try:
         found = results_of(statement.name, arguments, statement.dim)

@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from equivcheck.tensor_program.placement import cut_dim, reduction_of
@@ -29,7 +30,7 @@ def whole(statement: Leaf | Constant) -> torch.Tensor:
     return numbers.view(statement.shape)
 
 
-def _distinct(chance: np.random.Generator, count: int, seed: int) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+def _distinct(chance: np.random.Generator, count: int, seed: int) -> npt.NDArray[np.floating]:
     """Distinct multiples of a power of two between -2 and 2, none of them zero, nor equal to one of another seed near by."""
     unit = 2.0 ** (1 - max(1, count - 1).bit_length())
     return (chance.permutation(count) - count // 2 + 0.25) * unit + seed % 8 / 1024

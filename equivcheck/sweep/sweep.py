@@ -13,7 +13,7 @@ from equivcheck.tensor_program import Operation, TensorProgram
 from equivcheck.verdict.description import shortened
 from equivcheck.verdict.verdict import Outcome
 
-DEADLINE = 10.0
+DEADLINE = 30.0
 """Seconds after which ranks count as hung."""
 
 
@@ -57,6 +57,11 @@ class Swept:
     stopped: bool = False
     """Whether the time was over before all were run."""
 
+    @property
+    def num_findings(self) -> int:
+        """Groups of what is on no file."""
+        return sum(group.outcome.is_finding for group in self.groups.values())
+
     def add(self, verdict: ProgramVerdict) -> None:
         """Count one."""
         if verdict.clones:
@@ -68,7 +73,7 @@ class Swept:
             self.refused[name] += 1
         elif verdict.outcome is Outcome.EQUIVALENT:
             self.agreed[name] += 1
-        if verdict.outcome.is_finding:
+        if verdict.outcome.is_finding or verdict.known:
             self._group(name, verdict)
 
     def _group(self, name: str, verdict: ProgramVerdict) -> None:
@@ -95,6 +100,8 @@ def operation_of(program: TensorProgram) -> str:
 
 def what_of(verdict: ProgramVerdict) -> str:
     """What differs, in few words: the phase and the way, or what was raised."""
+    if verdict.known:
+        return verdict.known
     if verdict.divergence is not None:
         return f"{verdict.divergence.phase.value} {verdict.divergence.difference.value}"
     culprit = verdict.failure.culprit if verdict.failure else None
