@@ -40,7 +40,7 @@ KNOWN = (
     KnownDifference(
         id="dtensor_scan_along_negative_dim",
         link="not reported yet: cumulative operations take a negative dim for one that is not cut, and scan each shard by itself",
-        torch=">=2.12",
+        torch=">=2.12,<2.15",
         operations=("cumsum", "cumprod", "logcumsumexp", "cummax"),
         facts=frozenset({"negative dim", "cut"}),
     ),
@@ -67,9 +67,9 @@ KNOWN = (
     ),
     KnownDifference(
         id="dtensor_gradient_of_maximum",
-        link="not reported yet: the gradient of a maximum over a cut dim is NaN unless the first rank has the maximum",
+        link="not reported yet: the gradient of amax() and of the infinity norm is NaN unless the first rank has the maximum",
         torch=">=2.9",
-        operations=("amax_all", "max_all", "min_all", "norm_inf", "norm_dim_inf", "norm_dim", "norm"),
+        operations=("amax_all", "norm_inf"),
         facts=frozenset({"cut"}),
         phases=(Phase.GRADIENT,),
     ),
@@ -98,8 +98,22 @@ KNOWN = (
     KnownDifference(
         id="dtensor_index_add_to_addends",
         link="not reported yet: index_add_ to addends does not add what the source is on one device",
-        torch=">=2.12",
+        torch=">=2.13,<2.15",
         operations=("index_add_own",),
+        facts=frozenset({"P(sum)"}),
+    ),
+    KnownDifference(
+        id="dtensor_fill_addends",
+        link="not reported yet: fill_ of addends fills each, so that their sum is the number times the ranks",
+        torch=">=2.9,!=2.12.*,!=2.13.*,!=2.14.*",
+        operations=("fill_",),
+        facts=frozenset({"P(sum)"}),
+    ),
+    KnownDifference(
+        id="dtensor_addends_plus_number",
+        link="https://github.com/pytorch/pytorch/issues/163193: a number is added to each addend",
+        torch="<2.11",
+        operations=("add_scalar", "radd_scalar", "add_scalar_"),
         facts=frozenset({"P(sum)"}),
     ),
     KnownDifference(
