@@ -40,7 +40,7 @@ KNOWN = (
     KnownDifference(
         id="dtensor_scan_along_negative_dim",
         link="not reported yet: cumulative operations take a negative dim for one that is not cut, and scan each shard by itself",
-        torch=">=2.12,<2.15",
+        torch=">=2.12,<2.14",
         operations=("cumsum", "cumprod", "logcumsumexp", "cummax"),
         facts=frozenset({"negative dim", "cut"}),
     ),
@@ -98,14 +98,14 @@ KNOWN = (
     KnownDifference(
         id="dtensor_index_add_to_addends",
         link="not reported yet: index_add_ to addends does not add what the source is on one device",
-        torch=">=2.13,<2.15",
+        torch=">=2.13,<2.14",
         operations=("index_add_own",),
         facts=frozenset({"P(sum)"}),
     ),
     KnownDifference(
         id="dtensor_fill_addends",
         link="not reported yet: fill_ of addends fills each, so that their sum is the number times the ranks",
-        torch=">=2.9,!=2.12.*,!=2.13.*,!=2.14.*",
+        torch=">=2.9,!=2.12.*,!=2.13.*",
         operations=("fill_",),
         facts=frozenset({"P(sum)"}),
     ),
