@@ -48,7 +48,14 @@ KNOWN = (
         id="dtensor_mean_losses",
         link="not reported yet: the mean of a loss averages means of uneven shards, and its gradient is divided by local sizes",
         torch=">=2.11",
-        operations=("mse_loss_mean", "huber_loss_mean", "smooth_l1_loss_mean", "bce_mean", "bce_with_logits_mean"),
+        operations=(
+            "mse_loss_mean",
+            "huber_loss_mean",
+            "smooth_l1_loss_mean",
+            "bce_mean",
+            "bce_with_logits_mean",
+            "soft_margin_loss_mean",
+        ),
         facts=frozenset({"cut"}),
     ),
     KnownDifference(
