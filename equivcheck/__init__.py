@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from equivcheck.oracle.check import check
     from equivcheck.scenario import Layout, Scenario, Training
     from equivcheck.scenario.file_format.codec import from_json, to_json
+    from equivcheck.tensor_program import TensorProgram
     from equivcheck.user.check import check_training
     from equivcheck.user.smallest import smallest
     from equivcheck.verdict.verdict import Outcome, Verdict
@@ -27,6 +28,7 @@ _HOMES = {
     "NotEquivalent": "equivcheck.errors",
     "Outcome": "equivcheck.verdict.verdict",
     "Scenario": "equivcheck.scenario",
+    "TensorProgram": "equivcheck.tensor_program",
     "Training": "equivcheck.scenario",
     "UsageError": "equivcheck.errors",
     "Verdict": "equivcheck.verdict.verdict",
@@ -48,6 +50,7 @@ __all__ = [
     "NotEquivalent",
     "Outcome",
     "Scenario",
+    "TensorProgram",
     "Training",
     "UsageError",
     "Verdict",

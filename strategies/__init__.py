@@ -5,6 +5,7 @@ from equivcheck.strategies.layout import executions, layouts, meshes
 from equivcheck.strategies.model import models
 from equivcheck.strategies.optimizer import optimizers
 from equivcheck.strategies.parallelism import ddp, fsdp1, fsdp2, mixed_precisions, pipeline, replicate, spmd, tensor_parallel
+from equivcheck.strategies.program import programs
 from equivcheck.strategies.scenario import frontier, scenarios
 from equivcheck.strategies.training import clippings, data, groups, schedules, trainings
 
@@ -24,6 +25,7 @@ __all__ = [
     "models",
     "optimizers",
     "pipeline",
+    "programs",
     "replicate",
     "scenarios",
     "schedules",

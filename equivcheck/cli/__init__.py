@@ -20,6 +20,7 @@ from equivcheck.cli.matrix import matrix
 from equivcheck.cli.report import report
 from equivcheck.cli.selftest import selftest
 from equivcheck.cli.shell import Shell
+from equivcheck.cli.sweep import sweep
 from equivcheck.cli.versions import versions
 from equivcheck.quiet import quiet_torch
 
@@ -51,5 +52,6 @@ for command in (
     doctor,
     bench,
     selftest,
+    sweep,
 ):
     main.add_command(command)

@@ -97,7 +97,7 @@ def _unfit(expected: Expected, snapshot: Snapshot, located: list[Positions | Non
     rows = zip(snapshot.pieces, located, snapshot.present, snapshot.fits, snapshot.dtypes, strict=True)
     found = []
     for piece, positions, present, fits, dtype in rows:
-        if not piece.name or not piece.numel:
+        if not piece.name or _is_empty_part(piece):
             continue
         row = expected.table.rows.get(piece.name)
         if row is None:
@@ -114,6 +114,11 @@ def _unfit(expected: Expected, snapshot: Snapshot, located: list[Positions | Non
         elif present and dtype != expected.dtypes[row]:
             found.append(_misfit(piece, Difference.DTYPE, rank, (expected.dtypes[row], dtype)))
     return found
+
+
+def _is_empty_part(piece: Piece) -> bool:
+    """Whether it is no element of a tensor, and not a whole tensor without elements, which has a shape."""
+    return not piece.numel and (bool(piece.start) or piece.run is not None)
 
 
 def _misfit(piece: Piece, difference: Difference, rank: int, words: tuple[str, str]) -> Misfit:

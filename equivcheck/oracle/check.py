@@ -5,15 +5,18 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from typing import overload
 
 from equivcheck.comparison.communication import CallComparison, compare_calls
 from equivcheck.composition.limits import why_unsupported
 from equivcheck.composition.running import RanksResult, Runner, able
 from equivcheck.known_issues.known import known_issue, known_issues
 from equivcheck.oracle.judge import Case, judge, judge_coarsely, judge_failure
+from equivcheck.oracle.tensor_program import ProgramVerdict, check_program
 from equivcheck.reference.reference import ReferenceRun
 from equivcheck.scenario import Scenario
 from equivcheck.tally import IN_PART, record
+from equivcheck.tensor_program import TensorProgram
 from equivcheck.trace.differences import Divergence
 from equivcheck.train.setup import Setup
 from equivcheck.verdict.verdict import Outcome, Verdict, explain_by
@@ -28,16 +31,32 @@ RESUMED = "saving and loading a checkpoint is not modelled"
 """Why calls are not held against predictions where the first steps ran under another layout."""
 
 
-def check(  # noqa: PLR0913 - options, all by keyword
+@overload
+def check(
     scenario: Scenario,
+    *,
+    world: str | Ranks | World = ...,
+    deadline: float = ...,
+    alter: Callable[[Setup], None] | None = ...,
+    beyond: bool = ...,
+    coarse: bool = ...,
+) -> Verdict: ...
+
+
+@overload
+def check(scenario: TensorProgram, *, world: str | Ranks | World = ..., deadline: float = ...) -> ProgramVerdict: ...
+
+
+def check(  # noqa: PLR0913 - options, all by keyword
+    scenario: Scenario | TensorProgram,
     *,
     world: str | Ranks | World = "sim",
     deadline: float = 60.0,
     alter: Callable[[Setup], None] | None = None,
     beyond: bool = False,
     coarse: bool = False,
-) -> Verdict:
-    """Say whether a scenario's parallel training computes what one device computes.
+) -> Verdict | ProgramVerdict:
+    """Say whether a scenario's parallel training, or a tensor program on ranks, computes what one device computes.
 
     `world` names a world or is one of the right size; in ``torchrun`` every process of the world calls this, that of rank 0
     judges, and all return its verdict. A scenario that compiles runs in gloo where sim is asked for, and the verdict says so.
@@ -45,8 +64,11 @@ def check(  # noqa: PLR0913 - options, all by keyword
     layout has been applied: a way to plant a fault. With `beyond`, what torch is known not to support is run all the same, and
     calls are not held against predictions. With `coarse`, meant for shrinking, what is too far from the reference for any noise
     is judged without measuring noise, and all else as usual: DIVERGED may then be in doubt in full.
-    Failures of the ranks are verdicts; `UsageError` is raised for a world that does not exist.
+    Of a tensor program there is neither of the last three. Failures of the ranks are verdicts; `UsageError` is raised for a
+    world that does not exist.
     """
+    if isinstance(scenario, TensorProgram):
+        return check_program(scenario, world=without_cover(world), deadline=deadline)
     started = time.perf_counter()
     runner = Runner(world=able(scenario, without_cover(world)), deadline=deadline, alter=alter)
     verdict = on_first_rank(runner.world, lambda: _judge(scenario, runner, beyond=beyond, coarse=coarse))

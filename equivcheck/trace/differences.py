@@ -11,6 +11,7 @@ class Phase(Choice):
     """The parts of a step, in the order in which a first divergence is looked for."""
 
     LOSS = "loss"
+    VALUE = "value"
     GRADIENT = "gradient"
     CLIPPING = "clipping"
     UPDATE = "update"

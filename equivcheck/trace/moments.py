@@ -25,8 +25,18 @@ class Moment:
     """What `full_tensor()` gives of them; None where nobody asked."""
 
 
-def moments(trace: Trace) -> list[Moment]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ValueTrace:
+    """What a run that is no training leaves on one rank: its moments as they are."""
+
+    moments: tuple[Moment, ...]
+    """In the order in which a first divergence is looked for."""
+
+
+def moments(trace: Trace | ValueTrace) -> list[Moment]:
     """Every moment of a trace; equal trainings give equally long lists."""
+    if isinstance(trace, ValueTrace):
+        return list(trace.moments)
     found = [moment for index, step in enumerate(trace.steps) for moment in _of_step(index, step)]
     last = len(trace.steps) - 1
     ends = (trace.state, trace.buffers)

@@ -73,7 +73,10 @@ def full_vector(table: Table, present: tuple[bool, ...], values: Numbers) -> Vec
 
 def norms(table: Table, vector: Vector) -> Vector:
     """Frobenius norm of each tensor of one vector (total,) or of several (count, total)."""
-    if not table.total:
-        return np.zeros((*vector.shape[:-1], len(table.names)))
-    with np.errstate(over="ignore", invalid="ignore"):
-        return np.sqrt(np.add.reduceat(np.square(vector), table.offsets, axis=-1))
+    found = np.zeros((*vector.shape[:-1], len(table.names)))
+    starts = np.array(table.offsets, dtype=np.intp)
+    filled = np.diff(starts, append=table.total) > 0  # of a tensor without elements the sum would be its neighbour's first
+    if filled.any():
+        with np.errstate(over="ignore", invalid="ignore"):
+            found[..., filled] = np.sqrt(np.add.reduceat(np.square(vector), starts[filled], axis=-1))
+    return found

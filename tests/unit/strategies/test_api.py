@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
-import equivcheck.scenario as nouns
-from equivcheck import strategies
+import equivcheck.tensor_program as program_nouns
+from equivcheck import scenario, strategies
 from equivcheck.errors import UsageError
 from equivcheck.layouts.kind import LayoutKind
 from equivcheck.scenario import Parallelism
@@ -24,6 +24,8 @@ from equivcheck.strategies import parallelism as module
 from equivcheck.strategies.parallelism import parallelisms_of
 
 NAMES = strategies.__all__
+NOUNS = {**vars(scenario), **vars(program_nouns)}
+"""What drawn values are made of, by name."""
 
 
 def test_importing_the_strategies_leaves_torch_alone() -> None:
@@ -48,7 +50,7 @@ def test_options_are_by_keyword_with_defaults(name: str) -> None:
 def test_reprs_evaluate(name: str) -> None:
     """A strategy is printed as the code that makes it."""
     strategy = getattr(strategies, name)()
-    again = eval(repr(strategy), {**vars(nouns), "builds": st.builds, **vars(strategies)})
+    again = eval(repr(strategy), {**NOUNS, "builds": st.builds, **vars(strategies)})
     assert isinstance(again, SearchStrategy)
     assert repr(again) == repr(strategy)
 
@@ -60,7 +62,7 @@ def test_what_is_drawn_prints_as_code(name: str) -> None:
     @settings(max_examples=50, deadline=None, database=None)
     @given(getattr(strategies, name)())
     def holds(noun: object) -> None:
-        assert eval(repr(noun), vars(nouns).copy()) == noun
+        assert eval(repr(noun), dict(NOUNS)) == noun
 
     holds()
 

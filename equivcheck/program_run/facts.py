@@ -1,0 +1,49 @@
+"""What is special about a program: facts by which findings are grouped and known issues are told."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from equivcheck.tensor_program.placement import cut_dim, reduction_of
+from equivcheck.tensor_program.program import TensorProgram
+from equivcheck.tensor_program.statements import Constant, Leaf, Operation
+
+
+def facts_of(program: TensorProgram) -> frozenset[str]:
+    """The facts that hold for any of its leaves, constants and operations."""
+    found: set[str] = set()
+    for statement in program.statements:
+        if isinstance(statement, (Leaf, Constant)):
+            found.update(_of_tensor(statement, program.mesh))
+        elif isinstance(statement, Operation) and statement.dim < 0:
+            found.add("negative dim")
+    return frozenset(found)
+
+
+def _of_tensor(statement: Leaf | Constant, mesh: tuple[int, ...]) -> Iterator[str]:
+    cut: list[int] = []
+    for size, placement in zip(mesh, statement.placements, strict=True):
+        dim, reduction = cut_dim(placement), reduction_of(placement)
+        if reduction is not None:
+            yield f"P({reduction})"
+        elif dim is None:
+            yield "replicated"
+        else:
+            yield from _of_cut(statement.shape[dim], size)
+            cut.append(dim)
+        if size == 1:
+            yield "axis of one rank"
+    if len(set(cut)) < len(cut):
+        yield "dim cut twice"
+    if 0 in statement.shape:
+        yield "no elements"
+
+
+def _of_cut(extent: int, size: int) -> Iterator[str]:
+    yield "cut"
+    if extent % size:
+        yield "uneven"
+    if extent == 1:
+        yield "dim of one element cut"
+    if -(-extent // size) * (size - 1) >= extent:
+        yield "empty shard"

@@ -1,0 +1,155 @@
+"""What DTensor is known to get wrong in tensor programs, told by operation and facts, so that one entry excludes few programs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from equivcheck.program_run.facts import facts_of
+from equivcheck.tensor_program.program import TensorProgram
+from equivcheck.tensor_program.statements import Operation
+from equivcheck.torch_version import torch_in
+from equivcheck.trace.differences import Divergence, Phase
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KnownDifference:
+    """One cause of wrong values without an error."""
+
+    id: str
+    """Short name, unique."""
+    link: str
+    """Where it is reported, or that it is not, and the sentence that describes it."""
+    torch: str
+    """Version range in which it was seen, as a PEP 440 specifier."""
+    operations: tuple[str, ...]
+    """Operations in which it shows."""
+    facts: frozenset[str]
+    """What a program must have beside one of them; see `facts_of`."""
+    phases: tuple[Phase, ...] = (Phase.VALUE, Phase.GRADIENT)
+    """Where it shows first."""
+
+    def explains(self, program: TensorProgram, first: Divergence) -> bool:
+        """Whether a first divergence is this: in a value of one of the operations, or in a gradient of a program that has one."""
+        named = {each.name for each in program.statements if isinstance(each, Operation)} & {*self.operations}
+        if first.phase is Phase.VALUE:
+            named &= {first.tensor.partition(" ")[2].partition(",")[0]}
+        return bool(named) and first.phase in self.phases and self.facts <= facts_of(program) and torch_in(self.torch)
+
+
+KNOWN = (
+    KnownDifference(
+        id="dtensor_scan_along_negative_dim",
+        link="not reported yet: cumulative operations take a negative dim for one that is not cut, and scan each shard by itself",
+        torch=">=2.12,<2.14",
+        operations=("cumsum", "cumprod", "logcumsumexp", "cummax"),
+        facts=frozenset({"negative dim", "cut"}),
+    ),
+    KnownDifference(
+        id="dtensor_mean_losses",
+        link="not reported yet: the mean of a loss averages means of uneven shards, and its gradient is divided by local sizes",
+        torch=">=2.11",
+        operations=(
+            "mse_loss_mean",
+            "huber_loss_mean",
+            "smooth_l1_loss_mean",
+            "bce_mean",
+            "bce_with_logits_mean",
+            "soft_margin_loss_mean",
+        ),
+        facts=frozenset({"cut"}),
+    ),
+    KnownDifference(
+        id="dtensor_writes_to_slices",
+        link="https://github.com/pytorch/pytorch/issues/139735: a slice of a cut dim is a copy: what is written to it is lost",
+        torch=">=2.9",
+        operations=("assign_first", "assign_slice", "assign_column", "assign_row", "fill_slice", "mul_slice"),
+        facts=frozenset({"cut"}),
+    ),
+    KnownDifference(
+        id="dtensor_item_of_addends",
+        link="https://github.com/pytorch/pytorch/issues/166638: item() of addends is that of the rank",
+        torch=">=2.9",
+        operations=("item",),
+        facts=frozenset(),
+    ),
+    KnownDifference(
+        id="dtensor_gradient_of_maximum",
+        link="not reported yet: the gradient of amax() and of the infinity norm is NaN unless the first rank has the maximum",
+        torch=">=2.9",
+        operations=("amax_all", "norm_inf"),
+        facts=frozenset({"cut"}),
+        phases=(Phase.GRADIENT,),
+    ),
+    KnownDifference(
+        id="dtensor_norm_of_maxima",
+        link="not reported yet: the infinity norm of addends of a maximum is the largest norm of an addend",
+        torch=">=2.11",
+        operations=("norm_inf", "norm_dim_inf"),
+        facts=frozenset({"P(max)"}),
+    ),
+    KnownDifference(
+        id="dtensor_threshold_of_maxima",
+        link="not reported yet: threshold counts as monotonic, and is taken of each addend of a maximum",
+        torch=">=2.12",
+        operations=("threshold",),
+        facts=frozenset({"P(max)"}),
+    ),
+    KnownDifference(
+        id="dtensor_lerp_of_pending_weight",
+        link="not reported yet: in the backward of lerp, 1 - weight of addends counts the 1 once for each rank",
+        torch=">=2.11",
+        operations=("lerp",),
+        facts=frozenset({"P(sum)"}),
+        phases=(Phase.GRADIENT,),
+    ),
+    KnownDifference(
+        id="dtensor_index_add_to_addends",
+        link="not reported yet: index_add_ to addends does not add what the source is on one device",
+        torch=">=2.13,<2.14",
+        operations=("index_add_own",),
+        facts=frozenset({"P(sum)"}),
+    ),
+    KnownDifference(
+        id="dtensor_fill_addends",
+        link="not reported yet: fill_ of addends fills each, so that their sum is the number times the ranks",
+        torch=">=2.9,!=2.12.*,!=2.13.*",
+        operations=("fill_",),
+        facts=frozenset({"P(sum)"}),
+    ),
+    KnownDifference(
+        id="dtensor_addends_plus_number",
+        link="https://github.com/pytorch/pytorch/issues/163193: a number is added to each addend",
+        torch="<2.11",
+        operations=("add_scalar", "radd_scalar", "add_scalar_"),
+        facts=frozenset({"P(sum)"}),
+    ),
+    KnownDifference(
+        id="dtensor_bits_of_addends",
+        link="not reported yet: view(dtype) of addends takes the bits of each, and reduces them as numbers",
+        torch=">=2.9",
+        operations=("real_view",),
+        facts=frozenset(),
+    ),
+    KnownDifference(
+        id="dtensor_promotion_with_pending_scalar",
+        link="not reported yet: integers and addends of a float64 without dims make float32",
+        torch=">=2.12",
+        operations=("one_hot",),
+        facts=frozenset({"cut"}),
+    ),
+    KnownDifference(
+        id="dtensor_convolution_of_cut_weight",
+        link="not reported yet: a convolution takes parts and addends of its weight, and addends of its input, for whole tensors",
+        torch=">=2.12",
+        operations=("conv1d", "conv1d_padded", "conv1d_stride", "conv1d_channels", "conv_transpose1d"),
+        facts=frozenset(),
+    ),
+)
+"""As far as they were looked for: each has a script of torch alone that shows it on gloo."""
+
+
+def known_difference(program: TensorProgram, first: Divergence | None) -> KnownDifference | None:
+    """The entry that explains a divergence, if there is one."""
+    if first is None:
+        return None
+    return next((each for each in KNOWN if each.explains(program, first)), None)

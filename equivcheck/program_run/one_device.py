@@ -1,0 +1,145 @@
+"""The run of a program on one device, on plain tensors: which operations apply, values, gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from equivcheck.program_run.calls import results_of
+from equivcheck.program_run.values import weights_of, whole
+from equivcheck.tensor_program.operations.registry import OPERATIONS
+from equivcheck.tensor_program.placement import cut_dim
+from equivcheck.tensor_program.program import TensorProgram
+from equivcheck.tensor_program.statements import (
+    MAX_ELEMENTS,
+    Constant,
+    Leaf,
+    Operation,
+    Redistribution,
+    Statement,
+    arguments_of,
+)
+
+Outputs = tuple[torch.Tensor, ...]
+Disturb = Callable[[torch.Tensor, list[torch.Tensor]], torch.Tensor]
+"""A value as rounding may have left it, from the value and what it was computed from."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Plan:
+    """A program with what ranks need to know of its run on one device."""
+
+    program: TensorProgram
+    """What runs."""
+    applies: tuple[bool, ...]
+    """For each statement, whether it is what it says, and not a clone of its first argument."""
+    outputs: tuple[Outputs, ...]
+    """For each statement, what it leaves on one device: what the program goes on with where all ranks refuse it."""
+    differentiable: bool = True
+    """Whether one device can differentiate it: torch has no derivative of some operations."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PlainRun:
+    """What one device leaves."""
+
+    outputs: tuple[Outputs, ...]
+    """All outputs of each statement."""
+    gradients: tuple[torch.Tensor | None, ...]
+    """Of each leaf, in order."""
+
+
+def plan_of(program: TensorProgram) -> Plan:
+    """Which statements apply, and what they leave."""
+    applies: list[bool] = []
+    outputs: list[Outputs] = []
+    values: list[torch.Tensor] = []
+    for number, statement in enumerate(program.statements):
+        arguments = [values[number - back] for back in arguments_of(statement)]
+        found = applied(statement, arguments)
+        applies.append(found is not None)
+        outputs.append((arguments[0].clone(),) if found is None else found)
+        if isinstance(statement, Leaf):
+            outputs[-1][0].requires_grad_()
+        values.append(value_of(statement, outputs[-1], applies[-1]))
+    plain = tuple(tuple(each.detach() for each in found) for found in outputs)
+    return Plan(program, tuple(applies), plain, differentiable=_is_differentiable(program, values))
+
+
+def _is_differentiable(program: TensorProgram, values: list[torch.Tensor]) -> bool:
+    try:
+        differentiate(program, values)
+    except RuntimeError:
+        return False
+    return True
+
+
+def applied(statement: Statement, arguments: list[torch.Tensor]) -> Outputs | None:
+    """What a statement leaves of plain tensors; None where it does not apply: torch raises, or what is left says nothing."""
+    if isinstance(statement, (Leaf, Constant)):
+        return (whole(statement),)
+    if isinstance(statement, Redistribution):
+        fits = all((cut_dim(each) or 0) < arguments[0].ndim for each in statement.placements if cut_dim(each) is not None)
+        return (arguments[0].clone(),) if fits else None
+    if not isinstance(statement, Operation):
+        return (arguments[0].clone(),)
+    if OPERATIONS[statement.name].distinct and len(set(arguments[0].flatten().tolist())) < arguments[0].numel():
+        return None
+    try:
+        found = results_of(statement.name, arguments, statement.dim)
+    except Exception:
+        return None
+    return found if statement.output < len(found) and all(map(_says_something, found)) else None
+
+
+def _says_something(found: torch.Tensor) -> bool:
+    return found.numel() <= MAX_ELEMENTS and not found.is_complex() and bool(found.isfinite().all())
+
+
+def value_of(statement: Statement, outputs: Outputs, applies: bool) -> torch.Tensor:
+    """Which of its outputs a statement goes on with."""
+    return outputs[statement.output] if applies and isinstance(statement, Operation) else outputs[0]
+
+
+def run_on_one_device(plan: Plan, refused: frozenset[int] = frozenset(), disturb: Disturb | None = None) -> PlainRun:
+    """All values and gradients, with the statements that ranks refuse as constants.
+
+    `disturb` moves each value as rounding may.
+    """
+    outputs: list[Outputs] = []
+    values: list[torch.Tensor] = []
+    leaves: list[torch.Tensor] = []
+    for number, statement in enumerate(plan.program.statements):
+        arguments = [values[number - back] for back in arguments_of(statement)]
+        found = _outputs(statement, arguments, plan.applies[number])
+        if disturb is not None:
+            found = tuple(disturb(each, arguments) for each in found)
+        if isinstance(statement, Leaf):
+            found = (found[0].detach().requires_grad_(),)
+            leaves += found
+        if number in refused:
+            found = tuple(each.detach() for each in found)
+        outputs.append(found)
+        values.append(value_of(statement, found, plan.applies[number]))
+    if plan.differentiable:
+        differentiate(plan.program, values)
+    detached = tuple(tuple(each.detach() for each in found) for found in outputs)
+    return PlainRun(detached, tuple(leaf.grad for leaf in leaves))
+
+
+def _outputs(statement: Statement, arguments: list[torch.Tensor], applies: bool) -> Outputs:
+    if isinstance(statement, (Leaf, Constant)):
+        return (whole(statement),)
+    if not applies or not isinstance(statement, Operation):
+        return (arguments[0].clone(),)
+    return results_of(statement.name, arguments, statement.dim)
+
+
+def differentiate(program: TensorProgram, wholes: list[torch.Tensor]) -> None:
+    """Take the gradients of the weighted sum of all sinks, given the full values of all statements."""
+    sinks = {number: wholes[number] for number in program.sinks()}
+    summed = [(value.double() * weights_of(value.shape, number)).sum() for number, value in sinks.items() if value.requires_grad]
+    if summed:
+        sum(summed[1:], summed[0]).backward()  # type: ignore[no-untyped-call]

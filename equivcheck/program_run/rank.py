@@ -1,0 +1,219 @@
+"""What every rank runs: the statements on DTensors, all values and gradients read as full tensors."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
+
+from equivcheck.errors import EquivCheckError
+from equivcheck.program_run.calls import results_of
+from equivcheck.program_run.one_device import Outputs, Plan, differentiate, value_of
+from equivcheck.program_run.refusals import refusal
+from equivcheck.program_run.values import local_part, whole
+from equivcheck.tensor_program.placement import cut_dim, reduction_of
+from equivcheck.tensor_program.program import TensorProgram
+from equivcheck.tensor_program.statements import Constant, Leaf, Operation, Redistribution, RoundTrip, Statement, arguments_of
+from equivcheck.trace.differences import Phase
+from equivcheck.trace.moments import Moment, ValueTrace
+from equivcheck.trace.trace import Piece, Snapshot
+from equivcheck.worlds.meshes import device_mesh
+
+BACKWARD = -1
+"""The place of a refusal of the backward pass, after all statements."""
+
+
+class StatementFailed(EquivCheckError):
+    """A statement raised on a rank something that is no clear refusal."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refusal:
+    """What a rank refused."""
+
+    statement: int
+    """Which statement, from 0; -1 for the backward pass."""
+    text: str
+    """What it raised, in one line."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankResult:
+    """What a rank leaves."""
+
+    trace: ValueTrace
+    """Full values, then gradients."""
+    refusals: tuple[Refusal, ...]
+    """In the order of statements."""
+
+
+def placed(placements: tuple[str, ...]) -> tuple[Placement, ...]:
+    """Placements as torch has them."""
+    return tuple(_placed(each) for each in placements)
+
+
+def _placed(placement: str) -> Placement:
+    dim, reduction = cut_dim(placement), reduction_of(placement)
+    if dim is not None:
+        return Shard(dim)
+    return Replicate() if reduction is None else Partial(reduction)
+
+
+class DTensorTarget:
+    """How the statements of a program are done on DTensors; a planted fault does one of them otherwise."""
+
+    def __init__(self, program: TensorProgram) -> None:
+        self.program = program
+        self.mesh: DeviceMesh = device_mesh(program.mesh, program.axis_names)
+
+    def distribute(self, full: torch.Tensor, placements: tuple[str, ...]) -> torch.Tensor:
+        """This rank's part of a full tensor."""
+        coordinate = self.mesh.get_coordinate()
+        assert coordinate is not None
+        local = local_part(full, self.program.mesh, coordinate, placements)
+        return self.from_local(local, placed(placements), full.shape, full.stride())
+
+    def from_local(self, local: torch.Tensor, placements: Any, shape: Any, stride: Any) -> torch.Tensor:
+        """A DTensor of known shape, without communication."""
+        return DTensor.from_local(local, self.mesh, placements, run_check=False, shape=shape, stride=stride)
+
+    def call(self, statement: Operation, arguments: list[torch.Tensor]) -> Outputs:
+        """An operation."""
+        return results_of(statement.name, arguments, statement.dim)
+
+    def redistribute(self, value: Any, placements: tuple[str, ...]) -> torch.Tensor:
+        """A change of placements."""
+        moved: torch.Tensor = value.redistribute(self.mesh, placed(placements))
+        return moved
+
+    def round_trip(self, value: Any) -> torch.Tensor:
+        """Through the local tensor and back."""
+        return self.from_local(value.to_local(), value.placements, value.shape, value.stride())
+
+    def read(self, value: Any) -> torch.Tensor:
+        """The full tensor."""
+        full: torch.Tensor = value.full_tensor()
+        return full
+
+    def settled(self, value: torch.Tensor) -> torch.Tensor:
+        """What an operation returned, as a DTensor: what is none counts as replicated."""
+        if isinstance(value, DTensor):
+            return value
+        return self.distributed_plain(value)
+
+    def distributed_plain(self, value: torch.Tensor) -> torch.Tensor:
+        """A tensor that each rank has, as a DTensor."""
+        return DTensor.from_local(value, self.mesh, [Replicate()] * self.mesh.ndim, run_check=False)
+
+
+def run_on_rank(plan: Plan, target_class: type[DTensorTarget]) -> RankResult:
+    """Run all statements, and differentiate."""
+    return _RankRun(plan, target_class(plan.program)).result()
+
+
+class _RankRun:
+    """A run on one rank."""
+
+    def __init__(self, plan: Plan, target: DTensorTarget) -> None:
+        self.plan, self.target = plan, target
+        self.sinks = frozenset(plan.program.sinks())
+        self.values: list[torch.Tensor] = []
+        self.wholes: list[torch.Tensor] = []
+        self.read: dict[str, torch.Tensor | None] = {}
+        self.leaves: dict[str, torch.Tensor] = {}
+        self.refusals: list[Refusal] = []
+
+    def result(self) -> RankResult:
+        for number, statement in enumerate(self.plan.program.statements):
+            self._run(number, statement)
+        gradients = self._gradients()
+        trace = ValueTrace(moments=(moment(Phase.VALUE, self.read), moment(Phase.GRADIENT, gradients)))
+        return RankResult(trace=trace, refusals=tuple(self.refusals))
+
+    def _run(self, number: int, statement: Statement) -> None:
+        try:
+            outputs = self._outputs(number, statement)
+            wholes = self._wholes(number, statement, outputs)
+        except Exception as error:
+            outputs, wholes = self._refused(number, error)
+        chosen = value_of(statement, outputs, self.plan.applies[number])
+        self.values.append(self.target.settled(chosen))
+        self.wholes.append(value_of(statement, wholes, self.plan.applies[number]))
+        for name, each in zip(value_names(self.plan, number, len(wholes)), wholes, strict=True):
+            self.read[name] = each.detach()
+        if isinstance(statement, Leaf):
+            self.leaves[f"v{number}"] = self.values[-1]
+
+    def _outputs(self, number: int, statement: Statement) -> Outputs:
+        arguments = [self.values[number - back] for back in arguments_of(statement)]
+        if isinstance(statement, (Leaf, Constant)):
+            part = self.target.distribute(whole(statement), statement.placements)
+            return (part.requires_grad_() if isinstance(statement, Leaf) else part,)
+        if not self.plan.applies[number]:
+            return (arguments[0].clone(),)
+        if isinstance(statement, Redistribution):
+            return (self.target.redistribute(arguments[0], statement.placements),)
+        if isinstance(statement, RoundTrip):
+            return (self.target.round_trip(arguments[0]),)
+        return self.target.call(statement, arguments)
+
+    def _wholes(self, number: int, statement: Statement, outputs: Outputs) -> Outputs:
+        """The full values, with a gradient only where the value is differentiated."""
+        chosen = value_of(statement, outputs, self.plan.applies[number])
+        with_gradient = number in self.sinks
+        return tuple(self._whole(each, with_gradient=with_gradient and each is chosen) for each in outputs)
+
+    def _whole(self, value: torch.Tensor, *, with_gradient: bool) -> torch.Tensor:
+        if not isinstance(value, DTensor):
+            return value
+        with torch.set_grad_enabled(with_gradient):
+            return self.target.read(value)
+
+    def _refused(self, number: int, error: Exception) -> tuple[Outputs, Outputs]:
+        text = refusal(error)
+        if text is None:
+            name = value_names(self.plan, number, 1)[0]
+            raise StatementFailed(f"{name}: {type(error).__name__}: {error}") from error
+        self.refusals.append(Refusal(statement=number, text=text))
+        plain = self.plan.outputs[number]
+        return tuple(self.target.distributed_plain(each) for each in plain), plain
+
+    def _gradients(self) -> dict[str, torch.Tensor | None]:
+        try:
+            if self.plan.differentiable:
+                differentiate(self.plan.program, self.wholes)
+            found = {name: leaf.grad for name, leaf in self.leaves.items()}
+            return {name: None if each is None else self._whole(each, with_gradient=False) for name, each in found.items()}
+        except Exception as error:
+            text = refusal(error)
+            if text is None:
+                raise StatementFailed(f"backward: {type(error).__name__}: {error}") from error
+            self.refusals.append(Refusal(statement=BACKWARD, text=text))
+            return dict.fromkeys(self.leaves)
+
+
+def value_names(plan: Plan, number: int, count: int) -> tuple[str, ...]:
+    """What the outputs of a statement are called: ``v2 softmax``."""
+    statement = plan.program.statements[number]
+    what = statement.name if isinstance(statement, Operation) else statement.tag
+    if not plan.applies[number]:
+        what = "clone"
+    return (f"v{number} {what}", *(f"v{number} {what}, output {output}" for output in range(1, count)))
+
+
+def moment(phase: Phase, tensors: dict[str, torch.Tensor | None]) -> Moment:
+    """Full tensors at one moment; -0.0 counts as 0.0."""
+    found = list(tensors.items())
+    flat = [each.detach().double().reshape(-1).numpy() + 0.0 for _, each in found if each is not None]
+    snapshot = Snapshot(
+        pieces=tuple(Piece(name=name, shape=() if each is None else tuple(each.shape)) for name, each in found),
+        present=tuple(each is not None for _, each in found),
+        fits=(True,) * len(found),
+        dtypes=tuple("" if each is None else str(each.dtype).removeprefix("torch.") for _, each in found),
+        values=np.concatenate(flat) if flat else np.empty(0),
+    )
+    return Moment(step=0, phase=phase, snapshot=snapshot)

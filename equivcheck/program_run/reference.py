@@ -1,0 +1,91 @@
+"""What one device computes of a program, and how far rounding can move it: each value of each statement is moved a little."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from equivcheck.program_run.one_device import Disturb, PlainRun, Plan, run_on_one_device
+from equivcheck.program_run.rank import BACKWARD, moment, value_names
+from equivcheck.reference.doubt import Doubt
+from equivcheck.reference.noise import ABSOLUTE, FACTOR, Expected, scales_of
+from equivcheck.reference.reference import Reference
+from equivcheck.tensor_program.statements import Leaf
+from equivcheck.trace.differences import Phase
+from equivcheck.trace.moments import Moment
+from equivcheck.trace.tensors import full_vector, norms, table_of
+
+NUM_COPIES = 2
+"""Disturbed runs before ranks are compared."""
+NUM_CONFIRMING = 24
+"""Before a difference is believed."""
+ROUNDING_UNITS = 4.0
+"""Units in the last place by which a value is moved: what a few additions in another order come to."""
+NOISE_LIMIT = 1e-4
+"""Noise of more than this share of the largest value, or of 1 (which is what leaves are about), leaves nothing to compare."""
+
+
+def reference_of(plan: Plan, refused: frozenset[int], num_copies: int) -> Reference:
+    """The values and gradients of one device, with the noise of some disturbed runs; without gradients if ranks refuse these."""
+    runs = [run_on_one_device(plan, refused)]
+    runs += [run_on_one_device(plan, refused, _disturbance(seed)) for seed in range(num_copies)]
+    moments = [_moments(plan, run, with_gradients=BACKWARD not in refused) for run in runs]
+    expected = tuple(_expected([copy[index] for copy in moments]) for index in range(2))
+    return Reference(moments=expected, doubt=_doubt(expected), noise_limit=NOISE_LIMIT)
+
+
+def _disturbance(seed: int) -> Disturb:
+    generator = torch.Generator().manual_seed(seed)
+
+    def disturb(value: torch.Tensor, arguments: list[torch.Tensor]) -> torch.Tensor:
+        if not value.is_floating_point() or not value.numel():
+            return value
+        sizes = [each.detach().abs().max() for each in (value, *arguments) if each.numel() and each.is_floating_point()]
+        scale = ROUNDING_UNITS * torch.finfo(value.dtype).eps * max(map(float, sizes))
+        return value + (scale * (2 * torch.rand(value.shape, generator=generator, dtype=torch.float64) - 1)).to(value.dtype)
+
+    return disturb
+
+
+def _moments(plan: Plan, run: PlainRun, *, with_gradients: bool) -> tuple[Moment, Moment]:
+    values: dict[str, torch.Tensor | None] = {}
+    for number, outputs in enumerate(run.outputs):
+        values |= dict(zip(value_names(plan, number, len(outputs)), outputs, strict=True))
+    leaves = [number for number, each in enumerate(plan.program.statements) if isinstance(each, Leaf)]
+    pairs = zip(leaves, run.gradients, strict=True)
+    gradients = {f"v{number}": gradient if with_gradients else None for number, gradient in pairs}
+    return moment(Phase.VALUE, values), moment(Phase.GRADIENT, gradients)
+
+
+def _expected(copies: Sequence[Moment]) -> Expected:
+    first = copies[0].snapshot
+    table = table_of(first.pieces)
+    vectors = [full_vector(table, first.present, copy.snapshot.values) for copy in copies]
+    own = norms(table, vectors[0])
+    scales = scales_of(copies[0].phase, table, own)
+    spread = np.max([norms(table, vector - vectors[0]) for vector in vectors], axis=0)
+    eps = np.array([torch.finfo(getattr(torch, name)).eps if name.startswith("float") else 0.0 for name in first.dtypes])
+    return Expected(
+        step=0,
+        phase=copies[0].phase,
+        table=table,
+        present=first.present,
+        dtypes=first.dtypes,
+        values=vectors[0],
+        norms=own,
+        tolerances=FACTOR * np.maximum(spread, eps * own) + ABSOLUTE * eps * scales,
+        scales=scales,
+        shifts=np.zeros(len(own)),
+    )
+
+
+def _doubt(expected: Sequence[Expected]) -> Doubt | None:
+    """Where noise is as large as values, agreement proves nothing."""
+    for each in expected:
+        lost = each.tolerances > NOISE_LIMIT * np.maximum(each.scales, 1.0)
+        if lost.any():
+            name = each.table.names[int(np.flatnonzero(lost)[0])]
+            return Doubt(reason=f"rounding alone moves {each.phase.value} {name} by as much as it is", step=0)
+    return None

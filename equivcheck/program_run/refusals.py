@@ -1,0 +1,31 @@
+"""Which errors say clearly that DTensor does not do something: the program then goes on with what one device computes."""
+
+from __future__ import annotations
+
+import re
+
+CLEAR = (
+    r"does not have a sharding strategy registered",
+    r"got mixed torch\.Tensor and DTensor",
+    r"in-place operations that require placement changes are not supported",
+    r"[Cc]an ?not redistribute (to|from) ",
+    r"[Cc]annot (un)?flatten unevenly sharded tensor",
+    r"Attempted to unbind along the sharded dimension",
+    r"This operation would remove or \w+ ",
+    r"intermediate results of nll_loss cannot be evenly sharded",
+    r"not (yet )?supported",
+    r"not (yet )?implemented",
+    r"unsupported",
+)
+"""Regular expressions, any of which is found in the text of such an error."""
+_PATTERN = re.compile("|".join(CLEAR), re.IGNORECASE)
+LONGEST = 300
+"""Characters of a refusal that are kept."""
+
+
+def refusal(error: BaseException) -> str | None:
+    """What an error says, in one line, if it is a clear refusal; else None."""
+    text = f"{type(error).__name__}: {error}"
+    if not (isinstance(error, NotImplementedError) or _PATTERN.search(text)):
+        return None
+    return " ".join(text.split())[:LONGEST]

@@ -1,0 +1,51 @@
+"""A sweep for people and as data."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich.console import Console
+
+from equivcheck.scenario.file_format.codec import encode
+from equivcheck.sweep.sweep import Group, Swept
+
+MAX_REFUSED = 20
+"""Operations that ranks refuse, named before the rest is counted."""
+
+
+def print_sweep(console: Console, found: Swept) -> None:
+    """Counts, then a paragraph for each group of programs that end alike."""
+    counts = ", ".join(f"{number:,} {outcome.value}" for outcome, number in found.outcomes.most_common())
+    console.print(f"{sum(found.outcomes.values()):,} programs: {counts or 'none'}; {found.num_clones:,} more do not apply")
+    console.print(f"{len(found.agreed)} operations agree, {len(found.refused)} are refused under some placements")
+    if found.stopped:
+        console.print("stopped before all were run")
+    for group in found.groups.values():
+        console.print(f"\n{group.operation}: {group.outcome.value}, {group.what} ({group.num:,} programs)")
+        console.print(f"  all have: {', '.join(sorted(group.facts)) or 'nothing in common'}")
+        console.print(f"  {group.first.program!r}")
+        console.print(f"  {group.first.reason}")
+
+
+def sweep_object(found: Swept) -> dict[str, Any]:
+    """The same as data."""
+    return {
+        "outcomes": {outcome.value: number for outcome, number in found.outcomes.items()},
+        "not_applicable": found.num_clones,
+        "stopped": found.stopped,
+        "agreed": dict(found.agreed),
+        "refused": dict(found.refused),
+        "differ": [_group_object(group) for group in found.groups.values()],
+    }
+
+
+def _group_object(group: Group) -> dict[str, Any]:
+    return {
+        "operation": group.operation,
+        "outcome": group.outcome.value,
+        "what": group.what,
+        "programs": group.num,
+        "facts": sorted(group.facts),
+        "reason": group.first.reason,
+        "program": encode(group.first.program),
+    }

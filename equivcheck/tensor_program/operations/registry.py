@@ -1,0 +1,29 @@
+"""All operations by name."""
+
+from __future__ import annotations
+
+from equivcheck.tensor_program.operations.combining import COMBINING
+from equivcheck.tensor_program.operations.elementwise import ELEMENTWISE
+from equivcheck.tensor_program.operations.indexing import INDEXING
+from equivcheck.tensor_program.operations.losses import LOSSES
+from equivcheck.tensor_program.operations.making import MAKING
+from equivcheck.tensor_program.operations.matmul import MATMUL
+from equivcheck.tensor_program.operations.normalisation import NORMALISATION
+from equivcheck.tensor_program.operations.operation import OperationFacts
+from equivcheck.tensor_program.operations.reductions import REDUCTIONS
+from equivcheck.tensor_program.operations.views import VIEWS
+
+FAMILIES: dict[str, tuple[OperationFacts, ...]] = {
+    "elementwise": ELEMENTWISE,
+    "reductions": REDUCTIONS,
+    "views": VIEWS,
+    "matmul": MATMUL,
+    "indexing": INDEXING,
+    "combining": COMBINING,
+    "normalisation": NORMALISATION,
+    "losses": LOSSES,
+    "making": MAKING,
+}
+"""Plain ones first."""
+OPERATIONS: dict[str, OperationFacts] = {each.name: each for family in FAMILIES.values() for each in family}
+"""In the order of their families."""

@@ -1,0 +1,48 @@
+"""Placements as torch prints them: ``R``, ``S(0)``, ``P(sum)``."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from equivcheck.errors import InvalidScenario
+
+REPLICATE = "R"
+REDUCTIONS = ("sum", "avg", "max", "min")
+"""How the addends of a Partial make the whole."""
+ALLOWED = "R, S(dim) with dim from 0, P(sum), P(avg), P(max), P(min)"
+_SHARD = re.compile(r"S\((0|[1-9][0-9]?)\)")
+_PARTIAL = re.compile(rf"P\(({'|'.join(REDUCTIONS)})\)")
+
+
+def shard(dim: int) -> str:
+    """The placement that cuts a dim."""
+    return f"S({dim})"
+
+
+def partial(reduction: str = "sum") -> str:
+    """The placement of addends."""
+    return f"P({reduction})"
+
+
+def cut_dim(placement: str) -> int | None:
+    """The dim that a placement cuts; None for any other."""
+    found = _SHARD.fullmatch(placement)
+    return int(found[1]) if found else None
+
+
+def reduction_of(placement: str) -> str | None:
+    """How its addends make the whole; None for one that has none."""
+    found = _PARTIAL.fullmatch(placement)
+    return found[1] if found else None
+
+
+def require_placements(owner: object, placements: Sequence[str], num_dims: int | None = None) -> None:
+    """Refuse what is no placement, or cuts a dim that a tensor of `num_dims` lacks."""
+    for placement in placements:
+        dim = cut_dim(placement)
+        if dim is None and placement != REPLICATE and reduction_of(placement) is None:
+            raise InvalidScenario(f"{type(owner).__name__}.placements has {placement!r:.60}; allowed: {ALLOWED}")
+        if dim is not None and num_dims is not None and dim >= num_dims:
+            name = type(owner).__name__
+            raise InvalidScenario(f"{name}.placements has {placement} for {num_dims} dims; allowed: dims below that")

@@ -1,0 +1,106 @@
+"""Random tensor programs: short, legal by construction, shrinking to one operation on a leaf of one element on two ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+from typing import TYPE_CHECKING
+
+from hypothesis import strategies as st
+from hypothesis.strategies import DrawFn, SearchStrategy
+
+from equivcheck.strategies.chance import MOSTLY, RARELY, below
+from equivcheck.tensor_program import Leaf, Operation, Redistribution, RoundTrip, TensorProgram
+from equivcheck.tensor_program.making import make, shapes_of
+from equivcheck.tensor_program.operations.operation import Argument, Kind, OperationFacts
+from equivcheck.tensor_program.operations.registry import OPERATIONS
+from equivcheck.tensor_program.placement import REDUCTIONS, REPLICATE, partial, shard
+
+if TYPE_CHECKING:
+    from equivcheck.program_run.growing import Growing
+
+MESHES: tuple[tuple[int, ...], ...] = ((2,), (3,), (2, 2), (4,), (1,), (1, 2), (2, 1))
+"""Two ranks come first."""
+SIZES = (1, 2, 4, 3, 6, 5, 0)
+"""Few, so that shapes fit each other, and that DTensor has met them before."""
+FEWEST, MOST = 3, 10
+"""Statements beside arguments that are made for an operation."""
+NEAREST = 4
+"""How far back the first argument may be."""
+
+_SEEDS = below(8)
+_DIMS = below(12)
+_NUM_DIMS: SearchStrategy[int] = st.sampled_from((2, 1, 3, 2, 0))
+_CHOICES = below(12)
+_DISTANCES: SearchStrategy[int] = st.sampled_from((1, 1, 1, 2, 3, NEAREST))
+
+
+@st.composite
+def programs(draw: DrawFn, *, operations: Sequence[str] = (), max_ranks: int = 4) -> TensorProgram:
+    """A program of 3 to 10 statements, and of the arguments that these need.
+
+    `operations` are names; empty for all. On at most `max_ranks` ranks, at least 2.
+    """
+    from equivcheck.program_run.growing import Growing
+
+    mesh = draw(st.sampled_from([each for each in MESHES if prod(each) <= max_ranks]))
+    names = tuple(operations) or tuple(OPERATIONS)
+    growing = Growing()
+    growing.add(draw(_leaves(len(mesh))))
+    for _ in range(draw(st.integers(FEWEST, MOST)) - 1):
+        _grow(draw, growing, len(mesh), names)
+    return TensorProgram(mesh=mesh, statements=tuple(growing.statements))
+
+
+@st.composite
+def _leaves(draw: DrawFn, num_axes: int) -> Leaf:
+    shape = tuple(draw(st.sampled_from(SIZES)) for _ in range(draw(_NUM_DIMS)))
+    return Leaf(shape=shape, placements=_placements(draw, num_axes, len(shape)), seed=draw(_SEEDS))
+
+
+def _placements(draw: DrawFn, num_axes: int, num_dims: int, *, with_addends: bool = True) -> tuple[str, ...]:
+    """One for each axis: replicated, cut along any dim, or addends; of several kinds of addends, one is taken."""
+    addends = (partial(draw(_REDUCTIONS)),) if with_addends and draw(RARELY) else ()
+    allowed = (REPLICATE, *map(shard, range(num_dims)), *addends)
+    return tuple(allowed[draw(_CHOICES) % len(allowed)] for _ in range(num_axes))
+
+
+def _grow(draw: DrawFn, growing: Growing, num_axes: int, names: Sequence[str]) -> None:
+    """One more statement, after the arguments that it needs."""
+    kind = draw(_KINDS)
+    distance = min(draw(_DISTANCES), len(growing))
+    if kind is Operation:
+        _operate(draw, growing, num_axes, (OPERATIONS[names[draw(below(len(names)))]], distance))
+    elif kind is Redistribution:
+        placements = _placements(draw, num_axes, len(growing.shape(distance)), with_addends=False)
+        growing.add(Redistribution(placements=placements, argument=distance))
+    else:
+        growing.add(RoundTrip(argument=distance) if kind is RoundTrip else draw(_leaves(num_axes)))
+
+
+def _operate(draw: DrawFn, growing: Growing, num_axes: int, taken: tuple[OperationFacts, int]) -> None:
+    """An operation on the value a distance back; its other arguments are made for it, or are values that there are."""
+    facts, distance = taken
+    place, shape = len(growing) - distance, growing.shape(distance)
+    dims = (*range(len(shape)), *range(-len(shape), 0)) or (0,)
+    dim = dims[draw(_DIMS) % len(dims)] if facts.takes_dim else 0
+    places = [place, *(_argument(draw, growing, num_axes, (argument, shape, dim)) for argument in facts.arguments)]
+    distances = tuple(len(growing) - each for each in places)
+    growing.add(Operation(name=facts.name, arguments=distances, dim=dim, output=draw(_OUTPUTS)))
+
+
+def _argument(draw: DrawFn, growing: Growing, num_axes: int, needed: tuple[Argument, tuple[int, ...], int]) -> int:
+    """The place of a further argument: a new one that fits, or one of the last values."""
+    argument, shape, dim = needed
+    shapes = shapes_of(argument, shape, dim)
+    if not shapes or (argument.kind is Kind.LEAF and not draw(MOSTLY)):
+        return len(growing) - min(draw(_DISTANCES), len(growing))
+    made = shapes[draw(_CHOICES) % len(shapes)]
+    placements = _placements(draw, num_axes, len(made), with_addends=argument.kind is Kind.LEAF)
+    growing.add(make(argument, made, placements, seed=draw(_SEEDS), high=argument.high(shape, dim)))
+    return len(growing) - 1
+
+
+_REDUCTIONS: SearchStrategy[str] = st.sampled_from(("sum", *REDUCTIONS))
+_OUTPUTS: SearchStrategy[int] = st.sampled_from((0,) * 7 + (1,))
+_KINDS: SearchStrategy[type] = st.sampled_from((*[Operation] * 8, Redistribution, Redistribution, RoundTrip, Leaf))

@@ -1,0 +1,104 @@
+"""Tensor programs on DTensors against one device."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+
+from equivcheck import check
+from equivcheck.oracle.tensor_program import ProgramVerdict, check_program
+from equivcheck.program_run.known import KNOWN
+from equivcheck.strategies import programs
+from equivcheck.tensor_program import Constant, Contents, Leaf, Operation, Redistribution, RoundTrip, TensorProgram
+from equivcheck.tensor_program.operations.registry import FAMILIES
+from equivcheck.trace.differences import Difference
+from equivcheck.verdict.verdict import Outcome
+
+DIFFERING = {name for known in KNOWN for name in known.operations}
+PLAIN = tuple(
+    facts.name
+    for family in ("elementwise", "making")
+    for facts in FAMILIES[family]
+    if facts.name not in DIFFERING and facts.family in ("of one tensor", "with scalars", "of two tensors", "like another")
+)
+"""Operations in which no difference is known, whatever the placements."""
+
+
+@settings(max_examples=15)
+@given(programs(operations=PLAIN, max_ranks=3))
+def test_operations_without_known_differences_agree(program: TensorProgram) -> None:
+    """Programs of them leave what one device computes, or are refused by all ranks alike."""
+    check(program).assert_no_finding()
+
+
+def leaf(*placements: str, shape: tuple[int, ...] = (5, 3), seed: int = 0) -> Leaf:
+    """A leaf of 5 x 3."""
+    return Leaf(shape=shape, placements=placements, seed=seed)
+
+
+RIGHT = {
+    "softmax over a cut dim": TensorProgram(
+        mesh=(2,), statements=(leaf("S(0)"), Operation(name="softmax", dim=0), Operation(name="square"))
+    ),
+    "a product of addends and parts": TensorProgram(
+        mesh=(2,),
+        statements=(leaf("P(sum)"), leaf("S(0)", shape=(3, 5), seed=1), Operation(name="mm", arguments=(2, 1))),
+    ),
+    "through the local tensor": TensorProgram(
+        mesh=(2, 2),
+        statements=(leaf("P(avg)", "S(1)"), RoundTrip(), Redistribution(placements=("S(0)", "S(0)")), Operation(name="exp")),
+    ),
+    "a dim cut twice, unevenly": TensorProgram(
+        mesh=(2, 2), statements=(leaf("S(0)", "S(0)"), Operation(name="mul_scalar"), Operation(name="sum_dim"))
+    ),
+    "an embedding of cut rows": TensorProgram(
+        mesh=(2,),
+        statements=(
+            leaf("S(0)"),
+            Constant(shape=(3,), placements=("R",), contents=Contents.INDICES, high=5),
+            Operation(name="embedding", arguments=(2, 1)),
+        ),
+    ),
+    "no elements": TensorProgram(mesh=(2,), statements=(leaf("S(0)", shape=(0, 3)), Operation(name="sum_dim"))),
+}
+
+
+@pytest.mark.parametrize("name", RIGHT)
+def test_what_is_right_is_equivalent(name: str) -> None:
+    """With nothing refused, and no statement replaced by a clone."""
+    verdict = check_program(RIGHT[name])
+    verdict.assert_equivalent()
+    assert verdict.refusals == ()
+    assert verdict.clones == ()
+
+
+def test_processes_agree_with_threads() -> None:
+    """The same program has the same outcome on gloo."""
+    program = RIGHT["a product of addends and parts"]
+    assert check(program, world="gloo").outcome is Outcome.EQUIVALENT
+
+
+def test_a_refusal_is_counted_and_the_program_goes_on() -> None:
+    """What every rank refuses is a constant from then on, and what follows is compared."""
+    program = TensorProgram(mesh=(2,), statements=(leaf("R"), Redistribution(placements=("P(sum)",)), Operation(name="exp")))
+    verdict: ProgramVerdict = check(program)
+    verdict.assert_equivalent()
+    assert [each.statement for each in verdict.refusals] == [1]
+
+
+def test_what_differs_is_said_with_what_follows() -> None:
+    """A negative dim: the value differs, and what is computed from it; on file, it is no finding."""
+    statements = (leaf("S(0)"), Operation(name="cumsum", dim=-2), Operation(name="exp"))
+    verdict = check_program(TensorProgram(mesh=(2,), statements=statements))
+    assert verdict.outcome is Outcome.KNOWN
+    assert verdict.known == "dtensor_scan_along_negative_dim"
+    assert verdict.divergence is not None
+    assert (verdict.divergence.tensor, verdict.divergence.difference) == ("v1 cumsum", Difference.VALUE)
+    assert "step 0 value v2 exp" in verdict.followers
+
+
+def test_ranks_that_disagree_are_seen() -> None:
+    """`item` of addends gives each rank its own."""
+    verdict = check_program(TensorProgram(mesh=(2,), statements=(leaf("S(0)"), Operation(name="item"))))
+    assert verdict.divergence is not None
+    assert verdict.divergence.difference is Difference.RANKS_DISAGREE

@@ -1,0 +1,61 @@
+"""What one device computes of programs, against numbers worked out by hand."""
+
+from __future__ import annotations
+
+import torch
+
+from equivcheck.program_run.one_device import plan_of, run_on_one_device
+from equivcheck.program_run.values import weights_of, whole
+from equivcheck.tensor_program import Leaf, Operation, Redistribution, RoundTrip, TensorProgram
+
+LEAF = Leaf(shape=(2, 2), placements=("R",))
+
+
+def test_a_sum_of_products() -> None:
+    """The gradient of w * (a * b).sum() is w * b, and w * a."""
+    other = Leaf(shape=(2, 2), placements=("R",), seed=1)
+    statements = (LEAF, other, Operation(name="mul", arguments=(2, 1)), Operation(name="sum"))
+    run = run_on_one_device(plan_of(TensorProgram(mesh=(2,), statements=statements)))
+    a, b, weight = whole(LEAF), whole(other), weights_of((), 3)
+    assert run.outputs[3][0] == a[0, 0] * b[0, 0] + a[0, 1] * b[0, 1] + a[1, 0] * b[1, 0] + a[1, 1] * b[1, 1]
+    assert [gradient.tolist() for gradient in run.gradients if gradient is not None] == [
+        (weight * b).tolist(),
+        (weight * a).tolist(),
+    ]
+
+
+def test_placements_change_nothing_on_one_device() -> None:
+    """A redistribution and a round trip are the identity, forwards and backwards."""
+    statements = (LEAF, Redistribution(placements=("S(0)",)), RoundTrip())
+    run = run_on_one_device(plan_of(TensorProgram(mesh=(2,), statements=statements)))
+    assert torch.equal(run.outputs[2][0], whole(LEAF))
+    assert run.gradients[0] is not None
+    assert torch.equal(run.gradients[0], weights_of((2, 2), 2))
+
+
+def test_what_does_not_apply_is_a_clone() -> None:
+    """A matrix has no dim 5, and a vector cannot be cut along dim 1."""
+    statements = (LEAF, Operation(name="softmax", dim=5), Operation(name="sum"), Redistribution(placements=("S(1)",)))
+    plan = plan_of(TensorProgram(mesh=(2,), statements=statements))
+    assert plan.applies == (True, False, True, False)
+    assert torch.equal(plan.outputs[1][0], whole(LEAF))
+
+
+def test_what_is_not_finite_does_not_apply() -> None:
+    """The variance of one element says nothing."""
+    leaf = Leaf(shape=(), placements=("R",))
+    assert plan_of(TensorProgram(mesh=(2,), statements=(leaf, Operation(name="var")))).applies == (True, False)
+
+
+def test_equal_values_are_not_sorted() -> None:
+    """Which of them comes first is nobody's promise."""
+    statements = (LEAF, Operation(name="zeros_like"), Operation(name="sort"))
+    assert plan_of(TensorProgram(mesh=(2,), statements=statements)).applies == (True, True, False)
+
+
+def test_a_refused_statement_has_no_gradient() -> None:
+    """It is a constant, so that nothing before it is differentiated."""
+    plan = plan_of(TensorProgram(mesh=(2,), statements=(LEAF, Operation(name="exp"), Operation(name="sum"))))
+    run = run_on_one_device(plan, refused=frozenset({1}))
+    assert run.gradients == (None,)
+    assert torch.equal(run.outputs[2][0], whole(LEAF).exp().sum())

@@ -1,0 +1,47 @@
+"""Programs as scripts that need torch alone."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from equivcheck.program_run.script import script_of
+from equivcheck.tensor_program import Constant, Contents, Leaf, Operation, Redistribution, RoundTrip, TensorProgram
+
+RIGHT = TensorProgram(
+    mesh=(2, 1),
+    statements=(
+        Leaf(shape=(5, 3), placements=("P(avg)", "S(1)")),
+        Constant(shape=(2,), placements=("R", "R"), contents=Contents.INDICES, high=5),
+        Operation(name="index_select", arguments=(2, 1)),
+        Redistribution(placements=("S(0)", "R")),
+        RoundTrip(),
+        Operation(name="softmax", dim=7),
+        Operation(name="var_mean", dim=-1, output=1),
+    ),
+)
+WRONG = TensorProgram(
+    mesh=(2,), statements=(Leaf(shape=(4,), placements=("S(0)",)), Operation(name="item"), Operation(name="exp"))
+)
+
+
+@pytest.mark.parametrize(("program", "code"), [(RIGHT, 0), (WRONG, 1)], ids=["right", "wrong"])
+def test_a_script_says_whether_ranks_differ(program: TensorProgram, code: int, tmp_path: Path) -> None:
+    """By its exit code, with values and gradients of all statements, and without equivcheck."""
+    script = tmp_path / "repro.py"
+    script.write_text(script_of(program), encoding="utf-8")
+    assert "equivcheck" not in script.read_text(encoding="utf-8")
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        f"--nproc-per-node={program.num_ranks}",
+        str(script),
+    ]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
+    assert run.returncode == code, run.stderr[-2000:]
+    assert ("no difference" in run.stdout) == (code == 0)
