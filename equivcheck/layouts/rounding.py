@@ -60,6 +60,8 @@ class Division(Choice):
 
     BEFORE = "before"
     """Each part is divided before the sum."""
+    SCALED = "scaled"
+    """Each part is multiplied by the reciprocal of the divisor before the sum."""
     AROUND = "around"
     """Each part is divided by a power of two near the square root of the divisor, the sum by the rest."""
     AFTER = "after"
@@ -86,6 +88,8 @@ class Rounding:
     """What gradients are added up in; None for the type that they have by then."""
     division: Division = Division.BEFORE
     """When the sum is divided."""
+    division_again: Division | None = None
+    """The same of gradients that have been reduced before and were kept; None if these are no exception."""
     divisor: float | None = None
     """What it is divided by, of losses that have been multiplied by as much; None for the number of parts."""
     when: WhenReduced = EACH

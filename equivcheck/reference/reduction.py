@@ -91,7 +91,8 @@ class Averaging:
     def sums(self, parts: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """What the first stage gives."""
         before, between, _ = self._divisors()
-        divided, size = [part / before for part in parts], self.shards or len(parts)
+        is_scaled, size = self.division is Division.SCALED, self.shards or len(parts)
+        divided = [part * (1.0 / before) if is_scaled else part / before for part in parts]
         stages = [divided[start : start + size] for start in range(0, len(divided), size)]
         return [_sum(self.ordered(stage)) / between for stage in stages]
 
@@ -102,7 +103,7 @@ class Averaging:
     def _divisors(self) -> tuple[float, float, float]:
         """What each part is divided by, then each sum of the first stage, then the sum of these."""
         divisor, shards = self.divisor, self.shards or self.divisor
-        if self.division is Division.BEFORE:
+        if self.division in (Division.BEFORE, Division.SCALED):
             return divisor, 1, 1
         if self.division is Division.LAST:
             return 1, 1, divisor

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -56,6 +57,8 @@ class MixedPrecisionModel(nn.Module):
             shards=rounding.shards,
             ordered=jitter.ordered,
         )
+        self.averaging_again = replace(self.averaging, division=rounding.division_again or rounding.division)
+        self.were_reduced: set[str] = set()
         self.dtype = _dtype(rounding.compute or ElementType(training.precision.value))
         self.reduced = None if rounding.reduce is None else _dtype(rounding.reduce)
         self.widens = self.reduced is not None and self.reduced.itemsize > self.dtype.itemsize
@@ -106,6 +109,7 @@ class MixedPrecisionModel(nn.Module):
         """The gradients that there are already, the same for each part."""
         rounding = self.rounding
         kept = {name: master.grad for name, master in masters.items() if master.grad is not None}
+        self.were_reduced = set(kept)
         waits_rounded = rounding.accumulates_reduced and rounding.when.once and rounding.reduce is not None
         return AccumulatedGradients(
             [kept] * rounding.num_parts,
@@ -153,13 +157,15 @@ class MixedPrecisionModel(nn.Module):
             parts = [self._rounded(gradients[name]) for gradients in waiting if name in gradients]
             if not parts:
                 continue
-            sums = self.averaging.sums(parts)
+            averaging = self.averaging_again if name in self.were_reduced else self.averaging
+            self.were_reduced.add(name)
+            sums = averaging.sums(parts)
             if name in kept:
                 sums = list(map(torch.add, kept[name], sums))
             if self.rounding.replicas_once and not last:
                 kept[name] = sums
             else:
-                means[name] = self.averaging.mean_of_sums(sums).to(master.dtype)
+                means[name] = averaging.mean_of_sums(sums).to(master.dtype)
         return [means] * self.rounding.num_parts
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 from equivcheck.layouts.expected_calls.model import CommunicationModel
 from equivcheck.layouts.kind import LayoutKind
 from equivcheck.layouts.limits.limit import LayoutLimit, Limit
-from equivcheck.layouts.rounding import Rounding, WhenReduced
+from equivcheck.layouts.rounding import Division, Rounding, WhenReduced
 from equivcheck.parallelisms.ddp.communication import DDP_COMMUNICATION
 from equivcheck.parallelisms.ddp.compression import SENT_AS, compress
 from equivcheck.parallelisms.ddp.limits import LAYOUT_LIMITS, LIMITS
@@ -78,7 +78,11 @@ class DDPKind(LayoutKind):
         return WhenReduced(once=parallelism.no_sync, whole=True)
 
     def rounding(self, parallelism: Parallelism, layout: Layout, precision: Precision) -> Rounding | None:  # noqa: ARG002
-        """What autocast casts, and the element type of compressed gradients."""
+        """What autocast casts, and the element type of compressed gradients.
+
+        Gradients are multiplied by a reciprocal as they are copied to a bucket, but divided if they lie there already, and by the
+        hook that compresses them (`mark_variable_ready_dense` in reducer.cpp, `default_hooks`).
+        """
         assert isinstance(parallelism, DDP), parallelism
         reduce = SENT_AS.get(parallelism.compression)
         if parallelism.autocast is None and reduce is None:
@@ -88,6 +92,8 @@ class DDPKind(LayoutKind):
             shards=layout.mesh.size(DP),
             autocast=parallelism.autocast,
             reduce=reduce,
+            division=Division.SCALED if reduce is None else Division.BEFORE,
+            division_again=Division.BEFORE if reduce is None and parallelism.gradient_as_bucket_view else None,
             when=self.when_reduced(parallelism, layout),
         )
 

@@ -26,6 +26,9 @@ from equivcheck.user.traces.settings import UserTrace
 
 FLOAT32_EPS = float(torch.finfo(torch.float32).eps)
 
+_OTHER_DIVISIONS = (Division.BEFORE, Division.SCALED, Division.AROUND)
+"""When a user's ranks may divide a sum, beside when they are taken to."""
+
 
 class RoundedRun(SingleDeviceRun):
     """As the run on one device, of a `RoundedModel`.
@@ -70,7 +73,10 @@ class RoundedRun(SingleDeviceRun):
     def confirming_reference(self, parts: Trace | None) -> Reference:  # noqa: ARG002 - this run is in parts itself
         """With that of many, which round otherwise here and there, and of other ways to divide."""
         with one_thread():
-            others = [self.train(seed=self.task.seed, division=division) for division in (Division.BEFORE, Division.AROUND)]
+            others = [
+                self.train(seed=self.task.seed, division=division)
+                for division in (Division.BEFORE, Division.SCALED, Division.AROUND)
+            ]
         return self._measured(NUM_ROUNDED_CONFIRMATIONS, self._shaken, *others)
 
     def parts(self) -> Trace | None:

@@ -8,12 +8,32 @@ import numpy as np
 import pytest
 import torch
 
+from equivcheck import check
 from equivcheck.layouts.data_rows import rows_of
 from equivcheck.layouts.rounding import WHOLE, Division, Rounding, WhenReduced
 from equivcheck.reference.perturbed_rounding import PerturbedRounding, Shuffled
 from equivcheck.reference.reference import ReferenceRun, noise_limit
 from equivcheck.reference.rounded import rounded_setup
-from equivcheck.scenario import Adam, ClipNorm, Data, ElementType, Layer, Model, Norm, Precision, Training
+from equivcheck.scenario import (
+    DDP,
+    Activation,
+    Adam,
+    Axis,
+    ClipNorm,
+    Compression,
+    Data,
+    ElementType,
+    Layer,
+    Layout,
+    LowPrecision,
+    Mesh,
+    Model,
+    Norm,
+    Precision,
+    Scenario,
+    Training,
+    ZeroGrad,
+)
 from equivcheck.train.loop import train
 from equivcheck.train.material import material
 from equivcheck.train.single_device import single_device
@@ -52,6 +72,25 @@ def assert_ordinary(rounding: Rounding) -> None:
         np.testing.assert_allclose(step.gradients.values, expected.gradients.values, rtol=1e-9, atol=1e-14)
         np.testing.assert_allclose(step.parameters.values, expected.parameters.values, rtol=1e-6)
     np.testing.assert_array_equal(ours.buffers.values, plain.buffers.values)
+
+
+@pytest.mark.parametrize("zero_grad", [ZeroGrad.NONE, ZeroGrad.ZERO], ids=str)
+@pytest.mark.parametrize("bucket_view", [False, True])
+@pytest.mark.parametrize("compression", [Compression.NONE, Compression.FP16], ids=str)
+def test_ranks_of_ddp_leave_its_very_bits(compression: Compression, bucket_view: bool, zero_grad: ZeroGrad) -> None:
+    """Gradients over six ranks are scaled as they are copied to a bucket, and divided where they lie in one or are compressed."""
+    ddp = DDP(autocast=LowPrecision.FLOAT16, compression=compression, gradient_as_bucket_view=bucket_view)
+    layers = (Layer(width=12, activation=Activation.SILU), Layer(width=12))
+    training = Training(
+        model=Model(features=19, layers=layers),
+        data=Data(microbatches=(24, 12)),
+        precision=Precision.FLOAT32,
+        zero_grad=zero_grad,
+        steps=2,
+    )
+    verdict = check(Scenario(training=training, layout=Layout(mesh=Mesh(axes=(Axis(name="dp", size=6),)), parallelisms=(ddp,))))
+    verdict.assert_equivalent()
+    assert verdict.worst_error == 0.0
 
 
 def test_compressed_gradients_are_halved_before_they_are_added() -> None:
