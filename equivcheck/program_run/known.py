@@ -18,7 +18,7 @@ class KnownDifference:
     id: str
     """Short name, unique."""
     link: str
-    """Where it is reported, or that it is not, and the sentence that describes it."""
+    """Where it is reported, or that no report was found, and the sentence that describes it."""
     torch: str
     """Version range in which it was seen, as a PEP 440 specifier."""
     operations: tuple[str, ...]
@@ -39,14 +39,15 @@ class KnownDifference:
 KNOWN = (
     KnownDifference(
         id="dtensor_scan_along_negative_dim",
-        link="not reported yet: cumulative operations take a negative dim for one that is not cut, and scan each shard by itself",
+        link="no report found: cumulative operations take a negative dim for one that is not cut, and scan each shard by itself",
         torch=">=2.12,<2.14",
         operations=("cumsum", "cumprod", "logcumsumexp", "cummax"),
         facts=frozenset({"negative dim", "cut"}),
     ),
     KnownDifference(
         id="dtensor_mean_losses",
-        link="not reported yet: the mean of a loss averages means of uneven shards, and its gradient is divided by local sizes",
+        link="https://github.com/pytorch/pytorch/issues/162692 (of means): the mean of a loss averages those of uneven shards, "
+        "and its gradient is divided by local sizes",
         torch=">=2.11",
         operations=(
             "mse_loss_mean",
@@ -74,7 +75,7 @@ KNOWN = (
     ),
     KnownDifference(
         id="dtensor_gradient_of_maximum",
-        link="not reported yet: the gradient of amax() and of the infinity norm is NaN unless the first rank has the maximum",
+        link="no report found: the gradient of amax() and of the infinity norm is NaN unless the first rank has the maximum",
         torch=">=2.9",
         operations=("amax_all", "norm_inf"),
         facts=frozenset({"cut"}),
@@ -82,21 +83,21 @@ KNOWN = (
     ),
     KnownDifference(
         id="dtensor_norm_of_maxima",
-        link="not reported yet: the infinity norm of addends of a maximum is the largest norm of an addend",
+        link="no report found: the infinity norm of addends of a maximum is the largest norm of an addend",
         torch=">=2.11",
         operations=("norm_inf", "norm_dim_inf"),
         facts=frozenset({"P(max)"}),
     ),
     KnownDifference(
         id="dtensor_threshold_of_maxima",
-        link="not reported yet: threshold counts as monotonic, and is taken of each addend of a maximum",
+        link="no report found: threshold counts as monotonic, and is taken of each addend of a maximum",
         torch=">=2.12",
         operations=("threshold",),
         facts=frozenset({"P(max)"}),
     ),
     KnownDifference(
         id="dtensor_lerp_of_pending_weight",
-        link="not reported yet: in the backward of lerp, 1 - weight of addends counts the 1 once for each rank",
+        link="no report found: in the backward of lerp, 1 - weight of addends counts the 1 once for each rank",
         torch=">=2.11",
         operations=("lerp",),
         facts=frozenset({"P(sum)"}),
@@ -104,14 +105,14 @@ KNOWN = (
     ),
     KnownDifference(
         id="dtensor_index_add_to_addends",
-        link="not reported yet: index_add_ to addends does not add what the source is on one device",
+        link="no report found: index_add_ to addends does not add what the source is on one device",
         torch=">=2.13,<2.14",
         operations=("index_add_own",),
         facts=frozenset({"P(sum)"}),
     ),
     KnownDifference(
         id="dtensor_fill_addends",
-        link="not reported yet: fill_ of addends fills each, so that their sum is the number times the ranks",
+        link="no report found: fill_ of addends fills each, so that their sum is the number times the ranks",
         torch=">=2.9,!=2.12.*,!=2.13.*",
         operations=("fill_",),
         facts=frozenset({"P(sum)"}),
@@ -125,27 +126,28 @@ KNOWN = (
     ),
     KnownDifference(
         id="dtensor_bits_of_addends",
-        link="not reported yet: view(dtype) of addends takes the bits of each, and reduces them as numbers",
+        link="no report found: view(dtype) of addends takes the bits of each, and reduces them as numbers",
         torch=">=2.9",
         operations=("real_view",),
         facts=frozenset(),
     ),
     KnownDifference(
         id="dtensor_promotion_with_pending_scalar",
-        link="not reported yet: integers and addends of a float64 without dims make float32",
+        link="no report found: integers and addends of a float64 without dims make float32",
         torch=">=2.12",
         operations=("one_hot",),
         facts=frozenset({"cut"}),
     ),
     KnownDifference(
         id="dtensor_convolution_of_cut_weight",
-        link="not reported yet: a convolution takes parts and addends of its weight, and addends of its input, for whole tensors",
+        link="https://github.com/pytorch/pytorch/pull/186129 (depthwise): parts and addends of a weight, and addends of an input, "
+        "count as whole tensors",
         torch=">=2.12",
         operations=("conv1d", "conv1d_padded", "conv1d_stride", "conv1d_channels", "conv_transpose1d"),
         facts=frozenset(),
     ),
 )
-"""As far as they were looked for: each has a script of torch alone that shows it on gloo."""
+"""Met by `equivcheck sweep` on torch 2.13, none raises; a script of torch alone showed each over two gloo ranks."""
 
 
 def known_difference(program: TensorProgram, first: Divergence | None) -> KnownDifference | None:
