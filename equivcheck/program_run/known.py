@@ -140,7 +140,7 @@ KNOWN = (
     ),
     KnownDifference(
         id="dtensor_convolution_of_cut_weight",
-        link="https://github.com/pytorch/pytorch/pull/186129 (depthwise): parts and addends of a weight, and addends of an input, "
+        link="https://github.com/pytorch/pytorch/pull/186129 (depthwise): parts and addends of a weight, addends of an input, "
         "count as whole tensors",
         torch=">=2.12",
         operations=("conv1d", "conv1d_padded", "conv1d_stride", "conv1d_channels", "conv_transpose1d"),
