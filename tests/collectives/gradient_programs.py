@@ -282,6 +282,8 @@ OPERATORS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     ),
 }
 """Operators behind functional collectives and DTensor that no function with a backward calls."""
+OPERATORS_SINCE = {"reduce_scatter_tensor_out": ">=2.11"}
+"""The versions of torch that one is tried in: 2.9 has none, and in 2.10 its gradient over gloo is that of the rank's own part."""
 
 
 def differentiate_operator(name: str) -> list[float] | None:

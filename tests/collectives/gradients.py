@@ -91,6 +91,8 @@ COMBINATIONS = tuple(
     for kind in kinds
     if (form in ALWAYS or torch_in(BACKWARD)) and torch_in(SINCE.get((form, kind), ""))
 )
+LOST_BY_METHOD = {(Form.COALESCED, Kind.REDUCE_SCATTER_SINGLE): "", (Form.AUTOGRAD, Kind.REDUCE_SCATTER_SINGLE): NO_BACKWARD}
+"""What has no gradient, or none over gloo, if it is waited for by the method, and in which versions: see `differences`."""
 ALLOWED: dict[Side, dict[tuple[Form, Kind], Allowed]] = {
     Side.INPUTS: {
         (Form.NN, Kind.BROADCAST): Allowed.ONE_ORDER,
@@ -274,7 +276,7 @@ def _waitings(form: Form, kind: Kind, dim: int) -> st.SearchStrategy[Waiting]:
     """Without the calls of ``wait`` that lose the backward, or make it raise over gloo: see `differences`."""
     if form not in ASYNCHRONOUS:
         return st.just(Waiting.BY_USE)
-    lost = dim > 0 or (form, kind) == (Form.COALESCED, Kind.REDUCE_SCATTER_SINGLE)
+    lost = dim > 0 or torch_in(LOST_BY_METHOD.get((form, kind), "<0"))
     return st.sampled_from([waiting for waiting in Waiting if not (lost and waiting is Waiting.BY_METHOD)])
 
 

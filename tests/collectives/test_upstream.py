@@ -19,7 +19,8 @@ UPSTREAM = (
     Upstream(name="permute_of_rows", error="[Ss]plit.sizes"),
     Upstream(name="reduce_of_mean"),
     Upstream(name="scatter_of_columns"),
-    Upstream(name="waited_coalesced_reduce_scatter", torch=">=2.11", error="modified inplace"),
+    Upstream(name="waited_coalesced_reduce_scatter", error="modified inplace"),
+    Upstream(name="waited_reduce_scatter", torch="<2.11"),
     Upstream(name="waited_view_of_a_gather", torch=">=2.12"),
 )
 
