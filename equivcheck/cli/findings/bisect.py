@@ -57,20 +57,20 @@ def bisect(  # noqa: PLR0913, PLR0917 - options
     """
     if (finding is None) == (issue_id is None):
         raise UsageError("bisect takes either a finding or --id with a known issue; allowed: one of them")
-    where = environments(pythons, cache, index_url)
-    named = where.named(versions)
-    from equivcheck.findings.finding import write_versions
+    from equivcheck.findings.finding import Finding, write_versions
     from equivcheck.versions.measuring import Search
 
-    search = Search(versions=named, environments=where, seconds=seconds, every=every)
-    kept = None if issue_id is not None else find(str(finding), store)
-    shown_in = search.of_issue(_issue(str(issue_id))) if kept is None else search.of_finding(kept)
+    # What is looked for before the index of packages is asked which versions there are, as that takes seconds.
+    sought = find(str(finding), store) if issue_id is None else _issue(issue_id)
+    where = environments(pythons, cache, index_url)
+    search = Search(versions=where.named(versions), environments=where, seconds=seconds, every=every)
+    shown_in = search.of_finding(sought) if isinstance(sought, Finding) else search.of_issue(sought)
     if as_json:
         print_json(_object(shown_in))
     else:
         _print(shown_in, with_range=issue_id is not None)
-    if kept is not None:
-        write_versions(kept, shown_in)
+    if isinstance(sought, Finding):
+        write_versions(sought, shown_in)
     return _exit_code(shown_in)
 
 
