@@ -81,7 +81,7 @@ def test_the_exit_code_says_whether_it_shows(shows: Shows, code: int, monkeypatc
         (("bisect", "abc", "--id", "fsdp1_unties"), "either a finding or --id"),
         (("bisect", "--id", "nope", "--torch", "2.13.0"), "known issue 'nope' does not exist; allowed: adafactor_norm_of_shard"),
         (("bisect", "nowhere/abc", "--torch", "2.13.0"), "does not exist"),
-        (("bisect", "abc", "--torch", "2.99.0"), "torch 2.99.0 is not among"),
+        (("bisect", "--id", "tensor_parallel_unties", "--torch", "2.99.0"), "torch 2.99.0 is not among"),
         (("bisect", "abc", "--python", "2.1.0"), "names no interpreter"),
         (("replay",), "either a finding or --all"),
         (("replay", "abc", "--all"), "either a finding or --all"),
