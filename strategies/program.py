@@ -11,7 +11,7 @@ from hypothesis.strategies import DrawFn, SearchStrategy
 
 from equivcheck.strategies.chance import MOSTLY, RARELY, below
 from equivcheck.tensor_program import Leaf, Operation, Redistribution, RoundTrip, TensorProgram
-from equivcheck.tensor_program.making import make, shapes_of
+from equivcheck.tensor_program.arguments import make, shapes_of
 from equivcheck.tensor_program.operations.operation import Argument, Kind, OperationFacts
 from equivcheck.tensor_program.operations.registry import OPERATIONS
 from equivcheck.tensor_program.placement import REDUCTIONS, REPLICATE, partial, shard

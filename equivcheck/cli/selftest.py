@@ -60,8 +60,8 @@ def selftest(  # noqa: PLR0913, PLR0917 - options
         if html is not None:
             raise click.UsageError("--html is a page of the selftest; allowed with --race: --json")
         return _race(_chosen(mutants), race, seed, campaigns, workers or num_cores(), as_json=as_json)
-    from equivcheck.report.selftest_object import selftest_object
-    from equivcheck.report.selftest_text import print_selftest
+    from equivcheck.report.selftest.object import selftest_object
+    from equivcheck.report.selftest.text import print_selftest
     from equivcheck.selftest.examine import Effort
     from equivcheck.selftest.supervisor import selftest as examine_all
 
@@ -83,8 +83,8 @@ def selftest(  # noqa: PLR0913, PLR0917 - options
 def _race(  # noqa: PLR0913 - options
     chosen: tuple[Mutant, ...], seconds: float, seed: int, campaigns: int, workers: int, *, as_json: bool
 ) -> ExitCode:
-    from equivcheck.report.race_object import race_object
-    from equivcheck.report.race_text import print_race, run_in_a_line
+    from equivcheck.report.selftest.race_object import race_object
+    from equivcheck.report.selftest.race_text import print_race, run_in_a_line
     from equivcheck.selftest.race.result import Distance
     from equivcheck.selftest.race.supervisor import race
 
@@ -116,7 +116,7 @@ def _write_page(file: Path, found: Selftest, chosen: tuple[Mutant, ...]) -> None
 
 
 def _tell(row: Row, count: int, total: int) -> None:
-    from equivcheck.report.selftest_text import in_a_line
+    from equivcheck.report.selftest.text import in_a_line
 
     click.echo(f"{count}/{total} {in_a_line(row)}", err=True)
 

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from equivcheck.composition.running import RanksResult
-from equivcheck.errors import NotEquivalent
 from equivcheck.oracle.judge import Case, judge, judge_failure
 from equivcheck.program_run.known import known_difference
 from equivcheck.program_run.one_device import Plan, plan_of
@@ -34,16 +33,6 @@ class ProgramVerdict(Judgement):
     """Statements that did not apply, and cloned their first argument."""
     known: str = ""
     """Identifier of the known upstream issue; empty unless known."""
-
-    def assert_equivalent(self) -> None:
-        """Raise `NotEquivalent` unless the outcome is EQUIVALENT."""
-        if self.outcome is not Outcome.EQUIVALENT:
-            raise NotEquivalent(self.describe())
-
-    def assert_no_finding(self) -> None:
-        """Raise `NotEquivalent` if the outcome is DIVERGED, CRASHED or HUNG."""
-        if self.outcome.is_finding:
-            raise NotEquivalent(self.describe())
 
     def describe(self) -> str:
         """A few lines for people, then the program as code."""

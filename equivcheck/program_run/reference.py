@@ -10,12 +10,11 @@ import torch
 from equivcheck.program_run.one_device import Disturb, PlainRun, Plan, run_on_one_device
 from equivcheck.program_run.rank import BACKWARD, moment, value_names
 from equivcheck.reference.doubt import Doubt
-from equivcheck.reference.noise import ABSOLUTE, FACTOR, Expected, scales_of
+from equivcheck.reference.noise import Expected, expected_of
 from equivcheck.reference.reference import Reference
 from equivcheck.tensor_program.statements import Leaf
 from equivcheck.trace.differences import Phase
-from equivcheck.trace.moments import Moment
-from equivcheck.trace.tensors import full_vector, norms, table_of
+from equivcheck.trace.moments import Moment, ValueTrace
 
 NUM_COPIES = 2
 """Disturbed runs before ranks are compared."""
@@ -31,8 +30,9 @@ def reference_of(plan: Plan, refused: frozenset[int], num_copies: int) -> Refere
     """The values and gradients of one device, with the noise of some disturbed runs; without gradients if ranks refuse these."""
     runs = [run_on_one_device(plan, refused)]
     runs += [run_on_one_device(plan, refused, _disturbance(seed)) for seed in range(num_copies)]
-    moments = [_moments(plan, run, with_gradients=BACKWARD not in refused) for run in runs]
-    expected = tuple(_expected([copy[index] for copy in moments]) for index in range(2))
+    copies = [_moments(plan, run, with_gradients=BACKWARD not in refused) for run in runs]
+    moved = [np.stack([each.snapshot.values for each in same]) for same in zip(*copies, strict=True)]
+    expected = expected_of(ValueTrace(moments=copies[0]), moved, None)
     return Reference(moments=expected, doubt=_doubt(expected), noise_limit=NOISE_LIMIT)
 
 
@@ -57,28 +57,6 @@ def _moments(plan: Plan, run: PlainRun, *, with_gradients: bool) -> tuple[Moment
     pairs = zip(leaves, run.gradients, strict=True)
     gradients = {f"v{number}": gradient if with_gradients else None for number, gradient in pairs}
     return moment(Phase.VALUE, values), moment(Phase.GRADIENT, gradients)
-
-
-def _expected(copies: Sequence[Moment]) -> Expected:
-    first = copies[0].snapshot
-    table = table_of(first.pieces)
-    vectors = [full_vector(table, first.present, copy.snapshot.values) for copy in copies]
-    own = norms(table, vectors[0])
-    scales = scales_of(copies[0].phase, table, own)
-    spread = np.max([norms(table, vector - vectors[0]) for vector in vectors], axis=0)
-    eps = np.array([torch.finfo(getattr(torch, name)).eps if name.startswith("float") else 0.0 for name in first.dtypes])
-    return Expected(
-        step=0,
-        phase=copies[0].phase,
-        table=table,
-        present=first.present,
-        dtypes=first.dtypes,
-        values=vectors[0],
-        norms=own,
-        tolerances=FACTOR * np.maximum(spread, eps * own) + ABSOLUTE * eps * scales,
-        scales=scales,
-        shifts=np.zeros(len(own)),
-    )
 
 
 def _doubt(expected: Sequence[Expected]) -> Doubt | None:

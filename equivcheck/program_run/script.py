@@ -94,17 +94,12 @@ def values_and_gradients(target):
     values, leaves, sinks = program(target)
     full = {name: target.full(each) for name, each in values.items()}
     taken = [name for name in sinks if full[name].requires_grad]
-    loss = sum((full[name].double() * weights(full[name].shape, int(name[1:]))).sum() for name in taken)
+    loss = sum((full[name].double() * weights_of(full[name].shape, int(name[1:]))).sum() for name in taken)
     if isinstance(loss, torch.Tensor):
         loss.backward()
     gradients = {f"gradient of {name}": leaf.grad for name, leaf in leaves.items()}
     full |= {name: None if each is None else target.full(each) for name, each in gradients.items()}
     return {name: None if each is None else each.detach() for name, each in full.items()}
-
-
-def weights(shape, number):
-    count = torch.Size(shape).numel()
-    return ((torch.arange(count, dtype=torch.float64) * 7 + number * 3) % 16 - 6.5).view(tuple(shape)) / 8
 
 
 def differs(expected, found):
@@ -138,7 +133,7 @@ def script_of(program: TensorProgram, title: str = "DTensors against the same op
     """The script. A statement that ranks refuse raises in it."""
     names = dict.fromkeys(each.name for each in program.statements if isinstance(each, Operation))
     functions = [f"\n\n{source(OPERATIONS[name])}\n" for name in names]
-    arithmetic = [f"\n\n{inspect.getsource(each)}" for each in (values.chunk, values.addend)]
+    arithmetic = [f"\n\n{inspect.getsource(each)}" for each in (values.chunk, values.addend, values.weights_of)]
     header = HEADER.format(title=title, num_ranks=program.num_ranks, mesh=program.mesh)
     return "".join([header, *functions, "\n\n", *_program(program), TARGETS, *arithmetic, MAIN])
 

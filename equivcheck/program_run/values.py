@@ -42,9 +42,9 @@ def _orders(chance: np.random.Generator, statement: Constant) -> torch.Tensor:
     return torch.from_numpy(np.array(rows, dtype=np.int64)).view(statement.shape)
 
 
-def weights_of(shape: Sequence[int], number: int) -> torch.Tensor:
+def weights_of(shape: tuple[int, ...], number: int) -> torch.Tensor:
     """What the value of a statement is multiplied with before it is summed up and differentiated."""
-    count = math.prod(shape)
+    count = torch.Size(shape).numel()
     return ((torch.arange(count, dtype=torch.float64) * 7 + number * 3) % 16 - 6.5).view(tuple(shape)) / 8
 
 

@@ -6,7 +6,7 @@ Tolerance is measured, not chosen. The reference is run again with every input, 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import repeat
 
@@ -15,7 +15,7 @@ import torch
 
 from equivcheck.scenario import Training
 from equivcheck.trace.differences import Phase
-from equivcheck.trace.moments import Moment, moments
+from equivcheck.trace.moments import Moment, ValueTrace, moments
 from equivcheck.trace.tensors import Numbers, Table, Vector, full_vector, norms, table_of
 from equivcheck.trace.trace import Trace
 from equivcheck.train.copies import MakeSetup, train_copies
@@ -86,6 +86,10 @@ def eps_of(kind: str) -> float:
     return float(torch.finfo(getattr(torch, kind)).eps)
 
 
+def _own_eps(kinds: Sequence[str]) -> Vector:
+    return np.array([eps_of(kind) if kind.startswith("float") else 0.0 for kind in kinds])
+
+
 def _perturb(values: torch.Tensor, num_copies: int, eps: float, generator: np.random.Generator) -> torch.Tensor:
     numbers = values.numpy()
     factors = 1.0 + eps * generator.uniform(-1.0, 1.0, (1 + num_copies, *numbers.shape))
@@ -110,10 +114,13 @@ def expected_moments(
     return expected_of(reference, _moved(copies), eps, *others)
 
 
-def expected_of(reference: Trace, moved: Iterable[Numbers | None], eps: float, *others: Trace) -> tuple[Expected, ...]:
+def expected_of(
+    reference: Trace | ValueTrace, moved: Iterable[Numbers | None], eps: float | None, *others: Trace
+) -> tuple[Expected, ...]:
     """Every moment of a reference with its tolerances, from the values of each moment in all copies, as rows, the first as it is.
 
-    None stands for a moment in which rounding changes nothing; `others` are the same training summed in other ways.
+    None stands for a moment in which rounding changes nothing; `others` are the same training summed in other ways. `eps` is the
+    unit of rounding; None for that of each tensor's own element type, 0 of integers and booleans.
     """
     tables: dict[int, Table] = {}
     found = []
@@ -122,7 +129,8 @@ def expected_of(reference: Trace, moved: Iterable[Numbers | None], eps: float, *
         pieces = moment.snapshot.pieces
         if id(pieces) not in tables:
             tables[id(pieces)] = table_of(pieces)
-        found.append(_expected(moment, tables[id(pieces)], eps, _noise(moment, tables[id(pieces)], copies, same)))
+        unit = _own_eps(moment.snapshot.dtypes) if eps is None else eps
+        found.append(_expected(moment, tables[id(pieces)], unit, _noise(moment, tables[id(pieces)], copies, same)))
     return tuple(found)
 
 
@@ -152,7 +160,7 @@ def _noise(moment: Moment, table: Table, moved: Numbers | None, again: tuple[Mom
     return np.maximum.reduce([spread, *([shift, *summed] if again else ())]), shift
 
 
-def _expected(moment: Moment, table: Table, eps: float, noise: tuple[Vector, Vector]) -> Expected:
+def _expected(moment: Moment, table: Table, eps: float | Vector, noise: tuple[Vector, Vector]) -> Expected:
     snapshot = moment.snapshot
     values = full_vector(table, snapshot.present, snapshot.values)
     own = norms(table, values)

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from equivcheck.tensor_program import Constant, Leaf, Operation, TensorProgram
-from equivcheck.tensor_program.making import dims_of, make, shapes_of
+from equivcheck.tensor_program.arguments import dims_of, make, shapes_of
 from equivcheck.tensor_program.operations.operation import Argument, Kind, OperationFacts, Shape
 from equivcheck.tensor_program.operations.registry import OPERATIONS
 from equivcheck.tensor_program.placement import REDUCTIONS, REPLICATE, partial, shard

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from equivcheck.errors import NotEquivalent
 from equivcheck.user.traces.measures import Measures
 from equivcheck.verdict.cause import Cause
 from equivcheck.verdict.description import of_divergence, of_ranks
-from equivcheck.verdict.verdict import Judgement, Outcome
+from equivcheck.verdict.verdict import Judgement
 from equivcheck.worlds.failure import Failure, RankState
 
 
@@ -35,16 +34,6 @@ class UserVerdict(Judgement):
     """What is worth knowing of how the ranks ran, and what that cannot show, a sentence each."""
     measures: Measures | None = None
     """Loss and gradient norm of the first step, calls and bytes of a step; None where the ranks did not finish."""
-
-    def assert_equivalent(self) -> None:
-        """Raise `NotEquivalent` unless the outcome is EQUIVALENT: also where nothing could be established."""
-        if self.outcome is not Outcome.EQUIVALENT:
-            raise NotEquivalent(self.describe())
-
-    def assert_no_finding(self) -> None:
-        """Raise `NotEquivalent` if the outcome is DIVERGED, CRASHED or HUNG; what could not be established passes."""
-        if self.outcome.is_finding:
-            raise NotEquivalent(self.describe())
 
     def describe(self) -> str:
         """A few lines for people."""

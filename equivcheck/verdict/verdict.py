@@ -67,6 +67,20 @@ class Judgement:
     seconds: float = 0.0
     """Time of the whole check."""
 
+    def assert_equivalent(self) -> None:
+        """Raise `NotEquivalent` unless the outcome is EQUIVALENT: also where nothing could be established."""
+        if self.outcome is not Outcome.EQUIVALENT:
+            raise NotEquivalent(self.describe())
+
+    def assert_no_finding(self) -> None:
+        """Raise `NotEquivalent` if the outcome is DIVERGED, CRASHED or HUNG; what could not be established passes."""
+        if self.outcome.is_finding:
+            raise NotEquivalent(self.describe())
+
+    def describe(self) -> str:
+        """What was found, for people."""
+        return f"{self.outcome.value.upper()}: {self._in_short()}"
+
     def _in_short(self) -> str:
         """The reason; where there is none, how close it was."""
         return self.reason or f"the largest error is {self.worst_error:.2g} of its tolerance"

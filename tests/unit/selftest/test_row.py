@@ -9,8 +9,8 @@ from rich.console import Console
 
 from equivcheck.errors import UsageError
 from equivcheck.mutants.mutant import Family, Minimum
-from equivcheck.report.selftest_object import selftest_object
-from equivcheck.report.selftest_text import in_a_line, print_selftest
+from equivcheck.report.selftest.object import selftest_object
+from equivcheck.report.selftest.text import in_a_line, print_selftest
 from equivcheck.selftest.examine import Effort
 from equivcheck.selftest.row import Row, Selftest, Shrunk
 from equivcheck.verdict.cause import Cause, Diagnosis

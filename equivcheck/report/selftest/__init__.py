@@ -1,0 +1,1 @@
+"""Selftests and races for people and as data."""
