@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from equivcheck.verdict.verdict import Verdict
 
 
-_USUAL_CHECK_SECONDS = 0.4
-"""What a check takes on average, over all layouts."""
+_USUAL_CHECK_SECONDS = 0.25
+"""What a check takes on average, with all that is drawn for it: 0.24 over 20,000 of all layouts."""
 
 Alter = Callable[["Setup"], None]
 """What plants a fault into the setup of each rank."""

@@ -68,7 +68,8 @@ def check(  # noqa: PLR0913 - options, all by keyword
     world that does not exist.
     """
     if isinstance(scenario, TensorProgram):
-        return check_program(scenario, world=without_cover(world), deadline=deadline)
+        where = without_cover(world)
+        return on_first_rank(where, lambda: check_program(scenario, world=where, deadline=deadline))
     started = time.perf_counter()
     runner = Runner(world=able(scenario, without_cover(world)), deadline=deadline, alter=alter)
     verdict = on_first_rank(runner.world, lambda: _judge(scenario, runner, beyond=beyond, coarse=coarse))

@@ -24,6 +24,8 @@ with World("torchrun") as world:
     seen["state is as it was"] = programs.state() == before
     verdict = check(programs.scenario(2), world=world)
     seen["equivalent"] = (verdict.outcome.value, verdict.world)
+    judged = check(programs.tensor_program(2), world=world)
+    seen["tensor program"] = (judged.outcome.value, judged.seconds)
 seen["group has ended"] = not dist.is_initialized()
 
 dist.init_process_group("gloo")

@@ -12,6 +12,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from equivcheck.scenario import DDP, Axis, Data, Layer, Layout, Mesh, Model, Scenario, Training
+from equivcheck.tensor_program import Leaf, Operation, TensorProgram
 
 CHANGED = "EQUIVCHECK_TEST_CHANGED"
 """A variable of the environment."""
@@ -21,6 +22,12 @@ def scenario(ranks: int) -> Scenario:
     """The smallest of data-parallel ranks."""
     training = Training(model=Model(features=2, layers=(Layer(width=2),)), data=Data(microbatches=(ranks,)), steps=2)
     return Scenario(training=training, layout=Layout(mesh=Mesh(axes=(Axis(name="dp", size=ranks),)), parallelisms=(DDP(),)))
+
+
+def tensor_program(ranks: int) -> TensorProgram:
+    """One operation on a matrix whose rows are shared out."""
+    leaf = Leaf(shape=(4, 6), placements=("S(0)",))
+    return TensorProgram(mesh=(ranks,), statements=(leaf, Operation(name="softmax", dim=-1)))
 
 
 def distributed(model: nn.Module, mesh: DeviceMesh) -> nn.Module:

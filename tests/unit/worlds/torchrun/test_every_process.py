@@ -58,6 +58,11 @@ def test_a_check_finds_what_it_finds_elsewhere(seen: list[dict[str, Any]]) -> No
     assert both(seen, "planted") == [elsewhere.outcome.value, repr(elsewhere.divergence)]
 
 
+def test_a_tensor_program_is_judged_once(seen: list[dict[str, Any]]) -> None:
+    """By rank 0: its time is in every process's verdict."""
+    assert both(seen, "tensor program")[0] == "equivalent"
+
+
 def test_a_training_of_a_user_is_that_of_rank_0(seen: list[dict[str, Any]]) -> None:
     """Data that each process draws for itself make no difference."""
     assert both(seen, "training of a user") == "equivalent"
