@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import count
 
 import pytest
 
 from equivcheck.errors import UsageError
+from equivcheck.selftest.race import campaign
 from equivcheck.selftest.race.campaign import run_campaign
 from equivcheck.selftest.race.result import CampaignRun, Catch, Distance, Race
 
@@ -38,10 +40,25 @@ def test_a_campaign_catches_each_mutant_once_and_ends_with_the_last() -> None:
     assert [each.checks for each in told] == list(range(1, run.checks + 1))
 
 
-def test_a_campaign_ends_when_its_time_is_spent() -> None:
-    """With hardly any CPU time there is one check, and what it does not show is not caught."""
-    run = run_campaign(3, Distance(seconds=1e-9, mutants=(LATE,)))
-    assert (run.checks, run.catches) == (1, ())
+class SecondsEachLook:
+    """A clock that goes on by a second whenever it is looked at: real ones stand still for hundredths."""
+
+    def __init__(self) -> None:
+        self._seconds = count(1.0)
+
+    @property
+    def seconds(self) -> float:
+        """Since its making."""
+        return next(self._seconds)
+
+
+@pytest.mark.parametrize("num_checks", [1, 3])
+def test_a_campaign_ends_when_its_time_is_spent(num_checks: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After the check at which that is reached; what none has shown is not caught."""
+    monkeypatch.setattr(campaign, "WorkClock", SecondsEachLook)
+    monkeypatch.setattr(campaign, "_may_show", lambda *_: False)
+    run = run_campaign(3, Distance(seconds=num_checks, mutants=(LATE,)))
+    assert (run.checks, run.catches) == (num_checks, ())
 
 
 def test_a_campaign_that_does_not_catch_a_mutant_counts_with_all_it_spent() -> None:
