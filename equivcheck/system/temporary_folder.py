@@ -13,6 +13,7 @@ import os
 import re
 import shutil
 import tempfile
+import threading
 from collections.abc import Iterator
 from functools import cache
 
@@ -25,6 +26,8 @@ _PROBED_BYTES = 2**16
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
 
 _own: set[str] = set()
+_making = threading.Lock()
+"""Held from before a folder is made until it is in `_own`, and for good once this process is about to end."""
 
 
 class NoSpace(EquivCheckError):
@@ -36,10 +39,11 @@ def temporary_folder() -> Iterator[str]:
     """An empty folder until the end of the context, or of the process. Raises `NoSpace` where none can be made."""
     _clear_at_first_use()
     try:
-        folder, lock = _made()
+        with _making:
+            folder, lock = _made()
+            _own.add(folder)
     except OSError as error:
         raise _no_space(error) from error
-    _own.add(folder)
     try:
         yield folder
     finally:
@@ -59,7 +63,8 @@ def require_space() -> None:
 
 
 def clear_own() -> None:
-    """Before this process ends at once: remove its folders."""
+    """Before this process ends at once: remove its folders. Its other threads make no more: who tries waits for the end."""
+    _making.acquire()
     for folder in tuple(_own):
         shutil.rmtree(folder, ignore_errors=True)
 

@@ -22,6 +22,32 @@ with temporary_folder() as folder:
     input()
 """
 
+ENDS_WHILE_ONE_IS_MADE = """
+import os, sys, tempfile, threading
+from equivcheck.system.temporary_folder import clear_own, temporary_folder
+
+make, is_made = tempfile.mkdtemp, threading.Event()
+
+def slow(**options):
+    folder = make(**options)
+    is_made.set()
+    print(folder, flush=True)
+    input()
+    return folder
+
+def keep_making():
+    while True:
+        with temporary_folder():
+            pass
+
+tempfile.mkdtemp = slow
+threading.Thread(target=keep_making, daemon=True).start()
+is_made.wait()
+print("ending", flush=True)
+clear_own()
+os._exit(0)
+"""
+
 
 @pytest.fixture(autouse=True)
 def place(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
@@ -81,6 +107,17 @@ def test_the_folder_of_a_process_that_runs_stays(holder: subprocess.Popen[str]) 
         clear_abandoned()
         assert (folder / "file").exists()
         assert Path(mine).is_dir()
+
+
+def test_a_process_that_ends_while_it_makes_a_folder_leaves_none(place: Path) -> None:
+    """One that was made a moment ago by another thread goes too, and no other is made."""
+    command = [sys.executable, "-c", ENDS_WHILE_ONE_IS_MADE]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert {process.stdout.readline().strip(), process.stdout.readline().strip()} == {str(*place.iterdir()), "ending"}
+        process.communicate("\n" * 3, timeout=120)
+    assert process.returncode == 0
+    assert list(place.iterdir()) == []
 
 
 @pytest.mark.parametrize("name", ["equivcheck-temporary-", "equivcheck-temporary-mine", "equivcheck-abcdefgh", "findings"])
