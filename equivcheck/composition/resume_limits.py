@@ -89,11 +89,6 @@ def _drops_gradients(training: Training, layout: Layout) -> bool:
     return any(schedule in ALWAYS_SPLIT for schedule in schedules) and bool(stages_behind_frozen_layers(training.model, layout))
 
 
-def _leaves_gradients(layout: Layout) -> bool:
-    kinds = (SPMD, TensorParallel)
-    return any(isinstance(each, kinds) and not each.redistribute_gradients for each in layout.parallelisms)
-
-
 CHECKPOINT_LIMITS: tuple[Limit, ...] = (
     Limit(
         reason="checkpoint: an optimizer makes state for every trained parameter before state is loaded into it, and a "
@@ -133,7 +128,7 @@ CHECKPOINT_LIMITS: tuple[Limit, ...] = (
     Limit(
         reason="checkpoint: SGD's momentum begins as a copy of the gradient, and is not saved where that is left pending a sum "
         "('Any checkpointing related operations are not supported for DTensor with partial placements!')",
-        applies=lambda training, layout: _keeps_momentum(training) and _leaves_gradients(layout),
+        applies=lambda training, layout: _keeps_momentum(training) and not layout.redistributes_gradients,
         repair=lambda training, _layout: replace(training, optimizer=SGD(lr=training.optimizer.lr)),
         torch="!=2.12.*,!=2.13.*",  # these two redistribute a gradient that is copied
     ),

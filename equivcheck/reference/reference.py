@@ -12,6 +12,7 @@ import numpy as np
 
 from equivcheck.composition.registry import rounding_of
 from equivcheck.layouts.rounding import Rounding
+from equivcheck.reference.addends import addend_traces
 from equivcheck.reference.coarse import coarse_moments
 from equivcheck.reference.doubt import Doubt, doubt_about
 from equivcheck.reference.noise import (
@@ -26,7 +27,7 @@ from equivcheck.reference.optimizer_rounding import rounding_setup
 from equivcheck.reference.rounded import rounded_setup
 from equivcheck.reference.rounded_copies import reordered_traces, rounded_copies, unit_of
 from equivcheck.reference.summation import split_trace, widely_clipped_trace
-from equivcheck.scenario import Scenario, Training
+from equivcheck.scenario import Layout, Scenario, Training
 from equivcheck.trace.trace import Trace
 from equivcheck.train.ensemble import EnsembleTrace
 from equivcheck.train.loop import train
@@ -64,12 +65,15 @@ class ReferenceRun:
     """What the layout rounds to other element types; None for nothing."""
     num_parts: int = 1
     """Parts of each microbatch that data parallelism adds up, in which the confirming reference sums it as well."""
+    num_addends: int = 1
+    """Ranks that each have an addend of a gradient when the optimizer scales it; 1 where it is summed before."""
 
     @classmethod
     def of(cls, scenario: Scenario) -> ReferenceRun:
         """What the ranks of a scenario are compared with."""
         num_parts = max(layout.num_data_ranks for layout in scenario.layouts)
-        return cls(scenario.training, rounding_of(scenario.layout, scenario.training.precision), num_parts)
+        rounding = rounding_of(scenario.layout, scenario.training.precision)
+        return cls(scenario.training, rounding, num_parts, _num_addends(scenario))
 
     def reference(self) -> Reference:
         """With the noise floor of a few runs with perturbed inputs."""
@@ -82,7 +86,7 @@ class ReferenceRun:
         parallelism: a gradient that is zero by cancellation inside an operation moves with those, not with its inputs. What an
         optimizer rounds to fewer digits on its way counts too: over shards it rounds in other places.
         """
-        return _confirming_reference(self.training, self.rounding, self.num_parts)
+        return _confirming_reference(self.training, self.rounding, self.num_parts, self.num_addends)
 
     def coarse_reference(self) -> Reference:
         """Of one run alone: what is beyond its tolerances is so far off that noise of that size would be a doubt.
@@ -91,6 +95,20 @@ class ReferenceRun:
         """
         limit = noise_limit(self.training, self.rounding)
         return Reference(coarse_moments(_trace(self.training, self.rounding), limit), None, limit)
+
+
+def _num_addends(scenario: Scenario) -> int:
+    """Taken from as many parts of the rows, of all data ranks at least: a microbatch is split into equal parts."""
+    optimizer = scenario.training.optimizer
+    if optimizer.implementation not in optimizer.scales_addends:
+        return 1
+    scaling = [layout for layout in scenario.layouts if not layout.redistributes_gradients]
+    return max((_num_parts(scenario.training, layout) for layout in scaling), default=1)
+
+
+def _num_parts(training: Training, layout: Layout) -> int:
+    are_even = all(rows % layout.mesh.num_ranks == 0 for rows in training.data.microbatches)
+    return layout.mesh.num_ranks if are_even else layout.num_data_ranks
 
 
 @lru_cache(maxsize=KEPT_REFERENCES)
@@ -111,12 +129,13 @@ def _reference(training: Training, rounding: Rounding | None) -> Reference:
 
 
 @lru_cache(maxsize=KEPT_REFERENCES)
-def _confirming_reference(training: Training, rounding: Rounding | None, num_parts: int) -> Reference:
+def _confirming_reference(training: Training, rounding: Rounding | None, num_parts: int, num_addends: int) -> Reference:
     trace = _trace(training, rounding)
     with _computing(rounding):
         if rounding is None:
             copies = perturbed(training, NUM_PERTURBATIONS + NUM_CONFIRMATIONS, rounding_setup(training))
-            others = split_trace(training, num_parts), widely_clipped_trace(training)
+            scaled = addend_traces(training, num_addends) if num_addends > 1 else ()
+            others = (split_trace(training, num_parts), widely_clipped_trace(training), *scaled)
         else:
             copies = rounded_copies(training, rounding, trace, NUM_ROUNDED_CONFIRMATIONS, flips=True)
             others = reordered_traces(training, rounding)

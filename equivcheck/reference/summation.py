@@ -18,10 +18,14 @@ from equivcheck.train.single_device import single_device
 
 def split_trace(training: Training, num_parts: int) -> Trace:
     """The reference as data parallelism sums: each microbatch in equal parts, the norm over all gradients as one tensor."""
-    steps = [[part for batch in step for part in _parts(batch, num_parts)] for step in material(training).steps]
     setup = single_device(training)
     setup.clip_norm = clip_flat
-    return train(setup, steps)
+    return train(setup, split_steps(training, num_parts))
+
+
+def split_steps(training: Training, num_parts: int) -> list[list[Batch]]:
+    """The microbatches of each step in equal parts."""
+    return [[part for batch in step for part in _parts(batch, num_parts)] for step in material(training).steps]
 
 
 def clip_flat(_module: nn.Module, parameters: list[torch.Tensor], clipping: ClipNorm) -> torch.Tensor:

@@ -63,6 +63,11 @@ class Layout:
         return " x ".join(parallelism.tag for parallelism in reversed(self.parallelisms))
 
     @property
+    def redistributes_gradients(self) -> bool:
+        """Whether an optimizer gets gradients that are placed as their parameters are."""
+        return all(getattr(parallelism, "redistribute_gradients", True) for parallelism in self.parallelisms)
+
+    @property
     def num_data_ranks(self) -> int:
         """Ranks that see different rows of the batch."""
         return self.mesh.size(DP, REPLICATE, SHARD)

@@ -45,6 +45,8 @@ class Optimizer:
     """Whether it counts steps in state of type float32, whatever the type of the parameters."""
     keeps_state_of_frozen: ClassVar[bool] = False
     """Whether it makes state when it is built, for frozen parameters as well."""
+    scales_addends: ClassVar[tuple[Implementation, ...]] = ()
+    """Implementations that scale a gradient element by what depends on it where DTensor has yet to sum it over ranks."""
     rounds_to: ClassVar[str] = ""
     """Element type, named as torch does, that an update is computed in whatever that of the parameters; empty for theirs."""
     lr: float = 0.05
@@ -164,6 +166,7 @@ class Adagrad(Optimizer):
 
     fusable: ClassVar[bool] = True
     without_dtensor: ClassVar[tuple[Implementation, ...]] = (Implementation.FUSED,)
+    scales_addends: ClassVar[tuple[Implementation, ...]] = (Implementation.FOREACH,)
     keeps_state_of_frozen: ClassVar[bool] = True
     lr_decay: float = 0.0
     """Decay of the learning rate, at least 0."""
@@ -258,6 +261,7 @@ class Adafactor(Optimizer):
     """`torch.optim.Adafactor`: second moments by rows and columns, rates relative to the norm of a parameter."""
 
     elementwise: ClassVar[bool] = False
+    scales_addends: ClassVar[tuple[Implementation, ...]] = (Implementation.FOR_LOOP, Implementation.FOREACH)
     beta2_decay: float = -0.8
     """Exponent of the decay of second moments over steps, at most 0."""
     eps: tuple[float | None, float] = (None, 1e-3)

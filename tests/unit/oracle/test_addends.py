@@ -1,0 +1,97 @@
+"""The noise floor of optimizers that scale the addends of a gradient before their sum."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from equivcheck import Outcome, Scenario, check
+from equivcheck.reference import reference as module
+from equivcheck.reference.addends import addend_traces
+from equivcheck.reference.summation import split_trace
+from equivcheck.scenario import (
+    SPMD,
+    Activation,
+    Adafactor,
+    Adagrad,
+    Axis,
+    Data,
+    Implementation,
+    Layer,
+    Layout,
+    Loss,
+    Mesh,
+    Model,
+    Optimizer,
+    TensorParallel,
+    Training,
+)
+from equivcheck.train.setup import Setup
+
+TRAINING = Training(
+    model=Model(features=28, layers=(Layer(width=1), Layer(width=31, activation=Activation.TANH), Layer(width=31, bias=False))),
+    data=Data(microbatches=(2,)),
+    optimizer=Adagrad(implementation=Implementation.FOREACH),
+    loss=Loss.LINEAR_MEAN,
+    steps=2,
+    seed=173,
+)
+"""Tanh saturates: a gradient of 4e-8 is the difference of two addends of 0.02, and no input moves it."""
+LAYOUT = Layout(mesh=Mesh(axes=(Axis(name="dp", size=2),)), parallelisms=(SPMD(redistribute_gradients=False),))
+SCENARIO = Scenario(training=TRAINING, layout=LAYOUT)
+
+
+def test_addends_that_nearly_cancel_are_within_the_floor(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranks are honest that divide each addend before the sum; a floor from moved inputs alone does not know that."""
+    module._confirming_reference.cache_clear()
+    assert check(SCENARIO).outcome is Outcome.EQUIVALENT
+    monkeypatch.setattr(module, "_num_addends", lambda _scenario: 1)
+    assert check(SCENARIO).outcome is Outcome.DIVERGED
+
+
+def test_what_is_larger_than_their_rounding_is_found() -> None:
+    """An update that is off by a thousand units in the last place of the addends is no rounding."""
+
+    def off(setup: Setup) -> None:
+        update = setup.update
+
+        def updated(optimizer: torch.optim.Optimizer) -> None:
+            update(optimizer)
+            with torch.no_grad():
+                setup.model.get_parameter("layers.2.linear.weight").mul_(1.0 + 1e-8)
+
+        setup.update = updated
+
+    assert check(SCENARIO, alter=off).outcome is Outcome.DIVERGED
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "redistributes", "expected"),
+    [
+        (Adagrad(implementation=Implementation.FOREACH), False, 2),
+        (Adagrad(), False, 1),
+        (Adagrad(implementation=Implementation.FOREACH), True, 1),
+        (Adafactor(), False, 2),
+    ],
+)
+def test_only_optimizers_that_scale_addends_count_them(optimizer: Optimizer, redistributes: bool, expected: int) -> None:
+    """Other optimizers, and layouts that redistribute gradients, have no more than the rounding that inputs show."""
+    layout = replace(LAYOUT, parallelisms=(SPMD(redistribute_gradients=redistributes),))
+    scenario = Scenario(training=replace(TRAINING, optimizer=optimizer), layout=layout)
+    assert module.ReferenceRun.of(scenario).num_addends == expected
+
+
+def test_rows_that_ranks_cannot_share_evenly_are_split_over_data_ranks() -> None:
+    """Parts of other sizes would be another training."""
+    layout = Layout(mesh=Mesh(axes=(Axis(name="tp", size=2),)), parallelisms=(TensorParallel(redistribute_gradients=False),))
+    for rows, expected in ((2, 2), (3, 1)):
+        training = replace(TRAINING, data=Data(microbatches=(rows,)))
+        assert module.ReferenceRun.of(Scenario(training=training, layout=layout)).num_addends == expected
+
+
+def test_gradients_stay_as_they_are() -> None:
+    """What rounding of addends moves is the update, by no more than one unit in their last place."""
+    split, moved = split_trace(TRAINING, 2), addend_traces(TRAINING, 2)
+    for trace in moved:
+        assert (trace.steps[0].gradients.values == split.steps[0].gradients.values).all()
+        assert 0.0 < abs(trace.steps[0].parameters.values - split.steps[0].parameters.values).max() < 1e-11
