@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import threading
 import time
@@ -16,6 +15,7 @@ from equivcheck.campaign.isolated import CheckerFailed, check_isolated
 from equivcheck.campaign.messages import Found, MayShrink, Progress
 from equivcheck.campaign.plan import Alter, Plan, oracle_check
 from equivcheck.campaign.recorder import Recorder
+from equivcheck.campaign.sources import sources
 from equivcheck.composition.limits import why_unsupported
 from equivcheck.findings.fingerprint import fingerprint
 from equivcheck.findings.size import Size, size_of
@@ -30,8 +30,6 @@ from equivcheck.worlds.work_clock import WorkClock
 
 REPORT_SECONDS = 0.2
 """How often counts are sent."""
-FRONTIER_ONE_IN, FRONTIER_PLACE = 10, 1
-"""Of so many batches the one with this number, from 0, is drawn beyond limits of torch: early, as a short run has few."""
 
 
 class Supervisor(Protocol):
@@ -58,7 +56,7 @@ class Worker:
         self._plan, self._place, self._link, self._recorder = plan, place, link, recorder
         self._until, self._checks_left = 0.0, math.inf
         self._tally, self._reported = Tally(), 0.0
-        self._beyond = False
+        self._source = next(sources(plan, place[0]))
         self._selections = {beyond: Selection(plan.reckoned_seconds) for beyond in (False, True)}
         self._avoidance, self._avoids = Avoidance(), False
         self._smallest: dict[str, Size] = {}
@@ -70,12 +68,9 @@ class Worker:
         """Draw and check until the time is up, as much is checked, or a stop arrives."""
         self._clock, self._checks_left = WorkClock(), num_checks
         self._until = time.monotonic() + seconds
-        usual = self._plan.strategy(self._plan)
-        frontier = None if self._plan.frontier is None else self._plan.frontier(self._plan)
-        for number in itertools.count():
-            self._beyond = frontier is not None and number % FRONTIER_ONE_IN == FRONTIER_PLACE
-            strategy = frontier if frontier is not None and self._beyond else usual
-            run_batch(strategy, batch_seed(self._plan.seed, *self._place, number), self._take)
+        for number, source in enumerate(sources(self._plan, self._place[0])):
+            self._source = source
+            run_batch(source.strategy, batch_seed(self._plan.seed, *self._place, number), self._take)
             self._end_shrinking()
             if self._over or self._checks_left <= 0:
                 break
@@ -142,7 +137,7 @@ class Worker:
             return
         start = time.monotonic()
         coarse = self._shrinking is not None and self._shrinking.coarse
-        verdict = self.check(candidate.scenario, coarse=coarse, beyond=self._beyond)
+        verdict = self.check(candidate.scenario, coarse=coarse, beyond=self._source.beyond)
         seconds = time.monotonic() - start
         if self._shrinking is None and not self._holds(verdict):
             self._tally.not_repeated += 1
@@ -157,7 +152,7 @@ class Worker:
 
     def _candidate(self, scenario: Scenario) -> Candidate | None:
         """What to check for a scenario that Hypothesis proposes; while one that avoids known issues shrinks, all avoid them."""
-        if self._beyond:
+        if self._source.beyond:
             return Candidate(scenario=scenario)
         if self._shrinking is not None:
             return avoiding_all(scenario) if self._avoids else Candidate(scenario=scenario)
@@ -189,8 +184,9 @@ class Worker:
     def _wants(self, candidate: Candidate) -> bool:
         """Whether to check what was drawn; of a batch beyond limits of torch only what is beyond one."""
         scenario, may_be_known = candidate.scenario, bool(candidate.could_show)
-        is_meant = not self._beyond or why_unsupported(scenario) is not None
-        return is_meant and self._selections[self._beyond].wants(scenario, may_be_known=may_be_known)
+        source = self._source
+        is_meant = not source.beyond or why_unsupported(scenario) is not None
+        return is_meant and self._selections[source.beyond].wants(scenario, may_be_known=may_be_known, focus=source.focus)
 
     def _to_be_shrunk(self, verdict: Verdict) -> bool:
         try:
@@ -209,7 +205,7 @@ class Worker:
     def _try(self, scenario: Scenario, *, coarse: bool) -> Verdict:
         """Check what Hypothesis did not propose."""
         self._tally.num_shrinking += 1
-        return self.check(scenario, coarse=coarse, beyond=self._beyond)
+        return self.check(scenario, coarse=coarse, beyond=self._source.beyond)
 
     def _new(self, verdict: Verdict) -> bool:
         """Whether this worker sees the fault for the first time; its supervisor is told, and of smaller scenarios too."""

@@ -1,0 +1,62 @@
+"""What the batches of a worker are drawn from: all layouts, what is beyond limits of torch, and at times one layout alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import count, cycle
+from random import Random
+
+from hypothesis.strategies import SearchStrategy
+
+from equivcheck.campaign.plan import Plan
+from equivcheck.composition.registry import layout_names
+from equivcheck.scenario import Scenario
+
+_CYCLE = 10
+"""Batches after which the kinds of batches come again."""
+_BEYOND = frozenset((1,))
+"""Of these batches the numbers, from 0, that are drawn beyond limits of torch: early, as a short run has few."""
+_FOCUSED = frozenset((3, 5, 8))
+"""Those that have one layout each. Where all are drawn together, what takes four of its features at once is met seldom."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """What a batch is drawn from."""
+
+    strategy: SearchStrategy[Scenario]
+    """Its scenarios."""
+    beyond: bool = False
+    """Whether limits of torch do not count."""
+    focus: str = ""
+    """Name of the layout that all of them have; empty for any."""
+
+
+def sources(plan: Plan, worker: int) -> Iterator[Source]:
+    """The sources of a worker's batches, by its number, without an end: workers go through the layouts from different ones on."""
+    usual = plan.strategy(plan)
+    beyond = usual if plan.frontier is None else plan.frontier(plan)
+    focused = _focused(plan, worker)
+    for number in count():
+        place = number % _CYCLE
+        if place in _BEYOND and plan.frontier is not None:
+            yield Source(strategy=beyond, beyond=True)
+        elif place in _FOCUSED and focused is not None:
+            yield next(focused)
+        else:
+            yield Source(strategy=usual)
+
+
+def _focused(plan: Plan, worker: int) -> Iterator[Source] | None:
+    """One layout after the other, in an order that the seed decides; None where there is but one."""
+    names = list(plan.layouts or layout_names())
+    if len(names) == 1:
+        return None
+    Random(plan.seed).shuffle(names)
+    first = worker * len(names) // plan.num_workers % len(names)
+    return cycle([_source(plan, name) for name in (*names[first:], *names[:first])])
+
+
+def _source(plan: Plan, name: str) -> Source:
+    return Source(strategy=plan.strategy(replace(plan, layouts=(name,))), focus=name)
