@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from equivcheck.layouts.known_predicates import need
 from equivcheck.layouts.limits.repairs import may_skip_parameters
+from equivcheck.parallelisms.ddp.limits import as_reduced
 from equivcheck.scenario import DDP, Compression, Replicate, Replicator, Scenario
 
 
@@ -25,7 +26,8 @@ def reduction_changes_gradients(scenario: Scenario) -> bool:
 @need
 def unused_parameters_not_looked_for(scenario: Scenario) -> bool:
     """DDP with parameters that take no part in some step, told neither to look for such nor that the graph is static."""
-    return may_skip_parameters(scenario.training) and any(map(_looks_for_none, scenario.layout.parallelisms))
+    trained = as_reduced(scenario.training, scenario.layout)
+    return may_skip_parameters(trained) and any(map(_looks_for_none, scenario.layout.parallelisms))
 
 
 def _looks_for_none(parallelism: object) -> bool:

@@ -12,11 +12,13 @@ from equivcheck.scenario import (
     FSDP1,
     FSDP2,
     SPMD,
+    AuxiliaryLinear,
     ClipValue,
     Layer,
     LayerPlan,
     Norm,
     Pipeline,
+    Replicate,
     ShardingStrategy,
     Split,
     TensorParallel,
@@ -103,3 +105,13 @@ def test_each_need_holds_for_some_scenario_and_not_for_another(name: str) -> Non
     """A predicate that always or never holds narrows nothing down."""
     examples = [example for shown, healthy in SHOWN.values() for example in (shown, *healthy)]
     assert {NEEDS[name](example) for example in examples} == {True, False}
+
+
+@pytest.mark.parametrize("parallelism", [DDP(), Replicate()], ids=lambda each: each.tag)
+def test_what_tensor_parallelism_makes_trainable_may_take_no_part(parallelism: DDP | Replicate) -> None:
+    """DDP over it waits for parameters of a frozen layer that no step uses, and leaves gradients unreduced."""
+    frozen = Layer(width=1, frozen=True, auxiliary=AuxiliaryLinear.NEVER)
+    example = over_tp(parallelism, Layer(width=2), frozen)
+    assert NEEDS["unused_parameters_not_looked_for"](example)
+    assert not NEEDS["unused_parameters_not_looked_for"](over_tp(parallelism, Layer(width=2), replace(frozen, auxiliary=None)))
+    assert check(example, beyond=True).known == "ddp_unused_parameters"
