@@ -3,7 +3,7 @@
 Rank threads share one process. What torch keeps per thread is a rank's own already; process groups are told apart in
 `equivcheck.worlds.sim.torch_private`, caches that are keyed by a mesh in `equivcheck.worlds.sim.mesh_private`. The rest stands in
 the table below, plain variables, and in `rank_flags`, flags in C++: saved when a rank hands the baton over and put back when it
-goes on. Private, tried on torch 2.13 and 2.15; what a version does not have is left out.
+goes on. Private, tried on torch 2.9 to 2.15; what a version does not have is left out.
 """
 
 from __future__ import annotations
@@ -33,6 +33,8 @@ VARIABLES: Mapping[str, tuple[str, ...]] = {
         "_group_name_to_store",
     ),
     "torch.distributed._local_tensor": ("_PROCESS_MODE", "_PROCESS_LOCAL_TENSOR_MODE", "_LOCAL_RUNNER_MODE"),
+    # what `LocalTensorMode` of torch 2.10 replaces while it is entered
+    "torch.distributed.device_mesh": ("DeviceMesh.get_coordinate", "DeviceMesh.get_local_rank", "DeviceMesh.get_rank"),
     # hooks that are called for every module and every optimizer
     "torch.nn.modules.module": (
         "_global_buffer_registration_hooks",
