@@ -37,7 +37,7 @@ def limits_of_propagated_gradients(
         ranks: Ranks along its axis.
         cuts_short: Whether a trained parameter is cut along a dim that is shorter than the ranks are many.
         leaves_pending: Whether some gradient is left pending a sum, be it over one rank.
-        cuts_parameters: Whether the parameters of such gradients are cut.
+        cuts_parameters: Whether the parameters of such gradients are cut, all but a scale.
     """
     option = f"{where} without redistribute_gradients"
 
@@ -91,13 +91,17 @@ def _done_wrongly(refused: Limit, reason: str) -> Limit:
 def _of_foreach(
     option: str, leaves_pending: Applies, cuts_parameters: Callable[[Layout], bool], ranks: Callable[[Layout], int]
 ) -> tuple[Limit, ...]:
-    """What foreach implementations do in place to gradients that they have negated, or added weight decay to."""
+    """What foreach implementations do in place to gradients that they have negated, or added weight decay to.
+
+    Weight decay of a parameter that is cut makes its gradient one that is cut as well.
+    """
 
     def is_refused(training: Training, layout: Layout) -> bool:
         return training.optimizer.implementation is Implementation.FOREACH and leaves_pending(training, layout)
 
     def takes_absolute_values(training: Training, layout: Layout) -> bool:
-        changes = training.optimizer.maximize or (_decays(training) and not cuts_parameters(layout))
+        decays = _decays_scale(training) if cuts_parameters(layout) else _decays(training)
+        changes = training.optimizer.maximize or decays
         return isinstance(training.optimizer, Adamax) and changes and is_refused(training, layout)
 
     def adds_shards(training: Training, layout: Layout) -> bool:
@@ -131,6 +135,11 @@ def _zeroes_by_foreach(training: Training) -> bool:
 
 def _decays(training: Training) -> bool:
     return bool(training.optimizer.weight_decay) or any(group.weight_decay for group in training.groups)
+
+
+def _decays_scale(training: Training) -> bool:
+    """Whether there is weight decay of a parameter of shape [], which no group selects."""
+    return training.model.scale and bool(training.optimizer.weight_decay)
 
 
 def _adds_decay_to_gradients(training: Training) -> bool:

@@ -14,6 +14,13 @@ _REDISTRIBUTE_GRADIENTS = (
     "        parameter.register_hook(redistribute)  # before gradients are accumulated",
 )
 
+_BY_ROWS = (
+    "def by_rows(whole: torch.Tensor, mesh: DeviceMesh, dim: int) -> DTensor:",
+    '    """A DTensor of which this rank has its rows, as they lie in memory."""',
+    "    rows = whole.chunk(mesh.size(), dim)[mesh.get_local_rank()]",
+    "    return DTensor.from_local(rows, mesh, [Shard(dim)], run_check=False)",
+)
+
 _BESIDE = (
     "def beside(values: torch.Tensor, made: torch.Tensor) -> torch.Tensor:",
     '    """What is alike on all ranks, such that it goes with values that may be a DTensor."""',
@@ -38,12 +45,11 @@ def write(draft: Draft, parallelism: Parallelism) -> None:
     draft.add(LoopPosition.WRAP, f"distribute(model, {mesh})")
     if parallelism.redistribute_gradients:
         redistribute_gradients(draft)
-    rows = f"Shard({training.data.batch_dim})"
-    draft.add(
-        LoopPosition.TAKE, f"inputs, targets = (distribute_tensor(values, {mesh}, [{rows}]) for values in (inputs, targets))"
-    )
+    draft.definitions.append(list(_BY_ROWS))
+    dim = training.data.batch_dim
+    draft.add(LoopPosition.TAKE, f"inputs, targets = (by_rows(values, {mesh}, {dim}) for values in (inputs, targets))")
     if "masks" in draft.form.extras:
-        draft.add(LoopPosition.TAKE, f"masks = [distribute_tensor(mask, {mesh}, [Shard(0)]) for mask in masks]")
+        draft.add(LoopPosition.TAKE, f"masks = [by_rows(mask, {mesh}, 0) for mask in masks]")
     if _makes_tensors(training):
         draft.need("torch.distributed.tensor", "Replicate")
         draft.definitions.insert(0, list(_BESIDE))

@@ -27,6 +27,13 @@ def microbatches_of_several_sizes(scenario: Scenario) -> bool:
 
 
 @need
+def one_row_after_several(scenario: Scenario) -> bool:
+    """A rank has several rows of the first microbatch, and one of a later."""
+    (first, *later), ranks = scenario.training.data.microbatches, scenario.layout.num_data_ranks
+    return first > ranks and ranks in later
+
+
+@need
 def sharded_by_batch(scenario: Scenario) -> bool:
     """DTensor SPMD with replicated parameters, so that what layers compute stays sharded by rows of the batch."""
     return any(spmd.distribution is Distribution.REPLICATE for spmd in scenario.layout.of(SPMD))

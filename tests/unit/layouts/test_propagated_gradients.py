@@ -25,6 +25,7 @@ from equivcheck.scenario import (
     ClipValue,
     Data,
     Distribution,
+    Group,
     Implementation,
     Layer,
     LayerPlan,
@@ -35,6 +36,7 @@ from equivcheck.scenario import (
     Norm,
     Parallelism,
     Scenario,
+    Select,
     Split,
     TensorParallel,
     Training,
@@ -53,6 +55,8 @@ BY_ROWS = TensorParallel(
 BY_COLUMNS = TensorParallel(plan=(LayerPlan(split=Split.COLUMN), LayerPlan(), LayerPlan()), redistribute_gradients=False)
 REPLICATED = SPMD(redistribute_gradients=False)
 SHARDED = SPMD(distribution=Distribution.FULLY_SHARD, redistribute_gradients=False)
+SCALED = Model(features=4, layers=(Layer(width=4),), scale=True)
+"""Its scale is whole where everything else is sharded."""
 
 
 def scenario(parallelism: Parallelism, *, width: int = 4, ranks: int = 4, **changes: object) -> Scenario:
@@ -82,6 +86,7 @@ def refused() -> Iterator[Scenario]:
             yield scenario(parallelism, ranks=ranks, optimizer=Adam(implementation=Implementation.FUSED), zero_grad=ZeroGrad.ZERO)
             yield scenario(parallelism, ranks=ranks, optimizer=Adamax(implementation=foreach, maximize=True))
     yield scenario(REPLICATED, optimizer=Adamax(implementation=foreach, weight_decay=0.1))
+    yield scenario(SHARDED, optimizer=Adamax(implementation=foreach, weight_decay=0.1), model=SCALED)
     yield scenario(SHARDED, optimizer=Adam(implementation=foreach, weight_decay=0.1, maximize=True))
 
 
@@ -109,6 +114,15 @@ def test_one_rank_has_no_shards_to_add() -> None:
     alone = scenario(SHARDED, ranks=1, optimizer=Adam(implementation=Implementation.FOREACH, weight_decay=0.1, maximize=True))
     assert why_unsupported(alone) is None
     assert check(alone).outcome is Outcome.EQUIVALENT
+
+
+@pytest.mark.parametrize("model", [SCALED, replace(SCALED, scale=False)])
+def test_weight_decay_of_shards_leaves_nothing_pending(model: Model) -> None:
+    """What is cut takes its share of the sum with it; a scale, which is whole, is only in groups without any."""
+    optimizer = Adamax(implementation=Implementation.FOREACH)
+    decaying = scenario(SHARDED, optimizer=optimizer, groups=(Group(select=Select.FIRST_LAYER, weight_decay=0.1),), model=model)
+    assert why_unsupported(decaying) is None
+    assert check(decaying).outcome is Outcome.EQUIVALENT
 
 
 @pytest.mark.parametrize("parallelism", [BY_ROWS, BY_COLUMNS, REPLICATED, SHARDED])

@@ -209,6 +209,8 @@ TIED_UNITS = FSDP2(wrapping=Wrapping.PER_LAYER)
 ALIKE = (Layer(width=3), Layer(width=3))
 TURNED_ROWS = {"features": 3, "data": Data(microbatches=(2,), batch_dim=1)}
 """The first layer gets a transposed tensor, and the second one by rows."""
+TURNED_TO_ONE_ROW = {"features": 2, "data": Data(microbatches=(4, 2), batch_dim=1), "loss": Loss.LINEAR_SUM}
+"""A rank has two rows of the first microbatch, beside those of others, and one of the second."""
 REPEATED = Layer(width=2, shape_op=ShapeOp.REPEAT)
 TWO_SIZES = {"features": 2, "data": Data(microbatches=(4, 8)), "loss": Loss.LINEAR_SUM}
 

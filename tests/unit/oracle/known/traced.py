@@ -23,6 +23,8 @@ from unit.oracle.known.builders import (
     TIED_UNITS,
     TURNED,
     TURNED_ROWS,
+    TURNED_TO_ONE_ROW,
+    TWO_OUTPUTS,
     TWO_SIZES,
     UNEVEN,
     UNFLATTENED,
@@ -89,6 +91,15 @@ SHOWN = {
             compiled(over_tp(TIED_UNITS, *ALIKE, **TURNED_ROWS | {"data": Data(microbatches=(2,))})),
             compiled(over_tp(TIED_UNITS, *ALIKE[:1], **TURNED_ROWS)),
             over_tp(TIED_UNITS, *ALIKE, **TURNED_ROWS),
+        ],
+    ),
+    "dtensor_symbolic_strides_of_one_row": (
+        compiled(scenario(FULLY_SHARD, TWO_OUTPUTS, **TURNED_TO_ONE_ROW)),
+        [
+            compiled(scenario(SPMD(), TWO_OUTPUTS, **TURNED_TO_ONE_ROW)),
+            compiled(scenario(FULLY_SHARD, TWO_OUTPUTS, **TURNED_TO_ONE_ROW | {"data": Data(microbatches=(6, 4), batch_dim=1)})),
+            compiled(scenario(FULLY_SHARD, TWO_OUTPUTS, **TURNED_TO_ONE_ROW | {"data": Data(microbatches=(4, 2))})),
+            scenario(FULLY_SHARD, TWO_OUTPUTS, **TURNED_TO_ONE_ROW),
         ],
     ),
     "dtensor_repeat_recurses": (
