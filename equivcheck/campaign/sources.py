@@ -18,7 +18,9 @@ _CYCLE = 10
 _BEYOND = frozenset((1,))
 """Of these batches the numbers, from 0, that are drawn beyond limits of torch: early, as a short run has few."""
 _FOCUSED = frozenset((3, 5, 8))
-"""Those that have one layout each. Where all are drawn together, what takes four of its features at once is met seldom."""
+"""Those that have one layout alone. Where all are drawn together, what takes four features of one at once is met seldom."""
+_STAY = 10
+"""For so many of them it is the same layout, some hundreds of checks: as many as a short campaign of that layout has."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,13 +51,13 @@ def sources(plan: Plan, worker: int) -> Iterator[Source]:
 
 
 def _focused(plan: Plan, worker: int) -> Iterator[Source] | None:
-    """One layout after the other, in an order that the seed decides; None where there is but one."""
+    """One layout after the other, each for a while, in an order that the seed decides; None where there is but one."""
     names = list(plan.layouts or layout_names())
     if len(names) == 1:
         return None
     Random(plan.seed).shuffle(names)
     first = worker * len(names) // plan.num_workers % len(names)
-    return cycle([_source(plan, name) for name in (*names[first:], *names[:first])])
+    return cycle([source for name in (*names[first:], *names[:first]) for source in [_source(plan, name)] * _STAY])
 
 
 def _source(plan: Plan, name: str) -> Source:

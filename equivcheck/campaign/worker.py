@@ -184,9 +184,8 @@ class Worker:
     def _wants(self, candidate: Candidate) -> bool:
         """Whether to check what was drawn; of a batch beyond limits of torch only what is beyond one."""
         scenario, may_be_known = candidate.scenario, bool(candidate.could_show)
-        source = self._source
-        is_meant = not source.beyond or why_unsupported(scenario) is not None
-        return is_meant and self._selections[source.beyond].wants(scenario, may_be_known=may_be_known, focus=source.focus)
+        is_meant = not self._source.beyond or why_unsupported(scenario) is not None
+        return is_meant and self._selections[self._source.beyond].wants(scenario, may_be_known=may_be_known)
 
     def _to_be_shrunk(self, verdict: Verdict) -> bool:
         try:

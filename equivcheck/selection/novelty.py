@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict, deque
+from collections import deque
 
 from equivcheck.coverage.reach import Reach
 from equivcheck.coverage.triples import Triples
@@ -33,22 +33,19 @@ class Selection:
             TimeBudget(COMPILED_SHARE * seconds, expected_compile_seconds),
             TimeBudget(TRACED_SHARE * seconds, expected_trace_seconds),
         )
-        self._novelties = defaultdict[str, Novelty](Novelty)
+        self._novelty = Novelty()
         self._checked: set[int] = set()
 
-    def wants(self, scenario: Scenario, *, may_be_known: bool = False, focus: str = "") -> bool:
+    def wants(self, scenario: Scenario, *, may_be_known: bool = False) -> bool:
         """Whether to check a scenario, which may end as a known issue or not; if so it counts as checked.
 
-        While only one layout is drawn, `focus`, new is what has not come together under it, whatever others had. Hypothesis draws
-        one scenario in several ways, and starts every batch simple.
+        Hypothesis draws one scenario in several ways, and starts every batch simple.
         """
         mark = hash(scenario)
         if mark in self._checked or not all(budget.allows(scenario) for budget in self._budgets):
             return False
-        if not self._novelties[focus].wants(scenario, may_be_known=may_be_known):
+        if not self._novelty.wants(scenario, may_be_known=may_be_known):
             return False
-        for name in {"", scenario.layout.name} & self._novelties.keys() - {focus}:
-            self._novelties[name].add(scenario)
         if len(self._checked) >= _REMEMBERED:
             self._checked.clear()
         self._checked.add(mark)
@@ -79,14 +76,10 @@ class Novelty:
         wanted = gains[measure] >= max((each[measure] for each in before), default=0.0)
         self._recent[kind].append(gains)
         if wanted:
-            self.add(scenario)
+            self._num_wanted += 1
+            self._reach.add(scenario)
+            self._triples.add(scenario)
         return wanted
-
-    def add(self, scenario: Scenario) -> None:
-        """Count a scenario as checked."""
-        self._num_wanted += 1
-        self._reach.add(scenario)
-        self._triples.add(scenario)
 
     @property
     def _window(self) -> int:

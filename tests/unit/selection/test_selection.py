@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from equivcheck.layouts.execution.compile_time import expected_compile_seconds, expected_trace_seconds
-from equivcheck.scenario import SPMD, Axis, Execution, Layout, Mesh, Scenario, StepLR
-from equivcheck.selection.novelty import FIRST_WINDOW, Selection
+from equivcheck.scenario import SPMD, Axis, Execution, Layout, Mesh, StepLR
+from equivcheck.selection.novelty import Selection
 from equivcheck.selection.time_budget import COMPILED_SHARE, TRACED_SHARE, TimeBudget
 from unit.campaign import fakes
 
@@ -62,19 +62,3 @@ def test_tracing_takes_longer_the_more_is_traced() -> None:
     assert expected_trace_seconds(replace(TRACED, training=replace(training, steps=4))) == 2 * least
     assert expected_trace_seconds(scheduled) == 4 * least
     assert expected_trace_seconds(replace(TRACED, layout=traced_on(4))) == 2 * least
-
-
-def again(seed: int, scenario: Scenario = EAGER) -> Scenario:
-    """Nothing new, but no scenario that was checked before."""
-    return replace(scenario, schedule_seed=seed)
-
-
-def test_while_one_layout_is_drawn_new_is_what_has_not_come_together_under_it() -> None:
-    """What other batches had does not count there, and what such a batch had is not new any more to the others."""
-    selection, longer = Selection(0.0), replace(EAGER, training=replace(EAGER.training, steps=2))
-    assert selection.wants(EAGER)
-    assert [selection.wants(again(seed)) for seed in range(1, FIRST_WINDOW)] == [False] * (FIRST_WINDOW - 1)
-    assert selection.wants(again(FIRST_WINDOW), focus="ddp")
-    assert selection.wants(longer, focus="spmd")
-    assert selection.wants(again(FIRST_WINDOW + 1, longer))  # it would outbid the next, were it new
-    assert selection.wants(again(FIRST_WINDOW + 2))
