@@ -1,4 +1,4 @@
-"""Scenarios from Hypothesis, in batches, with its own shrinking for the one failure that a batch may end with."""
+"""Cases from Hypothesis, in batches, with its own shrinking for the one failure that a batch may end with."""
 
 from __future__ import annotations
 
@@ -7,18 +7,21 @@ import hashlib
 import itertools
 import time
 from collections.abc import Callable
+from typing import Any, TypeVar
 
 from hypothesis import HealthCheck, Phase, Verbosity, given, seed, settings
 from hypothesis.errors import Flaky
 from hypothesis.strategies import SearchStrategy
 
 from equivcheck.campaign.plan import Plan
-from equivcheck.scenario import Scenario
+from equivcheck.scenario.case import Case
+
+C = TypeVar("C", bound=Case)
 
 _BATCH = 500
-"""Scenarios a batch."""
+"""Cases a batch."""
 _FRESH = 10
-"""Scenarios that Hypothesis draws afresh, the first of them the plainest. Beyond those it mostly varies what it has drawn, six
+"""Cases that Hypothesis draws afresh, the first of them the plainest. Beyond those it mostly varies what it has drawn, six
 times each, one part copied over another: of five hundred some seventy would be new."""
 
 _SETTINGS = settings(
@@ -35,26 +38,26 @@ _SETTINGS = settings(
 
 
 class FaultShown(Exception):
-    """Raised by what takes scenarios to have the one of this moment shrunk: smaller ones that raise it too are looked for."""
+    """Raised by what takes cases to have the one of this moment shrunk: smaller ones that raise it too are looked for."""
 
 
 class EndBatch(BaseException):
-    """Raised by what takes scenarios to end the batch at once; no `Exception`, which Hypothesis would shrink."""
+    """Raised by what takes cases to end the batch at once; no `Exception`, which Hypothesis would shrink."""
 
 
-def run_batch(strategy: SearchStrategy[Scenario], batch_seed: int, take: Callable[[Scenario], None]) -> None:
-    """Take drawn scenarios until the batch is over, `take` raises `EndBatch`, or what raised `FaultShown` has been shrunk."""
+def run_batch(strategy: SearchStrategy[C], batch_seed: int, take: Callable[[C], None]) -> None:
+    """Take drawn cases until the batch is over, `take` raises `EndBatch`, or what raised `FaultShown` has been shrunk."""
     with contextlib.suppress(EndBatch, FaultShown, Flaky):
         for number in range(_BATCH // _FRESH):
             _run_fresh(strategy, batch_seed + number, take)
 
 
-def _run_fresh(strategy: SearchStrategy[Scenario], run_seed: int, take: Callable[[Scenario], None]) -> None:
+def _run_fresh(strategy: SearchStrategy[C], run_seed: int, take: Callable[[C], None]) -> None:
     @seed(run_seed)
     @_SETTINGS
     @given(strategy)
-    def run(scenario: Scenario) -> None:
-        take(scenario)
+    def run(case: C) -> None:
+        take(case)
 
     run()
 
@@ -65,18 +68,19 @@ def batch_seed(campaign_seed: int, *place: int) -> int:
     return int.from_bytes(digest[:8], "big")
 
 
-def draw(plan: Plan, take: Callable[[Scenario], None]) -> float:
-    """Have scenarios taken for the plan's seconds, each once a batch, by one process; returns how long it took.
+def draw(plan: Plan, take: Callable[[Any], None]) -> float:
+    """Have cases taken for the plan's seconds, each once a batch, by one process; returns how long it took.
 
     They are those of the first worker of a campaign with that plan.
     """
     started = time.monotonic()
+    assert plan.strategy is not None
     strategy = plan.strategy(plan)
 
-    def take_in_time(scenario: Scenario) -> None:
+    def take_in_time(case: Case) -> None:
         if time.monotonic() - started >= plan.seconds:
             raise EndBatch
-        take(scenario)
+        take(case)
 
     for number in itertools.count():
         run_batch(strategy, batch_seed(plan.seed, 0, 0, number), take_in_time)

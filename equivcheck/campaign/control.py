@@ -1,34 +1,37 @@
-"""The control of a campaign: a training that is wrong on purpose, which the check must find, else its silence means nothing."""
+"""The control of a campaign: a fault planted on purpose, which the check must find, else its silence means nothing."""
 
 from __future__ import annotations
 
 import zlib
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from functools import singledispatch
+from inspect import getdoc
+from typing import Any
+
+from hypothesis.strategies import SearchStrategy
 
 from equivcheck.campaign.batches import EndBatch, batch_seed, run_batch
 from equivcheck.campaign.messages import Control
-from equivcheck.campaign.plan import Alter, Plan
-from equivcheck.scenario import Scenario
+from equivcheck.campaign.plan import Fault, Plan
+from equivcheck.mutants.mutant import Family, Mutant
+from equivcheck.scenario.case import Case
 from equivcheck.scenario.mesh import MAX_RANKS
-from equivcheck.verdict.verdict import Verdict
+from equivcheck.verdict.verdict import CaseVerdict
 from equivcheck.worlds.work_clock import WorkClock
 
-if TYPE_CHECKING:
-    from equivcheck.mutants.mutant import Mutant
-
 MAX_DRAWN = 500
-"""Scenarios after which a control that was not caught has survived, or cannot be reached."""
+"""Cases after which a control that was not caught has survived, or cannot be reached."""
 _CHUNK = 100
-"""Scenarios drawn at once."""
+"""Cases drawn at once."""
 _SHARE = 0.1
 """Part of a worker's work that a control may take before the end."""
 _USUAL_RANKS = 4
 """Most ranks of its scenarios, unless it takes more."""
 
-Checked = Callable[[Scenario, Alter], Verdict]
-"""Checks a scenario with a fault in it."""
+Checked = Callable[[Case, Any], CaseVerdict]
+"""Checks a case with a fault in it."""
 
 
 def control_of(plan: Plan) -> ControlRun | None:
@@ -40,7 +43,6 @@ def control_of(plan: Plan) -> ControlRun | None:
 def applicable_mutants(plan: Plan) -> tuple[Mutant, ...]:
     """The mutants that can be planted in a plan's layouts; if there are any, those that show most simply in one of them."""
     from equivcheck.composition.registry import layout_names
-    from equivcheck.mutants.mutant import Family
     from equivcheck.mutants.registry import mutants_of
 
     names = plan.layouts or layout_names()
@@ -51,14 +53,41 @@ def applicable_mutants(plan: Plan) -> tuple[Mutant, ...]:
     return tuple([each for each in found if each.layouts[0] in names] or found)
 
 
-class ControlRun:
-    """Checks scenarios with one mutant in them until one is caught."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProgramFault:
+    """A fault in what ranks do of a tensor program."""
 
-    def __init__(self, plan: Plan, mutant: Mutant) -> None:
-        self._plan, self._mutant = plan, mutant
-        self._waiting: deque[Scenario] = deque()
+    name: str
+    """Its name in `equivcheck.program_run.faults`."""
+    wrong: str
+    """What is wrong, in one sentence."""
+    plant: type
+    """What does statements on ranks."""
+    applies: Callable[[Any], bool] = lambda _program: True
+    """Any program may show it."""
+
+
+def program_faults(plan: Plan) -> tuple[ProgramFault, ...]:  # noqa: ARG001
+    """All of them."""
+    from equivcheck.program_run.faults import FAULTS
+
+    return tuple(ProgramFault(name=name, wrong=str(getdoc(target)), plant=target) for name, target in FAULTS.items())
+
+
+def applicable_faults(plan: Plan) -> tuple[Fault, ...]:
+    """What can be planted in the kinds of cases that a plan has: mutants in trainings, faults in tensor programs."""
+    mutants = () if plan.strategy is None else applicable_mutants(plan)
+    return (*mutants, *(() if plan.programs is None else program_faults(plan)))
+
+
+class ControlRun:
+    """Checks cases with one fault in them until one is caught."""
+
+    def __init__(self, plan: Plan, fault: Fault) -> None:
+        self._plan, self._fault = plan, fault
+        self._waiting: deque[Case] = deque()
         self._drawn = 0
-        self._control = Control(name=mutant.name, wrong=mutant.wrong)
+        self._control = Control(name=fault.name, wrong=fault.wrong)
         self.draw()
 
     @property
@@ -68,7 +97,7 @@ class ControlRun:
 
     @property
     def has_waiting(self) -> bool:
-        """Whether there is a scenario for `step`."""
+        """Whether there is a case for `step`."""
         return bool(self._waiting)
 
     @property
@@ -81,19 +110,17 @@ class ControlRun:
         return self.has_waiting and not self._control.caught and self._control.seconds <= seconds * _SHARE
 
     def draw(self) -> None:
-        """Draw some more scenarios if none is waiting; not from within a batch."""
+        """Draw some more cases if none is waiting; not from within a batch."""
         if self._waiting or self.is_over:
             return
-        names = [name for name in self._mutant.layouts if not self._plan.layouts or name in self._plan.layouts]
-        most = min(self._plan.max_ranks, max(_USUAL_RANKS, self._mutant.minimum.ranks), MAX_RANKS)
-        seed = batch_seed(self._plan.seed, zlib.crc32(self._mutant.name.encode()), self._drawn)
-        self._waiting.extend(filter(self._mutant.applies, _drawn(tuple(names), most, seed)))
+        seed = batch_seed(self._plan.seed, zlib.crc32(self._fault.name.encode()), self._drawn)
+        self._waiting.extend(filter(self._fault.applies, _drawn(cases_for(self._fault, self._plan), seed)))
         self._drawn += _CHUNK
 
     def step(self, check: Checked) -> None:
-        """Check the next scenario."""
+        """Check the next case."""
         clock = WorkClock()
-        verdict = check(self._waiting.popleft(), self._mutant.plant)
+        verdict = check(self._waiting.popleft(), self._fault.plant)
         self._control = Control(
             name=self._control.name,
             wrong=self._control.wrong,
@@ -103,17 +130,36 @@ class ControlRun:
         )
 
 
-def _drawn(names: tuple[str, ...], max_ranks: int, seed: int) -> list[Scenario]:
+@singledispatch
+def cases_for(fault: Fault, plan: Plan) -> SearchStrategy[Any]:  # noqa: ARG001
+    """What a fault is planted in."""
+    raise TypeError(f"{type(fault).__name__} is no fault")
+
+
+@cases_for.register
+def _(fault: Mutant, plan: Plan) -> SearchStrategy[Any]:
     from equivcheck.strategies import scenarios
     from equivcheck.strategies.scenario import MORE_RESUMES
 
-    found: list[Scenario] = []
+    names = tuple(name for name in fault.layouts if not plan.layouts or name in plan.layouts)
+    most = min(plan.max_ranks, max(_USUAL_RANKS, fault.minimum.ranks), MAX_RANKS)
+    return scenarios(layouts=names, max_ranks=most, resumes=MORE_RESUMES)
 
-    def take(scenario: Scenario) -> None:
+
+@cases_for.register
+def _(_fault: ProgramFault, plan: Plan) -> SearchStrategy[Any]:
+    assert plan.programs is not None
+    return plan.programs(plan)
+
+
+def _drawn(strategy: SearchStrategy[Any], seed: int) -> list[Case]:
+    found: list[Case] = []
+
+    def take(case: Case) -> None:
         if len(found) >= _CHUNK:
             raise EndBatch
-        if scenario not in found:  # the plainest comes again and again
-            found.append(scenario)
+        if case not in found:  # the plainest comes again and again
+            found.append(case)
 
-    run_batch(scenarios(layouts=names, max_ranks=max_ranks, resumes=MORE_RESUMES), seed, take)
+    run_batch(strategy, seed, take)
     return found

@@ -10,7 +10,7 @@ from typing import Any, Protocol, Self, TypeVar
 from equivcheck.campaign.messages import Broken, Checked, Done, Lost, Spent
 from equivcheck.campaign.plan import Plan
 from equivcheck.campaign.process import CheckingProcess
-from equivcheck.verdict.verdict import Verdict
+from equivcheck.verdict.verdict import CaseVerdict
 from equivcheck.workers.process import Ended
 from equivcheck.workers.supervision import Pool, Stuck
 
@@ -35,7 +35,7 @@ class Worker(Protocol):
 
     place: tuple[int, int]
     """Its number, and how many processes it has had before."""
-    suspect: Verdict | None
+    suspect: CaseVerdict | None
     """What it is to check again, alone; None if it draws."""
     done: bool
     """Whether it has said its last word."""
@@ -69,7 +69,7 @@ class Crew(Protocol[W]):
     def has_room(self) -> bool:
         """Whether one more would find a core."""
 
-    def start(self, plan: Plan, place: tuple[int, int], suspect: Verdict | None = None) -> None:
+    def start(self, plan: Plan, place: tuple[int, int], suspect: CaseVerdict | None = None) -> None:
         """Start one more, whether or not there is room."""
 
     def messages(self) -> Iterator[tuple[W, Any]]:
@@ -85,7 +85,7 @@ class LocalCrew(Pool[CheckingProcess]):
     nodes: Sequence[Node] = ()
     has_room = True
 
-    def start(self, plan: Plan, place: tuple[int, int], suspect: Verdict | None = None) -> None:
+    def start(self, plan: Plan, place: tuple[int, int], suspect: CaseVerdict | None = None) -> None:
         """Start a process."""
         self.workers.append(CheckingProcess(plan, place, suspect))
 

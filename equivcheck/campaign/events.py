@@ -10,7 +10,7 @@ from equivcheck.campaign.counts.tally import Tally
 from equivcheck.campaign.messages import Control, NodeLost
 from equivcheck.campaign.plan import Plan
 from equivcheck.findings.store import Kept
-from equivcheck.verdict.verdict import Verdict
+from equivcheck.verdict.verdict import CaseVerdict
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,8 +21,8 @@ class KeptFinding:
     """The same for equal faults."""
     path: Path
     """Its folder, which is not there if it is `UNKEPT`."""
-    verdict: Verdict
-    """With the smallest scenario of this campaign that shows it."""
+    verdict: CaseVerdict
+    """With the smallest case of this campaign that shows it."""
     kept: Kept
     """What the store did with it; `SEEN` if an earlier campaign left an example no larger."""
 
@@ -93,7 +93,7 @@ class Summary:
     unkept: str = ""
     """Why some findings are nowhere but here; empty if all were kept."""
     control: Control | None = None
-    """What came of the wrong training that was to be caught; None where there was none, or the end came before it was known."""
+    """What came of the fault that was to be caught; None where there was none, or the end came before it was known."""
     nodes: tuple[NodeWork, ...] = ()
     """What each machine has done; empty for this one alone."""
 

@@ -1,4 +1,4 @@
-"""One check in a process of its own, so that a scenario that kills its process gives a verdict."""
+"""One check in a process of its own, so that a case that kills its process gives a verdict."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from equivcheck.campaign.messages import Broken, Checked, CheckOne
 from equivcheck.campaign.plan import Check, Plan, explaining_check
 from equivcheck.campaign.process import START_SECONDS, CheckingProcess
 from equivcheck.errors import EquivCheckError, UsageError
-from equivcheck.scenario import Scenario
-from equivcheck.verdict.verdict import Verdict
+from equivcheck.scenario.case import Case
+from equivcheck.verdict.verdict import CaseVerdict
 from equivcheck.workers.process import Ended
 
 _POLL_SECONDS = 1.0
@@ -15,12 +15,12 @@ _POLL_SECONDS = 1.0
 
 
 class CheckerFailed(EquivCheckError):
-    """The checker itself could not run, which says nothing about the scenario."""
+    """The checker itself could not run, which says nothing about the case."""
 
 
 def check_isolated(
-    scenario: Scenario, *, world: str, deadline: float, beyond: bool = False, check: Check = explaining_check
-) -> Verdict:
+    case: Case, *, world: str, deadline: float, beyond: bool = False, check: Check = explaining_check
+) -> CaseVerdict:
     """`equivcheck.check` with a diagnosis; the death of the process, or a check that never ends, is a verdict.
 
     With `beyond` it is run though torch does not support it. Raises `CheckerFailed`, and `UsageError` as
@@ -29,13 +29,13 @@ def check_isolated(
     plan = Plan(num_checks=1, seed=0, world=world, deadline=deadline, stuck_seconds=2 * deadline + START_SECONDS, check=check)
     worker = CheckingProcess(plan, (0, 0))
     try:
-        worker.send(CheckOne(scenario=scenario, beyond=beyond))
+        worker.send(CheckOne(case=case, beyond=beyond))
         return _verdict(worker)
     finally:
         worker.close()
 
 
-def _verdict(worker: CheckingProcess) -> Verdict:
+def _verdict(worker: CheckingProcess) -> CaseVerdict:
     while not worker.is_stuck:
         if not worker.link.poll(_POLL_SECONDS):
             continue

@@ -10,11 +10,11 @@ from equivcheck.findings.fingerprint import fingerprint
 from equivcheck.findings.size import size_of
 from equivcheck.findings.store import FindingStore, Kept, says_more
 from equivcheck.verdict.description import failed
-from equivcheck.verdict.verdict import Verdict
+from equivcheck.verdict.verdict import CaseVerdict
 
 
 class KeptFindings:
-    """One for each fingerprint, with the smallest scenario that shows it."""
+    """One for each fingerprint, with the smallest case that shows it."""
 
     def __init__(self, store: FindingStore) -> None:
         self._store = store
@@ -30,14 +30,14 @@ class KeptFindings:
         """In the order in which they were found."""
         return tuple(self._found.values())
 
-    def keep(self, verdict: Verdict) -> KeptFinding | None:
+    def keep(self, verdict: CaseVerdict) -> KeptFinding | None:
         """Keep what is new, smaller than before, or says more; None for what is not."""
         mark = fingerprint(verdict)
         kept = self._stored(verdict)
         before = self._found.get(mark)
         if before is not None:
             adds = says_more(before.verdict, verdict)
-            if not adds and size_of(before.verdict.scenario) <= size_of(verdict.scenario):
+            if not adds and size_of(before.verdict.case) <= size_of(verdict.case):
                 return None
             kept = before.kept if (adds or kept is Kept.SMALLER) and kept is not Kept.UNKEPT else kept
         self._found[mark] = KeptFinding(fingerprint=mark, path=self._store.folder(mark), verdict=verdict, kept=kept)
@@ -50,7 +50,7 @@ class KeptFindings:
             if finding.kept is Kept.UNKEPT:
                 self._found[mark] = replace(finding, kept=self._stored(finding.verdict))
 
-    def _stored(self, verdict: Verdict) -> Kept:
+    def _stored(self, verdict: CaseVerdict) -> Kept:
         try:
             return self._store.keep(verdict)
         except StoreFailed as error:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from equivcheck.campaign.counts.tally import Tally
-from equivcheck.scenario import Scenario
-from equivcheck.verdict.verdict import Verdict
+from equivcheck.scenario.case import Case
+from equivcheck.verdict.verdict import CaseVerdict
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,7 +23,7 @@ class Fuzz:
 class CheckOne:
     """To the worker: check this, say `Checked`, and end."""
 
-    scenario: Scenario
+    case: Case
     """What to check."""
     beyond: bool = False
     """Whether limits of torch do not count."""
@@ -52,9 +52,9 @@ class Progress:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
-    """From the worker: a finding, or a smaller scenario for one."""
+    """From the worker: a finding, or a smaller case for one."""
 
-    verdict: Verdict
+    verdict: CaseVerdict
     """What was found."""
     asks: bool = False
     """Whether the worker waits to be told whether to shrink it."""
@@ -64,7 +64,7 @@ class Found:
 class Checked:
     """From the worker: the answer to `CheckOne`."""
 
-    verdict: Verdict
+    verdict: CaseVerdict
     """What came of it."""
     seconds: float
     """How long it took."""
@@ -77,21 +77,21 @@ class Broken:
     summary: str
     """``Type: message``, one line."""
     trace: str
-    """The traceback, and the scenario if one was being checked."""
+    """The traceback, and the case if one was being checked."""
     is_usage: bool = False
     """Whether it refused what it was asked for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Control:
-    """From the worker: what came of the wrong training that is part of the campaign."""
+    """From the worker: what came of the fault that is planted as part of the campaign."""
 
     name: str
-    """The mutant's."""
+    """The fault's."""
     wrong: str
-    """What is wrong with it."""
+    """What is wrong where it is planted."""
     examples: int = 0
-    """Scenarios in which it was planted and checked, until it was caught."""
+    """Cases in which it was planted and checked, until it was caught."""
     seconds: float = 0.0
     """Of work that it took."""
     caught: bool = False
@@ -112,8 +112,8 @@ class Done:
 class Lost:
     """In the place of a worker's last word: it died, or was killed as it was stuck."""
 
-    verdict: Verdict | None
-    """On the scenario that it had begun; None if it had begun none."""
+    verdict: CaseVerdict | None
+    """On the case that it had begun; None if it had begun none."""
     seconds: float
     """How long ago that was."""
     printed: str

@@ -5,77 +5,77 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from equivcheck.errors import UsageError
-from equivcheck.scenario import Scenario
+from equivcheck.scenario.case import Case
 from equivcheck.scenario.mesh import MAX_RANKS
 
 if TYPE_CHECKING:
     from hypothesis.strategies import SearchStrategy
 
-    from equivcheck.mutants.mutant import Mutant
-    from equivcheck.train.setup import Setup
-    from equivcheck.verdict.verdict import Verdict
+    from equivcheck.scenario import Scenario
+    from equivcheck.tensor_program import TensorProgram
+    from equivcheck.verdict.verdict import CaseVerdict
 
 
-_USUAL_CHECK_SECONDS = 0.25
+USUAL_CHECK_SECONDS = 0.25
 """What a check takes on average, with all that is drawn for it: 0.24 over 20,000 of all layouts."""
 
-Alter = Callable[["Setup"], None]
-"""What plants a fault into the setup of each rank."""
+
+class Fault(Protocol):
+    """A fault that a control plants."""
+
+    @property
+    def name(self) -> str:
+        """Unique."""
+
+    @property
+    def wrong(self) -> str:
+        """What is wrong, in one sentence."""
+
+    @property
+    def applies(self) -> Callable[[Any], bool]:
+        """Whether a case has what it breaks."""
+
+    @property
+    def plant(self) -> Any:
+        """What a check takes as `alter`."""
 
 
 class Check(Protocol):
-    """What runs on every generated scenario."""
+    """What runs on every generated case."""
 
     def __call__(  # noqa: PLR0913 - options, all by keyword
         self,
-        scenario: Scenario,
+        case: Any,
+        /,
         *,
         world: str,
         deadline: float,
-        alter: Alter | None = None,
+        alter: Any = None,
         coarse: bool = False,
         beyond: bool = False,
-    ) -> Verdict:
+    ) -> CaseVerdict:
         """The verdict; an exception means that the checker itself is broken, and ends the campaign.
 
-        `alter` and `coarse` are those of `equivcheck.check`; with `beyond` limits of torch do not count, as in `check_beyond`.
+        `alter` plants a fault in the way of the case's kind, `coarse` is that of `equivcheck.check`; with `beyond` limits of
+        torch do not count, as in `check_beyond`.
         """
 
 
-def oracle_check(  # noqa: PLR0913 - options, all by keyword
-    scenario: Scenario,
-    *,
-    world: str,
-    deadline: float,
-    alter: Alter | None = None,
-    coarse: bool = False,
-    beyond: bool = False,
-) -> Verdict:
-    """`equivcheck.check`, imported at first use; its verdict goes to another process, and so goes without calls."""
-    from equivcheck.oracle.beyond import check_beyond
-    from equivcheck.oracle.check import check
+def oracle_check(case: Case, /, **options: Any) -> CaseVerdict:
+    """`check_case`, imported at first use."""
+    from equivcheck.oracle.cases import check_case
 
-    if beyond:
-        return replace(check_beyond(scenario, world=world, deadline=deadline, coarse=coarse), calls=())
-    return replace(check(scenario, world=world, deadline=deadline, alter=alter, coarse=coarse), calls=())
+    return check_case(case, **options)
 
 
-def explaining_check(  # noqa: PLR0913 - options, all by keyword
-    scenario: Scenario,
-    *,
-    world: str,
-    deadline: float,
-    alter: Alter | None = None,
-    coarse: bool = False,
-    beyond: bool = False,
-) -> Verdict:
+def explaining_check(case: Case, /, *, deadline: float, alter: Any = None, **options: Any) -> CaseVerdict:
     """The same with a diagnosis: for one scenario, not for many. What torch does not support needs none."""
     from equivcheck.diagnosis.explain import explained
 
-    verdict = oracle_check(scenario, world=world, deadline=deadline, alter=alter, coarse=coarse, beyond=beyond)
+    verdict = oracle_check(case, deadline=deadline, alter=alter, **options)
     return verdict if verdict.beyond else explained(verdict, alter=alter, deadline=deadline)
 
 
@@ -100,6 +100,13 @@ def frontier_scenarios(plan: Plan) -> SearchStrategy[Scenario]:
     return frontier(layouts=plan.layouts or None, max_ranks=plan.max_ranks)
 
 
+def generated_programs(plan: Plan) -> SearchStrategy[TensorProgram]:
+    """Tensor programs; imported at first use."""
+    from equivcheck.strategies import programs
+
+    return programs(max_ranks=max(2, plan.max_ranks))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     """A campaign's budget and what it draws from; it travels to the workers."""
@@ -117,7 +124,7 @@ class Plan:
     layouts: tuple[str, ...] = ()
     """Tags of the parallelisms to draw from; empty for all."""
     max_ranks: int = MAX_RANKS
-    """Most ranks in a scenario, 1 to 8."""
+    """Most ranks in a case, 1 to 8."""
     deadline: float = 30.0
     """Seconds that ranks may be idle, or compute without communicating, before they count as hung (`Patience`)."""
     stuck_seconds: float = 180.0
@@ -128,19 +135,23 @@ class Plan:
     confirm: bool = True
     """Whether what is left of a finding of another world runs once more in gloo."""
     check: Check = oracle_check
-    """What is run on each scenario; picklable."""
-    strategy: Callable[[Plan], SearchStrategy[Scenario]] = generated_scenarios
-    """What scenarios are drawn from; picklable."""
+    """What is run on each case; picklable."""
+    strategy: Callable[[Plan], SearchStrategy[Any]] | None = generated_scenarios
+    """What scenarios are drawn from; picklable; None for none."""
+    programs: Callable[[Plan], SearchStrategy[Any]] | None = None
+    """What tensor programs are drawn from; picklable; None for none."""
     frontier: Callable[[Plan], SearchStrategy[Scenario]] | None = None
     """What one batch in ten is drawn from, to check what is beyond limits of torch; picklable; None for no such batches."""
-    controls: Callable[[Plan], Sequence[Mutant]] | None = None
-    """What the control is drawn from by the seed, a mutant that the check must catch; picklable; None for no control."""
+    controls: Callable[[Plan], Sequence[Fault]] | None = None
+    """What the control is drawn from by the seed, a fault that the check must catch; picklable; None for no control."""
 
     def __post_init__(self) -> None:
         low = {"seconds": 0.0, "seed": -1, "num_workers": 0, "max_ranks": 0, "deadline": 0.0, "shrink_seconds": -1.0}
         for field, above in low.items():
             if not getattr(self, field) > above:
                 raise UsageError(f"Plan.{field} is {getattr(self, field)!r}; allowed: above {above}")
+        if self.strategy is None and self.programs is None:
+            raise UsageError("Plan draws nothing; give it a strategy, programs, or both")
         if self.num_checks is None and self.seconds == math.inf:
             raise UsageError("Plan has no end; give its seconds, its num_checks, or both")
         if self.num_checks is not None and self.num_checks < 1:
@@ -160,7 +171,7 @@ class Plan:
     @property
     def reckoned_seconds(self) -> float:
         """About how long a worker is at work."""
-        return min(self.seconds, self.checks_of(0) * _USUAL_CHECK_SECONDS)
+        return min(self.seconds, self.checks_of(0) * USUAL_CHECK_SECONDS)
 
     def with_more_time(self) -> Plan:
         """The plan with twice the time for each check: for what may have failed for want of it."""

@@ -8,8 +8,9 @@ from equivcheck.campaign.plan import Plan
 from equivcheck.campaign.recorder import Recorder
 from equivcheck.composition.limits import why_unsupported
 from equivcheck.layouts.execution.compile_time import all_compile_seconds
-from equivcheck.scenario import Scenario
-from equivcheck.verdict.verdict import Outcome, Verdict
+from equivcheck.scenario.case import Case
+from equivcheck.verdict.kinds import verdict_on
+from equivcheck.verdict.verdict import CaseVerdict, Outcome
 from equivcheck.workers.process import WorkerProcess
 from equivcheck.worlds.failure import Failure, FailureKind, RankReport, RankState
 from equivcheck.worlds.patience import Patience, cpu_seconds_of_family
@@ -21,10 +22,10 @@ START_SECONDS = 120.0
 class CheckingProcess(WorkerProcess):
     """One process; `place` is the worker's number and how many processes it has had before.
 
-    It draws scenarios, or checks again alone what ended the process before it: `suspect`, the verdict on that.
+    It draws cases, or checks again alone what ended the process before it: `suspect`, the verdict on that.
     """
 
-    def __init__(self, plan: Plan, place: tuple[int, int], suspect: Verdict | None = None) -> None:
+    def __init__(self, plan: Plan, place: tuple[int, int], suspect: CaseVerdict | None = None) -> None:
         self.place, self.suspect, self.node = place, suspect, ""
         self.done = False
         self._plan = plan
@@ -62,39 +63,38 @@ class CheckingProcess(WorkerProcess):
         """Seconds that what it began last may take; before its first check, also to start."""
         if not self._recorder.num_begun:
             return self._plan.stuck_seconds + START_SECONDS
-        scenario = self._recorder.last()
-        return self._plan.stuck_seconds + (all_compile_seconds(scenario) if scenario else 0.0)
+        case = self._recorder.last()
+        return self._plan.stuck_seconds + (all_compile_seconds(case) if case else 0.0)
 
-    def death(self) -> Verdict | None:
-        """The verdict on the scenario during which it died; None if it had begun none."""
+    def death(self) -> CaseVerdict | None:
+        """The verdict on the case during which it died; None if it had begun none."""
         how = f"the process that simulated the ranks {self.how_it_ended()}"
         return self._verdict(Outcome.CRASHED, FailureKind.DIED, RankState.DIED, how)
 
-    def hang(self) -> Verdict | None:
-        """The verdict on the scenario in which it is stuck, with its stacks; it is killed. None if it had begun none."""
+    def hang(self) -> CaseVerdict | None:
+        """The verdict on the case in which it is stuck, with its stacks; it is killed. None if it had begun none."""
         self.print_stacks()
         self.kill()
         how = f"the check did not end: {self._patience.exhausted()}"
         return self._verdict(Outcome.HUNG, FailureKind.TIMEOUT, RankState.RUNNING, how)
 
-    def _verdict(self, outcome: Outcome, kind: FailureKind, state: RankState, how: str) -> Verdict | None:
-        scenario = self._recorder.last()
-        if scenario is None:
+    def _verdict(self, outcome: Outcome, kind: FailureKind, state: RankState, how: str) -> CaseVerdict | None:
+        case = self._recorder.last()
+        if case is None:
             return None
-        return Verdict(
+        return verdict_on(
+            case,
             outcome=outcome,
-            scenario=scenario,
             world=self._plan.world,
             reason=how,
-            beyond=why_unsupported(scenario) or "",
-            failure=Failure(kind=kind, summary=how, reports=self._reports(scenario, state, how)),
+            beyond=why_unsupported(case) or "",
+            failure=Failure(kind=kind, summary=how, reports=self._reports(case, state, how)),
         )
 
-    def _reports(self, scenario: Scenario, state: RankState, how: str) -> tuple[RankReport, ...]:
+    def _reports(self, case: Case, state: RankState, how: str) -> tuple[RankReport, ...]:
         """All ranks met the same end; what the process printed last is told once."""
         return tuple(
-            RankReport(rank=rank, state=state, error=how, stack="" if rank else self.printed())
-            for rank in range(scenario.layout.mesh.num_ranks)
+            RankReport(rank=rank, state=state, error=how, stack="" if rank else self.printed()) for rank in range(case.num_ranks)
         )
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""The scenario that a worker is checking, where its supervisor can read it after the worker's death."""
+"""The case that a worker is checking, where its supervisor can read it after the worker's death."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import pickle
 import struct
 from typing import IO
 
-from equivcheck.scenario import Scenario
+from equivcheck.scenario.case import Case
 from equivcheck.system.unnamed_file import unnamed_file
 
 _SIZE = 1 << 16
 _HEADER = struct.Struct("<QQ")
-"""Checks begun, and bytes of the scenario that follows."""
+"""Checks begun, and bytes of the case that follows."""
 _COUNT = struct.Struct("<Q")
 """The header's first part."""
 
@@ -41,9 +41,9 @@ class Recorder:
         """To be handed to a worker."""
         return self._file.fileno()
 
-    def begin(self, scenario: Scenario) -> None:
-        """Record that the check of a scenario begins; one that does not fit counts, but cannot be read back."""
-        payload = pickle.dumps(scenario, pickle.HIGHEST_PROTOCOL)
+    def begin(self, case: Case) -> None:
+        """Record that the check of a case begins; one that does not fit counts, but cannot be read back."""
+        payload = pickle.dumps(case, pickle.HIGHEST_PROTOCOL)
         if len(payload) > _SIZE - _HEADER.size:
             payload = b""
         self._num_begun += 1
@@ -60,13 +60,13 @@ class Recorder:
         """Checks begun so far, and beats: while it rises, the worker is alive."""
         return int(_HEADER.unpack_from(self._memory)[0])
 
-    def last(self) -> Scenario | None:
-        """The scenario that was begun last; None if there is none, or it did not fit."""
+    def last(self) -> Case | None:
+        """The case that was begun last; None if there is none, or it did not fit."""
         _, length = _HEADER.unpack_from(self._memory)
         if not length:
             return None
-        scenario: Scenario = pickle.loads(self._memory[_HEADER.size : _HEADER.size + length])
-        return scenario
+        case: Case = pickle.loads(self._memory[_HEADER.size : _HEADER.size + length])
+        return case
 
     def close(self) -> None:
         """Let go of the memory."""

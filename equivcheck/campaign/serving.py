@@ -37,20 +37,21 @@ def _serve(worker: Worker, plan: Plan, link: Link) -> None:
         worker.fuzz(order.seconds, order.num_checks)
     elif isinstance(order, CheckOne):
         start = time.monotonic()
-        verdict = worker.check(order.scenario, beyond=order.beyond)
+        verdict = worker.check(order.case, beyond=order.beyond)
         link.send(Checked(verdict=verdict, seconds=time.monotonic() - start))
 
 
 def _import_everything(plan: Plan) -> None:
     """Have torch and the strategies imported before the clock starts."""
     if plan.check is oracle_check:
-        importlib.import_module("equivcheck.oracle.check")
+        importlib.import_module("equivcheck.oracle.cases")
         preload()
-    plan.strategy(plan).validate()
+    for strategy in filter(None, (plan.strategy, plan.programs)):
+        strategy(plan).validate()
 
 
 def _broken(error: BaseException | None, context: str) -> Broken:
-    """What is told of it: of what is raised on purpose one line, as neither a traceback nor the scenario says more."""
+    """What is told of it: of what is raised on purpose one line, as neither a traceback nor the case says more."""
     if isinstance(error, EquivCheckError):
         return Broken(summary=" ".join(str(error).split()), trace="", is_usage=isinstance(error, UsageError))
     trace = "".join(traceback.format_exception(error)) if error else ""

@@ -1,4 +1,4 @@
-"""What the batches of a worker are drawn from: all layouts, what is beyond limits of torch, and at times one layout alone."""
+"""What the batches of trainings are drawn from: all layouts, what is beyond limits of torch, and at times one layout alone."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import count, cycle
 from random import Random
+from typing import Any
 
 from hypothesis.strategies import SearchStrategy
 
 from equivcheck.campaign.plan import Plan
 from equivcheck.composition.registry import layout_names
-from equivcheck.scenario import Scenario
 
 _CYCLE = 10
 """Batches after which the kinds of batches come again."""
@@ -27,8 +27,8 @@ _STAY = 10
 class Source:
     """What a batch is drawn from."""
 
-    strategy: SearchStrategy[Scenario]
-    """Its scenarios."""
+    strategy: SearchStrategy[Any]
+    """Its cases."""
     beyond: bool = False
     """Whether limits of torch do not count."""
     focus: str = ""
@@ -37,6 +37,7 @@ class Source:
 
 def sources(plan: Plan, worker: int) -> Iterator[Source]:
     """The sources of a worker's batches, by its number, without an end: workers go through the layouts from different ones on."""
+    assert plan.strategy is not None
     usual = plan.strategy(plan)
     beyond = usual if plan.frontier is None else plan.frontier(plan)
     focused = _focused(plan, worker)
@@ -61,4 +62,5 @@ def _focused(plan: Plan, worker: int) -> Iterator[Source] | None:
 
 
 def _source(plan: Plan, name: str) -> Source:
+    assert plan.strategy is not None
     return Source(strategy=plan.strategy(replace(plan, layouts=(name,))), focus=name)

@@ -31,7 +31,7 @@ from equivcheck.campaign.messages import (
 from equivcheck.campaign.plan import Plan
 from equivcheck.findings.fingerprint import fingerprint
 from equivcheck.findings.store import FindingStore
-from equivcheck.verdict.verdict import Verdict
+from equivcheck.verdict.verdict import CaseVerdict
 from equivcheck.workers.link import Stop
 from equivcheck.workers.supervision import Interruption
 
@@ -42,7 +42,7 @@ _STOP_SECONDS = 1.0
 
 
 def fuzz(plan: Plan, store: FindingStore, listeners: Sequence[Listener] = (), crew: Crew[Any] | None = None) -> Summary:
-    """Check generated scenarios until the plan's time is up and keep what fails; without a crew by processes of this machine.
+    """Check generated cases until the plan's time is up and keep what fails; without a crew by processes of this machine.
 
     SIGINT and SIGTERM end it early, with a summary; a second one raises `KeyboardInterrupt`. Raises `StoreFailed` when findings
     could not be kept from the start; what cannot be kept later is in the summary alone.
@@ -119,7 +119,7 @@ class _Campaign:
         elif isinstance(message, Control):
             self._control = message
         elif isinstance(message, Ready) and worker.suspect is not None:
-            worker.send(CheckOne(scenario=worker.suspect.scenario, beyond=bool(worker.suspect.beyond)))
+            worker.send(CheckOne(case=worker.suspect.case, beyond=bool(worker.suspect.beyond)))
         elif isinstance(message, Ready):
             self._begin(worker)
         elif isinstance(message, Checked):
@@ -172,13 +172,13 @@ class _Campaign:
         worker.send(MayShrink(yes=mark not in self._shrinking and not self._over))
         self._shrinking.setdefault(mark, worker.place)
 
-    def _keep(self, verdict: Verdict) -> None:
+    def _keep(self, verdict: CaseVerdict) -> None:
         finding = self._findings.keep(verdict)
         if finding is not None:
             self._tell(finding)
 
     def _lost(self, worker: Worker, lost: Lost) -> None:
-        """A worker died or was killed for being stuck: its scenario is checked again, and then another takes its place."""
+        """A worker died or was killed for being stuck: its case is checked again, and then another takes its place."""
         verdict = lost.verdict
         self._false_starts += verdict is None
         if self._false_starts > _MOST_FALSE_STARTS:
@@ -226,19 +226,19 @@ class _Campaign:
             self._tally.not_repeated += 1
             self._employ(worker)
 
-    def _fails_again(self, worker: Worker, verdict: Verdict, seconds: float) -> None:
-        """A finding: a scenario that ends its process, or fails, each time."""
+    def _fails_again(self, worker: Worker, verdict: CaseVerdict, seconds: float) -> None:
+        """A finding: a case that ends its process, or fails, each time."""
         self._tally.add(verdict, seconds)
         self._tally.fingerprints[fingerprint(verdict)] += 1
         self._keep(verdict)
         self._employ(worker)
 
-    def _keep_unchecked(self, suspect: Verdict | None) -> None:
+    def _keep_unchecked(self, suspect: CaseVerdict | None) -> None:
         """Lose nothing where a campaign ends before it has checked again what ended a worker."""
         if suspect is not None:
             self._keep(replace(suspect, reason=f"{suspect.reason} (not checked again: the campaign was over first)"))
 
-    def _employ(self, before: Worker, suspect: Verdict | None = None) -> None:
+    def _employ(self, before: Worker, suspect: CaseVerdict | None = None) -> None:
         """A process in the place of another: to check again what ended that one, even if the time is up, or to draw."""
         number, incarnation = before.place
         if suspect is not None or not (self._over or self._broken or self._checks_left(before) <= 0):

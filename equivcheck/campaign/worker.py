@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import threading
 import time
@@ -13,18 +14,19 @@ from equivcheck.campaign.control import ControlRun, control_of
 from equivcheck.campaign.counts.tally import Tally
 from equivcheck.campaign.isolated import CheckerFailed, check_isolated
 from equivcheck.campaign.messages import Found, MayShrink, Progress
-from equivcheck.campaign.plan import Alter, Plan, oracle_check
+from equivcheck.campaign.plan import Plan, oracle_check
 from equivcheck.campaign.recorder import Recorder
-from equivcheck.campaign.sources import sources
+from equivcheck.campaign.turns import Turns
 from equivcheck.composition.limits import why_unsupported
 from equivcheck.findings.fingerprint import fingerprint
 from equivcheck.findings.size import Size, size_of
 from equivcheck.oracle.confirm import CONFIRMING, CONFIRMING_SECONDS, confirmed_by, may_be_confirmed
-from equivcheck.scenario import Scenario
+from equivcheck.scenario.case import Case
 from equivcheck.selection.avoidance import Avoidance, Candidate, avoiding_all
 from equivcheck.selection.novelty import Selection
+from equivcheck.selection.programs import ProgramSelection
 from equivcheck.shrinking.search import Shrinking, same_fingerprint
-from equivcheck.verdict.verdict import Outcome, Verdict
+from equivcheck.verdict.verdict import CaseVerdict, Outcome
 from equivcheck.worlds.sim.interruption import abandoned_threads
 from equivcheck.worlds.work_clock import WorkClock
 
@@ -56,8 +58,10 @@ class Worker:
         self._plan, self._place, self._link, self._recorder = plan, place, link, recorder
         self._until, self._checks_left = 0.0, math.inf
         self._tally, self._reported = Tally(), 0.0
-        self._source = next(sources(plan, place[0]))
+        self._turns = Turns(plan, place[0])
+        self._source = self._turns.next()
         self._selections = {beyond: Selection(plan.reckoned_seconds) for beyond in (False, True)}
+        self._programs = ProgramSelection()
         self._avoidance, self._avoids = Avoidance(), False
         self._smallest: dict[str, Size] = {}
         self._shrinking: Shrinking | None = None
@@ -68,28 +72,28 @@ class Worker:
         """Draw and check until the time is up, as much is checked, or a stop arrives."""
         self._clock, self._checks_left = WorkClock(), num_checks
         self._until = time.monotonic() + seconds
-        for number, source in enumerate(sources(self._plan, self._place[0])):
-            self._source = source
-            run_batch(source.strategy, batch_seed(self._plan.seed, *self._place, number), self._take)
+        for number in itertools.count():
+            run_batch(self._source.strategy, batch_seed(self._plan.seed, *self._place, number), self._take)
             self._end_shrinking()
             if self._over or self._checks_left <= 0:
                 break
             if self._control is not None:
                 self._control.draw()
+            self._source = self._turns.next()
         self._end_control()
         self._report()
 
-    def check(self, scenario: Scenario, *, coarse: bool = False, beyond: bool = False) -> Verdict:
-        """Check one scenario, recorded first."""
-        self._recorder.begin(scenario)
-        return self._asked(scenario, coarse=coarse, beyond=beyond)
+    def check(self, case: Case, *, coarse: bool = False, beyond: bool = False) -> CaseVerdict:
+        """Check one case, recorded first."""
+        self._recorder.begin(case)
+        return self._asked(case, coarse=coarse, beyond=beyond)
 
-    def _asked(self, scenario: Scenario, **options: Any) -> Verdict:
+    def _asked(self, case: Case, **options: Any) -> CaseVerdict:
         """What the plan's check says, asked with options other than usual."""
         try:
-            return self._plan.check(scenario, **{"world": self._plan.world, "deadline": self._plan.deadline, **options})
+            return self._plan.check(case, **{"world": self._plan.world, "deadline": self._plan.deadline, **options})
         except Exception as error:
-            raise CheckerBroke(scenario) from error
+            raise CheckerBroke(case) from error
 
     def _step_control(self, control: ControlRun) -> None:
         """One example of the control; the supervisor is told when it is over."""
@@ -108,9 +112,9 @@ class Worker:
             elif control.has_waiting:
                 self._step_control(control)
 
-    def _check_altered(self, scenario: Scenario, alter: Alter) -> Verdict:
+    def _check_altered(self, case: Case, alter: Any) -> CaseVerdict:
         self._recorder.beat()
-        return self._asked(scenario, alter=alter)
+        return self._asked(case, alter=alter)
 
     @property
     def is_spent(self) -> bool:
@@ -125,19 +129,19 @@ class Worker:
     def _over(self) -> bool:
         return self._ends or time.monotonic() >= self._until
 
-    def _take(self, scenario: Scenario) -> None:
+    def _take(self, case: Case) -> None:
         if self._over or (self._shrinking.is_drawn_out if self._shrinking else self._checks_left <= 0):
             raise EndBatch
         if self._control is not None and self._control.is_due(self._clock.seconds):
             self._step_control(self._control)
-        candidate = self._candidate(scenario)
+        candidate = self._candidate(case)
         if candidate is None or (self._shrinking is None and not self._wants(candidate)):
             self._recorder.beat()
             self._report_if_due()
             return
         start = time.monotonic()
         coarse = self._shrinking is not None and self._shrinking.coarse
-        verdict = self.check(candidate.scenario, coarse=coarse, beyond=self._source.beyond)
+        verdict = self.check(candidate.case, coarse=coarse, beyond=self._source.beyond)
         seconds = time.monotonic() - start
         if self._shrinking is None and not self._holds(verdict):
             self._tally.not_repeated += 1
@@ -150,24 +154,25 @@ class Worker:
         if verdict.outcome.is_finding and self._to_be_shrunk(verdict):
             raise FaultShown  # the only place: Hypothesis takes what is raised elsewhere for another fault
 
-    def _candidate(self, scenario: Scenario) -> Candidate | None:
-        """What to check for a scenario that Hypothesis proposes; while one that avoids known issues shrinks, all avoid them."""
+    def _candidate(self, case: Case) -> Candidate | None:
+        """What to check for a case that Hypothesis proposes; while one that avoids known issues shrinks, all avoid them."""
         if self._source.beyond:
-            return Candidate(scenario=scenario)
+            return Candidate(case=case)
         if self._shrinking is not None:
-            return avoiding_all(scenario) if self._avoids else Candidate(scenario=scenario)
-        candidate = self._avoidance.candidate(scenario)
+            return avoiding_all(case) if self._avoids else Candidate(case=case)
+        candidate = self._avoidance.candidate(case)
         self._avoids = candidate is not None and bool(candidate.avoided)
         return candidate
 
-    def _count(self, candidate: Candidate, verdict: Verdict, seconds: float) -> None:
+    def _count(self, candidate: Candidate, verdict: CaseVerdict, seconds: float) -> None:
         """Count a check that is none of shrinking."""
+        self._turns.count(candidate.case)
         self._tally.add(verdict, seconds, told=candidate.told(verdict), avoided=candidate.avoided)
         if not verdict.beyond:
             self._avoidance.count(candidate, verdict)
             self._checks_left -= 1
 
-    def _holds(self, verdict: Verdict) -> bool:
+    def _holds(self, verdict: CaseVerdict) -> bool:
         """Whether ranks that failed in a way not seen yet fail again alone, in a fresh process and with more time."""
         if verdict.outcome not in (Outcome.CRASHED, Outcome.HUNG) or fingerprint(verdict) in self._smallest:
             return True
@@ -175,19 +180,21 @@ class Worker:
         self._recorder.beat()
         try:
             again = check_isolated(
-                verdict.scenario, world=plan.world, deadline=plan.deadline, beyond=bool(verdict.beyond), check=plan.check
+                verdict.case, world=plan.world, deadline=plan.deadline, beyond=bool(verdict.beyond), check=plan.check
             )
         except CheckerFailed as error:
-            raise CheckerBroke(verdict.scenario) from error
+            raise CheckerBroke(verdict.case) from error
         return again.outcome.is_finding
 
     def _wants(self, candidate: Candidate) -> bool:
         """Whether to check what was drawn; of a batch beyond limits of torch only what is beyond one."""
-        scenario, may_be_known = candidate.scenario, bool(candidate.could_show)
-        is_meant = not self._source.beyond or why_unsupported(scenario) is not None
-        return is_meant and self._selections[self._source.beyond].wants(scenario, may_be_known=may_be_known)
+        case, may_be_known, source = candidate.case, bool(candidate.could_show), self._source
+        if self._turns.is_of_programs:
+            return self._programs.wants(case, may_be_known=may_be_known)
+        is_meant = not source.beyond or why_unsupported(case) is not None
+        return is_meant and self._selections[source.beyond].wants(case, may_be_known=may_be_known)
 
-    def _to_be_shrunk(self, verdict: Verdict) -> bool:
+    def _to_be_shrunk(self, verdict: CaseVerdict) -> bool:
         try:
             if self._shrinking is None and self._new(verdict) and self._may_shrink():
                 self._shrinking = self._search(verdict)
@@ -197,18 +204,18 @@ class Worker:
             self._shrinking = None
             return False
 
-    def _search(self, verdict: Verdict) -> Shrinking:
+    def _search(self, verdict: CaseVerdict) -> Shrinking:
         same = same_fingerprint(verdict)
         return Shrinking(verdict, self._try, same=same, seconds=self._plan.shrink_seconds, stopped=lambda: self._over)
 
-    def _try(self, scenario: Scenario, *, coarse: bool) -> Verdict:
+    def _try(self, case: Case, *, coarse: bool) -> CaseVerdict:
         """Check what Hypothesis did not propose."""
         self._tally.num_shrinking += 1
-        return self.check(scenario, coarse=coarse, beyond=self._source.beyond)
+        return self.check(case, coarse=coarse, beyond=self._source.beyond)
 
-    def _new(self, verdict: Verdict) -> bool:
+    def _new(self, verdict: CaseVerdict) -> bool:
         """Whether this worker sees the fault for the first time; its supervisor is told, and of smaller scenarios too."""
-        mark, size = fingerprint(verdict), size_of(verdict.scenario)
+        mark, size = fingerprint(verdict), size_of(verdict.case)
         self._tally.fingerprints[mark] += 1
         first = mark not in self._smallest
         if first or size < self._smallest[mark]:
@@ -230,29 +237,29 @@ class Worker:
         except Exception as error:
             best = search.first.without("shrinking", error)
         best = self._confirmed(self._explained(best))
-        if size_of(best.scenario) < self._smallest[fingerprint(best)] or best.confirmed or best.drift or best.unfinished:
+        if size_of(best.case) < self._smallest[fingerprint(best)] or best.confirmed or best.drift or best.unfinished:
             self._send(best)
 
-    def _send(self, best: Verdict) -> None:
-        self._smallest[fingerprint(best)] = size_of(best.scenario)
+    def _send(self, best: CaseVerdict) -> None:
+        self._smallest[fingerprint(best)] = size_of(best.case)
         self._link.send(Found(verdict=best))
 
-    def _explained(self, best: Verdict) -> Verdict:
+    def _explained(self, best: CaseVerdict) -> CaseVerdict:
         """The smallest example with a diagnosis; what torch does not support needs none."""
         if best.beyond or self._ends or self._plan.check is not oracle_check:
             return best
         from equivcheck.diagnosis.explain import explained
 
-        self._recorder.begin(best.scenario)
+        self._recorder.begin(best.case)
         return explained(best, world=self._plan.world, deadline=self._plan.deadline)
 
-    def _confirmed(self, best: Verdict) -> Verdict:
+    def _confirmed(self, best: CaseVerdict) -> CaseVerdict:
         """The smallest example once more where ranks are processes."""
         if self._ends or not (self._plan.confirm and may_be_confirmed(best)):
             return best
         self._tally.num_shrinking += 1
         deadline = min(self._plan.deadline, CONFIRMING_SECONDS)
-        again = partial(self._plan.check, best.scenario, world=CONFIRMING, deadline=deadline, beyond=bool(best.beyond))
+        again = partial(self._plan.check, best.case, world=CONFIRMING, deadline=deadline, beyond=bool(best.beyond))
         return confirmed_by(best, again)
 
     def _report_if_due(self) -> None:

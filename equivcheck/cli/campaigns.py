@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from equivcheck.history.run import Run
     from equivcheck.history.standing import Record
     from equivcheck.history.writer import HistoryWriter
-    from equivcheck.verdict.verdict import Verdict
+    from equivcheck.verdict.verdict import CaseVerdict
 
 
 def run_campaign(  # noqa: PLR0913 - options, most by keyword
@@ -57,7 +57,7 @@ def _replay(store: FindingStore, plan: Plan, writer: HistoryWriter) -> None:
     from equivcheck.cli.findings.replay import checked
     from equivcheck.cli.findings.replay_all import each_replayed
 
-    def check(kept: Finding) -> Verdict:
+    def check(kept: Finding) -> CaseVerdict:
         return checked(kept, kept.verdict.world, plan.deadline, confirm=False)
 
     for replayed in each_replayed(store, check, writer.run.torch):
@@ -118,7 +118,7 @@ def _exit_code(summary: Summary, run: Run, told: tuple[Record, ...] | None) -> E
         click.echo(f"error: the checker itself failed: {summary.broken.splitlines()[0]}", err=True)
         return ExitCode.CANNOT_RUN
     if summary.unkept:
-        click.echo(f"error: {summary.unkept}; what is not kept is printed with its scenario", err=True)
+        click.echo(f"error: {summary.unkept}; what is not kept is printed with its case", err=True)
         return ExitCode.CANNOT_RUN
     if summary.control is not None and summary.has_survivor:
         from equivcheck.report.summary_text import control_text

@@ -1,11 +1,13 @@
-"""`equivcheck check`: one scenario from a file."""
+"""`equivcheck check`: one case from a file."""
 
 from __future__ import annotations
 
 import os
 import shlex
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -28,7 +30,8 @@ from equivcheck.worlds.pool import STARTED
 
 if TYPE_CHECKING:
     from equivcheck.scenario import Scenario
-    from equivcheck.verdict.verdict import Verdict
+    from equivcheck.tensor_program import TensorProgram
+    from equivcheck.verdict.verdict import CaseVerdict
 
 
 @click.command()
@@ -43,13 +46,13 @@ if TYPE_CHECKING:
 def check(  # noqa: PLR0913, PLR0917 - options
     file: str, world: str, deadline: float, comm: bool, beyond: bool, confirm: bool, as_json: bool, html: Path | None
 ) -> ExitCode:
-    """Check the scenario in FILE (JSON; - for standard input).
+    """Check the scenario or tensor program in FILE (JSON; - for standard input).
 
-    The page of --html draws what the ranks leave in one more run: tensors on ranks, calls, losses and errors by step.
+    The page of --html draws what a scenario's ranks leave in one more run: tensors on ranks, calls, losses and errors by step.
     """
 
     def checked() -> ExitCode:
-        verdict = _check(read_scenario(file), world, deadline, comm=comm, beyond=beyond, confirm=confirm, as_json=as_json)
+        verdict = _check(read_case(file), world, deadline, comm=comm, beyond=beyond, confirm=confirm, as_json=as_json)
         write_page(html, lambda page: _write_page(page, verdict, file, deadline))
         return ExitCode.FINDINGS if verdict.outcome.is_finding else ExitCode.NOTHING_FOUND
 
@@ -61,8 +64,8 @@ def check(  # noqa: PLR0913, PLR0917 - options
 
 
 def _check(  # noqa: PLR0913
-    scenario: Scenario, world: str, deadline: float, *, comm: bool, beyond: bool, confirm: bool, as_json: bool
-) -> Verdict:
+    case: Scenario | TensorProgram, world: str, deadline: float, *, comm: bool, beyond: bool, confirm: bool, as_json: bool
+) -> CaseVerdict:
     from equivcheck.diagnosis.explain import explained
     from equivcheck.findings.finding import communication_object, verdict_object
     from equivcheck.oracle.beyond import check_beyond
@@ -70,40 +73,55 @@ def _check(  # noqa: PLR0913
     from equivcheck.oracle.confirm import CONFIRMING, confirmed_by, may_be_confirmed
     from equivcheck.report.communication_text import print_communication
     from equivcheck.report.verdict_text import print_verdict
+    from equivcheck.scenario import Scenario
 
-    check_scenario = check_beyond if beyond else check_within
-    verdict = check_scenario(scenario, world=world, deadline=deadline)
+    if (comm or beyond) and not isinstance(case, Scenario):
+        raise UsageError("--comm and --beyond are about scenarios; allowed for a tensor program: neither")
+    check_case: Callable[..., Any] = check_beyond if beyond else check_within
+    verdict: Any = check_case(case, world=world, deadline=deadline)
     if not verdict.beyond:
         verdict = explained(verdict, deadline=deadline)
     if confirm and may_be_confirmed(verdict):
-        verdict = confirmed_by(verdict, lambda: check_scenario(scenario, world=CONFIRMING, deadline=deadline))
+        verdict = confirmed_by(verdict, lambda: check_case(case, world=CONFIRMING, deadline=deadline))
     if as_json:
         print_json(verdict_object(verdict) | ({"communication": communication_object(verdict)} if comm else {}))
     else:
         print_verdict(console(), verdict)
         if comm:
             print_communication(console(), verdict)
-    return verdict
+    result: CaseVerdict = verdict
+    return result
 
 
-def _write_page(page: Path, verdict: Verdict, file: str, deadline: float) -> None:
+def _write_page(page: Path, verdict: CaseVerdict, file: str, deadline: float) -> None:
     from equivcheck.cli.findings.script import script_or_reason
+    from equivcheck.report.finding_page.cases import write_page as write
     from equivcheck.report.finding_page.page import Told
-    from equivcheck.report.finding_page.page import write_page as write
     from equivcheck.report.finding_page.second_run import run_once_more
 
     script, why = script_or_reason(verdict, seen_on="")
-    named = shlex.quote("scenario.json" if file == "-" else file)
+    named = shlex.quote("case.json" if file == "-" else file)
     commands = (f"equivcheck check {named}", f"equivcheck export {named} -o repro.py")
-    write(page, verdict, run_once_more(verdict, deadline=deadline), Told(script=script, why_no_script=why, commands=commands))
+    again = partial(run_once_more, deadline=deadline)
+    write(verdict, page, Told(script=script, why_no_script=why, commands=commands), again)
+
+
+def read_case(file: str) -> Scenario | TensorProgram:
+    """The case in a file, or on standard input for ``-``. Raises `UsageError` or `InvalidScenario`."""
+    from equivcheck.tensor_program import case_from_json
+
+    if file == "-":
+        return case_from_json(read_stream(standard_input(), "standard input"), where="standard input")
+    if os.path.isdir(file):
+        raise UsageError(f"file {file} is a folder; allowed: a file with a scenario (replay takes the folder of a finding)")
+    return case_from_json(read_text(file), where=file)
 
 
 def read_scenario(file: str) -> Scenario:
-    """The scenario in a file, or on standard input for ``-``. Raises `UsageError` or `InvalidScenario`."""
-    from equivcheck.scenario.file_format.codec import from_json
+    """The same where only scenarios will do."""
+    from equivcheck.scenario import Scenario
 
-    if file == "-":
-        return from_json(read_stream(standard_input(), "standard input"), where="standard input")
-    if os.path.isdir(file):
-        raise UsageError(f"file {file} is a folder; allowed: a file with a scenario (replay takes the folder of a finding)")
-    return from_json(read_text(file), where=file)
+    case = read_case(file)
+    if not isinstance(case, Scenario):
+        raise UsageError(f"file {file} has a tensor program; allowed: a scenario")
+    return case

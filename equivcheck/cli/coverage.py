@@ -1,4 +1,4 @@
-"""`equivcheck coverage`: which pairs of features generated scenarios reach."""
+"""`equivcheck coverage`: what generated scenarios reach, or generated tensor programs."""
 
 from __future__ import annotations
 
@@ -19,9 +19,10 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.option("--seconds", type=click.FloatRange(min=0, min_open=True), required=True, help="How long to generate scenarios.")
-@click.option("--seed", type=click.IntRange(min=0), help="Seed of the generated scenarios; random by default, always printed.")
+@click.option("--seconds", type=click.FloatRange(min=0, min_open=True), required=True, help="How long to generate.")
+@click.option("--seed", type=click.IntRange(min=0), help="Seed of what is generated; random by default, always printed.")
 @layouts_option
+@click.option("--programs", is_flag=True, help="Tensor programs: which operations, placements, and rules of DTensor they reach.")
 @click.option(
     "--legal",
     type=click.Path(dir_okay=False, path_type=Path),
@@ -31,12 +32,22 @@ if TYPE_CHECKING:
 @json_option
 @html_option
 def coverage(  # noqa: PLR0913, PLR0917 - options
-    seconds: float, seed: int | None, layouts: tuple[str, ...], legal: Path | None, as_json: bool, html: Path | None
+    seconds: float,
+    seed: int | None,
+    layouts: tuple[str, ...],
+    programs: bool,
+    legal: Path | None,
+    as_json: bool,
+    html: Path | None,
 ) -> ExitCode:
     """Generate scenarios as fuzz does, without checking them, and report which pairs of features occur together.
 
     A feature is a field of a scenario with one of its values; a pair is legal if some supported scenario has both.
     """
+    if programs:
+        if layouts or legal is not None or html is not None:
+            raise click.UsageError("--programs takes neither --layout, --legal nor --html; allowed: --seconds, --seed, --json.")
+        return _of_programs(seconds, seed, as_json=as_json)
     from equivcheck.campaign.batches import draw
     from equivcheck.campaign.plan import Plan
     from equivcheck.coverage.legality import Examples
@@ -61,6 +72,24 @@ def coverage(  # noqa: PLR0913, PLR0917 - options
     else:
         print_coverage(console(), measured)
     write_page(html, lambda file: _write_page(file, measured))
+    return ExitCode.NOTHING_FOUND
+
+
+def _of_programs(seconds: float, seed: int | None, *, as_json: bool) -> ExitCode:
+    from equivcheck.campaign.batches import draw
+    from equivcheck.campaign.plan import Plan, generated_programs
+    from equivcheck.coverage.programs import ProgramReach
+    from equivcheck.program_run.overloads import overloads
+    from equivcheck.report.program_coverage_text import print_program_coverage, program_coverage_object
+
+    plan = Plan(seconds=seconds, seed=secrets.randbits(32) if seed is None else seed, strategy=generated_programs)
+    reach = ProgramReach()
+    draw(plan, reach.add)
+    found = overloads()
+    if as_json:
+        print_json({"seed": plan.seed, **program_coverage_object(reach, found)})
+    else:
+        print_program_coverage(console(), reach, found, plan.seed)
     return ExitCode.NOTHING_FOUND
 
 

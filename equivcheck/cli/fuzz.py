@@ -1,4 +1,4 @@
-"""`equivcheck fuzz`: generated scenarios for a time."""
+"""`equivcheck fuzz`: generated cases for a time."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def _shard(context: click.Context, parameter: click.Parameter, value: str) -> Sh
     type=click.IntRange(min=1),
     help="Checks to do, however long; the same for the same seed and workers.",
 )
-@click.option("--seed", type=click.IntRange(min=0), help="Seed of the generated scenarios; random by default, always printed.")
+@click.option("--seed", type=click.IntRange(min=0), help="Seed of what is generated; random by default, always printed.")
 @click.option(
     "--mode",
     type=click.Choice([mode.value for mode in Mode]),
@@ -59,11 +59,16 @@ def _shard(context: click.Context, parameter: click.Parameter, value: str) -> Sh
     "--shard", metavar="I/N", default="1/1", callback=_shard, help="Part I of N, each with scenarios of its own (for one --seed)."
 )
 @layouts_option
+@click.option("--programs", "programs_alone", is_flag=True, help="Tensor programs alone, and no trainings.")
 @world_option("sim")
 @click.option("--workers", type=click.IntRange(min=1), help="Worker processes, on each node with --ray.  [default: one per core]")
 @click.option("--ray", metavar="auto|HOST:PORT", help="Check on all nodes of a Ray cluster; needs equivcheck[ray].")
 @click.option(
-    "--max-ranks", type=click.IntRange(1, MAX_RANKS), default=MAX_RANKS, show_default=True, help="Most ranks in a scenario."
+    "--max-ranks",
+    type=click.IntRange(1, MAX_RANKS),
+    default=MAX_RANKS,
+    show_default=True,
+    help="Most ranks in a scenario or a program.",
 )
 @deadline_option(30.0)
 @store_option
@@ -76,6 +81,7 @@ def fuzz(  # noqa: PLR0913, PLR0917 - options
     mode: str,
     shard: Shard,
     layouts: tuple[str, ...],
+    programs_alone: bool,
     world: str,
     workers: int | None,
     ray: str | None,
@@ -87,18 +93,21 @@ def fuzz(  # noqa: PLR0913, PLR0917 - options
 ) -> ExitCode:
     """Check generated scenarios for some time, or so many of them, shrink what fails, and keep it.
 
-    One batch in ten is beyond limits of torch: there a run must be right, or raise on every rank.
-    As a control, one known bug, chosen by the seed, is planted in some scenarios: exit code 3 if the check does not catch it.
+    Without --layout, tensor programs have a share of the time: a tenth to a half, by what they reach for the first time.
+    One batch of scenarios in ten is beyond limits of torch: there a run must be right, or raise on every rank.
+    As a control, one known bug, chosen by the seed, is planted in some of them: exit code 3 if the check does not catch it.
     Every run is entered in the store's history, and a finding that `triage` has accepted does not count.
     Ctrl-C ends the run early: findings so far are kept, and the exit code tells whether there are any.
     """
-    from equivcheck.campaign.control import applicable_mutants
-    from equivcheck.campaign.plan import Plan, frontier_scenarios
+    from equivcheck.campaign.control import applicable_faults
+    from equivcheck.campaign.plan import Plan, frontier_scenarios, generated_programs, generated_scenarios
 
     if seconds is None and num_checks is None:
         seconds = _USUAL_SECONDS.get(Mode(mode))
     if seconds is None and num_checks is None:
         raise click.UsageError("Missing option '--seconds' or '--checks'.")
+    if programs_alone and layouts:
+        raise click.UsageError("--programs has no layouts; allowed: --programs, or --layout.")
     with _cluster(ray, workers) as crew:
         plan = Plan(
             seconds=math.inf if seconds is None else seconds,
@@ -110,8 +119,10 @@ def fuzz(  # noqa: PLR0913, PLR0917 - options
             max_ranks=max_ranks,
             deadline=deadline,
             stuck_seconds=2 * deadline + 100.0,  # two layouts, one after the other
-            frontier=frontier_scenarios,
-            controls=applicable_mutants,
+            strategy=None if programs_alone else generated_scenarios,
+            frontier=None if programs_alone else frontier_scenarios,
+            programs=None if layouts else generated_programs,
+            controls=applicable_faults,
         )
         run = Run(seed=plan.seed, mode=Mode(mode), shard=str(shard) if shard.of > 1 else "")
         return run_campaign(plan, store, run, as_json=as_json, html=html, crew=crew)

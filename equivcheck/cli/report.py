@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -73,19 +74,20 @@ def report(  # noqa: PLR0913, PLR0917 - options
 def _report_finding(named: str, store: Path, page: Path, *, as_json: bool) -> ExitCode:
     from equivcheck.cli.findings.replay import find
     from equivcheck.cli.findings.script import script_or_reason
+    from equivcheck.report.finding_page.cases import write_page
     from equivcheck.report.finding_page.isolated import run_isolated
-    from equivcheck.report.finding_page.page import Told, write_page
+    from equivcheck.report.finding_page.page import Told
 
     kept = find(named, store)
     script, why = script_or_reason(kept.verdict, seen_on=kept.environment.torch)
     folder = shlex.quote(str(kept.path))
     commands = (f"equivcheck replay {folder}", f"equivcheck export {folder} -o repro.py")
     told = Told(script=script, why_no_script=why, commands=commands, kept=kept)
-    write_page(page, kept.verdict, run_isolated(kept.verdict, _DEADLINE), told)
+    write_page(kept.verdict, page, told, partial(run_isolated, deadline=_DEADLINE))
     if as_json:
         print_json({"path": str(page), "finding": kept.fingerprint, "outcome": kept.verdict.outcome.value})
     else:
-        click.echo(printable(f"{page}: {kept.fingerprint} {kept.verdict.scenario.name}, {kept.verdict.outcome.value}"))
+        click.echo(printable(f"{page}: {kept.fingerprint} {kept.verdict.case.name}, {kept.verdict.outcome.value}"))
     return ExitCode.NOTHING_FOUND
 
 

@@ -13,7 +13,7 @@ from equivcheck.campaign.messages import Lost, NodeLost
 from equivcheck.campaign.plan import Plan
 from equivcheck.cluster.orders import Connected, Joined, NoCluster, Order, Ordered, Remove, Said, Start, Tell
 from equivcheck.errors import EquivCheckError
-from equivcheck.verdict.verdict import Verdict
+from equivcheck.verdict.verdict import CaseVerdict
 from equivcheck.workers.link import Stop
 from equivcheck.workers.process import Ended, WorkerProcess
 
@@ -41,7 +41,7 @@ class RemoteWorker:
     """Where it is."""
     place: tuple[int, int]
     """Its number, and how many processes it has had before."""
-    suspect: Verdict | None
+    suspect: CaseVerdict | None
     """What it is to check again, alone; None if it draws."""
     done: bool = False
     """Whether it has said its last word."""
@@ -86,7 +86,7 @@ class ClusterCrew:
         """Whether one more would find a core."""
         return any(self._room_of(node) > 0 for node in self.nodes if not node.lost)
 
-    def start(self, plan: Plan, place: tuple[int, int], suspect: Verdict | None = None) -> None:
+    def start(self, plan: Plan, place: tuple[int, int], suspect: CaseVerdict | None = None) -> None:
         """Start one more where the most room is."""
         node = max((node for node in self.nodes if not node.lost), key=self._room_of)
         worker = RemoteWorker(bridge=self._bridge, node=node.name, place=place, suspect=suspect)

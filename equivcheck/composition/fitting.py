@@ -4,18 +4,27 @@ from __future__ import annotations
 
 from contextlib import suppress
 from dataclasses import replace
+from functools import singledispatch
+from typing import Any
 
 from equivcheck.composition.limits import repaired, repaired_layout, resumable_training, why_unsupported
 from equivcheck.errors import EquivCheckError
 from equivcheck.scenario import Layout, Pipeline, Scenario, Training
+from equivcheck.scenario.case import Case
 from equivcheck.scenario.data import USUAL_ROWS
 
 
-def fitted(scenario: Scenario, *, beyond: bool = False) -> Scenario | None:
-    """The nearest scenario within all limits; None where repairs lead to none.
+@singledispatch
+def fitted(case: Case, *, beyond: bool = False) -> Any:  # noqa: ARG001
+    """The nearest scenario within all limits; None where repairs lead to none. Other cases have no limits.
 
     With `beyond`, limits that torch draws on a layout do not count where a scenario has one layout.
     """
+    return case
+
+
+@fitted.register
+def _(scenario: Scenario, *, beyond: bool = False) -> Scenario | None:
     with suppress(EquivCheckError):
         layout = repaired_layout(scenario.layout)
         first = () if scenario.resume is None else (scenario.resume.layout,)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from functools import singledispatch
 from itertools import chain
 from typing import TypeVar
 
@@ -11,6 +12,7 @@ from equivcheck.composition.resume_limits import CHECKPOINT_LAYOUT_LIMITS, CHECK
 from equivcheck.layouts.limits.execution import NO_COMPILER, NOTHING_TWICE_IN_GRAPHS, STEPS_OF_OPERATIONS
 from equivcheck.layouts.limits.limit import LayoutLimit, Limit, in_words
 from equivcheck.scenario import Layout, Scenario, Training
+from equivcheck.scenario.case import Case
 from equivcheck.torch_version import torch_in
 
 L = TypeVar("L", Limit, LayoutLimit)
@@ -19,8 +21,17 @@ MAX_REPAIRS = 64
 """More repairs of one training than this do not end: two of them undo each other."""
 
 
-def why_unsupported(scenario: Scenario, *, beyond: bool = False) -> str | None:
-    """Why a scenario cannot run; None where it can. With `beyond`, limits that torch draws on layouts do not count."""
+@singledispatch
+def why_unsupported(case: Case, *, beyond: bool = False) -> str | None:  # noqa: ARG001
+    """Why a scenario cannot run; None where it can. With `beyond`, limits that torch draws on layouts do not count.
+
+    Other cases have no limits: what is not supported of them shows when they run.
+    """
+    return None
+
+
+@why_unsupported.register
+def _(scenario: Scenario, *, beyond: bool = False) -> str | None:
     layouts, training = scenario.layouts, scenario.training
     reasons = [unsupported(training, layout, beyond=beyond) for layout in layouts]
     if scenario.resume is not None:

@@ -121,5 +121,8 @@ def _repaired(scenario: Scenario | None) -> Scenario | None:
         return None
     # What is crossed may be no scenario at all: a tuple with a noun of another kind, or too short a plan.
     with suppress(InvalidScenario, AttributeError, IndexError, ZeroDivisionError):
-        return fitted(replace(scenario, training=with_scaled_rows(scenario.training, row_multiple(scenario.layout))))
+        found: Scenario | None = fitted(
+            replace(scenario, training=with_scaled_rows(scenario.training, row_multiple(scenario.layout)))
+        )
+        return found
     return None

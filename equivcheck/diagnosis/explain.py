@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from equivcheck.composition.running import able, alone
 from equivcheck.diagnosis.ablation import cause_by_ablation
@@ -21,10 +22,12 @@ from equivcheck.trace.differences import Difference, Phase
 from equivcheck.train.setup import Setup
 from equivcheck.train.threads import one_thread
 from equivcheck.verdict.cause import Cause, Diagnosis
-from equivcheck.verdict.verdict import Outcome, Verdict
+from equivcheck.verdict.verdict import CaseVerdict, Outcome, Verdict
 from equivcheck.worlds.failure import RanksFailed
 from equivcheck.worlds.ranks import Ranks
 from equivcheck.worlds.work_clock import WorkClock
+
+V = TypeVar("V", bound=CaseVerdict)
 
 _FACTORS = (Cause.SCALED, Cause.NOT_UNSCALED)
 """Not named beside another cause that fits: any constant factor is one of these as well."""
@@ -49,26 +52,28 @@ class Fit:
 
 
 def explained(
-    verdict: Verdict,
+    verdict: V,
     *,
     alter: Callable[[Setup], None] | None = None,
     world: str | Ranks = "sim",
     deadline: float = 60.0,
-) -> Verdict:
+) -> V:
     """The verdict with a diagnosis, if a known fault reproduces it, and with the steps that go wrong.
 
     `alter` must be what the verdict was found with: the scenario's ranks run again, in `world`, or where that shows nothing in
     the verdict's own (gloo for torchrun, as this process is alone); `deadline` is in seconds, for each run. Verdicts that are no
-    findings come back as they are. What a diagnosis raises is told in the verdict (`unfinished`). Raises `UsageError` for a
-    verdict of `check_training`.
+    findings come back as they are, and so do those of tensor programs, which are short enough to be their own explanation.
+    What a diagnosis raises is told in the verdict (`unfinished`). Raises `UsageError` for a verdict of `check_training`.
     """
-    if not isinstance(verdict, Verdict):
+    if not isinstance(verdict, CaseVerdict):
         raise UsageError(
             f"explained: verdict is a {type(verdict).__name__}; allowed: one that check gave of a scenario, as causes are "
             "tried in its nouns; of a training of yours describe() says what is known"
         )
     try:
-        return _explained(verdict, alter, world, deadline)
+        if isinstance(verdict, Verdict):
+            return _explained(verdict, alter, world, deadline)  # type: ignore[return-value] # of its own class
+        return verdict
     except Exception as error:
         return verdict.without("diagnosis", error)
 

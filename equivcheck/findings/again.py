@@ -7,11 +7,11 @@ from dataclasses import replace
 from equivcheck.choice import Choice
 from equivcheck.findings.fingerprint import fingerprint
 from equivcheck.known_issues.showing import Showing, Shows
-from equivcheck.verdict.verdict import Outcome, Verdict
+from equivcheck.verdict.verdict import CaseVerdict, Outcome
 
 
 class Again(Choice):
-    """What a later check of a finding's scenario says about its fault."""
+    """What a later check of a finding's case says about its fault."""
 
     SHOWS = "shows"
     KNOWN = "known"
@@ -20,7 +20,7 @@ class Again(Choice):
     UNTOLD = "untold"
 
 
-def again(kept: Verdict, verdict: Verdict) -> Again:
+def again(kept: CaseVerdict, verdict: CaseVerdict) -> Again:
     """Whether a verdict is of the same fault as a kept one; what is unsupported, or in doubt at some step, does not tell."""
     if verdict.is_clear:
         return Again.DOES_NOT
@@ -33,12 +33,12 @@ def again(kept: Verdict, verdict: Verdict) -> Again:
     return Again.KNOWN if is_known else Again.SHOWS
 
 
-def why_untold(verdict: Verdict) -> str:
+def why_untold(verdict: CaseVerdict) -> str:
     """The outcome of a check and its reason, in a line: ``unsupported: torch 2.9 has no ...``."""
     return ": ".join(filter(None, (verdict.outcome.value, verdict.reason or verdict.undecided)))
 
 
-def shows_again(kept: Verdict, verdict: Verdict) -> Showing:
+def shows_again(kept: CaseVerdict, verdict: CaseVerdict) -> Showing:
     """The same as the answer of a version of torch; a scenario that fails there in another way cannot tell."""
     found = again(kept, verdict)
     if found is Again.DOES_NOT:

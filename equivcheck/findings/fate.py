@@ -12,7 +12,7 @@ from equivcheck.choice import Choice
 from equivcheck.findings.again import Again, again, why_untold
 from equivcheck.findings.finding import Finding
 from equivcheck.known_issues.showing import Shows
-from equivcheck.verdict.verdict import Verdict
+from equivcheck.verdict.verdict import CaseVerdict
 
 
 class Fate(Choice):
@@ -38,7 +38,7 @@ class Replayed:
 
     finding: Finding
     """What was kept."""
-    verdict: Verdict
+    verdict: CaseVerdict
     """What a check says now."""
     fate: Fate
     """What became of it."""
@@ -46,13 +46,13 @@ class Replayed:
     """The same for people, with the versions: ``no longer shows: fixed between 2.13.0 and 2.14.1``."""
 
 
-def replayed(finding: Finding, verdict: Verdict, torch: str) -> Replayed:
+def replayed(finding: Finding, verdict: CaseVerdict, torch: str) -> Replayed:
     """What a check on a version of torch says about a finding."""
     fate, words = _told(finding, verdict, Version(Version(torch).public))
     return Replayed(finding=finding, verdict=verdict, fate=fate, words=words)
 
 
-def _told(finding: Finding, verdict: Verdict, here: Version) -> tuple[Fate, str]:
+def _told(finding: Finding, verdict: CaseVerdict, here: Version) -> tuple[Fate, str]:
     found = again(finding.verdict, verdict)
     if found is Again.SHOWS:
         return _shows(finding, here)

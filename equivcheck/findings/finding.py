@@ -1,4 +1,4 @@
-"""A failing scenario as a folder: scenario.json, verdict.json, environment.json and a README.md for people."""
+"""A failing case as a folder: scenario.json, verdict.json, environment.json and a README.md for people."""
 
 from __future__ import annotations
 
@@ -16,11 +16,13 @@ from equivcheck.findings.readme import readme
 from equivcheck.findings.sound import require_sound_environment, require_sound_verdict, require_sound_versions
 from equivcheck.findings.versions import ShownIn
 from equivcheck.layouts.expected_calls.communication import as_traffic
-from equivcheck.scenario.file_format.codec import decode, encode, from_json, load, to_json
+from equivcheck.scenario.file_format.codec import decode, encode, load, to_json
 from equivcheck.system.input_file import UnreadableFile, read_text
 from equivcheck.system.output_file import replace_text
+from equivcheck.tensor_program import case_from_json
 from equivcheck.verdict.description import failed
-from equivcheck.verdict.verdict import Verdict
+from equivcheck.verdict.kinds import VERDICTS
+from equivcheck.verdict.verdict import CaseVerdict, Verdict
 
 SCENARIO, VERDICT, ENVIRONMENT, README = "scenario.json", "verdict.json", "environment.json", "README.md"
 VERSIONS = "versions.json"
@@ -41,8 +43,8 @@ class Finding:
 
     path: Path
     """The folder."""
-    verdict: Verdict
-    """What was found, with the scenario."""
+    verdict: CaseVerdict
+    """What was found, with the case."""
     environment: Environment
     """Where it was found."""
     shown_in: ShownIn | None = None
@@ -54,11 +56,16 @@ class Finding:
         return fingerprint(self.verdict)
 
 
-def verdict_object(verdict: Verdict) -> dict[str, Any]:
-    """The verdict as JSON values, without its calls; its scenario with the format version, as a scenario file has it."""
-    return {"fingerprint": fingerprint(verdict) if verdict.outcome.is_finding else None, **_values(verdict)} | {
-        "scenario": json.loads(to_json(verdict.scenario))
-    }
+def verdict_object(verdict: CaseVerdict) -> dict[str, Any]:
+    """The verdict as JSON values, without its calls; its case with kind and format version, as a file of it has them."""
+    mark, (_, field) = fingerprint(verdict) if verdict.outcome.is_finding else None, VERDICTS[type(verdict.case)]
+    return {"fingerprint": mark, **_values(verdict), field: json.loads(to_json(verdict.case))}
+
+
+def verdict_from(values: dict[str, Any], case: Any, *, where: str) -> CaseVerdict:
+    """The verdict on a case that JSON values describe. Raises `InvalidScenario`."""
+    verdict, field = VERDICTS[type(case)]
+    return decode(verdict, values | {field: encode(case)}, where=where)
 
 
 def communication_object(verdict: Verdict) -> dict[str, Any]:
@@ -72,20 +79,20 @@ def communication_object(verdict: Verdict) -> dict[str, Any]:
     }
 
 
-def _values(verdict: Verdict) -> dict[str, Any]:
+def _values(verdict: CaseVerdict) -> dict[str, Any]:
     """The verdict but its calls, which can be had again and are many."""
-    values: dict[str, Any] = encode(replace(verdict, calls=()))
-    del values["calls"]
+    values: dict[str, Any] = encode(replace(verdict, calls=()) if isinstance(verdict, Verdict) else verdict)
+    values.pop("calls", None)
     return values
 
 
-def write_finding(folder: Path, verdict: Verdict, shown_in: ShownIn | None = None) -> None:
+def write_finding(folder: Path, verdict: CaseVerdict, shown_in: ShownIn | None = None) -> None:
     """Fill an existing folder with a finding."""
     found_in = environment()
     values = _values(verdict)
-    del values["scenario"]
+    del values[VERDICTS[type(verdict.case)][1]]
     texts = {
-        SCENARIO: to_json(verdict.scenario),
+        SCENARIO: to_json(verdict.case),
         VERDICT: json.dumps(values, indent=2, allow_nan=False),
         ENVIRONMENT: json.dumps(encode(found_in), indent=2),
         README: _readme(fingerprint(verdict), verdict, found_in, shown_in),
@@ -101,8 +108,8 @@ def write_versions(finding: Finding, shown_in: ShownIn) -> None:
 
     Raises `BrokenFinding` if another one is there by now, and `StoreFailed`.
     """
-    if load_finding(finding.path).verdict.scenario != finding.verdict.scenario:
-        raise BrokenFinding(f"finding {finding.path} has another scenario by now; its versions are not written")
+    if load_finding(finding.path).verdict.case != finding.verdict.case:
+        raise BrokenFinding(f"finding {finding.path} has another case by now; its versions are not written")
     try:
         _write(finding.path / VERSIONS, json.dumps(encode(shown_in), indent=2))
         _write(finding.path / README, _readme(finding.fingerprint, finding.verdict, finding.environment, shown_in))
@@ -110,7 +117,7 @@ def write_versions(finding: Finding, shown_in: ShownIn) -> None:
         raise StoreFailed(f"versions cannot be kept in {finding.path}: {error.strerror or error}") from error
 
 
-def _readme(mark: str, verdict: Verdict, found_in: Environment, shown_in: ShownIn | None) -> str:
+def _readme(mark: str, verdict: CaseVerdict, found_in: Environment, shown_in: ShownIn | None) -> str:
     """For people only: what fails here must not cost the finding."""
     try:
         return readme(mark, verdict, found_in, shown_in)
@@ -127,9 +134,8 @@ def load_finding(folder: Path) -> Finding:
     if not os.path.isdir(folder):
         raise BrokenFinding(f"finding {folder} does not exist; expected a folder with {SCENARIO} and {VERDICT}")
     try:
-        scenario = from_json(_read(folder / SCENARIO), where=str(folder / SCENARIO))
-        values = _upgraded(_object(folder / VERDICT)) | {"scenario": encode(scenario)}
-        verdict = decode(Verdict, values, where=str(folder / VERDICT))
+        case = case_from_json(_read(folder / SCENARIO), where=str(folder / SCENARIO))
+        verdict = verdict_from(_upgraded(_object(folder / VERDICT)), case, where=str(folder / VERDICT))
         require_sound_verdict(verdict, str(folder / VERDICT))
         found_in = decode(Environment, _object(folder / ENVIRONMENT), where=str(folder / ENVIRONMENT))
         require_sound_environment(found_in, str(folder / ENVIRONMENT))

@@ -6,29 +6,31 @@ import hashlib
 import re
 
 from equivcheck.trace.differences import Divergence
-from equivcheck.verdict.verdict import Verdict
+from equivcheck.verdict.verdict import CaseVerdict
 from equivcheck.worlds.failure import Failure, FailureKind, RankState
 
 _LENGTH = 12
 """Hex digits: 48 bits, so that two of a thousand findings collide once in half a billion stores."""
 
 _BLURRED = (
+    (re.compile(r"\s*Sharding propagation failed for .*?(?=, caused by |$)", re.DOTALL), ""),
     (re.compile(r"0x[0-9a-fA-F]+"), "ADDRESS"),
     (re.compile(r"(?:/[\w.+-]+){2,}"), "PATH"),
     (re.compile(r"\d+(?:\.\d+)?(?:[eE][+-]?\d+)?"), "N"),
     (re.compile(r"N(?:, ?N)+,?"), "N"),
     (re.compile(r"\s+"), " "),
 )
-"""What differs between two messages about the same thing: addresses, paths, numbers, how many numbers are listed, line breaks."""
+"""What differs between two messages about the same thing: where DTensors lie, addresses, paths, numbers, how many numbers are
+listed, line breaks."""
 
 
-def fingerprint(verdict: Verdict) -> str:
+def fingerprint(verdict: CaseVerdict) -> str:
     """A short hash of what is wrong: the same for the same fault in any world, at any size and step; 12 hex digits."""
-    parts = (verdict.outcome.value, verdict.scenario.name, *_what_is_wrong(verdict), *(["beyond"] if verdict.beyond else []))
+    parts = (verdict.outcome.value, verdict.case.name, *_what_is_wrong(verdict), *(["beyond"] if verdict.beyond else []))
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:_LENGTH]
 
 
-def _what_is_wrong(verdict: Verdict) -> tuple[str, ...]:
+def _what_is_wrong(verdict: CaseVerdict) -> tuple[str, ...]:
     if verdict.divergence is not None:
         return _of_divergence(verdict.divergence)
     if verdict.failure is None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from equivcheck.findings.environment import Environment
 from equivcheck.findings.versions import ShownIn
 from equivcheck.system.printable import printable
-from equivcheck.verdict.verdict import Verdict
+from equivcheck.verdict.verdict import CaseVerdict
 
 _TEMPLATE = """\
 # {layout} on {ranks}: {outcome}
@@ -22,7 +22,7 @@ See whether it still shows, from the folder that holds the store:
 
     equivcheck replay {fingerprint}
 
-or check the scenario by itself:
+or check it by itself:
 
     equivcheck check scenario.json --world {world}{beyond}
 
@@ -32,11 +32,11 @@ _NOT_BISECTED = "In which versions of torch it begins and ends:\n\n    equivchec
 _BISECTED = "Of torch {oldest} to {newest}, it {shown_in} (versions.json, by `equivcheck bisect`)."
 
 
-def readme(fingerprint: str, verdict: Verdict, found_in: Environment, shown_in: ShownIn | None = None) -> str:
+def readme(fingerprint: str, verdict: CaseVerdict, found_in: Environment, shown_in: ShownIn | None = None) -> str:
     """Markdown for people: what is wrong, where it was seen, how to see it again."""
-    ranks = verdict.scenario.layout.mesh.num_ranks
+    ranks = verdict.case.num_ranks
     return _TEMPLATE.format(
-        layout=verdict.scenario.layout.name,
+        layout=verdict.case.counted_by[0],
         ranks="1 rank" if ranks == 1 else f"{ranks} ranks",
         outcome=verdict.outcome.value,
         reason=printable(verdict.reason) or "No reason was given.",
@@ -54,7 +54,7 @@ def _bisected(shown_in: ShownIn) -> str:
     return _BISECTED.format(oldest=shown_in.versions[0], newest=shown_in.versions[-1], shown_in=shown_in)
 
 
-def _stacks(verdict: Verdict) -> str:
+def _stacks(verdict: CaseVerdict) -> str:
     reports = () if verdict.failure is None else verdict.failure.reports
     sections = [
         f"\n## Rank {report.rank}, {report.state.value}\n\n```\n{printable(report.stack.rstrip())}\n```\n"

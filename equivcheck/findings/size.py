@@ -1,22 +1,33 @@
-"""How much there is to look at in a scenario: its size, and what in it is not at its default."""
+"""How much there is to look at in a case: its size, and what in a scenario is not at its default."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import MISSING, Field, fields, is_dataclass
 from enum import Enum
+from functools import singledispatch
+from math import prod
 from typing import Any
 
 from equivcheck.scenario import Scenario
+from equivcheck.scenario.case import Case
+from equivcheck.tensor_program import Constant, Leaf, Redistribution, TensorProgram
+from equivcheck.tensor_program.placement import REPLICATE
 
 Size = tuple[int, ...]
-"""Ordered: ranks, layers, steps, rows, widths, settings that are not their default."""
+"""Ordered: of a scenario ranks, layers, steps, rows, widths, settings that are not their default."""
 _SIZES = ("features", "width", "microbatches", "steps", "seed")
 """How large a scenario is, and what it draws: no settings."""
 
 
-def size_of(scenario: Scenario) -> Size:
+@singledispatch
+def size_of(case: Case) -> Size:
     """How much there is to look at: the lexicographically smaller size is the better example of the same fault."""
+    raise TypeError(f"{type(case).__name__} is no case")
+
+
+@size_of.register
+def _(scenario: Scenario) -> Size:
     training = scenario.training
     model = training.model
     return (
@@ -26,6 +37,21 @@ def size_of(scenario: Scenario) -> Size:
         training.data.batch,
         model.features + sum(layer.width for layer in model.layers),
         sum(1 for _ in _settings(scenario)),
+    )
+
+
+@size_of.register
+def _(program: TensorProgram) -> Size:
+    """Statements, ranks, axes, elements, axes along which something is not replicated, settings that are not their default."""
+    tensors = [each for each in program.statements if isinstance(each, (Leaf, Constant))]
+    placed = [each for each in program.statements if isinstance(each, (Leaf, Constant, Redistribution))]
+    return (
+        len(program.statements),
+        program.num_ranks,
+        len(program.mesh),
+        sum(prod(each.shape) + sum(each.shape) + len(each.shape) for each in tensors),
+        sum(placement != REPLICATE for each in placed for placement in each.placements),
+        sum(1 for _ in _settings(program)),
     )
 
 

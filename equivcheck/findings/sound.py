@@ -10,7 +10,8 @@ from equivcheck.errors import InvalidScenario
 from equivcheck.findings.environment import Environment
 from equivcheck.findings.versions import ShownIn
 from equivcheck.scenario.noun import shown
-from equivcheck.verdict.verdict import Verdict
+from equivcheck.verdict.kinds import num_steps
+from equivcheck.verdict.verdict import CaseVerdict
 from equivcheck.worlds.pool import COMPARABLE
 
 _MAX_REASON = 100_000
@@ -19,7 +20,7 @@ _MAX_VERSION = 200
 """Characters of a field of an environment."""
 
 
-def require_sound_verdict(verdict: Verdict, where: str) -> None:
+def require_sound_verdict(verdict: CaseVerdict, where: str) -> None:
     """Raise `InvalidScenario` for a verdict that no check gives of a finding."""
     if not verdict.outcome.is_finding or verdict.known:
         raise InvalidScenario(f"{where}: outcome: {verdict.outcome.value} is no finding; allowed: diverged, crashed, hung")
@@ -30,8 +31,8 @@ def require_sound_verdict(verdict: Verdict, where: str) -> None:
     for follower in verdict.followers:
         if len(follower.split(" ", 3)) != 4:
             raise InvalidScenario(f"{where}: followers: {shown(follower)} is none; allowed: 'step 0 gradient NAME' and the like")
-    if verdict.divergence is not None and verdict.divergence.step not in range(verdict.scenario.training.steps):
-        steps = verdict.scenario.training.steps
+    steps = num_steps(verdict.case)
+    if verdict.divergence is not None and verdict.divergence.step not in range(steps):
         raise InvalidScenario(f"{where}: divergence.step: {shown(verdict.divergence.step)} is none; allowed: 0 to {steps - 1}")
 
 

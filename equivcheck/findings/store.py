@@ -1,4 +1,4 @@
-"""The folder of findings: equal fingerprints kept once, the simplest scenario of each."""
+"""The folder of findings: equal fingerprints kept once, the simplest case of each."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from equivcheck.findings.finding import BrokenFinding, Finding, StoreFailed, loa
 from equivcheck.findings.fingerprint import fingerprint
 from equivcheck.findings.size import size_of
 from equivcheck.findings.versions import ShownIn
-from equivcheck.verdict.verdict import Verdict
+from equivcheck.verdict.verdict import CaseVerdict
 
 DEFAULT_STORE = Path(".equivcheck/findings")
 _LOCK, _NEW, _OLD = ".lock", ".new-", ".old-"
@@ -43,10 +43,10 @@ class FindingStore:
     def __init__(self, path: Path | str = DEFAULT_STORE) -> None:
         self.path = Path(path)
 
-    def keep(self, verdict: Verdict) -> Kept:
-        """Keep a failing verdict unless one with its fingerprint and a scenario no larger is there; raises `StoreFailed`.
+    def keep(self, verdict: CaseVerdict) -> Kept:
+        """Keep a failing verdict unless one with its fingerprint and a case no larger is there; raises `StoreFailed`.
 
-        Whether another world finds the same is added to one with the same scenario.
+        Whether another world finds the same is added to one with the same case.
         """
         assert verdict.outcome.is_finding, f"{verdict.outcome!r} is nothing to keep"
         with self._locked():
@@ -57,7 +57,7 @@ class FindingStore:
         mark = finding.fingerprint
         with self._locked():
             kept = self._kept(mark)
-            if kept is not None and size_of(kept.verdict.scenario) <= size_of(finding.verdict.scenario):
+            if kept is not None and size_of(kept.verdict.case) <= size_of(finding.verdict.case):
                 return Kept.SEEN
             with self._new_folder() as new:
                 shutil.copytree(finding.path, new, dirs_exist_ok=True)
@@ -100,17 +100,17 @@ class FindingStore:
         there = ", ".join(self.fingerprints()) or "nothing"
         raise UsageError(f"finding {prefix!r} does not exist in {self.path}; there is {there}")
 
-    def _keep(self, verdict: Verdict) -> Kept:
+    def _keep(self, verdict: CaseVerdict) -> Kept:
         mark = fingerprint(verdict)
         kept = self._kept(mark)
-        if kept is not None and size_of(kept.verdict.scenario) <= size_of(verdict.scenario):
+        if kept is not None and size_of(kept.verdict.case) <= size_of(verdict.case):
             if says_more(kept.verdict, verdict):
                 self._write(verdict, mark, kept.shown_in)
             return Kept.SEEN
         self._write(verdict, mark)
         return Kept.NEW if kept is None else Kept.SMALLER
 
-    def _write(self, verdict: Verdict, mark: str, shown_in: ShownIn | None = None) -> None:
+    def _write(self, verdict: CaseVerdict, mark: str, shown_in: ShownIn | None = None) -> None:
         with self._new_folder() as new:
             write_finding(new, verdict, shown_in)
             self._swap_in(new, mark)
@@ -158,7 +158,7 @@ def _remove(path: Path) -> None:
     shutil.rmtree(path, ignore_errors=True)
 
 
-def says_more(before: Verdict, verdict: Verdict) -> bool:
-    """Whether a verdict on the same scenario says more: why it failed, or whether another world finds the same."""
+def says_more(before: CaseVerdict, verdict: CaseVerdict) -> bool:
+    """Whether a verdict on the same case says more: why it failed, or whether another world finds the same."""
     adds = any(getattr(verdict, name) and not getattr(before, name) for name in ("confirmed", "drift", "unfinished"))
-    return adds and before.scenario == verdict.scenario
+    return adds and before.case == verdict.case

@@ -15,7 +15,7 @@ from equivcheck.choice import Choice
 from equivcheck.errors import EquivCheckError
 from equivcheck.findings.again import Again
 from equivcheck.history.run import Ended, Run
-from equivcheck.verdict.verdict import Outcome, Verdict
+from equivcheck.verdict.verdict import CaseVerdict, Outcome
 
 FILE = "history.sqlite"
 """In the folder of a store."""
@@ -74,9 +74,9 @@ class History:
             costs = [(run.id, layout, seconds) for layout, seconds in figures.costs.items()]
             db.executemany("INSERT OR REPLACE INTO cost VALUES (?, ?, ?)", costs)
 
-    def see(self, run: Run, fingerprint: str, kept: Verdict, seen: Again = Again.SHOWS) -> None:
+    def see(self, run: Run, fingerprint: str, kept: CaseVerdict, seen: Again = Again.SHOWS) -> None:
         """Enter whether a finding shows in a run; that it does is never taken back."""
-        told = (fingerprint, kept.scenario.name, kept.outcome.value, kept.reason)
+        told = (fingerprint, kept.case.name, kept.outcome.value, kept.reason)
         with self.open() as db:
             db.execute("INSERT OR REPLACE INTO finding VALUES (?, ?, ?, ?)", told)
             sighting = {"run": run.id, "mark": fingerprint, "seen": seen.value, "shows": Again.SHOWS.value}

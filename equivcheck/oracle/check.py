@@ -12,13 +12,14 @@ from equivcheck.composition.limits import why_unsupported
 from equivcheck.composition.running import RanksResult, Runner, able
 from equivcheck.known_issues.known import known_issue, known_issues
 from equivcheck.oracle.judge import Case, judge, judge_coarsely, judge_failure
-from equivcheck.oracle.tensor_program import ProgramVerdict, check_program
+from equivcheck.oracle.tensor_program import check_program
 from equivcheck.reference.reference import ReferenceRun
 from equivcheck.scenario import Scenario
 from equivcheck.tally import IN_PART, record
 from equivcheck.tensor_program import TensorProgram
 from equivcheck.trace.differences import Divergence
 from equivcheck.train.setup import Setup
+from equivcheck.verdict.program import ProgramVerdict
 from equivcheck.verdict.verdict import Outcome, Verdict, explain_by
 from equivcheck.worlds.failure import RanksFailed
 from equivcheck.worlds.pool import on_first_rank

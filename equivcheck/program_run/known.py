@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from equivcheck.program_run.facts import facts_of
 from equivcheck.tensor_program.program import TensorProgram
-from equivcheck.tensor_program.statements import Operation
 from equivcheck.torch_version import torch_in
-from equivcheck.trace.differences import Divergence, Phase
+from equivcheck.trace.differences import Phase
+from equivcheck.verdict.verdict import Judgement
+from equivcheck.worlds.failure import Failure
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KnownDifference:
-    """One cause of wrong values without an error."""
+    """One cause of wrong values, or of an error that does not say what is not supported."""
 
     id: str
     """Short name, unique."""
@@ -26,14 +28,32 @@ class KnownDifference:
     facts: frozenset[str]
     """What a program must have beside one of them; see `facts_of`."""
     phases: tuple[Phase, ...] = (Phase.VALUE, Phase.GRADIENT)
-    """Where it shows first."""
+    """Where values differ first."""
+    raises: str = ""
+    """A regular expression found in what a rank raises, or in the stack of one that never ends; empty where values differ."""
 
-    def explains(self, program: TensorProgram, first: Divergence) -> bool:
-        """Whether a first divergence is this: in a value of one of the operations, or in a gradient of a program that has one."""
-        named = {each.name for each in program.statements if isinstance(each, Operation)} & {*self.operations}
-        if first.phase is Phase.VALUE:
-            named &= {first.tensor.partition(" ")[2].partition(",")[0]}
-        return bool(named) and first.phase in self.phases and self.facts <= facts_of(program) and torch_in(self.torch)
+    def could_show(self, program: TensorProgram) -> bool:
+        """Whether a program has all that it needs, on the installed torch."""
+        return not {*program.operations}.isdisjoint(self.operations) and self.facts <= facts_of(program) and torch_in(self.torch)
+
+    def explains(self, program: TensorProgram, verdict: Judgement) -> bool:
+        """Whether what is wrong first is this: in one of the operations, or where gradients flow into it."""
+        if verdict.divergence is None:
+            culprits = _text_of(verdict.failure) if self.raises else ""
+            is_named = bool(self.raises) and re.search(self.raises, culprits) is not None and self._named_in(culprits)
+        else:
+            phase, tensor = verdict.divergence.phase, verdict.divergence.tensor
+            is_named = not self.raises and phase in self.phases and self._named_in(tensor.partition(" ")[2])
+        return is_named and self.could_show(program)
+
+    def _named_in(self, text: str) -> bool:
+        """Whether one of the operations is a word of a text."""
+        return not {*re.findall(r"\w+", text)}.isdisjoint(self.operations)
+
+
+def _text_of(failure: Failure | None) -> str:
+    """What ranks raised, and where those are that run."""
+    return "\n".join(each.error or each.stack for each in failure.reports if not each.pending) if failure else ""
 
 
 KNOWN = (
@@ -147,11 +167,11 @@ KNOWN = (
         facts=frozenset(),
     ),
 )
-"""Met by `equivcheck sweep` on torch 2.13, none raises; a script of torch alone showed each over two gloo ranks."""
+"""Met by sweeps and campaigns on torch 2.13; a script of torch alone showed each over two gloo ranks."""
 
 
-def known_difference(program: TensorProgram, first: Divergence | None) -> KnownDifference | None:
-    """The entry that explains a divergence, if there is one."""
-    if first is None:
+def known_difference(program: TensorProgram, verdict: Judgement) -> KnownDifference | None:
+    """The entry that explains what a verdict found, if there is one."""
+    if not verdict.outcome.is_finding:
         return None
-    return next((each for each in KNOWN if each.explains(program, first)), None)
+    return next((each for each in KNOWN if each.explains(program, verdict)), None)

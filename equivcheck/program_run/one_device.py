@@ -39,6 +39,28 @@ class Plan:
     """For each statement, what it leaves on one device: what the program goes on with where all ranks refuse it."""
     differentiable: bool = True
     """Whether one device can differentiate it: torch has no derivative of some operations."""
+    every_gradient: bool = False
+    """Whether gradients of all values are compared, in the order of the backward pass, and not only those of leaves."""
+
+    @property
+    def differentiated(self) -> dict[str, int]:
+        """The statements whose gradients are compared, by what these are called: the value, and what takes it."""
+        statements = self.program.statements
+        takers: dict[int, list[str]] = {number: [] for number in range(len(statements))}
+        for number, each in enumerate(statements):
+            for back in arguments_of(each):
+                takers[number - back].append(self.called(number))
+        numbers = [number for number, each in enumerate(statements) if isinstance(each, Leaf)]
+        if self.every_gradient:
+            numbers = list(reversed(range(len(statements))))
+        return {f"v{number} into {', '.join(takers[number]) or 'nothing'}": number for number in numbers}
+
+    def called(self, number: int) -> str:
+        """What a statement is."""
+        statement = self.program.statements[number]
+        if not self.applies[number]:
+            return "clone"
+        return statement.name if isinstance(statement, Operation) else statement.tag
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -48,7 +70,7 @@ class PlainRun:
     outputs: tuple[Outputs, ...]
     """All outputs of each statement."""
     gradients: tuple[torch.Tensor | None, ...]
-    """Of each leaf, in order."""
+    """Of each of `differentiated`, in order."""
 
 
 def plan_of(program: TensorProgram) -> Plan:
@@ -110,7 +132,6 @@ def run_on_one_device(plan: Plan, refused: frozenset[int] = frozenset(), disturb
     """
     outputs: list[Outputs] = []
     values: list[torch.Tensor] = []
-    leaves: list[torch.Tensor] = []
     for number, statement in enumerate(plan.program.statements):
         arguments = [values[number - back] for back in arguments_of(statement)]
         found = _outputs(statement, arguments, plan.applies[number])
@@ -118,15 +139,21 @@ def run_on_one_device(plan: Plan, refused: frozenset[int] = frozenset(), disturb
             found = tuple(disturb(each, arguments) for each in found)
         if isinstance(statement, Leaf):
             found = (found[0].detach().requires_grad_(),)
-            leaves += found
         if number in refused:
             found = tuple(each.detach() for each in found)
         outputs.append(found)
         values.append(value_of(statement, found, plan.applies[number]))
+        if plan.every_gradient and values[-1].requires_grad:
+            values[-1].retain_grad()
     if plan.differentiable:
         differentiate(plan.program, values)
     detached = tuple(tuple(each.detach() for each in found) for found in outputs)
-    return PlainRun(detached, tuple(leaf.grad for leaf in leaves))
+    return PlainRun(detached, tuple(gradient_of(values[number]) for number in plan.differentiated.values()))
+
+
+def gradient_of(value: torch.Tensor) -> torch.Tensor | None:
+    """What the backward pass left."""
+    return value.grad if value.requires_grad else None
 
 
 def _outputs(statement: Statement, arguments: list[torch.Tensor], applies: bool) -> Outputs:

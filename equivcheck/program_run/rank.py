@@ -12,7 +12,7 @@ from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Sha
 
 from equivcheck.errors import EquivCheckError
 from equivcheck.program_run.calls import results_of
-from equivcheck.program_run.one_device import Outputs, Plan, differentiate, value_of
+from equivcheck.program_run.one_device import Outputs, Plan, differentiate, gradient_of, value_of
 from equivcheck.program_run.refusals import refusal
 from equivcheck.program_run.values import local_part, whole
 from equivcheck.tensor_program.placement import cut_dim, reduction_of
@@ -21,24 +21,12 @@ from equivcheck.tensor_program.statements import Constant, Leaf, Operation, Redi
 from equivcheck.trace.differences import Phase
 from equivcheck.trace.moments import Moment, ValueTrace
 from equivcheck.trace.trace import Piece, Snapshot
+from equivcheck.verdict.program import BACKWARD, Refusal
 from equivcheck.worlds.meshes import device_mesh
-
-BACKWARD = -1
-"""The place of a refusal of the backward pass, after all statements."""
 
 
 class StatementFailed(EquivCheckError):
     """A statement raised on a rank something that is no clear refusal."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Refusal:
-    """What a rank refused."""
-
-    statement: int
-    """Which statement, from 0; -1 for the backward pass."""
-    text: str
-    """What it raised, in one line."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,7 +112,6 @@ class _RankRun:
         self.values: list[torch.Tensor] = []
         self.wholes: list[torch.Tensor] = []
         self.read: dict[str, torch.Tensor | None] = {}
-        self.leaves: dict[str, torch.Tensor] = {}
         self.refusals: list[Refusal] = []
 
     def result(self) -> RankResult:
@@ -145,8 +132,8 @@ class _RankRun:
         self.wholes.append(value_of(statement, wholes, self.plan.applies[number]))
         for name, each in zip(value_names(self.plan, number, len(wholes)), wholes, strict=True):
             self.read[name] = each.detach()
-        if isinstance(statement, Leaf):
-            self.leaves[f"v{number}"] = self.values[-1]
+        if self.plan.every_gradient and self.values[-1].requires_grad:
+            self.values[-1].retain_grad()
 
     def _outputs(self, number: int, statement: Statement) -> Outputs:
         arguments = [self.values[number - back] for back in arguments_of(statement)]
@@ -186,22 +173,19 @@ class _RankRun:
         try:
             if self.plan.differentiable:
                 differentiate(self.plan.program, self.wholes)
-            found = {name: leaf.grad for name, leaf in self.leaves.items()}
+            found = {name: gradient_of(self.values[number]) for name, number in self.plan.differentiated.items()}
             return {name: None if each is None else self._whole(each, with_gradient=False) for name, each in found.items()}
         except Exception as error:
             text = refusal(error)
             if text is None:
                 raise StatementFailed(f"backward: {type(error).__name__}: {error}") from error
             self.refusals.append(Refusal(statement=BACKWARD, text=text))
-            return dict.fromkeys(self.leaves)
+            return dict.fromkeys(self.plan.differentiated)
 
 
 def value_names(plan: Plan, number: int, count: int) -> tuple[str, ...]:
     """What the outputs of a statement are called: ``v2 softmax``."""
-    statement = plan.program.statements[number]
-    what = statement.name if isinstance(statement, Operation) else statement.tag
-    if not plan.applies[number]:
-        what = "clone"
+    what = plan.called(number)
     return (f"v{number} {what}", *(f"v{number} {what}, output {output}" for output in range(1, count)))
 
 

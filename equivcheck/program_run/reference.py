@@ -8,13 +8,13 @@ import numpy as np
 import torch
 
 from equivcheck.program_run.one_device import Disturb, PlainRun, Plan, run_on_one_device
-from equivcheck.program_run.rank import BACKWARD, moment, value_names
+from equivcheck.program_run.rank import moment, value_names
 from equivcheck.reference.doubt import Doubt
 from equivcheck.reference.noise import Expected, expected_of
 from equivcheck.reference.reference import Reference
-from equivcheck.tensor_program.statements import Leaf
 from equivcheck.trace.differences import Phase
 from equivcheck.trace.moments import Moment, ValueTrace
+from equivcheck.verdict.program import BACKWARD
 
 NUM_COPIES = 2
 """Disturbed runs before ranks are compared."""
@@ -53,9 +53,8 @@ def _moments(plan: Plan, run: PlainRun, *, with_gradients: bool) -> tuple[Moment
     values: dict[str, torch.Tensor | None] = {}
     for number, outputs in enumerate(run.outputs):
         values |= dict(zip(value_names(plan, number, len(outputs)), outputs, strict=True))
-    leaves = [number for number, each in enumerate(plan.program.statements) if isinstance(each, Leaf)]
-    pairs = zip(leaves, run.gradients, strict=True)
-    gradients = {f"v{number}": gradient if with_gradients else None for number, gradient in pairs}
+    pairs = zip(plan.differentiated, run.gradients, strict=True)
+    gradients = {name: gradient if with_gradients else None for name, gradient in pairs}
     return moment(Phase.VALUE, values), moment(Phase.GRADIENT, gradients)
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 
+from equivcheck.worlds.failure import causes
+
 CLEAR = (
     r"does not have a sharding strategy registered",
     r"got mixed torch\.Tensor and DTensor",
@@ -16,8 +18,9 @@ CLEAR = (
     r"not (yet )?supported",
     r"not (yet )?implemented",
     r"unsupported",
+    r"DataDependentOutputException|DynamicOutputShapeException",  # DTensor asks fake tensors, which have no values
 )
-"""Regular expressions, any of which is found in the text of such an error."""
+"""Regular expressions, any of which is found in the text of such an error, or of what it was raised from."""
 _PATTERN = re.compile("|".join(CLEAR), re.IGNORECASE)
 LONGEST = 300
 """Characters of a refusal that are kept."""
@@ -25,7 +28,7 @@ LONGEST = 300
 
 def refusal(error: BaseException) -> str | None:
     """What an error says, in one line, if it is a clear refusal; else None."""
-    text = f"{type(error).__name__}: {error}"
+    text = f"{type(error).__name__}: {error}{causes(error)}"
     if not (isinstance(error, NotImplementedError) or _PATTERN.search(text)):
         return None
     return " ".join(text.split())[:LONGEST]

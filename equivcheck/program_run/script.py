@@ -5,17 +5,22 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterator
 
+import torch
+
 from equivcheck.program_run import values
 from equivcheck.program_run.calls import source
 from equivcheck.program_run.one_device import plan_of
+from equivcheck.system.printable import printable
 from equivcheck.tensor_program.operations.registry import OPERATIONS
 from equivcheck.tensor_program.placement import cut_dim, reduction_of
 from equivcheck.tensor_program.program import TensorProgram
-from equivcheck.tensor_program.statements import Constant, Leaf, Operation, Redistribution, RoundTrip, Statement, arguments_of
+from equivcheck.tensor_program.statements import Constant, Leaf, Redistribution, RoundTrip, Statement, arguments_of
+from equivcheck.verdict.description import shortened
+from equivcheck.verdict.program import ProgramVerdict
 
 HEADER = '''"""{title}
 
-    torchrun --standalone --nproc-per-node {num_ranks} repro.py
+    torchrun --standalone --nproc-per-node {num_ranks} {name}
 
 Exit code 1 when ranks differ from one device.
 """
@@ -129,12 +134,20 @@ if __name__ == "__main__":
 """
 
 
-def script_of(program: TensorProgram, title: str = "DTensors against the same operations on one device.") -> str:
+def script_of_verdict(verdict: ProgramVerdict, *, name: str, seen_on: str) -> str:
+    """The script of what was checked, which says what was found on which torch (empty for the installed one)."""
+    found = " ".join(printable(shortened(verdict.reason)).split()).replace('"', "'").replace("\\", "/")
+    told = f"{verdict.outcome.value} on torch {seen_on or torch.__version__}{': ' if found else ''}{found}"
+    return script_of(verdict.program, f"DTensors against the same operations on one device: {told}", name)
+
+
+def script_of(
+    program: TensorProgram, title: str = "DTensors against the same operations on one device.", name: str = "repro.py"
+) -> str:
     """The script. A statement that ranks refuse raises in it."""
-    names = dict.fromkeys(each.name for each in program.statements if isinstance(each, Operation))
-    functions = [f"\n\n{source(OPERATIONS[name])}\n" for name in names]
+    functions = [f"\n\n{source(OPERATIONS[each])}\n" for each in dict.fromkeys(program.operations)]
     arithmetic = [f"\n\n{inspect.getsource(each)}" for each in (values.chunk, values.addend, values.weights_of)]
-    header = HEADER.format(title=title, num_ranks=program.num_ranks, mesh=program.mesh)
+    header = HEADER.format(title=title, num_ranks=program.num_ranks, mesh=program.mesh, name=name)
     return "".join([header, *functions, "\n\n", *_program(program), TARGETS, *arithmetic, MAIN])
 
 

@@ -10,8 +10,10 @@ from rich.table import Table
 from rich.text import Text
 
 from equivcheck.campaign.plan import Plan
+from equivcheck.coverage.programs import ProgramReach
 from equivcheck.coverage.reach import Reach, by_parts
 from equivcheck.scenario.scenario import count
+from equivcheck.tensor_program.operations.registry import OPERATIONS
 
 _MAX_FEATURES, _MAX_PAIRS = 12, 20
 
@@ -65,6 +67,24 @@ def reach_object(reach: Reach) -> dict[str, Any]:
     """The figures alone, for the summary of a campaign."""
     figures = {"legal_pairs": reach.legal.count, "drawn_pairs": reach.drawn.count, "share": round(reach.share, 6)}
     return figures | {"parts": _parts(reach)}
+
+
+def programs_line(reach: ProgramReach) -> str:
+    """One line: ``operations of tensor programs reached: 250 of 254, 3,120 with placements of an argument``."""
+    reached, places = len(reach.operations), f"{len(reach.places):,}"
+    return f"operations of tensor programs reached: {reached} of {len(OPERATIONS)}, {places} with placements of an argument"
+
+
+def programs_object(reach: ProgramReach) -> dict[str, Any]:
+    """The same as values, with what was not reached, and what all ranks refused."""
+    return {
+        "programs": reach.num_programs,
+        "operations": len(OPERATIONS),
+        "reached": len(reach.operations),
+        "places": len(reach.places),
+        "missing": list(reach.missing),
+        "refused": dict(reach.refused.most_common()),
+    }
 
 
 def _parts(reach: Reach) -> list[dict[str, Any]]:

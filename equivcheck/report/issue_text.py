@@ -65,7 +65,7 @@ def _of_finding(each: Reported) -> Iterator[str]:
         yield f"There is no script that needs torch alone: {printable(each.why_no_script)}\n"
     beyond = " --beyond" if verdict.beyond else ""
     command = f"`equivcheck check scenario.json --world {verdict.world}{beyond}`"
-    yield _folded("scenario.json", f"{command}\n\n{_fenced(to_json(verdict.scenario), 'json')}")
+    yield _folded("scenario.json", f"{command}\n\n{_fenced(to_json(verdict.case), 'json')}")
 
 
 def _versions(finding: Finding) -> str:

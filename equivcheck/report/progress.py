@@ -50,7 +50,7 @@ class ProgressLine:
             self._say(f"node {event.name}: lost: {printable(event.why)}", style="yellow")
         elif isinstance(event, KeptFinding):
             verdict = event.verdict
-            self._say(f"{verdict.outcome.value} {event.fingerprint}: {in_words(verdict.scenario)}", style="red")
+            self._say(f"{verdict.outcome.value} {event.fingerprint}: {in_words(verdict.case)}", style="red")
         elif isinstance(event, Ticked) and self._plan is not None:
             self._tick(event, self._plan)
 

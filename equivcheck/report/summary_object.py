@@ -12,9 +12,9 @@ from equivcheck.campaign.events import KeptFinding, Summary
 from equivcheck.campaign.messages import Control
 from equivcheck.findings.finding import verdict_object
 from equivcheck.findings.store import Kept
-from equivcheck.report.coverage_text import reach_object
+from equivcheck.report.coverage_text import programs_object, reach_object
 from equivcheck.report.node_text import node_object
-from equivcheck.scenario import Scenario
+from equivcheck.scenario.case import Case
 from equivcheck.scenario.file_format.codec import to_json
 from equivcheck.scenario.scenario import in_words
 from equivcheck.verdict.verdict import Outcome
@@ -39,8 +39,10 @@ def summary_object(summary: Summary) -> dict[str, Any]:
         "errors": {
             "all": _errors(tally.errors_of()),
             "sizes": [[in_digits(middle), number] for middle, number in tally.errors_of().buckets],
-            "layouts": {layout: _errors(tally.errors_of(layout)) for layout in sorted({name for name, _ in tally.errors})},
-            "optimizers": {name: _errors(tally.errors_of(name)) for name in sorted({name for _, name in tally.errors})},
+            "layouts": {layout: _errors(tally.errors_of(layout)) for layout in sorted({names[0] for names in tally.errors})},
+            "optimizers": {
+                name: _errors(tally.errors_of(name)) for name in sorted({name for names in tally.errors for name in names[1:]})
+            },
         },
         "known": {issue: _known(tally, issue) for issue in sorted({*tally.told, *tally.avoided})},
         "reasons": [
@@ -48,8 +50,9 @@ def summary_object(summary: Summary) -> dict[str, Any]:
             for (outcome, reason), number in tally.reasons.most_common()
         ],
         "pairs": reach_object(tally.reach),
-        "slowest": _of_scenario("seconds", round(tally.slowest_seconds, 4), tally.slowest),
-        "nearest": _of_scenario("error", in_digits(tally.nearest_error), tally.nearest),
+        "programs": programs_object(tally.programs),
+        "slowest": _of_case("seconds", round(tally.slowest_seconds, 4), tally.slowest),
+        "nearest": _of_case("error", in_digits(tally.nearest_error), tally.nearest),
         "findings": [finding_object(finding, tally) for finding in summary.findings],
         "control": None if summary.control is None else _control(summary.control),
         "nodes": [node_object(node) for node in summary.nodes],
@@ -81,8 +84,8 @@ def finding_object(finding: KeptFinding, tally: Tally) -> dict[str, Any]:
     return {
         "fingerprint": finding.fingerprint,
         "outcome": verdict.outcome.value,
-        "layout": verdict.scenario.layout.name,
-        "ranks": verdict.scenario.layout.mesh.num_ranks,
+        "layout": verdict.case.counted_by[0],
+        "ranks": verdict.case.num_ranks,
         "reason": verdict.reason,
         "beyond": verdict.beyond or None,
         "path": None if finding.kept is Kept.UNKEPT else str(finding.path),
@@ -121,9 +124,9 @@ def in_digits(number: float) -> float | None:
     return None if math.isnan(number) else float(f"{number:.3g}")
 
 
-def _of_scenario(figure: str, number: float | None, scenario: Scenario | None) -> dict[str, Any] | None:
-    """What was measured of one scenario; None where there was none."""
-    return None if scenario is None else {figure: number, "words": in_words(scenario), "scenario": json.loads(to_json(scenario))}
+def _of_case(figure: str, number: float | None, case: Case | None) -> dict[str, Any] | None:
+    """What was measured of one case; None where there was none."""
+    return None if case is None else {figure: number, "words": in_words(case), "scenario": json.loads(to_json(case))}
 
 
 def milliseconds(seconds: float) -> float | None:

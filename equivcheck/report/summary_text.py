@@ -12,7 +12,7 @@ from equivcheck.campaign.counts.tally import Tally
 from equivcheck.campaign.events import KeptFinding, Summary
 from equivcheck.campaign.messages import Control
 from equivcheck.findings.store import Kept
-from equivcheck.report.coverage_text import pairs_line
+from equivcheck.report.coverage_text import pairs_line, programs_line
 from equivcheck.report.node_text import node_summary
 from equivcheck.report.verdict_text import STYLES
 from equivcheck.scenario.file_format.codec import to_json
@@ -20,7 +20,7 @@ from equivcheck.scenario.scenario import count, in_words
 from equivcheck.system.printable import printable
 from equivcheck.verdict.verdict import Outcome
 
-_KEPT = {Kept.NEW: "new", Kept.SMALLER: "seen before, now with a smaller scenario", Kept.SEEN: "seen before"}
+_KEPT = {Kept.NEW: "new", Kept.SMALLER: "seen before, now with a smaller case", Kept.SEEN: "seen before"}
 _MAX_REASONS = 8
 
 
@@ -42,15 +42,17 @@ def _parts(summary: Summary) -> Iterator[RenderableType]:
         yield Text(node_summary(node), style="yellow" if node.lost else "")
     if tally.slowest is not None:
         yield Text(f"slowest: {tally.slowest_seconds * 1000:.0f} ms, {in_words(tally.slowest)}")
-    if tally.num_checks:
+    if tally.reach.num_scenarios:
         yield Text(pairs_line(tally.reach))
+    if tally.programs.num_programs:
+        yield Text(programs_line(tally.programs))
     if tally.beyond:
         yield Text(_beyond_text(tally))
     yield from _notes(tally)
     if tally.not_repeated:
         yield Text(
             f"{count(tally.not_repeated, 'lost worker or failure', 'lost workers or failures')} that did not repeat: alone, in a "
-            "fresh process, the same scenario passes",
+            "fresh process, the same case passes",
             style="yellow",
         )
     if summary.control is not None:
@@ -112,11 +114,9 @@ def _paragraph(finding: KeptFinding, tally: Tally) -> Iterator[Text]:
     """Text that a terminal wraps where it likes: a path must stay whole to be copied."""
     verdict = finding.verdict
     times = count(tally.fingerprints[finding.fingerprint], "check")
-    yield Text.assemble("\n  ", (verdict.outcome.value.upper(), STYLES[verdict.outcome]), f" {in_words(verdict.scenario)}")
+    yield Text.assemble("\n  ", (verdict.outcome.value.upper(), STYLES[verdict.outcome]), f" {in_words(verdict.case)}")
     yield Text(f"  {printable(verdict.reason)}")
     if finding.kept is Kept.UNKEPT:
-        yield Text(
-            f"  not kept, seen in {times}; reproduce with: equivcheck check FILE, where FILE has\n{to_json(verdict.scenario)}"
-        )
+        yield Text(f"  not kept, seen in {times}; reproduce with: equivcheck check FILE, where FILE has\n{to_json(verdict.case)}")
     else:
         yield Text(f"  {_KEPT[finding.kept]}, seen in {times}; reproduce with: equivcheck replay {finding.path}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from rich.console import Console
 from rich.text import Text
 
-from equivcheck.verdict.verdict import Outcome, Verdict
+from equivcheck.verdict.verdict import CaseVerdict, Outcome
 
 STYLES = {
     Outcome.EQUIVALENT: "green",
@@ -19,8 +19,8 @@ STYLES = {
 """How an outcome is coloured where there is colour."""
 
 
-def print_verdict(console: Console, verdict: Verdict) -> None:
-    """Outcome, scenario in words, evidence; of something new and wrong also the scenario as code."""
+def print_verdict(console: Console, verdict: CaseVerdict) -> None:
+    """Outcome, case in words, evidence; of something new and wrong also the case as code."""
     title = Text.assemble((verdict.outcome.value.upper(), f"bold {STYLES[verdict.outcome]}"), f": {verdict.heading()}")
     title.append(f", {verdict.seconds * 1000:.0f} ms")
     console.print(title, soft_wrap=True)

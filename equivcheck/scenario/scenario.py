@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from functools import singledispatch
+
+from equivcheck.scenario.case import Case
 from equivcheck.scenario.layout import Layout
 from equivcheck.scenario.mesh import Mesh
 from equivcheck.scenario.noun import noun, refuse, require_between
@@ -52,9 +55,25 @@ class Scenario:
         """The names of the layouts in that order: ``ddp`` or ``ddp -> fsdp2``."""
         return " -> ".join(layout.name for layout in self.layouts)
 
+    @property
+    def counted_by(self) -> tuple[str, str]:
+        """Its last layout and its optimizer."""
+        return self.layout.name, type(self.training.optimizer).__name__
 
-def in_words(scenario: Scenario) -> str:
+    @property
+    def num_ranks(self) -> int:
+        """Ranks of the layout that ends it."""
+        return self.layout.mesh.num_ranks
+
+
+@singledispatch
+def in_words(case: Case) -> str:
     """For people: ``fsdp2 on 4 ranks, widths 4-8-2, AdamW, 2 microbatches of 4 + 3 rows, 3 steps, float64``."""
+    raise TypeError(f"{type(case).__name__} is no case")
+
+
+@in_words.register
+def _(scenario: Scenario) -> str:
     resume = scenario.resume
     first = "" if resume is None else f"{count(resume.steps, 'step')} of {_layout(resume.layout)}, then "
     return f"{first}{_layout(scenario.layout)}, {_training(scenario.training)}"

@@ -4,27 +4,32 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
+from functools import singledispatch
+from typing import Any
 
 from equivcheck.known_issues.avoiding import avoiding, could_show
+from equivcheck.program_run.known import KNOWN
 from equivcheck.scenario import Scenario
-from equivcheck.verdict.verdict import Outcome, Verdict
+from equivcheck.scenario.case import Case
+from equivcheck.tensor_program import TensorProgram
+from equivcheck.verdict.verdict import CaseVerdict, Outcome
 
 KNOWN_SHARE = 0.1
-"""Of the checks of a layout, at most, those that end as a known issue."""
+"""Of the checks of a layout, or of programs, at most, those that end as a known issue."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
-    """A scenario that a worker may check."""
+    """A case that a worker may check."""
 
-    scenario: Scenario
+    case: Any
     """As it was drawn, or changed."""
     could_show: frozenset[str] = frozenset()
     """The known issues that it has the needs of."""
     avoided: frozenset[str] = frozenset()
     """Those that what was drawn had the needs of, if it was changed so that none can show."""
 
-    def told(self, verdict: Verdict) -> frozenset[str]:
+    def told(self, verdict: CaseVerdict) -> frozenset[str]:
         """The known issues of which a check of it tells whether they show: what ends as one may hide others."""
         if verdict.outcome is Outcome.KNOWN:
             return frozenset((verdict.known,))
@@ -32,10 +37,10 @@ class Candidate:
 
 
 class Avoidance:
-    """Leaves a scenario as it is while the known issues that could show in it have not shown too often, else has it avoid them.
+    """Leaves a case as it is while the known issues that could show in it have not shown too often, else has it avoid them.
 
     An issue that was not met yet may always show. From then on a check counts as likely to end as an issue as those before it
-    did, so that what has been mended in torch is checked as any other scenario.
+    did, so that what has been mended in torch is checked as any other case.
     """
 
     def __init__(self) -> None:
@@ -45,16 +50,16 @@ class Avoidance:
         self._shown: Counter[tuple[str, str]] = Counter()
         self._met: set[str] = set()
 
-    def candidate(self, scenario: Scenario) -> Candidate | None:
-        """What to check for a scenario that was drawn; None where issues that have shown too often cannot be avoided."""
-        issues = frozenset(issue.id for issue in could_show(scenario))
-        if self._affords(scenario.layout.name, issues):
-            return Candidate(scenario=scenario, could_show=issues)
-        return avoiding_all(scenario)
+    def candidate(self, case: Case) -> Candidate | None:
+        """What to check for a case that was drawn; None where issues that have shown too often cannot be avoided."""
+        issues = _issues(case)
+        if self._affords(case.counted_by[0], issues):
+            return Candidate(case=case, could_show=issues)
+        return avoiding_all(case)
 
-    def count(self, candidate: Candidate, verdict: Verdict) -> None:
+    def count(self, candidate: Candidate, verdict: CaseVerdict) -> None:
         """Count a check."""
-        layout = candidate.scenario.layout.name
+        layout = candidate.case.counted_by[0]
         self._checked[layout] += 1
         self._ended_known[layout] += verdict.outcome is Outcome.KNOWN
         self._told.update((layout, issue) for issue in candidate.told(verdict))
@@ -73,8 +78,29 @@ class Avoidance:
         return (self._shown[layout, issue] + 1) / (self._told[layout, issue] + 1)
 
 
-def avoiding_all(scenario: Scenario) -> Candidate | None:
-    """The scenario changed so that no known issue can show, if one could; None where that cannot be."""
-    issues = frozenset(issue.id for issue in could_show(scenario))
+@singledispatch
+def _issues(case: Case) -> frozenset[str]:
+    """The identifiers of known issues that could show in a case."""
+    raise TypeError(f"{type(case).__name__} is no case")
+
+
+@_issues.register
+def _(scenario: Scenario) -> frozenset[str]:
+    return frozenset(issue.id for issue in could_show(scenario))
+
+
+@_issues.register
+def _(program: TensorProgram) -> frozenset[str]:
+    return frozenset(known.id for known in KNOWN if known.could_show(program))
+
+
+@singledispatch
+def avoiding_all(case: Case) -> Candidate | None:
+    """The case changed so that no known issue can show, if one could; None where that cannot be, as in programs."""
+    return None if _issues(case) else Candidate(case=case)
+
+
+@avoiding_all.register
+def _(scenario: Scenario) -> Candidate | None:
     changed = avoiding(scenario)
-    return None if changed is None else Candidate(scenario=changed, avoided=issues)
+    return None if changed is None else Candidate(case=changed, avoided=_issues(scenario))

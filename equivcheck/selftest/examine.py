@@ -179,6 +179,7 @@ def _shrunk(mutant: Mutant, effort: Effort, first: Verdict) -> Shrunk:
 
     run_batch(_scenarios(mutant), _seed(mutant, effort), take)
     best = search.finish()
+    assert isinstance(best, Verdict)
     return Shrunk(
         scenario=best.scenario,
         outcome=best.outcome,

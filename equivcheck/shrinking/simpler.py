@@ -1,10 +1,11 @@
-"""Scenarios one change simpler than another: what Hypothesis, which knows choices but no scenarios, may have missed."""
+"""Cases one change simpler than another: what Hypothesis, which knows choices but no scenarios, may have missed."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import MISSING, fields, is_dataclass, replace
+from functools import singledispatch
 from typing import Any, TypeVar
 
 from equivcheck.composition.fitting import fitted
@@ -23,23 +24,28 @@ from equivcheck.scenario import (
     TensorParallel,
     Training,
 )
+from equivcheck.scenario.case import Case
+from equivcheck.shrinking.programs import PASSES
+from equivcheck.tensor_program import TensorProgram
 
 T = TypeVar("T")
 
-Kind = Callable[[Scenario], Iterator[Scenario]]
-"""Makes one change of a scenario in several ways; some of what comes out cannot run as it is, or is no smaller."""
+C = TypeVar("C", bound=Case)
+
+Kind = Callable[[C], Iterator[C]]
+"""Makes one change of a case in several ways; some of what comes out cannot run as it is, or is no smaller."""
 
 _WIDTHS = (1, 2, 3, 4)
 """Tried for features and widths."""
 
 
-def simpler_by(kind: Kind, scenario: Scenario, *, beyond: bool = False) -> Iterator[Scenario]:
-    """Scenarios that can run and are smaller (`size_of`) by one change of a kind, each once: two may be repaired alike.
+def simpler_by(kind: Kind[C], case: C, *, beyond: bool = False) -> Iterator[C]:
+    """Cases that can run and are smaller (`size_of`) by one change of a kind, each once: two may be repaired alike.
 
     With `beyond`, also those that only torch's own limits forbid.
     """
-    size, seen = size_of(scenario), set[Scenario]()
-    for changed in kind(scenario):
+    size, seen = size_of(case), set[C]()
+    for changed in kind(case):
         found = fitted(changed, beyond=beyond)
         if found is not None and size_of(found) < size and found not in seen:
             seen.add(found)
@@ -95,7 +101,7 @@ def _in_plain_order(scenario: Scenario) -> Iterator[Scenario]:
     yield replace(scenario, schedule_seed=0)
 
 
-KINDS: tuple[Kind, ...] = (
+KINDS: tuple[Kind[Scenario], ...] = (
     _without_resume,
     _eagerly,
     _on_fewer_ranks,
@@ -108,6 +114,22 @@ KINDS: tuple[Kind, ...] = (
     _in_plain_order,
 )
 """What saves most comes first."""
+
+
+@singledispatch
+def kinds_of_changes(case: Case) -> tuple[Kind[Any], ...]:
+    """The kinds of changes that make a case simpler, those first that save most."""
+    raise TypeError(f"{type(case).__name__} is no case")
+
+
+@kinds_of_changes.register
+def _(_scenario: Scenario) -> tuple[Kind[Any], ...]:
+    return KINDS
+
+
+@kinds_of_changes.register
+def _(_program: TensorProgram) -> tuple[Kind[Any], ...]:
+    return PASSES
 
 
 def _fewer_ranks(layout: Layout) -> Iterator[Layout]:

@@ -6,11 +6,12 @@ import time
 from collections import Counter
 from dataclasses import dataclass, field
 
-from equivcheck.oracle.tensor_program import ProgramVerdict, check_program
+from equivcheck.oracle.tensor_program import check_program
 from equivcheck.program_run.facts import facts_of
 from equivcheck.sweep.programs import Sweep
 from equivcheck.tensor_program import Operation, TensorProgram
 from equivcheck.verdict.description import shortened
+from equivcheck.verdict.program import ProgramVerdict
 from equivcheck.verdict.verdict import Outcome
 
 DEADLINE = 30.0

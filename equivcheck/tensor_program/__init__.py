@@ -1,5 +1,6 @@
 """Tensor programs as nouns: leaves with placements, operations, redistributions. Frozen values; nothing here imports torch."""
 
+from equivcheck.tensor_program.file_format import case_from_json, program_from_json, program_to_json
 from equivcheck.tensor_program.program import TensorProgram
 from equivcheck.tensor_program.statements import (
     Constant,
@@ -11,4 +12,16 @@ from equivcheck.tensor_program.statements import (
     Statement,
 )
 
-__all__ = ["Constant", "Contents", "Leaf", "Operation", "Redistribution", "RoundTrip", "Statement", "TensorProgram"]
+__all__ = [
+    "Constant",
+    "Contents",
+    "Leaf",
+    "Operation",
+    "Redistribution",
+    "RoundTrip",
+    "Statement",
+    "TensorProgram",
+    "case_from_json",
+    "program_from_json",
+    "program_to_json",
+]

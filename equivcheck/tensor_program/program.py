@@ -7,6 +7,7 @@ from typing import ClassVar
 
 from equivcheck.errors import InvalidScenario
 from equivcheck.scenario.noun import noun, refuse, require_between
+from equivcheck.scenario.scenario import count, in_words
 from equivcheck.tensor_program.statements import Constant, Leaf, Operation, Redistribution, Statement, arguments_of
 
 MAX_STATEMENTS = 40
@@ -57,8 +58,18 @@ class TensorProgram:
 
     @property
     def name(self) -> str:
-        """Its operations, in order: ``softmax, sum``."""
-        return ", ".join(each.name for each in self.statements if isinstance(each, Operation)) or "no operation"
+        """That of all tensor programs: what is wrong in one says which operation it is."""
+        return self.tag
+
+    @property
+    def counted_by(self) -> tuple[str]:
+        """All of them are counted together."""
+        return (self.tag,)
+
+    @property
+    def operations(self) -> tuple[str, ...]:
+        """The names of its operations, in order."""
+        return tuple(each.name for each in self.statements if isinstance(each, Operation))
 
     @property
     def axis_names(self) -> tuple[str, ...]:
@@ -69,3 +80,10 @@ class TensorProgram:
         """The statements whose values no other takes, in order: their weighted sum is differentiated."""
         taken = {number - back for number, each in enumerate(self.statements) for back in arguments_of(each)}
         return tuple(number for number in range(len(self.statements)) if number not in taken)
+
+
+@in_words.register
+def _(program: TensorProgram) -> str:
+    ranks = count(program.num_ranks, "rank") if len(program.mesh) == 1 else f"a mesh of {' x '.join(map(str, program.mesh))}"
+    operations = ", ".join(program.operations) or "no operation"
+    return f"tensor program on {ranks}, {count(len(program.statements), 'statement')}: {operations}"

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 from equivcheck.choice import Choice
 from equivcheck.errors import NotEquivalent
 from equivcheck.scenario import Scenario
+from equivcheck.scenario.case import Case
 from equivcheck.scenario.scenario import in_words
 from equivcheck.system.printable import printable
 from equivcheck.trace.differences import Divergence
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
 CODE_WIDTH = 100
 """Characters of a line of code."""
-AGAIN = "again: the scenario below, as @example(...) of a test, or as JSON for `equivcheck check FILE`"
+AGAIN = "again: the case below, as @example(...) of a test, or as JSON for `equivcheck check FILE`"
 
 
 class Outcome(Choice):
@@ -87,31 +88,30 @@ class Judgement:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict(Judgement):
-    """What `check` returns."""
+class CaseVerdict(Judgement):
+    """What is said of a case of any kind: all that campaigns, stores and reports know of one."""
 
-    scenario: Scenario
-    """What was checked."""
-    diagnosis: Diagnosis | None = None
-    """Why, if a known fault reproduces it; None when none does, or nobody has asked (`explained`)."""
-    drift: str = ""
-    """Where it starts, found by giving the ranks the reference's values at the start of each step; empty if nobody has asked."""
+    known: str = ""
+    """Identifier of the known upstream issue; empty unless known."""
     confirmed: str = ""
     """Whether another world finds the same, in words; empty if nobody has asked."""
     unfinished: str = ""
     """What of the work on a finding failed, as its diagnosis, and with what; empty where nothing did."""
-    known: str = ""
-    """Identifier of the known upstream issue; empty unless known."""
+    diagnosis: Diagnosis | None = None
+    """Why, if a known fault reproduces it; None when none does, or nobody has asked (`explained`)."""
+    drift: str = ""
+    """Where it starts, found by giving the ranks the reference's values at the start of each step; empty if nobody has asked."""
     beyond: str = ""
-    """The limit of torch that the scenario is beyond; empty where it is within all limits, or was not to be run beyond any."""
+    """The limit of torch that the case is beyond; empty where it is within all limits, or was not to be run beyond any."""
     undecided: str = ""
     """Why later steps of what is equivalent say nothing, and from which on; empty where every step does."""
-    unmodelled: str = ""
-    """Why the ranks' calls were not compared with the expected ones; empty where they were, or where nothing was compared."""
-    calls: tuple[tuple[Call, ...], ...] = ()
-    """Per rank, its calls in the order of issue; empty in a world that does not see them, or where the ranks failed."""
 
-    def without(self, what: str, error: Exception) -> Verdict:
+    @property
+    def case(self) -> Case:
+        """What was checked."""
+        raise NotImplementedError
+
+    def without(self, what: str, error: Exception) -> Self:
         """The verdict, and that a part of the work on it failed: that costs no more than this text."""
         return replace(self, unfinished="; ".join(filter(None, (self.unfinished, failed(what, error)))))
 
@@ -120,40 +120,26 @@ class Verdict(Judgement):
         """Whether it is equivalent, and at every step."""
         return self.outcome is Outcome.EQUIVALENT and not self.undecided
 
-    def assert_equivalent(self, *, alter: Alter | None = None) -> None:
-        """Raise `NotEquivalent` unless the outcome is EQUIVALENT; `alter` is as for `assert_no_finding`."""
-        if self.outcome is not Outcome.EQUIVALENT:
-            raise NotEquivalent(self.describe(), lambda: self._explained(alter))
-
-    def assert_no_finding(self, *, alter: Alter | None = None) -> None:
-        """Raise `NotEquivalent` if something new and wrong was found: DIVERGED, CRASHED or HUNG; for generated scenarios.
-
-        Its text has a diagnosis, worked out when it is asked for: where many are raised, as while Hypothesis shrinks, few are
-        read. The ranks run again for it, with `alter` if that is what the verdict was found with.
-        """
-        if self.outcome.is_finding:
-            raise NotEquivalent(self.describe(), lambda: self._explained(alter))
-
     def describe(self) -> str:
-        """At most ten lines for people, then the scenario as code."""
+        """At most ten lines for people, then the case as code."""
         lines = [f"{self.outcome.value.upper()}: {self.heading()}", *(f"  {line}" for line in self.evidence())]
         return "\n".join([*lines, self.code()])
 
     def code(self) -> str:
-        """The scenario as code, broken over lines as a formatter would."""
+        """The case as code, broken over lines as a formatter would."""
         from rich.pretty import pretty_repr
 
         try:
-            return pretty_repr(self.scenario, max_width=CODE_WIDTH)
+            return pretty_repr(self.case, max_width=CODE_WIDTH)
         except Exception:  # a noun of a third party
-            return repr(self.scenario)
+            return repr(self.case)
 
     def heading(self) -> str:
         """What was checked where: ``ddp on 2 ranks, widths 1-1, SGD, 1 microbatch of 2 rows, 1 step, float64, in sim``."""
-        return f"{in_words(self.scenario)}, in {self.world}"
+        return f"{in_words(self.case)}, in {self.world}"
 
     def evidence(self) -> list[str]:
-        """What was found, a line each: without the outcome, and without the scenario as code."""
+        """What was found, a line each: without the outcome, and without the case as code."""
         try:
             lines = self._evidence()
         except Exception as error:
@@ -188,6 +174,37 @@ class Verdict(Judgement):
         else:
             return []
         return [*lines, f"where: {self.drift}"] if self.drift else lines
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict(CaseVerdict):
+    """What `check` returns of a scenario."""
+
+    scenario: Scenario
+    """What was checked."""
+    unmodelled: str = ""
+    """Why the ranks' calls were not compared with the expected ones; empty where they were, or where nothing was compared."""
+    calls: tuple[tuple[Call, ...], ...] = ()
+    """Per rank, its calls in the order of issue; empty in a world that does not see them, or where the ranks failed."""
+
+    @property
+    def case(self) -> Scenario:
+        """The scenario."""
+        return self.scenario
+
+    def assert_equivalent(self, *, alter: Alter | None = None) -> None:
+        """Raise `NotEquivalent` unless the outcome is EQUIVALENT; `alter` is as for `assert_no_finding`."""
+        if self.outcome is not Outcome.EQUIVALENT:
+            raise NotEquivalent(self.describe(), lambda: self._explained(alter))
+
+    def assert_no_finding(self, *, alter: Alter | None = None) -> None:
+        """Raise `NotEquivalent` if something new and wrong was found: DIVERGED, CRASHED or HUNG; for generated scenarios.
+
+        Its text has a diagnosis, worked out when it is asked for: where many are raised, as while Hypothesis shrinks, few are
+        read. The ranks run again for it, with `alter` if that is what the verdict was found with.
+        """
+        if self.outcome.is_finding:
+            raise NotEquivalent(self.describe(), lambda: self._explained(alter))
 
     def _explained(self, alter: Alter | None) -> str:
         told = self.drift or self.diagnosis or not self.outcome.is_finding

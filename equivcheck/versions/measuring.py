@@ -10,13 +10,11 @@ from functools import cache
 from packaging.version import Version
 
 from equivcheck.findings.again import shows_again
-from equivcheck.findings.finding import Finding
+from equivcheck.findings.finding import Finding, verdict_from
 from equivcheck.findings.versions import Method, ShownIn
 from equivcheck.known_issues.known import KnownIssue
 from equivcheck.known_issues.showing import Showing, Shows
-from equivcheck.scenario.file_format.codec import decode, encode
 from equivcheck.verdict.description import failed
-from equivcheck.verdict.verdict import Verdict
 from equivcheck.versions.bisection import Measure, bisected
 from equivcheck.versions.environments import Environments, Installation, NoEnvironment
 from equivcheck.versions.process import run_python
@@ -97,7 +95,5 @@ def _replayed(finding: Finding, installation: Installation, seconds: float) -> S
         return Showing(shows=Shows.CANNOT_RUN, reason=ran.last_line)
     values = json.loads(ran.printed)["verdict"]
     del values["fingerprint"]
-    verdict = decode(
-        Verdict, values | {"scenario": encode(finding.verdict.scenario)}, where=f"replay on torch {installation.torch}"
-    )
+    verdict = verdict_from(values, finding.verdict.case, where=f"replay on torch {installation.torch}")
     return shows_again(finding.verdict, verdict)

@@ -15,9 +15,11 @@ from equivcheck.known_issues.showing import Showing, Shows, judged, showing
 from equivcheck.layouts.script.draft import CannotExport
 from equivcheck.layouts.script.form import form_of
 from equivcheck.layouts.script.numbers import Numbers
+from equivcheck.program_run.script import script_of_verdict
 from equivcheck.system.temporary_folder import temporary_folder
 from equivcheck.trace.differences import Phase
-from equivcheck.verdict.verdict import Verdict
+from equivcheck.verdict.program import ProgramVerdict
+from equivcheck.verdict.verdict import CaseVerdict, Verdict
 from equivcheck.versions.environments import Installation
 from equivcheck.versions.process import run_python
 from equivcheck.worlds.failure import FailureKind
@@ -28,6 +30,8 @@ _RUN = (
     "code, printed = launched(Path(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[1]).parent, float(sys.argv[3]))\n"
     "print(printed); sys.exit(code)"
 )
+_OF_STATEMENT = re.compile(r"^.*StatementFailed: [^:]*: ")
+"""What is said of an error of a tensor program before what torch raised."""
 _PHASES = {Phase.GRADIENT: "gradient", Phase.CLIPPING: "clipped gradient", Phase.UPDATE: "parameter"}
 """What a script calls the parts of a step in which parameters are compared."""
 
@@ -63,6 +67,8 @@ def of_issue(issue: KnownIssue) -> Script:
 def of_finding(finding: Finding) -> Script | None:
     """A script that reproduces a finding with its own numbers; None where a script cannot, or nothing tells what it shows."""
     verdict = finding.verdict
+    if not isinstance(verdict, Verdict):
+        return _of_program(finding)
     try:
         text = script_of(verdict.scenario, verdict=verdict, numbers=Numbers.EXACT, name=_NAME, seen_on=finding.environment.torch)
     except CannotExport:
@@ -77,14 +83,38 @@ def of_finding(finding: Finding) -> Script | None:
     )
 
 
+def _of_program(finding: Finding) -> Script | None:
+    verdict = finding.verdict
+    assert isinstance(verdict, ProgramVerdict)
+    first = verdict.divergence
+    if first is None:
+        evidence = _of_failure(verdict)
+    else:
+        name = r"gradient of v\d+" if first.phase is Phase.GRADIENT else first.tensor.partition(" ")[0]
+        line = re.compile(rf"^{name}$", re.MULTILINE)
+        evidence = lambda printed: bool(line.search(printed))  # noqa: E731
+    if evidence is None:
+        return None
+    return Script(
+        text=script_of_verdict(verdict, name=_NAME, seen_on=finding.environment.torch),
+        ranks=verdict.program.num_ranks,
+        judge=lambda code, printed: judged(code, printed, has_evidence=evidence(printed)),
+    )
+
+
 def _evidence(verdict: Verdict, text: str) -> Callable[[str], bool] | None:
     if verdict.divergence is not None:
         place, tolerance = _place(verdict), float(re.search(r"^TOLERANCE = (\S+)", text, re.MULTILINE)[1])  # type: ignore[index]
         line = re.compile(rf"^{re.escape(place)}: max difference (\S+)$", re.MULTILINE)
         return lambda printed: any(not float(number) <= tolerance for number in line.findall(printed))
+    return _of_failure(verdict)
+
+
+def _of_failure(verdict: CaseVerdict) -> Callable[[str], bool] | None:
     if verdict.failure is None or verdict.failure.kind is not FailureKind.RAISED:
         return None
-    error = blur(next((report.error for report in verdict.failure.reports if report.error), "").partition(", caused by ")[0])
+    raised = next((report.error for report in verdict.failure.reports if report.error), "").partition(", caused by ")[0]
+    error = blur(_OF_STATEMENT.sub("", raised))
     return (lambda printed: error in blur(printed)) if error else None
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from hypothesis import strategies as st
 
-from equivcheck.campaign.plan import Alter, Plan, oracle_check
+from equivcheck.campaign.plan import Plan, oracle_check
 from equivcheck.mutants.registry import mutant
 from equivcheck.scenario import DDP, SGD, Axis, Data, Layer, Layout, Mesh, Model, Scenario, Training
-from equivcheck.verdict.verdict import Verdict
+from equivcheck.verdict.verdict import CaseVerdict
 
 
 def some_scenarios(_: Plan) -> st.SearchStrategy[Scenario]:
@@ -33,8 +35,8 @@ def is_faulty(scenario: Scenario) -> bool:
     return len(scenario.training.model.layers) == 3
 
 
-def check(scenario: Scenario, *, alter: Alter | None = None, **options: object) -> Verdict:
+def check(scenario: Scenario, *, alter: Any = None, **options: Any) -> CaseVerdict:
     """The verdict on a scenario, with gradients summed over the ranks where it has three layers."""
     if alter is None and is_faulty(scenario):
         alter = mutant("gradients_summed").plant
-    return oracle_check(scenario, alter=alter, **options)  # type: ignore[arg-type]
+    return oracle_check(scenario, alter=alter, **options)

@@ -6,12 +6,13 @@ import pytest
 from hypothesis import given, settings
 
 from equivcheck import check
-from equivcheck.oracle.tensor_program import ProgramVerdict, check_program
+from equivcheck.oracle.tensor_program import check_program
 from equivcheck.program_run.known import KNOWN
 from equivcheck.strategies import programs
 from equivcheck.tensor_program import Constant, Contents, Leaf, Operation, Redistribution, RoundTrip, TensorProgram
 from equivcheck.tensor_program.operations.registry import FAMILIES
 from equivcheck.trace.differences import Difference
+from equivcheck.verdict.program import ProgramVerdict
 from equivcheck.verdict.verdict import Outcome
 
 DIFFERING = {name for known in KNOWN for name in known.operations}

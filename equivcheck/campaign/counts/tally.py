@@ -7,10 +7,12 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from equivcheck.campaign.counts.histogram import Histogram
+from equivcheck.coverage.programs import ProgramReach
 from equivcheck.coverage.reach import Reach
 from equivcheck.findings.fingerprint import blur
-from equivcheck.scenario import Scenario
-from equivcheck.verdict.verdict import Outcome, Verdict
+from equivcheck.scenario.case import Case
+from equivcheck.verdict.program import ProgramVerdict
+from equivcheck.verdict.verdict import CaseVerdict, Outcome, Verdict
 
 
 @dataclass(slots=True)
@@ -18,11 +20,11 @@ class Tally:
     """What came of a number of checks."""
 
     outcomes: Counter[tuple[str, Outcome]] = field(default_factory=Counter)
-    """Checks by name of the layout and outcome."""
+    """Checks by name of the layout, or `tensor_program`, and outcome."""
     durations: dict[str, Histogram] = field(default_factory=dict)
-    """Seconds of checks by name of the layout."""
-    errors: dict[tuple[str, str], Histogram] = field(default_factory=dict)
-    """Largest errors of equivalent checks, in units of their tolerance, by names of the layout and the optimizer."""
+    """Seconds of checks by the same name."""
+    errors: dict[tuple[str, ...], Histogram] = field(default_factory=dict)
+    """Largest errors of equivalent checks, in units of their tolerance, by what cases are counted by: layout and optimizer."""
     beyond: Counter[Outcome] = field(default_factory=Counter)
     """Checks beyond limits of torch by outcome; no other figure but those of findings includes them."""
     known: Counter[str] = field(default_factory=Counter)
@@ -37,16 +39,18 @@ class Tally:
     """How often each finding showed."""
     slowest_seconds: float = 0.0
     """Duration of the slowest check."""
-    slowest: Scenario | None = None
-    """Its scenario; None before the first check."""
+    slowest: Case | None = None
+    """Its case; None before the first check."""
     nearest_error: float = 0.0
     """Largest error of an equivalent check, in units of its tolerance: at 1 it would be a divergence."""
-    nearest: Scenario | None = None
-    """Its scenario; None before the first equivalent check."""
+    nearest: Case | None = None
+    """Its case; None before the first equivalent check."""
     reach: Reach = field(default_factory=Reach)
-    """Which pairs of features came together in what was checked."""
+    """Which pairs of features came together in the scenarios that were checked."""
+    programs: ProgramReach = field(default_factory=ProgramReach)
+    """Which operations ran in the tensor programs that were checked, under which placements."""
     not_repeated: int = 0
-    """Failures of a worker or of ranks where the same scenario passes alone: the machine's, and in no other figure."""
+    """Failures of a worker or of ranks where the same case passes alone: the machine's, and in no other figure."""
     num_shrinking: int = 0
     """Checks that were spent on shrinking; no other figure includes them."""
 
@@ -68,18 +72,17 @@ class Tally:
                 found.merge(errors)
         return found
 
-    def add(self, verdict: Verdict, seconds: float, *, told: Collection[str] = (), avoided: Collection[str] = ()) -> None:
+    def add(self, verdict: CaseVerdict, seconds: float, *, told: Collection[str] = (), avoided: Collection[str] = ()) -> None:
         """Count a check that took so long, told of some known issues whether they show, and avoided others."""
         if verdict.beyond:
             self.beyond[verdict.outcome] += 1
             return
-        layout = verdict.scenario.layout.name
-        self.outcomes[layout, verdict.outcome] += 1
-        self.durations.setdefault(layout, Histogram()).add(seconds)
+        names = verdict.case.counted_by
+        self.outcomes[names[0], verdict.outcome] += 1
+        self.durations.setdefault(names[0], Histogram()).add(seconds)
         if verdict.outcome is Outcome.EQUIVALENT:
-            optimizer = type(verdict.scenario.training.optimizer).__name__
-            self.errors.setdefault((layout, optimizer), Histogram()).add(verdict.worst_error)
-            self._note_nearest(verdict.worst_error, verdict.scenario)
+            self.errors.setdefault(names, Histogram()).add(verdict.worst_error)
+            self._note_nearest(verdict.worst_error, verdict.case)
         if verdict.outcome is Outcome.KNOWN:
             self.known[verdict.known] += 1
         elif verdict.outcome in (Outcome.INCONCLUSIVE, Outcome.UNSUPPORTED):
@@ -88,8 +91,11 @@ class Tally:
             self.reasons[verdict.outcome, blur(verdict.undecided)] += 1
         self.told.update(told)
         self.avoided.update(avoided)
-        self.reach.add(verdict.scenario)
-        self._note_slowest(seconds, verdict.scenario)
+        if isinstance(verdict, Verdict):
+            self.reach.add(verdict.scenario)
+        elif isinstance(verdict, ProgramVerdict):
+            self.programs.add_checked(verdict)
+        self._note_slowest(seconds, verdict.case)
 
     def merge(self, other: Tally) -> None:
         """Count another tally's checks too."""
@@ -105,15 +111,16 @@ class Tally:
         self.reasons.update(other.reasons)
         self.fingerprints.update(other.fingerprints)
         self.reach.merge(other.reach)
+        self.programs.merge(other.programs)
         self.not_repeated += other.not_repeated
         self.num_shrinking += other.num_shrinking
         self._note_slowest(other.slowest_seconds, other.slowest)
         self._note_nearest(other.nearest_error, other.nearest)
 
-    def _note_slowest(self, seconds: float, scenario: Scenario | None) -> None:
-        if scenario is not None and seconds > self.slowest_seconds:
-            self.slowest_seconds, self.slowest = seconds, scenario
+    def _note_slowest(self, seconds: float, case: Case | None) -> None:
+        if case is not None and seconds > self.slowest_seconds:
+            self.slowest_seconds, self.slowest = seconds, case
 
-    def _note_nearest(self, error: float, scenario: Scenario | None) -> None:
-        if scenario is not None and error > self.nearest_error:
-            self.nearest_error, self.nearest = error, scenario
+    def _note_nearest(self, error: float, case: Case | None) -> None:
+        if case is not None and error > self.nearest_error:
+            self.nearest_error, self.nearest = error, case

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from equivcheck.cli.check import read_scenario
+from equivcheck.cli.check import read_case
 from equivcheck.cli.findings.replay import find
 from equivcheck.cli.findings.script import DEFAULT_NAME, NumberSource, launched, script_text
 from equivcheck.cli.options import json_option, print_json, store_option
@@ -18,7 +18,7 @@ from equivcheck.errors import UsageError
 if TYPE_CHECKING:
     from equivcheck.mutants.mutant import Mutant
     from equivcheck.system.commands import Ran
-    from equivcheck.verdict.verdict import Verdict
+    from equivcheck.verdict.verdict import CaseVerdict
 
 DEADLINE = 60.0
 """Seconds for the check of a scenario of which nothing is known yet."""
@@ -49,9 +49,9 @@ def export(  # noqa: PLR0913, PLR0917 - an argument for each option
     run: bool,
     as_json: bool,
 ) -> ExitCode:
-    """Write a script that reproduces a FINDING with torch alone: its folder, its fingerprint's first digits, or a scenario file.
+    """Write a script that reproduces a FINDING with torch alone: its folder, first digits of its fingerprint, or a case's file.
 
-    The script runs the training on one device and in parallel, prints the difference of each tensor, and exits with 1 if there
+    The script runs the training or the program on one device and in parallel, prints the differences, and exits with 1 if there
     is any.
     """
     mutant = _mutant(mutant_name)
@@ -76,23 +76,26 @@ def _mutant(name: str | None) -> Mutant | None:
     return None if name is None else mutant(name)
 
 
-def _verdict(finding: str, store: Path, mutant: Mutant | None) -> tuple[Verdict, str]:
+def _verdict(finding: str, store: Path, mutant: Mutant | None) -> tuple[CaseVerdict, str]:
     """What is wrong with what was asked for, and on which torch it was seen (empty for this one)."""
     if not (os.path.isfile(finding) or finding == "-"):
         if mutant is None:
             kept = find(finding, store)
             return kept.verdict, kept.environment.torch
-        scenario = find(finding, store).verdict.scenario
+        case: Any = find(finding, store).verdict.case
     else:
-        scenario = read_scenario(finding)
+        case = read_case(finding)
     from equivcheck.campaign.isolated import check_isolated
     from equivcheck.oracle.check import check
+    from equivcheck.scenario import Scenario
 
     if mutant is None:
-        return check_isolated(scenario, world="sim", deadline=DEADLINE), ""
-    if scenario.layout.name not in mutant.layouts or not mutant.applies(scenario):
-        raise UsageError(f"mutant {mutant.name!r} does not apply to this scenario of {scenario.layout.name}: {mutant.wrong}")
-    return check(scenario, deadline=DEADLINE, alter=mutant.plant), ""
+        return check_isolated(case, world="sim", deadline=DEADLINE), ""
+    if not isinstance(case, Scenario):
+        raise UsageError(f"mutant {mutant.name!r} is planted in trainings; allowed for a tensor program: no --mutant")
+    if case.layout.name not in mutant.layouts or not mutant.applies(case):
+        raise UsageError(f"mutant {mutant.name!r} does not apply to this scenario of {case.layout.name}: {mutant.wrong}")
+    return check(case, deadline=DEADLINE, alter=mutant.plant), ""
 
 
 def _write(text: str, output: Path | None, *, quiet: bool) -> None:
@@ -106,10 +109,10 @@ def _write(text: str, output: Path | None, *, quiet: bool) -> None:
         raise UsageError(f"file {output} cannot be written: {error.strerror}") from error
 
 
-def _object(verdict: Verdict, text: str, ran: Ran | None) -> dict[str, Any]:
+def _object(verdict: CaseVerdict, text: str, ran: Ran | None) -> dict[str, Any]:
     return {
-        "layout": verdict.scenario.name,
-        "ranks": verdict.scenario.layout.mesh.num_ranks,
+        "layout": verdict.case.name,
+        "ranks": verdict.case.num_ranks,
         "outcome": verdict.outcome.value,
         "script": text,
         "lines": text.count("\n"),

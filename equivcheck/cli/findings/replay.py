@@ -21,7 +21,7 @@ from equivcheck.worlds.pool import STARTED
 
 if TYPE_CHECKING:
     from equivcheck.findings.finding import Finding
-    from equivcheck.verdict.verdict import Verdict
+    from equivcheck.verdict.verdict import CaseVerdict
 
 
 class ReplayResult(Choice):
@@ -57,7 +57,7 @@ def replay(  # noqa: PLR0913, PLR0917 - options
     if (finding is None) != every:
         raise UsageError("replay takes either a finding or --all; allowed: one of them")
 
-    def check(kept: Finding) -> Verdict:
+    def check(kept: Finding) -> CaseVerdict:
         return checked(kept, world or kept.verdict.world, deadline, confirm=confirm)
 
     if finding is None and world == STARTED:
@@ -68,7 +68,7 @@ def replay(  # noqa: PLR0913, PLR0917 - options
     return on_all_ranks(replayed) if world == STARTED else replayed()
 
 
-def _replay(finding: str, store: Path, check: Callable[[Finding], Verdict], *, as_json: bool) -> ExitCode:
+def _replay(finding: str, store: Path, check: Callable[[Finding], CaseVerdict], *, as_json: bool) -> ExitCode:
     kept = find(finding, store)
     verdict = check(kept)
     again = compare(kept, verdict)
@@ -79,17 +79,17 @@ def _replay(finding: str, store: Path, check: Callable[[Finding], Verdict], *, a
     return ExitCode.NOTHING_FOUND if again is ReplayResult.NO_LONGER else ExitCode.FINDINGS
 
 
-def checked(kept: Finding, world: str, deadline: float, *, confirm: bool) -> Verdict:
-    """A finding's scenario checked in a process of its own, and on processes as well if that is asked for."""
+def checked(kept: Finding, world: str, deadline: float, *, confirm: bool) -> CaseVerdict:
+    """A finding's case checked in a process of its own, and on processes as well if that is asked for."""
     from equivcheck.campaign.isolated import check_isolated
     from equivcheck.campaign.plan import explaining_check
     from equivcheck.oracle.confirm import CONFIRMING, confirmed_by, may_be_confirmed
 
     beyond = bool(kept.verdict.beyond)
     check = explaining_check if world == STARTED else check_isolated
-    verdict = check(kept.verdict.scenario, world=world, deadline=deadline, beyond=beyond)
+    verdict = check(kept.verdict.case, world=world, deadline=deadline, beyond=beyond)
     if confirm and may_be_confirmed(verdict):
-        again = partial(check_isolated, verdict.scenario, world=CONFIRMING, deadline=deadline, beyond=beyond)
+        again = partial(check_isolated, verdict.case, world=CONFIRMING, deadline=deadline, beyond=beyond)
         return confirmed_by(verdict, again)
     return verdict
 
@@ -104,7 +104,7 @@ def find(finding: str, store: Path) -> Finding:
     return FindingStore(store).load(finding)
 
 
-def compare(kept: Finding, verdict: Verdict) -> ReplayResult:
+def compare(kept: Finding, verdict: CaseVerdict) -> ReplayResult:
     """What became of a finding."""
     from equivcheck.findings.fingerprint import fingerprint
 
@@ -113,7 +113,7 @@ def compare(kept: Finding, verdict: Verdict) -> ReplayResult:
     return ReplayResult.STILL if fingerprint(verdict) == kept.fingerprint else ReplayResult.DIFFERENTLY
 
 
-def _object(kept: Finding, again: ReplayResult, verdict: Verdict) -> dict[str, Any]:
+def _object(kept: Finding, again: ReplayResult, verdict: CaseVerdict) -> dict[str, Any]:
     from equivcheck.findings.finding import verdict_object
     from equivcheck.scenario.file_format.codec import encode
 
@@ -126,7 +126,7 @@ def _object(kept: Finding, again: ReplayResult, verdict: Verdict) -> dict[str, A
     }
 
 
-def _print(kept: Finding, again: ReplayResult, verdict: Verdict) -> None:
+def _print(kept: Finding, again: ReplayResult, verdict: CaseVerdict) -> None:
     from equivcheck.report.verdict_text import print_verdict
 
     found = kept.environment

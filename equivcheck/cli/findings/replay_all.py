@@ -18,10 +18,10 @@ if TYPE_CHECKING:
     from equivcheck.findings.fate import Replayed
     from equivcheck.findings.finding import Finding
     from equivcheck.findings.store import FindingStore
-    from equivcheck.verdict.verdict import Verdict
+    from equivcheck.verdict.verdict import CaseVerdict
 
 
-def replay_all(store: Path, check: Callable[[Finding], Verdict], *, as_json: bool) -> ExitCode:
+def replay_all(store: Path, check: Callable[[Finding], CaseVerdict], *, as_json: bool) -> ExitCode:
     """Check every finding of a store again, a line each as it comes; one that cannot be read is an error on stderr."""
     from equivcheck.findings.environment import environment
     from equivcheck.findings.store import FindingStore
@@ -39,7 +39,7 @@ def replay_all(store: Path, check: Callable[[Finding], Verdict], *, as_json: boo
     return ExitCode.FINDINGS if any(replayed.fate.is_finding for replayed in found) else ExitCode.NOTHING_FOUND
 
 
-def each_replayed(store: FindingStore, check: Callable[[Finding], Verdict], torch: str) -> Iterator[Replayed]:
+def each_replayed(store: FindingStore, check: Callable[[Finding], CaseVerdict], torch: str) -> Iterator[Replayed]:
     """Check every finding of a store again, with a line each on stderr; one that cannot be read is an error there."""
     from equivcheck.findings.fate import replayed
     from equivcheck.findings.finding import BrokenFinding
@@ -65,7 +65,7 @@ def _counts(found: list[Replayed]) -> dict[str, int]:
 
 def _line(replayed: Replayed) -> str:
     kept = replayed.finding
-    return f"{kept.fingerprint} {kept.verdict.scenario.name}: {replayed.words} (found with torch {kept.environment.torch})"
+    return f"{kept.fingerprint} {kept.verdict.case.name}: {replayed.words} (found with torch {kept.environment.torch})"
 
 
 def _object(replayed: Replayed) -> dict[str, Any]:

@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING
 import click
 
 from equivcheck.choice import Choice
-from equivcheck.errors import EquivCheckError
+from equivcheck.errors import EquivCheckError, UsageError
 
 if TYPE_CHECKING:
     from equivcheck.layouts.script.numbers import Numbers
     from equivcheck.mutants.mutant import Mutant
     from equivcheck.system.commands import Ran
-    from equivcheck.verdict.verdict import Verdict
+    from equivcheck.verdict.program import ProgramVerdict
+    from equivcheck.verdict.verdict import CaseVerdict
 
 DEFAULT_NAME = "repro.py"
 
@@ -26,10 +27,16 @@ class NumberSource(Choice):
     DRAWN = "drawn"
 
 
-def script_text(verdict: Verdict, mutant: Mutant | None, wanted: NumberSource, *, name: str, seen_on: str) -> str:
+def script_text(verdict: CaseVerdict, mutant: Mutant | None, wanted: NumberSource, *, name: str, seen_on: str) -> str:
     """The script, run once where that decides which numbers it has; raises `UsageError` for what a script cannot express."""
     from equivcheck.export.script import script_of
     from equivcheck.layouts.script.numbers import Numbers, usual_numbers
+    from equivcheck.verdict.program import ProgramVerdict
+    from equivcheck.verdict.verdict import Verdict
+
+    assert isinstance(verdict, Verdict | ProgramVerdict)
+    if isinstance(verdict, ProgramVerdict):
+        return _of_program(verdict, wanted, name, seen_on)
 
     def written(numbers: Numbers) -> str:
         return script_of(verdict.scenario, verdict=verdict, mutant=mutant, numbers=numbers, name=name, seen_on=seen_on)
@@ -44,7 +51,16 @@ def script_text(verdict: Verdict, mutant: Mutant | None, wanted: NumberSource, *
     return drawn if launched(drawn, verdict, name).code else written(Numbers.EXACT)
 
 
-def script_or_reason(verdict: Verdict, *, seen_on: str) -> tuple[str, str]:
+def _of_program(verdict: ProgramVerdict, wanted: NumberSource, name: str, seen_on: str) -> str:
+    """The script of a tensor program, which is about its own numbers."""
+    from equivcheck.program_run.script import script_of_verdict
+
+    if wanted is NumberSource.DRAWN:
+        raise UsageError("a tensor program has its own numbers; allowed: --numbers auto or exact")
+    return script_of_verdict(verdict, name=name, seen_on=seen_on)
+
+
+def script_or_reason(verdict: CaseVerdict, *, seen_on: str) -> tuple[str, str]:
     """A script, or why there is none."""
     try:
         return script_text(verdict, None, NumberSource.AUTO, name=DEFAULT_NAME, seen_on=seen_on), ""
@@ -52,12 +68,12 @@ def script_or_reason(verdict: Verdict, *, seen_on: str) -> tuple[str, str]:
         return "", str(error)
 
 
-def _is_wrong(verdict: Verdict) -> bool:
+def _is_wrong(verdict: CaseVerdict) -> bool:
     return verdict.divergence is not None or verdict.failure is not None
 
 
-def launched(text: str, verdict: Verdict, name: str) -> Ran:
+def launched(text: str, verdict: CaseVerdict, name: str) -> Ran:
     """What comes of running a script by torchrun."""
     from equivcheck.export.launch import launch
 
-    return launch(text, verdict.scenario.layout.mesh.num_ranks, name=name)
+    return launch(text, verdict.case.num_ranks, name=name)

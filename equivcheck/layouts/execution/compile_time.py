@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from functools import singledispatch
+
 from equivcheck.scenario import SPMD, AuxiliaryLinear, Compile, Layout, Scenario, TensorParallel, Training
+from equivcheck.scenario.case import Case
 
 COMPILE_SECONDS = 150.0
 """For all that one pass compiles; it is often done in a thirtieth of that, but not where other work runs beside it."""
@@ -24,8 +27,14 @@ def compile_seconds(training: Training, layout: Layout) -> float:
     return COMPILE_SECONDS * num_graphs(training) if layout.execution.is_compiled else 0.0
 
 
-def all_compile_seconds(scenario: Scenario) -> float:
-    """The same for all layouts of a scenario together."""
+@singledispatch
+def all_compile_seconds(case: Case) -> float:  # noqa: ARG001
+    """The same for all layouts of a scenario together; other cases compile nothing."""
+    return 0.0
+
+
+@all_compile_seconds.register
+def _(scenario: Scenario) -> float:
     return sum(compile_seconds(scenario.training, layout) for layout in scenario.layouts)
 
 

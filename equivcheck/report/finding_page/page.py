@@ -24,7 +24,8 @@ from equivcheck.scenario.scenario import count, in_words
 from equivcheck.system.output_file import replace_text
 from equivcheck.system.printable import in_short
 from equivcheck.trace.differences import Divergence
-from equivcheck.verdict.verdict import AGAIN, Verdict
+from equivcheck.verdict.verdict import AGAIN, CaseVerdict, Verdict
+from equivcheck.worlds.failure import Failure
 
 _LONGEST_HEADLINE = 300
 _LONGEST_TEXT = 12_000
@@ -63,9 +64,9 @@ def _values(verdict: Verdict, again: SecondRun, told: Told) -> dict[str, Any]:
     tensors = drawn_tensors(again, scenario)
     return {
         "title": f"{scenario.name} on {count(mesh.num_ranks, 'rank')}",
-        "headline": _headline(verdict),
-        "tiles": list(_tiles(verdict)),
-        "facts": list(_facts(verdict, told)),
+        "headline": headline(verdict),
+        "tiles": list(tiles(verdict)),
+        "facts": [("scenario", in_words(scenario)), *facts(verdict, told)],
         "footer": footer(),
         "sections": _sections(again),
         "verdict": verdict,
@@ -81,7 +82,7 @@ def _values(verdict: Verdict, again: SecondRun, told: Told) -> dict[str, Any]:
         "letters": call_lanes.letters(again.calls),
         "groups": [name or "one rank" for name in group_names(again.calls, mesh)],
         "unexpected": list(_unexpected(verdict, again)),
-        "stacks": list(_stacks(again)),
+        "stacks": list(stacks(again.failure)),
         "rows": rows,
         "phases": phases_of(rows),
         "chart": charts,
@@ -100,7 +101,8 @@ def _sections(again: SecondRun) -> dict[str, str]:
     return {"found": "What was found", "mesh": "Mesh and plan"} | compared | calls | by_step | last
 
 
-def _headline(verdict: Verdict) -> Headline:
+def headline(verdict: CaseVerdict) -> Headline:
+    """The outcome and why."""
     diagnosis = verdict.diagnosis.sentence if verdict.diagnosis else verdict.reason
     text = f"{verdict.outcome.value}: {diagnosis}" if diagnosis else verdict.outcome.value
     return Headline(text=in_short(text, _LONGEST_HEADLINE), is_good=not verdict.outcome.is_finding)
@@ -116,7 +118,8 @@ def _wrong_ranks(verdict: Verdict, tensors: Sequence[DrawnTensor]) -> frozenset[
     return drawn or frozenset(first.ranks or ((first.rank,) if first.rank >= 0 else ()))
 
 
-def _tiles(verdict: Verdict) -> Iterator[tuple[str, str]]:
+def tiles(verdict: CaseVerdict) -> Iterator[tuple[str, str]]:
+    """Figures, by name."""
     first = verdict.divergence
     if first is not None:
         yield "first in", f"step {first.step}, {first.phase.value}"
@@ -128,11 +131,11 @@ def _tiles(verdict: Verdict) -> Iterator[tuple[str, str]]:
         yield "where ranks are", ", ".join(f"{number} {state}" for state, number in states.items())
     else:
         yield "largest error", f"{verdict.worst_error:.2g} of tolerance"
-    yield "ranks", f"{verdict.scenario.layout.mesh.num_ranks:,}"
+    yield "ranks", f"{verdict.case.num_ranks:,}"
 
 
-def _facts(verdict: Verdict, told: Told) -> Iterator[tuple[str, str]]:
-    yield "scenario", in_words(verdict.scenario)
+def facts(verdict: CaseVerdict, told: Told) -> Iterator[tuple[str, str]]:
+    """What else is known of it."""
     yield "world", verdict.world
     if verdict.outcome.is_finding:
         yield "fingerprint", fingerprint(verdict)
@@ -167,9 +170,9 @@ def _unexpected(verdict: Verdict, again: SecondRun) -> Iterator[Divergence]:
     yield from found.values()
 
 
-def _stacks(again: SecondRun) -> Iterator[Mapping[str, str]]:
+def stacks(failure: Failure | None) -> Iterator[Mapping[str, str]]:
     """Where each rank was, with what it waited for or raised."""
-    reports = again.failure.reports if again.failure else ()
+    reports = failure.reports if failure else ()
     for report in reports:
         longest = min(_LONGEST_TEXT, _MOST_STACKS // len(reports))
         yield {

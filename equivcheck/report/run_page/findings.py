@@ -17,10 +17,10 @@ from equivcheck.history.failing import fails
 from equivcheck.history.run import Run
 from equivcheck.history.standing import Record
 from equivcheck.system.printable import in_short
-from equivcheck.verdict.verdict import Verdict
+from equivcheck.verdict.verdict import CaseVerdict
 
 _LONGEST_TEXT = 12_000
-"""Characters of what is said of a finding, or of its scenario."""
+"""Characters of what is said of a finding, or of its case."""
 _LONGEST_NOTE = 300
 _MOST_TEXT = 300_000
 """Characters that findings may take on the page that are shown in full."""
@@ -41,9 +41,9 @@ class ShownFinding:
     cause: str
     """Why, in a sentence, or what was seen."""
     text: str = ""
-    """What is known of it, but for its scenario; may be empty."""
+    """What is known of it, but for its case; may be empty."""
     code: str = ""
-    """The smallest scenario, as code; may be empty."""
+    """The smallest case, as code; may be empty."""
     commands: tuple[str, ...] = ()
     """That check it again, and make a page and a script of it."""
     note: str = ""
@@ -70,7 +70,7 @@ class ShownFindings:
 
 
 def shown_findings(store: Path, run: Run, told: Sequence[Record], unkept: Mapping[str, Any]) -> ShownFindings:
-    """What a run told of; with scenarios of those that are kept nowhere, as JSON values."""
+    """What a run told of; with cases of those that are kept nowhere, as JSON values."""
     order = sorted(told, key=lambda record: (not fails(run, record), not record.standing.shows))
     shown, room = [], _MOST_TEXT
     for record in order:
@@ -89,7 +89,7 @@ def _shown(store: FindingStore, run: Run, record: Record, unkept: Mapping[str, A
         return replace(shown, commands=_commands(store, record))
     if record.fingerprint in unkept:
         code = in_short(json.dumps(unkept[record.fingerprint], indent=2), _LONGEST_TEXT)
-        return replace(shown, code=code, note="it could not be kept; its scenario is for: equivcheck check FILE")
+        return replace(shown, code=code, note="it could not be kept; its case is for: equivcheck check FILE")
     try:
         verdict = store.load(record.fingerprint).verdict
     except BrokenFinding as error:
@@ -99,7 +99,7 @@ def _shown(store: FindingStore, run: Run, record: Record, unkept: Mapping[str, A
     return _told(replace(shown, commands=_commands(store, record)), verdict)
 
 
-def _told(shown: ShownFinding, verdict: Verdict) -> ShownFinding:
+def _told(shown: ShownFinding, verdict: CaseVerdict) -> ShownFinding:
     code = verdict.code()
     text = verdict.describe().removesuffix(code).rstrip()
     cause = shown.cause if verdict.diagnosis is None else verdict.diagnosis.sentence

@@ -6,7 +6,7 @@ import json
 from collections import Counter
 from contextlib import suppress
 from dataclasses import fields, is_dataclass
-from functools import cache
+from functools import cache, singledispatch
 from importlib.metadata import entry_points
 from typing import Any, TypeVar
 
@@ -14,6 +14,7 @@ from cattrs import AttributeValidationNote, IterableValidationNote
 from cattrs.errors import BaseValidationError, ForbiddenExtraKeysError
 
 from equivcheck.errors import InvalidScenario, UsageError
+from equivcheck.scenario.case import Case
 from equivcheck.scenario.file_format.converter import KIND, PARALLELISM_TAGS, json_names, make_converter
 from equivcheck.scenario.file_format.misfit import MisfitError, quote, unknown_field, wrong_type
 from equivcheck.scenario.file_format.old_format import upgraded
@@ -34,8 +35,14 @@ LAYOUT_ENTRY_POINTS = "equivcheck.layouts"
 T = TypeVar("T")
 
 
-def to_json(scenario: Scenario) -> str:
-    """A scenario as one line of JSON with every field."""
+@singledispatch
+def to_json(case: Case) -> str:
+    """A case as one line of JSON with every field."""
+    raise TypeError(f"{type(case).__name__} is no case")
+
+
+@to_json.register
+def _(scenario: Scenario) -> str:
     return dump({KIND: CASE, "format": FORMAT, **encode(scenario)})
 
 

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from equivcheck.campaign.messages import MayShrink
-from equivcheck.campaign.plan import Alter, Plan, frontier_scenarios, oracle_check
+from equivcheck.campaign.plan import Plan, frontier_scenarios, oracle_check
 from equivcheck.campaign.recorder import Recorder
 from equivcheck.campaign.worker import Worker
 from equivcheck.mutants.mutant import Mutant
@@ -20,7 +20,7 @@ from equivcheck.mutants.registry import mutant
 from equivcheck.scenario import Scenario
 from equivcheck.selftest.race.result import CampaignRun, Catch, Distance
 from equivcheck.selftest.worker import serve
-from equivcheck.verdict.verdict import Outcome, Verdict
+from equivcheck.verdict.verdict import CaseVerdict, Outcome
 from equivcheck.worlds.work_clock import WorkClock
 
 Tell = Callable[[CampaignRun], None]
@@ -60,7 +60,7 @@ class _Course:
         """What is found without a mutant is not shrunk."""
         return MayShrink(yes=False)
 
-    def check(self, scenario: Scenario, *, alter: Alter | None = None, beyond: bool = False, **options: Any) -> Verdict:
+    def check(self, scenario: Scenario, /, *, alter: Any = None, beyond: bool = False, **options: Any) -> CaseVerdict:
         """The check of the campaign; after it, one for each mutant that may show here and was not caught yet."""
         verdict = oracle_check(scenario, alter=alter, beyond=beyond, **options)
         self._count(checks=self.run.checks + 1)

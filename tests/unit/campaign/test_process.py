@@ -20,7 +20,7 @@ PLAN = Plan(seconds=1.0, seed=0, check=fakes.long_hangs, deadline=0.1, stuck_sec
 def at_work_on(scenario: Scenario) -> Iterator[CheckingProcess]:
     """A worker that has begun a check which never ends."""
     with closing(CheckingProcess(PLAN, (0, 0))) as worker:
-        worker.send(CheckOne(scenario=scenario))
+        worker.send(CheckOne(case=scenario))
         before = worker.seconds_since_begun
         while not worker.is_stuck and (now := worker.seconds_since_begun) >= before:
             before = now

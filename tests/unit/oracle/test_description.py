@@ -54,7 +54,7 @@ DIVERGED: ddp on 2 ranks, widths 4-4-2, Adam, 2 microbatches of 4 + 4 rows, 2 st
   why:   all gradients are the sum over the 2 dp ranks, not the mean
   where: in every step, also when it starts from the reference's values
   confirmed: diverged on gloo too
-  again: the scenario below, as @example(...) of a test, or as JSON for `equivcheck check FILE`"""
+  again: the case below, as @example(...) of a test, or as JSON for `equivcheck check FILE`"""
 
 
 def evaluated(code: str) -> object:

@@ -42,12 +42,12 @@ def outcomes(drawn: Scenario, judge: Callable[[Candidate], Verdict]) -> Counter[
 
 def shows(candidate: Candidate) -> Verdict:
     """KNOWN wherever an issue could show."""
-    return fakes.known_if_it_could_show(candidate.scenario, world="sim", deadline=1.0)
+    return fakes.known_if_it_could_show(candidate.case, world="sim", deadline=1.0)
 
 
 def mended(candidate: Candidate) -> Verdict:
     """EQUIVALENT, whatever could show."""
-    return Verdict(outcome=Outcome.EQUIVALENT, scenario=candidate.scenario, world="sim")
+    return Verdict(outcome=Outcome.EQUIVALENT, scenario=candidate.case, world="sim")
 
 
 def test_what_shows_a_known_issue_is_a_small_share_of_checks() -> None:
@@ -72,14 +72,14 @@ def test_shares_are_those_of_layouts() -> None:
         avoidance.count(candidate, shows(candidate))
     assert not candidate.could_show
     for _ in range(20):
-        avoidance.count(Candidate(scenario=other), mended(Candidate(scenario=other)))
-    assert avoidance.candidate(other) == Candidate(scenario=other, could_show=frozenset((fakes.STATIC_GRAPH,)))
+        avoidance.count(Candidate(case=other), mended(Candidate(case=other)))
+    assert avoidance.candidate(other) == Candidate(case=other, could_show=frozenset((fakes.STATIC_GRAPH,)))
     assert avoidance.candidate(BROKEN) == avoiding_all(BROKEN)
 
 
 def test_what_ends_as_one_issue_tells_nothing_of_others() -> None:
     """Nor does what could not be decided tell of any."""
-    candidate = Candidate(scenario=BROKEN, could_show=frozenset(("one", "other")))
+    candidate = Candidate(case=BROKEN, could_show=frozenset(("one", "other")))
     verdict = Verdict(outcome=Outcome.KNOWN, scenario=BROKEN, world="sim", known="one")
     assert candidate.told(verdict) == {"one"}
     assert candidate.told(mended(candidate)) == {"one", "other"}
@@ -122,5 +122,5 @@ def test_what_shrinks_a_scenario_that_avoids_issues_avoids_them(monkeypatch: pyt
     recorder.close()
     assert checked[0] == BROKEN
     proposed = [avoiding_all(fakes.static_graph(width=width)) for width in (5, 4, 3)]
-    assert {each.scenario for each in proposed if each is not None} <= set(checked)
+    assert {each.case for each in proposed if each is not None} <= set(checked)
     assert not any(map(could_show, checked[1:]))

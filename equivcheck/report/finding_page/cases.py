@@ -1,0 +1,51 @@
+"""The page of a finding, or of what was checked just now, for each kind of case."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import singledispatch
+from pathlib import Path
+from typing import Any
+
+from equivcheck.report.finding_page import page
+from equivcheck.report.finding_page.page import Told
+from equivcheck.report.finding_page.second_run import SecondRun
+from equivcheck.report.frame.headline import footer
+from equivcheck.report.frame.templates import rendered
+from equivcheck.scenario.scenario import count, in_words
+from equivcheck.system.output_file import replace_text
+from equivcheck.verdict.program import ProgramVerdict
+from equivcheck.verdict.verdict import AGAIN, CaseVerdict, Verdict
+
+Again = Callable[[Any], SecondRun]
+"""Runs the ranks of a verdict on a scenario once more."""
+
+
+@singledispatch
+def write_page(verdict: CaseVerdict, file: Path, told: Told, again: Again) -> None:  # noqa: ARG001
+    """Write the page. Raises `OSError` where the file cannot be written."""
+    raise TypeError(f"{type(verdict).__name__} is no verdict on a case")
+
+
+@write_page.register
+def _(verdict: Verdict, file: Path, told: Told, again: Again) -> None:
+    page.write_page(file, verdict, again(verdict), told)
+
+
+@write_page.register
+def _(verdict: ProgramVerdict, file: Path, told: Told, _again: Again) -> None:
+    program = verdict.program
+    values = {
+        "title": f"Tensor program on {count(program.num_ranks, 'rank')}",
+        "headline": page.headline(verdict),
+        "tiles": [*page.tiles(verdict), ("statements", str(len(program.statements)))],
+        "facts": [("program", in_words(program)), *page.facts(verdict, told)],
+        "footer": footer(),
+        "sections": {"found": "What was found", "program": "The program", "again": "Run it again"},
+        "verdict": verdict,
+        "told": told,
+        "evidence": [line for line in verdict.evidence() if line != AGAIN],
+        "stacks": list(page.stacks(verdict.failure)),
+        "code": verdict.code(),
+    }
+    replace_text(file, rendered("finding_page/program.html.jinja", **values))

@@ -1,0 +1,69 @@
+"""What tensor programs reach, for people and as JSON values."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from equivcheck.coverage.programs import ProgramReach
+from equivcheck.program_run.overloads import Overloads
+from equivcheck.report.coverage_text import programs_line, programs_object
+from equivcheck.scenario.scenario import count
+
+_MAX_NAMES = 40
+
+
+def print_program_coverage(console: Console, reach: ProgramReach, found: Overloads, seed: int) -> None:
+    """Placements by how many operations had them, operations that were not drawn, and overloads."""
+    console.print(_table(reach))
+    for line in _lines(reach, found, seed):
+        console.print(Text(line), soft_wrap=True)
+
+
+def program_coverage_object(reach: ProgramReach, found: Overloads) -> dict[str, Any]:
+    """One object, with every overload that is not reached."""
+    return {
+        **programs_object(reach),
+        "placements": dict(_placements(reach).most_common()),
+        "overloads": {
+            "registered": len(found.registered),
+            "reached": sorted(found.reached),
+            "missing": list(found.missing),
+            "unregistered": sorted(found.unregistered),
+        },
+    }
+
+
+def _placements(reach: ProgramReach) -> Counter[str]:
+    """How many operations had an argument that lies so."""
+    return Counter(lies for _, lies in {(operation, lies) for operation, _, lies in reach.places})
+
+
+def _table(reach: ProgramReach) -> Table:
+    table = Table("an argument lies", box=None, pad_edge=False, header_style="bold")
+    table.add_column("operations", justify="right")
+    for lies, number in _placements(reach).most_common():
+        table.add_row("is computed" if lies == "value" else lies or "without dims", str(number))
+    return table
+
+
+def _lines(reach: ProgramReach, found: Overloads, seed: int) -> list[str]:
+    share = 100 * len(found.reached) / max(1, len(found.registered))
+    lines = [
+        f"\n{count(reach.num_programs, 'program')}, seed {seed}",
+        programs_line(reach),
+        f"overloads that DTensor has a rule for: {len(found.registered):,}, reached {len(found.reached):,} ({share:.1f} %)",
+    ]
+    for what, names in (
+        ("operations that were not drawn", reach.missing),
+        ("overloads with a rule that no operation reaches", found.missing),
+        ("overloads that operations call and DTensor has no rule for", tuple(sorted(found.unregistered))),
+    ):
+        if names:
+            more = f" and {len(names) - _MAX_NAMES:,} more (--json has all)" if len(names) > _MAX_NAMES else ""
+            lines.append(f"\n{what}: {', '.join(names[:_MAX_NAMES])}{more}")
+    return lines

@@ -1,0 +1,136 @@
+"""Campaigns of tensor programs, alone and beside trainings."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+from hypothesis import strategies as st
+
+from equivcheck.campaign.control import ProgramFault, applicable_faults, control_of, program_faults
+from equivcheck.campaign.plan import Plan
+from equivcheck.campaign.supervisor import fuzz
+from equivcheck.campaign.turns import LEAST_SHARE, MOST_SHARE, Turns
+from equivcheck.findings.store import FindingStore
+from equivcheck.mutants.mutant import Mutant
+from equivcheck.oracle.cases import check_case
+from equivcheck.report.summary_object import summary_object
+from equivcheck.scenario import Scenario
+from equivcheck.scenario.case import Case
+from equivcheck.tensor_program import Leaf, Operation, TensorProgram
+from equivcheck.trace.differences import Difference, Divergence, Phase
+from equivcheck.verdict.kinds import verdict_on
+from equivcheck.verdict.verdict import CaseVerdict, Outcome
+from unit.campaign import fakes
+
+
+def program(size: int = 1, *names: str) -> TensorProgram:
+    """Some operations on a vector."""
+    leaf = Leaf(shape=(size,), placements=("S(0)",))
+    return TensorProgram(mesh=(2,), statements=(leaf, *(Operation(name=name) for name in names)))
+
+
+def some_programs(_: Plan) -> st.SearchStrategy[TensorProgram]:
+    """Few enough to be quick, many enough to shrink."""
+    names = st.lists(st.sampled_from(("exp", "neg", "abs", "softmax")), max_size=5)
+    return st.builds(lambda size, chosen: program(size, *chosen), st.integers(1, 8), names)
+
+
+def softmax_diverges(case: Case, /, *, world: str, deadline: float, **options: object) -> CaseVerdict:
+    """Finds the same fault in every program that has a softmax, or a fault planted, and in nothing else."""
+    if not isinstance(case, TensorProgram):
+        assert isinstance(case, Scenario)
+        return fakes.fine(case, world=world, deadline=deadline, **options)
+    if options.get("alter") is None and "softmax" not in case.operations:
+        return verdict_on(case, outcome=Outcome.EQUIVALENT, world=world)
+    first = Divergence(step=0, phase=Phase.VALUE, tensor="v1 softmax", difference=Difference.VALUE, rank=0)
+    return verdict_on(case, outcome=Outcome.DIVERGED, world=world, reason="wrong", divergence=first)
+
+
+PLAN = Plan(
+    num_checks=60,
+    seed=0,
+    strategy=None,
+    programs=some_programs,
+    check=softmax_diverges,
+    controls=program_faults,
+    confirm=False,
+)
+
+
+def test_programs_are_drawn_counted_shrunk_and_kept(tmp_path: Path) -> None:
+    """A finding is kept with its smallest program, and the summary counts programs as it counts layouts."""
+    store = FindingStore(tmp_path)
+    summary = fuzz(PLAN, store)
+    (found,) = summary.findings
+    assert found.verdict.case == program(1, "softmax") or found.verdict.case.num_ranks == 1
+    assert len(found.verdict.case.statements) == 2  # type: ignore[attr-defined]
+    assert store.load(found.fingerprint).verdict == found.verdict
+    told = json.loads(json.dumps(summary_object(summary)))
+    assert told["layouts"].keys() == {"tensor_program"}
+    assert told["layouts"]["tensor_program"]["checks"] == told["checks"] == 60
+    assert told["programs"]["reached"] == 4
+    assert told["findings"][0]["layout"] == "tensor_program"
+    assert summary.control is not None
+    assert summary.control.caught
+    assert summary.control.name == program_faults(PLAN)[0].name
+
+
+def test_a_seed_decides_what_a_mixed_campaign_checks() -> None:
+    """Programs have between a tenth and a half of the expected time, whatever the clock says."""
+    plan = replace(PLAN, strategy=fakes.some_scenarios, programs=some_programs)
+    assert turns(plan, new=True) == turns(plan, new=True)
+    for new, share in ((True, MOST_SHARE), (False, LEAST_SHARE)):
+        found = turns(plan, new=new)
+        assert abs(sum(found) / len(found) - share) < 0.1
+
+
+def turns(plan: Plan, *, new: bool) -> list[bool]:
+    """Of batches of one check that take as long, which are of programs; where only programs of the first batches may be new."""
+    turns, found = Turns(plan, 0), []
+    for number in range(200):
+        turns.next()
+        part = turns.parts[turns.is_of_programs]
+        part.seconds = 1.0
+        turns.count(program(1, "exp") if turns.is_of_programs else fakes.scenario(width=number % 32 + 1))
+        part.end_batch()
+        part.gain = float(new or not turns.is_of_programs)
+        found.append(turns.is_of_programs)
+    return found
+
+
+def test_a_mixed_campaign_checks_both_kinds(tmp_path: Path) -> None:
+    """Each is in the tally under its name."""
+    plan = replace(PLAN, strategy=fakes.some_scenarios, num_checks=400)
+    tally = fuzz(plan, FindingStore(tmp_path)).tally
+    assert tally.durations.keys() == {"ddp", "tensor_program"}
+    assert tally.programs.num_programs > 20
+    assert tally.reach.num_scenarios > 20
+
+
+def test_controls_go_with_the_kinds_of_a_plan() -> None:
+    """Mutants for trainings, faults for programs, one of either where there are both."""
+    mixed = replace(PLAN, strategy=fakes.some_scenarios, controls=applicable_faults)
+    kinds = {type(fault) for fault in applicable_faults(mixed)}
+    assert kinds == {Mutant, ProgramFault}
+    assert {type(fault) for fault in applicable_faults(replace(mixed, strategy=None))} == {ProgramFault}
+    assert {type(fault) for fault in applicable_faults(replace(mixed, programs=None))} == {Mutant}
+    assert control_of(mixed) is not None
+
+
+def test_every_fault_is_caught_in_few_programs() -> None:
+    """In those that campaigns draw; how many it took is what a campaign tells of its control."""
+    from equivcheck.campaign.plan import generated_programs
+
+    plan = replace(PLAN, programs=generated_programs, check=check_case)
+    took = {}
+    for number, fault in enumerate(program_faults(plan)):
+        control = control_of(replace(plan, seed=number))
+        assert control is not None
+        while not control.is_over:
+            control.draw()
+            control.step(lambda case, alter: check_case(case, world="sim", deadline=10.0, alter=alter))
+        assert control.result.caught, fault
+        took[control.result.name] = control.result.examples
+    assert max(took.values()) <= 60, took
