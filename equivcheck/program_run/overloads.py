@@ -8,6 +8,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -56,11 +57,11 @@ def _registered() -> Iterator[Any]:
     yield from getattr(dispatcher, "_custom_op_handlers", ())
 
 
-class _Called(TorchDispatchMode):
+class _Called(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Notes every overload that is called."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.names: set[str] = set()
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -73,7 +74,7 @@ def called_by(facts: OperationFacts) -> frozenset[str]:
     with warnings.catch_warnings(), _Called() as called:
         warnings.simplefilter("ignore")
         for tensors, dim in _arguments(facts):
-            _attempt(lambda tensors=tensors, dim=dim: results_of(facts.name, tensors, dim))
+            _attempt(partial(results_of, facts.name, tensors, dim))
     return frozenset(called.names)
 
 
