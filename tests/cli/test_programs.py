@@ -1,0 +1,146 @@
+"""Commands that take a tensor program, or the finding of one."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+from click.testing import CliRunner, Result
+
+from equivcheck.campaign import isolated
+from equivcheck.cli import main
+from equivcheck.findings.finding import load_finding
+from equivcheck.findings.store import FindingStore
+from equivcheck.oracle.cases import check_case
+from equivcheck.oracle.tensor_program import check_program
+from equivcheck.program_run.faults import FAULTS
+from equivcheck.scenario.file_format.codec import to_json
+from equivcheck.tensor_program import Leaf, Operation, Redistribution, TensorProgram
+
+PROGRAM = TensorProgram(
+    mesh=(2,),
+    statements=(Leaf(shape=(4, 6), placements=("S(0)",)), Redistribution(placements=("R",)), Operation(name="square")),
+)
+NEGATIVE_SCAN = TensorProgram(mesh=(2,), statements=(Leaf(shape=(4, 6), placements=("S(0)",)), Operation(name="cumsum", dim=-2)))
+
+
+def run(*arguments: object, stdin: str | None = None) -> Result:
+    """What a command line gives."""
+    return CliRunner().invoke(main, [str(argument) for argument in arguments], input=stdin)
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    """A program that is right."""
+    path = tmp_path / "program.json"
+    path.write_text(to_json(PROGRAM))
+    return path
+
+
+@pytest.fixture
+def finding(tmp_path: Path) -> Path:
+    """The folder of one that was found with a fault planted."""
+    store = FindingStore(tmp_path / "store")
+    store.keep(check_program(PROGRAM, target=FAULTS["doubled_backward"]))
+    (mark,) = store.fingerprints()
+    return store.folder(mark)
+
+
+@pytest.fixture
+def _check_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Check in this process, which is quicker than in one of its own."""
+    monkeypatch.setattr(isolated, "check_isolated", check_case)
+
+
+def test_a_file_of_a_program_is_checked(file: Path) -> None:
+    """By its kind; in words, as JSON, and from standard input."""
+    result = run("check", file)
+    assert result.exit_code == 0, result.output
+    assert result.stdout.startswith("EQUIVALENT: tensor program on 2 ranks, 3 statements: square, in sim")
+    told = json.loads(run("check", "-", "--json", stdin=file.read_text()).stdout)
+    assert told["outcome"] == "equivalent"
+    assert told["program"] == json.loads(to_json(PROGRAM))
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("check", "FILE", "--comm"),
+        ("check", "FILE", "--beyond"),
+        ("dry-run", "FILE"),
+        ("export", "FILE", "--mutant", "gradients_summed"),
+        ("export", "FILE", "--numbers", "drawn"),
+        ("fuzz", "--programs", "--layout", "ddp", "--seconds", "1"),
+        ("coverage", "--programs", "--layout", "ddp", "--seconds", "1"),
+    ],
+)
+@pytest.mark.usefixtures("_check_here")
+def test_what_a_program_does_not_have_is_refused(arguments: tuple[str, ...], file: Path) -> None:
+    """In one line that says what is allowed, with exit code 2."""
+    result = run(*(str(file) if each == "FILE" else each for each in arguments))
+    assert result.exit_code == 2, result.output
+    assert "allowed" in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_an_unknown_kind_is_refused(tmp_path: Path) -> None:
+    """With those that there are."""
+    path = tmp_path / "file.json"
+    path.write_text('{"kind": "song", "format": 1}')
+    result = run("check", path)
+    assert result.exit_code == 2
+    assert "allowed: scenario, tensor_program" in result.stderr
+
+
+@pytest.mark.usefixtures("_check_here")
+def test_a_finding_is_replayed_and_listed(finding: Path) -> None:
+    """Without the fault it no longer shows."""
+    result = run("replay", finding)
+    assert result.exit_code == 0, result.output
+    assert "no longer shows" in result.stdout
+    result = run("replay", "--all", "--store", finding.parent)
+    assert "tensor_program: no longer shows" in result.stdout
+    assert load_finding(finding).verdict.case == PROGRAM
+
+
+def test_a_finding_is_exported_and_has_a_page(finding: Path, tmp_path: Path) -> None:
+    """A script of torch alone, and a page with the text, the program and the script."""
+    result = run("export", finding, "-o", tmp_path / "repro.py")
+    assert result.exit_code == 0, result.output
+    script = (tmp_path / "repro.py").read_text()
+    compile(script, "repro.py", "exec")
+    assert "import equivcheck" not in script
+    assert "DTensors against the same operations on one device: diverged on torch" in script
+    page = tmp_path / "page.html"
+    result = run("report", finding, "-o", page)
+    assert result.exit_code == 0, result.output
+    text = "".join(ElementTree.fromstring(page.read_text()).itertext())
+    for part in (
+        "v1 into square",
+        "Redistribution(placements=('R',))",
+        "torchrun --standalone --nproc-per-node 2",
+        "equivcheck replay",
+    ):
+        assert part in text
+
+
+@pytest.mark.usefixtures("_check_here")
+def test_a_script_shows_what_is_on_file(tmp_path: Path) -> None:
+    """Over processes, by torch alone, with exit code 1."""
+    path = tmp_path / "program.json"
+    path.write_text(to_json(NEGATIVE_SCAN))
+    result = run("export", path, "--run")
+    assert result.exit_code == 1, result.output
+    assert "v1\non one device:" in result.stdout
+
+
+def test_coverage_of_programs_names_overloads() -> None:
+    """Those that DTensor has a rule for, reached or not."""
+    result = run("coverage", "--programs", "--seconds", "2", "--seed", "1", "--json")
+    assert result.exit_code == 0, result.output
+    told = json.loads(result.stdout)
+    assert "aten.add.Tensor" in told["overloads"]["reached"]
+    assert "aten._fused_rms_norm.default" in told["overloads"]["missing"] or told["overloads"]["registered"] < 1000
+    assert told["overloads"]["registered"] == len(told["overloads"]["reached"]) + len(told["overloads"]["missing"])
