@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 MESHES: tuple[tuple[int, ...], ...] = ((2,), (3,), (2, 2), (4,), (1,), (1, 2), (2, 1))
 """Two ranks come first."""
-SIZES = (1, 2, 4, 3, 6, 5, 0)
+SIZES = (1, 2, 4, 3, 5, 0)
 """Few, so that shapes fit each other, and that DTensor has met them before."""
 FEWEST, MOST = 3, 10
 """Statements beside arguments that are made for an operation."""

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from equivcheck.composition.running import RanksResult
 from equivcheck.oracle.judge import Case, judge, judge_failure
-from equivcheck.program_run.known import known_difference
+from equivcheck.program_run.on_file import known_difference
 from equivcheck.program_run.one_device import Plan, plan_of
 from equivcheck.program_run.rank import DTensorTarget, RankResult, run_on_rank
 from equivcheck.program_run.reference import NUM_CONFIRMING, NUM_COPIES, reference_of

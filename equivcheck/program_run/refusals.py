@@ -12,6 +12,7 @@ CLEAR = (
     r"in-place operations that require placement changes are not supported",
     r"[Cc]an ?not redistribute (to|from) ",
     r"[Cc]annot (un)?flatten unevenly sharded tensor",
+    r"Cannot shard unevenly distributed tensor",
     r"Attempted to unbind along the sharded dimension",
     r"This operation would remove or \w+ ",
     r"intermediate results of nll_loss cannot be evenly sharded",

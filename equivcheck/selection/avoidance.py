@@ -8,7 +8,7 @@ from functools import singledispatch
 from typing import Any
 
 from equivcheck.known_issues.avoiding import avoiding, could_show
-from equivcheck.program_run.known import KNOWN
+from equivcheck.program_run.on_file import ON_FILE
 from equivcheck.scenario import Scenario
 from equivcheck.scenario.case import Case
 from equivcheck.tensor_program import TensorProgram
@@ -91,7 +91,7 @@ def _(scenario: Scenario) -> frozenset[str]:
 
 @_issues.register
 def _(program: TensorProgram) -> frozenset[str]:
-    return frozenset(known.id for known in KNOWN if known.could_show(program))
+    return frozenset(known.id for known in ON_FILE if known.could_show(program))
 
 
 @singledispatch
