@@ -36,13 +36,15 @@ def check_program(
     backward pass is told. Failures of the ranks are verdicts; `UsageError` is raised for a world that does not exist.
     """
     started = time.perf_counter()
-    members = world if isinstance(world, Ranks) else ranks(world, program.num_ranks)
-    plan = plan_of(program)
-    verdict = _verdict(members, plan, target, deadline)
-    if verdict.divergence is not None and verdict.divergence.phase is Phase.GRADIENT:
-        again = _verdict(members, replace(plan, every_gradient=True), target, deadline)
-        if again.divergence is not None and again.divergence.phase is Phase.GRADIENT:
-            verdict = again
+    with warnings.catch_warnings():  # where they are errors, what warns on one device would not apply
+        warnings.simplefilter("ignore")
+        members = world if isinstance(world, Ranks) else ranks(world, program.num_ranks)
+        plan = plan_of(program)
+        verdict = _verdict(members, plan, target, deadline)
+        if verdict.divergence is not None and verdict.divergence.phase is Phase.GRADIENT:
+            again = _verdict(members, replace(plan, every_gradient=True), target, deadline)
+            if again.divergence is not None and again.divergence.phase is Phase.GRADIENT:
+                verdict = again
     return replace(_settled(verdict), seconds=time.perf_counter() - started)
 
 
@@ -58,13 +60,10 @@ def _verdict(members: Ranks, plan: Plan, target: type[DTensorTarget], deadline: 
 
 def _run(members: Ranks, plan: Plan, target: type[DTensorTarget], deadline: float) -> Run:
     seed = plan.program.schedule_seed
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return again_if_died(
-            lambda: members.run(
-                run_on_rank, plan, target, schedule_seed=seed, deadline=deadline, is_foreign=target is not DTensorTarget
-            )
-        )
+    is_foreign = target is not DTensorTarget
+    return again_if_died(
+        lambda: members.run(run_on_rank, plan, target, schedule_seed=seed, deadline=deadline, is_foreign=is_foreign)
+    )
 
 
 def _judged(verdict: ProgramVerdict, plan: Plan, results: Sequence[RankResult]) -> ProgramVerdict:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import torch
 
 from equivcheck.program_run.one_device import applied, value_of
@@ -21,7 +23,8 @@ class Growing:
     def add(self, statement: Statement) -> None:
         """One more statement."""
         arguments = [self._values[len(self) - back] for back in arguments_of(statement)]
-        with torch.no_grad():
+        with torch.no_grad(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
             found = applied(statement, arguments)
         self._values.append(arguments[0] if found is None else value_of(statement, found, applies=True))
         self.statements.append(statement)

@@ -25,7 +25,7 @@ PLAIN = tuple(
 """Operations in which no difference is known, whatever the placements."""
 
 
-@settings(max_examples=15)
+@settings(max_examples=15, deadline=None)
 @given(programs(operations=PLAIN, max_ranks=3))
 def test_operations_without_known_differences_agree(program: TensorProgram) -> None:
     """Programs of them leave what one device computes, or are refused by all ranks alike."""
