@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Iterator
 from types import TracebackType
 from typing import Self
 
@@ -84,13 +85,21 @@ def progress_text(event: Ticked, plan: Plan) -> str:
         f"{_left(event, plan)} left",
         count(checks, "check") if plan.num_checks is None else f"{checks:,}/{plan.num_checks:,} checks",
         f"{rate:.{0 if rate >= 10 else 1}f} checks/s",
-        f"{100 * event.tally.reach.share:.0f} % of pairs",
+        *_reached(event, plan),
         count(event.num_findings, "finding"),
     ]
     for outcome in (Outcome.KNOWN, Outcome.INCONCLUSIVE, Outcome.UNSUPPORTED):
         number = sum(times for (_, other), times in event.tally.outcomes.items() if other is outcome)
         parts += [f"{number} {outcome.value}"] if number else []
     return " | ".join(parts)
+
+
+def _reached(event: Ticked, plan: Plan) -> Iterator[str]:
+    """Of the kinds of cases that are drawn."""
+    if plan.strategy is not None:
+        yield f"{100 * event.tally.reach.share:.0f} % of pairs"
+    if plan.programs is not None:
+        yield f"{len(event.tally.programs.operations)} operations"
 
 
 def _left(event: Ticked, plan: Plan) -> str:
