@@ -133,4 +133,4 @@ def test_every_fault_is_caught_in_few_programs() -> None:
             control.step(lambda case, alter: check_case(case, world="sim", deadline=10.0, alter=alter))
         assert control.result.caught, fault
         took[control.result.name] = control.result.examples
-    assert max(took.values()) <= 60, took
+    assert max(took.values()) <= 200, took
