@@ -16,11 +16,11 @@ NAMES = ("a", "b", "c", "d")
 """What calls name their arguments."""
 
 
-def source(facts: OperationFacts) -> str:
-    """The operation as a function in Python."""
+def source(facts: OperationFacts, prefix: str = "") -> str:
+    """The operation as a function in Python, with something before its name."""
     parameters = (*NAMES[: facts.num_arguments], *(("dim",) if facts.takes_dim else ()))
     *before, result = facts.call.strip().splitlines()
-    lines = [f"def {facts.name}({', '.join(parameters)}):", *(f"    {line}" for line in before), f"    return {result}"]
+    lines = [f"def {prefix}{facts.name}({', '.join(parameters)}):", *(f"    {line}" for line in before), f"    return {result}"]
     return "\n".join(lines)
 
 

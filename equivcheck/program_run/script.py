@@ -18,6 +18,8 @@ from equivcheck.tensor_program.statements import Constant, Leaf, Redistribution,
 from equivcheck.verdict.description import shortened
 from equivcheck.verdict.program import ProgramVerdict
 
+OPERATION = "op_"
+"""What the names of operations start with in scripts: `sum` is a function of Python, too."""
 HEADER = '''"""{title}
 
     torchrun --standalone --nproc-per-node {num_ranks} {name}
@@ -145,7 +147,7 @@ def script_of(
     program: TensorProgram, title: str = "DTensors against the same operations on one device.", name: str = "repro.py"
 ) -> str:
     """The script. A statement that ranks refuse raises in it."""
-    functions = [f"\n\n{source(OPERATIONS[each])}\n" for each in dict.fromkeys(program.operations)]
+    functions = [f"\n\n{source(OPERATIONS[each], OPERATION)}\n" for each in dict.fromkeys(program.operations)]
     arithmetic = [f"\n\n{inspect.getsource(each)}" for each in (values.chunk, values.addend, values.weights_of)]
     header = HEADER.format(title=title, num_ranks=program.num_ranks, mesh=program.mesh, name=name)
     return "".join([header, *functions, "\n\n", *_program(program), TARGETS, *arithmetic, MAIN])
@@ -175,7 +177,7 @@ def _line(number: int, statement: Statement, *, applies: bool) -> str:
         return f"target.round_trip({taken[0]})"
     dim = [str(statement.dim)] if OPERATIONS[statement.name].takes_dim else []
     output = f", {statement.output}" if statement.output else ""
-    return f"first_of({statement.name}({', '.join([*taken, *dim])}){output})"
+    return f"first_of({OPERATION}{statement.name}({', '.join([*taken, *dim])}){output})"
 
 
 def _literal(statement: Leaf | Constant) -> str:

@@ -47,6 +47,45 @@ COMBINING = (
         shapes=SHAPES,
     ),
     *facts(
+        "together",
+        {
+            "cat_one": "torch.cat([a], dim)",
+            "cat_int": "torch.cat([a, (b * 8).long()], dim)",
+            "stack_thrice": "torch.stack([a, b, a], dim)",
+            "cat_then_split": "torch.cat([a, b], dim).split(a.shape[dim], dim)[1]",
+        },
+        takes_dim=True,
+        arguments=(Argument(shapes=(same,)),),
+        shapes=((5, 3),),
+    ),
+    *facts(
+        "apart",
+        {
+            "chunk_second": "a.chunk(2, dim)[1]",
+            "chunk_last_of_three": "a.chunk(3, dim)[-1] * 2",
+            "split_first": "a.split(2, dim)[0].exp()",
+            "split_unsafe": "a.unsafe_split(2, dim)",
+            "split_copy": "torch.split_with_sizes_copy(a.detach(), [1, a.shape[dim] - 1], dim)",
+            "qkv": "query, _, value = a.tensor_split(3, dim)\n(query.sum(), value.exp())",
+        },
+        takes_dim=True,
+        shapes=((4, 6), (5, 3)),
+    ),
+    *facts(
+        "together",
+        {
+            "hstack": "torch.hstack([a, b])",
+            "vstack": "torch.vstack([a, b])",
+            "dstack": "torch.dstack([a, b])",
+            "column_stack": "torch.column_stack([a, b])",
+            "block_diag": "torch.block_diag(a, b)",
+            "cat_of_sums": "torch.cat([a.sum(0, keepdim=True), b])",
+            "cartesian": "torch.cartesian_prod(a.flatten()[:2], b.flatten()[:2])",
+        },
+        arguments=(Argument(shapes=(same,)),),
+        shapes=((4,), (4, 6), (5, 3)),
+    ),
+    *facts(
         "pads",
         {
             "pad_last": "F.pad(a, (1, 0))",

@@ -23,12 +23,19 @@ _OF_TWO = {
     "bce_with_logits": "F.binary_cross_entropy_with_logits(a, b.sigmoid(), reduction='{}')",
     "bce": "F.binary_cross_entropy(a.sigmoid(), b.sigmoid(), reduction='{}')",
     "poisson_nll": "F.poisson_nll_loss(a, b, reduction='{}')",
+    "gaussian_nll": "F.gaussian_nll_loss(a, b, b.detach().abs() + 0.5, reduction='{}')",
+    "kl_div_log": "F.kl_div(F.log_softmax(a, 0), F.log_softmax(b, 0), reduction='{}', log_target=True)",
+    "hinge_embedding": "F.hinge_embedding_loss(a, b.detach().sign(), reduction='{}')",
+    "margin_ranking": "F.margin_ranking_loss(a, b, b.detach().sign(), reduction='{}')",
+    "triplet": "F.triplet_margin_loss(a, b, a.detach() - 1, reduction='{}')",
+    "weighted_mse": "F.mse_loss(a, b, weight=b.detach().abs(), reduction='{}')",
     "cross_entropy_soft": "F.cross_entropy(a, F.softmax(b, -1), reduction='{}')",
 }
 _OF_TARGETS = {
     "cross_entropy": "F.cross_entropy(a, b, reduction='{}')",
     "cross_entropy_ignoring": "F.cross_entropy(a, b, reduction='{}', ignore_index=0)",
     "cross_entropy_smooth": "F.cross_entropy(a, b, reduction='{}', label_smoothing=0.25)",
+    "cross_entropy_weighted": "F.cross_entropy(a, b, weight=torch.ones_like(a.detach()[0].flatten()), reduction='{}')",
     "nll_loss": "F.nll_loss(F.log_softmax(a, 1), b, reduction='{}')",
     "multi_margin": "F.multi_margin_loss(a, b, reduction='{}')",
 }

@@ -1,4 +1,4 @@
-"""Tensors made from others, in-place operations on copies, and the operations of optimizers."""
+"""Tensors made from others, and in-place operations on copies."""
 
 from __future__ import annotations
 
@@ -19,6 +19,13 @@ MAKING = (
             "new_full": "a.new_full(a.shape, 0.25) + a",
             "new_tensor": "a * a.new_tensor(2.0)",
             "zeros_like_int": "torch.zeros_like(a, dtype=torch.int64)",
+            "empty_like_filled": "torch.empty_like(a).fill_(0.5)",
+            "new_empty_filled": "a.new_empty(a.shape).zero_() + a",
+            "new_empty_strided_filled": "a.new_empty_strided(a.shape, a.stride()).zero_()",
+            "new_zeros_other": "a.new_zeros(4, 6)",
+            "full_like_of_sum": "torch.full_like(a, 2.0) * a.sum()",
+            "zeros_like_bool": "torch.zeros_like(a, dtype=torch.bool)",
+            "ones_like_int": "torch.ones_like(a, dtype=torch.int64).sum()",
             "numel": "a * a.numel()",
             "scale_by_size": "a / a.shape[-1] ** 0.5",
         },
@@ -55,19 +62,13 @@ MAKING = (
         shapes=((4,), (4, 6), (5, 3)),
     ),
     *facts(
-        "of optimizers",
+        "in place",
         {
             "addcdiv_": "a.clone().addcdiv_(b, b.abs() + 1, value=-0.5)",
             "addcmul_": "a.clone().addcmul_(b, b, value=0.5)",
-            "foreach_add": "torch._foreach_add([a, b], [b, a], alpha=0.5)",
-            "foreach_mul_scalar": "torch._foreach_mul([a, b], 2.0)",
-            "foreach_norm": "torch._foreach_norm([a, b])",
-            "foreach_lerp": "torch._foreach_lerp([a], [b], 0.25)",
-            "foreach_addcdiv": "torch._foreach_addcdiv([a], [b], [b.abs() + 1], value=-0.5)",
-            "foreach_sqrt": "torch._foreach_sqrt([a.abs() + 1, b.abs() + 1])",
-            "foreach_maximum": "torch._foreach_maximum([a], [b])",
-            "foreach_div": "torch._foreach_div([a], [b.abs() + 1])",
-            "total_norm": "torch.nn.utils.get_total_norm([a, b])",
+            "baddbmm_": "a[None].clone().baddbmm_(a[None], (b.t() @ b)[None])",
+            "addmm_": "a.clone().addmm_(a, b.t() @ b)",
+            "set_data": "out = a.detach().clone()\nout.data = b.detach() * 2\nout",
         },
         arguments=(OTHER,),
         shapes=((4,), (4, 6), (5, 3), (1, 4)),

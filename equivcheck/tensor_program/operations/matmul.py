@@ -39,7 +39,15 @@ def _first(shape: Shape, _dim: int) -> Shape:
 MATMUL = (
     *facts(
         "of matrices",
-        {"mm": "a @ b", "mm_relu": "F.relu(torch.mm(a, b))", "einsum_ij_jk": "torch.einsum('ij,jk->ik', a, b)"},
+        {
+            "mm": "a @ b",
+            "mm_relu": "F.relu(torch.mm(a, b))",
+            "mm_out": "torch.mm(a.detach(), b.detach(), out=(a @ b).detach())",
+            "mm_of_sums": "(a + a) @ (b * b)",
+            "einsum_ij_jk": "torch.einsum('ij,jk->ik', a, b)",
+            "einsum_ij_jk_ki": "torch.einsum('ij,jk->ki', a, b)",
+            "einsum_ij_jk_to_j": "torch.einsum('ij,jk->j', a, b)",
+        },
         arguments=(Argument(shapes=(_columns,)),),
         shapes=MATRICES,
     ),
@@ -61,13 +69,23 @@ MATMUL = (
     ),
     *facts(
         "of matrices",
-        {"addmm": "torch.addmm(c, a, b)", "addmm_scaled": "torch.addmm(c, a, b, beta=0.5, alpha=2)"},
+        {
+            "addmm": "torch.addmm(c, a, b)",
+            "addmm_scaled": "torch.addmm(c, a, b, beta=0.5, alpha=2)",
+            "addmm_no_bias": "torch.addmm(c, a, b, beta=0)",
+        },
         arguments=(Argument(shapes=(_columns,)), Argument(shapes=(_bias, _product))),
         shapes=((4, 6), (5, 3)),
     ),
     *facts(
         "of batches",
-        {"bmm": "torch.bmm(a, b)", "matmul_batches": "a @ b", "einsum_bij": "torch.einsum('bij,bjk->bik', a, b)"},
+        {
+            "bmm": "torch.bmm(a, b)",
+            "matmul_batches": "a @ b",
+            "einsum_bij": "torch.einsum('bij,bjk->bik', a, b)",
+            "einsum_bij_shared": "torch.einsum('bij,bjk->ik', a, b)",
+            "bmm_transposed": "torch.bmm(b.mT, a.mT)",
+        },
         arguments=(Argument(shapes=(_batch,)),),
         shapes=BATCHES,
     ),
@@ -101,6 +119,9 @@ MATMUL = (
         "attention",
         {
             "attention": "F.scaled_dot_product_attention(a, b, c)",
+            "attention_scaled": "F.scaled_dot_product_attention(a, b, c, scale=0.5)",
+            "attention_biased": "F.scaled_dot_product_attention(a, b, c, attn_mask=a.detach()[..., :1] * b.detach()[..., :1].mT)",
+            "attention_by_hand": "torch.softmax(a @ b.mT / a.shape[-1] ** 0.5, -1) @ c",
             "attention_causal": "F.scaled_dot_product_attention(a, b, c, is_causal=True)",
         },
         arguments=(Argument(shapes=(same,)), Argument(shapes=(same,))),

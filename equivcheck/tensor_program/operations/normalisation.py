@@ -59,7 +59,11 @@ NORMALISATION = (
     ),
     *facts(
         "over channels",
-        {"batch_norm": "F.batch_norm(a, None, None, training=True)"},
+        {
+            "batch_norm": "F.batch_norm(a, None, None, training=True)",
+            "batch_norm_statistics": "mean, var = a.new_zeros(a.shape[1]), a.new_ones(a.shape[1])\n"
+            "(F.batch_norm(a, mean, var, training=True), mean, var)",
+        },
         shapes=(*MATRICES[:2], *IMAGES),
     ),
     *facts(
@@ -100,5 +104,4 @@ NORMALISATION = (
         shapes=IMAGES,
     ),
     *facts("pooling", {"max_pool1d": "F.max_pool1d(a, 2)"}, shapes=IMAGES, distinct=True),
-    *facts("pooling", {"avg_pool2d": "F.avg_pool2d(a, 2)", "pixel_shuffle": "F.pixel_shuffle(a, 2)"}, shapes=PLANES),
 )

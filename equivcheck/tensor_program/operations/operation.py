@@ -69,6 +69,9 @@ class OperationFacts:
     distinct: bool = False
     """Whether it says nothing where values of its first argument are equal: which of them comes first is nobody's promise."""
 
+    drawn: bool = True
+    """Whether random programs draw it if nobody asks for it; sweeps have all."""
+
     @property
     def num_arguments(self) -> int:
         """Tensors that it takes."""

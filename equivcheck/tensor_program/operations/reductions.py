@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from equivcheck.tensor_program.operations.operation import MATRICES, facts
+from equivcheck.tensor_program.operations.operation import MATRICES, Shape, facts
+
+FEW: tuple[Shape, ...] = ((4, 6), (5, 3))
 
 REDUCTIONS = (
     *facts(
@@ -81,12 +83,64 @@ REDUCTIONS = (
         distinct=True,
     ),
     *facts(
+        "over all dims",
+        {
+            "std_mean": "torch.std_mean(a)",
+            "norm_half": "torch.linalg.vector_norm(a, 0.5)",
+            "norm_minus_inf": "torch.linalg.vector_norm(a, float('-inf'))",
+            "norm_old": "a.norm()",
+            "norm_old_1": "a.norm(p=1)",
+            "aminmax": "torch.aminmax(a)",
+            "histc": "torch.histc(a.detach(), bins=4, min=-2.0, max=2.0)",
+        },
+        shapes=FEW,
+    ),
+    *facts(
+        "along a dim",
+        {
+            "aminmax_dim": "torch.aminmax(a, dim=dim)",
+            "std_mean_dim": "torch.std_mean(a, dim, keepdim=True)",
+            "nansum_dim": "a.nansum(dim)",
+            "count_nonzero_dim": "torch.count_nonzero(a > 0, dim)",
+            "norm_dim_3": "torch.linalg.vector_norm(a, 3, dim=dim)",
+            "softmin": "F.softmin(a, dim)",
+            "softmax_float": "torch.softmax(a, dim, dtype=torch.float32)",
+            "cumsum_flipped": "a.flip(dim).cumsum(dim).flip(dim)",
+            "cumsum_int": "(a > 0).cumsum(dim)",
+            "cumsum_": "a.clone().cumsum_(dim)",
+            "cumulative_trapezoid": "torch.cumulative_trapezoid(a, dim=dim)",
+            "renorm": "a.renorm(2, dim, 0.5)",
+        },
+        takes_dim=True,
+        shapes=FEW,
+    ),
+    *facts(
+        "along a dim, of distinct values",
+        {
+            "cummin": "a.cummin(dim)",
+            "nanmedian": "a.nanmedian(dim)",
+            "mode": "a.mode(dim)",
+            "sort_stable": "torch.sort(a, dim=dim, stable=True)",
+            "msort": "torch.msort(a)",
+            "quantile": "torch.quantile(a, 0.5, dim)",
+        },
+        takes_dim=True,
+        distinct=True,
+        shapes=FEW,
+    ),
+    *facts(
         "over several dims",
         {
             "sum_dims": "a.sum((0, -1))",
             "mean_dims": "a.mean((0, 1), keepdim=True)",
             "amax_dims": "a.amax((0, 1))",
             "norm_fro": "torch.linalg.matrix_norm(a)",
+            "any_dims": "torch.any(a > 0.5, dim=(0, -1))",
+            "var_mean_dims": "torch.var_mean(a, (0, 1))",
+            "logsumexp_dims": "torch.logsumexp(a, (0, -1))",
+            "std_dims": "a.std((0, 1), keepdim=True)",
+            "mean_of_nothing_kept": "a.mean((), keepdim=True)",
+            "sum_of_means": "a.mean(0).sum() + a.sum(-1).mean()",
             "sum_to_size": "a.sum_to_size(1, a.shape[-1])",
             "sum_dtype": "a.sum(-1, dtype=torch.float32)",
         },
