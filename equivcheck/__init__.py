@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from equivcheck.diagnosis.explain import explained
     from equivcheck.errors import EquivCheckError, InvalidScenario, NotEquivalent, UsageError
     from equivcheck.layout_matrix.matrix import Matrix, matrix
+    from equivcheck.operation_check.check import check_operation
     from equivcheck.oracle.check import check
     from equivcheck.scenario import Layout, Scenario, Training
     from equivcheck.scenario.file_format.codec import from_json, to_json
@@ -34,6 +35,7 @@ _HOMES = {
     "Verdict": "equivcheck.verdict.verdict",
     "World": "equivcheck.worlds.world",
     "check": "equivcheck.oracle.check",
+    "check_operation": "equivcheck.operation_check.check",
     "check_training": "equivcheck.user.check",
     "explained": "equivcheck.diagnosis.explain",
     "from_json": "equivcheck.scenario.file_format.codec",
@@ -56,6 +58,7 @@ __all__ = [
     "Verdict",
     "World",
     "check",
+    "check_operation",
     "check_training",
     "explained",
     "from_json",

@@ -29,14 +29,15 @@ NOISE_LIMIT = 1e-4
 def reference_of(plan: Plan, refused: frozenset[int], num_copies: int) -> Reference:
     """The values and gradients of one device, with the noise of some disturbed runs; without gradients if ranks refuse these."""
     runs = [run_on_one_device(plan, refused)]
-    runs += [run_on_one_device(plan, refused, _disturbance(seed)) for seed in range(num_copies)]
+    runs += [run_on_one_device(plan, refused, disturbance(seed)) for seed in range(num_copies)]
     copies = [_moments(plan, run, with_gradients=BACKWARD not in refused) for run in runs]
     moved = [np.stack([each.snapshot.values for each in same]) for same in zip(*copies, strict=True)]
     expected = expected_of(ValueTrace(moments=copies[0]), moved, None)
-    return Reference(moments=expected, doubt=_doubt(expected), noise_limit=NOISE_LIMIT)
+    return Reference(moments=expected, doubt=doubt_of(expected), noise_limit=NOISE_LIMIT)
 
 
-def _disturbance(seed: int) -> Disturb:
+def disturbance(seed: int) -> Disturb:
+    """A way to move values as rounding may have: by a few units in the last place of the largest of them and what made them."""
     generator = torch.Generator().manual_seed(seed)
 
     def disturb(value: torch.Tensor, arguments: list[torch.Tensor]) -> torch.Tensor:
@@ -58,7 +59,8 @@ def _moments(plan: Plan, run: PlainRun, *, with_gradients: bool) -> tuple[Moment
     return moment(Phase.VALUE, values), moment(Phase.GRADIENT, gradients)
 
 
-def _doubt(expected: Sequence[Expected]) -> Doubt | None:
+def doubt_of(expected: Sequence[Expected]) -> Doubt | None:
+    """Why agreement would prove nothing; None where it does."""
     """Where noise is as large as values, agreement proves nothing."""
     for each in expected:
         lost = each.tolerances > NOISE_LIMIT * np.maximum(each.scales, 1.0)

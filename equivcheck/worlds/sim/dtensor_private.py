@@ -136,6 +136,12 @@ def _moved(value: Any, own: Mapping[int, Any]) -> Any:
     return value
 
 
+def forget_shared() -> None:
+    """Drop all answers: rules may have become others."""
+    _shapes.clear()
+    _shardings.clear()
+
+
 def _bound(answers: dict[Hashable, Any]) -> None:
     """Drop answers that have become many, and what tracing on fake tensors keeps of its own for ever."""
     if len(answers) >= MAX_SHARED:

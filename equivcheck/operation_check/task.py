@@ -1,0 +1,82 @@
+"""What users bring: an operation, what it is called with, and how that is spread."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.distributed.device_mesh import DeviceMesh
+
+from equivcheck.errors import UsageError
+
+Function = Callable[..., Any]
+"""Takes the inputs, in order."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class OperationTask:
+    """The arguments of `check_operation` for one draw of inputs, checked."""
+
+    function: Function
+    """What one device computes."""
+    on_ranks: Callable[[DeviceMesh], Function] | None
+    """What ranks call, made for their mesh; None for `function`."""
+    setup: Callable[[], Any] | None
+    """Called before, in each process; None for nothing."""
+    inputs: tuple[Any, ...]
+    """Whole tensors, and what else the operation takes."""
+    names: tuple[str, ...]
+    """What the inputs are called."""
+    mesh: tuple[tuple[str, int], ...]
+    """Names and sizes of the axes, outermost first."""
+    gradients: bool
+    """Whether gradients are compared."""
+    refuses: str
+    """A regular expression of errors that are refusals, beside those of DTensor; empty for none."""
+    seed: int
+    """Of the default generator before each call."""
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Of the mesh."""
+        return tuple(size for _, size in self.mesh)
+
+    @property
+    def axis_names(self) -> tuple[str, ...]:
+        """Of the mesh."""
+        return tuple(name for name, _ in self.mesh)
+
+    @property
+    def num_ranks(self) -> int:
+        """Of the mesh."""
+        return math.prod(self.sizes)
+
+    @property
+    def tensors(self) -> tuple[tuple[str, torch.Tensor], ...]:
+        """The inputs that are tensors, by name."""
+        pairs = zip(self.names, self.inputs, strict=True)
+        return tuple((name, each) for name, each in pairs if isinstance(each, torch.Tensor))
+
+    def is_differentiated(self, tensor: torch.Tensor) -> bool:
+        """Whether the gradient of an input is compared."""
+        return self.gradients and tensor.is_floating_point()
+
+
+def named(found: Any, name: str = "output") -> Iterator[tuple[str, torch.Tensor | None]]:
+    """What an operation returned, each tensor by a name. Raises `UsageError` for what cannot be compared."""
+    if found is None or isinstance(found, torch.Tensor):
+        yield name, found
+    elif isinstance(found, (bool, int, float)):
+        yield name, torch.tensor(found, dtype=torch.float64 if isinstance(found, float) else None)
+    elif isinstance(found, Mapping):
+        for key, each in found.items():
+            yield from named(each, f"{name}[{key!r}]")
+    elif isinstance(found, (tuple, list)):
+        for number, each in enumerate(found):
+            yield from named(each, f"{name} {number}" if name == "output" else f"{name}[{number}]")
+    else:
+        allowed = "tensors, numbers, None, and tuples, lists and dicts of these"
+        raise UsageError(f"check_operation: {name} is {found!r:.100}; allowed: {allowed}")

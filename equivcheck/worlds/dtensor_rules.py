@@ -1,0 +1,35 @@
+"""The sharding rules of DTensor: what is registered for a check ends with it. Private torch API, tried on torch 2.13 and 2.15."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from equivcheck.worlds.dtensor_caches import forget_shardings
+from equivcheck.worlds.sim.dtensor_private import forget_shared
+
+
+@contextmanager
+def kept_rules() -> Iterator[None]:
+    """On leaving, every operation has the rule that it had; what was found out by others is forgotten, before and afterwards.
+
+    DTensor keeps what it found out even where a rule is replaced.
+    """
+    from torch.distributed.tensor import DTensor
+
+    propagator: Any = DTensor._op_dispatcher.sharding_propagator
+    tables = [(table, dict(table)) for table in vars(propagator).values() if isinstance(table, dict)]
+    _forget()
+    try:
+        yield
+    finally:
+        for table, before in tables:
+            table.clear()
+            table.update(before)
+        _forget()
+
+
+def _forget() -> None:
+    forget_shardings()
+    forget_shared()
