@@ -67,7 +67,8 @@ def check_operation(  # noqa: PLR0913 - options, all by keyword
     A placement that every rank refuses with a clear error (as DTensor and `local_map` say it, a `NotImplementedError`, or a text
     in which the regular expression `refuses` is found) is UNSUPPORTED, called refused; any other error is CRASHED. `setup` is
     called before, in each process, to register rules: these end with the check. In ``gloo`` ranks know no others than those of
-    the modules that they import, and a custom operation itself cannot be sent to them: pass a function that calls it. Ranks that are idle, or compute without communicating, for `deadline` seconds count as hung.
+    the modules that they import, and a custom operation itself cannot be sent to them: pass a function that calls it. Ranks that
+    are idle, or compute without communicating, for `deadline` seconds count as hung.
 
     Failures of the ranks are rows. Raises `UsageError` for arguments that make no sense; what the run on one device raises is
     left as it is.
