@@ -45,7 +45,9 @@ def check(
 
 
 @overload
-def check(scenario: TensorProgram, *, world: str | Ranks | World = ..., deadline: float = ...) -> ProgramVerdict: ...
+def check(
+    scenario: TensorProgram, *, world: str | Ranks | World = ..., deadline: float = ..., target: str = ...
+) -> ProgramVerdict: ...
 
 
 def check(  # noqa: PLR0913 - options, all by keyword
@@ -56,6 +58,7 @@ def check(  # noqa: PLR0913 - options, all by keyword
     alter: Callable[[Setup], None] | None = None,
     beyond: bool = False,
     coarse: bool = False,
+    target: str = "dtensor",
 ) -> Verdict | ProgramVerdict:
     """Say whether a scenario's parallel training, or a tensor program on ranks, computes what one device computes.
 
@@ -65,12 +68,13 @@ def check(  # noqa: PLR0913 - options, all by keyword
     layout has been applied: a way to plant a fault. With `beyond`, what torch is known not to support is run all the same, and
     calls are not held against predictions. With `coarse`, meant for shrinking, what is too far from the reference for any noise
     is judged without measuring noise, and all else as usual: DIVERGED may then be in doubt in full.
-    Of a tensor program there is neither of the last three. Failures of the ranks are verdicts; `UsageError` is raised for a
+    Of a tensor program there is none of these three, but `target`, what ranks run it on: ``dtensor``, ``plain`` (plain tensors with
+    functional collectives) or ``compiled`` (DTensors, each operation under `torch.compile`, in gloo). Failures of the ranks are verdicts; `UsageError` is raised for a
     world that does not exist.
     """
     if isinstance(scenario, TensorProgram):
         where = without_cover(world)
-        return on_first_rank(where, lambda: check_program(scenario, world=where, deadline=deadline))
+        return on_first_rank(where, lambda: check_program(scenario, world=where, deadline=deadline, target=target))
     started = time.perf_counter()
     runner = Runner(world=able(scenario, without_cover(world)), deadline=deadline, alter=alter)
     verdict = on_first_rank(runner.world, lambda: _judge(scenario, runner, beyond=beyond, coarse=coarse))

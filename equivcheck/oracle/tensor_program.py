@@ -7,12 +7,15 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 
-from equivcheck.composition.running import RanksResult
+from equivcheck.composition.running import PROCESSES, THREADS, RanksResult
+from equivcheck.layouts.execution.compile_time import COMPILE_SECONDS
 from equivcheck.oracle.judge import Case, judge, judge_failure
+from equivcheck.oracle.refused_by_some import refused_by_some
 from equivcheck.program_run.on_file import known_difference
 from equivcheck.program_run.one_device import Plan, plan_of
 from equivcheck.program_run.rank import DTensorTarget, RankResult, run_on_rank
 from equivcheck.program_run.reference import NUM_CONFIRMING, NUM_COPIES, reference_of
+from equivcheck.program_run.targets import target_of
 from equivcheck.tensor_program.program import TensorProgram
 from equivcheck.trace.differences import Phase
 from equivcheck.verdict.program import BACKWARD, ProgramVerdict
@@ -27,24 +30,25 @@ def check_program(
     *,
     world: str | Ranks = "sim",
     deadline: float = 60.0,
-    target: type[DTensorTarget] = DTensorTarget,
+    target: str | type[DTensorTarget] = "dtensor",
 ) -> ProgramVerdict:
     """Say whether ranks that run a program on DTensors compute what one device computes on plain tensors.
 
-    `world` names a world or is one of the right size, `deadline` is in seconds. `target` does statements on ranks: another is a
-    way to plant a fault. Where a gradient differs, the program runs once more, and of all gradients the first that differs in the
-    backward pass is told. Failures of the ranks are verdicts; `UsageError` is raised for a world that does not exist.
+    `world` names a world or is one of the right size, `deadline` is in seconds. `target` says what ranks run it on, one of
+    `TARGETS`, or is another way to do statements, as a fault that is planted. What compiles runs in gloo where sim is asked for.
+    Where a gradient differs, the program runs once more, and of all gradients the first that differs in the backward pass is
+    told. Failures of the ranks are verdicts; `UsageError` is raised for a world or a target that does not exist.
     """
     started = time.perf_counter()
-    with warnings.catch_warnings():  # where they are errors, what warns on one device would not apply
-        warnings.simplefilter("ignore")
-        members = world if isinstance(world, Ranks) else ranks(world, program.num_ranks)
-        plan = plan_of(program)
-        verdict = _verdict(members, plan, target, deadline)
-        if verdict.divergence is not None and verdict.divergence.phase is Phase.GRADIENT:
-            again = _verdict(members, replace(plan, every_gradient=True), target, deadline)
-            if again.divergence is not None and again.divergence.phase is Phase.GRADIENT:
-                verdict = again
+    on = target_of(target) if isinstance(target, str) else target
+    name = PROCESSES if on.needs_processes and world == THREADS else world
+    members = name if isinstance(name, Ranks) else ranks(name, program.num_ranks)
+    plan, seconds = plan_of(program), deadline + COMPILE_SECONDS * on.needs_processes
+    verdict = _verdict(members, plan, on, seconds)
+    if verdict.divergence is not None and verdict.divergence.phase is Phase.GRADIENT:
+        again = _verdict(members, replace(plan, every_gradient=True), on, seconds)
+        if again.divergence is not None and again.divergence.phase is Phase.GRADIENT:
+            verdict = again
     return replace(_settled(verdict), seconds=time.perf_counter() - started)
 
 
@@ -54,27 +58,30 @@ def _verdict(members: Ranks, plan: Plan, target: type[DTensorTarget], deadline: 
     try:
         run = _run(members, plan, target, deadline)
     except RanksFailed as error:
-        return judge_failure(verdict, error.failure)
+        failure = refused_by_some(lambda raising: _run(members, plan, target, deadline, raising), error.failure)
+        return judge_failure(verdict, failure)
     return _judged(verdict, plan, run.values)
 
 
-def _run(members: Ranks, plan: Plan, target: type[DTensorTarget], deadline: float) -> Run:
+def _run(members: Ranks, plan: Plan, target: type[DTensorTarget], deadline: float, raising: frozenset[str] | None = None) -> Run:
     seed = plan.program.schedule_seed
-    is_foreign = target is not DTensorTarget
-    return again_if_died(
-        lambda: members.run(run_on_rank, plan, target, schedule_seed=seed, deadline=deadline, is_foreign=is_foreign)
-    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return again_if_died(
+            lambda: members.run(
+                run_on_rank, plan, target, raising, schedule_seed=seed, deadline=deadline, is_foreign=target is not DTensorTarget
+            )
+        )
 
 
 def _judged(verdict: ProgramVerdict, plan: Plan, results: Sequence[RankResult]) -> ProgramVerdict:
-    places = [tuple(each.statement for each in result.refusals) for result in results]
+    places = [tuple((each.statement, each.kind) for each in result.refusals) for result in results]
     verdict = replace(verdict, refusals=results[0].refusals)
     if len(set(places)) > 1:
         other = next(rank for rank, each in enumerate(places) if each != places[0])
-        told = ", ".join(f"rank {rank} {_refused(plan, places[rank])}" for rank in (0, other))
-        reason = f"ranks refuse different statements: {told}"
+        reason = f"ranks refuse different statements, or in other words: rank 0 {places[0]}, rank {other} {places[other]}"
         return replace(verdict, outcome=Outcome.CRASHED, reason=reason)
-    refused = frozenset(places[0])
+    refused = frozenset(each.statement for each in results[0].refusals)
     case = Case(
         reference=lambda: reference_of(plan, refused, NUM_COPIES),
         confirming_reference=lambda: reference_of(plan, refused, NUM_CONFIRMING),

@@ -35,7 +35,11 @@ def function_of(name: str) -> Callable[..., Any]:
 
 def results_of(name: str, tensors: list[Any], dim: int) -> tuple[Any, ...]:
     """What an operation returns, always as a tuple of tensors; numbers and booleans become tensors without dims."""
-    extra = (dim,) if OPERATIONS[name].takes_dim else ()
-    found = function_of(name)(*tensors, *extra)
+    return call(function_of(name), name, tensors, dim)
+
+
+def call(function: Callable[..., Any], name: str, tensors: list[Any], dim: int) -> tuple[Any, ...]:
+    """The same of a function that stands for the operation of that name."""
+    found = function(*tensors, *((dim,) if OPERATIONS[name].takes_dim else ()))
     several = found if isinstance(found, (tuple, list)) else (found,)
     return tuple(each if isinstance(each, torch.Tensor) else torch.tensor(each) for each in several)

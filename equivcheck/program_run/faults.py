@@ -9,6 +9,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from equivcheck.program_run.calls import results_of
 from equivcheck.program_run.one_device import Outputs
+from equivcheck.program_run.plain.target import PlainTarget
 from equivcheck.program_run.rank import DTensorTarget
 from equivcheck.tensor_program.placement import REPLICATE, reduction_of
 from equivcheck.tensor_program.statements import Operation
@@ -73,11 +74,20 @@ class ElementwiseRule(DTensorTarget):
         return (self.from_local(local, whole.placements, whole.shape, whole.stride()),)
 
 
+class MissingConversion(PlainTarget):
+    """On plain tensors an operation takes addends for the whole."""
+
+    def needed(self, value: Any, placements: tuple[str, ...]) -> torch.Tensor:
+        """As it should be, but for addends."""
+        return value if any(map(reduction_of, value.lies)) else super().needed(value, placements)
+
+
 FAULTS: dict[str, type[DTensorTarget]] = {
     "doubled_backward": DoubledBackward,
     "dropped_all_reduce": DroppedAllReduce,
     "whole_addends": WholeAddends,
     "swapped_rows": SwappedRows,
     "elementwise_rule": ElementwiseRule,
+    "missing_conversion": MissingConversion,
 }
 """By name."""

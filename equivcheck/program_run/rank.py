@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -23,6 +23,10 @@ from equivcheck.trace.moments import Moment, ValueTrace
 from equivcheck.trace.trace import Piece, Snapshot
 from equivcheck.verdict.program import BACKWARD, Refusal
 from equivcheck.worlds.meshes import device_mesh
+
+
+REFUSED = "refused by some ranks alone, statement "
+"""What the error of a refusal that ends a rank begins with."""
 
 
 class StatementFailed(EquivCheckError):
@@ -54,6 +58,9 @@ def _placed(placement: str) -> Placement:
 class DTensorTarget:
     """How the statements of a program are done on DTensors; a planted fault does one of them otherwise."""
 
+    needs_processes: ClassVar[bool] = False
+    """Whether ranks as threads cannot run it."""
+
     def __init__(self, program: TensorProgram) -> None:
         self.program = program
         self.mesh: DeviceMesh = device_mesh(program.mesh, program.axis_names)
@@ -82,10 +89,19 @@ class DTensorTarget:
         """Through the local tensor and back."""
         return self.from_local(value.to_local(), value.placements, value.shape, value.stride())
 
-    def read(self, value: Any) -> torch.Tensor:
-        """The full tensor."""
-        full: torch.Tensor = value.full_tensor()
+    def whole(self, value: Any) -> torch.Tensor:
+        """The full tensor; what is no DTensor is whole."""
+        full: torch.Tensor = value.full_tensor() if isinstance(value, DTensor) else value
         return full
+
+    def gradient(self, value: torch.Tensor) -> torch.Tensor | None:
+        """The full gradient of a value; None where it has none."""
+        gradient = gradient_of(value)
+        return None if gradient is None else self.whole(gradient.detach())
+
+    def clone(self, value: torch.Tensor) -> torch.Tensor:
+        """What stands for a statement that does not apply."""
+        return value.clone()
 
     def settled(self, value: torch.Tensor) -> torch.Tensor:
         """What an operation returned, as a DTensor: what is none counts as replicated."""
@@ -98,16 +114,16 @@ class DTensorTarget:
         return DTensor.from_local(value, self.mesh, [Replicate()] * self.mesh.ndim, run_check=False)
 
 
-def run_on_rank(plan: Plan, target_class: type[DTensorTarget]) -> RankResult:
-    """Run all statements, and differentiate."""
-    return _RankRun(plan, target_class(plan.program)).result()
+def run_on_rank(plan: Plan, target_class: type[DTensorTarget], raising: frozenset[str] | None = None) -> RankResult:
+    """Run all statements, and differentiate. Refusals end the run if there is a `raising` that does not have their place."""
+    return _RankRun(plan, target_class(plan.program), raising).result()
 
 
 class _RankRun:
     """A run on one rank."""
 
-    def __init__(self, plan: Plan, target: DTensorTarget) -> None:
-        self.plan, self.target = plan, target
+    def __init__(self, plan: Plan, target: DTensorTarget, raising: frozenset[str] | None) -> None:
+        self.plan, self.target, self.raising = plan, target, raising
         self.sinks = frozenset(plan.program.sinks())
         self.values: list[torch.Tensor] = []
         self.wholes: list[torch.Tensor] = []
@@ -141,7 +157,7 @@ class _RankRun:
             part = self.target.distribute(whole(statement), statement.placements)
             return (part.requires_grad_() if isinstance(statement, Leaf) else part,)
         if not self.plan.applies[number]:
-            return (arguments[0].clone(),)
+            return (self.target.clone(arguments[0]),)
         if isinstance(statement, Redistribution):
             return (self.target.redistribute(arguments[0], statement.placements),)
         if isinstance(statement, RoundTrip):
@@ -155,31 +171,34 @@ class _RankRun:
         return tuple(self._whole(each, with_gradient=with_gradient and each is chosen) for each in outputs)
 
     def _whole(self, value: torch.Tensor, *, with_gradient: bool) -> torch.Tensor:
-        if not isinstance(value, DTensor):
-            return value
         with torch.set_grad_enabled(with_gradient):
-            return self.target.read(value)
+            return self.target.whole(value)
 
     def _refused(self, number: int, error: Exception) -> tuple[Outputs, Outputs]:
         text = refusal(error)
         if text is None:
             name = value_names(self.plan, number, 1)[0]
             raise StatementFailed(f"{name}: {type(error).__name__}: {error}") from error
-        self.refusals.append(Refusal(statement=number, text=text))
+        self._note(number, text)
         plain = self.plan.outputs[number]
         return tuple(self.target.distributed_plain(each) for each in plain), plain
+
+    def _note(self, number: int, text: str) -> None:
+        place = str(number)
+        if self.raising is not None and place not in self.raising:
+            raise StatementFailed(f"{REFUSED}{place}: {text}")
+        self.refusals.append(Refusal(statement=number, text=text))
 
     def _gradients(self) -> dict[str, torch.Tensor | None]:
         try:
             if self.plan.differentiable:
                 differentiate(self.plan.program, self.wholes)
-            found = {name: gradient_of(self.values[number]) for name, number in self.plan.differentiated.items()}
-            return {name: None if each is None else self._whole(each, with_gradient=False) for name, each in found.items()}
+            return {name: self.target.gradient(self.values[number]) for name, number in self.plan.differentiated.items()}
         except Exception as error:
             text = refusal(error)
             if text is None:
                 raise StatementFailed(f"backward: {type(error).__name__}: {error}") from error
-            self.refusals.append(Refusal(statement=BACKWARD, text=text))
+            self._note(BACKWARD, text)
             return dict.fromkeys(self.plan.differentiated)
 
 

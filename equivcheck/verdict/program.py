@@ -20,6 +20,11 @@ class Refusal:
     text: str
     """What it raised, in one line."""
 
+    @property
+    def kind(self) -> str:
+        """The type of what it raised."""
+        return self.text.partition(":")[0]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProgramVerdict(CaseVerdict):

@@ -22,6 +22,7 @@ SHOWN_BY = {
     "whole_addends": (program("P(sum)"), Phase.VALUE),
     "swapped_rows": (program("S(0)", Redistribution(placements=("S(1)",))), Phase.VALUE),
     "elementwise_rule": (program("S(0)", Operation(name="softmax")), Phase.VALUE),
+    "missing_conversion": (program("P(sum)", Operation(name="exp")), Phase.VALUE),
 }
 
 

@@ -1,0 +1,35 @@
+"""What ranks can run a tensor program on, by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from equivcheck.errors import UsageError
+from equivcheck.program_run.rank import DTensorTarget
+
+
+def _plain() -> type[DTensorTarget]:
+    from equivcheck.program_run.plain.target import PlainTarget
+
+    return PlainTarget
+
+
+def _compiled() -> type[DTensorTarget]:
+    from equivcheck.program_run.compiled import CompiledTarget
+
+    return CompiledTarget
+
+
+TARGETS: dict[str, Callable[[], type[DTensorTarget]]] = {
+    "dtensor": lambda: DTensorTarget,
+    "plain": _plain,
+    "compiled": _compiled,
+}
+"""DTensors; plain tensors with functional collectives; DTensors with each operation compiled, in processes."""
+
+
+def target_of(name: str) -> type[DTensorTarget]:
+    """The target of that name. Raises `UsageError`."""
+    if name not in TARGETS:
+        raise UsageError(f"target {name!r} does not exist; allowed: {', '.join(TARGETS)}")
+    return TARGETS[name]()

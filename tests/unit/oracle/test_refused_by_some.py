@@ -1,0 +1,67 @@
+"""Statements that some ranks refuse, and others do not."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from equivcheck.oracle.tensor_program import check_program
+from equivcheck.program_run.one_device import Outputs
+from equivcheck.program_run.rank import DTensorTarget
+from equivcheck.tensor_program import Leaf, Operation, TensorProgram
+from equivcheck.verdict.verdict import Outcome
+
+LEAF = Leaf(shape=(4, 6), placements=("S(0)",))
+PROGRAM = TensorProgram(
+    mesh=(2,), statements=(LEAF, Operation(name="exp"), Operation(name="softmax", dim=0), Operation(name="sum"))
+)
+
+
+class _Refusing(DTensorTarget):
+    """All ranks refuse one operation, and some of them another, in some words."""
+
+    by_all, by_some, ranks = "exp", "softmax", (1,)
+    other_words = False
+
+    def call(self, statement: Operation, arguments: list[torch.Tensor]) -> Outputs:
+        """What it refuses it says clearly."""
+        if statement.name == self.by_all or (statement.name == self.by_some and dist.get_rank() in self.ranks):
+            raise NotImplementedError(f"{statement.name} is not supported")
+        if statement.name == self.by_some and self.other_words:
+            raise RuntimeError(f"{statement.name} is not supported")
+        return super().call(statement, arguments)
+
+
+class _InOtherWords(_Refusing):
+    """The others refuse it as well, with an error of another type."""
+
+    other_words = True
+
+
+class _ByAll(_Refusing):
+    """All ranks refuse both."""
+
+    ranks = (0, 1)
+
+
+@pytest.mark.parametrize("world", ["sim", "gloo"])
+def test_what_one_rank_refuses_has_crashed(world: str) -> None:
+    """Though the other rank waits for it in a collective, and though both had refused another statement before."""
+    verdict = check_program(PROGRAM, target=_Refusing, world=world, deadline=20)
+    assert verdict.outcome is Outcome.CRASHED
+    assert "softmax is not supported" in verdict.reason
+
+
+def test_what_ranks_refuse_with_different_errors_has_crashed() -> None:
+    """It is not the same refusal."""
+    verdict = check_program(PROGRAM, target=_InOtherWords)
+    assert verdict.outcome is Outcome.CRASHED
+    assert "NotImplementedError" in verdict.reason
+
+
+def test_what_all_ranks_refuse_alike_goes_on() -> None:
+    """With what one device computes, as a constant."""
+    verdict = check_program(PROGRAM, target=_ByAll)
+    assert verdict.outcome is Outcome.EQUIVALENT
+    assert [each.statement for each in verdict.refusals] == [1, 2]
