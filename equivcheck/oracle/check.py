@@ -68,9 +68,9 @@ def check(  # noqa: PLR0913 - options, all by keyword
     layout has been applied: a way to plant a fault. With `beyond`, what torch is known not to support is run all the same, and
     calls are not held against predictions. With `coarse`, meant for shrinking, what is too far from the reference for any noise
     is judged without measuring noise, and all else as usual: DIVERGED may then be in doubt in full.
-    Of a tensor program there is none of these three, but `target`, what ranks run it on: ``dtensor``, ``plain`` (plain tensors with
-    functional collectives) or ``compiled`` (DTensors, each operation under `torch.compile`, in gloo). Failures of the ranks are verdicts; `UsageError` is raised for a
-    world that does not exist.
+    Of a tensor program there is none of these three, but `target`, what ranks run it on: ``dtensor``, ``plain`` (plain tensors
+    with functional collectives) or ``compiled`` (DTensors, each operation under `torch.compile`, in gloo). Failures of the ranks
+    are verdicts; `UsageError` is raised for a world or a target that does not exist.
     """
     if isinstance(scenario, TensorProgram):
         where = without_cover(world)

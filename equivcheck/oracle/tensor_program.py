@@ -16,9 +16,9 @@ from equivcheck.program_run.one_device import Plan, plan_of
 from equivcheck.program_run.rank import DTensorTarget, RankResult, run_on_rank
 from equivcheck.program_run.reference import NUM_CONFIRMING, NUM_COPIES, reference_of
 from equivcheck.program_run.targets import target_of
-from equivcheck.tensor_program.program import TensorProgram
+from equivcheck.tensor_program.program import MAX_STATEMENTS, TensorProgram
 from equivcheck.trace.differences import Phase
-from equivcheck.verdict.program import BACKWARD, ProgramVerdict
+from equivcheck.verdict.program import BACKWARD, ProgramVerdict, Refusal
 from equivcheck.verdict.verdict import Outcome
 from equivcheck.worlds.failure import RanksFailed
 from equivcheck.worlds.pool import ranks
@@ -78,9 +78,7 @@ def _judged(verdict: ProgramVerdict, plan: Plan, results: Sequence[RankResult]) 
     places = [tuple((each.statement, each.kind) for each in result.refusals) for result in results]
     verdict = replace(verdict, refusals=results[0].refusals)
     if len(set(places)) > 1:
-        other = next(rank for rank, each in enumerate(places) if each != places[0])
-        reason = f"ranks refuse different statements, or in other words: rank 0 {places[0]}, rank {other} {places[other]}"
-        return replace(verdict, outcome=Outcome.CRASHED, reason=reason)
+        return replace(verdict, outcome=Outcome.CRASHED, reason=_apart(plan, results))
     refused = frozenset(each.statement for each in results[0].refusals)
     case = Case(
         reference=lambda: reference_of(plan, refused, NUM_COPIES),
@@ -90,9 +88,23 @@ def _judged(verdict: ProgramVerdict, plan: Plan, results: Sequence[RankResult]) 
     return judge(verdict, case, RanksResult(run=Run(values=tuple(result.trace for result in results))))[0]
 
 
-def _refused(plan: Plan, places: tuple[int, ...]) -> str:
-    names = ("backward" if place == BACKWARD else f"v{place} {plan.called(place)}" for place in places)
-    return ", ".join(names) or "none"
+def _apart(plan: Plan, results: Sequence[RankResult]) -> str:
+    """The first refusal that not all ranks have."""
+    first, rank = min(
+        ((each, rank) for rank, result in enumerate(results) for each in result.refusals if not _by_all(each, results)),
+        key=lambda found: found[0].statement % MAX_STATEMENTS,
+    )
+    others = [number for number, result in enumerate(results) if not _has(result, first)]
+    where = "backward" if first.statement == BACKWARD else f"v{first.statement} {plan.called(first.statement)}"
+    return f"{where}: rank {rank} refuses it ({first.text}), ranks {others} do not, or in other words"
+
+
+def _by_all(refusal: Refusal, results: Sequence[RankResult]) -> bool:
+    return all(_has(result, refusal) for result in results)
+
+
+def _has(result: RankResult, refusal: Refusal) -> bool:
+    return (refusal.statement, refusal.kind) in [(each.statement, each.kind) for each in result.refusals]
 
 
 def _settled(verdict: ProgramVerdict) -> ProgramVerdict:

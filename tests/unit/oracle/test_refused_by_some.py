@@ -48,6 +48,7 @@ class _ByAll(_Refusing):
 @pytest.mark.parametrize("world", ["sim", "gloo"])
 def test_what_one_rank_refuses_has_crashed(world: str) -> None:
     """Though the other rank waits for it in a collective, and though both had refused another statement before."""
+    assert check_program(PROGRAM, world=world).outcome is Outcome.EQUIVALENT
     verdict = check_program(PROGRAM, target=_Refusing, world=world, deadline=20)
     assert verdict.outcome is Outcome.CRASHED
     assert "softmax is not supported" in verdict.reason
