@@ -24,7 +24,6 @@ from equivcheck.trace.trace import Piece, Snapshot
 from equivcheck.verdict.program import BACKWARD, Refusal
 from equivcheck.worlds.meshes import device_mesh
 
-
 REFUSED = "refused by some ranks alone, statement "
 """What the error of a refusal that ends a rank begins with."""
 

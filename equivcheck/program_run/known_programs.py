@@ -1,0 +1,60 @@
+"""For each known difference, the smallest program that shows it."""
+
+from __future__ import annotations
+
+from equivcheck.tensor_program import Constant, Contents, Leaf, Operation, Statement, TensorProgram
+
+TWO = (2,)
+Shape = tuple[int, ...]
+
+
+def _of(name: str, *leaves: Leaf | Constant, dim: int = 0, then: tuple[Statement, ...] = (), mesh: Shape = TWO) -> TensorProgram:
+    """An operation on leaves, in order."""
+    operation = Operation(name=name, arguments=tuple(range(len(leaves), 0, -1)), dim=dim)
+    return TensorProgram(mesh=mesh, statements=(*leaves, operation, *then))
+
+
+def _leaf(placement: str, *shape: int, seed: int = 0) -> Leaf:
+    return Leaf(shape=shape, placements=(placement,), seed=seed)
+
+
+def _indices(placement: str, *shape: int, high: int) -> Constant:
+    return Constant(shape=shape, placements=(placement,), contents=Contents.INDICES, high=high)
+
+
+SHOWN_BY: dict[str, TensorProgram] = {
+    "dtensor_scan_along_negative_dim": _of("cumsum", _leaf("S(0)", 2), dim=-1),
+    "dtensor_mean_losses": _of("huber_loss_mean", _leaf("S(0)", 3), _leaf("S(0)", 3, seed=1)),
+    "dtensor_writes_to_slices": _of("mul_slice", _leaf("S(0)", 2)),
+    "dtensor_item_of_addends": _of("item", _leaf("S(0)", 2)),
+    "dtensor_gradient_of_maximum": _of("amax_all", _leaf("S(0)", 2, seed=2)),
+    "dtensor_norm_of_maxima": _of("norm_inf", _leaf("P(max)", 2)),
+    "dtensor_threshold_of_maxima": _of("threshold", _leaf("P(max)", 2)),
+    "dtensor_lerp_of_pending_weight": _of("lerp", _leaf("R", 2), _leaf("R", 2, seed=1), _leaf("P(sum)", 2, seed=2)),
+    "dtensor_index_add_to_addends": _of("index_add_own", _leaf("P(sum)", 2), _indices("R", 3, high=2)),
+    "dtensor_fill_addends": _of("fill_", _leaf("P(sum)", 2)),
+    "dtensor_addends_plus_number": _of("add_scalar", _leaf("P(sum)", 2)),
+    "dtensor_bits_of_addends": _of("real_view", _leaf("P(sum)", 2)),
+    "dtensor_promotion_with_pending_scalar": _of("one_hot", _leaf("S(0)", 2), _indices("R", 3, high=2)),
+    "dtensor_convolution_of_cut_weight": _of("conv1d", _leaf("R", 2, 2, 3), _leaf("S(0)", 4, 2, 3, seed=1)),
+    "dtensor_foreach_of_pending_scalar": _of("foreach_add_tensor", _leaf("S(0)", 2), _leaf("R", 2, seed=1)),
+    "dtensor_fused_update_of_other_placements": _of("fused_adam", _leaf("R", 2), _leaf("S(0)", 2, seed=1)),
+    "dtensor_drops_generators": _of("generated_normal_", _leaf("R", 2)),
+    "dtensor_random_of_parts": _of("seeded_rand_like", _leaf("S(0)", 2)),
+    "dtensor_embedding_counts_own_indices": _of("embedding_scaled", _leaf("R", 2, 1), _indices("S(0)", 4, high=2)),
+    "dtensor_fills_empty_addends": _of("empty_like_filled", _leaf("P(sum)", 2)),
+    "dtensor_data_of_other_placements": _of("set_data", _leaf("R", 2), _leaf("S(0)", 2, seed=1)),
+    "dtensor_statistics_of_batch_norm": _of("batch_norm_statistics", _leaf("S(1)", 4, 2)),
+    "dtensor_foreach_norm_of_nothing": _of("foreach_norm_inf", _leaf("R", 1), _leaf("S(0)", 1, seed=1)),
+    "dtensor_solve_triangular_of_parts": _of("solve_triangular", _leaf("S(1)", 2, 3, 3), _leaf("S(0)", 2, 3, 2, seed=1)),
+    "dtensor_shuffles_parts": _of("pixel_unshuffle", _leaf("S(3)", 1, 1, 2, 6)),
+    "dtensor_masked_by_other_shapes": _of("assign_masked", _leaf("S(1)", 2, 2)),
+    "dtensor_split_of_nothing": _of("split_rows", _leaf("R", 0)),
+    "dtensor_mean_of_no_dims": _of("mean_of_nothing_kept", _leaf("S(0)", 2)),
+    "dtensor_logsumexp_of_a_scalar": _of("logsumexp_all", _leaf("R")),
+    "dtensor_expands_one_row": _of("expand_first", _leaf("S(0)", 1), mesh=(1,)),
+    "dtensor_vector_product_on_one_rank": _of("linear", _leaf("S(0)", 2), _leaf("R", 5, 2, seed=1), mesh=(1,)),
+    "dtensor_repeats_nothing": _of("repeat", _leaf("R", 0, 1), mesh=(1,)),
+    "dtensor_flattens_nothing_for_ever": _of("view_flat", _leaf("R", 0, 3), mesh=(1,)),
+}
+"""By the identifier of the entry."""
