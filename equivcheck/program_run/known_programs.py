@@ -37,6 +37,7 @@ SHOWN_BY: dict[str, TensorProgram] = {
     "dtensor_bits_of_addends": _of("real_view", _leaf("P(sum)", 2)),
     "dtensor_promotion_with_pending_scalar": _of("one_hot", _leaf("S(0)", 2), _indices("R", 3, high=2)),
     "dtensor_convolution_of_cut_weight": _of("conv1d", _leaf("R", 2, 2, 3), _leaf("S(0)", 4, 2, 3, seed=1)),
+    "dtensor_convolution_of_planes": _of("conv2d", _leaf("S(3)", 2, 2, 3, 6), _leaf("R", 4, 2, 3, 3, seed=1)),
     "dtensor_foreach_of_pending_scalar": _of("foreach_add_tensor", _leaf("S(0)", 2), _leaf("R", 2, seed=1)),
     "dtensor_fused_update_of_other_placements": _of("fused_adam", _leaf("R", 2), _leaf("S(0)", 2, seed=1)),
     "dtensor_drops_generators": _of("generated_normal_", _leaf("R", 2)),

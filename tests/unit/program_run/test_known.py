@@ -1,0 +1,70 @@
+"""What DTensor is known to get wrong: entries, the programs that show them, and texts of issues."""
+
+from __future__ import annotations
+
+import pytest
+
+from equivcheck.oracle.tensor_program import check_program
+from equivcheck.program_run.issue_text import issue_text
+from equivcheck.program_run.known import KNOWN
+from equivcheck.program_run.known_programs import SHOWN_BY
+from equivcheck.program_run.shows import measured, seen_on, unseen_on
+from equivcheck.tensor_program.operations.registry import OPERATIONS
+from equivcheck.torch_version import torch_in
+from equivcheck.verdict.verdict import Outcome
+
+ENTRIES = {each.id: each for each in KNOWN}
+FOR_EVER = "dtensor_flattens_nothing_for_ever"
+"""The one that takes a deadline to be seen."""
+
+
+def test_every_entry_has_a_program_and_a_row_of_versions() -> None:
+    """And each of its operations exists."""
+    assert ENTRIES.keys() == SHOWN_BY.keys() == measured().keys()
+    assert len(ENTRIES) == len(KNOWN)
+    assert {name for each in KNOWN for name in each.operations} <= set(OPERATIONS)
+
+
+@pytest.mark.parametrize("name", [name for name in ENTRIES if name != FOR_EVER])
+def test_a_program_shows_its_entry_in_its_versions_and_in_no_other(name: str) -> None:
+    """On the torch that is installed it is known there, and elsewhere right, or refused."""
+    verdict = check_program(SHOWN_BY[name])
+    if torch_in(ENTRIES[name].torch):
+        assert (verdict.outcome, verdict.known) == (Outcome.KNOWN, name), verdict.describe()
+    else:
+        assert not verdict.known
+        assert not verdict.clones
+
+
+def test_what_never_ends_is_known() -> None:
+    """By where the rank is when its time is over."""
+    verdict = check_program(SHOWN_BY[FOR_EVER], deadline=3)
+    assert (verdict.outcome, verdict.known) == (Outcome.KNOWN, FOR_EVER)
+
+
+@pytest.mark.parametrize("name", ENTRIES)
+def test_ranges_are_those_in_which_it_was_seen(name: str) -> None:
+    """Every version that was tried is within the range if the program showed it there, and only then."""
+    from packaging.specifiers import SpecifierSet
+
+    versions = SpecifierSet(ENTRIES[name].torch)
+    assert [version for version in seen_on(name) if version not in versions] == []
+    assert [version for version in unseen_on(name) if version in versions] == []
+
+
+def test_the_text_of_an_issue_says_what_where_and_how_to_see_it() -> None:
+    """With what is expected and found, where it was run, and a script that is Python and knows nothing of equivcheck."""
+    known = ENTRIES["dtensor_writes_to_slices"]
+    text = issue_text(known, check_program(SHOWN_BY[known.id]))
+    assert text.startswith("# [DTensor] a slice of a cut dim is a copy")
+    assert "2.13.0" in text
+    assert "expected 0.5, found 0.25" in text
+    script = text.partition("```python\n")[2].removesuffix("```\n")
+    compile(script, "repro.py", "exec")
+    assert "equivcheck" not in text
+
+
+@pytest.mark.parametrize("name", ENTRIES)
+def test_every_entry_has_an_issue_text(name: str) -> None:
+    """Without running anything."""
+    assert issue_text(ENTRIES[name]).count("```") == 2
