@@ -128,6 +128,39 @@ def _issue(issue: object, smallest: object | None) -> str:
     return "\n\n".join([*parts, _script(script.name, issue.ranks)])
 
 
+def dtensor_differences() -> str:
+    """What DTensor is known to get wrong, with a script and the text of an issue for each."""
+    table = sources.measured_differences()
+    versions = list(dict.fromkeys(version for row in table.values() for version in row))
+    rows = [
+        (
+            f"[{_prose(sources.sentence_of(each))}](#{_anchor(each.id)})",
+            *(table[each.id].get(version, "") for version in versions),
+        )
+        for each in sorted(sources.KNOWN, key=lambda each: bool(each.raises))
+    ]
+    sections = [_difference(each) for each in sources.KNOWN]
+    return "\n\n".join([_DIFFERENCES.format(count=len(rows)), _table(("what", *versions), rows), *sections]) + "\n"
+
+
+def _difference(known: object) -> str:
+    reported = _upstream(known.link.split()[0].rstrip(":")) if sources.is_reported(known) else _prose(known.link.split(":")[0])
+    facts = [
+        f"- **Shows**: {'an error, or no end' if known.raises else 'wrong values or gradients, without an error'}",
+        f"- **Versions**: torch {_prose(known.torch)}",
+        f"- **Operations**: {', '.join(f'`{name}`' for name in known.operations)}"
+        + (f", where a tensor is: {_prose(', '.join(sorted(known.facts)))}" if known.facts else ""),
+        f"- **Upstream**: {reported}",
+    ]
+    text = f"````markdown\n{sources.issue_text(known)}````"
+    details = f"<details><summary>As the text of an issue, with a script of torch alone</summary>\n\n{text}\n\n</details>"
+    return "\n\n".join([f"({_place(known.id)})=\n\n## {_prose(known.id)}", _prose(known.link), "\n".join(facts), details])
+
+
+def _place(identifier: str) -> str:
+    return "difference-" + identifier.replace("_", "-")
+
+
 def _avoided_where(issue: object) -> str:
     """What a scenario is like in which the issue cannot show: the first sentence of its workaround."""
     return _prose((sources.WITHOUT[issue.without].__doc__ or "").strip())
@@ -238,11 +271,21 @@ script that shows it with torch alone. The table has what each script did on eac
 *no*: it does not; *-*: it cannot run there). The tests run those that are to show it on the torch that is installed, so that a
 fix is noticed."""
 
+_DIFFERENCES = """\
+# What DTensor gets wrong
+
+{count} causes that sweeps over operations and placements, and random programs, have met. A check of a tensor program that meets
+one is KNOWN. For each, the smallest program that shows it ran on each version of torch over two `gloo` processes (one, where it takes an
+axis of one rank): *wrong* values or gradients without an error, *raises* or *hangs*, *right*, or *refused* with a clear error;
+nothing where it was not tried. "No report found" means that searches of torch's issues found none. Each has the text of an issue
+that is made from its entry."""
+
 PAGES: dict[str, Callable[[], str]] = {
     "limits": limits,
     "interventions": interventions,
     "mutants": mutants,
     "known_issues": known_issues,
+    "dtensor_differences": dtensor_differences,
     "cli": cli,
     "scenario": scenario,
 }

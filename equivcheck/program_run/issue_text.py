@@ -35,7 +35,8 @@ def issue_text(known: KnownDifference, verdict: ProgramVerdict | None = None) ->
     script = script_of(SHOWN_BY[known.id], f"{sentence_of(known)[:1].upper()}{sentence_of(known)[1:]}.")
     parts = [
         f"# {title_of(known)}",
-        f"Seen on torch {', '.join(seen_on(known.id))} (CPU, gloo); not on {', '.join(unseen_on(known.id)) or 'no version that was tried'}.",
+        f"Seen on torch {', '.join(seen_on(known))} (CPU, gloo).",
+        *([f"Not seen on {', '.join(unseen_on(known))}."] if unseen_on(known) else []),
         *([] if verdict is None else [f"```text\n{_found(verdict)}\n```"]),
         "The script compares values and gradients on ranks with those of plain tensors, and exits with 1 where they differ:",
         f"```python\n{script}```",

@@ -68,7 +68,7 @@ KNOWN = (
     KnownDifference(
         id="dtensor_scan_along_negative_dim",
         link="no report found: cumulative operations take a negative dim for one that is not cut, and scan each shard by itself",
-        torch=">=2.12,<2.14",
+        torch=">=2.9,<2.14",
         operations=("cumsum", "cumprod", "logcumsumexp", "cummax", "cumsum_int"),
         facts=frozenset({"negative dim", "cut"}),
     ),
@@ -115,7 +115,7 @@ KNOWN = (
     KnownDifference(
         id="dtensor_norm_of_maxima",
         link="no report found: the infinity norm of addends of a maximum is the largest norm of an addend",
-        torch=">=2.11",
+        torch=">=2.9,!=2.10.*",
         operations=("norm_inf", "norm_dim_inf"),
         facts=frozenset({"P(max)"}),
     ),
@@ -312,7 +312,7 @@ KNOWN = (
     KnownDifference(
         id="dtensor_vector_product_on_one_rank",
         link="no report found: on an axis of one rank the backward of a product with a vector raises about strides",
-        torch=">=2.12",
+        torch=">=2.13",
         operations=("linear", "mm_transposed", "matmul_shared", "vecmat", "einsum_ij_kj", "linear_bias"),
         facts=frozenset({"axis of one rank"}),
         raises=r"dimensionality of (sizes|strides)",

@@ -6,21 +6,24 @@ import tomllib
 from functools import cache
 from importlib.resources import files
 
-SHOWING = ("wrong", "raises", "hangs")
-"""What counts as showing it; else it was right, or refused."""
+from equivcheck.program_run.known import KnownDifference
 
 
 @cache
 def measured() -> dict[str, dict[str, str]]:
-    """By identifier, then by version, oldest first."""
+    """By identifier, then by version, oldest first: wrong, raises, hangs, right, or refused."""
     return tomllib.loads(files("equivcheck.program_run").joinpath("shows.toml").read_text("utf-8"))
 
 
-def seen_on(identifier: str) -> tuple[str, ...]:
+def seen_on(known: KnownDifference) -> tuple[str, ...]:
     """The versions that show it."""
-    return tuple(version for version, found in measured()[identifier].items() if found in SHOWING)
+    return tuple(version for version, found in measured()[known.id].items() if found in _showing(known))
 
 
-def unseen_on(identifier: str) -> tuple[str, ...]:
-    """The versions that were tried and do not."""
-    return tuple(version for version, found in measured()[identifier].items() if found not in SHOWING)
+def unseen_on(known: KnownDifference) -> tuple[str, ...]:
+    """The versions that were tried and do not: they are right, refuse it, or fail in another way."""
+    return tuple(version for version, found in measured()[known.id].items() if found not in _showing(known))
+
+
+def _showing(known: KnownDifference) -> tuple[str, ...]:
+    return ("raises", "hangs") if known.raises else ("wrong",)

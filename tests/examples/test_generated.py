@@ -20,6 +20,8 @@ from equivcheck.known_issues.known import issues_on_file
 from equivcheck.known_issues.showing import Shows, measured
 from equivcheck.layouts.limits.limit import LayoutLimit, Limit
 from equivcheck.mutants.registry import mutants
+from equivcheck.program_run.known import KNOWN
+from equivcheck.program_run.shows import measured as measured_differences
 
 
 @pytest.mark.parametrize("name", mutants())
@@ -77,3 +79,16 @@ def test_limits_are_listed_by_layout() -> None:
 def plain(text: str) -> str:
     """Text without what Markdown needs."""
     return " ".join(text.replace("\\", "").replace("`", "").split())
+
+
+def test_each_known_difference_has_a_section_and_the_text_of_an_issue() -> None:
+    """With what its program came to on each version, and a script."""
+    page = pages.dtensor_differences()
+    sections = {section.split("\n")[0].replace("\\", ""): section for section in page.split("\n## ")[1:]}
+    assert list(sections) == [known.id for known in KNOWN]
+    for known in KNOWN:
+        assert "# [DTensor]" in sections[known.id]
+        assert "def main():" in sections[known.id]
+        row = next(line for line in page.splitlines() if f"(#difference-{known.id.replace('_', '-')})" in line)
+        cells = [cell for cell in row.removesuffix(" |").split(" | ")[1:] if cell]
+        assert cells == list(measured_differences()[known.id].values())

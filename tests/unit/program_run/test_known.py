@@ -48,8 +48,8 @@ def test_ranges_are_those_in_which_it_was_seen(name: str) -> None:
     from packaging.specifiers import SpecifierSet
 
     versions = SpecifierSet(ENTRIES[name].torch)
-    assert [version for version in seen_on(name) if version not in versions] == []
-    assert [version for version in unseen_on(name) if version in versions] == []
+    assert [version for version in seen_on(ENTRIES[name]) if version not in versions] == []
+    assert [version for version in unseen_on(ENTRIES[name]) if version in versions] == []
 
 
 def test_the_text_of_an_issue_says_what_where_and_how_to_see_it() -> None:
