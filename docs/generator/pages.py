@@ -134,7 +134,7 @@ def dtensor_differences() -> str:
     versions = list(dict.fromkeys(version for row in table.values() for version in row))
     rows = [
         (
-            f"[{_prose(sources.sentence_of(each))}](#{_anchor(each.id)})",
+            f"[{_prose(sources.sentence_of(each))}](#{_place(each.id)})",
             *(table[each.id].get(version, "") for version in versions),
         )
         for each in sorted(sources.KNOWN, key=lambda each: bool(each.raises))
@@ -275,10 +275,9 @@ _DIFFERENCES = """\
 # What DTensor gets wrong
 
 {count} causes that sweeps over operations and placements, and random programs, have met. A check of a tensor program that meets
-one is KNOWN. For each, the smallest program that shows it ran on each version of torch over two `gloo` processes (one, where it takes an
-axis of one rank): *wrong* values or gradients without an error, *raises* or *hangs*, *right*, or *refused* with a clear error;
-nothing where it was not tried. "No report found" means that searches of torch's issues found none. Each has the text of an issue
-that is made from its entry."""
+one is KNOWN. For each, the smallest program that shows it ran on each version of torch over `gloo` processes: *wrong* values or
+gradients without an error, *raises* or *hangs*, *right*, or *refused* with a clear error; nothing where it was not tried. "No
+report found" means that searches of torch's issues found none. Each has the text of an issue that is made from its entry."""
 
 PAGES: dict[str, Callable[[], str]] = {
     "limits": limits,

@@ -180,7 +180,7 @@ KNOWN = (
     KnownDifference(
         id="dtensor_convolution_of_planes",
         link="no report found: convolutions of parts raise, or wait for other sizes than are sent, instead of refusing them",
-        torch=">=2.12",
+        torch=">=2.10",
         operations=CONVOLUTIONS,
         facts=frozenset(),
         raises=r"conv|groups=|Kernel size|dilation|Dilation|Stride|tensor of dimension|do not match",
@@ -226,7 +226,7 @@ KNOWN = (
     KnownDifference(
         id="dtensor_fills_empty_addends",
         link="no report found: empty_like() of addends is addends, each of which fill_ fills",
-        torch=">=2.11",
+        torch=">=2.10",
         operations=("empty_like_filled", "new_empty_filled"),
         facts=frozenset({"P(sum)"}),
     ),
@@ -272,7 +272,7 @@ KNOWN = (
     KnownDifference(
         id="dtensor_masked_by_other_shapes",
         link="no report found: an index that is a mask is held against the shape of the shard",
-        torch=">=2.12,<2.15",
+        torch=">=2.10,!=2.11.*,<2.15",
         operations=("assign_masked", "embedding_tied", "index_mask"),
         facts=frozenset({"cut"}),
         raises=r"shape of the mask",
@@ -296,7 +296,7 @@ KNOWN = (
     KnownDifference(
         id="dtensor_logsumexp_of_a_scalar",
         link="no report found: logsumexp over the dims of a tensor that has none raises an assertion",
-        torch=">=2.10,<2.15",
+        torch=">=2.10,<2.14",
         operations=("logsumexp_all",),
         facts=frozenset(),
         raises=r"Expected reduce_dims|reduce_dims",
