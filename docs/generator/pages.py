@@ -137,9 +137,9 @@ def dtensor_differences() -> str:
             f"[{_prose(sources.sentence_of(each))}](#{_place(each.id)})",
             *(table[each.id].get(version, "") for version in versions),
         )
-        for each in sorted(sources.KNOWN, key=lambda each: bool(each.raises))
+        for each in sorted(sources.ON_FILE, key=lambda each: bool(each.raises))
     ]
-    sections = [_difference(each) for each in sources.KNOWN]
+    sections = [_difference(each) for each in sources.ON_FILE]
     return "\n\n".join([_DIFFERENCES.format(count=len(rows)), _table(("what", *versions), rows), *sections]) + "\n"
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from equivcheck.program_run.known import KnownDifference
+from equivcheck.program_run.known import CONVOLUTIONS, KnownDifference
 
 _OF_EXTREMES = (
     *("max_all", "min_all", "amax_all", "argmax_all", "median_all", "max_dim", "min_keepdim", "amax", "amin_keepdim"),
@@ -12,7 +12,18 @@ _OF_VIEWS = (
     *("view_own", "reshape_own", "flatten", "reshape_flat", "view_flat", "view_ones", "ravel_transposed", "flatten_to"),
     *("flatten_from", "unflatten_pairs", "unflatten_threes", "view_split_2", "view_split_3", "reshape_split_4"),
     *("reshape_minus_2", "reshape_3d", "reshape_heads", "view_as_other", "linear", "linear_bias", "matmul_batches"),
-    *("matmul_shared", "einsum_ij_jk", "einsum_ij_kj", "einsum_bij", "einsum_ij_j", "einsum_trace", "einsum_sum"),
+    *(
+        "repeat",
+        "repeat_last",
+        "tile",
+        "matmul_shared",
+        "einsum_ij_jk",
+        "einsum_ij_kj",
+        "einsum_bij",
+        "einsum_ij_j",
+        "einsum_trace",
+        "einsum_sum",
+    ),
 )
 _WRONG_SIZE = r"shape '\[.*\]' is invalid for input of size"
 
@@ -21,7 +32,7 @@ KNOWN_ERRORS = (
         id="dtensor_extreme_of_empty_shard",
         link="no report found: a maximum, minimum or infinity norm over a cut dim raises on ranks whose shard has no elements, "
         "while the others wait for them",
-        torch=">=2.12",
+        torch=">=2.13",
         operations=_OF_EXTREMES,
         facts=frozenset({"cut"}),
         raises=r"Expected reduction dim .*(to have non-zero size|to be specified)|cannot compute the inf norm",
@@ -29,7 +40,7 @@ KNOWN_ERRORS = (
     KnownDifference(
         id="dtensor_position_of_extreme",
         link="no report found: argmax and argmin along a cut dim put the parts of ranks together in the wrong shape",
-        torch=">=2.12",
+        torch=">=2.13",
         operations=("argmax", "argmin_keepdim"),
         facts=frozenset({"cut"}),
         raises=_WRONG_SIZE,
@@ -37,7 +48,7 @@ KNOWN_ERRORS = (
     KnownDifference(
         id="dtensor_view_of_uneven_parts",
         link="no report found: views of a dim that several axes cut, or an uneven one, take sizes that are not the rank's",
-        torch=">=2.12",
+        torch=">=2.13",
         operations=_OF_VIEWS,
         facts=frozenset({"cut"}),
         raises=_WRONG_SIZE,
@@ -45,7 +56,7 @@ KNOWN_ERRORS = (
     KnownDifference(
         id="dtensor_endless_view",
         link="no report found: view_groups() never ends, or divides by zero, for shapes without elements",
-        torch=">=2.12",
+        torch=">=2.13",
         operations=_OF_VIEWS,
         facts=frozenset({"no elements"}),
         raises=r"in view_groups|integer modulo by zero",
@@ -53,7 +64,7 @@ KNOWN_ERRORS = (
     KnownDifference(
         id="dtensor_transpose_of_scalar",
         link="no report found: transpose(0, -1) of a tensor without dims raises",
-        torch=">=2.12",
+        torch=">=2.13",
         operations=("transpose_contiguous", "swapaxes", "ravel_transposed"),
         facts=frozenset(),
         raises=r"Expected dim1 < ndim, got 0 >= 0",
@@ -61,7 +72,7 @@ KNOWN_ERRORS = (
     KnownDifference(
         id="dtensor_logsumexp_of_scalar",
         link="no report found: logsumexp of a tensor without dims raises",
-        torch=">=2.12,<2.14",
+        torch=">=2.10,<2.14",
         operations=("logsumexp", "logsumexp_all"),
         facts=frozenset(),
         raises=r"Expected reduce_dims to not be None",
@@ -69,10 +80,10 @@ KNOWN_ERRORS = (
     KnownDifference(
         id="dtensor_split_of_no_elements",
         link="no report found: split of a dim of size 0 has no output where one device has one",
-        torch=">=2.12",
-        operations=("split",),
+        torch=">=2.9",
+        operations=("split", "split_rows", "split_first", "split_sizes", "split_unsafe"),
         facts=frozenset({"no elements"}),
-        raises=r"`output_specs` has 0 outputs|list assignment index out of range|Strategy length 1 != expected 2",
+        raises=r"failed for aten\.split",
     ),
     KnownDifference(
         id="dtensor_group_norm_of_no_elements",
@@ -80,12 +91,12 @@ KNOWN_ERRORS = (
         torch=">=2.13",
         operations=("group_norm", "group_norm_weight"),
         facts=frozenset({"no elements"}),
-        raises=r"float division by zero|Expected number of channels to be greater than 0",
+        raises=r"float division by zero",
     ),
     KnownDifference(
         id="dtensor_vector_times_no_rows",
         link="no report found: the backward of a vector times a matrix without rows takes strides of other dims",
-        torch=">=2.13,<2.14",
+        torch=">=2.13",
         operations=("vecmat",),
         facts=frozenset({"no elements"}),
         raises=r"dimensionality of sizes \(\d+\) must match dimensionality of strides",
@@ -101,10 +112,75 @@ KNOWN_ERRORS = (
     KnownDifference(
         id="dtensor_bits_of_mean",
         link="no report found: view(dtype) of addends of a mean takes the bits of each, which are no numbers to average",
-        torch=">=2.12",
+        torch=">=2.13",
         operations=("real_view",),
         facts=frozenset(),
         raises=r"all_reduce\.avg does not take|can't be cast to the desired output type",
     ),
+    KnownDifference(
+        id="dtensor_convolution_of_planes",
+        link="no report found: convolutions of parts raise, or wait for other sizes than are sent, instead of refusing them",
+        torch=">=2.10",
+        operations=CONVOLUTIONS,
+        facts=frozenset(),
+        raises=r"conv|groups=|Kernel size|dilation|Dilation|Stride|tensor of dimension|do not match",
+    ),
+    KnownDifference(
+        id="dtensor_foreach_norm_of_nothing",
+        link="https://github.com/pytorch/pytorch/pull/173238: foreach norms of infinity, and maxima, raise on the ranks whose "
+        "shard is empty",
+        torch=">=2.9",
+        operations=("foreach_norm_inf", "foreach_max", "total_norm_inf"),
+        facts=frozenset({"empty shard"}),
+        raises=r"on an empty tensor|of an empty tensor",
+    ),
+    KnownDifference(
+        id="dtensor_solve_triangular_of_parts",
+        link="no report found: solve_triangular of cut matrices raises about sizes of shards",
+        torch=">=2.12",
+        operations=("solve_triangular",),
+        facts=frozenset({"cut"}),
+        raises=r"narrow unexpectedly changed|Incompatible shapes|incompatible",
+    ),
+    KnownDifference(
+        id="dtensor_shuffles_parts",
+        link="no report found: shuffles of channels or places ask shards for sizes that the whole has",
+        torch=">=2.12",
+        operations=("pixel_shuffle", "pixel_unshuffle", "channel_shuffle"),
+        facts=frozenset({"cut"}),
+        raises=r"divisible by",
+    ),
+    KnownDifference(
+        id="dtensor_masked_by_other_shapes",
+        link="no report found: an index that is a mask is held against the shape of the shard",
+        torch=">=2.10,!=2.11.*,<2.15",
+        operations=("assign_masked", "embedding_tied", "index_mask"),
+        facts=frozenset({"cut"}),
+        raises=r"shape of the mask",
+    ),
+    KnownDifference(
+        id="dtensor_mean_of_no_dims",
+        link="no report found: mean((), keepdim=True) keeps a cut dim of one element as cut, and raises in the backward",
+        torch=">=2.9",
+        operations=("mean_of_nothing_kept",),
+        facts=frozenset({"cut"}),
+        raises=r"aten\.expand",
+    ),
+    KnownDifference(
+        id="dtensor_expands_one_row",
+        link="no report found: on an axis of one rank expand() of a cut dim of one element raises",
+        torch=">=2.9",
+        operations=("expand_first", "expand_more"),
+        facts=frozenset({"axis of one rank", "cut"}),
+        raises=r"aten\.expand",
+    ),
+    KnownDifference(
+        id="dtensor_vector_product_on_one_rank",
+        link="no report found: on an axis of one rank the backward of a product with a vector raises about strides",
+        torch=">=2.13",
+        operations=("linear", "mm_transposed", "matmul_shared", "vecmat", "einsum_ij_kj", "linear_bias"),
+        facts=frozenset({"axis of one rank"}),
+        raises=r"dimensionality of (sizes|strides)",
+    ),
 )
-"""Met by campaigns on torch 2.13; a script of torch alone showed each over gloo ranks on 2.13, and was tried on 2.12 and 2.14."""
+"""Met by campaigns on torch 2.13; a script of torch alone showed each over gloo ranks."""

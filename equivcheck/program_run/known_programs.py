@@ -50,12 +50,34 @@ SHOWN_BY: dict[str, TensorProgram] = {
     "dtensor_solve_triangular_of_parts": _of("solve_triangular", _leaf("S(1)", 2, 3, 3), _leaf("S(0)", 2, 3, 2, seed=1)),
     "dtensor_shuffles_parts": _of("pixel_unshuffle", _leaf("S(3)", 1, 1, 2, 6)),
     "dtensor_masked_by_other_shapes": _of("assign_masked", _leaf("S(1)", 2, 2)),
-    "dtensor_split_of_nothing": _of("split_rows", _leaf("R", 0)),
+    "dtensor_split_of_no_elements": _of("split_rows", _leaf("R", 0)),
     "dtensor_mean_of_no_dims": _of("mean_of_nothing_kept", _leaf("S(0)", 2)),
-    "dtensor_logsumexp_of_a_scalar": _of("logsumexp_all", _leaf("R")),
+    "dtensor_logsumexp_of_scalar": _of("logsumexp_all", _leaf("R")),
     "dtensor_expands_one_row": _of("expand_first", _leaf("S(0)", 1), mesh=(1,)),
     "dtensor_vector_product_on_one_rank": _of("linear", _leaf("S(0)", 2), _leaf("R", 5, 2, seed=1), mesh=(1,)),
-    "dtensor_repeats_nothing": _of("repeat", _leaf("R", 0, 1), mesh=(1,)),
-    "dtensor_flattens_nothing_for_ever": _of("view_flat", _leaf("R", 0, 3), mesh=(1,)),
+    "dtensor_mean_of_counted_rows": _of(
+        "cross_entropy_ignoring_mean",
+        _leaf("S(0)", 6, 2, 2),
+        Constant(shape=(6, 2), placements=("R",), contents=Contents.INDICES, high=2, seed=2),
+    ),
+    "dtensor_extreme_of_empty_shard": _of("max_all", _leaf("S(0)", 1)),
+    "dtensor_position_of_extreme": _of("argmax", _leaf("S(0)", 2, 1), dim=-2),
+    "dtensor_view_of_uneven_parts": TensorProgram(
+        mesh=(1, 2), statements=(Leaf(shape=(3, 2), placements=("S(0)", "S(0)")), Operation(name="einsum_trace"))
+    ),
+    "dtensor_transpose_of_scalar": _of("ravel_transposed", _leaf("R"), mesh=(1,)),
+    "dtensor_group_norm_of_no_elements": _of("group_norm_weight", _leaf("R", 1, 0), _leaf("R", 0), mesh=(1,)),
+    "dtensor_vector_times_no_rows": _of("vecmat", _leaf("R", 0, 1), _leaf("R", 0), mesh=(1,)),
+    "dtensor_index_add_backward": _of("index_add_own", _leaf("S(0)", 1), _indices("R", high=1)),
+    "dtensor_bits_of_mean": TensorProgram(
+        mesh=TWO,
+        statements=(
+            _leaf("R"),
+            _leaf("S(0)", 2),
+            Operation(name="l1_loss_mean", arguments=(2, 1)),
+            Operation(name="real_view"),
+        ),
+    ),
+    "dtensor_endless_view": _of("view_flat", _leaf("R", 0, 3), mesh=(1,)),
 }
 """By the identifier of the entry."""

@@ -20,7 +20,7 @@ from equivcheck.known_issues.known import issues_on_file
 from equivcheck.known_issues.showing import Shows, measured
 from equivcheck.layouts.limits.limit import LayoutLimit, Limit
 from equivcheck.mutants.registry import mutants
-from equivcheck.program_run.known import KNOWN
+from equivcheck.program_run.on_file import ON_FILE
 from equivcheck.program_run.shows import measured as measured_differences
 
 
@@ -85,8 +85,8 @@ def test_each_known_difference_has_a_section_and_the_text_of_an_issue() -> None:
     """With what its program came to on each version, and a script."""
     page = pages.dtensor_differences()
     sections = {section.split("\n")[0].replace("\\", ""): section for section in page.split("\n## ")[1:]}
-    assert list(sections) == [known.id for known in KNOWN]
-    for known in KNOWN:
+    assert list(sections) == [known.id for known in ON_FILE]
+    for known in ON_FILE:
         assert "# [DTensor]" in sections[known.id]
         assert "def main():" in sections[known.id]
         row = next(line for line in page.splitlines() if f"(#difference-{known.id.replace('_', '-')})" in line)
