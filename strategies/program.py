@@ -13,7 +13,7 @@ from equivcheck.strategies.chance import MOSTLY, RARELY, below
 from equivcheck.tensor_program import Leaf, Operation, Redistribution, RoundTrip, TensorProgram
 from equivcheck.tensor_program.arguments import make, shapes_of
 from equivcheck.tensor_program.operations.operation import Argument, Kind, OperationFacts
-from equivcheck.tensor_program.operations.registry import OPERATIONS
+from equivcheck.tensor_program.operations.registry import DRAWN, OPERATIONS
 from equivcheck.tensor_program.placement import REDUCTIONS, REPLICATE, partial, shard
 
 if TYPE_CHECKING:
@@ -39,12 +39,12 @@ _DISTANCES: SearchStrategy[int] = st.sampled_from((1, 1, 1, 2, 3, NEAREST))
 def programs(draw: DrawFn, *, operations: Sequence[str] = (), max_ranks: int = 4) -> TensorProgram:
     """A program of 3 to 10 statements, and of the arguments that these need.
 
-    `operations` are names; empty for all. On at most `max_ranks` ranks, at least 2.
+    `operations` are names; empty for all but those that only sweeps have. On at most `max_ranks` ranks, at least 2.
     """
     from equivcheck.program_run.growing import Growing
 
     mesh = draw(st.sampled_from([each for each in MESHES if prod(each) <= max_ranks]))
-    names = tuple(operations) or tuple(OPERATIONS)
+    names = tuple(operations) or DRAWN
     growing = Growing()
     growing.add(draw(_leaves(len(mesh))))
     for _ in range(draw(st.integers(FEWEST, MOST)) - 1):

@@ -12,18 +12,8 @@ _OF_VIEWS = (
     *("view_own", "reshape_own", "flatten", "reshape_flat", "view_flat", "view_ones", "ravel_transposed", "flatten_to"),
     *("flatten_from", "unflatten_pairs", "unflatten_threes", "view_split_2", "view_split_3", "reshape_split_4"),
     *("reshape_minus_2", "reshape_3d", "reshape_heads", "view_as_other", "linear", "linear_bias", "matmul_batches"),
-    *(
-        "repeat",
-        "repeat_last",
-        "tile",
-        "matmul_shared",
-        "einsum_ij_jk",
-        "einsum_ij_kj",
-        "einsum_bij",
-        "einsum_ij_j",
-        "einsum_trace",
-        "einsum_sum",
-    ),
+    *("repeat", "repeat_last", "tile", "matmul_shared", "einsum_ij_jk", "einsum_ij_kj", "einsum_bij", "einsum_ij_j"),
+    *("einsum_trace", "einsum_sum"),
 )
 _WRONG_SIZE = r"shape '\[.*\]' is invalid for input of size"
 
