@@ -11,7 +11,7 @@ from equivcheck.program_run.known import KnownDifference
 
 @cache
 def measured() -> dict[str, dict[str, str]]:
-    """By identifier, then by version, oldest first: wrong, raises, hangs, right, or refused."""
+    """By identifier, then by version, oldest first: wrong, raises, raises otherwise, hangs, right, or refused."""
     return tomllib.loads(files("equivcheck.program_run").joinpath("shows.toml").read_text("utf-8"))
 
 

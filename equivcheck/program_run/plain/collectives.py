@@ -57,7 +57,7 @@ class Collectives:
         sent = torch.cat([piece.reshape(-1) for piece in pieces])
         sizes = [torch.Size(shape).numel() for shape in shapes]
         received = functional.all_to_all_single_autograd(sent, sizes, [piece.numel() for piece in pieces], self.group)
-        parts = [each.view(shape) for each, shape in zip(_waited(received).split(sizes), shapes, strict=True)]
+        parts = [each.view(shape) for each, shape in zip(torch.split(_waited(received), sizes), shapes, strict=True)]
         return torch.cat(parts, source)
 
     def part(self, whole: torch.Tensor, dim: int) -> torch.Tensor:
@@ -82,5 +82,6 @@ def _padded(rows: torch.Tensor, length: int) -> torch.Tensor:
 
 
 def _waited(tensor: torch.Tensor) -> torch.Tensor:
-    waited: torch.Tensor = functional.wait_tensor(tensor)
+    wait: Any = functional.wait_tensor
+    waited: torch.Tensor = wait(tensor)
     return waited
