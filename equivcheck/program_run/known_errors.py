@@ -46,7 +46,7 @@ KNOWN_ERRORS = (
     KnownDifference(
         id="dtensor_endless_view",
         link="no report found: view_groups() never ends, or divides by zero, for shapes without elements",
-        torch=">=2.10",
+        torch=">=2.9",
         operations=_OF_VIEWS,
         facts=frozenset({"no elements"}),
         raises=r"in view_groups|integer modulo by zero",
