@@ -92,7 +92,7 @@ KNOWN = (
         id="dtensor_mean_of_counted_rows",
         link="no report found: the mean of a cross entropy over rows and places that leaves out some targets weighs the means of "
         "shards alike, whatever they left out",
-        torch=">=2.9,<2.15",
+        torch=">=2.9,<2.14",
         operations=("cross_entropy_ignoring_mean",),
         facts=frozenset({"cut"}),
     ),

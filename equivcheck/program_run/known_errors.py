@@ -30,7 +30,7 @@ KNOWN_ERRORS = (
     KnownDifference(
         id="dtensor_position_of_extreme",
         link="no report found: argmax and argmin along a cut dim put the parts of ranks together in the wrong shape",
-        torch=">=2.12,<2.15",
+        torch=">=2.11,<2.15",
         operations=("argmax", "argmin_keepdim"),
         facts=frozenset({"cut"}),
         raises=_WRONG_SIZE,
@@ -54,7 +54,7 @@ KNOWN_ERRORS = (
     KnownDifference(
         id="dtensor_transpose_of_scalar",
         link="no report found: transpose(0, -1) of a tensor without dims raises",
-        torch=">=2.12",
+        torch=">=2.11",
         operations=("transpose_contiguous", "swapaxes", "ravel_transposed"),
         facts=frozenset(),
         raises=r"Expected dim1 < ndim, got 0 >= 0",
@@ -78,7 +78,7 @@ KNOWN_ERRORS = (
     KnownDifference(
         id="dtensor_group_norm_of_no_elements",
         link="no report found: the backward of group_norm divides by zero where there are no elements",
-        torch=">=2.13,<2.15",
+        torch=">=2.13,<2.14",
         operations=("group_norm", "group_norm_weight"),
         facts=frozenset({"no elements"}),
         raises=r"float division by zero",
