@@ -43,12 +43,14 @@ def check_program(
     on = target_of(target) if isinstance(target, str) else target
     name = PROCESSES if on.needs_processes and world == THREADS else world
     members = name if isinstance(name, Ranks) else ranks(name, program.num_ranks)
-    plan, seconds = plan_of(program), deadline + COMPILE_SECONDS * on.needs_processes
-    verdict = _verdict(members, plan, on, seconds)
-    if verdict.divergence is not None and verdict.divergence.phase is Phase.GRADIENT:
-        again = _verdict(members, replace(plan, every_gradient=True), on, seconds)
-        if again.divergence is not None and again.divergence.phase is Phase.GRADIENT:
-            verdict = again
+    with warnings.catch_warnings():  # where they are errors, what warns on one device would not apply
+        warnings.simplefilter("ignore")
+        plan, seconds = plan_of(program), deadline + COMPILE_SECONDS * on.needs_processes
+        verdict = _verdict(members, plan, on, seconds)
+        if verdict.divergence is not None and verdict.divergence.phase is Phase.GRADIENT:
+            again = _verdict(members, replace(plan, every_gradient=True), on, seconds)
+            if again.divergence is not None and again.divergence.phase is Phase.GRADIENT:
+                verdict = again
     return replace(_settled(verdict), seconds=time.perf_counter() - started)
 
 
@@ -64,14 +66,10 @@ def _verdict(members: Ranks, plan: Plan, target: type[DTensorTarget], deadline: 
 
 
 def _run(members: Ranks, plan: Plan, target: type[DTensorTarget], deadline: float, raising: frozenset[str] | None = None) -> Run:
-    seed = plan.program.schedule_seed
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return again_if_died(
-            lambda: members.run(
-                run_on_rank, plan, target, raising, schedule_seed=seed, deadline=deadline, is_foreign=target is not DTensorTarget
-            )
-        )
+    seed, is_foreign = plan.program.schedule_seed, target is not DTensorTarget
+    return again_if_died(
+        lambda: members.run(run_on_rank, plan, target, raising, schedule_seed=seed, deadline=deadline, is_foreign=is_foreign)
+    )
 
 
 def _judged(verdict: ProgramVerdict, plan: Plan, results: Sequence[RankResult]) -> ProgramVerdict:
