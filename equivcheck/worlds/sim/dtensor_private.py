@@ -11,12 +11,19 @@ import contextlib
 import copy
 import sys
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
+from zlib import crc32
 
 import torch
 
-from equivcheck.worlds.dtensor_caches import PROPAGATION
+from equivcheck.worlds.dtensor_caches import PROPAGATION, forget_shardings
+from equivcheck.worlds.sim.dtensor_orders import kept_orders
+from equivcheck.worlds.sim.dtensor_patterns import PARTICULAR, pattern_of
 
+T = TypeVar("T")
+
+UNSHARED_ONE_IN = 32
+"""In one of so many runs every rank finds all of it out for itself, as without sharing, which would show what that hides."""
 MAX_SHARED = 2_000
 """Answers of a kind that are shared before they are dropped (a shape takes about half a kilobyte, a sharding two)."""
 
@@ -26,6 +33,7 @@ _SHARDINGS = "propagate_op_sharding_non_cached"
 _STATELESS = ("Shard", "Replicate", "Partial", "_NormPartial", "_StridedShard")
 """Placements that say where a tensor lies, and no more."""
 _shapes: dict[Hashable, Any] = {}
+_patterns: dict[Hashable, Any] = {}
 _shardings: dict[Hashable, Any] = {}
 
 
@@ -38,10 +46,26 @@ def shared_propagation() -> Iterator[None]:
     for name, original in originals.items():
         setattr(propagator, name, wrappers[name](original))
     try:
-        yield
+        with kept_orders():
+            yield
     finally:
         for name, original in originals.items():
             setattr(propagator, name, original)
+
+
+def is_unshared(schedule_seed: int) -> bool:
+    """Whether ranks share nothing in a run, by the seed of their order: that of a scenario does not depend on what it trains."""
+    return crc32(str(schedule_seed).encode()) % UNSHARED_ONE_IN == 0
+
+
+def alone(program: Callable[[], T]) -> Callable[[], T]:
+    """A program before which its rank forgets all that it has found out or been told."""
+
+    def run() -> T:
+        forget_shardings()
+        return program()
+
+    return run
 
 
 def _sharing_shapes(original: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
@@ -51,11 +75,25 @@ def _sharing_shapes(original: Callable[[Any, Any], Any]) -> Callable[[Any, Any],
             return original(propagator, schema)
         if key not in _shapes:
             _bound(_shapes)
-            _shapes[key] = original(propagator, schema)
+            _shapes[key] = _by_pattern(schema, lambda: original(propagator, schema))
         shape = _shapes[key]
         return list(shape) if isinstance(shape, list) else shape
 
     return propagate
+
+
+def _by_pattern(schema: Any, trace: Callable[[], Any]) -> Any:
+    """What tracing gives, from a trace for other sizes where the answer follows from those of the arguments."""
+    pattern = pattern_of(schema)
+    if pattern is None:
+        return trace()
+    general = _patterns.get(pattern.key, PARTICULAR)
+    if general is not PARTICULAR:
+        return pattern.answer(general)
+    found = trace()
+    _bound(_patterns)
+    _patterns[pattern.key] = pattern.general(found)
+    return found
 
 
 def _sharing_shardings(original: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:

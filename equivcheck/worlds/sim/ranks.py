@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import threading
 import warnings
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from typing import Any
 
 from equivcheck.errors import EquivCheckError
 from equivcheck.worlds.preload import preload
 from equivcheck.worlds.ranks import Ranks, Run
 from equivcheck.worlds.sim.crew import Crew
-from equivcheck.worlds.sim.dtensor_private import shared_propagation
+from equivcheck.worlds.sim.dtensor_private import alone, is_unshared, shared_propagation
 from equivcheck.worlds.sim.interruption import abandoned_threads
 from equivcheck.worlds.sim.mesh_private import meshes_of_threads
 from equivcheck.worlds.sim.process_group import make_group
@@ -75,17 +77,22 @@ class SimRanks(Ranks):
     ) -> Run:
         """Call ``program(*arguments)`` on every rank and wait for all of them; see `Ranks.run`.
 
-        Schedule seed 0 lets ranks run in the order in which they become able to, other seeds in a random order of their own.
+        Schedule seed 0 lets ranks run in the order in which they become able to, other seeds in a random order of their own. In a
+        few runs, chosen by that seed, ranks share nothing of what DTensor finds out.
         """
         if is_rank_thread():
             raise EquivCheckError("SimRanks.run: called by a rank of a simulated world, allowed is any other thread")
         if abandoned := abandoned_threads():
             warnings.warn(f"SimRanks.run: {STILL_RUN}: {', '.join(abandoned)}", RuntimeWarning, stacklevel=3)
         preload()
-        with threads_as_ranks(make_group, self._state, is_foreign=is_foreign), shared_propagation(), stand_ins():
+        called: Callable[[], Any] = functools.partial(program, *arguments)
+        sharing: AbstractContextManager[None] = shared_propagation()
+        if is_unshared(schedule_seed):
+            called, sharing = alone(called), contextlib.nullcontext()
+        with threads_as_ranks(make_group, self._state, is_foreign=is_foreign), sharing, stand_ins():
             crew = self._ready_crew()
             try:
-                return crew.run(lambda: program(*arguments), schedule_seed, deadline)
+                return crew.run(called, schedule_seed, deadline)
             finally:
                 self._let_go(crew)
 

@@ -166,3 +166,21 @@ def test_what_ranks_share_is_bounded(world: World, monkeypatch: pytest.MonkeyPat
     assert len(dtensor_private._shapes) <= 8
     assert len(dtensor_private._shardings) <= 8
     assert len(FakeTensorMode.cache) < 60
+
+
+def test_in_some_runs_ranks_share_nothing(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The seed of the order says so: each rank then works out all that it needs, whatever it was told before."""
+    seen: list[Any] = []
+    original = ShardingPropagator.propagate_op_sharding_non_cached
+
+    def counting(propagator: Any, schema: Any) -> Any:
+        seen.append(schema.op)
+        return original(propagator, schema)
+
+    monkeypatch.setattr(ShardingPropagator, "propagate_op_sharding_non_cached", counting)
+    unshared = next(seed for seed in range(1_000) if dtensor_private.is_unshared(seed))
+    assert not dtensor_private.is_unshared(0)
+    for seed, times in ((0, 1), (unshared, 4)):
+        seen.clear()
+        assert [value[:2] for value in world(4).run(add, 68, schedule_seed=seed).values] == [((68, 3), torch.float64)] * 4
+        assert seen.count(torch.ops.aten.add.Tensor) == times

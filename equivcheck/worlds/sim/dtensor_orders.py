@@ -1,0 +1,58 @@
+"""In which order the dims of a mesh cut a tensor, kept for placements that come again; private, tried on torch 2.13.
+
+DTensor weighs every way to place the arguments of an operation, and works that order out, and proves it, for each placement of each:
+a fifth of what it takes to find a sharding. Both follow from placements alone, so that all ranks share them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import sys
+from collections.abc import Callable, Hashable, Iterator
+from typing import Any
+
+MAX_ORDERS = 4_096
+"""Placements whose order is kept, some hundred bytes each."""
+
+_SPEC = "torch.distributed.tensor._dtensor_spec"
+_COMPUTE, _VERIFY = "compute_default_shard_order", "_verify_shard_order"
+
+
+@contextlib.contextmanager
+def kept_orders() -> Iterator[None]:
+    """While entered, orders are found out once; without effect where DTensor is not in use, or has none."""
+    spec: Any = getattr(sys.modules.get(_SPEC), "DTensorSpec", None)
+    compute, verify = (getattr(spec, "__dict__", {}).get(name) for name in (_COMPUTE, _VERIFY))
+    if compute is None or verify is None:
+        yield
+        return
+    setattr(spec, _COMPUTE, staticmethod(_computing(compute.__func__)))
+    setattr(spec, _VERIFY, _verifying(verify))
+    try:
+        yield
+    finally:
+        setattr(spec, _COMPUTE, compute)
+        setattr(spec, _VERIFY, verify)
+
+
+@functools.cache
+def _computing(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    kept = functools.lru_cache(MAX_ORDERS)(original)
+    return lambda placements: (kept if isinstance(placements, tuple) else original)(placements)
+
+
+@functools.cache
+def _verifying(original: Callable[[Any, Any], None]) -> Callable[[Any, Any], None]:
+    proven: set[Hashable] = set()
+
+    def verify(spec: Any, order: Any) -> None:
+        pair = (spec.placements, order)
+        if pair in proven:
+            return
+        original(spec, order)
+        if len(proven) >= MAX_ORDERS:
+            proven.clear()
+        proven.add(pair)
+
+    return verify

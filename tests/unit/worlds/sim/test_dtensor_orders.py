@@ -1,0 +1,34 @@
+"""Orders of mesh dims are found out once for placements that come again, and proven as before."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from torch.distributed.tensor import Partial, Replicate, Shard
+from torch.distributed.tensor._dtensor_spec import DTensorSpec, ShardOrderEntry
+
+from equivcheck.worlds.sim.dtensor_orders import kept_orders
+
+MESH: Any = None
+
+
+def test_orders_are_those_of_torch() -> None:
+    """Every pair of placements has the order that torch works out, the first time and the second."""
+    each = (Shard(0), Shard(1), Replicate(), Partial())
+    pairs = [(one, other) for one in each for other in each]
+    expected = [DTensorSpec(MESH, pair).shard_order for pair in pairs]
+    with kept_orders():
+        for _ in range(2):
+            assert [DTensorSpec(MESH, pair).shard_order for pair in pairs] == expected
+
+
+def test_a_wrong_order_is_refused_each_time() -> None:
+    """Only what was proven is taken as proven, and afterwards torch has its own functions again."""
+    before = dict(vars(DTensorSpec))
+    wrong = (ShardOrderEntry(tensor_dim=0, mesh_dims=(1,)),)
+    with kept_orders():
+        for _ in range(2):
+            with pytest.raises(AssertionError):
+                DTensorSpec(MESH, (Shard(0), Replicate()), shard_order=wrong)
+    assert dict(vars(DTensorSpec)) == before
