@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Protocol, Self, TypeVar
 
 from equivcheck.campaign.messages import Broken, Checked, Done, Lost, Spent
-from equivcheck.campaign.plan import Plan
+from equivcheck.campaign.plan import Plan, oracle_check
 from equivcheck.campaign.process import CheckingProcess
 from equivcheck.verdict.verdict import CaseVerdict
-from equivcheck.workers.process import Ended
+from equivcheck.workers.fork_server import forked_workers
+from equivcheck.workers.process import Ended, worker_environment
 from equivcheck.workers.supervision import Pool, Stuck
 
+_WARMING = "equivcheck.campaign.warming"
 _END_SECONDS = 1.0
 """How long a worker may take to end after its last word."""
 
@@ -80,13 +83,25 @@ class Crew(Protocol[W]):
 
 
 class LocalCrew(Pool[CheckingProcess]):
-    """Processes of this machine."""
+    """Processes of this machine, forked from one where that can be and the check is the usual one: what others need is not known."""
 
     nodes: Sequence[Node] = ()
     has_room = True
 
+    def __init__(self) -> None:
+        super().__init__()
+        self._forking = contextlib.ExitStack()
+        self._forks = False
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        with self._forking:
+            super().__exit__(kind, error, trace)
+
     def start(self, plan: Plan, place: tuple[int, int], suspect: CaseVerdict | None = None) -> None:
         """Start a process."""
+        if plan.check is oracle_check and not self._forks:
+            self._forks = True
+            self._forking.enter_context(forked_workers(_WARMING, worker_environment()))
         self.workers.append(CheckingProcess(plan, place, suspect))
 
     def messages(self) -> Iterator[tuple[CheckingProcess, Any]]:

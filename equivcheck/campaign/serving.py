@@ -30,7 +30,7 @@ def main(fd: int, recorder_fd: int) -> None:
 
 
 def _serve(worker: Worker, plan: Plan, link: Link) -> None:
-    _import_everything(plan)
+    import_everything(plan)
     link.send(Ready())
     order = link.next()
     if isinstance(order, Fuzz):
@@ -41,7 +41,7 @@ def _serve(worker: Worker, plan: Plan, link: Link) -> None:
         link.send(Checked(verdict=verdict, seconds=time.monotonic() - start))
 
 
-def _import_everything(plan: Plan) -> None:
+def import_everything(plan: Plan) -> None:
     """Have torch and the strategies imported before the clock starts."""
     if plan.check is oracle_check:
         importlib.import_module("equivcheck.oracle.cases")

@@ -10,13 +10,15 @@ import sys
 import tempfile
 import time
 from dataclasses import dataclass
-from multiprocessing.connection import Pipe
+from multiprocessing.connection import Pipe, wait
 from typing import IO, Any
 
 from equivcheck.quiet import quiet
 from equivcheck.system.parent_death import tie
 from equivcheck.system.temporary_folder import clear_abandoned
+from equivcheck.workers.fork_server import Forked, current_server
 from equivcheck.workers.link import STACK_SIGNAL
+from equivcheck.worlds.gloo.channel import Channel
 
 _EXIT_SECONDS = 5.0
 """Limit for a process to be gone after it closed its connection."""
@@ -52,7 +54,7 @@ class WorkerProcess:
         self._output = tempfile.TemporaryFile()  # noqa: SIM115 - kept open until `close`
         self.link, its = Pipe()
         with its:
-            self._process = _start(module, (its.fileno(), *fds), self._output)
+            self._process = _begun(module, (its.fileno(), *fds), self._output)
         self.send(task)
 
     @property
@@ -62,8 +64,18 @@ class WorkerProcess:
 
     @property
     def pid(self) -> int:
-        """Process id."""
+        """Process id; as long as it waits for a process that it is to be forked from, that one's."""
         return self._process.pid
+
+    @property
+    def waits_for(self) -> Channel | None:
+        """What can be read when `take_place` has something to do; None where it has begun."""
+        return self._process.waits_for if isinstance(self._process, Forked) else None
+
+    def take_place(self) -> None:
+        """Begin, if it waits to be forked and can be."""
+        if isinstance(self._process, Forked):
+            self._process.take_place()
 
     def send(self, message: object) -> None:
         """Say something; to a worker that has died it is lost, which shows when it is read from."""
@@ -72,6 +84,10 @@ class WorkerProcess:
 
     def receive(self) -> Any:
         """Its next message, or `Ended`; waits for it."""
+        self.take_place()
+        while (channel := self.waits_for) is not None:
+            wait([channel.fileno()])
+            self.take_place()
         try:
             return self.link.recv()
         except (EOFError, OSError):
@@ -104,7 +120,10 @@ class WorkerProcess:
     def kill(self) -> None:
         """End it and what it started, at once. The ranks of other worlds end when they lose their owner."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._process.pid, signal.SIGKILL)
+            if isinstance(self._process, Forked):
+                self._process.kill_all()
+            else:
+                os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
 
     def close(self) -> None:
@@ -114,6 +133,21 @@ class WorkerProcess:
         clear_abandoned()
         self.link.close()
         self._output.close()
+
+
+def worker_environment() -> dict[str, str]:
+    """Environment variables of worker processes."""
+    return _BOUNDED_MEMORY | quiet(os.environ) | _ONE_THREAD
+
+
+def _begun(module: str, fds: tuple[int, ...], output: IO[bytes]) -> subprocess.Popen[bytes] | Forked:
+    """A process that runs ``main(*fds)`` of a module: forked where workers are, else a new one."""
+    server = current_server()
+    if server is None or server.is_lost:
+        return _start(module, fds, output)
+    worker = Forked(server, module, (output.fileno(), *fds), lambda own: _start(module, own[1:], output))
+    worker.take_place()
+    return worker
 
 
 def _start(module: str, fds: tuple[int, ...], output: IO[bytes]) -> subprocess.Popen[bytes]:
@@ -126,6 +160,6 @@ def _start(module: str, fds: tuple[int, ...], output: IO[bytes]) -> subprocess.P
         stdin=subprocess.DEVNULL,
         stdout=output,
         stderr=output,
-        env=_BOUNDED_MEMORY | quiet(os.environ) | _ONE_THREAD,
+        env=worker_environment(),
         start_new_session=True,  # Ctrl-C is for the supervisor
     )

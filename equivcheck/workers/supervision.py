@@ -40,9 +40,14 @@ class Pool(Generic[W]):
     def messages(self) -> Iterator[tuple[W, Any]]:
         """What workers say within a moment, one message each, `Ended` among them; then `Stuck` for each that is."""
         links = {worker.link: worker for worker in self.workers}
-        for link in wait(list(links), timeout=_TICK):
-            worker = links[link]  # type: ignore[index]
-            yield worker, worker.receive()
+        starting = {channel.fileno() for worker in self.workers if (channel := worker.waits_for)}
+        said = wait([*links, *starting], timeout=_TICK)
+        for worker in self.workers:
+            worker.take_place()
+        for link in said:
+            if link in links:
+                worker = links[link]  # type: ignore[index]
+                yield worker, worker.receive()
         for worker in [worker for worker in self.workers if worker.is_stuck]:
             yield worker, Stuck()
 

@@ -1,0 +1,38 @@
+"""What is done once in the process that workers are forked from: all imports, and one small check of each layout."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from equivcheck.campaign.batches import EndBatch, run_batch
+from equivcheck.campaign.plan import Plan
+from equivcheck.scenario import DDP, FSDP1, FSDP2, SPMD, Pipeline, Replicate, Scenario, TensorParallel
+
+_LAYOUTS = (DDP, Replicate, FSDP1, FSDP2, TensorParallel, SPMD, Pipeline)
+
+
+def warm_up() -> None:
+    """Import what checks need, have every layout run once, and leave no thread: a copy of this process would lack it."""
+    from equivcheck.campaign.serving import import_everything
+    from equivcheck.oracle.check import check
+    from equivcheck.worlds.pool import close_worlds
+
+    import_everything(Plan(num_checks=1, seed=0))
+    for scenario in _plainest():
+        check(scenario)
+    close_worlds()
+
+
+def _plainest() -> Iterator[Scenario]:
+    """The first scenario that is drawn of each parallelism."""
+    from equivcheck.strategies import scenarios
+
+    for parallelism in _LAYOUTS:
+        found: list[Scenario] = []
+
+        def take(scenario: Scenario, found: list[Scenario] = found) -> None:
+            found.append(scenario)
+            raise EndBatch
+
+        run_batch(scenarios(layouts=(parallelism.tag,)), 0, take)
+        yield from found
