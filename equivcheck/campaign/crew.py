@@ -83,7 +83,7 @@ class Crew(Protocol[W]):
 
 
 class LocalCrew(Pool[CheckingProcess]):
-    """Processes of this machine, forked from one where that can be and the check is the usual one: what others need is not known."""
+    """Processes of this machine, forked from one where that can be and the check is the usual one."""
 
     nodes: Sequence[Node] = ()
     has_room = True

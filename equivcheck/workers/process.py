@@ -108,6 +108,7 @@ class WorkerProcess:
         """``was killed by SIGSEGV`` or ``exited with code 7``; a process that closed its connection is given a moment to end."""
         self.end_within(_EXIT_SECONDS)
         code = self._process.returncode
+        assert code is not None, "it has been waited for"
         return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
 
     def end_within(self, seconds: float) -> None:

@@ -46,7 +46,7 @@ class Pool(Generic[W]):
             worker.take_place()
         for link in said:
             if link in links:
-                worker = links[link]  # type: ignore[index]
+                worker = links[link]
                 yield worker, worker.receive()
         for worker in [worker for worker in self.workers if worker.is_stuck]:
             yield worker, Stuck()

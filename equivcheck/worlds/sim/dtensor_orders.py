@@ -1,7 +1,7 @@
 """In which order the dims of a mesh cut a tensor, kept for placements that come again; private, tried on torch 2.13.
 
-DTensor weighs every way to place the arguments of an operation, and works that order out, and proves it, for each placement of each:
-a fifth of what it takes to find a sharding. Both follow from placements alone, so that all ranks share them.
+DTensor weighs every way to place the arguments of an operation, and for each placement of each works that order out and proves it.
+Both follow from placements alone, so that all ranks share them.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Shapes of results that follow from those of arguments: what was traced for some sizes serves all; private, tried on torch 2.13.
 
-Optimizers do some ten elementwise operations on each parameter, and for each new width DTensor would trace every one of them on fake
-tensors. Where all tensors of an operation have one shape, so has its result: what was traced says which of the arguments the result
-is like, and of which element type.
+Optimizers do some ten elementwise operations on each parameter, and for each new width DTensor would trace every one of them on
+fake tensors. Where all tensors of an operation have one shape, so has its result: what was traced says which of the arguments the
+result is like, and of which element type.
 """
 
 from __future__ import annotations

@@ -36,6 +36,7 @@ def echo() -> WorkerProcess:
 
 
 def parent_of(worker: WorkerProcess) -> int:
+    """The process id of its parent."""
     return int(Path(f"/proc/{worker.pid}/stat").read_text("utf-8").rpartition(")")[2].split()[1])
 
 

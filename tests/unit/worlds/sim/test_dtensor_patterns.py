@@ -31,6 +31,7 @@ ELEMENTWISE: dict[Any, tuple[int, tuple[Any, ...]]] = {
 
 
 def meta(tensor: torch.Tensor) -> TensorMeta:
+    """What DTensor notes of a tensor."""
     return TensorMeta(tensor.shape, tensor.stride(), tensor.dtype)
 
 
@@ -49,6 +50,7 @@ def answer(value: Any) -> Any:
 
 
 def schema(op: Any, *arguments: Any) -> Any:
+    """An operation on described arguments."""
     return SimpleNamespace(op=op, args_schema=tuple(map(described, arguments)), kwargs_schema={})
 
 
