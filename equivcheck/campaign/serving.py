@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 import time
 import traceback
@@ -48,6 +49,7 @@ def import_everything(plan: Plan) -> None:
         preload()
     for strategy in filter(None, (plan.strategy, plan.programs)):
         strategy(plan).validate()
+    gc.freeze()  # what is imported stays: collecting garbage need not look through it time and again
 
 
 def _broken(error: BaseException | None, context: str) -> Broken:

@@ -1,7 +1,7 @@
 """Workers that are forked from one process, which has imported and warmed up what all of them need.
 
 That server imports while its supervisor does other things: a worker takes its place as soon as it can. It is no more than the
-parent of what it forks: when it is killed, workers go on, and the next one is started as a new process, as everywhere but on Linux.
+parent of what it forks: when it is killed, workers go on, and the next is started as a new process, as everywhere but on Linux.
 """
 
 from __future__ import annotations
@@ -159,7 +159,7 @@ _servers: list[WorkerForkServer] = []
 
 @contextlib.contextmanager
 def forked_workers(warming: str, environment: Mapping[str, str]) -> Iterator[None]:
-    """While entered, workers that this process starts are forked where that can be, once ``warm_up()`` of a module has been called."""
+    """While entered, workers are forked where that can be, from a process that has called ``warm_up()`` of a module."""
     if sys.platform != "linux":
         yield
         return

@@ -1,6 +1,6 @@
 """In which order the dims of a mesh cut a tensor, kept for placements that come again; private, tried on torch 2.13.
 
-DTensor weighs every way to place the arguments of an operation, and for each placement of each works that order out and proves it.
+DTensor weighs every way to place the arguments of an operation, and works that order out, and proves it, for each placement.
 Both follow from placements alone, so that all ranks share them.
 """
 
