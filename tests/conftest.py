@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import signal
 
 import pytest
@@ -27,6 +28,11 @@ def of_torch_213(monkeypatch: pytest.MonkeyPatch) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """Declare the marker that is understood here."""
     config.addinivalue_line("markers", "torch(versions, why): skipped on a torch that is not in the range of versions")
+
+
+def pytest_collection_finish() -> None:
+    """Collections of garbage need not look through what is imported, which stays: of a check that is a thirtieth."""
+    gc.freeze()
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
