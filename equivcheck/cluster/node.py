@@ -31,9 +31,11 @@ class NodeServer:
         return tuple(said)
 
     def close(self) -> None:
-        """Kill all workers."""
+        """Kill all workers, and what they are forked from."""
         for worker in list(self._crew.workers):
             self._crew.remove(worker)
+        with self._crew:
+            pass
 
     def _obey(self, order: Order) -> None:
         if isinstance(order, Start):

@@ -59,7 +59,7 @@ class Watch:
         """Take a sample now and then."""
         if isinstance(event, Ticked) and event.tally.num_checks >= self._next and event.seconds:
             self._next = event.tally.num_checks + self._step
-            for worker in psutil.Process().children():
+            for worker in (worker for server in psutil.Process().children() for worker in server.children()):
                 if worker.pid not in self._others:
                     self._look(worker, event.tally.num_checks)
             self.processes.append(len(psutil.Process().children(recursive=True)))
