@@ -34,6 +34,7 @@ def add(rows: int, dtype: torch.dtype = torch.float64) -> tuple[tuple[int, ...],
 @pytest.mark.parametrize(("method", "rows"), [(METHOD, 52), ("propagate_op_sharding_non_cached", 56)])
 def test_answers_are_found_out_once(world: World, monkeypatch: pytest.MonkeyPatch, method: str, rows: int) -> None:
     """One rank works out shape and sharding, the others take its answer, and DTensor is as before after the run."""
+    monkeypatch.setattr(dtensor_private, "_patterns", {})  # what other tests have found out for other sizes
     seen: list[Any] = []
     original = getattr(ShardingPropagator, method)
 
@@ -62,6 +63,7 @@ def test_an_answer_serves_every_number_that_it_does_not_depend_on(
     world: World, monkeypatch: pytest.MonkeyPatch, method: str, rows: int
 ) -> None:
     """A share that is added does not count, as in DTensor's own key; the order of a norm decides how norms of parts add up."""
+    monkeypatch.setattr(dtensor_private, "_patterns", {})  # what other tests have found out for other sizes
     seen: list[Any] = []
     original = getattr(ShardingPropagator, method)
 
@@ -184,3 +186,19 @@ def test_in_some_runs_ranks_share_nothing(world: World, monkeypatch: pytest.Monk
         seen.clear()
         assert [value[:2] for value in world(4).run(add, 68, schedule_seed=seed).values] == [((68, 3), torch.float64)] * 4
         assert seen.count(torch.ops.aten.add.Tensor) == times
+
+
+def test_an_elementwise_operation_is_traced_for_one_size(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tensors of other sizes have results whose shapes follow."""
+    monkeypatch.setattr(dtensor_private, "_patterns", {})
+    seen: list[Any] = []
+    original = getattr(ShardingPropagator, METHOD)
+
+    def counting(propagator: Any, schema: Any) -> Any:
+        seen.append(schema.op)
+        return original(propagator, schema)
+
+    monkeypatch.setattr(ShardingPropagator, METHOD, counting)
+    for rows in (72, 76):
+        assert [value[:2] for value in world(2).run(add, rows).values] == [((rows, 3), torch.float64)] * 2
+    assert seen.count(torch.ops.aten.add.Tensor) == 1
