@@ -38,8 +38,18 @@ def kept_orders() -> Iterator[None]:
 
 @functools.cache
 def _computing(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    kept = functools.lru_cache(MAX_ORDERS)(original)
-    return lambda placements: (kept if isinstance(placements, tuple) else original)(placements)
+    orders: dict[Hashable, Any] = {}
+
+    def compute(placements: Any) -> Any:
+        if not isinstance(placements, tuple):
+            return original(placements)
+        if placements not in orders:
+            if len(orders) >= MAX_ORDERS:
+                orders.clear()
+            orders[placements] = original(placements)
+        return orders[placements]
+
+    return compute
 
 
 @functools.cache

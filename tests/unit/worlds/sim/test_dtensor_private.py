@@ -199,6 +199,6 @@ def test_an_elementwise_operation_is_traced_for_one_size(world: World, monkeypat
         return original(propagator, schema)
 
     monkeypatch.setattr(ShardingPropagator, METHOD, counting)
-    for rows in (72, 76):
+    for rows in (172, 176):
         assert [value[:2] for value in world(2).run(add, rows).values] == [((rows, 3), torch.float64)] * 2
     assert seen.count(torch.ops.aten.add.Tensor) == 1
