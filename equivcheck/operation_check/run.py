@@ -12,7 +12,7 @@ from torch.distributed.tensor import DTensor
 from equivcheck.errors import EquivCheckError
 from equivcheck.operation_check.refused import refusal_of
 from equivcheck.operation_check.task import Function, OperationTask, named
-from equivcheck.program_run.rank import moment, placed
+from equivcheck.program_run.rank import moment, full_of, placed
 from equivcheck.program_run.values import local_part, weights_of
 from equivcheck.trace.differences import Phase
 from equivcheck.trace.moments import ValueTrace
@@ -90,9 +90,6 @@ def _run(task: OperationTask, placements: Placements, *, raises: bool) -> Operat
     mesh = device_mesh(task.sizes, task.axis_names)
     outputs: list[str] = []
 
-    def whole(value: torch.Tensor) -> torch.Tensor:
-        return value.full_tensor() if isinstance(value, DTensor) else value
-
     def watched(*arguments: Any) -> Any:
         found = (task.function if task.on_ranks is None else task.on_ranks(mesh))(*arguments)
         outputs.extend(_lies(each) for _, each in named(found) if each is not None)
@@ -100,7 +97,7 @@ def _run(task: OperationTask, placements: Placements, *, raises: bool) -> Operat
 
     try:
         tensors = [_part(task, tensor, lies, mesh) for (_, tensor), lies in zip(task.tensors, placements, strict=True)]
-        return OperationLeft(trace=left_by(task, watched, tensors, whole), outputs=tuple(outputs))
+        return OperationLeft(trace=left_by(task, watched, tensors, full_of), outputs=tuple(outputs))
     except Exception as error:
         text = refusal_of(error, task.refuses)
         if text is None or raises:

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from equivcheck.tensor_program.placement import cut_dim, reduction_of
+from equivcheck.tensor_program.placement import REPLICATE, cut_dim, reduction_of
 from equivcheck.tensor_program.program import TensorProgram
-from equivcheck.tensor_program.statements import Constant, Leaf, Operation
+from equivcheck.tensor_program.statements import Constant, Leaf, Operation, Redistribution
 
 
 def facts_of(program: TensorProgram) -> frozenset[str]:
-    """The facts that hold for any of its leaves, constants and operations."""
+    """The facts that hold for any of its leaves, constants, operations and redistributions."""
     found: set[str] = set()
     for statement in program.statements:
         if isinstance(statement, (Leaf, Constant)):
             found.update(_of_tensor(statement, program.mesh))
         elif isinstance(statement, Operation) and statement.dim < 0:
             found.add("negative dim")
+        if isinstance(statement, (Leaf, Constant, Redistribution)) and set(statement.placements) != {REPLICATE}:
+            found.add("not replicated")
     return frozenset(found)
 
 

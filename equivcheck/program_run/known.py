@@ -15,6 +15,8 @@ from equivcheck.worlds.failure import Failure
 
 BACKWARD = "StatementFailed: backward:"
 """What is raised in the backward pass names no operation."""
+MISMATCH = "collectives do not match"
+"""Nor does what is said of ranks that wait for each other."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +33,8 @@ class KnownDifference:
     """Operations in which it shows."""
     facts: frozenset[str]
     """What a program must have beside one of them; see `facts_of`."""
+    any_of: frozenset[str] = frozenset()
+    """Facts of which it must have one; empty where it need not."""
     phases: tuple[Phase, ...] = (Phase.VALUE, Phase.GRADIENT)
     """Where values differ first."""
     raises: str = ""
@@ -38,14 +42,17 @@ class KnownDifference:
 
     def could_show(self, program: TensorProgram) -> bool:
         """Whether a program has all that it needs, on the installed torch."""
-        return not {*program.operations}.isdisjoint(self.operations) and self.facts <= facts_of(program) and torch_in(self.torch)
+        if {*program.operations}.isdisjoint(self.operations) or not torch_in(self.torch):
+            return False
+        found = facts_of(program)
+        return self.facts <= found and not (self.any_of and self.any_of.isdisjoint(found))
 
     def explains(self, program: TensorProgram, verdict: Judgement) -> bool:
         """Whether what is wrong first is this: in one of the operations, or where gradients flow into it."""
         if verdict.divergence is None:
             text = _text_of(verdict.failure) if self.raises else ""
             is_raised = bool(self.raises) and re.search(self.raises, text) is not None
-            is_named = is_raised and (BACKWARD in text or self._named_in(text))
+            is_named = is_raised and (BACKWARD in text or text.startswith(MISMATCH) or self._named_in(text))
         else:
             phase, tensor = verdict.divergence.phase, verdict.divergence.tensor
             is_named = not self.raises and phase in self.phases and self._named_in(tensor.partition(" ")[2])
@@ -57,8 +64,10 @@ class KnownDifference:
 
 
 def _text_of(failure: Failure | None) -> str:
-    """What ranks raised, and where those are that run."""
-    return "\n".join(each.error or each.stack for each in failure.reports if not each.pending) if failure else ""
+    """What ranks raised, and where those are that run; where all wait, for what."""
+    if failure is None:
+        return ""
+    return "\n".join(each.error or each.stack for each in failure.reports if not each.pending) or failure.summary
 
 
 CONVOLUTIONS = (
@@ -90,8 +99,8 @@ KNOWN = (
     ),
     KnownDifference(
         id="dtensor_mean_of_counted_rows",
-        link="no report found: the mean of a cross entropy over rows and places that leaves out some targets weighs the means of "
-        "shards alike, whatever they left out",
+        link="https://github.com/pytorch/pytorch/issues/185167 (of class weights): the mean of a cross entropy over rows and places "
+        "that leaves out some targets weighs the means of shards alike, whatever they left out",
         torch=">=2.9,<2.14",
         operations=("cross_entropy_ignoring_mean",),
         facts=frozenset({"cut"}),
@@ -123,7 +132,8 @@ KNOWN = (
     ),
     KnownDifference(
         id="dtensor_norm_of_maxima",
-        link="no report found: the infinity norm of addends of a maximum is the largest norm of an addend",
+        link="no report found (of sums: https://github.com/pytorch/pytorch/pull/159856): the infinity norm of addends of a maximum "
+        "is the largest norm of an addend",
         torch=">=2.9,!=2.10.*",
         operations=("norm_inf", "norm_dim_inf"),
         facts=frozenset({"P(max)"}),
@@ -184,7 +194,8 @@ KNOWN = (
         "count as whole tensors",
         torch=">=2.12",
         operations=CONVOLUTIONS,
-        facts=frozenset(),
+        facts=frozenset({"not replicated"}),
+        phases=(Phase.VALUE,),
     ),
     KnownDifference(
         id="dtensor_foreach_of_pending_scalar",
@@ -198,8 +209,9 @@ KNOWN = (
         id="dtensor_fused_update_of_other_placements",
         link="no report found: what a fused update writes to averages that do not lie as the parameter is lost",
         torch=">=2.9",
-        operations=("fused_adam", "fused_adamw", "step_of_adamw_fused", "fused_sgd", "fused_adagrad", "step_of_sgd_fused"),
-        facts=frozenset(),
+        operations=("fused_adam", "fused_adamw", "step_of_adamw_fused"),
+        facts=frozenset({"not replicated"}),
+        phases=(Phase.VALUE,),
     ),
     KnownDifference(
         id="dtensor_drops_generators",
@@ -208,6 +220,7 @@ KNOWN = (
         torch=">=2.9",
         operations=tuple(f"generated_{name}" for name in ("uniform_", "normal_", "bernoulli_", "bernoulli", "init_uniform")),
         facts=frozenset(),
+        phases=(Phase.VALUE,),
     ),
     KnownDifference(
         id="dtensor_random_of_parts",
@@ -226,7 +239,8 @@ KNOWN = (
     ),
     KnownDifference(
         id="dtensor_fills_empty_addends",
-        link="no report found: empty_like() of addends is addends, each of which fill_ fills",
+        link="no report found (since https://github.com/pytorch/pytorch/pull/169815): empty_like() of addends is addends, each of "
+        "which fill_ fills",
         torch=">=2.10",
         operations=("empty_like_filled", "new_empty_filled"),
         facts=frozenset({"P(sum)"}),
@@ -244,6 +258,15 @@ KNOWN = (
         torch=">=2.12",
         operations=("batch_norm_statistics",),
         facts=frozenset({"cut"}),
+    ),
+    KnownDifference(
+        id="dtensor_eye_of_parts",
+        link="no report found (since https://github.com/pytorch/pytorch/pull/173489): torch.eye(out=), and nn.init.eye_ with it, makes "
+        "the whole matrix of each shard and each addend, and takes what it found out for the first tensor for all others",
+        torch=">=2.12",
+        operations=("init_eye",),
+        facts=frozenset({"not replicated"}),
+        phases=(Phase.VALUE,),
     ),
 )
 """Met by sweeps and campaigns on torch 2.13; a script of torch alone showed each over two gloo ranks."""

@@ -25,6 +25,7 @@ KNOWN_ERRORS = (
         torch=">=2.9",
         operations=_OF_EXTREMES,
         facts=frozenset({"cut"}),
+        any_of=frozenset({"empty shard", "dim cut twice"}),
         raises=r"Expected reduction dim .*(to have non-zero size|to be specified)|cannot compute the inf norm",
     ),
     KnownDifference(
@@ -37,17 +38,19 @@ KNOWN_ERRORS = (
     ),
     KnownDifference(
         id="dtensor_view_of_uneven_parts",
-        link="no report found: views of a dim that several axes cut, or an uneven one, take sizes that are not the rank's",
+        link="https://github.com/pytorch/pytorch/issues/143372 (of uneven dims): views of a dim that several axes cut, or an uneven "
+        "one, take sizes that are not the rank's",
         torch=">=2.9",
         operations=_OF_VIEWS,
         facts=frozenset({"cut"}),
+        any_of=frozenset({"uneven", "dim cut twice"}),
         raises=_WRONG_SIZE,
     ),
     KnownDifference(
         id="dtensor_endless_view",
         link="no report found: view_groups() never ends, or divides by zero, for shapes without elements",
         torch=">=2.9",
-        operations=_OF_VIEWS,
+        operations=(*_OF_VIEWS, "prod"),
         facts=frozenset({"no elements"}),
         raises=r"in view_groups|integer modulo by zero",
     ),
@@ -84,20 +87,37 @@ KNOWN_ERRORS = (
         raises=r"float division by zero",
     ),
     KnownDifference(
-        id="dtensor_vector_times_no_rows",
-        link="no report found: the backward of a vector times a matrix without rows takes strides of other dims",
-        torch=">=2.13",
-        operations=("vecmat",),
-        facts=frozenset({"no elements"}),
-        raises=r"dimensionality of sizes \(\d+\) must match dimensionality of strides",
-    ),
-    KnownDifference(
         id="dtensor_index_add_backward",
         link="no report found: the backward of index_add_ along a cut dim looks full indices up in the shard",
         torch=">=2.13",
         operations=("index_add_own",),
         facts=frozenset({"cut"}),
         raises=r"index out of range in self",
+    ),
+    KnownDifference(
+        id="dtensor_index_add_of_cut_index",
+        link="no report found: index_add_ by an index that is cut gives what cannot be read",
+        torch=">=2.13",
+        operations=("index_add_own",),
+        facts=frozenset({"cut"}),
+        raises=r"narrow unexpectedly changed",
+    ),
+    KnownDifference(
+        id="dtensor_unsafe_split_into_one",
+        link="no report found: unsafe_split into one part raises that one output is not one",
+        torch=">=2.9",
+        operations=("split_unsafe",),
+        facts=frozenset(),
+        raises=r"`output_specs` has 1 output which does not equal the number of op outputs: 1",
+    ),
+    KnownDifference(
+        id="dtensor_eye_of_rows",
+        link="no report found (since https://github.com/pytorch/pytorch/pull/173489): torch.eye(out=), and nn.init.eye_ with it, makes "
+        "the whole matrix of each shard, which then cannot be read",
+        torch=">=2.12",
+        operations=("init_eye",),
+        facts=frozenset({"not replicated"}),
+        raises=r"narrow unexpectedly changed|Expected cond to be True",
     ),
     KnownDifference(
         id="dtensor_bits_of_mean",
@@ -109,11 +129,30 @@ KNOWN_ERRORS = (
     ),
     KnownDifference(
         id="dtensor_convolution_of_planes",
-        link="no report found: convolutions of parts raise, or wait for other sizes than are sent, instead of refusing them",
+        link="https://github.com/pytorch/pytorch/pull/186129 (depthwise): convolutions of parts have channels, groups or kernels "
+        "that the shards have not, and raise",
         torch=">=2.9",
         operations=CONVOLUTIONS,
-        facts=frozenset(),
-        raises=r"conv|groups=|Kernel size|dilation|Dilation|Stride|tensor of dimension|do not match",
+        facts=frozenset({"cut"}),
+        raises=r"Given (groups|transposed)=\d+, |Kernel size can't be greater than actual input size",
+    ),
+    KnownDifference(
+        id="dtensor_convolution_says_other_size",
+        link="https://github.com/pytorch/pytorch/pull/186129 (depthwise): the result of a convolution of a cut weight says another "
+        "size than its shards have, and cannot be read",
+        torch=">=2.12",
+        operations=CONVOLUTIONS,
+        facts=frozenset({"cut"}),
+        raises=r"narrow unexpectedly changed|collectives do not match: .* issued all_gather",
+    ),
+    KnownDifference(
+        id="dtensor_convolution_backward_of_planes",
+        link="https://github.com/pytorch/pytorch/issues/191926: the backward of convolutions takes gradients of an input that is not "
+        "cut along rows for parts of other sizes",
+        torch=">=2.9",
+        operations=CONVOLUTIONS,
+        facts=frozenset({"cut"}),
+        raises=r"Expected a tensor of dimension \d+ and tensor\.size|backward: IndexError: tuple index out of range",
     ),
     KnownDifference(
         id="dtensor_foreach_norm_of_nothing",
@@ -142,7 +181,8 @@ KNOWN_ERRORS = (
     ),
     KnownDifference(
         id="dtensor_masked_by_other_shapes",
-        link="no report found: an index that is a mask is held against the shape of the shard",
+        link="no report found (of integers: https://github.com/pytorch/pytorch/issues/172350): an index that is a mask is held against "
+        "the shape of the shard",
         torch=">=2.12,<2.15",
         operations=("assign_masked", "embedding_tied", "index_mask"),
         facts=frozenset({"cut"}),
@@ -158,19 +198,21 @@ KNOWN_ERRORS = (
     ),
     KnownDifference(
         id="dtensor_expands_one_row",
-        link="no report found: on an axis of one rank expand() of a cut dim of one element raises",
+        link="no report found (of a dim that is kept: https://github.com/pytorch/pytorch/issues/160968): expand() of a cut dim of one "
+        "element to more raises",
         torch=">=2.9",
-        operations=("expand_first", "expand_more"),
-        facts=frozenset({"axis of one rank", "cut"}),
-        raises=r"aten\.expand",
+        operations=("expand_first", "expand_more", "index_add_own"),
+        facts=frozenset({"dim of one element cut"}),
+        raises=r"Sharding propagation failed for aten\.expand",
     ),
     KnownDifference(
-        id="dtensor_vector_product_on_one_rank",
-        link="no report found: on an axis of one rank the backward of a product with a vector raises about strides",
+        id="dtensor_squeezes_local_tensor_alone",
+        link="no report found (the other way round: https://github.com/pytorch/pytorch/issues/174136): squeeze_() squeezes the local "
+        "tensor and not the DTensor, so that a vector times a matrix has a dim too many",
         torch=">=2.13",
-        operations=("linear", "mm_transposed", "matmul_shared", "vecmat", "einsum_ij_kj", "linear_bias"),
-        facts=frozenset({"axis of one rank"}),
-        raises=r"dimensionality of (sizes|strides)",
+        operations=("vecmat", "matmul_shared", "linear", "mm_transposed"),
+        facts=frozenset(),
+        raises=r"a DTensor of shape .* has shape .* in full_tensor\(\)",
     ),
 )
 """Met by campaigns on torch 2.13; a script of torch alone showed each over gloo ranks."""

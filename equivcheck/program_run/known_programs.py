@@ -37,7 +37,9 @@ SHOWN_BY: dict[str, TensorProgram] = {
     "dtensor_bits_of_addends": _of("real_view", _leaf("P(sum)", 2)),
     "dtensor_promotion_with_pending_scalar": _of("one_hot", _leaf("S(0)", 2), _indices("R", 3, high=2)),
     "dtensor_convolution_of_cut_weight": _of("conv1d", _leaf("R", 2, 2, 3), _leaf("S(0)", 4, 2, 3, seed=1)),
-    "dtensor_convolution_of_planes": _of("conv2d", _leaf("S(3)", 2, 2, 3, 6), _leaf("R", 4, 2, 3, 3, seed=1)),
+    "dtensor_convolution_of_planes": _of("conv1d", _leaf("R", 2, 4, 6), _leaf("S(1)", 4, 4, 3, seed=1)),
+    "dtensor_convolution_says_other_size": _of("conv1d", _leaf("P(sum)", 2, 4, 6), _leaf("S(0)", 4, 4, 3, seed=1)),
+    "dtensor_convolution_backward_of_planes": _of("conv1d", _leaf("S(1)", 2, 4, 6), _leaf("S(1)", 4, 4, 3, seed=1)),
     "dtensor_foreach_of_pending_scalar": _of("foreach_add_tensor", _leaf("S(0)", 2), _leaf("R", 2, seed=1)),
     "dtensor_fused_update_of_other_placements": _of("fused_adam", _leaf("R", 2), _leaf("S(0)", 2, seed=1)),
     "dtensor_drops_generators": _of("generated_normal_", _leaf("R", 2)),
@@ -54,7 +56,18 @@ SHOWN_BY: dict[str, TensorProgram] = {
     "dtensor_mean_of_no_dims": _of("mean_of_nothing_kept", _leaf("S(0)", 2)),
     "dtensor_logsumexp_of_scalar": _of("logsumexp_all", _leaf("R")),
     "dtensor_expands_one_row": _of("expand_first", _leaf("S(0)", 1), mesh=(1,)),
-    "dtensor_vector_product_on_one_rank": _of("linear", _leaf("S(0)", 2), _leaf("R", 5, 2, seed=1), mesh=(1,)),
+    "dtensor_squeezes_local_tensor_alone": _of("vecmat", _leaf("R", 2, 2), _leaf("R", 2, seed=1)),
+    "dtensor_index_add_of_cut_index": TensorProgram(
+        mesh=(2, 1),
+        statements=(
+            Leaf(shape=(1, 2), placements=("R", "R")),
+            Constant(shape=(1,), placements=("R", "S(0)"), contents=Contents.INDICES),
+            Operation(name="index_add_own", arguments=(2, 1)),
+        ),
+    ),
+    "dtensor_unsafe_split_into_one": _of("split_unsafe", _leaf("R", 1), mesh=(1,)),
+    "dtensor_eye_of_parts": _of("init_eye", _leaf("P(sum)", 2, 2)),
+    "dtensor_eye_of_rows": _of("init_eye", _leaf("S(0)", 2, 2)),
     "dtensor_mean_of_counted_rows": _of(
         "cross_entropy_ignoring_mean",
         _leaf("S(0)", 6, 2, 2),
@@ -67,7 +80,6 @@ SHOWN_BY: dict[str, TensorProgram] = {
     ),
     "dtensor_transpose_of_scalar": _of("ravel_transposed", _leaf("R"), mesh=(1,)),
     "dtensor_group_norm_of_no_elements": _of("group_norm_weight", _leaf("R", 1, 0), _leaf("R", 0), mesh=(1,)),
-    "dtensor_vector_times_no_rows": _of("vecmat", _leaf("R", 0, 1), _leaf("R", 0), mesh=(1,)),
     "dtensor_index_add_backward": _of("index_add_own", _leaf("S(0)", 1), _indices("R", high=1)),
     "dtensor_bits_of_mean": TensorProgram(
         mesh=TWO,

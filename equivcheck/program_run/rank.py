@@ -22,10 +22,15 @@ from equivcheck.trace.differences import Phase
 from equivcheck.trace.moments import Moment, ValueTrace
 from equivcheck.trace.trace import Piece, Snapshot
 from equivcheck.verdict.program import BACKWARD, Refusal
+from equivcheck.worlds.dtensor_caches import forget_shardings
 from equivcheck.worlds.meshes import device_mesh
 
 REFUSED = "refused by some ranks alone, statement "
 """What the error of a refusal that ends a rank begins with."""
+
+
+KEPT_FOR_ALL = frozenset({"init_eye"})
+"""Operations of which DTensor finds out the sharding once, whatever they are called with: what it found out is dropped first."""
 
 
 class StatementFailed(EquivCheckError):
@@ -54,6 +59,23 @@ def _placed(placement: str) -> Placement:
     return Replicate() if reduction is None else Partial(reduction)
 
 
+class ShapesDisagree(EquivCheckError):
+    """A DTensor says that it has another shape than its elements make."""
+
+
+def full_of(value: torch.Tensor) -> torch.Tensor:
+    """The full tensor; what is no DTensor is whole. `ShapesDisagree` is raised where a DTensor has another shape than that.
+
+    Where the numbers of elements differ, too, nothing is raised: the full tensor then is none that one device has.
+    """
+    if not isinstance(value, DTensor):
+        return value
+    full: torch.Tensor = value.full_tensor()
+    if full.shape != value.shape and full.numel() == value.numel():
+        raise ShapesDisagree(f"a DTensor of shape {tuple(value.shape)} has shape {tuple(full.shape)} in full_tensor()")
+    return full
+
+
 class DTensorTarget:
     """How the statements of a program are done on DTensors; a planted fault does one of them otherwise."""
 
@@ -63,6 +85,8 @@ class DTensorTarget:
     def __init__(self, program: TensorProgram) -> None:
         self.program = program
         self.mesh: DeviceMesh = device_mesh(program.mesh, program.axis_names)
+        if not KEPT_FOR_ALL.isdisjoint(program.operations):
+            forget_shardings()
 
     def distribute(self, full: torch.Tensor, placements: tuple[str, ...]) -> torch.Tensor:
         """This rank's part of a full tensor."""
@@ -90,8 +114,7 @@ class DTensorTarget:
 
     def whole(self, value: Any) -> torch.Tensor:
         """The full tensor; what is no DTensor is whole."""
-        full: torch.Tensor = value.full_tensor() if isinstance(value, DTensor) else value
-        return full
+        return full_of(value)
 
     def gradient(self, value: torch.Tensor) -> torch.Tensor | None:
         """The full gradient of a value; None where it has none."""

@@ -16,6 +16,7 @@ CLEAR = (
     r"Attempted to unbind along the sharded dimension",
     r"This operation would remove or \w+ ",
     r"intermediate results of nll_loss cannot be evenly sharded",
+    r"for tensor parallel convolution\.",
     r"not (yet )?supported",
     r"not (yet )?implemented",
     r"unsupported",

@@ -77,7 +77,10 @@ class Ranks:
         return self.from_local(value.to_local(), value.placements, value.shape, value.stride())
 
     def full(self, value):
-        return value.full_tensor() if isinstance(value, DTensor) else value
+        full = value.full_tensor() if isinstance(value, DTensor) else value
+        if full.shape != value.shape and full.numel() == value.numel():
+            raise RuntimeError(f"a DTensor of shape {tuple(value.shape)} has shape {tuple(full.shape)} in full_tensor()")
+        return full
 
 
 def first_of(found, output=0):
