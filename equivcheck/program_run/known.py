@@ -99,8 +99,8 @@ KNOWN = (
     ),
     KnownDifference(
         id="dtensor_mean_of_counted_rows",
-        link="https://github.com/pytorch/pytorch/issues/185167 (of class weights): the mean of a cross entropy over rows and places "
-        "that leaves out some targets weighs the means of shards alike, whatever they left out",
+        link="https://github.com/pytorch/pytorch/issues/185167 (of class weights): the mean of a cross entropy over rows and "
+        "places that leaves out some targets weighs the means of shards alike, whatever they left out",
         torch=">=2.9,<2.14",
         operations=("cross_entropy_ignoring_mean",),
         facts=frozenset({"cut"}),
@@ -132,8 +132,8 @@ KNOWN = (
     ),
     KnownDifference(
         id="dtensor_norm_of_maxima",
-        link="no report found (of sums: https://github.com/pytorch/pytorch/pull/159856): the infinity norm of addends of a maximum "
-        "is the largest norm of an addend",
+        link="no report found (of sums: https://github.com/pytorch/pytorch/pull/159856): the infinity norm of addends of a "
+        "maximum is the largest norm of an addend",
         torch=">=2.9,!=2.10.*",
         operations=("norm_inf", "norm_dim_inf"),
         facts=frozenset({"P(max)"}),
@@ -215,8 +215,8 @@ KNOWN = (
     ),
     KnownDifference(
         id="dtensor_drops_generators",
-        link="https://github.com/pytorch/pytorch/issues/138329 (of CPU meshes): the generator of a random operation is dropped, "
-        "and each rank draws from its default one",
+        link="https://github.com/pytorch/pytorch/issues/138329 (of CPU meshes): the generator of a random operation is "
+        "dropped, and each rank draws from its default one",
         torch=">=2.9",
         operations=tuple(f"generated_{name}" for name in ("uniform_", "normal_", "bernoulli_", "bernoulli", "init_uniform")),
         facts=frozenset(),
@@ -239,8 +239,8 @@ KNOWN = (
     ),
     KnownDifference(
         id="dtensor_fills_empty_addends",
-        link="no report found (since https://github.com/pytorch/pytorch/pull/169815): empty_like() of addends is addends, each of "
-        "which fill_ fills",
+        link="no report found (since https://github.com/pytorch/pytorch/pull/169815): empty_like() of addends is addends, each "
+        "of which fill_ fills",
         torch=">=2.10",
         operations=("empty_like_filled", "new_empty_filled"),
         facts=frozenset({"P(sum)"}),
@@ -258,15 +258,6 @@ KNOWN = (
         torch=">=2.12",
         operations=("batch_norm_statistics",),
         facts=frozenset({"cut"}),
-    ),
-    KnownDifference(
-        id="dtensor_eye_of_parts",
-        link="no report found (since https://github.com/pytorch/pytorch/pull/173489): torch.eye(out=), and nn.init.eye_ with it, makes "
-        "the whole matrix of each shard and each addend, and takes what it found out for the first tensor for all others",
-        torch=">=2.12",
-        operations=("init_eye",),
-        facts=frozenset({"not replicated"}),
-        phases=(Phase.VALUE,),
     ),
 )
 """Met by sweeps and campaigns on torch 2.13; a script of torch alone showed each over two gloo ranks."""

@@ -6,7 +6,7 @@ from equivcheck.program_run.known import CONVOLUTIONS, KnownDifference
 
 _OF_EXTREMES = (
     *("max_all", "min_all", "amax_all", "argmax_all", "median_all", "max_dim", "min_keepdim", "amax", "amin_keepdim"),
-    *("argmax", "argmin_keepdim", "median", "amax_dims", "norm_inf", "norm_dim_inf"),
+    *("argmax", "argmin_keepdim", "median", "amax_dims", "norm_inf", "norm_minus_inf", "norm_dim_inf"),
 )
 _OF_VIEWS = (
     *("view_own", "reshape_own", "flatten", "reshape_flat", "view_flat", "view_ones", "ravel_transposed", "flatten_to"),
@@ -24,9 +24,9 @@ KNOWN_ERRORS = (
         "while the others wait for them",
         torch=">=2.9",
         operations=_OF_EXTREMES,
-        facts=frozenset({"cut"}),
-        any_of=frozenset({"empty shard", "dim cut twice"}),
-        raises=r"Expected reduction dim .*(to have non-zero size|to be specified)|cannot compute the inf norm",
+        facts=frozenset(),
+        any_of=frozenset({"empty shard", "dim cut twice", "no elements"}),
+        raises=r"Expected reduction dim .*(to have non-zero size|to be specified)|cannot compute the -?inf norm",
     ),
     KnownDifference(
         id="dtensor_position_of_extreme",
@@ -38,8 +38,8 @@ KNOWN_ERRORS = (
     ),
     KnownDifference(
         id="dtensor_view_of_uneven_parts",
-        link="https://github.com/pytorch/pytorch/issues/143372 (of uneven dims): views of a dim that several axes cut, or an uneven "
-        "one, take sizes that are not the rank's",
+        link="https://github.com/pytorch/pytorch/issues/143372 (of uneven dims): views of a dim that several axes cut, or an "
+        "uneven one, take sizes that are not the rank's",
         torch=">=2.9",
         operations=_OF_VIEWS,
         facts=frozenset({"cut"}),
@@ -105,16 +105,16 @@ KNOWN_ERRORS = (
     KnownDifference(
         id="dtensor_unsafe_split_into_one",
         link="no report found: unsafe_split into one part raises that one output is not one",
-        torch=">=2.9",
+        torch=">=2.12,<2.14",
         operations=("split_unsafe",),
         facts=frozenset(),
         raises=r"`output_specs` has 1 output which does not equal the number of op outputs: 1",
     ),
     KnownDifference(
         id="dtensor_eye_of_rows",
-        link="no report found (since https://github.com/pytorch/pytorch/pull/173489): torch.eye(out=), and nn.init.eye_ with it, makes "
-        "the whole matrix of each shard, which then cannot be read",
-        torch=">=2.12",
+        link="no report found (since https://github.com/pytorch/pytorch/pull/173489): torch.eye(out=), and nn.init.eye_ with "
+        "it, makes the whole matrix of each shard, and takes what was found out for the first tensor for all others",
+        torch=">=2.12,<2.14",
         operations=("init_eye",),
         facts=frozenset({"not replicated"}),
         raises=r"narrow unexpectedly changed|Expected cond to be True",
@@ -129,17 +129,17 @@ KNOWN_ERRORS = (
     ),
     KnownDifference(
         id="dtensor_convolution_of_planes",
-        link="https://github.com/pytorch/pytorch/pull/186129 (depthwise): convolutions of parts have channels, groups or kernels "
-        "that the shards have not, and raise",
-        torch=">=2.9",
+        link="https://github.com/pytorch/pytorch/pull/186129 (depthwise): convolutions of parts have channels, groups or "
+        "kernels that the shards have not, and raise",
+        torch=">=2.13",
         operations=CONVOLUTIONS,
         facts=frozenset({"cut"}),
         raises=r"Given (groups|transposed)=\d+, |Kernel size can't be greater than actual input size",
     ),
     KnownDifference(
         id="dtensor_convolution_says_other_size",
-        link="https://github.com/pytorch/pytorch/pull/186129 (depthwise): the result of a convolution of a cut weight says another "
-        "size than its shards have, and cannot be read",
+        link="https://github.com/pytorch/pytorch/pull/186129 (depthwise): the result of a convolution of a cut weight says "
+        "another size than its shards have, and cannot be read",
         torch=">=2.12",
         operations=CONVOLUTIONS,
         facts=frozenset({"cut"}),
@@ -147,9 +147,9 @@ KNOWN_ERRORS = (
     ),
     KnownDifference(
         id="dtensor_convolution_backward_of_planes",
-        link="https://github.com/pytorch/pytorch/issues/191926: the backward of convolutions takes gradients of an input that is not "
-        "cut along rows for parts of other sizes",
-        torch=">=2.9",
+        link="https://github.com/pytorch/pytorch/issues/191926: the backward of convolutions takes gradients of an input that "
+        "is not cut along rows for parts of other sizes",
+        torch=">=2.12",
         operations=CONVOLUTIONS,
         facts=frozenset({"cut"}),
         raises=r"Expected a tensor of dimension \d+ and tensor\.size|backward: IndexError: tuple index out of range",
@@ -160,7 +160,7 @@ KNOWN_ERRORS = (
         "shard is empty",
         torch=">=2.9",
         operations=("foreach_norm_inf", "foreach_max", "total_norm_inf"),
-        facts=frozenset({"empty shard"}),
+        facts=frozenset({"not replicated"}),
         raises=r"on an empty tensor|of an empty tensor",
     ),
     KnownDifference(
@@ -181,8 +181,8 @@ KNOWN_ERRORS = (
     ),
     KnownDifference(
         id="dtensor_masked_by_other_shapes",
-        link="no report found (of integers: https://github.com/pytorch/pytorch/issues/172350): an index that is a mask is held against "
-        "the shape of the shard",
+        link="no report found (of integers: https://github.com/pytorch/pytorch/issues/172350): an index that is a mask is held "
+        "against the shape of the shard",
         torch=">=2.12,<2.15",
         operations=("assign_masked", "embedding_tied", "index_mask"),
         facts=frozenset({"cut"}),
@@ -198,8 +198,8 @@ KNOWN_ERRORS = (
     ),
     KnownDifference(
         id="dtensor_expands_one_row",
-        link="no report found (of a dim that is kept: https://github.com/pytorch/pytorch/issues/160968): expand() of a cut dim of one "
-        "element to more raises",
+        link="no report found (of a dim that is kept: https://github.com/pytorch/pytorch/issues/160968): expand() of a cut dim "
+        "of one element to more raises",
         torch=">=2.9",
         operations=("expand_first", "expand_more", "index_add_own"),
         facts=frozenset({"dim of one element cut"}),
@@ -207,10 +207,10 @@ KNOWN_ERRORS = (
     ),
     KnownDifference(
         id="dtensor_squeezes_local_tensor_alone",
-        link="no report found (the other way round: https://github.com/pytorch/pytorch/issues/174136): squeeze_() squeezes the local "
-        "tensor and not the DTensor, so that a vector times a matrix has a dim too many",
+        link="no report found (the other way round: https://github.com/pytorch/pytorch/issues/174136): squeeze_() squeezes the "
+        "local tensor and not the DTensor, so that a vector times a matrix has a dim too many",
         torch=">=2.13",
-        operations=("vecmat", "matmul_shared", "linear", "mm_transposed"),
+        operations=("vecmat", "matmul_shared", "linear", "mm_transposed", "quantile"),
         facts=frozenset(),
         raises=r"a DTensor of shape .* has shape .* in full_tensor\(\)",
     ),

@@ -66,7 +66,6 @@ SHOWN_BY: dict[str, TensorProgram] = {
         ),
     ),
     "dtensor_unsafe_split_into_one": _of("split_unsafe", _leaf("R", 1), mesh=(1,)),
-    "dtensor_eye_of_parts": _of("init_eye", _leaf("P(sum)", 2, 2)),
     "dtensor_eye_of_rows": _of("init_eye", _leaf("S(0)", 2, 2)),
     "dtensor_mean_of_counted_rows": _of(
         "cross_entropy_ignoring_mean",

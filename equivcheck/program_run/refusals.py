@@ -11,7 +11,7 @@ CLEAR = (
     r"got mixed torch\.Tensor and DTensor",
     r"in-place operations that require placement changes are not supported",
     r"[Cc]an ?not redistribute (to|from) ",
-    r"[Cc]annot (un)?flatten unevenly sharded tensor",
+    r"[Cc]annot (un)?flatten (unevenly sharded tensor|tensor with _StridedShard)",
     r"Cannot shard unevenly distributed tensor",
     r"Attempted to unbind along the sharded dimension",
     r"This operation would remove or \w+ ",

@@ -22,6 +22,7 @@ def test_every_entry_has_a_program_and_a_row_of_versions() -> None:
     """And each of its operations exists."""
     assert ENTRIES.keys() == SHOWN_BY.keys() == measured().keys()
     assert len(ENTRIES) == len(ON_FILE)
+    assert all(each.operations for each in ON_FILE)
     assert {name for each in ON_FILE for name in each.operations} <= set(OPERATIONS)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from equivcheck.program_run.one_device import plan_of, run_on_one_device
+from equivcheck.program_run.reference import reference_of
 from equivcheck.program_run.values import weights_of, whole
 from equivcheck.tensor_program import Leaf, Operation, Redistribution, RoundTrip, TensorProgram
 
@@ -59,3 +60,11 @@ def test_a_refused_statement_has_no_gradient() -> None:
     run = run_on_one_device(plan, refused=frozenset({1}))
     assert run.gradients == (None,)
     assert torch.equal(run.outputs[2][0], whole(LEAF).exp().sum())
+
+
+def test_a_shape_that_rounding_changes_proves_nothing() -> None:
+    """How many elements differ from zero is noise where they are differences of equal numbers."""
+    statements = (LEAF, Operation(name="sub", arguments=(1, 1)), Operation(name="nonzero"))
+    found = reference_of(plan_of(TensorProgram(mesh=(2,), statements=statements)), frozenset(), 3)
+    assert found.doubt is not None
+    assert "shape" in found.doubt.reason
