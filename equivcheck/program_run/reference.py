@@ -34,9 +34,8 @@ def reference_of(plan: Plan, refused: frozenset[int], num_copies: int) -> Refere
     alike = [each if _shapes(each) == _shapes(copies[0]) else copies[0] for each in copies]
     moved = [np.stack([each.snapshot.values for each in same]) for same in zip(*alike, strict=True)]
     expected = expected_of(ValueTrace(moments=copies[0]), moved, None)
-    doubt = (
-        doubt_of(expected) if len(alike) == len(copies) else Doubt(reason="rounding alone changes the shape of a value", step=0)
-    )
+    changed = any(each is not copy for each, copy in zip(alike, copies, strict=True))
+    doubt = Doubt(reason="rounding alone changes the shape of a value", step=0) if changed else doubt_of(expected)
     return Reference(moments=expected, doubt=doubt, noise_limit=NOISE_LIMIT)
 
 
