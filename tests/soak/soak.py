@@ -7,10 +7,12 @@ life. Each finding is to be judged by hand; of a build of torch whose issues are
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import sys
 import tempfile
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import linear_regression, median
@@ -59,7 +61,7 @@ class Watch:
         """Take a sample now and then."""
         if isinstance(event, Ticked) and event.tally.num_checks >= self._next and event.seconds:
             self._next = event.tally.num_checks + self._step
-            for worker in (worker for server in psutil.Process().children() for worker in server.children()):
+            for worker in _workers():
                 if worker.pid not in self._others:
                     self._look(worker, event.tally.num_checks)
             self.processes.append(len(psutil.Process().children(recursive=True)))
@@ -81,6 +83,14 @@ class Watch:
             "processes": _ends(self.processes),
             "temporary_files": _ends(self.temporary),
         }
+
+
+def _workers() -> Iterator[psutil.Process]:
+    """The children of this process, and those of the one that workers are forked from, if there is one."""
+    for child in psutil.Process().children():
+        with contextlib.suppress(psutil.Error):
+            is_server = any("equivcheck.workers.forking" in argument for argument in child.cmdline())
+            yield from child.children() if is_server else (child,)
 
 
 def _usage(samples: list[Sample]) -> dict[str, Any]:

@@ -30,8 +30,8 @@ make, is_made = tempfile.mkdtemp, threading.Event()
 
 def slow(**options):
     folder = make(**options)
-    is_made.set()
     print(folder, flush=True)
+    is_made.set()
     input()
     return folder
 
@@ -114,7 +114,7 @@ def test_a_process_that_ends_while_it_makes_a_folder_leaves_none(place: Path) ->
     command = [sys.executable, "-c", ENDS_WHILE_ONE_IS_MADE]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
-        assert {process.stdout.readline().strip(), process.stdout.readline().strip()} == {str(*place.iterdir()), "ending"}
+        assert [process.stdout.readline().strip(), process.stdout.readline().strip()] == [str(*place.iterdir()), "ending"]
         process.communicate("\n" * 3, timeout=120)
     assert process.returncode == 0
     assert list(place.iterdir()) == []
