@@ -120,8 +120,8 @@ NO_SINGLE_SEQUENCE = Limit(
 )
 
 ROWS_BEFORE_POSITIONS = Limit(
-    reason="DTensor: a linear views rows and positions as one dim, which is refused where rows lie along dim 1 ('view size is not "
-    "compatible')",
+    reason="DTensor: a linear views rows and positions as one dim, which is refused where rows lie along dim 1 ('view size is "
+    "not compatible')",
     applies=lambda training, _layout: training.model.length is not None and training.data.batch_dim != 0,
     repair=lambda training, _layout: replace(training, data=replace(training.data, batch_dim=0)),
     upstream=True,
