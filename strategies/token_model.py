@@ -7,7 +7,7 @@ from hypothesis.strategies import DrawFn, SearchStrategy
 
 from equivcheck.layers.registry import others
 from equivcheck.scenario import AnyLayer, Attention, CrossEntropy, GatedMLP, Head, Ignored, Layer, Model, Norm, Tokens
-from equivcheck.strategies.chance import EVENLY, RARELY, SOMETIMES
+from equivcheck.strategies.chance import EVENLY, MOSTLY, RARELY, SOMETIMES
 from equivcheck.strategies.layer import ACTIVATIONS
 
 LENGTHS: SearchStrategy[int] = st.sampled_from((2, 3, 4, 1, 5, 8))
@@ -74,7 +74,8 @@ def token_models(draw: DrawFn) -> Model:
     of_others = [found for kind in others() if (found := kind.strategy(features)) is not None]
     kinds = _KINDS_AND_OTHERS if of_others else _KINDS
     layers = [_fitted(draw(_layers_of(draw(kinds), length, features, of_others)), features) for _ in range(depth)]
-    if all(layer.frozen for layer in layers):
+    layers = [_shared(draw, layer, layers[:index]) for index, layer in enumerate(layers)]
+    if all(layer.frozen or layer.shares is not None for layer in layers):
         layers[0] = layers[0].having(frozen=False)
     if draw(RARELY):
         return Model(features=features, length=length, layers=tuple(layers))
@@ -103,6 +104,14 @@ def _layers_of(
     if kind is GatedMLP:
         return _GATED_MLPS
     return st.builds(Layer, width=st.just(features), activation=ACTIVATIONS, residual=EVENLY, norm=_NORMS, bias=EVENLY)
+
+
+def _shared(draw: DrawFn, layer: AnyLayer, before: list[AnyLayer]) -> AnyLayer:
+    """Two of three linear layers after the first of them have its weight."""
+    owner = next((index for index, other in enumerate(before) if isinstance(other, Layer)), None)
+    if not isinstance(layer, Layer) or owner is None or not draw(MOSTLY):
+        return layer
+    return layer.having(shares=owner)
 
 
 def _fitted(layer: AnyLayer, features: int) -> AnyLayer:
