@@ -54,6 +54,8 @@ def logits(model: Model, parameters: Parameters, inputs: npt.NDArray[np.int64] |
             for name, each in parameters.items()
             if name.startswith(f"layers.{index}.")
         }
+        if isinstance(layer, Layer) and layer.shares is not None:
+            own["linear.weight"] = parameters[f"layers.{layer.shares}.linear.weight"]
         values = np.stack([_layer(layer, own, row) for row in values])
     if model.head is not None:
         own = {name.removeprefix("head."): each for name, each in parameters.items() if name.startswith("head.")}
