@@ -49,7 +49,8 @@ class Shrunk:
     @property
     def widths(self) -> tuple[int, ...]:
         """Features, then the width of each layer."""
-        return self.scenario.training.model.widths
+        model = self.scenario.training.model
+        return (model.features, *(layer.width for layer in model.layers))
 
     @property
     def is_small(self) -> bool:
