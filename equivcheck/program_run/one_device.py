@@ -93,7 +93,7 @@ def plan_of(program: TensorProgram) -> Plan:
 def _is_differentiable(program: TensorProgram, values: list[torch.Tensor]) -> bool:
     try:
         differentiate(program, values)
-    except RuntimeError:
+    except (RuntimeError, IndexError):  # backwards of torch raise both
         return False
     return True
 

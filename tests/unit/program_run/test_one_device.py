@@ -68,3 +68,10 @@ def test_a_shape_that_rounding_changes_proves_nothing() -> None:
     found = reference_of(plan_of(TensorProgram(mesh=(2,), statements=statements)), frozenset(), 3)
     assert found.doubt is not None
     assert "shape" in found.doubt.reason
+
+
+def test_a_backward_that_torch_cannot_do_leaves_a_program_without_gradients() -> None:
+    """Whatever error it raises: of a foreach addcdiv by a tensor without dims it is an IndexError."""
+    scalar = Leaf(shape=(), placements=("R",), seed=1)
+    statements = (Leaf(shape=(1,), placements=("R",)), scalar, Operation(name="foreach_addcdiv", arguments=(2, 1)))
+    assert not plan_of(TensorProgram(mesh=(2,), statements=statements)).differentiable
