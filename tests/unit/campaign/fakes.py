@@ -31,10 +31,13 @@ from equivcheck.scenario import (
     TensorParallel,
     Training,
 )
+from equivcheck.scenario.case import Case
 from equivcheck.system.temporary_folder import NoSpace, temporary_folder
+from equivcheck.tensor_program import Leaf, Operation, TensorProgram
 from equivcheck.trace.differences import Difference, Divergence, Phase
 from equivcheck.verdict.cause import Cause
-from equivcheck.verdict.verdict import Outcome, Verdict
+from equivcheck.verdict.kinds import verdict_on
+from equivcheck.verdict.verdict import CaseVerdict, Outcome, Verdict
 from equivcheck.worlds.failure import RanksDidNotStart
 from equivcheck.worlds.sim.interruption import abandon
 
@@ -86,6 +89,29 @@ def wide_diverges_behind_a_known_issue(scenario: Scenario, *, world: str, deadli
     verdict = known_if_it_could_show(scenario, world=world, deadline=deadline)
     is_hidden = verdict.outcome is Outcome.KNOWN
     return verdict if is_hidden else wide_diverges(scenario, world=world, deadline=deadline, **options)
+
+
+def program(size: int = 1, *names: str) -> TensorProgram:
+    """Some operations on a vector."""
+    leaf = Leaf(shape=(size,), placements=("S(0)",))
+    return TensorProgram(mesh=(2,), statements=(leaf, *(Operation(name=name) for name in names)))
+
+
+def some_programs(_: Plan) -> st.SearchStrategy[TensorProgram]:
+    """Few enough to be quick, many enough to shrink."""
+    names = st.lists(st.sampled_from(("exp", "neg", "abs", "softmax")), max_size=5)
+    return st.builds(lambda size, chosen: program(size, *chosen), st.integers(1, 8), names)
+
+
+def softmax_diverges(case: Case, /, *, world: str, deadline: float, **options: object) -> CaseVerdict:
+    """Finds the same fault in every program that has a softmax, or a fault planted, and in nothing else."""
+    if not isinstance(case, TensorProgram):
+        assert isinstance(case, Scenario)
+        return fine(case, world=world, deadline=deadline, **options)
+    if options.get("alter") is None and "softmax" not in case.operations:
+        return verdict_on(case, outcome=Outcome.EQUIVALENT, world=world)
+    first = Divergence(step=0, phase=Phase.VALUE, tensor="v1 softmax", difference=Difference.VALUE, rank=0)
+    return verdict_on(case, outcome=Outcome.DIVERGED, world=world, reason="wrong", divergence=first)
 
 
 def two_scenarios(_: Plan) -> st.SearchStrategy[Scenario]:

@@ -6,8 +6,6 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
-from hypothesis import strategies as st
-
 from equivcheck.campaign.control import ProgramFault, applicable_faults, control_of, program_faults
 from equivcheck.campaign.plan import Plan
 from equivcheck.campaign.supervisor import fuzz
@@ -16,44 +14,14 @@ from equivcheck.findings.store import FindingStore
 from equivcheck.mutants.mutant import Mutant
 from equivcheck.oracle.cases import check_case
 from equivcheck.report.summary_object import summary_object
-from equivcheck.scenario import Scenario
-from equivcheck.scenario.case import Case
-from equivcheck.tensor_program import Leaf, Operation, TensorProgram
-from equivcheck.trace.differences import Difference, Divergence, Phase
-from equivcheck.verdict.kinds import verdict_on
-from equivcheck.verdict.verdict import CaseVerdict, Outcome
 from unit.campaign import fakes
-
-
-def program(size: int = 1, *names: str) -> TensorProgram:
-    """Some operations on a vector."""
-    leaf = Leaf(shape=(size,), placements=("S(0)",))
-    return TensorProgram(mesh=(2,), statements=(leaf, *(Operation(name=name) for name in names)))
-
-
-def some_programs(_: Plan) -> st.SearchStrategy[TensorProgram]:
-    """Few enough to be quick, many enough to shrink."""
-    names = st.lists(st.sampled_from(("exp", "neg", "abs", "softmax")), max_size=5)
-    return st.builds(lambda size, chosen: program(size, *chosen), st.integers(1, 8), names)
-
-
-def softmax_diverges(case: Case, /, *, world: str, deadline: float, **options: object) -> CaseVerdict:
-    """Finds the same fault in every program that has a softmax, or a fault planted, and in nothing else."""
-    if not isinstance(case, TensorProgram):
-        assert isinstance(case, Scenario)
-        return fakes.fine(case, world=world, deadline=deadline, **options)
-    if options.get("alter") is None and "softmax" not in case.operations:
-        return verdict_on(case, outcome=Outcome.EQUIVALENT, world=world)
-    first = Divergence(step=0, phase=Phase.VALUE, tensor="v1 softmax", difference=Difference.VALUE, rank=0)
-    return verdict_on(case, outcome=Outcome.DIVERGED, world=world, reason="wrong", divergence=first)
-
 
 PLAN = Plan(
     num_checks=60,
     seed=0,
     strategy=None,
-    programs=some_programs,
-    check=softmax_diverges,
+    programs=fakes.some_programs,
+    check=fakes.softmax_diverges,
     controls=program_faults,
     confirm=False,
 )
@@ -64,7 +32,7 @@ def test_programs_are_drawn_counted_shrunk_and_kept(tmp_path: Path) -> None:
     store = FindingStore(tmp_path)
     summary = fuzz(PLAN, store)
     (found,) = summary.findings
-    assert found.verdict.case == program(1, "softmax") or found.verdict.case.num_ranks == 1
+    assert found.verdict.case == fakes.program(1, "softmax") or found.verdict.case.num_ranks == 1
     assert len(found.verdict.case.statements) == 2  # type: ignore[attr-defined]
     assert store.load(found.fingerprint).verdict == found.verdict
     told = json.loads(json.dumps(summary_object(summary)))
@@ -79,7 +47,7 @@ def test_programs_are_drawn_counted_shrunk_and_kept(tmp_path: Path) -> None:
 
 def test_a_seed_decides_what_a_mixed_campaign_checks() -> None:
     """Programs have between a tenth and a half of the expected time, whatever the clock says."""
-    plan = replace(PLAN, strategy=fakes.some_scenarios, programs=some_programs)
+    plan = replace(PLAN, strategy=fakes.some_scenarios, programs=fakes.some_programs)
     assert turns(plan, new=True) == turns(plan, new=True)
     for new, share in ((True, MOST_SHARE), (False, LEAST_SHARE)):
         found = turns(plan, new=new)
@@ -93,7 +61,7 @@ def turns(plan: Plan, *, new: bool) -> list[bool]:
         turns.next()
         part = turns.parts[turns.is_of_programs]
         part.seconds = 1.0
-        turns.count(program(1, "exp") if turns.is_of_programs else fakes.scenario(width=number % 32 + 1))
+        turns.count(fakes.program(1, "exp") if turns.is_of_programs else fakes.scenario(width=number % 32 + 1))
         part.end_batch()
         part.gain = float(new or not turns.is_of_programs)
         found.append(turns.is_of_programs)
