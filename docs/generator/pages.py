@@ -130,12 +130,11 @@ def _issue(issue: object, smallest: object | None) -> str:
 
 def dtensor_differences() -> str:
     """What DTensor is known to get wrong, with a script and the text of an issue for each."""
-    table = sources.measured_differences()
-    versions = list(dict.fromkeys(version for row in table.values() for version in row))
+    versions = list(dict.fromkeys(version for each in sources.ON_FILE for version in each.shows))
     rows = [
         (
             f"[{_prose(sources.sentence_of(each))}](#{_place(each.id)})",
-            *(table[each.id].get(version, "") for version in versions),
+            *(each.shows.get(version, "") for version in versions),
         )
         for each in sorted(sources.ON_FILE, key=lambda each: bool(each.raises))
     ]

@@ -19,8 +19,7 @@ from equivcheck.known_issues.workarounds import WITHOUT
 from equivcheck.layouts.limits.limit import LayoutLimit, Limit, in_words
 from equivcheck.mutants.registry import mutants
 from equivcheck.program_run.issue_text import is_reported, issue_text, sentence_of
-from equivcheck.program_run.on_file import ON_FILE
-from equivcheck.program_run.shows import measured as measured_differences
+from equivcheck.program_run.known.on_file import ON_FILE
 from equivcheck.scenario import Scenario
 
 ROOT = Path(__file__).parents[2]
@@ -36,7 +35,6 @@ __all__ = [
     "limits_by_layout",
     "main",
     "measured",
-    "measured_differences",
     "mutants",
     "nouns",
     "script_path",

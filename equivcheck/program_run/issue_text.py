@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from equivcheck.program_run.known import KnownDifference
-from equivcheck.program_run.known_programs import SHOWN_BY
+from equivcheck.program_run.known.difference import KnownDifference
+from equivcheck.program_run.known.programs import SHOWN_BY
 from equivcheck.program_run.script import script_of
-from equivcheck.program_run.shows import seen_on, unseen_on
 from equivcheck.verdict.program import ProgramVerdict
 
 REPORTED = "http"
@@ -35,8 +34,8 @@ def issue_text(known: KnownDifference, verdict: ProgramVerdict | None = None) ->
     script = script_of(SHOWN_BY[known.id], f"{sentence_of(known)[:1].upper()}{sentence_of(known)[1:]}.")
     parts = [
         f"# {title_of(known)}",
-        f"Seen on torch {', '.join(seen_on(known))} (CPU, gloo).",
-        *([f"Not seen on {', '.join(unseen_on(known))}."] if unseen_on(known) else []),
+        f"Seen on torch {', '.join(known.seen_on())} (CPU, gloo).",
+        *([f"Not seen on {', '.join(known.unseen_on())}."] if known.unseen_on() else []),
         *([] if verdict is None else [f"```text\n{_found(verdict)}\n```"]),
         "The script compares values and gradients on ranks with those of plain tensors, and exits with 1 where they differ:",
         f"```python\n{script}```",

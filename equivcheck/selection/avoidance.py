@@ -8,7 +8,7 @@ from functools import singledispatch
 from typing import Any
 
 from equivcheck.known_issues.avoiding import avoiding, could_show
-from equivcheck.program_run.on_file import ON_FILE
+from equivcheck.program_run.known.on_file import ON_FILE
 from equivcheck.scenario import Scenario
 from equivcheck.scenario.case import Case
 from equivcheck.tensor_program import TensorProgram

@@ -20,8 +20,7 @@ from equivcheck.known_issues.known import issues_on_file
 from equivcheck.known_issues.showing import Shows, measured
 from equivcheck.layouts.limits.limit import LayoutLimit, Limit
 from equivcheck.mutants.registry import mutants
-from equivcheck.program_run.on_file import ON_FILE
-from equivcheck.program_run.shows import measured as measured_differences
+from equivcheck.program_run.known.on_file import ON_FILE
 
 
 @pytest.mark.parametrize("name", mutants())
@@ -92,4 +91,4 @@ def test_each_known_difference_has_a_section_and_the_text_of_an_issue() -> None:
         assert "def main():" in sections[known.id]
         row = next(line for line in page.splitlines() if f"(#difference-{known.id.replace('_', '-')})" in line)
         cells = [cell for cell in row.removesuffix(" |").split(" | ")[1:] if cell]
-        assert cells == list(measured_differences()[known.id].values())
+        assert cells == list(known.shows.values())

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import pytest
+
 from equivcheck.oracle.tensor_program import check_program
 from equivcheck.program_run.facts import facts_of
-from equivcheck.program_run.known_programs import SHOWN_BY
-from equivcheck.program_run.on_file import ON_FILE
-from equivcheck.tensor_program import Constant, Leaf, Operation, Redistribution, TensorProgram
+from equivcheck.program_run.known.on_file import ON_FILE
+from equivcheck.program_run.known.programs import SHOWN_BY
+from equivcheck.tensor_program import Constant, Contents, Leaf, Operation, Redistribution, TensorProgram
 from equivcheck.torch_version import torch_in
-from equivcheck.verdict.verdict import Outcome
 
 
 def program(leaf: Leaf, *rest: Constant | Leaf | Operation | Redistribution, mesh: tuple[int, ...] = (2,)) -> TensorProgram:
@@ -38,12 +39,29 @@ def test_a_program_ends_alike_whatever_ran_before() -> None:
     assert [check_program(each).outcome for each in reversed(matrices)] == first[::-1]
 
 
-def test_a_view_that_never_ends_is_known_by_its_stack() -> None:
-    """Ranks compute without an end, and are given up."""
-    endless = program(Leaf(shape=(3, 0, 2), placements=("R",)), Operation(name="view_split_2"), mesh=(1,))
-    verdict = check_program(endless, deadline=1.0)
-    assert "no elements" in facts_of(endless)
-    assert (verdict.outcome, verdict.known) == (Outcome.KNOWN, "dtensor_endless_view")
+ALSO = {
+    "dtensor_endless_view, as the stack says": (
+        Leaf(shape=(0, 2, 0), placements=("S(0)",)),
+        Constant(shape=(0, 0), placements=("S(0)",), contents=Contents.INDICES, high=2),
+        Operation(name="cross_entropy_smooth_sum", arguments=(2, 1)),
+    ),
+    "dtensor_eye_of_rows, of other shapes": (Leaf(shape=(1, 3), placements=("S(1)",)), Operation(name="init_eye")),
+    "dtensor_mean_of_no_dims, where nothing raises": (
+        Leaf(shape=(2,), placements=("S(0)",)),
+        Operation(name="mean_of_nothing_kept"),
+        Operation(name="logcumsumexp"),
+    ),
+}
+"""Programs in which an entry shows otherwise than in its own."""
+
+
+@pytest.mark.parametrize("name", ALSO)
+def test_an_entry_is_known_in_each_of_its_ways(name: str) -> None:
+    """By values as by errors, and by where a rank is that computes without an end."""
+    known = name.partition(",")[0]
+    verdict = check_program(program(*ALSO[name]), deadline=1.0)
+    expected = known if torch_in(next(each for each in ON_FILE if each.id == known).torch) else ""
+    assert verdict.known == expected, verdict.describe()
 
 
 def test_an_error_that_is_not_on_file_is_a_finding() -> None:

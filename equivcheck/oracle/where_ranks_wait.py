@@ -1,0 +1,39 @@
+"""Ranks that wait for each other: in which statement, which neither a collective nor a stack says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from equivcheck.program_run.one_device import Plan
+from equivcheck.program_run.rank import value_names
+from equivcheck.worlds.failure import Failure, FailureKind, RanksFailed
+
+AT_ONCE = (FailureKind.MISMATCH, FailureKind.DEADLOCK)
+"""Kinds of hangs that are known as they happen, so that more runs cost little."""
+
+
+def told_where(plan: Plan, run: Callable[[Plan], object], failure: Failure) -> Failure:
+    """The failure with the first statement in which ranks wait, found by `run` of ever more statements; else with the backward."""
+    if failure.kind not in AT_ONCE:
+        return failure
+    count = len(plan.program.statements)
+    waits = (number for number in range(count) if _hangs(lambda: run(_until(plan, number))))
+    first = next(waits, None)
+    where = "backward" if first is None else value_names(plan, first, 1)[0]
+    return replace(failure, summary=f"{where}: {failure.summary}")
+
+
+def _until(plan: Plan, number: int) -> Plan:
+    """The program up to a statement, without a backward."""
+    kept = number + 1
+    program = replace(plan.program, statements=plan.program.statements[:kept])
+    return replace(plan, program=program, applies=plan.applies[:kept], outputs=plan.outputs[:kept], differentiable=False)
+
+
+def _hangs(run: Callable[[], object]) -> bool:
+    try:
+        run()
+    except RanksFailed as error:
+        return error.failure.kind in AT_ONCE
+    return False

@@ -1,0 +1,52 @@
+"""Hangs of tensor programs: the statement is told in which ranks wait."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from equivcheck.oracle.tensor_program import check_program
+from equivcheck.program_run.rank import DTensorTarget
+from equivcheck.tensor_program import Leaf, Operation, Redistribution, TensorProgram
+from equivcheck.verdict.verdict import Outcome
+
+PROGRAM = TensorProgram(
+    mesh=(2,),
+    statements=(
+        Leaf(shape=(4,), placements=("S(0)",)),
+        Operation(name="exp"),
+        Redistribution(placements=("R",)),
+        Operation(name="sum"),
+    ),
+)
+
+
+class _MovesOnOneRank(DTensorTarget):
+    """A rank that makes a collective of a redistribution that the other does not."""
+
+    def redistribute(self, value: Any, placements: tuple[str, ...]) -> torch.Tensor:
+        """An all-reduce more on rank 1."""
+        if dist.get_rank() == 1:
+            dist.all_reduce(torch.ones(1))
+        return super().redistribute(value, placements)
+
+
+class _MovesInBackward(DTensorTarget):
+    """The same while gradients are read."""
+
+    def gradient(self, value: torch.Tensor) -> torch.Tensor | None:
+        """An all-reduce more on rank 1."""
+        if dist.get_rank() == 1 and value.grad is not None:
+            dist.all_reduce(torch.ones(1))
+        return super().gradient(value)
+
+
+@pytest.mark.parametrize(("target", "where"), [(_MovesOnOneRank, "v2 redistribution: "), (_MovesInBackward, "backward: ")])
+def test_a_hang_says_where_it_is(target: type[DTensorTarget], where: str) -> None:
+    """In the statement, or in the backward."""
+    verdict = check_program(PROGRAM, target=target)
+    assert verdict.outcome is Outcome.HUNG
+    assert verdict.reason.startswith(where)
