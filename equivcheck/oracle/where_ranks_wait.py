@@ -14,12 +14,10 @@ AT_ONCE = (FailureKind.MISMATCH, FailureKind.DEADLOCK)
 
 
 def told_where(plan: Plan, run: Callable[[Plan], object], failure: Failure) -> Failure:
-    """The failure with the first statement in which ranks wait, found by `run` of ever more statements; else with the backward."""
+    """The failure with the first statement in which ranks wait, found by `run` of ever more of them; else the backward."""
     if failure.kind not in AT_ONCE:
         return failure
-    count = len(plan.program.statements)
-    waits = (number for number in range(count) if _hangs(lambda: run(_until(plan, number))))
-    first = next(waits, None)
+    first = next((number for number in range(len(plan.program.statements)) if _hangs(run, _until(plan, number))), None)
     where = "backward" if first is None else value_names(plan, first, 1)[0]
     return replace(failure, summary=f"{where}: {failure.summary}")
 
@@ -31,9 +29,9 @@ def _until(plan: Plan, number: int) -> Plan:
     return replace(plan, program=program, applies=plan.applies[:kept], outputs=plan.outputs[:kept], differentiable=False)
 
 
-def _hangs(run: Callable[[], object]) -> bool:
+def _hangs(run: Callable[[Plan], object], plan: Plan) -> bool:
     try:
-        run()
+        run(plan)
     except RanksFailed as error:
         return error.failure.kind in AT_ONCE
     return False

@@ -17,6 +17,8 @@ _FOREACH_OF_TWO = ("add", "sub", "mul", "div", "maximum", "minimum", "clamp_min"
 _FOREACH_OF_SCALARS = (*_FOREACH_OF_TWO, "pow")
 _BEFORE = "first, second = a.detach().clone(), b.detach().clone()\n"
 """Copies that a call may write to."""
+_ALIKE = f"assert a.shape == b.shape\n{_BEFORE}"
+"""The same where torch asks for one shape and does not look: fused updates would read and write beyond the smaller tensor."""
 _STATE = "average, square, step = b.detach() * 0.5, b.detach().abs() * 0.25, {step}\n"
 _ONE = "torch.ones((), dtype=torch.float32)"
 _KEYWORDS = "lr=0.1, beta1=0.9, beta2=0.99, weight_decay=0.01, eps=1e-3, amsgrad=False, maximize=False"
@@ -113,14 +115,14 @@ OPTIMIZERS = (
     *facts(
         "fused",
         {
-            "fused_adam": f"{_BEFORE}{_STATE.format(step=_ONE)}"
+            "fused_adam": f"{_ALIKE}{_STATE.format(step=_ONE)}"
             f"torch._fused_adam_([first], [second], [average], [square], [], [step], {_KEYWORDS})\n(first, average, square)",
-            "fused_adamw": f"{_BEFORE}{_STATE.format(step=_ONE)}"
+            "fused_adamw": f"{_ALIKE}{_STATE.format(step=_ONE)}"
             f"torch._fused_adamw_([first], [second], [average], [square], [], [step], {_KEYWORDS})\n(first, average, square)",
-            "fused_sgd": f"{_BEFORE}average = second * 0.5\n"
+            "fused_sgd": f"{_ALIKE}average = second * 0.5\n"
             "torch._fused_sgd_([first], [second], [average], weight_decay=0.01, momentum=0.9, lr=0.1, dampening=0.0, "
             "nesterov=False, maximize=False, is_first_step=False)\n(first, average)",
-            "fused_adagrad": f"{_BEFORE}square, step = second.square(), {_ONE}\n"
+            "fused_adagrad": f"{_ALIKE}square, step = second.square(), {_ONE}\n"
             "torch._fused_adagrad_([first], [second], [square], [step], lr=0.1, lr_decay=0.0, weight_decay=0.01, eps=1e-3, "
             "maximize=False)\n(first, square)",
         },
