@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 MESHES: tuple[tuple[int, ...], ...] = ((2,), (3,), (2, 2), (4,), (1,), (1, 2), (2, 1))
 """Two ranks come first."""
-SIZES = (1, 2, 4, 3, 5, 0)
-"""Few, so that shapes fit each other, and that DTensor has met them before."""
+SIZES = (*(1, 2, 4, 3, 5) * 4, 0)
+"""Few, so that shapes fit each other, and that DTensor has met them before; seldom 0, which leaves nothing to compare."""
 FEWEST, MOST = 3, 10
 """Statements beside arguments that are made for an operation."""
 NEAREST = 4
@@ -30,6 +30,7 @@ NEAREST = 4
 
 _SEEDS = below(8)
 _DIMS = below(12)
+_SIZES = st.sampled_from(SIZES)
 _NUM_DIMS: SearchStrategy[int] = st.sampled_from((2, 1, 3, 2, 0))
 _CHOICES = below(12)
 _DISTANCES: SearchStrategy[int] = st.sampled_from((1, 1, 1, 2, 3, NEAREST))
@@ -54,7 +55,7 @@ def programs(draw: DrawFn, *, operations: Sequence[str] = (), max_ranks: int = 4
 
 @st.composite
 def _leaves(draw: DrawFn, num_axes: int) -> Leaf:
-    shape = tuple(draw(st.sampled_from(SIZES)) for _ in range(draw(_NUM_DIMS)))
+    shape = tuple(draw(_SIZES) for _ in range(draw(_NUM_DIMS)))
     return Leaf(shape=shape, placements=_placements(draw, num_axes, len(shape)), seed=draw(_SEEDS))
 
 

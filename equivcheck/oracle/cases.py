@@ -6,6 +6,7 @@ from dataclasses import replace
 from functools import singledispatch
 from typing import Any
 
+from equivcheck.composition.running import THREADS
 from equivcheck.oracle.beyond import check_beyond
 from equivcheck.oracle.check import check
 from equivcheck.oracle.tensor_program import check_program
@@ -18,6 +19,8 @@ from equivcheck.verdict.verdict import CaseVerdict, Verdict
 
 PROGRAM_SECONDS = 10.0
 """A deadline for programs, which compute for milliseconds."""
+PROGRAM_SECONDS_OF_THREADS = 3.0
+"""The same where ranks are threads: CPU time of theirs alone, and none that processes need to get ready."""
 
 
 @singledispatch
@@ -43,7 +46,7 @@ def _(  # noqa: PLR0913
 def _(
     case: TensorProgram, *, world: str, deadline: float, alter: type[DTensorTarget] | None = None, **_options: bool
 ) -> ProgramVerdict:
-    limit = min(deadline, PROGRAM_SECONDS)
+    limit = min(deadline, PROGRAM_SECONDS_OF_THREADS if world == THREADS else PROGRAM_SECONDS)
     if alter is None:
         return check(case, world=world, deadline=limit)
     return check_program(case, world=world, deadline=limit, target=alter)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from equivcheck.tensor_program import Constant, Contents, Leaf, Operation, Statement, TensorProgram
+from equivcheck.tensor_program import Constant, Contents, Leaf, Operation, Redistribution, Statement, TensorProgram
 
 TWO = (2,)
 Shape = tuple[int, ...]
@@ -87,6 +87,28 @@ SHOWN_BY: dict[str, TensorProgram] = {
             _leaf("S(0)", 2),
             Operation(name="l1_loss_mean", arguments=(2, 1)),
             Operation(name="real_view"),
+        ),
+    ),
+    "dtensor_group_norm_of_weight_alone": TensorProgram(
+        mesh=(1,),
+        statements=(
+            _leaf("R", 1, 1, 2),
+            Operation(name="init_zeros"),
+            _leaf("R", 1),
+            Operation(name="group_norm_weight", arguments=(2, 1)),
+        ),
+    ),
+    "dtensor_group_norm_of_cut_weight": _of("group_norm_weight", _leaf("R", 4, 1), _leaf("S(0)", 1)),
+    "dtensor_select_backward": TensorProgram(
+        mesh=(2, 2), statements=(Leaf(shape=(4, 2), placements=("S(0)", "S(0)")), Operation(name="select", dim=-1))
+    ),
+    "dtensor_unused_norm": TensorProgram(
+        mesh=(1,),
+        statements=(
+            _leaf("R"),
+            Redistribution(placements=("R",)),
+            _leaf("R"),
+            Operation(name="foreach_norm", arguments=(1, 2)),
         ),
     ),
     "dtensor_endless_view": _of("view_flat", _leaf("R", 0, 3), mesh=(1,)),

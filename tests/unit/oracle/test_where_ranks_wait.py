@@ -44,7 +44,9 @@ class _MovesInBackward(DTensorTarget):
         return super().gradient(value)
 
 
-@pytest.mark.parametrize(("target", "where"), [(_MovesOnOneRank, "v2 redistribution: "), (_MovesInBackward, "backward: ")])
+@pytest.mark.parametrize(
+    ("target", "where"), [(_MovesOnOneRank, "v2 redistribution of v1 exp: "), (_MovesInBackward, "backward: ")]
+)
 def test_a_hang_says_where_it_is(target: type[DTensorTarget], where: str) -> None:
     """In the statement, or in the backward."""
     verdict = check_program(PROGRAM, target=target)
