@@ -11,7 +11,7 @@ from equivcheck.composition.running import PROCESSES, THREADS, RanksResult
 from equivcheck.layouts.execution.compile_time import COMPILE_SECONDS
 from equivcheck.oracle.judge import Case, judge, judge_failure
 from equivcheck.oracle.refused_by_some import refused_by_some
-from equivcheck.oracle.where_ranks_wait import told_where
+from equivcheck.oracle.to_blame import with_blame
 from equivcheck.program_run.known.on_file import known_difference
 from equivcheck.program_run.one_device import Plan, plan_of
 from equivcheck.program_run.rank import DTensorTarget, RankResult, run_on_rank
@@ -62,7 +62,7 @@ def _verdict(members: Ranks, plan: Plan, target: type[DTensorTarget], deadline: 
         run = _run(members, plan, target, deadline)
     except RanksFailed as error:
         failure = refused_by_some(lambda raising: _run(members, plan, target, deadline, raising), error.failure)
-        return judge_failure(verdict, told_where(plan, lambda shorter: _run(members, shorter, target, deadline), failure))
+        return judge_failure(verdict, with_blame(plan, lambda shorter: _run(members, shorter, target, deadline), failure))
     return _judged(verdict, plan, run.values)
 
 

@@ -39,6 +39,8 @@ class Plan:
     """For each statement, what it leaves on one device: what the program goes on with where all ranks refuse it."""
     differentiable: bool = True
     """Whether one device can differentiate it: torch has no derivative of some operations."""
+    checks_parts: bool = False
+    """Whether ranks look at the shape of their part of each value before they read it."""
     every_gradient: bool = False
     """Whether gradients of all values are compared, in the order of the backward pass, and not only those of leaves."""
 

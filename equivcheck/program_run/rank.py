@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -14,7 +15,7 @@ from equivcheck.errors import EquivCheckError
 from equivcheck.program_run.calls import results_of
 from equivcheck.program_run.one_device import Outputs, Plan, differentiate, gradient_of, value_of
 from equivcheck.program_run.refusals import refusal
-from equivcheck.program_run.values import local_part, whole
+from equivcheck.program_run.values import extent_of_chunk, local_part, whole
 from equivcheck.tensor_program.placement import cut_dim, reduction_of
 from equivcheck.tensor_program.program import TensorProgram
 from equivcheck.tensor_program.statements import Constant, Leaf, Operation, Redistribution, RoundTrip, Statement, arguments_of
@@ -76,6 +77,25 @@ def full_of(value: torch.Tensor) -> torch.Tensor:
     return full
 
 
+class PartsDisagree(EquivCheckError):
+    """A rank's part of a DTensor has another shape than its placements say."""
+
+
+def require_parts(value: torch.Tensor, coordinate: Sequence[int]) -> None:
+    """Raise `PartsDisagree` where the part of the rank at a coordinate of the mesh is not what placements leave it.
+
+    Reading the full tensor would fail on some ranks alone, or say nothing of the operation that is to blame.
+    """
+    if not (isinstance(value, DTensor) and all(type(each) in (Shard, Replicate, Partial) for each in value.placements)):
+        return
+    expected, found = list(value.shape), tuple(value._local_tensor.shape)
+    for size, index, placement in zip(value.device_mesh.shape, coordinate, value.placements, strict=True):
+        if isinstance(placement, Shard):
+            expected[placement.dim] = extent_of_chunk(expected[placement.dim], size, index)
+    if found != tuple(expected):
+        raise PartsDisagree(f"a part of a DTensor of shape {tuple(value.shape)} has shape {found}, not {tuple(expected)}")
+
+
 class DTensorTarget:
     """How the statements of a program are done on DTensors; a planted fault does one of them otherwise."""
 
@@ -115,6 +135,12 @@ class DTensorTarget:
     def whole(self, value: Any) -> torch.Tensor:
         """The full tensor; what is no DTensor is whole."""
         return full_of(value)
+
+    def require_parts(self, value: torch.Tensor) -> None:
+        """Raise `PartsDisagree` where a value is not as its placements say."""
+        coordinate = self.mesh.get_coordinate()
+        assert coordinate is not None
+        require_parts(value, coordinate)
 
     def gradient(self, value: torch.Tensor) -> torch.Tensor | None:
         """The full gradient of a value; None where it has none."""
@@ -193,6 +219,8 @@ class _RankRun:
         return tuple(self._whole(each, with_gradient=with_gradient and each is chosen) for each in outputs)
 
     def _whole(self, value: torch.Tensor, *, with_gradient: bool) -> torch.Tensor:
+        if self.plan.checks_parts:
+            self.target.require_parts(value)
         with torch.set_grad_enabled(with_gradient):
             return self.target.whole(value)
 

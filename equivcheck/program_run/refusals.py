@@ -18,6 +18,7 @@ CLEAR = (
     r"intermediate results of nll_loss cannot be evenly sharded",
     r"for tensor parallel convolution\.",
     r"not (yet )?supported",
+    r"implementation does not support",
     r"not (yet )?implemented",
     r"unsupported",
     r"DataDependentOutputException|DynamicOutputShapeException",  # DTensor asks fake tensors, which have no values

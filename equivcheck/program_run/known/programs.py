@@ -79,7 +79,6 @@ SHOWN_BY: dict[str, TensorProgram] = {
     ),
     "dtensor_transpose_of_scalar": _of("ravel_transposed", _leaf("R"), mesh=(1,)),
     "dtensor_group_norm_of_no_elements": _of("group_norm_weight", _leaf("R", 1, 0), _leaf("R", 0), mesh=(1,)),
-    "dtensor_index_add_backward": _of("index_add_own", _leaf("S(0)", 1), _indices("R", high=1)),
     "dtensor_bits_of_mean": TensorProgram(
         mesh=TWO,
         statements=(
@@ -102,7 +101,10 @@ SHOWN_BY: dict[str, TensorProgram] = {
     "dtensor_select_backward": TensorProgram(
         mesh=(2, 2), statements=(Leaf(shape=(4, 2), placements=("S(0)", "S(0)")), Operation(name="select", dim=-1))
     ),
-    "dtensor_unused_norm": TensorProgram(
+    "dtensor_norm_backward_of_dim_cut_twice": TensorProgram(
+        mesh=(2, 2), statements=(Leaf(shape=(4,), placements=("S(0)", "S(0)")), Operation(name="norm_inf"))
+    ),
+    "dtensor_unused_result": TensorProgram(
         mesh=(1,),
         statements=(
             _leaf("R"),

@@ -51,6 +51,35 @@ ALSO = {
         Operation(name="mean_of_nothing_kept"),
         Operation(name="logcumsumexp"),
     ),
+    "dtensor_foreach_norm_of_nothing, of maxima": (
+        Leaf(shape=(1,), placements=("R",)),
+        Leaf(shape=(1,), placements=("S(0)",), seed=1),
+        Operation(name="foreach_max", arguments=(2, 1)),
+    ),
+    "dtensor_gradient_of_maximum, of the smallest": (Leaf(shape=(2,), placements=("S(0)",)), Operation(name="norm_minus_inf")),
+    "dtensor_extreme_of_empty_shard, of the smallest": (
+        Leaf(shape=(1,), placements=("S(0)",)),
+        Operation(name="norm_minus_inf"),
+    ),
+    "dtensor_squeezes_local_tensor_alone, in quantile": (Leaf(shape=(2,), placements=("R",)), Operation(name="quantile")),
+    "dtensor_index_add_of_cut_index, by its shape": (
+        Leaf(shape=(1,), placements=("S(0)",)),
+        Leaf(shape=(), placements=("R",)),
+        Operation(name="lt", arguments=(2, 1)),
+        Constant(shape=(), placements=("R",), contents=Contents.INDICES),
+        Operation(name="index_add_own", arguments=(2, 1)),
+    ),
+    "dtensor_index_add_of_cut_index, in the backward": (
+        Leaf(shape=(1,), placements=("S(0)",)),
+        Constant(shape=(), placements=("R",), contents=Contents.INDICES),
+        Operation(name="index_add_own", arguments=(2, 1)),
+    ),
+    "dtensor_index_add_of_cut_index, by ranks that wait": (
+        Leaf(shape=(1, 1, 1), placements=("S(2)",)),
+        Constant(shape=(), placements=("R",), contents=Contents.INDICES),
+        Operation(name="index_add_own", arguments=(2, 1)),
+        Redistribution(placements=("S(1)",)),
+    ),
 }
 """Programs in which an entry shows otherwise than in its own."""
 

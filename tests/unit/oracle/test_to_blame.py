@@ -1,14 +1,16 @@
-"""Hangs of tensor programs: the statement is told in which ranks wait."""
+"""Which statement is told where ranks raise or wait."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed.tensor import DTensor
 
 from equivcheck.oracle.tensor_program import check_program
+from equivcheck.program_run.one_device import Outputs
 from equivcheck.program_run.rank import DTensorTarget
 from equivcheck.tensor_program import Leaf, Operation, Redistribution, TensorProgram
 from equivcheck.verdict.verdict import Outcome
@@ -52,3 +54,22 @@ def test_a_hang_says_where_it_is(target: type[DTensorTarget], where: str) -> Non
     verdict = check_program(PROGRAM, target=target)
     assert verdict.outcome is Outcome.HUNG
     assert verdict.reason.startswith(where)
+
+
+class _KeepsAll(DTensorTarget):
+    """An operation whose result says that it is cut, with the whole on each rank."""
+
+    def call(self, statement: Operation, arguments: list[torch.Tensor]) -> Outputs:
+        """What is read of it is right on rank 0, and reading it fails later."""
+        (found,) = super().call(statement, arguments)
+        if statement.name != "exp":
+            return (found,)
+        whole, cut = self.whole(found), cast("DTensor", found)
+        return (self.from_local(whole, cut.placements, cut.shape, cut.stride()),)
+
+
+def test_a_value_that_is_not_as_its_placements_say_is_to_blame() -> None:
+    """Not what raises because of it."""
+    verdict = check_program(PROGRAM, target=_KeepsAll)
+    assert verdict.outcome is Outcome.CRASHED
+    assert "v1 exp: PartsDisagree: a part of a DTensor of shape (4,) has shape (4,), not (2,)" in verdict.reason

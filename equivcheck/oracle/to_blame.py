@@ -1,4 +1,4 @@
-"""Ranks that wait for each other: in which statement, which neither a collective nor a stack says."""
+"""Which statement is to blame where ranks raise or wait: neither what they raise later nor a collective says."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from equivcheck.program_run.one_device import Plan
-from equivcheck.program_run.rank import value_names
+from equivcheck.program_run.rank import PartsDisagree, value_names
 from equivcheck.tensor_program.statements import arguments_of
 from equivcheck.worlds.failure import Failure, FailureKind, RanksFailed
 
@@ -14,11 +14,21 @@ AT_ONCE = (FailureKind.MISMATCH, FailureKind.DEADLOCK)
 """Kinds of hangs that are known as they happen, so that more runs cost little."""
 
 
-def told_where(plan: Plan, run: Callable[[Plan], object], failure: Failure) -> Failure:
-    """The failure with the first statement in which ranks wait, found by `run` of ever more of them; else the backward."""
-    if failure.kind not in AT_ONCE:
+def with_blame(plan: Plan, run: Callable[[Plan], object], failure: Failure) -> Failure:
+    """The failure with the operation or the statement to blame, where that is found by `run` of the program once more.
+
+    If a rank's part of a value is not as its placements say, that value is. Where ranks wait, it is the first statement, of ever
+    more that run, in which they do; else the backward.
+    """
+    if failure.kind not in (*AT_ONCE, FailureKind.RAISED):
         return failure
-    first = next((number for number in range(len(plan.program.statements)) if _hangs(run, _until(plan, number))), None)
+    apart = _failure(run, replace(plan, checks_parts=True))
+    if apart is not None and any(PartsDisagree.__name__ in report.error for report in apart.reports):
+        return apart
+    if failure.kind is FailureKind.RAISED:
+        return failure
+    numbers = range(len(plan.program.statements))
+    first = next((each for each in numbers if (found := _failure(run, _until(plan, each))) and found.kind in AT_ONCE), None)
     where = "backward" if first is None else _called(plan, first)
     return replace(failure, summary=f"{where}: {failure.summary}")
 
@@ -37,9 +47,9 @@ def _until(plan: Plan, number: int) -> Plan:
     return replace(plan, program=program, applies=plan.applies[:kept], outputs=plan.outputs[:kept], differentiable=False)
 
 
-def _hangs(run: Callable[[Plan], object], plan: Plan) -> bool:
+def _failure(run: Callable[[Plan], object], plan: Plan) -> Failure | None:
     try:
         run(plan)
     except RanksFailed as error:
-        return error.failure.kind in AT_ONCE
-    return False
+        return error.failure
+    return None
