@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import click
@@ -145,15 +145,23 @@ def dtensor_differences() -> str:
 def _difference(known: object) -> str:
     reported = _upstream(known.link.split()[0].rstrip(":")) if sources.is_reported(known) else _prose(known.link.split(":")[0])
     facts = [
-        f"- **Shows**: {'an error, or no end' if known.raises else 'wrong values or gradients, without an error'}",
+        f"- **Shows**: {' or '.join(_ways(known))}",
         f"- **Versions**: torch {_prose(known.torch)}",
-        f"- **Operations**: {', '.join(f'`{name}`' for name in known.operations)}"
+        f"- **Operations**: {', '.join(f'`{name}`' for name in known.operations) or 'any, told by the error'}"
         + (f", where a tensor is: {_prose(', '.join(sorted(known.facts)))}" if known.facts else ""),
         f"- **Upstream**: {reported}",
     ]
     text = f"````markdown\n{sources.issue_text(known)}````"
     details = f"<details><summary>As the text of an issue, with a script of torch alone</summary>\n\n{text}\n\n</details>"
     return "\n\n".join([f"({_place(known.id)})=\n\n## {_prose(known.id)}", _prose(known.link), "\n".join(facts), details])
+
+
+def _ways(known: object) -> Iterator[str]:
+    """How it shows."""
+    if known.phases:
+        yield "wrong values or gradients, without an error"
+    if known.raises:
+        yield "an error, or no end"
 
 
 def _place(identifier: str) -> str:

@@ -14,7 +14,7 @@ def refused_by_some(run: Callable[[frozenset[str]], object], hung: Failure) -> F
     `run` takes the beginnings of the refusals that do not end a rank, and raises `RanksFailed`.
     """
     allowed: frozenset[str] = frozenset()
-    while hung.hung and any(report.pending for report in hung.reports):
+    while hung.hung and all(report.state is not RankState.RUNNING for report in hung.reports):
         try:
             run(allowed)
         except RanksFailed as error:

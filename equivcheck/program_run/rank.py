@@ -88,7 +88,7 @@ def require_parts(value: torch.Tensor, coordinate: Sequence[int]) -> None:
     """
     if not (isinstance(value, DTensor) and all(type(each) in (Shard, Replicate, Partial) for each in value.placements)):
         return
-    expected, found = list(value.shape), tuple(value._local_tensor.shape)
+    expected, found = list(value.shape), tuple(value.detach().to_local().shape)
     for size, index, placement in zip(value.device_mesh.shape, coordinate, value.placements, strict=True):
         if isinstance(placement, Shard):
             expected[placement.dim] = extent_of_chunk(expected[placement.dim], size, index)

@@ -35,7 +35,7 @@ class KnownDifference:
     """Version range in which it was seen, as a PEP 440 specifier."""
     shows: Mapping[str, str]
     """By version of torch, oldest first, what its program came to over gloo: one of `SHOWING`, or of what shows nothing: right,
-    refused, or raises or hangs otherwise."""
+    refused, or wrong or raises otherwise."""
     operations: tuple[str, ...] = ()
     """Operations in which it shows; empty where the evidence tells it in any."""
     facts: frozenset[str] = frozenset()
