@@ -12,7 +12,8 @@ from torch.distributed.tensor import DTensor
 from equivcheck.errors import EquivCheckError
 from equivcheck.operation_check.refused import refusal_of
 from equivcheck.operation_check.task import Function, OperationTask, named
-from equivcheck.program_run.rank import full_of, moment, placed
+from equivcheck.program_run.rank import moment, placed
+from equivcheck.program_run.reading import full_of
 from equivcheck.program_run.values import local_part, weights_of
 from equivcheck.trace.differences import Phase
 from equivcheck.trace.moments import ValueTrace

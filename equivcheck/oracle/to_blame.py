@@ -6,7 +6,8 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from equivcheck.program_run.one_device import Plan
-from equivcheck.program_run.rank import PartsDisagree, value_names
+from equivcheck.program_run.rank import value_names
+from equivcheck.program_run.reading import PartsDisagree
 from equivcheck.tensor_program.statements import arguments_of
 from equivcheck.worlds.failure import Failure, FailureKind, RanksFailed
 

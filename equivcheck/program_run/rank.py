@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -14,8 +13,9 @@ from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Sha
 from equivcheck.errors import EquivCheckError
 from equivcheck.program_run.calls import results_of
 from equivcheck.program_run.one_device import Outputs, Plan, differentiate, gradient_of, value_of
+from equivcheck.program_run.reading import full_of, require_parts
 from equivcheck.program_run.refusals import refusal
-from equivcheck.program_run.values import extent_of_chunk, local_part, whole
+from equivcheck.program_run.values import local_part, whole
 from equivcheck.tensor_program.placement import cut_dim, reduction_of
 from equivcheck.tensor_program.program import TensorProgram
 from equivcheck.tensor_program.statements import Constant, Leaf, Operation, Redistribution, RoundTrip, Statement, arguments_of
@@ -58,42 +58,6 @@ def _placed(placement: str) -> Placement:
     if dim is not None:
         return Shard(dim)
     return Replicate() if reduction is None else Partial(reduction)
-
-
-class ShapesDisagree(EquivCheckError):
-    """A DTensor says that it has another shape than its elements make."""
-
-
-def full_of(value: torch.Tensor) -> torch.Tensor:
-    """The full tensor; what is no DTensor is whole. `ShapesDisagree` is raised where a DTensor has another shape than that.
-
-    Where the numbers of elements differ, too, nothing is raised: the full tensor then is none that one device has.
-    """
-    if not isinstance(value, DTensor):
-        return value
-    full: torch.Tensor = value.full_tensor()
-    if full.shape != value.shape and full.numel() == value.numel():
-        raise ShapesDisagree(f"a DTensor of shape {tuple(value.shape)} has shape {tuple(full.shape)} in full_tensor()")
-    return full
-
-
-class PartsDisagree(EquivCheckError):
-    """A rank's part of a DTensor has another shape than its placements say."""
-
-
-def require_parts(value: torch.Tensor, coordinate: Sequence[int]) -> None:
-    """Raise `PartsDisagree` where the part of the rank at a coordinate of the mesh is not what placements leave it.
-
-    Reading the full tensor would fail on some ranks alone, or say nothing of the operation that is to blame.
-    """
-    if not (isinstance(value, DTensor) and all(type(each) in (Shard, Replicate, Partial) for each in value.placements)):
-        return
-    expected, found = list(value.shape), tuple(value.detach().to_local().shape)
-    for size, index, placement in zip(value.device_mesh.shape, coordinate, value.placements, strict=True):
-        if isinstance(placement, Shard):
-            expected[placement.dim] = extent_of_chunk(expected[placement.dim], size, index)
-    if found != tuple(expected):
-        raise PartsDisagree(f"a part of a DTensor of shape {tuple(value.shape)} has shape {found}, not {tuple(expected)}")
 
 
 class DTensorTarget:

@@ -48,12 +48,6 @@ def weights_of(shape: tuple[int, ...], number: int) -> torch.Tensor:
     return ((torch.arange(count, dtype=torch.float64) * 7 + number * 3) % 16 - 6.5).view(tuple(shape)) / 8
 
 
-def extent_of_chunk(extent: int, size: int, index: int) -> int:
-    """How long the chunk of a number among so many is, of a dim that is so long: 0 where none is left."""
-    longest = -(-extent // size)
-    return max(0, min(longest, extent - longest * index))
-
-
 def local_part(full: torch.Tensor, mesh: Sequence[int], coordinate: Sequence[int], placements: Sequence[str]) -> torch.Tensor:
     """What the rank at a coordinate of the mesh holds: cut by the rule of `torch.chunk`, or as an addend."""
     part = full

@@ -1,0 +1,48 @@
+"""What ranks read of DTensors, and whether these are what they say."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
+
+from equivcheck.errors import EquivCheckError
+from equivcheck.program_run.values import chunk
+
+
+class ShapesDisagree(EquivCheckError):
+    """A DTensor says that it has another shape than its elements make."""
+
+
+def full_of(value: torch.Tensor) -> torch.Tensor:
+    """The full tensor; what is no DTensor is whole. `ShapesDisagree` is raised where a DTensor has another shape than that.
+
+    Where the numbers of elements differ, too, nothing is raised: the full tensor then is none that one device has.
+    """
+    if not isinstance(value, DTensor):
+        return value
+    full: torch.Tensor = value.full_tensor()
+    if full.shape != value.shape and full.numel() == value.numel():
+        raise ShapesDisagree(f"a DTensor of shape {tuple(value.shape)} has shape {tuple(full.shape)} in full_tensor()")
+    return full
+
+
+class PartsDisagree(EquivCheckError):
+    """A rank's part of a DTensor has another shape than its placements say."""
+
+
+def require_parts(value: torch.Tensor, coordinate: Sequence[int]) -> None:
+    """Raise `PartsDisagree` where the part of the rank at a coordinate of the mesh is not what placements leave it.
+
+    Reading the full tensor would fail on some ranks alone, or say nothing of the operation that is to blame.
+    """
+    if not (isinstance(value, DTensor) and all(type(each) in (Shard, Replicate, Partial) for each in value.placements)):
+        return
+    with torch.no_grad():
+        expected, found = torch.empty(value.shape, device="meta"), tuple(value.to_local().shape)
+    for size, index, placement in zip(value.device_mesh.shape, coordinate, value.placements, strict=True):
+        if isinstance(placement, Shard):
+            expected = chunk(expected, size, index, placement.dim)
+    if found != expected.shape:
+        raise PartsDisagree(f"a part of a DTensor of shape {tuple(value.shape)} has shape {found}, not {tuple(expected.shape)}")
