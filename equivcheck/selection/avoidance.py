@@ -91,7 +91,8 @@ def _(scenario: Scenario) -> frozenset[str]:
 
 @_issues.register
 def _(program: TensorProgram) -> frozenset[str]:
-    return frozenset(known.id for known in ON_FILE if known.could_show(program))
+    """Those of its operations: what may show in any operation would leave out all programs."""
+    return frozenset(known.id for known in ON_FILE if known.operations and known.could_show(program))
 
 
 @singledispatch

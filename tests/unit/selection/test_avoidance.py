@@ -17,8 +17,11 @@ from equivcheck.campaign.recorder import Recorder
 from equivcheck.campaign.supervisor import fuzz
 from equivcheck.findings.store import FindingStore
 from equivcheck.known_issues.avoiding import could_show
+from equivcheck.program_run.known.on_file import ON_FILE
 from equivcheck.scenario import Scenario
 from equivcheck.selection.avoidance import KNOWN_SHARE, Avoidance, Candidate, avoiding_all
+from equivcheck.tensor_program import Leaf, Operation, TensorProgram
+from equivcheck.verdict.program import ProgramVerdict
 from equivcheck.verdict.verdict import Outcome, Verdict
 from equivcheck.workers.link import Link
 from unit.campaign import fakes
@@ -124,3 +127,15 @@ def test_what_shrinks_a_scenario_that_avoids_issues_avoids_them(monkeypatch: pyt
     proposed = [avoiding_all(fakes.static_graph(width=width)) for width in (5, 4, 3)]
     assert {each.case for each in proposed if each is not None} <= set(checked)
     assert not any(map(could_show, checked[1:]))
+
+
+def test_what_may_show_in_any_operation_leaves_out_no_program() -> None:
+    """However often it has shown: else nothing would be left to check."""
+    program = TensorProgram(mesh=(2,), statements=(Leaf(shape=(4,), placements=("S(0)",)), Operation(name="exp")))
+    known = next(each for each in ON_FILE if not each.operations)
+    verdict = ProgramVerdict(outcome=Outcome.KNOWN, known=known.id, world="sim", program=program)
+    avoidance = Avoidance()
+    for _ in range(NUM_CHECKS):
+        candidate = avoidance.candidate(program)
+        assert candidate is not None
+        avoidance.count(candidate, verdict)
