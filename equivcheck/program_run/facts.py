@@ -15,6 +15,8 @@ def facts_of(program: TensorProgram) -> frozenset[str]:
     for statement in program.statements:
         if isinstance(statement, (Leaf, Constant)):
             found.update(_of_tensor(statement, program.mesh))
+        elif isinstance(statement, Redistribution):
+            found.update(_of_parts(statement.placements))
         elif isinstance(statement, Operation) and statement.dim < 0:
             found.add("negative dim")
         if isinstance(statement, (Leaf, Constant, Redistribution)) and set(statement.placements) != {REPLICATE}:
@@ -39,6 +41,15 @@ def _of_tensor(statement: Leaf | Constant, mesh: tuple[int, ...]) -> Iterator[st
         yield "dim cut twice"
     if 0 in statement.shape:
         yield "no elements"
+
+
+def _of_parts(placements: tuple[str, ...]) -> Iterator[str]:
+    """What may be of a value of which no size is known."""
+    cut = [dim for dim in map(cut_dim, placements) if dim is not None]
+    if cut:
+        yield from ("cut", "uneven", "dim of one element cut", "empty shard")
+    if len(set(cut)) < len(cut):
+        yield "dim cut twice"
 
 
 def _of_cut(extent: int, size: int) -> Iterator[str]:

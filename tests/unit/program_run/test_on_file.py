@@ -80,6 +80,11 @@ ALSO = {
         Operation(name="index_add_own", arguments=(2, 1)),
         Redistribution(placements=("S(1)",)),
     ),
+    "dtensor_writes_to_slices, after a redistribution": (
+        Leaf(shape=(3,), placements=("R",)),
+        Redistribution(placements=("S(0)",)),
+        Operation(name="add_to_slice"),
+    ),
 }
 """Programs in which an entry shows otherwise than in its own."""
 
