@@ -23,7 +23,7 @@ WITH_RULES = tuple(sorted({*ELEMENTWISE, *LINEAR, *ALONG_A_DIM, *SUMS, *PRODUCTS
 @given(programs(operations=WITH_RULES))
 @settings(max_examples=40, deadline=None)
 def test_programs_on_plain_tensors_are_equivalent(program: TensorProgram) -> None:
-    """With operations on parts where that is enough, else a collective for each change of placement; equal values prove nothing."""
+    """Operations are on parts where that is enough, else a collective comes first; equal values prove nothing."""
     verdict = check_program(program, target="plain")
     assert verdict.outcome in (Outcome.EQUIVALENT, Outcome.INCONCLUSIVE), verdict.describe()
 
