@@ -84,7 +84,8 @@ class Ranks:
 
 
 def first_of(found, output=0):
-    return found[output] if isinstance(found, (tuple, list)) else found
+    chosen = found[output] if isinstance(found, (tuple, list)) else found
+    return chosen if isinstance(chosen, torch.Tensor) else torch.tensor(chosen)
 
 
 def local_part(full, mesh, coordinate, placements):

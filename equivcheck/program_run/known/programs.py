@@ -105,6 +105,9 @@ SHOWN_BY: dict[str, TensorProgram] = {
         mesh=(2, 2), statements=(Leaf(shape=(4,), placements=("S(0)", "S(0)")), Operation(name="norm_inf"))
     ),
     "dtensor_upsample_of_no_elements": _of("interpolate", _leaf("R", 0, 1, 1), mesh=(1,)),
+    "dtensor_equal_of_other_shapes": _of(
+        "equal", _leaf("S(2)", 1, 1, 1), Constant(shape=(1,), placements=("R",), contents=Contents.ORDER)
+    ),
     "dtensor_view_of_strided_part": TensorProgram(
         mesh=TWO, statements=(_leaf("S(0)", 2, 5), Redistribution(placements=("S(1)",)), Operation(name="prod"))
     ),
