@@ -52,6 +52,7 @@ def check_program(
             again = _verdict(members, replace(plan, every_gradient=True), on, seconds)
             if again.divergence is not None and again.divergence.phase is Phase.GRADIENT:
                 verdict = again
+        verdict = _with_types(verdict, on.also_against(plan))
     return replace(_settled(verdict), seconds=time.perf_counter() - started)
 
 
@@ -104,6 +105,14 @@ def _by_all(refusal: Refusal, results: Sequence[RankResult]) -> bool:
 
 def _has(result: RankResult, refusal: Refusal) -> bool:
     return (refusal.statement, refusal.kind) in [(each.statement, each.kind) for each in result.refusals]
+
+
+def _with_types(verdict: ProgramVerdict, types: str) -> ProgramVerdict:
+    """The verdict with a type checker's opinion: if it refuses what is right, one of the two is wrong."""
+    if not types or verdict.outcome is not Outcome.EQUIVALENT:
+        return replace(verdict, types=types)
+    reason = f"types refuse what ranks compute as one device does: {types.splitlines()[0]}"
+    return replace(verdict, types=types, outcome=Outcome.CRASHED, reason=reason)
 
 
 def _settled(verdict: ProgramVerdict) -> ProgramVerdict:

@@ -66,6 +66,11 @@ class DTensorTarget:
     needs_processes: ClassVar[bool] = False
     """Whether ranks as threads cannot run it."""
 
+    @classmethod
+    def also_against(cls, plan: Plan) -> str:  # noqa: ARG003 - of targets that know more than numbers
+        """What speaks against a program besides its numbers, in words; empty where nothing does."""
+        return ""
+
     def __init__(self, program: TensorProgram) -> None:
         self.program = program
         self.mesh: DeviceMesh = device_mesh(program.mesh, program.axis_names)

@@ -20,12 +20,22 @@ def _compiled() -> type[DTensorTarget]:
     return CompiledTarget
 
 
+def _typed() -> type[DTensorTarget]:
+    try:
+        from equivcheck.program_run.plain.typed import TypedTarget
+    except ModuleNotFoundError as error:
+        raise UsageError(f"target 'typed' needs {error.name}: pip install spmd_types") from error
+    return TypedTarget
+
+
 TARGETS: dict[str, Callable[[], type[DTensorTarget]]] = {
     "dtensor": lambda: DTensorTarget,
     "plain": _plain,
+    "typed": _typed,
     "compiled": _compiled,
 }
-"""DTensors; plain tensors with functional collectives; DTensors with each operation compiled, in processes."""
+"""DTensors; plain tensors with functional collectives; with those of spmd_types, whose type checker is asked as well; DTensors with
+each operation compiled, in processes."""
 
 
 def target_of(name: str) -> type[DTensorTarget]:

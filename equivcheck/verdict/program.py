@@ -36,6 +36,8 @@ class ProgramVerdict(CaseVerdict):
     """What every rank refused, clearly and alike: the program went on with what one device computes."""
     clones: tuple[int, ...] = ()
     """Statements that did not apply, and cloned their first argument."""
+    types: str = ""
+    """What a type checker says against the program, where one was asked; empty where it accepts it."""
 
     @property
     def case(self) -> TensorProgram:
@@ -45,4 +47,5 @@ class ProgramVerdict(CaseVerdict):
     def _evidence(self) -> list[str]:
         refused = ("backward" if each.statement == BACKWARD else f"statement {each.statement}" for each in self.refusals)
         told = [f"refused: {what}: {each.text}" for what, each in zip(refused, self.refusals, strict=True)]
-        return [*super(ProgramVerdict, self)._evidence(), *told]
+        types = [f"types: {self.types}"] if self.types else []
+        return [*super(ProgramVerdict, self)._evidence(), *told, *types]

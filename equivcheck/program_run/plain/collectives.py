@@ -6,6 +6,7 @@ change has the opposite one as its derivative, and an operation on parts and rep
 
 from __future__ import annotations
 
+from math import prod
 from typing import Any
 
 import torch
@@ -33,20 +34,20 @@ class Collectives:
         """From parts along a dim of `extent` to the whole on each rank."""
         longest, rows = -(-extent // self.size), part.movedim(dim, 0)
         padded = _padded(rows, longest)
-        gathered = _waited(functional.all_gather_tensor_autograd(padded, 0, self.group))
+        gathered = self.gather(padded)
         parts = [gathered.narrow(0, rank * longest, length) for rank, length in enumerate(lengths(extent, self.size))]
         return torch.cat(parts).movedim(0, dim)
 
     def all_reduce(self, addend: torch.Tensor) -> torch.Tensor:
         """From addends of a sum to the sum on each rank."""
-        return _waited(functional.all_reduce(addend.contiguous(), "sum", self.group))
+        return self.sum(addend.contiguous())
 
     def reduce_scatter(self, addend: torch.Tensor, dim: int) -> torch.Tensor:
         """From addends of a sum to parts of it along a dim."""
         extent = addend.shape[dim]
         longest, rows = -(-extent // self.size), addend.movedim(dim, 0)
         pieces = [_padded(chunk(rows, self.size, rank, 0), longest) for rank in range(self.size)]
-        reduced = _waited(functional.reduce_scatter_tensor_autograd(torch.cat(pieces), "sum", 0, self.group))
+        reduced = self.sum_parts(torch.cat(pieces))
         return reduced.narrow(0, 0, lengths(extent, self.size)[self.index]).movedim(0, dim)
 
     def all_to_all(self, part: torch.Tensor, source: int, extent: int, target: int) -> torch.Tensor:
@@ -56,13 +57,15 @@ class Collectives:
         shapes = [(*own[:source], length, *own[source + 1 :]) for length in lengths(extent, self.size)]
         sent = torch.cat([piece.reshape(-1) for piece in pieces])
         sizes = [torch.Size(shape).numel() for shape in shapes]
-        received = functional.all_to_all_single_autograd(sent, sizes, [piece.numel() for piece in pieces], self.group)
-        parts = [each.view(shape) for each, shape in zip(torch.split(_waited(received), sizes), shapes, strict=True)]
+        longest = lengths(extent, self.size)[0], lengths(part.shape[target], self.size)[0]
+        largest = prod({**dict(enumerate(part.shape)), source: longest[0], target: longest[1]}.values())
+        received = self.exchange(sent, [piece.numel() for piece in pieces], sizes, largest)
+        parts = [each.view(shape) for each, shape in zip(torch.split(received, sizes), shapes, strict=True)]
         return torch.cat(parts, source)
 
     def part(self, whole: torch.Tensor, dim: int) -> torch.Tensor:
         """From what is replicated to parts along a dim, without communication."""
-        return chunk(whole, self.size, self.index, dim).clone()
+        return chunk(self.own(whole), self.size, self.index, dim).clone()
 
     def addend(self, whole: torch.Tensor) -> torch.Tensor:
         """From what is replicated to addends: that of the first rank is all of it."""
@@ -73,7 +76,31 @@ class Collectives:
         before = sum(lengths(extent, self.size)[: self.index])
         sizes = before, extent - before - part.shape[dim]
         zeros = [part.new_zeros((*part.shape[:dim], size, *part.shape[dim + 1 :])) for size in sizes]
-        return torch.cat([zeros[0], part, zeros[1]], dim)
+        return self.pending(torch.cat([zeros[0], part, zeros[1]], dim))
+
+    def gather(self, rows: torch.Tensor) -> torch.Tensor:
+        """Equally many rows of each rank, one after the other."""
+        return _waited(functional.all_gather_tensor_autograd(rows, 0, self.group))
+
+    def sum(self, addend: torch.Tensor) -> torch.Tensor:
+        """Of all ranks' addends."""
+        return _waited(functional.all_reduce(addend, "sum", self.group))
+
+    def sum_parts(self, addend: torch.Tensor) -> torch.Tensor:
+        """This rank's rows of the sum; each has equally many."""
+        return _waited(functional.reduce_scatter_tensor_autograd(addend, "sum", 0, self.group))
+
+    def exchange(self, sent: torch.Tensor, sizes: list[int], received: list[int], largest: int) -> torch.Tensor:  # noqa: ARG002
+        """So many elements to each rank, and so many from each; no rank sends more than the largest to another."""
+        return _waited(functional.all_to_all_single_autograd(sent, received, sizes, self.group))
+
+    def own(self, whole: torch.Tensor) -> torch.Tensor:
+        """What is replicated as what this rank goes its own way with."""
+        return whole
+
+    def pending(self, part: torch.Tensor) -> torch.Tensor:
+        """What a rank has computed as an addend."""
+        return part
 
 
 def _padded(rows: torch.Tensor, length: int) -> torch.Tensor:

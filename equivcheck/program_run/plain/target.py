@@ -49,9 +49,19 @@ class PlainTarget(DTensorTarget):
         along = [needs(statement, [each[axis] for each in lies], shapes) for axis in range(self.mesh.ndim)]
         wanted = [tuple(each[0][number] for each in along) for number in range(len(arguments))]
         parts = [self.needed(each, placements) for each, placements in zip(arguments, wanted, strict=True)]
-        found = results_of(statement.name, parts, statement.dim)
         placements = tuple(each[1] for each in along)
+        found = self.results(statement, parts, wanted, placements)
         return tuple(_lying(each, placements, self._full_shape(each.shape, placements, statement, arguments)) for each in found)
+
+    def results(
+        self,
+        statement: Operation,
+        parts: list[torch.Tensor],
+        wanted: list[Placements],  # noqa: ARG002 - for those who look at it
+        left: Placements,  # noqa: ARG002
+    ) -> Outputs:
+        """What an operation makes of parts that lie as is `wanted`, to be `left` like that."""
+        return results_of(statement.name, parts, statement.dim)
 
     def needed(self, value: Any, placements: Placements) -> torch.Tensor:
         """An argument as its operation needs it."""
