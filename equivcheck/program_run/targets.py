@@ -34,8 +34,8 @@ TARGETS: dict[str, Callable[[], type[DTensorTarget]]] = {
     "typed": _typed,
     "compiled": _compiled,
 }
-"""DTensors; plain tensors with functional collectives; with those of spmd_types, whose type checker is asked as well; DTensors with
-each operation compiled, in processes."""
+"""DTensors; plain tensors with functional collectives; with those of spmd_types, whose type checker is asked as well; DTensors
+with each operation compiled, in processes."""
 
 
 def target_of(name: str) -> type[DTensorTarget]:

@@ -1,7 +1,8 @@
 """Changes of placement along one axis of a mesh, as functional collectives of torch on plain tensors, with derivatives.
 
 The gradient of what is replicated is addends of a sum, that of addends is replicated, that of a part is the same part: so each
-change has the opposite one as its derivative, and an operation on parts and replicated tensors needs none.
+change has the opposite one as its derivative, and an operation on parts and replicated tensors needs none. What results is
+contiguous, as on one device: fused updates go through memory, whatever the strides (known issue `fused_updates_by_memory`).
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ class Collectives:
         padded = _padded(rows, longest)
         gathered = self.gather(padded)
         parts = [gathered.narrow(0, rank * longest, length) for rank, length in enumerate(lengths(extent, self.size))]
-        return torch.cat(parts).movedim(0, dim)
+        return torch.cat(parts).movedim(0, dim).contiguous()
 
     def all_reduce(self, addend: torch.Tensor) -> torch.Tensor:
         """From addends of a sum to the sum on each rank."""
@@ -48,7 +49,7 @@ class Collectives:
         longest, rows = -(-extent // self.size), addend.movedim(dim, 0)
         pieces = [_padded(chunk(rows, self.size, rank, 0), longest) for rank in range(self.size)]
         reduced = self.sum_parts(torch.cat(pieces))
-        return reduced.narrow(0, 0, lengths(extent, self.size)[self.index]).movedim(0, dim)
+        return reduced.narrow(0, 0, lengths(extent, self.size)[self.index]).movedim(0, dim).contiguous()
 
     def all_to_all(self, part: torch.Tensor, source: int, extent: int, target: int) -> torch.Tensor:
         """From parts along the dim `source`, of `extent`, to parts along another."""
