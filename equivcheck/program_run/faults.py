@@ -9,6 +9,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from equivcheck.program_run.calls import results_of
 from equivcheck.program_run.one_device import Outputs
+from equivcheck.program_run.plain.rules import ALONG_A_DIM
 from equivcheck.program_run.plain.target import PlainTarget
 from equivcheck.program_run.rank import DTensorTarget
 from equivcheck.tensor_program.placement import REPLICATE, reduction_of
@@ -63,15 +64,15 @@ class SwappedRows(DTensorTarget):
 
 
 class ElementwiseRule(DTensorTarget):
-    """Softmax has the rule of a clone: each rank takes it over its own part."""
+    """Operations along a dim, as softmax, have the rule of a clone: each rank does them with its own part."""
 
     def call(self, statement: Operation, arguments: list[torch.Tensor]) -> Outputs:
-        """As it should be, but for softmax."""
-        if statement.name != "softmax":
+        """As it should be, but for those."""
+        if statement.name not in ALONG_A_DIM:
             return super().call(statement, arguments)
         whole: Any = arguments[0]
-        (local,) = results_of(statement.name, [whole.to_local()], statement.dim)
-        return (self.from_local(local, whole.placements, whole.shape, whole.stride()),)
+        found = results_of(statement.name, [whole.to_local()], statement.dim)
+        return tuple(self.from_local(each, whole.placements, whole.shape, whole.stride()) for each in found)
 
 
 class MissingConversion(PlainTarget):
