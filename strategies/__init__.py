@@ -7,16 +7,20 @@ from equivcheck.strategies.optimizer import optimizers
 from equivcheck.strategies.parallelism import ddp, fsdp1, fsdp2, mixed_precisions, pipeline, replicate, spmd, tensor_parallel
 from equivcheck.strategies.program import programs
 from equivcheck.strategies.scenario import frontier, scenarios
+from equivcheck.strategies.token_model import attentions, cross_entropies, gated_mlps, token_models
 from equivcheck.strategies.training import clippings, data, groups, schedules, trainings
 
 __all__ = [
+    "attentions",
     "clippings",
+    "cross_entropies",
     "data",
     "ddp",
     "executions",
     "frontier",
     "fsdp1",
     "fsdp2",
+    "gated_mlps",
     "groups",
     "layers",
     "layouts",
@@ -31,5 +35,6 @@ __all__ = [
     "schedules",
     "spmd",
     "tensor_parallel",
+    "token_models",
     "trainings",
 ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from enum import Enum
+from typing import Any
 
 from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn, SearchStrategy
@@ -24,7 +25,7 @@ class _Fit(Enum):
 
 _DEPTHS = st.sampled_from((1, 2, 2, 3, 3, 4, 5))
 _LAYERS = layers()
-_BUFFERS: SearchStrategy[dict[str, bool]] = st.sampled_from(
+_BUFFERS: SearchStrategy[dict[str, Any]] = st.sampled_from(
     ({}, {"counter": True}, {"offset": True}, {"counter": True, "offset": True})
 )
 _FITS = st.sampled_from((_Fit.FREE, _Fit.SQUARE, _Fit.SHARED, _Fit.SHARED, _Fit.SHARED))

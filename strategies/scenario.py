@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn, SearchStrategy
 
 from equivcheck.composition.fitting import fitted_training, row_multiple, with_scaled_rows
+from equivcheck.composition.limits import runs_sequences
 from equivcheck.layouts.limits.repairs import with_summed_squares
 from equivcheck.scenario import SPMD, Execution, Layout, Pipeline, Scenario, Training
 from equivcheck.scenario.mesh import MAX_RANKS
@@ -22,6 +23,7 @@ from equivcheck.strategies.training import trainings
 
 _EXECUTIONS = executions()
 _TRAININGS = trainings()
+_PLAIN_TRAININGS = trainings(tokens=st.just(False))
 _SUMMED = st.sampled_from((False,) + (True,) * 5)
 _RESUMES = st.builds(and_, RARELY, RARELY)
 MORE_RESUMES = st.builds(and_, SOMETIMES, SOMETIMES)
@@ -99,7 +101,7 @@ def _training(draw: DrawFn, trainings: SearchStrategy[Training] | None, layout: 
     """
     if trainings is not None:
         return draw(trainings)
-    training = draw(_TRAININGS)
+    training = draw(_TRAININGS if runs_sequences(layout) else _PLAIN_TRAININGS)
     by_propagation = layout.has(SPMD)
     # Drawn whatever the loss is: a mean of squared errors, the plainest of all, must take no more choices than others.
     return with_summed_squares(training) if by_propagation and draw(_SUMMED) else training

@@ -12,9 +12,11 @@ from equivcheck.scenario import (
     ClipNorm,
     ClipValue,
     CosineAnnealingLR,
+    CrossEntropy,
     Data,
     ExponentialLR,
     Group,
+    Head,
     LinearLR,
     Loss,
     Model,
@@ -29,9 +31,10 @@ from equivcheck.scenario import (
 )
 from equivcheck.scenario.clipping import Clipping
 from equivcheck.scenario.data import MAX_MICROBATCHES
-from equivcheck.strategies.chance import EVENLY, SEEDS, SOMETIMES
+from equivcheck.strategies.chance import EVENLY, MOSTLY, RARELY, SEEDS, SOMETIMES
 from equivcheck.strategies.model import models
 from equivcheck.strategies.optimizer import optimizers
+from equivcheck.strategies.token_model import cross_entropies, token_models
 
 STEPS: SearchStrategy[int] = st.sampled_from((1, 2, 3, 3, 4, 5))
 """What is generated; `Training.steps` says what is allowed."""
@@ -94,6 +97,8 @@ def clippings(draw: DrawFn, *, thresholds: SearchStrategy[float] = THRESHOLDS) -
 
 
 _MODELS = models()
+_TOKEN_MODELS = token_models()
+_CROSS_ENTROPIES = cross_entropies()
 _DATA = data()
 _OPTIMIZERS = optimizers()
 _GROUPS = groups()
@@ -106,24 +111,31 @@ _NUM_GROUPS = st.sampled_from((0, 0, 1, 2))
 def trainings(  # noqa: PLR0913 - a strategy for each field, all by keyword
     draw: DrawFn,
     *,
-    models: SearchStrategy[Model] = _MODELS,
+    models: SearchStrategy[Model] | None = None,
+    tokens: SearchStrategy[bool] = EVENLY,
     data: SearchStrategy[Data] = _DATA,
     optimizers: SearchStrategy[Optimizer] = _OPTIMIZERS,
-    losses: SearchStrategy[Loss] = LOSSES,
+    losses: SearchStrategy[Loss | CrossEntropy] | None = None,
     groups: SearchStrategy[Group] = _GROUPS,
     schedules: SearchStrategy[Schedule | None] = _SCHEDULES,
     clippings: SearchStrategy[Clipping | None] = _CLIPPINGS,
     precisions: SearchStrategy[Precision] = PRECISIONS,
     steps: SearchStrategy[int] = STEPS,
 ) -> Training:
-    """Trainings, most of several steps; for a training that a layout can run, draw from `scenarios`."""
-    num_steps, model, batches, optimizer = draw(steps), draw(models), draw(data), draw(optimizers)
+    """Trainings, most of several steps; for a training that a layout can run, draw from `scenarios`.
+
+    `tokens` says whether a model is one over sequences; it has no say where `models` are given. Losses not given are of labels
+    for most models of tokens, and seldom for others.
+    """
+    num_steps = draw(steps)
+    model = draw(models) if models is not None else draw(_TOKEN_MODELS if draw(tokens) else _MODELS)
+    batches, optimizer = draw(data), draw(optimizers)
     if not optimizer.takes_vectors:
-        model = replace(model, layers=tuple(replace(layer, bias=False, norm=None) for layer in model.layers), scale=False)
+        model = _of_matrices(model)
     chosen = tuple(draw(groups) for _ in range(draw(_NUM_GROUPS)))
     if not optimizer.decays:
         chosen = tuple(replace(group, weight_decay=0.0) for group in chosen)
-    loss = draw(losses)
+    loss = _loss(draw, model, batches) if losses is None else draw(losses)
     return Training(
         model=model,
         data=batches,
@@ -137,3 +149,15 @@ def trainings(  # noqa: PLR0913 - a strategy for each field, all by keyword
         steps=num_steps,
         seed=draw(SEEDS),
     )
+
+
+def _of_matrices(model: Model) -> Model:
+    """The model without biases, norms and scale."""
+    layers = tuple(layer.having(bias=False, norm=None) for layer in model.layers)
+    return replace(model, layers=layers, head=model.head and Head(tied=model.head.tied), scale=False)
+
+
+def _loss(draw: DrawFn, model: Model, batches: Data) -> Loss | CrossEntropy:
+    has_labels = model.outputs > 1 and (model.length is not None or not batches.batch_dim)
+    of_labels = draw(MOSTLY if model.source is not None else RARELY)
+    return draw(_CROSS_ENTROPIES) if has_labels and of_labels else draw(LOSSES)

@@ -50,7 +50,7 @@ _OF_EXTRAS = ("equivcheck.cluster.on_ray",)
 
 def limits_by_layout() -> dict[str, tuple[AnyLimit, ...]]:
     """What each parallelism declares, by its tag; under an empty name, what holds for all of them and for combinations."""
-    own = {tag: (*kind.layout_limits, *kind.limits) for tag, kind in layout_kinds().items()}
+    own = {tag: (*kind.layout_limits, *kind.model_limits, *kind.limits) for tag, kind in layout_kinds().items()}
     of_kinds = {limit.reason for limits in own.values() for limit in limits}
     return {"": tuple(limit for limit in _all_limits() if limit.reason not in of_kinds)} | own
 

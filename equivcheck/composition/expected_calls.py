@@ -20,7 +20,7 @@ MODELLED: dict[type, frozenset[str]] = {
     Training: frozenset(
         ("model", "data", "optimizer", "loss", "groups", "schedule", "clipping", "zero_grad", "precision", "steps", "seed")
     ),
-    Model: frozenset(("features", "layers", "counter", "offset", "scale")),
+    Model: frozenset(("features", "source", "length", "layers", "head", "counter", "offset", "scale")),
     Layer: frozenset(("width", "bias", "activation", "norm", "residual", "dropout", "frozen", "shares", "auxiliary", "shape_op")),
     Data: frozenset(("microbatches", "batch_dim")),
     Layout: frozenset(("mesh", "parallelisms", "execution")),
@@ -86,7 +86,8 @@ def _uneven_axes(layout: Layout, parallelism: Any) -> tuple[str, ...]:
 def _reasons(training: Training, layout: Layout) -> Iterator[str]:
     """Why nothing can be predicted: what predictions do not know of, then what they know that they cannot say."""
     yield from (unmodelled.reason for unmodelled in UNMODELLED_EXECUTION if unmodelled.applies(training, layout))
-    for noun in (training, training.model, *training.model.layers, training.data, layout, layout.execution):
+    layers = (layer for layer in training.model.layers if type(layer) in MODELLED)  # others are known by their facts alone
+    for noun in (training, training.model, *layers, training.data, layout, layout.execution):
         yield from _unmodelled(noun, MODELLED[type(noun)])
     for parallelism in layout.parallelisms:
         communication = kind_of(parallelism).communication

@@ -67,6 +67,11 @@ def repaired(training: Training, layout: Layout, *, beyond: bool = False) -> Tra
     raise BrokenLayout(f"the repairs of layout {layout.name} do not end; the last limit: {limit.reason if limit else None}")
 
 
+def runs_sequences(layout: Layout) -> bool:
+    """Whether no parallelism of a layout says that it runs linear layers over rows alone."""
+    return not any(list(_here(kind_of(parallelism).model_limits)) for parallelism in layout.parallelisms)
+
+
 def can_resume(layout: Layout) -> bool:
     """Whether a training can leave a layout, and go on under it."""
     return not any(limit.applies(layout) for limit in _here(CHECKPOINT_LAYOUT_LIMITS))
@@ -102,7 +107,8 @@ def _here(limits: Iterable[L]) -> Iterator[L]:
 
 
 def _first_limit(training: Training, layout: Layout, beyond: bool) -> Limit | None:
-    limits = _here(chain.from_iterable(kind_of(parallelism).limits for parallelism in layout.parallelisms))
+    kinds = [kind_of(parallelism) for parallelism in layout.parallelisms]
+    limits = _here(chain(*(kind.model_limits for kind in kinds), *(kind.limits for kind in kinds)))
     there = (limit for limit in limits if not (beyond and limit.upstream))
     return next((limit for limit in there if limit.applies(training, layout)), None)
 

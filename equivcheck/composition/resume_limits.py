@@ -7,7 +7,14 @@ from dataclasses import replace
 from equivcheck.composition.registry import rounds
 from equivcheck.layouts.limits.limit import LayoutLimit, Limit
 from equivcheck.layouts.limits.optimizers import keeps_dtensors
-from equivcheck.layouts.limits.repairs import each_layer, may_skip_parameters, with_options, without_auxiliary, without_frozen
+from equivcheck.layouts.limits.repairs import (
+    each_layer,
+    has_frozen,
+    may_skip_parameters,
+    with_options,
+    without_auxiliary,
+    without_frozen,
+)
 from equivcheck.parallelisms.pipeline.stages import ALWAYS_SPLIT, stages_behind_frozen_layers
 from equivcheck.parallelisms.tensor_parallel.plans import UNFREEZES, frozen_splits, unfrozen_norms
 from equivcheck.scenario import (
@@ -105,9 +112,7 @@ CHECKPOINT_LIMITS: tuple[Limit, ...] = (
     ),
     Limit(
         reason="checkpoint: state of frozen parameters, which Adagrad makes when it is built, is neither asked for nor kept",
-        applies=lambda training, _layout: (
-            training.optimizer.keeps_state_of_frozen and any(layer.frozen for layer in training.model.layers)
-        ),
+        applies=lambda training, _layout: training.optimizer.keeps_state_of_frozen and has_frozen(training.model),
         repair=lambda training, _layout: without_frozen(training),
     ),
     Limit(
@@ -115,7 +120,7 @@ CHECKPOINT_LIMITS: tuple[Limit, ...] = (
         "the other none",
         applies=lambda training, layout: bool(unfrozen_norms(training.model, layout)),
         repair=lambda training, _layout: each_layer(
-            training, lambda _index, layer: replace(layer, norm=None) if layer.frozen else layer
+            training, lambda _index, layer: layer.having(norm=None) if layer.frozen else layer
         ),
     ),
     Limit(

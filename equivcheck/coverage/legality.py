@@ -19,6 +19,7 @@ from equivcheck.coverage.features import Feature, Path, features, located_featur
 from equivcheck.coverage.pairs import Pairs, pairs_of
 from equivcheck.errors import InvalidScenario
 from equivcheck.scenario import Axis, Mesh, Scenario
+from equivcheck.scenario.file_format.converter import LAYER_TAGS
 
 KEPT_EXAMPLES = 4
 """Scenarios kept of each feature."""
@@ -67,7 +68,7 @@ def witness(one: Feature, other: Feature, examples: Examples) -> Scenario | None
 
 def _is_same_field(one: Feature, other: Feature) -> bool:
     """Whether both are values of a field that a scenario has once: nouns in tuples it may have several times."""
-    several = ("Layer", "LayerPlan", "Group", "Axis")
+    several = ("LayerPlan", "Group", "Axis", *(kind.__name__ for kind in LAYER_TAGS.values()))
     same = (one.part, one.noun, one.field) == (other.part, other.noun, other.field)
     return same and one.noun not in several and not one.field.endswith("[]")
 

@@ -31,7 +31,7 @@ def cause_by_ablation(
 def _plainer(scenario: Scenario) -> Iterator[tuple[Scenario, Cause, str]]:
     training = scenario.training
     if any(layer.dropout for layer in training.model.layers):
-        plain = each_layer(training, lambda _, layer: replace(layer, dropout=0.0))
+        plain = each_layer(training, lambda _, layer: layer.having(dropout=0.0))
         words = "dropout masks are not those of the rows: without dropout the ranks match one device"
         yield replace(scenario, training=plain), Cause.ANOTHER_MASK, words
     if has_shares(training.model):

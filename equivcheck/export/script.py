@@ -11,13 +11,14 @@ from equivcheck.export.header import docstring
 from equivcheck.export.layout import write_layout
 from equivcheck.export.mutants import plant
 from equivcheck.export.tolerance import tolerance_of
+from equivcheck.layers.registry import kind_of
 from equivcheck.layouts.script.draft import CannotExport, Draft, refuse
 from equivcheck.layouts.script.form import form_of
 from equivcheck.layouts.script.loop import train_lines
 from equivcheck.layouts.script.numbers import Numbers, constants, usual_numbers
 from equivcheck.layouts.script.text import formatted
 from equivcheck.mutants.mutant import Mutant
-from equivcheck.scenario import Precision, Scenario
+from equivcheck.scenario import CrossEntropy, Layer, Precision, Scenario
 from equivcheck.trace.differences import Phase
 from equivcheck.verdict.verdict import Verdict
 
@@ -65,6 +66,8 @@ def can_export(scenario: Scenario, mutant: Mutant | None = None) -> bool:
 
 def _drafted(scenario: Scenario, verdict: Verdict | None, mutant: Mutant | None, numbers: Numbers) -> Draft:
     _refuse(scenario, verdict)
+    if numbers is Numbers.DRAWN and isinstance(scenario.training.loss, CrossEntropy):
+        raise refuse("CrossEntropy with random numbers", "which labels count is part of the scenario; allowed: exact")
     draft = Draft(scenario=scenario, form=form_of(scenario), numbers=numbers)
     write_layout(draft)
     if mutant is not None:
@@ -75,6 +78,10 @@ def _drafted(scenario: Scenario, verdict: Verdict | None, mutant: Mutant | None,
 def _refuse(scenario: Scenario, verdict: Verdict | None) -> None:
     if scenario.resume is not None:
         raise refuse("Scenario.resume", "a script trains under one layout, without a checkpoint")
+    model = scenario.training.model
+    for layer, inputs in zip(model.layers, model.widths, strict=False):
+        if not isinstance(layer, Layer) and kind_of(layer).script(layer, inputs) is None:
+            raise refuse(f"the layer {type(layer).__name__}", "its kind does not say how a script writes it")
     if verdict is not None and verdict.divergence is not None:
         phase = verdict.divergence.phase
         if phase in (Phase.STATE, Phase.BUFFER, Phase.COMMUNICATION):

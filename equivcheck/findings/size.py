@@ -9,14 +9,15 @@ from functools import singledispatch
 from math import prod
 from typing import Any
 
-from equivcheck.scenario import Scenario
+from equivcheck.scenario import CrossEntropy, Layer, Scenario, Training
 from equivcheck.scenario.case import Case
 from equivcheck.tensor_program import Constant, Leaf, Redistribution, TensorProgram
 from equivcheck.tensor_program.placement import REPLICATE
 
 Size = tuple[int, ...]
-"""Ordered: of a scenario ranks, layers, steps, rows, widths, settings that are not their default."""
-_SIZES = ("features", "width", "microbatches", "steps", "seed")
+"""Ordered: of a scenario ranks, what is no linear layer, layers, steps, rows, sizes, settings that are not their default."""
+_WITHIN = ("vocabulary", "heads", "kv_heads", "head_width", "hidden")
+_SIZES = ("features", "width", "length", *_WITHIN, "microbatches", "steps", "seed")
 """How large a scenario is, and what it draws: no settings."""
 
 
@@ -32,10 +33,11 @@ def _(scenario: Scenario) -> Size:
     model = training.model
     return (
         sum(layout.mesh.num_ranks for layout in scenario.layouts),
+        _num_unusual(training),
         len(model.layers),
         training.steps,
-        training.data.batch,
-        model.features + sum(layer.width for layer in model.layers),
+        training.data.batch * (model.length or 1),
+        sum(model.widths) + sum(_sizes_within(part) for part in (model.source, *model.layers)),
         sum(1 for _ in _settings(scenario)),
     )
 
@@ -53,6 +55,18 @@ def _(program: TensorProgram) -> Size:
         sum(placement != REPLICATE for each in placed for placement in each.placements),
         sum(1 for _ in _settings(program)),
     )
+
+
+def _num_unusual(training: Training) -> int:
+    """What there is that is no linear layer over rows, nor a loss of real targets."""
+    model = training.model
+    others = [model.source, model.head, *(layer for layer in model.layers if not isinstance(layer, Layer))]
+    return sum(other is not None for other in others) + isinstance(training.loss, CrossEntropy)
+
+
+def _sizes_within(part: Any) -> int:
+    """What a layer or an embedding has of sizes beside those of its input and output."""
+    return sum(getattr(part, name, 0) for name in _WITHIN)
 
 
 def _settings(value: Any) -> Iterator[Any]:

@@ -17,7 +17,7 @@ from equivcheck.layouts.limits.repairs import (
     without_shares,
 )
 from equivcheck.parallelisms.fsdp1.known import replicas_of_one_shard
-from equivcheck.parallelisms.pipeline.known import ENDS_IN_VIEW
+from equivcheck.parallelisms.pipeline.known import ends_in_view
 from equivcheck.scenario import (
     DDP,
     FSDP1,
@@ -126,7 +126,7 @@ def layer_norms(scenario: Scenario) -> Scenario:
     """Norms are LayerNorm."""
 
     def changed(training: Training) -> Training:
-        return each_layer(training, lambda _, layer: replace(layer, norm=layer.norm and Norm.LAYER))
+        return each_layer(training, lambda _, layer: layer.having(norm=layer.norm and Norm.LAYER))
 
     return _in_training(scenario, changed)
 
@@ -136,7 +136,14 @@ def no_views(scenario: Scenario) -> Scenario:
     """No layer's output ends as a view of another tensor."""
 
     def changed(training: Training) -> Training:
-        return each_layer(training, lambda _, layer: replace(layer, shape_op=None) if layer.shape_op in ENDS_IN_VIEW else layer)
+        model = training.model
+        layers = (
+            layer
+            if not ends_in_view(model, index)
+            else layer.having(**({"shape_op": None} if layer.shape_op else {"bias": False}))
+            for index, layer in enumerate(model.layers)
+        )
+        return with_model(training, layers=tuple(layers))
 
     return _in_training(scenario, changed)
 
@@ -161,8 +168,9 @@ def nothing_of_one(scenario: Scenario) -> Scenario:
 
 def _wider(training: Training) -> dict[str, object]:
     """Features and layers of at least two, so that those that are alike stay alike."""
-    layers = tuple(replace(layer, width=max(layer.width, 2)) for layer in training.model.layers)
-    return {"features": max(training.model.features, 2), "layers": layers}
+    model = training.model
+    layers = tuple(layer.having(width=max(width, 2)) for layer, width in zip(model.layers, model.widths[1:], strict=True))
+    return {"features": max(model.features, 2), "layers": layers}
 
 
 @_workaround

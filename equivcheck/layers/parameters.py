@@ -3,29 +3,27 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, fields, replace
+from functools import lru_cache
 
-from equivcheck.layers.linear.facts import COLUMN_DIMS, ROW_DIMS, Shape, shapes
-from equivcheck.scenario import Model
+from equivcheck.layers.facts import Initial, ParameterOf
+from equivcheck.layers.registry import kind_of
+from equivcheck.layers.token_facts import embedding_parameters, head_parameters
+from equivcheck.scenario import AuxiliaryLinear, Model
+
+KEPT_MODELS = 64
+"""Models whose parameters are kept: all that reckons with a scenario asks for them again and again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Parameter:
-    """One parameter, whole."""
+class Parameter(ParameterOf):
+    """One parameter of a model, whole; one of the model itself has its full name."""
 
     layer: int | None
     """Index of the layer that owns it; None for a parameter of the model itself."""
-    name: str
-    """Name within its owner, as ``linear.weight``."""
-    shape: Shape
-    """Full shape."""
     trained: bool
     """Whether it requires a gradient."""
-    column_dim: int | None
-    """The dim that a column-parallel layer cuts; None for what it leaves whole."""
-    row_dim: int | None
-    """The dim that a row-parallel layer cuts; None for what it leaves whole."""
 
     @property
     def full_name(self) -> str:
@@ -37,8 +35,12 @@ class Parameter:
         """Elements."""
         return math.prod(self.shape)
 
+    def takes_part(self, step: int) -> bool:
+        """Whether it is used in a step."""
+        return self.runs is None or (self.runs is AuxiliaryLinear.EVEN_STEPS and step % 2 == 0)
 
-SCALE = Parameter(layer=None, name="scale", shape=(), trained=True, column_dim=None, row_dim=None)
+
+SCALE = Parameter(layer=None, name="scale", shape=(), trained=True, initial=Initial.FACTOR)
 """What multiplies the outputs of a model with a scale."""
 
 
@@ -47,24 +49,31 @@ def layer_of(full_name: str) -> int | None:
     return int(full_name.split(".")[1]) if full_name.startswith("layers.") else None
 
 
+@lru_cache(maxsize=KEPT_MODELS)
 def parameters_of(model: Model) -> tuple[Parameter, ...]:
-    """Each distinct parameter once, in the order of `torch.nn.Module.named_parameters`: the model's own, then those of layers."""
-    return (SCALE,) * model.scale + _of_layers(model)
+    """Each distinct parameter once, in the order of `torch.nn.Module.named_parameters`: the model's own, then those of layers.
 
-
-def _of_layers(model: Model) -> tuple[Parameter, ...]:
-    return tuple(
-        Parameter(
-            layer=index,
-            name=name,
-            shape=shape,
-            trained=not layer.frozen,
-            column_dim=COLUMN_DIMS.get(name),
-            row_dim=ROW_DIMS.get(name),
-        )
-        for index, layer in enumerate(model.layers)
-        for name, shape in shapes(layer, model.inputs(index)).items()
+    The embedding comes before the layers, and the head after them.
+    """
+    embeds = model.source is not None and not model.source.frozen
+    head = (replace(parameter, name=f"head.{parameter.name}") for parameter in head_parameters(model))
+    return (
+        *(SCALE,) * model.scale,
+        *(_owned(parameter, None, trained=embeds) for parameter in embedding_parameters(model)),
+        *_of_layers(model),
+        *(_owned(parameter, None, trained=True) for parameter in head),
     )
+
+
+def _of_layers(model: Model) -> Iterator[Parameter]:
+    for index, layer in enumerate(model.layers):
+        for parameter in kind_of(layer).parameters(layer, model.inputs(index)):
+            yield _owned(parameter, index, trained=not layer.frozen)
+
+
+def _owned(parameter: ParameterOf, layer: int | None, *, trained: bool) -> Parameter:
+    stated = {field.name: getattr(parameter, field.name) for field in fields(ParameterOf)}
+    return Parameter(**stated, layer=layer, trained=trained)
 
 
 def by_layer(parameters: Iterable[Parameter]) -> list[list[Parameter]]:

@@ -118,7 +118,7 @@ INTERVENTIONS: tuple[Intervention, ...] = (
         "the stages of a pipeline have groups of their own; rates come back with the optimizer's state",
     ),
     _one(
-        "train.shape_ops:beside",
+        "layers.module:beside",
         "tensors that a layer makes alike on every rank become replicated DTensors where its values are DTensors",
         "DTensors do not mix with plain tensors",
     ),

@@ -24,6 +24,8 @@ class LayoutKind(ABC):
 
     parallelism: ClassVar[type[Parallelism]]
     """The noun that it applies."""
+    model_limits: ClassVar[tuple[Limit, ...]] = ()
+    """Which kinds of layers and losses it cannot run; asked before all other limits of all parallelisms of a layout."""
     limits: ClassVar[tuple[Limit, ...]] = ()
     """What it cannot run."""
     layout_limits: ClassVar[tuple[LayoutLimit, ...]] = ()

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from equivcheck.layers.linear.facts import Shape
+from equivcheck.layers.facts import Shape
 from equivcheck.layers.parameters import Parameter, parameters_of
 from equivcheck.scenario import Layout, Parallelism, Training
 

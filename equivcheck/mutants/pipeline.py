@@ -14,7 +14,7 @@ from equivcheck.parallelisms.pipeline.schedules import Pipe
 from equivcheck.parallelisms.pipeline.stages import layers_of_stages, stages_of_rank
 from equivcheck.scenario import Layout, Model, Pipeline, Scenario
 from equivcheck.scenario.mesh import PP
-from equivcheck.train.accumulate import loss_of, scaled
+from equivcheck.train.accumulate import scaled
 from equivcheck.train.setup import Setup
 from equivcheck.verdict.cause import Cause
 
@@ -44,7 +44,7 @@ def _pairs_by_rank(model: Model, layout: Layout) -> Iterator[tuple[int, tuple[in
     for rank in range(ranks):
         shapes: dict[tuple[int, int], int] = {}
         for stage in stages_of_rank(pipeline, rank, ranks):
-            shape = model.inputs(spans[stage][0]), model.layers[spans[stage][-1]].width
+            shape = model.inputs(spans[stage][0]), model.inputs(spans[stage][-1] + 1)
             if shape in shapes:
                 yield rank, (shapes[shape], stage)
                 break
@@ -87,7 +87,7 @@ class _CountsChunks(Pipe):
 
     def loss_of_chunk(self, rows: int) -> Loss:
         """As many times too much as there are chunks."""
-        return lambda outputs, targets: scaled(self.setup, loss_of(self.setup.training, outputs, targets), rows)
+        return lambda outputs, targets: scaled(self.setup, self.loss(outputs, targets), rows)
 
 
 def _run_as(setup: Setup, kind: type[Pipe]) -> None:

@@ -91,6 +91,8 @@ def _own_eps(kinds: Sequence[str]) -> Vector:
 
 
 def _perturb(values: torch.Tensor, num_copies: int, eps: float, generator: np.random.Generator) -> torch.Tensor:
+    if not values.is_floating_point():
+        return values.expand(1 + num_copies, *values.shape)
     numbers = values.numpy()
     factors = 1.0 + eps * generator.uniform(-1.0, 1.0, (1 + num_copies, *numbers.shape))
     factors[0] = 1.0

@@ -73,7 +73,8 @@ class MixedPrecisionModel(nn.Module):
     def forward(self, inputs: torch.Tensor, masks: tuple[torch.Tensor | None, ...], step: int) -> torch.Tensor:
         """Map (rows, features) to (rows, outputs)."""
         cast = tuple(None if mask is None else mask.to(self.dtype) for mask in masks)
-        outputs: torch.Tensor = self.twin(inputs.to(self.dtype), cast, step)
+        fed = inputs.to(self.dtype) if inputs.is_floating_point() else inputs
+        outputs: torch.Tensor = self.twin(fed, cast, step)
         if self.rounding.output is None:
             return outputs
         return self.jitter.rounded(outputs, outputs.to(_dtype(self.rounding.output)))

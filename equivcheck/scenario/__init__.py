@@ -3,9 +3,11 @@
 from equivcheck.scenario.clipping import ClipNorm, ClipValue, NormType
 from equivcheck.scenario.data import Data
 from equivcheck.scenario.execution import Compile, Execution, Recompute
+from equivcheck.scenario.layer_base import Activation, AnyLayer, AuxiliaryLinear, Norm, ShapeOp
 from equivcheck.scenario.layout import Layout
+from equivcheck.scenario.loss import CrossEntropy, Ignored, Loss
 from equivcheck.scenario.mesh import Axis, Mesh
-from equivcheck.scenario.model import Activation, AuxiliaryLinear, Layer, Model, Norm, ShapeOp
+from equivcheck.scenario.model import Layer, Model
 from equivcheck.scenario.optimizer import (
     ASGD,
     SGD,
@@ -44,7 +46,8 @@ from equivcheck.scenario.pipeline import Pipeline, PipelineSchedule
 from equivcheck.scenario.rounding import Compression, ElementType, LowPrecision, MixedPrecision
 from equivcheck.scenario.scenario import Resume, Scenario
 from equivcheck.scenario.schedule import CosineAnnealingLR, ExponentialLR, LinearLR, Schedule, StepLR
-from equivcheck.scenario.training import Group, Loss, Precision, Select, Training, ZeroGrad
+from equivcheck.scenario.token_layers import Attention, GatedMLP, Head, Tokens
+from equivcheck.scenario.training import Group, Precision, Select, Training, ZeroGrad
 
 __all__ = [
     "ASGD",
@@ -62,6 +65,8 @@ __all__ = [
     "AdamW",
     "Adamax",
     "AdjustLR",
+    "AnyLayer",
+    "Attention",
     "AuxiliaryLinear",
     "Axis",
     "ClipNorm",
@@ -69,12 +74,16 @@ __all__ = [
     "Compile",
     "Compression",
     "CosineAnnealingLR",
+    "CrossEntropy",
     "Data",
     "Distribution",
     "ElementType",
     "Execution",
     "ExponentialLR",
+    "GatedMLP",
     "Group",
+    "Head",
+    "Ignored",
     "Implementation",
     "Layer",
     "LayerPlan",
@@ -109,6 +118,7 @@ __all__ = [
     "Split",
     "StepLR",
     "TensorParallel",
+    "Tokens",
     "Training",
     "Wrapping",
     "ZeroGrad",

@@ -1,54 +1,16 @@
-"""The model of a training: a stack of linear layers, each with what real ones have around them."""
+"""The model of a training: a stack of layers, what it is fed, and what it ends in."""
 
 from __future__ import annotations
 
 from typing import ClassVar
 
-from equivcheck.choice import Choice
 from equivcheck.errors import InvalidScenario
+from equivcheck.scenario.layer_base import Activation, AnyLayer, AuxiliaryLinear, Norm, ShapeOp
 from equivcheck.scenario.noun import noun, refuse, require_between
+from equivcheck.scenario.token_layers import MAX_DROPOUT, MAX_LENGTH, Head, Tokens
 
 MAX_LAYERS = 8
 MAX_WIDTH = 32
-MAX_DROPOUT = 0.9
-
-
-class Activation(Choice):
-    """The elementwise function after a linear."""
-
-    IDENTITY = "identity"
-    RELU = "relu"
-    GELU = "gelu"
-    TANH = "tanh"
-    SIGMOID = "sigmoid"
-    SILU = "silu"
-
-
-class Norm(Choice):
-    """The normalisation of a layer's input over its features."""
-
-    LAYER = "layer"
-    RMS = "rms"
-
-
-class AuxiliaryLinear(Choice):
-    """At which steps the auxiliary linear of a layer takes part."""
-
-    NEVER = "never"
-    EVEN_STEPS = "even_steps"
-
-
-class ShapeOp(Choice):
-    """What a layer does to its output last: an identity through other shapes, or the sum with what a factory function makes."""
-
-    FLATTEN = "flatten"
-    SQUEEZE = "squeeze"
-    UNSQUEEZE = "unsqueeze"
-    VIEW = "view"
-    REPEAT = "repeat"
-    ARANGE = "arange"
-    ONES = "ones"
-    ZEROS = "zeros"
 
 
 ARANGE_STEP = 0.125
@@ -56,8 +18,8 @@ ARANGE_STEP = 0.125
 
 
 @noun
-class Layer:
-    """One layer: ``shape_op(residual(dropout(activation(linear(norm(x)) + auxiliary(norm(x))))))``."""
+class Layer(AnyLayer):
+    """A linear layer: ``shape_op(residual(dropout(activation(linear(norm(x)) + auxiliary(norm(x))))))``."""
 
     tag: ClassVar[str] = "linear"
     width: int
@@ -85,15 +47,37 @@ class Layer:
         require_between(self, "width", 1, MAX_WIDTH)
         require_between(self, "dropout", 0.0, MAX_DROPOUT)
 
+    @property
+    def ends_in_linear(self) -> bool:
+        """Whether nothing follows its linear."""
+        plain = not (self.residual or self.dropout or self.shape_op)
+        return plain and self.activation is Activation.IDENTITY
+
+    def outputs(self, inputs: int) -> int:  # noqa: ARG002 - of the base class
+        """Its width, whatever enters."""
+        return self.width
+
+    def refusal(self, inputs: int) -> tuple[str, str] | None:
+        """A residual needs as many inputs as outputs."""
+        if self.residual and self.width != inputs:
+            return "residual", f"only where inputs ({inputs}) equal width ({self.width})"
+        return None
+
 
 @noun
 class Model:
-    """A multi-layer perceptron."""
+    """Layers one after the other: a multi-layer perceptron over rows of features, or a decoder over sequences of tokens."""
 
     features: int
-    """Input features, 1 to 32."""
-    layers: tuple[Layer, ...]
+    """Features that enter the first layer, 1 to 32: those of the data, or of the embedding of tokens."""
+    length: int | None = None
+    """Positions of a sequence, 1 to 16, where a row of the data is one; None where it is a single vector."""
+    source: Tokens | None = None
+    """What is embedded, for a model of tokens; None for one that is fed real numbers."""
+    layers: tuple[AnyLayer, ...]
     """1 to 8 layers, at least one of them trained and with a weight of its own."""
+    head: Head | None = None
+    """What maps to a number for each token, last; None for nothing."""
     counter: bool = False
     """Whether the model has a buffer that counts its forward passes, as batch normalisation does."""
     offset: bool = False
@@ -103,34 +87,70 @@ class Model:
 
     def __post_init__(self) -> None:
         require_between(self, "features", 1, MAX_WIDTH)
+        if self.length is not None:
+            require_between(self, "length", 1, MAX_LENGTH)
         if not 1 <= len(self.layers) <= MAX_LAYERS:
             raise InvalidScenario(f"Model.layers has {len(self.layers)} layers; allowed: 1 to {MAX_LAYERS}")
         if all(layer.frozen or layer.shares is not None for layer in self.layers):
             raise InvalidScenario("Model.layers has no layer that is trained and has its own weight; allowed: at least one")
         for index in range(len(self.layers)):
             self._check_layer(index)
+        self._check_tokens()
 
     def _check_layer(self, index: int) -> None:
         layer, inputs = self.layers[index], self.inputs(index)
-        if layer.residual and layer.width != inputs:
-            raise refuse(layer, "residual", f"only where inputs ({inputs}) equal width ({layer.width}), layer {index}")
+        refusal = layer.refusal(inputs)
+        if refusal is not None:
+            field, allowed = refusal
+            raise refuse(layer, field, f"{allowed}, layer {index}")
+        if layer.needs_length and self.length is None:
+            raise refuse(self, "length", f"1 to {MAX_LENGTH} with {type(layer).__name__}, layer {index}")
+        if layer.shape_op is not None and self.length is not None:
+            raise refuse(layer, "shape_op", f"None where rows are sequences, layer {index}")
         if layer.shares is None:
             return
-        if not 0 <= layer.shares < index or self.layers[layer.shares].shares is not None:
-            raise refuse(layer, "shares", f"an earlier layer with its own weight, layer {index}")
-        if (layer.width, inputs) != (self.layers[layer.shares].width, self.inputs(layer.shares)):
+        owner = self.layers[layer.shares] if 0 <= layer.shares < index else None
+        if not isinstance(owner, Layer) or owner.shares is not None:
+            raise refuse(layer, "shares", f"an earlier linear layer with its own weight, layer {index}")
+        if (layer.outputs(inputs), inputs) != (owner.width, self.inputs(layer.shares)):
             raise refuse(layer, "shares", f"a layer with the same inputs and width, layer {index}")
 
+    def _check_tokens(self) -> None:
+        if self.source is not None and self.length is None:
+            raise refuse(self, "length", f"1 to {MAX_LENGTH} with tokens")
+        if self.head is not None and self.source is None:
+            raise refuse(self, "head", "None without tokens")
+        last = self.inputs(len(self.layers))
+        if self.head is not None and self.head.tied and last != self.features:
+            raise refuse(self.head, "tied", f"only where as many features ({last}) leave the layers as enter ({self.features})")
+
     def inputs(self, index: int) -> int:
-        """Input features of the layer at `index`."""
-        return self.layers[index - 1].width if index else self.features
+        """Input features of the layer at `index`; past the last one, what leaves it."""
+        features = self.features
+        for layer in self.layers[:index]:
+            features = layer.outputs(features)
+        return features
+
+    @property
+    def widths(self) -> tuple[int, ...]:
+        """Features that enter each layer, and last those that leave the last one."""
+        return tuple(self.inputs(index) for index in range(len(self.layers) + 1))
+
+    @property
+    def linears(self) -> tuple[Layer, ...]:
+        """Its layers where all are linear, none where some are not: for what runs no other kind."""
+        found = tuple(layer for layer in self.layers if isinstance(layer, Layer))
+        return found if len(found) == len(self.layers) else ()
 
     @property
     def has_matrices_only(self) -> bool:
         """Whether every parameter has two dims: no bias, no norm, no scale."""
-        return not self.scale and not any(layer.bias or layer.norm is not None for layer in self.layers)
+        head = self.head is None or not (self.head.bias or self.head.norm)
+        return not self.scale and head and all(layer.has_matrices_only for layer in self.layers)
 
     @property
     def outputs(self) -> int:
-        """Output features of the model."""
-        return self.layers[-1].width
+        """Output features of the model, of each position where rows are sequences."""
+        if self.head is not None and self.source is not None:
+            return self.source.vocabulary
+        return self.inputs(len(self.layers))

@@ -90,7 +90,7 @@ def _mesh(mesh: Mesh) -> str:
 
 
 def _training(training: Training) -> str:
-    widths = "-".join(str(width) for width in (training.model.features, *(layer.width for layer in training.model.layers)))
+    widths = "-".join(map(str, training.model.widths))
     rows = " + ".join(str(rows) for rows in training.data.microbatches)
     parts = (
         f"widths {widths}",

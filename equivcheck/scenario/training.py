@@ -6,31 +6,13 @@ from equivcheck.choice import Choice
 from equivcheck.errors import InvalidScenario
 from equivcheck.scenario.clipping import Clipping
 from equivcheck.scenario.data import Data
+from equivcheck.scenario.loss import CrossEntropy, Loss
 from equivcheck.scenario.model import Model
 from equivcheck.scenario.noun import noun, refuse, require_between, require_not_negative, require_positive
 from equivcheck.scenario.optimizer import SGD, Optimizer
 from equivcheck.scenario.schedule import Schedule
 
 MAX_STEPS = 10
-
-
-class Loss(Choice):
-    """The loss of a step; means are over all elements of the step's whole batch."""
-
-    MSE_MEAN = "mse_mean"
-    MSE_SUM = "mse_sum"
-    LINEAR_MEAN = "linear_mean"
-    LINEAR_SUM = "linear_sum"
-
-    @property
-    def is_mean(self) -> bool:
-        """Whether the loss is averaged over the batch rather than summed."""
-        return self in (Loss.MSE_MEAN, Loss.LINEAR_MEAN)
-
-    @property
-    def is_linear(self) -> bool:
-        """Whether the loss is of ``out - target`` rather than of its square."""
-        return self in (Loss.LINEAR_MEAN, Loss.LINEAR_SUM)
 
 
 class Precision(Choice):
@@ -81,7 +63,7 @@ class Training:
     """What one step consumes."""
     optimizer: Optimizer = SGD()
     """What updates the parameters."""
-    loss: Loss = Loss.MSE_MEAN
+    loss: Loss | CrossEntropy = Loss.MSE_MEAN
     """What is minimised."""
     groups: tuple[Group, ...] = ()
     """Parameter groups beside the optimizer's own."""
@@ -104,6 +86,14 @@ class Training:
         if not self.optimizer.takes_vectors and not self.model.has_matrices_only:
             allowed = f"a model without biases, norms and scale with {type(self.optimizer).__name__}, which takes matrices only"
             raise InvalidScenario(f"Training.model has parameters of fewer than two dims; allowed: {allowed}")
+        if isinstance(self.loss, CrossEntropy):
+            self._check_labels()
         for group in self.groups:
             if group.weight_decay and not self.optimizer.decays:
                 raise refuse(group, "weight_decay", "0.0 with Rprop, which has none")
+
+    def _check_labels(self) -> None:
+        if self.model.outputs < 2:
+            raise refuse(self, "loss", "CrossEntropy only with a model of two outputs and more")
+        if self.data.batch_dim and self.model.length is None:
+            raise refuse(self.data, "batch_dim", "0 with CrossEntropy, where rows are no sequences")

@@ -49,8 +49,7 @@ class Shrunk:
     @property
     def widths(self) -> tuple[int, ...]:
         """Features, then the width of each layer."""
-        model = self.scenario.training.model
-        return (model.features, *(layer.width for layer in model.layers))
+        return self.scenario.training.model.widths
 
     @property
     def is_small(self) -> bool:

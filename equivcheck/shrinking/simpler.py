@@ -11,8 +11,10 @@ from typing import Any, TypeVar
 from equivcheck.composition.fitting import fitted
 from equivcheck.errors import EquivCheckError
 from equivcheck.findings.size import is_default, size_of
+from equivcheck.layouts.limits.repairs import of_real_targets, over_features
 from equivcheck.scenario import (
     ActivationSharding,
+    AnyLayer,
     Execution,
     Layer,
     LayerPlan,
@@ -37,6 +39,13 @@ Kind = Callable[[C], Iterator[C]]
 
 _WIDTHS = (1, 2, 3, 4)
 """Tried for features and widths."""
+_VOCABULARIES = (2, 3)
+_LESS_WITHIN: tuple[dict[str, Any], ...] = (
+    *({"hidden": hidden} for hidden in _WIDTHS),
+    *({"heads": heads, "kv_heads": kv_heads} for heads, kv_heads in ((1, 1), (2, 1), (2, 2), (4, 2))),
+    *({"head_width": width} for width in _WIDTHS),
+)
+"""Tried for what lies within layers that are not linear."""
 
 
 def simpler_by(kind: Kind[C], case: C, *, beyond: bool = False) -> Iterator[C]:
@@ -90,6 +99,16 @@ def _of_plainer_layers(scenario: Scenario) -> Iterator[Scenario]:
     return (replace(scenario, training=_with_model(scenario.training, model)) for model in models)
 
 
+def _of_other_models(scenario: Scenario) -> Iterator[Scenario]:
+    """Toward an MLP: rows in place of sequences, fewer tokens and positions, less within a layer."""
+    training = scenario.training
+    for changed in (over_features(training), of_real_targets(over_features(training))):
+        with suppress(EquivCheckError):
+            yield replace(scenario, training=changed)
+    for model in _fewer_tokens(training.model):
+        yield replace(scenario, training=_with_model(training, model))
+
+
 def _with_fewer_settings(scenario: Scenario) -> Iterator[Scenario]:
     for training in with_defaults(scenario.training):
         with suppress(EquivCheckError):
@@ -105,6 +124,7 @@ KINDS: tuple[Kind[Scenario], ...] = (
     _without_resume,
     _eagerly,
     _on_fewer_ranks,
+    _of_other_models,
     _of_fewer_layers,
     _in_fewer_steps,
     _of_less_data,
@@ -154,17 +174,17 @@ def _fewer_layers(training: Training, layout: Layout) -> Iterator[tuple[Training
 
 def _without_layer(model: Model, index: int) -> Model:
     """The other layers; where widths no longer meet, none is residual and none shares a weight."""
-    features = model.features if index else model.layers[0].width
+    features = model.features if index else model.inputs(1)
     layers = tuple(_after(layer, index) for number, layer in enumerate(model.layers) if number != index)
     with suppress(EquivCheckError):
         return replace(model, features=features, layers=layers)
-    return replace(model, features=features, layers=tuple(replace(layer, residual=False, shares=None) for layer in layers))
+    return replace(model, features=features, layers=tuple(layer.having(residual=False, shares=None) for layer in layers))
 
 
-def _after(layer: Layer, index: int) -> Layer:
+def _after(layer: AnyLayer, index: int) -> AnyLayer:
     if layer.shares is None or layer.shares < index:
         return layer
-    return replace(layer, shares=None if layer.shares == index else layer.shares - 1)
+    return layer.having(shares=None if layer.shares == index else layer.shares - 1)
 
 
 def _without_entry(parallelism: Any, index: int) -> Any:
@@ -198,20 +218,34 @@ def _with_model(training: Training, model: Model) -> Training:
 def _narrower(model: Model) -> Iterator[Model]:
     """Smaller widths: all of them alike, then one by one."""
     for width in _WIDTHS:
-        yield replace(model, features=width, layers=tuple(replace(layer, width=width) for layer in model.layers))
+        yield replace(model, features=width, layers=tuple(layer.having(width=width) for layer in model.layers))
     for width in _WIDTHS:
         with suppress(EquivCheckError):
             yield replace(model, features=width)
         for index, layer in enumerate(model.layers):
             with suppress(EquivCheckError):
-                layers = (*model.layers[:index], replace(layer, width=width), *model.layers[index + 1 :])
+                layers = (*model.layers[:index], layer.having(width=width), *model.layers[index + 1 :])
                 yield replace(model, layers=layers)
+
+
+def _fewer_tokens(model: Model) -> Iterator[Model]:
+    """Fewer positions, a smaller vocabulary, and less within layers, one by one."""
+    for length in _WIDTHS if model.length is not None else ():
+        with suppress(EquivCheckError):
+            yield replace(model, length=length)
+    sources = () if model.source is None else (replace(model.source, vocabulary=size, padding=None) for size in _VOCABULARIES)
+    for source in sources:
+        yield replace(model, source=source)
+    for index, layer in enumerate(model.layers):
+        for changes in _LESS_WITHIN:
+            with suppress(EquivCheckError):
+                yield replace(model, layers=(*model.layers[:index], layer.having(**changes), *model.layers[index + 1 :]))
 
 
 def _plainer(training: Training) -> Iterator[Model]:
     """No options of any layer, then of one."""
     model = training.model
-    plain = tuple(Layer(width=layer.width, bias=training.optimizer.takes_vectors) for layer in model.layers)
+    plain = tuple(Layer(width=width, bias=training.optimizer.takes_vectors) for width in model.widths[1:])
     yield replace(model, layers=plain)
     for index in range(len(plain)):
         with suppress(EquivCheckError):

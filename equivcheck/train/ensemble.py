@@ -1,28 +1,34 @@
 """Several copies of a single-device training at once, each from material of its own: one pass instead of one a copy.
 
-Every tensor has the copies as its first dim; `torch.func.vmap` of the model gives the same and takes twice as long. Nothing
-mixes copies: products are batched, losses are per copy (so that one backward gives every copy its own gradient), norms are taken
-per copy, and optimizers must be elementwise, with step counts that do not depend on values.
+Every tensor has the copies as its first dim. Models of linear layers are written for that; `torch.vmap` of the model, which
+serves the others, gives the same and takes twice as long. Nothing mixes copies: products are batched, losses are per copy (so
+that one backward gives every copy its own gradient), norms are taken per copy, and optimizers must be elementwise, with step
+counts that do not depend on values.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import nn
+from torch.func import functional_call
 from torch.nn import functional
 
-from equivcheck.layers.parameters import SCALE, layer_of
-from equivcheck.scenario import ClipNorm, ClipValue, Layer, Training, ZeroGrad
+from equivcheck.layers.linear.module import LayerFunctions, layer_output
+from equivcheck.layers.linear.shape_ops import added
+from equivcheck.layers.module import ACTIVATIONS
+from equivcheck.layers.parameters import SCALE, parameters_of
+from equivcheck.scenario import ClipNorm, ClipValue, CrossEntropy, Layer, Training, ZeroGrad
+from equivcheck.train.accumulate import loss_of
 from equivcheck.train.material import Batch
-from equivcheck.train.model import ACTIVATIONS, LayerFunctions, layer_output, offset_of
+from equivcheck.train.model import build_model, offset_of
 from equivcheck.train.optimizer import build_optimizer, build_schedule
-from equivcheck.train.shape_ops import added
 
 Array = npt.NDArray[np.floating]
 
@@ -60,11 +66,14 @@ class EnsembleTrace:
     """Shape (copies, elements of all state tensors); a step count and the like is repeated for every copy."""
 
 
+Losses = Callable[[Batch, int, float], torch.Tensor]
+"""The loss of each copy of a microbatch at a step, as a share of the step's loss; leaves the gradients."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class _Run:
     training: Training
-    blocks: tuple[LayerFunctions, ...]
-    scale: torch.Tensor | None
+    losses: Losses
     parameters: tuple[torch.Tensor, ...]
     optimizer: torch.optim.Optimizer
 
@@ -78,9 +87,11 @@ def train_ensemble(training: Training, parameters: Mapping[str, torch.Tensor], s
         steps: Per step, its microbatches: inputs of shape (copies, rows, features), targets of shape (copies, rows, outputs),
             rows and the other dim the other way round where the batch dim is 1; masks of shape (rows, width) that all share.
     """
-    copied = {name: values.clone().requires_grad_(_is_trained(training, name)) for name, values in parameters.items()}
+    trained = {parameter.full_name: parameter.trained for parameter in parameters_of(training.model)}
+    copied = {name: values.clone().requires_grad_(trained[name]) for name, values in parameters.items()}
     optimizer = build_optimizer(training, copied.items())
-    run = _Run(training, _blocks(training, copied), copied.get(SCALE.full_name), tuple(copied.values()), optimizer)
+    losses = _batched_losses if _is_batched(training) else _mapped_losses
+    run = _Run(training, losses(training, copied), tuple(copied.values()), optimizer)
     schedule = build_schedule(training.schedule, optimizer)
     kept = []
     for index, microbatches in enumerate(steps):
@@ -91,13 +102,72 @@ def train_ensemble(training: Training, parameters: Mapping[str, torch.Tensor], s
     return EnsembleTrace(steps=tuple(kept), state_names=state_names, state=state)
 
 
-def _is_trained(training: Training, name: str) -> bool:
-    layer = layer_of(name)
-    return layer is None or not training.model.layers[layer].frozen
+def _is_batched(training: Training) -> bool:
+    """Whether the functions of linear layers, which take all copies at once, are enough."""
+    model = training.model
+    plain = model.length is None and not isinstance(training.loss, CrossEntropy)
+    return plain and all(isinstance(layer, Layer) for layer in model.layers)
 
 
-def _blocks(training: Training, parameters: Mapping[str, torch.Tensor]) -> tuple[LayerFunctions, ...]:
-    return tuple(_block(layer, index, parameters) for index, layer in enumerate(training.model.layers))
+def _mapped_losses(training: Training, parameters: Mapping[str, torch.Tensor]) -> Losses:
+    """By the module itself, a copy like another; gradients are taken inside, where an operation has its own rule for copies.
+
+    From outside of `torch.vmap`, backward goes through what an embedding is taken apart to, which forgets the padding.
+    """
+    first = {name: values[0].detach() for name, values in parameters.items()}
+    model = build_model(replace(training.model, counter=False), first, training.data.batch_dim)
+    facts = {parameter.full_name: parameter for parameter in parameters_of(training.model) if parameter.trained}
+    frozen = {name: values for name, values in parameters.items() if name not in facts}
+
+    def losses(batch: Batch, index: int, share: float) -> torch.Tensor:
+        def loss(
+            own: dict[str, torch.Tensor], still: dict[str, torch.Tensor], inputs: torch.Tensor, targets: torch.Tensor
+        ) -> torch.Tensor:
+            outputs = functional_call(model, own | still, (inputs, batch.masks, index))
+            return loss_of(training, outputs, targets, batch.divisor) * share
+
+        trained = {name: parameters[name].detach() for name in facts}
+        with warnings.catch_warnings():
+            # Fused attention is run copy by copy, which torch remarks on.
+            warnings.simplefilter("ignore")
+            gradients, each = torch.vmap(torch.func.grad_and_value(loss))(trained, frozen, batch.inputs, batch.targets)
+        for name, gradient in gradients.items():
+            # What takes no part has a gradient of zeros here, and none elsewhere.
+            if facts[name].takes_part(index):
+                _accumulate_into(parameters[name], gradient)
+        found: torch.Tensor = each
+        return found
+
+    return losses
+
+
+def _accumulate_into(parameter: torch.Tensor, gradient: torch.Tensor) -> None:
+    """As backward does: a gradient lies as its parameter, which fused optimizers take for granted."""
+    if parameter.grad is None:
+        parameter.grad = gradient.detach().clone(memory_format=torch.contiguous_format)
+    else:
+        parameter.grad = parameter.grad + gradient.detach()
+
+
+def _batched_losses(training: Training, parameters: Mapping[str, torch.Tensor]) -> Losses:
+    """By the functions of linear layers."""
+    model, scale = training.model, parameters.get(SCALE.full_name)
+    blocks = tuple(_block(layer, index, parameters) for index, layer in enumerate(model.linears))
+
+    def losses(batch: Batch, index: int, share: float) -> torch.Tensor:
+        values = batch.inputs.mT if batch.batch_dim else batch.inputs
+        for block, mask in zip(blocks, batch.masks, strict=True):
+            values = layer_output(block, values, mask, index)
+        if scale is not None:
+            values = values * scale.view(-1, 1, 1)
+        if model.offset:
+            values = values + offset_of(model, values.dtype)
+        loss = _losses(training, values.mT if batch.batch_dim else values, batch.targets)
+        loss = loss if share == 1.0 else loss * share
+        loss.backward(torch.ones_like(loss))  # type: ignore[no-untyped-call]
+        return loss.detach()
+
+    return losses
 
 
 def _block(layer: Layer, index: int, parameters: Mapping[str, torch.Tensor]) -> LayerFunctions:
@@ -139,18 +209,9 @@ def _accumulate(run: _Run, microbatches: Sequence[Batch], index: int) -> torch.T
     """The loss of each copy; leaves the gradients."""
     training, total = run.training, torch.zeros(())
     for batch in microbatches:
-        values = batch.inputs.mT if batch.batch_dim else batch.inputs
-        for block, mask in zip(run.blocks, batch.masks, strict=True):
-            values = layer_output(block, values, mask, index)
-        if run.scale is not None:
-            values = values * run.scale.view(-1, 1, 1)
-        if training.model.offset:
-            values = values + offset_of(training.model, values.dtype)
-        loss = _losses(training, values.mT if batch.batch_dim else values, batch.targets)
-        if training.loss.is_mean and len(microbatches) > 1:
-            loss = loss * (batch.inputs.shape[1 + batch.batch_dim] / training.data.batch)
-        loss.backward(torch.ones_like(loss))  # type: ignore[no-untyped-call]
-        total = total + loss.detach()
+        averages = training.loss.is_mean and len(microbatches) > 1
+        share = batch.inputs.shape[1 + batch.batch_dim] / training.data.batch if averages else 1.0
+        total = total + run.losses(batch, index, share)
     return total
 
 

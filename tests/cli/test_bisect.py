@@ -97,7 +97,7 @@ def test_bad_input_is_one_clear_line(arguments: tuple[str, ...], words: str) -> 
 
 def narrow_is_fixed(scenario: Scenario, *, world: str, deadline: float, **options: object) -> Verdict:
     """Finds the faults that were kept but the one of the narrowest scenario."""
-    if scenario.training.model.layers[0].width == 1:
+    if scenario.training.model.widths[1] == 1:
         return fakes.fine(scenario, world=world, deadline=deadline)
     return fakes.diverged(scenario, world=world, tensor=f"layers.0.{'norm' if scenario.training.steps == 2 else 'linear'}.weight")
 

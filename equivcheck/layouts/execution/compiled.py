@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
+from equivcheck.layers.module import LayerModule
 from equivcheck.scenario import Compile, Execution
-from equivcheck.train.model import Block
 from equivcheck.train.setup import Setup
 
 _REDUCER_MODULE = "torch.nn.parallel.distributed"
@@ -63,7 +63,7 @@ def compile_setup(setup: Setup, execution: Execution) -> None:
     """Compile what is called or each layer, and the backward passes."""
     backend = Compile.AOT_EAGER if execution.compile is Compile.NONE else execution.compile
     if execution.per_layer:
-        for layer in [module for module in setup.model.modules() if isinstance(module, Block)]:
+        for layer in [module for module in setup.model.modules() if isinstance(module, LayerModule)]:
             # Layers share their code: with symbolic shapes, those of DTensors recurse without end (torch 2.13).
             layer.compile(backend=backend.value, dynamic=False)
     elif execution.compile is not Compile.NONE:

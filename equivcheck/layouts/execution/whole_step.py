@@ -76,10 +76,9 @@ class _WholeSteps:
         assert self.optimizer is not None, "the loop prepares a step before it computes it"
         given = self._given([setup.take(batch) for batch in microbatches])
         plan, tensors = _taken_apart(given)
-        key = self._key(given, index)
+        key = self._key(given, index), microbatches[0].divisor
         if key not in self.graphs:
-            rows = [batch.rows for batch in microbatches]
-            self.graphs[key] = _traced(partial(self._step, index, rows), plan, tensors)
+            self.graphs[key] = _traced(partial(self._step, index, microbatches), plan, tensors)
         graph = self.graphs[key]
         self.results = _each(graph.results, partial(_rebuilt, graph.run(*tensors)))
         self._leave(self.results["gradients"])
@@ -134,17 +133,15 @@ class _WholeSteps:
         there = tuple(gradient is not None for gradient in given["gradients"])
         return changing and index % 2, rates, there, tuple(tuple(state) for state in given["state"])
 
-    def _step(self, index: int, rows: list[int], given: dict[str, Nest]) -> dict[str, Nest]:
+    def _step(self, index: int, whole_batches: Sequence[Batch], given: dict[str, Nest]) -> dict[str, Nest]:
         """A step on the given tensors and nothing else."""
-        training = self.setup.training
         parameters = self._leaves(given)
         optimizer = self._optimizer(parameters, given["state"])
         named = parameters | given["buffers"]
         setup = replace(self.setup, module=lambda *inputs: functional_call(self.setup.model, named, inputs))  # type: ignore[arg-type]
         loss = torch.zeros((), dtype=torch.float64)
-        for (inputs, targets, *masks), count in zip(given["batches"], rows, strict=True):
-            batch = Batch(inputs=inputs, targets=targets, masks=tuple(masks), batch_dim=training.data.batch_dim)
-            part = part_loss(setup, batch, index, count)
+        for (inputs, targets, *masks), each in zip(given["batches"], whole_batches, strict=True):
+            part = part_loss(setup, replace(each, inputs=inputs, targets=targets, masks=tuple(masks)), index, each.rows)
             part.backward()  # type: ignore[no-untyped-call]
             loss = loss + whole(part)
         results = {"loss": loss, "gradients": _gradients(parameters, torch.clone)}

@@ -9,7 +9,7 @@ from equivcheck.layers.parameters import Parameter, parameters_of
 from equivcheck.layouts.expected_calls.communication import Key, Totals, add, axes_named
 from equivcheck.layouts.partition import chunk_size
 from equivcheck.layouts.rounding import ITEM_BYTES
-from equivcheck.scenario import AuxiliaryLinear, Layer, Layout, Training
+from equivcheck.scenario import AnyLayer, AuxiliaryLinear, Layout, Training
 from equivcheck.trace.stage import Stage
 
 
@@ -81,13 +81,12 @@ class RankView:
 
     def has_gradient(self, held: Held, step: int) -> bool:
         """Whether a parameter gets a gradient in a step."""
-        if held.layer is None or held.name != "auxiliary.weight":
-            return held.trained
-        return held.trained and auxiliary_runs(self.training.model.layers[held.layer], step)
+        return held.trained and held.parameter.takes_part(step)
 
     def differentiates(self, index: int, step: int) -> bool:
-        """Whether the output of a layer requires a gradient in a step; that of layer -1 is the input."""
-        return any(self.trains(before, step) for before in range(index + 1))
+        """Whether the output of a layer requires a gradient in a step; that of layer -1 is the input, or what is embedded."""
+        source = self.training.model.source
+        return (source is not None and not source.frozen) or any(self.trains(before, step) for before in range(index + 1))
 
     def trains(self, index: int, step: int) -> bool:
         """Whether a layer uses a trained parameter in a step, its own or a shared one."""
@@ -111,7 +110,7 @@ class Ledger:
         add(self.totals, key, num_calls, num_bytes)
 
 
-def auxiliary_runs(layer: Layer, step: int) -> bool:
+def auxiliary_runs(layer: AnyLayer, step: int) -> bool:
     """Whether the second linear of a layer takes part in a step."""
     return layer.auxiliary is AuxiliaryLinear.EVEN_STEPS and step % 2 == 0
 

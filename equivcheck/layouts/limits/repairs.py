@@ -5,7 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
-from equivcheck.scenario import AuxiliaryLinear, Implementation, Layer, Layout, Loss, Model, Optimizer, Parallelism, Training
+from equivcheck.scenario import (
+    AnyLayer,
+    AuxiliaryLinear,
+    CrossEntropy,
+    Implementation,
+    Layer,
+    Layout,
+    Loss,
+    Model,
+    Optimizer,
+    Parallelism,
+    Training,
+)
 from equivcheck.scenario.data import USUAL_ROWS
 from equivcheck.scenario.model import MAX_WIDTH
 
@@ -18,24 +30,26 @@ def with_model(training: Training, **changes: object) -> Training:
     return replace(training, model=replace(training.model, **changes))  # type: ignore[arg-type]
 
 
-def each_layer(training: Training, change: Callable[[int, Layer], Layer]) -> Training:
+def each_layer(training: Training, change: Callable[[int, AnyLayer], AnyLayer]) -> Training:
     """The training with every layer replaced by ``change(index, layer)``."""
     return with_model(training, layers=tuple(change(index, layer) for index, layer in enumerate(training.model.layers)))
 
 
 def without_shares(training: Training) -> Training:
     """Every layer has a weight of its own."""
-    return each_layer(training, lambda _index, layer: replace(layer, shares=None))
+    return each_layer(training, lambda _index, layer: layer.having(shares=None))
 
 
 def without_auxiliary(training: Training) -> Training:
     """No layer has a second linear."""
-    return each_layer(training, lambda _index, layer: replace(layer, auxiliary=None))
+    return each_layer(training, lambda _index, layer: layer.having(auxiliary=None))
 
 
 def without_frozen(training: Training) -> Training:
     """Every parameter is trained."""
-    return each_layer(training, lambda _index, layer: replace(layer, frozen=False))
+    source = training.model.source
+    trained = with_model(training, source=source and replace(source, frozen=False))
+    return each_layer(trained, lambda _index, layer: layer.having(frozen=False))
 
 
 def without_scale(training: Training) -> Training:
@@ -50,7 +64,9 @@ def with_rows(training: Training, multiple: int) -> Training:
 
 
 def with_widths(training: Training, multiple: int) -> Training:
-    """Features and all widths rounded up to a multiple, so that equal ones stay equal; where that is too much, the multiple.
+    """Features, all widths, tokens and learnt positions rounded up to a multiple, so that equal ones stay equal.
+
+    A width for which that is too much is the multiple.
 
     Rounded down, widths near the largest would swing between two layouts that ask for different multiples (30 and 32 for 3 and
     4); from the least on they come up to what suits both.
@@ -60,8 +76,34 @@ def with_widths(training: Training, multiple: int) -> Training:
         up = -(-width // multiple) * multiple
         return up if up <= MAX_WIDTH else multiple if multiple <= MAX_WIDTH else 1
 
-    layers = tuple(replace(layer, width=fitted(layer.width)) for layer in training.model.layers)
-    return with_model(training, features=fitted(training.model.features), layers=layers)
+    widths = training.model.widths[1:]
+    layers = tuple(
+        layer.having(width=fitted(width)).rounded(multiple) for layer, width in zip(training.model.layers, widths, strict=True)
+    )
+    source, length = training.model.source, training.model.length
+    if source is not None and length is not None:
+        learns = source.learned_positions
+        source, length = source.rounded(multiple), -(-length // multiple) * multiple if learns else length
+    return with_model(training, features=fitted(training.model.features), layers=layers, source=source, length=length)
+
+
+def over_features(training: Training) -> Training:
+    """The training of linear layers alone, as wide as its layers, over rows of real numbers."""
+    model, bias = training.model, training.optimizer.takes_vectors
+    layers = tuple(
+        layer if isinstance(layer, Layer) else Layer(width=width, bias=bias)
+        for layer, width in zip(model.layers, model.widths[1:], strict=True)
+    )
+    if all(layer.frozen or layer.shares is not None for layer in layers):
+        layers = (replace(layers[0], frozen=False, shares=None), *layers[1:])
+    plain = replace(model, length=None, source=None, head=None, layers=layers)
+    takes_labels = plain.outputs > 1 and not training.data.batch_dim
+    return replace(training, model=plain, loss=training.loss if takes_labels else of_real_targets(training).loss)
+
+
+def of_real_targets(training: Training) -> Training:
+    """The training with a loss of real targets."""
+    return replace(training, loss=Loss.MSE_MEAN) if isinstance(training.loss, CrossEntropy) else training
 
 
 def with_loop(training: Training, _layout: Layout) -> Training:
@@ -69,7 +111,7 @@ def with_loop(training: Training, _layout: Layout) -> Training:
     return replace(training, optimizer=replace(training.optimizer, implementation=Implementation.FOR_LOOP))
 
 
-def tamed(optimizer: Optimizer, loss: Loss) -> Optimizer:
+def tamed(optimizer: Optimizer, loss: Loss | CrossEntropy) -> Optimizer:
     """The optimizer at a rate at which a few steps of a deep model do not overflow, as they would then prove nothing."""
     if loss is Loss.MSE_SUM or (loss is Loss.MSE_MEAN and optimizer.maximize):
         return replace(optimizer, lr=optimizer.lr / STEEP)
@@ -88,9 +130,12 @@ def with_summed_squares(training: Training) -> Training:
 def with_num_layers(training: Training, count: int) -> Training:
     """The first layers, or all of them and plain ones of the same width after them."""
     layers = training.model.layers[:count]
-    layers += (Layer(width=layers[-1].width, bias=training.optimizer.takes_vectors),) * (count - len(layers))
+    bias = training.optimizer.takes_vectors and training.model.length is None  # of sequences it would end in a view
+    # Over sequences a bias would leave what a stage of a pipeline hands on a view.
+    bias = training.optimizer.takes_vectors and training.model.length is None
+    layers += (Layer(width=training.model.inputs(len(layers)), bias=bias),) * (count - len(layers))
     if all(layer.frozen or layer.shares is not None for layer in layers):
-        layers = (replace(layers[0], frozen=False), *layers[1:])
+        layers = (layers[0].having(frozen=False), *layers[1:])
     return with_model(training, layers=layers)
 
 
@@ -98,6 +143,11 @@ def rounded(value: int, multiple: int, largest: int) -> int:
     """The value rounded up to a multiple, or down to the last one that is not above `largest`; 1 where there is none."""
     up = -(-value // multiple) * multiple
     return up if up <= largest else max(largest // multiple * multiple, 1)
+
+
+def has_frozen(model: Model) -> bool:
+    """Whether anything requires no gradient."""
+    return any(layer.frozen for layer in model.layers) or (model.source is not None and model.source.frozen)
 
 
 def has_shares(model: Model) -> bool:

@@ -4,20 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from equivcheck.layers.script import ACTIVATIONS, NORMS, LayerScript
 from equivcheck.layouts.script.text import INDENT, block, indented
 from equivcheck.scenario import Activation, AuxiliaryLinear, Layer, Norm, ShapeOp
 from equivcheck.scenario.model import ARANGE_STEP
-
-ACTIVATIONS: dict[Activation, tuple[str, str]] = {
-    Activation.RELU: ("nn.ReLU()", "torch.relu"),
-    Activation.GELU: ("nn.GELU()", "functional.gelu"),
-    Activation.TANH: ("nn.Tanh()", "torch.tanh"),
-    Activation.SIGMOID: ("nn.Sigmoid()", "torch.sigmoid"),
-    Activation.SILU: ("nn.SiLU()", "functional.silu"),
-}
-"""As a module and as a function; the identity is left out."""
-
-NORMS: dict[Norm, str] = {Norm.LAYER: "nn.LayerNorm", Norm.RMS: "nn.RMSNorm"}
 
 _SHAPE_OPS: dict[ShapeOp, tuple[str, str]] = {
     ShapeOp.FLATTEN: ("there and back by a flat view", "values.flatten().view(values.shape)"),
@@ -30,6 +20,7 @@ _SHAPE_OPS: dict[ShapeOp, tuple[str, str]] = {
     ShapeOp.ZEROS: ("plus zero", "values + values.new_zeros((values.shape[0], 1))"),
 }
 """In words, and as an expression."""
+_AGAIN = ", computed again in backward"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,8 +47,28 @@ class Kind:
         return ("mask",) * self.masked + ("step",) * (self.auxiliary is AuxiliaryLinear.EVEN_STEPS)
 
 
-def kind_of(layer: Layer, *, recomputes: bool) -> Kind:
-    """The kind of a layer."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OtherKind:
+    """What layers have in common that are not linear, and write themselves."""
+
+    script: LayerScript
+    masked: bool
+    residual: bool
+    recomputes: bool
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether modules in a row are enough."""
+        return False
+
+    @property
+    def extras(self) -> tuple[str, ...]:
+        """What it is called with beside its inputs."""
+        return ("mask",) * self.masked
+
+
+def linear_kind(layer: Layer, *, recomputes: bool) -> Kind:
+    """The kind of a linear layer."""
     return Kind(
         norm=layer.norm,
         bias=layer.bias,
@@ -70,26 +81,35 @@ def kind_of(layer: Layer, *, recomputes: bool) -> Kind:
     )
 
 
-def class_of(name: str, kind: Kind, *, distributed: bool) -> list[str]:
+def class_of(name: str, kind: Kind | OtherKind, *, distributed: bool) -> list[str]:
     """The class of a kind; `distributed` says that its values may be DTensors, which what it makes must go with."""
+    if isinstance(kind, OtherKind):
+        values = "values" + " * mask" * kind.masked + " + inputs" * kind.residual
+        made, words = ["super().__init__()", *kind.script.init], kind.script.words + _AGAIN * kind.recomputes
+        return _class((name, words, "self"), made, kind, [*kind.script.compute, f"return {values}"])
     linear = "nn.Linear(inputs, width" + ("" if kind.bias else ", bias=False") + ")"
     made = ["super().__init__()"]
     made += [f"self.norm = {NORMS[kind.norm]}(inputs)"] if kind.norm else []
     made += [f"self.linear = {linear}"]
     made += ["self.auxiliary = nn.Linear(inputs, width, bias=False)"] if kind.auxiliary else []
+    return _class((name, _words(kind), "self, inputs: int, width: int"), made, kind, _compute(kind, distributed))
+
+
+def _class(given: tuple[str, str, str], made: list[str], kind: Kind | OtherKind, lines: list[str]) -> list[str]:
+    """A class of a name, a docstring and arguments, from what makes it and what it computes."""
+    name, words, arguments = given
     return [
         f"class {name}(nn.Module):",
-        f'{INDENT}"""{_words(kind)}."""',
+        f'{INDENT}"""{words}."""',
         "",
-        *indented(block("def __init__(self, inputs: int, width: int) -> None:", made)),
+        *indented(block(f"def __init__({arguments}) -> None:", made)),
         "",
-        *indented(_forward(kind, distributed)),
+        *indented(_forward(kind, lines)),
     ]
 
 
-def _forward(kind: Kind, distributed: bool) -> list[str]:
+def _forward(kind: Kind | OtherKind, lines: list[str]) -> list[str]:
     arguments = ", ".join(("inputs", *kind.extras))
-    lines = _compute(kind, distributed)
     if not kind.recomputes:
         return block(f"def forward(self, {arguments}):", lines)
     again = [f"return checkpoint(self.compute, {arguments}, use_reentrant=False)"]
@@ -128,11 +148,13 @@ def _words(kind: Kind) -> str:
     parts += ["dropout"] * kind.masked + ["a residual"] * kind.residual
     parts += [_SHAPE_OPS[kind.shape_op][0]] if kind.shape_op else []
     words = "A linear with " + " and ".join(parts) if parts else "A linear"
-    return words + ", computed again in backward" * kind.recomputes
+    return words + _AGAIN * kind.recomputes
 
 
-def imports_of(kind: Kind) -> list[tuple[str, str]]:
+def imports_of(kind: Kind | OtherKind) -> list[tuple[str, str]]:
     """What its class needs: modules and names in them."""
     found = [("torch.utils.checkpoint", "checkpoint")] if kind.recomputes else []
+    if isinstance(kind, OtherKind):
+        return [*found, *kind.script.imports]
     uses_functional = not kind.is_plain and ACTIVATIONS.get(kind.activation, ("", ""))[1].startswith("functional.")
     return found + ([("torch.nn", "functional")] if uses_functional else [])

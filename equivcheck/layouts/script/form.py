@@ -2,11 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
-from equivcheck.layouts.script.blocks import ACTIVATIONS, NORMS, Kind, class_of, imports_of, kind_of
+from equivcheck.layers.registry import kind_of
+from equivcheck.layers.script import ACTIVATIONS, NORMS
+from equivcheck.layouts.script.blocks import Kind, OtherKind, class_of, imports_of, linear_kind
 from equivcheck.layouts.script.text import INDENT, block, call, indented
-from equivcheck.scenario import FSDP1, FSDP2, SPMD, Layer, Layout, Model, Parallelism, Pipeline, Recompute, Replicate, Wrapping
+from equivcheck.scenario import (
+    FSDP1,
+    FSDP2,
+    SPMD,
+    AnyLayer,
+    Layer,
+    Layout,
+    Model,
+    Parallelism,
+    Pipeline,
+    Recompute,
+    Replicate,
+    Wrapping,
+)
 from equivcheck.scenario.scenario import Scenario
 
 
@@ -55,16 +71,26 @@ class _Forms:
     def __init__(self, scenario: Scenario) -> None:
         self.model, self.layout = scenario.training.model, scenario.layout
         self.transposes = scenario.training.data.batch_dim == 1
-        self.kinds = [kind_of(layer, recomputes=_recomputes(self.layout, index)) for index, layer in enumerate(self.model.layers)]
+        self.kinds = [self._kind(index) for index in range(len(self.model.layers))]
         self.special = list(dict.fromkeys(kind for kind in self.kinds if not kind.is_plain))
         self.is_nested = bool(self.special) or _has_units(self.layout, self.model)
 
+    def _kind(self, index: int) -> Kind | OtherKind:
+        layer, recomputes = self.model.layers[index], _recomputes(self.layout, index)
+        if isinstance(layer, Layer):
+            return linear_kind(layer, recomputes=recomputes)
+        script = kind_of(layer).script(layer, self.model.inputs(index))
+        assert script is not None, "a script is refused for what does not say how it is written"
+        return OtherKind(script=script, masked=layer.dropout > 0, residual=layer.residual, recomputes=recomputes)
+
     def form(self) -> Form:
         distributed = self.layout.has(SPMD)
-        classes = [class_of(self._class(kind), kind, distributed=distributed) for kind in self.special]
+        others = [kind.script for kind in self.special if isinstance(kind, OtherKind)]
+        classes = [list(function) for function in dict.fromkeys(each for script in others for each in script.functions)]
+        classes += [class_of(self._class(kind), kind, distributed=distributed) for kind in self.special]
         extras = {name for kind in self.kinds for name in kind.extras}
         expression, stack = self._stack(), "model"
-        if extras or self.transposes or self.model.counter or self.model.offset or self.model.scale:
+        if extras or self.transposes or self.model.counter or self.model.offset or self.model.scale or self.model.source:
             classes.append(self._whole(expression, distributed))
             expression, stack = "Model()", "model.layers"
         prefix = "layers." if stack == "model.layers" else ""
@@ -80,13 +106,16 @@ class _Forms:
             extras=tuple({"mask": "masks"}.get(name, name) for name in ("mask", "step") if name in extras),
         )
 
-    def _class(self, kind: Kind) -> str:
-        index = self.special.index(kind)
-        return f"Block{index + 1}" if index else "Block"
+    def _class(self, kind: Kind | OtherKind) -> str:
+        stem = _stem(kind)
+        index = [other for other in self.special if _stem(other) == stem].index(kind)
+        return f"{stem}{index + 1}" if index else stem
 
     def _modules(self, index: int) -> list[tuple[str, str]]:
         """The modules of a plain layer, each with its canonical name, which is empty without parameters."""
         layer, kind, inputs = self.model.layers[index], self.kinds[index], self.model.inputs(index)
+        assert isinstance(layer, Layer), "others are no modules in a row"
+        assert isinstance(kind, Kind), "others are no modules in a row"
         frozen = ".requires_grad_(False)" if layer.frozen else ""
         bias = None if layer.bias else False
         found = [("norm", f"{NORMS[kind.norm]}({inputs}){frozen}")] if kind.norm else []
@@ -97,7 +126,8 @@ class _Forms:
         layer, kind = self.model.layers[index], self.kinds[index]
         if not kind.is_plain:
             frozen = ".requires_grad_(False)" if layer.frozen else ""
-            return f"{self._class(kind)}({self.model.inputs(index)}, {layer.width}){frozen}"
+            sizes = f"{self.model.inputs(index)}, {self.model.inputs(index + 1)}" if isinstance(kind, Kind) else ""
+            return f"{self._class(kind)}({sizes}){frozen}"
         modules = [code for _, code in self._modules(index)]
         return modules[0] if len(modules) == 1 else f"nn.Sequential({', '.join(modules)})"
 
@@ -112,8 +142,8 @@ class _Forms:
         position = 0
         for index, kind in enumerate(self.kinds):
             if not kind.is_plain:
-                owners = {"norm": kind.norm, "linear": True, "auxiliary": kind.auxiliary}
-                paths |= {f"layers.{index}.{owner}": f"{index}.{owner}" for owner, there in owners.items() if there}
+                owners = self._owners(index)
+                paths |= {f"layers.{index}.{owner}": f"{index}.{owner}" for owner in owners}
                 continue
             modules = self._modules(index)
             for place, (owner, _) in enumerate(modules):
@@ -123,6 +153,12 @@ class _Forms:
             position += len(modules)
         return paths
 
+    def _owners(self, index: int) -> Iterable[str]:
+        """The modules of a layer that have parameters, by their names in it."""
+        layer = self.model.layers[index]
+        owners = (parameter.name.rpartition(".")[0] for parameter in kind_of(layer).parameters(layer, self.model.inputs(index)))
+        return dict.fromkeys([*owners, *(("linear",) if isinstance(layer, Layer) else ())])
+
     def _units(self) -> list[str]:
         """Per layer, the index in the stack of what is one unit."""
         paths = self._paths()
@@ -130,7 +166,7 @@ class _Forms:
 
     def _whole(self, stack: str, distributed: bool) -> list[str]:
         model = self.model
-        made = ["super().__init__()", f"self.layers = {stack}"]
+        made = ["super().__init__()", *self._embedding(), f"self.layers = {stack}", *self._head()]
         made += ['self.register_buffer("forwards", torch.zeros((), dtype=torch.int64))'] if model.counter else []
         made += [f'self.register_buffer("offset", torch.linspace(0.25, 0.75, {model.outputs}))'] if model.offset else []
         made += ["self.scale = nn.Parameter(torch.rand(()) + 0.5)"] if model.scale else []
@@ -145,6 +181,24 @@ class _Forms:
             *indented(block(f"def forward({arguments}):", self._forward(bool(extras), distributed))),
         ]
 
+    def _embedding(self) -> list[str]:
+        source, width = self.model.source, self.model.features
+        if source is None:
+            return []
+        frozen = ".requires_grad_(False)" * source.frozen
+        padding = None if source.padding is None else source.padding
+        made = [f"self.embedding = {call('nn.Embedding', str(source.vocabulary), str(width), padding_idx=padding)}{frozen}"]
+        return made + [f"self.positions = nn.Embedding({self.model.length}, {width}){frozen}"] * source.learned_positions
+
+    def _head(self) -> list[str]:
+        head, inputs = self.model.head, self.model.inputs(len(self.model.layers))
+        if head is None:
+            return []
+        linear_key = '"linear"'
+        parts = [f'"norm": {NORMS[head.norm]}({inputs})'] if head.norm else []
+        linear = call("nn.Linear", str(inputs), str(self.model.outputs), bias=None if head.bias else False)
+        return [f"self.head = nn.ModuleDict({{{', '.join([*parts, f'{linear_key}: {linear}'])}}})"]
+
     def _words(self) -> str:
         parts = ["for rows along dim 1"] if self.transposes else []
         parts += ["a buffer that counts calls"] * self.model.counter + ["a buffer added to outputs"] * self.model.offset
@@ -153,17 +207,23 @@ class _Forms:
 
     def _forward(self, has_extras: bool, distributed: bool) -> list[str]:
         lines = ["self.forwards += 1"] if self.model.counter else []
-        values = "inputs.T" if self.transposes else "inputs"
+        swapped = ".transpose(0, 1)" if self.model.length else ".T"
+        values = f"inputs{swapped if self.transposes else ''}"
+        if self.model.source is not None:
+            values = f"self.embedding({values})" + " + self.positions.weight" * self.model.source.learned_positions
         if has_extras:
             for index, arguments in enumerate(self._arguments()):
                 lines.append(f"values = self.layers[{index}]({', '.join((values, *arguments))})")
                 values = "values"
         else:
             lines.append(f"values = self.layers({values})")
+        if self.model.head is not None:
+            normed = 'self.head["norm"](values)' if self.model.head.norm else "values"
+            lines.append(f'values = self.head["linear"]({normed})')
         lines += ["values = values * self.scale"] if self.model.scale else []
         offset = "beside(values, self.offset)" if distributed else "self.offset"
         lines += [f"values = values + {offset}"] if self.model.offset else []
-        return [*lines, "return values.T" if self.transposes else "return values"]
+        return [*lines, f"return values{swapped if self.transposes else ''}"]
 
     def _arguments(self) -> list[tuple[str, ...]]:
         """Per layer, what it is called with beside its inputs: of masks, its own."""
@@ -172,6 +232,10 @@ class _Forms:
             tuple(f"masks[{masked.index(index)}]" if name == "mask" else name for name in kind.extras)
             for index, kind in enumerate(self.kinds)
         ]
+
+
+def _stem(kind: Kind | OtherKind) -> str:
+    return kind.script.name if isinstance(kind, OtherKind) else "Block"
 
 
 def _recomputes(layout: Layout, index: int) -> bool:
@@ -192,5 +256,5 @@ def _has_units(layout: Layout, model: Model) -> bool:
     return takes and any(map(_is_several, model.layers))
 
 
-def _is_several(layer: Layer) -> bool:
+def _is_several(layer: AnyLayer) -> bool:
     return layer.norm is not None

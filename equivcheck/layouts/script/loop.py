@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from equivcheck.layouts.limits.repairs import has_frozen
 from equivcheck.layouts.script.draft import Draft, LoopPosition
 from equivcheck.layouts.script.numbers import Numbers, initial_lines
 from equivcheck.layouts.script.optimizer import optimizer_lines
 from equivcheck.layouts.script.text import block, call, indented
-from equivcheck.scenario import ClipNorm, ClipValue, NormType, Training, ZeroGrad
+from equivcheck.scenario import ClipNorm, ClipValue, CrossEntropy, NormType, Training, ZeroGrad
+from equivcheck.train.material import IGNORED
 
 
 def train_lines(draft: Draft) -> list[str]:
@@ -31,10 +33,11 @@ def train_lines(draft: Draft) -> list[str]:
 
 def _ties(draft: Draft) -> list[str]:
     """Lines that let layers use the weights of others."""
-    paths, layers = draft.form.paths, draft.scenario.training.model.layers
-    linears = [f'model.get_submodule("{paths[f"layers.{index}.linear"]}")' for index in range(len(layers))]
-    pairs = [(linears[index], linears[layer.shares]) for index, layer in enumerate(layers) if layer.shares is not None]
-    return [f"{own}.weight = {other}.weight" for own, other in pairs]
+    paths, model = draft.form.paths, draft.scenario.training.model
+    shared = {index: layer.shares for index, layer in enumerate(model.layers) if layer.shares is not None}
+    pairs = [(paths[f"layers.{own}.linear"], paths[f"layers.{other}.linear"]) for own, other in shared.items()]
+    pairs += [("head.linear", "embedding")] if model.head is not None and model.head.tied else []
+    return [f'model.get_submodule("{own}").weight = model.get_submodule("{other}").weight' for own, other in pairs]
 
 
 def has_several(draft: Draft) -> bool:
@@ -133,10 +136,32 @@ def _backward(draft: Draft) -> list[str]:
 def loss_of(draft: Draft, outputs: str) -> str:
     """The loss of outputs beside ``targets``, as an expression."""
     loss = draft.scenario.training.loss
+    if isinstance(loss, CrossEntropy):
+        return _label_loss(draft, loss, outputs)
     if loss.is_linear:
         return f"({outputs} - targets).{'mean' if loss.is_mean else 'sum'}()"
     draft.need("torch.nn.functional", "mse_loss")
     return call("mse_loss", outputs, "targets", reduction=None if loss.is_mean else '"sum"')
+
+
+def _label_loss(draft: Draft, loss: CrossEntropy, outputs: str) -> str:
+    """A call of a function of its own, divided by what the labels of the step count."""
+    draft.need("torch.nn", "functional")
+    classes = draft.scenario.training.model.outputs
+    options = {
+        "weight": f"torch.linspace(0.5, 1.5, {classes})" if loss.class_weights else None,
+        "reduction": '"sum"',
+        "label_smoothing": repr(loss.label_smoothing) if loss.label_smoothing else None,
+    }
+    lines = [f"loss = {call('functional.cross_entropy', 'logits', 'labels', **options)}"]
+    if loss.z_loss:
+        lines.append(f"loss = loss + {loss.z_loss} * (logits.logsumexp(-1).square() * (labels != {IGNORED})).sum()")
+    words = '"""The sum over labels that count."""'
+    flat = "logits, labels = outputs.flatten(0, -2), targets.flatten()"
+    function = block("def label_loss(outputs, targets):", [words, flat, *lines, "return loss"])
+    if function not in draft.definitions:
+        draft.definitions.append(function)
+    return f"label_loss({outputs}, targets){'' if loss.summed else ' / COUNTED[step]'}"
 
 
 def share(draft: Draft) -> str:
@@ -157,7 +182,7 @@ def whole(draft: Draft, tensor: str) -> str:
 
 def may_be_none(training: Training) -> bool:
     """Whether a parameter may have no gradient."""
-    return any(layer.frozen or layer.auxiliary is not None for layer in training.model.layers)
+    return has_frozen(training.model) or any(layer.auxiliary is not None for layer in training.model.layers)
 
 
 def reading(draft: Draft, label: str, attribute: str) -> list[str]:

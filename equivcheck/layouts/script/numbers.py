@@ -8,7 +8,7 @@ import torch
 from equivcheck.choice import Choice
 from equivcheck.layouts.script.form import Form
 from equivcheck.layouts.script.text import listed
-from equivcheck.scenario import Training
+from equivcheck.scenario import CrossEntropy, Training
 from equivcheck.train.material import Batch, material
 
 
@@ -24,7 +24,9 @@ MOST_LITERALS = 120
 
 
 def usual_numbers(training: Training) -> Numbers:
-    """Literals where they are few: they are what was found, to the last bit."""
+    """Literals where they are few: they are what was found, to the last bit; labels that do not count are the scenario's."""
+    if isinstance(training.loss, CrossEntropy):
+        return Numbers.EXACT
     return Numbers.EXACT if count_numbers(training) <= MOST_LITERALS else Numbers.DRAWN
 
 
@@ -47,7 +49,8 @@ def initial_lines(training: Training, numbers: Numbers) -> list[str]:
     if numbers is Numbers.DRAWN:
         return []
     model = training.model
-    others = model.counter or model.offset or any(layer.shares is not None for layer in model.layers)
+    tied = model.head is not None and model.head.tied
+    others = model.counter or model.offset or tied or any(layer.shares is not None for layer in model.layers)
     values = "{name: torch.tensor(values) for name, values in PARAMETERS.items()}"
     return [f"model.load_state_dict({values}{', strict=False' * others})"]
 
@@ -62,13 +65,26 @@ def _literals(training: Training, form: Form) -> list[str]:
         f"PARAMETERS = {{{', '.join(parameters)}}}",
         f"# Per step{' and microbatch' * several}: {_words(training)}.",
         f"BATCHES = [{', '.join(batches)}]",
+        *_counted(training),
     ]
+
+
+def _counted(training: Training) -> list[str]:
+    """What a loss of labels is divided by at each step."""
+    if not isinstance(training.loss, CrossEntropy) or training.loss.summed:
+        return []
+    weights = ", by the weights of their classes" * training.loss.class_weights
+    counted = ", ".join(repr(step[0].divisor) for step in material(training).steps)
+    return [f"COUNTED = [{counted}]  # per step, the labels that count{weights}"]
 
 
 def _drawn(training: Training) -> list[str]:
     model, rows = training.model, training.data.microbatches
-    parts = [_randn("{rows}", model.features, training), _randn("{rows}", model.outputs, training)]
-    parts += [_mask("{rows}", layer.width, layer.dropout) for layer in model.layers if layer.dropout]
+    inputs = _randn("{rows}", model.features, training) if model.source is None else _tokens("{rows}", training)
+    parts = [inputs, _randn("{rows}", model.outputs, training)]
+    length = "" if model.length is None else f"{model.length}, "
+    widths = zip(model.layers, model.widths[1:], strict=True)
+    parts += [_mask("{rows}", f"{length}{width}", layer.dropout) for layer, width in widths if layer.dropout]
     batch = listed(parts)
     if len(rows) == 1:
         items = batch.format(rows=rows[0])
@@ -81,10 +97,22 @@ def _drawn(training: Training) -> list[str]:
 
 
 def _randn(rows: str, width: int, training: Training) -> str:
-    return f"torch.randn({width}, {rows})" if training.data.batch_dim else f"torch.randn({rows}, {width})"
+    return f"torch.randn({_shape(rows, training, str(width))})"
 
 
-def _mask(rows: str, width: int, dropout: float) -> str:
+def _tokens(rows: str, training: Training) -> str:
+    assert training.model.source is not None, "what has no tokens is fed real numbers"
+    return f"torch.randint({training.model.source.vocabulary}, ({_shape(rows, training)}))"
+
+
+def _shape(rows: str, training: Training, *last: str) -> str:
+    """Rows, positions and what is last, as they lie."""
+    length = () if training.model.length is None else (str(training.model.length),)
+    dims = [rows, *length, *last]
+    return ", ".join([dims[1], dims[0], *dims[2:]] if training.data.batch_dim else dims)
+
+
+def _mask(rows: str, width: str, dropout: float) -> str:
     return f"(torch.rand({rows}, {width}) >= {dropout}) / {1 - dropout}"
 
 

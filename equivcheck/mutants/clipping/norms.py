@@ -12,7 +12,7 @@ from torch import nn
 from equivcheck.mutants.mutant import Minimum, fault
 from equivcheck.mutants.needs import OVER_OTHERS, is_eager, is_wrapped
 from equivcheck.mutants.rank import axis_names, mesh_of, size_of
-from equivcheck.scenario import DDP, ClipNorm, Layer, NormType, Replicate, Scenario
+from equivcheck.scenario import DDP, AnyLayer, ClipNorm, NormType, Replicate, Scenario
 from equivcheck.scenario.mesh import DP, REPLICATE, SHARD, TP
 from equivcheck.trace.stage import Stage
 from equivcheck.train.accumulate import whole
@@ -58,7 +58,7 @@ def _replicates(scenario: Scenario) -> bool:
     return scenario.layout.has(DDP, Replicate)
 
 
-def _has_vectors(layer: Layer) -> bool:
+def _has_vectors(layer: AnyLayer) -> bool:
     return not layer.frozen and (layer.bias or layer.norm is not None)
 
 

@@ -7,11 +7,11 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
+from equivcheck.layers.linear.module import Block
 from equivcheck.mutants.mutant import Minimum, fault
 from equivcheck.mutants.needs import EVERYWHERE, all_of, is_eager, runs_steps, within
 from equivcheck.mutants.parameter_use import use_through
-from equivcheck.scenario import DDP, FSDP1, FSDP2, SPMD, Layer, Recompute, Replicate, Scenario
-from equivcheck.train.model import Block
+from equivcheck.scenario import DDP, FSDP1, FSDP2, SPMD, AnyLayer, Recompute, Replicate, Scenario
 from equivcheck.train.setup import Setup
 from equivcheck.verdict.cause import Cause
 
@@ -62,9 +62,10 @@ def _draw_again(block: Block) -> None:
     block.compute = compute_again  # type: ignore[method-assign]
 
 
-def other_mask(mask: torch.Tensor, layer: Layer) -> torch.Tensor:
+def other_mask(mask: torch.Tensor, layer: AnyLayer) -> torch.Tensor:
     """The mask that keeps what this one drops, and drops what it keeps, scaled alike."""
-    return (mask == 0.0).to(mask.dtype) / (1.0 - layer.dropout)
+    kept: torch.Tensor = (mask == 0.0).to(mask.dtype) / (1.0 - layer.dropout)
+    return kept
 
 
 @fault(

@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
+from equivcheck.layers.parameters import parameters_of
 from equivcheck.mutants.mutant import Minimum, fault
 from equivcheck.mutants.needs import all_of, has_steps, keeps_state, updates_exceed_rounding
 from equivcheck.mutants.rank import axis_names, mesh_of, stepped
@@ -31,8 +32,8 @@ def _needs_whole(scenario: Scenario) -> bool:
     With each further step, Muon's iteration in bfloat16 makes more of directions that a gradient hardly has: rounding then moves
     an update by about as much as it is. Adafactor takes no more than means over rows and columns.
     """
-    optimizer, layers = scenario.training.optimizer, scenario.training.model.layers
-    has_rows = any(layer.width > 1 and layer.shares is None and not layer.frozen for layer in layers)
+    optimizer, parameters = scenario.training.optimizer, parameters_of(scenario.training.model)
+    has_rows = any(len(each.shape) > 1 and each.shape[0] > 1 and each.trained for each in parameters)
     tells = isinstance(optimizer, Adafactor) or (isinstance(optimizer, Muon) and optimizer.ns_steps == 1)
     return _cuts_weights(scenario) and tells and has_rows
 

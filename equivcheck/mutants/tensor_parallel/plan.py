@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from equivcheck.layers.linear.module import Block
 from equivcheck.mutants.needs import within
 from equivcheck.parallelisms.tensor_parallel.plans import LayerSite, places
 from equivcheck.scenario import LayerPlan, Layout, Model, Scenario, TensorParallel
 from equivcheck.scenario.mesh import TP
-from equivcheck.train.model import Block
 from equivcheck.train.setup import Setup
 
 WITH_A_PLAN = within(TensorParallel.tag)

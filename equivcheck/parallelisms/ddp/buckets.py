@@ -11,9 +11,10 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from equivcheck.layers.linear.facts import shapes
 from equivcheck.layers.parameters import SCALE, parameters_of
-from equivcheck.scenario import AuxiliaryLinear, Layer, Model
+from equivcheck.layers.registry import kind_of
+from equivcheck.layers.token_facts import EMBEDDING, POSITIONS
+from equivcheck.scenario import AuxiliaryLinear, Model
 from equivcheck.scenario.parallelism import DEFAULT_BUCKET_MB
 
 MEBIBYTE = 2**20
@@ -111,27 +112,25 @@ def ready_parameters(model: Model, *, autocast: bool = False) -> tuple[str, ...]
 
     Under autocast each gradient is first cast back.
     """
-    layers = [(index, layer) for index, layer in enumerate(model.layers) if not layer.frozen]
-    used = (
-        f"layers.{index}.{name}"
-        for index, layer in reversed(layers)
-        for name in _ready_names(layer, model.inputs(index), autocast)
-    )
-    return (*(SCALE.full_name,) * model.scale, *used, *unused_parameters(model))
+    used = (name for index in reversed(range(len(model.layers))) for name in _ready_names(model, index, autocast))
+    own = {parameter.full_name for parameter in parameters_of(model) if parameter.layer is None and parameter.trained}
+    head = ("head.linear.weight", "head.linear.bias") if autocast else ("head.linear.bias", "head.linear.weight")
+    first = (SCALE.full_name, *head, "head.norm.weight", "head.norm.bias")
+    # An embedding comes last, whatever else its weight is used for.
+    last = (POSITIONS, EMBEDDING)
+    return (*(name for name in first if name in own), *used, *(name for name in last if name in own), *unused_parameters(model))
 
 
 def unused_parameters(model: Model) -> tuple[str, ...]:
     """Those of which no backward pass has a gradient, in the order of the model's parameters."""
     return tuple(
-        f"layers.{index}.auxiliary.weight"
-        for index, layer in enumerate(model.layers)
-        if layer.auxiliary is AuxiliaryLinear.NEVER and not layer.frozen
+        parameter.full_name for parameter in parameters_of(model) if parameter.runs is AuxiliaryLinear.NEVER and parameter.trained
     )
 
 
-def _ready_names(layer: Layer, inputs: int, autocast: bool) -> list[str]:
-    """What was computed last is differentiated first; a shared weight is ready where it was used first."""
-    auxiliary = ["auxiliary.weight"] if layer.auxiliary is AuxiliaryLinear.EVEN_STEPS else []
-    linear = ("linear.weight", "linear.bias") if autocast else ("linear.bias", "linear.weight")
-    owned = shapes(layer, inputs)
-    return auxiliary + [name for name in (*linear, "norm.weight", "norm.bias") if name in owned]
+def _ready_names(model: Model, index: int, autocast: bool) -> Iterator[str]:
+    layer = model.layers[index]
+    ready = kind_of(layer).ready(layer, model.inputs(index), autocast=autocast)
+    assert ready is not None, "nothing is predicted of a kind that does not know"
+    if not layer.frozen:
+        yield from (f"layers.{index}.{name}" for name in ready)

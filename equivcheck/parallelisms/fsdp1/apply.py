@@ -80,12 +80,12 @@ def _options(parallelism: FSDP1, mesh: DeviceMesh) -> dict[str, Any]:
     from torch.distributed.fsdp import ShardingStrategy
     from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 
-    from equivcheck.train.model import Block
+    from equivcheck.layers.module import LayerModule
 
     return {
         "device_mesh": mesh,
         "sharding_strategy": ShardingStrategy[parallelism.strategy.value],
-        "auto_wrap_policy": ModuleWrapPolicy({Block}) if parallelism.wrapping is Wrapping.PER_LAYER else None,
+        "auto_wrap_policy": ModuleWrapPolicy({LayerModule}) if parallelism.wrapping is Wrapping.PER_LAYER else None,
         "device_id": torch.device("cpu"),
         "use_orig_params": parallelism.use_orig_params,
         "mixed_precision": _policy(parallelism.mixed_precision),

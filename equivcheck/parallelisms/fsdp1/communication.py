@@ -8,7 +8,7 @@ from equivcheck.layouts.expected_calls.rank_view import Held, Ledger, RankView
 from equivcheck.layouts.partition import chunk_size
 from equivcheck.parallelisms.fsdp1.flat_layout import alignment_of, flat_starts
 from equivcheck.parallelisms.fsdp2.communication import Unit, UnitCalls
-from equivcheck.scenario import FSDP1, ClipNorm, NormType, ShardingStrategy, Wrapping
+from equivcheck.scenario import FSDP1, ClipNorm, NormType, ShardingStrategy
 from equivcheck.trace.stage import Stage
 
 NORM_BYTES = 4
@@ -31,7 +31,7 @@ class FSDP1Calls(UnitCalls[FSDP1]):
     def _forward(self, step: int) -> None:
         for unit in self.units:
             self._gather(unit, step)
-            if self.fsdp.wrapping is Wrapping.PER_LAYER and self.fsdp.strategy in _FREED_AFTER_FORWARD:
+            if not unit.is_root and self.fsdp.strategy in _FREED_AFTER_FORWARD:
                 unit.gathered = False
 
     def _backward(self, step: int, last: bool) -> None:

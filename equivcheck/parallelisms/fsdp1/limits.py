@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from equivcheck.layers.parameters import parameters_of
 from equivcheck.layouts.limits.data_parallel import EVEN_ROWS, FSDP_WITHOUT_COMPILED_AUTOGRAD, ROUNDING_LIMITS
 from equivcheck.layouts.limits.limit import LayoutLimit, Limit, parallelism_of
 from equivcheck.layouts.limits.optimizers import elementwise
@@ -29,7 +30,6 @@ from equivcheck.scenario import (
     FSDP1,
     ClipNorm,
     ClipValue,
-    Layer,
     Layout,
     Precision,
     ShardingStrategy,
@@ -67,13 +67,11 @@ def _mixes_frozen(training: Training, layout: Layout) -> bool:
     fsdp = parallelism_of(layout, FSDP1)
     if fsdp.use_orig_params:
         return False
+    parameters = parameters_of(training.model)
     if fsdp.wrapping is Wrapping.PER_LAYER:
-        return bool(unfrozen_norms(training.model, layout))
-    return any(_has_frozen_parameters(layer) for layer in training.model.layers)
-
-
-def _has_frozen_parameters(layer: Layer) -> bool:
-    return layer.frozen and (layer.shares is None or layer.bias or layer.norm is not None or layer.auxiliary is not None)
+        own = {parameter.trained for parameter in parameters if parameter.layer is None}
+        return len(own) > 1 or bool(unfrozen_norms(training.model, layout))
+    return not all(parameter.trained for parameter in parameters)
 
 
 UNIFORM_FROZEN = Limit(

@@ -39,8 +39,8 @@ class FSDP2Kind(LayoutKind):
         from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, fully_shard
         from torch.distributed.tensor import Shard
 
+        from equivcheck.layers.module import LayerModule
         from equivcheck.layouts.data_rows import take_rows
-        from equivcheck.train.model import Block
         from equivcheck.worlds.meshes import groups_made
 
         assert isinstance(parallelism, FSDP2), parallelism
@@ -57,7 +57,7 @@ class FSDP2Kind(LayoutKind):
             options["offload_policy"] = CPUOffloadPolicy(pin_memory=False)
         with groups_made() as groups:  # of each unit that is to be resharded to fewer ranks
             if parallelism.wrapping is Wrapping.PER_LAYER:
-                for block in [module for module in model.modules() if isinstance(module, Block)]:
+                for block in [module for module in model.modules() if isinstance(module, LayerModule)]:
                     fully_shard(block, **options, mp_policy=_policy(policy, is_root=False))
             fully_shard(model, **options, mp_policy=_policy(policy, is_root=True))
         setup.release = lambda: _release(groups)

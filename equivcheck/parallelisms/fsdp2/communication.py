@@ -27,6 +27,8 @@ class Unit:
     """The parameters."""
     last_layer: int
     """The layer whose output is the unit's."""
+    is_root: bool = False
+    """Whether it is the model's own, of what is in no unit of its own."""
     gathered: bool = False
     """Whether the rank has all of it at the moment."""
 
@@ -132,11 +134,13 @@ def reduce_op(view: RankView) -> str:
 
 
 def units_of(view: RankView, wrapping: Wrapping) -> tuple[Unit, ...]:
-    """The units of a model in the order of forward."""
+    """The units of a model in the order in which forward ends them: that of the model itself last."""
     last = len(view.training.model.layers) - 1
     if wrapping is Wrapping.WHOLE:
-        return (Unit(held=view.held, last_layer=last),)
-    return tuple(Unit(held=view.of_layer(index), last_layer=index) for index in range(last + 1))
+        return (Unit(held=view.held, last_layer=last, is_root=True),)
+    layers = tuple(Unit(held=view.of_layer(index), last_layer=index) for index in range(last + 1))
+    own = view.of_layer(None)
+    return (*layers, Unit(held=own, last_layer=last, is_root=True)) if own else layers
 
 
 def _all_calls(view: RankView, fsdp: FSDP2) -> Totals:

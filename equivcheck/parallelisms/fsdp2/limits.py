@@ -7,6 +7,7 @@ from equivcheck.layouts.limits.data_parallel import EVEN_ROWS, FSDP_WITHOUT_COMP
 from equivcheck.layouts.limits.limit import LayoutLimit, Limit, parallelism_of
 from equivcheck.layouts.limits.optimizers import DTENSOR_OPTIMIZERS, WHOLE_PARAMETERS
 from equivcheck.layouts.limits.repairs import (
+    has_frozen,
     has_shares,
     with_options,
     with_widths,
@@ -68,9 +69,7 @@ EVEN_LAST_DIMS = Limit(
 
 CAST_WITH_THEIR_INPUTS = Limit(
     reason="fully_shard: parameters that it ignores are not cast to the element type that their inputs are cast to",
-    applies=lambda training, layout: (
-        _casts_inputs(parallelism_of(layout, FSDP2)) and any(layer.frozen for layer in training.model.layers)
-    ),
+    applies=lambda training, layout: _casts_inputs(parallelism_of(layout, FSDP2)) and has_frozen(training.model),
     repair=lambda training, _layout: without_frozen(training),
 )
 

@@ -7,7 +7,7 @@ from equivcheck.layouts.script.loop import has_several, loss_of, order_of
 from equivcheck.layouts.script.text import block, call, indented
 from equivcheck.parallelisms.pipeline.schedules import SCHEDULES
 from equivcheck.parallelisms.pipeline.stages import layers_of_stages, trained_layers
-from equivcheck.scenario import ClipNorm, NormType, Parallelism, Pipeline
+from equivcheck.scenario import ClipNorm, CrossEntropy, Model, NormType, Parallelism, Pipeline
 from equivcheck.scenario.mesh import PP
 
 
@@ -44,14 +44,20 @@ def _stage_class(draft: Draft) -> list[str]:
     ]
     given = {"masks": '[masks[f"mask_{number}"] for number in range(len(masks))]', "step": "self.step"}
     body = [
+        *_embedding_lines(model),
         *([f"extra = extras({', '.join(given[name] for name in extras)})"] if extras else []),
         "for index, layer in zip(self.indices, self.layers, strict=True):",
         "    values = layer(values, *extra[index])" if extras else "    values = layer(values)",
     ]
+    made += [f"self.{name} = model.{name} if indices == STAGES[0] else None" for name in _embedded_by(model)]
+    made += ["self.head = model.head if indices == STAGES[-1] else None"] * (model.head is not None)
     if model.scale:
         made.append("self.scale = model.scale")
     if model.offset:
         made.append('self.register_buffer("offset", model.offset)')
+    if model.head is not None:
+        normed = 'self.head["norm"](values)' if model.head.norm else "values"
+        body += ["if self.head is not None:", f'    values = self.head["linear"]({normed})']
     if model.scale or model.offset:
         values = "values" + " * self.scale" * model.scale + " + self.offset" * model.offset
         body.append(f"return {values} if self.indices == STAGES[-1] else values")
@@ -70,6 +76,20 @@ def _stage_class(draft: Draft) -> list[str]:
         "",
         *indented(block(f"def forward(self, values{', **masks' if 'masks' in extras else ''}):", body)),
     ]
+
+
+def _embedded_by(model: Model) -> tuple[str, ...]:
+    """The modules that tokens are embedded by."""
+    if model.source is None:
+        return ()
+    return ("embedding", "positions") if model.source.learned_positions else ("embedding",)
+
+
+def _embedding_lines(model: Model) -> list[str]:
+    if model.source is None:
+        return []
+    positions = " + self.positions.weight" * model.source.learned_positions
+    return ["if self.embedding is not None:", f"    values = self.embedding(values){positions}"]
 
 
 def _build(draft: Draft, parallelism: Pipeline, ranks: int, spans: tuple[range, ...]) -> None:
@@ -105,6 +125,10 @@ def _build(draft: Draft, parallelism: Pipeline, ranks: int, spans: tuple[range, 
         "    if not any(index in STAGES[number] for number in numbers):",
         f"        {draft.form.stack}[index] = nn.Identity()",
     )
+    for name in _embedded_by(draft.scenario.training.model):
+        draft.add(LoopPosition.WRAP, "if 0 not in numbers:", f"    model.{name} = None")
+    if draft.scenario.training.model.head is not None:
+        draft.add(LoopPosition.WRAP, f"if {last} not in numbers:", "    model.head = None")
     if draft.scenario.training.model.scale:
         draft.add(LoopPosition.WRAP, f"if {last} not in numbers:", '    model.register_parameter("scale", None)')
 
@@ -115,6 +139,8 @@ def _stage(draft: Draft, parallelism: Pipeline, num_stages: int, spans: tuple[ra
     if draft.form.stack != "model":
         layers = "Stage(model, STAGES[number])"
     shapes = {}
+    if parallelism.static_shapes and draft.scenario.training.model.length is not None:
+        raise refuse("Pipeline.static_shapes", "only chunks of rows of features are written, none of sequences")
     if parallelism.static_shapes:
         _define_shapes(draft, spans)
         rows = f"rows // {parallelism.num_chunks}"
@@ -141,7 +167,7 @@ def _define_shapes(draft: Draft, spans: tuple[range, ...]) -> None:
 def _loss_fn(draft: Draft, parallelism: Pipeline, rows: tuple[int, ...]) -> str:
     """Define the loss of a chunk's outputs, as a part of the step's, and give the expression of it."""
     training = draft.scenario.training
-    loss, arguments = loss_of(draft, "outputs"), "outputs, targets"
+    loss, arguments = loss_of(draft, "outputs").replace("[step]", "[loss_fn.step]"), "outputs, targets"
     chunks = 1 if parallelism.scale_grads else parallelism.num_chunks
     uneven = training.loss.is_mean and len(rows) > 1
     if uneven:
@@ -168,6 +194,7 @@ def _compute(draft: Draft, parallelism: Pipeline, ranks: int) -> list[str]:
     masks = ['**{f"mask_{number}": mask for number, mask in enumerate(masks)}'] if "masks" in draft.form.extras else []
     return [
         "losses = []",
+        *(["loss_fn.step = step"] if isinstance(draft.scenario.training.loss, CrossEntropy) else []),
         *(["Stage.step = step"] if "step" in draft.form.extras else []),
         call(f"{pipe}.step", first, f"target={target}", "losses=losses", *masks),
         f"total = total + {total}" if has_several(draft) else f"total = {total}",

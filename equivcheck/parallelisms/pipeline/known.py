@@ -12,7 +12,7 @@ from equivcheck.parallelisms.pipeline.stages import (
     stages_of_rank,
     trained_layers,
 )
-from equivcheck.scenario import Layer, Pipeline, PipelineSchedule, Scenario, ShapeOp
+from equivcheck.scenario import AnyLayer, Model, Pipeline, PipelineSchedule, Scenario, ShapeOp
 from equivcheck.scenario.mesh import PP
 from equivcheck.trace.differences import Divergence
 
@@ -64,8 +64,15 @@ def _behind_frozen_layers(scenario: Scenario) -> set[int]:
 def in_a_stage_behind_frozen_layers(scenario: Scenario, divergence: Divergence) -> bool:
     """The tensor belongs to a stage of which no layer before it is trained."""
     stages = stage_of_layers(scenario.layout, len(scenario.training.model.layers))
-    layer = len(stages) - 1 if divergence.tensor == SCALE.full_name else layer_of(divergence.tensor)
+    is_last = divergence.tensor == SCALE.full_name or divergence.tensor.startswith("head.")
+    layer = len(stages) - 1 if is_last else layer_of(divergence.tensor)
     return layer is not None and stages[layer] in _behind_frozen_layers(scenario)
+
+
+def ends_in_view(model: Model, index: int) -> bool:
+    """Whether a layer's output is a view: by what is done to it last, or as what a linear with a bias makes of sequences."""
+    layer = model.layers[index]
+    return layer.shape_op in ENDS_IN_VIEW or (model.length is not None and layer.bias and layer.ends_in_linear)
 
 
 @need
@@ -74,8 +81,8 @@ def stage_ends_in_view(scenario: Scenario) -> bool:
     pipeline = _pipeline(scenario)
     if pipeline is None:
         return False
-    layers = scenario.training.model.layers
-    return any(layers[span[-1]].shape_op in ENDS_IN_VIEW for span in _spans(scenario, pipeline)[1:-1])
+    model = scenario.training.model
+    return any(ends_in_view(model, span[-1]) for span in _spans(scenario, pipeline)[1:-1])
 
 
 @need
@@ -91,7 +98,7 @@ def weight_shared_around_others(scenario: Scenario) -> bool:
     )
 
 
-def _has_trained(layers: tuple[Layer, ...]) -> bool:
+def _has_trained(layers: tuple[AnyLayer, ...]) -> bool:
     """Whether any has a trained parameter before its linear, or a trained linear of its own."""
     return any(not layer.frozen and (layer.norm is not None or layer.shares is None) for layer in layers)
 
@@ -112,5 +119,6 @@ def _gets_gradients(scenario: Scenario, pipeline: Pipeline, stage: int) -> bool:
     if always_splits_backward(scenario) and stage in _behind_frozen_layers(scenario):
         return False
     model, span = scenario.training.model, _spans(scenario, pipeline)[stage]
-    has_scale = model.scale and len(model.layers) - 1 in span
-    return has_scale or any(trained_layers(model)[index] for index in span)
+    ends_trained = (model.scale or model.head is not None) and len(model.layers) - 1 in span
+    begins_trained = model.source is not None and not model.source.frozen and 0 in span
+    return ends_trained or begins_trained or any(trained_layers(model)[index] for index in span)

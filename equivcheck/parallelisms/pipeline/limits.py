@@ -42,7 +42,7 @@ NO_WEIGHT_OF_TWO_STAGES = Limit(
     reason="pipeline: a weight shared between layers of different stages would become a parameter of each",
     applies=lambda training, layout: any(_shares_across(training, layout, index) for index in range(len(training.model.layers))),
     repair=lambda training, layout: each_layer(
-        training, lambda index, layer: replace(layer, shares=None) if _shares_across(training, layout, index) else layer
+        training, lambda index, layer: layer.having(shares=None) if _shares_across(training, layout, index) else layer
     ),
 )
 
@@ -148,9 +148,16 @@ NOTHING_COMPILED = LayoutLimit(
     repair=uncompiled,
 )
 
+NO_HEAD_TIED_ACROSS_STAGES = Limit(
+    reason="pipeline: a head that is tied to the embedding is in another stage, where its weight would become another parameter",
+    applies=lambda training, layout: training.model.head is not None and training.model.head.tied and num_stages(layout) > 1,
+    repair=lambda training, _layout: with_model(training, head=training.model.head and replace(training.model.head, tied=False)),
+)
+
 LIMITS: tuple[Limit, ...] = (
     A_LAYER_FOR_EACH_STAGE,
     NO_WEIGHT_OF_TWO_STAGES,
+    NO_HEAD_TIED_ACROSS_STAGES,
     ONE_MICROBATCH_SCALED,
     MEAN_SCALED,
     ROWS_FIRST,

@@ -18,6 +18,7 @@ from equivcheck.scenario import ClipNorm, NormType, Pipeline, PipelineSchedule
 from equivcheck.trace.stage import Stage
 from equivcheck.train.accumulate import loss_of, scalar, scaled
 from equivcheck.train.material import Batch
+from equivcheck.train.model import MLP
 from equivcheck.train.setup import Setup
 
 SCHEDULES: dict[PipelineSchedule, str] = {
@@ -33,30 +34,29 @@ SCHEDULES: dict[PipelineSchedule, str] = {
 
 
 class StageLayers(nn.Module):
-    """Consecutive layers as one module; those at the end have the model's scale and offset, if it has any.
+    """Consecutive layers as one module; the first have the model's embedding before them, the last what comes after layers.
 
     A stage is called with tensors alone: versions of torch differ in what else they take.
     """
 
-    scale: nn.Parameter | None
-    offset: torch.Tensor | None
     step: int
 
-    def __init__(
-        self, layers: range, blocks: Sequence[nn.Module], scale: nn.Parameter | None, offset: torch.Tensor | None
-    ) -> None:
+    def __init__(self, model: MLP, layers: range, *, is_first: bool, is_last: bool) -> None:
         super().__init__()
         self.indices, self.step = layers, 0
-        self.blocks = nn.ModuleList(blocks)
-        self.scale = scale
-        self.register_buffer("offset", offset)
+        # What it is called by keeps no module of its own: these have the parameters that a schedule asks for.
+        self.embed, self.finish = model.embedded if is_first else None, model.finished if is_last else None
+        self.embedded_by = nn.ModuleList(filter(None, (model.embedding, model.positions)) if is_first else ())
+        self.blocks = nn.ModuleList(model.layers[index] for index in layers)
+        self.head = model.head if is_last else None
+        self.scale = model.scale if is_last and "scale" in model._parameters else None
 
     def forward(self, inputs: torch.Tensor, **masks: torch.Tensor) -> torch.Tensor:
-        """Map (rows, inputs of the first layer) to (rows, width of the last); masks are named by the layers that have one."""
+        """Map what enters the first layer, or tokens, to what leaves the last; masks are named by the layers that have one."""
+        values = inputs if self.embed is None else self.embed(inputs)
         for index, block in zip(self.indices, self.blocks, strict=True):
-            inputs = block(inputs, masks.get(_mask_of(index)), self.step)
-        outputs = inputs if self.scale is None else inputs * self.scale
-        return outputs if self.offset is None else outputs + self.offset
+            values = block(values, masks.get(_mask_of(index)), self.step)
+        return values if self.finish is None else self.finish(values)
 
 
 def _mask_of(layer: int) -> str:
@@ -75,6 +75,8 @@ class Pipe:
     """The ranks of the pipeline."""
     modules: dict[int, StageLayers]
     """The layers of each of this rank's stages."""
+    divisor: float = 1.0
+    """What a loss of labels is divided by in the step that runs."""
     schedules: dict[int, Any] = field(default_factory=dict)
     """The schedule for microbatches of so many rows on this rank: a stage's buffers have one shape."""
 
@@ -98,6 +100,7 @@ class Pipe:
         inputs = (part.inputs,) if 0 in self.modules else ()
         targets = part.targets if self.num_stages - 1 in self.modules else None
         masks = {_mask_of(layer): mask for layer, mask in enumerate(part.masks) if mask is not None}
+        self.divisor = part.divisor
         for module in self.modules.values():
             module.step = index
         self._schedule(part, rows).step(*inputs, target=targets, losses=losses, **masks)
@@ -119,7 +122,11 @@ class Pipe:
     def loss_of_chunk(self, rows: int) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
         """Maps outputs and targets of a chunk of a microbatch of `rows` rows to its part of the step's loss."""
         counted = rows if self.parallelism.scale_grads else rows // self.parallelism.num_chunks
-        return lambda outputs, targets: scaled(self.setup, loss_of(self.setup.training, outputs, targets), counted)
+        return lambda outputs, targets: scaled(self.setup, self.loss(outputs, targets), counted)
+
+    def loss(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        """The loss of outputs beside targets."""
+        return loss_of(self.setup.training, outputs, targets, self.divisor)
 
     def _stage(self, number: int, part: Batch) -> PipelineStage:
         module = self.modules[number]
@@ -130,43 +137,47 @@ class Pipe:
         """A chunk of the stage's input and output, as far as its shape, element type and need of a gradient go."""
         model, rows = self.setup.training.model, part.rows // self.parallelism.num_chunks
         first, last = module.indices[0], module.indices[-1]
-        trained = trained_layers(model)
-        learns = any(trained[: last + 1]) or module.scale is not None
+        trained, is_last = trained_layers(model), last == len(model.layers) - 1
+        embeds = model.source is not None and not model.source.frozen
+        learns = embeds or any(trained[: last + 1]) or module.scale is not None or module.head is not None
+        positions = () if model.length is None else (model.length,)
+        dtype = getattr(torch, self.setup.training.precision.value)
 
         def chunk(features: int, needs_grad: bool) -> torch.Tensor:
-            return torch.empty(rows, features, dtype=part.inputs.dtype, requires_grad=needs_grad)
+            return torch.empty(rows, *positions, features, dtype=dtype, requires_grad=needs_grad)
 
+        is_fed = module.embed is not None
         return {
-            "input_args": chunk(model.inputs(first), any(trained[:first])),
-            "output_args": chunk(model.layers[last].width, learns),
+            "input_args": part.inputs[:rows] if is_fed else chunk(model.inputs(first), embeds or any(trained[:first])),
+            "output_args": chunk(model.outputs if is_last else model.inputs(last + 1), learns),
         }
 
 
 def build_pipeline(setup: Setup, parallelism: Pipeline, mesh: DeviceMesh) -> None:
     """Leave this rank the layers of its stages, and let a schedule compute each step."""
-    rank, ranks, layers = mesh.get_local_rank(), mesh.size(), setup.model.get_submodule("layers")
-    assert isinstance(layers, nn.ModuleList), "the model is a stack"
-    spans, model = layers_of_stages(parallelism, ranks, len(layers)), setup.training.model
-    scale = setup.model.get_parameter("scale") if model.scale else None
-    offset = setup.model.get_buffer("offset") if model.offset else None
-    modules = {}
-    for stage in stages_of_rank(parallelism, rank, ranks):
-        at_the_end = (scale, offset) if stage == len(spans) - 1 else (None, None)
-        modules[stage] = StageLayers(spans[stage], [layers[index] for index in spans[stage]], *at_the_end)
-    _leave(setup.model, modules.values())
+    rank, ranks, model = mesh.get_local_rank(), mesh.size(), setup.model
+    assert isinstance(model, MLP), "the model is a stack"
+    spans = layers_of_stages(parallelism, ranks, len(model.layers))
+    modules = {
+        stage: StageLayers(model, spans[stage], is_first=stage == 0, is_last=stage == len(spans) - 1)
+        for stage in stages_of_rank(parallelism, rank, ranks)
+    }
+    _leave(model, modules.values())
     pipe = Pipe(setup=setup, parallelism=parallelism, group=mesh.get_group(), modules=modules)
     setup.compute = pipe.compute
     setup.clip_norm = lambda _module, parameters, clipping: clip_across(pipe.group, parameters, clipping)
 
 
-def _leave(model: nn.Module, modules: Collection[StageLayers]) -> None:
+def _leave(model: MLP, modules: Collection[StageLayers]) -> None:
     """Leave a model the parameters of these stages alone."""
-    layers, kept = model.get_submodule("layers"), {index for module in modules for index in module.indices}
-    assert isinstance(layers, nn.ModuleList), "the model is a stack"
-    for index in range(len(layers)):
+    kept = {index for module in modules for index in module.indices}
+    for index in range(len(model.layers)):
         if index not in kept:
-            layers[index] = nn.Identity()
-    if all(module.scale is None for module in modules):
+            model.layers[index] = nn.Identity()
+    if all(module.embed is None for module in modules):
+        model.embedding = model.positions = None
+    if all(module.finish is None for module in modules):
+        model.head = None
         model.register_parameter("scale", None)
 
 

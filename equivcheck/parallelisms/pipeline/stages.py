@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from equivcheck.layouts.limits.limit import parallelism_of
-from equivcheck.scenario import AuxiliaryLinear, Layer, Layout, Model, Pipeline, PipelineSchedule
+from equivcheck.scenario import AnyLayer, AuxiliaryLinear, Layout, Model, Pipeline, PipelineSchedule
 from equivcheck.scenario.mesh import PP
 
 ALWAYS_SPLIT = (PipelineSchedule.INTERLEAVED_ZERO_BUBBLE, PipelineSchedule.ZBV)
@@ -42,6 +42,8 @@ def stage_of_layers(layout: Layout, num_layers: int) -> tuple[int, ...]:
 
 def stages_behind_frozen_layers(model: Model, layout: Layout) -> set[int]:
     """The stages, without the first, of which no layer before is trained, so that their input needs no gradient."""
+    if model.source is not None and not model.source.frozen:
+        return set()
     stages, trained = stage_of_layers(layout, len(model.layers)), trained_layers(model)
     return {stage for stage in stages if stage and not any(trained[: stages.index(stage)])}
 
@@ -51,7 +53,7 @@ def trained_layers(model: Model) -> tuple[bool, ...]:
     return tuple(_is_trained(model, layer) for layer in model.layers)
 
 
-def _is_trained(model: Model, layer: Layer) -> bool:
+def _is_trained(model: Model, layer: AnyLayer) -> bool:
     own = layer.shares is None or layer.bias or layer.norm is not None or layer.auxiliary is AuxiliaryLinear.EVEN_STEPS
     shared = layer.shares is not None and not model.layers[layer.shares].frozen
     return (own and not layer.frozen) or shared

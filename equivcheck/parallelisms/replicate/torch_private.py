@@ -9,9 +9,9 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.parallel import DistributedDataParallel
 
+from equivcheck.layers.module import LayerModule
 from equivcheck.parallelisms.ddp.compression import compress
 from equivcheck.scenario import Replicate, Replicator, Wrapping
-from equivcheck.train.model import Block
 
 
 def replicate_model(model: nn.Module, parallelism: Replicate, mesh: DeviceMesh) -> None:
@@ -51,6 +51,6 @@ def _replicate_with_fsdp(model: nn.Module, parallelism: Replicate, mesh: DeviceM
     from torch.distributed._composable.replicate_with_fsdp import replicate
 
     if parallelism.wrapping is Wrapping.PER_LAYER:
-        for block in [module for module in model.modules() if isinstance(module, Block)]:
+        for block in [module for module in model.modules() if isinstance(module, LayerModule)]:
             replicate(block, mesh=mesh)
     replicate(model, mesh=mesh)

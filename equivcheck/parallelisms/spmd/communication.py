@@ -28,7 +28,7 @@ def _is_whole(view: RankView, held: Held) -> bool:
     """Whether a gradient comes out whole on every rank."""
     if held.name != "linear.bias" or not view.training.loss.is_linear:
         return False
-    layers = view.training.model.layers[held.layer :]
+    layers = view.training.model.linears[held.layer :]
     return all(
         layer.activation is Activation.IDENTITY and not layer.dropout and (layer.norm is None or number == 0)
         for number, layer in enumerate(layers)
@@ -49,8 +49,18 @@ PENDING_GRADIENTS = Unmodelled(
     applies=lambda _training, layout: any(not spmd.redistribute_gradients for spmd in layout.of(SPMD)),
 )
 
+UNKNOWN_BIASES = Unmodelled(
+    reason="SPMD: which gradients of a linear loss come out whole is known where there are linear layers over rows alone",
+    applies=lambda training, _layout: training.loss.is_linear and training.model.length is not None,
+)
+
+ROWS_BEHIND_POSITIONS = Unmodelled(
+    reason="SPMD: what is gathered to view rows along dim 1 together with positions is left to propagation",
+    applies=lambda training, _layout: training.data.batch_dim != 0 and training.model.length is not None,
+)
+
 SPMD_COMMUNICATION = CommunicationModel(
     options=frozenset(("distribution", "redistribute_gradients")),
     calls=replicated_totals,
-    unmodelled=(LEFT_TO_PROPAGATION, PENDING_GRADIENTS, MIXED_ELEMENTS),
+    unmodelled=(LEFT_TO_PROPAGATION, PENDING_GRADIENTS, MIXED_ELEMENTS, UNKNOWN_BIASES, ROWS_BEHIND_POSITIONS),
 )

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from equivcheck.layouts.script.draft import Draft, LoopPosition
+from equivcheck.layouts.script.draft import Draft, LoopPosition, refuse
 from equivcheck.layouts.script.mesh import mesh_of
 from equivcheck.layouts.script.text import block, indented
-from equivcheck.scenario import SPMD, Distribution, Parallelism, ShapeOp, Training
+from equivcheck.scenario import SPMD, CrossEntropy, Distribution, Parallelism, ShapeOp, Training
 
 _REDISTRIBUTE_GRADIENTS = (
     "for parameter in model.parameters():",
@@ -33,6 +33,8 @@ _BESIDE = (
 def write(draft: Draft, parallelism: Parallelism) -> None:
     """Make DTensors of parameters and batches."""
     assert isinstance(parallelism, SPMD), parallelism
+    if draft.scenario.training.model.length is not None or isinstance(draft.scenario.training.loss, CrossEntropy):
+        raise refuse("SPMD of sequences or labels", "only linear layers over rows are written with DTensors")
     placement = "Replicate()" if parallelism.distribution is Distribution.REPLICATE else "Shard(0)"
     mesh, training = mesh_of(draft, parallelism), draft.scenario.training
     draft.need("torch.distributed.tensor", "DTensor", "distribute_tensor", "Shard", placement.partition("(")[0])

@@ -43,14 +43,14 @@ def sharded_by_batch(scenario: Scenario) -> bool:
 def flattened_between_transpositions(scenario: Scenario) -> bool:
     """A layer flattens its output, rows lie along dim 1, and gradients are not all alike."""
     training = scenario.training
-    flattens = any(layer.shape_op is ShapeOp.FLATTEN for layer in training.model.layers)
+    flattens = any(layer.shape_op is ShapeOp.FLATTEN for layer in training.model.linears)
     return flattens and training.data.batch_dim == 1 and not training.loss.is_linear
 
 
 @need
 def rows_and_features_flattened(scenario: Scenario) -> bool:
     """A layer flattens several rows of several features."""
-    layers, microbatches = scenario.training.model.layers, scenario.training.data.microbatches
+    layers, microbatches = scenario.training.model.linears, scenario.training.data.microbatches
     return max(microbatches) > 1 and any(layer.shape_op is ShapeOp.FLATTEN and layer.width > 1 for layer in layers)
 
 
@@ -59,14 +59,14 @@ def features_viewed_unevenly(scenario: Scenario) -> bool:
     """A layer views its features as two dims, the first of which is no multiple of the data ranks."""
     return any(
         layer.shape_op is ShapeOp.VIEW and (2 if layer.width % 2 == 0 else layer.width) % scenario.layout.num_data_ranks != 0
-        for layer in scenario.training.model.layers
+        for layer in scenario.training.model.linears
     )
 
 
 @need
 def one_row_or_feature_on_one_rank(scenario: Scenario) -> bool:
     """On one rank, a layer flattens a microbatch of one row, or a layer sharded by rows has one output and a bias."""
-    layers, microbatches = scenario.training.model.layers, scenario.training.data.microbatches
+    layers, microbatches = scenario.training.model.linears, scenario.training.data.microbatches
     rows = 1 in microbatches and any(layer.shape_op is ShapeOp.FLATTEN for layer in layers)
     features = sharded_by_rows(scenario) and any(layer.width == 1 and layer.bias for layer in layers)
     return scenario.layout.mesh.num_ranks == 1 and (rows or features)

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 from equivcheck.layers.parameters import parameters_of
+from equivcheck.layers.registry import kind_of
 from equivcheck.layouts.limits.data_parallel import EVEN_ROWS
 from equivcheck.layouts.limits.execution import NO_COUNTS_IN_GRAPHS
 from equivcheck.layouts.limits.limit import Limit, parallelism_of
 from equivcheck.layouts.limits.optimizers import DTENSOR_OPTIMIZERS, WHOLE_PARAMETERS
 from equivcheck.layouts.limits.propagated_gradients import limits_of_propagated_gradients
-from equivcheck.layouts.limits.repairs import each_layer
-from equivcheck.scenario import SPMD, Distribution, Layout, Loss, Norm, Training
+from equivcheck.layouts.limits.repairs import each_layer, with_model, with_rows
+from equivcheck.scenario import SPMD, Distribution, Layout, Loss, Model, Norm, Training
 
 
 def _is_sharded(layout: Layout) -> bool:
@@ -45,14 +47,32 @@ NO_SQUARED_LOSS = Limit(
     torch="<2.11",
 )
 
+
+def _norms(model: Model) -> tuple[Norm | None, ...]:
+    """What normalises the input of each layer, and last that of the head."""
+    return (*(layer.norm for layer in model.layers), model.head.norm if model.head else None)
+
+
+def _without(norm: Norm) -> Callable[[Training, Layout], Training]:
+    """A repair: what has this norm has none, or RMSNorm where it is of the model's inputs, whose features are whole."""
+
+    def repaired(training: Training, _layout: Layout) -> Training:
+        model = training.model
+        first = Norm.RMS if model.source is None else None
+        layers = (
+            layer.having(norm=None if index else first) if layer.norm is norm else layer
+            for index, layer in enumerate(model.layers)
+        )
+        head = model.head and replace(model.head, norm=None if model.head.norm is norm else model.head.norm)
+        return with_model(training, layers=tuple(layers), head=head)
+
+    return repaired
+
+
 NO_SHARDED_LAYER_NORM = Limit(
     reason="DTensor: layer_norm computes with the rank's shard of its weight, which is refused",
-    applies=lambda training, layout: (
-        _is_sharded(layout) and layout.num_data_ranks > 1 and any(layer.norm is Norm.LAYER for layer in training.model.layers)
-    ),
-    repair=lambda training, _layout: each_layer(
-        training, lambda index, layer: replace(layer, norm=_instead(index)) if layer.norm is Norm.LAYER else layer
-    ),
+    applies=lambda training, layout: _is_sharded(layout) and layout.num_data_ranks > 1 and Norm.LAYER in _norms(training.model),
+    repair=_without(Norm.LAYER),
     upstream=True,
     torch="<2.13",
 )
@@ -60,20 +80,58 @@ NO_SHARDED_LAYER_NORM = Limit(
 NO_RMS_NORM_OF_CUT_FEATURES = Limit(
     reason="DTensor: rms_norm of features that propagation has cut leaves out its epsilon, and takes the mean of the ranks' "
     "means, however many features each has",
-    applies=lambda training, layout: _is_sharded(layout) and any(layer.norm is Norm.RMS for layer in training.model.layers[1:]),
-    repair=lambda training, _layout: each_layer(
-        training, lambda index, layer: replace(layer, norm=_instead(index)) if layer.norm is Norm.RMS else layer
+    applies=lambda training, layout: (
+        _is_sharded(layout) and Norm.RMS in _norms(training.model)[1 if training.model.source is None else 0 :]
     ),
+    repair=_without(Norm.RMS),
     torch="<2.10",
 )
 
+UNFUSED_ATTENTION = Limit(
+    reason="SPMD: DTensor does not propagate every operation, as fused attention on CPU: it refuses causal attention, and takes "
+    "seconds for each shape of other",
+    applies=lambda training, _layout: any(kind_of(layer).propagated(layer) != layer for layer in training.model.layers),
+    repair=lambda training, _layout: each_layer(training, lambda _index, layer: kind_of(layer).propagated(layer)),
+)
 
-def _instead(index: int) -> Norm | None:
-    """The norm that a layer can have: of the model's inputs, whose features are whole, or none."""
-    return Norm.RMS if index == 0 else None
 
+def _has_uneven_units(training: Training, layout: Layout) -> bool:
+    ranks = layout.num_data_ranks
+    uneven = any(kind_of(layer).with_even_units(layer, ranks) != layer for layer in training.model.layers)
+    return _is_sharded(layout) and uneven
+
+
+EVEN_UNITS = Limit(
+    reason="DTensor: features that propagation has cut cannot be viewed as units, such as heads, of which ranks have unequal "
+    "numbers ('Cannot unflatten unevenly sharded tensor')",
+    applies=_has_uneven_units,
+    repair=lambda training, layout: each_layer(
+        training, lambda _index, layer: kind_of(layer).with_even_units(layer, layout.num_data_ranks)
+    ),
+    upstream=True,
+)
+
+NO_SINGLE_SEQUENCE = Limit(
+    reason="DTensor: a single row that is cut along its dim cannot be viewed together with its positions ('would remove or "
+    "reshape sharded dimension 0')",
+    applies=lambda training, _layout: training.model.length is not None and 1 in training.data.microbatches,
+    repair=lambda training, _layout: with_rows(training, 2),
+    upstream=True,
+)
+
+ROWS_BEFORE_POSITIONS = Limit(
+    reason="DTensor: a linear views rows and positions as one dim, which is refused where rows lie along dim 1 ('view size is "
+    "not compatible')",
+    applies=lambda training, _layout: training.model.length is not None and training.data.batch_dim != 0,
+    repair=lambda training, _layout: replace(training, data=replace(training.data, batch_dim=0)),
+    upstream=True,
+)
 
 LIMITS: tuple[Limit, ...] = (
+    UNFUSED_ATTENTION,
+    EVEN_UNITS,
+    ROWS_BEFORE_POSITIONS,
+    NO_SINGLE_SEQUENCE,
     NO_SQUARED_LOSS,
     NO_SHARDED_LAYER_NORM,
     NO_RMS_NORM_OF_CUT_FEATURES,

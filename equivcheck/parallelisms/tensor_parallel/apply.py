@@ -8,7 +8,7 @@ from equivcheck.layouts.expected_calls.model import CommunicationModel
 from equivcheck.layouts.kind import LayoutKind
 from equivcheck.layouts.limits.limit import LayoutLimit, Limit
 from equivcheck.parallelisms.tensor_parallel.communication import TENSOR_PARALLEL_COMMUNICATION
-from equivcheck.parallelisms.tensor_parallel.limits import LAYOUT_LIMITS, LIMITS
+from equivcheck.parallelisms.tensor_parallel.limits import LAYOUT_LIMITS, LIMITS, MODEL_LIMITS
 from equivcheck.scenario import ActivationSharding, Parallelism, TensorParallel
 
 if TYPE_CHECKING:
@@ -21,6 +21,7 @@ class TensorParallelKind(LayoutKind):
     """Splits linears by columns or rows, and activations between layers by rows or features."""
 
     parallelism: ClassVar[type[Parallelism]] = TensorParallel
+    model_limits: ClassVar[tuple[Limit, ...]] = MODEL_LIMITS
     limits: ClassVar[tuple[Limit, ...]] = LIMITS
     layout_limits: ClassVar[tuple[LayoutLimit, ...]] = LAYOUT_LIMITS
     communication: ClassVar[CommunicationModel] = TENSOR_PARALLEL_COMMUNICATION

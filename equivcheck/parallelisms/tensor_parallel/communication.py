@@ -122,7 +122,7 @@ class TensorParallelCalls:
         if self.plan[index].split is Split.OUTSIDE:
             return
         model = self.view.training.model
-        layer, linear = model.layers[index], self._linear_of(index, sharding)
+        layer, linear = model.linears[index], self._linear_of(index, sharding)
         differentiates = differentiates_input(self.view, index, step) or (layer.norm is not None and not layer.frozen)
         recomputed = recomputes(self.view.layout.execution, index) and (differentiates or not layer.frozen)
         names = ("linear", "auxiliary") if auxiliary_runs(layer, step) else ("linear",)
@@ -144,7 +144,7 @@ class TensorParallelCalls:
     def _linear_of(self, index: int, sharding: ActivationSharding) -> Linear:
         model, split = self.view.training.model, self.plan[index].split
         if split is Split.COLUMN:
-            return _COLUMN if model.layers[index].width >= self.parts else _NARROW_COLUMN
+            return _COLUMN if model.linears[index].width >= self.parts else _NARROW_COLUMN
         if split is Split.ROW:
             return _ROW if model.inputs(index) >= self.parts else _NARROW_ROW
         return _BY_ROWS if sharding is ActivationSharding.ROWS else _WHOLE

@@ -105,7 +105,7 @@ def columns_cut_again_unevenly(scenario: Scenario) -> bool:
     return is_sharded and any(
         entry.split is Split.COLUMN and layer.width % parts
         for plan in plans
-        for layer, entry in zip(model.layers, plan, strict=True)
+        for layer, entry in zip(model.linears, plan, strict=True)
     )
 
 
@@ -138,7 +138,7 @@ def frozen_over_tensor_parallel(scenario: Scenario) -> bool:
     if any(_replicates_by_fsdp(parallelism) for parallelism in scenario.layout.parallelisms):
         return False
     kinds = {type(parallelism) for parallelism in scenario.layout.parallelisms}
-    return TensorParallel in kinds and len(kinds) > 1 and any(layer.frozen for layer in scenario.training.model.layers)
+    return TensorParallel in kinds and len(kinds) > 1 and any(layer.frozen for layer in scenario.training.model.linears)
 
 
 @need
@@ -148,7 +148,7 @@ def frozen_columns_leave_nothing(scenario: Scenario) -> bool:
     return any(
         layer.frozen and entry.split is Split.ROW and leaves_nothing(model.inputs(index), ranks)
         for parallelism in scenario.layout.of(TensorParallel)
-        for index, (layer, entry) in enumerate(zip(model.layers, parallelism.plan, strict=True))
+        for index, (layer, entry) in enumerate(zip(model.linears, parallelism.plan, strict=True))
     )
 
 
@@ -167,7 +167,7 @@ def column_of_one_on_one_rank(scenario: Scenario) -> bool:
     return any(
         plan.split is Split.COLUMN and layer.width == 1 and layer.bias and (unfreezes or not layer.frozen)
         for parallelism in scenario.layout.of(TensorParallel)
-        for layer, plan in zip(scenario.training.model.layers, parallelism.plan, strict=True)
+        for layer, plan in zip(scenario.training.model.linears, parallelism.plan, strict=True)
     )
 
 
@@ -179,7 +179,7 @@ def activations_cut_unevenly(scenario: Scenario) -> bool:
     return any(
         not all_multiples(rows if plan.output is ActivationSharding.ROWS else [layer.width], ranks)
         for parallelism in layout.of(TensorParallel)
-        for layer, plan in zip(scenario.training.model.layers, parallelism.plan, strict=True)
+        for layer, plan in zip(scenario.training.model.linears, parallelism.plan, strict=True)
         if plan.output is not ActivationSharding.WHOLE
     )
 
@@ -204,6 +204,6 @@ def of_a_frozen_layer(scenario: Scenario, divergence: Divergence) -> bool:
     match = re.match(r"layers\.(\d+)\.(linear\.weight$)?", divergence.tensor)
     if match is None:
         return False
-    layers = scenario.training.model.layers
+    layers = scenario.training.model.linears
     layer = layers[int(match[1])]
     return (layer if layer.shares is None or match[2] is None else layers[layer.shares]).frozen

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from equivcheck.layouts.limits.execution import NO_COUNTS_IN_GRAPHS
 from equivcheck.layouts.limits.limit import LayoutLimit, Limit, parallelism_of
+from equivcheck.layouts.limits.models import linear_layers_alone, real_targets_alone
 from equivcheck.layouts.limits.optimizers import DTENSOR_OPTIMIZERS, WHOLE_PARAMETERS, elementwise, keeps_dtensors
 from equivcheck.layouts.limits.propagated_gradients import limits_of_propagated_gradients
 from equivcheck.layouts.limits.repairs import has_shares, with_options, without_shares
@@ -134,6 +135,13 @@ ADAFACTOR_OF_UNFROZEN_CUTS = Limit(
     repair=elementwise,
     upstream=True,
     torch=UNFREEZES,
+)
+
+MODEL_LIMITS = (
+    linear_layers_alone(
+        "tensor parallelism", "attention, gated perceptrons, embeddings and heads state no way in which ranks share them"
+    ),
+    real_targets_alone("tensor parallelism", "a loss of labels is not computed on outputs that ranks share"),
 )
 
 LIMITS: tuple[Limit, ...] = (

@@ -44,7 +44,7 @@ class LayerSite:
     @property
     def layer(self) -> Layer:
         """The layer."""
-        return self.model.layers[self.index]
+        return self.model.linears[self.index]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +62,7 @@ class PlanRule:
 
 
 def _with_layer(training: Training, index: int, **changes: bool | None) -> Training:
-    return each_layer(training, lambda at, layer: replace(layer, **changes) if at == index else layer)  # type: ignore[arg-type]
+    return each_layer(training, lambda at, layer: layer.having(**changes) if at == index else layer)
 
 
 RULES: tuple[PlanRule, ...] = (
@@ -154,7 +154,7 @@ def splits_weights(plan: tuple[LayerPlan, ...]) -> bool:
 
 def cuts(model: Model, plan: tuple[LayerPlan, ...]) -> Iterator[tuple[Layer, int]]:
     """Each layer that a plan of as many entries as layers cuts, and the size of the dim along which it does."""
-    for index, (layer, entry) in enumerate(zip(model.layers, plan, strict=True)):
+    for index, (layer, entry) in enumerate(zip(model.linears, plan, strict=True)):
         if entry.split in (Split.COLUMN, Split.ROW):
             yield layer, layer.width if entry.split is Split.COLUMN else model.inputs(index)
 
@@ -203,5 +203,5 @@ def layers_of_nothing(model: Model, plan: tuple[LayerPlan, ...], tp: int) -> lis
             (entry.split is Split.COLUMN and leaves_nothing(layer.width, tp))
             or (entry.split is Split.ROW and not layer.bias and leaves_nothing(model.inputs(index), tp))
         )
-        for index, (layer, entry) in enumerate(zip(model.layers, plan, strict=True))
+        for index, (layer, entry) in enumerate(zip(model.linears, plan, strict=True))
     ]

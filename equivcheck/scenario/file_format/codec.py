@@ -15,9 +15,10 @@ from cattrs.errors import BaseValidationError, ForbiddenExtraKeysError
 
 from equivcheck.errors import InvalidScenario, UsageError
 from equivcheck.scenario.case import Case
-from equivcheck.scenario.file_format.converter import KIND, PARALLELISM_TAGS, json_names, make_converter
+from equivcheck.scenario.file_format.converter import KIND, LAYER_TAGS, PARALLELISM_TAGS, make_converter
 from equivcheck.scenario.file_format.misfit import MisfitError, quote, unknown_field, wrong_type
 from equivcheck.scenario.file_format.old_format import upgraded
+from equivcheck.scenario.layer_base import AnyLayer
 from equivcheck.scenario.parallelism_base import Parallelism
 from equivcheck.scenario.scenario import Scenario
 
@@ -31,6 +32,9 @@ CASE = "scenario"
 
 LAYOUT_ENTRY_POINTS = "equivcheck.layouts"
 """The entry-point group through which third parties offer layouts, and so parallelisms."""
+
+LAYER_ENTRY_POINTS = "equivcheck.layers"
+"""The entry-point group through which third parties offer kinds of layers."""
 
 T = TypeVar("T")
 
@@ -92,21 +96,34 @@ def load(text: str, *, where: str = "data") -> Any:
 
 def register_parallelism(kind: type[Parallelism]) -> None:
     """Make a parallelism readable from JSON by its tag. Raises `UsageError` if it cannot be."""
-    if not (is_dataclass(kind) and issubclass(kind, Parallelism) and isinstance(getattr(kind, "tag", None), str)):
-        raise UsageError(f"parallelism {kind!r} cannot be registered; allowed: dataclasses derived from Parallelism with a tag")
+    _register(kind, Parallelism, PARALLELISM_TAGS, "parallelism")
+
+
+def register_layer(kind: type[AnyLayer]) -> None:
+    """Make a kind of layer readable from JSON by its tag. Raises `UsageError` if it cannot be."""
+    _register(kind, AnyLayer, LAYER_TAGS, "layer")
+
+
+def _register(kind: type[T], base: type, tags: dict[str, type[T]], what: str) -> None:
+    tag = getattr(kind, "tag", None)
+    if not (is_dataclass(kind) and issubclass(kind, base) and isinstance(tag, str)):
+        raise UsageError(f"{what} {kind!r} cannot be registered; allowed: dataclasses derived from {base.__name__} with a tag")
     if any(field.name == KIND for field in fields(kind)):
         raise UsageError(f"{kind.__name__}.{KIND} cannot be a field; allowed: any other name, as {KIND} holds the tag in JSON")
-    if PARALLELISM_TAGS.setdefault(kind.tag, kind) is not kind:
-        raise UsageError(f"{kind.__name__}.tag is {kind.tag!r}, taken; allowed: any but {', '.join(PARALLELISM_TAGS)}")
+    if tags.setdefault(tag, kind) is not kind:
+        raise UsageError(f"{kind.__name__}.tag is {tag!r}, taken; allowed: any but {', '.join(tags)}")
 
 
 @cache
 def _ask_entry_points() -> None:
     """Register what third parties offer; once, and only when a tag is met that is not known."""
+    # A broken one adds no tag; the registries of layouts and of layers say what is wrong with it.
     for entry_point in entry_points(group=LAYOUT_ENTRY_POINTS):
-        # A broken one adds no tag; the registry of layouts says what is wrong with it.
         with suppress(Exception):
             register_parallelism(entry_point.load().parallelism)
+    for entry_point in entry_points(group=LAYER_ENTRY_POINTS):
+        with suppress(Exception):
+            register_layer(entry_point.load().noun)
 
 
 _converter = make_converter(_ask_entry_points)
@@ -137,13 +154,13 @@ def _first_problem(error: BaseException) -> tuple[str, str]:
         error = next((each for each in error.exceptions if isinstance(each, ForbiddenExtraKeysError)), error.exceptions[0])
         for note in getattr(error, "__notes__", ()):
             if isinstance(note, AttributeValidationNote):
-                path += f".{json_names(owner)[note.name]}"
+                path += f".{note.name}"
             elif isinstance(note, IterableValidationNote):
                 path += f"[{note.index}]"
     if isinstance(error, KeyError) and owner is not None:
         return path, f"missing field; {owner.__name__} has no default for it"
     if isinstance(error, ForbiddenExtraKeysError):
-        error = unknown_field(min(error.extra_fields), json_names(error.cl).values())
+        error = unknown_field(min(error.extra_fields), [field.name for field in fields(error.cl)])
     if isinstance(error, MisfitError):
         path += error.below
     return path, str(error)

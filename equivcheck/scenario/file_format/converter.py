@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass, make_dataclass
 from enum import Enum
 from types import NoneType, UnionType
 from typing import Any, ClassVar, TypeVar, Union, get_args, get_origin
@@ -23,12 +23,15 @@ from cattrs.gen import make_dict_structure_fn, make_dict_unstructure_fn, overrid
 
 from equivcheck.scenario.clipping import ClipNorm, ClipValue
 from equivcheck.scenario.file_format.misfit import JSON_TYPES, MisfitError, quote, unknown_field, wrong_type
-from equivcheck.scenario.model import Model
+from equivcheck.scenario.layer_base import AnyLayer
+from equivcheck.scenario.loss import CrossEntropy, Loss
+from equivcheck.scenario.model import Layer, Model
 from equivcheck.scenario.optimizer import OPTIMIZERS, Optimizer
 from equivcheck.scenario.parallelism import PARALLELISMS
 from equivcheck.scenario.parallelism_base import Parallelism
 from equivcheck.scenario.schedule import SCHEDULES, Schedule
-from equivcheck.scenario.training import Loss, Training
+from equivcheck.scenario.token_layers import Attention, GatedMLP, Tokens
+from equivcheck.scenario.training import Training
 
 T = TypeVar("T")
 
@@ -41,24 +44,39 @@ NON_FINITE = {"inf": math.inf, "-inf": -math.inf, "nan": math.nan}
 PARALLELISM_TAGS: dict[str, type[Parallelism]] = {kind.tag: kind for kind in PARALLELISMS}
 """Every known parallelism by tag; grows when layouts are registered."""
 
+LAYER_TAGS: dict[str, type[AnyLayer]] = {kind.tag: kind for kind in (Layer, Attention, GatedMLP)}
+"""Every known kind of layer by tag; grows when kinds are registered."""
+
 FAMILIES: dict[type, Mapping[str, type]] = {
     Optimizer: {kind.__name__: kind for kind in OPTIMIZERS},
     Schedule: {kind.__name__: kind for kind in SCHEDULES},
     Parallelism: PARALLELISM_TAGS,
+    AnyLayer: LAYER_TAGS,
 }
 """Base class of each family: its members by tag. Clippings have no base; a union is a family of its own."""
-
-RENAMED: dict[tuple[type, str], str] = {(Model, "features"): "source"}
-"""Fields that JSON calls otherwise."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Features:
-    """The source of a model that is fed rows of real numbers: what JSON has for `Model.features`."""
+    """The source of a model that is fed rows of real numbers, as JSON has it."""
 
     tag: ClassVar[str] = "features"
     features: int
     """How many there are in a row."""
+
+
+def _as_written(kind: type, **first: Any) -> type:
+    """A class of the same name with the fields of a noun behind others, in place of those of the same name."""
+    own = [(each.name, each.type, each.default) for each in fields(kind) if each.name not in (*first, "features")]
+    members = [(name, hint, field()) for name, hint in first.items()]
+    members += [(name, hint, field(default=default)) for name, hint, default in own]
+    module = {"__module__": kind.__module__, "tag": getattr(kind, "tag", None)}
+    return make_dataclass(kind.__name__, members, namespace=module, frozen=True, kw_only=True)
+
+
+_TOKENS = _as_written(Tokens, features=int)
+_MODEL = _as_written(Model, source=Features | _TOKENS)
+"""A model as JSON has it: how many features enter the first layer is said by its source."""
 
 
 def tag_of(kind: type) -> str | None:
@@ -67,11 +85,6 @@ def tag_of(kind: type) -> str | None:
         return kind.__name__
     tag = getattr(kind, "tag", None)
     return tag if isinstance(tag, str) else None
-
-
-def json_names(kind: type) -> dict[str, str]:
-    """The names of a class's fields, and what JSON calls them."""
-    return {field.name: RENAMED.get((kind, field.name), field.name) for field in fields(kind)}
 
 
 def make_converter(ask_for_more_tags: Callable[[], None]) -> Converter:
@@ -88,6 +101,8 @@ def make_converter(ask_for_more_tags: Callable[[], None]) -> Converter:
     converter.register_unstructure_hook_factory(is_dataclass, lambda kind: _class_unstructurer(kind, converter))
     converter.register_structure_hook_factory(_is_union, lambda kind: _union_structurer(kind, converter, ask_for_more_tags))
     converter.register_unstructure_hook_func(_is_union, converter.unstructure)
+    converter.register_structure_hook(Model, lambda value, _: _model(converter.structure(value, _MODEL)))
+    converter.register_unstructure_hook(Model, lambda model: converter.unstructure(_written(model), unstructure_as=_MODEL))
     converter.register_structure_hook_factory(
         FAMILIES.__contains__, lambda base: _family_structurer(FAMILIES[base], converter, ask_for_more_tags)
     )
@@ -221,23 +236,44 @@ def _find_kind(value: Any, members: Mapping[str, T], ask: Callable[[], None] = l
     raise MisfitError(f"{problem}; allowed: {', '.join(members)}", f".{KIND}")
 
 
-def _structure_loss(value: Any, _: type) -> Loss:
-    loss = _find_kind(value, {each.value: each for each in Loss})
-    if others := value.keys() - {KIND}:
-        raise unknown_field(min(others), ())
-    return loss
+def _values(noun: Any) -> dict[str, Any]:
+    return {each.name: getattr(noun, each.name) for each in fields(noun)}
+
+
+def _written(model: Model) -> Any:
+    values = _values(model)
+    features = values.pop("features")
+    tokens = values.pop("source")
+    source = Features(features=features) if tokens is None else _TOKENS(features=features, **_values(tokens))
+    return _MODEL(source=source, **values)
+
+
+def _model(written: Any) -> Model:
+    values, source = _values(written), _values(written.source)
+    features = source.pop("features")
+    return Model(**values | {"features": features, "source": Tokens(**source) if source else None})
+
+
+def _loss_hook(converter: Converter) -> Callable[[Any, Any], Any]:
+    kinds: dict[str, Any] = {each.value: each for each in Loss} | {CrossEntropy.tag: CrossEntropy}
+
+    def structure(value: Any, _: Any) -> Any:
+        loss = _find_kind(value, kinds)
+        if loss is CrossEntropy:
+            return converter.structure(value, CrossEntropy)
+        if others := value.keys() - {KIND}:
+            raise unknown_field(min(others), ())
+        return loss
+
+    return structure
 
 
 def _overrides(kind: type, converter: Converter) -> dict[str, Any]:
     """The fields of a class that look otherwise in JSON than the noun has them."""
-    if kind is Model:
-        return {
-            "features": override(
-                rename="source",
-                struct_hook=lambda value, _: converter.structure(value, Features).features,
-                unstruct_hook=lambda features: converter.unstructure(Features(features=features)),
-            )
-        }
-    if kind is Training:
-        return {"loss": override(struct_hook=_structure_loss, unstruct_hook=lambda loss: {KIND: loss.value})}
-    return {}
+    if kind is not Training:
+        return {}
+
+    def written(loss: Any) -> Any:
+        return {KIND: loss.value} if isinstance(loss, Loss) else converter.unstructure(loss)
+
+    return {"loss": override(struct_hook=_loss_hook(converter), unstruct_hook=written)}

@@ -140,7 +140,7 @@ def blind(scenario: Scenario, *, world: str, deadline: float, **_options: object
 
 def wide_diverges(scenario: Scenario, *, world: str, deadline: float, **options: object) -> Verdict:
     """Finds the same fault wherever the first layer has at least 3 outputs."""
-    if scenario.training.model.layers[0].width < 3:
+    if scenario.training.model.widths[1] < 3:
         return fine(scenario, world=world, deadline=deadline, **options)
     return diverged(scenario, world=world)
 
@@ -205,7 +205,7 @@ def long_exits(scenario: Scenario, *, world: str, deadline: float, **_options: o
 
 def wide_dies(scenario: Scenario, *, world: str, deadline: float, **_options: object) -> Verdict:
     """Takes its process down where the first layer has at least 3 outputs."""
-    if scenario.training.model.layers[0].width >= 3:
+    if scenario.training.model.widths[1] >= 3:
         os._exit(7)
     return fine(scenario, world=world, deadline=deadline)
 

@@ -43,7 +43,7 @@ def test_what_shows_is_shrunk() -> None:
     shown: list[Scenario] = []
 
     def take(scenario: Scenario) -> None:
-        if scenario.training.model.layers[0].width >= 7:
+        if scenario.training.model.widths[1] >= 7:
             shown.append(scenario)
             raise FaultShown
 

@@ -27,17 +27,21 @@ from equivcheck.scenario import (
     Adam,
     Adamax,
     AdamW,
+    Attention,
     Axis,
     ClipNorm,
     ClipValue,
     Compile,
     Compression,
     CosineAnnealingLR,
+    CrossEntropy,
     Data,
     ElementType,
     Execution,
     ExponentialLR,
+    GatedMLP,
     Group,
+    Head,
     Implementation,
     Layer,
     LayerPlan,
@@ -58,10 +62,12 @@ from equivcheck.scenario import (
     RMSprop,
     Rprop,
     Scenario,
+    ShapeOp,
     ShardingStrategy,
     Split,
     StepLR,
     TensorParallel,
+    Tokens,
     Training,
     Wrapping,
 )
@@ -87,6 +93,52 @@ LOOPED = Pipeline(schedule=PipelineSchedule.LOOPED_BFS, stages_per_rank=3)
 POSITIVE = "allowed: a finite number above 0"
 NOT_NEGATIVE = "allowed: a finite number of at least 0"
 
+a_token_model = partial(Model, features=2, length=3, source=Tokens(vocabulary=3), layers=(Layer(width=2),))
+
+OF_TOKEN_MODELS: list[Invalid] = [
+    (Tokens, {"vocabulary": 1}, "Tokens.vocabulary is 1; allowed: 2 to 64"),
+    (Tokens, {"vocabulary": 3, "padding": 3}, "Tokens.padding is 3; allowed: None, or a token: 0 to 2"),
+    (Attention, {"heads": 9}, "Attention.heads is 9; allowed: 1 to 8"),
+    (Attention, {"heads": 2, "kv_heads": 3}, "Attention.kv_heads is 3; allowed: 1 to 2"),
+    (Attention, {"heads": 3, "kv_heads": 2}, "Attention.kv_heads is 2; allowed: a divisor of heads (3)"),
+    (Attention, {"head_width": 3, "rotary": True}, "Attention.head_width is 3; allowed: an even number with rotary positions"),
+    (Attention, {"dropout": 1.0}, "Attention.dropout is 1.0; allowed: 0.0 to 0.9"),
+    (GatedMLP, {"hidden": 0}, "GatedMLP.hidden is 0; allowed: 1 to 32"),
+    (GatedMLP, {"hidden": 1, "dropout": -0.1}, "GatedMLP.dropout is -0.1; allowed: 0.0 to 0.9"),
+    (CrossEntropy, {"label_smoothing": 1.0}, "CrossEntropy.label_smoothing is 1.0; allowed: 0.0 to 0.9"),
+    (CrossEntropy, {"z_loss": -1.0}, f"CrossEntropy.z_loss is -1.0; {NOT_NEGATIVE}"),
+    (a_token_model, {"length": 17}, "Model.length is 17; allowed: 1 to 16"),
+    (a_token_model, {"length": None}, "Model.length is None; allowed: 1 to 16 with tokens"),
+    (a_token_model, {"source": None, "head": Head()}, "Model.head is Head(); allowed: None without tokens"),
+    (
+        a_token_model,
+        {"layers": (Layer(width=3),), "head": Head(tied=True)},
+        "Head.tied is True; allowed: only where as many features (3) leave the layers as enter (2)",
+    ),
+    (a_token_model, {"layers": (Layer(width=2, shape_op=ShapeOp.VIEW),)}, "allowed: None where rows are sequences, layer 0"),
+    (a_model, {"layers": (Attention(),)}, "Model.length is None; allowed: 1 to 16 with Attention, layer 0"),
+    (
+        a_token_model,
+        {"layers": (GatedMLP(hidden=2), Layer(width=2, shares=0))},
+        "Layer.shares is 0; allowed: an earlier linear layer with its own weight, layer 1",
+    ),
+    (
+        Training,
+        {"model": Model(features=1, layers=(Layer(width=1),)), "data": Data(microbatches=(2,)), "loss": CrossEntropy()},
+        "Training.loss is CrossEntropy(); allowed: CrossEntropy only with a model of two outputs and more",
+    ),
+    (
+        Training,
+        {
+            "model": Model(features=1, layers=(Layer(width=2),)),
+            "data": Data(microbatches=(2,), batch_dim=1),
+            "loss": CrossEntropy(),
+        },
+        "Data.batch_dim is 1; allowed: 0 with CrossEntropy, where rows are no sequences",
+    ),
+]
+"""A noun, or a maker of one, the fields that it gets, and what the refusal says."""
+
 OF_MODELS: list[Invalid] = [
     (Layer, {"width": 0}, "Layer.width is 0; allowed: 1 to 32"),
     (Layer, {"width": 33}, "Layer.width is 33; allowed: 1 to 32"),
@@ -97,12 +149,12 @@ OF_MODELS: list[Invalid] = [
     (a_model, {"layers": (Layer(width=1),) * 9}, "Model.layers has 9 layers; allowed: 1 to 8"),
     (a_model, {"layers": (Layer(width=1, frozen=True),)}, "Model.layers has no layer that is trained and has its own weight"),
     (a_model, {"layers": (Layer(width=3, residual=True),)}, "allowed: only where inputs (2) equal width (3), layer 0"),
-    (a_model, {"layers": (Layer(width=2), Layer(width=2, shares=1))}, "Layer.shares is 1; allowed: an earlier layer"),
-    (a_model, {"layers": (Layer(width=2), Layer(width=2, shares=-1))}, "Layer.shares is -1; allowed: an earlier layer"),
+    (a_model, {"layers": (Layer(width=2), Layer(width=2, shares=1))}, "Layer.shares is 1; allowed: an earlier linear layer"),
+    (a_model, {"layers": (Layer(width=2), Layer(width=2, shares=-1))}, "Layer.shares is -1; allowed: an earlier linear layer"),
     (
         a_model,
         {"layers": (Layer(width=2), Layer(width=2, shares=0), Layer(width=2, shares=1))},
-        "Layer.shares is 1; allowed: an earlier layer with its own weight, layer 2",
+        "Layer.shares is 1; allowed: an earlier linear layer with its own weight, layer 2",
     ),
     (a_model, {"layers": (Layer(width=2), Layer(width=3, shares=0))}, "a layer with the same inputs and width, layer 1"),
 ]
@@ -265,7 +317,7 @@ OF_LAYOUTS: list[Invalid] = [
     (a_scenario, {"resume": Resume(layout=LAYOUT)}, "Resume.steps is 1; allowed: fewer than the 1 of the training"),
 ]
 
-INVALID = OF_MODELS + OF_OPTIMIZERS + OF_TRAININGS + OF_LAYOUTS
+INVALID = OF_TOKEN_MODELS + OF_MODELS + OF_OPTIMIZERS + OF_TRAININGS + OF_LAYOUTS
 
 
 @pytest.mark.parametrize(("noun", "fields", "words"), INVALID)

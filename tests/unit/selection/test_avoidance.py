@@ -95,7 +95,7 @@ def test_a_fault_behind_a_known_issue_is_found_and_shrunk(tmp_path: Path) -> Non
     summary = fuzz(plan, FindingStore(tmp_path))
     (finding,) = summary.findings
     smallest = finding.verdict.scenario
-    assert smallest.training.model.layers[0].width == 3
+    assert smallest.training.model.widths[1] == 3
     assert not could_show(smallest)
     tally = summary.tally
     assert 1 <= tally.known[fakes.STATIC_GRAPH] == tally.told[fakes.STATIC_GRAPH] <= KNOWN_SHARE * 20

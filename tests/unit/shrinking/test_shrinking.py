@@ -55,7 +55,7 @@ def shrinking(first: Verdict, judge: Callable[[Scenario, bool], Verdict]) -> Shr
 def wide(scenario: Scenario, least: int) -> Verdict:
     """A divergence where the layer has so many outputs, else nothing."""
     verdict = fakes.diverged(scenario)
-    return verdict if scenario.training.model.layers[0].width >= least else replace(verdict, outcome=Outcome.INCONCLUSIVE)
+    return verdict if scenario.training.model.widths[1] >= least else replace(verdict, outcome=Outcome.INCONCLUSIVE)
 
 
 def test_what_only_the_coarse_judgement_finds_is_not_kept() -> None:

@@ -129,7 +129,7 @@ FEATURES: dict[str, tuple[float, Callable[[Scenario], bool]]] = {
     "square": (
         0.3,
         lambda scenario: any(
-            1 < layer.width == scenario.training.model.inputs(index) for index, layer in enumerate(scenario.training.model.layers)
+            1 < width == scenario.training.model.inputs(index) for index, width in enumerate(scenario.training.model.widths[1:])
         ),
     ),
     "five layers": (0.07, lambda scenario: len(scenario.training.model.layers) == 5),

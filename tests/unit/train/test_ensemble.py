@@ -62,6 +62,8 @@ def perturbed(training: Training, amount: float) -> list[Material]:
     generator = torch.Generator().manual_seed(training.seed)
 
     def move(values: torch.Tensor) -> torch.Tensor:
+        if not values.is_floating_point():
+            return values
         return values * (1.0 + amount * (2.0 * torch.rand(values.shape, generator=generator, dtype=values.dtype) - 1.0))
 
     def move_batch(batch: Batch) -> Batch:

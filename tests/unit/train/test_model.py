@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import nn
 
+from equivcheck.layers.linear.shape_ops import added
 from equivcheck.scenario import Activation, AuxiliaryLinear, Data, Layer, Model, Norm, ShapeOp, Training
 from equivcheck.train.material import material
 from equivcheck.train.model import MLP, build_model
-from equivcheck.train.shape_ops import added
 
 MODEL = Model(
     features=3,

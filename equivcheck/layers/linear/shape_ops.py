@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
-from torch.distributed.tensor import DTensor, Replicate
 
-from equivcheck.scenario.model import ARANGE_STEP, ShapeOp
+from equivcheck.layers.module import beside
+from equivcheck.scenario import ShapeOp
+from equivcheck.scenario.model import ARANGE_STEP
 
 
 def _flatten(values: torch.Tensor) -> torch.Tensor:
@@ -63,10 +64,3 @@ def added(shape_op: ShapeOp | None, width: int, dtype: torch.dtype) -> torch.Ten
     if shape_op is ShapeOp.ARANGE:
         return ARANGE_STEP * torch.arange(width, dtype=dtype)
     return torch.ones(width, dtype=dtype) if shape_op is ShapeOp.ONES else None
-
-
-def beside(values: torch.Tensor, made: torch.Tensor) -> torch.Tensor:
-    """A tensor made alike on every rank, such that it goes with the values: DTensors do not mix with plain tensors."""
-    if not isinstance(values, DTensor):
-        return made
-    return DTensor.from_local(made, values.device_mesh, [Replicate()] * values.device_mesh.ndim, run_check=False)

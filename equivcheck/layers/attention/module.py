@@ -1,0 +1,68 @@
+"""The module of self-attention."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch.nn import functional
+
+from equivcheck.layers.attention.rotary import ROTARY_BASE
+from equivcheck.layers.module import LayerModule, Linear, beside, norm_of
+from equivcheck.scenario import Attention
+
+
+class AttentionModule(LayerModule):
+    """Heads of queries that look at positions through heads of keys and values, each of them for several neighbours."""
+
+    layer: Attention
+
+    def __init__(self, layer: Attention, inputs: int) -> None:
+        super().__init__(layer)
+        wide, narrow = layer.heads * layer.head_width, layer.kv_heads * layer.head_width
+        self.norm = norm_of(layer.norm, inputs)
+        self.query = Linear(inputs, wide, bias=layer.bias)
+        self.key = Linear(inputs, narrow, bias=layer.bias)
+        self.value = Linear(inputs, narrow, bias=layer.bias)
+        self.output = Linear(wide, inputs, bias=layer.bias)
+
+    def compute(self, inputs: torch.Tensor, mask: torch.Tensor | None, step: int) -> torch.Tensor:  # noqa: ARG002 - of the base
+        """Map (rows, length, inputs) to the same shape."""
+        layer = self.layer
+        normed = inputs if self.norm is None else self.norm(inputs)
+        query = _heads(self.query(normed), layer.head_width)
+        key, value = (_heads(linear(normed), layer.head_width) for linear in (self.key, self.value))
+        if layer.rotary:
+            query, key = turned(query), turned(key)
+        groups = layer.heads // layer.kv_heads
+        if groups > 1:
+            key, value = (values.repeat_interleave(groups, -3) for values in (key, value))
+        attend = functional.scaled_dot_product_attention if layer.fused else attention
+        attended = attend(query, key, value, is_causal=layer.causal)
+        return self.ended(self.output(attended.transpose(-2, -3).flatten(-2)), mask, inputs)
+
+
+def _heads(values: torch.Tensor, width: int) -> torch.Tensor:
+    """Map (rows, length, heads * width) to (rows, heads, length, width)."""
+    parts: torch.Tensor = values.unflatten(-1, (values.shape[-1] // width, width))  # type: ignore[no-untyped-call]
+    return parts.transpose(-2, -3)
+
+
+def attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *, is_causal: bool) -> torch.Tensor:
+    """What `scaled_dot_product_attention` computes, by products and a softmax; all are (rows, heads, length, width)."""
+    scores = query @ key.transpose(-1, -2) / math.sqrt(query.shape[-1])
+    if is_causal:
+        length = scores.shape[-1]
+        later = torch.ones(length, length, dtype=torch.bool, device=scores.device).triu(1)
+        scores = scores.masked_fill(beside(scores, later), -torch.inf)
+    return scores.softmax(-1) @ value
+
+
+def turned(values: torch.Tensor) -> torch.Tensor:
+    """Pairs of features of each head, half a head apart, turned by their position: (rows, heads, length, width)."""
+    length, half = values.shape[-2], values.shape[-1] // 2
+    rates = ROTARY_BASE ** (-torch.arange(half, dtype=torch.float64, device=values.device) / half)
+    angles = torch.outer(torch.arange(length, dtype=torch.float64, device=values.device), rates).to(values.dtype)
+    cosine, sine = beside(values, angles.cos()), beside(values, angles.sin())
+    first, second = values[..., :half], values[..., half:]
+    return torch.cat((first * cosine - second * sine, second * cosine + first * sine), -1)

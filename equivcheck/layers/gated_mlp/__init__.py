@@ -1,0 +1,1 @@
+"""Gated multi-layer perceptrons."""

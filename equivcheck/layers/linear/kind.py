@@ -1,0 +1,36 @@
+"""Linear layers, with what real ones have around them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+from equivcheck.layers.facts import ParameterOf
+from equivcheck.layers.kind import LayerKind
+from equivcheck.layers.linear.facts import linear_parameters
+from equivcheck.scenario import AnyLayer, AuxiliaryLinear, Layer
+
+if TYPE_CHECKING:
+    from equivcheck.layers.module import LayerModule
+
+
+class LinearKind(LayerKind):
+    """A linear with a normalisation, an activation, dropout, a residual, a second linear beside it."""
+
+    noun: ClassVar[type[AnyLayer]] = Layer
+
+    def parameters(self, layer: Layer, inputs: int) -> tuple[ParameterOf, ...]:
+        """Those of the norm, the linear and the auxiliary one."""
+        return linear_parameters(layer, inputs)
+
+    def build(self, layer: Layer, inputs: int) -> LayerModule:
+        """A `Block`."""
+        from equivcheck.layers.linear.module import Block
+
+        return Block(layer, inputs)
+
+    def ready(self, layer: Layer, inputs: int, *, autocast: bool = False) -> tuple[str, ...]:
+        """What was computed last is differentiated first; a shared weight is ready where it was used first."""
+        linear = ("linear.weight", "linear.bias") if autocast else ("linear.bias", "linear.weight")
+        order = ("auxiliary.weight", *linear, "norm.weight", "norm.bias")
+        owned = {each.name for each in self.parameters(layer, inputs) if each.runs is not AuxiliaryLinear.NEVER}
+        return tuple(name for name in order if name in owned)

@@ -1,0 +1,81 @@
+"""What the modules of all kinds of layers have in common, and what they are made of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor, Replicate
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
+
+from equivcheck.scenario import Activation, AnyLayer, Norm
+
+Function = Callable[[torch.Tensor], torch.Tensor]
+
+ACTIVATIONS: dict[Activation, Function] = {
+    Activation.RELU: functional.relu,
+    Activation.GELU: functional.gelu,
+    Activation.TANH: torch.tanh,
+    Activation.SIGMOID: torch.sigmoid,
+    Activation.SILU: functional.silu,
+}
+"""Every activation but the identity, which is left out."""
+
+
+class Linear(nn.Linear):
+    """A linear whose parameters are given to it."""
+
+    def reset_parameters(self) -> None:
+        """Leave the parameters alone: they are replaced, and drawing them would use the process-wide generator."""
+
+
+class Embedding(nn.Embedding):
+    """An embedding whose rows are given to it."""
+
+    def reset_parameters(self) -> None:
+        """Leave the rows alone: they are replaced, and drawing them would use the process-wide generator."""
+
+
+class LayerModule(nn.Module):
+    """One layer; a kind derives from it and says what it computes."""
+
+    def __init__(self, layer: AnyLayer) -> None:
+        super().__init__()
+        self.layer = layer
+        self.recomputes = False
+
+    def forward(self, inputs: torch.Tensor, mask: torch.Tensor | None, step: int) -> torch.Tensor:
+        """Map (rows, inputs) to (rows, outputs), or sequences of the one to sequences of the other.
+
+        A layer that recomputes keeps nothing between the two for backward.
+        """
+        if not self.recomputes:
+            return self.compute(inputs, mask, step)
+        outputs: torch.Tensor = checkpoint(self.compute, inputs, mask, step, use_reentrant=False)
+        return outputs
+
+    def compute(self, inputs: torch.Tensor, mask: torch.Tensor | None, step: int) -> torch.Tensor:
+        """What `forward` maps by."""
+        raise NotImplementedError
+
+    def ended(self, outputs: torch.Tensor, mask: torch.Tensor | None, inputs: torch.Tensor) -> torch.Tensor:
+        """Outputs after dropout and the residual."""
+        if mask is not None:
+            outputs = outputs * mask
+        return outputs + inputs if self.layer.residual else outputs
+
+
+def norm_of(norm: Norm | None, features: int) -> nn.Module | None:
+    """The module of a normalisation."""
+    if norm is None:
+        return None
+    return nn.LayerNorm(features) if norm is Norm.LAYER else nn.RMSNorm(features)
+
+
+def beside(values: torch.Tensor, made: torch.Tensor) -> torch.Tensor:
+    """A tensor made alike on every rank, such that it goes with the values: DTensors do not mix with plain tensors."""
+    if not isinstance(values, DTensor):
+        return made
+    return DTensor.from_local(made, values.device_mesh, [Replicate()] * values.device_mesh.ndim, run_check=False)

@@ -1,0 +1,146 @@
+"""Token models: embedded tokens, layers of any kind over positions, a head; and sequences of real numbers among them."""
+
+from __future__ import annotations
+
+from hypothesis import strategies as st
+from hypothesis.strategies import DrawFn, SearchStrategy
+
+from equivcheck.layers.registry import others
+from equivcheck.scenario import AnyLayer, Attention, CrossEntropy, GatedMLP, Head, Ignored, Layer, Model, Norm, Tokens
+from equivcheck.strategies.chance import EVENLY, MOSTLY, RARELY, SOMETIMES
+from equivcheck.strategies.layer import ACTIVATIONS
+
+LENGTHS: SearchStrategy[int] = st.sampled_from((2, 3, 4, 1, 5, 8))
+"""Short lists all over: what propagation works out for a shape is kept, and comes again."""
+VOCABULARIES: SearchStrategy[int] = st.sampled_from((3, 4, 5, 7, 8, 11, 16))
+IGNORED: SearchStrategy[Ignored] = st.sampled_from(Ignored)
+
+_FEATURES = st.sampled_from((4, 2, 6, 8, 3, 1))
+_HIDDEN = st.sampled_from((1, 2, 3, 4, 6, 8))
+_WIDTHS = st.sampled_from((2, 4, 1, 3))
+_KV_HEADS = st.sampled_from((1, 2, 3, 4))
+_GROUPS = st.sampled_from((1, 2, 3))
+_DEPTHS = st.sampled_from((1, 2, 3, 4))
+_NORMS = st.sampled_from((None, Norm.RMS, Norm.LAYER))
+_DROPOUTS = st.sampled_from((0.0, 0.0, 0.25))
+_PADDINGS = st.sampled_from((None, 0, 1, -1))
+_KINDS: SearchStrategy[type[AnyLayer]] = st.sampled_from((Layer, GatedMLP, Attention))
+_KINDS_AND_OTHERS: SearchStrategy[type[AnyLayer]] = st.sampled_from((Layer, GatedMLP, Attention, AnyLayer))
+"""`AnyLayer` stands for those that third parties offer."""
+_SMOOTHINGS = st.sampled_from((0.0, 0.1))
+_Z_LOSSES = st.sampled_from((0.0, 0.01))
+
+
+@st.composite
+def attentions(draw: DrawFn, *, length: int = 2) -> Attention:
+    """Attention, a bias only where it moves something: that of a key needs rotary positions, and several of them."""
+    kv_heads, width, rotary = draw(_KV_HEADS), draw(_WIDTHS), draw(EVENLY)
+    return Attention(
+        heads=min(kv_heads * draw(_GROUPS), 8 // kv_heads * kv_heads),
+        kv_heads=kv_heads,
+        head_width=width + width % 2 if rotary else width,
+        causal=not draw(SOMETIMES),
+        rotary=rotary,
+        fused=draw(EVENLY),
+        bias=draw(SOMETIMES) and rotary and length > 1,
+        norm=draw(_NORMS),
+        residual=not draw(RARELY),
+        dropout=draw(_DROPOUTS),
+        frozen=draw(RARELY),
+    )
+
+
+@st.composite
+def gated_mlps(draw: DrawFn) -> GatedMLP:
+    """Gated multi-layer perceptrons."""
+    return GatedMLP(
+        hidden=draw(_HIDDEN),
+        activation=draw(ACTIVATIONS),
+        bias=draw(SOMETIMES),
+        norm=draw(_NORMS),
+        residual=not draw(RARELY),
+        dropout=draw(_DROPOUTS),
+        frozen=draw(RARELY),
+    )
+
+
+_GATED_MLPS = gated_mlps()
+
+
+@st.composite
+def token_models(draw: DrawFn) -> Model:
+    """Models of 1 to 4 layers over sequences, most of them of tokens, and most of those with a head, a third of them tied."""
+    length, features, depth = draw(LENGTHS), draw(_FEATURES), draw(_DEPTHS)
+    of_others = [found for kind in others() if (found := kind.strategy(features)) is not None]
+    kinds = _KINDS_AND_OTHERS if of_others else _KINDS
+    layers = [_fitted(draw(_layers_of(draw(kinds), length, features, of_others)), features) for _ in range(depth)]
+    layers = [_shared(draw, layer, layers[:index]) for index, layer in enumerate(layers)]
+    if all(layer.frozen or layer.shares is not None for layer in layers):
+        layers[0] = layers[0].having(frozen=False)
+    if draw(RARELY):
+        return Model(features=features, length=length, layers=tuple(layers))
+    source = _tokens(draw)
+    norm = _norm(draw(_NORMS), features)
+    head = None if draw(RARELY) else Head(tied=draw(SOMETIMES), bias=draw(SOMETIMES), norm=norm)
+    return Model(
+        features=features,
+        source=source,
+        length=length,
+        layers=tuple(layers),
+        head=head,
+        counter=draw(RARELY),
+        offset=draw(RARELY),
+        scale=draw(RARELY),
+    )
+
+
+def _layers_of(
+    kind: type[AnyLayer], length: int, features: int, of_others: list[SearchStrategy[AnyLayer]]
+) -> SearchStrategy[AnyLayer]:
+    if kind is AnyLayer:
+        return st.one_of(of_others)
+    if kind is Attention:
+        return attentions(length=length)
+    if kind is GatedMLP:
+        return _GATED_MLPS
+    return st.builds(Layer, width=st.just(features), activation=ACTIVATIONS, residual=EVENLY, norm=_NORMS, bias=EVENLY)
+
+
+def _shared(draw: DrawFn, layer: AnyLayer, before: list[AnyLayer]) -> AnyLayer:
+    """Two of three linear layers after the first of them have its weight."""
+    owner = next((index for index, other in enumerate(before) if isinstance(other, Layer)), None)
+    if not isinstance(layer, Layer) or owner is None or not draw(MOSTLY):
+        return layer
+    return layer.having(shares=owner)
+
+
+def _fitted(layer: AnyLayer, features: int) -> AnyLayer:
+    return layer.having(norm=_norm(layer.norm, features))
+
+
+def _norm(norm: Norm | None, features: int) -> Norm | None:
+    """Over a single feature a norm is a constant, and over two a layer norm: all gradients before it would be rounding errors."""
+    constant = features == 1 or (features == 2 and norm is Norm.LAYER)
+    return None if constant else norm
+
+
+def _tokens(draw: DrawFn) -> Tokens:
+    vocabulary, padding = draw(VOCABULARIES), draw(_PADDINGS)
+    return Tokens(
+        vocabulary=vocabulary,
+        padding=None if padding is None else padding % vocabulary,
+        learned_positions=draw(EVENLY),
+        frozen=draw(RARELY),
+    )
+
+
+@st.composite
+def cross_entropies(draw: DrawFn) -> CrossEntropy:
+    """Losses of labels, half of them with labels that do not count, some with smoothing, weights of classes, a z-loss."""
+    return CrossEntropy(
+        ignored=draw(IGNORED),
+        summed=draw(SOMETIMES),
+        label_smoothing=draw(_SMOOTHINGS),
+        class_weights=draw(RARELY),
+        z_loss=draw(_Z_LOSSES),
+    )

@@ -1,0 +1,132 @@
+"""Token models in plain NumPy: forward and loss, position by position and head by head; gradients by differences."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+
+import numpy as np
+import numpy.typing as npt
+
+from equivcheck.scenario import Activation, AnyLayer, Attention, CrossEntropy, GatedMLP, Layer, Model, Norm
+
+Array = npt.NDArray[np.float64]
+Parameters = Mapping[str, Array]
+
+
+def sigmoid(values: Array) -> Array:
+    """The logistic function."""
+    return 1.0 / (1.0 + np.exp(-values))
+
+
+def normal_below(values: Array) -> Array:
+    """The share of a normal distribution that is below."""
+    return 0.5 * (1.0 + np.vectorize(math.erf, otypes=[float])(values / math.sqrt(2.0)))
+
+
+def softmax(values: Array) -> Array:
+    """Exponentials as shares."""
+    powers = np.exp(values - values.max())
+    return np.asarray(powers / powers.sum())
+
+
+ACTIVATIONS: dict[Activation, Callable[[Array], Array]] = {
+    Activation.IDENTITY: lambda x: x,
+    Activation.RELU: lambda x: np.maximum(x, 0.0),
+    Activation.GELU: lambda x: x * normal_below(x),
+    Activation.TANH: np.tanh,
+    Activation.SIGMOID: sigmoid,
+    Activation.SILU: lambda x: x * sigmoid(x),
+}
+BASE = 100.0
+
+
+def logits(model: Model, parameters: Parameters, inputs: npt.NDArray[np.int64] | Array) -> Array:
+    """Outputs of shape (rows, length, outputs)."""
+    values = np.asarray(inputs, dtype=float)
+    if model.source is not None:
+        values = parameters["embedding.weight"][inputs]
+        if model.source.learned_positions:
+            values = values + parameters["positions.weight"][None]
+    for index, layer in enumerate(model.layers):
+        own = {
+            name.removeprefix(f"layers.{index}."): each
+            for name, each in parameters.items()
+            if name.startswith(f"layers.{index}.")
+        }
+        if isinstance(layer, Layer) and layer.shares is not None:
+            own["linear.weight"] = parameters[f"layers.{layer.shares}.linear.weight"]
+        values = np.stack([_layer(layer, own, row) for row in values])
+    if model.head is not None:
+        own = {name.removeprefix("head."): each for name, each in parameters.items() if name.startswith("head.")}
+        own.setdefault("linear.weight", parameters["embedding.weight"])
+        values = _linear(own, "linear", _norm(model.head.norm, own, values))
+    values = values * parameters.get("scale", 1.0)
+    return values + np.linspace(0.25, 0.75, model.outputs) if model.offset else values
+
+
+def _layer(layer: AnyLayer, own: Parameters, inputs: Array) -> Array:
+    """One row, of shape (length, features)."""
+    normed = _norm(layer.norm, own, inputs)
+    if isinstance(layer, Attention):
+        outputs = _linear(own, "output", _attended(layer, own, normed))
+    elif isinstance(layer, GatedMLP):
+        gate = ACTIVATIONS[layer.activation](_linear(own, "gate", normed))
+        outputs = _linear(own, "down", gate * _linear(own, "up", normed))
+    else:
+        assert isinstance(layer, Layer), layer
+        outputs = ACTIVATIONS[layer.activation](_linear(own, "linear", normed))
+    return outputs + inputs if layer.residual else outputs
+
+
+def _attended(layer: Attention, own: Parameters, normed: Array) -> Array:
+    """Heads beside each other, position by position."""
+    query, key, value = (_linear(own, name, normed) for name in ("query", "key", "value"))
+    width, length = layer.head_width, len(normed)
+    attended = np.zeros((length, layer.heads * width))
+    for head in range(layer.heads):
+        shared = head // (layer.heads // layer.kv_heads)
+        mine, others = slice(head * width, (head + 1) * width), slice(shared * width, (shared + 1) * width)
+        for position in range(length):
+            seen = range(position + 1 if layer.causal else length)
+            asked = _turned(layer, query[position, mine], position)
+            scores = np.array([asked @ _turned(layer, key[other, others], other) for other in seen]) / np.sqrt(width)
+            attended[position, mine] = softmax(scores) @ value[list(seen), others]
+    return attended
+
+
+def _turned(layer: Attention, values: Array, position: int) -> Array:
+    """Pairs of features as complex numbers, turned by the position."""
+    if not layer.rotary:
+        return values
+    half = layer.head_width // 2
+    turned = (values[:half] + 1j * values[half:]) * np.exp(1j * position * BASE ** (-np.arange(half) / half))
+    return np.concatenate([turned.real, turned.imag])
+
+
+def _linear(own: Parameters, name: str, values: Array) -> Array:
+    return values @ own[f"{name}.weight"].T + own.get(f"{name}.bias", 0.0)
+
+
+def _norm(norm: Norm | None, own: Parameters, values: Array) -> Array:
+    if norm is None:
+        return values
+    if norm is Norm.LAYER:
+        spread = np.sqrt(values.var(-1, keepdims=True) + 1e-5)
+        return (values - values.mean(-1, keepdims=True)) / spread * own["norm.weight"] + own["norm.bias"]
+    size = np.sqrt(np.square(values).mean(-1, keepdims=True) + np.finfo(float).eps)
+    return values / size * own["norm.weight"]
+
+
+def label_loss(loss: CrossEntropy, outputs: Array, labels: npt.NDArray[np.int64]) -> float:
+    """The sum over labels that count, one after the other."""
+    classes, total = outputs.shape[-1], 0.0
+    weights = np.linspace(0.5, 1.5, classes) if loss.class_weights else np.ones(classes)
+    for row, label in zip(outputs.reshape(-1, classes), labels.reshape(-1), strict=True):
+        if label < 0:
+            continue
+        normaliser = float(np.log(np.exp(row - row.max()).sum()) + row.max())
+        surprise = (normaliser - row) * weights
+        total += (1.0 - loss.label_smoothing) * surprise[label] + loss.label_smoothing * surprise.sum() / classes
+        total += loss.z_loss * normaliser**2
+    return float(total)

@@ -1,0 +1,59 @@
+"""A kind of layer as a third party would write it; the docs show it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+from hypothesis import strategies as st
+
+from equivcheck.layers.facts import ParameterOf, linear_parameters_of, ready_linears
+from equivcheck.layers.kind import LayerKind
+from equivcheck.layers.script import LayerScript, linear_lines
+from equivcheck.scenario import AnyLayer
+from equivcheck.scenario.noun import noun
+
+if TYPE_CHECKING:
+    from equivcheck.layers.module import LayerModule
+
+
+@noun
+class LowRank(AnyLayer):
+    """A linear of low rank beside its input."""
+
+    tag: ClassVar[str] = "low_rank"
+    rank: int
+    """Features between."""
+    residual: bool = True
+    """Whether the input is added."""
+    frozen: bool = False
+    """Whether its parameters require no gradient."""
+
+
+class LowRankKind(LayerKind):
+    """Two linears, one narrow."""
+
+    noun: ClassVar[type[AnyLayer]] = LowRank
+
+    def parameters(self, layer: LowRank, inputs: int) -> tuple[ParameterOf, ...]:
+        """Those of both linears."""
+        narrow, wide = linear_parameters_of("narrow", inputs, layer.rank), linear_parameters_of("wide", layer.rank, inputs)
+        return (*narrow, *wide)
+
+    def build(self, layer: LowRank, inputs: int) -> LayerModule:
+        """Its module."""
+        from unit.layers.third_party_module import LowRankModule
+
+        return LowRankModule(layer, inputs)
+
+    def script(self, layer: LowRank, inputs: int) -> LayerScript:
+        """How an exported script writes it."""
+        made = linear_lines(self.parameters(layer, inputs))
+        return LayerScript(name="LowRank", words="Low rank", init=made, compute=("values = self.wide(self.narrow(inputs))",))
+
+    def ready(self, layer: LowRank, inputs: int, *, autocast: bool = False) -> tuple[str, ...]:
+        """In which order backward has gradients ready."""
+        return ready_linears(self.parameters(layer, inputs), ("wide", "narrow"), autocast=autocast)
+
+    def strategy(self, inputs: int) -> st.SearchStrategy[LowRank]:
+        """How it is drawn."""
+        return st.builds(LowRank, rank=st.integers(1, inputs))
