@@ -9,7 +9,7 @@ from functools import singledispatch
 from math import prod
 from typing import Any
 
-from equivcheck.scenario import CrossEntropy, Layer, Scenario, Training
+from equivcheck.scenario import CrossEntropy, Data, Group, Layer, LayerPlan, Model, Scenario, Training
 from equivcheck.scenario.case import Case
 from equivcheck.tensor_program import Constant, Leaf, Redistribution, TensorProgram
 from equivcheck.tensor_program.placement import REPLICATE
@@ -19,6 +19,8 @@ Size = tuple[int, ...]
 _WITHIN = ("vocabulary", "heads", "kv_heads", "head_width", "hidden")
 _SIZES = ("features", "width", "length", *_WITHIN, "microbatches", "steps", "seed")
 """How large a scenario is, and what it draws: no settings."""
+_USUAL = (Model, Data, Group, Layer, LayerPlan)
+"""Nouns whose kind says nothing: what stands there is of no other kind, or that is the plainest."""
 
 
 @singledispatch
@@ -120,7 +122,7 @@ def _setting(value: Any, path: str) -> Iterator[str]:
 
 
 def _item(value: Any, path: str) -> Iterator[str]:
-    """The kind of a noun where there are several, and what is set in it."""
-    if type(value).__mro__[1] is not object:
+    """The kind of a noun unless it is the usual one, and what is set in it."""
+    if not isinstance(value, _USUAL):
         yield f"{path} {type(value).__name__}"
     yield from _of(value, path)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import singledispatch
 
 from equivcheck.scenario.case import Case
 from equivcheck.scenario.layout import Layout
 from equivcheck.scenario.mesh import Mesh
+from equivcheck.scenario.model import Model
 from equivcheck.scenario.noun import noun, refuse, require_between
 from equivcheck.scenario.training import Training
 
@@ -90,16 +92,23 @@ def _mesh(mesh: Mesh) -> str:
 
 
 def _training(training: Training) -> str:
-    widths = "-".join(map(str, training.model.widths))
     rows = " + ".join(str(rows) for rows in training.data.microbatches)
     parts = (
-        f"widths {widths}",
+        *_model(training.model),
         type(training.optimizer).__name__,
         f"{count(len(training.data.microbatches), 'microbatch', 'microbatches')} of {rows} {'row' if rows == '1' else 'rows'}",
         count(training.steps, "step"),
         training.precision.value,
     )
     return ", ".join(parts)
+
+
+def _model(model: Model) -> Iterator[str]:
+    """``sequences of 3 out of 5 tokens``, ``attention-gated_mlp``, ``widths 4-4-4``; of a perceptron its widths alone."""
+    if model.length is not None:
+        yield f"sequences of {model.length}" + ("" if model.source is None else f" out of {count(model.source.vocabulary, 'token')}")
+        yield "-".join(layer.tag for layer in model.layers)
+    yield f"widths {'-'.join(map(str, model.widths))}"
 
 
 def count(number: int, one: str, many: str = "") -> str:

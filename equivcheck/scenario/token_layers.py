@@ -11,7 +11,8 @@ from equivcheck.scenario.noun import noun, refuse, require_between
 
 MAX_LENGTH = 16
 MAX_VOCABULARY = 64
-MAX_HEADS = 8
+MAX_HEADS = 64
+"""More than are drawn: what suits two layouts, of up to 8 ranks each, is a multiple of both numbers, such as 56."""
 MAX_HEAD_WIDTH = 8
 MAX_HIDDEN = 32
 MAX_DROPOUT = 0.9
@@ -37,8 +38,10 @@ class Tokens:
             raise refuse(self, "padding", f"None, or a token: 0 to {self.vocabulary - 1}")
 
     def rounded(self, multiple: int) -> Tokens:
-        """A vocabulary rounded up to a multiple."""
-        return replace(self, vocabulary=-(-self.vocabulary // multiple) * multiple)
+        """A vocabulary rounded up to a multiple; where that is too much, the multiple."""
+        up = -(-self.vocabulary // multiple) * multiple
+        vocabulary = up if up <= MAX_VOCABULARY else min(multiple, MAX_VOCABULARY)
+        return replace(self, vocabulary=vocabulary, padding=None if self.padding is None else self.padding % vocabulary)
 
 
 @noun
@@ -60,7 +63,7 @@ class Attention(AnyLayer):
     tag: ClassVar[str] = "attention"
     needs_length: ClassVar[bool] = True
     heads: int = 1
-    """Heads of the query, 1 to 8."""
+    """Heads of the query, 1 to 64."""
     kv_heads: int = 1
     """Heads of key and value, each for as many heads of the query; divides their number."""
     head_width: int = 2
@@ -93,11 +96,15 @@ class Attention(AnyLayer):
             raise refuse(self, "head_width", "an even number with rotary positions")
 
     def rounded(self, multiple: int) -> Attention:
-        """The least heads and widths of these and more whose product is a multiple; all heads apart where it must be so."""
-        widths = range(self.head_width, MAX_HEAD_WIDTH + 1, 1 + self.rotary)
-        sizes = [(heads, width) for heads in range(self.heads, MAX_HEADS + 1) for width in widths]
+        """The least heads and widths of these and more whose product is a multiple; all heads apart where it must be so.
+
+        Where these are too many, the least of all.
+        """
+        step = 1 + self.rotary
+        sizes = [(heads, width) for heads in range(1, MAX_HEADS + 1) for width in range(step, MAX_HEAD_WIDTH + 1, step)]
         even = [size for size in sizes if math.prod(size) % multiple == 0]
-        heads, width = min(even, key=math.prod, default=(MAX_HEADS, MAX_HEAD_WIDTH))
+        as_large = [size for size in even if size[0] >= self.heads and size[1] >= self.head_width]
+        heads, width = min(as_large or even, key=math.prod, default=(MAX_HEADS, MAX_HEAD_WIDTH))
         grouped = heads % self.kv_heads == 0 and self.kv_heads * width % multiple == 0
         return replace(self, heads=heads, kv_heads=self.kv_heads if grouped else heads, head_width=width)
 

@@ -20,6 +20,7 @@ from equivcheck.scenario import (
     Adam,
     AdamW,
     ClipNorm,
+    CrossEntropy,
     Data,
     Layer,
     Loss,
@@ -58,6 +59,7 @@ NUM_PERTURBED = 3
 EXAMPLES = max(200, settings().max_examples)
 
 PLAIN = Training(model=Model(features=3, layers=(Layer(width=4), Layer(width=2))), data=Data(microbatches=(2, 3)))
+LABELS = CrossEntropy(class_weights=True, label_smoothing=0.1)
 MATRICES = replace(PLAIN, model=Model(features=3, layers=(Layer(width=4, bias=False), Layer(width=2, bias=False))))
 
 
@@ -69,8 +71,10 @@ def with_large_eps(optimizer: Optimizer) -> Optimizer:
 
 
 OPTIMIZERS = optimizers(kinds=st.sampled_from((SGD, Adam, AdamW, Adafactor))).map(with_large_eps)
-FLOAT64_TRAININGS = trainings(optimizers=OPTIMIZERS, precisions=st.just(Precision.FLOAT64))
-MUON_TRAININGS = trainings(optimizers=optimizers(kinds=st.just(Muon)), precisions=st.just(Precision.FLOAT64))
+MLPS: dict[str, Any] = {"tokens": st.just(False), "precisions": st.just(Precision.FLOAT64)}
+"""Models over sequences have a reference of their own, for one step: `tests/unit/train/test_tokens.py`."""
+FLOAT64_TRAININGS = trainings(optimizers=OPTIMIZERS, **MLPS)
+MUON_TRAININGS = trainings(optimizers=optimizers(kinds=st.just(Muon)), **MLPS)
 
 
 def numpy_trace(training: Training, generator: np.random.Generator | None = None) -> NumpyTrace:
@@ -80,13 +84,14 @@ def numpy_trace(training: Training, generator: np.random.Generator | None = None
     def moved(values: npt.NDArray[np.floating]) -> npt.NDArray[np.floating]:
         return values if generator is None else values * (1.0 + eps * generator.uniform(-1.0, 1.0, values.shape))
 
-    drawn = material(training)
+    drawn, has_labels = material(training), isinstance(training.loss, CrossEntropy)
     parameters = {name: moved(values.numpy()) for name, values in drawn.parameters.items()}
     steps = [
         [
             NumpyBatch(
                 inputs=moved(batch.inputs.numpy()),
-                targets=moved(batch.targets.numpy()),
+                targets=batch.targets.numpy() if has_labels else moved(batch.targets.numpy()),
+                counted=batch.divisor,
                 masks=tuple(None if mask is None else mask.numpy() for mask in batch.masks),
             )
             for batch in microbatches
@@ -206,6 +211,8 @@ class _WithoutBfloat16(TorchFunctionMode):
     [
         (PLAIN, replace(PLAIN, loss=Loss.MSE_SUM)),
         (PLAIN, replace(PLAIN, optimizer=SGD(lr=0.05 * (1.0 + 1e-7)))),
+        (replace(PLAIN, loss=LABELS), replace(PLAIN, loss=replace(LABELS, z_loss=0.1))),
+        (replace(PLAIN, loss=LABELS), replace(PLAIN, loss=replace(LABELS, summed=True))),
         (replace(PLAIN, steps=2), replace(PLAIN, steps=2, schedule=StepLR())),
         (replace(PLAIN, clipping=ClipNorm()), replace(PLAIN, clipping=ClipNorm(norm_type=NormType.INF))),
         (replace(PLAIN, optimizer=Adam(eps=1e-3)), replace(PLAIN, optimizer=Adam(eps=1.01e-3))),

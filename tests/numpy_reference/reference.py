@@ -9,9 +9,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
-from equivcheck.scenario import ClipNorm, ClipValue, Loss, NormType, Training, ZeroGrad
+from equivcheck.scenario import ClipNorm, ClipValue, CrossEntropy, Loss, NormType, Training, ZeroGrad
 from equivcheck.scenario.clipping import Clipping
+from numpy_reference.labels import label_loss
 from numpy_reference.layers import Array
 from numpy_reference.model import backward, forward
 from numpy_reference.optimizer import NumpyOptimizer
@@ -28,10 +30,12 @@ class NumpyBatch:
 
     inputs: Array
     """Shape (rows, features), or (features, rows) where the training's batch dim is 1."""
-    targets: Array
-    """Shape (rows, outputs), or (outputs, rows)."""
+    targets: Array | npt.NDArray[np.int64]
+    """Shape (rows, outputs), or (outputs, rows); labels, negative where they do not count, have shape (rows,)."""
     masks: tuple[Array | None, ...]
     """Per layer, the scaled dropout mask of shape (rows, width); None for a layer without dropout."""
+    counted: float = 1.0
+    """What labels of the whole step count, classes weighed; 1 where the loss is not divided by them."""
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -89,7 +93,7 @@ def _accumulate(
     for batch in microbatches:
         inputs, targets = (batch.inputs.T, batch.targets.T) if training.data.batch_dim else (batch.inputs, batch.targets)
         run = forward(training.model, parameters, inputs, batch.masks, index)
-        loss, slope = _loss(training, run.outputs - targets)
+        loss, slope = _loss(training, run.outputs, targets, batch.counted)
         total += loss
         for name, values in backward(run, parameters, slope).items():
             before = gradients[name]
@@ -97,8 +101,12 @@ def _accumulate(
     return total, gradients
 
 
-def _loss(training: Training, errors: Array) -> tuple[float, Array]:
+def _loss(training: Training, outputs: Array, targets: Array, counted: float) -> tuple[float, Array]:
     """A microbatch's share of the step's loss, and its gradient; a mean is over the elements of the whole batch."""
+    if isinstance(training.loss, CrossEntropy):
+        loss, slope = label_loss(training.loss, outputs, targets)
+        return loss / counted, slope / counted
+    errors = outputs - targets
     share = 1.0 / (training.data.batch * training.model.outputs) if training.loss in (Loss.MSE_MEAN, Loss.LINEAR_MEAN) else 1.0
     if training.loss in (Loss.LINEAR_MEAN, Loss.LINEAR_SUM):
         return float(errors.sum()) * share, np.full_like(errors, share)

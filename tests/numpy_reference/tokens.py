@@ -1,4 +1,4 @@
-"""Token models in plain NumPy: forward and loss, position by position and head by head; gradients by differences."""
+"""Token models in plain NumPy: the forward, position by position and head by head; gradients are differences of it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 import numpy.typing as npt
 
-from equivcheck.scenario import Activation, AnyLayer, Attention, CrossEntropy, GatedMLP, Layer, Model, Norm
+from equivcheck.scenario import Activation, AnyLayer, Attention, GatedMLP, Layer, Model, Norm
 
 Array = npt.NDArray[np.float64]
 Parameters = Mapping[str, Array]
@@ -116,17 +116,3 @@ def _norm(norm: Norm | None, own: Parameters, values: Array) -> Array:
         return (values - values.mean(-1, keepdims=True)) / spread * own["norm.weight"] + own["norm.bias"]
     size = np.sqrt(np.square(values).mean(-1, keepdims=True) + np.finfo(float).eps)
     return values / size * own["norm.weight"]
-
-
-def label_loss(loss: CrossEntropy, outputs: Array, labels: npt.NDArray[np.int64]) -> float:
-    """The sum over labels that count, one after the other."""
-    classes, total = outputs.shape[-1], 0.0
-    weights = np.linspace(0.5, 1.5, classes) if loss.class_weights else np.ones(classes)
-    for row, label in zip(outputs.reshape(-1, classes), labels.reshape(-1), strict=True):
-        if label < 0:
-            continue
-        normaliser = float(np.log(np.exp(row - row.max()).sum()) + row.max())
-        surprise = (normaliser - row) * weights
-        total += (1.0 - loss.label_smoothing) * surprise[label] + loss.label_smoothing * surprise.sum() / classes
-        total += loss.z_loss * normaliser**2
-    return float(total)

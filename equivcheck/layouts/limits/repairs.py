@@ -20,6 +20,7 @@ from equivcheck.scenario import (
 )
 from equivcheck.scenario.data import USUAL_ROWS
 from equivcheck.scenario.model import MAX_WIDTH
+from equivcheck.scenario.token_layers import MAX_LENGTH
 
 STEEP = 1024
 """How much smaller the learning rate is where a square error is summed (over, say, 64 rows of 16 outputs) or ascended."""
@@ -66,15 +67,15 @@ def with_rows(training: Training, multiple: int) -> Training:
 def with_widths(training: Training, multiple: int) -> Training:
     """Features, all widths, tokens and learnt positions rounded up to a multiple, so that equal ones stay equal.
 
-    A width for which that is too much is the multiple.
+    A size for which that is too much is the multiple.
 
     Rounded down, widths near the largest would swing between two layouts that ask for different multiples (30 and 32 for 3 and
     4); from the least on they come up to what suits both.
     """
 
-    def fitted(width: int) -> int:
-        up = -(-width // multiple) * multiple
-        return up if up <= MAX_WIDTH else multiple if multiple <= MAX_WIDTH else 1
+    def fitted(size: int, largest: int = MAX_WIDTH) -> int:
+        up = -(-size // multiple) * multiple
+        return up if up <= largest else multiple if multiple <= largest else 1
 
     widths = training.model.widths[1:]
     layers = tuple(
@@ -82,8 +83,8 @@ def with_widths(training: Training, multiple: int) -> Training:
     )
     source, length = training.model.source, training.model.length
     if source is not None and length is not None:
-        learns = source.learned_positions
-        source, length = source.rounded(multiple), -(-length // multiple) * multiple if learns else length
+        length = fitted(length, MAX_LENGTH) if source.learned_positions else length
+        source = source.rounded(multiple)
     return with_model(training, features=fitted(training.model.features), layers=layers, source=source, length=length)
 
 
@@ -130,7 +131,6 @@ def with_summed_squares(training: Training) -> Training:
 def with_num_layers(training: Training, count: int) -> Training:
     """The first layers, or all of them and plain ones of the same width after them."""
     layers = training.model.layers[:count]
-    bias = training.optimizer.takes_vectors and training.model.length is None  # of sequences it would end in a view
     # Over sequences a bias would leave what a stage of a pipeline hands on a view.
     bias = training.optimizer.takes_vectors and training.model.length is None
     layers += (Layer(width=training.model.inputs(len(layers)), bias=bias),) * (count - len(layers))

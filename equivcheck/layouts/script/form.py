@@ -210,7 +210,8 @@ class _Forms:
         swapped = ".transpose(0, 1)" if self.model.length else ".T"
         values = f"inputs{swapped if self.transposes else ''}"
         if self.model.source is not None:
-            values = f"self.embedding({values})" + " + self.positions.weight" * self.model.source.learned_positions
+            placed = f"self.positions(torch.arange({self.model.length}))" if distributed else "self.positions.weight"
+            values = f"self.embedding({values})" + f" + {placed}" * self.model.source.learned_positions
         if has_extras:
             for index, arguments in enumerate(self._arguments()):
                 lines.append(f"values = self.layers[{index}]({', '.join((values, *arguments))})")

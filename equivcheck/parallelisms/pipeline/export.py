@@ -139,8 +139,6 @@ def _stage(draft: Draft, parallelism: Pipeline, num_stages: int, spans: tuple[ra
     if draft.form.stack != "model":
         layers = "Stage(model, STAGES[number])"
     shapes = {}
-    if parallelism.static_shapes and draft.scenario.training.model.length is not None:
-        raise refuse("Pipeline.static_shapes", "only chunks of rows of features are written, none of sequences")
     if parallelism.static_shapes:
         _define_shapes(draft, spans)
         rows = f"rows // {parallelism.num_chunks}"
@@ -150,16 +148,21 @@ def _stage(draft: Draft, parallelism: Pipeline, num_stages: int, spans: tuple[ra
 
 def _define_shapes(draft: Draft, spans: tuple[range, ...]) -> None:
     model = draft.scenario.training.model
-    trained = trained_layers(model)
-    between = [(model.inputs(span.start), any(trained[: span.start])) for span in spans] + [
-        (model.outputs, model.scale or any(trained))
-    ]
-    draft.definitions.append([f"SHAPES = {between}  # between stages: features, and whether gradients come back"])
+    trained, embeds = trained_layers(model), model.source is not None and not model.source.frozen
+    learns = embeds or any(trained) or model.scale or model.head is not None
+    fed = None if model.source is not None else model.features
+    between = [(model.inputs(span.start), embeds or any(trained[: span.start])) for span in spans[1:]]
+    words = "features" if model.source is None else "features, none of tokens"
+    shapes = [(fed, False), *between, (model.outputs, learns)]
+    draft.definitions.append([f"SHAPES = {shapes}  # between stages: {words}, and whether gradients come back"])
+    positions = "" if model.length is None else f"{model.length}, "
+    tokens = block("if features is None:", [f"return torch.zeros(rows, {positions}dtype=torch.int64)"])
     draft.definitions.append(
         [
-            "def chunk(rows: int, features: int, needs_gradient: bool) -> torch.Tensor:",
+            f"def chunk(rows: int, features: int{' | None' * (model.source is not None)}, needs_gradient: bool) -> torch.Tensor:",
             '    """What a stage sends or receives at once."""',
-            "    return torch.empty(rows, features, requires_grad=needs_gradient)",
+            *indented(tokens if model.source is not None else []),
+            f"    return torch.empty(rows, {positions}features, requires_grad=needs_gradient)",
         ]
     )
 

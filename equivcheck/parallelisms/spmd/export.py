@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from equivcheck.layouts.script.draft import Draft, LoopPosition, refuse
+from equivcheck.layouts.script.draft import Draft, LoopPosition
 from equivcheck.layouts.script.mesh import mesh_of
 from equivcheck.layouts.script.text import block, indented
 from equivcheck.scenario import SPMD, CrossEntropy, Distribution, Parallelism, ShapeOp, Training
@@ -33,8 +33,6 @@ _BESIDE = (
 def write(draft: Draft, parallelism: Parallelism) -> None:
     """Make DTensors of parameters and batches."""
     assert isinstance(parallelism, SPMD), parallelism
-    if draft.scenario.training.model.length is not None or isinstance(draft.scenario.training.loss, CrossEntropy):
-        raise refuse("SPMD of sequences or labels", "only linear layers over rows are written with DTensors")
     placement = "Replicate()" if parallelism.distribution is Distribution.REPLICATE else "Shard(0)"
     mesh, training = mesh_of(draft, parallelism), draft.scenario.training
     draft.need("torch.distributed.tensor", "DTensor", "distribute_tensor", "Shard", placement.partition("(")[0])
@@ -52,6 +50,11 @@ def write(draft: Draft, parallelism: Parallelism) -> None:
     draft.add(LoopPosition.TAKE, f"inputs, targets = (by_rows(values, {mesh}, {dim}) for values in (inputs, targets))")
     if "masks" in draft.form.extras:
         draft.add(LoopPosition.TAKE, f"masks = [by_rows(mask, {mesh}, 0) for mask in masks]")
+    if training.model.length is not None or isinstance(training.loss, CrossEntropy):
+        # What attention and losses of labels make (masks, positions, weights of classes) is alike on all ranks.
+        draft.need("contextlib", "nullcontext")
+        draft.need("torch.distributed.tensor.experimental", "implicit_replication")
+        draft.context = "implicit_replication() if parallel else nullcontext()"
     if _makes_tensors(training):
         draft.need("torch.distributed.tensor", "Replicate")
         draft.definitions.insert(0, list(_BESIDE))
@@ -69,7 +72,8 @@ def _makes_tensors(training: Training) -> bool:
 
 
 def _distribute(placement: str, training: Training) -> list[str]:
-    shares = any(layer.shares is not None for layer in training.model.layers)
+    head = training.model.head
+    shares = (head is not None and head.tied) or any(layer.shares is not None for layer in training.model.layers)
     spread = f"spread = distribute_tensor(parameter.detach(), mesh, [{placement}])"
     made = "nn.Parameter(spread, parameter.requires_grad)"
     if not shares:

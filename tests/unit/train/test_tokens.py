@@ -28,6 +28,7 @@ from equivcheck.train.loop import train
 from equivcheck.train.material import IGNORED, material
 from equivcheck.train.single_device import single_device
 from numpy_reference import tokens
+from numpy_reference.labels import label_loss
 
 DIFFERENCE = 1e-6
 
@@ -53,7 +54,7 @@ def numpy_loss(training: Training, parameters: tokens.Parameters) -> float:
     assert isinstance(training.loss, CrossEntropy)
     batches = material(training).steps[0]
     total = sum(
-        tokens.label_loss(training.loss, tokens.logits(training.model, parameters, batch.inputs.numpy()), batch.targets.numpy())
+        label_loss(training.loss, tokens.logits(training.model, parameters, batch.inputs.numpy()), batch.targets.numpy())[0]
         for batch in batches
     )
     return total / batches[0].divisor

@@ -1,0 +1,44 @@
+"""Repairs of models over sequences end, whatever layouts ask of them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from equivcheck.composition.limits import resumable_training, unsupported
+from equivcheck.scenario import FSDP2, SPMD, Attention, Data, Distribution, Head, Model, Parallelism, Tokens
+from equivcheck.strategies import attentions
+from unit.layouts.plain import PLAIN, layout_of
+
+COLUMNS, PROPAGATED = FSDP2(shard_last_dim=True), SPMD(distribution=Distribution.FULLY_SHARD, redistribute_gradients=False)
+LARGEST = Model(
+    features=32,
+    length=16,
+    source=Tokens(vocabulary=64, padding=63, learned_positions=True),
+    layers=(Attention(heads=8, kv_heads=8, head_width=8, rotary=True),),
+    head=Head(tied=True),
+)
+
+
+@given(layer=attentions(), ranks=st.integers(1, 8))
+def test_heads_are_made_a_multiple(layer: Attention, ranks: int) -> None:
+    """Heads times their width are a multiple of the ranks at once, by as many heads of that width or more."""
+    once = layer.rounded(ranks)
+    assert once.heads * once.head_width % ranks == once.kv_heads * once.head_width % ranks == 0
+    assert once.heads >= layer.heads
+    assert once.head_width >= layer.head_width
+    assert once.rounded(ranks) == once
+
+
+@pytest.mark.parametrize("one", [COLUMNS, PROPAGATED])
+@pytest.mark.parametrize("other", [COLUMNS, PROPAGATED])
+@pytest.mark.parametrize("ranks", [(3, 4), (5, 5), (5, 7), (7, 8)])
+def test_the_largest_model_is_repaired_for_two_layouts(one: Parallelism, other: Parallelism, ranks: tuple[int, int]) -> None:
+    """Also where the least common multiple of two numbers of ranks is more than most sizes may be."""
+    training = replace(PLAIN, model=LARGEST, data=Data(microbatches=(2,)))
+    layouts = (layout_of(one, ranks[0]), layout_of(other, ranks[1]))
+    nearest = resumable_training(training, *layouts)
+    assert [unsupported(nearest, layout) for layout in layouts] == [None, None]
