@@ -106,7 +106,9 @@ def _training(training: Training) -> str:
 def _model(model: Model) -> Iterator[str]:
     """``sequences of 3 out of 5 tokens``, ``attention-gated_mlp``, ``widths 4-4-4``; of a perceptron its widths alone."""
     if model.length is not None:
-        yield f"sequences of {model.length}" + ("" if model.source is None else f" out of {count(model.source.vocabulary, 'token')}")
+        yield f"sequences of {model.length}" + (
+            "" if model.source is None else f" out of {count(model.source.vocabulary, 'token')}"
+        )
         yield "-".join(layer.tag for layer in model.layers)
     yield f"widths {'-'.join(map(str, model.widths))}"
 

@@ -11,8 +11,8 @@ from equivcheck.scenario.noun import noun, refuse, require_between
 
 MAX_LENGTH = 16
 MAX_VOCABULARY = 64
-MAX_HEADS = 64
-"""More than are drawn: what suits two layouts, of up to 8 ranks each, is a multiple of both numbers, such as 56."""
+MAX_HEADS = 32
+"""More than are drawn: a training that goes from 4 ranks to 7 may need a multiple of 28."""
 MAX_HEAD_WIDTH = 8
 MAX_HIDDEN = 32
 MAX_DROPOUT = 0.9
@@ -63,7 +63,7 @@ class Attention(AnyLayer):
     tag: ClassVar[str] = "attention"
     needs_length: ClassVar[bool] = True
     heads: int = 1
-    """Heads of the query, 1 to 64."""
+    """Heads of the query, 1 to 32."""
     kv_heads: int = 1
     """Heads of key and value, each for as many heads of the query; divides their number."""
     head_width: int = 2

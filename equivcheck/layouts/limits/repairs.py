@@ -72,20 +72,26 @@ def with_widths(training: Training, multiple: int) -> Training:
     Rounded down, widths near the largest would swing between two layouts that ask for different multiples (30 and 32 for 3 and
     4); from the least on they come up to what suits both.
     """
+    model = training.model
+    features, *widths = (_fitted(width, multiple, MAX_WIDTH) for width in model.widths)
+    layers = tuple(layer.having(width=width).rounded(multiple) for layer, width in zip(model.layers, widths, strict=True))
+    return with_model(with_tables(training, multiple), features=features, layers=layers)
 
-    def fitted(size: int, largest: int = MAX_WIDTH) -> int:
-        up = -(-size // multiple) * multiple
-        return up if up <= largest else multiple if multiple <= largest else 1
 
-    widths = training.model.widths[1:]
-    layers = tuple(
-        layer.having(width=fitted(width)).rounded(multiple) for layer, width in zip(training.model.layers, widths, strict=True)
-    )
+def with_tables(training: Training, multiple: int) -> Training:
+    """Tokens and learnt positions rounded up to a multiple; where that is too much, the multiple."""
     source, length = training.model.source, training.model.length
-    if source is not None and length is not None:
-        length = fitted(length, MAX_LENGTH) if source.learned_positions else length
-        source = source.rounded(multiple)
-    return with_model(training, features=fitted(training.model.features), layers=layers, source=source, length=length)
+    if source is None or length is None:
+        return training
+    if source.learned_positions:
+        length = _fitted(length, multiple, MAX_LENGTH)
+    return with_model(training, source=source.rounded(multiple), length=length)
+
+
+def _fitted(size: int, multiple: int, largest: int) -> int:
+    """A size rounded up to a multiple; where that is too much, the multiple, or else 1."""
+    up = -(-size // multiple) * multiple
+    return up if up <= largest else multiple if multiple <= largest else 1
 
 
 def over_features(training: Training) -> Training:

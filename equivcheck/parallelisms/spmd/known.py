@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from equivcheck.layouts.known_predicates import need, show
 from equivcheck.layouts.partition import chunk_sizes
-from equivcheck.scenario import SPMD, Distribution, Scenario, ShapeOp
+from equivcheck.scenario import SPMD, AuxiliaryLinear, Distribution, Scenario, ShapeOp, ZeroGrad
 from equivcheck.trace.differences import Divergence
 
 
@@ -21,9 +21,12 @@ def gradients_as_propagated(scenario: Scenario) -> bool:
 
 
 @need
-def microbatches_of_several_sizes(scenario: Scenario) -> bool:
-    """Gradients of microbatches that differ in their rows are added up."""
-    return len(set(scenario.training.data.microbatches)) > 1
+def unlike_gradients_added_up(scenario: Scenario) -> bool:
+    """Gradients of microbatches that differ in their rows are added up, or of steps of which only some run a second linear."""
+    training = scenario.training
+    kept = training.zero_grad is ZeroGrad.ZERO and training.steps > 1
+    at_some = any(layer.auxiliary is AuxiliaryLinear.EVEN_STEPS for layer in training.model.layers)
+    return len(set(training.data.microbatches)) > 1 or (kept and at_some)
 
 
 @need

@@ -7,12 +7,14 @@ from dataclasses import replace
 
 from equivcheck.layers.parameters import parameters_of
 from equivcheck.layers.registry import kind_of
+from equivcheck.layers.token_facts import embedding_parameters
 from equivcheck.layouts.limits.data_parallel import EVEN_ROWS
 from equivcheck.layouts.limits.execution import NO_COUNTS_IN_GRAPHS
 from equivcheck.layouts.limits.limit import Limit, parallelism_of
 from equivcheck.layouts.limits.optimizers import DTENSOR_OPTIMIZERS, WHOLE_PARAMETERS
 from equivcheck.layouts.limits.propagated_gradients import limits_of_propagated_gradients
-from equivcheck.layouts.limits.repairs import each_layer, with_model, with_rows
+from equivcheck.layouts.limits.repairs import each_layer, with_model, with_rows, with_tables
+from equivcheck.layouts.partition import leaves_nothing
 from equivcheck.scenario import SPMD, Distribution, Layout, Loss, Model, Norm, Training
 
 
@@ -111,6 +113,19 @@ EVEN_UNITS = Limit(
     upstream=True,
 )
 
+
+def _has_tables_of_nothing(training: Training, layout: Layout) -> bool:
+    tables = embedding_parameters(training.model)
+    return _is_sharded(layout) and any(leaves_nothing(table.shape[0], layout.num_data_ranks) for table in tables)
+
+
+TABLES_OF_NOTHING = Limit(
+    reason="DTensor: a rank that holds no row of an embedding cannot look anything up ('index_select(): self indexing axis dim "
+    "should be positive'), and the others wait for it",
+    applies=_has_tables_of_nothing,
+    repair=lambda training, layout: with_tables(training, layout.num_data_ranks),
+)
+
 NO_SINGLE_SEQUENCE = Limit(
     reason="DTensor: a single row that is cut along its dim cannot be viewed together with its positions ('would remove or "
     "reshape sharded dimension 0')",
@@ -132,6 +147,7 @@ LIMITS: tuple[Limit, ...] = (
     EVEN_UNITS,
     ROWS_BEFORE_POSITIONS,
     NO_SINGLE_SEQUENCE,
+    TABLES_OF_NOTHING,
     NO_SQUARED_LOSS,
     NO_SHARDED_LAYER_NORM,
     NO_RMS_NORM_OF_CUT_FEATURES,

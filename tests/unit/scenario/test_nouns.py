@@ -98,7 +98,7 @@ a_token_model = partial(Model, features=2, length=3, source=Tokens(vocabulary=3)
 OF_TOKEN_MODELS: list[Invalid] = [
     (Tokens, {"vocabulary": 1}, "Tokens.vocabulary is 1; allowed: 2 to 64"),
     (Tokens, {"vocabulary": 3, "padding": 3}, "Tokens.padding is 3; allowed: None, or a token: 0 to 2"),
-    (Attention, {"heads": 65}, "Attention.heads is 65; allowed: 1 to 64"),
+    (Attention, {"heads": 33}, "Attention.heads is 33; allowed: 1 to 32"),
     (Attention, {"heads": 2, "kv_heads": 3}, "Attention.kv_heads is 3; allowed: 1 to 2"),
     (Attention, {"heads": 3, "kv_heads": 2}, "Attention.kv_heads is 2; allowed: a divisor of heads (3)"),
     (Attention, {"head_width": 3, "rotary": True}, "Attention.head_width is 3; allowed: an even number with rotary positions"),

@@ -1,7 +1,7 @@
-"""Of tables that `torch.vmap` goes over together with their tokens, backward from outside honours the padding in the first alone.
+"""Of tables that `torch.vmap` goes over with their tokens, backward from outside honours the padding in the first alone.
 
-The rule for copies looks all of them up in one long table, by tokens moved to each copy's rows, and hands the padding on as it is:
-a row of the first. Where gradients are taken inside (`torch.func.grad`), each is that of its own lookup.
+The rule for copies looks all of them up in one long table, by tokens moved to each copy's rows, and hands the padding on as it
+is: a row of the first. Where gradients are taken inside (`torch.func.grad`), each is that of its own lookup.
 
 python mapped_embedding_padding.py
 """
