@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from equivcheck import Scenario, check
+from equivcheck import Outcome, Scenario, check
 from equivcheck.known_issues.predicates import NEEDS
 from equivcheck.parallelisms.tensor_parallel.plans import UNFREEZES
 from equivcheck.scenario import (
@@ -12,17 +12,22 @@ from equivcheck.scenario import (
     FSDP1,
     FSDP2,
     SPMD,
+    Activation,
     AuxiliaryLinear,
     ClipValue,
+    Distribution,
     Layer,
     LayerPlan,
+    Loss,
     Norm,
     Pipeline,
     Replicate,
+    ShapeOp,
     ShardingStrategy,
     Split,
     TensorParallel,
     Wrapping,
+    ZeroGrad,
 )
 from equivcheck.torch_version import torch_in
 from supported import require_supported
@@ -115,3 +120,22 @@ def test_what_tensor_parallelism_makes_trainable_may_take_no_part(parallelism: D
     assert NEEDS["unused_parameters_not_looked_for"](example)
     assert not NEEDS["unused_parameters_not_looked_for"](over_tp(parallelism, Layer(width=2), replace(frozen, auxiliary=None)))
     assert check(example, beyond=True).known == "ddp_unused_parameters"
+
+
+SECOND_AT_SOME_STEPS = (
+    Layer(width=3, residual=True, shape_op=ShapeOp.ONES),
+    Layer(width=3, activation=Activation.SILU, auxiliary=AuxiliaryLinear.EVEN_STEPS),
+)
+
+
+@pytest.mark.parametrize(
+    ("zero_grad", "steps", "expected"),
+    [(ZeroGrad.ZERO, 2, Outcome.KNOWN), (ZeroGrad.ZERO, 1, Outcome.EQUIVALENT), (ZeroGrad.NONE, 2, Outcome.EQUIVALENT)],
+)
+@pytest.mark.skipif(not torch_in("<2.14"), reason="later versions of torch add them")
+def test_gradients_of_unlike_steps_are_added_where_they_are_kept(zero_grad: ZeroGrad, steps: int, expected: Outcome) -> None:
+    """Propagation leaves a gradient otherwise at steps at which a second linear runs: kept as zeros, it is added to that."""
+    spmd = SPMD(distribution=Distribution.FULLY_SHARD, redistribute_gradients=False)
+    example = scenario(spmd, *SECOND_AT_SOME_STEPS, features=3, sizes=(3,), loss=Loss.LINEAR_SUM)
+    training = replace(example.training, zero_grad=zero_grad, steps=steps)
+    assert check(replace(example, training=training)).outcome is expected
