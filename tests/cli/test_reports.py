@@ -103,7 +103,8 @@ def test_known_issues_are_told_that_show_and_that_do_not(summary: Summary) -> No
 def test_progress_is_one_line(summary: Summary) -> None:
     """Time of budget, checks, rate, findings, and outcomes that are neither fine nor a finding."""
     event = Ticked(seconds=2.0, tally=summary.tally, num_findings=1)
-    assert progress_text(event, PLAN) == "58 s left | 3 checks | 1.5 checks/s | 3 % of pairs | 1 finding | 1 inconclusive"
+    share = f"{100 * summary.tally.reach.share:.0f} % of pairs"
+    assert progress_text(event, PLAN) == f"58 s left | 3 checks | 1.5 checks/s | {share} | 1 finding | 1 inconclusive"
     assert progress_text(event, Plan(num_checks=9, seed=7)).startswith("4 s left | 3/9 checks | 1.5 checks/s")
 
 
