@@ -31,8 +31,10 @@ def shared_weights(scenario: Scenario) -> bool:
 
 @need
 def rms_norm_after_a_layer(scenario: Scenario) -> bool:
-    """An RMSNorm gets what a linear computed."""
-    return any(layer.norm is Norm.RMS for layer in scenario.training.model.layers[1:])
+    """An RMSNorm gets what a linear computed, or what tokens were embedded as."""
+    model = scenario.training.model
+    of_layers = any(layer.norm is Norm.RMS for layer in model.layers[0 if model.source else 1 :])
+    return of_layers or (model.head is not None and model.head.norm is Norm.RMS)
 
 
 @need

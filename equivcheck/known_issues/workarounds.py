@@ -126,7 +126,9 @@ def layer_norms(scenario: Scenario) -> Scenario:
     """Norms are LayerNorm."""
 
     def changed(training: Training) -> Training:
-        return each_layer(training, lambda _, layer: layer.having(norm=layer.norm and Norm.LAYER))
+        head = training.model.head
+        changed = each_layer(training, lambda _, layer: layer.having(norm=layer.norm and Norm.LAYER))
+        return with_model(changed, head=head and replace(head, norm=head.norm and Norm.LAYER))
 
     return _in_training(scenario, changed)
 

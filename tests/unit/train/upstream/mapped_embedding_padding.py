@@ -5,7 +5,7 @@ is: a row of the first. Where gradients are taken inside (`torch.func.grad`), ea
 
     python mapped_embedding_padding.py
 
-Exit code 1 where it shows. Seen on torch 2.13, CPU; not reported yet, as far as a search of issues tells.
+Exit code 1 where it shows. Seen on torch 2.9.1, 2.13.0 and 2.15.0, CPU; not reported yet, as far as a search of issues tells.
 """
 
 import sys
