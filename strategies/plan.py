@@ -6,12 +6,15 @@ from dataclasses import replace
 
 from hypothesis.strategies import DrawFn
 
-from equivcheck.parallelisms.tensor_parallel.plans import legal_plans
-from equivcheck.scenario import ActivationSharding, LayerPlan, Layout, TensorParallel, Training
+from equivcheck.layouts.partition import leaves_nothing
+from equivcheck.parallelisms.tensor_parallel.plans import TIED_HALVES, legal_plans
+from equivcheck.scenario import ActivationSharding, LayerPlan, Layout, Split, TensorParallel, Training
 from equivcheck.scenario.mesh import TP
 from equivcheck.strategies.chance import below
 
 _NO_PLAN = TensorParallel().plan
+SPLITS = tuple(TIED_HALVES)
+"""How ranks share out an embedding or a head, simplest first."""
 
 
 def needs_plan(layout: Layout) -> bool:
@@ -33,12 +36,29 @@ def with_drawn_plan(draw: DrawFn, layout: Layout, training: Training, *, beyond:
         legal = legal_plans(training.model, index, sharding, ranks, rows, beyond=beyond)
         plan.append(legal[draw(below(len(legal)))])
         sharding = plan[-1].output
-    return _with_plan(layout, tuple(plan))
+    source = _drawn_source(draw, training, ranks, beyond=beyond)
+    return _with_plan(layout, tuple(plan), source=source, head=_drawn_head(draw, training, source))
 
 
-def _with_plan(layout: Layout, plan: tuple[LayerPlan, ...]) -> Layout:
+def _drawn_source(draw: DrawFn, training: Training, ranks: int, *, beyond: bool) -> Split:
+    source = training.model.source
+    if source is None:
+        return Split.OUTSIDE
+    every_rank_has_tokens = beyond or not leaves_nothing(source.vocabulary, ranks)
+    splits = SPLITS if every_rank_has_tokens else tuple(split for split in SPLITS if split is not Split.ROW)
+    return splits[draw(below(len(splits)))]
+
+
+def _drawn_head(draw: DrawFn, training: Training, source: Split) -> Split:
+    head = training.model.head
+    if head is None:
+        return Split.OUTSIDE
+    return TIED_HALVES[source] if head.tied else SPLITS[draw(below(len(SPLITS)))]
+
+
+def _with_plan(layout: Layout, plan: tuple[LayerPlan, ...], **others: Split) -> Layout:
     parallelisms = tuple(
-        replace(parallelism, plan=plan) if isinstance(parallelism, TensorParallel) else parallelism
+        replace(parallelism, plan=plan, **others) if isinstance(parallelism, TensorParallel) else parallelism
         for parallelism in layout.parallelisms
     )
     return replace(layout, parallelisms=parallelisms)

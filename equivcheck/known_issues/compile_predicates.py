@@ -80,8 +80,7 @@ def _compiles_whole(layout: Layout) -> bool:
 def compiled_like_shards(scenario: Scenario) -> bool:
     """Compiled layers which tensor parallelism cuts along dims of several sizes, of which some rank has shards of one size."""
     layout, ranks = scenario.layout, scenario.layout.mesh.size(TP)
-    plans = [parallelism.plan for parallelism in layout.of(TensorParallel)]
-    sizes = {size for plan in plans for _, size in cuts(scenario.training.model, plan)}
+    sizes = {size for parallelism in layout.of(TensorParallel) for _, size in cuts(scenario.training.model, parallelism)}
     compiles = layout.execution.compile is not Compile.NONE
     return compiles and any(map(_has_like_chunks, combinations(sizes, 2), repeat(ranks)))
 

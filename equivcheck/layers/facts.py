@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from equivcheck.choice import Choice
-from equivcheck.scenario import AuxiliaryLinear, Norm
+from equivcheck.scenario import AuxiliaryLinear, Norm, Split
 
 Shape = tuple[int, ...]
 
@@ -42,8 +42,38 @@ class ParameterOf:
     """The dim that a column-parallel layer cuts; None for what it leaves whole."""
     row_dim: int | None = None
     """The dim that a row-parallel layer cuts; None for what it leaves whole."""
+    within_dim: int | None = None
+    """The dim that a layer cuts whose units within are shared out; None for what it leaves whole."""
     runs: AuxiliaryLinear | None = None
     """At which steps it takes part; None for every one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """A linear of a layer, as part of what the layer computes."""
+
+    name: str
+    """Name within its layer."""
+    reads_input: bool = False
+    """Whether it maps the layer's input, normalised or not; else what other parts have made, units apart."""
+    gives_output: bool = False
+    """Whether the layer's output is made of what it gives; else what it gives lies within, units one after the other."""
+    activated: bool = False
+    """Whether it gives the layer's output through an activation, which backward asks for again."""
+    runs: AuxiliaryLinear | None = None
+    """At which steps it takes part; None for every one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardingChoice:
+    """A way in which ranks share out a layer: its linears, that is, as a norm is whole on every rank."""
+
+    split: Split
+    """How; the parameters say along which dim each is cut."""
+    units: int | None = None
+    """How many things it shares out of which each is computed on one rank, such as heads; None where any cut will do."""
+    words: str = ""
+    """What these are, for people."""
 
 
 def norm_parameters(norm: Norm | None, features: int) -> tuple[ParameterOf, ...]:
@@ -54,9 +84,19 @@ def norm_parameters(norm: Norm | None, features: int) -> tuple[ParameterOf, ...]
 
 
 def linear_parameters_of(name: str, inputs: int, outputs: int, *, bias: bool = False) -> tuple[ParameterOf, ...]:
-    """The parameters of a plain linear module."""
-    weight = ParameterOf(name=f"{name}.weight", shape=(outputs, inputs), initial=Initial.WEIGHT)
-    return (weight, *((ParameterOf(name=f"{name}.bias", shape=(outputs,), initial=Initial.OFFSET),) if bias else ()))
+    """The parameters of a plain linear module, which may be cut by columns or rows."""
+    weight = ParameterOf(name=f"{name}.weight", shape=(outputs, inputs), initial=Initial.WEIGHT, column_dim=0, row_dim=1)
+    offset = ParameterOf(name=f"{name}.bias", shape=(outputs,), initial=Initial.OFFSET, column_dim=0)
+    return (weight, offset) if bias else (weight,)
+
+
+def part_parameters(part: Part, inputs: int, outputs: int, *, bias: bool) -> tuple[ParameterOf, ...]:
+    """The parameters of a part: units are outputs of what reads the layer's input, and inputs of what gives its output."""
+    found = linear_parameters_of(part.name, inputs, outputs, bias=bias)
+    return tuple(
+        replace(each, column_dim=None, row_dim=None, within_dim=each.column_dim if part.reads_input else each.row_dim)
+        for each in found
+    )
 
 
 def ready_linears(parameters: Iterable[ParameterOf], linears: Iterable[str], *, autocast: bool) -> tuple[str, ...]:

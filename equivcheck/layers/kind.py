@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from equivcheck.layers.facts import ParameterOf, Shape
+from equivcheck.layers.facts import ParameterOf, Part, Shape, ShardingChoice
 from equivcheck.layers.script import LayerScript
 from equivcheck.scenario import AnyLayer
 
@@ -34,6 +34,17 @@ class LayerKind(ABC):
 
         The values of its parameters are replaced; a module that draws them itself would use the process-wide generator.
         """
+
+    def parts(self, layer: Any) -> tuple[Part, ...]:  # noqa: ARG002 - for those whose linears are known
+        """Its linears, in the order in which they run; none where it is not known which of its modules are such.
+
+        A layer without any runs under tensor parallelism as plain tensors alone.
+        """
+        return ()
+
+    def choices(self, layer: Any) -> tuple[ShardingChoice, ...]:  # noqa: ARG002 - for those that can be shared out
+        """The ways in which ranks can share out its parts, besides leaving them whole."""
+        return ()
 
     def script(self, layer: Any, inputs: int) -> LayerScript | None:  # noqa: ARG002 - for those that can be exported
         """How an exported script writes it; None where none does."""

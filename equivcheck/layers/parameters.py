@@ -9,8 +9,8 @@ from functools import lru_cache
 
 from equivcheck.layers.facts import Initial, ParameterOf
 from equivcheck.layers.registry import kind_of
-from equivcheck.layers.token_facts import embedding_parameters, head_parameters
-from equivcheck.scenario import AuxiliaryLinear, Model
+from equivcheck.layers.token_facts import EMBEDDING, POSITIONS, embedding_parameters, head_parameters
+from equivcheck.scenario import AuxiliaryLinear, Model, Owner
 
 KEPT_MODELS = 64
 """Models whose parameters are kept: all that reckons with a scenario asks for them again and again."""
@@ -24,6 +24,20 @@ class Parameter(ParameterOf):
     """Index of the layer that owns it; None for a parameter of the model itself."""
     trained: bool
     """Whether it requires a gradient."""
+
+    @property
+    def owner(self) -> Owner:
+        """What part of the model it belongs to."""
+        if self.layer is not None:
+            return Owner.LAYER
+        if self.name in (EMBEDDING, POSITIONS):
+            return Owner.SOURCE
+        return Owner.HEAD if self.name.startswith("head.") else Owner.MODEL
+
+    @property
+    def is_of_norm(self) -> bool:
+        """Whether it is a parameter of a normalisation."""
+        return self.name.rpartition(".")[0].endswith("norm")
 
     @property
     def full_name(self) -> str:

@@ -14,7 +14,8 @@ def embedding_parameters(model: Model) -> tuple[ParameterOf, ...]:
     """A row for each token, and one for each position."""
     if model.source is None or model.length is None:
         return ()
-    tokens = ParameterOf(name=EMBEDDING, shape=(model.source.vocabulary, model.features), initial=Initial.TABLE)
+    shape = (model.source.vocabulary, model.features)
+    tokens = ParameterOf(name=EMBEDDING, shape=shape, initial=Initial.TABLE, column_dim=1, row_dim=0)
     positions = ParameterOf(name=POSITIONS, shape=(model.length, model.features), initial=Initial.TABLE)
     return (tokens, positions) if model.source.learned_positions else (tokens,)
 

@@ -41,7 +41,7 @@ from equivcheck.scenario.parallelism import (
     TensorParallel,
     Wrapping,
 )
-from equivcheck.scenario.parallelism_base import Parallelism
+from equivcheck.scenario.parallelism_base import Owner, Parallelism
 from equivcheck.scenario.pipeline import Pipeline, PipelineSchedule
 from equivcheck.scenario.rounding import Compression, ElementType, LowPrecision, MixedPrecision
 from equivcheck.scenario.scenario import Resume, Scenario
@@ -99,6 +99,7 @@ __all__ = [
     "Norm",
     "NormType",
     "Optimizer",
+    "Owner",
     "Parallelism",
     "Pipeline",
     "PipelineSchedule",

@@ -10,7 +10,7 @@ from equivcheck.errors import InvalidScenario
 from equivcheck.scenario.mesh import DP, REPLICATE, SHARD, TP
 from equivcheck.scenario.model import MAX_LAYERS
 from equivcheck.scenario.noun import noun, refuse, require_between, require_positive
-from equivcheck.scenario.parallelism_base import Parallelism, ParameterFacts
+from equivcheck.scenario.parallelism_base import Owner, Parallelism, ParameterFacts
 from equivcheck.scenario.pipeline import Pipeline
 from equivcheck.scenario.rounding import Compression, LowPrecision, MixedPrecision
 
@@ -50,11 +50,15 @@ class Distribution(Choice):
 
 
 class Split(Choice):
-    """How tensor parallelism places the weight of a linear; a layer outside the plan keeps plain tensors."""
+    """How tensor parallelism shares out a layer, as its kind says that it can; a layer outside the plan keeps plain tensors."""
 
     REPLICATED = "replicated"
     COLUMN = "column"
+    """By outputs; of an embedding, by features."""
     ROW = "row"
+    """By inputs; of an embedding, by tokens."""
+    WITHIN = "within"
+    """By what it has within, such as heads, or features between two linears: the first linears by outputs, the last by inputs."""
     OUTSIDE = "outside"
 
 
@@ -240,14 +244,14 @@ class LayerPlan:
     """What tensor parallelism does to one layer."""
 
     split: Split = Split.REPLICATED
-    """Placement of the linear's weight."""
+    """How ranks share out its linears."""
     output: ActivationSharding = ActivationSharding.WHOLE
     """How the layer leaves its output, and so how the next one finds its input."""
 
     def __post_init__(self) -> None:
-        if self.split is Split.REPLICATED and self.output is ActivationSharding.FEATURES:
+        if self.split in (Split.REPLICATED, Split.WITHIN) and self.output is ActivationSharding.FEATURES:
             raise InvalidScenario(
-                "LayerPlan.output is ActivationSharding.FEATURES; allowed with Split.REPLICATED: ActivationSharding.WHOLE or ROWS"
+                f"LayerPlan.output is ActivationSharding.FEATURES; allowed with {self.split!r}: ActivationSharding.WHOLE or ROWS"
             )
         if self.split is Split.OUTSIDE and self.output is not ActivationSharding.WHOLE:
             raise InvalidScenario(f"LayerPlan.output is {self.output!r}; allowed with Split.OUTSIDE: ActivationSharding.WHOLE")
@@ -262,6 +266,10 @@ class TensorParallel(Parallelism):
     traceable: ClassVar[bool] = True
     plan: tuple[LayerPlan, ...] = (LayerPlan(),)
     """One entry a layer, 1 to 8; the last leaves its output whole, and so does one before a layer outside the plan."""
+    source: Split = Split.OUTSIDE
+    """How ranks share out the embedding of tokens; of no effect on a model without tokens. Positions are whole on every rank."""
+    head: Split = Split.OUTSIDE
+    """How ranks share out the linear of the head; of no effect on a model without one."""
     redistribute_gradients: bool = True
     """As `SPMD.redistribute_gradients`. Parallelisms around this one put other parameters in the place of those with hooks, and
     redistribute gradients themselves."""
@@ -269,6 +277,9 @@ class TensorParallel(Parallelism):
     def __post_init__(self) -> None:
         if not 1 <= len(self.plan) <= MAX_LAYERS:
             raise InvalidScenario(f"TensorParallel.plan has {len(self.plan)} entries; allowed: 1 to {MAX_LAYERS}, one a layer")
+        for name in ("source", "head"):
+            if getattr(self, name) is Split.WITHIN:
+                raise refuse(self, name, "any Split but WITHIN")
         if self.plan[-1].output is not ActivationSharding.WHOLE:
             raise InvalidScenario(
                 f"TensorParallel.plan ends with output {self.plan[-1].output!r}; allowed: ActivationSharding.WHOLE"
@@ -280,11 +291,15 @@ class TensorParallel(Parallelism):
                 )
 
     def cut_dim(self, parameter: ParameterFacts) -> int | None:  # noqa: D102 - as inherited
-        # A plan that does not fit the model has a limit of its own.
-        if parameter.layer is None or parameter.layer >= len(self.plan):
-            return None
-        split = self.plan[parameter.layer].split
-        return {Split.COLUMN: parameter.column_dim, Split.ROW: parameter.row_dim}.get(split)
+        dims = {Split.COLUMN: parameter.column_dim, Split.ROW: parameter.row_dim, Split.WITHIN: parameter.within_dim}
+        return dims.get(self.split_of(parameter))
+
+    def split_of(self, parameter: ParameterFacts) -> Split:
+        """How ranks share out what a parameter belongs to; a parameter of the model itself is outside any plan."""
+        if parameter.layer is not None:
+            # A plan that does not fit the model has a limit of its own.
+            return self.plan[parameter.layer].split if parameter.layer < len(self.plan) else Split.OUTSIDE
+        return {Owner.SOURCE: self.source, Owner.HEAD: self.head}.get(parameter.owner, Split.OUTSIDE)
 
 
 PARALLELISMS: tuple[type[Parallelism], ...] = (DDP, Replicate, FSDP1, FSDP2, TensorParallel, SPMD, Pipeline)

@@ -4,11 +4,25 @@ from __future__ import annotations
 
 from typing import Any, ClassVar, Protocol
 
+from equivcheck.choice import Choice
 from equivcheck.scenario.noun import noun
+
+
+class Owner(Choice):
+    """What part of a model a parameter belongs to."""
+
+    MODEL = "model"
+    SOURCE = "source"
+    LAYER = "layer"
+    HEAD = "head"
 
 
 class ParameterFacts(Protocol):
     """What a parallelism asks about a parameter."""
+
+    @property
+    def owner(self) -> Owner:
+        """What part of the model it belongs to."""
 
     @property
     def layer(self) -> int | None:
@@ -29,6 +43,10 @@ class ParameterFacts(Protocol):
     @property
     def row_dim(self) -> int | None:
         """The dim that a row-parallel layer cuts; None for what it leaves whole."""
+
+    @property
+    def within_dim(self) -> int | None:
+        """The dim that a layer cuts whose units within are shared out; None for what it leaves whole."""
 
 
 @noun

@@ -98,8 +98,13 @@ def build_model(model: Model, parameters: Mapping[str, torch.Tensor], batch_dim:
         if layer.shares is not None:
             module.get_submodule(f"layers.{index}.linear").weight = module.get_submodule(f"layers.{layer.shares}.linear").weight
     if model.head is not None and model.head.tied:
-        module.get_submodule("head.linear").weight = module.get_submodule("embedding").weight
+        tie_head(module)
     return module
+
+
+def tie_head(module: nn.Module) -> None:
+    """Have the head use the weight of the embedding."""
+    module.get_submodule("head.linear").weight = module.get_submodule("embedding").weight
 
 
 def offset_of(model: Model, dtype: torch.dtype) -> torch.Tensor:

@@ -5,14 +5,18 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar
 
 from equivcheck.layers.attention.script import attention_script
-from equivcheck.layers.facts import ParameterOf, linear_parameters_of, norm_parameters, ready_linears
+from equivcheck.layers.facts import ParameterOf, Part, ShardingChoice, norm_parameters, part_parameters, ready_linears
 from equivcheck.layers.kind import LayerKind
 from equivcheck.layers.script import LayerScript
-from equivcheck.scenario import AnyLayer, Attention
+from equivcheck.scenario import AnyLayer, Attention, Split
 from equivcheck.scenario.token_layers import MAX_HEADS
 
 if TYPE_CHECKING:
     from equivcheck.layers.module import LayerModule
+
+
+_READING = tuple(Part(name=name, reads_input=True) for name in ("query", "key", "value"))
+_OUTPUT = Part(name="output", gives_output=True)
 
 
 class AttentionKind(LayerKind):
@@ -23,9 +27,17 @@ class AttentionKind(LayerKind):
     def parameters(self, layer: Attention, inputs: int) -> tuple[ParameterOf, ...]:
         """Those of the norm and of four linears."""
         wide, narrow = layer.heads * layer.head_width, layer.kv_heads * layer.head_width
-        sizes = {"query": (inputs, wide), "key": (inputs, narrow), "value": (inputs, narrow), "output": (wide, inputs)}
-        linears = (linear_parameters_of(name, *size, bias=layer.bias) for name, size in sizes.items())
+        sizes = ((inputs, wide), (inputs, narrow), (inputs, narrow), (wide, inputs))
+        linears = (part_parameters(part, *size, bias=layer.bias) for part, size in zip(self.parts(layer), sizes, strict=True))
         return (*norm_parameters(layer.norm, inputs), *(parameter for linear in linears for parameter in linear))
+
+    def parts(self, layer: Attention) -> tuple[Part, ...]:  # noqa: ARG002 - of the base class
+        """What makes query, key and value, and what maps what they give back."""
+        return (*_READING, _OUTPUT)
+
+    def choices(self, layer: Attention) -> tuple[ShardingChoice, ...]:
+        """By heads: those of key and value, with all heads of the query that look through them."""
+        return (ShardingChoice(split=Split.WITHIN, units=layer.kv_heads, words="heads of key and value"),)
 
     def build(self, layer: Attention, inputs: int) -> LayerModule:
         """An `AttentionModule`."""
@@ -47,5 +59,11 @@ class AttentionKind(LayerKind):
 
     def with_even_units(self, layer: Attention, multiple: int) -> AnyLayer:
         """As many heads of key and value as the next multiple, and of queries as many or more."""
-        kv_heads, heads = (min(-(-count // multiple) * multiple, MAX_HEADS) for count in (layer.kv_heads, layer.heads))
+        kv_heads, heads = (_even(count, multiple) for count in (layer.kv_heads, layer.heads))
         return layer.having(heads=heads, kv_heads=kv_heads if heads % kv_heads == 0 else heads)
+
+
+def _even(count: int, multiple: int) -> int:
+    """The next multiple, or the last one before there are too many heads."""
+    up = -(-count // multiple) * multiple
+    return up if up <= MAX_HEADS else MAX_HEADS // multiple * multiple

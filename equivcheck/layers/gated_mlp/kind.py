@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
-from equivcheck.layers.facts import ParameterOf, linear_parameters_of, norm_parameters, ready_linears
+from equivcheck.layers.facts import ParameterOf, Part, ShardingChoice, norm_parameters, part_parameters, ready_linears
 from equivcheck.layers.kind import LayerKind
 from equivcheck.layers.script import ACTIVATIONS, LayerScript, linear_lines, norm_line
-from equivcheck.scenario import AnyLayer, GatedMLP
+from equivcheck.scenario import AnyLayer, GatedMLP, Split
 
 if TYPE_CHECKING:
     from equivcheck.layers.module import LayerModule
+
+
+_PARTS = (Part(name="gate", reads_input=True), Part(name="up", reads_input=True), Part(name="down", gives_output=True))
 
 
 class GatedMLPKind(LayerKind):
@@ -20,9 +23,17 @@ class GatedMLPKind(LayerKind):
 
     def parameters(self, layer: GatedMLP, inputs: int) -> tuple[ParameterOf, ...]:
         """Those of the norm and of three linears."""
-        sizes = {"gate": (inputs, layer.hidden), "up": (inputs, layer.hidden), "down": (layer.hidden, inputs)}
-        linears = (linear_parameters_of(name, *size, bias=layer.bias) for name, size in sizes.items())
+        sizes = ((inputs, layer.hidden), (inputs, layer.hidden), (layer.hidden, inputs))
+        linears = (part_parameters(part, *size, bias=layer.bias) for part, size in zip(_PARTS, sizes, strict=True))
         return (*norm_parameters(layer.norm, inputs), *(parameter for linear in linears for parameter in linear))
+
+    def parts(self, layer: GatedMLP) -> tuple[Part, ...]:  # noqa: ARG002 - of the base class
+        """The gate, the upward linear, the one back."""
+        return _PARTS
+
+    def choices(self, layer: GatedMLP) -> tuple[ShardingChoice, ...]:
+        """By the features between."""
+        return (ShardingChoice(split=Split.WITHIN, units=layer.hidden, words="features within"),)
 
     def build(self, layer: GatedMLP, inputs: int) -> LayerModule:
         """A `GatedMLPModule`."""

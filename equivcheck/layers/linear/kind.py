@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
-from equivcheck.layers.facts import ParameterOf
+from equivcheck.layers.facts import ParameterOf, Part, ShardingChoice
 from equivcheck.layers.kind import LayerKind
 from equivcheck.layers.linear.facts import linear_parameters
-from equivcheck.scenario import AnyLayer, AuxiliaryLinear, Layer
+from equivcheck.scenario import Activation, AnyLayer, AuxiliaryLinear, Layer, Split
 
 if TYPE_CHECKING:
     from equivcheck.layers.module import LayerModule
@@ -27,6 +28,16 @@ class LinearKind(LayerKind):
         from equivcheck.layers.linear.module import Block
 
         return Block(layer, inputs)
+
+    def parts(self, layer: Layer) -> tuple[Part, ...]:
+        """The linear, and the one beside it."""
+        activated = layer.activation is not Activation.IDENTITY
+        linear = Part(name="linear", reads_input=True, gives_output=True, activated=activated)
+        return (linear,) if layer.auxiliary is None else (linear, replace(linear, name="auxiliary", runs=layer.auxiliary))
+
+    def choices(self, layer: Layer) -> tuple[ShardingChoice, ...]:  # noqa: ARG002 - of the base class
+        """By outputs or by inputs, however many there are."""
+        return (ShardingChoice(split=Split.COLUMN), ShardingChoice(split=Split.ROW))
 
     def ready(self, layer: Layer, inputs: int, *, autocast: bool = False) -> tuple[str, ...]:
         """What was computed last is differentiated first; a shared weight is ready where it was used first."""

@@ -9,7 +9,7 @@ from equivcheck.layers.parameters import Parameter, parameters_of
 from equivcheck.layouts.expected_calls.communication import Key, Totals, add, axes_named
 from equivcheck.layouts.partition import chunk_size
 from equivcheck.layouts.rounding import ITEM_BYTES
-from equivcheck.scenario import AnyLayer, AuxiliaryLinear, Layout, Training
+from equivcheck.scenario import AuxiliaryLinear, Layout, Training
 from equivcheck.trace.stage import Stage
 
 
@@ -110,9 +110,9 @@ class Ledger:
         add(self.totals, key, num_calls, num_bytes)
 
 
-def auxiliary_runs(layer: AnyLayer, step: int) -> bool:
-    """Whether the second linear of a layer takes part in a step."""
-    return layer.auxiliary is AuxiliaryLinear.EVEN_STEPS and step % 2 == 0
+def runs(when: AuxiliaryLinear | None, step: int) -> bool:
+    """Whether a part of a layer takes part in a step."""
+    return when is None or (when is AuxiliaryLinear.EVEN_STEPS and step % 2 == 0)
 
 
 def whole_parameters(training: Training) -> tuple[Held, ...]:

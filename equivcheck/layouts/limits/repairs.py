@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import replace
 
+from equivcheck.errors import InvalidScenario
 from equivcheck.scenario import (
     AnyLayer,
     AuxiliaryLinear,
     CrossEntropy,
+    GatedMLP,
     Implementation,
     Layer,
     Layout,
@@ -36,9 +39,35 @@ def each_layer(training: Training, change: Callable[[int, AnyLayer], AnyLayer]) 
     return with_model(training, layers=tuple(change(index, layer) for index, layer in enumerate(training.model.layers)))
 
 
+def with_layer(training: Training, index: int, layer: AnyLayer) -> Training:
+    """The training with another layer in a place; where widths no longer meet, nothing is residual, shared or tied."""
+    changed = tuple(layer if at == index else other for at, other in enumerate(training.model.layers))
+    with suppress(InvalidScenario):
+        return with_model(training, layers=changed)
+    head = training.model.head and replace(training.model.head, tied=False)
+    return with_model(training, layers=tuple(each.having(residual=False, shares=None) for each in changed), head=head)
+
+
+def shared_out(training: Training, index: int) -> Training:
+    """The training with another kind of layer in a place, which can be shared out as the one there cannot be.
+
+    A linear layer can be by inputs and outputs, a gated perceptron by what it has within.
+    """
+    model, bias = training.model, training.optimizer.takes_vectors
+    if isinstance(model.layers[index], Layer):
+        return with_layer(training, index, GatedMLP(hidden=1, frozen=model.layers[index].frozen))
+    return with_layer(training, index, Layer(width=model.inputs(index + 1), bias=bias, frozen=model.layers[index].frozen))
+
+
 def without_shares(training: Training) -> Training:
     """Every layer has a weight of its own."""
     return each_layer(training, lambda _index, layer: layer.having(shares=None))
+
+
+def untied(training: Training) -> Training:
+    """The head has a weight of its own."""
+    head = training.model.head
+    return with_model(training, head=head and replace(head, tied=False))
 
 
 def without_auxiliary(training: Training) -> Training:

@@ -43,7 +43,7 @@ def _cuts_weights(scenario: Scenario) -> bool:
     return any(
         (isinstance(parallelism, SPMD) and parallelism.distribution is Distribution.FULLY_SHARD)
         or (isinstance(parallelism, FSDP2) and num_shards(scenario) > 1)
-        or (isinstance(parallelism, TensorParallel) and scenario.layout.mesh.size(TP) > 1 and splits_weights(parallelism.plan))
+        or (isinstance(parallelism, TensorParallel) and scenario.layout.mesh.size(TP) > 1 and splits_weights(parallelism))
         for parallelism in scenario.layout.parallelisms
     )
 

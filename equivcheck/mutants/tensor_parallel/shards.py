@@ -28,17 +28,17 @@ from equivcheck.verdict.cause import Cause
 
 def _is_square(layer: Planned) -> bool:
     """Whether it is split, and what is cut along the wrong dim still fits."""
-    width = layer.site.layer.width
+    width = layer.site.width
     return layer.plan.split in (Split.COLUMN, Split.ROW) and width == layer.site.model.inputs(layer.site.index) > 1
 
 
 def _has_halves(layer: Planned) -> bool:
     """Whether it is split by columns, and each rank can have as many of the first half as of the second."""
-    return layer.plan.split is Split.COLUMN and layer.site.layer.width % (2 * layer.site.tp) == 0
+    return layer.plan.split is Split.COLUMN and layer.site.width % (2 * layer.site.tp) == 0
 
 
 def _is_gathered(layer: Planned) -> bool:
-    return layer.plan.split is Split.COLUMN and layer.plan.output is ActivationSharding.WHOLE and layer.site.layer.width > 1
+    return layer.plan.split is Split.COLUMN and layer.plan.output is ActivationSharding.WHOLE and layer.site.width > 1
 
 
 def _tells_order(scenario: Scenario) -> bool:

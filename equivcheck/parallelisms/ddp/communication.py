@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from equivcheck.layers.parameters import layer_of
+from equivcheck.layers.parameters import parameters_of
 from equivcheck.layouts.expected_calls.communication import Totals
 from equivcheck.layouts.expected_calls.model import CommunicationModel
 from equivcheck.layouts.expected_calls.rank_view import Held, Ledger, RankView
@@ -93,12 +93,13 @@ def _ready(view: RankView, ddp: DDP) -> tuple[str, ...]:
     in reverse. Unused ones are last in any case.
     """
     ready = ready_parameters(view.training.model, autocast=ddp.autocast is not None)
-    plans = [one.plan for one in view.layout.of(TensorParallel)]
+    plans = view.layout.of(TensorParallel)
     if not plans:
         return ready
+    outside = {found.full_name for found in parameters_of(view.training.model) if is_outside(plans[0], found)}
     unused = unused_parameters(view.training.model)
     used = [name for name in ready if name not in unused]
-    plain = [name for name in used if is_outside(plans[0], layer_of(name))]
+    plain = [name for name in used if name in outside]
     distributed = [name for name in trained_parameters(view.training.model) if name in used and name not in plain]
     return (*plain, *reversed(distributed), *unused)
 

@@ -14,7 +14,7 @@ from equivcheck.layouts.limits.repairs import (
     without_frozen,
 )
 from equivcheck.parallelisms.ddp.compression import NO_BF16_HOOK
-from equivcheck.parallelisms.tensor_parallel.plans import cuts, fits
+from equivcheck.parallelisms.tensor_parallel.plans import cuts
 from equivcheck.scenario import (
     DDP,
     AuxiliaryLinear,
@@ -68,8 +68,8 @@ AUTOCAST_OF_FLOAT32 = Limit(
 def _shifts_buckets(training: Training, layout: Layout) -> bool:
     if not parallelism_of(layout, DDP).parameters_as_bucket_view or not layout.has(TensorParallel):
         return False
-    plan, model = parallelism_of(layout, TensorParallel).plan, training.model
-    return fits(model, plan) and any(size % layout.mesh.size(TP) for _, size in cuts(model, plan))
+    tp = parallelism_of(layout, TensorParallel)
+    return any(size % layout.mesh.size(TP) for _, size in cuts(training.model, tp))
 
 
 BUCKETS_OF_EQUAL_PARTS = Limit(

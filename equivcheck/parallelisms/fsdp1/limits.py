@@ -20,11 +20,10 @@ from equivcheck.layouts.limits.repairs import (
 )
 from equivcheck.parallelisms.tensor_parallel.plans import (
     UNFREEZES,
-    fits,
     frozen_splits,
-    layers_of_nothing,
     splits_weights,
     unfrozen_norms,
+    units_of_nothing,
 )
 from equivcheck.scenario import (
     FSDP1,
@@ -125,7 +124,7 @@ NO_SYNC_OVER_TP = LayoutLimit(
 
 
 def _shards_differ(layout: Layout) -> bool:
-    return layout.mesh.size(TP) > 1 and splits_weights(parallelism_of(layout, TensorParallel).plan)
+    return layout.mesh.size(TP) > 1 and splits_weights(parallelism_of(layout, TensorParallel))
 
 
 NORM_OF_ALL_SHARDS = Limit(
@@ -139,10 +138,9 @@ NORM_OF_ALL_SHARDS = Limit(
 
 def has_unit_of_nothing(training: Training, layout: Layout) -> bool:
     """Whether tensor parallelism leaves some rank no element of what is to be one flat parameter."""
-    plans = [parallelism.plan for parallelism in layout.of(TensorParallel)]
-    if not plans or not fits(training.model, plans[0]):
+    if not layout.has(TensorParallel):
         return False
-    of_nothing = layers_of_nothing(training.model, plans[0], layout.mesh.size(TP))
+    of_nothing = units_of_nothing(training.model, parallelism_of(layout, TensorParallel), layout.mesh.size(TP))
     return any(of_nothing) if parallelism_of(layout, FSDP1).wrapping is Wrapping.PER_LAYER else all(of_nothing)
 
 

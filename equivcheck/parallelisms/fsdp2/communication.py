@@ -14,7 +14,8 @@ from equivcheck.layouts.expected_calls.rank_view import Held, Ledger, RankView
 from equivcheck.layouts.partition import cut_dim
 from equivcheck.layouts.rounding import ITEM_BYTES, computed_in, reduced_in
 from equivcheck.parallelisms.fsdp2.division import averages, reduce_ops
-from equivcheck.scenario import FSDP1, FSDP2, ElementType, Split, TensorParallel, Wrapping
+from equivcheck.parallelisms.tensor_parallel.plans import is_outside
+from equivcheck.scenario import FSDP1, FSDP2, ElementType, TensorParallel, Wrapping
 
 F = TypeVar("F", FSDP1, FSDP2)
 
@@ -153,9 +154,9 @@ def _all_calls(view: RankView, fsdp: FSDP2) -> Totals:
 
 def _kinds(view: RankView) -> list[list[Held]]:
     """What is clipped apart: parameters that tensor parallelism has taken, and those outside its plan."""
-    plans = [one.plan for one in view.layout.of(TensorParallel)]
-    outside = {index for plan in plans for index, entry in enumerate(plan) if entry.split is Split.OUTSIDE}
-    kinds = [[held for held in view.held if (held.layer in outside) is apart] for apart in (False, True)]
+    plans = view.layout.of(TensorParallel)
+    outside = {held.parameter.full_name for held in view.held for plan in plans if is_outside(plan, held.parameter)}
+    kinds = [[held for held in view.held if (held.parameter.full_name in outside) is apart] for apart in (False, True)]
     return [kind for kind in kinds if kind]
 
 

@@ -18,7 +18,7 @@ from equivcheck.layouts.limits.repairs import (
 from equivcheck.layouts.partition import cut_dim, leaves_nothing
 from equivcheck.layouts.rounding import reduced_in
 from equivcheck.parallelisms.fsdp2.division import averages, backend_divides
-from equivcheck.parallelisms.tensor_parallel.plans import fits, trained_cuts
+from equivcheck.parallelisms.tensor_parallel.plans import trained_cuts
 from equivcheck.scenario import FSDP2, Layout, Precision, TensorParallel, Training, Wrapping
 from equivcheck.scenario.mesh import DP, SHARD, TP
 
@@ -33,8 +33,8 @@ ONE_UNIT_FOR_SHARED_WEIGHTS = Limit(
 def _some_rank_reduces_nothing(training: Training, layout: Layout) -> bool:
     if not layout.has(TensorParallel):
         return False
-    plan, ranks = parallelism_of(layout, TensorParallel).plan, layout.mesh.size(TP)
-    return fits(training.model, plan) and any(leaves_nothing(size, ranks) for size in trained_cuts(training.model, plan))
+    tp, ranks = parallelism_of(layout, TensorParallel), layout.mesh.size(TP)
+    return any(leaves_nothing(size, ranks) for size in trained_cuts(training.model, tp))
 
 
 NOTHING_TO_REDUCE = Limit(

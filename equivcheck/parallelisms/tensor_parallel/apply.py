@@ -8,8 +8,8 @@ from equivcheck.layouts.expected_calls.model import CommunicationModel
 from equivcheck.layouts.kind import LayoutKind
 from equivcheck.layouts.limits.limit import LayoutLimit, Limit
 from equivcheck.parallelisms.tensor_parallel.communication import TENSOR_PARALLEL_COMMUNICATION
-from equivcheck.parallelisms.tensor_parallel.limits import LAYOUT_LIMITS, LIMITS, MODEL_LIMITS
-from equivcheck.scenario import ActivationSharding, Parallelism, TensorParallel
+from equivcheck.parallelisms.tensor_parallel.limits import LAYOUT_LIMITS, LIMITS
+from equivcheck.scenario import ActivationSharding, Parallelism, Split, TensorParallel
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -18,28 +18,42 @@ if TYPE_CHECKING:
 
 
 class TensorParallelKind(LayoutKind):
-    """Splits linears by columns or rows, and activations between layers by rows or features."""
+    """Shares out embedding, layers and head by a plan, and activations between layers by rows or features."""
 
     parallelism: ClassVar[type[Parallelism]] = TensorParallel
-    model_limits: ClassVar[tuple[Limit, ...]] = MODEL_LIMITS
     limits: ClassVar[tuple[Limit, ...]] = LIMITS
     layout_limits: ClassVar[tuple[LayoutLimit, ...]] = LAYOUT_LIMITS
     communication: ClassVar[CommunicationModel] = TENSOR_PARALLEL_COMMUNICATION
 
     def apply(self, setup: Setup, parallelism: Parallelism, mesh: DeviceMesh) -> None:
-        """Parallelize each layer by its plan, and take of each dropout mask what this rank has of the layer's output."""
+        """Parallelize each module by the plan, and take of each dropout mask what this rank has of the layer's output."""
         from torch.distributed.tensor.parallel import parallelize_module
 
         from equivcheck.layouts.distribute import redistribute_gradients
-        from equivcheck.parallelisms.tensor_parallel.styles import layer_styles, local_masks
+        from equivcheck.parallelisms.tensor_parallel.styles import (
+            embedding_style,
+            head_styles,
+            layer_styles,
+            local_masks,
+            positions_style,
+        )
+        from equivcheck.train.model import tie_head
 
         assert isinstance(parallelism, TensorParallel), parallelism
         sharding = ActivationSharding.WHOLE
-        for layer, plan in zip(setup.model.get_submodule("layers").children(), parallelism.plan, strict=True):
-            styles = dict(layer_styles(layer, plan, sharding))
-            if styles:
-                parallelize_module(layer, mesh, styles)
+        model, styles = setup.training.model, {}
+        if model.source is not None and parallelism.source is not Split.OUTSIDE:
+            styles["embedding"] = embedding_style(parallelism.source)
+            styles |= {"positions": positions_style()} if model.source.learned_positions else {}
+        for index, (layer, plan) in enumerate(zip(model.layers, parallelism.plan, strict=True)):
+            styles |= {f"layers.{index}.{name}": style for name, style in layer_styles(layer, plan, sharding)}
             sharding = plan.output
+        if model.head is not None and parallelism.head is not Split.OUTSIDE:
+            styles |= {f"head.{name}": style for name, style in head_styles(model.head, parallelism.head)}
+        if styles:
+            parallelize_module(setup.model, mesh, styles)
+        if model.head is not None and model.head.tied:
+            tie_head(setup.model)
         if parallelism.redistribute_gradients:
             redistribute_gradients(setup.model.parameters())
         rank, size, inner = mesh.get_local_rank(), mesh.size(), setup.take

@@ -10,17 +10,18 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from enum import Enum
 
+from equivcheck.layers.registry import kind_of
 from equivcheck.layouts.expected_calls.clipping import dtensor_clipping
 from equivcheck.layouts.expected_calls.communication import Totals
 from equivcheck.layouts.expected_calls.model import MIXED_ELEMENTS, CommunicationModel, Unmodelled
-from equivcheck.layouts.expected_calls.rank_view import Held, Ledger, RankView, auxiliary_runs
+from equivcheck.layouts.expected_calls.rank_view import Held, Ledger, RankView, runs
 from equivcheck.layouts.expected_calls.torch_versions import WEIGHT_GATHERED_FOR_INPUT_GRADIENT
 from equivcheck.layouts.partition import chunk_size, cut_dim, part_of
+from equivcheck.parallelisms.tensor_parallel.passage import Passage, passage
 from equivcheck.parallelisms.tensor_parallel.plans import has_pending_gradients, is_outside
 from equivcheck.scenario import (
     FSDP1,
     FSDP2,
-    Activation,
     ActivationSharding,
     Execution,
     Layout,
@@ -46,7 +47,7 @@ class ActivationPlacement(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Linear:
-    """How one linear computes."""
+    """How one linear computes, or an embedding, which has no input that could be moved."""
 
     wanted: ActivationPlacement
     """How it needs its input."""
@@ -80,7 +81,7 @@ class Pass:
     step: int
     """Step, from 0."""
     rows: int
-    """Rows of the microbatch on all ranks of the group together."""
+    """Rows of the microbatch on all ranks of the group together; where they are sequences, their positions."""
     inputs: int
     """Features of the input, all of them."""
     width: int
@@ -104,6 +105,7 @@ class TensorParallelCalls:
         self.view, self.plan = view, parallelism.plan
         self.parts = view.layout.mesh.size(TP)
         self.axes = view.axes(TP)
+        self.source, self.head = parallelism.source, parallelism.head
         self.ledger = Ledger()
 
     def totals(self) -> Totals:
@@ -111,43 +113,87 @@ class TensorParallelCalls:
         training = self.view.training
         inputs = (ActivationSharding.WHOLE, *(entry.output for entry in self.plan[:-1]))
         for step in range(training.steps if self.parts > 1 else 0):
-            for rows in training.data.microbatches:
+            for microbatch in training.data.microbatches:
+                rows = microbatch // self.view.layout.num_data_ranks * (training.model.length or 1)
+                self._embedding(step, rows)
                 for index, sharding in enumerate(inputs):
-                    self._layer(step, index, sharding, rows // self.view.layout.num_data_ranks)
+                    self._layer(step, index, sharding, rows)
+                self._head(step, rows)
             for index, sharding in enumerate(inputs):
                 self._gradients(step, index, sharding)
         return self.ledger.totals
 
+    def _embedding(self, step: int, rows: int) -> None:
+        model = self.view.training.model
+        if model.source is None or self.source not in (Split.ROW, Split.COLUMN):
+            return
+        made = ActivationPlacement.PENDING if self.source is Split.ROW else ActivationPlacement.FEATURES
+        once = Pass(
+            step=step,
+            rows=rows,
+            inputs=model.source.vocabulary,
+            width=model.features,
+            bias=False,
+            trained=not model.source.frozen,
+            differentiates=False,
+            recomputed=False,
+            completed=False,
+        )
+        self._move(once, made, ActivationPlacement.WHOLE, once.width)
+
+    def _head(self, step: int, rows: int) -> None:
+        model, last = self.view.training.model, len(self.plan)
+        if model.head is None or self.head is Split.OUTSIDE:
+            return
+        once = Pass(
+            step=step,
+            rows=rows,
+            inputs=model.inputs(last),
+            width=model.outputs,
+            bias=model.head.bias,
+            trained=not (model.head.tied and model.source is not None and model.source.frozen),
+            differentiates=model.head.norm is not None or differentiates_input(self.view, last, step),
+            recomputed=False,
+            completed=False,
+        )
+        self._linear(once, Passage(split=self.head, input=ActivationSharding.WHOLE, output=ActivationSharding.WHOLE))
+
     def _layer(self, step: int, index: int, sharding: ActivationSharding, rows: int) -> None:
         if self.plan[index].split is Split.OUTSIDE:
             return
-        model = self.view.training.model
-        layer, linear = model.linears[index], self._linear_of(index, sharding)
+        model, plan = self.view.training.model, self.plan[index]
+        layer, inputs, outputs = model.layers[index], model.inputs(index), model.inputs(index + 1)
+        shapes = {parameter.name: parameter.shape for parameter in kind_of(layer).parameters(layer, inputs)}
         differentiates = differentiates_input(self.view, index, step) or (layer.norm is not None and not layer.frozen)
         recomputed = recomputes(self.view.layout.execution, index) and (differentiates or not layer.frozen)
-        names = ("linear", "auxiliary") if auxiliary_runs(layer, step) else ("linear",)
-        for name in names:
+        parts = [part for part in kind_of(layer).parts(layer) if runs(part.runs, step)]
+        for part in parts:
+            # The weight of a layer that shares it is as large as its own would be.
+            width, features = shapes.get(f"{part.name}.weight", (outputs, inputs))
             once = Pass(
                 step=step,
                 rows=rows,
-                inputs=model.inputs(index),
-                width=layer.width,
-                bias=layer.bias and name == "linear",
+                inputs=features,
+                width=width,
+                bias=f"{part.name}.bias" in shapes,
                 trained=not layer.frozen,
-                differentiates=differentiates,
+                differentiates=differentiates or not (part.reads_input or layer.frozen),
                 recomputed=recomputed,
-                completed=recomputed and (name != names[-1] or layer.activation is not Activation.IDENTITY or layer.dropout > 0),
+                completed=recomputed and (part is not parts[-1] or part.activated or layer.dropout > 0),
             )
-            self._activations(once, linear, _OF_SHARDING[sharding], _OF_SHARDING[self.plan[index].output])
-            self._narrow(once, linear)
+            self._linear(once, passage(part, plan, sharding))
 
-    def _linear_of(self, index: int, sharding: ActivationSharding) -> Linear:
-        model, split = self.view.training.model, self.plan[index].split
-        if split is Split.COLUMN:
-            return _COLUMN if model.linears[index].width >= self.parts else _NARROW_COLUMN
-        if split is Split.ROW:
-            return _ROW if model.inputs(index) >= self.parts else _NARROW_ROW
-        return _BY_ROWS if sharding is ActivationSharding.ROWS else _WHOLE
+    def _linear(self, once: Pass, told: Passage) -> None:
+        linear = self._linear_of(told, once.inputs, once.width)
+        self._activations(once, linear, _OF_SHARDING[told.input], _OF_SHARDING[told.output])
+        self._narrow(once, linear)
+
+    def _linear_of(self, told: Passage, inputs: int, width: int) -> Linear:
+        if told.split is Split.COLUMN:
+            return _COLUMN if width >= self.parts else _NARROW_COLUMN
+        if told.split is Split.ROW:
+            return _ROW if inputs >= self.parts else _NARROW_ROW
+        return _BY_ROWS if told.is_by_rows else _WHOLE
 
     def _activations(self, once: Pass, linear: Linear, before: ActivationPlacement, after: ActivationPlacement) -> None:
         """Input and output where they are wanted, and their gradients back."""
@@ -196,7 +242,7 @@ class TensorParallelCalls:
             return
         times = 1 if holds_back(self.view.layout) else len(self.view.training.data.microbatches)
         for held in self.view.of_layer(index):
-            is_whole = held.name.startswith("norm.") or self._linear_of(index, sharding) is _BY_ROWS
+            is_whole = held.parameter.is_of_norm or self.plan[index].split is Split.REPLICATED
             if is_whole and self.view.has_gradient(held, step):
                 num_bytes = held.numel * self.view.item_bytes * times
                 self.ledger.note(step, "all_reduce.sum", self.axes, num_bytes, times)
@@ -234,7 +280,7 @@ def _cut_held(view: RankView, parallelism: TensorParallel) -> Iterator[Held]:
 
 
 def _all_calls(view: RankView, parallelism: TensorParallel) -> Totals:
-    kind = [held for held in _cut_held(view, parallelism) if not is_outside(parallelism.plan, held.layer)]
+    kind = [held for held in _cut_held(view, parallelism) if not is_outside(parallelism, held.parameter)]
     is_cut = any(held.cut and held.trained for held in kind)
     return TensorParallelCalls(view, parallelism).totals() | dtensor_clipping(view, (TP,) if is_cut else (), kind)
 

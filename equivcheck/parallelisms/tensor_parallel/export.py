@@ -35,8 +35,8 @@ _REPLICATED = (
 def write(draft: Draft, parallelism: Parallelism) -> None:
     """Parallelize each layer by its plan, and cut dropout masks as it spreads outputs."""
     assert isinstance(parallelism, TensorParallel), parallelism
-    owners = {parameter.layer for parameter in parameters_of(draft.scenario.training.model)}
-    draft.mixes_tensors = len({is_outside(parallelism.plan, owner) for owner in owners}) > 1
+    parameters = parameters_of(draft.scenario.training.model)
+    draft.mixes_tensors = len({is_outside(parallelism, parameter) for parameter in parameters}) > 1
     mesh = mesh_of(draft, parallelism)
     draft.has_dtensors = True
     styles, by_hand = _styles(draft, parallelism, mesh)
@@ -45,7 +45,7 @@ def write(draft: Draft, parallelism: Parallelism) -> None:
         draft.add(LoopPosition.WRAP, f"parallelize_module(model, {mesh}, {{{', '.join(styles)}}})")
     draft.add(LoopPosition.WRAP, *by_hand)
     has_hooks = parallelism.redistribute_gradients and len(draft.scenario.layout.parallelisms) == 1
-    uneven = any(size % draft.scenario.layout.mesh.size(TP) for _, size in cuts(draft.scenario.training.model, parallelism.plan))
+    uneven = any(size % draft.scenario.layout.mesh.size(TP) for _, size in cuts(draft.scenario.training.model, parallelism))
     if has_hooks and (by_hand or uneven or any("SequenceParallel" in style for style in styles)):
         # Only of whole layers cut evenly does each gradient lie as its parameter does, whatever propagation chooses.
         redistribute_gradients(draft)

@@ -8,11 +8,13 @@ from collections.abc import Iterator
 from equivcheck.layers.parameters import Parameter, parameters_of
 from equivcheck.layouts.known_predicates import need, show
 from equivcheck.layouts.limits.optimizers import keeps_dtensors
-from equivcheck.layouts.limits.repairs import all_multiples
+from equivcheck.layouts.limits.repairs import all_multiples, has_frozen
 from equivcheck.layouts.partition import cut_dim, leaves_nothing
 from equivcheck.parallelisms.tensor_parallel.plans import (
+    cuts,
     frozen_splits,
     has_pending_gradients,
+    places,
     splits_weights,
     trained_cuts,
     unfrozen_norms,
@@ -26,7 +28,6 @@ from equivcheck.scenario import (
     Replicate,
     Replicator,
     Scenario,
-    Split,
     TensorParallel,
 )
 from equivcheck.scenario.mesh import DP, SHARD, TP
@@ -40,7 +41,7 @@ def tensor_parallel_leaves_nothing(scenario: Scenario) -> bool:
     return any(
         leaves_nothing(size, ranks)
         for parallelism in scenario.layout.of(TensorParallel)
-        for size in trained_cuts(scenario.training.model, parallelism.plan)
+        for size in trained_cuts(scenario.training.model, parallelism)
     )
 
 
@@ -97,23 +98,20 @@ def clips_norm_of_pending_gradients(scenario: Scenario) -> bool:
 
 @need
 def columns_cut_again_unevenly(scenario: Scenario) -> bool:
-    """``fully_shard`` cuts the rows of a layer that is cut by columns once more, and not all parts are alike."""
+    """``fully_shard`` cuts the rows of a parameter once more that tensor parallelism has cut, and not all parts are alike."""
     model, layout = scenario.training.model, scenario.layout
-    plans = [parallelism.plan for parallelism in layout.of(TensorParallel)]
     parts = layout.mesh.size(DP, SHARD) * layout.mesh.size(TP)
-    is_sharded = layout.has(FSDP2)
-    return is_sharded and any(
-        entry.split is Split.COLUMN and layer.width % parts
-        for plan in plans
-        for layer, entry in zip(model.linears, plan, strict=True)
+    return layout.has(FSDP2) and any(
+        cut_dim(parallelism, parameter) == 0 and size % parts
+        for parallelism in layout.of(TensorParallel)
+        for parameter, size in cuts(model, parallelism)
     )
 
 
 @need
 def weights_split_over_ranks(scenario: Scenario) -> bool:
     """Tensor parallelism gives several ranks different parts of some weight."""
-    plans = [parallelism.plan for parallelism in scenario.layout.of(TensorParallel)]
-    return scenario.layout.mesh.size(TP) > 1 and any(map(splits_weights, plans))
+    return scenario.layout.mesh.size(TP) > 1 and any(map(splits_weights, scenario.layout.of(TensorParallel)))
 
 
 @need
@@ -138,7 +136,7 @@ def frozen_over_tensor_parallel(scenario: Scenario) -> bool:
     if any(_replicates_by_fsdp(parallelism) for parallelism in scenario.layout.parallelisms):
         return False
     kinds = {type(parallelism) for parallelism in scenario.layout.parallelisms}
-    return TensorParallel in kinds and len(kinds) > 1 and any(layer.frozen for layer in scenario.training.model.linears)
+    return TensorParallel in kinds and len(kinds) > 1 and has_frozen(scenario.training.model)
 
 
 @need
@@ -146,9 +144,9 @@ def frozen_columns_leave_nothing(scenario: Scenario) -> bool:
     """Tensor parallelism cuts the columns of a frozen layer over so many ranks that some have none."""
     model, ranks = scenario.training.model, scenario.layout.mesh.size(TP)
     return any(
-        layer.frozen and entry.split is Split.ROW and leaves_nothing(model.inputs(index), ranks)
+        not parameter.trained and (cut_dim(parallelism, parameter) or 0) > 0 and leaves_nothing(size, ranks)
         for parallelism in scenario.layout.of(TensorParallel)
-        for index, (layer, entry) in enumerate(zip(model.linears, parallelism.plan, strict=True))
+        for parameter, size in cuts(model, parallelism)
     )
 
 
@@ -165,21 +163,25 @@ def column_of_one_on_one_rank(scenario: Scenario) -> bool:
         return False
     unfreezes = not keeps_dtensors(scenario.layout)
     return any(
-        plan.split is Split.COLUMN and layer.width == 1 and layer.bias and (unfreezes or not layer.frozen)
+        size == 1 and len(parameter.shape) == 1 and (unfreezes or parameter.trained)
         for parallelism in scenario.layout.of(TensorParallel)
-        for layer, plan in zip(scenario.training.model.linears, parallelism.plan, strict=True)
+        for parameter, size in cuts(scenario.training.model, parallelism)
     )
 
 
 @need
 def activations_cut_unevenly(scenario: Scenario) -> bool:
-    """Between two layers of a tensor-parallel plan, rows or features are cut into unequal parts."""
+    """Between two layers of a tensor-parallel plan, or two linears of one, rows or features are cut into unequal parts."""
     layout, ranks = scenario.layout, scenario.layout.mesh.size(TP)
-    rows = [rows // layout.num_data_ranks for rows in scenario.training.data.microbatches]
-    return any(
-        not all_multiples(rows if plan.output is ActivationSharding.ROWS else [layer.width], ranks)
+    rows = tuple(rows // layout.num_data_ranks for rows in scenario.training.data.microbatches)
+    found = [
+        (place, plan)
         for parallelism in layout.of(TensorParallel)
-        for layer, plan in zip(scenario.training.model.linears, parallelism.plan, strict=True)
+        for place, plan in zip(places(scenario.training.model, parallelism.plan, ranks, rows), parallelism.plan, strict=True)
+    ]
+    return any(place.leaves_uneven_units(plan.split) for place, plan in found) or any(
+        not all_multiples(rows if plan.output is ActivationSharding.ROWS else [place.width], ranks)
+        for place, plan in found
         if plan.output is not ActivationSharding.WHOLE
     )
 
@@ -194,16 +196,15 @@ def on_frozen_sequence_parallel_norm(scenario: Scenario, divergence: Divergence)
 @show
 def of_a_frozen_split_linear(scenario: Scenario, divergence: Divergence) -> bool:
     """The tensor is a parameter of a frozen linear that is split by columns or rows."""
-    match = re.fullmatch(r"layers\.(\d+)\.linear\.(weight|bias)", divergence.tensor)
-    return match is not None and int(match[1]) in frozen_splits(scenario.training.model, scenario.layout)
+    return divergence.tensor in frozen_splits(scenario.training.model, scenario.layout)
 
 
 @show
 def of_a_frozen_layer(scenario: Scenario, divergence: Divergence) -> bool:
     """The tensor is a parameter of a frozen layer, be it a weight that another layer has untied."""
-    match = re.match(r"layers\.(\d+)\.(linear\.weight$)?", divergence.tensor)
+    match, model = re.match(r"layers\.(\d+)\.(linear\.weight$)?", divergence.tensor), scenario.training.model
     if match is None:
-        return False
-    layers = scenario.training.model.linears
+        return divergence.tensor in {found.full_name for found in parameters_of(model) if not found.trained}
+    layers = model.layers
     layer = layers[int(match[1])]
     return (layer if layer.shares is None or match[2] is None else layers[layer.shares]).frozen

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from equivcheck.layers.parameters import parameters_of
 from equivcheck.layouts.limits.execution import NO_COUNTS_IN_GRAPHS
 from equivcheck.layouts.limits.limit import LayoutLimit, Limit, parallelism_of
-from equivcheck.layouts.limits.models import linear_layers_alone, real_targets_alone
 from equivcheck.layouts.limits.optimizers import DTENSOR_OPTIMIZERS, WHOLE_PARAMETERS, elementwise, keeps_dtensors
 from equivcheck.layouts.limits.propagated_gradients import limits_of_propagated_gradients
-from equivcheck.layouts.limits.repairs import has_shares, with_options, without_shares
+from equivcheck.layouts.limits.repairs import has_shares, untied, with_model, with_options, without_shares
+from equivcheck.layouts.partition import leaves_nothing
 from equivcheck.parallelisms.tensor_parallel.plans import (
     RULES,
+    TIED_HALVES,
     UNFREEZES,
     LayerSite,
     PlanRule,
@@ -19,10 +21,11 @@ from equivcheck.parallelisms.tensor_parallel.plans import (
     fitted,
     frozen_splits,
     has_pending_gradients,
+    is_outside,
     places,
     trained_cuts,
 )
-from equivcheck.scenario import ASGD, Adafactor, Implementation, Layout, Parallelism, Split, TensorParallel, Training
+from equivcheck.scenario import ASGD, Adafactor, Implementation, Layout, Owner, Parallelism, Split, TensorParallel, Training
 from equivcheck.scenario.mesh import TP
 
 
@@ -61,7 +64,9 @@ NO_SHARED_WEIGHTS = Limit(
 
 
 def _mixes_tensors_in_one_call(training: Training, layout: Layout) -> bool:
-    outside = {entry.split is Split.OUTSIDE for entry in parallelism_of(layout, TensorParallel).plan}
+    tp = parallelism_of(layout, TensorParallel)
+    # A parameter of the model itself has no dims, which DTensors take for replicated.
+    outside = {is_outside(tp, found) for found in parameters_of(training.model) if found.owner is not Owner.MODEL}
     if len(outside) == 1 or not keeps_dtensors(layout) or training.optimizer.implementation is Implementation.FOR_LOOP:
         return False
     # With others around they are all DTensors, of two meshes: only ASGD combines tensors of several parameters then.
@@ -84,12 +89,8 @@ def _leaves_gradients(layout: Layout) -> bool:
 
 
 def _cuts_short(training: Training, layout: Layout) -> bool:
-    plan, ranks = parallelism_of(layout, TensorParallel).plan, layout.mesh.size(TP)
-    return (
-        _leaves_gradients(layout)
-        and fits(training.model, plan)
-        and any(size < ranks for size in trained_cuts(training.model, plan))
-    )
+    tp, ranks = parallelism_of(layout, TensorParallel), layout.mesh.size(TP)
+    return _leaves_gradients(layout) and any(size < ranks for size in trained_cuts(training.model, tp))
 
 
 def _leaves_pending(training: Training, layout: Layout) -> bool:
@@ -137,16 +138,41 @@ ADAFACTOR_OF_UNFROZEN_CUTS = Limit(
     torch=UNFREEZES,
 )
 
-MODEL_LIMITS = (
-    linear_layers_alone(
-        "tensor parallelism", "attention, gated perceptrons, embeddings and heads state no way in which ranks share them"
+
+def _unties(training: Training, layout: Layout) -> bool:
+    tp, head = parallelism_of(layout, TensorParallel), training.model.head
+    return head is not None and head.tied and TIED_HALVES[tp.source] is not tp.head
+
+
+TIES_CUT_ALIKE = Limit(
+    reason="tensor parallelism: a head that is tied to the embedding uses the weight as that is cut, by outputs where the "
+    "embedding is cut by tokens, by inputs where it is by features",
+    applies=_unties,
+    repair=lambda training, _layout: untied(training),
+)
+
+
+def _lacks_tokens(training: Training, layout: Layout) -> bool:
+    source = training.model.source
+    by_tokens = parallelism_of(layout, TensorParallel).source is Split.ROW
+    return by_tokens and source is not None and leaves_nothing(source.vocabulary, layout.mesh.size(TP))
+
+
+EVERY_RANK_HAS_TOKENS = Limit(
+    reason="tensor parallelism: a rank that holds no row of an embedding that is cut by tokens cannot look any up ('index out of "
+    "range in self')",
+    applies=_lacks_tokens,
+    repair=lambda training, layout: with_model(
+        training, source=training.model.source and training.model.source.rounded(layout.mesh.size(TP))
     ),
-    real_targets_alone("tensor parallelism", "a loss of labels is not computed on outputs that ranks share"),
+    upstream=True,
 )
 
 LIMITS: tuple[Limit, ...] = (
     ONE_ENTRY_A_LAYER,
     NO_SHARED_WEIGHTS,
+    TIES_CUT_ALIKE,
+    EVERY_RANK_HAS_TOKENS,
     *map(_limit, RULES),
     *DTENSOR_OPTIMIZERS,
     *WHOLE_PARAMETERS,

@@ -10,17 +10,47 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from itertools import product
 
-from equivcheck.layouts.limits.repairs import all_multiples, each_layer, with_num_layers, with_rows, with_widths
-from equivcheck.layouts.partition import leaves_nothing
-from equivcheck.scenario import ActivationSharding, Layer, LayerPlan, Layout, Model, ShapeOp, Split, TensorParallel, Training
+from equivcheck.layers.facts import ShardingChoice
+from equivcheck.layers.parameters import Parameter, by_layer, parameters_of
+from equivcheck.layers.registry import kind_of
+from equivcheck.layers.token_facts import POSITIONS
+from equivcheck.layouts.limits.repairs import (
+    all_multiples,
+    each_layer,
+    shared_out,
+    with_layer,
+    with_num_layers,
+    with_rows,
+    with_widths,
+)
+from equivcheck.layouts.partition import cut_dim, leaves_nothing
+from equivcheck.scenario import (
+    ActivationSharding,
+    AnyLayer,
+    LayerPlan,
+    Layout,
+    Model,
+    ShapeOp,
+    Split,
+    TensorParallel,
+    Training,
+)
 
 ALL_PLANS: tuple[LayerPlan, ...] = tuple(
     LayerPlan(split=split, output=output)
     for split, output in product(Split, ActivationSharding)
-    if not (split is Split.REPLICATED and output is ActivationSharding.FEATURES)
+    if not (split in (Split.REPLICATED, Split.WITHIN) and output is ActivationSharding.FEATURES)
     and (split is not Split.OUTSIDE or output is ActivationSharding.WHOLE)
 )
 """Every plan of a layer, simplest first."""
+
+TIED_HALVES: dict[Split, Split] = {
+    Split.OUTSIDE: Split.OUTSIDE,
+    Split.REPLICATED: Split.REPLICATED,
+    Split.ROW: Split.COLUMN,
+    Split.COLUMN: Split.ROW,
+}
+"""By how an embedding is shared out, how a head is that uses its weight."""
 
 UNFREEZES = "<2.11"
 """Versions in which frozen parameters that tensor parallelism cuts get gradients."""
@@ -42,9 +72,29 @@ class LayerSite:
     """Rows of each microbatch on these ranks."""
 
     @property
-    def layer(self) -> Layer:
+    def layer(self) -> AnyLayer:
         """The layer."""
-        return self.model.linears[self.index]
+        return self.model.layers[self.index]
+
+    @property
+    def width(self) -> int:
+        """Features that leave the layer."""
+        return self.model.inputs(self.index + 1)
+
+    def choice(self, split: Split) -> ShardingChoice | None:
+        """What the layer's kind says of a way to share it out; None where it cannot be."""
+        return next((choice for choice in kind_of(self.layer).choices(self.layer) if choice.split is split), None)
+
+    def can(self, split: Split) -> bool:
+        """Whether the layer's kind says that it can be shared out in a way, or left whole."""
+        if split is Split.REPLICATED:
+            return bool(kind_of(self.layer).parts(self.layer))
+        return split is Split.OUTSIDE or self.choice(split) is not None
+
+    def leaves_uneven_units(self, split: Split) -> bool:
+        """Whether ranks get unequal numbers of what the layer has within."""
+        choice = self.choice(split)
+        return choice is not None and choice.units is not None and choice.units % self.tp != 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,13 +109,35 @@ class PlanRule:
     """The nearest training for which it is allowed."""
     upstream: bool = False
     """As for a `Limit`."""
+    concerns_others: bool = True
+    """Whether its repair changes what other layers find; else a plan may be drawn that breaks it."""
 
 
 def _with_layer(training: Training, index: int, **changes: bool | None) -> Training:
     return each_layer(training, lambda at, layer: layer.having(**changes) if at == index else layer)
 
 
+def _with_even_units(training: Training, place: LayerSite) -> Training:
+    even = kind_of(place.layer).with_even_units(place.layer, place.tp).rounded(place.tp)
+    return with_layer(training, place.index, even)
+
+
 RULES: tuple[PlanRule, ...] = (
+    PlanRule(
+        reason="tensor parallelism: a layer is shared out as its kind says that it can be, linear layers by outputs or inputs, "
+        "others by what they have within; one whose kind does not say which linears it has stays outside the plan",
+        broken=lambda place, plan: not place.can(plan.split),
+        repair=lambda training, _layout, place: shared_out(training, place.index),
+    ),
+    PlanRule(
+        reason="tensor parallelism: what a layer has within, as heads of key and value, or features between two linears, must be "
+        "a multiple of the ranks, as each is computed on one rank, and local tensors do not tell how they were cut "
+        "(pytorch#150336)",
+        broken=lambda place, plan: place.leaves_uneven_units(plan.split),
+        repair=lambda training, _layout, place: _with_even_units(training, place),
+        upstream=True,
+        concerns_others=False,
+    ),
     PlanRule(
         reason="tensor parallelism: a norm needs all features of a row, but its layer finds its input cut by features",
         broken=lambda place, _plan: place.layer.norm is not None and place.input is ActivationSharding.FEATURES,
@@ -91,7 +163,7 @@ RULES: tuple[PlanRule, ...] = (
     PlanRule(
         reason="tensor parallelism: features cut between layers must be a multiple of the ranks, as local tensors do not tell "
         "how they were cut (pytorch#150336)",
-        broken=lambda place, plan: plan.output is ActivationSharding.FEATURES and place.layer.width % place.tp != 0,
+        broken=lambda place, plan: plan.output is ActivationSharding.FEATURES and place.width % place.tp != 0,
         repair=lambda training, _layout, place: with_widths(training, place.tp),
         upstream=True,
     ),
@@ -113,7 +185,8 @@ def legal_plans(  # noqa: PLR0913 - what makes a place
 
 def _breaks(place: LayerSite, plan: LayerPlan, beyond: bool) -> bool:
     is_cut_off = plan.split is Split.OUTSIDE and place.input is not ActivationSharding.WHOLE
-    return is_cut_off or any(rule.broken(place, plan) for rule in RULES if not (beyond and rule.upstream))
+    rules = (rule for rule in RULES if rule.concerns_others and not (beyond and rule.upstream))
+    return is_cut_off or any(rule.broken(place, plan) for rule in rules)
 
 
 def _can_go_on(place: LayerSite, plan: LayerPlan, beyond: bool) -> bool:
@@ -142,26 +215,28 @@ def fitted(training: Training, plan: tuple[LayerPlan, ...]) -> Training:
     return with_num_layers(training, len(plan))
 
 
-def is_outside(plan: tuple[LayerPlan, ...], layer: int | None) -> bool:
-    """Whether a plan leaves the parameters of a layer plain tensors, as it does with those of the model itself (None)."""
-    return layer is None or plan[layer].split is Split.OUTSIDE
+def is_outside(parallelism: TensorParallel, parameter: Parameter) -> bool:
+    """Whether a plan leaves a parameter a plain tensor, as it does with those of the model itself."""
+    return parallelism.split_of(parameter) is Split.OUTSIDE
 
 
-def splits_weights(plan: tuple[LayerPlan, ...]) -> bool:
+def splits_weights(parallelism: TensorParallel) -> bool:
     """Whether a plan gives ranks different parts of some weight."""
-    return any(entry.split in (Split.COLUMN, Split.ROW) for entry in plan)
+    splits = {parallelism.source, parallelism.head, *(entry.split for entry in parallelism.plan)}
+    return not splits <= {Split.REPLICATED, Split.OUTSIDE}
 
 
-def cuts(model: Model, plan: tuple[LayerPlan, ...]) -> Iterator[tuple[Layer, int]]:
-    """Each layer that a plan of as many entries as layers cuts, and the size of the dim along which it does."""
-    for index, (layer, entry) in enumerate(zip(model.linears, plan, strict=True)):
-        if entry.split in (Split.COLUMN, Split.ROW):
-            yield layer, layer.width if entry.split is Split.COLUMN else model.inputs(index)
+def cuts(model: Model, parallelism: TensorParallel) -> Iterator[tuple[Parameter, int]]:
+    """Each parameter that a plan cuts, and the size of the dim along which it does."""
+    for parameter in parameters_of(model):
+        dim = cut_dim(parallelism, parameter)
+        if dim is not None:
+            yield parameter, parameter.shape[dim]
 
 
-def trained_cuts(model: Model, plan: tuple[LayerPlan, ...]) -> Iterator[int]:
-    """The sizes of those of trained layers."""
-    return (size for layer, size in cuts(model, plan) if not layer.frozen)
+def trained_cuts(model: Model, parallelism: TensorParallel) -> Iterator[int]:
+    """The sizes of those that are trained."""
+    return (size for parameter, size in cuts(model, parallelism) if parameter.trained)
 
 
 def has_pending_gradients(model: Model, plan: tuple[LayerPlan, ...]) -> bool:
@@ -184,24 +259,23 @@ def unfrozen_norms(model: Model, layout: Layout) -> set[int]:
     }
 
 
-def frozen_splits(model: Model, layout: Layout) -> set[int]:
-    """The frozen layers whose linears are split by columns or rows."""
-    plans = [parallelism.plan for parallelism in layout.of(TensorParallel)]
+def frozen_splits(model: Model, layout: Layout) -> set[str]:
+    """The frozen parameters of linears and embeddings that ranks share out, by canonical name."""
     return {
-        index
-        for plan in plans
-        for index, (layer, entry) in enumerate(zip(model.layers, plan, strict=False))
-        if layer.frozen and entry.split in (Split.COLUMN, Split.ROW)
+        parameter.full_name
+        for parallelism in layout.of(TensorParallel)
+        for parameter in parameters_of(model)
+        if not parameter.trained
+        and parallelism.split_of(parameter) not in (Split.REPLICATED, Split.OUTSIDE)
+        and not parameter.is_of_norm
+        and parameter.full_name != POSITIONS
     }
 
 
-def layers_of_nothing(model: Model, plan: tuple[LayerPlan, ...], tp: int) -> list[bool]:
-    """Of each layer, whether a plan of as many entries as layers leaves the last of the ranks no element of any parameter."""
+def units_of_nothing(model: Model, parallelism: TensorParallel, tp: int) -> list[bool]:
+    """Of each layer, and of what the model has beside, whether a plan leaves the last rank no element of any parameter."""
+    cut = {parameter.full_name: size for parameter, size in cuts(model, parallelism)}
     return [
-        layer.norm is None
-        and (
-            (entry.split is Split.COLUMN and leaves_nothing(layer.width, tp))
-            or (entry.split is Split.ROW and not layer.bias and leaves_nothing(model.inputs(index), tp))
-        )
-        for index, (layer, entry) in enumerate(zip(model.linears, plan, strict=True))
+        all(parameter.full_name in cut and leaves_nothing(cut[parameter.full_name], tp) for parameter in unit)
+        for unit in by_layer(parameters_of(model))
     ]

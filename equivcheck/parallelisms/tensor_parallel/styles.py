@@ -16,7 +16,9 @@ from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distr
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, SequenceParallel
 from torch.distributed.tensor.parallel.style import ParallelStyle
 
-from equivcheck.scenario import ActivationSharding, LayerPlan, Split
+from equivcheck.layers.registry import kind_of
+from equivcheck.parallelisms.tensor_parallel.passage import Passage, passage
+from equivcheck.scenario import ActivationSharding, AnyLayer, Head, LayerPlan, Split
 from equivcheck.train.material import Batch
 
 PLACEMENTS: dict[ActivationSharding, Placement] = {
@@ -53,12 +55,35 @@ class Replicated(ParallelStyle):
         return outputs.redistribute(placements=[self.output]).to_local()
 
 
-def layer_styles(layer: nn.Module, plan: LayerPlan, sharding: ActivationSharding) -> Iterator[tuple[str, ParallelStyle]]:
-    """The style of each child of a layer that has parameters, for an input that lies as `sharding`."""
+def layer_styles(layer: AnyLayer, plan: LayerPlan, sharding: ActivationSharding) -> Iterator[tuple[str, ParallelStyle]]:
+    """The style of each module of a layer that has parameters, for an input that lies as `sharding`."""
     if plan.split is Split.OUTSIDE:
         return
-    for name, child in layer.named_children():
-        yield name, _linear_style(plan, sharding) if isinstance(child, nn.Linear) else _norm_style(sharding)
+    if layer.norm is not None:
+        yield "norm", _norm_style(sharding)
+    for part in kind_of(layer).parts(layer):
+        yield part.name, _linear_style(passage(part, plan, sharding))
+
+
+def head_styles(head: Head, split: Split) -> Iterator[tuple[str, ParallelStyle]]:
+    """The style of each module of a head, whose input and output are whole."""
+    if head.norm is not None:
+        yield "norm", _norm_style(ActivationSharding.WHOLE)
+    yield "linear", _linear_style(Passage(split=split, input=ActivationSharding.WHOLE, output=ActivationSharding.WHOLE))
+
+
+def embedding_style(split: Split) -> ParallelStyle:
+    """The style of the embedding of tokens, whose output is whole."""
+    if split is Split.ROW:
+        return RowwiseParallel(input_layouts=Replicate())
+    if split is Split.COLUMN:
+        return ColwiseParallel(output_layouts=Replicate())
+    return positions_style()
+
+
+def positions_style() -> ParallelStyle:
+    """The style of learnt positions, which are whole on every rank."""
+    return Replicated(input=Replicate(), computes=Replicate(), output=Replicate())
 
 
 def _norm_style(sharding: ActivationSharding) -> ParallelStyle:
@@ -67,13 +92,13 @@ def _norm_style(sharding: ActivationSharding) -> ParallelStyle:
     return Replicated(input=PLACEMENTS[sharding], computes=Replicate(), output=PLACEMENTS[sharding])
 
 
-def _linear_style(plan: LayerPlan, sharding: ActivationSharding) -> ParallelStyle:
-    lies, output = PLACEMENTS[sharding], PLACEMENTS[plan.output]
-    if plan.split is Split.COLUMN:
+def _linear_style(passage: Passage) -> ParallelStyle:
+    lies, output = PLACEMENTS[passage.input], PLACEMENTS[passage.output]
+    if passage.split is Split.COLUMN:
         return ColwiseParallel(input_layouts=lies, output_layouts=output)
-    if plan.split is Split.ROW:
+    if passage.split is Split.ROW:
         return RowwiseParallel(input_layouts=lies, output_layouts=output)
-    return Replicated(input=lies, computes=Shard(0) if sharding is ActivationSharding.ROWS else Replicate(), output=output)
+    return Replicated(input=lies, computes=Shard(0) if passage.is_by_rows else Replicate(), output=output)
 
 
 def local_masks(batch: Batch, plan: tuple[LayerPlan, ...], rank: int, size: int) -> Batch:
@@ -85,6 +110,6 @@ def local_masks(batch: Batch, plan: tuple[LayerPlan, ...], rank: int, size: int)
 def _part(mask: torch.Tensor | None, sharding: ActivationSharding, rank: int, size: int) -> torch.Tensor | None:
     if mask is None or sharding is ActivationSharding.WHOLE:
         return mask
-    dim = 0 if sharding is ActivationSharding.ROWS else 1
+    dim = 0 if sharding is ActivationSharding.ROWS else mask.dim() - 1
     parts = mask.chunk(size, dim)
     return parts[rank] if rank < len(parts) else mask.narrow(dim, 0, 0)

@@ -1,0 +1,40 @@
+"""How a plan has one linear of a layer compute: what its input and output lie as, and along which dim it is cut."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from equivcheck.layers.facts import Part
+from equivcheck.scenario import ActivationSharding, LayerPlan, Split
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Passage:
+    """What one linear is told."""
+
+    split: Split
+    """Along which dim its weight is cut: `COLUMN`, `ROW`, or neither."""
+    input: ActivationSharding
+    """How it finds its input."""
+    output: ActivationSharding
+    """How it leaves its output."""
+
+    @property
+    def is_by_rows(self) -> bool:
+        """Whether it is whole on every rank, and each rank computes its own rows."""
+        return self.split is Split.REPLICATED and self.input is ActivationSharding.ROWS
+
+
+def passage(part: Part, plan: LayerPlan, sharding: ActivationSharding) -> Passage:
+    """What a part of a layer is told, for an input of the layer that lies as `sharding`.
+
+    Between its parts a layer has units apart, its rows apart where it computes by rows, or everything on every rank.
+    """
+    split, between = plan.split, ActivationSharding.WHOLE
+    if split is Split.WITHIN:
+        split, between = Split.COLUMN if part.reads_input else Split.ROW, ActivationSharding.FEATURES
+    elif sharding is ActivationSharding.ROWS:
+        between = ActivationSharding.ROWS
+    return Passage(
+        split=split, input=sharding if part.reads_input else between, output=plan.output if part.gives_output else between
+    )
