@@ -294,7 +294,7 @@ PENDING_GRADIENTS = Unmodelled(
 )
 
 TENSOR_PARALLEL_COMMUNICATION = CommunicationModel(
-    options=frozenset(("plan", "redistribute_gradients")),
+    options=frozenset(("plan", "source", "head", "redistribute_gradients")),
     calls=_all_calls,
     hold=lambda view, parallelism: tuple(_cut_held(view, parallelism)),
     unmodelled=(MIXED_ELEMENTS, PENDING_GRADIENTS),
