@@ -56,9 +56,11 @@ def _drawn_head(draw: DrawFn, training: Training, source: Split) -> Split:
     return TIED_HALVES[source] if head.tied else SPLITS[draw(below(len(SPLITS)))]
 
 
-def _with_plan(layout: Layout, plan: tuple[LayerPlan, ...], **others: Split) -> Layout:
+def _with_plan(
+    layout: Layout, plan: tuple[LayerPlan, ...], *, source: Split = Split.OUTSIDE, head: Split = Split.OUTSIDE
+) -> Layout:
     parallelisms = tuple(
-        replace(parallelism, plan=plan, **others) if isinstance(parallelism, TensorParallel) else parallelism
+        replace(parallelism, plan=plan, source=source, head=head) if isinstance(parallelism, TensorParallel) else parallelism
         for parallelism in layout.parallelisms
     )
     return replace(layout, parallelisms=parallelisms)

@@ -63,7 +63,10 @@ class Split(Choice):
 
 
 class ActivationSharding(Choice):
-    """How an activation lies over the ranks of an axis: whole on each, by its rows (sequence parallel), or by its features."""
+    """How an activation lies over the ranks of an axis: whole on each, by its rows (sequence parallel), or by its features.
+
+    Where rows are sequences, it lies by their positions instead of by rows.
+    """
 
     WHOLE = "whole"
     ROWS = "rows"

@@ -93,6 +93,12 @@ def with_rows(training: Training, multiple: int) -> Training:
     return replace(training, data=replace(training.data, microbatches=microbatches))
 
 
+def with_positions(training: Training, multiple: int) -> Training:
+    """Positions of sequences rounded to a multiple."""
+    length = training.model.length
+    return with_model(training, length=None if length is None else rounded(length, multiple, max(MAX_LENGTH, multiple)))
+
+
 def with_widths(training: Training, multiple: int) -> Training:
     """Features, all widths, tokens and learnt positions rounded up to a multiple, so that equal ones stay equal.
 

@@ -46,10 +46,10 @@ class TensorParallelKind(LayoutKind):
             styles["embedding"] = embedding_style(parallelism.source)
             styles |= {"positions": positions_style()} if model.source.learned_positions else {}
         for index, (layer, plan) in enumerate(zip(model.layers, parallelism.plan, strict=True)):
-            styles |= {f"layers.{index}.{name}": style for name, style in layer_styles(layer, plan, sharding)}
+            styles |= {f"layers.{index}.{name}": style for name, style in layer_styles(model, layer, plan, sharding)}
             sharding = plan.output
         if model.head is not None and parallelism.head is not Split.OUTSIDE:
-            styles |= {f"head.{name}": style for name, style in head_styles(model.head, parallelism.head)}
+            styles |= {f"head.{name}": style for name, style in head_styles(model, parallelism.head)}
         if styles:
             parallelize_module(setup.model, mesh, styles)
         if model.head is not None and model.head.tied:

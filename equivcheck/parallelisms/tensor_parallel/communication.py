@@ -18,7 +18,7 @@ from equivcheck.layouts.expected_calls.rank_view import Held, Ledger, RankView, 
 from equivcheck.layouts.expected_calls.torch_versions import WEIGHT_GATHERED_FOR_INPUT_GRADIENT
 from equivcheck.layouts.partition import chunk_size, cut_dim, part_of
 from equivcheck.parallelisms.tensor_parallel.passage import Passage, passage
-from equivcheck.parallelisms.tensor_parallel.plans import has_pending_gradients, is_outside
+from equivcheck.parallelisms.tensor_parallel.plans import computes_rows_apart, has_pending_gradients, is_outside
 from equivcheck.scenario import (
     FSDP1,
     FSDP2,
@@ -37,7 +37,7 @@ from equivcheck.torch_version import torch_in
 
 
 class ActivationPlacement(Enum):
-    """How an activation of shape (rows, features) lies over the ranks; PENDING is whole, but yet to be summed."""
+    """How an activation lies over the ranks, as `ActivationSharding` has it; PENDING is whole, but yet to be summed."""
 
     WHOLE = "whole"
     ROWS = "rows"
@@ -181,7 +181,7 @@ class TensorParallelCalls:
                 recomputed=recomputed,
                 completed=recomputed and (part is not parts[-1] or part.activated or layer.dropout > 0),
             )
-            self._linear(once, passage(part, plan, sharding))
+            self._linear(once, passage(model, part, plan, sharding))
 
     def _linear(self, once: Pass, told: Passage) -> None:
         linear = self._linear_of(told, once.inputs, once.width)
@@ -242,7 +242,8 @@ class TensorParallelCalls:
             return
         times = 1 if holds_back(self.view.layout) else len(self.view.training.data.microbatches)
         for held in self.view.of_layer(index):
-            is_whole = held.parameter.is_of_norm or self.plan[index].split is Split.REPLICATED
+            by_rows = self.plan[index].split is Split.REPLICATED and computes_rows_apart(self.view.training.model)
+            is_whole = held.parameter.is_of_norm or by_rows
             if is_whole and self.view.has_gradient(held, step):
                 num_bytes = held.numel * self.view.item_bytes * times
                 self.ledger.note(step, "all_reduce.sum", self.axes, num_bytes, times)

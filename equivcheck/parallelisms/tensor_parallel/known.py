@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from equivcheck.layers.parameters import Parameter, parameters_of
 from equivcheck.layouts.known_predicates import need, show
 from equivcheck.layouts.limits.optimizers import keeps_dtensors
-from equivcheck.layouts.limits.repairs import all_multiples, has_frozen
+from equivcheck.layouts.limits.repairs import has_frozen
 from equivcheck.layouts.partition import cut_dim, leaves_nothing
 from equivcheck.parallelisms.tensor_parallel.plans import (
     cuts,
@@ -180,7 +180,7 @@ def activations_cut_unevenly(scenario: Scenario) -> bool:
         for place, plan in zip(places(scenario.training.model, parallelism.plan, ranks, rows), parallelism.plan, strict=True)
     ]
     return any(place.leaves_uneven_units(plan.split) for place, plan in found) or any(
-        not all_multiples(rows if plan.output is ActivationSharding.ROWS else [place.width], ranks)
+        place.has_uneven_rows if plan.output is ActivationSharding.ROWS else place.width % ranks
         for place, plan in found
         if plan.output is not ActivationSharding.WHOLE
     )

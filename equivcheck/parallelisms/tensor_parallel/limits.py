@@ -9,7 +9,7 @@ from equivcheck.layouts.limits.execution import NO_COUNTS_IN_GRAPHS
 from equivcheck.layouts.limits.limit import LayoutLimit, Limit, parallelism_of
 from equivcheck.layouts.limits.optimizers import DTENSOR_OPTIMIZERS, WHOLE_PARAMETERS, elementwise, keeps_dtensors
 from equivcheck.layouts.limits.propagated_gradients import limits_of_propagated_gradients
-from equivcheck.layouts.limits.repairs import has_shares, untied, with_model, with_options, without_shares
+from equivcheck.layouts.limits.repairs import has_shares, untied, with_model, with_options, with_widths, without_shares
 from equivcheck.layouts.partition import leaves_nothing
 from equivcheck.parallelisms.tensor_parallel.plans import (
     RULES,
@@ -17,6 +17,7 @@ from equivcheck.parallelisms.tensor_parallel.plans import (
     UNFREEZES,
     LayerSite,
     PlanRule,
+    cuts,
     fits,
     fitted,
     frozen_splits,
@@ -152,6 +153,36 @@ TIES_CUT_ALIKE = Limit(
 )
 
 
+def _ties_local_tensors(training: Training, layout: Layout) -> bool:
+    head = training.model.head
+    is_shared_out = parallelism_of(layout, TensorParallel).source is not Split.OUTSIDE
+    return head is not None and head.tied and is_shared_out and not keeps_dtensors(layout)
+
+
+NO_TIES_OF_LOCAL_TENSORS = Limit(
+    reason="tensor parallelism inside another parallelism: DistributedDataParallel, replicate and FullyShardedDataParallel put "
+    "local tensors in the place of DTensors in one of the modules that share a weight, which unties them: FSDP1 then leaves "
+    "gradients of one half alone, and others raise",
+    applies=_ties_local_tensors,
+    repair=lambda training, _layout: untied(training),
+)
+
+
+def _cuts_sequences_short(training: Training, layout: Layout) -> bool:
+    model, ranks = training.model, layout.mesh.size(TP)
+    found = cuts(model, parallelism_of(layout, TensorParallel))
+    return model.length is not None and any(size < ranks for _, size in found)
+
+
+NO_SHORT_CUTS_OF_SEQUENCES = Limit(
+    reason="tensor parallelism: DTensor cannot view rows and positions as one dim where some rank has none of their features "
+    "('would remove or reshape sharded dimension 2'): what is cut is at least as long as there are ranks",
+    applies=_cuts_sequences_short,
+    repair=lambda training, layout: with_widths(training, layout.mesh.size(TP)),
+    upstream=True,
+)
+
+
 def _lacks_tokens(training: Training, layout: Layout) -> bool:
     source = training.model.source
     by_tokens = parallelism_of(layout, TensorParallel).source is Split.ROW
@@ -172,6 +203,8 @@ LIMITS: tuple[Limit, ...] = (
     ONE_ENTRY_A_LAYER,
     NO_SHARED_WEIGHTS,
     TIES_CUT_ALIKE,
+    NO_TIES_OF_LOCAL_TENSORS,
+    NO_SHORT_CUTS_OF_SEQUENCES,
     EVERY_RANK_HAS_TOKENS,
     *map(_limit, RULES),
     *DTENSOR_OPTIMIZERS,

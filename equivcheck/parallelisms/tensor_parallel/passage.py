@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from equivcheck.layers.facts import Part
-from equivcheck.scenario import ActivationSharding, LayerPlan, Split
+from equivcheck.parallelisms.tensor_parallel.plans import computes_rows_apart
+from equivcheck.scenario import ActivationSharding, LayerPlan, Model, Split
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,13 +20,11 @@ class Passage:
     output: ActivationSharding
     """How it leaves its output."""
 
-    @property
-    def is_by_rows(self) -> bool:
-        """Whether it is whole on every rank, and each rank computes its own rows."""
-        return self.split is Split.REPLICATED and self.input is ActivationSharding.ROWS
+    is_by_rows: bool = False
+    """Whether it is whole on every rank, and each rank computes its own rows."""
 
 
-def passage(part: Part, plan: LayerPlan, sharding: ActivationSharding) -> Passage:
+def passage(model: Model, part: Part, plan: LayerPlan, sharding: ActivationSharding) -> Passage:
     """What a part of a layer is told, for an input of the layer that lies as `sharding`.
 
     Between its parts a layer has units apart, its rows apart where it computes by rows, or everything on every rank.
@@ -33,8 +32,12 @@ def passage(part: Part, plan: LayerPlan, sharding: ActivationSharding) -> Passag
     split, between = plan.split, ActivationSharding.WHOLE
     if split is Split.WITHIN:
         split, between = Split.COLUMN if part.reads_input else Split.ROW, ActivationSharding.FEATURES
-    elif sharding is ActivationSharding.ROWS:
+    by_rows = split is Split.REPLICATED and sharding is ActivationSharding.ROWS and computes_rows_apart(model)
+    if by_rows:
         between = ActivationSharding.ROWS
     return Passage(
-        split=split, input=sharding if part.reads_input else between, output=plan.output if part.gives_output else between
+        split=split,
+        input=sharding if part.reads_input else between,
+        output=plan.output if part.gives_output else between,
+        is_by_rows=by_rows,
     )

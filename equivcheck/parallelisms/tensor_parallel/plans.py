@@ -20,6 +20,7 @@ from equivcheck.layouts.limits.repairs import (
     shared_out,
     with_layer,
     with_num_layers,
+    with_positions,
     with_rows,
     with_widths,
 )
@@ -70,6 +71,11 @@ class LayerSite:
     """Ranks along the tensor-parallel axis."""
     rows: tuple[int, ...]
     """Rows of each microbatch on these ranks."""
+
+    @property
+    def has_uneven_rows(self) -> bool:
+        """Whether rows, or positions where rows are sequences, would be cut into unequal parts."""
+        return not all_multiples(self.rows if self.model.length is None else (self.model.length,), self.tp)
 
     @property
     def layer(self) -> AnyLayer:
@@ -154,10 +160,14 @@ RULES: tuple[PlanRule, ...] = (
         repair=lambda training, _layout, place: _with_layer(training, place.index, shape_op=None),
     ),
     PlanRule(
-        reason="tensor parallelism: rows cut between layers must be a multiple of the ranks, as local tensors do not tell how "
-        "they were cut",
-        broken=lambda place, plan: plan.output is ActivationSharding.ROWS and not all_multiples(place.rows, place.tp),
-        repair=lambda training, layout, place: with_rows(training, layout.num_data_ranks * place.tp),
+        reason="tensor parallelism: rows cut between layers, or positions where rows are sequences, must be a multiple of the "
+        "ranks, as local tensors do not tell how they were cut",
+        broken=lambda place, plan: plan.output is ActivationSharding.ROWS and place.has_uneven_rows,
+        repair=lambda training, layout, place: (
+            with_rows(training, layout.num_data_ranks * place.tp)
+            if training.model.length is None
+            else with_positions(training, place.tp)
+        ),
         upstream=True,
     ),
     PlanRule(
@@ -239,11 +249,22 @@ def trained_cuts(model: Model, parallelism: TensorParallel) -> Iterator[int]:
     return (size for parameter, size in cuts(model, parallelism) if parameter.trained)
 
 
+def rows_dim(model: Model) -> int:
+    """The dim of an activation that is cut where it lies by rows: that of positions where rows are sequences."""
+    return 0 if model.length is None else 1
+
+
+def computes_rows_apart(model: Model) -> bool:
+    """Whether a linear that is whole on every rank computes each rank's rows there; positions are gathered for it."""
+    return model.length is None
+
+
 def has_pending_gradients(model: Model, plan: tuple[LayerPlan, ...]) -> bool:
     """Whether the gradient of some parameter comes out pending a sum: each rank has it whole, and has seen some of the rows."""
     inputs = (ActivationSharding.WHOLE, *(entry.output for entry in plan[:-1]))
     return any(
-        sharding is ActivationSharding.ROWS and (layer.norm is not None or (entry.split is Split.REPLICATED and not layer.frozen))
+        sharding is ActivationSharding.ROWS
+        and (layer.norm is not None or (entry.split is Split.REPLICATED and not layer.frozen and computes_rows_apart(model)))
         for layer, entry, sharding in zip(model.layers, plan, inputs, strict=True)
     )
 

@@ -18,15 +18,16 @@ from torch.distributed.tensor.parallel.style import ParallelStyle
 
 from equivcheck.layers.registry import kind_of
 from equivcheck.parallelisms.tensor_parallel.passage import Passage, passage
-from equivcheck.scenario import ActivationSharding, AnyLayer, Head, LayerPlan, Split
+from equivcheck.parallelisms.tensor_parallel.plans import rows_dim
+from equivcheck.scenario import ActivationSharding, AnyLayer, LayerPlan, Model, Split
 from equivcheck.train.material import Batch
 
-PLACEMENTS: dict[ActivationSharding, Placement] = {
-    ActivationSharding.WHOLE: Replicate(),
-    ActivationSharding.ROWS: Shard(0),
-    ActivationSharding.FEATURES: Shard(-1),
-}
-"""The DTensor placement of an activation of shape (rows, features)."""
+
+def placement(model: Model, sharding: ActivationSharding) -> Placement:
+    """The DTensor placement of an activation of shape (rows, features), or (rows, length, features)."""
+    if sharding is ActivationSharding.WHOLE:
+        return Replicate()
+    return Shard(rows_dim(model)) if sharding is ActivationSharding.ROWS else Shard(-1)
 
 
 class Replicated(ParallelStyle):
@@ -55,21 +56,24 @@ class Replicated(ParallelStyle):
         return outputs.redistribute(placements=[self.output]).to_local()
 
 
-def layer_styles(layer: AnyLayer, plan: LayerPlan, sharding: ActivationSharding) -> Iterator[tuple[str, ParallelStyle]]:
+def layer_styles(
+    model: Model, layer: AnyLayer, plan: LayerPlan, sharding: ActivationSharding
+) -> Iterator[tuple[str, ParallelStyle]]:
     """The style of each module of a layer that has parameters, for an input that lies as `sharding`."""
     if plan.split is Split.OUTSIDE:
         return
     if layer.norm is not None:
-        yield "norm", _norm_style(sharding)
+        yield "norm", _norm_style(model, sharding)
     for part in kind_of(layer).parts(layer):
-        yield part.name, _linear_style(passage(part, plan, sharding))
+        yield part.name, _linear_style(model, passage(model, part, plan, sharding))
 
 
-def head_styles(head: Head, split: Split) -> Iterator[tuple[str, ParallelStyle]]:
+def head_styles(model: Model, split: Split) -> Iterator[tuple[str, ParallelStyle]]:
     """The style of each module of a head, whose input and output are whole."""
-    if head.norm is not None:
-        yield "norm", _norm_style(ActivationSharding.WHOLE)
-    yield "linear", _linear_style(Passage(split=split, input=ActivationSharding.WHOLE, output=ActivationSharding.WHOLE))
+    if model.head is not None and model.head.norm is not None:
+        yield "norm", _norm_style(model, ActivationSharding.WHOLE)
+    whole = Passage(split=split, input=ActivationSharding.WHOLE, output=ActivationSharding.WHOLE)
+    yield "linear", _linear_style(model, whole)
 
 
 def embedding_style(split: Split) -> ParallelStyle:
@@ -86,19 +90,20 @@ def positions_style() -> ParallelStyle:
     return Replicated(input=Replicate(), computes=Replicate(), output=Replicate())
 
 
-def _norm_style(sharding: ActivationSharding) -> ParallelStyle:
+def _norm_style(model: Model, sharding: ActivationSharding) -> ParallelStyle:
     if sharding is ActivationSharding.ROWS:
-        return SequenceParallel(sequence_dim=0, use_local_output=True)
-    return Replicated(input=PLACEMENTS[sharding], computes=Replicate(), output=PLACEMENTS[sharding])
+        return SequenceParallel(sequence_dim=rows_dim(model), use_local_output=True)
+    lies = placement(model, sharding)
+    return Replicated(input=lies, computes=Replicate(), output=lies)
 
 
-def _linear_style(passage: Passage) -> ParallelStyle:
-    lies, output = PLACEMENTS[passage.input], PLACEMENTS[passage.output]
+def _linear_style(model: Model, passage: Passage) -> ParallelStyle:
+    lies, output = placement(model, passage.input), placement(model, passage.output)
     if passage.split is Split.COLUMN:
         return ColwiseParallel(input_layouts=lies, output_layouts=output)
     if passage.split is Split.ROW:
         return RowwiseParallel(input_layouts=lies, output_layouts=output)
-    return Replicated(input=lies, computes=Shard(0) if passage.is_by_rows else Replicate(), output=output)
+    return Replicated(input=lies, computes=lies if passage.is_by_rows else Replicate(), output=output)
 
 
 def local_masks(batch: Batch, plan: tuple[LayerPlan, ...], rank: int, size: int) -> Batch:
@@ -110,6 +115,6 @@ def local_masks(batch: Batch, plan: tuple[LayerPlan, ...], rank: int, size: int)
 def _part(mask: torch.Tensor | None, sharding: ActivationSharding, rank: int, size: int) -> torch.Tensor | None:
     if mask is None or sharding is ActivationSharding.WHOLE:
         return mask
-    dim = 0 if sharding is ActivationSharding.ROWS else mask.dim() - 1
+    dim = mask.dim() - (2 if sharding is ActivationSharding.ROWS else 1)
     parts = mask.chunk(size, dim)
     return parts[rank] if rank < len(parts) else mask.narrow(dim, 0, 0)
