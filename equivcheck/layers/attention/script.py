@@ -21,10 +21,11 @@ _TURNED = (
 
 def attention_script(layer: Attention, inputs: int, parameters: tuple[ParameterOf, ...]) -> LayerScript:
     """The class, for so many input features."""
-    parts = [("query", layer.heads), ("key", layer.kv_heads), ("value", layer.kv_heads)]
     lines = [f"normed = {'self.norm(inputs)' if layer.norm else 'inputs'}"]
     lines += [
-        f"{name} = self.{name}(normed).unflatten(-1, ({heads}, {layer.head_width})).transpose(-2, -3)" for name, heads in parts
+        # How many heads there are follows from the values: a rank may have some of them.
+        f"{name} = self.{name}(normed).unflatten(-1, (-1, {layer.head_width})).transpose(-2, -3)"
+        for name in ("query", "key", "value")
     ]
     lines += ["query, key = turned(query), turned(key)"] * layer.rotary
     groups = layer.heads // layer.kv_heads

@@ -21,6 +21,7 @@ from equivcheck.scenario import (
     Pipeline,
     Recompute,
     Replicate,
+    TensorParallel,
     Wrapping,
 )
 from equivcheck.scenario.scenario import Scenario
@@ -210,7 +211,8 @@ class _Forms:
         swapped = ".transpose(0, 1)" if self.model.length else ".T"
         values = f"inputs{swapped if self.transposes else ''}"
         if self.model.source is not None:
-            placed = f"self.positions(torch.arange({self.model.length}))" if distributed else "self.positions.weight"
+            called = distributed or self.layout.has(TensorParallel)
+            placed = f"self.positions(torch.arange({self.model.length}))" if called else "self.positions.weight"
             values = f"self.embedding({values})" + f" + {placed}" * self.model.source.learned_positions
         if has_extras:
             for index, arguments in enumerate(self._arguments()):

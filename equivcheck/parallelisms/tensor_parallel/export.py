@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+
 from equivcheck.layers.parameters import parameters_of
+from equivcheck.layers.registry import kind_of
 from equivcheck.layouts.script.draft import Draft, LoopPosition
 from equivcheck.layouts.script.mesh import inner_ranks, mesh_of
 from equivcheck.layouts.script.text import call
 from equivcheck.parallelisms.spmd.export import redistribute_gradients
-from equivcheck.parallelisms.tensor_parallel.plans import cuts, is_outside
-from equivcheck.scenario import ActivationSharding, LayerPlan, Parallelism, Split, TensorParallel
+from equivcheck.parallelisms.tensor_parallel.passage import Passage, passage
+from equivcheck.parallelisms.tensor_parallel.plans import cuts, is_outside, rows_dim
+from equivcheck.scenario import ActivationSharding, Parallelism, Split, TensorParallel
 from equivcheck.scenario.mesh import TP
-
-PLACEMENTS: dict[ActivationSharding, str] = {
-    ActivationSharding.WHOLE: "Replicate()",
-    ActivationSharding.ROWS: "Shard(0)",
-    ActivationSharding.FEATURES: "Shard(-1)",
-}
-"""The placement of an activation of shape (rows, features)."""
 
 _REPLICATED = (
     "def replicated(module: nn.Module, mesh: DeviceMesh, lies: Placement, runs: Placement, output: Placement):",
@@ -44,9 +41,12 @@ def write(draft: Draft, parallelism: Parallelism) -> None:
         draft.need("torch.distributed.tensor.parallel", "parallelize_module")
         draft.add(LoopPosition.WRAP, f"parallelize_module(model, {mesh}, {{{', '.join(styles)}}})")
     draft.add(LoopPosition.WRAP, *by_hand)
+    _need_placements(draft, (*styles, *by_hand))
     has_hooks = parallelism.redistribute_gradients and len(draft.scenario.layout.parallelisms) == 1
     uneven = any(size % draft.scenario.layout.mesh.size(TP) for _, size in cuts(draft.scenario.training.model, parallelism))
-    if has_hooks and (by_hand or uneven or any("SequenceParallel" in style for style in styles)):
+    if has_hooks and (
+        by_hand or uneven or parallelism.source is Split.ROW or any("SequenceParallel" in style for style in styles)
+    ):
         # Only of whole layers cut evenly does each gradient lie as its parameter does, whatever propagation chooses.
         redistribute_gradients(draft)
     _cut_masks(draft, parallelism)
@@ -55,34 +55,77 @@ def write(draft: Draft, parallelism: Parallelism) -> None:
 def _styles(draft: Draft, parallelism: TensorParallel, mesh: str) -> tuple[list[str], list[str]]:
     """Entries of a plan for `parallelize_module`, and lines for what it has no style for."""
     styles, by_hand = [], []
-    sharding = ActivationSharding.WHOLE
-    for index, (layer, entry) in enumerate(zip(draft.scenario.training.model.layers, parallelism.plan, strict=True)):
-        owners = ["norm"] * (layer.norm is not None) + ["linear"] + ["auxiliary"] * (layer.auxiliary is not None)
-        for owner in owners if entry.split is not Split.OUTSIDE else []:
-            path, style = draft.form.paths[f"layers.{index}.{owner}"], _style(draft, owner, entry, sharding)
-            if style:
-                styles.append(f'"{path}": {style}')
-            else:
-                by_hand.append(_replicated(draft, path, mesh, owner, entry, sharding))
-        sharding = entry.output
+    for path, style, places in _modules(draft, parallelism):
+        if style:
+            styles.append(f'"{path}": {style}')
+        else:
+            by_hand.append(_replicated(draft, path, mesh, places))
+    head = draft.scenario.training.model.head
+    if head is not None and head.tied and parallelism.source is not Split.OUTSIDE:
+        by_hand.append('model.get_submodule("head.linear").weight = model.get_submodule("embedding").weight  # tied again')
     return styles, by_hand
 
 
-def _style(draft: Draft, owner: str, entry: LayerPlan, sharding: ActivationSharding) -> str:
-    if owner == "norm":
-        return (
-            _named(draft, "SequenceParallel", sequence_dim="0", use_local_output="True")
-            if sharding is ActivationSharding.ROWS
-            else ""
-        )
-    if entry.split is Split.REPLICATED:
+_Modules = Iterator[tuple[str, str, tuple[str, str, str]]]
+"""The name of each module in the script, its style, and where there is none how its input lies, is needed, and its output lies."""
+
+
+def _modules(draft: Draft, parallelism: TensorParallel) -> _Modules:
+    model, sharding = draft.scenario.training.model, ActivationSharding.WHOLE
+    if model.source is not None and parallelism.source is not Split.OUTSIDE:
+        yield "embedding", _embedding_style(draft, parallelism.source), _whole(draft)
+        if model.source.learned_positions:
+            yield "positions", "", _whole(draft)
+    for index, (layer, entry) in enumerate(zip(model.layers, parallelism.plan, strict=True)):
+        parts = kind_of(layer).parts(layer) if entry.split is not Split.OUTSIDE else ()
+        if parts and layer.norm is not None:
+            yield draft.form.paths[f"layers.{index}.norm"], _norm_style(draft, sharding), _beside_norm(draft, sharding)
+        for part in parts:
+            yield draft.form.paths[f"layers.{index}.{part.name}"], *_linear(draft, passage(model, part, entry, sharding))
+        sharding = entry.output
+    if model.head is not None and parallelism.head is not Split.OUTSIDE:
+        if model.head.norm is not None:
+            yield "head.norm", "", _whole(draft)
+        yield "head.linear", *_linear(draft, Passage(split=parallelism.head, input=sharding, output=sharding))
+
+
+def _whole(draft: Draft) -> tuple[str, str, str]:
+    whole = _placement(draft, ActivationSharding.WHOLE)
+    return (whole, whole, whole)
+
+
+def _embedding_style(draft: Draft, split: Split) -> str:
+    if split is Split.REPLICATED:
         return ""
+    name, keyword = ("RowwiseParallel", "input_layouts") if split is Split.ROW else ("ColwiseParallel", "output_layouts")
+    return _named(draft, name, **{keyword: _placement(draft, ActivationSharding.WHOLE)})
+
+
+def _norm_style(draft: Draft, sharding: ActivationSharding) -> str:
+    if sharding is not ActivationSharding.ROWS:
+        return ""
+    return _named(draft, "SequenceParallel", sequence_dim=str(rows_dim(draft.scenario.training.model)), use_local_output="True")
+
+
+def _beside_norm(draft: Draft, sharding: ActivationSharding) -> tuple[str, str, str]:
+    lies = _placement(draft, sharding)
+    return (lies, _placement(draft, ActivationSharding.WHOLE), lies)
+
+
+def _linear(draft: Draft, told: Passage) -> tuple[str, tuple[str, str, str]]:
+    lies, output = _placement(draft, told.input), _placement(draft, told.output)
+    runs = lies if told.is_by_rows else _placement(draft, ActivationSharding.WHOLE)
+    if told.split is Split.REPLICATED:
+        return "", (lies, runs, output)
     name, usual = ("ColwiseParallel", (ActivationSharding.WHOLE, ActivationSharding.FEATURES))
-    if entry.split is Split.ROW:
+    if told.split is Split.ROW:
         name, usual = "RowwiseParallel", (ActivationSharding.FEATURES, ActivationSharding.WHOLE)
-    lies = None if sharding is usual[0] else _placement(draft, sharding)
-    output = None if entry.output is usual[1] else _placement(draft, entry.output)
-    return _named(draft, name, input_layouts=lies, output_layouts=output)
+    inputs = None if told.input is usual[0] else lies
+    return _named(draft, name, input_layouts=inputs, output_layouts=None if told.output is usual[1] else output), (
+        lies,
+        runs,
+        output,
+    )
 
 
 def _named(draft: Draft, style: str, **keywords: str | None) -> str:
@@ -91,20 +134,26 @@ def _named(draft: Draft, style: str, **keywords: str | None) -> str:
 
 
 def _placement(draft: Draft, sharding: ActivationSharding) -> str:
-    code = PLACEMENTS[sharding]
-    draft.need("torch.distributed.tensor", code.partition("(")[0])
-    return code
+    rows = f"Shard({rows_dim(draft.scenario.training.model)})"
+    placements = {
+        ActivationSharding.WHOLE: "Replicate()",
+        ActivationSharding.ROWS: rows,
+        ActivationSharding.FEATURES: "Shard(-1)",
+    }
+    return placements[sharding]
 
 
-def _replicated(draft: Draft, path: str, mesh: str, owner: str, entry: LayerPlan, sharding: ActivationSharding) -> str:  # noqa: PLR0913, PLR0917
+def _need_placements(draft: Draft, lines: Iterable[str]) -> None:
+    text = " ".join(lines)
+    draft.need("torch.distributed.tensor", *(name for name in ("Replicate", "Shard") if f"{name}(" in text))
+
+
+def _replicated(draft: Draft, path: str, mesh: str, places: tuple[str, str, str]) -> str:
     if list(_REPLICATED) not in draft.definitions:
         draft.definitions.append(list(_REPLICATED))
         draft.need("torch.distributed.device_mesh", "DeviceMesh")
         draft.need("torch.distributed.tensor", "DTensor", "Placement", "distribute_module")
-    output = sharding if owner == "norm" else entry.output
-    runs = sharding if owner != "norm" and sharding is ActivationSharding.ROWS else ActivationSharding.WHOLE
-    places = ", ".join(_placement(draft, place) for place in (sharding, runs, output))
-    return f'replicated(model.get_submodule("{path}"), {mesh}, {places})'
+    return f'replicated(model.get_submodule("{path}"), {mesh}, {", ".join(places)})'
 
 
 def _cut_masks(draft: Draft, parallelism: TensorParallel) -> None:
@@ -114,5 +163,7 @@ def _cut_masks(draft: Draft, parallelism: TensorParallel) -> None:
     masked = [entry for layer, entry in zip(layers, parallelism.plan, strict=True) if layer.dropout]
     for index, entry in enumerate(masked):
         if entry.output is not ActivationSharding.WHOLE:
-            dim = ", 1" * (entry.output is ActivationSharding.FEATURES)
-            draft.add(LoopPosition.TAKE, f"masks[{index}] = masks[{index}].chunk({size}{dim})[dist.get_rank() % {size}]")
+            rows = rows_dim(draft.scenario.training.model)
+            dim = rows if entry.output is ActivationSharding.ROWS else rows + 1
+            along = f", {dim}" if dim else ""
+            draft.add(LoopPosition.TAKE, f"masks[{index}] = masks[{index}].chunk({size}{along})[dist.get_rank() % {size}]")
