@@ -67,7 +67,7 @@ def _styles(draft: Draft, parallelism: TensorParallel, mesh: str) -> tuple[list[
 
 
 _Modules = Iterator[tuple[str, str, tuple[str, str, str]]]
-"""The name of each module in the script, its style, and where there is none how its input lies, is needed, and its output lies."""
+"""The name of each module in the script, its style, and if it has none how its input lies, is needed, and its output lies."""
 
 
 def _modules(draft: Draft, parallelism: TensorParallel) -> _Modules:
