@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from hypothesis.strategies import DrawFn
 
 from equivcheck.layouts.partition import leaves_nothing
-from equivcheck.parallelisms.tensor_parallel.plans import TIED_HALVES, legal_plans
+from equivcheck.parallelisms.tensor_parallel.plans import TIED_HALVES, LayerSite, legal_plans
 from equivcheck.scenario import ActivationSharding, LayerPlan, Layout, Split, TensorParallel, Training
 from equivcheck.scenario.mesh import TP
-from equivcheck.strategies.chance import below
+from equivcheck.strategies.chance import EVENLY, below
 
 _NO_PLAN = TensorParallel().plan
 SPLITS = tuple(TIED_HALVES)
@@ -29,15 +30,28 @@ def with_idle_plan(layout: Layout, training: Training) -> Layout:
 
 def with_drawn_plan(draw: DrawFn, layout: Layout, training: Training, *, beyond: bool) -> Layout:
     """The layout with a plan that is legal for the training."""
-    plan: list[LayerPlan] = []
-    sharding, ranks = ActivationSharding.WHOLE, layout.mesh.size(TP)
-    rows = tuple(rows // layout.num_data_ranks for rows in training.data.microbatches)
-    for index in range(len(training.model.layers)):
-        legal = legal_plans(training.model, index, sharding, ranks, rows, beyond=beyond)
-        plan.append(legal[draw(below(len(legal)))])
-        sharding = plan[-1].output
+    model, ranks, plan = training.model, layout.mesh.size(TP), []
     source = _drawn_source(draw, training, ranks, beyond=beyond)
-    return _with_plan(layout, tuple(plan), source=source, head=_drawn_head(draw, training, source))
+    has_head = model.head is not None and not (model.head.tied and source is Split.OUTSIDE)
+    ends = (ActivationSharding.WHOLE, ActivationSharding.ROWS) if has_head else (ActivationSharding.WHOLE,)
+    rows = tuple(rows // layout.num_data_ranks for rows in training.data.microbatches)
+    place = LayerSite(model=model, index=0, input=ActivationSharding.WHOLE, tp=ranks, rows=rows, ends=ends)
+    source_output = _drawn_source_output(draw, place, source, beyond=beyond)
+    place = replace(place, input=source_output)
+    for index in range(len(model.layers)):
+        legal = legal_plans(replace(place, index=index), beyond=beyond)
+        plan.append(legal[draw(below(len(legal)))])
+        place = replace(place, input=plan[-1].output)
+    head = _drawn_head(draw, training, source, last=place.input)
+    return _with_plan(layout, tuple(plan), source=source, source_output=source_output, head=head)
+
+
+def _drawn_source_output(draw: DrawFn, place: LayerSite, source: Split, *, beyond: bool) -> ActivationSharding:
+    """By positions half of the time where the layers can take that."""
+    by_rows = replace(place, input=ActivationSharding.ROWS)
+    if source is Split.OUTSIDE or not legal_plans(by_rows, beyond=beyond) or draw(EVENLY):
+        return ActivationSharding.WHOLE
+    return ActivationSharding.ROWS
 
 
 def _drawn_source(draw: DrawFn, training: Training, ranks: int, *, beyond: bool) -> Split:
@@ -49,18 +63,17 @@ def _drawn_source(draw: DrawFn, training: Training, ranks: int, *, beyond: bool)
     return splits[draw(below(len(splits)))]
 
 
-def _drawn_head(draw: DrawFn, training: Training, source: Split) -> Split:
+def _drawn_head(draw: DrawFn, training: Training, source: Split, *, last: ActivationSharding) -> Split:
     head = training.model.head
     if head is None:
         return Split.OUTSIDE
-    return TIED_HALVES[source] if head.tied else SPLITS[draw(below(len(SPLITS)))]
+    splits = SPLITS if last is ActivationSharding.WHOLE else tuple(split for split in SPLITS if split is not Split.OUTSIDE)
+    return TIED_HALVES[source] if head.tied else splits[draw(below(len(splits)))]
 
 
-def _with_plan(
-    layout: Layout, plan: tuple[LayerPlan, ...], *, source: Split = Split.OUTSIDE, head: Split = Split.OUTSIDE
-) -> Layout:
+def _with_plan(layout: Layout, plan: tuple[LayerPlan, ...], **others: Any) -> Layout:
     parallelisms = tuple(
-        replace(parallelism, plan=plan, source=source, head=head) if isinstance(parallelism, TensorParallel) else parallelism
+        replace(parallelism, plan=plan, **others) if isinstance(parallelism, TensorParallel) else parallelism
         for parallelism in layout.parallelisms
     )
     return replace(layout, parallelisms=parallelisms)

@@ -268,9 +268,12 @@ class TensorParallel(Parallelism):
     axes: ClassVar[tuple[tuple[str, ...], ...]] = ((TP,),)
     traceable: ClassVar[bool] = True
     plan: tuple[LayerPlan, ...] = (LayerPlan(),)
-    """One entry a layer, 1 to 8; the last leaves its output whole, and so does one before a layer outside the plan."""
+    """One entry a layer, 1 to 8; one before a layer outside the plan leaves its output whole, as the last does unless a head that
+    is within the plan follows."""
     source: Split = Split.OUTSIDE
     """How ranks share out the embedding of tokens; of no effect on a model without tokens. Positions are whole on every rank."""
+    source_output: ActivationSharding = ActivationSharding.WHOLE
+    """How what tokens are embedded as is left, whole or by positions; whole where the source is outside the plan."""
     head: Split = Split.OUTSIDE
     """How ranks share out the linear of the head; of no effect on a model without one."""
     redistribute_gradients: bool = True
@@ -283,10 +286,16 @@ class TensorParallel(Parallelism):
         for name in ("source", "head"):
             if getattr(self, name) is Split.WITHIN:
                 raise refuse(self, name, "any Split but WITHIN")
-        if self.plan[-1].output is not ActivationSharding.WHOLE:
+        ends = (ActivationSharding.WHOLE,) if self.head is Split.OUTSIDE else (ActivationSharding.WHOLE, ActivationSharding.ROWS)
+        if self.plan[-1].output not in ends:
             raise InvalidScenario(
-                f"TensorParallel.plan ends with output {self.plan[-1].output!r}; allowed: ActivationSharding.WHOLE"
+                f"TensorParallel.plan ends with output {self.plan[-1].output!r}; allowed: ActivationSharding.WHOLE, before a "
+                "head that is not Split.OUTSIDE also ActivationSharding.ROWS"
             )
+        if self.source_output is ActivationSharding.FEATURES:
+            raise refuse(self, "source_output", "ActivationSharding.WHOLE or ROWS")
+        if self.source_output is ActivationSharding.ROWS and Split.OUTSIDE in (self.source, self.plan[0].split):
+            raise refuse(self, "source_output", "ActivationSharding.WHOLE where the source or the first layer is Split.OUTSIDE")
         for before, entry in pairwise(self.plan):
             if entry.split is Split.OUTSIDE and before.output is not ActivationSharding.WHOLE:
                 raise InvalidScenario(

@@ -12,6 +12,7 @@ from equivcheck.scenario import (
     AuxiliaryLinear,
     CrossEntropy,
     GatedMLP,
+    Head,
     Implementation,
     Layer,
     Layout,
@@ -19,6 +20,7 @@ from equivcheck.scenario import (
     Model,
     Optimizer,
     Parallelism,
+    Tokens,
     Training,
 )
 from equivcheck.scenario.data import USUAL_ROWS
@@ -27,6 +29,10 @@ from equivcheck.scenario.token_layers import MAX_LENGTH
 
 STEEP = 1024
 """How much smaller the learning rate is where a square error is summed (over, say, 64 rows of 16 outputs) or ascended."""
+
+
+LEAST_TOKENS = 3
+"""Tokens of a model that had none."""
 
 
 def with_model(training: Training, **changes: object) -> Training:
@@ -68,6 +74,14 @@ def untied(training: Training) -> Training:
     """The head has a weight of its own."""
     head = training.model.head
     return with_model(training, head=head and replace(head, tied=False))
+
+
+def with_head(training: Training) -> Training:
+    """A model of tokens that ends in a head."""
+    model = training.model
+    plain = each_layer(training, lambda _index, layer: layer.having(shape_op=None))
+    source, length = model.source or Tokens(vocabulary=LEAST_TOKENS), model.length or 1
+    return with_model(plain, source=source, length=length, head=model.head or Head())
 
 
 def without_auxiliary(training: Training) -> Training:

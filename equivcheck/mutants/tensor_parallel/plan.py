@@ -31,12 +31,12 @@ Chosen = Callable[[Planned], bool]
 
 def _planned(model: Model, layout: Layout) -> tuple[Planned, ...]:
     """The layers, all of them linear, of a layout that splits them over several ranks; none of another."""
-    plans = [parallelism.plan for parallelism in layout.of(TensorParallel)]
+    plans = layout.of(TensorParallel)
     tp = layout.mesh.size(TP)
     if not plans or tp == 1 or not model.linears:
         return ()
     found = places(model, plans[0], tp, ())
-    return tuple(Planned(site=site, plan=entry) for site, entry in zip(found, plans[0], strict=True))
+    return tuple(Planned(site=site, plan=entry) for site, entry in zip(found, plans[0].plan, strict=True))
 
 
 def has_layer(chosen: Chosen) -> Callable[[Scenario], bool]:

@@ -9,10 +9,12 @@ from equivcheck.layouts.kind import LayoutKind
 from equivcheck.layouts.limits.limit import LayoutLimit, Limit
 from equivcheck.parallelisms.tensor_parallel.communication import TENSOR_PARALLEL_COMMUNICATION
 from equivcheck.parallelisms.tensor_parallel.limits import LAYOUT_LIMITS, LIMITS
-from equivcheck.scenario import ActivationSharding, Parallelism, Split, TensorParallel
+from equivcheck.parallelisms.tensor_parallel.plans import inputs_of
+from equivcheck.scenario import Parallelism, Split, TensorParallel
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.tensor.parallel.style import ParallelStyle
 
     from equivcheck.train.setup import Setup
 
@@ -31,25 +33,23 @@ class TensorParallelKind(LayoutKind):
 
         from equivcheck.layouts.distribute import redistribute_gradients
         from equivcheck.parallelisms.tensor_parallel.styles import (
-            embedding_style,
             head_styles,
             layer_styles,
             local_masks,
-            positions_style,
+            source_styles,
         )
         from equivcheck.train.model import tie_head
 
         assert isinstance(parallelism, TensorParallel), parallelism
-        sharding = ActivationSharding.WHOLE
-        model, styles = setup.training.model, {}
+        model = setup.training.model
+        styles: dict[str, ParallelStyle] = {}
         if model.source is not None and parallelism.source is not Split.OUTSIDE:
-            styles["embedding"] = embedding_style(parallelism.source)
-            styles |= {"positions": positions_style()} if model.source.learned_positions else {}
+            styles |= source_styles(model, parallelism)
+        inputs = inputs_of(model, parallelism)
         for index, (layer, plan) in enumerate(zip(model.layers, parallelism.plan, strict=True)):
-            styles |= {f"layers.{index}.{name}": style for name, style in layer_styles(model, layer, plan, sharding)}
-            sharding = plan.output
+            styles |= {f"layers.{index}.{name}": style for name, style in layer_styles(model, layer, plan, inputs[index])}
         if model.head is not None and parallelism.head is not Split.OUTSIDE:
-            styles |= {f"head.{name}": style for name, style in head_styles(model, parallelism.head)}
+            styles |= head_styles(model, parallelism)
         if styles:
             parallelize_module(setup.model, mesh, styles)
         if model.head is not None and model.head.tied:

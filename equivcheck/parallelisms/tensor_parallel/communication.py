@@ -17,14 +17,15 @@ from equivcheck.layouts.expected_calls.model import MIXED_ELEMENTS, Communicatio
 from equivcheck.layouts.expected_calls.rank_view import Held, Ledger, RankView, runs
 from equivcheck.layouts.expected_calls.torch_versions import WEIGHT_GATHERED_FOR_INPUT_GRADIENT
 from equivcheck.layouts.partition import chunk_size, cut_dim, part_of
-from equivcheck.parallelisms.tensor_parallel.passage import Passage, passage
-from equivcheck.parallelisms.tensor_parallel.plans import computes_rows_apart, has_pending_gradients, is_outside
+from equivcheck.parallelisms.tensor_parallel.passage import Passage, head_passage, passage
+from equivcheck.parallelisms.tensor_parallel.plans import computes_rows_apart, has_pending_gradients, inputs_of, is_outside
 from equivcheck.scenario import (
     FSDP1,
     FSDP2,
     ActivationSharding,
     Execution,
     Layout,
+    Owner,
     Recompute,
     Replicate,
     Replicator,
@@ -105,29 +106,26 @@ class TensorParallelCalls:
         self.view, self.plan = view, parallelism.plan
         self.parts = view.layout.mesh.size(TP)
         self.axes = view.axes(TP)
-        self.source, self.head = parallelism.source, parallelism.head
+        self.parallelism, self.inputs = parallelism, inputs_of(view.training.model, parallelism)
         self.ledger = Ledger()
 
     def totals(self) -> Totals:
         """The calls of all steps."""
         training = self.view.training
-        inputs = (ActivationSharding.WHOLE, *(entry.output for entry in self.plan[:-1]))
         for step in range(training.steps if self.parts > 1 else 0):
             for microbatch in training.data.microbatches:
                 rows = microbatch // self.view.layout.num_data_ranks * (training.model.length or 1)
                 self._embedding(step, rows)
-                for index, sharding in enumerate(inputs):
-                    self._layer(step, index, sharding, rows)
+                for index in range(len(self.plan)):
+                    self._layer(step, index, rows)
                 self._head(step, rows)
-            for index, sharding in enumerate(inputs):
-                self._gradients(step, index, sharding)
+            self._gradients(step)
         return self.ledger.totals
 
     def _embedding(self, step: int, rows: int) -> None:
-        model = self.view.training.model
-        if model.source is None or self.source not in (Split.ROW, Split.COLUMN):
+        model, split = self.view.training.model, self.parallelism.source
+        if model.source is None or model.length is None or split is Split.OUTSIDE:
             return
-        made = ActivationPlacement.PENDING if self.source is Split.ROW else ActivationPlacement.FEATURES
         once = Pass(
             step=step,
             rows=rows,
@@ -139,11 +137,14 @@ class TensorParallelCalls:
             recomputed=False,
             completed=False,
         )
-        self._move(once, made, ActivationPlacement.WHOLE, once.width)
+        made = {Split.ROW: _ROW.made, Split.COLUMN: _COLUMN.made}.get(split, ActivationPlacement.WHOLE)
+        self._outputs(once, made, _OF_SHARDING[self.inputs[0]])
+        if model.source.learned_positions:
+            self._outputs(replace(once, rows=model.length), ActivationPlacement.WHOLE, _OF_SHARDING[self.inputs[0]])
 
     def _head(self, step: int, rows: int) -> None:
         model, last = self.view.training.model, len(self.plan)
-        if model.head is None or self.head is Split.OUTSIDE:
+        if model.head is None or self.parallelism.head is Split.OUTSIDE:
             return
         once = Pass(
             step=step,
@@ -156,9 +157,9 @@ class TensorParallelCalls:
             recomputed=False,
             completed=False,
         )
-        self._linear(once, Passage(split=self.head, input=ActivationSharding.WHOLE, output=ActivationSharding.WHOLE))
+        self._linear(once, head_passage(model, self.parallelism))
 
-    def _layer(self, step: int, index: int, sharding: ActivationSharding, rows: int) -> None:
+    def _layer(self, step: int, index: int, rows: int) -> None:
         if self.plan[index].split is Split.OUTSIDE:
             return
         model, plan = self.view.training.model, self.plan[index]
@@ -181,7 +182,7 @@ class TensorParallelCalls:
                 recomputed=recomputed,
                 completed=recomputed and (part is not parts[-1] or part.activated or layer.dropout > 0),
             )
-            self._linear(once, passage(model, part, plan, sharding))
+            self._linear(once, passage(model, part, plan, self.inputs[index]))
 
     def _linear(self, once: Pass, told: Passage) -> None:
         linear = self._linear_of(told, once.inputs, once.width)
@@ -198,13 +199,15 @@ class TensorParallelCalls:
     def _activations(self, once: Pass, linear: Linear, before: ActivationPlacement, after: ActivationPlacement) -> None:
         """Input and output where they are wanted, and their gradients back."""
         self._move(once, before, linear.wanted, once.inputs, times=1 + once.recomputed)
-        self._move(once, linear.made, after, once.width, times=1 + once.completed)
+        self._outputs(once, linear.made, after)
         if once.differentiates:
             self._move(once, linear.input_gradient, before, once.inputs)
+
+    def _outputs(self, once: Pass, made: ActivationPlacement, after: ActivationPlacement) -> None:
+        """Output where it is wanted, and its gradient back."""
+        self._move(once, made, after, once.width, times=1 + once.completed)
         if once.differentiates or once.trained:
-            self._move(
-                once, after, ActivationPlacement.WHOLE if linear.made is ActivationPlacement.PENDING else linear.made, once.width
-            )
+            self._move(once, after, ActivationPlacement.WHOLE if made is ActivationPlacement.PENDING else made, once.width)
 
     def _move(self, once: Pass, source: ActivationPlacement, target: ActivationPlacement, features: int, times: int = 1) -> None:
         """From one way to lie to another; where there is no all-to-all, as over gloo, DTensor gathers what it then cuts."""
@@ -236,17 +239,22 @@ class TensorParallelCalls:
         if times:
             self.ledger.note(once.step, "all_gather", self.axes, num_elements * self.view.item_bytes * times, times)
 
-    def _gradients(self, step: int, index: int, sharding: ActivationSharding) -> None:
+    def _gradients(self, step: int) -> None:
         """Gradients of parameters that every rank has whole, of which each rank has seen some rows: summed when they are kept."""
-        if sharding is not ActivationSharding.ROWS:
-            return
         times = 1 if holds_back(self.view.layout) else len(self.view.training.data.microbatches)
-        for held in self.view.of_layer(index):
-            by_rows = self.plan[index].split is Split.REPLICATED and computes_rows_apart(self.view.training.model)
-            is_whole = held.parameter.is_of_norm or by_rows
-            if is_whole and self.view.has_gradient(held, step):
+        for held in self.view.held:
+            if self._sees_own_rows(held) and self.view.has_gradient(held, step):
                 num_bytes = held.numel * self.view.item_bytes * times
                 self.ledger.note(step, "all_reduce.sum", self.axes, num_bytes, times)
+
+    def _sees_own_rows(self, held: Held) -> bool:
+        owner, model = held.parameter.owner, self.view.training.model
+        if owner is Owner.HEAD:
+            return held.parameter.is_of_norm and self.inputs[-1] is ActivationSharding.ROWS
+        if held.layer is None or self.inputs[held.layer] is not ActivationSharding.ROWS:
+            return False
+        by_rows = self.plan[held.layer].split is Split.REPLICATED and computes_rows_apart(model)
+        return held.parameter.is_of_norm or by_rows
 
 
 def holds_back(layout: Layout) -> bool:
@@ -289,13 +297,13 @@ def _all_calls(view: RankView, parallelism: TensorParallel) -> Totals:
 PENDING_GRADIENTS = Unmodelled(
     reason="tensor parallelism: gradients that are left pending a sum are reduced wherever an operation on them asks for it",
     applies=lambda training, layout: any(
-        not parallelism.redistribute_gradients and has_pending_gradients(training.model, parallelism.plan)
+        not parallelism.redistribute_gradients and has_pending_gradients(training.model, parallelism)
         for parallelism in layout.of(TensorParallel)
     ),
 )
 
 TENSOR_PARALLEL_COMMUNICATION = CommunicationModel(
-    options=frozenset(("plan", "source", "head", "redistribute_gradients")),
+    options=frozenset(("plan", "source", "source_output", "head", "redistribute_gradients")),
     calls=_all_calls,
     hold=lambda view, parallelism: tuple(_cut_held(view, parallelism)),
     unmodelled=(MIXED_ELEMENTS, PENDING_GRADIENTS),

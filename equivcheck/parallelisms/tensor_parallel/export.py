@@ -10,8 +10,8 @@ from equivcheck.layouts.script.draft import Draft, LoopPosition
 from equivcheck.layouts.script.mesh import inner_ranks, mesh_of
 from equivcheck.layouts.script.text import call
 from equivcheck.parallelisms.spmd.export import redistribute_gradients
-from equivcheck.parallelisms.tensor_parallel.passage import Passage, passage
-from equivcheck.parallelisms.tensor_parallel.plans import cuts, is_outside, rows_dim
+from equivcheck.parallelisms.tensor_parallel.passage import Passage, head_passage, passage
+from equivcheck.parallelisms.tensor_parallel.plans import cuts, inputs_of, is_outside, rows_dim
 from equivcheck.scenario import ActivationSharding, Parallelism, Split, TensorParallel
 from equivcheck.scenario.mesh import TP
 
@@ -44,9 +44,8 @@ def write(draft: Draft, parallelism: Parallelism) -> None:
     _need_placements(draft, (*styles, *by_hand))
     has_hooks = parallelism.redistribute_gradients and len(draft.scenario.layout.parallelisms) == 1
     uneven = any(size % draft.scenario.layout.mesh.size(TP) for _, size in cuts(draft.scenario.training.model, parallelism))
-    if has_hooks and (
-        by_hand or uneven or parallelism.source is Split.ROW or any("SequenceParallel" in style for style in styles)
-    ):
+    by_rows = any("SequenceParallel" in style for style in styles)
+    if has_hooks and (by_hand or uneven or by_rows or parallelism.source is Split.ROW):
         # Only of whole layers cut evenly does each gradient lie as its parameter does, whatever propagation chooses.
         redistribute_gradients(draft)
     _cut_masks(draft, parallelism)
@@ -71,45 +70,42 @@ _Modules = Iterator[tuple[str, str, tuple[str, str, str]]]
 
 
 def _modules(draft: Draft, parallelism: TensorParallel) -> _Modules:
-    model, sharding = draft.scenario.training.model, ActivationSharding.WHOLE
+    model = draft.scenario.training.model
+    inputs = inputs_of(model, parallelism)
     if model.source is not None and parallelism.source is not Split.OUTSIDE:
-        yield "embedding", _embedding_style(draft, parallelism.source), _whole(draft)
+        whole, lies = _placement(draft, ActivationSharding.WHOLE), _placement(draft, inputs[0])
+        yield "embedding", _embedding_style(draft, parallelism), (whole, whole, lies)
         if model.source.learned_positions:
-            yield "positions", "", _whole(draft)
+            yield "positions", "", (whole, whole, whole if inputs[0] is ActivationSharding.WHOLE else "Shard(0)")
     for index, (layer, entry) in enumerate(zip(model.layers, parallelism.plan, strict=True)):
         parts = kind_of(layer).parts(layer) if entry.split is not Split.OUTSIDE else ()
         if parts and layer.norm is not None:
-            yield draft.form.paths[f"layers.{index}.norm"], _norm_style(draft, sharding), _beside_norm(draft, sharding)
+            yield draft.form.paths[f"layers.{index}.norm"], *_norm(draft, inputs[index])
         for part in parts:
-            yield draft.form.paths[f"layers.{index}.{part.name}"], *_linear(draft, passage(model, part, entry, sharding))
-        sharding = entry.output
+            yield draft.form.paths[f"layers.{index}.{part.name}"], *_linear(draft, passage(model, part, entry, inputs[index]))
     if model.head is not None and parallelism.head is not Split.OUTSIDE:
         if model.head.norm is not None:
-            yield "head.norm", "", _whole(draft)
-        yield "head.linear", *_linear(draft, Passage(split=parallelism.head, input=sharding, output=sharding))
+            yield "head.norm", *_norm(draft, inputs[-1])
+        yield "head.linear", *_linear(draft, head_passage(model, parallelism))
 
 
-def _whole(draft: Draft) -> tuple[str, str, str]:
-    whole = _placement(draft, ActivationSharding.WHOLE)
-    return (whole, whole, whole)
-
-
-def _embedding_style(draft: Draft, split: Split) -> str:
-    if split is Split.REPLICATED:
+def _embedding_style(draft: Draft, parallelism: TensorParallel) -> str:
+    if parallelism.source is Split.REPLICATED:
         return ""
-    name, keyword = ("RowwiseParallel", "input_layouts") if split is Split.ROW else ("ColwiseParallel", "output_layouts")
-    return _named(draft, name, **{keyword: _placement(draft, ActivationSharding.WHOLE)})
+    inputs = _placement(draft, ActivationSharding.WHOLE) if parallelism.source is Split.ROW else None
+    output = _placement(draft, parallelism.source_output)
+    if parallelism.source is Split.ROW:
+        outputs = None if parallelism.source_output is ActivationSharding.WHOLE else output
+        return _named(draft, "RowwiseParallel", input_layouts=inputs, output_layouts=outputs)
+    return _named(draft, "ColwiseParallel", output_layouts=output)
 
 
-def _norm_style(draft: Draft, sharding: ActivationSharding) -> str:
-    if sharding is not ActivationSharding.ROWS:
-        return ""
-    return _named(draft, "SequenceParallel", sequence_dim=str(rows_dim(draft.scenario.training.model)), use_local_output="True")
-
-
-def _beside_norm(draft: Draft, sharding: ActivationSharding) -> tuple[str, str, str]:
-    lies = _placement(draft, sharding)
-    return (lies, _placement(draft, ActivationSharding.WHOLE), lies)
+def _norm(draft: Draft, sharding: ActivationSharding) -> tuple[str, tuple[str, str, str]]:
+    lies, style = _placement(draft, sharding), ""
+    if sharding is ActivationSharding.ROWS:
+        dim = str(rows_dim(draft.scenario.training.model))
+        style = _named(draft, "SequenceParallel", sequence_dim=dim, use_local_output="True")
+    return style, (lies, _placement(draft, ActivationSharding.WHOLE), lies)
 
 
 def _linear(draft: Draft, told: Passage) -> tuple[str, tuple[str, str, str]]:
@@ -120,12 +116,8 @@ def _linear(draft: Draft, told: Passage) -> tuple[str, tuple[str, str, str]]:
     name, usual = ("ColwiseParallel", (ActivationSharding.WHOLE, ActivationSharding.FEATURES))
     if told.split is Split.ROW:
         name, usual = "RowwiseParallel", (ActivationSharding.FEATURES, ActivationSharding.WHOLE)
-    inputs = None if told.input is usual[0] else lies
-    return _named(draft, name, input_layouts=inputs, output_layouts=None if told.output is usual[1] else output), (
-        lies,
-        runs,
-        output,
-    )
+    inputs, outputs = (None if told.input is usual[0] else lies), (None if told.output is usual[1] else output)
+    return _named(draft, name, input_layouts=inputs, output_layouts=outputs), (lies, runs, output)
 
 
 def _named(draft: Draft, style: str, **keywords: str | None) -> str:

@@ -89,7 +89,7 @@ def clips_norm_of_pending_gradients(scenario: Scenario) -> bool:
     """Gradients are clipped by norm that are left as propagation leaves them, some pending a sum over several ranks."""
     layout, model = scenario.layout, scenario.training.model
     pends = any(
-        not parallelism.redistribute_gradients and has_pending_gradients(model, parallelism.plan)
+        not parallelism.redistribute_gradients and has_pending_gradients(model, parallelism)
         for parallelism in layout.of(TensorParallel)
     )
     pends = pends or any(not spmd.redistribute_gradients for spmd in layout.of(SPMD))
@@ -177,7 +177,7 @@ def activations_cut_unevenly(scenario: Scenario) -> bool:
     found = [
         (place, plan)
         for parallelism in layout.of(TensorParallel)
-        for place, plan in zip(places(scenario.training.model, parallelism.plan, ranks, rows), parallelism.plan, strict=True)
+        for place, plan in zip(places(scenario.training.model, parallelism, ranks, rows), parallelism.plan, strict=True)
     ]
     return any(place.leaves_uneven_units(plan.split) for place, plan in found) or any(
         place.has_uneven_rows if plan.output is ActivationSharding.ROWS else place.width % ranks

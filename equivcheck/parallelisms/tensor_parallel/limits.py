@@ -9,7 +9,7 @@ from equivcheck.layouts.limits.execution import NO_COUNTS_IN_GRAPHS
 from equivcheck.layouts.limits.limit import LayoutLimit, Limit, parallelism_of
 from equivcheck.layouts.limits.optimizers import DTENSOR_OPTIMIZERS, WHOLE_PARAMETERS, elementwise, keeps_dtensors
 from equivcheck.layouts.limits.propagated_gradients import limits_of_propagated_gradients
-from equivcheck.layouts.limits.repairs import has_shares, untied, with_model, with_options, with_widths, without_shares
+from equivcheck.layouts.limits.repairs import has_shares, untied, with_head, with_model, with_options, with_widths, without_shares
 from equivcheck.layouts.partition import leaves_nothing
 from equivcheck.parallelisms.tensor_parallel.plans import (
     RULES,
@@ -22,21 +22,33 @@ from equivcheck.parallelisms.tensor_parallel.plans import (
     fitted,
     frozen_splits,
     has_pending_gradients,
+    inputs_of,
     is_outside,
     places,
     trained_cuts,
 )
-from equivcheck.scenario import ASGD, Adafactor, Implementation, Layout, Owner, Parallelism, Split, TensorParallel, Training
+from equivcheck.scenario import (
+    ASGD,
+    ActivationSharding,
+    Adafactor,
+    Implementation,
+    Layout,
+    Owner,
+    Parallelism,
+    Split,
+    TensorParallel,
+    Training,
+)
 from equivcheck.scenario.mesh import TP
 
 
 def _first_broken(rule: PlanRule, training: Training, layout: Layout) -> LayerSite | None:
-    plan = parallelism_of(layout, TensorParallel).plan
-    if not fits(training.model, plan):
+    tp = parallelism_of(layout, TensorParallel)
+    if not fits(training.model, tp.plan):
         return None
     rows = tuple(rows // layout.num_data_ranks for rows in training.data.microbatches)
-    found = places(training.model, plan, layout.mesh.size(TP), rows)
-    return next((place for place, entry in zip(found, plan, strict=True) if rule.broken(place, entry)), None)
+    found = places(training.model, tp, layout.mesh.size(TP), rows)
+    return next((place for place, entry in zip(found, tp.plan, strict=True) if rule.broken(place, entry)), None)
 
 
 def _limit(rule: PlanRule) -> Limit:
@@ -95,8 +107,8 @@ def _cuts_short(training: Training, layout: Layout) -> bool:
 
 
 def _leaves_pending(training: Training, layout: Layout) -> bool:
-    plan = parallelism_of(layout, TensorParallel).plan
-    return _leaves_gradients(layout) and fits(training.model, plan) and has_pending_gradients(training.model, plan)
+    tp = parallelism_of(layout, TensorParallel)
+    return _leaves_gradients(layout) and fits(training.model, tp.plan) and has_pending_gradients(training.model, tp)
 
 
 GRADIENTS_AS_PROPAGATED = limits_of_propagated_gradients(
@@ -144,6 +156,15 @@ def _unties(training: Training, layout: Layout) -> bool:
     tp, head = parallelism_of(layout, TensorParallel), training.model.head
     return head is not None and head.tied and TIED_HALVES[tp.source] is not tp.head
 
+
+ENDS_WHOLE = Limit(
+    reason="tensor parallelism: what leaves a model is whole, so that a plan that ends by rows needs a head after it",
+    applies=lambda training, layout: (
+        inputs_of(training.model, parallelism_of(layout, TensorParallel))[-1] is ActivationSharding.ROWS
+        and training.model.head is None
+    ),
+    repair=lambda training, _layout: with_head(training),
+)
 
 TIES_CUT_ALIKE = Limit(
     reason="tensor parallelism: a head that is tied to the embedding uses the weight as that is cut, by outputs where the "
@@ -202,6 +223,7 @@ EVERY_RANK_HAS_TOKENS = Limit(
 LIMITS: tuple[Limit, ...] = (
     ONE_ENTRY_A_LAYER,
     NO_SHARED_WEIGHTS,
+    ENDS_WHOLE,
     TIES_CUT_ALIKE,
     NO_TIES_OF_LOCAL_TENSORS,
     NO_SHORT_CUTS_OF_SEQUENCES,

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from equivcheck.layers.facts import Part
-from equivcheck.parallelisms.tensor_parallel.plans import computes_rows_apart
-from equivcheck.scenario import ActivationSharding, LayerPlan, Model, Split
+from equivcheck.parallelisms.tensor_parallel.plans import computes_rows_apart, inputs_of
+from equivcheck.scenario import ActivationSharding, LayerPlan, Model, Split, TensorParallel
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,6 +22,11 @@ class Passage:
 
     is_by_rows: bool = False
     """Whether it is whole on every rank, and each rank computes its own rows."""
+
+
+def head_passage(model: Model, parallelism: TensorParallel) -> Passage:
+    """What the linear of a head is told, whose output is whole."""
+    return Passage(split=parallelism.head, input=inputs_of(model, parallelism)[-1], output=ActivationSharding.WHOLE)
 
 
 def passage(model: Model, part: Part, plan: LayerPlan, sharding: ActivationSharding) -> Passage:

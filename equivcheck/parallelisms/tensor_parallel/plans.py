@@ -71,6 +71,8 @@ class LayerSite:
     """Ranks along the tensor-parallel axis."""
     rows: tuple[int, ...]
     """Rows of each microbatch on these ranks."""
+    ends: tuple[ActivationSharding, ...] = (ActivationSharding.WHOLE,)
+    """How the last layer may leave its output."""
 
     @property
     def has_uneven_rows(self) -> bool:
@@ -162,7 +164,7 @@ RULES: tuple[PlanRule, ...] = (
     PlanRule(
         reason="tensor parallelism: rows cut between layers, or positions where rows are sequences, must be a multiple of the "
         "ranks, as local tensors do not tell how they were cut",
-        broken=lambda place, plan: plan.output is ActivationSharding.ROWS and place.has_uneven_rows,
+        broken=lambda place, plan: ActivationSharding.ROWS in (place.input, plan.output) and place.has_uneven_rows,
         repair=lambda training, layout, place: (
             with_rows(training, layout.num_data_ranks * place.tp)
             if training.model.length is None
@@ -181,15 +183,12 @@ RULES: tuple[PlanRule, ...] = (
 """What a plan may not do at its place; rules about the whole plan are in `legal_plans` and in the layout's limits."""
 
 
-def legal_plans(  # noqa: PLR0913 - what makes a place
-    model: Model, index: int, input: ActivationSharding, tp: int, microbatches: tuple[int, ...], *, beyond: bool = False
-) -> tuple[LayerPlan, ...]:
-    """What can run for a layer whose input lies as `input`, such that the layers after it can run as well.
+def legal_plans(place: LayerSite, *, beyond: bool = False) -> tuple[LayerPlan, ...]:
+    """What can run for a layer in a place, such that the layers after it can run as well.
 
-    `microbatches` are the rows of each microbatch in one tensor-parallel group. Empty only where no plan of the layers before
-    leaves `input`. Rules that torch makes do not count with `beyond`.
+    Empty only where no plan of the layers before leaves its input as the place has it. Rules that torch makes do not count with
+    `beyond`.
     """
-    place = LayerSite(model=model, index=index, input=input, tp=tp, rows=microbatches)
     return tuple(plan for plan in ALL_PLANS if not _breaks(place, plan, beyond) and _can_go_on(place, plan, beyond))
 
 
@@ -202,14 +201,20 @@ def _breaks(place: LayerSite, plan: LayerPlan, beyond: bool) -> bool:
 def _can_go_on(place: LayerSite, plan: LayerPlan, beyond: bool) -> bool:
     after = place.index + 1
     if after == len(place.model.layers):
-        return plan.output is ActivationSharding.WHOLE
+        return plan.output in place.ends
     following = replace(place, index=after, input=plan.output)
     return any(not _breaks(following, entry, beyond) and _can_go_on(following, entry, beyond) for entry in ALL_PLANS)
 
 
-def places(model: Model, plan: tuple[LayerPlan, ...], tp: int, microbatches: tuple[int, ...]) -> tuple[LayerSite, ...]:
+def inputs_of(model: Model, parallelism: TensorParallel) -> tuple[ActivationSharding, ...]:
+    """How the input of each layer lies, and last that of the head, or of the loss."""
+    first = ActivationSharding.WHOLE if model.source is None else parallelism.source_output
+    return (first, *(entry.output for entry in parallelism.plan))
+
+
+def places(model: Model, parallelism: TensorParallel, tp: int, microbatches: tuple[int, ...]) -> tuple[LayerSite, ...]:
     """Where each entry of a plan of as many entries as layers would run."""
-    inputs = (ActivationSharding.WHOLE, *(entry.output for entry in plan[:-1]))
+    inputs = inputs_of(model, parallelism)[:-1]
     return tuple(
         LayerSite(model=model, index=index, input=sharding, tp=tp, rows=microbatches) for index, sharding in enumerate(inputs)
     )
@@ -259,24 +264,25 @@ def computes_rows_apart(model: Model) -> bool:
     return model.length is None
 
 
-def has_pending_gradients(model: Model, plan: tuple[LayerPlan, ...]) -> bool:
+def has_pending_gradients(model: Model, parallelism: TensorParallel) -> bool:
     """Whether the gradient of some parameter comes out pending a sum: each rank has it whole, and has seen some of the rows."""
-    inputs = (ActivationSharding.WHOLE, *(entry.output for entry in plan[:-1]))
+    *inputs, last = inputs_of(model, parallelism)
+    if last is ActivationSharding.ROWS and model.head is not None and model.head.norm is not None:
+        return True
     return any(
         sharding is ActivationSharding.ROWS
         and (layer.norm is not None or (entry.split is Split.REPLICATED and not layer.frozen and computes_rows_apart(model)))
-        for layer, entry, sharding in zip(model.layers, plan, inputs, strict=True)
+        for layer, entry, sharding in zip(model.layers, parallelism.plan, inputs, strict=True)
     )
 
 
 def unfrozen_norms(model: Model, layout: Layout) -> set[int]:
     """The frozen layers whose norms `SequenceParallel`, which takes inputs that lie by rows, makes trainable."""
-    plans = [parallelism.plan for parallelism in layout.of(TensorParallel)]
     return {
         index
-        for plan in plans
-        for index, (layer, before) in enumerate(zip(model.layers[1:], plan, strict=False), start=1)
-        if layer.norm is not None and layer.frozen and before.output is ActivationSharding.ROWS
+        for parallelism in layout.of(TensorParallel)
+        for index, (layer, sharding) in enumerate(zip(model.layers, inputs_of(model, parallelism), strict=False))
+        if layer.norm is not None and layer.frozen and sharding is ActivationSharding.ROWS
     }
 
 

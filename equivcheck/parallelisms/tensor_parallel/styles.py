@@ -17,9 +17,9 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from torch.distributed.tensor.parallel.style import ParallelStyle
 
 from equivcheck.layers.registry import kind_of
-from equivcheck.parallelisms.tensor_parallel.passage import Passage, passage
+from equivcheck.parallelisms.tensor_parallel.passage import Passage, head_passage, passage
 from equivcheck.parallelisms.tensor_parallel.plans import rows_dim
-from equivcheck.scenario import ActivationSharding, AnyLayer, LayerPlan, Model, Split
+from equivcheck.scenario import ActivationSharding, AnyLayer, LayerPlan, Model, Split, TensorParallel
 from equivcheck.train.material import Batch
 
 
@@ -68,26 +68,26 @@ def layer_styles(
         yield part.name, _linear_style(model, passage(model, part, plan, sharding))
 
 
-def head_styles(model: Model, split: Split) -> Iterator[tuple[str, ParallelStyle]]:
-    """The style of each module of a head, whose input and output are whole."""
+def head_styles(model: Model, parallelism: TensorParallel) -> Iterator[tuple[str, ParallelStyle]]:
+    """The style of each module of a head."""
+    told = head_passage(model, parallelism)
     if model.head is not None and model.head.norm is not None:
-        yield "norm", _norm_style(model, ActivationSharding.WHOLE)
-    whole = Passage(split=split, input=ActivationSharding.WHOLE, output=ActivationSharding.WHOLE)
-    yield "linear", _linear_style(model, whole)
+        yield "head.norm", _norm_style(model, told.input)
+    yield "head.linear", _linear_style(model, told)
 
 
-def embedding_style(split: Split) -> ParallelStyle:
-    """The style of the embedding of tokens, whose output is whole."""
-    if split is Split.ROW:
-        return RowwiseParallel(input_layouts=Replicate())
-    if split is Split.COLUMN:
-        return ColwiseParallel(output_layouts=Replicate())
-    return positions_style()
-
-
-def positions_style() -> ParallelStyle:
-    """The style of learnt positions, which are whole on every rank."""
-    return Replicated(input=Replicate(), computes=Replicate(), output=Replicate())
+def source_styles(model: Model, parallelism: TensorParallel) -> Iterator[tuple[str, ParallelStyle]]:
+    """The style of the embedding of tokens, and of learnt positions, which are whole on every rank."""
+    output = placement(model, parallelism.source_output)
+    if parallelism.source is Split.ROW:
+        yield "embedding", RowwiseParallel(input_layouts=Replicate(), output_layouts=output)
+    elif parallelism.source is Split.COLUMN:
+        yield "embedding", ColwiseParallel(output_layouts=output)
+    else:
+        yield "embedding", Replicated(input=Replicate(), computes=Replicate(), output=output)
+    if model.source is not None and model.source.learned_positions:
+        placed = Replicate() if output.is_replicate() else Shard(0)
+        yield "positions", Replicated(input=Replicate(), computes=Replicate(), output=placed)
 
 
 def _norm_style(model: Model, sharding: ActivationSharding) -> ParallelStyle:
