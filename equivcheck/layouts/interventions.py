@@ -54,6 +54,12 @@ INTERVENTIONS: tuple[Intervention, ...] = (
         "they leave that to their users: clip_grad_norm_ takes the norm over what a rank holds",
     ),
     _one(
+        "parallelisms.tensor_parallel.styles:tie_again",
+        "a head that is tied to the embedding is given its weight once more after parallelize_module",
+        "parallelize_module makes a parameter for each of the two modules",
+        "tensor_parallel_unties",
+    ),
+    _one(
         "parallelisms.pipeline.schedules:clip_across",
         "the norm is taken over all stages, after a cast to the element type of the parameters",
         "pipelining leaves that to its users; get_total_norm of no gradients is float32, whatever the other ranks send",

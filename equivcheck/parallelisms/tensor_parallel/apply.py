@@ -37,8 +37,8 @@ class TensorParallelKind(LayoutKind):
             layer_styles,
             local_masks,
             source_styles,
+            tie_again,
         )
-        from equivcheck.train.model import tie_head
 
         assert isinstance(parallelism, TensorParallel), parallelism
         model = setup.training.model
@@ -53,7 +53,7 @@ class TensorParallelKind(LayoutKind):
         if styles:
             parallelize_module(setup.model, mesh, styles)
         if model.head is not None and model.head.tied:
-            tie_head(setup.model)
+            tie_again(setup.model)
         if parallelism.redistribute_gradients:
             redistribute_gradients(setup.model.parameters())
         rank, size, inner = mesh.get_local_rank(), mesh.size(), setup.take

@@ -126,8 +126,9 @@ def _with_layer(training: Training, index: int, **changes: bool | None) -> Train
 
 
 def _with_even_units(training: Training, place: LayerSite) -> Training:
+    """As many units as the next multiple; another kind of layer where that of this one does not say what has as many."""
     even = kind_of(place.layer).with_even_units(place.layer, place.tp).rounded(place.tp)
-    return with_layer(training, place.index, even)
+    return shared_out(training, place.index) if even == place.layer else with_layer(training, place.index, even)
 
 
 RULES: tuple[PlanRule, ...] = (

@@ -21,6 +21,7 @@ from equivcheck.parallelisms.tensor_parallel.passage import Passage, head_passag
 from equivcheck.parallelisms.tensor_parallel.plans import rows_dim
 from equivcheck.scenario import ActivationSharding, AnyLayer, LayerPlan, Model, Split, TensorParallel
 from equivcheck.train.material import Batch
+from equivcheck.train.model import tie_head
 
 
 def placement(model: Model, sharding: ActivationSharding) -> Placement:
@@ -104,6 +105,11 @@ def _linear_style(model: Model, passage: Passage) -> ParallelStyle:
     if passage.split is Split.ROW:
         return RowwiseParallel(input_layouts=lies, output_layouts=output)
     return Replicated(input=lies, computes=lies if passage.is_by_rows else Replicate(), output=output)
+
+
+def tie_again(model: nn.Module) -> None:
+    """Have the head use the weight of the embedding, of which `parallelize_module` has made a parameter each."""
+    tie_head(model)
 
 
 def local_masks(batch: Batch, plan: tuple[LayerPlan, ...], rank: int, size: int) -> Batch:

@@ -9,11 +9,13 @@ from hypothesis import strategies as st
 
 from equivcheck.composition.limits import unsupported
 from equivcheck.errors import InvalidScenario
-from equivcheck.parallelisms.tensor_parallel.plans import ALL_PLANS, legal_plans
+from equivcheck.parallelisms.tensor_parallel.plans import ALL_PLANS, LayerSite, legal_plans
 from equivcheck.scenario import (
     ActivationSharding,
+    AnyLayer,
     Axis,
     Data,
+    GatedMLP,
     Layer,
     LayerPlan,
     Layout,
@@ -39,7 +41,21 @@ def _models(draw: st.DrawFn) -> Model:
         Layer(width=layer.width, norm=layer.norm, residual=layer.width == width and draw(st.booleans()))
         for layer, width in zip(layers, inputs, strict=False)
     ]
-    return Model(features=features, layers=tuple(drawn))
+    mixed = [GatedMLP(hidden=12, norm=layer.norm) if draw(st.booleans()) else layer for layer in drawn]
+    return Model(features=features, layers=tuple(drawn if draw(st.booleans()) else _meeting(features, mixed)))
+
+
+def _meeting(features: int, layers: list[AnyLayer]) -> list[AnyLayer]:
+    """The layers without residuals of other widths: a gated perceptron leaves as many features as it finds."""
+    found: list[AnyLayer] = []
+    for layer in layers:
+        found.append(layer if layer.outputs(features) == features else layer.having(residual=False))
+        features = layer.outputs(features)
+    return found
+
+
+def _site(model: Model, index: int, sharding: ActivationSharding, tp: int, rows: tuple[int, ...]) -> LayerSite:
+    return LayerSite(model=model, index=index, input=sharding, tp=tp, rows=rows)
 
 
 def _drawable(model: Model, tp: int, rows: tuple[int, ...]) -> set[tuple[LayerPlan, ...]]:
@@ -47,7 +63,9 @@ def _drawable(model: Model, tp: int, rows: tuple[int, ...]) -> set[tuple[LayerPl
     partial: list[tuple[tuple[LayerPlan, ...], ActivationSharding]] = [((), ActivationSharding.WHOLE)]
     for index in range(len(model.layers)):
         partial = [
-            ((*done, plan), plan.output) for done, sharding in partial for plan in legal_plans(model, index, sharding, tp, rows)
+            ((*done, plan), plan.output)
+            for done, sharding in partial
+            for plan in legal_plans(_site(model, index, sharding, tp, rows))
         ]
     return {done for done, _ in partial}
 
@@ -75,16 +93,17 @@ def _parallelism(plan: tuple[LayerPlan, ...]) -> TensorParallel | None:
 def test_uneven_widths_can_be_split_where_torch_cuts_them_itself() -> None:
     """A width that is no multiple of the ranks may be split by columns or rows as long as whole activations leave the layer."""
     model = Model(features=3, layers=(Layer(width=1),))
-    assert {plan.split for plan in legal_plans(model, 0, ActivationSharding.WHOLE, 2, (1,))} == set(Split)
+    assert {plan.split for plan in legal_plans(_site(model, 0, ActivationSharding.WHOLE, 2, (1,)))} == set(Split) - {Split.WITHIN}
 
 
 def test_every_plan_is_legal_on_one_rank_for_a_plain_layer_that_is_not_the_last() -> None:
     """Nothing is uneven on an axis of size 1."""
     model = Model(features=3, layers=(Layer(width=5), Layer(width=1)))
-    assert legal_plans(model, 0, ActivationSharding.WHOLE, 1, (3,)) == ALL_PLANS
+    of_linears = tuple(plan for plan in ALL_PLANS if plan.split is not Split.WITHIN)
+    assert legal_plans(_site(model, 0, ActivationSharding.WHOLE, 1, (3,))) == of_linears
 
 
 def test_the_last_layer_leaves_its_output_whole() -> None:
     """The loss is computed on whole outputs."""
     model = Model(features=4, layers=(Layer(width=4),))
-    assert {plan.output for plan in legal_plans(model, 0, ActivationSharding.ROWS, 2, (4,))} == {ActivationSharding.WHOLE}
+    assert {plan.output for plan in legal_plans(_site(model, 0, ActivationSharding.ROWS, 2, (4,)))} == {ActivationSharding.WHOLE}

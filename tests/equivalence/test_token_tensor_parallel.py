@@ -1,0 +1,153 @@
+"""Token models under tensor parallelism and its compositions: what one device computes, with the calls that are predicted."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
+from equivcheck import Outcome, check
+from equivcheck.composition.registry import layout_names
+from equivcheck.parallelisms.tensor_parallel.communication import TensorParallelCalls
+from equivcheck.scenario import (
+    DDP,
+    FSDP2,
+    ActivationSharding,
+    AdamW,
+    Attention,
+    Axis,
+    CrossEntropy,
+    Data,
+    Execution,
+    GatedMLP,
+    Head,
+    Ignored,
+    Layer,
+    LayerPlan,
+    Layout,
+    Mesh,
+    Model,
+    Norm,
+    Parallelism,
+    Recompute,
+    Scenario,
+    Split,
+    TensorParallel,
+    Tokens,
+    Training,
+)
+from equivcheck.strategies import scenarios, trainings
+
+pytestmark = pytest.mark.mostly_equivalent
+
+LAYOUTS = tuple(name for name in layout_names() if TensorParallel.tag in name)
+EXAMPLES = max(25, settings().max_examples // 2)
+UNHURRIED = settings(deadline=None, phases=(Phase.explicit, Phase.reuse, Phase.generate), suppress_health_check=list(HealthCheck))
+LEAST_PREDICTED = 0.5
+"""Of scenarios that are drawn, those whose calls are predicted."""
+
+DECODER = Model(
+    features=4,
+    source=Tokens(vocabulary=7, padding=1, learned_positions=True),
+    length=4,
+    layers=(
+        Attention(heads=4, kv_heads=2, rotary=True, bias=True, norm=Norm.RMS, dropout=0.25),
+        GatedMLP(hidden=6, bias=True, norm=Norm.LAYER),
+        Layer(width=4, norm=Norm.RMS, residual=True),
+    ),
+    head=Head(norm=Norm.RMS, bias=True),
+)
+ROWS = ActivationSharding.ROWS
+ON_TWO = (Axis(name="tp", size=2),)
+ON_FOUR = (Axis(name="dp", size=2), Axis(name="tp", size=2))
+
+
+def a_plan(source: Split, head: Split, output: ActivationSharding = ActivationSharding.WHOLE) -> TensorParallel:
+    """Heads, what is between, and a linear layer whole; all of it whole or by positions between layers."""
+    entries = (Split.WITHIN, Split.WITHIN, Split.COLUMN)
+    plan = tuple(LayerPlan(split=split, output=output) for split in entries)
+    return TensorParallel(plan=plan, source=source, source_output=output, head=head)
+
+
+def a_scenario(parallelism: TensorParallel, *around: Parallelism, tied: bool = False, **execution: Recompute) -> Scenario:
+    """Two steps of two microbatches of unequal size, of which some labels do not count."""
+    head = replace(DECODER.head or Head(), tied=tied)
+    training = Training(
+        model=replace(DECODER, head=head),
+        data=Data(microbatches=(4, 2)),
+        loss=CrossEntropy(ignored=Ignored.SOME),
+        optimizer=AdamW(),
+        steps=2,
+    )
+    mesh = Mesh(axes=ON_FOUR if around else ON_TWO)
+    layout = Layout(mesh=mesh, parallelisms=(parallelism, *around), execution=Execution(**execution))
+    return Scenario(training=training, layout=layout)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_drawn_token_models_equal_one_device(layout: str) -> None:
+    """Any plan that is drawn leaves what one device leaves, and mostly its calls are predicted, which is then exact."""
+    predictions: list[bool] = []
+
+    @settings(UNHURRIED, max_examples=EXAMPLES)
+    @given(scenarios(layouts=(layout,), trainings=trainings(tokens=st.just(True))))
+    def equivalent(scenario: Scenario) -> None:
+        verdict = check(scenario)
+        verdict.assert_no_finding()
+        predictions.append(not verdict.unmodelled)
+
+    equivalent()
+    assert sum(predictions) > LEAST_PREDICTED * len(predictions)
+
+
+HALVES = [
+    (Split.ROW, Split.COLUMN),
+    (Split.COLUMN, Split.ROW),
+    (Split.REPLICATED, Split.REPLICATED),
+]
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("output", [ActivationSharding.WHOLE, ROWS])
+@pytest.mark.parametrize(("source", "head"), HALVES)
+def test_a_decoder_is_shared_out_with_calls_predicted_exactly(
+    source: Split, head: Split, output: ActivationSharding, tied: bool
+) -> None:
+    """By tokens or features, with activations whole or by positions between layers, tied or not, computed twice or not."""
+    for recompute in (Recompute.NONE, Recompute.EVERY_LAYER):
+        verdict = check(a_scenario(a_plan(source, head, output), tied=tied, checkpointing=recompute))
+        assert (verdict.outcome, verdict.unmodelled) == (Outcome.EQUIVALENT, "")
+
+
+@pytest.mark.parametrize(
+    "scenario",
+    [
+        a_scenario(a_plan(Split.ROW, Split.COLUMN), tied=True),
+        a_scenario(a_plan(Split.ROW, Split.COLUMN, ROWS)),
+        a_scenario(a_plan(Split.ROW, Split.COLUMN, ROWS), FSDP2(), tied=True),
+        a_scenario(a_plan(Split.COLUMN, Split.ROW), DDP()),
+    ],
+    ids=["tied", "positions", "fsdp2", "ddp"],
+)
+def test_a_decoder_is_shared_out_among_processes(scenario: Scenario) -> None:
+    """Real processes leave the same."""
+    assert check(scenario, world="gloo").outcome is Outcome.EQUIVALENT
+
+
+def test_a_call_that_is_not_predicted_is_a_divergence(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the sum over the tokens of all ranks in the prediction, that sum is one call too many."""
+    monkeypatch.setattr(TensorParallelCalls, "_embedding", lambda *_: None)
+    scenario = replace(a_scenario(a_plan(Split.ROW, Split.COLUMN)), schedule_seed=11)
+    scenario = replace(scenario, training=replace(scenario.training, seed=99, steps=1))
+    verdict = check(scenario)
+    assert verdict.outcome is Outcome.DIVERGED
+    assert "all_reduce.sum over tp in compute" in verdict.reason
+
+
+def test_a_head_that_is_not_tied_again_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`parallelize_module` gives the head a weight of its own, whose gradient the embedding's then lacks."""
+    monkeypatch.setattr("equivcheck.parallelisms.tensor_parallel.styles.tie_again", lambda _model: None)
+    verdict = check(a_scenario(a_plan(Split.ROW, Split.COLUMN), tied=True))
+    assert verdict.outcome is not Outcome.EQUIVALENT

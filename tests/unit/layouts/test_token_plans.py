@@ -1,0 +1,129 @@
+"""Token models that tensor parallelism cannot run, with the reason and the nearest that it can."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from equivcheck.composition.limits import repaired, unsupported
+from equivcheck.errors import InvalidScenario
+from equivcheck.scenario import (
+    DDP,
+    FSDP1,
+    FSDP2,
+    ActivationSharding,
+    Attention,
+    Axis,
+    CrossEntropy,
+    Data,
+    GatedMLP,
+    Head,
+    Layer,
+    LayerPlan,
+    Layout,
+    Mesh,
+    Model,
+    Parallelism,
+    Split,
+    TensorParallel,
+    Tokens,
+    Training,
+)
+from equivcheck.strategies import trainings
+
+WITHIN, ROWS = LayerPlan(split=Split.WITHIN), ActivationSharding.ROWS
+DECODER = Model(
+    features=4, source=Tokens(vocabulary=8), length=2, layers=(Attention(heads=4, kv_heads=2), GatedMLP(hidden=4)), head=Head()
+)
+BY_ALL = TensorParallel(plan=(WITHIN, WITHIN), source=Split.ROW, head=Split.COLUMN)
+BY_POSITIONS = replace(BY_ALL, plan=(LayerPlan(split=Split.WITHIN, output=ROWS),) * 2, source_output=ROWS)
+LAYERS_ALONE = TensorParallel(plan=(WITHIN, WITHIN))
+
+
+def a_training(model: Model) -> Training:
+    """Two sequences."""
+    return Training(model=model, data=Data(microbatches=(2,)), loss=CrossEntropy())
+
+
+def over(tp: int, parallelism: TensorParallel, *around: Parallelism) -> Layout:
+    """A layout on so many ranks, with one data rank around them."""
+    axes = (Axis(name="dp", size=1),) * bool(around) + (Axis(name="tp", size=tp),)
+    return Layout(mesh=Mesh(axes=axes), parallelisms=(parallelism, *around))
+
+
+def with_layers(*layers: Attention | GatedMLP | Layer) -> Model:
+    """The decoder with other layers."""
+    return replace(DECODER, layers=layers)
+
+
+def test_a_decoder_is_shared_out_whole() -> None:
+    """Attention by heads, the gated perceptron by what is between, embedding and head by tokens, all between by positions."""
+    for parallelism in (BY_ALL, BY_POSITIONS):
+        assert unsupported(a_training(DECODER), over(2, parallelism)) is None
+
+
+LIMITS = [
+    (with_layers(Attention(heads=2, kv_heads=1), GatedMLP(hidden=4)), over(2, BY_ALL), "as heads of key and value"),
+    (with_layers(Attention(heads=2, kv_heads=2), GatedMLP(hidden=3)), over(2, BY_ALL), "pytorch#150336"),
+    (with_layers(Attention(heads=8, kv_heads=8), GatedMLP(hidden=31)), over(7, LAYERS_ALONE), "a multiple of the ranks"),
+    (with_layers(Attention(), Layer(width=4)), over(1, BY_ALL), "as its kind says that it can be"),
+    (DECODER, over(2, TensorParallel(plan=(LayerPlan(split=Split.COLUMN), WITHIN))), "as its kind says that it can be"),
+    (replace(DECODER, source=Tokens(vocabulary=5)), over(4, replace(BY_ALL, plan=(LayerPlan(),) * 2)), "cannot look any up"),
+    (replace(DECODER, head=Head(tied=True)), over(2, replace(BY_ALL, head=Split.ROW)), "tied to the embedding"),
+    (replace(DECODER, head=Head(tied=True)), over(2, BY_ALL, DDP()), "unties them"),
+    (replace(DECODER, head=Head(tied=True)), over(2, BY_ALL, FSDP1(use_orig_params=False)), "unties them"),
+    (replace(DECODER, length=3), over(2, BY_POSITIONS), "or positions where rows are sequences"),
+    (replace(DECODER, features=1), over(2, TensorParallel(plan=(WITHIN, WITHIN), source=Split.COLUMN)), "as one dim"),
+    (replace(DECODER, head=None), over(2, replace(BY_ALL, plan=(WITHIN, LayerPlan(output=ROWS)))), "needs a head after it"),
+]
+
+
+@pytest.mark.parametrize(("model", "layout", "words"), LIMITS)
+def test_what_cannot_run_says_why_and_what_can(model: Model, layout: Layout, words: str) -> None:
+    """The reason names what is in the way, and the repaired training runs."""
+    training = a_training(model)
+    reason = unsupported(training, layout)
+    assert reason is not None
+    assert words in reason
+    assert unsupported(repaired(training, layout), layout) is None
+
+
+def test_ties_last_where_dtensors_are_trained() -> None:
+    """FSDP2 keeps one DTensor in both places."""
+    assert unsupported(a_training(replace(DECODER, head=Head(tied=True))), over(2, BY_ALL, FSDP2())) is None
+
+
+@given(trainings(tokens=st.just(True)), st.integers(1, 8), st.sampled_from(Split), st.data())
+def test_every_token_model_can_be_brought_to_every_plan(training: Training, tp: int, split: Split, data: st.DataObject) -> None:
+    """Repairs end, whatever plan is given for whatever layers."""
+    outputs = st.sampled_from([ActivationSharding.WHOLE, ROWS])
+    entries = [LayerPlan(split=split, output=data.draw(outputs)) for _ in training.model.layers if split is not Split.OUTSIDE]
+    entries = entries or [LayerPlan(split=Split.OUTSIDE)] * len(training.model.layers)
+    splits = st.sampled_from([each for each in Split if each is not Split.WITHIN])
+    try:
+        parallelism = TensorParallel(
+            plan=tuple(entries), source=data.draw(splits), source_output=data.draw(outputs), head=data.draw(splits)
+        )
+    except InvalidScenario:
+        return
+    layout = over(tp, parallelism)
+    assert unsupported(repaired(training, layout), layout) is None
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"source": Split.WITHIN}, "any Split but WITHIN"),
+        ({"head": Split.WITHIN}, "any Split but WITHIN"),
+        ({"source_output": ROWS}, "WHOLE where the source or the first layer is Split.OUTSIDE"),
+        ({"source": Split.ROW, "source_output": ActivationSharding.FEATURES}, "WHOLE or ROWS"),
+        ({"plan": (LayerPlan(output=ROWS),)}, "before a head that is not Split.OUTSIDE"),
+    ],
+)
+def test_what_no_model_has_is_refused(fields: dict[str, object], words: str) -> None:
+    """The error says what is allowed."""
+    with pytest.raises(InvalidScenario, match=words):
+        TensorParallel(**fields)  # type: ignore[arg-type]
