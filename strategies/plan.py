@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from hypothesis.strategies import DrawFn
@@ -28,28 +30,31 @@ def with_idle_plan(layout: Layout, training: Training) -> Layout:
     return _with_plan(layout, _NO_PLAN * len(training.model.layers))
 
 
-def with_drawn_plan(draw: DrawFn, layout: Layout, training: Training, *, beyond: bool) -> Layout:
-    """The layout with a plan that is legal for the training."""
+def with_drawn_plan(draw: DrawFn, layout: Layout, training: Training, *, beyond: bool, repaired: bool = True) -> Layout:
+    """The layout with a plan that is legal for the training, once that is `repaired` within its layers."""
     model, ranks, plan = training.model, layout.mesh.size(TP), []
     source = _drawn_source(draw, training, ranks, beyond=beyond)
     has_head = model.head is not None and not (model.head.tied and source is Split.OUTSIDE)
     ends = (ActivationSharding.WHOLE, ActivationSharding.ROWS) if has_head else (ActivationSharding.WHOLE,)
     rows = tuple(rows // layout.num_data_ranks for rows in training.data.microbatches)
     place = LayerSite(model=model, index=0, input=ActivationSharding.WHOLE, tp=ranks, rows=rows, ends=ends)
-    source_output = _drawn_source_output(draw, place, source, beyond=beyond)
+    among = partial(legal_plans, beyond=beyond, repaired=repaired)
+    source_output = _drawn_source_output(draw, place, source, among)
     place = replace(place, input=source_output)
     for index in range(len(model.layers)):
-        legal = legal_plans(replace(place, index=index), beyond=beyond)
+        legal = among(replace(place, index=index))
         plan.append(legal[draw(below(len(legal)))])
         place = replace(place, input=plan[-1].output)
     head = _drawn_head(draw, training, source, last=place.input)
     return _with_plan(layout, tuple(plan), source=source, source_output=source_output, head=head)
 
 
-def _drawn_source_output(draw: DrawFn, place: LayerSite, source: Split, *, beyond: bool) -> ActivationSharding:
+def _drawn_source_output(
+    draw: DrawFn, place: LayerSite, source: Split, among: Callable[[LayerSite], tuple[LayerPlan, ...]]
+) -> ActivationSharding:
     """By positions half of the time where the layers can take that."""
     by_rows = replace(place, input=ActivationSharding.ROWS)
-    if source is Split.OUTSIDE or not legal_plans(by_rows, beyond=beyond) or draw(EVENLY):
+    if source is Split.OUTSIDE or not among(by_rows) or draw(EVENLY):
         return ActivationSharding.WHOLE
     return ActivationSharding.ROWS
 

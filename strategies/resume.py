@@ -48,7 +48,7 @@ def with_drawn_resume(draw: DrawFn, scenario: Scenario) -> Scenario:
         first = with_drawn_boundaries(draw, first, len(training.model.layers))
     if needs_plan(first):
         training = fitted_training(training, layout, with_idle_plan(first, training))
-        first = with_drawn_plan(draw, first, training, beyond=False)
+        first = with_drawn_plan(draw, first, training, beyond=False, repaired=False)
     resume = Resume(
         layout=first,
         steps=1 + draw(below(training.steps - 1)),

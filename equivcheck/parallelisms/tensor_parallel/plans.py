@@ -117,8 +117,8 @@ class PlanRule:
     """The nearest training for which it is allowed."""
     upstream: bool = False
     """As for a `Limit`."""
-    concerns_others: bool = True
-    """Whether its repair changes what other layers find; else a plan may be drawn that breaks it."""
+    is_within: bool = False
+    """Whether its repair changes nothing that other layers, or other entries, see."""
 
 
 def _with_layer(training: Training, index: int, **changes: bool | None) -> Training:
@@ -145,7 +145,7 @@ RULES: tuple[PlanRule, ...] = (
         broken=lambda place, plan: place.leaves_uneven_units(plan.split),
         repair=lambda training, _layout, place: _with_even_units(training, place),
         upstream=True,
-        concerns_others=False,
+        is_within=True,
     ),
     PlanRule(
         reason="tensor parallelism: a norm needs all features of a row, but its layer finds its input cut by features",
@@ -184,27 +184,27 @@ RULES: tuple[PlanRule, ...] = (
 """What a plan may not do at its place; rules about the whole plan are in `legal_plans` and in the layout's limits."""
 
 
-def legal_plans(place: LayerSite, *, beyond: bool = False) -> tuple[LayerPlan, ...]:
+def legal_plans(place: LayerSite, *, beyond: bool = False, repaired: bool = False) -> tuple[LayerPlan, ...]:
     """What can run for a layer in a place, such that the layers after it can run as well.
 
     Empty only where no plan of the layers before leaves its input as the place has it. Rules that torch makes do not count with
-    `beyond`.
+    `beyond`, nor do with `repaired` those that a repair within the layer comes up to.
     """
-    return tuple(plan for plan in ALL_PLANS if not _breaks(place, plan, beyond) and _can_go_on(place, plan, beyond))
+    rules = tuple(rule for rule in RULES if not (beyond and rule.upstream) and not (repaired and rule.is_within))
+    return tuple(plan for plan in ALL_PLANS if not _breaks(place, plan, rules) and _can_go_on(place, plan, rules))
 
 
-def _breaks(place: LayerSite, plan: LayerPlan, beyond: bool) -> bool:
+def _breaks(place: LayerSite, plan: LayerPlan, rules: tuple[PlanRule, ...]) -> bool:
     is_cut_off = plan.split is Split.OUTSIDE and place.input is not ActivationSharding.WHOLE
-    rules = (rule for rule in RULES if rule.concerns_others and not (beyond and rule.upstream))
     return is_cut_off or any(rule.broken(place, plan) for rule in rules)
 
 
-def _can_go_on(place: LayerSite, plan: LayerPlan, beyond: bool) -> bool:
+def _can_go_on(place: LayerSite, plan: LayerPlan, rules: tuple[PlanRule, ...]) -> bool:
     after = place.index + 1
     if after == len(place.model.layers):
         return plan.output in place.ends
     following = replace(place, index=after, input=plan.output)
-    return any(not _breaks(following, entry, beyond) and _can_go_on(following, entry, beyond) for entry in ALL_PLANS)
+    return any(not _breaks(following, entry, rules) and _can_go_on(following, entry, rules) for entry in ALL_PLANS)
 
 
 def inputs_of(model: Model, parallelism: TensorParallel) -> tuple[ActivationSharding, ...]:
