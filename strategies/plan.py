@@ -33,7 +33,7 @@ def with_idle_plan(layout: Layout, training: Training) -> Layout:
 def with_drawn_plan(draw: DrawFn, layout: Layout, training: Training, *, beyond: bool, repaired: bool = True) -> Layout:
     """The layout with a plan that is legal for the training, once that is `repaired` within its layers."""
     model, ranks, plan = training.model, layout.mesh.size(TP), []
-    source = _drawn_source(draw, training, ranks, beyond=beyond)
+    source = _drawn_source(draw, training, ranks)
     has_head = model.head is not None and not (model.head.tied and source is Split.OUTSIDE)
     ends = (ActivationSharding.WHOLE, ActivationSharding.ROWS) if has_head else (ActivationSharding.WHOLE,)
     rows = tuple(rows // layout.num_data_ranks for rows in training.data.microbatches)
@@ -59,12 +59,11 @@ def _drawn_source_output(
     return ActivationSharding.ROWS
 
 
-def _drawn_source(draw: DrawFn, training: Training, ranks: int, *, beyond: bool) -> Split:
+def _drawn_source(draw: DrawFn, training: Training, ranks: int) -> Split:
     source = training.model.source
     if source is None:
         return Split.OUTSIDE
-    every_rank_has_tokens = beyond or not leaves_nothing(source.vocabulary, ranks)
-    splits = SPLITS if every_rank_has_tokens else tuple(split for split in SPLITS if split is not Split.ROW)
+    splits = tuple(split for split in SPLITS if split is not Split.ROW or not leaves_nothing(source.vocabulary, ranks))
     return splits[draw(below(len(splits)))]
 
 

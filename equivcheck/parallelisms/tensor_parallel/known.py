@@ -11,6 +11,7 @@ from equivcheck.layouts.limits.optimizers import keeps_dtensors
 from equivcheck.layouts.limits.repairs import has_frozen
 from equivcheck.layouts.partition import cut_dim, leaves_nothing
 from equivcheck.parallelisms.tensor_parallel.plans import (
+    LayerSite,
     cuts,
     frozen_splits,
     has_pending_gradients,
@@ -24,6 +25,7 @@ from equivcheck.scenario import (
     SPMD,
     ActivationSharding,
     ClipNorm,
+    LayerPlan,
     Parallelism,
     Replicate,
     Replicator,
@@ -171,7 +173,7 @@ def column_of_one_on_one_rank(scenario: Scenario) -> bool:
 
 @need
 def activations_cut_unevenly(scenario: Scenario) -> bool:
-    """Between two layers of a tensor-parallel plan, or two linears of one, rows or features are cut into unequal parts."""
+    """Between two layers of a tensor-parallel plan, rows or features are cut into unequal parts."""
     layout, ranks = scenario.layout, scenario.layout.mesh.size(TP)
     rows = tuple(rows // layout.num_data_ranks for rows in scenario.training.data.microbatches)
     found = [
@@ -179,11 +181,13 @@ def activations_cut_unevenly(scenario: Scenario) -> bool:
         for parallelism in layout.of(TensorParallel)
         for place, plan in zip(places(scenario.training.model, parallelism, ranks, rows), parallelism.plan, strict=True)
     ]
-    return any(place.leaves_uneven_units(plan.split) for place, plan in found) or any(
-        place.has_uneven_rows if plan.output is ActivationSharding.ROWS else place.width % ranks
-        for place, plan in found
-        if plan.output is not ActivationSharding.WHOLE
-    )
+    return any(_is_uneven(place, plan) for place, plan in found)
+
+
+def _is_uneven(place: LayerSite, plan: LayerPlan) -> bool:
+    by_features = plan.output is ActivationSharding.FEATURES and place.width % place.tp != 0
+    by_rows = ActivationSharding.ROWS in (place.input, plan.output) and place.has_uneven_rows
+    return by_features or by_rows
 
 
 @show

@@ -144,7 +144,6 @@ RULES: tuple[PlanRule, ...] = (
         "(pytorch#150336)",
         broken=lambda place, plan: place.leaves_uneven_units(plan.split),
         repair=lambda training, _layout, place: _with_even_units(training, place),
-        upstream=True,
         is_within=True,
     ),
     PlanRule(
