@@ -211,8 +211,8 @@ def _lacks_tokens(training: Training, layout: Layout) -> bool:
 
 
 EVERY_RANK_HAS_TOKENS = Limit(
-    reason="tensor parallelism: a rank that holds no row of an embedding that is cut by tokens cannot look any up ('self indexing "
-    "axis dim should be positive'), while the others wait for it",
+    reason="tensor parallelism: a rank that holds no row of an embedding that is cut by tokens cannot look any up ('self "
+    "indexing axis dim should be positive'), while the others wait for it",
     applies=_lacks_tokens,
     repair=lambda training, layout: with_model(
         training, source=training.model.source and training.model.source.rounded(layout.mesh.size(TP))
