@@ -36,8 +36,9 @@ LEAST_TOKENS = 3
 
 
 def with_model(training: Training, **changes: object) -> Training:
-    """The training with other fields of its model."""
-    return replace(training, model=replace(training.model, **changes))  # type: ignore[arg-type]
+    """The training with other fields of its model; of real targets where that leaves one output, as labels need two."""
+    model = replace(training.model, **changes)  # type: ignore[arg-type]
+    return replace(training if model.outputs > 1 else of_real_targets(training), model=model)
 
 
 def each_layer(training: Training, change: Callable[[int, AnyLayer], AnyLayer]) -> Training:
