@@ -18,8 +18,6 @@ RARELY: SearchStrategy[bool] = st.sampled_from((False,) * 5 + (True,))
 """On in a sixth."""
 MOSTLY: SearchStrategy[bool] = st.sampled_from((False, True, True))
 """On in two thirds."""
-OFTEN: SearchStrategy[bool] = st.sampled_from((False,) + (True,) * 5)
-"""On in five of six."""
 EVENLY: SearchStrategy[bool] = st.booleans()
 """On in half."""
 

@@ -309,7 +309,7 @@ def test_a_given_plan_is_kept() -> None:
 
 
 def test_a_third_is_of_sequences() -> None:
-    """Of all that is drawn for any layout, most of it tokens: some layouts run none, so the others have more."""
+    """Of all that is drawn for any layout, most of it tokens."""
     models = [scenario.training.model for scenario in drawn(1000)]
     assert 0.27 <= sum(model.length is not None for model in models) / len(models) <= 0.43
     assert 0.22 <= sum(model.source is not None for model in models) / len(models) <= 0.4
