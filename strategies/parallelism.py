@@ -108,9 +108,10 @@ def ddp(draw: DrawFn) -> DDP:
 @st.composite
 def replicate(draw: DrawFn) -> Replicate:
     """`Replicate` by either implementation, with the options that it has."""
-    implementation, no_sync = draw(_REPLICATORS), draw(EVENLY)
+    # Compression is drawn for both, as the plainer of them must take no more choices than the other.
+    implementation, no_sync, compresses = draw(_REPLICATORS), draw(EVENLY), draw(SOMETIMES)
     if implementation is Replicator.DDP:
-        compression = Compression.FP16 if draw(SOMETIMES) else Compression.NONE
+        compression = Compression.FP16 if compresses else Compression.NONE
         return Replicate(no_sync=no_sync, bucket_cap_mb=draw(_BUCKETS_MB), compression=compression)
     return Replicate(implementation=implementation, no_sync=no_sync, wrapping=draw(_WRAPPINGS))
 

@@ -20,7 +20,7 @@ _HIDDEN = st.sampled_from((1, 2, 3, 4, 6, 8))
 _WIDTHS = st.sampled_from((2, 4, 1, 3))
 _KV_HEADS = st.sampled_from((1, 2, 3, 4))
 _GROUPS = st.sampled_from((1, 2, 3))
-_DEPTHS = st.sampled_from((1, 2, 3, 4))
+_DEPTHS = st.sampled_from((1, 2, 3, 4, 5))
 _NORMS = st.sampled_from((None, Norm.RMS, Norm.LAYER))
 _DROPOUTS = st.sampled_from((0.0, 0.0, 0.25))
 _PADDINGS = st.sampled_from((None, 0, 1, -1))
@@ -69,7 +69,7 @@ _GATED_MLPS = gated_mlps()
 
 @st.composite
 def token_models(draw: DrawFn) -> Model:
-    """Models of 1 to 4 layers over sequences, most of them of tokens, and most of those with a head, a third of them tied."""
+    """Models of 1 to 5 layers over sequences, most of them of tokens, and most of those with a head, a third of them tied."""
     length, features, depth = draw(LENGTHS), draw(_FEATURES), draw(_DEPTHS)
     of_others = [found for kind in others() if (found := kind.strategy(features)) is not None]
     kinds = _KINDS_AND_OTHERS if of_others else _KINDS
@@ -90,7 +90,7 @@ def token_models(draw: DrawFn) -> Model:
         head=head,
         counter=draw(RARELY),
         offset=draw(RARELY),
-        scale=draw(RARELY),
+        scale=draw(SOMETIMES),
     )
 
 

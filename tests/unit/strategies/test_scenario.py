@@ -45,7 +45,7 @@ from equivcheck.strategies import data, models, optimizers, scenarios, trainings
 SIMPLEST = Training(model=Model(features=1, layers=(Layer(width=1),)), data=Data(microbatches=(1,)))
 
 
-RUNS = 4
+RUNS = 20
 """Of Hypothesis, to draw a sample: one alone changes what it has drawn before, and may stay with one layout for long."""
 
 
