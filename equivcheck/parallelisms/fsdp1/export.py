@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from equivcheck.layers.parameters import parameters_of
 from equivcheck.layouts.script.draft import Draft, LoopPosition, refuse
 from equivcheck.layouts.script.form import Form
 from equivcheck.layouts.script.loop import may_be_none, norm_arguments
@@ -102,14 +103,18 @@ def _units(draft: Draft, parallelism: FSDP1, *, local: bool) -> list[str]:
     if parallelism.wrapping is Wrapping.WHOLE:
         return [f"units = [{{name: {shape} for name, parameter in model.named_parameters()}}]"]
     form = draft.form
-    many = form.stack if form.is_all_layers else f"({', '.join(form.layers)},)"
     prefix = "layers." if form.stack == "model.layers" else ""
-    if form.is_all_layers:
-        named = f'{{f"{prefix}{{index}}.{{name}}": {shape} for name, parameter in layer.named_parameters()}}'
-        return [f"units = [{named} for index, layer in enumerate({many})]"]
     indices = [layer.removeprefix(f"{form.stack}[").removesuffix("]") for layer in form.layers]
-    named = f'{{f"{prefix}{{index}}.{{name}}": {shape} for name, parameter in {form.stack}[index].named_parameters()}}'
-    return [f"units = [{named} for index in ({', '.join(indices)})]"]
+    if form.is_all_layers:
+        where = f"for index, layer in enumerate({form.stack})"
+        named = f'{{f"{prefix}{{index}}.{{name}}": {shape} for name, parameter in layer.named_parameters()}}'
+    else:
+        where = f"for index in ({', '.join(indices)})"
+        named = f'{{f"{prefix}{{index}}.{{name}}": {shape} for name, parameter in {form.stack}[index].named_parameters()}}'
+    if all(parameter.layer is not None for parameter in parameters_of(draft.scenario.training.model)):
+        return [f"units = [{named} {where}]"]
+    own = f'{{name: {shape} for name, parameter in model.named_parameters() if not name.startswith("{prefix}")}}'
+    return [f"units = [{own}]", f"units += [{named} {where}]"]
 
 
 def _unflattened(training: Training, layout: Layout, *, sharded: bool) -> list[str]:
