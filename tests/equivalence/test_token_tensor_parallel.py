@@ -13,6 +13,7 @@ from equivcheck.composition.registry import layout_names
 from equivcheck.parallelisms.tensor_parallel.communication import TensorParallelCalls
 from equivcheck.scenario import (
     DDP,
+    FSDP1,
     FSDP2,
     ActivationSharding,
     AdamW,
@@ -37,6 +38,7 @@ from equivcheck.scenario import (
     TensorParallel,
     Tokens,
     Training,
+    Wrapping,
 )
 from equivcheck.strategies import scenarios, trainings
 
@@ -121,6 +123,19 @@ def test_a_decoder_is_shared_out_with_calls_predicted_exactly(
     for recompute in (Recompute.NONE, Recompute.EVERY_LAYER):
         verdict = check(a_scenario(a_plan(source, head, output), tied=tied, checkpointing=recompute))
         assert (verdict.outcome, verdict.unmodelled) == (Outcome.EQUIVALENT, "")
+
+
+@pytest.mark.parametrize("wrapping", Wrapping)
+@pytest.mark.parametrize("use_orig_params", [False, True])
+def test_gradients_flow_back_into_an_embedding_of_flat_parameters(use_orig_params: bool, wrapping: Wrapping) -> None:
+    """An FSDP1 around the whole model makes a view of each parameter, that of the embedding, too: calls are as predicted."""
+    model = Model(features=1, source=Tokens(vocabulary=2), length=2, layers=(GatedMLP(hidden=2),), head=Head())
+    entry, whole = LayerPlan(split=Split.WITHIN, output=ROWS), Split.REPLICATED
+    plan = TensorParallel(plan=(entry,), source=whole, source_output=ROWS, head=whole)
+    around = FSDP1(use_orig_params=use_orig_params, wrapping=wrapping)
+    layout = Layout(mesh=Mesh(axes=ON_FOUR), parallelisms=(plan, around))
+    verdict = check(Scenario(training=Training(model=model, data=Data(microbatches=(2,))), layout=layout))
+    assert (verdict.outcome, verdict.unmodelled) == (Outcome.EQUIVALENT, "")
 
 
 @pytest.mark.parametrize(
