@@ -8,18 +8,21 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import singledispatch
 from inspect import getdoc
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hypothesis.strategies import SearchStrategy
 
 from equivcheck.campaign.batches import EndBatch, batch_seed, run_batch
 from equivcheck.campaign.messages import Control
-from equivcheck.campaign.plan import Fault, Plan
+from equivcheck.campaign.plan import Fault, Plan, generated_programs
 from equivcheck.mutants.mutant import Family, Mutant
 from equivcheck.scenario.case import Case
 from equivcheck.scenario.mesh import MAX_RANKS
 from equivcheck.verdict.verdict import CaseVerdict
 from equivcheck.worlds.work_clock import WorkClock
+
+if TYPE_CHECKING:
+    from equivcheck.program_run.rank import DTensorTarget
 
 MAX_DRAWN = 500
 """Cases after which a control that was not caught has survived, or cannot be reached."""
@@ -61,7 +64,7 @@ class ProgramFault:
     """Its name in `equivcheck.program_run.faults`."""
     wrong: str
     """What is wrong, in one sentence."""
-    plant: type
+    plant: type[DTensorTarget]
     """What does statements on ranks."""
     applies: Callable[[Any], bool] = lambda _program: True
     """Any program may show it."""
@@ -147,8 +150,10 @@ def _(fault: Mutant, plan: Plan) -> SearchStrategy[Any]:
 
 
 @cases_for.register
-def _(_fault: ProgramFault, plan: Plan) -> SearchStrategy[Any]:
+def _(fault: ProgramFault, plan: Plan) -> SearchStrategy[Any]:
     assert plan.programs is not None
+    if fault.plant.planted_in and plan.programs is generated_programs:
+        return generated_programs(plan, operations=fault.plant.planted_in)
     return plan.programs(plan)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -100,11 +100,11 @@ def frontier_scenarios(plan: Plan) -> SearchStrategy[Scenario]:
     return frontier(layouts=plan.layouts or None, max_ranks=plan.max_ranks)
 
 
-def generated_programs(plan: Plan) -> SearchStrategy[TensorProgram]:
-    """Tensor programs; imported at first use."""
+def generated_programs(plan: Plan, *, operations: Collection[str] = ()) -> SearchStrategy[TensorProgram]:
+    """Tensor programs, of some operations or of any; imported at first use."""
     from equivcheck.strategies import programs
 
-    return programs(max_ranks=max(2, plan.max_ranks))
+    return programs(max_ranks=max(2, plan.max_ranks), operations=sorted(operations))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch.distributed.tensor import DTensor, Replicate, Shard
@@ -66,9 +66,11 @@ class SwappedRows(DTensorTarget):
 class ElementwiseRule(DTensorTarget):
     """Operations along a dim, as softmax, have the rule of a clone: each rank does them with its own part."""
 
+    planted_in: ClassVar[frozenset[str]] = frozenset(ALONG_A_DIM)
+
     def call(self, statement: Operation, arguments: list[torch.Tensor]) -> Outputs:
         """As it should be, but for those."""
-        if statement.name not in ALONG_A_DIM:
+        if statement.name not in self.planted_in:
             return super().call(statement, arguments)
         whole: Any = arguments[0]
         found = results_of(statement.name, [whole.to_local()], statement.dim)

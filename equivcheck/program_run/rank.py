@@ -65,6 +65,8 @@ class DTensorTarget:
 
     needs_processes: ClassVar[bool] = False
     """Whether ranks as threads cannot run it."""
+    planted_in: ClassVar[frozenset[str]] = frozenset()
+    """The operations that a fault is in, for one that is planted; empty for any."""
 
     @classmethod
     def also_against(cls, plan: Plan) -> str:  # noqa: ARG003 - of targets that know more than numbers
