@@ -9,6 +9,7 @@ import os
 import pickle
 import signal
 import sys
+import time
 import traceback
 from typing import Any, NoReturn
 
@@ -16,6 +17,8 @@ from equivcheck.system.parent_death import end_with_parent, outlive_parent
 from equivcheck.worlds.gloo.channel import Channel
 
 _THREADS = "/proc/self/task"
+_LOOKS, _LOOK_SECONDS = 100, 0.02
+"""How often, and how far apart, it is looked whether threads have ended."""
 
 
 def serve(fd: int, warming: str) -> None:
@@ -43,7 +46,7 @@ def _answer(request: tuple[str, Any], fds: tuple[int, ...], control: Channel) ->
 
 def _forked(module: str, fds: tuple[int, ...], control: Channel) -> int | None:
     """The process id of a new worker; None where a thread has been left, which a copy would not have."""
-    if len(os.listdir(_THREADS)) > 1:
+    if not _is_alone():
         return None
     server = os.getpid()
     pid = os.fork()
@@ -53,6 +56,15 @@ def _forked(module: str, fds: tuple[int, ...], control: Channel) -> int | None:
     for each in fds:
         os.close(each)
     return pid
+
+
+def _is_alone() -> bool:
+    """Whether there is no other thread; those that are about to end, on a busy machine, are given a moment."""
+    for _ in range(_LOOKS):
+        if len(os.listdir(_THREADS)) == 1:
+            return True
+        time.sleep(_LOOK_SECONDS)
+    return False
 
 
 def _exit_code(pid: int) -> int | None:
