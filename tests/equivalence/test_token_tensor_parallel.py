@@ -138,6 +138,15 @@ def test_gradients_flow_back_into_an_embedding_of_flat_parameters(use_orig_param
     assert (verdict.outcome, verdict.unmodelled) == (Outcome.EQUIVALENT, "")
 
 
+def test_gradients_flow_through_a_frozen_embedding_of_a_flat_parameter() -> None:
+    """Where the head beside it is trained: frozen layers after it are gathered for backward as well."""
+    layers = (Attention(head_width=1, frozen=True), Layer(width=1))
+    model = Model(features=1, source=Tokens(vocabulary=2, frozen=True), length=1, layers=layers, head=Head())
+    layout = Layout(mesh=Mesh(axes=ON_FOUR[:1]), parallelisms=(FSDP1(wrapping=Wrapping.PER_LAYER),))
+    verdict = check(Scenario(training=Training(model=model, data=Data(microbatches=(2,))), layout=layout))
+    assert (verdict.outcome, verdict.unmodelled) == (Outcome.EQUIVALENT, "")
+
+
 @pytest.mark.parametrize(
     "scenario",
     [

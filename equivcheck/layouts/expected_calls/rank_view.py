@@ -9,7 +9,7 @@ from equivcheck.layers.parameters import Parameter, parameters_of
 from equivcheck.layouts.expected_calls.communication import Key, Totals, add, axes_named
 from equivcheck.layouts.partition import chunk_size
 from equivcheck.layouts.rounding import ITEM_BYTES
-from equivcheck.scenario import AuxiliaryLinear, Layout, Training
+from equivcheck.scenario import FSDP1, AuxiliaryLinear, Layout, Training, Wrapping
 from equivcheck.trace.stage import Stage
 
 
@@ -85,8 +85,17 @@ class RankView:
 
     def differentiates(self, index: int, step: int) -> bool:
         """Whether the output of a layer requires a gradient in a step; that of layer -1 is the input, or what is embedded."""
+        return self._differentiates_embedded or any(self.trains(before, step) for before in range(index + 1))
+
+    @property
+    def _differentiates_embedded(self) -> bool:
+        """Whether what is embedded requires a gradient: a frozen embedding is a view of the flat parameter of its FSDP1 unit."""
         source = self.training.model.source
-        return (source is not None and not source.frozen) or any(self.trains(before, step) for before in range(index + 1))
+        if source is None or not source.frozen:
+            return source is not None
+        views = [fsdp for fsdp in self.layout.of(FSDP1) if fsdp.use_orig_params]
+        units = (self.held if fsdp.wrapping is Wrapping.WHOLE else self.of_layer(None) for fsdp in views)
+        return any(held.trained for unit in units for held in unit)
 
     def trains(self, index: int, step: int) -> bool:
         """Whether a layer uses a trained parameter in a step, its own or a shared one."""

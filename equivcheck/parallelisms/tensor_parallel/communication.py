@@ -271,9 +271,7 @@ def differentiates_input(view: RankView, index: int, step: int) -> bool:
     Of an FSDP1 around the whole model each parameter is a view of the flat one, and a gradient goes through frozen ones as well.
     """
     flat = any(fsdp.use_orig_params and fsdp.wrapping is Wrapping.WHOLE for fsdp in view.layout.of(FSDP1))
-    if not flat:
-        return view.differentiates(index - 1, step)
-    return index > 0 or view.training.model.source is not None
+    return (flat and index > 0) or view.differentiates(index - 1, step)
 
 
 def recomputes(execution: Execution, index: int) -> bool:
