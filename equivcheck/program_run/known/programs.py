@@ -47,6 +47,9 @@ SHOWN_BY: dict[str, TensorProgram] = {
     "dtensor_embedding_counts_own_indices": _of("embedding_scaled", _leaf("R", 2, 1), _indices("S(0)", 4, high=2)),
     "dtensor_fills_empty_addends": _of("empty_like_filled", _leaf("P(sum)", 2)),
     "dtensor_data_of_other_placements": _of("set_data", _leaf("R", 2), _leaf("S(0)", 2, seed=1)),
+    "dtensor_determinant_of_transposed": TensorProgram(
+        mesh=TWO, statements=(Leaf(shape=(2, 2), placements=("S(0)",)), Operation(name="t"), Operation(name="det"))
+    ),
     "dtensor_statistics_of_batch_norm": _of("batch_norm_statistics", _leaf("S(1)", 4, 2)),
     "dtensor_foreach_norm_of_nothing": _of("foreach_norm_inf", _leaf("R", 1), _leaf("S(0)", 1, seed=1)),
     "dtensor_solve_triangular_of_parts": _of("solve_triangular", _leaf("S(1)", 2, 3, 3), _leaf("S(0)", 2, 3, 2, seed=1)),

@@ -45,6 +45,11 @@ ALSO = {
         Constant(shape=(0, 0), placements=("S(0)",), contents=Contents.INDICES, high=2),
         Operation(name="cross_entropy_smooth_sum", arguments=(2, 1)),
     ),
+    "dtensor_data_of_other_placements, of another shape": (
+        Leaf(shape=(), placements=("R",)),
+        Leaf(shape=(1,), placements=("R",)),
+        Operation(name="set_data", arguments=(2, 1)),
+    ),
     "dtensor_eye_of_rows, of other shapes": (Leaf(shape=(1, 3), placements=("S(1)",)), Operation(name="init_eye")),
     "dtensor_mean_of_no_dims, where nothing raises": (
         Leaf(shape=(2,), placements=("S(0)",)),
