@@ -8,7 +8,7 @@ from dataclasses import replace
 from equivcheck.composition.limits import why_unsupported
 from equivcheck.diagnosis.diverged_run import run_again
 from equivcheck.errors import EquivCheckError
-from equivcheck.layouts.limits.repairs import each_layer, has_shares, without_shares
+from equivcheck.layouts.limits.repairs import each_layer, has_ties, without_ties
 from equivcheck.scenario import Scenario
 from equivcheck.train.setup import Setup
 from equivcheck.verdict.cause import Cause, Diagnosis
@@ -34,6 +34,6 @@ def _plainer(scenario: Scenario) -> Iterator[tuple[Scenario, Cause, str]]:
         plain = each_layer(training, lambda _, layer: layer.having(dropout=0.0))
         words = "dropout masks are not those of the rows: without dropout the ranks match one device"
         yield replace(scenario, training=plain), Cause.ANOTHER_MASK, words
-    if has_shares(training.model):
-        words = "a weight that layers share is not treated as one: without sharing the ranks match one device"
-        yield replace(scenario, training=without_shares(training)), Cause.UNTIED, words
+    if has_ties(training.model):
+        words = "a weight with two uses is not treated as one: with a weight for each use the ranks match one device"
+        yield replace(scenario, training=without_ties(training)), Cause.UNTIED, words

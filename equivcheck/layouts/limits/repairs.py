@@ -77,6 +77,11 @@ def untied(training: Training) -> Training:
     return with_model(training, head=head and replace(head, tied=False))
 
 
+def without_ties(training: Training) -> Training:
+    """No weight has two uses."""
+    return untied(without_shares(training))
+
+
 def with_head(training: Training) -> Training:
     """A model of tokens that ends in a head."""
     model = training.model
@@ -209,6 +214,16 @@ def has_frozen(model: Model) -> bool:
 def has_shares(model: Model) -> bool:
     """Whether any two layers share a weight."""
     return any(layer.shares is not None for layer in model.layers)
+
+
+def is_tied(model: Model) -> bool:
+    """Whether the head has the weight of the embedding."""
+    return model.head is not None and model.head.tied
+
+
+def has_ties(model: Model) -> bool:
+    """Whether any weight has two uses, in two layers or in the embedding and the head."""
+    return has_shares(model) or is_tied(model)
 
 
 def trained_auxiliaries(model: Model) -> set[AuxiliaryLinear]:

@@ -6,6 +6,7 @@ import numpy as np
 import torch
 
 from equivcheck.choice import Choice
+from equivcheck.layouts.limits.repairs import has_ties
 from equivcheck.layouts.script.form import Form
 from equivcheck.layouts.script.text import listed
 from equivcheck.scenario import CrossEntropy, Training
@@ -49,8 +50,7 @@ def initial_lines(training: Training, numbers: Numbers) -> list[str]:
     if numbers is Numbers.DRAWN:
         return []
     model = training.model
-    tied = model.head is not None and model.head.tied
-    others = model.counter or model.offset or tied or any(layer.shares is not None for layer in model.layers)
+    others = model.counter or model.offset or has_ties(model)
     values = "{name: torch.tensor(values) for name, values in PARAMETERS.items()}"
     return [f"model.load_state_dict({values}{', strict=False' * others})"]
 

@@ -10,6 +10,7 @@ from equivcheck.layouts.limits.limit import LayoutLimit, Limit, parallelism_of
 from equivcheck.layouts.limits.optimizers import elementwise
 from equivcheck.layouts.limits.repairs import (
     has_shares,
+    has_ties,
     may_skip_parameters,
     with_options,
     with_widths,
@@ -17,6 +18,7 @@ from equivcheck.layouts.limits.repairs import (
     without_frozen,
     without_scale,
     without_shares,
+    without_ties,
 )
 from equivcheck.parallelisms.tensor_parallel.plans import (
     UNFREEZES,
@@ -178,8 +180,8 @@ def _keeps_low_precision(training: Training, layout: Layout) -> bool:
 NO_SHARES_BETWEEN_MICROBATCHES = Limit(
     reason="FullyShardedDataParallel: with use_orig_params and nothing sharded, a shared weight's gradient cannot be kept in "
     "lower precision until the last microbatch ('attempting to assign a gradient with dtype')",
-    applies=lambda training, layout: has_shares(training.model) and _keeps_low_precision(training, layout),
-    repair=lambda training, _layout: without_shares(training),
+    applies=lambda training, layout: has_ties(training.model) and _keeps_low_precision(training, layout),
+    repair=lambda training, _layout: without_ties(training),
     upstream=True,
 )
 

@@ -9,6 +9,7 @@ from equivcheck.layouts.limits.limit import LayoutLimit, Limit, parallelism_of
 from equivcheck.layouts.limits.repairs import (
     all_multiples,
     each_layer,
+    is_tied,
     untied,
     with_model,
     with_num_layers,
@@ -151,7 +152,7 @@ NOTHING_COMPILED = LayoutLimit(
 
 NO_HEAD_TIED_ACROSS_STAGES = Limit(
     reason="pipeline: a head that is tied to the embedding is in another stage, where its weight would become another parameter",
-    applies=lambda training, layout: training.model.head is not None and training.model.head.tied and num_stages(layout) > 1,
+    applies=lambda training, layout: is_tied(training.model) and num_stages(layout) > 1,
     repair=lambda training, _layout: untied(training),
 )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from equivcheck.layouts.limits.repairs import has_ties
 from equivcheck.layouts.script.draft import Draft, LoopPosition
 from equivcheck.layouts.script.mesh import mesh_of
 from equivcheck.layouts.script.text import block, indented
@@ -72,10 +73,9 @@ def _makes_tensors(training: Training) -> bool:
 
 
 def _distribute(placement: str, training: Training) -> list[str]:
-    head = training.model.head
-    shares = (head is not None and head.tied) or any(layer.shares is not None for layer in training.model.layers)
     spread = f"spread = distribute_tensor(parameter.detach(), mesh, [{placement}])"
     made = "nn.Parameter(spread, parameter.requires_grad)"
+    shares = has_ties(training.model)
     if not shares:
         inner = [spread, f"setattr(module, name, {made})"]
     else:

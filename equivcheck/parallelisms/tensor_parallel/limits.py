@@ -9,8 +9,17 @@ from equivcheck.layouts.limits.execution import NO_COUNTS_IN_GRAPHS
 from equivcheck.layouts.limits.limit import LayoutLimit, Limit, parallelism_of
 from equivcheck.layouts.limits.optimizers import DTENSOR_OPTIMIZERS, WHOLE_PARAMETERS, elementwise, keeps_dtensors
 from equivcheck.layouts.limits.propagated_gradients import limits_of_propagated_gradients
-from equivcheck.layouts.limits.repairs import has_shares, untied, with_head, with_model, with_options, with_widths, without_shares
-from equivcheck.layouts.partition import leaves_nothing
+from equivcheck.layouts.limits.repairs import (
+    has_shares,
+    is_tied,
+    untied,
+    with_head,
+    with_model,
+    with_options,
+    with_widths,
+    without_shares,
+)
+from equivcheck.layouts.partition import cut_dim, leaves_nothing
 from equivcheck.parallelisms.tensor_parallel.plans import (
     RULES,
     TIED_HALVES,
@@ -153,8 +162,8 @@ ADAFACTOR_OF_UNFROZEN_CUTS = Limit(
 
 
 def _unties(training: Training, layout: Layout) -> bool:
-    tp, head = parallelism_of(layout, TensorParallel), training.model.head
-    return head is not None and head.tied and TIED_HALVES[tp.source] is not tp.head
+    tp = parallelism_of(layout, TensorParallel)
+    return is_tied(training.model) and TIED_HALVES[tp.source] is not tp.head
 
 
 ENDS_WHOLE = Limit(
@@ -175,9 +184,8 @@ TIES_CUT_ALIKE = Limit(
 
 
 def _ties_local_tensors(training: Training, layout: Layout) -> bool:
-    head = training.model.head
     is_shared_out = parallelism_of(layout, TensorParallel).source is not Split.OUTSIDE
-    return head is not None and head.tied and is_shared_out and not keeps_dtensors(layout)
+    return is_tied(training.model) and is_shared_out and not keeps_dtensors(layout)
 
 
 NO_TIES_OF_LOCAL_TENSORS = Limit(
@@ -190,16 +198,19 @@ NO_TIES_OF_LOCAL_TENSORS = Limit(
 
 
 def _cuts_sequences_short(training: Training, layout: Layout) -> bool:
-    model, ranks = training.model, layout.mesh.size(TP)
-    found = cuts(model, parallelism_of(layout, TensorParallel))
-    return model.length is not None and any(size < ranks for _, size in found)
+    """Also one feature of a sequence of one position, on whatever ranks: DTensor takes one dim of one element for the other."""
+    model, tp = training.model, parallelism_of(layout, TensorParallel)
+    found = [*cuts(model, tp)]
+    is_one = model.length == 1 and any(size == 1 and cut_dim(tp, parameter) == 1 for parameter, size in found)
+    return model.length is not None and (is_one or any(size < layout.mesh.size(TP) for _, size in found))
 
 
 NO_SHORT_CUTS_OF_SEQUENCES = Limit(
     reason="tensor parallelism: DTensor cannot view rows and positions as one dim where some rank has none of their features "
-    "('would remove or reshape sharded dimension 2'): what is cut is at least as long as there are ranks",
+    "('would remove or reshape sharded dimension 2'), or where one of one is cut and there is one position: what is cut is at "
+    "least as long as there are ranks, and as two",
     applies=_cuts_sequences_short,
-    repair=lambda training, layout: with_widths(training, layout.mesh.size(TP)),
+    repair=lambda training, layout: with_widths(training, max(layout.mesh.size(TP), 2)),
     upstream=True,
 )
 

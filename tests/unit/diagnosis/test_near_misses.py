@@ -173,7 +173,7 @@ def test_a_shared_weight_that_nothing_explains_is_blamed_by_ablation() -> None:
 
     assert found is not None
     assert (found.cause, found.exact) == (Cause.UNTIED, False)
-    assert "without sharing the ranks match one device" in found.sentence
+    assert "with a weight for each use the ranks match one device" in found.sentence
 
 
 def test_an_explanation_that_cannot_be_trained_is_none() -> None:

@@ -30,7 +30,9 @@ from equivcheck.scenario import (
     Distribution,
     ElementType,
     Execution,
+    GatedMLP,
     Group,
+    Head,
     Implementation,
     Layer,
     LayerPlan,
@@ -54,6 +56,7 @@ from equivcheck.scenario import (
     ShardingStrategy,
     Split,
     TensorParallel,
+    Tokens,
     Training,
     Wrapping,
 )
@@ -110,6 +113,8 @@ def _with_layers(count: int) -> Training:
 SCALED = Pipeline(scale_grads=True, num_chunks=2)
 SHARED = with_layer(shares=0)
 SHARED_IN_A_STAGE = replace(PLAIN, model=replace(PLAIN.model, layers=(Layer(width=4), Layer(width=4), Layer(width=4, shares=1))))
+TOKENS = Model(features=4, length=1, source=Tokens(vocabulary=4), layers=(Layer(width=4),), head=Head(tied=True))
+TWICE_TIED = replace(PLAIN, model=TOKENS, data=Data(microbatches=(4, 4)))
 TWICE_SHARED = replace(SHARED, data=Data(microbatches=(4, 4)))
 UNUSED = with_layer(auxiliary=AuxiliaryLinear.NEVER)
 CHANGING = with_layer(auxiliary=AuxiliaryLinear.EVEN_STEPS)
@@ -151,6 +156,7 @@ SHORT_MUON = replace(MUON, model=replace(MATRICES, features=1, layers=(replace(M
         (GROUPED, FLAT, "several groups"),
         (UNUSED, FSDP1(), "gradient of zeros"),
         (TWICE_SHARED, FSDP1(strategy=ShardingStrategy.NO_SHARD, mixed_precision=BF16, no_sync=True), "cannot be kept in"),
+        (TWICE_TIED, FSDP1(strategy=ShardingStrategy.NO_SHARD, mixed_precision=BF16, no_sync=True), "cannot be kept in"),
         (SHARED, PER_LAYER_2, "share a weight"),
         (UNUSED, Replicate(), "take part in every step"),
         (SHARED, REPLICATED_LAYERS, "share a weight"),
@@ -194,6 +200,15 @@ def test_what_a_layout_cannot_run_has_a_reason(training: Training, parallelism: 
     """Each limit is met by a training that has just that feature, and its repair removes it."""
     layout = layout_of(parallelism)
     assert reason in (unsupported(training, layout) or "")
+    assert unsupported(repaired(training, layout), layout) is None
+
+
+@pytest.mark.parametrize(("hidden", "length", "is_limit"), [(1, 1, True), (2, 1, False), (1, 2, False)])
+def test_one_feature_of_one_position_is_not_cut(hidden: int, length: int, is_limit: bool) -> None:
+    """Over one rank as over more: DTensor takes the dim of features for that of positions."""
+    training = replace(PLAIN, model=Model(features=4, length=length, layers=(GatedMLP(hidden=hidden),)))
+    layout = layout_of(TensorParallel(plan=(LayerPlan(split=Split.WITHIN),)), size=1)
+    assert ("where one of one is cut" in (unsupported(training, layout) or "")) == is_limit
     assert unsupported(repaired(training, layout), layout) is None
 
 
