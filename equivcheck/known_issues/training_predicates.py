@@ -30,6 +30,13 @@ def shared_weights(scenario: Scenario) -> bool:
 
 
 @need
+def several_microbatches_or_steps(scenario: Scenario) -> bool:
+    """The model computes more than once."""
+    training = scenario.training
+    return training.steps > 1 or len(training.data.microbatches) > 1
+
+
+@need
 def rms_norm_after_a_layer(scenario: Scenario) -> bool:
     """An RMSNorm gets what a linear computed, or what tokens were embedded as."""
     model = scenario.training.model

@@ -14,7 +14,7 @@ from equivcheck.layouts.limits.repairs import (
     with_summed_squares,
     with_widths,
     without_frozen,
-    without_shares,
+    without_ties,
 )
 from equivcheck.parallelisms.fsdp1.known import replicas_of_one_shard
 from equivcheck.parallelisms.pipeline.known import ends_in_view
@@ -103,8 +103,8 @@ def all_trained(scenario: Scenario) -> Scenario:
 
 @_workaround
 def own_weights(scenario: Scenario) -> Scenario:
-    """No two layers share a weight."""
-    return _in_training(scenario, without_shares)
+    """No weight has two uses."""
+    return _in_training(scenario, without_ties)
 
 
 @_workaround

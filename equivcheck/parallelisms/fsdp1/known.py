@@ -8,6 +8,7 @@ from itertools import product
 
 from equivcheck.layers.parameters import Parameter, by_layer, parameters_of
 from equivcheck.layouts.known_predicates import need
+from equivcheck.layouts.limits.repairs import is_tied
 from equivcheck.layouts.partition import local_shape
 from equivcheck.parallelisms.fsdp1.flat_layout import alignment_of, held_of
 from equivcheck.parallelisms.fsdp1.limits import has_unit_of_nothing, is_sharded
@@ -27,6 +28,19 @@ def unit_of_nothing(scenario: Scenario) -> bool:
     """FSDP1 over tensor parallelism that leaves some rank no element of a unit."""
     with_fsdp1 = scenario.layout.has(FSDP1)
     return with_fsdp1 and has_unit_of_nothing(scenario.training, scenario.layout)
+
+
+@need
+def unit_of_a_frozen_tie(scenario: Scenario) -> bool:
+    """What the model has beside its layers is a unit in which a frozen weight has two uses, and nothing is trained or cut."""
+    model = scenario.training.model
+    own = [parameter for parameter in parameters_of(model) if parameter.layer is None]
+    return (
+        is_tied(model)
+        and not any(parameter.trained for parameter in own)
+        and not is_sharded(scenario.layout)
+        and any(fsdp.use_orig_params and fsdp.wrapping is Wrapping.PER_LAYER for fsdp in scenario.layout.of(FSDP1))
+    )
 
 
 @need

@@ -18,6 +18,7 @@ from equivcheck.scenario import (
     Data,
     Distribution,
     Execution,
+    Head,
     Implementation,
     Layer,
     LayerPlan,
@@ -40,6 +41,7 @@ from equivcheck.scenario import (
     ShardingStrategy,
     Split,
     TensorParallel,
+    Tokens,
     Training,
     Wrapping,
 )
@@ -155,6 +157,14 @@ def into_columns(rows: int, *, first: Layout = ONE_RANK) -> Scenario:
         model=Model(features=1, layers=(Layer(width=rows),)), data=Data(microbatches=(12,)), loss=Loss.LINEAR_SUM, steps=2
     )
     return Scenario(training=training, layout=in_columns(3), resume=Resume(layout=first, steps=1))
+
+
+def frozen_tie(fsdp: FSDP1, *, ranks: int = 1, frozen: bool = True, tied: bool = True, steps: int = 2) -> Scenario:
+    """Two steps of a trained layer between an embedding and a head, which may be frozen and tied."""
+    alone = scenario(fsdp, sizes=(ranks,), steps=steps)
+    source, head = Tokens(vocabulary=2, frozen=frozen), Head(tied=tied)
+    model = Model(features=1, length=1, source=source, layers=(ONE_WEIGHT,), head=head)
+    return replace(alone, training=replace(alone.training, model=model))
 
 
 def going_on(parallelism: Parallelism, *layers: Layer) -> Scenario:

@@ -11,10 +11,12 @@ from unit.oracle.known.builders import (
     FLOAT32,
     HYBRID,
     ONE_WEIGHT,
+    PER_LAYER,
     RESHARDED,
     SKIPPED,
     TIED,
     TIED_UNITS,
+    frozen_tie,
     over_tp,
     scenario,
 )
@@ -98,6 +100,17 @@ SHOWN = {
             over_tp(FSDP2(shard_last_dim=True), Layer(width=2, bias=False), tp=2, split=Split.COLUMN, features=2),
             over_tp(FSDP2(shard_last_dim=True), ONE_WEIGHT, tp=2, split=Split.ROW, features=4),
             over_tp(FSDP2(shard_last_dim=True), ONE_WEIGHT, tp=2, features=2),
+        ],
+    ),
+    "fsdp1_frozen_tied_weight": (
+        frozen_tie(PER_LAYER),
+        [
+            frozen_tie(PER_LAYER, ranks=2),
+            frozen_tie(PER_LAYER, frozen=False),
+            frozen_tie(PER_LAYER, tied=False),
+            frozen_tie(PER_LAYER, steps=1),
+            frozen_tie(FSDP1()),
+            frozen_tie(replace(PER_LAYER, use_orig_params=False)),
         ],
     ),
     "fsdp1_accumulates_one_element": (

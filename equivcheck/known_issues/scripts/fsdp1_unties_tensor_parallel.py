@@ -1,0 +1,61 @@
+"""`FullyShardedDataParallel` over tensor parallelism unties a DTensor weight that two modules share, silently.
+
+Both modules are in one unit, as the documentation asks. A DTensor is flattened by its local tensor, and in each forward pass
+one of the modules gets a DTensor made anew: gradients of one of the two uses are lost.
+
+    torchrun --standalone --nproc-per-node 4 fsdp1_unties_tensor_parallel.py
+
+Exit code 1 when the difference shows. Seen on torch 2.13, CPU, gloo.
+"""
+
+import sys
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FullyShardedDataParallel
+from torch.distributed.tensor import Replicate
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+
+def tied() -> nn.Sequential:
+    """An embedding and a head with its weight."""
+    model = nn.Sequential(nn.Embedding(4, 2), nn.Linear(2, 4, bias=False))
+    model[1].weight = model[0].weight = nn.Parameter(torch.ones(4, 2))
+    return model
+
+
+def total(model: nn.Module) -> float:
+    """The sum of all elements of all gradients, over all ranks."""
+    sums = [parameter.grad.sum() for parameter in model.parameters() if parameter.grad is not None]
+    found = torch.stack([each.full_tensor() if hasattr(each, "full_tensor") else each for each in sums]).sum()
+    dist.all_reduce(found)
+    return float(found)
+
+
+def main() -> int:
+    """Compare the gradient of the shared weight with that of a plain model."""
+    dist.init_process_group("gloo", timeout=timedelta(seconds=20))
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+    plain, inner = tied(), tied()
+    parallelize_module(
+        inner, mesh["tp"], {"0": RowwiseParallel(input_layouts=Replicate()), "1": ColwiseParallel(use_local_output=True)}
+    )
+    inner[1].weight = inner[0].weight  # parallelize_module has made a parameter for each
+    sharded = FullyShardedDataParallel(inner, device_mesh=mesh["dp"], device_id=torch.device("cpu"), use_orig_params=True)
+    for model in (plain, sharded):
+        model(torch.tensor([[0, 1, 1]])).sum().backward()
+
+    expected, found = total(plain) / 2, total(sharded)
+    if dist.get_rank() == 0:
+        print("sum of the gradient:", expected, "and, sharded,", found)
+        print("max difference", abs(found - expected))
+    dist.barrier()
+    dist.destroy_process_group()
+    return int(abs(found - expected) > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
