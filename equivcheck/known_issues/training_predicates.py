@@ -17,6 +17,7 @@ from equivcheck.scenario import (
     Norm,
     NormType,
     Precision,
+    Recompute,
     Scenario,
     ShapeOp,
 )
@@ -66,6 +67,14 @@ def full_tensors_are_read(scenario: Scenario) -> bool:
 def rows_along_second_dim(scenario: Scenario) -> bool:
     """Rows of inputs lie along dim 1, so that the first layer gets a transposed tensor."""
     return scenario.training.data.batch_dim == 1
+
+
+@need
+def squares_of_turned_sequences(scenario: Scenario) -> bool:
+    """The loss squares what sequences along dim 1 come to, turned to lie as rows do."""
+    training = scenario.training
+    is_square = isinstance(training.loss, Loss) and not training.loss.is_linear
+    return is_square and training.model.length is not None and training.data.batch_dim == 1
 
 
 @need
@@ -128,6 +137,12 @@ def several_data_ranks(scenario: Scenario) -> bool:
 def backward_is_compiled(scenario: Scenario) -> bool:
     """The backward of the loss is compiled, by compiled autograd."""
     return scenario.layout.execution.compiled_autograd
+
+
+@need
+def sequences_computed_twice(scenario: Scenario) -> bool:
+    """Layers that take sequences are computed once more in the backward pass."""
+    return scenario.training.model.length is not None and scenario.layout.execution.checkpointing is not Recompute.NONE
 
 
 @need

@@ -31,6 +31,7 @@ from equivcheck.scenario import (
     Loss,
     Mesh,
     Norm,
+    Recompute,
     Scenario,
     Training,
 )
@@ -81,6 +82,12 @@ def _without_inductor(layout: Layout) -> Layout:
 def forward_not_compiled(scenario: Scenario) -> Scenario:
     """No forward is compiled."""
     return _in_layouts(scenario, lambda layout: with_execution(layout, compile=Compile.NONE, per_layer=False))
+
+
+@_workaround
+def nothing_recomputed(scenario: Scenario) -> Scenario:
+    """What layers have computed is kept for the backward pass."""
+    return _in_layouts(scenario, lambda layout: with_execution(layout, checkpointing=Recompute.NONE))
 
 
 @_workaround

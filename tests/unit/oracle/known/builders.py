@@ -58,6 +58,7 @@ FROZEN = Layer(width=1, bias=False, frozen=True)
 TWO_OUTPUTS = Layer(width=2)
 ROWS = TensorParallel(plan=(LayerPlan(output=ActivationSharding.ROWS), LayerPlan()))
 WHOLE = TensorParallel(plan=(LayerPlan(), LayerPlan()))
+WHOLE_LAYER = TensorParallel(plan=(LayerPlan(),))
 COLUMN_FIRST = TensorParallel(plan=(LayerPlan(split=Split.COLUMN), LayerPlan()))
 
 
@@ -157,6 +158,13 @@ def into_columns(rows: int, *, first: Layout = ONE_RANK) -> Scenario:
         model=Model(features=1, layers=(Layer(width=rows),)), data=Data(microbatches=(12,)), loss=Loss.LINEAR_SUM, steps=2
     )
     return Scenario(training=training, layout=in_columns(3), resume=Resume(layout=first, steps=1))
+
+
+def of_sequences(parallelism: Parallelism, *layers: Layer, length: int | None = 2, **changes) -> Scenario:
+    """A scenario on one rank of which each row is a sequence."""
+    alone = scenario(parallelism, *layers, sizes=(1,), **changes)
+    model = replace(alone.training.model, length=length)
+    return replace(alone, training=replace(alone.training, model=model))
 
 
 def frozen_tie(fsdp: FSDP1, *, ranks: int = 1, frozen: bool = True, tied: bool = True, steps: int = 2) -> Scenario:

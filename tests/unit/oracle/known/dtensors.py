@@ -41,13 +41,17 @@ from unit.oracle.known.builders import (
     TURNED,
     TWO_OUTPUTS,
     UNEVEN,
+    WHOLE_LAYER,
     added_up,
     compiled_backward,
     first_cut,
     in_columns,
     into_columns,
+    of_sequences,
     over_columns,
     scenario,
+    traced,
+    with_checkpoints,
 )
 
 SHOWN = {
@@ -184,6 +188,23 @@ SHOWN = {
             first_cut(FROZEN, FSDP2(), split=Split.ROW),
             first_cut(FROZEN, FSDP2(ignore_frozen=True), split=Split.ROW, seed=ASKING),
             first_cut(FROZEN, FSDP2(), seed=ASKING),
+        ],
+    ),
+    "traced_mse_loss_strides": (
+        traced(of_sequences(WHOLE_LAYER, **TURNED)),
+        [
+            traced(of_sequences(WHOLE_LAYER)),
+            traced(of_sequences(WHOLE_LAYER, length=None, **TURNED)),
+            traced(of_sequences(WHOLE_LAYER, **TURNED | {"loss": Loss.LINEAR_SUM})),
+            of_sequences(WHOLE_LAYER, **TURNED),
+        ],
+    ),
+    "compiled_autograd_recomputes_sequences": (
+        with_checkpoints(compiled_backward(of_sequences(WHOLE_LAYER))),
+        [
+            with_checkpoints(of_sequences(WHOLE_LAYER)),
+            compiled_backward(of_sequences(WHOLE_LAYER)),
+            with_checkpoints(compiled_backward(of_sequences(WHOLE_LAYER, length=None))),
         ],
     ),
     "shards_not_added_to_pending": (
