@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import torch
@@ -17,15 +18,28 @@ from equivcheck.train.single_device import single_device
 
 
 def split_trace(training: Training, num_parts: int) -> Trace:
-    """The reference as data parallelism sums: each microbatch in equal parts, the norm over all gradients as one tensor."""
+    """The reference as data parallelism sums: each microbatch in equal parts, the norm over all gradients as one tensor.
+
+    A part counts as many times as there are parts, and gradients are divided by that: all that is multiplied on the way back is
+    rounded otherwise. What cancels there moves with that and not with the inputs, such as what softmax subtracts in attention.
+    """
     setup = single_device(training)
     setup.clip_norm = clip_flat
+    setup.gradient_scale = float(num_parts)
+    setup.before_update.append(partial(_divide, float(num_parts)))
     return train(setup, split_steps(training, num_parts))
 
 
 def split_steps(training: Training, num_parts: int) -> list[list[Batch]]:
     """The microbatches of each step in equal parts."""
     return [[part for batch in step for part in _parts(batch, num_parts)] for step in material(training).steps]
+
+
+def _divide(divisor: float, optimizer: torch.optim.Optimizer, _step: int) -> None:
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            if parameter.grad is not None:
+                parameter.grad /= divisor
 
 
 def clip_flat(_module: nn.Module, parameters: list[torch.Tensor], clipping: ClipNorm) -> torch.Tensor:

@@ -7,14 +7,22 @@ import pytest
 import torch
 from torch import nn
 
-from equivcheck import Scenario, check
+from equivcheck import Outcome, Scenario, check
 from equivcheck.reference.reference import ReferenceRun
 from equivcheck.reference.summation import clip_flat, clip_widely
 from equivcheck.scenario import (
     DDP,
+    Activation,
+    Adafactor,
+    Attention,
     Axis,
     ClipNorm,
+    CrossEntropy,
     Data,
+    GatedMLP,
+    Head,
+    Ignored,
+    Implementation,
     Layer,
     LayerPlan,
     Layout,
@@ -22,8 +30,10 @@ from equivcheck.scenario import (
     Mesh,
     Model,
     NormType,
+    Precision,
     Split,
     TensorParallel,
+    Tokens,
     Training,
 )
 from equivcheck.trace.differences import Phase
@@ -88,3 +98,40 @@ def test_a_norm_that_ranks_find_more_exactly_is_no_finding() -> None:
     layout = Layout(mesh=mesh, parallelisms=(TensorParallel(plan=(LayerPlan(split=Split.ROW),)), DDP()))
 
     assert check(Scenario(training=ALIKE, layout=layout)).is_clear
+
+
+CANCELLING = Scenario(
+    training=Training(
+        model=Model(
+            features=1,
+            length=3,
+            source=Tokens(vocabulary=8, padding=0),
+            layers=(
+                GatedMLP(hidden=6, activation=Activation.RELU, dropout=0.25),
+                Attention(heads=4, kv_heads=4, head_width=1),
+                GatedMLP(hidden=6, activation=Activation.RELU),
+            ),
+            head=Head(bias=True),
+            scale=True,
+        ),
+        data=Data(microbatches=(6, 12, 12, 9), batch_dim=1),
+        optimizer=Adafactor(lr=0.1, implementation=Implementation.FOREACH, beta2_decay=-0.5, eps=(0.001, 0.1)),
+        loss=CrossEntropy(ignored=Ignored.FIRST_ROWS, label_smoothing=0.1, class_weights=True, z_loss=0.01),
+        precision=Precision.FLOAT32,
+        seed=1700,
+    ),
+    layout=Layout(mesh=Mesh(axes=(Axis(name="dp", size=3),)), parallelisms=(DDP(),)),
+)
+"""The gradient of one row of a query is a difference of numbers some thousand times as large, alike whatever the inputs."""
+
+
+def test_gradients_that_cancel_move_as_ranks_scale_their_losses() -> None:
+    """Ranks multiply losses by their number before they average: what is rounded on the way back is rounded otherwise."""
+    run = ReferenceRun.of(CANCELLING)
+    quick, sure = (
+        next(moment for moment in found.moments if (moment.phase, moment.step) == (Phase.UPDATE, 0))
+        for found in (run.reference(), run.confirming_reference())
+    )
+    row = quick.table.rows["layers.1.query.weight"]
+    assert sure.tolerances[row] > 5 * quick.tolerances[row]
+    assert check(CANCELLING).outcome is Outcome.EQUIVALENT
