@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from equivcheck.layers.parameters import Parameter, parameters_of
 from equivcheck.layouts.known_predicates import need, show
 from equivcheck.layouts.limits.optimizers import keeps_dtensors
-from equivcheck.layouts.limits.repairs import has_frozen
+from equivcheck.layouts.limits.repairs import has_frozen, without_shares
 from equivcheck.layouts.partition import cut_dim, leaves_nothing
 from equivcheck.parallelisms.tensor_parallel.plans import (
     LayerSite,
@@ -73,9 +73,10 @@ def fully_shard_cuts_columns_of_no_row(scenario: Scenario) -> bool:
 
 
 def _cut_to_nothing(scenario: Scenario) -> Iterator[tuple[int, Parameter]]:
-    """The parameters of which tensor parallelism leaves some rank nothing, and the dim that it cuts."""
+    """The parameters of which tensor parallelism, which unties layers, leaves some rank nothing, and the dim that it cuts."""
+    model = without_shares(scenario.training).model
     for plan in scenario.layout.of(TensorParallel):
-        for parameter in parameters_of(scenario.training.model):
+        for parameter in parameters_of(model):
             dim = cut_dim(plan, parameter)
             if dim is not None and leaves_nothing(parameter.shape[dim], scenario.layout.mesh.size(TP)):
                 yield dim, parameter
