@@ -11,6 +11,7 @@ from equivcheck.scenario import (
     DDP,
     FSDP1,
     FSDP2,
+    Attention,
     AuxiliaryLinear,
     Compile,
     Layout,
@@ -18,6 +19,7 @@ from equivcheck.scenario import (
     Replicate,
     Replicator,
     Scenario,
+    Split,
     TensorParallel,
     Wrapping,
     ZeroGrad,
@@ -64,6 +66,21 @@ def compiled_units_among_others_over_tensor_parallel(scenario: Scenario) -> bool
         isinstance(each, FSDP1 | FSDP2 | Replicate) and each.wrapping is Wrapping.PER_LAYER for each in layout.parallelisms
     )
     return wrapped and _compiles_whole(layout) and layout.has(TensorParallel) and len(scenario.training.model.layers) > 1
+
+
+@need
+def compiled_embedding_over_tensor_parallel(scenario: Scenario) -> bool:
+    """Tokens are embedded by DTensors, under one compiler with the layers."""
+    is_spread = any(plan.source is not Split.OUTSIDE for plan in scenario.layout.of(TensorParallel))
+    return _compiles_whole(scenario.layout) and scenario.training.model.source is not None and is_spread
+
+
+@need
+def compiled_fused_attention_is_recomputed(scenario: Scenario) -> bool:
+    """A compiled layer that attends by `scaled_dot_product_attention` is computed once more in the backward pass."""
+    execution, layers = scenario.layout.execution, scenario.training.model.layers
+    is_compiled = execution.compile is not Compile.NONE and execution.checkpointing is not Recompute.NONE
+    return is_compiled and any(isinstance(layer, Attention) and layer.fused for layer in layers)
 
 
 @need

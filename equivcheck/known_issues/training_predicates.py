@@ -70,14 +70,6 @@ def rows_along_second_dim(scenario: Scenario) -> bool:
 
 
 @need
-def squares_of_turned_sequences(scenario: Scenario) -> bool:
-    """The loss squares what sequences along dim 1 come to, turned to lie as rows do."""
-    training = scenario.training
-    is_square = isinstance(training.loss, Loss) and not training.loss.is_linear
-    return is_square and training.model.length is not None and training.data.batch_dim == 1
-
-
-@need
 def repeats(scenario: Scenario) -> bool:
     """A layer repeats its output."""
     return any(layer.shape_op is ShapeOp.REPEAT for layer in scenario.training.model.layers)

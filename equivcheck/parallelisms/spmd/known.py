@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from equivcheck.layouts.known_predicates import need, show
 from equivcheck.layouts.partition import chunk_sizes
-from equivcheck.scenario import SPMD, AuxiliaryLinear, Distribution, Scenario, ShapeOp, ZeroGrad
+from equivcheck.scenario import SPMD, AuxiliaryLinear, Distribution, Loss, Scenario, ShapeOp, ZeroGrad
 from equivcheck.trace.differences import Divergence
 
 
@@ -44,10 +44,11 @@ def sharded_by_batch(scenario: Scenario) -> bool:
 
 @need
 def flattened_between_transpositions(scenario: Scenario) -> bool:
-    """A layer flattens its output, rows lie along dim 1, and gradients are not all alike."""
+    """A layer flattens its output, or a linear its sequences, rows lie along dim 1, and gradients are not all alike."""
     training = scenario.training
-    flattens = any(layer.shape_op is ShapeOp.FLATTEN for layer in training.model.linears)
-    return flattens and training.data.batch_dim == 1 and not training.loss.is_linear
+    flattens = any(layer.shape_op is ShapeOp.FLATTEN for layer in training.model.linears) or training.model.length is not None
+    squares = isinstance(training.loss, Loss) and not training.loss.is_linear
+    return flattens and squares and training.data.batch_dim == 1
 
 
 @need

@@ -11,6 +11,7 @@ from equivcheck.scenario import (
     Activation,
     ActivationSharding,
     AdamW,
+    Attention,
     AuxiliaryLinear,
     Axis,
     ClipNorm,
@@ -160,11 +161,19 @@ def into_columns(rows: int, *, first: Layout = ONE_RANK) -> Scenario:
     return Scenario(training=training, layout=in_columns(3), resume=Resume(layout=first, steps=1))
 
 
-def of_sequences(parallelism: Parallelism, *layers: Layer, length: int | None = 2, **changes) -> Scenario:
+def of_sequences(parallelism: Parallelism, layer: Layer | Attention = ONE_WEIGHT, length: int | None = 2, **changes) -> Scenario:
     """A scenario on one rank of which each row is a sequence."""
-    alone = scenario(parallelism, *layers, sizes=(1,), **changes)
-    model = replace(alone.training.model, length=length)
+    alone = scenario(parallelism, sizes=(1,), **changes)
+    model = replace(alone.training.model, length=length, layers=(layer,))
     return replace(alone, training=replace(alone.training, model=model))
+
+
+def embedded(fsdp: FSDP1, *, source: Split = Split.COLUMN) -> Scenario:
+    """Tokens and positions embedded before a layer that tensor parallelism leaves whole, on one rank for each of two axes."""
+    alone = over_tp(fsdp, Layer(width=2), sizes=(1,), data=Data(microbatches=(2,)))
+    model = Model(features=2, length=3, source=Tokens(vocabulary=2, learned_positions=True), layers=(Layer(width=8),))
+    plan = TensorParallel(plan=(LayerPlan(),), source=source)
+    return replace(alone, training=replace(alone.training, model=model), layout=replace(alone.layout, parallelisms=(plan, fsdp)))
 
 
 def frozen_tie(fsdp: FSDP1, *, ranks: int = 1, frozen: bool = True, tied: bool = True, steps: int = 2) -> Scenario:
@@ -204,6 +213,7 @@ TURNED = {"data": Data(microbatches=(4,), batch_dim=1)}
 THAWED = Layer(width=1, frozen=True)
 """Cut over two ranks the second has nothing of it, of which data parallelism makes something trainable."""
 UNFLATTENED = FSDP1(use_orig_params=False)
+WHOLE_FLAT = FSDP1(strategy=ShardingStrategy.NO_SHARD, use_orig_params=False)
 COLUMNS = {"features": 4, "tp": 2, "split": Split.COLUMN}
 LIKE = (Layer(width=4), Layer(width=3))
 DIFFERENT = (Layer(width=4), Layer(width=2))

@@ -50,7 +50,6 @@ from unit.oracle.known.builders import (
     of_sequences,
     over_columns,
     scenario,
-    traced,
     with_checkpoints,
 )
 
@@ -188,15 +187,6 @@ SHOWN = {
             first_cut(FROZEN, FSDP2(), split=Split.ROW),
             first_cut(FROZEN, FSDP2(ignore_frozen=True), split=Split.ROW, seed=ASKING),
             first_cut(FROZEN, FSDP2(), seed=ASKING),
-        ],
-    ),
-    "traced_mse_loss_strides": (
-        traced(of_sequences(WHOLE_LAYER, **TURNED)),
-        [
-            traced(of_sequences(WHOLE_LAYER)),
-            traced(of_sequences(WHOLE_LAYER, length=None, **TURNED)),
-            traced(of_sequences(WHOLE_LAYER, **TURNED | {"loss": Loss.LINEAR_SUM})),
-            of_sequences(WHOLE_LAYER, **TURNED),
         ],
     ),
     "compiled_autograd_recomputes_sequences": (

@@ -4,7 +4,21 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from equivcheck.scenario import DDP, FSDP1, FSDP2, SPMD, Compile, Data, Layer, Loss, ShapeOp, TensorParallel, Wrapping
+from equivcheck.scenario import (
+    DDP,
+    FSDP1,
+    FSDP2,
+    SPMD,
+    Attention,
+    Compile,
+    Data,
+    Layer,
+    Loss,
+    ShapeOp,
+    Split,
+    TensorParallel,
+    Wrapping,
+)
 from unit.oracle.known.builders import (
     ALIKE,
     ALTERNATING,
@@ -28,12 +42,17 @@ from unit.oracle.known.builders import (
     TWO_SIZES,
     UNEVEN,
     UNFLATTENED,
+    WHOLE_FLAT,
+    WHOLE_LAYER,
     compiled,
     compiled_layers,
+    embedded,
     going_on,
+    of_sequences,
     over_tp,
     scenario,
     traced,
+    with_checkpoints,
 )
 
 SHOWN = {
@@ -56,6 +75,18 @@ SHOWN = {
             over_tp(DDP(), Layer(width=2), Layer(width=2), steps=2),
             compiled_layers(over_tp(DDP(), Layer(width=2), Layer(width=2))),
             compiled_layers(over_tp(REPLICATED, Layer(width=2), Layer(width=2), steps=2)),
+        ],
+    ),
+    "compiled_embedding_under_fsdp1": (
+        compiled(embedded(WHOLE_FLAT)),
+        [embedded(WHOLE_FLAT), compiled(embedded(WHOLE_FLAT, source=Split.OUTSIDE))],
+    ),
+    "compiled_checkpoint_saves_mesh": (
+        with_checkpoints(compiled(of_sequences(WHOLE_LAYER, Attention(fused=True)))),
+        [
+            with_checkpoints(of_sequences(WHOLE_LAYER, Attention(fused=True))),
+            compiled(of_sequences(WHOLE_LAYER, Attention(fused=True))),
+            with_checkpoints(compiled(of_sequences(WHOLE_LAYER, Attention()))),
         ],
     ),
     "fsdp1_compiles_beside_gradients": (

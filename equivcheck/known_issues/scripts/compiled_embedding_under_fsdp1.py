@@ -1,0 +1,54 @@
+"""Compiling embeddings and a linear of DTensors under FSDP1 raises as guards on symbolic sizes are written.
+
+Dynamo makes symbols of sizes that differ from those compiled for before; of a DTensor it then finds no source for one of them.
+
+    torchrun --standalone --nproc-per-node 1 compiled_embedding_under_fsdp1.py
+
+Exit code 1 when it raises. Seen on torch 2.13, CPU, gloo.
+"""
+
+import sys
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FullyShardedDataParallel
+from torch.distributed.tensor import Replicate
+from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
+
+
+class Model(nn.Module):
+    """A linear with a bias on embedded tokens and positions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tokens, self.positions = nn.Embedding(2, 2), nn.Embedding(3, 2)
+        self.linear = nn.Linear(2, 8)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        """From (rows, 3) tokens."""
+        outputs: torch.Tensor = self.linear(self.tokens(inputs) + self.positions(torch.arange(3)))
+        return outputs
+
+
+def main() -> int:
+    """Compute the outputs of two rows."""
+    dist.init_process_group("gloo", timeout=timedelta(seconds=20))
+    mesh = init_device_mesh("cpu", (1, 1), mesh_dim_names=("dp", "tp"))
+    whole = {name: ColwiseParallel(output_layouts=Replicate()) for name in ("tokens", "positions", "linear")}
+    model = parallelize_module(Model(), mesh["tp"], whole)
+    unit = FullyShardedDataParallel(model, device_id=torch.device("cpu"), use_orig_params=False, device_mesh=mesh["dp"])
+    try:
+        print("outputs of shape", torch.compile(unit, backend="aot_eager")(torch.tensor([[0, 0, 0], [0, 1, 1]])).shape)
+        failed = 0
+    except IndexError as error:
+        print("IndexError:", error)
+        failed = 1
+    dist.destroy_process_group()
+    return failed
+
+
+if __name__ == "__main__":
+    sys.exit(main())
