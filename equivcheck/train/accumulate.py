@@ -6,12 +6,9 @@ from collections.abc import Sequence
 
 import torch
 from torch.distributed.tensor import DTensor
-from torch.nn import functional
 
-from equivcheck.layers.module import beside
-from equivcheck.scenario import CrossEntropy, Training
 from equivcheck.trace.stage import Stage
-from equivcheck.train.material import IGNORED, Batch, class_weights
+from equivcheck.train.material import Batch
 from equivcheck.train.setup import Setup
 
 
@@ -33,7 +30,7 @@ def part_loss(setup: Setup, batch: Batch, index: int, rows: int) -> torch.Tensor
     training = setup.training
     with setup.around_forward():
         outputs = setup.module(batch.inputs, batch.masks, index)
-        loss = loss_of(training, outputs.to(getattr(torch, training.precision.value)), batch.targets, batch.divisor)
+        loss = setup.loss(training, outputs.to(getattr(torch, training.precision.value)), batch.targets, batch.divisor)
     return scaled(setup, loss, rows)
 
 
@@ -47,29 +44,6 @@ def scaled(setup: Setup, loss: torch.Tensor, rows: int) -> torch.Tensor:
     training = setup.training
     share = rows / training.data.batch if training.loss.is_mean else setup.loss_scale
     return loss if share == 1.0 else loss * share
-
-
-def loss_of(training: Training, outputs: torch.Tensor, targets: torch.Tensor, divisor: float = 1.0) -> torch.Tensor:
-    """The loss noun applied to outputs and targets; a loss of labels is divided by what those of the step count."""
-    loss = training.loss
-    if isinstance(loss, CrossEntropy):
-        return cross_entropy(loss, outputs, targets) / divisor
-    if loss.is_linear:
-        difference = outputs - targets
-        return difference.mean() if loss.is_mean else difference.sum()
-    return functional.mse_loss(outputs, targets, reduction="mean" if loss.is_mean else "sum")
-
-
-def cross_entropy(loss: CrossEntropy, outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """The sum over labels that count, of outputs (..., classes) beside labels (...)."""
-    logits, flat = outputs.flatten(0, -2), labels.flatten()
-    weight = beside(logits, class_weights(logits.shape[-1], logits.dtype)) if loss.class_weights else None
-    total = functional.cross_entropy(
-        logits, flat, weight=weight, ignore_index=IGNORED, reduction="sum", label_smoothing=loss.label_smoothing
-    )
-    if loss.z_loss:
-        total = total + loss.z_loss * (logits.logsumexp(-1).square() * (flat != IGNORED)).sum()
-    return total
 
 
 def scalar(value: torch.Tensor) -> float:

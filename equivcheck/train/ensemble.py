@@ -25,7 +25,7 @@ from equivcheck.layers.linear.shape_ops import added
 from equivcheck.layers.module import ACTIVATIONS
 from equivcheck.layers.parameters import SCALE, parameters_of
 from equivcheck.scenario import ClipNorm, ClipValue, CrossEntropy, Layer, Training, ZeroGrad
-from equivcheck.train.accumulate import loss_of
+from equivcheck.train.loss import loss_of
 from equivcheck.train.material import Batch
 from equivcheck.train.model import build_model, offset_of
 from equivcheck.train.optimizer import build_optimizer, build_schedule
@@ -229,7 +229,7 @@ def _linear(weight: torch.Tensor, bias: torch.Tensor | None, inputs: torch.Tenso
 
 
 def _losses(training: Training, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """The loss of each copy, as `equivcheck.train.accumulate.loss_of` has it for one."""
+    """The loss of each copy, as `equivcheck.train.loss.loss_of` has it for one."""
     errors = outputs - targets
     if not training.loss.is_linear:
         errors = errors.square()

@@ -131,10 +131,14 @@ def _counted(loss: CrossEntropy, classes: int, batches: tuple[Batch, ...], gener
     if not any(counts.any() for counts in kept):
         kept[-1].flat[-1] = True
     targets = [batch.targets.masked_fill(torch.from_numpy(~counts), IGNORED) for batch, counts in zip(batches, kept, strict=True)]
-    weights = class_weights(classes, torch.float64) if loss.class_weights else torch.ones(classes, dtype=torch.float64)
-    total = sum(float(weights[labels[labels != IGNORED]].sum()) for labels in targets)
-    divisor = 1.0 if loss.summed else total
+    divisor = 1.0 if loss.summed else sum(count_labels(loss, classes, labels) for labels in targets)
     return tuple(replace(batch, targets=labels, divisor=divisor) for batch, labels in zip(batches, targets, strict=True))
+
+
+def count_labels(loss: CrossEntropy, classes: int, labels: torch.Tensor) -> float:
+    """How many labels count, or what they count together where classes have weights."""
+    counted = labels[labels != IGNORED]
+    return float(class_weights(classes, torch.float64)[counted].sum()) if loss.class_weights else float(counted.numel())
 
 
 def _draw_counts(loss: CrossEntropy, number: int, batch: Batch, generator: np.random.Generator) -> npt.NDArray[np.bool_]:

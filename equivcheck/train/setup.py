@@ -15,6 +15,7 @@ from equivcheck.scenario import ClipNorm, Layout, Training
 from equivcheck.trace.stage import Stage
 from equivcheck.trace.trace import Slot
 from equivcheck.train.clipping import clip_by_norm
+from equivcheck.train.loss import loss_of
 from equivcheck.train.material import Batch
 from equivcheck.train.optimizer import build_optimizer
 from equivcheck.train.read import State, default_slots
@@ -42,6 +43,8 @@ class Setup:
     """What is called: the model or a wrapper around it."""
     take: Callable[[Batch], Batch] = lambda batch: batch
     """The part of a microbatch that this rank computes on."""
+    loss: Callable[[Training, torch.Tensor, torch.Tensor, float], torch.Tensor] = loss_of
+    """The loss of outputs beside targets, of a training whose labels are divided by a number."""
     loss_scale: float = 1.0
     """Factor of a sum loss before backward: data-parallel ranks average gradients, so it is their number."""
     gradient_scale: float = 1.0

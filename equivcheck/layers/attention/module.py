@@ -33,13 +33,26 @@ class AttentionModule(LayerModule):
         query = _heads(self.query(normed), layer.head_width)
         key, value = (_heads(linear(normed), layer.head_width) for linear in (self.key, self.value))
         if layer.rotary:
-            query, key = turned(query), turned(key)
-        groups = layer.heads // layer.kv_heads
-        if groups > 1:
-            key, value = (values.repeat_interleave(groups, -3) for values in (key, value))
-        attend = functional.scaled_dot_product_attention if layer.fused else attention
-        attended = attend(query, key, value, is_causal=layer.causal)
+            query, key = self.placed(query), self.placed(key)
+        attended = self.attend(query, self.grouped(key), self.grouped(value))
         return self.ended(self.output(attended.transpose(-2, -3).flatten(-2)), mask, inputs)
+
+    def placed(self, values: torch.Tensor) -> torch.Tensor:
+        """Query or key, turned by the position of each: (rows, heads, length, width)."""
+        return turned(values, torch.arange(values.shape[-2], device=values.device))
+
+    def grouped(self, values: torch.Tensor) -> torch.Tensor:
+        """Key or value for each head of the query, from (rows, heads of them, length, width)."""
+        groups = self.layer.heads // self.layer.kv_heads
+        return values.repeat_interleave(groups, -3) if groups > 1 else values
+
+    def attend(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+        """What each head finds: all are (rows, heads, length, width)."""
+        if self.layer.fused:
+            return functional.scaled_dot_product_attention(query, key, value, is_causal=self.layer.causal)
+        length = query.shape[-2]
+        ones = torch.ones(length, length, dtype=torch.bool, device=query.device)
+        return attention(query, key, value, ones.triu(1) if self.layer.causal else None)
 
 
 def _heads(values: torch.Tensor, width: int) -> torch.Tensor:
@@ -48,21 +61,22 @@ def _heads(values: torch.Tensor, width: int) -> torch.Tensor:
     return parts.transpose(-2, -3)
 
 
-def attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *, is_causal: bool) -> torch.Tensor:
-    """What `scaled_dot_product_attention` computes, by products and a softmax; all are (rows, heads, length, width)."""
+def attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, unseen: torch.Tensor | None) -> torch.Tensor:
+    """What `scaled_dot_product_attention` computes, by products and a softmax; all are (rows, heads, length, width).
+
+    `unseen`, (length, length), says which positions each one does not see; None for seeing all.
+    """
     scores = query @ key.transpose(-1, -2) / math.sqrt(query.shape[-1])
-    if is_causal:
-        length = scores.shape[-1]
-        later = torch.ones(length, length, dtype=torch.bool, device=scores.device).triu(1)
-        scores = scores.masked_fill(beside(scores, later), -torch.inf)
+    if unseen is not None:
+        scores = scores.masked_fill(beside(scores, unseen), -torch.inf)
     return scores.softmax(-1) @ value
 
 
-def turned(values: torch.Tensor) -> torch.Tensor:
+def turned(values: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
     """Pairs of features of each head, half a head apart, turned by their position: (rows, heads, length, width)."""
-    length, half = values.shape[-2], values.shape[-1] // 2
+    half = values.shape[-1] // 2
     rates = ROTARY_BASE ** (-torch.arange(half, dtype=torch.float64, device=values.device) / half)
-    angles = torch.outer(torch.arange(length, dtype=torch.float64, device=values.device), rates).to(values.dtype)
+    angles = torch.outer(positions.to(torch.float64), rates).to(values.dtype)
     cosine, sine = beside(values, angles.cos()), beside(values, angles.sin())
     first, second = values[..., :half], values[..., half:]
     return torch.cat((first * cosine - second * sine, second * cosine + first * sine), -1)

@@ -16,7 +16,7 @@ from torch.distributed.pipelining import schedules as torch_schedules
 from equivcheck.parallelisms.pipeline.stages import layers_of_stages, stages_of_rank, trained_layers
 from equivcheck.scenario import ClipNorm, NormType, Pipeline, PipelineSchedule
 from equivcheck.trace.stage import Stage
-from equivcheck.train.accumulate import loss_of, scalar, scaled
+from equivcheck.train.accumulate import scalar, scaled
 from equivcheck.train.material import Batch
 from equivcheck.train.model import MLP
 from equivcheck.train.setup import Setup
@@ -126,7 +126,7 @@ class Pipe:
 
     def loss(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """The loss of outputs beside targets."""
-        return loss_of(self.setup.training, outputs, targets, self.divisor)
+        return self.setup.loss(self.setup.training, outputs, targets, self.divisor)
 
     def _stage(self, number: int, part: Batch) -> PipelineStage:
         module = self.modules[number]
