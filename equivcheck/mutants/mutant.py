@@ -26,6 +26,7 @@ class Family(Choice):
     SPMD = "spmd"
     PIPELINE = "pipeline"
     OPTIMIZER = "optimizer"
+    TOKENS = "tokens"
     PRECISION = "precision"
     RUNTIME = "runtime"
 

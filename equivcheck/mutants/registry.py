@@ -29,6 +29,8 @@ _MODULES = (
     "tensor_parallel.shards",
     "spmd",
     "pipeline",
+    "tokens.label_counts",
+    "tokens.labels",
     "optimizer.settings",
     "optimizer.schedule",
     "optimizer.state",

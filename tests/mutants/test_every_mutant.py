@@ -65,6 +65,19 @@ KINDS: dict[Family, dict[str, tuple[str, ...]]] = {
         "fused weight split after sharding instead of before": ("fused_weight_cut_in_halves",),
         "shards permuted when reassembled": ("columns_gathered_in_another_order",),
     },
+    Family.TOKENS: {
+        "labels counted by each rank, microbatch, or both": (
+            "labels_counted_by_each_rank",
+            "labels_counted_by_microbatch",
+            "labels_counted_by_microbatch_of_each_rank",
+        ),
+        "padding counted as labels": ("ignored_labels_counted",),
+        "labels of all ranks counted, and gradients averaged": ("labels_of_all_ranks_counted_and_averaged",),
+        "ignored label replaced by 0": ("ignored_label_replaced",),
+        "label shifted or lost at the border of sequence parts": ("labels_shifted_within_parts", "label_lost_at_borders"),
+        "z-loss scaled wrongly": ("z_loss_summed_over_ranks", "z_loss_lost"),
+        "options of the loss lost": ("label_smoothing_lost", "class_weights_lost"),
+    },
     Family.OPTIMIZER: {
         "weight decay on groups that should have none": ("decay_on_groups_without",),
         "coupled instead of decoupled weight decay": ("decay_coupled",),

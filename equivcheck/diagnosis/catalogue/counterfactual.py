@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -12,8 +12,10 @@ from equivcheck.diagnosis.diverged_run import DivergedRun
 from equivcheck.diagnosis.emulation.emulated_ranks import EmulatedRanks
 from equivcheck.reference.reduction import Gradients
 from equivcheck.reference.rounded import rounded_setup
+from equivcheck.scenario import CrossEntropy
 from equivcheck.trace.trace import Trace
 from equivcheck.train.loop import train
+from equivcheck.train.material import Batch
 from equivcheck.train.setup import Setup
 from equivcheck.train.single_device import single_device
 from equivcheck.verdict.cause import Cause
@@ -81,6 +83,27 @@ def changing_gradients(change: Callable[[str, torch.Tensor], object], names: Col
 def multiplying_gradients(factor: float, names: Collection[str] | None = None) -> Change:
     """Multiply some gradients before they are read."""
     return changing_gradients(lambda _name, gradient: gradient.mul_(factor), names)
+
+
+def changing_batches(change: Callable[[Sequence[Batch]], Sequence[Batch]]) -> Change:
+    """Compute each step on other microbatches; these are whole, before a rank takes its part."""
+
+    def apply(setup: Setup) -> None:
+        inner = setup.compute
+        setup.compute = lambda setup, microbatches, index: inner(setup, change(microbatches), index)
+
+    return apply
+
+
+def changing_loss(**changes: float | bool) -> Change:
+    """Minimise a loss of labels with other values of some fields, on the same data."""
+
+    def apply(setup: Setup) -> None:
+        loss = setup.training.loss
+        assert isinstance(loss, CrossEntropy), "it is a loss of labels"
+        setup.training = replace(setup.training, loss=replace(loss, **changes))  # type: ignore[arg-type]
+
+    return apply
 
 
 def around_update(setup: Setup, context: Callable[[torch.optim.Optimizer], AbstractContextManager[None]]) -> None:

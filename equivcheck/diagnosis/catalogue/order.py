@@ -14,7 +14,7 @@ from equivcheck.diagnosis.diverged_run import DivergedRun
 from equivcheck.diagnosis.emulation.emulated_ranks import EmulatedRanks
 from equivcheck.diagnosis.words import over
 from equivcheck.parallelisms.pipeline.stages import layers_of_stages
-from equivcheck.scenario import Layout, Pipeline, TensorParallel
+from equivcheck.scenario import Layer, Layout, Pipeline, TensorParallel
 from equivcheck.scenario.mesh import PP, TP
 from equivcheck.train.setup import Setup
 from equivcheck.verdict.cause import Cause
@@ -35,9 +35,9 @@ def wrong_orders(diverged: DivergedRun) -> Iterator[Counterfactual]:
 
 
 def _shards(diverged: DivergedRun, layout: Layout) -> Iterator[Counterfactual]:
-    ranks, count = layout.mesh.size(TP), len(diverged.training.model.layers)
-    choices = [tuple(range(count)), *((layer,) for layer in range(count))] if count > 1 else [(0,)]
-    for layers in choices:
+    ranks = layout.mesh.size(TP)
+    linears = [index for index, layer in enumerate(diverged.training.model.layers) if isinstance(layer, Layer)]
+    for layers in dict.fromkeys((tuple(linears), *((layer,) for layer in linears)) if linears else ()):
         who = "every layer" if len(layers) > 1 else f"`layers.{layers[0]}.linear`"
         for outputs in (True, False):
             for dim in (-1, 0):

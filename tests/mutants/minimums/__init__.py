@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mutants.minimums import gradients, layers
+from mutants.minimums import gradients, layers, tokens
 
-MINIMUMS = gradients.MINIMUMS | layers.MINIMUMS
+MINIMUMS = gradients.MINIMUMS | layers.MINIMUMS | tokens.MINIMUMS
 """By the name of the mutant."""

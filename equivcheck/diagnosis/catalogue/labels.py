@@ -1,0 +1,141 @@
+"""Losses of labels: divided by another number, of other labels, or without a part."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+
+import torch
+
+from equivcheck.diagnosis.catalogue.counterfactual import (
+    Change,
+    Counterfactual,
+    changing_batches,
+    changing_loss,
+    on_emulated_ranks,
+    on_one_device,
+)
+from equivcheck.diagnosis.diverged_run import DivergedRun
+from equivcheck.diagnosis.emulation.coordinates import RankCoordinate
+from equivcheck.diagnosis.emulation.emulated_ranks import EmulatedRanks
+from equivcheck.diagnosis.words import over
+from equivcheck.scenario import CrossEntropy
+from equivcheck.scenario.mesh import TP
+from equivcheck.train.material import IGNORED, Batch, count_labels, material
+from equivcheck.verdict.cause import Cause
+
+Divisors = Callable[[Sequence[Batch]], Sequence[float]]
+"""What the loss of each microbatch of a step is divided by."""
+
+
+def wrong_labels(diverged: DivergedRun) -> Iterator[Counterfactual]:
+    """Of a loss of labels: counts of parts or of all, labels that are filled in, shifted or lost, and parts of the loss."""
+    loss = diverged.training.loss
+    if not isinstance(loss, CrossEntropy):
+        return
+    if not loss.summed:
+        yield from _miscounted(diverged, loss)
+    yield from _other_losses(diverged, loss)
+    yield from _relabelled(diverged)
+
+
+def _miscounted(diverged: DivergedRun, loss: CrossEntropy) -> Iterator[Counterfactual]:
+    outputs, count = diverged.training.model.outputs, len(diverged.training.data.microbatches)
+    plain = replace(loss, class_weights=False)
+
+    def told(words: str, change: Change) -> Counterfactual:
+        return on_one_device(diverged, Cause.LABEL_COUNT, f"the loss is divided by {words}", change)
+
+    if count > 1:
+        words = "the labels of each microbatch that count, not by those of the step"
+        yield told(words, _divided(lambda batches: [count * _at_least_one(loss, outputs, [batch]) for batch in batches]))
+    words = "all labels of the step, also by those that do not count"
+    yield told(words, _divided(lambda batches: [float(sum(batch.targets.numel() for batch in batches))] * count))
+    if loss.class_weights:
+        words = "the number of labels, not by what they count by the weights of their classes"
+        yield told(words, _divided(lambda batches: [_at_least_one(plain, outputs, batches)] * count))
+    yield told("nothing: it is the sum over labels", _divided(lambda _batches: [1.0] * count))
+    if diverged.data_axes:
+        where = over(diverged.mesh, diverged.data_axes)
+        words = f"the loss is divided by the labels that count of each of {where}, not by those of the step"
+        yield on_emulated_ranks(diverged, Cause.LABEL_COUNT, words, _counting_own(loss, of_step=True))
+        if count > 1:
+            words = (
+                f"the loss is divided by the labels that count in each microbatch of each of {where}, not by those of the step"
+            )
+            yield on_emulated_ranks(diverged, Cause.LABEL_COUNT, words, _counting_own(loss, of_step=False))
+
+
+def _at_least_one(loss: CrossEntropy, outputs: int, batches: Sequence[Batch]) -> float:
+    return sum(count_labels(loss, outputs, batch.targets) for batch in batches) or 1.0
+
+
+def _divided(divisors: Divisors) -> Change:
+    return changing_batches(
+        lambda batches: [replace(batch, divisor=divisor) for batch, divisor in zip(batches, divisors(batches), strict=True)]
+    )
+
+
+def _counting_own(loss: CrossEntropy, *, of_step: bool) -> Callable[[EmulatedRanks], None]:
+    """Each rank divides its part of a microbatch by the labels of its own that count, of the step or of the microbatch."""
+
+    def change(ranks: EmulatedRanks) -> None:
+        outputs, size = ranks.training.model.outputs, ranks.mesh.size(*ranks.data_axes)
+        steps = material(ranks.training).steps
+
+        def take(rank: RankCoordinate, batch: Batch) -> Batch:
+            step = next(batches for batches in steps if any(each is batch for each in batches))
+            counted = step if of_step else (batch,)
+            parts = 1 if of_step else len(step)
+            own = _at_least_one(loss, outputs, [ranks.take_rows(rank, each) for each in counted])
+            return replace(ranks.take_rows(rank, batch), divisor=size * parts * own)
+
+        ranks.take = take
+
+    return change
+
+
+def _other_losses(diverged: DivergedRun, loss: CrossEntropy) -> Iterator[Counterfactual]:
+    def told(words: str, change: Change) -> Counterfactual:
+        return on_one_device(diverged, Cause.ANOTHER_LOSS, words, change)
+
+    if loss.z_loss:
+        yield told("the z-loss is left out", changing_loss(z_loss=0.0))
+        for axes in (*((name,) for name in diverged.data_axes if len(diverged.data_axes) > 1), diverged.data_axes):
+            if axes:
+                size, where = diverged.mesh.size(*axes), over(diverged.mesh, axes)
+                yield told(f"the z-loss is summed over {where}, not averaged", changing_loss(z_loss=loss.z_loss * size))
+                yield told(f"the z-loss is averaged over {where} twice", changing_loss(z_loss=loss.z_loss / size))
+    if loss.label_smoothing:
+        yield told("labels are not smoothed", changing_loss(label_smoothing=0.0))
+    if loss.class_weights:
+        yield told("classes have no weights", changing_loss(class_weights=False))
+
+
+def _relabelled(diverged: DivergedRun) -> Iterator[Counterfactual]:
+    def told(words: str, change: Callable[[torch.Tensor], torch.Tensor]) -> Counterfactual:
+        relabelled = changing_batches(lambda batches: [replace(batch, targets=change(batch.targets)) for batch in batches])
+        return on_one_device(diverged, Cause.ANOTHER_LABEL, words, relabelled)
+
+    yield told("labels that do not count are taken for those of class 0", lambda labels: labels.masked_fill(labels == IGNORED, 0))
+    ranks, dim = diverged.mesh.size(TP), 1 - diverged.training.data.batch_dim
+    if diverged.training.model.length is None or ranks == 1:
+        return
+    where = f"the parts of a sequence that {over(diverged.mesh, (TP,))} have"
+    for shift in (-1, 1):
+        yield told(f"labels are shifted by a position within {where}", partial(_shifted, dim=dim, ranks=ranks, shift=shift))
+    for place in (-1, 0):
+        words = f"the label of the {'last' if place else 'first'} position of each of {where} does not count"
+        yield told(words, partial(_without, dim=dim, ranks=ranks, place=place))
+
+
+def _shifted(labels: torch.Tensor, *, dim: int, ranks: int, shift: int) -> torch.Tensor:
+    return torch.cat([part.roll(shift, dim) for part in labels.chunk(ranks, dim)], dim)
+
+
+def _without(labels: torch.Tensor, *, dim: int, ranks: int, place: int) -> torch.Tensor:
+    labels = labels.clone()
+    for part in labels.chunk(ranks, dim):
+        part.select(dim, place).fill_(IGNORED)
+    return labels

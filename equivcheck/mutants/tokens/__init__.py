@@ -1,0 +1,1 @@
+"""Token models, wrong on purpose: labels, positions, heads, embeddings."""

@@ -1,0 +1,136 @@
+"""A loss of labels that is divided by another number than the labels of the step that count."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import torch
+
+from equivcheck.diagnosis.catalogue.counterfactual import changing_batches
+from equivcheck.mutants.mutant import Minimum, fault
+from equivcheck.mutants.needs import DATA_PARALLEL, EVERYWHERE, all_of, has_data_ranks, has_microbatches
+from equivcheck.mutants.rank import data_ranks
+from equivcheck.mutants.tokens.needs import counts_labels, ignores_labels, loss_of_labels
+from equivcheck.scenario import CrossEntropy, Scenario
+from equivcheck.train.material import Batch, count_labels
+from equivcheck.train.setup import Setup
+from equivcheck.verdict.cause import Cause
+
+Divisors = Callable[[Sequence[Batch]], Sequence[float]]
+"""What the loss of each microbatch of a step is divided by."""
+ONE_RANK = "the count of one rank is that of the step; of two, one has more labels that count"
+
+
+def _is_divided(scenario: Scenario) -> bool:
+    loss = loss_of_labels(scenario)
+    return loss is not None and not loss.summed
+
+
+def _counts_weights(scenario: Scenario) -> bool:
+    loss = loss_of_labels(scenario)
+    return loss is not None and not loss.summed and loss.class_weights
+
+
+def _divide(setup: Setup, divisors: Divisors) -> None:
+    def divided(batches: Sequence[Batch]) -> list[Batch]:
+        return [replace(batch, divisor=divisor) for batch, divisor in zip(batches, divisors(batches), strict=True)]
+
+    changing_batches(divided)(setup)
+
+
+def _count(setup: Setup, labels: torch.Tensor) -> float:
+    """As those who write it keep the loss from becoming NaN where no label counts."""
+    assert isinstance(setup.training.loss, CrossEntropy), "it was chosen for its labels"
+    return count_labels(setup.training.loss, setup.training.model.outputs, labels) or 1.0
+
+
+@fault(
+    layouts=DATA_PARALLEL,
+    applies=all_of(has_data_ranks, counts_labels),
+    causes=(Cause.LABEL_COUNT,),
+    minimum=Minimum(because=ONE_RANK),
+)
+def labels_counted_by_each_rank(setup: Setup) -> None:
+    """Each data-parallel rank divides by the number of its own labels in the step that count, and gradients are averaged."""
+    ranks, take = data_ranks(setup), setup.take
+
+    def divisors(batches: Sequence[Batch]) -> list[float]:
+        own = torch.cat([take(batch).targets.flatten() for batch in batches])
+        return [ranks * _count(setup, own)] * len(batches)
+
+    _divide(setup, divisors)
+
+
+@fault(
+    layouts=EVERYWHERE,
+    applies=all_of(has_microbatches, counts_labels),
+    causes=(Cause.LABEL_COUNT,),
+    minimum=Minimum(ranks=1, because="it takes two microbatches, of which one has more labels that count, and no second rank"),
+)
+def labels_counted_by_microbatch(setup: Setup) -> None:
+    """Each microbatch is divided by the number of its own labels that count, and the means are averaged."""
+    _divide(setup, lambda batches: [len(batches) * _count(setup, batch.targets) for batch in batches])
+
+
+@fault(
+    layouts=DATA_PARALLEL,
+    applies=all_of(has_data_ranks, has_microbatches, counts_labels),
+    causes=(Cause.LABEL_COUNT,),
+    minimum=Minimum(because="two ranks, with two microbatches each"),
+)
+def labels_counted_by_microbatch_of_each_rank(setup: Setup) -> None:
+    """Each rank divides each of its microbatches by the number of its own labels that count, as a mean on the spot does."""
+    ranks, take = data_ranks(setup), setup.take
+    _divide(setup, lambda batches: [ranks * len(batches) * _count(setup, take(batch).targets) for batch in batches])
+
+
+@fault(
+    layouts=EVERYWHERE,
+    applies=all_of(counts_labels, ignores_labels),
+    causes=(Cause.LABEL_COUNT, Cause.SCALED),
+    minimum=Minimum(ranks=1, because="one rank counts wrongly as well"),
+)
+def ignored_labels_counted(setup: Setup) -> None:
+    """The loss is divided by the number of all labels of the step, those that do not count included."""
+    _divide(setup, lambda batches: [float(sum(batch.targets.numel() for batch in batches))] * len(batches))
+
+
+@fault(
+    layouts=EVERYWHERE,
+    applies=_counts_weights,
+    causes=(Cause.LABEL_COUNT, Cause.SCALED),
+    minimum=Minimum(ranks=1, because="one rank counts wrongly as well"),
+)
+def labels_counted_without_class_weights(setup: Setup) -> None:
+    """Labels count by the weights of their classes in the loss, but each for one in what it is divided by."""
+    assert isinstance(setup.training.loss, CrossEntropy), "it was chosen for its labels"
+    loss, outputs = replace(setup.training.loss, class_weights=False), setup.training.model.outputs
+
+    def divisors(batches: Sequence[Batch]) -> list[float]:
+        return [sum(count_labels(loss, outputs, batch.targets) for batch in batches)] * len(batches)
+
+    _divide(setup, divisors)
+
+
+@fault(
+    layouts=EVERYWHERE,
+    applies=_is_divided,
+    causes=(Cause.LABEL_COUNT, Cause.SCALED),
+    minimum=Minimum(ranks=1, because="one rank does not divide either"),
+)
+def labels_not_counted(setup: Setup) -> None:
+    """The loss is the sum over labels, and divided by nothing."""
+    _divide(setup, lambda batches: [1.0] * len(batches))
+
+
+@fault(
+    layouts=DATA_PARALLEL,
+    applies=all_of(has_data_ranks, _is_divided),
+    causes=(Cause.AVERAGED_TWICE, Cause.SCALED, Cause.LABEL_COUNT),
+    minimum=Minimum(because="one rank averages nothing"),
+)
+def labels_of_all_ranks_counted_and_averaged(setup: Setup) -> None:
+    """The loss is divided by the labels of all ranks, and the gradients are averaged over ranks as well."""
+    ranks = data_ranks(setup)
+    _divide(setup, lambda batches: [batch.divisor * ranks for batch in batches])

@@ -1,0 +1,130 @@
+"""Labels that are not those of their positions, and losses of labels that lack a part."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+
+from equivcheck.diagnosis.catalogue.counterfactual import changing_batches, changing_loss
+from equivcheck.mutants.mutant import Minimum, fault
+from equivcheck.mutants.needs import DATA_PARALLEL, EVERYWHERE, all_of, has_data_ranks
+from equivcheck.mutants.rank import data_ranks, size_of
+from equivcheck.mutants.tokens.needs import ignores_labels, length_of, loss_of_labels, plan_of
+from equivcheck.scenario import ActivationSharding, CrossEntropy, Scenario, TensorParallel
+from equivcheck.scenario.mesh import TP
+from equivcheck.train.material import IGNORED
+from equivcheck.train.setup import Setup
+from equivcheck.verdict.cause import Cause
+
+Move = Callable[[torch.Tensor], torch.Tensor]
+ONE_RANK = "one rank computes another loss as well"
+
+
+def _has_z_loss(scenario: Scenario) -> bool:
+    loss = loss_of_labels(scenario)
+    return loss is not None and loss.z_loss > 0.0
+
+
+def _smooths(scenario: Scenario) -> bool:
+    loss = loss_of_labels(scenario)
+    return loss is not None and loss.label_smoothing > 0.0
+
+
+def _weighs(scenario: Scenario) -> bool:
+    loss = loss_of_labels(scenario)
+    return loss is not None and loss.class_weights
+
+
+def _labels_parts(scenario: Scenario) -> bool:
+    """Whether what leaves the last layer lies in parts of each sequence, and each position has a label."""
+    plan = plan_of(scenario)
+    by_rows = plan is not None and plan.plan[-1].output is ActivationSharding.ROWS
+    return by_rows and loss_of_labels(scenario) is not None and length_of(scenario) > 1
+
+
+def _labels_long_parts(scenario: Scenario) -> bool:
+    return _labels_parts(scenario) and length_of(scenario) > scenario.layout.mesh.size(TP)
+
+
+def _relabel(setup: Setup, change: Move) -> None:
+    changing_batches(lambda batches: [replace(batch, targets=change(batch.targets)) for batch in batches])(setup)
+
+
+def _relabel_parts(setup: Setup, change: Move) -> None:
+    """Change the labels of each rank's part of each sequence apart, as its rank does where it cuts them before it moves them."""
+    ranks, dim = size_of(setup, TP), 1 - setup.training.data.batch_dim
+    if ranks > 1:
+        _relabel(
+            setup,
+            lambda labels: torch.cat([change(part.movedim(dim, -1)) for part in labels.chunk(ranks, dim)], -1).movedim(-1, dim),
+        )
+
+
+@fault(
+    layouts=EVERYWHERE,
+    applies=ignores_labels,
+    causes=(Cause.ANOTHER_LABEL,),
+    minimum=Minimum(ranks=1, because=ONE_RANK),
+)
+def ignored_label_replaced(setup: Setup) -> None:
+    """Labels that do not count are taken for those of token 0."""
+    _relabel(setup, lambda labels: labels.masked_fill(labels == IGNORED, 0))
+
+
+@fault(
+    layouts=(TensorParallel.tag,),
+    applies=_labels_long_parts,
+    causes=(Cause.ANOTHER_LABEL,),
+    minimum=Minimum(because="two ranks have a part of each sequence, which must be longer than a position to be shifted"),
+)
+def labels_shifted_within_parts(setup: Setup) -> None:
+    """Labels are shifted by a position in each rank's part of a sequence, round the border of the part."""
+    _relabel_parts(setup, lambda labels: labels.roll(-1, -1))
+
+
+@fault(
+    layouts=(TensorParallel.tag,),
+    applies=_labels_parts,
+    causes=(Cause.ANOTHER_LABEL,),
+    minimum=Minimum(because="two ranks have a part of each sequence; the border between them loses a label"),
+)
+def label_lost_at_borders(setup: Setup) -> None:
+    """The label of the last position of each rank's part of a sequence does not count."""
+    _relabel_parts(setup, _without_last)
+
+
+def _without_last(labels: torch.Tensor) -> torch.Tensor:
+    return torch.cat((labels[..., :-1], torch.full_like(labels[..., -1:], IGNORED)), -1)
+
+
+@fault(
+    layouts=DATA_PARALLEL,
+    applies=all_of(has_data_ranks, _has_z_loss),
+    causes=(Cause.ANOTHER_LOSS,),
+    minimum=Minimum(because="over one rank, sum and mean of the z-loss are the same"),
+)
+def z_loss_summed_over_ranks(setup: Setup) -> None:
+    """The z-loss is summed over data-parallel ranks, where the cross-entropy is averaged."""
+    loss = setup.training.loss
+    assert isinstance(loss, CrossEntropy), "it was chosen for its labels"
+    changing_loss(z_loss=loss.z_loss * data_ranks(setup))(setup)
+
+
+@fault(layouts=EVERYWHERE, applies=_has_z_loss, causes=(Cause.ANOTHER_LOSS,), minimum=Minimum(ranks=1, because=ONE_RANK))
+def z_loss_lost(setup: Setup) -> None:
+    """Ranks leave out the z-loss."""
+    changing_loss(z_loss=0.0)(setup)
+
+
+@fault(layouts=EVERYWHERE, applies=_smooths, causes=(Cause.ANOTHER_LOSS,), minimum=Minimum(ranks=1, because=ONE_RANK))
+def label_smoothing_lost(setup: Setup) -> None:
+    """Ranks do not smooth labels, as a cross-entropy of logits in shards that has no such option."""
+    changing_loss(label_smoothing=0.0)(setup)
+
+
+@fault(layouts=EVERYWHERE, applies=_weighs, causes=(Cause.ANOTHER_LOSS,), minimum=Minimum(ranks=1, because=ONE_RANK))
+def class_weights_lost(setup: Setup) -> None:
+    """Ranks weigh all classes alike."""
+    changing_loss(class_weights=False)(setup)
