@@ -14,7 +14,7 @@ Through = Callable[[torch.Tensor], torch.Tensor]
 
 
 def use_through(module: nn.Module, through: Through) -> None:
-    """Let a linear or norm compute with what `through` makes of its parameters."""
+    """Let a linear, norm or embedding compute with what `through` makes of its parameters."""
     module.forward = _forward(module, through)
 
 
@@ -32,6 +32,8 @@ def _forward(module: nn.Module, through: Through) -> Callable[[torch.Tensor], to
         return linear
     if isinstance(module, nn.LayerNorm):
         return lambda inputs: functional.layer_norm(inputs, module.normalized_shape, used("weight"), used("bias"), module.eps)
+    if isinstance(module, nn.Embedding):
+        return lambda tokens: functional.embedding(tokens, through(module.weight), module.padding_idx)
     assert isinstance(module, nn.RMSNorm), module
     return lambda inputs: functional.rms_norm(inputs, module.normalized_shape, used("weight"), module.eps)
 

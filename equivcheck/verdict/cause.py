@@ -110,6 +110,8 @@ class Cause(Choice):
     """Positions see others than they should."""
     KV_HEADS = "kv_heads"
     """Heads of key and value go with the wrong heads of the query, or lack a part of their gradient."""
+    SOFTMAX_OF_PART = "softmax_of_part"
+    """A softmax over classes that ranks share out takes the maximum or the sum of a rank's own for that of all."""
     STALE = "stale"
     """Values are those of an earlier step."""
     READ_BEFORE_DONE = "read_before_done"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from equivcheck.diagnosis.catalogue.accumulation import wrong_accumulations
+from equivcheck.diagnosis.catalogue.attention import wrong_attention
 from equivcheck.diagnosis.catalogue.clipping import wrong_clippings
 from equivcheck.diagnosis.catalogue.counterfactual import Counterfactual
 from equivcheck.diagnosis.catalogue.initial_values import wrong_initial_values
@@ -18,6 +19,7 @@ from equivcheck.diagnosis.catalogue.shards import local_statistics, state_of_oth
 from equivcheck.diagnosis.catalogue.shared_weights import wrong_sharing
 from equivcheck.diagnosis.catalogue.tensor_parallel import wrong_splits
 from equivcheck.diagnosis.catalogue.updates import lost_state, skipped_updates, stale_values
+from equivcheck.diagnosis.catalogue.vocabulary import wrong_vocabularies
 from equivcheck.diagnosis.diverged_run import DivergedRun
 from equivcheck.trace.differences import Phase
 
@@ -29,6 +31,8 @@ CATALOGUE: tuple[tuple[Callable[[DivergedRun], Iterator[Counterfactual]], tuple[
     (wrong_labels, _COMPUTED),
     (wrong_reductions, _COMPUTED),
     (wrong_splits, _COMPUTED),
+    (wrong_vocabularies, _COMPUTED),
+    (wrong_attention, _COMPUTED),
     (wrong_orders, _COMPUTED),
     (wrong_gradient_shards, _COMPUTED),
     (wrong_factors, _COMPUTED),

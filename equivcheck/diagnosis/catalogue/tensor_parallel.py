@@ -12,35 +12,90 @@ from torch.nn import functional
 from equivcheck.diagnosis.catalogue.counterfactual import Change, Counterfactual, on_emulated_ranks, on_one_device
 from equivcheck.diagnosis.diverged_run import DivergedRun
 from equivcheck.diagnosis.emulation.emulated_ranks import EmulatedRanks, Reduction
-from equivcheck.diagnosis.words import gradients, listed, over
-from equivcheck.parallelisms.tensor_parallel.plans import fits
-from equivcheck.scenario import Split, TensorParallel
+from equivcheck.diagnosis.words import gradients, listed, over, tensors
+from equivcheck.layers.registry import kind_of
+from equivcheck.parallelisms.tensor_parallel.plans import fits, inputs_of
+from equivcheck.parallelisms.tensor_parallel.sites import plan_over_ranks
+from equivcheck.scenario import ActivationSharding, Split
 from equivcheck.scenario.mesh import TP
 from equivcheck.train.setup import Setup
 from equivcheck.verdict.cause import Cause
 
 Forward = Callable[[nn.Linear, torch.Tensor], torch.Tensor]
 """What a linear then computes."""
+Normed = Callable[[torch.Tensor], torch.Tensor]
+Linears = tuple[str, ...]
+"""Names of those of a layer, or of the head, that read its input."""
 
 
 def wrong_splits(diverged: DivergedRun) -> Iterator[Counterfactual]:
     """Of all layers that are split alike, or of one."""
-    plan = next((each.plan for each in diverged.layout.of(TensorParallel)), None)
-    num_ranks = diverged.mesh.size(TP)
-    if plan is None or num_ranks == 1 or diverged.rounding is not None or not fits(diverged.training.model, plan):
+    parallelism, num_ranks = plan_over_ranks(diverged.layout), diverged.mesh.size(TP)
+    if parallelism is None or diverged.rounding is not None or not fits(diverged.training.model, parallelism.plan):
         return
+    plan = parallelism.plan
     yield from _replicated(diverged, num_ranks)
-    for layers in _choices([at for at, entry in enumerate(plan) if entry.split is Split.ROW]):
+    yield from _of_positions(diverged)
+    for layers in _choices([_linears_of(at) for at, entry in enumerate(plan) if entry.split is Split.ROW]):
         yield from _of_rows(diverged, layers, num_ranks)
-    for layers in _choices([at for at, entry in enumerate(plan) if entry.split is Split.COLUMN]):
+    for layers in _choices([_linears_of(at) for at, entry in enumerate(plan) if entry.split is Split.COLUMN]):
         yield from _of_columns(diverged, layers, num_ranks)
+    for layers in _choices([_reading_of(diverged, at) for at, entry in enumerate(plan) if entry.split is Split.WITHIN]):
+        yield from _of_columns(diverged, layers, num_ranks)
+    if diverged.training.model.head is not None and parallelism.head is Split.COLUMN:
+        yield from _of_columns(diverged, (("head.linear",),), num_ranks)
 
 
-def _choices(layers: Sequence[int]) -> Iterator[tuple[int, ...]]:
+def _linears_of(layer: int) -> Linears:
+    return (f"layers.{layer}.linear", f"layers.{layer}.auxiliary")
+
+
+def _reading_of(diverged: DivergedRun, at: int) -> Linears:
+    """What reads the input of a layer, and gives each rank units within."""
+    layer = diverged.training.model.layers[at]
+    return tuple(f"layers.{at}.{part.name}" for part in kind_of(layer).parts(layer) if part.reads_input)
+
+
+def _choices(layers: Sequence[Linears]) -> Iterator[tuple[Linears, ...]]:
     if layers:
         yield tuple(layers)
     if len(layers) > 1:
         yield from ((layer,) for layer in layers)
+
+
+def _of_positions(diverged: DivergedRun) -> Iterator[Counterfactual]:
+    """Norms of what each rank has some positions of, of layers and the head, or of one of them."""
+    model = diverged.training.model
+    plan, where = plan_over_ranks(diverged.layout), over(diverged.mesh, (TP,))
+    if plan is None or model.length is None or diverged.resumes:
+        return
+    normed = (*(layer.norm for layer in model.layers), model.head and model.head.norm)
+    names = [*(f"layers.{at}.norm" for at in range(len(model.layers))), "head.norm"]
+    found = [
+        name
+        for name, norm, lies in zip(names, normed, inputs_of(model, plan), strict=True)
+        if norm is not None and lies is ActivationSharding.ROWS
+    ]
+    for chosen in dict.fromkeys((tuple(found), *((name,) for name in found)) if found else ()):
+        words = f"the gradients of {tensors(chosen)} are left unreduced over {where}: each rank keeps that of its own positions"
+        yield on_emulated_ranks(diverged, Cause.NOT_REDUCED, words, partial(_learning_from_part, names=chosen))
+
+
+def _learning_from_part(emulated: EmulatedRanks, names: Sequence[str]) -> None:
+    ranks = emulated.mesh.size(TP)
+    for rank, setup in zip(emulated.coordinates, emulated.setups, strict=True):
+        for name in names:
+            norm = setup.model.get_submodule(name)
+            norm.forward = partial(_normed_apart, norm, norm.forward, rank.indices[TP], ranks)  # type: ignore[method-assign]
+
+
+def _normed_apart(norm: nn.Module, normed: Normed, place: int, ranks: int, values: torch.Tensor) -> torch.Tensor:
+    """A norm whose parameters learn from one rank's positions."""
+    fixed = _with_fixed_parameters(norm, values)
+    size = -(-values.shape[1] // ranks)
+    own = slice(place * size, (place + 1) * size)
+    learning = normed(values[:, own].detach())
+    return torch.cat((fixed[:, : own.start], fixed[:, own] + (learning - learning.detach()), fixed[:, own.stop :]), 1)
 
 
 def _replicated(diverged: DivergedRun, num_ranks: int) -> Iterator[Counterfactual]:
@@ -62,7 +117,14 @@ def _own_rows(names: Sequence[str], factor: float) -> Callable[[EmulatedRanks], 
     return change
 
 
-def _of_rows(diverged: DivergedRun, layers: tuple[int, ...], num_ranks: int) -> Iterator[Counterfactual]:
+def _with_fixed_parameters(norm: nn.Module, values: torch.Tensor) -> torch.Tensor:
+    if isinstance(norm, nn.LayerNorm):
+        return functional.layer_norm(values, norm.normalized_shape, norm.weight.detach(), norm.bias.detach(), norm.eps)
+    assert isinstance(norm, nn.RMSNorm), norm
+    return functional.rms_norm(values, norm.normalized_shape, norm.weight.detach(), norm.eps)
+
+
+def _of_rows(diverged: DivergedRun, layers: tuple[Linears, ...], num_ranks: int) -> Iterator[Counterfactual]:
     who, where = _named(layers), over(diverged.mesh, (TP,))
     words = f"the bias of {who} is added on each of {where}, not once"
     for counted in (True, False):
@@ -78,7 +140,7 @@ def _of_rows(diverged: DivergedRun, layers: tuple[int, ...], num_ranks: int) -> 
         yield on_emulated_ranks(diverged, Cause.PARTIAL_OUTPUT, words, change)
 
 
-def _of_columns(diverged: DivergedRun, layers: tuple[int, ...], num_ranks: int) -> Iterator[Counterfactual]:
+def _of_columns(diverged: DivergedRun, layers: tuple[Linears, ...], num_ranks: int) -> Iterator[Counterfactual]:
     who, where = _named(layers), over(diverged.mesh, (TP,))
     words = f"the gradient of the input of {who} is summed twice over {where}"
     yield on_one_device(diverged, Cause.INPUT_GRADIENT_SUMMED_TWICE, words, _forwarding(layers, _louder(num_ranks)))
@@ -88,23 +150,21 @@ def _of_columns(diverged: DivergedRun, layers: tuple[int, ...], num_ranks: int) 
     )
 
 
-def _named(layers: tuple[int, ...]) -> str:
-    names = [f"`layers.{layer}.linear`" for layer in layers]
-    return listed(names) if len(names) < 4 else f"{len(names)} layers"
+def _named(layers: tuple[Linears, ...]) -> str:
+    names = [f"`{name}`" for layer in layers for name in layer if not name.endswith(".auxiliary")]
+    return listed(names) if len(names) < 4 else f"{len(layers)} layers"
 
 
-def _forwarding(layers: tuple[int, ...], forward: Forward) -> Change:
+def _forwarding(layers: tuple[Linears, ...], forward: Forward) -> Change:
     def change(setup: Setup) -> None:
-        for layer in layers:
-            for name in ("linear", "auxiliary"):
-                linear = getattr(setup.model.get_submodule(f"layers.{layer}"), name)
-                if linear is not None:
-                    linear.forward = partial(forward, linear)
+        found = dict(setup.model.named_modules())
+        for name in (name for layer in layers for name in layer if name in found):
+            found[name].forward = partial(forward, found[name])  # type: ignore[method-assign]
 
     return change
 
 
-def _on_each(layers: tuple[int, ...], forward_of: Callable[[int], Forward]) -> Callable[[EmulatedRanks], None]:
+def _on_each(layers: tuple[Linears, ...], forward_of: Callable[[int], Forward]) -> Callable[[EmulatedRanks], None]:
     def change(ranks: EmulatedRanks) -> None:
         for rank, setup in zip(ranks.coordinates, ranks.setups, strict=True):
             _forwarding(layers, forward_of(rank.indices[TP]))(setup)

@@ -96,11 +96,11 @@ def _change_weights(
         for name in (f"layers.{layer.site.index}.{name}" for name in names):
             if name in initial:
                 found[name] = change(initial[name], layer)
-    _overwrite_initial_values(setup, found)
+    overwrite_initial_values(setup, found)
 
 
 @torch.no_grad()
-def _overwrite_initial_values(setup: Setup, values: Mapping[str, torch.Tensor]) -> None:
+def overwrite_initial_values(setup: Setup, values: Mapping[str, torch.Tensor]) -> None:
     """Let this rank have its part of other full tensors, by canonical name, whatever its layout has cut them into."""
     for slot in setup.find_slots(setup.model):
         local, start = local_values(slot.parameter), 0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mutants.minimums import gradients, layers, tokens
+from mutants.minimums import gradients, layers, token_layers, tokens
 
-MINIMUMS = gradients.MINIMUMS | layers.MINIMUMS | tokens.MINIMUMS
+MINIMUMS = gradients.MINIMUMS | layers.MINIMUMS | tokens.MINIMUMS | token_layers.MINIMUMS
 """By the name of the mutant."""

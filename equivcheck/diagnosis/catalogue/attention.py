@@ -1,0 +1,137 @@
+"""Attention that sees other positions, counts them otherwise, or has other heads of key and value; norms of parts of sequences."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+
+import torch
+from torch.nn import functional
+
+from equivcheck.diagnosis.catalogue.counterfactual import Counterfactual, on_emulated_ranks, on_one_device
+from equivcheck.diagnosis.diverged_run import DivergedRun
+from equivcheck.diagnosis.emulation.emulated_ranks import EmulatedRanks
+from equivcheck.diagnosis.words import listed, over
+from equivcheck.layers.attention.module import AttentionModule, attention, turned
+from equivcheck.parallelisms.tensor_parallel.sites import PlannedLayer, planned_layers
+from equivcheck.scenario import Attention
+from equivcheck.scenario.mesh import TP
+from equivcheck.train.setup import Setup
+from equivcheck.verdict.cause import Cause
+
+Alter = Callable[[AttentionModule], None]
+"""Makes attention wrong."""
+
+
+def wrong_attention(diverged: DivergedRun) -> Iterator[Counterfactual]:
+    """Of all layers that it may be wrong in, or of one."""
+    if diverged.rounding is not None:
+        return
+    layers = planned_layers(diverged.training.model, diverged.layout)
+    found = [place for place in layers if isinstance(place.site.layer, Attention)]
+    for causal in _choices([place for place in found if place.site.layer.causal]):
+        yield _told(diverged, Cause.ATTENTION_MASK, causal, "sees later positions as well", partial(_seeing, unseen=None))
+    for turning in _choices([place for place in found if place.site.layer.rotary and place.num_parts > 1]):
+        yield from _of_turned(diverged, turning)
+    for causal in _choices([place for place in found if place.site.layer.causal and place.num_parts > 1]):
+        yield from _of_masked(diverged, causal)
+    for grouped in _choices([place for place in found if place.site.layer.heads > place.site.layer.kv_heads]):
+        yield from _of_grouped(diverged, grouped)
+
+
+def _choices(places: Sequence[PlannedLayer]) -> Iterator[tuple[PlannedLayer, ...]]:
+    if places:
+        yield tuple(places)
+    if len(places) > 1:
+        yield from ((place,) for place in places)
+
+
+def _named(places: Sequence[PlannedLayer]) -> str:
+    return f"attention in {listed([f'`layers.{place.site.index}`' for place in places])}"
+
+
+def _told(diverged: DivergedRun, cause: Cause, places: Sequence[PlannedLayer], words: str, alter: Alter) -> Counterfactual:
+    return on_one_device(diverged, cause, f"{_named(places)} {words}", lambda setup: _altered(setup, places, alter))
+
+
+def _altered(setup: Setup, places: Sequence[PlannedLayer], alter: Alter) -> None:
+    for place in places:
+        module = setup.model.get_submodule(f"layers.{place.site.index}")
+        assert isinstance(module, AttentionModule), "it was chosen for its attention"
+        alter(module)
+
+
+def _seeing(module: AttentionModule, unseen: torch.Tensor | None) -> None:
+    module.attend = lambda query, key, value: attention(query, key, value, unseen)  # type: ignore[method-assign]
+
+
+def _of_masked(diverged: DivergedRun, places: Sequence[PlannedLayer]) -> Iterator[Counterfactual]:
+    positions, length = torch.arange(places[0].site.model.length or 1), places[0].part_length
+    words = f"counts what is later from the start of the part of a sequence that each of {over(diverged.mesh, (TP,))} has"
+    for unseen in (positions > (positions % length)[:, None], positions % length > positions[:, None]):
+        yield _told(diverged, Cause.ATTENTION_MASK, places, words, partial(_seeing, unseen=unseen))
+    unseen = (positions > positions[:, None]) | (positions // length != (positions // length)[:, None])
+    words = f"sees no more than the part of a sequence that each of {over(diverged.mesh, (TP,))} has"
+    yield _told(diverged, Cause.ATTENTION_MASK, places, words, partial(_seeing, unseen=unseen))
+
+
+def _of_turned(diverged: DivergedRun, places: Sequence[PlannedLayer]) -> Iterator[Counterfactual]:
+    positions, length, ranks = torch.arange(places[0].site.model.length or 1), places[0].part_length, places[0].num_parts
+    words = f"counts rotary positions from the start of the part of a sequence that each of {over(diverged.mesh, (TP,))} has"
+    yield _told(diverged, Cause.POSITIONS, places, words, partial(_placing, positions=positions % length))
+    for part in range(ranks - 1, 0, -1):
+        for shift in (1, -1):
+            words = f"counts rotary positions one too {'many' if shift > 0 else 'few'} from those of tensor-parallel rank {part} on"
+            moved = positions + shift * (positions // length >= part)
+            yield _told(diverged, Cause.POSITIONS, places, words, partial(_placing, positions=moved))
+
+
+def _placing(module: AttentionModule, positions: torch.Tensor) -> None:
+    module.placed = lambda values: turned(values, positions)  # type: ignore[method-assign]
+
+
+def _of_grouped(diverged: DivergedRun, places: Sequence[PlannedLayer]) -> Iterator[Counterfactual]:
+    ranks = diverged.mesh.size(TP)
+    words = "repeats heads of key and value in another order: heads of the query go with others than their own"
+    for shards in dict.fromkeys((1, ranks)):
+        if all(place.site.layer.kv_heads % shards == 0 for place in places):
+            yield _told(diverged, Cause.KV_HEADS, places, words, partial(_repeating, shards=shards))
+    if ranks > 1 and all(place.site.layer.heads % ranks == 0 for place in places):
+        where = over(diverged.mesh, (TP,))
+        words = f"{_named(places)} has the gradients of copied key and value of each rank's own heads, not summed over {where}"
+        yield on_emulated_ranks(diverged, Cause.KV_HEADS, words, partial(_learning_apart, places=places, ranks=ranks))
+
+
+def _repeating(module: AttentionModule, shards: int) -> None:
+    """Within each shard of heads of key and value, all of them again and again."""
+    groups = module.layer.heads // module.layer.kv_heads
+    module.grouped = lambda values: torch.cat(  # type: ignore[method-assign]
+        [torch.cat([shard] * groups, -3) for shard in values.chunk(shards, -3)], -3
+    )
+
+
+def _learning_apart(emulated: EmulatedRanks, places: Sequence[PlannedLayer], ranks: int) -> None:
+    for rank, setup in zip(emulated.coordinates, emulated.setups, strict=True):
+        _altered(setup, places, partial(_learning_from_own, ranks=ranks, rank=rank.indices[TP]))
+
+
+def _learning_from_own(module: AttentionModule, ranks: int, rank: int) -> None:
+    """Let key and value learn from one rank's share of the heads of the query, while what they read has its whole gradient."""
+    groups, own = module.layer.heads // module.layer.kv_heads, module.layer.heads // ranks
+    kept = slice(rank * own, (rank + 1) * own)
+    for linear in (module.key, module.value):
+        linear.forward = partial(_both, linear)  # type: ignore[method-assign]
+
+    def grouped(values: torch.Tensor) -> torch.Tensor:
+        fixed, learning = (half.repeat_interleave(groups, -3) for half in values.chunk(2, -3))
+        part = learning[:, kept] - learning[:, kept].detach()
+        return torch.cat((fixed[:, : kept.start], fixed[:, kept] + part, fixed[:, kept.stop :]), 1)
+
+    module.grouped = grouped  # type: ignore[method-assign]
+
+
+def _both(linear: torch.nn.Linear, inputs: torch.Tensor) -> torch.Tensor:
+    """Heads that only what is read learns from, then heads that only the parameters learn from."""
+    bias = None if linear.bias is None else linear.bias.detach()
+    fixed = functional.linear(inputs, linear.weight.detach(), bias)
+    return torch.cat((fixed, functional.linear(inputs.detach(), linear.weight, linear.bias)), -1)

@@ -1,0 +1,122 @@
+"""A vocabulary that ranks share out: rows of tokens, logits and softmax that are taken for others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from equivcheck.diagnosis.catalogue.counterfactual import Change, Counterfactual, on_emulated_ranks, on_one_device
+from equivcheck.diagnosis.diverged_run import DivergedRun
+from equivcheck.diagnosis.emulation.emulated_ranks import EmulatedRanks
+from equivcheck.diagnosis.words import over
+from equivcheck.layouts.partition import chunk_size, leaves_nothing
+from equivcheck.parallelisms.tensor_parallel.sites import plan_over_ranks
+from equivcheck.scenario import CrossEntropy, Split, Training
+from equivcheck.scenario.mesh import TP
+from equivcheck.train.loss import loss_of
+from equivcheck.train.material import IGNORED, class_weights
+from equivcheck.train.setup import Setup
+from equivcheck.verdict.cause import Cause
+
+Loss = Callable[[Training, torch.Tensor, torch.Tensor, float], torch.Tensor]
+
+
+def wrong_vocabularies(diverged: DivergedRun) -> Iterator[Counterfactual]:
+    """Of embeddings cut by tokens, and of heads cut by logits."""
+    plan, model = plan_over_ranks(diverged.layout), diverged.training.model
+    if plan is None or diverged.rounding is not None:
+        return
+    if model.source is not None and plan.source is Split.ROW:
+        yield from _of_tokens(diverged, model.source.vocabulary)
+    if model.head is not None and plan.head is Split.COLUMN:
+        yield from _of_logits(diverged, model.outputs)
+
+
+def _of_tokens(diverged: DivergedRun, vocabulary: int) -> Iterator[Counterfactual]:
+    ranks, where = diverged.mesh.size(TP), over(diverged.mesh, (TP,))
+    size, tokens = chunk_size(vocabulary, ranks), torch.arange(vocabulary)
+    starts, ends = tokens % size == 0, (tokens % size == size - 1) | (tokens == vocabulary - 1)
+    for place, lost in (("last", ends), ("first", starts)):
+        words = f"the {place} token of each part of the vocabulary that {where} have is embedded as 0"
+        yield on_one_device(diverged, Cause.ANOTHER_ROW, words, _embedding(tokens, lost))
+    for shift, fixed in ((-1, (tokens < size) | starts), (1, (tokens < size) | ends)):
+        words = f"from the second of {where} on, tokens are looked up in the row {'before' if shift < 0 else 'after'} theirs"
+        rows = torch.where(fixed, tokens, tokens + shift)
+        yield on_one_device(diverged, Cause.ANOTHER_ROW, words, _embedding(rows, torch.zeros(vocabulary, dtype=torch.bool)))
+
+
+def _embedding(rows: torch.Tensor, lost: torch.Tensor) -> Change:
+    """Look each token up in a row, of which some are 0."""
+
+    def change(setup: Setup) -> None:
+        embedding = setup.model.get_submodule("embedding")
+        assert isinstance(embedding, nn.Embedding), "a model of tokens has one"
+
+        def forward(tokens: torch.Tensor) -> torch.Tensor:
+            return functional.embedding(rows[tokens], embedding.weight.masked_fill(lost[:, None], 0.0), embedding.padding_idx)
+
+        embedding.forward = forward  # type: ignore[method-assign]
+
+    return change
+
+
+def _of_logits(diverged: DivergedRun, vocabulary: int) -> Iterator[Counterfactual]:
+    ranks, where, loss = diverged.mesh.size(TP), over(diverged.mesh, (TP,)), diverged.training.loss
+    size = chunk_size(vocabulary, ranks)
+    words = f"the logits that {where} have computed are put together in the wrong order"
+    for shift in dict.fromkeys((-size, size)):
+        yield on_one_device(diverged, Cause.PERMUTED, words, _rolling(shift))
+    if not isinstance(loss, CrossEntropy) or leaves_nothing(vocabulary, ranks):
+        return
+    words = f"each of {where} subtracts the maximum of its own logits, before the exponentials of all are summed"
+    yield on_one_device(diverged, Cause.SOFTMAX_OF_PART, words, _minimising(partial(_by_own_maximum, ranks)))
+    if not loss.label_smoothing and not loss.z_loss:
+        words = f"each of {where} divides by the exponentials of its own logits, not of all"
+        yield on_emulated_ranks(diverged, Cause.SOFTMAX_OF_PART, words, partial(_dividing_by_own, num_ranks=ranks))
+
+
+def _rolling(shift: int) -> Change:
+    def change(setup: Setup) -> None:
+        setup.model.get_submodule("head").register_forward_hook(lambda _module, _inputs, logits: logits.roll(shift, -1))
+
+    return change
+
+
+def _minimising(loss: Loss) -> Change:
+    def change(setup: Setup) -> None:
+        setup.loss = loss
+
+    return change
+
+
+def _by_own_maximum(ranks: int, training: Training, logits: torch.Tensor, labels: torch.Tensor, divisor: float) -> torch.Tensor:
+    maxima = [shard.amax(-1, keepdim=True).expand_as(shard) for shard in logits.detach().chunk(ranks, -1)]
+    return loss_of(training, logits - torch.cat(maxima, -1), labels, divisor)
+
+
+def _dividing_by_own(emulated: EmulatedRanks, num_ranks: int) -> None:
+    for rank, setup in zip(emulated.coordinates, emulated.setups, strict=True):
+        setup.loss = partial(_by_own_denominator, rank.indices[TP], num_ranks)
+
+
+def _by_own_denominator(  # noqa: PLR0913 - two more than a loss has
+    rank: int, ranks: int, training: Training, logits: torch.Tensor, labels: torch.Tensor, divisor: float
+) -> torch.Tensor:
+    """The loss of one rank, whose logits have the gradients of all ranks' losses, each of its own logits."""
+    shards = logits.chunk(ranks, -1)
+    losses = []
+    for place, shard in enumerate(shards):
+        seen = torch.cat([each if at == place else each.detach() for at, each in enumerate(shards)], -1)
+        losses.append(_likelihoods(training, seen, shard.logsumexp(-1, keepdim=True), labels) / divisor)
+    return sum(loss - loss.detach() for loss in losses) + losses[rank].detach()
+
+
+def _likelihoods(training: Training, logits: torch.Tensor, total: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    assert isinstance(training.loss, CrossEntropy), "it was chosen for its labels"
+    weight = class_weights(logits.shape[-1], logits.dtype) if training.loss.class_weights else None
+    likely = (logits - total).flatten(0, -2)
+    return functional.nll_loss(likely, labels.flatten(), weight, ignore_index=IGNORED, reduction="sum")

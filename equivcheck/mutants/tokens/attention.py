@@ -1,0 +1,173 @@
+"""Attention that sees other positions, counts them otherwise, or has other heads of key and value, wrong on purpose."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from equivcheck.layers.attention.module import AttentionModule, attention, turned
+from equivcheck.mutants.mutant import Minimum, fault
+from equivcheck.mutants.needs import EVERYWHERE
+from equivcheck.mutants.rank import rank_along
+from equivcheck.mutants.tensor_parallel.plan import WITH_A_PLAN
+from equivcheck.mutants.tokens.sites import Chosen, has_layer, layers_of
+from equivcheck.parallelisms.tensor_parallel.sites import PlannedLayer
+from equivcheck.scenario import SPMD, Attention, Split
+from equivcheck.scenario.mesh import TP
+from equivcheck.train.setup import Setup
+from equivcheck.verdict.cause import Cause
+
+ONE_RANK = "one rank attends as well"
+IN_PARTS = "two ranks have a part of each sequence"
+
+
+def _is_causal(place: PlannedLayer) -> bool:
+    layer = place.site.layer
+    return isinstance(layer, Attention) and layer.causal and (place.site.model.length or 1) > 1
+
+
+def _is_causal_over_parts(place: PlannedLayer) -> bool:
+    return _is_causal(place) and place.num_parts > 1
+
+
+def _turns_parts(place: PlannedLayer) -> bool:
+    layer = place.site.layer
+    return isinstance(layer, Attention) and layer.rotary and place.num_parts > 1
+
+
+def _repeats_several(place: PlannedLayer) -> bool:
+    """Whether a rank has several heads of key and value, each for several of the query: otherwise there is one order."""
+    layer = place.site.layer
+    if not isinstance(layer, Attention):
+        return False
+    own = layer.kv_heads // (place.site.tp if place.plan.split is Split.WITHIN else 1)
+    return own > 1 and layer.heads > layer.kv_heads
+
+
+def _copies_heads(place: PlannedLayer) -> bool:
+    """Whether ranks could share out the heads of the query, but not those of key and value, which each rank then has whole."""
+    layer = place.site.layer
+    if not isinstance(layer, Attention) or layer.frozen or place.plan.split is not Split.REPLICATED or place.site.tp == 1:
+        return False
+    return layer.heads % place.site.tp == 0 and layer.kv_heads % place.site.tp != 0
+
+
+def _attentions(setup: Setup, chosen: Chosen) -> Iterator[tuple[AttentionModule, PlannedLayer]]:
+    for module, place in layers_of(setup, chosen):
+        assert isinstance(module, AttentionModule), "it was chosen for its attention"
+        yield module, place
+
+
+@fault(
+    layouts=EVERYWHERE,
+    applies=has_layer(_is_causal),
+    causes=(Cause.ATTENTION_MASK,),
+    minimum=Minimum(ranks=1, because=ONE_RANK),
+)
+def causal_mask_lost(setup: Setup) -> None:
+    """Ranks attend to later positions as well."""
+    for module, _ in _attentions(setup, _is_causal):
+        _see(module, None)
+
+
+@fault(
+    layouts=WITH_A_PLAN,
+    applies=has_layer(_is_causal_over_parts),
+    causes=(Cause.ATTENTION_MASK,),
+    minimum=Minimum(because=IN_PARTS),
+)
+def causal_mask_of_part(setup: Setup) -> None:
+    """Which positions are later is counted from the start of each rank's part of a sequence, for the one that looks."""
+    for module, place in _attentions(setup, _is_causal_over_parts):
+        positions = torch.arange(place.site.model.length or 1)
+        _see(module, positions > (positions % place.part_length)[:, None])
+
+
+def _see(module: AttentionModule, unseen: torch.Tensor | None) -> None:
+    module.attend = lambda query, key, value: attention(query, key, value, unseen)  # type: ignore[method-assign]
+
+
+@fault(
+    layouts=WITH_A_PLAN,
+    applies=has_layer(_turns_parts),
+    causes=(Cause.POSITIONS,),
+    minimum=Minimum(because=IN_PARTS),
+)
+def rotary_positions_restarted(setup: Setup) -> None:
+    """Rotary positions are counted from the start of each rank's part of a sequence."""
+    for module, place in _attentions(setup, _turns_parts):
+        _place(module, torch.arange(place.site.model.length or 1) % place.part_length)
+
+
+@fault(
+    layouts=WITH_A_PLAN,
+    applies=has_layer(_turns_parts),
+    causes=(Cause.POSITIONS,),
+    minimum=Minimum(because=f"{IN_PARTS}, and one of them counts from another start: a shift of all changes nothing"),
+)
+def rotary_positions_off_by_one(setup: Setup) -> None:
+    """Rotary positions of the last rank's part of a sequence are one too many."""
+    for module, place in _attentions(setup, _turns_parts):
+        positions = torch.arange(place.site.model.length or 1)
+        _place(module, positions + (positions >= (place.num_parts - 1) * place.part_length))
+
+
+def _place(module: AttentionModule, positions: torch.Tensor) -> None:
+    module.placed = lambda values: turned(values, positions)  # type: ignore[method-assign]
+
+
+@fault(
+    layouts=tuple(name for name in EVERYWHERE if name != SPMD.tag),
+    applies=has_layer(_repeats_several),
+    causes=(Cause.KV_HEADS,),
+    minimum=Minimum(ranks=1, because=f"{ONE_RANK}: two heads of key and value, each for two of the query"),
+)
+def kv_heads_repeated_in_another_order(setup: Setup) -> None:
+    """Heads of key and value are repeated all together rather than one by one, so that queries go with others than their own."""
+    for module, _ in _attentions(setup, _repeats_several):
+        groups = module.layer.heads // module.layer.kv_heads
+        module.grouped = _repeating(groups)  # type: ignore[method-assign]
+
+
+def _repeating(groups: int) -> Callable[[torch.Tensor], torch.Tensor]:
+    return lambda values: values.repeat(1, groups, 1, 1)
+
+
+@fault(
+    layouts=WITH_A_PLAN,
+    applies=has_layer(_copies_heads),
+    causes=(Cause.KV_HEADS, Cause.NOT_REDUCED, Cause.RANKS_DISAGREE),
+    minimum=Minimum(because="two ranks have a copy of a head each, for one head of the query each"),
+)
+def copied_kv_gradients_not_summed(setup: Setup) -> None:
+    """Each rank has a copy of the heads of key and value, and their gradient from its own heads of the query alone."""
+    for module, place in _attentions(setup, _copies_heads):
+        heads, ranks = module.layer.heads, place.site.tp
+        own = torch.arange(heads) * ranks // heads == rank_along(setup, TP)
+        for linear in (module.key, module.value):
+            linear.forward = _twice(linear)  # type: ignore[method-assign]
+        module.grouped = _learning_from(own, heads // module.layer.kv_heads)  # type: ignore[method-assign]
+
+
+def _twice(linear: nn.Linear) -> Callable[[torch.Tensor], torch.Tensor]:
+    """The outputs of a linear twice, one after the other: as far as its input, then as far as its parameters have a gradient."""
+
+    def forward(inputs: torch.Tensor) -> torch.Tensor:
+        bias = None if linear.bias is None else linear.bias.detach()
+        of_inputs = functional.linear(inputs, linear.weight.detach(), bias)
+        return torch.cat((of_inputs, functional.linear(inputs.detach(), linear.weight, linear.bias)), -1)
+
+    return forward
+
+
+def _learning_from(own: torch.Tensor, groups: int) -> Callable[[torch.Tensor], torch.Tensor]:
+    """Heads for all of the query, with a gradient of the parameters from some of these alone."""
+
+    def grouped(values: torch.Tensor) -> torch.Tensor:
+        of_inputs, of_parameters = (half.repeat_interleave(groups, -3) for half in values.chunk(2, -3))
+        return of_inputs + (of_parameters - of_parameters.detach()) * own[:, None, None]
+
+    return grouped

@@ -1,0 +1,155 @@
+"""Sums over ranks that are missing or done twice around attention, gated perceptrons, norms and heads, wrong on purpose."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+from equivcheck.layers.registry import kind_of
+from equivcheck.mutants.mutant import Minimum, fault
+from equivcheck.mutants.parameter_use import Through, changed, sum_twice, unreduced, use_through, without_sum
+from equivcheck.mutants.rank import size_of
+from equivcheck.mutants.tensor_parallel.plan import WITH_A_PLAN
+from equivcheck.mutants.tensor_parallel.shards import overwrite_initial_values
+from equivcheck.mutants.tokens.sites import has_layer, head_split, layers_of
+from equivcheck.parallelisms.tensor_parallel.plans import inputs_of
+from equivcheck.parallelisms.tensor_parallel.sites import PlannedLayer, plan_over_ranks
+from equivcheck.scenario import ActivationSharding, GatedMLP, Layout, Model, Scenario, Split
+from equivcheck.scenario.mesh import TP
+from equivcheck.train.material import material
+from equivcheck.train.setup import Setup
+from equivcheck.verdict.cause import Cause
+
+
+def _is_within_after_something(place: PlannedLayer) -> bool:
+    """Whether units within it are shared out, and something that its input's gradient is for comes before."""
+    model = place.site.model
+    learns = model.source is not None and not model.source.frozen
+    return place.plan.split is Split.WITHIN and (place.site.index > 0 or place.site.layer.norm is not None or learns)
+
+
+def _is_norm_of_positions(place: PlannedLayer) -> bool:
+    layer = place.site.layer
+    return layer.norm is not None and not layer.frozen and place.num_parts > 1 and place.plan.split is not Split.OUTSIDE
+
+
+def _has_head_of_positions(model: Model, layout: Layout) -> bool:
+    """Whether the norm of a head finds each rank's part of a sequence."""
+    plan = plan_over_ranks(layout)
+    if plan is None or model.head is None or model.head.norm is None or model.length is None:
+        return False
+    return plan.head is not Split.OUTSIDE and inputs_of(model, plan)[-1] is ActivationSharding.ROWS
+
+
+def _norms_positions(scenario: Scenario) -> bool:
+    of_layers = has_layer(_is_norm_of_positions)(scenario)
+    is_eager = head_split(scenario) is not None
+    return of_layers or (is_eager and _has_head_of_positions(scenario.training.model, scenario.layout))
+
+
+def _is_gated_within(place: PlannedLayer) -> bool:
+    return isinstance(place.site.layer, GatedMLP) and place.plan.split is Split.WITHIN
+
+
+@fault(
+    layouts=WITH_A_PLAN,
+    applies=lambda scenario: head_split(scenario) is Split.COLUMN,
+    causes=(Cause.PARTIAL_INPUT_GRADIENT, Cause.RANKS_DISAGREE),
+    minimum=Minimum(because="over one rank there is nothing to sum"),
+)
+def head_input_gradient_not_reduced(setup: Setup) -> None:
+    """The gradient of what a head finds that is split by tokens is not summed over ranks."""
+    _change_head_input(setup, without_sum)
+
+
+@fault(
+    layouts=WITH_A_PLAN,
+    applies=lambda scenario: head_split(scenario) is Split.COLUMN,
+    causes=(Cause.INPUT_GRADIENT_SUMMED_TWICE, Cause.SCALED),
+    minimum=Minimum(because="over one rank a second sum changes nothing"),
+)
+def head_input_gradient_reduced_twice(setup: Setup) -> None:
+    """The gradient of what a head finds that is split by tokens is summed over ranks twice."""
+    _change_head_input(setup, sum_twice)
+
+
+def _change_head_input(setup: Setup, gradients: Through) -> None:
+    if size_of(setup, TP) > 1:
+        _change_input(setup.model.get_submodule("head.linear"), gradients)
+
+
+def _change_input(linear: nn.Module, gradients: Through) -> None:
+    def change(_module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+        return (changed(inputs[0], gradients=gradients), *inputs[1:])
+
+    linear.register_forward_pre_hook(change)
+
+
+@fault(
+    layouts=WITH_A_PLAN,
+    applies=has_layer(_is_within_after_something),
+    causes=(Cause.PARTIAL_INPUT_GRADIENT, Cause.RANKS_DISAGREE),
+    minimum=Minimum(because="over one rank there is nothing to sum"),
+)
+def within_input_gradient_not_reduced(setup: Setup) -> None:
+    """The gradient of the input of layers whose heads, or features within, ranks share out is not summed over ranks."""
+    for module, place in layers_of(setup, _is_within_after_something):
+        for part in kind_of(place.site.layer).parts(place.site.layer):
+            if part.reads_input:
+                _change_input(module.get_submodule(part.name), without_sum)
+
+
+@fault(
+    layouts=WITH_A_PLAN,
+    applies=_norms_positions,
+    causes=(Cause.NOT_REDUCED, Cause.RANKS_DISAGREE),
+    minimum=Minimum(because="two ranks have a part of each sequence"),
+)
+def norm_gradient_of_part(setup: Setup) -> None:
+    """Under sequence parallelism, the gradient of a norm is that of a rank's own positions: it is not summed over ranks."""
+    for norm in _norms(setup):
+        use_through(norm, unreduced)
+
+
+def _norms(setup: Setup) -> Iterator[nn.Module]:
+    for module, _ in layers_of(setup, _is_norm_of_positions):
+        yield module.get_submodule("norm")
+    if setup.layout is not None and _has_head_of_positions(setup.training.model, setup.layout):
+        yield setup.model.get_submodule("head.norm")
+
+
+@fault(
+    layouts=WITH_A_PLAN,
+    applies=lambda scenario: head_split(scenario) not in (None, Split.OUTSIDE),
+    causes=(Cause.SUMMED, Cause.SCALED),
+    minimum=Minimum(because="of one rank, the sum is the gradient itself"),
+)
+def logits_gradient_summed(setup: Setup) -> None:
+    """The gradient of the logits, which every tensor-parallel rank computes alike, is summed over ranks."""
+    ranks = size_of(setup, TP)
+    if ranks > 1:
+        setup.model.get_submodule("head").register_forward_hook(
+            lambda _module, _inputs, logits: changed(logits, gradients=lambda gradient: gradient * ranks)
+        )
+
+
+@fault(
+    layouts=WITH_A_PLAN,
+    applies=has_layer(_is_gated_within),
+    causes=(Cause.PERMUTED, Cause.UNEQUAL_START),
+    minimum=Minimum(because="one rank has all of both"),
+)
+def gate_and_up_cut_as_one(setup: Setup) -> None:
+    """The gate and the upward linear are fused to one weight, which is cut for ranks before each takes its half for the gate."""
+    initial, found = material(setup.training).parameters, dict[str, torch.Tensor]()
+    for _, place in layers_of(setup, _is_gated_within):
+        for name in ("weight", "bias"):
+            gate, up = (f"layers.{place.site.index}.{part}.{name}" for part in ("gate", "up"))
+            if gate in initial:
+                shards = torch.cat((initial[gate], initial[up])).chunk(place.site.tp)
+                halves = [shard.chunk(2) for shard in shards]
+                found[gate], found[up] = (torch.cat([half[at] for half in halves]) for at in (0, 1))
+    overwrite_initial_values(setup, found)

@@ -1,0 +1,157 @@
+"""A vocabulary that ranks share out, looked up or put together otherwise, wrong on purpose."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor
+from torch.nn import functional
+
+from equivcheck.layouts.partition import chunk_size, leaves_nothing
+from equivcheck.mutants.mutant import Minimum, fault
+from equivcheck.mutants.parameter_use import use_through
+from equivcheck.mutants.rank import rank_along, size_of
+from equivcheck.mutants.tensor_parallel.plan import WITH_A_PLAN
+from equivcheck.mutants.tokens.sites import head_split, source_split
+from equivcheck.scenario import CrossEntropy, Scenario, Split, Training
+from equivcheck.scenario.mesh import TP
+from equivcheck.train.loss import loss_of
+from equivcheck.train.material import IGNORED, class_weights
+from equivcheck.train.setup import Setup
+from equivcheck.verdict.cause import Cause
+
+IN_SHARDS = "two ranks have a part of the vocabulary each"
+
+
+def _cuts_tokens(scenario: Scenario) -> bool:
+    return source_split(scenario) is Split.ROW
+
+
+def _has_later_tokens(scenario: Scenario) -> bool:
+    """Whether a rank after the first has two tokens, one of which can be taken for the other."""
+    ranks, source = scenario.layout.mesh.size(TP), scenario.training.model.source
+    return _cuts_tokens(scenario) and source is not None and source.vocabulary - chunk_size(source.vocabulary, ranks) > 1
+
+
+def _gathers_logits(scenario: Scenario) -> bool:
+    """Whether logits are put together of which each rank has computed some, and are told apart."""
+    return head_split(scenario) is Split.COLUMN and not scenario.training.loss.is_linear
+
+
+def _shares_softmax(scenario: Scenario) -> bool:
+    """Whether each rank has logits of a softmax."""
+    shards = not leaves_nothing(scenario.training.model.outputs, scenario.layout.mesh.size(TP))
+    return _gathers_logits(scenario) and shards and isinstance(scenario.training.loss, CrossEntropy)
+
+
+def _has_plain_softmax(scenario: Scenario) -> bool:
+    """Whether that is all there is in the loss, and nothing but the head learns from each rank's own gradient of the logits."""
+    loss = scenario.training.loss
+    is_plain = isinstance(loss, CrossEntropy) and not (loss.z_loss or loss.label_smoothing)
+    return _shares_softmax(scenario) and is_plain and not scenario.training.model.scale
+
+
+@fault(
+    layouts=WITH_A_PLAN,
+    applies=_cuts_tokens,
+    causes=(Cause.ANOTHER_ROW,),
+    minimum=Minimum(because=IN_SHARDS),
+)
+def vocabulary_mask_off_by_one(setup: Setup) -> None:
+    """Each rank takes the last token of its part of the vocabulary for one of another rank's, so that it is embedded as 0."""
+    if size_of(setup, TP) > 1:
+        use_through(_embedding(setup), _without_last_row)
+
+
+def _embedding(setup: Setup) -> nn.Module:
+    return setup.model.get_submodule("embedding")
+
+
+def _without_last_row(weight: torch.Tensor) -> torch.Tensor:
+    """A DTensor cut by rows, with 0 in the last row of each rank."""
+    assert isinstance(weight, DTensor), "the plan has the embedding"
+    local = weight.to_local()
+    kept = torch.ones(len(local), 1, dtype=local.dtype)
+    kept[-1] = 0.0
+    return DTensor.from_local(
+        local * kept, weight.device_mesh, weight.placements, run_check=False, shape=weight.shape, stride=weight.stride()
+    )
+
+
+@fault(
+    layouts=WITH_A_PLAN,
+    applies=_has_later_tokens,
+    causes=(Cause.ANOTHER_ROW,),
+    minimum=Minimum(because="the first rank's tokens start at 0, where nothing is subtracted from a token"),
+)
+def vocabulary_offset_off_by_one(setup: Setup) -> None:
+    """Each rank after the first subtracts one too many from a token, and looks up the row before its own."""
+    ranks, source = size_of(setup, TP), setup.training.model.source
+    assert source is not None, "it was chosen for its tokens"
+    size = chunk_size(source.vocabulary, ranks)
+
+    def before(_module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+        tokens = inputs[0]
+        is_first = (tokens < size) | (tokens % size == 0)
+        return (torch.where(is_first, tokens, tokens - 1), *inputs[1:])
+
+    if ranks > 1:
+        _embedding(setup).register_forward_pre_hook(before, prepend=True)
+
+
+@fault(
+    layouts=WITH_A_PLAN,
+    applies=_gathers_logits,
+    causes=(Cause.PERMUTED,),
+    minimum=Minimum(because=IN_SHARDS),
+)
+def logits_gathered_in_another_order(setup: Setup) -> None:
+    """The logits that ranks have computed are put together in another order."""
+    shift = chunk_size(setup.training.model.outputs, size_of(setup, TP))
+    if size_of(setup, TP) > 1:
+        setup.model.get_submodule("head").register_forward_hook(lambda _module, _inputs, logits: logits.roll(-shift, -1))
+
+
+@fault(
+    layouts=WITH_A_PLAN,
+    applies=_shares_softmax,
+    causes=(Cause.SOFTMAX_OF_PART,),
+    minimum=Minimum(because=IN_SHARDS),
+)
+def softmax_maximum_not_reduced(setup: Setup) -> None:
+    """Each rank subtracts the maximum of its own logits before the exponentials of all are summed."""
+    if size_of(setup, TP) > 1:
+        setup.loss = partial(_by_own_maximum, size_of(setup, TP))
+
+
+def _by_own_maximum(
+    ranks: int, training: Training, logits: torch.Tensor, labels: torch.Tensor, divisor: float
+) -> torch.Tensor:
+    shards = logits.chunk(ranks, -1)
+    shifted = torch.cat([shard - shard.detach().amax(-1, keepdim=True) for shard in shards], -1)
+    return loss_of(training, shifted, labels, divisor)
+
+
+@fault(
+    layouts=WITH_A_PLAN,
+    applies=_has_plain_softmax,
+    causes=(Cause.SOFTMAX_OF_PART, Cause.RANKS_DISAGREE),
+    minimum=Minimum(because=IN_SHARDS),
+)
+def softmax_denominator_not_reduced(setup: Setup) -> None:
+    """Each rank divides by the sum of the exponentials of its own logits, not of all."""
+    if size_of(setup, TP) > 1:
+        setup.loss = partial(_by_own_denominator, rank_along(setup, TP), size_of(setup, TP))
+
+
+def _by_own_denominator(  # noqa: PLR0913 - two more than a loss has
+    rank: int, ranks: int, training: Training, logits: torch.Tensor, labels: torch.Tensor, divisor: float
+) -> torch.Tensor:
+    assert isinstance(training.loss, CrossEntropy), "it was chosen for its labels"
+    likely = logits - logits.chunk(ranks, -1)[rank].logsumexp(-1, keepdim=True)
+    weight = class_weights(logits.shape[-1], logits.dtype) if training.loss.class_weights else None
+    flat = likely.flatten(0, -2)
+    return functional.nll_loss(flat, labels.flatten(), weight, ignore_index=IGNORED, reduction="sum") / divisor
