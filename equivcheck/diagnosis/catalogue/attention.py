@@ -1,4 +1,4 @@
-"""Attention that sees other positions, counts them otherwise, or has other heads of key and value; norms of parts of sequences."""
+"""Attention that sees other positions, counts them otherwise, or has other heads of key and value."""
 
 from __future__ import annotations
 
@@ -29,14 +29,20 @@ def wrong_attention(diverged: DivergedRun) -> Iterator[Counterfactual]:
         return
     layers = planned_layers(diverged.training.model, diverged.layout)
     found = [place for place in layers if isinstance(place.site.layer, Attention)]
-    for causal in _choices([place for place in found if place.site.layer.causal]):
+    for causal in _choices([place for place in found if _layer(place).causal]):
         yield _told(diverged, Cause.ATTENTION_MASK, causal, "sees later positions as well", partial(_seeing, unseen=None))
-    for turning in _choices([place for place in found if place.site.layer.rotary and place.num_parts > 1]):
+    for turning in _choices([place for place in found if _layer(place).rotary and place.num_parts > 1]):
         yield from _of_turned(diverged, turning)
-    for causal in _choices([place for place in found if place.site.layer.causal and place.num_parts > 1]):
+    for causal in _choices([place for place in found if _layer(place).causal and place.num_parts > 1]):
         yield from _of_masked(diverged, causal)
-    for grouped in _choices([place for place in found if place.site.layer.heads > place.site.layer.kv_heads]):
+    for grouped in _choices([place for place in found if _layer(place).heads > _layer(place).kv_heads]):
         yield from _of_grouped(diverged, grouped)
+
+
+def _layer(place: PlannedLayer) -> Attention:
+    layer = place.site.layer
+    assert isinstance(layer, Attention), "it was chosen for its attention"
+    return layer
 
 
 def _choices(places: Sequence[PlannedLayer]) -> Iterator[tuple[PlannedLayer, ...]]:
@@ -81,7 +87,8 @@ def _of_turned(diverged: DivergedRun, places: Sequence[PlannedLayer]) -> Iterato
     yield _told(diverged, Cause.POSITIONS, places, words, partial(_placing, positions=positions % length))
     for part in range(ranks - 1, 0, -1):
         for shift in (1, -1):
-            words = f"counts rotary positions one too {'many' if shift > 0 else 'few'} from those of tensor-parallel rank {part} on"
+            amount = "many" if shift > 0 else "few"
+            words = f"counts rotary positions one too {amount} from those of tensor-parallel rank {part} on"
             moved = positions + shift * (positions // length >= part)
             yield _told(diverged, Cause.POSITIONS, places, words, partial(_placing, positions=moved))
 
@@ -94,9 +101,9 @@ def _of_grouped(diverged: DivergedRun, places: Sequence[PlannedLayer]) -> Iterat
     ranks = diverged.mesh.size(TP)
     words = "repeats heads of key and value in another order: heads of the query go with others than their own"
     for shards in dict.fromkeys((1, ranks)):
-        if all(place.site.layer.kv_heads % shards == 0 for place in places):
+        if all(_layer(place).kv_heads % shards == 0 for place in places):
             yield _told(diverged, Cause.KV_HEADS, places, words, partial(_repeating, shards=shards))
-    if ranks > 1 and all(place.site.layer.heads % ranks == 0 for place in places):
+    if ranks > 1 and all(_layer(place).heads % ranks == 0 for place in places):
         where = over(diverged.mesh, (TP,))
         words = f"{_named(places)} has the gradients of copied key and value of each rank's own heads, not summed over {where}"
         yield on_emulated_ranks(diverged, Cause.KV_HEADS, words, partial(_learning_apart, places=places, ranks=ranks))

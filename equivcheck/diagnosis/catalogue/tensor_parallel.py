@@ -86,7 +86,7 @@ def _learning_from_part(emulated: EmulatedRanks, names: Sequence[str]) -> None:
     for rank, setup in zip(emulated.coordinates, emulated.setups, strict=True):
         for name in names:
             norm = setup.model.get_submodule(name)
-            norm.forward = partial(_normed_apart, norm, norm.forward, rank.indices[TP], ranks)  # type: ignore[method-assign]
+            norm.forward = partial(_normed_apart, norm, norm.forward, rank.indices[TP], ranks)
 
 
 def _normed_apart(norm: nn.Module, normed: Normed, place: int, ranks: int, values: torch.Tensor) -> torch.Tensor:
@@ -159,7 +159,7 @@ def _forwarding(layers: tuple[Linears, ...], forward: Forward) -> Change:
     def change(setup: Setup) -> None:
         found = dict(setup.model.named_modules())
         for name in (name for layer in layers for name in layer if name in found):
-            found[name].forward = partial(forward, found[name])  # type: ignore[method-assign]
+            found[name].forward = partial(forward, found[name])
 
     return change
 

@@ -59,7 +59,7 @@ def _embedding(rows: torch.Tensor, lost: torch.Tensor) -> Change:
         def forward(tokens: torch.Tensor) -> torch.Tensor:
             return functional.embedding(rows[tokens], embedding.weight.masked_fill(lost[:, None], 0.0), embedding.padding_idx)
 
-        embedding.forward = forward  # type: ignore[method-assign]
+        embedding.forward = forward  # type: ignore[assignment,method-assign]
 
     return change
 
@@ -100,19 +100,21 @@ def _by_own_maximum(ranks: int, training: Training, logits: torch.Tensor, labels
 
 def _dividing_by_own(emulated: EmulatedRanks, num_ranks: int) -> None:
     for rank, setup in zip(emulated.coordinates, emulated.setups, strict=True):
-        setup.loss = partial(_by_own_denominator, rank.indices[TP], num_ranks)
+        setup.loss = _by_own_denominator(rank.indices[TP], num_ranks)
 
 
-def _by_own_denominator(  # noqa: PLR0913 - two more than a loss has
-    rank: int, ranks: int, training: Training, logits: torch.Tensor, labels: torch.Tensor, divisor: float
-) -> torch.Tensor:
+def _by_own_denominator(rank: int, ranks: int) -> Loss:
     """The loss of one rank, whose logits have the gradients of all ranks' losses, each of its own logits."""
-    shards = logits.chunk(ranks, -1)
-    losses = []
-    for place, shard in enumerate(shards):
-        seen = torch.cat([each if at == place else each.detach() for at, each in enumerate(shards)], -1)
-        losses.append(_likelihoods(training, seen, shard.logsumexp(-1, keepdim=True), labels) / divisor)
-    return sum(loss - loss.detach() for loss in losses) + losses[rank].detach()
+
+    def loss(training: Training, logits: torch.Tensor, labels: torch.Tensor, divisor: float) -> torch.Tensor:
+        shards, losses = logits.chunk(ranks, -1), []
+        for place, shard in enumerate(shards):
+            seen = torch.cat([each if at == place else each.detach() for at, each in enumerate(shards)], -1)
+            losses.append(_likelihoods(training, seen, shard.logsumexp(-1, keepdim=True), labels) / divisor)
+        gradients = torch.stack(losses).sum()
+        return gradients + (losses[rank] - gradients).detach()
+
+    return loss
 
 
 def _likelihoods(training: Training, logits: torch.Tensor, total: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:

@@ -129,7 +129,7 @@ def kv_heads_repeated_in_another_order(setup: Setup) -> None:
     """Heads of key and value are repeated all together rather than one by one, so that queries go with others than their own."""
     for module, _ in _attentions(setup, _repeats_several):
         groups = module.layer.heads // module.layer.kv_heads
-        module.grouped = _repeating(groups)  # type: ignore[method-assign]
+        module.grouped = _repeating(groups)  # type: ignore[assignment,method-assign]
 
 
 def _repeating(groups: int) -> Callable[[torch.Tensor], torch.Tensor]:
@@ -148,8 +148,8 @@ def copied_kv_gradients_not_summed(setup: Setup) -> None:
         heads, ranks = module.layer.heads, place.site.tp
         own = torch.arange(heads) * ranks // heads == rank_along(setup, TP)
         for linear in (module.key, module.value):
-            linear.forward = _twice(linear)  # type: ignore[method-assign]
-        module.grouped = _learning_from(own, heads // module.layer.kv_heads)  # type: ignore[method-assign]
+            linear.forward = _twice(linear)  # type: ignore[assignment,method-assign]
+        module.grouped = _learning_from(own, heads // module.layer.kv_heads)  # type: ignore[assignment,method-assign]
 
 
 def _twice(linear: nn.Linear) -> Callable[[torch.Tensor], torch.Tensor]:

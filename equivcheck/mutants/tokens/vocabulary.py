@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -127,9 +128,7 @@ def softmax_maximum_not_reduced(setup: Setup) -> None:
         setup.loss = partial(_by_own_maximum, size_of(setup, TP))
 
 
-def _by_own_maximum(
-    ranks: int, training: Training, logits: torch.Tensor, labels: torch.Tensor, divisor: float
-) -> torch.Tensor:
+def _by_own_maximum(ranks: int, training: Training, logits: torch.Tensor, labels: torch.Tensor, divisor: float) -> torch.Tensor:
     shards = logits.chunk(ranks, -1)
     shifted = torch.cat([shard - shard.detach().amax(-1, keepdim=True) for shard in shards], -1)
     return loss_of(training, shifted, labels, divisor)
@@ -144,14 +143,15 @@ def _by_own_maximum(
 def softmax_denominator_not_reduced(setup: Setup) -> None:
     """Each rank divides by the sum of the exponentials of its own logits, not of all."""
     if size_of(setup, TP) > 1:
-        setup.loss = partial(_by_own_denominator, rank_along(setup, TP), size_of(setup, TP))
+        setup.loss = _by_own_denominator(rank_along(setup, TP), size_of(setup, TP))
 
 
-def _by_own_denominator(  # noqa: PLR0913 - two more than a loss has
-    rank: int, ranks: int, training: Training, logits: torch.Tensor, labels: torch.Tensor, divisor: float
-) -> torch.Tensor:
-    assert isinstance(training.loss, CrossEntropy), "it was chosen for its labels"
-    likely = logits - logits.chunk(ranks, -1)[rank].logsumexp(-1, keepdim=True)
-    weight = class_weights(logits.shape[-1], logits.dtype) if training.loss.class_weights else None
-    flat = likely.flatten(0, -2)
-    return functional.nll_loss(flat, labels.flatten(), weight, ignore_index=IGNORED, reduction="sum") / divisor
+def _by_own_denominator(rank: int, ranks: int) -> Callable[[Training, torch.Tensor, torch.Tensor, float], torch.Tensor]:
+    def loss(training: Training, logits: torch.Tensor, labels: torch.Tensor, divisor: float) -> torch.Tensor:
+        assert isinstance(training.loss, CrossEntropy), "it was chosen for its labels"
+        likely = logits - logits.chunk(ranks, -1)[rank].logsumexp(-1, keepdim=True)
+        weight = class_weights(logits.shape[-1], logits.dtype) if training.loss.class_weights else None
+        flat = likely.flatten(0, -2)
+        return functional.nll_loss(flat, labels.flatten(), weight, ignore_index=IGNORED, reduction="sum") / divisor
+
+    return loss

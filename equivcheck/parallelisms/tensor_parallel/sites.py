@@ -22,7 +22,7 @@ class PlannedLayer:
 
     @property
     def num_parts(self) -> int:
-        """Parts in which the ranks have the positions of what comes to it; 1 where each rank has all, or rows are no sequences."""
+        """Parts in which ranks have the positions of what comes to it; 1 where each has all, or rows are no sequences."""
         is_cut = self.site.input is ActivationSharding.ROWS and self.site.model.length is not None
         return self.site.tp if is_cut else 1
 

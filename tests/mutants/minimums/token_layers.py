@@ -43,7 +43,7 @@ def _alone(layer: AnyLayer) -> Scenario:
     )
 
 
-def _on_2(
+def _on_2(  # noqa: PLR0913 - what a plan says, by keyword
     layer: AnyLayer = LAYER,
     split: Split = Split.REPLICATED,
     *,

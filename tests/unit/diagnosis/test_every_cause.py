@@ -6,10 +6,12 @@ from equivcheck import Outcome, check
 from equivcheck.diagnosis.explain import explained
 from equivcheck.verdict.cause import Cause
 from supported import require_mended, require_supported
-from unit.diagnosis.causes import EXAMPLES, Example
+from unit.diagnosis import causes, token_causes
+from unit.diagnosis.causes import Example
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
+EXAMPLES = (*causes.EXAMPLES, *token_causes.EXAMPLES)
 ELSEWHERE = {Cause.READ_BY_TORCH}
 """Seen in `tests/equivalence/test_full_tensor.py`."""
 

@@ -1,0 +1,18 @@
+"""The causes of token models, each with the smallest scenario of a mutant that shows it."""
+
+from equivcheck.verdict.cause import Cause
+from mutants.minimums import MINIMUMS
+from unit.diagnosis.causes import Example
+
+
+def _example(cause: Cause, name: str, words: str) -> Example:
+    return Example(cause=cause, scenario=MINIMUMS[name], fault=name, words=words)
+
+
+EXAMPLES = (
+    _example(Cause.POSITIONS, "rotary_positions_off_by_one", "one too many from those of tensor-parallel rank 1 on"),
+    _example(Cause.ATTENTION_MASK, "causal_mask_lost", "attention in `layers.0` sees later positions as well"),
+    _example(Cause.KV_HEADS, "copied_kv_gradients_not_summed", "copied key and value of each rank's own heads, not summed"),
+    _example(Cause.ANOTHER_ROW, "vocabulary_mask_off_by_one", "the last token of each part of the vocabulary"),
+    _example(Cause.SOFTMAX_OF_PART, "softmax_maximum_not_reduced", "subtracts the maximum of its own logits"),
+)
