@@ -43,8 +43,8 @@ def _copied(diverged: DivergedRun, layers: tuple[int, ...]) -> Iterator[Counterf
         ("that of the last of its copies alone", lambda copies, values: _learning(values, [*[False] * (copies - 1), True])),
         ("the mean over its copies, not the sum", _averaged),
     )
-    for words, group in ways:
-        words = f"the gradient of a head of key and value in {_named(layers)} is {words}"
+    for how, group in ways:
+        words = f"the gradient of a head of key and value in {_named(layers)} is {how}"
         yield on_one_device(diverged, Cause.KV_HEADS, words, _changing(layers, partial(_grouping, group)))
 
 
