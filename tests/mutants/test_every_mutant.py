@@ -77,6 +77,13 @@ KINDS: dict[Family, dict[str, tuple[str, ...]]] = {
         "label shifted or lost at the border of sequence parts": ("labels_shifted_within_parts", "label_lost_at_borders"),
         "z-loss scaled wrongly": ("z_loss_summed_over_ranks", "z_loss_lost"),
         "options of the loss lost": ("label_smoothing_lost", "class_weights_lost"),
+        "gradients of copied key/value heads not summed": ("kv_gradient_of_one_copy", "kv_gradients_averaged"),
+        "rotary positions of one rank off by one": ("rotary_keys_shifted_on_one_rank",),
+        "padding row trained": ("padding_row_trained",),
+        "learned positions restart on each part": ("learned_positions_counted_from_parts",),
+        "tokens looked up on the wrong rank": ("tokens_of_other_ranks_not_masked",),
+        "head untied on ranks": ("tied_head_left_behind",),
+        "tied gradient of one use only": ("tied_head_without_gradient", "tied_embedding_without_gradient"),
     },
     Family.OPTIMIZER: {
         "weight decay on groups that should have none": ("decay_on_groups_without",),

@@ -8,7 +8,9 @@ from equivcheck.diagnosis.catalogue.accumulation import wrong_accumulations
 from equivcheck.diagnosis.catalogue.attention import wrong_attention
 from equivcheck.diagnosis.catalogue.clipping import wrong_clippings
 from equivcheck.diagnosis.catalogue.counterfactual import Counterfactual
+from equivcheck.diagnosis.catalogue.embeddings import wrong_embeddings
 from equivcheck.diagnosis.catalogue.initial_values import wrong_initial_values
+from equivcheck.diagnosis.catalogue.key_value import wrong_keys_and_values
 from equivcheck.diagnosis.catalogue.labels import wrong_labels
 from equivcheck.diagnosis.catalogue.optimizer_settings import wrong_optimizers
 from equivcheck.diagnosis.catalogue.order import wrong_orders
@@ -29,6 +31,8 @@ _UPDATED = (Phase.UPDATE, Phase.STATE)
 CATALOGUE: tuple[tuple[Callable[[DivergedRun], Iterator[Counterfactual]], tuple[Phase, ...]], ...] = (
     (wrong_initial_values, (*_COMPUTED, *_UPDATED, Phase.BUFFER)),
     (wrong_labels, _COMPUTED),
+    (wrong_keys_and_values, _COMPUTED),
+    (wrong_embeddings, _COMPUTED),
     (wrong_reductions, _COMPUTED),
     (wrong_splits, _COMPUTED),
     (wrong_vocabularies, _COMPUTED),

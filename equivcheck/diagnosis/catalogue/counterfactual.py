@@ -96,12 +96,13 @@ def changing_batches(change: Callable[[Sequence[Batch]], Sequence[Batch]]) -> Ch
 
 
 def changing_loss(**changes: float | bool) -> Change:
-    """Minimise a loss of labels with other values of some fields, on the same data."""
+    """Minimise a loss of labels with other values of some fields, divided by the same number."""
 
     def apply(setup: Setup) -> None:
-        loss = setup.training.loss
+        loss, inner = setup.training.loss, setup.loss
         assert isinstance(loss, CrossEntropy), "it is a loss of labels"
-        setup.training = replace(setup.training, loss=replace(loss, **changes))  # type: ignore[arg-type]
+        other = replace(setup.training, loss=replace(loss, **changes))  # type: ignore[arg-type]
+        setup.loss = lambda _training, *given: inner(other, *given)
 
     return apply
 

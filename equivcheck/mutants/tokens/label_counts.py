@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import torch
 
-from equivcheck.diagnosis.catalogue.counterfactual import changing_batches
 from equivcheck.mutants.mutant import Minimum, fault
 from equivcheck.mutants.needs import DATA_PARALLEL, EVERYWHERE, all_of, has_data_ranks, has_microbatches
 from equivcheck.mutants.rank import data_ranks
+from equivcheck.mutants.tokens.batches import compute_on
 from equivcheck.mutants.tokens.needs import counts_labels, ignores_labels, loss_of_labels
 from equivcheck.scenario import CrossEntropy, Scenario
 from equivcheck.train.material import Batch, count_labels
@@ -36,7 +36,7 @@ def _divide(setup: Setup, divisors: Divisors) -> None:
     def divided(batches: Sequence[Batch]) -> list[Batch]:
         return [replace(batch, divisor=divisor) for batch, divisor in zip(batches, divisors(batches), strict=True)]
 
-    changing_batches(divided)(setup)
+    compute_on(setup, divided)
 
 
 def _count(setup: Setup, labels: torch.Tensor) -> float:

@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import torch
 
-from equivcheck.diagnosis.catalogue.counterfactual import changing_batches, changing_loss
 from equivcheck.mutants.mutant import Minimum, fault
 from equivcheck.mutants.needs import DATA_PARALLEL, EVERYWHERE, all_of, has_data_ranks
 from equivcheck.mutants.rank import data_ranks, size_of
+from equivcheck.mutants.tokens.batches import compute_on, minimise
 from equivcheck.mutants.tokens.needs import ignores_labels, length_of, loss_of_labels, plan_of
 from equivcheck.scenario import ActivationSharding, CrossEntropy, Scenario, TensorParallel
 from equivcheck.scenario.mesh import TP
@@ -49,7 +49,7 @@ def _labels_long_parts(scenario: Scenario) -> bool:
 
 
 def _relabel(setup: Setup, change: Move) -> None:
-    changing_batches(lambda batches: [replace(batch, targets=change(batch.targets)) for batch in batches])(setup)
+    compute_on(setup, lambda batches: [replace(batch, targets=change(batch.targets)) for batch in batches])
 
 
 def _relabel_parts(setup: Setup, change: Move) -> None:
@@ -109,22 +109,22 @@ def z_loss_summed_over_ranks(setup: Setup) -> None:
     """The z-loss is summed over data-parallel ranks, where the cross-entropy is averaged."""
     loss = setup.training.loss
     assert isinstance(loss, CrossEntropy), "it was chosen for its labels"
-    changing_loss(z_loss=loss.z_loss * data_ranks(setup))(setup)
+    minimise(setup, z_loss=loss.z_loss * data_ranks(setup))
 
 
 @fault(layouts=EVERYWHERE, applies=_has_z_loss, causes=(Cause.ANOTHER_LOSS,), minimum=Minimum(ranks=1, because=ONE_RANK))
 def z_loss_lost(setup: Setup) -> None:
     """Ranks leave out the z-loss."""
-    changing_loss(z_loss=0.0)(setup)
+    minimise(setup, z_loss=0.0)
 
 
 @fault(layouts=EVERYWHERE, applies=_smooths, causes=(Cause.ANOTHER_LOSS,), minimum=Minimum(ranks=1, because=ONE_RANK))
 def label_smoothing_lost(setup: Setup) -> None:
     """Ranks do not smooth labels, as a cross-entropy of logits in shards that has no such option."""
-    changing_loss(label_smoothing=0.0)(setup)
+    minimise(setup, label_smoothing=0.0)
 
 
 @fault(layouts=EVERYWHERE, applies=_weighs, causes=(Cause.ANOTHER_LOSS,), minimum=Minimum(ranks=1, because=ONE_RANK))
 def class_weights_lost(setup: Setup) -> None:
     """Ranks weigh all classes alike."""
-    changing_loss(class_weights=False)(setup)
+    minimise(setup, class_weights=False)

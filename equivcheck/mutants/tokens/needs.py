@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from equivcheck.mutants.needs import is_eager
-from equivcheck.scenario import Attention, CrossEntropy, Scenario, Split, TensorParallel
+from equivcheck.scenario import ActivationSharding, Attention, CrossEntropy, Scenario, Split, TensorParallel
 from equivcheck.scenario.mesh import TP
 
 
@@ -46,3 +46,13 @@ def shares_out_vocabulary(scenario: Scenario) -> bool:
     """Whether each rank has some rows of the embedding."""
     plan = plan_of(scenario)
     return plan is not None and scenario.training.model.source is not None and plan.source is Split.ROW
+
+
+def has_parts(scenario: Scenario) -> bool:
+    """Whether ranks have parts of each sequence between some layers, all of one length, of several positions together."""
+    plan, ranks = plan_of(scenario), scenario.layout.mesh.size(TP)
+    if plan is None or length_of(scenario) % ranks:
+        return False
+    outputs = [entry.output for entry in plan.plan]
+    has_source = scenario.training.model.source is not None
+    return ActivationSharding.ROWS in (*outputs, *((plan.source_output,) if has_source else ()))

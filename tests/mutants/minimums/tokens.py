@@ -6,6 +6,7 @@ from equivcheck.scenario import (
     DDP,
     ActivationSharding,
     AnyLayer,
+    Attention,
     Axis,
     CrossEntropy,
     Data,
@@ -31,6 +32,15 @@ HEAD = Head()
 ALL_LABELS = CrossEntropy()
 LABELS = CrossEntropy(ignored=Ignored.FIRST_ROWS)
 BY_POSITIONS = TensorParallel(plan=(LayerPlan(split=Split.REPLICATED, output=ActivationSharding.ROWS),), head=Split.REPLICATED)
+
+BY_HEADS = TensorParallel(plan=(LayerPlan(split=Split.WITHIN),), head=Split.REPLICATED)
+PLACED = Tokens(vocabulary=4, learned_positions=True)
+BY_TOKENS = TensorParallel(
+    plan=(LayerPlan(split=Split.REPLICATED),),
+    source=Split.ROW,
+    source_output=ActivationSharding.ROWS,
+    head=Split.REPLICATED,
+)
 
 
 def _scenario(  # noqa: PLR0913 - what a minimum may have
@@ -68,5 +78,16 @@ MINIMUMS: dict[str, Scenario] = {
     "z_loss_lost": _scenario(loss=CrossEntropy(z_loss=0.5)),
     "label_smoothing_lost": _scenario(loss=CrossEntropy(label_smoothing=0.5)),
     "class_weights_lost": _scenario(loss=CrossEntropy(class_weights=True)),
+    "kv_gradient_of_one_copy": _scenario(Attention(heads=2)),
+    "kv_gradients_averaged": _scenario(Attention(heads=2)),
+    "rotary_keys_shifted_on_one_rank": _scenario(Attention(heads=2, kv_heads=2, rotary=True), ranks=2, by=BY_HEADS),
+    "padding_row_trained": _scenario(source=Tokens(vocabulary=2, padding=1)),
+    "learned_positions_counted_from_parts": _scenario(ranks=2, by=BY_TOKENS, source=PLACED),
+    "positions_added_on_every_rank": _scenario(ranks=2, by=BY_TOKENS, source=PLACED),
+    "tokens_of_other_ranks_not_masked": _scenario(ranks=2, by=BY_TOKENS),
+    "embedding_averaged_over_ranks": _scenario(ranks=2, by=BY_TOKENS),
+    "tied_head_without_gradient": _scenario(head=Head(tied=True)),
+    "tied_embedding_without_gradient": _scenario(head=Head(tied=True)),
+    "tied_head_left_behind": _scenario(head=Head(tied=True), steps=2),
 }
 """By the name of the mutant."""

@@ -1,0 +1,129 @@
+"""What tokens and their positions are embedded as, and heads that are no longer tied to that."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from equivcheck.diagnosis.catalogue.counterfactual import Counterfactual, on_one_device
+from equivcheck.diagnosis.diverged_run import DivergedRun
+from equivcheck.diagnosis.words import over
+from equivcheck.layouts.limits.repairs import is_tied
+from equivcheck.scenario import Tokens
+from equivcheck.scenario.mesh import TP
+from equivcheck.train.setup import Setup
+from equivcheck.verdict.cause import Cause
+
+Weight = Callable[[nn.Linear], Callable[[], torch.Tensor]]
+"""What a head takes for its weight, made before training."""
+
+
+def wrong_embeddings(diverged: DivergedRun) -> Iterator[Counterfactual]:
+    """Padding that learns, positions of parts or added again, rows of other tokens, heads without a tie."""
+    source = diverged.training.model.source
+    if source is None or diverged.rounding is not None:
+        return
+    if source.padding is not None:
+        words = "the row of the padding token in `embedding.weight` has a gradient: the embedding has forgotten its padding"
+        yield on_one_device(diverged, Cause.PADDING_TRAINED, words, _forget_padding)
+    if diverged.mesh.size(TP) > 1:
+        yield from _positions(diverged, source)
+        yield from _rows(diverged, source)
+    if is_tied(diverged.training.model):
+        yield from _untied(diverged)
+
+
+def _forget_padding(setup: Setup) -> None:
+    _embedding(setup).padding_idx = None
+
+
+def _embedding(setup: Setup, name: str = "embedding") -> nn.Embedding:
+    module = setup.model.get_submodule(name)
+    assert isinstance(module, nn.Embedding), "it is a model of tokens"
+    return module
+
+
+def _positions(diverged: DivergedRun, source: Tokens) -> Iterator[Counterfactual]:
+    ranks, length = diverged.mesh.size(TP), diverged.training.model.length or 1
+    where = over(diverged.mesh, (TP,))
+    if not source.learned_positions:
+        return
+    if length % ranks == 0:
+        words = f"learned positions begin anew in the part of a sequence that each of {where} has"
+        yield on_one_device(diverged, Cause.POSITIONS, words, partial(_begin_anew, part=length // ranks))
+    for learns in (False, True):
+        words = f"learned positions are added on each of {where}, not once"
+        yield on_one_device(diverged, Cause.POSITIONS, words, partial(_add_again, times=ranks - 1, learns=learns))
+
+
+def _begin_anew(setup: Setup, *, part: int) -> None:
+    _embedding(setup, "positions").register_forward_pre_hook(lambda _module, inputs: (inputs[0] % part,))
+
+
+def _add_again(setup: Setup, *, times: int, learns: bool) -> None:
+    def add(_module: nn.Module, _inputs: object, outputs: torch.Tensor) -> torch.Tensor:
+        return outputs + times * (outputs if learns else outputs.detach())
+
+    _embedding(setup, "positions").register_forward_hook(add)
+
+
+def _rows(diverged: DivergedRun, source: Tokens) -> Iterator[Counterfactual]:
+    """Where each rank has some rows of the embedding."""
+    ranks, where = diverged.mesh.size(TP), over(diverged.mesh, (TP,))
+    words = f"what {where} look up in their rows of `embedding.weight` is averaged over them, not summed"
+    yield on_one_device(diverged, Cause.OUTPUT_AVERAGED, words, partial(_divide, ranks=ranks))
+    tokens, size = range(source.vocabulary), -(-source.vocabulary // ranks)
+    words = f"{where} look up tokens of each other in the first of their own rows of `embedding.weight`, and add that"
+    rows = {token: [token, *(first for first in tokens[::size] if token // size != first // size)] for token in tokens}
+    yield on_one_device(diverged, Cause.ANOTHER_ROW, words, partial(_look_up, rows=rows))
+
+
+def _divide(setup: Setup, *, ranks: int) -> None:
+    _embedding(setup).register_forward_hook(lambda _module, _inputs, outputs: outputs / ranks)
+
+
+def _look_up(setup: Setup, *, rows: dict[int, list[int]]) -> None:
+    """Embed each token as the sum of some rows."""
+    module = _embedding(setup)
+    counts = torch.zeros(len(rows), module.num_embeddings, dtype=module.weight.dtype)
+    for token, found in rows.items():
+        for row in found:
+            counts[token, row] += 1.0
+
+    def forward(tokens: torch.Tensor) -> torch.Tensor:
+        outputs = functional.embedding(tokens, counts) @ module.weight
+        if module.padding_idx is None:
+            return outputs
+        return outputs.where((tokens != module.padding_idx).unsqueeze(-1), outputs.detach())
+
+    module.forward = forward  # type: ignore[assignment,method-assign]
+
+
+def _untied(diverged: DivergedRun) -> Iterator[Counterfactual]:
+    words = "the use of the tied `embedding.weight` in the head adds nothing to its gradient"
+    yield on_one_device(diverged, Cause.UNTIED, words, partial(_head_with, weight=lambda head: head.weight.detach))
+    words = "the use of the tied `embedding.weight` in the embedding adds nothing to its gradient"
+    yield on_one_device(diverged, Cause.UNTIED, words, _embed_without_gradient)
+    words = "the tied `embedding.weight` keeps its initial value in the head"
+    yield on_one_device(diverged, Cause.UNTIED, words, partial(_head_with, weight=_left_behind))
+
+
+def _head_with(setup: Setup, *, weight: Weight) -> None:
+    head = setup.model.get_submodule("head.linear")
+    assert isinstance(head, nn.Linear), "a head has a linear"
+    found = weight(head)
+    head.forward = lambda values: functional.linear(values, found(), head.bias)  # type: ignore[assignment,method-assign]
+
+
+def _left_behind(head: nn.Linear) -> Callable[[], torch.Tensor]:
+    start = head.weight.detach().clone()
+    return lambda: start + (head.weight - head.weight.detach())
+
+
+def _embed_without_gradient(setup: Setup) -> None:
+    module = _embedding(setup)
+    module.forward = lambda tokens: functional.embedding(tokens, module.weight.detach())  # type: ignore[assignment,method-assign]

@@ -1,0 +1,93 @@
+"""Heads of key and value that learn from a part of their copies, or lie at other positions than queries."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import cycle
+
+import torch
+
+from equivcheck.diagnosis.catalogue.counterfactual import Change, Counterfactual, on_one_device
+from equivcheck.diagnosis.diverged_run import DivergedRun
+from equivcheck.diagnosis.words import listed, over
+from equivcheck.layers.attention.module import AttentionModule, turned
+from equivcheck.scenario import Attention
+from equivcheck.scenario.mesh import TP
+from equivcheck.train.setup import Setup
+from equivcheck.verdict.cause import Cause
+
+Grouped = Callable[[int, torch.Tensor], torch.Tensor]
+"""From the number of copies and heads of key or value: the copies, those of a head beside each other."""
+
+
+def wrong_keys_and_values(diverged: DivergedRun) -> Iterator[Counterfactual]:
+    """Of all attention layers, or of one."""
+    layers = diverged.training.model.layers
+    found = tuple(index for index, layer in enumerate(layers) if isinstance(layer, Attention))
+    for chosen in dict.fromkeys((found, *((index,) for index in found)) if found else ()):
+        which = [layer for index in chosen if isinstance(layer := layers[index], Attention)]
+        if any(layer.heads > layer.kv_heads for layer in which):
+            yield from _copied(diverged, chosen)
+        if any(layer.rotary for layer in which):
+            yield from _shifted(diverged, chosen)
+
+
+def _named(layers: tuple[int, ...]) -> str:
+    return listed([f"`layers.{layer}`" for layer in layers])
+
+
+def _copied(diverged: DivergedRun, layers: tuple[int, ...]) -> Iterator[Counterfactual]:
+    ways: tuple[tuple[str, Grouped], ...] = (
+        ("that of the first of its copies alone", lambda copies, values: _learning(values, [True, *[False] * (copies - 1)])),
+        ("that of the last of its copies alone", lambda copies, values: _learning(values, [*[False] * (copies - 1), True])),
+        ("the mean over its copies, not the sum", _averaged),
+    )
+    for how, group in ways:
+        words = f"the gradient of a head of key and value in {_named(layers)} is {how}"
+        yield on_one_device(diverged, Cause.KV_HEADS, words, _changing(layers, partial(_grouping, group)))
+
+
+def _learning(values: torch.Tensor, learns: list[bool]) -> torch.Tensor:
+    return torch.stack([values if each else values.detach() for each in learns], -3).flatten(-4, -3)
+
+
+def _averaged(copies: int, values: torch.Tensor) -> torch.Tensor:
+    quiet = values.detach() + (values - values.detach()) / copies
+    return quiet.repeat_interleave(copies, -3)
+
+
+def _grouping(group: Grouped, module: AttentionModule) -> None:
+    module.grouped = partial(group, module.layer.heads // module.layer.kv_heads)  # type: ignore[method-assign]
+
+
+def _shifted(diverged: DivergedRun, layers: tuple[int, ...]) -> Iterator[Counterfactual]:
+    ranks = diverged.mesh.size(TP)
+    for rank in range(ranks if ranks > 1 else 0):
+        for shift in (1, -1):
+            where = f"the heads of rank {rank} of {over(diverged.mesh, (TP,))}"
+            words = f"rotary positions of keys of {_named(layers)} are off by {shift} in {where}"
+            change = _changing(layers, partial(_placing, ranks, rank, shift))
+            yield on_one_device(diverged, Cause.POSITIONS, words, change)
+
+
+def _placing(ranks: int, rank: int, shift: int, module: AttentionModule) -> None:
+    """Query and key are placed one after the other."""
+    turns = cycle((0, shift))
+    if module.layer.rotary:
+        module.placed = lambda values: _placed(ranks, rank, next(turns), values)  # type: ignore[method-assign]
+
+
+def _placed(ranks: int, rank: int, shift: int, values: torch.Tensor) -> torch.Tensor:
+    parts, places = values.chunk(ranks, -3), torch.arange(values.shape[-2])
+    return torch.cat([turned(part, places + shift * (at == rank)) for at, part in enumerate(parts)], -3)
+
+
+def _changing(layers: tuple[int, ...], change: Callable[[AttentionModule], None]) -> Change:
+    def apply(setup: Setup) -> None:
+        for layer in layers:
+            module = setup.model.get_submodule(f"layers.{layer}")
+            assert isinstance(module, AttentionModule), "the layer is one of attention"
+            change(module)
+
+    return apply

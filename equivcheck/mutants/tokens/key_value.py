@@ -1,0 +1,92 @@
+"""Heads of key and value that learn from a part of their copies, or lie at other positions than queries."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+
+import torch
+
+from equivcheck.layers.attention.module import AttentionModule, turned
+from equivcheck.mutants.mutant import Minimum, fault
+from equivcheck.mutants.needs import EVERYWHERE, within
+from equivcheck.mutants.parameter_use import changed
+from equivcheck.mutants.rank import rank_along, size_of
+from equivcheck.mutants.tokens.needs import attentions, length_of, plan_of
+from equivcheck.scenario import Attention, Scenario, Split, TensorParallel
+from equivcheck.scenario.mesh import TP
+from equivcheck.train.setup import Setup
+from equivcheck.verdict.cause import Cause
+
+ONE_RANK = "one rank sums over copies as well"
+
+
+def _is_grouped(scenario: Scenario) -> bool:
+    return any(layer.heads > layer.kv_heads and not layer.frozen for layer in attentions(scenario))
+
+
+def _turns_heads(scenario: Scenario) -> bool:
+    """Whether ranks have heads of their own whose positions are rotary."""
+    plan, layers = plan_of(scenario), scenario.training.model.layers
+    if plan is None or length_of(scenario) == 1:
+        return False
+    pairs = zip(layers, plan.plan, strict=True)
+    return any(isinstance(layer, Attention) and layer.rotary and entry.split is Split.WITHIN for layer, entry in pairs)
+
+
+def _attentions(setup: Setup) -> Iterator[tuple[AttentionModule, int]]:
+    """The attention modules that a rank has, with the number of copies of each head of key and value."""
+    for module in setup.model.modules():
+        if isinstance(module, AttentionModule):
+            yield module, module.layer.heads // module.layer.kv_heads
+
+
+@fault(layouts=EVERYWHERE, applies=_is_grouped, causes=(Cause.KV_HEADS,), minimum=Minimum(ranks=1, because=ONE_RANK))
+def kv_gradient_of_one_copy(setup: Setup) -> None:
+    """Of the copies of a head of key and value, the gradient of the first alone reaches the head."""
+    for module, copies in _attentions(setup):
+        module.grouped = partial(_with_gradient_of_first, copies)  # type: ignore[method-assign]
+
+
+def _with_gradient_of_first(copies: int, values: torch.Tensor) -> torch.Tensor:
+    return torch.stack([values, *[values.detach()] * (copies - 1)], -3).flatten(-4, -3)
+
+
+@fault(layouts=EVERYWHERE, applies=_is_grouped, causes=(Cause.KV_HEADS,), minimum=Minimum(ranks=1, because=ONE_RANK))
+def kv_gradients_averaged(setup: Setup) -> None:
+    """The gradients of the copies of a head of key and value are averaged, not summed."""
+    for module, copies in _attentions(setup):
+        module.grouped = partial(_averaging, module.grouped, copies)  # type: ignore[method-assign]
+
+
+def _averaging(inner: Callable[[torch.Tensor], torch.Tensor], copies: int, values: torch.Tensor) -> torch.Tensor:
+    return inner(changed(values, gradients=lambda gradient: gradient / copies))
+
+
+@fault(
+    layouts=within(TensorParallel.tag),
+    applies=_turns_heads,
+    causes=(Cause.POSITIONS,),
+    minimum=Minimum(because="two ranks have a head each; a shift of query and key alike changes nothing"),
+)
+def rotary_keys_shifted_on_one_rank(setup: Setup) -> None:
+    """The last rank turns its keys as if they were a position later."""
+    if rank_along(setup, TP) != size_of(setup, TP) - 1:
+        return
+    assert setup.layout is not None, "a mutant is planted into a rank"
+    splits = [entry.split for entry in setup.layout.of(TensorParallel)[0].plan]
+    for split, module in zip(splits, setup.model.get_submodule("layers").children(), strict=True):
+        if isinstance(module, AttentionModule) and split is Split.WITHIN:
+            _KeysLater(module)
+
+
+class _KeysLater:
+    """Places the query as it should be, and the key, which comes after it, a position later."""
+
+    def __init__(self, module: AttentionModule) -> None:
+        self._num_calls = 0
+        module.placed = self  # type: ignore[method-assign]
+
+    def __call__(self, values: torch.Tensor) -> torch.Tensor:
+        self._num_calls += 1
+        return turned(values, torch.arange(values.shape[-2]) + (self._num_calls + 1) % 2)

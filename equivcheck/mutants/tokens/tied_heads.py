@@ -1,0 +1,78 @@
+"""Heads that are tied to the embedding on one device, and no longer on ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from equivcheck.mutants.mutant import Minimum, fault
+from equivcheck.mutants.needs import EVERYWHERE, all_of, is_eager, runs_steps
+from equivcheck.mutants.parameter_use import Through, use_through
+from equivcheck.scenario import Scenario
+from equivcheck.train.setup import Setup
+from equivcheck.verdict.cause import Cause
+
+
+def _ties_trained(scenario: Scenario) -> bool:
+    model = scenario.training.model
+    return model.head is not None and model.head.tied and model.source is not None and not model.source.frozen
+
+
+@fault(
+    layouts=EVERYWHERE,
+    applies=all_of(is_eager, _ties_trained),
+    causes=(Cause.UNTIED,),
+    minimum=Minimum(ranks=1, because="the first gradient shows it, on one rank as well"),
+)
+def tied_head_without_gradient(setup: Setup) -> None:
+    """The weight of a tied head has the gradient of the embedding alone."""
+    _use_head_through(setup, torch.Tensor.detach)
+
+
+@fault(
+    layouts=EVERYWHERE,
+    applies=all_of(is_eager, _ties_trained),
+    causes=(Cause.UNTIED,),
+    minimum=Minimum(ranks=1, because="the first gradient shows it, on one rank as well"),
+)
+def tied_embedding_without_gradient(setup: Setup) -> None:
+    """The weight of a tied head has the gradient of the head alone."""
+    embedding = getattr(setup.model, "embedding", None)
+    if isinstance(embedding, nn.Embedding):
+        embedding.forward = partial(_embedded, embedding)  # type: ignore[method-assign]
+
+
+def _embedded(module: nn.Embedding, tokens: torch.Tensor) -> torch.Tensor:
+    return functional.embedding(tokens, module.weight.detach())
+
+
+@fault(
+    layouts=EVERYWHERE,
+    applies=all_of(is_eager, _ties_trained, runs_steps),
+    causes=(Cause.UNTIED, Cause.STALE),
+    minimum=Minimum(ranks=1, steps=2, because="head and embedding are the same until they are updated"),
+)
+def tied_head_left_behind(setup: Setup) -> None:
+    """The head goes on with the weight that it was tied to at the start; its gradient is added to the embedding's."""
+    _use_head_through(setup, _first_values())
+
+
+def _first_values() -> Through:
+    first: list[torch.Tensor] = []
+
+    def through(weight: torch.Tensor) -> torch.Tensor:
+        first[:] = first or [weight.detach().clone()]
+        return weight + (first[0] - weight).detach()
+
+    return through
+
+
+def _use_head_through(setup: Setup, through: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    """Let the linear of a head use its weight, not its bias, through a function."""
+    head = getattr(setup.model, "head", None)
+    if head is not None:
+        use_through(head.linear, lambda parameter: through(parameter) if parameter.ndim == 2 else parameter)
