@@ -5,13 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from equivcheck.diagnosis.catalogue.accumulation import wrong_accumulations
-from equivcheck.diagnosis.catalogue.attention import wrong_attention
 from equivcheck.diagnosis.catalogue.clipping import wrong_clippings
 from equivcheck.diagnosis.catalogue.counterfactual import Counterfactual
-from equivcheck.diagnosis.catalogue.embeddings import wrong_embeddings
 from equivcheck.diagnosis.catalogue.initial_values import wrong_initial_values
-from equivcheck.diagnosis.catalogue.key_value import wrong_keys_and_values
-from equivcheck.diagnosis.catalogue.labels import wrong_labels
 from equivcheck.diagnosis.catalogue.optimizer_settings import wrong_optimizers
 from equivcheck.diagnosis.catalogue.order import wrong_orders
 from equivcheck.diagnosis.catalogue.precision import wrong_parameter_precision, wrong_reduction_precision
@@ -20,8 +16,12 @@ from equivcheck.diagnosis.catalogue.rows import wrong_rows
 from equivcheck.diagnosis.catalogue.shards import local_statistics, state_of_other_ranks, wrong_gradient_shards
 from equivcheck.diagnosis.catalogue.shared_weights import wrong_sharing
 from equivcheck.diagnosis.catalogue.tensor_parallel import wrong_splits
+from equivcheck.diagnosis.catalogue.tokens.attention import wrong_attention
+from equivcheck.diagnosis.catalogue.tokens.embeddings import wrong_embeddings
+from equivcheck.diagnosis.catalogue.tokens.key_value import wrong_keys_and_values
+from equivcheck.diagnosis.catalogue.tokens.labels import wrong_labels
+from equivcheck.diagnosis.catalogue.tokens.vocabulary import wrong_vocabularies
 from equivcheck.diagnosis.catalogue.updates import lost_state, skipped_updates, stale_values
-from equivcheck.diagnosis.catalogue.vocabulary import wrong_vocabularies
 from equivcheck.diagnosis.diverged_run import DivergedRun
 from equivcheck.trace.differences import Phase
 

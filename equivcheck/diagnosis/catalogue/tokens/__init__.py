@@ -1,0 +1,1 @@
+"""Ways in which models of tokens go wrong: labels, positions, heads, embeddings."""
