@@ -25,8 +25,8 @@ class Family(Choice):
     TENSOR_PARALLEL = "tensor_parallel"
     SPMD = "spmd"
     PIPELINE = "pipeline"
-    OPTIMIZER = "optimizer"
     TOKENS = "tokens"
+    OPTIMIZER = "optimizer"
     PRECISION = "precision"
     RUNTIME = "runtime"
 

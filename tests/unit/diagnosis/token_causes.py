@@ -10,6 +10,10 @@ def _example(cause: Cause, name: str, words: str) -> Example:
 
 
 EXAMPLES = (
+    _example(Cause.PADDING_TRAINED, "padding_row_trained", "the embedding has forgotten its padding"),
+    _example(Cause.ANOTHER_LOSS, "z_loss_summed_over_ranks", "the z-loss is summed over the 2 dp ranks, not averaged"),
+    _example(Cause.ANOTHER_LABEL, "label_lost_at_borders", "the label of the last position of each of the parts"),
+    _example(Cause.LABEL_COUNT, "labels_counted_by_each_rank", "divided by the labels that count of each of the 2 dp ranks"),
     _example(Cause.POSITIONS, "rotary_positions_off_by_one", "one too many from those of tensor-parallel rank 1 on"),
     _example(Cause.ATTENTION_MASK, "causal_mask_lost", "attention in `layers.0` sees later positions as well"),
     _example(Cause.KV_HEADS, "copied_kv_gradients_not_summed", "copied key and value of each rank's own heads, not summed"),
