@@ -38,6 +38,24 @@ def _forward(module: nn.Module, through: Through) -> Callable[[torch.Tensor], to
     return lambda inputs: functional.rms_norm(inputs, module.normalized_shape, used("weight"), module.eps)
 
 
+def use_weight_through(linear: nn.Module, through: Through) -> None:
+    """Let a linear compute with what `through` makes of its weight, not of its bias."""
+    use_through(linear, lambda parameter: through(parameter) if parameter.ndim > 1 else parameter)
+
+
+class FirstValues:
+    """The values that a weight had when it was first used, with the gradients of what it is."""
+
+    def __init__(self) -> None:
+        self.first: torch.Tensor | None = None
+
+    def __call__(self, weight: torch.Tensor) -> torch.Tensor:
+        """The weight with its first values: exactly itself until it is updated."""
+        if self.first is None:
+            self.first = weight.detach().clone()
+        return weight + (self.first - weight).detach()
+
+
 class _Changed(torch.autograd.Function):
     """Two functions: of values on the way forward, of gradients on the way back."""
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
-from torch import nn
 
 from equivcheck.layers.linear.module import Block
 from equivcheck.mutants.mutant import Minimum, fault
 from equivcheck.mutants.needs import EVERYWHERE, all_of, is_eager, runs_steps, within
-from equivcheck.mutants.parameter_use import use_through
+from equivcheck.mutants.parameter_use import FirstValues, Through, use_weight_through
 from equivcheck.scenario import DDP, FSDP1, FSDP2, SPMD, AnyLayer, Recompute, Replicate, Scenario
 from equivcheck.train.setup import Setup
 from equivcheck.verdict.cause import Cause
@@ -76,7 +75,7 @@ def other_mask(mask: torch.Tensor, layer: AnyLayer) -> torch.Tensor:
 )
 def tied_weight_left_behind(setup: Setup) -> None:
     """A shared weight is updated in one place, and stays as it was in the other."""
-    _untie(setup, _FirstValues)
+    _untie(setup, FirstValues)
 
 
 @fault(
@@ -90,25 +89,8 @@ def tied_weight_without_gradient(setup: Setup) -> None:
     _untie(setup, lambda: torch.Tensor.detach)
 
 
-def _untie(setup: Setup, through: Callable[[], Callable[[torch.Tensor], torch.Tensor]]) -> None:
+def _untie(setup: Setup, through: Callable[[], Through]) -> None:
     """Let each layer that shares a weight of an earlier one use it through a function of its own."""
     for module in setup.model.modules():
         if isinstance(module, Block) and module.layer.shares is not None:
-            _use_weight_through(module.linear, through())
-
-
-def _use_weight_through(linear: nn.Linear, through: Callable[[torch.Tensor], torch.Tensor]) -> None:
-    use_through(linear, lambda parameter: through(parameter) if parameter.ndim == 2 else parameter)
-
-
-class _FirstValues:
-    """The values that a weight had when it was first used, with the gradients of what it is."""
-
-    def __init__(self) -> None:
-        self.first: torch.Tensor | None = None
-
-    def __call__(self, weight: torch.Tensor) -> torch.Tensor:
-        """The weight with its first values: exactly itself until it is updated."""
-        if self.first is None:
-            self.first = weight.detach().clone()
-        return weight + (self.first - weight).detach()
+            use_weight_through(module.linear, through())

@@ -12,15 +12,15 @@ from torch.distributed.tensor import DTensor, Partial
 from torch.nn import functional
 
 from equivcheck.mutants.mutant import Minimum, fault
-from equivcheck.mutants.needs import EVERYWHERE, all_of, is_eager, within
+from equivcheck.mutants.needs import EVERYWHERE, all_of, is_eager
 from equivcheck.mutants.rank import rank_along, size_of
-from equivcheck.mutants.tokens.needs import has_parts, length_of, plan_of, shares_out_vocabulary
-from equivcheck.scenario import ActivationSharding, Scenario, TensorParallel
+from equivcheck.mutants.tensor_parallel.plan import WITH_A_PLAN
+from equivcheck.mutants.tokens.needs import length_of, plan_of, shares_out_vocabulary
+from equivcheck.scenario import ActivationSharding, Scenario
 from equivcheck.scenario.mesh import TP
 from equivcheck.train.setup import Setup
 from equivcheck.verdict.cause import Cause
 
-WITH_A_PLAN = within(TensorParallel.tag)
 LookUp = Callable[[torch.Tensor, torch.Tensor, int], torch.Tensor]
 """From a rank's rows of an embedding, tokens, and the token of the first of its rows: what it adds for each token."""
 
@@ -37,8 +37,9 @@ def _learns_positions(scenario: Scenario) -> bool:
 
 def _embeds_in_parts(scenario: Scenario) -> bool:
     plan = plan_of(scenario)
-    by_positions = plan is not None and plan.source_output is ActivationSharding.ROWS
-    return by_positions and has_parts(scenario) and _learns_positions(scenario) and length_of(scenario) > 1
+    if plan is None or plan.source_output is not ActivationSharding.ROWS or not _learns_positions(scenario):
+        return False
+    return length_of(scenario) % scenario.layout.mesh.size(TP) == 0
 
 
 @fault(

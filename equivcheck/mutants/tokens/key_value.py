@@ -9,9 +9,10 @@ import torch
 
 from equivcheck.layers.attention.module import AttentionModule, turned
 from equivcheck.mutants.mutant import Minimum, fault
-from equivcheck.mutants.needs import EVERYWHERE, within
+from equivcheck.mutants.needs import EVERYWHERE
 from equivcheck.mutants.parameter_use import changed
 from equivcheck.mutants.rank import rank_along, size_of
+from equivcheck.mutants.tensor_parallel.plan import WITH_A_PLAN
 from equivcheck.mutants.tokens.needs import attentions, length_of, plan_of
 from equivcheck.scenario import Attention, Scenario, Split, TensorParallel
 from equivcheck.scenario.mesh import TP
@@ -64,7 +65,7 @@ def _averaging(inner: Callable[[torch.Tensor], torch.Tensor], copies: int, value
 
 
 @fault(
-    layouts=within(TensorParallel.tag),
+    layouts=WITH_A_PLAN,
     applies=_turns_heads,
     causes=(Cause.POSITIONS,),
     minimum=Minimum(because="two ranks have a head each; a shift of query and key alike changes nothing"),

@@ -10,9 +10,10 @@ import torch
 from equivcheck.mutants.mutant import Minimum, fault
 from equivcheck.mutants.needs import DATA_PARALLEL, EVERYWHERE, all_of, has_data_ranks
 from equivcheck.mutants.rank import data_ranks, size_of
+from equivcheck.mutants.tensor_parallel.plan import WITH_A_PLAN
 from equivcheck.mutants.tokens.batches import compute_on, minimise
 from equivcheck.mutants.tokens.needs import ignores_labels, length_of, loss_of_labels, plan_of
-from equivcheck.scenario import ActivationSharding, CrossEntropy, Scenario, TensorParallel
+from equivcheck.scenario import ActivationSharding, CrossEntropy, Scenario
 from equivcheck.scenario.mesh import TP
 from equivcheck.train.material import IGNORED
 from equivcheck.train.setup import Setup
@@ -74,7 +75,7 @@ def ignored_label_replaced(setup: Setup) -> None:
 
 
 @fault(
-    layouts=(TensorParallel.tag,),
+    layouts=WITH_A_PLAN,
     applies=_labels_long_parts,
     causes=(Cause.ANOTHER_LABEL,),
     minimum=Minimum(because="two ranks have a part of each sequence, which must be longer than a position to be shifted"),
@@ -85,7 +86,7 @@ def labels_shifted_within_parts(setup: Setup) -> None:
 
 
 @fault(
-    layouts=(TensorParallel.tag,),
+    layouts=WITH_A_PLAN,
     applies=_labels_parts,
     causes=(Cause.ANOTHER_LABEL,),
     minimum=Minimum(because="two ranks have a part of each sequence; the border between them loses a label"),

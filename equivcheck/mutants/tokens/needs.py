@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from equivcheck.mutants.needs import is_eager
-from equivcheck.scenario import ActivationSharding, Attention, CrossEntropy, Scenario, Split, TensorParallel
-from equivcheck.scenario.mesh import TP
+from equivcheck.parallelisms.tensor_parallel.sites import plan_over_ranks
+from equivcheck.scenario import Attention, CrossEntropy, Scenario, Split, TensorParallel
 
 
 def loss_of_labels(scenario: Scenario) -> CrossEntropy | None:
@@ -38,8 +38,7 @@ def length_of(scenario: Scenario) -> int:
 
 def plan_of(scenario: Scenario) -> TensorParallel | None:
     """How tensor parallelism shares out a model over several ranks; None where it does not, or hooks are not called."""
-    plans = scenario.layout.of(TensorParallel)
-    return plans[0] if plans and scenario.layout.mesh.size(TP) > 1 and is_eager(scenario) else None
+    return plan_over_ranks(scenario.layout) if is_eager(scenario) else None
 
 
 def shares_out_vocabulary(scenario: Scenario) -> bool:
@@ -48,11 +47,7 @@ def shares_out_vocabulary(scenario: Scenario) -> bool:
     return plan is not None and scenario.training.model.source is not None and plan.source is Split.ROW
 
 
-def has_parts(scenario: Scenario) -> bool:
-    """Whether ranks have parts of each sequence between some layers, all of one length, of several positions together."""
-    plan, ranks = plan_of(scenario), scenario.layout.mesh.size(TP)
-    if plan is None or length_of(scenario) % ranks:
-        return False
-    outputs = [entry.output for entry in plan.plan]
-    has_source = scenario.training.model.source is not None
-    return ActivationSharding.ROWS in (*outputs, *((plan.source_output,) if has_source else ()))
+def head_split(scenario: Scenario) -> Split | None:
+    """How several ranks share out the head, where hooks are called; None where there is none to share out."""
+    plan = plan_of(scenario)
+    return None if plan is None or scenario.training.model.head is None else plan.head

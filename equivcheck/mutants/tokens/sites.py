@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator
 
 from equivcheck.layers.module import LayerModule
 from equivcheck.mutants.needs import is_eager
-from equivcheck.parallelisms.tensor_parallel.sites import PlannedLayer, plan_over_ranks, planned_layers
-from equivcheck.scenario import Scenario, Split
+from equivcheck.parallelisms.tensor_parallel.sites import PlannedLayer, planned_layers
+from equivcheck.scenario import Scenario
 from equivcheck.train.setup import Setup
 
 Chosen = Callable[[PlannedLayer], bool]
@@ -26,15 +26,3 @@ def layers_of(setup: Setup, chosen: Chosen) -> Iterator[tuple[LayerModule, Plann
         for module in layer.modules():
             if isinstance(module, LayerModule) and chosen(place):
                 yield module, place
-
-
-def source_split(scenario: Scenario) -> Split | None:
-    """How several ranks share out the embedding of tokens, where hooks are called; None where there is none to share out."""
-    plan = plan_over_ranks(scenario.layout) if is_eager(scenario) else None
-    return None if plan is None or scenario.training.model.source is None else plan.source
-
-
-def head_split(scenario: Scenario) -> Split | None:
-    """How several ranks share out the head, where hooks are called; None where there is none to share out."""
-    plan = plan_over_ranks(scenario.layout) if is_eager(scenario) else None
-    return None if plan is None or scenario.training.model.head is None else plan.head

@@ -14,7 +14,8 @@ from equivcheck.mutants.parameter_use import Through, changed, sum_twice, unredu
 from equivcheck.mutants.rank import size_of
 from equivcheck.mutants.tensor_parallel.plan import WITH_A_PLAN
 from equivcheck.mutants.tensor_parallel.shards import overwrite_initial_values
-from equivcheck.mutants.tokens.sites import has_layer, head_split, layers_of
+from equivcheck.mutants.tokens.needs import head_split
+from equivcheck.mutants.tokens.sites import has_layer, layers_of
 from equivcheck.parallelisms.tensor_parallel.plans import inputs_of
 from equivcheck.parallelisms.tensor_parallel.sites import PlannedLayer, plan_over_ranks
 from equivcheck.scenario import ActivationSharding, GatedMLP, Layout, Model, Scenario, Split

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
-
 import torch
-from torch import nn
-from torch.nn import functional
 
 from equivcheck.mutants.mutant import Minimum, fault
 from equivcheck.mutants.needs import EVERYWHERE, all_of, is_eager, runs_steps
-from equivcheck.mutants.parameter_use import Through, use_through
+from equivcheck.mutants.parameter_use import FirstValues, Through, use_through, use_weight_through
 from equivcheck.scenario import Scenario
 from equivcheck.train.setup import Setup
 from equivcheck.verdict.cause import Cause
@@ -42,12 +37,8 @@ def tied_head_without_gradient(setup: Setup) -> None:
 def tied_embedding_without_gradient(setup: Setup) -> None:
     """The weight of a tied head has the gradient of the head alone."""
     embedding = getattr(setup.model, "embedding", None)
-    if isinstance(embedding, nn.Embedding):
-        embedding.forward = partial(_embedded, embedding)  # type: ignore[method-assign]
-
-
-def _embedded(module: nn.Embedding, tokens: torch.Tensor) -> torch.Tensor:
-    return functional.embedding(tokens, module.weight.detach())
+    if embedding is not None:
+        use_through(embedding, torch.Tensor.detach)
 
 
 @fault(
@@ -58,21 +49,10 @@ def _embedded(module: nn.Embedding, tokens: torch.Tensor) -> torch.Tensor:
 )
 def tied_head_left_behind(setup: Setup) -> None:
     """The head goes on with the weight that it was tied to at the start; its gradient is added to the embedding's."""
-    _use_head_through(setup, _first_values())
+    _use_head_through(setup, FirstValues())
 
 
-def _first_values() -> Through:
-    first: list[torch.Tensor] = []
-
-    def through(weight: torch.Tensor) -> torch.Tensor:
-        first[:] = first or [weight.detach().clone()]
-        return weight + (first[0] - weight).detach()
-
-    return through
-
-
-def _use_head_through(setup: Setup, through: Callable[[torch.Tensor], torch.Tensor]) -> None:
-    """Let the linear of a head use its weight, not its bias, through a function."""
+def _use_head_through(setup: Setup, through: Through) -> None:
     head = getattr(setup.model, "head", None)
     if head is not None:
-        use_through(head.linear, lambda parameter: through(parameter) if parameter.ndim == 2 else parameter)
+        use_weight_through(head.linear, through)

@@ -16,7 +16,7 @@ from equivcheck.mutants.mutant import Minimum, fault
 from equivcheck.mutants.parameter_use import use_through
 from equivcheck.mutants.rank import rank_along, size_of
 from equivcheck.mutants.tensor_parallel.plan import WITH_A_PLAN
-from equivcheck.mutants.tokens.sites import head_split, source_split
+from equivcheck.mutants.tokens.needs import head_split, shares_out_vocabulary
 from equivcheck.scenario import CrossEntropy, Scenario, Split, Training
 from equivcheck.scenario.mesh import TP
 from equivcheck.train.loss import loss_of
@@ -27,14 +27,10 @@ from equivcheck.verdict.cause import Cause
 IN_SHARDS = "two ranks have a part of the vocabulary each"
 
 
-def _cuts_tokens(scenario: Scenario) -> bool:
-    return source_split(scenario) is Split.ROW
-
-
 def _has_later_tokens(scenario: Scenario) -> bool:
     """Whether a rank after the first has two tokens, one of which can be taken for the other."""
     ranks, source = scenario.layout.mesh.size(TP), scenario.training.model.source
-    return _cuts_tokens(scenario) and source is not None and source.vocabulary - chunk_size(source.vocabulary, ranks) > 1
+    return shares_out_vocabulary(scenario) and source is not None and source.vocabulary - chunk_size(source.vocabulary, ranks) > 1
 
 
 def _gathers_logits(scenario: Scenario) -> bool:
@@ -57,7 +53,7 @@ def _has_plain_softmax(scenario: Scenario) -> bool:
 
 @fault(
     layouts=WITH_A_PLAN,
-    applies=_cuts_tokens,
+    applies=shares_out_vocabulary,
     causes=(Cause.ANOTHER_ROW,),
     minimum=Minimum(because=IN_SHARDS),
 )
