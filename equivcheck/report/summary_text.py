@@ -12,7 +12,7 @@ from equivcheck.campaign.counts.tally import Tally
 from equivcheck.campaign.events import KeptFinding, Summary
 from equivcheck.campaign.messages import Control
 from equivcheck.findings.store import Kept
-from equivcheck.report.coverage_text import pairs_line, programs_line
+from equivcheck.report.coverage_text import families_line, pairs_line, programs_line
 from equivcheck.report.node_text import node_summary
 from equivcheck.report.verdict_text import STYLES
 from equivcheck.scenario.file_format.codec import to_json
@@ -44,6 +44,7 @@ def _parts(summary: Summary) -> Iterator[RenderableType]:
         yield Text(f"slowest: {tally.slowest_seconds * 1000:.0f} ms, {in_words(tally.slowest)}")
     if tally.reach.num_scenarios:
         yield Text(pairs_line(tally.reach))
+        yield Text(f"  {families_line(tally.reach)}")
     if tally.programs.num_programs:
         yield Text(programs_line(tally.programs))
     if tally.beyond:

@@ -41,17 +41,19 @@ def give_store_back(_workers: list[psutil.Process], store: Path) -> bool:
 
 
 def kill_worker(workers: list[psutil.Process], _store: Path) -> bool:
-    """As the kernel does when memory runs out."""
-    for worker in workers[:1]:
+    """As the kernel does when memory runs out; not one that has been stopped, which is to be noticed."""
+    going = [worker for worker in workers if worker.status() != psutil.STATUS_STOPPED]
+    for worker in going[:1]:
         worker.kill()
-    return bool(workers)
+    return bool(going)
 
 
 def stop_worker(workers: list[psutil.Process], _store: Path) -> bool:
-    """It never goes on by itself."""
-    for worker in workers[-1:]:
+    """It never goes on by itself: the one that has computed most, as one that has just started may take its time."""
+    worker = max(workers, key=lambda each: each.cpu_times().user, default=None)
+    if worker is not None:
         worker.suspend()
-    return bool(workers)
+    return worker is not None
 
 
 def kill_descendant(workers: list[psutil.Process], _store: Path) -> bool:

@@ -17,7 +17,6 @@ from equivcheck.parallelisms.tensor_parallel.plans import (
     has_pending_gradients,
     places,
     splits_weights,
-    trained_cuts,
     unfrozen_norms,
 )
 from equivcheck.scenario import (
@@ -30,6 +29,7 @@ from equivcheck.scenario import (
     Replicate,
     Replicator,
     Scenario,
+    Split,
     TensorParallel,
 )
 from equivcheck.scenario.mesh import DP, SHARD, TP
@@ -39,12 +39,7 @@ from equivcheck.trace.differences import Divergence
 @need
 def tensor_parallel_leaves_nothing(scenario: Scenario) -> bool:
     """Tensor parallelism cuts a trained parameter along a dim so short that some rank holds nothing of it."""
-    ranks = scenario.layout.mesh.size(TP)
-    return any(
-        leaves_nothing(size, ranks)
-        for parallelism in scenario.layout.of(TensorParallel)
-        for size in trained_cuts(scenario.training.model, parallelism)
-    )
+    return any(parameter.trained for _, parameter in _cut_to_nothing(scenario))
 
 
 @need
@@ -60,6 +55,12 @@ def fully_shard_manages_no_column(scenario: Scenario) -> bool:
         dim > 0 and any(_fully_shards(each, parameter) for each in scenario.layout.parallelisms)
         for dim, parameter in _cut_to_nothing(scenario)
     )
+
+
+@need
+def embedding_by_tokens(scenario: Scenario) -> bool:
+    """Tensor parallelism shares an embedding out by tokens."""
+    return any(plan.source is Split.ROW for plan in scenario.layout.of(TensorParallel))
 
 
 @need

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from equivcheck.layers.parameters import parameters_of
-from equivcheck.layouts.limits.execution import NO_COUNTS_IN_GRAPHS
+from equivcheck.layouts.limits.execution import NO_COUNTS_IN_GRAPHS, uncompiled
 from equivcheck.layouts.limits.limit import LayoutLimit, Limit, parallelism_of
 from equivcheck.layouts.limits.optimizers import DTENSOR_OPTIMIZERS, WHOLE_PARAMETERS, elementwise, keeps_dtensors
 from equivcheck.layouts.limits.propagated_gradients import limits_of_propagated_gradients
@@ -40,6 +40,7 @@ from equivcheck.scenario import (
     ASGD,
     ActivationSharding,
     Adafactor,
+    Compile,
     Implementation,
     Layout,
     Owner,
@@ -147,7 +148,20 @@ def _others(layout: Layout) -> tuple[Parallelism, ...]:
     return tuple(parallelism for parallelism in layout.parallelisms if not isinstance(parallelism, TensorParallel))
 
 
-LAYOUT_LIMITS: tuple[LayoutLimit, ...] = (APPLIED_FIRST, HOOKS_ON_OWN_PARAMETERS)
+def _compiles_after_pending_sum(layout: Layout) -> bool:
+    by_tokens = parallelism_of(layout, TensorParallel).source is Split.ROW
+    compiles_layers = layout.execution.compile is not Compile.NONE and layout.execution.per_layer
+    return by_tokens and compiles_layers and layout.mesh.size(TP) > 1
+
+
+NO_PENDING_SUM_BEFORE_COMPILED_LAYERS = LayoutLimit(
+    reason="tensor parallelism: what an embedding by tokens returns is still to be waited for, and a layer that is compiled by "
+    "itself takes the tensor out of it, without its graph: the embedding has no gradient, or backward raises (pytorch#179849)",
+    applies=_compiles_after_pending_sum,
+    repair=uncompiled,
+)
+
+LAYOUT_LIMITS: tuple[LayoutLimit, ...] = (APPLIED_FIRST, HOOKS_ON_OWN_PARAMETERS, NO_PENDING_SUM_BEFORE_COMPILED_LAYERS)
 
 ADAFACTOR_OF_UNFROZEN_CUTS = Limit(
     reason="tensor parallelism makes frozen linears trainable (pytorch#171523), and Adafactor squares norms of what it cuts in "

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import pickle
+from dataclasses import replace
 from itertools import combinations
 
 from hypothesis import HealthCheck, Phase, given, settings
 
+from equivcheck.coverage.families import Family, by_families
 from equivcheck.coverage.features import features
 from equivcheck.coverage.pairs import legal_pairs, pairs_of, table_of
 from equivcheck.coverage.reach import Reach, by_parts
-from equivcheck.scenario import Scenario
+from equivcheck.scenario import Attention, CrossEntropy, Data, Head, Layer, Model, Scenario, Tokens, Training
 from equivcheck.strategies import executions, scenarios
 from equivcheck.strategies.layout import IN_SIXTY
 
@@ -27,6 +29,18 @@ def test_pairs_are_counted_once() -> None:
     assert reach.drawn.count + reach.missing.count == reach.legal.count
     assert 0 < reach.share < 1
     assert sum(by_parts(reach.drawn).values()) == reach.drawn.count
+    assert sum(by_families(reach.drawn).values()) == reach.drawn.count
+    assert sum(by_families(reach.legal).values()) == reach.legal.count
+
+
+def test_a_pair_is_of_the_family_that_alone_has_it() -> None:
+    """A scenario of rows has pairs of rows alone; one of tokens of all three families."""
+    rows, tokens = Reach(), Reach()
+    rows.add(SCENARIO)
+    model = Model(features=1, length=1, source=Tokens(vocabulary=2), layers=(Layer(width=1), Attention()), head=Head())
+    tokens.add(replace(SCENARIO, training=Training(model=model, data=Data(microbatches=(1,)), loss=CrossEntropy())))
+    assert by_families(rows.drawn) == {Family.TOKENS: 0, Family.SEQUENCES: 0, Family.ROWS: rows.drawn.count}
+    assert all(by_families(tokens.drawn).values())
 
 
 def test_counts_of_workers_add_up() -> None:

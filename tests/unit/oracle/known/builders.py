@@ -168,9 +168,9 @@ def of_sequences(parallelism: Parallelism, layer: Layer | Attention = ONE_WEIGHT
     return replace(alone, training=replace(alone.training, model=model))
 
 
-def embedded(fsdp: FSDP1, *, source: Split = Split.COLUMN) -> Scenario:
-    """Tokens and positions embedded before a layer that tensor parallelism leaves whole, on one rank for each of two axes."""
-    alone = over_tp(fsdp, Layer(width=2), sizes=(1,), data=Data(microbatches=(2,)))
+def embedded(fsdp: FSDP1, *, source: Split = Split.COLUMN, tp: int = 1) -> Scenario:
+    """Tokens and positions embedded before a layer that tensor parallelism leaves whole, of one data-parallel rank."""
+    alone = over_tp(fsdp, Layer(width=2), tp=tp, sizes=(1,), data=Data(microbatches=(2,)))
     model = Model(features=2, length=3, source=Tokens(vocabulary=2, learned_positions=True), layers=(Layer(width=8),))
     plan = TensorParallel(plan=(LayerPlan(),), source=source)
     return replace(alone, training=replace(alone.training, model=model), layout=replace(alone.layout, parallelisms=(plan, fsdp)))

@@ -81,6 +81,10 @@ SHOWN = {
         compiled(embedded(WHOLE_FLAT)),
         [embedded(WHOLE_FLAT), compiled(embedded(WHOLE_FLAT, source=Split.OUTSIDE))],
     ),
+    "compiled_embedding_by_tokens": (
+        compiled(embedded(WHOLE_FLAT, source=Split.ROW, tp=2)),
+        [embedded(WHOLE_FLAT, source=Split.ROW, tp=2), compiled(embedded(WHOLE_FLAT, source=Split.OUTSIDE, tp=2))],
+    ),
     "compiled_checkpoint_saves_mesh": (
         with_checkpoints(compiled(of_sequences(WHOLE_LAYER, Attention(fused=True)))),
         [
