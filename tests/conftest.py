@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import signal
+from collections.abc import Iterator
 
 import pytest
 from packaging.version import Version
@@ -23,6 +24,22 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 def of_torch_213(monkeypatch: pytest.MonkeyPatch) -> None:
     """Limits, expected calls and issues are those of torch 2.13, whichever is installed."""
     monkeypatch.setattr(torch_version, "_installed", lambda: Version("2.13.0"))
+
+
+@pytest.fixture(scope="module")
+def workers_are_forked() -> Iterator[None]:
+    """All workers of a module's campaigns are forked from one process, whatever they check: each saves the imports."""
+    from equivcheck.workers.fork_server import forked_workers
+    from equivcheck.workers.process import worker_environment
+
+    with forked_workers("equivcheck.campaign.warming", worker_environment()):
+        yield
+
+
+@pytest.fixture
+def workers_are_new(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a module whose workers are forked, those of a test are new processes: it sets variables, or looks for processes."""
+    monkeypatch.setattr("equivcheck.workers.fork_server._servers", [])
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -19,6 +19,8 @@ from equivcheck.worlds.failure import RankState
 from processes import children_of
 from unit.campaign import fakes
 
+pytestmark = pytest.mark.usefixtures("workers_are_forked")
+
 STUCK_SECONDS = 1.5
 
 
@@ -52,6 +54,7 @@ def until(condition: Callable[[Ticked], bool]) -> Listener:
     return listen
 
 
+@pytest.mark.usefixtures("workers_are_new")
 def test_does_as_many_checks_as_it_is_to_do(store: FindingStore) -> None:
     """Without findings a campaign counts what it checked, over all workers, and keeps nothing."""
     before = set(children_of(os.getpid()))
@@ -158,6 +161,7 @@ def test_what_could_not_be_checked_again_is_kept_and_says_so(store: FindingStore
 
 
 @pytest.mark.parametrize("check", [fakes.long_is_killed_once, fakes.long_crashes_once])
+@pytest.mark.usefixtures("workers_are_new")
 def test_what_does_not_repeat_alone_is_no_finding(
     store: FindingStore, check: Check, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -182,6 +186,7 @@ def test_a_worker_that_is_stuck_is_a_finding_with_its_stack(store: FindingStore)
     assert "long_hangs" in finding.verdict.failure.reports[0].stack
 
 
+@pytest.mark.usefixtures("workers_are_new")
 def test_a_worker_with_a_rank_that_cannot_be_stopped_is_replaced(
     store: FindingStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -223,6 +228,7 @@ def test_a_worker_that_cannot_start_ends_the_campaign(store: FindingStore) -> No
     assert "the disk is on fire" in summary.broken
 
 
+@pytest.mark.usefixtures("workers_are_new")
 def test_a_worker_that_is_lost_at_its_start_is_replaced(
     store: FindingStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
