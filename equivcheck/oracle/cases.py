@@ -17,8 +17,10 @@ from equivcheck.tensor_program import TensorProgram
 from equivcheck.verdict.program import ProgramVerdict
 from equivcheck.verdict.verdict import CaseVerdict, Verdict
 
+USUAL_DEADLINE = 30.0
+"""Seconds: the deadline of a campaign's checks, unless another is asked for."""
 PROGRAM_SECONDS = 10.0
-"""A deadline for programs, which compute for milliseconds."""
+"""A deadline for programs, which compute for milliseconds, where cases have the usual one."""
 PROGRAM_SECONDS_OF_THREADS = 3.0
 """The same where ranks are threads: CPU time of theirs alone, and none that processes need to get ready."""
 
@@ -46,7 +48,13 @@ def _(  # noqa: PLR0913
 def _(
     case: TensorProgram, *, world: str, deadline: float, alter: type[DTensorTarget] | None = None, **_options: bool
 ) -> ProgramVerdict:
-    limit = min(deadline, PROGRAM_SECONDS_OF_THREADS if world == THREADS else PROGRAM_SECONDS)
+    limit = _seconds_of_program(world, deadline)
     if alter is None:
         return check(case, world=world, deadline=limit)
     return check_program(case, world=world, deadline=limit, target=alter)
+
+
+def _seconds_of_program(world: str, deadline: float) -> float:
+    """A deadline of programs: longer where cases have longer than usual, as those that are checked again with more time."""
+    usual = PROGRAM_SECONDS_OF_THREADS if world == THREADS else PROGRAM_SECONDS
+    return min(deadline, usual * max(1.0, deadline / USUAL_DEADLINE))

@@ -6,14 +6,18 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 from equivcheck.campaign.control import ProgramFault, applicable_faults, control_of, program_faults
 from equivcheck.campaign.plan import Plan
 from equivcheck.campaign.supervisor import fuzz
 from equivcheck.campaign.turns import LEAST_SHARE, MOST_SHARE, Turns
 from equivcheck.findings.store import FindingStore
 from equivcheck.mutants.mutant import Mutant
+from equivcheck.oracle import cases
 from equivcheck.oracle.cases import check_case
 from equivcheck.report.summary_object import summary_object
+from equivcheck.tensor_program import Leaf, TensorProgram
 from unit.campaign import fakes
 
 PLAN = Plan(
@@ -102,3 +106,14 @@ def test_every_fault_is_caught_in_few_programs() -> None:
         assert control.result.caught, fault
         took[control.result.name] = control.result.examples
     assert max(took.values()) <= 200, took
+
+
+@pytest.mark.parametrize(("world", "usual"), [("sim", 3.0), ("gloo", 10.0)])
+def test_a_program_that_is_checked_again_has_more_time(world: str, usual: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A deadline of programs that is below that of the plan grows with it, so that what is slow is not taken for a hang."""
+    program = TensorProgram(mesh=(2,), statements=(Leaf(shape=(2,), placements=("R",)),))
+    deadlines: list[float] = []
+    monkeypatch.setattr(cases, "check", lambda _case, *, deadline, **_options: deadlines.append(deadline))
+    for deadline in (1.0, PLAN.deadline, PLAN.with_more_time().deadline):
+        check_case(program, world=world, deadline=deadline)
+    assert deadlines == [1.0, usual, 2 * usual]
