@@ -48,13 +48,13 @@ def _(  # noqa: PLR0913
 def _(
     case: TensorProgram, *, world: str, deadline: float, alter: type[DTensorTarget] | None = None, **_options: bool
 ) -> ProgramVerdict:
-    limit = _seconds_of_program(world, deadline)
+    limit = seconds_of_program(world, deadline)
     if alter is None:
         return check(case, world=world, deadline=limit)
     return check_program(case, world=world, deadline=limit, target=alter)
 
 
-def _seconds_of_program(world: str, deadline: float) -> float:
+def seconds_of_program(world: str, deadline: float) -> float:
     """A deadline of programs: longer where cases have longer than usual, as those that are checked again with more time."""
     usual = PROGRAM_SECONDS_OF_THREADS if world == THREADS else PROGRAM_SECONDS
     return min(deadline, usual * max(1.0, deadline / USUAL_DEADLINE))
