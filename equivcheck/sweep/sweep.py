@@ -6,7 +6,7 @@ import time
 from collections import Counter
 from dataclasses import dataclass, field
 
-from equivcheck.oracle.cases import seconds_of_program
+from equivcheck.oracle.cases import USUAL_DEADLINE, seconds_of_program
 from equivcheck.oracle.tensor_program import check_program
 from equivcheck.program_run.facts import facts_of
 from equivcheck.sweep.programs import Sweep
@@ -14,9 +14,6 @@ from equivcheck.tensor_program import Operation, TensorProgram
 from equivcheck.verdict.description import shortened
 from equivcheck.verdict.program import ProgramVerdict
 from equivcheck.verdict.verdict import Outcome
-
-DEADLINE = 30.0
-"""Seconds after which ranks count as hung; of programs, as in campaigns, less: views that never end compute for all of it."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -86,7 +83,7 @@ class Swept:
 
 def swept(sweep: Sweep, *, world: str = "sim", seconds: float | None = None) -> Swept:
     """Run all programs, or those that can be run in some seconds."""
-    found, started, deadline = Swept(), time.monotonic(), seconds_of_program(world, DEADLINE)
+    found, started, deadline = Swept(), time.monotonic(), seconds_of_program(world, USUAL_DEADLINE)
     for program in sweep.programs():
         found.add(check_program(program, world=world, deadline=deadline))
         if seconds is not None and time.monotonic() - started > seconds:
