@@ -13,6 +13,7 @@ from equivcheck.mutants.rank import data_ranks, size_of
 from equivcheck.mutants.tensor_parallel.plan import WITH_A_PLAN
 from equivcheck.mutants.tokens.batches import compute_on, minimise
 from equivcheck.mutants.tokens.needs import ignores_labels, length_of, loss_of_labels, plan_of
+from equivcheck.parallelisms.tensor_parallel.plans import inputs_of
 from equivcheck.scenario import ActivationSharding, CrossEntropy, Scenario
 from equivcheck.scenario.mesh import TP
 from equivcheck.train.material import IGNORED
@@ -39,9 +40,9 @@ def _weighs(scenario: Scenario) -> bool:
 
 
 def _labels_parts(scenario: Scenario) -> bool:
-    """Whether what leaves the last layer lies in parts of each sequence, and each position has a label."""
-    plan = plan_of(scenario)
-    by_rows = plan is not None and plan.plan[-1].output is ActivationSharding.ROWS
+    """Whether ranks have parts of each sequence somewhere, and each position has a label."""
+    plan, model = plan_of(scenario), scenario.training.model
+    by_rows = plan is not None and ActivationSharding.ROWS in inputs_of(model, plan)
     return by_rows and loss_of_labels(scenario) is not None and length_of(scenario) > 1
 
 

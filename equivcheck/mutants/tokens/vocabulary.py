@@ -44,13 +44,6 @@ def _shares_softmax(scenario: Scenario) -> bool:
     return _gathers_logits(scenario) and shards and isinstance(scenario.training.loss, CrossEntropy)
 
 
-def _has_plain_softmax(scenario: Scenario) -> bool:
-    """Whether that is all there is in the loss, and nothing but the head learns from each rank's own gradient of the logits."""
-    loss = scenario.training.loss
-    is_plain = isinstance(loss, CrossEntropy) and not (loss.z_loss or loss.label_smoothing)
-    return _shares_softmax(scenario) and is_plain and not scenario.training.model.scale
-
-
 @fault(
     layouts=WITH_A_PLAN,
     applies=shares_out_vocabulary,
@@ -132,7 +125,7 @@ def _by_own_maximum(ranks: int, training: Training, logits: torch.Tensor, labels
 
 @fault(
     layouts=WITH_A_PLAN,
-    applies=_has_plain_softmax,
+    applies=_shares_softmax,
     causes=(Cause.SOFTMAX_OF_PART, Cause.RANKS_DISAGREE),
     minimum=Minimum(because=IN_SHARDS),
 )
@@ -143,11 +136,15 @@ def softmax_denominator_not_reduced(setup: Setup) -> None:
 
 
 def _by_own_denominator(rank: int, ranks: int) -> Callable[[Training, torch.Tensor, torch.Tensor, float], torch.Tensor]:
-    def loss(training: Training, logits: torch.Tensor, labels: torch.Tensor, divisor: float) -> torch.Tensor:
-        assert isinstance(training.loss, CrossEntropy), "it was chosen for its labels"
-        likely = logits - logits.chunk(ranks, -1)[rank].logsumexp(-1, keepdim=True)
-        weight = class_weights(logits.shape[-1], logits.dtype) if training.loss.class_weights else None
-        flat = likely.flatten(0, -2)
-        return functional.nll_loss(flat, labels.flatten(), weight, ignore_index=IGNORED, reduction="sum") / divisor
+    def loss_of_rank(training: Training, logits: torch.Tensor, labels: torch.Tensor, divisor: float) -> torch.Tensor:
+        loss, counts = training.loss, labels.flatten() != IGNORED
+        assert isinstance(loss, CrossEntropy), "it was chosen for its labels"
+        total = logits.chunk(ranks, -1)[rank].logsumexp(-1, keepdim=True)
+        likely, classes = (logits - total).flatten(0, -2)[counts], logits.shape[-1]
+        weight = class_weights(classes, logits.dtype) if loss.class_weights else torch.ones(classes, dtype=logits.dtype)
+        of_labels = functional.nll_loss(likely, labels.flatten()[counts], weight, reduction="sum")
+        of_classes = -(likely * weight).mean(-1).sum()
+        smoothed = (1.0 - loss.label_smoothing) * of_labels + loss.label_smoothing * of_classes
+        return (smoothed + loss.z_loss * total.flatten()[counts].square().sum()) / divisor
 
-    return loss
+    return loss_of_rank

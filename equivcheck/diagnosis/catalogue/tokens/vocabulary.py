@@ -74,9 +74,8 @@ def _of_logits(diverged: DivergedRun, vocabulary: int) -> Iterator[Counterfactua
         return
     words = f"each of {where} subtracts the maximum of its own logits, before the exponentials of all are summed"
     yield on_one_device(diverged, Cause.SOFTMAX_OF_PART, words, _minimising(partial(_by_own_maximum, ranks)))
-    if not loss.label_smoothing and not loss.z_loss:
-        words = f"each of {where} divides by the exponentials of its own logits, not of all"
-        yield on_emulated_ranks(diverged, Cause.SOFTMAX_OF_PART, words, partial(_dividing_by_own, num_ranks=ranks))
+    words = f"each of {where} divides by the exponentials of its own logits, not of all"
+    yield on_emulated_ranks(diverged, Cause.SOFTMAX_OF_PART, words, partial(_dividing_by_own, num_ranks=ranks))
 
 
 def _rolling(shift: int) -> Change:
@@ -110,15 +109,20 @@ def _by_own_denominator(rank: int, ranks: int) -> Loss:
         shards, losses = logits.chunk(ranks, -1), []
         for place, shard in enumerate(shards):
             seen = torch.cat([each if at == place else each.detach() for at, each in enumerate(shards)], -1)
-            losses.append(_likelihoods(training, seen, shard.logsumexp(-1, keepdim=True), labels) / divisor)
+            losses.append(_divided_by(shard.logsumexp(-1), training, seen, labels, divisor))
         gradients = torch.stack(losses).sum()
         return gradients + (losses[rank] - gradients).detach()
 
     return loss
 
 
-def _likelihoods(training: Training, logits: torch.Tensor, total: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    assert isinstance(training.loss, CrossEntropy), "it was chosen for its labels"
-    weight = class_weights(logits.shape[-1], logits.dtype) if training.loss.class_weights else None
-    likely = (logits - total).flatten(0, -2)
-    return functional.nll_loss(likely, labels.flatten(), weight, ignore_index=IGNORED, reduction="sum")
+def _divided_by(
+    own: torch.Tensor, training: Training, logits: torch.Tensor, labels: torch.Tensor, divisor: float
+) -> torch.Tensor:
+    """The loss, with the logarithm of another sum of exponentials, of each label, in the place of that of all."""
+    loss, total, classes = training.loss, logits.logsumexp(-1), logits.shape[-1]
+    assert isinstance(loss, CrossEntropy), "it is a loss of labels"
+    weights = class_weights(classes, logits.dtype) if loss.class_weights else torch.ones(classes, dtype=logits.dtype)
+    shares = (1.0 - loss.label_smoothing) * weights[labels.clamp(min=0)] + loss.label_smoothing * weights.mean()
+    more = shares * (own - total) + loss.z_loss * (own.square() - total.square())
+    return loss_of(training, logits, labels, divisor) + more[labels != IGNORED].sum() / divisor
