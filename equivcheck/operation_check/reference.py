@@ -11,6 +11,7 @@ from equivcheck.errors import UsageError
 from equivcheck.operation_check.run import left_by
 from equivcheck.operation_check.task import OperationTask
 from equivcheck.program_run.reference import NOISE_LIMIT, disturbance, doubt_of
+from equivcheck.program_run.rounding_unit import RoundingUnit
 from equivcheck.reference.noise import expected_of
 from equivcheck.reference.reference import Reference
 from equivcheck.trace.moments import ValueTrace
@@ -29,14 +30,17 @@ def reference_of(task: OperationTask, num_copies: int) -> Reference:
 
 
 def _one_device(task: OperationTask, seed: int | None) -> ValueTrace:
-    disturb = None if seed is None else disturbance(seed)
+    disturb, rounding = None if seed is None else disturbance(seed), RoundingUnit()
 
     def moved(value: torch.Tensor) -> torch.Tensor:
-        return value if disturb is None else disturb(value, [])
+        return value if disturb is None else disturb(value, [], rounding.unit)
+
+    def watched(*arguments: Any) -> Any:
+        with rounding:
+            return task.function(*arguments)
 
     tensors = [moved(tensor.clone()).requires_grad_(task.is_differentiated(tensor)) for _, tensor in task.tensors]
-    function = _differentiable(task) if seed is None else task.function
-    return left_by(task, function, tensors, moved)
+    return left_by(task, _differentiable(task) if seed is None else watched, tensors, moved)
 
 
 def _differentiable(task: OperationTask) -> Any:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from equivcheck.program_run.calls import results_of
+from equivcheck.program_run.rounding_unit import RoundingUnit
 from equivcheck.program_run.values import weights_of, whole
 from equivcheck.tensor_program.operations.registry import OPERATIONS
 from equivcheck.tensor_program.placement import cut_dim
@@ -23,8 +24,8 @@ from equivcheck.tensor_program.statements import (
 )
 
 Outputs = tuple[torch.Tensor, ...]
-Disturb = Callable[[torch.Tensor, list[torch.Tensor]], torch.Tensor]
-"""A value as rounding may have left it, from the value and what it was computed from."""
+Disturb = Callable[[torch.Tensor, list[torch.Tensor], float], torch.Tensor]
+"""A value as rounding may have left it, from the value, what it was computed from, and the coarsest `RoundingUnit` on the way."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -40,7 +41,7 @@ class Plan:
     differentiable: bool = True
     """Whether one device can differentiate it: torch has no derivative of some operations."""
     checks_parts: bool = False
-    """Whether ranks look at the shape of their part of each value before they read it."""
+    """Whether ranks look at each value's shape and dtype, and at those of their part, before they read it."""
     every_gradient: bool = False
     """Whether gradients of all values are compared, in the order of the backward pass, and not only those of leaves."""
 
@@ -136,9 +137,7 @@ def run_on_one_device(plan: Plan, refused: frozenset[int] = frozenset(), disturb
     values: list[torch.Tensor] = []
     for number, statement in enumerate(plan.program.statements):
         arguments = [values[number - back] for back in arguments_of(statement)]
-        found = _outputs(statement, arguments, plan.applies[number])
-        if disturb is not None:
-            found = tuple(disturb(each, arguments) for each in found)
+        found = _outputs(statement, arguments, plan.applies[number], disturb)
         if isinstance(statement, Leaf):
             found = (found[0].detach().requires_grad_(),)
         if number in refused:
@@ -158,7 +157,15 @@ def gradient_of(value: torch.Tensor) -> torch.Tensor | None:
     return value.grad if value.requires_grad else None
 
 
-def _outputs(statement: Statement, arguments: list[torch.Tensor], applies: bool) -> Outputs:
+def _outputs(statement: Statement, arguments: list[torch.Tensor], applies: bool, disturb: Disturb | None) -> Outputs:
+    if disturb is None:
+        return _exact(statement, arguments, applies)
+    with RoundingUnit() as rounding:
+        found = _exact(statement, arguments, applies)
+    return tuple(disturb(each, arguments, rounding.unit) for each in found)
+
+
+def _exact(statement: Statement, arguments: list[torch.Tensor], applies: bool) -> Outputs:
     if isinstance(statement, (Leaf, Constant)):
         return (whole(statement),)
     if not applies or not isinstance(statement, Operation):

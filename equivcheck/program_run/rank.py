@@ -107,11 +107,11 @@ class DTensorTarget:
         """The full tensor; what is no DTensor is whole."""
         return full_of(value)
 
-    def require_parts(self, value: torch.Tensor) -> None:
-        """Raise `PartsDisagree` where a value is not as its placements say."""
+    def require_parts(self, value: torch.Tensor, expected: torch.Tensor) -> None:
+        """Raise `PartsDisagree` where a value is not as its placements say, or not of the shape or dtype that are expected."""
         coordinate = self.mesh.get_coordinate()
         assert coordinate is not None
-        require_parts(value, coordinate)
+        require_parts(value, expected, coordinate)
 
     def gradient(self, value: torch.Tensor) -> torch.Tensor | None:
         """The full gradient of a value; None where it has none."""
@@ -187,11 +187,12 @@ class _RankRun:
         """The full values, with a gradient only where the value is differentiated."""
         chosen = value_of(statement, outputs, self.plan.applies[number])
         with_gradient = number in self.sinks
+        if self.plan.checks_parts:
+            for each, expected in zip(outputs, self.plan.outputs[number], strict=False):
+                self.target.require_parts(each, expected)
         return tuple(self._whole(each, with_gradient=with_gradient and each is chosen) for each in outputs)
 
     def _whole(self, value: torch.Tensor, *, with_gradient: bool) -> torch.Tensor:
-        if self.plan.checks_parts:
-            self.target.require_parts(value)
         with torch.set_grad_enabled(with_gradient):
             return self.target.whole(value)
 

@@ -29,20 +29,28 @@ def full_of(value: torch.Tensor) -> torch.Tensor:
 
 
 class PartsDisagree(EquivCheckError):
-    """A rank's part of a DTensor has another shape than its placements say."""
+    """A DTensor has another shape or dtype than one device's tensor, or a rank's part another shape than placements say."""
 
 
-def require_parts(value: torch.Tensor, coordinate: Sequence[int]) -> None:
+def require_parts(value: torch.Tensor, expected: torch.Tensor, coordinate: Sequence[int]) -> None:
     """Raise `PartsDisagree` where the part of the rank at a coordinate of the mesh is not what placements leave it.
 
-    Reading the full tensor would fail on some ranks alone, or say nothing of the operation that is to blame.
+    So, too, where shape or dtype of the whole are not those that are expected. Reading the full tensor would fail on some ranks
+    alone, or say nothing of the operation that is to blame.
     """
     if not (isinstance(value, DTensor) and all(type(each) in (Shard, Replicate, Partial) for each in value.placements)):
         return
     with torch.no_grad():
-        expected, found = torch.empty(value.shape, device="meta"), tuple(value.to_local().shape)
+        part, found = torch.empty(value.shape, device="meta"), tuple(value.to_local().shape)
     for size, index, placement in zip(value.device_mesh.shape, coordinate, value.placements, strict=True):
         if isinstance(placement, Shard):
-            expected = chunk(expected, size, index, placement.dim)
-    if found != expected.shape:
-        raise PartsDisagree(f"a part of a DTensor of shape {tuple(value.shape)} has shape {found}, not {tuple(expected.shape)}")
+            part = chunk(part, size, index, placement.dim)
+    if found != part.shape:
+        raise PartsDisagree(f"a part of a DTensor of shape {tuple(value.shape)} has shape {found}, not {tuple(part.shape)}")
+    if (value.shape, value.dtype) != (expected.shape, expected.dtype):
+        raise PartsDisagree(f"a DTensor is {_kind(value)}, on one device {_kind(expected)}")
+
+
+def _kind(value: torch.Tensor) -> str:
+    """The dtype and the shape, as ``float64 of shape (2, 3)``."""
+    return f"{str(value.dtype).removeprefix('torch.')} of shape {tuple(value.shape)}"

@@ -48,11 +48,11 @@ def disturbance(seed: int) -> Disturb:
     """A way to move values as rounding may have: by a few units in the last place of the largest of them and what made them."""
     generator = torch.Generator().manual_seed(seed)
 
-    def disturb(value: torch.Tensor, arguments: list[torch.Tensor]) -> torch.Tensor:
+    def disturb(value: torch.Tensor, arguments: list[torch.Tensor], unit: float) -> torch.Tensor:
         if not value.is_floating_point() or not value.numel():
             return value
         sizes = [each.detach().abs().max() for each in (value, *arguments) if each.numel() and each.is_floating_point()]
-        scale = ROUNDING_UNITS * torch.finfo(value.dtype).eps * max(map(float, sizes))
+        scale = ROUNDING_UNITS * max(unit, torch.finfo(value.dtype).eps) * max(map(float, sizes))
         return value + (scale * (2 * torch.rand(value.shape, generator=generator, dtype=torch.float64) - 1)).to(value.dtype)
 
     return disturb
@@ -68,8 +68,7 @@ def _moments(plan: Plan, run: PlainRun, *, with_gradients: bool) -> tuple[Moment
 
 
 def doubt_of(expected: Sequence[Expected]) -> Doubt | None:
-    """Why agreement would prove nothing; None where it does."""
-    """Where noise is as large as values, agreement proves nothing."""
+    """Why agreement would prove nothing, as noise is as large as values; None where it does."""
     for each in expected:
         lost = each.tolerances > NOISE_LIMIT * np.maximum(each.scales, 1.0)
         if lost.any():

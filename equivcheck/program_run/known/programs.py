@@ -76,6 +76,8 @@ SHOWN_BY: dict[str, TensorProgram] = {
         Constant(shape=(6, 2), placements=("R",), contents=Contents.INDICES, high=2, seed=2),
     ),
     "dtensor_extreme_of_empty_shard": _of("max_all", _leaf("S(0)", 1)),
+    "dtensor_pool_of_empty_shard": _of("max_pool1d", _leaf("S(1)", 1, 4, 2), mesh=(3,)),
+    "dtensor_squeeze_of_no_elements": _of("squeeze", _leaf("S(1)", 0, 4)),
     "dtensor_position_of_extreme": _of("argmax", _leaf("S(0)", 2, 1), dim=-2),
     "dtensor_view_of_uneven_parts": TensorProgram(
         mesh=(1, 2), statements=(Leaf(shape=(3, 2), placements=("S(0)", "S(0)")), Operation(name="einsum_trace"))

@@ -212,3 +212,10 @@ def test_what_has_no_derivative_is_refused_with_gradients() -> None:
     with pytest.raises(UsageError, match="gradients=False"):
         check_operation(torch.argmax, [X])
     check_operation(torch.argmax, [X], gradients=False).assert_equivalent()
+
+
+def test_an_operation_that_computes_in_float32_is_compared_as_that_rounds() -> None:
+    """Whatever it returns: ranks that add up their parts round otherwise than one device."""
+    found = check_operation(lambda numbers: numbers.float().exp().norm().double(), [X])
+    found.assert_equivalent()
+    assert outcomes(found)["S(0)"] == "equivalent"

@@ -73,3 +73,20 @@ def test_a_value_that_is_not_as_its_placements_say_is_to_blame() -> None:
     verdict = check_program(PROGRAM, target=_KeepsAll)
     assert verdict.outcome is Outcome.CRASHED
     assert "v1 exp: PartsDisagree: a part of a DTensor of shape (4,) has shape (4,), not (2,)" in verdict.reason
+
+
+class _Narrows(DTensorTarget):
+    """An operation whose result has fewer digits than it should."""
+
+    def call(self, statement: Operation, arguments: list[torch.Tensor]) -> Outputs:
+        """As it should be, but for the dtype."""
+        found = super().call(statement, arguments)
+        return tuple(each.float() for each in found) if statement.name == "exp" else found
+
+
+def test_a_value_of_another_dtype_is_to_blame() -> None:
+    """Not the operation that raises as its arguments have two."""
+    statements = (Leaf(shape=(4,), placements=("S(0)",)), Operation(name="exp"), Operation(name="isclose", arguments=(1, 2)))
+    verdict = check_program(TensorProgram(mesh=(2,), statements=statements), target=_Narrows)
+    assert verdict.outcome is Outcome.CRASHED
+    assert "v1 exp: PartsDisagree: a DTensor is float32 of shape (4,), on one device float64 of shape (4,)" in verdict.reason

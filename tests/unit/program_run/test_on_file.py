@@ -40,6 +40,12 @@ def test_a_program_ends_alike_whatever_ran_before() -> None:
 
 
 ALSO = {
+    "dtensor_promotion_with_pending_scalar, where dtypes must agree": (
+        Leaf(shape=(1,), placements=("S(0)",)),
+        Constant(shape=(), placements=("R",), contents=Contents.INDICES),
+        Operation(name="one_hot", arguments=(2, 1)),
+        Operation(name="isclose", arguments=(1, 3)),
+    ),
     "dtensor_endless_view, as the stack says": (
         Leaf(shape=(0, 2, 0), placements=("S(0)",)),
         Constant(shape=(0, 0), placements=("S(0)",), contents=Contents.INDICES, high=2),

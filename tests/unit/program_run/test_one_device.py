@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import torch
 
+from equivcheck.oracle.tensor_program import check_program
 from equivcheck.program_run.one_device import plan_of, run_on_one_device
 from equivcheck.program_run.reference import reference_of
 from equivcheck.program_run.values import weights_of, whole
 from equivcheck.tensor_program import Leaf, Operation, Redistribution, RoundTrip, TensorProgram
+from equivcheck.verdict.verdict import Outcome
 
 LEAF = Leaf(shape=(2, 2), placements=("R",))
 
@@ -68,6 +70,16 @@ def test_a_shape_that_rounding_changes_proves_nothing() -> None:
     found = reference_of(plan_of(TensorProgram(mesh=(2,), statements=statements)), frozenset(), 3)
     assert found.doubt is not None
     assert "shape" in found.doubt.reason
+
+
+def test_the_noise_of_an_operation_is_that_of_the_coarsest_dtype_on_its_way() -> None:
+    """Torch takes the distance of integers in float32, and returns float64: ranks that add the parts round otherwise."""
+    counts = (Leaf(shape=(3, 1), placements=("S(0)",)), Operation(name="count_nonzero_dim", dim=1))
+    losses = (*counts, Leaf(shape=(1,), placements=("R",)), Operation(name="triplet_none", arguments=(2, 1)))
+    found = reference_of(plan_of(TensorProgram(mesh=(2,), statements=losses)), frozenset(), 3)
+    assert found.doubt is None
+    assert 1e-8 < found.moments[0].tolerances.max() < 1e-4
+    assert check_program(TensorProgram(mesh=(2,), statements=losses)).outcome is Outcome.EQUIVALENT
 
 
 def test_a_backward_that_torch_cannot_do_leaves_a_program_without_gradients() -> None:
