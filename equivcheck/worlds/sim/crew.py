@@ -150,7 +150,8 @@ class Crew:
                 if program is None:
                     return
                 groups = groups_of_rank()
-                self._serve_once(rank, program)
+                if not self.scheduler.aborting:  # else its run was given up before it began
+                    self._serve_once(rank, program)
                 self.is_changed |= has_lost(groups) or bool(changes(OF_THREAD, own_state))
                 del program
                 self.scheduler.finish(rank)

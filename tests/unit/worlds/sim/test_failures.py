@@ -20,6 +20,7 @@ from torch.distributed import _functional_collectives as functional
 from equivcheck.errors import EquivCheckError
 from equivcheck.worlds.failure import Failure, FailureKind, RanksDidNotStart, RanksFailed, RankState
 from equivcheck.worlds.meshes import device_mesh
+from equivcheck.worlds.sim.interruption import abandoned_threads
 from equivcheck.worlds.sim.ranks import SimRanks
 
 World = Callable[[int], SimRanks]
@@ -188,6 +189,22 @@ def test_endless_loop(world: World) -> None:
     assert unwound.is_set()
     assert states(failure) == [RankState.WAITING, RankState.RUNNING]
     assert "in program" in failure.reports[1].stack
+
+
+def test_a_rank_that_had_not_begun_does_not_begin_when_its_run_is_given_up(world: World) -> None:
+    """It would compute as the one did for which the run was given up, beside all later runs of the process."""
+    began: list[int] = []
+
+    def program() -> None:
+        began.append(dist.get_rank())
+        while True:
+            pass
+
+    with pytest.raises(RanksFailed) as failed:
+        world(2).run(program, deadline=0.2)
+    assert "still run in this process" not in str(failed.value)
+    assert began == [0]
+    assert abandoned_threads() == ()
 
 
 def test_rank_that_will_not_go(world: World) -> None:
