@@ -233,7 +233,7 @@ def value_names(plan: Plan, number: int, count: int) -> tuple[str, ...]:
 def moment(phase: Phase, tensors: dict[str, torch.Tensor | None]) -> Moment:
     """Full tensors at one moment; -0.0 counts as 0.0."""
     found = list(tensors.items())
-    flat = [each.detach().double().reshape(-1).numpy() + 0.0 for _, each in found if each is not None]
+    flat = [each.detach().double().reshape(-1).numpy(force=True) + 0.0 for _, each in found if each is not None]
     snapshot = Snapshot(
         pieces=tuple(Piece(name=name, shape=() if each is None else tuple(each.shape)) for name, each in found),
         present=tuple(each is not None for _, each in found),

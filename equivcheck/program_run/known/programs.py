@@ -26,6 +26,7 @@ SHOWN_BY: dict[str, TensorProgram] = {
     "dtensor_scan_along_negative_dim": _of("cumsum", _leaf("S(0)", 2), dim=-1),
     "dtensor_mean_losses": _of("huber_loss_mean", _leaf("S(0)", 3), _leaf("S(0)", 3, seed=1)),
     "dtensor_writes_to_slices": _of("mul_slice", _leaf("S(0)", 2)),
+    "dtensor_shifts_nothing": _of("shift_right", _leaf("R", 4)),
     "dtensor_item_of_addends": _of("item", _leaf("S(0)", 2)),
     "dtensor_gradient_of_maximum": _of("amax_all", _leaf("S(0)", 2, seed=2)),
     "dtensor_norm_of_maxima": _of("norm_inf", _leaf("P(max)", 2)),

@@ -39,7 +39,13 @@ def test_a_program_ends_alike_whatever_ran_before() -> None:
     assert [check_program(each).outcome for each in reversed(matrices)] == first[::-1]
 
 
+CUT_TWICE = ("S(0)", "S(0)")
 ALSO = {
+    "dtensor_select_backward, by the shape it writes to": (
+        Leaf(shape=(4, 4, 4), placements=CUT_TWICE),
+        Operation(name="select", dim=-1),
+    ),
+    "dtensor_norm_backward_of_dim_cut_twice, of the largest": (Leaf(shape=(4,), placements=CUT_TWICE), Operation(name="amax_all")),
     "dtensor_promotion_with_pending_scalar, where dtypes must agree": (
         Leaf(shape=(1,), placements=("S(0)",)),
         Constant(shape=(), placements=("R",), contents=Contents.INDICES),
@@ -71,6 +77,10 @@ ALSO = {
     "dtensor_extreme_of_empty_shard, of the smallest": (
         Leaf(shape=(1,), placements=("S(0)",)),
         Operation(name="norm_minus_inf"),
+    ),
+    "dtensor_convolution_of_planes, of a shard without places": (
+        Leaf(shape=(1, 1, 1), placements=("S(2)",)),
+        Operation(name="conv1d", arguments=(1, 1)),
     ),
     "dtensor_squeezes_local_tensor_alone, in quantile": (Leaf(shape=(2,), placements=("R",)), Operation(name="quantile")),
     "dtensor_index_add_of_cut_index, by its shape": (
@@ -104,7 +114,8 @@ ALSO = {
 def test_an_entry_is_known_in_each_of_its_ways(name: str) -> None:
     """By values as by errors, and by where a rank is that computes without an end."""
     known = name.partition(",")[0]
-    verdict = check_program(program(*ALSO[name]), deadline=1.0)
+    leaf, *rest = ALSO[name]
+    verdict = check_program(program(leaf, *rest, mesh=(2,) * len(leaf.placements)), deadline=1.0)
     expected = known if torch_in(next(each for each in ON_FILE if each.id == known).torch) else ""
     assert verdict.known == expected, verdict.describe()
 

@@ -87,3 +87,9 @@ def test_a_backward_that_torch_cannot_do_leaves_a_program_without_gradients() ->
     scalar = Leaf(shape=(), placements=("R",), seed=1)
     statements = (Leaf(shape=(1,), placements=("R",)), scalar, Operation(name="foreach_addcdiv", arguments=(2, 1)))
     assert not plan_of(TensorProgram(mesh=(2,), statements=statements)).differentiable
+
+
+def test_a_gradient_of_zeros_without_memory_is_compared() -> None:
+    """Torch has such zeros for the gradient of sgn, and does not turn them into an array unless asked."""
+    sgn = TensorProgram(mesh=(2,), statements=(Leaf(shape=(2,), placements=("S(0)",)), Operation(name="sgn")))
+    assert check_program(sgn).outcome is Outcome.EQUIVALENT
