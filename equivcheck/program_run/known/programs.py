@@ -126,6 +126,9 @@ SHOWN_BY: dict[str, TensorProgram] = {
             Operation(name="foreach_norm", arguments=(1, 2)),
         ),
     ),
+    "dtensor_embedding_read_twice": _of(
+        "embedding", _leaf("S(0)", 2, 1), _indices("R", 1, high=2), then=(Operation(name="clone"),)
+    ),
     "dtensor_embedding_of_no_rows": _of("embedding", _leaf("S(0)", 5, 2), _indices("R", 1, high=5), mesh=(4,)),
     "dtensor_endless_view": _of("view_flat", _leaf("R", 0, 3), mesh=(1,)),
 }

@@ -45,7 +45,10 @@ ALSO = {
         Leaf(shape=(4, 4, 4), placements=CUT_TWICE),
         Operation(name="select", dim=-1),
     ),
-    "dtensor_norm_backward_of_dim_cut_twice, of the largest": (Leaf(shape=(4,), placements=CUT_TWICE), Operation(name="amax_all")),
+    "dtensor_norm_backward_of_dim_cut_twice, of the largest": (
+        Leaf(shape=(4,), placements=CUT_TWICE),
+        Operation(name="amax_all"),
+    ),
     "dtensor_promotion_with_pending_scalar, where dtypes must agree": (
         Leaf(shape=(1,), placements=("S(0)",)),
         Constant(shape=(), placements=("R",), contents=Contents.INDICES),
