@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import signal
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -12,6 +13,9 @@ from packaging.version import Version
 from equivcheck import torch_version
 from equivcheck.profiles import register_profiles
 from equivcheck.torch_version import torch_in
+from equivcheck.workers import fork_server
+from equivcheck.workers.fork_server import WorkerForkServer
+from equivcheck.workers.process import worker_environment
 
 register_profiles(prefix="")
 
@@ -26,20 +30,27 @@ def of_torch_213(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch_version, "_installed", lambda: Version("2.13.0"))
 
 
-@pytest.fixture(scope="module")
-def workers_are_forked() -> Iterator[None]:
-    """All workers of a module's campaigns are forked from one process, whatever they check: each saves the imports."""
-    from equivcheck.workers.fork_server import forked_workers
-    from equivcheck.workers.process import worker_environment
+@pytest.fixture(scope="session")
+def worker_fork_servers() -> Iterator[list[WorkerForkServer]]:
+    """One for all tests that use it, where workers can be forked: it imports, and checks each layout once."""
+    servers = [WorkerForkServer("equivcheck.campaign.warming", worker_environment()) for _ in range(sys.platform == "linux")]
+    yield servers
+    for server in servers:
+        server.close()
 
-    with forked_workers("equivcheck.campaign.warming", worker_environment()):
+
+@pytest.fixture(scope="module")
+def workers_are_forked(worker_fork_servers: list[WorkerForkServer]) -> Iterator[None]:
+    """All workers of a module's tests are forked from one process, whatever they do: each saves seconds of imports."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fork_server, "_servers", worker_fork_servers)
         yield
 
 
 @pytest.fixture
 def workers_are_new(monkeypatch: pytest.MonkeyPatch) -> None:
     """In a module whose workers are forked, those of a test are new processes: it sets variables, or looks for processes."""
-    monkeypatch.setattr("equivcheck.workers.fork_server._servers", [])
+    monkeypatch.setattr(fork_server, "_servers", [])
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -32,6 +32,7 @@ class WorkerForkServer:
     def __init__(self, warming: str, environment: Mapping[str, str]) -> None:
         ours, its = Channel.pair()
         path = tuple(os.path.abspath(entry) for entry in sys.path)
+        self.warming = warming
         serve = f"from equivcheck.workers.forking import serve; serve({its.fileno()}, {warming!r})"
         self.control = ours
         self._process = subprocess.Popen(
@@ -159,8 +160,12 @@ _servers: list[WorkerForkServer] = []
 
 @contextlib.contextmanager
 def forked_workers(warming: str, environment: Mapping[str, str]) -> Iterator[None]:
-    """While entered, workers are forked where that can be, from a process that has called ``warm_up()`` of a module."""
-    if sys.platform != "linux":
+    """While entered, workers are forked where that can be, from a process that has called ``warm_up()`` of a module.
+
+    One that has done so already, for a caller around this one, does for both.
+    """
+    current = current_server()
+    if sys.platform != "linux" or (current is not None and current.warming == warming and not current.is_lost):
         yield
         return
     server = WorkerForkServer(warming, environment)

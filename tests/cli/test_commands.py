@@ -23,6 +23,8 @@ from equivcheck.scenario.file_format.codec import to_json
 from equivcheck.verdict.verdict import Outcome, Verdict
 from unit.campaign import fakes
 
+pytestmark = pytest.mark.usefixtures("workers_are_forked")
+
 
 def run(*arguments: object, stdin: str | bytes | None = None) -> Result:
     """What a command line gives."""

@@ -17,6 +17,8 @@ from click.testing import CliRunner, Result
 from equivcheck.cli import main
 from processes import children_of, end_soon
 
+pytestmark = pytest.mark.usefixtures("workers_are_forked")
+
 RECIPE = """
 import os
 import threading

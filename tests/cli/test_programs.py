@@ -19,6 +19,8 @@ from equivcheck.program_run.faults import FAULTS
 from equivcheck.scenario.file_format.codec import to_json
 from equivcheck.tensor_program import Leaf, Operation, Redistribution, TensorProgram
 
+pytestmark = pytest.mark.usefixtures("workers_are_forked")
+
 PROGRAM = TensorProgram(
     mesh=(2,),
     statements=(Leaf(shape=(4, 6), placements=("S(0)",)), Redistribution(placements=("R",)), Operation(name="square")),

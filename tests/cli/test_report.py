@@ -21,6 +21,8 @@ from unit.history.runs import run as run_of
 from unit.report.html_page import HtmlPage, require_sound
 from unit.report.pages import campaign
 
+pytestmark = pytest.mark.usefixtures("workers_are_forked")
+
 
 def run(*arguments: object) -> Result:
     """What a command line gives."""

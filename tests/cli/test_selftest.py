@@ -14,6 +14,8 @@ from click.testing import CliRunner, Result
 from equivcheck.cli import main
 from processes import children_of, end_soon
 
+pytestmark = pytest.mark.usefixtures("workers_are_forked")
+
 NAME = "gradients_summed"
 
 

@@ -13,6 +13,8 @@ from equivcheck.findings.store import FindingStore
 from equivcheck.mutants.mutant import Family
 from unit.campaign import fakes
 
+pytestmark = pytest.mark.usefixtures("workers_are_forked")
+
 PLAN = Plan(num_checks=20, seed=0, strategy=fakes.some_scenarios, check=fakes.fine, controls=fakes.some_mutants)
 
 

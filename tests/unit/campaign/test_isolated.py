@@ -8,6 +8,8 @@ from equivcheck.campaign.isolated import CheckerFailed, check_isolated
 from equivcheck.verdict.verdict import Outcome
 from unit.campaign import fakes
 
+pytestmark = pytest.mark.usefixtures("workers_are_forked")
+
 SCENARIO = fakes.scenario(steps=5)
 
 

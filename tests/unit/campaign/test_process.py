@@ -6,11 +6,15 @@ import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 
+import pytest
+
 from equivcheck.campaign.messages import CheckOne
 from equivcheck.campaign.plan import Plan
 from equivcheck.campaign.process import CheckingProcess
 from equivcheck.scenario import Scenario
 from unit.campaign import fakes
+
+pytestmark = pytest.mark.usefixtures("workers_are_forked")
 
 STUCK_SECONDS = 0.5
 PLAN = Plan(seconds=1.0, seed=0, check=fakes.long_hangs, deadline=0.1, stuck_seconds=STUCK_SECONDS)

@@ -20,6 +20,8 @@ from equivcheck.report.summary_object import summary_object
 from equivcheck.tensor_program import Leaf, TensorProgram
 from unit.campaign import fakes
 
+pytestmark = pytest.mark.usefixtures("workers_are_forked")
+
 PLAN = Plan(
     num_checks=60,
     seed=0,

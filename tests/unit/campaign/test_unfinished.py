@@ -35,6 +35,8 @@ from equivcheck.verdict.verdict import Verdict
 from equivcheck.workers.link import Link
 from unit.campaign import fakes
 
+pytestmark = pytest.mark.usefixtures("workers_are_forked")
+
 FOUND = fakes.diverged(fakes.scenario(width=3))
 
 

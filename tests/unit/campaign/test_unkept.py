@@ -21,6 +21,8 @@ from equivcheck.scenario.file_format.codec import from_json, to_json
 from equivcheck.verdict.verdict import Verdict
 from unit.campaign import fakes
 
+pytestmark = pytest.mark.usefixtures("workers_are_forked")
+
 PLAN = Plan(num_checks=20, seed=0, strategy=fakes.some_scenarios, check=fakes.wide_diverges)
 
 

@@ -26,6 +26,8 @@ from equivcheck.verdict.verdict import Outcome
 from equivcheck.workers.process import WorkerProcess
 from unit.campaign import fakes
 
+pytestmark = pytest.mark.usefixtures("workers_are_forked")
+
 NEVER = math.inf
 
 

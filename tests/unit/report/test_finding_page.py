@@ -19,6 +19,8 @@ from unit.campaign import fakes
 from unit.report.finding_pages import on_a_grid, page_of, under_ddp
 from unit.report.html_page import LARGEST, HtmlPage, require_sound
 
+pytestmark = pytest.mark.usefixtures("workers_are_forked")
+
 HOSTILE = "<script>alert('&')</script>\x1b[31m"
 
 
