@@ -119,7 +119,7 @@ def test_an_autograd_function_on_dtensors() -> None:
 @pytest.mark.parametrize("world", ["sim", "gloo"])
 def test_what_only_some_ranks_refuse_has_crashed(world: str) -> None:
     """Though the others wait for them: the error is that of the rank that refused."""
-    found = check_operation(refused_by_the_first, [X], placements=["R", "S(0)"], world=world, deadline=20)
+    found = check_operation(refused_by_the_first, [X], placements=["R", "S(0)"], world=world, deadline=3)
     assert outcomes(found) == {"R": "equivalent", "S(0)": "crashed"}
     assert "shards are not supported on this rank" in found.wrong[0].reason
 
