@@ -18,6 +18,8 @@ from equivcheck.campaign.supervisor import fuzz
 from equivcheck.findings.finding import load_finding
 from equivcheck.findings.store import FindingStore
 from equivcheck.verdict.verdict import Outcome
+from equivcheck.workers.fork_server import current_server, forked_workers
+from equivcheck.workers.process import worker_environment
 
 CACHE_OF_TORCH = "torchinductor_"
 """A folder that torch makes where temporary files lie, and keeps."""
@@ -82,9 +84,15 @@ class Chaos:
     def __call__(self, event: Event) -> None:
         """Strike if it is time to."""
         if isinstance(event, Ticked) and self._left and event.tally.num_checks >= (number := next(iter(self._left))):
-            workers = [each for each in psutil.Process().children() if each.status() != psutil.STATUS_ZOMBIE]
-            if self._left[number](workers, self._store):
+            if self._left[number](running_workers(), self._store):
                 self.struck.append(self._left.pop(number).__name__)
+
+
+def running_workers() -> list[psutil.Process]:
+    """Children of the process that they were forked from, or of this one where they are not forked."""
+    server = current_server()
+    parent = psutil.Process(None if server is None else server.pid)
+    return [each for each in parent.children() if each.status() != psutil.STATUS_ZOMBIE]
 
 
 @pytest.fixture
@@ -99,7 +107,7 @@ def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
 
 
 def campaign(store: Path, world: str, chaos: Chaos, num_checks: int) -> Summary:
-    """Two workers that check real scenarios under such a schedule."""
+    """Two workers that check real scenarios under such a schedule, forked as those of the usual check are."""
     plan = Plan(
         num_checks=num_checks,
         seed=0,
@@ -112,7 +120,8 @@ def campaign(store: Path, world: str, chaos: Chaos, num_checks: int) -> Summary:
         strategy=planted.some_scenarios,
         check=planted.check,
     )
-    return fuzz(plan, FindingStore(store), [chaos])
+    with forked_workers("equivcheck.campaign.warming", worker_environment()):
+        return fuzz(plan, FindingStore(store), [chaos])
 
 
 SCHEDULES: dict[str, dict[int, Blow]] = {
