@@ -84,7 +84,8 @@ class Chaos:
     def __call__(self, event: Event) -> None:
         """Strike if it is time to."""
         if isinstance(event, Ticked) and self._left and event.tally.num_checks >= (number := next(iter(self._left))):
-            if self._left[number](running_workers(), self._store):
+            strike = self._left[number]
+            if strike(running_workers(), self._store):
                 self.struck.append(self._left.pop(number).__name__)
 
 
