@@ -12,10 +12,11 @@ from equivcheck.layouts.execution.compile_time import COMPILE_SECONDS
 from equivcheck.oracle.judge import Case, judge, judge_failure
 from equivcheck.oracle.refused_by_some import refused_by_some
 from equivcheck.oracle.to_blame import with_blame
+from equivcheck.program_run.kept import kept_plan, kept_reference
 from equivcheck.program_run.known.on_file import known_difference
-from equivcheck.program_run.one_device import Plan, plan_of
+from equivcheck.program_run.one_device import Plan
 from equivcheck.program_run.rank import DTensorTarget, RankResult, run_on_rank
-from equivcheck.program_run.reference import NUM_CONFIRMING, NUM_COPIES, reference_of
+from equivcheck.program_run.reference import NUM_CONFIRMING, NUM_COPIES
 from equivcheck.program_run.targets import target_of
 from equivcheck.tensor_program.program import MAX_STATEMENTS, TensorProgram
 from equivcheck.trace.differences import Phase
@@ -46,7 +47,7 @@ def check_program(
     members = name if isinstance(name, Ranks) else ranks(name, program.num_ranks)
     with warnings.catch_warnings():  # where they are errors, what warns on one device would not apply
         warnings.simplefilter("ignore")
-        plan, seconds = plan_of(program), deadline + COMPILE_SECONDS * on.needs_processes
+        plan, seconds = kept_plan(program), deadline + COMPILE_SECONDS * on.needs_processes
         verdict = _verdict(members, plan, on, seconds)
         if verdict.divergence is not None and verdict.divergence.phase is Phase.GRADIENT:
             again = _verdict(members, replace(plan, every_gradient=True), on, seconds)
@@ -81,8 +82,8 @@ def _judged(verdict: ProgramVerdict, plan: Plan, results: Sequence[RankResult]) 
         return replace(verdict, outcome=Outcome.CRASHED, reason=_apart(plan, results))
     refused = frozenset(each.statement for each in results[0].refusals)
     case = Case(
-        reference=lambda: reference_of(plan, refused, NUM_COPIES),
-        confirming_reference=lambda: reference_of(plan, refused, NUM_CONFIRMING),
+        reference=lambda: kept_reference(plan, refused, NUM_COPIES),
+        confirming_reference=lambda: kept_reference(plan, refused, NUM_CONFIRMING),
         required_steps=1,
     )
     return judge(verdict, case, RanksResult(run=Run(values=tuple(result.trace for result in results))))[0]

@@ -202,7 +202,7 @@ class _RankRun:
             name = value_names(self.plan, number, 1)[0]
             raise StatementFailed(f"{name}: {type(error).__name__}: {error}") from error
         self._note(number, text)
-        plain = self.plan.outputs[number]
+        plain = tuple(each.clone() for each in self.plan.outputs[number])
         return tuple(self.target.distributed_plain(each) for each in plain), plain
 
     def _note(self, number: int, text: str) -> None:

@@ -21,7 +21,7 @@ CLEAR = (
     r"implementation does not support",
     r"not (yet )?implemented",
     r"unsupported",
-    r"expected scalar type torch\.\w+ but found|expected a floating-point or complex dtype, but got",  # one device asks elements alone
+    r"expected scalar type torch\.\w+ but found|expected a floating-point or complex dtype, but got",  # of no elements, too
     r"DataDependentOutputException|DynamicOutputShapeException",  # DTensor asks fake tensors, which have no values
 )
 """Regular expressions, any of which is found in the text of such an error, or of what it was raised from."""

@@ -1,0 +1,43 @@
+"""What one device computes, kept for programs that differ in placements alone, as those of a sweep do one after the other."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import lru_cache
+
+from equivcheck.program_run.one_device import Plan, plan_of
+from equivcheck.program_run.reference import reference_of
+from equivcheck.reference.reference import Reference
+from equivcheck.tensor_program.placement import REPLICATE
+from equivcheck.tensor_program.program import TensorProgram
+from equivcheck.tensor_program.statements import Constant, Leaf
+
+_NUM_KEPT = 4
+"""Programs, and references of each kind: a sweep needs the last."""
+
+
+def kept_plan(program: TensorProgram) -> Plan:
+    """`plan_of` a program."""
+    return replace(_plan(_unplaced(program)), program=program)
+
+
+def kept_reference(plan: Plan, refused: frozenset[int], num_copies: int) -> Reference:
+    """`reference_of` a plan."""
+    return _reference(_unplaced(plan.program), plan.every_gradient, refused, num_copies)
+
+
+def _unplaced(program: TensorProgram) -> TensorProgram:
+    """The program with all that it begins with replicated: one device does not look at placements."""
+    whole = (REPLICATE,) * len(program.mesh)
+    statements = [replace(each, placements=whole) if isinstance(each, (Leaf, Constant)) else each for each in program.statements]
+    return replace(program, statements=tuple(statements))
+
+
+@lru_cache(maxsize=_NUM_KEPT)
+def _plan(program: TensorProgram) -> Plan:
+    return plan_of(program)
+
+
+@lru_cache(maxsize=_NUM_KEPT)
+def _reference(program: TensorProgram, every_gradient: bool, refused: frozenset[int], num_copies: int) -> Reference:
+    return reference_of(replace(_plan(program), every_gradient=every_gradient), refused, num_copies)
