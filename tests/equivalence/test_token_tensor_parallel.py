@@ -19,6 +19,7 @@ from equivcheck.scenario import (
     AdamW,
     Attention,
     Axis,
+    ClipNorm,
     CrossEntropy,
     Data,
     Execution,
@@ -123,6 +124,17 @@ def test_a_decoder_is_shared_out_with_calls_predicted_exactly(
     for recompute in (Recompute.NONE, Recompute.EVERY_LAYER):
         verdict = check(a_scenario(a_plan(source, head, output), tied=tied, checkpointing=recompute))
         assert (verdict.outcome, verdict.unmodelled) == (Outcome.EQUIVALENT, "")
+
+
+@pytest.mark.parametrize("source", [Split.ROW, Split.COLUMN])
+@pytest.mark.parametrize("redistribute", [False, True])
+def test_the_norm_of_an_embedding_is_reduced_where_its_gradient_is_cut(source: Split, redistribute: bool) -> None:
+    """That of one by tokens is whole on each rank, unless it is redistributed: calls are as predicted."""
+    model = Model(features=2, source=Tokens(vocabulary=2), length=1, layers=(Layer(width=1),))
+    plan = TensorParallel(plan=(LayerPlan(),), source=source, redistribute_gradients=redistribute)
+    training = Training(model=model, data=Data(microbatches=(1,)), clipping=ClipNorm(max_norm=0.1))
+    verdict = check(Scenario(training=training, layout=Layout(mesh=Mesh(axes=ON_TWO), parallelisms=(plan,))))
+    assert (verdict.outcome, verdict.unmodelled) == (Outcome.EQUIVALENT, "")
 
 
 @pytest.mark.parametrize("wrapping", Wrapping)

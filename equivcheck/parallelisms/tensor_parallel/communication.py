@@ -290,8 +290,15 @@ def _cut_held(view: RankView, parallelism: TensorParallel) -> Iterator[Held]:
 
 def _all_calls(view: RankView, parallelism: TensorParallel) -> Totals:
     kind = [held for held in _cut_held(view, parallelism) if not is_outside(parallelism, held.parameter)]
-    is_cut = any(held.cut and held.trained for held in kind)
+    is_cut = any(held.cut and held.trained and not _has_whole_gradient(view, parallelism, held) for held in kind)
     return TensorParallelCalls(view, parallelism).totals() | dtensor_clipping(view, (TP,) if is_cut else (), kind)
+
+
+def _has_whole_gradient(view: RankView, parallelism: TensorParallel, held: Held) -> bool:
+    """Whether each rank has the whole gradient of what is cut: DTensor leaves that of an embedding by tokens so, but for a tie."""
+    head = view.training.model.head
+    is_by_tokens = held.parameter.owner is Owner.SOURCE and parallelism.source is Split.ROW
+    return is_by_tokens and not parallelism.redistribute_gradients and not (head is not None and head.tied)
 
 
 PENDING_GRADIENTS = Unmodelled(
