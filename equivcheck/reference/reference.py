@@ -26,7 +26,7 @@ from equivcheck.reference.noise import (
 from equivcheck.reference.optimizer_rounding import rounding_setup
 from equivcheck.reference.rounded import rounded_setup
 from equivcheck.reference.rounded_copies import reordered_traces, rounded_copies, unit_of
-from equivcheck.reference.summation import split_trace, widely_clipped_trace
+from equivcheck.reference.summation import split_traces, widely_clipped_trace
 from equivcheck.scenario import Layout, Scenario, Training
 from equivcheck.trace.trace import Trace
 from equivcheck.train.ensemble import EnsembleTrace
@@ -135,7 +135,7 @@ def _confirming_reference(training: Training, rounding: Rounding | None, num_par
         if rounding is None:
             copies = perturbed(training, NUM_PERTURBATIONS + NUM_CONFIRMATIONS, rounding_setup(training))
             scaled = addend_traces(training, num_addends) if num_addends > 1 else ()
-            others = (split_trace(training, num_parts), widely_clipped_trace(training), *scaled)
+            others = (*split_traces(training, num_parts), widely_clipped_trace(training), *scaled)
         else:
             copies = rounded_copies(training, rounding, trace, NUM_ROUNDED_CONFIRMATIONS, flips=True)
             others = reordered_traces(training, rounding)

@@ -17,16 +17,26 @@ from equivcheck.train.material import Batch, material
 from equivcheck.train.single_device import single_device
 
 
-def split_trace(training: Training, num_parts: int) -> Trace:
+SCALES = (3.0, 5.0)
+"""By which losses are multiplied whatever the number of parts: multiplied by a power of two, nothing is rounded otherwise."""
+
+
+def split_traces(training: Training, num_parts: int) -> tuple[Trace, ...]:
+    """`split_trace` with parts that count as many times as there are parts, and with parts that count otherwise."""
+    return tuple(split_trace(training, num_parts, scale) for scale in (float(num_parts), *SCALES))
+
+
+def split_trace(training: Training, num_parts: int, scale: float) -> Trace:
     """The reference as data parallelism sums: each microbatch in equal parts, the norm over all gradients as one tensor.
 
-    A part counts as many times as there are parts, and gradients are divided by that: all that is multiplied on the way back is
-    rounded otherwise. What cancels there moves with that and not with the inputs, such as what softmax subtracts in attention.
+    Losses are multiplied by a scale, and gradients divided by it: all that is multiplied on the way back is rounded otherwise.
+    What cancels there moves with that and not with the inputs, such as what softmax subtracts in attention, or the norm of
+    features of which dropout has left one.
     """
     setup = single_device(training)
     setup.clip_norm = clip_flat
-    setup.gradient_scale = float(num_parts)
-    setup.before_update.append(partial(_divide, float(num_parts)))
+    setup.gradient_scale = scale
+    setup.before_update.append(partial(_divide, scale))
     return train(setup, split_steps(training, num_parts))
 
 

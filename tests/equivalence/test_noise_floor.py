@@ -33,7 +33,7 @@ def test_a_batch_split_as_a_layout_splits_it_is_within_the_floor(training: Train
     with one_thread():
         copies = perturbed(training, NUM_CONFIRMATIONS, rounding_setup(training))
         moments = expected_moments(training, train(single_device(training)), copies)
-        split = split_trace(training, PARTS)
+        split = split_trace(training, PARTS, float(PARTS))
 
     found = compare(Reference(moments, None, noise_limit(training)), [split])
 

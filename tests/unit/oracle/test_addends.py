@@ -92,7 +92,7 @@ def test_rows_that_ranks_cannot_share_evenly_are_split_over_data_ranks() -> None
 
 def test_gradients_stay_as_they_are() -> None:
     """What rounding of addends moves is the update, by no more than one unit in their last place."""
-    split, moved = split_trace(TRAINING, 2), addend_traces(TRAINING, 2)
+    split, moved = split_trace(TRAINING, 2, 2.0), addend_traces(TRAINING, 2)
     for trace in moved:
         assert (trace.steps[0].gradients.values == split.steps[0].gradients.values).all()
         assert 0.0 < abs(trace.steps[0].parameters.values - split.steps[0].parameters.values).max() < 1e-11
