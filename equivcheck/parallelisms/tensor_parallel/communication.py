@@ -295,7 +295,7 @@ def _all_calls(view: RankView, parallelism: TensorParallel) -> Totals:
 
 
 def _has_whole_gradient(view: RankView, parallelism: TensorParallel, held: Held) -> bool:
-    """Whether each rank has the whole gradient of what is cut: DTensor leaves that of an embedding by tokens so, but for a tie."""
+    """Whether each rank has the whole gradient of what is cut: DTensor leaves that of an untied embedding by tokens so."""
     head = view.training.model.head
     is_by_tokens = held.parameter.owner is Owner.SOURCE and parallelism.source is Split.ROW
     return is_by_tokens and not parallelism.redistribute_gradients and not (head is not None and head.tied)
