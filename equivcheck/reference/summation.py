@@ -16,7 +16,6 @@ from equivcheck.train.loop import train
 from equivcheck.train.material import Batch, material
 from equivcheck.train.single_device import single_device
 
-
 SCALES = (3.0, 5.0)
 """By which losses are multiplied whatever the number of parts: multiplied by a power of two, nothing is rounded otherwise."""
 
