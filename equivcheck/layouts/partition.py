@@ -56,7 +56,7 @@ def local_shape(layout: Layout, parameter: Parameter, coordinates: Mapping[str, 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cut:
-    """A dim of a matrix that DTensor has cut, be it over one rank."""
+    """A dim of a parameter that DTensor has cut, be it over one rank."""
 
     size: int
     """Length of the dim."""
@@ -64,10 +64,10 @@ class Cut:
     """Over how many ranks."""
 
 
-def matrix_cuts(training: Training, layout: Layout) -> Iterator[Cut]:
-    """Every cut of every trained matrix."""
+def cuts(training: Training, layout: Layout, *, least_dims: int = 1) -> Iterator[Cut]:
+    """Every cut of every trained parameter of that many dims at least; of matrices, with 2."""
     for parameter in parameters_of(training.model):
-        if parameter.trained and len(parameter.shape) > 1:
+        if parameter.trained and len(parameter.shape) >= least_dims:
             for dim, size in enumerate(parameter.shape):
                 cutting = [parallelism for parallelism in layout.parallelisms if cut_dim(parallelism, parameter) == dim]
                 if cutting:

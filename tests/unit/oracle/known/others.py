@@ -10,10 +10,12 @@ from equivcheck.scenario import (
     FSDP2,
     SPMD,
     Activation,
+    Adafactor,
     AuxiliaryLinear,
     ClipValue,
     Compression,
     Data,
+    GatedMLP,
     Layer,
     LayerPlan,
     Loss,
@@ -63,6 +65,10 @@ from unit.oracle.known.builders import (
     with_checkpoints,
 )
 
+ONE_BIAS = (Layer(width=2), Layer(width=2, frozen=True), Layer(width=2, shares=1))
+ONE_COLUMN = (LayerPlan(), LayerPlan(), LayerPlan(split=Split.COLUMN))
+"""Of what is trained, one bias is cut."""
+
 ALSO_SHOWN = [
     ("loss_backward_strides", traced(of_sequences(WHOLE_LAYER, **TURNED))),
     ("dtensor_symbolic_strides", compiled(over_tp(PER_LAYER, *ALIKE, **TURNED_ROWS))),
@@ -84,6 +90,14 @@ ALSO_SHOWN = [
         compiled(scenario(FSDP1(), *ALTERNATING, features=2, steps=2, zero_grad=ZeroGrad.ZERO)),
     ),
     ("colwise_parallel_of_one", over_tp(FSDP1(), ONE_WEIGHT, Layer(width=1, frozen=True), split=Split.COLUMN)),
+    (
+        "colwise_parallel_of_one",
+        of_sequences(TensorParallel(plan=(LayerPlan(split=Split.WITHIN),)), GatedMLP(hidden=1, bias=True), **TURNED),
+    ),
+    (
+        "adafactor_norm_of_shard",
+        scenario(TensorParallel(plan=ONE_COLUMN), *ONE_BIAS, optimizer=Adafactor()),
+    ),
     ("inf_norm_of_empty_shard", over_tp(FSDP2(), Layer(width=3), tp=2, split=Split.COLUMN, clipping=INF)),
     (
         "inf_norm_of_empty_shard",
