@@ -33,14 +33,16 @@ def unit_of_nothing(scenario: Scenario) -> bool:
 @need
 def unit_of_a_frozen_tie(scenario: Scenario) -> bool:
     """What the model has beside its layers is a unit in which a frozen weight has two uses, and nothing is trained or cut."""
-    model = scenario.training.model
-    own = [parameter for parameter in parameters_of(model) if parameter.layer is None]
-    return (
-        is_tied(model)
-        and not any(parameter.trained for parameter in own)
-        and not is_sharded(scenario.layout)
-        and any(fsdp.use_orig_params and fsdp.wrapping is Wrapping.PER_LAYER for fsdp in scenario.layout.of(FSDP1))
-    )
+    uses_originals = any(fsdp.use_orig_params for fsdp in scenario.layout.of(FSDP1))
+    return is_tied(scenario.training.model) and uses_originals and outermost_unit_is_frozen(scenario)
+
+
+@need
+def outermost_unit_is_frozen(scenario: Scenario) -> bool:
+    """What the model has beside its layers is a unit of frozen parameters, of which nothing is cut."""
+    own = [parameter for parameter in parameters_of(scenario.training.model) if parameter.layer is None]
+    per_layer = any(fsdp.wrapping is Wrapping.PER_LAYER for fsdp in scenario.layout.of(FSDP1))
+    return per_layer and bool(own) and not any(parameter.trained for parameter in own) and not is_sharded(scenario.layout)
 
 
 @need

@@ -187,6 +187,13 @@ def frozen_tie(fsdp: FSDP1, *, ranks: int = 1, frozen: bool = True, tied: bool =
     return replace(alone, training=replace(alone.training, model=model))
 
 
+def saves_frozen(fsdp: FSDP1, *, ranks: int = 1, frozen: bool = True, head: Head | None = None) -> Scenario:
+    """A checkpoint of a trained layer after an embedding that may be frozen, loaded by the same layout."""
+    alone = scenario(fsdp, sizes=(ranks,), steps=2, data=Data(microbatches=(2,)))
+    model = Model(features=2, length=1, source=Tokens(vocabulary=2, frozen=frozen), layers=(Layer(width=2),), head=head)
+    return replace(alone, training=replace(alone.training, model=model), resume=Resume(layout=alone.layout, steps=1))
+
+
 def going_on(parallelism: Parallelism, *layers: Layer) -> Scenario:
     """A checkpoint of one rank, loaded by another parallelism on one."""
     return replace(scenario(parallelism, *layers, sizes=(1,), steps=2), resume=Resume(layout=ONE_RANK, steps=1))

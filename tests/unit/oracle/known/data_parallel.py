@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from equivcheck.scenario import DDP, FSDP1, FSDP2, ClipNorm, Data, Layer, Replicate, Split
+from equivcheck.scenario import DDP, FSDP1, FSDP2, ClipNorm, Data, Head, Layer, Replicate, Split
 from unit.oracle.known.builders import (
     DIVIDED,
     FALLING,
@@ -18,6 +18,7 @@ from unit.oracle.known.builders import (
     TIED_UNITS,
     frozen_tie,
     over_tp,
+    saves_frozen,
     scenario,
 )
 
@@ -111,6 +112,15 @@ SHOWN = {
             frozen_tie(PER_LAYER, steps=1),
             frozen_tie(FSDP1()),
             frozen_tie(replace(PER_LAYER, use_orig_params=False)),
+        ],
+    ),
+    "fsdp1_frozen_root_state_dict": (
+        saves_frozen(PER_LAYER),
+        [
+            saves_frozen(PER_LAYER, ranks=2),
+            saves_frozen(PER_LAYER, frozen=False),
+            saves_frozen(PER_LAYER, head=Head()),
+            saves_frozen(FSDP1()),
         ],
     ),
     "fsdp1_accumulates_one_element": (
