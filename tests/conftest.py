@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import signal
 import sys
@@ -33,10 +34,11 @@ def of_torch_213(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(scope="session")
 def worker_fork_servers() -> Iterator[list[WorkerForkServer]]:
     """One for all tests that use it, where workers can be forked: it imports, and checks each layout once."""
-    servers = [WorkerForkServer("equivcheck.campaign.warming", worker_environment()) for _ in range(sys.platform == "linux")]
-    yield servers
-    for server in servers:
-        server.close()
+    if sys.platform != "linux":
+        yield []
+        return
+    with contextlib.closing(WorkerForkServer("equivcheck.campaign.warming", worker_environment())) as server:
+        yield [server]
 
 
 @pytest.fixture(scope="module")
