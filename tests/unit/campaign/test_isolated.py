@@ -6,6 +6,8 @@ import pytest
 
 from equivcheck.campaign.isolated import CheckerFailed, check_isolated
 from equivcheck.verdict.verdict import Outcome
+from equivcheck.workers.fork_server import current_server, forked_workers
+from equivcheck.workers.process import worker_environment
 from unit.campaign import fakes
 
 pytestmark = pytest.mark.usefixtures("workers_are_forked")
@@ -16,6 +18,15 @@ SCENARIO = fakes.scenario(steps=5)
 def test_a_verdict_comes_back() -> None:
     """What the check returns in its process is what the caller gets."""
     assert check_isolated(SCENARIO, world="sim", deadline=5.0, check=fakes.wide_diverges).outcome is Outcome.EQUIVALENT
+
+
+@pytest.mark.usefixtures("workers_are_new")
+def test_a_check_begins_as_soon_as_its_process_can_be_forked() -> None:
+    """The process that it is forked from may still import."""
+    with forked_workers("unit.workers.quick", worker_environment()):
+        server = current_server()
+        assert server is None or not server.is_ready
+        assert check_isolated(SCENARIO, world="sim", deadline=1.0, check=fakes.wide_diverges).outcome is Outcome.EQUIVALENT
 
 
 def test_the_death_of_the_process_is_a_verdict() -> None:
