@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from multiprocessing.connection import wait
-
 from equivcheck.campaign.messages import Broken, Checked, CheckOne
 from equivcheck.campaign.plan import Check, Plan, explaining_check
 from equivcheck.campaign.process import START_SECONDS, CheckingProcess
@@ -39,7 +37,7 @@ def check_isolated(
 
 def _verdict(worker: CheckingProcess) -> CaseVerdict:
     while not worker.is_stuck:
-        if not _has_news(worker):
+        if not worker.poll(_POLL_SECONDS):
             continue
         message = worker.receive()
         if isinstance(message, Checked):
@@ -54,11 +52,3 @@ def _verdict(worker: CheckingProcess) -> CaseVerdict:
     if verdict is None:
         raise CheckerFailed(f"the process of the check ended before it began: {worker.printed().strip()[-500:]}")
     return verdict
-
-
-def _has_news(worker: CheckingProcess) -> bool:
-    """Whether it has said something, after a while; one that waits to be forked is as soon as it can be."""
-    starting = [channel.fileno() for channel in (worker.waits_for,) if channel is not None]
-    ready = wait([worker.link, *starting], _POLL_SECONDS)
-    worker.take_place()
-    return worker.link in ready

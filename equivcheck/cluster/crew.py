@@ -97,7 +97,7 @@ class ClusterCrew:
         """See `Crew`."""
         message: Any = None
         wait = _TICK
-        while not isinstance(message, Ended) and self._bridge.link.poll(wait):
+        while not isinstance(message, Ended) and self._bridge.poll(wait):
             message, wait = self._bridge.receive(), 0.0
             yield from self._told(message)
 
@@ -140,7 +140,7 @@ class ClusterCrew:
 def _joined(bridge: WorkerProcess, address: str) -> tuple[Node, ...]:
     """The nodes, once those that take part are ready."""
     until = time.monotonic() + CONNECT_SECONDS
-    while bridge.link.poll(max(0.0, until - time.monotonic())):
+    while bridge.poll(max(0.0, until - time.monotonic())):
         message = bridge.receive()
         if isinstance(message, Joined):
             return message.nodes

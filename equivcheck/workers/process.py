@@ -82,6 +82,13 @@ class WorkerProcess:
         with contextlib.suppress(OSError):
             self.link.send(message)
 
+    def poll(self, timeout: float) -> bool:
+        """Whether there is something to receive, after as many seconds at most; it begins as soon as it can be forked."""
+        starting = [channel.fileno() for channel in (self.waits_for,) if channel is not None]
+        ready = wait([self.link, *starting], timeout)
+        self.take_place()
+        return self.link in ready
+
     def receive(self) -> Any:
         """Its next message, or `Ended`; waits for it."""
         self.take_place()

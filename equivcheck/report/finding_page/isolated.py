@@ -18,7 +18,7 @@ def run_isolated(verdict: Verdict, deadline: float) -> SecondRun:
     worker = WorkerProcess(__name__, (verdict, deadline))
     patience = Patience(_START_SECONDS + 2 * deadline, lambda: cpu_seconds_of_family(worker.pid))
     try:
-        while not worker.link.poll(_POLL_SECONDS):
+        while not worker.poll(_POLL_SECONDS):
             if patience.exhausted():
                 return SecondRun(note="nothing is drawn here: the run did not end")
         answer = worker.receive()
