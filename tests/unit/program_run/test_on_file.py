@@ -41,6 +41,16 @@ def test_a_program_ends_alike_whatever_ran_before() -> None:
 
 CUT_TWICE = ("S(0)", "S(0)")
 ALSO = {
+    "dtensor_data_of_other_placements, as what is read has another shape": (
+        Leaf(shape=(), placements=("R",)),
+        Leaf(shape=(1,), placements=("S(0)",)),
+        Operation(name="set_data", arguments=(1, 2)),
+    ),
+    "dtensor_equal_of_other_shapes, of two cuts": (
+        Leaf(shape=(1,), placements=("R", "S(0)")),
+        Leaf(shape=(1, 1), placements=("S(0)", "S(1)")),
+        Operation(name="equal", arguments=(1, 2)),
+    ),
     "dtensor_select_backward, by the shape it writes to": (
         Leaf(shape=(4, 4, 4), placements=CUT_TWICE),
         Operation(name="select", dim=-1),
@@ -121,6 +131,14 @@ def test_an_entry_is_known_in_each_of_its_ways(name: str) -> None:
     verdict = check_program(program(leaf, *rest, mesh=(2,) * len(leaf.placements)), deadline=1.0)
     expected = known if torch_in(next(each for each in ON_FILE if each.id == known).torch) else ""
     assert verdict.known == expected, verdict.describe()
+
+
+def test_what_is_normalised_over_no_channels_is_known_as_pools_are() -> None:
+    """By the error of the rank that has none of four channels on three ranks."""
+    found = check_program(
+        program(Leaf(shape=(2, 4), placements=("S(1)",)), Operation(name="batch_norm"), mesh=(3,)), deadline=1.0
+    )
+    assert found.known == ("dtensor_pool_of_empty_shard" if torch_in(">=2.12") else "")
 
 
 def test_an_error_that_is_not_on_file_is_a_finding() -> None:
