@@ -44,7 +44,7 @@ def rank_setup(scenario: Scenario) -> Setup:
     """The setup of this rank with every parallelism applied, innermost first."""
     setup, layout = single_device(scenario.training), scenario.layout
     setup.announce, setup.layout = mark, layout
-    recompute_layers(setup.model, layout.execution.checkpointing)
+    recompute_layers(setup.model, layout.execution)
     mesh = setup.mesh = device_mesh(layout.mesh.shape, layout.mesh.names)
     for parallelism in layout.parallelisms:
         kind_of(parallelism).apply(setup, parallelism, _submesh(mesh, layout, layout.axes_of(parallelism)))

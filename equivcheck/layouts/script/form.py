@@ -19,7 +19,6 @@ from equivcheck.scenario import (
     Model,
     Parallelism,
     Pipeline,
-    Recompute,
     Replicate,
     TensorParallel,
     Wrapping,
@@ -77,7 +76,7 @@ class _Forms:
         self.is_nested = bool(self.special) or _has_units(self.layout, self.model)
 
     def _kind(self, index: int) -> Kind | OtherKind:
-        layer, recomputes = self.model.layers[index], _recomputes(self.layout, index)
+        layer, recomputes = self.model.layers[index], self.layout.execution.recomputes(index)
         if isinstance(layer, Layer):
             return linear_kind(layer, recomputes=recomputes)
         script = kind_of(layer).script(layer, self.model.inputs(index))
@@ -239,11 +238,6 @@ class _Forms:
 
 def _stem(kind: Kind | OtherKind) -> str:
     return kind.script.name if isinstance(kind, OtherKind) else "Block"
-
-
-def _recomputes(layout: Layout, index: int) -> bool:
-    chosen = layout.execution.checkpointing
-    return chosen is Recompute.EVERY_LAYER or (chosen is Recompute.ODD_LAYERS and index % 2 == 1)
 
 
 def has_units_of_layers(parallelism: Parallelism) -> bool:

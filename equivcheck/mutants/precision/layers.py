@@ -10,7 +10,7 @@ from equivcheck.layers.linear.module import Block
 from equivcheck.mutants.mutant import Minimum, fault
 from equivcheck.mutants.needs import EVERYWHERE, all_of, is_eager, runs_steps, within
 from equivcheck.mutants.parameter_use import FirstValues, Through, use_weight_through
-from equivcheck.scenario import DDP, FSDP1, FSDP2, SPMD, AnyLayer, Recompute, Replicate, Scenario
+from equivcheck.scenario import DDP, FSDP1, FSDP2, SPMD, AnyLayer, Replicate, Scenario
 from equivcheck.train.setup import Setup
 from equivcheck.verdict.cause import Cause
 
@@ -19,9 +19,8 @@ _SHARING = (*within(DDP.tag), *(tag.tag for tag in (FSDP1, FSDP2, Replicate, SPM
 
 def _recomputes_dropout(scenario: Scenario) -> bool:
     """Whether a layer with dropout runs again in backward under the layout that is named."""
-    kind, layers = scenario.layout.execution.checkpointing, scenario.training.model.layers
-    again = {Recompute.NONE: (), Recompute.ODD_LAYERS: layers[1::2], Recompute.EVERY_LAYER: layers}[kind]
-    return any(layer.dropout for layer in again)
+    execution = scenario.layout.execution
+    return any(layer.dropout and execution.recomputes(index) for index, layer in enumerate(scenario.training.model.layers))
 
 
 def _shares_trained(scenario: Scenario) -> bool:

@@ -23,10 +23,8 @@ from equivcheck.scenario import (
     FSDP1,
     FSDP2,
     ActivationSharding,
-    Execution,
     Layout,
     Owner,
-    Recompute,
     Replicate,
     Replicator,
     Split,
@@ -166,7 +164,7 @@ class TensorParallelCalls:
         layer, inputs, outputs = model.layers[index], model.inputs(index), model.inputs(index + 1)
         shapes = {parameter.name: parameter.shape for parameter in kind_of(layer).parameters(layer, inputs)}
         differentiates = differentiates_input(self.view, index, step) or (layer.norm is not None and not layer.frozen)
-        recomputed = recomputes(self.view.layout.execution, index) and (differentiates or not layer.frozen)
+        recomputed = self.view.layout.execution.recomputes(index) and (differentiates or not layer.frozen)
         parts = [part for part in kind_of(layer).parts(layer) if runs(part.runs, step)]
         for part in parts:
             # The weight of a layer that shares it is as large as its own would be.
@@ -272,12 +270,6 @@ def differentiates_input(view: RankView, index: int, step: int) -> bool:
     """
     flat = any(fsdp.use_orig_params and fsdp.wrapping is Wrapping.WHOLE for fsdp in view.layout.of(FSDP1))
     return (flat and index > 0) or view.differentiates(index - 1, step)
-
-
-def recomputes(execution: Execution, index: int) -> bool:
-    """Whether a layer runs again in backward."""
-    every, odd = execution.checkpointing is Recompute.EVERY_LAYER, execution.checkpointing is Recompute.ODD_LAYERS
-    return every or (odd and index % 2 == 1)
 
 
 def _cut_held(view: RankView, parallelism: TensorParallel) -> Iterator[Held]:

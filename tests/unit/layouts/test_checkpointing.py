@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from equivcheck.layouts.execution.activation_checkpointing import recompute_layers
-from equivcheck.scenario import Data, Layer, Model, Recompute, Training
+from equivcheck.scenario import Data, Execution, Layer, Model, Recompute, Training
 from equivcheck.train.material import material
 from equivcheck.train.single_device import single_device
 
@@ -19,7 +19,7 @@ TRAINING = Training(
 def _forwards(recompute: Recompute) -> tuple[list[int], list[torch.Tensor | None]]:
     """How often each layer's linear was begun in one forward and backward, and the gradients."""
     setup = single_device(TRAINING)
-    recompute_layers(setup.model, recompute)
+    recompute_layers(setup.model, Execution(checkpointing=recompute))
     counts = [0] * 3
 
     def count(index: int) -> None:

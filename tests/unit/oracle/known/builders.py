@@ -11,11 +11,13 @@ from equivcheck.scenario import (
     Activation,
     ActivationSharding,
     AdamW,
+    AnyLayer,
     Attention,
     AuxiliaryLinear,
     Axis,
     ClipNorm,
     Compile,
+    CrossEntropy,
     Data,
     Distribution,
     Execution,
@@ -99,10 +101,10 @@ def compiled_layers(scenario: Scenario) -> Scenario:
     return replace(scenario, layout=replace(scenario.layout, execution=Execution(compile=Compile.AOT_EAGER, per_layer=True)))
 
 
-def with_checkpoints(scenario: Scenario) -> Scenario:
-    """The same, each layer computed once more in backward."""
+def with_checkpoints(scenario: Scenario, recompute: Recompute = Recompute.EVERY_LAYER) -> Scenario:
+    """The same, some layers computed once more in backward."""
     layout = scenario.layout
-    return replace(scenario, layout=replace(layout, execution=replace(layout.execution, checkpointing=Recompute.EVERY_LAYER)))
+    return replace(scenario, layout=replace(layout, execution=replace(layout.execution, checkpointing=recompute)))
 
 
 def over_tp(parallelism: Parallelism, *layers: Layer, tp: int = 1, split: Split = Split.REPLICATED, **changes) -> Scenario:
@@ -111,6 +113,39 @@ def over_tp(parallelism: Parallelism, *layers: Layer, tp: int = 1, split: Split 
     mesh = Mesh(axes=(*alone.layout.mesh.axes, Axis(name="tp", size=tp)))
     plan = TensorParallel(plan=(LayerPlan(split=split),) * len(layers))
     return replace(alone, layout=Layout(mesh=mesh, parallelisms=(plan, parallelism)))
+
+
+def planned(
+    fsdp: FSDP1,
+    *layers: AnyLayer,
+    splits: tuple[Split, ...] = (Split.COLUMN, Split.ROW),
+    tp: int = 2,
+    features: int = 4,
+    **changes,
+) -> Scenario:
+    """One data rank, and `tp` tensor-parallel ones that share layers out, each in a way of its own."""
+    alone = over_tp(fsdp, *layers, tp=tp, sizes=(1,), features=features, **{"data": Data(microbatches=(4,))} | changes)
+    plan = TensorParallel(plan=tuple(LayerPlan(split=split) for split in splits))
+    return replace(alone, layout=replace(alone.layout, parallelisms=(plan, fsdp)))
+
+
+def left_by_rows(scenario: Scenario) -> Scenario:
+    """The scenario with the output of its first layer cut by rows."""
+    plan, *others = scenario.layout.parallelisms
+    entries = (replace(plan.plan[0], output=ActivationSharding.ROWS), *plan.plan[1:])
+    return replace(scenario, layout=replace(scenario.layout, parallelisms=(replace(plan, plan=entries), *others)))
+
+
+def with_head(scenario: Scenario) -> Scenario:
+    """The scenario with its layers between an embedding outside the plan and a head cut by columns of its weight."""
+    training, (plan, *others) = scenario.training, scenario.layout.parallelisms
+    model = replace(training.model, length=2, source=Tokens(vocabulary=4), head=Head())
+    parallelisms = (replace(plan, source=Split.OUTSIDE, head=Split.ROW), *others)
+    return replace(
+        scenario,
+        training=replace(training, model=model, loss=CrossEntropy()),
+        layout=replace(scenario.layout, parallelisms=parallelisms),
+    )
 
 
 def around_plan(scenario: Scenario) -> Scenario:
@@ -223,6 +258,9 @@ TURNED = {"data": Data(microbatches=(4,), batch_dim=1)}
 THAWED = Layer(width=1, frozen=True)
 """Cut over two ranks the second has nothing of it, of which data parallelism makes something trainable."""
 UNFLATTENED = FSDP1(use_orig_params=False)
+THREE = (Layer(width=4), Layer(width=4), Layer(width=4))
+BY_ROWS = (Split.OUTSIDE, Split.ROW, Split.ROW)
+BY_ROWS_ALONE = (Split.ROW, Split.ROW)
 WHOLE_FLAT = FSDP1(strategy=ShardingStrategy.NO_SHARD, use_orig_params=False)
 COLUMNS = {"features": 4, "tp": 2, "split": Split.COLUMN}
 LIKE = (Layer(width=4), Layer(width=3))

@@ -22,9 +22,11 @@ from equivcheck.scenario import (
     Norm,
     Pipeline,
     PipelineSchedule,
+    Recompute,
     Replicate,
     Split,
     TensorParallel,
+    Wrapping,
     ZeroGrad,
 )
 from unit.oracle.known.builders import (
@@ -32,6 +34,8 @@ from unit.oracle.known.builders import (
     ALTERNATING,
     AS_PROPAGATED,
     ASKING,
+    BY_ROWS,
+    BY_ROWS_ALONE,
     COLUMN,
     DIVIDED,
     FLOAT32,
@@ -45,11 +49,13 @@ from unit.oracle.known.builders import (
     REPEATED,
     REPLICATED,
     SKIPPED,
+    THREE,
     TURNED,
     TURNED_ROWS,
     TWO_SIZES,
     UNFLATTENED,
     UNITS_OF_REPLICAS,
+    WHOLE_FLAT,
     WHOLE_LAYER,
     around_plan,
     compiled,
@@ -57,17 +63,22 @@ from unit.oracle.known.builders import (
     first_cut,
     in_columns,
     into_columns,
+    left_by_rows,
     of_sequences,
     over_tp,
+    planned,
     scaled,
     scenario,
     traced,
     with_checkpoints,
+    with_head,
 )
 
 ONE_BIAS = (Layer(width=2), Layer(width=2, frozen=True), Layer(width=2, shares=1))
 ONE_COLUMN = (LayerPlan(), LayerPlan(), LayerPlan(split=Split.COLUMN))
 """Of what is trained, one bias is cut."""
+FLAT_UNITS = replace(WHOLE_FLAT, wrapping=Wrapping.PER_LAYER)
+NARROWED = (Layer(width=4), Layer(width=2))
 
 ALSO_SHOWN = [
     ("loss_backward_strides", traced(of_sequences(WHOLE_LAYER, **TURNED))),
@@ -89,6 +100,23 @@ ALSO_SHOWN = [
         "fsdp1_compiles_beside_gradients",
         compiled(scenario(FSDP1(), *ALTERNATING, features=2, steps=2, zero_grad=ZeroGrad.ZERO)),
     ),
+    (
+        "compiled_hook_after_pending_checkpoint",
+        with_checkpoints(compiled_layers(planned(FLAT_UNITS, *THREE, splits=BY_ROWS)), Recompute.ODD_LAYERS),
+    ),
+    (
+        "compiled_hook_after_pending_checkpoint",
+        with_head(with_checkpoints(compiled(planned(WHOLE_FLAT, Layer(width=2), splits=(Split.ROW,), features=2)))),
+    ),
+    (
+        "dtensor_symbolic_size_becomes_number",
+        with_head(compiled(planned(WHOLE_FLAT, GatedMLP(hidden=8), splits=(Split.WITHIN,), features=2))),
+    ),
+    (
+        "dtensor_symbolic_size_becomes_number",
+        compiled(planned(FLAT_UNITS, *NARROWED, splits=BY_ROWS_ALONE, features=2, data=Data(microbatches=(2, 4)))),
+    ),
+    ("dtensor_symbolic_size_becomes_number", compiled(left_by_rows(planned(WHOLE_FLAT, Layer(width=2), Layer(width=2))))),
     ("colwise_parallel_of_one", over_tp(FSDP1(), ONE_WEIGHT, Layer(width=1, frozen=True), split=Split.COLUMN)),
     (
         "colwise_parallel_of_one",

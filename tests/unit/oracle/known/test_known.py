@@ -8,8 +8,9 @@ import pytest
 from equivcheck import Outcome, Scenario, Verdict, check
 from equivcheck.known_issues.known import Kind, KnownIssue, issues_on_file, known_issue, known_issues
 from equivcheck.known_issues.predicates import NEEDS
+from equivcheck.layouts.limits.repairs import with_options
 from equivcheck.mutants.registry import mutant
-from equivcheck.scenario import DDP, Layer
+from equivcheck.scenario import DDP, FSDP1, Layer, Wrapping
 from equivcheck.trace.differences import Difference, Divergence, Phase
 from equivcheck.worlds.failure import Failure, FailureKind, RankReport, RankState
 from supported import require_mended, require_supported
@@ -138,6 +139,29 @@ def test_an_extra_gradient_elsewhere_is_a_finding(tensor: str) -> None:
     extra = Divergence(step=0, phase=Phase.GRADIENT, tensor="layers.1.norm.bias", difference=Difference.EXTRA, rank=0)
     assert known_issue(_diverged(example, extra)) is not None
     assert known_issue(_diverged(example, replace(extra, tensor=tensor))) is None
+
+
+@pytest.mark.torch(">=2.12", "earlier versions lose no gradient")
+@pytest.mark.parametrize(
+    ("wrapping", "changes", "is_known"),
+    [
+        (Wrapping.WHOLE, {}, True),
+        (Wrapping.WHOLE, {"tensor": "layers.1.linear.weight"}, True),
+        (Wrapping.WHOLE, {"tensor": "layers.2.linear.weight"}, False),
+        (Wrapping.WHOLE, {"tensor": "head.linear.weight"}, False),
+        (Wrapping.WHOLE, {"difference": Difference.MISSING}, False),
+        (Wrapping.PER_LAYER, {"difference": Difference.MISSING}, True),
+        (Wrapping.PER_LAYER, {"tensor": "layers.2.linear.weight", "difference": Difference.MISSING}, False),
+    ],
+)
+def test_a_lost_gradient_is_known_up_to_the_layer_whose_sum_is_awaited(
+    wrapping: Wrapping, changes: dict[str, object], is_known: bool
+) -> None:
+    """What comes after it has its graph; and a unit of all layers has a gradient, if it be of zeros."""
+    example, _ = SHOWN["compiled_hook_after_pending_checkpoint"]
+    example = replace(example, layout=with_options(example.layout, FSDP1, wrapping=wrapping))
+    lost = Divergence(step=0, phase=Phase.GRADIENT, tensor="layers.0.linear.weight", difference=Difference.VALUE, rank=0)
+    assert (known_issue(_diverged(example, replace(lost, **changes))) is not None) is is_known  # type: ignore[arg-type]
 
 
 def test_what_is_wrong_without_an_issue_as_well_is_a_finding() -> None:

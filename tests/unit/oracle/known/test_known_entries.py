@@ -30,7 +30,7 @@ CRASH = {"id": "x", "link": "y", "torch": ">=2", "kind": "crash", "layouts": ["d
     ("changes", "text"),
     [
         ({"needs": ["inf_nrom"]}, "known issue 'x': needs names 'inf_nrom'; allowed: activations_cut_unevenly, "),
-        ({"shows": ["inf_norm"]}, "known issue 'x': shows names 'inf_norm'; allowed: divided_once_more, "),
+        ({"shows": ["inf_norm"]}, "known issue 'x': shows names 'inf_norm'; allowed: before_a_compiled_hook, "),
         (
             {"without": "inf_norm"},
             "known issue 'x': without names 'inf_norm'; allowed: all_trained, ",

@@ -9,11 +9,14 @@ from equivcheck.scenario import (
     FSDP1,
     FSDP2,
     SPMD,
+    Activation,
     Attention,
+    AuxiliaryLinear,
     Compile,
     Data,
     Layer,
     Loss,
+    Recompute,
     ShapeOp,
     Split,
     TensorParallel,
@@ -23,6 +26,8 @@ from unit.oracle.known.builders import (
     ALIKE,
     ALTERNATING,
     BESIDE,
+    BY_ROWS,
+    BY_ROWS_ALONE,
     COLUMNS,
     DIFFERENT,
     EVEN,
@@ -33,6 +38,7 @@ from unit.oracle.known.builders import (
     PER_LAYER,
     REPEATED,
     REPLICATED,
+    THREE,
     THRICE,
     TIED_UNITS,
     TURNED,
@@ -50,10 +56,16 @@ from unit.oracle.known.builders import (
     going_on,
     of_sequences,
     over_tp,
+    planned,
     scenario,
     traced,
     with_checkpoints,
 )
+
+ACTIVATED = (THREE[0], replace(THREE[1], activation=Activation.TANH), THREE[2])
+WITH_A_SECOND = (THREE[0], replace(THREE[1], auxiliary=AuxiliaryLinear.EVEN_STEPS), THREE[2])
+SECOND_BY_COLUMNS = (Split.OUTSIDE, Split.COLUMN, Split.ROW)
+LAST_OUTSIDE = (Split.OUTSIDE, Split.ROW, Split.OUTSIDE)
 
 SHOWN = {
     "dtensor_mse_loss_mean_of_nothing_traced": (
@@ -91,6 +103,32 @@ SHOWN = {
             with_checkpoints(of_sequences(WHOLE_LAYER, Attention(fused=True))),
             compiled(of_sequences(WHOLE_LAYER, Attention(fused=True))),
             with_checkpoints(compiled(of_sequences(WHOLE_LAYER, Attention()))),
+        ],
+    ),
+    "compiled_hook_after_pending_checkpoint": (
+        with_checkpoints(compiled(planned(WHOLE_FLAT, *THREE, splits=BY_ROWS)), Recompute.ODD_LAYERS),
+        [
+            compiled(planned(WHOLE_FLAT, *THREE, splits=BY_ROWS)),
+            with_checkpoints(planned(WHOLE_FLAT, *THREE, splits=BY_ROWS), Recompute.ODD_LAYERS),
+            with_checkpoints(compiled(planned(WHOLE_FLAT, *THREE, splits=BY_ROWS)), Recompute.EVERY_LAYER),
+            with_checkpoints(compiled(planned(WHOLE_FLAT, *THREE, splits=BY_ROWS, tp=1)), Recompute.ODD_LAYERS),
+            with_checkpoints(compiled(planned(WHOLE_FLAT, *THREE, splits=SECOND_BY_COLUMNS)), Recompute.ODD_LAYERS),
+            with_checkpoints(compiled(planned(WHOLE_FLAT, *THREE, splits=LAST_OUTSIDE)), Recompute.ODD_LAYERS),
+            with_checkpoints(compiled(planned(WHOLE_FLAT, *ACTIVATED, splits=BY_ROWS)), Recompute.ODD_LAYERS),
+            with_checkpoints(compiled(planned(WHOLE_FLAT, *WITH_A_SECOND, splits=BY_ROWS)), Recompute.ODD_LAYERS),
+        ],
+    ),
+    "dtensor_symbolic_size_becomes_number": (
+        compiled(planned(WHOLE_FLAT, Layer(width=2), Layer(width=2))),
+        [
+            planned(WHOLE_FLAT, Layer(width=2), Layer(width=2)),
+            compiled_layers(planned(WHOLE_FLAT, Layer(width=2), Layer(width=2))),
+            compiled(planned(WHOLE_FLAT, Layer(width=4), Layer(width=2))),
+            compiled(planned(WHOLE_FLAT, Layer(width=2), Layer(width=2), features=2)),
+            compiled(planned(WHOLE_FLAT, Layer(width=2), Layer(width=3), tp=3, data=Data(microbatches=(6,)))),
+            compiled(planned(WHOLE_FLAT, Layer(width=4), Layer(width=2), splits=BY_ROWS_ALONE, features=2)),
+            compiled(planned(WHOLE_FLAT, Layer(width=2), Layer(width=2), splits=(Split.OUTSIDE, Split.ROW))),
+            with_checkpoints(compiled(planned(WHOLE_FLAT, Layer(width=2), Layer(width=2))), Recompute.ODD_LAYERS),
         ],
     ),
     "fsdp1_compiles_beside_gradients": (
