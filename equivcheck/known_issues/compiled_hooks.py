@@ -85,7 +85,7 @@ def pending_before_a_compiled_hook(scenario: Scenario) -> bool:
 
 @show
 def before_a_compiled_hook(scenario: Scenario, divergence: Divergence) -> bool:
-    """The tensor is of a layer that returns such a sum, or of what comes before it; only units of single layers lack gradients."""
+    """The tensor is of a layer that returns such a sum, or of what comes before; only units of single layers have no gradient."""
     last, layer = _last_pending(scenario), layer_of(divergence.tensor)
     has_units = any(parallelism.wrapping is Wrapping.PER_LAYER for parallelism in scenario.layout.of(FSDP1))
     if last is None or (divergence.difference is Difference.MISSING and not has_units):
