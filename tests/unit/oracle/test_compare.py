@@ -149,15 +149,21 @@ def placed(snapshot: Snapshot, start: int) -> Snapshot:
 
 
 @pytest.mark.parametrize(
-    ("factor", "place", "differs"),
-    [(1 + 2e-16, 0, True), (1 + 2e-16, 8, False), (1 + 1e-10, 8, True)],
-    ids=["alike", "elsewhere", "elsewhere and far off"],
+    ("row", "factor", "place", "differs"),
+    [
+        (0, 1 + 2e-16, 0, True),
+        (0, 1 + 2e-16, 8, False),
+        (0, 1 + 1e-10, 8, True),
+        (1, 1 + 2e-16, 0, True),
+        (1, 1 + 2e-16, 8, False),
+    ],
+    ids=["alike", "elsewhere", "elsewhere and far off", "beside one alike", "beside one elsewhere"],
 )
-def test_replicas_that_lie_alike_agree_bit_for_bit(trace: Trace, factor: float, place: int, differs: bool) -> None:
-    """Kernels round by where an element lies, so replicas that lie elsewhere need agree within tolerance only."""
+def test_replicas_that_lie_alike_agree_bit_for_bit(trace: Trace, row: int, factor: float, place: int, differs: bool) -> None:
+    """Kernels round by where an element lies: what is computed with some that lie elsewhere agrees within tolerance."""
     parameters = trace.steps[0].parameters
     first = with_step(trace, 0, parameters=placed(parameters, 0))
-    other = with_step(trace, 0, parameters=placed(moved(parameters, 0, factor), place))
+    other = with_step(trace, 0, parameters=placed(moved(parameters, row, factor), place))
     found = compare(RUN.reference(), [first, other]).divergences
     assert [divergence.difference for divergence in found] == [Difference.RANKS_DISAGREE] * differs
 
