@@ -41,6 +41,11 @@ def test_a_program_ends_alike_whatever_ran_before() -> None:
 
 CUT_TWICE = ("S(0)", "S(0)")
 ALSO = {
+    "dtensor_split_of_no_elements, of which a slice is left": (
+        Leaf(shape=(1,), placements=("R",)),
+        Operation(name="slice_nothing"),
+        Operation(name="split_rows"),
+    ),
     "dtensor_data_of_other_placements, as what is read has another shape": (
         Leaf(shape=(), placements=("R",)),
         Leaf(shape=(1,), placements=("S(0)",)),
