@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from equivcheck.tensor_program import Constant, Contents, Leaf, Operation, Redistribution, Statement, TensorProgram
+from equivcheck.tensor_program import Constant, Contents, Leaf, Operation, Redistribution, RoundTrip, Statement, TensorProgram
 
 TWO = (2,)
 Shape = tuple[int, ...]
@@ -130,6 +130,19 @@ SHOWN_BY: dict[str, TensorProgram] = {
         "embedding", _leaf("S(0)", 2, 1), _indices("R", 1, high=2), then=(Operation(name="clone"),)
     ),
     "dtensor_embedding_of_no_rows": _of("embedding", _leaf("S(0)", 5, 2), _indices("R", 1, high=5), mesh=(4,)),
+    "dtensor_cat_of_nothing": TensorProgram(
+        mesh=(1,),
+        statements=(Leaf(shape=(0,), placements=("R",)), RoundTrip(), Operation(name="cat", arguments=(1, 1))),
+    ),
+    "dtensor_searchsorted_of_moved_parts": TensorProgram(
+        mesh=(2,),
+        statements=(
+            Leaf(shape=(2, 1, 3), placements=("S(1)",)),
+            Redistribution(placements=("S(2)",)),
+            _indices("R", high=2),
+            Operation(name="searchsorted", arguments=(2, 1)),
+        ),
+    ),
     "dtensor_endless_view": _of("view_flat", _leaf("R", 0, 3), mesh=(1,)),
 }
 """By the identifier of the entry."""
