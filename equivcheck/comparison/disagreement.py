@@ -95,20 +95,16 @@ def _distances(values: Vector, others: Vector) -> Vector:
 
 def _lie_alike(table: Table, snapshots: Sequence[Snapshot]) -> bool:
     """Whether all that the last rank holds has the same place in memory on every rank that holds any of it."""
-    return all(_lies_alike(table, name, snapshots) for name in {piece.name for piece in snapshots[-1].pieces} if name)
+    *before, last = (frozenset(snapshot.pieces) for snapshot in snapshots)
+    held = np.zeros(table.total, dtype=np.bool_)
+    for piece in last:
+        held[_positions(table, piece)] = True
+    return not any(held[_positions(table, piece)].any() for pieces in before for piece in pieces - last)
 
 
-def _lies_alike(table: Table, name: str, snapshots: Sequence[Snapshot]) -> bool:
-    """Whether what the last rank holds of a tensor has the same place in memory on every rank that holds any of it."""
-    *before, own = ([piece for piece in snapshot.pieces if piece.name == name] for snapshot in snapshots)
-    held = {position for piece in own for position in _positions(table, piece)}
-    others = [piece for pieces in before for piece in pieces if not held.isdisjoint(_positions(table, piece))]
-    return all(piece in own for piece in others)
-
-
-def _positions(table: Table, piece: Piece) -> list[int]:
+def _positions(table: Table, piece: Piece) -> Positions:
     found = table.positions(piece)
-    return [] if found is None else [int(position) for position in found]
+    return np.empty(0, dtype=np.intp) if found is None else found
 
 
 def element(table: Table, position: int) -> tuple[int, tuple[int, ...]]:

@@ -62,7 +62,7 @@ def _given(model: Model, plan: TensorParallel, execution: Execution) -> Iterator
     """For each linear with compiled hooks, how many features the last of two ranks has of its input, and whether they are cut."""
     shapes = {parameter.full_name: parameter.shape for parameter in parameters_of(model)}
     for index, (layer, entry, sharding) in enumerate(zip(model.layers, plan.plan, inputs_of(model, plan), strict=False)):
-        if entry.split is Split.OUTSIDE or execution.recomputes(index):
+        if entry.split is Split.OUTSIDE or execution.checkpoints(index):
             continue
         for part in kind_of(layer).parts(layer):
             features = model.inputs(index) if part.reads_input else shapes[f"layers.{index}.{part.name}.weight"][1]
@@ -98,12 +98,12 @@ def _last_pending(scenario: Scenario) -> int | None:
     model, plan, execution = scenario.training.model, plan_over_ranks(scenario.layout), scenario.layout.execution
     if plan is None:
         return None
-    hooks = [entry.split is not Split.OUTSIDE and not execution.recomputes(index) for index, entry in enumerate(plan.plan)]
+    hooks = [entry.split is not Split.OUTSIDE and not execution.checkpoints(index) for index, entry in enumerate(plan.plan)]
     hooks.append(model.head is not None and plan.head is not Split.OUTSIDE and not execution.per_layer)
     pending = (
         index
         for index, (layer, entry) in enumerate(zip(model.layers, plan.plan, strict=False))
-        if execution.recomputes(index) and entry.split in (Split.ROW, Split.WITHIN) and _ends_in_sum(layer) and hooks[index + 1]
+        if execution.checkpoints(index) and entry.split in (Split.ROW, Split.WITHIN) and _ends_in_sum(layer) and hooks[index + 1]
     )
     return max(pending, default=None)
 

@@ -64,7 +64,7 @@ class Cut:
     """Over how many ranks."""
 
 
-def cuts(training: Training, layout: Layout, *, least_dims: int = 1) -> Iterator[Cut]:
+def parameter_cuts(training: Training, layout: Layout, *, least_dims: int = 1) -> Iterator[Cut]:
     """Every cut of every trained parameter of that many dims at least; of matrices, with 2."""
     for parameter in parameters_of(training.model):
         if parameter.trained and len(parameter.shape) >= least_dims:

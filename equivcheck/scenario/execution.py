@@ -49,6 +49,6 @@ class Execution:
         """Whether any of it is compiled, which needs processes: threads share the compiler's state."""
         return self.compile is not Compile.NONE or self.compiled_autograd
 
-    def recomputes(self, index: int) -> bool:
-        """Whether a layer, by its index, keeps no activations."""
+    def checkpoints(self, index: int) -> bool:
+        """Whether a layer, by its index, keeps no activations, and runs again in backward."""
         return self.checkpointing is Recompute.EVERY_LAYER or (self.checkpointing is Recompute.ODD_LAYERS and index % 2 == 1)

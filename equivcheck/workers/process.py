@@ -82,7 +82,7 @@ class WorkerProcess:
         with contextlib.suppress(OSError):
             self.link.send(message)
 
-    def poll(self, timeout: float) -> bool:
+    def poll(self, timeout: float | None = None) -> bool:
         """Whether there is something to receive, after as many seconds at most; it begins as soon as it can be forked."""
         starting = [channel.fileno() for channel in (self.waits_for,) if channel is not None]
         ready = wait([self.link, *starting], timeout)
@@ -91,10 +91,8 @@ class WorkerProcess:
 
     def receive(self) -> Any:
         """Its next message, or `Ended`; waits for it."""
-        self.take_place()
-        while (channel := self.waits_for) is not None:
-            wait([channel.fileno()])
-            self.take_place()
+        while not self.poll():
+            pass
         try:
             return self.link.recv()
         except (EOFError, OSError):

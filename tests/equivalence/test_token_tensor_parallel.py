@@ -35,6 +35,7 @@ from equivcheck.scenario import (
     Parallelism,
     Recompute,
     Scenario,
+    ShardingStrategy,
     Split,
     TensorParallel,
     Tokens,
@@ -148,6 +149,21 @@ def test_gradients_flow_back_into_an_embedding_of_flat_parameters(use_orig_param
     layout = Layout(mesh=Mesh(axes=ON_FOUR), parallelisms=(plan, around))
     verdict = check(Scenario(training=Training(model=model, data=Data(microbatches=(2,))), layout=layout))
     assert (verdict.outcome, verdict.unmodelled) == (Outcome.EQUIVALENT, "")
+
+
+@pytest.mark.parametrize("vocabulary", [10, 11])
+def test_a_head_that_lies_elsewhere_on_some_ranks_rounds_otherwise(vocabulary: int) -> None:
+    """Behind an uneven part of the embedding in a flat parameter: ranks then agree in other layers but for rounding."""
+    source, loss = Tokens(vocabulary=vocabulary, padding=1), CrossEntropy(ignored=Ignored.SOME, label_smoothing=0.1)
+    layers = (Layer(width=1, bias=False), Attention(head_width=1, dropout=0.25), GatedMLP(hidden=8, dropout=0.25))
+    model = Model(features=1, length=1, source=source, layers=layers, head=Head())
+    plan = TensorParallel(plan=(LayerPlan(),) * 3, source=Split.ROW)
+    around = FSDP1(strategy=ShardingStrategy.NO_SHARD, use_orig_params=False, wrapping=Wrapping.PER_LAYER)
+    mesh = Mesh(axes=(Axis(name="dp", size=4), Axis(name="tp", size=2)))
+    for seed in range(4):
+        training = Training(model=model, data=Data(microbatches=(12,), batch_dim=1), loss=loss, seed=seed)
+        verdict = check(Scenario(training=training, layout=Layout(mesh=mesh, parallelisms=(plan, around))))
+        assert verdict.outcome is Outcome.EQUIVALENT
 
 
 def test_gradients_flow_through_a_frozen_embedding_of_a_flat_parameter() -> None:

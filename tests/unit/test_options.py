@@ -97,23 +97,18 @@ def test_the_calls_of_an_option_are_expected_or_not_on_purpose(kind: type[Parall
 @pytest.mark.parametrize(("kind", "name"), NOUNS)
 def test_a_field_of_a_training_is_trained_written_and_drawn(kind: type, name: str) -> None:
     """What trains, what exports and what generates scenarios know of it, itself or by what the noun tells of it."""
-    told = {name, *_told_of(kind, name)}
+    told = {name} | _told_of(kind, name)
     assert told & names_in(PACKAGE / "train", PACKAGE / "layouts/execution", PACKAGE / "composition", FOLDERS)
     assert told & names_in(PACKAGE / "export", PACKAGE / "layouts/script", FOLDERS)
     assert name in names_in(PACKAGE / "strategies")
 
 
-def _told_of(kind: type, name: str) -> Iterator[str]:
-    """Methods and properties of a noun that read a field."""
+def _told_of(kind: type, name: str) -> frozenset[str]:
+    """Public methods and properties of a noun that read a field."""
     (noun,) = ast.parse(inspect.getsource(kind)).body
     assert isinstance(noun, ast.ClassDef)
-    for method in noun.body:
-        if isinstance(method, ast.FunctionDef) and not method.name.startswith("_"):
-            read = {
-                node.attr for node in ast.walk(method) if isinstance(node, ast.Attribute) and ast.unparse(node.value) == "self"
-            }
-            if name in read:
-                yield method.name
+    methods = [each for each in noun.body if isinstance(each, ast.FunctionDef) and not each.name.startswith("_")]
+    return frozenset(each.name for each in methods if f"self.{name}" in map(ast.unparse, ast.walk(each)))
 
 
 @pytest.mark.parametrize("kind", [Training, Model, Layer, Data, Layout, Mesh, Execution, *PARALLELISMS])

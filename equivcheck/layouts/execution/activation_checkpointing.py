@@ -12,4 +12,4 @@ def recompute_layers(model: nn.Module, execution: Execution) -> None:
     """Let the chosen layers recompute; before any layout, so that a wrapper of a layer is around what is recomputed."""
     for index, layer in enumerate(model.get_submodule("layers").children()):
         if isinstance(layer, LayerModule):
-            layer.recomputes = execution.recomputes(index)
+            layer.recomputes = execution.checkpoints(index)

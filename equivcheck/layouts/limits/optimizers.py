@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from equivcheck.layouts.limits.limit import Limit
 from equivcheck.layouts.limits.repairs import with_loop
-from equivcheck.layouts.partition import cuts
+from equivcheck.layouts.partition import parameter_cuts
 from equivcheck.scenario import (
     SGD,
     Adafactor,
@@ -66,17 +66,17 @@ def elementwise(training: Training, _layout: Layout) -> Training:
 
 def is_adafactor_of_cuts(training: Training, layout: Layout) -> bool:
     """Whether Adafactor updates DTensors of which some rank holds a part."""
-    return isinstance(training.optimizer, Adafactor) and keeps_dtensors(layout) and any(cuts(training, layout))
+    return isinstance(training.optimizer, Adafactor) and keeps_dtensors(layout) and any(parameter_cuts(training, layout))
 
 
 def _is_muon_of_short_dims(training: Training, layout: Layout) -> bool:
     is_muon = isinstance(training.optimizer, Muon) and keeps_dtensors(layout)
-    return is_muon and any(cut.size < cut.ranks for cut in cuts(training, layout, least_dims=2))
+    return is_muon and any(cut.size < cut.ranks for cut in parameter_cuts(training, layout, least_dims=2))
 
 
 def _sees_local_parts(training: Training, layout: Layout) -> bool:
     sees = not training.optimizer.elementwise and not keeps_dtensors(layout)
-    return sees and any(cut.ranks > 1 for cut in cuts(training, layout, least_dims=2))
+    return sees and any(cut.ranks > 1 for cut in parameter_cuts(training, layout, least_dims=2))
 
 
 WHOLE_PARAMETERS = (

@@ -76,7 +76,7 @@ class _Forms:
         self.is_nested = bool(self.special) or _has_units(self.layout, self.model)
 
     def _kind(self, index: int) -> Kind | OtherKind:
-        layer, recomputes = self.model.layers[index], self.layout.execution.recomputes(index)
+        layer, recomputes = self.model.layers[index], self.layout.execution.checkpoints(index)
         if isinstance(layer, Layer):
             return linear_kind(layer, recomputes=recomputes)
         script = kind_of(layer).script(layer, self.model.inputs(index))

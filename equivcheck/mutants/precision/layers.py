@@ -20,7 +20,7 @@ _SHARING = (*within(DDP.tag), *(tag.tag for tag in (FSDP1, FSDP2, Replicate, SPM
 def _recomputes_dropout(scenario: Scenario) -> bool:
     """Whether a layer with dropout runs again in backward under the layout that is named."""
     execution = scenario.layout.execution
-    return any(layer.dropout and execution.recomputes(index) for index, layer in enumerate(scenario.training.model.layers))
+    return any(layer.dropout and execution.checkpoints(index) for index, layer in enumerate(scenario.training.model.layers))
 
 
 def _shares_trained(scenario: Scenario) -> bool:

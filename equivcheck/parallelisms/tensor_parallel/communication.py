@@ -164,7 +164,7 @@ class TensorParallelCalls:
         layer, inputs, outputs = model.layers[index], model.inputs(index), model.inputs(index + 1)
         shapes = {parameter.name: parameter.shape for parameter in kind_of(layer).parameters(layer, inputs)}
         differentiates = differentiates_input(self.view, index, step) or (layer.norm is not None and not layer.frozen)
-        recomputed = self.view.layout.execution.recomputes(index) and (differentiates or not layer.frozen)
+        recomputed = self.view.layout.execution.checkpoints(index) and (differentiates or not layer.frozen)
         parts = [part for part in kind_of(layer).parts(layer) if runs(part.runs, step)]
         for part in parts:
             # The weight of a layer that shares it is as large as its own would be.
