@@ -6,7 +6,7 @@ import pytest
 
 from equivcheck.campaign.isolated import CheckerFailed, check_isolated
 from equivcheck.verdict.verdict import Outcome
-from equivcheck.workers.fork_server import current_server, forked_workers
+from equivcheck.workers.fork_server import WorkerForkServer, forked_workers
 from equivcheck.workers.process import worker_environment
 from unit.campaign import fakes
 
@@ -21,11 +21,12 @@ def test_a_verdict_comes_back() -> None:
 
 
 @pytest.mark.usefixtures("workers_are_new")
-def test_a_check_begins_as_soon_as_its_process_can_be_forked() -> None:
-    """The process that it is forked from may still import."""
+def test_a_check_begins_as_soon_as_its_process_can_be_forked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The process that it is forked from still imports when it is asked for the first time."""
+    answers, is_ready = iter([False]), WorkerForkServer.is_ready.fget
+    assert is_ready is not None
+    monkeypatch.setattr(WorkerForkServer, "is_ready", property(lambda server: next(answers, True) and is_ready(server)))
     with forked_workers("unit.workers.quick", worker_environment()):
-        server = current_server()
-        assert server is None or not server.is_ready
         assert check_isolated(SCENARIO, world="sim", deadline=1.0, check=fakes.wide_diverges).outcome is Outcome.EQUIVALENT
 
 

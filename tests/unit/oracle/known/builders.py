@@ -12,7 +12,6 @@ from equivcheck.scenario import (
     ActivationSharding,
     AdamW,
     AnyLayer,
-    Attention,
     AuxiliaryLinear,
     Axis,
     ClipNorm,
@@ -21,7 +20,6 @@ from equivcheck.scenario import (
     Data,
     Distribution,
     Execution,
-    GatedMLP,
     Head,
     Implementation,
     Layer,
@@ -197,9 +195,7 @@ def into_columns(rows: int, *, first: Layout = ONE_RANK) -> Scenario:
     return Scenario(training=training, layout=in_columns(3), resume=Resume(layout=first, steps=1))
 
 
-def of_sequences(
-    parallelism: Parallelism, layer: Layer | Attention | GatedMLP = ONE_WEIGHT, length: int | None = 2, **changes
-) -> Scenario:
+def of_sequences(parallelism: Parallelism, layer: AnyLayer = ONE_WEIGHT, length: int | None = 2, **changes) -> Scenario:
     """A scenario on one rank of which each row is a sequence."""
     alone = scenario(parallelism, sizes=(1,), **changes)
     model = replace(alone.training.model, length=length, layers=(layer,))
