@@ -15,7 +15,7 @@ from equivcheck.layouts.known_predicates import need, show
 from equivcheck.layouts.partition import chunk_sizes
 from equivcheck.parallelisms.pipeline.known import ENDS_IN_VIEW
 from equivcheck.parallelisms.tensor_parallel.passage import Passage, head_passage, passage
-from equivcheck.parallelisms.tensor_parallel.plans import inputs_of
+from equivcheck.parallelisms.tensor_parallel.plans import inputs_of, is_outside
 from equivcheck.parallelisms.tensor_parallel.sites import plan_over_ranks
 from equivcheck.scenario import (
     FSDP1,
@@ -75,6 +75,30 @@ def _arriving(told: Passage, features: int) -> tuple[int, bool]:
     if told.input is ActivationSharding.FEATURES:
         return chunk_sizes(features, 2)[-1], False
     return features, told.split is Split.ROW
+
+
+@need
+def viewed_sequences_of_another_size(scenario: Scenario) -> bool:
+    """A compiled hook takes sequences from a linear with a bias, as a view, after others of another number of rows.
+
+    A length of one, or of as many positions as rows or features, has the symbol of those.
+    """
+    layout, model = scenario.layout, scenario.training.model
+    rows = [rows // layout.num_data_ranks for rows in scenario.training.data.microbatches]
+    again = {size for index, size in enumerate(rows) if set(rows[:index]) - {size}} - {1, model.length}
+    if layout.execution.per_layer or model.length in (None, 1) or not again:
+        return False
+    plans = layout.of(TensorParallel)
+    return any(model.length != width for plan in plans for width in _biased(model, plan, layout.execution))
+
+
+def _biased(model: Model, plan: TensorParallel, execution: Execution) -> Iterator[int]:
+    """How many features each linear with a bias gives of a plan whose hooks are compiled."""
+    for parameter in parameters_of(model):
+        is_biased = parameter.name.endswith("bias") and not parameter.is_of_norm
+        is_compiled = parameter.layer is None or not execution.recomputes(parameter.layer)
+        if is_biased and is_compiled and not is_outside(plan, parameter):
+            yield parameter.shape[0]
 
 
 @need

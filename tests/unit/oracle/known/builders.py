@@ -114,17 +114,21 @@ def over_tp(parallelism: Parallelism, *layers: Layer, tp: int = 1, split: Split 
 
 
 def planned(
-    fsdp: FSDP1,
-    *layers: AnyLayer,
-    splits: tuple[Split, ...] = (Split.COLUMN, Split.ROW),
-    tp: int = 2,
-    features: int = 4,
-    **changes,
+    fsdp: FSDP1, *layers: AnyLayer, splits: tuple[Split, ...] = (Split.COLUMN, Split.ROW), tp: int = 2, **changes
 ) -> Scenario:
     """One data rank, and `tp` tensor-parallel ones that share layers out, each in a way of its own."""
-    alone = over_tp(fsdp, *layers, tp=tp, sizes=(1,), features=features, **{"data": Data(microbatches=(4,))} | changes)
+    fields = {"data": Data(microbatches=(4,)), "features": 4} | changes
+    alone = over_tp(fsdp, *layers, tp=tp, sizes=(1,), **fields)
     plan = TensorParallel(plan=tuple(LayerPlan(split=split) for split in splits))
     return replace(alone, layout=replace(alone.layout, parallelisms=(plan, fsdp)))
+
+
+def sequences_of_two_sizes(*layers: AnyLayer, length: int = 2, rows: tuple[int, int] = (3, 4)) -> Scenario:
+    """Layers of a plan on one rank, given sequences in two microbatches."""
+    data = Data(microbatches=rows)
+    alone = planned(WHOLE_FLAT, *layers, splits=(Split.REPLICATED,) * len(layers), tp=1, features=2, data=data)
+    model = replace(alone.training.model, length=length)
+    return replace(alone, training=replace(alone.training, model=model))
 
 
 def left_by_rows(scenario: Scenario) -> Scenario:

@@ -50,6 +50,7 @@ from unit.oracle.known.builders import (
     UNFLATTENED,
     WHOLE_FLAT,
     WHOLE_LAYER,
+    around_plan,
     compiled,
     compiled_layers,
     embedded,
@@ -58,6 +59,7 @@ from unit.oracle.known.builders import (
     over_tp,
     planned,
     scenario,
+    sequences_of_two_sizes,
     traced,
     with_checkpoints,
 )
@@ -116,6 +118,20 @@ SHOWN = {
             with_checkpoints(compiled(planned(WHOLE_FLAT, *THREE, splits=LAST_OUTSIDE)), Recompute.ODD_LAYERS),
             with_checkpoints(compiled(planned(WHOLE_FLAT, *ACTIVATED, splits=BY_ROWS)), Recompute.ODD_LAYERS),
             with_checkpoints(compiled(planned(WHOLE_FLAT, *WITH_A_SECOND, splits=BY_ROWS)), Recompute.ODD_LAYERS),
+        ],
+    ),
+    "compiled_hook_of_viewed_sequences": (
+        compiled(sequences_of_two_sizes(Layer(width=8))),
+        [
+            sequences_of_two_sizes(Layer(width=8)),
+            compiled_layers(sequences_of_two_sizes(Layer(width=8))),
+            compiled(sequences_of_two_sizes(Layer(width=8, bias=False))),
+            compiled(sequences_of_two_sizes(Layer(width=8), rows=(4, 4))),
+            compiled(sequences_of_two_sizes(Layer(width=8), rows=(4, 2))),
+            compiled(sequences_of_two_sizes(Layer(width=8), length=1)),
+            compiled(sequences_of_two_sizes(Layer(width=8), length=8)),
+            with_checkpoints(compiled(sequences_of_two_sizes(Layer(width=8)))),
+            compiled(around_plan(sequences_of_two_sizes(Layer(width=8)))),
         ],
     ),
     "dtensor_symbolic_size_becomes_number": (
