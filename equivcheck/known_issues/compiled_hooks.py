@@ -7,6 +7,7 @@ Dynamo looks into no module of an FSDP1 without original parameters. What it com
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 from equivcheck.layers.parameters import layer_of, parameters_of
 from equivcheck.layers.registry import kind_of
@@ -15,7 +16,7 @@ from equivcheck.layouts.known_predicates import need, show
 from equivcheck.layouts.partition import chunk_sizes
 from equivcheck.parallelisms.pipeline.known import ENDS_IN_VIEW
 from equivcheck.parallelisms.tensor_parallel.passage import Passage, head_passage, passage
-from equivcheck.parallelisms.tensor_parallel.plans import inputs_of, is_outside
+from equivcheck.parallelisms.tensor_parallel.plans import inputs_of
 from equivcheck.parallelisms.tensor_parallel.sites import plan_over_ranks
 from equivcheck.scenario import (
     FSDP1,
@@ -41,64 +42,92 @@ def hooks_compiled_one_by_one(scenario: Scenario) -> bool:
     return looks_into_hooks and layout.execution.compile is not Compile.NONE and layout.has(TensorParallel)
 
 
-@need
-def two_features_cut_after_others(scenario: Scenario) -> bool:
-    """The input of a linear is cut from two features to one, after a hook was compiled for another number of them.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Hooked:
+    """A linear of a plan whose hooks are compiled."""
 
-    Layers that are compiled by themselves have no sizes that are symbols.
-    """
-    plan, layout = plan_over_ranks(scenario.layout), scenario.layout
-    if plan is None or layout.mesh.size(TP) != 2 or layout.execution.per_layer:
-        return False
-    found = list(_given(scenario.training.model, plan, layout.execution))
-    recompiled = len(set(scenario.training.data.microbatches)) > 1
-    return any(
-        size == 2 and is_cut and any(other != size for other, _ in (found if recompiled else found[:index]))
-        for index, (size, is_cut) in enumerate(found)
-    )
+    inputs: int
+    """How many features of its input the last of two ranks has."""
+    is_cut: bool
+    """Whether its input has all features, which a hook then cuts."""
+    outputs: int
+    """Features that it gives, over all ranks."""
+    has_bias: bool
+    """Whether it adds a bias, so that what it gives of sequences is a view of rows and positions as one dim."""
 
 
-def _given(model: Model, plan: TensorParallel, execution: Execution) -> Iterator[tuple[int, bool]]:
-    """For each linear with compiled hooks, how many features the last of two ranks has of its input, and whether they are cut."""
+def _hooked(model: Model, plan: TensorParallel, execution: Execution) -> Iterator[_Hooked]:
+    """All of them, in the order of forward."""
     shapes = {parameter.full_name: parameter.shape for parameter in parameters_of(model)}
     for index, (layer, entry, sharding) in enumerate(zip(model.layers, plan.plan, inputs_of(model, plan), strict=False)):
         if entry.split is Split.OUTSIDE or execution.checkpoints(index):
             continue
         for part in kind_of(layer).parts(layer):
-            features = model.inputs(index) if part.reads_input else shapes[f"layers.{index}.{part.name}.weight"][1]
-            yield _arriving(passage(model, part, entry, sharding), features)
+            name = f"layers.{index}.{part.name}"
+            inputs = model.inputs(index) if part.reads_input else shapes[f"{name}.weight"][1]
+            outputs = model.inputs(index + 1) if part.gives_output else shapes[f"{name}.weight"][0]
+            yield _linear(passage(model, part, entry, sharding), inputs, outputs, has_bias=f"{name}.bias" in shapes)
     if model.head is not None and plan.head is not Split.OUTSIDE:
-        yield _arriving(head_passage(model, plan), model.inputs(len(model.layers)))
+        yield _linear(head_passage(model, plan), model.inputs(len(model.layers)), model.outputs, has_bias=model.head.bias)
 
 
-def _arriving(told: Passage, features: int) -> tuple[int, bool]:
-    if told.input is ActivationSharding.FEATURES:
-        return chunk_sizes(features, 2)[-1], False
-    return features, told.split is Split.ROW
+def _linear(told: Passage, inputs: int, outputs: int, *, has_bias: bool) -> _Hooked:
+    has_part = told.input is ActivationSharding.FEATURES
+    return _Hooked(
+        inputs=chunk_sizes(inputs, 2)[-1] if has_part else inputs,
+        is_cut=told.split is Split.ROW and not has_part,
+        outputs=outputs,
+        has_bias=has_bias,
+    )
+
+
+def _hooked_as_one(scenario: Scenario) -> list[_Hooked]:
+    """Those of a forward that is compiled as a whole: layers that are compiled by themselves have no sizes that are symbols."""
+    layout, model = scenario.layout, scenario.training.model
+    if layout.execution.per_layer:
+        return []
+    return [each for plan in layout.of(TensorParallel) for each in _hooked(model, plan, layout.execution)]
+
+
+def _rows(scenario: Scenario) -> list[int]:
+    """Those of each microbatch on one rank."""
+    return [rows // scenario.layout.num_data_ranks for rows in scenario.training.data.microbatches]
+
+
+@need
+def two_features_cut_after_others(scenario: Scenario) -> bool:
+    """The input of a linear is cut from two features to one, after a hook was compiled for another number of them."""
+    found, recompiled = _hooked_as_one(scenario), len(set(_rows(scenario))) > 1
+    return scenario.layout.mesh.size(TP) == 2 and any(
+        each.is_cut and each.inputs == 2 and any(other.inputs != 2 for other in (found if recompiled else found[:index]))
+        for index, each in enumerate(found)
+    )
 
 
 @need
 def viewed_sequences_of_another_size(scenario: Scenario) -> bool:
-    """A compiled hook takes sequences from a linear with a bias, as a view, after others of another number of rows.
+    """A compiled hook takes sequences from a linear with a bias after others of another number of rows.
 
     A length of one, or of as many positions as rows or features, has the symbol of those.
     """
-    layout, model = scenario.layout, scenario.training.model
-    rows = [rows // layout.num_data_ranks for rows in scenario.training.data.microbatches]
-    again = {size for index, size in enumerate(rows) if set(rows[:index]) - {size}} - {1, model.length}
-    if layout.execution.per_layer or model.length in (None, 1) or not again:
-        return False
-    plans = layout.of(TensorParallel)
-    return any(model.length != width for plan in plans for width in _biased(model, plan, layout.execution))
+    rows, length = _rows(scenario), scenario.training.model.length
+    again = {size for index, size in enumerate(rows) if set(rows[:index]) - {size}} - {1, length}
+    is_symbol = length not in (None, 1) and bool(again)
+    return is_symbol and any(each.has_bias and each.outputs != length for each in _hooked_as_one(scenario))
 
 
-def _biased(model: Model, plan: TensorParallel, execution: Execution) -> Iterator[int]:
-    """How many features each linear with a bias gives of a plan whose hooks are compiled."""
-    for parameter in parameters_of(model):
-        is_biased = parameter.name.endswith("bias") and not parameter.is_of_norm
-        is_compiled = parameter.layer is None or not execution.recomputes(parameter.layer)
-        if is_biased and is_compiled and not is_outside(plan, parameter):
-            yield parameter.shape[0]
+@need
+def viewed_sequences_of_as_many_features(scenario: Scenario) -> bool:
+    """A compiled hook takes sequences of as many features as rows or positions from a linear with a bias, between others."""
+    rows, length, steps = _rows(scenario), scenario.training.model.length, scenario.training.steps
+    found, comes_again = _hooked_as_one(scenario), steps > 1 or len(set(rows)) < len(rows)
+    return length not in (None, 1) and any(
+        each.has_bias
+        and each.outputs in (length, *rows)
+        and any(other.outputs != each.outputs for other in found[:index])
+        and any(other.outputs != each.outputs for other in (found if comes_again else found[index:]))
+        for index, each in enumerate(found)
+    )
 
 
 @need

@@ -123,10 +123,10 @@ def planned(
     return replace(alone, layout=replace(alone.layout, parallelisms=(plan, fsdp)))
 
 
-def sequences_of_two_sizes(*layers: AnyLayer, length: int = 2, rows: tuple[int, int] = (3, 4)) -> Scenario:
-    """Layers of a plan on one rank, given sequences in two microbatches."""
-    data = Data(microbatches=rows)
-    alone = planned(WHOLE_FLAT, *layers, splits=(Split.REPLICATED,) * len(layers), tp=1, features=2, data=data)
+def planned_sequences(*layers: AnyLayer, length: int = 2, rows: tuple[int, ...] = (3, 4), **changes) -> Scenario:
+    """Layers of a plan on one rank, given sequences in microbatches of so many."""
+    fields = {"features": 2, "data": Data(microbatches=rows)} | changes
+    alone = planned(WHOLE_FLAT, *layers, splits=(Split.REPLICATED,) * len(layers), tp=1, **fields)
     model = replace(alone.training.model, length=length)
     return replace(alone, training=replace(alone.training, model=model))
 

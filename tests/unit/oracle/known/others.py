@@ -67,6 +67,7 @@ from unit.oracle.known.builders import (
     of_sequences,
     over_tp,
     planned,
+    planned_sequences,
     scaled,
     scenario,
     traced,
@@ -115,6 +116,14 @@ ALSO_SHOWN = [
     (
         "dtensor_symbolic_size_becomes_number",
         compiled(planned(FLAT_UNITS, *NARROWED, splits=BY_ROWS_ALONE, features=2, data=Data(microbatches=(2, 4)))),
+    ),
+    (
+        "compiled_hook_of_viewed_features",
+        compiled(planned_sequences(Layer(width=4, bias=False), Layer(width=2), rows=(4, 4))),
+    ),
+    (
+        "compiled_hook_of_viewed_features",
+        compiled(planned_sequences(GatedMLP(hidden=4, bias=True), GatedMLP(hidden=3), rows=(4,), steps=2)),
     ),
     ("dtensor_symbolic_size_becomes_number", compiled(left_by_rows(planned(WHOLE_FLAT, Layer(width=2), Layer(width=2))))),
     ("colwise_parallel_of_one", over_tp(FSDP1(), ONE_WEIGHT, Layer(width=1, frozen=True), split=Split.COLUMN)),

@@ -58,12 +58,13 @@ from unit.oracle.known.builders import (
     of_sequences,
     over_tp,
     planned,
+    planned_sequences,
     scenario,
-    sequences_of_two_sizes,
     traced,
     with_checkpoints,
 )
 
+UNBIASED = Layer(width=4, bias=False)
 ACTIVATED = (THREE[0], replace(THREE[1], activation=Activation.TANH), THREE[2])
 WITH_A_SECOND = (THREE[0], replace(THREE[1], auxiliary=AuxiliaryLinear.EVEN_STEPS), THREE[2])
 SECOND_BY_COLUMNS = (Split.OUTSIDE, Split.COLUMN, Split.ROW)
@@ -121,17 +122,29 @@ SHOWN = {
         ],
     ),
     "compiled_hook_of_viewed_sequences": (
-        compiled(sequences_of_two_sizes(Layer(width=8))),
+        compiled(planned_sequences(Layer(width=8))),
         [
-            sequences_of_two_sizes(Layer(width=8)),
-            compiled_layers(sequences_of_two_sizes(Layer(width=8))),
-            compiled(sequences_of_two_sizes(Layer(width=8, bias=False))),
-            compiled(sequences_of_two_sizes(Layer(width=8), rows=(4, 4))),
-            compiled(sequences_of_two_sizes(Layer(width=8), rows=(4, 2))),
-            compiled(sequences_of_two_sizes(Layer(width=8), length=1)),
-            compiled(sequences_of_two_sizes(Layer(width=8), length=8)),
-            with_checkpoints(compiled(sequences_of_two_sizes(Layer(width=8)))),
-            compiled(around_plan(sequences_of_two_sizes(Layer(width=8)))),
+            planned_sequences(Layer(width=8)),
+            compiled_layers(planned_sequences(Layer(width=8))),
+            compiled(planned_sequences(Layer(width=8, bias=False))),
+            compiled(planned_sequences(Layer(width=8), rows=(4, 4))),
+            compiled(planned_sequences(Layer(width=8), rows=(4, 2))),
+            compiled(planned_sequences(Layer(width=8), length=1)),
+            compiled(planned_sequences(Layer(width=8), length=8)),
+            with_checkpoints(compiled(planned_sequences(Layer(width=8)))),
+            compiled(around_plan(planned_sequences(Layer(width=8)))),
+        ],
+    ),
+    "compiled_hook_of_viewed_features": (
+        compiled(planned_sequences(UNBIASED, Layer(width=2), UNBIASED, rows=(4,))),
+        [
+            planned_sequences(UNBIASED, Layer(width=2), UNBIASED, rows=(4,)),
+            compiled_layers(planned_sequences(UNBIASED, Layer(width=2), UNBIASED, rows=(4,))),
+            compiled(planned_sequences(UNBIASED, Layer(width=2, bias=False), UNBIASED, rows=(4,))),
+            compiled(planned_sequences(UNBIASED, Layer(width=2), UNBIASED, rows=(4,), length=3)),
+            compiled(planned_sequences(Layer(width=2), UNBIASED, rows=(4,))),
+            compiled(planned_sequences(UNBIASED, Layer(width=2), rows=(4,))),
+            with_checkpoints(compiled(planned_sequences(UNBIASED, Layer(width=2), UNBIASED, rows=(4,))), Recompute.ODD_LAYERS),
         ],
     ),
     "dtensor_symbolic_size_becomes_number": (
