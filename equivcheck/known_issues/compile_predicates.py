@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from itertools import combinations, repeat
 
 from equivcheck.layouts.known_predicates import need
@@ -15,6 +16,7 @@ from equivcheck.scenario import (
     AuxiliaryLinear,
     Compile,
     Layout,
+    Parallelism,
     Recompute,
     Replicate,
     Replicator,
@@ -66,6 +68,49 @@ def compiled_units_among_others_over_tensor_parallel(scenario: Scenario) -> bool
         isinstance(each, FSDP1 | FSDP2 | Replicate) and each.wrapping is Wrapping.PER_LAYER for each in layout.parallelisms
     )
     return wrapped and _compiles_whole(layout) and layout.has(TensorParallel) and len(scenario.training.model.layers) > 1
+
+
+@need
+def shares_out_heads_of_any_width(scenario: Scenario) -> bool:
+    """Heads whose width is a symbol are shared out over ranks, and the gradient of a weight asks for the size of all of them."""
+    return scenario.layout.mesh.size(TP) > 1 and any(
+        split is Split.WITHIN and not layer.frozen and (layer.fused or layer.heads > layer.kv_heads)
+        for layer, split in _heads_of_any_width(scenario)
+    )
+
+
+@need
+def transposes_heads_of_any_width(scenario: Scenario) -> bool:
+    """DTensors get gradients that lie transposed, with the width of heads, which is a symbol, among their strides."""
+    several_ranks = scenario.layout.mesh.size(TP) > 1
+    return any(
+        (several_ranks and split is Split.WITHIN) or (split is not Split.OUTSIDE and not layer.fused and not layer.rotary)
+        for layer, split in _heads_of_any_width(scenario)
+    )
+
+
+def _heads_of_any_width(scenario: Scenario) -> Iterator[tuple[Attention, Split]]:
+    """Attentions that are compiled for any width of heads, as another unit has had another one, and how a plan splits them.
+
+    Numbers that a module holds are constants to Dynamo, but not those of a unit of FSDP; 1 always is.
+    """
+    layout, training = scenario.layout, scenario.training
+    if not (_compiles_whole(layout) and any(map(_makes_units, layout.parallelisms))):
+        return
+    for plan in layout.of(TensorParallel):
+        entries = zip(training.model.layers, plan.plan, strict=True)
+        attentions = [(layer, entry.split) for layer, entry in entries if isinstance(layer, Attention)]
+        for index, (layer, split) in enumerate(attentions):
+            seen = attentions if len(set(training.data.microbatches)) > 1 else attentions[:index]
+            if layer.head_width > 1 and any(other.head_width != layer.head_width for other, _ in seen):
+                yield layer, split
+
+
+def _makes_units(parallelism: Parallelism) -> bool:
+    """Whether Dynamo meets each layer as a unit of FSDP."""
+    if not isinstance(parallelism, FSDP1 | FSDP2) or parallelism.wrapping is not Wrapping.PER_LAYER:
+        return False
+    return isinstance(parallelism, FSDP2) or parallelism.use_orig_params
 
 
 @need

@@ -12,6 +12,7 @@ from equivcheck.scenario import (
     ActivationSharding,
     AdamW,
     AnyLayer,
+    Attention,
     AuxiliaryLinear,
     Axis,
     ClipNorm,
@@ -214,6 +215,14 @@ def embedded(fsdp: FSDP1, *, source: Split = Split.COLUMN, tp: int = 1) -> Scena
     return replace(alone, training=replace(alone.training, model=model), layout=replace(alone.layout, parallelisms=(plan, fsdp)))
 
 
+def over_heads(
+    fsdp: Parallelism, *layers: Attention, ranks: int = 1, tp: int = 2, split: Split = Split.WITHIN, rows: tuple[int, ...] = (2,)
+) -> Scenario:
+    """Attentions over pairs of positions, all split alike over tensor-parallel ranks, of so many data-parallel ones."""
+    alone = over_tp(fsdp, *(ONE_WEIGHT,) * len(layers), tp=tp, split=split, sizes=(ranks,), data=Data(microbatches=rows))
+    return replace(alone, training=replace(alone.training, model=Model(features=2, length=2, layers=layers)))
+
+
 def frozen_tie(fsdp: FSDP1, *, ranks: int = 1, frozen: bool = True, tied: bool = True, steps: int = 2) -> Scenario:
     """Two steps of a trained layer between an embedding and a head, which may be frozen and tied."""
     alone = scenario(fsdp, sizes=(ranks,), steps=steps)
@@ -291,3 +300,9 @@ REPEATED = Layer(width=2, shape_op=ShapeOp.REPEAT)
 TWO_SIZES = {"features": 2, "data": Data(microbatches=(4, 8)), "loss": Loss.LINEAR_SUM}
 
 UNITS_OF_REPLICAS = Replicate(implementation=Replicator.FSDP, wrapping=Wrapping.PER_LAYER)
+
+WIDE = Attention(heads=2, kv_heads=2, head_width=4, fused=True)
+NARROW = replace(WIDE, head_width=1)
+BY_PRODUCTS = (replace(WIDE, head_width=2, fused=False), replace(WIDE, fused=False))
+MULTIPLIED = {"rows": (2, 4)}
+"""The first layer is compiled once more for the second microbatch."""

@@ -11,6 +11,7 @@ from equivcheck.scenario import (
     SPMD,
     Activation,
     Adafactor,
+    Attention,
     AuxiliaryLinear,
     ClipValue,
     Compression,
@@ -29,11 +30,13 @@ from equivcheck.scenario import (
     Wrapping,
     ZeroGrad,
 )
+from equivcheck.torch_version import torch_in
 from unit.oracle.known.builders import (
     ALIKE,
     ALTERNATING,
     AS_PROPAGATED,
     ASKING,
+    BY_PRODUCTS,
     BY_ROWS,
     BY_ROWS_ALONE,
     COLUMN,
@@ -43,6 +46,7 @@ from unit.oracle.known.builders import (
     FULLY_SHARD,
     HYBRID,
     INF,
+    NARROW,
     ONE_OUTPUT,
     ONE_WEIGHT,
     PER_LAYER,
@@ -50,6 +54,7 @@ from unit.oracle.known.builders import (
     REPLICATED,
     SKIPPED,
     THREE,
+    TIED_UNITS,
     TURNED,
     TURNED_ROWS,
     TWO_SIZES,
@@ -57,6 +62,7 @@ from unit.oracle.known.builders import (
     UNITS_OF_REPLICAS,
     WHOLE_FLAT,
     WHOLE_LAYER,
+    WIDE,
     around_plan,
     compiled,
     compiled_layers,
@@ -65,6 +71,7 @@ from unit.oracle.known.builders import (
     into_columns,
     left_by_rows,
     of_sequences,
+    over_heads,
     over_tp,
     planned,
     planned_sequences,
@@ -81,10 +88,18 @@ ONE_COLUMN = (LayerPlan(), LayerPlan(), LayerPlan(split=Split.COLUMN))
 FLAT_UNITS = replace(WHOLE_FLAT, wrapping=Wrapping.PER_LAYER)
 NARROWED = (Layer(width=4), Layer(width=2))
 
+PRODUCT_OR_STRIDES = "dtensor_symbolic_product" if torch_in("<2.14") else "dtensor_symbolic_strides_of_heads"
+"""What heads that are shared out run into first."""
+GROUPED = Attention(heads=4, kv_heads=2, head_width=4)
+
 ALSO_SHOWN = [
     ("loss_backward_strides", traced(of_sequences(WHOLE_LAYER, **TURNED))),
     ("dtensor_symbolic_strides", compiled(over_tp(PER_LAYER, *ALIKE, **TURNED_ROWS))),
     ("dtensor_symbolic_strides", compiled(over_tp(UNITS_OF_REPLICAS, *ALIKE, tp=2, split=Split.ROW, **TURNED_ROWS))),
+    ("dtensor_symbolic_product", compiled(over_heads(PER_LAYER, NARROW, WIDE, ranks=2))),
+    (PRODUCT_OR_STRIDES, compiled(over_heads(TIED_UNITS, BY_PRODUCTS[0], NARROW, GROUPED))),
+    (PRODUCT_OR_STRIDES, compiled(over_heads(TIED_UNITS, BY_PRODUCTS[0], WIDE))),
+    ("dtensor_symbolic_strides_of_heads", compiled(over_heads(TIED_UNITS, NARROW, BY_PRODUCTS[0], split=Split.REPLICATED))),
     ("dtensor_repeat_recurses", with_checkpoints(compiled(scenario(AS_PROPAGATED, REPEATED, sizes=(1,), **TWO_SIZES)))),
     ("clip_grad_value_of_nothing", over_tp(FSDP1(), Layer(width=1), tp=2, split=Split.ROW, clipping=ClipValue())),
     (

@@ -1,0 +1,52 @@
+"""Compiling heads of attention, shared out over ranks below `fully_shard`, raises as a size is a product of three factors.
+
+Dynamo makes a symbol of the width of heads where another unit of the same class has had another one, and the size of a DTensor is
+then the number of ranks times two quotients. The tracer calls `operator.mul`, which takes two factors, with all three.
+
+    torchrun --standalone --nproc-per-node 2 dtensor_symbolic_product.py
+
+Exit code 1 when it raises. Seen on torch 2.13, CPU, gloo.
+"""
+
+import sys
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+
+class Heads(nn.Module):
+    """Two heads of so many features, which are found by their width."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.width = width
+        self.values, self.output = nn.Linear(2, 2 * width), nn.Linear(2 * width, 2)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        """Of shape (rows, length, 2)."""
+        values = self.values(inputs)
+        heads = values.unflatten(-1, (values.shape[-1] // self.width, self.width)).transpose(-2, -3)
+        outputs: torch.Tensor = self.output(heads.transpose(-2, -3).flatten(-2))
+        return outputs
+
+
+def main() -> int:
+    """Run heads of two widths, each a unit."""
+    dist.init_process_group("gloo", timeout=timedelta(seconds=20))
+    mesh = init_device_mesh("cpu", (1, dist.get_world_size()), mesh_dim_names=("dp", "tp"))
+    model = nn.Sequential(Heads(2), Heads(4))
+    for layer in model:
+        parallelize_module(layer, mesh["tp"], {"values": ColwiseParallel(), "output": RowwiseParallel()})
+        fully_shard(layer, mesh=mesh["dp"])
+    print("outputs of shape", torch.compile(model, backend="aot_eager")(torch.ones(2, 2, 2)).shape)
+    dist.destroy_process_group()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

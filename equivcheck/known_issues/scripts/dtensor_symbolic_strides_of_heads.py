@@ -1,0 +1,55 @@
+"""Compiling the backward of attention below `fully_shard` raises, as the hash of the strides of a gradient is asked for.
+
+Dynamo makes a symbol of the width of heads where another unit of the same class has had another one. The gradient of keys, which
+lie transposed, has it among its strides, which `DTensorSpec` keeps as they are.
+
+    torchrun --standalone --nproc-per-node 1 dtensor_symbolic_strides_of_heads.py
+
+Exit code 1 when it raises. Seen on torch 2.13, CPU, gloo.
+"""
+
+import sys
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
+
+
+class Scores(nn.Module):
+    """How two heads of so many features, which are found by their width, look at positions."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.width = width
+        self.query, self.key = nn.Linear(2, 2 * width), nn.Linear(2, 2 * width)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        """From (rows, 2, 2) to (rows, 2, 2), as there are two heads of two positions."""
+        query, key = self.heads(self.query(inputs)), self.heads(self.key(inputs))
+        return (query @ key.transpose(-1, -2)).sum(-1)
+
+    def heads(self, values: torch.Tensor) -> torch.Tensor:
+        """From (rows, length, heads * width) to (rows, heads, length, width)."""
+        parts: torch.Tensor = values.unflatten(-1, (values.shape[-1] // self.width, self.width))  # type: ignore[no-untyped-call]
+        return parts.transpose(-2, -3)
+
+
+def main() -> int:
+    """Run heads of two widths, each a unit."""
+    dist.init_process_group("gloo", timeout=timedelta(seconds=20))
+    mesh = init_device_mesh("cpu", (1, dist.get_world_size()), mesh_dim_names=("dp", "tp"))
+    model = nn.Sequential(Scores(2), Scores(4))
+    for layer in model:
+        parallelize_module(layer, mesh["tp"], {"query": ColwiseParallel(), "key": ColwiseParallel()})
+        fully_shard(layer, mesh=mesh["dp"])
+    print("outputs of shape", torch.compile(model, backend="aot_eager")(torch.ones(2, 2, 2)).shape)
+    dist.destroy_process_group()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
