@@ -117,17 +117,19 @@ def viewed_sequences_of_another_size(scenario: Scenario) -> bool:
 
 
 @need
-def viewed_sequences_of_as_many_features(scenario: Scenario) -> bool:
-    """A compiled hook takes sequences of as many features as rows or positions from a linear with a bias, between others."""
-    rows, length, steps = _rows(scenario), scenario.training.model.length, scenario.training.steps
-    found, comes_again = _hooked_as_one(scenario), steps > 1 or len(set(rows)) < len(rows)
-    return length not in (None, 1) and any(
-        each.has_bias
-        and each.outputs in (length, *rows)
-        and any(other.outputs != each.outputs for other in found[:index])
-        and any(other.outputs != each.outputs for other in (found if comes_again else found[index:]))
-        for index, each in enumerate(found)
-    )
+def viewed_sequences_of_other_features(scenario: Scenario) -> bool:
+    """The first hook that is compiled for features of another number takes sequences from a linear with a bias, before others.
+
+    The first hook of all takes no such view, or those features are as many as rows or positions, and have the symbol of these.
+    """
+    rows, length, found = _rows(scenario), scenario.training.model.length, _hooked_as_one(scenario)
+    index = next((index for index, each in enumerate(found) if each.outputs not in (1, found[0].outputs)), None)
+    if length is None or index is None:
+        return False
+    second, comes_again = found[index], scenario.training.steps > 1 or len(set(rows)) < len(rows)
+    has_symbol = not found[0].has_bias or second.outputs in (length, *rows)
+    others = found if comes_again else found[index:]
+    return second.has_bias and has_symbol and any(each.outputs not in (1, second.outputs) for each in others)
 
 
 @need

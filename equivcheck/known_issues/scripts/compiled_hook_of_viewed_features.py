@@ -1,7 +1,7 @@
-"""A compiled FSDP1 without `use_orig_params` raises where a linear with a bias gives sequences of as many features as positions.
+"""A compiled FSDP1 without `use_orig_params` raises where a linear with a bias gives sequences between linears without.
 
-The output, a DTensor, is a view of one of shape (rows x length, features), and Dynamo compiles the hook that takes it. With
-features as a symbol after a linear of others, what is compiled is run for the output of the next linear as well, and fails.
+The output, a DTensor, is a view of one of shape (rows x length, features), and Dynamo compiles the hook that takes it. As this
+is the second number of features, it becomes a symbol; what is compiled is run for the output of the next linear too, and fails.
 
     torchrun --standalone --nproc-per-node 1 compiled_hook_of_viewed_features.py
 

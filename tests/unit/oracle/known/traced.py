@@ -147,7 +147,7 @@ SHOWN = {
             planned_sequences(UNBIASED, Layer(width=2), UNBIASED, rows=(4,)),
             compiled_layers(planned_sequences(UNBIASED, Layer(width=2), UNBIASED, rows=(4,))),
             compiled(planned_sequences(UNBIASED, Layer(width=2, bias=False), UNBIASED, rows=(4,))),
-            compiled(planned_sequences(UNBIASED, Layer(width=2), UNBIASED, rows=(4,), length=3)),
+            compiled(planned_sequences(Layer(width=4), Layer(width=2), UNBIASED, rows=(4,), length=3)),
             compiled(planned_sequences(Layer(width=2), UNBIASED, rows=(4,))),
             compiled(planned_sequences(UNBIASED, Layer(width=2), rows=(4,))),
             with_checkpoints(compiled(planned_sequences(UNBIASED, Layer(width=2), UNBIASED, rows=(4,))), Recompute.ODD_LAYERS),
