@@ -4,14 +4,20 @@ from __future__ import annotations
 
 from functools import singledispatch
 
-from equivcheck.scenario import SPMD, AuxiliaryLinear, Compile, Layout, Scenario, TensorParallel, Training
+from equivcheck.layers.registry import kind_of
+from equivcheck.scenario import SPMD, AuxiliaryLinear, Compile, Layout, Model, Scenario, TensorParallel, Training
 from equivcheck.scenario.case import Case
 
 COMPILE_SECONDS = 150.0
 """For all that one pass compiles; it is often done in a thirtieth of that, but not where other work runs beside it."""
-_USUAL_SECONDS, _SLOW_SECONDS = 4.0, 40.0
-"""What one pass takes on two cores: slow are Inductor, which calls a C++ compiler, and compiled autograd over DTensors, whose
-graph breaks at each of their conversions (https://github.com/pytorch/pytorch/issues/127797)."""
+_TIMES_EXPECTED = 4
+"""What a pass may take at least, beside what it is expected to."""
+_USUAL_SECONDS, _INDUCTOR_SECONDS = 4.0, 40.0
+"""What one pass takes on two cores; Inductor calls a C++ compiler."""
+_BROKEN_SECONDS = 0.7
+"""What compiled autograd takes on each rank for one linear whose gradients are DTensors, and for more by the square of their
+number: the graph of one backward breaks at each conversion (https://github.com/pytorch/pytorch/issues/127797), and what comes
+after a break is compiled as one. Measured on 1 to 4 ranks: 1.1 s for one linear, 10 for four, 13 to 26 for one attention."""
 _TRACE_SECONDS = 0.1
 """What one rank takes to trace a layer with a microbatch of one step; of 0.05 to 0.2 that were measured."""
 
@@ -24,7 +30,9 @@ def num_graphs(training: Training) -> int:
 
 def compile_seconds(training: Training, layout: Layout) -> float:
     """What the ranks of a layout have beyond their deadline; 0 where nothing is compiled."""
-    return COMPILE_SECONDS * num_graphs(training) if layout.execution.is_compiled else 0.0
+    if not layout.execution.is_compiled:
+        return 0.0
+    return num_graphs(training) * max(COMPILE_SECONDS, _TIMES_EXPECTED * _expected(training.model, layout))
 
 
 @singledispatch
@@ -40,7 +48,7 @@ def _(scenario: Scenario) -> float:
 
 def expected_compile_seconds(scenario: Scenario) -> float:
     """What compiling is expected to take, of all layouts; 0 where nothing is compiled."""
-    seconds = sum(_expected(layout) for layout in scenario.layouts if layout.execution.is_compiled)
+    seconds = sum(_expected(scenario.training.model, layout) for layout in scenario.layouts if layout.execution.is_compiled)
     return num_graphs(scenario.training) * seconds if seconds else 0.0
 
 
@@ -55,8 +63,15 @@ def _num_traces(training: Training) -> int:
     return training.steps if training.schedule is not None else min(training.steps, 2)
 
 
-def _expected(layout: Layout) -> float:
-    has_dtensors = layout.has(TensorParallel, SPMD)
+def _expected(model: Model, layout: Layout) -> float:
     execution = layout.execution
-    slow = execution.compile is Compile.INDUCTOR or (execution.compiled_autograd and has_dtensors)
-    return _SLOW_SECONDS if slow else _USUAL_SECONDS
+    seconds = _INDUCTOR_SECONDS if execution.compile is Compile.INDUCTOR else _USUAL_SECONDS
+    if execution.compiled_autograd and layout.has(TensorParallel, SPMD):
+        seconds += _BROKEN_SECONDS * layout.mesh.num_ranks * _num_linears(model) ** 2
+    return seconds
+
+
+def _num_linears(model: Model) -> int:
+    """Those of all layers, and an embedding and a head as one each."""
+    within = sum(len(kind_of(layer).parts(layer)) for layer in model.layers)
+    return within + (model.source is not None) + (model.head is not None)
