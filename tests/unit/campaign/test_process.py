@@ -11,6 +11,7 @@ import pytest
 from equivcheck.campaign.messages import CheckOne
 from equivcheck.campaign.plan import Plan
 from equivcheck.campaign.process import CheckingProcess
+from equivcheck.layouts.execution.compile_time import COMPILE_SECONDS
 from equivcheck.scenario import Scenario
 from unit.campaign import fakes
 
@@ -28,7 +29,7 @@ def at_work_on(scenario: Scenario) -> Iterator[CheckingProcess]:
         before = worker.seconds_since_begun
         while not worker.is_stuck and (now := worker.seconds_since_begun) >= before:
             before = now
-            time.sleep(0.01)
+            worker.poll(0.01)
         yield worker
 
 
@@ -38,6 +39,7 @@ def test_a_worker_that_compiles_is_not_taken_to_be_stuck() -> None:
         while not eager.is_stuck:
             time.sleep(0.01)
         assert not compiled.is_stuck
+        assert compiled.allowed_seconds > COMPILE_SECONDS
 
 
 def test_a_worker_that_has_not_begun_may_take_its_time_to_start() -> None:
