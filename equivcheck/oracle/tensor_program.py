@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from equivcheck.composition.running import PROCESSES, THREADS, RanksResult
 from equivcheck.layouts.execution.compile_time import COMPILE_SECONDS
 from equivcheck.oracle.judge import Case, judge, judge_failure
 from equivcheck.oracle.refused_by_some import refused_by_some
-from equivcheck.oracle.to_blame import with_blame
+from equivcheck.oracle.to_blame import parts_that_disagree, with_blame
 from equivcheck.program_run.kept import kept_plan, kept_reference
+from equivcheck.program_run.known.difference import KnownDifference
 from equivcheck.program_run.known.on_file import known_difference
 from equivcheck.program_run.one_device import Plan
 from equivcheck.program_run.rank import DTensorTarget, RankResult, run_on_rank
@@ -22,7 +23,7 @@ from equivcheck.tensor_program.program import MAX_STATEMENTS, TensorProgram
 from equivcheck.trace.differences import Phase
 from equivcheck.verdict.program import BACKWARD, ProgramVerdict, Refusal
 from equivcheck.verdict.verdict import Outcome
-from equivcheck.worlds.failure import RanksFailed
+from equivcheck.worlds.failure import Failure, RanksFailed
 from equivcheck.worlds.pool import ranks
 from equivcheck.worlds.ranks import Ranks, Run, again_if_died
 
@@ -39,7 +40,8 @@ def check_program(
     `world` names a world or is one of the right size, `deadline` is in seconds. `target` says what ranks run it on, one of
     `TARGETS`, or is another way to do statements, as a fault that is planted. What compiles runs in gloo where sim is asked for.
     Where a gradient differs, the program runs once more, and of all gradients the first that differs in the backward pass is
-    told. Failures of the ranks are verdicts; `UsageError` is raised for a world or a target that does not exist.
+    told; where a value does, so is the first value whose parts are not as its placements say. Failures of the ranks are
+    verdicts; `UsageError` is raised for a world or a target that does not exist.
     """
     started = time.perf_counter()
     on = target_of(target) if isinstance(target, str) else target
@@ -48,13 +50,25 @@ def check_program(
     with warnings.catch_warnings():  # where they are errors, what warns on one device would not apply
         warnings.simplefilter("ignore")
         plan, seconds = kept_plan(program), deadline + COMPILE_SECONDS * on.needs_processes
-        verdict = _verdict(members, plan, on, seconds)
-        if verdict.divergence is not None and verdict.divergence.phase is Phase.GRADIENT:
-            again = _verdict(members, replace(plan, every_gradient=True), on, seconds)
-            if again.divergence is not None and again.divergence.phase is Phase.GRADIENT:
-                verdict = again
+        verdict = _settled(_at_first_gradient(plan, lambda each: _verdict(members, each, on, seconds)))
+        if _phase(verdict) is Phase.VALUE and verdict.outcome is Outcome.DIVERGED:
+            verdict = _with_parts(verdict, parts_that_disagree(plan, lambda each: _run(members, each, on, seconds)))
         verdict = _with_types(verdict, on.also_against(plan))
-    return replace(_settled(verdict), seconds=time.perf_counter() - started)
+    return replace(verdict, seconds=time.perf_counter() - started)
+
+
+def _at_first_gradient(plan: Plan, verdict_of: Callable[[Plan], ProgramVerdict]) -> ProgramVerdict:
+    """The verdict; where a gradient of a leaf differs, on the gradients of all values."""
+    verdict = verdict_of(plan)
+    if _phase(verdict) is not Phase.GRADIENT:
+        return verdict
+    again = verdict_of(replace(plan, every_gradient=True))
+    return again if _phase(again) is Phase.GRADIENT else verdict
+
+
+def _phase(verdict: ProgramVerdict) -> Phase | None:
+    """Where values differ first, if any do."""
+    return None if verdict.divergence is None else verdict.divergence.phase
 
 
 def _verdict(members: Ranks, plan: Plan, target: type[DTensorTarget], deadline: float) -> ProgramVerdict:
@@ -118,7 +132,18 @@ def _with_types(verdict: ProgramVerdict, types: str) -> ProgramVerdict:
 
 def _settled(verdict: ProgramVerdict) -> ProgramVerdict:
     """The verdict, as KNOWN where an entry on file explains it."""
-    known = known_difference(verdict.program, verdict)
+    return _as_known(verdict, known_difference(verdict.program, verdict))
+
+
+def _with_parts(verdict: ProgramVerdict, apart: Failure | None) -> ProgramVerdict:
+    """The verdict on a value that differs, with what is wrong before: parts that say nothing where the whole is read."""
+    if apart is None:
+        return verdict
+    told = replace(verdict, reason=f"{verdict.reason}; before it: {apart.summary}")
+    return _as_known(told, known_difference(verdict.program, judge_failure(replace(verdict, divergence=None), apart)))
+
+
+def _as_known(verdict: ProgramVerdict, known: KnownDifference | None) -> ProgramVerdict:
     if known is None:
         return verdict
     return replace(verdict, outcome=Outcome.KNOWN, known=known.id, reason=f"{known.link}: {verdict.reason}")

@@ -1,4 +1,4 @@
-"""Which statement is to blame where ranks raise or wait: neither what they raise later nor a collective says."""
+"""Which statement is to blame where ranks raise, wait or differ: neither what follows later nor a collective says."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ def with_blame(plan: Plan, run: Callable[[Plan], object], failure: Failure) -> F
     """
     if failure.kind not in (*AT_ONCE, FailureKind.RAISED):
         return failure
-    apart = _failure(run, replace(plan, checks_parts=True))
-    if apart is not None and any(PartsDisagree.__name__ in report.error for report in apart.reports):
+    apart = parts_that_disagree(plan, run)
+    if apart is not None:
         return apart
     if failure.kind is FailureKind.RAISED:
         return failure
@@ -32,6 +32,12 @@ def with_blame(plan: Plan, run: Callable[[Plan], object], failure: Failure) -> F
     first = next((each for each in numbers if (found := _failure(run, _until(plan, each))) and found.kind in AT_ONCE), None)
     where = "backward" if first is None else _called(plan, first)
     return replace(failure, summary=f"{where}: {failure.summary}")
+
+
+def parts_that_disagree(plan: Plan, run: Callable[[Plan], object]) -> Failure | None:
+    """What `run` of the program says of the first value whose parts are not as its placements say; None where all are."""
+    found = _failure(run, replace(plan, checks_parts=True))
+    return found if found is not None and any(PartsDisagree.__name__ in report.error for report in found.reports) else None
 
 
 def _called(plan: Plan, number: int) -> str:

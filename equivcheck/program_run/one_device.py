@@ -38,6 +38,9 @@ class Plan:
     """For each statement, whether it is what it says, and not a clone of its first argument."""
     outputs: tuple[Outputs, ...]
     """For each statement, what it leaves on one device: what the program goes on with where all ranks refuse it."""
+    first: tuple[int, ...]
+    """For each statement, the first that has the same tensor as value: another where it returns what it takes, as `a.flatten()`
+    of a vector does."""
     differentiable: bool = True
     """Whether one device can differentiate it: torch has no derivative of some operations."""
     checks_parts: bool = False
@@ -52,10 +55,10 @@ class Plan:
         takers: dict[int, list[str]] = {number: [] for number in range(len(statements))}
         for number, each in enumerate(statements):
             for back in arguments_of(each):
-                takers[number - back].append(self.called(number))
+                takers[self.first[number - back]].append(self.called(number))
         numbers = [number for number, each in enumerate(statements) if isinstance(each, Leaf)]
         if self.every_gradient:
-            numbers = list(reversed(range(len(statements))))
+            numbers = [number for number in reversed(range(len(statements))) if self.first[number] == number]
         return {f"v{number} into {', '.join(takers[number]) or 'nothing'}": number for number in numbers}
 
     def called(self, number: int) -> str:
@@ -90,7 +93,8 @@ def plan_of(program: TensorProgram) -> Plan:
             outputs[-1][0].requires_grad_()
         values.append(value_of(statement, outputs[-1], applies[-1]))
     plain = tuple(tuple(each.detach() for each in found) for found in outputs)
-    return Plan(program, tuple(applies), plain, differentiable=_is_differentiable(program, values))
+    first = tuple(next(place for place, other in enumerate(values) if other is value) for value in values)
+    return Plan(program, tuple(applies), plain, first, differentiable=_is_differentiable(program, values))
 
 
 def _is_differentiable(program: TensorProgram, values: list[torch.Tensor]) -> bool:

@@ -1,4 +1,4 @@
-"""Which statement is told where ranks raise or wait."""
+"""Which statement is told where ranks raise, wait or differ."""
 
 from __future__ import annotations
 
@@ -73,6 +73,16 @@ def test_a_value_that_is_not_as_its_placements_say_is_to_blame() -> None:
     verdict = check_program(PROGRAM, target=_KeepsAll)
     assert verdict.outcome is Outcome.CRASHED
     assert "v1 exp: PartsDisagree: a part of a DTensor of shape (4,) has shape (4,), not (2,)" in verdict.reason
+
+
+def test_parts_that_differ_unread_are_told_before_what_is_computed_of_them() -> None:
+    """Read as a whole, a part where there should be none is left out; a sum takes it."""
+    statements = (Leaf(shape=(1,), placements=("S(0)",)), Operation(name="exp"), Operation(name="sum"))
+    verdict = check_program(TensorProgram(mesh=(2,), statements=statements), target=_KeepsAll)
+    assert verdict.outcome is Outcome.DIVERGED
+    assert verdict.reason.startswith("step 0 value v2 sum ")
+    assert "before it: rank 1 raised" in verdict.reason
+    assert "v1 exp: PartsDisagree: a part of a DTensor of shape (1,) has shape (1,), not (0,)" in verdict.reason
 
 
 class _Narrows(DTensorTarget):

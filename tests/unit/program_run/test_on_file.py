@@ -80,6 +80,16 @@ ALSO = {
         Leaf(shape=(1,), placements=("R",)),
         Operation(name="set_data", arguments=(2, 1)),
     ),
+    "dtensor_eye_of_rows, as what is computed of a part too many shows": (
+        Leaf(shape=(1, 1), placements=("S(0)",)),
+        Operation(name="init_eye"),
+        Operation(name="norm_1"),
+    ),
+    "dtensor_gradient_of_maximum, beside a view that is the tensor itself": (
+        Leaf(shape=(2,), placements=("S(0)",)),
+        Operation(name="amax_all"),
+        Operation(name="flatten_to", arguments=(2,)),
+    ),
     "dtensor_eye_of_rows, of other shapes": (Leaf(shape=(1, 3), placements=("S(1)",)), Operation(name="init_eye")),
     "dtensor_mean_of_no_dims, where nothing raises": (
         Leaf(shape=(2,), placements=("S(0)",)),

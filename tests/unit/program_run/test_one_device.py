@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
 from equivcheck.oracle.tensor_program import check_program
@@ -34,6 +36,17 @@ def test_placements_change_nothing_on_one_device() -> None:
     assert torch.equal(run.outputs[2][0], whole(LEAF))
     assert run.gradients[0] is not None
     assert torch.equal(run.gradients[0], weights_of((2, 2), 2))
+
+
+def test_a_tensor_that_an_operation_gives_back_is_named_once() -> None:
+    """A vector is its own flattening, and has one gradient; a matrix is not."""
+    for shape, names in (
+        ((2,), ["v2 into nothing", "v0 into flatten, exp"]),
+        ((1, 2), ["v2 into nothing", "v1 into exp", "v0 into flatten"]),
+    ):
+        statements = (Leaf(shape=shape, placements=("R",)), Operation(name="flatten"), Operation(name="exp"))
+        plan = plan_of(TensorProgram(mesh=(2,), statements=statements))
+        assert list(replace(plan, every_gradient=True).differentiated) == names
 
 
 def test_what_does_not_apply_is_a_clone() -> None:
