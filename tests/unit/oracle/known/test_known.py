@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from functools import cache
+from typing import Any
 
 import pytest
 
@@ -26,6 +27,16 @@ SMALLEST = [(name, shown) for name, (shown, _) in SHOWN_ANYWHERE.items()]
 SHOWN = {name: examples for name, examples in SHOWN_ANYWHERE.items() if name in ISSUES}
 
 
+def _examples(*pairs: tuple[str, Scenario]) -> list[Any]:
+    """For each issue and scenario the values of a test: what is compiled takes seconds, and torch changes it, not we."""
+    marks = {True: [pytest.mark.corpus], False: []}
+    return [
+        pytest.param(name, example, marks=marks[example.layout.execution.is_compiled], id=f"{name}-{number}")
+        for number, (name, example) in enumerate(pairs)
+        if name in ISSUES
+    ]
+
+
 @cache
 def checked(example: Scenario) -> Verdict:
     """What torch makes of it, seen once: several rules are about the same example, and some are compiled."""
@@ -40,8 +51,7 @@ def test_each_issue_has_a_scenario() -> None:
 
 @pytest.mark.parametrize(
     ("name", "example"),
-    [(name, example) for name, example in (*SMALLEST, *ALSO_SHOWN) if name in ISSUES],
-    ids=lambda value: str(value)[:30],
+    [*(pytest.param(*pair, id=pair[0]) for pair in SMALLEST if pair[0] in ISSUES), *_examples(*ALSO_SHOWN)],
 )
 def test_an_issue_on_file_is_known_when_it_shows(name: str, example: Scenario) -> None:
     """A check that runs into an upstream issue says which."""
@@ -49,8 +59,10 @@ def test_an_issue_on_file_is_known_when_it_shows(name: str, example: Scenario) -
     assert (verdict.outcome, verdict.known) == (Outcome.KNOWN, name), verdict.describe()
 
 
-@pytest.mark.parametrize("example", [example for _, healthy in SHOWN.values() for example in healthy])
-def test_what_is_near_an_issue_is_healthy(example: Scenario) -> None:
+@pytest.mark.parametrize(
+    ("name", "example"), _examples(*((name, each) for name, (_, healthy) in SHOWN.items() for each in healthy))
+)
+def test_what_is_near_an_issue_is_healthy(name: str, example: Scenario) -> None:
     """Without one of the things that an issue needs, nothing is wrong, so each of them is needed."""
     verdict = checked(example)
     require_mended(verdict)
