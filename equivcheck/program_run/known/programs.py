@@ -129,6 +129,14 @@ SHOWN_BY: dict[str, TensorProgram] = {
     "dtensor_embedding_read_twice": _of(
         "embedding", _leaf("S(0)", 2, 1), _indices("R", 1, high=2), then=(Operation(name="clone"),)
     ),
+    "dtensor_embedding_gathered_before_masked": TensorProgram(
+        mesh=(2, 2),
+        statements=(
+            Leaf(shape=(2, 1), placements=("S(0)", "R")),
+            Constant(shape=(2,), placements=("R", "S(0)"), contents=Contents.INDICES, high=2),
+            Operation(name="embedding", arguments=(2, 1)),
+        ),
+    ),
     "dtensor_embedding_of_no_rows": _of("embedding", _leaf("S(0)", 5, 2), _indices("R", 1, high=5), mesh=(4,)),
     "dtensor_cat_of_nothing": TensorProgram(
         mesh=(1,),
