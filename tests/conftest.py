@@ -58,7 +58,9 @@ def workers_are_new(monkeypatch: pytest.MonkeyPatch) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """Declare the markers that are understood here."""
     config.addinivalue_line("markers", "torch(versions, why): skipped on a torch that is not in the range of versions")
-    config.addinivalue_line("markers", "corpus: compiled examples of known issues; torch environments run them, with `-m ''`")
+    config.addinivalue_line(
+        "markers", "corpus: of known issues, what only another torch changes; torch environments run it, with `-m ''`"
+    )
 
 
 def pytest_collection_finish() -> None:

@@ -24,6 +24,7 @@ def test_each_issue_has_a_script_and_each_script_an_issue() -> None:
     assert sorted(issue.id for issue in issues_on_file()) == sorted(path.stem for path in scripts)
 
 
+@pytest.mark.corpus
 @pytest.mark.parametrize("issue", HERE, ids=[issue.id for issue in HERE])
 def test_the_issue_still_shows(issue: KnownIssue, tmp_path: Path) -> None:
     """A script on file exits with 1 and prints a wrong number or the error on file; else the issue has been fixed upstream."""

@@ -27,11 +27,15 @@ SMALLEST = [(name, shown) for name, (shown, _) in SHOWN_ANYWHERE.items()]
 SHOWN = {name: examples for name, examples in SHOWN_ANYWHERE.items() if name in ISSUES}
 
 
+def _marks(example: Scenario) -> list[pytest.MarkDecorator]:
+    """Those of a test that checks an example: what is compiled takes seconds, and torch changes it, not we."""
+    return [pytest.mark.corpus] if example.layout.execution.is_compiled else []
+
+
 def _examples(*pairs: tuple[str, Scenario]) -> list[Any]:
-    """For each issue and scenario the values of a test: what is compiled takes seconds, and torch changes it, not we."""
-    marks = {True: [pytest.mark.corpus], False: []}
+    """For each issue and scenario the values of a test."""
     return [
-        pytest.param(name, example, marks=marks[example.layout.execution.is_compiled], id=f"{name}-{number}")
+        pytest.param(name, example, marks=_marks(example), id=f"{name}-{number}")
         for number, (name, example) in enumerate(pairs)
         if name in ISSUES
     ]
@@ -93,7 +97,9 @@ def test_an_issue_explains_nothing_else_that_goes_wrong_in_its_scenario(name: st
     assert known_issue(_crashed(example, "RuntimeError: something else")) is None
 
 
-@pytest.mark.parametrize("name", [issue.id for issue in ISSUES.values() if issue.error])
+@pytest.mark.parametrize(
+    "name", [pytest.param(issue.id, marks=_marks(SHOWN[issue.id][0])) for issue in ISSUES.values() if issue.error]
+)
 def test_an_error_on_file_is_a_finding_where_the_issue_cannot_show(name: str) -> None:
     """The text of an error alone explains nothing: the scenario must be one in which it comes up."""
     shown, healthy = SHOWN[name]
