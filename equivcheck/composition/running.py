@@ -78,6 +78,8 @@ class Runner:
 
     def _part(self, layout: Layout, scenario: Scenario, program: Callable[..., Trace], *arguments: Any) -> Run:
         members = self._members(layout.mesh.num_ranks)
+        if layout.execution.is_compiled:
+            members.prepare_to_compile()
         deadline = self.deadline + compile_seconds(scenario.training, layout)
         return again_if_died(
             lambda: members.run(

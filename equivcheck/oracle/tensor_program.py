@@ -47,6 +47,8 @@ def check_program(
     on = target_of(target) if isinstance(target, str) else target
     name = PROCESSES if on.needs_processes and world == THREADS else world
     members = name if isinstance(name, Ranks) else ranks(name, program.num_ranks)
+    if on.needs_processes:
+        members.prepare_to_compile()
     with warnings.catch_warnings():  # where they are errors, what warns on one device would not apply
         warnings.simplefilter("ignore")
         plan, seconds = kept_plan(program), deadline + COMPILE_SECONDS * on.needs_processes

@@ -33,3 +33,14 @@ def preload() -> None:
         for name in MODULES:
             with contextlib.suppress(ModuleNotFoundError):
                 importlib.import_module(name)
+
+
+def compile_once() -> None:
+    """Have something small compiled, forward and backward: copies of this process then have all that compilers import late."""
+    import torch
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        compiled = torch.compile(torch.nn.Linear(1, 1), backend="aot_eager")
+        compiled(torch.ones(1, 1)).sum().backward()
+        torch._dynamo.reset()

@@ -66,6 +66,9 @@ class Ranks(ABC):
         the time of the smallest check.
         """
 
+    def prepare_to_compile(self) -> None:  # noqa: B027 - most have nothing to prepare
+        """Do once what each rank would have to do before it compiles for the first time, if ranks are still to be started."""
+
     def on_first_rank(self, work: Callable[[], T]) -> T:
         """What `work` returns or raises; where every process of a world calls this, only that of rank 0 does the work."""
         return work()

@@ -56,6 +56,16 @@ def _preload_error() -> str:
     return ""
 
 
+def _compile() -> None:
+    """What does not compile here does so in the ranks, or raises there."""
+    from equivcheck.worlds.preload import compile_once
+
+    with contextlib.suppress(Exception):
+        compile_once()
+    gc.collect()
+    gc.freeze()
+
+
 class _Server:
     def __init__(self, control: Channel) -> None:
         self.ranks: set[int] = set()
@@ -68,6 +78,9 @@ class _Server:
             reply: int | None = self._fork(*fds)
         elif verb == "exit_code":
             reply = self._exit_code(*pids)
+        elif verb == "compile":
+            _compile()
+            reply = None
         else:
             self.stop(pids)
             reply = None

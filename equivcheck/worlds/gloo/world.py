@@ -53,6 +53,11 @@ class GlooRanks(Ranks):
         with self._lock:
             return Run(values=self._processes.run(self.size, task, deadline, is_foreign=is_foreign))
 
+    def prepare_to_compile(self) -> None:
+        """Let the process that ranks are forked from compile something, where ranks have not been started."""
+        with self._lock:
+            self._processes.prepare_to_compile()
+
     def close(self) -> None:
         """End every process; a later run starts them again."""
         with self._lock:
@@ -84,6 +89,12 @@ class _Processes:
             self._dismiss()
             raise
 
+    def prepare_to_compile(self) -> None:
+        self._leave_to_parent()
+        if self._crew is None:
+            self._use_server()
+            FORK_SERVER.prepare_to_compile()
+
     def end(self) -> None:
         self._leave_to_parent()
         self._dismiss()
@@ -104,9 +115,7 @@ class _Processes:
         raise AssertionError
 
     def _hire(self, size: int) -> Crew:
-        if not self._uses_server:
-            FORK_SERVER.join()
-            self._uses_server = True
+        self._use_server()
         processes: list[tuple[int, Channel]] = []
         try:
             for _ in range(size):
@@ -118,6 +127,11 @@ class _Processes:
         self._crew = Crew(tuple(processes), FORK_SERVER.exit_code)
         self._crew.form()
         return self._crew
+
+    def _use_server(self) -> None:
+        if not self._uses_server:
+            FORK_SERVER.join()
+            self._uses_server = True
 
     def _dismiss(self) -> None:
         crew, self._crew = self._crew, None

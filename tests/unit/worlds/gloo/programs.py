@@ -114,6 +114,14 @@ def environment() -> tuple[int, str]:
     return torch.get_num_threads(), os.environ["GLOO_SOCKET_IFNAME"]
 
 
+def imported_by_compiling() -> int:
+    """How many modules a rank imports as it compiles."""
+    before = len(sys.modules)
+    compiled = torch.compile(torch.nn.Linear(2, 2), backend="aot_eager")
+    compiled(torch.ones(2, 2)).sum().backward()
+    return len(sys.modules) - before
+
+
 def train_fully_sharded() -> float:
     """The last loss of a small FSDP2 training."""
     mesh = device_mesh((dist.get_world_size(),), ("dp",))

@@ -10,6 +10,7 @@ import sys
 from functools import partial
 from pathlib import Path
 
+import psutil
 import pytest
 
 from equivcheck.doctor import smallest
@@ -19,7 +20,7 @@ from equivcheck.verdict.verdict import Outcome
 from equivcheck.worlds.failure import RanksDidNotStart, RanksFailed
 from equivcheck.worlds.gloo import fork_server, world
 from equivcheck.worlds.gloo.channel import Channel
-from equivcheck.worlds.gloo.fork_server import FORK_SERVER
+from equivcheck.worlds.gloo.fork_server import FORK_SERVER, ForkServer
 from equivcheck.worlds.gloo.world import GlooRanks
 from equivcheck.worlds.spawn import run_spawned
 from processes import end_soon
@@ -59,6 +60,22 @@ def test_close_ends_ranks(ranks: GlooRanks) -> None:
     other.close()
     assert end_soon(*pids)
     assert ranks.run(programs.place).values == ((0, 2), (1, 2))
+
+
+def test_what_compilers_import_is_imported_once_for_all_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that are forked after something was compiled have it, from a process that has no other thread still."""
+    imported, threads = [], []
+    for is_prepared in (False, True):
+        monkeypatch.setattr(world, "FORK_SERVER", server := ForkServer())
+        with GlooRanks(2) as ranks:
+            if is_prepared:
+                ranks.prepare_to_compile()
+            imported.append(max(ranks.run(programs.imported_by_compiling).values))
+            assert server._process is not None
+            threads.append(psutil.Process(server._process.pid).num_threads())
+    assert threads == [1, 1]
+    assert imported[0] > 100
+    assert imported[1] < 10
 
 
 def test_close_can_be_undone(ranks: GlooRanks) -> None:
