@@ -36,11 +36,16 @@ def preload() -> None:
 
 
 def compile_once() -> None:
-    """Have something small compiled, forward and backward: copies of this process then have all that compilers import late."""
+    """Have a forward compiled: copies of this process then have nearly all that compilers import late.
+
+    Without gradients: where autograd has run on threads of its own, torch refuses to differentiate in a copy of the process
+    (https://github.com/pytorch/pytorch/wiki/Autograd-and-Fork).
+    """
     import torch
 
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")
-        compiled = torch.compile(torch.nn.Linear(1, 1), backend="aot_eager")
-        compiled(torch.ones(1, 1)).sum().backward()
+        with contextlib.suppress(ModuleNotFoundError):
+            importlib.import_module("torch._inductor.lowering")  # which backwards take from it
+        torch.compile(torch.nn.Linear(1, 1), backend="aot_eager")(torch.ones(1, 1))
         torch._dynamo.reset()
