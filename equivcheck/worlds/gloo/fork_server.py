@@ -55,7 +55,7 @@ class ForkServer:
                 raise RanksLost(f"the fork server of the gloo ranks has gone: {error}") from error
 
     def prepare_to_compile(self) -> None:
-        """Have it compile something, so that ranks that are forked from now on need a tenth of the time for their first time."""
+        """Have it compile something, so that ranks that are forked from now on need a sixth of the time for their first time."""
         trouble = (EOFError, OSError, RanksDidNotStart, RanksLost)  # whoever forks meets it again
         with self._lock, contextlib.suppress(*trouble):
             self._ensure_running()

@@ -51,9 +51,14 @@ def _preload_error() -> str:
         preload()
     except Exception:
         return traceback.format_exc()
-    gc.collect()
-    gc.freeze()  # objects that the collector never touches again stay in pages shared with every rank
+    _share_objects()
     return ""
+
+
+def _share_objects() -> None:
+    """What the collector never touches again stays in pages shared with every rank."""
+    gc.collect()
+    gc.freeze()
 
 
 def _compile() -> None:
@@ -62,8 +67,7 @@ def _compile() -> None:
 
     with contextlib.suppress(Exception):
         compile_once()
-    gc.collect()
-    gc.freeze()
+    _share_objects()
 
 
 class _Server:
@@ -74,16 +78,15 @@ class _Server:
     def answer(self, request: bytes, fds: tuple[int, ...]) -> None:
         """Do what the owner asks, and reply."""
         verb, pids = pickle.loads(request)
+        reply: int | None = None
         if verb == "fork":
-            reply: int | None = self._fork(*fds)
+            reply = self._fork(*fds)
         elif verb == "exit_code":
             reply = self._exit_code(*pids)
         elif verb == "compile":
             _compile()
-            reply = None
         else:
             self.stop(pids)
-            reply = None
         self._control.send(pickle.dumps(reply))
 
     def _fork(self, fd: int) -> int:
