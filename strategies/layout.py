@@ -36,7 +36,7 @@ COMPILED: SearchStrategy[Execution] = st.sampled_from(
 )
 """Forward compiled as a whole or by layers, backward, both; one in sixteen by Inductor, which takes several times as long."""
 
-_SELDOM = st.sampled_from((False,) * 11 + (True,))
+_SELDOM = st.sampled_from((False,) * 19 + (True,))
 """Tracing a step costs as much as running ten."""
 _CHECKPOINTINGS = st.sampled_from((Recompute.NONE,) * 6 + (Recompute.ODD_LAYERS, Recompute.EVERY_LAYER))
 

@@ -61,6 +61,9 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
         "markers", "corpus: of known issues, what only another torch changes; torch environments run it, with `-m ''`"
     )
+    config.addinivalue_line(
+        "markers", "slow: takes ten seconds and more to show what a quicker test shows in part; torch environments run it as well"
+    )
 
 
 def pytest_collection_finish() -> None:

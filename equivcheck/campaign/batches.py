@@ -20,12 +20,12 @@ C = TypeVar("C", bound=Case)
 
 _BATCH = 500
 """Cases a batch."""
-_FRESH = 10
+FRESH = 10
 """Cases that Hypothesis draws afresh, the first of them the plainest. Beyond those it mostly varies what it has drawn, six
 times each, one part copied over another: of five hundred some seventy would be new."""
 
 _SETTINGS = settings(
-    max_examples=_FRESH,
+    max_examples=FRESH,
     phases=(Phase.generate, Phase.shrink),
     database=None,
     deadline=None,
@@ -48,7 +48,7 @@ class EndBatch(BaseException):
 def run_batch(strategy: SearchStrategy[C], batch_seed: int, take: Callable[[C], None]) -> None:
     """Take drawn cases until the batch is over, `take` raises `EndBatch`, or what raised `FaultShown` has been shrunk."""
     with contextlib.suppress(EndBatch, FaultShown, Flaky):
-        for number in range(_BATCH // _FRESH):
+        for number in range(_BATCH // FRESH):
             _run_fresh(strategy, batch_seed + number, take)
 
 

@@ -76,6 +76,7 @@ def test_two_ranks_on_each_of_two_hosts_check_a_scenario(hosts: tuple[Host, Host
     assert second.stdout == ""
 
 
+@pytest.mark.slow
 def test_a_scenario_of_more_ranks_is_refused_once(hosts: tuple[Host, Host], tmp_path: Path) -> None:
     """Rank 0 says how many ranks there are and how many are needed; every process ends with exit code 2."""
     file = tmp_path / "scenario.json"

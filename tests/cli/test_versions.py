@@ -60,6 +60,7 @@ class Measured:
         return self.result
 
 
+@pytest.mark.slow
 def test_the_installed_version_works(capsys: pytest.CaptureFixture[str]) -> None:
     """The doctor, two scenarios and a script really run; a second time there is nothing to do."""
     code, out, err = run(capsys)

@@ -47,8 +47,9 @@ from equivcheck.strategies import scenarios, trainings
 from equivcheck.system.temporary_folder import NoSpace
 from equivcheck.trace import differences as verdict
 from equivcheck.train.setup import Setup
+from fresh import drawn_afresh
 
-SIM_EXAMPLES = max(40, settings().max_examples // 2)
+SIM_EXAMPLES = max(30, settings().max_examples * 3 // 10)
 GLOO_EXAMPLES = 6
 UNHURRIED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 RESUMED = {
@@ -64,8 +65,7 @@ def assert_resumed_right(scenario: Scenario, world: str) -> None:
         check(scenario, world=world).assert_no_finding()
 
 
-@settings(UNHURRIED, max_examples=SIM_EXAMPLES)
-@given(scenarios(max_ranks=6, **RESUMED))
+@drawn_afresh(scenarios(max_ranks=6, **RESUMED), examples=SIM_EXAMPLES)
 def test_resuming_in_sim_is_no_interruption(scenario: Scenario) -> None:
     """Whatever the two layouts and their numbers of ranks, every step, the state and the buffers are those of one device."""
     assert_resumed_right(scenario, "sim")

@@ -25,6 +25,7 @@ from equivcheck.scenario import (
     TensorParallel,
 )
 from equivcheck.strategies import data, models, scenarios, trainings
+from fresh import drawn_afresh
 
 UNHURRIED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 COMPILING = settings(UNHURRIED, phases=(Phase.explicit, Phase.generate))
@@ -39,8 +40,7 @@ REPLICATED = ("ddp", "replicate")
 COMPILED = (*REPLICATED, "fsdp1", "fsdp2", "tensor_parallel", "spmd", "fsdp2 x tensor_parallel", "replicate x tensor_parallel")
 
 
-@settings(UNHURRIED, max_examples=max(30, settings().max_examples // 4))
-@given(scenarios(executions=RECOMPUTING, max_ranks=4))
+@drawn_afresh(scenarios(executions=RECOMPUTING, max_ranks=4), examples=max(20, settings().max_examples // 5))
 def test_recomputed_layers_leave_what_kept_activations_leave(scenario: Scenario) -> None:
     """Under any layout, with dropout and without, checkpointed layers change nothing."""
     check(scenario).assert_no_finding()
@@ -52,7 +52,7 @@ def test_recomputed_layers_leave_what_kept_activations_leave(scenario: Scenario)
         ({"compile": Compile.AOT_EAGER}, COMPILED),
         ({"compile": Compile.AOT_EAGER, "per_layer": True}, COMPILED),
         ({"compiled_autograd": True}, (*REPLICATED, "tensor_parallel", "spmd")),
-        ({"compile": Compile.AOT_EAGER, "compiled_autograd": True}, REPLICATED),
+        pytest.param({"compile": Compile.AOT_EAGER, "compiled_autograd": True}, REPLICATED, marks=pytest.mark.slow),
     ],
     ids=["forward", "layers", "backward", "both"],
 )
@@ -85,6 +85,7 @@ REPLICAS = st.sampled_from(
 """What replicates over tensor parallelism."""
 
 
+@pytest.mark.slow
 @settings(COMPILING, max_examples=FEW)
 @given(
     scenarios(

@@ -1,25 +1,25 @@
 """The property beyond what torch supports: a run is right or raises on every rank; it is never silently wrong and never hangs."""
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import settings
+from hypothesis.strategies import SearchStrategy
 
 from equivcheck import Outcome, Scenario, check
 from equivcheck.composition.limits import unsupported
 from equivcheck.composition.registry import layout_kinds
 from equivcheck.oracle.beyond import raised_on_every_rank as raised_everywhere
 from equivcheck.strategies import frontier, scenarios
+from fresh import drawn_afresh
 
 LAYOUTS = tuple(layout_kinds())
-EXAMPLES = max(20, settings().max_examples // 5)
-UNHURRIED = settings(deadline=None, max_examples=EXAMPLES, suppress_health_check=[HealthCheck.too_slow])
+EXAMPLES = max(15, settings().max_examples * 3 // 20)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_beyond_support_nothing_is_silently_wrong(layout: str) -> None:
     """Whatever torch does not support raises on every rank, or works, or is on file."""
 
-    @UNHURRIED
-    @given(frontier(layouts=(layout,), max_ranks=4))
+    @drawn_afresh(frontier(layouts=(layout,), max_ranks=4), examples=EXAMPLES)
     def right_or_refused(scenario: Scenario) -> None:
         verdict = check(scenario, beyond=True)
         if not (verdict.outcome is Outcome.CRASHED and raised_everywhere(verdict)):
@@ -33,9 +33,8 @@ def test_the_frontier_is_beyond_what_is_supported(layout: str) -> None:
     """Some scenarios of the frontier are refused by an ordinary check, and none of the ordinary ones is."""
     refused = [0, 0]
 
-    def count(strategy: object, place: int) -> None:
-        @UNHURRIED
-        @given(strategy)
+    def count(strategy: SearchStrategy[Scenario], place: int) -> None:
+        @drawn_afresh(strategy, examples=EXAMPLES)
         def look(scenario: Scenario) -> None:
             refused[place] += unsupported(scenario.training, scenario.layout) is not None
             assert unsupported(scenario.training, scenario.layout, beyond=True) is None

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import settings
 from hypothesis import strategies as st
 from torch import nn
 from torch.distributed.tensor import DTensor
@@ -33,16 +33,16 @@ from equivcheck.scenario import (
 from equivcheck.strategies import optimizers, scenarios, trainings
 from equivcheck.trace.differences import Phase
 from equivcheck.train.setup import Setup
+from fresh import drawn_afresh
 
-EXAMPLES = max(20, settings().max_examples // 5)
+EXAMPLES = max(15, settings().max_examples * 3 // 20)
 
 
 @pytest.mark.parametrize("kind", [Adafactor, Muon])
 def test_whole_parameters_are_updated_as_one_device_does(kind: type[Optimizer]) -> None:
     """Norms, means and products over a parameter are those of all of it, wherever its elements lie."""
 
-    @settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-    @given(scenarios(trainings=trainings(optimizers=optimizers(kinds=st.just(kind))), max_ranks=4))
+    @drawn_afresh(scenarios(trainings=trainings(optimizers=optimizers(kinds=st.just(kind))), max_ranks=4), examples=EXAMPLES)
     def equivalent(scenario: Scenario) -> None:
         check(scenario).assert_no_finding()
 

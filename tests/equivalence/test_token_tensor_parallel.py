@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 
 from equivcheck import Outcome, check
@@ -43,11 +43,12 @@ from equivcheck.scenario import (
     Wrapping,
 )
 from equivcheck.strategies import scenarios, trainings
+from fresh import drawn_afresh
 
 pytestmark = pytest.mark.mostly_equivalent
 
 LAYOUTS = tuple(name for name in layout_names() if TensorParallel.tag in name)
-EXAMPLES = max(30, settings().max_examples // 3)
+EXAMPLES = max(24, settings().max_examples // 4)
 SHARE_OF_COMPOSITIONS = 0.4
 """How many times fewer scenarios a composition has."""
 UNHURRIED = settings(deadline=None, phases=(Phase.explicit, Phase.reuse, Phase.generate), suppress_health_check=list(HealthCheck))
@@ -97,8 +98,9 @@ def test_drawn_token_models_equal_one_device(layout: str) -> None:
     """Any plan that is drawn leaves what one device leaves, and mostly its calls are predicted, which is then exact."""
     predictions: list[bool] = []
 
-    @settings(UNHURRIED, max_examples=EXAMPLES if layout == TensorParallel.tag else int(EXAMPLES * SHARE_OF_COMPOSITIONS))
-    @given(scenarios(layouts=(layout,), trainings=trainings(tokens=st.just(True))))
+    examples = EXAMPLES if layout == TensorParallel.tag else int(EXAMPLES * SHARE_OF_COMPOSITIONS)
+
+    @drawn_afresh(scenarios(layouts=(layout,), trainings=trainings(tokens=st.just(True))), examples=examples, under=UNHURRIED)
     def equivalent(scenario: Scenario) -> None:
         verdict = check(scenario)
         verdict.assert_no_finding()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
 from equivcheck import Scenario, check
@@ -14,6 +14,7 @@ from equivcheck.scenario import DDP, Layout
 from equivcheck.strategies import layouts, scenarios
 from equivcheck.trace.trace import Trace
 from equivcheck.worlds.pool import ranks
+from fresh import drawn_afresh
 
 UNHURRIED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
@@ -30,15 +31,13 @@ def _sharing_layouts(draw: st.DrawFn) -> Layout:
 SHARING = scenarios(layouts=_sharing_layouts())
 
 
-@settings(UNHURRIED, max_examples=max(60, settings().max_examples))
-@given(SHARING)
+@drawn_afresh(SHARING, examples=max(50, settings().max_examples // 2))
 def test_sharing_updates_equals_single_device(scenario: Scenario) -> None:
     """Every optimizer, with its flags, groups, schedule and clipping, comes to the same when ranks share its update."""
     check(scenario).assert_no_finding()
 
 
-@settings(UNHURRIED, max_examples=max(30, settings().max_examples // 3))
-@given(SHARING)
+@drawn_afresh(SHARING, examples=max(20, settings().max_examples // 5))
 def test_state_is_kept_by_one_rank_alone(scenario: Scenario) -> None:
     """No two ranks keep state of the same parameter, and no rank keeps that of all where several could."""
     members = ranks("sim", scenario.layout.mesh.num_ranks)

@@ -18,11 +18,9 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 ONE_CATCH = Effort(reached_after_catch=0)
 SHRINK_SECONDS = 20.0
 REPRESENTATIVES = (
-    "gradients_summed",
-    "not_clipped",
     "column_input_gradient_not_reduced",
     "schedule_stuck",
-    "tied_weight_without_gradient",
+    *(pytest.param(name, marks=pytest.mark.slow) for name in ("gradients_summed", "not_clipped", "tied_weight_without_gradient")),
 )
 
 

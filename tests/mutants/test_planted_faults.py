@@ -13,12 +13,12 @@ from equivcheck.worlds.failure import FailureKind
 
 PLANTED = (
     ("gradients_summed", "ddp"),
-    ("parameter_left_out", "ddp"),
-    ("averaged_twice", "fsdp2"),
+    pytest.param("parameter_left_out", "ddp", marks=pytest.mark.slow),
+    pytest.param("averaged_twice", "fsdp2", marks=pytest.mark.slow),
     ("row_bias_on_every_rank", "tensor_parallel"),
-    ("whole_batch_on_every_rank", "spmd"),
+    pytest.param("whole_batch_on_every_rank", "spmd", marks=pytest.mark.slow),
     ("state_lost", "fsdp2"),
-    ("rank_skips_reduction", "ddp"),
+    pytest.param("rank_skips_reduction", "ddp", marks=pytest.mark.slow),
 )
 """Names of mutants, each with a layout in which it is planted."""
 SEARCH = settings(max_examples=2000, deadline=None, database=None, derandomize=True, suppress_health_check=list(HealthCheck))

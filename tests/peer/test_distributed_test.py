@@ -41,6 +41,7 @@ def test_torchs_own_tests_pass(tmp_path: Path) -> None:
     assert Counter(outcomes.values()) == {"passed": NUM_PASSED, "skipped": NUM_SKIPPED}
 
 
+@pytest.mark.slow
 @pytest.mark.torch(">=2.13,<2.14", "the file of every version has other tests")
 def test_what_does_not_apply_fails(tmp_path: Path) -> None:
     """No test is left out that would pass."""

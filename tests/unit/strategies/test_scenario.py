@@ -233,7 +233,12 @@ def test_every_optimizer_is_reached(sample: list[Scenario]) -> None:
         assert any(type(scenario.training.optimizer) is kind for scenario in found)
 
 
-ON_SEVERAL_RANKS = {"pipeline": pytest.mark.torch(">=2.10", "earlier versions have no stages on several ranks over gloo")}
+ON_SEVERAL_RANKS = {"pipeline": [pytest.mark.torch(">=2.10", "earlier versions have no stages on several ranks over gloo")]}
+SHRUNK_IN_EACH_RUN = ("ddp", "fsdp2", "tensor_parallel", "fsdp2 x tensor_parallel")
+
+
+def _marks(layout: str) -> list[pytest.MarkDecorator]:
+    return ON_SEVERAL_RANKS.get(layout, []) + [pytest.mark.slow] * (layout not in SHRUNK_IN_EACH_RUN)
 
 
 def test_the_simplest_scenario_is_plain_ddp_on_one_rank() -> None:
@@ -242,7 +247,7 @@ def test_the_simplest_scenario_is_plain_ddp_on_one_rank() -> None:
     assert shrunk(lambda scenario: True) == Scenario(training=SIMPLEST, layout=Layout(mesh=mesh, parallelisms=(DDP(),)))
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=ON_SEVERAL_RANKS.get(name, ())) for name in layout_names()])
+@pytest.mark.parametrize("name", [pytest.param(name, marks=_marks(name)) for name in layout_names()])
 def test_a_fault_of_one_layout_shrinks_to_two_ranks_and_defaults(name: str) -> None:
     """A fault that needs two ranks of a layout leaves nothing else in the scenario."""
     scenario = shrunk(lambda scenario: scenario.layout.name == name and scenario.layout.mesh.num_ranks > 1)
