@@ -82,7 +82,8 @@ def _(scenario: Scenario) -> str:
 
 
 def _layout(layout: Layout) -> str:
-    return f"{layout.name} on {_mesh(layout.mesh)}"
+    how = ", compiled" if layout.execution.is_compiled else ", steps traced" if layout.execution.whole_step else ""
+    return f"{layout.name} on {_mesh(layout.mesh)}{how}"
 
 
 def _mesh(mesh: Mesh) -> str:

@@ -6,7 +6,7 @@ from collections import deque
 
 from equivcheck.coverage.reach import Reach
 from equivcheck.coverage.triples import Triples
-from equivcheck.layouts.execution.compile_time import expected_compile_seconds, expected_trace_seconds
+from equivcheck.layouts.execution.compile_time import START_SECONDS, expected_compile_seconds, expected_trace_seconds
 from equivcheck.scenario import Scenario
 from equivcheck.selection.expected_cost import expected_cost
 from equivcheck.selection.time_budget import COMPILED_SHARE, TRACED_SHARE, TimeBudget
@@ -30,7 +30,7 @@ class Selection:
 
     def __init__(self, seconds: float) -> None:
         self._budgets = (
-            TimeBudget(COMPILED_SHARE * seconds, expected_compile_seconds),
+            TimeBudget(COMPILED_SHARE * seconds, expected_compile_seconds, start=START_SECONDS),
             TimeBudget(TRACED_SHARE * seconds, expected_trace_seconds),
         )
         self._novelty = Novelty()

@@ -15,8 +15,9 @@ TRACED_SHARE = 0.1
 class TimeBudget:
     """Lets a scenario that costs such time pass while there is some left."""
 
-    def __init__(self, seconds: float, expected: Callable[[Scenario], float]) -> None:
-        self._left, self._expected = seconds, expected
+    def __init__(self, seconds: float, expected: Callable[[Scenario], float], *, start: float = 0.0) -> None:
+        """`start` seconds are spent with the first."""
+        self._left, self._expected = seconds - start, expected
 
     def allows(self, scenario: Scenario) -> bool:
         """Whether there is time for what a scenario is expected to take; always where that is none."""

@@ -5,15 +5,31 @@ from __future__ import annotations
 from functools import singledispatch
 
 from equivcheck.layers.registry import kind_of
-from equivcheck.scenario import SPMD, AuxiliaryLinear, Compile, Layout, Model, Scenario, TensorParallel, Training
+from equivcheck.scenario import (
+    SPMD,
+    AuxiliaryLinear,
+    Compile,
+    Execution,
+    Layout,
+    Model,
+    Recompute,
+    Scenario,
+    TensorParallel,
+    Training,
+)
 from equivcheck.scenario.case import Case
 
 COMPILE_SECONDS = 150.0
 """For all that one pass compiles; it is often done in a thirtieth of that, but not where other work runs beside it."""
 _TIMES_EXPECTED = 4
 """What a pass may take at least, beside what it is expected to."""
-_USUAL_SECONDS, _INDUCTOR_SECONDS = 4.0, 40.0
-"""What one pass takes on two cores; Inductor calls a C++ compiler."""
+START_SECONDS = 6.0
+"""What ranks take beside to compile for the first time in their lives."""
+_PASS_SECONDS, _INDUCTOR_SECONDS = 1.0, 40.0
+"""What one pass takes on two cores, whatever there is in it; Inductor calls a C++ compiler."""
+_LINEAR_SECONDS, _BACKWARD_SECONDS, _RECOMPUTED_SECONDS = 0.1, 0.4, 1.2
+"""What a pass takes for each linear on each rank: where the forward is compiled, where compiled autograd compiles the backward,
+and where it does so and layers are recomputed in it, which breaks its graph. Fitted to 93 scenarios of 2 to 4 ranks."""
 _BROKEN_SECONDS = 0.7
 """What compiled autograd takes on each rank for one linear whose gradients are DTensors, and for more by the square of their
 number: the graph of one backward breaks at each conversion (https://github.com/pytorch/pytorch/issues/127797), and what comes
@@ -65,10 +81,18 @@ def _num_traces(training: Training) -> int:
 
 def _expected(model: Model, layout: Layout) -> float:
     execution = layout.execution
-    seconds = _INDUCTOR_SECONDS if execution.compile is Compile.INDUCTOR else _USUAL_SECONDS
+    num_ranks, num_linears = layout.mesh.num_ranks, _num_linears(model)
+    seconds = _INDUCTOR_SECONDS if execution.compile is Compile.INDUCTOR else _PASS_SECONDS
+    seconds += _linear_seconds(execution) * num_ranks * num_linears
     if execution.compiled_autograd and layout.has(TensorParallel, SPMD):
-        seconds += _BROKEN_SECONDS * layout.mesh.num_ranks * _num_linears(model) ** 2
+        seconds += _BROKEN_SECONDS * num_ranks * num_linears**2
     return seconds
+
+
+def _linear_seconds(execution: Execution) -> float:
+    if not execution.compiled_autograd:
+        return _LINEAR_SECONDS
+    return _BACKWARD_SECONDS if execution.checkpointing is Recompute.NONE else _RECOMPUTED_SECONDS
 
 
 def _num_linears(model: Model) -> int:

@@ -1,6 +1,7 @@
 """How long ranks may compile."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -24,6 +25,7 @@ from equivcheck.scenario import (
     Layout,
     Mesh,
     Model,
+    Recompute,
     Resume,
     Scenario,
     Training,
@@ -87,7 +89,7 @@ def test_compiled_backward_over_dtensors_is_slow() -> None:
     expected = [
         expected_compile_seconds(Scenario(training=given, layout=layout))
         for given, layout in (
-            (attended, backward),
+            (training(4), backward),
             (training(4), replace(backward, parallelisms=(SPMD(),))),
             (attended, replace(backward, parallelisms=(SPMD(),))),
             (attended, four_ranks),
@@ -98,3 +100,14 @@ def test_compiled_backward_over_dtensors_is_slow() -> None:
     assert expected[-1] > 10 * expected[0]
     assert compile_seconds(training(4), backward) == COMPILE_SECONDS
     assert compile_seconds(attended, four_ranks) > 2 * expected[-1]
+
+
+def test_recomputed_layers_break_the_graph_of_a_compiled_backward() -> None:
+    """It takes longer to compile than without, and a forward that is compiled ahead of time does not."""
+
+    def expected(**how: Any) -> float:
+        return expected_compile_seconds(Scenario(training=training(4), layout=replace(LAYOUT, execution=Execution(**how))))
+
+    recomputed = {"checkpointing": Recompute.EVERY_LAYER}
+    assert expected(compiled_autograd=True, **recomputed) > expected(compiled_autograd=True)
+    assert expected(compile=Compile.AOT_EAGER, **recomputed) == expected(compile=Compile.AOT_EAGER)

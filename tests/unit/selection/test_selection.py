@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from equivcheck.layouts.execution.compile_time import expected_compile_seconds, expected_trace_seconds
+from equivcheck.layouts.execution.compile_time import START_SECONDS, expected_compile_seconds, expected_trace_seconds
 from equivcheck.scenario import SPMD, Axis, Execution, Layout, Mesh, StepLR
 from equivcheck.selection.novelty import Selection
 from equivcheck.selection.time_budget import COMPILED_SHARE, TRACED_SHARE, TimeBudget
@@ -47,7 +47,7 @@ def test_what_is_not_compiled_uses_nothing_up() -> None:
 def test_a_short_run_begins_nothing_that_takes_longer() -> None:
     """A scenario whose compiling, or tracing, would take most of a worker's time is left to longer runs."""
     tracing = expected_trace_seconds(TRACED) / TRACED_SHARE
-    for scenario, seconds in ((COMPILED, EXPECTED / COMPILED_SHARE), (TRACED, tracing)):
+    for scenario, seconds in ((COMPILED, (START_SECONDS + EXPECTED) / COMPILED_SHARE), (TRACED, tracing)):
         assert not Selection(0.9 * seconds).wants(scenario)
         assert Selection(1.1 * seconds).wants(scenario)
     assert Selection(0.0).wants(EAGER)
