@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import math
+import sys
+import time
+
 import click
 
 from equivcheck.cli.options import console, json_option, print_json, world_option
@@ -38,16 +42,24 @@ def _known_names(context: click.Context, parameter: click.Parameter, value: tupl
 @click.option(
     "--operation", "operations", multiple=True, callback=_known_names, metavar="NAME", help="Only this one; may be repeated."
 )
-@click.option("--seconds", type=click.FloatRange(min=0, min_open=True), help="Stop after this time.  [default: run all]")
+@click.option(
+    "--seconds",
+    type=click.FloatRange(min=0, min_open=True),
+    default=math.inf,
+    help="Stop after this time; Ctrl-C stops it as well.  [default: run all]",
+)
 @world_option("sim")
 @json_option
-def sweep(mesh: tuple[int, ...], operations: tuple[str, ...], seconds: float | None, world: str, as_json: bool) -> ExitCode:
+def sweep(mesh: tuple[int, ...], operations: tuple[str, ...], seconds: float, world: str, as_json: bool) -> ExitCode:
     """Run every operation under every placement of its arguments, and print what one device does not compute alike."""
     from equivcheck.report.sweep_text import print_sweep, sweep_object
     from equivcheck.sweep.programs import Sweep
     from equivcheck.sweep.sweep import swept
+    from equivcheck.workers.supervision import Interruption
 
-    found = swept(Sweep(mesh=mesh, operations=operations), world=world, seconds=seconds)
+    programs, until = tuple(Sweep(mesh=mesh, operations=operations).programs()), time.monotonic() + seconds
+    with Interruption() as interruption, click.progressbar(programs, label="programs", file=sys.stderr) as left:
+        found = swept(left, world=world, is_over=lambda: interruption.requested or time.monotonic() > until)
     if as_json:
         print_json(sweep_object(found))
     else:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from collections import Counter
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from equivcheck.oracle.cases import USUAL_DEADLINE, seconds_of_program
 from equivcheck.oracle.tensor_program import check_program
 from equivcheck.program_run.facts import facts_of
-from equivcheck.sweep.programs import Sweep
 from equivcheck.tensor_program import Operation, TensorProgram
 from equivcheck.verdict.description import shortened
 from equivcheck.verdict.program import ProgramVerdict
@@ -81,14 +80,14 @@ class Swept:
         self.groups.setdefault((name, verdict.outcome, what), new).add(facts)
 
 
-def swept(sweep: Sweep, *, world: str = "sim", seconds: float | None = None) -> Swept:
-    """Run all programs, or those that can be run in some seconds."""
-    found, started, deadline = Swept(), time.monotonic(), seconds_of_program(world, USUAL_DEADLINE)
-    for program in sweep.programs():
-        found.add(check_program(program, world=world, deadline=deadline))
-        if seconds is not None and time.monotonic() - started > seconds:
+def swept(programs: Iterable[TensorProgram], *, world: str = "sim", is_over: Callable[[], bool] = lambda: False) -> Swept:
+    """Run programs: all of them, or those that were run before it `is_over`."""
+    found, deadline = Swept(), seconds_of_program(world, USUAL_DEADLINE)
+    for program in programs:
+        if is_over():
             found.stopped = True
             break
+        found.add(check_program(program, world=world, deadline=deadline))
     return found
 
 

@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+from typing import Any
 
+import pytest
 from click.testing import CliRunner
 
 from equivcheck.cli import main
+from equivcheck.oracle.tensor_program import check_program
+from equivcheck.sweep import sweep
+from equivcheck.verdict.program import ProgramVerdict
 
 
 def test_a_sweep_without_differences_is_one_object() -> None:
@@ -31,3 +38,18 @@ def test_what_does_not_exist_is_refused() -> None:
         result = CliRunner().invoke(main, ["sweep", *arguments])
         assert result.exit_code == 2
         assert "allowed" in result.stderr
+
+
+def test_an_interruption_keeps_what_was_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C ends a sweep after the program that runs, and what was run is printed."""
+
+    def interrupted(*arguments: Any, **options: Any) -> ProgramVerdict:
+        os.kill(os.getpid(), signal.SIGINT)
+        return check_program(*arguments, **options)
+
+    monkeypatch.setattr(sweep, "check_program", interrupted)
+    result = CliRunner().invoke(main, ["sweep", "--operation", "neg", "--json"])
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.stdout)
+    assert found["stopped"]
+    assert sum(found["outcomes"].values()) + found["not_applicable"] == 1

@@ -37,7 +37,15 @@ def test_every_operation_is_swept() -> None:
 
 def test_what_is_swept_is_counted() -> None:
     """An operation that is right under all placements leaves no group, and its programs are counted."""
-    found = swept(Sweep(operations=("neg",)))
+    found = swept(Sweep(operations=("neg",)).programs())
     assert found.groups == {}
     assert found.outcomes[Outcome.EQUIVALENT] == found.agreed["neg"] > 30
     assert json.loads(json.dumps(sweep_object(found)))["differ"] == []
+
+
+def test_what_was_run_before_the_end_is_kept() -> None:
+    """Time that is over, or an interruption, ends a sweep between two programs, and it says so."""
+    over = iter((False, False, True))
+    found = swept(Sweep(operations=("neg",)).programs(), is_over=lambda: next(over))
+    assert found.stopped
+    assert found.outcomes.total() + found.num_clones == 2
