@@ -1,10 +1,12 @@
 """What torch keeps to itself while a command runs: its remarks on generated scenarios are no news to anybody.
 
-Environment variables, so that every process that a command starts is as quiet; what the user has set stays. Errors are printed.
+Environment variables, so that every process that a command starts is as quiet; what the user has set stays. Errors are printed,
+but not those that torch logs and then raises: where ranks refuse an operation, that is part of the verdict.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 import warnings
@@ -16,6 +18,9 @@ _QUIET = {
     "TORCH_LOGS": "-distributed",  # torch.distributed's loggers from ERROR on
     "PYTHONWARNINGS": "ignore",
 }
+
+_LOGS_WHAT_IT_RAISES = "torch._subclasses.fake_tensor"
+"""Of torch, the logger that has a traceback for each operation that tells no shape of what it gives."""
 
 
 def quiet(environment: Mapping[str, str]) -> dict[str, str]:
@@ -31,8 +36,14 @@ def quiet_torch() -> Iterator[None]:
         if not sys.warnoptions:
             warnings.simplefilter("ignore")
         os.environ.update(added)
+        logging.getLogger(_LOGS_WHAT_IT_RAISES).addFilter(_is_not_raised)
         try:
             yield
         finally:
+            logging.getLogger(_LOGS_WHAT_IT_RAISES).removeFilter(_is_not_raised)
             for name in added:
                 os.environ.pop(name, None)
+
+
+def _is_not_raised(record: logging.LogRecord) -> bool:
+    return record.exc_info is None

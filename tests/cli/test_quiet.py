@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import subprocess
 import sys
@@ -68,3 +69,23 @@ def test_the_environment_is_as_it_was_afterwards(monkeypatch: pytest.MonkeyPatch
     assert dict(os.environ) == before
     with pytest.warns(UserWarning, match="seen"):
         warnings.warn("seen", UserWarning, stacklevel=1)
+
+
+def test_what_torch_logs_and_then_raises_is_not_printed(caplog: pytest.LogCaptureFixture) -> None:
+    """Where ranks refuse an operation the verdict has the error; what else that logger says is heard."""
+    logger = logging.getLogger("torch._subclasses.fake_tensor")
+
+    def log(text: str) -> None:
+        try:
+            raise ValueError(text)
+        except ValueError:
+            logger.exception(text)
+
+    with caplog.at_level(logging.ERROR, logger=logger.name), quiet_torch():
+        caplog.handler.setLevel(logging.ERROR)
+        logger.addHandler(caplog.handler)
+        log("raised")
+        logger.error("said")
+    log("raised afterwards")
+    logger.removeHandler(caplog.handler)
+    assert {record.message for record in caplog.records} == {"said", "raised afterwards"}
