@@ -146,6 +146,8 @@ def fsdp2(draw: DrawFn) -> FSDP2:
         wrapping=draw(_WRAPPINGS),
         no_sync=draw(EVENLY),
         **draw(_RESHARDINGS),
+        reshard_after_backward=not draw(SOMETIMES),
+        explicit_prefetch=draw(SOMETIMES),
         cpu_offload=draw(SOMETIMES),
         mixed_precision=draw(_MIXED_PRECISIONS) if draw(SOMETIMES) else None,
         all_reduce_once=draw(SOMETIMES),

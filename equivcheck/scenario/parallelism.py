@@ -190,6 +190,12 @@ class FSDP2(Parallelism):
     """How many ranks share out the parameters that are freed (`reshard_after_forward` as an integer), at least 2.
 
     They are neighbours along the axis of shards, and backward gathers over them alone. None for all along that axis."""
+    reshard_after_backward: bool = True
+    """Whether parameters are freed after the backward of each microbatch, rather than of the last alone
+    (`set_reshard_after_backward`)."""
+    explicit_prefetch: bool = False
+    """Whether each unit of a layer is told to gather the next one ahead of time in forward, and the one before in backward
+    (`set_modules_to_forward_prefetch`, `set_modules_to_backward_prefetch`)."""
     no_sync: bool = False
     """Whether only the last microbatch reduces gradients (`set_requires_gradient_sync`)."""
     all_reduce_once: bool = False

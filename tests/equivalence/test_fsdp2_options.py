@@ -187,3 +187,47 @@ def test_ignored_parameters_are_not_cast() -> None:
     layout = with_frozen_layer(FSDP2(ignore_frozen=True, mixed_precision=LOW))
 
     assert check(layout).outcome is Outcome.UNSUPPORTED
+
+
+def gathers(fsdp: FSDP2) -> int:
+    """All-gathers of a rank in two steps of two microbatches, of which each is predicted."""
+    verdict = check(scenario(replace(fsdp, wrapping=Wrapping.PER_LAYER)))
+    assert (verdict.outcome, verdict.unmodelled) == (Outcome.EQUIVALENT, "")
+    return sum(call.op == "all_gather" for call in verdict.calls[0])
+
+
+@pytest.mark.parametrize(("after_forward", "fewer"), [(True, 16 - 12), (False, 8 - 4)])
+def test_parameters_that_stay_after_backward_are_not_gathered_for_the_next_microbatch(after_forward: bool, fewer: int) -> None:
+    """They are freed after the last, as they are those of the step before once the optimizer has run."""
+    freed = FSDP2(reshard_after_forward=after_forward)
+    assert gathers(freed) - gathers(replace(freed, reshard_after_backward=False)) == fewer
+
+
+def test_parameters_that_are_never_freed_are_found() -> None:
+    """What forward computes with from the second step on is what the optimizer has updated shards of, and did not see."""
+
+    def never(setup: Setup) -> None:
+        setup.accumulation = lambda _last: nullcontext(setup.model.set_reshard_after_backward(False))  # type: ignore[operator]
+
+    verdict = check(scenario(FSDP2(reshard_after_forward=False, reshard_after_backward=False)), alter=never)
+
+    assert verdict.outcome is Outcome.DIVERGED
+    assert verdict.divergence is not None
+    assert (verdict.divergence.step, verdict.divergence.phase) == (1, Phase.LOSS)
+
+
+@pytest.mark.parametrize("fsdp", [FSDP2(), FSDP2(reshard_after_forward=False, no_sync=True), FSDP2(reshard_to=2)])
+def test_gathering_ahead_of_time_changes_neither_numbers_nor_calls(fsdp: FSDP2) -> None:
+    """Three layers, the last of them a unit that follows none."""
+    training = replace(TRAINING, model=Model(features=3, layers=(Layer(width=3), Layer(width=2), Layer(width=4))))
+    ours = replace(scenario(replace(fsdp, wrapping=Wrapping.PER_LAYER, explicit_prefetch=True)), training=training)
+    verdict = check(ours)
+    assert (verdict.outcome, verdict.unmodelled) == (Outcome.EQUIVALENT, "")
+
+
+@pytest.mark.parametrize("fsdp", [FSDP2(), FSDP2(reshard_after_forward=False), FSDP2(explicit_prefetch=True)])
+def test_what_was_gathered_ahead_and_not_needed_does_not_stay(fsdp: FSDP2) -> None:
+    """Backward asks for the frozen first layer before it ends with the second; the next forward gathers it again."""
+    ours = with_frozen_layer(replace(fsdp, wrapping=Wrapping.PER_LAYER, reshard_after_backward=False))
+    verdict = check(ours)
+    assert (verdict.outcome, verdict.unmodelled) == (Outcome.EQUIVALENT, "")

@@ -126,7 +126,11 @@ def refuse(what: str, why: str) -> CannotExport:
 
 def loop_over_units(draft: Draft, applied: str) -> list[str]:
     """A loop that applies something to each layer, as ``layer``."""
-    form = draft.form
-    if len(form.layers) == 1:
-        return [re.sub(r"\blayer\b", form.layers[0], applied)]
-    return [f"for layer in {form.stack if form.is_all_layers else listed(list(form.layers))}:", f"    {applied}"]
+    if len(draft.form.layers) == 1:
+        return [re.sub(r"\blayer\b", draft.form.layers[0], applied)]
+    return [f"for layer in {units_of(draft)}:", f"    {applied}"]
+
+
+def units_of(draft: Draft) -> str:
+    """The layers, as what a loop goes over."""
+    return draft.form.stack if draft.form.is_all_layers else listed(list(draft.form.layers))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from equivcheck.layouts.expected_calls.model import CommunicationModel
@@ -60,6 +61,8 @@ class FSDP2Kind(LayoutKind):
                 for block in [module for module in model.modules() if isinstance(module, LayerModule)]:
                     fully_shard(block, **options, mp_policy=_policy(policy, is_root=False))
             fully_shard(model, **options, mp_policy=_policy(policy, is_root=True))
+        if parallelism.explicit_prefetch:
+            _prefetch(model)
         setup.release = lambda: _release(groups)
         assert isinstance(model, FSDPModule), "fully_shard changes the class of the model"
         _divide_gradients(model, parallelism)
@@ -113,12 +116,24 @@ def _divide_gradients(model: nn.Module, fsdp: FSDP2) -> None:
             unit.set_force_sum_reduction_for_comms(True)
 
 
+def _prefetch(model: nn.Module) -> None:
+    """Have each unit of a layer gather its neighbours ahead of time."""
+    from torch.distributed.fsdp import FSDPModule
+
+    units = [module for module in model.modules() if isinstance(module, FSDPModule) and module is not model]
+    for unit, following in pairwise(units):
+        unit.set_modules_to_forward_prefetch([following])
+        following.set_modules_to_backward_prefetch([unit])
+
+
 def _reduce_by(model: FSDPModule, fsdp: FSDP2, last: bool) -> AbstractContextManager[object]:
-    """Say what is reduced after the backward that comes."""
+    """Say what is reduced, and whether parameters are freed, after the backward that comes."""
     if fsdp.no_sync:
         model.set_requires_gradient_sync(last)
     if fsdp.all_reduce_once:
         model.set_requires_all_reduce(last)
+    if not fsdp.reshard_after_backward:
+        model.set_reshard_after_backward(last)
     return nullcontext()
 
 

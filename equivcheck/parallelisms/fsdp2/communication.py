@@ -94,16 +94,19 @@ class FSDP2Calls(UnitCalls[FSDP2]):
             unit.gathered = not self.fsdp.reshard_after_forward
 
     def _backward(self, step: int, last: bool) -> None:
-        """Each unit asks for the one before it ahead of time, whether that will be needed or not."""
+        """Each unit asks for the one before it ahead of time; what comes of one that is not needed is dropped."""
+        frees = last or self.fsdp.reshard_after_backward
+        stays = [unit.gathered and not frees for unit in self.units]
         for number in reversed(range(len(self.units))):
             unit = self.units[number]
             if self.view.differentiates(unit.last_layer, step):
                 self._gather(unit, step, again=True)
+                stays[number] = not frees
                 if number:
                     self._gather(self.units[number - 1], step, again=True)
             if last or not self.fsdp.no_sync:
                 self._reduce(unit, step, last)
-            unit.gathered = False
+            unit.gathered = stays[number]
 
     def _gather(self, unit: Unit, step: int, *, again: bool = False) -> None:
         """Gather a unit, or `again` from what has been kept of it since forward."""
@@ -166,6 +169,8 @@ FSDP2_COMMUNICATION = CommunicationModel(
             "wrapping",
             "reshard_after_forward",
             "reshard_to",
+            "reshard_after_backward",
+            "explicit_prefetch",
             "no_sync",
             "all_reduce_once",
             "mixed_precision",

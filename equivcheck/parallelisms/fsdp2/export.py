@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from equivcheck.layouts.script.draft import Draft, LoopPosition, loop_over_units, refuse
+from equivcheck.layouts.script.draft import Draft, LoopPosition, loop_over_units, refuse, units_of
 from equivcheck.layouts.script.mesh import mesh_of, reduce_at_last_microbatch, take_rows
 from equivcheck.layouts.script.text import call
 from equivcheck.scenario import FSDP2, Parallelism, Wrapping
@@ -34,6 +34,10 @@ def write(draft: Draft, parallelism: Parallelism) -> None:
         if parallelism.wrapping is Wrapping.PER_LAYER:
             draft.add(LoopPosition.WRAP, *loop_over_units(draft, f"layer.{line}"))
         draft.add(LoopPosition.WRAP, f"model.{line}")
+    if parallelism.explicit_prefetch and parallelism.wrapping is Wrapping.PER_LAYER:
+        draft.add(LoopPosition.WRAP, *_prefetches(draft))
+    if not parallelism.reshard_after_backward:
+        reduce_at_last_microbatch(draft, "set_reshard_after_backward")
     if parallelism.no_sync:
         reduce_at_last_microbatch(draft)
     if parallelism.all_reduce_once:
@@ -46,6 +50,18 @@ def _scale(draft: Draft, fsdp: FSDP2) -> None:
     factor, ranks = fsdp.gradient_divide_factor, draft.scenario.layout.num_data_ranks
     if factor not in (None, ranks):
         draft.gradient_scale = f"{factor!r} / {ranks}"
+
+
+def _prefetches(draft: Draft) -> list[str]:
+    """A loop over neighbours."""
+    if len(draft.form.layers) == 1:
+        return []
+    draft.need("itertools", "pairwise")
+    return [
+        f"for layer, following in pairwise({units_of(draft)}):",
+        "    layer.set_modules_to_forward_prefetch([following])",
+        "    following.set_modules_to_backward_prefetch([layer])",
+    ]
 
 
 def _divisions(fsdp: FSDP2) -> list[str]:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from hypothesis import HealthCheck, Phase, find, given, seed, settings
+from hypothesis import HealthCheck, Phase, find, settings
 from hypothesis import strategies as st
 
 from equivcheck.composition.limits import repaired, repaired_layout, unsupported
@@ -41,12 +41,14 @@ from equivcheck.scenario import (
 from equivcheck.scenario.mesh import TP
 from equivcheck.scenario.optimizer import OPTIMIZERS
 from equivcheck.strategies import data, models, optimizers, scenarios, trainings
+from fresh import drawn_afresh
 
 SIMPLEST = Training(model=Model(features=1, layers=(Layer(width=1),)), data=Data(microbatches=(1,)))
 
 
-RUNS = 20
-"""Of Hypothesis, to draw a sample: one alone changes what it has drawn before, and may stay with one layout for long."""
+SAMPLED = settings(
+    derandomize=True, database=None, deadline=None, phases=[Phase.generate], suppress_health_check=list(HealthCheck)
+)
 
 
 def drawn(count: int, **options: object) -> list[Scenario]:
@@ -56,15 +58,7 @@ def drawn(count: int, **options: object) -> list[Scenario]:
     def collect(scenario: Scenario) -> None:
         found.append(scenario)
 
-    for number in range(RUNS):
-        run = settings(
-            max_examples=count // RUNS,
-            database=None,
-            deadline=None,
-            phases=[Phase.generate],
-            suppress_health_check=list(HealthCheck),
-        )
-        seed(number)(run(given(scenarios(**options))(collect)))()  # type: ignore[arg-type]
+    drawn_afresh(scenarios(**options), examples=count, under=SAMPLED)(collect)()  # type: ignore[arg-type]
     return found
 
 
@@ -211,7 +205,7 @@ def test_resumes_are_rare(sample: list[Scenario]) -> None:
 @pytest.mark.torch(">=2.11", "earlier versions have no mse_loss of DTensors")
 def test_a_loss_that_propagation_gets_wrong_is_drawn_now_and_then() -> None:
     """Under SPMD a mean of squared errors, whose gradient is known to be wrong, is rare; given trainings keep theirs."""
-    found = drawn(400, layouts=("spmd",))
+    found = set(drawn(400, layouts=("spmd",)))
     means = sum(scenario.training.loss is Loss.MSE_MEAN for scenario in found)
     assert 0 < means <= 0.18 * len(found)
     given_losses = {scenario.training.loss for scenario in drawn(20, layouts=("spmd",), trainings=st.just(SIMPLEST))}
