@@ -8,6 +8,9 @@ from equivcheck.tensor_program.placement import REPLICATE, cut_dim, reduction_of
 from equivcheck.tensor_program.program import TensorProgram
 from equivcheck.tensor_program.statements import Constant, Leaf, Operation, Redistribution
 
+NO_ELEMENTS = "no elements"
+"""Of a program one of whose leaves has none."""
+
 
 def facts_of(program: TensorProgram) -> frozenset[str]:
     """The facts that hold for any of its leaves, constants, operations and redistributions."""
@@ -40,7 +43,7 @@ def _of_tensor(statement: Leaf | Constant, mesh: tuple[int, ...]) -> Iterator[st
     if len(set(cut)) < len(cut):
         yield "dim cut twice"
     if 0 in statement.shape:
-        yield "no elements"
+        yield NO_ELEMENTS
 
 
 def _of_parts(placements: tuple[str, ...]) -> Iterator[str]:

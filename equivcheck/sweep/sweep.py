@@ -82,11 +82,12 @@ class Swept:
 
 def swept(programs: Iterable[TensorProgram], *, world: str = "sim", is_over: Callable[[], bool] = lambda: False) -> Swept:
     """Run programs: all of them, or those that were run before it `is_over`."""
-    found, deadline = Swept(), seconds_of_program(world, USUAL_DEADLINE)
+    found = Swept()
     for program in programs:
         if is_over():
             found.stopped = True
             break
+        deadline = seconds_of_program(program, world, USUAL_DEADLINE)
         found.add(check_program(program, world=world, deadline=deadline))
     return found
 
