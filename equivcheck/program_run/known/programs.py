@@ -151,6 +151,7 @@ SHOWN_BY: dict[str, TensorProgram] = {
             Operation(name="searchsorted", arguments=(2, 1)),
         ),
     ),
+    "dtensor_norm_along_negative_dim_of_no_elements": _of("norm_dim_inf", _leaf("R", 0, 1), dim=-1),
     "dtensor_endless_view": _of("view_flat", _leaf("R", 0, 3), mesh=(1,)),
 }
 """By the identifier of the entry."""
