@@ -5,6 +5,7 @@ Private torch API (compiled autograd's context, Dynamo's list of modules to inli
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from functools import partial
@@ -34,6 +35,7 @@ def compiling(execution: Execution) -> Iterator[None]:
     import torch._dynamo.config
 
     torch._dynamo.reset()
+    recursion_limit = sys.getrecursionlimit()  # which Inductor raises, for good
     try:
         with (
             torch._dynamo.config.patch(recompile_limit=MAX_RECOMPILES),
@@ -41,6 +43,7 @@ def compiling(execution: Execution) -> Iterator[None]:
         ):
             yield
     finally:
+        sys.setrecursionlimit(recursion_limit)
         torch._dynamo.reset()
 
 

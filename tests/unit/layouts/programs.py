@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import sys
+
 from torch._dynamo.utils import counters
+from torch._inductor import config as inductor
 
 from equivcheck.composition.program import rank_program
 from equivcheck.scenario import Scenario
@@ -21,13 +24,14 @@ def compiled_graphs(scenario: Scenario) -> tuple[int, int, bool]:
     def alter(setup: Setup) -> None:
         setup.before_update.append(note)
 
-    rank_program(scenario, alter)
+    with inductor.patch(force_disable_caches=True):  # what is taken from a cache on disk changes less
+        rank_program(scenario, alter)
     return (*captured[-1], before == _settings())
 
 
 def _settings() -> tuple[object, ...]:
     from torch._dynamo import config, trace_rules
-    from torch._inductor import config as inductor
 
     modules = frozenset(trace_rules.get_legacy_mod_inlinelist())
-    return config.optimize_ddp, config.recompile_limit, inductor._fuse_ddp_communication, inductor._fuse_ddp_bucket_size, modules
+    fused = inductor._fuse_ddp_communication, inductor._fuse_ddp_bucket_size
+    return config.optimize_ddp, config.recompile_limit, *fused, modules, sys.getrecursionlimit()

@@ -37,6 +37,8 @@ FORWARD = Execution(compile=Compile.AOT_EAGER)
 LAYERS = Execution(compile=Compile.AOT_EAGER, per_layer=True)
 BACKWARD = Execution(compiled_autograd=True)
 BOTH = Execution(compile=Compile.AOT_EAGER, compiled_autograd=True)
+INDUCTOR = Execution(compile=Compile.INDUCTOR)
+NEEDS_COMPILER = pytest.mark.skipif(not has_compiler(), reason="Inductor needs a C++ compiler")
 SMALL = 0.001
 
 
@@ -52,8 +54,14 @@ def _over_tp(parallelism: Parallelism, execution: Execution) -> Layout:
 
 @pytest.mark.parametrize(
     ("execution", "forward", "backward"),
-    [(Execution(), False, False), (FORWARD, True, False), (LAYERS, True, False), (BACKWARD, True, True), (BOTH, True, True)],
-    ids=["eager", "forward", "layers", "backward", "both"],
+    [
+        pytest.param(Execution(), False, False, id="eager"),
+        pytest.param(FORWARD, True, False, id="forward"),
+        pytest.param(LAYERS, True, False, id="layers"),
+        pytest.param(BACKWARD, True, True, id="backward"),
+        pytest.param(BOTH, True, True, id="both"),
+        pytest.param(INDUCTOR, True, False, id="inductor", marks=(NEEDS_COMPILER, pytest.mark.slow)),
+    ],
 )
 def test_what_is_asked_for_is_compiled_and_settings_are_put_back(execution: Execution, forward: bool, backward: bool) -> None:
     """Graphs are compiled of the forward, of the backward, or of both; the next scenario finds the compiler as this one did.
@@ -119,7 +127,7 @@ def no_compiler(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def test_without_a_compiler_nothing_is_drawn_for_inductor() -> None:
     """What cannot run on a machine is unsupported there, which is no finding, and compiled by what needs no compiler."""
     mesh = Mesh(axes=(Axis(name="dp", size=2),))
-    layout = Layout(mesh=mesh, parallelisms=(DDP(),), execution=Execution(compile=Compile.INDUCTOR))
+    layout = Layout(mesh=mesh, parallelisms=(DDP(),), execution=INDUCTOR)
 
     reason = unsupported(TRAINING, layout)
 
