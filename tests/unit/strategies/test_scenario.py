@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
+from random import Random
 
 import pytest
 from hypothesis import HealthCheck, Phase, find, settings
@@ -68,9 +69,15 @@ def sample() -> list[Scenario]:
     return drawn(1000)
 
 
-def shrunk(condition: Callable[[Scenario], bool]) -> Scenario:
-    """The simplest scenario that Hypothesis finds."""
-    return find(scenarios(), condition, settings=settings(max_examples=5000, database=None, deadline=None, derandomize=True))
+def shrunk(condition: Callable[[Scenario], bool], is_simplest: Callable[[Scenario], bool]) -> Scenario:
+    """The simplest scenario that Hypothesis finds, from other examples again where it ends before: once in thirty."""
+    scenario = None
+    for number in range(3):
+        scenario = find(scenarios(), condition, settings=settings(max_examples=5000, database=None), random=Random(number))
+        if is_simplest(scenario):
+            break
+    assert scenario is not None
+    return scenario
 
 
 def test_every_scenario_is_supported(sample: list[Scenario]) -> None:
@@ -238,18 +245,27 @@ def _marks(layout: str) -> list[pytest.MarkDecorator]:
 def test_the_simplest_scenario_is_plain_ddp_on_one_rank() -> None:
     """With nothing to go by, a scenario shrinks to the plainest of all."""
     mesh = Mesh(axes=(Axis(name="dp", size=1),))
-    assert shrunk(lambda scenario: True) == Scenario(training=SIMPLEST, layout=Layout(mesh=mesh, parallelisms=(DDP(),)))
+    simplest = Scenario(training=SIMPLEST, layout=Layout(mesh=mesh, parallelisms=(DDP(),)))
+    assert shrunk(lambda scenario: True, simplest.__eq__) == simplest
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=_marks(name)) for name in layout_names()])
 def test_a_fault_of_one_layout_shrinks_to_two_ranks_and_defaults(name: str) -> None:
     """A fault that needs two ranks of a layout leaves nothing else in the scenario."""
-    scenario = shrunk(lambda scenario: scenario.layout.name == name and scenario.layout.mesh.num_ranks > 1)
+    scenario = shrunk(
+        lambda scenario: scenario.layout.name == name and scenario.layout.mesh.num_ranks > 1,
+        lambda scenario: scenario.layout.mesh.num_ranks == 2 and (scenario.layout, scenario.training) == plainest(scenario),
+    )
     assert scenario.layout.mesh.num_ranks == 2
-    plain = tuple(type(parallelism)() for parallelism in scenario.layout.parallelisms)
-    assert scenario.layout == repaired_layout(replace(scenario.layout, parallelisms=plain))
+    assert (scenario.layout, scenario.training) == plainest(scenario)
     assert scenario.training.data.batch <= 2
-    assert scenario.training == replace(repaired(SIMPLEST, scenario.layout), data=scenario.training.data)
+
+
+def plainest(scenario: Scenario) -> tuple[Layout, Training]:
+    """A layout and a training with nothing but defaults on the mesh and the rows of a scenario."""
+    plain = tuple(type(parallelism)() for parallelism in scenario.layout.parallelisms)
+    training = replace(repaired(SIMPLEST, scenario.layout), data=scenario.training.data)
+    return repaired_layout(replace(scenario.layout, parallelisms=plain)), training
 
 
 @pytest.mark.parametrize(
@@ -259,22 +275,22 @@ def test_a_fault_of_one_layout_shrinks_to_two_ranks_and_defaults(name: str) -> N
         (lambda scenario: isinstance(scenario.training.optimizer, Adam), {"optimizer": Adam()}),
         (lambda scenario: isinstance(scenario.training.clipping, ClipNorm), {"clipping": ClipNorm()}),
         (lambda scenario: len(scenario.training.model.layers) >= 2, {"model": Model(features=1, layers=(Layer(width=1),) * 2)}),
-        (has_layer(lambda layer: layer.frozen), None),
         (lambda scenario: len(set(scenario.training.data.microbatches)) > 1, {"data": Data(microbatches=(1, 2))}),
     ],
 )
 def test_a_fault_of_one_feature_shrinks_to_that_feature(
-    condition: Callable[[Scenario], bool], simplest: dict[str, object] | None
+    condition: Callable[[Scenario], bool], simplest: dict[str, object]
 ) -> None:
     """Whatever the fault needs stays, all else goes."""
-    scenario = shrunk(condition)
-    if simplest is None:
-        layers = (Layer(width=1), Layer(width=1, frozen=True))
-        assert sorted(map(repr, scenario.training.model.layers)) == sorted(map(repr, layers))
-    else:
-        changed = {name: getattr(scenario.training, name) for name in simplest}
-        assert changed == simplest
-        assert scenario.training == Training(**{"model": SIMPLEST.model, "data": SIMPLEST.data, **simplest})  # type: ignore[arg-type]
+    expected = Training(**{"model": SIMPLEST.model, "data": SIMPLEST.data, **simplest})  # type: ignore[arg-type]
+    assert shrunk(condition, lambda scenario: scenario.training == expected).training == expected
+
+
+def test_a_fault_of_a_frozen_layer_shrinks_to_one_beside_another() -> None:
+    """Something has to be trained: a second layer, before or after."""
+    expected = {(Layer(width=1), Layer(width=1, frozen=True)), (Layer(width=1, frozen=True), Layer(width=1))}
+    found = shrunk(has_layer(lambda layer: layer.frozen), lambda scenario: scenario.training.model.layers in expected)
+    assert found.training.model.layers in expected
 
 
 @pytest.mark.parametrize("name", layout_names())
