@@ -80,9 +80,10 @@ def communication_object(verdict: Verdict) -> dict[str, Any]:
 
 
 def _values(verdict: CaseVerdict) -> dict[str, Any]:
-    """The verdict but its calls, which can be had again and are many."""
+    """The verdict but what its ranks did, which can be had again and is much."""
     values: dict[str, Any] = encode(replace(verdict, calls=()) if isinstance(verdict, Verdict) else verdict)
-    values.pop("calls", None)
+    for name in ("calls", "signature"):
+        values.pop(name, None)
     return values
 
 

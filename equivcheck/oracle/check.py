@@ -24,6 +24,7 @@ from equivcheck.verdict.verdict import Outcome, Verdict, explain_by
 from equivcheck.worlds.failure import RanksFailed
 from equivcheck.worlds.pool import on_first_rank
 from equivcheck.worlds.ranks import Ranks
+from equivcheck.worlds.signature import signature
 from equivcheck.worlds.world import World, without_cover
 
 BEYOND = "beyond what the layout supports no calls are predicted"
@@ -107,7 +108,7 @@ def _judge(scenario: Scenario, runner: Runner, *, beyond: bool, coarse: bool) ->
     verdict = _settle(found)
     if verdict.outcome is Outcome.KNOWN and _is_wrong_without(verdict, runner, coarse=coarse):
         verdict = found
-    return replace(verdict, calls=result.run.calls, unmodelled=compared_calls.unmodelled)
+    return replace(verdict, calls=result.run.calls, signature=signature(result.run), unmodelled=compared_calls.unmodelled)
 
 
 def _is_wrong_without(verdict: Verdict, runner: Runner, *, coarse: bool) -> bool:

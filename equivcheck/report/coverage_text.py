@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +16,7 @@ from equivcheck.coverage.programs import ProgramReach
 from equivcheck.coverage.reach import Reach, by_parts
 from equivcheck.scenario.scenario import count
 from equivcheck.tensor_program.operations.registry import OPERATIONS
+from equivcheck.worlds.signature import AFTER
 
 _MAX_FEATURES, _MAX_PAIRS = 12, 20
 
@@ -42,6 +44,13 @@ def print_coverage(console: Console, measured: Measured) -> None:
 def pairs_line(reach: Reach) -> str:
     """One line: ``pairs of features covered: 41,000 of 43,000 (95.3 %)``."""
     return f"pairs of features covered: {reach.drawn.count:,} of {reach.legal.count:,} ({100 * reach.share:.1f} %)"
+
+
+def signatures_line(signatures: Collection[str]) -> str:
+    """One line: ``what ranks did: 420 calls after others, 1,300 operations of DTensor by the placements of their arguments``."""
+    calls = sum(AFTER in each for each in signatures)
+    operations = f"{len(signatures) - calls:,} operations of DTensor by the placements of their arguments"
+    return f"what ranks did: {calls:,} calls after others, {operations}"
 
 
 def families_line(reach: Reach) -> str:

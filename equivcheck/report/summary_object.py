@@ -50,6 +50,7 @@ def summary_object(summary: Summary) -> dict[str, Any]:
             for (outcome, reason), number in tally.reasons.most_common()
         ],
         "pairs": reach_object(tally.reach),
+        "signatures": len(tally.signatures),
         "programs": programs_object(tally.programs),
         "slowest": _of_case("seconds", round(tally.slowest_seconds, 4), tally.slowest),
         "nearest": _of_case("error", in_digits(tally.nearest_error), tally.nearest),

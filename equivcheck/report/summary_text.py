@@ -12,7 +12,7 @@ from equivcheck.campaign.counts.tally import Tally
 from equivcheck.campaign.events import KeptFinding, Summary
 from equivcheck.campaign.messages import Control
 from equivcheck.findings.store import Kept
-from equivcheck.report.coverage_text import families_line, pairs_line, programs_line
+from equivcheck.report.coverage_text import families_line, pairs_line, programs_line, signatures_line
 from equivcheck.report.node_text import node_summary
 from equivcheck.report.verdict_text import STYLES
 from equivcheck.scenario.file_format.codec import to_json
@@ -45,6 +45,8 @@ def _parts(summary: Summary) -> Iterator[RenderableType]:
     if tally.reach.num_scenarios:
         yield Text(pairs_line(tally.reach))
         yield Text(f"  {families_line(tally.reach)}")
+    if tally.signatures:
+        yield Text(signatures_line(tally.signatures))
     if tally.programs.num_programs:
         yield Text(programs_line(tally.programs))
     if tally.beyond:

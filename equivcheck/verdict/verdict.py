@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Self
 
 from equivcheck.choice import Choice
@@ -186,6 +186,8 @@ class Verdict(CaseVerdict):
     """Why the ranks' calls were not compared with the expected ones; empty where they were, or where nothing was compared."""
     calls: tuple[tuple[Call, ...], ...] = ()
     """Per rank, its calls in the order of issue; empty in a world that does not see them, or where the ranks failed."""
+    signature: frozenset[str] = field(default=frozenset(), repr=False, compare=False)
+    """What the ranks did (`equivcheck.worlds.signature`); empty as `calls`."""
 
     @property
     def case(self) -> Scenario:

@@ -22,6 +22,8 @@ class Run:
     """What the program returned on each rank, in rank order."""
     calls: tuple[tuple[Call, ...], ...] = ()
     """Per rank, the communication calls in the order it issued them; empty in worlds that cannot see them."""
+    shardings: frozenset[str] = frozenset()
+    """Operations for which DTensor worked out a sharding, with the placements of their arguments; empty as `calls`."""
 
 
 def again_if_died(run: Callable[[], Run]) -> Run:

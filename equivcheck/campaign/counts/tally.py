@@ -47,6 +47,8 @@ class Tally:
     """Its case; None before the first equivalent check."""
     reach: Reach = field(default_factory=Reach)
     """Which pairs of features came together in the scenarios that were checked."""
+    signatures: set[str] = field(default_factory=set)
+    """What ranks did in trainings: calls that followed each other, and what DTensor worked out."""
     programs: ProgramReach = field(default_factory=ProgramReach)
     """Which operations ran in the tensor programs that were checked, under which placements."""
     not_repeated: int = 0
@@ -93,6 +95,7 @@ class Tally:
         self.avoided.update(avoided)
         if isinstance(verdict, Verdict):
             self.reach.add(verdict.scenario)
+            self.signatures |= verdict.signature
         elif isinstance(verdict, ProgramVerdict):
             self.programs.add_checked(verdict)
         self._note_slowest(seconds, verdict.case)
@@ -111,6 +114,7 @@ class Tally:
         self.reasons.update(other.reasons)
         self.fingerprints.update(other.fingerprints)
         self.reach.merge(other.reach)
+        self.signatures |= other.signatures
         self.programs.merge(other.programs)
         self.not_repeated += other.not_repeated
         self.num_shrinking += other.num_shrinking

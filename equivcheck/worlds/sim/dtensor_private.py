@@ -11,6 +11,7 @@ import contextlib
 import copy
 import sys
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, TypeVar
 from zlib import crc32
 
@@ -38,16 +39,20 @@ _shardings: dict[Hashable, Any] = {}
 
 
 @contextlib.contextmanager
-def shared_propagation() -> Iterator[None]:
-    """While entered, threads share what DTensor finds out about results; without effect where it is not in use."""
+def shared_propagation() -> Iterator[set[str]]:
+    """While entered, threads share what DTensor finds out about results; without effect where it is not in use.
+
+    What is entered has each operation that a sharding was asked for, with the placements of its arguments.
+    """
+    asked: set[str] = set()
     propagator = getattr(sys.modules.get(PROPAGATION), "ShardingPropagator", None)
-    wrappers = {_SHAPES: _sharing_shapes, _SHARDINGS: _sharing_shardings}
+    wrappers: dict[str, Callable[[Any], Any]] = {_SHAPES: _sharing_shapes, _SHARDINGS: partial(_sharing_shardings, asked)}
     originals = {name: getattr(propagator, name) for name in wrappers if hasattr(propagator, name)}
     for name, original in originals.items():
         setattr(propagator, name, wrappers[name](original))
     try:
         with kept_orders():
-            yield
+            yield asked
     finally:
         for name, original in originals.items():
             setattr(propagator, name, original)
@@ -96,9 +101,10 @@ def _by_pattern(schema: Any, trace: Callable[[], Any]) -> Any:
     return found
 
 
-def _sharing_shardings(original: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+def _sharing_shardings(asked: set[str], original: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
     def propagate(propagator: Any, schema: Any) -> Any:
         specs = tuple(_specs([*schema.args_schema, *schema.kwargs_schema.values()]))
+        asked.add(" ".join((str(schema.op), *(str(spec.placements) for spec in specs))))
         meshes = tuple({id(spec.mesh): spec.mesh for spec in specs}.values())
         key = _key_of(schema, _placed) if specs else None
         if key is None:

@@ -8,6 +8,7 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from typing import Any
 
 from equivcheck.errors import EquivCheckError
@@ -86,13 +87,13 @@ class SimRanks(Ranks):
             warnings.warn(f"SimRanks.run: {STILL_RUN}: {', '.join(abandoned)}", RuntimeWarning, stacklevel=3)
         preload()
         called: Callable[[], Any] = functools.partial(program, *arguments)
-        sharing: AbstractContextManager[None] = shared_propagation()
+        sharing: AbstractContextManager[set[str]] = shared_propagation()
         if is_unshared(schedule_seed):
-            called, sharing = alone(called), contextlib.nullcontext()
-        with threads_as_ranks(make_group, self._state, is_foreign=is_foreign), sharing, stand_ins():
+            called, sharing = alone(called), contextlib.nullcontext(set())
+        with threads_as_ranks(make_group, self._state, is_foreign=is_foreign), sharing as asked, stand_ins():
             crew = self._ready_crew()
             try:
-                return crew.run(called, schedule_seed, deadline)
+                return replace(crew.run(called, schedule_seed, deadline), shardings=frozenset(asked))
             finally:
                 self._let_go(crew)
 
