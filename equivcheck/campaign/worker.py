@@ -6,7 +6,6 @@ import itertools
 import math
 import threading
 import time
-from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol
 
@@ -22,7 +21,6 @@ from equivcheck.composition.limits import why_unsupported
 from equivcheck.findings.fingerprint import fingerprint
 from equivcheck.findings.size import Size, size_of
 from equivcheck.oracle.confirm import CONFIRMING, CONFIRMING_SECONDS, confirmed_by, may_be_confirmed
-from equivcheck.scenario import Scenario
 from equivcheck.scenario.case import Case
 from equivcheck.selection.avoidance import Avoidance, Candidate, avoiding_all
 from equivcheck.selection.novelty import Selection
@@ -64,7 +62,7 @@ class Worker:
         self._source = self._turns.next()
         self._selections = {beyond: Selection(plan.reckoned_seconds) for beyond in (False, True)}
         self._programs = ProgramSelection()
-        self._avoidance, self._avoids, self._is_crossed = Avoidance(), False, False
+        self._avoidance, self._avoids = Avoidance(), False
         self._smallest: dict[str, Size] = {}
         self._shrinking: Shrinking | None = None
         self._control = control_of(plan) if place[0] == 0 else None
@@ -136,8 +134,8 @@ class Worker:
             raise EndBatch
         if self._control is not None and self._control.is_due(self._clock.seconds):
             self._step_control(self._control)
-        candidate = self._candidate(case) if self._shrinking else self._chosen(case)
-        if candidate is None:
+        candidate = self._candidate(case)
+        if candidate is None or (self._shrinking is None and not self._wants(candidate)):
             self._recorder.beat()
             self._report_if_due()
             return
@@ -154,9 +152,7 @@ class Worker:
             self._tally.num_shrinking += 1
         self._report_if_due()
         if verdict.outcome.is_finding and self._to_be_shrunk(verdict):
-            if not self._is_crossed:
-                raise FaultShown  # the only place: Hypothesis takes what is raised elsewhere for another fault
-            self._end_shrinking()  # nothing that Hypothesis would propose has the parts of others
+            raise FaultShown  # the only place: Hypothesis takes what is raised elsewhere for another fault
 
     def _candidate(self, case: Case) -> Candidate | None:
         """What to check for a case that Hypothesis proposes; while one that avoids known issues shrinks, all avoid them."""
@@ -164,27 +160,8 @@ class Worker:
             return Candidate(case=case)
         if self._shrinking is not None:
             return avoiding_all(case) if self._avoids else Candidate(case=case)
-        return self._avoidance.candidate(case)
-
-    def _chosen(self, case: Case) -> Candidate | None:
-        """What to check for a case that was drawn, if anything: itself, or what is worth more by parts of others."""
-        candidate, self._is_crossed = self._candidate(case), False
-        if candidate is None or not self._wants(candidate):
-            return None
-        if isinstance(candidate.case, Scenario):
-            candidate = self._improved(candidate)
-            self._selections[self._source.beyond].count(candidate.case)
-        self._avoids = bool(candidate.avoided)
-        return candidate
-
-    def _improved(self, candidate: Candidate) -> Candidate:
-        """What is beyond limits of torch, or may end as a known issue, stays as it is."""
-        if self._source.beyond or candidate.could_show:
-            return candidate
-        improved = self._selections[False].improved(candidate.case, layout=self._source.focus)
-        if improved is not candidate.case and (found := self._avoidance.candidate(improved)) is not None:
-            self._is_crossed = True
-            return replace(found, avoided=candidate.avoided | found.avoided)
+        candidate = self._avoidance.candidate(case)
+        self._avoids = candidate is not None and bool(candidate.avoided)
         return candidate
 
     def _count(self, candidate: Candidate, verdict: CaseVerdict, seconds: float) -> None:

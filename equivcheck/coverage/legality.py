@@ -9,11 +9,13 @@ out, what a layout cannot run.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from itertools import combinations, product
+from typing import Any
 
-from equivcheck.coverage.crossing import crossed
-from equivcheck.coverage.features import Feature, features, located_features
+from equivcheck.composition.fitting import fitted, row_multiple, with_scaled_rows
+from equivcheck.coverage.features import Feature, Path, features, located_features
 from equivcheck.coverage.pairs import Pairs, pairs_of
 from equivcheck.errors import InvalidScenario
 from equivcheck.scenario import Axis, Mesh, Scenario
@@ -76,10 +78,10 @@ def _crossed(base: Scenario, source: Scenario, feature: Feature) -> Iterator[Sce
     for found, path in located_features(source):
         if found == feature:
             for length in range(len(path), 0, -1):
-                for candidate in filter(None, (base, _on_one_rank(base))):
-                    both = crossed(candidate, source, path[:length])
-                    if both is not None:
-                        yield both
+                for candidate in (base, _on_one_rank(base)):
+                    crossed = _repaired(_with(candidate, path[:length], _at(source, path[:length])))
+                    if crossed is not None:
+                        yield crossed
             return
 
 
@@ -90,3 +92,38 @@ def _on_one_rank(scenario: Scenario) -> Scenario | None:
         return replace(scenario, layout=replace(scenario.layout, mesh=Mesh(axes=axes)))
     except InvalidScenario:
         return None
+
+
+def _at(value: Any, path: Path) -> Any:
+    for step in path:
+        value = value[step] if isinstance(step, int) else getattr(value, step)
+    return value
+
+
+def _with(value: Any, path: Path, new: Any) -> Any:
+    """The value with something new in a place; None if there is no such place, or nothing new may be there."""
+    if value is None or not path:
+        return new if not path else None
+    step, rest = path[0], path[1:]
+    try:
+        if isinstance(step, int):
+            place = min(step, len(value) - 1)
+            inner = _with(value[place], rest, new)
+            return None if inner is None and rest else (*value[:place], inner, *value[place + 1 :])
+        inner = _with(getattr(value, step), rest, new)
+        return None if inner is None and rest else replace(value, **{step: inner})
+    except (AttributeError, IndexError, TypeError, ValueError):
+        return None
+
+
+def _repaired(scenario: Scenario | None) -> Scenario | None:
+    """The nearest scenario within all limits, rows shared out as the strategies do; None if there is none."""
+    if scenario is None:
+        return None
+    # What is crossed may be no scenario at all: a tuple with a noun of another kind, or too short a plan.
+    with suppress(InvalidScenario, AttributeError, IndexError, ZeroDivisionError):
+        found: Scenario | None = fitted(
+            replace(scenario, training=with_scaled_rows(scenario.training, row_multiple(scenario.layout)))
+        )
+        return found
+    return None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import cache, lru_cache
 from itertools import combinations_with_replacement
 
@@ -32,14 +31,6 @@ class Reach:
         """How many pairs, in both orders, a scenario would add."""
         numbers, mask = shipped(scenario)
         return sum((mask & ~self._rows[number]).bit_count() for number in numbers)
-
-    def missing_beside(self, scenario: Scenario) -> Iterator[tuple[int, int]]:
-        """Each feature that has legal pairs with those of a scenario that were never drawn, with how many."""
-        _, mask = shipped(scenario)
-        for number, (legal, drawn) in enumerate(zip(legal_pairs().rows, self._rows, strict=True)):
-            missing = legal & mask & ~drawn
-            if missing and not mask >> number & 1:
-                yield number, missing.bit_count()
 
     def merge(self, other: Reach) -> None:
         """Count another's scenarios too."""
@@ -74,11 +65,6 @@ class Reach:
 def num_shipped() -> int:
     """How many features are in the table of legal pairs."""
     return len(_numbers())
-
-
-def number_of(feature: Feature) -> int | None:
-    """The number of a feature in the table of legal pairs; None where it is not in it."""
-    return _numbers().get(feature)
 
 
 @lru_cache(maxsize=4)

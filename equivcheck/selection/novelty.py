@@ -8,7 +8,6 @@ from equivcheck.coverage.reach import Reach
 from equivcheck.coverage.triples import Triples
 from equivcheck.layouts.execution.compile_time import START_SECONDS, expected_compile_seconds, expected_trace_seconds
 from equivcheck.scenario import Scenario
-from equivcheck.selection.crossing import Crossing
 from equivcheck.selection.expected_cost import expected_cost
 from equivcheck.selection.time_budget import COMPILED_SHARE, TRACED_SHARE, TimeBudget
 
@@ -38,26 +37,21 @@ class Selection:
         self._checked: set[int] = set()
 
     def wants(self, scenario: Scenario, *, may_be_known: bool = False) -> bool:
-        """Whether to check a scenario that was drawn, which may end as a known issue or not.
+        """Whether to check a scenario, which may end as a known issue or not; if so it counts as checked.
 
         Hypothesis draws one scenario in several ways, and starts every batch simple.
         """
-        if hash(scenario) in self._checked or not all(budget.allows(scenario) for budget in self._budgets):
+        mark = hash(scenario)
+        if mark in self._checked or not all(budget.allows(scenario) for budget in self._budgets):
             return False
-        return self._novelty.wants(scenario, may_be_known=may_be_known)
-
-    def improved(self, scenario: Scenario, *, layout: str = "") -> Scenario:
-        """A scenario that is wanted with what makes it worth more, of a layout of that name if there is one."""
-        return self._novelty.improved(scenario, layout)
-
-    def count(self, scenario: Scenario) -> None:
-        """Count a scenario that is checked."""
+        if not self._novelty.wants(scenario, may_be_known=may_be_known):
+            return False
         if len(self._checked) >= _REMEMBERED:
             self._checked.clear()
-        self._checked.add(hash(scenario))
+        self._checked.add(mark)
         for budget in self._budgets:
             budget.spend(scenario)
-        self._novelty.count(scenario)
+        return True
 
 
 class Novelty:
@@ -70,48 +64,26 @@ class Novelty:
 
     def __init__(self) -> None:
         self._reach, self._triples = Reach(), Triples()
-        self._crossing = Crossing(self._reach)
         self._recent: dict[tuple[bool, bool, bool], deque[tuple[float, float]]] = {}
-        self._num_checked = 0
+        self._num_wanted = 0
 
     def wants(self, scenario: Scenario, *, may_be_known: bool = False) -> bool:
-        """Whether to check a scenario that was drawn, which may end as a known issue or not."""
+        """Whether to check a scenario, which may end as a known issue or not; if so it counts as checked."""
         (compiles, traces), gains = _compiles_or_traces(scenario), self._gains(scenario)
-        self._crossing.add(scenario)
         kind, window = (compiles, traces, may_be_known), WINDOW_OF_COMPILED if compiles else self._window
         before = tuple(self._recent.setdefault(kind, deque(maxlen=WINDOW - 1)))[1 - window :]
-        wanted = gains[self._measure] >= max((each[self._measure] for each in before), default=0.0)
+        measure = self._num_wanted % REGARDLESS_OF_COST_ONE_IN != 0
+        wanted = gains[measure] >= max((each[measure] for each in before), default=0.0)
         self._recent[kind].append(gains)
+        if wanted:
+            self._num_wanted += 1
+            self._reach.add(scenario)
+            self._triples.add(scenario)
         return wanted
-
-    def improved(self, scenario: Scenario, layout: str = "") -> Scenario:
-        """A scenario that is wanted with parts of others that make it worth more, of a layout of that name if there is one.
-
-        What compiles or is traced stays as it is, and what resumes: they cost more than they bring.
-        """
-        if any(_compiles_or_traces(scenario)) or scenario.resume is not None:
-            return scenario
-
-        def worth(found: Scenario) -> float:
-            may_be = found.layout.name == (layout or found.layout.name) and not any(_compiles_or_traces(found))
-            return self._gains(found)[self._measure] if may_be else 0.0
-
-        return self._crossing.improved(scenario, worth)
-
-    def count(self, scenario: Scenario) -> None:
-        """Count a scenario that is checked."""
-        self._num_checked += 1
-        self._reach.add(scenario)
-        self._triples.add(scenario)
-
-    @property
-    def _measure(self) -> bool:
-        """What counts now: what a scenario brings, or that for its cost."""
-        return self._num_checked % REGARDLESS_OF_COST_ONE_IN != 0
 
     @property
     def _window(self) -> int:
-        return min(WINDOW, FIRST_WINDOW + self._num_checked // CHECKS_FOR_ONE_MORE)
+        return min(WINDOW, FIRST_WINDOW + self._num_wanted // CHECKS_FOR_ONE_MORE)
 
     def _gains(self, scenario: Scenario) -> tuple[float, float]:
         """What it brings, and the same for what it costs."""

@@ -26,14 +26,6 @@ def drawn(count: int) -> list[Scenario]:
     return found
 
 
-def taken(novelty: Novelty, scenario: Scenario, *, may_be_known: bool = False) -> bool:
-    """Whether a scenario is wanted; if so it is checked as it is."""
-    wanted = novelty.wants(scenario, may_be_known=may_be_known)
-    if wanted:
-        novelty.count(scenario)
-    return wanted
-
-
 def reached(some: list[Scenario]) -> int:
     """Pairs of features that came together in them."""
     reach = Reach()
@@ -51,7 +43,7 @@ def of_cost(some: list[Scenario], cost: float) -> list[Scenario]:
 def test_what_is_chosen_reaches_further() -> None:
     """What is wanted of the drawn reaches more pairs than what costs as much and nobody chose."""
     every, novelty = drawn(400), Novelty()
-    chosen = [scenario for scenario in every if taken(novelty, scenario)]
+    chosen = [scenario for scenario in every if novelty.wants(scenario)]
     assert 400 / WINDOW / 2 < len(chosen) < 200
     assert reached(chosen) > 1.25 * reached(of_cost(every, sum(map(expected_cost, chosen))))
 
@@ -59,8 +51,8 @@ def test_what_is_chosen_reaches_further() -> None:
 def test_what_brings_nothing_new_is_not_left_out() -> None:
     """Where no scenario brings new pairs any more, every one is wanted."""
     novelty = Novelty()
-    assert taken(novelty, SCENARIO)
-    later = [taken(novelty, SCENARIO) for _ in range(2 * FIRST_WINDOW)]
+    assert novelty.wants(SCENARIO)
+    later = [novelty.wants(SCENARIO) for _ in range(2 * FIRST_WINDOW)]
     assert not any(later[: FIRST_WINDOW - 1])
     assert all(later[FIRST_WINDOW - 1 :])
 
@@ -69,16 +61,16 @@ def test_the_longer_it_runs_the_more_is_drawn_for_each_that_is_checked() -> None
     """At first nearly everything is new; in the end what is wanted brings more than all that was drawn in a whole window."""
     novelty = Novelty()
     nothing_new = [SCENARIO] * (WINDOW * CHECKS_FOR_ONE_MORE + 1)
-    assert sum(taken(novelty, scenario) for scenario in nothing_new) > (WINDOW - FIRST_WINDOW) * CHECKS_FOR_ONE_MORE
-    other = next(scenario for scenario in drawn(20) if taken(novelty, scenario))
-    assert taken(novelty, other) is False
-    later = [taken(novelty, SCENARIO) for _ in range(WINDOW)]
+    assert sum(map(novelty.wants, nothing_new)) > (WINDOW - FIRST_WINDOW) * CHECKS_FOR_ONE_MORE
+    other = next(scenario for scenario in drawn(20) if novelty.wants(scenario))
+    assert novelty.wants(other) is False
+    later = [novelty.wants(SCENARIO) for _ in range(WINDOW)]
     assert later == [False] * (WINDOW - 2) + [True] * 2
 
 
 def test_what_may_end_as_known_competes_only_with_its_kind() -> None:
     """What brings more, and cannot, does not outbid it: it has its own share of the checks."""
     novelty = Novelty()
-    assert taken(novelty, SCENARIO)
-    assert not taken(novelty, SCENARIO)
-    assert taken(novelty, SCENARIO, may_be_known=True)
+    assert novelty.wants(SCENARIO)
+    assert not novelty.wants(SCENARIO)
+    assert novelty.wants(SCENARIO, may_be_known=True)
