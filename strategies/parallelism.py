@@ -139,11 +139,16 @@ def _divisions(draw: DrawFn) -> dict[str, Any]:
 _DIVISIONS = _divisions()
 
 
+_LAYERS_PER_UNIT = st.sampled_from((1, 1, 1, 2, 3))
+
+
 @st.composite
 def fsdp2(draw: DrawFn) -> FSDP2:
     """`FSDP2` with every combination of its options."""
+    wrapping = draw(_WRAPPINGS)
     return FSDP2(
-        wrapping=draw(_WRAPPINGS),
+        wrapping=wrapping,
+        layers_per_unit=draw(_LAYERS_PER_UNIT) if wrapping is Wrapping.PER_LAYER else 1,
         no_sync=draw(EVENLY),
         **draw(_RESHARDINGS),
         reshard_after_backward=not draw(SOMETIMES),

@@ -184,6 +184,9 @@ class FSDP2(Parallelism):
     axes: ClassVar[tuple[tuple[str, ...], ...]] = ((DP,), (REPLICATE, SHARD))
     wrapping: Wrapping = Wrapping.WHOLE
     """Whether each layer is a unit of its own inside the root's."""
+    layers_per_unit: int = 1
+    """How many layers in turn are one unit (`fully_shard` of a list of modules), at least 1; more than 1 with
+    `Wrapping.PER_LAYER`. The last unit has those that are left."""
     reshard_after_forward: bool = True
     """Whether parameters are freed between forward and backward."""
     reshard_to: int | None = None
@@ -221,6 +224,8 @@ class FSDP2(Parallelism):
     def __post_init__(self) -> None:
         if self.gradient_divide_factor is not None:
             require_positive(self, "gradient_divide_factor")
+        if self.layers_per_unit < 1 or (self.layers_per_unit > 1 and self.wrapping is Wrapping.WHOLE):
+            raise refuse(self, "layers_per_unit", "1, or with Wrapping.PER_LAYER a number of at least 1")
         if self.reshard_to is not None and (self.reshard_to < 2 or not self.reshard_after_forward):
             raise refuse(self, "reshard_to", "None, or with reshard_after_forward a number of at least 2")
 

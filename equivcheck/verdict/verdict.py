@@ -186,7 +186,7 @@ class Verdict(CaseVerdict):
     """Why the ranks' calls were not compared with the expected ones; empty where they were, or where nothing was compared."""
     calls: tuple[tuple[Call, ...], ...] = ()
     """Per rank, its calls in the order of issue; empty in a world that does not see them, or where the ranks failed."""
-    signature: frozenset[str] = field(default=frozenset(), repr=False, compare=False)
+    signature: tuple[str, ...] = field(default=(), repr=False, compare=False)
     """What the ranks did (`equivcheck.worlds.signature`); empty as `calls`."""
 
     @property

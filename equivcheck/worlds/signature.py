@@ -16,9 +16,9 @@ AFTER = " > "
 """Between two calls."""
 
 
-def signature(run: Run) -> frozenset[str]:
+def signature(run: Run) -> tuple[str, ...]:
     """All that some ranks did: ``backward all_gather@2 > backward reduce_scatter.sum@2``, ``aten.mm.default (R,) (S(1),)``."""
-    return run.shardings.union(*map(_transitions, run.calls))
+    return tuple(sorted(run.shardings.union(*map(_transitions, run.calls))))
 
 
 def _transitions(calls: Iterable[Call]) -> Iterator[str]:

@@ -231,3 +231,18 @@ def test_what_was_gathered_ahead_and_not_needed_does_not_stay(fsdp: FSDP2) -> No
     ours = with_frozen_layer(replace(fsdp, wrapping=Wrapping.PER_LAYER, reshard_after_backward=False))
     verdict = check(ours)
     assert (verdict.outcome, verdict.unmodelled) == (Outcome.EQUIVALENT, "")
+
+
+@pytest.mark.parametrize(("count", "gathered"), [(1, 16), (2, 8), (3, 8)])
+def test_layers_of_one_unit_are_gathered_and_reduced_together(count: int, gathered: int) -> None:
+    """Two layers in one unit take half of the calls of two units, and no more layers than there are."""
+    assert gathers(FSDP2(wrapping=Wrapping.PER_LAYER, layers_per_unit=count)) == gathered
+
+
+@pytest.mark.parametrize("count", [2, 3])
+def test_units_of_several_layers_gather_their_neighbours_ahead_of_time(count: int) -> None:
+    """The last unit has the layers that are left."""
+    training = replace(TRAINING, model=Model(features=3, layers=(Layer(width=3), Layer(width=2), Layer(width=4), Layer(width=2))))
+    fsdp = FSDP2(wrapping=Wrapping.PER_LAYER, layers_per_unit=count, explicit_prefetch=True, reshard_after_backward=False)
+    verdict = check(replace(scenario(fsdp), training=training))
+    assert (verdict.outcome, verdict.unmodelled) == (Outcome.EQUIVALENT, "")

@@ -29,6 +29,7 @@ NO_LIMIT = {
     "FSDP2": {
         "reshard_after_forward",
         "reshard_after_backward",
+        "layers_per_unit",
         "explicit_prefetch",
         "no_sync",
         "all_reduce_once",

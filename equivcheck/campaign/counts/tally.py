@@ -95,7 +95,7 @@ class Tally:
         self.avoided.update(avoided)
         if isinstance(verdict, Verdict):
             self.reach.add(verdict.scenario)
-            self.signatures |= verdict.signature
+            self.signatures.update(verdict.signature)
         elif isinstance(verdict, ProgramVerdict):
             self.programs.add_checked(verdict)
         self._note_slowest(seconds, verdict.case)

@@ -40,7 +40,6 @@ class FSDP2Kind(LayoutKind):
         from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, fully_shard
         from torch.distributed.tensor import Shard
 
-        from equivcheck.layers.module import LayerModule
         from equivcheck.layouts.data_rows import take_rows
         from equivcheck.worlds.meshes import groups_made
 
@@ -57,12 +56,12 @@ class FSDP2Kind(LayoutKind):
         if parallelism.cpu_offload:
             options["offload_policy"] = CPUOffloadPolicy(pin_memory=False)
         with groups_made() as groups:  # of each unit that is to be resharded to fewer ranks
-            if parallelism.wrapping is Wrapping.PER_LAYER:
-                for block in [module for module in model.modules() if isinstance(module, LayerModule)]:
-                    fully_shard(block, **options, mp_policy=_policy(policy, is_root=False))
+            units = _units(model, parallelism)
+            for unit in units:
+                fully_shard(unit, **options, mp_policy=_policy(policy, is_root=False))
             fully_shard(model, **options, mp_policy=_policy(policy, is_root=True))
         if parallelism.explicit_prefetch:
-            _prefetch(model)
+            _prefetch([unit[0] for unit in units])
         setup.release = lambda: _release(groups)
         assert isinstance(model, FSDPModule), "fully_shard changes the class of the model"
         _divide_gradients(model, parallelism)
@@ -98,6 +97,15 @@ class FSDP2Kind(LayoutKind):
         )
 
 
+def _units(model: nn.Module, fsdp: FSDP2) -> list[list[nn.Module]]:
+    """The layers that are sharded together, apart from what is left to the model's own unit."""
+    from equivcheck.layers.module import LayerModule
+
+    layers: list[nn.Module] = [module for module in model.modules() if isinstance(module, LayerModule)]
+    count = fsdp.layers_per_unit
+    return [] if fsdp.wrapping is Wrapping.WHOLE else [layers[at : at + count] for at in range(0, len(layers), count)]
+
+
 def _release(groups: Iterable[dist.ProcessGroup]) -> None:
     from torch import distributed as dist
 
@@ -116,11 +124,8 @@ def _divide_gradients(model: nn.Module, fsdp: FSDP2) -> None:
             unit.set_force_sum_reduction_for_comms(True)
 
 
-def _prefetch(model: nn.Module) -> None:
-    """Have each unit of a layer gather its neighbours ahead of time."""
-    from torch.distributed.fsdp import FSDPModule
-
-    units = [module for module in model.modules() if isinstance(module, FSDPModule) and module is not model]
+def _prefetch(units: Iterable[Any]) -> None:
+    """Have each unit of layers gather its neighbours ahead of time."""
     for unit, following in pairwise(units):
         unit.set_modules_to_forward_prefetch([following])
         following.set_modules_to_backward_prefetch([unit])

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Generic, TypeVar
 
 from equivcheck.layouts.expected_calls.clipping import dtensor_clipping
@@ -48,7 +49,7 @@ class UnitCalls(ABC, Generic[F]):
         computed, self.reduced = computed_in(precision, fsdp.mixed_precision), reduced_in(precision, fsdp)
         self.gathered_bytes, self.reduced_bytes = ITEM_BYTES[computed.value], ITEM_BYTES[self.reduced.value]
         self.ledger = Ledger()
-        self.units = units_of(view, fsdp.wrapping)
+        self.units = units_of(view, fsdp.wrapping, fsdp.layers_per_unit if isinstance(fsdp, FSDP2) else 1)
 
     def totals(self) -> Totals:
         """The calls of all steps, clipping left out."""
@@ -137,12 +138,16 @@ def reduce_op(view: RankView) -> str:
     return "avg" if averages(ElementType(view.training.precision.value)) and view.layout.num_data_ranks > 1 else "sum"
 
 
-def units_of(view: RankView, wrapping: Wrapping) -> tuple[Unit, ...]:
-    """The units of a model in the order in which forward ends them: that of the model itself last."""
+def units_of(view: RankView, wrapping: Wrapping, count: int = 1) -> tuple[Unit, ...]:
+    """The units of a model, of so many layers, in the order in which forward ends them: that of the model itself last."""
     last = len(view.training.model.layers) - 1
     if wrapping is Wrapping.WHOLE:
         return (Unit(held=view.held, last_layer=last, is_root=True),)
-    layers = tuple(Unit(held=view.of_layer(index), last_layer=index) for index in range(last + 1))
+    held = [view.of_layer(index) for index in range(last + 1)]
+    layers = tuple(
+        Unit(held=tuple(chain.from_iterable(held[at : at + count])), last_layer=min(at + count - 1, last))
+        for at in range(0, last + 1, count)
+    )
     own = view.of_layer(None)
     return (*layers, Unit(held=own, last_layer=last, is_root=True)) if own else layers
 
@@ -167,6 +172,7 @@ FSDP2_COMMUNICATION = CommunicationModel(
     options=frozenset(
         (
             "wrapping",
+            "layers_per_unit",
             "reshard_after_forward",
             "reshard_to",
             "reshard_after_backward",

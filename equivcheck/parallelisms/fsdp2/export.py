@@ -28,14 +28,14 @@ def write(draft: Draft, parallelism: Parallelism) -> None:
         draft.need("torch.distributed.fsdp", "CPUOffloadPolicy")
         options["offload_policy"] = "CPUOffloadPolicy(pin_memory=False)"
     if parallelism.wrapping is Wrapping.PER_LAYER:
-        draft.add(LoopPosition.WRAP, *loop_over_units(draft, call("fully_shard", "layer", **options)))
+        draft.add(LoopPosition.WRAP, *_wraps(draft, parallelism.layers_per_unit, options))
     draft.add(LoopPosition.WRAP, call("fully_shard", "model", **options))
     for line in _divisions(parallelism):
         if parallelism.wrapping is Wrapping.PER_LAYER:
             draft.add(LoopPosition.WRAP, *loop_over_units(draft, f"layer.{line}"))
         draft.add(LoopPosition.WRAP, f"model.{line}")
     if parallelism.explicit_prefetch and parallelism.wrapping is Wrapping.PER_LAYER:
-        draft.add(LoopPosition.WRAP, *_prefetches(draft))
+        draft.add(LoopPosition.WRAP, *_prefetches(draft, parallelism.layers_per_unit))
     if not parallelism.reshard_after_backward:
         reduce_at_last_microbatch(draft, "set_reshard_after_backward")
     if parallelism.no_sync:
@@ -52,13 +52,22 @@ def _scale(draft: Draft, fsdp: FSDP2) -> None:
         draft.gradient_scale = f"{factor!r} / {ranks}"
 
 
-def _prefetches(draft: Draft) -> list[str]:
-    """A loop over neighbours."""
+def _wraps(draft: Draft, count: int, options: dict[str, object]) -> list[str]:
+    """A loop over layers, or over lists of so many."""
+    if count == 1 or len(draft.form.layers) == 1:
+        return loop_over_units(draft, call("fully_shard", "layer", **options))
+    sharded = call("fully_shard", f"layers[first : first + {count}]", **options)
+    return [f"layers = list({units_of(draft)})", f"for first in range(0, len(layers), {count}):", f"    {sharded}"]
+
+
+def _prefetches(draft: Draft, count: int) -> list[str]:
+    """A loop over neighbours, each the first layer of a unit."""
     if len(draft.form.layers) == 1:
         return []
     draft.need("itertools", "pairwise")
+    units = units_of(draft) if count == 1 else f"layers[::{count}]"
     return [
-        f"for layer, following in pairwise({units_of(draft)}):",
+        f"for layer, following in pairwise({units}):",
         "    layer.set_modules_to_forward_prefetch([following])",
         "    following.set_modules_to_backward_prefetch([layer])",
     ]

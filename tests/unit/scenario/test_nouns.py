@@ -240,6 +240,8 @@ OF_LAYOUTS: list[Invalid] = [
         "FSDP1.mixed_precision is MixedPrecision(output=ElementType.FLOAT16); allowed: one without",
     ),
     (FSDP2, {"gradient_divide_factor": 0.0}, f"FSDP2.gradient_divide_factor is 0.0; {POSITIVE}"),
+    (FSDP2, {"layers_per_unit": 2}, "FSDP2.layers_per_unit is 2; allowed: 1, or with Wrapping.PER_LAYER a number of at least 1"),
+    (FSDP2, {"layers_per_unit": 0, "wrapping": Wrapping.PER_LAYER}, "FSDP2.layers_per_unit is 0; allowed: 1, or with"),
     (FSDP2, {"reshard_to": 1}, "FSDP2.reshard_to is 1; allowed: None, or with reshard_after_forward a number of at least 2"),
     (FSDP2, {"reshard_to": 2, "reshard_after_forward": False}, "FSDP2.reshard_to is 2; allowed: None, or with reshard"),
     (DDP, {"bucket_cap_mb": 0.0}, f"DDP.bucket_cap_mb is 0.0; {POSITIVE}"),

@@ -18,7 +18,7 @@ def signature(parallelism: Parallelism = PLAIN, *, steps: int = 1, features: int
     model = Model(features=features, layers=(Layer(width=2),))
     training = Training(model=model, data=Data(microbatches=(2,)), steps=steps)
     layout = replace(plain.layout, parallelisms=(parallelism,))
-    return check(replace(plain, training=training, layout=layout)).signature
+    return frozenset(check(replace(plain, training=training, layout=layout)).signature)
 
 
 def calls(found: frozenset[str]) -> set[str]:
