@@ -51,7 +51,8 @@ def check_program(
         members.prepare_to_compile()
     with warnings.catch_warnings():  # where they are errors, what warns on one device would not apply
         warnings.simplefilter("ignore")
-        plan, seconds = kept_plan(program), deadline + COMPILE_SECONDS * on.needs_processes
+        plan = replace(kept_plan(program), fills_gradients=on.fills_gradients)
+        seconds = deadline + COMPILE_SECONDS * on.needs_processes
         verdict = _settled(_at_first_gradient(plan, lambda each: _verdict(members, each, on, seconds)))
         if _phase(verdict) is Phase.VALUE and verdict.outcome is Outcome.DIVERGED:
             verdict = _with_parts(verdict, parts_that_disagree(plan, lambda each: _run(members, each, on, seconds)))

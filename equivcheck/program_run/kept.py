@@ -23,7 +23,7 @@ def kept_plan(program: TensorProgram) -> Plan:
 
 def kept_reference(plan: Plan, refused: frozenset[int], num_copies: int) -> Reference:
     """`reference_of` a plan."""
-    return _reference(_unplaced(plan.program), plan.every_gradient, refused, num_copies)
+    return _reference(_unplaced(plan.program), (plan.every_gradient, plan.fills_gradients), refused, num_copies)
 
 
 def _unplaced(program: TensorProgram) -> TensorProgram:
@@ -39,5 +39,6 @@ def _plan(program: TensorProgram) -> Plan:
 
 
 @lru_cache(maxsize=_NUM_KEPT)
-def _reference(program: TensorProgram, every_gradient: bool, refused: frozenset[int], num_copies: int) -> Reference:
-    return reference_of(replace(_plan(program), every_gradient=every_gradient), refused, num_copies)
+def _reference(program: TensorProgram, gradients: tuple[bool, bool], refused: frozenset[int], num_copies: int) -> Reference:
+    every, fills = gradients
+    return reference_of(replace(_plan(program), every_gradient=every, fills_gradients=fills), refused, num_copies)

@@ -48,6 +48,9 @@ class Plan:
     every_gradient: bool = False
     """Whether gradients of all values are compared, in the order of the backward pass, and not only those of leaves."""
 
+    fills_gradients: bool = False
+    """Whether a gradient that there is none of counts as zeros, on one device and on ranks."""
+
     @property
     def differentiated(self) -> dict[str, int]:
         """The statements whose gradients are compared, by what these are called: the value, and what takes it."""
@@ -153,12 +156,15 @@ def run_on_one_device(plan: Plan, refused: frozenset[int] = frozenset(), disturb
     if plan.differentiable:
         differentiate(plan.program, values)
     detached = tuple(tuple(each.detach() for each in found) for found in outputs)
-    return PlainRun(detached, tuple(gradient_of(values[number]) for number in plan.differentiated.values()))
+    return PlainRun(
+        detached, tuple(gradient_of(values[number], fills=plan.fills_gradients) for number in plan.differentiated.values())
+    )
 
 
-def gradient_of(value: torch.Tensor) -> torch.Tensor | None:
-    """What the backward pass left."""
-    return value.grad if value.requires_grad else None
+def gradient_of(value: torch.Tensor, *, fills: bool = False) -> torch.Tensor | None:
+    """What the backward pass left; zeros for nothing if it `fills` gradients."""
+    gradient = value.grad if value.requires_grad else None
+    return torch.zeros_like(value) if gradient is None and fills and value.requires_grad else gradient
 
 
 def _outputs(statement: Statement, arguments: list[torch.Tensor], applies: bool, disturb: Disturb | None) -> Outputs:

@@ -65,6 +65,8 @@ class DTensorTarget:
 
     needs_processes: ClassVar[bool] = False
     """Whether ranks as threads cannot run it."""
+    fills_gradients: ClassVar[bool] = False
+    """Whether zeros do for a gradient that is undefined on one device: backwards of collectives are handed zeros for it."""
     planted_in: ClassVar[frozenset[str]] = frozenset()
     """The operations that a fault is in, for one that is planted; empty for any."""
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
 from equivcheck.program_run.calls import results_of
-from equivcheck.program_run.one_device import Outputs
+from equivcheck.program_run.one_device import Outputs, gradient_of
 from equivcheck.program_run.plain.collectives import Collectives
 from equivcheck.program_run.plain.conversion import Placements, converted
 from equivcheck.program_run.plain.rules import needs
@@ -21,6 +21,7 @@ from equivcheck.tensor_program.statements import Operation
 class PlainTarget(DTensorTarget):
     """Statements on plain tensors, with a collective for each change of placement."""
 
+    fills_gradients: ClassVar[bool] = True
     collectives: type[Collectives] = Collectives
 
     def __init__(self, program: TensorProgram) -> None:
@@ -88,15 +89,14 @@ class PlainTarget(DTensorTarget):
 
     def gradient(self, value: Any) -> torch.Tensor | None:
         """That of the full tensor."""
-        if value.grad is None:
+        gradient = gradient_of(value, fills=self.fills_gradients)
+        if gradient is None:
             return None
         scale = 1
         for placement, axis in zip(value.lies, self.axes, strict=True):
             scale *= axis.size if reduction_of(placement) == "avg" else 1
         with torch.no_grad():
-            return converted(
-                value.grad * scale, value.full_shape, tuple(map(_of_gradient, value.lies)), self.replicated, self.axes
-            )
+            return converted(gradient * scale, value.full_shape, tuple(map(_of_gradient, value.lies)), self.replicated, self.axes)
 
     def settled(self, value: Any) -> torch.Tensor:
         """What an operation returned."""

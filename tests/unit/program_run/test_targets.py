@@ -53,6 +53,13 @@ def test_every_change_of_placement(mesh: tuple[int, ...]) -> None:
             assert not verdict.refusals
 
 
+def test_a_gradient_that_is_undefined_on_one_device_may_be_zeros() -> None:
+    """What backwards of collectives are handed in its place; DTensor keeps it undefined."""
+    counted = program("S(0)", Operation(name="norm_0"))
+    assert check(counted, target="plain").outcome is Outcome.EQUIVALENT
+    assert check(counted).outcome is Outcome.EQUIVALENT
+
+
 def program(placement: str, *statements: Operation | Redistribution, mesh: tuple[int, ...] = (2,)) -> TensorProgram:
     """Statements on a leaf of 4 x 6."""
     return TensorProgram(mesh=mesh, statements=(Leaf(shape=(4, 6), placements=(placement,)), *statements))
