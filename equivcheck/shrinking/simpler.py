@@ -23,6 +23,7 @@ from equivcheck.scenario import (
     Model,
     Pipeline,
     Scenario,
+    Split,
     TensorParallel,
     Training,
 )
@@ -95,8 +96,10 @@ def _of_less_width(scenario: Scenario) -> Iterator[Scenario]:
 
 
 def _of_plainer_layers(scenario: Scenario) -> Iterator[Scenario]:
-    models = _plainer(scenario.training)
-    return (replace(scenario, training=_with_model(scenario.training, model)) for model in models)
+    for layout in (scenario.layout, *_cut_as_linears(scenario.layout)):
+        for model in _plainer(scenario.training):
+            with suppress(EquivCheckError):
+                yield replace(scenario, training=_with_model(scenario.training, model), layout=layout)
 
 
 def _of_other_models(scenario: Scenario) -> Iterator[Scenario]:
@@ -185,6 +188,19 @@ def _after(layer: AnyLayer, index: int) -> AnyLayer:
     if layer.shares is None or layer.shares < index:
         return layer
     return layer.having(shares=None if layer.shares == index else layer.shares - 1)
+
+
+def _cut_as_linears(layout: Layout) -> Iterator[Layout]:
+    """What is cut within layers that are not linear cut as linear layers are."""
+    for split in (Split.COLUMN, Split.ROW):
+        changed = tuple(_with_split(each, split) if isinstance(each, TensorParallel) else each for each in layout.parallelisms)
+        if changed != layout.parallelisms:
+            yield replace(layout, parallelisms=changed)
+
+
+def _with_split(tensor_parallel: TensorParallel, split: Split) -> TensorParallel:
+    plan = (replace(entry, split=split) if entry.split is Split.WITHIN else entry for entry in tensor_parallel.plan)
+    return replace(tensor_parallel, plan=tuple(plan))
 
 
 def _without_entry(parallelism: Any, index: int) -> Any:

@@ -14,9 +14,9 @@ import traceback
 from typing import Any, NoReturn
 
 from equivcheck.system.parent_death import end_with_parent, outlive_parent
+from equivcheck.system.threads import num_threads
 from equivcheck.worlds.gloo.channel import Channel
 
-_THREADS = "/proc/self/task"
 _LOOKS, _LOOK_SECONDS = 100, 0.02
 """How often, and how far apart, it is looked whether threads have ended."""
 
@@ -61,7 +61,7 @@ def _forked(module: str, fds: tuple[int, ...], control: Channel) -> int | None:
 def _is_alone() -> bool:
     """Whether there is no other thread; those that are about to end, on a busy machine, are given a moment."""
     for _ in range(_LOOKS):
-        if len(os.listdir(_THREADS)) == 1:
+        if num_threads() == 1:
             return True
         time.sleep(_LOOK_SECONDS)
     return False

@@ -10,7 +10,20 @@ from hypothesis import strategies as st
 
 from equivcheck.composition.limits import why_unsupported
 from equivcheck.findings.size import size_of
-from equivcheck.scenario import Scenario
+from equivcheck.scenario import (
+    Axis,
+    Data,
+    GatedMLP,
+    Layer,
+    LayerPlan,
+    Layout,
+    Mesh,
+    Model,
+    Scenario,
+    Split,
+    TensorParallel,
+    Training,
+)
 from equivcheck.shrinking.search import Shrinking, same_fingerprint
 from equivcheck.shrinking.simpler import KINDS, simpler_by
 from equivcheck.strategies import scenarios
@@ -41,6 +54,22 @@ def test_single_changes_lead_to_the_plainest_scenario(scenario: Scenario) -> Non
     assert (best.layout.mesh.num_ranks, len(training.model.layers), training.steps, training.data.batch) == (1, 1, 1, 1)
     assert training == replace(training, groups=(), clipping=None, schedule=None, seed=0)
     assert best.resume is None
+
+
+def test_what_is_cut_within_a_layer_shrinks_to_a_linear_that_is_cut() -> None:
+    """A fault of cut layers needs no gated perceptron: its plan is changed with it."""
+    layers = (GatedMLP(hidden=4), Layer(width=2))
+    mesh, plan = Mesh(axes=(Axis(name="tp", size=2),)), (LayerPlan(split=Split.WITHIN), LayerPlan())
+    start = Scenario(
+        training=Training(model=Model(features=2, layers=layers), data=Data(microbatches=(2,))),
+        layout=Layout(mesh=mesh, parallelisms=(TensorParallel(plan=plan),)),
+    )
+
+    def judge(scenario: Scenario, _coarse: bool) -> Verdict:
+        is_cut = any(entry.split is not Split.REPLICATED for each in scenario.layout.of(TensorParallel) for entry in each.plan)
+        return fakes.diverged(scenario) if is_cut else replace(fakes.diverged(scenario), outcome=Outcome.INCONCLUSIVE)
+
+    assert shrinking(fakes.diverged(start), judge).finish().scenario.training.model.layers == (Layer(width=1),)
 
 
 def shrinking(first: Verdict, judge: Callable[[Scenario, bool], Verdict]) -> Shrinking:
