@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from importlib.metadata import EntryPoint
 
 import pytest
@@ -16,10 +17,28 @@ from equivcheck.composition.registry import layout_names
 from equivcheck.coverage.features import features
 from equivcheck.export.script import script_of
 from equivcheck.layers import registry
-from equivcheck.scenario import DDP, FSDP2, SGD, Axis, Data, Head, Layout, Mesh, Model, Parallelism, Tokens, Training, Wrapping
+from equivcheck.scenario import (
+    DDP,
+    FSDP2,
+    SGD,
+    Axis,
+    Data,
+    Head,
+    LayerPlan,
+    Layout,
+    Mesh,
+    Model,
+    Parallelism,
+    Split,
+    TensorParallel,
+    Tokens,
+    Training,
+    Wrapping,
+)
 from equivcheck.scenario.file_format import codec
 from equivcheck.scenario.file_format.converter import LAYER_TAGS
 from equivcheck.strategies import scenarios, token_models, trainings
+from equivcheck.trace.stage import Stage
 from unit.layers.third_party import LowRank
 
 POINT = EntryPoint("low_rank", "unit.layers.third_party:LowRankKind", registry.LAYER_ENTRY_POINTS)
@@ -57,6 +76,19 @@ def test_it_is_run_with_its_calls_predicted_exactly(parallelism: Parallelism) ->
     verdict = check(scenario)
     assert (verdict.outcome, verdict.unmodelled) == (Outcome.EQUIVALENT, "")
     assert predicted(scenario.training, scenario.layout).totals
+
+
+def test_ranks_share_it_out_by_its_own_choice() -> None:
+    """Its parts say which dims tensor parallelism cuts, and so which calls there are; two ranks cannot share one feature."""
+    model = Model(features=4, source=Tokens(vocabulary=3), length=2, layers=(LowRank(rank=2), LowRank(rank=4)), head=Head())
+    plan = TensorParallel(plan=(LayerPlan(split=Split.WITHIN),) * 2)
+    layout = Layout(mesh=Mesh(axes=(Axis(name="tp", size=2),)), parallelisms=(plan,))
+    scenario = replace(a_scenario(DDP()), layout=layout, training=replace(a_scenario(DDP()).training, model=model))
+    verdict = check(scenario)
+    assert (verdict.outcome, verdict.unmodelled) == (Outcome.EQUIVALENT, "")
+    assert any(call.op == "all_reduce.sum" for call in verdict.calls[0] if call.stage is Stage.COMPUTE)
+    thin = replace(scenario, training=replace(scenario.training, model=replace(model, layers=(LowRank(rank=1), LowRank(rank=4)))))
+    assert why_unsupported(thin)
 
 
 def test_it_is_read_counted_and_exported() -> None:

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, ClassVar
 
 from hypothesis import strategies as st
 
-from equivcheck.layers.facts import ParameterOf, linear_parameters_of, ready_linears
+from equivcheck.layers.facts import ParameterOf, Part, ShardingChoice, part_parameters, ready_linears
 from equivcheck.layers.kind import LayerKind
 from equivcheck.layers.script import LayerScript, linear_lines
-from equivcheck.scenario import AnyLayer
+from equivcheck.scenario import AnyLayer, Split
 from equivcheck.scenario.noun import noun
 
 if TYPE_CHECKING:
@@ -36,8 +36,19 @@ class LowRankKind(LayerKind):
 
     def parameters(self, layer: LowRank, inputs: int) -> tuple[ParameterOf, ...]:
         """Those of both linears."""
-        narrow, wide = linear_parameters_of("narrow", inputs, layer.rank), linear_parameters_of("wide", layer.rank, inputs)
-        return (*narrow, *wide)
+        narrow, wide = self.parts(layer)
+        return (
+            *part_parameters(narrow, inputs, layer.rank, bias=False),
+            *part_parameters(wide, layer.rank, inputs, bias=False),
+        )
+
+    def parts(self, layer: LowRank) -> tuple[Part, ...]:
+        """Both, as tensor parallelism has to know them."""
+        return Part(name="narrow", reads_input=True), Part(name="wide", gives_output=True)
+
+    def choices(self, layer: LowRank) -> tuple[ShardingChoice, ...]:
+        """Ranks share out the features between."""
+        return (ShardingChoice(split=Split.WITHIN, units=layer.rank, words="features between"),)
 
     def build(self, layer: LowRank, inputs: int) -> LayerModule:
         """Its module."""
