@@ -6,11 +6,14 @@ from typing import Any
 
 import pytest
 
-from equivcheck.oracle.cases import PROGRAM_SECONDS_OF_THREADS, SECONDS_WITHOUT_ELEMENTS
+from equivcheck.oracle.cases import PROGRAM_SECONDS_OF_THREADS, SECONDS_WITHOUT_ELEMENTS, USUAL_DEADLINE, seconds_of_program
 from equivcheck.oracle.tensor_program import check_program
 from equivcheck.sweep import sweep
 from equivcheck.sweep.programs import Sweep
+from equivcheck.tensor_program import Leaf, Operation, TensorProgram
+from equivcheck.tensor_program.operations.matmul import WEIGHED
 from equivcheck.verdict.program import ProgramVerdict
+from equivcheck.verdict.verdict import Outcome
 
 
 def test_a_sweep_waits_as_long_as_a_campaign(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -24,3 +27,13 @@ def test_a_sweep_waits_as_long_as_a_campaign(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(sweep, "check_program", noted)
     assert not sweep.swept(Sweep(operations=("relu",)).programs()).num_findings
     assert deadlines == {PROGRAM_SECONDS_OF_THREADS, SECONDS_WITHOUT_ELEMENTS}
+
+
+def test_what_dtensor_takes_long_to_refuse_is_not_endless() -> None:
+    """It weighs placements of all that attention is decomposed into, for ten seconds of CPU time, and then says so."""
+    leaves = [Leaf(shape=(2, 2, 3, 4), placements=(placement,)) for placement in ("R", "R", "S(0)")]
+    program = TensorProgram(mesh=(2,), statements=(*leaves, Operation(name=WEIGHED, arguments=(3, 2, 1))))
+    assert seconds_of_program(program, "sim", USUAL_DEADLINE) == USUAL_DEADLINE
+    verdict = sweep.swept([program])
+    assert verdict.outcomes == {Outcome.EQUIVALENT: 1}
+    assert verdict.refused == {WEIGHED: 1}
