@@ -114,6 +114,11 @@ SHOWN_BY: dict[str, TensorProgram] = {
     "dtensor_equal_of_other_shapes": _of(
         "equal", _leaf("S(2)", 1, 1, 1), Constant(shape=(1,), placements=("R",), contents=Contents.ORDER)
     ),
+    "dtensor_out_of_addends": _of("mul_out", _leaf("P(max)", 2), _leaf("R", 2, seed=1)),
+    "dtensor_attention_of_cut_features": _of(
+        "attention", _leaf("R", 2, 2, 3, 4), _leaf("R", 2, 2, 3, 4, seed=1), _leaf("S(3)", 2, 2, 3, 4, seed=2)
+    ),
+    "dtensor_lu_solve_backward_of_batches": _of("lu_solve", _leaf("R", 2, 3, 3), _leaf("S(0)", 2, 3, 2, seed=1)),
     "dtensor_view_of_strided_part": TensorProgram(
         mesh=TWO, statements=(_leaf("S(0)", 2, 5), Redistribution(placements=("S(1)",)), Operation(name="prod"))
     ),
