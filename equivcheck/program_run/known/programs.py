@@ -119,6 +119,16 @@ SHOWN_BY: dict[str, TensorProgram] = {
         "attention", _leaf("R", 2, 2, 3, 4), _leaf("R", 2, 2, 3, 4, seed=1), _leaf("S(3)", 2, 2, 3, 4, seed=2)
     ),
     "dtensor_lu_solve_backward_of_batches": _of("lu_solve", _leaf("R", 2, 3, 3), _leaf("S(0)", 2, 3, 2, seed=1)),
+    "dtensor_takes_tensor_for_number": TensorProgram(
+        mesh=TWO,
+        statements=(
+            _leaf("P(max)", 2),
+            Constant(shape=(2,), placements=("R",), contents=Contents.MASK),
+            Operation(name="masked_scatter", arguments=(2, 1)),
+            _indices("R", 1, high=2),
+            Operation(name="scaled_by_targets", arguments=(4, 1)),
+        ),
+    ),
     "dtensor_view_of_strided_part": TensorProgram(
         mesh=TWO, statements=(_leaf("S(0)", 2, 5), Redistribution(placements=("S(1)",)), Operation(name="prod"))
     ),
