@@ -246,20 +246,3 @@ def test_units_of_several_layers_gather_their_neighbours_ahead_of_time(count: in
     fsdp = FSDP2(wrapping=Wrapping.PER_LAYER, layers_per_unit=count, explicit_prefetch=True, reshard_after_backward=False)
     verdict = check(replace(scenario(fsdp), training=training))
     assert (verdict.outcome, verdict.unmodelled) == (Outcome.EQUIVALENT, "")
-
-
-@pytest.mark.skipif(torch_in("<2.13"), reason="torch has no such option")
-@pytest.mark.parametrize("sizes", [(4,), (2, 2), (1, 2), (2, 1), (1,)], ids=str)
-def test_a_group_for_reductions_alone_changes_neither_numbers_nor_calls(sizes: tuple[int, ...]) -> None:
-    """On an axis of one rank there is nothing to reduce over it."""
-    verdict = check(scenario(FSDP2(wrapping=Wrapping.PER_LAYER, separate_reduce_group=True), *sizes))
-    assert (verdict.outcome, verdict.unmodelled) == (Outcome.EQUIVALENT, "")
-
-
-@pytest.mark.skipif(torch_in("<2.13"), reason="torch has no such option")
-def test_reductions_over_a_group_of_their_own_are_its_first_calls() -> None:
-    """Each group counts its calls: those of gathers do not count among those of reductions."""
-    verdict = check(scenario(FSDP2(separate_reduce_group=True)))
-    indices = [call.index for call in verdict.calls[0] if call.op.startswith("reduce_scatter")]
-    assert indices == list(range(len(indices)))
-    assert [call.index for call in verdict.calls[0] if call.op == "all_gather"][:2] == [0, 1]
