@@ -64,7 +64,7 @@ def seconds_of_program(program: TensorProgram, world: str, deadline: float) -> f
     One that DTensor takes ten seconds of CPU time for has as long as any case.
     """
     if WEIGHED in program.operations:
-        return max(deadline, USUAL_DEADLINE)
+        return deadline
     usual = PROGRAM_SECONDS_OF_THREADS if world == THREADS else PROGRAM_SECONDS
     if world == THREADS and NO_ELEMENTS in facts_of(program):
         usual = SECONDS_WITHOUT_ELEMENTS

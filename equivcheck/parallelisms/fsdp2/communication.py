@@ -38,7 +38,7 @@ class Unit:
 class UnitCalls(ABC, Generic[F]):
     """Goes through a training whose parameters are gathered and reduced unit by unit, step by step."""
 
-    def __init__(self, view: RankView, fsdp: F) -> None:
+    def __init__(self, view: RankView, fsdp: F, layers_per_unit: int = 1) -> None:
         self.view = view
         self.fsdp: F = fsdp
         names = view.layout.axes_of(fsdp)
@@ -49,7 +49,7 @@ class UnitCalls(ABC, Generic[F]):
         computed, self.reduced = computed_in(precision, fsdp.mixed_precision), reduced_in(precision, fsdp)
         self.gathered_bytes, self.reduced_bytes = ITEM_BYTES[computed.value], ITEM_BYTES[self.reduced.value]
         self.ledger = Ledger()
-        self.units = units_of(view, fsdp.wrapping, fsdp.layers_per_unit if isinstance(fsdp, FSDP2) else 1)
+        self.units = units_of(view, fsdp.wrapping, layers_per_unit)
 
     def totals(self) -> Totals:
         """The calls of all steps, clipping left out."""
@@ -74,7 +74,7 @@ class FSDP2Calls(UnitCalls[FSDP2]):
     """The order of `fully_shard`."""
 
     def __init__(self, view: RankView, fsdp: FSDP2) -> None:
-        super().__init__(view, fsdp)
+        super().__init__(view, fsdp, fsdp.layers_per_unit)
         self.regathered = self.shard_axis if fsdp.reshard_to is None else self._neighbours(fsdp.reshard_to)
         sharded = [[held for held in unit.held if cut_dim(fsdp, held.parameter) is not None] for unit in self.units]
         self.units = tuple(replace(unit, held=tuple(held)) for unit, held in zip(self.units, sharded, strict=True) if held)

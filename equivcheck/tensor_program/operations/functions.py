@@ -54,7 +54,7 @@ FUNCTIONS = (
             **{name: f"torch.{name}(a.abs() + 1.5)" for name in _POSITIVE},
             **{name: f"torch.{name}(a / 4)" for name in _WITHIN_ONE},
             **{name: f"F.{name}(a)" for name in _ACTIVATIONS},
-            # Near 0 the derivative of what DTensor decomposes it into (torch >=2.11) cancels: terms of 1/x, whose rounding shows.
+            # Near 0 its gradient cancels, and rounds otherwise on DTensors (torch >=2.11), by more than disturbed values do.
             "sinc": "torch.sinc(a.abs() + 0.5)",
             "special_entr": "torch.special.entr(a.abs())",
             "logit": "torch.logit(a.abs() / 8 + 0.1)",
