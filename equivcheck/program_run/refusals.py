@@ -1,4 +1,4 @@
-"""Which errors say clearly that DTensor does not do something: the program then goes on with what one device computes."""
+"""Which errors say clearly that DTensor, or spmd_types, does not do something: the program then goes on with what one device computes."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ CLEAR = (
     r"unsupported",
     r"expected scalar type torch\.\w+ but found|expected a floating-point or complex dtype, but got",  # of no elements, too
     r"DataDependentOutputException|DynamicOutputShapeException",  # DTensor asks fake tensors, which have no values
+    r"all_reduce input must be contiguous",  # spmd_types, also of a gradient, which its caller has no hand in
 )
 """Regular expressions, any of which is found in the text of such an error, or of what it was raised from."""
 _PATTERN = re.compile("|".join(CLEAR), re.IGNORECASE)

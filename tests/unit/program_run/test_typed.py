@@ -16,7 +16,8 @@ from equivcheck.program_run.one_device import Plan
 from equivcheck.program_run.plain import target as plain_target
 from equivcheck.program_run.plain.typed import TypedTarget
 from equivcheck.strategies import programs
-from equivcheck.tensor_program import Operation, TensorProgram
+from equivcheck.tensor_program import Operation, Redistribution, TensorProgram
+from equivcheck.verdict.program import BACKWARD
 from equivcheck.verdict.verdict import Outcome
 from unit.program_run.test_targets import WITH_RULES, program
 
@@ -66,6 +67,14 @@ def test_types_do_not_see_everything(monkeypatch: pytest.MonkeyPatch) -> None:
     verdict = check_program(program("S(0)", Operation(name="softmax")), target="typed")
     assert verdict.outcome is Outcome.DIVERGED
     assert not verdict.types
+
+
+def test_a_gradient_that_the_library_does_not_take_is_a_refusal() -> None:
+    """What `sum` gives its input is expanded, and `all_reduce` wants it contiguous."""
+    statements = (*program("P(sum)", Redistribution(placements=("R",))).statements, Operation(name="sum"))
+    verdict = check_program(TensorProgram(mesh=(2,), statements=statements), target="typed")
+    assert verdict.outcome is Outcome.EQUIVALENT
+    assert [(each.statement, "must be contiguous" in each.text) for each in verdict.refusals] == [(BACKWARD, True)]
 
 
 def test_a_library_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
