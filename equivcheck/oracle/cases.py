@@ -22,11 +22,12 @@ from equivcheck.verdict.verdict import CaseVerdict, Verdict
 USUAL_DEADLINE = 30.0
 """Seconds: the deadline of a campaign's checks, unless another is asked for."""
 PROGRAM_SECONDS = 10.0
-"""A deadline for programs, which compute for milliseconds, where cases have the usual one."""
-PROGRAM_SECONDS_OF_THREADS = 3.0
-"""The same where ranks are threads: CPU time of theirs alone, and none that processes need to get ready."""
+"""A deadline for programs, which compute for milliseconds, where cases have the usual one.
+
+DTensor weighs placements of a norm by groups for up to 2.5 s of CPU time on a slow machine.
+"""
 SECONDS_WITHOUT_ELEMENTS = 1.0
-"""And where a leaf has no elements: torch computes of the views of some without an end, and took a third of a sweep."""
+"""And where a leaf has no elements, and ranks are threads: torch computes of the views of some without an end, and took a third of a sweep."""
 
 
 @singledispatch
@@ -65,7 +66,6 @@ def seconds_of_program(program: TensorProgram, world: str, deadline: float) -> f
     """
     if WEIGHED in program.operations:
         return deadline
-    usual = PROGRAM_SECONDS_OF_THREADS if world == THREADS else PROGRAM_SECONDS
-    if world == THREADS and NO_ELEMENTS in facts_of(program):
-        usual = SECONDS_WITHOUT_ELEMENTS
+    is_short = world == THREADS and NO_ELEMENTS in facts_of(program)
+    usual = SECONDS_WITHOUT_ELEMENTS if is_short else PROGRAM_SECONDS
     return min(deadline, usual * max(1.0, deadline / USUAL_DEADLINE))

@@ -1,4 +1,4 @@
-"""Which errors say clearly that DTensor, or spmd_types, does not do something: the program then goes on with what one device computes."""
+"""Which errors say clearly that DTensor or spmd_types does not do something: a program goes on with what one device computes."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from equivcheck.oracle.cases import PROGRAM_SECONDS_OF_THREADS, SECONDS_WITHOUT_ELEMENTS, USUAL_DEADLINE, seconds_of_program
+from equivcheck.oracle.cases import PROGRAM_SECONDS, SECONDS_WITHOUT_ELEMENTS, USUAL_DEADLINE, seconds_of_program
 from equivcheck.oracle.tensor_program import check_program
 from equivcheck.sweep import sweep
 from equivcheck.sweep.programs import Sweep
@@ -26,7 +26,7 @@ def test_a_sweep_waits_as_long_as_a_campaign(monkeypatch: pytest.MonkeyPatch) ->
 
     monkeypatch.setattr(sweep, "check_program", noted)
     assert not sweep.swept(Sweep(operations=("relu",)).programs()).num_findings
-    assert deadlines == {PROGRAM_SECONDS_OF_THREADS, SECONDS_WITHOUT_ELEMENTS}
+    assert deadlines == {PROGRAM_SECONDS, SECONDS_WITHOUT_ELEMENTS}
 
 
 def test_what_dtensor_takes_long_to_refuse_is_not_endless() -> None:
