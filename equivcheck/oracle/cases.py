@@ -27,7 +27,10 @@ PROGRAM_SECONDS = 10.0
 DTensor weighs placements of a norm by groups for up to 2.5 s of CPU time on a slow machine.
 """
 SECONDS_WITHOUT_ELEMENTS = 1.0
-"""And where a leaf has no elements, and ranks are threads: torch computes of the views of some without an end, and took a third of a sweep."""
+"""And where a leaf has no elements, and ranks are threads.
+
+Torch computes of the views of some without an end, which took a third of a sweep.
+"""
 
 
 @singledispatch
