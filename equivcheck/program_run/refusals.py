@@ -1,4 +1,4 @@
-"""Which errors say clearly that DTensor, or spmd_types, does not do something: the program then goes on with what one device computes."""
+"""Which errors say clearly that DTensor, or spmd_types, does not do something: the program goes on with one device's values."""
 
 from __future__ import annotations
 

@@ -268,7 +268,7 @@ def test_reductions_over_a_group_of_their_own_are_its_first_calls() -> None:
 
 @pytest.mark.skipif(torch_in("<2.13"), reason="torch has no such option")
 def test_kept_processes_make_a_group_for_reductions_again_and_again() -> None:
-    """torch 2.13 gives each the name of the last, which was destroyed: from one check to the next nothing is left of it."""
+    """Each has the name of the last in torch 2.13, which was destroyed: from one check to the next nothing is left of it."""
     fsdp = FSDP2(wrapping=Wrapping.PER_LAYER, separate_reduce_group=True)
     outcomes = [check(scenario(fsdp, *sizes), world="gloo", deadline=20.0).outcome for sizes in [(4,), (2, 2)] * 5]
     assert set(outcomes) == {Outcome.EQUIVALENT}
