@@ -157,6 +157,7 @@ def fsdp2(draw: DrawFn) -> FSDP2:
         mixed_precision=draw(_MIXED_PRECISIONS) if draw(SOMETIMES) else None,
         all_reduce_once=draw(SOMETIMES),
         **draw(_DIVISIONS),
+        separate_reduce_group=draw(SOMETIMES),
         shard_last_dim=draw(SOMETIMES),
         ignore_frozen=draw(SOMETIMES),
     )

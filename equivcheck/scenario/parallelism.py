@@ -216,6 +216,11 @@ class FSDP2(Parallelism):
     Backward begins with so much more or less of the loss that gradients are what they would be."""
     sum_reductions: bool = False
     """Whether reductions sum and division is apart where the backend could average (`set_force_sum_reduction_for_comms`)."""
+    separate_reduce_group: bool = False
+    """Whether gradients are reduced over a process group of their own (`set_separate_reduce_scatter_group`).
+
+    torch 2.13 names that group by how many a rank has, so that ranks which have unequal numbers of groups wait in it for ever
+    (pytorch/pytorch#173608); no layout leaves ranks so, but a script may."""
     shard_last_dim: bool = False
     """Whether parameters are cut along their last dim rather than the first (`shard_placement_fn`)."""
     ignore_frozen: bool = False

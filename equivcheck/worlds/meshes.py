@@ -59,6 +59,11 @@ def has_lost(groups: tuple[dist.ProcessGroup, ...]) -> bool:
     return not all(group in c10d._world.pg_map for group in groups)
 
 
+def numbers_of_groups() -> tuple[int, int]:
+    """How many groups the calling rank has helped to make, and how many it has: torch names the next one by either."""
+    return _num_groups(), len(c10d._world.pg_names)
+
+
 def end_run() -> None:
     """Drop what DTensor has found out on meshes that this run's program made itself: those of the next run may equal them.
 

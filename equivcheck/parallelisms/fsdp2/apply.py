@@ -55,15 +55,17 @@ class FSDP2Kind(LayoutKind):
             options["ignored_params"] = {parameter for parameter in model.parameters() if not parameter.requires_grad}
         if parallelism.cpu_offload:
             options["offload_policy"] = CPUOffloadPolicy(pin_memory=False)
-        with groups_made() as groups:  # of each unit that is to be resharded to fewer ranks
+        with groups_made() as groups:  # of each unit that is to be resharded to fewer ranks, and for reductions
             units = _units(model, parallelism)
             for unit in units:
                 fully_shard(unit, **options, mp_policy=_policy(policy, is_root=False))
             fully_shard(model, **options, mp_policy=_policy(policy, is_root=True))
+            assert isinstance(model, FSDPModule), "fully_shard changes the class of the model"
+            if parallelism.separate_reduce_group:
+                model.set_separate_reduce_scatter_group(True)
         if parallelism.explicit_prefetch:
             _prefetch([unit[0] for unit in units])
         setup.release = lambda: _release(groups)
-        assert isinstance(model, FSDPModule), "fully_shard changes the class of the model"
         _divide_gradients(model, parallelism)
         setup.loss_scale = mesh.size()
         setup.gradient_scale = (parallelism.gradient_divide_factor or mesh.size()) / mesh.size()

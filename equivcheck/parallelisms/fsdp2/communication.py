@@ -183,6 +183,7 @@ FSDP2_COMMUNICATION = CommunicationModel(
             "cpu_offload",
             "gradient_divide_factor",
             "sum_reductions",
+            "separate_reduce_group",
             "shard_last_dim",
             "ignore_frozen",
         )

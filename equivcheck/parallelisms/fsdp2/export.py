@@ -16,17 +16,7 @@ def write(draft: Draft, parallelism: Parallelism) -> None:
     draft.need("torch.distributed.fsdp", "fully_shard")
     draft.has_dtensors, draft.loss_scale = True, draft.scenario.layout.num_data_ranks
     _scale(draft, parallelism)
-    options: dict[str, object] = {"mesh": mesh_of(draft, parallelism)}
-    if parallelism.reshard_to is not None or not parallelism.reshard_after_forward:
-        options["reshard_after_forward"] = parallelism.reshard_to or False
-    if parallelism.shard_last_dim:
-        draft.need("torch.distributed.tensor", "Shard")
-        options["shard_placement_fn"] = "lambda parameter: Shard(parameter.ndim - 1)"
-    if parallelism.ignore_frozen:
-        options["ignored_params"] = "{parameter for parameter in model.parameters() if not parameter.requires_grad}"
-    if parallelism.cpu_offload:
-        draft.need("torch.distributed.fsdp", "CPUOffloadPolicy")
-        options["offload_policy"] = "CPUOffloadPolicy(pin_memory=False)"
+    options = _options(draft, parallelism)
     if parallelism.wrapping is Wrapping.PER_LAYER:
         draft.add(LoopPosition.WRAP, *_wraps(draft, parallelism.layers_per_unit, options))
     draft.add(LoopPosition.WRAP, call("fully_shard", "model", **options))
@@ -36,6 +26,8 @@ def write(draft: Draft, parallelism: Parallelism) -> None:
         draft.add(LoopPosition.WRAP, f"model.{line}")
     if parallelism.explicit_prefetch and parallelism.wrapping is Wrapping.PER_LAYER:
         draft.add(LoopPosition.WRAP, *_prefetches(draft, parallelism.layers_per_unit))
+    if parallelism.separate_reduce_group:
+        draft.add(LoopPosition.WRAP, "model.set_separate_reduce_scatter_group(True)")
     if not parallelism.reshard_after_backward:
         reduce_at_last_microbatch(draft, "set_reshard_after_backward")
     if parallelism.no_sync:
@@ -50,6 +42,22 @@ def _scale(draft: Draft, fsdp: FSDP2) -> None:
     factor, ranks = fsdp.gradient_divide_factor, draft.scenario.layout.num_data_ranks
     if factor not in (None, ranks):
         draft.gradient_scale = f"{factor!r} / {ranks}"
+
+
+def _options(draft: Draft, fsdp: FSDP2) -> dict[str, object]:
+    """What `fully_shard` is called with beside what it shards."""
+    options: dict[str, object] = {"mesh": mesh_of(draft, fsdp)}
+    if fsdp.reshard_to is not None or not fsdp.reshard_after_forward:
+        options["reshard_after_forward"] = fsdp.reshard_to or False
+    if fsdp.shard_last_dim:
+        draft.need("torch.distributed.tensor", "Shard")
+        options["shard_placement_fn"] = "lambda parameter: Shard(parameter.ndim - 1)"
+    if fsdp.ignore_frozen:
+        options["ignored_params"] = "{parameter for parameter in model.parameters() if not parameter.requires_grad}"
+    if fsdp.cpu_offload:
+        draft.need("torch.distributed.fsdp", "CPUOffloadPolicy")
+        options["offload_policy"] = "CPUOffloadPolicy(pin_memory=False)"
+    return options
 
 
 def _wraps(draft: Draft, count: int, options: dict[str, object]) -> list[str]:

@@ -114,6 +114,14 @@ RESHARDED_PLAIN_TENSORS = LayoutLimit(
     repair=_without_resharding,
 )
 
+ONE_GROUP = LayoutLimit(
+    reason="fully_shard: gradients are reduced over the group that parameters are gathered over "
+    "(set_separate_reduce_scatter_group comes with torch 2.13)",
+    applies=lambda layout: parallelism_of(layout, FSDP2).separate_reduce_group,
+    repair=lambda layout: with_options(layout, FSDP2, separate_reduce_group=False),
+    torch="<2.13",
+)
+
 NO_SCALARS = Limit(
     reason="fully_shard: a parameter of shape [] has no dim to shard ('fully_shard doesn't support scalar parameters')",
     applies=lambda training, _layout: training.model.scale,
@@ -138,4 +146,5 @@ LAYOUT_LIMITS: tuple[LayoutLimit, ...] = (
     NO_PREMULTIPLIED_SUM,
     RESHARDED_TO_EQUAL_PARTS,
     RESHARDED_PLAIN_TENSORS,
+    ONE_GROUP,
 )

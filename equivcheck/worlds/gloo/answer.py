@@ -5,9 +5,10 @@ from __future__ import annotations
 import contextlib
 import functools
 import pickle
+import struct
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -18,8 +19,11 @@ if TYPE_CHECKING:
     from equivcheck.worlds.state.keeper import StateKeeper
 
 VALUE_TAG, CHANGED_TAG, RAISED_TAG = b"v", b"c", b"e"
-"""First byte of an answer: what is pickled in the rest, a value or `Raised`. After `CHANGED_TAG` it is a value, too, of a program
+"""First byte of an answer: what is pickled at its end, a value or `Raised`. After `CHANGED_TAG` it is a value, too, of a program
 that has left its process so that no other can run there."""
+
+NUMBERS_OF_GROUPS = struct.Struct(">II")
+"""What follows the first byte of an answer other than `RAISED_TAG`: the rank's `numbers_of_groups`."""
 
 Task = tuple[bool, Callable[..., Any], tuple[Any, ...]]
 """Whether a program is foreign, the program, and its arguments."""
@@ -51,30 +55,43 @@ def answer(rank: int, load: Callable[[], Task]) -> bytes:
     """Run what `load` gives; the pickled value or `Raised`, each after the byte that tells them apart."""
     import torch
 
-    from equivcheck.worlds.meshes import end_run, groups_of_rank, has_lost
+    from equivcheck.worlds.meshes import end_run, groups_of_rank, has_lost, numbers_of_groups
+    from equivcheck.worlds.run_store import own_keys
 
     torch.default_generator.manual_seed(rank)
     try:
         is_foreign, program, arguments = load()
         state, groups = _state_keeper(), groups_of_rank()
         with state.kept() if is_foreign else contextlib.nullcontext():
-            with WatchedForks():
+            with WatchedForks(), own_keys():
                 value = program(*arguments)
             end_run()
         is_changed = state.patched or state.lost or has_lost(groups)
-        return (CHANGED_TAG if is_changed else VALUE_TAG) + _pickled(value)
+        tag = CHANGED_TAG if is_changed else VALUE_TAG
+        return tag + NUMBERS_OF_GROUPS.pack(*numbers_of_groups()) + _pickled(value)
     except BaseException as error:
         return RAISED_TAG + pickle.dumps(_raised(error))
 
 
 def content(answered: bytes) -> Content:
     """What an answer says; a value that cannot be read here counts as raised by its rank."""
+    has_raised = answered[:1] == RAISED_TAG
     try:
-        read = pickle.loads(memoryview(answered)[1:])
+        read = pickle.loads(memoryview(answered)[1 if has_raised else 1 + NUMBERS_OF_GROUPS.size :])
     except Exception as error:
         text = f"{type(error).__name__}: the program returned a value that cannot be read: {error}"
         return Content(raised=Raised(error=text, stack="", when=time.monotonic()))
-    return Content(raised=read) if answered[:1] == RAISED_TAG else Content(value=read)
+    return Content(raised=read) if has_raised else Content(value=read)
+
+
+def leave_ranks_changed(answers: Iterable[bytes]) -> bool:
+    """Whether no other program can run on the ranks that have given these answers.
+
+    Ranks with unequal numbers of groups would name the next one differently, and each wait in its own for ever.
+    """
+    values = [answered for answered in answers if answered[:1] != RAISED_TAG]
+    numbers = {NUMBERS_OF_GROUPS.unpack_from(answered, 1) for answered in values}
+    return len(numbers) > 1 or any(answered[:1] == CHANGED_TAG for answered in values)
 
 
 @functools.cache

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from equivcheck.worlds.failure import Failure, RankReport, RanksDidNotStart, RanksFailed, RanksLost, RankState, last_line
-from equivcheck.worlds.gloo.answer import CHANGED_TAG, RAISED_TAG, Content, content
+from equivcheck.worlds.gloo.answer import RAISED_TAG, Content, content, leave_ranks_changed
 from equivcheck.worlds.gloo.channel import Channel
 from equivcheck.worlds.gloo.failures import died, failure_of, raised, unfinished
 from equivcheck.worlds.gloo.fork_server import START_SECONDS
@@ -95,7 +95,7 @@ class Crew:
         answers, why = self._gather(patience)
         contents = {rank: content(answer) for rank, answer in answers.items() if answer is not None}
         values = tuple(contents[rank].value for rank in sorted(contents) if contents[rank].raised is None)
-        self.is_changed = any(answer is not None and answer[:1] == CHANGED_TAG for answer in answers.values())
+        self.is_changed = leave_ranks_changed(answer for answer in answers.values() if answer is not None)
         if len(values) == len(self._members):
             return values
         raise RanksFailed(self._failure(answers, contents, why))

@@ -14,7 +14,7 @@ from equivcheck.system.threads import end_of
 from equivcheck.worlds.call import Call
 from equivcheck.worlds.failure import RanksDidNotStart, RanksFailed
 from equivcheck.worlds.forks import WatchedForks
-from equivcheck.worlds.meshes import end_run, groups_of_rank, has_lost
+from equivcheck.worlds.meshes import end_run, groups_of_rank, has_lost, numbers_of_groups
 from equivcheck.worlds.ranks import Run
 from equivcheck.worlds.sim.exchange import call_of
 from equivcheck.worlds.sim.failures import Evidence, failure_of, with_abandoned
@@ -56,7 +56,11 @@ class Crew:
         self.board = Switchboard(size, self.scheduler)
         self.usable = True
         self.is_changed = False
-        """Whether a program has left something of a rank's own changed: its groups, or what torch keeps for a thread."""
+        """Whether a program has left something of a rank's own changed: its groups, or what torch keeps for a thread.
+
+        So it has where ranks have made unequal numbers of groups: each would name the next one differently, and wait in its own.
+        """
+        self._numbers_of_groups: list[tuple[int, int]] = [(0, 0)] * size
         self._store = HashStore()
         self._program: Program | None = None
         self._values: list[Any] = [None] * size
@@ -95,6 +99,7 @@ class Crew:
                 self._abandon(INTERRUPT_PATIENCE)
             raise
         finally:
+            self.is_changed |= len(set(self._numbers_of_groups)) > 1
             self._clear()
 
     def dismiss(self) -> None:
@@ -154,6 +159,7 @@ class Crew:
                 if not self.scheduler.aborting:  # else its run was given up before it began
                     self._serve_once(rank, program)
                 self.is_changed |= has_lost(groups) or bool(changes(OF_THREAD, own_state))
+                self._numbers_of_groups[rank] = numbers_of_groups()
                 del program
                 self.scheduler.finish(rank)
 

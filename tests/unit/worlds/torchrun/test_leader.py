@@ -11,7 +11,7 @@ import pytest
 
 from equivcheck.errors import EquivCheckError, UsageError
 from equivcheck.worlds.failure import FailureKind, RankReport, RanksFailed, RankState
-from equivcheck.worlds.gloo.answer import VALUE_TAG
+from equivcheck.worlds.gloo.answer import NUMBERS_OF_GROUPS, VALUE_TAG
 from equivcheck.worlds.torchrun.leader import Leader
 from equivcheck.worlds.torchrun.links import Link
 from equivcheck.worlds.torchrun.place import Place
@@ -40,7 +40,7 @@ def request(program: Callable[..., Any], *arguments: Any) -> bytes:
 def test_values_come_in_rank_order(other: tuple[Leader, Link]) -> None:
     """The leader's own rank runs the program, too."""
     leader, end = other
-    end.send(("answer", VALUE_TAG + pickle.dumps("b")))
+    end.send(("answer", VALUE_TAG + NUMBERS_OF_GROUPS.pack(1, 1) + pickle.dumps("b")))
     assert leader.run(request(str, "a"), 60.0) == ("a", "b")
 
 
