@@ -102,6 +102,17 @@ def without_frozen(training: Training) -> Training:
     return each_layer(trained, lambda _index, layer: layer.having(frozen=False))
 
 
+def of_labels(training: Training) -> Training:
+    """A model of tokens that ends in a head, with a loss of labels."""
+    return training if isinstance(training.loss, CrossEntropy) else replace(with_head(training), loss=CrossEntropy())
+
+
+def with_loss(training: Training, **changes: object) -> Training:
+    """The training with other fields of a loss of labels."""
+    loss = training.loss
+    return replace(training, loss=replace(loss, **changes)) if isinstance(loss, CrossEntropy) else training  # type: ignore[arg-type]
+
+
 def without_scale(training: Training) -> Training:
     """Every parameter has a dim."""
     return with_model(training, scale=False)
