@@ -212,7 +212,7 @@ def _traced(step: Callable[[dict[str, Nest]], dict[str, Nest]], plan: Nest, tens
 
 
 def _without_shapes(graph: GraphModule) -> None:
-    """Drop what DTensor computed to know shapes, which torch before 2.13 traces: an embedding of tokens that nothing has set raises."""
+    """Drop what DTensor computed to know shapes, which torch before 2.13 traces: of tokens that nothing has set, it may raise."""
     graph.graph.eliminate_dead_code(is_impure_node=_has_effect)
     graph.recompile()
 

@@ -124,6 +124,12 @@ def with_rows(training: Training, multiple: int) -> Training:
     return replace(training, data=replace(training.data, microbatches=microbatches))
 
 
+def with_equal_rows(training: Training) -> Training:
+    """Every microbatch has as many rows as the largest."""
+    rows = training.data.microbatches
+    return replace(training, data=replace(training.data, microbatches=(max(rows),) * len(rows)))
+
+
 def with_positions(training: Training, multiple: int) -> Training:
     """Positions of sequences rounded to a multiple."""
     length = training.model.length

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from equivcheck.layouts.limits.limit import Limit, parallelism_of
-from equivcheck.layouts.limits.repairs import of_labels, with_head, with_loss, with_model, without_scale
+from equivcheck.layouts.limits.repairs import of_labels, with_equal_rows, with_head, with_loss, with_model, without_scale
 from equivcheck.layouts.partition import leaves_nothing
-from equivcheck.scenario import CrossEntropy, Layout, TensorParallel, Training
+from equivcheck.scenario import Compile, CrossEntropy, Layout, TensorParallel, Training
 from equivcheck.scenario.mesh import TP
 
 
@@ -41,7 +41,8 @@ CROSS_ENTROPY_ALONE = Limit(
 )
 
 EVERY_RANK_HAS_CLASSES = Limit(
-    reason="loss_parallel: a rank that holds no class leaves out the maximum over ranks, in which the others wait for it",
+    reason="loss_parallel: a rank that holds no class leaves out the maximum over ranks, in which the others wait for it, and "
+    "cannot look for a label ('index 0 is out of bounds for dimension 1 with size 0')",
     applies=_where(_lacks_classes),
     repair=lambda training, layout: with_model(
         training, source=training.model.source and training.model.source.rounded(layout.mesh.size(TP))
@@ -54,6 +55,7 @@ NO_SMOOTHING = Limit(
     applies=_where(_smooths),
     repair=lambda training, _layout: with_loss(training, label_smoothing=0.0),
     upstream=True,
+    torch="!=2.10.*",  # which masks it, and has a wrong gradient then (pytorch#190746)
 )
 
 NO_Z_LOSS = Limit(
@@ -71,6 +73,21 @@ NO_SCALE_OF_LOGITS = Limit(
     repair=lambda training, _layout: without_scale(training),
 )
 
+
+def _compiles_for_any_rows(training: Training, layout: Layout) -> bool:
+    execution, rows = layout.execution, set(training.data.microbatches)
+    as_one = execution.compile is not Compile.NONE and not execution.per_layer
+    return as_one and execution.compiled_autograd and len(rows) > 1
+
+
+EQUAL_ROWS_IN_GRAPHS = Limit(
+    reason="loss_parallel: compiled autograd does not trace the backward of logits whose rows are symbols, as those of unequal "
+    "microbatches are where a model is compiled as a whole ('SymInt ... is not tracked with proxy')",
+    applies=_where(_compiles_for_any_rows),
+    repair=lambda training, _layout: with_equal_rows(training),
+    upstream=True,
+)
+
 LOSS_PARALLEL: tuple[Limit, ...] = (
     ENDS_IN_HEAD,
     CROSS_ENTROPY_ALONE,
@@ -78,4 +95,5 @@ LOSS_PARALLEL: tuple[Limit, ...] = (
     NO_SMOOTHING,
     NO_Z_LOSS,
     NO_SCALE_OF_LOGITS,
+    EQUAL_ROWS_IN_GRAPHS,
 )
