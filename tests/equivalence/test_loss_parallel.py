@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, Phase, assume, settings
@@ -11,6 +12,8 @@ from hypothesis import strategies as st
 from equivcheck import Outcome, check
 from equivcheck.composition.fitting import fitted
 from equivcheck.composition.registry import layout_names
+from equivcheck.export.script import script_of
+from equivcheck.layouts.script.numbers import Numbers
 from equivcheck.parallelisms.tensor_parallel.communication import TensorParallelCalls
 from equivcheck.scenario import (
     DDP,
@@ -47,6 +50,7 @@ from equivcheck.scenario import (
 from equivcheck.scenario.mesh import DP, TP
 from equivcheck.strategies import scenarios, trainings
 from equivcheck.torch_version import torch_in
+from exported import printed_differences
 from fresh import drawn_afresh
 
 pytestmark = pytest.mark.mostly_equivalent
@@ -202,6 +206,23 @@ def test_weights_of_ignored_labels_are_known_to_raise() -> None:
     """Torch looks up the weight of a label that is no class."""
     verdict = check(a_scenario(loss=CrossEntropy(class_weights=True, ignored=Ignored.SOME)))
     assert verdict.outcome is Outcome.KNOWN
+
+
+@pytest.mark.parametrize(
+    "scenario",
+    [
+        a_scenario(model=replace(DECODER, offset=True)),
+        a_scenario(DDP(no_sync=True)),
+        a_scenario(FSDP2(), output=ActivationSharding.ROWS),
+    ],
+    ids=["offset", "ddp", "fsdp2"],
+)
+def test_a_script_computes_losses_in_parts(scenario: Scenario, tmp_path: Path) -> None:
+    """With torch alone ranks leave what one device does, also where losses are averaged over data ranks."""
+    script = script_of(scenario, numbers=Numbers.EXACT)
+    code, differences, printed = printed_differences(script, scenario.layout.mesh.num_ranks, tmp_path)
+    assert (code, bool(differences)) == (0, True), printed
+    assert "loss_parallel() if parallel else nullcontext()" in script
 
 
 def test_a_reduction_that_is_not_predicted_is_a_divergence(monkeypatch: pytest.MonkeyPatch) -> None:
