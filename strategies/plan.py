@@ -11,7 +11,7 @@ from hypothesis.strategies import DrawFn
 
 from equivcheck.layouts.partition import leaves_nothing
 from equivcheck.parallelisms.tensor_parallel.plans import TIED_HALVES, LayerSite, legal_plans
-from equivcheck.scenario import ActivationSharding, LayerPlan, Layout, Split, TensorParallel, Training
+from equivcheck.scenario import ActivationSharding, CrossEntropy, LayerPlan, Layout, Split, TensorParallel, Training
 from equivcheck.scenario.mesh import TP
 from equivcheck.strategies.chance import EVENLY, below
 
@@ -46,7 +46,8 @@ def with_drawn_plan(draw: DrawFn, layout: Layout, training: Training, *, beyond:
         plan.append(legal[draw(below(len(legal)))])
         place = replace(place, input=plan[-1].output)
     head = _drawn_head(draw, training, source, last=place.input)
-    return _with_plan(layout, tuple(plan), source=source, source_output=source_output, head=head)
+    in_parts = head is Split.COLUMN and isinstance(training.loss, CrossEntropy) and draw(EVENLY)
+    return _with_plan(layout, tuple(plan), source=source, source_output=source_output, head=head, loss_parallel=in_parts)
 
 
 def _drawn_source_output(

@@ -9,6 +9,7 @@ from dataclasses import replace
 from equivcheck.layouts.limits.repairs import (
     each_layer,
     with_execution,
+    with_loss,
     with_model,
     with_options,
     with_summed_squares,
@@ -26,6 +27,7 @@ from equivcheck.scenario import (
     ClipNorm,
     ClipValue,
     Compile,
+    Ignored,
     Implementation,
     Layout,
     Loss,
@@ -112,6 +114,18 @@ def all_trained(scenario: Scenario) -> Scenario:
 def own_weights(scenario: Scenario) -> Scenario:
     """No weight has two uses."""
     return _in_training(scenario, without_ties)
+
+
+@_workaround
+def all_labels_count(scenario: Scenario) -> Scenario:
+    """No label is ignored."""
+    return _in_training(scenario, lambda training: with_loss(training, ignored=Ignored.NONE))
+
+
+@_workaround
+def labels_as_they_are(scenario: Scenario) -> Scenario:
+    """No share of the target is spread over all classes."""
+    return _in_training(scenario, lambda training: with_loss(training, label_smoothing=0.0))
 
 
 @_workaround

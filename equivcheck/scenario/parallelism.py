@@ -292,6 +292,9 @@ class TensorParallel(Parallelism):
     """How what tokens are embedded as is left, whole or by positions; whole where the source is outside the plan."""
     head: Split = Split.OUTSIDE
     """How ranks share out the linear of the head; of no effect on a model without one."""
+    loss_parallel: bool = False
+    """Whether each rank keeps the logits of its own classes, and loss and backward run under `loss_parallel`, which reduces what
+    the softmax needs of all; only with a head by `Split.COLUMN`."""
     redistribute_gradients: bool = True
     """As `SPMD.redistribute_gradients`. Parallelisms around this one put other parameters in the place of those with hooks, and
     redistribute gradients themselves."""
@@ -302,6 +305,8 @@ class TensorParallel(Parallelism):
         for name in ("source", "head"):
             if getattr(self, name) is Split.WITHIN:
                 raise refuse(self, name, "any Split but WITHIN")
+        if self.loss_parallel and self.head is not Split.COLUMN:
+            raise refuse(self, "loss_parallel", "False unless the head is Split.COLUMN")
         ends = (ActivationSharding.WHOLE,) if self.head is Split.OUTSIDE else (ActivationSharding.WHOLE, ActivationSharding.ROWS)
         if self.plan[-1].output not in ends:
             raise InvalidScenario(

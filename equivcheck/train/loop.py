@@ -88,7 +88,8 @@ def _step(run: _Run, microbatches: Sequence[Batch], index: int, reads_full: bool
         hook(optimizer, index)
     optimizer.zero_grad(set_to_none=setup.training.zero_grad is ZeroGrad.NONE)
     yield Pause.ZEROED
-    loss = setup.compute(setup, microbatches, index)
+    with setup.around_compute():
+        loss = setup.compute(setup, microbatches, index)
     setup.announce(Stage.COMPUTE, index)
     for hook in setup.before_update:
         hook(optimizer, index)

@@ -53,6 +53,8 @@ class Setup:
     """Entered around forward and backward of a microbatch; told whether it is the step's last."""
     around_forward: Callable[[], AbstractContextManager[object]] = nullcontext
     """Entered around forward and loss of a microbatch, not around its backward."""
+    around_compute: Callable[[], AbstractContextManager[object]] = nullcontext
+    """Entered around forward and backward of all microbatches of a step."""
     compute: Callable[[Setup, Sequence[Batch], int], float | None]
     """Leaves the gradients of a step's microbatches and returns the step's loss, if this rank has it; told the step's index."""
     clip_norm: Callable[[nn.Module, list[torch.Tensor], ClipNorm], torch.Tensor] = clip_by_norm

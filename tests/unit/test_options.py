@@ -62,7 +62,7 @@ def _names(nodes: Iterable[ast.AST]) -> Iterator[str]:
 def with_facts(kind: type[Parallelism], *paths: Path) -> tuple[Path, ...]:
     """Files of a parallelism's folder, and those of its facts (no torch) that they import."""
     texts = "".join(path.read_text(encoding="utf-8") for path in paths if path.is_file())
-    facts = [FOLDERS / kind.tag / f"{name}.py" for name in ("stages", "plans", "buckets", "flat_layout")]
+    facts = [FOLDERS / kind.tag / f"{name}.py" for name in ("stages", "plans", "buckets", "flat_layout", "loss_limits")]
     return (*paths, *(path for path in facts if f"{kind.tag}.{path.stem} import" in texts))
 
 

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.func import functional_call
-from torch.fx import GraphModule
+from torch.fx import GraphModule, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from equivcheck.layouts.distribute import redistribute_gradients
@@ -206,7 +206,20 @@ def _traced(step: Callable[[dict[str, Nest]], dict[str, Nest]], plan: Nest, tens
         results.append(found)
         return outputs
 
-    return _Graph(make_fx(flat, tracing_mode="fake")(*tensors), results[-1])
+    graph = make_fx(flat, tracing_mode="fake")(*tensors)
+    _without_shapes(graph)
+    return _Graph(graph, results[-1])
+
+
+def _without_shapes(graph: GraphModule) -> None:
+    """Drop what DTensor computed to know shapes, which torch before 2.13 traces: of tokens that nothing has set, it may raise."""
+    graph.graph.eliminate_dead_code(is_impure_node=_has_effect)
+    graph.recompile()
+
+
+def _has_effect(node: Node) -> bool:
+    """Whether others notice that a node runs: one that no result is taken of may still be waited for by other ranks."""
+    return node.is_impure() or "c10d" in str(node.target)
 
 
 def _each(nest: Nest, change: Callable[[Any], Any]) -> Nest:

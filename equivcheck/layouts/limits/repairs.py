@@ -102,6 +102,17 @@ def without_frozen(training: Training) -> Training:
     return each_layer(trained, lambda _index, layer: layer.having(frozen=False))
 
 
+def of_labels(training: Training) -> Training:
+    """A model of tokens that ends in a head, with a loss of labels."""
+    return training if isinstance(training.loss, CrossEntropy) else replace(with_head(training), loss=CrossEntropy())
+
+
+def with_loss(training: Training, **changes: object) -> Training:
+    """The training with other fields of a loss of labels."""
+    loss = training.loss
+    return replace(training, loss=replace(loss, **changes)) if isinstance(loss, CrossEntropy) else training  # type: ignore[arg-type]
+
+
 def without_scale(training: Training) -> Training:
     """Every parameter has a dim."""
     return with_model(training, scale=False)
@@ -111,6 +122,12 @@ def with_rows(training: Training, multiple: int) -> Training:
     """Rows of every microbatch rounded to a multiple: up, or down where that is more than a microbatch may have."""
     microbatches = tuple(rounded(rows, multiple, max(USUAL_ROWS, multiple)) for rows in training.data.microbatches)
     return replace(training, data=replace(training.data, microbatches=microbatches))
+
+
+def with_equal_rows(training: Training) -> Training:
+    """Every microbatch has as many rows as the largest."""
+    rows = training.data.microbatches
+    return replace(training, data=replace(training.data, microbatches=(max(rows),) * len(rows)))
 
 
 def with_positions(training: Training, multiple: int) -> Training:

@@ -62,6 +62,8 @@ class Draft:
     """Factor of a loss in backward alone, in parallel, as an expression; empty for 1."""
     context: str = ""
     """Entered around forward and backward of a microbatch; empty for nothing."""
+    around_loss: str = ""
+    """Entered before that; empty for nothing."""
     averages_loss: bool = True
     """Whether each rank has a loss of its own rows."""
     has_dtensors: bool = False

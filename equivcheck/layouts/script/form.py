@@ -223,7 +223,8 @@ class _Forms:
             normed = 'self.head["norm"](values)' if self.model.head.norm else "values"
             lines.append(f'values = self.head["linear"]({normed})')
         lines += ["values = values * self.scale"] if self.model.scale else []
-        offset = "beside(values, self.offset)" if distributed else "self.offset"
+        in_parts = distributed or any(parallelism.loss_parallel for parallelism in self.layout.of(TensorParallel))
+        offset = "beside(values, self.offset)" if in_parts else "self.offset"
         lines += [f"values = values + {offset}"] if self.model.offset else []
         return [*lines, f"return values{swapped if self.transposes else ''}"]
 

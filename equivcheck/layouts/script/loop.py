@@ -111,7 +111,8 @@ def _microbatch(draft: Draft) -> list[str]:
     if draft.computes:
         return [*lines, *block("if parallel:", draft.computes), *block("else:", single_lines(draft))]
     backward = _backward(draft)
-    within = block(f"with {draft.context}:", backward) if draft.context else backward
+    contexts = ", ".join(filter(None, (draft.around_loss, draft.context)))
+    within = block(f"with {contexts}:", backward) if contexts else backward
     return [*lines, *within, *block("if parallel:", draft.lines[LoopPosition.AFTER_BACKWARD])]
 
 

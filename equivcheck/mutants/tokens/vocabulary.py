@@ -16,7 +16,7 @@ from equivcheck.mutants.mutant import Minimum, fault
 from equivcheck.mutants.parameter_use import use_through
 from equivcheck.mutants.rank import rank_along, size_of
 from equivcheck.mutants.tensor_parallel.plan import WITH_A_PLAN
-from equivcheck.mutants.tokens.needs import head_split, shares_out_vocabulary
+from equivcheck.mutants.tokens.needs import head_split, plan_of, shares_out_vocabulary
 from equivcheck.scenario import CrossEntropy, Scenario, Split, Training
 from equivcheck.scenario.mesh import TP
 from equivcheck.train.loss import loss_of
@@ -35,7 +35,9 @@ def _has_later_tokens(scenario: Scenario) -> bool:
 
 def _gathers_logits(scenario: Scenario) -> bool:
     """Whether logits are put together of which each rank has computed some, and are told apart."""
-    return head_split(scenario) is Split.COLUMN and not scenario.training.loss.is_linear
+    plan = plan_of(scenario)
+    gathers = plan is not None and not plan.loss_parallel and head_split(scenario) is Split.COLUMN
+    return gathers and not scenario.training.loss.is_linear
 
 
 def _shares_softmax(scenario: Scenario) -> bool:

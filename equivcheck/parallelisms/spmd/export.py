@@ -57,8 +57,13 @@ def write(draft: Draft, parallelism: Parallelism) -> None:
         draft.need("torch.distributed.tensor.experimental", "implicit_replication")
         draft.context = "implicit_replication() if parallel else nullcontext()"
     if _makes_tensors(training):
-        draft.need("torch.distributed.tensor", "Replicate")
-        draft.definitions.insert(0, list(_BESIDE))
+        define_beside(draft)
+
+
+def define_beside(draft: Draft) -> None:
+    """Define the function that makes DTensors of what goes with them."""
+    draft.need("torch.distributed.tensor", "DTensor", "Replicate")
+    draft.definitions.insert(0, list(_BESIDE))
 
 
 def redistribute_gradients(draft: Draft) -> None:

@@ -32,6 +32,7 @@ class TensorParallelKind(LayoutKind):
         from torch.distributed.tensor.parallel import parallelize_module
 
         from equivcheck.layouts.distribute import redistribute_gradients
+        from equivcheck.parallelisms.tensor_parallel.loss import keep_logits_apart
         from equivcheck.parallelisms.tensor_parallel.styles import (
             head_styles,
             layer_styles,
@@ -56,5 +57,7 @@ class TensorParallelKind(LayoutKind):
             tie_again(setup.model)
         if parallelism.redistribute_gradients:
             redistribute_gradients(setup.model.parameters())
+        if parallelism.loss_parallel:
+            keep_logits_apart(setup)
         rank, size, inner = mesh.get_local_rank(), mesh.size(), setup.take
         setup.take = lambda batch: local_masks(inner(batch), parallelism.plan, rank, size)

@@ -23,6 +23,7 @@ from equivcheck.scenario import (
     FSDP1,
     FSDP2,
     ActivationSharding,
+    CrossEntropy,
     Layout,
     Owner,
     Replicate,
@@ -110,15 +111,22 @@ class TensorParallelCalls:
     def totals(self) -> Totals:
         """The calls of all steps."""
         training = self.view.training
-        for step in range(training.steps if self.parts > 1 else 0):
+        for step in range(training.steps):
             for microbatch in training.data.microbatches:
                 rows = microbatch // self.view.layout.num_data_ranks * (training.model.length or 1)
-                self._embedding(step, rows)
-                for index in range(len(self.plan)):
-                    self._layer(step, index, rows)
-                self._head(step, rows)
-            self._gradients(step)
+                if self.parts > 1:
+                    self._model(step, rows)
+                if self.parallelism.loss_parallel:
+                    self._loss(step, rows)
+            if self.parts > 1:
+                self._gradients(step)
         return self.ledger.totals
+
+    def _model(self, step: int, rows: int) -> None:
+        self._embedding(step, rows)
+        for index in range(len(self.plan)):
+            self._layer(step, index, rows)
+        self._head(step, rows)
 
     def _embedding(self, step: int, rows: int) -> None:
         model, split = self.view.training.model, self.parallelism.source
@@ -156,6 +164,18 @@ class TensorParallelCalls:
             completed=False,
         )
         self._linear(once, head_passage(model, self.parallelism))
+
+    def _loss(self, step: int, rows: int) -> None:
+        """Of each row's logits the maximum, the sum of exponentials and that of the label, even on one rank.
+
+        A z-loss gathers the logits, as DTensor takes the `logsumexp` of whole rows.
+        """
+        for op in ("all_reduce.max", "all_reduce.sum", "all_reduce.sum"):
+            self.ledger.note(step, op, self.axes, rows * self.view.item_bytes)
+        training = self.view.training
+        if isinstance(training.loss, CrossEntropy) and training.loss.z_loss and self.parts > 1:
+            part = rows * chunk_size(training.model.outputs, self.parts)
+            self.ledger.note(step, "all_gather", self.axes, part * self.view.item_bytes)
 
     def _layer(self, step: int, index: int, rows: int) -> None:
         if self.plan[index].split is Split.OUTSIDE:
@@ -302,7 +322,7 @@ PENDING_GRADIENTS = Unmodelled(
 )
 
 TENSOR_PARALLEL_COMMUNICATION = CommunicationModel(
-    options=frozenset(("plan", "source", "source_output", "head", "redistribute_gradients")),
+    options=frozenset(("plan", "source", "source_output", "head", "loss_parallel", "redistribute_gradients")),
     calls=_all_calls,
     hold=lambda view, parallelism: tuple(_cut_held(view, parallelism)),
     unmodelled=(MIXED_ELEMENTS, PENDING_GRADIENTS),

@@ -9,7 +9,7 @@ from equivcheck.layers.registry import kind_of
 from equivcheck.layouts.script.draft import Draft, LoopPosition
 from equivcheck.layouts.script.mesh import inner_ranks, mesh_of
 from equivcheck.layouts.script.text import call
-from equivcheck.parallelisms.spmd.export import redistribute_gradients
+from equivcheck.parallelisms.spmd.export import define_beside, redistribute_gradients
 from equivcheck.parallelisms.tensor_parallel.passage import Passage, head_passage, passage
 from equivcheck.parallelisms.tensor_parallel.plans import cuts, inputs_of, is_outside, rows_dim
 from equivcheck.scenario import ActivationSharding, Parallelism, Split, TensorParallel
@@ -49,6 +49,20 @@ def write(draft: Draft, parallelism: Parallelism) -> None:
         # Only of whole layers cut evenly does each gradient lie as its parameter does, whatever propagation chooses.
         redistribute_gradients(draft)
     _cut_masks(draft, parallelism)
+    if parallelism.loss_parallel:
+        _keep_logits_apart(draft, mesh)
+
+
+def _keep_logits_apart(draft: Draft, mesh: str) -> None:
+    """Compute losses under `loss_parallel`, beside labels that are DTensors, and leave plain ones."""
+    draft.need("contextlib", "nullcontext")
+    draft.need("torch.distributed.tensor", "DTensor", "Replicate")
+    draft.need("torch.distributed.tensor.parallel", "loss_parallel")
+    draft.around_loss = "loss_parallel() if parallel else nullcontext()"
+    draft.add(LoopPosition.TAKE, f"targets = DTensor.from_local(targets, {mesh}, [Replicate()], run_check=False)")
+    draft.add(LoopPosition.SCALE, "loss = loss.full_tensor()")
+    if draft.scenario.training.model.offset:
+        define_beside(draft)
 
 
 def _styles(draft: Draft, parallelism: TensorParallel, mesh: str) -> tuple[list[str], list[str]]:
@@ -117,7 +131,9 @@ def _linear(draft: Draft, told: Passage) -> tuple[str, tuple[str, str, str]]:
     if told.split is Split.ROW:
         name, usual = "RowwiseParallel", (ActivationSharding.FEATURES, ActivationSharding.WHOLE)
     inputs, outputs = (None if told.input is usual[0] else lies), (None if told.output is usual[1] else output)
-    return _named(draft, name, input_layouts=inputs, output_layouts=outputs), (lies, runs, output)
+    local = "False" if told.leaves_dtensor else None
+    style = _named(draft, name, input_layouts=inputs, output_layouts=outputs, use_local_output=local)
+    return style, (lies, runs, output)
 
 
 def _named(draft: Draft, style: str, **keywords: str | None) -> str:

@@ -24,6 +24,8 @@ from equivcheck.scenario import (
     SPMD,
     ActivationSharding,
     ClipNorm,
+    CrossEntropy,
+    Ignored,
     LayerPlan,
     Parallelism,
     Replicate,
@@ -61,6 +63,22 @@ def fully_shard_manages_no_column(scenario: Scenario) -> bool:
 def embedding_by_tokens(scenario: Scenario) -> bool:
     """Tensor parallelism shares an embedding out by tokens."""
     return any(plan.source is Split.ROW for plan in scenario.layout.of(TensorParallel))
+
+
+@need
+def weighs_ignored_labels_in_parts(scenario: Scenario) -> bool:
+    """Under `loss_parallel` classes have weights, and some labels may not count."""
+    loss = scenario.training.loss
+    weighs = isinstance(loss, CrossEntropy) and loss.class_weights and loss.ignored is not Ignored.NONE
+    return weighs and any(plan.loss_parallel for plan in scenario.layout.of(TensorParallel))
+
+
+@need
+def smooths_labels_in_parts(scenario: Scenario) -> bool:
+    """Under `loss_parallel` a share of the target is spread over all classes."""
+    loss = scenario.training.loss
+    smooths = isinstance(loss, CrossEntropy) and loss.label_smoothing > 0
+    return smooths and any(plan.loss_parallel for plan in scenario.layout.of(TensorParallel))
 
 
 @need

@@ -20,6 +20,7 @@ from equivcheck.layouts.limits.repairs import (
     without_shares,
 )
 from equivcheck.layouts.partition import cut_dim, leaves_nothing
+from equivcheck.parallelisms.tensor_parallel.loss_limits import LOSS_PARALLEL
 from equivcheck.parallelisms.tensor_parallel.plans import (
     RULES,
     TIED_HALVES,
@@ -252,6 +253,7 @@ LIMITS: tuple[Limit, ...] = (
     NO_TIES_OF_LOCAL_TENSORS,
     NO_SHORT_CUTS_OF_SEQUENCES,
     EVERY_RANK_HAS_TOKENS,
+    *LOSS_PARALLEL,
     *map(_limit, RULES),
     *DTENSOR_OPTIMIZERS,
     *WHOLE_PARAMETERS,

@@ -20,13 +20,17 @@ class Passage:
     output: ActivationSharding
     """How it leaves its output."""
 
+    leaves_dtensor: bool = False
+    """Whether it leaves its output as a DTensor, which knows the size of the whole."""
     is_by_rows: bool = False
     """Whether it is whole on every rank, and each rank computes its own rows."""
 
 
 def head_passage(model: Model, parallelism: TensorParallel) -> Passage:
-    """What the linear of a head is told, whose output is whole."""
-    return Passage(split=parallelism.head, input=inputs_of(model, parallelism)[-1], output=ActivationSharding.WHOLE)
+    """What the linear of a head is told, whose output is whole, unless the loss takes what each rank has of it."""
+    output = ActivationSharding.FEATURES if parallelism.loss_parallel else ActivationSharding.WHOLE
+    lies = inputs_of(model, parallelism)[-1]
+    return Passage(split=parallelism.head, input=lies, output=output, leaves_dtensor=parallelism.loss_parallel)
 
 
 def passage(model: Model, part: Part, plan: LayerPlan, sharding: ActivationSharding) -> Passage:

@@ -101,7 +101,7 @@ def _norm_style(model: Model, sharding: ActivationSharding) -> ParallelStyle:
 def _linear_style(model: Model, passage: Passage) -> ParallelStyle:
     lies, output = placement(model, passage.input), placement(model, passage.output)
     if passage.split is Split.COLUMN:
-        return ColwiseParallel(input_layouts=lies, output_layouts=output)
+        return ColwiseParallel(input_layouts=lies, output_layouts=output, use_local_output=not passage.leaves_dtensor)
     if passage.split is Split.ROW:
         return RowwiseParallel(input_layouts=lies, output_layouts=output)
     return Replicated(input=lies, computes=lies if passage.is_by_rows else Replicate(), output=output)

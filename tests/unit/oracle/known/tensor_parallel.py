@@ -4,7 +4,26 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from equivcheck.scenario import DDP, FSDP2, ClipNorm, Layer, LayerPlan, TensorParallel
+from equivcheck import Scenario
+from equivcheck.scenario import (
+    DDP,
+    FSDP2,
+    Axis,
+    ClipNorm,
+    CrossEntropy,
+    Data,
+    Head,
+    Ignored,
+    Layer,
+    LayerPlan,
+    Layout,
+    Mesh,
+    Model,
+    Split,
+    TensorParallel,
+    Tokens,
+    Training,
+)
 from unit.oracle.known.builders import (
     COLUMN,
     COLUMN_FIRST,
@@ -22,7 +41,28 @@ from unit.oracle.known.builders import (
     scenario,
 )
 
+
+def of_labels(*, in_parts: bool = True, **loss: object) -> Scenario:
+    """A head that is cut by tokens, and the loss of its logits, in parts or gathered."""
+    model = Model(features=2, source=Tokens(vocabulary=4), length=2, layers=(Layer(width=2),), head=Head())
+    plan = TensorParallel(plan=(LayerPlan(),), head=Split.COLUMN, loss_parallel=in_parts)
+    training = Training(model=model, data=Data(microbatches=(2,)), loss=CrossEntropy(**loss))  # type: ignore[arg-type]
+    return Scenario(training=training, layout=Layout(mesh=Mesh(axes=(Axis(name="tp", size=2),)), parallelisms=(plan,)))
+
+
 SHOWN = {
+    "loss_parallel_smooths_labels": (
+        of_labels(label_smoothing=0.1),
+        [of_labels(), of_labels(label_smoothing=0.1, in_parts=False)],
+    ),
+    "loss_parallel_weights_of_ignored_labels": (
+        of_labels(class_weights=True, ignored=Ignored.FIRST_ROWS),
+        [
+            of_labels(class_weights=True),
+            of_labels(ignored=Ignored.FIRST_ROWS),
+            of_labels(class_weights=True, ignored=Ignored.FIRST_ROWS, in_parts=False),
+        ],
+    ),
     "sequence_parallel_unfreezes": (
         scenario(ROWS, Layer(width=2), replace(NORMED, frozen=True), sizes=(1,)),
         [
