@@ -20,6 +20,7 @@ from equivcheck.scenario import (
     Compression,
     Distribution,
     ElementType,
+    LocalTensorParallel,
     LowPrecision,
     MixedPrecision,
     Parallelism,
@@ -175,6 +176,11 @@ def spmd(draw: DrawFn) -> SPMD:
     return SPMD(distribution=draw(_DISTRIBUTIONS), redistribute_gradients=not draw(SOMETIMES))
 
 
+def local_tensor_parallel() -> SearchStrategy[LocalTensorParallel]:
+    """`LocalTensorParallel` without a plan, which `scenarios` draws."""
+    return st.builds(LocalTensorParallel)
+
+
 def pipeline() -> SearchStrategy[Pipeline]:
     """`Pipeline` with default options: `scenarios` draws some that its ranks and the model allow."""
     return st.builds(Pipeline)
@@ -188,6 +194,7 @@ _SHIPPED: dict[str, SearchStrategy[Parallelism]] = {
     TensorParallel.tag: tensor_parallel(),
     SPMD.tag: spmd(),
     Pipeline.tag: pipeline(),
+    LocalTensorParallel.tag: local_tensor_parallel(),
 }
 
 

@@ -11,18 +11,27 @@ from hypothesis.strategies import DrawFn
 
 from equivcheck.layouts.partition import leaves_nothing
 from equivcheck.parallelisms.tensor_parallel.plans import TIED_HALVES, LayerSite, legal_plans
-from equivcheck.scenario import ActivationSharding, CrossEntropy, LayerPlan, Layout, Split, TensorParallel, Training
+from equivcheck.scenario import (
+    ActivationSharding,
+    CrossEntropy,
+    LayerPlan,
+    Layout,
+    LocalTensorParallel,
+    PlannedParallelism,
+    Split,
+    Training,
+)
 from equivcheck.scenario.mesh import TP
 from equivcheck.strategies.chance import EVENLY, below
 
-_NO_PLAN = TensorParallel().plan
+_NO_PLAN = (LayerPlan(),)
 SPLITS = tuple(TIED_HALVES)
 """How ranks share out an embedding or a head, simplest first."""
 
 
 def needs_plan(layout: Layout) -> bool:
     """Whether a layout has tensor parallelism with the default plan, which stands for none."""
-    return any(parallelism.plan == _NO_PLAN for parallelism in layout.of(TensorParallel))
+    return any(parallelism.plan == _NO_PLAN for parallelism in layout.of(PlannedParallelism))
 
 
 def with_idle_plan(layout: Layout, training: Training) -> Layout:
@@ -33,12 +42,13 @@ def with_idle_plan(layout: Layout, training: Training) -> Layout:
 def with_drawn_plan(draw: DrawFn, layout: Layout, training: Training, *, beyond: bool, repaired: bool = True) -> Layout:
     """The layout with a plan that is legal for the training, once that is `repaired` within its layers."""
     model, ranks, plan = training.model, layout.mesh.size(TP), []
-    source = _drawn_source(draw, training, ranks)
+    is_local = layout.has(LocalTensorParallel)
+    source = _drawn_source(draw, training, ranks, empty=is_local)
     has_head = model.head is not None and not (model.head.tied and source is Split.OUTSIDE)
     ends = (ActivationSharding.WHOLE, ActivationSharding.ROWS) if has_head else (ActivationSharding.WHOLE,)
     rows = tuple(rows // layout.num_data_ranks for rows in training.data.microbatches)
     place = LayerSite(model=model, index=0, input=ActivationSharding.WHOLE, tp=ranks, rows=rows, ends=ends)
-    among = partial(legal_plans, beyond=beyond, repaired=repaired)
+    among = partial(legal_plans, beyond=beyond or is_local, repaired=repaired)
     source_output = _drawn_source_output(draw, place, source, among)
     place = replace(place, input=source_output)
     for index in range(len(model.layers)):
@@ -60,11 +70,12 @@ def _drawn_source_output(
     return ActivationSharding.ROWS
 
 
-def _drawn_source(draw: DrawFn, training: Training, ranks: int) -> Split:
+def _drawn_source(draw: DrawFn, training: Training, ranks: int, *, empty: bool) -> Split:
+    """By tokens only where each rank has some, unless ranks may be `empty`."""
     source = training.model.source
     if source is None:
         return Split.OUTSIDE
-    splits = tuple(split for split in SPLITS if split is not Split.ROW or not leaves_nothing(source.vocabulary, ranks))
+    splits = tuple(split for split in SPLITS if split is not Split.ROW or empty or not leaves_nothing(source.vocabulary, ranks))
     return splits[draw(below(len(splits)))]
 
 
@@ -78,7 +89,7 @@ def _drawn_head(draw: DrawFn, training: Training, source: Split, *, last: Activa
 
 def _with_plan(layout: Layout, plan: tuple[LayerPlan, ...], **others: Any) -> Layout:
     parallelisms = tuple(
-        replace(parallelism, plan=plan, **others) if isinstance(parallelism, TensorParallel) else parallelism
+        replace(parallelism, plan=plan, **others) if isinstance(parallelism, PlannedParallelism) else parallelism
         for parallelism in layout.parallelisms
     )
     return replace(layout, parallelisms=parallelisms)

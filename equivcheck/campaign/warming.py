@@ -6,9 +6,8 @@ from collections.abc import Iterator
 
 from equivcheck.campaign.batches import EndBatch, run_batch
 from equivcheck.campaign.plan import Plan
-from equivcheck.scenario import DDP, FSDP1, FSDP2, SPMD, Pipeline, Replicate, Scenario, TensorParallel
-
-_LAYOUTS = (DDP, Replicate, FSDP1, FSDP2, TensorParallel, SPMD, Pipeline)
+from equivcheck.scenario import Scenario
+from equivcheck.scenario.parallelism import PARALLELISMS
 
 
 def warm_up() -> None:
@@ -27,7 +26,7 @@ def _plainest() -> Iterator[Scenario]:
     """The first scenario that is drawn of each parallelism."""
     from equivcheck.strategies import scenarios
 
-    for parallelism in _LAYOUTS:
+    for parallelism in PARALLELISMS:
         found: list[Scenario] = []
 
         def take(scenario: Scenario, found: list[Scenario] = found) -> None:

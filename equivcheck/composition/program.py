@@ -46,8 +46,11 @@ def rank_setup(scenario: Scenario) -> Setup:
     setup.announce, setup.layout = mark, layout
     recompute_layers(setup.model, layout.execution)
     mesh = setup.mesh = device_mesh(layout.mesh.shape, layout.mesh.names)
-    for parallelism in layout.parallelisms:
-        kind_of(parallelism).apply(setup, parallelism, _submesh(mesh, layout, layout.axes_of(parallelism)))
+    kinds = [(kind_of(each), each, _submesh(mesh, layout, layout.axes_of(each))) for each in layout.parallelisms]
+    for kind, parallelism, axes in kinds:
+        kind.apply(setup, parallelism, axes)
+    for kind, parallelism, axes in kinds:
+        kind.finish(setup, parallelism, axes)
     compile_setup(setup, layout.execution)
     if layout.execution.whole_step:
         trace_steps(setup)

@@ -21,6 +21,10 @@ COMPOSITIONS: tuple[str, ...] = (
     "replicate x tensor_parallel",
     "fsdp1 x tensor_parallel",
     "fsdp2 x tensor_parallel",
+    "ddp x local_tensor_parallel",
+    "replicate x local_tensor_parallel",
+    "fsdp1 x local_tensor_parallel",
+    "fsdp2 x local_tensor_parallel",
 )
 """Names of the compositions that are generated, as `Layout.name` writes them. Add a line to have one generated."""
 TIMES = " x "

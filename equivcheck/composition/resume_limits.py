@@ -25,7 +25,9 @@ from equivcheck.scenario import (
     SPMD,
     Compression,
     Layout,
+    LocalTensorParallel,
     Pipeline,
+    PlannedParallelism,
     Precision,
     Replicate,
     Scenario,
@@ -43,13 +45,22 @@ def _is_localized(layout: Layout) -> bool:
     return layout.has(TensorParallel) and not keeps_dtensors(layout)
 
 
+def _on_parts_of_dtensors(layout: Layout) -> Layout:
+    plans = {
+        each: TensorParallel(plan=each.plan, source=each.source, source_output=each.source_output, head=each.head)
+        for each in layout.of(LocalTensorParallel)
+    }
+    parallelisms = (plans[each] if isinstance(each, LocalTensorParallel) else each for each in layout.parallelisms)
+    return replace(layout, parallelisms=tuple(parallelisms))
+
+
 def _has_replicas_of_one_shard(layout: Layout) -> bool:
     mesh = layout.mesh
     return layout.has(FSDP1) and mesh.size(SHARD) == 1 and mesh.size(REPLICATE) > 1
 
 
 def _on_dtensors(layout: Layout) -> Layout:
-    kept = (TensorParallel, FSDP2, SPMD, Pipeline)
+    kept = (PlannedParallelism, FSDP2, SPMD, Pipeline)
     parallelisms = tuple(each if isinstance(each, kept) else FSDP2() for each in layout.parallelisms)
     return replace(layout, parallelisms=parallelisms)
 
@@ -82,6 +93,11 @@ CHECKPOINT_LAYOUT_LIMITS: tuple[LayoutLimit, ...] = (
         "local tensors, and torch.distributed.checkpoint does not know where they lie",
         applies=_is_localized,
         repair=_on_dtensors,
+    ),
+    LayoutLimit(
+        reason="checkpoint: torch.distributed.checkpoint takes plain tensors for whole ones, of which every rank has the same",
+        applies=lambda layout: layout.has(LocalTensorParallel),
+        repair=_on_parts_of_dtensors,
     ),
 )
 """Which layouts a training can neither leave nor go on under."""

@@ -17,7 +17,8 @@ class Family(Choice):
 
 _OF_TOKENS = {"Tokens", "Head", "CrossEntropy"}
 """Nouns of token models."""
-_CHOSEN = {("Model", "source"), ("Model", "head"), ("Training", "loss"), ("TensorParallel", "source"), ("TensorParallel", "head")}
+_ENDS = {(noun, field) for noun in ("TensorParallel", "LocalTensorParallel") for field in ("source", "head")}
+_CHOSEN = {("Model", "source"), ("Model", "head"), ("Training", "loss"), *_ENDS}
 """Fields, of all models, that say something of tokens unless they have one of the values below."""
 _OF_ANY_MODEL = {"None", "OUTSIDE", "LINEAR_MEAN", "LINEAR_SUM", "MSE_MEAN", "MSE_SUM"}
 

@@ -9,7 +9,7 @@ from inspect import get_annotations
 from typing import Any, get_type_hints
 
 from equivcheck.choice import Choice
-from equivcheck.scenario import Resume, Scenario
+from equivcheck.scenario import Parallelism, Resume, Scenario
 
 MANY = 3
 """From here on, whole numbers and lengths are alike."""
@@ -25,7 +25,7 @@ class Feature:
     part: str
     """Which part of a scenario it belongs to: ``training.optimizer``, ``layout.parallelisms``, ``resume`` ..."""
     noun: str
-    """The class that declares the field, so that those that inherit it have it in common."""
+    """The class that declares the field, so that those that inherit it have it in common; of a parallelism its own."""
     field: str
     """Its name; with ``[]`` for what is in it."""
     value: str
@@ -116,6 +116,8 @@ def _is_plain_noun(hint: Any) -> bool:
 
 
 def _owner(noun: type[Any], name: str) -> str:
+    if issubclass(noun, Parallelism):  # what a field of one does says little of another, though they share a plan
+        return noun.__name__
     return next(base.__name__ for base in reversed(noun.__mro__) if name in get_annotations(base))
 
 

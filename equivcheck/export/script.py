@@ -22,7 +22,7 @@ from equivcheck.scenario import CrossEntropy, Layer, Precision, Scenario
 from equivcheck.trace.differences import Phase
 from equivcheck.verdict.verdict import Verdict
 
-_STANDARD = ("contextlib", "datetime", "functools", "sys")
+_STANDARD = ("contextlib", "dataclasses", "datetime", "enum", "functools", "sys", "typing")
 """Modules of the standard library that scripts import."""
 
 

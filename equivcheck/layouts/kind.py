@@ -37,6 +37,9 @@ class LayoutKind(ABC):
     def apply(self, setup: Setup, parallelism: Parallelism, mesh: DeviceMesh) -> None:
         """Change the setup of this rank; `mesh` has the parallelism's own axes only. Every rank calls it."""
 
+    def finish(self, setup: Setup, parallelism: Parallelism, mesh: DeviceMesh) -> None:  # noqa: B027 - for those that need it
+        """Change the setup further, once every parallelism has been applied: how this rank reads, for one."""
+
     def when_reduced(self, parallelism: Parallelism, layout: Layout) -> WhenReduced | None:  # noqa: ARG002 - for those that do
         """When it reduces gradients of several microbatches; None for a parallelism that averages none."""
         return None

@@ -31,14 +31,10 @@ from equivcheck.scenario.parallelism import (
     FSDP1,
     FSDP2,
     SPMD,
-    ActivationSharding,
     Distribution,
-    LayerPlan,
     Replicate,
     Replicator,
     ShardingStrategy,
-    Split,
-    TensorParallel,
     Wrapping,
 )
 from equivcheck.scenario.parallelism_base import Owner, Parallelism
@@ -46,6 +42,14 @@ from equivcheck.scenario.pipeline import Pipeline, PipelineSchedule
 from equivcheck.scenario.rounding import Compression, ElementType, LowPrecision, MixedPrecision
 from equivcheck.scenario.scenario import Resume, Scenario
 from equivcheck.scenario.schedule import CosineAnnealingLR, ExponentialLR, LinearLR, Schedule, StepLR
+from equivcheck.scenario.tensor_parallel import (
+    ActivationSharding,
+    LayerPlan,
+    LocalTensorParallel,
+    PlannedParallelism,
+    Split,
+    TensorParallel,
+)
 from equivcheck.scenario.token_layers import Attention, GatedMLP, Head, Tokens
 from equivcheck.scenario.training import Group, Precision, Select, Training, ZeroGrad
 
@@ -89,6 +93,7 @@ __all__ = [
     "LayerPlan",
     "Layout",
     "LinearLR",
+    "LocalTensorParallel",
     "Loss",
     "LowPrecision",
     "Mesh",
@@ -103,6 +108,7 @@ __all__ = [
     "Parallelism",
     "Pipeline",
     "PipelineSchedule",
+    "PlannedParallelism",
     "Precision",
     "RAdam",
     "RMSprop",

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
 from typing import ClassVar
 
 from equivcheck.choice import Choice
-from equivcheck.errors import InvalidScenario
-from equivcheck.scenario.mesh import DP, REPLICATE, SHARD, TP
-from equivcheck.scenario.model import MAX_LAYERS
+from equivcheck.scenario.mesh import DP, REPLICATE, SHARD
 from equivcheck.scenario.noun import noun, refuse, require_between, require_positive
-from equivcheck.scenario.parallelism_base import Owner, Parallelism, ParameterFacts
+from equivcheck.scenario.parallelism_base import Parallelism, ParameterFacts
 from equivcheck.scenario.pipeline import Pipeline
 from equivcheck.scenario.rounding import Compression, LowPrecision, MixedPrecision
+from equivcheck.scenario.tensor_parallel import LocalTensorParallel, TensorParallel
 
 DEFAULT_BUCKET_MB = 25.0
 """Largest bucket of gradients in MiB where nothing else is said."""
@@ -47,30 +45,6 @@ class Distribution(Choice):
 
     REPLICATE = "replicate"
     FULLY_SHARD = "fully_shard"
-
-
-class Split(Choice):
-    """How tensor parallelism shares out a layer, as its kind says that it can; a layer outside the plan keeps plain tensors."""
-
-    REPLICATED = "replicated"
-    COLUMN = "column"
-    """By outputs; of an embedding, by features."""
-    ROW = "row"
-    """By inputs; of an embedding, by tokens."""
-    WITHIN = "within"
-    """By what it has within, such as heads, or features between two linears: the first linears by outputs, the last by inputs."""
-    OUTSIDE = "outside"
-
-
-class ActivationSharding(Choice):
-    """How an activation lies over the ranks of an axis: whole on each, by its rows (sequence parallel), or by its features.
-
-    Where rows are sequences, it lies by their positions instead of by rows.
-    """
-
-    WHOLE = "whole"
-    ROWS = "rows"
-    FEATURES = "features"
 
 
 @noun
@@ -258,82 +232,5 @@ class SPMD(Parallelism):
         return 0 if self.distribution is Distribution.FULLY_SHARD else None
 
 
-@noun
-class LayerPlan:
-    """What tensor parallelism does to one layer."""
-
-    split: Split = Split.REPLICATED
-    """How ranks share out its linears."""
-    output: ActivationSharding = ActivationSharding.WHOLE
-    """How the layer leaves its output, and so how the next one finds its input."""
-
-    def __post_init__(self) -> None:
-        if self.split in (Split.REPLICATED, Split.WITHIN) and self.output is ActivationSharding.FEATURES:
-            raise InvalidScenario(
-                f"LayerPlan.output is ActivationSharding.FEATURES; allowed with {self.split!r}: ActivationSharding.WHOLE or ROWS"
-            )
-        if self.split is Split.OUTSIDE and self.output is not ActivationSharding.WHOLE:
-            raise InvalidScenario(f"LayerPlan.output is {self.output!r}; allowed with Split.OUTSIDE: ActivationSharding.WHOLE")
-
-
-@noun
-class TensorParallel(Parallelism):
-    """`torch.distributed.tensor.parallel.parallelize_module` with a plan for each layer."""
-
-    tag: ClassVar[str] = "tensor_parallel"
-    axes: ClassVar[tuple[tuple[str, ...], ...]] = ((TP,),)
-    traceable: ClassVar[bool] = True
-    plan: tuple[LayerPlan, ...] = (LayerPlan(),)
-    """One entry a layer, 1 to 8; one before a layer outside the plan leaves its output whole, as the last does unless a head that
-    is within the plan follows."""
-    source: Split = Split.OUTSIDE
-    """How ranks share out the embedding of tokens; of no effect on a model without tokens. Positions are whole on every rank."""
-    source_output: ActivationSharding = ActivationSharding.WHOLE
-    """How what tokens are embedded as is left, whole or by positions; whole where the source is outside the plan."""
-    head: Split = Split.OUTSIDE
-    """How ranks share out the linear of the head; of no effect on a model without one."""
-    loss_parallel: bool = False
-    """Whether each rank keeps the logits of its own classes, and loss and backward run under `loss_parallel`, which reduces what
-    the softmax needs of all; only with a head by `Split.COLUMN`."""
-    redistribute_gradients: bool = True
-    """As `SPMD.redistribute_gradients`. Parallelisms around this one put other parameters in the place of those with hooks, and
-    redistribute gradients themselves."""
-
-    def __post_init__(self) -> None:
-        if not 1 <= len(self.plan) <= MAX_LAYERS:
-            raise InvalidScenario(f"TensorParallel.plan has {len(self.plan)} entries; allowed: 1 to {MAX_LAYERS}, one a layer")
-        for name in ("source", "head"):
-            if getattr(self, name) is Split.WITHIN:
-                raise refuse(self, name, "any Split but WITHIN")
-        if self.loss_parallel and self.head is not Split.COLUMN:
-            raise refuse(self, "loss_parallel", "False unless the head is Split.COLUMN")
-        ends = (ActivationSharding.WHOLE,) if self.head is Split.OUTSIDE else (ActivationSharding.WHOLE, ActivationSharding.ROWS)
-        if self.plan[-1].output not in ends:
-            raise InvalidScenario(
-                f"TensorParallel.plan ends with output {self.plan[-1].output!r}; allowed: ActivationSharding.WHOLE, before a "
-                "head that is not Split.OUTSIDE also ActivationSharding.ROWS"
-            )
-        if self.source_output is ActivationSharding.FEATURES:
-            raise refuse(self, "source_output", "ActivationSharding.WHOLE or ROWS")
-        if self.source_output is ActivationSharding.ROWS and Split.OUTSIDE in (self.source, self.plan[0].split):
-            raise refuse(self, "source_output", "ActivationSharding.WHOLE where the source or the first layer is Split.OUTSIDE")
-        for before, entry in pairwise(self.plan):
-            if entry.split is Split.OUTSIDE and before.output is not ActivationSharding.WHOLE:
-                raise InvalidScenario(
-                    f"TensorParallel.plan has Split.OUTSIDE after output {before.output!r}; allowed: ActivationSharding.WHOLE"
-                )
-
-    def cut_dim(self, parameter: ParameterFacts) -> int | None:  # noqa: D102 - as inherited
-        dims = {Split.COLUMN: parameter.column_dim, Split.ROW: parameter.row_dim, Split.WITHIN: parameter.within_dim}
-        return dims.get(self.split_of(parameter))
-
-    def split_of(self, parameter: ParameterFacts) -> Split:
-        """How ranks share out what a parameter belongs to; a parameter of the model itself is outside any plan."""
-        if parameter.layer is not None:
-            # A plan that does not fit the model has a limit of its own.
-            return self.plan[parameter.layer].split if parameter.layer < len(self.plan) else Split.OUTSIDE
-        return {Owner.SOURCE: self.source, Owner.HEAD: self.head}.get(parameter.owner, Split.OUTSIDE)
-
-
-PARALLELISMS: tuple[type[Parallelism], ...] = (DDP, Replicate, FSDP1, FSDP2, TensorParallel, SPMD, Pipeline)
+PARALLELISMS: tuple[type[Parallelism], ...] = (DDP, Replicate, FSDP1, FSDP2, TensorParallel, SPMD, Pipeline, LocalTensorParallel)
 """Every parallelism that ships with the package, simplest first."""

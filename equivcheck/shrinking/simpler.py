@@ -22,9 +22,9 @@ from equivcheck.scenario import (
     Mesh,
     Model,
     Pipeline,
+    PlannedParallelism,
     Scenario,
     Split,
-    TensorParallel,
     Training,
 )
 from equivcheck.scenario.case import Case
@@ -193,12 +193,14 @@ def _after(layer: AnyLayer, index: int) -> AnyLayer:
 def _cut_as_linears(layout: Layout) -> Iterator[Layout]:
     """What is cut within layers that are not linear cut as linear layers are."""
     for split in (Split.COLUMN, Split.ROW):
-        changed = tuple(_with_split(each, split) if isinstance(each, TensorParallel) else each for each in layout.parallelisms)
+        changed = tuple(
+            _with_split(each, split) if isinstance(each, PlannedParallelism) else each for each in layout.parallelisms
+        )
         if changed != layout.parallelisms:
             yield replace(layout, parallelisms=changed)
 
 
-def _with_split(tensor_parallel: TensorParallel, split: Split) -> TensorParallel:
+def _with_split(tensor_parallel: PlannedParallelism, split: Split) -> PlannedParallelism:
     plan = (replace(entry, split=split) if entry.split is Split.WITHIN else entry for entry in tensor_parallel.plan)
     return replace(tensor_parallel, plan=tuple(plan))
 
@@ -206,7 +208,7 @@ def _with_split(tensor_parallel: TensorParallel, split: Split) -> TensorParallel
 def _without_entry(parallelism: Any, index: int) -> Any:
     if isinstance(parallelism, Pipeline):
         return replace(parallelism, boundaries=())
-    if not isinstance(parallelism, TensorParallel) or len(parallelism.plan) == 1:
+    if not isinstance(parallelism, PlannedParallelism) or len(parallelism.plan) == 1:
         return parallelism
     plan = [*parallelism.plan[:index], *parallelism.plan[index + 1 :]]
     plan[-1] = replace(plan[-1], output=ActivationSharding.WHOLE)

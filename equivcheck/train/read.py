@@ -153,8 +153,15 @@ def snapshot(slots: Sequence[Slot], pieces: tuple[Piece, ...], tensors: Iterable
 
 
 def full_snapshot(slots: Sequence[Slot], tensors: Iterable[torch.Tensor | None]) -> Snapshot:
-    """What `full_tensor()` gives of each DTensor that no rank lacks: it communicates, so that others would wait for that rank."""
-    named = [(slot.pieces[0].name, tensor) for slot, tensor in zip(slots, tensors, strict=True)]
+    """What `full_tensor()` gives of each DTensor that no rank lacks: it communicates, so that others would wait for that rank.
+
+    Those of which the full tensor is a part of the parameter are left out.
+    """
+    named = [
+        (slot.pieces[0].name, tensor)
+        for slot, tensor in zip(slots, tensors, strict=True)
+        if slot.pieces[0].shape == tuple(slot.parameter.shape)
+    ]
     own = {name: isinstance(tensor, DTensor) for name, tensor in named}
     everybody: list[dict[str, bool]] = [{}] * dist.get_world_size()
     dist.all_gather_object(everybody, own)

@@ -15,7 +15,18 @@ import equivcheck
 from equivcheck.composition.expected_calls import MODELLED
 from equivcheck.composition.registry import layout_kinds
 from equivcheck.coverage.features import _fields
-from equivcheck.scenario import Data, Execution, Layer, Layout, Mesh, Model, Parallelism, Training
+from equivcheck.scenario import (
+    Data,
+    Execution,
+    Layer,
+    Layout,
+    Mesh,
+    Model,
+    Parallelism,
+    PlannedParallelism,
+    TensorParallel,
+    Training,
+)
 from equivcheck.scenario.parallelism import PARALLELISMS
 
 PACKAGE = Path(equivcheck.__file__).parent
@@ -37,6 +48,7 @@ NO_LIMIT = {
     },
     "SPMD": set(),
     "TensorParallel": set(),
+    "LocalTensorParallel": set(),
     "Pipeline": {"static_shapes"},
 }
 """Options of which no limit says anything: whatever they are, everything can run that can run without them."""
@@ -59,11 +71,16 @@ def _names(nodes: Iterable[ast.AST]) -> Iterator[str]:
             yield node.value
 
 
+FACTS = ("stages", "plans", "plan_limits", "loss_limits", "planned_modules", "buckets", "flat_layout")
+"""Files of parallelisms that state facts, without torch, for several others."""
+
+
 def with_facts(kind: type[Parallelism], *paths: Path) -> tuple[Path, ...]:
-    """Files of a parallelism's folder, and those of its facts (no torch) that they import."""
+    """Files of a parallelism's folder, and those of facts that they import, from that folder or from that of its kin."""
     texts = "".join(path.read_text(encoding="utf-8") for path in paths if path.is_file())
-    facts = [FOLDERS / kind.tag / f"{name}.py" for name in ("stages", "plans", "buckets", "flat_layout", "loss_limits")]
-    return (*paths, *(path for path in facts if f"{kind.tag}.{path.stem} import" in texts))
+    kin = {kind.tag, TensorParallel.tag} if issubclass(kind, PlannedParallelism) else {kind.tag}
+    facts = [FOLDERS / tag / f"{name}.py" for tag in sorted(kin) for name in FACTS]
+    return (*paths, *(path for path in facts if f".{path.parent.name}.{path.stem} import" in texts))
 
 
 def limits_of(kind: type[Parallelism]) -> tuple[Path, ...]:

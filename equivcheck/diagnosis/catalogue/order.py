@@ -14,7 +14,7 @@ from equivcheck.diagnosis.diverged_run import DivergedRun
 from equivcheck.diagnosis.emulation.emulated_ranks import EmulatedRanks
 from equivcheck.diagnosis.words import over
 from equivcheck.parallelisms.pipeline.stages import layers_of_stages
-from equivcheck.scenario import Layer, Layout, Pipeline, TensorParallel
+from equivcheck.scenario import Layer, Layout, Pipeline, PlannedParallelism
 from equivcheck.scenario.mesh import PP, TP
 from equivcheck.train.setup import Setup
 from equivcheck.verdict.cause import Cause
@@ -28,7 +28,7 @@ def wrong_orders(diverged: DivergedRun) -> Iterator[Counterfactual]:
     layout = diverged.layout
     if not diverged.can_be_emulated:
         return
-    if layout.mesh.size(TP) > 1 and layout.has(TensorParallel):
+    if layout.mesh.size(TP) > 1 and layout.has(PlannedParallelism):
         yield from _shards(diverged, layout)
     for pipeline in layout.of(Pipeline):
         yield from _stages(diverged, pipeline)

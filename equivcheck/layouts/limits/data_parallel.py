@@ -11,6 +11,7 @@ from equivcheck.scenario import (
     Compile,
     Compression,
     Layout,
+    PlannedParallelism,
     Replicate,
     Replicator,
     TensorParallel,
@@ -41,7 +42,7 @@ def _without_casts(layout: Layout) -> Layout:
 
 WHOLE_SUMS = LayoutLimit(
     reason="lower precision over tensor parallelism: each rank rounds its part of a sum, which no single device has",
-    applies=lambda layout: (_casts(layout) or _compresses(layout)) and layout.has(TensorParallel),
+    applies=lambda layout: (_casts(layout) or _compresses(layout)) and layout.has(PlannedParallelism),
     repair=lambda layout: with_options(_without_casts(layout), (DDP, Replicate), compression=Compression.NONE),
 )
 

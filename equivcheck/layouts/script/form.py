@@ -19,6 +19,7 @@ from equivcheck.scenario import (
     Model,
     Parallelism,
     Pipeline,
+    PlannedParallelism,
     Replicate,
     TensorParallel,
     Wrapping,
@@ -210,7 +211,7 @@ class _Forms:
         swapped = ".transpose(0, 1)" if self.model.length else ".T"
         values = f"inputs{swapped if self.transposes else ''}"
         if self.model.source is not None:
-            called = distributed or self.layout.has(TensorParallel)
+            called = distributed or self.layout.has(PlannedParallelism)
             placed = f"self.positions(torch.arange({self.model.length}))" if called else "self.positions.weight"
             values = f"self.embedding({values})" + f" + {placed}" * self.model.source.learned_positions
         if has_extras:

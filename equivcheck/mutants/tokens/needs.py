@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from equivcheck.mutants.needs import is_eager
 from equivcheck.parallelisms.tensor_parallel.sites import plan_over_ranks
-from equivcheck.scenario import Attention, CrossEntropy, Scenario, Split, TensorParallel
+from equivcheck.scenario import Attention, CrossEntropy, PlannedParallelism, Scenario, Split
 
 
 def loss_of_labels(scenario: Scenario) -> CrossEntropy | None:
@@ -36,7 +36,7 @@ def length_of(scenario: Scenario) -> int:
     return scenario.training.model.length or 1
 
 
-def plan_of(scenario: Scenario) -> TensorParallel | None:
+def plan_of(scenario: Scenario) -> PlannedParallelism | None:
     """How tensor parallelism shares out a model over several ranks; None where it does not, or hooks are not called."""
     return plan_over_ranks(scenario.layout) if is_eager(scenario) else None
 

@@ -19,6 +19,7 @@ from equivcheck.scenario import (
     DDP,
     AuxiliaryLinear,
     Layout,
+    PlannedParallelism,
     Precision,
     TensorParallel,
     Training,
@@ -66,9 +67,9 @@ AUTOCAST_OF_FLOAT32 = Limit(
 
 
 def _shifts_buckets(training: Training, layout: Layout) -> bool:
-    if not parallelism_of(layout, DDP).parameters_as_bucket_view or not layout.has(TensorParallel):
+    if not parallelism_of(layout, DDP).parameters_as_bucket_view or not layout.has(PlannedParallelism):
         return False
-    tp = parallelism_of(layout, TensorParallel)
+    tp = parallelism_of(layout, PlannedParallelism)
     return any(size % layout.mesh.size(TP) for _, size in cuts(training.model, tp))
 
 

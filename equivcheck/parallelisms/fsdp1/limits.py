@@ -32,6 +32,7 @@ from equivcheck.scenario import (
     ClipNorm,
     ClipValue,
     Layout,
+    PlannedParallelism,
     Precision,
     ShardingStrategy,
     TensorParallel,
@@ -126,7 +127,7 @@ NO_SYNC_OVER_TP = LayoutLimit(
 
 
 def _shards_differ(layout: Layout) -> bool:
-    return layout.mesh.size(TP) > 1 and splits_weights(parallelism_of(layout, TensorParallel))
+    return layout.mesh.size(TP) > 1 and splits_weights(parallelism_of(layout, PlannedParallelism))
 
 
 NORM_OF_ALL_SHARDS = Limit(
@@ -140,9 +141,9 @@ NORM_OF_ALL_SHARDS = Limit(
 
 def has_unit_of_nothing(training: Training, layout: Layout) -> bool:
     """Whether tensor parallelism leaves some rank no element of what is to be one flat parameter."""
-    if not layout.has(TensorParallel):
+    if not layout.has(PlannedParallelism):
         return False
-    of_nothing = units_of_nothing(training.model, parallelism_of(layout, TensorParallel), layout.mesh.size(TP))
+    of_nothing = units_of_nothing(training.model, parallelism_of(layout, PlannedParallelism), layout.mesh.size(TP))
     return any(of_nothing) if parallelism_of(layout, FSDP1).wrapping is Wrapping.PER_LAYER else all(of_nothing)
 
 

@@ -16,7 +16,7 @@ from equivcheck.layouts.partition import cut_dim
 from equivcheck.layouts.rounding import ITEM_BYTES, computed_in, reduced_in
 from equivcheck.parallelisms.fsdp2.division import averages, reduce_ops
 from equivcheck.parallelisms.tensor_parallel.plans import is_outside
-from equivcheck.scenario import FSDP1, FSDP2, ElementType, TensorParallel, Wrapping
+from equivcheck.scenario import FSDP1, FSDP2, ElementType, LocalTensorParallel, TensorParallel, Wrapping
 
 F = TypeVar("F", FSDP1, FSDP2)
 
@@ -161,11 +161,15 @@ def _all_calls(view: RankView, fsdp: FSDP2) -> Totals:
 
 
 def _kinds(view: RankView) -> list[list[Held]]:
-    """What is clipped apart: parameters that tensor parallelism has taken, and those outside its plan."""
-    plans = view.layout.of(TensorParallel)
-    outside = {held.parameter.full_name for held in view.held for plan in plans if is_outside(plan, held.parameter)}
-    kinds = [[held for held in view.held if (held.parameter.full_name in outside) is apart] for apart in (False, True)]
+    """What is clipped apart: DTensors and plain tensors before they were sharded; of plain tensors, parts and whole ones."""
+    kinds = [[held for held in view.held if _is_apart(view, held) is apart] for apart in (False, True)]
     return [kind for kind in kinds if kind]
+
+
+def _is_apart(view: RankView, held: Held) -> bool:
+    if view.layout.has(LocalTensorParallel):
+        return held.cut
+    return any(is_outside(plan, held.parameter) for plan in view.layout.of(TensorParallel))
 
 
 FSDP2_COMMUNICATION = CommunicationModel(

@@ -14,7 +14,17 @@ from equivcheck.layouts.rounding import Division, reduced_in
 from equivcheck.parallelisms.fsdp2.division import division_of
 from equivcheck.parallelisms.fsdp2.limits import cuts_last_dims_unevenly
 from equivcheck.parallelisms.tensor_parallel.plans import UNFREEZES
-from equivcheck.scenario import FSDP2, ClipNorm, Layout, NormType, Parallelism, Scenario, TensorParallel, Wrapping
+from equivcheck.scenario import (
+    FSDP2,
+    ClipNorm,
+    Layout,
+    NormType,
+    Parallelism,
+    PlannedParallelism,
+    Scenario,
+    TensorParallel,
+    Wrapping,
+)
 from equivcheck.scenario.mesh import DP, SHARD, TP
 from equivcheck.torch_version import torch_in
 from equivcheck.trace.differences import Divergence
@@ -55,7 +65,7 @@ def _cuts(scenario: Scenario) -> Iterator[tuple[int, int]]:
         for parallelism in layout.parallelisms:
             dim, ranks = cut_dim(parallelism, parameter), layout.mesh.size(layout.axes_of(parallelism)[-1])
             if dim is not None and _has_gradient(parameter, parallelism, layout):
-                by_tensor_parallelism = isinstance(parallelism, TensorParallel)
+                by_tensor_parallelism = isinstance(parallelism, PlannedParallelism)
                 yield parameter.shape[dim] if by_tensor_parallelism else _fewest(scenario, parameter, dim), ranks
 
 
@@ -68,7 +78,7 @@ def _has_gradient(parameter: Parameter, parallelism: Parallelism, layout: Layout
 
 def _fewest(scenario: Scenario, parameter: Parameter, dim: int) -> int:
     """The length of a dim, at least 1, that tensor parallelism leaves the last rank that has any; all of it without it."""
-    if any(cut_dim(parallelism, parameter) == dim for parallelism in scenario.layout.of(TensorParallel)):
+    if any(cut_dim(parallelism, parameter) == dim for parallelism in scenario.layout.of(PlannedParallelism)):
         return [length for length in chunk_sizes(parameter.shape[dim], scenario.layout.mesh.size(TP)) if length][-1]
     return parameter.shape[dim]
 

@@ -18,8 +18,8 @@ from equivcheck.layouts.limits.repairs import (
 from equivcheck.layouts.partition import cut_dim, leaves_nothing
 from equivcheck.layouts.rounding import reduced_in
 from equivcheck.parallelisms.fsdp2.division import averages, backend_divides
-from equivcheck.parallelisms.tensor_parallel.plans import trained_cuts
-from equivcheck.scenario import FSDP2, Layout, Precision, TensorParallel, Training, Wrapping
+from equivcheck.parallelisms.tensor_parallel.plans import cuts, trained_cuts
+from equivcheck.scenario import FSDP2, Layout, PlannedParallelism, Precision, TensorParallel, Training, Wrapping
 from equivcheck.scenario.mesh import DP, SHARD, TP
 
 ONE_UNIT_FOR_SHARED_WEIGHTS = Limit(
@@ -31,15 +31,17 @@ ONE_UNIT_FOR_SHARED_WEIGHTS = Limit(
 
 
 def _some_rank_reduces_nothing(training: Training, layout: Layout) -> bool:
-    if not layout.has(TensorParallel):
+    if not layout.has(PlannedParallelism):
         return False
-    tp, ranks = parallelism_of(layout, TensorParallel), layout.mesh.size(TP)
-    return any(leaves_nothing(size, ranks) for size in trained_cuts(training.model, tp))
+    tp, ranks = parallelism_of(layout, PlannedParallelism), layout.mesh.size(TP)
+    shards_last = any(fsdp.shard_last_dim for fsdp in layout.of(FSDP2))
+    sizes = (size for _, size in cuts(training.model, tp)) if shards_last else trained_cuts(training.model, tp)
+    return any(leaves_nothing(size, ranks) for size in sizes)
 
 
 NOTHING_TO_REDUCE = Limit(
     reason="fully_shard over tensor parallelism: a rank that holds nothing of a parameter cannot reduce its gradient "
-    "('_chunk_cat expects non-empty tensor')",
+    "('_chunk_cat expects non-empty tensor'), nor cut it along its last dim ('Shard(1) requires even sharding')",
     applies=_some_rank_reduces_nothing,
     repair=lambda training, layout: with_widths(training, layout.mesh.size(TP)),
     upstream=True,
@@ -49,15 +51,15 @@ NOTHING_TO_REDUCE = Limit(
 def cuts_last_dims_unevenly(training: Training, layout: Layout) -> bool:
     """Whether a dim other than the first is cut into unequal parts."""
     fsdp, shards = parallelism_of(layout, FSDP2), layout.mesh.size(DP, SHARD)
-    cuts = ((parameter, cut_dim(fsdp, parameter)) for parameter in parameters_of(training.model))
-    sizes = ((parameter.shape[dim], shards * _tp_parts(layout, parameter, dim)) for parameter, dim in cuts if dim)
+    found = ((parameter, cut_dim(fsdp, parameter)) for parameter in parameters_of(training.model))
+    sizes = ((parameter.shape[dim], shards * _tp_parts(layout, parameter, dim)) for parameter, dim in found if dim)
     return fsdp.shard_last_dim and any(size % parts for size, parts in sizes)
 
 
 def _tp_parts(layout: Layout, parameter: Parameter, dim: int) -> int:
     """Over how many ranks tensor parallelism has cut a dim."""
-    cuts = any(cut_dim(parallelism, parameter) == dim for parallelism in layout.of(TensorParallel))
-    return layout.mesh.size(TP) if cuts else 1
+    is_cut = any(cut_dim(parallelism, parameter) == dim for parallelism in layout.of(PlannedParallelism))
+    return layout.mesh.size(TP) if is_cut else 1
 
 
 EVEN_LAST_DIMS = Limit(

@@ -12,7 +12,7 @@ from equivcheck.layouts.script.text import call
 from equivcheck.parallelisms.spmd.export import define_beside, redistribute_gradients
 from equivcheck.parallelisms.tensor_parallel.passage import Passage, head_passage, passage
 from equivcheck.parallelisms.tensor_parallel.plans import cuts, inputs_of, is_outside, rows_dim
-from equivcheck.scenario import ActivationSharding, Parallelism, Split, TensorParallel
+from equivcheck.scenario import ActivationSharding, Model, Parallelism, PlannedParallelism, Split, TensorParallel
 from equivcheck.scenario.mesh import TP
 
 _REPLICATED = (
@@ -48,7 +48,7 @@ def write(draft: Draft, parallelism: Parallelism) -> None:
     if has_hooks and (by_hand or uneven or by_rows or parallelism.source is Split.ROW):
         # Only of whole layers cut evenly does each gradient lie as its parameter does, whatever propagation chooses.
         redistribute_gradients(draft)
-    _cut_masks(draft, parallelism)
+    cut_masks(draft, parallelism)
     if parallelism.loss_parallel:
         _keep_logits_apart(draft, mesh)
 
@@ -73,10 +73,14 @@ def _styles(draft: Draft, parallelism: TensorParallel, mesh: str) -> tuple[list[
             styles.append(f'"{path}": {style}')
         else:
             by_hand.append(_replicated(draft, path, mesh, places))
-    head = draft.scenario.training.model.head
-    if head is not None and head.tied and parallelism.source is not Split.OUTSIDE:
-        by_hand.append('model.get_submodule("head.linear").weight = model.get_submodule("embedding").weight  # tied again')
+    by_hand += tied_again(draft.scenario.training.model, parallelism)
     return styles, by_hand
+
+
+def tied_again(model: Model, parallelism: PlannedParallelism) -> Iterator[str]:
+    """Have a tied head use the weight of the embedding, of which each module has been given a parameter of its own."""
+    if model.head is not None and model.head.tied and parallelism.source is not Split.OUTSIDE:
+        yield 'model.get_submodule("head.linear").weight = model.get_submodule("embedding").weight  # tied again'
 
 
 _Modules = Iterator[tuple[str, str, tuple[str, str, str]]]
@@ -164,7 +168,8 @@ def _replicated(draft: Draft, path: str, mesh: str, places: tuple[str, str, str]
     return f'replicated(model.get_submodule("{path}"), {mesh}, {", ".join(places)})'
 
 
-def _cut_masks(draft: Draft, parallelism: TensorParallel) -> None:
+def cut_masks(draft: Draft, parallelism: PlannedParallelism) -> None:
+    """Take of each dropout mask what this rank has of the layer's output."""
     size, layers = inner_ranks(draft.scenario.layout), draft.scenario.training.model.layers
     if size == 1:
         return

@@ -9,11 +9,13 @@ from equivcheck.layouts.script.draft import Draft
 from equivcheck.layouts.script.loop import order_of
 from equivcheck.layouts.script.mesh import inner_ranks
 from equivcheck.layouts.script.text import block, indented
-from equivcheck.scenario import ClipNorm, TensorParallel
+from equivcheck.scenario import ClipNorm, PlannedParallelism
 
 
 def read_local_shards(draft: Draft) -> None:
-    """Gather each parameter along the dim that the plan cuts, and clip by the norm of what is gathered."""
+    """Gather each parameter along the dim that the plan cuts, and clip by the norm of what is gathered; once."""
+    if draft.reading:
+        return
     define_whole(draft)
     draft.after_wrap.append("parameters = dict(model.named_parameters())  # as they are outside of forward")
     draft.parameters, draft.names = "parameters.values()", ("name, parameter", "parameters.items()")
@@ -66,7 +68,7 @@ def _clip(clipping: ClipNorm) -> list[str]:
 
 def sharded_dims(draft: Draft) -> str:
     """The dims along which parameters are cut, by name, as code."""
-    plan = parallelism_of(draft.scenario.layout, TensorParallel)
+    plan = parallelism_of(draft.scenario.layout, PlannedParallelism)
     parameters = parameters_of(draft.scenario.training.model)
     dims = {draft.form.name_of(found.full_name): cut_dim(plan, found) for found in parameters}
     items = ", ".join(f'"{name}": {dim}' for name, dim in dims.items() if dim is not None)

@@ -13,7 +13,6 @@ from equivcheck.layouts.limits.repairs import (
     has_shares,
     is_tied,
     untied,
-    with_head,
     with_model,
     with_options,
     with_widths,
@@ -21,63 +20,35 @@ from equivcheck.layouts.limits.repairs import (
 )
 from equivcheck.layouts.partition import cut_dim, leaves_nothing
 from equivcheck.parallelisms.tensor_parallel.loss_limits import LOSS_PARALLEL
+from equivcheck.parallelisms.tensor_parallel.plan_limits import (
+    APPLIED_FIRST,
+    ENDS_WHOLE,
+    ONE_ENTRY_A_LAYER,
+    TIES_CUT_ALIKE,
+    limit_of,
+)
 from equivcheck.parallelisms.tensor_parallel.plans import (
     RULES,
-    TIED_HALVES,
     UNFREEZES,
-    LayerSite,
-    PlanRule,
     cuts,
     fits,
-    fitted,
     frozen_splits,
     has_pending_gradients,
-    inputs_of,
     is_outside,
-    places,
     trained_cuts,
 )
 from equivcheck.scenario import (
     ASGD,
-    ActivationSharding,
     Adafactor,
     Compile,
     Implementation,
     Layout,
     Owner,
-    Parallelism,
     Split,
     TensorParallel,
     Training,
 )
 from equivcheck.scenario.mesh import TP
-
-
-def _first_broken(rule: PlanRule, training: Training, layout: Layout) -> LayerSite | None:
-    tp = parallelism_of(layout, TensorParallel)
-    if not fits(training.model, tp.plan):
-        return None
-    rows = tuple(rows // layout.num_data_ranks for rows in training.data.microbatches)
-    found = places(training.model, tp, layout.mesh.size(TP), rows)
-    return next((place for place, entry in zip(found, tp.plan, strict=True) if rule.broken(place, entry)), None)
-
-
-def _limit(rule: PlanRule) -> Limit:
-    def applies(training: Training, layout: Layout) -> bool:
-        return _first_broken(rule, training, layout) is not None
-
-    def repair(training: Training, layout: Layout) -> Training:
-        place = _first_broken(rule, training, layout)
-        return training if place is None else rule.repair(training, layout, place)
-
-    return Limit(reason=rule.reason, applies=applies, repair=repair, upstream=rule.upstream)
-
-
-ONE_ENTRY_A_LAYER = Limit(
-    reason="tensor parallelism: the plan must have one entry for each layer of the model",
-    applies=lambda training, layout: not fits(training.model, parallelism_of(layout, TensorParallel).plan),
-    repair=lambda training, layout: fitted(training, parallelism_of(layout, TensorParallel).plan),
-)
 
 NO_SHARED_WEIGHTS = Limit(
     reason="tensor parallelism: parallelize_module makes a new parameter for each module, which unties shared weights",
@@ -137,17 +108,6 @@ HOOKS_ON_OWN_PARAMETERS = LayoutLimit(
     repair=lambda layout: with_options(layout, TensorParallel, redistribute_gradients=True),
 )
 
-APPLIED_FIRST = LayoutLimit(
-    reason="tensor parallelism is applied to modules that nothing has wrapped or sharded yet: it comes first in a layout's "
-    "parallelisms, the innermost",
-    applies=lambda layout: not isinstance(layout.parallelisms[0], TensorParallel),
-    repair=lambda layout: replace(layout, parallelisms=(*layout.of(TensorParallel), *_others(layout))),
-)
-
-
-def _others(layout: Layout) -> tuple[Parallelism, ...]:
-    return tuple(parallelism for parallelism in layout.parallelisms if not isinstance(parallelism, TensorParallel))
-
 
 def _compiles_after_pending_sum(layout: Layout) -> bool:
     by_tokens = parallelism_of(layout, TensorParallel).source is Split.ROW
@@ -173,28 +133,6 @@ ADAFACTOR_OF_UNFROZEN_CUTS = Limit(
     repair=elementwise,
     upstream=True,
     torch=UNFREEZES,
-)
-
-
-def _unties(training: Training, layout: Layout) -> bool:
-    tp = parallelism_of(layout, TensorParallel)
-    return is_tied(training.model) and TIED_HALVES[tp.source] is not tp.head
-
-
-ENDS_WHOLE = Limit(
-    reason="tensor parallelism: what leaves a model is whole, so that a plan that ends by rows needs a head after it",
-    applies=lambda training, layout: (
-        inputs_of(training.model, parallelism_of(layout, TensorParallel))[-1] is ActivationSharding.ROWS
-        and training.model.head is None
-    ),
-    repair=lambda training, _layout: with_head(training),
-)
-
-TIES_CUT_ALIKE = Limit(
-    reason="tensor parallelism: a head that is tied to the embedding uses the weight as that is cut, by outputs where the "
-    "embedding is cut by tokens, by inputs where it is by features",
-    applies=_unties,
-    repair=lambda training, _layout: untied(training),
 )
 
 
@@ -254,7 +192,7 @@ LIMITS: tuple[Limit, ...] = (
     NO_SHORT_CUTS_OF_SEQUENCES,
     EVERY_RANK_HAS_TOKENS,
     *LOSS_PARALLEL,
-    *map(_limit, RULES),
+    *map(limit_of, RULES),
     *DTENSOR_OPTIMIZERS,
     *WHOLE_PARAMETERS,
     ADAFACTOR_OF_UNFROZEN_CUTS,

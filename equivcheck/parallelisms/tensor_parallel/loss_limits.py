@@ -7,13 +7,13 @@ from collections.abc import Callable
 from equivcheck.layouts.limits.limit import Limit, parallelism_of
 from equivcheck.layouts.limits.repairs import of_labels, with_equal_rows, with_head, with_loss, with_model, without_scale
 from equivcheck.layouts.partition import leaves_nothing
-from equivcheck.scenario import Compile, CrossEntropy, Layout, TensorParallel, Training
+from equivcheck.scenario import Compile, CrossEntropy, Layout, PlannedParallelism, Training
 from equivcheck.scenario.mesh import TP
 
 
 def _where(broken: Callable[[Training, Layout], bool]) -> Callable[[Training, Layout], bool]:
     """Whether something is so of a training whose loss is computed in parts."""
-    return lambda training, layout: parallelism_of(layout, TensorParallel).loss_parallel and broken(training, layout)
+    return lambda training, layout: parallelism_of(layout, PlannedParallelism).loss_parallel and broken(training, layout)
 
 
 def _lacks_classes(training: Training, layout: Layout) -> bool:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from equivcheck.layers.facts import Part
 from equivcheck.parallelisms.tensor_parallel.plans import computes_rows_apart, inputs_of
-from equivcheck.scenario import ActivationSharding, LayerPlan, Model, Split, TensorParallel
+from equivcheck.scenario import ActivationSharding, LayerPlan, Model, PlannedParallelism, Split
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,12 +21,12 @@ class Passage:
     """How it leaves its output."""
 
     leaves_dtensor: bool = False
-    """Whether it leaves its output as a DTensor, which knows the size of the whole."""
+    """Whether DTensors are left as such, which know the size of the whole."""
     is_by_rows: bool = False
     """Whether it is whole on every rank, and each rank computes its own rows."""
 
 
-def head_passage(model: Model, parallelism: TensorParallel) -> Passage:
+def head_passage(model: Model, parallelism: PlannedParallelism) -> Passage:
     """What the linear of a head is told, whose output is whole, unless the loss takes what each rank has of it."""
     output = ActivationSharding.FEATURES if parallelism.loss_parallel else ActivationSharding.WHOLE
     lies = inputs_of(model, parallelism)[-1]

@@ -31,6 +31,7 @@ from equivcheck.scenario import (
     LayerPlan,
     Layout,
     Model,
+    PlannedParallelism,
     ShapeOp,
     Split,
     TensorParallel,
@@ -206,13 +207,13 @@ def _can_go_on(place: LayerSite, plan: LayerPlan, rules: tuple[PlanRule, ...]) -
     return any(not _breaks(following, entry, rules) and _can_go_on(following, entry, rules) for entry in ALL_PLANS)
 
 
-def inputs_of(model: Model, parallelism: TensorParallel) -> tuple[ActivationSharding, ...]:
+def inputs_of(model: Model, parallelism: PlannedParallelism) -> tuple[ActivationSharding, ...]:
     """How the input of each layer lies, and last that of the head, or of the loss."""
     first = ActivationSharding.WHOLE if model.source is None else parallelism.source_output
     return (first, *(entry.output for entry in parallelism.plan))
 
 
-def places(model: Model, parallelism: TensorParallel, tp: int, microbatches: tuple[int, ...]) -> tuple[LayerSite, ...]:
+def places(model: Model, parallelism: PlannedParallelism, tp: int, microbatches: tuple[int, ...]) -> tuple[LayerSite, ...]:
     """Where each entry of a plan of as many entries as layers would run."""
     inputs = inputs_of(model, parallelism)[:-1]
     return tuple(
@@ -230,18 +231,18 @@ def fitted(training: Training, plan: tuple[LayerPlan, ...]) -> Training:
     return with_num_layers(training, len(plan))
 
 
-def is_outside(parallelism: TensorParallel, parameter: Parameter) -> bool:
+def is_outside(parallelism: PlannedParallelism, parameter: Parameter) -> bool:
     """Whether a plan leaves a parameter a plain tensor, as it does with those of the model itself."""
     return parallelism.split_of(parameter) is Split.OUTSIDE
 
 
-def splits_weights(parallelism: TensorParallel) -> bool:
+def splits_weights(parallelism: PlannedParallelism) -> bool:
     """Whether a plan gives ranks different parts of some weight."""
     splits = {parallelism.source, parallelism.head, *(entry.split for entry in parallelism.plan)}
     return not splits <= {Split.REPLICATED, Split.OUTSIDE}
 
 
-def cuts(model: Model, parallelism: TensorParallel) -> Iterator[tuple[Parameter, int]]:
+def cuts(model: Model, parallelism: PlannedParallelism) -> Iterator[tuple[Parameter, int]]:
     """Each parameter that a plan cuts, and the size of the dim along which it does."""
     for parameter in parameters_of(model):
         dim = cut_dim(parallelism, parameter)
@@ -249,7 +250,7 @@ def cuts(model: Model, parallelism: TensorParallel) -> Iterator[tuple[Parameter,
             yield parameter, parameter.shape[dim]
 
 
-def trained_cuts(model: Model, parallelism: TensorParallel) -> Iterator[int]:
+def trained_cuts(model: Model, parallelism: PlannedParallelism) -> Iterator[int]:
     """The sizes of those that are trained."""
     return (size for parameter, size in cuts(model, parallelism) if parameter.trained)
 
@@ -264,7 +265,7 @@ def computes_rows_apart(model: Model) -> bool:
     return model.length is None
 
 
-def has_pending_gradients(model: Model, parallelism: TensorParallel) -> bool:
+def has_pending_gradients(model: Model, parallelism: PlannedParallelism) -> bool:
     """Whether the gradient of some parameter comes out pending a sum: each rank has it whole, and has seen some of the rows."""
     *inputs, last = inputs_of(model, parallelism)
     if last is ActivationSharding.ROWS and model.head is not None and model.head.norm is not None:
@@ -299,7 +300,7 @@ def frozen_splits(model: Model, layout: Layout) -> set[str]:
     }
 
 
-def units_of_nothing(model: Model, parallelism: TensorParallel, tp: int) -> list[bool]:
+def units_of_nothing(model: Model, parallelism: PlannedParallelism, tp: int) -> list[bool]:
     """Of each layer, and of what the model has beside, whether a plan leaves the last rank no element of any parameter."""
     cut = {parameter.full_name: size for parameter, size in cuts(model, parallelism)}
     return [

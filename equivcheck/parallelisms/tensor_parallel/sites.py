@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from equivcheck.parallelisms.tensor_parallel.plans import LayerSite, fits, places
-from equivcheck.scenario import ActivationSharding, LayerPlan, Layout, Model, Split, TensorParallel
+from equivcheck.scenario import ActivationSharding, LayerPlan, Layout, Model, PlannedParallelism, Split
 from equivcheck.scenario.mesh import TP
 
 _OUTSIDE = LayerPlan(split=Split.OUTSIDE)
@@ -32,9 +32,9 @@ class PlannedLayer:
         return -(-(self.site.model.length or 1) // self.num_parts)
 
 
-def plan_over_ranks(layout: Layout) -> TensorParallel | None:
+def plan_over_ranks(layout: Layout) -> PlannedParallelism | None:
     """The plan of a layout that shares layers out over several ranks."""
-    return next((each for each in layout.of(TensorParallel) if layout.mesh.size(TP) > 1), None)
+    return next((each for each in layout.of(PlannedParallelism) if layout.mesh.size(TP) > 1), None)
 
 
 def planned_layers(model: Model, layout: Layout) -> tuple[PlannedLayer, ...]:

@@ -1,0 +1,1 @@
+"""Tensor parallelism on plain tensors, with explicit collectives that differentiate."""

@@ -1,0 +1,53 @@
+"""Tensor parallelism on plain tensors."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+from equivcheck.layouts.expected_calls.model import CommunicationModel
+from equivcheck.layouts.kind import LayoutKind
+from equivcheck.layouts.limits.limit import LayoutLimit, Limit
+from equivcheck.parallelisms.local_tensor_parallel.communication import LOCAL_TENSOR_PARALLEL_COMMUNICATION
+from equivcheck.parallelisms.local_tensor_parallel.limits import LAYOUT_LIMITS, LIMITS
+from equivcheck.scenario import LocalTensorParallel, Parallelism
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
+    from equivcheck.train.setup import Setup
+
+
+class LocalTensorParallelKind(LayoutKind):
+    """Gives each rank its parts of parameters, and puts collectives around the modules that have them."""
+
+    parallelism: ClassVar[type[Parallelism]] = LocalTensorParallel
+    limits: ClassVar[tuple[Limit, ...]] = LIMITS
+    layout_limits: ClassVar[tuple[LayoutLimit, ...]] = LAYOUT_LIMITS
+    communication: ClassVar[CommunicationModel] = LOCAL_TENSOR_PARALLEL_COMMUNICATION
+
+    def apply(self, setup: Setup, parallelism: Parallelism, mesh: DeviceMesh) -> None:
+        """Replace each module of the plan by its part, and take of each dropout mask what this rank has of the layer's output."""
+        from equivcheck.parallelisms.local_tensor_parallel.loss import keep_logits_apart
+        from equivcheck.parallelisms.local_tensor_parallel.replacing import replace_modules
+        from equivcheck.parallelisms.tensor_parallel.styles import local_masks
+        from equivcheck.train.material import Batch
+
+        assert isinstance(parallelism, LocalTensorParallel), parallelism
+        ranks = replace_modules(setup, parallelism, mesh)
+        if parallelism.loss_parallel:
+            keep_logits_apart(setup, ranks)
+        inner, length = setup.take, setup.training.model.length
+
+        def take(batch: Batch) -> Batch:
+            taken = inner(batch)
+            ranks.rows = taken.rows if length is None else length
+            return local_masks(taken, parallelism.plan, ranks.index, ranks.size)
+
+        setup.take = take
+
+    def finish(self, setup: Setup, parallelism: Parallelism, mesh: DeviceMesh) -> None:
+        """Read parts as what they are of whole parameters, and clip by the norm over all of them."""
+        from equivcheck.parallelisms.local_tensor_parallel.shards import read_parts
+
+        assert isinstance(parallelism, LocalTensorParallel), parallelism
+        read_parts(setup, parallelism, mesh)

@@ -1,0 +1,89 @@
+"""What tensor parallelism on plain tensors communicates: moves of activations, and sums of gradients over rows apart."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from equivcheck.layouts.expected_calls.communication import Totals
+from equivcheck.layouts.expected_calls.model import CommunicationModel
+from equivcheck.layouts.expected_calls.rank_view import Held, Ledger, RankView
+from equivcheck.layouts.partition import chunk_size, cut_dim, part_of
+from equivcheck.parallelisms.tensor_parallel.activations import BY_ROWS, ROW, Linear
+from equivcheck.parallelisms.tensor_parallel.passage import Passage
+from equivcheck.parallelisms.tensor_parallel.planned_calls import Pass, PlannedCalls
+from equivcheck.scenario import ActivationSharding, ClipNorm, CrossEntropy, LocalTensorParallel, NormType, Owner, Split, ZeroGrad
+from equivcheck.scenario.mesh import TP
+from equivcheck.trace.stage import Stage
+
+
+class LocalCalls(PlannedCalls):
+    """Gradients of what each rank uses for rows of its own are summed in backward, microbatch by microbatch."""
+
+    def after_linear(self, once: Pass, told: Passage, linear: Linear) -> None:
+        """The gradients of a linear that computes rows apart, or of a bias that is added to rows or features apart."""
+        if not once.trained:
+            return
+        if linear is BY_ROWS:
+            self.note(once, "all_reduce.sum", once.width * once.inputs)
+            self.note(once, "all_reduce.sum", once.width, times=once.bias)
+        elif linear is ROW and told.output is ActivationSharding.ROWS:
+            self.note(once, "all_reduce.sum", once.width, times=once.bias)
+        elif linear is ROW and told.output is ActivationSharding.FEATURES:
+            self.note(once, "all_gather", chunk_size(once.width, self.parts), times=once.bias)
+
+    def loss(self, step: int, rows: int) -> None:
+        """Of each row's logits the maximum, and in one call the sums over classes."""
+        loss = self.view.training.loss
+        assert isinstance(loss, CrossEntropy), "a limit leaves no other"
+        if self.parts > 1:
+            self.ledger.note(step, "all_reduce.max", self.axes, rows * self.view.item_bytes)
+            num_sums = 3 if loss.label_smoothing else 2
+            self.ledger.note(step, "all_reduce.sum", self.axes, num_sums * rows * self.view.item_bytes)
+
+    def after_backward(self, step: int) -> None:
+        """The gradients of norms of rows apart."""
+        times = len(self.view.training.data.microbatches)
+        for held in self.view.held:
+            if held.parameter.is_of_norm and self._is_of_own_rows(held) and self.view.has_gradient(held, step):
+                self.ledger.note(step, "all_reduce.sum", self.axes, held.numel * self.view.item_bytes * times, times)
+
+    def _is_of_own_rows(self, held: Held) -> bool:
+        if held.parameter.owner is Owner.HEAD:
+            return self.inputs[-1] is ActivationSharding.ROWS
+        is_planned = held.layer is not None and self.plan[held.layer].split is not Split.OUTSIDE
+        return is_planned and self.inputs[held.layer or 0] is ActivationSharding.ROWS
+
+
+def _cut_held(view: RankView, parallelism: LocalTensorParallel) -> Iterator[Held]:
+    """What the rank holds of each parameter once the plan has cut it."""
+    parts, index = view.layout.mesh.size(TP), view.index(TP)
+    for held in view.held:
+        dim = cut_dim(parallelism, held.parameter)
+        yield held if dim is None or parts == 1 else replace(held, shape=part_of(held.shape, dim, parts, index), cut=True)
+
+
+def _all_calls(view: RankView, parallelism: LocalTensorParallel) -> Totals:
+    return LocalCalls(view, parallelism).totals() | _clipping(view, parallelism)
+
+
+def _clipping(view: RankView, parallelism: LocalTensorParallel) -> Totals:
+    """The norm of what is cut, once a step."""
+    clipping, ledger = view.training.clipping, Ledger(Stage.CLIPPING)
+    cut = [held for held in _cut_held(view, parallelism) if held.cut]
+    if not isinstance(clipping, ClipNorm):
+        return {}
+    op = "max" if clipping.norm_type is NormType.INF else "sum"
+    for step in range(view.training.steps):
+        steps = range(step + 1) if view.training.zero_grad is ZeroGrad.ZERO else (step,)
+        if any(view.has_gradient(held, before) for held in cut for before in steps):
+            ledger.note(step, f"all_reduce.{op}", view.axes(TP), view.item_bytes)
+    return ledger.totals
+
+
+LOCAL_TENSOR_PARALLEL_COMMUNICATION = CommunicationModel(
+    options=frozenset(("plan", "source", "source_output", "head", "loss_parallel")),
+    calls=_all_calls,
+    hold=lambda view, parallelism: tuple(_cut_held(view, parallelism)),
+    uneven=lambda _plan: True,
+)

@@ -1,0 +1,69 @@
+"""Tensor parallelism on plain tensors: a script has the modules and collectives that ranks run here, word for word."""
+
+from __future__ import annotations
+
+import inspect
+
+from equivcheck.layouts.partition import chunk_size, chunk_sizes
+from equivcheck.layouts.script.draft import Draft, LoopPosition, refuse
+from equivcheck.layouts.script.mesh import mesh_of
+from equivcheck.parallelisms.local_tensor_parallel.planned_modules import PlannedModule, planned_modules
+from equivcheck.parallelisms.local_tensor_parallel.routes import Route
+from equivcheck.parallelisms.tensor_parallel.activations import ActivationPlacement
+from equivcheck.parallelisms.tensor_parallel.export import cut_masks, tied_again
+from equivcheck.parallelisms.tensor_parallel.export_shards import read_local_shards
+from equivcheck.scenario import FSDP2, LocalTensorParallel, Parallelism
+
+
+def write(draft: Draft, parallelism: Parallelism) -> None:
+    """Replace the modules of the plan, and cut dropout masks as it spreads outputs."""
+    assert isinstance(parallelism, LocalTensorParallel), parallelism
+    layout, training = draft.scenario.layout, draft.scenario.training
+    if layout.has(FSDP2):
+        raise refuse("LocalTensorParallel inside FSDP2", "what is gathered of two kinds of shards fills no short script")
+    if parallelism.loss_parallel:
+        raise refuse("LocalTensorParallel.loss_parallel", "the loss of logits in parts fills no short script")
+    mesh, rows = mesh_of(draft, parallelism), training.model.length or 0
+    _define(draft)
+    draft.add(LoopPosition.WRAP, f"ranks = AxisRanks({mesh}.get_group(), {mesh}.size(), {mesh}.get_local_rank(), {rows})")
+    for planned in planned_modules(training.model, parallelism):
+        path = draft.form.paths.get(planned.name, planned.name)
+        draft.add(LoopPosition.WRAP, f'model.set_submodule("{path}", {_code(path, planned)})')
+    draft.add(LoopPosition.WRAP, *tied_again(training.model, parallelism))
+    if not rows:
+        draft.add(LoopPosition.TAKE, f"ranks.rows = inputs.shape[{training.data.batch_dim}]")
+    cut_masks(draft, parallelism)
+    read_local_shards(draft)
+
+
+def _define(draft: Draft) -> None:
+    from equivcheck.parallelisms.local_tensor_parallel import modules, regions
+
+    draft.need("dataclasses", "dataclass")
+    draft.need("enum", "Enum")
+    draft.need("typing", "Any")
+    draft.need("torch.nn", "functional")
+    draft.need("torch.distributed", "ProcessGroup")
+    draft.need("torch.distributed._functional_collectives", "as collectives")
+    draft.definitions += map(_source, (ActivationPlacement, chunk_size, chunk_sizes, Route))
+    draft.definitions += map(_source, (regions.dim_of, regions.padded, regions.waited, regions.AxisRanks, regions.Move))
+    draft.definitions += map(_source, (regions.UsedByAll, modules.LocalLinear, modules.LocalNorm, modules.LocalEmbedding))
+
+
+def _source(found: object) -> list[str]:
+    """As it is written here, but called by position."""
+    return inspect.getsource(found).rstrip().replace(", kw_only=True", "").splitlines()  # type: ignore[arg-type]
+
+
+def _code(path: str, planned: PlannedModule) -> str:
+    full = f'model.get_submodule("{path}")'
+    if planned.leave is None:
+        return f"LocalNorm({full}, ranks)"
+    if planned.enter is None:
+        return f"LocalEmbedding({full}, ranks, {_route(planned.leave)}, {planned.dims[0]})"
+    return f"LocalLinear({full}, ranks, {_route(planned.enter)}, {_route(planned.leave)}, {planned.dims})"
+
+
+def _route(route: Route) -> str:
+    lies = (route.source, route.target, route.gradient_source, route.gradient_target)
+    return f"Route({', '.join(map(str, lies))}, {route.features})"

@@ -1,0 +1,78 @@
+"""What tensor parallelism on plain tensors cannot run."""
+
+from __future__ import annotations
+
+from equivcheck.layouts.limits.limit import LayoutLimit, Limit, parallelism_of
+from equivcheck.layouts.limits.optimizers import elementwise
+from equivcheck.layouts.limits.repairs import has_shares, with_model, without_shares
+from equivcheck.layouts.partition import leaves_nothing
+from equivcheck.parallelisms.tensor_parallel.loss_limits import CROSS_ENTROPY_ALONE, ENDS_IN_HEAD
+from equivcheck.parallelisms.tensor_parallel.plan_limits import (
+    APPLIED_FIRST,
+    ENDS_WHOLE,
+    ONE_ENTRY_A_LAYER,
+    TIES_CUT_ALIKE,
+    limit_of,
+)
+from equivcheck.parallelisms.tensor_parallel.plans import RULES, cuts
+from equivcheck.scenario import FSDP2, Layout, LocalTensorParallel, Split, Training
+from equivcheck.scenario.mesh import TP
+
+NO_SHARED_WEIGHTS = Limit(
+    reason="local tensor parallelism: each module is given a part of its own, which unties weights that layers share",
+    applies=lambda training, _layout: has_shares(training.model),
+    repair=lambda training, _layout: without_shares(training),
+)
+
+
+def _updates_parts(training: Training, layout: Layout) -> bool:
+    is_cut = any(len(parameter.shape) > 1 for parameter, _ in cuts(training.model, parallelism_of(layout, LocalTensorParallel)))
+    return not training.optimizer.elementwise and layout.mesh.size(TP) > 1 and is_cut
+
+
+WHOLE_PARAMETERS = Limit(
+    reason="local tensor parallelism: an optimizer that is not elementwise sees parts of parameters, and no whole",
+    applies=_updates_parts,
+    repair=elementwise,
+)
+
+
+def _lacks_tokens(training: Training, layout: Layout) -> bool:
+    source = training.model.source
+    by_tokens = parallelism_of(layout, LocalTensorParallel).source is Split.ROW
+    return layout.has(FSDP2) and by_tokens and source is not None and leaves_nothing(source.vocabulary, layout.mesh.size(TP))
+
+
+EVERY_RANK_HAS_TOKENS = Limit(
+    reason="fully_shard over local tensor parallelism: each rank must hold a row of an embedding that is cut by tokens, as what "
+    "has no elements cannot be sharded",
+    applies=_lacks_tokens,
+    repair=lambda training, layout: with_model(
+        training, source=training.model.source and training.model.source.rounded(layout.mesh.size(TP))
+    ),
+    upstream=True,
+)
+
+ONLY_OF_LINEARS = Limit(
+    reason="local tensor parallelism with loss_parallel: a scale or an offset of the model's own is whole on every rank, beside "
+    "logits of which each has a part",
+    applies=lambda training, layout: (
+        parallelism_of(layout, LocalTensorParallel).loss_parallel and (training.model.scale or training.model.offset)
+    ),
+    repair=lambda training, _layout: with_model(training, scale=False, offset=False),
+)
+
+LIMITS: tuple[Limit, ...] = (
+    ONE_ENTRY_A_LAYER,
+    NO_SHARED_WEIGHTS,
+    ENDS_WHOLE,
+    TIES_CUT_ALIKE,
+    *(limit_of(rule) for rule in RULES if not rule.upstream),
+    ENDS_IN_HEAD,
+    CROSS_ENTROPY_ALONE,
+    ONLY_OF_LINEARS,
+    WHOLE_PARAMETERS,
+    EVERY_RANK_HAS_TOKENS,
+)
+
+LAYOUT_LIMITS: tuple[LayoutLimit, ...] = (APPLIED_FIRST,)

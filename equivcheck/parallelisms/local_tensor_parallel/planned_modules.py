@@ -1,0 +1,82 @@
+"""Which modules a plan replaces, by what: arithmetic on nouns, for ranks and for scripts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from equivcheck.layers.parameters import parameters_of
+from equivcheck.layers.registry import kind_of
+from equivcheck.layers.token_facts import EMBEDDING, POSITIONS
+from equivcheck.layouts.partition import cut_dim
+from equivcheck.parallelisms.local_tensor_parallel.routes import Route, embedded, entering, leaving
+from equivcheck.parallelisms.tensor_parallel.passage import Passage, head_passage, passage
+from equivcheck.parallelisms.tensor_parallel.plans import inputs_of
+from equivcheck.scenario import ActivationSharding, AnyLayer, LocalTensorParallel, Model, Split
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedModule:
+    """One module of a model: a norm where nothing is moved, an embedding where its output is, a linear where both are."""
+
+    name: str
+    """Canonical name."""
+    enter: Route | None = None
+    """The move of its input."""
+    leave: Route | None = None
+    """The move of its output."""
+    dims: tuple[int | None, int | None] = (None, None)
+    """The dims along which its weight and its bias are cut; None for those that each rank has whole."""
+
+
+def planned_modules(model: Model, parallelism: LocalTensorParallel) -> Iterator[PlannedModule]:
+    """Every module that is replaced, in the order of the model."""
+    planning = _Planning(model, parallelism)
+    yield from planning.source()
+    for index, layer in enumerate(model.layers):
+        if parallelism.plan[index].split is not Split.OUTSIDE:
+            yield from planning.layer(index, layer)
+    yield from planning.head()
+
+
+class _Planning:
+    def __init__(self, model: Model, parallelism: LocalTensorParallel) -> None:
+        self.model, self.parallelism, self.inputs = model, parallelism, inputs_of(model, parallelism)
+        found = parameters_of(model)
+        self.dims = {parameter.full_name: cut_dim(parallelism, parameter) for parameter in found}
+        self.shapes = {parameter.full_name: parameter.shape for parameter in found}
+
+    def source(self) -> Iterator[PlannedModule]:
+        source, split, output = self.model.source, self.parallelism.source, self.parallelism.source_output
+        if source is None or split is Split.OUTSIDE:
+            return
+        leave = embedded(split, output, self.model.features)
+        yield PlannedModule(name=_module_of(EMBEDDING), leave=leave, dims=(self.dims[EMBEDDING], None))
+        if source.learned_positions:
+            yield PlannedModule(name=_module_of(POSITIONS), leave=embedded(Split.REPLICATED, output, self.model.features))
+
+    def layer(self, index: int, layer: AnyLayer) -> Iterator[PlannedModule]:
+        owner, lies = f"layers.{index}", self.inputs[index]
+        if layer.norm is not None and lies is ActivationSharding.ROWS:
+            yield PlannedModule(name=f"{owner}.norm")
+        for part in kind_of(layer).parts(layer):
+            name = f"{owner}.{part.name}"
+            yield self._linear(name, passage(self.model, part, self.parallelism.plan[index], lies), self.shapes[f"{name}.weight"])
+
+    def head(self) -> Iterator[PlannedModule]:
+        head = self.model.head
+        if head is None or self.parallelism.head is Split.OUTSIDE:
+            return
+        if head.norm is not None and self.inputs[-1] is ActivationSharding.ROWS:
+            yield PlannedModule(name="head.norm")
+        shape = (self.model.outputs, self.model.inputs(len(self.model.layers)))
+        yield self._linear("head.linear", head_passage(self.model, self.parallelism), shape)
+
+    def _linear(self, name: str, told: Passage, shape: tuple[int, ...]) -> PlannedModule:
+        """A tied head is given the weight of the embedding afterwards."""
+        dims = self.dims.get(f"{name}.weight"), self.dims.get(f"{name}.bias")
+        return PlannedModule(name=name, enter=entering(told, shape[1]), leave=leaving(told, shape[0]), dims=dims)
+
+
+def _module_of(parameter: str) -> str:
+    return parameter.rpartition(".")[0]

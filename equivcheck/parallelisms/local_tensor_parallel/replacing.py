@@ -1,0 +1,36 @@
+"""Putting the modules of a plan in the place of those of a model."""
+
+from __future__ import annotations
+
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+
+from equivcheck.parallelisms.local_tensor_parallel.modules import LocalEmbedding, LocalLinear, LocalNorm
+from equivcheck.parallelisms.local_tensor_parallel.planned_modules import PlannedModule, planned_modules
+from equivcheck.parallelisms.local_tensor_parallel.regions import AxisRanks
+from equivcheck.scenario import LocalTensorParallel, Split
+from equivcheck.train.model import tie_head
+from equivcheck.train.setup import Setup
+
+
+def replace_modules(setup: Setup, parallelism: LocalTensorParallel, mesh: DeviceMesh) -> AxisRanks:
+    """Replace every module that the plan has; returns the ranks that they move activations over."""
+    ranks = AxisRanks(group=mesh.get_group(), size=mesh.size(), index=mesh.get_local_rank())
+    model = setup.training.model
+    for planned in planned_modules(model, parallelism):
+        setup.model.set_submodule(planned.name, _replaced(setup.model.get_submodule(planned.name), planned, ranks))
+    if model.head is not None and model.head.tied and parallelism.head is not Split.OUTSIDE:
+        tie_head(setup.model)
+    return ranks
+
+
+def _replaced(full: nn.Module, planned: PlannedModule, ranks: AxisRanks) -> nn.Module:
+    if isinstance(full, nn.Embedding):
+        assert planned.leave is not None, planned
+        return LocalEmbedding(full, ranks, planned.leave, planned.dims[0])
+    if isinstance(full, nn.Linear):
+        assert planned.enter is not None, planned
+        assert planned.leave is not None, planned
+        return LocalLinear(full, ranks, planned.enter, planned.leave, planned.dims)
+    assert isinstance(full, (nn.LayerNorm, nn.RMSNorm)), full
+    return LocalNorm(full, ranks)
