@@ -15,7 +15,7 @@ from equivcheck.parallelisms.tensor_parallel.plan_limits import (
     limit_of,
 )
 from equivcheck.parallelisms.tensor_parallel.plans import RULES, cuts
-from equivcheck.scenario import FSDP2, Layout, LocalTensorParallel, Split, Training
+from equivcheck.scenario import FSDP2, Layout, LocalTensorParallel, Replicate, Replicator, Split, Training
 from equivcheck.scenario.mesh import TP
 
 NO_SHARED_WEIGHTS = Limit(
@@ -40,12 +40,13 @@ WHOLE_PARAMETERS = Limit(
 def _lacks_tokens(training: Training, layout: Layout) -> bool:
     source = training.model.source
     by_tokens = parallelism_of(layout, LocalTensorParallel).source is Split.ROW
-    return layout.has(FSDP2) and by_tokens and source is not None and leaves_nothing(source.vocabulary, layout.mesh.size(TP))
+    has_units = layout.has(FSDP2) or any(one.implementation is Replicator.FSDP for one in layout.of(Replicate))
+    return has_units and by_tokens and source is not None and leaves_nothing(source.vocabulary, layout.mesh.size(TP))
 
 
 EVERY_RANK_HAS_TOKENS = Limit(
-    reason="fully_shard over local tensor parallelism: each rank must hold a row of an embedding that is cut by tokens, as what "
-    "has no elements cannot be sharded",
+    reason="fully_shard, or replicate_with_fsdp, over local tensor parallelism: each rank must hold a row of an embedding "
+    "that is cut by tokens, as what has no elements cannot be sharded",
     applies=_lacks_tokens,
     repair=lambda training, layout: with_model(
         training, source=training.model.source and training.model.source.rounded(layout.mesh.size(TP))
