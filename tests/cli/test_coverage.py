@@ -19,7 +19,7 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, 
 
 def test_json_has_every_figure(capsys: pytest.CaptureFixture[str]) -> None:
     """Counts fit each other, and what is missing is named."""
-    code, out, _ = run(capsys, "coverage", "--seconds", "1", "--seed", "3", "--json")
+    code, out, _ = run(capsys, "coverage", "--seconds", "3", "--seed", "3", "--json")
     found = json.loads(out)
     assert code == 0
     assert found["scenarios"] > 0

@@ -33,7 +33,7 @@ CRASH = {"id": "x", "link": "y", "torch": ">=2", "kind": "crash", "layouts": ["d
         ({"shows": ["inf_norm"]}, "known issue 'x': shows names 'inf_norm'; allowed: before_a_compiled_hook, "),
         (
             {"without": "inf_norm"},
-            "known issue 'x': without names 'inf_norm'; allowed: all_trained, ",
+            "known issue 'x': without names 'inf_norm'; allowed: all_labels_count, all_trained, ",
         ),
         ({"kind": "crush"}, "known issue 'x': kind is 'crush'; allowed: wrong_numbers, crash, "),
         (
