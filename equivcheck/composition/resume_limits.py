@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
 
 from equivcheck.composition.registry import rounds
 from equivcheck.layouts.limits.limit import LayoutLimit, Limit
@@ -26,6 +26,7 @@ from equivcheck.scenario import (
     Compression,
     Layout,
     LocalTensorParallel,
+    Parallelism,
     Pipeline,
     PlannedParallelism,
     Precision,
@@ -45,13 +46,15 @@ def _is_localized(layout: Layout) -> bool:
     return layout.has(TensorParallel) and not keeps_dtensors(layout)
 
 
-def _on_parts_of_dtensors(layout: Layout) -> Layout:
-    plans = {
-        each: TensorParallel(plan=each.plan, source=each.source, source_output=each.source_output, head=each.head)
-        for each in layout.of(LocalTensorParallel)
-    }
-    parallelisms = (plans[each] if isinstance(each, LocalTensorParallel) else each for each in layout.parallelisms)
-    return replace(layout, parallelisms=tuple(parallelisms))
+def _by_dtensors(layout: Layout) -> Layout:
+    """The same plan, whose parts know of what they are parts."""
+    return replace(layout, parallelisms=tuple(map(_planned_by_dtensors, layout.parallelisms)))
+
+
+def _planned_by_dtensors(parallelism: Parallelism) -> Parallelism:
+    if not isinstance(parallelism, LocalTensorParallel):
+        return parallelism
+    return TensorParallel(**{field.name: getattr(parallelism, field.name) for field in fields(parallelism)})
 
 
 def _has_replicas_of_one_shard(layout: Layout) -> bool:
@@ -97,7 +100,7 @@ CHECKPOINT_LAYOUT_LIMITS: tuple[LayoutLimit, ...] = (
     LayoutLimit(
         reason="checkpoint: torch.distributed.checkpoint takes plain tensors for whole ones, of which every rank has the same",
         applies=lambda layout: layout.has(LocalTensorParallel),
-        repair=_on_parts_of_dtensors,
+        repair=_by_dtensors,
     ),
 )
 """Which layouts a training can neither leave nor go on under."""

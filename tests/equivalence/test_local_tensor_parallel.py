@@ -13,6 +13,7 @@ from equivcheck.parallelisms.local_tensor_parallel import modules
 from equivcheck.parallelisms.local_tensor_parallel.regions import AxisRanks
 from equivcheck.scenario import (
     DDP,
+    FSDP1,
     FSDP2,
     ActivationSharding,
     AdamW,
@@ -47,7 +48,7 @@ pytestmark = pytest.mark.mostly_equivalent
 ROWS, FEATURES = ActivationSharding.ROWS, ActivationSharding.FEATURES
 DECODER = Model(
     features=5,
-    source=Tokens(vocabulary=7, padding=1, learned_positions=True),
+    source=Tokens(vocabulary=5, padding=1, learned_positions=True),
     length=3,
     layers=(
         Attention(heads=4, kv_heads=4, head_width=2, bias=True, norm=Norm.RMS, dropout=0.25),
@@ -82,7 +83,7 @@ def a_scenario(
 @pytest.mark.parametrize("ranks", [1, 2, 4])
 @pytest.mark.parametrize("in_parts", [False, True])
 def test_uneven_and_empty_parts_equal_one_device(ranks: int, in_parts: bool) -> None:
-    """Seven tokens, five features and three positions over four ranks: the last has no token, no feature and no position."""
+    """Five tokens, five features and three positions over four ranks: the last has no token, no feature and no position."""
     check(a_scenario(a_plan(loss_parallel=in_parts), ranks=ranks)).assert_equivalent()
 
 
@@ -102,6 +103,13 @@ def test_data_parallelism_around_it(around: Parallelism, checkpointing: Recomput
     verdict = check(a_scenario(a_plan(loss_parallel=True), around, checkpointing=checkpointing))
     verdict.assert_equivalent()
     assert not verdict.unmodelled
+
+
+def test_flat_parameters_are_not_clipped_by_norm() -> None:
+    """Parts and what each rank has whole lie in one of them: the limit is ours, and holds beyond those of torch as well."""
+    verdict = check(a_scenario(a_plan(), FSDP1()), beyond=True)
+    assert verdict.outcome is Outcome.UNSUPPORTED
+    assert "whose norms are not told apart" in verdict.reason
 
 
 SIZES = st.integers(min_value=1, max_value=5)

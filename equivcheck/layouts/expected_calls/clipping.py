@@ -25,13 +25,13 @@ def dtensor_clipping(view: RankView, axes: Iterable[str], kind: Iterable[Held]) 
     op, combined = ("max", LARGEST_NORM_FIRST) if clipping.norm_type is NormType.INF else ("sum", SUM_OF_NORMS_FIRST)
     cut_along = [name for name in axes if view.layout.mesh.size(name) > 1]
     for step in range(view.training.steps):
-        num_norms = sum(_keeps_gradient(view, held, step) for held in parameters)
+        num_norms = sum(keeps_gradient(view, held, step) for held in parameters)
         for name in cut_along if num_norms else ():
             ledger.note(step, f"all_reduce.{op}", view.axes(name), (1 if torch_in(combined) else num_norms) * view.item_bytes)
     return ledger.totals
 
 
-def _keeps_gradient(view: RankView, held: Held, step: int) -> bool:
+def keeps_gradient(view: RankView, held: Held, step: int) -> bool:
     """Whether a parameter has a gradient after a step's backward: set to zero, one of an earlier step is still there."""
     steps = range(step + 1) if view.training.zero_grad is ZeroGrad.ZERO else (step,)
     return any(view.has_gradient(held, before) for before in steps)

@@ -32,6 +32,7 @@ from equivcheck.scenario import (
     ClipNorm,
     ClipValue,
     Layout,
+    LocalTensorParallel,
     PlannedParallelism,
     Precision,
     ShardingStrategy,
@@ -126,16 +127,27 @@ NO_SYNC_OVER_TP = LayoutLimit(
 )
 
 
-def _shards_differ(layout: Layout) -> bool:
-    return layout.mesh.size(TP) > 1 and splits_weights(parallelism_of(layout, PlannedParallelism))
+def _clips_by_parts(training: Training, layout: Layout) -> bool:
+    """Whether gradients are clipped by their norm of which tensor-parallel ranks have different parts."""
+    if not isinstance(training.clipping, ClipNorm) or layout.mesh.size(TP) == 1:
+        return False
+    return splits_weights(parallelism_of(layout, PlannedParallelism))
 
 
 NORM_OF_ALL_SHARDS = Limit(
     reason="FullyShardedDataParallel over tensor parallelism: clip_grad_norm_ reduces over the data-parallel ranks only, so each "
     "tensor-parallel rank clips by another norm",
-    applies=lambda training, layout: isinstance(training.clipping, ClipNorm) and _shards_differ(layout),
+    applies=lambda training, layout: _clips_by_parts(training, layout) and layout.has(TensorParallel),
     repair=lambda training, _layout: replace(training, clipping=_by_value(training)),
     upstream=True,
+)
+
+NORM_OF_FLAT_PARTS = replace(
+    NORM_OF_ALL_SHARDS,
+    reason="FullyShardedDataParallel over local tensor parallelism: a flat parameter holds parts and what each tensor-parallel "
+    "rank has whole, whose norms are not told apart",
+    applies=lambda training, layout: _clips_by_parts(training, layout) and layout.has(LocalTensorParallel),
+    upstream=False,
 )
 
 
@@ -198,6 +210,7 @@ LIMITS: tuple[Limit, ...] = (
     NO_SCALARS,
     EVEN_ROWS,
     NORM_OF_ALL_SHARDS,
+    NORM_OF_FLAT_PARTS,
     NOTHING_TO_FLATTEN,
     NORM_IN_FLOAT32,
     ONE_UNIT_FOR_SHARED_WEIGHTS,

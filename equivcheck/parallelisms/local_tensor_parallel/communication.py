@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import replace
-
+from equivcheck.layouts.expected_calls.clipping import keeps_gradient
 from equivcheck.layouts.expected_calls.communication import Totals
 from equivcheck.layouts.expected_calls.model import CommunicationModel
 from equivcheck.layouts.expected_calls.rank_view import Held, Ledger, RankView
-from equivcheck.layouts.partition import chunk_size, cut_dim, part_of
+from equivcheck.layouts.partition import chunk_size
 from equivcheck.parallelisms.tensor_parallel.activations import BY_ROWS, ROW, Linear
 from equivcheck.parallelisms.tensor_parallel.passage import Passage
-from equivcheck.parallelisms.tensor_parallel.planned_calls import Pass, PlannedCalls
-from equivcheck.scenario import ActivationSharding, ClipNorm, CrossEntropy, LocalTensorParallel, NormType, Owner, Split, ZeroGrad
+from equivcheck.parallelisms.tensor_parallel.planned_calls import Pass, PlannedCalls, cut_held
+from equivcheck.scenario import ActivationSharding, ClipNorm, CrossEntropy, LocalTensorParallel, NormType, Owner, Split
 from equivcheck.scenario.mesh import TP
 from equivcheck.trace.stage import Stage
 
@@ -55,14 +53,6 @@ class LocalCalls(PlannedCalls):
         return is_planned and self.inputs[held.layer or 0] is ActivationSharding.ROWS
 
 
-def _cut_held(view: RankView, parallelism: LocalTensorParallel) -> Iterator[Held]:
-    """What the rank holds of each parameter once the plan has cut it."""
-    parts, index = view.layout.mesh.size(TP), view.index(TP)
-    for held in view.held:
-        dim = cut_dim(parallelism, held.parameter)
-        yield held if dim is None or parts == 1 else replace(held, shape=part_of(held.shape, dim, parts, index), cut=True)
-
-
 def _all_calls(view: RankView, parallelism: LocalTensorParallel) -> Totals:
     return LocalCalls(view, parallelism).totals() | _clipping(view, parallelism)
 
@@ -70,13 +60,12 @@ def _all_calls(view: RankView, parallelism: LocalTensorParallel) -> Totals:
 def _clipping(view: RankView, parallelism: LocalTensorParallel) -> Totals:
     """The norm of what is cut, once a step."""
     clipping, ledger = view.training.clipping, Ledger(Stage.CLIPPING)
-    cut = [held for held in _cut_held(view, parallelism) if held.cut]
+    cut = [held for held in cut_held(view, parallelism) if held.cut]
     if not isinstance(clipping, ClipNorm):
         return {}
     op = "max" if clipping.norm_type is NormType.INF else "sum"
     for step in range(view.training.steps):
-        steps = range(step + 1) if view.training.zero_grad is ZeroGrad.ZERO else (step,)
-        if any(view.has_gradient(held, before) for held in cut for before in steps):
+        if any(keeps_gradient(view, held, step) for held in cut):
             ledger.note(step, f"all_reduce.{op}", view.axes(TP), view.item_bytes)
     return ledger.totals
 
@@ -84,6 +73,6 @@ def _clipping(view: RankView, parallelism: LocalTensorParallel) -> Totals:
 LOCAL_TENSOR_PARALLEL_COMMUNICATION = CommunicationModel(
     options=frozenset(("plan", "source", "source_output", "head", "loss_parallel")),
     calls=_all_calls,
-    hold=lambda view, parallelism: tuple(_cut_held(view, parallelism)),
+    hold=lambda view, parallelism: tuple(cut_held(view, parallelism)),
     uneven=lambda _plan: True,
 )

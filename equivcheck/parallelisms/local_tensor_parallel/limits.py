@@ -26,7 +26,7 @@ NO_SHARED_WEIGHTS = Limit(
 
 
 def _updates_parts(training: Training, layout: Layout) -> bool:
-    is_cut = any(len(parameter.shape) > 1 for parameter, _ in cuts(training.model, parallelism_of(layout, LocalTensorParallel)))
+    is_cut = any(parameter.trained for parameter, _ in cuts(training.model, parallelism_of(layout, LocalTensorParallel)))
     return not training.optimizer.elementwise and layout.mesh.size(TP) > 1 and is_cut
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import torch
 
-from equivcheck.layouts.partition import chunk_size
 from equivcheck.parallelisms.local_tensor_parallel.regions import AxisRanks
 from equivcheck.parallelisms.local_tensor_parallel.routes import SUMMED
 from equivcheck.scenario import CrossEntropy, Training
@@ -59,7 +58,7 @@ class _Parts:
     def _of_labels(self) -> torch.Tensor:
         """The logit of each label whose class this rank has, else zero."""
         num_own = self.logits.shape[-1]
-        own = self.labels - chunk_size(self.num_classes, self.ranks.size) * self.ranks.index
+        own = self.labels - self.ranks.first(self.num_classes)
         own = torch.where((own >= 0) & (own < num_own), own, num_own)
         return torch.cat([self.logits, self._column(0.0)], -1).gather(-1, own.unsqueeze(-1)).squeeze(-1)
 

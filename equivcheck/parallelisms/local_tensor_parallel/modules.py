@@ -6,7 +6,6 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from equivcheck.layouts.partition import chunk_size
 from equivcheck.parallelisms.local_tensor_parallel.regions import AxisRanks
 from equivcheck.parallelisms.local_tensor_parallel.routes import Route
 from equivcheck.parallelisms.tensor_parallel.activations import ActivationPlacement
@@ -22,6 +21,10 @@ class LocalLinear(nn.Module):
         self.ranks, self.enter, self.leave = ranks, enter, leave
         self.weight = ranks.own_parameter(full.weight, dims[0])
         self.bias = None if full.bias is None else ranks.own_parameter(full.bias, dims[1])
+        whole, output = ActivationPlacement.WHOLE, leave.target
+        self.cut_bias = Route(
+            source=whole, target=output, gradient_source=output, gradient_target=whole, features=full.out_features
+        )
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         """Map an activation that lies as the layer before left it to one that lies as the layer after wants it."""
@@ -38,12 +41,9 @@ class LocalLinear(nn.Module):
 
     def bias_of_output(self, bias: torch.Tensor) -> torch.Tensor:
         """A bias that each rank has whole, as it is added to an output."""
-        output = self.leave.target
-        if output is ActivationPlacement.ROWS:
+        if self.leave.target is ActivationPlacement.ROWS:
             return self.ranks.used_by_all(bias)
-        whole = ActivationPlacement.WHOLE
-        route = Route(source=whole, target=output, gradient_source=output, gradient_target=whole, features=bias.shape[0])
-        return self.ranks.move(bias, route)
+        return self.ranks.move(bias, self.cut_bias)
 
 
 class LocalNorm(nn.Module):
@@ -72,7 +72,7 @@ class LocalEmbedding(nn.Module):
         super().__init__()
         self.ranks, self.leave, self.padding_idx = ranks, leave, full.padding_idx
         self.weight = ranks.own_parameter(full.weight, dim)
-        self.start = chunk_size(full.num_embeddings, ranks.size) * ranks.index if dim == 0 else None
+        self.start = ranks.first(full.num_embeddings) if dim == 0 else None
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         """Map tokens to what they are embedded as."""

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
+from itertools import chain
 
-from equivcheck.layers.parameters import parameters_of
+from equivcheck.layers.parameters import KEPT_MODELS, parameters_of
 from equivcheck.layers.registry import kind_of
 from equivcheck.layers.token_facts import EMBEDDING, POSITIONS
 from equivcheck.layouts.partition import cut_dim
@@ -29,14 +31,16 @@ class PlannedModule:
     """The dims along which its weight and its bias are cut; None for those that each rank has whole."""
 
 
-def planned_modules(model: Model, parallelism: LocalTensorParallel) -> Iterator[PlannedModule]:
-    """Every module that is replaced, in the order of the model."""
+@lru_cache(maxsize=KEPT_MODELS)
+def planned_modules(model: Model, parallelism: LocalTensorParallel) -> tuple[PlannedModule, ...]:
+    """Every module that is replaced, in the order of the model; kept, as every rank asks for them."""
     planning = _Planning(model, parallelism)
-    yield from planning.source()
-    for index, layer in enumerate(model.layers):
-        if parallelism.plan[index].split is not Split.OUTSIDE:
-            yield from planning.layer(index, layer)
-    yield from planning.head()
+    layers = (
+        planning.layer(index, layer)
+        for index, layer in enumerate(model.layers)
+        if parallelism.plan[index].split is not Split.OUTSIDE
+    )
+    return (*planning.source(), *chain.from_iterable(layers), *planning.head())
 
 
 class _Planning:

@@ -47,11 +47,14 @@ class AxisRanks:
         used: torch.Tensor = UsedByAll.apply(parameter, self)  # type: ignore[no-untyped-call]
         return used
 
+    def first(self, size: int) -> int:
+        """The first index of this rank's part of a dim."""
+        return min(chunk_size(size, self.size) * self.index, size)
+
     def own_part(self, values: torch.Tensor, dim: int) -> torch.Tensor:
         """This rank's part along a dim, a view."""
         size = values.shape[dim]
-        start = min(chunk_size(size, self.size) * self.index, size)
-        return values.narrow(dim, start, chunk_sizes(size, self.size)[self.index])
+        return values.narrow(dim, self.first(size), chunk_sizes(size, self.size)[self.index])
 
     def own_parameter(self, parameter: torch.Tensor, dim: int | None) -> nn.Parameter:
         """This rank's part of a parameter along a dim, a parameter again; the same where none is cut."""

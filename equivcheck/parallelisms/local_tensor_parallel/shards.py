@@ -6,7 +6,7 @@ part.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 
 import torch
@@ -76,7 +76,7 @@ def _placed(piece: Piece, parts: dict[str, _Part]) -> Piece:
 
 
 def clip_over(
-    parameters: list[torch.Tensor], clipping: ClipNorm, cut: Iterable[torch.Tensor], group: dist.ProcessGroup
+    parameters: list[torch.Tensor], clipping: ClipNorm, cut: Collection[torch.Tensor], group: dist.ProcessGroup
 ) -> torch.Tensor:
     """Clip by the norm over the parts of all ranks; returns the norm before.
 
@@ -84,8 +84,7 @@ def clip_over(
     take the norm over what this rank holds.
     """
     norm_type = float(clipping.norm_type.value)
-    apart = set(cut)
-    gradients = [(parameter in apart, parameter.grad) for parameter in parameters if parameter.grad is not None]
+    gradients = [(parameter in cut, parameter.grad) for parameter in parameters if parameter.grad is not None]
     norms = []
     for is_cut in (True, False):
         kind = [gradient for is_part, gradient in gradients if is_part is is_cut]

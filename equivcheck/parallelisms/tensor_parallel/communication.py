@@ -6,15 +6,12 @@ gradients of both, and of the gradients of parameters that every rank has but of
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import replace
-
 from equivcheck.layouts.expected_calls.clipping import dtensor_clipping
 from equivcheck.layouts.expected_calls.communication import Totals
 from equivcheck.layouts.expected_calls.model import MIXED_ELEMENTS, CommunicationModel, Unmodelled
 from equivcheck.layouts.expected_calls.rank_view import Held, RankView
 from equivcheck.layouts.expected_calls.torch_versions import WEIGHT_GATHERED_FOR_INPUT_GRADIENT
-from equivcheck.layouts.partition import chunk_size, cut_dim, part_of
+from equivcheck.layouts.partition import chunk_size
 from equivcheck.parallelisms.tensor_parallel.activations import (
     NARROW_COLUMN,
     NARROW_ROW,
@@ -22,7 +19,7 @@ from equivcheck.parallelisms.tensor_parallel.activations import (
     Linear,
 )
 from equivcheck.parallelisms.tensor_parallel.passage import Passage
-from equivcheck.parallelisms.tensor_parallel.planned_calls import Pass, PlannedCalls
+from equivcheck.parallelisms.tensor_parallel.planned_calls import Pass, PlannedCalls, cut_held
 from equivcheck.parallelisms.tensor_parallel.plans import computes_rows_apart, has_pending_gradients, is_outside
 from equivcheck.scenario import (
     FSDP2,
@@ -103,16 +100,8 @@ def holds_back(layout: Layout) -> bool:
     return False
 
 
-def _cut_held(view: RankView, parallelism: TensorParallel) -> Iterator[Held]:
-    """What the rank holds of each parameter once the plan has cut it."""
-    parts, index = view.layout.mesh.size(TP), view.index(TP)
-    for held in view.held:
-        dim = cut_dim(parallelism, held.parameter)
-        yield held if dim is None else replace(held, shape=part_of(held.shape, dim, parts, index), cut=True)
-
-
 def _all_calls(view: RankView, parallelism: TensorParallel) -> Totals:
-    kind = [held for held in _cut_held(view, parallelism) if not is_outside(parallelism, held.parameter)]
+    kind = [held for held in cut_held(view, parallelism) if not is_outside(parallelism, held.parameter)]
     is_cut = any(held.cut and held.trained and not _has_whole_gradient(view, parallelism, held) for held in kind)
     return TensorParallelCalls(view, parallelism).totals() | dtensor_clipping(view, (TP,) if is_cut else (), kind)
 
@@ -135,7 +124,7 @@ PENDING_GRADIENTS = Unmodelled(
 TENSOR_PARALLEL_COMMUNICATION = CommunicationModel(
     options=frozenset(("plan", "source", "source_output", "head", "loss_parallel", "redistribute_gradients")),
     calls=_all_calls,
-    hold=lambda view, parallelism: tuple(_cut_held(view, parallelism)),
+    hold=lambda view, parallelism: tuple(cut_held(view, parallelism)),
     unmodelled=(MIXED_ELEMENTS, PENDING_GRADIENTS),
     uneven=lambda _plan: True,
 )

@@ -28,6 +28,7 @@ from equivcheck.scenario import (
     Ignored,
     LayerPlan,
     Parallelism,
+    PlannedParallelism,
     Replicate,
     Replicator,
     Scenario,
@@ -94,7 +95,7 @@ def fully_shard_cuts_columns_of_no_row(scenario: Scenario) -> bool:
 def _cut_to_nothing(scenario: Scenario) -> Iterator[tuple[int, Parameter]]:
     """The parameters of which tensor parallelism, which unties layers, leaves some rank nothing, and the dim that it cuts."""
     model = without_shares(scenario.training).model
-    for plan in scenario.layout.of(TensorParallel):
+    for plan in scenario.layout.of(PlannedParallelism):
         for parameter in parameters_of(model):
             dim = cut_dim(plan, parameter)
             if dim is not None and leaves_nothing(parameter.shape[dim], scenario.layout.mesh.size(TP)):

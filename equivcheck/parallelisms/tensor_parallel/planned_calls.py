@@ -5,12 +5,13 @@ Layers hand local tensors to each other, so that every move belongs to one linea
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from equivcheck.layers.registry import kind_of
 from equivcheck.layouts.expected_calls.communication import Totals
-from equivcheck.layouts.expected_calls.rank_view import Ledger, RankView, runs
-from equivcheck.layouts.partition import chunk_size
+from equivcheck.layouts.expected_calls.rank_view import Held, Ledger, RankView, runs
+from equivcheck.layouts.partition import chunk_size, cut_dim, part_of
 from equivcheck.parallelisms.tensor_parallel.activations import (
     BY_ROWS,
     COLUMN,
@@ -38,6 +39,14 @@ def differentiates_input(view: RankView, index: int, step: int) -> bool:
     """
     flat = any(fsdp.use_orig_params and fsdp.wrapping is Wrapping.WHOLE for fsdp in view.layout.of(FSDP1))
     return (flat and index > 0) or view.differentiates(index - 1, step)
+
+
+def cut_held(view: RankView, parallelism: PlannedParallelism) -> Iterator[Held]:
+    """What the rank holds of each parameter once the plan has cut it."""
+    parts, index = view.layout.mesh.size(TP), view.index(TP)
+    for held in view.held:
+        dim = cut_dim(parallelism, held.parameter)
+        yield held if dim is None or parts == 1 else replace(held, shape=part_of(held.shape, dim, parts, index), cut=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
