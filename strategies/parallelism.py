@@ -17,9 +17,12 @@ from equivcheck.scenario import (
     FSDP1,
     FSDP2,
     SPMD,
+    Balance,
     Compression,
+    ContextParallel,
     Distribution,
     ElementType,
+    Exchange,
     LocalTensorParallel,
     LowPrecision,
     MixedPrecision,
@@ -186,6 +189,11 @@ def pipeline() -> SearchStrategy[Pipeline]:
     return st.builds(Pipeline)
 
 
+def context_parallel() -> SearchStrategy[ContextParallel]:
+    """`ContextParallel` with every exchange and balance."""
+    return st.builds(ContextParallel, exchange=st.sampled_from(Exchange), balance=st.sampled_from(Balance))
+
+
 _SHIPPED: dict[str, SearchStrategy[Parallelism]] = {
     DDP.tag: ddp(),
     Replicate.tag: replicate(),
@@ -195,6 +203,7 @@ _SHIPPED: dict[str, SearchStrategy[Parallelism]] = {
     SPMD.tag: spmd(),
     Pipeline.tag: pipeline(),
     LocalTensorParallel.tag: local_tensor_parallel(),
+    ContextParallel.tag: context_parallel(),
 }
 
 

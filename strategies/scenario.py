@@ -24,6 +24,7 @@ from equivcheck.strategies.training import trainings
 _EXECUTIONS = executions()
 _TRAININGS = trainings(tokens=st.sampled_from((False, False, False, True, True)))
 """A third are of sequences, as every layout runs them."""
+_SEQUENCES = trainings(tokens=st.just(True))
 _PLAIN_TRAININGS = trainings(tokens=st.just(False))
 _SUMMED = st.sampled_from((False,) + (True,) * 5)
 _RESUMES = st.builds(and_, RARELY, RARELY)
@@ -102,6 +103,8 @@ def _training(draw: DrawFn, trainings: SearchStrategy[Training] | None, layout: 
     """
     if trainings is not None:
         return draw(trainings)
+    if any(parallelism.cuts_positions for parallelism in layout.parallelisms):
+        return draw(_SEQUENCES)
     training = draw(_TRAININGS if runs_sequences(layout) else _PLAIN_TRAININGS)
     by_propagation = layout.has(SPMD)
     # Drawn whatever the loss is: a mean of squared errors, the plainest of all, must take no more choices than others.

@@ -25,6 +25,8 @@ COMPOSITIONS: tuple[str, ...] = (
     "replicate x local_tensor_parallel",
     "fsdp1 x local_tensor_parallel",
     "fsdp2 x local_tensor_parallel",
+    "ddp x context_parallel",
+    "replicate x context_parallel",
 )
 """Names of the compositions that are generated, as `Layout.name` writes them. Add a line to have one generated."""
 TIMES = " x "

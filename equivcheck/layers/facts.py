@@ -76,6 +76,18 @@ class ShardingChoice:
     """What these are, for people."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Looking:
+    """What of each position a layer exchanges with others: each of them looks at keys and values by queries."""
+
+    heads: int
+    """Heads of the query."""
+    kv_heads: int
+    """Heads of key and value, each for as many neighbours of the query."""
+    width: int
+    """Features of a head."""
+
+
 def norm_parameters(norm: Norm | None, features: int) -> tuple[ParameterOf, ...]:
     """The parameters of a module ``norm``."""
     factor = ParameterOf(name="norm.weight", shape=(features,), initial=Initial.FACTOR)

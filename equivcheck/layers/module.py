@@ -10,6 +10,7 @@ from torch.distributed.tensor import DTensor, Replicate
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
+from equivcheck.layers.sequence import WHOLE, Sequence
 from equivcheck.scenario import Activation, AnyLayer, Norm
 
 Function = Callable[[torch.Tensor], torch.Tensor]
@@ -44,6 +45,7 @@ class LayerModule(nn.Module):
     def __init__(self, layer: AnyLayer) -> None:
         super().__init__()
         self.layer = layer
+        self.sequence: Sequence = WHOLE
         self.recomputes = False
 
     def forward(self, inputs: torch.Tensor, mask: torch.Tensor | None, step: int) -> torch.Tensor:

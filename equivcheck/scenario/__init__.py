@@ -1,6 +1,7 @@
 """The nouns: what is trained, how it is spread, and both together. Frozen values; nothing here imports torch."""
 
 from equivcheck.scenario.clipping import ClipNorm, ClipValue, NormType
+from equivcheck.scenario.context_parallel import Balance, ContextParallel, Exchange
 from equivcheck.scenario.data import Data
 from equivcheck.scenario.execution import Compile, Execution, Recompute
 from equivcheck.scenario.layer_base import Activation, AnyLayer, AuxiliaryLinear, Norm, ShapeOp
@@ -73,15 +74,18 @@ __all__ = [
     "Attention",
     "AuxiliaryLinear",
     "Axis",
+    "Balance",
     "ClipNorm",
     "ClipValue",
     "Compile",
     "Compression",
+    "ContextParallel",
     "CosineAnnealingLR",
     "CrossEntropy",
     "Data",
     "Distribution",
     "ElementType",
+    "Exchange",
     "Execution",
     "ExponentialLR",
     "GatedMLP",

@@ -22,6 +22,8 @@ TP = "tp"
 """The axis of tensor parallelism."""
 PP = "pp"
 """The axis of pipeline parallelism."""
+CP = "cp"
+"""The axis of context parallelism."""
 
 
 @noun
@@ -29,7 +31,7 @@ class Axis:
     """One axis of a mesh."""
 
     name: str
-    """``dp``, ``dp_replicate``, ``dp_shard``, ``tp``, ``pp`` or what a third party's parallelism calls its own.
+    """``dp``, ``dp_replicate``, ``dp_shard``, ``tp``, ``pp``, ``cp`` or what a third party's parallelism calls its own.
 
     1 to 64 printable characters."""
     size: int

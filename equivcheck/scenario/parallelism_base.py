@@ -60,6 +60,8 @@ class Parallelism:
 
     traceable: ClassVar[bool] = False
     """Whether a step under it can be traced as one graph: operations do all that it does, no hooks outside them."""
+    cuts_positions: ClassVar[bool] = False
+    """Whether ranks along its axes have different positions of the same sequences, so that it runs nothing but sequences."""
 
     @property
     def trains_local_tensors(self) -> bool:

@@ -10,6 +10,7 @@ from torch import nn
 from equivcheck.layers.module import Embedding, Linear, beside, norm_of
 from equivcheck.layers.parameters import parameters_of
 from equivcheck.layers.registry import kind_of
+from equivcheck.layers.sequence import WHOLE, Sequence
 from equivcheck.scenario import Head, Model
 
 
@@ -37,6 +38,7 @@ class MLP(nn.Module):
     def __init__(self, model: Model, batch_dim: int = 0, dtype: torch.dtype = torch.float64) -> None:
         super().__init__()
         self.batch_dim, self.length, tokens = batch_dim, model.length or 0, model.source
+        self.sequence: Sequence = WHOLE
         self.embedding: Embedding | None = None
         self.positions: Embedding | None = None
         self.head: HeadModule | None = None
@@ -73,7 +75,7 @@ class MLP(nn.Module):
         values: torch.Tensor = self.embedding(inputs)
         if self.positions is None:
             return values
-        placed: torch.Tensor = self.positions(beside(inputs, torch.arange(self.length, device=inputs.device)))
+        placed: torch.Tensor = self.positions(beside(inputs, self.sequence.positions(inputs.shape[-1], inputs.device)))
         return values + placed
 
     def finished(self, values: torch.Tensor) -> torch.Tensor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar
 
 from equivcheck.layers.attention.script import attention_script
-from equivcheck.layers.facts import ParameterOf, Part, ShardingChoice, norm_parameters, part_parameters, ready_linears
+from equivcheck.layers.facts import Looking, ParameterOf, Part, ShardingChoice, norm_parameters, part_parameters, ready_linears
 from equivcheck.layers.kind import LayerKind
 from equivcheck.layers.script import LayerScript
 from equivcheck.scenario import AnyLayer, Attention, Split
@@ -38,6 +38,10 @@ class AttentionKind(LayerKind):
     def choices(self, layer: Attention) -> tuple[ShardingChoice, ...]:
         """By heads: those of key and value, with all heads of the query that look through them."""
         return (ShardingChoice(split=Split.WITHIN, units=layer.kv_heads, words="heads of key and value"),)
+
+    def looking(self, layer: Attention) -> Looking:
+        """As many heads as there are."""
+        return Looking(heads=layer.heads, kv_heads=layer.kv_heads, width=layer.head_width)
 
     def build(self, layer: Attention, inputs: int) -> LayerModule:
         """An `AttentionModule`."""

@@ -34,25 +34,40 @@ class AttentionModule(LayerModule):
         key, value = (_heads(linear(normed), layer.head_width) for linear in (self.key, self.value))
         if layer.rotary:
             query, key = self.placed(query), self.placed(key)
-        attended = self.attend(query, self.grouped(key), self.grouped(value))
+        attended = self.sequence.attended(self, query, key, value)
         return self.ended(self.output(attended.transpose(-2, -3).flatten(-2)), mask, inputs)
 
     def placed(self, values: torch.Tensor) -> torch.Tensor:
         """Query or key, turned by the position of each: (rows, heads, length, width)."""
-        return turned(values, torch.arange(values.shape[-2], device=values.device))
+        return turned(values, self.sequence.positions(values.shape[-2], values.device))
 
     def grouped(self, values: torch.Tensor) -> torch.Tensor:
         """Key or value for each head of the query, from (rows, heads of them, length, width)."""
         groups = self.layer.heads // self.layer.kv_heads
         return values.repeat_interleave(groups, -3) if groups > 1 else values
 
+    def unseen(self, queries: torch.Tensor, keys: torch.Tensor) -> torch.Tensor | None:
+        """Which of some positions each of others does not see, (queries, keys), where positions are counted in the sequence.
+
+        None for seeing all.
+        """
+        return keys > queries[:, None] if self.layer.causal else None
+
     def attend(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-        """What each head finds: all are (rows, heads, length, width)."""
+        """What each head finds in a whole sequence: all are (rows, heads, length, width)."""
         if self.layer.fused:
             return functional.scaled_dot_product_attention(query, key, value, is_causal=self.layer.causal)
         length = query.shape[-2]
         ones = torch.ones(length, length, dtype=torch.bool, device=query.device)
         return attention(query, key, value, ones.triu(1) if self.layer.causal else None)
+
+    def attend_from(
+        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, unseen: torch.Tensor | None
+    ) -> torch.Tensor:
+        """What each head finds from some positions, (rows, heads, queries, width), in those of keys, which they see or do not."""
+        if self.layer.fused:
+            return functional.scaled_dot_product_attention(query, key, value, attn_mask=None if unseen is None else ~unseen)
+        return attention(query, key, value, unseen)
 
 
 def _heads(values: torch.Tensor, width: int) -> torch.Tensor:
@@ -64,7 +79,7 @@ def _heads(values: torch.Tensor, width: int) -> torch.Tensor:
 def attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, unseen: torch.Tensor | None) -> torch.Tensor:
     """What `scaled_dot_product_attention` computes, by products and a softmax; all are (rows, heads, length, width).
 
-    `unseen`, (length, length), says which positions each one does not see; None for seeing all.
+    `unseen`, (queries, keys), says which positions each one does not see; None for seeing all.
     """
     scores = query @ key.transpose(-1, -2) / math.sqrt(query.shape[-1])
     if unseen is not None:

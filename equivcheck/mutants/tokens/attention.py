@@ -88,6 +88,7 @@ def causal_mask_of_part(setup: Setup) -> None:
 
 def _see(module: AttentionModule, unseen: torch.Tensor | None) -> None:
     module.attend = lambda query, key, value: attention(query, key, value, unseen)  # type: ignore[method-assign]
+    module.unseen = lambda *_positions: unseen  # type: ignore[method-assign]
 
 
 @fault(

@@ -1,0 +1,1 @@
+"""Context parallelism, by collectives on plain tensors."""

@@ -1,0 +1,70 @@
+"""What context parallelism communicates: keys and values with their gradients, and gradients of parameters."""
+
+from __future__ import annotations
+
+import math
+
+from equivcheck.layers.facts import Looking
+from equivcheck.layers.registry import kind_of
+from equivcheck.layouts.expected_calls.clipping import keeps_gradient
+from equivcheck.layouts.expected_calls.communication import Totals
+from equivcheck.layouts.expected_calls.model import CommunicationModel
+from equivcheck.layouts.expected_calls.rank_view import Ledger, RankView
+from equivcheck.layouts.partition import local_shape
+from equivcheck.parallelisms.context_parallel.positions import longest_part
+from equivcheck.scenario import ContextParallel
+from equivcheck.scenario.mesh import CP
+
+
+class ContextParallelCalls:
+    """Goes through a training, step by step."""
+
+    def __init__(self, view: RankView, parallelism: ContextParallel) -> None:
+        self.view = view
+        self.size, self.axes = view.layout.mesh.size(CP), view.axes(CP)
+        self.longest = longest_part(parallelism, view.training.model.length or 0, self.size)
+        self.ledger = Ledger()
+
+    def totals(self) -> Totals:
+        """The calls of all steps."""
+        if self.size > 1:
+            for step in range(self.view.training.steps):
+                for microbatch in self.view.training.data.microbatches:
+                    self._layers(step, microbatch // self.view.layout.num_data_ranks)
+                self._gradients(step)
+        return self.ledger.totals
+
+    def _layers(self, step: int, rows: int) -> None:
+        """A layer that is recomputed exchanges again in backward: what it keeps is computed behind the exchange."""
+        for index, layer in enumerate(self.view.training.model.layers):
+            looking = kind_of(layer).looking(layer)
+            if looking is not None:
+                differentiates = self.view.differentiates(index, step)
+                recomputed = self.view.layout.execution.checkpoints(index) and differentiates
+                self._gathered(step, looking, rows, forwards=1 + recomputed, backwards=int(differentiates))
+
+    def _gathered(self, step: int, looking: Looking, rows: int, *, forwards: int, backwards: int) -> None:
+        """Keys and values in one call; their gradients of all positions in one as well."""
+        own = 2 * rows * looking.kv_heads * self.longest * looking.width * self.view.item_bytes
+        self._note(step, "all_gather", own, forwards)
+        self._note(step, "reduce_scatter.sum", own * self.size, backwards)
+
+    def _gradients(self, step: int) -> None:
+        """What this rank has of each, after other parallelisms have cut it."""
+        layout = self.view.layout
+        coordinates = dict(zip(layout.mesh.names, self.view.coordinate, strict=True))
+        for held in self.view.held:
+            if keeps_gradient(self.view, held, step):
+                numel = math.prod(local_shape(layout, held.parameter, coordinates))
+                self._note(step, "all_reduce.sum", numel * self.view.item_bytes, 1)
+
+    def _note(self, step: int, op: str, num_bytes: int, times: int) -> None:
+        if times:
+            self.ledger.note(step, op, self.axes, num_bytes * times, times)
+
+
+CONTEXT_PARALLEL_COMMUNICATION = CommunicationModel(
+    options=frozenset(("exchange", "balance")),
+    calls=lambda view, parallelism: ContextParallelCalls(view, parallelism).totals(),
+    uneven=lambda _parallelism: True,
+)

@@ -1,0 +1,1 @@
+"""Context parallelism has no issue on file: its collectives are written here."""
