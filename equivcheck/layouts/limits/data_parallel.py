@@ -10,6 +10,7 @@ from equivcheck.scenario import (
     FSDP2,
     Compile,
     Compression,
+    ContextParallel,
     Layout,
     PlannedParallelism,
     Replicate,
@@ -41,8 +42,8 @@ def _without_casts(layout: Layout) -> Layout:
 
 
 WHOLE_SUMS = LayoutLimit(
-    reason="lower precision over tensor parallelism: each rank rounds its part of a sum, which no single device has",
-    applies=lambda layout: (_casts(layout) or _compresses(layout)) and layout.has(PlannedParallelism),
+    reason="lower precision over tensor or context parallelism: each rank rounds its part of a sum, which no single device has",
+    applies=lambda layout: (_casts(layout) or _compresses(layout)) and layout.has(PlannedParallelism, ContextParallel),
     repair=lambda layout: with_options(_without_casts(layout), (DDP, Replicate), compression=Compression.NONE),
 )
 
