@@ -15,6 +15,10 @@ class Exchange(Choice):
 
     GATHER = "gather"
     """Keys and values of all positions are gathered on every rank."""
+    ULYSSES = "ulysses"
+    """Heads are shared out instead, all positions of each, and what they find is exchanged back; a rank may have none."""
+    RING = "ring"
+    """Keys and values go round all ranks, which put their softmax together block by block."""
 
 
 class Balance(Choice):

@@ -9,7 +9,7 @@ from equivcheck.layouts.kind import LayoutKind
 from equivcheck.layouts.limits.limit import LayoutLimit, Limit
 from equivcheck.parallelisms.context_parallel.communication import CONTEXT_PARALLEL_COMMUNICATION
 from equivcheck.parallelisms.context_parallel.limits import LAYOUT_LIMITS, LIMITS
-from equivcheck.scenario import ContextParallel, Exchange, Parallelism
+from equivcheck.scenario import ContextParallel, Parallelism
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -32,7 +32,7 @@ class ContextParallelKind(LayoutKind):
         from equivcheck.parallelisms.context_parallel.parts import look_from, own_loss, sum_over_ranks, take_positions
         from equivcheck.parallelisms.context_parallel.positions import positions_of_ranks
         from equivcheck.parallelisms.context_parallel.ranks import PositionRanks
-        from equivcheck.parallelisms.context_parallel.sequences import Gathered
+        from equivcheck.parallelisms.context_parallel.sequences import SEQUENCES
 
         assert isinstance(parallelism, ContextParallel), parallelism
         size, length = mesh.size(), setup.training.model.length
@@ -41,8 +41,7 @@ class ContextParallelKind(LayoutKind):
             return
         parts = tuple(torch.tensor(part, dtype=torch.int64) for part in positions_of_ranks(parallelism, length, size))
         ranks = PositionRanks(group=mesh.get_group(), index=mesh.get_local_rank(), parts=parts)
-        kinds = {Exchange.GATHER: Gathered}
-        look_from(setup, kinds[parallelism.exchange](ranks))
+        look_from(setup, SEQUENCES[parallelism.exchange](ranks))
         take_positions(setup, ranks)
         own_loss(setup, ranks)
         sum_over_ranks(setup, ranks)

@@ -10,9 +10,9 @@ from equivcheck.layouts.expected_calls.clipping import keeps_gradient
 from equivcheck.layouts.expected_calls.communication import Totals
 from equivcheck.layouts.expected_calls.model import CommunicationModel
 from equivcheck.layouts.expected_calls.rank_view import Ledger, RankView
-from equivcheck.layouts.partition import local_shape
-from equivcheck.parallelisms.context_parallel.positions import longest_part
-from equivcheck.scenario import ContextParallel
+from equivcheck.layouts.partition import chunk_sizes, local_shape
+from equivcheck.parallelisms.context_parallel.positions import longest_part, positions_of_ranks
+from equivcheck.scenario import ContextParallel, Exchange
 from equivcheck.scenario.mesh import CP
 
 
@@ -22,7 +22,14 @@ class ContextParallelCalls:
     def __init__(self, view: RankView, parallelism: ContextParallel) -> None:
         self.view = view
         self.size, self.axes = view.layout.mesh.size(CP), view.axes(CP)
-        self.longest = longest_part(parallelism, view.training.model.length or 0, self.size)
+        length = view.training.model.length or 0
+        self.length, self.longest = length, longest_part(parallelism, length, self.size)
+        self.own = len(positions_of_ranks(parallelism, length, self.size)[view.index(CP)])
+        self.exchange = {
+            Exchange.GATHER: self._gathered,
+            Exchange.ULYSSES: self._by_heads,
+            Exchange.RING: self._round_trips,
+        }[parallelism.exchange]
         self.ledger = Ledger()
 
     def totals(self) -> Totals:
@@ -41,13 +48,35 @@ class ContextParallelCalls:
             if looking is not None:
                 differentiates = self.view.differentiates(index, step)
                 recomputed = self.view.layout.execution.checkpoints(index) and differentiates
-                self._gathered(step, looking, rows, forwards=1 + recomputed, backwards=int(differentiates))
+                self.exchange(step, looking, rows, 1 + recomputed, int(differentiates))
 
-    def _gathered(self, step: int, looking: Looking, rows: int, *, forwards: int, backwards: int) -> None:
+    def _block(self, looking: Looking, rows: int) -> int:
+        """Bytes of a rank's keys and values, padded."""
+        return 2 * rows * looking.kv_heads * self.longest * looking.width * self.view.item_bytes
+
+    def _gathered(self, step: int, looking: Looking, rows: int, forwards: int, backwards: int) -> None:
         """Keys and values in one call; their gradients of all positions in one as well."""
-        own = 2 * rows * looking.kv_heads * self.longest * looking.width * self.view.item_bytes
+        own = self._block(looking, rows)
         self._note(step, "all_gather", own, forwards)
         self._note(step, "reduce_scatter.sum", own * self.size, backwards)
+
+    def _by_heads(self, step: int, looking: Looking, rows: int, forwards: int, backwards: int) -> None:
+        """Queries, keys and values of own positions in one call, and what is found by own heads in another; backward the reverse."""
+        group = looking.heads // looking.kv_heads
+        share = chunk_sizes(looking.kv_heads, self.size)[self.view.index(CP)]
+        of_one = rows * looking.width * self.view.item_bytes
+        positions, heads = looking.kv_heads * self.own * of_one, share * self.length * of_one
+        for times, there, back in ((forwards, group + 2, group), (backwards, group, group + 2)):
+            self._note(step, "all_to_all", there * positions, times)
+            self._note(step, "all_to_all", back * heads, times)
+
+    def _round_trips(self, step: int, looking: Looking, rows: int, forwards: int, backwards: int) -> None:
+        """Keys and values to all others; in backward with their gradients, which go on to where they came from."""
+        block, turns = self._block(looking, rows), self.size - 1
+        for op in ("send", "recv"):
+            self._note(step, op, block, forwards * turns)
+            self._note(step, op, 2 * block, backwards * turns)
+            self._note(step, op, block, backwards)
 
     def _gradients(self, step: int) -> None:
         """What this rank has of each, after other parallelisms have cut it."""

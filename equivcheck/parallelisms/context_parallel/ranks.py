@@ -57,7 +57,8 @@ class Gather(torch.autograd.Function):
     def forward(ctx: Any, values: torch.Tensor, ranks: PositionRanks) -> torch.Tensor:
         """Gather, padded to the longest part, and put in order."""
         ctx.ranks = ranks
-        gathered = waited(collectives.all_gather_tensor(_padded(values.movedim(-2, 0), ranks.longest), 0, ranks.group))
+        own = padded(values, ranks.longest).movedim(-2, 0).contiguous()
+        gathered = waited(collectives.all_gather_tensor(own, 0, ranks.group))
         return gathered.index_select(0, ranks.slots()).movedim(0, -2)
 
     @staticmethod
@@ -69,10 +70,10 @@ class Gather(torch.autograd.Function):
         return own.narrow(0, 0, len(ranks.own)).movedim(0, -2), None
 
 
-def _padded(values: torch.Tensor, length: int) -> torch.Tensor:
-    """Zeros after the last of the first dim, up to a length."""
-    missing = length - values.shape[0]
-    return functional.pad(values, (*(0, 0) * (values.dim() - 1), 0, missing)) if missing else values.contiguous()
+def padded(values: torch.Tensor, length: int) -> torch.Tensor:
+    """Zeros after the last position, up to a length."""
+    missing = length - values.shape[-2]
+    return functional.pad(values, (0, 0, 0, missing)) if missing else values.contiguous()
 
 
 def waited(tensor: torch.Tensor) -> torch.Tensor:
