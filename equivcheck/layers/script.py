@@ -24,6 +24,10 @@ class LayerScript:
     """Functions that these call, line by line."""
     imports: tuple[tuple[str, str], ...] = ()
     """Modules, and the names in them, that these need."""
+    methods: tuple[tuple[str, ...], ...] = ()
+    """Methods of the class beside these, line by line."""
+    of_parts: LayerScript | None = None
+    """How it is written where ranks have some of the positions, and ``self.sequence`` says which; None for the same."""
 
 
 NORMS: dict[Norm, str] = {Norm.LAYER: "nn.LayerNorm", Norm.RMS: "nn.RMSNorm"}

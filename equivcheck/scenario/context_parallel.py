@@ -32,9 +32,10 @@ class Balance(Choice):
 
 @noun
 class ContextParallel(Parallelism):
-    """Positions of sequences cut over the ranks of an axis, which have all parameters; written here, by collectives on plain tensors.
+    """Positions of sequences cut over the ranks of an axis, by collectives on plain tensors that are written here.
 
-    A loss is of a rank's own positions, and gradients are summed over ranks after the last backward of a step.
+    Each rank has all parameters. A loss is of a rank's own positions, and gradients are summed over ranks, one parameter after
+    the other, when the last backward of a step is through.
     """
 
     tag: ClassVar[str] = "context_parallel"

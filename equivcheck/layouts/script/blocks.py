@@ -86,7 +86,8 @@ def class_of(name: str, kind: Kind | OtherKind, *, distributed: bool) -> list[st
     if isinstance(kind, OtherKind):
         values = "values" + " * mask" * kind.masked + " + inputs" * kind.residual
         made, words = ["super().__init__()", *kind.script.init], kind.script.words + _AGAIN * kind.recomputes
-        return _class((name, words, "self"), made, kind, [*kind.script.compute, f"return {values}"])
+        written = _class((name, words, "self"), made, kind, [*kind.script.compute, f"return {values}"])
+        return [*written, *(line for method in kind.script.methods for line in ("", *indented(list(method))))]
     linear = "nn.Linear(inputs, width" + ("" if kind.bias else ", bias=False") + ")"
     made = ["super().__init__()"]
     made += [f"self.norm = {NORMS[kind.norm]}(inputs)"] if kind.norm else []

@@ -72,6 +72,7 @@ class _Forms:
     def __init__(self, scenario: Scenario) -> None:
         self.model, self.layout = scenario.training.model, scenario.layout
         self.transposes = scenario.training.data.batch_dim == 1
+        self.cuts_positions = any(parallelism.cuts_positions for parallelism in self.layout.parallelisms)
         self.kinds = [self._kind(index) for index in range(len(self.model.layers))]
         self.special = list(dict.fromkeys(kind for kind in self.kinds if not kind.is_plain))
         self.is_nested = bool(self.special) or _has_units(self.layout, self.model)
@@ -82,6 +83,8 @@ class _Forms:
             return linear_kind(layer, recomputes=recomputes)
         script = kind_of(layer).script(layer, self.model.inputs(index))
         assert script is not None, "a script is refused for what does not say how it is written"
+        if script.of_parts is not None and self.cuts_positions:
+            script = script.of_parts
         return OtherKind(script=script, masked=layer.dropout > 0, residual=layer.residual, recomputes=recomputes)
 
     def form(self) -> Form:
@@ -189,7 +192,10 @@ class _Forms:
         frozen = ".requires_grad_(False)" * source.frozen
         padding = None if source.padding is None else source.padding
         made = [f"self.embedding = {call('nn.Embedding', str(source.vocabulary), str(width), padding_idx=padding)}{frozen}"]
-        return made + [f"self.positions = nn.Embedding({self.model.length}, {width}){frozen}"] * source.learned_positions
+        if source.learned_positions:
+            made.append(f"self.positions = nn.Embedding({self.model.length}, {width}){frozen}")
+            made += ["self.sequence = Sequence()"] * self.cuts_positions
+        return made
 
     def _head(self) -> list[str]:
         head, inputs = self.model.head, self.model.inputs(len(self.model.layers))
@@ -213,6 +219,8 @@ class _Forms:
         if self.model.source is not None:
             called = distributed or self.layout.has(PlannedParallelism)
             placed = f"self.positions(torch.arange({self.model.length}))" if called else "self.positions.weight"
+            if self.cuts_positions:
+                placed = f"self.positions(self.sequence.positions({self.model.length}, inputs.device))"
             values = f"self.embedding({values})" + f" + {placed}" * self.model.source.learned_positions
         if has_extras:
             for index, arguments in enumerate(self._arguments()):

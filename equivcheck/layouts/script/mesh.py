@@ -5,7 +5,7 @@ from __future__ import annotations
 from equivcheck.layouts.script.draft import Draft, LoopPosition, refuse
 from equivcheck.layouts.script.text import listed
 from equivcheck.scenario import Layout, Parallelism
-from equivcheck.scenario.mesh import TP
+from equivcheck.scenario.mesh import CP, TP
 
 
 def mesh_of(draft: Draft, parallelism: Parallelism) -> str:
@@ -25,10 +25,10 @@ def repr_of(text: str) -> str:
 
 
 def inner_ranks(layout: Layout) -> int:
-    """Ranks of a tensor-parallel group, which must be neighbours."""
-    if TP in layout.mesh.names[:-1] and layout.mesh.size(TP) > 1:
-        raise refuse(f"mesh {layout.mesh.names}", "only with tensor parallelism along the last axis")
-    return layout.mesh.size(TP)
+    """Ranks of a group that has the same rows, which must be neighbours."""
+    if {TP, CP} & set(layout.mesh.names[:-1]) and layout.mesh.size(TP, CP) > 1:
+        raise refuse(f"mesh {layout.mesh.names}", "only with tensor or context parallelism along the last axis")
+    return layout.mesh.size(TP, CP)
 
 
 def data_rank(draft: Draft) -> str:

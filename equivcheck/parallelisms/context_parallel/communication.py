@@ -61,7 +61,7 @@ class ContextParallelCalls:
         self._note(step, "reduce_scatter.sum", own * self.size, backwards)
 
     def _by_heads(self, step: int, looking: Looking, rows: int, forwards: int, backwards: int) -> None:
-        """Queries, keys and values of own positions in one call, and what is found by own heads in another; backward the reverse."""
+        """Queries, keys and values of own positions in one call, what own heads find in another; backward the reverse."""
         group = looking.heads // looking.kv_heads
         share = chunk_sizes(looking.kv_heads, self.size)[self.view.index(CP)]
         of_one = rows * looking.width * self.view.item_bytes

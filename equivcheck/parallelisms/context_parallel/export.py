@@ -1,11 +1,96 @@
-"""Context parallelism in a script: not yet."""
+"""Context parallelism: a script has the moves that ranks run here, word for word."""
 
 from __future__ import annotations
 
-from equivcheck.layouts.script.draft import Draft, refuse
-from equivcheck.scenario import Parallelism
+import inspect
+
+from equivcheck.layouts.partition import chunk_size, chunk_sizes
+from equivcheck.layouts.script.draft import Draft, LoopPosition, refuse
+from equivcheck.layouts.script.mesh import mesh_of
+from equivcheck.parallelisms.context_parallel.positions import positions_of_ranks
+from equivcheck.scenario import ContextParallel, Exchange, Parallelism
+from equivcheck.scenario.mesh import CP
 
 
-def write(draft: Draft, parallelism: Parallelism) -> None:  # noqa: ARG001 - of the base class
-    """Refuse."""
-    raise refuse("ContextParallel", "the modules whose positions look at those of other ranks fill no short script")
+def write(draft: Draft, parallelism: Parallelism) -> None:
+    """Cut what is fed by positions, let layers look at those of others, and sum gradients."""
+    assert isinstance(parallelism, ContextParallel), parallelism
+    _define(draft, parallelism.exchange)
+    model, size = draft.scenario.training.model, draft.scenario.layout.mesh.size(CP)
+    if size == 1:
+        return
+    parts = positions_of_ranks(parallelism, model.length or 0, size)
+    mesh, kind = mesh_of(draft, parallelism), _kind(parallelism.exchange).__name__
+    draft.add(
+        LoopPosition.WRAP,
+        f"parts = tuple(torch.tensor(part, dtype=torch.int64) for part in {parts})",
+        f"ranks = PositionRanks({mesh}.get_group(), {mesh}.get_local_rank(), parts)",
+        "for layer in model.modules():",
+        '    if hasattr(layer, "sequence"):',
+        f"        layer.sequence = {kind}(ranks)",
+    )
+    _take(draft)
+    _scale(draft, parts)
+    draft.add(LoopPosition.BEFORE_READING, f"total *= {size}  # of which ranks have addends")
+    others = (each for each in draft.scenario.layout.parallelisms if each is not parallelism)
+    local = "" if all(each.trains_local_tensors for each in others) else ".to_local()"
+    draft.add(
+        LoopPosition.BEFORE_READING,
+        "for parameter in model.parameters():",
+        "    if parameter.grad is not None:",
+        f"        dist.all_reduce(parameter.grad{local}, group=ranks.group)",
+    )
+
+
+def _take(draft: Draft) -> None:
+    dim = 1 - draft.scenario.training.data.batch_dim
+    draft.add(LoopPosition.TAKE, f"inputs, targets = (values.index_select({dim}, ranks.own) for values in (inputs, targets))")
+    if "masks" in draft.form.extras:
+        draft.add(LoopPosition.TAKE, "masks = [mask.index_select(1, ranks.own) for mask in masks]")
+
+
+def _scale(draft: Draft, parts: tuple[tuple[int, ...], ...]) -> None:
+    """Make a mean over own positions this rank's addend of that over all."""
+    if not draft.scenario.training.loss.is_mean:
+        return
+    if not all(parts):
+        raise refuse("Balance over more ranks than it leaves positions", "a mean over no position is not a number")
+    draft.add(LoopPosition.SCALE, "loss = loss * (len(ranks.own) / ranks.length)")
+
+
+def _kind(exchange: Exchange) -> type:
+    from equivcheck.parallelisms.context_parallel.sequences import SEQUENCES
+
+    return SEQUENCES[exchange]
+
+
+def _define(draft: Draft, exchange: Exchange) -> None:
+    from equivcheck.layers.sequence import Sequence
+    from equivcheck.parallelisms.context_parallel import heads, ranks, ring, sequences
+
+    draft.need("dataclasses", "dataclass")
+    draft.need("typing", "Any")
+    draft.need("torch.nn", "functional")
+    draft.need("torch.distributed", "ProcessGroup")
+    draft.need("torch.distributed._functional_collectives", "as collectives")
+    found: list[object] = [ranks.PositionRanks, ranks.padded, ranks.waited]
+    if exchange is Exchange.GATHER:
+        found.append(ranks.Gather)
+    if exchange is not Exchange.GATHER:
+        draft.need("math", "")
+    if exchange is Exchange.ULYSSES:
+        draft.need("collections.abc", "Iterable")
+        found += [chunk_size, chunk_sizes, heads.exchanged, heads.to_heads, heads.to_positions, heads.ToHeads, heads.ToPositions]
+        found.append(sequences.by_units_of)
+    if exchange is Exchange.RING:
+        draft.need("collections.abc", "Callable")
+        found += [ring.Ring, ring.BlockwiseSoftmax, ring.of_groups, ring.RingAttention]
+    draft.definitions += map(_source, (Sequence, *found, sequences.PartOfSequence, _kind(exchange)))
+
+
+def _source(found: object) -> list[str]:
+    """As it is written here, but called by position, and of any layer."""
+    text = inspect.getsource(found).rstrip()  # type: ignore[arg-type]
+    for here, there in ((", kw_only=True", ""), (": Looks", ": Any"), ("  # noqa: ARG002 - of the base class", "")):
+        text = text.replace(here, there)
+    return text.replace("Ring(ranks=self.ranks, looks=looks)", "Ring(self.ranks, looks)").splitlines()

@@ -1,11 +1,13 @@
 """From some positions of all heads to all positions of some heads, and back, by one all-to-all.
 
-As in DeepSpeed-Ulysses (https://arxiv.org/abs/2309.14509). What is shared out is units of heads: one of key and value with those of
-the query that look through it. Values are (rows, units, heads of each, positions, width). A rank may have no unit at all.
+As in DeepSpeed-Ulysses (https://arxiv.org/abs/2309.14509). What is shared out is units of heads: one of key and value with
+those of the query that look through it. Values are (rows, units, heads of each, positions, width). A rank may have no unit.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -17,37 +19,26 @@ from equivcheck.parallelisms.context_parallel.ranks import PositionRanks, waited
 
 def to_heads(values: torch.Tensor, ranks: PositionRanks) -> torch.Tensor:
     """All positions, in order, of this rank's units, from this rank's positions of all units."""
-    rows, units, count, own, width = values.shape
-    shares = chunk_sizes(units, ranks.size)
-    each, kept = rows * count * width, shares[ranks.index]
-    received = _exchanged(
-        values.split(shares, 1), [kept * len(part) * each for part in ranks.parts], [share * own * each for share in shares], ranks
-    )
-    parts = [flat.view(rows, kept, count, len(part), width) for flat, part in zip(received, ranks.parts, strict=True)]
-    found = torch.cat(parts, -2)
+    rows, _, count, _, width = values.shape
+    shares = chunk_sizes(values.shape[1], ranks.size)
+    shapes = [(rows, shares[ranks.index], count, len(part), width) for part in ranks.parts]
+    found = torch.cat(exchanged(torch.split(values, list(shares), 1), shapes, ranks), -2)
     return torch.empty_like(found).index_copy(-2, torch.cat(ranks.parts), found)
 
 
 def to_positions(values: torch.Tensor, units: int, ranks: PositionRanks) -> torch.Tensor:
     """This rank's positions of all units, from all positions of this rank's."""
-    rows, kept, count, _, width = values.shape
-    shares, own = chunk_sizes(units, ranks.size), len(ranks.own)
-    each = rows * count * width
-    sent = [values.index_select(-2, part) for part in ranks.parts]
-    received = _exchanged(
-        sent, [share * own * each for share in shares], [kept * len(part) * each for part in ranks.parts], ranks
-    )
-    parts = [flat.view(rows, share, count, own, width) for flat, share in zip(received, shares, strict=True)]
-    return torch.cat(parts, 1)
+    rows, _, count, _, width = values.shape
+    shapes = [(rows, share, count, len(ranks.own), width) for share in chunk_sizes(units, ranks.size)]
+    return torch.cat(exchanged([values.index_select(-2, part) for part in ranks.parts], shapes, ranks), 1)
 
 
-def _exchanged(
-    sent: Any, received_sizes: list[int], sent_sizes: list[int], ranks: PositionRanks
-) -> tuple[torch.Tensor, ...]:
-    """What each rank has sent, flat."""
-    flat = torch.cat([each.reshape(-1) for each in sent])
-    received = waited(collectives.all_to_all_single(flat, received_sizes, sent_sizes, ranks.group))
-    return received.split(received_sizes)
+def exchanged(sent: Iterable[torch.Tensor], shapes: list[Any], ranks: PositionRanks) -> list[torch.Tensor]:
+    """What each rank has sent to this one, in those shapes."""
+    flat = [each.reshape(-1) for each in sent]
+    sizes = [math.prod(shape) for shape in shapes]
+    received = waited(collectives.all_to_all_single(torch.cat(flat), sizes, [each.numel() for each in flat], ranks.group))
+    return [each.view(shape) for each, shape in zip(torch.split(received, sizes), shapes, strict=True)]
 
 
 class ToHeads(torch.autograd.Function):

@@ -112,13 +112,13 @@ class RingAttention(torch.autograd.Function):
             weights = (ring.scores(query, key, positions) - logarithm).exp()
             of_scores = weights * (of_found @ ring.looks.grouped(value).transpose(-1, -2) - inner) / math.sqrt(query.shape[-1])
             of_query += of_scores @ ring.looks.grouped(key)
-            of_key += _of_groups(of_scores.transpose(-1, -2) @ query, of_key.shape[-3])
-            of_value += _of_groups(weights.transpose(-1, -2) @ of_found, of_value.shape[-3])
+            of_key += of_groups(of_scores.transpose(-1, -2) @ query, of_key.shape[-3])
+            of_value += of_groups(weights.transpose(-1, -2) @ of_found, of_value.shape[-3])
             block = ring.pass_on(block if turn < ring.ranks.size - 1 else block[2:])()
         return of_query, block[..., : len(ring.ranks.own), :], None
 
 
-def _of_groups(gradient: torch.Tensor, kv_heads: int) -> torch.Tensor:
+def of_groups(gradient: torch.Tensor, kv_heads: int) -> torch.Tensor:
     """The sum over neighbouring heads of the query that look through one of key and value."""
     grouped: torch.Tensor = gradient.unflatten(-3, (kv_heads, gradient.shape[-3] // kv_heads))  # type: ignore[no-untyped-call]
     return grouped.sum(-3)

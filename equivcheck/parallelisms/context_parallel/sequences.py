@@ -39,16 +39,16 @@ class SharedHeads(PartOfSequence):
     def attended(self, looks: Looks, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
         """Exchange queries, keys and values at once for those of whole sequences, and what is found there back."""
         units = key.shape[-3]
-        parts = [_by_units(query, units), key.unsqueeze(2), value.unsqueeze(2)]
+        parts = [by_units_of(query, units), key.unsqueeze(2), value.unsqueeze(2)]
         whole: torch.Tensor = ToHeads.apply(torch.cat(parts, 2), self.ranks)  # type: ignore[no-untyped-call]
-        queries, keys, values = whole.split((parts[0].shape[2], 1, 1), 2)
+        queries, keys, values = torch.split(whole, [parts[0].shape[2], 1, 1], 2)
         found = looks.attend(queries.flatten(1, 2), looks.grouped(keys.squeeze(2)), looks.grouped(values.squeeze(2)))
-        by_units = found.view(queries.shape)
-        back: torch.Tensor = ToPositions.apply(by_units, units, self.ranks)  # type: ignore[no-untyped-call]
+        grouped = found.view(queries.shape)
+        back: torch.Tensor = ToPositions.apply(grouped, units, self.ranks)  # type: ignore[no-untyped-call]
         return back.flatten(1, 2)
 
 
-def _by_units(query: torch.Tensor, units: int) -> torch.Tensor:
+def by_units_of(query: torch.Tensor, units: int) -> torch.Tensor:
     """Heads of the query that look through one of key and value, side by side."""
     found: torch.Tensor = query.unflatten(1, (units, query.shape[1] // units))  # type: ignore[no-untyped-call]
     return found

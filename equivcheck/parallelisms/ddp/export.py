@@ -6,7 +6,7 @@ from equivcheck.layouts.script.draft import Draft, LoopPosition, refuse
 from equivcheck.layouts.script.mesh import data_rank, keep_local_between_microbatches, mesh_of, take_rows
 from equivcheck.layouts.script.text import call
 from equivcheck.parallelisms.tensor_parallel.export_shards import read_local_shards
-from equivcheck.scenario import DDP, Compression, Parallelism
+from equivcheck.scenario import DDP, Compression, Parallelism, PlannedParallelism
 from equivcheck.scenario.parallelism import DEFAULT_BUCKET_MB
 
 
@@ -28,7 +28,7 @@ def write(draft: Draft, parallelism: Parallelism) -> None:
     draft.add(
         LoopPosition.WRAP, f"module = {call('DistributedDataParallel', 'model', device_mesh=mesh, **_options(parallelism))}"
     )
-    if composed:
+    if draft.scenario.layout.has(PlannedParallelism):
         read_local_shards(draft)
     if parallelism.no_sync:
         keep_local_between_microbatches(draft)

@@ -6,7 +6,7 @@ from equivcheck.layouts.script.draft import Draft, LoopPosition, loop_over_units
 from equivcheck.layouts.script.mesh import mesh_of, reduce_at_last_microbatch, take_rows
 from equivcheck.layouts.script.text import call
 from equivcheck.parallelisms.tensor_parallel.export_shards import read_local_shards
-from equivcheck.scenario import Compression, Parallelism, Replicate, Replicator, Wrapping
+from equivcheck.scenario import Compression, Parallelism, PlannedParallelism, Replicate, Replicator, Wrapping
 from equivcheck.scenario.parallelism import DEFAULT_BUCKET_MB
 
 
@@ -31,7 +31,7 @@ def _with_ddp(draft: Draft, parallelism: Replicate, mesh: str) -> None:
     draft.hooked, draft.group = "model", f"{mesh}.get_group()"
     bucket = None if parallelism.bucket_cap_mb == DEFAULT_BUCKET_MB else parallelism.bucket_cap_mb
     draft.add(LoopPosition.WRAP, call("replicate", "model", device_mesh=mesh, bucket_cap_mb=bucket))
-    if len(draft.scenario.layout.parallelisms) > 1:
+    if draft.scenario.layout.has(PlannedParallelism):
         # What the first forward would do: the optimizer needs the local tensors that take the place of DTensors.
         draft.add(LoopPosition.WRAP, "replicate.state(model).lazy_init()  # puts local tensors in the place of DTensors")
         read_local_shards(draft)
