@@ -80,7 +80,10 @@ def _coordinate(layout: Layout, rank: int) -> tuple[int, ...]:
 
 
 def _uneven_axes(layout: Layout, parallelism: Any) -> tuple[str, ...]:
-    return layout.axes_of(parallelism) if kind_of(parallelism).communication.uneven(parallelism) else ()
+    communication = kind_of(parallelism).communication
+    if communication.sends_shards:
+        return layout.mesh.names
+    return layout.axes_of(parallelism) if communication.uneven(parallelism) else ()
 
 
 def _reasons(training: Training, layout: Layout) -> Iterator[str]:

@@ -27,6 +27,7 @@ COMPOSITIONS: tuple[str, ...] = (
     "fsdp2 x local_tensor_parallel",
     "ddp x context_parallel",
     "replicate x context_parallel",
+    "fsdp2 x context_parallel",
 )
 """Names of the compositions that are generated, as `Layout.name` writes them. Add a line to have one generated."""
 TIMES = " x "

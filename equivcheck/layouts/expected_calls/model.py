@@ -35,6 +35,8 @@ class CommunicationModel:
     """Where no calls are predicted."""
     uneven: Callable[[Any], bool] = lambda _parallelism: False
     """Whether ranks along its axes may communicate differently, or with others than those along an axis."""
+    sends_shards: bool = False
+    """Whether it sends what others have cut, so that ranks along all axes may communicate differently."""
 
 
 UNSAID = Unmodelled(reason="this parallelism does not say what it communicates", applies=lambda _training, _layout: True)

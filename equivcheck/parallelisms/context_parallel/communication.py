@@ -85,7 +85,7 @@ class ContextParallelCalls:
         for held in self.view.held:
             if keeps_gradient(self.view, held, step):
                 numel = math.prod(local_shape(layout, held.parameter, coordinates))
-                self._note(step, "all_reduce.sum", numel * self.view.item_bytes, 1)
+                self._note(step, "all_reduce.sum", numel * self.view.item_bytes, int(numel > 0))
 
     def _note(self, step: int, op: str, num_bytes: int, times: int) -> None:
         if times:
@@ -96,4 +96,5 @@ CONTEXT_PARALLEL_COMMUNICATION = CommunicationModel(
     options=frozenset(("exchange", "balance")),
     calls=lambda view, parallelism: ContextParallelCalls(view, parallelism).totals(),
     uneven=lambda _parallelism: True,
+    sends_shards=True,
 )

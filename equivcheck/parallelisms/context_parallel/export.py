@@ -33,12 +33,14 @@ def write(draft: Draft, parallelism: Parallelism) -> None:
     _scale(draft, parts)
     draft.add(LoopPosition.BEFORE_READING, f"total *= {size}  # of which ranks have addends")
     others = (each for each in draft.scenario.layout.parallelisms if each is not parallelism)
-    local = "" if all(each.trains_local_tensors for each in others) else ".to_local()"
+    gradient, condition = "parameter.grad", "is not None"
+    if not all(each.trains_local_tensors for each in others):
+        gradient, condition = "parameter.grad.to_local()", "is not None and parameter.grad.to_local().numel()"
     draft.add(
         LoopPosition.BEFORE_READING,
         "for parameter in model.parameters():",
-        "    if parameter.grad is not None:",
-        f"        dist.all_reduce(parameter.grad{local}, group=ranks.group)",
+        f"    if parameter.grad {condition}:",
+        f"        dist.all_reduce({gradient}, group=ranks.group)",
     )
 
 

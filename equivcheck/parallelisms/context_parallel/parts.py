@@ -72,11 +72,12 @@ def sum_over_ranks(setup: Setup, ranks: PositionRanks) -> None:
 
 
 def sum_gradients(setup: Setup, group: dist.ProcessGroup) -> None:
-    """Sum every gradient over ranks, what this rank has of it."""
+    """Sum every gradient over ranks: of one that is sharded along other axes, the shard, if there is anything in it."""
     for parameter in setup.model.parameters():
         if parameter.grad is not None:
-            gradient = parameter.grad
-            dist.all_reduce(gradient.to_local() if isinstance(gradient, DTensor) else gradient, group=group)
+            gradient = parameter.grad.to_local() if isinstance(parameter.grad, DTensor) else parameter.grad
+            if gradient.numel():
+                dist.all_reduce(gradient, group=group)
 
 
 def _summed(loss: float, group: dist.ProcessGroup) -> float:
