@@ -15,6 +15,8 @@ class Family(Choice):
     ROWS = "rows"
 
 
+_OF_SEQUENCES = {"Attention", "ContextParallel"}
+"""Nouns that need positions."""
 _OF_TOKENS = {"Tokens", "Head", "CrossEntropy"}
 """Nouns of token models."""
 _ENDS = {(noun, field) for noun in ("TensorParallel", "LocalTensorParallel") for field in ("source", "head")}
@@ -29,7 +31,7 @@ def family_of(feature: Feature) -> Family:
     if chosen or feature.noun in _OF_TOKENS:
         return Family.TOKENS
     is_length = (feature.noun, feature.field) == ("Model", "length") and feature.value != "None"
-    return Family.SEQUENCES if is_length or feature.noun == "Attention" else Family.ROWS
+    return Family.SEQUENCES if is_length or feature.noun in _OF_SEQUENCES else Family.ROWS
 
 
 def by_families(pairs: Pairs) -> dict[Family, int]:
