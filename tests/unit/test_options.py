@@ -49,6 +49,7 @@ NO_LIMIT = {
     "SPMD": set(),
     "TensorParallel": set(),
     "LocalTensorParallel": set(),
+    "ContextParallel": {"exchange", "balance"},
     "Pipeline": {"static_shapes"},
 }
 """Options of which no limit says anything: whatever they are, everything can run that can run without them."""
@@ -71,7 +72,7 @@ def _names(nodes: Iterable[ast.AST]) -> Iterator[str]:
             yield node.value
 
 
-FACTS = ("stages", "plans", "plan_limits", "loss_limits", "planned_modules", "buckets", "flat_layout")
+FACTS = ("stages", "positions", "plans", "plan_limits", "loss_limits", "planned_modules", "buckets", "flat_layout")
 """Files of parallelisms that state facts, without torch, for several others."""
 
 
