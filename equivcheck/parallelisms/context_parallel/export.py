@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import inspect
-
 from equivcheck.layouts.partition import chunk_size, chunk_sizes
 from equivcheck.layouts.script.draft import Draft, LoopPosition, refuse
 from equivcheck.layouts.script.mesh import mesh_of
+from equivcheck.layouts.script.source import source_of
 from equivcheck.parallelisms.context_parallel.positions import positions_of_ranks
 from equivcheck.scenario import ContextParallel, Exchange, Parallelism
 from equivcheck.scenario.mesh import CP
@@ -86,13 +85,17 @@ def _define(draft: Draft, exchange: Exchange) -> None:
         found.append(sequences.by_units_of)
     if exchange is Exchange.RING:
         draft.need("collections.abc", "Callable")
-        found += [ring.Ring, ring.BlockwiseSoftmax, ring.of_groups, ring.RingAttention]
+        found += [ring.Ring, ring.BlockwiseSoftmax, ring.RingAttention]
     draft.definitions += map(_source, (Sequence, *found, sequences.PartOfSequence, _kind(exchange)))
 
 
 def _source(found: object) -> list[str]:
     """As it is written here, but called by position, and of any layer."""
-    text = inspect.getsource(found).rstrip()  # type: ignore[arg-type]
-    for here, there in ((", kw_only=True", ""), (": Looks", ": Any"), ("  # noqa: ARG002 - of the base class", "")):
+    text = "\n".join(source_of(found))
+    for here, there in (
+        (": Looks", ": Any"),
+        ("  # noqa: ARG002 - of the base class", ""),
+        ("Ring(ranks=self.ranks, looks=looks)", "Ring(self.ranks, looks)"),
+    ):
         text = text.replace(here, there)
-    return text.replace("Ring(ranks=self.ranks, looks=looks)", "Ring(self.ranks, looks)").splitlines()
+    return text.splitlines()

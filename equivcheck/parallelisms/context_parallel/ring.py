@@ -51,6 +51,13 @@ class Ring:
         unseen = self.looks.unseen(self.ranks.own, positions)
         return scores if unseen is None else scores.masked_fill(unseen, -torch.inf)
 
+    def of_heads(self, values: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
+        """The gradient of keys or values, from that of what each head of the query looks at of them."""
+        with torch.enable_grad():
+            leaf = values.detach().requires_grad_()
+            grouped = self.looks.grouped(leaf)
+        return torch.autograd.grad(grouped, leaf, gradient)[0]
+
 
 class BlockwiseSoftmax:
     """The values that queries find, weighed by the exponential of scores that come block by block.
@@ -112,13 +119,7 @@ class RingAttention(torch.autograd.Function):
             weights = (ring.scores(query, key, positions) - logarithm).exp()
             of_scores = weights * (of_found @ ring.looks.grouped(value).transpose(-1, -2) - inner) / math.sqrt(query.shape[-1])
             of_query += of_scores @ ring.looks.grouped(key)
-            of_key += of_groups(of_scores.transpose(-1, -2) @ query, of_key.shape[-3])
-            of_value += of_groups(weights.transpose(-1, -2) @ of_found, of_value.shape[-3])
+            of_key += ring.of_heads(key, of_scores.transpose(-1, -2) @ query)
+            of_value += ring.of_heads(value, weights.transpose(-1, -2) @ of_found)
             block = ring.pass_on(block if turn < ring.ranks.size - 1 else block[2:])()
         return of_query, block[..., : len(ring.ranks.own), :], None
-
-
-def of_groups(gradient: torch.Tensor, kv_heads: int) -> torch.Tensor:
-    """The sum over neighbouring heads of the query that look through one of key and value."""
-    grouped: torch.Tensor = gradient.unflatten(-3, (kv_heads, gradient.shape[-3] // kv_heads))  # type: ignore[no-untyped-call]
-    return grouped.sum(-3)
