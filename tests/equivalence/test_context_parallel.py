@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from equivcheck import Outcome, check
 from equivcheck.composition.limits import unsupported
+from equivcheck.composition.registry import layout_names
 from equivcheck.export.script import script_of
 from equivcheck.layouts.script.numbers import Numbers
 from equivcheck.parallelisms.context_parallel import parts, ring
@@ -22,6 +23,7 @@ from equivcheck.parallelisms.context_parallel.ranks import Gather, PositionRanks
 from equivcheck.parallelisms.context_parallel.sequences import Gathered, PartOfSequence, RoundTrips
 from equivcheck.scenario import (
     DDP,
+    FSDP2,
     AdamW,
     Attention,
     Axis,
@@ -49,13 +51,14 @@ from equivcheck.scenario import (
     TensorParallel,
     Tokens,
     Training,
+    Wrapping,
 )
 from equivcheck.strategies import scenarios
 from exported import printed_differences
 
 pytestmark = pytest.mark.mostly_equivalent
 
-LAYOUTS = ("context_parallel", "ddp x context_parallel", "replicate x context_parallel")
+LAYOUTS = tuple(name for name in layout_names() if ContextParallel.tag in name)
 UNHURRIED = settings(deadline=None, phases=(Phase.explicit, Phase.reuse, Phase.generate), suppress_health_check=list(HealthCheck))
 EXAMPLES = max(100, settings().max_examples)
 DECODER = Model(
@@ -120,7 +123,11 @@ def test_uneven_and_empty_parts_equal_one_device(ranks: int, exchange: Exchange,
     assert not verdict.unmodelled
 
 
-@pytest.mark.parametrize("around", [DDP(no_sync=True), Replicate(implementation=Replicator.FSDP)], ids=["ddp", "replicate"])
+@pytest.mark.parametrize(
+    "around",
+    [DDP(no_sync=True), Replicate(implementation=Replicator.FSDP), FSDP2(wrapping=Wrapping.PER_LAYER, no_sync=True)],
+    ids=["ddp", "replicate", "fsdp2"],
+)
 @pytest.mark.parametrize("exchange", Exchange)
 @pytest.mark.parametrize("checkpointing", [Recompute.NONE, Recompute.EVERY_LAYER])
 def test_data_parallelism_around_it(around: Parallelism, exchange: Exchange, checkpointing: Recompute) -> None:
@@ -147,7 +154,8 @@ def test_processes_compute_the_same(scenario: Scenario) -> None:
 @pytest.mark.parametrize(("exchange", "balance"), EVERY_WAY)
 def test_a_script_computes_what_ranks_compute(exchange: Exchange, balance: Balance, tmp_path: Path) -> None:
     """A script of torch alone has the exchange in full."""
-    scenario = a_scenario(ContextParallel(exchange=exchange, balance=balance), DDP())
+    around = DDP() if balance is Balance.CONTIGUOUS else FSDP2(wrapping=Wrapping.PER_LAYER)
+    scenario = a_scenario(ContextParallel(exchange=exchange, balance=balance), around)
     code, differences, printed = printed_differences(script_of(scenario, numbers=Numbers.EXACT), 4, tmp_path)
     assert code == 0, printed
     assert differences
