@@ -79,6 +79,7 @@ REPLICAS = Program(
             ("    optimizer.step()\n", ""),
             (REDUCTION, "    optimizer.step()\n" + REDUCTION),
         ),
+        wrong("gradients of a small norm are scaled up to the limit", (".clamp(max=1)", "")),
         harmless("weights are sent from the first rank after each step", ("optimizer.step()\n", f"optimizer.step()\n{SENT}")),
         harmless("means of gradients are averaged once more", (NORM, REDUCTION.replace("=R)", "=R) / dp.size()") + NORM)),
         harmless(

@@ -121,7 +121,11 @@ VOCABULARY_PARALLEL = Program(
             ("(rows, tp, src=V, dst=I)", "(rows, tp, src=V, dst=R)"),
             ("copied(x, tp)", "x"),
         ),
-        harmless("the largest logit is left away", (" - highest[:, None]", ""), (" + highest", "")),
+        wrong(
+            "the largest logit is left away, so that large ones overflow",
+            (" - highest[:, None]", ""),
+            (" + highest", ""),
+        ),
     ),
 )
 

@@ -78,6 +78,10 @@ EXPERTS = Program(
         wrong(
             "rows go to the expert that is not chosen", ("x * mask.T", "x * mask.flip(1).T"), ("* mask).T", "* mask.flip(1)).T")
         ),
+        wrong(
+            "an expert takes no more than seven rows of a rank",
+            (".to(x.dtype)\n", ".to(x.dtype)\n    mask = mask * (mask.cumsum(0) <= 7)\n"),
+        ),
         harmless(
             "all rows go to all experts, and some are chosen on return",
             (" * mask.T[..., None]", " * torch.ones_like(mask).T[..., None]"),
