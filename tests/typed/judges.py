@@ -98,8 +98,8 @@ def first_sentence(words: str) -> str:
     return re.sub(r"PerMeshAxisLocalSpmdType\.| on axis \S+?(?=[:,]?(?: |$))", "", sentence)
 
 
-def compared(program: Program, change: Change | None) -> UserVerdict:
-    """What the comparison of runs says."""
+def compared(program: Program, change: Change | None, *, explain: bool) -> UserVerdict:
+    """What the comparison of runs says, and why it thinks so."""
     step = program.changed(change)
     return check_training(
         model=program.model,
@@ -112,13 +112,14 @@ def compared(program: Program, change: Change | None) -> UserVerdict:
         rank_step=lambda model, batch, optimizer, _loss: step(model, batch, optimizer, *model.groups),
         data_axes=program.data_axes,
         cuts=dict(program.cuts),
+        explain=explain,
     )
 
 
-def judged(program: Program, change: Change | None) -> Judged:
+def judged(program: Program, change: Change | None, *, explain: bool) -> Judged:
     """What both say."""
     types, needs_gradients = refused(program, change)
-    verdict = compared(program, change)
+    verdict = compared(program, change, explain=explain)
     first = verdict.divergence
     return Judged(
         types=types,

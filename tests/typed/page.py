@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -60,36 +60,27 @@ def tail() -> str:
     return "\n\n".join([_totals(found), _lists(found), BEGIN.rstrip(), *(_table(program, found) for program in PROGRAMS)]) + "\n"
 
 
+JUDGES: dict[str, Callable[[Judged], bool]] = {
+    "runs": lambda said: said.is_seen,
+    "types": lambda said: bool(said.types),
+    "types, in forward and backward alone": lambda said: said.is_refused_before,
+    "runs or types": lambda said: said.is_seen or bool(said.types),
+}
+
+
 def _totals(found: dict[str, Judged]) -> str:
     wrong = [found[case.name] for case in CASES if case.is_wrong]
     right = [found[case.name] for case in CASES if not case.is_wrong]
-    rows = (
-        ("runs", [each.is_seen for each in wrong], [each.is_seen for each in right]),
-        ("types", [bool(each.types) for each in wrong], [bool(each.types) for each in right]),
-        (
-            "types, where gradients have none",
-            [each.is_refused_before for each in wrong],
-            [each.is_refused_before for each in right],
-        ),
-        (
-            "types or runs",
-            [bool(each.types) or each.is_seen for each in wrong],
-            [bool(each.types) or each.is_seen for each in right],
-        ),
-    )
-    named = sum(bool(each.cause) for each in wrong)
+    head = [f"| spmd_types {measured_version()} | wrong programs that are seen | right ones that are refused |", "|---|---|---|"]
     lines = [
-        f"| {name} | {sum(of_wrong)} of {len(wrong)} | {sum(of_right)} of {len(right)} |" for name, of_wrong, of_right in rows
+        f"| {name} | {sum(map(sees, wrong))} of {len(wrong)} | {sum(map(sees, right))} of {len(right)} |"
+        for name, sees in JUDGES.items()
     ]
-    return "\n".join(
-        [
-            f"| spmd_types {measured_version()} | wrong programs that are seen | right ones that are refused |",
-            "|---|---|---|",
-            *lines,
-            "",
-            f"For {named} of the {sum(each.is_seen for each in wrong)} that runs see, the verdict names a cause.",
-        ]
-    )
+    seen = [each for each in wrong if each.is_seen]
+    causes = f"Of the {len(seen)} that runs see, the verdict names a cause for {sum(bool(each.cause) for each in seen)}."
+    changed = sum(case.change is not None and not case.is_wrong for case in CASES)
+    kinds = f"Right are {len(PROGRAMS)} programs as they are, and {changed} after a change."
+    return "\n".join([*head, *lines, "", f"{kinds} {causes}"])
 
 
 def _lists(found: dict[str, Judged]) -> str:
@@ -121,7 +112,7 @@ def _row(case: Case, judged: Judged) -> str:
 
 def write() -> None:
     """Ask both judges about every case, and bring the page up to date."""
-    rows = {case.name: asdict(judged(case.program, case.change)) for case in CASES}
+    rows = {case.name: asdict(judged(case.program, case.change, explain=True)) for case in CASES}
     MEASURED.write_text(json.dumps({"spmd_types": version("spmd_types")} | rows, indent=1) + "\n", "utf-8")
     text = PAGE.read_text("utf-8")
     PAGE.write_text(text[: text.index("| spmd_types ")] + tail(), "utf-8")

@@ -109,10 +109,12 @@ def copied(tensor: torch.Tensor, group: Any) -> torch.Tensor:
     return spmd.convert(tensor, group, src=I, dst=R)
 
 
-def numbers(*shapes: tuple[int, ...]) -> tuple[Any, ...]:
-    """Batches of random tensors."""
+def numbers(*shapes: tuple[int, ...], growth: float = 1) -> tuple[Any, ...]:
+    """Batches of random tensors, each larger than the one before by a factor."""
     generator = torch.Generator().manual_seed(0)
-    return tuple(tuple(torch.randn(shape, generator=generator) for shape in shapes) for _ in range(NUM_BATCHES))
+    return tuple(
+        tuple(growth**number * torch.randn(shape, generator=generator) for shape in shapes) for number in range(NUM_BATCHES)
+    )
 
 
 def words() -> tuple[Any, ...]:

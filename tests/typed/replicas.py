@@ -11,7 +11,7 @@ from torch.nn import functional
 from typed.parts import COLUMNS_AND_ROWS, EPSILON, MAX_NORM, ROWS, WIDTH, Block, Matrices, clipping, copied, numbers
 from typed.program import Program, harmless, wrong
 
-BATCHES = numbers((2 * ROWS, WIDTH), (2 * ROWS, WIDTH))
+BATCHES = numbers((2 * ROWS, WIDTH), (2 * ROWS, WIDTH), growth=4)
 
 
 def replicas(m, batch, optimizer, dp):
@@ -21,10 +21,10 @@ def replicas(m, batch, optimizer, dp):
     total = 0
     for x, target in zip(rows.chunk(2), targets.chunk(2), strict=True):
         loss = functional.mse_loss(m(x), target) / 2
-        spmd.reinterpret(loss / dp.size(), dp, src=V, dst=P).backward()
+        spmd.reinterpret(loss, dp, src=V, dst=P).backward()
         total += loss.detach()
     for parameter in m.parameters():
-        parameter.grad = spmd.all_reduce(parameter.grad, dp, src=P, dst=R)
+        parameter.grad = spmd.all_reduce(parameter.grad / dp.size(), dp, src=P, dst=R)
     norm = torch.stack([parameter.grad.square().sum() for parameter in m.parameters()]).sum().sqrt()
     for parameter in m.parameters():
         parameter.grad *= (MAX_NORM / (norm + EPSILON)).clamp(max=1)
@@ -32,7 +32,7 @@ def replicas(m, batch, optimizer, dp):
     return total
 
 
-MEAN = "spmd.all_reduce(parameter.grad, dp, src=P, dst=R)"
+MEAN = "spmd.all_reduce(parameter.grad / dp.size(), dp, src=P, dst=R)"
 REDUCTION = f"    for parameter in m.parameters():\n        parameter.grad = {MEAN}\n"
 NORM = "    norm = torch.stack([parameter.grad.square().sum() for parameter in m.parameters()]).sum().sqrt()\n"
 CLIPPING = "    for parameter in m.parameters():\n        parameter.grad *= (MAX_NORM / (norm + EPSILON)).clamp(max=1)\n"
@@ -53,7 +53,7 @@ REPLICAS = Program(
     alone=clipping,
     changes=(
         wrong("gradients are not reduced", (MEAN, "parameter.grad")),
-        wrong("the sum of gradients is taken, not the mean", ("loss / dp.size()", "loss")),
+        wrong("the sum of gradients is taken, not the mean", ("grad / dp.size()", "grad")),
         wrong("gradients are reduced twice", (MEAN, f"spmd.all_reduce({MEAN}, dp, src=P, dst=R)")),
         wrong("one parameter is left out", (MEAN, f"{MEAN} if parameter is m.first else parameter.grad")),
         wrong(
@@ -61,12 +61,7 @@ REPLICAS = Program(
             (REDUCTION, ""),
             (ACCUMULATED, f"{ACCUMULATED}        if x.data_ptr() != rows.data_ptr():\n            break\n{IN_LOOP}"),
         ),
-        wrong(
-            "what is accumulated is reduced after each microbatch",
-            (REDUCTION, ""),
-            (ACCUMULATED, ACCUMULATED + IN_LOOP),
-        ),
-        wrong("microbatches are added up, not averaged", ("(loss / dp", "(2 * loss / dp")),
+        wrong("microbatches are added up, not averaged", (", target) / 2", ", target)")),
         wrong(
             "the second microbatch replaces the first", ("        spmd.rein", "        optimizer.zero_grad()\n        spmd.rein")
         ),
@@ -81,10 +76,15 @@ REPLICAS = Program(
         ),
         wrong("gradients of a small norm are scaled up to the limit", (".clamp(max=1)", "")),
         harmless("weights are sent from the first rank after each step", ("optimizer.step()\n", f"optimizer.step()\n{SENT}")),
-        harmless("means of gradients are averaged once more", (NORM, REDUCTION.replace("=R)", "=R) / dp.size()") + NORM)),
+        harmless("means of gradients are averaged once more", (NORM, REDUCTION + NORM)),
+        harmless(
+            "what is accumulated is reduced after each microbatch",
+            (REDUCTION, ""),
+            (ACCUMULATED, ACCUMULATED + IN_LOOP),
+        ),
         harmless(
             "backward begins at a rank's own loss",
-            ("spmd.reinterpret(loss / dp.size(), dp, src=V, dst=P).backward()", "(loss / dp.size()).backward()"),
+            ("spmd.reinterpret(loss, dp, src=V, dst=P).backward()", "loss.backward()"),
         ),
     ),
 )

@@ -10,7 +10,7 @@ from torch.nn import functional
 from typed.parts import EPSILON, MAX_NORM, ROWS, WIDTH, Matrices, clipping, numbers, orthogonalised
 from typed.program import Program, harmless, wrong
 
-BATCHES = numbers((2 * ROWS, WIDTH), (2 * ROWS, WIDTH))
+BATCHES = numbers((2 * ROWS, WIDTH), (2 * ROWS, WIDTH), growth=4)
 NORM = "spmd.all_reduce(squares, dp, src=V, dst=R).sqrt()"
 TO_OWNERS = "spmd.all_to_all(torch.stack([m.first.grad, m.second.grad]), dp, src=V, dst=V)"
 BACK = "spmd.all_to_all(whole.unflatten(0, (dp.size(), -1)), dp, src=V, dst=V)"

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from importlib.metadata import version
+
 import pytest
 
-spmd_types = pytest.importorskip("spmd_types", reason="no dependency: users bring it")
-
-from importlib.metadata import version
+pytest.importorskip("spmd_types", reason="no dependency: users bring it")
 
 from typed import page
 from typed.judges import judged
@@ -20,8 +20,9 @@ pytestmark = pytest.mark.skipif(
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name.replace(" ", "_"))
 def test_judges_say_what_the_docs_say(case: Case) -> None:
-    """Of each program, both."""
-    assert judged(case.program, case.change) == page.measured()[case.name]
+    """Of each program, both. Where no cause was known, none is looked for, which takes most of the time."""
+    said = page.measured()[case.name]
+    assert judged(case.program, case.change, explain=bool(said.cause)) == said
 
 
 def test_right_programs_are_equivalent_and_well_typed() -> None:
@@ -42,7 +43,7 @@ def test_there_are_enough_programs() -> None:
 def test_a_change_that_changes_nothing_is_refused() -> None:
     """Else a right program would stand for a wrong one."""
     program: Program = page.PROGRAMS[0]
-    with pytest.raises(ValueError, match="'spmd.scan' is not in"):
+    with pytest.raises(ValueError, match=r"'spmd\.scan' is not in"):
         program.changed(wrong("no such call", ("spmd.scan", "spmd.all_gather")))
 
 
