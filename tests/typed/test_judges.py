@@ -13,9 +13,12 @@ from typed.judges import judged
 from typed.page import CASES, Case
 from typed.program import Program, wrong
 
-pytestmark = pytest.mark.skipif(
-    version("spmd_types") != page.measured_version(), reason="another version of spmd_types than the docs are about"
-)
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*is deprecated:FutureWarning"),
+    pytest.mark.skipif(
+        version("spmd_types") != page.measured_version(), reason="the docs are about another version of spmd_types"
+    ),
+]
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name.replace(" ", "_"))
