@@ -21,7 +21,15 @@ pytestmark = [
 ]
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name.replace(" ", "_"))
+def is_quick(case: Case) -> bool:
+    """Each program, and its first change, is asked about in each run: the others take no longer, but are many."""
+    return case.change is None or case.change is case.program.changes[0]
+
+
+@pytest.mark.parametrize(
+    "case",
+    [pytest.param(case, marks=() if is_quick(case) else pytest.mark.slow, id=case.name.replace(" ", "_")) for case in CASES],
+)
 def test_judges_say_what_the_docs_say(case: Case) -> None:
     """Of each program, both. Where no cause was known, none is looked for, which takes most of the time."""
     said = page.measured()[case.name]
