@@ -102,15 +102,14 @@ def dry_run(scenario: Scenario) -> DryRun:
     misplaced = [problem for plan, run in found for problem in _misplaced(scenario, plan, run.values[0])]
     plans = tuple(plan for plan, _ in found)
     fewer = tuple(_differing(plans[0].traffic, _small_traffic(small), small.layout.mesh.num_ranks))
-    unmodelled = predicted(scenario.training, scenario.layout).reason
-    surprises = (
-        fewer if unmodelled else tuple(text for plan, run in found for text in _surprising(scenario, plan.rank, run.calls[0]))
-    )
+    prediction = predicted(scenario.training, scenario.layout)
+    unmodelled, runs = prediction.unmodelled, () if prediction.reason else found
+    surprises = tuple(text for plan, run in runs for text in _surprising(scenario, plan.rank, run.calls[0]))
     return DryRun(
         scenario=scenario,
         small=small,
         plans=plans,
-        problems=(*misplaced, *surprises),
+        problems=(*misplaced, *surprises, *(fewer if unmodelled else ())),
         remarks=() if unmodelled else fewer,
         unmodelled=unmodelled,
         seconds=time.perf_counter() - started,
