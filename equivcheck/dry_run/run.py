@@ -19,7 +19,7 @@ from equivcheck.layers.parameters import parameters_of
 from equivcheck.layouts.expected_calls.communication import Traffic, traffic
 from equivcheck.layouts.partition import local_shape
 from equivcheck.parallelisms.fsdp1.flat_layout import alignment_of, held_of
-from equivcheck.scenario import FSDP1, Scenario, ShardingStrategy, Wrapping
+from equivcheck.scenario import FSDP1, Pipeline, Scenario, ShardingStrategy, Wrapping
 from equivcheck.scenario.mesh import DP, SHARD
 from equivcheck.trace.stage import Stage
 from equivcheck.trace.trace import Piece, Snapshot, Trace
@@ -88,9 +88,12 @@ class DryRun:
 def dry_run(scenario: Scenario) -> DryRun:
     """Run the first and the last rank of a scenario without the others, and the same scenario on few ranks for comparison.
 
-    Raises `UsageError` for a layout that cannot run the training, and `RanksFailed` when a rank raises.
+    Raises `UsageError` for a layout that cannot run the training, or whose ranks cannot run alone, and `RanksFailed` when a rank
+    raises.
     """
     started = time.perf_counter()
+    if scenario.layout.has(Pipeline):
+        raise UsageError("dry-run: stages of a pipeline learn from each other what they receive; allowed: layouts without stages")
     scenario = replace(scenario, training=replace(scenario.training, steps=min(scenario.training.steps, MAX_STEPS)))
     small = shrunk(scenario)
     for one in (scenario, small):

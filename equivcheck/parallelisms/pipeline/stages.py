@@ -29,9 +29,14 @@ class SharedWeight:
     """Whether it requires a gradient."""
 
     @property
+    def owner(self) -> str:
+        """Canonical name of the module that owns it."""
+        return self.uses[0][0]
+
+    @property
     def name(self) -> str:
         """Canonical name."""
-        return f"{self.uses[0][0]}.weight"
+        return f"{self.owner}.weight"
 
     @property
     def first(self) -> int:
