@@ -5,7 +5,7 @@ from __future__ import annotations
 from equivcheck.layouts.script.draft import Draft, LoopPosition, refuse
 from equivcheck.layouts.script.loop import has_several, loss_of, order_of
 from equivcheck.layouts.script.text import block, call, indented
-from equivcheck.parallelisms.pipeline.export_copies import WEIGHTS, copy_weights
+from equivcheck.parallelisms.pipeline.export_copies import CLIPPED, WEIGHTS, copy_weights
 from equivcheck.parallelisms.pipeline.schedules import SCHEDULES
 from equivcheck.parallelisms.pipeline.stages import layers_of_stages, trained_layers, weights_of_several_ranks
 from equivcheck.scenario import ClipNorm, CrossEntropy, Model, NormType, Parallelism, Pipeline
@@ -37,8 +37,7 @@ def write(draft: Draft, parallelism: Parallelism) -> None:
     draft.computes = _compute(draft, parallelism, ranks)
     if isinstance(training.clipping, ClipNorm):
         draft.definitions.append(_clip(training.clipping, "counted" if shared else "parameters"))
-        counted = ", [weight for weight in model.parameters() if weight not in uncounted]" * bool(shared)
-        draft.clip_norm = f"clip_across_stages(list(model.parameters()){counted})"
+        draft.clip_norm = CLIPPED if shared else "clip_across_stages(list(model.parameters()))"
 
 
 def _stage_class(draft: Draft) -> list[str]:

@@ -11,6 +11,15 @@ from equivcheck.parallelisms.pipeline.stages import SharedWeight
 WEIGHTS = "weights = [model.get_submodule(owner).weight for owner, _ in SHARED]"
 """Before ranks let go of the layers of other stages."""
 
+SUM_GRADIENTS = (
+    "for weight, group in copies:",
+    "    weight.grad = torch.zeros_like(weight) if weight.grad is None else weight.grad",
+    "    dist.all_reduce(weight.grad, group=group)",
+)
+"""After all microbatches."""
+CLIPPED = "clip_across_stages(list(model.parameters()), [weight for weight in model.parameters() if weight not in uncounted])"
+"""Clipping by the norm of the whole model, in which one copy of each weight counts."""
+
 
 def copy_weights(draft: Draft, shared: Sequence[SharedWeight]) -> None:
     """Let ranks keep copies of weights by the names that they have in the whole model, and sum their gradients."""
@@ -42,9 +51,4 @@ def copy_weights(draft: Draft, shared: Sequence[SharedWeight]) -> None:
         "        keep_name(model, owner, weight)",
         "        uncounted.add(weight)",
     )
-    draft.add(
-        LoopPosition.BEFORE_READING,
-        "for weight, group in copies:",
-        "    weight.grad = torch.zeros_like(weight) if weight.grad is None else weight.grad",
-        "    dist.all_reduce(weight.grad, group=group)",
-    )
+    draft.add(LoopPosition.BEFORE_READING, *SUM_GRADIENTS)
