@@ -119,7 +119,7 @@ def _mapped_losses(training: Training, parameters: Mapping[str, torch.Tensor]) -
     uses, values = _uses(model), tuple(parameters.values())
     places = [uses[name] for name in parameters]
     if model.embedding is not None and model.embedding.padding_idx is not None:
-        model.embedding.forward = partial(_embedded, model.embedding)  # type: ignore[method-assign]
+        model.embedding.forward = partial(_embedded, model.embedding, model.embedding.padding_idx)  # type: ignore[method-assign]
 
     def losses(batch: Batch, index: int, share: float) -> torch.Tensor:
         def loss(own: Tensors, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
@@ -137,10 +137,10 @@ def _mapped_losses(training: Training, parameters: Mapping[str, torch.Tensor]) -
     return losses
 
 
-def _embedded(module: nn.Embedding, tokens: torch.Tensor) -> torch.Tensor:
+def _embedded(module: nn.Embedding, padding: int, tokens: torch.Tensor) -> torch.Tensor:
     """What an embedding gives: backward goes through what `torch.vmap` takes it apart to, which forgets the padding."""
     values = functional.embedding(tokens, module.weight)
-    return values.where((tokens != module.padding_idx).unsqueeze(-1), values.detach())
+    return values.where(tokens.ne(padding).unsqueeze(-1), values.detach())
 
 
 def _uses(model: nn.Module) -> dict[str, list[Use]]:
