@@ -29,6 +29,7 @@ from equivcheck.scenario import (
     Axis,
     Balance,
     ClipNorm,
+    Compile,
     ContextParallel,
     CrossEntropy,
     Data,
@@ -159,6 +160,16 @@ def test_a_script_computes_what_ranks_compute(exchange: Exchange, balance: Balan
     code, differences, printed = printed_differences(script_of(scenario, numbers=Numbers.EXACT), 4, tmp_path)
     assert code == 0, printed
     assert differences
+
+
+@pytest.mark.parametrize("exchange", Exchange)
+def test_a_compiled_model_computes_the_same(exchange: Exchange) -> None:
+    """Forward and backward compiled, in processes: what an exchange keeps for backward is known to both."""
+    model = Model(features=4, source=Tokens(vocabulary=5), length=3, layers=(Attention(heads=2, kv_heads=2),), head=Head())
+    execution = Execution(compile=Compile.AOT_EAGER, compiled_autograd=True)
+    mesh = Mesh(axes=(Axis(name="cp", size=2),))
+    layout = Layout(mesh=mesh, parallelisms=(ContextParallel(exchange=exchange),), execution=execution)
+    check(Scenario(training=Training(model=model, data=Data(microbatches=(2,)), loss=LABELS), layout=layout)).assert_equivalent()
 
 
 def test_what_is_no_sequence_has_no_positions() -> None:

@@ -55,17 +55,23 @@ class Gather(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, values: torch.Tensor, ranks: PositionRanks) -> torch.Tensor:
-        """Gather, padded to the longest part, and put in order."""
+        """Gather, padded to the longest part, and put in order.
+
+        Compiled autograd needs the indices of backward among what is saved for it (torch 2.13: "list index out of range").
+        """
         ctx.ranks = ranks
         own = padded(values, ranks.longest).movedim(-2, 0).contiguous()
         gathered = waited(collectives.all_gather_tensor(own, 0, ranks.group))
-        return gathered.index_select(0, ranks.slots()).movedim(0, -2)
+        ctx.save_for_backward(slots := ranks.slots())
+        return gathered.index_select(0, slots).movedim(0, -2)
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         """Reduce and scatter."""
         ranks, gradient = ctx.ranks, gradients[0].movedim(-2, 0)
-        padded = gradient.new_zeros((ranks.size * ranks.longest, *gradient.shape[1:])).index_copy(0, ranks.slots(), gradient)
+        padded = gradient.new_zeros((ranks.size * ranks.longest, *gradient.shape[1:])).index_copy(
+            0, ctx.saved_tensors[0], gradient
+        )
         own = waited(collectives.reduce_scatter_tensor(padded, "sum", 0, ranks.group))
         return own.narrow(0, 0, len(ranks.own)).movedim(0, -2), None
 
