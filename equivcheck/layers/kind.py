@@ -68,6 +68,11 @@ class LayerKind(ABC):
         found: AnyLayer = layer
         return found
 
+    def with_known_shapes(self, layer: Any) -> AnyLayer:
+        """The nearest layer no shape within which depends on values, as `torch.vmap` and graphs ask for; the same where none does."""
+        found: AnyLayer = layer
+        return found
+
     def with_even_units(self, layer: Any, multiple: int) -> AnyLayer:  # noqa: ARG002 - for those that have units
         """The nearest layer that views features as a multiple of so many units, such as heads; the same where it views none."""
         found: AnyLayer = layer

@@ -56,6 +56,10 @@ class LayerModule(nn.Module):
         outputs: torch.Tensor = checkpoint(self.compute, inputs, mask, step, use_reentrant=False)
         return outputs
 
+    def chooser(self) -> nn.Module | None:
+        """What in it chooses by values, and gives first of all whether each thing is chosen; None where nothing does."""
+        return None
+
     def compute(self, inputs: torch.Tensor, mask: torch.Tensor | None, step: int) -> torch.Tensor:
         """What `forward` maps by."""
         raise NotImplementedError

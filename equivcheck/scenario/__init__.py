@@ -3,6 +3,7 @@
 from equivcheck.scenario.clipping import ClipNorm, ClipValue, NormType
 from equivcheck.scenario.data import Data
 from equivcheck.scenario.execution import Compile, Execution, Recompute
+from equivcheck.scenario.experts import Experts, Scores
 from equivcheck.scenario.layer_base import Activation, AnyLayer, AuxiliaryLinear, Norm, ShapeOp
 from equivcheck.scenario.layout import Layout
 from equivcheck.scenario.loss import CrossEntropy, Ignored, Loss
@@ -83,6 +84,7 @@ __all__ = [
     "Distribution",
     "ElementType",
     "Execution",
+    "Experts",
     "ExponentialLR",
     "GatedMLP",
     "Group",
@@ -119,6 +121,7 @@ __all__ = [
     "Rprop",
     "Scenario",
     "Schedule",
+    "Scores",
     "Select",
     "ShapeOp",
     "ShardingStrategy",

@@ -30,6 +30,7 @@ from equivcheck.scenario.optimizer import OPTIMIZERS, Optimizer
 from equivcheck.scenario.parallelism import PARALLELISMS
 from equivcheck.scenario.parallelism_base import Parallelism
 from equivcheck.scenario.schedule import SCHEDULES, Schedule
+from equivcheck.scenario.experts import Experts
 from equivcheck.scenario.token_layers import Attention, GatedMLP, Tokens
 from equivcheck.scenario.training import Training
 
@@ -44,7 +45,7 @@ NON_FINITE = {"inf": math.inf, "-inf": -math.inf, "nan": math.nan}
 PARALLELISM_TAGS: dict[str, type[Parallelism]] = {kind.tag: kind for kind in PARALLELISMS}
 """Every known parallelism by tag; grows when layouts are registered."""
 
-LAYER_TAGS: dict[str, type[AnyLayer]] = {kind.tag: kind for kind in (Layer, Attention, GatedMLP)}
+LAYER_TAGS: dict[str, type[AnyLayer]] = {kind.tag: kind for kind in (Layer, Attention, GatedMLP, Experts)}
 """Every known kind of layer by tag; grows when kinds are registered."""
 
 FAMILIES: dict[type, Mapping[str, type]] = {
