@@ -30,8 +30,8 @@ NO_SHAPES_OF_VALUES_IN_GRAPHS = Limit(
 )
 
 NO_CHOICES_BETWEEN_ROUNDED_SCORES = Limit(
-    reason="a router whose scores are rounded to fewer digits: experts whose scores are then equal, or nearly so, are chosen in one "
-    "way or the other by ranks as on one device, so that agreement is chance",
+    reason="a router under a layout that rounds to other element types: scores are often equal then but for how something was "
+    "rounded, and whether ranks choose the experts of one device is chance",
     applies=_rounds_choices,
     repair=lambda training, _layout: each_layer(training, lambda _index, layer: layer.without_routing()),
 )
