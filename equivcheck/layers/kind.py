@@ -69,7 +69,7 @@ class LayerKind(ABC):
         return found
 
     def with_known_shapes(self, layer: Any) -> AnyLayer:
-        """The nearest layer no shape within which depends on values, as `torch.vmap` and graphs ask for; the same where none does."""
+        """The nearest layer in which no shape depends on values, as `torch.vmap` and graphs ask for; the same where none does."""
         found: AnyLayer = layer
         return found
 

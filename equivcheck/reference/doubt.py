@@ -27,13 +27,13 @@ class Doubt:
 def doubt_about(found: tuple[Expected, ...], limit: float, copies: EnsembleTrace | None = None) -> Doubt | None:
     """Why agreement with a reference of these moments proves nothing, and from which step on; None if it does at every step.
 
-    Noise above `limit`, as a share of a tensor's kind, is too much; and so is a choice that rounding has moved in one of the copies.
+    Noise above `limit`, as a share of a tensor's kind, is too much; and so is a choice that one of the copies makes otherwise.
     """
     gradients = [moment.step for moment in found if moment.phase is Phase.GRADIENT and moment.norms.any()]
     if not gradients:
         return Doubt(reason=NO_GRADIENT, step=0)
     lost = next((Doubt(reason=reason, step=moment.step) for moment in found if (reason := _why_lost(moment, limit))), None)
-    lost = earlier(lost, None if copies is None else _doubt_about_choices(copies))
+    lost = earlier(None if copies is None else _doubt_about_choices(copies), lost)
     if lost is not None and lost.step <= gradients[0]:
         return Doubt(reason=lost.reason, step=0)
     return lost

@@ -33,7 +33,7 @@ class ExpertsKind(LayerKind):
         return ExpertsModule(layer, inputs)
 
     def ready(self, layer: Experts, inputs: int, *, autocast: bool = False) -> tuple[str, ...]:  # noqa: ARG002 - never under it
-        """The shared expert, then the others, each from its last linear to its first, bias first; then the router and the norm."""
+        """The shared expert, then the others, from the last linear to the first, bias first; then the router and the norm."""
         names = [parameter.name for parameter in self.parameters(layer, inputs)]
         linears = [name for name in names if name.startswith(("experts.", "shared."))]
         return (*reversed(linears), "router.weight", *(name for name in names if name.startswith("norm.")))

@@ -17,7 +17,7 @@ class Router(Linear):
         super().__init__(inputs, layer.num_experts, bias=False)
         self.layer = layer
 
-    def forward(self, inputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def forward(self, inputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:  # type: ignore[override]
         """Map (..., inputs) to (..., experts): whether each is chosen, and its weight, which is zero for others."""
         logits = super().forward(inputs)
         scores = logits.softmax(-1) if self.layer.scores is Scores.SOFTMAX else logits.sigmoid()
@@ -105,6 +105,6 @@ class ExpertsModule(LayerModule):
 
     def weighted(self, values: torch.Tensor, weight: torch.Tensor, expert: int) -> torch.Tensor:
         """What an expert makes of (..., features), with a weight for each position, (..., 1)."""
-        if self.layer.weighs_input:
-            return self.experts(values * weight, expert)
-        return self.experts(values, expert) * weight
+        before, after = (weight, None) if self.layer.weighs_input else (None, weight)
+        made: torch.Tensor = self.experts(values if before is None else values * before, expert)
+        return made if after is None else made * after

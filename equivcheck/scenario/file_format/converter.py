@@ -22,6 +22,7 @@ from cattrs.errors import IterableValidationError
 from cattrs.gen import make_dict_structure_fn, make_dict_unstructure_fn, override
 
 from equivcheck.scenario.clipping import ClipNorm, ClipValue
+from equivcheck.scenario.experts import Experts
 from equivcheck.scenario.file_format.misfit import JSON_TYPES, MisfitError, quote, unknown_field, wrong_type
 from equivcheck.scenario.layer_base import AnyLayer
 from equivcheck.scenario.loss import CrossEntropy, Loss
@@ -30,7 +31,6 @@ from equivcheck.scenario.optimizer import OPTIMIZERS, Optimizer
 from equivcheck.scenario.parallelism import PARALLELISMS
 from equivcheck.scenario.parallelism_base import Parallelism
 from equivcheck.scenario.schedule import SCHEDULES, Schedule
-from equivcheck.scenario.experts import Experts
 from equivcheck.scenario.token_layers import Attention, GatedMLP, Tokens
 from equivcheck.scenario.training import Training
 
