@@ -161,6 +161,7 @@ def fsdp2(draw: DrawFn) -> FSDP2:
         separate_reduce_group=draw(SOMETIMES),
         shard_last_dim=draw(SOMETIMES),
         ignore_frozen=draw(SOMETIMES),
+        muon_owners=draw(EVENLY),
     )
 
 

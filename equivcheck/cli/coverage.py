@@ -100,11 +100,13 @@ def _write_page(file: Path, measured: Measured) -> None:
 
 
 def write_legal(examples: Examples, file: Path) -> None:
-    """Look for a scenario of each pair that was never drawn, and write which pairs are legal."""
+    """Look for a scenario of each pair that was never drawn, which may have others, and write which pairs are legal."""
     from equivcheck.coverage.legality import witness
     from equivcheck.coverage.pairs import table_of
 
-    undrawn = examples.undrawn()
-    with click.progressbar(undrawn, label="legal pairs", file=sys.stderr) as pairs:
-        found = [(one, other) for one, other in pairs if witness(one, other, examples) is not None]
-    replace_text(file, table_of(examples.legal(found)))
+    with click.progressbar(examples.undrawn(), label="legal pairs", file=sys.stderr) as pairs:
+        for one, other in pairs:
+            scenario = None if examples.came_together(one, other) else witness(one, other, examples)
+            if scenario is not None:
+                examples.add(scenario)
+    replace_text(file, table_of(examples.legal))

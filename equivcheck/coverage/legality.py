@@ -31,12 +31,14 @@ class Examples:
     def __init__(self) -> None:
         self._kept: dict[Feature, dict[str, Scenario]] = {}
         self._beside: dict[Feature, set[Feature]] = {}
+        self._layouts: dict[Feature, set[str]] = {}
 
     def add(self, scenario: Scenario) -> None:
         """Count a scenario, and keep it where its features have too few."""
         found = features(scenario)
         for feature in found:
             self._beside.setdefault(feature, set()).update(found)
+            self._layouts.setdefault(feature, set()).add(scenario.layout.name)
             kept = self._kept.setdefault(feature, {})
             if len(kept) < KEPT_EXAMPLES:
                 kept.setdefault(scenario.layout.name, scenario)
@@ -45,14 +47,23 @@ class Examples:
         """Those of a feature."""
         return self._kept.get(feature, {}).values()
 
-    def undrawn(self) -> list[tuple[Feature, Feature]]:
-        """The pairs of features that never came together."""
-        return [(one, other) for one, other in combinations(sorted(self._beside), 2) if other not in self._beside[one]]
+    def came_together(self, one: Feature, other: Feature) -> bool:
+        """Whether a scenario had both."""
+        return other in self._beside[one]
 
-    def legal(self, others: Iterable[tuple[Feature, Feature]]) -> Pairs:
-        """The pairs that came together, and others that are known to be able to."""
-        drawn = ((one, other) for one, beside in self._beside.items() for other in beside if one < other)
-        return pairs_of(self._beside, [*drawn, *others])
+    def undrawn(self) -> list[tuple[Feature, Feature]]:
+        """The pairs of features that never came together, though there is a layout that had the one and the other."""
+        pairs = combinations(sorted(self._beside), 2)
+        return [
+            pair
+            for pair in pairs
+            if not self.came_together(*pair) and not self._layouts[pair[0]].isdisjoint(self._layouts[pair[1]])
+        ]
+
+    @property
+    def legal(self) -> Pairs:
+        """The pairs that came together."""
+        return pairs_of(self._beside, [(one, other) for one, beside in self._beside.items() for other in beside if one < other])
 
 
 def witness(one: Feature, other: Feature, examples: Examples) -> Scenario | None:

@@ -199,6 +199,9 @@ class FSDP2(Parallelism):
     """Whether parameters are cut along their last dim rather than the first (`shard_placement_fn`)."""
     ignore_frozen: bool = False
     """Whether every rank keeps frozen parameters whole (`ignored_params`)."""
+    muon_owners: bool = False
+    """Whether a rank owns each matrix that `Muon` updates, and orthogonalises it whole: an all-to-all brings it the shards of all
+    ranks, and another one the update to them. With other optimizers it changes nothing."""
 
     def __post_init__(self) -> None:
         if self.gradient_divide_factor is not None:

@@ -16,7 +16,10 @@ from equivcheck.user.traces.measures import Measures, first_gradients, measures_
 from equivcheck.user.traces.settings import UserTrace, other_settings
 from equivcheck.worlds.call import Call
 
-_ABOUT_SHARDS = "a parameter that is a shard, and no DTensor, needs full_tensors=fn(module) -> {name: tensor} to be read"
+_ABOUT_SHARDS = (
+    "a parameter that is a shard, and no DTensor, needs cuts={name: ((dim, axis),)} to say where it lies, "
+    "or full_tensors=fn(module) -> {name: tensor} to be read"
+)
 
 
 class UserCase:

@@ -31,6 +31,7 @@ from equivcheck.user.randomness.masks import require_masks
 from equivcheck.user.reference import SingleDeviceRun
 from equivcheck.user.running import members_of, run_on
 from equivcheck.user.task import Loss, Task, TrainStep, data_axes_of, mesh_of
+from equivcheck.user.traces.cuts import Cuts, require_cuts
 from equivcheck.user.verdict import UserVerdict
 from equivcheck.verdict.sentences import sentence
 from equivcheck.verdict.verdict import Outcome
@@ -59,6 +60,7 @@ def check_training(  # noqa: PLR0913 - one for each thing that users bring, all 
     data_axes: Sequence[str] | None = None,
     shard: Callable[[Any, DeviceMesh], Any] | None = None,
     full_tensors: Callable[[nn.Module], Mapping[str, torch.Tensor]] | None = None,
+    cuts: Cuts | None = None,
     dtype: torch.dtype | None = torch.float64,
     precision: LowPrecision | MixedPrecision | None = None,
     keep_dtype: bool = False,
@@ -80,14 +82,15 @@ def check_training(  # noqa: PLR0913 - one for each thing that users bring, all 
     `scheduler` the optimizer.
 
     ``step(model, batch, optimizer, loss)`` replaces forward, backward and update and returns the loss; `rank_step` does so on
-    ranks alone, where it may return None. ``full_tensors(module)`` returns whole tensors by name where parameters are shards that
-    are neither DTensors nor those of FSDP. Model and batches are converted to `dtype`; None leaves them as they are, with
-    tolerances to match. `precision` says what ranks round to fewer digits, so that one device rounds alike: a `LowPrecision` for
-    autocast (around forward and loss where there is no `step`), a `MixedPrecision` for the policy of FSDP. `keep_dtype` gives
-    float64 to all that asks for float32, on one device and on ranks. `dropout_masks` draws the masks of `torch.nn.Dropout` (1d,
-    2d, 3d) for all rows, of which each rank gets its part. Ranks that are idle, or compute without communicating, for `deadline`
-    seconds count as hung. Where ranks diverge, the verdict says why and where, as far as can be found out; not so with
-    ``explain=False``, which is faster, and under `precision`.
+    ranks alone, where it may return None. Of parameters that are shards, but neither DTensors nor those of FSDP, ``cuts={name:
+    ((dim, axis), ...)}`` says how they lie (names may be patterns, the first that fits counts; parts are those of `torch.chunk`,
+    by outer axes first), or ``full_tensors(module)`` returns whole tensors by name. Model and batches are converted to `dtype`;
+    None leaves them as they are, with tolerances to match. `precision` says what ranks round to fewer digits, so that one device
+    rounds alike: a `LowPrecision` for autocast (around forward and loss where there is no `step`), a `MixedPrecision` for the
+    policy of FSDP. `keep_dtype` gives float64 to all that asks for float32, on one device and on ranks. `dropout_masks` draws the
+    masks of `torch.nn.Dropout` (1d, 2d, 3d) for all rows, of which each rank gets its part. Ranks that are idle, or compute
+    without communicating, for `deadline` seconds count as hung. Where ranks diverge, the verdict says why and where, as far as
+    can be found out; not so with ``explain=False``, which is faster, and under `precision`.
 
     In world ``torchrun`` every process of the world calls this; what rank 0 passes is sent to all, that process judges, and all
     return what it finds.
@@ -110,6 +113,7 @@ def check_training(  # noqa: PLR0913 - one for each thing that users bring, all 
         data_axes=data_axes_of(axes, data_axes, by_hand=shard is not None),
         shard=shard,
         full_tensors=full_tensors,
+        cuts=require_cuts(cuts, [name for name, _ in axes]),
         dtype=dtype,
         precision=precision,
         keep_dtype=keep_dtype,

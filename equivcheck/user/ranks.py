@@ -16,6 +16,7 @@ from equivcheck.user.precision.seen import LowPrecisionSeen, policy_of
 from equivcheck.user.randomness.generators import seeded
 from equivcheck.user.randomness.masks import Cut, mask_dropout
 from equivcheck.user.task import Task
+from equivcheck.user.traces.cuts import Parts
 from equivcheck.user.traces.names import Names
 from equivcheck.user.traces.reader import Reader
 from equivcheck.user.traces.settings import UserTrace
@@ -30,7 +31,7 @@ def rank_trace(task: Task) -> UserTrace:
     scale = float(task.num_data_ranks) if task.reduction == "sum" else 1.0
     seen = LowPrecisionSeen()
     with seen.watching(module):
-        trace = train(task, Reader(names, module, task.full_tensors), batches, task.rank_step, scale)
+        trace = train(task, rank_reader(task, names, module, mesh), batches, task.rank_step, scale)
     casting = tuple(name for name, each in names.all_modules(module) if isinstance(each, FSDPModule))
     return replace(trace, low_precision=policy_of(module) or seen.precision, casting=casting)
 
@@ -46,6 +47,12 @@ def process_trace(task: Task) -> UserTrace:
         return rank_trace(task)
     finally:
         torch._dynamo.reset()
+
+
+def rank_reader(task: Task, names: Names, module: nn.Module, mesh: DeviceMesh) -> Reader:
+    """What reads this rank's part of the module. Raises `UsageError` where cuts do not fit the model."""
+    parts = None if task.cuts is None else Parts(task.cuts, names.shapes, mesh)
+    return Reader(names, module, task.full_tensors, parts)
 
 
 def rank_module(task: Task, mesh: DeviceMesh) -> tuple[Names, nn.Module]:

@@ -58,7 +58,9 @@ class Task:
     shard: Callable[[Any, DeviceMesh], Any] | None
     """A rank's part of a batch; None for the usual one."""
     full_tensors: Callable[[nn.Module], Mapping[str, torch.Tensor]] | None
-    """Whole tensors of a module by name; None where what parameters are says it."""
+    """Whole tensors of a module by name; None where what parameters are, or `cuts`, says it."""
+    cuts: dict[str, tuple[tuple[int, str], ...]] | None
+    """Of plain shards by name: dims, and the axis along which each is cut; None where there are none."""
     dtype: torch.dtype | None
     """What parameters and batches are converted to; None for nothing."""
     precision: LowPrecision | MixedPrecision | None
@@ -77,6 +79,8 @@ class Task:
         for name in ("scheduler", "step", "rank_step", "shard", "full_tensors"):
             if getattr(self, name) is not None and not callable(getattr(self, name)):
                 raise UsageError(f"check_training: {name} is {getattr(self, name)!r}; allowed: a callable or None")
+        if self.cuts is not None and self.full_tensors is not None:
+            raise UsageError("check_training: cuts and full_tensors both say what shards are of the whole; allowed: one of them")
         if self.reduction not in REDUCTIONS:
             raise UsageError(f"check_training: reduction is {self.reduction!r}; allowed: {', '.join(REDUCTIONS)}")
         if self.dtype is not None and not (isinstance(self.dtype, torch.dtype) and self.dtype.is_floating_point):

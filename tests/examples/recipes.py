@@ -8,6 +8,16 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 RECIPES = sorted(path.stem for path in EXAMPLES.glob("*.py") if "equivcheck.Matrix(" in path.read_text("utf-8"))
 """Their names."""
 PLANTED = {
+    "distributed_muon": {"each shard by itself (DeepSpeed #8437)": "step 0 update 0.weight"},
+    "edges": {
+        "to_local says nothing (torchtitan #2532)": "step 0 gradient 1.weight",
+        "local_map says nothing (autoparallel #515)": "step 0 gradient 1.weight",
+    },
+    "plain_tensor_parallel": {
+        "norms of own positions (Megatron-LM #1446)": "step 0 gradient norm.weight",
+        "bias on every rank (TGI #1036)": "step 0 loss loss",
+        "bias in shares (torchtitan #4332)": "step 0 gradient down.bias",
+    },
     "context_parallel": {
         "gradients summed (DeepSpeed #5248)": "step 0 gradient embedding.weight",
         "positions counted anew (verl #6267)": "step 0 loss loss",

@@ -8,6 +8,7 @@ from equivcheck.layouts.limits.limit import Limit
 from equivcheck.layouts.limits.repairs import with_loop
 from equivcheck.layouts.partition import parameter_cuts
 from equivcheck.scenario import (
+    FSDP2,
     SGD,
     Adafactor,
     AdamW,
@@ -69,8 +70,13 @@ def is_adafactor_of_cuts(training: Training, layout: Layout) -> bool:
     return isinstance(training.optimizer, Adafactor) and keeps_dtensors(layout) and any(parameter_cuts(training, layout))
 
 
+def deals_out_matrices(training: Training, layout: Layout) -> bool:
+    """Whether a rank owns each matrix, and updates it whole."""
+    return isinstance(training.optimizer, Muon) and any(fsdp.muon_owners for fsdp in layout.of(FSDP2))
+
+
 def _is_muon_of_short_dims(training: Training, layout: Layout) -> bool:
-    is_muon = isinstance(training.optimizer, Muon) and keeps_dtensors(layout)
+    is_muon = isinstance(training.optimizer, Muon) and keeps_dtensors(layout) and not deals_out_matrices(training, layout)
     return is_muon and any(cut.size < cut.ranks for cut in parameter_cuts(training, layout, least_dims=2))
 
 

@@ -76,6 +76,8 @@ class Draft:
     """What the optimizer is built from in parallel: the scenario's training, unless another one is planted."""
     shared_updates: dict[str, str] | None = None
     """What `ZeroRedundancyOptimizer` is called with beside the usual, in parallel; None for no such optimizer."""
+    optimizer: tuple[str, dict[str, str]] | None = None
+    """The class of the optimizer in parallel, and what it is called with beside the usual; None for that of one device."""
     clip_norm: str = ""
     """What clips by norm in parallel, if otherwise than on one device."""
     reading: tuple[str, ...] = ()

@@ -29,6 +29,9 @@ def _built(draft: Draft, training: Training, *, shared: bool) -> list[str]:
     built = call(kind, parameters, **settings)
     if shared and draft.shared_updates is not None:
         built = call("ZeroRedundancyOptimizer", parameters, optimizer_class=kind, **draft.shared_updates, **settings)
+    if shared and draft.optimizer is not None:
+        own, arguments = draft.optimizer
+        built = call(own, parameters, **arguments, **settings)
     return [*(_groups(draft, training) if training.groups else []), f"optimizer = {built}"]
 
 

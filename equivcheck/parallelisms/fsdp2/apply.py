@@ -14,11 +14,12 @@ from equivcheck.layouts.rounding import FULLY_SHARD_WITHOUT_GRAD_DTYPE, Rounding
 from equivcheck.parallelisms.fsdp2.communication import FSDP2_COMMUNICATION
 from equivcheck.parallelisms.fsdp2.division import division_of
 from equivcheck.parallelisms.fsdp2.limits import LAYOUT_LIMITS, LIMITS
-from equivcheck.scenario import FSDP2, Layout, MixedPrecision, Parallelism, Precision, Wrapping
+from equivcheck.scenario import FSDP2, Layout, MixedPrecision, Muon, Parallelism, Precision, Training, Wrapping
 from equivcheck.scenario.mesh import DP, REPLICATE, SHARD
 from equivcheck.torch_version import torch_in
 
 if TYPE_CHECKING:
+    import torch
     from torch import distributed as dist
     from torch import nn
     from torch.distributed.device_mesh import DeviceMesh
@@ -70,6 +71,8 @@ class FSDP2Kind(LayoutKind):
         setup.loss_scale = mesh.size()
         setup.gradient_scale = (parallelism.gradient_divide_factor or mesh.size()) / mesh.size()
         setup.accumulation = lambda last: _reduce_by(model, parallelism, last)
+        if parallelism.muon_owners:
+            _deal_out_matrices(setup, mesh)
         take_rows(setup, mesh)
 
     def when_reduced(self, parallelism: Parallelism, layout: Layout) -> WhenReduced:  # noqa: ARG002 - of the base class
@@ -113,6 +116,25 @@ def _release(groups: Iterable[dist.ProcessGroup]) -> None:
 
     for group in groups:
         dist.destroy_process_group(group)
+
+
+def _deal_out_matrices(setup: Setup, mesh: DeviceMesh) -> None:
+    """Have Muon update each matrix by the rank that owns it, which is the next for each that is trained."""
+    from equivcheck.parallelisms.fsdp2.muon_owners import MuonByOwners
+    from equivcheck.train.optimizer import optimizer_parts
+
+    if not isinstance(setup.training.optimizer, Muon):
+        return
+    group = mesh.get_group(mesh.ndim - 1)
+
+    def build(training: Training, parameters: Iterable[tuple[str, torch.Tensor]]) -> torch.optim.Optimizer:
+        named = list(parameters)
+        parts = optimizer_parts(training, named)
+        trained = [parameter for _, parameter in named if parameter.requires_grad]
+        owners = {parameter: number % group.size() for number, parameter in enumerate(trained)}
+        return MuonByOwners(parts.groups, group, owners, **parts.arguments)
+
+    setup.build_optimizer = build
 
 
 def _divide_gradients(model: nn.Module, fsdp: FSDP2) -> None:

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Generic, TypeVar
 
-from equivcheck.layouts.expected_calls.clipping import dtensor_clipping
+from equivcheck.layouts.expected_calls.clipping import dtensor_clipping, keeps_gradient
 from equivcheck.layouts.expected_calls.communication import Totals, add, axes_of
 from equivcheck.layouts.expected_calls.model import MIXED_ELEMENTS, CommunicationModel
 from equivcheck.layouts.expected_calls.rank_view import Held, Ledger, RankView
-from equivcheck.layouts.partition import cut_dim
+from equivcheck.layouts.limits.optimizers import deals_out_matrices
+from equivcheck.layouts.partition import cut_dim, part_of
 from equivcheck.layouts.rounding import ITEM_BYTES, computed_in, reduced_in
 from equivcheck.parallelisms.fsdp2.division import averages, reduce_ops
 from equivcheck.parallelisms.tensor_parallel.plans import is_outside
 from equivcheck.scenario import FSDP1, FSDP2, ElementType, LocalTensorParallel, TensorParallel, Wrapping
+from equivcheck.trace.stage import Stage
 
 F = TypeVar("F", FSDP1, FSDP2)
 
@@ -157,7 +160,27 @@ def _all_calls(view: RankView, fsdp: FSDP2) -> Totals:
     for kind in _kinds(view):
         for key, (num_calls, num_bytes) in dtensor_clipping(view, axes, kind).items():
             add(found, key, num_calls, num_bytes)
-    return found
+    return found | (_owners_totals(view, fsdp) if deals_out_matrices(view.training, view.layout) else {})
+
+
+def _owners_totals(view: RankView, fsdp: FSDP2) -> Totals:
+    """The calls of all updates: shards to the owner of each matrix, which come back from it."""
+    ledger, axis = Ledger(Stage.UPDATE), view.layout.axes_of(fsdp)[-1]
+    parts, index = view.layout.mesh.size(axis), view.index(axis)
+    owned = list(enumerate(held for held in view.held if held.trained))
+    for step in range(view.training.steps) if parts > 1 else ():
+        updated = [(number % parts, held) for number, held in owned if keeps_gradient(view, held, step)]
+        shards = sum(math.prod(part_of(held.shape, _cut(fsdp, held), parts, index)) for _, held in updated)
+        whole = sum(held.numel for owner, held in updated if owner == index)
+        if updated:
+            ledger.note(step, "all_to_all", view.axes(axis), (shards + whole) * view.item_bytes, 2)
+    return ledger.totals
+
+
+def _cut(fsdp: FSDP2, held: Held) -> int:
+    dim = cut_dim(fsdp, held.parameter)
+    assert dim is not None, "a matrix that is trained is cut"
+    return dim
 
 
 def _kinds(view: RankView) -> list[list[Held]]:
@@ -190,9 +213,17 @@ FSDP2_COMMUNICATION = CommunicationModel(
             "separate_reduce_group",
             "shard_last_dim",
             "ignore_frozen",
+            "muon_owners",
         )
     ),
     calls=_all_calls,
-    unmodelled=(MIXED_ELEMENTS,),
-    uneven=lambda fsdp: fsdp.reshard_to is not None,
+    unmodelled=(
+        replace(
+            MIXED_ELEMENTS,
+            applies=lambda training, layout: (
+                MIXED_ELEMENTS.applies(training, layout) and not deals_out_matrices(training, layout)
+            ),
+        ),
+    ),
+    uneven=lambda fsdp: fsdp.reshard_to is not None or fsdp.muon_owners,
 )

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from equivcheck.layouts.partition import chunk_size, chunk_sizes
 from equivcheck.layouts.script.draft import Draft, LoopPosition, loop_over_units, refuse, units_of
 from equivcheck.layouts.script.mesh import mesh_of, reduce_at_last_microbatch, take_rows
+from equivcheck.layouts.script.source import source_of
 from equivcheck.layouts.script.text import call
-from equivcheck.scenario import FSDP2, Parallelism, Wrapping
+from equivcheck.scenario import FSDP2, Muon, Parallelism, Wrapping
 
 
 def write(draft: Draft, parallelism: Parallelism) -> None:
@@ -34,7 +36,27 @@ def write(draft: Draft, parallelism: Parallelism) -> None:
         reduce_at_last_microbatch(draft)
     if parallelism.all_reduce_once:
         reduce_at_last_microbatch(draft, "set_requires_all_reduce")
+    if parallelism.muon_owners and isinstance(draft.scenario.training.optimizer, Muon):
+        _deal_out_matrices(draft, parallelism)
     take_rows(draft)
+
+
+def _deal_out_matrices(draft: Draft, fsdp: FSDP2) -> None:
+    """Have a script the optimizer that ranks have here, word for word."""
+    from equivcheck.parallelisms.fsdp2 import muon_owners
+
+    for name in ("Callable", "Iterable", "Mapping"):
+        draft.need("collections.abc", name)
+    draft.need("itertools", "chain")
+    draft.need("typing", "Any")
+    draft.need("torch.distributed.tensor", "DTensor")
+    draft.need("torch.distributed.tensor", "Shard")
+    draft.definitions += map(source_of, (chunk_size, chunk_sizes, *muon_owners.DEFINED))
+    mesh = mesh_of(draft, fsdp)
+    draft.add(LoopPosition.WRAP, f"group = {mesh}.get_group({len(draft.scenario.layout.axes_of(fsdp)) - 1})")
+    trained = "enumerate(each for each in model.parameters() if each.requires_grad)"
+    owners = f"{{parameter: number % group.size() for number, parameter in {trained}}}"
+    draft.optimizer = ("MuonByOwners", {"group": "group", "owners": owners})
 
 
 def _scale(draft: Draft, fsdp: FSDP2) -> None:

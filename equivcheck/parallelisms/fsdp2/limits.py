@@ -124,6 +124,12 @@ ONE_GROUP = LayoutLimit(
     torch="<2.13",
 )
 
+OWNERS_OF_SHARDS = LayoutLimit(
+    reason="fully_shard over tensor parallelism: owners of matrices put together shards along one axis, not along two",
+    applies=lambda layout: parallelism_of(layout, FSDP2).muon_owners and layout.has(TensorParallel),
+    repair=lambda layout: with_options(layout, FSDP2, muon_owners=False),
+)
+
 NO_SCALARS = Limit(
     reason="fully_shard: a parameter of shape [] has no dim to shard ('fully_shard doesn't support scalar parameters')",
     applies=lambda training, _layout: training.model.scale,
@@ -149,4 +155,5 @@ LAYOUT_LIMITS: tuple[LayoutLimit, ...] = (
     RESHARDED_TO_EQUAL_PARTS,
     RESHARDED_PLAIN_TENSORS,
     ONE_GROUP,
+    OWNERS_OF_SHARDS,
 )

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import inspect
-
 from equivcheck.layouts.partition import chunk_size, chunk_sizes
 from equivcheck.layouts.script.draft import Draft, LoopPosition, refuse
 from equivcheck.layouts.script.mesh import mesh_of
+from equivcheck.layouts.script.source import source_of
 from equivcheck.parallelisms.local_tensor_parallel.planned_modules import PlannedModule, planned_modules
 from equivcheck.parallelisms.local_tensor_parallel.routes import Route
 from equivcheck.parallelisms.tensor_parallel.activations import ActivationPlacement
@@ -45,14 +44,9 @@ def _define(draft: Draft) -> None:
     draft.need("torch.nn", "functional")
     draft.need("torch.distributed", "ProcessGroup")
     draft.need("torch.distributed._functional_collectives", "as collectives")
-    draft.definitions += map(_source, (ActivationPlacement, chunk_size, chunk_sizes, Route))
-    draft.definitions += map(_source, (regions.dim_of, regions.padded, regions.waited, regions.AxisRanks, regions.Move))
-    draft.definitions += map(_source, (regions.UsedByAll, modules.LocalLinear, modules.LocalNorm, modules.LocalEmbedding))
-
-
-def _source(found: object) -> list[str]:
-    """As it is written here, but called by position."""
-    return inspect.getsource(found).rstrip().replace(", kw_only=True", "").splitlines()  # type: ignore[arg-type]
+    draft.definitions += map(source_of, (ActivationPlacement, chunk_size, chunk_sizes, Route))
+    draft.definitions += map(source_of, (regions.dim_of, regions.padded, regions.waited, regions.AxisRanks, regions.Move))
+    draft.definitions += map(source_of, (regions.UsedByAll, modules.LocalLinear, modules.LocalNorm, modules.LocalEmbedding))
 
 
 def _code(path: str, planned: PlannedModule) -> str:

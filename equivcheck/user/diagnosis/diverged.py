@@ -23,10 +23,9 @@ from equivcheck.trace.moments import moments
 from equivcheck.trace.pieces import part_of, parts_of
 from equivcheck.trace.trace import Snapshot
 from equivcheck.user.batches import converted, microbatches, share_of
-from equivcheck.user.ranks import rank_module
+from equivcheck.user.ranks import rank_module, rank_reader
 from equivcheck.user.task import Task
 from equivcheck.user.traces.names import Names
-from equivcheck.user.traces.reader import Reader
 from equivcheck.user.traces.settings import UserTrace
 from equivcheck.worlds.failure import RanksFailed
 from equivcheck.worlds.meshes import device_mesh
@@ -196,7 +195,7 @@ def _shares(task: Task) -> tuple[Any, ...]:
 def _initial(task: Task) -> Snapshot:
     mesh = device_mesh(task.shape, task.axis_names)
     names, module = rank_module(task, mesh)
-    return Reader(names, module, task.full_tensors).parameters()
+    return rank_reader(task, names, module, mesh).parameters()
 
 
 def named(model: nn.Module) -> dict[str, torch.Tensor]:

@@ -14,6 +14,7 @@ from equivcheck.user.diagnosis.catalogue.clipping import wrong_clippings
 from equivcheck.user.diagnosis.catalogue.linears import wrong_splits
 from equivcheck.user.diagnosis.catalogue.losses import wrong_losses
 from equivcheck.user.diagnosis.catalogue.microbatches import wrong_accumulations
+from equivcheck.user.diagnosis.catalogue.positions import wrong_positions
 from equivcheck.user.diagnosis.catalogue.precision import lower_precision, narrower
 from equivcheck.user.diagnosis.catalogue.reductions import wrong_reductions
 from equivcheck.user.diagnosis.catalogue.rows import wrong_rows
@@ -43,6 +44,7 @@ CATALOGUE: tuple[tuple[Wrong, tuple[Phase, ...]], ...] = (
     (wrong_clippings, COMPUTED),
     (wrong_reductions, COMPUTED),
     (wrong_splits, COMPUTED),
+    (wrong_positions, (Phase.GRADIENT,)),
     (wrong_accumulations, COMPUTED),
     (local_statistics, UPDATED),
     (stale_values, (*COMPUTED, *UPDATED)),

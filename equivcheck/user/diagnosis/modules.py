@@ -15,7 +15,7 @@ from equivcheck.trace.trace import Piece
 from equivcheck.train.read import local_values, pieces_of
 from equivcheck.user.batches import converted, mapped, share_of
 from equivcheck.user.loop import summing_step, train, usual_step
-from equivcheck.user.ranks import rank_module
+from equivcheck.user.ranks import rank_module, rank_reader
 from equivcheck.user.task import Task, TrainStep
 from equivcheck.user.traces.names import Names
 from equivcheck.user.traces.reader import Reader
@@ -107,7 +107,7 @@ def watched_rank(task: Task, at: int) -> Watched:
     batches = [share_of(task, converted(batch, task.dtype), mesh) for batch in task.batches]
     watch = _Watch(names, module, _step(task, task.rank_step), at)
     scale = float(task.num_data_ranks) if task.reduction == "sum" else 1.0
-    trace = train(task, Reader(names, module, task.full_tensors), batches, watch.step, scale)
+    trace = train(task, rank_reader(task, names, module, mesh), batches, watch.step, scale)
     return Watched(trace=trace, seen=tuple(watch.seen))
 
 

@@ -25,6 +25,7 @@ class Names:
         first: dict[int, str] = {}
         tensors = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
         self._first = {name: first.setdefault(id(tensor), name) for name, tensor in tensors}
+        self.shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
 
     def parameters(self, module: nn.Module) -> list[tuple[str, torch.Tensor]]:
         """Distinct parameters; one that the model shares has the first of its names, unless another parameter has that here."""

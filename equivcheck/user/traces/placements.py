@@ -3,26 +3,29 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import nn
 from torch.distributed.tensor import DTensor, Partial
 
-from equivcheck.trace.trace import Slot
+from equivcheck.trace.trace import Piece, Slot
 from equivcheck.train.read import State, pieces_of, placed_as
 
 
-def own_slots(slots: Sequence[Slot], tensors: Sequence[torch.Tensor | None]) -> list[Slot]:
-    """The slots of tensors that belong to parameters; of one that is placed otherwise a slot of its own, of the same name."""
-    return [_own_slot(slot, tensor) for slot, tensor in zip(slots, tensors, strict=True)]
+def own_slots(slots: Sequence[Slot], tensors: Sequence[torch.Tensor | None], place: Callable[[Piece], Piece]) -> list[Slot]:
+    """The slots of tensors that belong to parameters; of one that is placed otherwise a slot of its own, of the same name.
+
+    `place` makes a piece of what DTensor takes for a whole parameter one of the whole.
+    """
+    return [_own_slot(slot, tensor, place) for slot, tensor in zip(slots, tensors, strict=True)]
 
 
-def _own_slot(slot: Slot, tensor: torch.Tensor | None) -> Slot:
+def _own_slot(slot: Slot, tensor: torch.Tensor | None, place: Callable[[Piece], Piece]) -> Slot:
     if not isinstance(tensor, DTensor) or _lie_alike(slot.parameter, tensor):
         return slot
     names = dict.fromkeys(piece.name for piece in slot.pieces)
-    return Slot(parameter=tensor, pieces=tuple(piece for name in names for piece in pieces_of(name, tensor)))
+    return Slot(parameter=tensor, pieces=tuple(place(piece) for name in names for piece in pieces_of(name, tensor)))
 
 
 def _lie_alike(parameter: torch.Tensor, tensor: DTensor) -> bool:

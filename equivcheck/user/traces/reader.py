@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from equivcheck.parallelisms.fsdp1.flat_parameters import flat_slots
 from equivcheck.trace.trace import Piece, Slot, Snapshot
 from equivcheck.train.read import State, canonical_name, pieces_of, snapshot, state_slots
 from equivcheck.user.conversion import as_real
+from equivcheck.user.traces.cuts import Parts
 from equivcheck.user.traces.names import Names
 from equivcheck.user.traces.placements import in_place_of_parameters, own_slots, summed
 
@@ -26,12 +28,16 @@ FullTensors = Callable[[nn.Module], Mapping[str, torch.Tensor]]
 class Reader:
     """Reads parameters, gradients, optimizer state and buffers as pieces of full tensors.
 
-    Plain tensors count as whole, DTensors and the parameters of `FullyShardedDataParallel` are known. For others the user has
-    `full_tensors`, which gathers parameters: gradients and state are put in their place while it gathers them too.
+    Plain tensors count as whole, DTensors and the parameters of `FullyShardedDataParallel` are known. Of others the user says
+    where they lie, by `parts`, or has `full_tensors`, which gathers parameters: gradients and state are put in their place while
+    it gathers them too.
     """
 
-    def __init__(self, names: Names, module: nn.Module, full_tensors: FullTensors | None = None) -> None:
+    def __init__(
+        self, names: Names, module: nn.Module, full_tensors: FullTensors | None = None, parts: Parts | None = None
+    ) -> None:
         self.names, self.module, self.full_tensors = names, module, full_tensors
+        self._place = _as_it_is if parts is None else parts.place
         self._is_flat = any(isinstance(unit, FullyShardedDataParallel) for unit in module.modules())
         self._known: dict[str, torch.Tensor] = {}
         self._slots: tuple[Slot, ...] = ()
@@ -51,7 +57,7 @@ class Reader:
         state = _state_of(optimizer)
         if self.full_tensors is None:
             found = state_slots(summed(state), self.slots())
-            return _of_slots([slot for slot, _ in found], [tensor for _, tensor in found])
+            return _of_slots([slot for slot, _ in found], [tensor for _, tensor in found], place=self._place)
         keys = sorted({key for values in state.values() for key in values})
         rows = [row for key in keys for row in self._state_rows(state, key)]
         return _joined(rows)
@@ -65,7 +71,7 @@ class Reader:
             return _joined(self._gathered([(parameter, part(parameter)) for parameter in self.module.parameters()]))
         slots = self.slots()
         tensors = [part(slot.parameter) for slot in slots]
-        return _of_slots(slots, tensors, self._pieces)
+        return _of_slots(slots, tensors, self._pieces, self._place)
 
     def slots(self) -> tuple[Slot, ...]:
         """A slot for each parameter; those that have been replaced are found anew, those that are hidden for a time are kept.
@@ -75,7 +81,8 @@ class Reader:
         found = self._known | dict(self.names.parameters(self.module))
         if found.keys() != self._known.keys() or any(self._known[name] is not parameter for name, parameter in found.items()):
             self._known = found
-            self._slots = flat_slots(self.module) if self._is_flat else tuple(map(_slot, found, found.values()))
+            slots = flat_slots(self.module) if self._is_flat else tuple(map(_slot, found, found.values()))
+            self._slots = tuple(replace(slot, pieces=tuple(map(self._place, slot.pieces))) for slot in slots)
             self._pieces = tuple(piece for slot in self._slots for piece in slot.pieces)
         return self._slots
 
@@ -103,6 +110,10 @@ class Reader:
         named = {parameter: name for name, parameter in self.names.parameters(self.module)}
         rows = [(named.get(parameter), value) for parameter, value in zip(parameters, values, strict=True) if value is not None]
         return [(f"{name}/{key}", torch.as_tensor(value)) for name, value in rows if name in self._told]
+
+
+def _as_it_is(piece: Piece) -> Piece:
+    return piece
 
 
 def _require_tensors(gathered: Any) -> list[tuple[str, torch.Tensor]]:
@@ -145,9 +156,14 @@ def _joined(rows: Sequence[tuple[str, torch.Tensor | None]], piece: Callable[[st
     return _of_slots(slots, [tensor for _, tensor in rows])
 
 
-def _of_slots(slots: Sequence[Slot], tensors: Sequence[torch.Tensor | None], pieces: tuple[Piece, ...] | None = None) -> Snapshot:
+def _of_slots(
+    slots: Sequence[Slot],
+    tensors: Sequence[torch.Tensor | None],
+    pieces: tuple[Piece, ...] | None = None,
+    place: Callable[[Piece], Piece] = _as_it_is,
+) -> Snapshot:
     """The values of tensors where each of them lies; `pieces` are those of the slots, the same at every step."""
-    own = own_slots(slots, tensors)
+    own = own_slots(slots, tensors, place)
     if pieces is None or any(one is not other for one, other in zip(own, slots, strict=True)):
         pieces = tuple(piece for slot in own for piece in slot.pieces)
     return snapshot(own, pieces, tensors)

@@ -58,5 +58,5 @@ def brought(**changes: Any) -> dict[str, Any]:
 def task_of(**changes: Any) -> Task:
     """The same as a task of two data ranks."""
     given = brought(mesh=(("dp", 2),), batches=tuple(batches())) | changes
-    absent = dict.fromkeys(("scheduler", "step", "rank_step", "shard", "full_tensors", "precision", "mask_shapes"))
+    absent = dict.fromkeys(("scheduler", "step", "rank_step", "shard", "full_tensors", "cuts", "precision", "mask_shapes"))
     return Task(**(absent | USUAL | given))

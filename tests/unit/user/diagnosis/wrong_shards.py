@@ -197,6 +197,42 @@ def column_parallel(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
     return model
 
 
+class _GatherRows(torch.autograd.Function):
+    """Rows of all ranks one after the other; each takes its own part of the gradient, which all have whole."""
+
+    @staticmethod
+    def forward(context: Any, value: torch.Tensor) -> torch.Tensor:
+        parts = [torch.empty_like(value) for _ in range(dist.get_world_size())]
+        dist.all_gather(parts, value.contiguous())
+        context.rows = len(value)
+        return torch.cat(parts)
+
+    @staticmethod
+    def backward(context: Any, gradient: torch.Tensor) -> torch.Tensor:
+        return gradient[rank() * context.rows : (rank() + 1) * context.rows].contiguous()
+
+
+class _Part(torch.autograd.Function):
+    """Rows of this rank of what all have; the gradients of all, one after the other."""
+
+    @staticmethod
+    def forward(_context: Any, value: torch.Tensor) -> torch.Tensor:
+        return value.chunk(dist.get_world_size())[rank()].clone()
+
+    @staticmethod
+    def backward(_context: Any, gradient: torch.Tensor) -> torch.Tensor:
+        return _GatherRows.apply(gradient)
+
+
+def norm_of_own_rows(model: nn.Module, _mesh: DeviceMesh) -> nn.Module:
+    """Each rank computes the norm of some rows, and keeps the gradient of its weight."""
+    norm = model[2]
+    norm.forward = lambda inputs: _GatherRows.apply(
+        nn.functional.layer_norm(_Part.apply(inputs), norm.normalized_shape, norm.weight, norm.bias)
+    )
+    return model
+
+
 class Tracker(nn.Module):
     """A buffer with statistics of inputs that nothing reads."""
 
@@ -272,6 +308,11 @@ SHARDS: dict[str, Wrong] = {
         "the gradient of the input of `3`, split along its outputs, is not summed",
         reduce=nothing,
         changes={"parallelize": column_parallel} | IN_TP,
+    ),
+    "norm_of_own_rows": by_hand(
+        "the gradients of `2.weight` and `2.bias` are not added up over the 2 tp ranks: each rank keeps that of its own part",
+        reduce=nothing,
+        changes={"parallelize": norm_of_own_rows} | IN_TP,
     ),
     "buffers_unsynced": by_hand("buffers are those of its own rows", changes={"model": Tracker}),
     "uneven_microbatches": by_hand("as if these had the same number of rows", of_one=by_rows, changes={"batches": uneven()}),

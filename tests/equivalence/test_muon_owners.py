@@ -1,0 +1,126 @@
+"""Muon whose matrices are dealt out to ranks: what one device computes, in two calls an update."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+
+from equivcheck import Outcome, Scenario, check
+from equivcheck.export.script import script_of
+from equivcheck.layouts.script.numbers import Numbers
+from equivcheck.parallelisms.fsdp2 import muon_owners
+from equivcheck.scenario import FSDP2, Axis, Data, Layer, Layout, Mesh, Model, Muon, Training, Wrapping
+from equivcheck.strategies import layouts, scenarios
+from equivcheck.strategies.optimizer import optimizers
+from equivcheck.strategies.training import trainings
+from equivcheck.trace.differences import Phase
+from exported import differences_of_traces, printed_differences
+from fresh import drawn_afresh
+
+UNHURRIED = settings(deadline=None, suppress_health_check=list(HealthCheck))
+MUON = trainings(optimizers=optimizers(kinds=st.just(Muon)))
+
+
+def dealt_out(layout: Layout) -> Layout:
+    """The same with owners."""
+    parallelisms = (replace(each, muon_owners=True) if isinstance(each, FSDP2) else each for each in layout.parallelisms)
+    return replace(layout, parallelisms=tuple(parallelisms))
+
+
+def layouts_of(name: str) -> st.SearchStrategy[Layout]:
+    """Drawn, with owners."""
+    return layouts(tags=(name,)).map(dealt_out)
+
+
+@pytest.mark.parametrize(("name", "examples"), [("fsdp2", 60), ("fsdp2 x local_tensor_parallel", 20)])
+def test_owners_equal_one_device(name: str, examples: int) -> None:
+    """Uneven shards, ranks that own nothing, groups, frozen and shared weights, replicas."""
+
+    @drawn_afresh(scenarios(layouts=layouts_of(name), trainings=MUON), examples=examples, under=UNHURRIED)
+    def equivalent(scenario: Scenario) -> None:
+        check(scenario).assert_no_finding()
+
+    equivalent()
+
+
+@drawn_afresh(scenarios(layouts=layouts_of("fsdp2"), trainings=MUON, max_ranks=4), examples=8, under=UNHURRIED)
+def test_owners_equal_one_device_over_gloo(scenario: Scenario) -> None:
+    """Real processes, too."""
+    check(scenario, world="gloo").assert_no_finding()
+
+
+MODEL = Model(features=3, layers=tuple(Layer(width=width, bias=False) for width in (5, 2, 4)))
+
+
+def scenario(*sizes: int, fsdp: FSDP2 | None = None, model: Model = MODEL) -> Scenario:
+    """Three matrices, of which ranks have unequal shards, and one iteration: each amplifies what is rounded to bfloat16."""
+    names = ("dp",) if len(sizes) == 1 else ("dp_replicate", "dp_shard")
+    mesh = Mesh(axes=tuple(Axis(name=name, size=size) for name, size in zip(names, sizes, strict=True)))
+    training = Training(model=model, data=Data(microbatches=(8,)), optimizer=Muon(ns_steps=1), steps=2)
+    layout = Layout(mesh=mesh, parallelisms=(fsdp or FSDP2(wrapping=Wrapping.PER_LAYER, muon_owners=True),))
+    return Scenario(training=training, layout=layout)
+
+
+@pytest.mark.parametrize("sizes", [(2,), (4,), (8,), (2, 2), (2, 1), (1, 4)], ids=str)
+def test_an_update_is_two_calls(sizes: tuple[int, ...]) -> None:
+    """Over the ranks that share a matrix, however many matrices there are; none where one rank has all."""
+    verdict = check(scenario(*sizes))
+    assert (verdict.outcome, verdict.unmodelled) == (Outcome.EQUIVALENT, "")
+    assert verdict.calls is not None
+    exchanges = [call for call in verdict.calls[0] if call.op == "all_to_all"]
+    assert len(exchanges) == (2 * 2 if sizes[-1] > 1 else 0)
+
+
+def test_a_matrix_with_fewer_rows_than_ranks_is_within_limits() -> None:
+    """DTensor loses such a shard in Muon's products; an owner has it whole."""
+    alone = FSDP2(wrapping=Wrapping.PER_LAYER)
+    assert check(scenario(4, fsdp=alone)).outcome is Outcome.UNSUPPORTED
+    assert check(scenario(4)).outcome is Outcome.EQUIVALENT
+
+
+def _of_shards(update: torch.Tensor, settings: dict[str, Any]) -> torch.Tensor:
+    """Each half of the rows by itself."""
+    return torch.cat([RIGHT(part, settings) for part in update.chunk(2)]) if len(update) > 1 else RIGHT(update, settings)
+
+
+RIGHT = muon_owners._orthogonal
+WRONG: dict[str, Callable[[torch.Tensor, dict[str, Any]], torch.Tensor]] = {
+    "orthogonalised in parts": _of_shards,
+    "not orthogonalised": lambda update, _settings: update,
+    "rate of another shape": lambda update, settings: (
+        RIGHT(update, settings) / max(1.0, update.shape[0] / update.shape[1]) ** 0.5
+    ),
+    "rows in another order": lambda update, settings: RIGHT(update.flip(0), settings),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_wrong_owner_is_caught(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the first update, whichever way it is wrong."""
+    monkeypatch.setattr(muon_owners, "_orthogonal", WRONG[name])
+    verdict = check(scenario(2))
+    assert verdict.divergence is not None
+    assert (verdict.divergence.step, verdict.divergence.phase) == (0, Phase.UPDATE)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "fsdp"), [((4,), FSDP2(muon_owners=True)), ((2, 2), FSDP2(muon_owners=True, shard_last_dim=True))]
+)
+def test_a_script_has_the_optimizer_of_the_ranks(sizes: tuple[int, ...], fsdp: FSDP2, tmp_path: Path) -> None:
+    """Word for word, so that it prints no more than rounding."""
+    case = scenario(
+        *sizes, fsdp=fsdp, model=Model(features=4, layers=tuple(Layer(width=width, bias=False) for width in (6, 2, 4)))
+    )
+    script = script_of(case, verdict=check(case), numbers=Numbers.EXACT)
+    code, printed, output = printed_differences(script, case.layout.mesh.num_ranks, tmp_path)
+    assert code == 0, output
+    assert printed.keys() == differences_of_traces(case).keys()
+    assert "class MuonByOwners" in script
+    assert "equivcheck.parallelisms" not in script

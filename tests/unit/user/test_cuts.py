@@ -1,0 +1,153 @@
+"""Plain shards of a user's parameters, read where `cuts` says that they lie."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+from equivcheck import Outcome, check_training
+from equivcheck.errors import UsageError
+from unit.user.programs import batches, brought
+
+CUTS = {"0.*": ((0, "tp"),), "2.weight": ((1, "tp"),)}
+HIDDEN = 5
+
+
+def build() -> nn.Module:
+    """A hidden width that two ranks share unevenly."""
+    return nn.Sequential(nn.Linear(4, HIDDEN), nn.Tanh(), nn.Linear(HIDDEN, 2))
+
+
+class _Reduced(torch.autograd.Function):
+    @staticmethod
+    def forward(context: Any, part: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
+        total = part.clone()
+        dist.all_reduce(total, group=group)
+        return total
+
+    @staticmethod
+    def backward(context: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return gradient, None
+
+
+class Columns(nn.Module):
+    """The outputs of a linear that this rank computes."""
+
+    def __init__(self, linear: nn.Linear, mesh: DeviceMesh) -> None:
+        super().__init__()
+        part = slice(*((0, 3), (3, 5))[mesh.get_local_rank("tp")])
+        self.weight = nn.Parameter(linear.weight.detach()[part].clone())
+        self.bias = nn.Parameter(linear.bias.detach()[part].clone())
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        """This rank's part."""
+        return nn.functional.linear(inputs, self.weight, self.bias)
+
+
+class Rows(nn.Module):
+    """A linear of which this rank takes a part of the inputs."""
+
+    def __init__(self, linear: nn.Linear, mesh: DeviceMesh) -> None:
+        super().__init__()
+        part = slice(*((0, 3), (3, 5))[mesh.get_local_rank("tp")])
+        self.weight = nn.Parameter(linear.weight.detach()[:, part].clone())
+        self.bias = nn.Parameter(linear.bias.detach().clone())
+        self.group = mesh.get_group("tp")
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        """The sum over ranks."""
+        return _Reduced.apply(nn.functional.linear(inputs, self.weight), self.group) + self.bias
+
+
+def cut(model: nn.Module, mesh: DeviceMesh) -> None:
+    """Columns, then rows, as in a perceptron of Megatron."""
+    model[0], model[2] = Columns(model[0], mesh), Rows(model[2], mesh)
+
+
+def cut_in_ddp(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
+    """Data parallelism around it."""
+    cut(model, mesh)
+    return DistributedDataParallel(model, process_group=mesh.get_group("dp"))
+
+
+def cut_in_fsdp1(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
+    """Parts in one flat parameter."""
+    cut(model, mesh)
+    group = mesh.get_group("dp")
+    return FullyShardedDataParallel(model, process_group=group, device_id=torch.device("cpu"), use_orig_params=True)
+
+
+def cut_in_fsdp2(model: nn.Module, mesh: DeviceMesh) -> None:
+    """Parts that are cut again, along the dim that tensor parallelism has cut, too."""
+    cut(model, mesh)
+    for module in (model[0], model):
+        fully_shard(module, mesh=mesh["dp"])
+
+
+@pytest.mark.parametrize(
+    ("parallelize", "mesh"),
+    [(cut, {"tp": 2}), *((each, {"dp": 2, "tp": 2}) for each in (cut_in_ddp, cut_in_fsdp1, cut_in_fsdp2))],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_shards_are_read_where_they_lie(parallelize: Callable[..., Any], mesh: dict[str, int]) -> None:
+    """Uneven ones, with their gradients and all of their state, and what data parallelism makes of them."""
+    verdict = check_training(**brought(model=build, parallelize=parallelize, mesh=mesh), cuts=CUTS)
+    verdict.assert_equivalent()
+    assert not verdict.unread
+
+
+def test_processes_read_them_alike() -> None:
+    """Cuts go to processes with the rest of a training."""
+    check_training(**brought(model=build, parallelize=cut, mesh={"tp": 2}, world="gloo"), cuts=CUTS).assert_equivalent()
+
+
+def test_a_wrong_gradient_of_a_shard_is_seen_where_it_is() -> None:
+    """By its index in the whole parameter."""
+
+    def wrong(model: nn.Module, mesh: DeviceMesh) -> None:
+        cut(model, mesh)
+        model[2].weight.register_hook(lambda gradient: gradient * (1 + mesh.get_rank()))
+
+    verdict = check_training(**brought(model=build, parallelize=wrong, mesh={"tp": 2}), cuts=CUTS)
+    assert verdict.divergence is not None
+    assert (verdict.divergence.phase.value, verdict.divergence.tensor) == ("gradient", "2.weight")
+    assert verdict.divergence.index[1] >= 3
+
+
+def test_a_shard_of_unknown_place_names_what_says_it() -> None:
+    """Without `cuts`, parts are no equal shape."""
+    verdict = check_training(**brought(model=build, parallelize=cut, mesh={"tp": 2}))
+    assert verdict.outcome is Outcome.DIVERGED
+    assert "cuts={name: ((dim, axis),)}" in verdict.describe()
+
+
+@pytest.mark.parametrize(
+    ("cuts", "text"),
+    [
+        ([("0.weight", 0)], r"cuts is \[\('0.weight', 0\)\]; allowed: a dict such as \{'0.weight': \(\(0, 'tp'\),\)\}"),
+        ({"0.weight": (0, "tp")}, r"cuts has '0.weight': \(0, 'tp'\)"),
+        ({"0.weight": ((0, "pp"),)}, r"each axis one of tp and named once"),
+        ({"0.weight": ((0, "tp"), (1, "tp"))}, r"named once"),
+        ({"1.weight": ((0, "tp"),)}, r"cuts has '1.weight', which is no parameter; allowed: 0.weight, 0.bias, 2.weight, 2.bias"),
+        ({"0.bias": ((1, "tp"),)}, r"cuts has dim 1 of '0.bias', which is \(5,\); allowed: -1 to 0"),
+        ({"0.weight": ((1, "tp"),)}, r"a part \(5, 2\) of '0.weight', which is \(5, 4\), but what it has is \(3, 4\)"),
+    ],
+)
+def test_cuts_that_do_not_fit_are_refused(cuts: Any, text: str) -> None:
+    """In one line that says what would."""
+    with pytest.raises(UsageError, match=text):
+        check_training(**brought(model=build, parallelize=cut, mesh={"tp": 2}, batches=batches(steps=1)), cuts=cuts)
+
+
+def test_cuts_beside_a_function_that_gathers_are_refused() -> None:
+    """Two answers to one question."""
+    with pytest.raises(UsageError, match="cuts and full_tensors both say"):
+        check_training(**brought(model=build, parallelize=cut, mesh={"tp": 2}), cuts=CUTS, full_tensors=lambda _module: {})
