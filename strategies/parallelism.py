@@ -20,6 +20,7 @@ from equivcheck.scenario import (
     Compression,
     Distribution,
     ElementType,
+    ExpertParallel,
     LocalTensorParallel,
     LowPrecision,
     MixedPrecision,
@@ -196,6 +197,7 @@ _SHIPPED: dict[str, SearchStrategy[Parallelism]] = {
     SPMD.tag: spmd(),
     Pipeline.tag: pipeline(),
     LocalTensorParallel.tag: local_tensor_parallel(),
+    ExpertParallel.tag: st.builds(ExpertParallel),
 }
 
 

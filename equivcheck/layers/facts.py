@@ -44,6 +44,8 @@ class ParameterOf:
     """The dim that a row-parallel layer cuts; None for what it leaves whole."""
     within_dim: int | None = None
     """The dim that a layer cuts whose units within are shared out; None for what it leaves whole."""
+    expert_dim: int | None = None
+    """The dim along which experts lie, each of which computes the rows that have chosen it; None for what belongs to none."""
     runs: AuxiliaryLinear | None = None
     """At which steps it takes part; None for every one."""
 

@@ -3,6 +3,7 @@
 from equivcheck.scenario.clipping import ClipNorm, ClipValue, NormType
 from equivcheck.scenario.data import Data
 from equivcheck.scenario.execution import Compile, Execution, Recompute
+from equivcheck.scenario.expert_parallel import ExpertParallel
 from equivcheck.scenario.experts import Experts, Scores
 from equivcheck.scenario.layer_base import Activation, AnyLayer, AuxiliaryLinear, Norm, ShapeOp
 from equivcheck.scenario.layout import Layout
@@ -84,6 +85,7 @@ __all__ = [
     "Distribution",
     "ElementType",
     "Execution",
+    "ExpertParallel",
     "Experts",
     "ExponentialLR",
     "GatedMLP",

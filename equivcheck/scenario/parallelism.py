@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from equivcheck.choice import Choice
+from equivcheck.scenario.expert_parallel import ExpertParallel
 from equivcheck.scenario.mesh import DP, REPLICATE, SHARD
 from equivcheck.scenario.noun import noun, refuse, require_between, require_positive
 from equivcheck.scenario.parallelism_base import Parallelism, ParameterFacts
@@ -235,5 +236,5 @@ class SPMD(Parallelism):
         return 0 if self.distribution is Distribution.FULLY_SHARD else None
 
 
-PARALLELISMS: tuple[type[Parallelism], ...] = (DDP, Replicate, FSDP1, FSDP2, TensorParallel, SPMD, Pipeline, LocalTensorParallel)
+PARALLELISMS: tuple[type[Parallelism], ...] = (DDP, Replicate, FSDP1, FSDP2, TensorParallel, SPMD, Pipeline, LocalTensorParallel, ExpertParallel)
 """Every parallelism that ships with the package, simplest first."""

@@ -49,6 +49,7 @@ NO_LIMIT = {
     "SPMD": set(),
     "TensorParallel": set(),
     "LocalTensorParallel": set(),
+    "ExpertParallel": set(),
     "Pipeline": {"static_shapes"},
 }
 """Options of which no limit says anything: whatever they are, everything can run that can run without them."""

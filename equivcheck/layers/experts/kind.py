@@ -60,7 +60,9 @@ def _gated_parameters(owner: str, layer: Experts, inputs: int, stacked: tuple[in
         ("down", inputs, layer.hidden),
     ):
         shape = (*stacked, outputs, features)
-        found.append(ParameterOf(name=f"{owner}.{name}", shape=shape, initial=Initial.WEIGHT))
+        expert_dim = 0 if stacked else None
+        found.append(ParameterOf(name=f"{owner}.{name}", shape=shape, initial=Initial.WEIGHT, expert_dim=expert_dim))
         if layer.bias:
-            found.append(ParameterOf(name=f"{owner}.{name}_bias", shape=shape[:-1], initial=Initial.OFFSET))
+            bias = ParameterOf(name=f"{owner}.{name}_bias", shape=shape[:-1], initial=Initial.OFFSET, expert_dim=expert_dim)
+            found.append(bias)
     return tuple(found)

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from equivcheck.layers.module import ACTIVATIONS, LayerModule, Linear, beside, norm_of
+from equivcheck.layers.module import ACTIVATIONS, DispatchingModule, Linear, beside, norm_of
 from equivcheck.scenario import Experts, Scores
 
 
@@ -61,7 +61,7 @@ class GatedExperts(nn.Module):
         return functional.linear(inputs, weight, bias)
 
 
-class ExpertsModule(LayerModule):
+class ExpertsModule(DispatchingModule):
     """A router, experts, and one that all positions share."""
 
     layer: Experts
@@ -72,16 +72,22 @@ class ExpertsModule(LayerModule):
         self.router = Router(layer, inputs)
         self.experts = GatedExperts(layer, inputs, layer.num_experts)
         self.shared = GatedExperts(layer, inputs) if layer.shared else None
+        self.num_units = layer.num_experts
 
     def chooser(self) -> Router:
         """Its router."""
         return self.router
 
+    def units(self) -> GatedExperts:
+        """Its experts but the shared one."""
+        return self.experts
+
     def compute(self, inputs: torch.Tensor, mask: torch.Tensor | None, step: int) -> torch.Tensor:  # noqa: ARG002 - of the base
         """Map (rows, inputs), or sequences of such, to the same shape."""
         normed = inputs if self.norm is None else self.norm(inputs)
         chosen, weights = self.router(normed)
-        outputs = self.dispatched(normed, chosen, weights) if self.layer.dispatched else self.routed(normed, chosen, weights)
+        sends = self.layer.dispatched or self.by_units is not None
+        outputs = (self.dispatched if sends else self.routed)(normed, chosen, weights)
         if self.shared is not None:
             outputs = outputs + self.shared(normed)
         return self.ended(outputs, mask, inputs)
@@ -97,11 +103,19 @@ class ExpertsModule(LayerModule):
     def dispatched(self, values: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         """What the chosen experts make of (..., features), each of those positions alone that have chosen it."""
         flat, chosen, weights = (each.flatten(0, -2) for each in (values, chosen, weights))
-        outputs = torch.zeros_like(flat)
-        for expert in range(self.layer.num_experts):
-            places = chosen[:, expert].nonzero().squeeze(-1)
-            outputs = outputs.index_add(0, places, self.weighted(flat[places], weights[places, expert, None], expert))
-        return outputs.view(values.shape)
+        experts, places = chosen.T.nonzero(as_tuple=True)
+        weight, rows = weights[places, experts, None], flat[places]
+        if self.layer.weighs_input:
+            rows = rows * weight
+        made = (self.by_units or self.compute_units)(rows, chosen.sum(0))
+        if not self.layer.weighs_input:
+            made = made * weight
+        return torch.zeros_like(flat).index_add(0, places, made).view(values.shape)
+
+    def compute_units(self, rows: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
+        """What the experts held here make of rows, sorted by expert, so many for each."""
+        parts = rows.split(counts.tolist()) if len(counts) else ()
+        return torch.cat([rows[:0], *(self.experts(part, expert) for expert, part in enumerate(parts))])
 
     def weighted(self, values: torch.Tensor, weight: torch.Tensor, expert: int) -> torch.Tensor:
         """What an expert makes of (..., features), with a weight for each position, (..., 1)."""
