@@ -45,8 +45,8 @@ def compare_calls(scenario: Scenario, world: str, run: Run) -> CallComparison:
 def differing_calls(scenario: Scenario, rank: int, calls: Iterable[Call]) -> dict[Key, Divergence]:
     """Where the calls of a rank in the steps are not those that were expected for it, in the order of steps and stages."""
     training, layout = scenario.training, scenario.layout
-    expected = _compared(predicted(training, layout, rank).totals)
     actual = _compared(totals(calls, layout.mesh, without=_NOT_MODELLED))
+    expected = _compared(predicted(training, layout, rank).beside(actual))
     if expected == actual:
         return {}
     keys = sorted(expected.keys() | actual.keys(), key=order_of)

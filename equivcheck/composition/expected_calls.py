@@ -50,6 +50,13 @@ class Prediction:
     """Calls and bytes by step, stage, op and axes; empty where there is no prediction, too."""
     reason: str = ""
     """Why there is no prediction; empty where there is one."""
+    open_bytes: frozenset[str] = frozenset()
+    """Ops of which only calls are predicted."""
+
+    def beside(self, actual: Totals) -> Totals:
+        """What is expected, with the bytes that were counted where they depend on values."""
+        counted = {key: actual.get(key, (0, 0))[1] for key in self.totals if key[2] in self.open_bytes}
+        return {key: (calls, counted.get(key, num_bytes)) for key, (calls, num_bytes) in self.totals.items()}
 
 
 def predicted(training: Training, layout: Layout, rank: int = 0) -> Prediction:
@@ -69,7 +76,8 @@ def _predicted(training: Training, layout: Layout, coordinate: tuple[int, ...]) 
         for key, (num_calls, num_bytes) in communication.calls(view, parallelism).items():
             add(found, key, num_calls, num_bytes)
         view = replace(view, held=communication.hold(view, parallelism))
-    return Prediction(totals=found)
+    open_bytes = (kind_of(parallelism).communication.open_bytes for parallelism in layout.parallelisms)
+    return Prediction(totals=found, open_bytes=frozenset[str]().union(*open_bytes))
 
 
 def _coordinate(layout: Layout, rank: int) -> tuple[int, ...]:

@@ -67,6 +67,14 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Dispatch:
+    """How a layer gives rows to units, such as experts, that have chosen them by values."""
+
+    trains_rows: bool
+    """Whether the rows depend on parameters of the layer that are trained, such as those of a norm."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ShardingChoice:
     """A way in which ranks share out a layer: its linears, that is, as a norm is whole on every rank."""
 

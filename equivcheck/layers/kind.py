@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from equivcheck.layers.facts import ParameterOf, Part, Shape, ShardingChoice
+from equivcheck.layers.facts import Dispatch, ParameterOf, Part, Shape, ShardingChoice
 from equivcheck.layers.script import LayerScript
 from equivcheck.scenario import AnyLayer
 
@@ -45,6 +45,10 @@ class LayerKind(ABC):
     def choices(self, layer: Any) -> tuple[ShardingChoice, ...]:  # noqa: ARG002 - for those that can be shared out
         """The ways in which ranks can share out its parts, besides leaving them whole."""
         return ()
+
+    def dispatch(self, layer: Any) -> Dispatch | None:  # noqa: ARG002 - for those whose module is a `DispatchingModule`
+        """How it gives rows to units which ranks can share out; None where it has no units."""
+        return None
 
     def script(self, layer: Any, inputs: int) -> LayerScript | None:  # noqa: ARG002 - for those that can be exported
         """How an exported script writes it; None where none does."""

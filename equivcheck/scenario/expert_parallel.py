@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from equivcheck.scenario.mesh import EP
 from equivcheck.scenario.noun import noun
-from equivcheck.scenario.parallelism_base import ParameterFacts, Parallelism
+from equivcheck.scenario.parallelism_base import Parallelism, ParameterFacts
 
 
 @noun

@@ -236,5 +236,15 @@ class SPMD(Parallelism):
         return 0 if self.distribution is Distribution.FULLY_SHARD else None
 
 
-PARALLELISMS: tuple[type[Parallelism], ...] = (DDP, Replicate, FSDP1, FSDP2, TensorParallel, SPMD, Pipeline, LocalTensorParallel, ExpertParallel)
+PARALLELISMS: tuple[type[Parallelism], ...] = (
+    DDP,
+    Replicate,
+    FSDP1,
+    FSDP2,
+    TensorParallel,
+    SPMD,
+    Pipeline,
+    LocalTensorParallel,
+    ExpertParallel,
+)
 """Every parallelism that ships with the package, simplest first."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar
 
 from equivcheck.layers.experts.script import experts_script
-from equivcheck.layers.facts import Initial, ParameterOf, norm_parameters
+from equivcheck.layers.facts import Dispatch, Initial, ParameterOf, norm_parameters
 from equivcheck.layers.kind import LayerKind
 from equivcheck.layers.script import LayerScript
 from equivcheck.scenario import AnyLayer, Experts
@@ -31,6 +31,10 @@ class ExpertsKind(LayerKind):
         from equivcheck.layers.experts.module import ExpertsModule
 
         return ExpertsModule(layer, inputs)
+
+    def dispatch(self, layer: Experts) -> Dispatch:
+        """Rows to experts; those of a norm, or weighted, depend on trained parameters."""
+        return Dispatch(trains_rows=not layer.frozen and (layer.norm is not None or layer.weighs_input))
 
     def ready(self, layer: Experts, inputs: int, *, autocast: bool = False) -> tuple[str, ...]:  # noqa: ARG002 - never under it
         """The shared expert, then the others, from the last linear to the first, bias first; then the router and the norm."""

@@ -42,7 +42,11 @@ class Exchange:
         units = torch.arange(arriving.shape[1]).repeat(len(received)).repeat_interleave(arriving.flatten())
         order = units.argsort(stable=True)
         made = self.layer.compute_units(arrived[order], arriving.sum(0))
-        return self.exchanged(made[order.argsort()] + self.nothing(), sent, received)
+        return self.exchanged(self.put_back(made, order) + self.nothing(), sent, received)
+
+    def put_back(self, made: torch.Tensor, order: torch.Tensor) -> torch.Tensor:
+        """What has been made of rows in an order as the rows have come."""
+        return made[order.argsort()]
 
     def nothing(self) -> torch.Tensor:
         """Zero, made of this rank's units, of which it may have none: so its backward calls what that of any other rank does."""
@@ -87,7 +91,9 @@ def _keep_own(units: nn.Module, mesh: DeviceMesh) -> None:
 
 def reduce_gradients(model: nn.Module, mesh: DeviceMesh) -> None:
     """Average the gradients of what every rank has; those of units, which have seen the rows of all ranks, are divided alike."""
-    own = {parameter for layer in model.modules() if isinstance(layer, DispatchingModule) for parameter in layer.units().parameters()}
+    own = {
+        parameter for layer in model.modules() if isinstance(layer, DispatchingModule) for parameter in layer.units().parameters()
+    }
     for parameter in model.parameters():
         if parameter.grad is not None:
             if parameter not in own:

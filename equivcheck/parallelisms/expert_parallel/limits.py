@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from equivcheck.layers.parameters import parameters_of
 from equivcheck.layouts.limits.data_parallel import EVEN_ROWS
 from equivcheck.layouts.limits.execution import uncompiled
 from equivcheck.layouts.limits.limit import LayoutLimit, Limit, parallelism_of
 from equivcheck.layouts.limits.optimizers import elementwise
 from equivcheck.layouts.partition import cut_dim
-from equivcheck.layers.parameters import parameters_of
 from equivcheck.scenario import ExpertParallel, Layout, Training
 from equivcheck.scenario.mesh import EP
 
