@@ -13,9 +13,9 @@ from equivcheck.scenario.parallelism_base import Parallelism, ParameterFacts
 class ExpertParallel(Parallelism):
     """Each rank has rows and experts of its own: rows are sent to the experts that they choose, by all-to-alls, and back.
 
-    Where ranks cannot have equally many experts, the last ones have fewer or none. Everything else is whole on every rank, and its
-    gradients are averaged by hand after the last backward; those of experts, which have seen the rows of all ranks, are divided by
-    the number of ranks.
+    Where ranks cannot have equally many experts, the last ones have fewer or none. Everything else is whole on every rank, and
+    its gradients are averaged by hand after the last backward; those of experts, which have seen the rows of all ranks, are
+    divided by the number of ranks.
     """
 
     tag: ClassVar[str] = "expert_parallel"

@@ -114,7 +114,7 @@ class ExpertsModule(DispatchingModule):
 
     def compute_units(self, rows: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
         """What the experts held here make of rows, sorted by expert, so many for each."""
-        parts = rows.split(counts.tolist()) if len(counts) else ()
+        parts = torch.split(rows, counts.tolist()) if len(counts) else ()
         return torch.cat([rows[:0], *(self.experts(part, expert) for expert, part in enumerate(parts))])
 
     def weighted(self, values: torch.Tensor, weight: torch.Tensor, expert: int) -> torch.Tensor:

@@ -36,7 +36,7 @@ class Exchange:
     def __call__(self, rows: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
         """What units make of rows, (rows, features), sorted by unit, so many for each, (units,)."""
         arriving = self.counts_of_arrivals(counts)
-        sent = [int(part.sum()) for part in counts.split(self.num_units)]
+        sent = [int(part.sum()) for part in torch.split(counts, self.num_units)]
         received = [int(each) for each in arriving.sum(1)]
         arrived = self.exchanged(rows, received, sent)
         units = torch.arange(arriving.shape[1]).repeat(len(received)).repeat_interleave(arriving.flatten())
@@ -91,9 +91,8 @@ def _keep_own(units: nn.Module, mesh: DeviceMesh) -> None:
 
 def reduce_gradients(model: nn.Module, mesh: DeviceMesh) -> None:
     """Average the gradients of what every rank has; those of units, which have seen the rows of all ranks, are divided alike."""
-    own = {
-        parameter for layer in model.modules() if isinstance(layer, DispatchingModule) for parameter in layer.units().parameters()
-    }
+    dispatching = [layer for layer in model.modules() if isinstance(layer, DispatchingModule)]
+    own = {parameter for layer in dispatching for parameter in layer.units().parameters()}
     for parameter in model.parameters():
         if parameter.grad is not None:
             if parameter not in own:

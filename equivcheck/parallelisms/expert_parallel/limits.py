@@ -19,7 +19,7 @@ def _updates_parts(training: Training, layout: Layout) -> bool:
 
 
 WHOLE_PARAMETERS = Limit(
-    reason="expert parallelism: an optimizer that is not elementwise sees the rank's own experts, which are a part of a parameter",
+    reason="expert parallelism: an optimizer that is not elementwise sees a rank's own experts, a part of a parameter",
     applies=_updates_parts,
     repair=elementwise,
 )
