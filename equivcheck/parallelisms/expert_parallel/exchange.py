@@ -36,7 +36,7 @@ class Exchange:
     def __call__(self, rows: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
         """What units make of rows, (rows, features), sorted by unit, so many for each, (units,)."""
         arriving = self.counts_of_arrivals(counts)
-        sent = [int(part.sum()) for part in torch.split(counts, self.num_units)]
+        sent = [int(part.sum()) for part in torch.split(counts, list(self.num_units))]
         received = [int(each) for each in arriving.sum(1)]
         arrived = self.exchanged(rows, received, sent)
         units = torch.arange(arriving.shape[1]).repeat(len(received)).repeat_interleave(arriving.flatten())
