@@ -27,6 +27,7 @@ _MODULES = (
     "sharding.optimizer_state",
     "tensor_parallel.sums",
     "tensor_parallel.shards",
+    "tensor_parallel.plain_tensors",
     "spmd",
     "pipeline",
     "tokens.label_counts",

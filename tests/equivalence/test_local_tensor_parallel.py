@@ -112,6 +112,21 @@ def test_flat_parameters_are_not_clipped_by_norm() -> None:
     assert "whose norms are not told apart" in verdict.reason
 
 
+@pytest.mark.parametrize("wrapping", Wrapping)
+@pytest.mark.parametrize("frozen", ["embedding", "norm and attention"])
+def test_gradients_of_frozen_views_of_a_flat_parameter_are_communicated(wrapping: Wrapping, frozen: str) -> None:
+    """Autograd computes them where others of the same FSDP1 unit are trained: calls are as predicted."""
+    attention, *others = DECODER.layers
+    model = {
+        "embedding": replace(DECODER, source=replace(DECODER.source, frozen=True)),
+        "norm and attention": replace(DECODER, layers=(replace(attention, frozen=True), *others)),
+    }[frozen]
+    around = FSDP1(wrapping=wrapping)
+    case = a_scenario(a_plan(), around, model=model)
+    verdict = check(replace(case, training=replace(case.training, clipping=None)))
+    assert (verdict.outcome, verdict.unmodelled) == (Outcome.EQUIVALENT, "")
+
+
 SIZES = st.integers(min_value=1, max_value=5)
 
 

@@ -89,12 +89,17 @@ class RankView:
 
     @property
     def _differentiates_embedded(self) -> bool:
-        """Whether what is embedded requires a gradient: a frozen embedding is a view of the flat parameter of its FSDP1 unit."""
+        """Whether what is embedded requires a gradient."""
         source = self.training.model.source
-        if source is None or not source.frozen:
-            return source is not None
+        return source is not None and (not source.frozen or self.differentiates_frozen(None))
+
+    def differentiates_frozen(self, index: int | None) -> bool:
+        """Whether gradients of a layer's frozen parameters, or of the model's own, are computed.
+
+        They are views of the flat parameter of their FSDP1 unit, of which others are trained.
+        """
         views = [fsdp for fsdp in self.layout.of(FSDP1) if fsdp.use_orig_params]
-        units = (self.held if fsdp.wrapping is Wrapping.WHOLE else self.of_layer(None) for fsdp in views)
+        units = (self.held if fsdp.wrapping is Wrapping.WHOLE else self.of_layer(index) for fsdp in views)
         return any(held.trained for unit in units for held in unit)
 
     def trains(self, index: int, step: int) -> bool:

@@ -43,8 +43,11 @@ class LocalCalls(PlannedCalls):
         """The gradients of norms of rows apart."""
         times = len(self.view.training.data.microbatches)
         for held in self.view.held:
-            if held.parameter.is_of_norm and self._is_of_own_rows(held) and self.view.has_gradient(held, step):
+            if held.parameter.is_of_norm and self._is_of_own_rows(held) and self._is_differentiated(held, step):
                 self.ledger.note(step, "all_reduce.sum", self.axes, held.numel * self.view.item_bytes * times, times)
+
+    def _is_differentiated(self, held: Held, step: int) -> bool:
+        return held.parameter.takes_part(step) and (held.trained or self.view.differentiates_frozen(held.layer))
 
     def _is_of_own_rows(self, held: Held) -> bool:
         if held.parameter.owner is Owner.HEAD:

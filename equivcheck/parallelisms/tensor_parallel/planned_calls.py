@@ -64,7 +64,7 @@ class Pass:
     bias: bool
     """Whether it has a bias."""
     trained: bool
-    """Whether its parameters require gradients."""
+    """Whether gradients of its parameters are computed."""
     differentiates: bool
     """Whether its input does."""
     recomputed: bool
@@ -128,7 +128,7 @@ class PlannedCalls:
             inputs=model.source.vocabulary,
             width=model.features,
             bias=False,
-            trained=not model.source.frozen,
+            trained=not model.source.frozen or self.view.differentiates_frozen(None),
             differentiates=False,
             recomputed=False,
             completed=False,
@@ -148,7 +148,8 @@ class PlannedCalls:
             inputs=model.inputs(last),
             width=model.outputs,
             bias=model.head.bias,
-            trained=not (model.head.tied and model.source is not None and model.source.frozen),
+            trained=not (model.head.tied and model.source is not None and model.source.frozen)
+            or self.view.differentiates_frozen(None),
             differentiates=model.head.norm is not None or differentiates_input(self.view, last, step),
             recomputed=False,
             completed=False,
@@ -161,8 +162,9 @@ class PlannedCalls:
         model, plan = self.view.training.model, self.plan[index]
         layer, inputs, outputs = model.layers[index], model.inputs(index), model.inputs(index + 1)
         shapes = {parameter.name: parameter.shape for parameter in kind_of(layer).parameters(layer, inputs)}
-        differentiates = differentiates_input(self.view, index, step) or (layer.norm is not None and not layer.frozen)
-        recomputed = self.view.layout.execution.checkpoints(index) and (differentiates or not layer.frozen)
+        trained = not layer.frozen or self.view.differentiates_frozen(index)
+        differentiates = differentiates_input(self.view, index, step) or (layer.norm is not None and trained)
+        recomputed = self.view.layout.execution.checkpoints(index) and (differentiates or trained)
         parts = [part for part in kind_of(layer).parts(layer) if runs(part.runs, step)]
         for part in parts:
             # The weight of a layer that shares it is as large as its own would be.
@@ -173,8 +175,8 @@ class PlannedCalls:
                 inputs=features,
                 width=width,
                 bias=f"{part.name}.bias" in shapes,
-                trained=not layer.frozen,
-                differentiates=differentiates or not (part.reads_input or layer.frozen),
+                trained=trained,
+                differentiates=differentiates or (trained and not part.reads_input),
                 recomputed=recomputed,
                 completed=recomputed and (part is not parts[-1] or part.activated or layer.dropout > 0),
             )
