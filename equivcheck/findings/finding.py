@@ -71,9 +71,8 @@ def verdict_from(values: dict[str, Any], case: Any, *, where: str) -> CaseVerdic
 def communication_object(verdict: Verdict) -> dict[str, Any]:
     """Every call of every rank, and what was expected of each, as JSON values."""
     training, layout = verdict.scenario.training, verdict.scenario.layout
-    expected = [
-        as_traffic(predicted(training, layout, rank).beside(totals(calls, layout.mesh))) for rank, calls in enumerate(verdict.calls)
-    ]
+    counted = [totals(calls, layout.mesh) for calls in verdict.calls]
+    expected = [as_traffic(predicted(training, layout, rank).beside(actual)) for rank, actual in enumerate(counted)]
     return {
         "unmodelled": verdict.unmodelled,
         "calls": encode(verdict.calls),
