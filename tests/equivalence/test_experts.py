@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from equivcheck import Outcome, check
+from equivcheck.composition.limits import repaired, why_unsupported
 from equivcheck.composition.registry import layout_names
 from equivcheck.export.script import script_of
 from equivcheck.layers.experts.module import ExpertsModule
@@ -21,12 +23,14 @@ from equivcheck.scenario import (
     FSDP2,
     AdamW,
     Axis,
+    Compile,
     CrossEntropy,
     Data,
     Execution,
     Experts,
     Head,
     Layout,
+    LowPrecision,
     Mesh,
     Model,
     Norm,
@@ -181,6 +185,24 @@ def test_choices_that_rounding_moves_prove_nothing(monkeypatch: pytest.MonkeyPat
     material.material.cache_clear()
     assert verdict.outcome is Outcome.INCONCLUSIVE
     assert "rounding alone chooses other experts at step 0" in verdict.reason
+
+
+@pytest.mark.parametrize(
+    ("layout", "reason"),
+    [
+        ({"parallelisms": (DDP(autocast=LowPrecision.BFLOAT16),)}, "rounds to other element types"),
+        ({"execution": Execution(compile=Compile.AOT_EAGER)}, "shapes that depend on values"),
+    ],
+    ids=["rounds", "compiled"],
+)
+def test_what_follows_values_has_limits(layout: dict[str, Any], reason: str) -> None:
+    """Neither scores in few digits nor rows of unknown number in a graph; what repairs them is what is left."""
+    scenario = a_scenario(layer=replace(EXPERTS, dispatched=True))
+    scenario = replace(scenario, layout=replace(scenario.layout, **layout))
+    assert reason in (why_unsupported(scenario) or "")
+    training = repaired(scenario.training, scenario.layout)
+    assert why_unsupported(replace(scenario, training=training)) is None
+    assert training.model.layers[0] in (EXPERTS, EXPERTS.without_routing())
 
 
 @given(st.integers(2, 8), st.integers(1, 2), st.lists(st.integers(0, 2), min_size=8, max_size=8))
