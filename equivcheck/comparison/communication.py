@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from equivcheck.composition.expected_calls import predicted
@@ -26,35 +26,38 @@ class CallComparison:
     divergences: tuple[Divergence, ...] = ()
     """Each kind of calls that differs, at the first rank where it does, in the order of steps and stages."""
     unmodelled: str = ""
-    """Why nothing was compared; empty where it was."""
+    """Why nothing was compared, or not all; empty where all was."""
 
 
 def compare_calls(scenario: Scenario, world: str, run: Run) -> CallComparison:
     """Compare the calls of each rank with what was expected for it."""
     if not run.calls:
         return CallComparison(unmodelled=f"world {world} does not see calls")
-    reason = predicted(scenario.training, scenario.layout).reason
-    if reason:
-        return CallComparison(unmodelled=reason)
+    prediction = predicted(scenario.training, scenario.layout)
+    if prediction.reason:
+        return CallComparison(unmodelled=prediction.reason)
     found: dict[Key, Divergence] = {}
     for rank, calls in enumerate(run.calls):
         found = differing_calls(scenario, rank, calls) | found
-    return CallComparison(divergences=tuple(found[key] for key in sorted(found, key=order_of)))
+    divergences = tuple(found[key] for key in sorted(found, key=order_of))
+    return CallComparison(divergences=divergences, unmodelled=prediction.unmodelled)
 
 
 def differing_calls(scenario: Scenario, rank: int, calls: Iterable[Call]) -> dict[Key, Divergence]:
     """Where the calls of a rank in the steps are not those that were expected for it, in the order of steps and stages."""
     training, layout = scenario.training, scenario.layout
-    actual = _compared(totals(calls, layout.mesh, without=_NOT_MODELLED))
-    expected = _compared(predicted(training, layout, rank).beside(actual))
+    prediction = predicted(training, layout, rank)
+    actual = _compared(totals(calls, layout.mesh, without=_NOT_MODELLED), prediction.ops_left_out)
+    expected = _compared(prediction.beside(actual))
     if expected == actual:
         return {}
     keys = sorted(expected.keys() | actual.keys(), key=order_of)
     return {key: _divergence(key, rank, expected, actual) for key in keys if expected.get(key) != actual.get(key)}
 
 
-def _compared(found: Totals) -> Totals:
+def _compared(found: Totals, ops_left_out: Collection[str] = ()) -> Totals:
     """What can be expected of every version: not all of them call collectives among one rank, where nothing is communicated."""
+    found = {key: counted for key, counted in found.items() if key[2] not in ops_left_out} if ops_left_out else found
     return {key: counted for key, counted in found.items() if key[-1]} if torch_in(CALLS_AMONG_ONE_RANK) else found
 
 

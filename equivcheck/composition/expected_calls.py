@@ -50,6 +50,8 @@ class Prediction:
     """Calls and bytes by step, stage, op and axes; empty where there is no prediction, too."""
     reason: str = ""
     """Why there is no prediction; empty where there is one."""
+    left_out: tuple[Unmodelled, ...] = ()
+    """What is communicated beside that, and is not predicted."""
     open_bytes: frozenset[str] = frozenset()
     """Ops of which only calls are predicted."""
 
@@ -57,6 +59,16 @@ class Prediction:
         """What is expected, with the bytes that were counted where they depend on values."""
         counted = {key: actual.get(key, (0, 0))[1] for key in self.totals if key[2] in self.open_bytes}
         return {key: (calls, counted.get(key, num_bytes)) for key, (calls, num_bytes) in self.totals.items()}
+
+    @property
+    def unmodelled(self) -> str:
+        """Why not all calls are predicted; empty where they are."""
+        return self.reason or "; ".join(unmodelled.reason for unmodelled in self.left_out)
+
+    @property
+    def ops_left_out(self) -> frozenset[str]:
+        """The ops of calls that are not predicted beside others that are."""
+        return frozenset().union(*(unmodelled.ops or () for unmodelled in self.left_out))
 
 
 def predicted(training: Training, layout: Layout, rank: int = 0) -> Prediction:
@@ -76,8 +88,9 @@ def _predicted(training: Training, layout: Layout, coordinate: tuple[int, ...]) 
         for key, (num_calls, num_bytes) in communication.calls(view, parallelism).items():
             add(found, key, num_calls, num_bytes)
         view = replace(view, held=communication.hold(view, parallelism))
+    left_out = tuple(each for each in _declared(training, layout) if each.ops is not None)
     open_bytes = (kind_of(parallelism).communication.open_bytes for parallelism in layout.parallelisms)
-    return Prediction(totals=found, open_bytes=frozenset[str]().union(*open_bytes))
+    return Prediction(totals=found, left_out=left_out, open_bytes=frozenset[str]().union(*open_bytes))
 
 
 def _coordinate(layout: Layout, rank: int) -> tuple[int, ...]:
@@ -97,10 +110,16 @@ def _reasons(training: Training, layout: Layout) -> Iterator[str]:
     layers = (layer for layer in training.model.layers if type(layer) in MODELLED)  # others are known by their facts alone
     for noun in (training, training.model, *layers, training.data, layout, layout.execution):
         yield from _unmodelled(noun, MODELLED[type(noun)])
+    yield from (unmodelled.reason for unmodelled in _declared(training, layout) if unmodelled.ops is None)
     for parallelism in layout.parallelisms:
-        communication = kind_of(parallelism).communication
-        yield from (unmodelled.reason for unmodelled in communication.unmodelled if unmodelled.applies(training, layout))
-        yield from _unmodelled(parallelism, communication.options)
+        yield from _unmodelled(parallelism, kind_of(parallelism).communication.options)
+
+
+def _declared(training: Training, layout: Layout) -> Iterator[Unmodelled]:
+    """What parallelisms say that they do not model of a scenario."""
+    for parallelism in layout.parallelisms:
+        declared = kind_of(parallelism).communication.unmodelled
+        yield from (unmodelled for unmodelled in declared if unmodelled.applies(training, layout))
 
 
 def _unmodelled(noun: Any, names: frozenset[str]) -> Iterator[str]:

@@ -19,7 +19,7 @@ from equivcheck.layers.parameters import parameters_of
 from equivcheck.layouts.expected_calls.communication import Traffic, traffic
 from equivcheck.layouts.partition import local_shape
 from equivcheck.parallelisms.fsdp1.flat_layout import alignment_of, held_of
-from equivcheck.scenario import FSDP1, Scenario, ShardingStrategy, Wrapping
+from equivcheck.scenario import FSDP1, Pipeline, Scenario, ShardingStrategy, Wrapping
 from equivcheck.scenario.mesh import DP, SHARD
 from equivcheck.trace.stage import Stage
 from equivcheck.trace.trace import Piece, Snapshot, Trace
@@ -88,9 +88,12 @@ class DryRun:
 def dry_run(scenario: Scenario) -> DryRun:
     """Run the first and the last rank of a scenario without the others, and the same scenario on few ranks for comparison.
 
-    Raises `UsageError` for a layout that cannot run the training, and `RanksFailed` when a rank raises.
+    Raises `UsageError` for a layout that cannot run the training, or whose ranks cannot run alone, and `RanksFailed` when a rank
+    raises.
     """
     started = time.perf_counter()
+    if scenario.layout.has(Pipeline):
+        raise UsageError("dry-run: stages of a pipeline learn from each other what they receive; allowed: layouts without stages")
     scenario = replace(scenario, training=replace(scenario.training, steps=min(scenario.training.steps, MAX_STEPS)))
     small = shrunk(scenario)
     for one in (scenario, small):
@@ -102,15 +105,14 @@ def dry_run(scenario: Scenario) -> DryRun:
     misplaced = [problem for plan, run in found for problem in _misplaced(scenario, plan, run.values[0])]
     plans = tuple(plan for plan, _ in found)
     fewer = tuple(_differing(plans[0].traffic, _small_traffic(small), small.layout.mesh.num_ranks))
-    unmodelled = predicted(scenario.training, scenario.layout).reason
-    surprises = (
-        fewer if unmodelled else tuple(text for plan, run in found for text in _surprising(scenario, plan.rank, run.calls[0]))
-    )
+    prediction = predicted(scenario.training, scenario.layout)
+    unmodelled, runs = prediction.unmodelled, () if prediction.reason else found
+    surprises = tuple(text for plan, run in runs for text in _surprising(scenario, plan.rank, run.calls[0]))
     return DryRun(
         scenario=scenario,
         small=small,
         plans=plans,
-        problems=(*misplaced, *surprises),
+        problems=(*misplaced, *surprises, *(fewer if unmodelled else ())),
         remarks=() if unmodelled else fewer,
         unmodelled=unmodelled,
         seconds=time.perf_counter() - started,

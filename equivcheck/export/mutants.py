@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from equivcheck.export.bugs import accumulation, clipping, gradients, layers, rows, updates
+from equivcheck.export.bugs import accumulation, clipping, gradients, labels, layers, rows, stages, token_layers, updates
+from equivcheck.export.bugs.refused import REASONS
 from equivcheck.export.bugs.snippet import Snippet
 from equivcheck.layouts.script.draft import CannotExport, Draft
 from equivcheck.mutants.mutant import Mutant
@@ -14,6 +15,9 @@ SNIPPETS: dict[str, Snippet] = {
     **accumulation.SNIPPETS,
     **clipping.SNIPPETS,
     **layers.SNIPPETS,
+    **labels.SNIPPETS,
+    **token_layers.SNIPPETS,
+    **stages.SNIPPETS,
     **updates.SNIPPETS,
 }
 """By the name of the mutant; those that build another optimizer need no lines of their own."""
@@ -26,7 +30,8 @@ def plant(draft: Draft, mutant: Mutant) -> None:
         return
     snippet = SNIPPETS.get(mutant.name)
     if snippet is None:
-        raise CannotExport(f"mutant {mutant.name!r} cannot be exported; allowed: {', '.join(expressible())}")
+        why = f": {REASONS[mutant.name]}" if mutant.name in REASONS else ""
+        raise CannotExport(f"mutant {mutant.name!r} cannot be exported{why}; allowed: {', '.join(expressible())}")
     snippet(draft)
 
 

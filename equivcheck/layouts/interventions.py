@@ -61,8 +61,18 @@ INTERVENTIONS: tuple[Intervention, ...] = (
     ),
     _one(
         "parallelisms.pipeline.schedules:clip_across",
-        "the norm is taken over all stages, after a cast to the element type of the parameters",
+        "the norm is taken over all stages, copies of a weight counted once, after a cast to the element type of the parameters",
         "pipelining leaves that to its users; get_total_norm of no gradients is float32, whatever the other ranks send",
+    ),
+    _one(
+        "parallelisms.pipeline.schedules:Copy.sum_gradients",
+        "copies of a weight with uses in stages of several ranks have their gradients summed after the last microbatch",
+        "pipelining leaves that to its users, as of a head that is tied to an embedding in another stage",
+    ),
+    _one(
+        "parallelisms.pipeline.schedules:_keep_name",
+        "a copy of a weight whose first use is in a stage of another rank keeps the name of that use",
+        "optimizer groups and checkpoints go by names, which are those of the whole model then",
     ),
     _one(
         "parallelisms.fsdp1.flat_parameters:clip_flat",

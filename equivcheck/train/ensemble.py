@@ -12,12 +12,12 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import nn
-from torch.func import functional_call
 from torch.nn import functional
 
 from equivcheck.layers.linear.module import LayerFunctions, layer_output
@@ -70,6 +70,9 @@ class EnsembleTrace:
     """Shape (copies, elements of all state tensors); a step count and the like is repeated for every copy."""
 
 
+Tensors = tuple[torch.Tensor, ...]
+Use = tuple[dict[str, Any], str]
+"""The parameters of a module, and the name of one of them."""
 Losses = Callable[[Batch, int, float], tuple[torch.Tensor, bool]]
 """The loss of each copy of a microbatch at a step, as a share of the step's loss, and whether all copies have chosen alike.
 
@@ -117,45 +120,53 @@ def _is_batched(training: Training) -> bool:
 
 
 def _mapped_losses(training: Training, parameters: Mapping[str, torch.Tensor]) -> Losses:
-    """By the module itself, a copy like another; gradients are taken inside, where an operation has its own rule for copies.
-
-    From outside of `torch.vmap`, backward goes through what an embedding is taken apart to, which forgets the padding.
-    """
+    """By the module itself, a copy like another."""
     first = {name: values[0].detach() for name, values in parameters.items()}
     layers = tuple(kind_of(layer).with_known_shapes(layer) for layer in training.model.layers)
     model = build_model(replace(training.model, counter=False, layers=layers), first, training.data.batch_dim)
     choices = RecordedChoices(model)
-    facts = {parameter.full_name: parameter for parameter in parameters_of(training.model) if parameter.trained}
-    frozen = {name: values for name, values in parameters.items() if name not in facts}
+    uses, values = _uses(model), tuple(parameters.values())
+    places = [uses[name] for name in parameters]
+    if model.embedding is not None and model.embedding.padding_idx is not None:
+        model.embedding.forward = partial(_embedded, model.embedding, model.embedding.padding_idx)  # type: ignore[method-assign]
 
     def losses(batch: Batch, index: int, share: float) -> tuple[torch.Tensor, bool]:
-        def loss(
-            own: dict[str, torch.Tensor], still: dict[str, torch.Tensor], inputs: torch.Tensor, targets: torch.Tensor
-        ) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]]:
-            outputs = functional_call(model, own | still, (inputs, batch.masks, index))
+        def loss(own: Tensors, inputs: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, Tensors]:
+            _use(places, own)
+            outputs = model(inputs, batch.masks, index)
             return loss_of(training, outputs, targets, batch.divisor) * share, choices.taken()
 
-        trained = {name: parameters[name].detach() for name in facts}
         with warnings.catch_warnings():
             # Fused attention is run copy by copy, which torch remarks on.
             warnings.simplefilter("ignore")
-            computed = torch.vmap(torch.func.grad_and_value(loss, has_aux=True))
-            gradients, (each, chosen) = computed(trained, frozen, batch.inputs, batch.targets)
-        for name, gradient in gradients.items():
-            # What takes no part has a gradient of zeros here, and none elsewhere.
-            if facts[name].takes_part(index):
-                _accumulate_into(parameters[name], gradient)
-        return each, all(bool((copies == copies[0]).all()) for copies in chosen)
+            each, chosen = torch.vmap(loss)(values, batch.inputs, batch.targets)
+        each.backward(torch.ones_like(each))  # type: ignore[no-untyped-call]
+        return each.detach(), all(bool((copies == copies[0]).all()) for copies in chosen)
 
     return losses
 
 
-def _accumulate_into(parameter: torch.Tensor, gradient: torch.Tensor) -> None:
-    """As backward does: a gradient lies as its parameter, which fused optimizers take for granted."""
-    if parameter.grad is None:
-        parameter.grad = gradient.detach().clone(memory_format=torch.contiguous_format)
-    else:
-        parameter.grad = parameter.grad + gradient.detach()
+def _embedded(module: nn.Embedding, padding: int, tokens: torch.Tensor) -> torch.Tensor:
+    """What an embedding gives: backward goes through what `torch.vmap` takes it apart to, which forgets the padding."""
+    values = functional.embedding(tokens, module.weight)
+    return values.where(tokens.ne(padding).unsqueeze(-1), values.detach())
+
+
+def _uses(model: nn.Module) -> dict[str, list[Use]]:
+    """By the name of a parameter, where modules keep it: in several places where it is shared."""
+    names = {parameter: name for name, parameter in model.named_parameters()}
+    found: dict[str, list[Use]] = {name: [] for name in names.values()}
+    for module in model.modules():
+        for attribute, parameter in module.named_parameters(recurse=False, remove_duplicate=False):
+            found[names[parameter]].append((module._parameters, attribute))
+    return found
+
+
+def _use(uses: Sequence[Sequence[Use]], values: Tensors) -> None:
+    """Let modules compute with other tensors, as `torch.func.functional_call` does, which takes longer than a small layer."""
+    for places, value in zip(uses, values, strict=True):
+        for kept, attribute in places:
+            kept[attribute] = value
 
 
 def _batched_losses(training: Training, parameters: Mapping[str, torch.Tensor]) -> Losses:

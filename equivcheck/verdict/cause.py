@@ -33,7 +33,7 @@ class Cause(Choice):
     MICROBATCH_LOST = "microbatch_lost"
     """Gradients leave out a microbatch, or all but one."""
     RESCALED_EACH_MICROBATCH = "rescaled_each_microbatch"
-    """What has been accumulated is scaled down again at each microbatch."""
+    """What has been accumulated is scaled again at each microbatch: divided, or summed over ranks once more."""
     STEPPED_EACH_MICROBATCH = "stepped_each_microbatch"
     """The optimizer steps at each microbatch."""
     MEAN_OF_MEANS = "mean_of_means"

@@ -1,4 +1,4 @@
-"""Device meshes, kept: building one makes process groups, which costs more than a whole check.
+"""Device meshes and groups of ranks, kept: building one makes process groups, which costs more than a whole check.
 
 Private torch API: the groups that a rank has made, and their number; tried on torch 2.13 and 2.15.
 """
@@ -38,6 +38,22 @@ def device_mesh(shape: tuple[int, ...], names: tuple[str, ...]) -> DeviceMesh:
         kept[shape, names] = init_device_mesh("cpu", shape, mesh_dim_names=names)
         _kept.num_groups = _kept.__dict__.get("num_groups", 0) + _num_groups() - before
     return kept[shape, names]
+
+
+def group_of(ranks: tuple[int, ...]) -> dist.ProcessGroup:
+    """The group of some ranks of the world, in rising order, or on other ranks that of the others; built at most once a rank.
+
+    Every rank calls it. As each then is in one group more, all have as many, by which worlds tell whether a program has made any
+    for itself.
+    """
+    kept: dict[tuple[int, ...], dist.ProcessGroup] = _kept.__dict__.setdefault("groups", {})
+    if ranks not in kept:
+        before = _num_groups()
+        others = tuple(rank for rank in range(dist.get_world_size()) if rank not in ranks)
+        made = {members: dist.new_group(list(members)) for members in (ranks, others) if members}
+        kept[ranks] = made[ranks if dist.get_rank() in ranks else others]
+        _kept.num_groups = _kept.__dict__.get("num_groups", 0) + _num_groups() - before
+    return kept[ranks]
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +12,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from equivcheck import Outcome, Scenario, check
+from equivcheck.export.bugs.refused import REASONS
 from equivcheck.export.mutants import expressible
 from equivcheck.export.script import script_of
 from equivcheck.export.tolerance import tolerance_of
@@ -22,6 +24,8 @@ from equivcheck.scenario import DDP, Axis, Data, Layer, Layout, Mesh, Model, Pre
 from equivcheck.strategies import scenarios
 from equivcheck.trace import differences as verdicts
 from exported import Differences, differences_of_traces, printed_differences
+from mutants.minimums import MINIMUMS
+from supported import require_supported
 
 EXAMPLES = max(4, settings().max_examples // 25)
 """Scenarios that are run as they are, and that have a mutant planted."""
@@ -96,6 +100,22 @@ def test_a_script_has_the_bug_of_a_mutant(tmp_path: Path) -> None:
 
     equal()
     assert any(ran)
+
+
+@pytest.mark.parametrize("name", [name for name in expressible() if mutants()[name].family in (Family.TOKENS, Family.PIPELINE)])
+def test_a_script_has_the_bug_of_a_mutant_of_tokens_or_stages(name: str, tmp_path: Path) -> None:
+    """In the smallest scenario that shows it, the script prints the differences that the check finds."""
+    require_supported(MINIMUMS[name])
+    assert agrees(MINIMUMS[name], tmp_path, mutants()[name])
+
+
+@pytest.mark.parametrize(
+    "name", [name for name in mutants() if mutants()[name].family is Family.TOKENS and name not in expressible()]
+)
+def test_a_mutant_of_tokens_that_no_script_has_is_refused_with_the_reason(name: str) -> None:
+    """Whoever asks for one is told what a script has no line for."""
+    with pytest.raises(CannotExport, match=re.escape(f"mutant {name!r} cannot be exported: {REASONS[name]}; allowed: ")):
+        script_of(MINIMUMS[name], mutant=mutants()[name])
 
 
 def test_a_script_of_a_failing_rank_fails_too(tmp_path: Path) -> None:

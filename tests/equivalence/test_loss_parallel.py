@@ -6,13 +6,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, Phase, assume, settings
+from hypothesis import HealthCheck, Phase, assume, given, settings
 from hypothesis import strategies as st
 
 from equivcheck import Outcome, check
-from equivcheck.composition.fitting import fitted
-from equivcheck.composition.registry import TIMES, layout_names
+from equivcheck.composition.fitting import fitted, fitted_training
+from equivcheck.composition.registry import TIMES, BrokenLayout, layout_names
 from equivcheck.export.script import script_of
+from equivcheck.layouts.limits.repairs import of_labels
 from equivcheck.layouts.script.numbers import Numbers
 from equivcheck.parallelisms.tensor_parallel.communication import TensorParallelCalls
 from equivcheck.scenario import (
@@ -38,6 +39,7 @@ from equivcheck.scenario import (
     Model,
     Norm,
     Parallelism,
+    Pipeline,
     Recompute,
     Replicate,
     Replicator,
@@ -47,8 +49,9 @@ from equivcheck.scenario import (
     Tokens,
     Training,
 )
-from equivcheck.scenario.mesh import DP, TP
-from equivcheck.strategies import scenarios, trainings
+from equivcheck.scenario.mesh import DP, PP, TP
+from equivcheck.strategies import resume, scenarios, trainings
+from equivcheck.strategies.resume import may_resume, with_drawn_resume
 from equivcheck.torch_version import torch_in
 from exported import printed_differences
 from fresh import drawn_afresh
@@ -57,6 +60,8 @@ pytestmark = pytest.mark.mostly_equivalent
 
 LAYOUTS = tuple(name for name in layout_names() if name.rpartition(TIMES)[2] == TensorParallel.tag)
 EXAMPLES = max(8, settings().max_examples // 12)
+RESUMABLE = ("tensor_parallel", "fsdp2 x tensor_parallel")
+RESUMED_EXAMPLES = max(40, settings().max_examples // 3)
 UNHURRIED = settings(deadline=None, phases=(Phase.explicit, Phase.reuse, Phase.generate), suppress_health_check=list(HealthCheck))
 DECODER = Model(
     features=4,
@@ -105,6 +110,52 @@ def test_drawn_losses_in_parts_equal_one_device(layout: str) -> None:
         check(scenario).assert_no_finding()
 
     equivalent()
+
+
+@st.composite
+def resumed_scenarios(draw: st.DrawFn) -> Scenario:
+    """Those of which the first or the second layout keeps logits apart, or both do."""
+    trained = trainings(tokens=st.just(True), steps=st.sampled_from((2, 3))).map(of_labels)
+    scenario = draw(scenarios(layouts=RESUMABLE, max_ranks=4, trainings=trained, executions=st.just(EAGER)))
+    assume(keeps_logits_apart(scenario) and may_resume(scenario))
+    scenario = with_drawn_resume(draw, scenario)
+    assume(scenario.resume is not None)
+    if scenario.resume is not None and draw(st.booleans()):
+        resume = replace(scenario.resume, layout=scenario.layout)
+        scenario = replace(scenario, layout=scenario.resume.layout, resume=resume)
+    return scenario
+
+
+def test_a_checkpoint_of_losses_in_parts_is_no_interruption() -> None:
+    """Whichever layout goes on from the other's, every step and the state are those of one device."""
+    seen = set()
+
+    @drawn_afresh(resumed_scenarios(), examples=RESUMED_EXAMPLES, under=UNHURRIED)
+    def equivalent(scenario: Scenario) -> None:
+        seen.add(tuple(any(plan.loss_parallel for plan in layout.of(TensorParallel)) for layout in scenario.layouts))
+        check(scenario).assert_no_finding()
+
+    equivalent()
+    assert seen >= {(True, False), (False, True)}
+
+
+def test_layouts_that_want_another_loss_each_are_not_resumed() -> None:
+    """One that keeps logits apart takes the loss of labels alone, which a pipeline that scales gradients has none of."""
+    scales = Layout(mesh=Mesh(axes=(Axis(name=PP, size=1),)), parallelisms=(Pipeline(scale_grads=True),))
+    with pytest.raises(BrokenLayout, match="do not end"):
+        fitted_training(a_scenario().training, a_scenario().layout, scales)
+    drawn = {}
+
+    @given(st.data())
+    @settings(UNHURRIED, max_examples=1, database=None)
+    def draw(data: st.DataObject) -> None:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(resume, "_first_layouts", lambda: st.just(scales))
+            patch.setattr(resume, "with_drawn_schedule", lambda _draw, layout: layout)
+            drawn["resumed"] = with_drawn_resume(data.draw, a_scenario())
+
+    draw()
+    assert drawn["resumed"] == a_scenario()
 
 
 @pytest.mark.parametrize(

@@ -103,6 +103,12 @@ KINDS: dict[Family, dict[str, tuple[str, ...]]] = {
         ),
         "fused gate split after sharding instead of before": ("gate_and_up_cut_as_one",),
     },
+    Family.PIPELINE: {
+        "gradients of tied weights not exchanged between stages": ("pipeline_copies_not_summed",),
+        "gradients of tied weights exchanged at each microbatch": ("pipeline_copies_summed_each_microbatch",),
+        "tied weights counted in the norm by each stage": ("pipeline_copies_in_norm",),
+        "chunks lost or summed": ("pipeline_chunk_lost", "pipeline_chunks_summed"),
+    },
     Family.OPTIMIZER: {
         "weight decay on groups that should have none": ("decay_on_groups_without",),
         "coupled instead of decoupled weight decay": ("decay_coupled",),

@@ -8,6 +8,10 @@ import torch
 
 from equivcheck.diagnosis.catalogue.counterfactual import Change, Counterfactual, gradients_of, on_one_device
 from equivcheck.diagnosis.diverged_run import DivergedRun
+from equivcheck.diagnosis.words import tensors
+from equivcheck.parallelisms.pipeline.stages import weights_of_several_ranks
+from equivcheck.scenario import Pipeline
+from equivcheck.scenario.mesh import PP
 from equivcheck.train.accumulate import part_loss, scalar
 from equivcheck.train.material import Batch
 from equivcheck.train.setup import Setup
@@ -22,6 +26,7 @@ def wrong_accumulations(diverged: DivergedRun) -> Iterator[Counterfactual]:
     if diverged.rounding is None and len(diverged.training.data.microbatches) > 1:
         yield from _weighted(diverged)
         yield from _rescaled(diverged)
+        yield from _summed_again(diverged)
         yield from _stepped(diverged)
     if diverged.first.step:
         words = "gradients are not zeroed between steps: each step adds to those of earlier steps"
@@ -112,6 +117,26 @@ def _rescaled(diverged: DivergedRun) -> Iterator[Counterfactual]:
             ("before", _computing(weights, before=scale)),
         ):
             yield on_one_device(diverged, Cause.RESCALED_EACH_MICROBATCH, f"{words} {more}{when} each of them", change)
+
+
+def _summed_again(diverged: DivergedRun) -> Iterator[Counterfactual]:
+    """What has been accumulated of a weight of several stages is summed over its copies before further microbatches."""
+    ranks, model = diverged.mesh.size(PP), diverged.training.model
+    counts = {
+        weight.name: len(weight.ranks)
+        for pipeline in diverged.layout.of(Pipeline)
+        for weight in weights_of_several_ranks(model, pipeline, ranks)
+    }
+    if not counts:
+        return
+
+    def scale(setup: Setup) -> None:
+        for name, gradient in gradients_of(setup).items():
+            gradient.mul_(counts.get(name, 1))
+
+    words = f"what has been accumulated of {tensors(list(counts))} is summed over its copies again at each microbatch"
+    change = _computing([1.0] * len(diverged.training.data.microbatches), between=scale)
+    yield on_one_device(diverged, Cause.RESCALED_EACH_MICROBATCH, words, change)
 
 
 def _stepped(diverged: DivergedRun) -> Iterator[Counterfactual]:

@@ -19,6 +19,8 @@ class Unmodelled:
     """One sentence for people: what, and why."""
     applies: Callable[[Training, Layout], bool]
     """Whether a scenario has it."""
+    ops: frozenset[str] | None = None
+    """The calls that have none, as `Call.op` names them, others being predicted; None where none are."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +36,7 @@ class CommunicationModel:
     open_bytes: frozenset[str] = frozenset()
     """Ops whose calls are predicted, but not their bytes, which depend on values."""
     unmodelled: tuple[Unmodelled, ...] = ()
-    """Where no calls are predicted."""
+    """Where no calls are predicted, or not those of some ops."""
     uneven: Callable[[Any], bool] = lambda _parallelism: False
     """Whether ranks along its axes may communicate differently, or with others than those along an axis."""
 

@@ -73,7 +73,7 @@ class Draft:
     computes: list[str] = field(default_factory=list)
     """What runs forward and backward of a microbatch in parallel, if not the model; empty if it does."""
     trained: Training = field(init=False)
-    """What the optimizer is built from in parallel: the scenario's training, unless another one is planted."""
+    """What optimizer and loss of labels are built from in parallel: the scenario's training, unless another one is planted."""
     shared_updates: dict[str, str] | None = None
     """What `ZeroRedundancyOptimizer` is called with beside the usual, in parallel; None for no such optimizer."""
     optimizer: tuple[str, dict[str, str]] | None = None

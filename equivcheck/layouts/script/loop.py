@@ -146,7 +146,16 @@ def loss_of(draft: Draft, outputs: str) -> str:
 
 
 def _label_loss(draft: Draft, loss: CrossEntropy, outputs: str) -> str:
-    """A call of a function of its own, divided by what the labels of the step count."""
+    """A call of a function of its own, divided by what the labels of the step count; ranks may have another one planted."""
+    function, planted = "label_loss", draft.trained.loss
+    _define_label_loss(draft, function, loss)
+    if isinstance(planted, CrossEntropy) and planted != loss:
+        _define_label_loss(draft, "label_loss_of_ranks", planted)
+        function = f"(label_loss_of_ranks if parallel else {function})"
+    return f"{function}({outputs}, targets){'' if loss.summed else ' / COUNTED[step]'}"
+
+
+def _define_label_loss(draft: Draft, name: str, loss: CrossEntropy) -> None:
     draft.need("torch.nn", "functional")
     classes = draft.scenario.training.model.outputs
     options = {
@@ -159,10 +168,9 @@ def _label_loss(draft: Draft, loss: CrossEntropy, outputs: str) -> str:
         lines.append(f"loss = loss + {loss.z_loss} * (logits.logsumexp(-1).square() * (labels != {IGNORED})).sum()")
     words = '"""The sum over labels that count."""'
     flat = "logits, labels = outputs.flatten(0, -2), targets.flatten()"
-    function = block("def label_loss(outputs, targets):", [words, flat, *lines, "return loss"])
+    function = block(f"def {name}(outputs, targets):", [words, flat, *lines, "return loss"])
     if function not in draft.definitions:
         draft.definitions.append(function)
-    return f"label_loss({outputs}, targets){'' if loss.summed else ' / COUNTED[step]'}"
 
 
 def share(draft: Draft) -> str:

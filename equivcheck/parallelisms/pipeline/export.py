@@ -5,8 +5,9 @@ from __future__ import annotations
 from equivcheck.layouts.script.draft import Draft, LoopPosition, refuse
 from equivcheck.layouts.script.loop import has_several, loss_of, order_of
 from equivcheck.layouts.script.text import block, call, indented
+from equivcheck.parallelisms.pipeline.export_copies import CLIPPED, WEIGHTS, copy_weights
 from equivcheck.parallelisms.pipeline.schedules import SCHEDULES
-from equivcheck.parallelisms.pipeline.stages import layers_of_stages, trained_layers
+from equivcheck.parallelisms.pipeline.stages import layers_of_stages, trained_layers, weights_of_several_ranks
 from equivcheck.scenario import ClipNorm, CrossEntropy, Model, NormType, Parallelism, Pipeline
 from equivcheck.scenario.mesh import PP
 
@@ -27,11 +28,16 @@ def write(draft: Draft, parallelism: Parallelism) -> None:
     draft.loss_rank = 0 if parallelism.schedule.is_v else ranks - 1
     if draft.form.stack != "model":
         draft.definitions.append(_stage_class(draft))
+    shared = weights_of_several_ranks(training.model, parallelism, ranks)
+    if shared:
+        draft.add(LoopPosition.WRAP, WEIGHTS)
     _build(draft, parallelism, ranks, spans)
+    if shared:
+        copy_weights(draft, shared)
     draft.computes = _compute(draft, parallelism, ranks)
     if isinstance(training.clipping, ClipNorm):
-        draft.definitions.append(_clip(training.clipping))
-        draft.clip_norm = "clip_across_stages(list(model.parameters()))"
+        draft.definitions.append(_clip(training.clipping, "counted" if shared else "parameters"))
+        draft.clip_norm = CLIPPED if shared else "clip_across_stages(list(model.parameters()))"
 
 
 def _stage_class(draft: Draft) -> list[str]:
@@ -204,16 +210,17 @@ def _compute(draft: Draft, parallelism: Pipeline, ranks: int) -> list[str]:
     ]
 
 
-def _clip(clipping: ClipNorm) -> list[str]:
+def _clip(clipping: ClipNorm, counted: str) -> list[str]:
     order = order_of(clipping)
     if clipping.norm_type is NormType.INF:
         across = ["dist.all_reduce(norm, op=dist.ReduceOp.MAX)"]
     else:
         across = [f"norm = norm**{order}", "dist.all_reduce(norm)", f"norm = norm ** (1 / {order})"]
+    taken = f", {counted}: list[nn.Parameter]" * (counted != "parameters")
     return [
-        "def clip_across_stages(parameters: list[nn.Parameter]) -> torch.Tensor:",
+        f"def clip_across_stages(parameters: list[nn.Parameter]{taken}) -> torch.Tensor:",
         '    """Clip by the norm over the parameters of all ranks, and return it."""',
-        "    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]",
+        f"    gradients = [parameter.grad for parameter in {counted} if parameter.grad is not None]",
         f"    norm = nn.utils.get_total_norm(gradients, {order}).to(parameters[0].dtype)",
         *indented(across),
         f"    nn.utils.clip_grads_with_norm_(parameters, {clipping.max_norm!r}, norm)",

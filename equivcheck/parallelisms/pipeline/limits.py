@@ -8,16 +8,19 @@ from equivcheck.layouts.limits.execution import uncompiled
 from equivcheck.layouts.limits.limit import LayoutLimit, Limit, parallelism_of
 from equivcheck.layouts.limits.repairs import (
     all_multiples,
-    each_layer,
-    is_tied,
-    untied,
     with_model,
     with_num_layers,
     with_options,
     with_rows,
     without_frozen,
+    without_ties,
 )
-from equivcheck.parallelisms.pipeline.stages import num_stages, stage_of_layers, stages_behind_frozen_layers
+from equivcheck.parallelisms.pipeline.stages import (
+    num_stages,
+    rank_of_stages,
+    stages_behind_frozen_layers,
+    uses_of_weights,
+)
 from equivcheck.scenario import Layout, Loss, Pipeline, PipelineSchedule, Training
 from equivcheck.scenario.mesh import PP
 
@@ -34,18 +37,20 @@ A_LAYER_FOR_EACH_STAGE = Limit(
 )
 
 
-def _shares_across(training: Training, layout: Layout, index: int) -> bool:
-    layers = training.model.layers
-    stages, shared = stage_of_layers(layout, len(layers)), layers[index].shares
-    return shared is not None and stages[index] != stages[shared]
+def _scales_twice(training: Training, layout: Layout) -> bool:
+    """Whether two stages of one rank have a weight, and both divide its gradient."""
+    pipeline, ranks = parallelism_of(layout, Pipeline), layout.mesh.size(PP)
+    if not pipeline.scale_grads or pipeline.num_chunks == 1:
+        return False
+    rank_of = rank_of_stages(pipeline, ranks)
+    users = ({stage for _, stage in uses} for uses in uses_of_weights(training.model, pipeline, ranks))
+    return any(len(stages) > len({rank_of[stage] for stage in stages}) for stages in users)
 
 
-NO_WEIGHT_OF_TWO_STAGES = Limit(
-    reason="pipeline: a weight shared between layers of different stages would become a parameter of each",
-    applies=lambda training, layout: any(_shares_across(training, layout, index) for index in range(len(training.model.layers))),
-    repair=lambda training, layout: each_layer(
-        training, lambda index, layer: layer.having(shares=None) if _shares_across(training, layout, index) else layer
-    ),
+SCALED_BY_EACH_STAGE = Limit(
+    reason="pipeline: scale_grads divides the gradients of each stage, that of a weight of two stages of one rank twice",
+    applies=_scales_twice,
+    repair=lambda training, _layout: without_ties(training),
 )
 
 
@@ -150,16 +155,9 @@ NOTHING_COMPILED = LayoutLimit(
     repair=uncompiled,
 )
 
-NO_HEAD_TIED_ACROSS_STAGES = Limit(
-    reason="pipeline: a head that is tied to the embedding is in another stage, where its weight would become another parameter",
-    applies=lambda training, layout: is_tied(training.model) and num_stages(layout) > 1,
-    repair=lambda training, _layout: untied(training),
-)
-
 LIMITS: tuple[Limit, ...] = (
     A_LAYER_FOR_EACH_STAGE,
-    NO_WEIGHT_OF_TWO_STAGES,
-    NO_HEAD_TIED_ACROSS_STAGES,
+    SCALED_BY_EACH_STAGE,
     ONE_MICROBATCH_SCALED,
     MEAN_SCALED,
     ROWS_FIRST,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,13 +13,20 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining import schedules as torch_schedules
 
-from equivcheck.parallelisms.pipeline.stages import layers_of_stages, stages_of_rank, trained_layers
+from equivcheck.parallelisms.pipeline.stages import (
+    SharedWeight,
+    layers_of_stages,
+    stages_of_rank,
+    trained_layers,
+    weights_of_several_ranks,
+)
 from equivcheck.scenario import ClipNorm, NormType, Pipeline, PipelineSchedule
 from equivcheck.trace.stage import Stage
 from equivcheck.train.accumulate import scalar, scaled
 from equivcheck.train.material import Batch
 from equivcheck.train.model import MLP
 from equivcheck.train.setup import Setup
+from equivcheck.worlds.meshes import group_of
 
 SCHEDULES: dict[PipelineSchedule, str] = {
     PipelineSchedule.GPIPE: "ScheduleGPipe",
@@ -63,6 +70,24 @@ def _mask_of(layer: int) -> str:
     return f"mask_{layer}"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Copy:
+    """This rank's copy of a trained weight that stages of other ranks use, too."""
+
+    weight: nn.Parameter
+    """The parameter."""
+    group: dist.ProcessGroup
+    """The ranks that have a copy."""
+    counts: bool
+    """Whether it counts in the norm of all gradients, as one of the copies does."""
+
+    def sum_gradients(self) -> None:
+        """Give each copy the gradient of all uses."""
+        if self.weight.grad is None:
+            self.weight.grad = torch.zeros_like(self.weight)
+        dist.all_reduce(self.weight.grad, group=self.group)
+
+
 @dataclass(slots=True, kw_only=True, eq=False)
 class Pipe:
     """This rank's part of a pipeline."""
@@ -75,6 +100,8 @@ class Pipe:
     """The ranks of the pipeline."""
     modules: dict[int, StageLayers]
     """The layers of each of this rank's stages."""
+    copies: tuple[Copy, ...] = ()
+    """The weights that stages of other ranks use, too."""
     divisor: float = 1.0
     """What a loss of labels is divided by in the step that runs."""
     schedules: dict[int, Any] = field(default_factory=dict)
@@ -92,8 +119,20 @@ class Pipe:
             setup.announce(Stage.COMPUTE, index)
             losses += self._run(setup.take(batch), batch.rows, index)
             setup.announce(Stage.READING, index)
+        setup.announce(Stage.COMPUTE, index)
+        self.exchange()
+        setup.announce(Stage.READING, index)
         scale = self.parallelism.num_chunks if self.parallelism.scale_grads else 1
         return sum(map(scalar, losses)) / scale if self.num_stages - 1 in self.modules else None
+
+    def exchange(self) -> None:
+        """Sum the gradients that copies of a weight have on their ranks."""
+        for copy in self.copies:
+            copy.sum_gradients()
+
+    def clip(self, _module: nn.Module, parameters: list[torch.Tensor], clipping: ClipNorm) -> torch.Tensor:
+        """Clip by the norm over the parameters of all stages, in which a weight counts once, whatever its copies."""
+        return clip_across(self.group, parameters, clipping, {copy.weight for copy in self.copies if not copy.counts})
 
     def _run(self, part: Batch, rows: int, index: int) -> list[torch.Tensor]:
         losses: list[torch.Tensor] = []
@@ -162,14 +201,24 @@ def build_pipeline(setup: Setup, parallelism: Pipeline, mesh: DeviceMesh) -> Non
         stage: StageLayers(model, spans[stage], is_first=stage == 0, is_last=stage == len(spans) - 1)
         for stage in stages_of_rank(parallelism, rank, ranks)
     }
+    copies = tuple(_copies(model, weights_of_several_ranks(setup.training.model, parallelism, ranks), rank))
+    pipe = Pipe(setup=setup, parallelism=parallelism, group=mesh.get_group(), modules=modules, copies=copies)
+    setup.compute, setup.clip_norm = pipe.compute, pipe.clip
     _leave(model, modules.values())
-    pipe = Pipe(setup=setup, parallelism=parallelism, group=mesh.get_group(), modules=modules)
-    setup.compute = pipe.compute
-    setup.clip_norm = lambda _module, parameters, clipping: clip_across(pipe.group, parameters, clipping)
+
+
+def _copies(model: MLP, shared: Sequence[SharedWeight], rank: int) -> Iterator[Copy]:
+    """This rank's copies of weights that several ranks have; every rank calls it, as all make the groups of some."""
+    for weight in shared:
+        if weight.trained:
+            group = group_of(weight.ranks)
+            if rank in weight.ranks:
+                yield Copy(weight=model.get_parameter(weight.name), group=group, counts=rank == weight.first)
 
 
 def _leave(model: MLP, modules: Collection[StageLayers]) -> None:
-    """Leave a model the parameters of these stages alone."""
+    """Leave a model the parameters of these stages alone, those that they share with other stages by their first names."""
+    names = {parameter: name for name, parameter in model.named_parameters()}
     kept = {index for module in modules for index in module.indices}
     for index in range(len(model.layers)):
         if index not in kept:
@@ -179,12 +228,30 @@ def _leave(model: MLP, modules: Collection[StageLayers]) -> None:
     if all(module.finish is None for module in modules):
         model.head = None
         model.register_parameter("scale", None)
+    for name, parameter in [*model.named_parameters()]:
+        if name != names[parameter]:
+            _keep_name(model, names[parameter], parameter)
 
 
-def clip_across(group: dist.ProcessGroup, parameters: list[torch.Tensor], clipping: ClipNorm) -> torch.Tensor:
+def _keep_name(model: MLP, name: str, parameter: nn.Parameter) -> None:
+    """Let modules without a use have a parameter by the name that it has in the whole model."""
+    *path, last = name.split(".")
+    module: nn.Module = model
+    for part in path:
+        found = getattr(module, part, None)
+        if not isinstance(found, nn.Module):
+            setattr(module, part, nn.Module())
+        module = module.get_submodule(part)
+    module.register_parameter(last, parameter)
+
+
+def clip_across(
+    group: dist.ProcessGroup, parameters: list[torch.Tensor], clipping: ClipNorm, counted_elsewhere: Collection[torch.Tensor] = ()
+) -> torch.Tensor:
     """Clip by the norm over the parameters of all stages, which torch leaves to its users; returns the norm before."""
     order = float(clipping.norm_type.value)
-    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    counted = (parameter for parameter in parameters if parameter not in counted_elsewhere)
+    gradients = [parameter.grad for parameter in counted if parameter.grad is not None]
     norm = nn.utils.get_total_norm(gradients, order).to(parameters[0].dtype)
     if clipping.norm_type is NormType.INF:
         dist.all_reduce(norm, op=dist.ReduceOp.MAX, group=group)

@@ -8,7 +8,7 @@ from equivcheck.composition.expected_calls import Prediction
 from equivcheck.dry_run import run
 from equivcheck.dry_run.grow import grown
 from equivcheck.dry_run.run import dry_run
-from equivcheck.scenario import FSDP2, Axis, Data, Layer, Layout, Mesh, Model, Scenario, Training
+from equivcheck.scenario import FSDP2, Axis, Data, Layer, Layout, Mesh, Model, Pipeline, Scenario, Training
 from equivcheck.trace.stage import Stage
 from unit.dry_run.examples import fsdp2_over_tensor_parallel
 
@@ -52,6 +52,16 @@ def test_another_number_of_calls_is_remarked(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(run, "_small_traffic", lambda small: real(small)[1:])
     found = dry_run(grown(fsdp2_over_tensor_parallel(), 64))
     assert (found.problems, found.remarks) == ((), ("setup: 1 x broadcast over tp, but 0 on 4 ranks",))
+
+
+def test_stages_cannot_run_alone() -> None:
+    """A pipeline is refused in a sentence, as what a stage receives from nobody would be read as the shapes of tensors."""
+    scenario = Scenario(
+        training=Training(model=Model(features=2, layers=(Layer(width=2),) * 2), data=Data(microbatches=(2,))),
+        layout=Layout(mesh=Mesh(axes=(Axis(name="pp", size=2),)), parallelisms=(Pipeline(num_chunks=2),)),
+    )
+    with pytest.raises(UsageError, match=r"dry-run: stages of a pipeline .*; allowed: layouts without stages"):
+        dry_run(scenario)
 
 
 def test_where_nothing_is_predicted_another_number_of_calls_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -46,6 +46,7 @@ from equivcheck.scenario import (
     Norm,
     Parallelism,
     Pipeline,
+    PipelineSchedule,
     Precision,
     Recompute,
     Replicate,
@@ -112,6 +113,9 @@ def _with_layers(count: int) -> Training:
 
 SCALED = Pipeline(scale_grads=True, num_chunks=2)
 SHARED = with_layer(shares=0)
+SHARED_FAR = replace(
+    PLAIN, model=replace(PLAIN.model, layers=tuple(Layer(width=4, shares=shared) for shared in (None, None, 0, None)))
+)
 SHARED_IN_A_STAGE = replace(PLAIN, model=replace(PLAIN.model, layers=(Layer(width=4), Layer(width=4), Layer(width=4, shares=1))))
 TOKENS = Model(features=4, length=1, source=Tokens(vocabulary=4), layers=(Layer(width=4),), head=Head(tied=True))
 TWICE_TIED = replace(PLAIN, model=TOKENS, data=Data(microbatches=(4, 4)))
@@ -173,7 +177,7 @@ SHORT_MUON = replace(MUON, model=replace(MATRICES, features=1, layers=(replace(M
         (replace(PLAIN, data=Data(microbatches=(3,))), ROWS_PLAN, "rows cut between layers"),
         (_with_layers(1), Pipeline(), "at least one layer"),
         (_with_layers(2), Pipeline(boundaries=(2,)), "at least one layer"),
-        (SHARED, Pipeline(), "shared between layers of different stages"),
+        (SHARED_FAR, replace(SCALED, schedule=PipelineSchedule.LOOPED_BFS, stages_per_rank=2), "of two stages of one rank"),
         (replace(PLAIN, data=Data(microbatches=(4, 3))), Pipeline(num_chunks=2), "a multiple of the chunks"),
         (replace(PLAIN, data=Data(microbatches=(4,), batch_dim=1)), Pipeline(), "along dim 0"),
         (replace(PLAIN, model=replace(PLAIN.model, counter=True)), Pipeline(), "counts forward passes"),

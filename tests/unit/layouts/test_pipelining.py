@@ -15,6 +15,7 @@ from torch import nn
 
 from equivcheck.composition.program import rank_program, rank_setup
 from equivcheck.parallelisms.pipeline.schedules import clip_across
+from equivcheck.parallelisms.pipeline.stages import weights_of_several_ranks
 from equivcheck.scenario import (
     Axis,
     ClipNorm,
@@ -59,10 +60,17 @@ def _held(scenario: Scenario) -> dict[str, torch.Tensor]:
 
 @UNHURRIED
 @given(scenarios(layouts=("pipeline",), max_ranks=4))
-def test_each_parameter_is_on_one_rank_under_its_own_name(scenario: Scenario) -> None:
-    """Ranks share out the parameters of the whole model, by the names and values that they have there."""
-    held = ranks("sim", scenario.layout.mesh.num_ranks).run(_held, scenario).values
-    assert set(Counter(name for names in held for name in names).values()) == {1}
+def test_each_parameter_is_where_it_has_uses_under_its_own_name(scenario: Scenario) -> None:
+    """Ranks share out the parameters of the whole model, by the names and values that they have there; copies are alike."""
+    num_ranks = scenario.layout.mesh.num_ranks
+    held = ranks("sim", num_ranks).run(_held, scenario).values
+    (pipeline,) = scenario.layout.of(Pipeline)
+    copies = {weight.name: len(weight.ranks) for weight in weights_of_several_ranks(scenario.training.model, pipeline, num_ranks)}
+    counts = Counter(name for names in held for name in names)
+    assert counts == {name: copies.get(name, 1) for name in counts}
+    assert all(
+        torch.equal(values, next(each[name] for each in held if name in each)) for names in held for name, values in names.items()
+    )
     together = {name: values for names in held for name, values in names.items()}
     expected = material(scenario.training).parameters
     assert together.keys() == expected.keys()

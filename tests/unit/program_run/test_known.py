@@ -15,6 +15,8 @@ from equivcheck.verdict.verdict import Outcome
 ENTRIES = {each.id: each for each in ON_FILE}
 FOR_EVER = "dtensor_endless_view"
 """The one that takes a deadline to be seen."""
+DECOMPOSED = "dtensor_attention_of_cut_features"
+"""DTensor looks for a sharding by decomposing the operation in every way: ten seconds."""
 
 
 def test_every_entry_has_a_program_and_a_row_of_versions() -> None:
@@ -25,7 +27,10 @@ def test_every_entry_has_a_program_and_a_row_of_versions() -> None:
     assert {name for each in ON_FILE for name in each.operations} <= set(OPERATIONS)
 
 
-@pytest.mark.parametrize("name", [name for name in ENTRIES if name != FOR_EVER])
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=pytest.mark.slow if name == DECOMPOSED else ()) for name in ENTRIES if name != FOR_EVER],
+)
 def test_a_program_shows_its_entry_in_its_versions_and_in_no_other(name: str) -> None:
     """On the torch that is installed it is known there, and elsewhere right, or refused."""
     verdict = check_program(SHOWN_BY[name])

@@ -65,7 +65,7 @@ def _with_bias(name: str, factor: float, of_gradient: float) -> Change:
 def _parts(name: str, axis: str, where: str) -> Iterator[Counterfactual]:
     cut_along_inputs = f"the output of `{name}`, split along its inputs, is not summed over {where}"
     yield Counterfactual(
-        cause=Cause.PARTIAL_OUTPUT, sentence=cut_along_inputs, change=lambda ranks: _replace(ranks, name, axis, _partial_output)
+        cause=Cause.PARTIAL_OUTPUT, sentence=cut_along_inputs, change=lambda ranks: _partial_sum(ranks, name, axis)
     )
     cut_along_outputs = f"the gradient of the input of `{name}`, split along its outputs, is not summed over {where}"
     yield Counterfactual(
@@ -86,14 +86,27 @@ class _Split:
     rank: int
     linear: Any
     held: list[torch.Tensor]
-    peers: list[int]
+    axis: str
 
 
 def _replace(ranks: EmulatedRanks, name: str, axis: str, forward: Callable[[_Split], Forward]) -> None:
     held = [ranks.held.by(f"{name}.weight", rank) for rank in range(len(ranks.models))]
     for rank, model in enumerate(ranks.models):
         linear: Any = model.get_submodule(name)
-        linear.forward = forward(_Split(ranks=ranks, rank=rank, linear=linear, held=held, peers=ranks.peers(rank, (axis,))))
+        linear.forward = forward(_Split(ranks=ranks, rank=rank, linear=linear, held=held, axis=axis))
+
+
+def _partial_sum(ranks: EmulatedRanks, name: str, axis: str) -> None:
+    """What flows back from each rank's own part is still added up at the input of each layer that is split along its outputs."""
+    _replace(ranks, name, axis, _partial_output)
+    for other, module in ranks.models[0].named_modules():
+        if isinstance(module, nn.Linear) and other != name and _is_split_along_outputs(ranks, other, axis):
+            _replace(ranks, other, axis, _summed_gradient)
+
+
+def _is_split_along_outputs(ranks: EmulatedRanks, name: str, axis: str) -> bool:
+    first, *others = (ranks.held.by(f"{name}.weight", rank).any(1) for rank in ranks.peers(0, (axis,)))
+    return any(not torch.equal(first, other) for other in others)
 
 
 def _partial_output(split: _Split) -> Forward:
@@ -110,9 +123,25 @@ def _partial_gradient(split: _Split) -> Forward:
         part = functional.linear(inputs, (linear.weight * split.held[split.rank]).detach())
         outputs = split.ranks.exchange(split.rank, own.detach().clone(), lambda all_: [all_] * len(all_))
         whole = own.detach().clone()
-        for peer in split.peers:
+        for peer in split.ranks.peers(split.rank, (split.axis,)):
             columns = split.held[peer].any(1)
             whole[..., columns] = outputs[peer][..., columns]
         return whole + (own - own.detach()) + (part - part.detach())
+
+    return forward
+
+
+def _summed_gradient(split: _Split) -> Forward:
+    ranks = split.ranks
+    own: Forward = split.linear.forward
+
+    def total(parts: list[torch.Tensor]) -> list[torch.Tensor]:
+        return [torch.stack([parts[peer] for peer in ranks.peers(rank, (split.axis,))]).sum(0) for rank in range(len(parts))]
+
+    def forward(inputs: torch.Tensor) -> torch.Tensor:
+        copied = inputs.view_as(inputs)
+        if copied.requires_grad:
+            copied.register_hook(lambda gradient: ranks.exchange(split.rank, gradient, total))  # type: ignore[no-untyped-call]
+        return own(copied)
 
     return forward

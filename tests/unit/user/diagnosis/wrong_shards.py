@@ -197,6 +197,21 @@ def column_parallel(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
     return model
 
 
+def sum_missing(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
+    """Columns, then rows, whose addends stay as they are; what flows back to the columns' input is added up."""
+    up, down = model[2], model[4]
+    for linear, name, dim in ((up, "weight", 0), (up, "bias", 0), (down, "weight", 1)):
+        setattr(linear, name, nn.Parameter(distribute_tensor(getattr(linear, name).detach(), mesh, [Shard(dim)])))
+    up.forward = lambda inputs: nn.functional.linear(_Whole.apply(inputs), local(up.weight), local(up.bias))
+    down.forward = lambda inputs: nn.functional.linear(inputs, local(down.weight), down.bias)
+    return model
+
+
+def columns_and_rows() -> nn.Module:
+    """A norm before them."""
+    return nn.Sequential(nn.Linear(4, 6), nn.LayerNorm(6), nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 2))
+
+
 class _GatherRows(torch.autograd.Function):
     """Rows of all ranks one after the other; each takes its own part of the gradient, which all have whole."""
 
@@ -308,6 +323,11 @@ SHARDS: dict[str, Wrong] = {
         "the gradient of the input of `3`, split along its outputs, is not summed",
         reduce=nothing,
         changes={"parallelize": column_parallel} | IN_TP,
+    ),
+    "sum_missing": by_hand(
+        "the output of `4`, split along its inputs, is not summed over the 2 tp ranks",
+        reduce=nothing,
+        changes={"parallelize": sum_missing, "model": columns_and_rows} | IN_TP,
     ),
     "norm_of_own_rows": by_hand(
         "the gradients of `2.weight` and `2.bias` are not added up over the 2 tp ranks: each rank keeps that of its own part",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import fields
 from itertools import count
 
 import torch
@@ -59,7 +60,7 @@ def _pairs_by_rank(model: Model, layout: Layout) -> Iterator[tuple[int, tuple[in
 )
 def pipeline_chunk_lost(setup: Setup) -> None:
     """The last chunk of each microbatch is left out of the loss."""
-    _run_as(setup, _LosesChunk)
+    run_as(setup, _LosesChunk)
 
 
 class _LosesChunk(Pipe):
@@ -79,7 +80,7 @@ class _LosesChunk(Pipe):
 )
 def pipeline_chunks_summed(setup: Setup) -> None:
     """The losses of chunks are summed where they should be averaged."""
-    _run_as(setup, _CountsChunks)
+    run_as(setup, _CountsChunks)
 
 
 class _CountsChunks(Pipe):
@@ -90,12 +91,12 @@ class _CountsChunks(Pipe):
         return lambda outputs, targets: scaled(self.setup, self.loss(outputs, targets), rows)
 
 
-def _run_as(setup: Setup, kind: type[Pipe]) -> None:
+def run_as(setup: Setup, kind: type[Pipe]) -> None:
     """Let another kind of pipe have the stages, where there are any."""
     pipe = _pipe_of(setup)
     if pipe is not None:
-        other = kind(setup=pipe.setup, parallelism=pipe.parallelism, group=pipe.group, modules=pipe.modules)
-        setup.compute = other.compute
+        other = kind(**{field.name: getattr(pipe, field.name) for field in fields(pipe)})
+        setup.compute, setup.clip_norm = other.compute, other.clip
 
 
 def _pipe_of(setup: Setup) -> Pipe | None:

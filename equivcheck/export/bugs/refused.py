@@ -1,0 +1,32 @@
+"""Mutants that no script has: the reason, and whose it is."""
+
+from __future__ import annotations
+
+_LOOKED_UP = "what a rank looks up in its rows of an embedding is inside DTensor, of which a script has the call alone"
+_SOFTMAX = (
+    "how ranks put their logits and the parts of a softmax together is inside DTensor, of which a script has the call alone"
+)
+_SUMS = "the sum over ranks that it changes is made by DTensor or parallelize_module, of which a script has the call alone"
+_POSITIONS = "positions within attention are counted in functions that both runs of a script share"
+_FUSED = "a script has a gate and an upward linear by themselves, never as one weight"
+
+REASONS: dict[str, str] = {
+    "vocabulary_mask_off_by_one": _LOOKED_UP,
+    "vocabulary_offset_off_by_one": _LOOKED_UP,
+    "tokens_of_other_ranks_not_masked": _LOOKED_UP,
+    "embedding_averaged_over_ranks": _LOOKED_UP,
+    "logits_gathered_in_another_order": _SOFTMAX,
+    "softmax_maximum_not_reduced": _SOFTMAX,
+    "softmax_denominator_not_reduced": _SOFTMAX,
+    "head_input_gradient_not_reduced": _SUMS,
+    "head_input_gradient_reduced_twice": _SUMS,
+    "within_input_gradient_not_reduced": _SUMS,
+    "norm_gradient_of_part": _SUMS,
+    "copied_kv_gradients_not_summed": _SUMS,
+    "causal_mask_of_part": _POSITIONS,
+    "rotary_positions_restarted": _POSITIONS,
+    "rotary_positions_off_by_one": _POSITIONS,
+    "rotary_keys_shifted_on_one_rank": _POSITIONS,
+    "gate_and_up_cut_as_one": _FUSED,
+}
+"""By the name of the mutant; others that no script has are those of which nobody has written lines."""

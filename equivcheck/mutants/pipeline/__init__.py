@@ -1,0 +1,1 @@
+"""Pipelines that run stages wrongly."""

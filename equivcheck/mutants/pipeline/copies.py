@@ -1,0 +1,94 @@
+"""Pipelines in which stages of several ranks have a copy of one weight, and the copies do not stay one weight."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from equivcheck.layouts.limits.limit import parallelism_of
+from equivcheck.mutants.mutant import Minimum, fault
+from equivcheck.mutants.needs import all_of, has_microbatches, within
+from equivcheck.mutants.pipeline.stages import run_as
+from equivcheck.parallelisms.pipeline.schedules import Pipe, clip_across
+from equivcheck.parallelisms.pipeline.stages import weights_of_several_ranks
+from equivcheck.scenario import ClipNorm, NormType, Pipeline, Scenario
+from equivcheck.scenario.mesh import PP
+from equivcheck.train.material import Batch
+from equivcheck.train.setup import Setup
+from equivcheck.verdict.cause import Cause
+
+
+def _has_copies(scenario: Scenario) -> bool:
+    layout = scenario.layout
+    found = weights_of_several_ranks(scenario.training.model, parallelism_of(layout, Pipeline), layout.mesh.size(PP))
+    return any(weight.trained for weight in found)
+
+
+def _adds_up_norms(scenario: Scenario) -> bool:
+    clipping = scenario.training.clipping
+    return isinstance(clipping, ClipNorm) and clipping.norm_type is not NormType.INF
+
+
+@fault(
+    layouts=within(Pipeline.tag),
+    applies=_has_copies,
+    causes=(Cause.UNTIED,),
+    minimum=Minimum(layers=2, because="each of two ranks has a stage, and each stage a layer"),
+)
+def pipeline_copies_not_summed(setup: Setup) -> None:
+    """Each copy of a weight that stages of several ranks use has the gradient of the uses on its own rank."""
+    run_as(setup, _KeepsGradients)
+
+
+class _KeepsGradients(Pipe):
+    """Leaves each copy its own gradient."""
+
+    def exchange(self) -> None:
+        """Nothing."""
+
+
+@fault(
+    layouts=within(Pipeline.tag),
+    applies=all_of(_has_copies, has_microbatches),
+    causes=(Cause.RESCALED_EACH_MICROBATCH,),
+    minimum=Minimum(layers=2, because="each of two ranks has a stage, and each stage a layer"),
+)
+def pipeline_copies_summed_each_microbatch(setup: Setup) -> None:
+    """The gradients of copies of a weight are summed after each microbatch, those of earlier ones again."""
+    run_as(setup, _SumsAgain)
+
+
+class _SumsAgain(Pipe):
+    """Sums what has been accumulated before each further microbatch."""
+
+    is_begun: bool = False
+
+    def _run(self, part: Batch, rows: int, index: int) -> list[torch.Tensor]:
+        if self.is_begun:
+            self.exchange()
+        self.is_begun = True
+        return super()._run(part, rows, index)
+
+    def exchange(self) -> None:
+        """As ever; the next microbatch is the first of a step."""
+        super().exchange()
+        self.is_begun = False
+
+
+@fault(
+    layouts=within(Pipeline.tag),
+    applies=all_of(_has_copies, _adds_up_norms),
+    causes=(Cause.REPLICAS_IN_NORM,),
+    minimum=Minimum(layers=2, because="each of two ranks has a stage, and each stage a layer"),
+)
+def pipeline_copies_in_norm(setup: Setup) -> None:
+    """The norm that gradients are clipped by counts a weight once for each of its copies."""
+    run_as(setup, _CountsCopies)
+
+
+class _CountsCopies(Pipe):
+    """Counts every parameter of every rank."""
+
+    def clip(self, _module: nn.Module, parameters: list[torch.Tensor], clipping: ClipNorm) -> torch.Tensor:
+        """Clip by the norm over the parameters of all ranks."""
+        return clip_across(self.group, parameters, clipping)
