@@ -188,17 +188,17 @@ def test_choices_that_rounding_moves_prove_nothing(monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize(
-    ("layout", "reason"),
+    ("changes", "reason"),
     [
         ({"parallelisms": (DDP(autocast=LowPrecision.BFLOAT16),)}, "rounds to other element types"),
         ({"execution": Execution(compile=Compile.AOT_EAGER)}, "shapes that depend on values"),
     ],
     ids=["rounds", "compiled"],
 )
-def test_what_follows_values_has_limits(layout: dict[str, Any], reason: str) -> None:
+def test_what_follows_values_has_limits(changes: dict[str, Any], reason: str) -> None:
     """Neither scores in few digits nor rows of unknown number in a graph; what repairs them is what is left."""
     scenario = a_scenario(layer=replace(EXPERTS, dispatched=True))
-    scenario = replace(scenario, layout=replace(scenario.layout, **layout))
+    scenario = replace(scenario, layout=replace(scenario.layout, **changes))
     assert reason in (why_unsupported(scenario) or "")
     training = repaired(scenario.training, scenario.layout)
     assert why_unsupported(replace(scenario, training=training)) is None
