@@ -7,7 +7,7 @@ from equivcheck.strategies.optimizer import optimizers
 from equivcheck.strategies.parallelism import ddp, fsdp1, fsdp2, mixed_precisions, pipeline, replicate, spmd, tensor_parallel
 from equivcheck.strategies.program import programs
 from equivcheck.strategies.scenario import frontier, scenarios
-from equivcheck.strategies.token_model import attentions, cross_entropies, gated_mlps, token_models
+from equivcheck.strategies.token_model import attentions, cross_entropies, experts, gated_mlps, token_models
 from equivcheck.strategies.training import clippings, data, groups, schedules, trainings
 
 __all__ = [
@@ -17,6 +17,7 @@ __all__ = [
     "data",
     "ddp",
     "executions",
+    "experts",
     "frontier",
     "fsdp1",
     "fsdp2",

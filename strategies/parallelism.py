@@ -23,6 +23,7 @@ from equivcheck.scenario import (
     Distribution,
     ElementType,
     Exchange,
+    ExpertParallel,
     LocalTensorParallel,
     LowPrecision,
     MixedPrecision,
@@ -205,6 +206,7 @@ _SHIPPED: dict[str, SearchStrategy[Parallelism]] = {
     Pipeline.tag: pipeline(),
     LocalTensorParallel.tag: local_tensor_parallel(),
     ContextParallel.tag: context_parallel(),
+    ExpertParallel.tag: st.builds(ExpertParallel),
 }
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from hypothesis.strategies import DrawFn
 
+from equivcheck.layers.registry import kind_of
 from equivcheck.layouts.partition import leaves_nothing
 from equivcheck.parallelisms.tensor_parallel.plans import TIED_HALVES, LayerSite, legal_plans
 from equivcheck.scenario import (
@@ -24,7 +25,8 @@ from equivcheck.scenario import (
 from equivcheck.scenario.mesh import TP
 from equivcheck.strategies.chance import EVENLY, below
 
-_NO_PLAN = (LayerPlan(),)
+_WHOLE, _OUTSIDE = LayerPlan(), LayerPlan(split=Split.OUTSIDE)
+_NO_PLAN = (_WHOLE,)
 SPLITS = tuple(TIED_HALVES)
 """How ranks share out an embedding or a head, simplest first."""
 
@@ -35,8 +37,9 @@ def needs_plan(layout: Layout) -> bool:
 
 
 def with_idle_plan(layout: Layout, training: Training) -> Layout:
-    """The layout with a plan that fits any training: every layer whole on every rank."""
-    return _with_plan(layout, _NO_PLAN * len(training.model.layers))
+    """The layout with a plan that fits any training: every layer whole on every rank, outside where no linear of it is known."""
+    layers = training.model.layers
+    return _with_plan(layout, tuple(_WHOLE if kind_of(layer).parts(layer) else _OUTSIDE for layer in layers))
 
 
 def with_drawn_plan(draw: DrawFn, layout: Layout, training: Training, *, beyond: bool, repaired: bool = True) -> Layout:

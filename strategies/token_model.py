@@ -6,7 +6,20 @@ from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn, SearchStrategy
 
 from equivcheck.layers.registry import others
-from equivcheck.scenario import AnyLayer, Attention, CrossEntropy, GatedMLP, Head, Ignored, Layer, Model, Norm, Tokens
+from equivcheck.scenario import (
+    AnyLayer,
+    Attention,
+    CrossEntropy,
+    Experts,
+    GatedMLP,
+    Head,
+    Ignored,
+    Layer,
+    Model,
+    Norm,
+    Scores,
+    Tokens,
+)
 from equivcheck.strategies.chance import EVENLY, MOSTLY, RARELY, SOMETIMES
 from equivcheck.strategies.layer import ACTIVATIONS
 
@@ -24,9 +37,12 @@ _DEPTHS = st.sampled_from((1, 2, 3, 4, 5))
 _NORMS = st.sampled_from((None, Norm.RMS, Norm.LAYER))
 _DROPOUTS = st.sampled_from((0.0, 0.0, 0.25))
 _PADDINGS = st.sampled_from((None, 0, 1, -1))
-_KINDS: SearchStrategy[type[AnyLayer]] = st.sampled_from((Layer, GatedMLP, Attention))
-_KINDS_AND_OTHERS: SearchStrategy[type[AnyLayer]] = st.sampled_from((Layer, GatedMLP, Attention, AnyLayer))
+_USUAL_KINDS = (Layer, GatedMLP, Attention)
+_KINDS: SearchStrategy[type[AnyLayer]] = st.sampled_from((*_USUAL_KINDS, *_USUAL_KINDS, Experts))
+_KINDS_AND_OTHERS: SearchStrategy[type[AnyLayer]] = st.sampled_from((*_USUAL_KINDS, *_USUAL_KINDS, Experts, AnyLayer))
 """`AnyLayer` stands for those that third parties offer."""
+_SCORES = st.sampled_from(Scores)
+_NUM_EXPERTS = st.sampled_from((2, 3, 4, 5, 6, 8))
 _SMOOTHINGS = st.sampled_from((0.0, 0.1))
 _Z_LOSSES = st.sampled_from((0.0, 0.01))
 
@@ -64,7 +80,30 @@ def gated_mlps(draw: DrawFn) -> GatedMLP:
     )
 
 
+@st.composite
+def experts(draw: DrawFn) -> Experts:
+    """Experts among which a router chooses one or two for each position."""
+    top_k = 2 if draw(EVENLY) else 1
+    return Experts(
+        hidden=draw(_HIDDEN),
+        num_experts=draw(_NUM_EXPERTS),
+        top_k=top_k,
+        scores=draw(_SCORES),
+        normalised=top_k > 1 and draw(EVENLY),
+        weighs_input=draw(SOMETIMES),
+        shared=draw(SOMETIMES),
+        dispatched=draw(EVENLY),
+        activation=draw(ACTIVATIONS),
+        bias=draw(SOMETIMES),
+        norm=draw(_NORMS),
+        residual=not draw(RARELY),
+        dropout=draw(_DROPOUTS),
+        frozen=draw(RARELY),
+    )
+
+
 _GATED_MLPS = gated_mlps()
+_EXPERTS = experts()
 
 
 @st.composite
@@ -103,6 +142,8 @@ def _layers_of(
         return attentions(length=length)
     if kind is GatedMLP:
         return _GATED_MLPS
+    if kind is Experts:
+        return _EXPERTS
     return st.builds(Layer, width=st.just(features), activation=ACTIVATIONS, residual=EVENLY, norm=_NORMS, bias=EVENLY)
 
 

@@ -152,8 +152,8 @@ def trainings(  # noqa: PLR0913 - a strategy for each field, all by keyword
 
 
 def _of_matrices(model: Model) -> Model:
-    """The model without biases, norms and scale."""
-    layers = tuple(layer.having(bias=False, norm=None) for layer in model.layers)
+    """The model without biases, norms and scale, and without experts, whose linears lie in one tensor."""
+    layers = tuple(layer.without_routing().having(bias=False, norm=None) for layer in model.layers)
     return replace(model, layers=layers, head=model.head and Head(tied=model.head.tied), scale=False)
 
 

@@ -232,6 +232,7 @@ TOPICS = (
     "model",
     "layer_base",
     "token_layers",
+    "experts",
     "loss",
     "data",
     "optimizer",

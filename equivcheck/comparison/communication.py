@@ -47,8 +47,8 @@ def differing_calls(scenario: Scenario, rank: int, calls: Iterable[Call]) -> dic
     """Where the calls of a rank in the steps are not those that were expected for it, in the order of steps and stages."""
     training, layout = scenario.training, scenario.layout
     prediction = predicted(training, layout, rank)
-    expected = _compared(prediction.totals)
     actual = _compared(totals(calls, layout.mesh, without=_NOT_MODELLED), prediction.ops_left_out)
+    expected = _compared(prediction.beside(actual))
     if expected == actual:
         return {}
     keys = sorted(expected.keys() | actual.keys(), key=order_of)

@@ -52,6 +52,13 @@ class Prediction:
     """Why there is no prediction; empty where there is one."""
     left_out: tuple[Unmodelled, ...] = ()
     """What is communicated beside that, and is not predicted."""
+    open_bytes: frozenset[str] = frozenset()
+    """Ops of which only calls are predicted."""
+
+    def beside(self, actual: Totals) -> Totals:
+        """What is expected, with the bytes that were counted where they depend on values."""
+        counted = {key: actual.get(key, (0, 0))[1] for key in self.totals if key[2] in self.open_bytes}
+        return {key: (calls, counted.get(key, num_bytes)) for key, (calls, num_bytes) in self.totals.items()}
 
     @property
     def unmodelled(self) -> str:
@@ -81,7 +88,9 @@ def _predicted(training: Training, layout: Layout, coordinate: tuple[int, ...]) 
         for key, (num_calls, num_bytes) in communication.calls(view, parallelism).items():
             add(found, key, num_calls, num_bytes)
         view = replace(view, held=communication.hold(view, parallelism))
-    return Prediction(totals=found, left_out=tuple(each for each in _declared(training, layout) if each.ops is not None))
+    left_out = tuple(each for each in _declared(training, layout) if each.ops is not None)
+    open_bytes = (kind_of(parallelism).communication.open_bytes for parallelism in layout.parallelisms)
+    return Prediction(totals=found, left_out=left_out, open_bytes=frozenset[str]().union(*open_bytes))
 
 
 def _coordinate(layout: Layout, rank: int) -> tuple[int, ...]:

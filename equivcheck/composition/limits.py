@@ -7,6 +7,7 @@ from functools import singledispatch
 from itertools import chain
 from typing import TypeVar
 
+from equivcheck.composition.layer_limits import LAYER_LIMITS
 from equivcheck.composition.registry import BrokenLayout, kind_of
 from equivcheck.composition.resume_limits import CHECKPOINT_LAYOUT_LIMITS, CHECKPOINT_LIMITS, wrong_flattening
 from equivcheck.layouts.limits.execution import NO_COMPILER, NOTHING_TWICE_IN_GRAPHS, STEPS_OF_OPERATIONS
@@ -108,7 +109,7 @@ def _here(limits: Iterable[L]) -> Iterator[L]:
 
 def _first_limit(training: Training, layout: Layout, beyond: bool) -> Limit | None:
     kinds = [kind_of(parallelism) for parallelism in layout.parallelisms]
-    limits = _here(chain(*(kind.model_limits for kind in kinds), *(kind.limits for kind in kinds)))
+    limits = _here(chain(*(kind.model_limits for kind in kinds), LAYER_LIMITS, *(kind.limits for kind in kinds)))
     there = (limit for limit in limits if not (beyond and limit.upstream))
     return next((limit for limit in there if limit.applies(training, layout)), None)
 

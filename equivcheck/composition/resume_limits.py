@@ -24,8 +24,10 @@ from equivcheck.scenario import (
     SGD,
     SPMD,
     Compression,
+    ExpertParallel,
     Layout,
     LocalTensorParallel,
+    Mesh,
     Parallelism,
     Pipeline,
     PlannedParallelism,
@@ -35,7 +37,7 @@ from equivcheck.scenario import (
     TensorParallel,
     Training,
 )
-from equivcheck.scenario.mesh import REPLICATE, SHARD
+from equivcheck.scenario.mesh import DP, EP, REPLICATE, SHARD
 
 
 def _shares_updates(layout: Layout) -> bool:
@@ -47,11 +49,14 @@ def _is_localized(layout: Layout) -> bool:
 
 
 def _by_dtensors(layout: Layout) -> Layout:
-    """The same plan, whose parts know of what they are parts."""
-    return replace(layout, parallelisms=tuple(map(_planned_by_dtensors, layout.parallelisms)))
+    """The same plan, whose parts know of what they are parts; shards over as many ranks in place of experts."""
+    axes = tuple(replace(axis, name=DP) if axis.name == EP else axis for axis in layout.mesh.axes)
+    return replace(layout, mesh=Mesh(axes=axes), parallelisms=tuple(map(_of_dtensors, layout.parallelisms)))
 
 
-def _planned_by_dtensors(parallelism: Parallelism) -> Parallelism:
+def _of_dtensors(parallelism: Parallelism) -> Parallelism:
+    if isinstance(parallelism, ExpertParallel):
+        return FSDP2()
     if not isinstance(parallelism, LocalTensorParallel):
         return parallelism
     return TensorParallel(**{field.name: getattr(parallelism, field.name) for field in fields(parallelism)})
@@ -99,7 +104,7 @@ CHECKPOINT_LAYOUT_LIMITS: tuple[LayoutLimit, ...] = (
     ),
     LayoutLimit(
         reason="checkpoint: torch.distributed.checkpoint takes plain tensors for whole ones, of which every rank has the same",
-        applies=lambda layout: layout.has(LocalTensorParallel),
+        applies=lambda layout: layout.has(LocalTensorParallel) or layout.has(ExpertParallel),
         repair=_by_dtensors,
     ),
 )

@@ -15,7 +15,7 @@ from equivcheck.findings.fingerprint import fingerprint
 from equivcheck.findings.readme import readme
 from equivcheck.findings.sound import require_sound_environment, require_sound_verdict, require_sound_versions
 from equivcheck.findings.versions import ShownIn
-from equivcheck.layouts.expected_calls.communication import as_traffic
+from equivcheck.layouts.expected_calls.communication import as_traffic, totals
 from equivcheck.scenario.file_format.codec import decode, encode, load, to_json
 from equivcheck.system.input_file import UnreadableFile, read_text
 from equivcheck.system.output_file import replace_text
@@ -71,7 +71,8 @@ def verdict_from(values: dict[str, Any], case: Any, *, where: str) -> CaseVerdic
 def communication_object(verdict: Verdict) -> dict[str, Any]:
     """Every call of every rank, and what was expected of each, as JSON values."""
     training, layout = verdict.scenario.training, verdict.scenario.layout
-    expected = [as_traffic(predicted(training, layout, rank).totals) for rank in range(len(verdict.calls))]
+    counted = [totals(calls, layout.mesh) for calls in verdict.calls]
+    expected = [as_traffic(predicted(training, layout, rank).beside(actual)) for rank, actual in enumerate(counted)]
     return {
         "unmodelled": verdict.unmodelled,
         "calls": encode(verdict.calls),

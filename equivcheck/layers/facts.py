@@ -44,6 +44,8 @@ class ParameterOf:
     """The dim that a row-parallel layer cuts; None for what it leaves whole."""
     within_dim: int | None = None
     """The dim that a layer cuts whose units within are shared out; None for what it leaves whole."""
+    expert_dim: int | None = None
+    """The dim along which experts lie, each of which computes the rows that have chosen it; None for what belongs to none."""
     runs: AuxiliaryLinear | None = None
     """At which steps it takes part; None for every one."""
 
@@ -62,6 +64,14 @@ class Part:
     """Whether it gives the layer's output through an activation, which backward asks for again."""
     runs: AuxiliaryLinear | None = None
     """At which steps it takes part; None for every one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dispatch:
+    """How a layer gives rows to units, such as experts, that have chosen them by values."""
+
+    trains_rows: bool
+    """Whether the rows depend on parameters of the layer that are trained, such as those of a norm."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

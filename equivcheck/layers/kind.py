@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from equivcheck.layers.facts import Looking, ParameterOf, Part, Shape, ShardingChoice
+from equivcheck.layers.facts import Dispatch, Looking, ParameterOf, Part, Shape, ShardingChoice
 from equivcheck.layers.script import LayerScript
 from equivcheck.scenario import AnyLayer
 
@@ -53,6 +53,10 @@ class LayerKind(ABC):
         """
         return None
 
+    def dispatch(self, layer: Any) -> Dispatch | None:  # noqa: ARG002 - for those whose module is a `DispatchingModule`
+        """How it gives rows to units which ranks can share out; None where it has no units."""
+        return None
+
     def script(self, layer: Any, inputs: int) -> LayerScript | None:  # noqa: ARG002 - for those that can be exported
         """How an exported script writes it; None where none does."""
         return None
@@ -72,6 +76,11 @@ class LayerKind(ABC):
 
     def propagated(self, layer: Any) -> AnyLayer:
         """The nearest layer all of whose operations DTensor propagates; the same where it is one."""
+        found: AnyLayer = layer
+        return found
+
+    def with_known_shapes(self, layer: Any) -> AnyLayer:
+        """The nearest layer in which no shape depends on values, as `torch.vmap` and graphs ask for; the same where none does."""
         found: AnyLayer = layer
         return found
 

@@ -58,6 +58,10 @@ class LayerModule(nn.Module):
         outputs: torch.Tensor = checkpoint(self.compute, inputs, mask, step, use_reentrant=False)
         return outputs
 
+    def chooser(self) -> nn.Module | None:
+        """What in it chooses by values, and gives first of all whether each thing is chosen; None where nothing does."""
+        return None
+
     def compute(self, inputs: torch.Tensor, mask: torch.Tensor | None, step: int) -> torch.Tensor:
         """What `forward` maps by."""
         raise NotImplementedError
@@ -67,6 +71,26 @@ class LayerModule(nn.Module):
         if mask is not None:
             outputs = outputs * mask
         return outputs + inputs if self.layer.residual else outputs
+
+
+class DispatchingModule(LayerModule):
+    """A layer with units, such as experts, each of which computes the rows that choose it; ranks may share out the units."""
+
+    num_units: int
+    """All units, of whatever rank."""
+
+    def __init__(self, layer: AnyLayer) -> None:
+        super().__init__(layer)
+        self.by_units: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None = None
+        """What computes rows, (rows, features), sorted by unit, so many for each, (units,), where other ranks hold some units."""
+
+    def units(self) -> nn.Module:
+        """What has the units' parameters, with the units as first dim of each."""
+        raise NotImplementedError
+
+    def compute_units(self, rows: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
+        """What the units held here make of rows, sorted by unit, so many for each."""
+        raise NotImplementedError
 
 
 def norm_of(norm: Norm | None, features: int) -> nn.Module | None:

@@ -7,13 +7,16 @@ from importlib.metadata import entry_points
 
 from equivcheck.errors import UsageError
 from equivcheck.layers.attention.kind import AttentionKind
+from equivcheck.layers.experts.kind import ExpertsKind
 from equivcheck.layers.gated_mlp.kind import GatedMLPKind
 from equivcheck.layers.kind import LayerKind
 from equivcheck.layers.linear.kind import LinearKind
 from equivcheck.scenario import AnyLayer
 from equivcheck.scenario.file_format.codec import LAYER_ENTRY_POINTS, register_layer
 
-_KINDS: dict[type[AnyLayer], LayerKind] = {kind.noun: kind for kind in (LinearKind(), AttentionKind(), GatedMLPKind())}
+_KINDS: dict[type[AnyLayer], LayerKind] = {
+    kind.noun: kind for kind in (LinearKind(), AttentionKind(), GatedMLPKind(), ExpertsKind())
+}
 _BUILT_IN = frozenset(_KINDS)
 
 

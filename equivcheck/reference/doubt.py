@@ -8,6 +8,7 @@ import numpy as np
 
 from equivcheck.reference.noise import Expected
 from equivcheck.trace.differences import Phase
+from equivcheck.train.ensemble import EnsembleTrace
 
 NO_GRADIENT = "every gradient of the reference is zero"
 """What agrees with anything."""
@@ -23,15 +24,16 @@ class Doubt:
     """The first step that it cannot tell, from 0; those before it are as good as a training of that many steps."""
 
 
-def doubt_about(found: tuple[Expected, ...], limit: float) -> Doubt | None:
+def doubt_about(found: tuple[Expected, ...], limit: float, copies: EnsembleTrace | None = None) -> Doubt | None:
     """Why agreement with a reference of these moments proves nothing, and from which step on; None if it does at every step.
 
-    Noise above `limit`, as a share of a tensor's kind, is too much.
+    Noise above `limit`, as a share of a tensor's kind, is too much; and so is a choice that one of the copies makes otherwise.
     """
     gradients = [moment.step for moment in found if moment.phase is Phase.GRADIENT and moment.norms.any()]
     if not gradients:
         return Doubt(reason=NO_GRADIENT, step=0)
     lost = next((Doubt(reason=reason, step=moment.step) for moment in found if (reason := _why_lost(moment, limit))), None)
+    lost = earlier(None if copies is None else _doubt_about_choices(copies), lost)
     if lost is not None and lost.step <= gradients[0]:
         return Doubt(reason=lost.reason, step=0)
     return lost
@@ -40,6 +42,12 @@ def doubt_about(found: tuple[Expected, ...], limit: float) -> Doubt | None:
 def earlier(one: Doubt | None, other: Doubt | None) -> Doubt | None:
     """Of two doubts, the one that leaves fewer steps; the first if they leave as many."""
     return min(filter(None, (one, other)), key=lambda doubt: doubt.step, default=None)
+
+
+def _doubt_about_choices(copies: EnsembleTrace) -> Doubt | None:
+    """The first step in which a copy chooses otherwise: ranks may choose as either does."""
+    step = next((index for index, step in enumerate(copies.steps) if not step.chosen_alike), None)
+    return None if step is None else Doubt(reason=f"rounding alone chooses other experts at step {step}", step=step)
 
 
 def _why_lost(moment: Expected, limit: float) -> str:

@@ -146,7 +146,7 @@ def _measured(training: Training, rounding: Rounding | None, copies: EnsembleTra
     """A run with the noise floor that its copies show, and other runs of the same training."""
     eps = None if rounding is None else unit_of(training, rounding)
     found, limit = expected_moments(training, trace, copies, *others, eps=eps), noise_limit(training, rounding)
-    return Reference(found, doubt_about(found, limit), limit)
+    return Reference(found, doubt_about(found, limit, copies), limit)
 
 
 @contextmanager

@@ -42,8 +42,9 @@ def _alike(verdict: Verdict) -> dict[Rows, list[int]]:
     """Ranks by what they communicate."""
     scenario, found = verdict.scenario, dict[Rows, list[int]]()
     for rank, calls in enumerate(verdict.calls):
-        expected = {} if verdict.unmodelled else predicted(scenario.training, scenario.layout, rank).totals
-        found.setdefault(_rows(totals(calls, scenario.layout.mesh), expected), []).append(rank)
+        actual = totals(calls, scenario.layout.mesh)
+        expected = {} if verdict.unmodelled else predicted(scenario.training, scenario.layout, rank).beside(actual)
+        found.setdefault(_rows(actual, expected), []).append(rank)
     return found
 
 

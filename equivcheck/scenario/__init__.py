@@ -4,6 +4,8 @@ from equivcheck.scenario.clipping import ClipNorm, ClipValue, NormType
 from equivcheck.scenario.context_parallel import Balance, ContextParallel, Exchange
 from equivcheck.scenario.data import Data
 from equivcheck.scenario.execution import Compile, Execution, Recompute
+from equivcheck.scenario.expert_parallel import ExpertParallel
+from equivcheck.scenario.experts import Experts, Scores
 from equivcheck.scenario.layer_base import Activation, AnyLayer, AuxiliaryLinear, Norm, ShapeOp
 from equivcheck.scenario.layout import Layout
 from equivcheck.scenario.loss import CrossEntropy, Ignored, Loss
@@ -87,6 +89,8 @@ __all__ = [
     "ElementType",
     "Exchange",
     "Execution",
+    "ExpertParallel",
+    "Experts",
     "ExponentialLR",
     "GatedMLP",
     "Group",
@@ -123,6 +127,7 @@ __all__ = [
     "Rprop",
     "Scenario",
     "Schedule",
+    "Scores",
     "Select",
     "ShapeOp",
     "ShardingStrategy",

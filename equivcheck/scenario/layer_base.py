@@ -118,6 +118,10 @@ class AnyLayer:
         """The same with sizes within, between input and output, that are a multiple."""
         return self
 
+    def without_routing(self) -> AnyLayer:
+        """The nearest layer no part of which is chosen by what it computes; the same where none is."""
+        return self
+
     @property
     def has_matrices_only(self) -> bool:
         """Whether every parameter of it has two dims."""

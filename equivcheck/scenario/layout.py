@@ -6,7 +6,7 @@ from typing import TypeVar
 
 from equivcheck.errors import InvalidScenario
 from equivcheck.scenario.execution import Execution
-from equivcheck.scenario.mesh import DP, REPLICATE, SHARD, Mesh
+from equivcheck.scenario.mesh import DP, EP, REPLICATE, SHARD, Mesh
 from equivcheck.scenario.noun import noun
 from equivcheck.scenario.parallelism import FSDP1
 from equivcheck.scenario.parallelism_base import Parallelism
@@ -70,4 +70,4 @@ class Layout:
     @property
     def num_data_ranks(self) -> int:
         """Ranks that see different rows of the batch."""
-        return self.mesh.size(DP, REPLICATE, SHARD)
+        return self.mesh.size(DP, REPLICATE, SHARD, EP)

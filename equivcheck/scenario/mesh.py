@@ -20,6 +20,8 @@ SHARD = "dp_shard"
 """The axis of hybrid sharding along which parameters are sharded."""
 TP = "tp"
 """The axis of tensor parallelism."""
+EP = "ep"
+"""The axis of expert parallelism, along which rows are cut as well."""
 PP = "pp"
 """The axis of pipeline parallelism."""
 CP = "cp"
@@ -31,7 +33,7 @@ class Axis:
     """One axis of a mesh."""
 
     name: str
-    """``dp``, ``dp_replicate``, ``dp_shard``, ``tp``, ``pp``, ``cp`` or what a third party's parallelism calls its own.
+    """``dp``, ``dp_replicate``, ``dp_shard``, ``tp``, ``ep``, ``pp``, ``cp`` or what a third party's parallelism calls its own.
 
     1 to 64 printable characters."""
     size: int

@@ -6,6 +6,7 @@ from typing import ClassVar
 
 from equivcheck.choice import Choice
 from equivcheck.scenario.context_parallel import ContextParallel
+from equivcheck.scenario.expert_parallel import ExpertParallel
 from equivcheck.scenario.mesh import DP, REPLICATE, SHARD
 from equivcheck.scenario.noun import noun, refuse, require_between, require_positive
 from equivcheck.scenario.parallelism_base import Parallelism, ParameterFacts
@@ -246,5 +247,6 @@ PARALLELISMS: tuple[type[Parallelism], ...] = (
     Pipeline,
     LocalTensorParallel,
     ContextParallel,
+    ExpertParallel,
 )
 """Every parallelism that ships with the package, simplest first."""

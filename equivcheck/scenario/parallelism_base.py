@@ -48,6 +48,10 @@ class ParameterFacts(Protocol):
     def within_dim(self) -> int | None:
         """The dim that a layer cuts whose units within are shared out; None for what it leaves whole."""
 
+    @property
+    def expert_dim(self) -> int | None:
+        """The dim along which experts lie; None for what belongs to none of them."""
+
 
 @noun
 class Parallelism:

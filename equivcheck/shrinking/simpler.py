@@ -45,6 +45,8 @@ _LESS_WITHIN: tuple[dict[str, Any], ...] = (
     *({"hidden": hidden} for hidden in _WIDTHS),
     *({"heads": heads, "kv_heads": kv_heads} for heads, kv_heads in ((1, 1), (2, 1), (2, 2), (4, 2))),
     *({"head_width": width} for width in _WIDTHS),
+    *({"num_experts": count} for count in _WIDTHS),
+    {"top_k": 1, "normalised": False},
 )
 """Tried for what lies within layers that are not linear."""
 

@@ -10,11 +10,15 @@ import torch
 
 from equivcheck.scenario import Training
 from equivcheck.trace.trace import Snapshot, Step, Trace
+from equivcheck.train.choices import RecordedChoices
 from equivcheck.train.ensemble import Array, EnsembleStep, EnsembleTrace
 from equivcheck.train.loop import train
 from equivcheck.train.material import Batch
 from equivcheck.train.setup import Setup
 from equivcheck.train.single_device import single_device
+
+Choices = tuple[torch.Tensor, ...]
+"""What a model chooses in the forwards of a step."""
 
 MakeSetup = Callable[[Training, Mapping[str, torch.Tensor]], Setup]
 """The setup of a copy from its initial parameters."""
@@ -28,7 +32,11 @@ def train_copies(
 ) -> EnsembleTrace:
     """Train one copy per entry of the first dim; arguments and result are those of `train_ensemble`."""
     copies = len(next(iter(parameters.values())))
-    return stacked([_train_copy(training, parameters, steps, make_setup, copy) for copy in range(copies)])
+    runs = [_train_copy(training, parameters, steps, make_setup, copy) for copy in range(copies)]
+    found = stacked([trace for trace, _ in runs])
+    alike = [_are_alike(choices) for choices in zip(*(choices for _, choices in runs), strict=True)]
+    kept = (replace(step, chosen_alike=same) for step, same in zip(found.steps, alike, strict=True))
+    return replace(found, steps=tuple(kept))
 
 
 def _train_copy(
@@ -37,9 +45,17 @@ def _train_copy(
     steps: Sequence[Sequence[Batch]],
     make_setup: MakeSetup,
     copy: int,
-) -> Trace:
+) -> tuple[Trace, list[Choices]]:
+    """What a copy leaves, and what it chooses in each step."""
     setup = make_setup(training, {name: values[copy] for name, values in parameters.items()})
-    return train(setup, [[_batch(batch, copy) for batch in step] for step in steps])
+    recorded, choices = RecordedChoices(setup.model), list[Choices]()
+    setup.before_update.append(lambda _optimizer, _step: choices.append(recorded.taken()))
+    return train(setup, [[_batch(batch, copy) for batch in step] for step in steps]), choices
+
+
+def _are_alike(copies: Sequence[Choices]) -> bool:
+    """Whether all copies have chosen what the first one has."""
+    return all(torch.equal(one, first) for other in copies for one, first in zip(other, copies[0], strict=True))
 
 
 def _batch(batch: Batch, copy: int) -> Batch:

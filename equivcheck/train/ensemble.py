@@ -24,7 +24,9 @@ from equivcheck.layers.linear.module import LayerFunctions, layer_output
 from equivcheck.layers.linear.shape_ops import added
 from equivcheck.layers.module import ACTIVATIONS
 from equivcheck.layers.parameters import SCALE, parameters_of
+from equivcheck.layers.registry import kind_of
 from equivcheck.scenario import ClipNorm, ClipValue, CrossEntropy, Layer, Training, ZeroGrad
+from equivcheck.train.choices import RecordedChoices
 from equivcheck.train.loss import loss_of
 from equivcheck.train.material import Batch
 from equivcheck.train.model import build_model, offset_of
@@ -52,6 +54,8 @@ class EnsembleStep:
     """Shaped as `gradients`, after clipping; None without clipping."""
     parameters: Array
     """Shape (copies, elements of all parameters), after the update."""
+    chosen_alike: bool = True
+    """Whether what the model chooses by values, such as experts, is the same in every copy."""
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -69,8 +73,11 @@ class EnsembleTrace:
 Tensors = tuple[torch.Tensor, ...]
 Use = tuple[dict[str, Any], str]
 """The parameters of a module, and the name of one of them."""
-Losses = Callable[[Batch, int, float], torch.Tensor]
-"""The loss of each copy of a microbatch at a step, as a share of the step's loss; leaves the gradients."""
+Losses = Callable[[Batch, int, float], tuple[torch.Tensor, bool]]
+"""The loss of each copy of a microbatch at a step, as a share of the step's loss, and whether all copies have chosen alike.
+
+Leaves the gradients.
+"""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -115,24 +122,26 @@ def _is_batched(training: Training) -> bool:
 def _mapped_losses(training: Training, parameters: Mapping[str, torch.Tensor]) -> Losses:
     """By the module itself, a copy like another."""
     first = {name: values[0].detach() for name, values in parameters.items()}
-    model = build_model(replace(training.model, counter=False), first, training.data.batch_dim)
+    layers = tuple(kind_of(layer).with_known_shapes(layer) for layer in training.model.layers)
+    model = build_model(replace(training.model, counter=False, layers=layers), first, training.data.batch_dim)
+    choices = RecordedChoices(model)
     uses, values = _uses(model), tuple(parameters.values())
     places = [uses[name] for name in parameters]
     if model.embedding is not None and model.embedding.padding_idx is not None:
         model.embedding.forward = partial(_embedded, model.embedding, model.embedding.padding_idx)  # type: ignore[method-assign]
 
-    def losses(batch: Batch, index: int, share: float) -> torch.Tensor:
-        def loss(own: Tensors, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    def losses(batch: Batch, index: int, share: float) -> tuple[torch.Tensor, bool]:
+        def loss(own: Tensors, inputs: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, Tensors]:
             _use(places, own)
             outputs = model(inputs, batch.masks, index)
-            return loss_of(training, outputs, targets, batch.divisor) * share
+            return loss_of(training, outputs, targets, batch.divisor) * share, choices.taken()
 
         with warnings.catch_warnings():
             # Fused attention is run copy by copy, which torch remarks on.
             warnings.simplefilter("ignore")
-            each: torch.Tensor = torch.vmap(loss)(values, batch.inputs, batch.targets)
+            each, chosen = torch.vmap(loss)(values, batch.inputs, batch.targets)
         each.backward(torch.ones_like(each))  # type: ignore[no-untyped-call]
-        return each.detach()
+        return each.detach(), all(bool((copies == copies[0]).all()) for copies in chosen)
 
     return losses
 
@@ -165,7 +174,7 @@ def _batched_losses(training: Training, parameters: Mapping[str, torch.Tensor]) 
     model, scale = training.model, parameters.get(SCALE.full_name)
     blocks = tuple(_block(layer, index, parameters) for index, layer in enumerate(model.linears))
 
-    def losses(batch: Batch, index: int, share: float) -> torch.Tensor:
+    def losses(batch: Batch, index: int, share: float) -> tuple[torch.Tensor, bool]:
         values = batch.inputs.mT if batch.batch_dim else batch.inputs
         for block, mask in zip(blocks, batch.masks, strict=True):
             values = layer_output(block, values, mask, index)
@@ -176,7 +185,7 @@ def _batched_losses(training: Training, parameters: Mapping[str, torch.Tensor]) 
         loss = _losses(training, values.mT if batch.batch_dim else values, batch.targets)
         loss = loss if share == 1.0 else loss * share
         loss.backward(torch.ones_like(loss))  # type: ignore[no-untyped-call]
-        return loss.detach()
+        return loss.detach(), True
 
     return losses
 
@@ -199,7 +208,7 @@ def _block(layer: Layer, index: int, parameters: Mapping[str, torch.Tensor]) -> 
 
 def _step(run: _Run, microbatches: Sequence[Batch], index: int) -> EnsembleStep:
     run.optimizer.zero_grad(set_to_none=run.training.zero_grad is ZeroGrad.NONE)
-    loss = _accumulate(run, microbatches, index)
+    loss, chosen_alike = _accumulate(run, microbatches, index)
     grads = [parameter.grad for parameter in run.parameters]
     there = [grad for grad in grads if grad is not None]
     gradients = _rows(there)
@@ -213,17 +222,19 @@ def _step(run: _Run, microbatches: Sequence[Batch], index: int) -> EnsembleStep:
         clip_norm=None if clip_norm is None else clip_norm.numpy(),
         clipped=clipped,
         parameters=_rows([parameter.detach() for parameter in run.parameters]),
+        chosen_alike=chosen_alike,
     )
 
 
-def _accumulate(run: _Run, microbatches: Sequence[Batch], index: int) -> torch.Tensor:
-    """The loss of each copy; leaves the gradients."""
-    training, total = run.training, torch.zeros(())
+def _accumulate(run: _Run, microbatches: Sequence[Batch], index: int) -> tuple[torch.Tensor, bool]:
+    """The loss of each copy, and whether all have chosen alike; leaves the gradients."""
+    training, total, alike = run.training, torch.zeros(()), True
     for batch in microbatches:
         averages = training.loss.is_mean and len(microbatches) > 1
         share = batch.inputs.shape[1 + batch.batch_dim] / training.data.batch if averages else 1.0
-        total = total + run.losses(batch, index, share)
-    return total
+        loss, same = run.losses(batch, index, share)
+        total, alike = total + loss, alike and same
+    return total, alike
 
 
 def _normalise(weight: torch.Tensor, bias: torch.Tensor | None, inputs: torch.Tensor) -> torch.Tensor:

@@ -89,7 +89,7 @@ def _draw(parameter: Parameter, generator: np.random.Generator) -> Array:
             return _with_positive_first(generator.uniform(-0.5, 0.5, parameter.shape))
         case Initial.TABLE:
             return generator.standard_normal(parameter.shape)
-    weight = generator.standard_normal(parameter.shape) / np.sqrt(parameter.shape[1])
+    weight = generator.standard_normal(parameter.shape) / np.sqrt(parameter.shape[-1])
     return _with_positive_first(weight) if parameter.initial is Initial.UNIT_WEIGHT else weight
 
 

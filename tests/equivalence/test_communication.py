@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
+
 import pytest
 from hypothesis import HealthCheck, Phase, given, seed, settings
 
@@ -20,7 +22,9 @@ MODELLED_SHARE = 0.95
 """Of all other scenarios of a layout, at least."""
 ANY_SHARE = 0.1
 """Of all, whatever their layout declares, at least."""
-SAYING = tuple(name for name in layout_names() if all(kind.communication.options for kind in kinds_of(name)))
+SAYING = tuple(
+    name for name in layout_names() if all(kind.communication.options or not fields(kind.parallelism) for kind in kinds_of(name))
+)
 """Layouts of which every parallelism says what it communicates."""
 
 

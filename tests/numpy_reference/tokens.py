@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 import numpy.typing as npt
 
-from equivcheck.scenario import Activation, AnyLayer, Attention, GatedMLP, Layer, Model, Norm
+from equivcheck.scenario import Activation, AnyLayer, Attention, Experts, GatedMLP, Layer, Model, Norm, Scores
 
 Array = npt.NDArray[np.float64]
 Parameters = Mapping[str, Array]
@@ -70,6 +70,8 @@ def _layer(layer: AnyLayer, own: Parameters, inputs: Array) -> Array:
     normed = _norm(layer.norm, own, inputs)
     if isinstance(layer, Attention):
         outputs = _linear(own, "output", _attended(layer, own, normed))
+    elif isinstance(layer, Experts):
+        outputs = np.stack([_routed(layer, own, position) for position in normed])
     elif isinstance(layer, GatedMLP):
         gate = ACTIVATIONS[layer.activation](_linear(own, "gate", normed))
         outputs = _linear(own, "down", gate * _linear(own, "up", normed))
@@ -93,6 +95,29 @@ def _attended(layer: Attention, own: Parameters, normed: Array) -> Array:
             scores = np.array([asked @ _turned(layer, key[other, others], other) for other in seen]) / np.sqrt(width)
             attended[position, mine] = softmax(scores) @ value[list(seen), others]
     return attended
+
+
+def _routed(layer: Experts, own: Parameters, values: Array) -> Array:
+    """One position through the experts that it chooses, of shape (features,)."""
+    scored = own["router.weight"] @ values
+    scores = softmax(scored) if layer.scores is Scores.SOFTMAX else sigmoid(scored)
+    chosen = sorted(range(layer.num_experts), key=lambda expert: (-scores[expert], expert))[: layer.top_k]
+    total = sum(scores[expert] for expert in chosen) if layer.normalised else 1.0
+    outputs = _expert(layer, _of_expert(own, "shared"), values) if layer.shared else np.zeros_like(values)
+    for expert in chosen:
+        weight, theirs = scores[expert] / total, {name: each[expert] for name, each in _of_expert(own, "experts").items()}
+        before, after = (weight, 1.0) if layer.weighs_input else (1.0, weight)
+        outputs = outputs + after * _expert(layer, theirs, before * values)
+    return outputs
+
+
+def _of_expert(own: Parameters, owner: str) -> Parameters:
+    return {name.removeprefix(f"{owner}."): each for name, each in own.items() if name.startswith(f"{owner}.")}
+
+
+def _expert(layer: Experts, own: Parameters, values: Array) -> Array:
+    gate, up = (own[name] @ values + own.get(f"{name}_bias", 0.0) for name in ("gate", "up"))
+    return np.asarray(own["down"] @ (ACTIVATIONS[layer.activation](gate) * up) + own.get("down_bias", 0.0))
 
 
 def _turned(layer: Attention, values: Array, position: int) -> Array:

@@ -50,6 +50,7 @@ NO_LIMIT = {
     "TensorParallel": set(),
     "LocalTensorParallel": set(),
     "ContextParallel": {"exchange", "balance"},
+    "ExpertParallel": set(),
     "Pipeline": {"static_shapes"},
 }
 """Options of which no limit says anything: whatever they are, everything can run that can run without them."""

@@ -33,6 +33,8 @@ class CommunicationModel:
     """What a rank communicates because of it in all steps."""
     hold: Callable[[RankView, Any], tuple[Held, ...]] = lambda view, _parallelism: view.held
     """What a rank holds of each parameter, as parallelisms around this one find it."""
+    open_bytes: frozenset[str] = frozenset()
+    """Ops whose calls are predicted, but not their bytes, which depend on values."""
     unmodelled: tuple[Unmodelled, ...] = ()
     """Where no calls are predicted, or not those of some ops."""
     uneven: Callable[[Any], bool] = lambda _parallelism: False

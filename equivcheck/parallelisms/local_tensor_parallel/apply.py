@@ -47,7 +47,7 @@ class LocalTensorParallelKind(LayoutKind):
 
     def finish(self, setup: Setup, parallelism: Parallelism, mesh: DeviceMesh) -> None:
         """Read parts as what they are of whole parameters, and clip by the norm over all of them."""
-        from equivcheck.parallelisms.local_tensor_parallel.shards import read_parts
+        from equivcheck.layouts.local_parts import read_parts
 
         assert isinstance(parallelism, LocalTensorParallel), parallelism
         read_parts(setup, parallelism, mesh)

@@ -91,7 +91,7 @@ NO_RMS_NORM_OF_CUT_FEATURES = Limit(
 
 UNFUSED_ATTENTION = Limit(
     reason="SPMD: DTensor does not propagate every operation, as fused attention on CPU: it refuses causal attention, and takes "
-    "seconds for each shape of other",
+    "seconds for each shape of other; nor those whose shapes depend on values, as of positions that have chosen an expert",
     applies=lambda training, _layout: any(kind_of(layer).propagated(layer) != layer for layer in training.model.layers),
     repair=lambda training, _layout: each_layer(training, lambda _index, layer: kind_of(layer).propagated(layer)),
 )

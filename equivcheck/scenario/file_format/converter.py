@@ -22,6 +22,7 @@ from cattrs.errors import IterableValidationError
 from cattrs.gen import make_dict_structure_fn, make_dict_unstructure_fn, override
 
 from equivcheck.scenario.clipping import ClipNorm, ClipValue
+from equivcheck.scenario.experts import Experts
 from equivcheck.scenario.file_format.misfit import JSON_TYPES, MisfitError, quote, unknown_field, wrong_type
 from equivcheck.scenario.layer_base import AnyLayer
 from equivcheck.scenario.loss import CrossEntropy, Loss
@@ -44,7 +45,7 @@ NON_FINITE = {"inf": math.inf, "-inf": -math.inf, "nan": math.nan}
 PARALLELISM_TAGS: dict[str, type[Parallelism]] = {kind.tag: kind for kind in PARALLELISMS}
 """Every known parallelism by tag; grows when layouts are registered."""
 
-LAYER_TAGS: dict[str, type[AnyLayer]] = {kind.tag: kind for kind in (Layer, Attention, GatedMLP)}
+LAYER_TAGS: dict[str, type[AnyLayer]] = {kind.tag: kind for kind in (Layer, Attention, GatedMLP, Experts)}
 """Every known kind of layer by tag; grows when kinds are registered."""
 
 FAMILIES: dict[type, Mapping[str, type]] = {

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import ClassVar
 
 from hypothesis import given, settings
@@ -111,8 +111,8 @@ def test_optimizers_share_what_they_inherit() -> None:
 @settings(max_examples=10)
 @given(scenarios())
 def test_features_are_of_the_scenario_alone(scenario: Scenario) -> None:
-    """Seeds change none, and a scenario has some of each part."""
+    """Seeds change none, and a scenario has some of each part, of parallelisms where one of them has options."""
     assert features(scenario) == features(replace(scenario, schedule_seed=1))
-    assert {"training", "training.model", "layout.mesh", "layout.parallelisms", "resume"} <= {
-        feature.part for feature in features(scenario)
-    }
+    parts = {feature.part for feature in features(scenario)}
+    assert {"training", "training.model", "layout.mesh", "resume"} <= parts
+    assert ("layout.parallelisms" in parts) == any(fields(each) for each in scenario.layout.parallelisms)

@@ -11,15 +11,19 @@ from hypothesis import strategies as st
 
 from equivcheck.scenario import (
     SGD,
+    Activation,
+    AnyLayer,
     Attention,
     CrossEntropy,
     Data,
+    Experts,
     GatedMLP,
     Head,
     Ignored,
     Model,
     Norm,
     Precision,
+    Scores,
     Tokens,
     Training,
 )
@@ -69,10 +73,24 @@ def test_the_loss_is_that_of_numpy(model: Model, loss: CrossEntropy) -> None:
     assert train(single_device(training)).steps[0].loss == pytest.approx(numpy_loss(training, parameters), rel=1e-10, abs=1e-12)
 
 
-@pytest.mark.parametrize("fused", [False, True])
-def test_gradients_are_differences_of_the_loss_of_numpy(fused: bool) -> None:
+ATTENTION, GATED = DECODER.layers
+SCORED = Experts(hidden=2, num_experts=3, top_k=2, scores=Scores.SIGMOID, normalised=True, weighs_input=True, bias=True)
+SHARED = Experts(hidden=3, num_experts=4, shared=True, norm=Norm.RMS, activation=Activation.TANH)
+
+
+@pytest.mark.parametrize(
+    "layers",
+    [
+        (ATTENTION, GATED),
+        (ATTENTION.having(fused=True), GATED),
+        (SCORED, SHARED),
+        (SCORED.having(dispatched=True), SHARED.having(dispatched=True)),
+    ],
+    ids=["explicit", "fused", "experts", "dispatched"],
+)
+def test_gradients_are_differences_of_the_loss_of_numpy(layers: tuple[AnyLayer, ...]) -> None:
     """Each gradient is that of the loss along its parameter; the padding has none but through a tied head."""
-    model = replace(DECODER, layers=(replace(DECODER.layers[0], fused=fused), DECODER.layers[1]), head=Head())
+    model = replace(DECODER, layers=layers, head=Head())
     training = a_training(model, CrossEntropy(ignored=Ignored.SOME, label_smoothing=0.1, z_loss=0.1, class_weights=True))
     parameters = {name: values.numpy() for name, values in material(training).parameters.items()}
     gradients = train(single_device(training)).steps[0].gradients

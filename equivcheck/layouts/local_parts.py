@@ -17,7 +17,7 @@ from torch.distributed.tensor import DTensor
 
 from equivcheck.layers.parameters import parameters_of
 from equivcheck.layouts.partition import chunk_size, cut_dim
-from equivcheck.scenario import ClipNorm, LocalTensorParallel, NormType
+from equivcheck.scenario import ClipNorm, NormType, Parallelism
 from equivcheck.trace.trace import Piece, Slot
 from equivcheck.train.setup import Setup
 
@@ -40,7 +40,7 @@ class _Part:
         return replace(piece, shape=self.shape, start=tuple(start), size=piece.size or piece.shape)
 
 
-def read_parts(setup: Setup, parallelism: LocalTensorParallel, mesh: DeviceMesh) -> None:
+def read_parts(setup: Setup, parallelism: Parallelism, mesh: DeviceMesh) -> None:
     """Have the setup read and clip parts as those of whole parameters."""
     parts = _parts(setup, parallelism, mesh)
     if not parts:
@@ -60,7 +60,7 @@ def read_parts(setup: Setup, parallelism: LocalTensorParallel, mesh: DeviceMesh)
     setup.find_slots, setup.clip_norm = find_slots, clip_norm
 
 
-def _parts(setup: Setup, parallelism: LocalTensorParallel, mesh: DeviceMesh) -> dict[str, _Part]:
+def _parts(setup: Setup, parallelism: Parallelism, mesh: DeviceMesh) -> dict[str, _Part]:
     found: dict[str, _Part] = {}
     for parameter in parameters_of(setup.training.model):
         dim = cut_dim(parallelism, parameter)

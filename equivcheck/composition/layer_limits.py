@@ -1,0 +1,40 @@
+"""Limits of kinds of layers, whatever spreads them: what follows values in them, shapes and choices."""
+
+from __future__ import annotations
+
+from equivcheck.composition.registry import rounding_of
+from equivcheck.layers.registry import kind_of
+from equivcheck.layouts.limits.limit import Limit
+from equivcheck.layouts.limits.repairs import each_layer
+from equivcheck.scenario import AnyLayer, Layout, Training
+
+
+def _with_known_shapes(_index: int, layer: AnyLayer) -> AnyLayer:
+    return kind_of(layer).with_known_shapes(layer)
+
+
+def _has_shapes_of_values(training: Training, layout: Layout) -> bool:
+    makes_graphs = layout.execution.is_compiled or layout.execution.whole_step
+    return makes_graphs and any(_with_known_shapes(0, layer) != layer for layer in training.model.layers)
+
+
+def _rounds_choices(training: Training, layout: Layout) -> bool:
+    routes = any(layer.without_routing() != layer for layer in training.model.layers)
+    return routes and rounding_of(layout, training.precision) is not None
+
+
+NO_SHAPES_OF_VALUES_IN_GRAPHS = Limit(
+    reason="a graph: it holds no shapes that depend on values, as of the positions that have chosen an expert",
+    applies=_has_shapes_of_values,
+    repair=lambda training, _layout: each_layer(training, _with_known_shapes),
+)
+
+NO_CHOICES_BETWEEN_ROUNDED_SCORES = Limit(
+    reason="a router under a layout that rounds to other element types: scores are often equal then but for how something was "
+    "rounded, and whether ranks choose the experts of one device is chance",
+    applies=_rounds_choices,
+    repair=lambda training, _layout: each_layer(training, lambda _index, layer: layer.without_routing()),
+)
+
+LAYER_LIMITS = (NO_SHAPES_OF_VALUES_IN_GRAPHS, NO_CHOICES_BETWEEN_ROUNDED_SCORES)
+"""Asked before those of parallelisms."""

@@ -1,0 +1,1 @@
+"""Experts that a router chooses among."""

@@ -1,0 +1,72 @@
+"""Experts of which a router chooses a few for each position."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+from equivcheck.layers.experts.script import experts_script
+from equivcheck.layers.facts import Dispatch, Initial, ParameterOf, norm_parameters
+from equivcheck.layers.kind import LayerKind
+from equivcheck.layers.script import LayerScript
+from equivcheck.scenario import AnyLayer, Experts
+
+if TYPE_CHECKING:
+    from equivcheck.layers.module import LayerModule
+
+
+class ExpertsKind(LayerKind):
+    """A router, gated perceptrons side by side, and one that all positions share."""
+
+    noun: ClassVar[type[AnyLayer]] = Experts
+
+    def parameters(self, layer: Experts, inputs: int) -> tuple[ParameterOf, ...]:
+        """Those of the norm and the router, of all experts with these as first dim, and of the shared one."""
+        router = ParameterOf(name="router.weight", shape=(layer.num_experts, inputs), initial=Initial.WEIGHT)
+        routed = _gated_parameters("experts", layer, inputs, (layer.num_experts,))
+        shared = _gated_parameters("shared", layer, inputs) if layer.shared else ()
+        return (*norm_parameters(layer.norm, inputs), router, *routed, *shared)
+
+    def build(self, layer: Experts, inputs: int) -> LayerModule:
+        """An `ExpertsModule`."""
+        from equivcheck.layers.experts.module import ExpertsModule
+
+        return ExpertsModule(layer, inputs)
+
+    def dispatch(self, layer: Experts) -> Dispatch:
+        """Rows to experts; those of a norm, or weighted, depend on trained parameters."""
+        return Dispatch(trains_rows=not layer.frozen and (layer.norm is not None or layer.weighs_input))
+
+    def ready(self, layer: Experts, inputs: int, *, autocast: bool = False) -> tuple[str, ...]:  # noqa: ARG002 - never under it
+        """The shared expert, then the others, from the last linear to the first, bias first; then the router and the norm."""
+        names = [parameter.name for parameter in self.parameters(layer, inputs)]
+        linears = [name for name in names if name.startswith(("experts.", "shared."))]
+        return (*reversed(linears), "router.weight", *(name for name in names if name.startswith("norm.")))
+
+    def script(self, layer: Experts, inputs: int) -> LayerScript:
+        """As the module that it is here."""
+        return experts_script(layer, inputs)
+
+    def propagated(self, layer: Experts) -> AnyLayer:
+        """Every expert computes every position."""
+        return self.with_known_shapes(layer)
+
+    def with_known_shapes(self, layer: Experts) -> AnyLayer:
+        """Every expert computes every position: how many choose it depends on values."""
+        return layer.having(dispatched=False)
+
+
+def _gated_parameters(owner: str, layer: Experts, inputs: int, stacked: tuple[int, ...] = ()) -> tuple[ParameterOf, ...]:
+    """Those of a gate, an upward linear and one back, or of several with these as first dim."""
+    found = []
+    for name, outputs, features in (
+        ("gate", layer.hidden, inputs),
+        ("up", layer.hidden, inputs),
+        ("down", inputs, layer.hidden),
+    ):
+        shape = (*stacked, outputs, features)
+        expert_dim = 0 if stacked else None
+        found.append(ParameterOf(name=f"{owner}.{name}", shape=shape, initial=Initial.WEIGHT, expert_dim=expert_dim))
+        if layer.bias:
+            bias = ParameterOf(name=f"{owner}.{name}_bias", shape=shape[:-1], initial=Initial.OFFSET, expert_dim=expert_dim)
+            found.append(bias)
+    return tuple(found)

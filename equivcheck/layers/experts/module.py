@@ -1,0 +1,124 @@
+"""The module of experts that a router chooses among."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from equivcheck.layers.module import ACTIVATIONS, DispatchingModule, Linear, beside, norm_of
+from equivcheck.scenario import Experts, Scores
+
+
+class Router(Linear):
+    """Which experts each position chooses, and what they weigh."""
+
+    def __init__(self, layer: Experts, inputs: int) -> None:
+        super().__init__(inputs, layer.num_experts, bias=False)
+        self.layer = layer
+
+    def forward(self, inputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:  # type: ignore[override]
+        """Map (..., inputs) to (..., experts): whether each is chosen, and its weight, which is zero for others."""
+        logits = super().forward(inputs)
+        scores = logits.softmax(-1) if self.layer.scores is Scores.SOFTMAX else logits.sigmoid()
+        chosen = self.chosen(scores.detach())
+        weights = scores * chosen
+        return chosen, weights / weights.sum(-1, keepdim=True) if self.layer.normalised else weights
+
+    def chosen(self, scores: torch.Tensor) -> torch.Tensor:
+        """Whether each score, (..., experts), is among the highest; of equal ones the first: `topk` would take any."""
+        order = torch.sort(scores, stable=True, dim=-1, descending=True)[1][..., : self.layer.top_k]
+        experts = beside(scores, torch.arange(self.layer.num_experts, device=scores.device))
+        return (order.unsqueeze(-1) == experts).any(-2)
+
+
+class GatedExperts(nn.Module):
+    """The parameters of gated perceptrons, of one or of several with these as first dim, and what each of them computes."""
+
+    def __init__(self, layer: Experts, inputs: int, *stacked: int) -> None:
+        super().__init__()
+        self.activation = ACTIVATIONS.get(layer.activation)
+        for name, outputs, features in (
+            ("gate", layer.hidden, inputs),
+            ("up", layer.hidden, inputs),
+            ("down", inputs, layer.hidden),
+        ):
+            self.register_parameter(name, nn.Parameter(torch.empty(*stacked, outputs, features)))
+            bias = nn.Parameter(torch.empty(*stacked, outputs)) if layer.bias else None
+            self.register_parameter(f"{name}_bias", bias)
+
+    def forward(self, inputs: torch.Tensor, expert: int | None = None) -> torch.Tensor:
+        """Map (..., features) to the same by the only expert, or by one of several."""
+        gate = self._linear("gate", inputs, expert)
+        if self.activation is not None:
+            gate = self.activation(gate)
+        return self._linear("down", gate * self._linear("up", inputs, expert), expert)
+
+    def _linear(self, name: str, inputs: torch.Tensor, expert: int | None) -> torch.Tensor:
+        weight, bias = getattr(self, name), getattr(self, f"{name}_bias")
+        if expert is not None:
+            weight, bias = weight[expert], None if bias is None else bias[expert]
+        return functional.linear(inputs, weight, bias)
+
+
+class ExpertsModule(DispatchingModule):
+    """A router, experts, and one that all positions share."""
+
+    layer: Experts
+
+    def __init__(self, layer: Experts, inputs: int) -> None:
+        super().__init__(layer)
+        self.norm = norm_of(layer.norm, inputs)
+        self.router = Router(layer, inputs)
+        self.experts = GatedExperts(layer, inputs, layer.num_experts)
+        self.shared = GatedExperts(layer, inputs) if layer.shared else None
+        self.num_units = layer.num_experts
+
+    def chooser(self) -> Router:
+        """Its router."""
+        return self.router
+
+    def units(self) -> GatedExperts:
+        """Its experts but the shared one."""
+        return self.experts
+
+    def compute(self, inputs: torch.Tensor, mask: torch.Tensor | None, step: int) -> torch.Tensor:  # noqa: ARG002 - of the base
+        """Map (rows, inputs), or sequences of such, to the same shape."""
+        normed = inputs if self.norm is None else self.norm(inputs)
+        chosen, weights = self.router(normed)
+        sends = self.layer.dispatched or self.by_units is not None
+        outputs = (self.dispatched if sends else self.routed)(normed, chosen, weights)
+        if self.shared is not None:
+            outputs = outputs + self.shared(normed)
+        return self.ended(outputs, mask, inputs)
+
+    def routed(self, values: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        """What the chosen experts make of (..., features), by way of all: for others, that counts nothing."""
+        outputs = torch.zeros_like(values)
+        for expert in range(self.layer.num_experts):
+            counts, weight = chosen[..., expert : expert + 1], weights[..., expert : expert + 1]
+            outputs = outputs + (self.weighted(values, weight, expert) * counts)
+        return outputs
+
+    def dispatched(self, values: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        """What the chosen experts make of (..., features), each of those positions alone that have chosen it."""
+        flat, chosen, weights = (each.flatten(0, -2) for each in (values, chosen, weights))
+        experts, places = chosen.T.nonzero(as_tuple=True)
+        weight, rows = weights[places, experts, None], flat[places]
+        if self.layer.weighs_input:
+            rows = rows * weight
+        made = (self.by_units or self.compute_units)(rows, chosen.sum(0))
+        if not self.layer.weighs_input:
+            made = made * weight
+        return torch.zeros_like(flat).index_add(0, places, made).view(values.shape)
+
+    def compute_units(self, rows: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
+        """What the experts held here make of rows, sorted by expert, so many for each."""
+        parts = torch.split(rows, counts.tolist()) if len(counts) else ()
+        return torch.cat([rows[:0], *(self.experts(part, expert) for expert, part in enumerate(parts))])
+
+    def weighted(self, values: torch.Tensor, weight: torch.Tensor, expert: int) -> torch.Tensor:
+        """What an expert makes of (..., features), with a weight for each position, (..., 1)."""
+        before, after = (weight, None) if self.layer.weighs_input else (None, weight)
+        made: torch.Tensor = self.experts(values if before is None else values * before, expert)
+        return made if after is None else made * after

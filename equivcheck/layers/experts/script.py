@@ -1,0 +1,101 @@
+"""Experts as exported scripts write them."""
+
+from __future__ import annotations
+
+from equivcheck.layers.script import ACTIVATIONS, LayerScript, norm_line
+from equivcheck.scenario import Experts, Scores
+
+_CHOSEN = (
+    "def chosen_by(scores, count):",
+    '    """Whether each score is among the highest; of equal ones the first."""',
+    "    order = torch.sort(scores, stable=True, dim=-1, descending=True)[1][..., :count]",
+    "    return (order.unsqueeze(-1) == {experts}).any(-2)",
+)
+_EXPERTS = "torch.arange(scores.shape[-1])"
+
+
+def experts_script(layer: Experts, inputs: int) -> LayerScript:
+    """The class, for so many input features."""
+    owners = (("experts", (layer.num_experts,)), *((("shared", ()),) * layer.shared))
+    made = [f"self.router = nn.Linear({inputs}, {layer.num_experts}, bias=False)"]
+    made += [line for owner, stacked in owners for line in _parameters(owner, layer, inputs, stacked)]
+    return LayerScript(
+        name="Experts",
+        words="Gated perceptrons of which a router chooses for each position",
+        init=(*norm_line(layer.norm, inputs), *made),
+        compute=tuple(_lines(layer)),
+        functions=(_chosen(), _gated(layer)),
+        imports=(("torch.nn", "functional"),),
+    )
+
+
+def _parameters(owner: str, layer: Experts, inputs: int, stacked: tuple[int, ...]) -> list[str]:
+    lines = [f"self.{owner} = nn.Module()"]
+    for name, outputs, features in (
+        ("gate", layer.hidden, inputs),
+        ("up", layer.hidden, inputs),
+        ("down", inputs, layer.hidden),
+    ):
+        sizes = ", ".join(map(str, (*stacked, outputs, features)))
+        lines.append(f"self.{owner}.{name} = nn.Parameter(torch.randn({sizes}) / {features} ** 0.5)")
+        if layer.bias:
+            sizes = ", ".join(map(str, (*stacked, outputs)))
+            lines.append(f"self.{owner}.{name}_bias = nn.Parameter(torch.rand({sizes}) - 0.5)")
+    return lines
+
+
+def _chosen() -> tuple[str, ...]:
+    return tuple(line.format(experts=_EXPERTS) for line in _CHOSEN)
+
+
+def _gated(layer: Experts) -> tuple[str, ...]:
+    """The function of one expert, of several if its number is told."""
+    function = ACTIVATIONS.get(layer.activation, ("", ""))[1]
+    names = ("gate", "gate_bias", "up", "up_bias", "down", "down_bias") if layer.bias else ("gate", "up", "down")
+    own = ", ".join(f"owner.{name}" for name in names)
+    linears = {name: f"{name}, {name}_bias" if layer.bias else name for name in ("gate", "up", "down")}
+    gate = f"functional.linear(values, {linears['gate']})"
+    return (
+        "def gated(owner, values, expert=None):",
+        '    """A gate and an upward linear, multiplied, and one back."""',
+        f"    {', '.join(names)} = (each if expert is None else each[expert] for each in ({own}))",
+        f"    gated = {f'{function}({gate})' if function else gate} * functional.linear(values, {linears['up']})",
+        f"    return functional.linear(gated, {linears['down']})",
+    )
+
+
+def _lines(layer: Experts) -> list[str]:
+    lines = [f"normed = {'self.norm(inputs)' if layer.norm else 'inputs'}"]
+    lines.append(f"scores = self.router(normed).{'softmax(-1)' if layer.scores is Scores.SOFTMAX else 'sigmoid()'}")
+    lines.append(f"chosen = chosen_by(scores.detach(), {layer.top_k})")
+    lines.append("weights = scores * chosen")
+    lines += ["weights = weights / weights.sum(-1, keepdim=True)"] * layer.normalised
+    lines += _dispatched(layer) if layer.dispatched else _routed(layer)
+    return lines + ["values = values + gated(self.shared, normed)"] * layer.shared
+
+
+def _weighted(layer: Experts, values: str, weight: str) -> str:
+    if layer.weighs_input:
+        return f"gated(self.experts, {values} * {weight}, expert)"
+    return f"gated(self.experts, {values}, expert) * {weight}"
+
+
+def _routed(layer: Experts) -> list[str]:
+    made = _weighted(layer, "normed", "weights[..., expert : expert + 1]")
+    return [
+        "values = torch.zeros_like(normed)",
+        f"for expert in range({layer.num_experts}):",
+        f"    values = values + {made} * chosen[..., expert : expert + 1]",
+    ]
+
+
+def _dispatched(layer: Experts) -> list[str]:
+    return [
+        "flat, chosen, weights = (each.flatten(0, -2) for each in (normed, chosen, weights))",
+        "values = torch.zeros_like(flat)",
+        f"for expert in range({layer.num_experts}):",
+        "    places = chosen[:, expert].nonzero().squeeze(-1)",
+        f"    made = {_weighted(layer, 'flat[places]', 'weights[places, expert, None]')}",
+        "    values = values.index_add(0, places, made)",
+        "values = values.view(normed.shape)",
+    ]

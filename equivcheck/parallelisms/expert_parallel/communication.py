@@ -1,0 +1,59 @@
+"""What expert parallelism communicates: rows, whose number depends on values, and gradients of what every rank has."""
+
+from __future__ import annotations
+
+from equivcheck.layers.registry import kind_of
+from equivcheck.layouts.expected_calls.clipping import keeps_gradient
+from equivcheck.layouts.expected_calls.communication import Totals
+from equivcheck.layouts.expected_calls.model import CommunicationModel
+from equivcheck.layouts.expected_calls.rank_view import Held, Ledger, RankView
+from equivcheck.layouts.partition import cut_dim
+from equivcheck.scenario import ClipNorm, ExpertParallel, NormType
+from equivcheck.scenario.mesh import EP
+from equivcheck.trace.stage import Stage
+
+FORWARD = 3
+"""All-to-alls of a layer: how many rows go to each expert, the rows, what experts make of them."""
+
+
+def _all_calls(view: RankView, parallelism: ExpertParallel) -> Totals:
+    ledger = Ledger()
+    for step in range(view.training.steps):
+        num_exchanges = sum(_exchanges(view, step, index) for index in range(len(view.training.model.layers)))
+        if num_exchanges:
+            ledger.note(step, "all_to_all", view.axes(EP), 0, num_exchanges * len(view.training.data.microbatches))
+        for held in view.held:
+            if not _is_of_experts(held, parallelism) and keeps_gradient(view, held, step):
+                ledger.note(step, "all_reduce.sum", view.axes(EP), held.numel * view.item_bytes)
+    return ledger.totals | _clipping(view, parallelism)
+
+
+def _exchanges(view: RankView, step: int, index: int) -> int:
+    """All-to-alls of a layer in one microbatch: its backward sends back what of its forward requires a gradient."""
+    layer = view.training.model.layers[index]
+    dispatch = kind_of(layer).dispatch(layer)
+    if dispatch is None:
+        return 0
+    trains_rows = dispatch.trains_rows or view.differentiates(index - 1, step)
+    trains = trains_rows or not layer.frozen
+    forwards = 1 + (trains and view.layout.execution.checkpoints(index))
+    return FORWARD * forwards + trains + trains_rows
+
+
+def _is_of_experts(held: Held, parallelism: ExpertParallel) -> bool:
+    return cut_dim(parallelism, held.parameter) is not None
+
+
+def _clipping(view: RankView, parallelism: ExpertParallel) -> Totals:
+    """The norm of experts, once a step."""
+    clipping, ledger = view.training.clipping, Ledger(Stage.CLIPPING)
+    if not isinstance(clipping, ClipNorm) or view.layout.mesh.size(EP) == 1:
+        return {}
+    op = "max" if clipping.norm_type is NormType.INF else "sum"
+    for step in range(view.training.steps):
+        if any(_is_of_experts(held, parallelism) and keeps_gradient(view, held, step) for held in view.held):
+            ledger.note(step, f"all_reduce.{op}", view.axes(EP), view.item_bytes)
+    return ledger.totals
+
+
+EXPERT_PARALLEL_COMMUNICATION = CommunicationModel(calls=_all_calls, open_bytes=frozenset(("all_to_all",)))

@@ -1,0 +1,100 @@
+"""Rows sent to the ranks that hold the units that they have chosen, and back, with their derivatives.
+
+By all-to-alls of unequal parts. Every rank makes each of them, forward and backward, whatever it holds: what has no rows, or no
+unit, takes part with nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed import ProcessGroup
+from torch.distributed import _functional_collectives as collectives
+from torch.distributed.device_mesh import DeviceMesh
+
+from equivcheck.layers.module import DispatchingModule
+from equivcheck.layouts.partition import chunk_size, chunk_sizes
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class Exchange:
+    """The units of one layer over the ranks of an axis, as one of them sees them."""
+
+    layer: DispatchingModule
+    """The layer, of which this rank holds its own units alone."""
+    group: ProcessGroup
+    """The ranks."""
+    num_units: tuple[int, ...]
+    """Per rank, how many units it holds."""
+    rank: int
+    """Which of them this one is."""
+
+    def __call__(self, rows: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
+        """What units make of rows, (rows, features), sorted by unit, so many for each, (units,)."""
+        arriving = self.counts_of_arrivals(counts)
+        sent = [int(part.sum()) for part in torch.split(counts, list(self.num_units))]
+        received = [int(each) for each in arriving.sum(1)]
+        arrived = self.exchanged(rows, received, sent)
+        units = torch.arange(arriving.shape[1]).repeat(len(received)).repeat_interleave(arriving.flatten())
+        order = units.argsort(stable=True)
+        made = self.layer.compute_units(arrived[order], arriving.sum(0))
+        return self.exchanged(self.put_back(made, order) + self.nothing(), sent, received)
+
+    def put_back(self, made: torch.Tensor, order: torch.Tensor) -> torch.Tensor:
+        """What has been made of rows in an order as the rows have come."""
+        return made[order.argsort()]
+
+    def nothing(self) -> torch.Tensor:
+        """Zero, made of this rank's units, of which it may have none: so its backward calls what that of any other rank does."""
+        found: torch.Tensor = sum((parameter * 0).sum() for parameter in self.layer.units().parameters())  # type: ignore[assignment]
+        return found
+
+    def counts_of_arrivals(self, counts: torch.Tensor) -> torch.Tensor:
+        """How many rows come from each rank for each unit of this one, (ranks, own units)."""
+        own, ranks = self.num_units[self.rank], len(self.num_units)
+        arriving = counts.new_empty(own * ranks)
+        dist.all_to_all_single(arriving, counts, [own] * ranks, list(self.num_units), group=self.group)
+        return arriving.view(ranks, own)
+
+    def exchanged(self, rows: torch.Tensor, received: list[int], sent: list[int]) -> torch.Tensor:
+        """Rows of other ranks for those sent to them; its derivative sends gradients back."""
+        exchange: Any = collectives.all_to_all_single_autograd
+        wait: Any = collectives.wait_tensor
+        found: torch.Tensor = wait(exchange(rows.contiguous(), received, sent, self.group))
+        return found
+
+
+def share_out_units(model: nn.Module, mesh: DeviceMesh) -> None:
+    """Leave each rank its own units of every layer that dispatches, and have it exchange rows for the others'."""
+    for layer in model.modules():
+        if isinstance(layer, DispatchingModule):
+            layer.by_units = Exchange(
+                layer=layer,
+                group=mesh.get_group(),
+                num_units=chunk_sizes(layer.num_units, mesh.size()),
+                rank=mesh.get_local_rank(),
+            )
+            _keep_own(layer.units(), mesh)
+
+
+def _keep_own(units: nn.Module, mesh: DeviceMesh) -> None:
+    for name, parameter in list(units.named_parameters()):
+        size = parameter.shape[0]
+        start = min(chunk_size(size, mesh.size()) * mesh.get_local_rank(), size)
+        own = parameter.detach().narrow(0, start, chunk_sizes(size, mesh.size())[mesh.get_local_rank()]).clone()
+        setattr(units, name, nn.Parameter(own, requires_grad=parameter.requires_grad))
+
+
+def reduce_gradients(model: nn.Module, mesh: DeviceMesh) -> None:
+    """Average the gradients of what every rank has; those of units, which have seen the rows of all ranks, are divided alike."""
+    dispatching = [layer for layer in model.modules() if isinstance(layer, DispatchingModule)]
+    own = {parameter for layer in dispatching for parameter in layer.units().parameters()}
+    for parameter in model.parameters():
+        if parameter.grad is not None:
+            if parameter not in own:
+                dist.all_reduce(parameter.grad, group=mesh.get_group())
+            parameter.grad /= mesh.size()

@@ -1,0 +1,1 @@
+"""Expert parallelism has no issue on file of its own."""

@@ -1,0 +1,25 @@
+"""Expert parallelism."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from equivcheck.scenario.mesh import EP
+from equivcheck.scenario.noun import noun
+from equivcheck.scenario.parallelism_base import Parallelism, ParameterFacts
+
+
+@noun
+class ExpertParallel(Parallelism):
+    """Each rank has rows and experts of its own: rows are sent to the experts that they choose, by all-to-alls, and back.
+
+    Where ranks cannot have equally many experts, the last ones have fewer or none. Everything else is whole on every rank, and
+    its gradients are averaged by hand after the last backward; those of experts, which have seen the rows of all ranks, are
+    divided by the number of ranks.
+    """
+
+    tag: ClassVar[str] = "expert_parallel"
+    axes: ClassVar[tuple[tuple[str, ...], ...]] = ((EP,),)
+
+    def cut_dim(self, parameter: ParameterFacts) -> int | None:  # noqa: D102 - as inherited
+        return parameter.expert_dim

@@ -1,0 +1,224 @@
+"""Experts that a router chooses among: what one device computes under every layout, and no proof where rounding chooses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from equivcheck import Outcome, check
+from equivcheck.composition.limits import repaired, why_unsupported
+from equivcheck.composition.registry import layout_names
+from equivcheck.export.script import script_of
+from equivcheck.layers.experts.module import ExpertsModule
+from equivcheck.scenario import (
+    DDP,
+    FSDP2,
+    AdamW,
+    Axis,
+    Compile,
+    CrossEntropy,
+    Data,
+    Execution,
+    Experts,
+    Head,
+    Layout,
+    LowPrecision,
+    Mesh,
+    Model,
+    Norm,
+    Parallelism,
+    Recompute,
+    Scenario,
+    Scores,
+    Tokens,
+    Training,
+    Wrapping,
+)
+from equivcheck.strategies import executions, scenarios, token_models, trainings
+from equivcheck.train import material
+from equivcheck.train.setup import Setup
+from exported import printed_differences
+
+pytestmark = pytest.mark.mostly_equivalent
+
+EXAMPLES = max(4, settings().max_examples // 10)
+EXPERTS = Experts(hidden=3, num_experts=5, top_k=2, scores=Scores.SIGMOID, normalised=True, norm=Norm.RMS, shared=True)
+
+
+def a_scenario(*parallelisms: Parallelism, layer: Experts = EXPERTS, **execution: Recompute) -> Scenario:
+    """Two steps of two microbatches of unequal size."""
+    model = Model(features=4, source=Tokens(vocabulary=7), length=3, layers=(layer, layer), head=Head())
+    training = Training(model=model, data=Data(microbatches=(4, 2)), loss=CrossEntropy(), optimizer=AdamW(), steps=2)
+    mesh = Mesh(axes=(Axis(name="dp", size=2),))
+    layout = Layout(mesh=mesh, parallelisms=parallelisms or (DDP(),), execution=Execution(**execution))
+    return Scenario(training=training, layout=layout)
+
+
+MODELS = token_models().filter(lambda model: any(isinstance(layer, Experts) for layer in model.layers))
+EAGERLY = executions().filter(lambda execution: not execution.is_compiled)
+
+
+@pytest.mark.parametrize("layout", layout_names())
+@pytest.mark.filterwarnings("ignore")
+def test_experts_equal_one_device(layout: str) -> None:
+    """Whatever a router chooses, under any layout, some experts without a position on a rank, or on all."""
+
+    @settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck))
+    @given(scenarios(trainings=trainings(models=MODELS), layouts=(layout,), executions=EAGERLY))
+    def equal(scenario: Scenario) -> None:
+        check(scenario).assert_no_finding()
+
+    equal()
+
+
+@pytest.mark.parametrize("dispatched", [False, True])
+@pytest.mark.parametrize("around", [DDP(bucket_cap_mb=1e-4), FSDP2(wrapping=Wrapping.PER_LAYER)], ids=["ddp", "fsdp2"])
+def test_calls_are_those_of_any_layer(around: Parallelism, dispatched: bool) -> None:
+    """Every parameter has a gradient on every rank, in an order that is known, as buckets that hold one each tell."""
+    layer = replace(EXPERTS, dispatched=dispatched, bias=True)
+    verdict = check(a_scenario(around, layer=layer, checkpointing=Recompute.ODD_LAYERS))
+    verdict.assert_equivalent()
+    assert not verdict.unmodelled
+
+
+Weighted = Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
+
+
+def _by_unsorted_scores(route: Weighted, inputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The chosen weigh what they do, each of them what the next of all that are chosen should."""
+    chosen, weights = route(inputs)
+    best = weights.topk(2, -1)
+    return chosen, torch.zeros_like(weights).scatter(-1, best.indices, best.values.flip(-1))
+
+
+def _beyond_capacity(route: Weighted, inputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Of those that choose an expert, only the first two of a rank's rows are computed."""
+    chosen, weights = route(inputs)
+    flat = chosen.flatten(0, -2)
+    kept = (flat & (flat.cumsum(0) <= 2)).view(chosen.shape)
+    return kept, weights * kept
+
+
+def _in_another_order(route: Weighted, inputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """What was for an expert goes to the next."""
+    chosen, weights = route(inputs)
+    return chosen.roll(1, -1), weights.roll(1, -1)
+
+
+def _with_half_the_gradient(route: Weighted, inputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The router learns by half."""
+    chosen, weights = route(inputs)
+    return chosen, (weights + weights.detach()) / 2
+
+
+def _twice(route: Weighted, inputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Weighted before an expert and after it."""
+    chosen, weights = route(inputs)
+    return chosen, weights.square()
+
+
+def _of_all_scores(route: Weighted, inputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Not divided by the sum of the chosen."""
+    chosen, weights = route(inputs)
+    return chosen, weights * 1.25
+
+
+MISTAKES = (_by_unsorted_scores, _beyond_capacity, _in_another_order, _with_half_the_gradient, _twice, _of_all_scores)
+
+
+@pytest.mark.parametrize("mistake", MISTAKES, ids=lambda mistake: mistake.__name__.lstrip("_"))
+@pytest.mark.parametrize("dispatched", [False, True])
+def test_a_router_that_is_wrong_on_ranks_is_caught(mistake: Callable[..., object], dispatched: bool) -> None:
+    """Planted in every rank's first layer, not in the reference."""
+
+    def plant(setup: Setup) -> None:
+        router = _first(setup).router
+        router.forward = partial(mistake, router.forward)  # type: ignore[method-assign]
+
+    scenario = a_scenario(layer=replace(EXPERTS, dispatched=dispatched))
+    assert check(scenario, alter=plant).outcome is Outcome.DIVERGED
+
+
+def test_positions_that_are_not_put_back_are_caught() -> None:
+    """What experts make of a rank's positions is added to others."""
+
+    def plant(setup: Setup) -> None:
+        layer = _first(setup)
+        honest = layer.dispatched
+        layer.dispatched = lambda *given: honest(*given).roll(1, 0)  # type: ignore[method-assign]
+
+    assert check(a_scenario(layer=replace(EXPERTS, dispatched=True)), alter=plant).outcome is Outcome.DIVERGED
+
+
+def _first(setup: Setup) -> ExpertsModule:
+    layer = setup.model.get_submodule("layers.0")
+    assert isinstance(layer, ExpertsModule)
+    return layer
+
+
+@pytest.mark.parametrize("altered", [False, True])
+def test_choices_that_rounding_moves_prove_nothing(monkeypatch: pytest.MonkeyPatch, altered: bool) -> None:
+    """Where a copy chooses other experts, it is inconclusive that ranks agree, and that they do not."""
+    draw = material._draw_parameters
+
+    def alike(*given: object) -> dict[str, material.Array]:
+        drawn = draw(*given)  # type: ignore[arg-type]
+        drawn["layers.1.router.weight"][1] = drawn["layers.1.router.weight"][0] = drawn["layers.1.router.weight"].sum(0)
+        return drawn
+
+    def last_of_equals(setup: Setup) -> None:
+        router = setup.model.get_submodule("layers.1.router")
+        chosen = router.chosen  # type: ignore[union-attr]
+        router.chosen = lambda scores: chosen(scores.flip(-1)).flip(-1)  # type: ignore[union-attr]
+
+    monkeypatch.setattr(material, "_draw_parameters", alike)
+    scenario = a_scenario(layer=replace(EXPERTS, top_k=1, normalised=False))
+    verdict = check(replace(scenario, training=replace(scenario.training, seed=12345)), alter=last_of_equals if altered else None)
+    material.material.cache_clear()
+    assert verdict.outcome is Outcome.INCONCLUSIVE
+    assert "rounding alone chooses other experts at step 0" in verdict.reason
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"parallelisms": (DDP(autocast=LowPrecision.BFLOAT16),)}, "rounds to other element types"),
+        ({"execution": Execution(compile=Compile.AOT_EAGER)}, "shapes that depend on values"),
+    ],
+    ids=["rounds", "compiled"],
+)
+def test_what_follows_values_has_limits(changes: dict[str, Any], reason: str) -> None:
+    """Neither scores in few digits nor rows of unknown number in a graph; what repairs them is what is left."""
+    scenario = a_scenario(layer=replace(EXPERTS, dispatched=True))
+    scenario = replace(scenario, layout=replace(scenario.layout, **changes))
+    assert reason in (why_unsupported(scenario) or "")
+    training = repaired(scenario.training, scenario.layout)
+    assert why_unsupported(replace(scenario, training=training)) is None
+    assert training.model.layers[0] in (EXPERTS, EXPERTS.without_routing())
+
+
+@given(st.integers(2, 8), st.integers(1, 2), st.lists(st.integers(0, 2), min_size=8, max_size=8))
+def test_of_equal_scores_the_first_is_chosen(num_experts: int, top_k: int, scores: list[int]) -> None:
+    """Rows of zeros, which every arithmetic scores alike, choose alike."""
+    router = ExpertsModule(Experts(hidden=1, num_experts=num_experts, top_k=top_k), 2).router
+    given_scores = scores[:num_experts]
+    order = sorted(range(num_experts), key=lambda expert: (-given_scores[expert], expert))
+    chosen = router.chosen(torch.tensor(given_scores, dtype=torch.float64))
+    assert chosen.nonzero().flatten().tolist() == sorted(order[:top_k])
+
+
+@pytest.mark.parametrize("layer", [EXPERTS, Experts(hidden=2, num_experts=3, weighs_input=True, bias=True, dispatched=True)])
+def test_a_script_routes_as_the_module_does(layer: Experts, tmp_path: Path) -> None:
+    """It trains the same on two ranks, and exits with 0."""
+    code, printed, output = printed_differences(script_of(a_scenario(layer=layer)), 2, tmp_path)
+    assert code == 0, output
+    assert any("experts.gate" in place for place in printed)
+    assert max(printed.values()) < 1e-9
