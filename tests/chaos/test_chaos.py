@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import tempfile
@@ -62,7 +63,8 @@ def kill_descendant(workers: list[psutil.Process], _store: Path) -> bool:
     """Of a worker with ranks that are processes: the youngest is a rank."""
     descendants = [each for worker in workers for each in worker.children(recursive=True)]
     for each in descendants[-1:]:
-        each.kill()
+        with contextlib.suppress(psutil.NoSuchProcess):  # it may have ended by itself meanwhile
+            each.kill()
     return bool(descendants)
 
 

@@ -101,17 +101,21 @@ def flat_parameter_of_one_element(scenario: Scenario) -> bool:
 @need
 def compiled_flat_parameter_of_several(scenario: Scenario) -> bool:
     """An FSDP1 without original parameters, compiled as a whole, has a unit of more than one parameter."""
+    return any(len(unit) > 1 for parallelism in _compiled_flat(scenario) for unit in _units(scenario, parallelism))
+
+
+@need
+def compiled_flat_shared_weight(scenario: Scenario) -> bool:
+    """Modules share a weight under an FSDP1 without original parameters that is compiled as a whole."""
+    model = scenario.training.model
+    is_tied = model.head is not None and model.head.tied
+    return bool(_compiled_flat(scenario)) and (is_tied or any(layer.shares is not None for layer in model.layers))
+
+
+def _compiled_flat(scenario: Scenario) -> list[FSDP1]:
     execution = scenario.layout.execution
-    return (
-        execution.compile is not Compile.NONE
-        and not execution.per_layer
-        and any(
-            len(unit) > 1
-            for parallelism in scenario.layout.of(FSDP1)
-            if not parallelism.use_orig_params
-            for unit in _units(scenario, parallelism)
-        )
-    )
+    is_compiled = execution.compile is not Compile.NONE and not execution.per_layer
+    return [each for each in scenario.layout.of(FSDP1) if is_compiled and not each.use_orig_params]
 
 
 @need

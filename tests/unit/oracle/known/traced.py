@@ -183,6 +183,14 @@ SHOWN = {
             going_on(UNFLATTENED, Layer(width=2)),
         ],
     ),
+    "compiled_flat_shared_weight_load": (
+        compiled(going_on(UNFLATTENED, Layer(width=1, bias=False), Layer(width=1, bias=False, shares=0))),
+        [
+            compiled(going_on(UNFLATTENED, Layer(width=1, bias=False))),
+            compiled(going_on(FSDP1(), Layer(width=1, bias=False), Layer(width=1, bias=False, shares=0))),
+            going_on(UNFLATTENED, Layer(width=1, bias=False), Layer(width=1, bias=False, shares=0)),
+        ],
+    ),
     "dtensor_symbolic_shapes_recurse": (
         compiled(over_tp(PER_LAYER, *DIFFERENT, features=2)),
         [
