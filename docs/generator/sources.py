@@ -44,7 +44,7 @@ __all__ = [
 
 AnyLimit = Limit | LayoutLimit
 
-_OF_EXTRAS = ("equivcheck.cluster.on_ray",)
+_OF_EXTRAS = ("equivcheck.cluster.on_ray", "equivcheck.program_run.plain.typed")
 """Modules that need a library which is not installed with the package."""
 
 
