@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
@@ -20,7 +22,7 @@ from equivcheck.layouts.script.draft import CannotExport
 from equivcheck.layouts.script.numbers import Numbers
 from equivcheck.mutants.mutant import Family, Mutant
 from equivcheck.mutants.registry import mutants
-from equivcheck.scenario import ASGD, DDP, Axis, Data, Layer, Layout, Mesh, Model, NAdam, Precision, Training
+from equivcheck.scenario import DDP, Axis, Data, Layer, Layout, Mesh, Model, Precision, Training
 from equivcheck.strategies import scenarios
 from equivcheck.trace import differences as verdicts
 from exported import Differences, differences_of_traces, printed_differences
@@ -59,13 +61,20 @@ def agrees(scenario: Scenario, folder: Path, mutant: Mutant | None = None) -> bo
     code, printed, output = printed_differences(script, scenario.layout.mesh.num_ranks, folder)
     assert code == int(verdict.outcome in WRONG), f"{verdict.reason}\n{output}\n{script}"
     if verdict.failure is None:
-        judge(scenario, differences_of_traces(scenario, plant), printed)
+        with default_element_type(scenario.training.precision):
+            judge(scenario, differences_of_traces(scenario, plant), printed)
     return True
 
 
-def _digits(training: Training) -> float:
-    """NAdam and ASGD keep numbers in torch's default element type, which a script sets to that of the training."""
-    return max(1e-6, DIGITS[training.precision]) if isinstance(training.optimizer, NAdam | ASGD) else DIGITS[training.precision]
+@contextlib.contextmanager
+def default_element_type(precision: Precision) -> Iterator[None]:
+    """As scripts set it: NAdam and ASGD keep numbers in it."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(getattr(torch, precision.value))
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
 
 
 def judge(scenario: Scenario, found: Differences, printed: Differences) -> None:
@@ -74,7 +83,7 @@ def judge(scenario: Scenario, found: Differences, printed: Differences) -> None:
     rounding = 2 * tolerance_of(scenario)
     for place, difference in found.items():
         if difference != printed[place]:
-            allowed = rounding + _digits(scenario.training) * max(difference, printed[place])
+            allowed = rounding + DIGITS[scenario.training.precision] * max(difference, printed[place])
             assert abs(difference - printed[place]) <= allowed, f"{place}: {difference} in the check, {printed[place]} printed"
 
 

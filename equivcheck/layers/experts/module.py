@@ -119,6 +119,5 @@ class ExpertsModule(DispatchingModule):
 
     def weighted(self, values: torch.Tensor, weight: torch.Tensor, expert: int) -> torch.Tensor:
         """What an expert makes of (..., features), with a weight for each position, (..., 1)."""
-        before, after = (weight, None) if self.layer.weighs_input else (None, weight)
-        made: torch.Tensor = self.experts(values if before is None else values * before, expert)
-        return made if after is None else made * after
+        made: torch.Tensor = self.experts(values * weight if self.layer.weighs_input else values, expert)
+        return made if self.layer.weighs_input else made * weight

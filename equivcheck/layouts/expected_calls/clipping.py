@@ -31,6 +31,18 @@ def dtensor_clipping(view: RankView, axes: Iterable[str], kind: Iterable[Held]) 
     return ledger.totals
 
 
+def clipping_of_parts(view: RankView, axis: str, parts: Iterable[Held]) -> Totals:
+    """The calls of all steps, for plain tensors of which each rank along an axis has a part: one norm, combined once a step."""
+    clipping, ledger, cut = view.training.clipping, Ledger(Stage.CLIPPING), tuple(parts)
+    if not isinstance(clipping, ClipNorm) or view.layout.mesh.size(axis) == 1:
+        return {}
+    op = "max" if clipping.norm_type is NormType.INF else "sum"
+    for step in range(view.training.steps):
+        if any(keeps_gradient(view, held, step) for held in cut):
+            ledger.note(step, f"all_reduce.{op}", view.axes(axis), view.item_bytes)
+    return ledger.totals
+
+
 def keeps_gradient(view: RankView, held: Held, step: int) -> bool:
     """Whether a parameter has a gradient after a step's backward: set to zero, one of an earlier step is still there."""
     steps = range(step + 1) if view.training.zero_grad is ZeroGrad.ZERO else (step,)

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from equivcheck.layers.parameters import parameters_of
 from equivcheck.layouts.partition import leaves_nothing
 from equivcheck.mutants.mutant import Minimum, fault
 from equivcheck.mutants.needs import all_of, is_eager, within
@@ -171,8 +172,6 @@ def _has_summed_bias(scenario: Scenario) -> bool:
 
 
 def _biases(scenario: Scenario) -> Iterator[str]:
-    from equivcheck.layers.parameters import parameters_of
-
     return (each.full_name for each in parameters_of(scenario.training.model) if each.full_name.endswith(".bias"))
 
 

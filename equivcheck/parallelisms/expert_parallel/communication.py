@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from equivcheck.layers.registry import kind_of
-from equivcheck.layouts.expected_calls.clipping import keeps_gradient
+from equivcheck.layouts.expected_calls.clipping import clipping_of_parts, keeps_gradient
 from equivcheck.layouts.expected_calls.communication import Totals
 from equivcheck.layouts.expected_calls.model import CommunicationModel
 from equivcheck.layouts.expected_calls.rank_view import Held, Ledger, RankView
 from equivcheck.layouts.partition import cut_dim
-from equivcheck.scenario import ClipNorm, ExpertParallel, NormType
+from equivcheck.scenario import ExpertParallel
 from equivcheck.scenario.mesh import EP
-from equivcheck.trace.stage import Stage
 
 FORWARD = 3
 """All-to-alls of a layer: how many rows go to each expert, the rows, what experts make of them."""
@@ -25,7 +24,8 @@ def _all_calls(view: RankView, parallelism: ExpertParallel) -> Totals:
         for held in view.held:
             if not _is_of_experts(held, parallelism) and keeps_gradient(view, held, step):
                 ledger.note(step, "all_reduce.sum", view.axes(EP), held.numel * view.item_bytes)
-    return ledger.totals | _clipping(view, parallelism)
+    experts = (held for held in view.held if _is_of_experts(held, parallelism))
+    return ledger.totals | clipping_of_parts(view, EP, experts)
 
 
 def _exchanges(view: RankView, step: int, index: int) -> int:
@@ -42,18 +42,6 @@ def _exchanges(view: RankView, step: int, index: int) -> int:
 
 def _is_of_experts(held: Held, parallelism: ExpertParallel) -> bool:
     return cut_dim(parallelism, held.parameter) is not None
-
-
-def _clipping(view: RankView, parallelism: ExpertParallel) -> Totals:
-    """The norm of experts, once a step."""
-    clipping, ledger = view.training.clipping, Ledger(Stage.CLIPPING)
-    if not isinstance(clipping, ClipNorm) or view.layout.mesh.size(EP) == 1:
-        return {}
-    op = "max" if clipping.norm_type is NormType.INF else "sum"
-    for step in range(view.training.steps):
-        if any(_is_of_experts(held, parallelism) and keeps_gradient(view, held, step) for held in view.held):
-            ledger.note(step, f"all_reduce.{op}", view.axes(EP), view.item_bytes)
-    return ledger.totals
 
 
 EXPERT_PARALLEL_COMMUNICATION = CommunicationModel(calls=_all_calls, open_bytes=frozenset(("all_to_all",)))

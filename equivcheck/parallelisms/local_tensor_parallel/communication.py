@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from equivcheck.layouts.expected_calls.clipping import keeps_gradient
+from equivcheck.layouts.expected_calls.clipping import clipping_of_parts
 from equivcheck.layouts.expected_calls.communication import Totals
 from equivcheck.layouts.expected_calls.model import CommunicationModel
-from equivcheck.layouts.expected_calls.rank_view import Held, Ledger, RankView
+from equivcheck.layouts.expected_calls.rank_view import Held, RankView
 from equivcheck.layouts.partition import chunk_size
 from equivcheck.parallelisms.tensor_parallel.activations import BY_ROWS, ROW, Linear
 from equivcheck.parallelisms.tensor_parallel.passage import Passage
 from equivcheck.parallelisms.tensor_parallel.planned_calls import Pass, PlannedCalls, cut_held
-from equivcheck.scenario import ActivationSharding, ClipNorm, CrossEntropy, LocalTensorParallel, NormType, Owner, Split
+from equivcheck.scenario import ActivationSharding, CrossEntropy, LocalTensorParallel, Owner, Split
 from equivcheck.scenario.mesh import TP
-from equivcheck.trace.stage import Stage
 
 
 class LocalCalls(PlannedCalls):
@@ -57,20 +56,8 @@ class LocalCalls(PlannedCalls):
 
 
 def _all_calls(view: RankView, parallelism: LocalTensorParallel) -> Totals:
-    return LocalCalls(view, parallelism).totals() | _clipping(view, parallelism)
-
-
-def _clipping(view: RankView, parallelism: LocalTensorParallel) -> Totals:
-    """The norm of what is cut, once a step."""
-    clipping, ledger = view.training.clipping, Ledger(Stage.CLIPPING)
-    cut = [held for held in cut_held(view, parallelism) if held.cut]
-    if not isinstance(clipping, ClipNorm):
-        return {}
-    op = "max" if clipping.norm_type is NormType.INF else "sum"
-    for step in range(view.training.steps):
-        if any(keeps_gradient(view, held, step) for held in cut):
-            ledger.note(step, f"all_reduce.{op}", view.axes(TP), view.item_bytes)
-    return ledger.totals
+    cut = (held for held in cut_held(view, parallelism) if held.cut)
+    return LocalCalls(view, parallelism).totals() | clipping_of_parts(view, TP, cut)
 
 
 LOCAL_TENSOR_PARALLEL_COMMUNICATION = CommunicationModel(

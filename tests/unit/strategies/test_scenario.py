@@ -203,13 +203,10 @@ def test_every_feature_of_plans_is_reached(feature: str, sample_of_plans: list[S
     assert sum(map(condition, sample_of_plans)) >= share * len(sample_of_plans)
 
 
-def test_weights_are_shared_where_a_layout_lets_layers_share(sample: list[Scenario]) -> None:
-    """Plans of tensor parallelism give each module a parameter of its own; under others one in eight has shared weights.
-
-    That is the share of 1,170 scenarios; a sample of this size is off by two in a hundred.
-    """
-    able = [scenario for scenario in sample if not scenario.layout.has(PlannedParallelism)]
-    assert sum(map(has_layer(lambda layer: layer.shares is not None), able)) >= 0.08 * len(able)
+def test_weights_are_shared_where_a_layout_lets_layers_share() -> None:
+    """Plans of tensor parallelism give each module a parameter of its own; under others it comes often enough to matter."""
+    able = [scenario for scenario in drawn(1500) if not scenario.layout.has(PlannedParallelism)]
+    assert sum(map(has_layer(lambda layer: layer.shares is not None), able)) >= 0.11 * len(able)
 
 
 def test_resumes_are_rare(sample: list[Scenario]) -> None:

@@ -15,7 +15,10 @@ from torch.nn.parallel import DistributedDataParallel
 
 from equivcheck import Outcome, check_training
 from equivcheck.errors import UsageError
-from unit.user.programs import batches, brought
+from equivcheck.trace.stage import Stage
+from equivcheck.user.running import members_of, run_on
+from equivcheck.worlds.ranks import Run
+from unit.user.programs import STEPS, batches, brought, task_of
 
 CUTS = {"0.*": ((0, "tp"),), "2.weight": ((1, "tp"),)}
 HIDDEN = 5
@@ -92,6 +95,21 @@ def cut_in_fsdp2(model: nn.Module, mesh: DeviceMesh) -> None:
         fully_shard(module, mesh=mesh["dp"])
 
 
+def gathered(module: nn.Module) -> dict[str, torch.Tensor]:
+    """Three parts from all ranks."""
+    found = {name: value.detach() for name, value in module.named_parameters()}
+    return found | {name: everywhere(found[name], dim) for name, dim in (("0.weight", 0), ("0.bias", 0), ("2.weight", 1))}
+
+
+def everywhere(part: torch.Tensor, dim: int) -> torch.Tensor:
+    """Three of five are with the first rank, two with the second."""
+    padded = torch.zeros(3, *part.movedim(dim, 0).shape[1:], dtype=part.dtype)
+    padded[: part.shape[dim]] = part.movedim(dim, 0)
+    parts = [torch.empty_like(padded) for _ in range(2)]
+    dist.all_gather(parts, padded)
+    return torch.cat(parts)[:HIDDEN].movedim(0, dim)
+
+
 @pytest.mark.parametrize(
     ("parallelize", "mesh"),
     [(cut, {"tp": 2}), *((each, {"dp": 2, "tp": 2}) for each in (cut_in_ddp, cut_in_fsdp1, cut_in_fsdp2))],
@@ -102,6 +120,16 @@ def test_shards_are_read_where_they_lie(parallelize: Callable[..., Any], mesh: d
     verdict = check_training(**brought(model=build, parallelize=parallelize, mesh=mesh), cuts=CUTS)
     verdict.assert_equivalent()
     assert not verdict.unread
+
+
+@pytest.mark.parametrize(("how", "num_calls"), [({"cuts": CUTS}, 0), ({"full_tensors": gathered}, 3 * 2 * STEPS + 3 * 2)])
+def test_reading_them_takes_no_call(how: dict[str, Any], num_calls: int) -> None:
+    """A function that gathers is called for parameters and gradients of each step, and for each kind of state."""
+    given = brought(model=build, mesh=(("tp", 2),), data_axes=(), parallelize=cut, batches=tuple(batches())) | how
+    task = task_of(**given)
+    ran, _ = run_on(members_of(task, "sim"), task, 0, 60.0)
+    assert isinstance(ran, Run)
+    assert sum(call.stage is Stage.READING for call in ran.calls[0]) == num_calls
 
 
 def test_processes_read_them_alike() -> None:
