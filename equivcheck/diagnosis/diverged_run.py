@@ -15,7 +15,7 @@ from equivcheck.layouts.rounding import Rounding
 from equivcheck.reference.noise import eps_of
 from equivcheck.reference.reference import ReferenceRun
 from equivcheck.scenario import Layout, Mesh, Scenario, Training
-from equivcheck.scenario.mesh import DP, REPLICATE, SHARD
+from equivcheck.scenario.mesh import DP, EP, REPLICATE, SHARD
 from equivcheck.trace.moments import moments, moments_of_steps
 from equivcheck.trace.pieces import parts_of
 from equivcheck.trace.tensors import Vector
@@ -76,7 +76,7 @@ class DivergedRun(Evidence):
     @property
     def data_axes(self) -> tuple[str, ...]:
         """Those along which ranks compute on different rows."""
-        return tuple(name for name in self.wide_axes if name in (DP, REPLICATE, SHARD))
+        return tuple(name for name in self.wide_axes if name in (DP, REPLICATE, SHARD, EP))
 
     @property
     def rounding(self) -> Rounding | None:

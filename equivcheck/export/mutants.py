@@ -2,7 +2,19 @@
 
 from __future__ import annotations
 
-from equivcheck.export.bugs import accumulation, clipping, gradients, labels, layers, rows, stages, token_layers, updates
+from equivcheck.export.bugs import (
+    accumulation,
+    clipping,
+    context_parallel,
+    experts,
+    gradients,
+    labels,
+    layers,
+    rows,
+    stages,
+    token_layers,
+    updates,
+)
 from equivcheck.export.bugs.refused import REASONS
 from equivcheck.export.bugs.snippet import Snippet
 from equivcheck.layouts.script.draft import CannotExport, Draft
@@ -17,6 +29,8 @@ SNIPPETS: dict[str, Snippet] = {
     **layers.SNIPPETS,
     **labels.SNIPPETS,
     **token_layers.SNIPPETS,
+    **experts.SNIPPETS,
+    **context_parallel.SNIPPETS,
     **stages.SNIPPETS,
     **updates.SNIPPETS,
 }

@@ -26,6 +26,8 @@ class Family(Choice):
     SPMD = "spmd"
     PIPELINE = "pipeline"
     TOKENS = "tokens"
+    EXPERTS = "experts"
+    CONTEXT_PARALLEL = "context_parallel"
     OPTIMIZER = "optimizer"
     PRECISION = "precision"
     RUNTIME = "runtime"

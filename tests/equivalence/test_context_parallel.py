@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from equivcheck import Outcome, check
+from equivcheck import check
 from equivcheck.composition.limits import unsupported
 from equivcheck.composition.registry import layout_names
 from equivcheck.export.script import script_of
 from equivcheck.layouts.script.numbers import Numbers
-from equivcheck.parallelisms.context_parallel import parts, ring
 from equivcheck.parallelisms.context_parallel.positions import positions_of_ranks
-from equivcheck.parallelisms.context_parallel.ranks import Gather, PositionRanks
-from equivcheck.parallelisms.context_parallel.sequences import Gathered, PartOfSequence, RoundTrips
 from equivcheck.scenario import (
     DDP,
     FSDP2,
@@ -180,95 +175,3 @@ def test_what_is_no_sequence_has_no_positions() -> None:
     axes = (Axis(name="tp", size=2), Axis(name="cp", size=2))
     within = Layout(mesh=Mesh(axes=axes), parallelisms=(ContextParallel(), TensorParallel()))
     assert "DDP" in (unsupported(replace(rows, model=replace(rows.model, length=2)), within) or "")
-
-
-def _local_positions(_sequence: PartOfSequence, count: int, _device: torch.device) -> torch.Tensor:
-    return torch.arange(count)
-
-
-def _by_order_of_ranks(sequence: Gathered, looks: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> Any:
-    ranks, count = sequence.ranks, query.shape[-2]
-    keys, values = Gather.apply(torch.stack((key, value)), ranks).unbind()  # type: ignore[no-untyped-call]
-    start = sum(len(part) for part in ranks.parts[: ranks.index])
-    unseen = looks.unseen(torch.arange(start, start + count), torch.arange(ranks.length))
-    return looks.attend_from(query, looks.grouped(keys), looks.grouped(values), unseen)
-
-
-def _sliced(ctx: Any, *gradients: torch.Tensor) -> Any:
-    return gradients[0].index_select(-2, ctx.ranks.own), None
-
-
-def _contiguous_labels(right: Callable[..., Any]) -> Callable[..., Any]:
-    def positions_of(batch: Any, positions: torch.Tensor) -> Any:
-        start = int(positions[0]) if len(positions) else 0
-        targets = batch.targets.narrow(1, min(start, batch.targets.shape[1] - len(positions)), len(positions))
-        return replace(right(batch, positions), targets=targets)
-
-    return positions_of
-
-
-def _shifted_labels(right: Callable[..., Any]) -> Callable[..., Any]:
-    def positions_of(batch: Any, positions: torch.Tensor) -> Any:
-        taken = right(batch, positions)
-        return replace(taken, targets=taken.targets.roll(-1, 1))
-
-    return positions_of
-
-
-def _mean_of_own(setup: Any, ranks: PositionRanks) -> None:
-    inner, size = setup.loss, ranks.size
-    setup.loss = lambda *arguments: inner(*arguments) / size
-
-
-def _without_rescaling(softmax: Any, largest: torch.Tensor) -> None:
-    softmax.largest = largest
-
-
-def _backward_of_own_block(ctx: Any, *gradients: torch.Tensor) -> Any:
-    """Nothing goes round."""
-    turned, values = ctx.ring, RIGHT_BACKWARD(ctx, *gradients)
-    return values[0], values[1] / turned.ranks.size, None
-
-
-RIGHT_BACKWARD = ring.RingAttention.backward
-TAIL = ContextParallel(balance=Balance.HEAD_TAIL)
-MISTAKES: dict[str, tuple[Any, str, Any, ContextParallel, Loss | CrossEntropy]] = {
-    "counts positions from the start of its part": (PartOfSequence, "positions", _local_positions, ContextParallel(), LABELS),
-    "masks by the order of ranks": (Gathered, "attended", _by_order_of_ranks, TAIL, LABELS),
-    "keeps its own gradients of its keys": (Gather, "backward", staticmethod(_sliced), ContextParallel(), LABELS),
-    "cuts labels in a row": (parts, "positions_of", _contiguous_labels(parts.positions_of), TAIL, LABELS),
-    "shifts labels after the cut": (parts, "positions_of", _shifted_labels(parts.positions_of), ContextParallel(), LABELS),
-    "averages means of unequal parts": (parts, "own_loss", _mean_of_own, ContextParallel(), Loss.MSE_MEAN),
-    "sums no gradients": (parts, "sum_gradients", lambda *_: None, ContextParallel(), LABELS),
-    "does not rescale": (
-        ring.BlockwiseSoftmax,
-        "rescale",
-        _without_rescaling,
-        ContextParallel(exchange=Exchange.RING),
-        LABELS,
-    ),
-    "loses gradients of the ring": (
-        ring.RingAttention,
-        "backward",
-        staticmethod(_backward_of_own_block),
-        ContextParallel(exchange=Exchange.RING),
-        LABELS,
-    ),
-    "looks at its own block alone": (
-        RoundTrips,
-        "attended",
-        lambda _sequence, looks, query, key, value: looks.attend(query, looks.grouped(key), looks.grouped(value)),
-        ContextParallel(exchange=Exchange.RING),
-        LABELS,
-    ),
-}
-
-
-@pytest.mark.parametrize("mistake", MISTAKES)
-def test_a_mistake_is_found(mistake: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each of what such code gets wrong is a finding, and without it the same scenario is none."""
-    owner, name, wrong, parallelism, loss = MISTAKES[mistake]
-    scenario = a_scenario(parallelism, loss=loss)
-    assert check(scenario).outcome is Outcome.EQUIVALENT
-    monkeypatch.setattr(owner, name, wrong)
-    assert check(scenario).outcome.is_finding

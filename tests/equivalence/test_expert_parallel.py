@@ -3,18 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-import torch
-import torch.distributed as dist
-from torch import nn
-from torch.distributed.device_mesh import DeviceMesh
 
-from equivcheck import Outcome, check
+from equivcheck import check
 from equivcheck.composition.limits import why_unsupported
-from equivcheck.parallelisms.expert_parallel import exchange
 from equivcheck.scenario import (
     AdamW,
     Attention,
@@ -86,47 +80,6 @@ def test_a_layer_makes_five_all_to_alls(checkpointing: Recompute) -> None:
     verdict.assert_equivalent()
     of_step = Counter(call.step for call in verdict.calls[0] if call.op == "all_to_all" and call.stage is Stage.COMPUTE)
     assert of_step == dict.fromkeys((0, 1), (5 + 3 * (checkpointing is not Recompute.NONE)) * 2 * 2)
-
-
-def _own_gradients(model: nn.Module, mesh: DeviceMesh) -> None:
-    for parameter in model.parameters():
-        if parameter.grad is not None:
-            parameter.grad /= mesh.size()
-
-
-def _undivided_experts(model: nn.Module, mesh: DeviceMesh) -> None:
-    for name, parameter in model.named_parameters():
-        if parameter.grad is not None and ".experts." not in name:
-            dist.all_reduce(parameter.grad, group=mesh.get_group())
-            parameter.grad /= mesh.size()
-
-
-def _as_if_replicated(model: nn.Module, mesh: DeviceMesh) -> None:
-    """Experts are summed over ranks that hold others."""
-    for parameter in model.parameters():
-        if parameter.grad is not None:
-            dist.all_reduce(parameter.grad, group=mesh.get_group())
-            parameter.grad /= mesh.size()
-
-
-def _as_computed(_exchange: exchange.Exchange, made: torch.Tensor, _order: torch.Tensor) -> torch.Tensor:
-    return made
-
-
-MISTAKES: dict[str, tuple[object, str, Callable[..., object]]] = {
-    "reduces nothing": (exchange, "reduce_gradients", _own_gradients),
-    "leaves gradients of experts as sums": (exchange, "reduce_gradients", _undivided_experts),
-    "reduces experts as if they were the same": (exchange, "reduce_gradients", _as_if_replicated),
-    "does not put rows back in order": (exchange.Exchange, "put_back", _as_computed),
-}
-
-
-@pytest.mark.parametrize("mistake", MISTAKES)
-def test_a_mistake_is_caught(monkeypatch: pytest.MonkeyPatch, mistake: str) -> None:
-    """On both ranks, beside an honest reference."""
-    monkeypatch.setattr(*MISTAKES[mistake])
-    scenario = a_scenario(layer=replace(EXPERTS, num_experts=4))
-    assert check(scenario).outcome is Outcome.DIVERGED
 
 
 def test_what_no_graph_holds_is_not_compiled() -> None:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -87,64 +85,6 @@ def test_calls_are_those_of_any_layer(around: Parallelism, dispatched: bool) -> 
     verdict = check(a_scenario(around, layer=layer, checkpointing=Recompute.ODD_LAYERS))
     verdict.assert_equivalent()
     assert not verdict.unmodelled
-
-
-Weighted = Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
-
-
-def _by_unsorted_scores(route: Weighted, inputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The chosen weigh what they do, each of them what the next of all that are chosen should."""
-    chosen, weights = route(inputs)
-    best = weights.topk(2, -1)
-    return chosen, torch.zeros_like(weights).scatter(-1, best.indices, best.values.flip(-1))
-
-
-def _beyond_capacity(route: Weighted, inputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Of those that choose an expert, only the first two of a rank's rows are computed."""
-    chosen, weights = route(inputs)
-    flat = chosen.flatten(0, -2)
-    kept = (flat & (flat.cumsum(0) <= 2)).view(chosen.shape)
-    return kept, weights * kept
-
-
-def _in_another_order(route: Weighted, inputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """What was for an expert goes to the next."""
-    chosen, weights = route(inputs)
-    return chosen.roll(1, -1), weights.roll(1, -1)
-
-
-def _with_half_the_gradient(route: Weighted, inputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The router learns by half."""
-    chosen, weights = route(inputs)
-    return chosen, (weights + weights.detach()) / 2
-
-
-def _twice(route: Weighted, inputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Weighted before an expert and after it."""
-    chosen, weights = route(inputs)
-    return chosen, weights.square()
-
-
-def _of_all_scores(route: Weighted, inputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Not divided by the sum of the chosen."""
-    chosen, weights = route(inputs)
-    return chosen, weights * 1.25
-
-
-MISTAKES = (_by_unsorted_scores, _beyond_capacity, _in_another_order, _with_half_the_gradient, _twice, _of_all_scores)
-
-
-@pytest.mark.parametrize("mistake", MISTAKES, ids=lambda mistake: mistake.__name__.lstrip("_"))
-@pytest.mark.parametrize("dispatched", [False, True])
-def test_a_router_that_is_wrong_on_ranks_is_caught(mistake: Callable[..., object], dispatched: bool) -> None:
-    """Planted in every rank's first layer, not in the reference."""
-
-    def plant(setup: Setup) -> None:
-        router = _first(setup).router
-        router.forward = partial(mistake, router.forward)  # type: ignore[method-assign]
-
-    scenario = a_scenario(layer=replace(EXPERTS, dispatched=dispatched))
-    assert check(scenario, alter=plant).outcome is Outcome.DIVERGED
 
 
 def test_positions_that_are_not_put_back_are_caught() -> None:

@@ -7,6 +7,7 @@ import re
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -16,7 +17,7 @@ from hypothesis import strategies as st
 from equivcheck import Outcome, Scenario, check
 from equivcheck.export.bugs.refused import REASONS
 from equivcheck.export.mutants import expressible
-from equivcheck.export.script import script_of
+from equivcheck.export.script import can_export, script_of
 from equivcheck.export.tolerance import tolerance_of
 from equivcheck.layouts.script.draft import CannotExport
 from equivcheck.layouts.script.numbers import Numbers
@@ -116,17 +117,43 @@ def test_a_script_has_the_bug_of_a_mutant(tmp_path: Path) -> None:
     assert any(ran)
 
 
-@pytest.mark.parametrize("name", [name for name in expressible() if mutants()[name].family in (Family.TOKENS, Family.PIPELINE)])
-def test_a_script_has_the_bug_of_a_mutant_of_tokens_or_stages(name: str, tmp_path: Path) -> None:
+OF_LAYERS = (Family.TOKENS, Family.EXPERTS, Family.CONTEXT_PARALLEL)
+"""Families of mutants of which each has lines of its own, or a reason why there are none."""
+REPRESENTATIVES = {
+    "router_weights_normalised_before_choice",
+    "router_weighs_other_side",
+    "rows_beyond_capacity_dropped",
+    "causal_mask_by_order_of_ranks",
+    "ring_gradients_overwritten",
+    "labels_counted_by_each_part",
+}
+"""Of experts and of parts of sequences; the others run by night."""
+
+
+def _of_layers() -> Iterator[Any]:
+    for name in expressible():
+        family = mutants()[name].family
+        if family in (*OF_LAYERS, Family.PIPELINE):
+            is_quick = family in (Family.TOKENS, Family.PIPELINE) or name in REPRESENTATIVES
+            yield pytest.param(name, marks=() if is_quick else pytest.mark.slow)
+
+
+@pytest.mark.parametrize("name", [*_of_layers()])
+def test_a_script_has_the_bug_of_a_mutant_of_layers(name: str, tmp_path: Path) -> None:
     """In the smallest scenario that shows it, the script prints the differences that the check finds."""
     require_supported(MINIMUMS[name])
     assert agrees(MINIMUMS[name], tmp_path, mutants()[name])
 
 
 @pytest.mark.parametrize(
-    "name", [name for name in mutants() if mutants()[name].family is Family.TOKENS and name not in expressible()]
+    "name",
+    [
+        name
+        for name, mutant in mutants().items()
+        if mutant.family in OF_LAYERS and name not in expressible() and can_export(MINIMUMS[name])
+    ],
 )
-def test_a_mutant_of_tokens_that_no_script_has_is_refused_with_the_reason(name: str) -> None:
+def test_a_mutant_of_layers_that_no_script_has_is_refused_with_the_reason(name: str) -> None:
     """Whoever asks for one is told what a script has no line for."""
     with pytest.raises(CannotExport, match=re.escape(f"mutant {name!r} cannot be exported: {REASONS[name]}; allowed: ")):
         script_of(MINIMUMS[name], mutant=mutants()[name])

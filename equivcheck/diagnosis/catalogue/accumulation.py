@@ -8,10 +8,10 @@ import torch
 
 from equivcheck.diagnosis.catalogue.counterfactual import Change, Counterfactual, gradients_of, on_one_device
 from equivcheck.diagnosis.diverged_run import DivergedRun
-from equivcheck.diagnosis.words import tensors
+from equivcheck.diagnosis.words import over, tensors
 from equivcheck.parallelisms.pipeline.stages import weights_of_several_ranks
 from equivcheck.scenario import Pipeline
-from equivcheck.scenario.mesh import PP
+from equivcheck.scenario.mesh import CP, PP
 from equivcheck.train.accumulate import part_loss, scalar
 from equivcheck.train.material import Batch
 from equivcheck.train.setup import Setup
@@ -120,23 +120,27 @@ def _rescaled(diverged: DivergedRun) -> Iterator[Counterfactual]:
 
 
 def _summed_again(diverged: DivergedRun) -> Iterator[Counterfactual]:
-    """What has been accumulated of a weight of several stages is summed over its copies before further microbatches."""
-    ranks, model = diverged.mesh.size(PP), diverged.training.model
+    """What has been accumulated is summed over ranks before further microbatches: of several stages, or of all positions."""
+    ranks, model, parts = diverged.mesh.size(PP), diverged.training.model, diverged.mesh.size(CP)
     counts = {
         weight.name: len(weight.ranks)
         for pipeline in diverged.layout.of(Pipeline)
         for weight in weights_of_several_ranks(model, pipeline, ranks)
     }
-    if not counts:
-        return
+    if counts:
+        yield _again(diverged, counts, f"of {tensors(list(counts))} is summed over its copies")
+    if parts > 1:
+        yield _again(diverged, dict.fromkeys(diverged.updated, parts), f"is summed over {over(diverged.mesh, (CP,))}")
 
+
+def _again(diverged: DivergedRun, counts: dict[str, int], words: str) -> Counterfactual:
     def scale(setup: Setup) -> None:
         for name, gradient in gradients_of(setup).items():
             gradient.mul_(counts.get(name, 1))
 
-    words = f"what has been accumulated of {tensors(list(counts))} is summed over its copies again at each microbatch"
     change = _computing([1.0] * len(diverged.training.data.microbatches), between=scale)
-    yield on_one_device(diverged, Cause.RESCALED_EACH_MICROBATCH, words, change)
+    sentence = f"what has been accumulated {words} again at each microbatch"
+    return on_one_device(diverged, Cause.RESCALED_EACH_MICROBATCH, sentence, change)
 
 
 def _stepped(diverged: DivergedRun) -> Iterator[Counterfactual]:

@@ -6,7 +6,12 @@ from collections.abc import Callable, Iterator
 
 from equivcheck.diagnosis.catalogue.accumulation import wrong_accumulations
 from equivcheck.diagnosis.catalogue.clipping import wrong_clippings
+from equivcheck.diagnosis.catalogue.context_parallel.attention import wrong_looks
+from equivcheck.diagnosis.catalogue.context_parallel.sums import wrong_parts
 from equivcheck.diagnosis.catalogue.counterfactual import Counterfactual
+from equivcheck.diagnosis.catalogue.experts.capacity import dropped_rows
+from equivcheck.diagnosis.catalogue.experts.exchange import wrong_exchanges
+from equivcheck.diagnosis.catalogue.experts.routing import wrong_experts
 from equivcheck.diagnosis.catalogue.initial_values import wrong_initial_values
 from equivcheck.diagnosis.catalogue.optimizer_settings import wrong_optimizers
 from equivcheck.diagnosis.catalogue.order import wrong_orders
@@ -33,6 +38,10 @@ CATALOGUE: tuple[tuple[Callable[[DivergedRun], Iterator[Counterfactual]], tuple[
     (wrong_labels, _COMPUTED),
     (wrong_keys_and_values, _COMPUTED),
     (wrong_embeddings, _COMPUTED),
+    (wrong_experts, _COMPUTED),
+    (wrong_exchanges, _COMPUTED),
+    (wrong_looks, _COMPUTED),
+    (wrong_parts, _COMPUTED),
     (wrong_reductions, _COMPUTED),
     (wrong_splits, _COMPUTED),
     (wrong_vocabularies, _COMPUTED),
@@ -43,6 +52,7 @@ CATALOGUE: tuple[tuple[Callable[[DivergedRun], Iterator[Counterfactual]], tuple[
     (wrong_rows, _COMPUTED),
     (wrong_accumulations, _COMPUTED),
     (wrong_clippings, (Phase.GRADIENT, Phase.CLIPPING)),
+    (dropped_rows, _COMPUTED),
     (wrong_reduction_precision, _COMPUTED),
     (wrong_sharing, _COMPUTED),
     (constant_ratios, (*_COMPUTED, Phase.CLIPPING)),

@@ -9,6 +9,8 @@ _SOFTMAX = (
 _SUMS = "the sum over ranks that it changes is made by DTensor or parallelize_module, of which a script has the call alone"
 _POSITIONS = "positions within attention are counted in functions that both runs of a script share"
 _FUSED = "a script has a gate and an upward linear by themselves, never as one weight"
+_RING = "how a ring puts blocks together, and its derivative, stand in one function, of which the mutant has another"
+_SENT = "the exchange of rows of expert_parallel has no line of its own for it"
 
 REASONS: dict[str, str] = {
     "vocabulary_mask_off_by_one": _LOOKED_UP,
@@ -28,5 +30,17 @@ REASONS: dict[str, str] = {
     "rotary_positions_off_by_one": _POSITIONS,
     "rotary_keys_shifted_on_one_rank": _POSITIONS,
     "gate_and_up_cut_as_one": _FUSED,
+    "ring_blocks_not_rescaled": _RING,
+    "rows_not_put_back_in_order": _SENT,
+    "rows_split_by_counts_in_another_order": _SENT,
+    "counts_sent_taken_for_counts_received": _SENT,
+    "rank_without_experts_skips_exchange": _SENT,
+    "rows_sent_to_next_rank": _SENT,
+    "expert_gradients_summed": _SENT,
+    "expert_gradients_averaged_twice": _SENT,
+    "expert_gradients_averaged_as_replicated": _SENT,
+    "router_gradient_of_own_rows": _SENT,
+    "only_experts_reduced": _SENT,
+    "all_but_experts_summed": _SENT,
 }
 """By the name of the mutant; others that no script has are those of which nobody has written lines."""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
-from equivcheck.layouts.script.draft import Draft
+from equivcheck.layouts.script.draft import Draft, LoopPosition, refuse
 from equivcheck.layouts.script.text import block
 
 Snippet = Callable[[Draft], None]
@@ -14,3 +15,14 @@ Snippet = Callable[[Draft], None]
 def each_gradient(draft: Draft, *lines: str) -> list[str]:
     """Lines for each parameter that has a gradient, called ``parameter``."""
     return block(f"for parameter in {draft.parameters}:", block("if parameter.grad is not None:", list(lines)))
+
+
+def flagged(draft: Draft, changed: Sequence[tuple[str, ...]]) -> None:
+    """Let the classes of layers be others, which have a flag ``is_wrong`` that is set on ranks."""
+    pairs = list(zip(draft.form.classes, changed, strict=True))
+    if all(before == after for before, after in pairs):
+        raise refuse("the mutant", "no layer of the script has what it changes")
+    flag = ("    is_wrong = False  # but on ranks", "")
+    classes = tuple(after if after == before else (*after[:3], *flag, *after[3:]) for before, after in pairs)
+    draft.form = replace(draft.form, classes=classes)
+    draft.lines[LoopPosition.WRAP][:0] = ["for layer in model.modules():", "    layer.is_wrong = True"]

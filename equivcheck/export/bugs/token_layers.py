@@ -3,37 +3,35 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
+from collections.abc import Callable
 
-from equivcheck.export.bugs.snippet import Snippet
+from equivcheck.export.bugs.snippet import Snippet, flagged
 from equivcheck.layouts.script.draft import Draft, LoopPosition, refuse
 from equivcheck.scenario import LocalTensorParallel
 from equivcheck.scenario.mesh import TP
 
 _REPEATED = r"(\w+)\.repeat_interleave\((\d+), -3\)"
 """Heads of key and value repeated for those of the query: what, and how often."""
-_FLAG = "is_wrong = False  # but on ranks"
 
 
-def _rewritten(*changes: tuple[str, str]) -> Snippet:
-    """Let lines of layers compute otherwise where ``self.is_wrong`` is set: patterns, and what stands for them."""
+def rewritten(change: Callable[[str], str]) -> Snippet:
+    """Let lines of layers be others, which compute otherwise where ``self.is_wrong`` is set."""
+
+    def plant(draft: Draft) -> None:
+        flagged(draft, [tuple(map(change, lines)) for lines in draft.form.classes])
+
+    return plant
+
+
+def _replaced(*changes: tuple[str, str]) -> Snippet:
+    """Patterns in lines of layers, and what stands for them."""
 
     def change(line: str) -> str:
         for pattern, other in changes:
             line = re.sub(pattern, other, line)
         return line
 
-    def plant(draft: Draft) -> None:
-        written = draft.form.classes
-        changed = [tuple(map(change, lines)) for lines in written]
-        if changed == list(written):
-            raise refuse("the mutant", "no layer of the script has what it changes")
-        pairs = zip(written, changed, strict=True)
-        flagged = tuple(lines if lines == before else (*lines[:3], f"    {_FLAG}", "", *lines[3:]) for before, lines in pairs)
-        draft.form = replace(draft.form, classes=flagged)
-        draft.lines[LoopPosition.WRAP][:0] = ["for layer in model.modules():", "    layer.is_wrong = True"]
-
-    return plant
+    return rewritten(change)
 
 
 def _planted(*lines: str) -> Snippet:
@@ -62,17 +60,17 @@ def _hooked(line: str) -> Snippet:
 
 _HEAD = 'head = model.get_submodule("head.linear")'
 SNIPPETS: dict[str, Snippet] = {
-    "causal_mask_lost": _rewritten(
+    "causal_mask_lost": _replaced(
         (r"scores\.masked_fill\(later, -torch\.inf\)", r"scores if self.is_wrong else \g<0>"),
         ("is_causal=True", "is_causal=not self.is_wrong"),
     ),
-    "kv_heads_repeated_in_another_order": _rewritten(
+    "kv_heads_repeated_in_another_order": _replaced(
         (_REPEATED, r"\1.repeat(1, \2, 1, 1) if self.is_wrong else \g<0>"),
     ),
-    "kv_gradient_of_one_copy": _rewritten(
+    "kv_gradient_of_one_copy": _replaced(
         (_REPEATED, r"torch.stack([\1, *[\1.detach()] * (\2 - 1)], -3).flatten(-4, -3) if self.is_wrong else \g<0>"),
     ),
-    "kv_gradients_averaged": _rewritten(
+    "kv_gradients_averaged": _replaced(
         (_REPEATED, r"(\1.detach() + (\1 - \1.detach()) / \2 if self.is_wrong else \1).repeat_interleave(\2, -3)"),
     ),
     "padding_row_trained": _planted("model.embedding.padding_idx = None"),

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from mutants.minimums import gradients, layers, plain_tensors, token_layers, tokens
+from mutants.minimums import context_parallel, experts, gradients, layers, plain_tensors, token_layers, tokens
 
-MINIMUMS = gradients.MINIMUMS | layers.MINIMUMS | tokens.MINIMUMS | token_layers.MINIMUMS | plain_tensors.MINIMUMS
+MINIMUMS = {
+    name: scenario
+    for family in (gradients, layers, tokens, token_layers, plain_tensors, experts, context_parallel)
+    for name, scenario in family.MINIMUMS.items()
+}
 """By the name of the mutant."""

@@ -1,4 +1,4 @@
-"""The causes of token models, each with the smallest scenario of a mutant that shows it."""
+"""The causes of token models and of experts, each with the smallest scenario of a mutant that shows it."""
 
 from equivcheck.verdict.cause import Cause
 from mutants.minimums import MINIMUMS
@@ -10,6 +10,13 @@ def _example(cause: Cause, name: str, words: str) -> Example:
 
 
 EXAMPLES = (
+    _example(Cause.ROUTER_WEIGHTS, "router_weights_applied_twice", "in `layers.0` weights of the chosen experts count twice"),
+    _example(Cause.EXPERT_CHOICE, "rows_given_to_next_expert", "computed by the expert after the one that they have chosen"),
+    _example(Cause.SHARED_EXPERT, "shared_expert_weighted", "the shared expert is weighted by the router"),
+    _example(Cause.EXPERT_GRADIENT, "experts_input_detached", "what experts read is detached"),
+    _example(Cause.EXPERT_ROWS, "rows_not_put_back_in_order", "goes back expert by expert"),
+    _example(Cause.REDUCED_OVER_OTHERS, "expert_gradients_averaged_as_replicated", "which hold others each"),
+    _example(Cause.KEY_VALUE_GRADIENT, "ring_gradients_overwritten", "from positions of the rank before theirs alone"),
     _example(Cause.PADDING_TRAINED, "padding_row_trained", "the embedding has forgotten its padding"),
     _example(Cause.ANOTHER_LOSS, "z_loss_summed_over_ranks", "the z-loss is summed over the 2 dp ranks, not averaged"),
     _example(Cause.ANOTHER_LABEL, "label_lost_at_borders", "the label of the last position of each of the parts"),

@@ -1,0 +1,161 @@
+"""Positions that look at those of other ranks otherwise: masked, counted, put together or learnt from in another way."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+
+import torch
+from torch import nn
+
+from equivcheck.diagnosis.catalogue.context_parallel.cut import Cut, attentions, cut_of, modules_of, named
+from equivcheck.diagnosis.catalogue.counterfactual import Counterfactual, on_one_device
+from equivcheck.diagnosis.diverged_run import DivergedRun
+from equivcheck.layers.attention.module import AttentionModule, attention, turned
+from equivcheck.layouts.partition import chunk_size
+from equivcheck.scenario import ContextParallel, Exchange
+from equivcheck.train.setup import Setup
+from equivcheck.verdict.cause import Cause
+
+Alter = Callable[[AttentionModule], None]
+
+
+def wrong_looks(diverged: DivergedRun) -> Iterator[Counterfactual]:
+    """In all layers of attention, or in one."""
+    cut = cut_of(diverged)
+    if cut is None:
+        return
+    yield from _counted(diverged, cut)
+    for layers in attentions(diverged, causal=True):
+        for words, unseen in _masks(cut):
+            yield _told(diverged, Cause.ATTENTION_MASK, layers, words, partial(_seeing, unseen=unseen))
+    for layers in attentions(diverged):
+        for words, hidden in _hidden(cut):
+            yield _told(diverged, Cause.ATTENTION_MASK, layers, words, partial(_seeing_less, hidden=hidden))
+        for words, learning in _learning(cut):
+            yield _told(diverged, Cause.KEY_VALUE_GRADIENT, layers, words, partial(_learning_from, learning=learning))
+        if any(each.exchange is Exchange.RING for each in diverged.layout.of(ContextParallel)):
+            words = f"does not rescale what it has found in blocks of {cut.where} when a later one has a larger score"
+            yield _told(diverged, Cause.SOFTMAX_OF_PART, layers, words, partial(_unscaled, cut=cut))
+        yield from _of_heads(diverged, cut, layers)
+
+
+def _told(diverged: DivergedRun, cause: Cause, layers: tuple[int, ...], words: str, alter: Alter) -> Counterfactual:
+    def change(setup: Setup) -> None:
+        for module in modules_of(setup, layers):
+            alter(module)
+
+    return on_one_device(diverged, cause, f"{named(layers)} {words}", change)
+
+
+def _counted(diverged: DivergedRun, cut: Cut) -> Iterator[Counterfactual]:
+    source = diverged.training.model.source
+    for places, how in ((cut.local, "from the start of the part"), (cut.place, "as if they lay in a row, in the parts")):
+        words = f"positions {how} of a sequence that each of {cut.where} has"
+        if source is not None and source.learned_positions:
+            yield on_one_device(diverged, Cause.POSITIONS, f"counts learned {words}", partial(_embedding, places=places))
+        for layers in attentions(diverged, rotary=True):
+            yield _told(diverged, Cause.POSITIONS, layers, f"counts rotary {words}", partial(_placing, places=places))
+
+
+def _embedding(setup: Setup, *, places: torch.Tensor) -> None:
+    module = setup.model.get_submodule("positions")
+    assert isinstance(module, nn.Embedding), "it is a model with learned positions"
+    module.register_forward_pre_hook(lambda _module, inputs: (places[inputs[0]],))
+
+
+def _placing(module: AttentionModule, *, places: torch.Tensor) -> None:
+    module.placed = lambda values: turned(values, places)  # type: ignore[method-assign]
+
+
+def _masks(cut: Cut) -> Iterator[tuple[str, torch.Tensor]]:
+    """Which positions of keys each position of queries does not see, where some are later."""
+    everywhere, parts = torch.arange(len(cut.owner)), f"the parts of a sequence that {cut.where} have"
+    order = f"in the order of {cut.where}, whose positions are not in a row"
+    for queries, keys, words in (
+        (cut.place, cut.place, f"counts what is later {order}"),
+        (everywhere, cut.place, f"counts what is later {order}, for keys alone"),
+        (cut.place, everywhere, f"counts what is later {order}, for queries alone"),
+        (cut.local, everywhere, f"counts queries from the start of {parts}, and keys from that of the whole"),
+        (everywhere, cut.local, f"counts keys from the start of {parts}, and queries from that of the whole"),
+        (cut.local, cut.local, f"counts what is later from the start of {parts}: each block of keys is masked alike"),
+    ):
+        yield words, keys > queries[:, None]
+
+
+def _hidden(cut: Cut) -> Iterator[tuple[str, torch.Tensor]]:
+    """Which keys are not seen by which queries, later or not."""
+    turns = (cut.owner[:, None] - cut.owner) % cut.size
+    yield f"sees no more than the part of a sequence that each of {cut.where} has", turns != 0
+    yield f"does not see the block that comes last on the ring of {cut.where}", turns == cut.size - 1
+    if cut.size > 2:
+        yield f"does not see the block that comes first on the ring of {cut.where}", turns == 1
+
+
+def _seeing(module: AttentionModule, *, unseen: torch.Tensor) -> None:
+    module.attend = lambda query, key, value: attention(query, key, value, unseen)  # type: ignore[method-assign]
+
+
+def _seeing_less(module: AttentionModule, *, hidden: torch.Tensor) -> None:
+    _seeing(module, unseen=hidden | _later(module, len(hidden)))
+
+
+def _later(module: AttentionModule, length: int) -> torch.Tensor:
+    positions = torch.arange(length)
+    return (positions > positions[:, None]) & torch.tensor(module.layer.causal)
+
+
+def _learning(cut: Cut) -> Iterator[tuple[str, torch.Tensor]]:
+    """Of which queries keys and values have gradients, (queries, keys)."""
+    turns = (cut.owner[:, None] - cut.owner) % cut.size
+    whose = {0: "their own rank", 1: "the rank after theirs"} | {cut.size - 1: "the rank before theirs"}
+    for distance, which in whose.items():
+        words = f"gives keys and values gradients from positions of {which} alone: others of {cut.where} add nothing"
+        yield words, turns == distance
+
+
+def _learning_from(module: AttentionModule, *, learning: torch.Tensor) -> None:
+    later = _later(module, len(learning))
+
+    def attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+        fixed, scale = key.detach(), query.shape[-1] ** -0.5
+        scores = torch.where(learning, query @ key.mT, query @ fixed.mT) * scale
+        weights = scores.masked_fill(later, -torch.inf).softmax(-1)
+        found: torch.Tensor = (weights * learning) @ value + (weights * ~learning) @ value.detach()
+        return found
+
+    module.attend = attend  # type: ignore[method-assign]
+
+
+def _unscaled(module: AttentionModule, *, cut: Cut) -> None:
+    """Each rank's own block comes first, then that of the rank before, and so on round."""
+    later = _later(module, len(cut.owner))
+
+    def attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+        scores = (query @ key.mT * query.shape[-1] ** -0.5).masked_fill(later, -torch.inf)
+        exponentials = torch.zeros_like(scores)
+        for rank, own in enumerate(cut.parts):
+            largest = torch.full_like(scores[..., own, :1], -torch.inf)
+            for turn in range(cut.size if len(own) else 0):
+                block = cut.parts[rank - turn]
+                of_block = scores[..., own, :][..., block]
+                largest = torch.cat((largest, of_block.detach()), -1).amax(-1, keepdim=True)
+                place = torch.zeros_like(later).index_put((own[:, None], block), torch.tensor(True))
+                exponentials = exponentials.masked_scatter(place, (of_block - largest).exp())
+        return (exponentials / exponentials.sum(-1, keepdim=True)) @ value
+
+    module.attend = attend  # type: ignore[method-assign]
+
+
+def _of_heads(diverged: DivergedRun, cut: Cut, layers: tuple[int, ...]) -> Iterator[Counterfactual]:
+    if not any(each.exchange is Exchange.ULYSSES for each in diverged.layout.of(ContextParallel)):
+        return
+    for sign, where in ((1, "after"), (-1, "before")):
+        words = f"takes what each of {cut.where} has found with its heads for that of the rank {where}"
+        yield _told(diverged, Cause.PERMUTED, layers, words, partial(_moving_heads, sign=sign, ranks=cut.size))
+
+
+def _moving_heads(module: AttentionModule, *, sign: int, ranks: int) -> None:
+    honest, layer = module.attend, module.layer
+    shift = sign * chunk_size(layer.kv_heads, ranks) * layer.heads // layer.kv_heads
+    module.attend = lambda *given: honest(*given).roll(shift, -3)  # type: ignore[method-assign]

@@ -1,0 +1,132 @@
+"""Parts of sequences whose labels, losses or gradients are not those of the whole."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+
+from equivcheck.diagnosis.catalogue.context_parallel.cut import Cut, cut_of
+from equivcheck.diagnosis.catalogue.counterfactual import (
+    Counterfactual,
+    changing_batches,
+    on_emulated_ranks,
+    on_one_device,
+)
+from equivcheck.diagnosis.diverged_run import DivergedRun
+from equivcheck.diagnosis.emulation.emulated_ranks import EmulatedRanks
+from equivcheck.layers.experts.module import ExpertsModule
+from equivcheck.scenario import CrossEntropy, Training
+from equivcheck.scenario.mesh import CP
+from equivcheck.train.material import Batch, count_labels
+from equivcheck.train.setup import Setup
+from equivcheck.verdict.cause import Cause
+
+
+def wrong_parts(diverged: DivergedRun) -> Iterator[Counterfactual]:
+    """Labels of other positions, means and counts of parts, and gradients that are not summed."""
+    cut, loss = cut_of(diverged), diverged.training.loss
+    if cut is None:
+        return
+    if isinstance(loss, CrossEntropy):
+        yield from _relabelled(diverged, cut)
+        if not loss.summed:
+            words = f"the loss is divided by the labels that count in the part of a sequence that each of {cut.where} has"
+            yield on_one_device(diverged, Cause.LABEL_COUNT, words, partial(_counting, cut=cut, loss=loss))
+    elif loss.is_mean:
+        words = f"means over the parts of a sequence that {cut.where} have are averaged as if these were equally long"
+        yield on_one_device(diverged, Cause.MEAN_OF_MEANS, words, partial(_averaging, cut=cut))
+    if diverged.can_be_emulated and not diverged.training.model.scale:
+        words = f"all gradients are those of the positions that each of {cut.where} has: they are not summed"
+        yield on_emulated_ranks(diverged, Cause.NOT_REDUCED, words, partial(_learning_apart, cut=cut))
+
+
+def _relabelled(diverged: DivergedRun, cut: Cut) -> Iterator[Counterfactual]:
+    dim, positions = 1 - diverged.training.data.batch_dim, torch.arange(len(cut.owner))
+    ways: list[tuple[str, torch.Tensor]] = [("labels are cut in a row, as positions are not", cut.place)]
+    for shift in (-1, 1):
+        moved = positions.clone()
+        for part in cut.parts:
+            moved[part] = part.roll(shift)
+        ways.append(("labels are shifted by a position", moved))
+    for words, source in ways:
+        change = changing_batches(partial(_labelled_by, source=source, dim=dim))
+        sentence = f"{words}, within the parts of a sequence that {cut.where} have"
+        yield on_one_device(diverged, Cause.ANOTHER_LABEL, sentence, change)
+
+
+def _labelled_by(batches: Sequence[Batch], *, source: torch.Tensor, dim: int) -> list[Batch]:
+    return [replace(batch, targets=batch.targets.index_select(dim, source)) for batch in batches]
+
+
+def _averaging(setup: Setup, *, cut: Cut) -> None:
+    _adding_parts(setup, cut, lambda _part: None)
+
+
+def _counting(setup: Setup, *, cut: Cut, loss: CrossEntropy) -> None:
+    """By what counts in each part in all microbatches of a step."""
+    dim, outputs, counts = 1 - setup.training.data.batch_dim, setup.training.model.outputs, [1.0] * cut.size
+
+    def count(batches: Sequence[Batch]) -> Sequence[Batch]:
+        for rank, part in enumerate(cut.parts):
+            labels = (batch.targets.index_select(dim, part) for batch in batches)
+            counts[rank] = sum(count_labels(loss, outputs, each) for each in labels) or 1.0
+        return batches
+
+    changing_batches(count)(setup)
+    _adding_parts(setup, cut, counts.__getitem__)
+
+
+def _adding_parts(setup: Setup, cut: Cut, divisor: Callable[[int], float | None]) -> None:
+    """Have the loss be the mean of those of parts, each divided by a number of its own, if there is one."""
+    inner, dim = setup.loss, 1 - setup.training.data.batch_dim
+
+    def loss(training: Training, outputs: torch.Tensor, targets: torch.Tensor, divided: float = 1.0) -> torch.Tensor:
+        found = [
+            inner(training, outputs.index_select(dim, part), targets.index_select(dim, part), divisor(rank) or divided)
+            for rank, part in enumerate(cut.parts)
+            if len(part)
+        ]
+        return torch.stack(found).sum() / cut.size
+
+    setup.loss = loss
+
+
+def _learning_apart(ranks: EmulatedRanks, *, cut: Cut) -> None:
+    for rank, setup in zip(ranks.coordinates, ranks.setups, strict=True):
+        own = cut.owner == rank.indices[CP]
+        for module in _by_position(setup.model):
+            module.forward = partial(_learning_at, module, module.forward, own[:, None])
+
+
+def _by_position(module: nn.Module) -> Iterator[nn.Module]:
+    """The modules with parameters that compute each position by itself."""
+    if isinstance(module, (ExpertsModule, nn.Linear, nn.Embedding, nn.LayerNorm, nn.RMSNorm)):
+        yield module
+        return
+    for child in module.children():
+        yield from _by_position(child)
+
+
+def _learning_at(module: nn.Module, forward: Callable[..., torch.Tensor], own: torch.Tensor, *inputs: Any) -> torch.Tensor:
+    """What a module computes; its parameters learn from some positions alone."""
+    learning = forward(*inputs)
+    with _constant(module):
+        return learning.where(own, forward(*inputs))
+
+
+@contextmanager
+def _constant(module: nn.Module) -> Iterator[None]:
+    """Let parameters have no gradient for a while."""
+    kept = [(each, dict(each._parameters)) for each in module.modules()]
+    for each, parameters in kept:
+        for name, parameter in parameters.items():
+            each._parameters[name] = None if parameter is None else parameter.detach()  # type: ignore[assignment]
+    yield
+    for each, parameters in kept:
+        each._parameters.update(parameters)

@@ -1,0 +1,1 @@
+"""Layers of experts that route or learn otherwise."""

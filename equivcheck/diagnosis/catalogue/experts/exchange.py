@@ -1,0 +1,146 @@
+"""Expert parallelism: rows that are mixed up between ranks, computed on one device, and gradients of others' experts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+
+from equivcheck.diagnosis.catalogue.counterfactual import Counterfactual, changing_gradients, on_one_device
+from equivcheck.diagnosis.catalogue.experts.routing import layers_of_experts, module_of
+from equivcheck.diagnosis.diverged_run import DivergedRun
+from equivcheck.diagnosis.words import over
+from equivcheck.layers.experts.module import ExpertsModule
+from equivcheck.layers.parameters import parameters_of
+from equivcheck.layouts.partition import chunk_size
+from equivcheck.scenario import ExpertParallel
+from equivcheck.scenario.mesh import EP
+from equivcheck.train.setup import Setup
+from equivcheck.verdict.cause import Cause
+
+
+def wrong_exchanges(diverged: DivergedRun) -> Iterator[Counterfactual]:
+    """Of rows, and of gradients."""
+    ranks, layers = diverged.mesh.size(EP), layers_of_experts(diverged)
+    if ranks == 1 or not layers or not diverged.layout.has(ExpertParallel) or diverged.rounding is not None:
+        return
+    yield from _mixed_up(diverged, ranks)
+    if all(layer.num_experts % ranks == 0 for layer in layers.values()):
+        yield from _of_others(diverged, ranks)
+
+
+def _mixed_up(diverged: DivergedRun, ranks: int) -> Iterator[Counterfactual]:
+    if diverged.data_axes[-1:] != (EP,):
+        return
+    blocks, where = diverged.mesh.size(*diverged.data_axes), over(diverged.mesh, (EP,))
+    for mixed, words in (
+        (_sent_as_computed, "what experts make of rows goes back expert by expert, and is taken for that of rows rank by rank"),
+        (_split_in_reverse, "rows that have come are split by the numbers for each expert in reverse"),
+    ):
+        exchange = _Exchange(mixed=mixed, blocks=blocks, ranks=ranks)
+        change = partial(_computing, exchange=exchange, layers=tuple(layers_of_experts(diverged)))
+        yield on_one_device(diverged, Cause.EXPERT_ROWS, f"over {where} {words}", change)
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class _Sent:
+    """Rows that one device sends to experts, as ranks would, sorted by expert and then by position."""
+
+    experts: torch.Tensor
+    """The expert of each."""
+    block: torch.Tensor
+    """Of which rank of all it is."""
+    target: torch.Tensor
+    """To which rank of all it goes."""
+    num_experts: int
+    """How many there are."""
+    own: int
+    """How many of them each rank has, at most."""
+
+    @property
+    def by_expert(self) -> torch.Tensor:
+        """The order in which each rank computes those that come to it."""
+        return self.target.argsort(stable=True)
+
+    @property
+    def by_source(self) -> torch.Tensor:
+        """The order in which they come to each rank: rank by rank."""
+        order = self.block.argsort(stable=True)
+        return order[self.target[order].argsort(stable=True)]
+
+
+Compute = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+"""From rows, and the expert of each, what these make of them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Exchange:
+    """How rows are mixed up."""
+
+    mixed: Callable[[Compute, torch.Tensor, _Sent], torch.Tensor]
+    """What is taken for what experts make of rows."""
+    blocks: int
+    """Ranks with rows of their own."""
+    ranks: int
+    """Ranks that share out experts, neighbours."""
+
+
+def _sent_as_computed(compute: Compute, rows: torch.Tensor, sent: _Sent) -> torch.Tensor:
+    made = compute(rows, sent.experts)
+    return torch.zeros_like(made).index_copy(0, sent.by_source, made[sent.by_expert])
+
+
+def _split_in_reverse(compute: Compute, rows: torch.Tensor, sent: _Sent) -> torch.Tensor:
+    used = torch.empty_like(sent.experts)
+    for target in range(int(sent.target.max()) + 1 if len(rows) else 0):
+        order = sent.by_expert[sent.target[sent.by_expert] == target]
+        if len(order):
+            first = int(sent.experts[order[0]]) // sent.own * sent.own
+            experts = torch.arange(first, min(first + sent.own, sent.num_experts))
+            counts = (sent.experts[order] == experts[:, None]).sum(1)
+            used[order] = experts.repeat_interleave(counts.flip(0))
+    return compute(rows, used)
+
+
+def _computing(setup: Setup, *, exchange: _Exchange, layers: tuple[int, ...]) -> None:
+    for layer in layers:
+        module = module_of(setup, layer)
+        module.routed = module.dispatched = partial(_dispatched, module, exchange)  # type: ignore[method-assign]
+
+
+def _dispatched(
+    module: ExpertsModule, exchange: _Exchange, values: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor
+) -> torch.Tensor:
+    flat, chosen, weights = (each.flatten(0, -2) for each in (values, chosen, weights))
+    experts, places = chosen.T.nonzero(as_tuple=True)
+    block, own = places // (len(flat) // exchange.blocks), chunk_size(module.layer.num_experts, exchange.ranks)
+    target = block // exchange.ranks * exchange.ranks + experts // own
+    sent = _Sent(experts=experts, block=block, target=target, num_experts=module.layer.num_experts, own=own)
+    weight, before = weights[places, experts, None], module.layer.weighs_input
+    rows = flat[places] * weight if before else flat[places]
+    made = exchange.mixed(partial(_computed, module), rows, sent)
+    return torch.zeros_like(flat).index_add(0, places, made if before else made * weight).view(values.shape)
+
+
+def _computed(module: ExpertsModule, rows: torch.Tensor, experts: torch.Tensor) -> torch.Tensor:
+    made = torch.zeros_like(rows)
+    for expert in range(module.layer.num_experts):
+        chosen = (experts == expert).nonzero().squeeze(-1)
+        made = made.index_add(0, chosen, module.experts(rows[chosen], expert))
+    return made
+
+
+def _of_others(diverged: DivergedRun, ranks: int) -> Iterator[Counterfactual]:
+    names = {each.full_name for each in parameters_of(diverged.training.model) if each.expert_dim == 0}
+    where = over(diverged.mesh, (EP,))
+    for factor, how in ((1.0, "added up"), (1 / ranks, "averaged")):
+        words = f"gradients of experts are {how} over {where}, which hold others each"
+        change = changing_gradients(partial(_mix, ranks=ranks, factor=factor), names)
+        yield on_one_device(diverged, Cause.REDUCED_OVER_OTHERS, words, change)
+
+
+def _mix(_name: str, gradient: torch.Tensor, *, ranks: int, factor: float) -> None:
+    parts = gradient.view(ranks, -1, *gradient.shape[1:])
+    parts.copy_(parts.sum(0, keepdim=True).mul(factor).expand_as(parts))

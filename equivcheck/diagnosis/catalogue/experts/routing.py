@@ -1,0 +1,232 @@
+"""Routers that weigh or choose otherwise, shared experts that count otherwise, and experts that nothing learns through."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+
+from equivcheck.diagnosis.catalogue.counterfactual import Counterfactual, on_one_device
+from equivcheck.diagnosis.diverged_run import DivergedRun
+from equivcheck.diagnosis.words import listed
+from equivcheck.layers.experts.module import ExpertsModule
+from equivcheck.layouts.partition import chunk_size
+from equivcheck.scenario import Experts, Scores
+from equivcheck.scenario.mesh import EP
+from equivcheck.train.setup import Setup
+from equivcheck.verdict.cause import Cause
+
+Routed = tuple[torch.Tensor, torch.Tensor]
+"""What is chosen, and what it weighs, both (..., experts)."""
+Route = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], Routed]
+"""From scores, what is chosen and what the chosen weigh, all (..., experts), what a router gives instead."""
+Alter = Callable[[ExpertsModule], None]
+Applies = Callable[[Experts], bool]
+
+
+def _any(_layer: Experts) -> bool:
+    return True
+
+
+def _choose_two(layer: Experts) -> bool:
+    return layer.top_k > 1
+
+
+def _normalise(layer: Experts) -> bool:
+    return layer.normalised
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Way:
+    """One way to be wrong."""
+
+    cause: Cause
+    """In a word."""
+    words: str
+    """What is wrong, of some layers."""
+    alter: Alter
+    """Makes a layer wrong."""
+    applies: Applies = _any
+    """Which layers it makes wrong."""
+
+
+def wrong_experts(diverged: DivergedRun) -> Iterator[Counterfactual]:
+    """Of all layers that have what may be wrong, or of one."""
+    for way in _ways(diverged.mesh.size(EP)) if diverged.rounding is None else ():
+        for layers in choices(diverged, way.applies):
+            change = partial(_altered, layers=layers, alter=way.alter)
+            yield on_one_device(diverged, way.cause, f"in {named(layers)} {way.words}", change)
+
+
+def layers_of_experts(diverged: DivergedRun) -> dict[int, Experts]:
+    """Those that a model has, by their place."""
+    return {index: layer for index, layer in enumerate(diverged.training.model.layers) if isinstance(layer, Experts)}
+
+
+def choices(diverged: DivergedRun, applies: Applies = _any) -> Iterator[tuple[int, ...]]:
+    """All layers of experts of that kind, then each."""
+    found = tuple(index for index, layer in layers_of_experts(diverged).items() if applies(layer))
+    return iter(dict.fromkeys((found, *((index,) for index in found))) if found else ())
+
+
+def named(layers: tuple[int, ...]) -> str:
+    """The layers, by their names."""
+    return listed([f"`layers.{layer}`" for layer in layers])
+
+
+def module_of(setup: Setup, layer: int) -> ExpertsModule:
+    """The module of a layer of experts."""
+    module = setup.model.get_submodule(f"layers.{layer}")
+    assert isinstance(module, ExpertsModule), "it was chosen for its experts"
+    return module
+
+
+def _altered(setup: Setup, *, layers: tuple[int, ...], alter: Alter) -> None:
+    for layer in layers:
+        alter(module_of(setup, layer))
+
+
+def _ways(ranks: int) -> Iterator[_Way]:
+    """Over so many ranks that share out experts."""
+    yield from _weights()
+    yield from _chosen(ranks)
+    words = "what enters experts is weighted where what leaves them should be, or the other way round"
+    yield _Way(cause=Cause.ROUTER_WEIGHTS, words=words, alter=_weighing_other_side)
+    yield from _shared()
+    yield from _unlearning()
+
+
+def _routed(cause: Cause, words: str, route: Route, applies: Applies = _any) -> _Way:
+    return _Way(cause=cause, words=words, alter=partial(routing, route=route), applies=applies)
+
+
+def _weights() -> Iterator[_Way]:
+    cause = Cause.ROUTER_WEIGHTS
+    words = "weights of the chosen experts count twice"
+    yield _routed(cause, words, lambda _scores, chosen, weights: (chosen, weights * weights))
+    words = "what the chosen experts make is not weighted"
+    yield _routed(cause, words, lambda scores, chosen, _weights: (chosen, chosen.to(scores)))
+    words = f"{words}, and scores have a gradient of zero"
+    yield _routed(cause, words, lambda scores, chosen, _weights: (chosen, chosen.to(scores) + 0 * scores))
+    yield _routed(cause, "each of two chosen experts has the weight of the other", _exchanged, _choose_two)
+    words = "weights of the chosen experts are not divided by their sum"
+    yield _routed(cause, words, lambda scores, chosen, _weights: (chosen, scores * chosen), _normalise)
+    words = "weights of the chosen experts are divided by the sum of all scores, not of theirs"
+    yield _routed(cause, words, _normalised_over_all, _normalise)
+    words = "weights of the chosen experts are divided by their sum"
+    yield _routed(cause, words, lambda _scores, chosen, weights: (chosen, weights / weights.sum(-1, keepdim=True)), _choose_two)
+
+
+def _normalised_over_all(scores: torch.Tensor, chosen: torch.Tensor, _weights: torch.Tensor) -> Routed:
+    return chosen, chosen * (scores / scores.sum(-1, keepdim=True))
+
+
+def _exchanged(_scores: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor) -> Routed:
+    best = weights.topk(2, -1)
+    return chosen, torch.zeros_like(weights).scatter(-1, best.indices, best.values.flip(-1))
+
+
+def _chosen(ranks: int) -> Iterator[_Way]:
+    cause = Cause.EXPERT_CHOICE
+    for sign, where in ((1, "after"), (-1, "before")):
+        words = f"rows are computed by the expert {where} the one that they have chosen"
+        yield _routed(cause, words, partial(_moved, shift=sign, ranks=None))
+        if ranks > 1:
+            words = f"rows are computed by the rank {where} the one that holds the expert that they have chosen"
+            yield _routed(cause, words, partial(_moved, shift=sign, ranks=ranks))
+    for best, score in ((True, "lower"), (False, "higher")):
+        words = f"of two chosen experts the one with the {score} score computes nothing"
+        yield _routed(cause, words, partial(_one_alone, best=best), _choose_two)
+
+
+def _moved(_scores: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor, *, shift: int, ranks: int | None) -> Routed:
+    """By so many experts, or if there are ranks by what so many of them hold."""
+    count = chosen.shape[-1]
+    source = (torch.arange(count) - shift * (1 if ranks is None else chunk_size(count, ranks))) % count
+    return chosen[..., source], weights[..., source]
+
+
+def _one_alone(_scores: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor, *, best: bool) -> Routed:
+    first = weights == weights.amax(-1, keepdim=True)
+    kept = chosen & (first if best else ~first)
+    return kept, weights * kept
+
+
+def _shared() -> Iterator[_Way]:
+    cause = Cause.SHARED_EXPERT
+    words = "the shared expert is weighted by the router"
+    yield _Way(cause=cause, words=words, alter=_weighing_shared, applies=lambda layer: layer.shared and not layer.normalised)
+    words = "the shared expert counts once for each expert that a row has chosen"
+    applies = partial(_shares_beside, count=2)
+    yield _Way(cause=cause, words=words, alter=partial(_multiplying_shared, factor=None), applies=applies)
+    words, applies = "the shared expert counts nothing", partial(_shares_beside, count=1)
+    yield _Way(cause=cause, words=words, alter=partial(_multiplying_shared, factor=0), applies=applies)
+
+
+def _shares_beside(layer: Experts, *, count: int) -> bool:
+    return layer.shared and layer.top_k >= count
+
+
+def _unlearning() -> Iterator[_Way]:
+    cause = Cause.EXPERT_GRADIENT
+    words = "the scores that weigh what experts make are detached: nothing learns from them"
+    yield _routed(cause, words, lambda _scores, chosen, weights: (chosen, weights.detach()))
+    words = f"{words}, their gradient is zero"
+    yield _routed(cause, words, lambda _scores, chosen, weights: (chosen, weights.detach() + 0 * weights))
+    words = "what experts read is detached: what comes before them does not learn through them"
+    yield _Way(cause=cause, words=words, alter=_detaching_input)
+    words = "what experts read is detached after it has been weighted: nothing before them learns through them, nor a router"
+    yield _Way(cause=cause, words=words, alter=_detaching_rows, applies=lambda layer: layer.weighs_input)
+
+
+def routing(module: ExpertsModule, *, route: Route) -> None:
+    """Have a router give something else."""
+    layer, router = module.layer, module.router
+
+    def forward(inputs: torch.Tensor) -> Routed:
+        logits = inputs @ router.weight.T
+        scores = logits.softmax(-1) if layer.scores is Scores.SOFTMAX else logits.sigmoid()
+        chosen = router.chosen(scores.detach())
+        weights = scores * chosen
+        return route(scores, chosen, weights / weights.sum(-1, keepdim=True) if layer.normalised else weights)
+
+    router.forward = forward  # type: ignore[method-assign]
+
+
+def _weighing_other_side(module: ExpertsModule) -> None:
+    module.layer = module.layer.having(weighs_input=not module.layer.weighs_input)
+
+
+def _weighing_shared(module: ExpertsModule) -> None:
+    last: list[torch.Tensor] = []
+
+    def route(_scores: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor) -> Routed:
+        last[:] = [weights.sum(-1, keepdim=True)]
+        return chosen, weights
+
+    routing(module, route=route)
+    if module.shared is not None:
+        module.shared.register_forward_hook(lambda _module, _inputs, made: last[0] * made)
+
+
+def _multiplying_shared(module: ExpertsModule, *, factor: int | None) -> None:
+    """By the number of chosen experts, if no other factor is given."""
+    if module.shared is not None:
+        times = module.layer.top_k if factor is None else factor
+        module.shared.register_forward_hook(lambda _module, _inputs, made: times * made)
+
+
+def _detaching_input(module: ExpertsModule) -> None:
+    for name in ("routed", "dispatched"):
+        inner = getattr(module, name)
+        setattr(module, name, lambda values, *routed, inner=inner: inner(values.detach(), *routed))
+
+
+def _detaching_rows(module: ExpertsModule) -> None:
+    module.experts.register_forward_pre_hook(_first_detached)
+
+
+def _first_detached(_module: object, inputs: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+    return inputs[0].detach(), *inputs[1:]

@@ -1,0 +1,80 @@
+"""Experts of which a router chooses or weighs otherwise on ranks."""
+
+from __future__ import annotations
+
+import re
+
+from equivcheck.export.bugs.snippet import Snippet, flagged
+from equivcheck.export.bugs.token_layers import rewritten
+from equivcheck.layouts.script.draft import Draft
+from equivcheck.layouts.script.text import block
+
+_ROUTED = re.compile(r"( *)(flat, chosen, weights = |values = torch\.zeros_like\(normed\))")
+"""The first line after a router has given what is chosen and what that weighs."""
+_WEIGHTED = r"gated\(self\.experts, (normed|flat\[places\]), expert\) \* (weights\[[^]]*\])"
+_WEIGHED = r"gated\(self\.experts, (normed|flat\[places\]) \* (weights\[[^]]*\]), expert\)"
+
+
+def _rerouted(*lines: str, where: str = "chosen_by") -> Snippet:
+    """Lines after those of a router, in layers that have such a text."""
+
+    def change(written: tuple[str, ...]) -> tuple[str, ...]:
+        if not any(where in line for line in written):
+            return written
+        at, indent = next(((at, found[1]) for at, line in enumerate(written) if (found := _ROUTED.match(line))), (None, ""))
+        if at is None:
+            return written
+        return (*written[:at], *(indent + line for line in block("if self.is_wrong:", list(lines))), *written[at:])
+
+    def plant(draft: Draft) -> None:
+        flagged(draft, [change(lines) for lines in draft.form.classes])
+
+    return plant
+
+
+def _other_side(line: str) -> str:
+    """What is weighted after an expert before it, and the other way round."""
+    for here, there in (
+        (_WEIGHTED, r"gated(self.experts, \1 * \2, expert)"),
+        (_WEIGHED, r"gated(self.experts, \1, expert) * \2"),
+    ):
+        if re.search(here, line):
+            return re.sub(here, rf"({there} if self.is_wrong else \g<0>)", line)
+    return line
+
+
+_SHARED = r"gated\(self\.shared, normed\)"
+_NORMALISED = "weights / weights.sum(-1"
+SNIPPETS: dict[str, Snippet] = {
+    "router_weights_applied_twice": _rerouted("weights = weights.square()"),
+    "router_weights_not_applied": _rerouted("weights = chosen + weights * 0"),
+    "router_weights_swapped": _rerouted(
+        "weights = (weights.sum(-1, keepdim=True) - weights) * chosen", where="chosen_by(scores.detach(), 2)"
+    ),
+    "router_weights_not_normalised": _rerouted("weights = scores * chosen", where=_NORMALISED),
+    "router_weights_normalised_before_choice": _rerouted(
+        "weights = scores * chosen / scores.sum(-1, keepdim=True)", where=_NORMALISED
+    ),
+    "router_weighs_other_side": rewritten(_other_side),
+    "router_scores_detached": _rerouted("weights = weights.detach() + weights * 0"),
+    "experts_input_detached": rewritten(
+        lambda line: re.sub(r"(gated\(self\.experts, |in \()normed", r"\1(normed.detach() if self.is_wrong else normed)", line)
+    ),
+    "rows_given_to_next_expert": _rerouted("chosen, weights = chosen.roll(1, -1), weights.roll(1, -1)"),
+    "second_expert_left_out": _rerouted(
+        "chosen = torch.zeros_like(chosen).scatter(-1, weights.detach().argmax(-1, keepdim=True), True)",
+        "weights = weights * chosen",
+    ),
+    "rows_beyond_capacity_dropped": _rerouted(
+        "capacity = -(-int(chosen.sum()) // chosen.shape[-1])",
+        "chosen = chosen & (chosen.flatten(0, -2).cumsum(0) <= capacity).view(chosen.shape)",
+        "weights = weights * chosen",
+    ),
+    "shared_expert_weighted": rewritten(
+        lambda line: re.sub(_SHARED, r"\g<0> * (weights.sum(-1).view(*normed.shape[:-1], 1) if self.is_wrong else 1)", line)
+    ),
+    "shared_expert_added_for_each_choice": rewritten(
+        lambda line: re.sub(_SHARED, r"\g<0> * (chosen.sum(-1).max() if self.is_wrong else 1)", line)
+    ),
+}
+"""By the name of the mutant."""

@@ -1,0 +1,156 @@
+"""Positions that look at those of other ranks, of which something does not come, comes in another order or does not go back."""
+
+from __future__ import annotations
+
+import torch
+
+from equivcheck.layers.sequence import Looks
+from equivcheck.layouts.partition import chunk_sizes
+from equivcheck.mutants.context_parallel.sites import BY_POSITIONS, IN_PARTS, attentions, is_causal, look_by, looks, ranks_of
+from equivcheck.mutants.mutant import Minimum, fault
+from equivcheck.parallelisms.context_parallel.ranks import Gather, PositionRanks
+from equivcheck.parallelisms.context_parallel.sequences import Gathered, PartOfSequence, SharedHeads
+from equivcheck.scenario import Attention, Balance, Exchange
+from equivcheck.train.setup import Setup
+from equivcheck.verdict.cause import Cause
+
+
+def _has_groups(layer: Attention) -> bool:
+    return layer.kv_heads > 1
+
+
+def _gathered(ranks: PositionRanks, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    """Keys and values of all positions, in one tensor."""
+    found: torch.Tensor = Gather.apply(torch.stack((key, value)), ranks)  # type: ignore[no-untyped-call]
+    return found
+
+
+def _found(looks: Looks, query: torch.Tensor, keys_values: torch.Tensor, unseen: torch.Tensor | None) -> torch.Tensor:
+    keys, values = keys_values.unbind()
+    return looks.attend_from(query, looks.grouped(keys), looks.grouped(values), unseen)
+
+
+class _Alone(PartOfSequence):
+    def attended(self, looks: Looks, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+        own = self.ranks.own
+        return looks.attend_from(query, looks.grouped(key), looks.grouped(value), looks.unseen(own, own))
+
+
+@fault(layouts=BY_POSITIONS, applies=looks(), causes=(Cause.ATTENTION_MASK,), minimum=IN_PARTS)
+def own_positions_looked_at_alone(setup: Setup) -> None:
+    """Positions look at those of their own rank alone: keys and values of others never come."""
+    look_by(setup, _Alone)
+
+
+@fault(layouts=BY_POSITIONS, applies=looks(exchange=Exchange.RING), causes=(Cause.ATTENTION_MASK,), minimum=IN_PARTS)
+def ring_ends_before_last_block(setup: Setup) -> None:
+    """Keys and values go round one turn too few: the block that comes last is never looked at."""
+    ranks = ranks_of(setup)
+    for module in attentions(setup):
+        assert ranks is not None, "there are modules where positions are cut alone"
+        last, honest = ranks.parts[(ranks.index + 1) % ranks.size], module.unseen
+
+        def unseen(
+            queries: torch.Tensor, keys: torch.Tensor, last: torch.Tensor = last, honest: object = honest
+        ) -> torch.Tensor | None:
+            found: torch.Tensor | None = honest(queries, keys)  # type: ignore[operator]
+            if torch.equal(keys, last):
+                return torch.ones(len(queries), len(keys), dtype=torch.bool)
+            return found
+
+        module.unseen = unseen  # type: ignore[method-assign]
+
+
+class _NeverRescaled(PartOfSequence):
+    def attended(self, looks: Looks, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+        keys, values = (looks.grouped(each) for each in _gathered(self.ranks, key, value).unbind())
+        largest = query.new_full((*query.shape[:-1], 1), -torch.inf)
+        total, found = torch.zeros_like(largest), torch.zeros_like(query)
+        for turn in range(self.ranks.size):
+            block = self.ranks.parts[(self.ranks.index - turn) % self.ranks.size]
+            if len(block):
+                scores = query @ keys[..., block, :].transpose(-1, -2) / query.shape[-1] ** 0.5
+                unseen = looks.unseen(self.ranks.own, block)
+                scores = scores if unseen is None else scores.masked_fill(unseen, -torch.inf)
+                largest = torch.maximum(largest, scores.detach().amax(-1, keepdim=True))
+                weights = (scores - largest).exp()
+                total, found = total + weights.sum(-1, keepdim=True), found + weights @ values[..., block, :]
+        return found / total
+
+
+@fault(
+    layouts=BY_POSITIONS,
+    applies=looks(exchange=Exchange.RING),
+    causes=(Cause.SOFTMAX_OF_PART,),
+    minimum=IN_PARTS,
+)
+def ring_blocks_not_rescaled(setup: Setup) -> None:
+    """What has been found in blocks of keys is not rescaled when a later block has a larger score."""
+    look_by(setup, _NeverRescaled)
+
+
+class _LearningFrom(PartOfSequence):
+    """Keys and values have gradients from the positions of one rank alone, which come so many ranks before their own."""
+
+    before: int
+
+    def attended(self, looks: Looks, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+        gathered = _gathered(self.ranks, key, value)
+        learning = self.ranks.parts[(self.ranks.index + self.before) % self.ranks.size]
+        kept = gathered.detach().index_copy(-2, learning, gathered[..., learning, :])
+        return _found(looks, query, kept, looks.unseen(self.ranks.own, torch.arange(self.ranks.length)))
+
+
+class _LearningFromOwn(_LearningFrom):
+    before = 0
+
+
+class _LearningFromBefore(_LearningFrom):
+    before = 1
+
+
+@fault(layouts=BY_POSITIONS, applies=looks(exchange=Exchange.GATHER), causes=(Cause.KEY_VALUE_GRADIENT,), minimum=IN_PARTS)
+def key_gradients_sliced_not_reduced(setup: Setup) -> None:
+    """Of the gradients of gathered keys and values each rank takes its own slice, and what other ranks have of it is lost."""
+    look_by(setup, _LearningFromOwn)
+
+
+@fault(layouts=BY_POSITIONS, applies=looks(exchange=Exchange.RING), causes=(Cause.KEY_VALUE_GRADIENT,), minimum=IN_PARTS)
+def ring_gradients_overwritten(setup: Setup) -> None:
+    """Gradients that go round with keys and values are overwritten, not added to: those of the last turn come home."""
+    look_by(setup, _LearningFromBefore)
+
+
+class _OtherHeads(SharedHeads):
+    def attended(self, looks: Looks, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+        found = super().attended(looks, query, key, value)
+        units = key.shape[-3]
+        return found.roll(found.shape[1] // units * chunk_sizes(units, self.ranks.size)[0], 1)
+
+
+@fault(
+    layouts=BY_POSITIONS,
+    applies=looks(_has_groups, Exchange.ULYSSES),
+    causes=(Cause.PERMUTED,),
+    minimum=Minimum(because="two ranks look with a head each"),
+)
+def heads_returned_in_another_order(setup: Setup) -> None:
+    """What ranks have found with their heads comes back as that of the heads of the rank after."""
+    look_by(setup, _OtherHeads)
+
+
+class _InOrderOfRanks(Gathered):
+    def attended(self, looks: Looks, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+        gathered = _gathered(self.ranks, key, value).index_select(-2, torch.cat(self.ranks.parts))
+        return _found(looks, query, gathered, looks.unseen(self.ranks.own, torch.arange(self.ranks.length)))
+
+
+@fault(
+    layouts=BY_POSITIONS,
+    applies=looks(is_causal, Exchange.GATHER, Balance.HEAD_TAIL),
+    causes=(Cause.ATTENTION_MASK,),
+    minimum=Minimum(because="the first rank has the first and the last position, the second the two between"),
+)
+def keys_left_in_order_of_ranks(setup: Setup) -> None:
+    """Gathered keys and values lie in the order of ranks, which have head and tail, and are masked as if they lay in a row."""
+    look_by(setup, _InOrderOfRanks)

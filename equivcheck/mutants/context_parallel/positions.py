@@ -1,0 +1,161 @@
+"""Positions of a part of a sequence that are counted, masked or labelled as if they were others."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+
+import torch
+from torch import nn
+
+from equivcheck.layers.attention.module import AttentionModule, attention, turned
+from equivcheck.mutants.context_parallel.sites import (
+    BY_POSITIONS,
+    IN_PARTS,
+    attentions,
+    is_causal,
+    is_cut,
+    looks,
+    ranks_of,
+)
+from equivcheck.mutants.mutant import Minimum, fault
+from equivcheck.mutants.needs import all_of
+from equivcheck.mutants.tokens.batches import compute_on
+from equivcheck.mutants.tokens.needs import loss_of_labels
+from equivcheck.scenario import Attention, Balance, ContextParallel, Exchange, Scenario
+from equivcheck.scenario.mesh import CP
+from equivcheck.train.setup import Setup
+from equivcheck.verdict.cause import Cause
+
+HEAD_AND_TAIL = Minimum(because="the first rank has the first and the last position, the second the two between")
+
+
+def _turns(layer: Attention) -> bool:
+    return layer.rotary
+
+
+def _learns_positions(scenario: Scenario) -> bool:
+    source = scenario.training.model.source
+    return source is not None and source.learned_positions
+
+
+def _is_labelled(scenario: Scenario) -> bool:
+    return loss_of_labels(scenario) is not None
+
+
+def _has_long_parts(scenario: Scenario) -> bool:
+    return (scenario.training.model.length or 1) > scenario.layout.mesh.size(CP)
+
+
+def _is_in_two_pieces(scenario: Scenario) -> bool:
+    return any(each.balance is Balance.HEAD_TAIL for each in scenario.layout.of(ContextParallel))
+
+
+@fault(layouts=BY_POSITIONS, applies=looks(_turns), causes=(Cause.POSITIONS,), minimum=IN_PARTS)
+def rotary_positions_of_own_part(setup: Setup) -> None:
+    """Rotary positions are counted from the start of each rank's part of a sequence."""
+    for module in attentions(setup, _turns):
+        module.placed = _place_from_start  # type: ignore[method-assign]
+
+
+def _place_from_start(values: torch.Tensor) -> torch.Tensor:
+    return turned(values, torch.arange(values.shape[-2]))
+
+
+@fault(layouts=BY_POSITIONS, applies=all_of(is_cut, _learns_positions), causes=(Cause.POSITIONS,), minimum=IN_PARTS)
+def learned_positions_of_own_part(setup: Setup) -> None:
+    """Learned positions begin anew in each rank's part of a sequence."""
+    module = setup.model.positions
+    if ranks_of(setup) is not None and isinstance(module, nn.Embedding):
+        module.register_forward_pre_hook(lambda _module, inputs: (torch.arange(len(inputs[0])),), prepend=True)
+
+
+@fault(
+    layouts=BY_POSITIONS,
+    applies=looks(is_causal, balance=Balance.HEAD_TAIL),
+    causes=(Cause.ATTENTION_MASK,),
+    minimum=HEAD_AND_TAIL,
+)
+def causal_mask_by_order_of_ranks(setup: Setup) -> None:
+    """Which positions are later is told by the order of ranks, as if each had positions in a row and not head and tail."""
+    ranks = ranks_of(setup)
+    for module in attentions(setup, is_causal):
+        assert ranks is not None, "there are modules where positions are cut alone"
+        order = torch.cat(ranks.parts)
+        _mask_by(module, torch.empty_like(order).index_copy(0, order, torch.arange(len(order))))
+
+
+def _mask_by(module: AttentionModule, places: torch.Tensor) -> None:
+    """Let each position count as that one of a row."""
+    later = places > places[:, None]
+    module.unseen = lambda queries, keys: later[queries][:, keys]  # type: ignore[method-assign]
+    module.attend = lambda query, key, value: attention(query, key, value, later)  # type: ignore[method-assign]
+
+
+@fault(
+    layouts=BY_POSITIONS,
+    applies=looks(is_causal, Exchange.GATHER),
+    causes=(Cause.ATTENTION_MASK,),
+    minimum=IN_PARTS,
+)
+def causal_mask_counted_in_own_part(setup: Setup) -> None:
+    """Positions that look are counted from the start of a rank's part, those that they look at in the whole sequence."""
+    for module in attentions(setup, is_causal):
+        module.unseen = _from_own_start  # type: ignore[method-assign]
+
+
+def _from_own_start(queries: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
+    return keys > torch.arange(len(queries))[:, None]
+
+
+@fault(
+    layouts=BY_POSITIONS,
+    applies=looks(is_causal, Exchange.RING),
+    causes=(Cause.ATTENTION_MASK,),
+    minimum=Minimum(because="two ranks have two positions each, of which the first sees one of every block"),
+)
+def ring_blocks_masked_alike(setup: Setup) -> None:
+    """Every block of keys that goes round is masked as a rank's own is."""
+    for module in attentions(setup, is_causal):
+        module.unseen = _as_in_own_block  # type: ignore[method-assign]
+
+
+def _as_in_own_block(queries: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
+    return torch.arange(len(keys)) > torch.arange(len(queries))[:, None]
+
+
+@fault(
+    layouts=BY_POSITIONS,
+    applies=all_of(is_cut, _is_labelled, _has_long_parts),
+    causes=(Cause.ANOTHER_LABEL,),
+    minimum=Minimum(because="two ranks have a part of each sequence, which must be longer than a position to be shifted"),
+)
+def labels_shifted_after_cut(setup: Setup) -> None:
+    """Labels are shifted by a position after they have been cut, round the end of each rank's part."""
+    if ranks_of(setup) is not None:
+        inner, dim = setup.take, 1 - setup.training.data.batch_dim
+
+        def take(batch: object) -> object:
+            taken = inner(batch)  # type: ignore[arg-type]
+            return replace(taken, targets=taken.targets.roll(-1, dim))
+
+        setup.take = take  # type: ignore[assignment]
+
+
+@fault(
+    layouts=BY_POSITIONS,
+    applies=all_of(is_cut, _is_labelled, _is_in_two_pieces),
+    causes=(Cause.ANOTHER_LABEL,),
+    minimum=HEAD_AND_TAIL,
+)
+def labels_cut_in_a_row(setup: Setup) -> None:
+    """Each rank has the head and the tail of its share of positions, but labels in a row."""
+    ranks = ranks_of(setup)
+    if ranks is not None:
+        move = partial(_laid, torch.cat(ranks.parts), 1 - setup.training.data.batch_dim)
+        compute_on(setup, lambda batches: [replace(batch, targets=move(batch.targets)) for batch in batches])
+
+
+def _laid(order: torch.Tensor, dim: int, values: torch.Tensor) -> torch.Tensor:
+    """What lies in a row, at the positions of the ranks in turn."""
+    return torch.empty_like(values).index_copy(dim, order, values)

@@ -1,0 +1,73 @@
+"""What mutants find of sequences cut over ranks, in a scenario and on a rank."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from equivcheck.layers.attention.module import AttentionModule
+from equivcheck.layers.module import LayerModule
+from equivcheck.mutants.mutant import Minimum
+from equivcheck.mutants.needs import is_eager, within
+from equivcheck.parallelisms.context_parallel.ranks import PositionRanks
+from equivcheck.parallelisms.context_parallel.sequences import PartOfSequence
+from equivcheck.scenario import Attention, Balance, ContextParallel, Exchange, Scenario
+from equivcheck.scenario.mesh import CP
+from equivcheck.train.model import MLP
+from equivcheck.train.setup import Setup
+
+BY_POSITIONS = within(ContextParallel.tag)
+IN_PARTS = Minimum(because="two ranks have a position each")
+
+Chosen = Callable[[Attention], bool]
+
+
+def any_attention(_layer: Attention) -> bool:
+    """Whatever it is."""
+    return True
+
+
+def is_causal(layer: Attention) -> bool:
+    """Whether positions do not see later ones."""
+    return layer.causal
+
+
+def is_cut(scenario: Scenario) -> bool:
+    """Whether hooks are called, and several ranks have a part of each sequence of several positions."""
+    return is_eager(scenario) and scenario.layout.mesh.size(CP) > 1 and (scenario.training.model.length or 1) > 1
+
+
+def looks(
+    chosen: Chosen = any_attention, exchange: Exchange | None = None, balance: Balance | None = None
+) -> Callable[[Scenario], bool]:
+    """Whether positions look at those of other ranks in that way (None for any), by such a layer of attention."""
+
+    def is_so(parallelism: ContextParallel) -> bool:
+        return exchange in (None, parallelism.exchange) and balance in (None, parallelism.balance)
+
+    def applies(scenario: Scenario) -> bool:
+        if not is_cut(scenario) or not any(map(is_so, scenario.layout.of(ContextParallel))):
+            return False
+        return any(isinstance(layer, Attention) and chosen(layer) for layer in scenario.training.model.layers)
+
+    return applies
+
+
+def ranks_of(setup: Setup) -> PositionRanks | None:
+    """Those that share out the positions; None under another layout, as that of the first steps may be."""
+    sequence = setup.model.sequence
+    return sequence.ranks if isinstance(sequence, PartOfSequence) else None
+
+
+def attentions(setup: Setup, chosen: Chosen = any_attention) -> Iterator[AttentionModule]:
+    """The modules of such layers; none where no positions are cut."""
+    modules = setup.model.modules() if ranks_of(setup) is not None else ()
+    return (module for module in modules if isinstance(module, AttentionModule) and chosen(module.layer))
+
+
+def look_by(setup: Setup, kind: type[PartOfSequence]) -> None:
+    """Let positions look at those of other ranks in another way."""
+    ranks = ranks_of(setup)
+    if ranks is not None:
+        for module in setup.model.modules():
+            if isinstance(module, (LayerModule, MLP)):
+                module.sequence = kind(ranks)

@@ -1,0 +1,127 @@
+"""Losses and gradients of parts of sequences that are added up wrongly."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
+
+import torch
+import torch.distributed as dist
+
+from equivcheck.mutants.context_parallel.sites import BY_POSITIONS, IN_PARTS, is_cut, ranks_of
+from equivcheck.mutants.experts.gradients import keep_own_gradients
+from equivcheck.mutants.mutant import Minimum, fault
+from equivcheck.mutants.needs import all_of, has_microbatches
+from equivcheck.mutants.rank import scale_gradients
+from equivcheck.mutants.tokens.batches import compute_on
+from equivcheck.mutants.tokens.needs import loss_of_labels
+from equivcheck.parallelisms.context_parallel.positions import positions_of_ranks
+from equivcheck.scenario import ContextParallel, CrossEntropy, Scenario
+from equivcheck.scenario.mesh import CP
+from equivcheck.train.material import Batch, count_labels
+from equivcheck.train.setup import Setup
+from equivcheck.verdict.cause import Cause
+
+ALONE = (ContextParallel.tag,)
+
+
+def _lengths(scenario: Scenario) -> set[int]:
+    """How many positions ranks have."""
+    length, size = scenario.training.model.length or 1, scenario.layout.mesh.size(CP)
+    return {len(part) for each in scenario.layout.of(ContextParallel) for part in positions_of_ranks(each, length, size)}
+
+
+def _averages_unequal_parts(scenario: Scenario) -> bool:
+    lengths = _lengths(scenario)
+    return scenario.training.loss.is_mean and len(lengths) > 1 and 0 not in lengths
+
+
+def _counts_labels(scenario: Scenario) -> bool:
+    loss = loss_of_labels(scenario)
+    return loss is not None and not loss.summed
+
+
+@fault(
+    layouts=BY_POSITIONS,
+    applies=all_of(is_cut, _averages_unequal_parts),
+    causes=(Cause.MEAN_OF_MEANS,),
+    minimum=Minimum(because="of three positions the first rank has two"),
+)
+def means_of_unequal_parts_averaged(setup: Setup) -> None:
+    """Each rank takes the mean over its own positions, and means are averaged as if all had equally many."""
+    ranks, inner = ranks_of(setup), setup.loss
+    if ranks is not None:
+        factor = ranks.length / (len(ranks.own) * ranks.size)
+        setup.loss = lambda *given: inner(*given) * factor
+
+
+@fault(
+    layouts=ALONE,
+    applies=all_of(is_cut, _counts_labels),
+    causes=(Cause.LABEL_COUNT,),
+    minimum=Minimum(because="one of two ranks has more labels that count"),
+)
+def labels_counted_by_each_part(setup: Setup) -> None:
+    """Each rank divides by the labels of its own positions that count, and the losses of ranks are averaged."""
+    ranks, training, take = ranks_of(setup), setup.training, setup.take
+    if ranks is None:
+        return
+    loss, size = training.loss, ranks.size
+    assert isinstance(loss, CrossEntropy), "it was chosen for its labels"
+
+    def divided(batches: Sequence[Batch]) -> list[Batch]:
+        own = torch.cat([take(batch).targets.flatten() for batch in batches])
+        count = count_labels(loss, training.model.outputs, own) or 1.0
+        return [replace(batch, divisor=size * count) for batch in batches]
+
+    compute_on(setup, divided)
+
+
+@fault(
+    layouts=BY_POSITIONS,
+    applies=is_cut,
+    causes=(Cause.NOT_REDUCED, Cause.RANKS_DISAGREE),
+    minimum=IN_PARTS,
+)
+def gradients_of_own_positions(setup: Setup) -> None:
+    """Gradients are those of a rank's own positions: they are not summed over ranks."""
+    if ranks_of(setup) is not None:
+        keep_own_gradients(setup, lambda _name: True)
+
+
+@fault(
+    layouts=BY_POSITIONS,
+    applies=is_cut,
+    causes=(Cause.AVERAGED_TWICE, Cause.SCALED),
+    minimum=Minimum(because="one rank divides by one"),
+)
+def gradients_averaged_over_parts(setup: Setup) -> None:
+    """Gradients of parts of sequences, which are addends, are averaged over ranks."""
+    ranks = ranks_of(setup)
+    if ranks is not None:
+        scale_gradients(setup, 1 / ranks.size)
+
+
+@fault(
+    layouts=ALONE,
+    applies=all_of(is_cut, has_microbatches),
+    causes=(Cause.RESCALED_EACH_MICROBATCH,),
+    minimum=Minimum(because="two ranks, with two microbatches"),
+)
+def parts_summed_each_microbatch(setup: Setup) -> None:
+    """What has been accumulated is summed over ranks after each microbatch, and so the first is summed again and again."""
+    ranks, inner = ranks_of(setup), setup.accumulation
+    if ranks is None:
+        return
+
+    @contextmanager
+    def summing(last: bool) -> Iterator[None]:
+        entered: AbstractContextManager[object] = inner(last)
+        with entered:
+            yield
+        for parameter in setup.model.parameters():
+            if parameter.grad is not None and not last:
+                dist.all_reduce(parameter.grad, group=ranks.group)
+
+    setup.accumulation = summing

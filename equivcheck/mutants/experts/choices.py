@@ -1,0 +1,112 @@
+"""Positions that other experts compute than those chosen, or fewer, and the expert that all share."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+
+from equivcheck.layers.experts.module import ExpertsModule, Router
+from equivcheck.mutants.experts.sites import ONE_RANK, ROUTED, experts_of, has_experts
+from equivcheck.mutants.experts.weights import ALONE, Routed, reroute
+from equivcheck.mutants.mutant import Minimum, fault
+from equivcheck.scenario import DDP, FSDP1, FSDP2, ExpertParallel, Experts, Replicate
+from equivcheck.train.setup import Setup
+from equivcheck.verdict.cause import Cause
+
+BY_ROWS = (DDP.tag, Replicate.tag, FSDP1.tag, FSDP2.tag, ExpertParallel.tag)
+"""Layouts in which a rank computes a microbatch of its rows at once."""
+
+
+def _chooses_two(layer: Experts) -> bool:
+    return layer.top_k > 1
+
+
+def _shares_weighted(layer: Experts) -> bool:
+    """Whether there is a shared expert, and the weights of those chosen do not add up to 1."""
+    return layer.shared and not layer.normalised
+
+
+def _shares_beside_two(layer: Experts) -> bool:
+    return layer.shared and layer.top_k > 1
+
+
+@fault(layouts=ROUTED, applies=has_experts(), causes=(Cause.EXPERT_CHOICE,), minimum=ALONE)
+def rows_given_to_next_expert(setup: Setup) -> None:
+    """Each row is computed by the expert after the one that it has chosen, with the weight of that one."""
+    reroute(setup, lambda _router, _inputs, routed: (routed[0].roll(1, -1), routed[1].roll(1, -1)))
+
+
+@fault(
+    layouts=ROUTED,
+    applies=has_experts(_chooses_two),
+    causes=(Cause.EXPERT_CHOICE,),
+    minimum=Minimum(ranks=1, because=f"{ONE_RANK}: to two experts"),
+)
+def second_expert_left_out(setup: Setup) -> None:
+    """Of the two chosen experts, the one with the lower score computes nothing."""
+
+    def first(_router: Router, _inputs: torch.Tensor, routed: Routed) -> Routed:
+        best = torch.zeros_like(routed[0]).scatter(-1, routed[1].detach().argmax(-1, keepdim=True), value=True)
+        return best, routed[1] * best
+
+    reroute(setup, first, _chooses_two)
+
+
+@fault(
+    layouts=BY_ROWS,
+    applies=has_experts(),
+    causes=(Cause.EXPERT_CHOICE,),
+    minimum=Minimum(ranks=1, because=f"{ONE_RANK}; some experts are chosen more often than others"),
+)
+def rows_beyond_capacity_dropped(setup: Setup) -> None:
+    """An expert computes no more of a rank's rows than its share of them; for the others that choose it, it makes nothing."""
+
+    def kept(router: Router, _inputs: torch.Tensor, routed: Routed) -> Routed:
+        flat = routed[0].flatten(0, -2)
+        capacity = math.ceil(len(flat) * router.layer.top_k / router.layer.num_experts)
+        fits = (flat & (flat.cumsum(0) <= capacity)).view(routed[0].shape)
+        return fits, routed[1] * fits
+
+    reroute(setup, kept)
+
+
+@fault(
+    layouts=ROUTED,
+    applies=has_experts(_shares_weighted),
+    causes=(Cause.SHARED_EXPERT,),
+    minimum=ALONE,
+)
+def shared_expert_weighted(setup: Setup) -> None:
+    """What the shared expert makes is weighted by the router, as if it were computed among the chosen ones."""
+    for module in experts_of(setup, _shares_weighted):
+        _weigh_shared(module)
+
+
+def _weigh_shared(module: ExpertsModule) -> None:
+    sums: list[torch.Tensor] = []
+
+    def keep(_router: object, _inputs: object, routed: Routed) -> None:
+        sums[:] = [routed[1].sum(-1, keepdim=True)]
+
+    assert module.shared is not None, "it was chosen for its shared expert"
+    module.router.register_forward_hook(keep)
+    module.shared.register_forward_hook(lambda _module, _inputs, made: made * sums[0])
+
+
+@fault(
+    layouts=ROUTED,
+    applies=has_experts(_shares_beside_two),
+    causes=(Cause.SHARED_EXPERT,),
+    minimum=Minimum(ranks=1, because=f"{ONE_RANK}: to two experts"),
+)
+def shared_expert_added_for_each_choice(setup: Setup) -> None:
+    """What the shared expert makes of a row is added once for each expert that the row has chosen."""
+    for module in experts_of(setup, _shares_beside_two):
+        assert module.shared is not None, "it was chosen for its shared expert"
+        module.shared.register_forward_hook(_times(module.layer.top_k))
+
+
+def _times(count: int) -> Callable[[object, object, torch.Tensor], torch.Tensor]:
+    return lambda _module, _inputs, made: made * count

@@ -1,0 +1,133 @@
+"""Rows sent to the ranks that hold the chosen experts, and back: counted, sorted or sent wrongly."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+
+from equivcheck.layouts.partition import chunk_sizes
+from equivcheck.mutants.experts.sites import experts_in, experts_of, has_experts
+from equivcheck.mutants.experts.weights import Routed, reroute
+from equivcheck.mutants.mutant import Minimum, fault
+from equivcheck.mutants.needs import all_of
+from equivcheck.mutants.rank import size_of
+from equivcheck.parallelisms.expert_parallel.exchange import Exchange
+from equivcheck.scenario import ExpertParallel, Experts, Scenario
+from equivcheck.scenario.mesh import EP
+from equivcheck.train.setup import Setup
+from equivcheck.verdict.cause import Cause
+
+SHARED_OUT = (ExpertParallel.tag,)
+OVER_ONE = Minimum(because="over one rank no row is sent")
+
+
+def _sends(chosen: Callable[[Experts, int], bool]) -> Callable[[Scenario], bool]:
+    """Whether there is such a layer of experts over so many ranks, more than one."""
+
+    def applies(scenario: Scenario) -> bool:
+        ranks = scenario.layout.mesh.size(EP)
+        return ranks > 1 and any(chosen(layer, ranks) for layer in experts_in(scenario))
+
+    return all_of(has_experts(), applies)
+
+
+def are_even(scenario: Scenario) -> bool:
+    """Whether every rank holds as many experts of each layer."""
+    return all(_is_even(layer, scenario.layout.mesh.size(EP)) for layer in experts_in(scenario))
+
+
+def _is_any(_layer: Experts, _ranks: int) -> bool:
+    return True
+
+
+def _is_even(layer: Experts, ranks: int) -> bool:
+    return layer.num_experts % ranks == 0
+
+
+def _are_several(layer: Experts, ranks: int) -> bool:
+    """Whether a rank holds several experts."""
+    return layer.num_experts > ranks
+
+
+def _leaves_one_out(layer: Experts, ranks: int) -> bool:
+    return 0 in chunk_sizes(layer.num_experts, ranks)
+
+
+def _exchange_by(setup: Setup, kind: type[Exchange]) -> None:
+    for module in experts_of(setup):
+        honest = module.by_units
+        if isinstance(honest, Exchange):
+            module.by_units = kind(layer=honest.layer, group=honest.group, num_units=honest.num_units, rank=honest.rank)
+
+
+class _AsComputed(Exchange):
+    def put_back(self, made: torch.Tensor, order: torch.Tensor) -> torch.Tensor:  # noqa: ARG002 - of the base class
+        return made
+
+
+@fault(layouts=SHARED_OUT, applies=_sends(_are_several), causes=(Cause.EXPERT_ROWS,), minimum=OVER_ONE)
+def rows_not_put_back_in_order(setup: Setup) -> None:
+    """What experts make of rows is sent back as they were computed, expert by expert, not as they have come, rank by rank."""
+    _exchange_by(setup, _AsComputed)
+
+
+@fault(layouts=SHARED_OUT, applies=_sends(_are_several), causes=(Cause.EXPERT_ROWS,), minimum=OVER_ONE)
+def rows_split_by_counts_in_another_order(setup: Setup) -> None:
+    """A rank takes the numbers of rows for its experts in reverse, and so splits them elsewhere."""
+    for module in experts_of(setup):
+        if module.by_units is not None:
+            module.compute_units = partial(_reversed, module.compute_units)  # type: ignore[method-assign]
+
+
+def _reversed(
+    compute: Callable[[torch.Tensor, torch.Tensor], torch.Tensor], rows: torch.Tensor, counts: torch.Tensor
+) -> torch.Tensor:
+    return compute(rows, counts.flip(0))
+
+
+class _OfSent(Exchange):
+    def counts_of_arrivals(self, counts: torch.Tensor) -> torch.Tensor:
+        return counts.view(len(self.num_units), -1)
+
+
+@fault(
+    layouts=SHARED_OUT,
+    applies=_sends(_is_even),
+    causes=(Cause.CALLS_DIFFER, Cause.RANK_FAILED),
+    minimum=Minimum(because="one rank gets what it has sent"),
+)
+def counts_sent_taken_for_counts_received(setup: Setup) -> None:
+    """Each rank expects as many rows of each other as it sends there: numbers are not exchanged."""
+    _exchange_by(setup, _OfSent)
+
+
+class _Skipping(Exchange):
+    def __call__(self, rows: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
+        return super().__call__(rows, counts) if self.num_units[self.rank] else rows * 0
+
+
+@fault(
+    layouts=SHARED_OUT,
+    applies=_sends(_leaves_one_out),
+    causes=(Cause.CALLS_DIFFER,),
+    minimum=Minimum(ranks=3, because="there are two experts at least, and a rank that has none"),
+)
+def rank_without_experts_skips_exchange(setup: Setup) -> None:
+    """A rank that holds no expert takes no part in the exchange of rows."""
+    _exchange_by(setup, _Skipping)
+
+
+@fault(layouts=SHARED_OUT, applies=all_of(_sends(_is_any), are_even), causes=(Cause.EXPERT_CHOICE,), minimum=OVER_ONE)
+def rows_sent_to_next_rank(setup: Setup) -> None:
+    """Rows go to the rank after the one that holds the experts that they have chosen."""
+    ranks = size_of(setup, EP)
+    reroute(
+        setup,
+        lambda router, _inputs, routed: _rolled(routed, router.layer.num_experts // ranks),
+    )
+
+
+def _rolled(routed: Routed, shift: int) -> Routed:
+    return routed[0].roll(shift, -1), routed[1].roll(shift, -1)

@@ -1,0 +1,128 @@
+"""Gradients under expert parallelism: experts reduced as if they were on every rank, and the rest as if it were not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import torch
+import torch.distributed as dist
+
+from equivcheck.mutants.experts.exchange import SHARED_OUT, are_even
+from equivcheck.mutants.experts.sites import experts_of, has_experts
+from equivcheck.mutants.mutant import Minimum, fault
+from equivcheck.mutants.needs import all_of, is_eager
+from equivcheck.mutants.rank import axis_names, mesh_of, size_of
+from equivcheck.scenario import Scenario
+from equivcheck.scenario.mesh import EP
+from equivcheck.train.setup import Setup
+from equivcheck.verdict.cause import Cause
+
+Named = Callable[[str], bool]
+SUM_OVER_ONE = Minimum(because="the sum over one rank is the mean")
+OWN_OF_ONE = Minimum(because="one rank has all rows")
+
+
+def _has_ranks(scenario: Scenario) -> bool:
+    return is_eager(scenario) and scenario.layout.mesh.size(EP) > 1
+
+
+def _names_of_experts(setup: Setup) -> set[str]:
+    own = {parameter for module in experts_of(setup) for parameter in module.units().parameters()}
+    return {name for name, parameter in setup.model.named_parameters() if parameter in own}
+
+
+def _multiply(setup: Setup, factor: float, chosen: Named) -> None:
+    """Multiply some gradients once they have been reduced."""
+
+    def multiply(_optimizer: object, _step: int) -> None:
+        for gradient in _gradients(setup, chosen):
+            gradient.mul_(factor)
+
+    setup.before_update.append(multiply)
+
+
+def _gradients(setup: Setup, chosen: Named) -> Iterator[torch.Tensor]:
+    found = ((name, parameter.grad) for name, parameter in setup.model.named_parameters())
+    return (gradient for name, gradient in found if gradient is not None and chosen(name))
+
+
+def keep_own_gradients(setup: Setup, chosen: Named) -> None:
+    """Let some gradients be what they were before anything was done to them after backward."""
+    own: list[torch.Tensor] = []
+
+    def keep(_optimizer: object, _step: int) -> None:
+        own[:] = [gradient.detach().clone() for gradient in _gradients(setup, chosen)]
+
+    def put_back(_optimizer: object, _step: int) -> None:
+        for gradient, kept in zip(_gradients(setup, chosen), own, strict=True):
+            gradient.copy_(kept)
+
+    setup.before_update.insert(0, keep)
+    setup.before_update.append(put_back)
+
+
+@fault(layouts=SHARED_OUT, applies=all_of(has_experts(), _has_ranks), causes=(Cause.SUMMED, Cause.SCALED), minimum=SUM_OVER_ONE)
+def expert_gradients_summed(setup: Setup) -> None:
+    """Gradients of experts, which have seen the rows of all ranks, are not divided by the number of ranks."""
+    _multiply(setup, size_of(setup, EP), _names_of_experts(setup).__contains__)
+
+
+@fault(
+    layouts=SHARED_OUT,
+    applies=all_of(has_experts(), _has_ranks),
+    causes=(Cause.AVERAGED_TWICE, Cause.SCALED),
+    minimum=Minimum(because="one rank divides by one"),
+)
+def expert_gradients_averaged_twice(setup: Setup) -> None:
+    """Gradients of experts are divided by the number of ranks once more."""
+    _multiply(setup, 1 / size_of(setup, EP), _names_of_experts(setup).__contains__)
+
+
+@fault(
+    layouts=SHARED_OUT,
+    applies=all_of(has_experts(), _has_ranks, are_even),
+    causes=(Cause.REDUCED_OVER_OTHERS,),
+    minimum=Minimum(because="two ranks hold an expert each"),
+)
+def expert_gradients_averaged_as_replicated(setup: Setup) -> None:
+    """Gradients of experts are averaged over ranks, as if these held the same ones."""
+    names, size = _names_of_experts(setup), size_of(setup, EP)
+    group = mesh_of(setup).get_group(axis_names(setup).index(EP))
+
+    def average(_optimizer: object, _step: int) -> None:
+        for gradient in _gradients(setup, names.__contains__):
+            gradient.mul_(size)
+            dist.all_reduce(gradient, group=group)
+            gradient.div_(size)
+
+    setup.before_update.append(average)
+
+
+@fault(
+    layouts=SHARED_OUT,
+    applies=all_of(has_experts(), _has_ranks),
+    causes=(Cause.NOT_REDUCED, Cause.RANKS_DISAGREE),
+    minimum=OWN_OF_ONE,
+)
+def router_gradient_of_own_rows(setup: Setup) -> None:
+    """The gradient of a router is that of a rank's own rows."""
+    keep_own_gradients(setup, lambda name: name.endswith("router.weight"))
+
+
+@fault(
+    layouts=SHARED_OUT,
+    applies=_has_ranks,
+    causes=(Cause.NOT_REDUCED, Cause.RANKS_DISAGREE),
+    minimum=OWN_OF_ONE,
+)
+def only_experts_reduced(setup: Setup) -> None:
+    """Gradients of all but the experts are those of a rank's own rows."""
+    names = _names_of_experts(setup)
+    keep_own_gradients(setup, lambda name: name not in names)
+
+
+@fault(layouts=SHARED_OUT, applies=_has_ranks, causes=(Cause.SUMMED, Cause.SCALED), minimum=SUM_OVER_ONE)
+def all_but_experts_summed(setup: Setup) -> None:
+    """Gradients of all but the experts are summed over ranks and never divided by their number."""
+    names = _names_of_experts(setup)
+    _multiply(setup, size_of(setup, EP), lambda name: name not in names)

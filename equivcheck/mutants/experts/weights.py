@@ -1,0 +1,140 @@
+"""What the chosen experts make is weighted wrongly, or what weighs it learns too little."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from torch.nn import functional
+
+from equivcheck.layers.experts.module import Router
+from equivcheck.mutants.experts.sites import ONE_RANK, ROUTED, Chosen, any_experts, experts_of, has_experts
+from equivcheck.mutants.mutant import Minimum, fault
+from equivcheck.scenario import Experts, Scores
+from equivcheck.train.setup import Setup
+from equivcheck.verdict.cause import Cause
+
+Routed = tuple[torch.Tensor, torch.Tensor]
+"""Whether each expert is chosen, and its weight, both (..., experts)."""
+Change = Callable[[Router, torch.Tensor, Routed], Routed]
+"""From a router, what it reads and what it gives: what it gives instead."""
+
+ALONE = Minimum(ranks=1, because=ONE_RANK)
+
+
+def reroute(setup: Setup, change: Change, chosen: Chosen = any_experts) -> None:
+    """Let routers give something else."""
+    for module in experts_of(setup, chosen):
+        module.router.forward = partial(_changed, module.router, module.router.forward, change)  # type: ignore[method-assign]
+
+
+def _changed(router: Router, route: Callable[[torch.Tensor], Routed], change: Change, inputs: torch.Tensor) -> Routed:
+    return change(router, inputs, route(inputs))
+
+
+def _scores(router: Router, inputs: torch.Tensor) -> torch.Tensor:
+    logits = functional.linear(inputs, router.weight)
+    return logits.softmax(-1) if router.layer.scores is Scores.SOFTMAX else logits.sigmoid()
+
+
+def _chooses_two(layer: Experts) -> bool:
+    return layer.top_k > 1
+
+
+def _normalises(layer: Experts) -> bool:
+    return layer.normalised
+
+
+def _normalises_some(layer: Experts) -> bool:
+    """Whether the sum of the chosen scores is another than that of all."""
+    return layer.normalised and layer.num_experts > layer.top_k
+
+
+@fault(layouts=ROUTED, applies=has_experts(), causes=(Cause.ROUTER_WEIGHTS,), minimum=ALONE)
+def router_weights_applied_twice(setup: Setup) -> None:
+    """The weights of the chosen experts count twice: they are squared."""
+    reroute(setup, lambda _router, _inputs, routed: (routed[0], routed[1].square()))
+
+
+@fault(layouts=ROUTED, applies=has_experts(), causes=(Cause.ROUTER_WEIGHTS,), minimum=ALONE)
+def router_weights_not_applied(setup: Setup) -> None:
+    """What the chosen experts make is added up as it is, whatever their scores."""
+    reroute(setup, lambda _router, _inputs, routed: (routed[0], routed[0] + routed[1] * 0))
+
+
+@fault(
+    layouts=ROUTED,
+    applies=has_experts(_chooses_two),
+    causes=(Cause.ROUTER_WEIGHTS,),
+    minimum=Minimum(ranks=1, because=f"{ONE_RANK}: to two experts"),
+)
+def router_weights_swapped(setup: Setup) -> None:
+    """Of the two chosen experts, each has the weight of the other."""
+
+    def swapped(_router: Router, _inputs: torch.Tensor, routed: Routed) -> Routed:
+        chosen, weights = routed
+        return chosen, (weights.sum(-1, keepdim=True) - weights) * chosen
+
+    reroute(setup, swapped, _chooses_two)
+
+
+@fault(
+    layouts=ROUTED,
+    applies=has_experts(_normalises_some),
+    causes=(Cause.ROUTER_WEIGHTS,),
+    minimum=Minimum(ranks=1, because=f"{ONE_RANK}: to two experts"),
+)
+def router_weights_not_normalised(setup: Setup) -> None:
+    """The weights of the chosen experts are not divided by their sum."""
+
+    def unnormalised(router: Router, inputs: torch.Tensor, routed: Routed) -> Routed:
+        return routed[0], _scores(router, inputs) * routed[0]
+
+    reroute(setup, unnormalised, _normalises)
+
+
+@fault(
+    layouts=ROUTED,
+    applies=has_experts(_normalises_some),
+    causes=(Cause.ROUTER_WEIGHTS,),
+    minimum=Minimum(ranks=1, because=f"{ONE_RANK}: to two experts of three"),
+)
+def router_weights_normalised_before_choice(setup: Setup) -> None:
+    """The weights of the chosen experts are divided by the sum of all scores, as if they were normalised before the choice."""
+
+    def normalised(router: Router, inputs: torch.Tensor, routed: Routed) -> Routed:
+        scores = _scores(router, inputs)
+        return routed[0], scores * routed[0] / scores.sum(-1, keepdim=True)
+
+    reroute(setup, normalised, _normalises)
+
+
+@fault(layouts=ROUTED, applies=has_experts(), causes=(Cause.ROUTER_WEIGHTS,), minimum=ALONE)
+def router_weighs_other_side(setup: Setup) -> None:
+    """What enters experts is weighted where what leaves them should be, or the other way round."""
+    for module in experts_of(setup):
+        module.layer = module.layer.having(weighs_input=not module.layer.weighs_input)
+
+
+@fault(layouts=ROUTED, applies=has_experts(), causes=(Cause.EXPERT_GRADIENT, Cause.GRADIENT_LOST), minimum=ALONE)
+def router_scores_detached(setup: Setup) -> None:
+    """Nothing learns from the weights of the chosen experts: their scores are detached."""
+    reroute(setup, lambda _router, _inputs, routed: (routed[0], routed[1].detach() + routed[1] * 0))
+
+
+@fault(
+    layouts=ROUTED,
+    applies=has_experts(),
+    causes=(Cause.EXPERT_GRADIENT,),
+    minimum=Minimum(ranks=1, because=f"{ONE_RANK}, and a norm learns from what experts read"),
+)
+def experts_input_detached(setup: Setup) -> None:
+    """What experts read has no gradient from them, as if rows were sent to them by a call without a backward."""
+    for module in experts_of(setup):
+        for name in ("routed", "dispatched"):
+            setattr(module, name, partial(_detached, getattr(module, name)))
+
+
+def _detached(compute: Callable[..., torch.Tensor], values: torch.Tensor, *routed: torch.Tensor) -> torch.Tensor:
+    return compute(values.detach(), *routed)

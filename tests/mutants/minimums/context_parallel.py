@@ -1,0 +1,73 @@
+"""The smallest scenario that shows each mutant of sequences whose positions are cut over two ranks."""
+
+from __future__ import annotations
+
+from equivcheck.scenario import (
+    SGD,
+    Attention,
+    Axis,
+    Balance,
+    ContextParallel,
+    CrossEntropy,
+    Data,
+    Exchange,
+    Head,
+    Ignored,
+    Layout,
+    Loss,
+    Mesh,
+    Model,
+    Scenario,
+    Tokens,
+    Training,
+)
+
+CAUSAL, TURNED, WIDE = Attention(), Attention(rotary=True), Attention(heads=2, kv_heads=2)
+LABELS = CrossEntropy()
+GATHER, RING, ULYSSES = (ContextParallel(exchange=exchange) for exchange in (Exchange.GATHER, Exchange.RING, Exchange.ULYSSES))
+HEAD_TAIL = ContextParallel(balance=Balance.HEAD_TAIL)
+
+
+def _cut(  # noqa: PLR0913 - what may matter, by keyword
+    parallelism: ContextParallel = GATHER,
+    layer: Attention = CAUSAL,
+    *,
+    length: int = 4,
+    source: Tokens | None = None,
+    loss: CrossEntropy | Loss = LABELS,
+    rows: tuple[int, ...] = (2,),
+) -> Scenario:
+    is_of_labels = isinstance(loss, CrossEntropy)
+    model = Model(
+        features=2,
+        length=length,
+        source=source or Tokens(vocabulary=5) if is_of_labels else None,
+        layers=(layer,),
+        head=Head() if is_of_labels else None,
+    )
+    training = Training(model=model, data=Data(microbatches=rows), optimizer=SGD(lr=0.1), loss=loss)
+    return Scenario(training=training, layout=Layout(mesh=Mesh(axes=(Axis(name="cp", size=2),)), parallelisms=(parallelism,)))
+
+
+MINIMUMS: dict[str, Scenario] = {
+    "rotary_positions_of_own_part": _cut(layer=TURNED),
+    "learned_positions_of_own_part": _cut(source=Tokens(vocabulary=5, learned_positions=True)),
+    "causal_mask_by_order_of_ranks": _cut(HEAD_TAIL),
+    "causal_mask_counted_in_own_part": _cut(),
+    "ring_blocks_masked_alike": _cut(RING),
+    "labels_shifted_after_cut": _cut(),
+    "labels_cut_in_a_row": _cut(HEAD_TAIL),
+    "own_positions_looked_at_alone": _cut(),
+    "ring_ends_before_last_block": _cut(RING),
+    "ring_blocks_not_rescaled": _cut(RING),
+    "key_gradients_sliced_not_reduced": _cut(),
+    "ring_gradients_overwritten": _cut(RING),
+    "heads_returned_in_another_order": _cut(ULYSSES, WIDE),
+    "keys_left_in_order_of_ranks": _cut(HEAD_TAIL),
+    "means_of_unequal_parts_averaged": _cut(loss=Loss.MSE_MEAN, length=3),
+    "labels_counted_by_each_part": _cut(loss=CrossEntropy(ignored=Ignored.SOME)),
+    "gradients_of_own_positions": _cut(),
+    "gradients_averaged_over_parts": _cut(),
+    "parts_summed_each_microbatch": _cut(rows=(2, 2)),
+}
+"""By the name of the mutant."""

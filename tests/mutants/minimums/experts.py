@@ -1,0 +1,70 @@
+"""The smallest scenario that shows each mutant of experts, on one rank or shared out over two or three."""
+
+from __future__ import annotations
+
+from equivcheck.scenario import (
+    DDP,
+    AnyLayer,
+    Axis,
+    Data,
+    ExpertParallel,
+    Experts,
+    Layout,
+    Mesh,
+    Model,
+    Norm,
+    Scenario,
+    Scores,
+    Training,
+)
+
+PLAIN = Experts(hidden=2)
+NORMED = Experts(hidden=2, norm=Norm.RMS)
+PAIR = Experts(hidden=2, num_experts=3, top_k=2)
+NORMALISED = Experts(hidden=2, num_experts=3, top_k=2, normalised=True, scores=Scores.SIGMOID)
+SHARED = Experts(hidden=2, num_experts=3, top_k=2, shared=True)
+FOUR = Experts(hidden=2, num_experts=4)
+
+
+def _training(layer: AnyLayer, rows: int) -> Training:
+    return Training(model=Model(features=2, layers=(layer,)), data=Data(microbatches=(rows,)))
+
+
+def _alone(layer: AnyLayer, rows: int = 4) -> Scenario:
+    """On one rank."""
+    layout = Layout(mesh=Mesh(axes=(Axis(name="dp", size=1),)), parallelisms=(DDP(),))
+    return Scenario(training=_training(layer, rows), layout=layout)
+
+
+def _shared_out(layer: AnyLayer, ranks: int = 2, rows: int = 12) -> Scenario:
+    layout = Layout(mesh=Mesh(axes=(Axis(name="ep", size=ranks),)), parallelisms=(ExpertParallel(),))
+    return Scenario(training=_training(layer, rows), layout=layout)
+
+
+MINIMUMS: dict[str, Scenario] = {
+    "router_weights_applied_twice": _alone(PLAIN),
+    "router_weights_not_applied": _alone(PLAIN),
+    "router_weights_swapped": _alone(PAIR),
+    "router_weights_not_normalised": _alone(NORMALISED),
+    "router_weights_normalised_before_choice": _alone(NORMALISED),
+    "router_weighs_other_side": _alone(PLAIN),
+    "router_scores_detached": _alone(NORMED),
+    "experts_input_detached": _alone(NORMED),
+    "rows_given_to_next_expert": _alone(PLAIN),
+    "second_expert_left_out": _alone(PAIR),
+    "rows_beyond_capacity_dropped": _alone(PLAIN, rows=9),
+    "shared_expert_weighted": _alone(SHARED),
+    "shared_expert_added_for_each_choice": _alone(SHARED),
+    "rows_not_put_back_in_order": _shared_out(FOUR),
+    "rows_split_by_counts_in_another_order": _shared_out(FOUR),
+    "counts_sent_taken_for_counts_received": _shared_out(PLAIN),
+    "rank_without_experts_skips_exchange": _shared_out(PLAIN, ranks=3),
+    "rows_sent_to_next_rank": _shared_out(PLAIN),
+    "expert_gradients_summed": _shared_out(PLAIN),
+    "expert_gradients_averaged_twice": _shared_out(PLAIN),
+    "expert_gradients_averaged_as_replicated": _shared_out(PLAIN),
+    "router_gradient_of_own_rows": _shared_out(NORMED),
+    "only_experts_reduced": _shared_out(NORMED),
+    "all_but_experts_summed": _shared_out(NORMED),
+}
+"""By the name of the mutant."""
