@@ -10,7 +10,7 @@ _SUMS = "the sum over ranks that it changes is made by DTensor or parallelize_mo
 _POSITIONS = "positions within attention are counted in functions that both runs of a script share"
 _FUSED = "a script has a gate and an upward linear by themselves, never as one weight"
 _RING = "how a ring puts blocks together, and its derivative, stand in one function, of which the mutant has another"
-_SENT = "the exchange of rows of expert_parallel has no line of its own for it"
+_SENT = "what expert_parallel does with rows and gradients stands in functions of a script, for which nobody has written others"
 
 REASONS: dict[str, str] = {
     "vocabulary_mask_off_by_one": _LOOKED_UP,

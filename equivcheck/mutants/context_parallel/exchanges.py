@@ -2,17 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 import torch
 
 from equivcheck.layers.sequence import Looks
 from equivcheck.layouts.partition import chunk_sizes
-from equivcheck.mutants.context_parallel.sites import BY_POSITIONS, IN_PARTS, attentions, is_causal, look_by, looks, ranks_of
+from equivcheck.mutants.context_parallel.sites import (
+    BY_POSITIONS,
+    IN_PARTS,
+    attentions,
+    has_attention,
+    is_causal,
+    look_by,
+    ranks_of,
+)
 from equivcheck.mutants.mutant import Minimum, fault
 from equivcheck.parallelisms.context_parallel.ranks import Gather, PositionRanks
 from equivcheck.parallelisms.context_parallel.sequences import Gathered, PartOfSequence, SharedHeads
 from equivcheck.scenario import Attention, Balance, Exchange
 from equivcheck.train.setup import Setup
 from equivcheck.verdict.cause import Cause
+
+Unseen = Callable[[torch.Tensor, torch.Tensor], torch.Tensor | None]
+"""Which positions of keys each of queries does not see; None for seeing all."""
 
 
 def _has_groups(layer: Attention) -> bool:
@@ -36,29 +50,26 @@ class _Alone(PartOfSequence):
         return looks.attend_from(query, looks.grouped(key), looks.grouped(value), looks.unseen(own, own))
 
 
-@fault(layouts=BY_POSITIONS, applies=looks(), causes=(Cause.ATTENTION_MASK,), minimum=IN_PARTS)
+@fault(layouts=BY_POSITIONS, applies=has_attention(), causes=(Cause.ATTENTION_MASK,), minimum=IN_PARTS)
 def own_positions_looked_at_alone(setup: Setup) -> None:
     """Positions look at those of their own rank alone: keys and values of others never come."""
     look_by(setup, _Alone)
 
 
-@fault(layouts=BY_POSITIONS, applies=looks(exchange=Exchange.RING), causes=(Cause.ATTENTION_MASK,), minimum=IN_PARTS)
+@fault(layouts=BY_POSITIONS, applies=has_attention(exchange=Exchange.RING), causes=(Cause.ATTENTION_MASK,), minimum=IN_PARTS)
 def ring_ends_before_last_block(setup: Setup) -> None:
     """Keys and values go round one turn too few: the block that comes last is never looked at."""
     ranks = ranks_of(setup)
     for module in attentions(setup):
         assert ranks is not None, "there are modules where positions are cut alone"
-        last, honest = ranks.parts[(ranks.index + 1) % ranks.size], module.unseen
+        last = ranks.parts[(ranks.index + 1) % ranks.size]
+        module.unseen = partial(_none_of, last, module.unseen)  # type: ignore[method-assign]
 
-        def unseen(
-            queries: torch.Tensor, keys: torch.Tensor, last: torch.Tensor = last, honest: object = honest
-        ) -> torch.Tensor | None:
-            found: torch.Tensor | None = honest(queries, keys)  # type: ignore[operator]
-            if torch.equal(keys, last):
-                return torch.ones(len(queries), len(keys), dtype=torch.bool)
-            return found
 
-        module.unseen = unseen  # type: ignore[method-assign]
+def _none_of(last: torch.Tensor, unseen: Unseen, queries: torch.Tensor, keys: torch.Tensor) -> torch.Tensor | None:
+    if torch.equal(keys, last):
+        return torch.ones(len(queries), len(keys), dtype=torch.bool)
+    return unseen(queries, keys)
 
 
 class _NeverRescaled(PartOfSequence):
@@ -80,7 +91,7 @@ class _NeverRescaled(PartOfSequence):
 
 @fault(
     layouts=BY_POSITIONS,
-    applies=looks(exchange=Exchange.RING),
+    applies=has_attention(exchange=Exchange.RING),
     causes=(Cause.SOFTMAX_OF_PART,),
     minimum=IN_PARTS,
 )
@@ -109,13 +120,15 @@ class _LearningFromBefore(_LearningFrom):
     before = 1
 
 
-@fault(layouts=BY_POSITIONS, applies=looks(exchange=Exchange.GATHER), causes=(Cause.KEY_VALUE_GRADIENT,), minimum=IN_PARTS)
+@fault(
+    layouts=BY_POSITIONS, applies=has_attention(exchange=Exchange.GATHER), causes=(Cause.KEY_VALUE_GRADIENT,), minimum=IN_PARTS
+)
 def key_gradients_sliced_not_reduced(setup: Setup) -> None:
     """Of the gradients of gathered keys and values each rank takes its own slice, and what other ranks have of it is lost."""
     look_by(setup, _LearningFromOwn)
 
 
-@fault(layouts=BY_POSITIONS, applies=looks(exchange=Exchange.RING), causes=(Cause.KEY_VALUE_GRADIENT,), minimum=IN_PARTS)
+@fault(layouts=BY_POSITIONS, applies=has_attention(exchange=Exchange.RING), causes=(Cause.KEY_VALUE_GRADIENT,), minimum=IN_PARTS)
 def ring_gradients_overwritten(setup: Setup) -> None:
     """Gradients that go round with keys and values are overwritten, not added to: those of the last turn come home."""
     look_by(setup, _LearningFromBefore)
@@ -130,7 +143,7 @@ class _OtherHeads(SharedHeads):
 
 @fault(
     layouts=BY_POSITIONS,
-    applies=looks(_has_groups, Exchange.ULYSSES),
+    applies=has_attention(_has_groups, Exchange.ULYSSES),
     causes=(Cause.PERMUTED,),
     minimum=Minimum(because="two ranks look with a head each"),
 )
@@ -147,7 +160,7 @@ class _InOrderOfRanks(Gathered):
 
 @fault(
     layouts=BY_POSITIONS,
-    applies=looks(is_causal, Exchange.GATHER, Balance.HEAD_TAIL),
+    applies=has_attention(is_causal, Exchange.GATHER, Balance.HEAD_TAIL),
     causes=(Cause.ATTENTION_MASK,),
     minimum=Minimum(because="the first rank has the first and the last position, the second the two between"),
 )

@@ -13,9 +13,9 @@ from equivcheck.mutants.context_parallel.sites import (
     BY_POSITIONS,
     IN_PARTS,
     attentions,
+    has_attention,
     is_causal,
     is_cut,
-    looks,
     ranks_of,
 )
 from equivcheck.mutants.mutant import Minimum, fault
@@ -24,6 +24,7 @@ from equivcheck.mutants.tokens.batches import compute_on
 from equivcheck.mutants.tokens.needs import loss_of_labels
 from equivcheck.scenario import Attention, Balance, ContextParallel, Exchange, Scenario
 from equivcheck.scenario.mesh import CP
+from equivcheck.train.material import Batch
 from equivcheck.train.setup import Setup
 from equivcheck.verdict.cause import Cause
 
@@ -51,7 +52,7 @@ def _is_in_two_pieces(scenario: Scenario) -> bool:
     return any(each.balance is Balance.HEAD_TAIL for each in scenario.layout.of(ContextParallel))
 
 
-@fault(layouts=BY_POSITIONS, applies=looks(_turns), causes=(Cause.POSITIONS,), minimum=IN_PARTS)
+@fault(layouts=BY_POSITIONS, applies=has_attention(_turns), causes=(Cause.POSITIONS,), minimum=IN_PARTS)
 def rotary_positions_of_own_part(setup: Setup) -> None:
     """Rotary positions are counted from the start of each rank's part of a sequence."""
     for module in attentions(setup, _turns):
@@ -72,7 +73,7 @@ def learned_positions_of_own_part(setup: Setup) -> None:
 
 @fault(
     layouts=BY_POSITIONS,
-    applies=looks(is_causal, balance=Balance.HEAD_TAIL),
+    applies=has_attention(is_causal, balance=Balance.HEAD_TAIL),
     causes=(Cause.ATTENTION_MASK,),
     minimum=HEAD_AND_TAIL,
 )
@@ -94,7 +95,7 @@ def _mask_by(module: AttentionModule, places: torch.Tensor) -> None:
 
 @fault(
     layouts=BY_POSITIONS,
-    applies=looks(is_causal, Exchange.GATHER),
+    applies=has_attention(is_causal, Exchange.GATHER),
     causes=(Cause.ATTENTION_MASK,),
     minimum=IN_PARTS,
 )
@@ -110,7 +111,7 @@ def _from_own_start(queries: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
 
 @fault(
     layouts=BY_POSITIONS,
-    applies=looks(is_causal, Exchange.RING),
+    applies=has_attention(is_causal, Exchange.RING),
     causes=(Cause.ATTENTION_MASK,),
     minimum=Minimum(because="two ranks have two positions each, of which the first sees one of every block"),
 )
@@ -135,11 +136,11 @@ def labels_shifted_after_cut(setup: Setup) -> None:
     if ranks_of(setup) is not None:
         inner, dim = setup.take, 1 - setup.training.data.batch_dim
 
-        def take(batch: object) -> object:
-            taken = inner(batch)  # type: ignore[arg-type]
+        def take(batch: Batch) -> Batch:
+            taken = inner(batch)
             return replace(taken, targets=taken.targets.roll(-1, dim))
 
-        setup.take = take  # type: ignore[assignment]
+        setup.take = take
 
 
 @fault(

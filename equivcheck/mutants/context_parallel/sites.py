@@ -36,7 +36,7 @@ def is_cut(scenario: Scenario) -> bool:
     return is_eager(scenario) and scenario.layout.mesh.size(CP) > 1 and (scenario.training.model.length or 1) > 1
 
 
-def looks(
+def has_attention(
     chosen: Chosen = any_attention, exchange: Exchange | None = None, balance: Balance | None = None
 ) -> Callable[[Scenario], bool]:
     """Whether positions look at those of other ranks in that way (None for any), by such a layer of attention."""
