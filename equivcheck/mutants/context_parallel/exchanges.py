@@ -15,13 +15,15 @@ from equivcheck.mutants.context_parallel.sites import (
     attentions,
     has_attention,
     is_causal,
+    is_out_of_order,
     look_by,
     ranks_of,
 )
 from equivcheck.mutants.mutant import Minimum, fault
+from equivcheck.mutants.needs import all_of
 from equivcheck.parallelisms.context_parallel.ranks import Gather, PositionRanks
 from equivcheck.parallelisms.context_parallel.sequences import Gathered, PartOfSequence, SharedHeads
-from equivcheck.scenario import Attention, Balance, Exchange
+from equivcheck.scenario import Attention, Exchange
 from equivcheck.train.setup import Setup
 from equivcheck.verdict.cause import Cause
 
@@ -160,7 +162,7 @@ class _InOrderOfRanks(Gathered):
 
 @fault(
     layouts=BY_POSITIONS,
-    applies=has_attention(is_causal, Exchange.GATHER, Balance.HEAD_TAIL),
+    applies=all_of(is_out_of_order, has_attention(is_causal, Exchange.GATHER)),
     causes=(Cause.ATTENTION_MASK,),
     minimum=Minimum(because="the first rank has the first and the last position, the second the two between"),
 )

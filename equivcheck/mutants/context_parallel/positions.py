@@ -16,13 +16,14 @@ from equivcheck.mutants.context_parallel.sites import (
     has_attention,
     is_causal,
     is_cut,
+    is_out_of_order,
     ranks_of,
 )
 from equivcheck.mutants.mutant import Minimum, fault
 from equivcheck.mutants.needs import all_of
 from equivcheck.mutants.tokens.batches import compute_on
 from equivcheck.mutants.tokens.needs import loss_of_labels
-from equivcheck.scenario import Attention, Balance, ContextParallel, Exchange, Scenario
+from equivcheck.scenario import Attention, Exchange, Scenario
 from equivcheck.scenario.mesh import CP
 from equivcheck.train.material import Batch
 from equivcheck.train.setup import Setup
@@ -48,10 +49,6 @@ def _has_long_parts(scenario: Scenario) -> bool:
     return (scenario.training.model.length or 1) > scenario.layout.mesh.size(CP)
 
 
-def _is_in_two_pieces(scenario: Scenario) -> bool:
-    return any(each.balance is Balance.HEAD_TAIL for each in scenario.layout.of(ContextParallel))
-
-
 @fault(layouts=BY_POSITIONS, applies=has_attention(_turns), causes=(Cause.POSITIONS,), minimum=IN_PARTS)
 def rotary_positions_of_own_part(setup: Setup) -> None:
     """Rotary positions are counted from the start of each rank's part of a sequence."""
@@ -73,7 +70,7 @@ def learned_positions_of_own_part(setup: Setup) -> None:
 
 @fault(
     layouts=BY_POSITIONS,
-    applies=has_attention(is_causal, balance=Balance.HEAD_TAIL),
+    applies=all_of(is_out_of_order, has_attention(is_causal)),
     causes=(Cause.ATTENTION_MASK,),
     minimum=HEAD_AND_TAIL,
 )
@@ -145,7 +142,7 @@ def labels_shifted_after_cut(setup: Setup) -> None:
 
 @fault(
     layouts=BY_POSITIONS,
-    applies=all_of(is_cut, _is_labelled, _is_in_two_pieces),
+    applies=all_of(is_out_of_order, _is_labelled),
     causes=(Cause.ANOTHER_LABEL,),
     minimum=HEAD_AND_TAIL,
 )

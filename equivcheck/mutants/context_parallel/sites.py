@@ -8,9 +8,10 @@ from equivcheck.layers.attention.module import AttentionModule
 from equivcheck.layers.module import LayerModule
 from equivcheck.mutants.mutant import Minimum
 from equivcheck.mutants.needs import is_eager, within
+from equivcheck.parallelisms.context_parallel.positions import positions_of_ranks
 from equivcheck.parallelisms.context_parallel.ranks import PositionRanks
 from equivcheck.parallelisms.context_parallel.sequences import PartOfSequence
-from equivcheck.scenario import Attention, Balance, ContextParallel, Exchange, Scenario
+from equivcheck.scenario import Attention, ContextParallel, Exchange, Scenario
 from equivcheck.scenario.mesh import CP
 from equivcheck.train.model import MLP
 from equivcheck.train.setup import Setup
@@ -36,16 +37,21 @@ def is_cut(scenario: Scenario) -> bool:
     return is_eager(scenario) and scenario.layout.mesh.size(CP) > 1 and (scenario.training.model.length or 1) > 1
 
 
-def has_attention(
-    chosen: Chosen = any_attention, exchange: Exchange | None = None, balance: Balance | None = None
-) -> Callable[[Scenario], bool]:
+def is_out_of_order(scenario: Scenario) -> bool:
+    """Whether the positions of ranks, one rank after the other, are not in a row."""
+    if not is_cut(scenario):
+        return False
+    size, length = scenario.layout.mesh.size(CP), scenario.training.model.length or 1
+    found = (positions_of_ranks(each, length, size) for each in scenario.layout.of(ContextParallel))
+    return any([place for part in parts for place in part] != list(range(length)) for parts in found)
+
+
+def has_attention(chosen: Chosen = any_attention, exchange: Exchange | None = None) -> Callable[[Scenario], bool]:
     """Whether positions look at those of other ranks in that way (None for any), by such a layer of attention."""
 
-    def is_so(parallelism: ContextParallel) -> bool:
-        return exchange in (None, parallelism.exchange) and balance in (None, parallelism.balance)
-
     def applies(scenario: Scenario) -> bool:
-        if not is_cut(scenario) or not any(map(is_so, scenario.layout.of(ContextParallel))):
+        exchanges = {each.exchange for each in scenario.layout.of(ContextParallel)}
+        if not is_cut(scenario) or not (exchange in exchanges if exchange else exchanges):
             return False
         return any(isinstance(layer, Attention) and chosen(layer) for layer in scenario.training.model.layers)
 

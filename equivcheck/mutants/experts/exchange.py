@@ -94,8 +94,8 @@ class _OfSent(Exchange):
 
 @fault(
     layouts=SHARED_OUT,
-    applies=_sends(_is_even),
-    causes=(Cause.CALLS_DIFFER, Cause.RANK_FAILED),
+    applies=all_of(_sends(_is_any), are_even),
+    causes=(Cause.CALLS_DIFFER, Cause.EXPERT_ROWS),
     minimum=Minimum(because="one rank gets what it has sent"),
 )
 def counts_sent_taken_for_counts_received(setup: Setup) -> None:

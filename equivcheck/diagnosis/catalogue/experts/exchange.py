@@ -38,6 +38,7 @@ def _mixed_up(diverged: DivergedRun, ranks: int) -> Iterator[Counterfactual]:
     for mixed, words in (
         (_sent_as_computed, "what experts make of rows goes back expert by expert, and is taken for that of rows rank by rank"),
         (_split_in_reverse, "rows that have come are split by the numbers for each expert in reverse"),
+        (_split_as_sent, "rows that have come from a rank are split by the numbers of those that have been sent there"),
     ):
         exchange = _Exchange(mixed=mixed, blocks=blocks, ranks=ranks)
         change = partial(_computing, exchange=exchange, layers=tuple(layers_of_experts(diverged)))
@@ -101,6 +102,18 @@ def _split_in_reverse(compute: Compute, rows: torch.Tensor, sent: _Sent) -> torc
             experts = torch.arange(first, min(first + sent.own, sent.num_experts))
             counts = (sent.experts[order] == experts[:, None]).sum(1)
             used[order] = experts.repeat_interleave(counts.flip(0))
+    return compute(rows, used)
+
+
+def _split_as_sent(compute: Compute, rows: torch.Tensor, sent: _Sent) -> torch.Tensor:
+    """Torch refuses what is not as many; ranks wait for each other then."""
+    used = torch.empty_like(sent.experts)
+    ranks, own = -(-sent.num_experts // sent.own), torch.arange(sent.own)
+    for target in range(int(sent.target.max()) + 1 if len(rows) else 0):
+        index, counted = target % ranks, sent.experts[sent.block == target]
+        counts = (counted == torch.arange(sent.num_experts)[:, None]).sum(1).view(ranks, sent.own)
+        order = sent.by_source[sent.target[sent.by_source] == target]
+        used[order] = torch.cat([(own + index * sent.own).repeat_interleave(each) for each in counts])
     return compute(rows, used)
 
 
