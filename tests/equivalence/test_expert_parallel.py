@@ -13,9 +13,11 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from equivcheck import Outcome, check
-from equivcheck.composition.limits import why_unsupported
+from equivcheck.composition.limits import repaired, why_unsupported
 from equivcheck.parallelisms.expert_parallel import exchange
 from equivcheck.scenario import (
+    DDP,
+    FSDP2,
     AdamW,
     Attention,
     Axis,
@@ -31,18 +33,23 @@ from equivcheck.scenario import (
     Mesh,
     Model,
     Norm,
+    Parallelism,
     Recompute,
+    Replicate,
+    Replicator,
     Scenario,
+    TensorParallel,
     Tokens,
     Training,
+    Wrapping,
 )
 from equivcheck.trace.stage import Stage
 
 EXPERTS = Experts(hidden=3, num_experts=3, top_k=2, normalised=True, bias=True, norm=Norm.RMS, shared=True)
 
 
-def a_scenario(ranks: int = 2, layer: Experts = EXPERTS, **execution: object) -> Scenario:
-    """Two steps of two microbatches of unequal size, clipped by norm."""
+def a_scenario(*around: Parallelism, ranks: int = 2, layer: Experts = EXPERTS, **execution: object) -> Scenario:
+    """Two steps of two microbatches of unequal size, clipped by norm; two data ranks around where something is."""
     model = Model(
         features=4, source=Tokens(vocabulary=7), length=3, layers=(Attention(), layer, layer), head=Head(tied=True, norm=Norm.RMS)
     )
@@ -54,9 +61,10 @@ def a_scenario(ranks: int = 2, layer: Experts = EXPERTS, **execution: object) ->
         clipping=ClipNorm(max_norm=0.05),
         steps=2,
     )
+    axes = (*(Axis(name="dp", size=2),) * len(around), Axis(name="ep", size=ranks))
     layout = Layout(
-        mesh=Mesh(axes=(Axis(name="ep", size=ranks),)),
-        parallelisms=(ExpertParallel(),),
+        mesh=Mesh(axes=axes),
+        parallelisms=(ExpertParallel(), *around),
         execution=Execution(**execution),  # type: ignore[arg-type]
     )
     return Scenario(training=training, layout=layout)
@@ -67,14 +75,14 @@ def a_scenario(ranks: int = 2, layer: Experts = EXPERTS, **execution: object) ->
 def test_uneven_experts_and_ranks_without_any_equal_one_device(num_experts: int, ranks: int) -> None:
     """Of two experts over four ranks two hold none: they send rows, and take part in every call."""
     layer = replace(EXPERTS, num_experts=num_experts, weighs_input=num_experts == 3)
-    verdict = check(a_scenario(ranks, layer))
+    verdict = check(a_scenario(ranks=ranks, layer=layer))
     verdict.assert_equivalent()
     assert not verdict.unmodelled
 
 
 def test_ranks_without_a_row_for_their_experts_equal_one_device() -> None:
     """One row of one position chooses one of eight experts: seven compute nothing, on ranks of which one sends nothing."""
-    scenario = a_scenario(4, replace(EXPERTS, num_experts=8, top_k=1, normalised=False, shared=False))
+    scenario = a_scenario(ranks=4, layer=replace(EXPERTS, num_experts=8, top_k=1, normalised=False, shared=False))
     training = replace(scenario.training, model=replace(scenario.training.model, length=1), data=Data(microbatches=(4,)))
     check(replace(scenario, training=training)).assert_equivalent()
 
@@ -86,6 +94,38 @@ def test_a_layer_makes_five_all_to_alls(checkpointing: Recompute) -> None:
     verdict.assert_equivalent()
     of_step = Counter(call.step for call in verdict.calls[0] if call.op == "all_to_all" and call.stage is Stage.COMPUTE)
     assert of_step == dict.fromkeys((0, 1), (5 + 3 * (checkpointing is not Recompute.NONE)) * 2 * 2)
+
+
+AROUND = {
+    "ddp": (3, DDP(bucket_cap_mb=1e-4)),
+    "ddp, updates shared": (2, DDP(no_sync=True, zero_redundancy=True, parameters_as_bucket_view=True)),
+    "replicate by fsdp": (2, Replicate(implementation=Replicator.FSDP, wrapping=Wrapping.PER_LAYER)),
+    "fsdp2": (3, FSDP2(no_sync=True)),
+    "fsdp2 by layers": (2, FSDP2(wrapping=Wrapping.PER_LAYER, gradient_divide_factor=3.0, sum_reductions=True)),
+    "fsdp2 along the last dim": (2, FSDP2(shard_last_dim=True)),
+}
+"""Ranks that share out experts, and what is around them."""
+
+
+@pytest.mark.parametrize("around", AROUND)
+def test_data_parallelism_around_it(around: str) -> None:
+    """Rows over both axes, and experts over one: equally many on two ranks, unequally on three."""
+    ranks, parallelism = AROUND[around]
+    layer = replace(EXPERTS, num_experts=5 if ranks == 3 else 4)
+    scenario = a_scenario(parallelism, ranks=ranks, layer=layer, checkpointing=Recompute.ODD_LAYERS)
+    verdict = check(replace(scenario, training=repaired(scenario.training, scenario.layout)))
+    verdict.assert_equivalent()
+    assert not verdict.unmodelled
+
+
+def test_shards_of_replicas_around_it() -> None:
+    """Eight ranks on three axes."""
+    scenario = a_scenario(FSDP2(wrapping=Wrapping.PER_LAYER, all_reduce_once=True), layer=replace(EXPERTS, num_experts=3))
+    axes = tuple(Axis(name=name, size=2) for name in ("dp_replicate", "dp_shard", "ep"))
+    layout, training = replace(scenario.layout, mesh=Mesh(axes=axes)), replace(scenario.training, steps=1)
+    verdict = check(replace(scenario, layout=layout, training=repaired(training, layout)))
+    verdict.assert_equivalent()
+    assert not verdict.unmodelled
 
 
 def _own_gradients(model: nn.Module, mesh: DeviceMesh) -> None:
@@ -113,6 +153,23 @@ def _as_computed(_exchange: exchange.Exchange, made: torch.Tensor, _order: torch
     return made
 
 
+def _undivided_experts_of_shards(model: nn.Module, mesh: DeviceMesh) -> None:
+    """As `fully_shard` divides by the ranks along its own axis, where experts want the number of all that have sent them rows."""
+    REDUCE(model, mesh)
+    for name, parameter in model.named_parameters():
+        if parameter.grad is not None and ".experts." in name:
+            parameter.grad *= mesh.size()
+
+
+def _divided_by_all(model: nn.Module, mesh: DeviceMesh) -> None:
+    """Experts by the number of all ranks, after data parallelism has averaged them over some."""
+    REDUCE(model, mesh)
+    for name, parameter in model.named_parameters():
+        if parameter.grad is not None and ".experts." in name:
+            parameter.grad /= 2
+
+
+REDUCE = exchange.reduce_gradients
 MISTAKES: dict[str, tuple[object, str, Callable[..., object]]] = {
     "reduces nothing": (exchange, "reduce_gradients", _own_gradients),
     "leaves gradients of experts as sums": (exchange, "reduce_gradients", _undivided_experts),
@@ -127,6 +184,33 @@ def test_a_mistake_is_caught(monkeypatch: pytest.MonkeyPatch, mistake: str) -> N
     monkeypatch.setattr(*MISTAKES[mistake])
     scenario = a_scenario(layer=replace(EXPERTS, num_experts=4))
     assert check(scenario).outcome is Outcome.DIVERGED
+
+
+@pytest.mark.parametrize("mistake", [_undivided_experts_of_shards, _divided_by_all])
+@pytest.mark.parametrize("around", ["ddp", "fsdp2"])
+def test_a_wrong_factor_of_experts_is_caught(monkeypatch: pytest.MonkeyPatch, mistake: object, around: str) -> None:
+    """Where everything else is right, and experts are off by a factor on every rank alike."""
+    monkeypatch.setattr(exchange, "reduce_gradients", mistake)
+    verdict = check(a_scenario(AROUND[around][1], layer=replace(EXPERTS, num_experts=4)))
+    assert verdict.outcome is Outcome.DIVERGED
+    assert verdict.divergence is not None
+    assert ".experts." in verdict.divergence.tensor
+
+
+@pytest.mark.parametrize("around", [FSDP2(), Replicate(implementation=Replicator.FSDP)], ids=["fsdp2", "replicate"])
+def test_units_of_shards_have_an_expert_on_every_rank(around: Parallelism) -> None:
+    """What has no elements cannot be sharded; as many experts as ranks can."""
+    scenario = a_scenario(around, ranks=3, layer=replace(EXPERTS, num_experts=4))
+    assert "must hold an expert" in (why_unsupported(scenario) or "")
+    assert why_unsupported(replace(scenario, training=repaired(scenario.training, scenario.layout))) is None
+
+
+def test_only_data_parallelism_is_around_it() -> None:
+    """Of tensor parallelism the limit says why."""
+    scenario = a_scenario(DDP())
+    axes = (Axis(name="tp", size=2), Axis(name="ep", size=2))
+    layout = replace(scenario.layout, mesh=Mesh(axes=axes), parallelisms=(ExpertParallel(), TensorParallel()))
+    assert "DDP" in (why_unsupported(replace(scenario, layout=layout)) or "")
 
 
 def test_what_no_graph_holds_is_not_compiled() -> None:
