@@ -20,6 +20,7 @@ class ExpertParallel(Parallelism):
 
     tag: ClassVar[str] = "expert_parallel"
     axes: ClassVar[tuple[tuple[str, ...], ...]] = ((EP,),)
+    shares_units: ClassVar[bool] = True
 
     def cut_dim(self, parameter: ParameterFacts) -> int | None:  # noqa: D102 - as inherited
         return parameter.expert_dim

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -14,6 +15,8 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from equivcheck import Outcome, check
 from equivcheck.composition.limits import repaired, why_unsupported
+from equivcheck.export.script import script_of
+from equivcheck.layouts.script.numbers import Numbers
 from equivcheck.parallelisms.expert_parallel import exchange
 from equivcheck.scenario import (
     DDP,
@@ -44,6 +47,7 @@ from equivcheck.scenario import (
     Wrapping,
 )
 from equivcheck.trace.stage import Stage
+from exported import printed_differences
 
 EXPERTS = Experts(hidden=3, num_experts=3, top_k=2, normalised=True, bias=True, norm=Norm.RMS, shared=True)
 
@@ -195,6 +199,30 @@ def test_a_wrong_factor_of_experts_is_caught(monkeypatch: pytest.MonkeyPatch, mi
     assert verdict.outcome is Outcome.DIVERGED
     assert verdict.divergence is not None
     assert ".experts." in verdict.divergence.tensor
+
+
+@pytest.mark.parametrize("around", [(), (AROUND["ddp"][1],), (AROUND["fsdp2 by layers"][1],)], ids=["alone", "ddp", "fsdp2"])
+def test_a_script_computes_what_ranks_compute(around: tuple[Parallelism, ...], tmp_path: Path) -> None:
+    """A script of torch alone has the exchange in full, and puts experts of all ranks together."""
+    layer = replace(EXPERTS, dropout=0.25, weighs_input=bool(around), shared=not around)
+    scenario = a_scenario(*around, layer=layer)
+    assert scenario.training.model.layers[1] == layer
+    script = script_of(scenario, numbers=Numbers.EXACT)
+    code, differences, printed = printed_differences(script, scenario.layout.mesh.num_ranks, tmp_path)
+    assert code == 0, printed
+    assert any("experts.gate" in place for place in differences)
+
+
+def test_a_script_shows_what_ranks_get_wrong(tmp_path: Path) -> None:
+    """Where the division is taken out of it, experts differ from one device, and nothing else does in the first gradient."""
+    scenario = a_scenario(layer=replace(EXPERTS, num_experts=3))
+    right = script_of(scenario, numbers=Numbers.EXACT)
+    wrong = right.replace("            gradient /= mesh.size()", "            gradient /= 1 if parameter in own else mesh.size()")
+    assert wrong != right
+    code, differences, printed = printed_differences(wrong, 2, tmp_path)
+    assert code == 1, printed
+    first = {place for place, value in differences.items() if place.startswith("step 0 gradient") and value > 1e-9}
+    assert first == {place for place in differences if place.startswith("step 0 gradient") and ".experts." in place}
 
 
 @pytest.mark.parametrize("around", [FSDP2(), Replicate(implementation=Replicator.FSDP)], ids=["fsdp2", "replicate"])

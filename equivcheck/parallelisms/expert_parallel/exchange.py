@@ -79,10 +79,11 @@ def share_out_units(model: nn.Module, mesh: DeviceMesh) -> None:
                 num_units=chunk_sizes(layer.num_units, mesh.size()),
                 rank=mesh.get_local_rank(),
             )
-            _keep_own(layer.units(), mesh)
+            keep_own(layer.units(), mesh)
 
 
-def _keep_own(units: nn.Module, mesh: DeviceMesh) -> None:
+def keep_own(units: nn.Module, mesh: DeviceMesh) -> None:
+    """Leave a rank its part of parameters that have units as first dim."""
     for name, parameter in list(units.named_parameters()):
         size = parameter.shape[0]
         start = min(chunk_size(size, mesh.size()) * mesh.get_local_rank(), size)
