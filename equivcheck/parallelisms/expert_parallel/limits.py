@@ -53,11 +53,10 @@ def _shards_nothing(training: Training, layout: Layout) -> bool:
 
 
 EVERY_RANK_HAS_EXPERTS = Limit(
-    reason="fully_shard, or replicate_with_fsdp, over expert parallelism: each rank must hold an expert, as what has no elements "
-    "cannot be sharded",
+    reason="fully_shard, or replicate_with_fsdp, over expert parallelism: each rank must hold an expert, as a gradient without "
+    "elements cannot be reduced ('_chunk_cat expects non-empty tensor'), and other ranks wait for the one that raises",
     applies=_shards_nothing,
     repair=_with_equal_parts,
-    upstream=True,
 )
 
 
