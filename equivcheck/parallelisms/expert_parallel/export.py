@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from equivcheck.layers.registry import kind_of
 from equivcheck.layouts.partition import chunk_size, chunk_sizes
 from equivcheck.layouts.script.draft import Draft, LoopPosition, refuse
 from equivcheck.layouts.script.mesh import mesh_of, take_rows
@@ -16,6 +17,7 @@ def write(draft: Draft, parallelism: Parallelism) -> None:
     layout = draft.scenario.layout
     if layout.mesh.names[-1] != EP and layout.mesh.size(EP) > 1:
         raise refuse(f"mesh {layout.mesh.names}", "only with expert parallelism along the last axis")
+    _require_written(draft)
     _define(draft)
     draft.add(LoopPosition.WRAP, f"ranks = {mesh_of(draft, parallelism)}", "share_out_units(model, ranks)")
     draft.add(LoopPosition.BEFORE_READING, "reduce_gradients(model, ranks)")
@@ -24,6 +26,15 @@ def write(draft: Draft, parallelism: Parallelism) -> None:
     if len(layout.parallelisms) == 1:
         draft.loss_scale = layout.num_data_ranks
         take_rows(draft)
+
+
+def _require_written(draft: Draft) -> None:
+    """Refuse a layer whose units would stay whole in a script."""
+    model = draft.scenario.training.model
+    for layer, inputs in zip(model.layers, model.widths, strict=False):
+        script = kind_of(layer).script(layer, inputs) if kind_of(layer).dispatch(layer) is not None else None
+        if script is not None and script.of_units is None:
+            raise refuse(f"the layer {type(layer).__name__}", "its kind does not say how scripts share out its units")
 
 
 def _define(draft: Draft) -> None:
