@@ -5,17 +5,19 @@ from __future__ import annotations
 import statistics
 from pathlib import Path
 
-from equivcheck.mutants.mutant import Mutant
+from equivcheck.mutants.mutant import Family, Mutant
 from equivcheck.report.frame.headline import Headline, footer
 from equivcheck.report.frame.templates import rendered
 from equivcheck.scenario.scenario import count
 from equivcheck.selftest.row import OfLayout, Row, Selftest
 from equivcheck.system.output_file import replace_text
 
+_WIDEST = 12
+"""Layouts beside each other that fit on paper; more of them are in another table."""
+
 
 def write_page(file: Path, found: Selftest, mutants: tuple[Mutant, ...]) -> None:
     """Write the page; `mutants` say in which layouts each can be planted."""
-    layouts = sorted({layout for mutant in mutants for layout in mutant.layouts})
     planted = {mutant.name: frozenset(mutant.layouts) for mutant in mutants}
     values = {
         "title": f"equivcheck selftest: {count(len(found.rows), 'mutant')}",
@@ -24,13 +26,22 @@ def write_page(file: Path, found: Selftest, mutants: tuple[Mutant, ...]) -> None
         "facts": [("seed", str(found.seed)), ("took", f"{found.seconds:,.0f} s")],
         "footer": footer(),
         "rows": found.rows,
-        "layouts": layouts,
-        "cells": {row.name: [_cell(row, layout, planted.get(row.name, frozenset())) for layout in layouts] for row in found.rows},
+        "layouts": {family.value: _layouts(family, mutants) for family in {row.family for row in found.rows}},
+        "widest": _WIDEST,
+        "cells": {
+            row.name: {name: _cell(row, name, planted.get(row.name, frozenset())) for name in _layouts(row.family, mutants)}
+            for row in found.rows
+        },
         "wrong": {mutant.name: mutant.wrong for mutant in mutants},
         "most_examples": max((row.examples for row in found.rows), default=1) or 1,
         "most_seconds": max((row.seconds for row in found.rows if row.is_killed), default=1.0) or 1.0,
     }
     replace_text(file, rendered("pages/selftest.html.jinja", **values))
+
+
+def _layouts(family: Family, mutants: tuple[Mutant, ...]) -> list[str]:
+    """Where any of a family can be planted."""
+    return sorted({layout for mutant in mutants if mutant.family is family for layout in mutant.layouts})
 
 
 def _headline(found: Selftest) -> Headline:
