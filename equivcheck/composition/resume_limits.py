@@ -37,7 +37,7 @@ from equivcheck.scenario import (
     TensorParallel,
     Training,
 )
-from equivcheck.scenario.mesh import DP, EP, REPLICATE, SHARD
+from equivcheck.scenario.mesh import DP, REPLICATE, SHARD, Axis
 
 
 def _shares_updates(layout: Layout) -> bool:
@@ -49,14 +49,13 @@ def _is_localized(layout: Layout) -> bool:
 
 
 def _by_dtensors(layout: Layout) -> Layout:
-    """The same plan, whose parts know of what they are parts; shards over as many ranks in place of experts."""
-    axes = tuple(replace(axis, name=DP) if axis.name == EP else axis for axis in layout.mesh.axes)
-    return replace(layout, mesh=Mesh(axes=axes), parallelisms=tuple(map(_of_dtensors, layout.parallelisms)))
+    """The same plan, whose parts know of what they are parts; with experts, shards over all ranks in place of everything."""
+    if layout.has(ExpertParallel):
+        return replace(layout, mesh=Mesh(axes=(Axis(name=DP, size=layout.mesh.num_ranks),)), parallelisms=(FSDP2(),))
+    return replace(layout, parallelisms=tuple(map(_of_dtensors, layout.parallelisms)))
 
 
 def _of_dtensors(parallelism: Parallelism) -> Parallelism:
-    if isinstance(parallelism, ExpertParallel):
-        return FSDP2()
     if not isinstance(parallelism, LocalTensorParallel):
         return parallelism
     return TensorParallel(**{field.name: getattr(parallelism, field.name) for field in fields(parallelism)})

@@ -15,11 +15,12 @@ class ExpertParallel(Parallelism):
 
     Where ranks cannot have equally many experts, the last ones have fewer or none. Everything else is whole on every rank, and
     its gradients are averaged by hand after the last backward; those of experts, which have seen the rows of all ranks, are
-    divided by the number of ranks.
+    divided by the number of ranks. Data parallelism around it replicates or shards what a rank has, experts included.
     """
 
     tag: ClassVar[str] = "expert_parallel"
     axes: ClassVar[tuple[tuple[str, ...], ...]] = ((EP,),)
+    shares_units: ClassVar[bool] = True
 
     def cut_dim(self, parameter: ParameterFacts) -> int | None:  # noqa: D102 - as inherited
         return parameter.expert_dim

@@ -66,6 +66,8 @@ class Parallelism:
     """Whether a step under it can be traced as one graph: operations do all that it does, no hooks outside them."""
     cuts_positions: ClassVar[bool] = False
     """Whether ranks along its axes have different positions of the same sequences, so that it runs nothing but sequences."""
+    shares_units: ClassVar[bool] = False
+    """Whether ranks along its axes share out the units, such as experts, of layers that give rows to some."""
 
     @property
     def trains_local_tensors(self) -> bool:

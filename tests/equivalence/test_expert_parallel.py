@@ -4,12 +4,20 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
 
-from equivcheck import check
-from equivcheck.composition.limits import why_unsupported
+from equivcheck import Outcome, check
+from equivcheck.composition.limits import repaired, why_unsupported
+from equivcheck.export.script import script_of
+from equivcheck.layouts.script.numbers import Numbers
+from equivcheck.parallelisms.expert_parallel import exchange
 from equivcheck.scenario import (
+    DDP,
+    FSDP2,
     AdamW,
     Attention,
     Axis,
@@ -25,18 +33,24 @@ from equivcheck.scenario import (
     Mesh,
     Model,
     Norm,
+    Parallelism,
     Recompute,
+    Replicate,
+    Replicator,
     Scenario,
+    TensorParallel,
     Tokens,
     Training,
+    Wrapping,
 )
 from equivcheck.trace.stage import Stage
+from exported import printed_differences
 
 EXPERTS = Experts(hidden=3, num_experts=3, top_k=2, normalised=True, bias=True, norm=Norm.RMS, shared=True)
 
 
-def a_scenario(ranks: int = 2, layer: Experts = EXPERTS, **execution: object) -> Scenario:
-    """Two steps of two microbatches of unequal size, clipped by norm."""
+def a_scenario(*around: Parallelism, ranks: int = 2, layer: Experts = EXPERTS, **execution: object) -> Scenario:
+    """Two steps of two microbatches of unequal size, clipped by norm; two data ranks around where something is."""
     model = Model(
         features=4, source=Tokens(vocabulary=7), length=3, layers=(Attention(), layer, layer), head=Head(tied=True, norm=Norm.RMS)
     )
@@ -48,9 +62,10 @@ def a_scenario(ranks: int = 2, layer: Experts = EXPERTS, **execution: object) ->
         clipping=ClipNorm(max_norm=0.05),
         steps=2,
     )
+    axes = (*(Axis(name="dp", size=2),) * len(around), Axis(name="ep", size=ranks))
     layout = Layout(
-        mesh=Mesh(axes=(Axis(name="ep", size=ranks),)),
-        parallelisms=(ExpertParallel(),),
+        mesh=Mesh(axes=axes),
+        parallelisms=(ExpertParallel(), *around),
         execution=Execution(**execution),  # type: ignore[arg-type]
     )
     return Scenario(training=training, layout=layout)
@@ -61,14 +76,14 @@ def a_scenario(ranks: int = 2, layer: Experts = EXPERTS, **execution: object) ->
 def test_uneven_experts_and_ranks_without_any_equal_one_device(num_experts: int, ranks: int) -> None:
     """Of two experts over four ranks two hold none: they send rows, and take part in every call."""
     layer = replace(EXPERTS, num_experts=num_experts, weighs_input=num_experts == 3)
-    verdict = check(a_scenario(ranks, layer))
+    verdict = check(a_scenario(ranks=ranks, layer=layer))
     verdict.assert_equivalent()
     assert not verdict.unmodelled
 
 
 def test_ranks_without_a_row_for_their_experts_equal_one_device() -> None:
     """One row of one position chooses one of eight experts: seven compute nothing, on ranks of which one sends nothing."""
-    scenario = a_scenario(4, replace(EXPERTS, num_experts=8, top_k=1, normalised=False, shared=False))
+    scenario = a_scenario(ranks=4, layer=replace(EXPERTS, num_experts=8, top_k=1, normalised=False, shared=False))
     training = replace(scenario.training, model=replace(scenario.training.model, length=1), data=Data(microbatches=(4,)))
     check(replace(scenario, training=training)).assert_equivalent()
 
@@ -80,6 +95,108 @@ def test_a_layer_makes_five_all_to_alls(checkpointing: Recompute) -> None:
     verdict.assert_equivalent()
     of_step = Counter(call.step for call in verdict.calls[0] if call.op == "all_to_all" and call.stage is Stage.COMPUTE)
     assert of_step == dict.fromkeys((0, 1), (5 + 3 * (checkpointing is not Recompute.NONE)) * 2 * 2)
+
+
+AROUND = {
+    "ddp": (3, DDP(bucket_cap_mb=1e-4)),
+    "ddp, updates shared": (2, DDP(no_sync=True, zero_redundancy=True, parameters_as_bucket_view=True)),
+    "replicate by fsdp": (2, Replicate(implementation=Replicator.FSDP, wrapping=Wrapping.PER_LAYER)),
+    "fsdp2": (3, FSDP2(no_sync=True)),
+    "fsdp2 by layers": (2, FSDP2(wrapping=Wrapping.PER_LAYER, gradient_divide_factor=3.0, sum_reductions=True)),
+    "fsdp2 along the last dim": (2, FSDP2(shard_last_dim=True)),
+}
+"""Ranks that share out experts, and what is around them."""
+
+
+@pytest.mark.parametrize("around", AROUND)
+def test_data_parallelism_around_it(around: str) -> None:
+    """Rows over both axes, and experts over one: equally many on two ranks, unequally on three."""
+    ranks, parallelism = AROUND[around]
+    layer = replace(EXPERTS, num_experts=5 if ranks == 3 else 4)
+    scenario = a_scenario(parallelism, ranks=ranks, layer=layer, checkpointing=Recompute.ODD_LAYERS)
+    verdict = check(replace(scenario, training=repaired(scenario.training, scenario.layout)))
+    verdict.assert_equivalent()
+    assert not verdict.unmodelled
+
+
+def test_shards_of_replicas_around_it() -> None:
+    """Eight ranks on three axes."""
+    scenario = a_scenario(FSDP2(wrapping=Wrapping.PER_LAYER, all_reduce_once=True), layer=replace(EXPERTS, num_experts=3))
+    axes = tuple(Axis(name=name, size=2) for name in ("dp_replicate", "dp_shard", "ep"))
+    layout, training = replace(scenario.layout, mesh=Mesh(axes=axes)), replace(scenario.training, steps=1)
+    verdict = check(replace(scenario, layout=layout, training=repaired(training, layout)))
+    verdict.assert_equivalent()
+    assert not verdict.unmodelled
+
+
+def _undivided_experts_of_shards(model: nn.Module, mesh: DeviceMesh) -> None:
+    """As `fully_shard` divides by the ranks along its own axis, where experts want the number of all that have sent them rows."""
+    REDUCE(model, mesh)
+    for name, parameter in model.named_parameters():
+        if parameter.grad is not None and ".experts." in name:
+            parameter.grad *= mesh.size()
+
+
+def _divided_by_all(model: nn.Module, mesh: DeviceMesh) -> None:
+    """Experts by the number of all ranks, after data parallelism has averaged them over some."""
+    REDUCE(model, mesh)
+    for name, parameter in model.named_parameters():
+        if parameter.grad is not None and ".experts." in name:
+            parameter.grad /= 2
+
+
+REDUCE = exchange.reduce_gradients
+
+
+@pytest.mark.parametrize("mistake", [_undivided_experts_of_shards, _divided_by_all])
+@pytest.mark.parametrize("around", ["ddp", "fsdp2"])
+def test_a_wrong_factor_of_experts_is_caught(monkeypatch: pytest.MonkeyPatch, mistake: object, around: str) -> None:
+    """Where everything else is right, and experts are off by a factor on every rank alike."""
+    monkeypatch.setattr(exchange, "reduce_gradients", mistake)
+    verdict = check(a_scenario(AROUND[around][1], layer=replace(EXPERTS, num_experts=4)))
+    assert verdict.outcome is Outcome.DIVERGED
+    assert verdict.divergence is not None
+    assert ".experts." in verdict.divergence.tensor
+
+
+@pytest.mark.parametrize("around", [(), (AROUND["ddp"][1],), (AROUND["fsdp2 by layers"][1],)], ids=["alone", "ddp", "fsdp2"])
+def test_a_script_computes_what_ranks_compute(around: tuple[Parallelism, ...], tmp_path: Path) -> None:
+    """A script of torch alone has the exchange in full, and puts experts of all ranks together."""
+    layer = replace(EXPERTS, dropout=0.25, weighs_input=bool(around), shared=not around)
+    scenario = a_scenario(*around, layer=layer)
+    assert scenario.training.model.layers[1] == layer
+    script = script_of(scenario, numbers=Numbers.EXACT)
+    code, differences, printed = printed_differences(script, scenario.layout.mesh.num_ranks, tmp_path)
+    assert code == 0, printed
+    assert any("experts.gate" in place for place in differences)
+
+
+def test_a_script_shows_what_ranks_get_wrong(tmp_path: Path) -> None:
+    """Where the division is taken out of it, experts differ from one device, and nothing else does in the first gradient."""
+    scenario = a_scenario(layer=replace(EXPERTS, num_experts=3))
+    right = script_of(scenario, numbers=Numbers.EXACT)
+    wrong = right.replace("            gradient /= mesh.size()", "            gradient /= 1 if parameter in own else mesh.size()")
+    assert wrong != right
+    code, differences, printed = printed_differences(wrong, 2, tmp_path)
+    assert code == 1, printed
+    first = {place for place, value in differences.items() if place.startswith("step 0 gradient") and value > 1e-9}
+    assert first == {place for place in differences if place.startswith("step 0 gradient") and ".experts." in place}
+
+
+@pytest.mark.parametrize("around", [FSDP2(), Replicate(implementation=Replicator.FSDP)], ids=["fsdp2", "replicate"])
+def test_units_of_shards_have_an_expert_on_every_rank(around: Parallelism) -> None:
+    """What has no elements cannot be sharded; as many experts as ranks can."""
+    scenario = a_scenario(around, ranks=3, layer=replace(EXPERTS, num_experts=4))
+    assert "must hold an expert" in (why_unsupported(scenario) or "")
+    assert why_unsupported(replace(scenario, training=repaired(scenario.training, scenario.layout))) is None
+
+
+def test_only_data_parallelism_is_around_it() -> None:
+    """Of tensor parallelism the limit says why."""
+    scenario = a_scenario(DDP())
+    axes = (Axis(name="tp", size=2), Axis(name="ep", size=2))
+    layout = replace(scenario.layout, mesh=Mesh(axes=axes), parallelisms=(ExpertParallel(), TensorParallel()))
+    assert "DDP" in (why_unsupported(replace(scenario, layout=layout)) or "")
 
 
 def test_what_no_graph_holds_is_not_compiled() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from equivcheck.layers.script import ACTIVATIONS, LayerScript, norm_line
 from equivcheck.scenario import Experts, Scores
 
@@ -11,6 +13,16 @@ _CHOSEN = (
     "    order = torch.sort(scores, stable=True, dim=-1, descending=True)[1][..., :count]",
     "    return (order.unsqueeze(-1) == {experts}).any(-2)",
 )
+_METHODS = (
+    ("def units(self):", '    """What has the parameters of all experts."""', "    return self.experts"),
+    (
+        "def compute_units(self, rows, counts):",
+        '    """What the experts held here make of rows, sorted by expert, so many for each."""',
+        "    parts = torch.split(rows, counts.tolist()) if len(counts) else ()",
+        "    return torch.cat([rows[:0], *(gated(self.experts, part, expert) for expert, part in enumerate(parts))])",
+    ),
+)
+"""Of a layer whose experts ranks share out."""
 _EXPERTS = "torch.arange(scores.shape[-1])"
 
 
@@ -19,7 +31,7 @@ def experts_script(layer: Experts, inputs: int) -> LayerScript:
     owners = (("experts", (layer.num_experts,)), *((("shared", ()),) * layer.shared))
     made = [f"self.router = nn.Linear({inputs}, {layer.num_experts}, bias=False)"]
     made += [line for owner, stacked in owners for line in _parameters(owner, layer, inputs, stacked)]
-    return LayerScript(
+    found = LayerScript(
         name="Experts",
         words="Gated perceptrons of which a router chooses for each position",
         init=(*norm_line(layer.norm, inputs), *made),
@@ -27,6 +39,13 @@ def experts_script(layer: Experts, inputs: int) -> LayerScript:
         functions=(_chosen(), _gated(layer)),
         imports=(("torch.nn", "functional"),),
     )
+    of_units = replace(
+        found,
+        init=(*found.init, f"self.num_units, self.by_units = {layer.num_experts}, None"),
+        compute=tuple(_lines(layer, shared_out=True)),
+        methods=_METHODS,
+    )
+    return replace(found, of_units=of_units)
 
 
 def _parameters(owner: str, layer: Experts, inputs: int, stacked: tuple[int, ...]) -> list[str]:
@@ -64,13 +83,16 @@ def _gated(layer: Experts) -> tuple[str, ...]:
     )
 
 
-def _lines(layer: Experts) -> list[str]:
+def _lines(layer: Experts, *, shared_out: bool = False) -> list[str]:
     lines = [f"normed = {'self.norm(inputs)' if layer.norm else 'inputs'}"]
     lines.append(f"scores = self.router(normed).{'softmax(-1)' if layer.scores is Scores.SOFTMAX else 'sigmoid()'}")
     lines.append(f"chosen = chosen_by(scores.detach(), {layer.top_k})")
     lines.append("weights = scores * chosen")
     lines += ["weights = weights / weights.sum(-1, keepdim=True)"] * layer.normalised
-    lines += _dispatched(layer) if layer.dispatched else _routed(layer)
+    if shared_out:
+        lines += _by_units(layer)
+    else:
+        lines += _dispatched(layer) if layer.dispatched else _routed(layer)
     return lines + ["values = values + gated(self.shared, normed)"] * layer.shared
 
 
@@ -97,5 +119,17 @@ def _dispatched(layer: Experts) -> list[str]:
         "    places = chosen[:, expert].nonzero().squeeze(-1)",
         f"    made = {_weighted(layer, 'flat[places]', 'weights[places, expert, None]')}",
         "    values = values.index_add(0, places, made)",
+        "values = values.view(normed.shape)",
+    ]
+
+
+def _by_units(layer: Experts) -> list[str]:
+    """By what computes sorted rows, on this rank or on others."""
+    return [
+        "flat, chosen, weights = (each.flatten(0, -2) for each in (normed, chosen, weights))",
+        "experts, places = chosen.T.nonzero(as_tuple=True)",
+        "weight, rows = weights[places, experts, None], flat[places]",
+        f"made = (self.by_units or self.compute_units)({'rows * weight' if layer.weighs_input else 'rows'}, chosen.sum(0))",
+        f"values = torch.zeros_like(flat).index_add(0, places, {'made' if layer.weighs_input else 'made * weight'})",
         "values = values.view(normed.shape)",
     ]

@@ -11,6 +11,7 @@ from equivcheck.scenario import (
     Compile,
     Compression,
     ContextParallel,
+    ExpertParallel,
     Layout,
     PlannedParallelism,
     Replicate,
@@ -42,8 +43,11 @@ def _without_casts(layout: Layout) -> Layout:
 
 
 WHOLE_SUMS = LayoutLimit(
-    reason="lower precision over tensor or context parallelism: each rank rounds its part of a sum, which no single device has",
-    applies=lambda layout: (_casts(layout) or _compresses(layout)) and layout.has(PlannedParallelism, ContextParallel),
+    reason="lower precision over tensor, context or expert parallelism: each rank rounds its part of a sum, which no single "
+    "device has",
+    applies=lambda layout: (
+        (_casts(layout) or _compresses(layout)) and layout.has(PlannedParallelism, ContextParallel, ExpertParallel)
+    ),
     repair=lambda layout: with_options(_without_casts(layout), (DDP, Replicate), compression=Compression.NONE),
 )
 

@@ -73,6 +73,7 @@ class _Forms:
         self.model, self.layout = scenario.training.model, scenario.layout
         self.transposes = scenario.training.data.batch_dim == 1
         self.cuts_positions = any(parallelism.cuts_positions for parallelism in self.layout.parallelisms)
+        self.shares_units = any(parallelism.shares_units for parallelism in self.layout.parallelisms)
         self.kinds = [self._kind(index) for index in range(len(self.model.layers))]
         self.special = list(dict.fromkeys(kind for kind in self.kinds if not kind.is_plain))
         self.is_nested = bool(self.special) or _has_units(self.layout, self.model)
@@ -85,6 +86,8 @@ class _Forms:
         assert script is not None, "a script is refused for what does not say how it is written"
         if script.of_parts is not None and self.cuts_positions:
             script = script.of_parts
+        if script.of_units is not None and self.shares_units:
+            script = script.of_units
         return OtherKind(script=script, masked=layer.dropout > 0, residual=layer.residual, recomputes=recomputes)
 
     def form(self) -> Form:

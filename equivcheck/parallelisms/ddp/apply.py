@@ -57,7 +57,7 @@ class DDPKind(LayoutKind):
             find_unused_parameters=parallelism.find_unused_parameters,
         )
         setup.module = module
-        setup.loss_scale = mesh.size()
+        setup.loss_scale *= mesh.size()
         if is_localized(setup.model):
             setup.find_slots = localized_slots
             setup.clip_norm = clip_across

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from equivcheck.layouts.script.draft import Draft, LoopPosition, refuse
-from equivcheck.layouts.script.mesh import data_rank, keep_local_between_microbatches, mesh_of, take_rows
+from equivcheck.layouts.script.mesh import keep_local_between_microbatches, mesh_of, take_rows
 from equivcheck.layouts.script.text import call
 from equivcheck.parallelisms.tensor_parallel.export_shards import read_local_shards
 from equivcheck.scenario import DDP, Compression, Parallelism, PlannedParallelism
@@ -17,13 +17,14 @@ def write(draft: Draft, parallelism: Parallelism) -> None:
     draft.need("torch.nn.parallel", "DistributedDataParallel")
     composed = len(draft.scenario.layout.parallelisms) > 1
     draft.module, draft.loss_scale = "module", draft.scenario.layout.num_data_ranks
+    mesh = mesh_of(draft, parallelism) if composed else None
     if parallelism.unequal_start and draft.scenario.layout.num_data_ranks > 1:
+        rank = f"{mesh}.get_local_rank()" if composed else "dist.get_rank()"
         draft.add(
             LoopPosition.WRAP,
             "for tensor in (*model.parameters(), *model.buffers()):",
-            f"    tensor.data += {data_rank(draft)}  # to be made equal by wrapping",
+            f"    tensor.data += {rank}  # to be made equal by wrapping",
         )
-    mesh = mesh_of(draft, parallelism) if composed else None
     draft.hooked, draft.group = "module", f"{mesh}.get_group()" if composed else "None"
     draft.add(
         LoopPosition.WRAP, f"module = {call('DistributedDataParallel', 'model', device_mesh=mesh, **_options(parallelism))}"

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 from equivcheck.layouts.expected_calls.model import CommunicationModel
 from equivcheck.layouts.kind import LayoutKind
 from equivcheck.layouts.limits.limit import LayoutLimit, Limit
-from equivcheck.layouts.rounding import WhenReduced
+from equivcheck.layouts.rounding import ONCE, WhenReduced
 from equivcheck.parallelisms.expert_parallel.communication import EXPERT_PARALLEL_COMMUNICATION
 from equivcheck.parallelisms.expert_parallel.limits import LAYOUT_LIMITS, LIMITS
 from equivcheck.scenario import ExpertParallel, Layout, Parallelism
@@ -33,7 +33,7 @@ class ExpertParallelKind(LayoutKind):
 
         model = setup.model
         share_out_units(model, mesh)
-        setup.loss_scale = mesh.size()
+        setup.loss_scale *= mesh.size()
         setup.before_update.append(lambda _optimizer, _step: reduce_gradients(model, mesh))
         take_rows(setup, mesh)
 
@@ -43,6 +43,6 @@ class ExpertParallelKind(LayoutKind):
 
         read_parts(setup, parallelism, mesh)
 
-    def when_reduced(self, parallelism: Parallelism, layout: Layout) -> WhenReduced:  # noqa: ARG002 - of the base class
-        """Once, after the last microbatch."""
-        return WhenReduced(once=True, whole=True)
+    def when_reduced(self, parallelism: Parallelism, layout: Layout) -> WhenReduced | None:  # noqa: ARG002 - of the base class
+        """Once, after the last microbatch; data parallelism around it says when it does."""
+        return ONCE if len(layout.parallelisms) == 1 else None

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+
 from equivcheck.layers.registry import kind_of
 from equivcheck.layouts.expected_calls.clipping import clipping_of_parts, keeps_gradient
 from equivcheck.layouts.expected_calls.communication import Totals
 from equivcheck.layouts.expected_calls.model import CommunicationModel
 from equivcheck.layouts.expected_calls.rank_view import Held, Ledger, RankView
-from equivcheck.layouts.partition import cut_dim
+from equivcheck.layouts.partition import cut_dim, local_shape, part_of
 from equivcheck.scenario import ExpertParallel
 from equivcheck.scenario.mesh import EP
 
@@ -22,10 +26,17 @@ def _all_calls(view: RankView, parallelism: ExpertParallel) -> Totals:
         if num_exchanges:
             ledger.note(step, "all_to_all", view.axes(EP), 0, num_exchanges * len(view.training.data.microbatches))
         for held in view.held:
-            if not _is_of_experts(held, parallelism) and keeps_gradient(view, held, step):
-                ledger.note(step, "all_reduce.sum", view.axes(EP), held.numel * view.item_bytes)
-    experts = (held for held in view.held if _is_of_experts(held, parallelism))
+            numel = _sharded_numel(view, held)
+            if numel and cut_dim(parallelism, held.parameter) is None and keeps_gradient(view, held, step):
+                ledger.note(step, "all_reduce.sum", view.axes(EP), numel * view.item_bytes)
+    experts = (held for held in view.held if cut_dim(parallelism, held.parameter) is not None)
     return ledger.totals | clipping_of_parts(view, EP, experts)
+
+
+def _sharded_numel(view: RankView, held: Held) -> int:
+    """Elements that this rank has of a gradient, after other parallelisms have cut it."""
+    layout = view.layout
+    return math.prod(local_shape(layout, held.parameter, dict(zip(layout.mesh.names, view.coordinate, strict=True))))
 
 
 def _exchanges(view: RankView, step: int, index: int) -> int:
@@ -40,8 +51,21 @@ def _exchanges(view: RankView, step: int, index: int) -> int:
     return FORWARD * forwards + trains + trains_rows
 
 
-def _is_of_experts(held: Held, parallelism: ExpertParallel) -> bool:
-    return cut_dim(parallelism, held.parameter) is not None
+def _held(view: RankView, parallelism: ExpertParallel) -> Iterator[Held]:
+    """What the rank holds of each parameter: of experts, its own."""
+    ranks = view.layout.mesh.size(EP)
+    for held in view.held:
+        dim = cut_dim(parallelism, held.parameter)
+        if dim is None or ranks == 1:
+            yield held
+        else:
+            yield replace(held, shape=part_of(held.shape, dim, ranks, view.index(EP)), cut=True)
 
 
-EXPERT_PARALLEL_COMMUNICATION = CommunicationModel(calls=_all_calls, open_bytes=frozenset(("all_to_all",)))
+EXPERT_PARALLEL_COMMUNICATION = CommunicationModel(
+    calls=_all_calls,
+    hold=lambda view, parallelism: tuple(_held(view, parallelism)),
+    open_bytes=frozenset(("all_to_all",)),
+    uneven=lambda _parallelism: True,
+    sends_shards=True,
+)

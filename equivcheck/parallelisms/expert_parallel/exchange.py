@@ -15,6 +15,7 @@ from torch import nn
 from torch.distributed import ProcessGroup
 from torch.distributed import _functional_collectives as collectives
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
 
 from equivcheck.layers.module import DispatchingModule
 from equivcheck.layouts.partition import chunk_size, chunk_sizes
@@ -78,10 +79,11 @@ def share_out_units(model: nn.Module, mesh: DeviceMesh) -> None:
                 num_units=chunk_sizes(layer.num_units, mesh.size()),
                 rank=mesh.get_local_rank(),
             )
-            _keep_own(layer.units(), mesh)
+            keep_own(layer.units(), mesh)
 
 
-def _keep_own(units: nn.Module, mesh: DeviceMesh) -> None:
+def keep_own(units: nn.Module, mesh: DeviceMesh) -> None:
+    """Leave a rank its part of parameters that have units as first dim."""
     for name, parameter in list(units.named_parameters()):
         size = parameter.shape[0]
         start = min(chunk_size(size, mesh.size()) * mesh.get_local_rank(), size)
@@ -90,11 +92,15 @@ def _keep_own(units: nn.Module, mesh: DeviceMesh) -> None:
 
 
 def reduce_gradients(model: nn.Module, mesh: DeviceMesh) -> None:
-    """Average the gradients of what every rank has; those of units, which have seen the rows of all ranks, are divided alike."""
+    """Average the gradients of what every rank has; those of units, which have seen the rows of all ranks, are divided alike.
+
+    Of one that is sharded along other axes that is done to the shard, if there is anything in it.
+    """
     dispatching = [layer for layer in model.modules() if isinstance(layer, DispatchingModule)]
     own = {parameter for layer in dispatching for parameter in layer.units().parameters()}
     for parameter in model.parameters():
         if parameter.grad is not None:
-            if parameter not in own:
-                dist.all_reduce(parameter.grad, group=mesh.get_group())
-            parameter.grad /= mesh.size()
+            gradient = parameter.grad.to_local() if isinstance(parameter.grad, DTensor) else parameter.grad
+            if parameter not in own and gradient.numel():
+                dist.all_reduce(gradient, group=mesh.get_group())
+            gradient /= mesh.size()

@@ -68,7 +68,7 @@ class FSDP2Kind(LayoutKind):
             _prefetch([unit[0] for unit in units])
         setup.release = lambda: _release(groups)
         _divide_gradients(model, parallelism)
-        setup.loss_scale = mesh.size()
+        setup.loss_scale *= mesh.size()
         setup.gradient_scale = (parallelism.gradient_divide_factor or mesh.size()) / mesh.size()
         setup.accumulation = lambda last: _reduce_by(model, parallelism, last)
         if parallelism.muon_owners:

@@ -16,9 +16,9 @@ from equivcheck.layouts.expected_calls.rank_view import Held, Ledger, RankView
 from equivcheck.layouts.limits.optimizers import deals_out_matrices
 from equivcheck.layouts.partition import cut_dim, part_of
 from equivcheck.layouts.rounding import ITEM_BYTES, computed_in, reduced_in
-from equivcheck.parallelisms.fsdp2.division import averages, reduce_ops
+from equivcheck.parallelisms.fsdp2.division import averages, averaging_ranks, reduce_ops
 from equivcheck.parallelisms.tensor_parallel.plans import is_outside
-from equivcheck.scenario import FSDP1, FSDP2, ElementType, LocalTensorParallel, TensorParallel, Wrapping
+from equivcheck.scenario import FSDP1, FSDP2, ElementType, ExpertParallel, LocalTensorParallel, TensorParallel, Wrapping
 from equivcheck.trace.stage import Stage
 
 F = TypeVar("F", FSDP1, FSDP2)
@@ -138,7 +138,7 @@ class FSDP2Calls(UnitCalls[FSDP2]):
 
 def reduce_op(view: RankView) -> str:
     """What a reduction over data ranks of gradients in the training's precision is called."""
-    return "avg" if averages(ElementType(view.training.precision.value)) and view.layout.num_data_ranks > 1 else "sum"
+    return "avg" if averages(ElementType(view.training.precision.value)) and averaging_ranks(view.layout) > 1 else "sum"
 
 
 def units_of(view: RankView, wrapping: Wrapping, count: int = 1) -> tuple[Unit, ...]:
@@ -190,7 +190,7 @@ def _kinds(view: RankView) -> list[list[Held]]:
 
 
 def _is_apart(view: RankView, held: Held) -> bool:
-    if view.layout.has(LocalTensorParallel):
+    if view.layout.has(LocalTensorParallel, ExpertParallel):
         return held.cut
     return any(is_outside(plan, held.parameter) for plan in view.layout.of(TensorParallel))
 

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 from equivcheck.layouts.rounding import Division
 from equivcheck.scenario import FSDP2, ElementType, Layout
-from equivcheck.scenario.mesh import DP, SHARD
+from equivcheck.scenario.mesh import DP, REPLICATE, SHARD
 from equivcheck.torch_version import torch_in
 
 FACTOR_OF_ALL_RANKS = "<2.10"
 """Versions of torch that average over shards and replicas where the divide factor is the number of all ranks.
 
 Later ones average over shards where it is the number of shards, and sum over replicas."""
+
+
+def averaging_ranks(layout: Layout) -> int:
+    """The ranks over which sums are made means; other parallelisms may cut rows over more."""
+    return layout.mesh.size(DP, REPLICATE, SHARD)
 
 
 def averages(element_type: ElementType) -> bool:
@@ -31,14 +36,14 @@ def division_of(fsdp: FSDP2, layout: Layout, element_type: ElementType) -> Divis
 def backend_divides(factor: float | None, layout: Layout) -> bool:
     """Whether an average, or the division of what is not reduced, is by the divide factor; else it takes a premultiplied sum."""
     if torch_in(FACTOR_OF_ALL_RANKS):
-        return factor in (None, layout.num_data_ranks)
+        return factor in (None, averaging_ranks(layout))
     shards = layout.mesh.size(DP, SHARD)
     return shards == 1 or factor in (None, shards)
 
 
 def reduce_ops(fsdp: FSDP2, layout: Layout, element_type: ElementType) -> tuple[str, str]:
     """What the reductions over shards and over replicas are called."""
-    if fsdp.sum_reductions or not averages(element_type) or layout.num_data_ranks == 1:
+    if fsdp.sum_reductions or not averages(element_type) or averaging_ranks(layout) == 1:
         return "sum", "sum"
     sums_replicas = fsdp.gradient_divide_factor is not None and not torch_in(FACTOR_OF_ALL_RANKS)
     return "avg", "sum" if sums_replicas else "avg"

@@ -7,6 +7,7 @@ from equivcheck.layouts.script.draft import Draft, LoopPosition, loop_over_units
 from equivcheck.layouts.script.mesh import mesh_of, reduce_at_last_microbatch, take_rows
 from equivcheck.layouts.script.source import source_of
 from equivcheck.layouts.script.text import call
+from equivcheck.parallelisms.fsdp2.division import averaging_ranks
 from equivcheck.scenario import FSDP2, Muon, Parallelism, Wrapping
 
 
@@ -61,7 +62,7 @@ def _deal_out_matrices(draft: Draft, fsdp: FSDP2) -> None:
 
 def _scale(draft: Draft, fsdp: FSDP2) -> None:
     """Begin backward with as much of the loss as undoes a divisor that is not the number of ranks."""
-    factor, ranks = fsdp.gradient_divide_factor, draft.scenario.layout.num_data_ranks
+    factor, ranks = fsdp.gradient_divide_factor, averaging_ranks(draft.scenario.layout)
     if factor not in (None, ranks):
         draft.gradient_scale = f"{factor!r} / {ranks}"
 

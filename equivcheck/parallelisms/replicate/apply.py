@@ -37,7 +37,7 @@ class ReplicateKind(LayoutKind):
         assert isinstance(parallelism, Replicate), parallelism
         model = setup.model
         replicate_model(model, parallelism, mesh)
-        setup.loss_scale = mesh.size()
+        setup.loss_scale *= mesh.size()
         if is_localized(model):
             setup.find_slots = localized_slots
             setup.clip_norm = clip_across

@@ -1,19 +1,19 @@
-"""Reading local tensors that data parallelism has put in the place of a tensor-parallel plan's DTensors."""
+"""Reading what each rank has a part of: experts, or local tensors in the place of a tensor-parallel plan's DTensors."""
 
 from __future__ import annotations
 
 from equivcheck.layers.parameters import parameters_of
-from equivcheck.layouts.limits.limit import parallelism_of
 from equivcheck.layouts.partition import cut_dim
 from equivcheck.layouts.script.draft import Draft
 from equivcheck.layouts.script.loop import order_of
 from equivcheck.layouts.script.mesh import inner_ranks
 from equivcheck.layouts.script.text import block, indented
-from equivcheck.scenario import ClipNorm, PlannedParallelism
+from equivcheck.scenario import ClipNorm, ExpertParallel, PlannedParallelism
+from equivcheck.scenario.mesh import EP
 
 
 def read_local_shards(draft: Draft) -> None:
-    """Gather each parameter along the dim that the plan cuts, and clip by the norm of what is gathered; once."""
+    """Gather each parameter along the dim that is cut, and clip by the norm of what is gathered; once."""
     if draft.reading:
         return
     define_whole(draft)
@@ -33,17 +33,18 @@ def read_local_shards(draft: Draft) -> None:
 def define_whole(draft: Draft) -> None:
     """Define the function that puts a tensor together."""
     layout = draft.scenario.layout
-    size = inner_ranks(layout)
+    size = inner_ranks(layout) * layout.mesh.size(EP)
     draft.has_dtensors = False
-    draft.definitions.append([f"SHARDED = {sharded_dims(draft)}  # dims along which tensor parallelism cuts"])
+    draft.definitions.append([f"SHARDED = {sharded_dims(draft)}  # dims along which ranks have parts"])
     first = f"dist.get_rank() // {size} * {size}"
-    shards = "shards" if layout.num_data_ranks == 1 else f"shards[{first} :][:{size}]"
+    shards = "shards" if layout.mesh.num_ranks == size else f"shards[{first} :][:{size}]"
     draft.definitions.append(
         [
             "def whole(tensor: torch.Tensor | None, dim: int | None) -> torch.Tensor | None:",
             *indented(
                 [
                     '"""A copy of a tensor, put together from the shards along a dim that neighbouring ranks hold."""',
+                    *_unsharded(draft),
                     *block("if tensor is None or dim is None:", ["return None if tensor is None else tensor.detach().clone()"]),
                     "shards = [None] * dist.get_world_size()",
                     "dist.all_gather_object(shards, tensor.detach())",
@@ -52,6 +53,15 @@ def define_whole(draft: Draft) -> None:
             ),
         ]
     )
+
+
+def _unsharded(draft: Draft) -> list[str]:
+    """Lines that put together what others, around what cuts first, have sharded."""
+    _, *around = draft.scenario.layout.parallelisms
+    if all(parallelism.trains_local_tensors for parallelism in around):
+        return []
+    draft.need("torch.distributed.tensor", "DTensor")
+    return ["tensor = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor"]
 
 
 def _clip(clipping: ClipNorm) -> list[str]:
@@ -68,8 +78,8 @@ def _clip(clipping: ClipNorm) -> list[str]:
 
 def sharded_dims(draft: Draft) -> str:
     """The dims along which parameters are cut, by name, as code."""
-    plan = parallelism_of(draft.scenario.layout, PlannedParallelism)
+    cutting = draft.scenario.layout.of(PlannedParallelism, ExpertParallel)[0]
     parameters = parameters_of(draft.scenario.training.model)
-    dims = {draft.form.name_of(found.full_name): cut_dim(plan, found) for found in parameters}
+    dims = {draft.form.name_of(found.full_name): cut_dim(cutting, found) for found in parameters}
     items = ", ".join(f'"{name}": {dim}' for name, dim in dims.items() if dim is not None)
     return f"{{{items}}}"
