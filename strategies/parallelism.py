@@ -24,6 +24,7 @@ from equivcheck.scenario import (
     ElementType,
     Exchange,
     ExpertParallel,
+    LocalDataParallel,
     LocalTensorParallel,
     LowPrecision,
     MixedPrecision,
@@ -207,6 +208,7 @@ _SHIPPED: dict[str, SearchStrategy[Parallelism]] = {
     LocalTensorParallel.tag: local_tensor_parallel(),
     ContextParallel.tag: context_parallel(),
     ExpertParallel.tag: st.builds(ExpertParallel),
+    LocalDataParallel.tag: st.builds(LocalDataParallel, flat_buffer=EVENLY),
 }
 
 

@@ -16,6 +16,7 @@ from equivcheck import Outcome, check
 from equivcheck.composition.limits import unsupported
 from equivcheck.composition.registry import layout_names
 from equivcheck.export.script import script_of
+from equivcheck.layouts import gradients_by_hand
 from equivcheck.layouts.script.numbers import Numbers
 from equivcheck.parallelisms.context_parallel import parts, ring
 from equivcheck.parallelisms.context_parallel.positions import positions_of_ranks
@@ -239,7 +240,7 @@ MISTAKES: dict[str, tuple[Any, str, Any, ContextParallel, Loss | CrossEntropy]] 
     "cuts labels in a row": (parts, "positions_of", _contiguous_labels(parts.positions_of), TAIL, LABELS),
     "shifts labels after the cut": (parts, "positions_of", _shifted_labels(parts.positions_of), ContextParallel(), LABELS),
     "averages means of unequal parts": (parts, "own_loss", _mean_of_own, ContextParallel(), Loss.MSE_MEAN),
-    "sums no gradients": (parts, "sum_gradients", lambda *_: None, ContextParallel(), LABELS),
+    "sums no gradients": (gradients_by_hand, "sum_gradients", lambda *_: None, ContextParallel(), LABELS),
     "does not rescale": (
         ring.BlockwiseSoftmax,
         "rescale",

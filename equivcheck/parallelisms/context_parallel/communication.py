@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import math
-
 from equivcheck.layers.facts import Looking
 from equivcheck.layers.registry import kind_of
-from equivcheck.layouts.expected_calls.clipping import keeps_gradient
+from equivcheck.layouts.expected_calls.by_hand import sums_of_gradients
 from equivcheck.layouts.expected_calls.communication import Totals
 from equivcheck.layouts.expected_calls.model import CommunicationModel
 from equivcheck.layouts.expected_calls.rank_view import Ledger, RankView
-from equivcheck.layouts.partition import chunk_sizes, local_shape
+from equivcheck.layouts.partition import chunk_sizes
 from equivcheck.parallelisms.context_parallel.positions import longest_part, positions_of_ranks
 from equivcheck.scenario import ContextParallel, Exchange
 from equivcheck.scenario.mesh import CP
 
 
 class ContextParallelCalls:
-    """Goes through a training, step by step."""
+    """Goes through what layers exchange, step by step."""
 
     def __init__(self, view: RankView, parallelism: ContextParallel) -> None:
         self.view = view
@@ -38,7 +36,6 @@ class ContextParallelCalls:
             for step in range(self.view.training.steps):
                 for microbatch in self.view.training.data.microbatches:
                     self._layers(step, microbatch // self.view.layout.num_data_ranks)
-                self._gradients(step)
         return self.ledger.totals
 
     def _layers(self, step: int, rows: int) -> None:
@@ -78,23 +75,19 @@ class ContextParallelCalls:
             self._note(step, op, 2 * block, backwards * turns)
             self._note(step, op, block, backwards)
 
-    def _gradients(self, step: int) -> None:
-        """What this rank has of each, after other parallelisms have cut it."""
-        layout = self.view.layout
-        coordinates = dict(zip(layout.mesh.names, self.view.coordinate, strict=True))
-        for held in self.view.held:
-            if keeps_gradient(self.view, held, step):
-                numel = math.prod(local_shape(layout, held.parameter, coordinates))
-                self._note(step, "all_reduce.sum", numel * self.view.item_bytes, int(numel > 0))
-
     def _note(self, step: int, op: str, num_bytes: int, times: int) -> None:
         if times:
             self.ledger.note(step, op, self.axes, num_bytes * times, times)
 
 
+def _all_calls(view: RankView, parallelism: ContextParallel) -> Totals:
+    sums = sums_of_gradients(view, CP, view.held) if view.layout.mesh.size(CP) > 1 else {}
+    return ContextParallelCalls(view, parallelism).totals() | sums
+
+
 CONTEXT_PARALLEL_COMMUNICATION = CommunicationModel(
     options=frozenset(("exchange", "balance")),
-    calls=lambda view, parallelism: ContextParallelCalls(view, parallelism).totals(),
+    calls=_all_calls,
     uneven=lambda _parallelism: True,
     sends_shards=True,
 )

@@ -33,7 +33,7 @@ class ExpertParallelKind(LayoutKind):
 
         model = setup.model
         share_out_units(model, mesh)
-        setup.loss_scale = mesh.size()
+        setup.loss_scale *= mesh.size()
         setup.before_update.append(lambda _optimizer, _step: reduce_gradients(model, mesh))
         take_rows(setup, mesh)
 

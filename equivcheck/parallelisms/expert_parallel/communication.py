@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from equivcheck.layers.registry import kind_of
-from equivcheck.layouts.expected_calls.clipping import clipping_of_parts, keeps_gradient
+from equivcheck.layouts.expected_calls.by_hand import sums_of_gradients
+from equivcheck.layouts.expected_calls.clipping import clipping_of_parts
 from equivcheck.layouts.expected_calls.communication import Totals
 from equivcheck.layouts.expected_calls.model import CommunicationModel
 from equivcheck.layouts.expected_calls.rank_view import Held, Ledger, RankView
@@ -21,11 +22,9 @@ def _all_calls(view: RankView, parallelism: ExpertParallel) -> Totals:
         num_exchanges = sum(_exchanges(view, step, index) for index in range(len(view.training.model.layers)))
         if num_exchanges:
             ledger.note(step, "all_to_all", view.axes(EP), 0, num_exchanges * len(view.training.data.microbatches))
-        for held in view.held:
-            if not _is_of_experts(held, parallelism) and keeps_gradient(view, held, step):
-                ledger.note(step, "all_reduce.sum", view.axes(EP), held.numel * view.item_bytes)
-    experts = (held for held in view.held if _is_of_experts(held, parallelism))
-    return ledger.totals | clipping_of_parts(view, EP, experts)
+    experts = [held for held in view.held if _is_of_experts(held, parallelism)]
+    sums = sums_of_gradients(view, EP, (held for held in view.held if held not in experts))
+    return ledger.totals | sums | clipping_of_parts(view, EP, experts)
 
 
 def _exchanges(view: RankView, step: int, index: int) -> int:

@@ -17,6 +17,7 @@ from torch.distributed import _functional_collectives as collectives
 from torch.distributed.device_mesh import DeviceMesh
 
 from equivcheck.layers.module import DispatchingModule
+from equivcheck.layouts import gradients_by_hand
 from equivcheck.layouts.partition import chunk_size, chunk_sizes
 
 
@@ -93,8 +94,5 @@ def reduce_gradients(model: nn.Module, mesh: DeviceMesh) -> None:
     """Average the gradients of what every rank has; those of units, which have seen the rows of all ranks, are divided alike."""
     dispatching = [layer for layer in model.modules() if isinstance(layer, DispatchingModule)]
     own = {parameter for layer in dispatching for parameter in layer.units().parameters()}
-    for parameter in model.parameters():
-        if parameter.grad is not None:
-            if parameter not in own:
-                dist.all_reduce(parameter.grad, group=mesh.get_group())
-            parameter.grad /= mesh.size()
+    gradients_by_hand.sum_gradients((each for each in model.parameters() if each not in own), mesh.get_group())
+    gradients_by_hand.divide_gradients(model.parameters(), mesh.size())
