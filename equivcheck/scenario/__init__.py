@@ -48,6 +48,7 @@ from equivcheck.scenario.scenario import Resume, Scenario
 from equivcheck.scenario.schedule import CosineAnnealingLR, ExponentialLR, LinearLR, Schedule, StepLR
 from equivcheck.scenario.tensor_parallel import (
     ActivationSharding,
+    Collectives,
     LayerPlan,
     LocalTensorParallel,
     PlannedParallelism,
@@ -80,6 +81,7 @@ __all__ = [
     "Balance",
     "ClipNorm",
     "ClipValue",
+    "Collectives",
     "Compile",
     "Compression",
     "ContextParallel",

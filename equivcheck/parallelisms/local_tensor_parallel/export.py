@@ -11,7 +11,7 @@ from equivcheck.parallelisms.local_tensor_parallel.routes import Route
 from equivcheck.parallelisms.tensor_parallel.activations import ActivationPlacement
 from equivcheck.parallelisms.tensor_parallel.export import cut_masks, tied_again
 from equivcheck.parallelisms.tensor_parallel.export_shards import read_local_shards
-from equivcheck.scenario import FSDP2, LocalTensorParallel, Parallelism
+from equivcheck.scenario import FSDP2, Collectives, LocalTensorParallel, Parallelism
 
 
 def write(draft: Draft, parallelism: Parallelism) -> None:
@@ -22,6 +22,8 @@ def write(draft: Draft, parallelism: Parallelism) -> None:
         raise refuse("LocalTensorParallel inside FSDP2", "what is gathered of two kinds of shards fills no short script")
     if parallelism.loss_parallel:
         raise refuse("LocalTensorParallel.loss_parallel", "the loss of logits in parts fills no short script")
+    if parallelism.collectives is not Collectives.FUNCTIONAL:
+        raise refuse("LocalTensorParallel.collectives", "spmd_types is another package, and scripts need torch alone")
     mesh, rows = mesh_of(draft, parallelism), training.model.length or 0
     _define(draft)
     draft.add(LoopPosition.WRAP, f"ranks = AxisRanks({mesh}.get_group(), {mesh}.size(), {mesh}.get_local_rank(), {rows})")

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
+
 from equivcheck.layouts.limits.limit import LayoutLimit, Limit, parallelism_of
 from equivcheck.layouts.limits.optimizers import elementwise
-from equivcheck.layouts.limits.repairs import has_shares, with_model, without_shares
+from equivcheck.layouts.limits.repairs import has_shares, with_model, with_options, without_shares
 from equivcheck.layouts.partition import leaves_nothing
 from equivcheck.parallelisms.tensor_parallel.loss_limits import CROSS_ENTROPY_ALONE, ENDS_IN_HEAD
 from equivcheck.parallelisms.tensor_parallel.plan_limits import (
@@ -15,7 +17,7 @@ from equivcheck.parallelisms.tensor_parallel.plan_limits import (
     limit_of,
 )
 from equivcheck.parallelisms.tensor_parallel.plans import RULES, cuts
-from equivcheck.scenario import FSDP2, Layout, LocalTensorParallel, Replicate, Replicator, Split, Training
+from equivcheck.scenario import FSDP2, Collectives, Layout, LocalTensorParallel, Replicate, Replicator, Split, Training
 from equivcheck.scenario.mesh import TP
 
 NO_SHARED_WEIGHTS = Limit(
@@ -76,4 +78,14 @@ LIMITS: tuple[Limit, ...] = (
     EVERY_RANK_HAS_TOKENS,
 )
 
-LAYOUT_LIMITS: tuple[LayoutLimit, ...] = (APPLIED_FIRST,)
+TYPES_PACKAGE = "spmd_types"
+
+WITH_ITS_PACKAGE = LayoutLimit(
+    reason=f"local tensor parallelism with Collectives.TYPED: {TYPES_PACKAGE} is not installed (pip install {TYPES_PACKAGE})",
+    applies=lambda layout: (
+        parallelism_of(layout, LocalTensorParallel).collectives is Collectives.TYPED and find_spec(TYPES_PACKAGE) is None
+    ),
+    repair=lambda layout: with_options(layout, LocalTensorParallel, collectives=Collectives.FUNCTIONAL),
+)
+
+LAYOUT_LIMITS: tuple[LayoutLimit, ...] = (APPLIED_FIRST, WITH_ITS_PACKAGE)
