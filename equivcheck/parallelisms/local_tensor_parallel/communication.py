@@ -20,15 +20,13 @@ class LocalCalls(PlannedCalls):
 
     def after_linear(self, once: Pass, told: Passage, linear: Linear) -> None:
         """The gradients of a linear that computes rows apart, or of a bias that is added to rows or features apart."""
-        if not once.trained:
-            return
         if linear is BY_ROWS:
-            self.note(once, "all_reduce.sum", once.width * once.inputs)
-            self.note(once, "all_reduce.sum", once.width, times=once.bias)
+            self.note(once, "all_reduce.sum", once.width * once.inputs, times=once.trains_weight)
+            self.note(once, "all_reduce.sum", once.width, times=once.trains_bias)
         elif linear is ROW and told.output is ActivationSharding.ROWS:
-            self.note(once, "all_reduce.sum", once.width, times=once.bias)
+            self.note(once, "all_reduce.sum", once.width, times=once.trains_bias)
         elif linear is ROW and told.output is ActivationSharding.FEATURES:
-            self.note(once, "all_gather", chunk_size(once.width, self.parts), times=once.bias)
+            self.note(once, "all_gather", chunk_size(once.width, self.parts), times=once.trains_bias)
 
     def loss(self, step: int, rows: int) -> None:
         """Of each row's logits the maximum, and in one call the sums over classes."""

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from equivcheck.layouts.partition import chunk_size, chunk_sizes
 from equivcheck.layouts.script.draft import Draft, LoopPosition, refuse
+from equivcheck.layouts.script.loop import ties
 from equivcheck.layouts.script.mesh import mesh_of
 from equivcheck.layouts.script.source import source_of
 from equivcheck.parallelisms.local_tensor_parallel.planned_modules import PlannedModule, planned_modules
 from equivcheck.parallelisms.local_tensor_parallel.routes import Route
 from equivcheck.parallelisms.tensor_parallel.activations import ActivationPlacement
-from equivcheck.parallelisms.tensor_parallel.export import cut_masks, tied_again
+from equivcheck.parallelisms.tensor_parallel.export import cut_masks
 from equivcheck.parallelisms.tensor_parallel.export_shards import read_local_shards
 from equivcheck.scenario import FSDP2, Collectives, LocalTensorParallel, Parallelism
 
@@ -30,7 +31,7 @@ def write(draft: Draft, parallelism: Parallelism) -> None:
     for planned in planned_modules(training.model, parallelism):
         path = draft.form.paths.get(planned.name, planned.name)
         draft.add(LoopPosition.WRAP, f'model.set_submodule("{path}", {_code(path, planned)})')
-    draft.add(LoopPosition.WRAP, *tied_again(training.model, parallelism))
+    draft.add(LoopPosition.WRAP, *ties(draft))
     if not rows:
         draft.add(LoopPosition.TAKE, f"ranks.rows = inputs.shape[{training.data.batch_dim}]")
     cut_masks(draft, parallelism)

@@ -9,7 +9,7 @@ from equivcheck.parallelisms.local_tensor_parallel.modules import LocalEmbedding
 from equivcheck.parallelisms.local_tensor_parallel.planned_modules import PlannedModule, planned_modules
 from equivcheck.parallelisms.local_tensor_parallel.regions import AxisRanks
 from equivcheck.scenario import Collectives, LocalTensorParallel, Split
-from equivcheck.train.model import tie_head
+from equivcheck.train.model import share_weights, tie_head
 from equivcheck.train.setup import Setup
 
 
@@ -19,6 +19,7 @@ def replace_modules(setup: Setup, parallelism: LocalTensorParallel, mesh: Device
     model = setup.training.model
     for planned in planned_modules(model, parallelism):
         setup.model.set_submodule(planned.name, _replaced(setup.model.get_submodule(planned.name), planned, ranks))
+    share_weights(setup.model, model)
     if model.head is not None and model.head.tied and parallelism.head is not Split.OUTSIDE:
         tie_head(setup.model)
     return ranks

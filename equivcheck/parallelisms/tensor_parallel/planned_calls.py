@@ -63,14 +63,21 @@ class Pass:
     """Features of the output, all of them."""
     bias: bool
     """Whether it has a bias."""
-    trained: bool
-    """Whether gradients of its parameters are computed."""
+    trains_weight: bool
+    """Whether the gradient of its weight is computed, which another layer may have."""
+    trains_bias: bool
+    """Whether that of its bias is."""
     differentiates: bool
     """Whether its input does."""
     recomputed: bool
     """Whether backward asks for its input again."""
     completed: bool
     """Whether it then also computes: it does if something is kept for backward after it."""
+
+    @property
+    def trained(self) -> bool:
+        """Whether the gradient of any parameter is computed."""
+        return self.trains_weight or self.trains_bias
 
 
 class PlannedCalls:
@@ -128,7 +135,8 @@ class PlannedCalls:
             inputs=model.source.vocabulary,
             width=model.features,
             bias=False,
-            trained=not model.source.frozen or self.view.differentiates_frozen(None),
+            trains_weight=not model.source.frozen or self.view.differentiates_frozen(None),
+            trains_bias=False,
             differentiates=False,
             recomputed=False,
             completed=False,
@@ -148,8 +156,9 @@ class PlannedCalls:
             inputs=model.inputs(last),
             width=model.outputs,
             bias=model.head.bias,
-            trained=not (model.head.tied and model.source is not None and model.source.frozen)
+            trains_weight=not (model.head.tied and model.source is not None and model.source.frozen)
             or self.view.differentiates_frozen(None),
+            trains_bias=model.head.bias,
             differentiates=model.head.norm is not None or differentiates_input(self.view, last, step),
             recomputed=False,
             completed=False,
@@ -162,25 +171,31 @@ class PlannedCalls:
         model, plan = self.view.training.model, self.plan[index]
         layer, inputs, outputs = model.layers[index], model.inputs(index), model.inputs(index + 1)
         shapes = {parameter.name: parameter.shape for parameter in kind_of(layer).parameters(layer, inputs)}
-        trained = not layer.frozen or self.view.differentiates_frozen(index)
+        trained, trains_shared = (self._trains(owner) for owner in (index, index if layer.shares is None else layer.shares))
         differentiates = differentiates_input(self.view, index, step) or (layer.norm is not None and trained)
-        recomputed = self.view.layout.execution.checkpoints(index) and (differentiates or trained)
+        recomputed = self.view.layout.execution.checkpoints(index) and (differentiates or trained or trains_shared)
         parts = [part for part in kind_of(layer).parts(layer) if runs(part.runs, step)]
         for part in parts:
             # The weight of a layer that shares it is as large as its own would be.
             width, features = shapes.get(f"{part.name}.weight", (outputs, inputs))
+            has_bias = f"{part.name}.bias" in shapes
             once = Pass(
                 step=step,
                 rows=rows,
                 inputs=features,
                 width=width,
-                bias=f"{part.name}.bias" in shapes,
-                trained=trained,
+                bias=has_bias,
+                trains_weight=trained if f"{part.name}.weight" in shapes else trains_shared,
+                trains_bias=trained and has_bias,
                 differentiates=differentiates or (trained and not part.reads_input),
                 recomputed=recomputed,
                 completed=recomputed and (part is not parts[-1] or part.activated or layer.dropout > 0),
             )
             self._linear(once, passage(model, part, plan, self.inputs[index]))
+
+    def _trains(self, index: int) -> bool:
+        """Whether gradients of a layer's own parameters are computed."""
+        return not self.view.training.model.layers[index].frozen or self.view.differentiates_frozen(index)
 
     def _linear(self, once: Pass, told: Passage) -> None:
         linear = self.computes_as(told, once)
