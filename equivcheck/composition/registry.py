@@ -28,9 +28,11 @@ COMPOSITIONS: tuple[str, ...] = (
     "ddp x context_parallel",
     "replicate x context_parallel",
     "fsdp2 x context_parallel",
+    "context_parallel x local_tensor_parallel",
     "local_data_parallel x local_tensor_parallel",
     "local_data_parallel x context_parallel",
     "local_data_parallel x expert_parallel",
+    "local_data_parallel x context_parallel x local_tensor_parallel",
 )
 """Names of the compositions that are generated, as `Layout.name` writes them. Add a line to have one generated."""
 TIMES = " x "

@@ -26,9 +26,9 @@ def look_from(setup: Setup, sequence: Sequence) -> None:
 
 
 def take_positions(setup: Setup, ranks: PositionRanks) -> None:
-    """Of whatever rows are taken, take the positions of this rank; of dropout masks too, as they are data."""
+    """Take the positions of this rank, of dropout masks too, as they are data; inner layouts take their part of that."""
     inner = setup.take
-    setup.take = lambda batch: positions_of(inner(batch), ranks.own)
+    setup.take = lambda batch: inner(positions_of(batch, ranks.own))
 
 
 def positions_of(batch: Batch, positions: torch.Tensor) -> Batch:

@@ -12,7 +12,7 @@ from equivcheck.parallelisms.local_tensor_parallel.routes import Route
 from equivcheck.parallelisms.tensor_parallel.activations import ActivationPlacement
 from equivcheck.parallelisms.tensor_parallel.export import cut_masks
 from equivcheck.parallelisms.tensor_parallel.export_shards import read_local_shards
-from equivcheck.scenario import FSDP2, Collectives, LocalTensorParallel, Parallelism
+from equivcheck.scenario import FSDP2, Collectives, ContextParallel, LocalTensorParallel, Parallelism
 
 
 def write(draft: Draft, parallelism: Parallelism) -> None:
@@ -21,6 +21,8 @@ def write(draft: Draft, parallelism: Parallelism) -> None:
     layout, training = draft.scenario.layout, draft.scenario.training
     if layout.has(FSDP2):
         raise refuse("LocalTensorParallel inside FSDP2", "what is gathered of two kinds of shards fills no short script")
+    if layout.has(ContextParallel):
+        raise refuse("LocalTensorParallel inside ContextParallel", "heads beside positions fill no short script")
     if parallelism.loss_parallel:
         raise refuse("LocalTensorParallel.loss_parallel", "the loss of logits in parts fills no short script")
     if parallelism.collectives is not Collectives.FUNCTIONAL:

@@ -12,6 +12,7 @@ from equivcheck.layers.registry import kind_of
 from equivcheck.layouts.expected_calls.communication import Totals
 from equivcheck.layouts.expected_calls.rank_view import Held, Ledger, RankView, runs
 from equivcheck.layouts.partition import chunk_size, cut_dim, part_of
+from equivcheck.parallelisms.context_parallel.positions import own_length
 from equivcheck.parallelisms.tensor_parallel.activations import (
     BY_ROWS,
     COLUMN,
@@ -88,6 +89,7 @@ class PlannedCalls:
         self.parts = view.layout.mesh.size(TP)
         self.axes = view.axes(TP)
         self.parallelism, self.inputs = parallelism, inputs_of(view.training.model, parallelism)
+        self.length = own_length(view)
         self.ledger = Ledger()
 
     def totals(self) -> Totals:
@@ -95,7 +97,7 @@ class PlannedCalls:
         training = self.view.training
         for step in range(training.steps):
             for microbatch in training.data.microbatches:
-                rows = microbatch // self.view.layout.num_data_ranks * (training.model.length or 1)
+                rows = microbatch // self.view.layout.num_data_ranks * (1 if self.length is None else self.length)
                 if self.parts > 1:
                     self._model(step, rows)
                 if self.parallelism.loss_parallel:
@@ -127,7 +129,7 @@ class PlannedCalls:
 
     def _embedding(self, step: int, rows: int) -> None:
         model, split = self.view.training.model, self.parallelism.source
-        if model.source is None or model.length is None or split is Split.OUTSIDE:
+        if model.source is None or self.length is None or split is Split.OUTSIDE:
             return
         once = Pass(
             step=step,
@@ -144,7 +146,7 @@ class PlannedCalls:
         made = {Split.ROW: ROW.made, Split.COLUMN: COLUMN.made}.get(split, ActivationPlacement.WHOLE)
         self._outputs(once, made, OF_SHARDING[self.inputs[0]])
         if model.source.learned_positions:
-            self._outputs(replace(once, rows=model.length), ActivationPlacement.WHOLE, OF_SHARDING[self.inputs[0]])
+            self._outputs(replace(once, rows=self.length), ActivationPlacement.WHOLE, OF_SHARDING[self.inputs[0]])
 
     def _head(self, step: int, rows: int) -> None:
         model, last = self.view.training.model, len(self.plan)
@@ -246,5 +248,5 @@ class PlannedCalls:
 
     def _rows_of_part(self, once: Pass) -> int:
         """Rows of the first rank where activations lie by rows; of sequences, whose positions are cut, of all of them."""
-        length = self.view.training.model.length or once.rows
-        return once.rows // length * chunk_size(length, self.parts)
+        length = once.rows if self.length is None else self.length
+        return once.rows // length * chunk_size(length, self.parts) if length else 0
