@@ -11,6 +11,7 @@ from functools import lru_cache
 import numpy as np
 
 from equivcheck.composition.registry import rounding_of
+from equivcheck.layouts.limits.optimizers import rounds_parts
 from equivcheck.layouts.rounding import Rounding
 from equivcheck.reference.addends import addend_traces
 from equivcheck.reference.coarse import coarse_moments
@@ -27,7 +28,7 @@ from equivcheck.reference.optimizer_rounding import rounding_setup
 from equivcheck.reference.rounded import rounded_setup
 from equivcheck.reference.rounded_copies import reordered_traces, rounded_copies, unit_of
 from equivcheck.reference.summation import split_traces, widely_clipped_trace
-from equivcheck.scenario import Layout, Scenario, Training
+from equivcheck.scenario import Layout, Precision, Scenario, Training
 from equivcheck.trace.trace import Trace
 from equivcheck.train.ensemble import EnsembleTrace
 from equivcheck.train.loop import train
@@ -67,13 +68,15 @@ class ReferenceRun:
     """Parts of each microbatch that data parallelism adds up, in which the confirming reference sums it as well."""
     num_addends: int = 1
     """Ranks that each have an addend of a gradient when the optimizer scales it; 1 where it is summed before."""
+    rounds_parts: bool = False
+    """Whether ranks compute parts of a matrix where the optimizer rounds to fewer digits, so that these round otherwise."""
 
     @classmethod
     def of(cls, scenario: Scenario) -> ReferenceRun:
         """What the ranks of a scenario are compared with."""
         num_parts = max(layout.num_data_ranks for layout in scenario.layouts)
         rounding = rounding_of(scenario.layout, scenario.training.precision)
-        return cls(scenario.training, rounding, num_parts, _num_addends(scenario))
+        return cls(scenario.training, rounding, num_parts, _num_addends(scenario), _rounds_parts(scenario))
 
     def reference(self) -> Reference:
         """With the noise floor of a few runs with perturbed inputs."""
@@ -86,7 +89,7 @@ class ReferenceRun:
         parallelism: a gradient that is zero by cancellation inside an operation moves with those, not with its inputs. What an
         optimizer rounds to fewer digits on its way counts too: over shards it rounds in other places.
         """
-        return _confirming_reference(self.training, self.rounding, self.num_parts, self.num_addends)
+        return _confirming_reference(self.training, self.rounding, self.num_parts, self.num_addends, self.rounds_parts)
 
     def coarse_reference(self) -> Reference:
         """Of one run alone: what is beyond its tolerances is so far off that noise of that size would be a doubt.
@@ -95,6 +98,14 @@ class ReferenceRun:
         """
         limit = noise_limit(self.training, self.rounding)
         return Reference(coarse_moments(_trace(self.training, self.rounding), limit), None, limit)
+
+
+def _rounds_parts(scenario: Scenario) -> bool:
+    """In float32 the last place of a gradient now and then changes what whole matrices are rounded to, in float64 never."""
+    training = scenario.training
+    if training.precision is not Precision.FLOAT64:
+        return bool(training.optimizer.rounds_to)
+    return any(rounds_parts(training, layout) for layout in scenario.layouts)
 
 
 def _num_addends(scenario: Scenario) -> int:
@@ -129,11 +140,14 @@ def _reference(training: Training, rounding: Rounding | None) -> Reference:
 
 
 @lru_cache(maxsize=KEPT_REFERENCES)
-def _confirming_reference(training: Training, rounding: Rounding | None, num_parts: int, num_addends: int) -> Reference:
+def _confirming_reference(
+    training: Training, rounding: Rounding | None, num_parts: int, num_addends: int, parts_round: bool
+) -> Reference:
     trace = _trace(training, rounding)
     with _computing(rounding):
         if rounding is None:
-            copies = perturbed(training, NUM_PERTURBATIONS + NUM_CONFIRMATIONS, rounding_setup(training))
+            setup = rounding_setup(training) if parts_round else single_device
+            copies = perturbed(training, NUM_PERTURBATIONS + NUM_CONFIRMATIONS, setup)
             scaled = addend_traces(training, num_addends) if num_addends > 1 else ()
             others = (*split_traces(training, num_parts), widely_clipped_trace(training), *scaled)
         else:

@@ -139,6 +139,10 @@ def _checked(task: Task, world: str | Ranks, schedule_seed: int, deadline: float
     if isinstance(left, Failure):
         _raise_usage(left)
         verdict = judge_failure(verdict, left)
+        if explain:
+            from equivcheck.user.diagnosis.told import with_types  # here, as most trainings are right
+
+            verdict = with_types(verdict, task)
     else:
         run = original if task.precision is None else RoundedRun(task, original, casting_of(left.values))
         verdict = _judged(verdict, run, RanksResult(run=left), explain=explain and task.precision is None)

@@ -26,6 +26,8 @@ class UserVerdict(Judgement):
     """What `cause` is, in a word; several where either may be."""
     where: str = ""
     """The first module whose output, or gradient of its output, differs; empty where that was not looked for, or not found."""
+    types: str = ""
+    """What the type checker of spmd_types says, where parameters have its types and ranks diverged or failed; else empty."""
     hint: str = ""
     """What may explain a divergence without a known cause, in a sentence; empty where nothing is known."""
     unread: tuple[str, ...] = ()
@@ -51,6 +53,8 @@ class UserVerdict(Judgement):
             lines.append(f"why:   {self.cause or self.hint}")
         if self.where:
             lines.append(f"where: {self.where}")
+        if self.types:
+            lines.append(f"types: {self.types}")
         if self.unread:
             lines.append(f"not compared, as no rank could read it: {', '.join(self.unread)}")
         return [*lines, *(f"note:  {note}" for note in self.notes)]

@@ -133,7 +133,7 @@ SCHEDULES: dict[str, dict[int, Blow]] = {
 }
 
 
-@pytest.mark.parametrize("world", SCHEDULES)
+@pytest.mark.parametrize("world", ["sim", pytest.param("gloo", marks=pytest.mark.slow)])
 def test_a_campaign_whose_processes_are_killed_finds_what_is_wrong_and_nothing_else(
     tmp_path: Path, temporary: Path, world: str
 ) -> None:

@@ -9,12 +9,11 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from equivcheck import Outcome, check
 from equivcheck.composition.limits import unsupported
-from equivcheck.composition.registry import layout_names
 from equivcheck.export.script import script_of
 from equivcheck.layouts import gradients_by_hand
 from equivcheck.layouts.script.numbers import Numbers
@@ -55,14 +54,10 @@ from equivcheck.scenario import (
     Training,
     Wrapping,
 )
-from equivcheck.strategies import scenarios
 from exported import printed_differences
 
 pytestmark = pytest.mark.mostly_equivalent
 
-LAYOUTS = tuple(name for name in layout_names() if ContextParallel.tag in name)
-UNHURRIED = settings(deadline=None, phases=(Phase.explicit, Phase.reuse, Phase.generate), suppress_health_check=list(HealthCheck))
-EXAMPLES = max(100, settings().max_examples)
 DECODER = Model(
     features=6,
     source=Tokens(vocabulary=7, padding=1, learned_positions=True),
@@ -137,20 +132,6 @@ def test_data_parallelism_around_it(around: Parallelism, exchange: Exchange, che
     verdict = check(a_scenario(ContextParallel(exchange=exchange), around, checkpointing=checkpointing))
     verdict.assert_equivalent()
     assert not verdict.unmodelled
-
-
-@given(scenarios(layouts=LAYOUTS))
-@settings(UNHURRIED, max_examples=EXAMPLES)
-def test_generated_scenarios_equal_one_device(scenario: Scenario) -> None:
-    """Models of sequences of all kinds, resumed and compiled or not."""
-    check(scenario).assert_no_finding()
-
-
-@given(scenarios(layouts=LAYOUTS, max_ranks=4))
-@settings(UNHURRIED, max_examples=8)
-def test_processes_compute_the_same(scenario: Scenario) -> None:
-    """Gloo sends what simulated ranks send."""
-    check(scenario, world="gloo").assert_no_finding()
 
 
 @pytest.mark.parametrize(("exchange", "balance"), EVERY_WAY)

@@ -49,7 +49,7 @@ from exported import printed_differences
 
 pytestmark = pytest.mark.mostly_equivalent
 
-EXAMPLES = max(4, settings().max_examples // 10)
+EXAMPLES = max(4, settings().max_examples // 20)
 EXPERTS = Experts(hidden=3, num_experts=5, top_k=2, scores=Scores.SIGMOID, normalised=True, norm=Norm.RMS, shared=True)
 
 

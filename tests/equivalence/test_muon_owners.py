@@ -60,10 +60,10 @@ MODEL = Model(features=3, layers=tuple(Layer(width=width, bias=False) for width 
 
 
 def scenario(*sizes: int, fsdp: FSDP2 | None = None, model: Model = MODEL) -> Scenario:
-    """Three matrices, of which ranks have unequal shards, and one iteration: each amplifies what is rounded to bfloat16."""
+    """Three matrices, of which ranks have unequal shards."""
     names = ("dp",) if len(sizes) == 1 else ("dp_replicate", "dp_shard")
     mesh = Mesh(axes=tuple(Axis(name=name, size=size) for name, size in zip(names, sizes, strict=True)))
-    training = Training(model=model, data=Data(microbatches=(8,)), optimizer=Muon(ns_steps=1), steps=2)
+    training = Training(model=model, data=Data(microbatches=(8,)), optimizer=Muon(), steps=2)
     layout = Layout(mesh=mesh, parallelisms=(fsdp or FSDP2(wrapping=Wrapping.PER_LAYER, muon_owners=True),))
     return Scenario(training=training, layout=layout)
 
@@ -97,6 +97,7 @@ WRONG: dict[str, Callable[[torch.Tensor, dict[str, Any]], torch.Tensor]] = {
     "rate of another shape": lambda update, settings: (
         RIGHT(update, settings) / max(1.0, update.shape[0] / update.shape[1]) ** 0.5
     ),
+    "rate of a thousandth more": lambda update, settings: RIGHT(update, settings) * 1.001,
     "rows in another order": lambda update, settings: RIGHT(update.flip(0), settings),
 }
 

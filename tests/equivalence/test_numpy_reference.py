@@ -56,7 +56,7 @@ SMALLEST_EPS = 1e-6
 """Adam's smallest epsilon here, so that it does not magnify `ABSOLUTE` beyond the tolerance."""
 NUM_PERTURBED = 3
 """Runs from material moved by one unit in the last place, by which it is measured what rounding does."""
-EXAMPLES = max(200, settings().max_examples)
+EXAMPLES = max(100, settings().max_examples)
 
 PLAIN = Training(model=Model(features=3, layers=(Layer(width=4), Layer(width=2))), data=Data(microbatches=(2, 3)))
 LABELS = CrossEntropy(class_weights=True, label_smoothing=0.1)

@@ -31,7 +31,7 @@ def _sharing_layouts(draw: st.DrawFn) -> Layout:
 SHARING = scenarios(layouts=_sharing_layouts())
 
 
-@drawn_afresh(SHARING, examples=max(50, settings().max_examples // 2))
+@drawn_afresh(SHARING, examples=max(30, settings().max_examples * 3 // 10))
 def test_sharing_updates_equals_single_device(scenario: Scenario) -> None:
     """Every optimizer, with its flags, groups, schedule and clipping, comes to the same when ranks share its update."""
     check(scenario).assert_no_finding()

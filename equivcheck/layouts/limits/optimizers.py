@@ -75,6 +75,13 @@ def deals_out_matrices(training: Training, layout: Layout) -> bool:
     return isinstance(training.optimizer, Muon) and any(fsdp.muon_owners for fsdp in layout.of(FSDP2))
 
 
+def rounds_parts(training: Training, layout: Layout) -> bool:
+    """Whether ranks compute parts of a matrix where an optimizer rounds to fewer digits; of a whole one all round alike."""
+    if not training.optimizer.rounds_to or deals_out_matrices(training, layout):
+        return False
+    return any(cut.ranks > 1 for cut in parameter_cuts(training, layout, least_dims=2))
+
+
 def _is_muon_of_short_dims(training: Training, layout: Layout) -> bool:
     is_muon = isinstance(training.optimizer, Muon) and keeps_dtensors(layout) and not deals_out_matrices(training, layout)
     return is_muon and any(cut.size < cut.ranks for cut in parameter_cuts(training, layout, least_dims=2))

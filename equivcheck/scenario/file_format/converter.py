@@ -71,8 +71,10 @@ def _as_written(kind: type, **first: Any) -> type:
     own = [(each.name, each.type, each.default) for each in fields(kind) if each.name not in (*first, "features")]
     members = [(name, hint, field()) for name, hint in first.items()]
     members += [(name, hint, field(default=default)) for name, hint, default in own]
-    module = {"__module__": kind.__module__, "tag": getattr(kind, "tag", None)}
-    return make_dataclass(kind.__name__, members, namespace=module, frozen=True, kw_only=True)
+    made = make_dataclass(kind.__name__, members, namespace={"tag": getattr(kind, "tag", None)}, frozen=True, kw_only=True)
+    # Hints are looked up there. From Python 3.12 on, one in the namespace gives way to the module of the caller.
+    made.__module__ = kind.__module__
+    return made
 
 
 _TOKENS = _as_written(Tokens, features=int)

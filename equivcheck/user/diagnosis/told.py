@@ -9,14 +9,22 @@ from typing import Any
 from equivcheck.reference.reference import Reference
 from equivcheck.user.diagnosis.diverged import diverged_training
 from equivcheck.user.diagnosis.explain import explanation_of
+from equivcheck.user.diagnosis.typed import opinion_of_types
 from equivcheck.user.diagnosis.where import where_of
 from equivcheck.user.reference import SingleDeviceRun
+from equivcheck.user.task import Task
 from equivcheck.user.verdict import UserVerdict
 from equivcheck.verdict.description import failed
 
 
+def with_types(verdict: UserVerdict, task: Task) -> UserVerdict:
+    """The verdict with what a type checker says of the training."""
+    return replace(verdict, types=opinion_of_types(task))
+
+
 def with_cause(verdict: UserVerdict, run: SingleDeviceRun, reference: Reference, traces: Sequence[Any]) -> UserVerdict:
     """The verdict with its cause, or with a pattern as a hint, and the module; what raises on the way is a note."""
+    verdict = with_types(verdict, run.task)
     try:
         diverged = diverged_training(run.task, reference, run.trace, traces, run.eps)
         if diverged is None:

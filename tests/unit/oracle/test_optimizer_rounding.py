@@ -10,8 +10,9 @@ from equivcheck import Outcome, Scenario, check
 from equivcheck.reference import noise as floor
 from equivcheck.reference.noise import perturbed
 from equivcheck.reference.optimizer_rounding import round_in_optimizer, rounding_setup
-from equivcheck.reference.reference import noise_limit
+from equivcheck.reference.reference import ReferenceRun, noise_limit
 from equivcheck.scenario import (
+    DDP,
     FSDP2,
     SGD,
     SPMD,
@@ -31,6 +32,7 @@ from equivcheck.scenario import (
     Precision,
     Training,
 )
+from equivcheck.trace.differences import Phase
 from equivcheck.train.copies import train_copies
 from equivcheck.train.ensemble import train_ensemble
 from equivcheck.train.loop import train
@@ -131,6 +133,24 @@ def test_products_and_norms_of_shards_that_are_rounded_are_no_finding(seed: int,
     require_supported(scenario)
 
     assert check(scenario).outcome is Outcome.EQUIVALENT
+
+
+@pytest.mark.parametrize(
+    ("layout", "precision", "moves"),
+    [
+        (DDP(), Precision.FLOAT64, False),
+        (FSDP2(muon_owners=True), Precision.FLOAT64, False),
+        (FSDP2(), Precision.FLOAT64, True),
+        (DDP(), Precision.FLOAT32, True),
+    ],
+)
+def test_whole_matrices_round_as_on_one_device(layout: Parallelism, precision: Precision, moves: bool) -> None:
+    """Of those no rounding is moved, but where the last place of what goes in is near that of bfloat16."""
+    training = replace(MUON, precision=precision)
+    mesh = Mesh(axes=(Axis(name="dp", size=2),))
+    run = ReferenceRun.of(Scenario(training=training, layout=Layout(mesh=mesh, parallelisms=(layout,))))
+    (*_, last) = (moment for moment in run.confirming_reference().moments if moment.phase is Phase.UPDATE)
+    assert bool(max(last.tolerances / last.norms) > 1e-3) is moves
 
 
 def test_what_an_optimizer_rounds_to_limits_the_noise() -> None:

@@ -29,6 +29,7 @@ def test_a_sweep_waits_as_long_as_a_campaign(monkeypatch: pytest.MonkeyPatch) ->
     assert deadlines == {PROGRAM_SECONDS, SECONDS_WITHOUT_ELEMENTS}
 
 
+@pytest.mark.slow
 def test_what_dtensor_takes_long_to_refuse_is_not_endless() -> None:
     """It weighs placements of all that attention is decomposed into, for ten seconds of CPU time, and then says so."""
     leaves = [Leaf(shape=(2, 2, 3, 4), placements=(placement,)) for placement in ("R", "R", "S(0)")]

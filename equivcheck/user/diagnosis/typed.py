@@ -1,0 +1,95 @@
+"""What the type checker of spmd_types says of a training whose parameters have its types.
+
+It runs a step on one rank without the others, with types in place of numbers, and stops at the first operation whose types do not
+fit together. See https://github.com/meta-pytorch/spmd_types.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import traceback
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+
+from equivcheck.user.batches import converted, mapped, share_of
+from equivcheck.user.loop import build_optimizer, summing_step, usual_step
+from equivcheck.user.ranks import rank_module
+from equivcheck.user.task import Task
+from equivcheck.verdict.description import shortened
+from equivcheck.worlds.failure import RanksFailed
+from equivcheck.worlds.fake.ranks import FakeRanks
+from equivcheck.worlds.meshes import device_mesh
+
+CHECKER = "spmd_types"
+REFUSES = f"{CHECKER} refuses {{place}}: {{words}}"
+ACCEPTS = f"{CHECKER} accepts a step: what is wrong is in numbers, or in what has no type"
+
+
+def opinion_of_types(task: Task) -> str:
+    """What it refuses, and where; that it accepts; empty where parameters have no types, or the step does not run so.
+
+    Nor is it asked about the usual step of data ranks: it refuses to begin backward at a loss of own rows.
+    """
+    if CHECKER not in sys.modules or (task.rank_step is None and task.num_data_ranks > 1):
+        return ""
+    spmd: Any = importlib.import_module(CHECKER)
+    try:
+        (is_typed,) = FakeRanks(task.num_ranks).run(_typed_step, task, spmd).values
+    except RanksFailed as error:
+        cause = error.__cause__
+        if not isinstance(cause, spmd.SpmdTypeError):
+            return ""
+        words = shortened(str(cause).partition("\n")[0])
+        return REFUSES.format(place=_place(cause.__traceback__), words=words)
+    return ACCEPTS if is_typed else ""
+
+
+def _typed_step(task: Task, spmd: Any) -> bool:
+    """Train on the first batch under the checker; whether any parameter has a type."""
+    from spmd_types.checker import typecheck
+
+    mesh = device_mesh(task.shape, task.axis_names)
+    _, module = rank_module(task, mesh)
+    typed = [parameter for parameter in module.parameters() if spmd.get_local_type(parameter)]
+    if not typed:
+        return False
+    for parameter in typed:
+        _give_gradient_types(parameter, spmd)
+    batch = share_of(task, converted(task.batches[0], task.dtype), mesh)
+    if task.shard is None:
+        types = _types_of_rows(task, mesh, typed, spmd)
+        batch = mapped(batch, lambda tensor: spmd.assert_type(tensor.clone(), types))  # types stay on tensors
+    take_step = task.rank_step or (usual_step if task.reduction == "mean" else summing_step)
+    with spmd.set_current_mesh(mesh), typecheck("strict" if task.shard is None else "permissive", local=True):
+        take_step(module, batch, build_optimizer(task, module), task.loss)
+    return True
+
+
+def _give_gradient_types(parameter: Any, spmd: Any) -> None:
+    """Those that follow from the types of the parameter, which the checker leaves away, so that the update is checked as well."""
+    types = {axis: each.backward_type() for axis, each in spmd.get_local_type(parameter).items()}
+
+    def give(parameter: torch.Tensor) -> None:
+        spmd.assert_type(parameter.grad, types)
+
+    parameter.register_post_accumulate_grad_hook(give)
+
+
+def _types_of_rows(task: Task, mesh: DeviceMesh, typed: list[nn.Parameter], spmd: Any) -> dict[Any, Any]:
+    """Each rank of a data axis has other rows, on axes of which the parameters know."""
+    known = {axis for parameter in typed for axis in spmd.get_local_type(parameter)}
+    axes = {name: spmd.normalize_axis(mesh.get_group(name)) for name in task.axis_names}
+    return {axis: spmd.V if name in task.data_axes else spmd.R for name, axis in axes.items() if axis in known}
+
+
+def _place(at: TracebackType | None) -> str:
+    """The innermost line of a stack that is not of a package that the checker runs through."""
+    through = tuple(str(Path(str(sys.modules[name].__file__)).parent) for name in (torch.__name__, CHECKER, "equivcheck"))
+    frames = [frame for frame in traceback.extract_tb(at) if not frame.filename.startswith(through)]
+    return f"`{frames[-1].line}` ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else "it"
