@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, Phase, given, settings
 
 from equivcheck import check
 from equivcheck.export.script import script_of
@@ -43,7 +42,6 @@ from equivcheck.scenario import (
     Tokens,
     Training,
 )
-from equivcheck.strategies import scenarios
 
 pytestmark = pytest.mark.mostly_equivalent
 
@@ -107,13 +105,6 @@ def test_gradients_averaged_by_hand_around_both_equal_one_device() -> None:
     verdict = check(a_scenario(Exchange.ULYSSES, ActivationSharding.ROWS, LocalDataParallel(flat_buffer=True)))
     verdict.assert_equivalent()
     assert not verdict.unmodelled
-
-
-@given(scenarios(layouts=("context_parallel x local_tensor_parallel",)))
-@settings(deadline=None, max_examples=10, phases=(Phase.generate,), suppress_health_check=list(HealthCheck))
-def test_generated_scenarios_equal_one_device(scenario: Scenario) -> None:
-    """Models of sequences of all kinds."""
-    check(scenario).assert_no_finding()
 
 
 def test_processes_compute_the_same() -> None:

@@ -9,11 +9,9 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from hypothesis import HealthCheck, Phase, given, settings
 
 from equivcheck import Outcome, check
 from equivcheck.composition.limits import unsupported
-from equivcheck.composition.registry import layout_names
 from equivcheck.export.script import script_of
 from equivcheck.layers.parameters import parameters_of
 from equivcheck.layouts import gradients_by_hand
@@ -49,14 +47,11 @@ from equivcheck.scenario import (
     Training,
     ZeroGrad,
 )
-from equivcheck.strategies import scenarios
 from equivcheck.trace.stage import Stage
 from exported import printed_differences
 
 pytestmark = pytest.mark.mostly_equivalent
 
-LAYOUTS = tuple(name for name in layout_names() if LocalDataParallel.tag in name)
-UNHURRIED = settings(deadline=None, phases=(Phase.explicit, Phase.reuse, Phase.generate), suppress_health_check=list(HealthCheck))
 DECODER = Model(
     features=4,
     source=Tokens(vocabulary=5, padding=1),
@@ -114,13 +109,6 @@ def test_a_step_sums_each_gradient_once_or_all_at_once(flat: bool) -> None:
     verdict = check(scenario)
     sums = Counter(call.step for call in verdict.calls[0] if call.op == "all_reduce.sum" and call.stage is Stage.COMPUTE)
     assert sums == dict.fromkeys((0, 1), 1 if flat else num_gradients)
-
-
-@given(scenarios(layouts=LAYOUTS))
-@settings(UNHURRIED, max_examples=15)
-def test_generated_scenarios_equal_one_device(scenario: Scenario) -> None:
-    """Whatever is trained, resumed and compiled or not."""
-    check(scenario).assert_no_finding()
 
 
 @pytest.mark.parametrize("inner", ["tp", "cp"])
