@@ -50,8 +50,18 @@ def _is_localized(layout: Layout) -> bool:
 
 def _by_dtensors(layout: Layout) -> Layout:
     """The same plan, whose parts know of what they are parts; shards over as many ranks in place of experts."""
+    if layout.has(ExpertParallel) and DP in layout.mesh.names:
+        return _by_replicated_shards(layout)
     axes = tuple(replace(axis, name=DP) if axis.name == EP else axis for axis in layout.mesh.axes)
     return replace(layout, mesh=Mesh(axes=axes), parallelisms=tuple(map(_of_dtensors, layout.parallelisms)))
+
+
+def _by_replicated_shards(layout: Layout) -> Layout:
+    """Shards in place of experts, and replicas of them in place of what averages gradients over other rows."""
+    names = {DP: REPLICATE, EP: SHARD}
+    axes = tuple(replace(axis, name=names.get(axis.name, axis.name)) for axis in layout.mesh.axes)
+    kept = (each for each in layout.parallelisms if not set(layout.axes_of(each)) & set(names))
+    return replace(layout, mesh=Mesh(axes=axes), parallelisms=(*kept, FSDP2()))
 
 
 def _of_dtensors(parallelism: Parallelism) -> Parallelism:

@@ -11,12 +11,13 @@ import torch
 import torch.distributed as dist
 
 from equivcheck import Outcome, check
-from equivcheck.composition.limits import unsupported
+from equivcheck.composition.limits import resumable_layout, unsupported
 from equivcheck.export.script import script_of
 from equivcheck.layers.parameters import parameters_of
 from equivcheck.layouts import gradients_by_hand
 from equivcheck.layouts.script.numbers import Numbers
 from equivcheck.scenario import (
+    FSDP2,
     AdamW,
     Attention,
     AuxiliaryLinear,
@@ -129,6 +130,13 @@ def test_a_script_computes_what_ranks_compute(inner: str | None, flat: bool, tmp
     code, differences, printed = printed_differences(script_of(scenario, numbers=Numbers.EXACT), 4 if inner else 2, tmp_path)
     assert code == 0, printed
     assert differences
+
+
+def test_a_checkpoint_has_replicated_shards_in_place_of_experts() -> None:
+    """Experts and rows lie along two axes, of which one could not have the name of the other."""
+    layout = resumable_layout(a_scenario(INNER["ep"], ranks=3).layout)
+    assert layout.parallelisms == (FSDP2(),)
+    assert layout.mesh == Mesh(axes=(Axis(name="dp_replicate", size=3), Axis(name="dp_shard", size=2)))
 
 
 def test_what_leaves_no_plain_gradients_is_refused() -> None:
