@@ -18,12 +18,14 @@ from equivcheck.scenario import (
     FSDP2,
     SPMD,
     Balance,
+    Collectives,
     Compression,
     ContextParallel,
     Distribution,
     ElementType,
     Exchange,
     ExpertParallel,
+    LocalDataParallel,
     LocalTensorParallel,
     LowPrecision,
     MixedPrecision,
@@ -78,6 +80,7 @@ _RESHARDINGS: SearchStrategy[dict[str, Any]] = st.sampled_from(
 )
 """Those to a number of ranks that the shards cannot be cut into are to all of them."""
 _DISTRIBUTIONS = st.sampled_from(Distribution)
+_COLLECTIVES = st.sampled_from((Collectives.FUNCTIONAL, Collectives.FUNCTIONAL, Collectives.TYPED))
 
 
 @st.composite
@@ -182,8 +185,8 @@ def spmd(draw: DrawFn) -> SPMD:
 
 
 def local_tensor_parallel() -> SearchStrategy[LocalTensorParallel]:
-    """`LocalTensorParallel` without a plan, which `scenarios` draws."""
-    return st.builds(LocalTensorParallel)
+    """`LocalTensorParallel` by either collectives, where spmd_types is installed, without a plan, which `scenarios` draws."""
+    return st.builds(LocalTensorParallel, collectives=_COLLECTIVES)
 
 
 def pipeline() -> SearchStrategy[Pipeline]:
@@ -207,6 +210,7 @@ _SHIPPED: dict[str, SearchStrategy[Parallelism]] = {
     LocalTensorParallel.tag: local_tensor_parallel(),
     ContextParallel.tag: context_parallel(),
     ExpertParallel.tag: st.builds(ExpertParallel),
+    LocalDataParallel.tag: st.builds(LocalDataParallel, flat_buffer=EVENLY),
 }
 
 

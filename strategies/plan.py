@@ -51,7 +51,7 @@ def with_drawn_plan(draw: DrawFn, layout: Layout, training: Training, *, beyond:
     ends = (ActivationSharding.WHOLE, ActivationSharding.ROWS) if has_head else (ActivationSharding.WHOLE,)
     rows = tuple(rows // layout.num_data_ranks for rows in training.data.microbatches)
     place = LayerSite(model=model, index=0, input=ActivationSharding.WHOLE, tp=ranks, rows=rows, ends=ends)
-    among = partial(legal_plans, beyond=beyond or is_local, repaired=repaired)
+    among = partial(legal_plans, beyond=beyond, repaired=repaired, local=is_local)
     source_output = _drawn_source_output(draw, place, source, among)
     place = replace(place, input=source_output)
     for index in range(len(model.layers)):

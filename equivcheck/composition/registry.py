@@ -31,6 +31,11 @@ COMPOSITIONS: tuple[str, ...] = (
     "ddp x expert_parallel",
     "replicate x expert_parallel",
     "fsdp2 x expert_parallel",
+    "context_parallel x local_tensor_parallel",
+    "local_data_parallel x local_tensor_parallel",
+    "local_data_parallel x context_parallel",
+    "local_data_parallel x expert_parallel",
+    "local_data_parallel x context_parallel x local_tensor_parallel",
 )
 """Names of the compositions that are generated, as `Layout.name` writes them. Add a line to have one generated."""
 TIMES = " x "

@@ -58,7 +58,7 @@ def _by_dtensors(layout: Layout) -> Layout:
 def _of_dtensors(parallelism: Parallelism) -> Parallelism:
     if not isinstance(parallelism, LocalTensorParallel):
         return parallelism
-    return TensorParallel(**{field.name: getattr(parallelism, field.name) for field in fields(parallelism)})
+    return TensorParallel(**{field.name: getattr(parallelism, field.name) for field in fields(PlannedParallelism)})
 
 
 def _has_replicas_of_one_shard(layout: Layout) -> bool:

@@ -8,6 +8,7 @@ from equivcheck.scenario.expert_parallel import ExpertParallel
 from equivcheck.scenario.experts import Experts, Scores
 from equivcheck.scenario.layer_base import Activation, AnyLayer, AuxiliaryLinear, Norm, ShapeOp
 from equivcheck.scenario.layout import Layout
+from equivcheck.scenario.local_data_parallel import LocalDataParallel
 from equivcheck.scenario.loss import CrossEntropy, Ignored, Loss
 from equivcheck.scenario.mesh import Axis, Mesh
 from equivcheck.scenario.model import Layer, Model
@@ -47,6 +48,7 @@ from equivcheck.scenario.scenario import Resume, Scenario
 from equivcheck.scenario.schedule import CosineAnnealingLR, ExponentialLR, LinearLR, Schedule, StepLR
 from equivcheck.scenario.tensor_parallel import (
     ActivationSharding,
+    Collectives,
     LayerPlan,
     LocalTensorParallel,
     PlannedParallelism,
@@ -79,6 +81,7 @@ __all__ = [
     "Balance",
     "ClipNorm",
     "ClipValue",
+    "Collectives",
     "Compile",
     "Compression",
     "ContextParallel",
@@ -101,6 +104,7 @@ __all__ = [
     "LayerPlan",
     "Layout",
     "LinearLR",
+    "LocalDataParallel",
     "LocalTensorParallel",
     "Loss",
     "LowPrecision",

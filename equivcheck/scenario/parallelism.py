@@ -7,6 +7,7 @@ from typing import ClassVar
 from equivcheck.choice import Choice
 from equivcheck.scenario.context_parallel import ContextParallel
 from equivcheck.scenario.expert_parallel import ExpertParallel
+from equivcheck.scenario.local_data_parallel import LocalDataParallel
 from equivcheck.scenario.mesh import DP, REPLICATE, SHARD
 from equivcheck.scenario.noun import noun, refuse, require_between, require_positive
 from equivcheck.scenario.parallelism_base import Parallelism, ParameterFacts
@@ -248,5 +249,6 @@ PARALLELISMS: tuple[type[Parallelism], ...] = (
     LocalTensorParallel,
     ContextParallel,
     ExpertParallel,
+    LocalDataParallel,
 )
 """Every parallelism that ships with the package, simplest first."""

@@ -121,6 +121,15 @@ class TensorParallel(PlannedParallelism):
     redistribute gradients themselves."""
 
 
+class Collectives(Choice):
+    """What moves activations between modules of plain tensors."""
+
+    FUNCTIONAL = "functional"
+    """torch's functional collectives, within functions that have the derivatives."""
+    TYPED = "typed"
+    """Those of the package spmd_types, as torchtitan has them."""
+
+
 @noun
 class LocalTensorParallel(PlannedParallelism):
     """Tensor parallelism on plain tensors, as Megatron and torchtitan write it.
@@ -129,3 +138,5 @@ class LocalTensorParallel(PlannedParallelism):
     """
 
     tag: ClassVar[str] = "local_tensor_parallel"
+    collectives: Collectives = Collectives.FUNCTIONAL
+    """What moves activations; `Collectives.TYPED` needs spmd_types."""

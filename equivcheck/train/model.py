@@ -96,12 +96,17 @@ def build_model(model: Model, parameters: Mapping[str, torch.Tensor], batch_dim:
     for name, values in parameters.items():
         owner, _, attribute = name.rpartition(".")
         setattr(module.get_submodule(owner), attribute, nn.Parameter(values.clone(), requires_grad=trained[name]))
-    for index, layer in enumerate(model.layers):
-        if layer.shares is not None:
-            module.get_submodule(f"layers.{index}.linear").weight = module.get_submodule(f"layers.{layer.shares}.linear").weight
+    share_weights(module, model)
     if model.head is not None and model.head.tied:
         tie_head(module)
     return module
+
+
+def share_weights(module: nn.Module, model: Model) -> None:
+    """Let layers use the weights of others, as the model says."""
+    for index, layer in enumerate(model.layers):
+        if layer.shares is not None:
+            module.get_submodule(f"layers.{index}.linear").weight = module.get_submodule(f"layers.{layer.shares}.linear").weight
 
 
 def tie_head(module: nn.Module) -> None:

@@ -175,7 +175,9 @@ def test_a_script_shows_what_ranks_get_wrong(tmp_path: Path) -> None:
     """Where the division is taken out of it, experts differ from one device, and nothing else does in the first gradient."""
     scenario = a_scenario(layer=replace(EXPERTS, num_experts=3))
     right = script_of(scenario, numbers=Numbers.EXACT)
-    wrong = right.replace("            gradient /= mesh.size()", "            gradient /= 1 if parameter in own else mesh.size()")
+    divided = "divide_gradients({}, mesh.size())"
+    others = "[each for each in model.parameters() if each not in own]"
+    wrong = right.replace(divided.format("model.parameters()"), divided.format(others))
     assert wrong != right
     code, differences, printed = printed_differences(wrong, 2, tmp_path)
     assert code == 1, printed

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from equivcheck import Outcome, check
-from equivcheck.parallelisms.local_tensor_parallel import modules
+from equivcheck.composition.limits import repaired, unsupported
+from equivcheck.export.script import script_of
+from equivcheck.layouts.limits.repairs import has_shares
+from equivcheck.layouts.script.numbers import Numbers
+from equivcheck.parallelisms.local_tensor_parallel import modules, replacing
 from equivcheck.parallelisms.local_tensor_parallel.regions import AxisRanks
 from equivcheck.scenario import (
     DDP,
@@ -30,6 +35,7 @@ from equivcheck.scenario import (
     LayerPlan,
     Layout,
     LocalTensorParallel,
+    Loss,
     Mesh,
     Model,
     Norm,
@@ -42,6 +48,7 @@ from equivcheck.scenario import (
     Training,
     Wrapping,
 )
+from exported import printed_differences
 
 pytestmark = pytest.mark.mostly_equivalent
 
@@ -94,6 +101,78 @@ def test_tied_halves_equal_one_device(source: Split, output: ActivationSharding)
     head = {Split.ROW: Split.COLUMN, Split.COLUMN: Split.ROW}.get(source, source)
     model = replace(DECODER, head=Head(tied=True, norm=Norm.LAYER))
     check(a_scenario(a_plan(output, source=source, head=head), model=model)).assert_equivalent()
+
+
+@pytest.mark.parametrize(("heads", "groups", "width", "hidden", "ranks"), [(5, 2, 1, 7, 3), (3, 1, 2, 5, 2), (3, 1, 3, 3, 4)])
+def test_uneven_features_within_equal_one_device(heads: int, groups: int, width: int, hidden: int, ranks: int) -> None:
+    """Some ranks have a head, or a feature between two linears, more than others, and some none."""
+    attention, mlp, last = DECODER.layers
+    layers = (replace(attention, heads=groups * heads, kv_heads=heads, head_width=width), replace(mlp, hidden=hidden), last)
+    parallelism = a_plan()
+    if (heads, ranks) == (3, 2):
+        reason = unsupported(*_parts(a_scenario(parallelism, ranks=ranks, model=replace(DECODER, layers=layers))))
+        assert "end within one" in (reason or "")  # 3 heads of 2 features: torch.chunk makes 3 and 3 of them
+        layers = (attention, *layers[1:])
+    verdict = check(a_scenario(parallelism, ranks=ranks, model=replace(DECODER, layers=layers)))
+    verdict.assert_equivalent()
+    assert not verdict.unmodelled
+
+
+def _parts(scenario: Scenario) -> tuple[Training, Layout]:
+    return scenario.training, scenario.layout
+
+
+SHARING = Model(
+    features=5,
+    layers=(
+        Layer(width=5),
+        Layer(width=5, shares=0, norm=Norm.RMS),
+        Layer(width=5, shares=0, bias=False, frozen=True),
+        Layer(width=5),
+    ),
+)
+
+
+def a_sharing_scenario(split: Split, output: ActivationSharding, *, frozen: bool = False) -> Scenario:
+    """Three layers that have one weight."""
+    model = replace(SHARING, layers=(replace(SHARING.layers[0], frozen=frozen), *SHARING.layers[1:]))
+    plan = (*(LayerPlan(split=split, output=output),) * 3, LayerPlan(split=Split.ROW))
+    case = a_scenario(LocalTensorParallel(plan=plan), model=model)
+    return replace(case, training=replace(case.training, loss=Loss.MSE_MEAN, data=Data(microbatches=(5, 3))))
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+@pytest.mark.parametrize("split", [Split.COLUMN, Split.ROW, Split.REPLICATED])
+@pytest.mark.parametrize("output", [ActivationSharding.WHOLE, ROWS])
+def test_layers_that_share_a_weight_equal_one_device(split: Split, output: ActivationSharding, frozen: bool) -> None:
+    """Each rank has one part of it, to whose gradient all of them add, a frozen layer too."""
+    verdict = check(a_sharing_scenario(split, output, frozen=frozen))
+    verdict.assert_equivalent()
+    assert not verdict.unmodelled
+
+
+def test_layers_that_share_a_weight_are_cut_alike() -> None:
+    """A layer by outputs and one by inputs need other parts of it; the nearest training shares no weight."""
+    case = a_sharing_scenario(Split.COLUMN, ActivationSharding.WHOLE)
+    plan = case.layout.of(LocalTensorParallel)[0].plan
+    unlike = LocalTensorParallel(plan=(LayerPlan(split=Split.ROW), *plan[1:]))
+    layout = replace(case.layout, parallelisms=(unlike,))
+    assert "the same part of it" in (unsupported(case.training, layout) or "")
+    assert not has_shares(repaired(case.training, layout).model)
+
+
+def test_a_script_shares_weights_again(tmp_path: Path) -> None:
+    """Each module that is put in the place of another has a parameter of its own."""
+    scenario = a_sharing_scenario(Split.COLUMN, ActivationSharding.WHOLE)
+    code, differences, printed = printed_differences(script_of(scenario, numbers=Numbers.EXACT), 2, tmp_path)
+    assert code == 0, printed
+    assert differences
+
+
+def test_weights_that_are_not_shared_again_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Layers would train parts of their own."""
+    monkeypatch.setattr(replacing, "share_weights", lambda *_: None)
+    assert check(a_sharing_scenario(Split.COLUMN, ROWS)).outcome.is_finding
 
 
 @pytest.mark.parametrize("around", [DDP(no_sync=True), FSDP2(wrapping=Wrapping.PER_LAYER)], ids=["ddp", "fsdp2"])

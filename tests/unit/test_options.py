@@ -51,6 +51,7 @@ NO_LIMIT = {
     "LocalTensorParallel": set(),
     "ContextParallel": {"exchange", "balance"},
     "ExpertParallel": set(),
+    "LocalDataParallel": {"flat_buffer"},
     "Pipeline": {"static_shapes"},
 }
 """Options of which no limit says anything: whatever they are, everything can run that can run without them."""

@@ -17,7 +17,7 @@ def train_lines(draft: Draft) -> list[str]:
     body = [
         *([f"torch.manual_seed({draft.scenario.training.seed})"] if draft.numbers is Numbers.DRAWN else []),
         f"{assigned} = {draft.form.expression}",
-        *_ties(draft),
+        *ties(draft),
         *initial_lines(draft.scenario.training, draft.numbers),
         *draft.before_wrap,
         *block("if parallel:", draft.lines[LoopPosition.WRAP]),
@@ -31,7 +31,7 @@ def train_lines(draft: Draft) -> list[str]:
     return ["def train(parallel: bool) -> dict[str, torch.Tensor | None]:", *indented([what, *body])]
 
 
-def _ties(draft: Draft) -> list[str]:
+def ties(draft: Draft) -> list[str]:
     """Lines that let layers use the weights of others."""
     paths, model = draft.form.paths, draft.scenario.training.model
     shared = {index: layer.shares for index, layer in enumerate(model.layers) if layer.shares is not None}

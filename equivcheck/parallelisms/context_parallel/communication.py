@@ -2,29 +2,29 @@
 
 from __future__ import annotations
 
-import math
+from dataclasses import replace
 
 from equivcheck.layers.facts import Looking
 from equivcheck.layers.registry import kind_of
-from equivcheck.layouts.expected_calls.clipping import keeps_gradient
+from equivcheck.layouts.expected_calls.by_hand import sums_of_gradients
 from equivcheck.layouts.expected_calls.communication import Totals
 from equivcheck.layouts.expected_calls.model import CommunicationModel
 from equivcheck.layouts.expected_calls.rank_view import Ledger, RankView
-from equivcheck.layouts.partition import chunk_sizes, local_shape
-from equivcheck.parallelisms.context_parallel.positions import longest_part, positions_of_ranks
-from equivcheck.scenario import ContextParallel, Exchange
-from equivcheck.scenario.mesh import CP
+from equivcheck.layouts.partition import chunk_sizes
+from equivcheck.parallelisms.context_parallel.positions import longest_part, own_length
+from equivcheck.scenario import ContextParallel, Exchange, PlannedParallelism, Split
+from equivcheck.scenario.mesh import CP, TP
 
 
 class ContextParallelCalls:
-    """Goes through a training, step by step."""
+    """Goes through what layers exchange, step by step."""
 
     def __init__(self, view: RankView, parallelism: ContextParallel) -> None:
         self.view = view
         self.size, self.axes = view.layout.mesh.size(CP), view.axes(CP)
         length = view.training.model.length or 0
         self.length, self.longest = length, longest_part(parallelism, length, self.size)
-        self.own = len(positions_of_ranks(parallelism, length, self.size)[view.index(CP)])
+        self.own = own_length(view) or 0
         self.exchange = {
             Exchange.GATHER: self._gathered,
             Exchange.ULYSSES: self._by_heads,
@@ -38,17 +38,24 @@ class ContextParallelCalls:
             for step in range(self.view.training.steps):
                 for microbatch in self.view.training.data.microbatches:
                     self._layers(step, microbatch // self.view.layout.num_data_ranks)
-                self._gradients(step)
         return self.ledger.totals
 
     def _layers(self, step: int, rows: int) -> None:
         """A layer that is recomputed exchanges again in backward: what it keeps is computed behind the exchange."""
         for index, layer in enumerate(self.view.training.model.layers):
-            looking = kind_of(layer).looking(layer)
+            looking = self._held(index, kind_of(layer).looking(layer))
             if looking is not None:
                 differentiates = self.view.differentiates(index, step)
                 recomputed = self.view.layout.execution.checkpoints(index) and differentiates
                 self.exchange(step, looking, rows, 1 + recomputed, int(differentiates))
+
+    def _held(self, index: int, looking: Looking | None) -> Looking | None:
+        """What this rank has of the heads of a layer, which tensor parallelism may have shared out."""
+        plans = self.view.layout.of(PlannedParallelism)
+        if looking is None or not plans or plans[0].plan[index].split is not Split.WITHIN:
+            return looking
+        share = chunk_sizes(looking.kv_heads, self.view.layout.mesh.size(TP))[self.view.index(TP)]
+        return replace(looking, heads=looking.heads // looking.kv_heads * share, kv_heads=share)
 
     def _block(self, looking: Looking, rows: int) -> int:
         """Bytes of a rank's keys and values, padded."""
@@ -62,7 +69,7 @@ class ContextParallelCalls:
 
     def _by_heads(self, step: int, looking: Looking, rows: int, forwards: int, backwards: int) -> None:
         """Queries, keys and values of own positions in one call, what own heads find in another; backward the reverse."""
-        group = looking.heads // looking.kv_heads
+        group = looking.heads // max(looking.kv_heads, 1)
         share = chunk_sizes(looking.kv_heads, self.size)[self.view.index(CP)]
         of_one = rows * looking.width * self.view.item_bytes
         positions, heads = looking.kv_heads * self.own * of_one, share * self.length * of_one
@@ -78,23 +85,19 @@ class ContextParallelCalls:
             self._note(step, op, 2 * block, backwards * turns)
             self._note(step, op, block, backwards)
 
-    def _gradients(self, step: int) -> None:
-        """What this rank has of each, after other parallelisms have cut it."""
-        layout = self.view.layout
-        coordinates = dict(zip(layout.mesh.names, self.view.coordinate, strict=True))
-        for held in self.view.held:
-            if keeps_gradient(self.view, held, step):
-                numel = math.prod(local_shape(layout, held.parameter, coordinates))
-                self._note(step, "all_reduce.sum", numel * self.view.item_bytes, int(numel > 0))
-
     def _note(self, step: int, op: str, num_bytes: int, times: int) -> None:
         if times:
             self.ledger.note(step, op, self.axes, num_bytes * times, times)
 
 
+def _all_calls(view: RankView, parallelism: ContextParallel) -> Totals:
+    sums = sums_of_gradients(view, CP, view.held) if view.layout.mesh.size(CP) > 1 else {}
+    return ContextParallelCalls(view, parallelism).totals() | sums
+
+
 CONTEXT_PARALLEL_COMMUNICATION = CommunicationModel(
     options=frozenset(("exchange", "balance")),
-    calls=lambda view, parallelism: ContextParallelCalls(view, parallelism).totals(),
+    calls=_all_calls,
     uneven=lambda _parallelism: True,
     sends_shards=True,
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from equivcheck.layouts.partition import chunk_size, chunk_sizes
+from equivcheck.layouts.script.by_hand import sum_gradients
 from equivcheck.layouts.script.draft import Draft, LoopPosition, refuse
 from equivcheck.layouts.script.mesh import mesh_of
 from equivcheck.layouts.script.source import source_of
@@ -31,16 +32,7 @@ def write(draft: Draft, parallelism: Parallelism) -> None:
     _take(draft)
     _scale(draft, parts)
     draft.add(LoopPosition.BEFORE_READING, f"total *= {size}  # of which ranks have addends")
-    others = (each for each in draft.scenario.layout.parallelisms if each is not parallelism)
-    gradient, condition = "parameter.grad", "is not None"
-    if not all(each.trains_local_tensors for each in others):
-        gradient, condition = "parameter.grad.to_local()", "is not None and parameter.grad.to_local().numel()"
-    draft.add(
-        LoopPosition.BEFORE_READING,
-        "for parameter in model.parameters():",
-        f"    if parameter.grad {condition}:",
-        f"        dist.all_reduce({gradient}, group=ranks.group)",
-    )
+    sum_gradients(draft, "ranks.group")
 
 
 def _take(draft: Draft) -> None:

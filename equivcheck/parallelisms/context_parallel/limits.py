@@ -7,7 +7,18 @@ from dataclasses import replace
 from equivcheck.layers.registry import kind_of
 from equivcheck.layouts.limits.limit import LayoutLimit, Limit, parallelism_of
 from equivcheck.layouts.limits.repairs import each_layer, with_model
-from equivcheck.scenario import DDP, FSDP2, AnyLayer, ContextParallel, Layer, Layout, Replicate, Training
+from equivcheck.scenario import (
+    DDP,
+    FSDP2,
+    AnyLayer,
+    ContextParallel,
+    Layer,
+    Layout,
+    LocalDataParallel,
+    LocalTensorParallel,
+    Replicate,
+    Training,
+)
 from equivcheck.scenario.mesh import CP
 
 USUAL_LENGTH = 4
@@ -52,11 +63,11 @@ def _alone(layout: Layout) -> Layout:
     return replace(layout, mesh=mesh, parallelisms=(parallelism_of(layout, ContextParallel),))
 
 
-_AROUND = (ContextParallel, DDP, Replicate, FSDP2)
+_AROUND = (ContextParallel, DDP, Replicate, FSDP2, LocalDataParallel, LocalTensorParallel)
 
 WITHIN_DATA_PARALLELISM = LayoutLimit(
     reason="context parallel: gradients are summed over its ranks apart from what others do, which is written for what DDP, "
-    "replicate and fully_shard leave in `grad`",
+    "replicate, fully_shard, data parallelism by hand and local tensor parallelism leave in `grad`",
     applies=lambda layout: not all(isinstance(each, _AROUND) for each in layout.parallelisms),
     repair=_alone,
 )

@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import torch
 import torch.distributed as dist
-from torch.distributed.tensor import DTensor
 
 from equivcheck.layers.module import LayerModule
 from equivcheck.layers.sequence import Sequence
+from equivcheck.layouts import gradients_by_hand
 from equivcheck.parallelisms.context_parallel.ranks import PositionRanks
 from equivcheck.scenario import Loss, Training
 from equivcheck.train.material import Batch
@@ -26,9 +26,9 @@ def look_from(setup: Setup, sequence: Sequence) -> None:
 
 
 def take_positions(setup: Setup, ranks: PositionRanks) -> None:
-    """Of whatever rows are taken, take the positions of this rank; of dropout masks too, as they are data."""
+    """Take the positions of this rank, of dropout masks too, as they are data; inner layouts take their part of that."""
     inner = setup.take
-    setup.take = lambda batch: positions_of(inner(batch), ranks.own)
+    setup.take = lambda batch: inner(positions_of(batch, ranks.own))
 
 
 def positions_of(batch: Batch, positions: torch.Tensor) -> Batch:
@@ -68,16 +68,7 @@ def sum_over_ranks(setup: Setup, ranks: PositionRanks) -> None:
         return None if loss is None else _summed(loss, ranks.group)
 
     setup.compute = compute
-    setup.before_update.append(lambda _optimizer, _step: sum_gradients(setup, ranks.group))
-
-
-def sum_gradients(setup: Setup, group: dist.ProcessGroup) -> None:
-    """Sum every gradient over ranks: of one that is sharded along other axes, the shard, if there is anything in it."""
-    for parameter in setup.model.parameters():
-        if parameter.grad is not None:
-            gradient = parameter.grad.to_local() if isinstance(parameter.grad, DTensor) else parameter.grad
-            if gradient.numel():
-                dist.all_reduce(gradient, group=group)
+    setup.before_update.append(lambda _optimizer, _step: gradients_by_hand.sum_gradients(setup.model.parameters(), ranks.group))
 
 
 def _summed(loss: float, group: dist.ProcessGroup) -> float:

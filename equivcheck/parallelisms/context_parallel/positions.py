@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from itertools import accumulate
 
+from equivcheck.layouts.expected_calls.rank_view import RankView
+from equivcheck.layouts.limits.limit import parallelism_of
 from equivcheck.layouts.partition import chunk_sizes
 from equivcheck.scenario import Balance, ContextParallel
+from equivcheck.scenario.mesh import CP
 
 
 def positions_of_ranks(parallelism: ContextParallel, length: int, size: int) -> tuple[tuple[int, ...], ...]:
@@ -24,3 +27,11 @@ def _chunks(length: int, count: int) -> tuple[tuple[int, ...], ...]:
 def longest_part(parallelism: ContextParallel, length: int, size: int) -> int:
     """Positions of the rank that has most: what collectives pad those of others to."""
     return max(map(len, positions_of_ranks(parallelism, length, size)))
+
+
+def own_length(view: RankView) -> int | None:
+    """How many positions of each sequence a rank has; None where rows are no sequences."""
+    length, size = view.training.model.length, view.layout.mesh.size(CP)
+    if length is None or size == 1:
+        return length
+    return len(positions_of_ranks(parallelism_of(view.layout, ContextParallel), length, size)[view.index(CP)])

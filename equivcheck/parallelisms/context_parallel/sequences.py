@@ -50,7 +50,7 @@ class SharedHeads(PartOfSequence):
 
 def by_units_of(query: torch.Tensor, units: int) -> torch.Tensor:
     """Heads of the query that look through one of key and value, side by side."""
-    found: torch.Tensor = query.unflatten(1, (units, query.shape[1] // units))  # type: ignore[no-untyped-call]
+    found: torch.Tensor = query.unflatten(1, (units, query.shape[1] // max(units, 1)))  # type: ignore[no-untyped-call]
     return found
 
 

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import replace
 
 from equivcheck.layers.registry import kind_of
-from equivcheck.layouts.expected_calls.clipping import clipping_of_parts, keeps_gradient
+from equivcheck.layouts.expected_calls.by_hand import sums_of_gradients
+from equivcheck.layouts.expected_calls.clipping import clipping_of_parts
 from equivcheck.layouts.expected_calls.communication import Totals
 from equivcheck.layouts.expected_calls.model import CommunicationModel
 from equivcheck.layouts.expected_calls.rank_view import Held, Ledger, RankView
-from equivcheck.layouts.partition import cut_dim, local_shape, part_of
+from equivcheck.layouts.partition import cut_dim, part_of
 from equivcheck.scenario import ExpertParallel
 from equivcheck.scenario.mesh import EP
 
@@ -25,18 +25,9 @@ def _all_calls(view: RankView, parallelism: ExpertParallel) -> Totals:
         num_exchanges = sum(_exchanges(view, step, index) for index in range(len(view.training.model.layers)))
         if num_exchanges:
             ledger.note(step, "all_to_all", view.axes(EP), 0, num_exchanges * len(view.training.data.microbatches))
-        for held in view.held:
-            numel = _sharded_numel(view, held)
-            if numel and cut_dim(parallelism, held.parameter) is None and keeps_gradient(view, held, step):
-                ledger.note(step, "all_reduce.sum", view.axes(EP), numel * view.item_bytes)
-    experts = (held for held in view.held if cut_dim(parallelism, held.parameter) is not None)
-    return ledger.totals | clipping_of_parts(view, EP, experts)
-
-
-def _sharded_numel(view: RankView, held: Held) -> int:
-    """Elements that this rank has of a gradient, after other parallelisms have cut it."""
-    layout = view.layout
-    return math.prod(local_shape(layout, held.parameter, dict(zip(layout.mesh.names, view.coordinate, strict=True))))
+    experts = [held for held in view.held if cut_dim(parallelism, held.parameter) is not None]
+    sums = sums_of_gradients(view, EP, (held for held in view.held if held not in experts))
+    return ledger.totals | sums | clipping_of_parts(view, EP, experts)
 
 
 def _exchanges(view: RankView, step: int, index: int) -> int:

@@ -15,9 +15,9 @@ from torch import nn
 from torch.distributed import ProcessGroup
 from torch.distributed import _functional_collectives as collectives
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor
 
 from equivcheck.layers.module import DispatchingModule
+from equivcheck.layouts import gradients_by_hand
 from equivcheck.layouts.partition import chunk_size, chunk_sizes
 
 
@@ -98,9 +98,5 @@ def reduce_gradients(model: nn.Module, mesh: DeviceMesh) -> None:
     """
     dispatching = [layer for layer in model.modules() if isinstance(layer, DispatchingModule)]
     own = {parameter for layer in dispatching for parameter in layer.units().parameters()}
-    for parameter in model.parameters():
-        if parameter.grad is not None:
-            gradient = parameter.grad.to_local() if isinstance(parameter.grad, DTensor) else parameter.grad
-            if parameter not in own and gradient.numel():
-                dist.all_reduce(gradient, group=mesh.get_group())
-            gradient /= mesh.size()
+    gradients_by_hand.sum_gradients((each for each in model.parameters() if each not in own), mesh.get_group())
+    gradients_by_hand.divide_gradients(model.parameters(), mesh.size())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from equivcheck.layers.registry import kind_of
+from equivcheck.layouts import gradients_by_hand
 from equivcheck.layouts.partition import chunk_size, chunk_sizes
 from equivcheck.layouts.script.draft import Draft, LoopPosition, refuse
 from equivcheck.layouts.script.mesh import mesh_of, take_rows
@@ -40,6 +41,8 @@ def _require_written(draft: Draft) -> None:
 def _define(draft: Draft) -> None:
     from equivcheck.parallelisms.expert_parallel import exchange
 
+    draft.need("collections.abc", "Iterable")
+    draft.need("collections.abc", "Iterator")
     draft.need("dataclasses", "dataclass")
     draft.need("typing", "Any")
     draft.need("torch.distributed", "ProcessGroup")
@@ -47,7 +50,8 @@ def _define(draft: Draft) -> None:
     draft.need("torch.distributed.device_mesh", "DeviceMesh")
     draft.need("torch.distributed.tensor", "DTensor")
     found = (exchange.Exchange, exchange.share_out_units, exchange.keep_own, exchange.reduce_gradients)
-    draft.definitions += map(_source, (chunk_size, chunk_sizes, *found))
+    by_hand = (gradients_by_hand.held_gradients, gradients_by_hand.sum_gradients, gradients_by_hand.divide_gradients)
+    draft.definitions += map(_source, (chunk_size, chunk_sizes, *by_hand, *found))
 
 
 def _source(found: object) -> list[str]:
@@ -56,6 +60,7 @@ def _source(found: object) -> list[str]:
     for here, there in (
         ("isinstance(layer, DispatchingModule)", 'hasattr(layer, "by_units")'),
         (": DispatchingModule", ": Any"),
+        ("gradients_by_hand.", ""),
         ("  # type: ignore[assignment]", ""),
     ):
         text = text.replace(here, there)

@@ -36,11 +36,11 @@ class LocalTensorParallelKind(LayoutKind):
         ranks = replace_modules(setup, parallelism, mesh)
         if parallelism.loss_parallel:
             keep_logits_apart(setup, ranks)
-        inner, length = setup.take, setup.training.model.length
+        inner, is_sequence = setup.take, setup.training.model.length is not None
 
         def take(batch: Batch) -> Batch:
             taken = inner(batch)
-            ranks.rows = taken.rows if length is None else length
+            ranks.rows = taken.inputs.shape[1 - taken.batch_dim] if is_sequence else taken.rows
             return local_masks(taken, parallelism.plan, ranks.index, ranks.size)
 
         setup.take = take

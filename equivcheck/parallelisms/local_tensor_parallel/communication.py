@@ -6,11 +6,12 @@ from equivcheck.layouts.expected_calls.clipping import clipping_of_parts
 from equivcheck.layouts.expected_calls.communication import Totals
 from equivcheck.layouts.expected_calls.model import CommunicationModel
 from equivcheck.layouts.expected_calls.rank_view import Held, RankView
+from equivcheck.layouts.limits.limit import parallelism_of
 from equivcheck.layouts.partition import chunk_size
 from equivcheck.parallelisms.tensor_parallel.activations import BY_ROWS, ROW, Linear
 from equivcheck.parallelisms.tensor_parallel.passage import Passage
 from equivcheck.parallelisms.tensor_parallel.planned_calls import Pass, PlannedCalls, cut_held
-from equivcheck.scenario import ActivationSharding, CrossEntropy, LocalTensorParallel, Owner, Split
+from equivcheck.scenario import ActivationSharding, Collectives, CrossEntropy, LocalTensorParallel, Owner, Split
 from equivcheck.scenario.mesh import TP
 
 
@@ -19,22 +20,22 @@ class LocalCalls(PlannedCalls):
 
     def after_linear(self, once: Pass, told: Passage, linear: Linear) -> None:
         """The gradients of a linear that computes rows apart, or of a bias that is added to rows or features apart."""
-        if not once.trained:
-            return
         if linear is BY_ROWS:
-            self.note(once, "all_reduce.sum", once.width * once.inputs)
-            self.note(once, "all_reduce.sum", once.width, times=once.bias)
+            self.note(once, "all_reduce.sum", once.width * once.inputs, times=once.trains_weight)
+            self.note(once, "all_reduce.sum", once.width, times=once.trains_bias)
         elif linear is ROW and told.output is ActivationSharding.ROWS:
-            self.note(once, "all_reduce.sum", once.width, times=once.bias)
+            self.note(once, "all_reduce.sum", once.width, times=once.trains_bias)
         elif linear is ROW and told.output is ActivationSharding.FEATURES:
-            self.note(once, "all_gather", chunk_size(once.width, self.parts), times=once.bias)
+            self.note(once, "all_gather", chunk_size(once.width, self.parts), times=once.trains_bias)
 
     def loss(self, step: int, rows: int) -> None:
         """Of each row's logits the maximum, and in one call the sums over classes."""
         loss = self.view.training.loss
         assert isinstance(loss, CrossEntropy), "a limit leaves no other"
         if self.parts > 1:
-            self.ledger.note(step, "all_reduce.max", self.axes, rows * self.view.item_bytes)
+            is_typed = parallelism_of(self.view.layout, LocalTensorParallel).collectives is Collectives.TYPED
+            largest = "all_gather" if is_typed else "all_reduce.max"
+            self.ledger.note(step, largest, self.axes, rows * self.view.item_bytes)
             num_sums = 3 if loss.label_smoothing else 2
             self.ledger.note(step, "all_reduce.sum", self.axes, num_sums * rows * self.view.item_bytes)
 
@@ -61,7 +62,7 @@ def _all_calls(view: RankView, parallelism: LocalTensorParallel) -> Totals:
 
 
 LOCAL_TENSOR_PARALLEL_COMMUNICATION = CommunicationModel(
-    options=frozenset(("plan", "source", "source_output", "head", "loss_parallel")),
+    options=frozenset(("plan", "source", "source_output", "head", "loss_parallel", "collectives")),
     calls=_all_calls,
     hold=lambda view, parallelism: tuple(cut_held(view, parallelism)),
     uneven=lambda _plan: True,

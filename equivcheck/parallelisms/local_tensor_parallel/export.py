@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from equivcheck.layouts.partition import chunk_size, chunk_sizes
 from equivcheck.layouts.script.draft import Draft, LoopPosition, refuse
+from equivcheck.layouts.script.loop import ties
 from equivcheck.layouts.script.mesh import mesh_of
 from equivcheck.layouts.script.source import source_of
 from equivcheck.parallelisms.local_tensor_parallel.planned_modules import PlannedModule, planned_modules
 from equivcheck.parallelisms.local_tensor_parallel.routes import Route
 from equivcheck.parallelisms.tensor_parallel.activations import ActivationPlacement
-from equivcheck.parallelisms.tensor_parallel.export import cut_masks, tied_again
+from equivcheck.parallelisms.tensor_parallel.export import cut_masks
 from equivcheck.parallelisms.tensor_parallel.export_shards import read_local_shards
-from equivcheck.scenario import FSDP2, LocalTensorParallel, Parallelism
+from equivcheck.scenario import FSDP2, Collectives, ContextParallel, LocalTensorParallel, Parallelism
 
 
 def write(draft: Draft, parallelism: Parallelism) -> None:
@@ -20,15 +21,19 @@ def write(draft: Draft, parallelism: Parallelism) -> None:
     layout, training = draft.scenario.layout, draft.scenario.training
     if layout.has(FSDP2):
         raise refuse("LocalTensorParallel inside FSDP2", "what is gathered of two kinds of shards fills no short script")
+    if layout.has(ContextParallel):
+        raise refuse("LocalTensorParallel inside ContextParallel", "heads beside positions fill no short script")
     if parallelism.loss_parallel:
         raise refuse("LocalTensorParallel.loss_parallel", "the loss of logits in parts fills no short script")
+    if parallelism.collectives is not Collectives.FUNCTIONAL:
+        raise refuse("LocalTensorParallel.collectives", "spmd_types is another package, and scripts need torch alone")
     mesh, rows = mesh_of(draft, parallelism), training.model.length or 0
     _define(draft)
     draft.add(LoopPosition.WRAP, f"ranks = AxisRanks({mesh}.get_group(), {mesh}.size(), {mesh}.get_local_rank(), {rows})")
     for planned in planned_modules(training.model, parallelism):
         path = draft.form.paths.get(planned.name, planned.name)
         draft.add(LoopPosition.WRAP, f'model.set_submodule("{path}", {_code(path, planned)})')
-    draft.add(LoopPosition.WRAP, *tied_again(training.model, parallelism))
+    draft.add(LoopPosition.WRAP, *ties(draft))
     if not rows:
         draft.add(LoopPosition.TAKE, f"ranks.rows = inputs.shape[{training.data.batch_dim}]")
     cut_masks(draft, parallelism)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
+
 from equivcheck.layouts.limits.limit import LayoutLimit, Limit, parallelism_of
 from equivcheck.layouts.limits.optimizers import elementwise
-from equivcheck.layouts.limits.repairs import has_shares, with_model, without_shares
+from equivcheck.layouts.limits.repairs import each_layer, with_model, with_options
 from equivcheck.layouts.partition import leaves_nothing
 from equivcheck.parallelisms.tensor_parallel.loss_limits import CROSS_ENTROPY_ALONE, ENDS_IN_HEAD
 from equivcheck.parallelisms.tensor_parallel.plan_limits import (
@@ -15,13 +17,30 @@ from equivcheck.parallelisms.tensor_parallel.plan_limits import (
     limit_of,
 )
 from equivcheck.parallelisms.tensor_parallel.plans import RULES, cuts
-from equivcheck.scenario import FSDP2, Layout, LocalTensorParallel, Replicate, Replicator, Split, Training
+from equivcheck.scenario import FSDP2, Collectives, Layout, LocalTensorParallel, Replicate, Replicator, Split, Training
 from equivcheck.scenario.mesh import TP
 
-NO_SHARED_WEIGHTS = Limit(
-    reason="local tensor parallelism: each module is given a part of its own, which unties weights that layers share",
-    applies=lambda training, _layout: has_shares(training.model),
-    repair=lambda training, _layout: without_shares(training),
+_CUT_DIMS = {Split.COLUMN: 0, Split.ROW: 1}
+
+
+def _shares_otherwise(training: Training, layout: Layout, index: int) -> bool:
+    """Whether a layer would need another part of a weight than the layer has that owns it."""
+    shares, plan = training.model.layers[index].shares, parallelism_of(layout, LocalTensorParallel).plan
+    return shares is not None and _CUT_DIMS.get(plan[index].split) != _CUT_DIMS.get(plan[shares].split)
+
+
+def _with_shares_alike(training: Training, layout: Layout) -> Training:
+    return each_layer(
+        training, lambda index, layer: layer.having(shares=None) if _shares_otherwise(training, layout, index) else layer
+    )
+
+
+SHARES_CUT_ALIKE = Limit(
+    reason="local tensor parallelism: layers that share a weight must need the same part of it, or all of it",
+    applies=lambda training, layout: any(
+        _shares_otherwise(training, layout, index) for index in range(len(training.model.layers))
+    ),
+    repair=_with_shares_alike,
 )
 
 
@@ -65,10 +84,10 @@ ONLY_OF_LINEARS = Limit(
 
 LIMITS: tuple[Limit, ...] = (
     ONE_ENTRY_A_LAYER,
-    NO_SHARED_WEIGHTS,
+    SHARES_CUT_ALIKE,
     ENDS_WHOLE,
     TIES_CUT_ALIKE,
-    *(limit_of(rule) for rule in RULES if not rule.upstream),
+    *(limit_of(rule) for rule in RULES if not rule.of_dtensors),
     ENDS_IN_HEAD,
     CROSS_ENTROPY_ALONE,
     ONLY_OF_LINEARS,
@@ -76,4 +95,14 @@ LIMITS: tuple[Limit, ...] = (
     EVERY_RANK_HAS_TOKENS,
 )
 
-LAYOUT_LIMITS: tuple[LayoutLimit, ...] = (APPLIED_FIRST,)
+TYPES_PACKAGE = "spmd_types"
+
+WITH_ITS_PACKAGE = LayoutLimit(
+    reason=f"local tensor parallelism with Collectives.TYPED: {TYPES_PACKAGE} is not installed (pip install {TYPES_PACKAGE})",
+    applies=lambda layout: (
+        parallelism_of(layout, LocalTensorParallel).collectives is Collectives.TYPED and find_spec(TYPES_PACKAGE) is None
+    ),
+    repair=lambda layout: with_options(layout, LocalTensorParallel, collectives=Collectives.FUNCTIONAL),
+)
+
+LAYOUT_LIMITS: tuple[LayoutLimit, ...] = (APPLIED_FIRST, WITH_ITS_PACKAGE)

@@ -65,7 +65,8 @@ class _Planning:
             yield PlannedModule(name=f"{owner}.norm")
         for part in kind_of(layer).parts(layer):
             name = f"{owner}.{part.name}"
-            yield self._linear(name, passage(self.model, part, self.parallelism.plan[index], lies), self.shapes[f"{name}.weight"])
+            owned = name if f"{name}.weight" in self.shapes else f"layers.{layer.shares}.{part.name}"
+            yield self._linear(name, passage(self.model, part, self.parallelism.plan[index], lies), owned)
 
     def head(self) -> Iterator[PlannedModule]:
         head = self.model.head
@@ -73,12 +74,13 @@ class _Planning:
             return
         if head.norm is not None and self.inputs[-1] is ActivationSharding.ROWS:
             yield PlannedModule(name="head.norm")
-        shape = (self.model.outputs, self.model.inputs(len(self.model.layers)))
-        yield self._linear("head.linear", head_passage(self.model, self.parallelism), shape)
+        owned = _module_of(EMBEDDING) if head.tied else "head.linear"
+        yield self._linear("head.linear", head_passage(self.model, self.parallelism), owned)
 
-    def _linear(self, name: str, told: Passage, shape: tuple[int, ...]) -> PlannedModule:
-        """A tied head is given the weight of the embedding afterwards."""
-        dims = self.dims.get(f"{name}.weight"), self.dims.get(f"{name}.bias")
+    def _linear(self, name: str, told: Passage, owned: str) -> PlannedModule:
+        """A linear whose weight is that of `owned`, which it is given again afterwards where that is another."""
+        shape = self.shapes[f"{owned}.weight"]
+        dims = self.dims[f"{owned}.weight"], self.dims.get(f"{name}.bias")
         return PlannedModule(name=name, enter=entering(told, shape[1]), leave=leaving(told, shape[0]), dims=dims)
 
 

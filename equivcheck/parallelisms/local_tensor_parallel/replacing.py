@@ -8,20 +8,30 @@ from torch.distributed.device_mesh import DeviceMesh
 from equivcheck.parallelisms.local_tensor_parallel.modules import LocalEmbedding, LocalLinear, LocalNorm
 from equivcheck.parallelisms.local_tensor_parallel.planned_modules import PlannedModule, planned_modules
 from equivcheck.parallelisms.local_tensor_parallel.regions import AxisRanks
-from equivcheck.scenario import LocalTensorParallel, Split
-from equivcheck.train.model import tie_head
+from equivcheck.scenario import Collectives, LocalTensorParallel, Split
+from equivcheck.train.model import share_weights, tie_head
 from equivcheck.train.setup import Setup
 
 
 def replace_modules(setup: Setup, parallelism: LocalTensorParallel, mesh: DeviceMesh) -> AxisRanks:
     """Replace every module that the plan has; returns the ranks that they move activations over."""
-    ranks = AxisRanks(group=mesh.get_group(), size=mesh.size(), index=mesh.get_local_rank())
+    ranks = _kind(parallelism.collectives)(group=mesh.get_group(), size=mesh.size(), index=mesh.get_local_rank())
     model = setup.training.model
     for planned in planned_modules(model, parallelism):
         setup.model.set_submodule(planned.name, _replaced(setup.model.get_submodule(planned.name), planned, ranks))
+    share_weights(setup.model, model)
     if model.head is not None and model.head.tied and parallelism.head is not Split.OUTSIDE:
         tie_head(setup.model)
     return ranks
+
+
+def _kind(collectives: Collectives) -> type[AxisRanks]:
+    """spmd_types is imported where it is asked for: users bring it."""
+    if collectives is Collectives.FUNCTIONAL:
+        return AxisRanks
+    from equivcheck.parallelisms.local_tensor_parallel.typed_regions import TypedRanks
+
+    return TypedRanks
 
 
 def _replaced(full: nn.Module, planned: PlannedModule, ranks: AxisRanks) -> nn.Module:

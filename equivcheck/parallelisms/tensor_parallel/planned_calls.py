@@ -12,6 +12,7 @@ from equivcheck.layers.registry import kind_of
 from equivcheck.layouts.expected_calls.communication import Totals
 from equivcheck.layouts.expected_calls.rank_view import Held, Ledger, RankView, runs
 from equivcheck.layouts.partition import chunk_size, cut_dim, part_of
+from equivcheck.parallelisms.context_parallel.positions import own_length
 from equivcheck.parallelisms.tensor_parallel.activations import (
     BY_ROWS,
     COLUMN,
@@ -63,14 +64,21 @@ class Pass:
     """Features of the output, all of them."""
     bias: bool
     """Whether it has a bias."""
-    trained: bool
-    """Whether gradients of its parameters are computed."""
+    trains_weight: bool
+    """Whether the gradient of its weight is computed, which another layer may have."""
+    trains_bias: bool
+    """Whether that of its bias is."""
     differentiates: bool
     """Whether its input does."""
     recomputed: bool
     """Whether backward asks for its input again."""
     completed: bool
     """Whether it then also computes: it does if something is kept for backward after it."""
+
+    @property
+    def trained(self) -> bool:
+        """Whether the gradient of any parameter is computed."""
+        return self.trains_weight or self.trains_bias
 
 
 class PlannedCalls:
@@ -81,6 +89,7 @@ class PlannedCalls:
         self.parts = view.layout.mesh.size(TP)
         self.axes = view.axes(TP)
         self.parallelism, self.inputs = parallelism, inputs_of(view.training.model, parallelism)
+        self.length = own_length(view)
         self.ledger = Ledger()
 
     def totals(self) -> Totals:
@@ -88,7 +97,7 @@ class PlannedCalls:
         training = self.view.training
         for step in range(training.steps):
             for microbatch in training.data.microbatches:
-                rows = microbatch // self.view.layout.num_data_ranks * (training.model.length or 1)
+                rows = microbatch // self.view.layout.num_data_ranks * (1 if self.length is None else self.length)
                 if self.parts > 1:
                     self._model(step, rows)
                 if self.parallelism.loss_parallel:
@@ -120,7 +129,7 @@ class PlannedCalls:
 
     def _embedding(self, step: int, rows: int) -> None:
         model, split = self.view.training.model, self.parallelism.source
-        if model.source is None or model.length is None or split is Split.OUTSIDE:
+        if model.source is None or self.length is None or split is Split.OUTSIDE:
             return
         once = Pass(
             step=step,
@@ -128,7 +137,8 @@ class PlannedCalls:
             inputs=model.source.vocabulary,
             width=model.features,
             bias=False,
-            trained=not model.source.frozen or self.view.differentiates_frozen(None),
+            trains_weight=not model.source.frozen or self.view.differentiates_frozen(None),
+            trains_bias=False,
             differentiates=False,
             recomputed=False,
             completed=False,
@@ -136,7 +146,7 @@ class PlannedCalls:
         made = {Split.ROW: ROW.made, Split.COLUMN: COLUMN.made}.get(split, ActivationPlacement.WHOLE)
         self._outputs(once, made, OF_SHARDING[self.inputs[0]])
         if model.source.learned_positions:
-            self._outputs(replace(once, rows=model.length), ActivationPlacement.WHOLE, OF_SHARDING[self.inputs[0]])
+            self._outputs(replace(once, rows=self.length), ActivationPlacement.WHOLE, OF_SHARDING[self.inputs[0]])
 
     def _head(self, step: int, rows: int) -> None:
         model, last = self.view.training.model, len(self.plan)
@@ -148,8 +158,9 @@ class PlannedCalls:
             inputs=model.inputs(last),
             width=model.outputs,
             bias=model.head.bias,
-            trained=not (model.head.tied and model.source is not None and model.source.frozen)
+            trains_weight=not (model.head.tied and model.source is not None and model.source.frozen)
             or self.view.differentiates_frozen(None),
+            trains_bias=model.head.bias,
             differentiates=model.head.norm is not None or differentiates_input(self.view, last, step),
             recomputed=False,
             completed=False,
@@ -162,25 +173,31 @@ class PlannedCalls:
         model, plan = self.view.training.model, self.plan[index]
         layer, inputs, outputs = model.layers[index], model.inputs(index), model.inputs(index + 1)
         shapes = {parameter.name: parameter.shape for parameter in kind_of(layer).parameters(layer, inputs)}
-        trained = not layer.frozen or self.view.differentiates_frozen(index)
+        trained, trains_shared = (self._trains(owner) for owner in (index, index if layer.shares is None else layer.shares))
         differentiates = differentiates_input(self.view, index, step) or (layer.norm is not None and trained)
-        recomputed = self.view.layout.execution.checkpoints(index) and (differentiates or trained)
+        recomputed = self.view.layout.execution.checkpoints(index) and (differentiates or trained or trains_shared)
         parts = [part for part in kind_of(layer).parts(layer) if runs(part.runs, step)]
         for part in parts:
             # The weight of a layer that shares it is as large as its own would be.
             width, features = shapes.get(f"{part.name}.weight", (outputs, inputs))
+            has_bias = f"{part.name}.bias" in shapes
             once = Pass(
                 step=step,
                 rows=rows,
                 inputs=features,
                 width=width,
-                bias=f"{part.name}.bias" in shapes,
-                trained=trained,
+                bias=has_bias,
+                trains_weight=trained if f"{part.name}.weight" in shapes else trains_shared,
+                trains_bias=trained and has_bias,
                 differentiates=differentiates or (trained and not part.reads_input),
                 recomputed=recomputed,
                 completed=recomputed and (part is not parts[-1] or part.activated or layer.dropout > 0),
             )
             self._linear(once, passage(model, part, plan, self.inputs[index]))
+
+    def _trains(self, index: int) -> bool:
+        """Whether gradients of a layer's own parameters are computed."""
+        return not self.view.training.model.layers[index].frozen or self.view.differentiates_frozen(index)
 
     def _linear(self, once: Pass, told: Passage) -> None:
         linear = self.computes_as(told, once)
@@ -231,5 +248,5 @@ class PlannedCalls:
 
     def _rows_of_part(self, once: Pass) -> int:
         """Rows of the first rank where activations lie by rows; of sequences, whose positions are cut, of all of them."""
-        length = self.view.training.model.length or once.rows
-        return once.rows // length * chunk_size(length, self.parts)
+        length = once.rows if self.length is None else self.length
+        return once.rows // length * chunk_size(length, self.parts) if length else 0

@@ -24,7 +24,7 @@ from equivcheck.layouts.limits.repairs import (
     with_rows,
     with_widths,
 )
-from equivcheck.layouts.partition import cut_dim, leaves_nothing
+from equivcheck.layouts.partition import chunk_sizes, cut_dim, leaves_nothing
 from equivcheck.scenario import (
     ActivationSharding,
     AnyLayer,
@@ -105,6 +105,16 @@ class LayerSite:
         choice = self.choice(split)
         return choice is not None and choice.units is not None and choice.units % self.tp != 0
 
+    def cuts_through_units(self, split: Split) -> bool:
+        """Whether equal parts of features, rounded up, end within some of what the layer has within, as in a head."""
+        choice = self.choice(split)
+        if choice is None or choice.units is None:
+            return False
+        found = kind_of(self.layer).parameters(self.layer, self.model.inputs(self.index))
+        sizes = {each.shape[each.within_dim] for each in found if each.within_dim is not None}
+        shares = chunk_sizes(choice.units, self.tp)
+        return any(chunk_sizes(size, self.tp) != tuple(size // choice.units * share for share in shares) for size in sizes)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanRule:
@@ -120,6 +130,8 @@ class PlanRule:
     """As for a `Limit`."""
     is_within: bool = False
     """Whether its repair changes nothing that other layers, or other entries, see."""
+    of_dtensors: bool = False
+    """Whether it holds for DTensors alone: plain tensors are cut and put together by what says how they are."""
 
 
 def _with_layer(training: Training, index: int, **changes: bool | None) -> Training:
@@ -144,6 +156,14 @@ RULES: tuple[PlanRule, ...] = (
         "a multiple of the ranks, as each is computed on one rank, and local tensors do not tell how they were cut "
         "(pytorch#150336)",
         broken=lambda place, plan: place.leaves_uneven_units(plan.split),
+        repair=lambda training, _layout, place: _with_even_units(training, place),
+        is_within=True,
+        of_dtensors=True,
+    ),
+    PlanRule(
+        reason="tensor parallelism: each thing that a layer has within, as a head of key and value, is computed on one rank, but "
+        "parts of its features, equal ones rounded up, end within one",
+        broken=lambda place, plan: place.cuts_through_units(plan.split),
         repair=lambda training, _layout, place: _with_even_units(training, place),
         is_within=True,
     ),
@@ -172,6 +192,7 @@ RULES: tuple[PlanRule, ...] = (
             else with_positions(training, place.tp)
         ),
         upstream=True,
+        of_dtensors=True,
     ),
     PlanRule(
         reason="tensor parallelism: features cut between layers must be a multiple of the ranks, as local tensors do not tell "
@@ -179,18 +200,20 @@ RULES: tuple[PlanRule, ...] = (
         broken=lambda place, plan: plan.output is ActivationSharding.FEATURES and place.width % place.tp != 0,
         repair=lambda training, _layout, place: with_widths(training, place.tp),
         upstream=True,
+        of_dtensors=True,
     ),
 )
 """What a plan may not do at its place; rules about the whole plan are in `legal_plans` and in the layout's limits."""
 
 
-def legal_plans(place: LayerSite, *, beyond: bool = False, repaired: bool = False) -> tuple[LayerPlan, ...]:
+def legal_plans(place: LayerSite, *, beyond: bool = False, repaired: bool = False, local: bool = False) -> tuple[LayerPlan, ...]:
     """What can run for a layer in a place, such that the layers after it can run as well.
 
     Empty only where no plan of the layers before leaves its input as the place has it. Rules that torch makes do not count with
-    `beyond`, nor do with `repaired` those that a repair within the layer comes up to.
+    `beyond`, those for DTensors alone with `local`, and with `repaired` those that a repair within the layer comes up to.
     """
-    rules = tuple(rule for rule in RULES if not (beyond and rule.upstream) and not (repaired and rule.is_within))
+    left_out = (("upstream", beyond), ("is_within", repaired), ("of_dtensors", local))
+    rules = tuple(rule for rule in RULES if not any(given and getattr(rule, name) for name, given in left_out))
     return tuple(plan for plan in ALL_PLANS if not _breaks(place, plan, rules) and _can_go_on(place, plan, rules))
 
 

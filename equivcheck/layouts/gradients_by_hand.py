@@ -1,0 +1,41 @@
+"""Gradients that ranks reduce by hand, when the last backward of a step is through."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+import torch
+import torch.distributed as dist
+from torch.distributed.tensor import DTensor
+
+
+def held_gradients(parameters: Iterable[torch.Tensor]) -> Iterator[torch.Tensor]:
+    """What this rank has of every gradient: of one that is sharded along other axes, the shard, if there is anything in it."""
+    for parameter in parameters:
+        if parameter.grad is not None:
+            gradient = parameter.grad.to_local() if isinstance(parameter.grad, DTensor) else parameter.grad
+            if gradient.numel():
+                yield gradient
+
+
+def sum_gradients(parameters: Iterable[torch.Tensor], group: dist.ProcessGroup) -> None:
+    """Sum gradients over ranks, one after the other."""
+    for gradient in held_gradients(parameters):
+        dist.all_reduce(gradient, group=group)
+
+
+def sum_flat_gradients(parameters: Iterable[torch.Tensor], group: dist.ProcessGroup) -> None:
+    """Sum gradients over ranks at once, in a buffer."""
+    gradients = list(held_gradients(parameters))
+    if gradients:
+        buffer = torch.cat([gradient.flatten() for gradient in gradients])
+        dist.all_reduce(buffer, group=group)
+        sums = torch.split(buffer, [gradient.numel() for gradient in gradients])
+        for gradient, summed in zip(gradients, sums, strict=True):
+            gradient.copy_(summed.view_as(gradient))
+
+
+def divide_gradients(parameters: Iterable[torch.Tensor], number: int) -> None:
+    """Make sums over so many ranks averages."""
+    for gradient in held_gradients(parameters):
+        gradient.div_(number)

@@ -1,0 +1,146 @@
+"""Positions cut over ranks around heads and features shared out: what one device computes, with the calls that are predicted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from equivcheck import check
+from equivcheck.export.script import script_of
+from equivcheck.layouts import gradients_by_hand
+from equivcheck.layouts.script.draft import CannotExport
+from equivcheck.parallelisms.context_parallel import parts
+from equivcheck.parallelisms.local_tensor_parallel.regions import AxisRanks
+from equivcheck.scenario import (
+    ActivationSharding,
+    AdamW,
+    Attention,
+    Axis,
+    Balance,
+    ClipNorm,
+    ContextParallel,
+    CrossEntropy,
+    Data,
+    Exchange,
+    Execution,
+    GatedMLP,
+    Head,
+    Layer,
+    LayerPlan,
+    Layout,
+    LocalDataParallel,
+    LocalTensorParallel,
+    Mesh,
+    Model,
+    Norm,
+    Parallelism,
+    Recompute,
+    Scenario,
+    Split,
+    Tokens,
+    Training,
+)
+
+pytestmark = pytest.mark.mostly_equivalent
+
+DECODER = Model(
+    features=5,
+    source=Tokens(vocabulary=5, padding=1, learned_positions=True),
+    length=7,
+    layers=(
+        Attention(heads=4, kv_heads=2, head_width=2, rotary=True, bias=True, norm=Norm.RMS, dropout=0.25),
+        GatedMLP(hidden=7, bias=True, norm=Norm.LAYER),
+        Layer(width=5, norm=Norm.RMS, residual=True, dropout=0.25),
+    ),
+    head=Head(norm=Norm.RMS, bias=True),
+)
+
+
+def a_scenario(
+    exchange: Exchange = Exchange.GATHER,
+    output: ActivationSharding = ActivationSharding.ROWS,
+    *around: Parallelism,
+    ranks: tuple[int, int] = (2, 2),
+    **execution: Recompute,
+) -> Scenario:
+    """Two steps of two microbatches of unequal size, clipped, over ranks of positions and of tensors."""
+    splits = (Split.WITHIN, Split.WITHIN, Split.COLUMN)
+    plan = tuple(LayerPlan(split=split, output=output) for split in splits)
+    inner = LocalTensorParallel(plan=plan, source=Split.ROW, source_output=output, head=Split.COLUMN, loss_parallel=True)
+    training = Training(
+        model=DECODER,
+        data=Data(microbatches=(4, 2)),
+        loss=CrossEntropy(),
+        optimizer=AdamW(),
+        clipping=ClipNorm(max_norm=0.05),
+        steps=2,
+    )
+    axes = (*(Axis(name="dp", size=2),) * len(around), Axis(name="cp", size=ranks[0]), Axis(name="tp", size=ranks[1]))
+    positions = ContextParallel(exchange=exchange, balance=Balance.HEAD_TAIL)
+    layout = Layout(mesh=Mesh(axes=axes), parallelisms=(inner, positions, *around), execution=Execution(**execution))
+    return Scenario(training=training, layout=layout)
+
+
+@pytest.mark.parametrize("exchange", Exchange)
+@pytest.mark.parametrize("output", [ActivationSharding.WHOLE, ActivationSharding.ROWS])
+def test_heads_and_positions_in_parts_equal_one_device(exchange: Exchange, output: ActivationSharding) -> None:
+    """Each rank looks with some of the heads from some of the positions, of which it has a part alone between layers."""
+    verdict = check(a_scenario(exchange, output))
+    verdict.assert_equivalent()
+    assert not verdict.unmodelled
+
+
+@pytest.mark.parametrize(("ranks", "checkpointing"), [((4, 2), Recompute.NONE), ((1, 2), Recompute.EVERY_LAYER)])
+def test_empty_parts_and_axes_of_one_equal_one_device(ranks: tuple[int, int], checkpointing: Recompute) -> None:
+    """Of seven positions over four ranks, in eight parts, one has a single one; another layout cuts none."""
+    verdict = check(a_scenario(Exchange.RING, ranks=ranks, checkpointing=checkpointing))
+    verdict.assert_equivalent()
+    assert not verdict.unmodelled
+
+
+def test_gradients_averaged_by_hand_around_both_equal_one_device() -> None:
+    """Rows, positions and heads over three axes."""
+    verdict = check(a_scenario(Exchange.ULYSSES, ActivationSharding.ROWS, LocalDataParallel(flat_buffer=True)))
+    verdict.assert_equivalent()
+    assert not verdict.unmodelled
+
+
+def test_processes_compute_the_same() -> None:
+    """Gloo moves what simulated ranks move."""
+    check(a_scenario(Exchange.ULYSSES), world="gloo").assert_equivalent()
+
+
+def test_a_script_is_refused_by_name() -> None:
+    """Both have moves of their own."""
+    with pytest.raises(CannotExport, match="LocalTensorParallel inside ContextParallel"):
+        script_of(a_scenario())
+
+
+def _cut_the_other_way_round(setup: Any, ranks: Any) -> None:
+    """Ranks of tensors take their part of the positions before those of positions do."""
+    inner = setup.take
+    setup.take = lambda batch: parts.positions_of(inner(batch), ranks.own)
+
+
+def _sum_of_part(right: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda parameters, group: right([each for each in parameters if each.dim() > 1], group)
+
+
+MISTAKES: dict[str, tuple[Any, str, Any]] = {
+    "counts the positions of whole sequences": (parts, "take_positions", _cut_the_other_way_round),
+    "sums gradients of matrices alone over positions": (
+        gradients_by_hand,
+        "sum_gradients",
+        _sum_of_part(gradients_by_hand.sum_gradients),
+    ),
+    "sums no gradients of norms over tensors": (AxisRanks, "used_by_all", lambda _ranks, parameter: parameter),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_is_found(mistake: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of what such code gets wrong is a finding."""
+    monkeypatch.setattr(*MISTAKES[mistake])
+    assert check(a_scenario()).outcome.is_finding

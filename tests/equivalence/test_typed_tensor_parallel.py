@@ -1,0 +1,204 @@
+"""Tensor parallelism on plain tensors by the collectives of spmd_types: what one device computes, with the calls predicted."""
+
+from __future__ import annotations
+
+import importlib.util
+from dataclasses import fields, replace
+from importlib.machinery import ModuleSpec
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, Phase, assume, given, settings
+
+from equivcheck import Outcome, check
+from equivcheck.composition.limits import repaired_layout, unsupported
+from equivcheck.composition.resume_limits import CHECKPOINT_LAYOUT_LIMITS
+from equivcheck.export.script import script_of
+from equivcheck.layouts.script.draft import CannotExport
+from equivcheck.scenario import (
+    FSDP2,
+    ActivationSharding,
+    AdamW,
+    Attention,
+    Axis,
+    ClipNorm,
+    Collectives,
+    Compile,
+    CrossEntropy,
+    Data,
+    Execution,
+    GatedMLP,
+    Head,
+    Layer,
+    LayerPlan,
+    Layout,
+    LocalTensorParallel,
+    Mesh,
+    Model,
+    Norm,
+    Parallelism,
+    Recompute,
+    Scenario,
+    Split,
+    TensorParallel,
+    Tokens,
+    Training,
+)
+from equivcheck.strategies import scenarios
+
+pytestmark = pytest.mark.mostly_equivalent
+TYPED = pytest.mark.skipif(importlib.util.find_spec("spmd_types") is None, reason="no dependency: users bring spmd_types")
+
+WHOLE, ROWS, FEATURES = ActivationSharding.WHOLE, ActivationSharding.ROWS, ActivationSharding.FEATURES
+MODEL = Model(
+    features=5,
+    source=Tokens(vocabulary=5, padding=1, learned_positions=True),
+    length=3,
+    layers=(
+        Attention(heads=4, kv_heads=4, head_width=2, bias=True, norm=Norm.RMS),
+        GatedMLP(hidden=8, bias=True, norm=Norm.LAYER),
+        Layer(width=7),
+        Layer(width=5),
+    ),
+    head=Head(norm=Norm.RMS, bias=True),
+)
+
+
+def a_scenario(output: ActivationSharding = ROWS, *around: Parallelism, ranks: int = 2, **execution: Any) -> Scenario:
+    """Two steps, clipped; columns left in parts of features or of positions before rows, and the loss of logits in parts."""
+    between = FEATURES if output is WHOLE else output
+    plan = (
+        LayerPlan(split=Split.WITHIN, output=output),
+        LayerPlan(split=Split.WITHIN, output=output),
+        LayerPlan(split=Split.COLUMN, output=between),
+        LayerPlan(split=Split.ROW, output=output),
+    )
+    parallelism = LocalTensorParallel(
+        plan=plan, source=Split.ROW, source_output=output, head=Split.COLUMN, loss_parallel=True, collectives=Collectives.TYPED
+    )
+    training = Training(
+        model=MODEL,
+        data=Data(microbatches=(4, 2)),
+        loss=CrossEntropy(),
+        optimizer=AdamW(),
+        clipping=ClipNorm(max_norm=0.05),
+        steps=2,
+    )
+    axes = (*(Axis(name="dp", size=2),) * len(around), Axis(name="tp", size=ranks))
+    layout = Layout(mesh=Mesh(axes=axes), parallelisms=(parallelism, *around), execution=Execution(**execution))
+    return Scenario(training=training, layout=layout)
+
+
+@TYPED
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+@pytest.mark.parametrize("output", [WHOLE, ROWS])
+def test_uneven_and_empty_parts_equal_one_device(ranks: int, output: ActivationSharding) -> None:
+    """Five tokens, five features and three positions over up to four ranks, with every call as predicted."""
+    verdict = check(a_scenario(output, ranks=ranks))
+    verdict.assert_equivalent()
+    assert not verdict.unmodelled
+
+
+@TYPED
+def test_layers_that_are_recomputed_inside_shards_equal_one_device() -> None:
+    """Calls come again where layers are recomputed."""
+    verdict = check(a_scenario(ROWS, FSDP2(), checkpointing=Recompute.EVERY_LAYER))
+    verdict.assert_equivalent()
+    assert not verdict.unmodelled
+
+
+@TYPED
+def test_the_largest_logit_is_gathered() -> None:
+    """The library has no maximum over ranks: the one call that differs from those of functional collectives."""
+    typed, functional = (
+        check(replace(scenario, layout=replace(scenario.layout, parallelisms=(parallelism,))))
+        for scenario in [a_scenario()]
+        for parallelism in (scenario.layout.parallelisms[0], functional_of(scenario))
+    )
+    names = [[call.op for call in verdict.calls[0]] for verdict in (typed, functional)]
+    assert "all_reduce.max" not in names[0]
+    assert sorted(names[0]) == sorted("all_gather" if name == "all_reduce.max" else name for name in names[1])
+
+
+def functional_of(scenario: Scenario) -> LocalTensorParallel:
+    """The same by functional collectives."""
+    (parallelism,) = scenario.layout.of(LocalTensorParallel)
+    return replace(parallelism, collectives=Collectives.FUNCTIONAL)
+
+
+@TYPED
+@given(scenarios(layouts=(LocalTensorParallel.tag,)))
+@settings(deadline=None, max_examples=10, phases=(Phase.generate,), suppress_health_check=list(HealthCheck))
+def test_generated_scenarios_equal_one_device(scenario: Scenario) -> None:
+    """Whatever is drawn, by types."""
+    (parallelism,) = scenario.layout.of(LocalTensorParallel)
+    assume(scenario.resume is None)
+    layout = replace(scenario.layout, parallelisms=(replace(parallelism, collectives=Collectives.TYPED),))
+    check(replace(scenario, layout=layout)).assert_no_finding()
+
+
+@TYPED
+def test_a_compiled_model_computes_the_same() -> None:
+    """In processes."""
+    check(a_scenario(compile=Compile.AOT_EAGER)).assert_equivalent()
+
+
+MISTAKES = {
+    "does not add up gradients of copies": ("_copied", lambda _ranks, values: values),
+    "averages": ("_summed", lambda ranks, addend, target: RIGHT["_summed"](ranks, addend / ranks.size, target)),
+    "gathers with gradients of its own": (
+        "_whole",
+        lambda ranks, part, dim, extent, _kind: RIGHT["_whole"](ranks, part, dim, extent, typed_regions().spmd.I),
+    ),
+    "turns its part round": ("_own", lambda ranks, part, extent: RIGHT["_own"](ranks, part.flip(0), extent)),
+    "takes the maximum of its own": ("maximum", lambda _ranks, values: values),
+}
+RIGHT: dict[str, Any] = {}
+
+
+def typed_regions() -> Any:
+    """The module, which needs the package."""
+    from equivcheck.parallelisms.local_tensor_parallel import typed_regions
+
+    return typed_regions
+
+
+@TYPED
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_is_found(mistake: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of what such code gets wrong."""
+    name, wrong = MISTAKES[mistake]
+    RIGHT[name] = getattr(typed_regions().TypedRanks, name)
+    monkeypatch.setattr(typed_regions().TypedRanks, name, wrong)
+    assert check(a_scenario()).outcome.is_finding
+
+
+def test_without_its_package_it_is_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The limit says which package is missing, and the nearest layout does without."""
+    found = importlib.util.find_spec
+
+    def without(name: str, *rest: Any) -> ModuleSpec | None:
+        return None if name == "spmd_types" else found(name, *rest)
+
+    monkeypatch.setattr("equivcheck.parallelisms.local_tensor_parallel.limits.find_spec", without)
+    scenario = a_scenario()
+    assert "pip install spmd_types" in (unsupported(scenario.training, scenario.layout) or "")
+    assert check(scenario).outcome is Outcome.UNSUPPORTED
+    assert repaired_layout(scenario.layout).parallelisms == (functional_of(scenario),)
+
+
+def test_a_script_needs_torch_alone() -> None:
+    """What needs another package is refused by name."""
+    scenario = a_scenario()
+    parallelism = replace(scenario.layout.of(LocalTensorParallel)[0], loss_parallel=False)
+    with pytest.raises(CannotExport, match="spmd_types"):
+        script_of(replace(scenario, layout=replace(scenario.layout, parallelisms=(parallelism,))))
+
+
+def test_a_checkpoint_has_the_same_plan_on_dtensors() -> None:
+    """Whatever the collectives, which DTensors know nothing of."""
+    layout = a_scenario().layout
+    (limit,) = (each for each in CHECKPOINT_LAYOUT_LIMITS if each.applies(layout))
+    (of_dtensors,) = limit.repair(layout).of(TensorParallel)
+    assert of_dtensors.plan == layout.of(LocalTensorParallel)[0].plan
+    assert "collectives" not in {field.name for field in fields(of_dtensors)}
