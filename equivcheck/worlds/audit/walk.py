@@ -55,6 +55,7 @@ _OF_CLASSES = (
     "_member_map_",
     "_member_names_",
     "_unhashable_values_",
+    "_unhashable_values_map_",
     "_value2member_map_",
     "_hashable_values_",
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sqlite3
@@ -88,7 +89,7 @@ def test_a_file_that_is_no_history_is_one_clear_error(tmp_path: Path) -> None:
 def test_a_newer_schema_is_refused(tmp_path: Path) -> None:
     """A file of another version is not written over."""
     nights(History(tmp_path), Again.SHOWS)
-    with sqlite3.connect(tmp_path / FILE) as db:
+    with contextlib.closing(sqlite3.connect(tmp_path / FILE, isolation_level=None)) as db:
         db.execute("PRAGMA user_version = 99")
     with pytest.raises(HistoryFailed, match="schema 99 is of another version of equivcheck; allowed: 1"):
         History(tmp_path).fingerprints()
