@@ -123,7 +123,7 @@ def test_a_compiled_model_is_averaged_as_another() -> None:
     check(a_scenario(compile=Compile.AOT_EAGER)).assert_equivalent()
 
 
-@pytest.mark.parametrize(("inner", "flat"), [(None, True), ("tp", False), ("cp", True)])
+@pytest.mark.parametrize(("inner", "flat"), [(None, True), ("tp", False), ("cp", True), ("ep", True)])
 def test_a_script_computes_what_ranks_compute(inner: str | None, flat: bool, tmp_path: Path) -> None:
     """A script of torch alone has the sums and quotients in full."""
     scenario = a_scenario(*([INNER[inner]] if inner else []), flat=flat)
