@@ -24,8 +24,10 @@ from equivcheck.scenario import (
     SGD,
     SPMD,
     Compression,
+    ContextParallel,
     ExpertParallel,
     Layout,
+    LocalDataParallel,
     LocalTensorParallel,
     Mesh,
     Parallelism,
@@ -49,8 +51,8 @@ def _is_localized(layout: Layout) -> bool:
 
 
 def _by_dtensors(layout: Layout) -> Layout:
-    """The same plan, whose parts know of what they are parts; with experts, shards over all ranks in place of everything."""
-    if layout.has(ExpertParallel):
+    """The same plan, whose parts know of what they are parts; shards over all ranks where others take plain tensors."""
+    if layout.has(ExpertParallel) or layout.has(LocalDataParallel) or layout.has(ContextParallel):
         return replace(layout, mesh=Mesh(axes=(Axis(name=DP, size=layout.mesh.num_ranks),)), parallelisms=(FSDP2(),))
     return replace(layout, parallelisms=tuple(map(_of_dtensors, layout.parallelisms)))
 

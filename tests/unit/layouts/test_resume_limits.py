@@ -25,6 +25,7 @@ from equivcheck.scenario import (
     AuxiliaryLinear,
     Axis,
     Compression,
+    ContextParallel,
     Data,
     Execution,
     ExpertParallel,
@@ -32,6 +33,8 @@ from equivcheck.scenario import (
     Layer,
     LayerPlan,
     Layout,
+    LocalDataParallel,
+    LocalTensorParallel,
     Loss,
     Mesh,
     Model,
@@ -183,11 +186,12 @@ def test_optimizer_state_is_nested_or_flattened_as_both_layouts_allow() -> None:
 @settings(suppress_health_check=[HealthCheck.too_slow], deadline=None)
 @given(layouts())
 def test_every_layout_has_a_nearest_that_can_resume(drawn: Layout) -> None:
-    """Mending ends, on the same mesh, or on as many ranks in place of experts, and leaves alone what can."""
+    """Mending ends, on the same mesh, or on as many ranks in place of what takes plain tensors, and leaves alone what can."""
     nearest = resumable_layout(drawn)
     assert can_resume(nearest)
-    by_experts = drawn.has(ExpertParallel)
-    assert nearest.mesh == (Mesh(axes=(Axis(name="dp", size=drawn.mesh.num_ranks),)) if by_experts else drawn.mesh)
+    beside = drawn.has(LocalTensorParallel) and (drawn.has(LocalDataParallel) or drawn.has(ContextParallel))
+    replaced = drawn.has(ExpertParallel) or beside
+    assert nearest.mesh == (Mesh(axes=(Axis(name="dp", size=drawn.mesh.num_ranks),)) if replaced else drawn.mesh)
     assert (nearest == drawn) == can_resume(drawn)
 
 
