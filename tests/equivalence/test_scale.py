@@ -41,6 +41,7 @@ from equivcheck.scenario import (
     Parallelism,
     Pipeline,
     PipelineSchedule,
+    PlannedParallelism,
     Precision,
     Replicate,
     Replicator,
@@ -169,7 +170,8 @@ def test_a_layout_takes_a_scale_with_anything_else_or_never(name: str) -> None:
         training = drawn.training
         assume(training.optimizer.takes_vectors)
         scaled = fitted(replace(drawn, training=replace(training, model=replace(training.model, scale=True))))
-        refuses = drawn.layout.has(FSDP1) or drawn.layout.has(FSDP2) or _by_fsdp(drawn.layout)
+        shards = drawn.layout.has(FSDP1) or drawn.layout.has(FSDP2) or _by_fsdp(drawn.layout)
+        refuses = shards or any(plan.loss_parallel for plan in drawn.layout.of(PlannedParallelism))
         if drawn.resume is None:
             assert scaled is not None
             assert scaled.training.model.scale is not refuses
