@@ -44,7 +44,11 @@ __all__ = [
 
 AnyLimit = Limit | LayoutLimit
 
-_OF_EXTRAS = ("equivcheck.cluster.on_ray", "equivcheck.program_run.plain.typed")
+_OF_EXTRAS = (
+    "equivcheck.cluster.on_ray",
+    "equivcheck.parallelisms.local_tensor_parallel.typed_regions",
+    "equivcheck.program_run.plain.typed",
+)
 """Modules that need a library which is not installed with the package."""
 
 
