@@ -9,7 +9,7 @@ from itertools import combinations
 from hypothesis import HealthCheck, Phase, given, settings
 
 from equivcheck.coverage.families import Family, by_families
-from equivcheck.coverage.features import features
+from equivcheck.coverage.features import Feature, features
 from equivcheck.coverage.pairs import legal_pairs, pairs_of, table_of
 from equivcheck.coverage.reach import Reach, by_parts
 from equivcheck.scenario import Attention, CrossEntropy, Data, Head, Layer, Model, Scenario, Tokens, Training
@@ -64,8 +64,9 @@ def test_the_table_is_read_as_it_is_written() -> None:
 
 
 def test_the_table_knows_what_is_drawn() -> None:
-    """Every feature of the nouns that ship is in the table of legal pairs, and of the pairs that come up all but a few rare ones."""
-    known, drawn = legal_pairs(), set()
+    """Every feature of the nouns that ship is in the table of legal pairs, and all but a few rare pairs that come up."""
+    known = legal_pairs()
+    drawn: set[tuple[Feature, Feature]] = set()
     numbers = {feature: number for number, feature in enumerate(known.features)}
 
     @settings(max_examples=300, phases=(Phase.generate,), suppress_health_check=list(HealthCheck))
