@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 from equivcheck.layouts.expected_calls.model import CommunicationModel
 from equivcheck.layouts.kind import LayoutKind
 from equivcheck.layouts.limits.limit import LayoutLimit, Limit
-from equivcheck.layouts.rounding import WhenReduced
+from equivcheck.layouts.rounding import ONCE, WhenReduced
 from equivcheck.parallelisms.local_data_parallel.communication import LOCAL_DATA_PARALLEL_COMMUNICATION
 from equivcheck.parallelisms.local_data_parallel.limits import LAYOUT_LIMITS, LIMITS
 from equivcheck.scenario import Layout, LocalDataParallel, Parallelism
@@ -45,4 +45,4 @@ class LocalDataParallelKind(LayoutKind):
 
     def when_reduced(self, parallelism: Parallelism, layout: Layout) -> WhenReduced:  # noqa: ARG002 - of the base class
         """Once, after the last microbatch."""
-        return WhenReduced(once=True, whole=True)
+        return ONCE
