@@ -25,9 +25,8 @@ def _all_calls(view: RankView, parallelism: ExpertParallel) -> Totals:
         num_exchanges = sum(_exchanges(view, step, index) for index in range(len(view.training.model.layers)))
         if num_exchanges:
             ledger.note(step, "all_to_all", view.axes(EP), 0, num_exchanges * len(view.training.data.microbatches))
-    whole, experts = [], []
-    for held in view.held:
-        (whole if cut_dim(parallelism, held.parameter) is None else experts).append(held)
+    whole = [held for held in view.held if cut_dim(parallelism, held.parameter) is None]
+    experts = [held for held in view.held if cut_dim(parallelism, held.parameter) is not None]
     return ledger.totals | sums_of_gradients(view, EP, whole) | clipping_of_parts(view, EP, experts)
 
 
