@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from equivcheck.findings.finding import Finding
@@ -32,25 +32,38 @@ class Reported:
     """Why there is none."""
 
 
-def issue_title(run: Run, reported: Sequence[Reported]) -> str:
+def issue_title(runs: Sequence[Run], reported: Sequence[Reported]) -> str:
     """``nightly: 2 findings on torch 2.14.0: ddp diverged, fsdp2 crashed``."""
+    modes, versions = _in_a_row(run.mode.value for run in runs), _in_a_row(run.torch for run in runs)
     named = ", ".join(f"{each.record.name} {each.record.outcome.value}" for each in reported)
-    title = printable(f"{run.mode.value}: {count(len(reported), 'finding')} on torch {run.torch}: {named}")
+    title = printable(f"{modes}: {count(len(reported), 'finding')} on torch {versions}: {named}")
     return title if len(title) <= _LONGEST_TITLE else f"{title[: _LONGEST_TITLE - 3]}..."
 
 
-def issue_text(run: Run, reported: Sequence[Reported]) -> str:
+def issue_text(runs: Sequence[Run], reported: Sequence[Reported]) -> str:
     """Where and how it was found, and for each finding its text, its versions, a script, and its scenario as JSON."""
-    return "\n".join((*_of_run(run), *(line for each in reported for line in _of_finding(each))))
+    return "\n".join((*_of_runs(runs), *(line for each in reported for line in _of_finding(each))))
 
 
-def _of_run(run: Run) -> Iterator[str]:
-    built = f" (commit {run.torch_commit})" if run.torch_commit else ""
-    shard = f", shard {run.shard}" if run.shard else ""
-    yield f"| | |\n|---|---|\n| run | {run.mode.value}, began {run.began[:19]} UTC, seed {run.seed}{shard} |"
-    yield f"| torch | {run.torch}{built} |\n| equivcheck | {run.equivcheck} |\n| on | {printable(run.platform)} |"
-    if run.revision:
-        yield f"| repository | {run.revision} |"
+def _of_runs(runs: Sequence[Run]) -> Iterator[str]:
+    yield "| | |\n|---|---|"
+    for run in runs:
+        shard = f", shard {run.shard}" if run.shard else ""
+        yield f"| run | {run.mode.value}, began {run.began[:19]} UTC, seed {run.seed}{shard} |"
+    yield f"| torch | {_in_a_row(_built(run) for run in runs)} |"
+    yield f"| equivcheck | {_in_a_row(run.equivcheck for run in runs)} |"
+    yield f"| on | {printable(_in_a_row(run.platform for run in runs))} |"
+    if revisions := _in_a_row(run.revision for run in runs):
+        yield f"| repository | {revisions} |"
+
+
+def _built(run: Run) -> str:
+    return f"{run.torch} (commit {run.torch_commit})" if run.torch_commit else run.torch
+
+
+def _in_a_row(values: Iterable[str]) -> str:
+    """Those that differ, and that are not empty."""
+    return ", ".join(filter(None, dict.fromkeys(values)))
 
 
 def _of_finding(each: Reported) -> Iterator[str]:
