@@ -15,6 +15,8 @@ from equivcheck.scenario.scenario import count
 from equivcheck.system.printable import printable
 
 _LONGEST_TITLE = 200
+_LONGEST_TEXT = 65_000
+"""Characters: GitHub refuses an issue of more than 65,536."""
 _BACKTICKS = re.compile(r"`{3,}")
 
 
@@ -41,8 +43,18 @@ def issue_title(runs: Sequence[Run], reported: Sequence[Reported]) -> str:
 
 
 def issue_text(runs: Sequence[Run], reported: Sequence[Reported]) -> str:
-    """Where and how it was found, and for each finding its text, its versions, a script, and its scenario as JSON."""
-    return "\n".join((*_of_runs(runs), *(line for each in reported for line in _of_finding(each))))
+    """Where and how it was found, and for each finding its text, its versions, a script, and its scenario as JSON.
+
+    Where there is no room for all, some findings lack script and scenario; where there is not for that, the text as well.
+    """
+    head, texts = "\n".join(_of_runs(runs)), [_in_a_line(each) for each in reported]
+    room = _LONGEST_TEXT - len(head) - sum(len(text) + 1 for text in texts)
+    for told in (_in_brief, _in_full):
+        for index, each in enumerate(reported):
+            longer = told(each)
+            if (more := len(longer) - len(texts[index])) <= room:
+                texts[index], room = longer, room - more
+    return "\n".join((head, *texts))
 
 
 def _of_runs(runs: Sequence[Run]) -> Iterator[str]:
@@ -66,12 +78,36 @@ def _in_a_row(values: Iterable[str]) -> str:
     return ", ".join(filter(None, dict.fromkeys(values)))
 
 
+def _in_full(each: Reported) -> str:
+    return "\n".join((*_of_finding(each), *_of_case(each)))
+
+
+def _in_brief(each: Reported) -> str:
+    mark = each.finding.fingerprint
+    commands = f"`equivcheck export {mark}`, `equivcheck replay {mark}`"
+    return "\n".join((*_of_finding(each), f"There is no room here for its script and its scenario: {commands}\n"))
+
+
+def _in_a_line(each: Reported) -> str:
+    mark = each.finding.fingerprint
+    return f"\n## {_heading(each.record)}\n\nThere is no room here for more: `equivcheck report {mark}`\n"
+
+
+def _heading(record: Record) -> str:
+    return f"{record.standing.value}: {printable(record.name)} {record.outcome.value}"
+
+
 def _of_finding(each: Reported) -> Iterator[str]:
-    record, verdict = each.record, each.finding.verdict
-    yield f"\n## {record.standing.value}: {printable(record.name)} {record.outcome.value}\n"
+    record = each.record
+    yield f"\n## {_heading(record)}\n"
     yield f"First seen {where_seen(record.first)}; last seen {where_seen(record.last)}.\n"
-    yield _fenced(verdict.describe())
+    yield _fenced(each.finding.verdict.describe())
     yield f"\n{_versions(each.finding)}\n"
+
+
+def _of_case(each: Reported) -> Iterator[str]:
+    """What runs it again: a script, and the scenario as JSON."""
+    verdict = each.finding.verdict
     if each.script:
         yield _folded("A script that needs torch alone", _fenced(each.script, "python"))
     else:

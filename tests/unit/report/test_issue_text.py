@@ -52,6 +52,17 @@ def test_the_text_has_all_that_its_readers_need(reported: Reported) -> None:
     assert from_json(scenario) == DIVERGED.scenario
 
 
+def test_a_text_is_no_longer_than_an_issue_may_be(reported: Reported) -> None:
+    """What there is no room for is left out, the script of a finding first; each of them is named."""
+    long = replace(reported, script="pass\n" * 12_000)
+    for findings in ([long, reported, long], [reported] * 200):
+        text = issue_text([run(1)], findings)
+        assert len(text) <= 65_536
+        assert text.count("\n## still there: ddp diverged\n") == len(findings)
+        assert text.count("There is no room here for") == len(findings) - text.count("scenario.json</summary>") > 0
+    assert issue_text([run(1)], [long, reported, long]).count(DIVERGED.describe()) == 3
+
+
 def test_a_fence_is_longer_than_those_in_its_text(reported: Reported) -> None:
     """A script may have some of its own."""
     assert "````python\nprint('```')\n````" in issue_text([run(1)], [reported])
