@@ -285,7 +285,9 @@ def plainest(scenario: Scenario) -> tuple[Layout, Training]:
     ("condition", "simplest"),
     [
         (lambda scenario: scenario.training.steps >= 2, {"steps": 2}),
-        pytest.param(lambda scenario: isinstance(scenario.training.optimizer, Adam), {"optimizer": Adam()}, marks=pytest.mark.slow),
+        pytest.param(
+            lambda scenario: isinstance(scenario.training.optimizer, Adam), {"optimizer": Adam()}, marks=pytest.mark.slow
+        ),
         (lambda scenario: isinstance(scenario.training.clipping, ClipNorm), {"clipping": ClipNorm()}),
         pytest.param(
             lambda scenario: len(scenario.training.model.layers) >= 2,
