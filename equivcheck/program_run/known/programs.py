@@ -118,6 +118,7 @@ SHOWN_BY: dict[str, TensorProgram] = {
     "dtensor_attention_of_cut_features": _of(
         "attention", _leaf("R", 2, 2, 3, 4), _leaf("R", 2, 2, 3, 4, seed=1), _leaf("S(3)", 2, 2, 3, 4, seed=2)
     ),
+    "dtensor_adaptive_pool_backward_without_batch": _of("adaptive_avg_pool2d", _leaf("S(1)", 1, 3, 2)),
     "dtensor_lu_solve_backward_of_batches": _of("lu_solve", _leaf("R", 2, 3, 3), _leaf("S(0)", 2, 3, 2, seed=1)),
     "dtensor_takes_tensor_for_number": TensorProgram(
         mesh=TWO,
