@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,6 +14,8 @@ from equivcheck.layouts import local_parts
 from equivcheck.layouts.rounding import ONCE
 from equivcheck.layouts.script.draft import CannotExport
 from equivcheck.scenario import (
+    DDP,
+    FSDP2,
     ActivationSharding,
     AdamW,
     AnyLayer,
@@ -27,11 +30,13 @@ from equivcheck.scenario import (
     Head,
     LayerPlan,
     Layout,
+    LocalDataParallel,
     LocalTensorParallel,
     Mesh,
     Model,
     Norm,
     NormType,
+    Parallelism,
     Recompute,
     Scenario,
     Scores,
@@ -47,12 +52,13 @@ EXPERTS = Experts(hidden=3, num_experts=3, norm=Norm.RMS, bias=True, shared=True
 PAIRS = Experts(
     hidden=4, num_experts=5, top_k=2, scores=Scores.SIGMOID, normalised=True, weighs_input=True, bias=True, dispatched=True
 )
+EVEN = replace(EXPERTS, hidden=4, num_experts=4)
 LAYERS = (Attention(heads=4, kv_heads=4, head_width=1, norm=Norm.LAYER), EXPERTS, PAIRS)
 
 
 def a_scenario(
     output: ActivationSharding = ROWS,
-    *,
+    *around: Parallelism,
     ranks: tuple[int, int] = (2, 2),
     layers: tuple[AnyLayer, ...] = LAYERS,
     outside: bool = False,
@@ -72,8 +78,9 @@ def a_scenario(
         clipping=ClipNorm(max_norm=0.05, norm_type=norm),
         steps=2,
     )
-    mesh = Mesh(axes=(Axis(name="ep", size=ranks[0]), Axis(name="tp", size=ranks[1])))
-    layout = Layout(mesh=mesh, parallelisms=(inner, ExpertParallel()), execution=Execution(**execution))
+    axes = (*(Axis(name="dp", size=2),) * len(around), Axis(name="ep", size=ranks[0]), Axis(name="tp", size=ranks[1]))
+    parallelisms = (inner, ExpertParallel(), *around)
+    layout = Layout(mesh=Mesh(axes=axes), parallelisms=parallelisms, execution=Execution(**execution))
     return Scenario(training=training, layout=layout)
 
 
@@ -90,6 +97,14 @@ def test_experts_and_features_in_parts_equal_one_device(output: ActivationShardi
 def test_a_norm_is_of_parts_of_either_kind_and_of_both(norm: NormType) -> None:
     """Parameters are cut along one axis, the other, both, or none; some experts are whole on tensor ranks."""
     verdict = check(a_scenario(WHOLE, outside=True, norm=norm, checkpointing=Recompute.ODD_LAYERS))
+    verdict.assert_equivalent()
+    assert not verdict.unmodelled
+
+
+@pytest.mark.parametrize("around", [DDP(), FSDP2(), LocalDataParallel()], ids=lambda around: around.tag)
+def test_data_parallelism_around_both_equals_one_device(around: Parallelism) -> None:
+    """Over three axes, with the norms of what is cut along none, one or two of them."""
+    verdict = check(a_scenario(WHOLE, around, layers=(EVEN, EVEN), outside=True))
     verdict.assert_equivalent()
     assert not verdict.unmodelled
 

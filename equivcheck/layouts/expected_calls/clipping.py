@@ -42,13 +42,13 @@ def clipping_of_parts(view: RankView, axis: str, parts: Iterable[Held]) -> Total
         return {}
     op = "max" if clipping.norm_type is NormType.INF else "sum"
     for step in range(view.training.steps):
-        kinds = {_axes_of_cuts(view, held) for held in cut if keeps_gradient(view, held, step)}
+        kinds = {axes_of_cuts(view, held) for held in cut if keeps_gradient(view, held, step)}
         if kinds:
             ledger.note(step, f"all_reduce.{op}", view.axes(axis), len(kinds) * view.item_bytes, len(kinds))
     return ledger.totals
 
 
-def _axes_of_cuts(view: RankView, held: Held) -> tuple[str, ...]:
+def axes_of_cuts(view: RankView, held: Held) -> tuple[str, ...]:
     """The axes along which plain tensors of a parameter are parts."""
     cutting = view.layout.of(PlannedParallelism, ExpertParallel)
     axes = (view.layout.axes_of(each)[-1] for each in cutting if cut_dim(each, held.parameter) is not None)
