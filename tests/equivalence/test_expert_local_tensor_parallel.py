@@ -84,8 +84,7 @@ def a_scenario(
     return Scenario(training=training, layout=layout)
 
 
-@pytest.mark.parametrize("ranks", [(2, 2), (4, 2), (2, 4), (1, 2), (2, 1)])
-@pytest.mark.parametrize("output", [WHOLE, ROWS])
+@pytest.mark.parametrize(("output", "ranks"), [(WHOLE, (2, 2)), (ROWS, (4, 2)), (ROWS, (2, 4)), (WHOLE, (1, 2)), (ROWS, (2, 1))])
 def test_experts_and_features_in_parts_equal_one_device(output: ActivationSharding, ranks: tuple[int, int]) -> None:
     """Some ranks have an expert more than others, some none; some have a feature within more, and some none."""
     verdict = check(a_scenario(output, ranks=ranks))
