@@ -32,6 +32,7 @@ COMPOSITIONS: tuple[str, ...] = (
     "replicate x expert_parallel",
     "fsdp2 x expert_parallel",
     "context_parallel x local_tensor_parallel",
+    "expert_parallel x local_tensor_parallel",
     "local_data_parallel x local_tensor_parallel",
     "local_data_parallel x context_parallel",
     "local_data_parallel x expert_parallel",

@@ -84,6 +84,9 @@ class ShardingChoice:
     """How many things it shares out of which each is computed on one rank, such as heads; None where any cut will do."""
     words: str = ""
     """What these are, for people."""
+    weights: int | None = None
+    """Weights of each position that multiply what a rank computes, where each computes an addend of the output and the module's
+    `region` moves values; None where they are moved for each linear, one after the other."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

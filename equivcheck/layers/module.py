@@ -10,6 +10,7 @@ from torch.distributed.tensor import DTensor, Replicate
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
+from equivcheck.layers.region import UNCUT, Region
 from equivcheck.layers.sequence import WHOLE, Sequence
 from equivcheck.scenario import Activation, AnyLayer, Norm
 
@@ -83,6 +84,8 @@ class DispatchingModule(LayerModule):
         super().__init__(layer)
         self.by_units: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None = None
         """What computes rows, (rows, features), sorted by unit, so many for each, (units,), where other ranks hold some units."""
+        self.region: Region = UNCUT
+        """What moves values where other ranks hold parts of each unit."""
 
     def units(self) -> nn.Module:
         """What has the units' parameters, with the units as first dim of each."""

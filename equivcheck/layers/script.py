@@ -30,6 +30,8 @@ class LayerScript:
     """How it is written where ranks have some of the positions, and ``self.sequence`` says which; None for the same."""
     of_units: LayerScript | None = None
     """How it is written where ranks share out its units, and ``self.by_units`` computes rows by them; None for the same."""
+    of_region: LayerScript | None = None
+    """How it is written where each rank computes an addend, and ``self.region`` moves values; None for the same."""
 
 
 NORMS: dict[Norm, str] = {Norm.LAYER: "nn.LayerNorm", Norm.RMS: "nn.RMSNorm"}

@@ -6,8 +6,10 @@ part.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
+from itertools import compress
+from operator import itemgetter
 
 import torch
 import torch.distributed as dist
@@ -46,6 +48,8 @@ def read_parts(setup: Setup, parallelism: Parallelism, mesh: DeviceMesh) -> None
     if not parts:
         return
     inner, cut = setup.find_slots, set[torch.Tensor]()
+    clip = setup.clip_norm if isinstance(setup.clip_norm, ClipOverParts) else ClipOverParts()
+    clip.cuts.append((cut, mesh.get_group()))
 
     def find_slots(model: nn.Module) -> tuple[Slot, ...]:
         slots = inner(model)
@@ -54,10 +58,7 @@ def read_parts(setup: Setup, parallelism: Parallelism, mesh: DeviceMesh) -> None
             Slot(parameter=slot.parameter, pieces=tuple(_placed(piece, parts) for piece in slot.pieces)) for slot in slots
         )
 
-    def clip_norm(_module: nn.Module, parameters: list[torch.Tensor], clipping: ClipNorm) -> torch.Tensor:
-        return clip_over(parameters, clipping, cut, mesh.get_group())
-
-    setup.find_slots, setup.clip_norm = find_slots, clip_norm
+    setup.find_slots, setup.clip_norm = find_slots, clip
 
 
 def _parts(setup: Setup, parallelism: Parallelism, mesh: DeviceMesh) -> dict[str, _Part]:
@@ -75,22 +76,36 @@ def _placed(piece: Piece, parts: dict[str, _Part]) -> Piece:
     return parts[piece.name].place(piece) if piece.name in parts else piece
 
 
+class ClipOverParts:
+    """Clips by the norm over the parts of all ranks: `clip_grad_norm_` would take that over what this rank holds."""
+
+    def __init__(self) -> None:
+        self.cuts: list[tuple[Collection[torch.Tensor], dist.ProcessGroup]] = []
+        """Of each parallelism that cuts parameters, those that it cuts, and the ranks that have their parts."""
+
+    def __call__(self, _module: nn.Module, parameters: list[torch.Tensor], clipping: ClipNorm) -> torch.Tensor:
+        """Clip, and return the norm before."""
+        return clip_over(parameters, clipping, self.cuts)
+
+
 def clip_over(
-    parameters: list[torch.Tensor], clipping: ClipNorm, cut: Collection[torch.Tensor], group: dist.ProcessGroup
+    parameters: list[torch.Tensor], clipping: ClipNorm, cuts: Sequence[tuple[Collection[torch.Tensor], dist.ProcessGroup]]
 ) -> torch.Tensor:
     """Clip by the norm over the parts of all ranks; returns the norm before.
 
-    What is cut and what each rank has whole are two norms, of which the first is combined over ranks: `clip_grad_norm_` would
-    take the norm over what this rank holds.
+    What is cut alike has one norm, which is combined over the ranks of each cut; what each rank has whole has another.
     """
     norm_type = float(clipping.norm_type.value)
-    gradients = [(parameter in cut, parameter.grad) for parameter in parameters if parameter.grad is not None]
+    kinds: dict[tuple[bool, ...], list[torch.Tensor]] = {}
+    for parameter in parameters:
+        if parameter.grad is not None:
+            kinds.setdefault(tuple(parameter in cut for cut, _ in cuts), []).append(parameter.grad)
     norms = []
-    for is_cut in (True, False):
-        kind = [gradient for is_part, gradient in gradients if is_part is is_cut]
-        if kind:
-            norm = _norm([gradient for gradient in kind if gradient.numel()], kind[0], norm_type)
-            norms.append(_combined(norm, clipping.norm_type, group) if is_cut else norm)
+    for is_cut, kind in sorted(kinds.items(), key=itemgetter(0), reverse=True):
+        norm = _norm([gradient for gradient in kind if gradient.numel()], kind[0], norm_type)
+        for _, group in compress(cuts, is_cut):
+            norm = _combined(norm, clipping.norm_type, group)
+        norms.append(norm)
     total: torch.Tensor = torch.linalg.vector_norm(torch.stack(norms), norm_type) if norms else torch.zeros(())
     nn.utils.clip_grads_with_norm_(parameters, clipping.max_norm, total)
     return total

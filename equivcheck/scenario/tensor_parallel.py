@@ -22,7 +22,9 @@ class Split(Choice):
     ROW = "row"
     """By inputs; of an embedding, by tokens."""
     WITHIN = "within"
-    """By what it has within, such as heads, or features between two linears: the first linears by outputs, the last by inputs."""
+    """By what it has within, such as heads, or features between two linears: the first linears by outputs, the last by inputs.
+
+    Of experts, by the features within each, on plain tensors alone: the router is whole on every rank."""
     OUTSIDE = "outside"
 
 

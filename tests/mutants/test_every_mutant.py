@@ -120,6 +120,12 @@ KINDS: dict[Family, dict[str, tuple[str, ...]]] = {
         "counts of the wrong direction": ("counts_sent_taken_for_counts_received",),
         "tokens not put back in order": ("rows_not_put_back_in_order", "rows_split_by_counts_in_another_order"),
         "a rank without experts that skips a collective": ("rank_without_experts_skips_exchange",),
+        "no copy-to before experts that are cut, or for their weights": (
+            "experts_copy_to_region_missing",
+            "router_learns_from_addend_of_rank",
+        ),
+        "bias of the second projection added on every rank": ("bias_of_experts_added_on_every_rank",),
+        "fused gate of experts cut as one": ("gate_and_up_of_experts_cut_as_one",),
     },
     Family.CONTEXT_PARALLEL: {
         "positions counted in a part": ("rotary_positions_of_own_part", "learned_positions_of_own_part"),

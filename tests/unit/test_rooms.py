@@ -27,7 +27,7 @@ WITHOUT_TORCH = (
     *("equivcheck/scenario/", "equivcheck/tensor_program/", "equivcheck/layers/"),
     *("strategies/", "equivcheck/cli/", "equivcheck/pytest_plugin.py"),
 )
-MODULES = ("module.py", "sequence.py", "shape_ops.py")
+MODULES = ("module.py", "region.py", "sequence.py", "shape_ops.py")
 """Of kinds of layers, what is imported only to build a module."""
 
 

@@ -40,7 +40,8 @@ def wrong_splits(diverged: DivergedRun) -> Iterator[Counterfactual]:
         yield from _of_rows(diverged, layers, num_ranks)
     for layers in _choices([_linears_of(at) for at, entry in enumerate(plan) if entry.split is Split.COLUMN]):
         yield from _of_columns(diverged, layers, num_ranks)
-    for layers in _choices([_reading_of(diverged, at) for at, entry in enumerate(plan) if entry.split is Split.WITHIN]):
+    within = (_reading_of(diverged, at) for at, entry in enumerate(plan) if entry.split is Split.WITHIN)
+    for layers in _choices(list(filter(None, within))):
         yield from _of_columns(diverged, layers, num_ranks)
     if diverged.training.model.head is not None and parallelism.head is Split.COLUMN:
         yield from _of_columns(diverged, (("head.linear",),), num_ranks)
@@ -51,7 +52,7 @@ def _linears_of(layer: int) -> Linears:
 
 
 def _reading_of(diverged: DivergedRun, at: int) -> Linears:
-    """What reads the input of a layer, and gives each rank units within."""
+    """What reads the input of a layer, and gives each rank units within; nothing in one without linears of its own."""
     layer = diverged.training.model.layers[at]
     return tuple(f"layers.{at}.{part.name}" for part in kind_of(layer).parts(layer) if part.reads_input)
 

@@ -11,8 +11,8 @@ from equivcheck.layouts.script.text import block
 
 _ROUTED = re.compile(r"( *)(flat, chosen, weights = |values = torch\.zeros_like\(normed\))")
 """The first line after a router has given what is chosen and what that weighs."""
-_WEIGHTED = r"gated\(self\.experts, (normed|flat\[places\]), expert\) \* (weights\[[^]]*\])"
-_WEIGHED = r"gated\(self\.experts, (normed|flat\[places\]) \* (weights\[[^]]*\]), expert\)"
+_WEIGHTED = r"(gated\d*)\(self\.experts, (normed|flat\[places\]), expert\) \* (weights\[[^]]*\])"
+_WEIGHED = r"(gated\d*)\(self\.experts, (normed|flat\[places\]) \* (weights\[[^]]*\]), expert\)"
 
 
 def _rerouted(*lines: str, where: str = "chosen_by") -> Snippet:
@@ -35,15 +35,15 @@ def _rerouted(*lines: str, where: str = "chosen_by") -> Snippet:
 def _other_side(line: str) -> str:
     """What is weighted after an expert before it, and the other way round."""
     for here, there in (
-        (_WEIGHTED, r"gated(self.experts, \1 * \2, expert)"),
-        (_WEIGHED, r"gated(self.experts, \1, expert) * \2"),
+        (_WEIGHTED, r"\1(self.experts, \2 * \3, expert)"),
+        (_WEIGHED, r"\1(self.experts, \2, expert) * \3"),
     ):
         if re.search(here, line):
             return re.sub(here, rf"({there} if self.is_wrong else \g<0>)", line)
     return line
 
 
-_SHARED = r"gated\(self\.shared, normed\)"
+_SHARED = r"gated\d*\(self\.shared, normed\)"
 _NORMALISED = "weights / weights.sum(-1"
 SNIPPETS: dict[str, Snippet] = {
     "router_weights_applied_twice": _rerouted("weights = weights.square()"),
@@ -58,7 +58,7 @@ SNIPPETS: dict[str, Snippet] = {
     "router_weighs_other_side": rewritten(_other_side),
     "router_scores_detached": _rerouted("weights = weights.detach() + weights * 0"),
     "experts_input_detached": rewritten(
-        lambda line: re.sub(r"(gated\(self\.experts, |in \()normed", r"\1(normed.detach() if self.is_wrong else normed)", line)
+        lambda line: re.sub(r"(gated\d*\(self\.experts, |in \()normed", r"\1(normed.detach() if self.is_wrong else normed)", line)
     ),
     "rows_given_to_next_expert": _rerouted("chosen, weights = chosen.roll(1, -1), weights.roll(1, -1)"),
     "second_expert_left_out": _rerouted(

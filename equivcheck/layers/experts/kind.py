@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar
 
 from equivcheck.layers.experts.script import experts_script
-from equivcheck.layers.facts import Dispatch, Initial, ParameterOf, norm_parameters
+from equivcheck.layers.facts import Dispatch, Initial, ParameterOf, ShardingChoice, norm_parameters
 from equivcheck.layers.kind import LayerKind
 from equivcheck.layers.script import LayerScript
-from equivcheck.scenario import AnyLayer, Experts
+from equivcheck.scenario import AnyLayer, Experts, Split
 
 if TYPE_CHECKING:
     from equivcheck.layers.module import LayerModule
@@ -36,6 +36,11 @@ class ExpertsKind(LayerKind):
         """Rows to experts; those of a norm, or weighted, depend on trained parameters."""
         return Dispatch(trains_rows=not layer.frozen and (layer.norm is not None or layer.weighs_input))
 
+    def choices(self, layer: Experts) -> tuple[ShardingChoice, ...]:
+        """By the features within each expert, the shared one too; the router is whole on every rank."""
+        words = "features within each expert"
+        return (ShardingChoice(split=Split.WITHIN, units=layer.hidden, words=words, weights=layer.num_experts),)
+
     def ready(self, layer: Experts, inputs: int, *, autocast: bool = False) -> tuple[str, ...]:  # noqa: ARG002 - never under it
         """The shared expert, then the others, from the last linear to the first, bias first; then the router and the norm."""
         names = [parameter.name for parameter in self.parameters(layer, inputs)]
@@ -57,16 +62,24 @@ class ExpertsKind(LayerKind):
 
 def _gated_parameters(owner: str, layer: Experts, inputs: int, stacked: tuple[int, ...] = ()) -> tuple[ParameterOf, ...]:
     """Those of a gate, an upward linear and one back, or of several with these as first dim."""
-    found = []
-    for name, outputs, features in (
-        ("gate", layer.hidden, inputs),
-        ("up", layer.hidden, inputs),
-        ("down", inputs, layer.hidden),
+    found, expert_dim = [], 0 if stacked else None
+    for name, outputs, features, dim in (
+        ("gate", layer.hidden, inputs, 0),
+        ("up", layer.hidden, inputs, 0),
+        ("down", inputs, layer.hidden, 1),
     ):
-        shape = (*stacked, outputs, features)
-        expert_dim = 0 if stacked else None
-        found.append(ParameterOf(name=f"{owner}.{name}", shape=shape, initial=Initial.WEIGHT, expert_dim=expert_dim))
+        shape, within = (*stacked, outputs, features), len(stacked) + dim
+        found.append(
+            ParameterOf(name=f"{owner}.{name}", shape=shape, initial=Initial.WEIGHT, expert_dim=expert_dim, within_dim=within)
+        )
         if layer.bias:
-            bias = ParameterOf(name=f"{owner}.{name}_bias", shape=shape[:-1], initial=Initial.OFFSET, expert_dim=expert_dim)
-            found.append(bias)
+            found.append(
+                ParameterOf(
+                    name=f"{owner}.{name}_bias",
+                    shape=shape[:-1],
+                    initial=Initial.OFFSET,
+                    expert_dim=expert_dim,
+                    within_dim=None if dim else within,
+                )
+            )
     return tuple(found)

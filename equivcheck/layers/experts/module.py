@@ -7,6 +7,7 @@ from torch import nn
 from torch.nn import functional
 
 from equivcheck.layers.module import ACTIVATIONS, DispatchingModule, Linear, beside, norm_of
+from equivcheck.layers.region import UNCUT, Region
 from equivcheck.scenario import Experts, Scores
 
 
@@ -38,6 +39,7 @@ class GatedExperts(nn.Module):
     def __init__(self, layer: Experts, inputs: int, *stacked: int) -> None:
         super().__init__()
         self.activation = ACTIVATIONS.get(layer.activation)
+        self.region: Region = UNCUT
         for name, outputs, features in (
             ("gate", layer.hidden, inputs),
             ("up", layer.hidden, inputs),
@@ -56,6 +58,8 @@ class GatedExperts(nn.Module):
 
     def _linear(self, name: str, inputs: torch.Tensor, expert: int | None) -> torch.Tensor:
         weight, bias = getattr(self, name), getattr(self, f"{name}_bias")
+        if name == "down" and bias is not None:
+            bias = self.region.added_once(bias)
         if expert is not None:
             weight, bias = weight[expert], None if bias is None else bias[expert]
         return functional.linear(inputs, weight, bias)
@@ -84,13 +88,14 @@ class ExpertsModule(DispatchingModule):
 
     def compute(self, inputs: torch.Tensor, mask: torch.Tensor | None, step: int) -> torch.Tensor:  # noqa: ARG002 - of the base
         """Map (rows, inputs), or sequences of such, to the same shape."""
-        normed = inputs if self.norm is None else self.norm(inputs)
+        normed = self.region.entered(inputs if self.norm is None else self.norm(inputs))
         chosen, weights = self.router(normed)
+        normed, weights = self.region.used(normed, weights)
         sends = self.layer.dispatched or self.by_units is not None
         outputs = (self.dispatched if sends else self.routed)(normed, chosen, weights)
         if self.shared is not None:
             outputs = outputs + self.shared(normed)
-        return self.ended(outputs, mask, inputs)
+        return self.ended(self.region.left(outputs), mask, inputs)
 
     def routed(self, values: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         """What the chosen experts make of (..., features), by way of all: for others, that counts nothing."""

@@ -45,7 +45,13 @@ def experts_script(layer: Experts, inputs: int) -> LayerScript:
         compute=tuple(_lines(layer, shared_out=True)),
         methods=_METHODS,
     )
-    return replace(found, of_units=of_units)
+    of_region = replace(
+        found,
+        init=(*found.init, *(f"{owner}.region = Region()" for owner in ("self", *(f"self.{name}" for name, _ in owners)))),
+        compute=tuple(_lines(layer, in_region=True)),
+        functions=(_chosen(), _gated(layer, in_region=True)),
+    )
+    return replace(found, of_units=of_units, of_region=of_region)
 
 
 def _parameters(owner: str, layer: Experts, inputs: int, stacked: tuple[int, ...]) -> list[str]:
@@ -67,12 +73,14 @@ def _chosen() -> tuple[str, ...]:
     return tuple(line.format(experts=_EXPERTS) for line in _CHOSEN)
 
 
-def _gated(layer: Experts) -> tuple[str, ...]:
+def _gated(layer: Experts, *, in_region: bool = False) -> tuple[str, ...]:
     """The function of one expert, of several if its number is told."""
     function = ACTIVATIONS.get(layer.activation, ("", ""))[1]
     names = ("gate", "gate_bias", "up", "up_bias", "down", "down_bias") if layer.bias else ("gate", "up", "down")
     own = ", ".join(f"owner.{name}" for name in names)
     linears = {name: f"{name}, {name}_bias" if layer.bias else name for name in ("gate", "up", "down")}
+    if layer.bias and in_region:
+        linears["down"] = "down, owner.region.added_once(down_bias)"
     gate = f"functional.linear(values, {linears['gate']})"
     return (
         "def gated(owner, values, expert=None):",
@@ -83,17 +91,20 @@ def _gated(layer: Experts) -> tuple[str, ...]:
     )
 
 
-def _lines(layer: Experts, *, shared_out: bool = False) -> list[str]:
-    lines = [f"normed = {'self.norm(inputs)' if layer.norm else 'inputs'}"]
+def _lines(layer: Experts, *, shared_out: bool = False, in_region: bool = False) -> list[str]:
+    normed = "self.norm(inputs)" if layer.norm else "inputs"
+    lines = [f"normed = {f'self.region.entered({normed})' if in_region else normed}"]
     lines.append(f"scores = self.router(normed).{'softmax(-1)' if layer.scores is Scores.SOFTMAX else 'sigmoid()'}")
     lines.append(f"chosen = chosen_by(scores.detach(), {layer.top_k})")
     lines.append("weights = scores * chosen")
     lines += ["weights = weights / weights.sum(-1, keepdim=True)"] * layer.normalised
+    lines += ["normed, weights = self.region.used(normed, weights)"] * in_region
     if shared_out:
         lines += _by_units(layer)
     else:
         lines += _dispatched(layer) if layer.dispatched else _routed(layer)
-    return lines + ["values = values + gated(self.shared, normed)"] * layer.shared
+    lines += ["values = values + gated(self.shared, normed)"] * layer.shared
+    return lines + ["values = self.region.left(values)"] * in_region
 
 
 def _weighted(layer: Experts, values: str, weight: str) -> str:

@@ -7,7 +7,8 @@ from collections.abc import Iterable
 from equivcheck.layouts.expected_calls.communication import Totals
 from equivcheck.layouts.expected_calls.rank_view import Held, Ledger, RankView
 from equivcheck.layouts.expected_calls.torch_versions import LARGEST_NORM_FIRST, SUM_OF_NORMS_FIRST
-from equivcheck.scenario import ClipNorm, NormType, ZeroGrad
+from equivcheck.layouts.partition import cut_dim
+from equivcheck.scenario import ClipNorm, ExpertParallel, NormType, PlannedParallelism, ZeroGrad
 from equivcheck.torch_version import torch_in
 from equivcheck.trace.stage import Stage
 
@@ -32,15 +33,26 @@ def dtensor_clipping(view: RankView, axes: Iterable[str], kind: Iterable[Held]) 
 
 
 def clipping_of_parts(view: RankView, axis: str, parts: Iterable[Held]) -> Totals:
-    """The calls of all steps, for plain tensors of which each rank along an axis has a part: one norm, combined once a step."""
+    """The calls of all steps, for plain tensors of which each rank along an axis has a part.
+
+    In each step one norm, or two where some of them are cut along another axis, too.
+    """
     clipping, ledger, cut = view.training.clipping, Ledger(Stage.CLIPPING), tuple(parts)
     if not isinstance(clipping, ClipNorm) or view.layout.mesh.size(axis) == 1:
         return {}
     op = "max" if clipping.norm_type is NormType.INF else "sum"
     for step in range(view.training.steps):
-        if any(keeps_gradient(view, held, step) for held in cut):
-            ledger.note(step, f"all_reduce.{op}", view.axes(axis), view.item_bytes)
+        kinds = {axes_of_cuts(view, held) for held in cut if keeps_gradient(view, held, step)}
+        if kinds:
+            ledger.note(step, f"all_reduce.{op}", view.axes(axis), len(kinds) * view.item_bytes, len(kinds))
     return ledger.totals
+
+
+def axes_of_cuts(view: RankView, held: Held) -> tuple[str, ...]:
+    """The axes along which plain tensors of a parameter are parts."""
+    cutting = view.layout.of(PlannedParallelism, ExpertParallel)
+    axes = (view.layout.axes_of(each)[-1] for each in cutting if cut_dim(each, held.parameter) is not None)
+    return tuple(axis for axis in axes if view.layout.mesh.size(axis) > 1)
 
 
 def keeps_gradient(view: RankView, held: Held, step: int) -> bool:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from equivcheck.layers.registry import kind_of
-from equivcheck.layers.script import ACTIVATIONS, NORMS
+from equivcheck.layers.script import ACTIVATIONS, NORMS, LayerScript
 from equivcheck.layouts.script.blocks import Kind, OtherKind, class_of, imports_of, linear_kind
 from equivcheck.layouts.script.text import INDENT, block, call, indented
 from equivcheck.scenario import (
@@ -21,6 +22,7 @@ from equivcheck.scenario import (
     Pipeline,
     PlannedParallelism,
     Replicate,
+    Split,
     TensorParallel,
     Wrapping,
 )
@@ -74,7 +76,7 @@ class _Forms:
         self.transposes = scenario.training.data.batch_dim == 1
         self.cuts_positions = any(parallelism.cuts_positions for parallelism in self.layout.parallelisms)
         self.shares_units = any(parallelism.shares_units for parallelism in self.layout.parallelisms)
-        self.kinds = [self._kind(index) for index in range(len(self.model.layers))]
+        self.kinds = _with_own_functions(self._kind(index) for index in range(len(self.model.layers)))
         self.special = list(dict.fromkeys(kind for kind in self.kinds if not kind.is_plain))
         self.is_nested = bool(self.special) or _has_units(self.layout, self.model)
 
@@ -88,7 +90,12 @@ class _Forms:
             script = script.of_parts
         if script.of_units is not None and self.shares_units:
             script = script.of_units
+        if script.of_region is not None and self._cuts_within(index):
+            script = script.of_region
         return OtherKind(script=script, masked=layer.dropout > 0, residual=layer.residual, recomputes=recomputes)
+
+    def _cuts_within(self, index: int) -> bool:
+        return any(parallelism.plan[index].split is Split.WITHIN for parallelism in self.layout.of(PlannedParallelism))
 
     def form(self) -> Form:
         distributed = self.layout.has(SPMD)
@@ -268,3 +275,31 @@ def _has_units(layout: Layout, model: Model) -> bool:
 
 def _is_several(layer: AnyLayer) -> bool:
     return layer.norm is not None
+
+
+def _with_own_functions(kinds: Iterable[Kind | OtherKind]) -> list[Kind | OtherKind]:
+    """Kinds that call functions of one name and another text by numbers after it."""
+    texts: dict[str, list[tuple[str, ...]]] = {}
+    return [replace(kind, script=_numbered(kind.script, texts)) if isinstance(kind, OtherKind) else kind for kind in kinds]
+
+
+def _numbered(script: LayerScript, texts: dict[str, list[tuple[str, ...]]]) -> LayerScript:
+    for place in range(len(script.functions)):
+        text = script.functions[place]
+        name = re.split(r"\W", text[0])[1]
+        known = texts.setdefault(name, [])
+        if text not in known:
+            known.append(text)
+        if known.index(text):
+            script = _calling(script, name, f"{name}{known.index(text) + 1}")
+    return script
+
+
+def _calling(script: LayerScript, name: str, other: str) -> LayerScript:
+    """A script with another name for a function."""
+
+    def renamed(lines: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(re.sub(rf"\b{name}\b(?=[(:])", other, line) for line in lines)
+
+    functions, methods = tuple(map(renamed, script.functions)), tuple(map(renamed, script.methods))
+    return replace(script, compute=renamed(script.compute), functions=functions, methods=methods)

@@ -45,4 +45,4 @@ class ExpertParallelKind(LayoutKind):
 
     def when_reduced(self, parallelism: Parallelism, layout: Layout) -> WhenReduced | None:  # noqa: ARG002 - of the base class
         """Once, after the last microbatch; data parallelism around it says when it does."""
-        return ONCE if len(layout.parallelisms) == 1 else None
+        return ONCE if layout.parallelisms[-1].tag == ExpertParallel.tag else None

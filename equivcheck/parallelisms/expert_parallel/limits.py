@@ -13,7 +13,18 @@ from equivcheck.layouts.limits.limit import LayoutLimit, Limit, parallelism_of
 from equivcheck.layouts.limits.optimizers import elementwise
 from equivcheck.layouts.limits.repairs import each_layer
 from equivcheck.layouts.partition import cut_dim, leaves_nothing
-from equivcheck.scenario import DDP, FSDP2, AnyLayer, ExpertParallel, Layout, LocalDataParallel, Replicate, Replicator, Training
+from equivcheck.scenario import (
+    DDP,
+    FSDP2,
+    AnyLayer,
+    ExpertParallel,
+    Layout,
+    LocalDataParallel,
+    LocalTensorParallel,
+    Replicate,
+    Replicator,
+    Training,
+)
 from equivcheck.scenario.mesh import EP
 
 
@@ -79,11 +90,11 @@ def _alone(layout: Layout) -> Layout:
     return replace(layout, mesh=mesh, parallelisms=(parallelism_of(layout, ExpertParallel),))
 
 
-_AROUND = (ExpertParallel, DDP, Replicate, FSDP2, LocalDataParallel)
+_AROUND = (ExpertParallel, DDP, Replicate, FSDP2, LocalDataParallel, LocalTensorParallel)
 
 WITHIN_DATA_PARALLELISM = LayoutLimit(
     reason="expert parallelism: gradients are averaged over its ranks apart from what others do, which is written for what DDP, "
-    "replicate, fully_shard and data parallelism by hand leave in `grad`",
+    "replicate, fully_shard, data parallelism by hand and local tensor parallelism leave in `grad`",
     applies=lambda layout: not all(isinstance(each, _AROUND) for each in layout.parallelisms),
     repair=_alone,
 )

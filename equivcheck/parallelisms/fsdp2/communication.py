@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Generic, TypeVar
 
-from equivcheck.layouts.expected_calls.clipping import dtensor_clipping, keeps_gradient
+from equivcheck.layouts.expected_calls.clipping import axes_of_cuts, dtensor_clipping, keeps_gradient
 from equivcheck.layouts.expected_calls.communication import Totals, add, axes_of
 from equivcheck.layouts.expected_calls.model import MIXED_ELEMENTS, CommunicationModel
 from equivcheck.layouts.expected_calls.rank_view import Held, Ledger, RankView
@@ -184,14 +184,16 @@ def _cut(fsdp: FSDP2, held: Held) -> int:
 
 
 def _kinds(view: RankView) -> list[list[Held]]:
-    """What is clipped apart: DTensors and plain tensors before they were sharded; of plain tensors, parts and whole ones."""
-    kinds = [[held for held in view.held if _is_apart(view, held) is apart] for apart in (False, True)]
-    return [kind for kind in kinds if kind]
+    """What is clipped apart: what was DTensors before it was sharded, and what was not; of plain tensors, what is cut alike."""
+    kinds: dict[tuple[str, ...] | bool, list[Held]] = {}
+    for held in view.held:
+        kinds.setdefault(_kind(view, held), []).append(held)
+    return list(kinds.values())
 
 
-def _is_apart(view: RankView, held: Held) -> bool:
+def _kind(view: RankView, held: Held) -> tuple[str, ...] | bool:
     if view.layout.has(LocalTensorParallel, ExpertParallel):
-        return held.cut
+        return axes_of_cuts(view, held)
     return any(is_outside(plan, held.parameter) for plan in view.layout.of(TensorParallel))
 
 

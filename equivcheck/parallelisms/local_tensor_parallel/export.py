@@ -7,12 +7,12 @@ from equivcheck.layouts.script.draft import Draft, LoopPosition, refuse
 from equivcheck.layouts.script.loop import ties
 from equivcheck.layouts.script.mesh import mesh_of
 from equivcheck.layouts.script.source import source_of
-from equivcheck.parallelisms.local_tensor_parallel.planned_modules import PlannedModule, planned_modules
-from equivcheck.parallelisms.local_tensor_parallel.routes import Route
+from equivcheck.parallelisms.local_tensor_parallel.planned_modules import PlannedModule, planned_modules, planned_regions
+from equivcheck.parallelisms.local_tensor_parallel.routes import COPIED, Route
 from equivcheck.parallelisms.tensor_parallel.activations import ActivationPlacement
 from equivcheck.parallelisms.tensor_parallel.export import cut_masks
 from equivcheck.parallelisms.tensor_parallel.export_shards import read_local_shards
-from equivcheck.scenario import FSDP2, Collectives, ContextParallel, LocalTensorParallel, Parallelism
+from equivcheck.scenario import FSDP2, Collectives, ContextParallel, ExpertParallel, LocalTensorParallel, Parallelism
 
 
 def write(draft: Draft, parallelism: Parallelism) -> None:
@@ -23,16 +23,26 @@ def write(draft: Draft, parallelism: Parallelism) -> None:
         raise refuse("LocalTensorParallel inside FSDP2", "what is gathered of two kinds of shards fills no short script")
     if layout.has(ContextParallel):
         raise refuse("LocalTensorParallel inside ContextParallel", "heads beside positions fill no short script")
+    if layout.has(ExpertParallel):
+        raise refuse("LocalTensorParallel inside ExpertParallel", "units of which ranks have parts fill no short script")
     if parallelism.loss_parallel:
         raise refuse("LocalTensorParallel.loss_parallel", "the loss of logits in parts fills no short script")
     if parallelism.collectives is not Collectives.FUNCTIONAL:
         raise refuse("LocalTensorParallel.collectives", "spmd_types is another package, and scripts need torch alone")
     mesh, rows = mesh_of(draft, parallelism), training.model.length or 0
+    regions = planned_regions(training.model, parallelism)
     _define(draft)
+    if regions:
+        _define_regions(draft)
     draft.add(LoopPosition.WRAP, f"ranks = AxisRanks({mesh}.get_group(), {mesh}.size(), {mesh}.get_local_rank(), {rows})")
     for planned in planned_modules(training.model, parallelism):
         path = draft.form.paths.get(planned.name, planned.name)
         draft.add(LoopPosition.WRAP, f'model.set_submodule("{path}", {_code(path, planned)})')
+    for region in regions:
+        moves = ", ".join(map(_route, (region.enter, COPIED, region.leave)))
+        dims = ", ".join(f'"{name}": {dim}' for name, dim in region.dims)
+        layer = draft.form.layers[region.layer]
+        draft.add(LoopPosition.WRAP, f"cut_within({layer}, LocalRegion(ranks, {moves}), {{{dims}}})")
     draft.add(LoopPosition.WRAP, *ties(draft))
     if not rows:
         draft.add(LoopPosition.TAKE, f"ranks.rows = inputs.shape[{training.data.batch_dim}]")
@@ -51,7 +61,16 @@ def _define(draft: Draft) -> None:
     draft.need("torch.distributed._functional_collectives", "as collectives")
     draft.definitions += map(source_of, (ActivationPlacement, chunk_size, chunk_sizes, Route))
     draft.definitions += map(source_of, (regions.dim_of, regions.padded, regions.waited, regions.AxisRanks, regions.Move))
-    draft.definitions += map(source_of, (regions.UsedByAll, modules.LocalLinear, modules.LocalNorm, modules.LocalEmbedding))
+    draft.definitions += map(source_of, (regions.UsedByAll, regions.AddedOnce))
+    draft.definitions += map(source_of, (modules.LocalLinear, modules.LocalNorm, modules.LocalEmbedding))
+
+
+def _define_regions(draft: Draft) -> None:
+    from equivcheck.layers.region import Region
+    from equivcheck.parallelisms.local_tensor_parallel.units_within import LocalRegion, cut_within
+
+    draft.need("collections.abc", "Mapping")
+    draft.definitions += map(source_of, (Region, LocalRegion, cut_within))
 
 
 def _code(path: str, planned: PlannedModule) -> str:

@@ -11,9 +11,9 @@ from equivcheck.layers.parameters import KEPT_MODELS, parameters_of
 from equivcheck.layers.registry import kind_of
 from equivcheck.layers.token_facts import EMBEDDING, POSITIONS
 from equivcheck.layouts.partition import cut_dim
-from equivcheck.parallelisms.local_tensor_parallel.routes import Route, embedded, entering, leaving
+from equivcheck.parallelisms.local_tensor_parallel.routes import Route, embedded, entering, gathered, leaving, summed
 from equivcheck.parallelisms.tensor_parallel.passage import Passage, head_passage, passage
-from equivcheck.parallelisms.tensor_parallel.plans import inputs_of
+from equivcheck.parallelisms.tensor_parallel.plans import inputs_of, weights_of_addends
 from equivcheck.scenario import ActivationSharding, AnyLayer, LocalTensorParallel, Model, Split
 
 
@@ -31,6 +31,20 @@ class PlannedModule:
     """The dims along which its weight and its bias are cut; None for those that each rank has whole."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedRegion:
+    """A layer of whose output each rank computes an addend."""
+
+    layer: int
+    """Index of the layer."""
+    enter: Route
+    """The move of its input, after the norm."""
+    leave: Route
+    """The move of its addends."""
+    dims: tuple[tuple[str, int], ...]
+    """Names within the layer of the parameters that are cut, and the dim of each."""
+
+
 @lru_cache(maxsize=KEPT_MODELS)
 def planned_modules(model: Model, parallelism: LocalTensorParallel) -> tuple[PlannedModule, ...]:
     """Every module that is replaced, in the order of the model; kept, as every rank asks for them."""
@@ -41,6 +55,23 @@ def planned_modules(model: Model, parallelism: LocalTensorParallel) -> tuple[Pla
         if parallelism.plan[index].split is not Split.OUTSIDE
     )
     return (*planning.source(), *chain.from_iterable(layers), *planning.head())
+
+
+@lru_cache(maxsize=KEPT_MODELS)
+def planned_regions(model: Model, parallelism: LocalTensorParallel) -> tuple[PlannedRegion, ...]:
+    """Every one, in the order of the model; kept as modules are."""
+    inputs, found = inputs_of(model, parallelism), parameters_of(model)
+    cut = [(each, cut_dim(parallelism, each)) for each in found]
+    return tuple(
+        PlannedRegion(
+            layer=index,
+            enter=gathered(inputs[index], model.inputs(index)),
+            leave=summed(parallelism.plan[index].output, model.inputs(index + 1)),
+            dims=tuple((each.name, dim) for each, dim in cut if each.layer == index and dim is not None),
+        )
+        for index in range(len(model.layers))
+        if weights_of_addends(model.layers[index], parallelism.plan[index].split) is not None
+    )
 
 
 class _Planning:
@@ -63,7 +94,8 @@ class _Planning:
         owner, lies = f"layers.{index}", self.inputs[index]
         if layer.norm is not None and lies is ActivationSharding.ROWS:
             yield PlannedModule(name=f"{owner}.norm")
-        for part in kind_of(layer).parts(layer):
+        is_region = weights_of_addends(layer, self.parallelism.plan[index].split) is not None
+        for part in () if is_region else kind_of(layer).parts(layer):
             name = f"{owner}.{part.name}"
             owned = name if f"{name}.weight" in self.shapes else f"layers.{layer.shares}.{part.name}"
             yield self._linear(name, passage(self.model, part, self.parallelism.plan[index], lies), owned)

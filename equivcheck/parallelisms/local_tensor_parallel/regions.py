@@ -47,6 +47,16 @@ class AxisRanks:
         used: torch.Tensor = UsedByAll.apply(parameter, self)  # type: ignore[no-untyped-call]
         return used
 
+    def added_once(self, parameter: torch.Tensor) -> torch.Tensor:
+        """A parameter that each rank has whole, as its addend of a sum over ranks in which it is once.
+
+        Its gradient is that of the sum, which each rank has: nothing is communicated.
+        """
+        if self.size == 1:
+            return parameter
+        addend: torch.Tensor = AddedOnce.apply(parameter, self)  # type: ignore[no-untyped-call]
+        return addend
+
     def first(self, size: int) -> int:
         """The first index of this rank's part of a dim."""
         return min(chunk_size(size, self.size) * self.index, size)
@@ -127,6 +137,20 @@ class UsedByAll(torch.autograd.Function):
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         """The sum over ranks."""
         return ctx.ranks.sum(gradients[0]), None
+
+
+class AddedOnce(torch.autograd.Function):
+    """On the first rank as it is, on others zero; backward as it is."""
+
+    @staticmethod
+    def forward(_ctx: Any, parameter: torch.Tensor, ranks: AxisRanks) -> torch.Tensor:
+        """This rank's addend."""
+        return torch.zeros_like(parameter) if ranks.index else parameter.view_as(parameter)
+
+    @staticmethod
+    def backward(_ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        """Of the sum, and so of what is in it once."""
+        return gradients[0], None
 
 
 def dim_of(lies: ActivationPlacement) -> int:

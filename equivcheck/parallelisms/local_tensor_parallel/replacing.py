@@ -6,19 +6,24 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from equivcheck.parallelisms.local_tensor_parallel.modules import LocalEmbedding, LocalLinear, LocalNorm
-from equivcheck.parallelisms.local_tensor_parallel.planned_modules import PlannedModule, planned_modules
+from equivcheck.parallelisms.local_tensor_parallel.planned_modules import PlannedModule, planned_modules, planned_regions
 from equivcheck.parallelisms.local_tensor_parallel.regions import AxisRanks
+from equivcheck.parallelisms.local_tensor_parallel.routes import COPIED
+from equivcheck.parallelisms.local_tensor_parallel.units_within import LocalRegion, cut_within
 from equivcheck.scenario import Collectives, LocalTensorParallel, Split
 from equivcheck.train.model import share_weights, tie_head
 from equivcheck.train.setup import Setup
 
 
 def replace_modules(setup: Setup, parallelism: LocalTensorParallel, mesh: DeviceMesh) -> AxisRanks:
-    """Replace every module that the plan has; returns the ranks that they move activations over."""
+    """Replace every module that the plan has, or cut it within; returns the ranks that they move activations over."""
     ranks = _kind(parallelism.collectives)(group=mesh.get_group(), size=mesh.size(), index=mesh.get_local_rank())
     model = setup.training.model
     for planned in planned_modules(model, parallelism):
         setup.model.set_submodule(planned.name, _replaced(setup.model.get_submodule(planned.name), planned, ranks))
+    for region in planned_regions(model, parallelism):
+        moves = LocalRegion(ranks, region.enter, COPIED, region.leave)
+        cut_within(setup.model.get_submodule(f"layers.{region.layer}"), moves, dict(region.dims))
     share_weights(setup.model, model)
     if model.head is not None and model.head.tied and parallelism.head is not Split.OUTSIDE:
         tie_head(setup.model)

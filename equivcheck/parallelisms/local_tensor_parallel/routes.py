@@ -48,6 +48,14 @@ SUMMED = Route(
     features=0,
 )
 """Addends of ranks to their sum on each of them."""
+COPIED = Route(
+    source=ActivationPlacement.WHOLE,
+    target=ActivationPlacement.WHOLE,
+    gradient_source=ActivationPlacement.PENDING,
+    gradient_target=ActivationPlacement.WHOLE,
+    features=0,
+)
+"""What every rank has, for each to compute an addend with: the other way round."""
 
 
 def entering(told: Passage, features: int) -> Route:
@@ -65,6 +73,17 @@ def entering(told: Passage, features: int) -> Route:
 def leaving(told: Passage, features: int) -> Route:
     """From how the output of a linear comes out to how it is to lie."""
     return _leaving(_linear(told).made, told.output, features)
+
+
+def gathered(input: ActivationSharding, features: int) -> Route:
+    """From how a layer finds its input to all of it on every rank, which computes alike with it."""
+    whole, before = ActivationPlacement.WHOLE, OF_SHARDING[input]
+    return Route(source=before, target=whole, gradient_source=whole, gradient_target=before, features=features)
+
+
+def summed(output: ActivationSharding, features: int) -> Route:
+    """From addends of a layer's output to how it is to lie."""
+    return _leaving(ActivationPlacement.PENDING, output, features)
 
 
 def embedded(split: Split, output: ActivationSharding, features: int) -> Route:

@@ -41,6 +41,14 @@ class TypedRanks(AxisRanks):
         """As inherited."""
         return parameter if self.size == 1 else self._copied(parameter)
 
+    def added_once(self, parameter: torch.Tensor) -> torch.Tensor:
+        """As inherited."""
+        return (
+            parameter
+            if self.size == 1
+            else _tensor(spmd.convert(parameter, self.group, src=spmd.I, dst=spmd.P, expert_mode=True))
+        )
+
     def maximum(self, values: torch.Tensor) -> torch.Tensor:
         """As inherited; the library adds up and gathers, no more."""
         return _tensor(spmd.all_gather(values.contiguous(), self.group, src=spmd.V, dst=spmd.R)).amax(0)

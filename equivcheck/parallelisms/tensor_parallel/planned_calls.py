@@ -23,7 +23,7 @@ from equivcheck.parallelisms.tensor_parallel.activations import (
     Linear,
 )
 from equivcheck.parallelisms.tensor_parallel.passage import Passage, head_passage, passage
-from equivcheck.parallelisms.tensor_parallel.plans import inputs_of
+from equivcheck.parallelisms.tensor_parallel.plans import inputs_of, weights_of_addends
 from equivcheck.scenario import (
     FSDP1,
     PlannedParallelism,
@@ -176,28 +176,50 @@ class PlannedCalls:
         trained, trains_shared = (self._trains(owner) for owner in (index, index if layer.shares is None else layer.shares))
         differentiates = differentiates_input(self.view, index, step) or (layer.norm is not None and trained)
         recomputed = self.view.layout.execution.checkpoints(index) and (differentiates or trained or trains_shared)
+        once = Pass(
+            step=step,
+            rows=rows,
+            inputs=inputs,
+            width=outputs,
+            bias=False,
+            trains_weight=trained,
+            trains_bias=False,
+            differentiates=differentiates,
+            recomputed=recomputed,
+            completed=recomputed and layer.dropout > 0,
+        )
+        weights = weights_of_addends(layer, plan.split)
+        if weights is not None:
+            self._region(once, weights, OF_SHARDING[self.inputs[index]], OF_SHARDING[plan.output])
+            return
         parts = [part for part in kind_of(layer).parts(layer) if runs(part.runs, step)]
         for part in parts:
             # The weight of a layer that shares it is as large as its own would be.
             width, features = shapes.get(f"{part.name}.weight", (outputs, inputs))
             has_bias = f"{part.name}.bias" in shapes
-            once = Pass(
-                step=step,
-                rows=rows,
+            of_part = replace(
+                once,
                 inputs=features,
                 width=width,
                 bias=has_bias,
                 trains_weight=trained if f"{part.name}.weight" in shapes else trains_shared,
                 trains_bias=trained and has_bias,
                 differentiates=differentiates or (trained and not part.reads_input),
-                recomputed=recomputed,
                 completed=recomputed and (part is not parts[-1] or part.activated or layer.dropout > 0),
             )
-            self._linear(once, passage(model, part, plan, self.inputs[index]))
+            self._linear(of_part, passage(model, part, plan, self.inputs[index]))
 
     def _trains(self, index: int) -> bool:
         """Whether gradients of a layer's own parameters are computed."""
         return not self.view.training.model.layers[index].frozen or self.view.differentiates_frozen(index)
+
+    def _region(self, once: Pass, weights: int, before: ActivationPlacement, after: ActivationPlacement) -> None:
+        """Of a layer of whose output each rank computes an addend: gradients of what all have are summed over ranks."""
+        whole, pending = ActivationPlacement.WHOLE, ActivationPlacement.PENDING
+        self._move(once, before, whole, once.inputs, times=1 + once.recomputed)
+        self._move(once, pending, whole, once.inputs, times=int(once.differentiates))
+        self._move(once, pending, whole, weights, times=int(once.differentiates or once.trained))
+        self._outputs(once, pending, after)
 
     def _linear(self, once: Pass, told: Passage) -> None:
         linear = self.computes_as(told, once)

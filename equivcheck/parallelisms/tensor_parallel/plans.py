@@ -58,6 +58,17 @@ UNFREEZES = "<2.11"
 """Versions in which frozen parameters that tensor parallelism cuts get gradients."""
 
 
+def choice_of(layer: AnyLayer, split: Split) -> ShardingChoice | None:
+    """What a layer's kind says of a way to share it out; None where it cannot be."""
+    return next((choice for choice in kind_of(layer).choices(layer) if choice.split is split), None)
+
+
+def weights_of_addends(layer: AnyLayer, split: Split) -> int | None:
+    """Weights that multiply addends of a layer's output, for each position; None where ranks compute no such addends."""
+    choice = choice_of(layer, split)
+    return None if choice is None else choice.weights
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerSite:
     """A layer and how its input comes to it."""
@@ -92,7 +103,7 @@ class LayerSite:
 
     def choice(self, split: Split) -> ShardingChoice | None:
         """What the layer's kind says of a way to share it out; None where it cannot be."""
-        return next((choice for choice in kind_of(self.layer).choices(self.layer) if choice.split is split), None)
+        return choice_of(self.layer, split)
 
     def can(self, split: Split) -> bool:
         """Whether the layer's kind says that it can be shared out in a way, or left whole."""
@@ -144,12 +155,25 @@ def _with_even_units(training: Training, place: LayerSite) -> Training:
     return shared_out(training, place.index) if even == place.layer else with_layer(training, place.index, even)
 
 
+def _unrouted(training: Training, place: LayerSite) -> Training:
+    """One unit for every row; another kind of layer where that of this one does not say what that would be."""
+    plain = place.layer.without_routing()
+    return shared_out(training, place.index) if plain == place.layer else with_layer(training, place.index, plain)
+
+
 RULES: tuple[PlanRule, ...] = (
     PlanRule(
         reason="tensor parallelism: a layer is shared out as its kind says that it can be, linear layers by outputs or inputs, "
         "others by what they have within; one whose kind does not say which linears it has stays outside the plan",
         broken=lambda place, plan: not place.can(plan.split),
         repair=lambda training, _layout, place: shared_out(training, place.index),
+    ),
+    PlanRule(
+        reason="tensor parallelism: a layer whose ranks compute addends of its output, as of experts cut within, runs on plain "
+        "tensors alone: parallelize_module has styles for modules that are linears",
+        broken=lambda place, plan: weights_of_addends(place.layer, plan.split) is not None,
+        repair=lambda training, _layout, place: _unrouted(training, place),
+        of_dtensors=True,
     ),
     PlanRule(
         reason="tensor parallelism: what a layer has within, as heads of key and value, or features between two linears, must be "

@@ -1,4 +1,4 @@
-"""The smallest scenario that shows each mutant of experts, on one rank or shared out over two or three."""
+"""The smallest scenario that shows each mutant of experts, on one rank, shared out over two or three, or cut within over two."""
 
 from __future__ import annotations
 
@@ -9,17 +9,21 @@ from equivcheck.scenario import (
     Data,
     ExpertParallel,
     Experts,
+    LayerPlan,
     Layout,
+    LocalTensorParallel,
     Mesh,
     Model,
     Norm,
     Scenario,
     Scores,
+    Split,
     Training,
 )
 
 PLAIN = Experts(hidden=2)
 NORMED = Experts(hidden=2, norm=Norm.RMS)
+BIASED = Experts(hidden=2, bias=True)
 PAIR = Experts(hidden=2, num_experts=3, top_k=2)
 NORMALISED = Experts(hidden=2, num_experts=3, top_k=2, normalised=True, scores=Scores.SIGMOID)
 SHARED = Experts(hidden=2, num_experts=3, top_k=2, shared=True)
@@ -38,6 +42,12 @@ def _alone(layer: AnyLayer, rows: int = 4) -> Scenario:
 
 def _shared_out(layer: AnyLayer, ranks: int = 2, rows: int = 12) -> Scenario:
     layout = Layout(mesh=Mesh(axes=(Axis(name="ep", size=ranks),)), parallelisms=(ExpertParallel(),))
+    return Scenario(training=_training(layer, rows), layout=layout)
+
+
+def _cut_within(layer: AnyLayer, rows: int = 4) -> Scenario:
+    plan = LocalTensorParallel(plan=(LayerPlan(split=Split.WITHIN),))
+    layout = Layout(mesh=Mesh(axes=(Axis(name="tp", size=2),)), parallelisms=(plan,))
     return Scenario(training=_training(layer, rows), layout=layout)
 
 
@@ -66,5 +76,9 @@ MINIMUMS: dict[str, Scenario] = {
     "router_gradient_of_own_rows": _shared_out(NORMED),
     "only_experts_reduced": _shared_out(NORMED),
     "all_but_experts_summed": _shared_out(NORMED),
+    "experts_copy_to_region_missing": _cut_within(NORMED),
+    "router_learns_from_addend_of_rank": _cut_within(PLAIN),
+    "bias_of_experts_added_on_every_rank": _cut_within(BIASED),
+    "gate_and_up_of_experts_cut_as_one": _cut_within(PLAIN),
 }
 """By the name of the mutant."""

@@ -1,0 +1,127 @@
+"""Experts cut within, of whose output each rank computes an addend: gradients left unsummed, and biases added too often."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+
+import torch
+
+from equivcheck.diagnosis.catalogue.counterfactual import Counterfactual, on_emulated_ranks, on_one_device
+from equivcheck.diagnosis.catalogue.experts.routing import layers_of_experts, module_of, named
+from equivcheck.diagnosis.diverged_run import DivergedRun
+from equivcheck.diagnosis.emulation.emulated_ranks import EmulatedRanks
+from equivcheck.diagnosis.words import over
+from equivcheck.layers.experts.module import ExpertsModule, GatedExperts
+from equivcheck.layers.region import Region
+from equivcheck.layouts.partition import chunk_size
+from equivcheck.parallelisms.tensor_parallel.plans import weights_of_addends
+from equivcheck.parallelisms.tensor_parallel.sites import planned_layers
+from equivcheck.scenario.mesh import TP
+from equivcheck.train.setup import Setup
+from equivcheck.verdict.cause import Cause
+
+Routed = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+"""From values, what is chosen and weights, what the chosen experts make."""
+
+
+def wrong_addends(diverged: DivergedRun) -> Iterator[Counterfactual]:
+    """Of all layers of experts that are cut within, or of one."""
+    planned = planned_layers(diverged.training.model, diverged.layout)
+    found = {index: weights_of_addends(each.site.layer, each.plan.split) for index, each in enumerate(planned)}
+    cut = tuple(index for index in layers_of_experts(diverged) if found[index] is not None)
+    where = over(diverged.mesh, (TP,)) if cut else ""
+    choices = dict.fromkeys((cut, *((index,) for index in cut))) if cut and diverged.rounding is None else ()
+    for layers in choices:
+        who = f"experts of {named(layers)}"
+        words = f"the bias of what {who} make is added on each of {where}, not once"
+        for counted in (True, False):
+            region = _AddedOften(diverged.mesh.size(TP), counted=counted)
+            yield on_one_device(diverged, Cause.BIAS_ON_EVERY_RANK, words, partial(_moving_by, layers=layers, region=region))
+        # The weights alone first: where nothing else learns through experts, both are the same.
+        for rows, learns in ((False, f"of the weights of {who}"), (True, f"of what enters {who}, and of their weights,")):
+            words = f"the gradient {learns} is not summed over {where}: each rank goes on with that of its addend"
+            change = partial(_learning_from_addends, layers=layers, rows=rows)
+            yield on_emulated_ranks(diverged, Cause.PARTIAL_INPUT_GRADIENT, words, change)
+
+
+class _AddedOften(Region):
+    """A bias that counts so many times, in its gradient too if it is `counted` there."""
+
+    def __init__(self, times: int, *, counted: bool) -> None:
+        self.times, self.counted = times, counted
+
+    def added_once(self, bias: torch.Tensor) -> torch.Tensor:
+        """More than once."""
+        return bias + (self.times - 1) * (bias if self.counted else bias.detach())
+
+
+def _moving_by(setup: Setup, *, layers: tuple[int, ...], region: Region) -> None:
+    for layer in layers:
+        for owner in _owners(module_of(setup, layer)):
+            owner.region = region
+
+
+def _owners(module: ExpertsModule) -> list[GatedExperts]:
+    return [module.experts] if module.shared is None else [module.experts, module.shared]
+
+
+def _learning_from_addends(emulated: EmulatedRanks, *, layers: tuple[int, ...], rows: bool) -> None:
+    """What comes before experts learns from one rank's features within: by their weights, and if it is said by `rows`."""
+    ranks = emulated.mesh.size(TP)
+    for rank, setup in zip(emulated.coordinates, emulated.setups, strict=True):
+        for layer in layers:
+            module = module_of(setup, layer)
+            own = _own_features(module, rank.indices[TP], ranks)
+            for name in ("routed", "dispatched"):
+                setattr(module, name, partial(_routed_apart, module, getattr(module, name), own, rows=rows))
+            if module.shared is not None and rows:
+                module.shared.forward = partial(_shared_apart, module, module.shared.forward, own)  # type: ignore[method-assign]
+
+
+Own = list[dict[str, torch.Tensor]]
+"""Of the experts of a layer, and of the shared one if there is one, what a rank has of each parameter."""
+
+
+def _own_features(module: ExpertsModule, place: int, ranks: int) -> Callable[[], Own]:
+    """Asked for when they are computed with: updates change them."""
+    size = chunk_size(module.layer.hidden, ranks)
+    own = slice(place * size, (place + 1) * size)
+
+    def part(name: str, parameter: torch.Tensor) -> torch.Tensor:
+        if name == "down_bias":
+            return parameter if place == 0 else torch.zeros_like(parameter)
+        return parameter[..., own, :] if name in ("gate", "up") else parameter[..., own]
+
+    return lambda: [{name: part(name, each.detach()) for name, each in one.named_parameters()} for one in _owners(module)]
+
+
+@contextmanager
+def _computing_with(module: ExpertsModule, own: Own) -> Iterator[None]:
+    """Tensors are found before parameters of the same names."""
+    for one, tensors in zip(_owners(module), own, strict=True):
+        vars(one).update(tensors)
+    yield
+    for one, tensors in zip(_owners(module), own, strict=True):
+        for name in tensors:
+            del vars(one)[name]
+
+
+def _routed_apart(
+    module: ExpertsModule, routed: Routed, own: Callable[[], Own], values: torch.Tensor, *rest: torch.Tensor, rows: bool
+) -> torch.Tensor:
+    chosen, weights = rest
+    whole = routed(values.detach() if rows else values, chosen, weights.detach())
+    with _computing_with(module, own()):
+        addend = routed(values if rows else values.detach(), chosen, weights)
+    return whole + (addend - addend.detach())
+
+
+def _shared_apart(
+    module: ExpertsModule, shared: Callable[[torch.Tensor], torch.Tensor], own: Callable[[], Own], values: torch.Tensor
+) -> torch.Tensor:
+    whole = shared(values.detach())
+    with _computing_with(module, own()):
+        addend = shared(values)
+    return whole + (addend - addend.detach())

@@ -1,0 +1,140 @@
+"""Experts cut within, so that each rank computes an addend of their output: gradients left unsummed, and other mistakes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from equivcheck.layers.parameters import parameters_of
+from equivcheck.layouts.partition import chunk_sizes
+from equivcheck.mutants.experts.sites import any_experts, experts_of
+from equivcheck.mutants.mutant import Minimum, fault
+from equivcheck.mutants.needs import is_eager, within
+from equivcheck.mutants.rank import size_of
+from equivcheck.mutants.tensor_parallel.shards import overwrite_initial_values
+from equivcheck.parallelisms.local_tensor_parallel.units_within import LocalRegion
+from equivcheck.parallelisms.tensor_parallel.plans import weights_of_addends
+from equivcheck.scenario import Experts, Layout, LocalTensorParallel, Model, Scenario
+from equivcheck.scenario.mesh import TP
+from equivcheck.train.material import material
+from equivcheck.train.setup import Setup
+from equivcheck.verdict.cause import Cause
+
+LOCAL = within(LocalTensorParallel.tag)
+
+
+def _cut_layers(model: Model, layout: Layout) -> tuple[int, ...]:
+    """The layers of experts that are cut within, over several ranks."""
+    plans = layout.of(LocalTensorParallel) if layout.mesh.size(TP) > 1 else ()
+    return tuple(
+        index
+        for plan in plans
+        for index, (layer, entry) in enumerate(zip(model.layers, plan.plan, strict=False))
+        if isinstance(layer, Experts) and weights_of_addends(layer, entry.split) is not None
+    )
+
+
+def _cuts(chosen: Callable[[Experts], bool] = any_experts) -> Callable[[Scenario], bool]:
+    """Whether hooks are called, and such a layer of experts is cut within."""
+
+    def applies(scenario: Scenario) -> bool:
+        model = scenario.training.model
+        found = (model.layers[index] for index in _cut_layers(model, scenario.layout)) if is_eager(scenario) else ()
+        return any(isinstance(layer, Experts) and chosen(layer) for layer in found)
+
+    return applies
+
+
+def _has_bias(layer: Experts) -> bool:
+    return layer.bias
+
+
+def _has_halves(layer: Experts) -> bool:
+    """Whether a fused weight, cut over two ranks, gives each other halves than its parts of the gate and of the upward linear."""
+    return layer.hidden > 1
+
+
+def _move_by(setup: Setup, kind: type[LocalRegion]) -> None:
+    for module in experts_of(setup):
+        honest = module.region
+        if isinstance(honest, LocalRegion):
+            region = kind(honest.ranks, honest.enter, honest.use, honest.leave)
+            module.region = module.experts.region = region
+            if module.shared is not None:
+                module.shared.region = region
+
+
+class _CopiesNothing(LocalRegion):
+    def used(self, values: torch.Tensor, weights: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return values, weights
+
+
+@fault(
+    layouts=LOCAL,
+    applies=_cuts(),
+    causes=(Cause.PARTIAL_INPUT_GRADIENT, Cause.RANKS_DISAGREE),
+    minimum=Minimum(because="over one rank nothing is summed"),
+)
+def experts_copy_to_region_missing(setup: Setup) -> None:
+    """Neither the gradient of what enters experts that are cut within, nor that of their weights, is summed over ranks."""
+    _move_by(setup, _CopiesNothing)
+
+
+class _CopiesRows(LocalRegion):
+    def used(self, values: torch.Tensor, weights: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return super().used(values, weights)[0], weights
+
+
+@fault(
+    layouts=LOCAL,
+    applies=_cuts(),
+    causes=(Cause.PARTIAL_INPUT_GRADIENT, Cause.RANKS_DISAGREE),
+    minimum=Minimum(because="over one rank nothing is summed"),
+)
+def router_learns_from_addend_of_rank(setup: Setup) -> None:
+    """The gradient of the weights of experts that are cut within, and so of the router, is that of each rank's addend."""
+    _move_by(setup, _CopiesRows)
+
+
+class _AddsEach(LocalRegion):
+    def added_once(self, bias: torch.Tensor) -> torch.Tensor:
+        return bias
+
+
+@fault(
+    layouts=LOCAL,
+    applies=_cuts(_has_bias),
+    causes=(Cause.BIAS_ON_EVERY_RANK,),
+    minimum=Minimum(because="one rank adds it once"),
+)
+def bias_of_experts_added_on_every_rank(setup: Setup) -> None:
+    """Each rank adds the bias of the linear that leads back from experts to its addend of their output."""
+    _move_by(setup, _AddsEach)
+
+
+@fault(
+    layouts=LOCAL,
+    applies=_cuts(_has_halves),
+    causes=(Cause.PERMUTED, Cause.UNEQUAL_START),
+    minimum=Minimum(because="one rank has all of both"),
+)
+def gate_and_up_of_experts_cut_as_one(setup: Setup) -> None:
+    """Gate and upward linear of each expert are fused to one weight, cut for ranks before each takes its half for the gate."""
+    assert setup.layout is not None, "a mutant is planted into a rank"
+    initial, found = material(setup.training).parameters, dict[str, torch.Tensor]()
+    layers, ranks = _cut_layers(setup.training.model, setup.layout), size_of(setup, TP)
+    for each in parameters_of(setup.training.model):
+        owner, _, name = each.full_name.rpartition(".")
+        if each.layer in layers and name in ("gate", "gate_bias"):
+            gate, up = each.full_name, f"{owner}.{name.replace('gate', 'up')}"
+            found[gate], found[up] = _cut_as_one(initial[gate], initial[up], each.within_dim or 0, ranks)
+    overwrite_initial_values(setup, found)
+
+
+def _cut_as_one(gate: torch.Tensor, up: torch.Tensor, dim: int, ranks: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """What ranks take for either, rank after rank, each as much as it should have."""
+    sizes = chunk_sizes(gate.shape[dim], ranks)
+    parts = torch.split(torch.cat((gate, up), dim), [2 * size for size in sizes], dim)
+    halves = [torch.split(part, [size, size], dim) for part, size in zip(parts, sizes, strict=True)]
+    return torch.cat([half[0] for half in halves], dim), torch.cat([half[1] for half in halves], dim)

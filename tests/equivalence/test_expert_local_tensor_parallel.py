@@ -1,0 +1,135 @@
+"""Experts on ranks of their own, and their features within on others: what one device computes, with the calls predicted."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from equivcheck import check
+from equivcheck.composition.registry import when_reduced
+from equivcheck.export.script import script_of
+from equivcheck.layouts import local_parts
+from equivcheck.layouts.rounding import ONCE
+from equivcheck.layouts.script.draft import CannotExport
+from equivcheck.scenario import (
+    DDP,
+    FSDP2,
+    ActivationSharding,
+    AdamW,
+    AnyLayer,
+    Attention,
+    Axis,
+    ClipNorm,
+    CrossEntropy,
+    Data,
+    Execution,
+    ExpertParallel,
+    Experts,
+    Head,
+    LayerPlan,
+    Layout,
+    LocalDataParallel,
+    LocalTensorParallel,
+    Mesh,
+    Model,
+    Norm,
+    NormType,
+    Parallelism,
+    Recompute,
+    Scenario,
+    Scores,
+    Split,
+    Tokens,
+    Training,
+)
+
+pytestmark = pytest.mark.mostly_equivalent
+
+ROWS, WHOLE = ActivationSharding.ROWS, ActivationSharding.WHOLE
+EXPERTS = Experts(hidden=3, num_experts=3, norm=Norm.RMS, bias=True, shared=True, dropout=0.25)
+PAIRS = Experts(
+    hidden=4, num_experts=5, top_k=2, scores=Scores.SIGMOID, normalised=True, weighs_input=True, bias=True, dispatched=True
+)
+EVEN = replace(EXPERTS, hidden=4, num_experts=4)
+LAYERS = (Attention(heads=4, kv_heads=4, head_width=1, norm=Norm.LAYER), EXPERTS, PAIRS)
+
+
+def a_scenario(
+    output: ActivationSharding = ROWS,
+    *around: Parallelism,
+    ranks: tuple[int, int] = (2, 2),
+    layers: tuple[AnyLayer, ...] = LAYERS,
+    outside: bool = False,
+    norm: NormType = NormType.TWO,
+    **execution: Recompute,
+) -> Scenario:
+    """Two steps of two microbatches of unequal size, clipped; the last layer is outside the plan if it is said so."""
+    model = Model(features=4, source=Tokens(vocabulary=7), length=3, layers=layers, head=Head(norm=Norm.RMS))
+    entries = [LayerPlan(split=Split.WITHIN, output=output)] * (len(layers) - outside)
+    plan = (*entries, *[LayerPlan(split=Split.OUTSIDE)] * outside)
+    inner = LocalTensorParallel(plan=plan, source=Split.ROW, source_output=output, head=Split.COLUMN)
+    training = Training(
+        model=model,
+        data=Data(microbatches=(4, 8)),
+        loss=CrossEntropy(),
+        optimizer=AdamW(),
+        clipping=ClipNorm(max_norm=0.05, norm_type=norm),
+        steps=2,
+    )
+    axes = (*(Axis(name="dp", size=2),) * len(around), Axis(name="ep", size=ranks[0]), Axis(name="tp", size=ranks[1]))
+    parallelisms = (inner, ExpertParallel(), *around)
+    layout = Layout(mesh=Mesh(axes=axes), parallelisms=parallelisms, execution=Execution(**execution))
+    return Scenario(training=training, layout=layout)
+
+
+@pytest.mark.parametrize(("output", "ranks"), [(WHOLE, (2, 2)), (ROWS, (4, 2)), (ROWS, (2, 4)), (WHOLE, (1, 2)), (ROWS, (2, 1))])
+def test_experts_and_features_in_parts_equal_one_device(output: ActivationSharding, ranks: tuple[int, int]) -> None:
+    """Some ranks have an expert more than others, some none; some have a feature within more, and some none."""
+    verdict = check(a_scenario(output, ranks=ranks))
+    verdict.assert_equivalent()
+    assert not verdict.unmodelled
+
+
+@pytest.mark.parametrize("norm", NormType)
+def test_a_norm_is_of_parts_of_either_kind_and_of_both(norm: NormType) -> None:
+    """Parameters are cut along one axis, the other, both, or none; some experts are whole on tensor ranks."""
+    verdict = check(a_scenario(WHOLE, outside=True, norm=norm, checkpointing=Recompute.ODD_LAYERS))
+    verdict.assert_equivalent()
+    assert not verdict.unmodelled
+
+
+@pytest.mark.parametrize("around", [DDP(), FSDP2(), LocalDataParallel()], ids=lambda around: around.tag)
+def test_data_parallelism_around_both_equals_one_device(around: Parallelism) -> None:
+    """Over three axes, with the norms of what is cut along none, one or two of them."""
+    verdict = check(a_scenario(WHOLE, around, layers=(EVEN, EVEN), outside=True))
+    verdict.assert_equivalent()
+    assert not verdict.unmodelled
+
+
+def test_processes_compute_the_same() -> None:
+    """Gloo moves what simulated ranks move."""
+    check(a_scenario(), world="gloo").assert_equivalent()
+
+
+def test_gradients_are_reduced_once() -> None:
+    """Tensor parallelism within reduces none of several microbatches."""
+    assert when_reduced(a_scenario().layout) is ONCE
+
+
+def test_a_script_is_refused_by_name() -> None:
+    """Both change what a layer does with rows."""
+    with pytest.raises(CannotExport, match="LocalTensorParallel inside ExpertParallel"):
+        script_of(a_scenario())
+
+
+def test_a_norm_of_one_cut_alone_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The norm of what is cut twice is over all ranks."""
+    honest = local_parts.clip_over
+
+    def once(parameters: Any, clipping: Any, cuts: Any) -> Any:
+        return honest(parameters, clipping, cuts[:1])
+
+    monkeypatch.setattr(local_parts, "clip_over", once)
+    assert check(a_scenario()).outcome.is_finding

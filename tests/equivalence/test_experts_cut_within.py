@@ -1,0 +1,177 @@
+"""Experts whose features within ranks share out, on plain tensors: what one device computes, with the calls predicted."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from equivcheck import check
+from equivcheck.composition.limits import repaired, unsupported
+from equivcheck.export.script import script_of
+from equivcheck.layouts.script.numbers import Numbers
+from equivcheck.parallelisms.local_tensor_parallel.regions import AxisRanks
+from equivcheck.parallelisms.local_tensor_parallel.units_within import LocalRegion
+from equivcheck.scenario import (
+    DDP,
+    FSDP1,
+    FSDP2,
+    ActivationSharding,
+    AdamW,
+    Axis,
+    ClipNorm,
+    Collectives,
+    ContextParallel,
+    CrossEntropy,
+    Data,
+    Execution,
+    Experts,
+    GatedMLP,
+    Head,
+    LayerPlan,
+    Layout,
+    LocalDataParallel,
+    LocalTensorParallel,
+    Mesh,
+    Model,
+    Norm,
+    Parallelism,
+    Recompute,
+    Replicate,
+    Scenario,
+    Scores,
+    Split,
+    TensorParallel,
+    Tokens,
+    Training,
+    Wrapping,
+)
+from exported import printed_differences
+
+pytestmark = pytest.mark.mostly_equivalent
+TYPED = pytest.mark.skipif(importlib.util.find_spec("spmd_types") is None, reason="no dependency: users bring spmd_types")
+
+WHOLE, ROWS = ActivationSharding.WHOLE, ActivationSharding.ROWS
+AFTER = Experts(hidden=3, num_experts=3, norm=Norm.RMS, bias=True, shared=True, dropout=0.25)
+BEFORE = Experts(hidden=5, num_experts=4, top_k=2, scores=Scores.SIGMOID, normalised=True, weighs_input=True, bias=True)
+LAYERS = (AFTER, BEFORE, replace(BEFORE, weighs_input=False, dispatched=True), replace(AFTER, weighs_input=True, dispatched=True))
+
+
+def a_scenario(
+    output: ActivationSharding = ROWS,
+    *around: Parallelism,
+    layers: tuple[Experts, ...] = LAYERS,
+    ranks: int = 2,
+    collectives: Collectives = Collectives.FUNCTIONAL,
+    **execution: Recompute,
+) -> Scenario:
+    """Two steps of two microbatches of unequal size, clipped: experts weighted before and after, all rows or those that chose."""
+    model = Model(features=4, source=Tokens(vocabulary=7), length=3, layers=layers, head=Head(norm=Norm.LAYER))
+    plan = (LayerPlan(split=Split.WITHIN, output=output),) * len(layers)
+    parallelism = LocalTensorParallel(
+        plan=plan, source=Split.ROW, source_output=output, head=Split.COLUMN, collectives=collectives
+    )
+    training = Training(
+        model=model,
+        data=Data(microbatches=(4, 2)),
+        loss=CrossEntropy(),
+        optimizer=AdamW(),
+        clipping=ClipNorm(max_norm=0.05),
+        steps=2,
+    )
+    names = {ContextParallel: "cp"}
+    axes = (*(Axis(name=names.get(type(each), "dp"), size=2) for each in reversed(around)), Axis(name="tp", size=ranks))
+    layout = Layout(mesh=Mesh(axes=axes), parallelisms=(parallelism, *around), execution=Execution(**execution))
+    return Scenario(training=training, layout=layout)
+
+
+@pytest.mark.parametrize(("output", "ranks"), [(WHOLE, 2), (WHOLE, 4), (ROWS, 1), (ROWS, 2), (ROWS, 4)])
+def test_uneven_and_empty_parts_equal_one_device(output: ActivationSharding, ranks: int) -> None:
+    """Three and five features within over four ranks: the last has none of either."""
+    verdict = check(a_scenario(output, ranks=ranks))
+    verdict.assert_equivalent()
+    assert not verdict.unmodelled
+
+
+@pytest.mark.parametrize("frozen", [0, 3])
+def test_frozen_experts_equal_one_device(frozen: int) -> None:
+    """What comes before frozen ones learns through them; of frozen ones that come first, nothing is summed in backward."""
+    layers = tuple(replace(layer, frozen=index == frozen) for index, layer in enumerate(LAYERS))
+    case = a_scenario(WHOLE, layers=layers)
+    tokens = replace(case.training.model, source=Tokens(vocabulary=7, frozen=True))
+    verdict = check(replace(case, training=replace(case.training, model=tokens)))
+    verdict.assert_equivalent()
+    assert not verdict.unmodelled
+
+
+@TYPED
+def test_typed_collectives_move_the_same() -> None:
+    """A bias that is added once is an addend of a partial sum there."""
+    verdict = check(a_scenario(ranks=4, collectives=Collectives.TYPED))
+    verdict.assert_equivalent()
+    assert not verdict.unmodelled
+
+
+@pytest.mark.parametrize(
+    "around",
+    [
+        (DDP(no_sync=True),),
+        (FSDP2(wrapping=Wrapping.PER_LAYER),),
+        (Replicate(),),
+        (LocalDataParallel(flat_buffer=True),),
+        (ContextParallel(),),
+        (ContextParallel(), LocalDataParallel()),
+    ],
+    ids=lambda around: " ".join(each.tag for each in around),
+)
+def test_parallelism_around_it(around: tuple[Parallelism, ...]) -> None:
+    """Parts are plain tensors, which others average, sum or shard; calls come again where layers are recomputed."""
+    verdict = check(a_scenario(ROWS, *around, layers=LAYERS[:2], checkpointing=Recompute.ODD_LAYERS))
+    verdict.assert_equivalent()
+    assert not verdict.unmodelled
+
+
+def test_parts_in_a_flat_parameter() -> None:
+    """FSDP1 cuts what a rank has of three dims wherever its flat parameter ends."""
+    case = a_scenario(ROWS, FSDP1(wrapping=Wrapping.PER_LAYER), layers=LAYERS[1:3])
+    verdict = check(replace(case, training=replace(case.training, clipping=None)))
+    verdict.assert_equivalent()
+    assert not verdict.unmodelled
+
+
+def test_dtensors_cut_no_experts() -> None:
+    """The limit says why; what repairs it is one expert for all rows."""
+    case = a_scenario(layers=(BEFORE,))
+    plan = case.layout.of(LocalTensorParallel)[0].plan
+    layout = replace(
+        case.layout, parallelisms=(TensorParallel(plan=plan, head=Split.COLUMN, source=Split.ROW, source_output=ROWS),)
+    )
+    assert "addends of its output" in (unsupported(case.training, layout) or "")
+    (layer,) = repaired(case.training, layout).model.layers
+    assert isinstance(layer, GatedMLP)
+
+
+def test_a_script_has_the_region_of_each_layer(tmp_path: Path) -> None:
+    """Functions of experts with other linears have names of their own."""
+    case = a_scenario(layers=(replace(AFTER, dropout=0.0), replace(BEFORE, bias=False)))
+    code, differences, printed = printed_differences(script_of(case, numbers=Numbers.EXACT), 2, tmp_path)
+    assert code == 0, printed
+    assert any("shared.down_bias" in place for place in differences)
+
+
+MISTAKES: dict[str, tuple[Any, str, Callable[..., Any]]] = {
+    "sums no gradients": (LocalRegion, "used", lambda _region, values, weights: (values, weights)),
+    "adds a bias on each rank": (AxisRanks, "added_once", lambda _ranks, bias: bias),
+    "adds a bias on none": (AxisRanks, "added_once", lambda _ranks, bias: bias * 0),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_is_found(mistake: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of what such code gets wrong is a finding."""
+    monkeypatch.setattr(*MISTAKES[mistake])
+    assert check(a_scenario(layers=LAYERS[:1])).outcome.is_finding
