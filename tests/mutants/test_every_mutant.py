@@ -120,6 +120,11 @@ KINDS: dict[Family, dict[str, tuple[str, ...]]] = {
         "counts of the wrong direction": ("counts_sent_taken_for_counts_received",),
         "tokens not put back in order": ("rows_not_put_back_in_order", "rows_split_by_counts_in_another_order"),
         "a rank without experts that skips a collective": ("rank_without_experts_skips_exchange",),
+        "auxiliary loss of the local batch": ("balance_of_own_rows",),
+        "counts of the wrong axis": ("balance_counted_along_last_axis",),
+        "auxiliary loss averaged again, or added again": ("balance_divided_by_ranks", "balance_counted_twice"),
+        "auxiliary loss of microbatches": ("balance_summed_over_microbatches", "choices_of_earlier_microbatches_counted"),
+        "auxiliary loss detached": ("balance_without_gradient",),
     },
     Family.CONTEXT_PARALLEL: {
         "positions counted in a part": ("rotary_positions_of_own_part", "learned_positions_of_own_part"),

@@ -34,7 +34,8 @@ class ExpertsKind(LayerKind):
 
     def dispatch(self, layer: Experts) -> Dispatch:
         """Rows to experts; those of a norm, or weighted, depend on trained parameters."""
-        return Dispatch(trains_rows=not layer.frozen and (layer.norm is not None or layer.weighs_input))
+        trains_rows = not layer.frozen and (layer.norm is not None or layer.weighs_input)
+        return Dispatch(trains_rows=trains_rows, num_counted=layer.num_experts if layer.balance else 0)
 
     def ready(self, layer: Experts, inputs: int, *, autocast: bool = False) -> tuple[str, ...]:  # noqa: ARG002 - never under it
         """The shared expert, then the others, from the last linear to the first, bias first; then the router and the norm."""

@@ -87,6 +87,7 @@ def _lines(layer: Experts, *, shared_out: bool = False) -> list[str]:
     lines = [f"normed = {'self.norm(inputs)' if layer.norm else 'inputs'}"]
     lines.append(f"scores = self.router(normed).{'softmax(-1)' if layer.scores is Scores.SOFTMAX else 'sigmoid()'}")
     lines.append(f"chosen = chosen_by(scores.detach(), {layer.top_k})")
+    lines += _load(layer) if layer.balance else []
     lines.append("weights = scores * chosen")
     lines += ["weights = weights / weights.sum(-1, keepdim=True)"] * layer.normalised
     if shared_out:
@@ -94,6 +95,13 @@ def _lines(layer: Experts, *, shared_out: bool = False) -> list[str]:
     else:
         lines += _dispatched(layer) if layer.dispatched else _routed(layer)
     return lines + ["values = values + gated(self.shared, normed)"] * layer.shared
+
+
+def _load(layer: Experts) -> list[str]:
+    """What the auxiliary loss is made of: how often experts are chosen, and their shares of scores, summed over positions."""
+    shares = "scores" if layer.scores is Scores.SOFTMAX else "(scores / scores.sum(-1, keepdim=True))"
+    counts = "chosen.to(scores.dtype).sum(positions)"
+    return ["positions = tuple(range(scores.ndim - 1))", f"self.load = {layer.balance}, {counts}, {shares}.sum(positions)"]
 
 
 def _weighted(layer: Experts, values: str, weight: str) -> str:
