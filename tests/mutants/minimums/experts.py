@@ -42,7 +42,7 @@ def _by_rows(layer: AnyLayer, **axes: int) -> Scenario:
     """Rows over ranks along one axis, or along two."""
     mesh = Mesh(axes=tuple(Axis(name=name, size=size) for name, size in axes.items()))
     layout = Layout(mesh=mesh, parallelisms=(FSDP2() if len(axes) > 1 else DDP(),))
-    return Scenario(training=_training(layer, 12), layout=layout)
+    return Scenario(training=_training(layer, 4), layout=layout)
 
 
 def _shared_out(layer: AnyLayer, ranks: int = 2, rows: int = 12) -> Scenario:

@@ -77,9 +77,8 @@ def _by_parts(
 ) -> Load:
     """The experts of each part as if they were others, of which each part has chosen as many: losses of parts are added up so."""
     of_position = parts_of(scores)
-    loads = [
-        load_of(scores[of_position == part], chosen[of_position == part]) for part in sorted(set(of_position.flatten().tolist()))
-    ]
+    masks = (of_position == part for part in sorted(set(of_position.flatten().tolist())))
+    loads = [load_of(scores[mask], chosen[mask]) for mask in masks]
     counts, shares = [load.counts / load.counts.sum() for load in loads], [load.shares for load in loads]
     return loads[0]._replace(counts=torch.cat(counts), shares=torch.cat(shares))
 
