@@ -43,6 +43,7 @@ _KINDS_AND_OTHERS: SearchStrategy[type[AnyLayer]] = st.sampled_from((*_USUAL_KIN
 """`AnyLayer` stands for those that third parties offer."""
 _SCORES = st.sampled_from(Scores)
 _NUM_EXPERTS = st.sampled_from((2, 3, 4, 5, 6, 8))
+_BALANCES = st.sampled_from((0.0, 0.1, 0.01, 0.0))
 _SMOOTHINGS = st.sampled_from((0.0, 0.1))
 _Z_LOSSES = st.sampled_from((0.0, 0.01))
 
@@ -93,6 +94,7 @@ def experts(draw: DrawFn) -> Experts:
         weighs_input=draw(SOMETIMES),
         shared=draw(SOMETIMES),
         dispatched=draw(EVENLY),
+        balance=draw(_BALANCES),
         activation=draw(ACTIVATIONS),
         bias=draw(SOMETIMES),
         norm=draw(_NORMS),

@@ -9,6 +9,7 @@ from typing import Any
 
 from equivcheck.composition.registry import kind_of
 from equivcheck.layouts.expected_calls.communication import Totals, add
+from equivcheck.layouts.expected_calls.counted_units import sums_of_counts
 from equivcheck.layouts.expected_calls.model import Unmodelled
 from equivcheck.layouts.expected_calls.rank_view import RankView, whole_parameters
 from equivcheck.scenario import Data, Execution, Layer, Layout, Model, Training
@@ -82,7 +83,7 @@ def _predicted(training: Training, layout: Layout, coordinate: tuple[int, ...]) 
     if reason:
         return Prediction(totals={}, reason=reason)
     view = RankView(training=training, layout=layout, coordinate=coordinate, held=whole_parameters(training))
-    found: Totals = {}
+    found: Totals = sums_of_counts(view)
     for parallelism in layout.parallelisms:
         communication = kind_of(parallelism).communication
         for key, (num_calls, num_bytes) in communication.calls(view, parallelism).items():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from equivcheck.composition.registry import import_parts
 from equivcheck.export.clipping_by_mesh import clip_kinds
+from equivcheck.layouts.script.balance import add_balance
 from equivcheck.layouts.script.draft import Draft, LoopPosition, loop_over_units, refuse
 from equivcheck.scenario import Compile
 
@@ -19,6 +20,7 @@ def write_layout(draft: Draft) -> None:
         clip_kinds(draft)
     if layout.mesh.num_ranks == 1:
         draft.averages_loss = False
+    add_balance(draft)
     _compile(draft)
 
 

@@ -72,6 +72,8 @@ class Dispatch:
 
     trains_rows: bool
     """Whether the rows depend on parameters of the layer that are trained, such as those of a norm."""
+    num_counted: int = 0
+    """Units whose choices are counted over all rows of a microbatch, for a loss of the layer's own; 0 for none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 from torch import nn
@@ -40,6 +41,17 @@ class Embedding(nn.Embedding):
         """Leave the rows alone: they are replaced, and drawing them would use the process-wide generator."""
 
 
+class Load(NamedTuple):
+    """How a forward has loaded the units of a layer: what its loss of its own is made of."""
+
+    balance: float
+    """The coefficient of that loss."""
+    counts: torch.Tensor
+    """How often each unit has been chosen, (units,), in the element type of the values."""
+    shares: torch.Tensor
+    """Each unit's share of the scores of a position, summed over positions, (units,)."""
+
+
 class LayerModule(nn.Module):
     """One layer; a kind derives from it and says what it computes."""
 
@@ -61,6 +73,10 @@ class LayerModule(nn.Module):
 
     def chooser(self) -> nn.Module | None:
         """What in it chooses by values, and gives first of all whether each thing is chosen; None where nothing does."""
+        return None
+
+    def load(self) -> Load | None:
+        """How its last forward has loaded its units; None where it has no loss of its own."""
         return None
 
     def compute(self, inputs: torch.Tensor, mask: torch.Tensor | None, step: int) -> torch.Tensor:

@@ -44,6 +44,7 @@ _MODULES = (
     "experts.exchange",
     "experts.gradients",
     "experts.addends",
+    "experts.balance",
     "context_parallel.positions",
     "context_parallel.exchanges",
     "context_parallel.sums",

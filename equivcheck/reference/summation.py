@@ -41,7 +41,8 @@ def split_trace(training: Training, num_parts: int, scale: float) -> Trace:
 
 def split_steps(training: Training, num_parts: int) -> list[list[Batch]]:
     """The microbatches of each step in equal parts."""
-    return [[part for batch in step for part in _parts(batch, num_parts)] for step in material(training).steps]
+    looks = training.model.balances
+    return [[part for batch in step for part in _parts(batch, num_parts, looks=looks)] for step in material(training).steps]
 
 
 def _divide(divisor: float, optimizer: torch.optim.Optimizer, _step: int) -> None:
@@ -79,8 +80,9 @@ def clip_widely(_module: nn.Module, parameters: list[torch.Tensor], clipping: Cl
     return norm
 
 
-def _parts(batch: Batch, num_parts: int) -> Iterator[Batch]:
+def _parts(batch: Batch, num_parts: int, *, looks: bool) -> Iterator[Batch]:
+    """Equal parts; `looks` says whether a loss looks at all of the microbatch."""
     inputs, targets = (values.chunk(num_parts, batch.batch_dim) for values in (batch.inputs, batch.targets))
     for part, rows in enumerate(inputs):
         masks = tuple(None if mask is None else mask.chunk(num_parts)[part] for mask in batch.masks)
-        yield replace(batch, inputs=rows, targets=targets[part], masks=masks)
+        yield replace(batch, inputs=rows, targets=targets[part], masks=masks, whole=batch if looks else None)

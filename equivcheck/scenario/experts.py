@@ -13,6 +13,7 @@ from equivcheck.scenario.token_layers import MAX_DROPOUT, MAX_HIDDEN, GatedMLP
 MAX_EXPERTS = 32
 """More than are drawn: ranks may ask for a multiple."""
 MAX_CHOSEN = 2
+MAX_BALANCE = 1.0
 
 
 class Scores(Choice):
@@ -48,6 +49,13 @@ class Experts(AnyLayer):
     """Whether there is one expert more, which computes every position, without weight."""
     dispatched: bool = False
     """Whether an expert is given the positions alone that have chosen it; else it computes all, and the others count nothing."""
+    balance: float = 0.0
+    """Coefficient of an auxiliary loss that is least where all experts are chosen alike, 0 to 1; 0 for none.
+
+    It times the number of experts times the sum over them of f * P (https://arxiv.org/abs/2101.03961, equation 4), where f is an
+    expert's share of all choices in a microbatch, without gradient, and P the mean over all its positions of the expert's share
+    of a position's scores. It is added to the loss as a mean over rows, whatever the loss is: that of each microbatch counts by
+    its share of the step's rows."""
     activation: Activation = Activation.SILU
     """What follows the gate."""
     bias: bool = False
@@ -65,6 +73,7 @@ class Experts(AnyLayer):
         require_between(self, "hidden", 1, MAX_HIDDEN)
         require_between(self, "num_experts", 2, MAX_EXPERTS)
         require_between(self, "top_k", 1, MAX_CHOSEN)
+        require_between(self, "balance", 0.0, MAX_BALANCE)
         require_between(self, "dropout", 0.0, MAX_DROPOUT)
         if self.normalised and self.top_k == 1:
             raise refuse(self, "normalised", "False with top_k 1: a single weight would be 1 whatever its score")

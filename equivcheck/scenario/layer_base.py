@@ -97,6 +97,11 @@ class AnyLayer:
         return None
 
     @property
+    def balance(self) -> float:
+        """Coefficient of a loss of its own for how unequally its units are chosen; 0 for none."""
+        return 0.0
+
+    @property
     def ends_in_linear(self) -> bool:
         """Whether its output is what its last linear gives, with nothing done to it."""
         return not self.residual and not self.dropout and self.shape_op is None

@@ -143,6 +143,11 @@ class Model:
         return found if len(found) == len(self.layers) else ()
 
     @property
+    def balances(self) -> bool:
+        """Whether a layer has a loss of its own."""
+        return any(layer.balance for layer in self.layers)
+
+    @property
     def has_matrices_only(self) -> bool:
         """Whether every parameter has two dims: no bias, no norm, no scale."""
         head = self.head is None or not (self.head.bias or self.head.norm)

@@ -8,6 +8,7 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from equivcheck.trace.stage import Stage
+from equivcheck.train.balance import with_balance
 from equivcheck.train.material import Batch
 from equivcheck.train.setup import Setup
 
@@ -31,7 +32,8 @@ def part_loss(setup: Setup, batch: Batch, index: int, rows: int) -> torch.Tensor
     with setup.around_forward():
         outputs = setup.module(batch.inputs, batch.masks, index)
         loss = setup.loss(training, outputs.to(getattr(torch, training.precision.value)), batch.targets, batch.divisor)
-    return scaled(setup, loss, rows)
+        loss = scaled(setup, loss, rows)
+        return with_balance(setup, loss, batch, index, rows / training.data.batch) if training.model.balances else loss
 
 
 def backward(setup: Setup, loss: torch.Tensor) -> None:

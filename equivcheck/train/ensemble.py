@@ -26,6 +26,7 @@ from equivcheck.layers.module import ACTIVATIONS
 from equivcheck.layers.parameters import SCALE, parameters_of
 from equivcheck.layers.registry import kind_of
 from equivcheck.scenario import ClipNorm, ClipValue, CrossEntropy, Layer, Training, ZeroGrad
+from equivcheck.train.balance import balance_loss, loads_of
 from equivcheck.train.choices import RecordedChoices
 from equivcheck.train.loss import loss_of
 from equivcheck.train.material import Batch
@@ -134,7 +135,10 @@ def _mapped_losses(training: Training, parameters: Mapping[str, torch.Tensor]) -
         def loss(own: Tensors, inputs: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, Tensors]:
             _use(places, own)
             outputs = model(inputs, batch.masks, index)
-            return loss_of(training, outputs, targets, batch.divisor) * share, choices.taken()
+            found = loss_of(training, outputs, targets, batch.divisor) * share
+            if training.model.balances:
+                found = found + _balance_loss(training, model, inputs.shape[batch.batch_dim])
+            return found, choices.taken()
 
         with warnings.catch_warnings():
             # Fused attention is run copy by copy, which torch remarks on.
@@ -144,6 +148,12 @@ def _mapped_losses(training: Training, parameters: Mapping[str, torch.Tensor]) -
         return each.detach(), all(bool((copies == copies[0]).all()) for copies in chosen)
 
     return losses
+
+
+def _balance_loss(training: Training, model: nn.Module, rows: int) -> torch.Tensor:
+    """The losses of layers in a microbatch of so many rows, as a share of the step's loss."""
+    loads, positions = loads_of(model), rows * (training.model.length or 1)
+    return balance_loss(loads, [load.counts for load in loads], positions) * (rows / training.data.batch)
 
 
 def _embedded(module: nn.Embedding, padding: int, tokens: torch.Tensor) -> torch.Tensor:

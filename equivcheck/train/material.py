@@ -46,6 +46,8 @@ class Batch:
     """What a loss of labels is divided by, the same for all microbatches of a step."""
     batch_dim: int = 0
     """The dim of inputs and targets along which the rows lie; of a batch of several copies, the dim within a copy."""
+    whole: Batch | None = None
+    """The microbatch that it is a part of, where one device computes that in parts, and a loss looks at all of it."""
 
     @property
     def rows(self) -> int:

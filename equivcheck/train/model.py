@@ -62,11 +62,15 @@ class MLP(nn.Module):
         """
         if "forwards" in self._buffers:
             self.forwards += 1
+        values = self.finished(self.through_layers(inputs, masks, step))
+        return values.transpose(0, 1) if self.batch_dim else values
+
+    def through_layers(self, inputs: torch.Tensor, masks: tuple[torch.Tensor | None, ...], step: int) -> torch.Tensor:
+        """What leaves the last layer, rows first."""
         values = self.embedded(inputs.transpose(0, 1) if self.batch_dim else inputs)
         for layer, mask in zip(self.layers, masks, strict=True):
             values = layer(values, mask, step)
-        values = self.finished(values)
-        return values.transpose(0, 1) if self.batch_dim else values
+        return values
 
     def embedded(self, inputs: torch.Tensor) -> torch.Tensor:
         """What the first layer is given: the inputs, or what tokens and their positions are embedded as."""

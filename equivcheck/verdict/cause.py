@@ -124,6 +124,8 @@ class Cause(Choice):
     """What experts read, or the scores that weigh what they make, has no gradient."""
     EXPERT_ROWS = "expert_rows"
     """Rows are mixed up on the way to the ranks that hold their experts, or back."""
+    EXPERT_BALANCE = "expert_balance"
+    """The auxiliary loss of experts goes by other counts, counts more or less often, or has no gradient."""
     REDUCED_OVER_OTHERS = "reduced_over_others"
     """Gradients of parts of a tensor are reduced over ranks that hold other parts."""
     STALE = "stale"

@@ -126,6 +126,11 @@ KINDS: dict[Family, dict[str, tuple[str, ...]]] = {
         ),
         "bias of the second projection added on every rank": ("bias_of_experts_added_on_every_rank",),
         "fused gate of experts cut as one": ("gate_and_up_of_experts_cut_as_one",),
+        "auxiliary loss of the local batch": ("balance_of_own_rows",),
+        "counts of the wrong axis": ("balance_counted_along_last_axis",),
+        "auxiliary loss averaged again, or added again": ("balance_divided_by_ranks", "balance_counted_twice"),
+        "auxiliary loss of microbatches": ("balance_summed_over_microbatches", "choices_of_earlier_microbatches_counted"),
+        "auxiliary loss detached": ("balance_without_gradient",),
     },
     Family.CONTEXT_PARALLEL: {
         "positions counted in a part": ("rotary_positions_of_own_part", "learned_positions_of_own_part"),

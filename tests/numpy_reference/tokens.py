@@ -43,17 +43,26 @@ BASE = 100.0
 
 def logits(model: Model, parameters: Parameters, inputs: npt.NDArray[np.int64] | Array) -> Array:
     """Outputs of shape (rows, length, outputs)."""
+    return _through(model, parameters, inputs)[0]
+
+
+def balance_loss(model: Model, parameters: Parameters, inputs: npt.NDArray[np.int64] | Array) -> float:
+    """The auxiliary losses of experts in a microbatch."""
+    layers = zip(model.layers, _through(model, parameters, inputs)[1], strict=True)
+    return sum(_balance_loss(layer, _own(parameters, index), values) for index, (layer, values) in enumerate(layers))
+
+
+def _through(model: Model, parameters: Parameters, inputs: npt.NDArray[np.int64] | Array) -> tuple[Array, list[Array]]:
+    """Outputs, and what enters each layer."""
+    entering = []
     values = np.asarray(inputs, dtype=float)
     if model.source is not None:
         values = parameters["embedding.weight"][inputs]
         if model.source.learned_positions:
             values = values + parameters["positions.weight"][None]
     for index, layer in enumerate(model.layers):
-        own = {
-            name.removeprefix(f"layers.{index}."): each
-            for name, each in parameters.items()
-            if name.startswith(f"layers.{index}.")
-        }
+        own = _own(parameters, index)
+        entering.append(values)
         if isinstance(layer, Layer) and layer.shares is not None:
             own["linear.weight"] = parameters[f"layers.{layer.shares}.linear.weight"]
         values = np.stack([_layer(layer, own, row) for row in values])
@@ -62,7 +71,13 @@ def logits(model: Model, parameters: Parameters, inputs: npt.NDArray[np.int64] |
         own.setdefault("linear.weight", parameters["embedding.weight"])
         values = _linear(own, "linear", _norm(model.head.norm, own, values))
     values = values * parameters.get("scale", 1.0)
-    return values + np.linspace(0.25, 0.75, model.outputs) if model.offset else values
+    return values + np.linspace(0.25, 0.75, model.outputs) if model.offset else values, entering
+
+
+def _own(parameters: Parameters, index: int) -> dict[str, Array]:
+    """The parameters of a layer, by their names in it."""
+    start = f"layers.{index}."
+    return {name.removeprefix(start): each for name, each in parameters.items() if name.startswith(start)}
 
 
 def _layer(layer: AnyLayer, own: Parameters, inputs: Array) -> Array:
@@ -97,11 +112,27 @@ def _attended(layer: Attention, own: Parameters, normed: Array) -> Array:
     return attended
 
 
-def _routed(layer: Experts, own: Parameters, values: Array) -> Array:
-    """One position through the experts that it chooses, of shape (features,)."""
+def _balance_loss(layer: AnyLayer, own: Parameters, inputs: Array) -> float:
+    """By each expert's share of all choices, and the mean of its share of the scores of a position."""
+    if not isinstance(layer, Experts) or not layer.balance:
+        return 0.0
+    routes = [_route(layer, own, position) for row in _norm(layer.norm, own, inputs) for position in row]
+    choices = [expert for _, chosen in routes for expert in chosen]
+    shares = [np.mean([scores[expert] / sum(scores) for scores, _ in routes]) for expert in range(layer.num_experts)]
+    found = sum(choices.count(expert) / len(choices) * share for expert, share in enumerate(shares))
+    return float(layer.balance * layer.num_experts * found)
+
+
+def _route(layer: Experts, own: Parameters, values: Array) -> tuple[Array, list[int]]:
+    """The scores of one position, and the experts that it chooses."""
     scored = own["router.weight"] @ values
     scores = softmax(scored) if layer.scores is Scores.SOFTMAX else sigmoid(scored)
-    chosen = sorted(range(layer.num_experts), key=lambda expert: (-scores[expert], expert))[: layer.top_k]
+    return scores, sorted(range(layer.num_experts), key=lambda expert: (-scores[expert], expert))[: layer.top_k]
+
+
+def _routed(layer: Experts, own: Parameters, values: Array) -> Array:
+    """One position through the experts that it chooses, of shape (features,)."""
+    scores, chosen = _route(layer, own, values)
     total = sum(scores[expert] for expert in chosen) if layer.normalised else 1.0
     outputs = _expert(layer, _of_expert(own, "shared"), values) if layer.shared else np.zeros_like(values)
     for expert in chosen:

@@ -10,6 +10,7 @@ from equivcheck.diagnosis.catalogue.context_parallel.attention import wrong_look
 from equivcheck.diagnosis.catalogue.context_parallel.sums import wrong_parts
 from equivcheck.diagnosis.catalogue.counterfactual import Counterfactual
 from equivcheck.diagnosis.catalogue.experts.addends import wrong_addends
+from equivcheck.diagnosis.catalogue.experts.balance import wrong_balances
 from equivcheck.diagnosis.catalogue.experts.capacity import dropped_rows
 from equivcheck.diagnosis.catalogue.experts.exchange import wrong_exchanges
 from equivcheck.diagnosis.catalogue.experts.routing import wrong_experts
@@ -40,6 +41,7 @@ CATALOGUE: tuple[tuple[Callable[[DivergedRun], Iterator[Counterfactual]], tuple[
     (wrong_keys_and_values, _COMPUTED),
     (wrong_embeddings, _COMPUTED),
     (wrong_experts, _COMPUTED),
+    (wrong_balances, _COMPUTED),
     (wrong_exchanges, _COMPUTED),
     (wrong_addends, _COMPUTED),
     (wrong_looks, _COMPUTED),

@@ -20,6 +20,7 @@ from equivcheck.layouts.rounding import Division
 from equivcheck.reference.reduction import AccumulatedGradients, Averaging, Gradients
 from equivcheck.trace.trace import Trace
 from equivcheck.train.accumulate import part_loss, scalar
+from equivcheck.train.balance import Counts, counts_in
 from equivcheck.train.loop import Pause, pausing
 from equivcheck.train.material import Batch, material
 from equivcheck.train.setup import Setup
@@ -48,6 +49,9 @@ class EmulatedRanks:
         self.coordinates = coordinates_of_ranks(self.mesh)
         self.held = held_elements_of(diverged)
         self.setups: list[Setup] = [single_device(self.training) for _ in self.coordinates]
+        self._counts: Counts = ()
+        for setup in self.setups:
+            setup.whole_counts = lambda *_given: self._counts
 
         self.data_axes = diverged.data_axes
         """The axes along which ranks compute on different rows, outermost first."""
@@ -117,6 +121,7 @@ class EmulatedRanks:
         losses[:] = [0.0] * len(losses)
         for number, batch in enumerate(batches):
             is_local = number in self.unreduced_microbatches
+            self._count(batch, index)
             for rank, model in zip(self.coordinates, models, strict=True):
                 loss, fresh = self._backward(rank, model, batch, index)
                 losses[rank.rank] += loss
@@ -129,6 +134,13 @@ class EmulatedRanks:
         for model, reduced in zip(models, gradients.reduced, strict=True):
             for name, value in model.items():
                 value.grad = reduced.get(name)
+
+    def _count(self, batch: Batch, index: int) -> None:
+        """Count how often all ranks choose units: how many ranks have the same rows does not matter, as shares are looked at."""
+        if self.training.model.balances:
+            parts = [(setup.model, self.take(rank, batch)) for rank, setup in zip(self.coordinates, self.setups, strict=True)]
+            of_ranks = [counts_in(model, part, index) for model, part in parts if part.rows]
+            self._counts = [torch.stack(each).sum(0) for each in zip(*of_ranks, strict=True)]
 
     def _backward(self, rank: RankCoordinate, model: Parameters, batch: Batch, index: int) -> tuple[float, Gradients]:
         """Loss and gradients of a rank's rows of a microbatch, scaled so that the mean over ranks is that of all."""

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 
 from equivcheck.export.bugs.snippet import Snippet, flagged
 from equivcheck.export.bugs.token_layers import rewritten
-from equivcheck.layouts.script.draft import Draft
+from equivcheck.layouts.expected_calls.counted_units import AXES
+from equivcheck.layouts.script.draft import Draft, LoopPosition, refuse
 from equivcheck.layouts.script.text import block
+from equivcheck.scenario import Scenario
 
 _ROUTED = re.compile(r"( *)(flat, chosen, weights = |values = torch\.zeros_like\(normed\))")
 """The first line after a router has given what is chosen and what that weighs."""
@@ -43,6 +46,36 @@ def _other_side(line: str) -> str:
     return line
 
 
+def _reweighed(factor: Callable[[Scenario], int | float]) -> Snippet:
+    """The auxiliary loss of ranks times a factor."""
+
+    def plant(draft: Draft) -> None:
+        draft.added = f"{_balance(draft)} * ({factor(draft.scenario)!r} if parallel else 1)"
+
+    return plant
+
+
+def _balance(draft: Draft) -> str:
+    if not draft.added:
+        raise refuse("the mutant", "the script has no auxiliary loss")
+    return draft.added
+
+
+def _counted_by(groups: str) -> Snippet:
+    """Choices counted over other groups of ranks."""
+
+    def plant(draft: Draft) -> None:
+        _balance(draft)
+        draft.add(LoopPosition.WRAP, f"groups[:] = {groups}")
+
+    return plant
+
+
+def _counted_along_last_axis(draft: Draft) -> None:
+    names = [axis.name for axis in draft.scenario.layout.mesh.axes if axis.size > 1]
+    _counted_by(f'[mesh.get_group("{names[-1]}")]')(draft)
+
+
 _SHARED = r"gated\d*\(self\.shared, normed\)"
 _NORMALISED = "weights / weights.sum(-1"
 SNIPPETS: dict[str, Snippet] = {
@@ -75,6 +108,14 @@ SNIPPETS: dict[str, Snippet] = {
     ),
     "shared_expert_added_for_each_choice": rewritten(
         lambda line: re.sub(_SHARED, r"\g<0> * (chosen.sum(-1).max() if self.is_wrong else 1)", line)
+    ),
+    "balance_of_own_rows": _counted_by("[]"),
+    "balance_counted_along_last_axis": _counted_along_last_axis,
+    "balance_divided_by_ranks": _reweighed(lambda scenario: 1 / scenario.layout.mesh.size(*AXES)),
+    "balance_counted_twice": _reweighed(lambda _scenario: 2),
+    "balance_summed_over_microbatches": _reweighed(lambda scenario: len(scenario.training.data.microbatches)),
+    "balance_without_gradient": rewritten(
+        lambda line: re.sub(r"(self\.load = .*, )(.*\.sum\(positions\))$", r"\1(\2.detach() if self.is_wrong else \2)", line)
     ),
 }
 """By the name of the mutant."""

@@ -34,7 +34,8 @@ class ExpertsKind(LayerKind):
 
     def dispatch(self, layer: Experts) -> Dispatch:
         """Rows to experts; those of a norm, or weighted, depend on trained parameters."""
-        return Dispatch(trains_rows=not layer.frozen and (layer.norm is not None or layer.weighs_input))
+        trains_rows = not layer.frozen and (layer.norm is not None or layer.weighs_input)
+        return Dispatch(trains_rows=trains_rows, num_counted=layer.num_experts if layer.balance else 0)
 
     def choices(self, layer: Experts) -> tuple[ShardingChoice, ...]:
         """By the features within each expert, the shared one too; the router is whole on every rank."""

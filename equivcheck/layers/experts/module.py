@@ -6,7 +6,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from equivcheck.layers.module import ACTIVATIONS, DispatchingModule, Linear, beside, norm_of
+from equivcheck.layers.module import ACTIVATIONS, DispatchingModule, Linear, Load, beside, norm_of
 from equivcheck.layers.region import UNCUT, Region
 from equivcheck.scenario import Experts, Scores
 
@@ -17,14 +17,23 @@ class Router(Linear):
     def __init__(self, layer: Experts, inputs: int) -> None:
         super().__init__(inputs, layer.num_experts, bias=False)
         self.layer = layer
+        self.load: Load | None = None
 
     def forward(self, inputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:  # type: ignore[override]
         """Map (..., inputs) to (..., experts): whether each is chosen, and its weight, which is zero for others."""
         logits = super().forward(inputs)
         scores = logits.softmax(-1) if self.layer.scores is Scores.SOFTMAX else logits.sigmoid()
         chosen = self.chosen(scores.detach())
+        if self.layer.balance:
+            self.load = self.load_of(scores, chosen)
         weights = scores * chosen
         return chosen, weights / weights.sum(-1, keepdim=True) if self.layer.normalised else weights
+
+    def load_of(self, scores: torch.Tensor, chosen: torch.Tensor) -> Load:
+        """What scores and choices, (..., experts), mean for the loss of this layer."""
+        positions = tuple(range(scores.ndim - 1))
+        shares = scores if self.layer.scores is Scores.SOFTMAX else scores / scores.sum(-1, keepdim=True)
+        return Load(self.layer.balance, chosen.to(scores.dtype).sum(positions), shares.sum(positions))
 
     def chosen(self, scores: torch.Tensor) -> torch.Tensor:
         """Whether each score, (..., experts), is among the highest; of equal ones the first: `topk` would take any."""
@@ -81,6 +90,10 @@ class ExpertsModule(DispatchingModule):
     def chooser(self) -> Router:
         """Its router."""
         return self.router
+
+    def load(self) -> Load | None:
+        """What its router has kept."""
+        return self.router.load
 
     def units(self) -> GatedExperts:
         """Its experts but the shared one."""

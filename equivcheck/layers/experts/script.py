@@ -96,6 +96,7 @@ def _lines(layer: Experts, *, shared_out: bool = False, in_region: bool = False)
     lines = [f"normed = {f'self.region.entered({normed})' if in_region else normed}"]
     lines.append(f"scores = self.router(normed).{'softmax(-1)' if layer.scores is Scores.SOFTMAX else 'sigmoid()'}")
     lines.append(f"chosen = chosen_by(scores.detach(), {layer.top_k})")
+    lines += _load(layer) if layer.balance else []
     lines.append("weights = scores * chosen")
     lines += ["weights = weights / weights.sum(-1, keepdim=True)"] * layer.normalised
     lines += ["normed, weights = self.region.used(normed, weights)"] * in_region
@@ -105,6 +106,13 @@ def _lines(layer: Experts, *, shared_out: bool = False, in_region: bool = False)
         lines += _dispatched(layer) if layer.dispatched else _routed(layer)
     lines += ["values = values + gated(self.shared, normed)"] * layer.shared
     return lines + ["values = self.region.left(values)"] * in_region
+
+
+def _load(layer: Experts) -> list[str]:
+    """What the auxiliary loss is made of: how often experts are chosen, and their shares of scores, summed over positions."""
+    shares = "scores" if layer.scores is Scores.SOFTMAX else "(scores / scores.sum(-1, keepdim=True))"
+    counts = "chosen.to(scores.dtype).sum(positions)"
+    return ["positions = tuple(range(scores.ndim - 1))", f"self.load = {layer.balance}, {counts}, {shares}.sum(positions)"]
 
 
 def _weighted(layer: Experts, values: str, weight: str) -> str:

@@ -60,6 +60,8 @@ class Draft:
     """Factor of a sum loss in parallel: ranks that average gradients, so it is their number."""
     gradient_scale: str = ""
     """Factor of a loss in backward alone, in parallel, as an expression; empty for 1."""
+    added: str = ""
+    """What is added to the loss of a microbatch, as an expression; empty for nothing."""
     context: str = ""
     """Entered around forward and backward of a microbatch; empty for nothing."""
     around_loss: str = ""

@@ -90,22 +90,23 @@ def _microbatches(draft: Draft) -> list[str]:
     if not has_several(draft):
         return [*_microbatch(draft), *([] if draft.computes else ["total = loss.detach()"])]
     batches = "enumerate(microbatches)" if draft.needs_number else "microbatches"
-    batch = f"({_unpacked(draft)})" if draft.numbers is Numbers.DRAWN and not _is_uneven_mean(draft) else "batch"
+    batch = f"({_unpacked(draft)})" if draft.numbers is Numbers.DRAWN and not _counts_rows(draft) else "batch"
     variables = f"number, {batch}" if draft.needs_number else batch if batch == "batch" else _unpacked(draft)
     lines = [*_microbatch(draft), *([] if draft.computes else ["total = total + loss.detach()"])]
     return ["total = torch.zeros(())", *block(f"for {variables} in {batches}:", lines)]
 
 
-def _is_uneven_mean(draft: Draft) -> bool:
+def _counts_rows(draft: Draft) -> bool:
+    """Whether microbatches of unequal size count by their rows."""
     training = draft.scenario.training
-    return training.loss.is_mean and len(set(training.data.microbatches)) > 1
+    return (training.loss.is_mean or training.model.balances) and len(set(training.data.microbatches)) > 1
 
 
 def _microbatch(draft: Draft) -> list[str]:
     lines = []
     if draft.numbers is Numbers.EXACT:
         lines.append(f"{_unpacked(draft)} = map(torch.tensor, batch)")
-    elif has_several(draft) and _is_uneven_mean(draft):
+    elif has_several(draft) and _counts_rows(draft):
         lines.append(f"{_unpacked(draft)} = batch")
     lines += block("if parallel:", draft.lines[LoopPosition.TAKE])
     if draft.computes:
@@ -131,7 +132,8 @@ def _backward(draft: Draft) -> list[str]:
     factors = [factor for factor in (draft.gradient_scale, draft.weight) if factor]
     if factors:
         backward = [f"weight = {' * '.join(factors)} if parallel else 1.0", "(loss * weight).backward()"]
-    return [*lines, *block("if parallel:", scale), *backward]
+    added = [f"loss = loss + {draft.added}"] if draft.added else []
+    return [*lines, *block("if parallel:", scale), *added, *backward]
 
 
 def loss_of(draft: Draft, outputs: str) -> str:
@@ -174,11 +176,16 @@ def _define_label_loss(draft: Draft, name: str, loss: CrossEntropy) -> None:
 
 
 def share(draft: Draft) -> str:
+    """What follows the loss of a microbatch, as a part of that of all."""
+    return part_of_step(draft) if draft.scenario.training.loss.is_mean else ""
+
+
+def part_of_step(draft: Draft) -> str:
     """What follows a mean over a microbatch, as a part of the mean over all."""
     training = draft.scenario.training
-    if not training.loss.is_mean or not has_several(draft):
+    if not has_several(draft):
         return ""
-    if not _is_uneven_mean(draft):
+    if len(set(training.data.microbatches)) == 1:
         return f" / {len(training.data.microbatches)}"
     rows = "batch[0][0]" if training.data.batch_dim else "batch[0]"
     return f" * (len({rows}) / {training.data.batch})"

@@ -29,6 +29,7 @@ class ContextParallelKind(LayoutKind):
         """Cut what is fed, and the loss, by positions."""
         import torch
 
+        from equivcheck.layouts.data_rows import sum_counts
         from equivcheck.parallelisms.context_parallel.parts import look_from, own_loss, sum_over_ranks, take_positions
         from equivcheck.parallelisms.context_parallel.positions import positions_of_ranks
         from equivcheck.parallelisms.context_parallel.ranks import PositionRanks
@@ -45,3 +46,4 @@ class ContextParallelKind(LayoutKind):
         take_positions(setup, ranks)
         own_loss(setup, ranks)
         sum_over_ranks(setup, ranks)
+        sum_counts(setup, ranks.group)

@@ -8,6 +8,7 @@ from equivcheck.layouts.limits.execution import uncompiled
 from equivcheck.layouts.limits.limit import LayoutLimit, Limit, parallelism_of
 from equivcheck.layouts.limits.repairs import (
     all_multiples,
+    each_layer,
     with_model,
     with_num_layers,
     with_options,
@@ -83,6 +84,13 @@ NO_COUNTER = Limit(
     reason="pipeline: a buffer that counts forward passes counts every chunk, and the pass that finds out shapes",
     applies=lambda training, _layout: training.model.counter,
     repair=lambda training, _layout: with_model(training, counter=False),
+)
+
+NO_LOSS_OF_LAYERS = Limit(
+    reason="pipeline: an auxiliary loss of experts goes by how often all rows of a microbatch choose each, but the backward of "
+    "its first chunk may run before the forward of its last, and the last stage, which has the loss, has no layer of others",
+    applies=lambda training, _layout: training.model.balances,
+    repair=lambda training, _layout: each_layer(training, lambda _index, layer: layer.having(balance=0.0)),
 )
 
 ONE_MICROBATCH_SCALED = Limit(
@@ -163,6 +171,7 @@ LIMITS: tuple[Limit, ...] = (
     ROWS_FIRST,
     EVEN_CHUNKS,
     NO_COUNTER,
+    NO_LOSS_OF_LAYERS,
     NOTHING_BEHIND_FROZEN_LAYERS,
 )
 

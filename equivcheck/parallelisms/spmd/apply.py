@@ -34,4 +34,4 @@ class SPMDKind(LayoutKind):
         if parallelism.redistribute_gradients:
             redistribute_gradients(setup.model.parameters())
         setup.take = lambda batch: distribute_batch(batch, mesh)
-        take_rows(setup, mesh)
+        take_rows(setup, mesh, propagates=True)

@@ -59,8 +59,13 @@ ROWS_BEHIND_POSITIONS = Unmodelled(
     applies=lambda training, _layout: training.data.batch_dim != 0 and training.model.length is not None,
 )
 
+COUNTED_UNITS = Unmodelled(
+    reason="SPMD: how often experts are chosen is pending a sum over ranks, made wherever an operation asks for it",
+    applies=lambda training, _layout: training.model.balances,
+)
+
 SPMD_COMMUNICATION = CommunicationModel(
     options=frozenset(("distribution", "redistribute_gradients")),
     calls=replicated_totals,
-    unmodelled=(LEFT_TO_PROPAGATION, PENDING_GRADIENTS, MIXED_ELEMENTS, UNKNOWN_BIASES, ROWS_BEHIND_POSITIONS),
+    unmodelled=(LEFT_TO_PROPAGATION, PENDING_GRADIENTS, MIXED_ELEMENTS, UNKNOWN_BIASES, ROWS_BEHIND_POSITIONS, COUNTED_UNITS),
 )

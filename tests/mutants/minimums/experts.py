@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from equivcheck.scenario import (
     DDP,
+    FSDP2,
     AnyLayer,
     Axis,
     Data,
@@ -28,16 +29,24 @@ PAIR = Experts(hidden=2, num_experts=3, top_k=2)
 NORMALISED = Experts(hidden=2, num_experts=3, top_k=2, normalised=True, scores=Scores.SIGMOID)
 SHARED = Experts(hidden=2, num_experts=3, top_k=2, shared=True)
 FOUR = Experts(hidden=2, num_experts=4)
+BALANCED = Experts(hidden=2, balance=0.1)
 
 
-def _training(layer: AnyLayer, rows: int) -> Training:
-    return Training(model=Model(features=2, layers=(layer,)), data=Data(microbatches=(rows,)))
+def _training(layer: AnyLayer, *rows: int) -> Training:
+    return Training(model=Model(features=2, layers=(layer,)), data=Data(microbatches=rows))
 
 
-def _alone(layer: AnyLayer, rows: int = 4) -> Scenario:
+def _alone(layer: AnyLayer, *rows: int) -> Scenario:
     """On one rank."""
     layout = Layout(mesh=Mesh(axes=(Axis(name="dp", size=1),)), parallelisms=(DDP(),))
-    return Scenario(training=_training(layer, rows), layout=layout)
+    return Scenario(training=_training(layer, *rows or (4,)), layout=layout)
+
+
+def _by_rows(layer: AnyLayer, **axes: int) -> Scenario:
+    """Rows over ranks along one axis, or along two."""
+    mesh = Mesh(axes=tuple(Axis(name=name, size=size) for name, size in axes.items()))
+    layout = Layout(mesh=mesh, parallelisms=(FSDP2() if len(axes) > 1 else DDP(),))
+    return Scenario(training=_training(layer, 4), layout=layout)
 
 
 def _shared_out(layer: AnyLayer, ranks: int = 2, rows: int = 12) -> Scenario:
@@ -62,7 +71,7 @@ MINIMUMS: dict[str, Scenario] = {
     "experts_input_detached": _alone(NORMED),
     "rows_given_to_next_expert": _alone(PLAIN),
     "second_expert_left_out": _alone(PAIR),
-    "rows_beyond_capacity_dropped": _alone(PLAIN, rows=9),
+    "rows_beyond_capacity_dropped": _alone(PLAIN, 9),
     "shared_expert_weighted": _alone(SHARED),
     "shared_expert_added_for_each_choice": _alone(SHARED),
     "rows_not_put_back_in_order": _shared_out(FOUR),
@@ -80,5 +89,12 @@ MINIMUMS: dict[str, Scenario] = {
     "router_learns_from_addend_of_rank": _cut_within(PLAIN),
     "bias_of_experts_added_on_every_rank": _cut_within(BIASED),
     "gate_and_up_of_experts_cut_as_one": _cut_within(PLAIN),
+    "balance_of_own_rows": _by_rows(BALANCED, dp=2),
+    "balance_counted_along_last_axis": _by_rows(BALANCED, dp_replicate=2, dp_shard=2),
+    "balance_divided_by_ranks": _by_rows(BALANCED, dp=2),
+    "balance_counted_twice": _alone(BALANCED),
+    "balance_summed_over_microbatches": _alone(BALANCED, 4, 4),
+    "balance_without_gradient": _alone(BALANCED),
+    "choices_of_earlier_microbatches_counted": _alone(BALANCED, 3, 4),
 }
 """By the name of the mutant."""

@@ -15,6 +15,7 @@ EXAMPLES = (
     _example(Cause.SHARED_EXPERT, "shared_expert_weighted", "the shared expert is weighted by the router"),
     _example(Cause.EXPERT_GRADIENT, "experts_input_detached", "what experts read is detached"),
     _example(Cause.EXPERT_ROWS, "rows_not_put_back_in_order", "goes back expert by expert"),
+    _example(Cause.EXPERT_BALANCE, "balance_of_own_rows", "of `layers.0` goes by what each of the 2 dp ranks alone chooses"),
     _example(Cause.REDUCED_OVER_OTHERS, "expert_gradients_averaged_as_replicated", "which hold others each"),
     _example(Cause.KEY_VALUE_GRADIENT, "ring_gradients_overwritten", "from positions of the rank before theirs alone"),
     _example(Cause.PADDING_TRAINED, "padding_row_trained", "the embedding has forgotten its padding"),

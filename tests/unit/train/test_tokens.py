@@ -61,7 +61,11 @@ def numpy_loss(training: Training, parameters: tokens.Parameters) -> float:
         label_loss(training.loss, tokens.logits(training.model, parameters, batch.inputs.numpy()), batch.targets.numpy())[0]
         for batch in batches
     )
-    return total / batches[0].divisor
+    added = (
+        tokens.balance_loss(training.model, parameters, batch.inputs.numpy()) * batch.rows / training.data.batch
+        for batch in batches
+    )
+    return total / batches[0].divisor + sum(added)
 
 
 @settings(max_examples=25)
@@ -74,8 +78,10 @@ def test_the_loss_is_that_of_numpy(model: Model, loss: CrossEntropy) -> None:
 
 
 ATTENTION, GATED = DECODER.layers
-SCORED = Experts(hidden=2, num_experts=3, top_k=2, scores=Scores.SIGMOID, normalised=True, weighs_input=True, bias=True)
-SHARED = Experts(hidden=3, num_experts=4, shared=True, norm=Norm.RMS, activation=Activation.TANH)
+SCORED = Experts(
+    hidden=2, num_experts=3, top_k=2, scores=Scores.SIGMOID, normalised=True, weighs_input=True, bias=True, balance=0.5
+)
+SHARED = Experts(hidden=3, num_experts=4, shared=True, norm=Norm.RMS, activation=Activation.TANH, balance=1.0)
 
 
 @pytest.mark.parametrize(

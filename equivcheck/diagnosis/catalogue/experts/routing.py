@@ -189,6 +189,8 @@ def routing(module: ExpertsModule, *, route: Route) -> None:
         logits = inputs @ router.weight.T
         scores = logits.softmax(-1) if layer.scores is Scores.SOFTMAX else logits.sigmoid()
         chosen = router.chosen(scores.detach())
+        if layer.balance:
+            router.load = router.load_of(scores, chosen)
         weights = scores * chosen
         return route(scores, chosen, weights / weights.sum(-1, keepdim=True) if layer.normalised else weights)
 

@@ -1,0 +1,112 @@
+"""The auxiliary loss of experts by counts of parts of a microbatch, or of several, of another weight, or without gradient."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+
+import torch
+
+from equivcheck.diagnosis.catalogue.context_parallel.cut import cut_of
+from equivcheck.diagnosis.catalogue.counterfactual import Counterfactual, on_one_device
+from equivcheck.diagnosis.catalogue.experts.routing import choices, module_of, named
+from equivcheck.diagnosis.diverged_run import DivergedRun
+from equivcheck.diagnosis.emulation.coordinates import choices_of
+from equivcheck.diagnosis.words import over
+from equivcheck.layers.experts.module import Router
+from equivcheck.layers.module import Load
+from equivcheck.scenario import Experts
+from equivcheck.scenario.mesh import CP
+from equivcheck.train.balance import Counts
+from equivcheck.train.material import Batch
+from equivcheck.train.setup import Setup
+from equivcheck.verdict.cause import Cause
+
+LoadOf = Callable[[torch.Tensor, torch.Tensor], Load]
+"""From scores and choices, (rows, ..., experts), what they mean for the loss of a layer."""
+Wrong = Callable[[LoadOf, torch.Tensor, torch.Tensor], Load]
+"""The same by another function, which is told the right one first."""
+
+
+def wrong_balances(diverged: DivergedRun) -> Iterator[Counterfactual]:
+    """Of all layers that have such a loss, or of one."""
+    if diverged.rounding is not None:
+        return
+    for layers in choices(diverged, _balances):
+        for words, wrong in _ways(diverged):
+            sentence = f"the auxiliary loss of {named(layers)} {words}"
+            yield on_one_device(diverged, Cause.EXPERT_BALANCE, sentence, partial(_changed, layers=layers, wrong=wrong))
+    if diverged.training.model.balances and len(diverged.training.data.microbatches) > 1:
+        words = "auxiliary losses of experts go by what has been chosen since the step began, not by a microbatch"
+        yield on_one_device(diverged, Cause.EXPERT_BALANCE, words, _counting_on)
+
+
+def _balances(layer: Experts) -> bool:
+    return layer.balance > 0
+
+
+def _ways(diverged: DivergedRun) -> Iterator[tuple[str, Wrong]]:
+    for axes in choices_of((*diverged.data_axes, *((CP,) if cut_of(diverged) else ()))):
+        where = over(diverged.mesh, axes)
+        yield f"goes by what each of {where} alone chooses", partial(_by_parts, parts_of=_parts(diverged, axes))
+    yield "has no gradient", lambda load_of, *routed: _detached(load_of(*routed))
+    yield "is added twice", partial(_times, factor=2)
+    for number, words in diverged.counts.items():
+        yield f"is multiplied by {number}, the number of {words}", partial(_times, factor=number)
+        yield f"is divided by {number}, the number of {words}", partial(_times, factor=1 / number)
+    yield "is not added", partial(_times, factor=0)
+
+
+def _changed(setup: Setup, *, layers: tuple[int, ...], wrong: Wrong) -> None:
+    for layer in layers:
+        router: Router = module_of(setup, layer).router
+        router.load_of = partial(wrong, router.load_of)  # type: ignore[method-assign]
+
+
+def _detached(load: Load) -> Load:
+    return load._replace(shares=load.shares.detach())
+
+
+def _times(load_of: LoadOf, scores: torch.Tensor, chosen: torch.Tensor, *, factor: float) -> Load:
+    load = load_of(scores, chosen)
+    return load._replace(balance=load.balance * factor)
+
+
+def _by_parts(
+    load_of: LoadOf, scores: torch.Tensor, chosen: torch.Tensor, *, parts_of: Callable[[torch.Tensor], torch.Tensor]
+) -> Load:
+    """The experts of each part as if they were others, of which each part has chosen as many: losses of parts are added up so."""
+    of_position = parts_of(scores)
+    masks = (of_position == part for part in sorted(set(of_position.flatten().tolist())))
+    loads = [load_of(scores[mask], chosen[mask]) for mask in masks]
+    counts, shares = [load.counts / load.counts.sum() for load in loads], [load.shares for load in loads]
+    return loads[0]._replace(counts=torch.cat(counts), shares=torch.cat(shares))
+
+
+def _parts(diverged: DivergedRun, axes: tuple[str, ...]) -> Callable[[torch.Tensor], torch.Tensor]:
+    """Tells for each position of scores, (rows, ..., experts), which part it is of along some axes, as a number."""
+    sizes = {name: diverged.mesh.size(name) for name in diverged.data_axes}
+    cut = cut_of(diverged)
+
+    def parts_of(scores: torch.Tensor) -> torch.Tensor:
+        rows = scores.shape[0]
+        block = torch.arange(rows) // (rows // diverged.mesh.size(*diverged.data_axes))
+        found = torch.zeros(scores.shape[:-1], dtype=torch.int64)
+        for name, index in zip(sizes, torch.unravel_index(block, tuple(sizes.values())) if sizes else (), strict=True):
+            if name in axes:
+                found = found * sizes[name] + index.view(-1, *(1,) * (found.ndim - 1))
+        return found * cut.size + cut.owner if cut is not None and CP in axes else found
+
+    return parts_of
+
+
+def _counting_on(setup: Setup) -> None:
+    inner, kept = setup.whole_counts, list[torch.Tensor]()
+
+    def whole_counts(setup: Setup, counts: Counts, batch: Batch, index: int) -> Counts:
+        found = inner(setup, counts, batch, index)
+        kept[:] = [before + each for before, each in zip(kept, found, strict=True)] if kept else list(found)
+        return list(kept)
+
+    setup.whole_counts = whole_counts
+    setup.before_step.append(lambda _optimizer, _index: kept.clear())

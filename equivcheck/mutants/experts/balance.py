@@ -1,0 +1,165 @@
+"""The auxiliary loss of experts, of other counts or of another weight."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+
+from equivcheck.layers.experts.module import Router
+from equivcheck.layers.module import Load
+from equivcheck.layouts.data_rows import sum_counts
+from equivcheck.layouts.expected_calls.counted_units import AXES
+from equivcheck.mutants.experts.sites import ONE_RANK, ROUTED, experts_of, has_experts
+from equivcheck.mutants.mutant import Minimum, fault
+from equivcheck.mutants.needs import all_of, has_microbatches, within
+from equivcheck.mutants.rank import axis_names, mesh_of, num_microbatches, size_of
+from equivcheck.scenario import (
+    DDP,
+    FSDP1,
+    FSDP2,
+    ContextParallel,
+    ExpertParallel,
+    Experts,
+    LocalDataParallel,
+    Replicate,
+    Scenario,
+)
+from equivcheck.train.balance import Counts, own_counts
+from equivcheck.train.material import Batch
+from equivcheck.train.setup import Setup
+from equivcheck.verdict.cause import Cause
+
+COUNTED = within(*(kind.tag for kind in (DDP, Replicate, FSDP1, FSDP2, ExpertParallel, ContextParallel, LocalDataParallel)))
+"""Layouts in which ranks count what others choose."""
+CAUSES = (Cause.EXPERT_BALANCE,)
+
+
+def _balances(layer: Experts) -> bool:
+    return layer.balance > 0
+
+
+def _is_counted(scenario: Scenario) -> bool:
+    """Whether several ranks have other rows, or other positions."""
+    return scenario.layout.mesh.size(*AXES) > 1
+
+
+def _is_counted_elsewhere(scenario: Scenario) -> bool:
+    """The same beside the last axis of several ranks."""
+    mesh = scenario.layout.mesh
+    return mesh.size(*(name for name in AXES if name != _last([axis.name for axis in mesh.axes if axis.size > 1]))) > 1
+
+
+def _last(names: list[str]) -> str:
+    return names[-1] if names else ""
+
+
+def _has_equal_microbatches(scenario: Scenario) -> bool:
+    return len(set(scenario.training.data.microbatches)) == 1
+
+
+@fault(
+    layouts=COUNTED,
+    applies=all_of(has_experts(_balances), _is_counted),
+    causes=CAUSES,
+    minimum=Minimum(because="one rank has all rows"),
+)
+def balance_of_own_rows(setup: Setup) -> None:
+    """The auxiliary loss of experts goes by what a rank's own rows choose: nothing is summed over ranks."""
+    setup.whole_counts = own_counts
+
+
+@fault(
+    layouts=COUNTED,
+    applies=all_of(has_experts(_balances), _is_counted_elsewhere),
+    causes=CAUSES,
+    minimum=Minimum(ranks=4, because="there are two axes of two ranks"),
+)
+def balance_counted_along_last_axis(setup: Setup) -> None:
+    """The auxiliary loss of experts goes by what ranks along the last axis of the mesh choose, whatever others do."""
+    names = axis_names(setup)
+    setup.whole_counts = own_counts
+    sum_counts(setup, mesh_of(setup).get_group(names.index(_last([name for name in names if size_of(setup, name) > 1]))))
+
+
+def _reweigh(setup: Setup, factor: float) -> None:
+    for module in experts_of(setup, _balances):
+        _change(module.router, lambda load: load._replace(balance=load.balance * factor))
+
+
+def _change(router: Router, change: Callable[[Load], Load]) -> None:
+    router.load_of = partial(_changed, router.load_of, change)  # type: ignore[method-assign]
+
+
+def _changed(
+    load_of: Callable[[torch.Tensor, torch.Tensor], Load],
+    change: Callable[[Load], Load],
+    scores: torch.Tensor,
+    chosen: torch.Tensor,
+) -> Load:
+    return change(load_of(scores, chosen))
+
+
+@fault(
+    layouts=COUNTED,
+    applies=all_of(has_experts(_balances), _is_counted),
+    causes=CAUSES,
+    minimum=Minimum(because="one rank divides by one"),
+)
+def balance_divided_by_ranks(setup: Setup) -> None:
+    """The auxiliary loss of experts, the mean over ranks of which is right, is divided by their number as well."""
+    _reweigh(setup, 1 / size_of(setup, *AXES))
+
+
+@fault(
+    layouts=ROUTED,
+    applies=has_experts(_balances),
+    causes=CAUSES,
+    minimum=Minimum(ranks=1, because=ONE_RANK),
+)
+def balance_counted_twice(setup: Setup) -> None:
+    """The auxiliary loss of experts is added twice, as by a layer that is computed again in backward."""
+    _reweigh(setup, 2)
+
+
+@fault(
+    layouts=ROUTED,
+    applies=all_of(has_experts(_balances), has_microbatches, _has_equal_microbatches),
+    causes=CAUSES,
+    minimum=Minimum(ranks=1, because="one rank accumulates as well: two microbatches"),
+)
+def balance_summed_over_microbatches(setup: Setup) -> None:
+    """The auxiliary losses of microbatches are added up, not averaged."""
+    _reweigh(setup, num_microbatches(setup))
+
+
+@fault(
+    layouts=ROUTED,
+    applies=has_experts(_balances),
+    causes=CAUSES,
+    minimum=Minimum(ranks=1, because=ONE_RANK),
+)
+def balance_without_gradient(setup: Setup) -> None:
+    """Nothing learns from the auxiliary loss of experts: it is made of scores that are detached."""
+    for module in experts_of(setup, _balances):
+        _change(module.router, lambda load: load._replace(shares=load.shares.detach()))
+
+
+@fault(
+    layouts=ROUTED,
+    applies=all_of(has_experts(_balances), has_microbatches),
+    causes=CAUSES,
+    minimum=Minimum(ranks=1, because="one rank accumulates as well: two microbatches"),
+)
+def choices_of_earlier_microbatches_counted(setup: Setup) -> None:
+    """The auxiliary loss of experts goes by what has been chosen since the step began, not by a microbatch."""
+    inner, kept = setup.whole_counts, list[torch.Tensor]()
+
+    def whole_counts(setup: Setup, counts: Counts, batch: Batch, index: int) -> Counts:
+        found = inner(setup, counts, batch, index)
+        kept[:] = [before + each for before, each in zip(kept, found, strict=True)] if kept else list(found)
+        return list(kept)
+
+    setup.whole_counts = whole_counts
+    setup.before_step.append(lambda _optimizer, _index: kept.clear())
