@@ -43,6 +43,7 @@ _MODULES = (
     "experts.choices",
     "experts.exchange",
     "experts.gradients",
+    "experts.units",
     "context_parallel.positions",
     "context_parallel.exchanges",
     "context_parallel.sums",

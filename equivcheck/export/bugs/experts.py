@@ -6,8 +6,10 @@ import re
 
 from equivcheck.export.bugs.snippet import Snippet, flagged
 from equivcheck.export.bugs.token_layers import rewritten
-from equivcheck.layouts.script.draft import Draft
+from equivcheck.layouts.script.draft import Draft, LoopPosition
 from equivcheck.layouts.script.text import block
+from equivcheck.parallelisms.fsdp2.division import averaging_ranks
+from equivcheck.scenario import FSDP2
 
 _ROUTED = re.compile(r"( *)(flat, chosen, weights = |values = torch\.zeros_like\(normed\))")
 """The first line after a router has given what is chosen and what that weighs."""
@@ -45,6 +47,20 @@ def _other_side(line: str) -> str:
 
 _SHARED = r"gated\(self\.shared, normed\)"
 _NORMALISED = "weights / weights.sum(-1"
+
+
+def _without_divide_factor(draft: Draft) -> None:
+    (fsdp,) = draft.scenario.layout.of(FSDP2)
+    factor = fsdp.gradient_divide_factor or averaging_ranks(draft.scenario.layout)
+    line = f"    units.set_gradient_divide_factor({factor!r})  # by the ranks of one axis alone"
+    draft.add(LoopPosition.WRAP, "for units in experts:", line)
+
+
+def _divided_by_hand_too(draft: Draft) -> None:
+    parameters = "[parameter for units in experts for parameter in units.parameters()]"
+    draft.add(LoopPosition.BEFORE_READING, f"divide_gradients({parameters}, ranks.size())  # once more")
+
+
 SNIPPETS: dict[str, Snippet] = {
     "router_weights_applied_twice": _rerouted("weights = weights.square()"),
     "router_weights_not_applied": _rerouted("weights = chosen + weights * 0"),
@@ -76,5 +92,7 @@ SNIPPETS: dict[str, Snippet] = {
     "shared_expert_added_for_each_choice": rewritten(
         lambda line: re.sub(_SHARED, r"\g<0> * (chosen.sum(-1).max() if self.is_wrong else 1)", line)
     ),
+    "expert_units_without_divide_factor": _without_divide_factor,
+    "expert_units_divided_by_hand_too": _divided_by_hand_too,
 }
 """By the name of the mutant."""

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from equivcheck.scenario import (
     DDP,
+    FSDP2,
     AnyLayer,
     Axis,
     Data,
     ExpertParallel,
     Experts,
+    ExpertStorage,
     Layout,
     Mesh,
     Model,
     Norm,
+    Precision,
     Scenario,
     Scores,
     Training,
@@ -41,6 +46,14 @@ def _shared_out(layer: AnyLayer, ranks: int = 2, rows: int = 12) -> Scenario:
     return Scenario(training=_training(layer, rows), layout=layout)
 
 
+def _units_of_shards(layer: AnyLayer) -> Scenario:
+    """In float32, as in float64 torch divides twice over one rank along the shards."""
+    axes = (Axis(name="dp", size=1), Axis(name="ep", size=2))
+    parallelisms = (ExpertParallel(storage=ExpertStorage.DTENSOR), FSDP2())
+    training = replace(_training(layer, 12), precision=Precision.FLOAT32)
+    return Scenario(training=training, layout=Layout(mesh=Mesh(axes=axes), parallelisms=parallelisms))
+
+
 MINIMUMS: dict[str, Scenario] = {
     "router_weights_applied_twice": _alone(PLAIN),
     "router_weights_not_applied": _alone(PLAIN),
@@ -66,5 +79,7 @@ MINIMUMS: dict[str, Scenario] = {
     "router_gradient_of_own_rows": _shared_out(NORMED),
     "only_experts_reduced": _shared_out(NORMED),
     "all_but_experts_summed": _shared_out(NORMED),
+    "expert_units_without_divide_factor": _units_of_shards(PLAIN),
+    "expert_units_divided_by_hand_too": _units_of_shards(PLAIN),
 }
 """By the name of the mutant."""
