@@ -12,6 +12,7 @@ from equivcheck import Outcome, Verdict, check
 from equivcheck.composition.fitting import fitted
 from equivcheck.composition.limits import repaired, why_unsupported
 from equivcheck.export.script import script_of
+from equivcheck.layouts.expected_calls.torch_versions import FREED_WHILE_RECOMPUTED
 from equivcheck.layouts.script.numbers import Numbers
 from equivcheck.mutants.experts.exchange import SHARED_OUT
 from equivcheck.mutants.registry import mutant, mutants
@@ -45,6 +46,7 @@ from equivcheck.scenario import (
     Training,
     Wrapping,
 )
+from equivcheck.torch_version import torch_in
 from exported import printed_differences
 
 EXPERTS = Experts(hidden=3, num_experts=4, top_k=2, normalised=True, bias=True, norm=Norm.RMS, shared=True)
@@ -104,7 +106,9 @@ def test_uneven_experts_and_ranks_without_any_equal_one_device(num_experts: int,
 @pytest.mark.parametrize("around", AROUND)
 def test_data_parallelism_around_it(around: str) -> None:
     """Rows over both axes, and experts over one; the one of two layers that is computed again finds its experts."""
-    assert_right(a_scenario(*AROUND[around], checkpointing=Recompute.ODD_LAYERS))
+    verdict = check(a_scenario(*AROUND[around], checkpointing=Recompute.ODD_LAYERS))
+    verdict.assert_equivalent()
+    assert bool(verdict.unmodelled) is (around.startswith("fsdp2") and torch_in(FREED_WHILE_RECOMPUTED))
 
 
 @pytest.mark.parametrize("around", ["ddp", "fsdp2 by layers"])

@@ -9,11 +9,12 @@ from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Generic, TypeVar
 
-from equivcheck.layouts.dtensor_experts import has_dtensor_experts, is_dtensor_expert
+from equivcheck.layouts.dtensor_experts import dtensor_experts, has_dtensor_experts, is_dtensor_expert
 from equivcheck.layouts.expected_calls.clipping import dtensor_clipping, keeps_gradient
 from equivcheck.layouts.expected_calls.communication import Totals, add, axes_of
-from equivcheck.layouts.expected_calls.model import MIXED_ELEMENTS, CommunicationModel
+from equivcheck.layouts.expected_calls.model import MIXED_ELEMENTS, CommunicationModel, Unmodelled
 from equivcheck.layouts.expected_calls.rank_view import Held, Ledger, RankView
+from equivcheck.layouts.expected_calls.torch_versions import FREED_WHILE_RECOMPUTED
 from equivcheck.layouts.limits.optimizers import deals_out_matrices
 from equivcheck.layouts.partition import cut_dim, part_of
 from equivcheck.layouts.rounding import ITEM_BYTES, computed_in, reduced_in
@@ -27,8 +28,10 @@ from equivcheck.scenario import (
     Layout,
     LocalTensorParallel,
     TensorParallel,
+    Training,
     Wrapping,
 )
+from equivcheck.torch_version import torch_in
 from equivcheck.trace.stage import Stage
 
 F = TypeVar("F", FSDP1, FSDP2)
@@ -229,6 +232,17 @@ def _is_apart(view: RankView, held: Held) -> bool:
     return any(is_outside(plan, held.parameter) for plan in view.layout.of(TensorParallel))
 
 
+def _recomputes_units(training: Training, layout: Layout) -> bool:
+    of_layers = {parameter.layer for parameter in dtensor_experts(training.model, layout)}
+    recomputes = any(layer is not None and layout.execution.checkpoints(layer) for layer in of_layers)
+    return recomputes and torch_in(FREED_WHILE_RECOMPUTED)
+
+
+UNITS_GATHERED_AGAIN = Unmodelled(
+    reason="fully_shard: what is gathered of units of experts in layers that are computed again depends on which are free then",
+    applies=_recomputes_units,
+)
+
 FSDP2_COMMUNICATION = CommunicationModel(
     options=frozenset(
         (
@@ -252,6 +266,7 @@ FSDP2_COMMUNICATION = CommunicationModel(
     ),
     calls=_all_calls,
     unmodelled=(
+        UNITS_GATHERED_AGAIN,
         replace(
             MIXED_ELEMENTS,
             applies=lambda training, layout: (
