@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from datetime import datetime
 from functools import partial
+from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -29,6 +31,11 @@ _DEADLINE = 60.0
 @store_option
 @click.option("--run", metavar="RUN", default="", help="First digits of a run's identifier.  [default: the last run]")
 @click.option(
+    "--since",
+    type=click.DateTime(["%Y-%m-%d", "%Y-%m-%dT%H:%M"]),
+    help="One issue about all runs that began then or later, in UTC, as those of the parts of a night; with --format issue.",
+)
+@click.option(
     "--format",
     "form",
     type=click.Choice(["html", "issue"]),
@@ -46,7 +53,7 @@ _DEADLINE = 60.0
 )
 @json_option
 def report(  # noqa: PLR0913, PLR0917 - options
-    finding: str | None, store: Path, run: str, form: str, output: Path | None, as_json: bool
+    finding: str | None, store: Path, run: str, since: datetime | None, form: str, output: Path | None, as_json: bool
 ) -> ExitCode:
     """Write a page about a run of fuzz, from the history of its store: one file that needs nothing else.
 
@@ -54,12 +61,14 @@ def report(  # noqa: PLR0913, PLR0917 - options
     process of their own, and what they leave is drawn. An issue has a script for each finding, and so has the page of one; where
     few numbers do for it, that is tried by torchrun.
     """
+    if since is not None and (run or form != "issue"):
+        raise UsageError("--since takes the place of --run, and needs --format issue")
     if finding is not None:
         if run or form == "issue":
             raise UsageError("report takes either a finding or --run and --format issue; allowed: one of them")
         return _report_finding(finding, store, output or _DEFAULT_OF_FINDING, as_json=as_json)
     if form == "issue":
-        return _report_issue(store, run, output, as_json=as_json)
+        return _report_issue(store, _runs(store, run, since), output, as_json=as_json)
     from equivcheck.report.run_page.page import write_page
 
     page = output or _DEFAULT_NAME
@@ -91,38 +100,47 @@ def _report_finding(named: str, store: Path, page: Path, *, as_json: bool) -> Ex
     return ExitCode.NOTHING_FOUND
 
 
-def _report_issue(store: Path, prefix: str, output: Path | None, *, as_json: bool) -> ExitCode:
+def _runs(store: Path, prefix: str, since: datetime | None) -> tuple[Run, ...]:
+    """The run that is named, or the last one; or all since some moment, the first one first."""
     from equivcheck.history.history import History
-    from equivcheck.history.past import find_run
+    from equivcheck.history.past import find_run, past_runs
+
+    if since is None:
+        return (find_run(History(store), prefix).run,)
+    runs = (past.run for past in past_runs(History(store)))
+    found = tuple(takewhile(lambda run: run.began >= since.isoformat(), runs))[::-1]
+    if not found:
+        raise UsageError(printable(f"no run of {store} began at {since:%Y-%m-%d %H:%M} UTC or later; allowed: an earlier moment"))
+    return found
+
+
+def _report_issue(store: Path, runs: Sequence[Run], output: Path | None, *, as_json: bool) -> ExitCode:
     from equivcheck.report.issue_text import issue_text, issue_title
     from equivcheck.system.output_file import replace_text
 
-    run = find_run(History(store), prefix).run
-    reported = list(_reported(store, run))
+    reported = list(_reported(store, runs))
     if not reported:
-        click.echo(f"run {run.id} has no finding that makes it fail, so there is no issue to write", err=True)
-    title, text = (issue_title(run, reported), issue_text(run, reported)) if reported else (None, None)
+        which = ", ".join(f"run {run.id}" for run in runs)
+        click.echo(f"{which}: no finding that makes it fail, so there is no issue to write", err=True)
+    title, text = (issue_title(runs, reported), issue_text(runs, reported)) if reported else (None, None)
     if reported and output is not None:
         replace_text(output, f"{title}\n\n{text}")
     if as_json:
-        print_json({"run": run.id, "title": title, "text": text})
+        print_json({"run": runs[-1].id, "runs": [run.id for run in runs], "title": title, "text": text})
     elif reported and output is None:
         click.echo(f"{title}\n\n{text}", nl=False)
     return ExitCode.NOTHING_FOUND
 
 
-def _reported(store: Path, run: Run) -> Iterator[Reported]:
-    """The findings that make a run fail; one that cannot be read is a line on stderr."""
+def _reported(store: Path, runs: Sequence[Run]) -> Iterator[Reported]:
+    """The findings that make any of the runs fail, each once; one that cannot be read is a line on stderr."""
     from equivcheck.cli.findings.script import script_or_reason
     from equivcheck.findings.store import FindingStore
-    from equivcheck.history.failing import fails
+    from equivcheck.history.failing import failing
     from equivcheck.history.history import History
-    from equivcheck.history.standing import records
     from equivcheck.report.issue_text import Reported
 
-    for record in records(History(store), run.began):
-        if not fails(run, record):
-            continue
+    for record in failing(History(store), runs):
         try:
             finding = FindingStore(store).load(record.fingerprint)
         except UsageError as error:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from equivcheck.history.history import History
 from equivcheck.history.run import Mode, Run
-from equivcheck.history.standing import Record, Standing
+from equivcheck.history.standing import Record, Standing, records
 
 _FAILING = {
     Mode.PLAIN: (Standing.NEW, Standing.STILL, Standing.BACK),
@@ -22,3 +23,13 @@ def told_in(run: Run, records: Iterable[Record]) -> tuple[Record, ...]:
 def fails(run: Run, record: Record) -> bool:
     """Whether a finding makes a run fail: by how it stands, and unless somebody has accepted it."""
     return record.told == run.id and record.is_open and record.standing in _FAILING[run.mode]
+
+
+def failing(history: History, runs: Iterable[Run]) -> tuple[Record, ...]:
+    """The findings that make any of some runs fail, as each stood after the first run that it does, one for each fingerprint."""
+    found: dict[str, Record] = {}
+    for run in runs:
+        for record in records(history, run.began):
+            if fails(run, record):
+                found.setdefault(record.fingerprint, record)
+    return tuple(found.values())

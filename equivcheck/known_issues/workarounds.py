@@ -27,6 +27,7 @@ from equivcheck.scenario import (
     ClipNorm,
     ClipValue,
     Compile,
+    Distribution,
     ExpertParallel,
     ExpertStorage,
     Ignored,
@@ -214,6 +215,12 @@ def _parts(layout: Layout) -> int:
 def gradients_as_parameters(scenario: Scenario) -> Scenario:
     """DTensor SPMD leaves gradients as their parameters lie."""
     return _in_layouts(scenario, lambda layout: with_options(layout, SPMD, redistribute_gradients=True))
+
+
+@_workaround
+def whole_parameters(scenario: Scenario) -> Scenario:
+    """DTensor SPMD replicates parameters, so that propagation cuts nothing but rows."""
+    return _in_layouts(scenario, lambda layout: with_options(layout, SPMD, distribution=Distribution.REPLICATE))
 
 
 @_workaround

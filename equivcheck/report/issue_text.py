@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from equivcheck.findings.finding import Finding
@@ -15,6 +15,8 @@ from equivcheck.scenario.scenario import count
 from equivcheck.system.printable import printable
 
 _LONGEST_TITLE = 200
+_LONGEST_TEXT = 65_000
+"""Characters: GitHub refuses an issue of more than 65,536."""
 _BACKTICKS = re.compile(r"`{3,}")
 
 
@@ -32,33 +34,80 @@ class Reported:
     """Why there is none."""
 
 
-def issue_title(run: Run, reported: Sequence[Reported]) -> str:
+def issue_title(runs: Sequence[Run], reported: Sequence[Reported]) -> str:
     """``nightly: 2 findings on torch 2.14.0: ddp diverged, fsdp2 crashed``."""
+    modes, versions = _in_a_row(run.mode.value for run in runs), _in_a_row(run.torch for run in runs)
     named = ", ".join(f"{each.record.name} {each.record.outcome.value}" for each in reported)
-    title = printable(f"{run.mode.value}: {count(len(reported), 'finding')} on torch {run.torch}: {named}")
+    title = printable(f"{modes}: {count(len(reported), 'finding')} on torch {versions}: {named}")
     return title if len(title) <= _LONGEST_TITLE else f"{title[: _LONGEST_TITLE - 3]}..."
 
 
-def issue_text(run: Run, reported: Sequence[Reported]) -> str:
-    """Where and how it was found, and for each finding its text, its versions, a script, and its scenario as JSON."""
-    return "\n".join((*_of_run(run), *(line for each in reported for line in _of_finding(each))))
+def issue_text(runs: Sequence[Run], reported: Sequence[Reported]) -> str:
+    """Where and how it was found, and for each finding its text, its versions, a script, and its scenario as JSON.
+
+    Where there is no room for all, some findings lack script and scenario; where there is not for that, the text as well.
+    """
+    head, texts = "\n".join(_of_runs(runs)), [_in_a_line(each) for each in reported]
+    room = _LONGEST_TEXT - len(head) - sum(len(text) + 1 for text in texts)
+    for told in (_in_brief, _in_full):
+        for index, each in enumerate(reported):
+            longer = told(each)
+            if (more := len(longer) - len(texts[index])) <= room:
+                texts[index], room = longer, room - more
+    return "\n".join((head, *texts))
 
 
-def _of_run(run: Run) -> Iterator[str]:
-    built = f" (commit {run.torch_commit})" if run.torch_commit else ""
-    shard = f", shard {run.shard}" if run.shard else ""
-    yield f"| | |\n|---|---|\n| run | {run.mode.value}, began {run.began[:19]} UTC, seed {run.seed}{shard} |"
-    yield f"| torch | {run.torch}{built} |\n| equivcheck | {run.equivcheck} |\n| on | {printable(run.platform)} |"
-    if run.revision:
-        yield f"| repository | {run.revision} |"
+def _of_runs(runs: Sequence[Run]) -> Iterator[str]:
+    yield "| | |\n|---|---|"
+    for run in runs:
+        shard = f", shard {run.shard}" if run.shard else ""
+        yield f"| run | {run.mode.value}, began {run.began[:19]} UTC, seed {run.seed}{shard} |"
+    yield f"| torch | {_in_a_row(_built(run) for run in runs)} |"
+    yield f"| equivcheck | {_in_a_row(run.equivcheck for run in runs)} |"
+    yield f"| on | {printable(_in_a_row(run.platform for run in runs))} |"
+    if revisions := _in_a_row(run.revision for run in runs):
+        yield f"| repository | {revisions} |"
+
+
+def _built(run: Run) -> str:
+    return f"{run.torch} (commit {run.torch_commit})" if run.torch_commit else run.torch
+
+
+def _in_a_row(values: Iterable[str]) -> str:
+    """Those that differ, and that are not empty."""
+    return ", ".join(filter(None, dict.fromkeys(values)))
+
+
+def _in_full(each: Reported) -> str:
+    return "\n".join((*_of_finding(each), *_of_case(each)))
+
+
+def _in_brief(each: Reported) -> str:
+    mark = each.finding.fingerprint
+    commands = f"`equivcheck export {mark}`, `equivcheck replay {mark}`"
+    return "\n".join((*_of_finding(each), f"There is no room here for its script and its scenario: {commands}\n"))
+
+
+def _in_a_line(each: Reported) -> str:
+    mark = each.finding.fingerprint
+    return f"\n## {_heading(each.record)}\n\nThere is no room here for more: `equivcheck report {mark}`\n"
+
+
+def _heading(record: Record) -> str:
+    return f"{record.standing.value}: {printable(record.name)} {record.outcome.value}"
 
 
 def _of_finding(each: Reported) -> Iterator[str]:
-    record, verdict = each.record, each.finding.verdict
-    yield f"\n## {record.standing.value}: {printable(record.name)} {record.outcome.value}\n"
+    record = each.record
+    yield f"\n## {_heading(record)}\n"
     yield f"First seen {where_seen(record.first)}; last seen {where_seen(record.last)}.\n"
-    yield _fenced(verdict.describe())
+    yield _fenced(each.finding.verdict.describe())
     yield f"\n{_versions(each.finding)}\n"
+
+
+def _of_case(each: Reported) -> Iterator[str]:
+    """What runs it again: a script, and the scenario as JSON."""
+    verdict = each.finding.verdict
     if each.script:
         yield _folded("A script that needs torch alone", _fenced(each.script, "python"))
     else:

@@ -82,7 +82,7 @@ def progress_text(event: Ticked, plan: Plan) -> str:
         return "starting"
     checks, rate = event.tally.num_checks, event.tally.num_checks / event.seconds
     parts = [
-        f"{_left(event, plan)} left",
+        _left(event, plan),
         count(checks, "check") if plan.num_checks is None else f"{checks:,}/{plan.num_checks:,} checks",
         f"{rate:.{0 if rate >= 10 else 1}f} checks/s",
         *_reached(event, plan),
@@ -103,12 +103,15 @@ def _reached(event: Ticked, plan: Plan) -> Iterator[str]:
 
 
 def _left(event: Ticked, plan: Plan) -> str:
-    """How long the campaign is about to go on: to the end of its time, or of its checks at the rate so far."""
+    """How long the campaign is about to go on, to the end of its time, or of its checks at the rate so far.
+
+    Then it ends what has begun: a check, shrinking, or the control.
+    """
     seconds = plan.seconds - event.seconds
     if plan.num_checks is not None and event.tally.num_checks:
         missing = plan.num_checks - event.tally.num_checks
         seconds = min(seconds, missing * event.seconds / event.tally.num_checks)
-    return in_time(max(0.0, seconds))
+    return f"{in_time(seconds)} left" if seconds > 0 else "ending"
 
 
 def in_time(seconds: float) -> str:

@@ -12,8 +12,9 @@ from rich.text import Text
 
 from equivcheck.history.standing import Record, Sighting, Standing
 from equivcheck.scenario.scenario import count
-from equivcheck.system.printable import printable
+from equivcheck.system.printable import in_short, printable
 
+_LONGEST_REASON = 200
 _STYLES = {
     Standing.NEW: "bold red",
     Standing.BACK: "bold red",
@@ -24,7 +25,7 @@ _STYLES = {
 
 
 def print_standings(console: Console, records: Sequence[Record], fails: Callable[[Record], bool]) -> None:
-    """A line of counts, and two for each finding; those that make a run fail are marked, and come first."""
+    """A line of counts, and three for each finding; those that make a run fail are marked, and come first."""
     counts = Counter(record.standing for record in records)
     shown = ", ".join(f"{counts[standing]} {standing.value}" for standing in Standing if counts[standing])
     console.print(Text(f"{count(len(records), 'finding')} over all runs{': ' if shown else ''}{shown}"), soft_wrap=True)
@@ -44,6 +45,7 @@ def _lines(record: Record, fails: bool) -> Iterator[Text]:
     mark = "  fails: " if fails else "  "
     name = printable(f"{record.fingerprint} {record.outcome.value} {record.name}")
     yield Text.assemble(mark, (record.standing.value, _STYLES[record.standing]), f" {name}")
+    yield Text(f"    {printable(in_short(' '.join(record.reason.split()), _LONGEST_REASON))}")
     accepted = f"; accepted until {record.accepted.until}: {record.accepted.reason}" if record.accepted else ""
     yield Text(printable(f"    first seen {where_seen(record.first)}; last seen {where_seen(record.last)}{accepted}"))
 

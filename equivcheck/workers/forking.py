@@ -45,11 +45,12 @@ def _answer(request: tuple[str, Any], fds: tuple[int, ...], control: Channel) ->
 
 
 def _forked(module: str, fds: tuple[int, ...], control: Channel) -> int | None:
-    """The process id of a new worker; None where a thread has been left, which a copy would not have."""
-    if not _is_alone():
-        return None
+    """The process id of a new worker; None where a thread has been left, which a copy would not have.
+
+    Either way nothing of the worker's stays open here, or its supervisor would never see that it has ended.
+    """
     server = os.getpid()
-    pid = os.fork()
+    pid = os.fork() if _is_alone() else None
     if pid == 0:
         control.close()
         _become_worker(module, fds, server)

@@ -133,10 +133,11 @@ def test_triage_refuses_with_one_line(nights: Nights, arguments: tuple[str, ...]
     assert run("triage", "--store", nights.store).exit_code == 1
 
 
-def test_triage_says_since_when_with_which_torch(nights: Nights) -> None:
-    """Of each finding, first and last."""
+def test_triage_says_what_is_wrong_since_when_with_which_torch(nights: Nights) -> None:
+    """Of each finding, with where it was seen first and last."""
     nights.fuzz(found=(OLD,))
     nights.fuzz(found=(OLD,))
+    assert OLD.reason in run("triage", "--store", nights.store).stdout
     (record,) = json.loads(run("triage", "--json", "--store", nights.store).stdout)["findings"]
     assert record["standing"] == "still there"
     assert record["first"]["run"] != record["last"]["run"]

@@ -140,6 +140,27 @@ def test_an_issue_has_the_findings_that_make_a_run_fail(store: Path, tmp_path: P
     assert file.read_text("utf-8").startswith(title)
 
 
+def test_the_parts_of_a_night_have_one_issue(tmp_path: Path) -> None:
+    """That has what each of them found, once; what was found before that night is not in it."""
+    before, first, both = (fakes.diverged(fakes.scenario(), tensor=name) for name in ("a", "b", "c"))
+    campaign(tmp_path, 0, found=(before,))
+    campaign(tmp_path, 1, found=(first, both))
+    campaign(tmp_path, 2, found=(both,))
+    issue = ("report", "--store", tmp_path, "--format", "issue", "--since")
+    title, _, *text = run(*issue, "2031-01-01").stdout.splitlines()
+    assert title == "nightly: 2 findings on torch 2.1.0, 2.2.0: ddp diverged, ddp diverged"
+    assert sum(line.startswith("| run | nightly, began") for line in text) == 2
+    told = json.loads(run(*issue, "2032-01-01T00:00", "--json").stdout)
+    assert (told["runs"], told["title"]) == ([f"{2:016x}"], None)
+    assert "no run" in run(*issue, "2033-01-01").stderr
+
+
+@pytest.mark.parametrize("others", [("--run", "0"), ("--format", "html"), ("beef",)])
+def test_an_issue_about_several_runs_is_no_page(store: Path, others: Sequence[str]) -> None:
+    """Nor one about a single run."""
+    assert "--since takes the place of --run" in run("report", "--store", store, "--since", "2031-01-01", *others).stderr
+
+
 def test_a_run_that_does_not_fail_has_no_issue(store: Path) -> None:
     """One line on stderr says so."""
     result = run("report", "--store", store, "--format", "issue")

@@ -108,6 +108,12 @@ def test_progress_is_one_line(summary: Summary) -> None:
     assert progress_text(event, Plan(num_checks=9, seed=7)).startswith("4 s left | 3/9 checks | 1.5 checks/s")
 
 
+def test_progress_says_when_the_time_is_over(summary: Summary) -> None:
+    """What has begun is ended then: a check, shrinking, or the control."""
+    event = Ticked(seconds=PLAN.seconds + 1.0, tally=summary.tally, num_findings=1)
+    assert progress_text(event, PLAN).startswith("ending | 3 checks")
+
+
 def test_what_progress_says_first_fits_in_80_columns(summary: Summary) -> None:
     """Time left, checks, rate, coverage and findings of a long night; the time is the less of what both budgets leave."""
     summary.tally.outcomes["ddp", Outcome.EQUIVALENT] = 1_234_567

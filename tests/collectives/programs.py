@@ -38,13 +38,17 @@ class Result:
 
 
 def group_of(ranks: Sequence[int]) -> Any:
-    """The group of those global ranks, made at first use and kept with its world; every rank of the world must ask for it."""
+    """The group of those global ranks, made at first use and kept with its world; every rank of the world must ask for it.
+
+    With it one of all other ranks is made: where each rank is in as many groups, processes serve the next program as well.
+    """
     if len(ranks) == dist.get_world_size():
         return dist.group.WORLD
     groups: dict[tuple[int, ...], Any] = _kept.__dict__.setdefault("groups", {})
     key = tuple(ranks)
     if key not in groups:
-        groups[key] = dist.new_group(list(ranks))
+        others = tuple(rank for rank in range(dist.get_world_size()) if rank not in key)
+        groups.update({each: dist.new_group(list(each)) for each in (key, others)})
     return groups[key]
 
 

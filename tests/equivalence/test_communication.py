@@ -38,7 +38,7 @@ def test_communication_is_predicted(layout: str) -> None:
 
     for number in range(4):  # one run of Hypothesis alone may stay with one kind of scenario for long
         run = settings(
-            max_examples=50, deadline=None, database=None, phases=(Phase.generate,), suppress_health_check=list(HealthCheck)
+            max_examples=20, deadline=None, database=None, phases=(Phase.generate,), suppress_health_check=list(HealthCheck)
         )
         seed(number)(run(given(scenarios(layouts=(layout,)))(expected)))()
     unmodelled = [reason for reason in reasons if reason and reason not in DECLARED]

@@ -50,7 +50,7 @@ def test_recomputed_layers_leave_what_kept_activations_leave(scenario: Scenario)
     ("options", "layouts"),
     [
         ({"compile": Compile.AOT_EAGER}, COMPILED),
-        ({"compile": Compile.AOT_EAGER, "per_layer": True}, COMPILED),
+        pytest.param({"compile": Compile.AOT_EAGER, "per_layer": True}, COMPILED, marks=pytest.mark.slow),
         ({"compiled_autograd": True}, (*REPLICATED, "tensor_parallel", "spmd")),
         pytest.param({"compile": Compile.AOT_EAGER, "compiled_autograd": True}, REPLICATED, marks=pytest.mark.slow),
     ],

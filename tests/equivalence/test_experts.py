@@ -47,7 +47,7 @@ from exported import printed_differences
 
 pytestmark = pytest.mark.mostly_equivalent
 
-EXAMPLES = max(4, settings().max_examples // 20)
+EXAMPLES = max(2, settings().max_examples // 50)
 EXPERTS = Experts(hidden=3, num_experts=5, top_k=2, scores=Scores.SIGMOID, normalised=True, norm=Norm.RMS, shared=True)
 
 

@@ -12,7 +12,7 @@ from equivcheck.strategies import frontier, scenarios
 from fresh import drawn_afresh
 
 LAYOUTS = tuple(layout_kinds())
-EXAMPLES = max(15, settings().max_examples * 3 // 20)
+EXAMPLES = max(8, settings().max_examples * 2 // 25)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, Phase, assume, given, settings
+from packaging.version import Version
 
-from equivcheck import Outcome, check
+from equivcheck import Outcome, check, torch_version
 from equivcheck.composition.limits import repaired_layout, unsupported
 from equivcheck.composition.resume_limits import CHECKPOINT_LAYOUT_LIMITS
 from equivcheck.export.script import script_of
@@ -45,9 +46,12 @@ from equivcheck.scenario import (
     Training,
 )
 from equivcheck.strategies import scenarios
+from equivcheck.torch_version import torch_in
 
 pytestmark = pytest.mark.mostly_equivalent
-TYPED = pytest.mark.skipif(importlib.util.find_spec("spmd_types") is None, reason="no dependency: users bring spmd_types")
+TYPED = pytest.mark.skipif(
+    importlib.util.find_spec("spmd_types") is None or torch_in("<2.10"), reason="no dependency: users bring spmd_types"
+)
 
 WHOLE, ROWS, FEATURES = ActivationSharding.WHOLE, ActivationSharding.ROWS, ActivationSharding.FEATURES
 MODEL = Model(
@@ -184,6 +188,15 @@ def test_without_its_package_it_is_not_run(monkeypatch: pytest.MonkeyPatch) -> N
     scenario = a_scenario()
     assert "pip install spmd_types" in (unsupported(scenario.training, scenario.layout) or "")
     assert check(scenario).outcome is Outcome.UNSUPPORTED
+    assert repaired_layout(scenario.layout).parallelisms == (functional_of(scenario),)
+
+
+def test_on_a_torch_that_its_package_cannot_use_it_is_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though it is installed; the nearest layout does without."""
+    monkeypatch.setattr(torch_version, "_installed", lambda: Version("2.9.1"))
+    monkeypatch.setattr("equivcheck.parallelisms.local_tensor_parallel.limits.find_spec", lambda _name: True)
+    scenario = a_scenario()
+    assert "cannot be imported" in (unsupported(scenario.training, scenario.layout) or "")
     assert repaired_layout(scenario.layout).parallelisms == (functional_of(scenario),)
 
 

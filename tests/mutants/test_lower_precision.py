@@ -19,7 +19,7 @@ from lowered import lowered_layouts
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
-EXAMPLES = max(5, settings().max_examples // 20)
+EXAMPLES = max(3, settings().max_examples // 30)
 UNHURRIED = settings(deadline=None, phases=(Phase.explicit, Phase.reuse, Phase.generate), suppress_health_check=list(HealthCheck))
 TRAININGS = trainings(optimizers=optimizers(kinds=st.sampled_from((SGD, AdamW))))
 """Those that mix elements may be in doubt: a single rounding may move all of a matrix."""

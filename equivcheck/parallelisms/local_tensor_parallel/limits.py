@@ -97,12 +97,27 @@ LIMITS: tuple[Limit, ...] = (
 
 TYPES_PACKAGE = "spmd_types"
 
+
+def _is_typed(layout: Layout) -> bool:
+    return parallelism_of(layout, LocalTensorParallel).collectives is Collectives.TYPED
+
+
+def _untyped(layout: Layout) -> Layout:
+    return with_options(layout, LocalTensorParallel, collectives=Collectives.FUNCTIONAL)
+
+
 WITH_ITS_PACKAGE = LayoutLimit(
     reason=f"local tensor parallelism with Collectives.TYPED: {TYPES_PACKAGE} is not installed (pip install {TYPES_PACKAGE})",
-    applies=lambda layout: (
-        parallelism_of(layout, LocalTensorParallel).collectives is Collectives.TYPED and find_spec(TYPES_PACKAGE) is None
-    ),
-    repair=lambda layout: with_options(layout, LocalTensorParallel, collectives=Collectives.FUNCTIONAL),
+    applies=lambda layout: _is_typed(layout) and find_spec(TYPES_PACKAGE) is None,
+    repair=_untyped,
 )
 
-LAYOUT_LIMITS: tuple[LayoutLimit, ...] = (APPLIED_FIRST, WITH_ITS_PACKAGE)
+WITH_ITS_TORCH = LayoutLimit(
+    reason=f"local tensor parallelism with Collectives.TYPED: {TYPES_PACKAGE} cannot be imported, as it needs "
+    "torch.distributed._local_tensor",
+    applies=_is_typed,
+    repair=_untyped,
+    torch="<2.10",
+)
+
+LAYOUT_LIMITS: tuple[LayoutLimit, ...] = (APPLIED_FIRST, WITH_ITS_PACKAGE, WITH_ITS_TORCH)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from equivcheck.layers.registry import kind_of
 from equivcheck.layouts.known_predicates import need, show
 from equivcheck.layouts.partition import chunk_sizes
 from equivcheck.scenario import SPMD, AuxiliaryLinear, Distribution, Loss, Scenario, ShapeOp, ZeroGrad
@@ -56,6 +57,13 @@ def rows_and_features_flattened(scenario: Scenario) -> bool:
     """A layer flattens several rows of several features."""
     layers, microbatches = scenario.training.model.linears, scenario.training.data.microbatches
     return max(microbatches) > 1 and any(layer.shape_op is ShapeOp.FLATTEN and layer.width > 1 for layer in layers)
+
+
+@need
+def several_heads(scenario: Scenario) -> bool:
+    """Positions of a layer look at others through several heads, whose products flatten them together with rows."""
+    lookings = (kind_of(layer).looking(layer) for layer in scenario.training.model.layers)
+    return any(looking is not None and looking.heads > 1 for looking in lookings)
 
 
 @need

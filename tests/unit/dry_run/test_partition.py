@@ -21,7 +21,7 @@ def test_every_rank_holds_what_the_arithmetic_says(layout: str) -> None:
     """The shape of every shard on every rank follows from the layout alone, in most scenarios: some are on file to raise."""
     ran = Counter[bool]()
 
-    @settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    @settings(max_examples=4, deadline=None, suppress_health_check=[HealthCheck.too_slow])
     @given(scenarios(layouts=(layout,), max_ranks=4))
     def holds(scenario: Scenario) -> None:
         mesh = scenario.layout.mesh

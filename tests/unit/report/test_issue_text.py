@@ -36,13 +36,13 @@ def reported(tmp_path: Path) -> Reported:
 
 def test_the_title_says_what_failed_where(reported: Reported) -> None:
     """In one line that GitHub takes, however much it is."""
-    assert issue_title(run(1), [reported]) == "nightly: 1 finding on torch 2.1.0: ddp diverged"
-    assert len(issue_title(run(1), [reported] * 100)) <= 200
+    assert issue_title([run(1)], [reported]) == "nightly: 1 finding on torch 2.1.0: ddp diverged"
+    assert len(issue_title([run(1)], [reported] * 100)) <= 200
 
 
 def test_the_text_has_all_that_its_readers_need(reported: Reported) -> None:
     """What is wrong, since when, the versions, and a scenario that can be checked again."""
-    text = issue_text(run(1, shard="2/8"), [reported])
+    text = issue_text([run(1, shard="2/8")], [reported])
     assert DIVERGED.describe() in text
     assert "First seen 2030-01-01 with torch 2.0.0 (c0ffee) at beef; last seen 2031-01-01" in text
     assert "seed 1, shard 2/8" in text
@@ -52,9 +52,20 @@ def test_the_text_has_all_that_its_readers_need(reported: Reported) -> None:
     assert from_json(scenario) == DIVERGED.scenario
 
 
+def test_a_text_is_no_longer_than_an_issue_may_be(reported: Reported) -> None:
+    """What there is no room for is left out, the script of a finding first; each of them is named."""
+    long = replace(reported, script="pass\n" * 12_000)
+    for findings in ([long, reported, long], [reported] * 200):
+        text = issue_text([run(1)], findings)
+        assert len(text) <= 65_536
+        assert text.count("\n## still there: ddp diverged\n") == len(findings)
+        assert text.count("There is no room here for") == len(findings) - text.count("scenario.json</summary>") > 0
+    assert issue_text([run(1)], [long, reported, long]).count(DIVERGED.describe()) == 3
+
+
 def test_a_fence_is_longer_than_those_in_its_text(reported: Reported) -> None:
     """A script may have some of its own."""
-    assert "````python\nprint('```')\n````" in issue_text(run(1), [reported])
+    assert "````python\nprint('```')\n````" in issue_text([run(1)], [reported])
 
 
 def test_a_bisection_and_a_missing_script_are_told(reported: Reported) -> None:
@@ -65,6 +76,6 @@ def test_a_bisection_and_a_missing_script_are_told(reported: Reported) -> None:
     )
     shown_in = ShownIn(by=Method.SCRIPT, versions=("2.10.0", "2.11.0"), measured=measured)
     bisected = replace(reported, finding=replace(reported.finding, shown_in=shown_in), script="", why_no_script="lower precision")
-    text = issue_text(run(1), [bisected])
+    text = issue_text([run(1)], [bisected])
     assert "Of torch 2.10.0 to 2.11.0, it begins in 2.11.0" in text
     assert "There is no script that needs torch alone: lower precision" in text

@@ -19,6 +19,10 @@ from processes import end_soon
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere workers are not forked")
 
 
+PATIENCE = 60.0
+"""Seconds for a worker to end on a busy machine."""
+
+
 @pytest.fixture
 def server() -> Iterator[WorkerForkServer]:
     """One that workers of a test are forked from."""
@@ -89,6 +93,14 @@ def test_a_process_with_threads_is_not_copied() -> None:
     """A copy would lack them, with all locks that they hold: such workers are started as new processes."""
     with forked_workers("unit.workers.threaded", worker_environment()), closing(echo()) as worker:
         assert parent_of(worker) == os.getpid()
+
+
+def test_a_process_that_is_not_copied_keeps_nothing_of_a_worker_open() -> None:
+    """The end of such a worker is seen, as that of any other."""
+    with forked_workers("unit.workers.threaded", worker_environment()), closing(echo()) as worker:
+        worker.send("exit")
+        assert worker.poll(PATIENCE), "the connection of a worker that has ended is still open"
+        assert worker.receive() == Ended()
 
 
 def test_workers_start_where_nothing_can_be_warmed_up() -> None:

@@ -257,6 +257,8 @@ VIEWED = replace(ONE_WEIGHT, shape_op=ShapeOp.VIEW)
 ZB = PipelineSchedule.INTERLEAVED_ZERO_BUBBLE
 DUAL = Pipeline(schedule=PipelineSchedule.DUAL_PIPE_V, stages_per_rank=2, num_chunks=4)
 FOUR_ROWS = Data(microbatches=(4,))
+TWO_HEADS = Attention(heads=2, kv_heads=1, head_width=2, bias=True)
+FOUR_SEQUENCES = {"features": 2, "data": Data(microbatches=(4,)), "loss": Loss.LINEAR_SUM}
 FLAT = Layer(width=3, shape_op=ShapeOp.FLATTEN)
 SEVERAL = {"features": 2, "data": Data(microbatches=(6,)), "loss": Loss.LINEAR_SUM}
 SQUARED_ROWS = {"features": 2, "data": Data(microbatches=(6,)), "loss": Loss.MSE_SUM}

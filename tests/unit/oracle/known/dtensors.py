@@ -26,6 +26,7 @@ from unit.oracle.known.builders import (
     CROSSED,
     EVEN,
     FLAT,
+    FOUR_SEQUENCES,
     FROZEN,
     FULLY_SHARD,
     FUSED,
@@ -39,6 +40,7 @@ from unit.oracle.known.builders import (
     SQUARED_ROWS,
     THAWED,
     TURNED,
+    TWO_HEADS,
     TWO_OUTPUTS,
     UNEVEN,
     WHOLE_LAYER,
@@ -115,6 +117,15 @@ SHOWN = {
             compiled_backward(scenario(SPMD(), FLAT, **SQUARED_ROWS)),
             compiled_backward(scenario(FULLY_SHARD, replace(FLAT, width=1), **SQUARED_ROWS)),
             compiled_backward(scenario(FULLY_SHARD, SPLIT, **SQUARED_ROWS)),
+        ],
+    ),
+    "dtensor_product_of_cut_heads": (
+        of_sequences(FULLY_SHARD, TWO_HEADS, **FOUR_SEQUENCES),
+        [
+            of_sequences(SPMD(), TWO_HEADS, **FOUR_SEQUENCES),
+            of_sequences(FULLY_SHARD, replace(TWO_HEADS, heads=1), **FOUR_SEQUENCES),
+            of_sequences(FULLY_SHARD, Layer(width=2), **FOUR_SEQUENCES),
+            of_sequences(DDP(), TWO_HEADS, **FOUR_SEQUENCES),
         ],
     ),
     "dtensor_view_of_one": (

@@ -55,7 +55,10 @@ def test_each_issue_has_a_scenario() -> None:
 
 @pytest.mark.parametrize(
     ("name", "example"),
-    [*(pytest.param(*pair, id=pair[0]) for pair in SMALLEST if pair[0] in ISSUES), *_examples(*ALSO_SHOWN)],
+    [
+        *(pytest.param(*pair, marks=_marks(pair[1]), id=pair[0]) for pair in SMALLEST if pair[0] in ISSUES),
+        *_examples(*ALSO_SHOWN),
+    ],
 )
 def test_an_issue_on_file_is_known_when_it_shows(name: str, example: Scenario) -> None:
     """A check that runs into an upstream issue says which."""

@@ -62,6 +62,7 @@ def test_close_ends_ranks(ranks: GlooRanks) -> None:
     assert ranks.run(programs.place).values == ((0, 2), (1, 2))
 
 
+@pytest.mark.slow
 def test_what_compilers_import_is_imported_once_for_all_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Those that are forked after something was compiled have it, from a process that has no other thread still."""
     imported, threads = [], []
