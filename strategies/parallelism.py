@@ -25,6 +25,7 @@ from equivcheck.scenario import (
     ElementType,
     Exchange,
     ExpertParallel,
+    ExpertStorage,
     LocalDataParallel,
     LocalTensorParallel,
     LowPrecision,
@@ -209,7 +210,7 @@ _SHIPPED: dict[str, SearchStrategy[Parallelism]] = {
     Pipeline.tag: pipeline(),
     LocalTensorParallel.tag: local_tensor_parallel(),
     ContextParallel.tag: context_parallel(),
-    ExpertParallel.tag: st.builds(ExpertParallel),
+    ExpertParallel.tag: st.builds(ExpertParallel, storage=st.sampled_from(ExpertStorage)),
     LocalDataParallel.tag: st.builds(LocalDataParallel, flat_buffer=EVENLY),
 }
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import fields, replace
 
 from equivcheck.composition.registry import rounds
+from equivcheck.layouts.dtensor_experts import has_dtensor_experts
 from equivcheck.layouts.limits.limit import LayoutLimit, Limit
 from equivcheck.layouts.limits.optimizers import keeps_dtensors
 from equivcheck.layouts.limits.repairs import (
@@ -26,6 +27,7 @@ from equivcheck.scenario import (
     Compression,
     ContextParallel,
     ExpertParallel,
+    ExpertStorage,
     Layout,
     LocalDataParallel,
     LocalTensorParallel,
@@ -47,12 +49,14 @@ def _shares_updates(layout: Layout) -> bool:
 
 
 def _is_localized(layout: Layout) -> bool:
-    return layout.has(TensorParallel) and not keeps_dtensors(layout)
+    return (layout.has(TensorParallel) or has_dtensor_experts(layout)) and not keeps_dtensors(layout)
 
 
 def _by_dtensors(layout: Layout) -> Layout:
-    """The same plan, whose parts know of what they are parts; shards over all ranks where others take plain tensors."""
-    if layout.has(ExpertParallel) or layout.has(LocalDataParallel) or layout.has(ContextParallel):
+    """The same plan or experts, whose parts know of what they are parts; shards over all ranks where others want plain ones."""
+    if layout.has(ExpertParallel):
+        return with_options(layout, ExpertParallel, storage=ExpertStorage.DTENSOR)
+    if layout.has(LocalDataParallel) or layout.has(ContextParallel):
         return replace(layout, mesh=Mesh(axes=(Axis(name=DP, size=layout.mesh.num_ranks),)), parallelisms=(FSDP2(),))
     return replace(layout, parallelisms=tuple(map(_of_dtensors, layout.parallelisms)))
 
@@ -69,7 +73,7 @@ def _has_replicas_of_one_shard(layout: Layout) -> bool:
 
 
 def _on_dtensors(layout: Layout) -> Layout:
-    kept = (PlannedParallelism, FSDP2, SPMD, Pipeline)
+    kept = (PlannedParallelism, ExpertParallel, FSDP2, SPMD, Pipeline)
     parallelisms = tuple(each if isinstance(each, kept) else FSDP2() for each in layout.parallelisms)
     return replace(layout, parallelisms=parallelisms)
 
@@ -98,14 +102,16 @@ CHECKPOINT_LAYOUT_LIMITS: tuple[LayoutLimit, ...] = (
         repair=_on_dtensors,
     ),
     LayoutLimit(
-        reason="checkpoint: over tensor parallelism DistributedDataParallel, replicate and FullyShardedDataParallel train "
-        "local tensors, and torch.distributed.checkpoint does not know where they lie",
+        reason="checkpoint: over tensor parallelism, or experts that are DTensors, DistributedDataParallel, replicate and "
+        "FullyShardedDataParallel train local tensors, and torch.distributed.checkpoint does not know where they lie",
         applies=_is_localized,
         repair=_on_dtensors,
     ),
     LayoutLimit(
         reason="checkpoint: torch.distributed.checkpoint takes plain tensors for whole ones, of which every rank has the same",
-        applies=lambda layout: layout.has(LocalTensorParallel) or layout.has(ExpertParallel),
+        applies=lambda layout: (
+            layout.has(LocalTensorParallel) or (layout.has(ExpertParallel) and not has_dtensor_experts(layout))
+        ),
         repair=_by_dtensors,
     ),
 )

@@ -28,6 +28,8 @@ from equivcheck.scenario import (
     ClipValue,
     Compile,
     Distribution,
+    ExpertParallel,
+    ExpertStorage,
     Ignored,
     Implementation,
     Layout,
@@ -255,5 +257,10 @@ def cut_along_rows(scenario: Scenario) -> Scenario:
 
 @_workaround
 def divided_by_ranks(scenario: Scenario) -> Scenario:
-    """FSDP2 divides sums of gradients by the number of ranks."""
-    return _in_layouts(scenario, lambda layout: with_options(layout, FSDP2, gradient_divide_factor=None))
+    """FSDP2 divides sums of gradients by the number of ranks, and has no units with a divide factor of their own."""
+
+    def changed(layout: Layout) -> Layout:
+        divided = with_options(layout, FSDP2, gradient_divide_factor=None)
+        return with_options(divided, ExpertParallel, storage=ExpertStorage.PLAIN) if layout.has(FSDP2) else divided
+
+    return _in_layouts(scenario, changed)

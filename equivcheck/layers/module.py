@@ -108,7 +108,10 @@ class DispatchingModule(LayerModule):
         raise NotImplementedError
 
     def compute_units(self, rows: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
-        """What the units held here make of rows, sorted by unit, so many for each."""
+        """What the units held here make of rows, sorted by unit, so many for each: by one call of the module of `units`.
+
+        So that what is put around that module finds its parameters where they are used.
+        """
         raise NotImplementedError
 
 
@@ -124,3 +127,11 @@ def beside(values: torch.Tensor, made: torch.Tensor) -> torch.Tensor:
     if not isinstance(values, DTensor):
         return made
     return DTensor.from_local(made, values.device_mesh, [Replicate()] * values.device_mesh.ndim, run_check=False)
+
+
+def part_beside(values: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
+    """A parameter such that it goes with the values: beside plain tensors what this rank holds of a DTensor."""
+    if isinstance(values, DTensor) or not isinstance(parameter, DTensor):
+        return parameter
+    part: torch.Tensor = parameter.to_local()
+    return part

@@ -45,6 +45,7 @@ _MODULES = (
     "experts.gradients",
     "experts.addends",
     "experts.balance",
+    "experts.units",
     "context_parallel.positions",
     "context_parallel.exchanges",
     "context_parallel.sums",

@@ -4,7 +4,7 @@ from equivcheck.scenario.clipping import ClipNorm, ClipValue, NormType
 from equivcheck.scenario.context_parallel import Balance, ContextParallel, Exchange
 from equivcheck.scenario.data import Data
 from equivcheck.scenario.execution import Compile, Execution, Recompute
-from equivcheck.scenario.expert_parallel import ExpertParallel
+from equivcheck.scenario.expert_parallel import ExpertParallel, ExpertStorage
 from equivcheck.scenario.experts import Experts, Scores
 from equivcheck.scenario.layer_base import Activation, AnyLayer, AuxiliaryLinear, Norm, ShapeOp
 from equivcheck.scenario.layout import Layout
@@ -93,6 +93,7 @@ __all__ = [
     "Exchange",
     "Execution",
     "ExpertParallel",
+    "ExpertStorage",
     "Experts",
     "ExponentialLR",
     "GatedMLP",

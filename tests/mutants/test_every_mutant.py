@@ -115,6 +115,10 @@ KINDS: dict[Family, dict[str, tuple[str, ...]]] = {
         "tokens dropped beyond a capacity": ("rows_beyond_capacity_dropped",),
         "shared expert on dispatched tokens": ("shared_expert_weighted", "shared_expert_added_for_each_choice"),
         "experts divided by another number of ranks": ("expert_gradients_summed", "expert_gradients_averaged_twice"),
+        "units of experts divided as all else, or twice": (
+            "expert_units_without_divide_factor",
+            "expert_units_divided_by_hand_too",
+        ),
         "experts reduced as if they were replicated": ("expert_gradients_averaged_as_replicated",),
         "router gradient of own rows": ("router_gradient_of_own_rows", "only_experts_reduced", "all_but_experts_summed"),
         "counts of the wrong direction": ("counts_sent_taken_for_counts_received",),

@@ -10,7 +10,8 @@ from equivcheck.export.bugs.token_layers import rewritten
 from equivcheck.layouts.expected_calls.counted_units import AXES
 from equivcheck.layouts.script.draft import Draft, LoopPosition, refuse
 from equivcheck.layouts.script.text import block
-from equivcheck.scenario import Scenario
+from equivcheck.parallelisms.fsdp2.division import averaging_ranks
+from equivcheck.scenario import FSDP2, Scenario
 
 _ROUTED = re.compile(r"( *)(flat, chosen, weights = |values = torch\.zeros_like\(normed\))")
 """The first line after a router has given what is chosen and what that weighs."""
@@ -78,6 +79,20 @@ def _counted_along_last_axis(draft: Draft) -> None:
 
 _SHARED = r"gated\d*\(self\.shared, normed\)"
 _NORMALISED = "weights / weights.sum(-1"
+
+
+def _without_divide_factor(draft: Draft) -> None:
+    (fsdp,) = draft.scenario.layout.of(FSDP2)
+    factor = fsdp.gradient_divide_factor or averaging_ranks(draft.scenario.layout)
+    line = f"    units.set_gradient_divide_factor({factor!r})  # by the ranks of one axis alone"
+    draft.add(LoopPosition.WRAP, "for units in experts:", line)
+
+
+def _divided_by_hand_too(draft: Draft) -> None:
+    parameters = "[parameter for units in experts for parameter in units.parameters()]"
+    draft.add(LoopPosition.BEFORE_READING, f"divide_gradients({parameters}, ranks.size())  # once more")
+
+
 SNIPPETS: dict[str, Snippet] = {
     "router_weights_applied_twice": _rerouted("weights = weights.square()"),
     "router_weights_not_applied": _rerouted("weights = chosen + weights * 0"),
@@ -117,5 +132,7 @@ SNIPPETS: dict[str, Snippet] = {
     "balance_without_gradient": rewritten(
         lambda line: re.sub(r"(self\.load = .*, )(.*\.sum\(positions\))$", r"\1(\2.detach() if self.is_wrong else \2)", line)
     ),
+    "expert_units_without_divide_factor": _without_divide_factor,
+    "expert_units_divided_by_hand_too": _divided_by_hand_too,
 }
 """By the name of the mutant."""

@@ -6,9 +6,12 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from equivcheck.layers.module import ACTIVATIONS, DispatchingModule, Linear, Load, beside, norm_of
+from equivcheck.layers.module import ACTIVATIONS, DispatchingModule, Linear, Load, beside, norm_of, part_beside
 from equivcheck.layers.region import UNCUT, Region
 from equivcheck.scenario import Experts, Scores
+
+Own = dict[str, tuple[torch.Tensor, torch.Tensor | None]]
+"""Weight and bias of each linear, of one expert or of those that a rank holds."""
 
 
 class Router(Linear):
@@ -58,20 +61,36 @@ class GatedExperts(nn.Module):
             bias = nn.Parameter(torch.empty(*stacked, outputs)) if layer.bias else None
             self.register_parameter(f"{name}_bias", bias)
 
-    def forward(self, inputs: torch.Tensor, expert: int | None = None) -> torch.Tensor:
-        """Map (..., features) to the same by the only expert, or by one of several."""
-        gate = self._linear("gate", inputs, expert)
+    def forward(self, inputs: torch.Tensor, expert: int | None = None, counts: torch.Tensor | None = None) -> torch.Tensor:
+        """Map (..., features) to the same by the only expert or by one of several; or rows by each of them, so many in turn."""
+        own = self._parameters_beside(inputs)
+        if counts is None:
+            return self._computed(own, inputs, expert)
+        parts = torch.split(inputs, counts.tolist()) if len(counts) else ()
+        return torch.cat([inputs[:0], *(self._computed(own, part, number) for number, part in enumerate(parts))])
+
+    def _parameters_beside(self, inputs: torch.Tensor) -> Own:
+        """Weight and bias of each linear; what is put in the place of parameters need be none itself."""
+        names = ((name, getattr(self, name), getattr(self, f"{name}_bias")) for name in ("gate", "up", "down"))
+        own = {
+            name: (part_beside(inputs, weight), None if bias is None else part_beside(inputs, bias))
+            for name, weight, bias in names
+        }
+        weight, bias = own["down"]
+        return own if bias is None else {**own, "down": (weight, self.region.added_once(bias))}
+
+    def _computed(self, own: Own, inputs: torch.Tensor, expert: int | None) -> torch.Tensor:
+        gate = _linear(own["gate"], inputs, expert)
         if self.activation is not None:
             gate = self.activation(gate)
-        return self._linear("down", gate * self._linear("up", inputs, expert), expert)
+        return _linear(own["down"], gate * _linear(own["up"], inputs, expert), expert)
 
-    def _linear(self, name: str, inputs: torch.Tensor, expert: int | None) -> torch.Tensor:
-        weight, bias = getattr(self, name), getattr(self, f"{name}_bias")
-        if name == "down" and bias is not None:
-            bias = self.region.added_once(bias)
-        if expert is not None:
-            weight, bias = weight[expert], None if bias is None else bias[expert]
-        return functional.linear(inputs, weight, bias)
+
+def _linear(of: tuple[torch.Tensor, torch.Tensor | None], inputs: torch.Tensor, expert: int | None) -> torch.Tensor:
+    weight, bias = of
+    if expert is not None:
+        weight, bias = weight[expert], None if bias is None else bias[expert]
+    return functional.linear(inputs, weight, bias)
 
 
 class ExpertsModule(DispatchingModule):
@@ -132,8 +151,8 @@ class ExpertsModule(DispatchingModule):
 
     def compute_units(self, rows: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
         """What the experts held here make of rows, sorted by expert, so many for each."""
-        parts = torch.split(rows, counts.tolist()) if len(counts) else ()
-        return torch.cat([rows[:0], *(self.experts(part, expert) for expert, part in enumerate(parts))])
+        made: torch.Tensor = self.experts(rows, counts=counts)
+        return made
 
     def weighted(self, values: torch.Tensor, weight: torch.Tensor, expert: int) -> torch.Tensor:
         """What an expert makes of (..., features), with a weight for each position, (..., 1)."""

@@ -13,13 +13,21 @@ _CHOSEN = (
     "    order = torch.sort(scores, stable=True, dim=-1, descending=True)[1][..., :count]",
     "    return (order.unsqueeze(-1) == {experts}).any(-2)",
 )
+_UNITS = (
+    "class Units(nn.Module):",
+    '    """The parameters of experts, of which a rank holds some."""',
+    "",
+    "    def forward(self, rows, counts):",
+    '        """What the experts held here make of rows, sorted by expert, so many for each."""',
+    "        parts = torch.split(rows, counts.tolist()) if len(counts) else ()",
+    "        return torch.cat([rows[:0], *(gated(self, part, expert) for expert, part in enumerate(parts))])",
+)
 _METHODS = (
     ("def units(self):", '    """What has the parameters of all experts."""', "    return self.experts"),
     (
         "def compute_units(self, rows, counts):",
         '    """What the experts held here make of rows, sorted by expert, so many for each."""',
-        "    parts = torch.split(rows, counts.tolist()) if len(counts) else ()",
-        "    return torch.cat([rows[:0], *(gated(self.experts, part, expert) for expert, part in enumerate(parts))])",
+        "    return self.experts(rows, counts)",
     ),
 )
 """Of a layer whose experts ranks share out."""
@@ -28,34 +36,43 @@ _EXPERTS = "torch.arange(scores.shape[-1])"
 
 def experts_script(layer: Experts, inputs: int) -> LayerScript:
     """The class, for so many input features."""
-    owners = (("experts", (layer.num_experts,)), *((("shared", ()),) * layer.shared))
-    made = [f"self.router = nn.Linear({inputs}, {layer.num_experts}, bias=False)"]
-    made += [line for owner, stacked in owners for line in _parameters(owner, layer, inputs, stacked)]
     found = LayerScript(
         name="Experts",
         words="Gated perceptrons of which a router chooses for each position",
-        init=(*norm_line(layer.norm, inputs), *made),
+        init=tuple(_init(layer, inputs)),
         compute=tuple(_lines(layer)),
         functions=(_chosen(), _gated(layer)),
         imports=(("torch.nn", "functional"),),
     )
     of_units = replace(
         found,
-        init=(*found.init, f"self.num_units, self.by_units = {layer.num_experts}, None"),
+        init=(*_init(layer, inputs, experts="Units()"), f"self.num_units, self.by_units = {layer.num_experts}, None"),
         compute=tuple(_lines(layer, shared_out=True)),
+        functions=(_chosen(), _gated(layer, has_parts=True), _UNITS),
+        imports=(*found.imports, ("torch.distributed.tensor", "DTensor")),
         methods=_METHODS,
     )
     of_region = replace(
         found,
-        init=(*found.init, *(f"{owner}.region = Region()" for owner in ("self", *(f"self.{name}" for name, _ in owners)))),
+        init=(
+            *found.init,
+            *(f"{owner}.region = Region()" for owner in ("self", "self.experts", *["self.shared"] * layer.shared)),
+        ),
         compute=tuple(_lines(layer, in_region=True)),
         functions=(_chosen(), _gated(layer, in_region=True)),
     )
     return replace(found, of_units=of_units, of_region=of_region)
 
 
+def _init(layer: Experts, inputs: int, experts: str = "nn.Module()") -> list[str]:
+    """Lines that make its modules, experts as that expression."""
+    lines = [*norm_line(layer.norm, inputs), f"self.router = nn.Linear({inputs}, {layer.num_experts}, bias=False)"]
+    lines += [f"self.experts = {experts}", *_parameters("experts", layer, inputs, (layer.num_experts,))]
+    return [*lines, *(["self.shared = nn.Module()", *_parameters("shared", layer, inputs, ())] if layer.shared else [])]
+
+
 def _parameters(owner: str, layer: Experts, inputs: int, stacked: tuple[int, ...]) -> list[str]:
-    lines = [f"self.{owner} = nn.Module()"]
+    lines = []
     for name, outputs, features in (
         ("gate", layer.hidden, inputs),
         ("up", layer.hidden, inputs),
@@ -73,11 +90,12 @@ def _chosen() -> tuple[str, ...]:
     return tuple(line.format(experts=_EXPERTS) for line in _CHOSEN)
 
 
-def _gated(layer: Experts, *, in_region: bool = False) -> tuple[str, ...]:
-    """The function of one expert, of several if its number is told."""
+def _gated(layer: Experts, *, has_parts: bool = False, in_region: bool = False) -> tuple[str, ...]:
+    """The function of one expert, of several if its number is told; of which the rank may have a part, as a DTensor."""
     function = ACTIVATIONS.get(layer.activation, ("", ""))[1]
     names = ("gate", "gate_bias", "up", "up_bias", "down", "down_bias") if layer.bias else ("gate", "up", "down")
-    own = ", ".join(f"owner.{name}" for name in names)
+    own = f"({', '.join(f'owner.{name}' for name in names)})"
+    parts = [f"    own = [each.to_local() if isinstance(each, DTensor) else each for each in {own}]"] if has_parts else []
     linears = {name: f"{name}, {name}_bias" if layer.bias else name for name in ("gate", "up", "down")}
     if layer.bias and in_region:
         linears["down"] = "down, owner.region.added_once(down_bias)"
@@ -85,7 +103,8 @@ def _gated(layer: Experts, *, in_region: bool = False) -> tuple[str, ...]:
     return (
         "def gated(owner, values, expert=None):",
         '    """A gate and an upward linear, multiplied, and one back."""',
-        f"    {', '.join(names)} = (each if expert is None else each[expert] for each in ({own}))",
+        *parts,
+        f"    {', '.join(names)} = (each if expert is None else each[expert] for each in {'own' if has_parts else own})",
         f"    gated = {f'{function}({gate})' if function else gate} * functional.linear(values, {linears['up']})",
         f"    return functional.linear(gated, {linears['down']})",
     )

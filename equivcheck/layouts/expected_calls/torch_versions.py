@@ -13,3 +13,7 @@ LARGEST_NORM_FIRST = "!=2.10.*"
 
 CALLS_AMONG_ONE_RANK = "<2.10"
 """DTensor, DDP and FSDP call collectives in groups of one rank where later versions do not, and the other way round."""
+
+FREED_WHILE_RECOMPUTED = "<2.10"
+"""`fully_shard` frees a unit inside a layer that is computed again in backward, gathers it once more, and asks for others ahead
+of time that may be free; later versions keep it."""

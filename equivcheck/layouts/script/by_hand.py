@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from equivcheck.layouts.dtensor_experts import has_dtensor_experts
 from equivcheck.layouts.limits.optimizers import keeps_dtensors
 from equivcheck.layouts.script.draft import Draft, LoopPosition
 from equivcheck.scenario import FSDP2, Layout, Replicate, Replicator
@@ -20,6 +21,8 @@ def sum_gradients(draft: Draft, group: str, *then: str) -> None:
 
 def held_gradients(draft: Draft) -> list[str]:
     """Lines that find what a rank has of each gradient, of which other parallelisms may have left it nothing."""
+    if has_dtensor_experts(draft.scenario.layout):
+        return ["gradients = list(held_gradients(model.parameters()))"]  # as expert parallelism defines it
     local = ".to_local()" if _has_dtensors(draft.scenario.layout) else ""
     return [
         f"gradients = [parameter.grad{local} for parameter in model.parameters() if parameter.grad is not None]",

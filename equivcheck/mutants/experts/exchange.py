@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import fields
 from functools import partial
 
 import torch
@@ -11,7 +12,7 @@ from equivcheck.layouts.partition import chunk_sizes
 from equivcheck.mutants.experts.sites import experts_in, experts_of, has_experts
 from equivcheck.mutants.experts.weights import Routed, reroute
 from equivcheck.mutants.mutant import Minimum, fault
-from equivcheck.mutants.needs import all_of
+from equivcheck.mutants.needs import all_of, within
 from equivcheck.mutants.rank import size_of
 from equivcheck.parallelisms.expert_parallel.exchange import Exchange
 from equivcheck.scenario import ExpertParallel, Experts, Scenario
@@ -19,7 +20,7 @@ from equivcheck.scenario.mesh import EP
 from equivcheck.train.setup import Setup
 from equivcheck.verdict.cause import Cause
 
-SHARED_OUT = (ExpertParallel.tag,)
+SHARED_OUT = within(ExpertParallel.tag)
 OVER_ONE = Minimum(because="over one rank no row is sent")
 
 
@@ -59,7 +60,7 @@ def _exchange_by(setup: Setup, kind: type[Exchange]) -> None:
     for module in experts_of(setup):
         honest = module.by_units
         if isinstance(honest, Exchange):
-            module.by_units = kind(layer=honest.layer, group=honest.group, num_units=honest.num_units, rank=honest.rank)
+            module.by_units = kind(**{field.name: getattr(honest, field.name) for field in fields(honest)})
 
 
 class _AsComputed(Exchange):

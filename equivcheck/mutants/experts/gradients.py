@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import torch
 import torch.distributed as dist
@@ -14,12 +14,15 @@ from equivcheck.mutants.needs import all_of, is_eager
 from equivcheck.mutants.rank import axis_names, mesh_of, size_of
 from equivcheck.scenario import Scenario
 from equivcheck.scenario.mesh import EP
+from equivcheck.train.read import local_values
 from equivcheck.train.setup import Setup
 from equivcheck.verdict.cause import Cause
 
 Named = Callable[[str], bool]
 SUM_OVER_ONE = Minimum(because="the sum over one rank is the mean")
 OWN_OF_ONE = Minimum(because="one rank has all rows")
+OWN_ROWS = (Cause.NOT_REDUCED, Cause.REDUCED_OVER_PART, Cause.RANKS_DISAGREE)
+"""Of gradients that are not reduced over experts' ranks, be it that data parallelism around has reduced them."""
 
 
 def _has_ranks(scenario: Scenario) -> bool:
@@ -33,28 +36,34 @@ def _names_of_experts(setup: Setup) -> set[str]:
 
 def _multiply(setup: Setup, factor: float, chosen: Named) -> None:
     """Multiply some gradients once they have been reduced."""
+    parameters = _parameters(setup, chosen)
 
     def multiply(_optimizer: object, _step: int) -> None:
-        for gradient in _gradients(setup, chosen):
+        for gradient in _gradients(parameters):
             gradient.mul_(factor)
 
     setup.before_update.append(multiply)
 
 
-def _gradients(setup: Setup, chosen: Named) -> Iterator[torch.Tensor]:
-    found = ((name, parameter.grad) for name, parameter in setup.model.named_parameters())
-    return (gradient for name, gradient in found if gradient is not None and chosen(name))
+def _parameters(setup: Setup, chosen: Named) -> list[torch.Tensor]:
+    """Those of the model before any forward, which the optimizer keeps."""
+    return [parameter for name, parameter in setup.model.named_parameters() if chosen(name)]
+
+
+def _gradients(parameters: Iterable[torch.Tensor]) -> Iterator[torch.Tensor]:
+    return (parameter.grad for parameter in parameters if parameter.grad is not None)
 
 
 def keep_own_gradients(setup: Setup, chosen: Named) -> None:
     """Let some gradients be what they were before anything was done to them after backward."""
     own: list[torch.Tensor] = []
+    parameters = _parameters(setup, chosen)
 
     def keep(_optimizer: object, _step: int) -> None:
-        own[:] = [gradient.detach().clone() for gradient in _gradients(setup, chosen)]
+        own[:] = [gradient.detach().clone() for gradient in _gradients(parameters)]
 
     def put_back(_optimizer: object, _step: int) -> None:
-        for gradient, kept in zip(_gradients(setup, chosen), own, strict=True):
+        for gradient, kept in zip(_gradients(parameters), own, strict=True):
             gradient.copy_(kept)
 
     setup.before_update.insert(0, keep)
@@ -86,11 +95,11 @@ def expert_gradients_averaged_twice(setup: Setup) -> None:
 )
 def expert_gradients_averaged_as_replicated(setup: Setup) -> None:
     """Gradients of experts are averaged over ranks, as if these held the same ones."""
-    names, size = _names_of_experts(setup), size_of(setup, EP)
+    parameters, size = _parameters(setup, _names_of_experts(setup).__contains__), size_of(setup, EP)
     group = mesh_of(setup).get_group(axis_names(setup).index(EP))
 
     def average(_optimizer: object, _step: int) -> None:
-        for gradient in _gradients(setup, names.__contains__):
+        for gradient in map(local_values, _gradients(parameters)):
             gradient.mul_(size)
             dist.all_reduce(gradient, group=group)
             gradient.div_(size)
@@ -101,7 +110,7 @@ def expert_gradients_averaged_as_replicated(setup: Setup) -> None:
 @fault(
     layouts=SHARED_OUT,
     applies=all_of(has_experts(), _has_ranks),
-    causes=(Cause.NOT_REDUCED, Cause.RANKS_DISAGREE),
+    causes=OWN_ROWS,
     minimum=OWN_OF_ONE,
 )
 def router_gradient_of_own_rows(setup: Setup) -> None:
@@ -112,7 +121,7 @@ def router_gradient_of_own_rows(setup: Setup) -> None:
 @fault(
     layouts=SHARED_OUT,
     applies=_has_ranks,
-    causes=(Cause.NOT_REDUCED, Cause.RANKS_DISAGREE),
+    causes=OWN_ROWS,
     minimum=OWN_OF_ONE,
 )
 def only_experts_reduced(setup: Setup) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from equivcheck.layers.parameters import parameters_of
+from equivcheck.layers.parameters import Parameter, parameters_of
+from equivcheck.layouts.dtensor_experts import is_dtensor_expert
 from equivcheck.layouts.expected_calls.communication import Totals
 from equivcheck.layouts.expected_calls.model import CommunicationModel
 from equivcheck.layouts.expected_calls.rank_view import Held, Ledger, RankView
@@ -15,7 +16,7 @@ from equivcheck.parallelisms.ddp.buckets import (
     unused_parameters,
 )
 from equivcheck.parallelisms.tensor_parallel.plans import is_outside
-from equivcheck.scenario import DDP, Compression, TensorParallel
+from equivcheck.scenario import DDP, Compression, Layout, TensorParallel
 from equivcheck.trace.stage import Stage
 
 INT32_BYTES = 4
@@ -93,15 +94,19 @@ def _ready(view: RankView, ddp: DDP) -> tuple[str, ...]:
     in reverse. Unused ones are last in any case.
     """
     ready = ready_parameters(view.training.model, autocast=ddp.autocast is not None)
-    plans = view.layout.of(TensorParallel)
-    if not plans:
+    localized = {found.full_name for found in parameters_of(view.training.model) if _was_dtensor(view.layout, found)}
+    if not localized:
         return ready
-    outside = {found.full_name for found in parameters_of(view.training.model) if is_outside(plans[0], found)}
     unused = unused_parameters(view.training.model)
     used = [name for name in ready if name not in unused]
-    plain = [name for name in used if name in outside]
-    distributed = [name for name in trained_parameters(view.training.model) if name in used and name not in plain]
+    plain = [name for name in used if name not in localized]
+    distributed = [name for name in trained_parameters(view.training.model) if name in used and name in localized]
     return (*plain, *reversed(distributed), *unused)
+
+
+def _was_dtensor(layout: Layout, parameter: Parameter) -> bool:
+    of_a_plan = any(not is_outside(plan, parameter) for plan in layout.of(TensorParallel))
+    return of_a_plan or is_dtensor_expert(layout, parameter)
 
 
 def _note_rebuilt(ledger: Ledger, step: int, axes: str, bucketing: Bucketing) -> None:

@@ -7,12 +7,12 @@ from dataclasses import replace
 
 from equivcheck.layers.registry import kind_of
 from equivcheck.layouts.expected_calls.by_hand import sums_of_gradients
-from equivcheck.layouts.expected_calls.clipping import clipping_of_parts
+from equivcheck.layouts.expected_calls.clipping import clipping_of_parts, dtensor_clipping
 from equivcheck.layouts.expected_calls.communication import Totals
 from equivcheck.layouts.expected_calls.model import CommunicationModel
 from equivcheck.layouts.expected_calls.rank_view import Held, Ledger, RankView
 from equivcheck.layouts.partition import cut_dim, part_of
-from equivcheck.scenario import ExpertParallel
+from equivcheck.scenario import ExpertParallel, ExpertStorage
 from equivcheck.scenario.mesh import EP
 
 FORWARD = 3
@@ -27,7 +27,14 @@ def _all_calls(view: RankView, parallelism: ExpertParallel) -> Totals:
             ledger.note(step, "all_to_all", view.axes(EP), 0, num_exchanges * len(view.training.data.microbatches))
     whole = [held for held in view.held if cut_dim(parallelism, held.parameter) is None]
     experts = [held for held in view.held if cut_dim(parallelism, held.parameter) is not None]
-    return ledger.totals | sums_of_gradients(view, EP, whole) | clipping_of_parts(view, EP, experts)
+    return ledger.totals | sums_of_gradients(view, EP, whole) | _clipping(view, parallelism, experts)
+
+
+def _clipping(view: RankView, parallelism: ExpertParallel, experts: list[Held]) -> Totals:
+    """Of experts, by hand or as of any DTensors."""
+    if parallelism.storage is ExpertStorage.PLAIN:
+        return clipping_of_parts(view, EP, experts)
+    return dtensor_clipping(view, (EP,), experts)
 
 
 def _exchanges(view: RankView, step: int, index: int) -> int:
@@ -54,6 +61,7 @@ def _held(view: RankView, parallelism: ExpertParallel) -> Iterator[Held]:
 
 
 EXPERT_PARALLEL_COMMUNICATION = CommunicationModel(
+    options=frozenset(("storage",)),
     calls=_all_calls,
     hold=lambda view, parallelism: tuple(_held(view, parallelism)),
     open_bytes=frozenset(("all_to_all",)),

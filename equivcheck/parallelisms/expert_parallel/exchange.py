@@ -6,7 +6,9 @@ unit, takes part with nothing.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -15,6 +17,7 @@ from torch import nn
 from torch.distributed import ProcessGroup
 from torch.distributed import _functional_collectives as collectives
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 from equivcheck.layers.module import DispatchingModule
 from equivcheck.layouts import gradients_by_hand
@@ -33,6 +36,8 @@ class Exchange:
     """Per rank, how many units it holds."""
     rank: int
     """Which of them this one is."""
+    names: tuple[str, ...]
+    """The names of the units' parameters in their module."""
 
     def __call__(self, rows: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
         """What units make of rows, (rows, features), sorted by unit, so many for each, (units,)."""
@@ -43,15 +48,20 @@ class Exchange:
         units = torch.arange(arriving.shape[1]).repeat(len(received)).repeat_interleave(arriving.flatten())
         order = units.argsort(stable=True)
         made = self.layer.compute_units(arrived[order], arriving.sum(0))
-        return self.exchanged(self.put_back(made, order) + self.nothing(), sent, received)
+        made = self.put_back(made, order)
+        return self.exchanged(made if self.num_units[self.rank] else made + self.nothing(), sent, received)
 
     def put_back(self, made: torch.Tensor, order: torch.Tensor) -> torch.Tensor:
         """What has been made of rows in an order as the rows have come."""
         return made[order.argsort()]
 
     def nothing(self) -> torch.Tensor:
-        """Zero, made of this rank's units, of which it may have none: so its backward calls what that of any other rank does."""
-        found: torch.Tensor = sum((parameter * 0).sum() for parameter in self.layer.units().parameters())  # type: ignore[assignment]
+        """Zero, made of the parameters of a rank without units: so its backward calls what that of any other rank does.
+
+        What is put in the place of parameters while forward runs need be none itself.
+        """
+        held = [attrgetter(name)(self.layer.units()) for name in self.names]
+        found: torch.Tensor = sum((each.to_local() if isinstance(each, DTensor) else each).sum() for each in held)  # type: ignore[assignment]
         return found
 
     def counts_of_arrivals(self, counts: torch.Tensor) -> torch.Tensor:
@@ -69,7 +79,11 @@ class Exchange:
         return found
 
 
-def share_out_units(model: nn.Module, mesh: DeviceMesh) -> None:
+Keep = Callable[[torch.Tensor, DeviceMesh], torch.Tensor]
+"""From a parameter that has units as first dim, what a rank has of it."""
+
+
+def share_out_units(model: nn.Module, mesh: DeviceMesh, keep: Keep) -> None:
     """Leave each rank its own units of every layer that dispatches, and have it exchange rows for the others'."""
     for layer in model.modules():
         if isinstance(layer, DispatchingModule):
@@ -78,25 +92,39 @@ def share_out_units(model: nn.Module, mesh: DeviceMesh) -> None:
                 group=mesh.get_group(),
                 num_units=chunk_sizes(layer.num_units, mesh.size()),
                 rank=mesh.get_local_rank(),
+                names=tuple(name for name, _ in layer.units().named_parameters()),
             )
-            keep_own(layer.units(), mesh)
+            for name, parameter in list(layer.units().named_parameters()):
+                own = nn.Parameter(keep(parameter.detach(), mesh), requires_grad=parameter.requires_grad)
+                setattr(layer.units(), name, own)
 
 
-def keep_own(units: nn.Module, mesh: DeviceMesh) -> None:
-    """Leave a rank its part of parameters that have units as first dim."""
-    for name, parameter in list(units.named_parameters()):
-        size = parameter.shape[0]
-        start = min(chunk_size(size, mesh.size()) * mesh.get_local_rank(), size)
-        own = parameter.detach().narrow(0, start, chunk_sizes(size, mesh.size())[mesh.get_local_rank()]).clone()
-        setattr(units, name, nn.Parameter(own, requires_grad=parameter.requires_grad))
+def own_tensor(parameter: torch.Tensor, mesh: DeviceMesh) -> torch.Tensor:
+    """A tensor of a rank's own units."""
+    size = parameter.shape[0]
+    start = min(chunk_size(size, mesh.size()) * mesh.get_local_rank(), size)
+    return parameter.narrow(0, start, chunk_sizes(size, mesh.size())[mesh.get_local_rank()]).clone()
 
 
-def reduce_gradients(model: nn.Module, mesh: DeviceMesh) -> None:
+def dtensor_of_all(parameter: torch.Tensor, mesh: DeviceMesh) -> torch.Tensor:
+    """A DTensor of all units, of which a rank has its own."""
+    return distribute_tensor(parameter, mesh, [Shard(0)])
+
+
+def parameters_apart(model: nn.Module) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
+    """The parameters of units, and all others, of a model that no forward has gone through.
+
+    What `DistributedDataParallel` has made local tensors of is after that no parameter of the model, but of the optimizer.
+    """
+    dispatching = [layer for layer in model.modules() if isinstance(layer, DispatchingModule)]
+    own = [parameter for layer in dispatching for parameter in layer.units().parameters()]
+    return own, [parameter for parameter in model.parameters() if parameter not in set(own)]
+
+
+def reduce_gradients(own: list[nn.Parameter], others: list[nn.Parameter], mesh: DeviceMesh) -> None:
     """Average the gradients of what every rank has; those of units, which have seen the rows of all ranks, are divided alike.
 
     Of one that is sharded along other axes that is done to the shard, if there is anything in it.
     """
-    dispatching = [layer for layer in model.modules() if isinstance(layer, DispatchingModule)]
-    own = {parameter for layer in dispatching for parameter in layer.units().parameters()}
-    gradients_by_hand.sum_gradients((each for each in model.parameters() if each not in own), mesh.get_group())
-    gradients_by_hand.divide_gradients(model.parameters(), mesh.size())
+    gradients_by_hand.sum_gradients(others, mesh.get_group())
+    gradients_by_hand.divide_gradients([*own, *others], mesh.size())

@@ -7,17 +7,21 @@ from dataclasses import replace
 
 from equivcheck.layers.parameters import Parameter, parameters_of
 from equivcheck.layers.registry import kind_of
+from equivcheck.layouts.dtensor_experts import dtensor_experts, has_dtensor_experts
 from equivcheck.layouts.limits.data_parallel import EVEN_ROWS
 from equivcheck.layouts.limits.execution import uncompiled
 from equivcheck.layouts.limits.limit import LayoutLimit, Limit, parallelism_of
-from equivcheck.layouts.limits.optimizers import elementwise
-from equivcheck.layouts.limits.repairs import each_layer
+from equivcheck.layouts.limits.optimizers import DTENSOR_OPTIMIZERS, elementwise, keeps_dtensors
+from equivcheck.layouts.limits.repairs import each_layer, with_loop
 from equivcheck.layouts.partition import cut_dim, leaves_nothing
 from equivcheck.scenario import (
+    ASGD,
     DDP,
     FSDP2,
     AnyLayer,
     ExpertParallel,
+    ExpertStorage,
+    Implementation,
     Layout,
     LocalDataParallel,
     LocalTensorParallel,
@@ -38,12 +42,13 @@ def _cuts(training: Training, layout: Layout) -> Iterator[tuple[Parameter, int]]
 
 
 def _updates_parts(training: Training, layout: Layout) -> bool:
-    is_cut = any(parameter.trained for parameter, _ in _cuts(training, layout))
-    return not training.optimizer.elementwise and is_cut
+    of_parts = [*(parameter for parameter, _ in _cuts(training, layout)), *dtensor_experts(training.model, layout)]
+    return not training.optimizer.elementwise and any(parameter.trained for parameter in of_parts)
 
 
 WHOLE_PARAMETERS = Limit(
-    reason="expert parallelism: an optimizer that is not elementwise sees a rank's own experts, a part of a parameter",
+    reason="expert parallelism: an optimizer that is not elementwise sees a rank's own experts, a part of a parameter, or a "
+    "DTensor, of which it takes norms in ways that DTensor does not know",
     applies=_updates_parts,
     repair=elementwise,
 )
@@ -58,9 +63,15 @@ def _with_equal_parts(training: Training, layout: Layout) -> Training:
     return each_layer(training, rounded)
 
 
+def has_units_of_dtensors(layout: Layout) -> bool:
+    """Whether `fully_shard`, or `replicate` built on it, makes DTensors of all parameters."""
+    return layout.has(FSDP2) or any(one.implementation is Replicator.FSDP for one in layout.of(Replicate))
+
+
 def _shards_nothing(training: Training, layout: Layout) -> bool:
-    has_units = layout.has(FSDP2) or any(one.implementation is Replicator.FSDP for one in layout.of(Replicate))
-    return has_units and any(leaves_nothing(count, layout.mesh.size(EP)) for _, count in _cuts(training, layout))
+    return has_units_of_dtensors(layout) and any(
+        leaves_nothing(count, layout.mesh.size(EP)) for _, count in _cuts(training, layout)
+    )
 
 
 EVERY_RANK_HAS_EXPERTS = Limit(
@@ -68,6 +79,31 @@ EVERY_RANK_HAS_EXPERTS = Limit(
     "elements cannot be reduced ('_chunk_cat expects non-empty tensor'), and other ranks wait for the one that raises",
     applies=_shards_nothing,
     repair=_with_equal_parts,
+)
+
+
+def _only_of_experts(limit: Limit) -> Limit:
+    """A limit of DTensors, where experts are such."""
+    return replace(
+        limit,
+        applies=lambda training, layout: bool(dtensor_experts(training.model, layout)) and limit.applies(training, layout),
+    )
+
+
+def _mixes_tensors_in_one_call(training: Training, layout: Layout) -> bool:
+    is_loop = training.optimizer.implementation is Implementation.FOR_LOOP
+    if is_loop or not keeps_dtensors(layout) or not dtensor_experts(training.model, layout):
+        return False
+    # Under what makes all of them DTensors these are of two meshes: only ASGD combines tensors of several parameters then.
+    return not has_units_of_dtensors(layout) or isinstance(training.optimizer, ASGD)
+
+
+NO_MIXED_CALLS = Limit(
+    reason="expert parallelism with experts that are DTensors: foreach and fused optimizers refuse the plain parameters beside "
+    "them, and ASGD refuses DTensors of two meshes",
+    applies=_mixes_tensors_in_one_call,
+    repair=with_loop,
+    upstream=True,
 )
 
 
@@ -99,11 +135,34 @@ WITHIN_DATA_PARALLELISM = LayoutLimit(
     repair=_alone,
 )
 
+
+def _plain(layout: Layout) -> Layout:
+    """Experts as plain tensors."""
+    of = [
+        replace(each, storage=ExpertStorage.PLAIN) if isinstance(each, ExpertParallel) else each for each in layout.parallelisms
+    ]
+    return replace(layout, parallelisms=tuple(of))
+
+
+NO_PARTS_OF_DTENSORS = LayoutLimit(
+    reason="expert parallelism with experts that are DTensors: local tensor parallelism cuts plain tensors, and would cut what "
+    "is a shard along another axis",
+    applies=lambda layout: layout.has(LocalTensorParallel) and has_dtensor_experts(layout),
+    repair=_plain,
+)
+
 EAGER = LayoutLimit(
     reason="expert parallelism: how many rows are sent depends on values, and so do shapes, which no graph holds",
     applies=lambda layout: layout.execution.is_compiled,
     repair=uncompiled,
 )
 
-LIMITS: tuple[Limit, ...] = (EVEN_ROWS, WHOLE_PARAMETERS, EVERY_RANK_HAS_EXPERTS, BUCKETS_OF_EQUAL_PARTS)
-LAYOUT_LIMITS: tuple[LayoutLimit, ...] = (WITHIN_DATA_PARALLELISM, EAGER)
+LIMITS: tuple[Limit, ...] = (
+    EVEN_ROWS,
+    WHOLE_PARAMETERS,
+    EVERY_RANK_HAS_EXPERTS,
+    BUCKETS_OF_EQUAL_PARTS,
+    *map(_only_of_experts, DTENSOR_OPTIMIZERS),
+    NO_MIXED_CALLS,
+)
+LAYOUT_LIMITS: tuple[LayoutLimit, ...] = (WITHIN_DATA_PARALLELISM, NO_PARTS_OF_DTENSORS, EAGER)

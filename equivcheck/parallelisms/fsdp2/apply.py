@@ -7,12 +7,13 @@ from contextlib import AbstractContextManager, nullcontext
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from equivcheck.layouts.dtensor_experts import expert_units, has_dtensor_experts
 from equivcheck.layouts.expected_calls.model import CommunicationModel
 from equivcheck.layouts.kind import LayoutKind
 from equivcheck.layouts.limits.limit import LayoutLimit, Limit
 from equivcheck.layouts.rounding import FULLY_SHARD_WITHOUT_GRAD_DTYPE, Rounding, WhenReduced, reduced_in
 from equivcheck.parallelisms.fsdp2.communication import FSDP2_COMMUNICATION
-from equivcheck.parallelisms.fsdp2.division import division_of
+from equivcheck.parallelisms.fsdp2.division import division_of, expert_divide_factor
 from equivcheck.parallelisms.fsdp2.limits import LAYOUT_LIMITS, LIMITS
 from equivcheck.scenario import FSDP2, Layout, MixedPrecision, Muon, Parallelism, Precision, Training, Wrapping
 from equivcheck.scenario.mesh import DP, REPLICATE, SHARD
@@ -57,9 +58,11 @@ class FSDP2Kind(LayoutKind):
         if parallelism.cpu_offload:
             options["offload_policy"] = CPUOffloadPolicy(pin_memory=False)
         with groups_made() as groups:  # of each unit that is to be resharded to fewer ranks, and for reductions
-            units = _units(model, parallelism)
-            for unit in units:
+            units, experts = _units(model, parallelism), _expert_units(setup)
+            for unit in experts:
                 fully_shard(unit, **options, mp_policy=_policy(policy, is_root=False))
+            for layers in units:
+                fully_shard(layers, **options, mp_policy=_policy(policy, is_root=False))
             fully_shard(model, **options, mp_policy=_policy(policy, is_root=True))
             assert isinstance(model, FSDPModule), "fully_shard changes the class of the model"
             if parallelism.separate_reduce_group:
@@ -68,6 +71,9 @@ class FSDP2Kind(LayoutKind):
             _prefetch([unit[0] for unit in units])
         setup.release = lambda: _release(groups)
         _divide_gradients(model, parallelism)
+        for unit in experts:
+            assert isinstance(unit, FSDPModule), "fully_shard changes the class of a unit"
+            unit.set_gradient_divide_factor(expert_divide_factor(parallelism, _layout_of(setup)))
         setup.loss_scale *= mesh.size()
         setup.gradient_scale = (parallelism.gradient_divide_factor or mesh.size()) / mesh.size()
         setup.accumulation = lambda last: _reduce_by(model, parallelism, last)
@@ -109,6 +115,16 @@ def _units(model: nn.Module, fsdp: FSDP2) -> list[list[nn.Module]]:
     layers: list[nn.Module] = [module for module in model.modules() if isinstance(module, LayerModule)]
     count = fsdp.layers_per_unit
     return [] if fsdp.wrapping is Wrapping.WHOLE else [layers[at : at + count] for at in range(0, len(layers), count)]
+
+
+def _expert_units(setup: Setup) -> list[nn.Module]:
+    """The experts of each layer, where they are DTensors."""
+    return expert_units(setup.model) if has_dtensor_experts(_layout_of(setup)) else []
+
+
+def _layout_of(setup: Setup) -> Layout:
+    assert setup.layout is not None, "a layout is applied"
+    return setup.layout
 
 
 def _release(groups: Iterable[dist.ProcessGroup]) -> None:

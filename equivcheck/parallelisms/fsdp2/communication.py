@@ -4,21 +4,34 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Generic, TypeVar
 
+from equivcheck.layouts.dtensor_experts import dtensor_experts, has_dtensor_experts, is_dtensor_expert
 from equivcheck.layouts.expected_calls.clipping import axes_of_cuts, dtensor_clipping, keeps_gradient
 from equivcheck.layouts.expected_calls.communication import Totals, add, axes_of
-from equivcheck.layouts.expected_calls.model import MIXED_ELEMENTS, CommunicationModel
+from equivcheck.layouts.expected_calls.model import MIXED_ELEMENTS, CommunicationModel, Unmodelled
 from equivcheck.layouts.expected_calls.rank_view import Held, Ledger, RankView
+from equivcheck.layouts.expected_calls.torch_versions import FREED_WHILE_RECOMPUTED
 from equivcheck.layouts.limits.optimizers import deals_out_matrices
 from equivcheck.layouts.partition import cut_dim, part_of
 from equivcheck.layouts.rounding import ITEM_BYTES, computed_in, reduced_in
-from equivcheck.parallelisms.fsdp2.division import averages, averaging_ranks, reduce_ops
+from equivcheck.parallelisms.fsdp2.division import averages, averaging_ranks, expert_divide_factor, reduce_ops
 from equivcheck.parallelisms.tensor_parallel.plans import is_outside
-from equivcheck.scenario import FSDP1, FSDP2, ElementType, ExpertParallel, LocalTensorParallel, TensorParallel, Wrapping
+from equivcheck.scenario import (
+    FSDP1,
+    FSDP2,
+    ElementType,
+    ExpertParallel,
+    Layout,
+    LocalTensorParallel,
+    TensorParallel,
+    Training,
+    Wrapping,
+)
+from equivcheck.torch_version import torch_in
 from equivcheck.trace.stage import Stage
 
 F = TypeVar("F", FSDP1, FSDP2)
@@ -31,9 +44,11 @@ class Unit:
     held: tuple[Held, ...]
     """The parameters."""
     last_layer: int
-    """The layer whose output is the unit's."""
+    """The layer whose output is the unit's, or is made of it."""
     is_root: bool = False
     """Whether it is the model's own, of what is in no unit of its own."""
+    is_of_experts: bool = False
+    """Whether it is the experts of a layer, inside the unit that has this layer."""
     gathered: bool = False
     """Whether the rank has all of it at the moment."""
 
@@ -79,8 +94,9 @@ class FSDP2Calls(UnitCalls[FSDP2]):
     def __init__(self, view: RankView, fsdp: FSDP2) -> None:
         super().__init__(view, fsdp, fsdp.layers_per_unit)
         self.regathered = self.shard_axis if fsdp.reshard_to is None else self._neighbours(fsdp.reshard_to)
-        sharded = [[held for held in unit.held if cut_dim(fsdp, held.parameter) is not None] for unit in self.units]
-        self.units = tuple(replace(unit, held=tuple(held)) for unit, held in zip(self.units, sharded, strict=True) if held)
+        split = list(with_units_of_experts(self.units, view.layout))
+        sharded = [[held for held in unit.held if cut_dim(fsdp, held.parameter) is not None] for unit in split]
+        self.units = tuple(replace(unit, held=tuple(held)) for unit, held in zip(split, sharded, strict=True) if held)
 
     def _neighbours(self, count: int) -> str:
         """What the group of so many ranks is called, one of those that the axis of shards is cut into."""
@@ -107,10 +123,16 @@ class FSDP2Calls(UnitCalls[FSDP2]):
                 self._gather(unit, step, again=True)
                 stays[number] = not frees
                 if number:
-                    self._gather(self.units[number - 1], step, again=True)
+                    self._gather(self.units[self._asked_for(number)], step, again=True)
             if last or not self.fsdp.no_sync:
                 self._reduce(unit, step, last)
             unit.gathered = stays[number]
+
+    def _asked_for(self, number: int) -> int:
+        """The unit that another one asks for: the one that has ended before it, or as it has been told the one of layers."""
+        told = self.fsdp.explicit_prefetch and not (self.units[number].is_of_experts or self.units[number].is_root)
+        layers = [before for before in range(number) if not self.units[before].is_of_experts]
+        return layers[-1] if told and layers else number - 1
 
     def _gather(self, unit: Unit, step: int, *, again: bool = False) -> None:
         """Gather a unit, or `again` from what has been kept of it since forward."""
@@ -129,7 +151,9 @@ class FSDP2Calls(UnitCalls[FSDP2]):
     def _reduce(self, unit: Unit, step: int, last: bool) -> None:
         reduced = [held for held in unit.held if self.view.has_gradient(held, step)]
         num_bytes = self._part(reduced) * self.reduced_bytes
-        over_shards, over_replicas = reduce_ops(self.fsdp, self.view.layout, self.reduced)
+        layout, fsdp = self.view.layout, self.fsdp
+        factor = expert_divide_factor(fsdp, layout) if unit.is_of_experts else fsdp.gradient_divide_factor
+        over_shards, over_replicas = reduce_ops(fsdp, layout, self.reduced, factor)
         if reduced and self.parts > 1:
             self.ledger.note(step, f"reduce_scatter.{over_shards}", self.shard_axis, num_bytes * self.parts)
         if reduced and self.replicas is not None and (last or not self.fsdp.all_reduce_once):
@@ -153,6 +177,17 @@ def units_of(view: RankView, wrapping: Wrapping, count: int = 1) -> tuple[Unit, 
     )
     own = view.of_layer(None)
     return (*layers, Unit(held=own, last_layer=last, is_root=True)) if own else layers
+
+
+def with_units_of_experts(units: Iterable[Unit], layout: Layout) -> Iterator[Unit]:
+    """The units where experts that are DTensors are units of their own, which end before the one that they are inside of."""
+    for unit in units:
+        experts = [held for held in unit.held if is_dtensor_expert(layout, held.parameter)]
+        for layer in dict.fromkeys(held.layer for held in experts):
+            assert layer is not None, "experts belong to a layer"
+            own = tuple(held for held in experts if held.layer == layer)
+            yield Unit(held=own, last_layer=layer, is_of_experts=True)
+        yield replace(unit, held=tuple(held for held in unit.held if held not in experts))
 
 
 def _all_calls(view: RankView, fsdp: FSDP2) -> Totals:
@@ -192,10 +227,23 @@ def _kinds(view: RankView) -> list[list[Held]]:
 
 
 def _kind(view: RankView, held: Held) -> tuple[str, ...] | bool:
+    if has_dtensor_experts(view.layout):
+        return is_dtensor_expert(view.layout, held.parameter)
     if view.layout.has(LocalTensorParallel, ExpertParallel):
         return axes_of_cuts(view, held)
     return any(is_outside(plan, held.parameter) for plan in view.layout.of(TensorParallel))
 
+
+def _recomputes_units(training: Training, layout: Layout) -> bool:
+    of_layers = {parameter.layer for parameter in dtensor_experts(training.model, layout)}
+    recomputes = any(layer is not None and layout.execution.checkpoints(layer) for layer in of_layers)
+    return recomputes and torch_in(FREED_WHILE_RECOMPUTED)
+
+
+UNITS_GATHERED_AGAIN = Unmodelled(
+    reason="fully_shard: what is gathered of units of experts in layers that are computed again depends on which are free then",
+    applies=_recomputes_units,
+)
 
 FSDP2_COMMUNICATION = CommunicationModel(
     options=frozenset(
@@ -220,6 +268,7 @@ FSDP2_COMMUNICATION = CommunicationModel(
     ),
     calls=_all_calls,
     unmodelled=(
+        UNITS_GATHERED_AGAIN,
         replace(
             MIXED_ELEMENTS,
             applies=lambda training, layout: (

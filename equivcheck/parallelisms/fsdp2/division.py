@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from equivcheck.layouts.rounding import Division
 from equivcheck.scenario import FSDP2, ElementType, Layout
-from equivcheck.scenario.mesh import DP, REPLICATE, SHARD
+from equivcheck.scenario.mesh import DP, EP, REPLICATE, SHARD
 from equivcheck.torch_version import torch_in
 
 FACTOR_OF_ALL_RANKS = "<2.10"
@@ -21,6 +21,11 @@ def averaging_ranks(layout: Layout) -> int:
 def averages(element_type: ElementType) -> bool:
     """Whether the backend averages: only in element types that do not overflow easily, else the division is done apart."""
     return element_type in (ElementType.FLOAT32, ElementType.BFLOAT16)
+
+
+def expert_divide_factor(fsdp: FSDP2, layout: Layout) -> float:
+    """The divide factor of units of experts, which have seen the rows of all ranks, also of those along their own axis."""
+    return (fsdp.gradient_divide_factor or averaging_ranks(layout)) * layout.mesh.size(EP)
 
 
 def division_of(fsdp: FSDP2, layout: Layout, element_type: ElementType) -> Division:
@@ -41,9 +46,9 @@ def backend_divides(factor: float | None, layout: Layout) -> bool:
     return shards == 1 or factor in (None, shards)
 
 
-def reduce_ops(fsdp: FSDP2, layout: Layout, element_type: ElementType) -> tuple[str, str]:
-    """What the reductions over shards and over replicas are called."""
+def reduce_ops(fsdp: FSDP2, layout: Layout, element_type: ElementType, factor: float | None) -> tuple[str, str]:
+    """What the reductions over shards and over replicas are called, of a unit with that divide factor."""
     if fsdp.sum_reductions or not averages(element_type) or averaging_ranks(layout) == 1:
         return "sum", "sum"
-    sums_replicas = fsdp.gradient_divide_factor is not None and not torch_in(FACTOR_OF_ALL_RANKS)
+    sums_replicas = factor is not None and not torch_in(FACTOR_OF_ALL_RANKS)
     return "avg", "sum" if sums_replicas else "avg"

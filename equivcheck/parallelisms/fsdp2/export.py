@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from equivcheck.layouts.dtensor_experts import dtensor_experts
 from equivcheck.layouts.partition import chunk_size, chunk_sizes
 from equivcheck.layouts.script.draft import Draft, LoopPosition, loop_over_units, refuse, units_of
 from equivcheck.layouts.script.mesh import mesh_of, reduce_at_last_microbatch, take_rows
 from equivcheck.layouts.script.source import source_of
 from equivcheck.layouts.script.text import call
-from equivcheck.parallelisms.fsdp2.division import averaging_ranks
+from equivcheck.parallelisms.fsdp2.division import averaging_ranks, expert_divide_factor
 from equivcheck.scenario import FSDP2, Muon, Parallelism, Wrapping
 
 
@@ -20,9 +21,15 @@ def write(draft: Draft, parallelism: Parallelism) -> None:
     draft.has_dtensors, draft.loss_scale = True, draft.scenario.layout.num_data_ranks
     _scale(draft, parallelism)
     options = _options(draft, parallelism)
+    experts = bool(dtensor_experts(draft.scenario.training.model, draft.scenario.layout))
+    if experts:
+        draft.add(LoopPosition.WRAP, 'experts = [layer.units() for layer in model.modules() if hasattr(layer, "by_units")]')
+        draft.add(LoopPosition.WRAP, "for units in experts:", f"    {call('fully_shard', 'units', **options)}")
     if parallelism.wrapping is Wrapping.PER_LAYER:
         draft.add(LoopPosition.WRAP, *_wraps(draft, parallelism.layers_per_unit, options))
     draft.add(LoopPosition.WRAP, call("fully_shard", "model", **options))
+    if experts:
+        draft.add(LoopPosition.WRAP, "for units in experts:", *(f"    units.{line}" for line in _of_experts(draft, parallelism)))
     for line in _divisions(parallelism):
         if parallelism.wrapping is Wrapping.PER_LAYER:
             draft.add(LoopPosition.WRAP, *loop_over_units(draft, f"layer.{line}"))
@@ -104,8 +111,16 @@ def _prefetches(draft: Draft, count: int) -> list[str]:
     ]
 
 
+def _of_experts(draft: Draft, fsdp: FSDP2) -> list[str]:
+    """What is called on each unit of experts."""
+    return _divided(fsdp, expert_divide_factor(fsdp, draft.scenario.layout))
+
+
 def _divisions(fsdp: FSDP2) -> list[str]:
-    """What is called on each unit."""
-    factor = fsdp.gradient_divide_factor
+    """What is called on each other unit."""
+    return _divided(fsdp, fsdp.gradient_divide_factor)
+
+
+def _divided(fsdp: FSDP2, factor: float | None) -> list[str]:
     lines = [] if factor is None else [f"set_gradient_divide_factor({factor!r})"]
     return lines + ["set_force_sum_reduction_for_comms(True)"] * fsdp.sum_reductions

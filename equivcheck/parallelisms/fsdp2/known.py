@@ -6,17 +6,19 @@ import math
 from collections.abc import Iterator
 
 from equivcheck.layers.parameters import Parameter, parameters_of
+from equivcheck.layouts.dtensor_experts import has_dtensor_experts, is_dtensor_expert
 from equivcheck.layouts.known_predicates import need, show
 from equivcheck.layouts.limits.optimizers import keeps_dtensors
 from equivcheck.layouts.limits.repairs import has_shares
 from equivcheck.layouts.partition import chunk_sizes, cut_dim, leaves_nothing
 from equivcheck.layouts.rounding import Division, reduced_in
-from equivcheck.parallelisms.fsdp2.division import division_of
+from equivcheck.parallelisms.fsdp2.division import division_of, expert_divide_factor
 from equivcheck.parallelisms.fsdp2.limits import cuts_last_dims_unevenly
 from equivcheck.parallelisms.tensor_parallel.plans import UNFREEZES
 from equivcheck.scenario import (
     FSDP2,
     ClipNorm,
+    ExpertParallel,
     Layout,
     NormType,
     Parallelism,
@@ -25,7 +27,7 @@ from equivcheck.scenario import (
     TensorParallel,
     Wrapping,
 )
-from equivcheck.scenario.mesh import DP, SHARD, TP
+from equivcheck.scenario.mesh import DP, SHARD
 from equivcheck.torch_version import torch_in
 from equivcheck.trace.differences import Divergence
 
@@ -61,12 +63,13 @@ def off_by_epsilons(scenario: Scenario, divergence: Divergence) -> bool:
 def _cuts(scenario: Scenario) -> Iterator[tuple[int, int]]:
     """The size of each dim along which the gradient of a parameter is cut, and over how many ranks."""
     layout = scenario.layout
+    of_dtensors = [one for one in layout.parallelisms if not isinstance(one, ExpertParallel) or has_dtensor_experts(layout)]
     for parameter in parameters_of(scenario.training.model):
-        for parallelism in layout.parallelisms:
+        for parallelism in of_dtensors:
             dim, ranks = cut_dim(parallelism, parameter), layout.mesh.size(layout.axes_of(parallelism)[-1])
             if dim is not None and _has_gradient(parameter, parallelism, layout):
-                by_tensor_parallelism = isinstance(parallelism, PlannedParallelism)
-                yield parameter.shape[dim] if by_tensor_parallelism else _fewest(scenario, parameter, dim), ranks
+                is_first = isinstance(parallelism, PlannedParallelism | ExpertParallel)
+                yield parameter.shape[dim] if is_first else _fewest(scenario, parameter, dim), ranks
 
 
 def _has_gradient(parameter: Parameter, parallelism: Parallelism, layout: Layout) -> bool:
@@ -77,9 +80,12 @@ def _has_gradient(parameter: Parameter, parallelism: Parallelism, layout: Layout
 
 
 def _fewest(scenario: Scenario, parameter: Parameter, dim: int) -> int:
-    """The length of a dim, at least 1, that tensor parallelism leaves the last rank that has any; all of it without it."""
-    if any(cut_dim(parallelism, parameter) == dim for parallelism in scenario.layout.of(PlannedParallelism)):
-        return [length for length in chunk_sizes(parameter.shape[dim], scenario.layout.mesh.size(TP)) if length][-1]
+    """The length of a dim, at least 1, that tensor or expert parallelism leaves the last rank that has any; else all of it."""
+    layout = scenario.layout
+    for parallelism in layout.of(PlannedParallelism, ExpertParallel):
+        if cut_dim(parallelism, parameter) == dim:
+            ranks = layout.mesh.size(*layout.axes_of(parallelism))
+            return [length for length in chunk_sizes(parameter.shape[dim], ranks) if length][-1]
     return parameter.shape[dim]
 
 
@@ -88,10 +94,17 @@ def divided_apart_on_one_shard(scenario: Scenario) -> bool:
     """`fully_shard` has one rank along the axis of shards and a divide factor, by which it divides what has been summed."""
     layout, precision = scenario.layout, scenario.training.precision
     return layout.mesh.size(DP, SHARD) == 1 and any(
-        fsdp.gradient_divide_factor not in (None, 1.0)
+        any(factor not in (None, 1.0) for factor in _divide_factors(fsdp, scenario))
         and division_of(fsdp, layout, reduced_in(precision, fsdp)) in (Division.AROUND, Division.LAST)
         for fsdp in layout.of(FSDP2)
     )
+
+
+def _divide_factors(fsdp: FSDP2, scenario: Scenario) -> list[float | None]:
+    """Those of the units of a model."""
+    layout, parameters = scenario.layout, parameters_of(scenario.training.model)
+    kinds = {is_dtensor_expert(layout, parameter) for parameter in parameters if parameter.trained}
+    return [expert_divide_factor(fsdp, layout) if of_experts else fsdp.gradient_divide_factor for of_experts in kinds]
 
 
 @need
@@ -120,6 +133,6 @@ def reshards_last_dims(scenario: Scenario) -> bool:
 @show
 def divided_once_more(scenario: Scenario, divergence: Divergence) -> bool:
     """The gradient is what it should be over the divide factor."""
-    factors = [fsdp.gradient_divide_factor for fsdp in scenario.layout.of(FSDP2)]
+    factors = [factor for fsdp in scenario.layout.of(FSDP2) for factor in _divide_factors(fsdp, scenario)]
     quotient = float(divergence.expected) / float(divergence.actual)
     return any(factor is not None and math.isclose(quotient, factor, rel_tol=_ROUNDING) for factor in factors)

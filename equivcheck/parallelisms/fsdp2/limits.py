@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from equivcheck.layers.parameters import Parameter, parameters_of
+from equivcheck.layouts.dtensor_experts import has_dtensor_experts
 from equivcheck.layouts.limits.data_parallel import EVEN_ROWS, FSDP_WITHOUT_COMPILED_AUTOGRAD, ROUNDING_LIMITS
 from equivcheck.layouts.limits.limit import LayoutLimit, Limit, parallelism_of
 from equivcheck.layouts.limits.optimizers import DTENSOR_OPTIMIZERS, WHOLE_PARAMETERS
@@ -17,7 +18,7 @@ from equivcheck.layouts.limits.repairs import (
 )
 from equivcheck.layouts.partition import cut_dim, leaves_nothing
 from equivcheck.layouts.rounding import reduced_in
-from equivcheck.parallelisms.fsdp2.division import averages, backend_divides
+from equivcheck.parallelisms.fsdp2.division import averages, backend_divides, expert_divide_factor
 from equivcheck.parallelisms.tensor_parallel.plans import cuts, trained_cuts
 from equivcheck.scenario import FSDP2, Layout, PlannedParallelism, Precision, TensorParallel, Training, Wrapping
 from equivcheck.scenario.mesh import DP, SHARD, TP
@@ -83,12 +84,15 @@ def _casts_inputs(fsdp: FSDP2) -> bool:
 def _multiplies_before_the_sum(layout: Layout) -> bool:
     fsdp = parallelism_of(layout, FSDP2)
     may_average = any(averages(reduced_in(precision, fsdp)) for precision in Precision)
-    return may_average and not fsdp.sum_reductions and not backend_divides(fsdp.gradient_divide_factor, layout)
+    factors = [fsdp.gradient_divide_factor]
+    factors += [expert_divide_factor(fsdp, layout)] if has_dtensor_experts(layout) else []
+    return may_average and not fsdp.sum_reductions and not all(backend_divides(factor, layout) for factor in factors)
 
 
 NO_PREMULTIPLIED_SUM = LayoutLimit(
-    reason="fully_shard: by a gradient_divide_factor that is not the number of ranks that average, gradients that are reduced in "
-    "float32 and bfloat16 are divided in a premultiplied sum, which gloo does not have, unless sum_reductions is set",
+    reason="fully_shard: by a gradient_divide_factor that is not the number of ranks that average, as units of experts that are "
+    "DTensors have, gradients that are reduced in float32 and bfloat16 are divided in a premultiplied sum, which gloo does not "
+    "have, unless sum_reductions is set",
     applies=_multiplies_before_the_sum,
     repair=lambda layout: with_options(layout, FSDP2, sum_reductions=True),
 )
@@ -110,9 +114,11 @@ RESHARDED_TO_EQUAL_PARTS = LayoutLimit(
 )
 
 RESHARDED_PLAIN_TENSORS = LayoutLimit(
-    reason="fully_shard over tensor parallelism: DTensors cannot be resharded to fewer ranks ('Resharding to smaller mesh is not "
-    "supported for DTensor parameters yet')",
-    applies=lambda layout: parallelism_of(layout, FSDP2).reshard_to is not None and layout.has(TensorParallel),
+    reason="fully_shard over tensor parallelism, or experts that are DTensors: DTensors cannot be resharded to fewer ranks "
+    "('Resharding to smaller mesh is not supported for DTensor parameters yet')",
+    applies=lambda layout: (
+        parallelism_of(layout, FSDP2).reshard_to is not None and (layout.has(TensorParallel) or has_dtensor_experts(layout))
+    ),
     repair=_without_resharding,
 )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from equivcheck.layouts.dtensor_experts import has_dtensor_experts
 from equivcheck.layouts.script.draft import Draft, LoopPosition, loop_over_units, refuse
 from equivcheck.layouts.script.mesh import mesh_of, reduce_at_last_microbatch, take_rows
 from equivcheck.layouts.script.text import call
@@ -31,9 +32,11 @@ def _with_ddp(draft: Draft, parallelism: Replicate, mesh: str) -> None:
     draft.hooked, draft.group = "model", f"{mesh}.get_group()"
     bucket = None if parallelism.bucket_cap_mb == DEFAULT_BUCKET_MB else parallelism.bucket_cap_mb
     draft.add(LoopPosition.WRAP, call("replicate", "model", device_mesh=mesh, bucket_cap_mb=bucket))
-    if draft.scenario.layout.has(PlannedParallelism):
+    layout = draft.scenario.layout
+    if layout.has(PlannedParallelism) or has_dtensor_experts(layout):
         # What the first forward would do: the optimizer needs the local tensors that take the place of DTensors.
         draft.add(LoopPosition.WRAP, "replicate.state(model).lazy_init()  # puts local tensors in the place of DTensors")
+    if layout.has(PlannedParallelism):
         read_local_shards(draft)
 
 

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 
 from equivcheck.layers.parameters import Parameter, parameters_of
+from equivcheck.layouts.dtensor_experts import dtensor_experts
 from equivcheck.layouts.known_predicates import need, show
 from equivcheck.layouts.limits.optimizers import keeps_dtensors
 from equivcheck.layouts.limits.repairs import has_frozen, without_shares
@@ -35,7 +36,7 @@ from equivcheck.scenario import (
     Split,
     TensorParallel,
 )
-from equivcheck.scenario.mesh import DP, SHARD, TP
+from equivcheck.scenario.mesh import DP, EP, SHARD, TP
 from equivcheck.trace.differences import Divergence
 
 
@@ -121,14 +122,20 @@ def clips_norm_of_pending_gradients(scenario: Scenario) -> bool:
 
 @need
 def columns_cut_again_unevenly(scenario: Scenario) -> bool:
-    """``fully_shard`` cuts the rows of a parameter once more that tensor parallelism has cut, and not all parts are alike."""
+    """``fully_shard`` cuts the rows of a parameter once more that tensor parallelism has cut, and not all parts are alike.
+
+    So it does of experts that are DTensors.
+    """
     model, layout = scenario.training.model, scenario.layout
-    parts = layout.mesh.size(DP, SHARD) * layout.mesh.size(TP)
-    return layout.has(FSDP2) and any(
-        cut_dim(parallelism, parameter) == 0 and size % parts
+    parts = layout.mesh.size(DP, SHARD) * layout.mesh.size(TP, EP)
+    rows = [
+        size
         for parallelism in layout.of(TensorParallel)
         for parameter, size in cuts(model, parallelism)
-    )
+        if cut_dim(parallelism, parameter) == 0
+    ]
+    rows += [parameter.shape[0] for parameter in dtensor_experts(model, layout)]
+    return layout.has(FSDP2) and any(size % parts for size in rows)
 
 
 @need
@@ -155,10 +162,13 @@ def _replicates_by_fsdp(parallelism: object) -> bool:
 
 @need
 def frozen_over_tensor_parallel(scenario: Scenario) -> bool:
-    """A frozen layer under tensor parallelism composed with another parallelism that goes by local tensors."""
+    """A frozen layer under tensor parallelism, or of experts that are DTensors, inside what goes by local tensors."""
     if any(_replicates_by_fsdp(parallelism) for parallelism in scenario.layout.parallelisms):
         return False
     kinds = {type(parallelism) for parallelism in scenario.layout.parallelisms}
+    frozen_experts = [found for found in dtensor_experts(scenario.training.model, scenario.layout) if not found.trained]
+    if frozen_experts:
+        return not keeps_dtensors(scenario.layout)
     return TensorParallel in kinds and len(kinds) > 1 and has_frozen(scenario.training.model)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from equivcheck.scenario import (
     DDP,
     FSDP2,
@@ -10,12 +12,14 @@ from equivcheck.scenario import (
     Data,
     ExpertParallel,
     Experts,
+    ExpertStorage,
     LayerPlan,
     Layout,
     LocalTensorParallel,
     Mesh,
     Model,
     Norm,
+    Precision,
     Scenario,
     Scores,
     Split,
@@ -60,6 +64,14 @@ def _cut_within(layer: AnyLayer, rows: int = 4) -> Scenario:
     return Scenario(training=_training(layer, rows), layout=layout)
 
 
+def _units_of_shards(layer: AnyLayer) -> Scenario:
+    """In float32, as in float64 torch divides twice over one rank along the shards."""
+    axes = (Axis(name="dp", size=1), Axis(name="ep", size=2))
+    parallelisms = (ExpertParallel(storage=ExpertStorage.DTENSOR), FSDP2())
+    training = replace(_training(layer, 12), precision=Precision.FLOAT32)
+    return Scenario(training=training, layout=Layout(mesh=Mesh(axes=axes), parallelisms=parallelisms))
+
+
 MINIMUMS: dict[str, Scenario] = {
     "router_weights_applied_twice": _alone(PLAIN),
     "router_weights_not_applied": _alone(PLAIN),
@@ -96,5 +108,7 @@ MINIMUMS: dict[str, Scenario] = {
     "balance_summed_over_microbatches": _alone(BALANCED, 4, 4),
     "balance_without_gradient": _alone(BALANCED),
     "choices_of_earlier_microbatches_counted": _alone(BALANCED, 3, 4),
+    "expert_units_without_divide_factor": _units_of_shards(PLAIN),
+    "expert_units_divided_by_hand_too": _units_of_shards(PLAIN),
 }
 """By the name of the mutant."""

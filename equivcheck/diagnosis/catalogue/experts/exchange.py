@@ -8,7 +8,12 @@ from functools import partial
 
 import torch
 
-from equivcheck.diagnosis.catalogue.counterfactual import Counterfactual, changing_gradients, on_one_device
+from equivcheck.diagnosis.catalogue.counterfactual import (
+    Counterfactual,
+    changing_gradients,
+    multiplying_gradients,
+    on_one_device,
+)
 from equivcheck.diagnosis.catalogue.experts.routing import layers_of_experts, module_of
 from equivcheck.diagnosis.diverged_run import DivergedRun
 from equivcheck.diagnosis.words import over
@@ -27,6 +32,7 @@ def wrong_exchanges(diverged: DivergedRun) -> Iterator[Counterfactual]:
     if ranks == 1 or not layers or not diverged.layout.has(ExpertParallel) or diverged.rounding is not None:
         return
     yield from _mixed_up(diverged, ranks)
+    yield from _divided_otherwise(diverged, ranks)
     if all(layer.num_experts % ranks == 0 for layer in layers.values()):
         yield from _of_others(diverged, ranks)
 
@@ -145,9 +151,22 @@ def _computed(module: ExpertsModule, rows: torch.Tensor, experts: torch.Tensor) 
     return made
 
 
-def _of_others(diverged: DivergedRun, ranks: int) -> Iterator[Counterfactual]:
-    names = {each.full_name for each in parameters_of(diverged.training.model) if each.expert_dim == 0}
+def _names_of_experts(diverged: DivergedRun) -> set[str]:
+    return {each.full_name for each in parameters_of(diverged.training.model) if each.expert_dim == 0}
+
+
+def _divided_otherwise(diverged: DivergedRun, ranks: int) -> Iterator[Counterfactual]:
+    """Experts alone, as where whoever divides gradients of all else knows of the ranks along its own axis only, or two do."""
     where = over(diverged.mesh, (EP,))
+    for cause, factor, words in (
+        (Cause.SUMMED, ranks, f"gradients of experts are the sum over {where}, whose rows they have seen, not the mean"),
+        (Cause.AVERAGED_TWICE, 1 / ranks, f"gradients of experts are averaged twice over {where}, whose rows they have seen"),
+    ):
+        yield on_one_device(diverged, cause, words, multiplying_gradients(factor, _names_of_experts(diverged)))
+
+
+def _of_others(diverged: DivergedRun, ranks: int) -> Iterator[Counterfactual]:
+    names, where = _names_of_experts(diverged), over(diverged.mesh, (EP,))
     for factor, how in ((1.0, "added up"), (1 / ranks, "averaged")):
         words = f"gradients of experts are {how} over {where}, which hold others each"
         change = changing_gradients(partial(_mix, ranks=ranks, factor=factor), names)

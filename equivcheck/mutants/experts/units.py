@@ -1,0 +1,47 @@
+"""Experts that are units of `fully_shard`, divided by another number than that of the ranks whose rows they have seen."""
+
+from __future__ import annotations
+
+from torch.distributed.fsdp import FSDPModule
+
+from equivcheck.layouts import gradients_by_hand
+from equivcheck.layouts.dtensor_experts import are_units_of_shards, dtensor_experts, expert_units
+from equivcheck.mutants.mutant import Minimum, fault
+from equivcheck.mutants.needs import is_eager
+from equivcheck.mutants.rank import data_ranks, size_of
+from equivcheck.scenario import FSDP2, ExpertParallel, Scenario
+from equivcheck.scenario.mesh import EP
+from equivcheck.train.setup import Setup
+from equivcheck.verdict.cause import Cause
+
+SHARDED = (f"{FSDP2.tag} x {ExpertParallel.tag}",)
+ONE_DIVIDES_BY_ONE = Minimum(because="over one rank experts are divided by as much as all else")
+
+
+def _divides_units(scenario: Scenario) -> bool:
+    """Whether experts are such units, over several ranks, and trained."""
+    layout, model = scenario.layout, scenario.training.model
+    is_divided = are_units_of_shards(layout) and layout.mesh.size(EP) > 1
+    return is_eager(scenario) and is_divided and any(found.trained for found in dtensor_experts(model, layout))
+
+
+@fault(layouts=SHARDED, applies=_divides_units, causes=(Cause.SUMMED, Cause.SCALED), minimum=ONE_DIVIDES_BY_ONE)
+def expert_units_without_divide_factor(setup: Setup) -> None:
+    """`fully_shard` divides gradients of experts by the ranks along its own axis alone, as it does those of all else."""
+    assert setup.layout is not None, "a mutant is planted into a rank"
+    (fsdp,) = setup.layout.of(FSDP2)
+    for unit in expert_units(setup.model):
+        assert isinstance(unit, FSDPModule), "each is a unit"
+        unit.set_gradient_divide_factor(fsdp.gradient_divide_factor or data_ranks(setup))
+
+
+@fault(layouts=SHARDED, applies=_divides_units, causes=(Cause.AVERAGED_TWICE, Cause.SCALED), minimum=ONE_DIVIDES_BY_ONE)
+def expert_units_divided_by_hand_too(setup: Setup) -> None:
+    """Gradients of experts are divided once more by hand, as where experts are no units of their own."""
+    model, ranks = setup.model, size_of(setup, EP)
+
+    def divide(_optimizer: object, _step: int) -> None:
+        parameters = [parameter for unit in expert_units(model) for parameter in unit.parameters()]
+        gradients_by_hand.divide_gradients(parameters, ranks)
+
+    setup.before_update.append(divide)
