@@ -54,9 +54,9 @@ def _is_localized(layout: Layout) -> bool:
 
 def _by_dtensors(layout: Layout) -> Layout:
     """The same plan or experts, whose parts know of what they are parts; shards over all ranks where others want plain ones."""
-    if layout.has(ExpertParallel):
+    if not layout.has(LocalTensorParallel):
         return with_options(layout, ExpertParallel, storage=ExpertStorage.DTENSOR)
-    if layout.has(LocalDataParallel) or layout.has(ContextParallel):
+    if layout.has(LocalDataParallel, ContextParallel, ExpertParallel):
         return replace(layout, mesh=Mesh(axes=(Axis(name=DP, size=layout.mesh.num_ranks),)), parallelisms=(FSDP2(),))
     return replace(layout, parallelisms=tuple(map(_of_dtensors, layout.parallelisms)))
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from equivcheck import Outcome, check
 from equivcheck.composition.limits import repaired, why_unsupported
-from equivcheck.composition.registry import layout_names
+from equivcheck.composition.registry import layout_kinds
 from equivcheck.export.script import script_of
 from equivcheck.layers.experts.module import ExpertsModule
 from equivcheck.scenario import (
@@ -64,10 +64,10 @@ MODELS = token_models().filter(lambda model: any(isinstance(layer, Experts) for 
 EAGERLY = executions().filter(lambda execution: not execution.is_compiled)
 
 
-@pytest.mark.parametrize("layout", layout_names())
+@pytest.mark.parametrize("layout", layout_kinds())
 @pytest.mark.filterwarnings("ignore")
 def test_experts_equal_one_device(layout: str) -> None:
-    """Whatever a router chooses, under any layout, some experts without a position on a rank, or on all."""
+    """Whatever a router chooses, under any parallelism, some experts without a position on a rank, or on all."""
 
     @settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck))
     @given(scenarios(trainings=trainings(models=MODELS), layouts=(layout,), executions=EAGERLY))

@@ -39,7 +39,7 @@ def layouts_of(name: str) -> st.SearchStrategy[Layout]:
     return layouts(tags=(name,)).map(dealt_out)
 
 
-@pytest.mark.parametrize(("name", "examples"), [("fsdp2", 60), ("fsdp2 x local_tensor_parallel", 20)])
+@pytest.mark.parametrize(("name", "examples"), [("fsdp2", 24), ("fsdp2 x local_tensor_parallel", 8)])
 def test_owners_equal_one_device(name: str, examples: int) -> None:
     """Uneven shards, ranks that own nothing, groups, frozen and shared weights, replicas."""
 
@@ -50,7 +50,7 @@ def test_owners_equal_one_device(name: str, examples: int) -> None:
     equivalent()
 
 
-@drawn_afresh(scenarios(layouts=layouts_of("fsdp2"), trainings=MUON, max_ranks=4), examples=8, under=UNHURRIED)
+@drawn_afresh(scenarios(layouts=layouts_of("fsdp2"), trainings=MUON, max_ranks=4), examples=4, under=UNHURRIED)
 def test_owners_equal_one_device_over_gloo(scenario: Scenario) -> None:
     """Real processes, too."""
     check(scenario, world="gloo").assert_no_finding()

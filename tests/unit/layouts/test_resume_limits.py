@@ -28,6 +28,7 @@ from equivcheck.scenario import (
     ContextParallel,
     Data,
     Execution,
+    ExpertParallel,
     Implementation,
     Layer,
     LayerPlan,
@@ -188,7 +189,7 @@ def test_every_layout_has_a_nearest_that_can_resume(drawn: Layout) -> None:
     """Mending ends, on the same mesh, or on as many ranks in place of what takes plain tensors, and leaves alone what can."""
     nearest = resumable_layout(drawn)
     assert can_resume(nearest)
-    replaced = drawn.has(LocalTensorParallel) and (drawn.has(LocalDataParallel) or drawn.has(ContextParallel))
+    replaced = drawn.has(LocalTensorParallel) and drawn.has(LocalDataParallel, ContextParallel, ExpertParallel)
     assert nearest.mesh == (Mesh(axes=(Axis(name="dp", size=drawn.mesh.num_ranks),)) if replaced else drawn.mesh)
     assert (nearest == drawn) == can_resume(drawn)
 
