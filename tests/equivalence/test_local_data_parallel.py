@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ from equivcheck.scenario import (
     Execution,
     ExpertParallel,
     Experts,
+    ExpertStorage,
     Head,
     Layer,
     LayerPlan,
@@ -132,11 +134,14 @@ def test_a_script_computes_what_ranks_compute(inner: str | None, flat: bool, tmp
     assert differences
 
 
-def test_a_checkpoint_has_shards_over_all_ranks_in_place_of_experts() -> None:
-    """Experts and rows lie along two axes, of which one could not have the name of the other."""
-    layout = resumable_layout(a_scenario(INNER["ep"], ranks=3).layout)
-    assert layout.parallelisms == (FSDP2(),)
-    assert layout.mesh == Mesh(axes=(Axis(name="dp", size=6),))
+def test_a_checkpoint_has_dtensors_in_place_of_plain_parts() -> None:
+    """Experts know of what they are parts then; what is cut by plan as well becomes shards over all ranks."""
+    layout = a_scenario(INNER["ep"], ranks=3).layout
+    kept = (ExpertParallel(storage=ExpertStorage.DTENSOR), *layout.parallelisms[1:])
+    assert resumable_layout(layout) == replace(layout, parallelisms=kept)
+    planned = resumable_layout(a_scenario(INNER["tp"], ranks=3).layout)
+    assert planned.parallelisms == (FSDP2(),)
+    assert planned.mesh == Mesh(axes=(Axis(name="dp", size=6),))
 
 
 def test_what_leaves_no_plain_gradients_is_refused() -> None:

@@ -11,22 +11,23 @@ from equivcheck.reference.reference import Reference, ReferenceRun, noise_limit
 from equivcheck.reference.summation import split_trace
 from equivcheck.scenario import Training
 from equivcheck.strategies import trainings
+from equivcheck.trace.differences import Phase
 from equivcheck.train.loop import train
 from equivcheck.train.single_device import single_device
 from equivcheck.train.threads import one_thread
 
 PARTS = 4
 NORM_MARGIN = 2.0
-"""Accepted error of a norm in units of the first tolerance; 1.11 has been seen once in some hundreds."""
+"""Accepted error of a norm, and of what is clipped by it, in units of the first tolerance; 1.26 has been seen once."""
 
 
 @settings(max_examples=max(60, settings().max_examples * 3 // 5), deadline=None)
 @given(trainings())
 def test_a_batch_split_as_a_layout_splits_it_is_within_the_floor(training: Training) -> None:
-    """The floor from perturbed inputs covers another order of summation that it has not seen, of a norm up to a factor of 2.
+    """The floor from perturbed inputs covers another order of summation that it has not seen, of clipping up to a factor of 2.
 
-    A norm is one number summed over every gradient, and moves with the order of the sum more than with what is summed; before a
-    divergence is believed, the split itself counts as spread.
+    A norm, by which all gradients are scaled, is one number summed over every gradient, and moves with the order of the sum more than
+    with what is summed; before a divergence is believed, the split itself counts as spread.
     """
     rows = tuple(PARTS * rows for rows in training.data.microbatches)
     training = replace(training, data=replace(training.data, microbatches=rows), model=replace(training.model, counter=False))
@@ -37,5 +38,5 @@ def test_a_batch_split_as_a_layout_splits_it_is_within_the_floor(training: Train
 
     found = compare(Reference(moments, None, noise_limit(training)), [split])
 
-    beyond = [far for far in found.divergences if not (far.tensor == "norm" and far.error <= NORM_MARGIN)]
+    beyond = [far for far in found.divergences if not (far.phase is Phase.CLIPPING and far.error <= NORM_MARGIN)]
     assert not beyond or ReferenceRun(training).reference().doubt

@@ -67,7 +67,7 @@ def _counted_by(groups: str) -> Snippet:
 
     def plant(draft: Draft) -> None:
         _balance(draft)
-        draft.add(LoopPosition.WRAP, f"groups[:] = {groups}")
+        draft.add(LoopPosition.WRAP, f"counting_groups[:] = {groups}")
 
     return plant
 

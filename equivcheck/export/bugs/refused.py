@@ -11,6 +11,7 @@ _POSITIONS = "positions within attention are counted in functions that both runs
 _FUSED = "a script has a gate and an upward linear by themselves, never as one weight"
 _RING = "how a ring puts blocks together, and its derivative, stand in one function, of which the mutant has another"
 _SENT = "what expert_parallel does with rows and gradients stands in functions of a script, for which nobody has written others"
+_ADDENDS = "how values move around experts that are cut stands in functions of a script, for which nobody has written others"
 _COUNTED = "how choices are counted stands in a function that both runs of a script share, and knows no microbatch but its own"
 
 REASONS: dict[str, str] = {
@@ -43,6 +44,10 @@ REASONS: dict[str, str] = {
     "router_gradient_of_own_rows": _SENT,
     "only_experts_reduced": _SENT,
     "all_but_experts_summed": _SENT,
+    "experts_copy_to_region_missing": _ADDENDS,
+    "router_learns_from_addend_of_rank": _ADDENDS,
+    "bias_of_experts_added_on_every_rank": _ADDENDS,
+    "gate_and_up_of_experts_cut_as_one": _ADDENDS,
     "choices_of_earlier_microbatches_counted": _COUNTED,
 }
 """By the name of the mutant; others that no script has are those of which nobody has written lines."""

@@ -30,10 +30,10 @@ def add_balance(draft: Draft) -> None:
     draft.definitions.append(list(_FUNCTION))
     groups = _groups(draft)
     if groups:
-        draft.before_wrap.append("groups = []  # of ranks that have other parts of a microbatch")
-        draft.add(LoopPosition.WRAP, *(f"groups.append({group})" for group in groups))
+        draft.before_wrap.append("counting_groups = []  # of ranks that have other parts of a microbatch")
+        draft.add(LoopPosition.WRAP, *(f"counting_groups.append({group})" for group in groups))
     positions = f"inputs.shape[{training.data.batch_dim}]" + (f" * {training.model.length}" if training.model.length else "")
-    draft.added = f"balance_loss(model, {'groups' if groups else '()'}, {positions}){part_of_step(draft)}"
+    draft.added = f"balance_loss(model, {'counting_groups' if groups else '()'}, {positions}){part_of_step(draft)}"
 
 
 def _groups(draft: Draft) -> list[str]:
