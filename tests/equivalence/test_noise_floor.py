@@ -26,8 +26,8 @@ NORM_MARGIN = 2.0
 def test_a_batch_split_as_a_layout_splits_it_is_within_the_floor(training: Training) -> None:
     """The floor from perturbed inputs covers another order of summation that it has not seen, of clipping up to a factor of 2.
 
-    A norm, by which all gradients are scaled, is one number summed over every gradient, and moves with the order of the sum more than
-    with what is summed; before a divergence is believed, the split itself counts as spread.
+    A norm, by which all gradients are scaled, is one number summed over every gradient, and moves with the order of the sum
+    more than with what is summed; before a divergence is believed, the split itself counts as spread.
     """
     rows = tuple(PARTS * rows for rows in training.data.microbatches)
     training = replace(training, data=replace(training.data, microbatches=rows), model=replace(training.model, counter=False))
