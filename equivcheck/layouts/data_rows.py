@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from equivcheck.train.material import Batch
 
 if TYPE_CHECKING:
+    from torch import nn
     from torch.distributed import ProcessGroup
     from torch.distributed.device_mesh import DeviceMesh
 
@@ -38,8 +39,8 @@ def sum_counts(setup: Setup, group: ProcessGroup) -> None:
 
     inner = setup.whole_counts
 
-    def whole_counts(setup: Setup, counts: Counts, batch: Batch, index: int) -> Counts:
-        found = inner(setup, counts, batch, index)
+    def whole_counts(model: nn.Module, counts: Counts, batch: Batch, index: int) -> Counts:
+        found = inner(model, counts, batch, index)
         for each in found if group.size() > 1 else ():
             dist.all_reduce(each, group=group)
         return found

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 import torch
 from torch.distributed.tensor import DTensor
 
+from equivcheck.layers.module import beside
 from equivcheck.trace.stage import Stage
-from equivcheck.train.balance import with_balance
+from equivcheck.train.balance import balance_loss, loads_of
 from equivcheck.train.material import Batch
 from equivcheck.train.setup import Setup
 
@@ -33,7 +34,15 @@ def part_loss(setup: Setup, batch: Batch, index: int, rows: int) -> torch.Tensor
         outputs = setup.module(batch.inputs, batch.masks, index)
         loss = setup.loss(training, outputs.to(getattr(torch, training.precision.value)), batch.targets, batch.divisor)
         loss = scaled(setup, loss, rows)
-        return with_balance(setup, loss, batch, index, rows / training.data.batch) if training.model.balances else loss
+        return _with_balance(setup, loss, batch, index, rows / training.data.batch) if training.model.balances else loss
+
+
+def _with_balance(setup: Setup, loss: torch.Tensor, batch: Batch, index: int, share: float) -> torch.Tensor:
+    """A loss of a batch that has just been computed, with those of layers, of which the microbatch has so large a share."""
+    loads = loads_of(setup.model)
+    counts = setup.whole_counts(setup.model, [load.counts for load in loads], batch, index)
+    added = balance_loss(loads, counts, batch.rows * (setup.training.model.length or 1)) * share
+    return loss + (added if isinstance(added, DTensor) else beside(loss, added))
 
 
 def backward(setup: Setup, loss: torch.Tensor) -> None:

@@ -7,18 +7,13 @@ another loss. The rest is a mean over rows, of which a rank has its addend.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
-from torch.distributed.tensor import DTensor
 
-from equivcheck.layers.module import LayerModule, Load, beside
+from equivcheck.layers.module import LayerModule, Load
 from equivcheck.train.material import Batch
 from equivcheck.train.model import MLP
-
-if TYPE_CHECKING:
-    from equivcheck.train.setup import Setup
 
 Counts = Sequence[torch.Tensor]
 """Of each layer that has such a loss, how often each unit is chosen."""
@@ -30,9 +25,9 @@ def loads_of(model: nn.Module) -> list[Load]:
     return [load for load in found if load is not None]
 
 
-def own_counts(setup: Setup, counts: Counts, batch: Batch, index: int) -> Counts:
+def own_counts(model: nn.Module, counts: Counts, batch: Batch, index: int) -> Counts:
     """Those of a batch, or of the microbatch that it is a part of."""
-    return counts if batch.whole is None else counts_in(setup.model, batch.whole, index)
+    return counts if batch.whole is None else counts_in(model, batch.whole, index)
 
 
 def counts_in(model: nn.Module, batch: Batch, index: int) -> Counts:
@@ -41,14 +36,6 @@ def counts_in(model: nn.Module, batch: Batch, index: int) -> Counts:
     with torch.no_grad():
         model.through_layers(batch.inputs, batch.masks, index)
     return [load.counts for load in loads_of(model)]
-
-
-def with_balance(setup: Setup, loss: torch.Tensor, batch: Batch, index: int, share: float) -> torch.Tensor:
-    """A loss of a batch that has just been computed, with those of layers, of which the microbatch has so large a share."""
-    loads = loads_of(setup.model)
-    counts = setup.whole_counts(setup, [load.counts for load in loads], batch, index)
-    added = balance_loss(loads, counts, batch.rows * (setup.training.model.length or 1)) * share
-    return loss + (added if isinstance(added, DTensor) else beside(loss, added))
 
 
 def balance_loss(loads: Sequence[Load], counts: Counts, positions: int) -> torch.Tensor:

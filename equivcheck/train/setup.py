@@ -48,10 +48,10 @@ class Setup:
     """The loss of outputs beside targets, of a training whose labels are divided by a number."""
     loss_scale: float = 1.0
     """Factor of a sum loss before backward: data-parallel ranks average gradients, so it is their number."""
-    whole_counts: Callable[[Setup, Counts, Batch, int], Counts] = own_counts
+    whole_counts: Callable[[nn.Module, Counts, Batch, int], Counts] = own_counts
     """How often units of layers are chosen in a whole microbatch, where they are in the part of it that this rank computes on.
 
-    Called with the part and the step's index after its forward, for layers that have a loss of their own."""
+    Called with the model, the part and the step's index after its forward, for layers that have a loss of their own."""
     gradient_scale: float = 1.0
     """Factor of a loss in backward, not in what is reported: undoes a division of gradients by another number than the ranks."""
     accumulation: Callable[[bool], AbstractContextManager[object]] = lambda _last: nullcontext()

@@ -18,7 +18,7 @@ from equivcheck.train.threads import one_thread
 
 PARTS = 4
 NORM_MARGIN = 2.0
-"""Accepted error of a norm, and of what is clipped by it, in units of the first tolerance; 1.26 has been seen once."""
+"""Accepted error of a norm in units of the first tolerance, which what is clipped by it may have as well; 1.26 has been seen."""
 
 
 @settings(max_examples=max(60, settings().max_examples * 3 // 5), deadline=None)
@@ -38,5 +38,7 @@ def test_a_batch_split_as_a_layout_splits_it_is_within_the_floor(training: Train
 
     found = compare(Reference(moments, None, noise_limit(training)), [split])
 
-    beyond = [far for far in found.divergences if not (far.phase is Phase.CLIPPING and far.error <= NORM_MARGIN)]
+    norms = {far.step: far.error for far in found.divergences if far.tensor == "norm"}
+    followers = [far for far in found.divergences if far.phase is Phase.CLIPPING and far.error <= norms.get(far.step, 0.0)]
+    beyond = [far for far in found.divergences if far not in followers or norms[far.step] > NORM_MARGIN]
     assert not beyond or ReferenceRun(training).reference().doubt

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from functools import partial
 
 import torch
+from torch import nn
 
 from equivcheck.layers.experts.module import Router
 from equivcheck.layers.module import Load
@@ -156,8 +157,8 @@ def choices_of_earlier_microbatches_counted(setup: Setup) -> None:
     """The auxiliary loss of experts goes by what has been chosen since the step began, not by a microbatch."""
     inner, kept = setup.whole_counts, list[torch.Tensor]()
 
-    def whole_counts(setup: Setup, counts: Counts, batch: Batch, index: int) -> Counts:
-        found = inner(setup, counts, batch, index)
+    def whole_counts(model: nn.Module, counts: Counts, batch: Batch, index: int) -> Counts:
+        found = inner(model, counts, batch, index)
         kept[:] = [before + each for before, each in zip(kept, found, strict=True)] if kept else list(found)
         return list(kept)
 

@@ -118,7 +118,8 @@ def parameters_apart(model: nn.Module) -> tuple[list[nn.Parameter], list[nn.Para
     """
     dispatching = [layer for layer in model.modules() if isinstance(layer, DispatchingModule)]
     own = [parameter for layer in dispatching for parameter in layer.units().parameters()]
-    return own, [parameter for parameter in model.parameters() if parameter not in set(own)]
+    held = set(own)
+    return own, [parameter for parameter in model.parameters() if parameter not in held]
 
 
 def reduce_gradients(own: list[nn.Parameter], others: list[nn.Parameter], mesh: DeviceMesh) -> None:

@@ -12,7 +12,7 @@ from equivcheck.layouts.limits.data_parallel import EVEN_ROWS
 from equivcheck.layouts.limits.execution import uncompiled
 from equivcheck.layouts.limits.limit import LayoutLimit, Limit, parallelism_of
 from equivcheck.layouts.limits.optimizers import DTENSOR_OPTIMIZERS, elementwise, keeps_dtensors
-from equivcheck.layouts.limits.repairs import each_layer, with_loop
+from equivcheck.layouts.limits.repairs import each_layer, with_loop, with_options
 from equivcheck.layouts.partition import cut_dim, leaves_nothing
 from equivcheck.scenario import (
     ASGD,
@@ -135,20 +135,11 @@ WITHIN_DATA_PARALLELISM = LayoutLimit(
     repair=_alone,
 )
 
-
-def _plain(layout: Layout) -> Layout:
-    """Experts as plain tensors."""
-    of = [
-        replace(each, storage=ExpertStorage.PLAIN) if isinstance(each, ExpertParallel) else each for each in layout.parallelisms
-    ]
-    return replace(layout, parallelisms=tuple(of))
-
-
 NO_PARTS_OF_DTENSORS = LayoutLimit(
     reason="expert parallelism with experts that are DTensors: local tensor parallelism cuts plain tensors, and would cut what "
     "is a shard along another axis",
     applies=lambda layout: layout.has(LocalTensorParallel) and has_dtensor_experts(layout),
-    repair=_plain,
+    repair=lambda layout: with_options(layout, ExpertParallel, storage=ExpertStorage.PLAIN),
 )
 
 EAGER = LayoutLimit(

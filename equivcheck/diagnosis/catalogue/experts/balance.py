@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 
 import torch
+from torch import nn
 
 from equivcheck.diagnosis.catalogue.context_parallel.cut import cut_of
 from equivcheck.diagnosis.catalogue.counterfactual import Counterfactual, on_one_device
@@ -103,8 +104,8 @@ def _parts(diverged: DivergedRun, axes: tuple[str, ...]) -> Callable[[torch.Tens
 def _counting_on(setup: Setup) -> None:
     inner, kept = setup.whole_counts, list[torch.Tensor]()
 
-    def whole_counts(setup: Setup, counts: Counts, batch: Batch, index: int) -> Counts:
-        found = inner(setup, counts, batch, index)
+    def whole_counts(model: nn.Module, counts: Counts, batch: Batch, index: int) -> Counts:
+        found = inner(model, counts, batch, index)
         kept[:] = [before + each for before, each in zip(kept, found, strict=True)] if kept else list(found)
         return list(kept)
 
