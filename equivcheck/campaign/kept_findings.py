@@ -5,16 +5,16 @@ from __future__ import annotations
 from dataclasses import replace
 
 from equivcheck.campaign.events import KeptFinding
+from equivcheck.findings.example import is_better, says_more
 from equivcheck.findings.finding import StoreFailed
 from equivcheck.findings.fingerprint import fingerprint
-from equivcheck.findings.size import size_of
-from equivcheck.findings.store import FindingStore, Kept, says_more
+from equivcheck.findings.store import FindingStore, Kept
 from equivcheck.verdict.description import failed
 from equivcheck.verdict.verdict import CaseVerdict
 
 
 class KeptFindings:
-    """One for each fingerprint, with the smallest case that shows it."""
+    """One for each fingerprint, with the best example of it."""
 
     def __init__(self, store: FindingStore) -> None:
         self._store = store
@@ -30,16 +30,20 @@ class KeptFindings:
         """In the order in which they were found."""
         return tuple(self._found.values())
 
+    def verdict(self, mark: str) -> CaseVerdict:
+        """On the case that shows a fault that was found."""
+        return self._found[mark].verdict
+
     def keep(self, verdict: CaseVerdict) -> KeptFinding | None:
-        """Keep what is new, smaller than before, or says more; None for what is not."""
+        """Keep what is new, a better example, or says more; None for what is not."""
         mark = fingerprint(verdict)
         kept = self._stored(verdict)
         before = self._found.get(mark)
         if before is not None:
-            adds = says_more(before.verdict, verdict)
-            if not adds and size_of(before.verdict.case) <= size_of(verdict.case):
+            adds = says_more(verdict, before.verdict)
+            if not adds and not is_better(verdict, before.verdict):
                 return None
-            kept = before.kept if (adds or kept is Kept.SMALLER) and kept is not Kept.UNKEPT else kept
+            kept = before.kept if (adds or kept is Kept.BETTER) and kept is not Kept.UNKEPT else kept
         self._found[mark] = KeptFinding(fingerprint=mark, path=self._store.folder(mark), verdict=verdict, kept=kept)
         return self._found[mark]
 

@@ -38,6 +38,14 @@ class MayShrink:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TakeOver:
+    """To a worker that draws: shrink what another was shrinking when its machine was lost."""
+
+    verdict: CaseVerdict
+    """What was found."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Ready:
     """From the worker: everything is imported."""
 

@@ -27,8 +27,11 @@ from equivcheck.campaign.messages import (
     Progress,
     Ready,
     Spent,
+    TakeOver,
 )
 from equivcheck.campaign.plan import Plan
+from equivcheck.campaign.shrinkers import Shrinkers
+from equivcheck.findings.example import is_examined
 from equivcheck.findings.fingerprint import fingerprint
 from equivcheck.findings.store import FindingStore
 from equivcheck.verdict.verdict import CaseVerdict
@@ -59,6 +62,7 @@ class _Campaign:
         self._plan, self._store, self._listeners, self._interruption = plan, store, listeners, interruption
         self._crew, self._nodes = crew, NodeWorks(crew.nodes)
         self._ready: list[Worker] = []
+        self._drawing: list[Worker] = []
         self._waiting = deque[Worker]()
         self._start: float | None = None
         self._end = 0.0
@@ -66,7 +70,7 @@ class _Campaign:
         self._tally = Tally()
         self._checked = Counter[int]()
         self._findings = KeptFindings(store)
-        self._shrinking: dict[str, tuple[int, int]] = {}
+        self._shrinkers = Shrinkers()
         self._broken = ""
         self._false_starts = 0
         self._control: Control | None = None
@@ -144,8 +148,9 @@ class _Campaign:
         is_to_be_replaced = isinstance(last_word, Spent) and not worker.done
         worker.done = True
         self._end = time.monotonic()
-        if worker in self._ready:
-            self._ready.remove(worker)
+        for workers in (self._ready, self._drawing):
+            if worker in workers:
+                workers.remove(worker)
         if is_to_be_replaced:
             self._crew.remove(worker)
             self._employ(worker)
@@ -162,15 +167,21 @@ class _Campaign:
         if self._start is not None:
             for worker in self._ready:
                 worker.send(Fuzz(seconds=self._plan.seconds - self._seconds, num_checks=self._checks_left(worker)))
+            self._drawing += self._ready
             self._ready.clear()
+            self._hand_on()
+
+    def _hand_on(self) -> None:
+        """Have a worker that draws shrink what a lost machine was shrinking."""
+        while self._drawing and (mark := self._shrinkers.take(self._drawing[0].place)):
+            self._drawing[0].send(TakeOver(verdict=self._findings.verdict(mark)))
 
     def _checks_left(self, worker: Worker) -> float:
         number, _ = worker.place
         return self._plan.checks_of(number) - self._checked[number]
 
     def _answer(self, worker: Worker, mark: str) -> None:
-        worker.send(MayShrink(yes=mark not in self._shrinking and not self._over))
-        self._shrinking.setdefault(mark, worker.place)
+        worker.send(MayShrink(yes=self._shrinkers.claim(mark, worker.place) and not self._over))
 
     def _keep(self, verdict: CaseVerdict) -> None:
         finding = self._findings.keep(verdict)
@@ -201,7 +212,10 @@ class _Campaign:
             self._tell(lost)
         if was_done:
             return
-        self._shrinking = {mark: place for mark, place in self._shrinking.items() if place != worker.place}
+        for mark in self._shrinkers.of(worker.place):
+            if not is_examined(self._findings.verdict(mark)):
+                self._shrinkers.leave(mark)
+        self._hand_on()
         if self._nodes.all_lost:
             self._broken = self._broken or f"no node of the cluster is left; the last was {lost.name}: {lost.why}"
         if self._stop_at is not None or self._broken:

@@ -13,11 +13,12 @@ from equivcheck.campaign.batches import EndBatch, FaultShown, batch_seed, run_ba
 from equivcheck.campaign.control import ControlRun, control_of
 from equivcheck.campaign.counts.tally import Tally
 from equivcheck.campaign.isolated import CheckerFailed, check_isolated
-from equivcheck.campaign.messages import Found, MayShrink, Progress
+from equivcheck.campaign.messages import Found, MayShrink, Progress, TakeOver
 from equivcheck.campaign.plan import Plan, oracle_check
 from equivcheck.campaign.recorder import Recorder
 from equivcheck.campaign.turns import Turns
 from equivcheck.composition.limits import why_unsupported
+from equivcheck.findings.example import is_examined
 from equivcheck.findings.fingerprint import fingerprint
 from equivcheck.findings.size import Size, size_of
 from equivcheck.oracle.confirm import CONFIRMING, CONFIRMING_SECONDS, confirmed_by, may_be_confirmed
@@ -44,7 +45,10 @@ class Supervisor(Protocol):
         """Hear something."""
 
     def next(self) -> Any:
-        """Answer."""
+        """Answer, or ask for something meanwhile."""
+
+    def pending(self) -> list[Any]:
+        """What it asks for, without waiting."""
 
 
 class CheckerBroke(BaseException):
@@ -64,6 +68,7 @@ class Worker:
         self._programs = ProgramSelection()
         self._avoidance, self._avoids = Avoidance(), False
         self._smallest: dict[str, Size] = {}
+        self._taken_over: list[CaseVerdict] = []
         self._shrinking: Shrinking | None = None
         self._control = control_of(plan) if place[0] == 0 else None
         self._clock = WorkClock()
@@ -73,6 +78,7 @@ class Worker:
         self._clock, self._checks_left = WorkClock(), num_checks
         self._until = time.monotonic() + seconds
         for number in itertools.count():
+            self._take_over()
             run_batch(self._source.strategy, batch_seed(self._plan.seed, *self._place, number), self._take)
             self._end_shrinking()
             if self._over or self._checks_left <= 0:
@@ -197,21 +203,21 @@ class Worker:
     def _to_be_shrunk(self, verdict: CaseVerdict) -> bool:
         try:
             if self._shrinking is None and self._new(verdict) and self._may_shrink():
-                self._shrinking = self._search(verdict)
+                self._begin_shrinking(verdict)
             return self._shrinking is not None and self._shrinking.offer(verdict)
         except Exception as error:
             self._send(verdict.without("shrinking", error))
             self._shrinking = None
             return False
 
-    def _search(self, verdict: CaseVerdict) -> Shrinking:
-        same = same_fingerprint(verdict)
-        return Shrinking(verdict, self._try, same=same, seconds=self._plan.shrink_seconds, stopped=lambda: self._over)
+    def _begin_shrinking(self, verdict: CaseVerdict) -> None:
+        judge, same = partial(self._try, beyond=bool(verdict.beyond)), same_fingerprint(verdict)
+        self._shrinking = Shrinking(verdict, judge, same=same, seconds=self._plan.shrink_seconds, stopped=lambda: self._over)
 
-    def _try(self, case: Case, *, coarse: bool) -> CaseVerdict:
+    def _try(self, case: Case, *, coarse: bool, beyond: bool) -> CaseVerdict:
         """Check what Hypothesis did not propose."""
         self._tally.num_shrinking += 1
-        return self.check(case, coarse=coarse, beyond=self._source.beyond)
+        return self.check(case, coarse=coarse, beyond=beyond)
 
     def _new(self, verdict: CaseVerdict) -> bool:
         """Whether this worker sees the fault for the first time; its supervisor is told, and of smaller scenarios too."""
@@ -224,9 +230,19 @@ class Worker:
         return first
 
     def _may_shrink(self) -> bool:
-        answer = self._link.next()
+        while isinstance(answer := self._link.next(), TakeOver):
+            self._taken_over.append(answer.verdict)
         assert isinstance(answer, MayShrink), answer
         return answer.yes
+
+    def _take_over(self) -> None:
+        """Shrink what others were shrinking when their machines were lost."""
+        self._taken_over += [message.verdict for message in self._link.pending()]
+        while self._taken_over:
+            verdict = self._taken_over.pop()
+            self._smallest[fingerprint(verdict)] = size_of(verdict.case)
+            self._begin_shrinking(verdict)
+            self._end_shrinking()
 
     def _end_shrinking(self) -> None:
         if self._shrinking is None:
@@ -237,7 +253,7 @@ class Worker:
         except Exception as error:
             best = search.first.without("shrinking", error)
         best = self._confirmed(self._explained(best))
-        if size_of(best.case) < self._smallest[fingerprint(best)] or best.confirmed or best.drift or best.unfinished:
+        if size_of(best.case) < self._smallest[fingerprint(best)] or is_examined(best) or best.unfinished:
             self._send(best)
 
     def _send(self, best: CaseVerdict) -> None:

@@ -1,4 +1,4 @@
-"""The folder of findings: equal fingerprints kept once, the simplest case of each."""
+"""The folder of findings: equal fingerprints kept once, the best example of each."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from filelock import FileLock
 
 from equivcheck.choice import Choice
 from equivcheck.errors import UsageError
+from equivcheck.findings.example import is_better, says_more
 from equivcheck.findings.finding import BrokenFinding, Finding, StoreFailed, load_finding, write_finding
 from equivcheck.findings.fingerprint import fingerprint
-from equivcheck.findings.size import size_of
 from equivcheck.findings.versions import ShownIn
 from equivcheck.verdict.verdict import CaseVerdict
 
@@ -31,7 +31,7 @@ class Kept(Choice):
     """What the store did with a verdict."""
 
     NEW = "new"
-    SMALLER = "smaller"
+    BETTER = "better"
     SEEN = "seen"
     UNKEPT = "unkept"
     """Nothing: the store could not be written."""
@@ -44,7 +44,7 @@ class FindingStore:
         self.path = Path(path)
 
     def keep(self, verdict: CaseVerdict) -> Kept:
-        """Keep a failing verdict unless one with its fingerprint and a case no larger is there; raises `StoreFailed`.
+        """Keep a failing verdict unless one with its fingerprint is there that is no worse an example; raises `StoreFailed`.
 
         Whether another world finds the same is added to one with the same case.
         """
@@ -57,12 +57,12 @@ class FindingStore:
         mark = finding.fingerprint
         with self._locked():
             kept = self._kept(mark)
-            if kept is not None and size_of(kept.verdict.case) <= size_of(finding.verdict.case):
+            if kept is not None and not is_better(finding.verdict, kept.verdict):
                 return Kept.SEEN
             with self._new_folder() as new:
                 shutil.copytree(finding.path, new, dirs_exist_ok=True)
                 self._swap_in(new, mark)
-            return Kept.NEW if kept is None else Kept.SMALLER
+            return Kept.NEW if kept is None else Kept.BETTER
 
     def require_writable(self) -> None:
         """Raise `StoreFailed` where findings could not be kept."""
@@ -103,12 +103,13 @@ class FindingStore:
     def _keep(self, verdict: CaseVerdict) -> Kept:
         mark = fingerprint(verdict)
         kept = self._kept(mark)
-        if kept is not None and size_of(kept.verdict.case) <= size_of(verdict.case):
-            if says_more(kept.verdict, verdict):
-                self._write(verdict, mark, kept.shown_in)
+        if kept is not None and says_more(verdict, kept.verdict):
+            self._write(verdict, mark, kept.shown_in)
+            return Kept.SEEN
+        if kept is not None and not is_better(verdict, kept.verdict):
             return Kept.SEEN
         self._write(verdict, mark)
-        return Kept.NEW if kept is None else Kept.SMALLER
+        return Kept.NEW if kept is None else Kept.BETTER
 
     def _write(self, verdict: CaseVerdict, mark: str, shown_in: ShownIn | None = None) -> None:
         with self._new_folder() as new:
@@ -156,9 +157,3 @@ def _remove(path: Path) -> None:
     with contextlib.suppress(OSError):
         path.unlink()
     shutil.rmtree(path, ignore_errors=True)
-
-
-def says_more(before: CaseVerdict, verdict: CaseVerdict) -> bool:
-    """Whether a verdict on the same case says more: why it failed, or whether another world finds the same."""
-    adds = any(getattr(verdict, name) and not getattr(before, name) for name in ("confirmed", "drift", "unfinished"))
-    return adds and before.case == verdict.case

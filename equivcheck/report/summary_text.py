@@ -20,7 +20,7 @@ from equivcheck.scenario.scenario import count, in_words
 from equivcheck.system.printable import printable
 from equivcheck.verdict.verdict import Outcome
 
-_KEPT = {Kept.NEW: "new", Kept.SMALLER: "seen before, now with a smaller case", Kept.SEEN: "seen before"}
+_KEPT = {Kept.NEW: "new", Kept.BETTER: "seen before, now a better example", Kept.SEEN: "seen before"}
 _MAX_REASONS = 8
 
 

@@ -154,7 +154,7 @@ def test_stores_of_two_machines_are_merged(nights: Nights, tmp_path: Path) -> No
     merge = ("merge", first, nights.store, "--store", tmp_path / "all", "--json")
     (one, other), again = (json.loads(run(*merge).stdout)["merged"] for _ in range(2))
     assert (one["findings"]["new"], one["runs"]) == (1, 1)
-    assert (other["findings"], other["runs"]) == ({"new": 1, "smaller": 0, "seen": 1}, 1)
+    assert (other["findings"], other["runs"]) == ({"new": 1, "better": 0, "seen": 1}, 1)
     assert [(each["findings"]["seen"], each["runs"]) for each in again] == [(1, 0), (2, 0)]
 
 

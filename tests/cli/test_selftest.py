@@ -54,7 +54,7 @@ def test_a_mutant_that_is_not_reached_fails_the_selftest() -> None:
 
 def test_a_race_tells_when_each_mutant_is_caught() -> None:
     """One object on stdout with the CPU seconds and checks of each campaign, one line each on stderr; without --json a table."""
-    arguments = ("--race", "1000", "--campaigns", "1", "--mutants", NAME, "--workers", "1")
+    arguments = ("--race", "1000", "--campaigns", "1", "--seed", "4", "--mutants", NAME, "--workers", "1")
     result = run(*arguments, "--json")
     assert result.exit_code == 0, result.output
     found = json.loads(result.stdout)
@@ -62,7 +62,7 @@ def test_a_race_tells_when_each_mutant_is_caught() -> None:
     (campaign,) = found["campaigns"]
     assert (mutant["name"], mutant["caught"], mutant["checks"]) == (NAME, 1, [campaign["checks"]])
     assert 0 < mutant["mean_seconds"] == found["median_seconds"] == found["p90_seconds"] == found["total_seconds"]
-    assert "1/1 seed 0: 1 mutant caught in" in result.stderr
+    assert "1/1 seed 4: 1 mutant caught in" in result.stderr
     assert "CPU seconds to the first catch, of 1 mutant: median" in run(*arguments).stdout
 
 

@@ -44,13 +44,13 @@ def merge(sources: tuple[Path, ...], store: Path, as_json: bool) -> ExitCode:
 def _line(merged: Merged) -> str:
     from equivcheck.findings.store import Kept
 
-    new, smaller, seen = (merged.kept[kept] for kept in (Kept.NEW, Kept.SMALLER, Kept.SEEN))
-    found = f"{count(new, 'new finding')}, {smaller} with a smaller scenario, {seen} seen before"
+    new, better, seen = (merged.kept[kept] for kept in (Kept.NEW, Kept.BETTER, Kept.SEEN))
+    found = f"{count(new, 'new finding')}, {better} with a better example, {seen} seen before"
     return f"{merged.store}: {found}; {count(merged.num_runs, 'new run')}"
 
 
 def _object(merged: Merged) -> dict[str, Any]:
     from equivcheck.findings.store import Kept
 
-    kept = {kept.value: merged.kept[kept] for kept in (Kept.NEW, Kept.SMALLER, Kept.SEEN)}
+    kept = {kept.value: merged.kept[kept] for kept in (Kept.NEW, Kept.BETTER, Kept.SEEN)}
     return {"store": str(merged.store), "findings": kept, "runs": merged.num_runs, "broken": list(merged.broken)}

@@ -60,6 +60,10 @@ class _Course:
         """What is found without a mutant is not shrunk."""
         return MayShrink(yes=False)
 
+    def pending(self) -> list[Any]:
+        """No machine is lost."""
+        return []
+
     def check(self, scenario: Scenario, /, *, alter: Any = None, beyond: bool = False, **options: Any) -> CaseVerdict:
         """The check of the campaign; after it, one for each mutant that may show here and was not caught yet."""
         verdict = oracle_check(scenario, alter=alter, beyond=beyond, **options)

@@ -315,6 +315,10 @@ class RecordingLink:
         """Whatever is asked, it may shrink."""
         return MayShrink(yes=True)
 
+    def pending(self) -> list[object]:
+        """It asks for nothing."""
+        return []
+
     def send(self, message: object) -> None:
         """Keep a message."""
         self.sent.append(message)

@@ -13,10 +13,11 @@ import pytest
 from equivcheck.campaign.counts.tally import Tally
 from equivcheck.campaign.crew import Node
 from equivcheck.campaign.events import Event, Summary
-from equivcheck.campaign.messages import Control, Done, Found, Fuzz, Lost, MayShrink, NodeLost, Progress, Ready
+from equivcheck.campaign.messages import Control, Done, Found, Fuzz, Lost, MayShrink, NodeLost, Progress, Ready, TakeOver
 from equivcheck.campaign.plan import Plan
 from equivcheck.campaign.supervisor import fuzz
 from equivcheck.findings.store import FindingStore
+from equivcheck.verdict.cause import Cause, Diagnosis
 from equivcheck.verdict.verdict import Outcome, Verdict
 from equivcheck.workers.process import Ended
 from unit.campaign import fakes
@@ -229,19 +230,34 @@ def test_nobody_takes_the_place_of_a_worker_that_had_said_all(tmp_path: Path) ->
     assert not summary.broken
 
 
-@pytest.mark.parametrize("is_lost", [True, False])
-def test_what_a_lost_node_was_shrinking_another_may_shrink(tmp_path: Path, is_lost: bool) -> None:
-    """A finding is shrunk once, unless who was to do that is gone."""
+def test_a_finding_is_shrunk_by_one_worker(tmp_path: Path) -> None:
+    """By the first that finds it; another that does so goes on drawing."""
 
     def script(crew: ScriptedCrew) -> Iterator[Turn]:
         one, other = crew.workers
         yield all_ready(crew)
         yield [(one, Found(verdict=WIDE, asks=True))]
         assert one.heard[-1] == MayShrink(yes=True)
-        if is_lost:
-            yield crew.lose(one.node)
         yield [(other, Found(verdict=WIDE, asks=True))]
-        assert other.heard[-1] == MayShrink(yes=is_lost)
+        assert other.heard[-1] == MayShrink(yes=False)
+        yield from to_the_end(crew)
+
+    campaign(tmp_path, "ab", script)
+
+
+@pytest.mark.parametrize("is_explained", [False, True])
+def test_what_a_lost_node_was_shrinking_another_is_asked_to_shrink(tmp_path: Path, is_explained: bool) -> None:
+    """Unless it was shrunk and explained by then: nobody else may ever find it."""
+    explained = replace(WIDE, diagnosis=Diagnosis(cause=Cause.SUMMED, sentence="twice as much", exact=True))
+
+    def script(crew: ScriptedCrew) -> Iterator[Turn]:
+        one, other = crew.workers
+        yield all_ready(crew)
+        yield [(one, Found(verdict=WIDE, asks=True))]
+        if is_explained:
+            yield [(one, Found(verdict=explained))]
+        yield crew.lose(one.node)
+        assert other.heard[1:] == ([] if is_explained else [TakeOver(verdict=WIDE)])
         yield from to_the_end(crew)
 
     campaign(tmp_path, "ab", script)

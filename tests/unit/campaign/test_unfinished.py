@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from equivcheck.campaign.messages import Found, MayShrink
+from equivcheck.campaign.messages import Found, MayShrink, TakeOver
 from equivcheck.campaign.plan import Plan, oracle_check
 from equivcheck.campaign.recorder import Recorder
 from equivcheck.campaign.supervisor import fuzz
@@ -45,6 +45,7 @@ class HeardLink:
 
     def __init__(self) -> None:
         self.heard: list[Verdict] = []
+        self.asked: list[object] = []
         self.stopped = threading.Event()
 
     def send(self, message: object) -> None:
@@ -57,6 +58,11 @@ class HeardLink:
     def next(self) -> object:
         """The answer to whether it may be shrunk."""
         return MayShrink(yes=True)
+
+    def pending(self) -> list[object]:
+        """What a test has it ask for, once."""
+        asked, self.asked = self.asked, []
+        return asked
 
 
 @pytest.fixture
@@ -78,6 +84,15 @@ def worker(link: HeardLink, **changes: object) -> Iterator[Worker]:
 def broken(*_arguments: object, **_options: object) -> None:
     """Not as it should be."""
     raise TypeError("the catalogue is torn")
+
+
+def test_what_another_has_found_is_shrunk_first(link: HeardLink) -> None:
+    """A worker that takes over a finding of a machine that was lost makes it as small as what it finds itself."""
+    large = fakes.diverged(fakes.scenario(width=20, steps=4, ranks=4, layers=3))
+    link.asked = [TakeOver(verdict=large)]
+    with worker(link, strategy=fakes.two_scenarios) as taking_over:
+        taking_over.fuzz(float("inf"), 1)
+    assert [found.case for found in link.heard] == [fakes.scenario(width=3, ranks=1)]
 
 
 def test_a_diagnosis_that_raises_leaves_the_finding(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,6 +22,7 @@ from equivcheck.findings.store import FindingStore, Kept, StoreFailed
 from equivcheck.findings.versions import Measured, Method, ShownIn
 from equivcheck.known_issues.showing import Showing, Shows
 from equivcheck.scenario.file_format.codec import from_json
+from equivcheck.verdict.cause import Cause, Diagnosis
 from unit.campaign.fakes import diverged, scenario
 from unit.findings.writer import keep_all
 
@@ -74,10 +75,20 @@ def test_a_finding_kept_under_old_names_reads_back(store: FindingStore) -> None:
 def test_equal_fingerprints_are_kept_once_and_the_smallest_stays(store: FindingStore) -> None:
     """A smaller scenario replaces the kept one, a larger one does not."""
     small, middle, large = (diverged(scenario(width=3, ranks=ranks)) for ranks in (1, 2, 4))
-    assert [store.keep(verdict) for verdict in (middle, large, middle, small)] == [Kept.NEW, Kept.SEEN, Kept.SEEN, Kept.SMALLER]
+    assert [store.keep(verdict) for verdict in (middle, large, middle, small)] == [Kept.NEW, Kept.SEEN, Kept.SEEN, Kept.BETTER]
     assert store.fingerprints() == (fingerprint(small),)
     assert store.load(fingerprint(small)).verdict == small
     assert visible(store) == {fingerprint(small)}
+
+
+def test_what_was_shrunk_and_explained_gives_way_only_to_what_was_as_well(store: FindingStore) -> None:
+    """A smaller scenario that another worker meets by chance says less of the fault than the one that was looked into."""
+    tiny, small, middle, large = (diverged(scenario(width=3, ranks=ranks)) for ranks in (1, 2, 4, 8))
+    diagnosis = Diagnosis(cause=Cause.SUMMED, sentence="twice as much", exact=True)
+    assert [store.keep(verdict) for verdict in (middle, replace(large, diagnosis=diagnosis))] == [Kept.NEW, Kept.BETTER]
+    assert store.keep(tiny) is Kept.SEEN
+    assert store.keep(replace(small, diagnosis=diagnosis)) is Kept.BETTER
+    assert store.load(fingerprint(small)).verdict == replace(small, diagnosis=diagnosis)
 
 
 def test_a_write_that_fails_leaves_what_was_there(store: FindingStore, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -94,7 +105,7 @@ def test_a_write_that_fails_leaves_what_was_there(store: FindingStore, monkeypat
         with pytest.raises(StoreFailed, match="disk full"):
             store.keep(smaller)
     assert store.load(fingerprint(kept)).verdict == kept
-    assert store.keep(smaller) is Kept.SMALLER
+    assert store.keep(smaller) is Kept.BETTER
     assert visible(store) == {fingerprint(kept)}
 
 

@@ -27,8 +27,8 @@ def test_the_smallest_scenario_of_a_finding_is_kept_with_where_it_was_found(tmp_
     (mark,) = into.fingerprints()
     environment = other.folder(mark) / "environment.json"
     environment.write_text(environment.read_text().replace('"torch": "', '"torch": "0.'))
-    assert merge(one.path, into.path).kept == {Kept.SMALLER: 1}
-    assert merge(other.path, into.path).kept == {Kept.SMALLER: 1}
+    assert merge(one.path, into.path).kept == {Kept.BETTER: 1}
+    assert merge(other.path, into.path).kept == {Kept.BETTER: 1}
     assert merge(one.path, into.path).kept == {Kept.SEEN: 1}
     assert load_finding(into.folder(mark)).verdict.scenario == fakes.scenario(width=2)
     assert load_finding(into.folder(mark)).environment.torch.startswith("0.")
