@@ -97,6 +97,14 @@ def test_uneven_and_empty_parts_equal_one_device(output: ActivationSharding, ran
     assert not verdict.unmodelled
 
 
+def test_gradients_are_ready_in_the_order_that_buckets_are_predicted_by() -> None:
+    """Of a bias that is added once before that of its weight: a few gradients go into each bucket of DDP."""
+    for capacity in (0.0001, 0.0002, 0.0004):
+        verdict = check(a_scenario(WHOLE, DDP(bucket_cap_mb=capacity)))
+        verdict.assert_equivalent()
+        assert not verdict.unmodelled
+
+
 @pytest.mark.parametrize("frozen", [0, 3])
 def test_frozen_experts_equal_one_device(frozen: int) -> None:
     """What comes before frozen ones learns through them; of frozen ones that come first, nothing is summed in backward."""

@@ -72,18 +72,21 @@ class GatedExperts(nn.Module):
     def _parameters_beside(self, inputs: torch.Tensor) -> Own:
         """Weight and bias of each linear; what is put in the place of parameters need be none itself."""
         names = ((name, getattr(self, name), getattr(self, f"{name}_bias")) for name in ("gate", "up", "down"))
-        own = {
+        return {
             name: (part_beside(inputs, weight), None if bias is None else part_beside(inputs, bias))
             for name, weight, bias in names
         }
-        weight, bias = own["down"]
-        return own if bias is None else {**own, "down": (weight, self.region.added_once(bias))}
 
     def _computed(self, own: Own, inputs: torch.Tensor, expert: int | None) -> torch.Tensor:
         gate = _linear(own["gate"], inputs, expert)
         if self.activation is not None:
             gate = self.activation(gate)
-        return _linear(own["down"], gate * _linear(own["up"], inputs, expert), expert)
+        values, (weight, bias) = gate * _linear(own["up"], inputs, expert), own["down"]
+        if bias is None or self.region is UNCUT:
+            return _linear((weight, bias), values, expert)
+        # Added last, so that backward has its gradient first, as that of every bias.
+        addend = _linear((weight, None), values, expert)
+        return addend + self.region.added_once(bias if expert is None else bias[expert])
 
 
 def _linear(of: tuple[torch.Tensor, torch.Tensor | None], inputs: torch.Tensor, expert: int | None) -> torch.Tensor:

@@ -73,10 +73,10 @@ def _cuts(scenario: Scenario) -> Iterator[tuple[int, int]]:
 
 
 def _has_gradient(parameter: Parameter, parallelism: Parallelism, layout: Layout) -> bool:
-    """Whether a parallelism finds a gradient: of frozen layers, too, where tensor parallelism or local tensors unfreeze."""
+    """Whether a parallelism finds a gradient: of what is frozen, too, where tensor parallelism or local tensors unfreeze."""
     if any(cut_dim(other, parameter) is not None for other in layout.of(TensorParallel)) and torch_in(UNFREEZES):
         return True
-    return parameter.trained or (isinstance(parallelism, TensorParallel) and not keeps_dtensors(layout))
+    return parameter.trained or (isinstance(parallelism, TensorParallel | ExpertParallel) and not keeps_dtensors(layout))
 
 
 def _fewest(scenario: Scenario, parameter: Parameter, dim: int) -> int:
