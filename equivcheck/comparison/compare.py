@@ -10,7 +10,6 @@ import numpy as np
 from equivcheck.comparison.assemble import Assembled, Assembler
 from equivcheck.comparison.disagreement import Misfit, element
 from equivcheck.comparison.full_tensors import read_otherwise
-from equivcheck.reference.doubt import Doubt
 from equivcheck.reference.noise import Expected
 from equivcheck.reference.reference import Reference
 from equivcheck.trace.differences import Difference, Divergence, Phase
@@ -55,9 +54,9 @@ def compare(reference: Reference, traces: Sequence[Trace], before: Sequence[Trac
     return Comparison(divergences=tuple(divergences), worst_error=worst, largest_share=share)
 
 
-def apart_before(doubt: Doubt, found: Comparison) -> Comparison:
-    """What differs in steps that the reference can tell: later, a difference as small as its noise is no finding, and no pass."""
-    return replace(found, divergences=tuple(divergence for divergence in found.divergences if divergence.step < doubt.step))
+def apart_before(step: int, found: Comparison) -> Comparison:
+    """What differs before a step, from which on the reference cannot tell: there a difference is no finding, and no pass."""
+    return replace(found, divergences=tuple(divergence for divergence in found.divergences if divergence.step < step))
 
 
 def _share(expected: Expected, assembled: Assembled, errors: Vector, wrong: Flags) -> float:

@@ -42,6 +42,10 @@ class LayerKind(ABC):
         """
         return ()
 
+    def num_linears(self, layer: Any) -> int:
+        """Those that it computes with, whether or not they are known: what compiling it takes is measured by them."""
+        return len(self.parts(layer))
+
     def choices(self, layer: Any) -> tuple[ShardingChoice, ...]:  # noqa: ARG002 - for those that can be shared out
         """The ways in which ranks can share out its parts, besides leaving them whole."""
         return ()

@@ -43,7 +43,8 @@ def judge(verdict: V, case: Case, result: RanksResult) -> tuple[V, Doubt | None]
     """What is to be said of ranks that all finished, and from where on agreement with the reference proves nothing.
 
     What differs is held against the confirming reference before it counts. Where the first reference is in doubt as well, a
-    difference no larger than its noise counts only in the steps before.
+    difference no larger than its noise counts only in the steps before; and where noise has become larger than all that is there,
+    none counts from that step on.
     """
     reference = case.reference()
     found, doubt = _compared(reference, result, Comparison(divergences=(), worst_error=0.0, largest_share=0.0)), reference.doubt
@@ -51,7 +52,9 @@ def judge(verdict: V, case: Case, result: RanksResult) -> tuple[V, Doubt | None]
         confirming = case.confirming_reference()
         found, doubt = _compared(confirming, result, found), earlier(reference.doubt, confirming.doubt)
         if reference.doubt and doubt and found.largest_share < reference.noise_limit:
-            found = apart_before(doubt, found)
+            found = apart_before(doubt.step, found)
+        elif reference.drowned is not None and confirming.drowned is not None:
+            found = apart_before(max(reference.drowned, confirming.drowned), found)
     verdict = _diverged(verdict, found, case.calls)
     if verdict.outcome is Outcome.EQUIVALENT and doubt is not None and doubt.step < case.required_steps:
         verdict = replace(verdict, outcome=Outcome.INCONCLUSIVE, reason=doubt.reason)

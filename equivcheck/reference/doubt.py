@@ -44,6 +44,23 @@ def earlier(one: Doubt | None, other: Doubt | None) -> Doubt | None:
     return min(filter(None, (one, other)), key=lambda doubt: doubt.step, default=None)
 
 
+def drowned_from(found: tuple[Expected, ...], limit: float) -> int | None:
+    """The first step of which rounding noise is larger than anything that is there, as in a training that explodes; None if none.
+
+    A gradient that is zero by cancellation is small against its noise, too: that is below `limit`, as a share of what the largest
+    of its kind had in the steps before.
+    """
+    largest: dict[Phase, float] = {}
+    for moment in found:
+        if moment.phase is Phase.LOSS or not len(moment.norms):
+            continue
+        before = largest.get(moment.phase)
+        if before is not None and (moment.tolerances > np.maximum(moment.scales, limit * before)).any():
+            return moment.step
+        largest[moment.phase] = max(before or 0.0, float(moment.scales.max()))
+    return None
+
+
 def _doubt_about_choices(copies: EnsembleTrace) -> Doubt | None:
     """The first step in which a copy chooses otherwise: ranks may choose as either does."""
     step = next((index for index, step in enumerate(copies.steps) if not step.chosen_alike), None)

@@ -15,7 +15,7 @@ from equivcheck.layouts.limits.optimizers import rounds_parts
 from equivcheck.layouts.rounding import Rounding
 from equivcheck.reference.addends import addend_traces
 from equivcheck.reference.coarse import coarse_moments
-from equivcheck.reference.doubt import Doubt, doubt_about
+from equivcheck.reference.doubt import Doubt, doubt_about, drowned_from
 from equivcheck.reference.noise import (
     NUM_CONFIRMATIONS,
     NUM_PERTURBATIONS,
@@ -54,6 +54,11 @@ class Reference:
     """From where on agreement with it proves nothing, and why; None if it does at every step."""
     noise_limit: float
     """The share of a tensor's kind below which a difference is less than half of its digits: larger noise is a doubt."""
+
+    @property
+    def drowned(self) -> int | None:
+        """The first step of which noise is larger than all that is there, so that no difference says anything; None for none."""
+        return drowned_from(self.moments, self.noise_limit)
 
 
 @dataclass(frozen=True, slots=True)

@@ -133,7 +133,8 @@ SCHEDULES: dict[str, dict[int, Blow]] = {
 }
 
 
-@pytest.mark.parametrize("world", ["sim", pytest.param("gloo", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("world", ["sim", "gloo"])
 def test_a_campaign_whose_processes_are_killed_finds_what_is_wrong_and_nothing_else(
     tmp_path: Path, temporary: Path, world: str
 ) -> None:

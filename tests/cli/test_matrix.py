@@ -113,6 +113,7 @@ def _require_page(page: str) -> None:
     assert page.count("<details open") == 1
 
 
+@pytest.mark.slow
 def test_processes_that_die_and_interruptions_keep_what_was_found(recipe: Path) -> None:
     """Of two processes: one that ends costs its layout, no other; Ctrl-C ends what waits for ever; no process is left."""
     command = [sys.executable, "-m", "equivcheck", "matrix", str(recipe), "-n", "2", "--json"]

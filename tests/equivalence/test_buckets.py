@@ -53,7 +53,7 @@ def _bucketing(scenario: Scenario, ddp: DDP) -> Bucketing:
     )
 
 
-@settings(UNHURRIED, max_examples=max(30, settings().max_examples * 3 // 10))
+@settings(UNHURRIED, max_examples=max(15, settings().max_examples * 3 // 20))
 @given(scenarios(layouts=("ddp",), max_ranks=3))
 def test_ddp_reduces_the_buckets_that_sizes_predict(scenario: Scenario) -> None:
     """Count, order and bytes of all-reduces of a whole training follow from parameter sizes and DDP's options."""

@@ -49,7 +49,7 @@ from equivcheck.trace import differences as verdict
 from equivcheck.train.setup import Setup
 from fresh import drawn_afresh
 
-SIM_EXAMPLES = max(15, settings().max_examples * 3 // 20)
+SIM_EXAMPLES = max(10, settings().max_examples // 10)
 GLOO_EXAMPLES = 6
 UNHURRIED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 RESUMED = {

@@ -30,7 +30,7 @@ from fresh import drawn_afresh
 UNHURRIED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 COMPILING = settings(UNHURRIED, phases=(Phase.explicit, Phase.generate))
 """A compiled scenario costs seconds, so none to shrink with, and few of them in all."""
-FEW = max(5, settings().max_examples // 20)
+FEW = max(3, settings().max_examples // 33)
 
 RECOMPUTING = st.sampled_from((Execution(checkpointing=Recompute.EVERY_LAYER), Execution(checkpointing=Recompute.ODD_LAYERS)))
 RECOMPUTES = st.sampled_from((Recompute.NONE, Recompute.NONE, Recompute.ODD_LAYERS))
@@ -40,7 +40,7 @@ REPLICATED = ("ddp", "replicate")
 COMPILED = (*REPLICATED, "fsdp1", "fsdp2", "tensor_parallel", "spmd", "fsdp2 x tensor_parallel", "replicate x tensor_parallel")
 
 
-@drawn_afresh(scenarios(executions=RECOMPUTING, max_ranks=4), examples=max(20, settings().max_examples // 5))
+@drawn_afresh(scenarios(executions=RECOMPUTING, max_ranks=4), examples=max(10, settings().max_examples // 10))
 def test_recomputed_layers_leave_what_kept_activations_leave(scenario: Scenario) -> None:
     """Under any layout, with dropout and without, checkpointed layers change nothing."""
     check(scenario).assert_no_finding()

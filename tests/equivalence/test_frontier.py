@@ -12,7 +12,7 @@ from equivcheck.strategies import frontier, scenarios
 from fresh import drawn_afresh
 
 LAYOUTS = tuple(layout_kinds())
-EXAMPLES = max(8, settings().max_examples * 2 // 25)
+EXAMPLES = max(5, settings().max_examples // 20)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

@@ -120,6 +120,7 @@ def test_processes_compute_the_same(inner: str) -> None:
     check(a_scenario(INNER[inner], flat=inner == "tp"), world="gloo").assert_equivalent()
 
 
+@pytest.mark.slow
 def test_a_compiled_model_is_averaged_as_another() -> None:
     """Gradients are reduced outside of what is compiled."""
     check(a_scenario(compile=Compile.AOT_EAGER)).assert_equivalent()

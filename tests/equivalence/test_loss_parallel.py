@@ -103,8 +103,9 @@ def keeps_logits_apart(scenario: Scenario) -> bool:
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_drawn_losses_in_parts_equal_one_device(layout: str) -> None:
     """Under any plan that is drawn with it, alone and within other parallelisms."""
+    drawn = scenarios(layouts=(layout,), trainings=trainings(tokens=st.just(True)).map(of_labels))
 
-    @drawn_afresh(scenarios(layouts=(layout,), trainings=trainings(tokens=st.just(True))), examples=EXAMPLES, under=UNHURRIED)
+    @drawn_afresh(drawn, examples=EXAMPLES, under=UNHURRIED)
     def equivalent(scenario: Scenario) -> None:
         assume(keeps_logits_apart(scenario))
         check(scenario).assert_no_finding()

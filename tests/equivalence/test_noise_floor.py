@@ -21,7 +21,7 @@ NORM_MARGIN = 2.0
 """Accepted error of a norm in units of the first tolerance, which what is clipped by it may have as well; 1.26 has been seen."""
 
 
-@settings(max_examples=max(60, settings().max_examples * 3 // 5), deadline=None)
+@settings(max_examples=max(30, settings().max_examples * 3 // 10), deadline=None)
 @given(trainings())
 def test_a_batch_split_as_a_layout_splits_it_is_within_the_floor(training: Training) -> None:
     """The floor from perturbed inputs covers another order of summation that it has not seen, of clipping up to a factor of 2.

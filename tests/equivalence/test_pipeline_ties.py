@@ -53,9 +53,9 @@ from supported import require_supported
 
 pytestmark = pytest.mark.mostly_equivalent
 
-SIM_EXAMPLES = max(50, settings().max_examples // 2)
+SIM_EXAMPLES = max(20, settings().max_examples // 5)
 GLOO_EXAMPLES = 8
-RESUMED_EXAMPLES = max(12, settings().max_examples // 8)
+RESUMED_EXAMPLES = max(6, settings().max_examples // 16)
 UNHURRIED = settings(deadline=None, phases=(Phase.explicit, Phase.reuse, Phase.generate), suppress_health_check=list(HealthCheck))
 TIED = Model(
     features=4,

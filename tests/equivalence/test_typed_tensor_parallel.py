@@ -141,6 +141,7 @@ def test_generated_scenarios_equal_one_device(scenario: Scenario) -> None:
     check(replace(scenario, layout=layout)).assert_no_finding()
 
 
+@pytest.mark.slow
 @TYPED
 def test_a_compiled_model_computes_the_same() -> None:
     """In processes."""

@@ -59,6 +59,7 @@ def test_the_table_is_what_the_command_writes() -> None:
     assert written_table(read_table(text)) == text
 
 
+@pytest.mark.slow
 def test_torchrun_shows_it_too() -> None:
     """The command that each script names works; the other tests start the processes themselves, which is faster."""
     issue = next(issue for issue in HERE if issue.kind is Kind.WRONG_NUMBERS)

@@ -32,6 +32,7 @@ def outcome_of(record: dict[str, Any]) -> str:
     return "skipped" if all(found.startswith("skipped") for found in record["ranks"]) else "passed"
 
 
+@pytest.mark.slow
 @pytest.mark.torch(">=2.13,<2.14", "the file of every version has other tests")
 def test_torchs_own_tests_pass(tmp_path: Path) -> None:
     """Every test of torch's file that applies passes on eight simulated ranks, as over gloo."""

@@ -37,6 +37,10 @@ class ExpertsKind(LayerKind):
         trains_rows = not layer.frozen and (layer.norm is not None or layer.weighs_input)
         return Dispatch(trains_rows=trains_rows, num_counted=layer.num_experts if layer.balance else 0)
 
+    def num_linears(self, layer: Experts) -> int:
+        """The router, and three of each expert."""
+        return 1 + 3 * (layer.num_experts + layer.shared)
+
     def choices(self, layer: Experts) -> tuple[ShardingChoice, ...]:
         """By the features within each expert, the shared one too; the router is whole on every rank."""
         words = "features within each expert"

@@ -97,5 +97,5 @@ def _linear_seconds(execution: Execution) -> float:
 
 def _num_linears(model: Model) -> int:
     """Those of all layers, and an embedding and a head as one each."""
-    within = sum(len(kind_of(layer).parts(layer)) for layer in model.layers)
+    within = sum(kind_of(layer).num_linears(layer) for layer in model.layers)
     return within + (model.source is not None) + (model.head is not None)

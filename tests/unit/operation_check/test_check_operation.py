@@ -116,7 +116,7 @@ def test_an_autograd_function_on_dtensors() -> None:
     assert {outcomes(wrong)["S(0)"], outcomes(wrong)["S(1)"]} == {"diverged"}
 
 
-@pytest.mark.parametrize("world", ["sim", "gloo"])
+@pytest.mark.parametrize("world", ["sim", pytest.param("gloo", marks=pytest.mark.slow)])
 def test_what_only_some_ranks_refuse_has_crashed(world: str) -> None:
     """Though the others wait for them: the error is that of the rank that refused."""
     found = check_operation(refused_by_the_first, [X], placements=["R", "S(0)"], world=world, deadline=3)

@@ -21,6 +21,7 @@ from equivcheck.scenario import (
     Compile,
     Data,
     Execution,
+    Experts,
     Layer,
     Layout,
     Mesh,
@@ -66,6 +67,21 @@ def test_time_is_given_to_each_layout_that_compiles() -> None:
     assert all_compile_seconds(compiled) == 2 * COMPILE_SECONDS
     assert all_compile_seconds(replace(compiled, resume=Resume(layout=LAYOUT, steps=1))) == 2 * COMPILE_SECONDS
     assert all_compile_seconds(replace(compiled, resume=Resume(layout=COMPILED, steps=1))) == 4 * COMPILE_SECONDS
+
+
+def test_each_expert_takes_as_long_to_compile_as_its_linears() -> None:
+    """Ranks that compile many are not taken for ones that hang."""
+    execution = Execution(compiled_autograd=True, checkpointing=Recompute.EVERY_LAYER)
+    few, many = (
+        expected_compile_seconds(
+            Scenario(
+                training=replace(training(4), model=Model(features=1, length=2, layers=(Experts(hidden=1, num_experts=number),))),
+                layout=replace(LAYOUT, execution=execution),
+            )
+        )
+        for number in (2, 8)
+    )
+    assert many > 3 * few
 
 
 def test_slow_compilers_are_expected_to_take_longer() -> None:

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from equivcheck.reference.doubt import NO_GRADIENT, Doubt, doubt_about, earlier
+from equivcheck.reference.doubt import NO_GRADIENT, Doubt, doubt_about, drowned_from, earlier
 from equivcheck.reference.noise import Expected
 from equivcheck.reference.reference import ReferenceRun, noise_limit
 from equivcheck.scenario import SGD, Activation, Data, Layer, Model, Norm, Training
@@ -54,6 +54,24 @@ def test_a_training_that_blows_up_proves_nothing_from_there_on(lr: float) -> Non
     assert found is not None
     assert "not finite" in found.reason
     assert found.step == (0 if lr == 1e300 else 1)
+
+
+def test_what_explodes_is_drowned_and_what_cancels_is_not() -> None:
+    """Noise is larger than all that is there in both; of what cancels it is small against what was there before."""
+    limit, found = noise_limit(TRAINING), moments()
+    assert drowned_from(found, limit) is None
+
+    def with_gradients(scale: float, noise: float) -> tuple[Expected, ...]:
+        return tuple(
+            replace(one, scales=one.scales * scale, tolerances=one.scales * noise)
+            if (one.phase, one.step) == (Phase.GRADIENT, 1)
+            else one
+            for one in found
+        )
+
+    assert drowned_from(with_gradients(1e15, 1e16), limit) == 1
+    assert drowned_from(with_gradients(1e-16, 1e-15), limit) is None
+    assert drowned_from(with_gradients(1e15, 1e14), limit) is None
 
 
 def test_a_dead_network_proves_nothing() -> None:

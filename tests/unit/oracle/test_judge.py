@@ -9,6 +9,7 @@ import pytest
 from equivcheck.composition.running import RanksResult
 from equivcheck.oracle.judge import MAX_FOLLOWERS, Case, judge, judge_coarsely, judge_failure
 from equivcheck.reference.doubt import Doubt
+from equivcheck.reference.noise import Expected
 from equivcheck.reference.reference import Reference, ReferenceRun
 from equivcheck.scenario import Data, Layer, Model, Training
 from equivcheck.trace.differences import Difference, Divergence, Phase
@@ -153,6 +154,28 @@ def test_a_doubt_of_the_confirming_reference_alone_excuses_nothing(sure: Referen
     verdict, doubt = judge(UNJUDGED, case(sure, replace(sure, doubt=LOST_AT_ONE)), left(trace, LAST, SMALL))
 
     assert (verdict.outcome, doubt) == (Outcome.DIVERGED, LOST_AT_ONE)
+
+
+def drowned(reference: Reference, step: int) -> Reference:
+    """The same with noise ten times as large as all that is there from a step on, and in doubt there."""
+
+    def noisy(moment: Expected) -> Expected:
+        return replace(moment, tolerances=np.maximum(moment.tolerances, 10 * moment.scales))
+
+    moments = tuple(moment if moment.step < step else noisy(moment) for moment in reference.moments)
+    return replace(reference, moments=moments, doubt=Doubt(reason="lost", step=step))
+
+
+def test_no_difference_counts_where_noise_is_larger_than_all_that_is_there(sure: Reference, trace: Trace) -> None:
+    """Of a training that explodes nothing can be told, however far ranks are off; the steps before count, and both references."""
+    lost = drowned(sure, LAST)
+    huge = 1e6
+    outcomes = [
+        judge(UNJUDGED, case(one, other), left(trace, step, huge))[0].outcome
+        for one, other, step in ((lost, lost, LAST), (lost, lost, LAST - 1), (sure, lost, LAST), (lost, sure, LAST))
+    ]
+
+    assert outcomes == [Outcome.EQUIVALENT, Outcome.DIVERGED, Outcome.DIVERGED, Outcome.DIVERGED]
 
 
 def test_a_reference_without_moments_is_inconclusive(sure: Reference, trace: Trace) -> None:

@@ -41,6 +41,7 @@ def test_a_program_shows_its_entry_in_its_versions_and_in_no_other(name: str) ->
         assert not verdict.clones
 
 
+@pytest.mark.slow
 def test_what_never_ends_is_known() -> None:
     """By where the rank is when its time is over."""
     verdict = check_program(SHOWN_BY[FOR_EVER], deadline=3)

@@ -80,6 +80,7 @@ def test_what_is_compiled_and_fails_says_where_it_ran() -> None:
     assert "ZeroDivisionError" in verdict.describe()
 
 
+@pytest.mark.slow
 def test_processes_keep_nothing_that_is_compiled() -> None:
     """Each training compiles anew: variants of one function would add up, and the compiler gives up after a few."""
     graphs: list[int] = []

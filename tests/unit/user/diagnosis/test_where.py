@@ -96,6 +96,7 @@ def test_updates_are_no_matter_of_modules() -> None:
     assert not verdict.where
 
 
+@pytest.mark.slow
 def test_what_is_compiled_has_no_modules_to_look_into() -> None:
     """A compiled model is one function: that is said."""
 

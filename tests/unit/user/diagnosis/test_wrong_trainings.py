@@ -19,9 +19,29 @@ from unit.user.diagnosis.wrong_updates import UPDATES
 from unit.user.programs import brought
 
 ALL = GRADIENTS | UPDATES | SHARDS
+IN_EACH_RUN = (
+    "not_reduced",
+    "summed",
+    "bucket_boundary",
+    "zero_grad_forgotten",
+    "lost_rows",
+    "same_rows",
+    "unequal_start",
+    "replicas_in_norm",
+    "state_lost",
+    "stepped_twice",
+    "scheduler_forgotten",
+    "inf_norm_rooted",
+    "all_gather_stale",
+    "row_bias",
+    "dropout_seed",
+)
+"""Of every kind of fault some; torch environments run all."""
 
 
-@pytest.mark.parametrize("wrong", ALL.values(), ids=ALL)
+@pytest.mark.parametrize(
+    "wrong", [pytest.param(ALL[name], marks=() if name in IN_EACH_RUN else pytest.mark.slow, id=name) for name in ALL]
+)
 def test_the_cause_is_named(wrong: Wrong) -> None:
     """The verdict says what is wrong where one device reproduces it, and nothing where none does."""
     verdict = check_training(**wrong.brought)

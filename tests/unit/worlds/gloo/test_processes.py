@@ -136,6 +136,7 @@ def test_ranks_that_are_lost_again_and_again_do_not_start(ranks: GlooRanks, monk
         assert other.run(programs.place).values == ((0, 2), (1, 2))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("first", "why"),
     [
@@ -235,6 +236,7 @@ def test_ctrl_c_leaves_usable_ranks() -> None:
     assert end_soon(*pids)
 
 
+@pytest.mark.slow
 def test_a_forked_copy_of_the_owner_leaves_its_ranks_alone() -> None:
     """A forked child neither ends nor uses its parent's ranks, and holds nothing that keeps them alive."""
     owner, pids = start(
@@ -261,6 +263,7 @@ def test_a_main_script_without_a_guard_runs_once(tmp_path: os.PathLike[str]) -> 
     assert end_soon(*map(int, done.stdout.split()))
 
 
+@pytest.mark.slow
 def test_fresh_processes() -> None:
     """The benchmark's baseline starts processes for one run, gives the same values and fails in the same way."""
     assert run_spawned(programs.place, size=2).values == ((0, 2), (1, 2))

@@ -452,7 +452,7 @@ print([thread.name for thread in threading.enumerate() if thread.name.startswith
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="POSIX signals")
-@pytest.mark.parametrize("state", ["computing", "sleeping"])
+@pytest.mark.parametrize("state", ["computing", pytest.param("sleeping", marks=pytest.mark.slow)])
 def test_interrupt(state: str) -> None:
     """Ctrl-C ends a run at once, restores torch, and leaves ranks that can run again."""
     done = subprocess.run([sys.executable, "-c", INTERRUPTED, state], check=False, capture_output=True, text=True, timeout=600)

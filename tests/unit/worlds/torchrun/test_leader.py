@@ -55,6 +55,7 @@ def test_a_process_that_ends_is_a_rank_that_died(other: tuple[Leader, Link]) -> 
     assert [report.state for report in caught.value.failure.reports] == [RankState.FINISHED, RankState.DIED]
 
 
+@pytest.mark.slow
 def test_a_process_that_takes_no_part_is_not_waited_for(other: tuple[Leader, Link]) -> None:
     """Where no process computes anything ranks count as hung; the one that says nothing is still running."""
     leader, _ = other
