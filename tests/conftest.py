@@ -62,7 +62,7 @@ def pytest_configure(config: pytest.Config) -> None:
         "markers", "corpus: of known issues, what only another torch changes; torch environments run it, with `-m ''`"
     )
     config.addinivalue_line(
-        "markers", "slow: takes ten seconds and more to show what a quicker test shows in part; torch environments run it as well"
+        "markers", "slow: takes seconds to show what a quicker test shows in part; torch environments run it as well"
     )
 
 

@@ -55,6 +55,7 @@ def test_a_finding_is_bisected_by_its_script(kept: Path) -> None:
     assert (found.by.value, [one.torch for one in found.measured]) == ("script", [HERE])
 
 
+@pytest.mark.slow
 def test_a_known_issue_is_bisected_by_its_script() -> None:
     """One object on stdout, progress on stderr."""
     arguments = ("--torch", HERE, "--python", f"{HERE}={sys.executable}", "--json")

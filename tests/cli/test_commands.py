@@ -101,6 +101,7 @@ def test_a_check_has_a_page(file: Path, tmp_path: Path, monkeypatch: pytest.Monk
     assert f"{page} is not written: [Errno 28] No space left on device" in result.stderr
 
 
+@pytest.mark.slow
 def test_a_finding_is_confirmed_on_request(file: Path, kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With --confirm a finding runs on processes too, and what came of it is told; without, and of no finding, nothing is."""
     give(monkeypatch, Outcome.DIVERGED)
@@ -252,6 +253,7 @@ def test_fuzz_tells_of_its_findings(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert "seen before" in text.stdout
 
 
+@pytest.mark.slow
 def test_a_run_whose_control_survives_is_exit_code_3(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A clean result of a checker that misses a wrong training proves nothing; what it found is kept and told all the same."""
     use_checks(monkeypatch, fakes.wide_diverges_but_blind)

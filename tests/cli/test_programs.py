@@ -128,6 +128,7 @@ def test_a_finding_is_exported_and_has_a_page(finding: Path, tmp_path: Path) -> 
         assert part in text
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_check_here")
 def test_a_script_shows_what_is_on_file(tmp_path: Path) -> None:
     """Over processes, by torch alone, with exit code 1."""
@@ -138,6 +139,7 @@ def test_a_script_shows_what_is_on_file(tmp_path: Path) -> None:
     assert "v1\non one device:" in result.stdout
 
 
+@pytest.mark.slow
 def test_coverage_of_programs_names_overloads() -> None:
     """Those that DTensor has a rule for, reached or not."""
     result = run("coverage", "--programs", "--seconds", "2", "--seed", "1", "--json")

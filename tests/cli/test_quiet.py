@@ -24,7 +24,12 @@ check(from_json(sys.stdin.read()))
 """
 
 
-@pytest.fixture(params=[DDP(find_unused_parameters=True), SPMD(distribution=Distribution.FULLY_SHARD)], ids=lambda noun: noun.tag)
+@pytest.fixture(
+    params=[
+        pytest.param(DDP(find_unused_parameters=True), id="ddp"),
+        pytest.param(SPMD(distribution=Distribution.FULLY_SHARD), id="spmd", marks=pytest.mark.slow),
+    ]
+)
 def remarked_on(request: pytest.FixtureRequest) -> str:
     """A scenario on which torch remarks: DDP does so in C++, DTensor through its logger."""
     parallelism: Parallelism = request.param

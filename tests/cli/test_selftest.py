@@ -90,6 +90,7 @@ def test_bad_input_is_one_clear_line(arguments: tuple[str, ...], names: str) -> 
     assert names in line
 
 
+@pytest.mark.slow
 def test_an_interruption_keeps_what_was_found_and_leaves_no_process() -> None:
     """After the first mutant is through, Ctrl-C ends the rest: the first is told, exit code 1, no process is left."""
     command = [sys.executable, "-m", "equivcheck", "selftest", "--examples", "1", "--workers", "1", "--json"]

@@ -65,6 +65,7 @@ def _torchrun(hosts: tuple[Host, Host], number: int, options: list[str], argumen
     return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
+@pytest.mark.slow
 def test_two_ranks_on_each_of_two_hosts_check_a_scenario(hosts: tuple[Host, Host], tmp_path: Path) -> None:
     """Rank 0 prints the verdict and nothing else, the others nothing, and all end well."""
     file = tmp_path / "scenario.json"

@@ -71,6 +71,7 @@ def test_resuming_in_sim_is_no_interruption(scenario: Scenario) -> None:
     assert_resumed_right(scenario, "sim")
 
 
+@pytest.mark.slow
 @settings(UNHURRIED, max_examples=GLOO_EXAMPLES, phases=(Phase.explicit, Phase.reuse, Phase.generate))
 @given(scenarios(max_ranks=2, **RESUMED))
 def test_resuming_over_gloo_is_no_interruption(scenario: Scenario) -> None:

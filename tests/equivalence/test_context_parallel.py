@@ -143,6 +143,7 @@ def test_a_script_computes_what_ranks_compute(exchange: Exchange, balance: Balan
     assert differences
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "exchange", [pytest.param(each, marks=[] if each is COMPILED_IN_EACH_RUN else [pytest.mark.slow]) for each in Exchange]
 )

@@ -20,6 +20,7 @@ from equivcheck.scenario import (
     ASGD,
     DDP,
     FSDP2,
+    Adafactor,
     AdamW,
     Axis,
     ClipNorm,
@@ -198,6 +199,12 @@ def test_local_tensors_of_frozen_experts_are_trained() -> None:
     """As of any DTensors inside `DistributedDataParallel`; `fully_shard` leaves them frozen."""
     assert _ending("ddp", (1, 2), FROZEN) == "local_tensors_unfreeze"
     assert not _ending("fsdp2 by layers", (2, 2), FROZEN)
+
+
+def test_frozen_experts_that_are_trained_may_have_no_elements_for_adafactor() -> None:
+    """Two experts over three ranks: the last divides by the number of elements that it has none of, as on file."""
+    case = a_scenario(DDP(), layer=Experts(hidden=1, num_experts=2, frozen=True), ranks=3)
+    assert check(replace(case, training=replace(case.training, optimizer=Adafactor()))).known == "adafactor_of_nothing"
 
 
 def test_units_of_experts_over_one_shard_are_divided_twice() -> None:

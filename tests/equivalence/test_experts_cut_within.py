@@ -14,6 +14,7 @@ from equivcheck import check
 from equivcheck.composition.limits import repaired, unsupported
 from equivcheck.export.script import script_of
 from equivcheck.layouts.script.numbers import Numbers
+from equivcheck.oracle.beyond import check_beyond
 from equivcheck.parallelisms.local_tensor_parallel.regions import AxisRanks
 from equivcheck.parallelisms.local_tensor_parallel.units_within import LocalRegion
 from equivcheck.scenario import (
@@ -149,6 +150,17 @@ def test_parts_in_a_flat_parameter() -> None:
     verdict = check(replace(case, training=replace(case.training, clipping=None)))
     verdict.assert_equivalent()
     assert not verdict.unmodelled
+
+
+def test_columns_of_experts_of_which_a_rank_has_no_row_are_on_file() -> None:
+    """One feature within over two ranks, cut by the last dim besides, which `fully_shard` refuses on the second alone."""
+    model = Model(features=1, layers=(Experts(hidden=1),))
+    inner = LocalTensorParallel(plan=(LayerPlan(split=Split.WITHIN),))
+    layout = Layout(
+        mesh=Mesh(axes=(Axis(name="dp", size=1), Axis(name="tp", size=2))), parallelisms=(inner, FSDP2(shard_last_dim=True))
+    )
+    verdict = check_beyond(Scenario(training=Training(model=model, data=Data(microbatches=(1,))), layout=layout))
+    assert verdict.known == "fully_shard_columns_of_nothing"
 
 
 def test_dtensors_cut_no_experts() -> None:

@@ -266,6 +266,7 @@ def test_reductions_over_a_group_of_their_own_are_its_first_calls() -> None:
     assert [call.index for call in verdict.calls[0] if call.op == "all_gather"][:2] == [0, 1]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(torch_in("<2.13"), reason="torch has no such option")
 def test_kept_processes_make_a_group_for_reductions_again_and_again() -> None:
     """Each has the name of the last in torch 2.13, which was destroyed: from one check to the next nothing is left of it."""

@@ -50,6 +50,7 @@ def test_owners_equal_one_device(name: str, examples: int) -> None:
     equivalent()
 
 
+@pytest.mark.slow
 @drawn_afresh(scenarios(layouts=layouts_of("fsdp2"), trainings=MUON, max_ranks=4), examples=4, under=UNHURRIED)
 def test_owners_equal_one_device_over_gloo(scenario: Scenario) -> None:
     """Real processes, too."""

@@ -53,9 +53,9 @@ from supported import require_supported
 
 pytestmark = pytest.mark.mostly_equivalent
 
-SIM_EXAMPLES = max(20, settings().max_examples // 5)
+SIM_EXAMPLES = max(10, settings().max_examples // 10)
 GLOO_EXAMPLES = 8
-RESUMED_EXAMPLES = max(6, settings().max_examples // 16)
+RESUMED_EXAMPLES = max(4, settings().max_examples // 25)
 UNHURRIED = settings(deadline=None, phases=(Phase.explicit, Phase.reuse, Phase.generate), suppress_health_check=list(HealthCheck))
 TIED = Model(
     features=4,
@@ -136,6 +136,7 @@ def test_drawn_copies_equal_one_device(scenario: Scenario) -> None:
     check(scenario).assert_no_finding()
 
 
+@pytest.mark.slow
 @drawn_afresh(scenarios(layouts=("pipeline",), max_ranks=2, trainings=TYING), examples=GLOO_EXAMPLES, under=UNHURRIED)
 def test_drawn_copies_equal_one_device_over_gloo(scenario: Scenario) -> None:
     """Real processes leave the same."""

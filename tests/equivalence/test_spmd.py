@@ -99,8 +99,14 @@ def with_shape_op(model: Model, shape_op: ShapeOp) -> Model:
     return replace(model, layers=tuple(replace(layer, shape_op=shape_op) for layer in model.layers))
 
 
-@pytest.mark.parametrize("distribution", Distribution)
-@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize(
+    ("name", "distribution"),
+    [
+        pytest.param(name, distribution, marks=pytest.mark.slow if (at + number) % 2 else ())
+        for at, name in enumerate(OPTIMIZERS)
+        for number, distribution in enumerate(Distribution)
+    ],
+)
 def test_every_optimizer_trains_as_on_one_device_and_as_under_ddp(name: str, distribution: Distribution) -> None:
     """A perceptron's every step agrees with both, the later ones from the state that the first has left."""
 

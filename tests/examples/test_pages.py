@@ -13,7 +13,17 @@ IDS = [str(page.relative_to(pages.ROOT)) for page in pages.PAGES]
 LANGUAGES = {"python", "text", "console", "sh", "toml", "yaml"}
 
 
-@pytest.mark.parametrize("page", pages.PAGES, ids=IDS)
+SLOW = ("your_model.md", "matrix.md")
+"""Pages that train models of recipes, which tests of these do as well."""
+
+
+@pytest.mark.parametrize(
+    "page",
+    [
+        pytest.param(page, id=identifier, marks=pytest.mark.slow if page.name in SLOW else ())
+        for page, identifier in zip(pages.PAGES, IDS, strict=True)
+    ],
+)
 def test_what_a_page_shows_happens(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its code runs, and prints what stands below it."""
     monkeypatch.chdir(tmp_path)

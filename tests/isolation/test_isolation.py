@@ -63,7 +63,7 @@ def seen_by_rank(name: str) -> str:
     return repr(MUTATIONS[name].look())
 
 
-@pytest.mark.parametrize("world", COMPARABLE)
+@pytest.mark.parametrize("world", [pytest.param(each, marks=pytest.mark.slow if each == "gloo" else ()) for each in COMPARABLE])
 @given(data=st.data())
 @settings(max_examples=3)
 def test_the_next_check_is_as_in_a_fresh_process(world: str, data: st.DataObject, fresh: dict[str, Results]) -> None:

@@ -66,6 +66,7 @@ def test_parameters_kept_in_bfloat16_are_caught(tag: str) -> None:
     caught()
 
 
+@pytest.mark.slow
 def test_a_reduction_in_bfloat16_shrinks_to_two_ranks_and_one_layer() -> None:
     """What is left of a finding in lower precision is as small as that of any other."""
     smallest = find(

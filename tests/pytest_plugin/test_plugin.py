@@ -61,6 +61,7 @@ def test_the_summary_counts_scenarios_by_layout_and_outcome(runner: pytest.Pytes
     run(runner).stdout.fnmatch_lines(TABLE, consecutive=True)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("xdist") is None, reason="pytest-xdist is not installed")
 def test_the_summary_is_the_same_with_workers(runner: pytest.Pytester) -> None:
     """Counts reach the process that prints them."""

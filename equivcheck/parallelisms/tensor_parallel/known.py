@@ -85,9 +85,9 @@ def smooths_labels_in_parts(scenario: Scenario) -> bool:
 
 @need
 def fully_shard_cuts_columns_of_no_row(scenario: Scenario) -> bool:
-    """Tensor parallelism cuts a weight by rows, some rank gets none, and `fully_shard` cuts it by columns."""
+    """Tensor parallelism cuts a weight, or those of experts, by rows, some rank gets none, and `fully_shard` cuts by columns."""
     return any(
-        dim == 0 and (cut_dim(fsdp, parameter) or 0) > 0
+        (cut_dim(fsdp, parameter) or 0) > dim
         for dim, parameter in _cut_to_nothing(scenario)
         for fsdp in scenario.layout.of(FSDP2)
     )

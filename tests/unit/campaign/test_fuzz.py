@@ -174,6 +174,7 @@ def test_what_does_not_repeat_alone_is_no_finding(
     assert store.fingerprints() == ()
 
 
+@pytest.mark.slow
 def test_a_worker_that_is_stuck_is_a_finding_with_its_stack(store: FindingStore) -> None:
     """A check that never ends is given up, and the verdict says where it was."""
     hanging = plan(fakes.long_hangs, num_checks=1000, deadline=0.5, stuck_seconds=STUCK_SECONDS)

@@ -93,6 +93,7 @@ def test_controls_go_with_the_kinds_of_a_plan() -> None:
     assert control_of(mixed) is not None
 
 
+@pytest.mark.slow
 def test_every_fault_is_caught_in_few_programs() -> None:
     """In those that campaigns draw; how many it took is what a campaign tells of its control."""
     from equivcheck.campaign.plan import generated_programs

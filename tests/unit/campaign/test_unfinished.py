@@ -188,6 +188,7 @@ def test_a_store_that_raises_ends_no_campaign(tmp_path: Path, monkeypatch: pytes
     assert summary.unkept == "keeping a finding failed: TypeError: the catalogue is torn"
 
 
+@pytest.mark.slow
 def test_a_mutant_that_cannot_be_explained_keeps_its_row(monkeypatch: pytest.MonkeyPatch) -> None:
     """What was caught and shrunk is there, and the selftest says that the diagnosis failed."""
     monkeypatch.setattr(explain, "run_again", broken)

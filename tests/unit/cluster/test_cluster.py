@@ -48,6 +48,7 @@ def store(tmp_path: Path) -> FindingStore:
     return FindingStore(tmp_path / "findings")
 
 
+@pytest.mark.slow
 def test_nodes_check_what_as_many_local_workers_do(tmp_path: Path, store: FindingStore) -> None:
     """The same seed draws the same, each worker something else, and it is counted where it was checked."""
     here = fuzz(plan(), FindingStore(tmp_path / "here"))
@@ -73,6 +74,7 @@ def test_a_lost_node_costs_its_current_checks_only(store: FindingStore) -> None:
     assert (summary.broken, summary.tally.not_repeated) == ("", 0)
 
 
+@pytest.mark.slow
 def test_the_end_of_a_worker_is_judged_on_its_node(store: FindingStore) -> None:
     """A scenario that takes its process down takes no node down, and is found with what the process left."""
     sent: list[Event] = []

@@ -52,6 +52,7 @@ def _over_tp(parallelism: Parallelism, execution: Execution) -> Layout:
     return Layout(mesh=mesh, parallelisms=(plan, parallelism), execution=execution)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("execution", "forward", "backward"),
     [

@@ -57,6 +57,7 @@ def test_a_rule_that_is_wrong_is_told_by_the_placement() -> None:
         found.assert_equivalent()
 
 
+@pytest.mark.slow
 def test_rules_end_with_their_check() -> None:
     """A right rule after a wrong one is right, and without either the operation is refused, in each process that has run it."""
     for world in ("sim", "gloo"):

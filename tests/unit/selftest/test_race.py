@@ -29,6 +29,7 @@ RACE = Race(
 )
 
 
+@pytest.mark.slow
 def test_a_campaign_catches_each_mutant_once_and_ends_with_the_last() -> None:
     """Each is caught at a check that was made, later ones no earlier, and nothing is checked after the last."""
     told: list[CampaignRun] = []

@@ -248,7 +248,7 @@ def test_every_optimizer_is_reached(sample: list[Scenario]) -> None:
 
 
 ON_SEVERAL_RANKS = {"pipeline": [pytest.mark.torch(">=2.10", "earlier versions have no stages on several ranks over gloo")]}
-SHRUNK_IN_EACH_RUN = ("ddp", "local_tensor_parallel")
+SHRUNK_IN_EACH_RUN = ("ddp",)
 
 
 def _marks(layout: str) -> list[pytest.MarkDecorator]:

@@ -59,6 +59,7 @@ def compiled(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
     return torch.compile(in_ddp(model, mesh), backend="aot_eager")
 
 
+@pytest.mark.slow
 def test_what_is_compiled_runs_in_gloo() -> None:
     """Ranks that are threads refuse it; processes run it instead, and the verdict says so."""
     verdict = check_training(**brought(parallelize=compiled))

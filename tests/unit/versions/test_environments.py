@@ -180,6 +180,7 @@ def test_what_a_process_does_is_told() -> None:
 FORKS = "import os, time; os.fork(); print(os.getpid(), flush=True); time.sleep(600)"
 
 
+@pytest.mark.slow
 def test_a_process_past_its_limit_is_ended_with_what_it_started() -> None:
     """The whole group is; what had been printed is there."""
     ran = run([str(HERE), "-c", FORKS], seconds=3, environment=os.environ)

@@ -89,6 +89,7 @@ def test_what_a_script_cannot_show_has_none(tmp_path: Path) -> None:
         assert of_finding(finding(verdict, tmp_path / str(number))) is None
 
 
+@pytest.mark.slow
 def test_a_script_past_its_limit_is_no_answer() -> None:
     """It cannot run, with the limit."""
     script = Script(text="import time; time.sleep(600)", ranks=1, judge=lambda *_: Showing(shows=Shows.SHOWS))

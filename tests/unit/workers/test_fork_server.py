@@ -89,6 +89,7 @@ def test_workers_outlive_the_process_that_they_were_forked_from(server: WorkerFo
         assert worker.how_it_ended() == "was killed by SIGKILL"
 
 
+@pytest.mark.slow
 def test_a_process_with_threads_is_not_copied() -> None:
     """A copy would lack them, with all locks that they hold: such workers are started as new processes."""
     with forked_workers("unit.workers.threaded", worker_environment()), closing(echo()) as worker:

@@ -81,6 +81,7 @@ def test_a_worker_keeps_so_many_compiled_kernels_and_no_more() -> None:
         assert re.findall(r"create:cache_(hit|miss),cpu,eltwise", worker.printed()) == ["hit", "miss"]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallinfo2"), reason="needs glibc 2.33 to say what is in use")
 def test_a_worker_does_not_hoard_memory() -> None:
     """What it has in use stays the same however many shapes it computes with, and its threads share one heap."""

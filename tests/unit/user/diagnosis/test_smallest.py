@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from equivcheck import Outcome, smallest
 from equivcheck.verdict.cause import Cause
 from unit.user.diagnosis.wrong_gradients import GRADIENTS, Stale
@@ -24,6 +26,7 @@ def test_steps_rows_and_ranks_are_left_out() -> None:
     assert [tuple(map(len, batch)) for batch in found.arguments["batches"]] == [(2, 2)]
 
 
+@pytest.mark.slow
 def test_the_cause_stays() -> None:
     """Where one step, or one microbatch, would show another cause or none, it is not left out."""
     found = smallest(**GRADIENTS["first_microbatch_synced"].brought)
@@ -40,6 +43,7 @@ def test_a_training_that_is_right_stays_as_it_is() -> None:
     assert found.num_tried == 1
 
 
+@pytest.mark.slow
 def test_state_that_the_users_functions_keep_is_theirs() -> None:
     """Of a function that counts calls the verdict may change from check to check: what is left was seen with its verdict."""
     found = smallest(**by_hand(rank_step=step_of(reduce=Stale())))

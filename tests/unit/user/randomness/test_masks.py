@@ -59,7 +59,7 @@ def masking(**changes: Any) -> dict[str, Any]:
     [
         (in_ddp, {"dp": 2}, build),
         (in_ddp, {"dp": 2}, channels),
-        (in_fsdp2, {"dp_replicate": 2, "dp_shard": 2}, build),
+        pytest.param(in_fsdp2, {"dp_replicate": 2, "dp_shard": 2}, build, marks=pytest.mark.slow),
         (in_dtensors, {"tp": 2}, build),
     ],
     ids=["ddp", "channels", "hsdp", "dtensors"],

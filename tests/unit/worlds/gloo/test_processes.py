@@ -172,7 +172,12 @@ def test_a_check_that_loses_a_rank_is_made_again(ranks: GlooRanks, tmp_path: Pat
 
 
 @pytest.mark.parametrize(
-    ("sent", "code"), [(signal.SIGKILL, -signal.SIGKILL), (signal.SIGTERM, -signal.SIGTERM), (signal.SIGINT, -signal.SIGINT)]
+    ("sent", "code"),
+    [
+        (signal.SIGKILL, -signal.SIGKILL),
+        pytest.param(signal.SIGTERM, -signal.SIGTERM, marks=pytest.mark.slow),
+        pytest.param(signal.SIGINT, -signal.SIGINT, marks=pytest.mark.slow),
+    ],
 )
 def test_nothing_outlives_an_owner_that_is_killed(sent: signal.Signals, code: int) -> None:
     """Fork server, ranks and what ranks started end with their owner, however suddenly, and print nothing."""

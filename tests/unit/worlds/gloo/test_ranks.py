@@ -141,6 +141,7 @@ def test_an_endless_computation_is_a_timeout(ranks: GlooRanks) -> None:
     assert "in spin" in found.reports[0].stack
 
 
+@pytest.mark.slow
 def test_a_stopped_rank_is_a_timeout(ranks: GlooRanks) -> None:
     """A process that cannot even write its stack does not hold up its owner, which sends more than a socket takes."""
     os.kill(ranks.run(programs.process).values[1], signal.SIGSTOP)

@@ -79,6 +79,7 @@ def test_a_rank_that_raises_is_told_with_its_host(seen: list[dict[str, Any]]) ->
     assert both(seen, "failures") == [f"rank 1 raised ValueError: boom on {host} (on host {host})"] * 2
 
 
+@pytest.mark.slow
 def test_no_rank_waits_for_ever(tmp_path: Path) -> None:
     """Where ranks wait for each other in vain, every process is told what each was doing, and ends."""
     code, printed = launched(SCRIPTS / "waiting.py", 2, tmp_path, 600.0)
