@@ -164,7 +164,7 @@ def test_what_torch_refuses_is_a_limit_that_quotes_it(parallelisms: tuple[Parall
 def test_a_layout_takes_a_scale_with_anything_else_or_never(name: str) -> None:
     """Generated scenarios with a scale are equivalent or on file, under each layout that does not refuse it."""
 
-    @settings(deadline=None, max_examples=max(5, settings().max_examples // 20), suppress_health_check=list(HealthCheck))
+    @settings(deadline=None, max_examples=max(3, settings().max_examples // 33), suppress_health_check=list(HealthCheck))
     @given(scenarios(layouts=(name,), max_ranks=4))
     def equal(drawn: Scenario) -> None:
         training = drawn.training

@@ -48,7 +48,7 @@ from fresh import drawn_afresh
 pytestmark = pytest.mark.mostly_equivalent
 
 LAYOUTS = tuple(name for name in layout_names() if TensorParallel.tag in name)
-EXAMPLES = max(5, settings().max_examples // 20)
+EXAMPLES = max(4, settings().max_examples // 25)
 SHARE_OF_COMPOSITIONS = 0.4
 """How many times fewer scenarios a composition has."""
 UNHURRIED = settings(deadline=None, phases=(Phase.explicit, Phase.reuse, Phase.generate), suppress_health_check=list(HealthCheck))
