@@ -18,9 +18,22 @@ def _has_shapes_of_values(training: Training, layout: Layout) -> bool:
     return makes_graphs and any(_with_known_shapes(0, layer) != layer for layer in training.model.layers)
 
 
+def _routes(layer: AnyLayer) -> bool:
+    return layer.without_routing() != layer
+
+
 def _rounds_choices(training: Training, layout: Layout) -> bool:
-    routes = any(layer.without_routing() != layer for layer in training.model.layers)
-    return routes and rounding_of(layout, training.precision) is not None
+    return any(map(_routes, training.model.layers)) and rounding_of(layout, training.precision) is not None
+
+
+def _compiles_recomputed_routes(training: Training, layout: Layout) -> bool:
+    execution = layout.execution
+    recomputed = (layer for index, layer in enumerate(training.model.layers) if execution.checkpoints(index))
+    return execution.compiled_autograd and any(map(_routes, recomputed))
+
+
+def _without_recomputed_routes(training: Training, layout: Layout) -> Training:
+    return each_layer(training, lambda index, layer: layer.without_routing() if layout.execution.checkpoints(index) else layer)
 
 
 NO_SHAPES_OF_VALUES_IN_GRAPHS = Limit(
@@ -36,5 +49,16 @@ NO_CHOICES_BETWEEN_ROUNDED_SCORES = Limit(
     repair=lambda training, _layout: each_layer(training, lambda _index, layer: layer.without_routing()),
 )
 
-LAYER_LIMITS = (NO_SHAPES_OF_VALUES_IN_GRAPHS, NO_CHOICES_BETWEEN_ROUNDED_SCORES)
+NO_RECOMPUTED_ROUTES_IN_COMPILED_BACKWARDS = Limit(
+    reason="compiled autograd over a layer of experts that is recomputed: its graph breaks at each of them, and what comes after "
+    "a break is compiled as one: half a minute for two experts, two for four, and no end for eight",
+    applies=_compiles_recomputed_routes,
+    repair=_without_recomputed_routes,
+)
+
+LAYER_LIMITS = (
+    NO_SHAPES_OF_VALUES_IN_GRAPHS,
+    NO_CHOICES_BETWEEN_ROUNDED_SCORES,
+    NO_RECOMPUTED_ROUTES_IN_COMPILED_BACKWARDS,
+)
 """Asked before those of parallelisms."""

@@ -132,8 +132,9 @@ def test_choices_that_rounding_moves_prove_nothing(monkeypatch: pytest.MonkeyPat
     [
         ({"parallelisms": (DDP(autocast=LowPrecision.BFLOAT16),)}, "rounds to other element types"),
         ({"execution": Execution(compile=Compile.AOT_EAGER)}, "shapes that depend on values"),
+        ({"execution": Execution(compiled_autograd=True, checkpointing=Recompute.EVERY_LAYER)}, "shapes that depend on values"),
     ],
-    ids=["rounds", "compiled"],
+    ids=["rounds", "compiled", "compiled and recomputed"],
 )
 def test_what_follows_values_has_limits(changes: dict[str, Any], reason: str) -> None:
     """Neither scores in few digits nor rows of unknown number in a graph; what repairs them is what is left."""
@@ -143,6 +144,17 @@ def test_what_follows_values_has_limits(changes: dict[str, Any], reason: str) ->
     training = repaired(scenario.training, scenario.layout)
     assert why_unsupported(replace(scenario, training=training)) is None
     assert training.model.layers[0] in (EXPERTS, EXPERTS.without_routing())
+
+
+def test_recomputed_experts_are_not_compiled_backward() -> None:
+    """Compiling them takes minutes; those that are not recomputed stay."""
+    execution = Execution(compiled_autograd=True, checkpointing=Recompute.ODD_LAYERS)
+    scenario = a_scenario(layer=EXPERTS)
+    layers = (EXPERTS, EXPERTS)
+    training = replace(scenario.training, model=replace(scenario.training.model, layers=layers))
+    layout = replace(scenario.layout, execution=execution)
+    assert "recomputed" in (why_unsupported(replace(scenario, training=training, layout=layout)) or "")
+    assert repaired(training, layout).model.layers == (EXPERTS, EXPERTS.without_routing())
 
 
 @given(st.integers(2, 8), st.integers(1, 2), st.lists(st.integers(0, 2), min_size=8, max_size=8))
