@@ -212,7 +212,11 @@ class Worker:
 
     def _begin_shrinking(self, verdict: CaseVerdict) -> None:
         judge, same = partial(self._try, beyond=bool(verdict.beyond)), same_fingerprint(verdict)
-        self._shrinking = Shrinking(verdict, judge, same=same, seconds=self._plan.shrink_seconds, stopped=lambda: self._over)
+        seconds, stopped = self._plan.shrink_seconds, lambda: self._over
+        try:
+            self._shrinking = Shrinking(verdict, judge, same=same, seconds=seconds, stopped=stopped)
+        except Exception as error:
+            self._send(verdict.without("shrinking", error))
 
     def _try(self, case: Case, *, coarse: bool, beyond: bool) -> CaseVerdict:
         """Check what Hypothesis did not propose."""

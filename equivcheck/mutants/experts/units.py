@@ -15,10 +15,7 @@ from equivcheck.train.setup import Setup
 from equivcheck.verdict.cause import Cause
 
 SHARDED = (f"{FSDP2.tag} x {ExpertParallel.tag}",)
-ONE_DIVIDES_BY_ONE = Minimum(
-    ranks=4,
-    because="over one rank experts are divided by as much as all else; over one shard `fully_shard` divides twice, as is on file",
-)
+ONE_DIVIDES_BY_ONE = Minimum(because="over one rank experts are divided by as much as all else")
 
 
 def _divides_units(scenario: Scenario) -> bool:
