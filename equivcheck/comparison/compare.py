@@ -56,7 +56,8 @@ def compare(reference: Reference, traces: Sequence[Trace], before: Sequence[Trac
 
 def apart_before(step: int, found: Comparison) -> Comparison:
     """What differs before a step, from which on the reference cannot tell: there a difference is no finding, and no pass."""
-    return replace(found, divergences=tuple(divergence for divergence in found.divergences if divergence.step < step))
+    before = tuple(divergence for divergence in found.divergences if divergence.step < step)
+    return replace(found, divergences=before, worst_error=found.worst_error if before else min(found.worst_error, 1.0))
 
 
 def _share(expected: Expected, assembled: Assembled, errors: Vector, wrong: Flags) -> float:

@@ -44,7 +44,7 @@ def judge(verdict: V, case: Case, result: RanksResult) -> tuple[V, Doubt | None]
 
     What differs is held against the confirming reference before it counts. Where the first reference is in doubt as well, a
     difference no larger than its noise counts only in the steps before; and where noise has become larger than all that is there,
-    none counts from that step on.
+    none counts from that step on. Nor does it where all that differs in a step are updates by signs that rounding may turn.
     """
     reference = case.reference()
     found, doubt = _compared(reference, result, Comparison(divergences=(), worst_error=0.0, largest_share=0.0)), reference.doubt
@@ -55,10 +55,22 @@ def judge(verdict: V, case: Case, result: RanksResult) -> tuple[V, Doubt | None]
             found = apart_before(doubt.step, found)
         elif reference.drowned is not None and confirming.drowned is not None:
             found = apart_before(max(reference.drowned, confirming.drowned), found)
+        elif (turned := _turned_signs(reference, confirming, found)) is not None:
+            found, doubt = apart_before(turned.step, found), earlier(doubt, turned)
     verdict = _diverged(verdict, found, case.calls)
     if verdict.outcome is Outcome.EQUIVALENT and doubt is not None and doubt.step < case.required_steps:
         verdict = replace(verdict, outcome=Outcome.INCONCLUSIVE, reason=doubt.reason)
     return verdict, doubt
+
+
+def _turned_signs(reference: Reference, confirming: Reference, found: Comparison) -> Doubt | None:
+    """The doubt of the first step that differs if all that does are updates by signs that rounding may turn; else None."""
+    step = min((one.step for one in found.divergences), default=0)
+    tensors = reference.turned_signs(step) & confirming.turned_signs(step)
+    first = [one for one in found.divergences if one.step == step and one.phase is not Phase.STATE]
+    if not first or not all(one.phase is Phase.UPDATE and one.tensor in tensors for one in first):
+        return None
+    return Doubt(reason=f"rounding may turn signs of gradient {first[0].tensor} at step {step}", step=step)
 
 
 def judge_coarsely(verdict: V, coarse: Reference, result: RanksResult, calls: tuple[Divergence, ...]) -> V | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -59,6 +60,24 @@ def drowned_from(found: tuple[Expected, ...], limit: float) -> int | None:
             return moment.step
         largest[moment.phase] = max(before or 0.0, float(moment.scales.max()))
     return None
+
+
+def turned_signs(found: tuple[Expected, ...], step: int) -> frozenset[str]:
+    """The tensors whose gradient has an element, in one step, that is not zero and within the tensor's tolerance.
+
+    Rounding may turn its sign. Perturbed copies seldom do: other orders of a sum may move it further than other inputs.
+    """
+    gradients = (moment for moment in found if moment.phase is Phase.GRADIENT and moment.step == step)
+    return frozenset(name for moment in gradients for name in _turning(moment))
+
+
+def _turning(moment: Expected) -> Iterator[str]:
+    table = moment.table
+    ends = (*table.offsets[1:], table.total)
+    for name, start, end, tolerance in zip(table.names, table.offsets, ends, moment.tolerances, strict=True):
+        sizes = np.abs(moment.values[start:end])
+        if ((sizes > 0) & (sizes <= tolerance)).any():
+            yield name
 
 
 def _doubt_about_choices(copies: EnsembleTrace) -> Doubt | None:

@@ -15,7 +15,7 @@ from equivcheck.layouts.limits.optimizers import rounds_parts
 from equivcheck.layouts.rounding import Rounding
 from equivcheck.reference.addends import addend_traces
 from equivcheck.reference.coarse import coarse_moments
-from equivcheck.reference.doubt import Doubt, doubt_about, drowned_from
+from equivcheck.reference.doubt import Doubt, doubt_about, drowned_from, turned_signs
 from equivcheck.reference.noise import (
     NUM_CONFIRMATIONS,
     NUM_PERTURBATIONS,
@@ -54,11 +54,17 @@ class Reference:
     """From where on agreement with it proves nothing, and why; None if it does at every step."""
     noise_limit: float
     """The share of a tensor's kind below which a difference is less than half of its digits: larger noise is a doubt."""
+    takes_signs: bool = False
+    """Whether the optimizer goes by signs of gradients."""
 
     @property
     def drowned(self) -> int | None:
         """The first step of which noise is larger than all that is there, so that no difference says anything; None for none."""
         return drowned_from(self.moments, self.noise_limit)
+
+    def turned_signs(self, step: int) -> frozenset[str]:
+        """Tensors of which rounding may turn signs in a step that the optimizer goes by; none where it goes by none."""
+        return turned_signs(self.moments, step) if self.takes_signs else frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +171,7 @@ def _measured(training: Training, rounding: Rounding | None, copies: EnsembleTra
     """A run with the noise floor that its copies show, and other runs of the same training."""
     eps = None if rounding is None else unit_of(training, rounding)
     found, limit = expected_moments(training, trace, copies, *others, eps=eps), noise_limit(training, rounding)
-    return Reference(found, doubt_about(found, limit, copies), limit)
+    return Reference(found, doubt_about(found, limit, copies), limit, training.optimizer.takes_signs)
 
 
 @contextmanager

@@ -47,6 +47,8 @@ class Optimizer:
     """Whether it makes state when it is built, for frozen parameters as well."""
     scales_addends: ClassVar[tuple[Implementation, ...]] = ()
     """Implementations that scale a gradient element by what depends on it where DTensor has yet to sum it over ranks."""
+    takes_signs: ClassVar[bool] = False
+    """Whether an update goes by the sign of each element of a gradient, which rounding may turn where that is next to nothing."""
     rounds_to: ClassVar[str] = ""
     """Element type, named as torch does, that an update is computed in whatever that of the parameters; empty for theirs."""
     lr: float = 0.05
@@ -225,6 +227,7 @@ class Rprop(Optimizer):
     """`torch.optim.Rprop`; it has no weight decay."""
 
     decays: ClassVar[bool] = False
+    takes_signs: ClassVar[bool] = True
     without_dtensor: ClassVar[tuple[Implementation, ...]] = tuple(Implementation)
     etas: tuple[float, float] = (0.5, 1.2)
     """Factors by which a step shrinks, in (0, 1), and grows, above 1."""

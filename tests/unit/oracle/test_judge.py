@@ -178,6 +178,30 @@ def test_no_difference_counts_where_noise_is_larger_than_all_that_is_there(sure:
     assert outcomes == [Outcome.EQUIVALENT, Outcome.DIVERGED, Outcome.DIVERGED, Outcome.DIVERGED]
 
 
+def turning(reference: Reference, step: int) -> Reference:
+    """The same for an optimizer that goes by signs, each of which rounding may turn in one step."""
+    moments = tuple(
+        replace(one, tolerances=one.norms) if (one.phase, one.step) == (Phase.GRADIENT, step) else one
+        for one in reference.moments
+    )
+    return replace(reference, moments=moments, takes_signs=True)
+
+
+@pytest.mark.parametrize(("step", "outcome"), [(LAST, Outcome.EQUIVALENT), (LAST - 1, Outcome.DIVERGED)])
+def test_an_update_by_a_sign_that_rounding_may_turn_is_no_finding(
+    sure: Reference, trace: Trace, step: int, outcome: Outcome
+) -> None:
+    """Of both references, in the step that differs first; for an optimizer that goes by none it is one."""
+    signs = turning(sure, LAST)
+    verdict, doubt = judge(UNJUDGED, case(signs, signs), left(trace, step))
+    others = [judge(UNJUDGED, case(*each), left(trace, LAST))[0].outcome for each in ((signs, sure), (sure, signs))]
+    none = replace(signs, takes_signs=False)
+
+    assert verdict.outcome is outcome
+    assert outcome is Outcome.DIVERGED or (doubt is not None and doubt.step == LAST and verdict.worst_error <= 1.0)
+    assert [*others, judge(UNJUDGED, case(none, none), left(trace, LAST))[0].outcome] == [Outcome.DIVERGED] * 3
+
+
 def test_a_reference_without_moments_is_inconclusive(sure: Reference, trace: Trace) -> None:
     """Where copies of the reference cannot be compared with each other, nothing is compared with them."""
     nothing = Reference((), Doubt(reason="no two runs alike", step=0), sure.noise_limit)
