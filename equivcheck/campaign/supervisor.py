@@ -215,7 +215,6 @@ class _Campaign:
         for mark in self._shrinkers.of(worker.place):
             if not is_examined(self._findings.verdict(mark)):
                 self._shrinkers.leave(mark)
-        self._hand_on()
         if self._nodes.all_lost:
             self._broken = self._broken or f"no node of the cluster is left; the last was {lost.name}: {lost.why}"
         if self._stop_at is not None or self._broken:

@@ -67,7 +67,6 @@ DECODER = Model(
 LABELS = CrossEntropy(ignored=Ignored.SOME, label_smoothing=0.1, class_weights=True, z_loss=0.01)
 EVERY_WAY = [(exchange, balance) for exchange in Exchange for balance in Balance]
 WRITTEN_IN_EACH_RUN = ((Exchange.GATHER, Balance.CONTIGUOUS), (Exchange.RING, Balance.HEAD_TAIL))
-COMPILED_IN_EACH_RUN = Exchange.RING
 
 
 def a_scenario(
@@ -144,9 +143,7 @@ def test_a_script_computes_what_ranks_compute(exchange: Exchange, balance: Balan
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "exchange", [pytest.param(each, marks=[] if each is COMPILED_IN_EACH_RUN else [pytest.mark.slow]) for each in Exchange]
-)
+@pytest.mark.parametrize("exchange", Exchange)
 def test_a_compiled_model_computes_the_same(exchange: Exchange) -> None:
     """Forward and backward compiled, in processes: what an exchange keeps for backward is known to both."""
     model = Model(features=4, source=Tokens(vocabulary=5), length=3, layers=(Attention(heads=2, kv_heads=2),), head=Head())

@@ -39,7 +39,10 @@ def layouts_of(name: str) -> st.SearchStrategy[Layout]:
     return layouts(tags=(name,)).map(dealt_out)
 
 
-@pytest.mark.parametrize(("name", "examples"), [("fsdp2", 10), ("fsdp2 x local_tensor_parallel", 4)])
+@pytest.mark.parametrize(
+    ("name", "examples"),
+    [("fsdp2", max(10, settings().max_examples // 10)), ("fsdp2 x local_tensor_parallel", max(4, settings().max_examples // 25))],
+)
 def test_owners_equal_one_device(name: str, examples: int) -> None:
     """Uneven shards, ranks that own nothing, groups, frozen and shared weights, replicas."""
 

@@ -168,7 +168,7 @@ def traced(scenario: Scenario) -> Scenario:
 
 
 @settings(UNHURRIED, max_examples=EXAMPLES // 3)
-@given(scenario=scenarios(layouts=("spmd",), max_ranks=2).map(traced))
+@given(scenario=scenarios(layouts=("spmd",), max_ranks=4).map(traced))
 def test_a_step_traced_as_one_graph_equals_the_eager_one(scenario: Scenario) -> None:
     """Ranks that run each step as a graph leave the bits that they leave without, and those of one device within the floor."""
     eager = replace(scenario, layout=replace(scenario.layout, execution=Execution()))

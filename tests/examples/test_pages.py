@@ -14,7 +14,7 @@ LANGUAGES = {"python", "text", "console", "sh", "toml", "yaml"}
 
 
 SLOW = ("your_model.md", "matrix.md")
-"""Pages that train models of recipes, which tests of these do as well."""
+"""Pages whose trainings take seconds; torch environments run them."""
 
 
 @pytest.mark.parametrize(
