@@ -226,9 +226,14 @@ def test_gathering_ahead_of_time_changes_neither_numbers_nor_calls(fsdp: FSDP2) 
     assert (verdict.outcome, verdict.unmodelled) == (Outcome.EQUIVALENT, "")
 
 
-@pytest.mark.parametrize("fsdp", [FSDP2(), FSDP2(reshard_after_forward=False), FSDP2(explicit_prefetch=True)])
+@pytest.mark.parametrize(
+    "fsdp", [FSDP2(), FSDP2(reshard_after_forward=False), FSDP2(explicit_prefetch=True), FSDP2(reshard_to=2)]
+)
 def test_what_was_gathered_ahead_and_not_needed_does_not_stay(fsdp: FSDP2) -> None:
-    """Backward asks for the frozen first layer before it ends with the second; the next forward gathers it again."""
+    """Backward asks for the frozen first layer before it ends with the second; the next forward gathers it again.
+
+    Over two ranks, if these have it: forward has left it so, and no backward frees it.
+    """
     ours = with_frozen_layer(replace(fsdp, wrapping=Wrapping.PER_LAYER, reshard_after_backward=False))
     verdict = check(ours)
     assert (verdict.outcome, verdict.unmodelled) == (Outcome.EQUIVALENT, "")

@@ -51,6 +51,8 @@ class Unit:
     """Whether it is the experts of a layer, inside the unit that has this layer."""
     gathered: bool = False
     """Whether the rank has all of it at the moment."""
+    resharded: bool = False
+    """Whether it has the part that `reshard_to` leaves after forward, of which fewer ranks have all."""
 
 
 class UnitCalls(ABC, Generic[F]):
@@ -112,6 +114,7 @@ class FSDP2Calls(UnitCalls[FSDP2]):
         for unit in self.units:
             self._gather(unit, step)
             unit.gathered = not self.fsdp.reshard_after_forward
+            unit.resharded = self.fsdp.reshard_to is not None
 
     def _backward(self, step: int, last: bool) -> None:
         """Each unit asks for the one before it ahead of time; what comes of one that is not needed is dropped."""
@@ -120,13 +123,13 @@ class FSDP2Calls(UnitCalls[FSDP2]):
         for number in reversed(range(len(self.units))):
             unit = self.units[number]
             if self.view.differentiates(unit.last_layer, step):
-                self._gather(unit, step, again=True)
+                self._gather(unit, step)
                 stays[number] = not frees
                 if number:
-                    self._gather(self.units[self._asked_for(number)], step, again=True)
+                    self._gather(self.units[self._asked_for(number)], step)
             if last or not self.fsdp.no_sync:
                 self._reduce(unit, step, last)
-            unit.gathered = stays[number]
+            unit.gathered, unit.resharded = stays[number], unit.resharded and not frees
 
     def _asked_for(self, number: int) -> int:
         """The unit that another one asks for: the one that has ended before it, or as it has been told the one of layers."""
@@ -134,11 +137,11 @@ class FSDP2Calls(UnitCalls[FSDP2]):
         layers = [before for before in range(number) if not self.units[before].is_of_experts]
         return layers[-1] if told and layers else number - 1
 
-    def _gather(self, unit: Unit, step: int, *, again: bool = False) -> None:
-        """Gather a unit, or `again` from what has been kept of it since forward."""
+    def _gather(self, unit: Unit, step: int) -> None:
+        """Gather a unit that is not, from what the ranks have of it."""
         if not unit.gathered and self.parts > 1:
             axes, num_bytes = self.shard_axis, self._part(unit.held) * self.gathered_bytes
-            if again and self.fsdp.reshard_to is not None:
+            if unit.resharded and self.fsdp.reshard_to is not None:
                 axes, num_bytes = self.regathered, num_bytes * self.parts // self.fsdp.reshard_to
             self.ledger.note(step, "all_gather", axes, num_bytes)
         unit.gathered = True
