@@ -16,6 +16,7 @@ from equivcheck.layouts.rounding import Rounding
 from equivcheck.reference.addends import addend_traces
 from equivcheck.reference.coarse import coarse_moments
 from equivcheck.reference.doubt import Doubt, doubt_about, drowned_from, turned_signs
+from equivcheck.reference.logarithms import logarithm_trace
 from equivcheck.reference.noise import (
     NUM_CONFIRMATIONS,
     NUM_PERTURBATIONS,
@@ -28,7 +29,7 @@ from equivcheck.reference.optimizer_rounding import rounding_setup
 from equivcheck.reference.rounded import rounded_setup
 from equivcheck.reference.rounded_copies import reordered_traces, rounded_copies, unit_of
 from equivcheck.reference.summation import split_traces, widely_clipped_trace
-from equivcheck.scenario import Layout, Precision, Scenario, Training
+from equivcheck.scenario import ContextParallel, Exchange, Layout, Precision, Scenario, Training
 from equivcheck.trace.trace import Trace
 from equivcheck.train.ensemble import EnsembleTrace
 from equivcheck.train.loop import train
@@ -81,13 +82,16 @@ class ReferenceRun:
     """Ranks that each have an addend of a gradient when the optimizer scales it; 1 where it is summed before."""
     rounds_parts: bool = False
     """Whether ranks compute parts of a matrix where the optimizer rounds to fewer digits, so that these round otherwise."""
+    is_ring: bool = False
+    """Whether ranks pass keys and values round, so that weights of attention are computed by logarithms."""
 
     @classmethod
     def of(cls, scenario: Scenario) -> ReferenceRun:
         """What the ranks of a scenario are compared with."""
         num_parts = max(layout.num_data_ranks for layout in scenario.layouts)
         rounding = rounding_of(scenario.layout, scenario.training.precision)
-        return cls(scenario.training, rounding, num_parts, _num_addends(scenario), _rounds_parts(scenario))
+        is_ring = any(each.exchange is Exchange.RING for layout in scenario.layouts for each in layout.of(ContextParallel))
+        return cls(scenario.training, rounding, num_parts, _num_addends(scenario), _rounds_parts(scenario), is_ring)
 
     def reference(self) -> Reference:
         """With the noise floor of a few runs with perturbed inputs."""
@@ -100,7 +104,7 @@ class ReferenceRun:
         parallelism: a gradient that is zero by cancellation inside an operation moves with those, not with its inputs. What an
         optimizer rounds to fewer digits on its way counts too: over shards it rounds in other places.
         """
-        return _confirming_reference(self.training, self.rounding, self.num_parts, self.num_addends, self.rounds_parts)
+        return _confirming_reference(self)
 
     def coarse_reference(self) -> Reference:
         """Of one run alone: what is beyond its tolerances is so far off that noise of that size would be a doubt.
@@ -151,20 +155,26 @@ def _reference(training: Training, rounding: Rounding | None) -> Reference:
 
 
 @lru_cache(maxsize=KEPT_REFERENCES)
-def _confirming_reference(
-    training: Training, rounding: Rounding | None, num_parts: int, num_addends: int, parts_round: bool
-) -> Reference:
+def _confirming_reference(run: ReferenceRun) -> Reference:
+    training, rounding = run.training, run.rounding
     trace = _trace(training, rounding)
     with _computing(rounding):
         if rounding is None:
-            setup = rounding_setup(training) if parts_round else single_device
+            setup = rounding_setup(training) if run.rounds_parts else single_device
             copies = perturbed(training, NUM_PERTURBATIONS + NUM_CONFIRMATIONS, setup)
-            scaled = addend_traces(training, num_addends) if num_addends > 1 else ()
-            others = (*split_traces(training, num_parts), widely_clipped_trace(training), *scaled)
+            others = (*split_traces(training, run.num_parts), widely_clipped_trace(training), *_other_traces(run))
         else:
             copies = rounded_copies(training, rounding, trace, NUM_ROUNDED_CONFIRMATIONS, flips=True)
             others = reordered_traces(training, rounding)
         return _measured(training, rounding, copies, trace, *others)
+
+
+def _other_traces(run: ReferenceRun) -> Iterator[Trace]:
+    """Of what the ranks compute otherwise than one device."""
+    if run.num_addends > 1:
+        yield from addend_traces(run.training, run.num_addends)
+    if run.is_ring:
+        yield logarithm_trace(run.training)
 
 
 def _measured(training: Training, rounding: Rounding | None, copies: EnsembleTrace, trace: Trace, *others: Trace) -> Reference:
