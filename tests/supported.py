@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import importlib.util
+
 import pytest
 
 from equivcheck import Scenario, Verdict
 from equivcheck.composition.limits import why_unsupported
 from equivcheck.known_issues.known import known_issues
+from equivcheck.torch_version import torch_in
+
+TYPED = pytest.mark.skipif(
+    importlib.util.find_spec("spmd_types") is None or torch_in("<2.10"),
+    reason="no dependency: users bring spmd_types, which imports parts of torch that came with 2.10",
+)
+"""Of tests with collectives of spmd_types."""
 
 
 def require_supported(scenario: Scenario) -> None:

@@ -264,3 +264,9 @@ def divided_by_ranks(scenario: Scenario) -> Scenario:
         return with_options(divided, ExpertParallel, storage=ExpertStorage.PLAIN) if layout.has(FSDP2) else divided
 
     return _in_layouts(scenario, changed)
+
+
+@_workaround
+def plain_experts(scenario: Scenario) -> Scenario:
+    """Each rank keeps its experts as plain tensors."""
+    return _in_layouts(scenario, lambda layout: with_options(layout, ExpertParallel, storage=ExpertStorage.PLAIN))

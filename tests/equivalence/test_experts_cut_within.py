@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -52,9 +51,9 @@ from equivcheck.scenario import (
     Wrapping,
 )
 from exported import printed_differences
+from supported import TYPED
 
 pytestmark = pytest.mark.mostly_equivalent
-TYPED = pytest.mark.skipif(importlib.util.find_spec("spmd_types") is None, reason="no dependency: users bring spmd_types")
 
 WHOLE, ROWS = ActivationSharding.WHOLE, ActivationSharding.ROWS
 AFTER = Experts(hidden=3, num_experts=3, norm=Norm.RMS, bias=True, shared=True, dropout=0.25)

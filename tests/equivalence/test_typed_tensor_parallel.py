@@ -46,12 +46,9 @@ from equivcheck.scenario import (
     Training,
 )
 from equivcheck.strategies import scenarios
-from equivcheck.torch_version import torch_in
+from supported import TYPED
 
 pytestmark = pytest.mark.mostly_equivalent
-TYPED = pytest.mark.skipif(
-    importlib.util.find_spec("spmd_types") is None or torch_in("<2.10"), reason="no dependency: users bring spmd_types"
-)
 
 WHOLE, ROWS, FEATURES = ActivationSharding.WHOLE, ActivationSharding.ROWS, ActivationSharding.FEATURES
 MODEL = Model(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from equivcheck.layers.parameters import Parameter, parameters_of
 from equivcheck.layouts.dtensor_experts import has_dtensor_experts
 from equivcheck.layouts.limits.data_parallel import EVEN_ROWS, FSDP_WITHOUT_COMPILED_AUTOGRAD, ROUNDING_LIMITS
@@ -19,7 +21,7 @@ from equivcheck.layouts.limits.repairs import (
 from equivcheck.layouts.partition import cut_dim, leaves_nothing
 from equivcheck.layouts.rounding import reduced_in
 from equivcheck.parallelisms.fsdp2.division import averages, backend_divides, expert_divide_factor
-from equivcheck.parallelisms.tensor_parallel.plans import cuts, trained_cuts
+from equivcheck.parallelisms.tensor_parallel.plans import UNFREEZES, cuts, trained_cuts
 from equivcheck.scenario import FSDP2, Layout, PlannedParallelism, Precision, TensorParallel, Training, Wrapping
 from equivcheck.scenario.mesh import DP, SHARD, TP
 
@@ -47,6 +49,23 @@ NOTHING_TO_REDUCE = Limit(
     repair=lambda training, layout: with_widths(training, layout.mesh.size(TP)),
     upstream=True,
 )
+
+
+def _unfreezes_nothing(training: Training, layout: Layout) -> bool:
+    sizes = (
+        size for each in layout.of(TensorParallel) for parameter, size in cuts(training.model, each) if not parameter.trained
+    )
+    return any(leaves_nothing(size, layout.mesh.size(TP)) for size in sizes)
+
+
+NOTHING_UNFROZEN_TO_REDUCE = replace(
+    NOTHING_TO_REDUCE,
+    reason=f"tensor parallelism makes frozen linears trainable (pytorch#171523): {NOTHING_TO_REDUCE.reason}",
+    applies=_unfreezes_nothing,
+    torch=UNFREEZES,
+)
+
+NOTHING_REDUCED = (NOTHING_TO_REDUCE, NOTHING_UNFROZEN_TO_REDUCE)
 
 
 def cuts_last_dims_unevenly(training: Training, layout: Layout) -> bool:
@@ -147,7 +166,7 @@ LIMITS: tuple[Limit, ...] = (
     NO_SCALARS,
     EVEN_ROWS,
     ONE_UNIT_FOR_SHARED_WEIGHTS,
-    NOTHING_TO_REDUCE,
+    *NOTHING_REDUCED,
     EVEN_LAST_DIMS,
     CAST_WITH_THEIR_INPUTS,
     *DTENSOR_OPTIMIZERS,

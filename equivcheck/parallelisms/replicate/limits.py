@@ -11,7 +11,7 @@ from equivcheck.layouts.limits.repairs import has_shares, may_skip_parameters, w
 from equivcheck.parallelisms.ddp.compression import NO_BF16_HOOK
 from equivcheck.parallelisms.ddp.limits import as_reduced
 from equivcheck.parallelisms.fsdp2.limits import NO_SCALARS as NO_SHARDED_SCALARS
-from equivcheck.parallelisms.fsdp2.limits import NOTHING_TO_REDUCE
+from equivcheck.parallelisms.fsdp2.limits import NOTHING_REDUCED
 from equivcheck.scenario import Replicate, Replicator, Wrapping
 
 
@@ -59,7 +59,7 @@ LIMITS: tuple[Limit, ...] = (
     EVEN_ROWS,
     _only(Replicator.DDP, UNUSED_PARAMETERS),
     ONE_UNIT_FOR_SHARED_WEIGHTS,
-    *(_only(Replicator.FSDP, limit) for limit in (NO_SCALARS, NOTHING_TO_REDUCE, *DTENSOR_OPTIMIZERS)),
+    *(_only(Replicator.FSDP, limit) for limit in (NO_SCALARS, *NOTHING_REDUCED, *DTENSOR_OPTIMIZERS)),
 )
 
 NOT_YET_BY_FSDP = LayoutLimit(

@@ -15,7 +15,7 @@ from equivcheck.layouts.limits.optimizers import DTENSOR_OPTIMIZERS, WHOLE_PARAM
 from equivcheck.layouts.limits.propagated_gradients import limits_of_propagated_gradients
 from equivcheck.layouts.limits.repairs import each_layer, with_model, with_rows, with_tables
 from equivcheck.layouts.partition import leaves_nothing
-from equivcheck.scenario import SPMD, Distribution, Layout, Loss, Model, Norm, Training
+from equivcheck.scenario import SPMD, AnyLayer, Distribution, Layer, Layout, Loss, Model, Norm, Training
 
 
 def _is_sharded(layout: Layout) -> bool:
@@ -97,6 +97,24 @@ UNFUSED_ATTENTION = Limit(
 )
 
 
+def _without_dispatch(training: Training, _layout: Layout) -> Training:
+    inputs = training.model.inputs
+
+    def plain(index: int, layer: AnyLayer) -> AnyLayer:
+        return layer if kind_of(layer).dispatch(layer) is None else Layer(width=layer.outputs(inputs(index)))
+
+    return each_layer(training, plain)
+
+
+NO_SELECTED_EXPERTS = Limit(
+    reason="DTensor: selecting along a dim writes the shape of what is selected into the spec of the tensor that it is selected "
+    "from, as of one expert into that of the weights of all, from which no other can be selected",
+    applies=lambda training, _layout: any(kind_of(layer).dispatch(layer) is not None for layer in training.model.layers),
+    repair=_without_dispatch,
+    torch="<2.10",
+)
+
+
 def _has_uneven_units(training: Training, layout: Layout) -> bool:
     ranks = layout.num_data_ranks
     uneven = any(kind_of(layer).with_even_units(layer, ranks) != layer for layer in training.model.layers)
@@ -143,6 +161,7 @@ ROWS_BEFORE_POSITIONS = Limit(
 )
 
 LIMITS: tuple[Limit, ...] = (
+    NO_SELECTED_EXPERTS,
     UNFUSED_ATTENTION,
     EVEN_UNITS,
     ROWS_BEFORE_POSITIONS,

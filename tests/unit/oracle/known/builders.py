@@ -21,6 +21,9 @@ from equivcheck.scenario import (
     Data,
     Distribution,
     Execution,
+    ExpertParallel,
+    Experts,
+    ExpertStorage,
     Head,
     Implementation,
     Layer,
@@ -65,7 +68,9 @@ WHOLE_LAYER = TensorParallel(plan=(LayerPlan(),))
 COLUMN_FIRST = TensorParallel(plan=(LayerPlan(split=Split.COLUMN), LayerPlan()))
 
 
-def scenario(parallelism: Parallelism, *layers: Layer, sizes: tuple[int, ...] = (2,), features: int = 1, **changes) -> Scenario:
+def scenario(
+    parallelism: Parallelism, *layers: AnyLayer, sizes: tuple[int, ...] = (2,), features: int = 1, **changes
+) -> Scenario:
     """A scenario with as many rows as ranks and a sum loss, unless something else is said."""
     names = next(names for names in parallelism.axes if len(names) == len(sizes))
     mesh = Mesh(axes=tuple(Axis(name=name, size=size) for name, size in zip(names, sizes, strict=True)))
@@ -112,6 +117,16 @@ def over_tp(parallelism: Parallelism, *layers: Layer, tp: int = 1, split: Split 
     mesh = Mesh(axes=(*alone.layout.mesh.axes, Axis(name="tp", size=tp)))
     plan = TensorParallel(plan=(LayerPlan(split=split),) * len(layers))
     return replace(alone, layout=Layout(mesh=mesh, parallelisms=(plan, parallelism)))
+
+
+def of_experts(
+    layer: Experts, *around: Parallelism, ranks: int, storage: ExpertStorage = ExpertStorage.DTENSOR, **changes: object
+) -> Scenario:
+    """A layer of experts over some ranks, inside data parallelism over one."""
+    parallelism = ExpertParallel(storage=storage)
+    alone = scenario(parallelism, layer, Layer(width=4), features=4, sizes=(ranks,), **changes)
+    axes = (*(Axis(name="dp", size=1) for _ in around), *alone.layout.mesh.axes)
+    return replace(alone, layout=Layout(mesh=Mesh(axes=axes), parallelisms=(parallelism, *around)))
 
 
 def planned(

@@ -13,6 +13,8 @@ from equivcheck.scenario import (
     ClipNorm,
     Data,
     Distribution,
+    Experts,
+    ExpertStorage,
     Layer,
     Loss,
     Norm,
@@ -49,11 +51,14 @@ from unit.oracle.known.builders import (
     first_cut,
     in_columns,
     into_columns,
+    of_experts,
     of_sequences,
     over_columns,
     scenario,
     with_checkpoints,
 )
+
+PAIR = Experts(hidden=2)
 
 SHOWN = {
     "muon_of_no_columns": (
@@ -191,6 +196,15 @@ SHOWN = {
     "full_tensor_gathers_uneven_strided_shards": (
         over_columns(7, tp=3, seed=ASKING),
         [over_columns(7, tp=3), over_columns(12, tp=3, seed=ASKING)],
+    ),
+    "gathers_gradient_of_local_strides": (
+        of_experts(PAIR, ranks=3),
+        [
+            of_experts(PAIR, ranks=2),
+            of_experts(replace(PAIR, frozen=True), ranks=3),
+            of_experts(PAIR, DDP(), ranks=3),
+            of_experts(PAIR, ranks=3, storage=ExpertStorage.PLAIN),
+        ],
     ),
     "fully_shard_shape_of_nothing": (
         first_cut(FROZEN, FSDP2(), split=Split.ROW, seed=ASKING),

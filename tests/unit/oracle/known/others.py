@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from equivcheck.parallelisms.tensor_parallel.plans import UNFREEZES
 from equivcheck.scenario import (
     DDP,
     FSDP1,
@@ -85,6 +86,8 @@ from unit.oracle.known.builders import (
 ONE_BIAS = (Layer(width=2), Layer(width=2, frozen=True), Layer(width=2, shares=1))
 ONE_COLUMN = (LayerPlan(), LayerPlan(), LayerPlan(split=Split.COLUMN))
 """Of what is trained, one bias is cut."""
+UNTIED_OR_OF_SHARD = "tensor_parallel_unties" if torch_in(UNFREEZES) else "adafactor_norm_of_shard"
+"""A copy of a frozen weight, which tensor parallelism leaves behind, is trained where it unfreezes."""
 FLAT_UNITS = replace(WHOLE_FLAT, wrapping=Wrapping.PER_LAYER)
 NARROWED = (Layer(width=4), Layer(width=2))
 
@@ -147,7 +150,7 @@ ALSO_SHOWN = [
         of_sequences(TensorParallel(plan=(LayerPlan(split=Split.WITHIN),)), GatedMLP(hidden=1, bias=True), **TURNED),
     ),
     (
-        "adafactor_norm_of_shard",
+        UNTIED_OR_OF_SHARD,
         scenario(TensorParallel(plan=ONE_COLUMN), *ONE_BIAS, optimizer=Adafactor()),
     ),
     ("inf_norm_of_empty_shard", over_tp(FSDP2(), Layer(width=3), tp=2, split=Split.COLUMN, clipping=INF)),

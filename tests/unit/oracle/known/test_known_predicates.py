@@ -132,7 +132,7 @@ SECOND_AT_SOME_STEPS = (
     ("zero_grad", "steps", "expected"),
     [(ZeroGrad.ZERO, 2, Outcome.KNOWN), (ZeroGrad.ZERO, 1, Outcome.EQUIVALENT), (ZeroGrad.NONE, 2, Outcome.EQUIVALENT)],
 )
-@pytest.mark.skipif(not torch_in("<2.14"), reason="later versions of torch add them")
+@pytest.mark.torch(">=2.12,<2.14", "other versions add them")
 def test_gradients_of_unlike_steps_are_added_where_they_are_kept(zero_grad: ZeroGrad, steps: int, expected: Outcome) -> None:
     """Propagation leaves a gradient otherwise at steps at which a second linear runs: kept as zeros, it is added to that."""
     spmd = SPMD(distribution=Distribution.FULLY_SHARD, redistribute_gradients=False)
