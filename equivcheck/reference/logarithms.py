@@ -1,22 +1,43 @@
-"""The same training on one device with attention as a ring of ranks computes it.
+"""The same training on one device with a softmax computed as ranks that have a part of it do.
 
-A ring keeps the logarithm of each softmax's sum, and computes the weights again from scores less that logarithm, as
-FlashAttention does (https://arxiv.org/abs/2205.14135). Scores and logarithms are rounded to their own size, so that weights are
-off by as many units in the last place as scores are large. What a softmax subtracts is exact where the largest score is alone.
+A ring of ranks keeps the logarithm of each softmax's sum, and computes the weights again from scores less that logarithm, as
+FlashAttention does (https://arxiv.org/abs/2205.14135). One device does so in the backward of `logsumexp`, of which a z-loss takes
+the square, and ranks that have some of the classes do not. Scores and logarithms are rounded to their own size, so that weights
+are off by as many units in the last place as scores are large: no input moves what is exact where the largest score is alone.
 """
 
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from equivcheck.layers.sequence import Looks, Sequence
-from equivcheck.scenario import Training
+from equivcheck.scenario import CrossEntropy, Training
 from equivcheck.trace.trace import Trace
 from equivcheck.train.loop import train
+from equivcheck.train.loss import loss_of
+from equivcheck.train.material import IGNORED
 from equivcheck.train.single_device import single_device
+
+
+def summed_trace(training: Training) -> Trace:
+    """The reference with a z-loss of sums of exponentials."""
+    setup = single_device(training)
+    setup.loss = loss_by_sums
+    return train(setup)
+
+
+def loss_by_sums(training: Training, outputs: torch.Tensor, labels: torch.Tensor, divisor: float = 1.0) -> torch.Tensor:
+    """A cross-entropy with its z-loss, of outputs (..., classes) beside labels (...)."""
+    loss = training.loss
+    assert isinstance(loss, CrossEntropy), "no other has a z-loss"
+    plain = loss_of(replace(training, loss=replace(loss, z_loss=0.0)), outputs, labels, divisor)
+    largest = outputs.detach().amax(-1)
+    logarithm = (outputs - largest.unsqueeze(-1)).exp().sum(-1).log() + largest
+    return plain + loss.z_loss * (logarithm.square() * (labels != IGNORED)).sum() / divisor
 
 
 def logarithm_trace(training: Training) -> Trace:

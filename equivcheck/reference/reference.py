@@ -16,7 +16,7 @@ from equivcheck.layouts.rounding import Rounding
 from equivcheck.reference.addends import addend_traces
 from equivcheck.reference.coarse import coarse_moments
 from equivcheck.reference.doubt import Doubt, doubt_about, drowned_from, turned_signs
-from equivcheck.reference.logarithms import logarithm_trace
+from equivcheck.reference.logarithms import logarithm_trace, summed_trace
 from equivcheck.reference.noise import (
     NUM_CONFIRMATIONS,
     NUM_PERTURBATIONS,
@@ -29,7 +29,17 @@ from equivcheck.reference.optimizer_rounding import rounding_setup
 from equivcheck.reference.rounded import rounded_setup
 from equivcheck.reference.rounded_copies import reordered_traces, rounded_copies, unit_of
 from equivcheck.reference.summation import split_traces, widely_clipped_trace
-from equivcheck.scenario import ContextParallel, Exchange, Layout, Precision, Scenario, Training
+from equivcheck.scenario import (
+    ContextParallel,
+    CrossEntropy,
+    Exchange,
+    Layout,
+    PlannedParallelism,
+    Precision,
+    Scenario,
+    Training,
+)
+from equivcheck.scenario.mesh import CP
 from equivcheck.trace.trace import Trace
 from equivcheck.train.ensemble import EnsembleTrace
 from equivcheck.train.loop import train
@@ -84,14 +94,23 @@ class ReferenceRun:
     """Whether ranks compute parts of a matrix where the optimizer rounds to fewer digits, so that these round otherwise."""
     is_ring: bool = False
     """Whether ranks pass keys and values round, so that weights of attention are computed by logarithms."""
+    sums_classes: bool = False
+    """Whether ranks have some of the classes each, so that a z-loss is computed of sums."""
 
     @classmethod
     def of(cls, scenario: Scenario) -> ReferenceRun:
         """What the ranks of a scenario are compared with."""
         num_parts = max(layout.num_data_ranks for layout in scenario.layouts)
         rounding = rounding_of(scenario.layout, scenario.training.precision)
-        is_ring = any(each.exchange is Exchange.RING for layout in scenario.layouts for each in layout.of(ContextParallel))
-        return cls(scenario.training, rounding, num_parts, _num_addends(scenario), _rounds_parts(scenario), is_ring)
+        return cls(
+            scenario.training,
+            rounding,
+            num_parts,
+            _num_addends(scenario),
+            _rounds_parts(scenario),
+            is_ring=any(map(_passes_round, scenario.layouts)),
+            sums_classes=any(map(_cuts_classes, scenario.layouts)),
+        )
 
     def reference(self) -> Reference:
         """With the noise floor of a few runs with perturbed inputs."""
@@ -113,6 +132,14 @@ class ReferenceRun:
         """
         limit = noise_limit(self.training, self.rounding)
         return Reference(coarse_moments(_trace(self.training, self.rounding), limit), None, limit)
+
+
+def _passes_round(layout: Layout) -> bool:
+    return layout.mesh.size(CP) > 1 and any(each.exchange is Exchange.RING for each in layout.of(ContextParallel))
+
+
+def _cuts_classes(layout: Layout) -> bool:
+    return any(each.loss_parallel for each in layout.of(PlannedParallelism))
 
 
 def _rounds_parts(scenario: Scenario) -> bool:
@@ -175,6 +202,9 @@ def _other_traces(run: ReferenceRun) -> Iterator[Trace]:
         yield from addend_traces(run.training, run.num_addends)
     if run.is_ring:
         yield logarithm_trace(run.training)
+    loss = run.training.loss
+    if run.sums_classes and isinstance(loss, CrossEntropy) and loss.z_loss:
+        yield summed_trace(run.training)
 
 
 def _measured(training: Training, rounding: Rounding | None, copies: EnsembleTrace, trace: Trace, *others: Trace) -> Reference:

@@ -20,6 +20,7 @@ from equivcheck.scenario import (
     DDP,
     FSDP1,
     FSDP2,
+    Activation,
     ActivationSharding,
     AdamW,
     Attention,
@@ -173,6 +174,24 @@ def test_weights_that_are_not_shared_again_are_found(monkeypatch: pytest.MonkeyP
     """Layers would train parts of their own."""
     monkeypatch.setattr(replacing, "share_weights", lambda *_: None)
     assert check(a_sharing_scenario(Split.COLUMN, ROWS)).outcome.is_finding
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.25])
+@pytest.mark.parametrize("activation", [Activation.IDENTITY, Activation.RELU])
+def test_a_layer_that_trains_a_bias_alone_is_computed_again_for_what_comes_after(activation: Activation, dropout: float) -> None:
+    """Its weight is that of a frozen layer: where nothing is kept for backward, backward asks for no input."""
+    frozen = Layer(width=2, frozen=True)
+    layers = (frozen, frozen, frozen, Layer(width=2, shares=2, activation=activation, dropout=dropout), Layer(width=2))
+    plan = (LayerPlan(), LayerPlan(), LayerPlan(split=Split.ROW, output=ROWS), LayerPlan(split=Split.ROW), LayerPlan())
+    training = Training(model=Model(features=2, layers=layers), data=Data(microbatches=(2,)))
+    layout = Layout(
+        mesh=Mesh(axes=(Axis(name="tp", size=2),)),
+        parallelisms=(LocalTensorParallel(plan=plan),),
+        execution=Execution(checkpointing=Recompute.ODD_LAYERS),
+    )
+    verdict = check(Scenario(training=training, layout=layout))
+    verdict.assert_equivalent()
+    assert not verdict.unmodelled
 
 
 @pytest.mark.parametrize("around", [DDP(no_sync=True), FSDP2(wrapping=Wrapping.PER_LAYER)], ids=["ddp", "fsdp2"])

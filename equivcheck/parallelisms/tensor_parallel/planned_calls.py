@@ -5,9 +5,10 @@ Layers hand local tensors to each other, so that every move belongs to one linea
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from equivcheck.layers.facts import Part
 from equivcheck.layers.registry import kind_of
 from equivcheck.layouts.expected_calls.communication import Totals
 from equivcheck.layouts.expected_calls.rank_view import Held, Ledger, RankView, runs
@@ -24,12 +25,7 @@ from equivcheck.parallelisms.tensor_parallel.activations import (
 )
 from equivcheck.parallelisms.tensor_parallel.passage import Passage, head_passage, passage
 from equivcheck.parallelisms.tensor_parallel.plans import inputs_of, weights_of_addends
-from equivcheck.scenario import (
-    FSDP1,
-    PlannedParallelism,
-    Split,
-    Wrapping,
-)
+from equivcheck.scenario import FSDP1, AnyLayer, PlannedParallelism, Split, Wrapping
 from equivcheck.scenario.mesh import TP
 
 
@@ -175,7 +171,9 @@ class PlannedCalls:
         shapes = {parameter.name: parameter.shape for parameter in kind_of(layer).parameters(layer, inputs)}
         trained, trains_shared = (self._trains(owner) for owner in (index, index if layer.shares is None else layer.shares))
         differentiates = differentiates_input(self.view, index, step) or (layer.norm is not None and trained)
-        recomputed = self.view.layout.execution.checkpoints(index) and (differentiates or trained or trains_shared)
+        parts = [part for part in kind_of(layer).parts(layer) if runs(part.runs, step)]
+        keeps = differentiates or trains_shared or (trained and _keeps_for_its_own(layer, parts, shapes))
+        recomputed = self.view.layout.execution.checkpoints(index) and keeps
         once = Pass(
             step=step,
             rows=rows,
@@ -192,7 +190,6 @@ class PlannedCalls:
         if weights is not None:
             self._region(once, weights, OF_SHARDING[self.inputs[index]], OF_SHARDING[plan.output])
             return
-        parts = [part for part in kind_of(layer).parts(layer) if runs(part.runs, step)]
         for part in parts:
             # The weight of a layer that shares it is as large as its own would be.
             width, features = shapes.get(f"{part.name}.weight", (outputs, inputs))
@@ -272,3 +269,9 @@ class PlannedCalls:
         """Rows of the first rank where activations lie by rows; of sequences, whose positions are cut, of all of them."""
         length = once.rows if self.length is None else self.length
         return once.rows // length * chunk_size(length, self.parts) if length else 0
+
+
+def _keeps_for_its_own(layer: AnyLayer, parts: Sequence[Part], shapes: Container[str]) -> bool:
+    """Whether a layer keeps anything for gradients of its own parameters: for one of a bias alone it does not."""
+    has_weights = layer.shares is None or any(f"{part.name}.weight" in shapes for part in parts)
+    return has_weights or parts[-1].activated or layer.dropout > 0

@@ -1,4 +1,4 @@
-"""The noise floor of attention whose weights are computed again from logarithms of their sums."""
+"""The noise floor of softmaxes that ranks compute otherwise than one device: by logarithms of sums, or without."""
 
 from dataclasses import replace
 
@@ -8,7 +8,7 @@ import torch
 from equivcheck import Outcome, Scenario, check
 from equivcheck.layers.sequence import WHOLE
 from equivcheck.reference import reference as module
-from equivcheck.reference.logarithms import ByLogarithms
+from equivcheck.reference.logarithms import ByLogarithms, loss_by_sums
 from equivcheck.scenario import (
     Activation,
     Attention,
@@ -21,13 +21,19 @@ from equivcheck.scenario import (
     Experts,
     GatedMLP,
     Head,
+    Layer,
+    LayerPlan,
     Layout,
+    LocalTensorParallel,
     Mesh,
     Model,
     Scores,
+    Split,
     Tokens,
     Training,
 )
+from equivcheck.train.loss import loss_of
+from equivcheck.train.material import IGNORED
 
 TRAINING = Training(
     model=Model(
@@ -98,3 +104,57 @@ def test_other_exchanges_compute_one_softmax(exchange: Exchange) -> None:
     """They need no such floor."""
     layout = replace(LAYOUT, parallelisms=(ContextParallel(exchange=exchange),))
     assert check(replace(SCENARIO, layout=layout)).outcome is Outcome.EQUIVALENT
+
+
+EXPLODING = Training(
+    model=Model(
+        features=1,
+        length=2,
+        source=Tokens(vocabulary=16, learned_positions=True, frozen=True),
+        layers=(
+            Experts(
+                hidden=6,
+                num_experts=3,
+                weighs_input=True,
+                shared=True,
+                balance=0.01,
+                activation=Activation.IDENTITY,
+                dropout=0.25,
+            ),
+            Attention(heads=8, kv_heads=8, head_width=4, fused=True, frozen=True),
+            Attention(heads=8, kv_heads=8, head_width=4, rotary=True, bias=True, residual=False, dropout=0.25, frozen=True),
+            GatedMLP(hidden=1, activation=Activation.IDENTITY, bias=True),
+            Layer(width=1, bias=False, activation=Activation.GELU, residual=True),
+        ),
+        head=Head(),
+    ),
+    data=Data(microbatches=(4, 4, 4), batch_dim=1),
+    loss=CrossEntropy(z_loss=0.01),
+    seed=3265997,
+)
+"""Logits of hundreds, of which the largest is alone."""
+
+
+def test_a_z_loss_over_large_logits_in_parts_is_within_the_floor(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Here ranks are exact, and one device is off by units in the last place of logits."""
+    plan = (LayerPlan(split=Split.OUTSIDE), *(LayerPlan(split=Split.WITHIN),) * 2, LayerPlan(), LayerPlan())
+    by_classes = LocalTensorParallel(plan=plan, source=Split.REPLICATED, head=Split.COLUMN, loss_parallel=True)
+    layout = Layout(mesh=Mesh(axes=(Axis(name="tp", size=2),)), parallelisms=(by_classes,))
+    scenario = Scenario(training=EXPLODING, layout=layout)
+    module._confirming_reference.cache_clear()
+    assert check(scenario).outcome is Outcome.EQUIVALENT
+    module._confirming_reference.cache_clear()
+    monkeypatch.setattr(module, "summed_trace", lambda training: module._trace(training, None))
+    assert check(scenario).outcome is Outcome.DIVERGED
+    module._confirming_reference.cache_clear()
+
+
+def test_it_is_cross_entropy() -> None:
+    """Loss and gradient are those of torch, but for rounding, padding and smoothing included."""
+    training = replace(EXPLODING, loss=CrossEntropy(z_loss=0.01, label_smoothing=0.1, class_weights=True))
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(3, 2, 5, dtype=torch.float64, generator=generator, requires_grad=True)
+    labels = torch.tensor([[0, 4], [IGNORED, 2], [1, IGNORED]])
+    found = [loss(training, logits, labels, 4.0) for loss in (loss_of, loss_by_sums)]
+    torch.testing.assert_close(*found, rtol=1e-14, atol=0.0)
+    torch.testing.assert_close(*(torch.autograd.grad(loss, logits)[0] for loss in found), rtol=1e-12, atol=1e-15)
