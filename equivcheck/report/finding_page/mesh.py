@@ -12,7 +12,7 @@ from equivcheck.scenario.noun import changed
 from equivcheck.scenario.scenario import count
 from equivcheck.worlds.failure import Failure
 
-WIDTH, HEIGHT, GAP, PANEL_GAP, LEFT, TOP = 58, 44, 8, 26, 74, 26
+WIDTH, HEIGHT, GAP, PANEL_GAP, LEFT, TOP, LETTER = 58, 44, 8, 26, 74, 26, 7
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +60,7 @@ def drawn_mesh(mesh: Mesh, wrong: Collection[int], failure: Failure | None) -> M
         across=across,
         down=down,
         panels=panels,
-        width=max(box.x for box in boxes) + WIDTH + 2,
+        width=max(LEFT + LETTER * len(f"{panels}, then {across} →"), *(box.x + WIDTH + 2 for box in boxes)),
         height=max(box.y for box in boxes) + HEIGHT + 2,
     )
 

@@ -157,7 +157,8 @@ def _range(values: Sequence[float], *, log: bool) -> tuple[float, float]:
     low, high = min(values, default=0.0), max(values, default=0.0)
     if log:
         return math.floor(min(low, -1.0)), math.ceil(max(high, 1.0))
-    return (low, high) if high > low else (low - (abs(low) / 2 or 1.0), high + (abs(high) / 2 or 1.0))
+    is_wide = _told(low, log=log) != _told(high, log=log)
+    return (low, high) if is_wide else (low - (abs(low) / 2 or 1.0), high + (abs(high) / 2 or 1.0))
 
 
 def _marks(low: float, high: float, *, log: bool) -> list[float]:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from equivcheck.report.frame.charts import BOTTOM, LEFT, RIGHT, TOP, error_bars, line, steps
+from equivcheck.report.frame.charts import BOTTOM, LEFT, RIGHT, TOP, error_bars, line, plot, steps
 
 SIZES = st.floats(1e-9, 1e9)
 
@@ -55,3 +55,11 @@ def test_errors_beyond_the_tolerance_are_right_of_its_mark() -> None:
     """Those below are left of it."""
     (below, beyond) = error_bars([(0.9, 1), (1.1, 1)]).bars
     assert below.x + below.width <= error_bars([(0.9, 1)]).tolerance <= beyond.x
+
+
+def test_values_that_are_told_alike_are_drawn_alike() -> None:
+    """Losses that differ by rounding lie in one place, and no two marks beside them have the same text."""
+    drawn = plot({"one device": [1.357], "ranks": [1.357 + 1e-12]})
+    (first,), (second,) = (curve.points for curve in drawn.curves)
+    assert first == pytest.approx(second)
+    assert len({mark.text for mark in drawn.up}) == len(drawn.up)

@@ -10,9 +10,10 @@ import pytest
 
 from equivcheck.report.finding_page.call_lanes import MAX_CALLS, MAX_COLUMNS, lane_blocks
 from equivcheck.report.finding_page.isolated import run_isolated
+from equivcheck.report.finding_page.mesh import LEFT, drawn_mesh
 from equivcheck.report.finding_page.page import Told, write_page
 from equivcheck.report.finding_page.second_run import SecondRun
-from equivcheck.scenario import Layer, Model
+from equivcheck.scenario import Axis, Layer, Mesh, Model
 from equivcheck.verdict.verdict import Outcome, Verdict
 from equivcheck.worlds.call import Call
 from unit.campaign import fakes
@@ -134,3 +135,11 @@ def test_text_of_unknown_origin_is_only_text(file: Path) -> None:
     assert page.text.count("<script>") >= 4
     assert not re.search("\x1b", page.source)
     assert len(page.source) < LARGEST / 10
+
+
+def test_the_names_of_a_mesh_are_in_its_drawing() -> None:
+    """The axes of panels and across are named in one line, which may be longer than the boxes are wide."""
+    axes = (Axis(name="dp_replicate", size=1), Axis(name="dp_shard", size=2), Axis(name="tp", size=1))
+    drawn = drawn_mesh(Mesh(axes=axes), (), None)
+    assert (drawn.panels, drawn.across) == ("dp_replicate 1", "tp 1")
+    assert drawn.width >= LEFT + 6 * len("dp_replicate 1, then tp 1")
