@@ -87,7 +87,7 @@ class ReferenceRun:
     rounding: Rounding | None = None
     """What the layout rounds to other element types; None for nothing."""
     num_parts: int = 1
-    """Parts of each microbatch that data parallelism adds up, in which the confirming reference sums it as well."""
+    """Parts of each microbatch, of rows or positions, that ranks add up, in which the confirming reference sums it as well."""
     num_addends: int = 1
     """Ranks that each have an addend of a gradient when the optimizer scales it; 1 where it is summed before."""
     rounds_parts: bool = False
@@ -100,7 +100,7 @@ class ReferenceRun:
     @classmethod
     def of(cls, scenario: Scenario) -> ReferenceRun:
         """What the ranks of a scenario are compared with."""
-        num_parts = max(layout.num_data_ranks for layout in scenario.layouts)
+        num_parts = max(layout.num_data_ranks * layout.mesh.size(CP) for layout in scenario.layouts)
         rounding = rounding_of(scenario.layout, scenario.training.precision)
         return cls(
             scenario.training,

@@ -12,9 +12,11 @@ from hypothesis import HealthCheck, Phase, assume, given, settings
 from packaging.version import Version
 
 from equivcheck import Outcome, check, torch_version
-from equivcheck.composition.limits import repaired_layout, unsupported
+from equivcheck.composition.fitting import fitted
+from equivcheck.composition.limits import repaired_layout, unsupported, why_unsupported
 from equivcheck.composition.resume_limits import CHECKPOINT_LAYOUT_LIMITS
 from equivcheck.export.script import script_of
+from equivcheck.layouts.limits.repairs import has_experts
 from equivcheck.layouts.script.draft import CannotExport
 from equivcheck.scenario import (
     FSDP2,
@@ -28,6 +30,7 @@ from equivcheck.scenario import (
     CrossEntropy,
     Data,
     Execution,
+    Experts,
     GatedMLP,
     Head,
     Layer,
@@ -143,6 +146,18 @@ def test_generated_scenarios_equal_one_device(scenario: Scenario) -> None:
 def test_a_compiled_model_computes_the_same() -> None:
     """In processes."""
     check(a_scenario(compile=Compile.AOT_EAGER)).assert_equivalent()
+
+
+@TYPED
+def test_compiled_experts_are_not_run() -> None:
+    """Their nearest training has none: see the reason."""
+    case = a_scenario(compile=Compile.AOT_EAGER)
+    model = replace(case.training.model, layers=(Experts(hidden=3), *case.training.model.layers[1:]))
+    experts = replace(case, training=replace(case.training, model=model))
+    assert "wrong gradient" in (why_unsupported(experts) or "")
+    assert not has_experts(fitted(experts).training.model)
+    eager = replace(experts, layout=replace(experts.layout, execution=Execution()))
+    assert why_unsupported(eager) is None
 
 
 MISTAKES = {

@@ -7,6 +7,7 @@ from contextlib import suppress
 from dataclasses import replace
 
 from equivcheck.errors import InvalidScenario
+from equivcheck.layers.registry import kind_of
 from equivcheck.scenario import (
     AnyLayer,
     AuxiliaryLinear,
@@ -100,6 +101,16 @@ def without_frozen(training: Training) -> Training:
     source = training.model.source
     trained = with_model(training, source=source and replace(source, frozen=False))
     return each_layer(trained, lambda _index, layer: layer.having(frozen=False))
+
+
+def without_experts(training: Training) -> Training:
+    """Linears in the place of layers that dispatch."""
+    inputs = training.model.inputs
+
+    def plain(index: int, layer: AnyLayer) -> AnyLayer:
+        return layer if kind_of(layer).dispatch(layer) is None else Layer(width=layer.outputs(inputs(index)))
+
+    return each_layer(training, plain)
 
 
 def of_labels(training: Training) -> Training:
@@ -226,6 +237,11 @@ def rounded(value: int, multiple: int, largest: int) -> int:
 def has_frozen(model: Model) -> bool:
     """Whether anything requires no gradient."""
     return any(layer.frozen for layer in model.layers) or (model.source is not None and model.source.frozen)
+
+
+def has_experts(model: Model) -> bool:
+    """Whether a layer dispatches."""
+    return any(kind_of(layer).dispatch(layer) is not None for layer in model.layers)
 
 
 def has_shares(model: Model) -> bool:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from itertools import product
 
 from equivcheck.layers.parameters import Parameter, by_layer, parameters_of
-from equivcheck.layouts.known_predicates import need
+from equivcheck.layouts.known_predicates import need, show
 from equivcheck.layouts.limits.repairs import is_tied
 from equivcheck.layouts.partition import local_shape
 from equivcheck.parallelisms.fsdp1.flat_layout import alignment_of, held_of
@@ -21,6 +21,10 @@ from equivcheck.scenario import (
     Wrapping,
 )
 from equivcheck.scenario.mesh import DP, REPLICATE, SHARD, TP
+from equivcheck.trace.differences import Difference, Divergence
+
+_ROUNDING = 0.01
+"""What a share of a gradient may be off, more than it is rounded in float16."""
 
 
 @need
@@ -28,6 +32,15 @@ def unit_of_nothing(scenario: Scenario) -> bool:
     """FSDP1 over tensor parallelism that leaves some rank no element of a unit."""
     with_fsdp1 = scenario.layout.has(FSDP1)
     return with_fsdp1 and has_unit_of_nothing(scenario.training, scenario.layout)
+
+
+@show
+def left_unreduced(scenario: Scenario, divergence: Divergence) -> bool:
+    """Replicas disagree, or agree on a share of the sum, as where they have the same gradient."""
+    if divergence.difference is Difference.RANKS_DISAGREE:
+        return True
+    replicas = scenario.layout.mesh.size(REPLICATE)
+    return math.isclose(float(divergence.actual) * replicas, float(divergence.expected), rel_tol=_ROUNDING)
 
 
 @need

@@ -18,7 +18,7 @@ from equivcheck.layouts.limits.repairs import (
     without_scale,
     without_shares,
 )
-from equivcheck.layouts.partition import chunk_sizes, cut_dim, leaves_nothing
+from equivcheck.layouts.partition import cut_dim, leaves_nothing
 from equivcheck.layouts.rounding import reduced_in
 from equivcheck.parallelisms.fsdp2.division import averages, backend_divides, expert_divide_factor
 from equivcheck.parallelisms.tensor_parallel.plans import UNFREEZES, cuts, trained_cuts
@@ -87,29 +87,6 @@ EVEN_LAST_DIMS = Limit(
     applies=cuts_last_dims_unevenly,
     repair=lambda training, layout: with_widths(training, layout.mesh.size(DP, SHARD, TP)),
     upstream=True,
-)
-
-
-def _some_ranks_cut_evenly(training: Training, layout: Layout) -> bool:
-    fsdp, shards = parallelism_of(layout, FSDP2), layout.mesh.size(DP, SHARD)
-    for parameter in parameters_of(training.model) if fsdp.shard_last_dim else ():
-        dim = cut_dim(fsdp, parameter)
-        if dim and len({length % shards == 0 for length in _tp_lengths(layout, parameter, dim)}) == 2:
-            return True
-    return False
-
-
-def _tp_lengths(layout: Layout, parameter: Parameter, dim: int) -> tuple[int, ...]:
-    """How much of a dim each rank of tensor parallelism has."""
-    return chunk_sizes(parameter.shape[dim], _tp_parts(layout, parameter, dim))
-
-
-LAST_DIMS_EVEN_ON_ALL = replace(
-    EVEN_LAST_DIMS,
-    reason="fully_shard: shard_placement_fn cuts only the first dim unevenly, and tensor parallelism leaves ranks unequal parts "
-    "of the last one: those that cannot cut theirs raise, and the others wait",
-    applies=_some_ranks_cut_evenly,
-    upstream=False,
 )
 
 CAST_WITH_THEIR_INPUTS = Limit(
@@ -190,7 +167,6 @@ LIMITS: tuple[Limit, ...] = (
     EVEN_ROWS,
     ONE_UNIT_FOR_SHARED_WEIGHTS,
     *NOTHING_REDUCED,
-    LAST_DIMS_EVEN_ON_ALL,
     EVEN_LAST_DIMS,
     CAST_WITH_THEIR_INPUTS,
     *DTENSOR_OPTIMIZERS,

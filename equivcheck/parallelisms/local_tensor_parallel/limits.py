@@ -6,7 +6,7 @@ from importlib.util import find_spec
 
 from equivcheck.layouts.limits.limit import LayoutLimit, Limit, parallelism_of
 from equivcheck.layouts.limits.optimizers import elementwise
-from equivcheck.layouts.limits.repairs import each_layer, with_model, with_options
+from equivcheck.layouts.limits.repairs import each_layer, has_experts, with_model, with_options, without_experts
 from equivcheck.layouts.partition import leaves_nothing
 from equivcheck.parallelisms.tensor_parallel.loss_limits import CROSS_ENTROPY_ALONE, ENDS_IN_HEAD
 from equivcheck.parallelisms.tensor_parallel.plan_limits import (
@@ -82,7 +82,22 @@ ONLY_OF_LINEARS = Limit(
     repair=lambda training, _layout: with_model(training, scale=False, offset=False),
 )
 
+TYPES_PACKAGE = "spmd_types"
+
+
+def _is_typed(layout: Layout) -> bool:
+    return parallelism_of(layout, LocalTensorParallel).collectives is Collectives.TYPED
+
+
+NO_TYPED_GRAPHS_OF_EXPERTS = Limit(
+    reason=f"local tensor parallelism with Collectives.TYPED: {TYPES_PACKAGE} asks a tensor for its grad_fn, at which a graph "
+    "ends; what is compiled between such ends gives the input of experts a wrong gradient from the second microbatch on",
+    applies=lambda training, layout: _is_typed(layout) and layout.execution.is_compiled and has_experts(training.model),
+    repair=lambda training, _layout: without_experts(training),
+)
+
 LIMITS: tuple[Limit, ...] = (
+    NO_TYPED_GRAPHS_OF_EXPERTS,
     ONE_ENTRY_A_LAYER,
     SHARES_CUT_ALIKE,
     ENDS_WHOLE,
@@ -94,12 +109,6 @@ LIMITS: tuple[Limit, ...] = (
     WHOLE_PARAMETERS,
     EVERY_RANK_HAS_TOKENS,
 )
-
-TYPES_PACKAGE = "spmd_types"
-
-
-def _is_typed(layout: Layout) -> bool:
-    return parallelism_of(layout, LocalTensorParallel).collectives is Collectives.TYPED
 
 
 def _untyped(layout: Layout) -> Layout:

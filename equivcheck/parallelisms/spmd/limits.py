@@ -13,9 +13,9 @@ from equivcheck.layouts.limits.execution import NO_COUNTS_IN_GRAPHS
 from equivcheck.layouts.limits.limit import Limit, parallelism_of
 from equivcheck.layouts.limits.optimizers import DTENSOR_OPTIMIZERS, WHOLE_PARAMETERS
 from equivcheck.layouts.limits.propagated_gradients import limits_of_propagated_gradients
-from equivcheck.layouts.limits.repairs import each_layer, with_model, with_rows, with_tables
+from equivcheck.layouts.limits.repairs import each_layer, has_experts, with_model, with_rows, with_tables, without_experts
 from equivcheck.layouts.partition import leaves_nothing
-from equivcheck.scenario import SPMD, AnyLayer, Distribution, Layer, Layout, Loss, Model, Norm, Training
+from equivcheck.scenario import SPMD, Distribution, Layout, Loss, Model, Norm, Training
 
 
 def _is_sharded(layout: Layout) -> bool:
@@ -96,21 +96,11 @@ UNFUSED_ATTENTION = Limit(
     repair=lambda training, _layout: each_layer(training, lambda _index, layer: kind_of(layer).propagated(layer)),
 )
 
-
-def _without_dispatch(training: Training, _layout: Layout) -> Training:
-    inputs = training.model.inputs
-
-    def plain(index: int, layer: AnyLayer) -> AnyLayer:
-        return layer if kind_of(layer).dispatch(layer) is None else Layer(width=layer.outputs(inputs(index)))
-
-    return each_layer(training, plain)
-
-
 NO_SELECTED_EXPERTS = Limit(
     reason="DTensor: selecting along a dim writes the shape of what is selected into the spec of the tensor that it is selected "
     "from, as of one expert into that of the weights of all, from which no other can be selected",
-    applies=lambda training, _layout: any(kind_of(layer).dispatch(layer) is not None for layer in training.model.layers),
-    repair=_without_dispatch,
+    applies=lambda training, _layout: has_experts(training.model),
+    repair=lambda training, _layout: without_experts(training),
     torch="<2.10",
 )
 

@@ -145,6 +145,12 @@ def weights_split_over_ranks(scenario: Scenario) -> bool:
 
 
 @need
+def plan_splits_weights(scenario: Scenario) -> bool:
+    """A plan does, whose parts may be DTensors or plain tensors."""
+    return scenario.layout.mesh.size(TP) > 1 and any(map(splits_weights, scenario.layout.of(PlannedParallelism)))
+
+
+@need
 def frozen_sequence_parallel_norm(scenario: Scenario) -> bool:
     """Tensor parallelism with a frozen norm whose input lies by rows."""
     return bool(unfrozen_norms(scenario.training.model, scenario.layout))

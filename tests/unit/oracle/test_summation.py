@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
@@ -19,6 +20,7 @@ from equivcheck.scenario import (
     AuxiliaryLinear,
     Axis,
     ClipNorm,
+    ContextParallel,
     CrossEntropy,
     Data,
     GatedMLP,
@@ -171,3 +173,14 @@ def test_gradients_that_cancel_move_on_any_number_of_ranks() -> None:
     """Of powers of two, as of one rank of data, the scale of losses rounds nothing."""
     assert ReferenceRun.of(ONE_FEATURE).num_parts == 1
     assert check(ONE_FEATURE).outcome is Outcome.EQUIVALENT
+
+
+@pytest.mark.parametrize(("axes", "num_parts"), [({"dp": 2}, 2), ({"cp": 2}, 2), ({"dp": 2, "cp": 2}, 4)])
+def test_positions_of_ranks_are_parts_as_their_rows_are(axes: dict[str, int], num_parts: int) -> None:
+    """Each rank has an addend of every gradient: Adafactor divides what a few tokens add up to by itself, however small it is."""
+    of_axes = {"dp": DDP(), "cp": ContextParallel()}
+    layout = Layout(
+        mesh=Mesh(axes=tuple(Axis(name=name, size=size) for name, size in axes.items())),
+        parallelisms=tuple(of_axes[name] for name in reversed(axes)),
+    )
+    assert ReferenceRun.of(replace(ONE_FEATURE, layout=layout)).num_parts == num_parts

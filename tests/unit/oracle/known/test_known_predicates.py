@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from equivcheck import Outcome, Scenario, check
-from equivcheck.known_issues.predicates import NEEDS
+from equivcheck.known_issues.predicates import NEEDS, SHOWS
 from equivcheck.parallelisms.tensor_parallel.plans import UNFREEZES
 from equivcheck.scenario import (
     DDP,
@@ -30,6 +30,7 @@ from equivcheck.scenario import (
     ZeroGrad,
 )
 from equivcheck.torch_version import torch_in
+from equivcheck.trace.differences import Difference, Divergence, Phase
 from supported import require_supported
 from unit.oracle.known.builders import FULLY_SHARD, HYBRID, INF, over_tp, scaled, scenario
 from unit.oracle.known.examples import SHOWN
@@ -139,3 +140,20 @@ def test_gradients_of_unlike_steps_are_added_where_they_are_kept(zero_grad: Zero
     example = scenario(spmd, *SECOND_AT_SOME_STEPS, features=3, sizes=(3,), loss=Loss.LINEAR_SUM)
     training = replace(example.training, zero_grad=zero_grad, steps=steps)
     assert check(replace(example, training=training)).outcome is expected
+
+
+@pytest.mark.parametrize(
+    ("difference", "actual", "expected"),
+    [
+        (Difference.RANKS_DISAGREE, "0.3", True),
+        (Difference.VALUE, "0.5", True),
+        (Difference.VALUE, "0.3", False),
+        (Difference.VALUE, "1.0", False),
+    ],
+)
+def test_replicas_that_are_not_reduced_may_have_the_same_gradient(difference: Difference, actual: str, expected: bool) -> None:
+    """Then they agree, on a share of the sum: of whatever else is wrong with it another issue is the reason."""
+    found = Divergence(
+        step=0, phase=Phase.GRADIENT, tensor="bias", difference=difference, rank=0, expected="1.0", actual=actual, error=1e9
+    )
+    assert SHOWS["left_unreduced"](scenario(HYBRID, sizes=(2, 1)), found) is expected
