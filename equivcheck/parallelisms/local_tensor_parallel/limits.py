@@ -90,10 +90,12 @@ def _is_typed(layout: Layout) -> bool:
 
 
 NO_TYPED_GRAPHS_OF_EXPERTS = Limit(
-    reason=f"local tensor parallelism with Collectives.TYPED: {TYPES_PACKAGE} asks a tensor for its grad_fn, at which a graph "
-    "ends; what is compiled between such ends gives the input of experts a wrong gradient from the second microbatch on",
+    reason=f"local tensor parallelism with Collectives.TYPED: {TYPES_PACKAGE} asks a tensor for its grad_fn: there graphs end, "
+    "and a move of activations is compiled by itself; one that gathers them for experts is then taken for one whose gradient is "
+    "summed, as comparisons of enum members are folded without a guard (pytorch#196173)",
     applies=lambda training, layout: _is_typed(layout) and layout.execution.is_compiled and has_experts(training.model),
     repair=lambda training, _layout: without_experts(training),
+    torch=">=2.12",
 )
 
 LIMITS: tuple[Limit, ...] = (
