@@ -6,7 +6,9 @@ from equivcheck.composition.registry import rounding_of
 from equivcheck.layers.registry import kind_of
 from equivcheck.layouts.limits.limit import Limit
 from equivcheck.layouts.limits.repairs import each_layer
-from equivcheck.scenario import AnyLayer, Layout, Training
+from equivcheck.layouts.partition import chunk_sizes, leaves_nothing
+from equivcheck.scenario import AnyLayer, Attention, ContextParallel, Exchange, Layout, Training
+from equivcheck.scenario.mesh import CP, TP
 
 
 def _with_known_shapes(_index: int, layer: AnyLayer) -> AnyLayer:
@@ -36,6 +38,31 @@ def _without_recomputed_routes(training: Training, layout: Layout) -> Training:
     return each_layer(training, lambda index, layer: layer.without_routing() if layout.execution.checkpoints(index) else layer)
 
 
+def _leaves_no_head(training: Training, layout: Layout) -> bool:
+    return any(
+        isinstance(layer, Attention) and layer.fused and _some_rank_has_no(layer.kv_heads, layout)
+        for layer in training.model.layers
+    )
+
+
+def _some_rank_has_no(heads: int, layout: Layout) -> bool:
+    """Whether tensor parallelism within layers, and what exchanges positions for heads, may leave a rank none."""
+    by_heads = any(each.exchange is Exchange.ULYSSES for each in layout.of(ContextParallel))
+    ranks = layout.mesh.size(CP) if by_heads else 1
+    return any(leaves_nothing(part, ranks) for part in chunk_sizes(heads, layout.mesh.size(TP)))
+
+
+def _explicitly(_index: int, layer: AnyLayer) -> AnyLayer:
+    return layer.having(fused=False) if isinstance(layer, Attention) else layer
+
+
+NO_FUSED_ATTENTION_OF_NO_HEADS = Limit(
+    reason="fused attention on CPU: of a rank without heads it divides by zero, which ends the process (SIGFPE)",
+    applies=_leaves_no_head,
+    repair=lambda training, _layout: each_layer(training, _explicitly),
+    torch="<2.12",
+)
+
 NO_SHAPES_OF_VALUES_IN_GRAPHS = Limit(
     reason="a graph: it holds no shapes that depend on values, as of the positions that have chosen an expert",
     applies=_has_shapes_of_values,
@@ -57,6 +84,7 @@ NO_RECOMPUTED_ROUTES_IN_COMPILED_BACKWARDS = Limit(
 )
 
 LAYER_LIMITS = (
+    NO_FUSED_ATTENTION_OF_NO_HEADS,
     NO_SHAPES_OF_VALUES_IN_GRAPHS,
     NO_CHOICES_BETWEEN_ROUNDED_SCORES,
     NO_RECOMPUTED_ROUTES_IN_COMPILED_BACKWARDS,

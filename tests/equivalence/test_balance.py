@@ -48,6 +48,7 @@ from equivcheck.trace.stage import Stage
 from equivcheck.train.loop import train
 from equivcheck.train.single_device import single_device
 from exported import printed_differences
+from supported import require_supported
 
 EXPERTS = Experts(hidden=3, num_experts=4, top_k=2, scores=Scores.SIGMOID, norm=Norm.RMS, balance=0.5)
 OTHERS = Experts(hidden=2, num_experts=3, balance=1.0)
@@ -122,6 +123,7 @@ def test_it_counts_as_a_mean_over_rows(scores: Scores, top_k: int, microbatches:
     assert losses[0] - losses[1] == pytest.approx(0.25)
 
 
+@pytest.mark.torch(">=2.10", "earlier versions have no stages on several ranks over gloo")
 def test_the_stages_of_a_pipeline_have_none() -> None:
     """The limit says why, and what repairs it is what is left."""
     scenario = a_scenario(Pipeline(num_chunks=2), pp=2)
@@ -144,6 +146,7 @@ SCRIPTS = {
 def test_a_script_counts_as_ranks_do(case: str, tmp_path: Path) -> None:
     """It trains the same on several ranks as on one device, and exits with 0."""
     scenario = SCRIPTS[case]
+    require_supported(scenario)
     scenario = replace(scenario, training=repaired(scenario.training, scenario.layout))
     assert scenario.training.model.balances
     code, printed, output = printed_differences(script_of(scenario), scenario.layout.mesh.num_ranks, tmp_path)

@@ -19,9 +19,12 @@ from equivcheck.scenario import (
     SPMD,
     Adafactor,
     Adam,
+    Attention,
     Axis,
+    ContextParallel,
     Data,
     Distribution,
+    Exchange,
     Implementation,
     Layer,
     LayerPlan,
@@ -109,6 +112,27 @@ def test_cut_features_are_not_normalised(installed: str, reason: str | None, mon
             within = repaired(replace(with_layer(index, norm=norm), loss=Loss.LINEAR_SUM), FULLY_SHARDED)
             assert unsupported(within, FULLY_SHARDED) is None
             assert within.model.layers[index].norm is (None if index else Norm.RMS)
+
+
+@pytest.mark.parametrize(
+    ("installed", "exchange", "ranks", "is_refused"),
+    [
+        ("2.11.0", Exchange.ULYSSES, 3, True),
+        ("2.11.0", Exchange.ULYSSES, 2, False),
+        ("2.11.0", Exchange.RING, 3, False),
+        ("2.12.1", Exchange.ULYSSES, 3, False),
+    ],
+)
+def test_a_rank_without_heads_has_no_fused_attention(
+    installed: str, exchange: Exchange, ranks: int, is_refused: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before torch 2.12 it ends the process; explicit attention is run everywhere."""
+    monkeypatch.setattr(torch_version, "_installed", lambda: Version(installed))
+    layout = Layout(mesh=Mesh(axes=(Axis(name="cp", size=ranks),)), parallelisms=(ContextParallel(exchange=exchange),))
+    model = Model(features=4, length=3, layers=(Attention(heads=4, kv_heads=2, fused=True),))
+    training = Training(model=model, data=Data(microbatches=(2,)), loss=Loss.LINEAR_SUM)
+    assert ("ends the process" in (unsupported(training, layout) or "")) is is_refused
+    assert unsupported(repaired(training, layout), layout) is None
 
 
 @pytest.mark.torch("<2.10", "later versions refuse it")
