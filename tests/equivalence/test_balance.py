@@ -142,7 +142,12 @@ SCRIPTS = {
 }
 
 
-@pytest.mark.parametrize("case", SCRIPTS)
+WRITTEN_IN_EACH_RUN = ("over experts", "over positions")
+
+
+@pytest.mark.parametrize(
+    "case", [pytest.param(case, marks=() if case in WRITTEN_IN_EACH_RUN else pytest.mark.slow) for case in SCRIPTS]
+)
 def test_a_script_counts_as_ranks_do(case: str, tmp_path: Path) -> None:
     """It trains the same on several ranks as on one device, and exits with 0."""
     scenario = SCRIPTS[case]

@@ -159,7 +159,14 @@ def test_a_wrong_factor_of_experts_is_caught(monkeypatch: pytest.MonkeyPatch, mi
     assert ".experts." in verdict.divergence.tensor
 
 
-@pytest.mark.parametrize("around", [(), (AROUND["ddp"][1],), (AROUND["fsdp2 by layers"][1],)], ids=["alone", "ddp", "fsdp2"])
+@pytest.mark.parametrize(
+    "around",
+    [
+        pytest.param((), id="alone"),
+        pytest.param((AROUND["ddp"][1],), id="ddp", marks=pytest.mark.slow),
+        pytest.param((AROUND["fsdp2 by layers"][1],), id="fsdp2", marks=pytest.mark.slow),
+    ],
+)
 def test_a_script_computes_what_ranks_compute(around: tuple[Parallelism, ...], tmp_path: Path) -> None:
     """A script of torch alone has the exchange in full, and puts experts of all ranks together."""
     layer = replace(EXPERTS, dropout=0.25, weighs_input=bool(around), shared=not around)
