@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from equivcheck.layers.parameters import SCALE, layer_of
 from equivcheck.layouts.known_predicates import need, show
 from equivcheck.parallelisms.pipeline.stages import (
@@ -88,14 +90,23 @@ def stage_ends_in_view(scenario: Scenario) -> bool:
 @need
 def weight_shared_around_others(scenario: Scenario) -> bool:
     """In a stage behind the first, a trained parameter lies between two uses of a trained weight."""
+    return any(map(_has_trained, _between_uses(scenario)))
+
+
+@need
+def weight_shared_in_a_row(scenario: Scenario) -> bool:
+    """In a stage behind the first a trained weight has two uses, and nothing that is trained lies between them."""
+    return not all(map(_has_trained, _between_uses(scenario)))
+
+
+def _between_uses(scenario: Scenario) -> Iterator[tuple[AnyLayer, ...]]:
+    """The layers from one use of a trained weight to another in its stage, that of the other included, behind the first stage."""
     pipeline, layers = _pipeline(scenario), scenario.training.model.layers
-    if pipeline is None:
-        return False
-    return any(
-        owner is not None and owner in span and not layers[owner].frozen and _has_trained(layers[owner + 1 : index + 1])
-        for span in _spans(scenario, pipeline)[1:]
-        for index, owner in ((index, layers[index].shares) for index in span)
-    )
+    for span in () if pipeline is None else _spans(scenario, pipeline)[1:]:
+        for index in span:
+            owner = layers[index].shares
+            if owner is not None and owner in span and not layers[owner].frozen:
+                yield layers[owner + 1 : index + 1]
 
 
 def _has_trained(layers: tuple[AnyLayer, ...]) -> bool:

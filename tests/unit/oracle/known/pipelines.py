@@ -25,6 +25,14 @@ SHOWN = {
             scenario(Pipeline(schedule=ZB), UNTIED[0], AROUND[0], features=2),
         ],
     ),
+    "split_backward_adds_shared_weight": (
+        scenario(Pipeline(schedule=ZB), *UNTIED, AROUND[0], replace(AROUND[1], norm=None), features=2),
+        [
+            scenario(Pipeline(), *UNTIED, AROUND[0], replace(AROUND[1], norm=None), features=2),
+            scenario(Pipeline(schedule=ZB), *UNTIED, *UNTIED, features=2),
+            scenario(Pipeline(schedule=ZB), *UNTIED, replace(AROUND[0], frozen=True), replace(AROUND[1], norm=None), features=2),
+        ],
+    ),
     "split_backward_behind_frozen_layers": (
         scenario(Pipeline(schedule=ZB), FROZEN, ONE_WEIGHT),
         [

@@ -1,0 +1,60 @@
+"""Zero-bubble schedules compute a wrong gradient of a weight that a stage uses twice in a row.
+
+To compute gradients of weights apart, `stage_backward_weight` runs backward from where a parameter meets the path to the stage's
+input, once for each such place. A weight with two uses meets it twice, and what comes of the later use is counted once more.
+
+    torchrun --standalone --nproc-per-node 2 split_backward_adds_shared_weight.py
+
+Exit code 1 when it is wrong. Seen on torch 2.12, CPU, gloo.
+"""
+
+import sys
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.pipelining import PipelineStage
+from torch.distributed.pipelining.schedules import ScheduleInterleavedZeroBubble
+
+
+class Twice(nn.Module):
+    """The same linear twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(2, 2, bias=False)
+        nn.init.constant_(self.linear.weight, 0.75)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        """Map (rows, 2) to (rows, 2)."""
+        return self.linear(self.linear(inputs))
+
+
+def expected() -> torch.Tensor:
+    """The gradient of the second of two such modules on one device."""
+    first, second = Twice(), Twice()
+    nn.functional.mse_loss(second(first(torch.ones(2, 2))), torch.ones(2, 2)).backward()
+    assert second.linear.weight.grad is not None
+    return second.linear.weight.grad
+
+
+def main() -> int:
+    """Run one step of two stages of one microbatch each, and compare the second."""
+    torch.set_default_dtype(torch.float64)  # in which torch 2.9 receives the int64 that another stage sends first
+    dist.init_process_group("gloo", timeout=timedelta(seconds=20))
+    rank = dist.get_rank()
+    module = Twice()
+    stage = PipelineStage(module, rank, 2, torch.device("cpu"))
+    schedule = ScheduleInterleavedZeroBubble([stage], 2, loss_fn=nn.MSELoss())
+    schedule.step(*([torch.ones(2, 2)] if rank == 0 else []), target=torch.ones(2, 2) if rank == 1 else None)
+    found = module.linear.weight.grad
+    dist.destroy_process_group()
+    if rank == 0:
+        return 0
+    print("gradient", found, "expected", expected())
+    return int(found is None or not torch.allclose(found, expected()))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
