@@ -49,7 +49,7 @@ NO_LIMIT = {
     "SPMD": set(),
     "TensorParallel": set(),
     "LocalTensorParallel": set(),
-    "ContextParallel": {"exchange", "balance"},
+    "ContextParallel": {"balance"},
     "ExpertParallel": set(),
     "LocalDataParallel": {"flat_buffer"},
     "Pipeline": {"static_shapes"},
