@@ -5,9 +5,9 @@ from __future__ import annotations
 from equivcheck.composition.registry import rounding_of
 from equivcheck.layers.registry import kind_of
 from equivcheck.layouts.limits.limit import Limit
-from equivcheck.layouts.limits.repairs import each_layer
+from equivcheck.layouts.limits.repairs import each_layer, has_routing, without_routing
 from equivcheck.layouts.partition import chunk_sizes, leaves_nothing
-from equivcheck.scenario import AnyLayer, Attention, ContextParallel, Exchange, Layout, Training
+from equivcheck.scenario import AnyLayer, Attention, ContextParallel, Exchange, Layout, PlannedParallelism, Split, Training
 from equivcheck.scenario.mesh import CP, TP
 
 
@@ -25,7 +25,7 @@ def _routes(layer: AnyLayer) -> bool:
 
 
 def _rounds_choices(training: Training, layout: Layout) -> bool:
-    return any(map(_routes, training.model.layers)) and rounding_of(layout, training.precision) is not None
+    return has_routing(training.model) and rounding_of(layout, training.precision) is not None
 
 
 def _compiles_recomputed_routes(training: Training, layout: Layout) -> bool:
@@ -40,16 +40,18 @@ def _without_recomputed_routes(training: Training, layout: Layout) -> Training:
 
 def _leaves_no_head(training: Training, layout: Layout) -> bool:
     return any(
-        isinstance(layer, Attention) and layer.fused and _some_rank_has_no(layer.kv_heads, layout)
-        for layer in training.model.layers
+        isinstance(layer, Attention) and layer.fused and _some_rank_has_no(layer.kv_heads, layout, index)
+        for index, layer in enumerate(training.model.layers)
     )
 
 
-def _some_rank_has_no(heads: int, layout: Layout) -> bool:
-    """Whether tensor parallelism within layers, and what exchanges positions for heads, may leave a rank none."""
+def _some_rank_has_no(heads: int, layout: Layout, index: int) -> bool:
+    """Whether a plan that cuts a layer within, or what exchanges positions for heads, leaves a rank none."""
+    entries = (entry for each in layout.of(PlannedParallelism) for entry in each.plan[index : index + 1])
+    parts = layout.mesh.size(TP) if any(entry.split is Split.WITHIN for entry in entries) else 1
     by_heads = any(each.exchange is Exchange.ULYSSES for each in layout.of(ContextParallel))
     ranks = layout.mesh.size(CP) if by_heads else 1
-    return any(leaves_nothing(part, ranks) for part in chunk_sizes(heads, layout.mesh.size(TP)))
+    return any(leaves_nothing(part, ranks) for part in chunk_sizes(heads, parts))
 
 
 def _explicitly(_index: int, layer: AnyLayer) -> AnyLayer:
@@ -73,7 +75,7 @@ NO_CHOICES_BETWEEN_ROUNDED_SCORES = Limit(
     reason="a router under a layout that rounds to other element types: scores are often equal then but for how something was "
     "rounded, and whether ranks choose the experts of one device is chance",
     applies=_rounds_choices,
-    repair=lambda training, _layout: each_layer(training, lambda _index, layer: layer.without_routing()),
+    repair=lambda training, _layout: without_routing(training),
 )
 
 NO_RECOMPUTED_ROUTES_IN_COMPILED_BACKWARDS = Limit(

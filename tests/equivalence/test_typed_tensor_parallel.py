@@ -16,7 +16,7 @@ from equivcheck.composition.fitting import fitted
 from equivcheck.composition.limits import repaired_layout, unsupported, why_unsupported
 from equivcheck.composition.resume_limits import CHECKPOINT_LAYOUT_LIMITS
 from equivcheck.export.script import script_of
-from equivcheck.layouts.limits.repairs import has_experts
+from equivcheck.layouts.limits.repairs import has_routing
 from equivcheck.layouts.script.draft import CannotExport
 from equivcheck.scenario import (
     FSDP2,
@@ -156,7 +156,7 @@ def test_compiled_experts_are_not_run() -> None:
     model = replace(case.training.model, layers=(Experts(hidden=3), *case.training.model.layers[1:]))
     experts = replace(case, training=replace(case.training, model=model))
     assert "pytorch#196173" in (why_unsupported(experts) or "")
-    assert not has_experts(fitted(experts).training.model)
+    assert not has_routing(fitted(experts).training.model)
     eager = replace(experts, layout=replace(experts.layout, execution=Execution()))
     assert why_unsupported(eager) is None
 

@@ -7,7 +7,6 @@ from contextlib import suppress
 from dataclasses import replace
 
 from equivcheck.errors import InvalidScenario
-from equivcheck.layers.registry import kind_of
 from equivcheck.scenario import (
     AnyLayer,
     AuxiliaryLinear,
@@ -103,14 +102,9 @@ def without_frozen(training: Training) -> Training:
     return each_layer(trained, lambda _index, layer: layer.having(frozen=False))
 
 
-def without_experts(training: Training) -> Training:
-    """Linears in the place of layers that dispatch."""
-    inputs = training.model.inputs
-
-    def plain(index: int, layer: AnyLayer) -> AnyLayer:
-        return layer if kind_of(layer).dispatch(layer) is None else Layer(width=layer.outputs(inputs(index)))
-
-    return each_layer(training, plain)
+def without_routing(training: Training) -> Training:
+    """Layers that choose nothing in the place of those that do."""
+    return each_layer(training, lambda _index, layer: layer.without_routing())
 
 
 def of_labels(training: Training) -> Training:
@@ -239,9 +233,9 @@ def has_frozen(model: Model) -> bool:
     return any(layer.frozen for layer in model.layers) or (model.source is not None and model.source.frozen)
 
 
-def has_experts(model: Model) -> bool:
-    """Whether a layer dispatches."""
-    return any(kind_of(layer).dispatch(layer) is not None for layer in model.layers)
+def has_routing(model: Model) -> bool:
+    """Whether a layer chooses experts."""
+    return any(layer.without_routing() != layer for layer in model.layers)
 
 
 def has_shares(model: Model) -> bool:

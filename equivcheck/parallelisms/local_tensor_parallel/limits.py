@@ -6,7 +6,7 @@ from importlib.util import find_spec
 
 from equivcheck.layouts.limits.limit import LayoutLimit, Limit, parallelism_of
 from equivcheck.layouts.limits.optimizers import elementwise
-from equivcheck.layouts.limits.repairs import each_layer, has_experts, with_model, with_options, without_experts
+from equivcheck.layouts.limits.repairs import each_layer, has_routing, with_model, with_options, without_routing
 from equivcheck.layouts.partition import leaves_nothing
 from equivcheck.parallelisms.tensor_parallel.loss_limits import CROSS_ENTROPY_ALONE, ENDS_IN_HEAD
 from equivcheck.parallelisms.tensor_parallel.plan_limits import (
@@ -93,8 +93,8 @@ NO_TYPED_GRAPHS_OF_EXPERTS = Limit(
     reason=f"local tensor parallelism with Collectives.TYPED: {TYPES_PACKAGE} asks a tensor for its grad_fn: there graphs end, "
     "and a move of activations is compiled by itself; one that gathers them for experts is then taken for one whose gradient is "
     "summed, as comparisons of enum members are folded without a guard (pytorch#196173)",
-    applies=lambda training, layout: _is_typed(layout) and layout.execution.is_compiled and has_experts(training.model),
-    repair=lambda training, _layout: without_experts(training),
+    applies=lambda training, layout: _is_typed(layout) and layout.execution.is_compiled and has_routing(training.model),
+    repair=lambda training, _layout: without_routing(training),
     torch=">=2.12",
 )
 

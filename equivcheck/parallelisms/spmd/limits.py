@@ -13,7 +13,7 @@ from equivcheck.layouts.limits.execution import NO_COUNTS_IN_GRAPHS
 from equivcheck.layouts.limits.limit import Limit, parallelism_of
 from equivcheck.layouts.limits.optimizers import DTENSOR_OPTIMIZERS, WHOLE_PARAMETERS
 from equivcheck.layouts.limits.propagated_gradients import limits_of_propagated_gradients
-from equivcheck.layouts.limits.repairs import each_layer, has_experts, with_model, with_rows, with_tables, without_experts
+from equivcheck.layouts.limits.repairs import each_layer, has_routing, with_model, with_rows, with_tables, without_routing
 from equivcheck.layouts.partition import leaves_nothing
 from equivcheck.scenario import SPMD, Distribution, Layout, Loss, Model, Norm, Training
 
@@ -99,8 +99,8 @@ UNFUSED_ATTENTION = Limit(
 NO_SELECTED_EXPERTS = Limit(
     reason="DTensor: selecting along a dim writes the shape of what is selected into the spec of the tensor that it is selected "
     "from, as of one expert into that of the weights of all, from which no other can be selected",
-    applies=lambda training, _layout: has_experts(training.model),
-    repair=lambda training, _layout: without_experts(training),
+    applies=lambda training, _layout: has_routing(training.model),
+    repair=lambda training, _layout: without_routing(training),
     torch="<2.10",
 )
 

@@ -101,9 +101,10 @@ def test_a_ring_over_large_scores_is_within_the_floor(monkeypatch: pytest.Monkey
 
 @pytest.mark.parametrize("exchange", [Exchange.GATHER, Exchange.ULYSSES])
 def test_other_exchanges_compute_one_softmax(exchange: Exchange) -> None:
-    """They need no such floor."""
-    layout = replace(LAYOUT, parallelisms=(ContextParallel(exchange=exchange),))
-    assert check(replace(SCENARIO, layout=layout)).outcome is Outcome.EQUIVALENT
+    """They need no such floor, and have none."""
+    other = replace(SCENARIO, layout=replace(LAYOUT, parallelisms=(ContextParallel(exchange=exchange),)))
+    assert [module.ReferenceRun.of(each).is_ring for each in (SCENARIO, other)] == [True, False]
+    assert check(other).outcome is Outcome.EQUIVALENT
 
 
 EXPLODING = Training(
