@@ -25,6 +25,7 @@ from equivcheck.scenario import (
     Data,
     Distribution,
     Exchange,
+    Experts,
     Implementation,
     Layer,
     LayerPlan,
@@ -132,6 +133,16 @@ def test_a_rank_without_heads_has_no_fused_attention(
     model = Model(features=4, length=3, layers=(Attention(heads=4, kv_heads=2, fused=True),))
     training = Training(model=model, data=Data(microbatches=(2,)), loss=Loss.LINEAR_SUM)
     assert ("ends the process" in (unsupported(training, layout) or "")) is is_refused
+    assert unsupported(repaired(training, layout), layout) is None
+
+
+@pytest.mark.parametrize(("installed", "is_refused"), [("2.9.1", True), ("2.10.0", False)])
+def test_experts_are_not_selected_from_dtensors(installed: str, is_refused: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before torch 2.10 the first that is selected spoils the others."""
+    monkeypatch.setattr(torch_version, "_installed", lambda: Version(installed))
+    layout, model = layout_of(SPMD()), Model(features=4, layers=(Experts(hidden=2, dispatched=False),))
+    training = Training(model=model, data=Data(microbatches=(2,)), loss=Loss.LINEAR_SUM)
+    assert ("selecting along a dim" in (unsupported(training, layout) or "")) is is_refused
     assert unsupported(repaired(training, layout), layout) is None
 
 
