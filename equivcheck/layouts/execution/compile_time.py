@@ -34,21 +34,30 @@ _BROKEN_SECONDS = 0.7
 """What compiled autograd takes on each rank for one linear whose gradients are DTensors, and for more by the square of their
 number: the graph of one backward breaks at each conversion (https://github.com/pytorch/pytorch/issues/127797), and what comes
 after a break is compiled as one. Measured on 1 to 4 ranks: 1.1 s for one linear, 10 for four, 13 to 26 for one attention."""
+_SYMBOLIC_SECONDS = 0.7
+"""What compiled autograd takes on each rank for one linear over sequences, and for more by the square of their number: it traces
+sizes as symbols, and reasons about all that it knows of them at each change of a shape. Measured on 1 rank: 13 s for one
+attention, 42 for two (100 where they are rotary and fused), 88 to 120 for three, 160 to 185 for four; of rows alone eight
+linears take 4 s."""
 _TRACE_SECONDS = 0.1
 """What one rank takes to trace a layer with a microbatch of one step; of 0.05 to 0.2 that were measured."""
 
 
-def num_graphs(training: Training) -> int:
-    """Passes that differ, each compiled anew: for every size of microbatch, and with and without what runs at even steps."""
+def num_graphs(training: Training, execution: Execution) -> int:
+    """Passes that differ, each compiled anew: for every size of microbatch, and with and without what runs at even steps.
+
+    A compiled backward is also another where it makes gradients and where it adds to those that there are.
+    """
     changes = training.steps > 1 and any(layer.auxiliary is AuxiliaryLinear.EVEN_STEPS for layer in training.model.layers)
-    return len(set(training.data.microbatches)) * (2 if changes else 1)
+    adds = execution.compiled_autograd and len(training.data.microbatches) > 1
+    return len(set(training.data.microbatches)) * (2 if changes else 1) * (2 if adds else 1)
 
 
 def compile_seconds(training: Training, layout: Layout) -> float:
     """What the ranks of a layout have beyond their deadline; 0 where nothing is compiled."""
     if not layout.execution.is_compiled:
         return 0.0
-    return num_graphs(training) * max(COMPILE_SECONDS, _TIMES_EXPECTED * _expected(training.model, layout))
+    return num_graphs(training, layout.execution) * max(COMPILE_SECONDS, _TIMES_EXPECTED * _expected(training.model, layout))
 
 
 @singledispatch
@@ -64,8 +73,8 @@ def _(scenario: Scenario) -> float:
 
 def expected_compile_seconds(scenario: Scenario) -> float:
     """What compiling is expected to take, of all layouts; 0 where nothing is compiled."""
-    seconds = sum(_expected(scenario.training.model, layout) for layout in scenario.layouts if layout.execution.is_compiled)
-    return num_graphs(scenario.training) * seconds if seconds else 0.0
+    training, layouts = scenario.training, [layout for layout in scenario.layouts if layout.execution.is_compiled]
+    return sum((num_graphs(training, layout.execution) * _expected(training.model, layout) for layout in layouts), start=0.0)
 
 
 def expected_trace_seconds(scenario: Scenario) -> float:
@@ -86,6 +95,8 @@ def _expected(model: Model, layout: Layout) -> float:
     seconds += _linear_seconds(execution) * num_ranks * num_linears
     if execution.compiled_autograd and layout.has(TensorParallel, SPMD):
         seconds += _BROKEN_SECONDS * num_ranks * num_linears**2
+    if execution.compiled_autograd and model.length is not None:
+        seconds += _SYMBOLIC_SECONDS * num_ranks * num_linears**2
     return seconds
 
 

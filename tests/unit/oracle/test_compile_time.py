@@ -56,7 +56,13 @@ def training(*microbatches: int, steps: int = 2, auxiliary: AuxiliaryLinear | No
 )
 def test_every_pass_that_differs_is_compiled(given: Training, expected: int) -> None:
     """Sizes of microbatches and what runs at a step make another graph; repeated ones do not."""
-    assert num_graphs(given) == expected
+    assert num_graphs(given, COMPILED.execution) == expected
+
+
+@pytest.mark.parametrize(("given", "expected"), [(training(4), 1), (training(4, 4), 2), (training(4, 2, 4), 4)], ids=repr)
+def test_a_backward_that_adds_to_gradients_is_compiled_as_another(given: Training, expected: int) -> None:
+    """Compiled autograd compiles once what makes gradients, and once what adds to them, for each size."""
+    assert num_graphs(given, Execution(compiled_autograd=True)) == expected
 
 
 def test_time_is_given_to_each_layout_that_compiles() -> None:
@@ -127,3 +133,16 @@ def test_recomputed_layers_break_the_graph_of_a_compiled_backward() -> None:
     recomputed = {"checkpointing": Recompute.EVERY_LAYER}
     assert expected(compiled_autograd=True, **recomputed) > expected(compiled_autograd=True)
     assert expected(compile=Compile.AOT_EAGER, **recomputed) == expected(compile=Compile.AOT_EAGER)
+
+
+def test_a_compiled_backward_over_sequences_takes_the_square_of_its_linears() -> None:
+    """Ranks that compile one of several layers of attention are not taken for ones that hang; rows alone are quick."""
+
+    def backward(num_layers: int, length: int | None) -> float:
+        layers = (Layer(width=1),) * num_layers
+        given = replace(training(4), model=Model(features=1, length=length, layers=layers))
+        layout = replace(LAYOUT, execution=Execution(compiled_autograd=True))
+        return expected_compile_seconds(Scenario(training=given, layout=layout))
+
+    assert backward(8, 2) > 3 * backward(4, 2)
+    assert backward(8, None) < 2 * backward(4, None) < backward(4, 2)
