@@ -52,6 +52,7 @@ def test_a_mutant_that_is_not_reached_fails_the_selftest() -> None:
     assert f"{NAME} had no effect in 1 example" in result.stdout
 
 
+@pytest.mark.slow
 def test_a_race_tells_when_each_mutant_is_caught() -> None:
     """One object on stdout with the CPU seconds and checks of each campaign, one line each on stderr; without --json a table."""
     arguments = ("--race", "1000", "--campaigns", "1", "--seed", "4", "--mutants", NAME, "--workers", "1")

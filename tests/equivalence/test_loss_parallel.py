@@ -221,8 +221,13 @@ def test_a_traced_step_has_the_loss_in_parts() -> None:
 
 @pytest.mark.parametrize(
     "scenario",
-    [a_scenario(), a_scenario(DDP()), a_scenario(execution=Execution(compile=Compile.AOT_EAGER, per_layer=True))],
-    ids=["plain", "ddp", "compiled"],
+    [
+        pytest.param(a_scenario(), id="plain"),
+        pytest.param(a_scenario(DDP()), id="ddp"),
+        pytest.param(
+            a_scenario(execution=Execution(compile=Compile.AOT_EAGER, per_layer=True)), id="compiled", marks=pytest.mark.slow
+        ),
+    ],
 )
 def test_losses_are_computed_in_parts_by_processes(scenario: Scenario) -> None:
     """Real processes leave the same."""
@@ -263,11 +268,10 @@ def test_weights_of_ignored_labels_are_known_to_raise() -> None:
 @pytest.mark.parametrize(
     "scenario",
     [
-        a_scenario(model=replace(DECODER, offset=True)),
-        a_scenario(DDP(no_sync=True)),
-        a_scenario(FSDP2(), output=ActivationSharding.ROWS),
+        pytest.param(a_scenario(model=replace(DECODER, offset=True)), id="offset"),
+        pytest.param(a_scenario(DDP(no_sync=True)), id="ddp", marks=pytest.mark.slow),
+        pytest.param(a_scenario(FSDP2(), output=ActivationSharding.ROWS), id="fsdp2"),
     ],
-    ids=["offset", "ddp", "fsdp2"],
 )
 def test_a_script_computes_losses_in_parts(scenario: Scenario, tmp_path: Path) -> None:
     """With torch alone ranks leave what one device does, also where losses are averaged over data ranks."""

@@ -33,7 +33,7 @@ from equivcheck.strategies import scenarios
 from equivcheck.worlds.pool import ranks
 from lowered import OPTIONS, lowered_layouts
 
-SIM_EXAMPLES = max(8, settings().max_examples // 12)
+SIM_EXAMPLES = max(5, settings().max_examples // 20)
 GLOO_EXAMPLES = max(3, settings().max_examples // 30)
 UNHURRIED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much])
 

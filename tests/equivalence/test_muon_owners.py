@@ -41,7 +41,7 @@ def layouts_of(name: str) -> st.SearchStrategy[Layout]:
 
 @pytest.mark.parametrize(
     ("name", "examples"),
-    [("fsdp2", max(10, settings().max_examples // 10)), ("fsdp2 x local_tensor_parallel", max(4, settings().max_examples // 25))],
+    [("fsdp2", max(6, settings().max_examples // 16)), ("fsdp2 x local_tensor_parallel", max(4, settings().max_examples // 25))],
 )
 def test_owners_equal_one_device(name: str, examples: int) -> None:
     """Uneven shards, ranks that own nothing, groups, frozen and shared weights, replicas."""

@@ -35,7 +35,7 @@ from equivcheck.trace.differences import Phase
 from equivcheck.train.setup import Setup
 from fresh import drawn_afresh
 
-EXAMPLES = max(8, settings().max_examples // 12)
+EXAMPLES = max(6, settings().max_examples // 16)
 
 
 @pytest.mark.parametrize("kind", [Adafactor, Muon])

@@ -53,7 +53,7 @@ from supported import require_supported
 
 pytestmark = pytest.mark.mostly_equivalent
 
-SIM_EXAMPLES = max(10, settings().max_examples // 10)
+SIM_EXAMPLES = max(6, settings().max_examples // 16)
 GLOO_EXAMPLES = 8
 RESUMED_EXAMPLES = max(4, settings().max_examples // 25)
 UNHURRIED = settings(deadline=None, phases=(Phase.explicit, Phase.reuse, Phase.generate), suppress_health_check=list(HealthCheck))

@@ -21,7 +21,7 @@ from equivcheck.strategies import layouts, scenarios
 from equivcheck.worlds.failure import RanksFailed
 from equivcheck.worlds.world import World
 
-FEW = settings(deadline=None, max_examples=max(8, settings().max_examples // 12))
+FEW = settings(deadline=None, max_examples=max(5, settings().max_examples // 20))
 SIZES = st.sampled_from([(2, 1), (2, 2), (3, 1), (2, 3), (4, 2)])
 
 

@@ -21,7 +21,7 @@ from equivcheck.trace.trace import Snapshot, Trace
 from equivcheck.worlds.failure import RanksFailed
 from equivcheck.worlds.pool import ranks
 
-EXAMPLES = max(8, settings().max_examples // 12)
+EXAMPLES = max(6, settings().max_examples // 16)
 UNHURRIED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 

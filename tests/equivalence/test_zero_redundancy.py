@@ -31,13 +31,13 @@ def _sharing_layouts(draw: st.DrawFn) -> Layout:
 SHARING = scenarios(layouts=_sharing_layouts())
 
 
-@drawn_afresh(SHARING, examples=max(10, settings().max_examples // 10))
+@drawn_afresh(SHARING, examples=max(6, settings().max_examples // 16))
 def test_sharing_updates_equals_single_device(scenario: Scenario) -> None:
     """Every optimizer, with its flags, groups, schedule and clipping, comes to the same when ranks share its update."""
     check(scenario).assert_no_finding()
 
 
-@drawn_afresh(SHARING, examples=max(10, settings().max_examples // 10))
+@drawn_afresh(SHARING, examples=max(6, settings().max_examples // 16))
 def test_state_is_kept_by_one_rank_alone(scenario: Scenario) -> None:
     """No two ranks keep state of the same parameter, and no rank keeps that of all where several could."""
     members = ranks("sim", scenario.layout.mesh.num_ranks)

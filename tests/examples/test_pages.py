@@ -13,7 +13,7 @@ IDS = [str(page.relative_to(pages.ROOT)) for page in pages.PAGES]
 LANGUAGES = {"python", "text", "console", "sh", "toml", "yaml"}
 
 
-SLOW = ("your_model.md", "matrix.md")
+SLOW = ("tutorial.md", "your_model.md", "matrix.md")
 """Pages whose trainings take seconds; torch environments run them."""
 
 

@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 from equivcheck.composition.running import Runner
@@ -64,16 +65,17 @@ def _result(scenario: Scenario, world: str) -> list[str]:
     return [f"{verdict.outcome.value} {verdict.reason}", repr(verdict.worst_error), bits.hexdigest()]
 
 
-def of_fresh_process(worlds: tuple[str, ...]) -> dict[str, Results]:
-    """What they give in a process that has done nothing else, by world."""
+@cache
+def of_fresh_process(world: str) -> Results:
+    """What they give in a process that has done nothing else."""
     path = os.pathsep.join([str(Path(__file__).parents[1]), *sys.path])
-    command = [sys.executable, "-c", f"from isolation.fixed import main; main({worlds!r})"]
+    command = [sys.executable, "-c", f"from isolation.fixed import main; main({world!r})"]
     ran = subprocess.run(command, env=os.environ | {"PYTHONPATH": path}, stdout=subprocess.PIPE, check=True)
-    found: dict[str, Results] = json.loads(ran.stdout)
+    found: Results = json.loads(ran.stdout)
     return found
 
 
-def main(worlds: tuple[str, ...]) -> None:
+def main(world: str) -> None:
     """In a fresh process: print what they give."""
-    print(json.dumps({world: results(world) for world in worlds}))
+    print(json.dumps(results(world)))
     close_worlds()

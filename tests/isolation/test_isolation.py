@@ -14,14 +14,8 @@ from torch import nn
 from equivcheck import check_training
 from equivcheck.worlds.failure import RanksFailed
 from equivcheck.worlds.pool import COMPARABLE, ranks
-from isolation.fixed import Results, of_fresh_process, results
+from isolation.fixed import of_fresh_process, results
 from isolation.mutations import MUTATIONS, looks, mutate
-
-
-@pytest.fixture(scope="module")
-def fresh() -> dict[str, Results]:
-    """What the scenarios give in a process that has done nothing else, by world."""
-    return of_fresh_process(COMPARABLE)
 
 
 def seen(world: str) -> dict[tuple[str, str], str]:
@@ -66,14 +60,14 @@ def seen_by_rank(name: str) -> str:
 @pytest.mark.parametrize("world", [pytest.param(each, marks=pytest.mark.slow if each == "gloo" else ()) for each in COMPARABLE])
 @given(data=st.data())
 @settings(max_examples=3)
-def test_the_next_check_is_as_in_a_fresh_process(world: str, data: st.DataObject, fresh: dict[str, Results]) -> None:
+def test_the_next_check_is_as_in_a_fresh_process(world: str, data: st.DataObject) -> None:
     """After all changes in any order, by programs that return or raise, verdicts and bits are those of a fresh process."""
     before = seen(world)
     names, size = data.draw(st.permutations(sorted(MUTATIONS))), data.draw(st.integers(5, 20))
     for start in range(0, len(names), size):
         with contextlib.suppress(RanksFailed):
             ranks(world, 2).run(mutate, tuple(names[start : start + size]), data.draw(st.sampled_from(("returns", "raises"))))
-    assert results(world) == fresh[world]
+    assert results(world) == of_fresh_process(world)
     assert not changes(before, seen(world))
 
 

@@ -25,7 +25,7 @@ from redistribution.programs import redistribute
 
 EXAMPLES = max(4, settings().max_examples // 25)
 """Batches of up to twelve redistributions."""
-BY_SIZE = {2: 1, 3: 1, 4: 6, 6: 4, 8: 2}
+BY_SIZE = {2: 1, 3: 1, 4: 4, 6: 3, 8: 1}
 """Times as many for a number of ranks: meshes of several axes have most to get wrong."""
 GLOO_EXAMPLES = max(2, settings().max_examples // 30)
 HERE = [difference for difference in DIFFERENCES if torch_in(difference.torch)]

@@ -160,7 +160,7 @@ def test_what_could_not_be_checked_again_is_kept_and_says_so(store: FindingStore
     assert finding.verdict.reason.endswith("(not checked again: the campaign was over first)")
 
 
-@pytest.mark.parametrize("check", [fakes.long_is_killed_once, fakes.long_crashes_once])
+@pytest.mark.parametrize("check", [fakes.long_is_killed_once, pytest.param(fakes.long_crashes_once, marks=pytest.mark.slow)])
 @pytest.mark.usefixtures("workers_are_new")
 def test_what_does_not_repeat_alone_is_no_finding(
     store: FindingStore, check: Check, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -81,7 +81,7 @@ def test_workers_do_not_outlive_a_supervisor_that_was_killed(tmp_path: Path) -> 
     assert end_soon(*workers)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow), signal.SIGKILL])
 def test_checks_that_hang_end_with_the_campaign(tmp_path: Path, number: signal.Signals) -> None:
     """They are no findings, and neither processes nor folders of theirs are left, also where nobody was left to end them."""
     (temporary := tmp_path / "temporary").mkdir()

@@ -288,7 +288,9 @@ def plainest(scenario: Scenario) -> tuple[Layout, Training]:
         pytest.param(
             lambda scenario: isinstance(scenario.training.optimizer, Adam), {"optimizer": Adam()}, marks=pytest.mark.slow
         ),
-        (lambda scenario: isinstance(scenario.training.clipping, ClipNorm), {"clipping": ClipNorm()}),
+        pytest.param(
+            lambda scenario: isinstance(scenario.training.clipping, ClipNorm), {"clipping": ClipNorm()}, marks=pytest.mark.slow
+        ),
         pytest.param(
             lambda scenario: len(scenario.training.model.layers) >= 2,
             {"model": Model(features=1, layers=(Layer(width=1),) * 2)},

@@ -176,7 +176,7 @@ def test_copies_are_clipped_by_themselves(clipping: Clipping) -> None:
     assert_each_copy_trains_alone(replace(PLAIN, clipping=clipping, optimizer=Adam()), amount=0.5)
 
 
-@settings(max_examples=max(60, settings().max_examples // 4), deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=max(30, settings().max_examples // 4), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(trainings(precisions=st.just(Precision.FLOAT64), optimizers=optimizers(kinds=st.sampled_from(ELEMENTWISE))))
 def test_generated_trainings_keep_copies_apart(training: Training) -> None:
     """Whatever can be trained gives the same at once as one by one, where rounding is not magnified."""

@@ -22,14 +22,11 @@ ALL = GRADIENTS | UPDATES | SHARDS
 IN_EACH_RUN = (
     "not_reduced",
     "summed",
-    "bucket_boundary",
     "zero_grad_forgotten",
-    "lost_rows",
     "same_rows",
     "unequal_start",
     "replicas_in_norm",
     "state_lost",
-    "stepped_twice",
     "scheduler_forgotten",
     "inf_norm_rooted",
     "all_gather_stale",
@@ -52,7 +49,13 @@ def test_the_cause_is_named(wrong: Wrong) -> None:
     assert f"why:   {verdict.cause}" in verdict.describe() or not wrong.says
 
 
-@pytest.mark.parametrize(("wrong", "says"), UNKNOWN.values(), ids=UNKNOWN)
+UNKNOWN_IN_EACH_RUN = ("two_faults", "permuted", "slightly_off")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [pytest.param(*UNKNOWN[name], marks=() if name in UNKNOWN_IN_EACH_RUN else pytest.mark.slow, id=name) for name in UNKNOWN],
+)
 def test_of_what_is_unknown_no_cause_is_named(wrong: Wrong, says: str) -> None:
     """A pattern is told as a hint, marked as no proof; where there is none, nothing is."""
     verdict = check_training(**wrong.brought)
