@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Partial, Placement
 
 from equivcheck.errors import EquivCheckError
 from equivcheck.operation_check.refused import refusal_of
@@ -15,6 +15,7 @@ from equivcheck.operation_check.task import Function, OperationTask, named
 from equivcheck.program_run.rank import moment, placed
 from equivcheck.program_run.reading import full_of
 from equivcheck.program_run.values import local_part, weights_of
+from equivcheck.tensor_program.placement import partial
 from equivcheck.trace.differences import Phase
 from equivcheck.trace.moments import ValueTrace
 from equivcheck.worlds.dtensor_caches import forget_shardings
@@ -117,4 +118,9 @@ def _part(task: OperationTask, tensor: torch.Tensor, lies: tuple[str, ...] | Non
 
 
 def _lies(value: torch.Tensor) -> str:
-    return ", ".join(map(str, value.placements)) if isinstance(value, DTensor) else "plain"
+    return ", ".join(map(_in_words, value.placements)) if isinstance(value, DTensor) else "plain"
+
+
+def _in_words(placement: Placement) -> str:
+    """As torch prints it from 2.10 on: before, addends are a ``P`` whatever their reduction."""
+    return partial(placement.reduce_op) if type(placement) is Partial else str(placement)

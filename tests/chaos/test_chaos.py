@@ -24,6 +24,8 @@ from equivcheck.workers.process import worker_environment
 
 CACHE_OF_TORCH = "torchinductor_"
 """A folder that torch makes where temporary files lie, and keeps."""
+TEMPLATE_OF_TORCH = ["_remote_module_non_scriptable.py"]
+"""What lies in one that older versions make where they are imported, and remove unless they are killed."""
 
 Blow = Callable[[list[psutil.Process], Path], bool]
 """Does something to the workers of a campaign, or to the folder of its findings; whether it could, else it is tried again."""
@@ -127,6 +129,11 @@ def campaign(store: Path, world: str, chaos: Chaos, num_checks: int) -> Summary:
         return fuzz(plan, FindingStore(store), [chaos])
 
 
+def is_of_torch(path: Path) -> bool:
+    """Whether torch has made a folder, and not removed it."""
+    return path.name.startswith(CACHE_OF_TORCH) or (path.is_dir() and os.listdir(path) == TEMPLATE_OF_TORCH)
+
+
 SCHEDULES: dict[str, dict[int, Blow]] = {
     "sim": {1: take_store, 5: kill_worker, 20: stop_worker, 30: kill_worker, 35: give_store_back},
     "gloo": {2: kill_fork_server, 6: kill_descendant, 10: kill_worker, 14: kill_descendant},
@@ -151,5 +158,5 @@ def test_a_campaign_whose_processes_are_killed_finds_what_is_wrong_and_nothing_e
         assert planted.is_faulty(finding.verdict.scenario)
         assert load_finding(finding.path).verdict == finding.verdict
     assert not set(psutil.Process().children(recursive=True)) - before
-    assert [name for name in os.listdir(temporary) if not name.startswith(CACHE_OF_TORCH)] == []
+    assert [each for each in temporary.iterdir() if not is_of_torch(each)] == []
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler

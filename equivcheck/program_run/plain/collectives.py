@@ -15,6 +15,10 @@ from torch.distributed import _functional_collectives as functional
 from torch.distributed.device_mesh import DeviceMesh
 
 from equivcheck.program_run.values import chunk
+from equivcheck.torch_version import torch_in
+
+SUM_HAS_DERIVATIVE = ">=2.11"
+"""Versions whose functional `all_reduce` has one; earlier ones hand a gradient on as it is."""
 
 
 def lengths(extent: int, size: int) -> list[int]:
@@ -85,7 +89,10 @@ class Collectives:
 
     def sum(self, addend: torch.Tensor) -> torch.Tensor:
         """Of all ranks' addends."""
-        return _waited(functional.all_reduce(addend, "sum", self.group))
+        if torch_in(SUM_HAS_DERIVATIVE):
+            return summed(addend, self.group)
+        found: torch.Tensor = Sum.apply(addend, self.group)  # type: ignore[no-untyped-call]
+        return found
 
     def sum_parts(self, addend: torch.Tensor) -> torch.Tensor:
         """This rank's rows of the sum; each has equally many."""
@@ -102,6 +109,26 @@ class Collectives:
     def pending(self, part: torch.Tensor) -> torch.Tensor:
         """What a rank has computed as an addend."""
         return part
+
+
+class Sum(torch.autograd.Function):
+    """A sum over ranks whose derivative is the sum of what ranks have of the gradient, as torch has it from 2.11 on."""
+
+    @staticmethod
+    def forward(ctx: Any, addend: torch.Tensor, group: Any) -> torch.Tensor:
+        """The sum."""
+        ctx.group = group
+        return summed(addend, group)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        """The gradient that each addend has."""
+        return summed(gradients[0].contiguous(), ctx.group), None
+
+
+def summed(addend: torch.Tensor, group: Any) -> torch.Tensor:
+    """Of all ranks' addends."""
+    return _waited(functional.all_reduce(addend, "sum", group))
 
 
 def _padded(rows: torch.Tensor, length: int) -> torch.Tensor:

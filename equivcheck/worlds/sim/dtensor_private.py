@@ -1,4 +1,4 @@
-"""The private parts of DTensor that ranks as threads need; tried on torch 2.13 and 2.15.
+"""The private parts of DTensor that ranks as threads need; tried on torch 2.9, 2.13 and 2.15.
 
 DTensor works out for each operation the shape of the result, by tracing it on fake tensors, and the sharding, by weighing every
 strategy. It keeps the answers per thread (`equivcheck.worlds.dtensor_caches`): once for each rank. Here ranks share the answers

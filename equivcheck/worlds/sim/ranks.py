@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from equivcheck.errors import EquivCheckError
+from equivcheck.worlds.dtensor_caches import looked_up_anew
 from equivcheck.worlds.preload import preload
 from equivcheck.worlds.ranks import Ranks, Run
 from equivcheck.worlds.sim.crew import Crew
@@ -90,7 +91,7 @@ class SimRanks(Ranks):
         sharing: AbstractContextManager[set[str]] = shared_propagation()
         if is_unshared(schedule_seed):
             called, sharing = alone(called), contextlib.nullcontext(set())
-        with threads_as_ranks(make_group, self._state, is_foreign=is_foreign), sharing as asked, stand_ins():
+        with threads_as_ranks(make_group, self._state, is_foreign=is_foreign), looked_up_anew(), sharing as asked, stand_ins():
             crew = self._ready_crew()
             try:
                 return replace(crew.run(called, schedule_seed, deadline), shardings=frozenset(asked))

@@ -101,6 +101,7 @@ def _pieces_and_values(scenario: Scenario) -> list[tuple[Piece, np.ndarray]]:
             found.append((piece, values[at : at + piece.numel]))
             at += piece.numel
         assert at == values.size
+    setup.release()
     return found
 
 

@@ -15,11 +15,12 @@ RIGHT = TensorProgram(
     statements=(
         Leaf(shape=(5, 3), placements=("P(avg)", "S(1)")),
         Constant(shape=(2,), placements=("R", "R"), contents=Contents.INDICES, high=5),
-        Operation(name="index_select", arguments=(2, 1)),
+        Operation(name="embedding", arguments=(2, 1)),
         Redistribution(placements=("S(0)", "R")),
         RoundTrip(),
         Operation(name="softmax", dim=7),
-        Operation(name="var_mean", dim=-1, output=1),
+        Operation(name="topk", dim=-1, output=1),
+        Operation(name="exp", arguments=(2,)),
     ),
 )
 WRONG = TensorProgram(

@@ -22,9 +22,9 @@ class Usage(ctypes.Structure):
 
 
 def main(fd: int) -> None:
-    """Send the bytes in use after each of three times as many products as the task says, and the number of heaps."""
+    """Send the bytes in use after each of five times as many products as the task says, and the number of heaps."""
     link = Link(fd)
-    link.send([_bytes_in_use_after(range(start, start + link.task)) for start in range(0, 3 * link.task, link.task)])
+    link.send([_bytes_in_use_after(range(start, start + link.task)) for start in range(0, 5 * link.task, link.task)])
     threads = [threading.Thread(target=_take_memory) for _ in range(4)]
     for thread in threads:
         thread.start()

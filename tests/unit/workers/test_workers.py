@@ -87,7 +87,7 @@ def test_a_worker_does_not_hoard_memory() -> None:
     """What it has in use stays the same however many shapes it computes with, and its threads share one heap."""
     num_products = KEPT_KERNELS + 44
     with closing(WorkerProcess("unit.workers.memory", num_products)) as worker:
-        _, earlier, later = worker.receive()
+        *_, earlier, later = worker.receive()  # up to torch 2.12 it settles after a thousand products
         assert later - earlier < 1000 * num_products
         assert worker.receive() == 1
 

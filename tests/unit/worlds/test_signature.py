@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from equivcheck import check
-from equivcheck.scenario import DDP, FSDP2, SPMD, Data, Layer, Model, Parallelism, Training
+from equivcheck.scenario import DDP, FSDP2, SPMD, Data, Layer, Loss, Model, Parallelism, Training
 from equivcheck.worlds.signature import AFTER
 from unit.campaign import fakes
 
@@ -16,7 +16,7 @@ def signature(parallelism: Parallelism = PLAIN, *, steps: int = 1, features: int
     """That of a training of one linear layer on two ranks."""
     plain = fakes.scenario()
     model = Model(features=features, layers=(Layer(width=2),))
-    training = Training(model=model, data=Data(microbatches=(2,)), steps=steps)
+    training = Training(model=model, data=Data(microbatches=(2,)), loss=Loss.LINEAR_MEAN, steps=steps)
     layout = replace(plain.layout, parallelisms=(parallelism,))
     return frozenset(check(replace(plain, training=training, layout=layout)).signature)
 

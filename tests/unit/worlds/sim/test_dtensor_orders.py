@@ -6,11 +6,12 @@ from typing import Any
 
 import pytest
 from torch.distributed.tensor import Partial, Replicate, Shard
-from torch.distributed.tensor._dtensor_spec import DTensorSpec, ShardOrderEntry
+from torch.distributed.tensor._dtensor_spec import DTensorSpec
 
 from equivcheck.worlds.sim.dtensor_orders import kept_orders
 
 MESH: Any = None
+pytestmark = pytest.mark.torch(">=2.10", "earlier versions have no orders of mesh dims")
 
 
 def test_orders_are_those_of_torch() -> None:
@@ -25,6 +26,8 @@ def test_orders_are_those_of_torch() -> None:
 
 def test_a_wrong_order_is_refused_each_time() -> None:
     """Only what was proven is taken as proven, and afterwards torch has its own functions again."""
+    from torch.distributed.tensor._dtensor_spec import ShardOrderEntry
+
     before = dict(vars(DTensorSpec))
     wrong = (ShardOrderEntry(tensor_dim=0, mesh_dims=(1,)),)
     with kept_orders():
