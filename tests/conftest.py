@@ -12,6 +12,7 @@ import pytest
 from packaging.version import Version
 
 from equivcheck import torch_version
+from equivcheck.campaign.serving import COLLECTION
 from equivcheck.profiles import register_profiles
 from equivcheck.torch_version import torch_in
 from equivcheck.workers import fork_server
@@ -67,8 +68,9 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Collections of garbage need not look through what is imported, which stays: of a check that is a thirtieth."""
+    """Collections of garbage need not look through what is imported, which stays, and are as rare as in a campaign's workers."""
     gc.freeze()
+    gc.set_threshold(*COLLECTION)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
