@@ -23,6 +23,7 @@ from equivcheck.scenario import (
     ClipNorm,
     ClipValue,
     Data,
+    Head,
     Implementation,
     Layer,
     LayerPlan,
@@ -38,6 +39,7 @@ from equivcheck.scenario import (
     Scenario,
     Split,
     TensorParallel,
+    Tokens,
     Training,
     ZeroGrad,
 )
@@ -47,6 +49,8 @@ from equivcheck.strategies import data, layouts, models, optimizers, scenarios, 
 from fresh import drawn_afresh
 
 SIMPLEST = Training(model=Model(features=1, layers=(Layer(width=1),)), data=Data(microbatches=(1,)))
+OF_TOKENS = Model(features=4, length=2, source=Tokens(vocabulary=3), layers=(Layer(width=4, bias=False),), head=Head())
+"""The simplest that is drawn where a layout cuts positions."""
 
 
 SAMPLED = settings(
@@ -277,7 +281,9 @@ def test_a_fault_of_one_layout_shrinks_to_two_ranks_and_defaults(name: str) -> N
 def plainest(scenario: Scenario) -> tuple[Layout, Training]:
     """A layout and a training with nothing but defaults on the mesh and the rows of a scenario."""
     plain = tuple(type(parallelism)() for parallelism in scenario.layout.parallelisms)
-    training = replace(repaired(SIMPLEST, scenario.layout), data=scenario.training.data)
+    cuts_positions = any(parallelism.cuts_positions for parallelism in plain)
+    simplest = replace(SIMPLEST, model=OF_TOKENS) if cuts_positions else repaired(SIMPLEST, scenario.layout)
+    training = replace(simplest, data=scenario.training.data)
     return repaired_layout(replace(scenario.layout, parallelisms=plain)), training
 
 
