@@ -51,6 +51,7 @@ def test_a_command_prints_only_its_own_lines(remarked_on: str) -> None:
     assert stderr_of(["-m", "equivcheck", "check", "-"], remarked_on, environment) == ""
 
 
+@pytest.mark.slow
 def test_the_processes_of_a_campaign_are_quiet(remarked_on: str) -> None:
     """A worker's output is kept for what it says when it dies."""
     assert stderr_of(["-c", CHECK_STDIN], remarked_on, quiet(os.environ)) == ""

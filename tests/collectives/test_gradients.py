@@ -36,7 +36,7 @@ from collectives.worlds import WORLDS, run_in
 from equivcheck.torch_version import torch_in
 from equivcheck.worlds.failure import RanksFailed
 
-EXAMPLES = max(8, settings().max_examples // 12)
+EXAMPLES = max(5, settings().max_examples // 20)
 """Batches of up to eight calls, for each kind of each form."""
 
 

@@ -17,7 +17,7 @@ from collectives.post_programs import deliver, exchange_objects, meet, run_coale
 from collectives.posts import COALESCED, Barrier, Coalesced, Form, Post, coalesced_batches, mails
 from collectives.worlds import WORLDS, run_in
 
-EXAMPLES = max(15, settings().max_examples // 6)
+EXAMPLES = max(10, settings().max_examples // 10)
 
 OBJECTS = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(max_size=5) | st.binary(max_size=5),

@@ -10,7 +10,7 @@ from collectives.judge import assert_received, assert_withheld
 from collectives.programs import run_batch
 from collectives.worlds import run_in
 
-EXAMPLES = max(15, settings().max_examples // 6)
+EXAMPLES = max(10, settings().max_examples // 10)
 """Batches of up to twelve calls, for each kind."""
 
 
