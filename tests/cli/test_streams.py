@@ -45,7 +45,9 @@ def test_a_command_whose_stderr_fails_goes_on_without_it(redirected: str) -> Non
     assert (ended.returncode, ended.stdout) == (1, "done with True\n")
 
 
-@pytest.mark.parametrize("arguments", [("--version",), ("--help",), ("check", "--help"), ("check", "-")])
+@pytest.mark.parametrize(
+    "arguments", [("--version",), ("--help",), ("check", "--help"), pytest.param(("check", "-"), marks=pytest.mark.slow)]
+)
 def test_output_that_cannot_be_written_is_exit_code_3(arguments: tuple[str, ...]) -> None:
     """One line says so, and why."""
     ended = shell(">/dev/full", "-m", "equivcheck", *arguments, stdin=to_json(fakes.scenario()))

@@ -169,7 +169,7 @@ def test_a_checkpoint_has_whole_experts(first: str, second: str) -> None:
 
 @pytest.mark.parametrize(
     "around",
-    ["alone", "fsdp2 by layers", *(pytest.param(each, marks=pytest.mark.slow) for each in ("local_data_parallel", "ddp"))],
+    ["alone", *(pytest.param(each, marks=pytest.mark.slow) for each in ("fsdp2 by layers", "local_data_parallel", "ddp"))],
 )
 def test_a_script_computes_what_ranks_compute(around: str, tmp_path: Path) -> None:
     """A script of torch alone keeps experts as DTensors, and divides them as ranks do."""

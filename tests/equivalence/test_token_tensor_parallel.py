@@ -180,12 +180,11 @@ def test_gradients_flow_through_a_frozen_embedding_of_a_flat_parameter() -> None
 @pytest.mark.parametrize(
     "scenario",
     [
-        a_scenario(a_plan(Split.ROW, Split.COLUMN), tied=True),
-        a_scenario(a_plan(Split.ROW, Split.COLUMN, ROWS)),
-        a_scenario(a_plan(Split.ROW, Split.COLUMN, ROWS), FSDP2(), tied=True),
-        a_scenario(a_plan(Split.COLUMN, Split.ROW), DDP()),
+        pytest.param(a_scenario(a_plan(Split.ROW, Split.COLUMN), tied=True), id="tied"),
+        pytest.param(a_scenario(a_plan(Split.ROW, Split.COLUMN, ROWS)), id="positions"),
+        pytest.param(a_scenario(a_plan(Split.ROW, Split.COLUMN, ROWS), FSDP2(), tied=True), id="fsdp2", marks=pytest.mark.slow),
+        pytest.param(a_scenario(a_plan(Split.COLUMN, Split.ROW), DDP()), id="ddp"),
     ],
-    ids=["tied", "positions", "fsdp2", "ddp"],
 )
 def test_a_decoder_is_shared_out_among_processes(scenario: Scenario) -> None:
     """Real processes leave the same."""

@@ -18,9 +18,11 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 ONE_CATCH = Effort(reached_after_catch=0)
 SHRINK_SECONDS = 20.0
 REPRESENTATIVES = (
-    "column_input_gradient_not_reduced",
     "schedule_stuck",
-    *(pytest.param(name, marks=pytest.mark.slow) for name in ("gradients_summed", "not_clipped", "tied_weight_without_gradient")),
+    *(
+        pytest.param(name, marks=pytest.mark.slow)
+        for name in ("column_input_gradient_not_reduced", "gradients_summed", "not_clipped", "tied_weight_without_gradient")
+    ),
 )
 
 

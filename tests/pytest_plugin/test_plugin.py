@@ -160,6 +160,7 @@ DIVERGES = """
 """
 
 
+@pytest.mark.slow
 def test_a_failure_is_explained_once(runner: pytest.Pytester) -> None:
     """The text has the first divergence, where and why, and is there once."""
     runner.makepyfile(DIVERGES)

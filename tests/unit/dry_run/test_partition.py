@@ -16,7 +16,9 @@ from equivcheck.worlds.pool import ranks
 pytestmark = pytest.mark.filterwarnings("ignore")  # what torch warns of is of no interest here
 
 
-@pytest.mark.parametrize("layout", ["ddp", "fsdp2", "tensor_parallel", "spmd", "fsdp2 x tensor_parallel"])
+@pytest.mark.parametrize(
+    "layout", ["ddp", "fsdp2", "tensor_parallel", "spmd", pytest.param("fsdp2 x tensor_parallel", marks=pytest.mark.slow)]
+)
 def test_every_rank_holds_what_the_arithmetic_says(layout: str) -> None:
     """The shape of every shard on every rank follows from the layout alone, in most scenarios: some are on file to raise."""
     ran = Counter[bool]()

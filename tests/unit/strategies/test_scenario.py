@@ -313,6 +313,7 @@ def test_a_fault_of_one_feature_shrinks_to_that_feature(
     assert shrunk(condition, lambda scenario: scenario.training == expected).training == expected
 
 
+@pytest.mark.slow
 def test_a_fault_of_a_frozen_layer_shrinks_to_one_beside_another() -> None:
     """Something has to be trained: a second layer, before or after."""
     expected = {(Layer(width=1), Layer(width=1, frozen=True)), (Layer(width=1, frozen=True), Layer(width=1))}
