@@ -44,6 +44,7 @@ def test_a_blind_check_is_found_out(store: FindingStore) -> None:
     assert summary.has_survivor
 
 
+@pytest.mark.slow
 def test_a_control_that_is_never_reached_is_no_control(store: FindingStore) -> None:
     """What cannot be planted in any scenario that is drawn proves nothing either."""
     summary = fuzz(replace(PLAN, controls=fakes.unreachable_mutants), store)

@@ -92,6 +92,7 @@ def test_the_end_of_a_worker_is_judged_on_its_node(store: FindingStore) -> None:
     assert not [node for node in summary.nodes if node.lost]
 
 
+@pytest.mark.slow
 def test_a_campaign_ends_when_the_last_node_is_lost(store: FindingStore) -> None:
     """It is broken, and what was found is kept."""
     summary = fuzz(plan(fakes.wide_diverges, num_checks=10_000), store, crew=crew(a=5, b=5))

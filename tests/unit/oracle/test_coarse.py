@@ -56,7 +56,7 @@ def test_a_reference_in_doubt_stays_in_doubt() -> None:
     assert check(overflowing, coarse=True).outcome is check(overflowing).outcome is Outcome.INCONCLUSIVE
 
 
-@settings(max_examples=max(8, settings().max_examples // 8), suppress_health_check=list(HealthCheck), deadline=None)
+@settings(max_examples=max(8, settings().max_examples // 12), suppress_health_check=list(HealthCheck), deadline=None)
 @given(scenarios(layouts=("ddp", "fsdp1", "tensor_parallel"), max_ranks=2))
 def test_the_full_judgement_passes_nothing_that_the_coarse_one_finds(scenario: Scenario) -> None:
     """Where the coarse one finds a divergence, the full one finds it too, or the reference is in doubt."""

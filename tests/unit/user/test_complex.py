@@ -36,7 +36,7 @@ def turned_back(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
     return in_ddp(model, mesh)
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, None])
+@pytest.mark.parametrize("dtype", [torch.float64, pytest.param(torch.float32, marks=pytest.mark.slow), None])
 def test_ranks_that_turn_the_opposite_way_diverge(dtype: torch.dtype | None) -> None:
     """An imaginary part that is wrong on all ranks shows in the first loss; honest ranks are equivalent."""
     check_training(**brought(model=Rotary, dtype=dtype)).assert_equivalent()

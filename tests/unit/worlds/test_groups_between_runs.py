@@ -62,7 +62,7 @@ def test_ranks_with_unequal_numbers_of_groups_are_not_kept(members: Ranks, progr
     assert members.run(group_by_its_members, deadline=DEADLINE).values == (2.0, 2.0)
 
 
-@pytest.mark.parametrize("late", [0, 1])
+@pytest.mark.parametrize("late", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_group_does_not_look_for_the_members_of_one_of_its_name_in_a_run_before(members: Ranks, late: int) -> None:
     """A rank that comes first finds nothing in the store, and not where the other was reached in a group that is destroyed."""
     members.run(group_by_its_members, None, True)
