@@ -21,6 +21,8 @@ MAX_COMPILING_RANKS = 4
 """Most ranks of a layout that is compiled, or whose steps are traced."""
 MORE_OFTEN = {2: 6, 3: 2, 4: 3}
 """How many times more a shape comes, by the size of its largest axis."""
+FEW_RANKS = 4
+"""Up to so many a shape comes twice as often: eight ranks cost more than twice what two do, and show no more faults."""
 
 NEVER: SearchStrategy[bool] = st.just(False)
 IN_SIXTY: SearchStrategy[bool] = st.sampled_from((False,) * 59 + (True,))
@@ -49,12 +51,16 @@ def meshes(draw: DrawFn, *, names: tuple[str, ...] = (DP,), max_ranks: int = MAX
 
 @cache
 def meshes_of(names: tuple[str, ...], max_ranks: int) -> SearchStrategy[Mesh]:
-    """What `meshes` draws from. Two, then four and three ranks along an axis come more often: most telling, and cheap to run."""
+    """What `meshes` draws from. Two, then four and three ranks along an axis come more often: most telling, and cheap to run.
+
+    And so do all that have four ranks at most, or half of the meshes of two axes would have more than that.
+    """
     shapes = [shape for shape in product(range(1, max_ranks + 1), repeat=len(names)) if math.prod(shape) <= max_ranks]
     # The second shape is tried whenever an example shrinks: it must take no more choices than others of two ranks (a plan does).
     inner = names.index(TP) if TP in names else None
     shapes.sort(key=lambda shape: (math.prod(shape), max(shape), 0 if inner is None else shape[inner]))
     shapes += [shape for shape in shapes for _ in range(MORE_OFTEN.get(max(shape), 0)) if min(shape) > 1]
+    shapes += [shape for shape in shapes if math.prod(shape) <= FEW_RANKS]
     return st.sampled_from([Mesh(axes=tuple(map(_axis, names, shape))) for shape in shapes])
 
 
@@ -83,7 +89,9 @@ def layouts(
     max_ranks: int = MAX_RANKS,
     executions: SearchStrategy[Execution] = _EXECUTIONS,
 ) -> Layout:
-    """Layouts of one parallelism or of several, equally often those with the names given (default: every one that exists).
+    """Layouts of one parallelism or of several, of those with the names given (default: every one that exists).
+
+    One parallelism comes twice as often as several: most faults are in one, and show there for a fraction of the cost.
 
     A layout is named by the tag of its parallelism, a composition as `Layout.name` writes it: `"fsdp2 x tensor_parallel"`.
     Options that do not go together are left out. A layout that is compiled or traced has 4 ranks at most: each does it for
@@ -100,7 +108,8 @@ def layouts(
 
 @cache
 def _names(names: tuple[str, ...] | None) -> SearchStrategy[str]:
-    return st.sampled_from(layout_names() if names is None else names)
+    chosen = layout_names() if names is None else names
+    return st.sampled_from((*chosen, *(name for name in chosen if len(kinds_of(name)) == 1)))
 
 
 def _axes(parallelisms: tuple[Parallelism, ...]) -> list[tuple[str, ...]]:

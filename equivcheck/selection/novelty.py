@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 
-from equivcheck.coverage.reach import Reach
+from equivcheck.coverage.reach import Reach, shipped
 from equivcheck.coverage.triples import Triples
 from equivcheck.layouts.execution.compile_time import START_SECONDS, expected_compile_seconds, expected_trace_seconds
 from equivcheck.scenario import Scenario
@@ -19,7 +20,7 @@ WINDOW_OF_COMPILED = 4
 """The same for those that are compiled, which cost hundreds of others, and would always bring something new."""
 WORTH_OF_A_PAIR = 200
 """How many new triples of features one new pair is worth: pairs first."""
-REGARDLESS_OF_COST_ONE_IN = 30
+REGARDLESS_OF_COST_ONE_IN = 60
 """Of so many that are checked one brings the most of all drawn before it, whatever it costs."""
 _REMEMBERED = 100_000
 """Scenarios after which what was checked is forgotten: some megabytes."""
@@ -55,11 +56,12 @@ class Selection:
 
 
 class Novelty:
-    """Wants a scenario that brings, for what it costs, as much that is new as any of its kind drawn just before it.
+    """Wants a scenario of which, for what it costs, as large a part is new as of any of its kind drawn just before it.
 
-    New are pairs and triples of features. When nothing brings any it wants every scenario: none is left out for good. Compiled
-    scenarios, and those whose steps are traced, are kinds of their own, so that they are not checked much more often than they
-    are drawn; and so are those that may end as a known issue, as there are to be few of them.
+    New are pairs and triples of features. It is their part that counts and not their number, which would choose what has the
+    most features: models over sequences, of which one costs twice as much. When nothing brings any it wants every scenario: none
+    is left out for good. Compiled scenarios, and those whose steps are traced, are kinds of their own, so that they are not
+    checked much more often than they are drawn; and so are those that may end as a known issue, as there are to be few of them.
     """
 
     def __init__(self) -> None:
@@ -86,9 +88,14 @@ class Novelty:
         return min(WINDOW, FIRST_WINDOW + self._num_wanted // CHECKS_FOR_ONE_MORE)
 
     def _gains(self, scenario: Scenario) -> tuple[float, float]:
-        """What it brings, and the same for what it costs."""
-        gain = WORTH_OF_A_PAIR * self._reach.gain(scenario) / 2 + self._triples.gain(scenario)
-        return gain, gain / expected_cost(scenario)
+        """What it brings, and what part of it that is, for what it costs."""
+        gain = _worth(self._reach.gain(scenario) / 2, self._triples.gain(scenario))
+        count = len(shipped(scenario)[0])
+        return gain, gain / _worth(math.comb(count, 2), math.comb(count, 3)) / expected_cost(scenario)
+
+
+def _worth(num_pairs: float, num_triples: int) -> float:
+    return WORTH_OF_A_PAIR * num_pairs + num_triples
 
 
 def _compiles_or_traces(scenario: Scenario) -> tuple[bool, bool]:

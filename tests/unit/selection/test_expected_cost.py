@@ -7,8 +7,8 @@ from unit.campaign import fakes
 
 
 def test_more_work_costs_more() -> None:
-    """Ranks cost in proportion, steps and layers less than that."""
+    """Ranks, steps and layers cost less than in proportion, all alike."""
     one = expected_cost(fakes.scenario(ranks=1))
-    assert expected_cost(fakes.scenario(ranks=8)) == 8 * one
-    assert one < expected_cost(fakes.scenario(ranks=1, steps=4)) < 4 * one
-    assert one < expected_cost(fakes.scenario(ranks=1, layers=4)) < 4 * one
+    assert one < expected_cost(fakes.scenario(ranks=4)) < 4 * one
+    assert expected_cost(fakes.scenario(ranks=4)) == expected_cost(fakes.scenario(ranks=1, steps=4))
+    assert expected_cost(fakes.scenario(ranks=4)) == expected_cost(fakes.scenario(ranks=1, layers=4))
