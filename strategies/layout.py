@@ -19,10 +19,10 @@ from equivcheck.strategies.parallelism import parallelisms_of
 
 MAX_COMPILING_RANKS = 4
 """Most ranks of a layout that is compiled, or whose steps are traced."""
-MORE_OFTEN = {2: 6, 3: 2, 4: 3}
-"""How many times more a shape comes, by the size of its largest axis."""
+TIMES_AS_OFTEN = {2: 20, 3: 6, 4: 8}
+"""How often a shape comes, by the size of its largest axis; twice for larger ones, and once with an axis of one rank."""
 FEW_RANKS = 4
-"""Up to so many a shape comes twice as often: eight ranks cost more than twice what two do, and show no more faults."""
+"""Up to so many it comes twice as often as that: eight ranks cost more than twice what two do, and show no more faults."""
 
 NEVER: SearchStrategy[bool] = st.just(False)
 IN_SIXTY: SearchStrategy[bool] = st.sampled_from((False,) * 59 + (True,))
@@ -53,15 +53,19 @@ def meshes(draw: DrawFn, *, names: tuple[str, ...] = (DP,), max_ranks: int = MAX
 def meshes_of(names: tuple[str, ...], max_ranks: int) -> SearchStrategy[Mesh]:
     """What `meshes` draws from. Two, then four and three ranks along an axis come more often: most telling, and cheap to run.
 
-    And so do all that have four ranks at most, or half of the meshes of two axes would have more than that.
+    An axis of one rank comes seldom, as what is wrong along it does not show.
     """
     shapes = [shape for shape in product(range(1, max_ranks + 1), repeat=len(names)) if math.prod(shape) <= max_ranks]
     # The second shape is tried whenever an example shrinks: it must take no more choices than others of two ranks (a plan does).
     inner = names.index(TP) if TP in names else None
     shapes.sort(key=lambda shape: (math.prod(shape), max(shape), 0 if inner is None else shape[inner]))
-    shapes += [shape for shape in shapes for _ in range(MORE_OFTEN.get(max(shape), 0)) if min(shape) > 1]
-    shapes += [shape for shape in shapes if math.prod(shape) <= FEW_RANKS]
+    shapes += [shape for shape in shapes if min(shape) > 1 for _ in range(_times(shape) - 1)]
     return st.sampled_from([Mesh(axes=tuple(map(_axis, names, shape))) for shape in shapes])
+
+
+def _times(shape: tuple[int, ...]) -> int:
+    """How often a shape comes that has more than one rank along every axis."""
+    return TIMES_AS_OFTEN.get(max(shape), 2) * (2 if math.prod(shape) <= FEW_RANKS else 1)
 
 
 def _axis(name: str, size: int) -> Axis:
