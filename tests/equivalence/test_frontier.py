@@ -34,7 +34,7 @@ def test_the_frontier_is_beyond_what_is_supported(layout: str) -> None:
     refused = [0, 0]
 
     def count(strategy: SearchStrategy[Scenario], place: int) -> None:
-        @drawn_afresh(strategy, examples=4 * EXAMPLES)
+        @drawn_afresh(strategy, examples=12 * EXAMPLES)
         def look(scenario: Scenario) -> None:
             refused[place] += unsupported(scenario.training, scenario.layout) is not None
             assert unsupported(scenario.training, scenario.layout, beyond=True) is None

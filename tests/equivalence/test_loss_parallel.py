@@ -61,7 +61,7 @@ pytestmark = pytest.mark.mostly_equivalent
 LAYOUTS = tuple(name for name in layout_names() if name.rpartition(TIMES)[2] == TensorParallel.tag)
 EXAMPLES = max(2, settings().max_examples // 50)
 RESUMABLE = ("tensor_parallel", "fsdp2 x tensor_parallel")
-RESUMED_EXAMPLES = max(6, settings().max_examples // 16)
+RESUMED_EXAMPLES = max(4, settings().max_examples // 25)
 UNHURRIED = settings(deadline=None, phases=(Phase.explicit, Phase.reuse, Phase.generate), suppress_health_check=list(HealthCheck))
 DECODER = Model(
     features=4,
