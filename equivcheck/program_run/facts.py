@@ -10,6 +10,8 @@ from equivcheck.tensor_program.statements import Constant, Leaf, Operation, Redi
 
 NO_ELEMENTS = "no elements"
 """Of a program one of whose leaves has none."""
+_NORMS = ("norm_dim", "norm_dim_3", "norm_fro")
+"""Operations that may leave norms of which each rank has those of its part."""
 
 
 def facts_of(program: TensorProgram) -> frozenset[str]:
@@ -20,11 +22,18 @@ def facts_of(program: TensorProgram) -> frozenset[str]:
             found.update(_of_tensor(statement, program.mesh))
         elif isinstance(statement, Redistribution):
             found.update(_of_parts(statement.placements))
-        elif isinstance(statement, Operation) and statement.dim < 0:
-            found.add("negative dim")
+        elif isinstance(statement, Operation):
+            found.update(_of_operation(statement))
         if isinstance(statement, (Leaf, Constant, Redistribution)) and set(statement.placements) != {REPLICATE}:
             found.add("not replicated")
     return frozenset(found)
+
+
+def _of_operation(statement: Operation) -> Iterator[str]:
+    if statement.dim < 0:
+        yield "negative dim"
+    if statement.name in _NORMS:
+        yield "norms"
 
 
 def _of_tensor(statement: Leaf | Constant, mesh: tuple[int, ...]) -> Iterator[str]:

@@ -32,6 +32,14 @@ def test_what_is_replicated_and_what_was_not() -> None:
     assert "not replicated" in facts_of(program(leaf, cut))
 
 
+def test_a_sum_is_known_of_norms_alone() -> None:
+    """A wrong sum of anything else would be new."""
+    known = next(each for each in ON_FILE if each.id == "dtensor_sum_of_norms")
+    leaf = Leaf(shape=(2, 2), placements=("S(1)",))
+    for name, expected in (("norm_dim", torch_in(known.torch)), ("prod_dim", False)):
+        assert known.could_show(program(leaf, Operation(name=name, dim=1), Operation(name="sum"))) == expected
+
+
 def test_a_program_ends_alike_whatever_ran_before() -> None:
     """DTensor takes the sharding of the first matrix that eye_ made for that of all: each program begins without it."""
     matrices = [program(Leaf(shape=(2, 2), placements=(placement,)), Operation(name="init_eye")) for placement in ("R", "S(0)")]

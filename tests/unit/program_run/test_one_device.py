@@ -69,6 +69,13 @@ def test_equal_values_are_not_sorted() -> None:
     assert plan_of(TensorProgram(mesh=(2,), statements=statements)).applies == (True, True, False)
 
 
+def test_what_lies_around_a_view_is_not_seen() -> None:
+    """One element of five is as one that was alone, or the same value could be had or not."""
+    five = Leaf(shape=(5,), placements=("R",))
+    statements = (five, Operation(name="as_strided"), Operation(name="element", arguments=(2,)), Operation(name="as_strided"))
+    assert plan_of(TensorProgram(mesh=(2,), statements=statements)).applies == (True, True, True, False)
+
+
 def test_a_refused_statement_has_no_gradient() -> None:
     """It is a constant, so that nothing before it is differentiated."""
     plan = plan_of(TensorProgram(mesh=(2,), statements=(LEAF, Operation(name="exp"), Operation(name="sum"))))
