@@ -34,6 +34,8 @@ def _of_operation(statement: Operation) -> Iterator[str]:
         yield "negative dim"
     if statement.name in _NORMS:
         yield "norms"
+    if statement.name == "real_view":
+        yield "bits"
 
 
 def _of_tensor(statement: Leaf | Constant, mesh: tuple[int, ...]) -> Iterator[str]:

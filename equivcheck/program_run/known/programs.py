@@ -112,6 +112,12 @@ SHOWN_BY: dict[str, TensorProgram] = {
         mesh=(2, 2), statements=(Leaf(shape=(4,), placements=("S(0)", "S(0)")), Operation(name="norm_inf"))
     ),
     "dtensor_upsample_of_no_elements": _of("interpolate", _leaf("R", 0, 1, 1), mesh=(1,)),
+    "dtensor_remembers_number_for_tensor": _of(
+        "norm_dim",
+        _leaf("S(1)", 4, 3),
+        dim=1,
+        then=(Operation(name="scale_by_size"), Operation(name="foreach_norm", arguments=(2, 2))),
+    ),
     "dtensor_equal_of_other_shapes": _of(
         "equal", _leaf("S(2)", 1, 1, 1), Constant(shape=(1,), placements=("R",), contents=Contents.ORDER)
     ),

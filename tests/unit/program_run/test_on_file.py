@@ -64,6 +64,23 @@ ALSO = {
         Leaf(shape=(1, 1), placements=("S(0)", "S(1)")),
         Operation(name="equal", arguments=(1, 2)),
     ),
+    "dtensor_equal_of_other_shapes, by a dim that one has": (
+        Leaf(shape=(1, 1), placements=("S(1)",)),
+        Operation(name="flatten_to", dim=1),
+        Operation(name="equal", arguments=(1, 2)),
+    ),
+    "dtensor_random_of_parts, which leave nothing to choose from": (
+        Leaf(shape=(2, 4), placements=("S(1)",)),
+        Operation(name="seeded_bernoulli_"),
+        Operation(name="seeded_multinomial"),
+    ),
+    "dtensor_bits_of_addends, as a copy shows": (
+        Leaf(shape=(), placements=("R",)),
+        Leaf(shape=(1,), placements=("S(0)",)),
+        Operation(name="foreach_norm_1", arguments=(2, 1), output=1),
+        Operation(name="real_view"),
+        Operation(name="clone"),
+    ),
     "dtensor_select_backward, by the shape it writes to": (
         Leaf(shape=(4, 4, 4), placements=CUT_TWICE),
         Operation(name="select", dim=-1),
@@ -144,8 +161,8 @@ ALSO = {
     ),
 }
 """Programs in which an entry shows otherwise than in its own."""
-SINCE = {"dtensor_foreach_norm_of_nothing, of maxima": ">=2.13"}
-"""Those that show it in fewer versions: before, each tensor of the list has the maximum of one."""
+SINCE = {"dtensor_foreach_norm_of_nothing, of maxima": ">=2.13", "dtensor_bits_of_addends, as a copy shows": ">=2.11,<2.14"}
+"""Those that show it in fewer versions: before, each tensor of the list has the maximum of one, or a norm is not pending."""
 
 
 @pytest.mark.parametrize("name", ALSO)
