@@ -100,6 +100,11 @@ ALSO = {
         Constant(shape=(0, 0), placements=("S(0)",), contents=Contents.INDICES, high=2),
         Operation(name="cross_entropy_smooth_sum", arguments=(2, 1)),
     ),
+    "dtensor_endless_view, of a slice without elements": (
+        Leaf(shape=(1,), placements=("R",)),
+        Operation(name="slice_end"),
+        Operation(name="reshape_minus_2"),
+    ),
     "dtensor_data_of_other_placements, of another shape": (
         Leaf(shape=(), placements=("R",)),
         Leaf(shape=(1,), placements=("R",)),
