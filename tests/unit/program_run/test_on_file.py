@@ -180,11 +180,10 @@ def test_an_entry_is_known_in_each_of_its_ways(name: str) -> None:
     assert (verdict.known == known) == torch_in(versions), verdict.describe()
 
 
-def test_what_is_normalised_over_no_channels_is_known_as_pools_are() -> None:
-    """By the error of the rank that has none of four channels on three ranks."""
-    found = check_program(
-        program(Leaf(shape=(2, 4), placements=("S(1)",)), Operation(name="batch_norm"), mesh=(3,)), deadline=1.0
-    )
+@pytest.mark.parametrize(("name", "shape", "size"), [("batch_norm", (2, 4), 3), ("interpolate", (1, 5, 1), 4)])
+def test_what_has_no_channels_on_a_rank_is_known_as_pools_are(name: str, shape: tuple[int, ...], size: int) -> None:
+    """By the error of the last rank, as the others have all of them."""
+    found = check_program(program(Leaf(shape=shape, placements=("S(1)",)), Operation(name=name), mesh=(size,)), deadline=1.0)
     assert found.known == ("dtensor_pool_of_empty_shard" if torch_in(">=2.12") else "")
 
 
