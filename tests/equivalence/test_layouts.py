@@ -12,7 +12,7 @@ from equivcheck.strategies import scenarios
 from fresh import drawn_afresh
 
 COMPOSITIONS = tuple(name for name in layout_names() if name not in layout_kinds())
-SIM_EXAMPLES = max(7, settings().max_examples // 14)
+SIM_EXAMPLES = max(6, settings().max_examples // 16)
 """Scenarios a layout in sim, drawn afresh; a profile may ask for more."""
 GLOO_EXAMPLES = max(3, settings().max_examples // 33)
 """Scenarios a layout over gloo, where one costs many times as much."""

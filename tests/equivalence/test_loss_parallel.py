@@ -129,6 +129,7 @@ def resumed_scenarios(draw: st.DrawFn) -> Scenario:
     return scenario
 
 
+@pytest.mark.slow
 def test_a_checkpoint_of_losses_in_parts_is_no_interruption() -> None:
     """Whichever layout goes on from the other's, every step and the state are those of one device."""
     seen = set()

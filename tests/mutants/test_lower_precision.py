@@ -54,7 +54,7 @@ def test_a_reduction_in_bfloat16_instead_of_float32_is_caught(scenario: Scenario
     _assert_caught(scenario, reduced_in_bfloat16)
 
 
-@pytest.mark.parametrize("tag", ["ddp", pytest.param("fsdp1", marks=pytest.mark.slow), "fsdp2"])
+@pytest.mark.parametrize("tag", [*(pytest.param(tag, marks=pytest.mark.slow) for tag in ("ddp", "fsdp1")), "fsdp2"])
 def test_parameters_kept_in_bfloat16_are_caught(tag: str) -> None:
     """What is computed in lower precision is stepped in the training's own."""
 

@@ -17,7 +17,13 @@ pytestmark = pytest.mark.filterwarnings("ignore")  # what torch warns of is of n
 
 
 @pytest.mark.parametrize(
-    "layout", ["ddp", "fsdp2", "tensor_parallel", "spmd", pytest.param("fsdp2 x tensor_parallel", marks=pytest.mark.slow)]
+    "layout",
+    [
+        "ddp",
+        "fsdp2",
+        "spmd",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("tensor_parallel", "fsdp2 x tensor_parallel")),
+    ],
 )
 def test_every_rank_holds_what_the_arithmetic_says(layout: str) -> None:
     """The shape of every shard on every rank follows from the layout alone, in most scenarios: some are on file to raise."""

@@ -56,8 +56,8 @@ def test_what_no_check_can_see_survives() -> None:
 
 def test_equal_seeds_draw_equal_scenarios() -> None:
     """The seed and the name decide what is drawn."""
-    rows = [examine(wrong.mutant("digit", plant=wrong.change_a_last_digit), Effort(examples=6, seed=seed)) for seed in (1, 1)]
-    assert rows[0].survivor == rows[1].survivor
+    rows = [examine(wrong.mutant("digit", plant=wrong.change_a_last_digit), Effort(examples=3, seed=seed)) for seed in (1, 1)]
+    assert rows[0].survivor == rows[1].survivor is not None
     assert batch_seed(1, 2) != batch_seed(2, 2)
 
 
