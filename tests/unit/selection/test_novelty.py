@@ -48,6 +48,25 @@ def test_what_is_chosen_reaches_further() -> None:
     assert reached(chosen) > 1.25 * reached(of_cost(every, sum(map(expected_cost, chosen))))
 
 
+def for_its_cost(scenario: Scenario, *before: Scenario) -> float:
+    """New pairs of a scenario, after others, for what it costs."""
+    reach = Reach()
+    for each in before:
+        reach.add(each)
+    return reach.gain(scenario) / expected_cost(scenario)
+
+
+def test_more_features_are_no_reason_to_cost_more() -> None:
+    """What costs more is not wanted for a larger number of new pairs, even for its cost: their part counts."""
+    some = [scenario for scenario in drawn(40) if not scenario.layout.execution.whole_step]
+    costlier = [(one, other) for one in some for other in some if expected_cost(one) < expected_cost(other)]
+    richer = [(one, other) for one, other in costlier if for_its_cost(one) < for_its_cost(other, one)]
+    assert richer
+    for one, other in richer:
+        novelty = Novelty()
+        assert [novelty.wants(one), novelty.wants(other)] == [True, False]
+
+
 def test_what_brings_nothing_new_is_not_left_out() -> None:
     """Where no scenario brings new pairs any more, every one is wanted."""
     novelty = Novelty()
