@@ -4,6 +4,7 @@ A ring of ranks keeps the logarithm of each softmax's sum, and computes the weig
 FlashAttention does (https://arxiv.org/abs/2205.14135). One device does so in the backward of `logsumexp`, of which a z-loss takes
 the square, and ranks that have some of the classes do not. Scores and logarithms are rounded to their own size, so that weights
 are off by as many units in the last place as scores are large: no input moves what is exact where the largest score is alone.
+Fused attention is off by as much where ranks have some of the heads: how it rounds products goes by the strides of its inputs.
 """
 
 from __future__ import annotations

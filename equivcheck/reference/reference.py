@@ -30,16 +30,18 @@ from equivcheck.reference.rounded import rounded_setup
 from equivcheck.reference.rounded_copies import reordered_traces, rounded_copies, unit_of
 from equivcheck.reference.summation import split_traces, widely_clipped_trace
 from equivcheck.scenario import (
+    Attention,
     ContextParallel,
     CrossEntropy,
     Exchange,
     Layout,
+    Model,
     PlannedParallelism,
     Precision,
     Scenario,
     Training,
 )
-from equivcheck.scenario.mesh import CP
+from equivcheck.scenario.mesh import CP, TP
 from equivcheck.trace.trace import Trace
 from equivcheck.train.ensemble import EnsembleTrace
 from equivcheck.train.loop import train
@@ -92,8 +94,8 @@ class ReferenceRun:
     """Ranks that each have an addend of a gradient when the optimizer scales it; 1 where it is summed before."""
     rounds_parts: bool = False
     """Whether ranks compute parts of a matrix where the optimizer rounds to fewer digits, so that these round otherwise."""
-    is_ring: bool = False
-    """Whether ranks pass keys and values round, so that weights of attention are computed by logarithms."""
+    by_logarithms: bool = False
+    """Whether ranks round scores of attention otherwise, so that its weights are off by units in the last place of these."""
     sums_classes: bool = False
     """Whether ranks have some of the classes each, so that a z-loss is computed of sums."""
 
@@ -108,7 +110,7 @@ class ReferenceRun:
             num_parts,
             _num_addends(scenario),
             _rounds_parts(scenario),
-            is_ring=any(map(_passes_round, scenario.layouts)),
+            by_logarithms=any(_rounds_scores(layout, scenario.training.model) for layout in scenario.layouts),
             sums_classes=any(map(_cuts_classes, scenario.layouts)),
         )
 
@@ -134,8 +136,12 @@ class ReferenceRun:
         return Reference(coarse_moments(_trace(self.training, self.rounding), limit), None, limit)
 
 
-def _passes_round(layout: Layout) -> bool:
-    return layout.mesh.size(CP) > 1 and any(each.exchange is Exchange.RING for each in layout.of(ContextParallel))
+def _rounds_scores(layout: Layout, model: Model) -> bool:
+    """Whether keys and values go round a ring, or fused attention has heads of other strides, by which its products round."""
+    if layout.mesh.size(CP) > 1 and any(each.exchange is Exchange.RING for each in layout.of(ContextParallel)):
+        return True
+    is_fused = any(isinstance(layer, Attention) and layer.fused for layer in model.layers)
+    return is_fused and layout.mesh.size(CP) * layout.mesh.size(TP) > 1
 
 
 def _cuts_classes(layout: Layout) -> bool:
@@ -200,7 +206,7 @@ def _other_traces(run: ReferenceRun) -> Iterator[Trace]:
     """Of what the ranks compute otherwise than one device."""
     if run.num_addends > 1:
         yield from addend_traces(run.training, run.num_addends)
-    if run.is_ring:
+    if run.by_logarithms:
         yield logarithm_trace(run.training)
     loss = run.training.loss
     if run.sums_classes and isinstance(loss, CrossEntropy) and loss.z_loss:

@@ -11,8 +11,10 @@ from equivcheck.reference import reference as module
 from equivcheck.reference.logarithms import ByLogarithms, loss_by_sums
 from equivcheck.scenario import (
     Activation,
+    Adafactor,
     Attention,
     Axis,
+    ClipNorm,
     ClipValue,
     ContextParallel,
     CrossEntropy,
@@ -21,12 +23,15 @@ from equivcheck.scenario import (
     Experts,
     GatedMLP,
     Head,
+    Implementation,
     Layer,
     LayerPlan,
     Layout,
     LocalTensorParallel,
+    Loss,
     Mesh,
     Model,
+    NormType,
     Scores,
     Split,
     Tokens,
@@ -101,10 +106,41 @@ def test_a_ring_over_large_scores_is_within_the_floor(monkeypatch: pytest.Monkey
 
 @pytest.mark.parametrize("exchange", [Exchange.GATHER, Exchange.ULYSSES])
 def test_other_exchanges_compute_one_softmax(exchange: Exchange) -> None:
-    """They need no such floor, and have none."""
+    """They need no such floor where attention is not fused, and have none."""
     other = replace(SCENARIO, layout=replace(LAYOUT, parallelisms=(ContextParallel(exchange=exchange),)))
-    assert [module.ReferenceRun.of(each).is_ring for each in (SCENARIO, other)] == [True, False]
+    assert [module.ReferenceRun.of(each).by_logarithms for each in (SCENARIO, other)] == [True, False]
     assert check(other).outcome is Outcome.EQUIVALENT
+
+
+FUSED = Training(
+    model=Model(
+        features=1,
+        length=4,
+        layers=(
+            Experts(hidden=6, top_k=2, weighs_input=True),
+            Attention(heads=3, kv_heads=3, residual=False),
+            Attention(heads=6, kv_heads=2, causal=False, rotary=True, fused=True, residual=False, dropout=0.25),
+        ),
+    ),
+    data=Data(microbatches=(6,)),
+    optimizer=Adafactor(weight_decay=0.1, implementation=Implementation.FOREACH),
+    loss=Loss.LINEAR_MEAN,
+    clipping=ClipNorm(max_norm=0.01, norm_type=NormType.INF),
+    steps=3,
+    seed=699,
+)
+"""Scores of 700, and gradients of queries and keys that Adafactor divides by themselves."""
+
+
+def test_fused_attention_of_some_heads_is_within_the_floor(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranks that have half of the heads are honest: products of other strides are rounded otherwise."""
+    layout = replace(LAYOUT, parallelisms=(ContextParallel(exchange=Exchange.ULYSSES),))
+    scenario = Scenario(training=FUSED, layout=layout)
+    assert check(scenario).outcome is Outcome.EQUIVALENT
+    module._confirming_reference.cache_clear()
+    monkeypatch.setattr(module, "logarithm_trace", lambda training: module._trace(training, None))
+    assert check(scenario).outcome is Outcome.DIVERGED
+    module._confirming_reference.cache_clear()
 
 
 EXPLODING = Training(
