@@ -15,8 +15,9 @@ from equivcheck.composition.registry import layout_names
 
 _CYCLE = 10
 """Batches after which the kinds of batches come again."""
-_BEYOND = frozenset((1,))
-"""Of these batches the numbers, from 0, that are drawn beyond limits of torch: early, as a short run has few."""
+_BEYOND = frozenset((2,))
+"""Of these batches the numbers, from 0, that are drawn beyond limits of torch: early, as a short run has few, but not before what
+torch supports has been drawn for half a minute."""
 _FOCUSED = frozenset((3, 5, 8))
 """Those that have one layout alone. Where all are drawn together, what takes four features of one at once is met seldom."""
 _STAY = 10

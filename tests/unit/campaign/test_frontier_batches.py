@@ -30,7 +30,7 @@ def beyond_a_limit() -> Scenario:
 
 @pytest.mark.torch(">=2.12", "earlier versions have no such limit")
 def test_one_batch_in_ten_is_beyond_limits_and_counted_apart(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of twenty batches the second and the twelfth; what they draw within limits is left to the others."""
+    """Of twenty batches the third and the thirteenth; what they draw within limits is left to the others."""
     link, batches, checked = fakes.RecordingLink(), list[str](), list[tuple[int, bool, Scenario]]()
 
     def run_batch(strategy: Any, _seed: int, take: Any) -> None:
@@ -52,8 +52,8 @@ def test_one_batch_in_ten_is_beyond_limits_and_counted_apart(monkeypatch: pytest
     worker.Worker(plan, (0, 0), cast(Link, link), recorder).fuzz(1e9, 1000)
     recorder.close()
 
-    assert [number for number, strategy in enumerate(batches) if strategy == FRONTIER] == [1, 11]
-    assert checked == [(1, False, WITHIN), (2, True, beyond_a_limit())]  # neither is checked twice
+    assert [number for number, strategy in enumerate(batches) if strategy == FRONTIER] == [2, 12]
+    assert checked == [(1, False, WITHIN), (3, True, beyond_a_limit())]  # neither is checked twice
     assert link.tally.outcomes == {("ddp", Outcome.EQUIVALENT): 1}
     assert link.tally.beyond == {Outcome.UNSUPPORTED: 1}
     assert link.tally.num_checks == 1
