@@ -31,6 +31,11 @@ SHOWN_BY: dict[str, TensorProgram] = {
     "dtensor_gradient_of_maximum": _of("amax_all", _leaf("S(0)", 2, seed=2)),
     "dtensor_norm_of_maxima": _of("norm_inf", _leaf("P(max)", 2)),
     "dtensor_sum_of_norms": _of("norm_dim", _leaf("S(1)", 2, 2), dim=1, then=(Operation(name="sum"),)),
+    "dtensor_sgn_of_norms": _of("norm_dim", _leaf("S(1)", 2, 2), dim=1, then=(Operation(name="sgn_", arguments=(1,)),)),
+    "dtensor_sum_of_norms_into_another": _of(
+        "norm_dim", _leaf("S(1)", 2, 2), dim=1, then=(Operation(name="add_out", arguments=(1, 1)),)
+    ),
+    "dtensor_transposed_in_place_keeps_shape": _of("t_", _leaf("R", 2, 1)),
     "dtensor_threshold_of_maxima": _of("threshold", _leaf("P(max)", 2)),
     "dtensor_lerp_of_pending_weight": _of("lerp", _leaf("R", 2), _leaf("R", 2, seed=1), _leaf("P(sum)", 2, seed=2)),
     "dtensor_index_add_to_addends": _of("index_add_own", _leaf("P(sum)", 2), _indices("R", 3, high=2)),
