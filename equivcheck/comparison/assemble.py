@@ -39,7 +39,7 @@ class Assembler:
         for rank, snapshot in enumerate(snapshots):
             located = self._locate(expected.table, snapshot.pieces)
             canvas.note(_unfit(expected, snapshot, located, rank))
-            differing = canvas.place(_where(snapshot, located), snapshot.values.astype(np.float64))
+            differing = canvas.place(_where(snapshot, located), snapshot.values.astype(np.float64, copy=False))
             if len(differing.where):
                 canvas.note(disagreements(expected, snapshots[: rank + 1], canvas.placed, differing))
         canvas.note(_absent(expected, canvas.covered, canvas.misfits))

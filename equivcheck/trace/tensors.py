@@ -30,6 +30,10 @@ class Table:
     """Length of the flat vector."""
     rows: dict[str, int]
     """Row of each name."""
+    filled: Flags
+    """Which have elements."""
+    starts: Positions
+    """Where each of those begins in the flat vector."""
 
     def positions(self, piece: Piece) -> Positions | None:
         """Where a piece's elements lie in the flat vector; None if the table has no such tensor of that shape."""
@@ -56,13 +60,15 @@ def table_of(pieces: tuple[Piece, ...]) -> Table:
         offsets=tuple(offsets[:-1]),
         total=offsets[-1],
         rows={piece.name: row for row, piece in enumerate(pieces)},
+        filled=np.array(sizes, dtype=np.intp) > 0,
+        starts=np.array([offset for offset, size in zip(offsets, sizes, strict=False) if size], dtype=np.intp),
     )
 
 
 def full_vector(table: Table, present: tuple[bool, ...], values: Numbers) -> Vector:
     """Values of present tensors, of one run (elements,) or of several (count, elements), with zeros put in for absent ones."""
     if all(present):
-        return values.astype(np.float64)
+        return values.astype(np.float64, copy=False)
     full = np.zeros((*values.shape[:-1], table.total))
     ends = [*table.offsets[1:], table.total]
     kept = [np.arange(start, end) for start, end, there in zip(table.offsets, ends, present, strict=True) if there]
@@ -74,9 +80,7 @@ def full_vector(table: Table, present: tuple[bool, ...], values: Numbers) -> Vec
 def norms(table: Table, vector: Vector) -> Vector:
     """Frobenius norm of each tensor of one vector (total,) or of several (count, total)."""
     found = np.zeros((*vector.shape[:-1], len(table.names)))
-    starts = np.array(table.offsets, dtype=np.intp)
-    filled = np.diff(starts, append=table.total) > 0  # of a tensor without elements the sum would be its neighbour's first
-    if filled.any():
+    if len(table.starts):  # of a tensor without elements the sum would be its neighbour's first
         with np.errstate(over="ignore", invalid="ignore"):
-            found[..., filled] = np.sqrt(np.add.reduceat(np.square(vector), starts[filled], axis=-1))
+            found[..., table.filled] = np.sqrt(np.add.reduceat(np.square(vector), table.starts, axis=-1))
     return found
