@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,14 +16,19 @@ LANGUAGES = {"python", "text", "console", "sh", "toml", "yaml"}
 
 SLOW = ("tutorial.md", "your_model.md", "matrix.md")
 """Pages whose trainings take seconds; torch environments run them."""
+OF_ITS_TIME = pytest.mark.torch(">=2.12,<2.14", "it shows what was wrong in these versions, and mended in the next")
+
+
+def _marks(page: Path) -> Iterator[pytest.MarkDecorator]:
+    if page.name in SLOW:
+        yield pytest.mark.slow
+    if page.name == "operations.md":
+        yield OF_ITS_TIME
 
 
 @pytest.mark.parametrize(
     "page",
-    [
-        pytest.param(page, id=identifier, marks=pytest.mark.slow if page.name in SLOW else ())
-        for page, identifier in zip(pages.PAGES, IDS, strict=True)
-    ],
+    [pytest.param(page, id=identifier, marks=[*_marks(page)]) for page, identifier in zip(pages.PAGES, IDS, strict=True)],
 )
 def test_what_a_page_shows_happens(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its code runs, and prints what stands below it."""

@@ -16,6 +16,7 @@ from equivcheck.mutants.mutant import Family
 from equivcheck.mutants.registry import mutant, mutants
 from equivcheck.trace.differences import Phase
 from mutants.minimums import MINIMUMS
+from supported import require_mended, require_supported
 
 KINDS: dict[Family, dict[str, tuple[str, ...]]] = {
     Family.DATA_PARALLEL: {
@@ -239,7 +240,10 @@ def test_a_minimum_is_what_its_mutant_says(name: str) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_a_mutant_is_caught_in_its_minimum_which_is_equivalent_without_it(name: str) -> None:
     """It is a finding with the mutant alone, by its values if there are any: whoever does not compare calls sees them."""
-    assert check(MINIMUMS[name]).outcome is Outcome.EQUIVALENT
+    honest = check(MINIMUMS[name])
+    require_supported(MINIMUMS[name])
+    require_mended(honest)
+    assert honest.outcome is Outcome.EQUIVALENT
     caught = _caught(name)
     assert caught.outcome is WITHOUT_VALUES.get(name, Outcome.DIVERGED)
     assert (caught.divergence is None) is (name in WITHOUT_VALUES)
@@ -250,6 +254,7 @@ def test_a_mutant_is_caught_in_its_minimum_which_is_equivalent_without_it(name: 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_mutant_is_diagnosed_rightly_in_its_minimum(name: str) -> None:
     """From what the ranks left alone, as one of the causes that the mutant counts as right."""
+    require_supported(MINIMUMS[name])
     found = explained(_caught(name), alter=mutant(name).plant).diagnosis
 
     assert found is not None

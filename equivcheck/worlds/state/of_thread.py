@@ -33,7 +33,10 @@ def _put_autocast(settings: tuple[Any, ...]) -> None:
 
 
 def _put_default_device(context: Any) -> None:
-    _device.device_context = context
+    if context is None:
+        _device.__dict__.pop("device_context", None)  # torch 2.9 asks one that is None for its device
+    else:
+        _device.device_context = context
 
 
 def _put_stack(pop: Callable[[], Any], push: Callable[[Any], Any], read: Callable[[], list[Any]], saved: list[Any]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from equivcheck.parallelisms.fsdp2.division import FACTOR_OF_ALL_RANKS
 from equivcheck.scenario import (
     DDP,
     FSDP2,
@@ -25,6 +26,7 @@ from equivcheck.scenario import (
     Split,
     Training,
 )
+from equivcheck.torch_version import torch_in
 
 PLAIN = Experts(hidden=2)
 NORMED = Experts(hidden=2, norm=Norm.RMS)
@@ -65,9 +67,10 @@ def _cut_within(layer: AnyLayer, rows: int = 4) -> Scenario:
 
 
 def _units_of_shards(layer: AnyLayer) -> Scenario:
-    """In float32, as in float64 torch divides twice over one rank along the shards."""
+    """In float32, as in float64 torch divides twice over one rank along the shards; by sums where an average cannot divide so."""
     axes = (Axis(name="dp", size=1), Axis(name="ep", size=2))
-    parallelisms = (ExpertParallel(storage=ExpertStorage.DTENSOR), FSDP2())
+    fsdp = FSDP2(sum_reductions=torch_in(FACTOR_OF_ALL_RANKS))
+    parallelisms = (ExpertParallel(storage=ExpertStorage.DTENSOR), fsdp)
     training = replace(_training(layer, 12), precision=Precision.FLOAT32)
     return Scenario(training=training, layout=Layout(mesh=Mesh(axes=axes), parallelisms=parallelisms))
 
