@@ -15,14 +15,17 @@ from equivcheck.scenario import (
     Axis,
     Compile,
     Execution,
+    Layer,
     LayerPlan,
     Layout,
     Mesh,
+    Model,
     Recompute,
     Replicate,
     Replicator,
     Split,
     TensorParallel,
+    Training,
 )
 from equivcheck.strategies import data, models, scenarios, trainings
 from fresh import drawn_afresh
@@ -44,6 +47,18 @@ COMPILED = (*REPLICATED, "fsdp1", "fsdp2", "tensor_parallel", "spmd", "fsdp2 x t
 def test_recomputed_layers_leave_what_kept_activations_leave(scenario: Scenario) -> None:
     """Under any layout, with dropout and without, checkpointed layers change nothing."""
     check(scenario).assert_no_finding()
+
+
+@pytest.mark.parametrize("recompute", Recompute)
+@pytest.mark.parametrize("split", [Split.COLUMN, Split.ROW])
+def test_a_linear_with_fewer_features_than_ranks_gathers_its_weight_as_predicted(split: Split, recompute: Recompute) -> None:
+    """Versions of torch differ in when: for the gradient of the input, or where the layer is recomputed."""
+    model = Model(features=1, layers=(Layer(width=1), Layer(width=1), Layer(width=1)))
+    parallel = TensorParallel(plan=(LayerPlan(), LayerPlan(split=split), LayerPlan()))
+    layout = Layout(
+        mesh=Mesh(axes=(Axis(name="tp", size=2),)), parallelisms=(parallel,), execution=Execution(checkpointing=recompute)
+    )
+    check(Scenario(training=Training(model=model), layout=layout)).assert_equivalent()
 
 
 @pytest.mark.parametrize(

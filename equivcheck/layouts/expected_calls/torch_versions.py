@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 WEIGHT_GATHERED_FOR_INPUT_GRADIENT = "<2.14"
-"""Backward gathers the weight of a linear with fewer features than ranks again; later versions keep what forward has gathered."""
+"""Backward gathers the weight of a linear with fewer features than ranks again; later versions keep what forward has gathered, or
+gather it again where forward is recomputed."""
 
 SUM_OF_NORMS_FIRST = "<2.10"
 """`clip_grad_norm_` combines the norms of DTensors to one, then reduces it over ranks; later versions reduce all of them."""
