@@ -14,6 +14,7 @@ from equivcheck.scenario import (
     ActivationSharding,
     Axis,
     Compile,
+    Data,
     Execution,
     Layer,
     LayerPlan,
@@ -58,7 +59,8 @@ def test_a_linear_with_fewer_features_than_ranks_gathers_its_weight_as_predicted
     layout = Layout(
         mesh=Mesh(axes=(Axis(name="tp", size=2),)), parallelisms=(parallel,), execution=Execution(checkpointing=recompute)
     )
-    check(Scenario(training=Training(model=model), layout=layout)).assert_equivalent()
+    training = Training(model=model, data=Data(microbatches=(2,)))
+    check(Scenario(training=training, layout=layout)).assert_equivalent()
 
 
 @pytest.mark.parametrize(

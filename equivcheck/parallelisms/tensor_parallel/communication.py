@@ -53,16 +53,13 @@ class TensorParallelCalls(PlannedCalls):
 
     def after_linear(self, once: Pass, told: Passage, linear: Linear) -> None:  # noqa: ARG002 - of the base class
         """What DTensor gathers of a linear with fewer features than ranks, which it will not compute in parts."""
-        if torch_in(WEIGHT_GATHERED_FOR_INPUT_GRADIENT):
-            times = 1 + once.completed + once.differentiates
-        else:
-            times = 1 + once.recomputed  # what is kept of the weight is computed again, whatever comes after it
+        again = once.completed + once.differentiates if torch_in(WEIGHT_GATHERED_FOR_INPUT_GRADIENT) else once.recomputed
         if linear is NARROW_COLUMN:
-            self.note(once, "all_gather", chunk_size(once.width, self.parts) * once.inputs, times=times)
+            self.note(once, "all_gather", chunk_size(once.width, self.parts) * once.inputs, times=1 + again)
             self.note(once, "all_gather", chunk_size(once.width, self.parts), times=once.bias * (1 + once.completed))
         elif linear is NARROW_ROW:
             inputs = chunk_size(once.inputs, self.parts)
-            self.note(once, "all_gather", inputs * once.width, times=times)
+            self.note(once, "all_gather", inputs * once.width, times=1 + again)
             self.note(once, "all_gather", inputs * once.rows, times=1 + once.completed + once.trained)
 
     def loss(self, step: int, rows: int) -> None:
