@@ -164,6 +164,7 @@ ALSO = {
         Redistribution(placements=("S(0)",)),
         Operation(name="add_to_slice"),
     ),
+    "dtensor_fill_addends, as an initialization does": (Leaf(shape=(), placements=("P(sum)",)), Operation(name="init_constant")),
 }
 """Programs in which an entry shows otherwise than in its own."""
 SINCE = {"dtensor_foreach_norm_of_nothing, of maxima": ">=2.13", "dtensor_bits_of_addends, as a copy shows": ">=2.11,<2.14"}
