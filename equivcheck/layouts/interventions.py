@@ -87,8 +87,10 @@ INTERVENTIONS: tuple[Intervention, ...] = (
     ),
     _one(
         "worlds.dtensor_caches:forget_shardings",
-        "what DTensor keeps of operations and redistributions is dropped when a rank goes on to another mesh, or has much of it",
-        "equal parts of two meshes are one to it: results lie on a mesh that they were not computed on, or ranks wait for ever",
+        "what DTensor keeps of operations and redistributions is dropped when a rank goes on to another mesh, has much of it, or "
+        "shares out an embedding on torch <2.11",
+        "equal parts of two meshes are one to it: results lie on a mesh that they were not computed on, or ranks wait for ever; "
+        "and the gradient of an embedding gets as many rows as one before it had",
         "not reported",
     ),
     _one(

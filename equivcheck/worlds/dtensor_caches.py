@@ -18,6 +18,8 @@ from typing import Any
 
 import torch
 
+from equivcheck.torch_version import torch_in
+
 MAX_SHARDINGS = 500
 """Operations whose sharding one rank keeps before it drops them (about 5 kilobytes each)."""
 
@@ -42,6 +44,16 @@ def forget_shardings() -> None:
             clear()
     if not _is_kept_in_cpp():
         _forgotten.num_dropped = _forgotten.num_worked_out
+
+
+REMEMBERS_ROWS_OF_EMBEDDINGS = "<2.11"
+"""Versions of torch in which the gradient of an embedding has as many rows as that of one before it had, with equal results."""
+
+
+def forget_embeddings() -> None:
+    """Drop what is kept where the next embedding would get it of another."""
+    if torch_in(REMEMBERS_ROWS_OF_EMBEDDINGS):
+        forget_shardings()
 
 
 def num_worked_out() -> int:

@@ -45,6 +45,7 @@ from equivcheck.scenario import (
 )
 from equivcheck.trace.stage import Stage
 from exported import printed_differences
+from supported import require_supported
 
 EXPERTS = Experts(hidden=3, num_experts=3, top_k=2, normalised=True, bias=True, norm=Norm.RMS, shared=True)
 
@@ -114,6 +115,7 @@ def test_data_parallelism_around_it(around: str) -> None:
     ranks, parallelism = AROUND[around]
     layer = replace(EXPERTS, num_experts=5 if ranks == 3 else 4)
     scenario = a_scenario(parallelism, ranks=ranks, layer=layer, checkpointing=Recompute.ODD_LAYERS)
+    require_supported(scenario)
     verdict = check(replace(scenario, training=repaired(scenario.training, scenario.layout)))
     verdict.assert_equivalent()
     assert not verdict.unmodelled
@@ -194,6 +196,7 @@ def test_a_script_shows_what_ranks_get_wrong(tmp_path: Path) -> None:
 def test_units_of_shards_have_an_expert_on_every_rank(around: Parallelism) -> None:
     """What has no elements cannot be sharded; as many experts as ranks can."""
     scenario = a_scenario(around, ranks=3, layer=replace(EXPERTS, num_experts=4))
+    require_supported(scenario)
     assert "must hold an expert" in (why_unsupported(scenario) or "")
     assert why_unsupported(replace(scenario, training=repaired(scenario.training, scenario.layout))) is None
 

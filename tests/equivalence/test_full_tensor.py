@@ -61,6 +61,9 @@ CHOSEN = next(seed for seed in range(100) if asks_full_tensors(scenario(seed)))
 PASSED_OVER = next(seed for seed in range(100) if not asks_full_tensors(scenario(seed)))
 
 
+FULL_TENSORS = pytest.mark.torch(">=2.10", "before, full_tensor() is wrong by itself where ranks cut a dim twice")
+
+
 def rolled_on(rank: int) -> Callable[[DTensor], torch.Tensor]:
     """A `full_tensor` that returns rows in another order on one rank."""
     original = DTensor.full_tensor
@@ -72,6 +75,7 @@ def rolled_on(rank: int) -> Callable[[DTensor], torch.Tensor]:
     return full_tensor
 
 
+@FULL_TENSORS
 def test_a_tensor_that_is_read_otherwise_has_diverged(monkeypatch: pytest.MonkeyPatch) -> None:
     """The verdict names the gradient of the last step, the rank and both values, and says that the shards are right."""
     monkeypatch.setattr(DTensor, "full_tensor", rolled_on(2))
@@ -107,6 +111,7 @@ def test_values_that_are_not_finite_are_read_alike() -> None:
     assert (verdict.outcome, verdict.undecided != "") == (Outcome.EQUIVALENT, True)
 
 
+@FULL_TENSORS
 @pytest.mark.parametrize("seed", range(12))
 def test_only_some_checks_read_it(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Which ones, the training's seed says, whatever else a scenario is made of."""
@@ -130,6 +135,7 @@ def test_reading_is_no_part_of_the_training() -> None:
     assert len(with_it) > len(without)
 
 
+@FULL_TENSORS
 def test_what_ranks_shared_wrongly_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where ranks take each other's plans of redistribution, as all did before their meshes differed, the check fails."""
     with SimRanks(4) as members:

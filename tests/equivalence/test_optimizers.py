@@ -34,6 +34,7 @@ from equivcheck.strategies import optimizers, scenarios, trainings
 from equivcheck.trace.differences import Phase
 from equivcheck.train.setup import Setup
 from fresh import drawn_afresh
+from supported import require_supported
 
 EXAMPLES = max(6, settings().max_examples // 16)
 
@@ -101,6 +102,7 @@ def test_statistics_of_local_shards_are_noticed(parallelism: Parallelism) -> Non
         seed=1,
     )
     layout = Layout(mesh=Mesh(axes=(Axis(name="dp", size=2),)), parallelisms=(parallelism,))
+    require_supported(Scenario(training=training, layout=layout))
     verdict = check(Scenario(training=training, layout=layout), alter=on_local_shards)
     assert verdict.outcome is Outcome.DIVERGED, verdict.describe()
     assert verdict.divergence is not None

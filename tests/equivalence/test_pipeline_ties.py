@@ -127,8 +127,12 @@ MISTAKES = {
     "pipeline_copies_in_norm": Moment.CLIPPING,
 }
 """Mutants, and what each shows in."""
+CONNECTED = pytest.mark.torch(
+    ">=2.10", "before, stages of several ranks greet each other in another element type than they expect"
+)
 
 
+@CONNECTED
 @drawn_afresh(scenarios(layouts=("pipeline",), max_ranks=6, trainings=TYING), examples=SIM_EXAMPLES, under=UNHURRIED)
 def test_drawn_copies_equal_one_device(scenario: Scenario) -> None:
     """Whatever the schedule, the stages and the uses, copies stay one weight, and collectives are as predicted."""
@@ -144,6 +148,7 @@ def test_drawn_copies_equal_one_device_over_gloo(scenario: Scenario) -> None:
     check(scenario, world="gloo").assert_no_finding()
 
 
+@CONNECTED
 @drawn_afresh(
     scenarios(
         layouts=("pipeline", "ddp", "fsdp2"),

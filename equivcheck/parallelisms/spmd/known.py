@@ -6,7 +6,11 @@ from equivcheck.layers.registry import kind_of
 from equivcheck.layouts.known_predicates import need, show
 from equivcheck.layouts.partition import chunk_sizes
 from equivcheck.scenario import SPMD, AuxiliaryLinear, Distribution, Loss, Scenario, ShapeOp, ZeroGrad
+from equivcheck.torch_version import torch_in
 from equivcheck.trace.differences import Divergence
+
+CUTS_OUTPUTS_OF_FEW_ROWS = "<2.10"
+"""Versions of torch in which propagation may cut outputs, of a few rows, though rows come first."""
 
 
 @need
@@ -86,10 +90,11 @@ def one_row_or_feature_on_one_rank(scenario: Scenario) -> bool:
 
 @need
 def outputs_cut_unevenly(scenario: Scenario) -> bool:
-    """Propagation cuts outputs that come before rows, from parameters sharded by rows, and cuts them unevenly."""
+    """Propagation cuts outputs that come before rows, or may cut any, from parameters sharded by rows, and cuts them unevenly."""
     training = scenario.training
     uneven = training.model.outputs % scenario.layout.num_data_ranks != 0
-    return uneven and training.data.batch_dim == 1 and sharded_by_rows(scenario)
+    may_be_cut = training.data.batch_dim == 1 or torch_in(CUTS_OUTPUTS_OF_FEW_ROWS)
+    return uneven and may_be_cut and sharded_by_rows(scenario)
 
 
 @need
