@@ -88,7 +88,7 @@ INTERVENTIONS: tuple[Intervention, ...] = (
     _one(
         "worlds.dtensor_caches:forget_shardings",
         "what DTensor keeps of operations and redistributions is dropped when a rank goes on to another mesh, has much of it, or "
-        "shares out an embedding on torch <2.11",
+        "on torch <2.11 ends a program",
         "equal parts of two meshes are one to it: results lie on a mesh that they were not computed on, or ranks wait for ever; "
         "and the gradient of an embedding gets as many rows as one before it had",
         "not reported",

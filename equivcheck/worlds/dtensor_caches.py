@@ -23,14 +23,18 @@ from equivcheck.torch_version import torch_in
 MAX_SHARDINGS = 500
 """Operations whose sharding one rank keeps before it drops them (about 5 kilobytes each)."""
 
+REMEMBERS_ROWS_OF_EMBEDDINGS = "<2.11"
+"""Versions of torch in which the gradient of an embedding has as many rows as that of one before it had, with equal results."""
+
 PROPAGATION = "torch.distributed.tensor._sharding_prop"
 """The module of DTensor that finds shardings; imported only where DTensor is in use."""
 _forgotten = threading.local()
 
 
 def bound_shardings() -> None:
-    """Drop what is kept for the calling thread when it has become much."""
-    if num_worked_out() - _forgotten.__dict__.get("num_worked_out", 0) > MAX_SHARDINGS:
+    """Drop what is kept for the calling thread when it has become much, or would be taken for what comes next."""
+    are_many = num_worked_out() - _forgotten.__dict__.get("num_worked_out", 0) > MAX_SHARDINGS
+    if are_many or torch_in(REMEMBERS_ROWS_OF_EMBEDDINGS):
         forget_shardings()
 
 
@@ -44,16 +48,6 @@ def forget_shardings() -> None:
             clear()
     if not _is_kept_in_cpp():
         _forgotten.num_dropped = _forgotten.num_worked_out
-
-
-REMEMBERS_ROWS_OF_EMBEDDINGS = "<2.11"
-"""Versions of torch in which the gradient of an embedding has as many rows as that of one before it had, with equal results."""
-
-
-def forget_embeddings() -> None:
-    """Drop what is kept where the next embedding would get it of another."""
-    if torch_in(REMEMBERS_ROWS_OF_EMBEDDINGS):
-        forget_shardings()
 
 
 def num_worked_out() -> int:

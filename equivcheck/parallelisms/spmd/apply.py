@@ -28,11 +28,8 @@ class SPMDKind(LayoutKind):
         """Make parameters and batch DTensors; losses are then of the whole batch, and so are gradients."""
         from equivcheck.layouts.data_rows import take_rows
         from equivcheck.layouts.distribute import distribute_batch, distribute_parameters, redistribute_gradients
-        from equivcheck.worlds.dtensor_caches import forget_embeddings
 
         assert isinstance(parallelism, SPMD), parallelism
-        if setup.training.model.source is not None:
-            forget_embeddings()
         distribute_parameters(setup.model, mesh, parallelism.distribution)
         if parallelism.redistribute_gradients:
             redistribute_gradients(setup.model.parameters())

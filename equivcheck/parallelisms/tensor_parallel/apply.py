@@ -40,13 +40,11 @@ class TensorParallelKind(LayoutKind):
             source_styles,
             tie_again,
         )
-        from equivcheck.worlds.dtensor_caches import forget_embeddings
 
         assert isinstance(parallelism, TensorParallel), parallelism
         model = setup.training.model
         styles: dict[str, ParallelStyle] = {}
         if model.source is not None and parallelism.source is not Split.OUTSIDE:
-            forget_embeddings()
             styles |= source_styles(model, parallelism)
         inputs = inputs_of(model, parallelism)
         for index, (layer, plan) in enumerate(zip(model.layers, parallelism.plan, strict=True)):

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from equivcheck.parallelisms.pipeline.communication import _num_rounds
 from equivcheck.parallelisms.pipeline.stages import layers_of_stages, stages_of_rank, trained_layers
 from equivcheck.scenario import AuxiliaryLinear, Layer, Model, Norm, Pipeline, PipelineSchedule, Scenario
 from equivcheck.strategies import models, scenarios
@@ -44,6 +45,24 @@ def test_stages_go_round_the_ranks_or_down_and_up_again(
     """Each stage is on the rank that torch's schedule expects it on."""
     pipeline = Pipeline(schedule=schedule, stages_per_rank=per_rank)
     assert [stages_of_rank(pipeline, rank, 3) for rank in range(3)] == expected
+
+
+@pytest.mark.parametrize(
+    ("schedule", "per_rank", "ranks", "expected"),
+    [
+        (PipelineSchedule.GPIPE, 1, 2, 1),
+        (PipelineSchedule.GPIPE, 1, 5, 2),
+        (PipelineSchedule.INTERLEAVED, 2, 2, 1),
+        (PipelineSchedule.INTERLEAVED, 2, 3, 3),
+        (PipelineSchedule.INTERLEAVED, 2, 4, 2),
+        (PipelineSchedule.ZBV, 2, 4, 2),
+    ],
+)
+def test_ranks_of_neighbouring_stages_meet_in_as_few_rounds_as_torch_takes(
+    schedule: PipelineSchedule, per_rank: int, ranks: int, expected: int
+) -> None:
+    """One for a pair, two for a line, a V or an even ring, three for an odd ring: counted on torch 2.15, which does it so."""
+    assert _num_rounds(Pipeline(schedule=schedule, stages_per_rank=per_rank), ranks) == expected
 
 
 @pytest.mark.parametrize(

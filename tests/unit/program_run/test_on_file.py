@@ -10,6 +10,7 @@ from equivcheck.program_run.known.on_file import ON_FILE
 from equivcheck.program_run.known.programs import SHOWN_BY
 from equivcheck.tensor_program import Constant, Contents, Leaf, Operation, Redistribution, TensorProgram
 from equivcheck.torch_version import torch_in
+from equivcheck.verdict.verdict import Outcome
 
 
 def program(leaf: Leaf, *rest: Constant | Leaf | Operation | Redistribution, mesh: tuple[int, ...] = (2,)) -> TensorProgram:
@@ -38,6 +39,14 @@ def test_a_sum_is_known_of_norms_alone() -> None:
     leaf = Leaf(shape=(2, 2), placements=("S(1)",))
     for name, expected in (("norm_dim", torch_in(known.torch)), ("prod_dim", False)):
         assert known.could_show(program(leaf, Operation(name=name, dim=1), Operation(name="sum"))) == expected
+
+
+def test_an_embedding_in_a_program_is_right_whatever_ran_before() -> None:
+    """DTensor of torch before 2.11 remembers how many rows the gradient of one has: no program begins with what it kept."""
+    indices = Constant(shape=(3,), placements=("R",), contents=Contents.INDICES, high=4)
+    for rows in (4, 5, 6):
+        looked_up = program(Leaf(shape=(rows, 2), placements=("S(0)",)), indices, Operation(name="embedding", arguments=(2, 1)))
+        assert check_program(looked_up).outcome is Outcome.EQUIVALENT
 
 
 def test_a_program_ends_alike_whatever_ran_before() -> None:
