@@ -99,7 +99,8 @@ class Evidence(ABC):
     def ratio(self, names: Sequence[str], phase: Phase) -> float | None:
         """The one ratio of all elements of some tensors to what they should be, if there is one other than 1.
 
-        A whole number, or one over it, if it is near one.
+        A whole number, or one over it, if it is near one. A single element has some ratio whatever is wrong, so that there it
+        counts only if it is such a number.
         """
         found, expected = self.found_values(self.first.step, phase), self.expected_values(self.first.step, phase)
         ratios = [
@@ -116,4 +117,4 @@ class Evidence(ABC):
         for whole in (round(ratio), 1 / round(1 / ratio) if abs(ratio) < 1 else 0.0):
             if whole and isclose(whole, ratio, rel_tol=RATIO):
                 return float(whole)
-        return ratio
+        return ratio if len(values) > 1 else None

@@ -20,9 +20,6 @@ NEAR = 1e-6
 
 NO_PROOF = "(a pattern in the values, no proof: no known fault reproduces them)"
 
-SCALARS = ("loss", "norm")
-"""Of one number, a ratio is no pattern unless it is the number of something."""
-
 
 def pattern_of(diverged: Evidence, types: Sequence[tuple[torch.dtype, str]] = ()) -> Diagnosis | None:
     """The first pattern that fits; `types` are element types that values may have been rounded to, with their names."""
@@ -37,10 +34,12 @@ def _patterns(diverged: Evidence, types: Sequence[tuple[torch.dtype, str]]) -> I
     names = [name for name in names if found[name].shape == expected[name].shape and found[name].size]
     if not names:
         return
+    is_one_number = sum(found[name].size for name in names) == 1  # which by chance is representable, or some multiple
     yield from _zero(diverged, names, found)
-    yield from _rounded(diverged, names, found, types)
-    yield from _earlier(diverged, names, found)
-    yield from _multiple(diverged, names)
+    if not is_one_number:
+        yield from _rounded(diverged, names, found, types)
+        yield from _earlier(diverged, names, found)
+    yield from _multiple(diverged, names, is_one_number=is_one_number)
     yield from _elsewhere(diverged, names, found, expected)
     yield from _disagreeing(diverged)
     yield from _partial(diverged, names, found, expected)
@@ -90,9 +89,10 @@ def _earlier(diverged: Evidence, names: list[str], found: Whole) -> Iterator[Dia
             yield _pattern(Cause.STALE, f"{_what(diverged, names)} equal to the value of step {step}")
 
 
-def _multiple(diverged: Evidence, names: list[str]) -> Iterator[Diagnosis]:
+def _multiple(diverged: Evidence, names: list[str], *, is_one_number: bool) -> Iterator[Diagnosis]:
+    """A factor; of one number only a factor that is exactly the number of ranks, microbatches or the like."""
     ratio = diverged.ratio(names, diverged.first.phase)
-    if ratio is not None and (diverged.first.tensor not in SCALARS or number_of(diverged, ratio)):
+    if ratio is not None and (not is_one_number or number_of(diverged, ratio)):
         words = f"{_what(diverged, names)} {ratio:g} times what one device computes"
         yield _pattern(Cause.SCALED, words + number_of(diverged, ratio))
 

@@ -9,7 +9,7 @@ import torch
 from equivcheck import Scenario, check
 from equivcheck.diagnosis.explain import explained
 from equivcheck.mutants.registry import mutant
-from equivcheck.scenario import DDP, SGD, Adam, AuxiliaryLinear, ClipNorm, Implementation, Layer
+from equivcheck.scenario import DDP, SGD, Adam, AuxiliaryLinear, ClipNorm, Data, Implementation, Layer, Model, Training
 from equivcheck.train.setup import Setup
 from equivcheck.verdict.cause import Cause, Diagnosis
 from unit.diagnosis import faults
@@ -151,6 +151,24 @@ def test_a_pattern_says_that_it_is_no_proof() -> None:
     assert verdict.diagnosis is not None
     assert (verdict.diagnosis.cause, verdict.diagnosis.exact) == (Cause.REDUCED_IN_LOWER_PRECISION, False)
     assert "every element is representable in it (a pattern in the values, no proof" in verdict.describe()
+
+
+@pytest.mark.parametrize(("width", "cause"), [(1, None), (2, Cause.SCALED)], ids=["one element", "two elements"])
+def test_no_factor_is_told_from_a_single_number(width: int, cause: Cause | None) -> None:
+    """One element is some multiple of the right value whatever is wrong; the same multiple in two elements says something."""
+    training = Training(model=Model(features=1, layers=(Layer(width=width),)), data=Data(microbatches=(2,)))
+
+    def multiply_weight(setup: Setup) -> None:
+        def change(_optimizer: torch.optim.Optimizer, _step: int) -> None:
+            weight = next(parameter for name, parameter in setup.model.named_parameters() if name.endswith("weight"))
+            assert weight.grad is not None
+            weight.grad.mul_(6.73)
+
+        setup.before_update.append(change)
+
+    found = diagnosis_of(faults.spread(DDP(), training), multiply_weight)
+
+    assert (None if found is None else found.cause) is cause
 
 
 def test_what_nothing_explains_is_marked_as_unexplained() -> None:
