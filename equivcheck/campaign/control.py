@@ -1,11 +1,12 @@
-"""The control of a campaign: a fault planted on purpose, which the check must find, else its silence means nothing."""
+"""The control of a campaign: a fault planted on purpose, which the check must catch, else its silence means nothing."""
 
 from __future__ import annotations
 
+import math
 import zlib
 from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import singledispatch
 from inspect import getdoc
 from typing import TYPE_CHECKING, Any
@@ -30,6 +31,8 @@ _CHUNK = 100
 """Cases drawn at once."""
 _SHARE = 0.1
 """Part of a worker's work that a control may take before the end."""
+_PATIENCE_SHARE, _LEAST_PATIENCE = 0.08, 2.0
+"""Part of a campaign's time, and seconds, after which a fault that generated cases have not shown gives way to the next."""
 _USUAL_RANKS = 4
 """Most ranks of its scenarios, unless it takes more."""
 
@@ -40,7 +43,10 @@ Checked = Callable[[Case, Any], CaseVerdict]
 def control_of(plan: Plan) -> ControlRun | None:
     """The control that a plan's seed draws; None where it has none, or none can be planted in its layouts."""
     candidates = plan.controls(plan) if plan.controls is not None else ()
-    return ControlRun(plan, candidates[plan.seed % len(candidates)]) if candidates else None
+    if not candidates:
+        return None
+    first = plan.seed % len(candidates)
+    return ControlRun(plan, (*candidates[first:], *candidates[:first]))
 
 
 def applicable_mutants(plan: Plan) -> tuple[Mutant, ...]:
@@ -84,14 +90,24 @@ def applicable_faults(plan: Plan) -> tuple[Fault, ...]:
 
 
 class ControlRun:
-    """Checks cases with one fault in them until one is caught."""
+    """Plants a fault in one case after the other until it is caught.
 
-    def __init__(self, plan: Plan, fault: Fault) -> None:
-        self._plan, self._fault = plan, fault
+    Some faults show in few cases. In a campaign that ends by its time, a fault that has had its part of it gives way to the next,
+    so that a short campaign ends with a control that was caught, unless the check is blind.
+    """
+
+    def __init__(self, plan: Plan, faults: Sequence[Fault]) -> None:
+        self._plan, self._faults = plan, deque(faults)
+        self._patience = math.inf if plan.seconds == math.inf else max(_LEAST_PATIENCE, _PATIENCE_SHARE * plan.seconds)
+        self._seconds_before = 0.0
+        self._plant_next(())
+        self.draw()
+
+    def _plant_next(self, passed_over: tuple[str, ...]) -> None:
+        self._fault = self._faults.popleft()
         self._waiting: deque[Case] = deque()
         self._drawn = 0
-        self._control = Control(name=fault.name, wrong=fault.wrong)
-        self.draw()
+        self._control = Control(name=self._fault.name, wrong=self._fault.wrong, passed_over=passed_over)
 
     @property
     def is_over(self) -> bool:
@@ -108,9 +124,10 @@ class ControlRun:
         """What came of it so far."""
         return self._control
 
-    def is_due(self, seconds: float) -> bool:
-        """Whether it may take some time now, after so many seconds of work."""
-        return self.has_waiting and not self._control.caught and self._control.seconds <= seconds * _SHARE
+    def is_due(self, seconds: float, *, is_late: bool = False) -> bool:
+        """Whether it may take some time now, after so many seconds of work; late in a campaign it always may."""
+        has_time = is_late or self._seconds_before + self._control.seconds <= seconds * _SHARE
+        return self.has_waiting and not self._control.caught and has_time
 
     def draw(self) -> None:
         """Draw some more cases if none is waiting; not from within a batch."""
@@ -124,13 +141,15 @@ class ControlRun:
         """Check the next case."""
         clock = WorkClock()
         verdict = check(self._waiting.popleft(), self._fault.plant)
-        self._control = Control(
-            name=self._control.name,
-            wrong=self._control.wrong,
+        self._control = replace(
+            self._control,
             examples=self._control.examples + 1,
             seconds=self._control.seconds + clock.seconds,
             caught=verdict.outcome.is_finding,
         )
+        if self._control.seconds >= self._patience and not self._control.caught and self._faults:
+            self._seconds_before += self._control.seconds
+            self._plant_next((*self._control.passed_over, self._control.name))
 
 
 @singledispatch

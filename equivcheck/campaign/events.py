@@ -94,6 +94,8 @@ class Summary:
     """Why some findings are nowhere but here; empty if all were kept."""
     control: Control | None = None
     """What came of the fault that was to be caught; None where there was none, or the end came before it was known."""
+    num_cut_off: int = 0
+    """Workers that were stopped in the middle of a check, as it went on longer than the campaign."""
     nodes: tuple[NodeWork, ...] = ()
     """What each machine has done; empty for this one alone."""
 

@@ -69,6 +69,14 @@ class Found:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class InDoubt:
+    """From the worker: ranks failed, and the same case is about to run again in a process of its own; or that is done."""
+
+    verdict: CaseVerdict | None
+    """The verdict that has not been confirmed yet; None once it is settled."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Checked:
     """From the worker: the answer to `CheckOne`."""
 
@@ -104,6 +112,8 @@ class Control:
     """Of work that it took."""
     caught: bool = False
     """Whether it was found; if not, a clean result of the campaign proves nothing."""
+    passed_over: tuple[str, ...] = ()
+    """Names of faults that were planted before it, and given up because no generated case had shown them in time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,6 +21,7 @@ from equivcheck.campaign.messages import (
     Done,
     Found,
     Fuzz,
+    InDoubt,
     Lost,
     MayShrink,
     NodeLost,
@@ -31,7 +32,7 @@ from equivcheck.campaign.messages import (
 )
 from equivcheck.campaign.plan import Plan
 from equivcheck.campaign.shrinkers import Shrinkers
-from equivcheck.findings.example import is_examined
+from equivcheck.findings.example import is_shrunk
 from equivcheck.findings.fingerprint import fingerprint
 from equivcheck.findings.store import FindingStore
 from equivcheck.verdict.verdict import CaseVerdict
@@ -42,6 +43,9 @@ _MOST_FALSE_STARTS = 2
 """Processes in a row that may end before their first check; then it is no accident."""
 _STOP_SECONDS = 1.0
 """How long workers may take to finish their check after an interruption."""
+_QUIET_SECONDS, _FAILED_SECONDS = 3.0, 17.0
+"""How long after the end of the time workers may end what they have begun: where nothing failed, and where findings are shrunk
+and explained. Then they are stopped."""
 
 
 def fuzz(plan: Plan, store: FindingStore, listeners: Sequence[Listener] = (), crew: Crew[Any] | None = None) -> Summary:
@@ -70,6 +74,8 @@ class _Campaign:
         self._tally = Tally()
         self._checked = Counter[int]()
         self._findings = KeptFindings(store)
+        self._num_cut_off = 0
+        self._in_doubt: dict[tuple[int, int], CaseVerdict] = {}
         self._shrinkers = Shrinkers()
         self._broken = ""
         self._false_starts = 0
@@ -90,13 +96,14 @@ class _Campaign:
             self._obey(worker, message)
         while self._waiting and (self._crew.has_room or self._over):
             self._employ(self._waiting.popleft())
-        if (self._interruption.requested or self._broken) and self._stop_at is None:
+        if (self._interruption.requested or self._broken or self._is_overdue) and self._stop_at is None:
             self._stop()
         if self._stop_at is not None and time.monotonic() >= self._stop_at:
             for worker in list(self._crew.workers):
+                self._num_cut_off += not worker.done
                 self._done(worker)
                 self._crew.remove(worker)
-                self._keep_unchecked(worker.suspect)
+                self._keep_unchecked(worker.suspect or self._in_doubt.get(worker.place))
         seconds = self._seconds
         nodes = self._nodes.so_far(seconds)
         self._tell(Ticked(seconds=seconds, tally=self._tally, num_findings=len(self._findings), nodes=nodes))
@@ -110,6 +117,12 @@ class _Campaign:
         return (time.monotonic() if at_work else self._end) - self._start
 
     @property
+    def _is_overdue(self) -> bool:
+        """Whether workers have had all the time after the end that they may take to end what they have begun."""
+        has_failed = len(self._findings) or self._in_doubt or any(worker.suspect for worker in self._crew.workers)
+        return self._seconds >= self._plan.seconds + (_FAILED_SECONDS if has_failed else _QUIET_SECONDS)
+
+    @property
     def _over(self) -> bool:
         return self._stop_at is not None or self._seconds >= self._plan.seconds
 
@@ -120,6 +133,8 @@ class _Campaign:
             self._keep(message.verdict)
             if message.asks:
                 self._answer(worker, fingerprint(message.verdict))
+        elif isinstance(message, InDoubt):
+            self._note_doubt(worker, message.verdict)
         elif isinstance(message, Control):
             self._control = message
         elif isinstance(message, Ready) and worker.suspect is not None:
@@ -191,6 +206,7 @@ class _Campaign:
     def _lost(self, worker: Worker, lost: Lost) -> None:
         """A worker died or was killed for being stuck: its case is checked again, and then another takes its place."""
         verdict = lost.verdict
+        self._note_doubt(worker, None)
         self._false_starts += verdict is None
         if self._false_starts > _MOST_FALSE_STARTS:
             self._broken = self._broken or f"a worker ended before its first check\n{lost.printed}"
@@ -206,21 +222,21 @@ class _Campaign:
 
     def _lost_with_node(self, worker: Worker, lost: NodeLost) -> None:
         """That says nothing about what it was checking. Another takes its place: at once if need be, else when there is room."""
-        was_done = worker.done
+        was_done, suspect = worker.done, worker.suspect or self._in_doubt.pop(worker.place, None)
         self._done(worker)
         if self._nodes.lose(lost.name, self._seconds):
             self._tell(lost)
         if was_done:
             return
         for mark in self._shrinkers.of(worker.place):
-            if not is_examined(self._findings.verdict(mark)):
+            if not is_shrunk(self._findings.verdict(mark)):
                 self._shrinkers.leave(mark)
         if self._nodes.all_lost:
             self._broken = self._broken or f"no node of the cluster is left; the last was {lost.name}: {lost.why}"
         if self._stop_at is not None or self._broken:
-            self._keep_unchecked(worker.suspect)
-        elif worker.suspect is not None or self._has_control(worker):
-            self._employ(worker, worker.suspect)
+            self._keep_unchecked(suspect)
+        elif suspect is not None or self._has_control(worker):
+            self._employ(worker, suspect)
         else:
             self._waiting.append(worker)
         self._begin_ready()
@@ -245,6 +261,12 @@ class _Campaign:
         self._tally.fingerprints[fingerprint(verdict)] += 1
         self._keep(verdict)
         self._employ(worker)
+
+    def _note_doubt(self, worker: Worker, verdict: CaseVerdict | None) -> None:
+        """Remember a failure that a worker is about to confirm, so that it is not lost if the campaign ends first."""
+        self._in_doubt.pop(worker.place, None)
+        if verdict is not None:
+            self._in_doubt[worker.place] = verdict
 
     def _keep_unchecked(self, suspect: CaseVerdict | None) -> None:
         """Lose nothing where a campaign ends before it has checked again what ended a worker."""
@@ -279,6 +301,7 @@ class _Campaign:
             broken=self._broken,
             unkept=self._findings.unkept,
             control=self._control,
+            num_cut_off=self._num_cut_off,
             nodes=self._nodes.so_far(seconds),
         )
         self._tell(summary)

@@ -13,12 +13,12 @@ from equivcheck.campaign.batches import EndBatch, FaultShown, batch_seed, run_ba
 from equivcheck.campaign.control import ControlRun, control_of
 from equivcheck.campaign.counts.tally import Tally
 from equivcheck.campaign.isolated import CheckerFailed, check_isolated
-from equivcheck.campaign.messages import Found, MayShrink, Progress, TakeOver
+from equivcheck.campaign.messages import Found, InDoubt, MayShrink, Progress, TakeOver
 from equivcheck.campaign.plan import Plan, oracle_check
 from equivcheck.campaign.recorder import Recorder
 from equivcheck.campaign.turns import Turns
 from equivcheck.composition.limits import why_unsupported
-from equivcheck.findings.example import is_examined
+from equivcheck.findings.example import marked_not_shrunk, without_mark
 from equivcheck.findings.fingerprint import fingerprint
 from equivcheck.findings.size import Size, size_of
 from equivcheck.oracle.confirm import CONFIRMING, CONFIRMING_SECONDS, confirmed_by, may_be_confirmed
@@ -33,6 +33,10 @@ from equivcheck.worlds.work_clock import WorkClock
 
 REPORT_SECONDS = 0.2
 """How often counts are sent."""
+_LATE_SHARE = 0.15
+"""Last part of a campaign's time, in which the control goes first if it has not been caught."""
+_CONTROL_SECONDS = 2.0
+"""How long after the end of the time the control may still begin a check."""
 
 
 class Supervisor(Protocol):
@@ -60,7 +64,7 @@ class Worker:
 
     def __init__(self, plan: Plan, place: tuple[int, int], link: Supervisor, recorder: Recorder) -> None:
         self._plan, self._place, self._link, self._recorder = plan, place, link, recorder
-        self._until, self._checks_left = 0.0, math.inf
+        self._until, self._late, self._checks_left = 0.0, 0.0, math.inf
         self._tally, self._reported = Tally(), 0.0
         self._turns = Turns(plan, place[0])
         self._source = self._turns.next()
@@ -77,6 +81,7 @@ class Worker:
         """Draw and check until the time is up, as much is checked, or a stop arrives."""
         self._clock, self._checks_left = WorkClock(), num_checks
         self._until = time.monotonic() + seconds
+        self._late = self._until - seconds * _LATE_SHARE if seconds < math.inf else math.inf
         for number in itertools.count():
             self._take_over()
             run_batch(self._source.strategy, batch_seed(self._plan.seed, *self._place, number), self._take)
@@ -109,10 +114,10 @@ class Worker:
             self._control = None
 
     def _end_control(self) -> None:
-        """What is left of the control when the time is up: without it the run would prove nothing."""
+        """What is left of the control when the campaign has drawn all else: without it the run would prove nothing."""
         while (control := self._control) is not None and not self._ends:
             control.draw()
-            if control.is_over:
+            if control.is_over or time.monotonic() >= self._until + _CONTROL_SECONDS:
                 self._link.send(control.result)
                 self._control = None
             elif control.has_waiting:
@@ -138,8 +143,11 @@ class Worker:
     def _take(self, case: Case) -> None:
         if self._over or (self._shrinking.is_drawn_out if self._shrinking else self._checks_left <= 0):
             raise EndBatch
-        if self._control is not None and self._control.is_due(self._clock.seconds):
+        is_late = time.monotonic() >= self._late
+        if self._control is not None and self._control.is_due(self._clock.seconds, is_late=is_late):
             self._step_control(self._control)
+        elif self._control is not None and is_late and self._shrinking is None and not self._control.has_waiting:
+            raise EndBatch  # it draws between batches
         candidate = self._candidate(case)
         if candidate is None or (self._shrinking is None and not self._wants(candidate)):
             self._recorder.beat()
@@ -184,12 +192,15 @@ class Worker:
             return True
         plan = self._plan.with_more_time()
         self._recorder.beat()
+        self._link.send(InDoubt(verdict=verdict))
         try:
             again = check_isolated(
                 verdict.case, world=plan.world, deadline=plan.deadline, beyond=bool(verdict.beyond), check=plan.check
             )
         except CheckerFailed as error:
             raise CheckerBroke(verdict.case) from error
+        finally:
+            self._link.send(InDoubt(verdict=None))
         return again.outcome.is_finding
 
     def _wants(self, candidate: Candidate) -> bool:
@@ -230,7 +241,7 @@ class Worker:
         first = mark not in self._smallest
         if first or size < self._smallest[mark]:
             self._smallest[mark] = size
-            self._link.send(Found(verdict=verdict, asks=first))
+            self._link.send(Found(verdict=marked_not_shrunk(verdict), asks=first))
         return first
 
     def _may_shrink(self) -> bool:
@@ -243,7 +254,7 @@ class Worker:
         """Shrink what others were shrinking when their machines were lost."""
         self._taken_over += [message.verdict for message in self._link.pending()]
         while self._taken_over:
-            verdict = self._taken_over.pop()
+            verdict = without_mark(self._taken_over.pop())
             self._smallest[fingerprint(verdict)] = size_of(verdict.case)
             self._begin_shrinking(verdict)
             self._end_shrinking()
@@ -256,9 +267,11 @@ class Worker:
             best = search.finish()
         except Exception as error:
             best = search.first.without("shrinking", error)
-        best = self._confirmed(self._explained(best))
-        if size_of(best.case) < self._smallest[fingerprint(best)] or is_examined(best) or best.unfinished:
-            self._send(best)
+        if search.was_stopped:
+            best = marked_not_shrunk(best)
+        self._send(best)  # before the diagnosis, which takes longer and may be cut off
+        if (told := self._confirmed(self._explained(best))) is not best:
+            self._send(told)
 
     def _send(self, best: CaseVerdict) -> None:
         self._smallest[fingerprint(best)] = size_of(best.case)

@@ -14,15 +14,15 @@ import click
 from equivcheck.cli.campaigns import run_campaign
 from equivcheck.cli.options import deadline_option, html_option, json_option, layouts_option, store_option, world_option
 from equivcheck.cli.shell import ExitCode
-from equivcheck.history.run import Mode, Run
+from equivcheck.history.run import FailOn, Mode, Run
 from equivcheck.scenario.mesh import MAX_RANKS
 
 if TYPE_CHECKING:
     from equivcheck.campaign.shard import Shard
     from equivcheck.cluster.crew import ClusterCrew
 
-_USUAL_SECONDS = {Mode.PR: 300.0, Mode.NIGHTLY: 7200.0}
-"""The budget of a mode where none is given."""
+_USUAL_SECONDS = {Mode.EXPLORE: 60.0, Mode.PR: 300.0, Mode.NIGHTLY: 7200.0}
+"""Time budget of a mode if none is given."""
 
 
 def _shard(context: click.Context, parameter: click.Parameter, value: str) -> Shard:  # noqa: ARG001
@@ -39,7 +39,7 @@ def _shard(context: click.Context, parameter: click.Parameter, value: str) -> Sh
 @click.option(
     "--seconds",
     type=click.FloatRange(min=0, min_open=True),
-    help="Time budget, from the first check on.  [default: 300 with --mode pr, 7200 with nightly]",
+    help="Time budget, from the first check on.  [default: 60 with --mode explore, 300 with pr, 7200 with nightly]",
 )
 @click.option(
     "--checks",
@@ -53,13 +53,23 @@ def _shard(context: click.Context, parameter: click.Parameter, value: str) -> Sh
     type=click.Choice([mode.value for mode in Mode]),
     default=Mode.PLAIN.value,
     show_default=True,
-    help="pr and nightly replay the store first, and fail only on what is new (nightly: or back again).",
+    help="What a finding means for the exit code; see above.",
+)
+@click.option(
+    "--fail-on",
+    type=click.Choice([each.value for each in FailOn]),
+    default=FailOn.ALL.value,
+    show_default=True,
+    help="Findings that can lead to exit code 1: all, or only those in trainings.",
 )
 @click.option(
     "--shard", metavar="I/N", default="1/1", callback=_shard, help="Part I of N, each with scenarios of its own (for one --seed)."
 )
 @layouts_option
-@click.option("--programs", "programs_alone", is_flag=True, help="Tensor programs alone, and no trainings.")
+@click.option("--programs", "only_programs", is_flag=True, help="Check programs of DTensor operations instead of trainings.")
+@click.option(
+    "--with-programs", is_flag=True, help="Check programs of DTensor operations as well as trainings. Nightly runs always do."
+)
 @world_option("sim")
 @click.option("--workers", type=click.IntRange(min=1), help="Worker processes, on each node with --ray.  [default: one per core]")
 @click.option("--ray", metavar="auto|HOST:PORT", help="Check on all nodes of a Ray cluster; needs equivcheck[ray].")
@@ -72,6 +82,7 @@ def _shard(context: click.Context, parameter: click.Parameter, value: str) -> Sh
 )
 @deadline_option(30.0)
 @store_option
+@click.option("-v", "--verbose", is_flag=True, help="Also print every layout, known problem and measurement.")
 @json_option
 @html_option
 def fuzz(  # noqa: PLR0913, PLR0917 - options
@@ -79,25 +90,35 @@ def fuzz(  # noqa: PLR0913, PLR0917 - options
     num_checks: int | None,
     seed: int | None,
     mode: str,
+    fail_on: str,
     shard: Shard,
     layouts: tuple[str, ...],
-    programs_alone: bool,
+    only_programs: bool,
+    with_programs: bool,
     world: str,
     workers: int | None,
     ray: str | None,
     max_ranks: int,
     deadline: float,
     store: Path,
+    verbose: bool,
     as_json: bool,
     html: Path | None,
 ) -> ExitCode:
-    """Check generated scenarios for some time, or so many of them, shrink what fails, and keep it.
+    r"""Generate trainings and layouts, check each against a single device, and shrink and keep every failure.
 
-    Without --layout, tensor programs have a share of the time: a tenth to a half, by what they reach for the first time.
-    One batch of scenarios in ten is beyond limits of torch: there a run must be right, or raise on every rank.
-    As a control, one known bug, chosen by the seed, is planted in some of them: exit code 3 if the check does not catch it.
-    Every run is entered in the store's history, and a finding that `triage` has accepted does not count.
-    Ctrl-C ends the run early: findings so far are kept, and the exit code tells whether there are any.
+    \b
+    --mode says which findings lead to exit code 1:
+      plain    every finding
+      explore  none: findings are the result of a first look
+      pr       findings that the store did not know; it is replayed first
+      nightly  findings that are new or back again; the store is replayed first
+
+    Exit code 3 means in every mode that the checker itself failed, or missed its control: one known bug, chosen by the seed, that
+    is planted in some of the trainings.
+
+    One batch in ten ignores torch's known limits. Such a run must be correct or fail on every rank.
+    Findings that `triage` has accepted do not count. Ctrl-C ends the run early and keeps the findings so far.
     """
     from equivcheck.campaign.control import applicable_faults
     from equivcheck.campaign.plan import Plan, frontier_scenarios, generated_programs, generated_scenarios
@@ -106,8 +127,10 @@ def fuzz(  # noqa: PLR0913, PLR0917 - options
         seconds = _USUAL_SECONDS.get(Mode(mode))
     if seconds is None and num_checks is None:
         raise click.UsageError("Missing option '--seconds' or '--checks'.")
-    if programs_alone and layouts:
-        raise click.UsageError("--programs has no layouts; allowed: --programs, or --layout.")
+    if only_programs and (layouts or with_programs):
+        other = "--layout" if layouts else "--with-programs"
+        raise click.UsageError(f"--programs checks no trainings, so that {other} has no meaning. Expected one of the two.")
+    has_programs = only_programs or with_programs or (mode == Mode.NIGHTLY.value and not layouts)
     with _cluster(ray, workers) as crew:
         plan = Plan(
             seconds=math.inf if seconds is None else seconds,
@@ -119,13 +142,13 @@ def fuzz(  # noqa: PLR0913, PLR0917 - options
             max_ranks=max_ranks,
             deadline=deadline,
             stuck_seconds=2 * deadline + 100.0,  # two layouts, one after the other
-            strategy=None if programs_alone else generated_scenarios,
-            frontier=None if programs_alone else frontier_scenarios,
-            programs=None if layouts else generated_programs,
+            strategy=None if only_programs else generated_scenarios,
+            frontier=None if only_programs else frontier_scenarios,
+            programs=generated_programs if has_programs else None,
             controls=applicable_faults,
         )
-        run = Run(seed=plan.seed, mode=Mode(mode), shard=str(shard) if shard.of > 1 else "")
-        return run_campaign(plan, store, run, as_json=as_json, html=html, crew=crew)
+        run = Run(seed=plan.seed, mode=Mode(mode), fail_on=FailOn(fail_on), shard=str(shard) if shard.of > 1 else "")
+        return run_campaign(plan, store, run, as_json=as_json, verbose=verbose, html=html, crew=crew)
 
 
 def _cluster(address: str | None, workers: int | None) -> contextlib.AbstractContextManager[ClusterCrew | None]:

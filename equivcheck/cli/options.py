@@ -102,12 +102,16 @@ layouts_option = click.option(
 )
 
 
-def console(*, stderr: bool = False) -> Console:
-    """A console for people on stdout or stderr; as wide as the terminal, and wide enough for tables elsewhere."""
+COLUMNS = 80
+"""Width of what is read on a screen."""
+
+
+def console(*, stderr: bool = False, width: int = 160) -> Console:
+    """A console for people on stdout or stderr, as wide as the terminal; elsewhere `width` columns wide."""
     from rich.console import Console
 
     stream = sys.stderr if stderr else sys.stdout
-    return Console(file=stream, highlight=False, markup=False, width=None if stream.isatty() else 160)
+    return Console(file=stream, highlight=False, markup=False, width=None if stream.isatty() else width)
 
 
 def print_json(value: dict[str, Any]) -> None:

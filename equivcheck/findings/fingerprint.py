@@ -26,11 +26,12 @@ listed, line breaks."""
 
 def fingerprint(verdict: CaseVerdict) -> str:
     """A short hash of what is wrong: the same for the same fault in any world, at any size and step; 12 hex digits."""
-    parts = (verdict.outcome.value, verdict.case.name, *_what_is_wrong(verdict), *(["beyond"] if verdict.beyond else []))
+    parts = (verdict.outcome.value, verdict.case.name, *what_is_wrong(verdict), *(["beyond"] if verdict.beyond else []))
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:_LENGTH]
 
 
-def _what_is_wrong(verdict: CaseVerdict) -> tuple[str, ...]:
+def what_is_wrong(verdict: CaseVerdict) -> tuple[str, ...]:
+    """The fault without the layout: phase, difference and kind of tensor; the error of a crash; the calls of a hang."""
     if verdict.divergence is not None:
         return _of_divergence(verdict.divergence)
     if verdict.failure is None:

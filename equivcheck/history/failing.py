@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from equivcheck.history.history import History
-from equivcheck.history.run import Mode, Run
+from equivcheck.history.run import FailOn, Mode, Run
 from equivcheck.history.standing import Record, Standing, records
+from equivcheck.tensor_program import TensorProgram
 
 _FAILING = {
     Mode.PLAIN: (Standing.NEW, Standing.STILL, Standing.BACK),
+    Mode.EXPLORE: (),
     Mode.PR: (Standing.NEW,),
     Mode.NIGHTLY: (Standing.NEW, Standing.BACK),
 }
@@ -22,7 +24,13 @@ def told_in(run: Run, records: Iterable[Record]) -> tuple[Record, ...]:
 
 def fails(run: Run, record: Record) -> bool:
     """Whether a finding makes a run fail: by how it stands, and unless somebody has accepted it."""
-    return record.told == run.id and record.is_open and record.standing in _FAILING[run.mode]
+    counts = can_fail(run, record.name)
+    return counts and record.told == run.id and record.is_open and record.standing in _FAILING[run.mode]
+
+
+def can_fail(run: Run, name: str) -> bool:
+    """Whether a finding in a case of this name can make a run fail at all."""
+    return bool(_FAILING[run.mode]) and (run.fail_on is FailOn.ALL or name != TensorProgram.tag)
 
 
 def failing(history: History, runs: Iterable[Run]) -> tuple[Record, ...]:

@@ -19,7 +19,9 @@ from equivcheck.verdict.verdict import CaseVerdict, Outcome
 
 FILE = "history.sqlite"
 """In the folder of a store."""
-_SCHEMA = 1
+_SCHEMA = 2
+_SINCE_FIRST = {1: "ALTER TABLE run ADD COLUMN fail_on TEXT NOT NULL DEFAULT 'all'"}
+"""What makes a schema the next one, by its version."""
 _LOCK_SECONDS = 30.0
 """Limit for waiting for another writer; each holds the lock for a few milliseconds."""
 
@@ -126,8 +128,9 @@ def _require_schema(db: sqlite3.Connection) -> None:
     (version,) = db.execute("PRAGMA user_version").fetchone()
     if version == _SCHEMA:
         return
-    if version:
-        raise sqlite3.DatabaseError(f"schema {version} is of another version of equivcheck; allowed: {_SCHEMA}")
-    for statement in files(__package__).joinpath("schema.sql").read_text("utf-8").split(";\n"):
+    if version > _SCHEMA:
+        raise sqlite3.DatabaseError(f"schema {version} is of a newer version of equivcheck; allowed: {_SCHEMA} or older")
+    statements = files(__package__).joinpath("schema.sql").read_text("utf-8").split(";\n")
+    for statement in [_SINCE_FIRST[old] for old in range(version, _SCHEMA)] if version else statements:
         db.execute(statement)
     db.execute(f"PRAGMA user_version = {_SCHEMA}")

@@ -11,7 +11,7 @@ from typing import Any
 from equivcheck.errors import UsageError
 from equivcheck.findings.again import Again
 from equivcheck.history.history import History
-from equivcheck.history.run import Ended, Mode, Run
+from equivcheck.history.run import Ended, FailOn, Mode, Run
 from equivcheck.history.standing import ALWAYS
 from equivcheck.verdict.verdict import Outcome
 
@@ -105,7 +105,7 @@ def noted(history: History, run: Run) -> Noted:
 def _past_run(row: sqlite3.Row) -> PastRun:
     known = {field.name: row[field.name] for field in fields(Run)}
     return PastRun(
-        run=Run(**known | {"mode": Mode(row["mode"])}),
+        run=Run(**known | {"mode": Mode(row["mode"]), "fail_on": FailOn(row["fail_on"])}),
         ended=Ended(row["ended"]) if row["ended"] else None,
         seconds=row["seconds"],
         checks=row["checks"],

@@ -15,7 +15,9 @@ class Mode(Choice):
     """What a campaign is for, which decides what makes it fail."""
 
     PLAIN = "plain"
-    """A look: it fails on every finding."""
+    """A check of everything: it fails on every finding."""
+    EXPLORE = "explore"
+    """A first look: findings are its result, and make it fail never."""
     PR = "pr"
     """Before a change is merged: it fails on findings that the store does not know."""
     NIGHTLY = "nightly"
@@ -24,7 +26,16 @@ class Mode(Choice):
     @property
     def replays(self) -> bool:
         """Whether what the store has is checked again first."""
-        return self is not Mode.PLAIN
+        return self in (Mode.PR, Mode.NIGHTLY)
+
+
+class FailOn(Choice):
+    """Which findings can make a campaign fail."""
+
+    ALL = "all"
+    """Those in trainings and in tensor programs."""
+    TRAININGS = "trainings"
+    """Those in trainings only."""
 
 
 class Ended(Choice):
@@ -43,6 +54,8 @@ class Run:
     """Of its generated scenarios; None where all that is known of a run is what it found."""
     mode: Mode = Mode.PLAIN
     """What it is for."""
+    fail_on: FailOn = FailOn.ALL
+    """Which findings can make it fail."""
     shard: str = ""
     """Which part of a campaign it is, as ``2/8``; empty for the whole."""
     id: str = field(default_factory=lambda: secrets.token_hex(8))

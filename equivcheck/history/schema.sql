@@ -3,7 +3,7 @@
 CREATE TABLE run (
     id TEXT PRIMARY KEY,           -- random
     began TEXT NOT NULL,           -- UTC, as 2026-01-31T12:00:00.000000+00:00
-    mode TEXT NOT NULL,            -- plain, pr or nightly
+    mode TEXT NOT NULL,            -- plain, explore, pr or nightly
     seed INTEGER,                  -- of its generated scenarios; NULL for a finding whose run was not entered
     shard TEXT NOT NULL,           -- as 2/8; empty for the whole
     torch TEXT NOT NULL,           -- version
@@ -15,7 +15,8 @@ CREATE TABLE run (
     checks INTEGER NOT NULL DEFAULT 0,
     pairs INTEGER NOT NULL DEFAULT 0,
     of_pairs INTEGER NOT NULL DEFAULT 0,
-    ended TEXT NOT NULL DEFAULT '' -- finished, interrupted or broken; empty while it runs, and if it was killed
+    ended TEXT NOT NULL DEFAULT '', -- finished, interrupted or broken; empty while it runs, and if it was killed
+    fail_on TEXT NOT NULL DEFAULT 'all' -- which findings can make it fail: all, or trainings
 );
 
 CREATE TABLE outcome (

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator
 from types import TracebackType
 from typing import Self
 
@@ -12,16 +11,15 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from equivcheck.campaign.events import Event, KeptFinding, Started, Ticked
+from equivcheck.campaign.events import Event, Started, Ticked
 from equivcheck.campaign.messages import NodeLost
 from equivcheck.campaign.plan import Plan
 from equivcheck.report.node_text import node_lines, node_summary
-from equivcheck.scenario.scenario import count, in_words
+from equivcheck.scenario.scenario import count
 from equivcheck.system.printable import printable
-from equivcheck.verdict.verdict import Outcome
 
-_QUIET_SECONDS = 10.0
-"""Between two lines where there is no terminal."""
+_QUIET_SECONDS = 20.0
+"""Between two lines if there is no terminal."""
 
 
 class ProgressLine:
@@ -49,9 +47,6 @@ class ProgressLine:
             self._start(event)
         elif isinstance(event, NodeLost):
             self._say(f"node {event.name}: lost: {printable(event.why)}", style="yellow")
-        elif isinstance(event, KeptFinding):
-            verdict = event.verdict
-            self._say(f"{verdict.outcome.value} {event.fingerprint}: {in_words(verdict.case)}", style="red")
         elif isinstance(event, Ticked) and self._plan is not None:
             self._tick(event, self._plan)
 
@@ -77,29 +72,17 @@ class ProgressLine:
 
 
 def progress_text(event: Ticked, plan: Plan) -> str:
-    """One line: time left, checks, rate, coverage, findings; what else there is may be beyond 80 columns."""
+    """One line of at most 80 columns: time left, checks, findings, and checks that met a known problem."""
     if not event.seconds:
         return "starting"
-    checks, rate = event.tally.num_checks, event.tally.num_checks / event.seconds
+    checks = event.tally.num_checks
     parts = [
         _left(event, plan),
         count(checks, "check") if plan.num_checks is None else f"{checks:,}/{plan.num_checks:,} checks",
-        f"{rate:.{0 if rate >= 10 else 1}f} checks/s",
-        *_reached(event, plan),
         count(event.num_findings, "finding"),
+        f"{event.tally.known.total():,} known",
     ]
-    for outcome in (Outcome.KNOWN, Outcome.INCONCLUSIVE, Outcome.UNSUPPORTED):
-        number = sum(times for (_, other), times in event.tally.outcomes.items() if other is outcome)
-        parts += [f"{number} {outcome.value}"] if number else []
     return " | ".join(parts)
-
-
-def _reached(event: Ticked, plan: Plan) -> Iterator[str]:
-    """Of the kinds of cases that are drawn."""
-    if plan.strategy is not None:
-        yield f"{100 * event.tally.reach.share:.0f} % of pairs"
-    if plan.programs is not None:
-        yield f"{len(event.tally.programs.operations)} operations"
 
 
 def _left(event: Ticked, plan: Plan) -> str:

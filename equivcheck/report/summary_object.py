@@ -10,6 +10,7 @@ from equivcheck.campaign.counts.histogram import Histogram
 from equivcheck.campaign.counts.tally import Tally
 from equivcheck.campaign.events import KeptFinding, Summary
 from equivcheck.campaign.messages import Control
+from equivcheck.findings.example import is_shrunk
 from equivcheck.findings.finding import verdict_object
 from equivcheck.findings.store import Kept
 from equivcheck.report.coverage_text import programs_object, reach_object
@@ -56,6 +57,7 @@ def summary_object(summary: Summary) -> dict[str, Any]:
         "nearest": _of_case("error", in_digits(tally.nearest_error), tally.nearest),
         "findings": [finding_object(finding, tally) for finding in summary.findings],
         "control": None if summary.control is None else _control(summary.control),
+        "cut_off": summary.num_cut_off,
         "nodes": [node_object(node) for node in summary.nodes],
         "store": str(summary.store),
         "seed": plan.seed,
@@ -76,6 +78,7 @@ def _control(control: Control) -> dict[str, Any]:
         "examples": control.examples,
         "seconds": round(control.seconds, 3),
         "caught": control.caught,
+        "passed_over": list(control.passed_over),
     }
 
 
@@ -88,6 +91,9 @@ def finding_object(finding: KeptFinding, tally: Tally) -> dict[str, Any]:
         "layout": verdict.case.counted_by[0],
         "ranks": verdict.case.num_ranks,
         "reason": verdict.reason,
+        "cause": None if verdict.diagnosis is None else verdict.diagnosis.cause.value,
+        "why": None if verdict.diagnosis is None else verdict.diagnosis.sentence,
+        "shrunk": is_shrunk(verdict),
         "beyond": verdict.beyond or None,
         "path": None if finding.kept is Kept.UNKEPT else str(finding.path),
         "kept": finding.kept.value,

@@ -1,125 +1,119 @@
-"""The end of a campaign, for people."""
+"""The end of a campaign on one screen: findings, parallelisms, known problems, the control, and what to try next."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
-from rich.console import Console, RenderableType
-from rich.table import Table
+from rich.console import Console
 from rich.text import Text
 
+from equivcheck.campaign.counts.histogram import Histogram
 from equivcheck.campaign.counts.tally import Tally
-from equivcheck.campaign.events import KeptFinding, Summary
+from equivcheck.campaign.events import Summary
 from equivcheck.campaign.messages import Control
-from equivcheck.findings.store import Kept
-from equivcheck.report.coverage_text import families_line, pairs_line, programs_line, signatures_line
-from equivcheck.report.node_text import node_summary
-from equivcheck.report.verdict_text import STYLES
-from equivcheck.scenario.file_format.codec import to_json
-from equivcheck.scenario.scenario import count, in_words
+from equivcheck.composition.registry import TIMES
+from equivcheck.report.finding_paragraphs import finding_lines, store_option
+from equivcheck.report.own_command import own_command
+from equivcheck.report.wrapping import wrapped
+from equivcheck.scenario.scenario import count
 from equivcheck.system.printable import printable
+from equivcheck.tensor_program import TensorProgram
 from equivcheck.verdict.verdict import Outcome
 
-_KEPT = {Kept.NEW: "new", Kept.BETTER: "seen before, now a better example", Kept.SEEN: "seen before"}
-_MAX_REASONS = 8
+_MOST_LINES = 36
+"""Lines of the whole, so that the command and its progress fit on the same screen. Findings that are not on disk take more."""
+_LEAST_FOR_FINDINGS = 8
+_UNDECIDED = (Outcome.INCONCLUSIVE, Outcome.UNSUPPORTED)
+_EXAMPLE = Path("examples/llama.py")
+_OWN = "your own", ["check", "--help"]
 
 
 def print_summary(console: Console, summary: Summary) -> None:
-    """Layouts by outcome with times, the slowest scenario, and a paragraph for each finding."""
-    for part in _parts(summary):
-        console.print(part, soft_wrap=isinstance(part, Text))
+    """One screen of 80 columns."""
+    rest = [
+        *_table(summary.tally),
+        "",
+        _known_line(summary.tally),
+        *_control_lines(summary),
+        *_broken_lines(summary),
+        *_next(summary),
+    ]
+    room = max(_LEAST_FOR_FINDINGS, _MOST_LINES - len(rest))
+    for line in [*finding_lines(summary, room), "", _headline(summary), *rest]:
+        console.print(Text(line, style=_style(line)), soft_wrap=True)
 
 
-def _parts(summary: Summary) -> Iterator[RenderableType]:
+def _style(line: str) -> str:
+    """Colour by the first word of a line."""
+    styles = {"DIVERGED": "bold red", "CRASHED": "bold red", "HUNG": "bold red", "parallelism": "bold", "the checker": "bold red"}
+    return next((style for start, style in styles.items() if line.startswith(start)), "")
+
+
+def _headline(summary: Summary) -> str:
+    """``133 checks in 40 s, 3.3 a second, seed 15``."""
     tally = summary.tally
-    yield _table(tally)
-    rate = tally.num_checks / summary.seconds if summary.seconds else 0.0
+    rate = f", {tally.num_checks / summary.seconds:.1f} a second" if summary.seconds else ""
     early = " (stopped before the end)" if summary.interrupted else ""
-    yield Text(
-        f"{count(tally.num_checks, 'check')} in {summary.seconds:.1f} s{early}, {rate:.1f} checks/s, seed {summary.plan.seed}"
+    return f"{count(tally.num_checks, 'check')} in {summary.seconds:.0f} s{rate}, seed {summary.plan.seed}{early}"
+
+
+def _table(tally: Tally) -> Iterator[str]:
+    """A line for each parallelism, in which its compositions count as well; then one for tensor programs."""
+    yield _row("parallelism", *("checks", "equivalent", "known", "undecided", "failed", "median ms"))
+    names = {part for layout in tally.durations for part in layout.split(TIMES)}
+    for name in sorted(names, key=lambda name: (name == TensorProgram.tag, name)):
+        yield _parallelism(tally, name)
+
+
+def _parallelism(tally: Tally, name: str) -> str:
+    layouts = [layout for layout in tally.durations if name in layout.split(TIMES)]
+    by_outcome = {outcome: sum(tally.outcomes[layout, outcome] for layout in layouts) for outcome in Outcome}
+    times = Histogram()
+    for layout in layouts:
+        times.merge(tally.durations[layout])
+    undecided = sum(by_outcome[outcome] for outcome in _UNDECIDED)
+    failed = sum(number for outcome, number in by_outcome.items() if outcome.is_finding)
+    passed, known = by_outcome[Outcome.EQUIVALENT], by_outcome[Outcome.KNOWN]
+    return _row(name, sum(by_outcome.values()), passed, known, undecided, failed, f"{times.quantile(0.5) * 1000:.0f}")
+
+
+def _row(name: str, *numbers: object) -> str:
+    return name.ljust(22) + "".join(
+        str(number).rjust(width) for number, width in zip(numbers, (7, 11, 6, 10, 7, 10), strict=True)
     )
-    for node in summary.nodes:
-        yield Text(node_summary(node), style="yellow" if node.lost else "")
-    if tally.slowest is not None:
-        yield Text(f"slowest: {tally.slowest_seconds * 1000:.0f} ms, {in_words(tally.slowest)}")
-    if tally.reach.num_scenarios:
-        yield Text(pairs_line(tally.reach))
-        yield Text(f"  {families_line(tally.reach)}")
-    if tally.signatures:
-        yield Text(signatures_line(tally.signatures))
-    if tally.programs.num_programs:
-        yield Text(programs_line(tally.programs))
-    if tally.beyond:
-        yield Text(_beyond_text(tally))
-    yield from _notes(tally)
-    if tally.not_repeated:
-        yield Text(
-            f"{count(tally.not_repeated, 'lost worker or failure', 'lost workers or failures')} that did not repeat: alone, in a "
-            "fresh process, the same case passes",
-            style="yellow",
-        )
+
+
+def _known_line(tally: Tally) -> str:
+    """``49 checks met 29 known problems of torch; -v lists them``."""
+    if not tally.known:
+        return "no check met a known problem of torch"
+    checks, problems = count(tally.known.total(), "check"), count(len(tally.known), "known problem")
+    return f"{checks} met {problems} of torch; -v lists {'it' if len(tally.known) == 1 else 'them'}"
+
+
+def _control_lines(summary: Summary) -> list[str]:
     if summary.control is not None:
-        yield Text(control_text(summary.control), style="green" if summary.control.caught else "bold red")
-    if summary.findings:
-        kept = f"not all of them kept: {summary.unkept}" if summary.unkept else f"kept in {summary.store}"
-        yield Text(f"\n{count(len(summary.findings), 'finding')}, {kept}:", style="bold red")
-        for finding in summary.findings:
-            yield from _paragraph(finding, tally)
-    else:
-        yield Text(f"no findings (the folder for them is {summary.store})", style="bold green")
-    if summary.broken:
-        yield Text(f"\nthe checker itself failed: {summary.broken}", style="bold red")
+        return wrapped(control_text(summary.control))
+    return ["control: not decided, the run was over first"] if summary.plan.controls is not None else []
 
 
 def control_text(control: Control) -> str:
-    """``control: gradients_summed caught after 3 examples``."""
-    done = "caught after" if control.caught else "not caught in"
-    return f"control: {control.name} {done} {count(control.examples, 'example')}"
+    """``control: gradients_summed, a planted bug, was caught after 3 examples``."""
+    done = "was caught after" if control.caught else "was not caught in"
+    return f"control: {control.name}, a planted bug, {done} {count(control.examples, 'example')}"
 
 
-def _beyond_text(tally: Tally) -> str:
-    """``beyond limits of torch: 12 checks, of which 4 equivalent, 8 unsupported (every rank raises)``."""
-    raises = {Outcome.UNSUPPORTED: " (every rank raises)"}
-    shown = [f"{tally.beyond[each]} {each.value}{raises.get(each, '')}" for each in Outcome if tally.beyond[each]]
-    return f"beyond limits of torch: {count(tally.beyond.total(), 'check')}, of which {', '.join(shown)}"
+def _broken_lines(summary: Summary) -> list[str]:
+    return [f"the checker itself failed: {printable(summary.broken)}"] if summary.broken else []
 
 
-def _table(tally: Tally) -> Table:
-    shown = [outcome for outcome in Outcome if any(other is outcome for _, other in tally.outcomes)]
-    table = Table("layout", box=None, pad_edge=False, header_style="bold")
-    for outcome in shown:
-        table.add_column(outcome.value, justify="right", style=STYLES[outcome])
-    for heading in ("checks", "median ms", "p95 ms"):
-        table.add_column(heading, justify="right")
-    for layout in sorted(tally.durations):
-        numbers = [tally.outcomes[layout, outcome] for outcome in shown]
-        times = [f"{tally.durations[layout].quantile(share) * 1000:.1f}" for share in (0.5, 0.95)]
-        table.add_row(layout, *(str(number) for number in (*numbers, sum(numbers))), *times)
-    return table
-
-
-def _notes(tally: Tally) -> Iterator[Text]:
-    """How close what is equivalent came to a finding; known issues, and what was not decided, by frequency."""
-    if (errors := tally.errors_of()).count:
-        median, p99, most = (f"{errors.quantile(share):.2g}" for share in (0.5, 0.99, 1.0))
-        yield Text(f"errors of what is equivalent, in units of tolerance: median {median}, 99 % up to {p99}, largest {most}")
-    for name, number in tally.known.most_common():
-        avoided = f", avoided in {tally.avoided[name]} more" if tally.avoided[name] else ""
-        yield Text(f"known: {name} shows in {number} of {count(tally.told[name], 'check')}{avoided}", style="yellow")
-    unseen = [f"{name} ({count(number, 'check')})" for name, number in tally.told.most_common() if name not in tally.known]
-    if unseen:
-        yield Text(f"known, but did not show: {', '.join(unseen)}", style="yellow")
-    for (outcome, reason), number in tally.reasons.most_common(_MAX_REASONS):
-        yield Text(f"{outcome.value}: {reason}, {count(number, 'check')}", style=STYLES[outcome])
-
-
-def _paragraph(finding: KeptFinding, tally: Tally) -> Iterator[Text]:
-    """Text that a terminal wraps where it likes: a path must stay whole to be copied."""
-    verdict = finding.verdict
-    times = count(tally.fingerprints[finding.fingerprint], "check")
-    yield Text.assemble("\n  ", (verdict.outcome.value.upper(), STYLES[verdict.outcome]), f" {in_words(verdict.case)}")
-    yield Text(f"  {printable(verdict.reason)}")
-    if finding.kept is Kept.UNKEPT:
-        yield Text(f"  not kept, seen in {times}; reproduce with: equivcheck check FILE, where FILE has\n{to_json(verdict.case)}")
-    else:
-        yield Text(f"  {_KEPT[finding.kept]}, seen in {times}; reproduce with: equivcheck replay {finding.path}")
+def _next(summary: Summary) -> Iterator[str]:
+    """Three commands for whoever has just seen the result."""
+    yield from ("", "next:")
+    longer = "longer", ["fuzz", "--layout", "fsdp2", "--seconds", "300"]
+    page = "as a page", ["report", *store_option(summary)]
+    example = "a model", ["matrix", str(_EXAMPLE)]
+    here = "this machine", ["doctor"]
+    for purpose, arguments in (page if summary.findings else longer, example if _EXAMPLE.exists() else here, _OWN):
+        yield f"  {purpose:<14}{own_command(*arguments)}"

@@ -52,6 +52,8 @@ class Shrinking:
         self._judge, self._same, self._stopped = judge, same, stopped
         self._found = [first]
         self._seconds, self._clock = seconds, WorkClock()
+        self.was_stopped = False
+        """Whether it was stopped before it had tried every simpler case."""
         self.coarse = first.outcome is Outcome.DIVERGED and same(judge(first.case, coarse=True))
 
     @property
@@ -116,6 +118,7 @@ class Shrinking:
     def _survives_one(self, kind: Kind[Any]) -> bool:
         for case in simpler_by(kind, self.best.case, beyond=bool(self.best.beyond)):
             if self._is_over:
+                self.was_stopped = self._stopped()
                 return False
             verdict = self._judge(case, coarse=self.coarse)
             self._clock.wait(_seconds_waited(verdict))

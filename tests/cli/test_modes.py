@@ -14,6 +14,7 @@ from click.testing import CliRunner, Result
 from equivcheck.campaign import supervisor
 from equivcheck.campaign.counts.tally import Tally
 from equivcheck.campaign.events import KeptFinding, Listener, Summary
+from equivcheck.campaign.messages import Control
 from equivcheck.campaign.plan import Plan
 from equivcheck.cli import main
 from equivcheck.cli.findings import replay
@@ -21,7 +22,8 @@ from equivcheck.findings.finding import Finding
 from equivcheck.findings.fingerprint import fingerprint
 from equivcheck.findings.store import FindingStore
 from equivcheck.history.history import FILE
-from equivcheck.verdict.verdict import Outcome, Verdict
+from equivcheck.verdict.kinds import verdict_on
+from equivcheck.verdict.verdict import CaseVerdict, Outcome, Verdict
 from unit.campaign import fakes
 
 OLD, NEW = fakes.diverged(fakes.scenario()), fakes.diverged(fakes.scenario(), tensor="layers.0.linear.bias")
@@ -37,12 +39,13 @@ class Nights:
 
     def __init__(self, store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.store = store
-        self.found: tuple[Verdict, ...] = ()
-        self.shows = True
+        self.found: tuple[CaseVerdict, ...] = ()
+        self.shows = self.catches = True
+        self.broken = ""
         monkeypatch.setattr(supervisor, "fuzz", self._fuzz)
         monkeypatch.setattr(replay, "checked", self._checked)
 
-    def fuzz(self, *options: str, found: tuple[Verdict, ...] = (), shows: bool = True) -> Result:
+    def fuzz(self, *options: str, found: tuple[CaseVerdict, ...] = (), shows: bool = True) -> Result:
         """One campaign that finds so much, where replays show it or not."""
         self.found, self.shows = found, shows
         return run("fuzz", "--seconds", 1, "--seed", 3, "--store", self.store, *options)
@@ -52,11 +55,20 @@ class Nights:
         return kept.verdict if self.shows else equivalent
 
     def _fuzz(self, plan: Plan, store: FindingStore, listeners: Sequence[Listener], _crew: object) -> Summary:
+        self.plan = plan
         findings = tuple(
             KeptFinding(fingerprint=fingerprint(each), path=store.folder(fingerprint(each)), verdict=each, kept=store.keep(each))
             for each in self.found
         )
-        summary = Summary(plan=plan, seconds=1.0, tally=Tally(), findings=findings, store=store.path)
+        summary = Summary(
+            plan=plan,
+            seconds=1.0,
+            tally=Tally(),
+            findings=findings,
+            store=store.path,
+            broken=self.broken,
+            control=Control(name="a_bug", wrong="Nothing.", examples=1, caught=self.catches),
+        )
         for event in (*findings, summary):
             for listener in listeners:
                 listener(event)
@@ -94,6 +106,56 @@ def test_a_pull_request_fails_on_what_the_store_does_not_know(nights: Nights) ->
     assert result.exit_code == 1
     (line,) = [line for line in result.stdout.splitlines() if "fails: " in line]
     assert line.strip().startswith(f"fails: new {fingerprint(NEW)}")
+
+
+@pytest.mark.parametrize(
+    ("found", "broken", "catches", "codes"),
+    [
+        ((), "", True, (0, 0)),
+        ((OLD,), "", True, (0, 1)),
+        ((OLD,), "RuntimeError: it broke", True, (3, 3)),
+        ((OLD,), "", False, (3, 3)),
+    ],
+    ids=["nothing", "findings", "a checker that breaks", "a control that is missed"],
+)
+def test_a_first_look_fails_only_if_the_checker_does(
+    nights: Nights, found: tuple[Verdict, ...], broken: str, catches: bool, codes: tuple[int, int]
+) -> None:
+    """With `--mode explore` findings are shown with exit code 0; without it their exit code is 1; in both 3 is the checker's."""
+    nights.broken, nights.catches = broken, catches
+    results = nights.fuzz("--mode", "explore", found=found), nights.fuzz(found=found)
+    assert tuple(result.exit_code for result in results) == codes
+    assert all(("DIVERGED" in result.stdout) is bool(found) for result in results)
+
+
+def test_findings_in_tensor_programs_may_be_told_without_failing(nights: Nights) -> None:
+    """With `--fail-on trainings` the exit code is that of the trainings; both are shown, in sections of their own."""
+    in_program = verdict_on(fakes.program(1, "exp"), outcome=Outcome.CRASHED, world="sim", reason="it raises")
+    assert nights.fuzz(found=(in_program,)).exit_code == 1
+    assert nights.fuzz("--fail-on", "trainings", found=(in_program,)).exit_code == 0
+    both = nights.fuzz("--fail-on", "trainings", found=(in_program, OLD))
+    assert both.exit_code == 1
+    assert both.stdout.index("1 finding in trainings:") < both.stdout.index("1 finding in tensor programs:")
+
+
+@pytest.mark.parametrize(
+    ("options", "trainings", "programs"),
+    [
+        ((), True, False),
+        (("--programs",), False, True),
+        (("--with-programs",), True, True),
+        (("--layout", "ddp", "--with-programs"), True, True),
+        (("--mode", "nightly"), True, True),
+        (("--mode", "nightly", "--layout", "ddp"), True, False),
+        (("--mode", "explore"), True, False),
+    ],
+)
+def test_trainings_are_drawn_unless_something_else_is_asked_for(
+    nights: Nights, options: tuple[str, ...], trainings: bool, programs: bool
+) -> None:
+    """Programs of DTensor operations say nothing about a training, so they are drawn on request, and each night."""
+    nights.fuzz(*options)
+    assert (nights.plan.strategy is not None, nights.plan.programs is not None) == (trainings, programs)
 
 
 def test_an_accepted_finding_fails_nothing(nights: Nights) -> None:

@@ -12,17 +12,25 @@ from rich.console import Console
 
 from equivcheck.campaign.counts.tally import Tally
 from equivcheck.campaign.events import KeptFinding, NodeWork, Started, Summary, Ticked
-from equivcheck.campaign.messages import NodeLost
+from equivcheck.campaign.messages import Control, NodeLost
 from equivcheck.campaign.plan import Plan
+from equivcheck.composition.registry import layout_names
+from equivcheck.findings.example import marked_not_shrunk
 from equivcheck.findings.fingerprint import fingerprint
-from equivcheck.findings.store import Kept
+from equivcheck.findings.store import DEFAULT_STORE, Kept
 from equivcheck.report import progress
+from equivcheck.report.finding_groups import groups_of
 from equivcheck.report.node_text import node_lines
+from equivcheck.report.own_command import own_command
 from equivcheck.report.progress import ProgressLine, progress_text
+from equivcheck.report.summary_details import print_details
 from equivcheck.report.summary_object import summary_object
 from equivcheck.report.summary_text import print_summary
+from equivcheck.scenario.file_format.codec import to_json
 from equivcheck.scenario.scenario import in_words
-from equivcheck.verdict.verdict import Outcome, Verdict
+from equivcheck.verdict.cause import Cause, Diagnosis
+from equivcheck.verdict.kinds import verdict_on
+from equivcheck.verdict.verdict import CaseVerdict, Outcome, Verdict
 from unit.campaign import fakes
 
 PLAN = Plan(seconds=60.0, seed=7)
@@ -43,16 +51,126 @@ def summary() -> Summary:
     return Summary(plan=PLAN, seconds=2.0, tally=tally, findings=(finding,), store=Path("findings"))
 
 
-def printed(summary: Summary) -> str:
-    """What people read, on a narrow terminal."""
+def screen(summary: Summary) -> list[str]:
+    """The lines that people read at the end."""
     out = io.StringIO()
-    print_summary(Console(file=out, width=60), summary)
+    print_summary(Console(file=out, width=80), summary)
+    return out.getvalue().splitlines()
+
+
+def details(summary: Summary) -> str:
+    """What `-v` adds, on a narrow terminal."""
+    out = io.StringIO()
+    print_details(Console(file=out, width=60), summary)
     return out.getvalue()
 
 
-def test_the_end_says_everything_that_matters(summary: Summary) -> None:
+def finding(verdict: CaseVerdict, kept: Kept = Kept.NEW) -> KeptFinding:
+    """A finding in the usual store."""
+    return KeptFinding(fingerprint=fingerprint(verdict), path=DEFAULT_STORE / fingerprint(verdict), verdict=verdict, kept=kept)
+
+
+def explained(verdict: Verdict, cause: Cause, *, exact: bool = True) -> Verdict:
+    """A finding with a diagnosis."""
+    return replace(verdict, diagnosis=Diagnosis(cause=cause, sentence=f"{cause.value} explains it", exact=exact))
+
+
+def test_the_screen_tells_the_result_in_one_order(summary: Summary) -> None:
+    """Findings with why and the command that shows more, parallelisms, known problems, the control, and three commands."""
+    found = finding(explained(DIVERGED, Cause.SUMMED))
+    summary.tally.add(Verdict(outcome=Outcome.KNOWN, scenario=fakes.scenario(), world="sim", known="one"), 0.1)
+    control = Control(name="a_bug", wrong="Nothing.", examples=3, caught=True)
+    lines = screen(replace(summary, findings=(found,), control=control, store=DEFAULT_STORE))
+    starts = (
+        "1 finding in trainings:",
+        "DIVERGED: ddp on 2 ranks",
+        "  why:   summed explains it",
+        f"  more:  equivcheck replay {found.fingerprint}",
+        "4 checks in 2 s, 2.0 a second, seed 7",
+        "parallelism",
+        "ddp",
+        "1 check met 1 known problem of torch; -v lists it",
+        "control: a_bug, a planted bug, was caught after 3 examples",
+        "next:",
+    )
+    places = [next(number for number, line in enumerate(lines) if line.startswith(start)) for start in starts]
+    assert places == sorted(places)
+    assert sum(" equivcheck " in line for line in lines[places[-1] :]) == 3
+
+
+@pytest.mark.parametrize("num_causes", [0, 1, 2, 5, 30])
+def test_the_screen_has_40_lines_of_80_columns(summary: Summary, num_causes: int) -> None:
+    """However many causes there are: their paragraphs become shorter, and in the end they are counted."""
+    for name in layout_names():
+        summary.tally.durations[name] = summary.tally.durations["ddp"]
+        summary.tally.outcomes[name, Outcome.EQUIVALENT] += 1
+    causes = list(Cause)[:num_causes]
+    found = tuple(finding(explained(fakes.diverged(DIVERGED.scenario, tensor=cause.value), cause)) for cause in causes)
+    lines = screen(replace(summary, findings=found, store=DEFAULT_STORE))
+    assert len(lines) <= 40
+    assert max(map(len, lines)) <= 80
+    told = sum(line.startswith("DIVERGED: ") for line in lines)
+    more = sum(int(line.split()[1]) for line in lines if line.startswith("and ") and "more cause" in line)
+    assert told + more == num_causes
+    assert told >= min(num_causes, 1)
+
+
+def test_findings_of_one_cause_are_one_paragraph(summary: Summary) -> None:
+    """The example is the smallest that is explained exactly; the layouts of all are named."""
+    wide, small = fakes.scenario(width=5), fakes.scenario(width=2)
+    verdicts = (
+        explained(fakes.diverged(small, tensor="bias"), Cause.SUMMED, exact=False),
+        explained(fakes.diverged(wide), Cause.SUMMED),
+        explained(fakes.diverged(fakes.static_graph(tensor_parallel=True)), Cause.SUMMED),
+        explained(fakes.diverged(small), Cause.LOCAL_NORM),
+        fakes.diverged(small, tensor="scale"),
+        fakes.diverged(wide, tensor="scale"),
+    )
+    groups = groups_of(map(finding, verdicts))
+    assert [len(group.findings) for group in groups] == [3, 1, 2]
+    assert groups[0].example.verdict == verdicts[1]
+    assert groups[0].layouts == ("ddp", "ddp x tensor_parallel")
+
+
+def test_what_was_not_shrunk_is_one_paragraph_that_says_so(summary: Summary) -> None:
+    """Nothing is claimed of its cause."""
+    verdicts = [marked_not_shrunk(fakes.diverged(fakes.scenario(), tensor=name)) for name in ("one", "two", "three")]
+    lines = screen(replace(summary, findings=tuple(map(finding, verdicts))))
+    assert sum(line.startswith("DIVERGED") for line in lines) == 1
+    assert "  note:  not shrunk to the end: the campaign was over first" in lines
+    assert not any(line.startswith("  why:") for line in lines)
+
+
+def test_a_finding_that_is_nowhere_else_is_printed_with_its_case(summary: Summary) -> None:
+    """Otherwise it would be lost."""
+    lines = screen(replace(summary, findings=(finding(DIVERGED, Kept.UNKEPT),), unkept="the disk is full"))
+    assert f"  case:  {to_json(DIVERGED.scenario)}" in lines
+    assert any("the disk is full" in line for line in lines)
+
+
+def test_a_composition_counts_in_each_of_its_parallelisms(summary: Summary) -> None:
+    """One line for each parallelism, and one for tensor programs after them."""
+    both = Verdict(outcome=Outcome.EQUIVALENT, scenario=fakes.static_graph(tensor_parallel=True), world="sim")
+    for verdict in (both, verdict_on(fakes.program(), outcome=Outcome.EQUIVALENT, world="sim")):
+        summary.tally.add(verdict, 0.1)
+    rows = [line.split() for line in screen(summary)]
+    start = next(number for number, row in enumerate(rows) if row[:1] == ["parallelism"])
+    assert [row[:2] for row in rows[start + 1 : start + 4]] == [["ddp", "4"], ["tensor_parallel", "1"], ["tensor_program", "1"]]
+
+
+def test_commands_can_be_copied_under_tox(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """There the program is not on the reader's PATH, so that commands have its path."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.argv", [str(tmp_path / ".tox/try/bin/equivcheck")])
+    monkeypatch.setenv("TOX_ENV_NAME", "try")
+    assert own_command("replay", "1a") == ".tox/try/bin/equivcheck replay 1a"
+    monkeypatch.delenv("TOX_ENV_NAME")
+    assert own_command("replay", "1a") == "equivcheck replay 1a"
+
+
+def test_the_details_say_everything_that_was_counted(summary: Summary) -> None:
     """Counts by outcome, times, the slowest scenario in words, reasons, and each finding with how to see it again, unbroken."""
-    text = printed(summary)
+    text = details(summary)
     (row,) = [line.split() for line in text.splitlines() if line.startswith("ddp")]
     assert row[:5] == ["ddp", "1", "1", "1", "3"]
     assert f"slowest: 500 ms, {in_words(DIVERGED.scenario)}" in text
@@ -64,7 +182,7 @@ def test_the_end_says_everything_that_matters(summary: Summary) -> None:
 def test_a_campaign_that_never_started_can_be_told_too() -> None:
     """No check, no time: still a table and a JSON object without NaN."""
     empty = Summary(plan=PLAN, seconds=0.0, tally=Tally(), findings=(), store=Path("findings"), broken="it broke")
-    assert "it broke" in printed(empty)
+    assert "the checker itself failed: it broke" in screen(empty)
     text = json.dumps(summary_object(empty), allow_nan=False)
     assert json.loads(text)["checks_per_second"] == 0
 
@@ -82,7 +200,7 @@ def test_the_object_has_every_outcome(summary: Summary) -> None:
 def test_what_is_decided_in_part_is_told(summary: Summary) -> None:
     """Of what is equivalent, checks whose later steps nothing could decide are counted, with the reason."""
     summary.tally.add(replace(EQUIVALENT, undecided="not decided from step 2 on: noise"), 0.1)
-    assert "equivalent: not decided from step N on: noise, 1 check" in printed(summary)
+    assert "equivalent: not decided from step N on: noise, 1 check" in details(summary)
     assert summary_object(summary)["equivalent_up_to_a_step"] == 1
 
 
@@ -91,9 +209,9 @@ def test_known_issues_are_told_that_show_and_that_do_not(summary: Summary) -> No
     known = Verdict(outcome=Outcome.KNOWN, scenario=fakes.scenario(), world="sim", known="one")
     for verdict, told in ((known, ("one",)), (EQUIVALENT, ("one", "other")), (EQUIVALENT, ())):
         summary.tally.add(verdict, 0.1, told=told, avoided=() if told else ("one",))
-    text = printed(summary)
+    text = details(summary)
     assert "known: one shows in 1 of 2 checks, avoided in 1 more" in text
-    assert "known, but did not show: other (1 check)" in text
+    assert "not seen although possible: other (1 check)" in text
     assert summary_object(summary)["known"] == {
         "one": {"checks": 1, "of": 2, "avoided": 1},
         "other": {"checks": 0, "of": 1, "avoided": 0},
@@ -101,11 +219,10 @@ def test_known_issues_are_told_that_show_and_that_do_not(summary: Summary) -> No
 
 
 def test_progress_is_one_line(summary: Summary) -> None:
-    """Time of budget, checks, rate, findings, and outcomes that are neither fine nor a finding."""
+    """Time left of the budget, checks, findings and checks that met a known problem."""
     event = Ticked(seconds=2.0, tally=summary.tally, num_findings=1)
-    share = f"{100 * summary.tally.reach.share:.0f} % of pairs"
-    assert progress_text(event, PLAN) == f"58 s left | 3 checks | 1.5 checks/s | {share} | 1 finding | 1 inconclusive"
-    assert progress_text(event, Plan(num_checks=9, seed=7)).startswith("4 s left | 3/9 checks | 1.5 checks/s")
+    assert progress_text(event, PLAN) == "58 s left | 3 checks | 1 finding | 0 known"
+    assert progress_text(event, Plan(num_checks=9, seed=7)) == "4 s left | 3/9 checks | 1 finding | 0 known"
 
 
 def test_progress_says_when_the_time_is_over(summary: Summary) -> None:
@@ -114,13 +231,13 @@ def test_progress_says_when_the_time_is_over(summary: Summary) -> None:
     assert progress_text(event, PLAN).startswith("ending | 3 checks")
 
 
-def test_what_progress_says_first_fits_in_80_columns(summary: Summary) -> None:
-    """Time left, checks, rate, coverage and findings of a long night; the time is the less of what both budgets leave."""
+def test_progress_fits_in_80_columns(summary: Summary) -> None:
+    """Also that of a long night; the time left is the smaller one of both budgets."""
     summary.tally.outcomes["ddp", Outcome.EQUIVALENT] = 1_234_567
+    summary.tally.known["one"] = 123_456
     event = Ticked(seconds=30_000.0, tally=summary.tally, num_findings=12)
     line = progress_text(event, Plan(seconds=36_000.0, seed=7))
-    assert line.startswith("1:40:00 left | 1,234,569 checks | 41 checks/s")
-    assert len(line.split(" | 1 inconclusive")[0]) <= 80
+    assert line == "1:40:00 left | 1,234,569 checks | 12 findings | 123,456 known"
     assert progress_text(event, Plan(seconds=36_000.0, num_checks=1_300_000, seed=7)).startswith("26:30 left")
 
 
@@ -137,7 +254,7 @@ NODES = (
 def test_the_end_tells_the_speed_of_each_node(summary: Summary) -> None:
     """One that was lost by the time that it worked, and one that took no part with the reason."""
     told = replace(summary, nodes=NODES)
-    assert [line for line in printed(told).splitlines() if line.startswith("node")] == [
+    assert [line for line in details(told).splitlines() if line.startswith("node")] == [
         "node 10.0.0.2: 1,200 checks by 4 workers in 60.0 s, 20.0 checks/s",
         "node 10.0.0.3: 30 checks by 1 worker in 12.0 s, 2.5 checks/s; lost: it is unplugged",
         f"node 10.0.0.4: {OTHER_TORCH}",
@@ -182,5 +299,5 @@ def test_without_a_terminal_progress_is_a_line_now_and_then(summary: Summary, mo
         for tick in range(125):
             now = tick / 5
             line(Ticked(seconds=now, tally=summary.tally, num_findings=0))
-    assert len(out.getvalue().splitlines()) == 3
+    assert len(out.getvalue().splitlines()) == 2
     assert "\x1b" not in out.getvalue()

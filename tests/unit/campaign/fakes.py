@@ -252,6 +252,26 @@ def long_hangs(scenario: Scenario, *, world: str, deadline: float, **_options: o
     return fine(scenario, world=world, deadline=deadline)
 
 
+def found_then_hangs(scenario: Scenario, *, world: str, deadline: float, **_options: object) -> Verdict:
+    """Finds a fault in the first scenario of all, and never comes back from any other."""
+    if _first_time():
+        return diverged(scenario, world=world)
+    return hangs(scenario)
+
+
+def crashes_then_hangs(scenario: Scenario, *, world: str, deadline: float, **_options: object) -> Verdict:
+    """Has ranks that fail in the first scenario of all, and never comes back from any other."""
+    if _first_time():
+        return Verdict(outcome=Outcome.CRASHED, scenario=scenario, world=world, reason="rank 0 raised MemoryError")
+    return hangs(scenario)
+
+
+def hangs(_: Scenario, **_options: object) -> Verdict:
+    """Never comes back."""
+    while True:
+        time.sleep(1)
+
+
 def hangs_with_a_folder(_: Scenario, **_options: object) -> Verdict:
     """Never comes back, and has a temporary folder meanwhile."""
     with temporary_folder():

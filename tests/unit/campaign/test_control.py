@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from equivcheck.campaign import control
 from equivcheck.campaign.control import MAX_DRAWN, applicable_mutants, control_of
 from equivcheck.campaign.plan import Plan
 from equivcheck.campaign.supervisor import fuzz
@@ -42,6 +43,23 @@ def test_a_blind_check_is_found_out(store: FindingStore) -> None:
     assert not summary.control.caught
     assert 10 < summary.control.examples <= MAX_DRAWN
     assert summary.has_survivor
+
+
+@pytest.mark.parametrize(
+    ("plan", "name", "passed_over"),
+    [(replace(PLAN, seconds=1.0, num_checks=None), "doubled_too", ("doubled",)), (PLAN, "doubled", ())],
+    ids=["by its time", "by its checks"],
+)
+def test_a_fault_that_takes_too_long_to_show_gives_way_to_the_next(
+    plan: Plan, name: str, passed_over: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a campaign that ends by its time. One that ends by its checks draws the same, however fast the machine is."""
+    monkeypatch.setattr(control, "_LEAST_PATIENCE", 0.0)
+    monkeypatch.setattr(control, "_PATIENCE_SHARE", 0.0)
+    found = control_of(plan)
+    assert found is not None
+    found.step(lambda case, _fault: fakes.blind(case, world="sim", deadline=1.0))
+    assert (found.result.name, found.result.passed_over) == (name, passed_over)
 
 
 @pytest.mark.slow

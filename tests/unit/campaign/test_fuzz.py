@@ -9,10 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from equivcheck.campaign import supervisor
 from equivcheck.campaign.events import Event, KeptFinding, Listener, Started, Summary, Ticked
 from equivcheck.campaign.plan import Check, Plan
 from equivcheck.campaign.process import CheckingProcess
 from equivcheck.campaign.supervisor import fuzz
+from equivcheck.findings.example import is_shrunk
 from equivcheck.findings.store import FindingStore, Kept
 from equivcheck.verdict.verdict import Outcome, Verdict
 from equivcheck.worlds.failure import RankState
@@ -70,6 +72,50 @@ def test_takes_its_time_and_ends_by_itself(store: FindingStore) -> None:
     summary = fuzz(plan(fakes.fine, num_checks=None, seconds=1.0), store)
     assert summary.seconds >= 1.0
     assert not summary.interrupted
+
+
+@pytest.fixture
+def no_patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Campaigns stop their workers soon after the end of the time."""
+    monkeypatch.setattr(supervisor, "_QUIET_SECONDS", 0.2)
+    monkeypatch.setattr(supervisor, "_FAILED_SECONDS", 0.4)
+    monkeypatch.setattr(supervisor, "_STOP_SECONDS", 0.2)
+
+
+@pytest.mark.usefixtures("no_patience")
+def test_a_check_that_goes_on_longer_than_the_time_is_stopped(store: FindingStore) -> None:
+    """It is counted, and is no finding: nobody knows what it would have come to."""
+    before = set(children_of(os.getpid()))
+    summary = fuzz(plan(fakes.hangs, num_checks=None, seconds=0.5), store)
+    assert (summary.num_cut_off, summary.tally.num_checks) == (1, 0)
+    assert (summary.findings, summary.broken, summary.interrupted) == ((), "", False)
+    assert set(children_of(os.getpid())) == before
+
+
+@pytest.mark.parametrize(
+    ("check", "told"),
+    [
+        (fakes.found_then_hangs, "not shrunk to the end: the campaign was over first"),
+        (fakes.crashes_then_hangs, "(not checked again: the campaign was over first)"),
+    ],
+    ids=["while it is shrunk", "before it is checked again"],
+)
+@pytest.mark.usefixtures("no_patience", "workers_are_new")
+def test_a_finding_at_the_end_of_the_time_is_kept_and_marked(
+    store: FindingStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, check: Check, told: str
+) -> None:
+    """The end of the time costs its shrinking, and not the finding."""
+    monkeypatch.setenv(fakes.ONCE, str(tmp_path / "once"))
+    (finding,) = fuzz(plan(check, num_checks=None, seconds=3.0), store).findings
+    assert told in "\n".join(finding.verdict.evidence())
+    assert store.load(finding.fingerprint).verdict == finding.verdict
+
+
+def test_a_finding_that_was_shrunk_has_no_mark(store: FindingStore) -> None:
+    """The mark that it had at first is gone, in the summary and on disk."""
+    (finding,) = fuzz(plan(fakes.wide_diverges), store).findings
+    assert is_shrunk(finding.verdict)
+    assert is_shrunk(store.load(finding.fingerprint).verdict)
 
 
 def test_the_same_seed_checks_the_same(tmp_path: Path) -> None:

@@ -16,8 +16,8 @@ from equivcheck.campaign.events import Event, Summary
 from equivcheck.campaign.messages import Control, Done, Found, Fuzz, Lost, MayShrink, NodeLost, Progress, Ready, TakeOver
 from equivcheck.campaign.plan import Plan
 from equivcheck.campaign.supervisor import fuzz
+from equivcheck.findings.example import marked_not_shrunk
 from equivcheck.findings.store import FindingStore
-from equivcheck.verdict.cause import Cause, Diagnosis
 from equivcheck.verdict.verdict import Outcome, Verdict
 from equivcheck.workers.process import Ended
 from unit.campaign import fakes
@@ -245,19 +245,19 @@ def test_a_finding_is_shrunk_by_one_worker(tmp_path: Path) -> None:
     campaign(tmp_path, "ab", script)
 
 
-@pytest.mark.parametrize("is_explained", [False, True])
-def test_what_a_lost_node_was_shrinking_another_is_asked_to_shrink(tmp_path: Path, is_explained: bool) -> None:
-    """Unless it was shrunk and explained by then: nobody else may ever find it."""
-    explained = replace(WIDE, diagnosis=Diagnosis(cause=Cause.SUMMED, sentence="twice as much", exact=True))
+@pytest.mark.parametrize("is_done", [False, True])
+def test_what_a_lost_node_was_shrinking_another_is_asked_to_shrink(tmp_path: Path, is_done: bool) -> None:
+    """Unless it was shrunk by then: nobody else may ever find it."""
+    to_be_shrunk = marked_not_shrunk(WIDE)
 
     def script(crew: ScriptedCrew) -> Iterator[Turn]:
         one, other = crew.workers
         yield all_ready(crew)
-        yield [(one, Found(verdict=WIDE, asks=True))]
-        if is_explained:
-            yield [(one, Found(verdict=explained))]
+        yield [(one, Found(verdict=to_be_shrunk, asks=True))]
+        if is_done:
+            yield [(one, Found(verdict=WIDE))]
         yield crew.lose(one.node)
-        assert other.heard[1:] == ([] if is_explained else [TakeOver(verdict=WIDE)])
+        assert other.heard[1:] == ([] if is_done else [TakeOver(verdict=to_be_shrunk)])
         yield from to_the_end(crew)
 
     campaign(tmp_path, "ab", script)

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import sqlite3
 import subprocess
 import sys
+from dataclasses import asdict
+from importlib.resources import files
 from pathlib import Path
 
 import pytest
@@ -15,7 +18,7 @@ import pytest
 from equivcheck.findings.again import Again
 from equivcheck.history.history import FILE, Figures, History, HistoryFailed
 from equivcheck.history.past import past_runs
-from equivcheck.history.run import Ended
+from equivcheck.history.run import Ended, FailOn
 from equivcheck.history.standing import records
 from equivcheck.verdict.verdict import Outcome
 from unit.history.runs import nights, run
@@ -91,8 +94,23 @@ def test_a_newer_schema_is_refused(tmp_path: Path) -> None:
     nights(History(tmp_path), Again.SHOWS)
     with contextlib.closing(sqlite3.connect(tmp_path / FILE, isolation_level=None)) as db:
         db.execute("PRAGMA user_version = 99")
-    with pytest.raises(HistoryFailed, match="schema 99 is of another version of equivcheck; allowed: 1"):
+    with pytest.raises(HistoryFailed, match="schema 99 is of a newer version of equivcheck; allowed: 2 or older"):
         History(tmp_path).fingerprints()
+
+
+def test_a_history_of_the_first_schema_is_taken_over(tmp_path: Path) -> None:
+    """Runs from before `--fail-on` existed read as failing on all findings, and nothing of them is lost."""
+    schema = files("equivcheck.history").joinpath("schema.sql").read_text("utf-8")
+    first_schema = re.sub(r",( +-- finished.*\n) +fail_on.*\n", r"\1", schema)
+    assert "fail_on" not in first_schema
+    night = {**asdict(run(0)), "mode": "nightly"}
+    del night["fail_on"]
+    with contextlib.closing(sqlite3.connect(tmp_path / FILE)) as db:
+        db.executescript(f"{first_schema} PRAGMA user_version = 1;")
+        db.execute(f"INSERT INTO run ({', '.join(night)}) VALUES ({', '.join('?' * len(night))})", tuple(night.values()))
+        db.commit()
+    assert [past.run for past in past_runs(History(tmp_path))] == [run(0)]
+    assert run(0).fail_on is FailOn.ALL
 
 
 def test_to_look_makes_no_file(tmp_path: Path) -> None:

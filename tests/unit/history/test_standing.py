@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -9,9 +10,9 @@ import pytest
 
 from equivcheck.errors import UsageError
 from equivcheck.findings.again import Again
-from equivcheck.history.failing import fails
+from equivcheck.history.failing import can_fail, fails
 from equivcheck.history.history import History
-from equivcheck.history.run import Mode
+from equivcheck.history.run import FailOn, Mode
 from equivcheck.history.standing import Record, Standing, accept, records, withdraw
 from unit.campaign import fakes
 from unit.history.runs import MARK, nights, run
@@ -87,6 +88,16 @@ def test_a_mode_says_what_makes_a_run_fail(tmp_path: Path, seen: tuple[Again, ..
     assert not fails(run(last + 1, mode=Mode.PLAIN), only(history))
     accept(history, MARK, "told upstream", TODAY)
     assert not any(fails(run(last, mode=mode), only(history)) for mode in Mode)
+
+
+def test_a_run_that_fails_on_trainings_passes_findings_in_tensor_programs() -> None:
+    """A finding in a training makes it fail; a run that explores fails on nothing."""
+    nightly = run(0)
+    only_trainings = replace(nightly, fail_on=FailOn.TRAININGS)
+    names = (fakes.program().name, fakes.scenario().name)
+    assert [can_fail(nightly, name) for name in names] == [True, True]
+    assert [can_fail(only_trainings, name) for name in names] == [False, True]
+    assert [can_fail(run(0, mode=Mode.EXPLORE), name) for name in names] == [False, False]
 
 
 def test_an_acceptance_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

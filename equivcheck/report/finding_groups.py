@@ -1,0 +1,54 @@
+"""Findings that have one cause, told together."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable
+from dataclasses import dataclass
+
+from equivcheck.campaign.events import KeptFinding
+from equivcheck.findings.example import is_shrunk
+from equivcheck.findings.fingerprint import what_is_wrong
+from equivcheck.findings.size import Size, size_of
+from equivcheck.verdict.verdict import CaseVerdict, Outcome
+
+_UNFINISHED = "unfinished"
+"""Group of the findings that were neither shrunk nor explained before the campaign was over."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FindingGroup:
+    """Findings of one cause, in one layout or several."""
+
+    findings: tuple[KeptFinding, ...]
+    """At least one, the best example first: explained exactly if any is, then with the smallest case."""
+
+    @property
+    def example(self) -> KeptFinding:
+        """The finding that is shown."""
+        return self.findings[0]
+
+    @property
+    def layouts(self) -> tuple[str, ...]:
+        """Names of the layouts that show it, each once."""
+        return tuple(dict.fromkeys(finding.verdict.case.counted_by[0] for finding in self.findings))
+
+
+def groups_of(findings: Iterable[KeptFinding]) -> tuple[FindingGroup, ...]:
+    """Findings by cause, in the order in which each cause was met first."""
+    found: dict[Hashable, list[KeptFinding]] = {}
+    for finding in findings:
+        found.setdefault(_cause_of(finding.verdict), []).append(finding)
+    return tuple(FindingGroup(findings=tuple(sorted(members, key=_order))) for members in found.values())
+
+
+def _cause_of(verdict: CaseVerdict) -> Hashable:
+    """The diagnosed cause. Crashes and hangs have one cause if they say the same, and so have divergences without a diagnosis."""
+    if verdict.outcome is Outcome.DIVERGED and verdict.diagnosis is not None:
+        return verdict.diagnosis.cause
+    return what_is_wrong(verdict) if is_shrunk(verdict) else _UNFINISHED
+
+
+def _order(finding: KeptFinding) -> tuple[bool, bool, Size]:
+    verdict = finding.verdict
+    is_exact = verdict.diagnosis is not None and verdict.diagnosis.exact
+    return not is_exact, not is_shrunk(verdict), size_of(verdict.case)

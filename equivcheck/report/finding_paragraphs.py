@@ -1,0 +1,118 @@
+"""Findings of a campaign on one screen: a paragraph for each cause."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+
+from equivcheck.campaign.events import KeptFinding, Summary
+from equivcheck.findings.store import DEFAULT_STORE, Kept
+from equivcheck.report.finding_groups import FindingGroup, groups_of
+from equivcheck.report.own_command import own_command
+from equivcheck.report.wrapping import wrapped
+from equivcheck.scenario.file_format.codec import to_json
+from equivcheck.scenario.scenario import count, in_words
+from equivcheck.system.printable import in_short
+from equivcheck.tensor_program import TensorProgram
+from equivcheck.verdict.description import of_divergence, shortened
+from equivcheck.verdict.verdict import CaseVerdict
+
+KEPT = {Kept.NEW: "new", Kept.BETTER: "seen before, now with a smaller case", Kept.SEEN: "seen before"}
+_SECTIONS = {False: "trainings", True: "tensor programs"}
+_LABEL = "  first: "
+"""The widest label of a line; the lines below it are indented by as much."""
+_LONGEST_IN_SHORT = 150
+_NAMED_LAYOUTS = 3
+
+
+def finding_lines(summary: Summary, room: int) -> list[str]:
+    """Findings in trainings, then those in tensor programs, in `room` lines if possible.
+
+    Paragraphs are shortened from the last one on. If they are still too many, the last ones are only counted.
+    """
+    groups = sorted(groups_of(summary.findings), key=_is_of_program)
+    if not groups:
+        return ["no findings"]
+    choices = [(num_full, len(groups)) for num_full in range(len(groups), 0, -1)]
+    choices += [(1, num_shown) for num_shown in range(len(groups) - 1, 0, -1)]
+    for num_full, num_shown in choices:
+        lines = list(_lines(summary, groups, num_full, num_shown))
+        if len(lines) <= room:
+            break
+    return lines
+
+
+def _is_of_program(group: FindingGroup) -> bool:
+    return isinstance(group.example.verdict.case, TensorProgram)
+
+
+def _lines(summary: Summary, groups: list[FindingGroup], num_full: int, num_shown: int) -> Iterator[str]:
+    numbered = enumerate(groups)
+    for is_of_program, members in itertools.groupby(numbered, key=lambda pair: _is_of_program(pair[1])):
+        section = list(members)
+        num_findings = sum(len(group.findings) for _, group in section)
+        yield f"{count(num_findings, 'finding')} in {_SECTIONS[is_of_program]}:"
+        for number, group in section:
+            if number < num_full or group.example.kept is Kept.UNKEPT:
+                yield from ("", *_paragraph(summary, group))
+            elif number < num_shown:
+                yield from _paragraph_in_short(summary, group)
+    if num_shown < len(groups):
+        yield f"and {count(len(groups) - num_shown, 'more cause')}: {own_command('triage', *store_option(summary))}"
+
+
+def _paragraph(summary: Summary, group: FindingGroup) -> Iterator[str]:
+    verdict = group.example.verdict
+    yield from wrapped(f"{verdict.outcome.value.upper()}: {in_words(verdict.case)}", "  ")
+    for label, text in _evidence(verdict):
+        yield from wrapped(f"  {label}:".ljust(len(_LABEL)) + text, " " * len(_LABEL))
+    yield from wrapped(f"  {'seen:':<7}{_seen(summary, group)}", " " * len(_LABEL))
+    yield _more(summary, group.example)
+
+
+def _paragraph_in_short(summary: Summary, group: FindingGroup) -> Iterator[str]:
+    verdict = group.example.verdict
+    label, text = next(part for part in reversed([*_evidence(verdict)]) if part[0] != "note")
+    told = f"{verdict.outcome.value.upper()}: {_layouts(group)}: {label}: {text}"
+    yield from wrapped(in_short(told, _LONGEST_IN_SHORT), "  ")
+    yield _more(summary, group.example)
+
+
+def _evidence(verdict: CaseVerdict) -> Iterator[tuple[str, str]]:
+    """What was found, why, and what was not done about it, each with its label."""
+    if verdict.divergence is None:
+        yield "what", shortened(verdict.reason)
+    else:
+        first, expected, actual = of_divergence(verdict.divergence, ())
+        yield "first", f"{first.removeprefix('first: ')}: {expected.strip()}, {' '.join(actual.split())}"
+    if verdict.diagnosis is not None:
+        yield "why", shortened(verdict.diagnosis.sentence)
+    elif verdict.drift:
+        yield "why", "not explained: no known fault reproduces this"
+    if verdict.unfinished:
+        yield "note", verdict.unfinished
+
+
+def _seen(summary: Summary, group: FindingGroup) -> str:
+    """``in 12 checks of ddp, ddp x expert_parallel; new``."""
+    checks = sum(summary.tally.fingerprints[finding.fingerprint] for finding in group.findings)
+    kept = KEPT.get(group.example.kept, f"not kept: {summary.unkept}")
+    return f"in {count(checks, 'check')} of {_layouts(group)}; {kept}"
+
+
+def _layouts(group: FindingGroup) -> str:
+    names = group.layouts
+    more = len(names) - _NAMED_LAYOUTS
+    return ", ".join(names[:_NAMED_LAYOUTS]) + (f" and {count(more, 'more layout')}" if more > 0 else "")
+
+
+def _more(summary: Summary, finding: KeptFinding) -> str:
+    """The command that shows more; for a finding that is nowhere else, its case."""
+    if finding.kept is Kept.UNKEPT:
+        return f"  case:  {to_json(finding.verdict.case)}"
+    return f"  more:  {own_command('replay', finding.fingerprint, *store_option(summary))}"
+
+
+def store_option(summary: Summary) -> tuple[str, ...]:
+    """``--store PATH``, unless the findings are where commands look for them."""
+    return () if summary.store == DEFAULT_STORE else ("--store", str(summary.store))

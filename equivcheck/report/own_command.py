@@ -1,0 +1,23 @@
+"""Commands that a reader can copy."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from pathlib import Path
+
+
+def own_command(*arguments: str) -> str:
+    """A command of this program as it runs in the reader's shell: ``equivcheck replay 1a2b3c``.
+
+    Under tox it has the program's path, because the environment of tox is not on the reader's PATH.
+    """
+    return shlex.join([_program(), *arguments])
+
+
+def _program() -> str:
+    script = Path(sys.argv[0])
+    if "TOX_ENV_NAME" not in os.environ or not script.is_relative_to(Path.cwd()):
+        return "equivcheck"
+    return str(script.relative_to(Path.cwd()))
