@@ -13,7 +13,7 @@ ONE: tuple[Shape, ...] = ((5, 6),)
 
 _ANYWHERE = (
     *("asinh", "atan", "ceil", "cos", "cosh", "deg2rad", "rad2deg", "erfc", "exp2", "expm1", "frac", "i0", "positive"),
-    *("sgn", "sinh", "tan", "trunc", "signbit", "isinf", "isnan", "isneginf", "isposinf"),
+    *("sgn", "sinh", "tan", "signbit"),
 )
 """Functions of torch that are defined for all numbers."""
 _SPECIAL = ("erfcx", "i0e", "i1", "i1e", "log_ndtr", "bessel_j0", "bessel_j1", "airy_ai", "spherical_bessel_j0")
@@ -22,10 +22,10 @@ _POSITIVE = ("acosh", "digamma", "lgamma", "log", "log2", "log10")
 """Defined above 1."""
 _WITHIN_ONE = ("acos", "asin", "atanh", "erfinv")
 """Defined between -1 and 1."""
-_ACTIVATIONS = ("celu", "hardshrink", "hardsigmoid", "mish", "relu6", "selu", "softshrink", "softsign", "tanhshrink")
+_ACTIVATIONS = ("celu", "hardshrink", "mish", "selu", "softshrink", "softsign", "tanhshrink")
 _IN_PLACE = (
     *("abs", "ceil", "cos", "erf", "exp", "exp2", "expm1", "floor", "frac", "neg", "round", "sgn", "sigmoid", "sign", "sin"),
-    *("sinh", "square", "tanh", "trunc", "atan", "nan_to_num", "logical_not"),
+    *("sinh", "square", "tanh", "atan", "nan_to_num"),
 )
 _IN_PLACE_POSITIVE = ("log", "log2", "log10", "log1p", "reciprocal", "rsqrt", "sqrt", "lgamma", "digamma")
 _COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge")
@@ -54,6 +54,14 @@ FUNCTIONS = (
             **{name: f"torch.{name}(a.abs() + 1.5)" for name in _POSITIVE},
             **{name: f"torch.{name}(a / 4)" for name in _WITHIN_ONE},
             **{name: f"F.{name}(a)" for name in _ACTIVATIONS},
+            # Drawn numbers are below 1: these are multiplied to reach what the function does with larger ones.
+            "hardsigmoid": "F.hardsigmoid(a * 4)",
+            "relu6": "F.relu6(a * 8)",
+            "trunc": "torch.trunc(a * 4)",
+            "isinf": "torch.isinf(F.relu(a).log())",
+            "isnan": "torch.isnan(a.log())",
+            "isneginf": "torch.isneginf(F.relu(a).log())",
+            "isposinf": "torch.isposinf(1 / F.relu(a))",
             # Near 0 its gradient cancels, and rounds otherwise on DTensors (torch >=2.11), by more than disturbed values do.
             "sinc": "torch.sinc(a.abs() + 0.5)",
             "special_entr": "torch.special.entr(a.abs())",
@@ -93,8 +101,12 @@ FUNCTIONS = (
         {
             **{f"{name}_": f"a.clone().{name}_()" for name in _IN_PLACE},
             **{f"{name}_": f"(a.abs() + 1.5).{name}_()" for name in _IN_PLACE_POSITIVE},
-            **{f"{name}_scalar_": f"a.clone().{name}_(0.25)" for name in _COMPARISONS},
-            **{f"{name}_": f"F.{name}(a.clone(), inplace=True)" for name in ("silu", "elu", "leaky_relu", "hardtanh", "selu")},
+            **{f"{name}_scalar_": f"a.clone().{name}_(0.25)" for name in _COMPARISONS if name not in ("eq", "ne")},
+            **{f"{name}_scalar_": f"(a * 4).round().{name}_(1)" for name in ("eq", "ne")},
+            **{f"{name}_": f"F.{name}(a.clone(), inplace=True)" for name in ("silu", "elu", "leaky_relu", "selu")},
+            "hardtanh_": "F.hardtanh(a * 2, inplace=True)",
+            "trunc_": "(a * 4).trunc_()",
+            "logical_not_": "a.clamp(min=0).logical_not_()",
             "sub_scalar_": "a.clone().sub_(0.5)",
             "div_scalar_": "a.clone().div_(4)",
             "pow_scalar_": "a.clone().pow_(2)",
@@ -115,7 +127,8 @@ FUNCTIONS = (
         {
             **{f"{name}_of_two": f"torch.{name}(a.detach(), b.detach().abs())" for name in _OF_TWO if name != "ldexp"},
             **{f"{name}_of_two": f"torch.{name}((a * 8).long().abs(), (b * 2).long().abs())" for name in _INTEGERS},
-            **{f"{name}_tensor_": f"a.clone().{name}_(b)" for name in _COMPARISONS},
+            **{f"{name}_tensor_": f"a.clone().{name}_(b)" for name in _COMPARISONS if name not in ("eq", "ne")},
+            **{f"{name}_tensor_": f"a.clone().{name}_(a + b.round())" for name in ("eq", "ne")},
             "copysign": "torch.copysign(a, b)",
             "logaddexp": "torch.logaddexp(a, b)",
             "pow_of_two": "torch.pow(a.abs() + 1, b)",
@@ -155,7 +168,7 @@ FUNCTIONS = (
         {
             "mask_and": "b & (a > 0)",
             "mask_or_": "b.clone().logical_or_(a > 0)",
-            "mask_any": "b.any()",
+            "mask_any": "(b & (a > 0.8)).any()",
             "mask_sum": "b.sum(0)",
             "mask_mean": "(a * b).sum() / b.sum()",
             "mask_nonzero_count": "torch.count_nonzero(b)",

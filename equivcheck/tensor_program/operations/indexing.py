@@ -54,7 +54,7 @@ INDEXING = (
             "slice_both": "a[1:, :2]",
             "list_index": "a[[0, 1]]",
             "list_index_last": "a[..., [1, 0, 1]]",
-            "nonzero": "a.nonzero()",
+            "nonzero": "F.relu(a).nonzero()",
             "unbind_second": "a.unbind(0)[1]",
             "iterate": "torch.stack([each * 2 for each in a])",
             "item": "a.sum().item()",

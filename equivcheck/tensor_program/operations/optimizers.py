@@ -10,7 +10,7 @@ FEW: tuple[Shape, ...] = ((5, 3),)
 
 _FOREACH = (
     *("abs", "atan", "ceil", "cos", "cosh", "erf", "erfc", "exp", "expm1", "floor", "frac", "neg", "round", "sigmoid", "sign"),
-    *("sin", "sinh", "tan", "tanh", "trunc"),
+    *("sin", "sinh", "tan", "tanh"),
 )
 _FOREACH_POSITIVE = ("lgamma", "log", "log10", "log1p", "log2", "reciprocal", "rsqrt")
 _FOREACH_OF_TWO = ("add", "sub", "mul", "div", "maximum", "minimum", "clamp_min", "clamp_max")
@@ -48,12 +48,16 @@ OPTIMIZERS = (
         {
             **{f"foreach_{name}": f"torch._foreach_{name}([a, b])" for name in _FOREACH},
             **{f"foreach_{name}": f"torch._foreach_{name}([a.abs() + 1, b.abs() + 1])" for name in _FOREACH_POSITIVE},
-            **{f"foreach_{name}_list": f"torch._foreach_{name}([a, b], [b.abs() + 1, a.abs() + 1])" for name in _FOREACH_OF_TWO},
             **{
-                f"foreach_{name}_scalars": f"torch._foreach_{name}([a.abs(), b.abs()], [2.0, 0.5])"
+                f"foreach_{name}_list": f"torch._foreach_{name}([a, b], [b.abs() + 0.25, a.abs() + 0.25])"
+                for name in _FOREACH_OF_TWO
+            },
+            **{
+                f"foreach_{name}_scalars": f"torch._foreach_{name}([a.abs(), b.abs()], [0.25, 0.5])"
                 for name in _FOREACH_OF_SCALARS
             },
-            **{f"foreach_{name}_scalar": f"torch._foreach_{name}([a.abs(), b.abs()], 2.0)" for name in _FOREACH_OF_SCALARS},
+            **{f"foreach_{name}_scalar": f"torch._foreach_{name}([a.abs(), b.abs()], 0.5)" for name in _FOREACH_OF_SCALARS},
+            "foreach_trunc": "torch._foreach_trunc([a * 4, b * 4])",
             "foreach_pow_list": "torch._foreach_pow([a.abs() + 1], [b])",
             "foreach_lerp_list": "torch._foreach_lerp([a], [b], [b])",
             "foreach_addcmul": "torch._foreach_addcmul([a], [b], [b], value=0.5)",
@@ -76,11 +80,11 @@ OPTIMIZERS = (
                 for name in ("abs", "exp", "neg", "sigmoid", "sin", "tanh", "zero", "round")
             },
             **{
-                f"foreach_{name}_list_": f"{_BEFORE}torch._foreach_{name}_([first], [second.abs() + 1])\nfirst"
+                f"foreach_{name}_list_": f"{_BEFORE}torch._foreach_{name}_([first], [second.abs() + 0.25])\nfirst"
                 for name in _FOREACH_OF_TWO
             },
             **{
-                f"foreach_{name}_scalar_": f"{_BEFORE}torch._foreach_{name}_([first, second], 2.0)\n(first, second)"
+                f"foreach_{name}_scalar_": f"{_BEFORE}torch._foreach_{name}_([first, second], 0.5)\n(first, second)"
                 for name in ("add", "sub", "mul", "div", "clamp_min")
             },
             **{
