@@ -39,13 +39,13 @@ def _shard(context: click.Context, parameter: click.Parameter, value: str) -> Sh
 @click.option(
     "--seconds",
     type=click.FloatRange(min=0, min_open=True),
-    help="Time budget, from the first check on.  [default: 60 with --mode explore, 300 with pr, 7200 with nightly]",
+    help="Time budget, from the first check on.  [default: explore 60, pr 300, nightly 7200; plain needs --seconds or --checks]",
 )
 @click.option(
     "--checks",
     "num_checks",
     type=click.IntRange(min=1),
-    help="Checks to do, however long; the same for the same seed and workers.",
+    help="Stop after this many checks. The same seed and number of workers give the same checks.",
 )
 @click.option("--seed", type=click.IntRange(min=0), help="Seed of what is generated; random by default, always printed.")
 @click.option(
@@ -53,25 +53,29 @@ def _shard(context: click.Context, parameter: click.Parameter, value: str) -> Sh
     type=click.Choice([mode.value for mode in Mode]),
     default=Mode.PLAIN.value,
     show_default=True,
-    help="What a finding means for the exit code; see above.",
+    help="Which findings lead to exit code 1; see above.",
 )
 @click.option(
     "--fail-on",
     type=click.Choice([each.value for each in FailOn]),
     default=FailOn.ALL.value,
     show_default=True,
-    help="Findings that can lead to exit code 1: all, or only those in trainings.",
+    help="Findings that count for the exit code: all (in trainings and in programs), or only those in trainings.",
 )
 @click.option(
-    "--shard", metavar="I/N", default="1/1", callback=_shard, help="Part I of N, each with scenarios of its own (for one --seed)."
+    "--shard",
+    metavar="I/N",
+    default="1/1",
+    callback=_shard,
+    help="Run part I (from 1) of N, to divide the checks of one --seed among CI jobs.",
 )
 @layouts_option
-@click.option("--programs", "only_programs", is_flag=True, help="Check programs of DTensor operations instead of trainings.")
-@click.option(
-    "--with-programs", is_flag=True, help="Check programs of DTensor operations as well as trainings. Nightly runs always do."
-)
+@click.option("--programs", "only_programs", is_flag=True, help="Check random programs of DTensor operations, and no trainings.")
+@click.option("--with-programs", is_flag=True, help="Check trainings and random programs of DTensor operations, as nightly does.")
 @world_option("sim")
-@click.option("--workers", type=click.IntRange(min=1), help="Worker processes, on each node with --ray.  [default: one per core]")
+@click.option(
+    "--workers", type=click.IntRange(min=1), help="Processes that check, for each node with --ray.  [default: one per core]"
+)
 @click.option("--ray", metavar="auto|HOST:PORT", help="Check on all nodes of a Ray cluster; needs equivcheck[ray].")
 @click.option(
     "--max-ranks",
@@ -82,7 +86,9 @@ def _shard(context: click.Context, parameter: click.Parameter, value: str) -> Sh
 )
 @deadline_option(30.0)
 @store_option
-@click.option("-v", "--verbose", is_flag=True, help="Also print every layout, known problem and measurement.")
+@click.option(
+    "-v", "--verbose", is_flag=True, help="Also print all layouts, known problems of torch, coverage, errors and findings."
+)
 @json_option
 @html_option
 def fuzz(  # noqa: PLR0913, PLR0917 - options
@@ -105,21 +111,21 @@ def fuzz(  # noqa: PLR0913, PLR0917 - options
     as_json: bool,
     html: Path | None,
 ) -> ExitCode:
-    r"""Generate trainings and layouts, check each against a single device, and shrink and keep every failure.
+    """Generate trainings and layouts, compare each with a single device, and shrink and keep every failure.
 
     \b
-    --mode says which findings lead to exit code 1:
+    Which findings lead to exit code 1, by --mode:
       plain    every finding
-      explore  none: findings are the result of a first look
-      pr       findings that the store did not know; it is replayed first
-      nightly  findings that are new or back again; the store is replayed first
+      explore  none (for a first look)
+      pr       new findings; stored ones are checked again first
+      nightly  new findings, and fixed ones that fail again; likewise
 
-    Exit code 3 means in every mode that the checker itself failed, or missed its control: one known bug, chosen by the seed, that
-    is planted in some of the trainings.
+    Exit code 3 means in every mode that the checker itself failed, or missed its control: a bug that it plants on purpose in some
+    of the trainings.
 
-    One batch in ten ignores torch's known limits. Such a run must be correct or fail on every rank.
-    Findings that `triage` has accepted do not count. Ctrl-C ends the run early and keeps the findings so far.
-    """
+    One check in ten uses settings that torch does not support. There the result must be correct, or every rank must raise.
+    Findings that you accepted with `equivcheck triage` never lead to exit code 1. Ctrl-C ends early and keeps what was found.
+    """  # noqa: D301 - click keeps the lines behind a backspace as they are
     from equivcheck.campaign.control import applicable_faults
     from equivcheck.campaign.plan import Plan, frontier_scenarios, generated_programs, generated_scenarios
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from equivcheck.campaign.events import KeptFinding, Summary
 from equivcheck.findings.store import DEFAULT_STORE, Kept
@@ -14,7 +14,9 @@ from equivcheck.scenario.file_format.codec import to_json
 from equivcheck.scenario.scenario import count, in_words
 from equivcheck.system.printable import in_short
 from equivcheck.tensor_program import TensorProgram
-from equivcheck.verdict.description import of_divergence, shortened
+from equivcheck.trace.differences import Divergence
+from equivcheck.verdict.description import how_far, shortened
+from equivcheck.verdict.sentences import whose
 from equivcheck.verdict.verdict import CaseVerdict
 
 KEPT = {Kept.NEW: "new", Kept.BETTER: "seen before, now with a smaller case", Kept.SEEN: "seen before"}
@@ -51,7 +53,8 @@ def _lines(summary: Summary, groups: list[FindingGroup], num_full: int, num_show
     for is_of_program, members in itertools.groupby(numbered, key=lambda pair: _is_of_program(pair[1])):
         section = list(members)
         num_findings = sum(len(group.findings) for _, group in section)
-        yield f"{count(num_findings, 'finding')} in {_SECTIONS[is_of_program]}:"
+        causes = "" if num_findings == len(section) else f", {count(len(section), 'cause')}"
+        yield f"{count(num_findings, 'finding')} in {_SECTIONS[is_of_program]}{causes}:"
         for number, group in section:
             if number < num_full or group.example.kept is Kept.UNKEPT:
                 yield from ("", *_paragraph(summary, group))
@@ -72,25 +75,41 @@ def _paragraph(summary: Summary, group: FindingGroup) -> Iterator[str]:
 
 def _paragraph_in_short(summary: Summary, group: FindingGroup) -> Iterator[str]:
     verdict = group.example.verdict
-    label, text = next(part for part in reversed([*_evidence(verdict)]) if part[0] != "note")
+    label, text = next(_evidence(verdict))
     told = f"{verdict.outcome.value.upper()}: {_layouts(group)}: {label}: {text}"
     yield from wrapped(in_short(told, _LONGEST_IN_SHORT), "  ")
     yield _more(summary, group.example)
 
 
 def _evidence(verdict: CaseVerdict) -> Iterator[tuple[str, str]]:
-    """What was found, why, and what was not done about it, each with its label."""
-    if verdict.divergence is None:
-        yield "what", shortened(verdict.reason)
-    else:
-        first, expected, actual = of_divergence(verdict.divergence, ())
-        yield "first", f"{first.removeprefix('first: ')}: {expected.strip()}, {' '.join(actual.split())}"
+    """Why it failed, what was found, and what was not done about it, each with its label."""
     if verdict.diagnosis is not None:
         yield "why", shortened(verdict.diagnosis.sentence)
     elif verdict.drift:
         yield "why", "not explained: no known fault reproduces this"
+    if verdict.divergence is None:
+        yield "what", shortened(verdict.reason)
+    else:
+        yield "first", _first(verdict.divergence)
     if verdict.unfinished:
         yield "note", verdict.unfinished
+
+
+def _first(first: Divergence) -> str:
+    """``step 0, gradient of layers.0.linear.weight[0, 0] on rank 1: expected 0.529657, actual 1.05931 (4.7e+14 x tolerance)``."""
+    index = list(first.index) if first.index else ""
+    where = f"step {first.step}, {first.phase.value} of {first.tensor}{index} {whose(first)}"
+    expected, actual = _in_few_digits(first.expected, first.actual)
+    return f"{where}: expected {expected}, actual {actual} ({how_far(first)})"
+
+
+def _in_few_digits(*values: str) -> Sequence[str]:
+    """Six digits of each number; the values as they are if they are no numbers, or the same in six digits."""
+    try:
+        short = [f"{float(value):.6g}" for value in values]
+    except ValueError:
+        return values
+    return short if len(set(short)) == len(values) else values
 
 
 def _seen(summary: Summary, group: FindingGroup) -> str:

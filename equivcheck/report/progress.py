@@ -53,8 +53,8 @@ class ProgressLine:
     def _start(self, event: Started) -> None:
         used = [node for node in event.nodes if not node.lost]
         where = f" on {count(len(used), 'node')}" if event.nodes else ""
-        plan = event.plan
-        self._say(f"starting {count(plan.num_workers, 'worker')}{where}, world {plan.world}, seed {plan.seed}")
+        processes = count(event.plan.num_workers, "process", "processes")
+        self._say(f"comparing generated cases with one device: {processes}{where}, seed {event.plan.seed}")
         for node in event.nodes:
             if node.lost:
                 self._say(node_summary(node), style="yellow")
@@ -94,7 +94,7 @@ def _left(event: Ticked, plan: Plan) -> str:
     if plan.num_checks is not None and event.tally.num_checks:
         missing = plan.num_checks - event.tally.num_checks
         seconds = min(seconds, missing * event.seconds / event.tally.num_checks)
-    return f"{in_time(seconds)} left" if seconds > 0 else "ending"
+    return f"{in_time(seconds)} left" if seconds > 0 else "finishing"
 
 
 def in_time(seconds: float) -> str:

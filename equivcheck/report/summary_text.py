@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,9 +16,9 @@ from equivcheck.campaign.messages import Control
 from equivcheck.composition.registry import TIMES
 from equivcheck.report.finding_paragraphs import finding_lines, store_option
 from equivcheck.report.own_command import own_command
-from equivcheck.report.wrapping import wrapped
+from equivcheck.report.wrapping import WIDTH, wrapped
 from equivcheck.scenario.scenario import count
-from equivcheck.system.printable import printable
+from equivcheck.system.printable import in_short, printable
 from equivcheck.tensor_program import TensorProgram
 from equivcheck.verdict.verdict import Outcome
 
@@ -26,7 +27,7 @@ _MOST_LINES = 36
 _LEAST_FOR_FINDINGS = 8
 _UNDECIDED = (Outcome.INCONCLUSIVE, Outcome.UNSUPPORTED)
 _EXAMPLE = Path("examples/llama.py")
-_OWN = "your own", ["check", "--help"]
+_OWN = "a case of your own", ["check", "--help"]
 
 
 def print_summary(console: Console, summary: Summary) -> None:
@@ -64,6 +65,11 @@ def _table(tally: Tally) -> Iterator[str]:
     names = {part for layout in tally.durations for part in layout.split(TIMES)}
     for name in sorted(names, key=lambda name: (name == TensorProgram.tag, name)):
         yield _parallelism(tally, name)
+    if names:
+        yield "compositions count in each line; local_...: explicit collectives, no wrapper"
+    reasons = ((reason, number) for (outcome, reason), number in tally.reasons.most_common() if outcome in _UNDECIDED)
+    for reason, number in itertools.islice(reasons, 1):
+        yield in_short(f"undecided: {reason} ({count(number, 'check')})", WIDTH)
 
 
 def _parallelism(tally: Tally, name: str) -> str:
@@ -85,11 +91,11 @@ def _row(name: str, *numbers: object) -> str:
 
 
 def _known_line(tally: Tally) -> str:
-    """``49 checks met 29 known problems of torch; -v lists them``."""
+    """``49 checks met 29 known problems of torch; fuzz -v lists them``."""
     if not tally.known:
         return "no check met a known problem of torch"
     checks, problems = count(tally.known.total(), "check"), count(len(tally.known), "known problem")
-    return f"{checks} met {problems} of torch; -v lists {'it' if len(tally.known) == 1 else 'them'}"
+    return f"{checks} met {problems} of torch; fuzz -v lists {'it' if len(tally.known) == 1 else 'them'}"
 
 
 def _control_lines(summary: Summary) -> list[str]:
@@ -99,9 +105,9 @@ def _control_lines(summary: Summary) -> list[str]:
 
 
 def control_text(control: Control) -> str:
-    """``control: gradients_summed, a planted bug, was caught after 3 examples``."""
+    """``control: a bug planted on purpose (gradients_summed) was caught after 3 examples``."""
     done = "was caught after" if control.caught else "was not caught in"
-    return f"control: {control.name}, a planted bug, {done} {count(control.examples, 'example')}"
+    return f"control: a bug planted on purpose ({control.name}) {done} {count(control.examples, 'example')}"
 
 
 def _broken_lines(summary: Summary) -> list[str]:
@@ -111,9 +117,9 @@ def _broken_lines(summary: Summary) -> list[str]:
 def _next(summary: Summary) -> Iterator[str]:
     """Three commands for whoever has just seen the result."""
     yield from ("", "next:")
-    longer = "longer", ["fuzz", "--layout", "fsdp2", "--seconds", "300"]
-    page = "as a page", ["report", *store_option(summary)]
-    example = "a model", ["matrix", str(_EXAMPLE)]
+    longer = "one layout, longer", ["fuzz", "--layout", "fsdp2", "--seconds", "300"]
+    page = "findings as a page", ["report", *store_option(summary)]
+    example = "one model, all", ["matrix", str(_EXAMPLE)]
     here = "this machine", ["doctor"]
     for purpose, arguments in (page if summary.findings else longer, example if _EXAMPLE.exists() else here, _OWN):
-        yield f"  {purpose:<14}{own_command(*arguments)}"
+        yield f"  {purpose:<20}{own_command(*arguments)}"

@@ -20,7 +20,7 @@ def of_divergence(first: Divergence, followers: tuple[str, ...], num_unnamed: in
     lines = [
         f"first: step {first.step}, {first.phase.value}, {first.tensor}{list(first.index) if first.index else ''} {whose(first)}",
         f"  expected {first.expected}",
-        f"  actual   {first.actual}   ({_how_far(first)})",
+        f"  actual   {first.actual}   ({how_far(first)})",
     ]
     if followers:
         beyond = f"; {count(num_unnamed, 'more tensor')} after these" if num_unnamed else ""
@@ -28,7 +28,8 @@ def of_divergence(first: Divergence, followers: tuple[str, ...], num_unnamed: in
     return lines
 
 
-def _how_far(first: Divergence) -> str:
+def how_far(first: Divergence) -> str:
+    """The error in units of tolerance; of a difference that is none of values, its kind."""
     if first.difference is Difference.VALUE:
         return f"{first.error:.3g} x tolerance"
     return ": ".join(filter(None, (first.difference.value.replace("_", " "), first.elsewhere)))

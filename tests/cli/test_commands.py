@@ -230,7 +230,7 @@ def test_fuzz_prints_one_object(tmp_path: Path) -> None:
     assert set(summary["layouts"]) == {"ddp"}
     assert summary["layouts"]["ddp"]["outcomes"] == summary["outcomes"]
     assert summary["checks_per_second"] == pytest.approx(summary["checks"] / summary["seconds"], rel=0.01)
-    assert "1 worker" in result.stderr
+    assert "1 process" in result.stderr
     assert summary["control"]["caught"]
     assert 0 < summary["control"]["examples"] <= 200
 

@@ -86,11 +86,11 @@ def test_the_screen_tells_the_result_in_one_order(summary: Summary) -> None:
         "DIVERGED: ddp on 2 ranks",
         "  why:   summed explains it",
         f"  more:  equivcheck replay {found.fingerprint}",
-        "4 checks in 2 s, 2.0 a second, seed 7",
+        "4 checks in 2 s",
         "parallelism",
         "ddp",
-        "1 check met 1 known problem of torch; -v lists it",
-        "control: a_bug, a planted bug, was caught after 3 examples",
+        "1 check met 1 known problem of torch; fuzz -v lists it",
+        "control: a bug planted on purpose (a_bug) was caught after 3 examples",
         "next:",
     )
     places = [next(number for number, line in enumerate(lines) if line.startswith(start)) for start in starts]
@@ -228,7 +228,7 @@ def test_progress_is_one_line(summary: Summary) -> None:
 def test_progress_says_when_the_time_is_over(summary: Summary) -> None:
     """What has begun is ended then: a check, shrinking, or the control."""
     event = Ticked(seconds=PLAN.seconds + 1.0, tally=summary.tally, num_findings=1)
-    assert progress_text(event, PLAN).startswith("ending | 3 checks")
+    assert progress_text(event, PLAN).startswith("finishing | 3 checks")
 
 
 def test_progress_fits_in_80_columns(summary: Summary) -> None:
@@ -275,7 +275,7 @@ def test_progress_has_a_line_for_each_node(summary: Summary) -> None:
         line(NodeLost(name="10.0.0.3", why="it is unplugged"))
         line(Ticked(seconds=2.0, tally=summary.tally, num_findings=1, nodes=NODES))
     text = out.getvalue()
-    assert "starting 1 worker on 1 node, world sim, seed 7" in text
+    assert "comparing generated cases with one device: 1 process on 1 node, seed 7" in text
     assert text.count(f"node 10.0.0.4: {OTHER_TORCH}") == 1
     assert text.count("node 10.0.0.3: lost: it is unplugged") == 1
     assert text.count("node 10.0.0.3: lost") > 1

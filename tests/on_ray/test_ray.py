@@ -163,4 +163,4 @@ def test_the_command_checks_on_every_node(nodes: ThreeNodes, tmp_path: Path) -> 
     told = json.loads(result.stdout)
     assert {node["name"]: node["checks"] for node in told["nodes"]} == dict.fromkeys(NAMES, 2)
     assert told["control"]["caught"]
-    assert "starting 3 workers on 3 nodes" in result.stderr
+    assert "3 processes on 3 nodes" in result.stderr
