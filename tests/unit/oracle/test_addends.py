@@ -1,5 +1,7 @@
 """The noise floor of optimizers that scale the addends of a gradient before their sum."""
 
+import math
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -8,6 +10,7 @@ import torch
 from equivcheck import Outcome, Scenario, check
 from equivcheck.reference import reference as module
 from equivcheck.reference.addends import addend_traces
+from equivcheck.reference.reference import ReferenceRun
 from equivcheck.reference.summation import split_trace
 from equivcheck.scenario import (
     SPMD,
@@ -26,6 +29,7 @@ from equivcheck.scenario import (
     TensorParallel,
     Training,
 )
+from equivcheck.trace.differences import Phase
 from equivcheck.train.setup import Setup
 
 TRAINING = Training(
@@ -41,17 +45,12 @@ LAYOUT = Layout(mesh=Mesh(axes=(Axis(name="dp", size=2),)), parallelisms=(SPMD(r
 SCENARIO = Scenario(training=TRAINING, layout=LAYOUT)
 
 
-@pytest.mark.torch(">=2.12", "earlier versions sum the addends first")
-def test_addends_that_nearly_cancel_are_within_the_floor(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ranks are honest that divide each addend before the sum; a floor from moved inputs alone does not know that."""
-    module._confirming_reference.cache_clear()
-    assert check(SCENARIO).outcome is Outcome.EQUIVALENT
-    monkeypatch.setattr(module, "_num_addends", lambda _scenario: 1)
-    assert check(SCENARIO).outcome is Outcome.DIVERGED
+ONE_STEP = replace(SCENARIO, training=replace(TRAINING, steps=1))
+WEIGHT = "layers.2.linear.weight"
 
 
-def test_what_is_larger_than_their_rounding_is_found() -> None:
-    """An update that is off by a thousand units in the last place of the addends is no rounding."""
+def off_by(share: float) -> Callable[[Setup], None]:
+    """Let ranks leave a weight that is off by a share of it after each update."""
 
     def off(setup: Setup) -> None:
         update = setup.update
@@ -59,11 +58,42 @@ def test_what_is_larger_than_their_rounding_is_found() -> None:
         def updated(optimizer: torch.optim.Optimizer) -> None:
             update(optimizer)
             with torch.no_grad():
-                setup.model.get_parameter("layers.2.linear.weight").mul_(1.0 + 1e-8)
+                setup.model.get_parameter(WEIGHT).mul_(1.0 + share)
 
         setup.update = updated
 
-    assert check(SCENARIO, alter=off).outcome is Outcome.DIVERGED
+    return off
+
+
+def accepted_share() -> float:
+    """Share of the weight that it may be off by after the only update."""
+    found = ReferenceRun.of(ONE_STEP).confirming_reference()
+    update = next(moment for moment in found.moments if moment.phase is Phase.UPDATE)
+    row = update.table.rows[WEIGHT]
+    return float(update.tolerances[row] / update.norms[row])
+
+
+def test_addends_that_nearly_cancel_are_within_the_floor() -> None:
+    """Ranks are honest that divide each addend before the sum."""
+    assert check(SCENARIO).outcome is Outcome.EQUIVALENT
+
+
+def test_a_floor_from_moved_inputs_alone_does_not_know_of_addends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An error between both floors is accepted, and found if addends do not count."""
+    wide = accepted_share()
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "_num_addends", lambda _scenario: 1)
+        narrow = accepted_share()
+    assert wide > 100.0 * narrow
+    between = off_by(math.sqrt(wide * narrow))
+    assert check(ONE_STEP, alter=between).outcome is Outcome.EQUIVALENT
+    monkeypatch.setattr(module, "_num_addends", lambda _scenario: 1)
+    assert check(ONE_STEP, alter=between).outcome is Outcome.DIVERGED
+
+
+def test_what_is_larger_than_their_rounding_is_found() -> None:
+    """An update that is off by a thousand units in the last place of the addends is no rounding."""
+    assert check(SCENARIO, alter=off_by(1e-8)).outcome is Outcome.DIVERGED
 
 
 @pytest.mark.parametrize(
@@ -79,7 +109,7 @@ def test_only_optimizers_that_scale_addends_count_them(optimizer: Optimizer, red
     """Other optimizers, and layouts that redistribute gradients, have no more than the rounding that inputs show."""
     layout = replace(LAYOUT, parallelisms=(SPMD(redistribute_gradients=redistributes),))
     scenario = Scenario(training=replace(TRAINING, optimizer=optimizer), layout=layout)
-    assert module.ReferenceRun.of(scenario).num_addends == expected
+    assert ReferenceRun.of(scenario).num_addends == expected
 
 
 def test_rows_that_ranks_cannot_share_evenly_are_split_over_data_ranks() -> None:
@@ -87,7 +117,7 @@ def test_rows_that_ranks_cannot_share_evenly_are_split_over_data_ranks() -> None
     layout = Layout(mesh=Mesh(axes=(Axis(name="tp", size=2),)), parallelisms=(TensorParallel(redistribute_gradients=False),))
     for rows, expected in ((2, 2), (3, 1)):
         training = replace(TRAINING, data=Data(microbatches=(rows,)))
-        assert module.ReferenceRun.of(Scenario(training=training, layout=layout)).num_addends == expected
+        assert ReferenceRun.of(Scenario(training=training, layout=layout)).num_addends == expected
 
 
 def test_gradients_stay_as_they_are() -> None:

@@ -1,11 +1,13 @@
 """The noise floor of softmaxes that ranks compute otherwise than one device: by logarithms of sums, or without."""
 
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import pytest
 import torch
 
 from equivcheck import Outcome, Scenario, check
+from equivcheck.layers.attention.module import AttentionModule
 from equivcheck.layers.sequence import WHOLE
 from equivcheck.reference import reference as module
 from equivcheck.reference.logarithms import ByLogarithms, loss_by_sums
@@ -39,7 +41,10 @@ from equivcheck.scenario import (
 )
 from equivcheck.train.loss import loss_of
 from equivcheck.train.material import IGNORED
+from equivcheck.train.setup import Setup
 
+OFF = 1e-11
+"""Error that is planted in logarithms of about a thousand: a hundred units in the last place, whatever a processor rounds."""
 TRAINING = Training(
     model=Model(
         features=1,
@@ -62,6 +67,36 @@ TRAINING = Training(
 """Scores of a thousand: gradients of 700 that are clipped to 0.1, beside some of 0.01 that a softmax nearly cancels."""
 LAYOUT = Layout(mesh=Mesh(axes=(Axis(name="cp", size=2),)), parallelisms=(ContextParallel(exchange=Exchange.RING),))
 SCENARIO = Scenario(training=TRAINING, layout=LAYOUT)
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_kept() -> Iterator[None]:
+    """Compute all references in the test, because an error is planted in some, and keep none of them for other tests."""
+    kept = (module._trace, module._reference, module._confirming_reference)
+    for function in kept:
+        function.cache_clear()
+    yield
+    for function in kept:
+        function.cache_clear()
+
+
+@pytest.fixture
+def logarithms_are_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plant the same error in the logarithms of ranks and of the reference that imitates them."""
+    exact = torch.Tensor.log
+    monkeypatch.setattr(torch.Tensor, "log", lambda values: exact(values) + OFF)
+
+
+def assert_the_floor_needs(
+    trace: str, scenario: Scenario, monkeypatch: pytest.MonkeyPatch, alter: Callable[[Setup], None] | None = None
+) -> None:
+    """The planted error is within a floor that has this run of the reference, and far beyond one that lacks it."""
+    assert check(scenario, alter=alter).outcome is Outcome.EQUIVALENT
+    module._confirming_reference.cache_clear()
+    monkeypatch.setattr(module, trace, lambda training: module._trace(training, None))
+    verdict = check(scenario, alter=alter)
+    assert verdict.outcome is Outcome.DIVERGED
+    assert verdict.worst_error > 100.0
 
 
 class _Causal:
@@ -95,13 +130,15 @@ def test_it_is_attention() -> None:
     torch.testing.assert_close(*gradients, rtol=1e-13, atol=1e-13)
 
 
-def test_a_ring_over_large_scores_is_within_the_floor(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ranks are honest whose weights are off by units in the last place of scores; neither inputs nor sums move them so far."""
+def test_honest_ranks_of_a_ring_are_within_the_floor() -> None:
+    """Large scores are rounded, and with them the logarithms that ranks compute weights of."""
     assert check(SCENARIO).outcome is Outcome.EQUIVALENT
-    module._confirming_reference.cache_clear()
-    monkeypatch.setattr(module, "logarithm_trace", lambda training: module._trace(training, None))
-    assert check(SCENARIO).outcome is Outcome.DIVERGED
-    module._confirming_reference.cache_clear()
+
+
+@pytest.mark.usefixtures("logarithms_are_off")
+def test_a_ring_over_large_scores_is_within_the_floor(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Logarithms of large scores are off by more than moved inputs or other sums show."""
+    assert_the_floor_needs("logarithm_trace", SCENARIO, monkeypatch)
 
 
 @pytest.mark.parametrize("exchange", [Exchange.GATHER, Exchange.ULYSSES])
@@ -132,15 +169,32 @@ FUSED = Training(
 """Scores of 700, and gradients of queries and keys that Adafactor divides by themselves."""
 
 
+FUSED_SCENARIO = Scenario(training=FUSED, layout=replace(LAYOUT, parallelisms=(ContextParallel(exchange=Exchange.ULYSSES),)))
+
+
+class _SeesAll(_Causal):
+    """Heads that look at all positions."""
+
+    def unseen(self, queries: torch.Tensor, keys: torch.Tensor) -> None:  # type: ignore[override]
+        """No position."""
+
+
+def attend_by_logarithms(setup: Setup) -> None:
+    """Let the fused attention of ranks compute weights of logarithms, as a kernel may that rounds by strides."""
+    for each in setup.model.modules():
+        if isinstance(each, AttentionModule) and each.layer.fused:
+            each.attend = lambda *given: ByLogarithms().attended(_SeesAll(), *given)  # type: ignore[method-assign]
+
+
+def test_honest_ranks_that_have_some_heads_are_within_the_floor() -> None:
+    """Products of other strides are rounded otherwise."""
+    assert check(FUSED_SCENARIO).outcome is Outcome.EQUIVALENT
+
+
+@pytest.mark.usefixtures("logarithms_are_off")
 def test_fused_attention_of_some_heads_is_within_the_floor(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ranks that have half of the heads are honest: products of other strides are rounded otherwise."""
-    layout = replace(LAYOUT, parallelisms=(ContextParallel(exchange=Exchange.ULYSSES),))
-    scenario = Scenario(training=FUSED, layout=layout)
-    assert check(scenario).outcome is Outcome.EQUIVALENT
-    module._confirming_reference.cache_clear()
-    monkeypatch.setattr(module, "logarithm_trace", lambda training: module._trace(training, None))
-    assert check(scenario).outcome is Outcome.DIVERGED
-    module._confirming_reference.cache_clear()
+    """Weights that are off by units in the last place of large scores are no finding."""
+    assert_the_floor_needs("logarithm_trace", FUSED_SCENARIO, monkeypatch, alter=attend_by_logarithms)
 
 
 EXPLODING = Training(
@@ -172,18 +226,24 @@ EXPLODING = Training(
 """Logits of hundreds, of which the largest is alone."""
 
 
-def test_a_z_loss_over_large_logits_in_parts_is_within_the_floor(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Here ranks are exact, and one device is off by units in the last place of logits."""
+def by_classes() -> Scenario:
+    """Two ranks that have half of the classes each."""
     plan = (LayerPlan(split=Split.OUTSIDE), *(LayerPlan(split=Split.WITHIN),) * 2, LayerPlan(), LayerPlan())
-    by_classes = LocalTensorParallel(plan=plan, source=Split.REPLICATED, head=Split.COLUMN, loss_parallel=True)
-    layout = Layout(mesh=Mesh(axes=(Axis(name="tp", size=2),)), parallelisms=(by_classes,))
-    scenario = Scenario(training=EXPLODING, layout=layout)
-    module._confirming_reference.cache_clear()
-    assert check(scenario).outcome is Outcome.EQUIVALENT
-    module._confirming_reference.cache_clear()
-    monkeypatch.setattr(module, "summed_trace", lambda training: module._trace(training, None))
-    assert check(scenario).outcome is Outcome.DIVERGED
-    module._confirming_reference.cache_clear()
+    parallelism = LocalTensorParallel(plan=plan, source=Split.REPLICATED, head=Split.COLUMN, loss_parallel=True)
+    layout = Layout(mesh=Mesh(axes=(Axis(name="tp", size=2),)), parallelisms=(parallelism,))
+    return Scenario(training=EXPLODING, layout=layout)
+
+
+def test_honest_ranks_that_have_some_classes_are_within_the_floor() -> None:
+    """They are exact, and one device is off by units in the last place of logits."""
+    assert check(by_classes()).outcome is Outcome.EQUIVALENT
+
+
+def test_a_z_loss_over_large_logits_in_parts_is_within_the_floor(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Here it is one device in whose logarithms an error is planted."""
+    exact = torch.Tensor.logsumexp
+    monkeypatch.setattr(torch.Tensor, "logsumexp", lambda logits, dim: exact(logits, dim) * (1.0 + OFF))
+    assert_the_floor_needs("summed_trace", by_classes(), monkeypatch)
 
 
 def test_it_is_cross_entropy() -> None:
