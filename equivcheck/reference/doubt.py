@@ -107,9 +107,10 @@ def _noise(moment: Expected, limit: float) -> str:
     noisy = np.flatnonzero(moment.tolerances > limit * moment.scales)
     if moment.phase is Phase.LOSS or not len(noisy):
         return ""
-    row = int(noisy[0])
-    share = moment.tolerances[row] / moment.scales[row]
-    return f"rounding noise in {moment.table.names[row]} is {100 * share:.1g} % of the largest such tensor {_when(moment)}"
+    name, tolerance, scale = moment.table.names[noisy[0]], moment.tolerances[noisy[0]], moment.scales[noisy[0]]
+    if scale == 0.0:
+        return f"{name} and all such tensors are zero but for rounding {_when(moment)}"
+    return f"rounding noise in {name} is {100 * tolerance / scale:.1g} % of the largest such tensor {_when(moment)}"
 
 
 def _disagreement(moment: Expected) -> str:

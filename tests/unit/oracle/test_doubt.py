@@ -95,6 +95,16 @@ def test_a_floor_of_more_than_half_the_digits_proves_nothing_from_there_on(step:
     assert found.reason == f"rounding noise in layers.0.norm.weight is 1e-05 % of the largest such tensor at step {step} (update)"
 
 
+def test_noise_has_no_share_of_zeros() -> None:
+    """Gradients of a step that cancel to zero on one device, and not in copies that rounding has moved."""
+    cancelled = tuple(
+        replace(one, norms=0.0 * one.norms, scales=0.0 * one.scales) if (one.phase, one.step) == (Phase.GRADIENT, 1) else one
+        for one in moments()
+    )
+    reason = "layers.0.norm.weight and all such tensors are zero but for rounding at step 1 (gradient)"
+    assert doubt_about(cancelled, noise_limit(TRAINING)) == Doubt(reason=reason, step=1)
+
+
 @pytest.mark.parametrize("tolerance", [float("nan"), float("inf")])
 @pytest.mark.parametrize("phase", [Phase.LOSS, Phase.UPDATE])
 def test_a_tolerance_without_bounds_proves_nothing(phase: Phase, tolerance: float) -> None:
