@@ -11,7 +11,7 @@ from equivcheck.composition.running import PROCESSES, THREADS, RanksResult
 from equivcheck.layouts.execution.compile_time import COMPILE_SECONDS
 from equivcheck.oracle.judge import Case, judge, judge_failure
 from equivcheck.oracle.refused_by_some import refused_by_some
-from equivcheck.oracle.to_blame import parts_that_disagree, with_blame
+from equivcheck.oracle.to_blame import first_raising, parts_that_disagree, with_blame
 from equivcheck.program_run.kept import kept_plan, kept_reference
 from equivcheck.program_run.known.difference import KnownDifference
 from equivcheck.program_run.known.on_file import known_difference
@@ -20,6 +20,7 @@ from equivcheck.program_run.rank import DTensorTarget, RankResult, run_on_rank
 from equivcheck.program_run.reference import NUM_CONFIRMING, NUM_COPIES
 from equivcheck.program_run.targets import target_of
 from equivcheck.tensor_program.program import MAX_STATEMENTS, TensorProgram
+from equivcheck.tensor_program.statements import Operation
 from equivcheck.trace.differences import Phase
 from equivcheck.verdict.program import BACKWARD, ProgramVerdict, Refusal
 from equivcheck.verdict.verdict import Outcome
@@ -41,7 +42,8 @@ def check_program(
     `TARGETS`, or is another way to do statements, as a fault that is planted. What compiles runs in gloo where sim is asked for.
     Where a gradient differs, the program runs once more, and of all gradients the first that differs in the backward pass is
     told; where a value does, so is the first value whose parts are not as its placements say. Failures of the ranks are
-    verdicts; `UsageError` is raised for a world or a target that does not exist.
+    verdicts. If a value before the statement that raises differs already, the verdict is on that value. `UsageError` is raised
+    for a world or a target that does not exist.
     """
     started = time.perf_counter()
     on = target_of(target) if isinstance(target, str) else target
@@ -81,8 +83,21 @@ def _verdict(members: Ranks, plan: Plan, target: type[DTensorTarget], deadline: 
         run = _run(members, plan, target, deadline)
     except RanksFailed as error:
         failure = refused_by_some(lambda raising: _run(members, plan, target, deadline, raising), error.failure)
-        return judge_failure(verdict, with_blame(plan, lambda shorter: _run(members, shorter, target, deadline), failure))
+        blamed = judge_failure(verdict, with_blame(plan, lambda shorter: _run(members, shorter, target, deadline), failure))
+        return _with_values_before(blamed, lambda shorter: _verdict(members, shorter, target, deadline))
     return _judged(verdict, plan, run.values)
+
+
+def _with_values_before(verdict: ProgramVerdict, verdict_of: Callable[[Plan], ProgramVerdict]) -> ProgramVerdict:
+    """The verdict on ranks that raised in a statement. If a value before that differs already, that value is to blame."""
+    number = first_raising(verdict.failure)
+    before = verdict.program.statements[:number]
+    if not any(isinstance(each, Operation) for each in before):
+        return verdict
+    found = verdict_of(kept_plan(replace(verdict.program, statements=before)))
+    if _phase(found) is not Phase.VALUE:
+        return verdict
+    return replace(found, program=verdict.program, clones=verdict.clones, reason=f"{found.reason}; after it: {verdict.reason}")
 
 
 def _run(members: Ranks, plan: Plan, target: type[DTensorTarget], deadline: float, raising: frozenset[str] | None = None) -> Run:

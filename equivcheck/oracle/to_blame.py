@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 
 from equivcheck.program_run.one_device import Plan
-from equivcheck.program_run.rank import value_names
+from equivcheck.program_run.rank import StatementFailed, value_names
 from equivcheck.program_run.reading import PartsDisagree
 from equivcheck.tensor_program.statements import arguments_of
 from equivcheck.worlds.failure import Failure, FailureKind, RanksFailed
 
+RAISING = re.compile(rf"{StatementFailed.__name__}: v(\d+) ")
+"""What the error of a rank says that raised in a statement."""
 AT_ONCE = (FailureKind.MISMATCH, FailureKind.DEADLOCK)
 """Kinds of hangs that are known as they happen, so that more runs cost little."""
 
@@ -32,6 +35,12 @@ def with_blame(plan: Plan, run: Callable[[Plan], object], failure: Failure) -> F
     first = next((each for each in numbers if (found := _failure(run, _until(plan, each))) and found.kind in AT_ONCE), None)
     where = "backward" if first is None else _called(plan, first)
     return replace(failure, summary=f"{where}: {failure.summary}")
+
+
+def first_raising(failure: Failure | None) -> int:
+    """The first statement in which a rank raised; 0 if none did in a statement."""
+    errors = [report.error for report in failure.reports] if failure else []
+    return min((int(found[1]) for each in errors if (found := RAISING.search(each))), default=0)
 
 
 def parts_that_disagree(plan: Plan, run: Callable[[Plan], object]) -> Failure | None:

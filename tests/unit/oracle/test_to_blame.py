@@ -100,3 +100,32 @@ def test_a_value_of_another_dtype_is_to_blame() -> None:
     verdict = check_program(TensorProgram(mesh=(2,), statements=statements), target=_Narrows)
     assert verdict.outcome is Outcome.CRASHED
     assert "v1 exp: PartsDisagree: a DTensor is float32 of shape (4,), on one device float64 of shape (4,)" in verdict.reason
+
+
+class _RaisesInSum(DTensorTarget):
+    """A sum that raises."""
+
+    def call(self, statement: Operation, arguments: list[torch.Tensor]) -> Outputs:
+        """Every other operation as it should be."""
+        if statement.name == "sum":
+            raise ValueError("a sum that fails")
+        return super().call(statement, arguments)
+
+
+class _DoublesAndRaises(_RaisesInSum):
+    """The same, and a value before that is wrong."""
+
+    def call(self, statement: Operation, arguments: list[torch.Tensor]) -> Outputs:
+        """Twice what it should be."""
+        return tuple(2 * each for each in super().call(statement, arguments))
+
+
+def test_a_value_that_differs_before_a_statement_raises_is_to_blame() -> None:
+    """If no value differs, the statement that raises is."""
+    differs, raises = check_program(PROGRAM, target=_DoublesAndRaises), check_program(PROGRAM, target=_RaisesInSum)
+    assert differs.outcome is Outcome.DIVERGED
+    assert differs.divergence is not None
+    assert differs.divergence.tensor == "v1 exp"
+    assert "; after it: rank " in differs.reason
+    assert "v3 sum: ValueError: a sum that fails" in differs.reason
+    assert raises.outcome is Outcome.CRASHED
