@@ -46,12 +46,21 @@ SHOWN_BY: dict[str, TensorProgram] = {
     "dtensor_convolution_of_cut_weight": _of("conv1d", _leaf("R", 2, 2, 3), _leaf("S(0)", 4, 2, 3, seed=1)),
     "dtensor_convolution_of_planes": _of("conv1d", _leaf("R", 2, 4, 6), _leaf("S(1)", 4, 4, 3, seed=1)),
     "dtensor_convolution_says_other_size": _of("conv1d", _leaf("P(sum)", 2, 4, 6), _leaf("S(0)", 4, 4, 3, seed=1)),
+    "dtensor_convolution_backward_without_bias": TensorProgram(
+        mesh=(1, 1),
+        statements=(Leaf(shape=(1, 1, 3), placements=("S(0)", "R")), Operation(name="conv1d", arguments=(1, 1))),
+    ),
     "dtensor_convolution_backward_of_planes": _of("conv1d", _leaf("S(1)", 2, 4, 6), _leaf("S(1)", 4, 4, 3, seed=1)),
     "dtensor_foreach_of_pending_scalar": _of("foreach_add_tensor", _leaf("S(0)", 2), _leaf("R", 2, seed=1)),
     "dtensor_fused_update_of_other_placements": _of("fused_adam", _leaf("R", 2), _leaf("S(0)", 2, seed=1)),
     "dtensor_drops_generators": _of("generated_normal_", _leaf("R", 2)),
     "dtensor_random_of_parts": _of("seeded_rand_like", _leaf("S(0)", 2)),
     "dtensor_embedding_counts_own_indices": _of("embedding_scaled", _leaf("R", 2, 1), _indices("S(0)", 4, high=2)),
+    "dtensor_embedding_transposed_before_masked": _of(
+        "embedding_transposed",
+        _leaf("S(0)", 2, 1),
+        Constant(shape=(2, 2), placements=("R",), contents=Contents.INDICES, high=2, seed=5),
+    ),
     "dtensor_fills_empty_addends": _of("empty_like_filled", _leaf("P(sum)", 2)),
     "dtensor_data_of_other_placements": _of("set_data", _leaf("R", 2), _leaf("S(0)", 2, seed=1)),
     "dtensor_determinant_of_transposed": TensorProgram(

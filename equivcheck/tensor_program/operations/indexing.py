@@ -129,6 +129,12 @@ INDEXING = (
     ),
     *facts(
         "index tensors",
+        {"embedding_transposed": "F.embedding(b, a).transpose(0, 1)"},
+        arguments=(Argument(shapes=(lambda _shape, _dim: (2, 2),), kind=Kind.INDICES, high=_rows),),
+        shapes=((4, 6), (5, 3)),
+    ),
+    *facts(
+        "index tensors",
         {"embedding_padded": "F.embedding(b, a, padding_idx=0)", "embedding_bag": "F.embedding_bag(b, a, mode='sum')"},
         arguments=(Argument(shapes=(lambda _shape, _dim: (4, 3),), kind=Kind.INDICES, high=_rows),),
         shapes=((4, 6), (5, 3)),

@@ -173,6 +173,21 @@ ALSO = {
         Redistribution(placements=("S(0)",)),
         Operation(name="add_to_slice"),
     ),
+    "dtensor_solve_triangular_of_parts, in the backward": (
+        Leaf(shape=(2, 2, 2), placements=("R", "R")),
+        Leaf(shape=(2, 2, 2), placements=("S(1)", "S(0)"), seed=1),
+        Operation(name="solve_triangular", arguments=(2, 1)),
+    ),
+    "dtensor_embedding_gathered_before_masked, as linear flattens it": (
+        Leaf(shape=(2, 1), placements=("P(sum)",)),
+        Constant(shape=(1, 2), placements=("R",), contents=Contents.INDICES, high=2),
+        Operation(name="embedding_tied", arguments=(2, 1)),
+    ),
+    "dtensor_embedding_transposed_before_masked, of another shape": (
+        Leaf(shape=(2, 1), placements=("S(0)",)),
+        Constant(shape=(1, 2), placements=("R",), contents=Contents.INDICES, high=2),
+        Operation(name="embedding_transposed", arguments=(2, 1)),
+    ),
     "dtensor_fill_addends, as an initialization does": (Leaf(shape=(), placements=("P(sum)",)), Operation(name="init_constant")),
 }
 """Programs in which an entry shows otherwise than in its own."""
