@@ -31,7 +31,7 @@ def whole(statement: Leaf | Constant) -> torch.Tensor:
 
 
 def _distinct(chance: np.random.Generator, count: int, seed: int) -> npt.NDArray[np.floating]:
-    """Distinct multiples of a power of two between about -1 and 1, none of them zero, nor equal to one of another seed near by."""
+    """Distinct multiples of a power of two between about -1 and 1, none of them zero, nor equal to one of a near seed."""
     unit = 2.0 ** (1 - max(1, count - 1).bit_length())
     return (chance.permutation(count) - count // 2 + 0.25) * unit + seed % 8 / 1024
 
