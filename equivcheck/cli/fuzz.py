@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import click
 
 from equivcheck.cli.campaigns import run_campaign
-from equivcheck.cli.options import deadline_option, html_option, json_option, layouts_option, store_option, world_option
+from equivcheck.cli.options import as_shard, deadline_option, html_option, json_option, layouts_option, store_option, world_option
 from equivcheck.cli.shell import ExitCode
 from equivcheck.history.run import FailOn, Mode, Run
 from equivcheck.scenario.mesh import MAX_RANKS
@@ -23,16 +23,6 @@ if TYPE_CHECKING:
 
 _USUAL_SECONDS = {Mode.EXPLORE: 60.0, Mode.PR: 300.0, Mode.NIGHTLY: 7200.0}
 """Time budget of a mode if none is given."""
-
-
-def _shard(context: click.Context, parameter: click.Parameter, value: str) -> Shard:  # noqa: ARG001
-    from equivcheck.campaign.shard import shard_of
-    from equivcheck.errors import UsageError
-
-    try:
-        return shard_of(value)
-    except UsageError as error:
-        raise click.BadParameter(str(error)) from None
 
 
 @click.command()
@@ -66,7 +56,7 @@ def _shard(context: click.Context, parameter: click.Parameter, value: str) -> Sh
     "--shard",
     metavar="I/N",
     default="1/1",
-    callback=_shard,
+    callback=as_shard,
     help="Run part I (from 1) of N, to divide the checks of one --seed among CI jobs.",
 )
 @layouts_option

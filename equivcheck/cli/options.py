@@ -17,6 +17,8 @@ from equivcheck.worlds.pool import COMPARABLE, STARTED, WITH_DATA
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from equivcheck.campaign.shard import Shard
+
 F = TypeVar("F", bound=Callable[..., Any])
 
 
@@ -48,6 +50,16 @@ def world_option(default: str | None, text: str = "Where the ranks run.", *, may
     """``--world``; with one that stands already, of which every process runs the command, where it `may_stand`."""
     worlds = click.Choice(WITH_DATA) if may_stand else _WorldOfItsOwn(COMPARABLE)
     return click.option("--world", type=worlds, default=default, show_default=default is not None, help=text)
+
+
+def as_shard(context: click.Context, parameter: click.Parameter, value: str) -> Shard:  # noqa: ARG001
+    """The value of ``--shard``, such as ``2/8``."""
+    from equivcheck.campaign.shard import shard_of
+
+    try:
+        return shard_of(value)
+    except UsageError as error:
+        raise click.BadParameter(str(error)) from None
 
 
 class _WorldOfItsOwn(click.Choice[str]):

@@ -5,11 +5,20 @@ from __future__ import annotations
 import math
 import sys
 import time
+from itertools import takewhile
+from typing import TYPE_CHECKING
 
 import click
 
-from equivcheck.cli.options import console, json_option, print_json, world_option
+from equivcheck.cli.options import as_shard, console, json_option, print_json, world_option
 from equivcheck.cli.shell import ExitCode
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from equivcheck.campaign.shard import Shard
+    from equivcheck.sweep.pairs import Pairs
+    from equivcheck.sweep.programs import Sweep
 
 
 class _Mesh(click.ParamType[tuple[int, ...]]):
@@ -37,11 +46,27 @@ def _known_names(context: click.Context, parameter: click.Parameter, value: tupl
     return value
 
 
+def _pairs(sweep: Sweep, operations: tuple[str, ...], seed: int, world: str, is_over: Callable[[], bool]) -> Pairs:
+    """All first operations are run for their results, unless the time is over before."""
+    from equivcheck.sweep.pairs import Pairs
+    from equivcheck.sweep.results import first_programs, results_on
+    from equivcheck.sweep.taking import places_of
+    from equivcheck.worlds.pool import ranks
+
+    programs = tuple(first_programs(sweep, seed))
+    with click.progressbar(programs, label="first operations", file=sys.stderr) as left:
+        found = results_on(ranks(world, math.prod(sweep.mesh)), takewhile(lambda _: not is_over(), left))
+        return Pairs(results=tuple(found), places=places_of(operations), seed=seed, world=world)
+
+
 @click.command()
 @click.option("--mesh", type=_Mesh(), default="2", show_default=True, help="Sizes of the axes, as 2 or 2,2.")
 @click.option(
     "--operation", "operations", multiple=True, callback=_known_names, metavar="NAME", help="Only this one; may be repeated."
 )
+@click.option("--pairs", "as_pairs", is_flag=True, help="Operations on results of other operations, most new ones first.")
+@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Order and other arguments of pairs.")
+@click.option("--shard", metavar="I/N", default="1/1", callback=as_shard, help="Part I of N of the second operations of pairs.")
 @click.option(
     "--seconds",
     type=click.FloatRange(min=0, min_open=True),
@@ -50,18 +75,40 @@ def _known_names(context: click.Context, parameter: click.Parameter, value: tupl
 )
 @world_option("sim")
 @json_option
-def sweep(mesh: tuple[int, ...], operations: tuple[str, ...], seconds: float, world: str, as_json: bool) -> ExitCode:
-    """Run every operation under every placement of its arguments, and print what one device does not compute alike."""
+def sweep(  # noqa: PLR0913, PLR0917 - options
+    mesh: tuple[int, ...],
+    operations: tuple[str, ...],
+    as_pairs: bool,
+    seed: int,
+    shard: Shard,
+    seconds: float,
+    world: str,
+    as_json: bool,
+) -> ExitCode:
+    """Run every operation under every placement of its arguments, and print what one device does not compute alike.
+
+    With --pairs, each operation takes results of the others: first with placements and dtypes that it has not met, then with
+    other strides and sizes of shards, then of other first operations. --operation then names second operations.
+    """
     from equivcheck.report.sweep_text import print_sweep, sweep_object
     from equivcheck.sweep.programs import Sweep
     from equivcheck.sweep.sweep import swept
+    from equivcheck.tensor_program.operations.registry import OPERATIONS
     from equivcheck.workers.supervision import Interruption
 
-    programs, until = tuple(Sweep(mesh=mesh, operations=operations).programs()), time.monotonic() + seconds
-    with Interruption() as interruption, click.progressbar(programs, label="programs", file=sys.stderr) as left:
-        found = swept(left, world=world, is_over=lambda: interruption.requested or time.monotonic() > until)
+    until = time.monotonic() + seconds
+    with Interruption() as interruption:
+
+        def is_over() -> bool:
+            return interruption.requested or time.monotonic() > until
+
+        names = (operations or tuple(OPERATIONS))[shard.number - 1 :: shard.of]
+        pairs = _pairs(Sweep(mesh=mesh), names, seed, world, is_over) if as_pairs else None
+        programs = tuple(Sweep(mesh=mesh, operations=operations).programs()) if pairs is None else pairs
+        with click.progressbar(programs, label="programs", file=sys.stderr) as left:
+            found = swept(left, world=world, is_over=is_over, only_sinks=as_pairs)
     if as_json:
-        print_json(sweep_object(found))
+        print_json(sweep_object(found, pairs))
     else:
-        print_sweep(console(), found)
+        print_sweep(console(), found, pairs)
     return ExitCode.FINDINGS if found.num_findings else ExitCode.NOTHING_FOUND

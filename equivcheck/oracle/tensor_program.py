@@ -35,11 +35,13 @@ def check_program(
     world: str | Ranks = "sim",
     deadline: float = 60.0,
     target: str | type[DTensorTarget] = "dtensor",
+    only_sinks: bool = False,
 ) -> ProgramVerdict:
     """Say whether ranks that run a program on DTensors compute what one device computes on plain tensors.
 
     `world` names a world or is one of the right size, `deadline` is in seconds. `target` says what ranks run it on, one of
     `TARGETS`, or is another way to do statements, as a fault that is planted. What compiles runs in gloo where sim is asked for.
+    With `only_sinks`, values that a statement takes are not read before it does.
     Where a gradient differs, the program runs once more, and of all gradients the first that differs in the backward pass is
     told; where a value does, so is the first value whose parts are not as its placements say. Failures of the ranks are
     verdicts. If a value before the statement that raises differs already, the verdict is on that value. `UsageError` is raised
@@ -53,7 +55,7 @@ def check_program(
         members.prepare_to_compile()
     with warnings.catch_warnings():  # where they are errors, what warns on one device would not apply
         warnings.simplefilter("ignore")
-        plan = replace(kept_plan(program), fills_gradients=on.fills_gradients)
+        plan = replace(kept_plan(program), fills_gradients=on.fills_gradients, only_sinks=only_sinks)
         seconds = deadline + COMPILE_SECONDS * on.needs_processes
         verdict = _settled(_at_first_gradient(plan, lambda each: _verdict(members, each, on, seconds)))
         if _phase(verdict) is Phase.VALUE and verdict.outcome is Outcome.DIVERGED:

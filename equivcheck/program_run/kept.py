@@ -12,21 +12,21 @@ from equivcheck.tensor_program.placement import REPLICATE
 from equivcheck.tensor_program.program import TensorProgram
 from equivcheck.tensor_program.statements import Constant, Leaf
 
-_NUM_KEPT = 4
-"""Programs, and references of each kind: a sweep needs the last."""
+_NUM_KEPT = 16
+"""Programs, and references of each kind: a sweep needs the last, and one of pairs those that it tries in turn."""
 
 
 def kept_plan(program: TensorProgram) -> Plan:
     """`plan_of` a program."""
-    return replace(_plan(_unplaced(program)), program=program)
+    return replace(_plan(unplaced(program)), program=program)
 
 
 def kept_reference(plan: Plan, refused: frozenset[int], num_copies: int) -> Reference:
     """`reference_of` a plan."""
-    return _reference(_unplaced(plan.program), (plan.every_gradient, plan.fills_gradients), refused, num_copies)
+    return _reference(unplaced(plan.program), (plan.every_gradient, plan.fills_gradients, plan.only_sinks), refused, num_copies)
 
 
-def _unplaced(program: TensorProgram) -> TensorProgram:
+def unplaced(program: TensorProgram) -> TensorProgram:
     """The program with all that it begins with replicated: one device does not look at placements."""
     whole = (REPLICATE,) * len(program.mesh)
     statements = [replace(each, placements=whole) if isinstance(each, (Leaf, Constant)) else each for each in program.statements]
@@ -39,6 +39,7 @@ def _plan(program: TensorProgram) -> Plan:
 
 
 @lru_cache(maxsize=_NUM_KEPT)
-def _reference(program: TensorProgram, gradients: tuple[bool, bool], refused: frozenset[int], num_copies: int) -> Reference:
-    every, fills = gradients
-    return reference_of(replace(_plan(program), every_gradient=every, fills_gradients=fills), refused, num_copies)
+def _reference(program: TensorProgram, compared: tuple[bool, bool, bool], refused: frozenset[int], num_copies: int) -> Reference:
+    every, fills, only_sinks = compared
+    plan = replace(_plan(program), every_gradient=every, fills_gradients=fills, only_sinks=only_sinks)
+    return reference_of(plan, refused, num_copies)

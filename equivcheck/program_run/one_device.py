@@ -47,9 +47,15 @@ class Plan:
     """Whether ranks look at each value's shape and dtype, and at those of their part, before they read it."""
     every_gradient: bool = False
     """Whether gradients of all values are compared, in the order of the backward pass, and not only those of leaves."""
+    only_sinks: bool = False
+    """Whether only values that no statement takes are read. Reading redistributes, which may change what takes the value next."""
 
     fills_gradients: bool = False
     """Whether a gradient that there is none of counts as zeros, on one device and on ranks."""
+
+    def is_read(self, number: int) -> bool:
+        """Whether the value of a statement is read and compared."""
+        return not self.only_sinks or number in self.program.sinks()
 
     @property
     def differentiated(self) -> dict[str, int]:
@@ -127,6 +133,8 @@ def applied(statement: Statement, arguments: list[torch.Tensor]) -> Outputs | No
 
 
 def _says_something(found: torch.Tensor) -> bool:
+    if found.requires_grad and not found.is_floating_point():  # as `integers.le_(leaf)`, whose backward is an internal error
+        return False
     return found.numel() <= MAX_ELEMENTS and not found.is_complex() and bool(found.isfinite().all())
 
 

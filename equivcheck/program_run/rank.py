@@ -167,8 +167,9 @@ class _RankRun:
         chosen = value_of(statement, outputs, self.plan.applies[number])
         self.values.append(self.target.settled(chosen))
         self.wholes.append(value_of(statement, wholes, self.plan.applies[number]))
-        for name, each in zip(value_names(self.plan, number, len(wholes)), wholes, strict=True):
-            self.read[name] = each.detach()
+        if self.plan.is_read(number):
+            for name, each in zip(value_names(self.plan, number, len(wholes)), wholes, strict=True):
+                self.read[name] = each.detach()
         if self.plan.every_gradient and self.values[-1].requires_grad:
             self.values[-1].retain_grad()
 
@@ -186,12 +187,14 @@ class _RankRun:
         return self.target.call(statement, arguments)
 
     def _wholes(self, number: int, statement: Statement, outputs: Outputs) -> Outputs:
-        """The full values, with a gradient only where the value is differentiated."""
+        """The full values, with a gradient only if the value is differentiated; what is not read stays as it is."""
         chosen = value_of(statement, outputs, self.plan.applies[number])
         with_gradient = number in self.sinks
         if self.plan.checks_parts:
             for each, expected in zip(outputs, self.plan.outputs[number], strict=False):
                 self.target.require_parts(each, expected)
+        if not self.plan.is_read(number):
+            return outputs
         return tuple(self._whole(each, with_gradient=with_gradient and each is chosen) for each in outputs)
 
     def _whole(self, value: torch.Tensor, *, with_gradient: bool) -> torch.Tensor:

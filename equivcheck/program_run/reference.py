@@ -61,7 +61,8 @@ def disturbance(seed: int) -> Disturb:
 def _moments(plan: Plan, run: PlainRun, *, with_gradients: bool) -> tuple[Moment, Moment]:
     values: dict[str, torch.Tensor | None] = {}
     for number, outputs in enumerate(run.outputs):
-        values |= dict(zip(value_names(plan, number, len(outputs)), outputs, strict=True))
+        if plan.is_read(number):
+            values |= dict(zip(value_names(plan, number, len(outputs)), outputs, strict=True))
     pairs = zip(plan.differentiated, run.gradients, strict=True)
     gradients = {name: gradient if with_gradients else None for name, gradient in pairs}
     return moment(Phase.VALUE, values), moment(Phase.GRADIENT, gradients)

@@ -7,14 +7,17 @@ from typing import Any
 from rich.console import Console
 
 from equivcheck.scenario.file_format.codec import encode
+from equivcheck.sweep.pairs import Newness, Pairs
 from equivcheck.sweep.sweep import Group, Swept
 
 MAX_REFUSED = 20
 """Operations that ranks refuse, named before the rest is counted."""
 
 
-def print_sweep(console: Console, found: Swept) -> None:
+def print_sweep(console: Console, found: Swept, pairs: Pairs | None = None) -> None:
     """Counts, then a paragraph for each group of programs that end alike."""
+    for newness, covered, left in _coverage(pairs):
+        console.print(f"{newness.value} that an operation has not met: {covered:,} covered, {left:,} left")
     counts = ", ".join(f"{number:,} {outcome.value}" for outcome, number in found.outcomes.most_common())
     console.print(f"{sum(found.outcomes.values()):,} programs: {counts or 'none'}; {found.num_clones:,} more do not apply")
     console.print(f"{len(found.agreed)} operations agree, {len(found.refused)} are refused under some placements")
@@ -27,9 +30,11 @@ def print_sweep(console: Console, found: Swept) -> None:
         console.print(f"  {group.first.reason}")
 
 
-def sweep_object(found: Swept) -> dict[str, Any]:
+def sweep_object(found: Swept, pairs: Pairs | None = None) -> dict[str, Any]:
     """The same as data."""
+    coverage = {newness.name.lower(): {"covered": covered, "left": left} for newness, covered, left in _coverage(pairs)}
     return {
+        **({"pairs": coverage} if pairs else {}),
         "outcomes": {outcome.value: number for outcome, number in found.outcomes.items()},
         "not_applicable": found.num_clones,
         "stopped": found.stopped,
@@ -37,6 +42,13 @@ def sweep_object(found: Swept) -> dict[str, Any]:
         "refused": dict(found.refused),
         "differ": [_group_object(group) for group in found.groups.values()],
     }
+
+
+def _coverage(pairs: Pairs | None) -> list[tuple[Newness, int, int]]:
+    """What pairs have covered, and what is left to be tried."""
+    if pairs is None:
+        return []
+    return [(each, pairs.num_covered[each], pairs.total(each) - pairs.num_tried[each]) for each in Newness]
 
 
 def _group_object(group: Group) -> dict[str, Any]:

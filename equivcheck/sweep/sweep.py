@@ -80,15 +80,26 @@ class Swept:
         self.groups.setdefault((name, verdict.outcome, what), new).add(facts)
 
 
-def swept(programs: Iterable[TensorProgram], *, world: str = "sim", is_over: Callable[[], bool] = lambda: False) -> Swept:
-    """Run programs: all of them, or those that were run before it `is_over`."""
+def swept(
+    programs: Iterable[TensorProgram | None],
+    *,
+    world: str = "sim",
+    is_over: Callable[[], bool] = lambda: False,
+    only_sinks: bool = False,
+) -> Swept:
+    """Run programs: all of them, or those that were run before it `is_over`. None is a place without a program.
+
+    With `only_sinks`, nothing that a statement takes is read before, as in `check_program`.
+    """
     found = Swept()
     for program in programs:
         if is_over():
             found.stopped = True
             break
+        if program is None:
+            continue
         deadline = seconds_of_program(program, world, USUAL_DEADLINE)
-        found.add(check_program(program, world=world, deadline=deadline))
+        found.add(check_program(program, world=world, deadline=deadline, only_sinks=only_sinks))
     return found
 
 

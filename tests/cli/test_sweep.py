@@ -12,7 +12,9 @@ from click.testing import CliRunner
 
 from equivcheck.cli import main
 from equivcheck.oracle.tensor_program import check_program
-from equivcheck.sweep import sweep
+from equivcheck.sweep import results, sweep
+from equivcheck.sweep.programs import Sweep
+from equivcheck.sweep.results import first_programs
 from equivcheck.verdict.program import ProgramVerdict
 
 
@@ -32,9 +34,24 @@ def test_what_is_on_file_is_shown_and_is_no_finding() -> None:
     assert "item: known, dtensor_item_of_addends" in result.output
 
 
+def test_pairs_say_what_they_have_covered_and_what_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each part of the second operations has its own; the time also ends a sweep of pairs."""
+    of_few = Sweep(operations=("to_int", "t"))
+    monkeypatch.setattr(results, "first_programs", lambda _, seed: first_programs(of_few, seed))
+    totals = {}
+    for shard in ("1/1", "1/2", "2/2"):
+        arguments = ["--operation", "square", "--operation", "add", "--shard", shard]
+        result = CliRunner().invoke(main, ["sweep", "--pairs", *arguments, "--seconds", "2", "--json"])
+        assert result.exit_code == 0, result.output
+        pairs = json.loads(result.stdout)["pairs"]
+        assert pairs.keys() == {"kind", "spec", "first"}
+        totals[shard] = pairs["kind"]["covered"] + pairs["kind"]["left"]
+    assert totals["1/1"] == totals["1/2"] + totals["2/2"] > totals["1/2"] > 0
+
+
 def test_what_does_not_exist_is_refused() -> None:
     """In one line that says what does."""
-    for arguments in (["--operation", "nope"], ["--mesh", "0"]):
+    for arguments in (["--operation", "nope"], ["--mesh", "0"], ["--pairs", "--shard", "3/2"]):
         result = CliRunner().invoke(main, ["sweep", *arguments])
         assert result.exit_code == 2
         assert "allowed" in result.stderr

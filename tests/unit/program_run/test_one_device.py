@@ -113,3 +113,9 @@ def test_a_gradient_of_zeros_without_memory_is_compared() -> None:
     """Torch has such zeros for the gradient of sgn, and does not turn them into an array unless asked."""
     sgn = TensorProgram(mesh=(2,), statements=(Leaf(shape=(2,), placements=("S(0)",)), Operation(name="sgn")))
     assert check_program(sgn).outcome is Outcome.EQUIVALENT
+
+
+def test_integers_that_require_a_gradient_say_nothing() -> None:
+    """An in-place comparison of integers with a leaf leaves one, whose backward is an internal error of torch."""
+    statements = (LEAF, Operation(name="to_int"), Operation(name="le_tensor_", arguments=(1, 2)))
+    assert plan_of(TensorProgram(mesh=(2,), statements=statements)).applies == (True, True, False)
