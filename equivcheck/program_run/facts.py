@@ -12,6 +12,11 @@ NO_ELEMENTS = "no elements"
 """Of a program one of whose leaves has none."""
 _NORMS = ("norm_dim", "norm_dim_3", "norm_fro")
 """Operations that may leave norms of which each rank has those of its part."""
+_EMBEDDINGS = (
+    *("embedding", "embedding_padded", "embedding_scaled", "embedding_max_norm"),
+    *("embedding_transposed", "embedding_flat", "embedding_stacked"),
+)
+"""Operations that look rows up, of which each rank may have some: what it lacks is masked as they are added up."""
 
 
 def facts_of(program: TensorProgram) -> frozenset[str]:
@@ -34,6 +39,8 @@ def _of_operation(statement: Operation) -> Iterator[str]:
         yield "negative dim"
     if statement.name in _NORMS:
         yield "norms"
+    if statement.name in _EMBEDDINGS:
+        yield "rows looked up"
     if statement.name == "real_view":
         yield "bits"
 

@@ -35,6 +35,17 @@ SHOWN_BY: dict[str, TensorProgram] = {
     "dtensor_sum_of_norms_into_another": _of(
         "norm_dim", _leaf("S(1)", 2, 2), dim=1, then=(Operation(name="add_out", arguments=(1, 1)),)
     ),
+    "dtensor_joins_norms_with_others": TensorProgram(
+        mesh=TWO,
+        statements=(
+            _leaf("S(1)", 2, 2),
+            Operation(name="norm_dim", dim=1),
+            _leaf("R", 2),
+            Operation(name="cat", arguments=(2, 1)),
+        ),
+    ),
+    "dtensor_masks_rows_of_other_shape": _of("embedding_flat", _leaf("S(0)", 2, 1), _indices("R", 1, 2, high=2)),
+    "dtensor_masks_what_joins_rows": _of("embedding_stacked", _leaf("S(0)", 2, 1), _indices("R", 1, 2, high=2)),
     "dtensor_transposed_in_place_keeps_shape": _of("t_", _leaf("R", 2, 1)),
     "dtensor_threshold_of_maxima": _of("threshold", _leaf("P(max)", 2)),
     "dtensor_lerp_of_pending_weight": _of("lerp", _leaf("R", 2), _leaf("R", 2, seed=1), _leaf("P(sum)", 2, seed=2)),

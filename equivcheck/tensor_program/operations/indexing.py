@@ -173,6 +173,8 @@ INDEXING = (
             "embedding_scaled": "F.embedding(b, a, scale_grad_by_freq=True)",
             "embedding_max_norm": "F.embedding(b, a.detach().clone(), max_norm=1.0)",
             "embedding_tied": "F.linear(F.embedding(b, a), a)",
+            "embedding_flat": "F.embedding(b, a).flatten(0, -2)",
+            "embedding_stacked": "found = F.embedding(b, a)\ntorch.stack([found, torch.ones_like(found)])",
             "bincount": "torch.bincount(b.flatten(), minlength=9)",
         },
         arguments=(Argument(shapes=(_own_indices,), kind=Kind.INDICES, high=_rows),),

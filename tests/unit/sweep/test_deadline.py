@@ -20,9 +20,9 @@ def test_a_sweep_waits_as_long_as_a_campaign(monkeypatch: pytest.MonkeyPatch) ->
     """Some views compute for all of a deadline, and each would cost a sweep half a minute."""
     deadlines = set()
 
-    def noted(program: Any, *, world: str, deadline: float) -> ProgramVerdict:
+    def noted(program: Any, *, deadline: float, **options: Any) -> ProgramVerdict:
         deadlines.add(deadline)
-        return check_program(program, world=world, deadline=deadline)
+        return check_program(program, deadline=deadline, **options)
 
     monkeypatch.setattr(sweep, "check_program", noted)
     assert not sweep.swept(Sweep(operations=("relu",)).programs()).num_findings
