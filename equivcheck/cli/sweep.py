@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from equivcheck.campaign.shard import Shard
+    from equivcheck.sweep.order import Passes
     from equivcheck.sweep.pairs import Pairs
     from equivcheck.sweep.programs import Sweep
 
@@ -66,7 +67,9 @@ def _pairs(sweep: Sweep, operations: tuple[str, ...], seed: int, world: str, is_
 )
 @click.option("--pairs", "as_pairs", is_flag=True, help="Operations on results of other operations, most new ones first.")
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Order and other arguments of pairs.")
-@click.option("--shard", metavar="I/N", default="1/1", callback=as_shard, help="Part I of N of the second operations of pairs.")
+@click.option(
+    "--shard", metavar="I/N", default="1/1", callback=as_shard, help="Part I of N of the programs, or of second operations."
+)
 @click.option(
     "--seconds",
     type=click.FloatRange(min=0, min_open=True),
@@ -87,10 +90,14 @@ def sweep(  # noqa: PLR0913, PLR0917 - options
 ) -> ExitCode:
     """Run every operation under every placement of its arguments, and print what one device does not compute alike.
 
+    Placements that an argument has not had come first, so that --seconds runs what tells most. The other programs are in other
+    nights' --shard.
+
     With --pairs, each operation takes results of the others: first with placements and dtypes that it has not met, then with
     other strides and sizes of shards, then of other first operations. --operation then names second operations.
     """
     from equivcheck.report.sweep_text import print_sweep, sweep_object
+    from equivcheck.sweep.order import in_passes
     from equivcheck.sweep.programs import Sweep
     from equivcheck.sweep.sweep import swept
     from equivcheck.tensor_program.operations.registry import OPERATIONS
@@ -102,13 +109,16 @@ def sweep(  # noqa: PLR0913, PLR0917 - options
         def is_over() -> bool:
             return interruption.requested or time.monotonic() > until
 
-        names = (operations or tuple(OPERATIONS))[shard.number - 1 :: shard.of]
-        pairs = _pairs(Sweep(mesh=mesh), names, seed, world, is_over) if as_pairs else None
-        programs = tuple(Sweep(mesh=mesh, operations=operations).programs()) if pairs is None else pairs
+        programs: Passes | Pairs
+        if as_pairs:
+            names = (operations or tuple(OPERATIONS))[shard.number - 1 :: shard.of]
+            programs = _pairs(Sweep(mesh=mesh), names, seed, world, is_over)
+        else:
+            programs = in_passes(Sweep(mesh=mesh, operations=operations).programs()).shard(shard.number, shard.of)
         with click.progressbar(programs, label="programs", file=sys.stderr) as left:
             found = swept(left, world=world, is_over=is_over, only_sinks=as_pairs)
     if as_json:
-        print_json(sweep_object(found, pairs))
+        print_json(sweep_object(found, programs.coverage()))
     else:
-        print_sweep(console(), found, pairs)
+        print_sweep(console(), found, programs.coverage())
     return ExitCode.FINDINGS if found.num_findings else ExitCode.NOTHING_FOUND

@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from rich.console import Console
 
 from equivcheck.scenario.file_format.codec import encode
-from equivcheck.sweep.pairs import Newness, Pairs
+from equivcheck.sweep.order import Coverage
 from equivcheck.sweep.sweep import Group, Swept
 
 MAX_REFUSED = 20
 """Operations that ranks refuse, named before the rest is counted."""
 
 
-def print_sweep(console: Console, found: Swept, pairs: Pairs | None = None) -> None:
+def print_sweep(console: Console, found: Swept, coverage: Sequence[Coverage] = ()) -> None:
     """Counts, then a paragraph for each group of programs that end alike."""
-    for newness, covered, left in _coverage(pairs):
-        console.print(f"{newness.value} that an operation has not met: {covered:,} covered, {left:,} left")
+    for part in coverage:
+        console.print(f"{part.name}: {part.num_covered:,} covered, {part.num_left:,} left")
     counts = ", ".join(f"{number:,} {outcome.value}" for outcome, number in found.outcomes.most_common())
     console.print(f"{sum(found.outcomes.values()):,} programs: {counts or 'none'}; {found.num_clones:,} more do not apply")
     console.print(f"{len(found.agreed)} operations agree, {len(found.refused)} are refused under some placements")
@@ -30,11 +31,10 @@ def print_sweep(console: Console, found: Swept, pairs: Pairs | None = None) -> N
         console.print(f"  {group.first.reason}")
 
 
-def sweep_object(found: Swept, pairs: Pairs | None = None) -> dict[str, Any]:
+def sweep_object(found: Swept, coverage: Sequence[Coverage] = ()) -> dict[str, Any]:
     """The same as data."""
-    coverage = {newness.name.lower(): {"covered": covered, "left": left} for newness, covered, left in _coverage(pairs)}
     return {
-        **({"pairs": coverage} if pairs else {}),
+        "coverage": {each.name: {"covered": each.num_covered, "left": each.num_left} for each in coverage},
         "outcomes": {outcome.value: number for outcome, number in found.outcomes.items()},
         "not_applicable": found.num_clones,
         "stopped": found.stopped,
@@ -42,13 +42,6 @@ def sweep_object(found: Swept, pairs: Pairs | None = None) -> dict[str, Any]:
         "refused": dict(found.refused),
         "differ": [_group_object(group) for group in found.groups.values()],
     }
-
-
-def _coverage(pairs: Pairs | None) -> list[tuple[Newness, int, int]]:
-    """What pairs have covered, and what is left to be tried."""
-    if pairs is None:
-        return []
-    return [(each, pairs.num_covered[each], pairs.total(each) - pairs.num_tried[each]) for each in Newness]
 
 
 def _group_object(group: Group) -> dict[str, Any]:

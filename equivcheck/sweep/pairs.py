@@ -11,6 +11,7 @@ from equivcheck.choice import Choice
 from equivcheck.oracle.cases import USUAL_DEADLINE, seconds_of_program
 from equivcheck.oracle.tensor_program import check_program
 from equivcheck.program_run.kept import kept_plan, unplaced
+from equivcheck.sweep.order import Coverage
 from equivcheck.sweep.results import Result
 from equivcheck.sweep.taking import Place, programs_taking
 from equivcheck.tensor_program import TensorProgram
@@ -63,6 +64,17 @@ class Pairs:
     def total(self, newness: Newness) -> int:
         """Places, times what may be new for each."""
         return len(self._by_key(newness)) * len(self.places)
+
+    def coverage(self) -> tuple[Coverage, ...]:
+        """How much of what is new was tried."""
+        return tuple(
+            Coverage(
+                name=f"{each.value} that an operation has not met",
+                num_covered=self.num_covered[each],
+                num_left=self.total(each) - self.num_tried[each],
+            )
+            for each in Newness
+        )
 
     def __len__(self) -> int:
         """How many are tried in all."""

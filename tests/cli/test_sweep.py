@@ -25,6 +25,8 @@ def test_a_sweep_without_differences_is_one_object() -> None:
     found = json.loads(result.stdout)
     assert found["differ"] == []
     assert found["agreed"]["neg"] == found["outcomes"]["equivalent"] > 0
+    assert sum(each["covered"] for each in found["coverage"].values()) == found["agreed"]["neg"]
+    assert not any(each["left"] for each in found["coverage"].values())
 
 
 def test_what_is_on_file_is_shown_and_is_no_finding() -> None:
@@ -43,9 +45,9 @@ def test_pairs_say_what_they_have_covered_and_what_is_left(monkeypatch: pytest.M
         arguments = ["--operation", "square", "--operation", "add", "--shard", shard]
         result = CliRunner().invoke(main, ["sweep", "--pairs", *arguments, "--seconds", "2", "--json"])
         assert result.exit_code == 0, result.output
-        pairs = json.loads(result.stdout)["pairs"]
-        assert pairs.keys() == {"kind", "spec", "first"}
-        totals[shard] = pairs["kind"]["covered"] + pairs["kind"]["left"]
+        kinds, *others = json.loads(result.stdout)["coverage"].values()
+        assert len(others) == 2
+        totals[shard] = kinds["covered"] + kinds["left"]
     assert totals["1/1"] == totals["1/2"] + totals["2/2"] > totals["1/2"] > 0
 
 
