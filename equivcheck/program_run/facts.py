@@ -6,12 +6,14 @@ from collections.abc import Iterator
 
 from equivcheck.tensor_program.placement import REPLICATE, cut_dim, reduction_of
 from equivcheck.tensor_program.program import TensorProgram
-from equivcheck.tensor_program.statements import Constant, Leaf, Operation, Redistribution
+from equivcheck.tensor_program.statements import Constant, Leaf, Operation, Redistribution, arguments_of
 
 NO_ELEMENTS = "no elements"
 """Of a program one of whose leaves has none."""
 _NORMS = ("norm_dim", "norm_dim_3", "norm_fro")
 """Operations that may leave norms of which each rank has those of its part."""
+_ANY = ("any_all", "any_dim", "any_dims")
+"""Operations that leave booleans which are added up."""
 _EMBEDDINGS = (
     *("embedding", "embedding_padded", "embedding_scaled", "embedding_max_norm"),
     *("embedding_transposed", "embedding_flat", "embedding_stacked"),
@@ -22,7 +24,10 @@ _EMBEDDINGS = (
 def facts_of(program: TensorProgram) -> frozenset[str]:
     """The facts that hold for any of its leaves, constants, operations and redistributions."""
     found: set[str] = set()
-    for statement in program.statements:
+    for number, statement in enumerate(program.statements):
+        taken = (program.statements[number - back] for back in arguments_of(statement))
+        if any(isinstance(each, Operation) and each.name in _ANY for each in taken):
+            found.add("takes any()")
         if isinstance(statement, (Leaf, Constant)):
             found.update(_of_tensor(statement, program.mesh))
         elif isinstance(statement, Redistribution):
