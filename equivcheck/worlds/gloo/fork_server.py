@@ -19,6 +19,11 @@ from equivcheck.worlds.gloo.request import import_path
 
 START_SECONDS = 120.0
 """Limit for importing torch in the server, or for joining in the ranks: generous, as disks can be cold."""
+_RUN_BY_RANKS = tuple(
+    f"equivcheck.{room}."
+    for room in ("composition", "layers", "layouts", "parallelisms", "program_run", "train", "user", "worlds.state")
+)
+"""Packages with code that ranks run: ranks need what their owner has imported from them."""
 _SHORT_OF_BLAS_THREADS = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 """A process is safe to fork only as long as it has one thread; ranks want one each anyway."""
 
@@ -32,6 +37,7 @@ class ForkServer:
         self._process: subprocess.Popen[bytes] | None = None
         self._control: Channel | None = None
         self._has_compiled = False
+        self._imported: frozenset[str] = frozenset()
 
     def join(self) -> None:
         """Count one more user."""
@@ -50,6 +56,7 @@ class ForkServer:
         with self._lock:
             self._ensure_running()
             try:
+                self._share_imports()
                 return int(self._ask("fork", (), fd))
             except (EOFError, OSError) as error:
                 raise RanksLost(f"the fork server of the gloo ranks has gone: {error}") from error
@@ -83,13 +90,20 @@ class ForkServer:
             self._control.close()
         if self._process:
             self._process.returncode = 0  # not ours: no warning when the object goes
-        self._process, self._control, self._has_compiled = None, None, False
+        self._process, self._control, self._has_compiled, self._imported = None, None, False, frozenset()
 
-    def _ask(self, verb: str, pids: tuple[int, ...], *fds: int) -> Any:
+    def _share_imports(self) -> None:
+        """Make the server import the code for ranks that this process has imported, so that no rank has to."""
+        names = frozenset(name for name in tuple(sys.modules) if name.startswith(_RUN_BY_RANKS))
+        if not names <= self._imported:
+            self._ask("import", tuple(sorted(names - self._imported)))
+            self._imported |= names
+
+    def _ask(self, verb: str, about: tuple[int, ...] | tuple[str, ...], *fds: int) -> Any:
         if self._control is None:
             raise EOFError("it is not running")
         try:
-            self._control.send(pickle.dumps((verb, pids)), fds)
+            self._control.send(pickle.dumps((verb, about)), fds)
             return pickle.loads(self._control.receive())
         except BaseException:
             self._end()  # its next reply would be the answer to this request
@@ -146,7 +160,7 @@ class ForkServer:
             except subprocess.TimeoutExpired:
                 self._process.kill()
                 self._process.wait()
-        self._process, self._control, self._has_compiled = None, None, False
+        self._process, self._control, self._has_compiled, self._imported = None, None, False, frozenset()
 
 
 def _command(fd: int) -> str:

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import importlib
 import os
 import pickle
 import signal
 import sys
 import time
 import traceback
+import warnings
 
 from equivcheck.system.parent_death import end_with_parent, outlive_parent
 from equivcheck.worlds.gloo.channel import Channel
@@ -46,6 +48,7 @@ def serve(fd: int) -> None:
 def _preload_error() -> str:
     """Import everything; the traceback if that fails, else nothing."""
     try:
+        from equivcheck.worlds.gloo import rank  # noqa: F401
         from equivcheck.worlds.preload import preload
 
         preload()
@@ -59,6 +62,16 @@ def _share_objects() -> None:
     """What the collector never touches again stays in pages shared with every rank."""
     gc.collect()
     gc.freeze()
+
+
+def _import(names: tuple[str, ...]) -> None:
+    """Import modules for all ranks that are forked from now on. If an import fails here, the ranks try it themselves."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for name in names:
+            with contextlib.suppress(Exception):
+                importlib.import_module(name)
+    _share_objects()
 
 
 def _compile() -> None:
@@ -77,16 +90,18 @@ class _Server:
 
     def answer(self, request: bytes, fds: tuple[int, ...]) -> None:
         """Do what the owner asks, and reply."""
-        verb, pids = pickle.loads(request)
+        verb, about = pickle.loads(request)
         reply: int | None = None
         if verb == "fork":
             reply = self._fork(*fds)
         elif verb == "exit_code":
-            reply = self._exit_code(*pids)
+            reply = self._exit_code(*about)
+        elif verb == "import":
+            _import(about)
         elif verb == "compile":
             _compile()
         else:
-            self.stop(pids)
+            self.stop(about)
         self._control.send(pickle.dumps(reply))
 
     def _fork(self, fd: int) -> int:

@@ -114,6 +114,11 @@ def environment() -> tuple[int, str]:
     return torch.get_num_threads(), os.environ["GLOO_SOCKET_IFNAME"]
 
 
+def is_imported(module: str) -> bool:
+    """Whether this rank has imported a module."""
+    return module in sys.modules
+
+
 def imported_by_compiling() -> int:
     """How many modules a rank imports as it compiles."""
     before = len(sys.modules)

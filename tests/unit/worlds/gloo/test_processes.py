@@ -62,6 +62,15 @@ def test_close_ends_ranks(ranks: GlooRanks) -> None:
     assert ranks.run(programs.place).values == ((0, 2), (1, 2))
 
 
+def test_ranks_start_with_the_modules_that_their_owner_has_imported(ranks: GlooRanks) -> None:
+    """The fork server imports that code once, and still has only one thread."""
+    assert "equivcheck.composition.program" in sys.modules
+    with GlooRanks(1) as other:
+        assert other.run(programs.is_imported, "equivcheck.composition.program").values == (True,)
+        assert FORK_SERVER._process is not None
+        assert psutil.Process(FORK_SERVER._process.pid).num_threads() == 1
+
+
 @pytest.mark.slow
 def test_what_compilers_import_is_imported_once_for_all_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Those that are forked after something was compiled have it, from a process that has no other thread still."""
