@@ -14,7 +14,7 @@ from equivcheck.findings.environment import environment
 from equivcheck.findings.fingerprint import fingerprint
 from equivcheck.findings.readme import readme
 from equivcheck.oracle.beyond import check_beyond, judged_beyond
-from equivcheck.report.summary_text import _beyond_text
+from equivcheck.report.summary_details import _beyond_text
 from equivcheck.scenario.file_format.codec import to_json
 from equivcheck.verdict.verdict import Outcome, Verdict
 from equivcheck.worlds.failure import Failure, FailureKind, RankReport, RankState
