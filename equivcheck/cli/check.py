@@ -66,31 +66,39 @@ def check(  # noqa: PLR0913, PLR0917 - options
 def _check(  # noqa: PLR0913
     case: Scenario | TensorProgram, world: str, deadline: float, *, comm: bool, beyond: bool, confirm: bool, as_json: bool
 ) -> CaseVerdict:
-    from equivcheck.diagnosis.explain import explained
-    from equivcheck.findings.finding import communication_object, verdict_object
     from equivcheck.oracle.beyond import check_beyond
     from equivcheck.oracle.check import check as check_within
     from equivcheck.oracle.confirm import CONFIRMING, confirmed_by, may_be_confirmed
-    from equivcheck.report.communication_text import print_communication
-    from equivcheck.report.verdict_text import print_verdict
     from equivcheck.scenario import Scenario
 
     if (comm or beyond) and not isinstance(case, Scenario):
         raise UsageError("--comm and --beyond are about scenarios; allowed for a tensor program: neither")
     check_case: Callable[..., Any] = check_beyond if beyond else check_within
     verdict: Any = check_case(case, world=world, deadline=deadline)
-    if not verdict.beyond:
+    if verdict.outcome.is_finding and not verdict.beyond:
+        from equivcheck.diagnosis.explain import explained  # the whole catalogue of faults: only a finding needs it
+
         verdict = explained(verdict, deadline=deadline)
     if confirm and may_be_confirmed(verdict):
         verdict = confirmed_by(verdict, lambda: check_case(case, world=CONFIRMING, deadline=deadline))
-    if as_json:
-        print_json(verdict_object(verdict) | ({"communication": communication_object(verdict)} if comm else {}))
-    else:
-        print_verdict(console(), verdict)
-        if comm:
-            print_communication(console(), verdict)
+    _print(verdict, comm=comm, as_json=as_json)
     result: CaseVerdict = verdict
     return result
+
+
+def _print(verdict: Any, *, comm: bool, as_json: bool) -> None:
+    if as_json:
+        from equivcheck.findings.finding import communication_object, verdict_object
+
+        print_json(verdict_object(verdict) | ({"communication": communication_object(verdict)} if comm else {}))
+        return
+    from equivcheck.report.verdict_text import print_verdict
+
+    print_verdict(console(), verdict)
+    if comm:
+        from equivcheck.report.communication_text import print_communication
+
+        print_communication(console(), verdict)
 
 
 def _write_page(page: Path, verdict: CaseVerdict, file: str, deadline: float) -> None:

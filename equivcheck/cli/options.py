@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 import click
 
 from equivcheck.errors import UsageError
-from equivcheck.findings.store import DEFAULT_STORE
+from equivcheck.findings.folder import DEFAULT_STORE
 from equivcheck.worlds.pool import COMPARABLE, STARTED, WITH_DATA
 
 if TYPE_CHECKING:

@@ -48,10 +48,13 @@ class BrokenLayout(EquivCheckError):
 
 
 def kind_of(parallelism: Parallelism) -> LayoutKind:
-    """The kind that applies a parallelism.
+    """The kind that applies a parallelism; one that ships with the package is imported without the others.
 
-    Raises `UsageError` for one that nobody registered and `BrokenLayout` for a broken entry point.
+    Raises `UsageError` for one that nobody registered and, unless it ships with the package, `BrokenLayout` for a broken entry
+    point.
     """
+    if type(parallelism) in PARALLELISMS:
+        return _shipped_kind(parallelism.tag)
     kinds = layout_kinds()
     if parallelism.tag not in kinds:
         raise UsageError(f"no layout is registered for the parallelism {parallelism.tag!r}; registered: {', '.join(kinds)}")
@@ -63,8 +66,10 @@ def import_parts(name: str) -> dict[str, ModuleType]:
     return {each.tag: import_module(f"equivcheck.parallelisms.{each.tag}.{name}") for each in PARALLELISMS}
 
 
-def _kind_in(module: ModuleType) -> LayoutKind:
-    """The kind that a module defines."""
+@cache
+def _shipped_kind(tag: str) -> LayoutKind:
+    """The kind that the package has for a parallelism of its own."""
+    module = import_module(f"equivcheck.parallelisms.{tag}.apply")
     kinds = [found for found in vars(module).values() if isinstance(found, type) and issubclass(found, LayoutKind)]
     (kind,) = (found for found in kinds if found.__module__ == module.__name__)
     return kind()
@@ -73,7 +78,7 @@ def _kind_in(module: ModuleType) -> LayoutKind:
 @cache
 def layout_kinds() -> dict[str, LayoutKind]:
     """Every kind by the tag of its parallelism, built-in ones first; loaded once. Raises `BrokenLayout`."""
-    kinds = {tag: _kind_in(module) for tag, module in import_parts("apply").items()}
+    kinds = {each.tag: _shipped_kind(each.tag) for each in PARALLELISMS}
     for point in entry_points(group=ENTRY_POINTS):
         kind = _load(point)
         if kind.parallelism.tag in kinds:
@@ -110,6 +115,11 @@ def _load(point: EntryPoint) -> LayoutKind:
 
 def _place(point: EntryPoint) -> str:
     return f"entry point {point.name!r} of {ENTRY_POINTS} ({point.value})"
+
+
+def imports_of(layout: Layout) -> tuple[str, ...]:
+    """Modules that ranks of the layout need in addition to those that most ranks need."""
+    return tuple(name for parallelism in layout.parallelisms for name in kind_of(parallelism).imports(parallelism))
 
 
 def when_reduced(layout: Layout) -> WhenReduced:

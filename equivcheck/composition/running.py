@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import warnings
 from collections.abc import Callable
@@ -10,6 +11,7 @@ from typing import Any
 
 from equivcheck.composition.full_tensors import asks_full_tensors
 from equivcheck.composition.program import rank_program
+from equivcheck.composition.registry import imports_of
 from equivcheck.errors import UsageError
 from equivcheck.layouts.execution.compile_time import compile_seconds
 from equivcheck.scenario import Layout, Scenario
@@ -78,6 +80,9 @@ class Runner:
 
     def _part(self, layout: Layout, scenario: Scenario, program: Callable[..., Trace], *arguments: Any) -> Run:
         members = self._members(layout.mesh.num_ranks)
+        if not members.has_copies:
+            for name in imports_of(layout):
+                importlib.import_module(name)
         if layout.execution.is_compiled:
             members.prepare_to_compile()
         deadline = self.deadline + compile_seconds(scenario.training, layout)

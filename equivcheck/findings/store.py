@@ -16,10 +16,10 @@ from equivcheck.errors import UsageError
 from equivcheck.findings.example import is_better, says_more
 from equivcheck.findings.finding import BrokenFinding, Finding, StoreFailed, load_finding, write_finding
 from equivcheck.findings.fingerprint import fingerprint
+from equivcheck.findings.folder import DEFAULT_STORE
 from equivcheck.findings.versions import ShownIn
 from equivcheck.verdict.verdict import CaseVerdict
 
-DEFAULT_STORE = Path(".equivcheck/findings")
 _LOCK, _NEW, _OLD = ".lock", ".new-", ".old-"
 _LOCK_SECONDS = 30.0
 """Limit for waiting for another writer; each holds the lock for a few milliseconds."""

@@ -40,6 +40,10 @@ class LayoutKind(ABC):
     def finish(self, setup: Setup, parallelism: Parallelism, mesh: DeviceMesh) -> None:  # noqa: B027 - for those that need it
         """Change the setup further, once every parallelism has been applied: how this rank reads, for one."""
 
+    def imports(self, parallelism: Parallelism) -> tuple[str, ...]:  # noqa: ARG002 - for those that need any
+        """Modules that only this parallelism needs and that are slow to import. Ranks that are threads must not import them."""
+        return ()
+
     def when_reduced(self, parallelism: Parallelism, layout: Layout) -> WhenReduced | None:  # noqa: ARG002 - for those that do
         """When it reduces gradients of several microbatches; None for a parallelism that averages none."""
         return None

@@ -5,27 +5,27 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from typing import overload
+from typing import TYPE_CHECKING, overload
 
 from equivcheck.comparison.communication import CallComparison, compare_calls
 from equivcheck.composition.limits import why_unsupported
 from equivcheck.composition.running import RanksResult, Runner, able
-from equivcheck.known_issues.known import known_issue, known_issues
 from equivcheck.oracle.judge import Case, judge, judge_coarsely, judge_failure
-from equivcheck.oracle.tensor_program import check_program
 from equivcheck.reference.reference import ReferenceRun
 from equivcheck.scenario import Scenario
 from equivcheck.tally import IN_PART, record
-from equivcheck.tensor_program import TensorProgram
 from equivcheck.trace.differences import Divergence
 from equivcheck.train.setup import Setup
-from equivcheck.verdict.program import ProgramVerdict
 from equivcheck.verdict.verdict import Outcome, Verdict, explain_by
 from equivcheck.worlds.failure import RanksFailed
 from equivcheck.worlds.pool import on_first_rank
 from equivcheck.worlds.ranks import Ranks
 from equivcheck.worlds.signature import signature
 from equivcheck.worlds.world import World, without_cover
+
+if TYPE_CHECKING:
+    from equivcheck.tensor_program import TensorProgram
+    from equivcheck.verdict.program import ProgramVerdict
 
 BEYOND = "beyond what the layout supports no calls are predicted"
 """Why calls are not held against predictions there."""
@@ -73,7 +73,9 @@ def check(  # noqa: PLR0913 - options, all by keyword
     with functional collectives) or ``compiled`` (DTensors, each operation under `torch.compile`, in gloo). Failures of the ranks
     are verdicts; `UsageError` is raised for a world or a target that does not exist.
     """
-    if isinstance(scenario, TensorProgram):
+    if not isinstance(scenario, Scenario):
+        from equivcheck.oracle.tensor_program import check_program
+
         where = without_cover(world)
         return on_first_rank(where, lambda: check_program(scenario, world=where, deadline=deadline, target=target))
     started = time.perf_counter()
@@ -113,6 +115,8 @@ def _judge(scenario: Scenario, runner: Runner, *, beyond: bool, coarse: bool) ->
 
 def _is_wrong_without(verdict: Verdict, runner: Runner, *, coarse: bool) -> bool:
     """Whether the ranks are wrong as well where the issue that was taken for the reason cannot show."""
+    from equivcheck.known_issues.known import known_issues
+
     issue = next(issue for issue in known_issues() if issue.id == verdict.known)
     avoided = issue.avoided(verdict.scenario) if issue.tried_without else None
     return avoided is not None and _judge(avoided, runner, beyond=False, coarse=coarse).outcome.is_finding
@@ -144,7 +148,11 @@ def _held_against_one_device(verdict: Verdict, result: RanksResult, calls: tuple
 
 def _settle(verdict: Verdict) -> Verdict:
     """Mark a failure that an upstream issue on file explains."""
-    issue = known_issue(verdict) if verdict.outcome.is_finding else None
+    if not verdict.outcome.is_finding:
+        return verdict
+    from equivcheck.known_issues.known import known_issue
+
+    issue = known_issue(verdict)
     if issue is None:
         return verdict
     return replace(verdict, outcome=Outcome.KNOWN, known=issue.id, reason=f"{issue.link}: {verdict.reason}")

@@ -6,7 +6,8 @@ import itertools
 from collections.abc import Iterator, Sequence
 
 from equivcheck.campaign.events import KeptFinding, Summary
-from equivcheck.findings.store import DEFAULT_STORE, Kept
+from equivcheck.findings.folder import DEFAULT_STORE
+from equivcheck.findings.store import Kept
 from equivcheck.report.finding_groups import FindingGroup, groups_of
 from equivcheck.report.own_command import own_command
 from equivcheck.report.wrapping import wrapped

@@ -10,27 +10,43 @@ import functools
 import importlib
 import warnings
 
-MODULES = (
+COMMON = (
     "torch",
     "torch.distributed",
     "torch.distributed.algorithms.ddp_comm_hooks.default_hooks",
-    "torch.distributed.checkpoint.state_dict",
     "torch.distributed.fsdp",
-    "torch.distributed.optim",
-    "torch.distributed.pipelining",
-    "torch.distributed.tensor.experimental",
     "torch.distributed.tensor.parallel",
     "torch.nn.parallel",
     "torch._dynamo",
 )
+"""Modules that most ranks need; all but a few come with an optimizer anyway, which imports `torch._dynamo`."""
+RARE = (
+    "torch.distributed.checkpoint.state_dict",
+    "torch.distributed.optim",
+    "torch.distributed.pipelining",
+    "torch.distributed.tensor.experimental",
+)
+"""Modules that few ranks need. They take 0.25 s, most of it for `torch.distributed.optim`, which compiles TorchScript."""
 
 
 @functools.cache
 def preload() -> None:
-    """Import all of `MODULES` that exist here; what torch warns of in its own code must not be an error where warnings are."""
+    """Import all of these modules that exist here."""
+    preload_common()
+    _import(RARE)
+
+
+@functools.cache
+def preload_common() -> None:
+    """Import the common ones: enough for programs of equivcheck, whose layouts name what else they need."""
+    _import(COMMON)
+
+
+def _import(names: tuple[str, ...]) -> None:
+    """Import what exists; a warning that torch's own code causes must not be an error if the user makes warnings errors."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        for name in MODULES:
+        for name in names:
             with contextlib.suppress(ModuleNotFoundError):
                 importlib.import_module(name)
 

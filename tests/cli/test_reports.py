@@ -17,7 +17,8 @@ from equivcheck.campaign.plan import Plan
 from equivcheck.composition.registry import layout_names
 from equivcheck.findings.example import marked_not_shrunk
 from equivcheck.findings.fingerprint import fingerprint
-from equivcheck.findings.store import DEFAULT_STORE, Kept
+from equivcheck.findings.folder import DEFAULT_STORE
+from equivcheck.findings.store import Kept
 from equivcheck.report import progress
 from equivcheck.report.finding_groups import groups_of
 from equivcheck.report.node_text import node_lines

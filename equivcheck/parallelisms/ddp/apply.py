@@ -72,6 +72,11 @@ class DDPKind(LayoutKind):
             share_updates(setup, mesh, parameters_as_bucket_view=parallelism.parameters_as_bucket_view)
         take_rows(setup, mesh)
 
+    def imports(self, parallelism: Parallelism) -> tuple[str, ...]:
+        """`torch.distributed.optim`, with `ZeroRedundancyOptimizer`."""
+        assert isinstance(parallelism, DDP), parallelism
+        return ("equivcheck.parallelisms.ddp.zero_redundancy",) if parallelism.zero_redundancy else ()
+
     def when_reduced(self, parallelism: Parallelism, layout: Layout) -> WhenReduced:  # noqa: ARG002 - of the base class
         """Under `no_sync` at the last microbatch; replicas keep whole gradients."""
         assert isinstance(parallelism, DDP), parallelism

@@ -31,3 +31,7 @@ class PipelineKind(LayoutKind):
 
         assert isinstance(parallelism, Pipeline), parallelism
         build_pipeline(setup, parallelism, mesh)
+
+    def imports(self, parallelism: Parallelism) -> tuple[str, ...]:  # noqa: ARG002 - of the base class
+        """`torch.distributed.pipelining`."""
+        return ("equivcheck.parallelisms.pipeline.schedules",)

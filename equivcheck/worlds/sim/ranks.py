@@ -13,7 +13,7 @@ from typing import Any
 
 from equivcheck.errors import EquivCheckError
 from equivcheck.worlds.dtensor_caches import looked_up_anew
-from equivcheck.worlds.preload import preload
+from equivcheck.worlds.preload import preload, preload_common
 from equivcheck.worlds.ranks import Ranks, Run
 from equivcheck.worlds.sim.crew import Crew
 from equivcheck.worlds.sim.dtensor_private import alone, is_unshared, shared_propagation
@@ -86,7 +86,7 @@ class SimRanks(Ranks):
             raise EquivCheckError("SimRanks.run: called by a rank of a simulated world, allowed is any other thread")
         if abandoned := abandoned_threads():
             warnings.warn(f"SimRanks.run: {STILL_RUN}: {', '.join(abandoned)}", RuntimeWarning, stacklevel=3)
-        preload()
+        (preload if is_foreign else preload_common)()
         called: Callable[[], Any] = functools.partial(program, *arguments)
         sharing: AbstractContextManager[set[str]] = shared_propagation()
         if is_unshared(schedule_seed):
