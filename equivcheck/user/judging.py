@@ -1,0 +1,97 @@
+"""The verdict on a training that a user brings."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+
+from equivcheck.composition.running import RanksResult
+from equivcheck.errors import UsageError
+from equivcheck.oracle.judge import judge, judge_failure
+from equivcheck.tally import record
+from equivcheck.user.batches import require_parts
+from equivcheck.user.case import UserCase
+from equivcheck.user.evidence import missing_evidence
+from equivcheck.user.notes import notes_on
+from equivcheck.user.precision.advice import on_narrowing, on_precision
+from equivcheck.user.precision.kept import require_kept
+from equivcheck.user.precision.policy import in_words, require_precision
+from equivcheck.user.precision.run import RoundedRun, casting_of, exact_task
+from equivcheck.user.reference import SingleDeviceRun
+from equivcheck.user.running import members_of, run_on
+from equivcheck.user.task import Task
+from equivcheck.user.verdict import UserVerdict
+from equivcheck.verdict.sentences import sentence
+from equivcheck.verdict.verdict import Outcome
+from equivcheck.worlds.failure import Failure
+from equivcheck.worlds.pool import on_first_rank
+from equivcheck.worlds.ranks import Ranks
+from equivcheck.worlds.state.keeper import StateKeeper, kept_state
+from equivcheck.worlds.world import World, without_cover
+
+NAME = "check_training"
+"""What stands for a layout where checks are counted."""
+
+
+def check_task(task: Task, world: str | Ranks | World, schedule_seed: int, deadline: float, *, explain: bool) -> UserVerdict:
+    """Train on one device and on ranks, and compare; see `check_training`."""
+    place = without_cover(world)
+    with kept_state(StateKeeper()):  # the run on one device is a user's code, too
+        return on_first_rank(place, lambda: _checked(task, place, schedule_seed, deadline, explain=explain))
+
+
+def _checked(task: Task, world: str | Ranks, schedule_seed: int, deadline: float, *, explain: bool) -> UserVerdict:
+    started = time.perf_counter()
+    require_parts(task)
+    require_precision(task)
+    require_kept(task)
+    members = members_of(task, world)
+    original = SingleDeviceRun(task if task.precision is None else exact_task(task))
+    in_short = str(original.precision).removeprefix("torch.") if task.precision is None else in_words(task)
+    verdict = UserVerdict(outcome=Outcome.EQUIVALENT, mesh=task.mesh, world=members.name, precision=in_short)
+    left, ran = run_on(members, task, schedule_seed, deadline)
+    verdict = replace(verdict, world=ran.name, notes=notes_on(task, left, members, ran))
+    if isinstance(left, Failure):
+        _raise_usage(left)
+        verdict = judge_failure(verdict, left)
+        if explain:
+            from equivcheck.user.diagnosis.told import with_types  # here, as most trainings are right
+
+            verdict = with_types(verdict, task)
+    else:
+        run = original if task.precision is None else RoundedRun(task, original, casting_of(left.values))
+        verdict = _judged(verdict, run, RanksResult(run=left), explain=explain and task.precision is None)
+        advice = (*on_narrowing(run), *on_precision(task, left.values, verdict.outcome))
+        verdict = replace(verdict, notes=(*verdict.notes, *advice))
+    record(NAME, verdict.world, verdict.outcome.value)
+    return replace(verdict, seconds=time.perf_counter() - started)
+
+
+def _judged(verdict: UserVerdict, original: SingleDeviceRun, result: RanksResult, *, explain: bool) -> UserVerdict:
+    brought = UserCase(original, result.run.values)
+    verdict, doubt = judge(verdict, brought.case(), result)
+    verdict = replace(verdict, unread=brought.unread, measures=brought.measures(result.run.calls))
+    if verdict.divergence is not None:
+        from equivcheck.user.diagnosis.told import with_cause  # here, as most trainings are right
+
+        hinted = replace(verdict, hint=brought.hint(verdict.divergence))
+        return with_cause(hinted, original, brought.confirming_reference, result.run.values) if explain else hinted
+    other = brought.other_settings
+    if other is not None:
+        return replace(verdict, outcome=Outcome.DIVERGED, reason=sentence(other), divergence=other)
+    missing = missing_evidence(original.task, changes_parameters=original.changes_parameters)
+    if original.task.precision is not None and verdict.outcome is Outcome.EQUIVALENT:
+        missing = missing or brought.apart_in_parts
+    if verdict.outcome is Outcome.EQUIVALENT and missing:
+        return replace(verdict, outcome=Outcome.INCONCLUSIVE, reason=missing)
+    if doubt is not None and doubt.step:
+        return replace(verdict, reason=f"{verdict.reason}; before step {doubt.step} all agrees")
+    return verdict
+
+
+def _raise_usage(failure: Failure) -> None:
+    """What a rank finds wrong with an argument is no failure of the training."""
+    for report in failure.reports:
+        kind, _, text = report.error.partition(": ")
+        if kind.endswith(UsageError.__name__) and text.startswith(f"{NAME}: "):
+            raise UsageError(text) from None
