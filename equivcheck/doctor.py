@@ -14,7 +14,7 @@ from equivcheck.composition.registry import layout_kinds
 from equivcheck.scenario import Axis, Data, Layer, Layout, Mesh, Model, Parallelism, Scenario, Training
 from equivcheck.verdict.verdict import Outcome
 from equivcheck.worlds import probes
-from equivcheck.worlds.audit.found import found_here
+from equivcheck.worlds.audit.found import Search
 from equivcheck.worlds.audit.table import unclassified
 from equivcheck.worlds.pool import COMPARABLE, ranks
 from equivcheck.worlds.ranks import again_if_died
@@ -60,9 +60,9 @@ def probe_everything() -> Iterator[Probe]:
             yield probe_program(world, subject, runs)
 
 
-def unclassified_state() -> list[str]:
+def unclassified_state(search: Search) -> list[str]:
     """What this torch keeps for the process and nobody has looked at yet, as on a version that is newer than this checker."""
-    return list(unclassified(found_here()))
+    return list(unclassified(search.names()))
 
 
 def probe(world: str, tag: str, parallelism: type[Parallelism]) -> Probe:

@@ -24,22 +24,22 @@ class _Commands(UserDict[str, Any]):
 
 _COMMANDS = _Commands(
     {
-        "bench": "bench",
-        "bisect": "findings.bisect",
         "check": "check",
-        "coverage": "coverage",
-        "doctor": "doctor",
-        "dry-run": "dry_run",
-        "export": "findings.export",
-        "fuzz": "fuzz",
         "matrix": "matrix",
-        "merge": "findings.merge",
+        "fuzz": "fuzz",
+        "coverage": "coverage",
         "replay": "findings.replay",
+        "triage": "findings.triage",
         "report": "report",
+        "merge": "findings.merge",
+        "bisect": "findings.bisect",
+        "versions": "versions",
+        "export": "findings.export",
+        "dry-run": "dry_run",
+        "doctor": "doctor",
+        "bench": "bench",
         "selftest": "selftest",
         "sweep": "sweep",
-        "triage": "findings.triage",
-        "versions": "versions",
     }
 )
 

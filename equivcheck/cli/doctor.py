@@ -10,6 +10,8 @@ from equivcheck.cli.options import console, json_option, print_json
 from equivcheck.cli.shell import ExitCode
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from rich.table import Table
 
     from equivcheck.doctor import Probe
@@ -19,26 +21,42 @@ if TYPE_CHECKING:
 @json_option
 def doctor(as_json: bool) -> ExitCode:
     """Print installed versions, and test what works here: each layout on two ranks, and where sim may differ from gloo."""
-    from equivcheck.doctor import probe_everything, unclassified_state
     from equivcheck.findings.environment import environment
     from equivcheck.scenario.file_format.codec import encode
+    from equivcheck.worlds.audit.found import Search
+    from equivcheck.worlds.gloo.fork_server import FORK_SERVER
 
-    versions = environment()
-    probes = [_shown(probe) for probe in probe_everything()]
-    unknown = unclassified_state()
-    if as_json:
-        print_json({"environment": encode(versions), "probes": [encode(probe) for probe in probes], "unknown_state": unknown})
-    else:
-        for name, value in encode(versions).items():
+    versions = encode(environment())
+    if not as_json:
+        for name, value in versions.items():
             click.echo(f"{name:<12}{value or 'not installed'}")
+    with FORK_SERVER.started_early(), Search() as search:  # both import torch while this process does
+        from equivcheck.doctor import probe_everything, unclassified_state
+
+        probes = _watched(probe_everything())
+        unknown = unclassified_state(search)
+    if as_json:
+        print_json({"environment": versions, "probes": [encode(probe) for probe in probes], "unknown_state": unknown})
+    else:
         console().print(_table(probes))
         click.echo(f"state of torch that sim knows nothing of, and shares among ranks: {', '.join(unknown) or 'none'}")
     return ExitCode.NOTHING_FOUND if all(probe.works for probe in probes) else ExitCode.CANNOT_RUN
 
 
-def _shown(probe: Probe) -> Probe:
-    click.echo(f"{probe.world} {probe.subject}: {_in_words(probe)}", err=True)
-    return probe
+def _watched(probes: Iterator[Probe]) -> list[Probe]:
+    """All probes. A terminal shows the last one until all are done, because the table then has every one."""
+    from rich.live import Live
+    from rich.text import Text
+
+    screen, done = console(stderr=True), []
+    if not screen.is_terminal:
+        return list(probes)
+    with Live(console=screen, auto_refresh=False, transient=True) as live:
+        for probe in probes:
+            done.append(probe)
+            line = f"{probe.world} {probe.subject}: {_in_words(probe)}"
+            live.update(Text(line, no_wrap=True, overflow="ellipsis"), refresh=True)
+    return done
 
 
 def _in_words(probe: Probe) -> str:

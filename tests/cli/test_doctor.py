@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import io
 import json
+from contextlib import nullcontext
+from types import SimpleNamespace
 
 import pytest
 import torch.distributed as dist
-from click.testing import CliRunner
+from click.testing import CliRunner, Result
+from rich.console import Console
 
 from equivcheck import doctor
+from equivcheck.cli.doctor import _watched
 from equivcheck.cli.doctor import doctor as command
 from equivcheck.cli.shell import ExitCode
 from equivcheck.composition.registry import layout_kinds
-from equivcheck.doctor import PROGRAMS, probe, probe_program, smallest
+from equivcheck.doctor import PROGRAMS, Probe, probe, probe_program, smallest
 from equivcheck.scenario import DDP
+from equivcheck.worlds.gloo.fork_server import ForkServer
 from supported import require_supported
 
 
@@ -56,13 +62,39 @@ def test_what_goes_wrong_is_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found.reason == "OSError: no network at all"
 
 
+def doctor_of(monkeypatch: pytest.MonkeyPatch, probes: list[Probe], names: tuple[str, ...], *options: str) -> Result:
+    """Run the command with these results instead of processes that find out."""
+    monkeypatch.setattr(doctor, "probe_everything", lambda: iter(probes))
+    monkeypatch.setattr("equivcheck.worlds.audit.found.Search", lambda: nullcontext(SimpleNamespace(names=lambda: names)))
+    monkeypatch.setattr(ForkServer, "started_early", lambda _server: nullcontext())
+    return CliRunner().invoke(command, options, standalone_mode=False)
+
+
 def test_unknown_state_of_torch_is_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a newer torch keeps for the process is named, and is no reason to fail."""
-    monkeypatch.setattr(doctor, "probe_everything", lambda: iter(()))
-    monkeypatch.setattr(doctor, "found_here", lambda: ("torch.optim.new._cache", "torch._ops.cached_ops"))
-    ended = CliRunner().invoke(command, ["--json"], standalone_mode=False)
+    ended = doctor_of(monkeypatch, [], ("torch.optim.new._cache", "torch._ops.cached_ops"), "--json")
     assert json.loads(ended.stdout)["unknown_state"] == ["torch.optim.new._cache"]
     assert ended.return_value == ExitCode.NOTHING_FOUND
+
+
+def test_each_result_is_printed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the table on stdout; a program that reads both streams gets no second list."""
+    ended = doctor_of(monkeypatch, PROBES, ())
+    assert [line.split() for line in ended.stdout.splitlines() if "works" in line] == [["ddp", "works", "works"]]
+    assert not ended.stderr
+
+
+def test_a_terminal_shows_the_last_probe_until_all_are_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One line, which is erased in the end."""
+    screen = Console(file=io.StringIO(), force_terminal=True, color_system=None, width=80)
+    monkeypatch.setattr("equivcheck.cli.doctor.console", lambda **_: screen)
+    assert _watched(iter(PROBES)) == PROBES
+    assert "gloo ddp: works" in screen.file.getvalue()
+    assert screen.file.getvalue().endswith(LINE_UP + ERASE_LINE)
+
+
+PROBES = [Probe(world=world, subject="ddp", works=True, reason="", known="", seconds=0.0) for world in ("sim", "gloo")]
+LINE_UP, ERASE_LINE = "\x1b[1A", "\x1b[2K"
 
 
 def test_the_smallest_scenario_has_two_ranks() -> None:

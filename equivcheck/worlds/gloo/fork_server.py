@@ -10,6 +10,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Iterator
 from typing import IO, Any
 
 from equivcheck.system.parent_death import tie
@@ -26,6 +27,10 @@ _RUN_BY_RANKS = tuple(
 """Packages with code that ranks run: ranks need what their owner has imported from them."""
 _SHORT_OF_BLAS_THREADS = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 """A process is safe to fork only as long as it has one thread; ranks want one each anyway."""
+EARLY_START = "early start of the fork server"
+"""Name of the thread that starts it in the background."""
+_TROUBLE = (EOFError, OSError, RanksDidNotStart, RanksLost)
+"""What may go wrong while a process is made ready; it can be left, because whoever forks meets it again."""
 
 
 class ForkServer:
@@ -51,6 +56,21 @@ class ForkServer:
             if not self._num_users:
                 self._end()
 
+    @contextlib.contextmanager
+    def started_early(self) -> Iterator[None]:
+        """Count one more user while entered, and start the process in the background, because it imports for seconds."""
+        self.join()
+        threading.Thread(target=self._try_to_start, name=EARLY_START, daemon=True).start()
+        try:
+            yield
+        finally:
+            self.leave()
+
+    def _try_to_start(self) -> None:
+        with self._lock, contextlib.suppress(*_TROUBLE):
+            if self._num_users:  # not if the only one has left already
+                self._ensure_running()
+
     def fork(self, fd: int) -> int:
         """Start a rank that serves the channel behind `fd`; its process id. Raises `RanksDidNotStart` or `RanksLost`."""
         with self._lock:
@@ -63,8 +83,7 @@ class ForkServer:
 
     def prepare_to_compile(self) -> None:
         """Have it compile something, so that ranks that are forked from now on need a sixth of the time for their first time."""
-        trouble = (EOFError, OSError, RanksDidNotStart, RanksLost)  # whoever forks meets it again
-        with self._lock, contextlib.suppress(*trouble):
+        with self._lock, contextlib.suppress(*_TROUBLE):
             self._ensure_running()
             if not self._has_compiled:
                 self._ask("compile", ())

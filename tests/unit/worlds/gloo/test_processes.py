@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from functools import partial
 from pathlib import Path
 
@@ -20,7 +21,7 @@ from equivcheck.verdict.verdict import Outcome
 from equivcheck.worlds.failure import RanksDidNotStart, RanksFailed
 from equivcheck.worlds.gloo import fork_server, world
 from equivcheck.worlds.gloo.channel import Channel
-from equivcheck.worlds.gloo.fork_server import FORK_SERVER, ForkServer
+from equivcheck.worlds.gloo.fork_server import EARLY_START, FORK_SERVER, ForkServer
 from equivcheck.worlds.gloo.world import GlooRanks
 from equivcheck.worlds.spawn import run_spawned
 from processes import end_soon
@@ -86,6 +87,22 @@ def test_what_compilers_import_is_imported_once_for_all_ranks(monkeypatch: pytes
     assert threads == [1, 1]
     assert imported[0] > 100
     assert imported[1] < 10
+
+
+def test_an_early_start_serves_the_first_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranks are forked from the process that was started in the background, which ends with its last user."""
+    monkeypatch.setattr(world, "FORK_SERVER", server := ForkServer())
+    with server.started_early():
+        for thread in threading.enumerate():
+            if thread.name == EARLY_START:
+                thread.join()
+        process = server._process
+        assert process is not None
+        with GlooRanks(1) as other:
+            other.run(programs.process)
+        assert server._process is process
+        assert process.poll() is None
+    assert process.poll() is not None
 
 
 def test_close_can_be_undone(ranks: GlooRanks) -> None:
