@@ -12,8 +12,8 @@ import pytest
 from packaging.version import Version
 
 from equivcheck import torch_version
-from equivcheck.campaign.serving import COLLECTION
 from equivcheck.profiles import register_profiles
+from equivcheck.system.collection import COLLECTION_THRESHOLDS
 from equivcheck.torch_version import torch_in
 from equivcheck.workers import fork_server
 from equivcheck.workers.fork_server import WorkerForkServer
@@ -70,7 +70,7 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_finish() -> None:
     """Collections of garbage need not look through what is imported, which stays, and are as rare as in a campaign's workers."""
     gc.freeze()
-    gc.set_threshold(*COLLECTION)
+    gc.set_threshold(*COLLECTION_THRESHOLDS)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -12,12 +12,9 @@ from equivcheck.campaign.plan import Plan, oracle_check
 from equivcheck.campaign.recorder import Recorder
 from equivcheck.campaign.worker import CheckerBroke, Worker
 from equivcheck.errors import EquivCheckError, UsageError
+from equivcheck.system.collection import COLLECTION_THRESHOLDS
 from equivcheck.workers.link import Link
 from equivcheck.worlds.preload import preload
-
-COLLECTION = (20_000, 20, 20)
-"""How many objects more there are before garbage is collected, as `gc.set_threshold` takes it: what a check leaves is small, and
-looking for it 30 times as often costs a thirtieth of its CPU time."""
 
 
 def main(fd: int, recorder_fd: int) -> None:
@@ -54,7 +51,7 @@ def import_everything(plan: Plan) -> None:
     for strategy in filter(None, (plan.strategy, plan.programs)):
         strategy(plan).validate()
     gc.freeze()  # what is imported stays: collecting garbage need not look through it time and again
-    gc.set_threshold(*COLLECTION)
+    gc.set_threshold(*COLLECTION_THRESHOLDS)
 
 
 def _broken(error: BaseException | None, context: str) -> Broken:

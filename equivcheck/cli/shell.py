@@ -18,6 +18,7 @@ import click
 from click.exceptions import NoArgsIsHelpError
 
 from equivcheck.errors import EquivCheckError, InvalidScenario, UsageError
+from equivcheck.system.collection import rare_collections
 from equivcheck.system.imports import imports
 from equivcheck.system.printable import in_short, printable
 from equivcheck.system.streams import require_stdout, standard_streams
@@ -50,7 +51,7 @@ class Shell(click.Group):
         with standard_streams():
             try:
                 require_stdout()
-                with _sigterm_as_ctrl_c():
+                with _sigterm_as_ctrl_c(), rare_collections():
                     code = super().main(args, prog_name, **extra)
                 sys.stdout.flush()
             except Exception as error:

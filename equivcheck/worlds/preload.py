@@ -10,6 +10,8 @@ import functools
 import importlib
 import warnings
 
+from equivcheck.system.collection import rare_collections
+
 COMMON = (
     "torch",
     "torch.distributed",
@@ -44,7 +46,7 @@ def preload_common() -> None:
 
 def _import(names: tuple[str, ...]) -> None:
     """Import what exists; a warning that torch's own code causes must not be an error if the user makes warnings errors."""
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), rare_collections():
         warnings.simplefilter("ignore")
         for name in names:
             with contextlib.suppress(ModuleNotFoundError):

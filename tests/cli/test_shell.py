@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import subprocess
 import sys
 from pathlib import Path
 
+import click
 import pytest
+
+from equivcheck.cli.shell import Shell
+from equivcheck.system.collection import COLLECTION_THRESHOLDS
 
 SCRIPT = """
 import os, sys
@@ -40,6 +45,20 @@ def test_a_command_that_is_ended_leaves_no_process(tmp_path: Path, number: signa
     assert (process.returncode, errors.strip()) == (3, "error: interrupted")
     with pytest.raises(ProcessLookupError):
         os.kill(child, 0)
+
+
+def test_a_command_collects_garbage_rarely() -> None:
+    """Importing torch takes a fifth less time so; the caller's thresholds come back."""
+    found, before = [], gc.get_threshold()
+    command = click.Command("looks", callback=lambda: found.append(gc.get_threshold()))
+    gc.set_threshold(700, 10, 10)
+    try:
+        with pytest.raises(SystemExit):
+            Shell(commands={"looks": command})(["looks"])
+        found.append(gc.get_threshold())
+    finally:
+        gc.set_threshold(*before)
+    assert found == [COLLECTION_THRESHOLDS, (700, 10, 10)]
 
 
 IMPORTING = """

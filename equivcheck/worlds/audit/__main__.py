@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import warnings
 
-from equivcheck.worlds import probes
-from equivcheck.worlds.audit.table import is_outside
-from equivcheck.worlds.audit.walk import import_all, walk
-from equivcheck.worlds.pool import ranks
+from equivcheck.system.collection import rare_collections
 
-with warnings.catch_warnings():
+with rare_collections(), warnings.catch_warnings():
+    from equivcheck.worlds import probes
+    from equivcheck.worlds.audit.table import is_outside
+    from equivcheck.worlds.audit.walk import import_all, walk
+    from equivcheck.worlds.pool import ranks
+
     warnings.simplefilter("ignore")
     world = ranks("sim", probes.NUM_RANKS)
     for program, arguments in (
