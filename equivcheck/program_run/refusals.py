@@ -15,7 +15,7 @@ CLEAR = (
     r"[Cc]an ?not redistribute (to|from) ",
     r"[Cc]annot (un)?flatten (unevenly sharded tensor|tensor with _StridedShard)",
     r"Cannot shard unevenly distributed tensor",
-    r"Attempted to unbind along the sharded dimension",
+    r"Attempted to (flatten|split|unbind along) (multiple|the sharded|unevenly sharded) dimension",
     r"This operation would remove or \w+ ",
     r"intermediate results of nll_loss cannot be evenly sharded",
     r"for tensor parallel convolution\.",
