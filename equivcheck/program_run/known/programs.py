@@ -55,14 +55,14 @@ SHOWN_BY: dict[str, TensorProgram] = {
     "dtensor_addends_plus_number": _of("add_scalar", _leaf("P(sum)", 2)),
     "dtensor_bits_of_addends": _of("real_view", _leaf("P(sum)", 2)),
     "dtensor_promotion_with_pending_scalar": _of("one_hot", _leaf("S(0)", 2), _indices("R", 3, high=2)),
-    "dtensor_convolution_of_cut_weight": _of("conv1d", _leaf("R", 2, 2, 3), _leaf("S(0)", 4, 2, 3, seed=1)),
-    "dtensor_convolution_of_planes": _of("conv1d", _leaf("R", 2, 4, 6), _leaf("S(1)", 4, 4, 3, seed=1)),
+    "dtensor_convolution_of_cut_weight": _of("conv1d_padded", _leaf("R", 2, 2, 3), _leaf("S(0)", 4, 2, 3, seed=1)),
+    "dtensor_convolution_of_planes": _of("conv1d_padded", _leaf("R", 2, 4, 6), _leaf("S(1)", 4, 4, 3, seed=1)),
     "dtensor_convolution_says_other_size": _of("conv1d", _leaf("P(sum)", 2, 4, 6), _leaf("S(0)", 4, 4, 3, seed=1)),
     "dtensor_convolution_backward_without_bias": TensorProgram(
         mesh=(1, 1),
         statements=(Leaf(shape=(1, 1, 3), placements=("S(0)", "R")), Operation(name="conv1d", arguments=(1, 1))),
     ),
-    "dtensor_convolution_backward_of_planes": _of("conv1d", _leaf("S(1)", 2, 4, 6), _leaf("S(1)", 4, 4, 3, seed=1)),
+    "dtensor_convolution_backward_of_planes": _of("conv1d_padded", _leaf("S(1)", 2, 4, 6), _leaf("S(1)", 4, 4, 3, seed=1)),
     "dtensor_foreach_of_pending_scalar": _of("foreach_add_tensor", _leaf("S(0)", 2), _leaf("R", 2, seed=1)),
     "dtensor_fused_update_of_other_placements": _of("fused_adam", _leaf("R", 2), _leaf("S(0)", 2, seed=1)),
     "dtensor_drops_generators": _of("generated_normal_", _leaf("R", 2)),
@@ -202,5 +202,22 @@ SHOWN_BY: dict[str, TensorProgram] = {
     ),
     "dtensor_norm_along_negative_dim_of_no_elements": _of("norm_dim_inf", _leaf("R", 0, 1), dim=-1),
     "dtensor_endless_view": _of("view_flat", _leaf("R", 0, 3), mesh=(1,)),
+    "dtensor_foreach_in_place_of_partial": _of("foreach_mul_scalar_", _leaf("P(sum)", 2), _leaf("R", 2, seed=1)),
+    "dtensor_pad_on_several_axes": TensorProgram(
+        mesh=(1, 2), statements=(Leaf(shape=(2,), placements=("R", "P(sum)")), Operation(name="pad_last"))
+    ),
+    "dtensor_stack_along_negative_dim": TensorProgram(
+        mesh=TWO, statements=(_leaf("S(0)", 2), Operation(name="stack", arguments=(1, 1), dim=-1))
+    ),
+    "dtensor_index_put_of_shards": _of("index_put_add", _leaf("S(0)", 4), _indices("R", 3, high=4)),
+    "dtensor_index_of_later_dim_backward": _of("index_last", _leaf("R", 1, 1), _indices("R", 1, high=1), mesh=(1,)),
+    "dtensor_layer_norm_backward_of_sharded_weight": _of("layer_norm_weight", _leaf("R", 2, 2), _leaf("S(0)", 2, seed=1)),
+    "dtensor_squeeze_of_shards_of_one_element": _of("squeeze", _leaf("S(0)", 2)),
+    "dtensor_convolution_without_bias": _of("conv1d_padded", _leaf("R", 1, 1, 3), _leaf("R", 1, 1, 3, seed=1), mesh=(1,)),
+    "dtensor_convolution_on_one_rank": _of("conv1d_padded", _leaf("S(2)", 1, 1, 3), _leaf("R", 1, 1, 3, seed=1), mesh=(1,)),
+    "dtensor_batch_norm_backward_without_weight": _of(
+        "batch_norm_running", _leaf("R", 1, 1), Constant(shape=(1,), placements=("R",), contents=Contents.WEIGHTS), mesh=(1,)
+    ),
+    "dtensor_index_select_backward_of_sharded_index": _of("index_select", _leaf("R", 2), _indices("S(0)", 2, high=2)),
 }
 """By the identifier of the entry."""

@@ -57,7 +57,7 @@ def test_a_program_ends_alike_whatever_ran_before() -> None:
 
 
 CUT_TWICE = ("S(0)", "S(0)")
-ALSO = {
+ALSO: dict[str, tuple[Leaf, *tuple[Constant | Leaf | Operation | Redistribution, ...]]] = {
     "dtensor_split_of_no_elements, of which a slice is left": (
         Leaf(shape=(1,), placements=("R",)),
         Operation(name="slice_nothing"),
@@ -188,11 +188,56 @@ ALSO = {
         Constant(shape=(1, 2), placements=("R",), contents=Contents.INDICES, high=2),
         Operation(name="embedding_transposed", arguments=(2, 1)),
     ),
+    "dtensor_foreach_in_place_of_partial, in an optimizer": (
+        Leaf(shape=(2,), placements=("P(sum)",)),
+        Leaf(shape=(2,), placements=("R",), seed=1),
+        Operation(name="step_of_asgd", arguments=(2, 1)),
+    ),
+    "dtensor_pad_on_several_axes, of what another axis shards": (
+        Leaf(shape=(2,), placements=("S(0)", "R")),
+        Operation(name="pad_both"),
+    ),
+    "dtensor_stack_along_negative_dim, of a result": (
+        Leaf(shape=(2,), placements=("S(0)",)),
+        Operation(name="stack_thrice", arguments=(1, 1), dim=-1),
+    ),
+    "dtensor_index_put_of_shards, silently": (
+        Leaf(shape=(4,), placements=("S(0)",)),
+        Constant(shape=(2,), placements=("R",), contents=Contents.INDICES, high=2, seed=2),
+        Operation(name="index_put", arguments=(2, 1)),
+    ),
+    "dtensor_index_put_of_shards, by a dim that there is not": (
+        Leaf(shape=(2,), placements=("R",)),
+        Constant(shape=(2, 2), placements=("S(0)",), contents=Contents.INDICES, high=2),
+        Operation(name="index_tensor", arguments=(2, 1)),
+    ),
+    "dtensor_layer_norm_backward_of_sharded_weight, of the bias": (
+        Leaf(shape=(2, 2), placements=("R",)),
+        Leaf(shape=(2,), placements=("R",), seed=1),
+        Leaf(shape=(2,), placements=("S(0)",), seed=2),
+        Operation(name="layer_norm_bias", arguments=(3, 2, 1)),
+    ),
+    "dtensor_convolution_of_planes, of a rank without rows of the weight": (
+        Leaf(shape=(1, 1, 1), placements=("R",)),
+        Leaf(shape=(1, 1, 3), placements=("S(0)",), seed=1),
+        Operation(name="conv1d_padded", arguments=(2, 1)),
+    ),
+    "dtensor_convolution_backward_of_planes, of places": (
+        Leaf(shape=(2, 4, 6), placements=("S(2)",)),
+        Leaf(shape=(4, 4, 3), placements=("R",), seed=1),
+        Operation(name="conv1d_padded", arguments=(2, 1)),
+    ),
     "dtensor_fill_addends, as an initialization does": (Leaf(shape=(), placements=("P(sum)",)), Operation(name="init_constant")),
 }
 """Programs in which an entry shows otherwise than in its own."""
-SINCE = {"dtensor_foreach_norm_of_nothing, of maxima": ">=2.13", "dtensor_bits_of_addends, as a copy shows": ">=2.11,<2.14"}
-"""Those that show it in fewer versions: before, each tensor of the list has the maximum of one, or a norm is not pending."""
+SINCE = {
+    "dtensor_foreach_norm_of_nothing, of maxima": ">=2.13",
+    "dtensor_bits_of_addends, as a copy shows": ">=2.11,<2.14",
+    "dtensor_convolution_backward_of_planes, of places": ">=2.10,<2.12",
+    "dtensor_convolution_of_planes, of a shard without places": ">=2.12",
+}
+"""Those that show it in fewer versions: before, each tensor of the list has the maximum of one, or a norm is not pending; what is
+wrong with places is the size of the result since 2.12, and without padding it is refused before."""
 
 
 @pytest.mark.parametrize("name", ALSO)
@@ -221,3 +266,13 @@ def test_an_error_that_is_not_on_file_is_a_finding() -> None:
     assert not known.could_show(other)
     assert known.explains(scalar, verdict) == torch_in(known.torch)
     assert not known.explains(other, verdict)
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "placement", "size"),
+    [("flatten", (2, 2), "S(1)", 2), ("flatten", (3, 2), "S(0)", 2), ("view_split_2", (4,), "S(0)", 4)],
+)
+def test_a_view_that_torch_refuses_is_no_finding(name: str, shape: tuple[int, ...], placement: str, size: int) -> None:
+    """Each version of torch has words of its own for it."""
+    leaf = Leaf(shape=shape, placements=(placement,))
+    assert check_program(program(leaf, Operation(name=name), mesh=(size,))).outcome is Outcome.EQUIVALENT
