@@ -80,13 +80,15 @@ def numbers_of_groups() -> tuple[int, int]:
     return _num_groups(), len(c10d._world.pg_names)
 
 
-def end_run() -> None:
+def end_run(*, finished: bool = True) -> None:
     """Drop what DTensor has found out on meshes that this run's program made itself: those of the next run may equal them.
 
     To be called by each rank when it has joined its world, and after each program. Meshes have groups of their own, so no other
-    program needs this; what was found out on kept meshes is dropped when it has become much.
+    program needs this unless it did not finish: if an embedding sharded by rows gave something that was not read, DTensor keeps
+    the mask of its indices with the sharding, and the next such embedding raises. What was found out on kept meshes is dropped
+    when it has become much.
     """
-    if _num_groups() != _kept.__dict__.get("num_groups", 0):
+    if not finished or _num_groups() != _kept.__dict__.get("num_groups", 0):
         _kept.num_groups = _num_groups()
         forget_shardings()
     else:

@@ -165,9 +165,11 @@ class Crew:
 
     def _serve_once(self, rank: int, program: Program) -> None:
         torch.default_generator.set_state(self._rng_states[rank])
+        finished = False
         try:
             with WatchedForks():
                 self._values[rank] = program()
+            finished = True
         except BaseException as error:
             if not isinstance(error, RankAborted):
                 self._errors[rank] = error
@@ -177,7 +179,7 @@ class Crew:
         end_profiling()
         if num_unwaited_works():
             self._drop_works(rank)
-        end_run()
+        end_run(finished=finished)
 
     def _drop_works(self, rank: int) -> None:
         """Take the rank's handles that nobody waited for out of torch's registry, which would keep them for ever."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from equivcheck.oracle.tensor_program import check_program
@@ -47,6 +49,19 @@ def test_an_embedding_in_a_program_is_right_whatever_ran_before() -> None:
     for rows in (4, 5, 6):
         looked_up = program(Leaf(shape=(rows, 2), placements=("S(0)",)), indices, Operation(name="embedding", arguments=(2, 1)))
         assert check_program(looked_up).outcome is Outcome.EQUIVALENT
+
+
+def test_an_embedding_is_right_whatever_failed_before() -> None:
+    """A mask that cat left unapplied, before torch 2.14, is not held against the indices of the next embedding."""
+    weight, indices = (
+        Leaf(shape=(2, 1), placements=("S(0)",)),
+        Constant(shape=(2, 2), placements=("R",), contents=Contents.INDICES, high=2),
+    )
+    looked_up = Operation(name="embedding", arguments=(2, 1))
+    check_program(
+        program(weight, indices, looked_up, Leaf(shape=(2, 2, 1), placements=("R",)), Operation(name="cat", arguments=(2, 1)))
+    )
+    assert check_program(program(weight, replace(indices, seed=3), looked_up)).outcome is Outcome.EQUIVALENT
 
 
 def test_a_program_ends_alike_whatever_ran_before() -> None:
@@ -173,6 +188,12 @@ ALSO: dict[str, tuple[Leaf, *tuple[Constant | Leaf | Operation | Redistribution,
         Redistribution(placements=("S(0)",)),
         Operation(name="add_to_slice"),
     ),
+    "dtensor_divides_integers, by index_put": (
+        Leaf(shape=(1, 2), placements=("R", "S(0)")),
+        Operation(name="count_nonzero_dim", dim=1),
+        Constant(shape=(), placements=("R", "R"), contents=Contents.INDICES),
+        Operation(name="index_put", arguments=(2, 1)),
+    ),
     "dtensor_solve_triangular_of_parts, in the backward": (
         Leaf(shape=(2, 2, 2), placements=("R", "R")),
         Leaf(shape=(2, 2, 2), placements=("S(1)", "S(0)"), seed=1),
@@ -231,6 +252,7 @@ ALSO: dict[str, tuple[Leaf, *tuple[Constant | Leaf | Operation | Redistribution,
 }
 """Programs in which an entry shows otherwise than in its own."""
 SINCE = {
+    "dtensor_divides_integers, by index_put": ">=2.12",
     "dtensor_foreach_norm_of_nothing, of maxima": ">=2.13",
     "dtensor_bits_of_addends, as a copy shows": ">=2.11,<2.14",
     "dtensor_convolution_backward_of_planes, of places": ">=2.10,<2.12",
