@@ -84,7 +84,13 @@ SHOWN_BY: dict[str, TensorProgram] = {
     "dtensor_shuffles_parts": _of("pixel_unshuffle", _leaf("S(3)", 1, 1, 2, 6)),
     "dtensor_masked_by_other_shapes": _of("assign_masked", _leaf("S(1)", 2, 2)),
     "dtensor_divides_integers": _of(
-        "count_nonzero_dim", _leaf("S(0)", 2, 1), then=(_leaf("R", 1), Operation(name="cat_int", arguments=(2, 1)))
+        "to_int",
+        _leaf("S(0)", 2),
+        then=(
+            Operation(name="sum"),
+            Constant(shape=(), placements=("R",), contents=Contents.INDICES),
+            Operation(name="add", arguments=(2, 1)),
+        ),
     ),
     "dtensor_split_of_no_elements": _of("split_rows", _leaf("R", 0)),
     "dtensor_mean_of_no_dims": _of("mean_of_nothing_kept", _leaf("S(0)", 2)),

@@ -248,10 +248,22 @@ ALSO: dict[str, tuple[Leaf, *tuple[Constant | Leaf | Operation | Redistribution,
         Leaf(shape=(4, 4, 3), placements=("R",), seed=1),
         Operation(name="conv1d_padded", arguments=(2, 1)),
     ),
+    "dtensor_writes_to_slices, of what DTensor has sharded": (
+        Leaf(shape=(1, 4), placements=("P(sum)",)),
+        Operation(name="sort", dim=-2, output=1),
+        Operation(name="add_to_slice"),
+    ),
+    "dtensor_divides_integers, where dtypes must agree": (
+        Leaf(shape=(1, 2), placements=("S(1)",)),
+        Operation(name="count_nonzero_dim", dim=1),
+        Constant(shape=(1,), placements=("R",), contents=Contents.INDICES),
+        Operation(name="index_add_own", arguments=(2, 1)),
+    ),
     "dtensor_fill_addends, as an initialization does": (Leaf(shape=(), placements=("P(sum)",)), Operation(name="init_constant")),
 }
 """Programs in which an entry shows otherwise than in its own."""
 SINCE = {
+    "dtensor_divides_integers, where dtypes must agree": ">=2.12,<2.14",
     "dtensor_divides_integers, by index_put": ">=2.12",
     "dtensor_foreach_norm_of_nothing, of maxima": ">=2.13",
     "dtensor_bits_of_addends, as a copy shows": ">=2.11,<2.14",
