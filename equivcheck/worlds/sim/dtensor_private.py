@@ -18,6 +18,7 @@ from zlib import crc32
 import torch
 
 from equivcheck.worlds.dtensor_caches import PROPAGATION, forget_shardings
+from equivcheck.worlds.sim.dtensor_meta import UNKNOWN, answer_on_meta
 from equivcheck.worlds.sim.dtensor_orders import kept_orders
 from equivcheck.worlds.sim.dtensor_patterns import PARTICULAR, pattern_of
 
@@ -80,11 +81,17 @@ def _sharing_shapes(original: Callable[[Any, Any], Any]) -> Callable[[Any, Any],
             return original(propagator, schema)
         if key not in _shapes:
             _bound(_shapes)
-            _shapes[key] = _by_pattern(schema, lambda: original(propagator, schema))
+            _shapes[key] = _by_pattern(schema, lambda: _traced(schema, lambda: original(propagator, schema)))
         shape = _shapes[key]
         return list(shape) if isinstance(shape, list) else shape
 
     return propagate
+
+
+def _traced(schema: Any, trace: Callable[[], Any]) -> Any:
+    """What meta tensors give, or else what fake tensors give."""
+    found = answer_on_meta(schema)
+    return trace() if found is UNKNOWN else found
 
 
 def _by_pattern(schema: Any, trace: Callable[[], Any]) -> Any:

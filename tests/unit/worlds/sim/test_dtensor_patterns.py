@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch.distributed.tensor._dtensor_spec import TensorMeta
 
 from equivcheck.worlds.sim.dtensor_patterns import PARTICULAR, pattern_of
+from unit.worlds.sim.schemas import answer, schema
 
 aten = torch.ops.aten
 
@@ -28,30 +27,6 @@ ELEMENTWISE: dict[Any, tuple[int, tuple[Any, ...]]] = {
     aten.zeros_like.default: (1, ()),
 }
 """Operations with the number of their tensors, and what follows these."""
-
-
-def meta(tensor: torch.Tensor) -> TensorMeta:
-    """What DTensor notes of a tensor."""
-    return TensorMeta(tensor.shape, tensor.stride(), tensor.dtype)
-
-
-def described(value: Any) -> Any:
-    """A value as DTensor passes it on: tensors by shape, stride and element type."""
-    if isinstance(value, torch.Tensor):
-        return SimpleNamespace(tensor_meta=meta(value))
-    return [described(each) for each in value] if isinstance(value, list) else value
-
-
-def answer(value: Any) -> Any:
-    """What DTensor makes of a result."""
-    if isinstance(value, (list, tuple)):
-        return type(value)(map(answer, value)) or None
-    return meta(value)
-
-
-def schema(op: Any, *arguments: Any) -> Any:
-    """An operation on described arguments."""
-    return SimpleNamespace(op=op, args_schema=tuple(map(described, arguments)), kwargs_schema={})
 
 
 @given(st.sampled_from(tuple(ELEMENTWISE)), SHAPES, st.data(), st.sampled_from((torch.float32, torch.float64)))

@@ -17,11 +17,18 @@ from torch.distributed.tensor._sharding_prop import ShardingPropagator
 from equivcheck.worlds import dtensor_caches
 from equivcheck.worlds.meshes import device_mesh
 from equivcheck.worlds.sim import dtensor_private
+from equivcheck.worlds.sim.dtensor_meta import UNKNOWN
 from equivcheck.worlds.sim.ranks import SimRanks
 
 World = Callable[[int], SimRanks]
 
 METHOD = "_propagate_tensor_meta_non_cached"
+
+
+@pytest.fixture(autouse=True)
+def _all_shapes_from_fake_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every shape that is not shared is asked of DTensor, so that questions can be counted."""
+    monkeypatch.setattr(dtensor_private, "answer_on_meta", lambda _schema: UNKNOWN)
 
 
 def add(rows: int, dtype: torch.dtype = torch.float64) -> tuple[tuple[int, ...], torch.dtype, int]:
