@@ -10,7 +10,10 @@ from equivcheck.tensor_program.statements import Constant, Leaf, Operation, Redi
 
 NO_ELEMENTS = "no elements"
 """Of a program one of whose leaves has none."""
-_NORMS = ("norm_dim", "norm_dim_3", "norm_fro")
+_NORMS = (
+    *("norm_dim", "norm_dim_3", "norm_fro", "norm", "norm_1", "norm_3", "norm_half", "norm_old", "norm_old_1"),
+    *("foreach_norm", "foreach_norm_1", "pairwise_distance"),
+)
 """Operations that may leave norms of which each rank has those of its part."""
 _ANY = ("any_all", "any_dim", "any_dims")
 """Operations that leave booleans which are added up."""

@@ -253,6 +253,30 @@ ALSO: dict[str, tuple[Leaf, *tuple[Constant | Leaf | Operation | Redistribution,
         Operation(name="sort", dim=-2, output=1),
         Operation(name="add_to_slice"),
     ),
+    "dtensor_sum_of_norms, of distances": (
+        Leaf(shape=(2, 2), placements=("S(1)",)),
+        Leaf(shape=(2, 2), placements=("S(1)",), seed=1),
+        Operation(name="pairwise_distance", arguments=(2, 1)),
+        Operation(name="sum_dim", dim=-1),
+    ),
+    "dtensor_joins_norms_with_others, of distances": (
+        Leaf(shape=(2, 2), placements=("S(1)",)),
+        Leaf(shape=(2, 2), placements=("S(1)",), seed=1),
+        Operation(name="pairwise_distance", arguments=(2, 1)),
+        Leaf(shape=(2,), placements=("R",)),
+        Operation(name="cat", arguments=(2, 1)),
+    ),
+    "dtensor_mean_losses, of what DTensor has sharded": (
+        Leaf(shape=(1, 4), placements=("P(sum)",)),
+        Operation(name="sort", dim=-2, output=1),
+        Leaf(shape=(1, 4), placements=("R",), seed=1),
+        Operation(name="smooth_l1_loss_mean", arguments=(2, 1)),
+    ),
+    "dtensor_random_of_parts, of what DTensor has sharded": (
+        Leaf(shape=(1, 4), placements=("P(sum)",)),
+        Operation(name="sort", dim=-2, output=1),
+        Operation(name="seeded_randint_like"),
+    ),
     "dtensor_divides_integers, where dtypes must agree": (
         Leaf(shape=(1, 2), placements=("S(1)",)),
         Operation(name="count_nonzero_dim", dim=1),
@@ -264,13 +288,18 @@ ALSO: dict[str, tuple[Leaf, *tuple[Constant | Leaf | Operation | Redistribution,
 """Programs in which an entry shows otherwise than in its own."""
 SINCE = {
     "dtensor_divides_integers, where dtypes must agree": ">=2.12,<2.14",
+    "dtensor_sum_of_norms, of distances": ">=2.11,<2.14",
+    "dtensor_joins_norms_with_others, of distances": ">=2.11,<2.14",
+    "dtensor_writes_to_slices, of what DTensor has sharded": "<2.14",
+    "dtensor_mean_losses, of what DTensor has sharded": ">=2.11,<2.14",
+    "dtensor_random_of_parts, of what DTensor has sharded": "<2.14",
     "dtensor_divides_integers, by index_put": ">=2.12",
     "dtensor_foreach_norm_of_nothing, of maxima": ">=2.13",
     "dtensor_bits_of_addends, as a copy shows": ">=2.11,<2.14",
     "dtensor_convolution_backward_of_planes, of places": ">=2.10,<2.12",
     "dtensor_convolution_of_planes, of a shard without places": ">=2.12",
 }
-"""Those that show it in fewer versions: before, each tensor of the list has the maximum of one, or a norm is not pending; what is
+"""Those that show it in fewer versions: sort() shards addends before 2.14, and the norm of distances has a rule since 2.11; before, each tensor of the list has the maximum of one, or a norm is not pending; what is
 wrong with places is the size of the result since 2.12, and without padding it is refused before."""
 
 
