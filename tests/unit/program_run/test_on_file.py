@@ -299,8 +299,9 @@ SINCE = {
     "dtensor_convolution_backward_of_planes, of places": ">=2.10,<2.12",
     "dtensor_convolution_of_planes, of a shard without places": ">=2.12",
 }
-"""Those that show it in fewer versions: sort() shards addends before 2.14, and the norm of distances has a rule since 2.11; before, each tensor of the list has the maximum of one, or a norm is not pending; what is
-wrong with places is the size of the result since 2.12, and without padding it is refused before."""
+"""Those that show it in fewer versions: sort() shards addends before 2.14, and the norm of distances has a rule since 2.11.
+Before, each tensor of the list has the maximum of one, or a norm is not pending; what is wrong with places is the size of the
+result since 2.12, and without padding it is refused before."""
 
 
 @pytest.mark.parametrize("name", ALSO)
