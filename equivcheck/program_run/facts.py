@@ -15,6 +15,23 @@ _NORMS = (
     *("foreach_norm", "foreach_norm_1", "pairwise_distance"),
 )
 """Operations that may leave norms of which each rank has those of its part."""
+_SHARD_ADDENDS = frozenset(
+    {
+        *("sort", "sort_stable", "sort_descending", "argsort", "msort", "topk", "topk_smallest", "cummin", "cummax"),
+        *("gather", "take_along", "scatter_add", "scatter_add_own", "scatter_value"),
+        *(
+            "max_pool1d",
+            "max_pool2d",
+            "max_pool2d_indices",
+            "max_pool3d",
+            "max_unpool2d",
+            "adaptive_max_pool1d",
+            "adaptive_max_pool2d",
+        ),
+        *("avg_pool1d", "avg_pool2d", "avg_pool2d_padded", "adaptive_avg_pool2d"),
+    }
+)
+"""Operations of which DTensor shards the result where the argument is addends."""
 _ANY = ("any_all", "any_dim", "any_dims")
 """Operations that leave booleans which are added up."""
 _EMBEDDINGS = (
@@ -39,6 +56,8 @@ def facts_of(program: TensorProgram) -> frozenset[str]:
             found.update(_of_operation(statement))
         if isinstance(statement, (Leaf, Constant, Redistribution)) and set(statement.placements) != {REPLICATE}:
             found.add("not replicated")
+    if any(map(reduction_of, found)) and not _SHARD_ADDENDS.isdisjoint(program.operations):
+        found.add("cut")
     return frozenset(found)
 
 
