@@ -15,6 +15,8 @@ from equivcheck import check_training
 from equivcheck.trace.differences import Difference, Phase
 from unit.user.programs import batches, brought
 
+pytestmark = pytest.mark.usefixtures("without_causes")
+
 
 def scaled(factors: dict[int, float]) -> Callable[..., None]:
     """Data parallelism by hooks, whose averages are multiplied on some ranks."""

@@ -12,9 +12,17 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 from equivcheck import check_training
+from equivcheck.user.diagnosis.explain import Explanation
 from unit.user.diagnosis.wrong_shards import SHARDS
 from unit.user.programs import brought, build, in_ddp
 from unit.user.test_findings import reduced
+
+
+@pytest.fixture
+def without_causes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Modules are looked into, but no cause is looked for."""
+    nothing = Explanation(cause="", kinds=(), pattern="")
+    monkeypatch.setattr("equivcheck.user.diagnosis.told.explanation_of", lambda _diverged: nothing)
 
 
 def doubling(which: int, path: str, *, gradient: bool = False) -> Any:
@@ -58,6 +66,7 @@ class Nested(nn.Module):
         (1, "layers.0.1", True, "first module whose output gradient differs: layers.0.1 (backward, rank 1), at step 0"),
     ],
 )
+@pytest.mark.usefixtures("without_causes")
 def test_the_first_module_that_differs_is_named(which: int, path: str, gradient: bool, says: str) -> None:
     """By its name in the model, whatever is wrapped around it; forward comes before backward."""
     verdict = check_training(**brought(model=Nested, parallelize=doubling(which, path, gradient=gradient)))
@@ -65,12 +74,14 @@ def test_the_first_module_that_differs_is_named(which: int, path: str, gradient:
     assert says in verdict.describe()
 
 
+@pytest.mark.usefixtures("without_causes")
 def test_where_no_module_differs_that_is_said() -> None:
     """Gradients that are reduced wrongly come from modules that are right."""
     verdict = check_training(**brought(parallelize=lambda model, _: reduced(model, lambda average: average * 2)))
     assert verdict.where.startswith("no module's output, nor the gradient of one, differs at step 0")
 
 
+@pytest.mark.usefixtures("without_causes")
 def test_local_parts_are_laid_by_placement() -> None:
     """Under tensor parallelism a right layer is not taken for a wrong one as it has columns only."""
     plan = {"layers.1": ColwiseParallel(use_local_output=False), "layers.2": RowwiseParallel()}
@@ -85,6 +96,7 @@ def test_local_parts_are_laid_by_placement() -> None:
     assert verdict.where == "first module whose output differs: head (forward, rank 1), at step 0"
 
 
+@pytest.mark.usefixtures("without_causes")
 def test_a_part_of_a_gradient_is_seen_where_it_comes_back() -> None:
     """A sum that is missing behind the head shows in the gradient of what is before it."""
     verdict = check_training(**SHARDS["head_reduction_missing"].brought)

@@ -123,12 +123,14 @@ def doubled(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
     return in_ddp(model, mesh)
 
 
+@pytest.mark.usefixtures("with_causes")
 def test_causes_are_found_where_types_are_kept() -> None:
     """Backward passes come by diagnosis, whichever way they take."""
     verdict = check_training(**brought(model=Model, parallelize=doubled, keep_dtype=True))
     assert verdict.kinds == (Cause.SUMMED,), verdict.describe()
 
 
+@pytest.mark.usefixtures("with_causes")
 def test_a_cause_in_float32_is_no_cause_where_types_are_kept() -> None:
     """Nor does what diagnosis tries in float32 become float64: a loss that is no mean over rows has one cause."""
 

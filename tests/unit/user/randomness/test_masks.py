@@ -123,6 +123,7 @@ def test_what_is_computed_again_drops_the_same(reentrant: bool) -> None:
     assert torch.equal(*found)
 
 
+@pytest.mark.usefixtures("with_causes")
 def test_the_cause_of_what_ranks_with_masks_do_wrong_is_named() -> None:
     """One device that stands for each rank in turn drops what that rank drops."""
     assert "not reduced" in check_training(**masking(parallelize=untouched, mesh={"dp": 2})).cause
