@@ -277,6 +277,11 @@ ALSO: dict[str, tuple[Leaf, *tuple[Constant | Leaf | Operation | Redistribution,
         Operation(name="sort", dim=-2, output=1),
         Operation(name="seeded_randint_like"),
     ),
+    "dtensor_out_of_addends, of no elements": (
+        Leaf(shape=(0, 3), placements=("S(0)",)),
+        Leaf(shape=(0, 3), placements=("R",), seed=1),
+        Operation(name="add_out", arguments=(2, 1)),
+    ),
     "dtensor_divides_integers, where dtypes must agree": (
         Leaf(shape=(1, 2), placements=("S(1)",)),
         Operation(name="count_nonzero_dim", dim=1),
