@@ -32,6 +32,12 @@ _SHARD_ADDENDS = frozenset(
     }
 )
 """Operations of which DTensor shards the result where the argument is addends."""
+_SELECTS = (
+    *("first", "last_index", "element", "unbind", "unbind_second", "iterate", "select", "select_last", "select_scatter"),
+    *("assign_first", "assign_column", "assign_row", "zero_last", "fill_transposed"),
+    *("stack", "stack_thrice", "hstack", "vstack", "dstack", "column_stack", "cartesian"),
+)
+"""Operations that select along a dim, forward or backward."""
 _ANY = ("any_all", "any_dim", "any_dims")
 """Operations that leave booleans which are added up."""
 _EMBEDDINGS = (
@@ -68,6 +74,8 @@ def _of_operation(statement: Operation) -> Iterator[str]:
         yield "norms"
     if statement.name in _EMBEDDINGS:
         yield "rows looked up"
+    if statement.name in _SELECTS:
+        yield "selects"
     if statement.name == "real_view":
         yield "bits"
 

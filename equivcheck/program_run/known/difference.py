@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from equivcheck.program_run.facts import facts_of
 from equivcheck.tensor_program.program import TensorProgram
+from equivcheck.tensor_program.statements import Operation
 from equivcheck.torch_version import torch_in
 from equivcheck.trace.differences import Phase
 from equivcheck.verdict.verdict import Judgement
@@ -37,7 +38,7 @@ class KnownDifference:
     """By version of torch, oldest first, what its program came to over gloo: one of `SHOWING`, or of what shows nothing: right,
     refused, or wrong or raises otherwise."""
     operations: tuple[str, ...] = ()
-    """Operations in which it shows; empty where the evidence tells it in any."""
+    """Operations in which it shows, or kinds of statements such as a round trip; empty if the evidence tells it in any."""
     facts: frozenset[str] = frozenset()
     """What a program must have beside one of them; see `facts_of`."""
     any_of: frozenset[str] = frozenset()
@@ -49,7 +50,8 @@ class KnownDifference:
 
     def could_show(self, program: TensorProgram) -> bool:
         """Whether a program has all that it needs, on the installed torch."""
-        if (self.operations and {*program.operations}.isdisjoint(self.operations)) or not torch_in(self.torch):
+        names = {each.name if isinstance(each, Operation) else each.tag for each in program.statements}
+        if (self.operations and names.isdisjoint(self.operations)) or not torch_in(self.torch):
             return False
         found = facts_of(program)
         return self.facts <= found and not (self.any_of and self.any_of.isdisjoint(found))

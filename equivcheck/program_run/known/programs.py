@@ -181,7 +181,7 @@ SHOWN_BY: dict[str, TensorProgram] = {
             _leaf("R"),
             Redistribution(placements=("R",)),
             _leaf("R"),
-            Operation(name="foreach_norm", arguments=(1, 2)),
+            Operation(name="foreach_norm_1", arguments=(1, 2)),
         ),
     ),
     "dtensor_embedding_read_twice": _of(
@@ -228,5 +228,22 @@ SHOWN_BY: dict[str, TensorProgram] = {
         "batch_norm_running", _leaf("R", 1, 1), Constant(shape=(1,), placements=("R",), contents=Contents.WEIGHTS), mesh=(1,)
     ),
     "dtensor_index_select_backward_of_sharded_index": _of("index_select", _leaf("R", 2), _indices("S(0)", 2, high=2)),
+    "dtensor_in_place_of_partial": _of("relu_", _leaf("P(sum)", 2)),
+    "dtensor_mean_of_shards": _of("mean", _leaf("S(0)", 1)),
+    "dtensor_all_of_shards": _of("all_all", _leaf("S(0)", 2)),
+    "dtensor_norm_of_partial": _of("clip_grads", _leaf("P(sum)", 2), _leaf("R", 2, seed=1)),
+    "dtensor_position_along_sharded_dim": TensorProgram(
+        mesh=TWO, statements=(_leaf("S(0)", 4), Operation(name="max_dim", output=1))
+    ),
+    "dtensor_round_trip_of_partial": TensorProgram(mesh=TWO, statements=(_leaf("P(sum)", 2), RoundTrip())),
+    "dtensor_pads_nothing": TensorProgram(mesh=TWO, statements=(_leaf("S(0)", 1, 0),)),
+    "dtensor_select_changes_its_input": _of("assign_first", _leaf("R", 2), mesh=(1,)),
+    "dtensor_t_of_vector": _of("t", _leaf("S(0)", 2)),
+    "dtensor_index_select_along_negative_dim": _of("index_select", _leaf("R", 2), _indices("R", 2, high=2), dim=-1),
+    "dtensor_norm_along_dim_of_one_element": _of("norm_dim", _leaf("S(1)", 2, 2, 1), dim=-1),
+    "dtensor_position_in_all_dims": _of("argmax_all", _leaf("S(0)", 2)),
+    "dtensor_view_of_gathered_part": TensorProgram(
+        mesh=TWO, statements=(_leaf("S(1)", 2, 5), Redistribution(placements=("R",)), Operation(name="flatten"))
+    ),
 }
 """By the identifier of the entry."""

@@ -209,6 +209,16 @@ ALSO: dict[str, tuple[Leaf, *tuple[Constant | Leaf | Operation | Redistribution,
         Constant(shape=(1, 2), placements=("R",), contents=Contents.INDICES, high=2),
         Operation(name="embedding_transposed", arguments=(2, 1)),
     ),
+    "dtensor_in_place_of_partial, in an optimizer": (
+        Leaf(shape=(2,), placements=("P(sum)",)),
+        Leaf(shape=(2,), placements=("R",), seed=1),
+        Operation(name="step_of_adam", arguments=(2, 1)),
+    ),
+    "dtensor_select_changes_its_input, in the backward": (
+        Leaf(shape=(2,), placements=("R",)),
+        Operation(name="stack", arguments=(1, 1)),
+        Operation(name="square"),
+    ),
     "dtensor_foreach_in_place_of_partial, in an optimizer": (
         Leaf(shape=(2,), placements=("P(sum)",)),
         Leaf(shape=(2,), placements=("R",), seed=1),
