@@ -194,6 +194,10 @@ ALSO: dict[str, tuple[Leaf, *tuple[Constant | Leaf | Operation | Redistribution,
         Constant(shape=(), placements=("R", "R"), contents=Contents.INDICES),
         Operation(name="index_put", arguments=(2, 1)),
     ),
+    "dtensor_convolution_backward_of_planes, of no channels": (
+        Leaf(shape=(2, 0, 1), placements=("S(0)",)),
+        Operation(name="conv1d_padded", arguments=(1, 1)),
+    ),
     "dtensor_solve_triangular_of_parts, in the backward": (
         Leaf(shape=(2, 2, 2), placements=("R", "R")),
         Leaf(shape=(2, 2, 2), placements=("S(1)", "S(0)"), seed=1),
