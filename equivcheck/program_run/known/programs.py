@@ -47,6 +47,15 @@ SHOWN_BY: dict[str, TensorProgram] = {
     "dtensor_masks_rows_of_other_shape": _of("embedding_flat", _leaf("S(0)", 2, 1), _indices("R", 1, 2, high=2)),
     "dtensor_masks_what_joins_rows": _of("embedding_stacked", _leaf("S(0)", 2, 1), _indices("R", 1, 2, high=2)),
     "dtensor_any_counts_ranks": _of("any_dim", _leaf("S(0)", 4), then=(Operation(name="sum"),)),
+    "dtensor_slice_backward": TensorProgram(
+        mesh=TWO,
+        statements=(
+            _leaf("R", 3),
+            Operation(name="narrow", dim=-1),
+            _leaf("S(0)", 2),
+            Operation(name="mul", arguments=(2, 1)),
+        ),
+    ),
     "dtensor_transposed_in_place_keeps_shape": _of("t_", _leaf("R", 2, 1)),
     "dtensor_threshold_of_maxima": _of("threshold", _leaf("P(max)", 2)),
     "dtensor_lerp_of_pending_weight": _of("lerp", _leaf("R", 2), _leaf("R", 2, seed=1), _leaf("P(sum)", 2, seed=2)),
