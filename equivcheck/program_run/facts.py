@@ -36,8 +36,11 @@ _SELECTS = (
     *("first", "last_index", "element", "unbind", "unbind_second", "iterate", "select", "select_last", "select_scatter"),
     *("assign_first", "assign_column", "assign_row", "zero_last", "fill_transposed"),
     *("stack", "stack_thrice", "hstack", "vstack", "dstack", "column_stack", "cartesian"),
+    *("det", "slogdet", "inverse", "matrix_exp", "matrix_power", "pinv", "singular_values", "lu_factor", "lu_product"),
+    *("qr_product", "qr_signless", "cholesky", "cholesky_inverse", "eigenvalues", "nuclear_norm", "spectral_norm"),
+    *("solve", "solve_triangular", "lu_solve"),
 )
-"""Operations that select along a dim, forward or backward."""
+"""Operations that select along a dim, forward or backward, or as their matrix is made."""
 _ANY = ("any_all", "any_dim", "any_dims")
 """Operations that leave booleans which are added up."""
 _EMBEDDINGS = (

@@ -254,5 +254,7 @@ SHOWN_BY: dict[str, TensorProgram] = {
     "dtensor_view_of_gathered_part": TensorProgram(
         mesh=TWO, statements=(_leaf("S(1)", 2, 5), Redistribution(placements=("R",)), Operation(name="flatten"))
     ),
+    "dtensor_scatter_in_place_of_shards": _of("scatter_", _leaf("S(0)", 2, 2), _indices("R", 2, 2, high=2)),
+    "dtensor_assignment_by_mask": _of("assign_masked", _leaf("R"), mesh=(1,)),
 }
 """By the identifier of the entry."""
