@@ -296,6 +296,18 @@ ALSO: dict[str, tuple[Leaf, *tuple[Constant | Leaf | Operation | Redistribution,
         Leaf(shape=(0, 3), placements=("R",), seed=1),
         Operation(name="add_out", arguments=(2, 1)),
     ),
+    "dtensor_slice_backward, of differences": (
+        Leaf(shape=(3,), placements=("R",)),
+        Operation(name="diff", dim=-1),
+        Leaf(shape=(2,), placements=("S(0)",)),
+        Operation(name="mul", arguments=(2, 1)),
+    ),
+    "dtensor_slice_backward, of uneven shards": (
+        Leaf(shape=(4,), placements=("R",)),
+        Operation(name="diff", dim=-1),
+        Leaf(shape=(3,), placements=("S(0)",)),
+        Operation(name="mul", arguments=(2, 1)),
+    ),
     "dtensor_divides_integers, where dtypes must agree": (
         Leaf(shape=(1, 2), placements=("S(1)",)),
         Operation(name="count_nonzero_dim", dim=1),
