@@ -83,6 +83,9 @@ SHOWN_BY: dict[str, TensorProgram] = {
         Constant(shape=(2, 2), placements=("R",), contents=Contents.INDICES, high=2, seed=5),
     ),
     "dtensor_fills_empty_addends": _of("empty_like_filled", _leaf("P(sum)", 2)),
+    "dtensor_fills_new_partials": TensorProgram(
+        mesh=(1, 2), statements=(Leaf(shape=(1,), placements=("S(0)", "P(sum)")), Operation(name="new_full"))
+    ),
     "dtensor_data_of_other_placements": _of("set_data", _leaf("R", 2), _leaf("S(0)", 2, seed=1)),
     "dtensor_determinant_of_transposed": TensorProgram(
         mesh=TWO, statements=(Leaf(shape=(2, 2), placements=("S(0)",)), Operation(name="t"), Operation(name="det"))

@@ -113,7 +113,7 @@ def _sharing_shardings(asked: set[str], original: Callable[[Any, Any], Any]) -> 
         specs = tuple(_specs([*schema.args_schema, *schema.kwargs_schema.values()]))
         asked.add(" ".join((str(schema.op), *(str(spec.placements) for spec in specs))))
         meshes = tuple({id(spec.mesh): spec.mesh for spec in specs}.values())
-        key = _key_of(schema, _placed) if specs else None
+        key = None if any(map(_is_strided, specs)) or not specs else _key_of(schema, _placed)
         if key is None:
             return original(propagator, schema)
         key = (key, _pattern(specs, meshes))
@@ -127,6 +127,15 @@ def _sharing_shardings(asked: set[str], original: Callable[[Any, Any], Any]) -> 
         return found
 
     return propagate
+
+
+def _is_strided(spec: Any) -> bool:
+    """Whether a tensor has strided shards.
+
+    DTensor searches for their redistribution, also for each that it weighs. What searches remembers the placements that it was
+    asked for, and later finds other ways through them: each rank has to have been asked for the same ones.
+    """
+    return any(type(placement).__name__ == "_StridedShard" for placement in spec.placements)
 
 
 def _pattern(specs: Sequence[Any], meshes: Sequence[Any]) -> Hashable:

@@ -73,6 +73,17 @@ def test_a_program_ends_alike_whatever_ran_before() -> None:
 
 CUT_TWICE = ("S(0)", "S(0)")
 ALSO: dict[str, tuple[Leaf, *tuple[Constant | Leaf | Operation | Redistribution, ...]]] = {
+    "dtensor_view_of_uneven_parts, of partials that are scattered over a dim which another axis shards": (
+        Leaf(shape=(2, 6), placements=("S(1)", "P(sum)")),
+        Operation(name="ravel_transposed"),
+    ),
+    "dtensor_convolution_of_planes, of kernels of which a rank has none": (
+        Leaf(shape=(2, 4, 6), placements=("S(2)", "S(0)")),
+        Leaf(shape=(4, 4, 3), placements=("S(2)", "S(2)"), seed=1),
+        Operation(name="conv1d_stride", arguments=(2, 1)),
+    ),
+    "dtensor_shuffles_parts, of uneven shards": (Leaf(shape=(1, 4, 1, 3), placements=("S(3)",)), Operation(name="pixel_shuffle")),
+    "dtensor_fills_new_partials, of ones": (Leaf(shape=(2, 3), placements=("P(sum)", "S(0)")), Operation(name="new_ones")),
     "dtensor_split_of_no_elements, of which a slice is left": (
         Leaf(shape=(1,), placements=("R",)),
         Operation(name="slice_nothing"),
@@ -318,6 +329,7 @@ ALSO: dict[str, tuple[Leaf, *tuple[Constant | Leaf | Operation | Redistribution,
 }
 """Programs in which an entry shows otherwise than in its own."""
 SINCE = {
+    "dtensor_view_of_uneven_parts, of partials that are scattered over a dim which another axis shards": ">=2.12,<2.14",
     "dtensor_divides_integers, where dtypes must agree": ">=2.12,<2.14",
     "dtensor_sum_of_norms, of distances": ">=2.11,<2.14",
     "dtensor_joins_norms_with_others, of distances": ">=2.11,<2.14",

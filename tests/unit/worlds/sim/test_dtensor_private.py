@@ -14,6 +14,9 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Shard, distribute_tensor
 from torch.distributed.tensor._sharding_prop import ShardingPropagator
 
+from equivcheck.oracle.tensor_program import check_program
+from equivcheck.tensor_program import Leaf, Operation, TensorProgram
+from equivcheck.verdict.verdict import Outcome
 from equivcheck.worlds import dtensor_caches
 from equivcheck.worlds.meshes import device_mesh
 from equivcheck.worlds.sim import dtensor_private
@@ -209,3 +212,14 @@ def test_an_elementwise_operation_is_traced_for_one_size(world: World, monkeypat
     for rows in (172, 176):
         assert [value[:2] for value in world(2).run(add, rows).values] == [((rows, 3), torch.float64)] * 2
     assert seen.count(torch.ops.aten.add.Tensor) == 1
+
+
+def test_ranks_redistribute_strided_shards_in_the_same_way() -> None:
+    """DTensor finds other ways after it has weighed placements: one rank that weighs them for all would go a way of its own."""
+    leaves = (
+        Leaf(shape=(2, 3, 4), placements=("S(0)", "S(1)")),
+        Leaf(shape=(5, 4), placements=("S(0)", "P(sum)"), seed=1),
+        Leaf(shape=(5,), placements=("R", "R"), seed=2),
+    )
+    program = TensorProgram(mesh=(2, 2), statements=(*leaves, Operation(name="linear_bias", arguments=(3, 2, 1))))
+    assert check_program(program).outcome in {Outcome.EQUIVALENT, Outcome.KNOWN}
