@@ -259,5 +259,14 @@ SHOWN_BY: dict[str, TensorProgram] = {
     ),
     "dtensor_scatter_in_place_of_shards": _of("scatter_", _leaf("S(0)", 2, 2), _indices("R", 2, 2, high=2)),
     "dtensor_assignment_by_mask": _of("assign_masked", _leaf("R"), mesh=(1,)),
+    "dtensor_redistribution_of_partial_backward": TensorProgram(
+        mesh=TWO,
+        statements=(
+            _leaf("P(sum)", 2),
+            Redistribution(placements=("R",)),
+            _leaf("S(0)", 2, 1, seed=2),
+            Operation(name="add", arguments=(2, 1)),
+        ),
+    ),
 }
 """By the identifier of the entry."""

@@ -8,7 +8,7 @@ from equivcheck.oracle.tensor_program import check_program
 from equivcheck.program_run.issue_text import issue_text
 from equivcheck.program_run.known.on_file import ON_FILE
 from equivcheck.program_run.known.programs import SHOWN_BY
-from equivcheck.tensor_program import RoundTrip
+from equivcheck.tensor_program import Redistribution, RoundTrip
 from equivcheck.tensor_program.operations.registry import OPERATIONS
 from equivcheck.torch_version import installed_torch, torch_in
 from equivcheck.verdict.verdict import Outcome
@@ -25,7 +25,7 @@ def test_every_entry_has_a_program_and_a_row_of_versions() -> None:
     assert ENTRIES.keys() == SHOWN_BY.keys()
     assert len(ENTRIES) == len(ON_FILE)
     assert all(each.phases or each.raises for each in ON_FILE)
-    assert {name for each in ON_FILE for name in each.operations} <= {*OPERATIONS, RoundTrip.tag}
+    assert {name for each in ON_FILE for name in each.operations} <= {*OPERATIONS, Redistribution.tag, RoundTrip.tag}
 
 
 @pytest.mark.parametrize(
