@@ -268,5 +268,6 @@ SHOWN_BY: dict[str, TensorProgram] = {
             Operation(name="add", arguments=(2, 1)),
         ),
     ),
+    "dtensor_squeeze_in_place_of_shard": _of("squeeze_", _leaf("S(0)", 1)),
 }
 """By the identifier of the entry."""
