@@ -184,6 +184,9 @@ SHOWN_BY: dict[str, TensorProgram] = {
             Operation(name="scaled_by_targets", arguments=(4, 1)),
         ),
     ),
+    "dtensor_unflattens_for_axis_of_one_rank": TensorProgram(
+        mesh=(2, 1), statements=(Leaf(shape=(2, 2, 2), placements=("S(1)", "S(1)")), Operation(name="instance_norm"))
+    ),
     "dtensor_view_of_strided_part": TensorProgram(
         mesh=TWO, statements=(_leaf("S(0)", 2, 5), Redistribution(placements=("S(1)",)), Operation(name="prod"))
     ),
